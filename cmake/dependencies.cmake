@@ -1,0 +1,16 @@
+# Third-party libraries, all of them Debian or Ubuntu packages (scripts/quickstart.sh installs them).
+find_package(OpenMP REQUIRED COMPONENTS CXX)
+find_package(Eigen3 3.4 REQUIRED NO_MODULE)
+find_package(spdlog REQUIRED)
+find_package(yaml-cpp REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
+pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
+
+set(COHORT_SPDLOG spdlog::spdlog)
+set(COHORT_YAML_CPP yaml-cpp)
+if(TARGET yaml-cpp::yaml-cpp)
+  set(COHORT_YAML_CPP yaml-cpp::yaml-cpp)
+endif()

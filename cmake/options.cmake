@@ -1,0 +1,39 @@
+# Build options, language settings and warnings.
+set(COHORT_CUDA AUTO CACHE STRING "CUDA support: AUTO, ON or OFF")
+set_property(CACHE COHORT_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(COHORT_ARCH native CACHE STRING "CPU to compile for: native, or x86-64-v3 for a binary that travels")
+option(COHORT_SANITIZE "Address and undefined behaviour sanitizers" OFF)
+option(COHORT_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
+option(COHORT_BUILD_BENCH "Build the benchmarks" ${PROJECT_IS_TOP_LEVEL})
+
+if(COHORT_CUDA STREQUAL "ON")
+  message(FATAL_ERROR "COHORT_CUDA=ON: this version has no CUDA kernels yet; use AUTO or OFF")
+endif()
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+endif()
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+
+# ccache makes rebuilds of unchanged files free where it is installed.
+find_program(COHORT_CCACHE ccache)
+if(COHORT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${COHORT_CCACHE})
+endif()
+
+# Warnings and code generation of our own targets.
+#  -ffp-contract=off: a fused multiply-add appears where the source says std::fma, and nowhere else, so that
+#  results do not depend on what the optimiser saw fit to contract.
+add_library(cohort_options INTERFACE)
+target_compile_options(cohort_options INTERFACE
+  -Wall -Wextra -Werror -Wno-missing-field-initializers -ffp-contract=off -fno-math-errno
+  -march=${COHORT_ARCH} $<$<CONFIG:Release>:-O3>)
+if(COHORT_SANITIZE)
+  target_compile_options(cohort_options INTERFACE -fsanitize=address,undefined
+    -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
+  target_link_options(cohort_options INTERFACE -fsanitize=address,undefined)
+endif()

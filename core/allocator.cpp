@@ -1,0 +1,115 @@
+#include "core/allocator.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "core/check.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#define COHORT_CACHE_BLOCKS 0  // a cached block would hide a use after free
+#else
+#define COHORT_CACHE_BLOCKS 1
+#endif
+
+namespace cohort {
+namespace {
+
+constexpr size_t kAlignment = 64;
+
+// Size classes: multiples of 64 up to 1 KiB, then eight steps per power of two.
+size_t size_class(size_t bytes) {
+  bytes = std::max<size_t>(bytes, 1);
+  const size_t step = bytes <= 1024 ? kAlignment : std::bit_floor(bytes) / 8;
+  return (bytes + step - 1) / step * step;
+}
+
+class CpuAllocator final : public Allocator {
+ public:
+  void* allocate(size_t bytes) override {
+    const size_t size = size_class(bytes);
+    std::lock_guard lock(mutex_);
+    void* pointer = nullptr;
+    if (auto it = cached_.find(size); it != cached_.end() && !it->second.empty()) {
+      pointer = it->second.back();
+      it->second.pop_back();
+      cached_bytes_ -= static_cast<int64_t>(size);
+    } else {
+      pointer = std::aligned_alloc(kAlignment, size);
+      if (pointer == nullptr) {
+        release_cached_locked();
+        pointer = std::aligned_alloc(kAlignment, size);
+      }
+      COHORT_CHECK(pointer != nullptr, "[allocator] out of memory: asked for ", size, " bytes with ",
+                   stats_.live_bytes, " live (peak ", stats_.peak_bytes,
+                   "); hint: a smaller micro_batch_tokens or model");
+      stats_.reserved_bytes += static_cast<int64_t>(size);
+    }
+    stats_.allocations += 1;
+    stats_.live_bytes += static_cast<int64_t>(size);
+    stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.live_bytes);
+    return pointer;
+  }
+
+  void deallocate(void* pointer, size_t bytes) noexcept override {
+    if (pointer == nullptr) return;
+    const size_t size = size_class(bytes);
+    std::lock_guard lock(mutex_);
+    stats_.live_bytes -= static_cast<int64_t>(size);
+    if (COHORT_CACHE_BLOCKS) {
+      cached_[size].push_back(pointer);
+      cached_bytes_ += static_cast<int64_t>(size);
+      // Shapes that never come back must not pile up: keep at most what one more peak would need.
+      if (cached_bytes_ > stats_.peak_bytes + (int64_t{64} << 20)) release_cached_locked();
+    } else {
+      std::free(pointer);
+      stats_.reserved_bytes -= static_cast<int64_t>(size);
+    }
+  }
+
+  AllocatorStats stats() const override {
+    std::lock_guard lock(mutex_);
+    return stats_;
+  }
+
+  void reset_peak() override {
+    std::lock_guard lock(mutex_);
+    stats_.peak_bytes = stats_.live_bytes;
+  }
+
+  void release_cached() override {
+    std::lock_guard lock(mutex_);
+    release_cached_locked();
+  }
+
+  ~CpuAllocator() override { release_cached_locked(); }
+
+ private:
+  void release_cached_locked() noexcept {
+    for (auto& [size, blocks] : cached_) {
+      for (void* block : blocks) std::free(block);
+      stats_.reserved_bytes -= static_cast<int64_t>(size * blocks.size());
+      blocks.clear();
+    }
+    cached_bytes_ = 0;
+  }
+
+  mutable std::mutex mutex_;
+  std::map<size_t, std::vector<void*>> cached_;
+  int64_t cached_bytes_ = 0;
+  AllocatorStats stats_;
+};
+
+}  // namespace
+
+Allocator& allocator(Device device) {
+  COHORT_CHECK(device.is_cpu(), "[allocator] no memory for device ", device.str(), " in this build");
+  // Never destroyed: tensors with static storage may outlive any order of destruction.
+  static CpuAllocator* cpu = new CpuAllocator;
+  return *cpu;
+}
+
+}  // namespace cohort

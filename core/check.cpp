@@ -1,0 +1,18 @@
+#include "core/check.h"
+
+#include <string_view>
+
+namespace cohort {
+
+void throw_check_error(const char* file, int line, const std::string& message) {
+  std::string_view path(file);
+  // Build systems pass absolute paths; the last two components are what a reader greps for.
+  const size_t last = path.rfind('/');
+  if (last != std::string_view::npos && last > 0) {
+    const size_t before = path.rfind('/', last - 1);
+    if (before != std::string_view::npos) path.remove_prefix(before + 1);
+  }
+  throw Error(str(message, " (", path, ":", line, ")"));
+}
+
+}  // namespace cohort

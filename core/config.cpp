@@ -1,0 +1,516 @@
+#include "core/config.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+namespace cohort {
+namespace {
+
+using Kind = ConfigNode::Kind;
+
+ConfigNode convert(const YAML::Node& node, const std::string& file) {
+  ConfigNode out;
+  out.file = file;
+  out.line = node.Mark().line + 1;
+  switch (node.Type()) {
+    case YAML::NodeType::Scalar:
+      out.kind = Kind::kScalar;
+      out.scalar = node.Scalar();
+      out.quoted = node.Tag() == "!";
+      break;
+    case YAML::NodeType::Sequence:
+      out.kind = Kind::kList;
+      for (const auto& item : node) out.items.push_back(convert(item, file));
+      break;
+    case YAML::NodeType::Map:
+      out.kind = Kind::kMap;
+      for (const auto& entry : node) {
+        const std::string where = str(file, ":", entry.first.Mark().line + 1);
+        if (!entry.first.IsScalar()) throw InputError(str(where, ": a key must be plain text"));
+        const std::string key = entry.first.Scalar();
+        if (const ConfigNode* first = out.find(key))
+          throw InputError(str(where, ": duplicate key '", key, "', first given at line ",
+                               first->line, "; hint: remove one of the two"));
+        ConfigNode value = convert(entry.second, file);
+        value.line = entry.first.Mark().line + 1;
+        out.entries.emplace_back(key, std::move(value));
+      }
+      break;
+    default:
+      break;
+  }
+  return out;
+}
+
+int64_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<int64_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int64_t>(j);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    int64_t diagonal = row[0];
+    row[0] = static_cast<int64_t>(i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const int64_t substituted = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row[b.size()];
+}
+
+bool is_null(const ConfigNode& node) {
+  return node.kind == Kind::kNull ||
+         (node.kind == Kind::kScalar && !node.quoted &&
+          (node.scalar == "null" || node.scalar == "none" || node.scalar == "~"));
+}
+
+std::string describe(const ConfigNode& node) {
+  switch (node.kind) {
+    case Kind::kNull:
+      return "nothing";
+    case Kind::kScalar:
+      return "'" + node.scalar + "'";
+    case Kind::kList:
+      return "a list";
+    default:
+      return "a map";
+  }
+}
+
+template <class T>
+bool parse_number(const ConfigNode& node, T& value) {
+  if (node.kind != Kind::kScalar || node.quoted) return false;
+  std::string_view text = node.scalar;
+  if (!text.empty() && text[0] == '+') text.remove_prefix(1);
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+std::string range_text(const Range& range) {
+  const bool lo = std::isfinite(range.min), hi = std::isfinite(range.max);
+  if (lo && hi) return "from " + format_double(range.min) + " to " + format_double(range.max);
+  if (lo) return "at least " + format_double(range.min);
+  if (hi) return "at most " + format_double(range.max);
+  return "";
+}
+
+std::string join(const std::vector<std::string>& words, const char* separator) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : separator) + word;
+  return text;
+}
+
+class Reader final : public ConfigVisitor {
+ public:
+  Reader(const ConfigNode& root, std::span<const std::string> ignored) {
+    levels_.push_back({&root, {}, {ignored.begin(), ignored.end()}, 0, ""});
+  }
+  void finish() { check_unknown(levels_.back()); }
+
+  void field(const char* key, int64_t& value, const char*, Range range) override {
+    if (const ConfigNode* node = take(key)) value = integer(key, *node, range);
+  }
+  void field(const char* key, double& value, const char*, Range range) override {
+    if (const ConfigNode* node = take(key)) value = number(key, *node, range);
+  }
+  void field(const char* key, std::optional<double>& value, const char*, Range range) override {
+    const ConfigNode* node = take(key);
+    if (node == nullptr) return;
+    if (is_null(*node))
+      value.reset();
+    else
+      value = number(key, *node, range);
+  }
+  void field(const char* key, bool& value, const char*) override {
+    const ConfigNode* node = take(key);
+    if (node == nullptr) return;
+    if (node->kind != Kind::kScalar || node->quoted ||
+        (node->scalar != "true" && node->scalar != "false"))
+      fail(key, *node, "true or false");
+    value = node->scalar == "true";
+  }
+  void field(const char* key, std::string& value, const char*) override {
+    const ConfigNode* node = take(key);
+    if (node == nullptr) return;
+    if (is_null(*node))
+      value.clear();
+    else if (node->kind == Kind::kScalar)
+      value = node->scalar;
+    else
+      fail(key, *node, "text");
+  }
+  void field(const char* key, std::vector<std::string>& value, const char*) override {
+    const ConfigNode* node = take(key);
+    if (node == nullptr) return;
+    value.clear();
+    for (const ConfigNode& item : list_items(key, *node, "a list of texts")) {
+      if (item.kind != Kind::kScalar) fail(key, item, "a list of texts");
+      value.push_back(item.scalar);
+    }
+  }
+  void field(const char* key, std::vector<int64_t>& value, const char*, Range range) override {
+    const ConfigNode* node = take(key);
+    if (node == nullptr) return;
+    value.clear();
+    for (const ConfigNode& item : list_items(key, *node, "a list of whole numbers"))
+      value.push_back(integer(key, item, range));
+  }
+
+ protected:
+  void choose(const char* key, int& index, const std::vector<std::string>& names,
+              const char*) override {
+    const ConfigNode* node = take(key);
+    if (node == nullptr) return;
+    const auto it = std::find(names.begin(), names.end(), node->scalar);
+    if (node->kind != Kind::kScalar || it == names.end()) {
+      const std::string near = nearest_name(node->scalar, names);
+      fail(key, *node, "one of " + join(names, ", "), near.empty() ? "" : "; did you mean '" + near + "'?");
+    }
+    index = static_cast<int>(it - names.begin());
+  }
+  bool begin_section(const char* key, const char*) override {
+    const ConfigNode* node = take(key);
+    if (node == nullptr || is_null(*node)) return false;
+    if (node->kind != Kind::kMap) fail(key, *node, "a map of keys");
+    levels_.push_back({node, {}, {}, 0, path(key)});
+    return true;
+  }
+  void end_section() override {
+    check_unknown(levels_.back());
+    levels_.pop_back();
+  }
+  int64_t begin_list(const char* key, int64_t, const char*,
+                     const std::function<void(ConfigVisitor&)>&) override {
+    const ConfigNode* node = take(key);
+    if (node == nullptr) return -1;
+    if (is_null(*node)) return empty_list(*node, key);
+    if (node->kind != Kind::kList) fail(key, *node, "a list");
+    levels_.push_back({node, {}, {}, 0, path(key)});
+    return static_cast<int64_t>(node->items.size());
+  }
+  void begin_item() override {
+    Level& list = levels_.back();
+    const std::string item_path = str(list.path, "[", list.next_item, "]");
+    const ConfigNode& item = list.node->items[list.next_item++];
+    if (item.kind != Kind::kMap) fail(list.path.c_str(), item, "a list of maps");
+    levels_.push_back({&item, {}, {}, 0, item_path});
+  }
+  void end_list() override { levels_.pop_back(); }
+  bool replaces_lists() const override { return true; }
+
+ private:
+  struct Level {
+    const ConfigNode* node;
+    std::vector<std::string> known;
+    std::vector<std::string> ignored;
+    size_t next_item;
+    std::string path;
+  };
+
+  int64_t empty_list(const ConfigNode& node, const char* key) {
+    levels_.push_back({&node, {}, {}, 0, path(key)});
+    return 0;
+  }
+  std::string path(const char* key) const {
+    const std::string& base = levels_.back().path;
+    return base.empty() ? key : base + "." + key;
+  }
+  const ConfigNode* take(const char* key) {
+    levels_.back().known.emplace_back(key);
+    return levels_.back().node->find(key);
+  }
+  [[noreturn]] void fail(const char* key, const ConfigNode& node, const std::string& expected,
+                         const std::string& hint = "") const {
+    throw InputError(str(node.where(), ": ", key, ": expected ", expected, ", got ", describe(node), hint));
+  }
+  void check_range(const char* key, const ConfigNode& node, double value, const Range& range) const {
+    if (!(value >= range.min && value <= range.max)) fail(key, node, "a number " + range_text(range));
+  }
+  int64_t integer(const char* key, const ConfigNode& node, const Range& range) const {
+    int64_t value = 0;
+    if (!parse_number(node, value)) fail(key, node, "a whole number");
+    check_range(key, node, static_cast<double>(value), range);
+    return value;
+  }
+  double number(const char* key, const ConfigNode& node, const Range& range) const {
+    double value = 0;
+    if (!parse_number(node, value) || !std::isfinite(value)) fail(key, node, "a number");
+    check_range(key, node, value, range);
+    return value;
+  }
+  const std::vector<ConfigNode>& list_items(const char* key, const ConfigNode& node,
+                                            const char* expected) const {
+    if (node.kind != Kind::kList && !is_null(node)) fail(key, node, expected);
+    return node.items;
+  }
+  void check_unknown(const Level& level) const {
+    for (const auto& [key, value] : level.node->entries) {
+      const auto in = [&key = key](const std::vector<std::string>& names) {
+        return std::find(names.begin(), names.end(), key) != names.end();
+      };
+      if (in(level.known) || in(level.ignored)) continue;
+      const std::string near = nearest_name(key, level.known);
+      throw InputError(str(value.where(), ": unknown key '", level.path.empty() ? "" : level.path + ".",
+                           key, "'",
+                           near.empty() ? "; known keys: " + join(level.known, ", ")
+                                        : "; did you mean '" + near + "'?"));
+    }
+  }
+
+  std::vector<Level> levels_;
+};
+
+// Quotes text that YAML would read as something else.
+std::string yaml_text(const std::string& text) {
+  ConfigNode probe{.kind = Kind::kScalar, .scalar = text};
+  double number = 0;
+  bool plain = !text.empty() && !parse_number(probe, number) && !is_null(probe) && text != "true" &&
+               text != "false";
+  for (const char c : text)
+    plain &= std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '/' || c == '.' || c == '-';
+  if (plain && text[0] != '-') return text;
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      constexpr char kHex[] = "0123456789abcdef";
+      out += "\\x";
+      out += kHex[static_cast<unsigned char>(c) >> 4];
+      out += kHex[c & 15];
+    } else {
+      out += c;
+    }
+  }
+  return out + "\"";
+}
+
+// Dump and help walk the same tree; a writer turns each key into lines.
+class Writer : public ConfigVisitor {
+ public:
+  std::string text() { return std::move(out_).str(); }
+
+  void field(const char* key, int64_t& value, const char* help, Range range) override {
+    line(key, "int", std::to_string(value), help, range_text(range));
+  }
+  void field(const char* key, double& value, const char* help, Range range) override {
+    line(key, "float", format_double(value), help, range_text(range));
+  }
+  void field(const char* key, std::optional<double>& value, const char* help, Range range) override {
+    line(key, "float", value ? format_double(*value) : "none", help, range_text(range));
+  }
+  void field(const char* key, bool& value, const char* help) override {
+    line(key, "bool", value ? "true" : "false", help, "");
+  }
+  void field(const char* key, std::string& value, const char* help) override {
+    line(key, "text", yaml_text(value), help, "");
+  }
+  void field(const char* key, std::vector<std::string>& value, const char* help) override {
+    std::vector<std::string> items;
+    for (const std::string& item : value) items.push_back(yaml_text(item));
+    line(key, "texts", "[" + join(items, ", ") + "]", help, "");
+  }
+  void field(const char* key, std::vector<int64_t>& value, const char* help, Range range) override {
+    std::vector<std::string> items;
+    for (const int64_t item : value) items.push_back(std::to_string(item));
+    line(key, "ints", "[" + join(items, ", ") + "]", help, range_text(range));
+  }
+
+ protected:
+  virtual void line(const char* key, const char* type, const std::string& value, const char* help,
+                    const std::string& limits) = 0;
+  void choose(const char* key, int& index, const std::vector<std::string>& names,
+              const char* help) override {
+    line(key, "choice", names[static_cast<size_t>(index)], help, join(names, " | "));
+  }
+  std::string indent() const { return std::string(static_cast<size_t>(2 * depth_), ' '); }
+
+  std::ostringstream out_;
+  int depth_ = 0;
+};
+
+class Dumper final : public Writer {
+ protected:
+  void line(const char* key, const char*, const std::string& value, const char*,
+            const std::string&) override {
+    out_ << prefix() << key << ": " << value << '\n';
+  }
+  bool begin_section(const char* key, const char*) override {
+    out_ << prefix() << key << ":\n";
+    ++depth_;
+    return true;
+  }
+  void end_section() override {
+    --depth_;
+    item_ = false;
+  }
+  int64_t begin_list(const char* key, int64_t size, const char*,
+                     const std::function<void(ConfigVisitor&)>&) override {
+    out_ << prefix() << key << (size == 0 ? ": []\n" : ":\n");
+    ++depth_;
+    return size;
+  }
+  void begin_item() override {
+    ++depth_;
+    item_ = true;
+  }
+  void end_list() override { --depth_; }
+
+ private:
+  std::string prefix() {
+    std::string text = indent();
+    if (item_) text.replace(text.size() - 2, 2, "- ");
+    item_ = false;
+    return text;
+  }
+  bool item_ = false;
+};
+
+class Helper final : public Writer {
+ protected:
+  void line(const char* key, const char* type, const std::string& value, const char* help,
+            const std::string& limits) override {
+    std::string name = indent() + key;
+    name.resize(std::max<size_t>(name.size(), 30), ' ');
+    out_ << name << ' ' << help << " (" << type << (limits.empty() ? "" : ", ") << limits
+         << "; default " << value << ")\n";
+  }
+  bool begin_section(const char* key, const char* help) override {
+    out_ << indent() << key << ":  " << help << '\n';
+    ++depth_;
+    return true;
+  }
+  void end_section() override { --depth_; }
+  int64_t begin_list(const char* key, int64_t, const char* help,
+                     const std::function<void(ConfigVisitor&)>& example) override {
+    out_ << indent() << key << ":  " << help << " (a list of)\n";
+    ++depth_;
+    example(*this);
+    --depth_;
+    return -1;
+  }
+  void begin_item() override {}
+  void end_list() override {}
+};
+
+}  // namespace
+
+std::string ConfigNode::where() const {
+  return line > 0 ? str(file, ":", line) : file.empty() ? "configuration" : file;
+}
+
+const ConfigNode* ConfigNode::find(const std::string& key) const {
+  for (const auto& [name, value] : entries)
+    if (name == key) return &value;
+  return nullptr;
+}
+
+void ConfigNode::set(const std::string& key, ConfigNode value) {
+  kind = Kind::kMap;
+  for (auto& [name, existing] : entries) {
+    if (name == key) {
+      existing = std::move(value);
+      return;
+    }
+  }
+  entries.emplace_back(key, std::move(value));
+}
+
+ConfigNode parse_yaml(const std::string& text, const std::string& file_name) {
+  try {
+    ConfigNode root = convert(YAML::Load(text), file_name);
+    if (root.kind == Kind::kNull) root.kind = Kind::kMap;
+    if (root.kind != Kind::kMap)
+      throw InputError(str(file_name, ": expected keys and values at the top level, got ", describe(root)));
+    return root;
+  } catch (const YAML::Exception& e) {
+    throw InputError(str(file_name, ":", e.mark.line + 1, ": not valid YAML: ", e.msg));
+  }
+}
+
+ConfigNode parse_yaml_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  if (!in || !(text << in.rdbuf()))
+    throw InputError(str("cannot read the configuration file '", path, "'; hint: check the path"));
+  return parse_yaml(text.str(), path);
+}
+
+void apply_override(ConfigNode& root, const std::string& assignment) {
+  const size_t equals = assignment.find('=');
+  if (equals == std::string::npos || equals == 0)
+    throw InputError(str("command line: expected key=value, got '", assignment, "'"));
+  const std::string key = assignment.substr(0, equals), text = assignment.substr(equals + 1);
+  ConfigNode value;
+  try {
+    value = convert(YAML::Load(text), "command line");
+  } catch (const YAML::Exception& e) {
+    throw InputError(str("command line: ", key, ": not valid YAML: ", e.msg));
+  }
+  const std::function<void(ConfigNode&)> clear_lines = [&](ConfigNode& node) {
+    node.line = 0;
+    for (ConfigNode& item : node.items) clear_lines(item);
+    for (auto& entry : node.entries) clear_lines(entry.second);
+  };
+  clear_lines(value);
+  ConfigNode* node = &root;
+  size_t begin = 0;
+  for (size_t dot = key.find('.'); dot != std::string::npos; dot = key.find('.', begin)) {
+    const std::string part = key.substr(begin, dot - begin);
+    if (node->find(part) == nullptr || node->find(part)->kind != Kind::kMap) {
+      ConfigNode section;
+      section.kind = Kind::kMap;
+      section.file = "command line";
+      node->set(part, std::move(section));
+    }
+    node = const_cast<ConfigNode*>(node->find(part));
+    begin = dot + 1;
+  }
+  node->set(key.substr(begin), std::move(value));
+}
+
+void read_config_with(const ConfigVisit& visit, const ConfigNode& root,
+                      std::span<const std::string> ignored_keys) {
+  Reader reader(root, ignored_keys);
+  visit(reader);
+  reader.finish();
+}
+
+std::string dump_config_with(const ConfigVisit& visit) {
+  Dumper dumper;
+  visit(dumper);
+  return dumper.text();
+}
+
+std::string config_help_with(const ConfigVisit& visit) {
+  Helper helper;
+  visit(helper);
+  return helper.text();
+}
+
+std::string nearest_name(const std::string& word, std::span<const std::string> candidates) {
+  std::string best;
+  int64_t best_distance = static_cast<int64_t>(std::max<size_t>(2, word.size() / 3)) + 1;
+  for (const std::string& candidate : candidates) {
+    const int64_t distance = edit_distance(word, candidate);
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+std::string format_double(double value) {
+  char buffer[32];
+  const auto [end, error] = std::to_chars(buffer, buffer + sizeof buffer, value);
+  return error == std::errc() ? std::string(buffer, end) : "nan";
+}
+
+}  // namespace cohort

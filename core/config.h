@@ -1,0 +1,153 @@
+// Typed configuration. A section is a plain struct with one method
+//
+//   void visit(ConfigVisitor& v) {
+//     v.field("learning_rate", learning_rate, "peak learning rate", {.min = 0});
+//     v.choice("loss_type", loss_type, kLossTypes, "how token losses are averaged");
+//     v.section("model", model, "the transformer");
+//   }
+//
+// and that one method gives defaults, parsing, validation, `--help` and the dump. Unknown and duplicate keys, wrong
+// types and values out of range throw InputError with file, line and the nearest known key.
+// core/config.cpp is the only file that knows yaml-cpp.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/check.h"
+
+namespace cohort {
+
+// A parsed YAML value with the place it came from.
+struct ConfigNode {
+  enum class Kind { kNull, kScalar, kList, kMap };
+  Kind kind = Kind::kNull;
+  std::string scalar;
+  bool quoted = false;                                      // a quoted scalar is always text
+  std::vector<ConfigNode> items;                            // kList
+  std::vector<std::pair<std::string, ConfigNode>> entries;  // kMap, in file order
+  std::string file;
+  int line = 0;  // from 1; 0 for values given on the command line
+
+  // "configs/demo.yaml:12", or "command line".
+  std::string where() const;
+  const ConfigNode* find(const std::string& key) const;
+  // Adds a key or replaces its value.
+  void set(const std::string& key, ConfigNode value);
+};
+
+// Throw InputError for a file that cannot be read, bad syntax, a duplicate key or a top level that is no map.
+ConfigNode parse_yaml(const std::string& text, const std::string& file_name);
+ConfigNode parse_yaml_file(const std::string& path);
+// Sets "a.b.c=value" as given on the command line; value is YAML ("[1, 2]", "3e-4", "text").
+void apply_override(ConfigNode& root, const std::string& assignment);
+
+struct Range {
+  double min = -std::numeric_limits<double>::infinity();
+  double max = std::numeric_limits<double>::infinity();
+};
+
+template <class E>
+struct EnumName {
+  E value;
+  const char* name;
+};
+
+class ConfigVisitor {
+ public:
+  virtual ~ConfigVisitor() = default;
+
+  virtual void field(const char* key, int64_t& value, const char* help, Range range = {}) = 0;
+  virtual void field(const char* key, double& value, const char* help, Range range = {}) = 0;
+  virtual void field(const char* key, std::optional<double>& value, const char* help,
+                     Range range = {}) = 0;
+  virtual void field(const char* key, bool& value, const char* help) = 0;
+  virtual void field(const char* key, std::string& value, const char* help) = 0;
+  virtual void field(const char* key, std::vector<std::string>& value, const char* help) = 0;
+  virtual void field(const char* key, std::vector<int64_t>& value, const char* help,
+                     Range range = {}) = 0;
+
+  template <class E, size_t N>
+  void choice(const char* key, E& value, const EnumName<E> (&names)[N], const char* help) {
+    std::vector<std::string> texts;
+    int index = 0;
+    for (size_t i = 0; i < N; ++i) {
+      texts.emplace_back(names[i].name);
+      if (names[i].value == value) index = static_cast<int>(i);
+    }
+    choose(key, index, texts, help);
+    value = names[index].value;
+  }
+
+  template <class S>
+  void section(const char* key, S& value, const char* help) {
+    if (!begin_section(key, help)) return;
+    value.visit(*this);
+    end_section();
+  }
+
+  // A list of sections; a list in the file replaces the default one.
+  template <class S>
+  void list(const char* key, std::vector<S>& values, const char* help) {
+    S example;
+    const int64_t n = begin_list(key, static_cast<int64_t>(values.size()), help,
+                                 [&](ConfigVisitor& v) { example.visit(v); });
+    if (n < 0) return;
+    if (replaces_lists()) values.assign(static_cast<size_t>(n), S{});
+    for (S& value : values) {
+      begin_item();
+      value.visit(*this);
+      end_section();
+    }
+    end_list();
+  }
+
+ protected:
+  virtual void choose(const char* key, int& index, const std::vector<std::string>& names,
+                      const char* help) = 0;
+  virtual bool begin_section(const char* key, const char* help) = 0;  // false: skip it
+  virtual void end_section() = 0;
+  // Returns the number of items to visit, or -1 to skip the list. `example` visits one default item.
+  virtual int64_t begin_list(const char* key, int64_t size, const char* help,
+                             const std::function<void(ConfigVisitor&)>& example) = 0;
+  virtual void begin_item() = 0;
+  virtual void end_list() = 0;
+  virtual bool replaces_lists() const { return false; }
+};
+
+using ConfigVisit = std::function<void(ConfigVisitor&)>;
+
+// The type-erased engines behind the templates below.
+void read_config_with(const ConfigVisit& visit, const ConfigNode& root,
+                      std::span<const std::string> ignored_keys);
+std::string dump_config_with(const ConfigVisit& visit);
+std::string config_help_with(const ConfigVisit& visit);
+
+// Overwrites the keys of `config` that `root` has. `ignored_keys`: top-level keys another reader owns.
+template <class S>
+void read_config(S& config, const ConfigNode& root, std::span<const std::string> ignored_keys = {}) {
+  read_config_with([&](ConfigVisitor& v) { config.visit(v); }, root, ignored_keys);
+}
+// YAML that read_config() turns back into the same values.
+template <class S>
+std::string dump_config(S config) {
+  return dump_config_with([&](ConfigVisitor& v) { config.visit(v); });
+}
+// One line per key: name, type, default, range or choices, help.
+template <class S>
+std::string config_help(S config = {}) {
+  return config_help_with([&](ConfigVisitor& v) { config.visit(v); });
+}
+
+// The candidate with the smallest edit distance to `word`, or "" if none is near enough to be a typing error.
+std::string nearest_name(const std::string& word, std::span<const std::string> candidates);
+// Shortest decimal text that reads back as the same double ("0.001", "1e-08").
+std::string format_double(double value);
+
+}  // namespace cohort

@@ -1,0 +1,114 @@
+// Element types and the one dtype dispatch: a templated lambda that is called with the C++ type.
+//
+//   dispatch_float(x.dtype(), "rms_norm", [&]<class T>() { run<T>(x.data<T>()); });
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/check.h"
+
+namespace cohort {
+
+enum class DType : uint8_t { kF64, kF32, kBF16, kI32, kI64, kU8 };
+
+// Upper half of an IEEE f32. A storage type: arithmetic happens in f32. Rounds to nearest even, keeps NaN a NaN.
+struct bf16 {
+  uint16_t bits = 0;
+  bf16() = default;
+  explicit bf16(float value) {
+    const uint32_t u = std::bit_cast<uint32_t>(value);
+    const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
+    bits = nan ? static_cast<uint16_t>((u >> 16) | 0x40u)
+               : static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+  }
+  explicit operator float() const {
+    return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+  }
+  explicit operator double() const { return static_cast<float>(*this); }
+};
+
+template <class T>
+struct DTypeOf;
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::kF64;
+};
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::kF32;
+};
+template <>
+struct DTypeOf<bf16> {
+  static constexpr DType value = DType::kBF16;
+};
+template <>
+struct DTypeOf<int32_t> {
+  static constexpr DType value = DType::kI32;
+};
+template <>
+struct DTypeOf<int64_t> {
+  static constexpr DType value = DType::kI64;
+};
+template <>
+struct DTypeOf<uint8_t> {
+  static constexpr DType value = DType::kU8;
+};
+template <class T>
+inline constexpr DType dtype_of = DTypeOf<T>::value;
+
+constexpr size_t dtype_size(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+    case DType::kI64:
+      return 8;
+    case DType::kF32:
+    case DType::kI32:
+      return 4;
+    case DType::kBF16:
+      return 2;
+    case DType::kU8:
+      return 1;
+  }
+  return 0;
+}
+
+// "f64", "f32", "bf16", "i32", "i64", "u8".
+constexpr const char* dtype_name(DType dtype) {
+  constexpr const char* kNames[] = {"f64", "f32", "bf16", "i32", "i64", "u8"};
+  return kNames[static_cast<int>(dtype)];
+}
+
+constexpr bool is_float(DType dtype) {
+  return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kBF16;
+}
+
+// Calls fn.operator()<T>() for the CPU compute types f64 and f32. Throws Error naming `op` for any other.
+template <class F>
+decltype(auto) dispatch_float(DType dtype, const char* op, F&& fn) {
+  COHORT_CHECK(dtype == DType::kF64 || dtype == DType::kF32, "[", op, "] expected f64 or f32, got ",
+               dtype_name(dtype));
+  return dtype == DType::kF64 ? fn.template operator()<double>() : fn.template operator()<float>();
+}
+
+// Calls fn.operator()<T>() for every element type: for copies and conversions.
+template <class F>
+decltype(auto) dispatch_all(DType dtype, F&& fn) {
+  switch (dtype) {
+    case DType::kF64:
+      return fn.template operator()<double>();
+    case DType::kF32:
+      return fn.template operator()<float>();
+    case DType::kBF16:
+      return fn.template operator()<bf16>();
+    case DType::kI32:
+      return fn.template operator()<int32_t>();
+    case DType::kI64:
+      return fn.template operator()<int64_t>();
+    default:
+      return fn.template operator()<uint8_t>();
+  }
+}
+
+}  // namespace cohort

@@ -1,0 +1,77 @@
+#include "core/log.h"
+
+#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <memory>
+#include <mutex>
+
+namespace cohort::log {
+namespace {
+
+struct Logger {
+  std::mutex mutex;
+  std::shared_ptr<spdlog::sinks::stderr_color_sink_mt> console =
+      std::make_shared<spdlog::sinks::stderr_color_sink_mt>();
+  std::shared_ptr<spdlog::logger> logger = std::make_shared<spdlog::logger>("cohort", console);
+  std::function<void(Level, const std::string&)> observer;
+  Logger() {
+    logger->set_level(spdlog::level::debug);
+    logger->flush_on(spdlog::level::info);
+    console->set_level(spdlog::level::info);
+    logger->set_pattern("%^[%H:%M:%S %L]%$ %v");
+  }
+};
+
+Logger& instance() {
+  static Logger* logger = new Logger;  // never destroyed: destructors of others may log
+  return *logger;
+}
+
+spdlog::level::level_enum to_spdlog(Level level) {
+  switch (level) {
+    case Level::kDebug:
+      return spdlog::level::debug;
+    case Level::kInfo:
+      return spdlog::level::info;
+    case Level::kWarn:
+      return spdlog::level::warn;
+    default:
+      return spdlog::level::err;
+  }
+}
+
+}  // namespace
+
+void write(Level level, const std::string& message) {
+  Logger& log = instance();
+  std::lock_guard lock(log.mutex);
+  if (log.observer) log.observer(level, message);
+  log.logger->log(to_spdlog(level), "{}", message);
+}
+
+void set_console_level(Level level) { instance().console->set_level(to_spdlog(level)); }
+
+void set_file(const std::string& path) {
+  Logger& log = instance();
+  std::lock_guard lock(log.mutex);
+  auto& sinks = log.logger->sinks();
+  sinks.resize(1);
+  if (path.empty()) return;
+  try {
+    auto file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path, false);
+    file->set_pattern("[%Y-%m-%d %H:%M:%S.%e %l] %v");
+    sinks.push_back(std::move(file));
+  } catch (const spdlog::spdlog_ex& e) {
+    throw InputError(str("cannot write the log file ", path, ": ", e.what()));
+  }
+}
+
+void set_observer(std::function<void(Level, const std::string&)> observer) {
+  Logger& log = instance();
+  std::lock_guard lock(log.mutex);
+  log.observer = std::move(observer);
+}
+
+}  // namespace cohort::log

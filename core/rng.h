@@ -1,0 +1,96 @@
+// Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011).
+// Every draw is addressed by (seed, stream, index) and depends on nothing else: not on batch composition, thread
+// count, rank count or what was drawn before.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define COHORT_HD __host__ __device__
+#else
+#define COHORT_HD
+#endif
+
+namespace cohort {
+
+// Four independent 32-bit words for one address.
+COHORT_HD inline std::array<uint32_t, 4> philox(uint64_t seed, uint64_t stream, uint64_t index) {
+  uint32_t c0 = static_cast<uint32_t>(index), c1 = static_cast<uint32_t>(index >> 32);
+  uint32_t c2 = static_cast<uint32_t>(stream), c3 = static_cast<uint32_t>(stream >> 32);
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = uint64_t{0xD2511F53u} * c0, p1 = uint64_t{0xCD9E8D57u} * c2;
+    const uint32_t h0 = static_cast<uint32_t>(p0 >> 32), h1 = static_cast<uint32_t>(p1 >> 32);
+    c0 = h1 ^ c1 ^ k0;
+    c1 = static_cast<uint32_t>(p1);
+    c2 = h0 ^ c3 ^ k1;
+    c3 = static_cast<uint32_t>(p0);
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return {c0, c1, c2, c3};
+}
+
+// Uniform in [0, 1) with 24 bits, exact in f32.
+COHORT_HD inline float uniform_f32(uint32_t bits) {
+  return static_cast<float>(bits >> 8) * 0x1p-24f;
+}
+
+// Uniform in (0, 1) with 53 bits from two words; never 0 or 1.
+COHORT_HD inline double uniform_f64(uint32_t hi, uint32_t lo) {
+  const uint64_t bits = (static_cast<uint64_t>(hi) << 32 | lo) >> 11;
+  return (static_cast<double>(bits) + 0.5) * 0x1p-53;
+}
+
+// Two independent standard normals from one address (Box-Muller).
+inline std::array<double, 2> normal_pair(uint64_t seed, uint64_t stream, uint64_t index) {
+  const auto w = philox(seed, stream, index);
+  const double radius = std::sqrt(-2.0 * std::log(uniform_f64(w[0], w[1])));
+  const double angle = 6.283185307179586476925 * uniform_f64(w[2], w[3]);
+  return {radius * std::cos(angle), radius * std::sin(angle)};
+}
+
+// What a stream is for. Streams of different purposes never share draws.
+enum class RngPurpose : uint64_t { kInit = 1, kShuffle, kSample, kDropout, kTask, kTest, kAblation };
+
+// A stream number for (purpose, a, b): splitmix64 steps, so that neighbouring arguments give unrelated streams.
+COHORT_HD inline uint64_t rng_stream(RngPurpose purpose, uint64_t a = 0, uint64_t b = 0) {
+  uint64_t x = static_cast<uint64_t>(purpose);
+  for (const uint64_t v : {a, b}) {
+    x = (x ^ v) + 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    x ^= x >> 31;
+  }
+  return x;
+}
+
+// A convenience sequence over one (seed, stream): draw i is address i.
+class Rng {
+ public:
+  Rng(uint64_t seed, uint64_t stream) : seed_(seed), stream_(stream) {}
+  uint64_t bits() {
+    const auto w = philox(seed_, stream_, index_++);
+    return static_cast<uint64_t>(w[0]) << 32 | w[1];
+  }
+  // Uniform in {0, ..., n - 1}; n > 0. The bias of 2^-64 n is accepted.
+  int64_t below(int64_t n) {
+    const auto product = static_cast<unsigned __int128>(bits()) * static_cast<uint64_t>(n);
+    return static_cast<int64_t>(product >> 64);
+  }
+  // Uniform in {lo, ..., hi}.
+  int64_t between(int64_t lo, int64_t hi) { return lo + below(hi - lo + 1); }
+  double uniform() {
+    const uint64_t b = bits();
+    return uniform_f64(static_cast<uint32_t>(b >> 32), static_cast<uint32_t>(b));
+  }
+  double normal() { return normal_pair(seed_, stream_, index_++)[0]; }
+  uint64_t index() const { return index_; }
+
+ private:
+  uint64_t seed_, stream_, index_ = 0;
+};
+
+}  // namespace cohort

@@ -1,0 +1,212 @@
+#include "core/tensor.h"
+
+#include <algorithm>
+
+#include "core/allocator.h"
+
+namespace cohort {
+
+struct Tensor::Storage {
+  Storage(size_t bytes, Device device)
+      : device(device), bytes(bytes), pointer(allocator(device).allocate(bytes)) {}
+  ~Storage() { allocator(device).deallocate(pointer, bytes); }
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+  Device device;
+  size_t bytes;
+  void* pointer;
+};
+
+namespace {
+
+// Calls fn(element offset in a, element offset in b) for each element, in row-major order of `shape`.
+template <class F>
+void for_each_offset(const Shape& shape, const Shape& a, const Shape& b, F&& fn) {
+  const int rank = shape.rank();
+  if (shape.numel() == 0) return;
+  int64_t index[kMaxRank] = {}, at_a = 0, at_b = 0;
+  while (true) {
+    fn(at_a, at_b);
+    int d = rank - 1;
+    for (; d >= 0; --d) {
+      at_a += a[d];
+      at_b += b[d];
+      if (++index[d] < shape[d]) break;
+      at_a -= a[d] * shape[d];
+      at_b -= b[d] * shape[d];
+      index[d] = 0;
+    }
+    if (d < 0) return;
+  }
+}
+
+template <class To, class From>
+To convert(From value) {
+  if constexpr (std::is_same_v<From, bf16>)
+    return convert<To>(static_cast<float>(value));
+  else if constexpr (std::is_same_v<To, bf16>)
+    return bf16(static_cast<float>(value));
+  else
+    return static_cast<To>(value);
+}
+
+}  // namespace
+
+Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
+  for (const int64_t d : shape)
+    COHORT_CHECK(d >= 0, "[tensor] negative size in shape ", shape.str());
+  Tensor t;
+  t.storage_ = std::make_shared<Storage>(
+      static_cast<size_t>(shape.numel()) * dtype_size(dtype), device);
+  t.shape_ = shape;
+  t.strides_ = contiguous_strides(shape);
+  t.dtype_ = dtype;
+  return t;
+}
+
+Tensor Tensor::zeros(const Shape& shape, DType dtype, Device device) {
+  Tensor t = empty(shape, dtype, device);
+  t.zero_();
+  return t;
+}
+
+Tensor Tensor::full(const Shape& shape, double value, DType dtype, Device device) {
+  Tensor t = empty(shape, dtype, device);
+  t.fill_(value);
+  return t;
+}
+
+Device Tensor::device() const { return storage_ ? storage_->device : Device{}; }
+
+void* Tensor::raw() { return const_cast<void*>(std::as_const(*this).raw()); }
+
+const void* Tensor::raw() const {
+  COHORT_CHECK(defined(), "[tensor] an undefined tensor has no data");
+  return static_cast<const char*>(storage_->pointer) +
+         offset_ * static_cast<int64_t>(dtype_size(dtype_));
+}
+
+Tensor Tensor::reshape(const Shape& shape) const {
+  COHORT_CHECK(is_contiguous(), "[reshape] needs a contiguous tensor, got ", str());
+  Shape target = shape;
+  int64_t known = 1;
+  int unknown = -1;
+  for (int i = 0; i < shape.rank(); ++i) {
+    if (shape[i] == -1) {
+      COHORT_CHECK(unknown < 0, "[reshape] more than one -1 in ", shape.str());
+      unknown = i;
+    } else {
+      known *= shape[i];
+    }
+  }
+  if (unknown >= 0) {
+    COHORT_CHECK(known > 0 && numel() % known == 0, "[reshape] cannot turn ", str(), " into ",
+                 shape.str());
+    target[unknown] = numel() / known;
+  }
+  COHORT_CHECK(target.numel() == numel(), "[reshape] cannot turn ", str(), " into ", shape.str());
+  Tensor view = *this;
+  view.shape_ = target;
+  view.strides_ = contiguous_strides(target);
+  return view;
+}
+
+Tensor Tensor::narrow(int dim, int64_t start, int64_t length) const {
+  const int64_t size = shape_[dim];
+  COHORT_CHECK(start >= 0 && length >= 0 && start + length <= size, "[narrow] [", start, ", ",
+               start + length, ") of dimension ", dim, " of ", str());
+  Tensor view = *this;
+  view.shape_[dim] = length;
+  view.offset_ += start * strides_[dim];
+  return view;
+}
+
+Tensor Tensor::select(int dim, int64_t index) const {
+  Tensor view = narrow(dim, index, 1);
+  const int d = dim < 0 ? dim + rank() : dim;
+  view.shape_.erase(d);
+  view.strides_.erase(d);
+  return view;
+}
+
+Tensor Tensor::transpose(int a, int b) const {
+  Tensor view = *this;
+  std::swap(view.shape_[a], view.shape_[b]);
+  std::swap(view.strides_[a], view.strides_[b]);
+  return view;
+}
+
+Tensor Tensor::contiguous() const { return is_contiguous() ? *this : clone(); }
+
+Tensor Tensor::clone() const {
+  Tensor copy = empty(shape_, dtype_, device());
+  copy.copy_(*this);
+  return copy;
+}
+
+Tensor Tensor::to(DType dtype) const {
+  if (dtype == dtype_) return *this;
+  Tensor copy = empty(shape_, dtype, device());
+  copy.copy_(*this);
+  return copy;
+}
+
+Tensor Tensor::to(Device target) const {
+  if (target == device()) return *this;
+  Tensor copy = empty(shape_, dtype_, target);
+  copy.copy_(*this);
+  return copy;
+}
+
+Tensor& Tensor::copy_(const Tensor& source) {
+  COHORT_CHECK(shape_ == source.shape_, "[copy_] from ", source.str(), " to ", str());
+  COHORT_CHECK(device().is_cpu() && source.device().is_cpu(), "[copy_] from ", source.str(), " to ",
+               str(), ": this build copies on the CPU only");
+  if (numel() == 0) return *this;
+  if (dtype_ == source.dtype_ && is_contiguous() && source.is_contiguous()) {
+    std::memmove(raw(), source.raw(), static_cast<size_t>(nbytes()));
+    return *this;
+  }
+  dispatch_all(dtype_, [&]<class To>() {
+    dispatch_all(source.dtype_, [&]<class From>() {
+      To* to = data<To>();
+      const From* from = source.data<From>();
+      for_each_offset(shape_, strides_, source.strides_,
+                      [&](int64_t t, int64_t f) { to[t] = convert<To>(from[f]); });
+    });
+  });
+  return *this;
+}
+
+Tensor& Tensor::fill_(double value) {
+  if (numel() == 0) return *this;
+  dispatch_all(dtype_, [&]<class T>() {
+    T* p = data<T>();
+    const T v = convert<T>(value);
+    if (is_contiguous())
+      std::fill(p, p + numel(), v);
+    else
+      for_each_offset(shape_, strides_, strides_, [&](int64_t i, int64_t) { p[i] = v; });
+  });
+  return *this;
+}
+
+Tensor& Tensor::zero_() {
+  if (numel() > 0 && is_contiguous()) {
+    std::memset(raw(), 0, static_cast<size_t>(nbytes()));
+    return *this;
+  }
+  return fill_(0);
+}
+
+double Tensor::item() const {
+  COHORT_CHECK(numel() == 1, "[item] expected one element, got ", str());
+  return to_vector<double>()[0];
+}
+
+std::string Tensor::str() const {
+  if (!defined()) return "undefined tensor";
+  return cohort::str(dtype_name(dtype_), shape_.str(), " on ", device().str());
+}
+
+}  // namespace cohort

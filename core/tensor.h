@@ -1,0 +1,131 @@
+// Tensor: a typed, strided view of reference-counted storage on one device. No maths: see kernels/.
+// Copying a Tensor copies the handle, not the elements. Factories and views throw Error on bad arguments.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/shape.h"
+
+namespace cohort {
+
+class Tensor {
+ public:
+  Tensor() = default;  // undefined: no storage, rank 0
+
+  // Uninitialised row-major storage.
+  static Tensor empty(const Shape& shape, DType dtype, Device device = {});
+  static Tensor zeros(const Shape& shape, DType dtype, Device device = {});
+  static Tensor full(const Shape& shape, double value, DType dtype, Device device = {});
+  static Tensor empty_like(const Tensor& other) {
+    return empty(other.shape_, other.dtype_, other.device());
+  }
+  static Tensor zeros_like(const Tensor& other) {
+    return zeros(other.shape_, other.dtype_, other.device());
+  }
+  // Copies `values` (row-major) into a new CPU tensor; sizes must match.
+  template <class T>
+  static Tensor from(std::span<const T> values, const Shape& shape) {
+    COHORT_CHECK(static_cast<int64_t>(values.size()) == shape.numel(), "[tensor] ", values.size(),
+                 " values for shape ", shape.str());
+    Tensor t = empty(shape, dtype_of<T>);
+    if (!values.empty()) std::memcpy(t.raw(), values.data(), values.size_bytes());
+    return t;
+  }
+  template <class T>
+  static Tensor from(const std::vector<T>& values, const Shape& shape) {
+    return from(std::span<const T>(values), shape);
+  }
+  template <class T>
+  static Tensor from(const std::vector<T>& values) {
+    return from(std::span<const T>(values), {static_cast<int64_t>(values.size())});
+  }
+
+  bool defined() const { return storage_ != nullptr; }
+  const Shape& shape() const { return shape_; }
+  const Shape& strides() const { return strides_; }
+  int rank() const { return shape_.rank(); }
+  int64_t dim(int i) const { return shape_[i]; }
+  int64_t numel() const { return defined() ? shape_.numel() : 0; }
+  DType dtype() const { return dtype_; }
+  Device device() const;
+  int64_t nbytes() const { return numel() * static_cast<int64_t>(dtype_size(dtype_)); }
+  bool is_contiguous() const { return strides_ == contiguous_strides(shape_); }
+  // Rows and columns of the matrix [numel / last, last] that row operations see; rank 0 is [1, 1].
+  int64_t cols() const { return rank() == 0 ? 1 : dim(-1); }
+  int64_t rows() const { return cols() == 0 ? 0 : numel() / cols(); }
+
+  // The first element. T must be the dtype's type.
+  template <class T>
+  T* data() {
+    check_type(dtype_of<T>);
+    return static_cast<T*>(raw());
+  }
+  template <class T>
+  const T* data() const {
+    check_type(dtype_of<T>);
+    return static_cast<const T*>(raw());
+  }
+  void* raw();
+  const void* raw() const;
+
+  // Views: they share storage.
+  Tensor reshape(const Shape& shape) const;  // needs contiguous; one size may be -1
+  Tensor narrow(int dim, int64_t start, int64_t length) const;
+  Tensor select(int dim, int64_t index) const;
+  Tensor transpose(int a, int b) const;
+
+  // Copies.
+  Tensor contiguous() const;  // *this if it already is
+  Tensor clone() const;
+  Tensor to(DType dtype) const;    // *this if it already is
+  Tensor to(Device device) const;  // *this if it already is
+
+  // In place. copy_ converts the dtype and needs equal shapes.
+  Tensor& copy_(const Tensor& source);
+  Tensor& fill_(double value);
+  Tensor& zero_();
+
+  // The only element, converted.
+  double item() const;
+  // Row-major elements, converted to T.
+  template <class T>
+  std::vector<T> to_vector() const {
+    std::vector<T> out(static_cast<size_t>(numel()));
+    const Tensor t = contiguous();
+    if (t.numel() == 0) return out;
+    dispatch_all(dtype_, [&]<class S>() {
+      const S* source = t.data<S>();
+      for (size_t i = 0; i < out.size(); ++i) {
+        if constexpr (std::is_same_v<S, bf16>)
+          out[i] = static_cast<T>(static_cast<float>(source[i]));
+        else
+          out[i] = static_cast<T>(source[i]);
+      }
+    });
+    return out;
+  }
+  // "f32[2, 3] on cpu".
+  std::string str() const;
+  // True if the two views share storage.
+  bool same_storage(const Tensor& other) const { return storage_ == other.storage_; }
+
+ private:
+  struct Storage;
+  void check_type(DType expected) const {
+    COHORT_CHECK(defined() && dtype_ == expected, "[tensor] expected elements of type ",
+                 dtype_name(expected), ", got ", str());
+  }
+
+  std::shared_ptr<Storage> storage_;
+  int64_t offset_ = 0;  // in elements
+  Shape shape_, strides_;
+  DType dtype_ = DType::kF32;
+};
+
+}  // namespace cohort

@@ -1,0 +1,71 @@
+// What all tests share: warnings that fail, data that may be absent, temporary folders, random tensors.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace cohort::test {
+
+// Counts warnings per test and fails a test that logged one it did not expect.
+class LogListener : public testing::EmptyTestEventListener {
+ public:
+  void OnTestStart(const testing::TestInfo&) override;
+  void OnTestEnd(const testing::TestInfo&) override;
+};
+
+// Expects at least one warning or error that contains `text` before it goes out of scope.
+class ExpectLog {
+ public:
+  explicit ExpectLog(std::string text);
+  ~ExpectLog();
+  ExpectLog(const ExpectLog&) = delete;
+  ExpectLog& operator=(const ExpectLog&) = delete;
+
+ private:
+  std::string text_;
+};
+
+// The folder of real data: $COHORT_TEST_DATA, else ../shared/data beside the source tree; empty if absent.
+// With COHORT_REQUIRE containing "data", absence is a test failure.
+std::string data_dir();
+#define COHORT_REQUIRE_DATA(dir)                                                               \
+  const std::string dir = ::cohort::test::data_dir();                                          \
+  if (dir.empty()) GTEST_SKIP() << "no data folder: set COHORT_TEST_DATA to run this test"
+
+// A folder that goes with the object.
+class TempDir {
+ public:
+  TempDir();
+  ~TempDir();
+  std::string path(const std::string& name = "") const { return (root_ / name).string(); }
+
+ private:
+  std::filesystem::path root_;
+};
+
+// Standard normal elements times `scale`, reproducible from `seed`.
+Tensor random_tensor(const Shape& shape, DType dtype, uint64_t seed, double scale = 1);
+
+// True if shapes, dtypes and every byte agree.
+bool bit_equal(const Tensor& a, const Tensor& b);
+// |a - b| / |b| over all elements (Frobenius); |a| where b is zero.
+double relative_error(const Tensor& a, const Tensor& b);
+
+void write_file(const std::string& path, const std::string& text);
+std::string read_file(const std::string& path);
+
+// Expects `statement` to throw ErrorType with a message that contains `text`.
+#define EXPECT_THROW_WITH(statement, ErrorType, text)                                          \
+  try {                                                                                        \
+    statement;                                                                                 \
+    ADD_FAILURE() << "expected " #ErrorType " from " #statement;                               \
+  } catch (const ErrorType& e) {                                                               \
+    EXPECT_NE(std::string(e.what()).find(text), std::string::npos) << "message: " << e.what(); \
+  }
+
+}  // namespace cohort::test
