@@ -43,8 +43,8 @@ class CpuAllocator final : public Allocator {
         release_cached_locked();
         pointer = std::aligned_alloc(kAlignment, size);
       }
-      COHORT_CHECK(pointer != nullptr, "[allocator] out of memory: asked for ", size, " bytes with ",
-                   stats_.live_bytes, " live (peak ", stats_.peak_bytes,
+      COHORT_CHECK(pointer != nullptr, "[allocator] out of memory: asked for ", size,
+                   " bytes with ", stats_.live_bytes, " live (peak ", stats_.peak_bytes,
                    "); hint: a smaller micro_batch_tokens or model");
       stats_.reserved_bytes += static_cast<int64_t>(size);
     }
@@ -106,7 +106,8 @@ class CpuAllocator final : public Allocator {
 }  // namespace
 
 Allocator& allocator(Device device) {
-  COHORT_CHECK(device.is_cpu(), "[allocator] no memory for device ", device.str(), " in this build");
+  COHORT_CHECK(device.is_cpu(), "[allocator] no memory for device ", device.str(),
+               " in this build");
   // Never destroyed: tensors with static storage may outlive any order of destruction.
   static CpuAllocator* cpu = new CpuAllocator;
   return *cpu;

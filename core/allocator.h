@@ -1,5 +1,5 @@
-// Memory of one device: a caching allocator with statistics. Freed blocks are kept by size class for the next
-// request, so that a training step in its steady state asks the system for nothing.
+// Memory of one device: a caching allocator with statistics. Freed blocks are kept by size class
+// for the next request, so that a training step in its steady state asks the system for nothing.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,8 @@ struct AllocatorStats {
 class Allocator {
  public:
   virtual ~Allocator() = default;
-  // At least `bytes` bytes aligned to 64. Throws Error with the statistics when the system has no more.
+  // At least `bytes` bytes aligned to 64. Throws Error with the statistics when the system has no
+  // more.
   virtual void* allocate(size_t bytes) = 0;
   // `bytes` must be what allocate() was given. Never throws.
   virtual void deallocate(void* pointer, size_t bytes) noexcept = 0;

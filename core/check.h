@@ -1,4 +1,5 @@
-// Errors and checks. Free of fmt and iostream formatting libraries, so that every `.cu` may include it.
+// Errors and checks. Free of fmt and iostream formatting libraries, so that every `.cu` may include
+// it.
 //
 //   COHORT_CHECK(x.rank() == 2, "[matmul] expected a matrix, got shape ", x.shape().str());
 //
@@ -12,14 +13,15 @@
 
 namespace cohort {
 
-// A broken contract or a failed system call. Libraries throw, only apps/ turns errors into exit codes.
+// A broken contract or a failed system call. Libraries throw, only apps/ turns errors into exit
+// codes.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// What the user gave (configuration, data, command line, checkpoint) cannot be used. The message names the place
-// and the next step; the command line tool prints it alone and exits with 2.
+// What the user gave (configuration, data, command line, checkpoint) cannot be used. The message
+// names the place and the next step; the command line tool prints it alone and exits with 2.
 class InputError : public Error {
  public:
   using Error::Error;
@@ -38,8 +40,8 @@ std::string str(Args&&... args) {
 
 }  // namespace cohort
 
-#define COHORT_CHECK(condition, ...)                                                  \
-  do {                                                                                \
-    if (!(condition)) [[unlikely]]                                                    \
-      ::cohort::throw_check_error(__FILE__, __LINE__, ::cohort::str(__VA_ARGS__));    \
+#define COHORT_CHECK(condition, ...)                                               \
+  do {                                                                             \
+    if (!(condition)) [[unlikely]]                                                 \
+      ::cohort::throw_check_error(__FILE__, __LINE__, ::cohort::str(__VA_ARGS__)); \
   } while (false)

@@ -169,7 +169,8 @@ class Reader final : public ConfigVisitor {
     const auto it = std::find(names.begin(), names.end(), node->scalar);
     if (node->kind != Kind::kScalar || it == names.end()) {
       const std::string near = nearest_name(node->scalar, names);
-      fail(key, *node, "one of " + join(names, ", "), near.empty() ? "" : "; did you mean '" + near + "'?");
+      fail(key, *node, "one of " + join(names, ", "),
+           near.empty() ? "" : "; did you mean '" + near + "'?");
     }
     index = static_cast<int>(it - names.begin());
   }
@@ -226,10 +227,13 @@ class Reader final : public ConfigVisitor {
   }
   [[noreturn]] void fail(const char* key, const ConfigNode& node, const std::string& expected,
                          const std::string& hint = "") const {
-    throw InputError(str(node.where(), ": ", key, ": expected ", expected, ", got ", describe(node), hint));
+    throw InputError(
+        str(node.where(), ": ", key, ": expected ", expected, ", got ", describe(node), hint));
   }
-  void check_range(const char* key, const ConfigNode& node, double value, const Range& range) const {
-    if (!(value >= range.min && value <= range.max)) fail(key, node, "a number " + range_text(range));
+  void check_range(const char* key, const ConfigNode& node, double value,
+                   const Range& range) const {
+    if (!(value >= range.min && value <= range.max))
+      fail(key, node, "a number " + range_text(range));
   }
   int64_t integer(const char* key, const ConfigNode& node, const Range& range) const {
     int64_t value = 0;
@@ -255,8 +259,8 @@ class Reader final : public ConfigVisitor {
       };
       if (in(level.known) || in(level.ignored)) continue;
       const std::string near = nearest_name(key, level.known);
-      throw InputError(str(value.where(), ": unknown key '", level.path.empty() ? "" : level.path + ".",
-                           key, "'",
+      throw InputError(str(value.where(), ": unknown key '",
+                           level.path.empty() ? "" : level.path + ".", key, "'",
                            near.empty() ? "; known keys: " + join(level.known, ", ")
                                         : "; did you mean '" + near + "'?"));
     }
@@ -272,7 +276,8 @@ std::string yaml_text(const std::string& text) {
   bool plain = !text.empty() && !parse_number(probe, number) && !is_null(probe) && text != "true" &&
                text != "false";
   for (const char c : text)
-    plain &= std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '/' || c == '.' || c == '-';
+    plain &=
+        std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '/' || c == '.' || c == '-';
   if (plain && text[0] != '-') return text;
   std::string out = "\"";
   for (const char c : text) {
@@ -302,7 +307,8 @@ class Writer : public ConfigVisitor {
   void field(const char* key, double& value, const char* help, Range range) override {
     line(key, "float", format_double(value), help, range_text(range));
   }
-  void field(const char* key, std::optional<double>& value, const char* help, Range range) override {
+  void field(const char* key, std::optional<double>& value, const char* help,
+             Range range) override {
     line(key, "float", value ? format_double(*value) : "none", help, range_text(range));
   }
   void field(const char* key, bool& value, const char* help) override {
@@ -427,7 +433,8 @@ ConfigNode parse_yaml(const std::string& text, const std::string& file_name) {
     ConfigNode root = convert(YAML::Load(text), file_name);
     if (root.kind == Kind::kNull) root.kind = Kind::kMap;
     if (root.kind != Kind::kMap)
-      throw InputError(str(file_name, ": expected keys and values at the top level, got ", describe(root)));
+      throw InputError(
+          str(file_name, ": expected keys and values at the top level, got ", describe(root)));
     return root;
   } catch (const YAML::Exception& e) {
     throw InputError(str(file_name, ":", e.mark.line + 1, ": not valid YAML: ", e.msg));

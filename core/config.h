@@ -6,9 +6,9 @@
 //     v.section("model", model, "the transformer");
 //   }
 //
-// and that one method gives defaults, parsing, validation, `--help` and the dump. Unknown and duplicate keys, wrong
-// types and values out of range throw InputError with file, line and the nearest known key.
-// core/config.cpp is the only file that knows yaml-cpp.
+// and that one method gives defaults, parsing, validation, `--help` and the dump. Unknown and
+// duplicate keys, wrong types and values out of range throw InputError with file, line and the
+// nearest known key. core/config.cpp is the only file that knows yaml-cpp.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,8 @@ struct ConfigNode {
   void set(const std::string& key, ConfigNode value);
 };
 
-// Throw InputError for a file that cannot be read, bad syntax, a duplicate key or a top level that is no map.
+// Throw InputError for a file that cannot be read, bad syntax, a duplicate key or a top level that
+// is no map.
 ConfigNode parse_yaml(const std::string& text, const std::string& file_name);
 ConfigNode parse_yaml_file(const std::string& path);
 // Sets "a.b.c=value" as given on the command line; value is YAML ("[1, 2]", "3e-4", "text").
@@ -113,7 +114,8 @@ class ConfigVisitor {
                       const char* help) = 0;
   virtual bool begin_section(const char* key, const char* help) = 0;  // false: skip it
   virtual void end_section() = 0;
-  // Returns the number of items to visit, or -1 to skip the list. `example` visits one default item.
+  // Returns the number of items to visit, or -1 to skip the list. `example` visits one default
+  // item.
   virtual int64_t begin_list(const char* key, int64_t size, const char* help,
                              const std::function<void(ConfigVisitor&)>& example) = 0;
   virtual void begin_item() = 0;
@@ -129,9 +131,11 @@ void read_config_with(const ConfigVisit& visit, const ConfigNode& root,
 std::string dump_config_with(const ConfigVisit& visit);
 std::string config_help_with(const ConfigVisit& visit);
 
-// Overwrites the keys of `config` that `root` has. `ignored_keys`: top-level keys another reader owns.
+// Overwrites the keys of `config` that `root` has. `ignored_keys`: top-level keys another reader
+// owns.
 template <class S>
-void read_config(S& config, const ConfigNode& root, std::span<const std::string> ignored_keys = {}) {
+void read_config(S& config, const ConfigNode& root,
+                 std::span<const std::string> ignored_keys = {}) {
   read_config_with([&](ConfigVisitor& v) { config.visit(v); }, root, ignored_keys);
 }
 // YAML that read_config() turns back into the same values.
@@ -145,7 +149,8 @@ std::string config_help(S config = {}) {
   return config_help_with([&](ConfigVisitor& v) { config.visit(v); });
 }
 
-// The candidate with the smallest edit distance to `word`, or "" if none is near enough to be a typing error.
+// The candidate with the smallest edit distance to `word`, or "" if none is near enough to be a
+// typing error.
 std::string nearest_name(const std::string& word, std::span<const std::string> candidates);
 // Shortest decimal text that reads back as the same double ("0.001", "1e-08").
 std::string format_double(double value);

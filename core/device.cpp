@@ -21,9 +21,15 @@ Device parse_device(const std::string& text) {
   throw InputError(str("device: expected 'cpu', 'cuda' or 'cuda:N', got '", text, "'"));
 }
 
-Stream current_stream() { return t_stream; }
+Stream current_stream() {
+  return t_stream;
+}
 
-StreamGuard::StreamGuard(Stream stream) : previous_(t_stream) { t_stream = stream; }
-StreamGuard::~StreamGuard() { t_stream = previous_; }
+StreamGuard::StreamGuard(Stream stream) : previous_(t_stream) {
+  t_stream = stream;
+}
+StreamGuard::~StreamGuard() {
+  t_stream = previous_;
+}
 
 }  // namespace cohort

@@ -1,5 +1,5 @@
-// Devices and streams. CPU work is complete when a call returns; CUDA work is ordered by the stream.
-// The current stream is thread-local: several ranks can live in one process.
+// Devices and streams. CPU work is complete when a call returns; CUDA work is ordered by the
+// stream. The current stream is thread-local: several ranks can live in one process.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct Device {
   std::string str() const;
 };
 
-// "cpu", "cuda" or "cuda:N". Throws InputError for other text and for a CUDA device that this build or machine
-// does not have, saying which of the two.
+// "cpu", "cuda" or "cuda:N". Throws InputError for other text and for a CUDA device that this build
+// or machine does not have, saying which of the two.
 Device parse_device(const std::string& text);
 
 // An ordered queue of work on one device; `handle` is a cudaStream_t there and null on the CPU.

@@ -13,7 +13,8 @@ namespace cohort {
 
 enum class DType : uint8_t { kF64, kF32, kBF16, kI32, kI64, kU8 };
 
-// Upper half of an IEEE f32. A storage type: arithmetic happens in f32. Rounds to nearest even, keeps NaN a NaN.
+// Upper half of an IEEE f32. A storage type: arithmetic happens in f32. Rounds to nearest even,
+// keeps NaN a NaN.
 struct bf16 {
   uint16_t bits = 0;
   bf16() = default;
@@ -84,7 +85,8 @@ constexpr bool is_float(DType dtype) {
   return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kBF16;
 }
 
-// Calls fn.operator()<T>() for the CPU compute types f64 and f32. Throws Error naming `op` for any other.
+// Calls fn.operator()<T>() for the CPU compute types f64 and f32. Throws Error naming `op` for any
+// other.
 template <class F>
 decltype(auto) dispatch_float(DType dtype, const char* op, F&& fn) {
   COHORT_CHECK(dtype == DType::kF64 || dtype == DType::kF32, "[", op, "] expected f64 or f32, got ",

@@ -51,7 +51,9 @@ void write(Level level, const std::string& message) {
   log.logger->log(to_spdlog(level), "{}", message);
 }
 
-void set_console_level(Level level) { instance().console->set_level(to_spdlog(level)); }
+void set_console_level(Level level) {
+  instance().console->set_level(to_spdlog(level));
+}
 
 void set_file(const std::string& path) {
   Logger& log = instance();

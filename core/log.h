@@ -1,4 +1,5 @@
-// Logging facade; core/log.cpp is the only file that knows spdlog. Library code logs, it never prints.
+// Logging facade; core/log.cpp is the only file that knows spdlog. Library code logs, it never
+// prints.
 #pragma once
 
 #include <functional>
@@ -32,9 +33,11 @@ void error(Args&&... args) {
 
 // Lowest level that reaches the console (stderr); a log file gets everything.
 void set_console_level(Level level);
-// Also appends every message to `path`, until the next call; "" stops. Throws InputError if it cannot be opened.
+// Also appends every message to `path`, until the next call; "" stops. Throws InputError if it
+// cannot be opened.
 void set_file(const std::string& path);
-// Sees every message before the sinks; used by tests to count warnings. An empty function removes it.
+// Sees every message before the sinks; used by tests to count warnings. An empty function removes
+// it.
 void set_observer(std::function<void(Level, const std::string&)> observer);
 
 }  // namespace cohort::log

@@ -16,7 +16,8 @@ int default_threads() {
     char* end = nullptr;
     const long n = std::strtol(text, &end, 10);
     if (end == text || *end != '\0' || n < 1 || n > 4096)
-      throw InputError(str("COHORT_NUM_THREADS: expected a number from 1 to 4096, got '", text, "'"));
+      throw InputError(
+          str("COHORT_NUM_THREADS: expected a number from 1 to 4096, got '", text, "'"));
     return static_cast<int>(n);
   }
   cpu_set_t set;

@@ -1,5 +1,6 @@
-// CPU parallelism: fixed blocks of work over OpenMP threads. How work is cut never depends on the number of
-// threads, so neither do results. Nested calls and calls from a rank with one thread run in place.
+// CPU parallelism: fixed blocks of work over OpenMP threads. How work is cut never depends on the
+// number of threads, so neither do results. Nested calls and calls from a rank with one thread run
+// in place.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +8,8 @@
 
 namespace cohort {
 
-// Threads that parallel_for of the calling thread may use (default: COHORT_NUM_THREADS, else the cores the
-// process may run on). Thread-local, so that each in-process rank has its own share.
+// Threads that parallel_for of the calling thread may use (default: COHORT_NUM_THREADS, else the
+// cores the process may run on). Thread-local, so that each in-process rank has its own share.
 int num_threads();
 void set_num_threads(int n);
 
@@ -17,7 +18,8 @@ using BlockFn = void (*)(void* context, int64_t begin, int64_t end);
 void parallel_blocks(int64_t n, int64_t grain, BlockFn fn, void* context);
 }  // namespace detail
 
-// Calls fn(begin, end) for consecutive blocks of `grain` indices that cover [0, n). fn must not throw.
+// Calls fn(begin, end) for consecutive blocks of `grain` indices that cover [0, n). fn must not
+// throw.
 template <class F>
 void parallel_for(int64_t n, int64_t grain, F&& fn) {
   auto call = [](void* context, int64_t begin, int64_t end) {

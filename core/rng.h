@@ -1,6 +1,6 @@
-// Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011).
-// Every draw is addressed by (seed, stream, index) and depends on nothing else: not on batch composition, thread
-// count, rank count or what was drawn before.
+// Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as
+// 1, 2, 3", 2011). Every draw is addressed by (seed, stream, index) and depends on nothing else:
+// not on batch composition, thread count, rank count or what was drawn before.
 #pragma once
 
 #include <array>
@@ -53,9 +53,18 @@ inline std::array<double, 2> normal_pair(uint64_t seed, uint64_t stream, uint64_
 }
 
 // What a stream is for. Streams of different purposes never share draws.
-enum class RngPurpose : uint64_t { kInit = 1, kShuffle, kSample, kDropout, kTask, kTest, kAblation };
+enum class RngPurpose : uint64_t {
+  kInit = 1,
+  kShuffle,
+  kSample,
+  kDropout,
+  kTask,
+  kTest,
+  kAblation
+};
 
-// A stream number for (purpose, a, b): splitmix64 steps, so that neighbouring arguments give unrelated streams.
+// A stream number for (purpose, a, b): splitmix64 steps, so that neighbouring arguments give
+// unrelated streams.
 COHORT_HD inline uint64_t rng_stream(RngPurpose purpose, uint64_t a = 0, uint64_t b = 0) {
   uint64_t x = static_cast<uint64_t>(purpose);
   for (const uint64_t v : {a, b}) {

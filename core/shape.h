@@ -1,4 +1,5 @@
-// Shape: the sizes of up to kMaxRank dimensions, held in place (no heap). Strides use the same type.
+// Shape: the sizes of up to kMaxRank dimensions, held in place (no heap). Strides use the same
+// type.
 #pragma once
 
 #include <algorithm>

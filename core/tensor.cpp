@@ -19,7 +19,8 @@ struct Tensor::Storage {
 
 namespace {
 
-// Calls fn(element offset in a, element offset in b) for each element, in row-major order of `shape`.
+// Calls fn(element offset in a, element offset in b) for each element, in row-major order of
+// `shape`.
 template <class F>
 void for_each_offset(const Shape& shape, const Shape& a, const Shape& b, F&& fn) {
   const int rank = shape.rank();
@@ -56,8 +57,8 @@ Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
   for (const int64_t d : shape)
     COHORT_CHECK(d >= 0, "[tensor] negative size in shape ", shape.str());
   Tensor t;
-  t.storage_ = std::make_shared<Storage>(
-      static_cast<size_t>(shape.numel()) * dtype_size(dtype), device);
+  t.storage_ =
+      std::make_shared<Storage>(static_cast<size_t>(shape.numel()) * dtype_size(dtype), device);
   t.shape_ = shape;
   t.strides_ = contiguous_strides(shape);
   t.dtype_ = dtype;
@@ -76,9 +77,13 @@ Tensor Tensor::full(const Shape& shape, double value, DType dtype, Device device
   return t;
 }
 
-Device Tensor::device() const { return storage_ ? storage_->device : Device{}; }
+Device Tensor::device() const {
+  return storage_ ? storage_->device : Device{};
+}
 
-void* Tensor::raw() { return const_cast<void*>(std::as_const(*this).raw()); }
+void* Tensor::raw() {
+  return const_cast<void*>(std::as_const(*this).raw());
+}
 
 const void* Tensor::raw() const {
   COHORT_CHECK(defined(), "[tensor] an undefined tensor has no data");
@@ -136,7 +141,9 @@ Tensor Tensor::transpose(int a, int b) const {
   return view;
 }
 
-Tensor Tensor::contiguous() const { return is_contiguous() ? *this : clone(); }
+Tensor Tensor::contiguous() const {
+  return is_contiguous() ? *this : clone();
+}
 
 Tensor Tensor::clone() const {
   Tensor copy = empty(shape_, dtype_, device());

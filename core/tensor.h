@@ -1,5 +1,6 @@
 // Tensor: a typed, strided view of reference-counted storage on one device. No maths: see kernels/.
-// Copying a Tensor copies the handle, not the elements. Factories and views throw Error on bad arguments.
+// Copying a Tensor copies the handle, not the elements. Factories and views throw Error on bad
+// arguments.
 #pragma once
 
 #include <cstring>

@@ -1,5 +1,5 @@
-// Entry point of every test program. A logged warning or error fails the test that logs it, unless the test
-// expects it with an ExpectLog (tests/support/test_util.h).
+// Entry point of every test program. A logged warning or error fails the test that logs it, unless
+// the test expects it with an ExpectLog (tests/support/test_util.h).
 #include <gtest/gtest.h>
 
 #include "tests/support/test_util.h"

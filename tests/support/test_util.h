@@ -1,4 +1,5 @@
-// What all tests share: warnings that fail, data that may be absent, temporary folders, random tensors.
+// What all tests share: warnings that fail, data that may be absent, temporary folders, random
+// tensors.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -30,11 +31,11 @@ class ExpectLog {
   std::string text_;
 };
 
-// The folder of real data: $COHORT_TEST_DATA, else ../shared/data beside the source tree; empty if absent.
-// With COHORT_REQUIRE containing "data", absence is a test failure.
+// The folder of real data: $COHORT_TEST_DATA, else ../shared/data beside the source tree; empty if
+// absent. With COHORT_REQUIRE containing "data", absence is a test failure.
 std::string data_dir();
-#define COHORT_REQUIRE_DATA(dir)                                                               \
-  const std::string dir = ::cohort::test::data_dir();                                          \
+#define COHORT_REQUIRE_DATA(dir)                      \
+  const std::string dir = ::cohort::test::data_dir(); \
   if (dir.empty()) GTEST_SKIP() << "no data folder: set COHORT_TEST_DATA to run this test"
 
 // A folder that goes with the object.

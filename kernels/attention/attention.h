@@ -1,0 +1,62 @@
+// Flash-attention over packed sequences: the scores [T, T] are never held. Forward stores O and the
+// log-sum-exp; backward recomputes S tile by tile (Dao 2023).
+//
+//   S = scale Q K^T (masked),  lse = log sum exp S,  P = exp(S - lse),  O = dropout(P) V
+//
+// Canonical order (the same bits in training forward, prefill and decode): keys in tiles of 128 (64
+// for head dims over 128) counted from key 0, ascending; one running (m, l, O) per query row; P =
+// exp2(fma(S, c, -m c)), c = scale log2(e), with the running max that includes this tile; O scaled
+// by alpha, then P V accumulated key by key, ascending; l as four partial sums by (key mod 8) / 2,
+// joined as (l0 + l1) + (l2 + l3) at the end. A row's bits depend on its own query and keys only.
+#pragma once
+
+#include "kernels/dropout.h"
+
+namespace cohort::kernels {
+
+enum class Mask { kCausal, kFull };
+
+struct AttentionDesc {
+  double scale = 0;  // 0: 1 / sqrt(D)
+  Mask mask = Mask::kCausal;
+  DropoutSpec
+      dropout;  // on the probabilities; element = head * 2^32 + key position in its sequence
+};
+
+// Keys per tile in the canonical order.
+inline int64_t attention_tile(int64_t head_dim) {
+  return head_dim > 128 ? 64 : 128;
+}
+
+// q, o: [T, H, D]; k, v: [T, Hkv, D], H a multiple of Hkv (grouped-query attention); cu_seqlens: [S
+// + 1] i32, ascending from 0 to T: sequence s is tokens [cu_seqlens[s], cu_seqlens[s + 1]); empty
+// sequences allowed. lse: [H, T] natural log, of the tensors' dtype. Any D >= 1. Query i sees keys
+// j <= i of its own sequence (causal) or all of them (full).
+void attention_forward(Tensor& o, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
+                       const Tensor& cu_seqlens, const AttentionDesc& desc);
+
+// dq, dk, dv per their modes; deterministic for any thread count.
+void attention_backward(Tensor& dq, Grad mode_q, Tensor& dk, Grad mode_k, Tensor& dv, Grad mode_v,
+                        const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const Tensor& o, const Tensor& lse, const Tensor& cu_seqlens,
+                        const AttentionDesc& desc);
+
+// A paged key/value cache of one layer: k, v: [blocks, block_tokens, Hkv, D]. Token p of sequence s
+// lives in block block_table[s, p / block_tokens], slot p % block_tokens. block_table: [S,
+// max_blocks] i32, -1 where unused.
+struct PagedKV {
+  Tensor k, v, block_table;
+};
+
+// Writes new tokens' keys and values: k, v: [T, Hkv, D]; sequences (rows of the block table),
+// positions: [T] i32.
+void paged_kv_write(PagedKV& cache, const Tensor& k, const Tensor& v, const Tensor& sequences,
+                    const Tensor& positions);
+
+// Prefill and decode in one: query token t of sequence sequences[t] at positions[t] attends to
+// cached keys 0..positions[t]. q, o: [T, H, D]. Bits equal attention_forward's (causal, no dropout)
+// for the same row.
+void attention_paged(Tensor& o, const Tensor& q, const PagedKV& cache, const Tensor& sequences,
+                     const Tensor& positions, const AttentionDesc& desc);
+
+}  // namespace cohort::kernels

@@ -1,0 +1,25 @@
+// Conventions of every kernel in this folder.
+//
+//  * A kernel is a pure function on tensors: it writes its outputs, allocates no tensor that
+//  outlives it, and takes
+//    shapes from the tensors. Inputs and outputs are contiguous unless a contract says otherwise.
+//  * A mismatch of shape or dtype throws Error("[op] ...") before anything is written.
+//  * CPU tensors are f64 or f32; all tensors of a call share one dtype and device unless a contract
+//  says otherwise.
+//  * Row ops: the bits of an output row depend on that row's inputs only: not on the other rows,
+//  their number or
+//    the thread count. Reduction order inside a row is fixed.
+//  * Every gradient output says by enum whether it is overwritten or accumulated into.
+#pragma once
+
+#include "core/tensor.h"
+
+namespace cohort::kernels {
+
+enum class Grad { kOverwrite, kAccumulate };
+
+// Throws Error unless `t` is contiguous and has this shape and dtype.
+void check_tensor(const Tensor& t, const Shape& shape, DType dtype, const char* op,
+                  const char* name);
+
+}  // namespace cohort::kernels

@@ -1,0 +1,43 @@
+// Dropout (Srivastava et al. 2014) with addressed bits: whether an element survives depends on
+// (seed, step, sequence, position, layer, site, element) only, so neither the split into micro
+// batches, nor the number of ranks, nor a restart changes a bit.
+#pragma once
+
+#include "core/rng.h"
+#include "kernels/common.h"
+
+namespace cohort::kernels {
+
+enum class DropoutSite : uint8_t { kEmbedding, kAttention, kAttentionOut, kMlpOut };
+
+// Which draws a dropout uses. sequences: [T] i64, the number of each token's sequence within the
+// optimiser step; positions: [T] i32, the token's position in its sequence. p = 0 turns dropout off
+// (tensors may be undefined then).
+struct DropoutSpec {
+  double p = 0;
+  uint64_t seed = 0;
+  int64_t step = 0;
+  int layer = 0;
+  DropoutSite site = DropoutSite::kEmbedding;
+  Tensor sequences, positions;
+};
+
+// The Philox stream of a spec's (step, layer, site); mixed with a sequence number and an element's
+// address below.
+COHORT_HD inline uint64_t dropout_stream(int64_t step, int layer, DropoutSite site) {
+  return rng_stream(RngPurpose::kDropout, static_cast<uint64_t>(step),
+                    static_cast<uint64_t>(layer) << 8 | static_cast<uint64_t>(site));
+}
+// Survival of element `element` of token (sequence, position). For attention the element is head *
+// 2^32 + key position.
+COHORT_HD inline bool dropout_keep(uint64_t seed, uint64_t stream, int64_t sequence,
+                                   int64_t position, uint64_t element, float p) {
+  const uint64_t row = rng_stream(RngPurpose::kDropout, stream ^ static_cast<uint64_t>(sequence),
+                                  static_cast<uint64_t>(position));
+  return uniform_f32(philox(seed, row, element >> 2)[element & 3]) >= p;
+}
+
+// y[t, c] (+)= keep ? x[t, c] / (1 - p) : 0. x, y: [T, C]. The backward is the same map on dy.
+void dropout(Tensor& y, const Tensor& x, const DropoutSpec& spec, Grad mode = Grad::kOverwrite);
+
+}  // namespace cohort::kernels

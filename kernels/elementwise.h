@@ -1,0 +1,234 @@
+// Elementwise ops as data: one struct with the formula and its derivative and one list line give
+// the CPU kernel (f64, f32), the differentiable op (autograd/ops.h), the gradient check and the
+// bench row.
+#pragma once
+
+#include <cmath>
+
+#include "kernels/common.h"
+
+namespace cohort::kernels {
+
+// Unary: y = forward(x), dy/dx = derivative(x, y).
+struct Neg {
+  template <class T>
+  static T forward(T x) {
+    return -x;
+  }
+  template <class T>
+  static T derivative(T, T) {
+    return T(-1);
+  }
+};
+struct Exp {
+  template <class T>
+  static T forward(T x) {
+    return std::exp(x);
+  }
+  template <class T>
+  static T derivative(T, T y) {
+    return y;
+  }
+};
+struct Log {  // x > 0
+  template <class T>
+  static T forward(T x) {
+    return std::log(x);
+  }
+  template <class T>
+  static T derivative(T x, T) {
+    return T(1) / x;
+  }
+};
+struct Sqrt {  // x > 0
+  template <class T>
+  static T forward(T x) {
+    return std::sqrt(x);
+  }
+  template <class T>
+  static T derivative(T, T y) {
+    return T(0.5) / y;
+  }
+};
+struct Square {
+  template <class T>
+  static T forward(T x) {
+    return x * x;
+  }
+  template <class T>
+  static T derivative(T x, T) {
+    return 2 * x;
+  }
+};
+struct Tanh {
+  template <class T>
+  static T forward(T x) {
+    return std::tanh(x);
+  }
+  template <class T>
+  static T derivative(T, T y) {
+    return 1 - y * y;
+  }
+};
+struct Sigmoid {
+  template <class T>
+  static T forward(T x) {
+    return 1 / (1 + std::exp(-x));
+  }
+  template <class T>
+  static T derivative(T, T y) {
+    return y * (1 - y);
+  }
+};
+struct Relu {
+  template <class T>
+  static T forward(T x) {
+    return x > 0 ? x : T(0);
+  }
+  template <class T>
+  static T derivative(T x, T) {
+    return x > 0 ? T(1) : T(0);
+  }
+};
+struct Silu {  // x sigmoid(x)
+  template <class T>
+  static T forward(T x) {
+    return x / (1 + std::exp(-x));
+  }
+  template <class T>
+  static T derivative(T x, T) {
+    const T s = 1 / (1 + std::exp(-x));
+    return s * (1 + x * (1 - s));
+  }
+};
+struct Gelu {  // x Phi(x), exact (Hendrycks and Gimpel 2016)
+  template <class T>
+  static T forward(T x) {
+    return x * T(0.5) * std::erfc(-x * T(0.70710678118654752440));
+  }
+  template <class T>
+  static T derivative(T x, T) {
+    const T phi = T(0.39894228040143267794) * std::exp(T(-0.5) * x * x);
+    return T(0.5) * std::erfc(-x * T(0.70710678118654752440)) + x * phi;
+  }
+};
+struct GeluTanh {  // the tanh form of GPT-2: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+  template <class T>
+  static T forward(T x) {
+    return T(0.5) * x * (1 + std::tanh(inner(x)));
+  }
+  template <class T>
+  static T derivative(T x, T) {
+    const T t = std::tanh(inner(x));
+    return T(0.5) * (1 + t) +
+           T(0.5) * x * (1 - t * t) * T(0.79788456080286535588) * (1 + T(3 * 0.044715) * x * x);
+  }
+  template <class T>
+  static T inner(T x) {
+    return T(0.79788456080286535588) * (x + T(0.044715) * x * x * x);
+  }
+};
+
+// Binary, equal shapes: y = forward(a, b), dy/da = da(a, b), dy/db = db(a, b).
+struct Add {
+  template <class T>
+  static T forward(T a, T b) {
+    return a + b;
+  }
+  template <class T>
+  static T da(T, T) {
+    return T(1);
+  }
+  template <class T>
+  static T db(T, T) {
+    return T(1);
+  }
+};
+struct Sub {
+  template <class T>
+  static T forward(T a, T b) {
+    return a - b;
+  }
+  template <class T>
+  static T da(T, T) {
+    return T(1);
+  }
+  template <class T>
+  static T db(T, T) {
+    return T(-1);
+  }
+};
+struct Mul {
+  template <class T>
+  static T forward(T a, T b) {
+    return a * b;
+  }
+  template <class T>
+  static T da(T, T b) {
+    return b;
+  }
+  template <class T>
+  static T db(T a, T) {
+    return a;
+  }
+};
+struct Div {
+  template <class T>
+  static T forward(T a, T b) {
+    return a / b;
+  }
+  template <class T>
+  static T da(T, T b) {
+    return 1 / b;
+  }
+  template <class T>
+  static T db(T a, T b) {
+    return -a / (b * b);
+  }
+};
+struct SwiGlu {  // silu(gate) up (Shazeer 2020)
+  template <class T>
+  static T forward(T gate, T up) {
+    return Silu::forward(gate) * up;
+  }
+  template <class T>
+  static T da(T gate, T up) {
+    return Silu::derivative(gate, T(0)) * up;
+  }
+  template <class T>
+  static T db(T gate, T) {
+    return Silu::forward(gate);
+  }
+};
+
+// clang-format off
+#define COHORT_UNARY_OPS(X) \
+  X(Neg, neg) X(Exp, exp) X(Log, log) X(Sqrt, sqrt) X(Square, square) X(Tanh, tanh) X(Sigmoid, sigmoid) \
+  X(Relu, relu) X(Silu, silu) X(Gelu, gelu) X(GeluTanh, gelu_tanh)
+#define COHORT_BINARY_OPS(X) X(Add, add) X(Sub, sub) X(Mul, mul) X(Div, div) X(SwiGlu, swiglu)
+// clang-format on
+
+// y = f(x); dx (+)= dy f'(x, y). All tensors have one shape.
+#define COHORT_DECLARE_UNARY(Op, name)             \
+  void name##_forward(Tensor& y, const Tensor& x); \
+  void name##_backward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y, Grad mode);
+COHORT_UNARY_OPS(COHORT_DECLARE_UNARY)
+#undef COHORT_DECLARE_UNARY
+
+// y = f(a, b); da (+)= dy df/da; db (+)= dy df/db. An undefined da or db is skipped.
+#define COHORT_DECLARE_BINARY(Op, name)                                                    \
+  void name##_forward(Tensor& y, const Tensor& a, const Tensor& b);                        \
+  void name##_backward(Tensor& da, Grad mode_a, Tensor& db, Grad mode_b, const Tensor& dy, \
+                       const Tensor& a, const Tensor& b);
+COHORT_BINARY_OPS(COHORT_DECLARE_BINARY)
+#undef COHORT_DECLARE_BINARY
+
+// y (+)= scale * x. x and y may be the same tensor when overwriting.
+void scale(Tensor& y, const Tensor& x, double scale, Grad mode = Grad::kOverwrite);
+
+// y[0] (+)= sum of x, in a fixed blocked order. y: [1] or [].
+void sum(Tensor& y, const Tensor& x, Grad mode = Grad::kOverwrite);
+// x (+)= value[0] everywhere.
+void broadcast_scalar(Tensor& x, const Tensor& value, Grad mode);
+
+}  // namespace cohort::kernels

@@ -1,0 +1,38 @@
+// The language model head fused with log-prob and entropy over chunks of tokens: the logits [T, V]
+// are never held whole. Cross-entropy is minus the chosen-token log-prob; the sampler records
+// log-probs through the same row function, so sampled and trained log-probs agree to the bit.
+//
+//   z[t, :] = x[t, :] w^T / temperature
+//   logprob[t] = z[t, target] - lse[t],   lse[t] = log sum exp z[t, :],   entropy[t] = lse[t] -
+//   sum_v p_v z[t, v]
+#pragma once
+
+#include "kernels/common.h"
+
+namespace cohort::kernels {
+
+struct HeadDesc {
+  double temperature = 1;      // > 0
+  int64_t chunk_tokens = 128;  // logits held at a time; no result depends on it
+};
+
+// x: [T, C]; w: [V, C]; targets: [T] i32 in [0, V), or -1 for a token that is skipped: its outputs
+// are 0, it costs nothing and its gradient is exactly 0. logprob, entropy, lse: [T].
+void head_logprob_forward(Tensor& logprob, Tensor& entropy, Tensor& lse, const Tensor& x,
+                          const Tensor& w, const Tensor& targets, const HeadDesc& desc);
+
+// Recomputes the logits chunk by chunk. dlogprob, dentropy: [T] (dentropy may be undefined: no
+// entropy gradient).
+//   dz[t, v] = (dlogprob[t] ([v = target] - p_v) - dentropy[t] p_v (log p_v + entropy[t])) /
+//   temperature
+// dx: [T, C] per mode_x; dw: [V, C] per mode_w, summed over chunks in ascending order. Undefined dx
+// or dw is skipped.
+void head_logprob_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, const Tensor& dlogprob,
+                           const Tensor& dentropy, const Tensor& x, const Tensor& w,
+                           const Tensor& targets, const Tensor& lse, const Tensor& entropy,
+                           const HeadDesc& desc);
+
+// Workspace bytes of forward / backward for the memory estimate.
+int64_t head_workspace_bytes(int64_t vocab, DType dtype, const HeadDesc& desc);
+
+}  // namespace cohort::kernels

@@ -1,0 +1,44 @@
+// Matrix product. kernels/matmul_cpu.cpp is the only CPU file that knows Eigen.
+#pragma once
+
+#include "kernels/common.h"
+
+namespace cohort::kernels {
+
+enum class Transpose { kNo, kYes };
+struct MatmulDesc {
+  Transpose a = Transpose::kNo, b = Transpose::kNo;
+  Grad out = Grad::kOverwrite;
+};
+
+// c[M, N] (+)= op(a)[M, K] op(b)[K, N]. Inputs of higher rank are seen as [rows, cols].
+// With a not transposed, the bits of a row of c depend only on that row of a and on b: fixed row
+// blocks, rows padded to 16, threads over blocks and never over K.
+void matmul(Tensor& c, const Tensor& a, const Tensor& b, const MatmulDesc& desc = {});
+
+// The linear layer: y[T, N] = x[T, K] w[N, K]^T + bias[N] (bias may be undefined).
+void linear_forward(Tensor& y, const Tensor& x, const Tensor& w, const Tensor& bias);
+// dbias[N] (+)= column sums of dy[T, N], in a fixed order.
+void bias_backward(Tensor& dbias, const Tensor& dy, Grad mode);
+
+// The same products on raw row-major memory, for kernels that work in tiles. Runs in the calling
+// thread. c[m, n] (+)= op(a) op(b), leading dimensions in elements.
+template <class T>
+struct GemmTile {
+  int64_t m, n, k;
+  const T* a;
+  int64_t lda;
+  Transpose trans_a;
+  const T* b;
+  int64_t ldb;
+  Transpose trans_b;
+  T* c;
+  int64_t ldc;
+  Grad out;
+};
+template <class T>
+void gemm_tile(const GemmTile<T>& tile);
+extern template void gemm_tile<float>(const GemmTile<float>&);
+extern template void gemm_tile<double>(const GemmTile<double>&);
+
+}  // namespace cohort::kernels

@@ -1,0 +1,35 @@
+// The clipped policy surrogate with a KL penalty, value and gradient in one pass over packed tokens
+// (PPO, Schulman et al. 2017; GRPO, Shao et al. 2024; KL estimator k3, Schulman 2020).
+//
+//   ratio = exp(clamp(lp - lp_old, +-20)),  lo = 1 - epsilon_low, hi = 1 + epsilon_high
+//   surrogate = max(-A ratio, -A clip(ratio, lo, hi)),  k3 = exp(x) - x - 1,  x = clamp(lp_ref -
+//   lp, +-20) loss = sum_t weight[t] (surrogate[t] + beta k3[t])
+#pragma once
+
+#include "kernels/common.h"
+
+namespace cohort::kernels {
+
+struct PolicyLossDesc {
+  double epsilon_low = 0.2, epsilon_high = 0.2, beta = 0;
+};
+
+// Sums over tokens with a weight above 0; the trainer turns them into means over the optimiser
+// step.
+struct PolicyLossStats {
+  double tokens = 0;
+  double max_ratio_deviation = 0;  // max |ratio - 1|
+  double clipped_low = 0;          // tokens where the lower clip took effect (A < 0 and ratio < lo)
+  double clipped_high = 0;         // ... the upper clip (A > 0 and ratio > hi)
+  double kl_to_old = 0;            // k3 of the sampling policy
+  double kl_to_reference = 0;      // k3 of the reference; 0 without one
+};
+
+// All [T]: logprob and its gradient; old_logprob, ref_logprob (undefined without a reference),
+// advantage, weight are constants. loss: [1]. A token of weight 0 contributes nothing and has
+// dlogprob exactly 0, whatever its other values.
+void policy_loss(Tensor& loss, Tensor& dlogprob, PolicyLossStats& stats, const Tensor& logprob,
+                 const Tensor& old_logprob, const Tensor& ref_logprob, const Tensor& advantage,
+                 const Tensor& weight, const PolicyLossDesc& desc);
+
+}  // namespace cohort::kernels

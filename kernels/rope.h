@@ -1,0 +1,21 @@
+// Rotary position embedding (Su et al. 2021), rotate-half layout of Hugging Face's Llama:
+//   y[i]         = x[i] cos - x[i + D/2] sin
+//   y[i + D/2]   = x[i + D/2] cos + x[i] sin,        angle = position theta^(-2i / D), i < D/2
+#pragma once
+
+#include "kernels/common.h"
+
+namespace cohort::kernels {
+
+// The one table that training, prefill and decode share: [positions, D] with cos in the first D/2
+// columns and sin in the rest, computed in f64 and rounded once. D is even.
+Tensor rope_table(int64_t positions, int64_t head_dim, double theta, DType dtype);
+
+// kInverse applies the transpose of the rotation: the backward of kForward.
+enum class RopeDirection { kForward, kInverse };
+// y (+)= rotated x. x, y: [T, H, D] (may be the same tensor when overwriting); positions: [T] i32
+// in [0, table rows), else Error.
+void rope(Tensor& y, const Tensor& x, const Tensor& positions, const Tensor& table,
+          RopeDirection direction, Grad mode = Grad::kOverwrite);
+
+}  // namespace cohort::kernels
