@@ -1,0 +1,82 @@
+// Problems: what a prompt asks, what a right answer is, and where they come from (a JSONL file or a
+// generated task).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/config.h"
+#include "core/rng.h"
+#include "data/json.h"
+
+namespace cohort {
+
+struct Example {
+  std::string prompt;
+  std::string answer;  // ground truth for rewards
+  std::string
+      solution;  // what supervised training teaches as the completion; `answer` where none is given
+  Json fields;   // everything else the source says about the problem (an object)
+};
+
+enum class Split { kTrain, kHeldOut };
+
+// A deterministic, indexable set of examples: get(i) depends on i and the set's own seed only.
+class ExampleSet {
+ public:
+  virtual ~ExampleSet() = default;
+  // Number of distinct indices; generated training sets are endless and say INT64_MAX.
+  virtual int64_t size() const = 0;
+  virtual Example get(int64_t index) const = 0;
+};
+
+// ---- Generated tasks
+// ------------------------------------------------------------------------------------------
+
+// Sizes a task understands (digits, string length, bits, numbers); see each task's `what`.
+struct TaskConfig {
+  int64_t min_size = 2, max_size = 4;
+  void visit(ConfigVisitor& v);
+};
+
+// A generator and a checker. Both are pure: a problem depends on the Rng only, a verdict on its
+// arguments only.
+struct Task {
+  const char* name;
+  const char* what;            // one line: what a problem is, what size means
+  const char* alphabet;        // every character a prompt or solution can hold
+  int64_t min_size, max_size;  // accepted sizes
+  Example (*generate)(Rng& rng, const TaskConfig& config);
+  // 1 if the completion solves the problem, else 0.
+  double (*check)(const Example& example, std::string_view completion);
+};
+std::vector<const Task*> tasks();
+// Throws InputError listing the known names.
+const Task& find_task(const std::string& name);
+
+// A problem belongs to the held-out split if a hash of its prompt falls in the lowest tenth, so the
+// splits cannot overlap, whatever the seeds. Held-out sets have `size` distinct prompts (fewer if
+// the task has no more: then InputError says how many exist); training sets are endless.
+std::unique_ptr<ExampleSet> make_task_set(const Task& task, const TaskConfig& config, Split split,
+                                          uint64_t seed, int64_t size);
+
+// ---- JSONL
+// ----------------------------------------------------------------------------------------------------
+
+struct JsonlConfig {
+  std::string path;
+  // Templates over the line's fields: "{numbers} = {target}\n"; "{{" and "}}" are braces.
+  std::string prompt = "{prompt}", answer = "{answer}", solution = "{answer}";
+  double held_out_fraction =
+      0.1;            // chosen by a hash of the prompt, so it is stable under reordering
+  int64_t limit = 0;  // use the first lines only; 0: all
+  void visit(ConfigVisitor& v);
+};
+// Throws InputError naming file and line: cannot be read, malformed JSON, no object, a missing
+// field; or no example at all in the asked split.
+std::unique_ptr<ExampleSet> load_jsonl(const JsonlConfig& config, Split split);
+
+}  // namespace cohort

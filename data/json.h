@@ -1,0 +1,67 @@
+// A JSON value. data/json.cpp is the only file that knows the JSON library.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/check.h"
+
+namespace cohort {
+
+// Objects keep the order of their keys. Accessors throw InputError naming the type they found.
+class Json {
+ public:
+  using Array = std::vector<Json>;
+  using Object = std::vector<std::pair<std::string, Json>>;
+
+  Json() = default;  // null
+  Json(bool v) : value_(v) {}
+  Json(int v) : value_(int64_t{v}) {}
+  Json(int64_t v) : value_(v) {}
+  Json(double v) : value_(v) {}
+  Json(const char* v) : value_(std::string(v)) {}
+  Json(std::string v) : value_(std::move(v)) {}
+  Json(Array v) : value_(std::move(v)) {}
+  Json(Object v) : value_(std::move(v)) {}
+
+  bool is_null() const { return std::holds_alternative<std::monostate>(value_); }
+  bool is_bool() const { return std::holds_alternative<bool>(value_); }
+  bool is_int() const { return std::holds_alternative<int64_t>(value_); }
+  bool is_number() const { return is_int() || std::holds_alternative<double>(value_); }
+  bool is_string() const { return std::holds_alternative<std::string>(value_); }
+  bool is_array() const { return std::holds_alternative<Array>(value_); }
+  bool is_object() const { return std::holds_alternative<Object>(value_); }
+
+  bool as_bool() const;
+  int64_t as_int() const;
+  double as_double() const;  // any number
+  const std::string& as_string() const;
+  const Array& as_array() const;
+  const Object& as_object() const;
+
+  // nullptr if this is no object or has no such key.
+  const Json* find(std::string_view key) const;
+  // Throws InputError naming the key if it is missing.
+  const Json& at(std::string_view key) const;
+  // Adds or replaces a key of an object (null becomes an object). Returns *this, for chaining.
+  Json& set(std::string key, Json value);
+  void push_back(Json value);  // null becomes an array
+
+  // Compact text, or indented by `indent` spaces. Doubles print so that they read back exactly; NaN
+  // and Inf as null.
+  std::string dump(int indent = -1) const;
+  // What a template prints for this value: text unquoted, a list as its items separated by ", ".
+  std::string to_text() const;
+
+ private:
+  std::variant<std::monostate, bool, int64_t, double, std::string, Array, Object> value_;
+};
+
+// Throws InputError("WHERE: not valid JSON: ...").
+Json parse_json(std::string_view text, const std::string& where);
+
+}  // namespace cohort

@@ -1,0 +1,32 @@
+// Regular expressions (PCRE2, UTF-8) with bounded work: a hostile completion cannot hang a reward.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort {
+
+class Regex {
+ public:
+  // Throws InputError with the pattern and the position of the fault.
+  explicit Regex(const std::string& pattern);
+  ~Regex();
+  Regex(Regex&&) noexcept;
+  Regex& operator=(Regex&&) noexcept;
+
+  // True if the whole text matches. Invalid UTF-8 and texts that exceed the match limits do not
+  // match.
+  bool full_match(std::string_view text) const;
+  // Capture groups of the first (or last) match: [0] is the whole match; an unset group is "".
+  std::optional<std::vector<std::string>> find_first(std::string_view text) const;
+  std::optional<std::vector<std::string>> find_last(std::string_view text) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,43 @@
+// Sums gradients over ranks in fixed buckets, each as soon as all its gradients are final.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "dist/communicator.h"
+
+namespace cohort {
+
+// Buckets follow the parameter order from the last to the first (the order in which a backward
+// finishes them) and hold at most `bucket_bytes` (a larger tensor has a bucket of its own); one
+// dtype per bucket. The assignment depends on shapes only, and buckets are reduced in one fixed
+// order on every rank, whatever order gradients become ready in.
+class GradReducer {
+ public:
+  // `gradients` in parameter order; the reducer keeps handles to them. With one rank everything is
+  // a no-op.
+  GradReducer(Communicator& comm, std::vector<Tensor> gradients,
+              int64_t bucket_bytes = int64_t{25} << 20);
+  // Gradient i is final for this step. Calling it twice in a step throws Error.
+  void mark_ready(int64_t i);
+  // Reduces what is left (a rank without work marks nothing) and makes ready for the next step.
+  void finish();
+  int64_t num_buckets() const { return static_cast<int64_t>(buckets_.size()); }
+
+ private:
+  struct Bucket {
+    std::vector<int64_t> members;
+    int64_t pending = 0;
+    Tensor flat;
+  };
+  void reduce(Bucket& bucket);
+
+  Communicator& comm_;
+  std::vector<Tensor> gradients_;
+  std::vector<Bucket> buckets_;
+  std::vector<int64_t> bucket_of_;
+  std::vector<bool> ready_;
+  size_t next_bucket_ = 0;
+};
+
+}  // namespace cohort
