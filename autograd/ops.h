@@ -1,0 +1,75 @@
+// Differentiable ops. Each is its kernel (kernels/, where the formulas are) plus a backward
+// closure.
+#pragma once
+
+#include "autograd/variable.h"
+#include "kernels/attention/attention.h"
+#include "kernels/elementwise.h"
+#include "kernels/head.h"
+#include "kernels/matmul.h"
+#include "kernels/policy_loss.h"
+
+namespace cohort {
+
+// The elementwise families of kernels/elementwise.h: exp(x), silu(x), add(a, b), swiglu(gate, up),
+// ...
+#define COHORT_DECLARE_UNARY(Op, name) Variable name(const Variable& x);
+#define COHORT_DECLARE_BINARY(Op, name) Variable name(const Variable& a, const Variable& b);
+COHORT_UNARY_OPS(COHORT_DECLARE_UNARY)
+COHORT_BINARY_OPS(COHORT_DECLARE_BINARY)
+#undef COHORT_DECLARE_UNARY
+#undef COHORT_DECLARE_BINARY
+
+Variable scale(const Variable& x, double factor);
+// [1]: sum of all elements.
+Variable sum(const Variable& x);
+Variable mean(const Variable& x);
+// [1]: sum of x * weights over all elements; weights are constants of x's shape.
+Variable weighted_sum(const Variable& x, const Tensor& weights);
+
+// The same elements in another shape; no copy.
+Variable reshape(const Variable& x, const Shape& shape);
+// x[i] of the first dimension.
+Variable select(const Variable& x, int64_t i);
+
+// [M, N] = op(a) op(b).
+Variable matmul(const Variable& a, const Variable& b,
+                kernels::Transpose trans_a = kernels::Transpose::kNo,
+                kernels::Transpose trans_b = kernels::Transpose::kNo);
+// x[..., K] w[N, K]^T + bias[N]; `bias` may be undefined.
+Variable linear(const Variable& x, const Variable& w, const Variable& bias = {});
+// table[ids[t], :].
+Variable embedding(const Variable& table, const Tensor& ids);
+
+Variable rms_norm(const Variable& x, const Variable& w, double eps);
+// `b` may be undefined.
+Variable layer_norm(const Variable& x, const Variable& w, const Variable& b, double eps);
+Variable softmax(const Variable& x);
+
+// x: [T, H, D] rotated to `positions` by kernels::rope_table().
+Variable rope(const Variable& x, const Tensor& positions, const Tensor& table);
+// q: [T, H, D], k, v: [T, Hkv, D] -> [T, H, D]; see kernels/attention/attention.h.
+Variable attention(const Variable& q, const Variable& k, const Variable& v,
+                   const Tensor& cu_seqlens, const kernels::AttentionDesc& desc);
+Variable dropout(const Variable& x, const kernels::DropoutSpec& spec);
+
+// Per-token log-prob of `targets` and entropy under softmax(x w^T / temperature), both [T] and
+// differentiable.
+struct TokenLogProbs {
+  Variable logprob, entropy;
+};
+TokenLogProbs token_log_probs(const Variable& x, const Variable& w, const Tensor& targets,
+                              const kernels::HeadDesc& desc = {});
+// [1]: - sum_t weights[t] log p(targets[t]). weights: [T] constants.
+Variable cross_entropy(const Variable& x, const Variable& w, const Tensor& targets,
+                       const Tensor& weights, const kernels::HeadDesc& desc = {});
+
+// Constants of the policy loss, all [T]; `ref_logprob` may be undefined. See kernels/policy_loss.h.
+struct PolicyLossInputs {
+  Tensor old_logprob, ref_logprob, advantage, weight;
+};
+// [1]: the clipped surrogate with KL penalty; `stats` receives the sums for metrics.
+Variable policy_loss(const Variable& logprob, const PolicyLossInputs& inputs,
+                     const kernels::PolicyLossDesc& desc, kernels::PolicyLossStats& stats);
+
+}  // namespace cohort

@@ -1,0 +1,159 @@
+// Elementwise ops, sums, shapes, matmul and embedding: forward and backward side by side.
+#include "autograd/ops.h"
+#include "kernels/embedding.h"
+#include "kernels/matmul.h"
+
+namespace cohort {
+
+using kernels::Grad;
+using kernels::Transpose;
+
+#define COHORT_DEFINE_UNARY(Op, name)                                                    \
+  Variable name(const Variable& x) {                                                     \
+    Tensor y = Tensor::empty_like(x.value());                                            \
+    kernels::name##_forward(y, x.value());                                               \
+    return make_node(#name, y, {x}, [x = x.value(), y](const Tensor& dy, Gradients& g) { \
+      GradSlot dx = g.slot(0);                                                           \
+      kernels::name##_backward(dx.tensor, dy, x, y, dx.mode);                            \
+    });                                                                                  \
+  }
+COHORT_UNARY_OPS(COHORT_DEFINE_UNARY)
+#undef COHORT_DEFINE_UNARY
+
+namespace {
+
+using BinaryForward = void (*)(Tensor&, const Tensor&, const Tensor&);
+using BinaryBackward = void (*)(Tensor&, Grad, Tensor&, Grad, const Tensor&, const Tensor&,
+                                const Tensor&);
+
+Variable binary(const char* name, BinaryForward forward, BinaryBackward backward, const Variable& a,
+                const Variable& b) {
+  Tensor y = Tensor::empty_like(a.value());
+  forward(y, a.value(), b.value());
+  return make_node(name, y, {a, b},
+                   [backward, a = a.value(), b = b.value()](const Tensor& dy, Gradients& g) {
+                     // One gradient at a time: a and b may be the same variable, whose two
+                     // contributions share a buffer.
+                     Tensor none;
+                     if (GradSlot da = g.slot(0); da.tensor.defined())
+                       backward(da.tensor, da.mode, none, Grad::kOverwrite, dy, a, b);
+                     if (GradSlot db = g.slot(1); db.tensor.defined())
+                       backward(none, Grad::kOverwrite, db.tensor, db.mode, dy, a, b);
+                   });
+}
+
+}  // namespace
+
+#define COHORT_DEFINE_BINARY(Op, name)                                             \
+  Variable name(const Variable& a, const Variable& b) {                            \
+    return binary(#name, kernels::name##_forward, kernels::name##_backward, a, b); \
+  }
+COHORT_DEFINE_BINARY(Sub, sub)
+COHORT_DEFINE_BINARY(Mul, mul)
+COHORT_DEFINE_BINARY(Div, div)
+COHORT_DEFINE_BINARY(SwiGlu, swiglu)
+#undef COHORT_DEFINE_BINARY
+
+// Written out because its backward needs no input values: a residual stream keeps nothing alive.
+Variable add(const Variable& a, const Variable& b) {
+  Tensor y = Tensor::empty_like(a.value());
+  kernels::add_forward(y, a.value(), b.value());
+  return make_node("add", y, {a, b}, [](const Tensor& dy, Gradients& g) {
+    if (GradSlot db = g.slot(1); db.tensor.defined()) kernels::scale(db.tensor, dy, 1, db.mode);
+    g.pass(0, dy);
+  });
+}
+
+Variable scale(const Variable& x, double factor) {
+  Tensor y = Tensor::empty_like(x.value());
+  kernels::scale(y, x.value(), factor);
+  return make_node("scale", y, {x}, [factor](const Tensor& dy, Gradients& g) {
+    GradSlot dx = g.slot(0);
+    kernels::scale(dx.tensor, dy, factor, dx.mode);
+  });
+}
+
+Variable sum(const Variable& x) {
+  Tensor y = Tensor::empty({1}, x.value().dtype(), x.value().device());
+  kernels::sum(y, x.value());
+  return make_node("sum", y, {x}, [](const Tensor& dy, Gradients& g) {
+    GradSlot dx = g.slot(0);
+    kernels::broadcast_scalar(dx.tensor, dy, dx.mode);
+  });
+}
+
+Variable mean(const Variable& x) {
+  return scale(sum(x), 1.0 / static_cast<double>(std::max<int64_t>(1, x.value().numel())));
+}
+
+Variable weighted_sum(const Variable& x, const Tensor& weights) {
+  return sum(mul(x, Variable(weights)));
+}
+
+Variable reshape(const Variable& x, const Shape& shape) {
+  const Shape before = x.shape();
+  return make_node("reshape", x.value().reshape(shape), {x},
+                   [before](const Tensor& dy, Gradients& g) { g.pass(0, dy.reshape(before)); });
+}
+
+Variable select(const Variable& x, int64_t i) {
+  return make_node("select", x.value().select(0, i).contiguous(), {x},
+                   [i](const Tensor& dy, Gradients& g) {
+                     GradSlot dx = g.slot(0);
+                     if (dx.mode == Grad::kOverwrite) dx.tensor.zero_();
+                     Tensor row = dx.tensor.select(0, i);
+                     kernels::scale(row, dy, 1, Grad::kAccumulate);
+                   });
+}
+
+Variable matmul(const Variable& a, const Variable& b, Transpose trans_a, Transpose trans_b) {
+  const bool ta = trans_a == Transpose::kYes, tb = trans_b == Transpose::kYes;
+  const Tensor &av = a.value(), &bv = b.value();
+  Tensor y = Tensor::empty({ta ? av.cols() : av.rows(), tb ? bv.rows() : bv.cols()}, av.dtype(),
+                           av.device());
+  kernels::matmul(y, av, bv, {.a = trans_a, .b = trans_b});
+  return make_node("matmul", y, {a, b}, [=, a = av, b = bv](const Tensor& dy, Gradients& g) {
+    const Transpose not_b = tb ? Transpose::kNo : Transpose::kYes;
+    const Transpose not_a = ta ? Transpose::kNo : Transpose::kYes;
+    if (GradSlot da = g.slot(0); da.tensor.defined()) {
+      if (ta)
+        kernels::matmul(da.tensor, b, dy, {.a = trans_b, .b = Transpose::kYes, .out = da.mode});
+      else
+        kernels::matmul(da.tensor, dy, b, {.b = not_b, .out = da.mode});
+    }
+    if (GradSlot db = g.slot(1); db.tensor.defined()) {
+      if (tb)
+        kernels::matmul(db.tensor, dy, a, {.a = Transpose::kYes, .b = trans_a, .out = db.mode});
+      else
+        kernels::matmul(db.tensor, a, dy, {.a = not_a, .out = db.mode});
+    }
+  });
+}
+
+Variable linear(const Variable& x, const Variable& w, const Variable& bias) {
+  Shape shape = x.shape();
+  shape[-1] = w.value().dim(0);
+  Tensor y = Tensor::empty(shape, x.value().dtype(), x.value().device());
+  kernels::linear_forward(y, x.value(), w.value(), bias.value());
+  return make_node("linear", y, {x, w, bias},
+                   [x = x.value(), w = w.value()](const Tensor& dy, Gradients& g) {
+                     if (GradSlot dx = g.slot(0); dx.tensor.defined())
+                       kernels::matmul(dx.tensor, dy, w, {.out = dx.mode});
+                     if (GradSlot dw = g.slot(1); dw.tensor.defined())
+                       kernels::matmul(dw.tensor, dy, x, {.a = Transpose::kYes, .out = dw.mode});
+                     if (GradSlot db = g.slot(2); db.tensor.defined())
+                       kernels::bias_backward(db.tensor, dy, db.mode);
+                   });
+}
+
+Variable embedding(const Variable& table, const Tensor& ids) {
+  Tensor y = Tensor::empty({ids.numel(), table.value().dim(1)}, table.value().dtype(),
+                           table.value().device());
+  kernels::embedding_forward(y, table.value(), ids);
+  return make_node("embedding", y, {table}, [ids](const Tensor& dy, Gradients& g) {
+    GradSlot dtable = g.slot(0);
+    kernels::embedding_backward(dtable.tensor, dy, ids, dtable.mode);
+  });
+}
+
+}  // namespace cohort

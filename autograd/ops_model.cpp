@@ -1,0 +1,90 @@
+// Norms, attention, rotary embedding and dropout: forward and backward side by side.
+#include "autograd/ops.h"
+#include "kernels/norm.h"
+#include "kernels/rope.h"
+
+namespace cohort {
+
+namespace {
+
+// One statistic per row of x.
+Tensor row_statistic(const Tensor& x) {
+  return Tensor::empty({x.rows()}, x.dtype(), x.device());
+}
+
+}  // namespace
+
+Variable rms_norm(const Variable& x, const Variable& w, double eps) {
+  Tensor y = Tensor::empty_like(x.value()), rstd = row_statistic(x.value());
+  kernels::rms_norm_forward(y, rstd, x.value(), w.value(), eps);
+  return make_node(
+      "rms_norm", y, {x, w}, [x = x.value(), w = w.value(), rstd](const Tensor& dy, Gradients& g) {
+        GradSlot dx = g.slot(0), dw = g.slot(1);
+        kernels::rms_norm_backward(dx.tensor, dx.mode, dw.tensor, dw.mode, dy, x, w, rstd);
+      });
+}
+
+Variable layer_norm(const Variable& x, const Variable& w, const Variable& b, double eps) {
+  Tensor y = Tensor::empty_like(x.value()), mean = row_statistic(x.value()),
+         rstd = row_statistic(x.value());
+  kernels::layer_norm_forward(y, mean, rstd, x.value(), w.value(), b.value(), eps);
+  return make_node("layer_norm", y, {x, w, b},
+                   [x = x.value(), w = w.value(), mean, rstd](const Tensor& dy, Gradients& g) {
+                     GradSlot dx = g.slot(0), dw = g.slot(1), db = g.slot(2);
+                     kernels::layer_norm_backward(dx.tensor, dx.mode, dw.tensor, dw.mode, db.tensor,
+                                                  db.mode, dy, x, w, mean, rstd);
+                   });
+}
+
+Variable softmax(const Variable& x) {
+  Tensor y = Tensor::empty_like(x.value());
+  kernels::softmax_forward(y, x.value());
+  return make_node("softmax", y, {x}, [y](const Tensor& dy, Gradients& g) {
+    GradSlot dx = g.slot(0);
+    kernels::softmax_backward(dx.tensor, dy, y, dx.mode);
+  });
+}
+
+Variable rope(const Variable& x, const Tensor& positions, const Tensor& table) {
+  Tensor y = Tensor::empty_like(x.value());
+  kernels::rope(y, x.value(), positions, table, kernels::RopeDirection::kForward);
+  return make_node("rope", y, {x}, [positions, table](const Tensor& dy, Gradients& g) {
+    GradSlot dx = g.slot(0);
+    kernels::rope(dx.tensor, dy, positions, table, kernels::RopeDirection::kInverse, dx.mode);
+  });
+}
+
+Variable attention(const Variable& q, const Variable& k, const Variable& v,
+                   const Tensor& cu_seqlens, const kernels::AttentionDesc& desc) {
+  const Tensor& qv = q.value();
+  Tensor o = Tensor::empty_like(qv),
+         lse = Tensor::empty({qv.dim(1), qv.dim(0)}, qv.dtype(), qv.device());
+  kernels::attention_forward(o, lse, qv, k.value(), v.value(), cu_seqlens, desc);
+  return make_node("attention", o, {q, k, v},
+                   [q = qv, k = k.value(), v = v.value(), o, lse, cu_seqlens, desc](
+                       const Tensor& dy, Gradients& g) {
+                     // The kernel writes all three; one that nobody needs goes to scratch.
+                     const auto slot_or_scratch = [&](int i, const Tensor& like) {
+                       GradSlot slot = g.slot(i);
+                       return slot.tensor.defined()
+                                  ? slot
+                                  : GradSlot{Tensor::empty_like(like), kernels::Grad::kOverwrite};
+                     };
+                     GradSlot dq = slot_or_scratch(0, q), dk = slot_or_scratch(1, k),
+                              dv = slot_or_scratch(2, v);
+                     kernels::attention_backward(dq.tensor, dq.mode, dk.tensor, dk.mode, dv.tensor,
+                                                 dv.mode, dy, q, k, v, o, lse, cu_seqlens, desc);
+                   });
+}
+
+Variable dropout(const Variable& x, const kernels::DropoutSpec& spec) {
+  if (spec.p == 0) return x;
+  Tensor y = Tensor::empty_like(x.value());
+  kernels::dropout(y, x.value(), spec);
+  return make_node("dropout", y, {x}, [spec](const Tensor& dy, Gradients& g) {
+    GradSlot dx = g.slot(0);
+    kernels::dropout(dx.tensor, dy, spec, dx.mode);
+  });
+}
+
+}  // namespace cohort

@@ -1,0 +1,249 @@
+// The tape and its backward. Nodes are numbered in order of creation, so descending numbers are a
+// topological order: a heap of pending nodes replaces recursion.
+#include "autograd/variable.h"
+
+#include <algorithm>
+#include <atomic>
+#include <queue>
+#include <unordered_map>
+
+#include "kernels/elementwise.h"
+
+namespace cohort {
+
+using kernels::Grad;
+
+struct TapeNode {
+  std::string name;
+  Shape shape;
+  DType dtype = DType::kF32;
+  Device device;
+  uint64_t number = 0;  // order of creation
+  bool leaf = false;
+  bool freed = false;  // a backward has consumed it
+  Tensor grad;         // leaves: persistent; others: while a backward is under way
+  std::vector<std::shared_ptr<TapeNode>> inputs;
+  BackwardFn backward;
+  std::vector<std::function<void()>> hooks;
+
+  TapeNode() = default;
+  TapeNode(const TapeNode&) = delete;
+  TapeNode& operator=(const TapeNode&) = delete;
+  // Releases a chain of nodes in a loop: the stack must not grow with the length of the tape.
+  ~TapeNode() {
+    std::vector<std::shared_ptr<TapeNode>> pending = std::move(inputs);
+    while (!pending.empty()) {
+      const std::shared_ptr<TapeNode> node = std::move(pending.back());
+      pending.pop_back();
+      if (node == nullptr || node.use_count() > 1) continue;
+      std::move(node->inputs.begin(), node->inputs.end(), std::back_inserter(pending));
+      node->inputs.clear();
+    }
+  }
+};
+
+namespace {
+
+thread_local bool t_grad_enabled = true;
+thread_local bool t_hooks_enabled = true;
+
+uint64_t next_number() {
+  static std::atomic<uint64_t> counter{0};
+  return ++counter;
+}
+
+std::shared_ptr<TapeNode> new_node(const char* name, const Tensor& value) {
+  auto node = std::make_shared<TapeNode>();
+  node->name = name;
+  node->shape = value.shape();
+  node->dtype = value.dtype();
+  node->device = value.device();
+  node->number = next_number();
+  return node;
+}
+
+// How often each reachable node is an input: a leaf's gradient is final when its last consumer has
+// run.
+std::unordered_map<TapeNode*, int64_t> count_uses(TapeNode* root) {
+  std::unordered_map<TapeNode*, int64_t> uses{{root, 0}};
+  std::vector<TapeNode*> stack{root};
+  while (!stack.empty()) {
+    TapeNode* node = stack.back();
+    stack.pop_back();
+    for (const auto& input : node->inputs) {
+      if (input == nullptr) continue;
+      if (uses[input.get()]++ == 0) stack.push_back(input.get());
+    }
+  }
+  return uses;
+}
+
+struct Older {
+  bool operator()(const TapeNode* a, const TapeNode* b) const { return a->number < b->number; }
+};
+
+}  // namespace
+
+Variable Variable::parameter(Tensor value, std::string name) {
+  COHORT_CHECK(is_float(value.dtype()), "[parameter] ", name, " has no gradient: its dtype is ",
+               dtype_name(value.dtype()));
+  Variable v(std::move(value));
+  v.node_ = new_node("", v.value_);
+  v.node_->name = std::move(name);
+  v.node_->leaf = true;
+  return v;
+}
+
+Tensor& Variable::grad() const {
+  COHORT_CHECK(node_ != nullptr && node_->leaf, "[grad] only a parameter has a gradient");
+  if (!node_->grad.defined())
+    node_->grad = Tensor::zeros(node_->shape, node_->dtype, node_->device);
+  return node_->grad;
+}
+
+void Variable::zero_grad() const {
+  grad().zero_();
+}
+
+void Variable::on_gradient(std::function<void()> hook) const {
+  COHORT_CHECK(node_ != nullptr && node_->leaf, "[on_gradient] only a parameter takes a hook");
+  node_->hooks.push_back(std::move(hook));
+}
+
+void Variable::set_grad_storage(Tensor storage) const {
+  COHORT_CHECK(node_ != nullptr && node_->leaf,
+               "[set_grad_storage] only a parameter has a gradient");
+  kernels::check_tensor(storage, node_->shape, node_->dtype, "set_grad_storage", "storage");
+  node_->grad = std::move(storage);
+}
+
+bool Gradients::needed(int i) const {
+  return inputs_[static_cast<size_t>(i)] != nullptr;
+}
+
+GradSlot Gradients::slot(int i) {
+  TapeNode* node = inputs_[static_cast<size_t>(i)].get();
+  if (node == nullptr) return {};
+  if (node->grad.defined()) return {node->grad, Grad::kAccumulate};
+  if (node->leaf) {
+    node->grad = Tensor::zeros(node->shape, node->dtype, node->device);
+    return {node->grad, Grad::kAccumulate};
+  }
+  node->grad = Tensor::empty(node->shape, node->dtype, node->device);
+  return {node->grad, Grad::kOverwrite};
+}
+
+void Gradients::pass(int i, const Tensor& gradient) {
+  TapeNode* node = inputs_[static_cast<size_t>(i)].get();
+  if (node == nullptr) return;
+  if (!node->leaf && !node->grad.defined() && gradient.is_contiguous()) {
+    kernels::check_tensor(gradient, node->shape, node->dtype, "backward", node->name.c_str());
+    node->grad = gradient;
+    return;
+  }
+  GradSlot target = slot(i);
+  kernels::scale(target.tensor, gradient.contiguous(), 1, target.mode);
+}
+
+Variable make_node(const char* name, Tensor y, std::span<const Variable> inputs, BackwardFn fn) {
+  Variable out(std::move(y));
+  const bool wanted =
+      t_grad_enabled && std::any_of(inputs.begin(), inputs.end(),
+                                    [](const Variable& v) { return v.requires_grad(); });
+  if (!wanted) return out;
+  out.node_ = new_node(name, out.value_);
+  for (const Variable& input : inputs) out.node_->inputs.push_back(input.node_);
+  out.node_->backward = std::move(fn);
+  return out;
+}
+
+Variable make_node(const char* name, Tensor y, std::initializer_list<Variable> inputs,
+                   BackwardFn fn) {
+  return make_node(name, std::move(y), std::span<const Variable>(inputs.begin(), inputs.size()),
+                   std::move(fn));
+}
+
+void backward(const Variable& loss, const Tensor& seed) {
+  COHORT_CHECK(loss.node_ != nullptr, "[backward] nothing in this loss requires a gradient");
+  TapeNode* root = loss.node_.get();
+  COHORT_CHECK(!root->leaf, "[backward] the loss is a parameter itself");
+  COHORT_CHECK(!root->freed, "[backward] this tape was freed by an earlier backward");
+  if (seed.defined()) {
+    kernels::check_tensor(seed, root->shape, root->dtype, "backward", "seed");
+    root->grad = seed.clone();
+  } else {
+    COHORT_CHECK(root->shape.numel() == 1, "[backward] a loss of shape ", root->shape.str(),
+                 " needs a seed");
+    root->grad = Tensor::full(root->shape, 1, root->dtype, root->device);
+  }
+
+  auto uses = count_uses(root);
+  std::vector<std::shared_ptr<TapeNode>> alive{loss.node_};  // nodes in the heap
+  std::priority_queue<TapeNode*, std::vector<TapeNode*>, Older> ready;
+  ready.push(root);
+  while (!ready.empty()) {
+    TapeNode* node = ready.top();
+    ready.pop();
+    COHORT_CHECK(!node->freed, "[backward] the tape of '", node->name,
+                 "' was freed by an earlier backward");
+    const auto inputs = std::move(node->inputs);
+    node->inputs.clear();
+    const BackwardFn fn = std::move(node->backward);
+    node->backward = nullptr;
+    node->freed = true;
+    // A node no gradient reached (its consumers skipped it) passes nothing on, but its inputs still
+    // count as done.
+    if (node->grad.defined()) {
+      Gradients gradients(inputs);
+      fn(std::exchange(node->grad, {}), gradients);
+    }
+    for (const auto& input : inputs) {
+      if (input == nullptr || --uses.at(input.get()) > 0) continue;
+      if (input->leaf) {
+        if (t_hooks_enabled)
+          for (const auto& hook : input->hooks) hook();
+      } else {
+        alive.push_back(input);
+        ready.push(input.get());
+      }
+    }
+  }
+}
+
+NoGradGuard::NoGradGuard() : previous_(t_grad_enabled) {
+  t_grad_enabled = false;
+}
+NoGradGuard::~NoGradGuard() {
+  t_grad_enabled = previous_;
+}
+bool grad_enabled() {
+  return t_grad_enabled;
+}
+
+Variable checkpoint(const std::function<Variable(std::span<const Variable>)>& fn,
+                    std::span<const Variable> inputs, std::span<const Variable> parameters) {
+  if (!t_grad_enabled) return fn(inputs);
+  Tensor y;
+  {
+    NoGradGuard guard;
+    y = fn(inputs).value();
+  }
+  std::vector<Variable> all(inputs.begin(), inputs.end());
+  all.insert(all.end(), parameters.begin(), parameters.end());
+  std::vector<Variable> saved;
+  for (const Variable& input : inputs)
+    saved.push_back(input.requires_grad() ? Variable::parameter(input.value()) : input.detach());
+  return make_node("checkpoint", y, std::span<const Variable>(all),
+                   [fn, saved](const Tensor& dy, Gradients& gradients) {
+                     const bool hooks =
+                         std::exchange(t_hooks_enabled, false);  // the outer backward fires them
+                     const Variable again = fn(saved);
+                     backward(again, dy);
+                     t_hooks_enabled = hooks;
+                     for (size_t i = 0; i < saved.size(); ++i)
+                       if (saved[i].requires_grad())
+                         gradients.pass(static_cast<int>(i), saved[i].grad());
+                   });
+}
+
+}  // namespace cohort

@@ -1,0 +1,114 @@
+// Reverse-mode automatic differentiation on a tape of nodes.
+//
+//   Variable w = Variable::parameter(Tensor::zeros({3}, DType::kF64));
+//   backward(sum(square(w)));         // accumulates into w.grad()
+//
+// A Variable is a Tensor and, if it takes part in differentiation, a node. A node keeps its inputs'
+// nodes but not their values: what a backward needs, its closure captures, so the memory policy of
+// an op is visible at the op (autograd/ops_*.cpp). A backward frees the tape as it goes; running it
+// twice over the same tape throws Error.
+#pragma once
+
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/tensor.h"
+#include "kernels/common.h"
+
+namespace cohort {
+
+class Gradients;
+struct TapeNode;
+
+// Writes the gradients of a node's inputs, given that of its output.
+using BackwardFn = std::function<void(const Tensor& dy, Gradients& gradients)>;
+
+class Variable {
+ public:
+  Variable() = default;
+  // A constant.
+  explicit Variable(Tensor value) : value_(std::move(value)) {}
+  // A leaf whose gradient is wanted. `name` appears in messages.
+  static Variable parameter(Tensor value, std::string name = "");
+
+  bool defined() const { return value_.defined(); }
+  const Tensor& value() const { return value_; }
+  Tensor& value() { return value_; }
+  const Shape& shape() const { return value_.shape(); }
+  bool requires_grad() const { return node_ != nullptr; }
+  // The same value, outside the tape.
+  Variable detach() const { return Variable(value_); }
+
+  // Leaves only. The gradient accumulates over backwards until zero_grad(); it is allocated (as
+  // zeros) when first asked for.
+  Tensor& grad() const;
+  void zero_grad() const;
+  // Called in each backward at the moment this leaf's gradient is final for it.
+  void on_gradient(std::function<void()> hook) const;
+  // Gives the leaf's gradient a place chosen by the caller (same shape and dtype).
+  void set_grad_storage(Tensor grad) const;
+
+ private:
+  friend Variable make_node(const char*, Tensor, std::initializer_list<Variable>, BackwardFn);
+  friend Variable make_node(const char*, Tensor, std::span<const Variable>, BackwardFn);
+  friend void backward(const Variable&, const Tensor&);
+  Tensor value_;
+  std::shared_ptr<TapeNode> node_;
+};
+
+// Handed to a BackwardFn: where the gradient of input i goes.
+struct GradSlot {
+  Tensor tensor;  // undefined: nobody needs this gradient, skip it
+  kernels::Grad mode = kernels::Grad::kOverwrite;
+};
+class Gradients {
+ public:
+  explicit Gradients(std::span<const std::shared_ptr<TapeNode>> inputs) : inputs_(inputs) {}
+  bool needed(int i) const;
+  // The buffer to write and how. Asking counts as writing: the next contribution to the same
+  // variable accumulates.
+  GradSlot slot(int i);
+  // Contributes `gradient` as it is, without a copy where it is the first contribution. The caller
+  // must not write it afterwards.
+  void pass(int i, const Tensor& gradient);
+
+ private:
+  std::span<const std::shared_ptr<TapeNode>> inputs_;
+};
+
+// The extension point: an op is a forward, and a call of make_node() with its backward. `y` becomes
+// a constant when gradients are off or no input requires one.
+Variable make_node(const char* name, Tensor y, std::initializer_list<Variable> inputs,
+                   BackwardFn backward);
+Variable make_node(const char* name, Tensor y, std::span<const Variable> inputs,
+                   BackwardFn backward);
+
+// Accumulates d(sum(loss * seed)) into the leaves. `seed` defaults to 1 and then `loss` must have
+// one element. Iterative, in descending order of creation. Throws Error if nothing in `loss`
+// requires a gradient.
+void backward(const Variable& loss, const Tensor& seed = {});
+
+// Gradients off in this thread while the guard lives.
+class NoGradGuard {
+ public:
+  NoGradGuard();
+  ~NoGradGuard();
+  NoGradGuard(const NoGradGuard&) = delete;
+  NoGradGuard& operator=(const NoGradGuard&) = delete;
+
+ private:
+  bool previous_;
+};
+bool grad_enabled();
+
+// Recompute checkpoint (Chen et al. 2016): runs fn(inputs) without a tape and runs it again inside
+// the backward. `parameters`: the leaves that fn uses besides its inputs, so that their hooks fire
+// at the right time. fn must be deterministic.
+Variable checkpoint(const std::function<Variable(std::span<const Variable>)>& fn,
+                    std::span<const Variable> inputs, std::span<const Variable> parameters);
+
+}  // namespace cohort
