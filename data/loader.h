@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/rng.h"
@@ -16,7 +17,7 @@ class ShuffledOrder {
   ShuffledOrder(int64_t size, uint64_t seed);
   int64_t next();
   int64_t position() const { return position_; }  // indices handed out so far
-  void seek(int64_t position) { position_ = position; }
+  void seek(int64_t position);
 
  private:
   void load_epoch(int64_t epoch);
@@ -25,11 +26,11 @@ class ShuffledOrder {
   std::vector<int64_t> order_;
 };
 
-// The token stream of one text file for next-token training, split at a character: the last
-// `held_out_fraction` is held out.
+// One text file for next-token training, split at a character: the last `held_out_fraction` is held
+// out.
 class TextCorpus {
  public:
-  // Throws InputError: unreadable, empty, or shorter than a window.
+  // Throws InputError: unreadable, empty, or too short to split.
   TextCorpus(const std::string& path, double held_out_fraction);
   const std::string& train_text() const { return train_; }
   const std::string& held_out_text() const { return held_out_; }
@@ -39,7 +40,7 @@ class TextCorpus {
 };
 
 // Start of the i-th random window of `window` tokens in a stream of `size` tokens: addressed by
-// (seed, i).
+// (seed, i). Throws InputError if the stream is shorter than the window.
 int64_t random_window(int64_t size, int64_t window, uint64_t seed, int64_t i);
 
 }  // namespace cohort
