@@ -1,0 +1,92 @@
+// Elementary functions for hot loops. The f32 versions are branch-free and use only operations that
+// a compiler turns into vector instructions one to one (fma, compare and select, integer add and
+// shift), so a scalar call and a vectorised loop give the same bits. f64 goes to the standard
+// library: it is there for checks, not for speed. The polynomials are minimax fits of our own.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+namespace cohort::kernels {
+namespace detail {
+
+// p 2^n for n in [-252, 254], rounded once: two factors keep each power of two a normal number.
+inline float scale_by_power(float p, int32_t n) {
+  const int32_t half = n >> 1;
+  const float a = std::bit_cast<float>(static_cast<uint32_t>(half + 127) << 23);
+  const float b = std::bit_cast<float>(static_cast<uint32_t>(n - half + 127) << 23);
+  return p * a * b;
+}
+
+// Adding 1.5 2^23 leaves the nearest integer in the low bits of the sum.
+inline constexpr float kRound = 12582912.0f;
+inline int32_t rounded_bits(float shifted) {
+  return static_cast<int32_t>(std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(kRound));
+}
+
+}  // namespace detail
+
+// e^x within 1 ulp: +inf above the range, denormals and 0 below it, NaN for NaN.
+inline float vexp(float x) {
+  // Written so that a NaN fails both comparisons and passes through.
+  float y = x > 89.0f ? 89.0f : x;
+  y = y < -104.0f ? -104.0f : y;
+  const float shifted = std::fma(y, 1.44269504f, detail::kRound);
+  const float n = shifted - detail::kRound;
+  // ln 2 in two parts, the first short enough that n times it is exact.
+  float r = std::fma(n, -0.693145752f, y);
+  r = std::fma(n, -1.42860677e-6f, r);
+  float q = 1.38145985e-3f;
+  q = std::fma(q, r, 8.36871688e-3f);
+  q = std::fma(q, r, 4.16683880e-2f);
+  q = std::fma(q, r, 1.66665206e-1f);
+  q = std::fma(q, r, 4.99999934e-1f);
+  const float p = std::fma(r * r, q, r) + 1.0f;
+  return detail::scale_by_power(p, detail::rounded_bits(shifted));
+}
+inline double vexp(double x) {
+  return std::exp(x);
+}
+
+// 2^x within 1 ulp, exact for integers; the same limits as vexp.
+inline float vexp2(float x) {
+  float y = x > 129.0f ? 129.0f : x;
+  y = y < -151.0f ? -151.0f : y;
+  const float shifted = y + detail::kRound;
+  const float r = y - (shifted - detail::kRound);
+  float q = 1.53533595e-4f;
+  q = std::fma(q, r, 1.33988770e-3f);
+  q = std::fma(q, r, 9.61843738e-3f);
+  q = std::fma(q, r, 5.55033247e-2f);
+  q = std::fma(q, r, 2.40226479e-1f);
+  q = std::fma(q, r, 6.93147203e-1f);
+  return detail::scale_by_power(std::fma(q, r, 1.0f), detail::rounded_bits(shifted));
+}
+inline double vexp2(double x) {
+  return std::exp2(x);
+}
+
+// The standard normal distribution function Phi(x) with e = exp(-x^2 / 2) given, as callers need it
+// for the density too: Phi(-a) = e Q(a), where Q is smooth and falls like 0.4 / a, so a polynomial
+// in t = 1 / (1 + 0.35 a). Within 1e-6 relative for x > -5; below, the rounding of x^2 / 2
+// dominates.
+inline float normal_cdf(float x, float e) {
+  const float t = 1.0f / std::fma(0.35f, std::fabs(x), 1.0f);
+  float q = -2.91579204e-2f;
+  q = std::fma(q, t, 1.44031091e-1f);
+  q = std::fma(q, t, -2.55839362e-1f);
+  q = std::fma(q, t, 1.59320103e-1f);
+  q = std::fma(q, t, -2.32126294e-2f);
+  q = std::fma(q, t, 1.05552615e-1f);
+  q = std::fma(q, t, 1.19821261e-1f);
+  q = std::fma(q, t, 1.39863519e-1f);
+  q = std::fma(q, t, 1.39621307e-1f);
+  const float tail = e * (t * q);
+  return x > 0.0f ? 1.0f - tail : tail;
+}
+inline double normal_cdf(double x, double) {
+  return 0.5 * std::erfc(-x * 0.70710678118654752440);
+}
+
+}  // namespace cohort::kernels
