@@ -78,6 +78,16 @@ std::unordered_map<TapeNode*, int64_t> count_uses(TapeNode* root) {
   return uses;
 }
 
+// Hooks off while a checkpoint's inner backward runs: the outer one knows when a gradient is final.
+class NoHooksGuard {
+ public:
+  NoHooksGuard() : previous_(std::exchange(t_hooks_enabled, false)) {}
+  ~NoHooksGuard() { t_hooks_enabled = previous_; }
+
+ private:
+  bool previous_;
+};
+
 struct Older {
   bool operator()(const TapeNode* a, const TapeNode* b) const { return a->number < b->number; }
 };
@@ -235,11 +245,8 @@ Variable checkpoint(const std::function<Variable(std::span<const Variable>)>& fn
     saved.push_back(input.requires_grad() ? Variable::parameter(input.value()) : input.detach());
   return make_node("checkpoint", y, std::span<const Variable>(all),
                    [fn, saved](const Tensor& dy, Gradients& gradients) {
-                     const bool hooks =
-                         std::exchange(t_hooks_enabled, false);  // the outer backward fires them
-                     const Variable again = fn(saved);
-                     backward(again, dy);
-                     t_hooks_enabled = hooks;
+                     NoHooksGuard no_hooks;
+                     backward(fn(saved), dy);
                      for (size_t i = 0; i < saved.size(); ++i)
                        if (saved[i].requires_grad())
                          gradients.pass(static_cast<int>(i), saved[i].grad());

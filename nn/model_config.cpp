@@ -1,0 +1,143 @@
+// The model's configuration: keys, derived sizes, Hugging Face's names, parameter and operation
+// counts.
+#include <cmath>
+
+#include "nn/transformer.h"
+
+namespace cohort {
+namespace {
+
+constexpr EnumName<NormType> kNorms[] = {{NormType::kRms, "rms_norm"},
+                                         {NormType::kLayer, "layer_norm"}};
+constexpr EnumName<PositionType> kPositions[] = {{PositionType::kRope, "rope"},
+                                                 {PositionType::kLearned, "learned"}};
+constexpr EnumName<MlpType> kMlps[] = {
+    {MlpType::kSwiGlu, "swiglu"}, {MlpType::kGelu, "gelu"}, {MlpType::kGeluTanh, "gelu_tanh"}};
+constexpr EnumName<Recompute> kRecomputes[] = {{Recompute::kNone, "none"},
+                                               {Recompute::kBlock, "block"}};
+
+template <class E, size_t N>
+const char* name_of(const EnumName<E> (&names)[N], E value) {
+  for (const auto& entry : names)
+    if (entry.value == value) return entry.name;
+  return "";
+}
+
+template <class E, size_t N>
+E value_of(const EnumName<E> (&names)[N], const Json& json, const char* key) {
+  const std::string& text = json.at(key).as_string();
+  for (const auto& entry : names)
+    if (text == entry.name) return entry.value;
+  throw InputError(str("config.json: ", key, ": unknown value '", text, "'"));
+}
+
+}  // namespace
+
+void ModelConfig::visit(ConfigVisitor& v) {
+  v.field("num_layers", num_layers, "transformer blocks", {.min = 1, .max = 1000});
+  v.field("d_model", d_model, "width of the residual stream", {.min = 1, .max = 1 << 20});
+  v.field("num_heads", num_heads, "query heads", {.min = 1, .max = 1 << 16});
+  v.field("num_kv_heads", num_kv_heads, "key/value heads; 0: as many as query heads",
+          {.min = 0, .max = 1 << 16});
+  v.field("head_dim", head_dim, "width of a head; 0: d_model / num_heads",
+          {.min = 0, .max = 1 << 16});
+  v.field("d_ff", d_ff, "width of the MLP; 0: 4 d_model, for swiglu 8/3 d_model",
+          {.min = 0, .max = 1 << 22});
+  v.field("context", context, "longest sequence in tokens", {.min = 1, .max = 1 << 24});
+  v.choice("norm", norm, kNorms, "normalisation before each sub-layer");
+  v.choice("position", position, kPositions, "how positions enter");
+  v.choice("mlp", mlp, kMlps, "activation of the MLP");
+  v.field("bias", bias, "biases in linear layers and layer norms");
+  v.field("tie_embeddings", tie_embeddings, "the head shares the embedding table");
+  v.field("qk_norm", qk_norm, "RMSNorm on each head's queries and keys");
+  v.field("dropout", dropout, "on embeddings, attention probabilities and residual branches",
+          {.min = 0, .max = 0.99});
+  v.field("norm_eps", norm_eps, "added to the variance", {.min = 0, .max = 1});
+  v.field("rope_theta", rope_theta, "base of the rotary frequencies", {.min = 1});
+  v.field("init_std", init_std, "standard deviation of initial weights", {.min = 0, .max = 10});
+  v.choice("recompute", recompute, kRecomputes,
+           "what backward computes again instead of storing it");
+}
+
+void ModelConfig::resolve() {
+  const auto require = [](bool ok, const std::string& message) {
+    if (!ok) throw InputError("model." + message);
+  };
+  if (num_kv_heads == 0) num_kv_heads = num_heads;
+  if (head_dim == 0) {
+    require(d_model % num_heads == 0, str("num_heads: ", num_heads, " does not divide d_model ",
+                                          d_model, "; hint: give head_dim"));
+    head_dim = d_model / num_heads;
+  }
+  if (d_ff == 0) d_ff = mlp == MlpType::kSwiGlu ? (d_model * 8 / 3 + 15) / 16 * 16 : 4 * d_model;
+  require(num_heads % num_kv_heads == 0,
+          str("num_kv_heads: ", num_kv_heads, " does not divide num_heads ", num_heads));
+  require(position != PositionType::kRope || head_dim % 2 == 0,
+          str("head_dim: rotary positions need an even number, got ", head_dim));
+}
+
+Json ModelConfig::to_json() const {
+  Json json;
+  json.set("model_type", "cohort");
+  json.set("hidden_size", d_model)
+      .set("num_hidden_layers", num_layers)
+      .set("num_attention_heads", num_heads);
+  json.set("num_key_value_heads", num_kv_heads)
+      .set("head_dim", head_dim)
+      .set("intermediate_size", d_ff);
+  json.set("max_position_embeddings", context).set("vocab_size", vocab_size);
+  json.set("norm_type", name_of(kNorms, norm)).set("rms_norm_eps", norm_eps);
+  json.set("position_type", name_of(kPositions, position)).set("rope_theta", rope_theta);
+  json.set("hidden_act", name_of(kMlps, mlp))
+      .set("attention_bias", bias)
+      .set("tie_word_embeddings", tie_embeddings);
+  json.set("qk_norm", qk_norm).set("dropout", dropout).set("initializer_range", init_std);
+  return json;
+}
+
+ModelConfig ModelConfig::from_json(const Json& json) {
+  ModelConfig c;
+  c.d_model = json.at("hidden_size").as_int();
+  c.num_layers = json.at("num_hidden_layers").as_int();
+  c.num_heads = json.at("num_attention_heads").as_int();
+  c.num_kv_heads = json.at("num_key_value_heads").as_int();
+  c.head_dim = json.at("head_dim").as_int();
+  c.d_ff = json.at("intermediate_size").as_int();
+  c.context = json.at("max_position_embeddings").as_int();
+  c.vocab_size = json.at("vocab_size").as_int();
+  c.norm = value_of(kNorms, json, "norm_type");
+  c.norm_eps = json.at("rms_norm_eps").as_double();
+  c.position = value_of(kPositions, json, "position_type");
+  c.rope_theta = json.at("rope_theta").as_double();
+  c.mlp = value_of(kMlps, json, "hidden_act");
+  c.bias = json.at("attention_bias").as_bool();
+  c.tie_embeddings = json.at("tie_word_embeddings").as_bool();
+  c.qk_norm = json.at("qk_norm").as_bool();
+  c.dropout = json.at("dropout").as_double();
+  c.init_std = json.at("initializer_range").as_double();
+  return c;
+}
+
+ModelSize model_size(const ModelConfig& c) {
+  const int64_t q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
+  const int64_t attention = c.d_model * (2 * q + 2 * kv);
+  const int64_t mlp = c.d_model * c.d_ff * (c.mlp == MlpType::kSwiGlu ? 3 : 2);
+  const int64_t norm = c.d_model * (c.norm == NormType::kLayer && c.bias ? 2 : 1);
+  const int64_t biases =
+      c.bias ? q + 2 * kv + c.d_model + c.d_model + c.d_ff * (c.mlp == MlpType::kSwiGlu ? 2 : 1)
+             : 0;
+  const int64_t table = c.vocab_size * c.d_model;
+  ModelSize size;
+  size.matmul_parameters = c.num_layers * (attention + mlp) + table;
+  size.parameters = size.matmul_parameters + (c.tie_embeddings ? 0 : table) + norm +
+                    c.num_layers * (2 * norm + biases + (c.qk_norm ? 2 * c.head_dim : 0)) +
+                    (c.position == PositionType::kLearned ? c.context * c.d_model : 0);
+  return size;
+}
+
+double train_flops_per_token(const ModelConfig& c, double length) {
+  return 6.0 * static_cast<double>(model_size(c).matmul_parameters) +
+         6.0 * static_cast<double>(c.num_layers * c.num_heads * c.head_dim) * length;
+}
+
+}  // namespace cohort

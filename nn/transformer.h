@@ -1,0 +1,142 @@
+// A decoder-only transformer described by its configuration: Llama-like by default (RMSNorm, rotary
+// positions, SwiGLU, grouped-query attention), GPT-2-like with LayerNorm, learned positions, GELU
+// and biases.
+//
+// One function holds a block's maths (Transformer::block). Training passes it packed
+// flash-attention, sampling passes it attention over the paged cache, and both run the same row
+// ops: that is why their log-probs agree to the bit.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "autograd/ops.h"
+#include "core/config.h"
+#include "data/json.h"
+#include "data/packing.h"
+#include "nn/kv_cache.h"
+
+namespace cohort {
+
+enum class NormType { kRms, kLayer };
+enum class PositionType { kRope, kLearned };
+enum class MlpType { kSwiGlu, kGelu, kGeluTanh };
+enum class Recompute { kNone, kBlock };
+
+struct ModelConfig {
+  int64_t num_layers = 4, d_model = 128, num_heads = 4;
+  int64_t num_kv_heads = 0;  // 0: num_heads
+  int64_t head_dim = 0;      // 0: d_model / num_heads
+  int64_t d_ff = 0;          // 0: 4 d_model, or 8/3 d_model rounded up to 16 for SwiGLU
+  int64_t context = 256;     // longest sequence in tokens
+  NormType norm = NormType::kRms;
+  PositionType position = PositionType::kRope;
+  MlpType mlp = MlpType::kSwiGlu;
+  bool bias = false, tie_embeddings = false, qk_norm = false;
+  double dropout = 0, norm_eps = 1e-5, rope_theta = 10000, init_std = 0.02;
+  Recompute recompute = Recompute::kNone;
+  int64_t vocab_size = 0;  // set from the tokenizer
+
+  void visit(ConfigVisitor& v);
+  // Fills in the sizes that are 0 and checks that all fit together. Throws InputError naming the
+  // key.
+  void resolve();
+  // Hugging Face's names for config.json, and back (InputError for a file that lacks one).
+  Json to_json() const;
+  static ModelConfig from_json(const Json& json);
+};
+
+// Sizes of a model, without building one.
+struct ModelSize {
+  int64_t parameters = 0;  // all of them, a tied table once
+  int64_t matmul_parameters =
+      0;  // those that take part in a matrix product per token (the head included)
+};
+ModelSize model_size(const ModelConfig& config);
+// Floating point operations of forward and backward for one token in a sequence of `length` tokens,
+// causal attention counted once: 6 N_matmul + 6 L d_attn length.
+double train_flops_per_token(const ModelConfig& config, double length);
+
+struct NamedParameter {
+  std::string name;  // Hugging Face Llama's names: model.layers.0.self_attn.q_proj.weight
+  Variable variable;
+  bool decay = false;  // weight decay applies: matrices, not norms or biases
+};
+
+// Whether dropout acts, and which bits it draws.
+enum class Mode { kEval, kTrain };
+struct ForwardOptions {
+  Mode mode = Mode::kEval;
+  uint64_t seed = 0;  // dropout bits; see kernels/dropout.h
+  int64_t step = 0;
+};
+
+class Transformer {
+ public:
+  // Initialises every parameter from (seed, its index): N(0, init_std), output projections scaled
+  // by 1 / sqrt(2 layers) (Radford et al. 2019), norms 1, biases 0. `config` must be resolved.
+  Transformer(const ModelConfig& config, DType dtype, uint64_t seed);
+  Transformer(const Transformer&) = delete;
+  Transformer& operator=(const Transformer&) = delete;
+
+  // Hidden states after the last norm, [T, d_model], of packed sequences. Throws Error for a
+  // sequence over the context or a token outside the vocabulary.
+  Variable forward(const PackedBatch& batch, const ForwardOptions& options = {}) const;
+
+  // The same through the cache, without a tape: token t belongs to cache row sequences[t] at
+  // positions[t] (both [T] i32). Keys and values are written to the cache, whose rows must have
+  // room.
+  Tensor forward_cached(const Tensor& tokens, const Tensor& sequences, const Tensor& positions,
+                        KVCache& cache) const;
+
+  // The head's matrix [vocab, d_model] (the embedding table when tied).
+  const Variable& head() const { return head_; }
+  const std::vector<NamedParameter>& parameters() const { return parameters_; }
+  const ModelConfig& config() const { return config_; }
+  DType dtype() const { return dtype_; }
+
+  // Copies the values of `source`, which must have the same configuration.
+  void copy_from(const Transformer& source);
+
+ private:
+  struct Linear {
+    Variable weight, bias;
+  };
+  struct Norm {
+    Variable weight, bias;
+  };
+  struct Layer {
+    Norm attention_norm, mlp_norm;
+    Linear q, k, v, o, gate, up, down;
+    Variable q_norm, k_norm;
+  };
+  struct Pass;
+  // Queries [T, H, D], keys and values [T, Hkv, D] -> [T, H, D].
+  using Attend = std::function<Variable(const Pass& pass, int layer, const Variable& q,
+                                        const Variable& k, const Variable& v)>;
+  struct Pass {
+    Tensor tokens, positions, sequences;
+    ForwardOptions options;
+    Attend attend;
+  };
+
+  class Builder;
+  Variable run(const Pass& pass) const;
+  Variable block(int layer, const Variable& x, const Pass& pass) const;
+  Variable norm(const Variable& x, const Norm& norm) const;
+  Variable mlp(const Layer& layer, const Variable& x) const;
+  kernels::DropoutSpec dropout_spec(const Pass& pass, int layer, kernels::DropoutSite site) const;
+  std::vector<Variable> block_parameters(const Layer& layer) const;
+
+  ModelConfig config_;
+  DType dtype_;
+  Variable embedding_, position_embedding_, head_;
+  Norm final_norm_;
+  std::vector<Layer> layers_;
+  std::vector<NamedParameter> parameters_;
+  Tensor rope_table_;
+};
+
+}  // namespace cohort
