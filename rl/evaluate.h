@@ -1,0 +1,21 @@
+// Pass rates on held-out problems.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "rl/reward.h"
+#include "rl/rollout.h"
+
+namespace cohort {
+
+// Unbiased pass@k from n samples of which c are right: 1 - C(n - c, k) / C(n, k) (Chen et al.
+// 2021). Throws Error unless 1 <= k <= n and 0 <= c <= n.
+double pass_at_k(int64_t n, int64_t c, int64_t k);
+
+// Mean pass@k over prompts of sampled completions; a sample is right if its `correct` value is at
+// least 1.
+double mean_pass_at_k(std::span<const double> correct, int64_t num_generations, int64_t k);
+
+}  // namespace cohort

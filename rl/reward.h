@@ -1,0 +1,63 @@
+// Rewards: pure functions of one completion. They never see the model, the batch or the clock.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/config.h"
+#include "data/example.h"
+#include "rl/rollout.h"
+
+namespace cohort {
+
+struct RewardConfig {
+  std::string name;  // of the table below
+  double weight = 1;
+  std::string
+      pattern;  // `format`: what the whole completion must match; `exact_match`, `numeric`: where
+                // the answer is (group 1 of the last match); empty: the whole completion
+  void visit(ConfigVisitor& v);
+};
+
+struct RewardInput {
+  const Example& example;
+  std::string_view completion;
+};
+// NaN: not applicable to this example.
+using RewardFn = std::function<double(const RewardInput&)>;
+
+// A kind of reward and how to make one. `task` is the generated task the data come from, or
+// nullptr.
+struct RewardEntry {
+  const char* name;
+  const char* what;
+  RewardFn (*make)(const RewardConfig& config, const Task* task);
+};
+// The table. A new reward is one file in rl/rewards/ and one line here.
+const std::vector<RewardEntry>& reward_table();
+
+// Several weighted rewards.
+class RewardSet {
+ public:
+  // Throws InputError: unknown name (lists the known ones), a bad pattern, a reward that needs a
+  // task without one, no rewards.
+  RewardSet(const std::vector<RewardConfig>& configs, const Task* task);
+  // The configured name, with "_2", "_3", ... for repetitions.
+  const std::vector<std::string>& names() const { return names_; }
+
+  struct Scores {
+    std::vector<std::vector<double>> each;  // [reward][sample], NaN where not applicable
+    std::vector<double> total;  // sum of weight * reward over applicable ones; NaN if none applies
+  };
+  // Throws InputError if no reward applies to any sample, or naming the reward and the completion
+  // for an infinite value.
+  Scores score(const Rollouts& rollouts) const;
+
+ private:
+  std::vector<std::string> names_;
+  std::vector<double> weights_;
+  std::vector<RewardFn> rewards_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,74 @@
+// Sampling completions from the policy: the trainer's own weights and kernels, a paged cache, many
+// sequences at once. A finished sequence makes room for the next at once.
+//
+// What is sampled depends on (seed, step, prompt number, sample number, position) only: not on how
+// many sequences run together, nor on the number of ranks.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/config.h"
+#include "data/example.h"
+#include "data/tokenizer.h"
+#include "nn/transformer.h"
+
+namespace cohort {
+
+struct SamplingConfig {
+  double temperature = 1, top_p = 1;
+  int64_t top_k = 0, max_completion_length = 64;
+  int64_t max_concurrent = 256;      // sequences in the cache at once; no result depends on it
+  std::vector<int64_t> stop_tokens;  // besides the tokenizer's end of sequence
+  void visit(ConfigVisitor& v);
+};
+
+// One sampled completion.
+struct Completion {
+  std::vector<int32_t> tokens;   // prompt and completion, the stop token included
+  int64_t prompt_length = 0;     // in tokens
+  std::vector<double> logprobs;  // of each completion token when it was drawn: tokens.size() -
+                                 // prompt_length of them
+  bool truncated = false;        // the length limit came before a stop token
+  std::string text;              // the completion, decoded, without the stop token
+  int64_t completion_length() const { return static_cast<int64_t>(tokens.size()) - prompt_length; }
+};
+
+// `num_generations` completions of each prompt: completion (i, g) is samples[i * num_generations +
+// g].
+struct Rollouts {
+  std::vector<Example> prompts;
+  std::vector<int64_t> prompt_numbers;  // of each prompt within the step, over all ranks
+  std::vector<Completion> samples;
+  int64_t num_generations = 1;
+  int64_t policy_version = 0;  // optimiser updates the sampling weights had seen
+};
+
+// The address of the random draws of one call.
+struct SampleAddress {
+  uint64_t seed = 0;
+  int64_t step = 0;
+  int64_t first_prompt = 0;  // number of prompts[0] within the step
+};
+
+class Sampler {
+ public:
+  // The sampler refers to model and tokenizer. Throws InputError if top_k, top_p or lengths do not
+  // fit the model.
+  Sampler(const Transformer& model, const Tokenizer& tokenizer, const SamplingConfig& config);
+  // Throws InputError naming the prompt if it is empty, cannot be tokenised, or leaves no room in
+  // the context for one token.
+  Rollouts sample(std::span<const Example> prompts, int64_t num_generations,
+                  const SampleAddress& address) const;
+
+ private:
+  struct Sequence;
+  void step(std::vector<Sequence*>& active, KVCache& cache, const SampleAddress& address) const;
+  const Transformer& model_;
+  const Tokenizer& tokenizer_;
+  SamplingConfig config_;
+  std::vector<int32_t> stop_tokens_;
+};
+
+}  // namespace cohort
