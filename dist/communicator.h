@@ -14,7 +14,8 @@ enum class Reduce { kSum, kMax };
 
 // Tensors are contiguous. Collectives block on the CPU and are ordered by the current stream on
 // CUDA. When a rank fails, the others' pending and later calls throw Error naming it, instead of
-// waiting for ever.
+// waiting for ever; so do they when ranks call different collectives or one ends early. Sums are of
+// f64, f32, i64, i32 and bf16, the last added in f32 and rounded once.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -23,9 +24,10 @@ class Communicator {
   // t = sum (or max) over ranks, added in rank order: the same bits on every rank and in every run.
   virtual void all_reduce(Tensor& t, Reduce op = Reduce::kSum) = 0;
   virtual void broadcast(Tensor& t, int root) = 0;
-  // out: [size * n], the ranks' in: [n] one after the other.
+  // out: [size * n], the ranks' in: [n] one after the other. `in` may be this rank's part of out.
   virtual void all_gather(Tensor& out, const Tensor& in) = 0;
-  // out: [n], this rank's part of the sum of the ranks' in: [size * n].
+  // out: [n], this rank's part of the sum of the ranks' in: [size * n]. `out` may be that part of
+  // in.
   virtual void reduce_scatter(Tensor& out, const Tensor& in) = 0;
   virtual void barrier() = 0;
 };

@@ -14,8 +14,8 @@ namespace cohort {
 // order on every rank, whatever order gradients become ready in.
 class GradReducer {
  public:
-  // `gradients` in parameter order; the reducer keeps handles to them. With one rank everything is
-  // a no-op.
+  // `gradients` in parameter order; the reducer keeps handles to them. With one rank nothing is
+  // copied or reduced; the checks stay.
   GradReducer(Communicator& comm, std::vector<Tensor> gradients,
               int64_t bucket_bytes = int64_t{25} << 20);
   // Gradient i is final for this step. Calling it twice in a step throws Error.

@@ -1,0 +1,357 @@
+// Collectives of the in-process ranks: values against sums written out here, equal bits on every
+// rank, and failures that end in an error on every rank instead of a hang. A hang would show as the
+// time limit of ctest.
+#include "dist/communicator.h"
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <thread>
+
+#include "core/parallel.h"
+#include "tests/support/test_util.h"
+
+namespace cohort {
+namespace {
+
+using test::bit_equal;
+using test::random_tensor;
+
+constexpr int kRankCounts[] = {1, 2, 3, 5};
+constexpr int64_t kSizes[] = {0, 1, 4, 5, 7, 2048, 10001};
+
+// Runs body on `ranks` ranks and returns what each of them threw ("" for nothing).
+std::vector<std::string> errors_of_ranks(int ranks,
+                                         const std::function<void(Communicator&)>& body) {
+  std::vector<std::string> errors(static_cast<size_t>(ranks));
+  try {
+    run_local_ranks(ranks, [&](Communicator& comm) {
+      try {
+        body(comm);
+      } catch (const std::exception& e) {
+        errors[static_cast<size_t>(comm.rank())] = e.what();
+        throw;
+      }
+    });
+  } catch (const std::exception&) {
+  }
+  return errors;
+}
+
+// The tensors that each rank made, for comparison after all have ended.
+class PerRank {
+ public:
+  explicit PerRank(int ranks) : tensors_(static_cast<size_t>(ranks)) {}
+  void set(const Communicator& comm, const Tensor& t) { tensors_[comm.rank()] = t; }
+  const Tensor& operator[](int rank) const { return tensors_[rank]; }
+
+ private:
+  std::vector<Tensor> tensors_;
+};
+
+// ((t0 + t1) + t2) + ... element by element; bf16 in f32, rounded once.
+Tensor sum_in_rank_order(const std::vector<Tensor>& parts) {
+  const DType dtype = parts[0].dtype();
+  Tensor total = parts[0].to(dtype == DType::kBF16 ? DType::kF32 : dtype).clone();
+  for (size_t r = 1; r < parts.size(); ++r) {
+    const Tensor part = parts[r].to(total.dtype());
+    dispatch_all(total.dtype(), [&]<class T>() {
+      if constexpr (!std::is_same_v<T, bf16>)
+        for (int64_t i = 0; i < total.numel(); ++i)
+          total.data<T>()[i] = static_cast<T>(total.data<T>()[i] + part.data<T>()[i]);
+    });
+  }
+  return total.to(dtype);
+}
+
+std::vector<Tensor> random_parts(int ranks, int64_t n, DType dtype) {
+  std::vector<Tensor> parts;
+  // Integers get a spread of values too; floats of mixed size make the order of the sum visible.
+  for (int r = 0; r < ranks; ++r)
+    parts.push_back(random_tensor({n}, DType::kF64, 100 + r, std::pow(30.0, r)).to(dtype));
+  return parts;
+}
+
+TEST(LocalRanks, AllReduceSumsInRankOrderWithEqualBitsOnEveryRank) {
+  for (const int ranks : kRankCounts)
+    for (const int64_t n : kSizes)
+      for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kI64, DType::kI32}) {
+        const auto parts = random_parts(ranks, n, dtype);
+        const Tensor expected = sum_in_rank_order(parts);
+        PerRank results(ranks);
+        run_local_ranks(ranks, [&](Communicator& comm) {
+          Tensor t = parts[comm.rank()].clone();
+          comm.all_reduce(t);
+          results.set(comm, t);
+        });
+        for (int r = 0; r < ranks; ++r)
+          EXPECT_TRUE(bit_equal(results[r], expected))
+              << "rank " << r << " of " << ranks << ", " << expected.str();
+      }
+}
+
+TEST(LocalRanks, TheSumIsNotTheSumInAnotherOrder) {
+  // Guards the test above: if every order gave these bits it could not see a wrong one.
+  auto parts = random_parts(3, 1000, DType::kF32);
+  const Tensor forward = sum_in_rank_order(parts);
+  std::swap(parts[0], parts[2]);
+  EXPECT_FALSE(bit_equal(forward, sum_in_rank_order(parts)));
+}
+
+TEST(LocalRanks, AllReduceDoesNotDependOnTheNumberOfThreads) {
+  const auto parts = random_parts(3, 50000, DType::kF32);
+  const Tensor expected = sum_in_rank_order(parts);
+  const int before = num_threads();
+  for (const int threads : {1, 2, 3, 9}) {
+    set_num_threads(threads);
+    run_local_ranks(3, [&](Communicator& comm) {
+      Tensor t = parts[comm.rank()].clone();
+      comm.all_reduce(t);
+      EXPECT_TRUE(bit_equal(t, expected)) << threads << " threads";
+    });
+  }
+  set_num_threads(before);
+}
+
+TEST(LocalRanks, MaxTakesTheLargestAndKeepsNaN) {
+  run_local_ranks(3, [](Communicator& comm) {
+    const double r = comm.rank();
+    Tensor t = Tensor::from<double>({r, -r, comm.rank() == 1 ? NAN : 0.0, -5});
+    comm.all_reduce(t, Reduce::kMax);
+    const auto v = t.to_vector<double>();
+    EXPECT_EQ(v[0], 2);
+    EXPECT_EQ(v[1], 0);
+    EXPECT_TRUE(std::isnan(v[2]));
+    EXPECT_EQ(v[3], -5);
+  });
+}
+
+TEST(LocalRanks, BroadcastCopiesFromAnyRoot) {
+  for (const int ranks : kRankCounts)
+    for (int root = 0; root < ranks; ++root)
+      run_local_ranks(ranks, [&](Communicator& comm) {
+        for (const DType dtype : {DType::kF32, DType::kU8}) {
+          Tensor t = Tensor::full({3, 5}, 10 + comm.rank(), dtype);
+          comm.broadcast(t, root);
+          EXPECT_TRUE(bit_equal(t, Tensor::full({3, 5}, 10 + root, dtype)));
+        }
+      });
+}
+
+TEST(LocalRanks, AllGatherPutsTheRanksOneAfterTheOther) {
+  for (const int ranks : kRankCounts)
+    for (const int64_t n : kSizes)
+      run_local_ranks(ranks, [&](Communicator& comm) {
+        const auto parts = random_parts(ranks, n, DType::kF32);
+        Tensor out = Tensor::full({ranks * n}, -1, DType::kF32);
+        comm.all_gather(out, parts[comm.rank()]);
+        for (int r = 0; r < ranks; ++r) EXPECT_TRUE(bit_equal(out.narrow(0, r * n, n), parts[r]));
+        // In place: this rank's input is its part of the output.
+        Tensor whole = Tensor::full({ranks * n}, -1, DType::kF32);
+        Tensor mine = whole.narrow(0, comm.rank() * n, n);
+        mine.copy_(parts[comm.rank()]);
+        comm.all_gather(whole, mine);
+        EXPECT_TRUE(bit_equal(whole, out));
+      });
+}
+
+TEST(LocalRanks, ReduceScatterGivesEachRankItsPartOfTheSum) {
+  for (const int ranks : kRankCounts)
+    for (const int64_t n : kSizes) {
+      const auto parts = random_parts(ranks, ranks * n, DType::kF32);
+      const Tensor sum = sum_in_rank_order(parts);
+      run_local_ranks(ranks, [&](Communicator& comm) {
+        const Tensor expected = sum.narrow(0, comm.rank() * n, n);
+        Tensor out = Tensor::full({n}, -1, DType::kF32);
+        comm.reduce_scatter(out, parts[comm.rank()]);
+        EXPECT_TRUE(bit_equal(out, expected));
+        Tensor whole = parts[comm.rank()].clone();  // in place
+        Tensor mine = whole.narrow(0, comm.rank() * n, n);
+        comm.reduce_scatter(mine, whole);
+        EXPECT_TRUE(bit_equal(mine, expected));
+      });
+    }
+}
+
+TEST(LocalRanks, ManyCollectivesInARowStayInStep) {
+  run_local_ranks(5, [](Communicator& comm) {
+    for (int64_t step = 0; step < 300; ++step) {
+      Tensor t = Tensor::full({3}, static_cast<double>(step + comm.rank()), DType::kI64);
+      comm.all_reduce(t);
+      ASSERT_EQ(t.to_vector<int64_t>()[2], 5 * step + 10);
+      if (step % 7 == 0) comm.barrier();
+    }
+  });
+}
+
+TEST(LocalRanks, BarrierHoldsUntilTheLastHasCome) {
+  std::atomic<int> before{0};
+  run_local_ranks(3, [&](Communicator& comm) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10 * comm.rank()));
+    ++before;
+    comm.barrier();
+    EXPECT_EQ(before.load(), 3);
+  });
+}
+
+TEST(LocalRanks, ThreadsAreSharedOutAmongTheRanks) {
+  const int before = num_threads();
+  for (const auto& [threads, ranks, share] : {std::tuple{8, 2, 4}, {8, 3, 2}, {2, 5, 1}}) {
+    set_num_threads(threads);
+    run_local_ranks(ranks, [&](Communicator&) { EXPECT_EQ(num_threads(), share); });
+    EXPECT_EQ(num_threads(), threads);
+  }
+  set_num_threads(before);
+}
+
+TEST(LocalRanks, AFailedRankIsNamedByAllWhoWaitForIt) {
+  const auto errors = errors_of_ranks(3, [](Communicator& comm) {
+    Tensor t = Tensor::zeros({4}, DType::kF32);
+    comm.all_reduce(t);
+    if (comm.rank() == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      throw InputError("data/train.jsonl:7 is not JSON");
+    }
+    comm.all_reduce(t);
+  });
+  EXPECT_EQ(errors[0], "[all_reduce] rank 1 failed: data/train.jsonl:7 is not JSON");
+  EXPECT_EQ(errors[1], "data/train.jsonl:7 is not JSON");
+  EXPECT_EQ(errors[2], errors[0]);
+}
+
+TEST(LocalRanks, LaterCallsFailTooHoweverOftenTheyAreTried) {
+  std::atomic<bool> failed{false};
+  const auto errors = errors_of_ranks(2, [&](Communicator& comm) {
+    if (comm.rank() == 1) {
+      failed = true;
+      throw Error("out of luck");
+    }
+    while (!failed) std::this_thread::yield();
+    Tensor t = Tensor::zeros({1}, DType::kF32);
+    EXPECT_THROW_WITH(comm.all_reduce(t), Error, "[all_reduce] rank 1 failed: out of luck");
+    EXPECT_THROW_WITH(comm.broadcast(t, 0), Error, "[broadcast] rank 1 failed: out of luck");
+    EXPECT_THROW_WITH(comm.barrier(), Error, "[barrier] rank 1 failed: out of luck");
+  });
+  EXPECT_EQ(errors[0], "");
+}
+
+TEST(LocalRanks, TheFirstExceptionIsRethrownWithItsType) {
+  struct Odd {};
+  EXPECT_THROW_WITH(run_local_ranks(3,
+                                    [](Communicator& comm) {
+                                      if (comm.rank() == 2) throw InputError("bad key 'lr'");
+                                      comm.barrier();
+                                    }),
+                    InputError, "bad key 'lr'");
+  EXPECT_THROW(run_local_ranks(2,
+                               [](Communicator& comm) {
+                                 if (comm.rank() == 0) throw Odd{};
+                                 comm.barrier();
+                               }),
+               Odd);
+}
+
+TEST(LocalRanks, ARankThatEndsEarlyIsAnErrorForThoseWhoWait) {
+  const auto errors = errors_of_ranks(3, [](Communicator& comm) {
+    comm.barrier();
+    if (comm.rank() == 2) return;
+    comm.barrier();
+  });
+  EXPECT_EQ(errors[0], "[barrier] rank 2 has ended and takes no part in this call");
+  EXPECT_EQ(errors[1], errors[0]);
+  EXPECT_EQ(errors[2], "");
+}
+
+TEST(LocalRanks, EndingAfterTheLastCollectiveIsNoError) {
+  // The first to leave must not spoil the last collective for those who have not woken from it.
+  for (int i = 0; i < 200; ++i) run_local_ranks(3, [](Communicator& comm) { comm.barrier(); });
+}
+
+TEST(LocalRanks, DisagreementIsReportedWithBothCalls) {
+  auto error = [](const std::function<void(Communicator&)>& body) {
+    const auto errors = errors_of_ranks(2, body);
+    EXPECT_NE(errors[0], "");
+    EXPECT_NE(errors[1], "");
+    return errors[0];
+  };
+  EXPECT_EQ(error([](Communicator& comm) {
+              Tensor t = Tensor::zeros({comm.rank() == 0 ? 3 : 4}, DType::kF32);
+              comm.all_reduce(t);
+            }),
+            "[all_reduce] ranks disagree: rank 0 calls all_reduce of f32[3], rank 1 calls "
+            "all_reduce of f32[4]");
+  EXPECT_EQ(error([](Communicator& comm) {
+              Tensor t = Tensor::zeros({3}, comm.rank() == 0 ? DType::kF32 : DType::kF64);
+              comm.all_reduce(t, Reduce::kMax);
+            }),
+            "[all_reduce] ranks disagree: rank 0 calls all_reduce(max) of f32[3], rank 1 calls "
+            "all_reduce(max) of f64[3]");
+  EXPECT_EQ(error([](Communicator& comm) {
+              Tensor t = Tensor::zeros({3}, DType::kF32);
+              if (comm.rank() == 0) return comm.broadcast(t, 1);
+              comm.barrier();
+            }),
+            "[broadcast] ranks disagree: rank 0 calls broadcast(root 1) of f32[3], rank 1 calls "
+            "barrier");
+  EXPECT_EQ(error([](Communicator& comm) {
+              Tensor small = Tensor::zeros({1}, DType::kI32),
+                     large = Tensor::zeros({2}, DType::kI32);
+              if (comm.rank() == 0) return comm.all_gather(large, small);
+              comm.reduce_scatter(small, large);
+            }),
+            "[all_gather] ranks disagree: rank 0 calls all_gather of i32[1] to [2], rank 1 calls "
+            "reduce_scatter of i32[2] to [1]");
+  EXPECT_EQ(error([](Communicator& comm) {
+              Tensor t = Tensor::zeros({}, DType::kF32);
+              comm.all_reduce(t, comm.rank() == 0 ? Reduce::kSum : Reduce::kMax);
+            }),
+            "[all_reduce] ranks disagree: rank 0 calls all_reduce of f32[], rank 1 calls "
+            "all_reduce(max) of f32[]");
+}
+
+// Wrong arguments are errors with one rank as with several.
+void expect_bad_arguments_throw(Communicator& comm) {
+  const int64_t size = comm.size();
+  Tensor undefined, bytes = Tensor::zeros({2}, DType::kU8), one = Tensor::zeros({1}, DType::kF32);
+  Tensor strided = Tensor::zeros({2, 3}, DType::kF32).transpose(0, 1);
+  Tensor whole = Tensor::zeros({size + 1}, DType::kF32), f64 = Tensor::zeros({size}, DType::kF64);
+  EXPECT_THROW_WITH(comm.all_reduce(undefined), Error, "[all_reduce] expected t to be contiguous");
+  EXPECT_THROW_WITH(comm.all_reduce(strided), Error, "got a strided f32[3, 2]");
+  EXPECT_THROW_WITH(comm.all_reduce(bytes), Error, "expected numbers to reduce, got u8[2]");
+  EXPECT_THROW_WITH(comm.broadcast(one, comm.size()), Error, "[broadcast] expected a root from 0");
+  EXPECT_THROW_WITH(comm.broadcast(one, -1), Error, "got -1");
+  EXPECT_THROW_WITH(comm.all_gather(whole, one), Error, "times the part, got f32");
+  EXPECT_THROW_WITH(comm.all_gather(f64, one), Error, "times the part, got f64");
+  EXPECT_THROW_WITH(comm.reduce_scatter(one, whole), Error, "[reduce_scatter] expected a whole");
+}
+
+TEST(LocalRanks, WrongArgumentsAreErrorsBeforeAnyoneWaits) {
+  run_local_ranks(2, [](Communicator& comm) {
+    expect_bad_arguments_throw(comm);
+    Tensor whole = Tensor::zeros({4}, DType::kF32), part = whole.narrow(0, 1, 2);
+    EXPECT_THROW_WITH(comm.all_gather(whole, part), Error, "the part overlaps the whole");
+    comm.barrier();  // still in step
+  });
+  EXPECT_THROW_WITH(run_local_ranks(0, [](Communicator&) {}), Error, "at least one rank");
+}
+
+TEST(SingleCommunicator, LeavesSumsAloneAndCopiesParts) {
+  const auto comm = make_single_communicator();
+  EXPECT_EQ(comm->rank(), 0);
+  EXPECT_EQ(comm->size(), 1);
+  const Tensor in = random_tensor({2, 3}, DType::kF32, 1);
+  Tensor t = in.clone(), gathered = Tensor::zeros({6}, DType::kF32),
+         scattered = Tensor::zeros({6}, DType::kF32);
+  comm->all_reduce(t);
+  comm->broadcast(t, 0);
+  comm->barrier();
+  EXPECT_TRUE(bit_equal(t, in));
+  comm->all_gather(gathered, in);
+  comm->reduce_scatter(scattered, in);
+  EXPECT_TRUE(bit_equal(gathered, in.reshape({6})));
+  EXPECT_TRUE(bit_equal(scattered, in.reshape({6})));
+  expect_bad_arguments_throw(*comm);
+}
+
+}  // namespace
+}  // namespace cohort
