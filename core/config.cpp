@@ -468,18 +468,34 @@ void apply_override(ConfigNode& root, const std::string& assignment) {
   clear_lines(value);
   ConfigNode* node = &root;
   size_t begin = 0;
+  const auto list_item = [&](const std::string& part) -> ConfigNode& {
+    size_t index = 0;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), index);
+    if (error != std::errc() || end != part.data() + part.size() || index >= node->items.size())
+      throw InputError(str("command line: ", key, ": '", part, "' is no index of a list with ",
+                           node->items.size(), " items"));
+    return node->items[index];
+  };
   for (size_t dot = key.find('.'); dot != std::string::npos; dot = key.find('.', begin)) {
     const std::string part = key.substr(begin, dot - begin);
-    if (node->find(part) == nullptr || node->find(part)->kind != Kind::kMap) {
+    begin = dot + 1;
+    if (node->kind == Kind::kList) {
+      node = &list_item(part);
+      continue;
+    }
+    const ConfigNode* existing = node->find(part);
+    if (existing == nullptr || (existing->kind != Kind::kMap && existing->kind != Kind::kList)) {
       ConfigNode section;
       section.kind = Kind::kMap;
       section.file = "command line";
       node->set(part, std::move(section));
     }
     node = const_cast<ConfigNode*>(node->find(part));
-    begin = dot + 1;
   }
-  node->set(key.substr(begin), std::move(value));
+  if (node->kind == Kind::kList)
+    list_item(key.substr(begin)) = std::move(value);
+  else
+    node->set(key.substr(begin), std::move(value));
 }
 
 void read_config_with(const ConfigVisit& visit, const ConfigNode& root,

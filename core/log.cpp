@@ -7,7 +7,7 @@
 #include <memory>
 #include <mutex>
 
-namespace cohort::log {
+namespace cohort::logging {
 namespace {
 
 struct Logger {
@@ -76,4 +76,4 @@ void set_observer(std::function<void(Level, const std::string&)> observer) {
   log.observer = std::move(observer);
 }
 
-}  // namespace cohort::log
+}  // namespace cohort::logging

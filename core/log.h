@@ -8,7 +8,7 @@
 
 #include "core/check.h"
 
-namespace cohort::log {
+namespace cohort::logging {
 
 enum class Level { kDebug, kInfo, kWarn, kError };
 
@@ -40,4 +40,4 @@ void set_file(const std::string& path);
 // it.
 void set_observer(std::function<void(Level, const std::string&)> observer);
 
-}  // namespace cohort::log
+}  // namespace cohort::logging

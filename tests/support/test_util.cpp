@@ -28,15 +28,15 @@ Record& record() {
 void LogListener::OnTestStart(const testing::TestInfo&) {
   std::lock_guard lock(record().mutex);
   record().messages.clear();
-  log::set_observer([](log::Level level, const std::string& message) {
-    if (level < log::Level::kWarn) return;
+  logging::set_observer([](logging::Level level, const std::string& message) {
+    if (level < logging::Level::kWarn) return;
     std::lock_guard lock(record().mutex);
     record().messages.push_back(message);
   });
 }
 
 void LogListener::OnTestEnd(const testing::TestInfo&) {
-  log::set_observer({});
+  logging::set_observer({});
   std::lock_guard lock(record().mutex);
   for (const std::string& message : record().messages)
     ADD_FAILURE() << "unexpected warning in the log: " << message;

@@ -1,0 +1,178 @@
+#include "trainers/config.h"
+
+#include <filesystem>
+
+namespace cohort {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr EnumName<TrainerType> kTrainers[] = {
+    {TrainerType::kPretrain, "pretrain"}, {TrainerType::kSft, "sft"}, {TrainerType::kGrpo, "grpo"}};
+constexpr EnumName<Schedule> kSchedules[] = {{Schedule::kCosine, "cosine"},
+                                             {Schedule::kLinear, "linear"},
+                                             {Schedule::kConstant, "constant"}};
+constexpr EnumName<TokenizerType> kTokenizers[] = {{TokenizerType::kChar, "char"},
+                                                   {TokenizerType::kByte, "byte"}};
+constexpr EnumName<DType> kDTypes[] = {{DType::kF32, "f32"}, {DType::kF64, "f64"}};
+
+const std::vector<std::string> kStagesKey = {"stages"};
+
+void resolve_path(std::string& path, const fs::path& base) {
+  if (!path.empty()) path = fs::weakly_canonical(base / path).string();
+}
+
+std::string indented(const std::string& text) {
+  std::string out;
+  bool first = true;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = text.find('\n', begin);
+    out += (first ? "  - " : "    ") + text.substr(begin, end - begin + 1);
+    first = false;
+    begin = end + 1;
+  }
+  return out;
+}
+
+}  // namespace
+
+void DataConfig::visit(ConfigVisitor& v) {
+  v.field("task", task, "generated problems: see `cohort train --help`");
+  v.section("task_sizes", task_sizes, "sizes of the generated problems");
+  v.section("jsonl", jsonl, "problems from a JSONL file");
+  v.field("text", text, "plain text file (trainer: pretrain)");
+  v.field("held_out_fraction", held_out_fraction, "share of the text, from its end, for validation",
+          {.min = 0, .max = 0.9});
+  v.choice("tokenizer", tokenizer, kTokenizers,
+           "char: one token per character of the data; byte: any text");
+}
+
+void OptimizerConfig::visit(ConfigVisitor& v) {
+  v.field("learning_rate", learning_rate, "peak learning rate", {.min = 0, .max = 1e3});
+  v.field("min_learning_rate", min_learning_rate, "where the schedule ends",
+          {.min = 0, .max = 1e3});
+  v.choice("lr_schedule", lr_schedule, kSchedules, "from the peak to the minimum over the steps");
+  v.field("warmup_steps", warmup_steps, "steps of linear warm-up from 0", {.min = 0});
+  v.field("weight_decay", weight_decay, "decoupled, on matrices only", {.min = 0, .max = 10});
+  v.field("adam_beta1", adam_beta1, "decay of the first moment", {.min = 0, .max = 0.9999999});
+  v.field("adam_beta2", adam_beta2, "decay of the second moment", {.min = 0, .max = 0.9999999});
+  v.field("adam_eps", adam_eps, "added to the root of the second moment", {.min = 0, .max = 1});
+  v.field("max_grad_norm", max_grad_norm, "global gradient clipping; 0: off", {.min = 0});
+}
+
+void EvalConfig::visit(ConfigVisitor& v) {
+  v.field("every", every, "steps between evaluations; 0: first and last only", {.min = 0});
+  v.field("size", size, "held-out problems", {.min = 1});
+  v.field("num_samples", num_samples, "samples per problem for pass@k; 0: greedy pass@1 only",
+          {.min = 0, .max = 4096});
+  v.field("k", k, "the k of pass@k, each at most num_samples", {.min = 1});
+  v.field("stop_at", stop_at, "end when the held-out pass@1 reaches this; 0: off",
+          {.min = 0, .max = 1});
+}
+
+void CheckpointConfig::visit(ConfigVisitor& v) {
+  v.field("every", every, "steps between checkpoints; 0: only the last", {.min = 0});
+  v.field("keep_last", keep_last, "checkpoints kept, besides the best", {.min = 1});
+}
+
+void TrainConfig::visit(ConfigVisitor& v) {
+  v.choice("trainer", trainer, kTrainers,
+           "what to do: next-token training, supervised fine-tuning, or GRPO");
+  v.field("name", name, "of the run; empty: the file's name");
+  v.field("output_dir", output_dir,
+          "run directory: DIR, or DIR-2, ... if it exists; empty: runs/NAME");
+  v.field("init_from", init_from, "checkpoint or run directory to start from");
+  v.field("seed", seed, "of initialisation, data order, sampling and dropout", {.min = 0});
+  v.field("device", device, "cpu, cuda or cuda:N");
+  v.choice("dtype", dtype, kDTypes, "of weights and activations");
+  v.field("num_threads", num_threads, "CPU threads; 0: all cores", {.min = 0, .max = 4096});
+  v.field("ranks", ranks, "data-parallel ranks in this process; the result does not depend on it",
+          {.min = 1, .max = 256});
+  v.field("steps", steps, "optimiser steps (grpo: rollout steps)", {.min = 1});
+  v.field("batch_size", batch_size, "sequences per step (pretrain, sft)", {.min = 1});
+  v.field("prompts_per_step", prompts_per_step, "prompts per step (grpo)", {.min = 1});
+  v.field("num_generations", num_generations, "completions per prompt (grpo)",
+          {.min = 2, .max = 65536});
+  v.field("micro_batch_tokens", micro_batch_tokens,
+          "tokens per forward and backward; no result depends on it", {.min = 1});
+  v.field("log_every", log_every, "steps between lines of metrics.jsonl", {.min = 1});
+  optimizer.visit(v);
+  sampling.visit(v);
+  grpo.visit(v);
+  v.list("rewards", rewards, "weighted rewards (grpo)");
+  v.section("model", model, "the transformer (taken from init_from where that is given)");
+  v.section("data", data, "what to train on: exactly one of task, jsonl, text");
+  v.section("eval", eval, "evaluation on held-out data");
+  v.section("checkpoint", checkpoint, "when to save");
+}
+
+void TrainConfig::validate() const {
+  const auto require = [](bool ok, const std::string& message) {
+    if (!ok) throw InputError(message);
+  };
+  const int sources = !data.task.empty() + !data.jsonl.path.empty() + !data.text.empty();
+  require(sources == 1,
+          str("data: expected exactly one of task, jsonl.path and text, got ", sources));
+  if (trainer == TrainerType::kPretrain)
+    require(!data.text.empty(), "data.text: trainer pretrain needs a text file");
+  else
+    require(data.text.empty(), str("data.text: trainer ", trainer_name(trainer),
+                                   " needs problems: data.task or data.jsonl"));
+  if (trainer == TrainerType::kGrpo) {
+    require(!rewards.empty(), "rewards: trainer grpo needs at least one reward");
+    require(sampling.temperature > 0,
+            "temperature: grpo needs samples that differ; greedy (0) gives equal ones");
+  }
+  require(optimizer.min_learning_rate <= optimizer.learning_rate,
+          "min_learning_rate: expected at most learning_rate");
+  for (const int64_t k : eval.k)
+    require(k <= eval.num_samples,
+            str("eval.k: pass@", k, " needs eval.num_samples of at least ", k));
+}
+
+const char* trainer_name(TrainerType type) {
+  return kTrainers[static_cast<int>(type)].name;
+}
+
+RunPlan load_plan(const std::string& path, std::span<const std::string> overrides) {
+  ConfigNode root = parse_yaml_file(path);
+  for (const std::string& o : overrides) apply_override(root, o);
+  const fs::path base = fs::absolute(path).parent_path();
+
+  std::vector<ConfigNode> stages;
+  if (const ConfigNode* list = root.find("stages")) {
+    if (list->kind != ConfigNode::Kind::kList || list->items.empty())
+      throw InputError(str(list->where(), ": stages: expected a list with at least one stage"));
+    stages = list->items;
+    for (ConfigNode& stage : stages) {
+      if (stage.kind != ConfigNode::Kind::kMap)
+        throw InputError(str(stage.where(), ": stages: expected a map of keys for each stage"));
+      for (const std::string& o : overrides)
+        if (o.rfind("stages.", 0) != 0) apply_override(stage, o);
+    }
+  }
+  RunPlan plan;
+  for (size_t i = 0; i < std::max<size_t>(1, stages.size()); ++i) {
+    TrainConfig& config = plan.stages.emplace_back();
+    read_config(config, root, kStagesKey);
+    if (!stages.empty()) read_config(config, stages[i]);
+    if (config.name.empty()) config.name = fs::path(path).stem().string();
+    if (config.output_dir.empty())
+      config.output_dir = (fs::current_path() / "runs" / config.name).string();
+    for (std::string* p : {&config.data.text, &config.data.jsonl.path, &config.output_dir})
+      resolve_path(*p, base);
+    resolve_path(config.init_from, base);
+    config.validate();
+  }
+  plan.name = plan.stages[0].name;
+  plan.output_dir = plan.stages[0].output_dir;
+  return plan;
+}
+
+std::string dump_plan(const RunPlan& plan) {
+  std::string text = "stages:\n";
+  for (const TrainConfig& stage : plan.stages) text += indented(dump_config(stage));
+  return text;
+}
+
+}  // namespace cohort

@@ -1,0 +1,108 @@
+// The configuration of a training run: `cohort train CONFIG.yaml`. Keys that GRPO shares with TRL
+// carry its names.
+//
+// A file may list `stages`: each is a run of its own that starts from the previous one's weights,
+// with the file's top-level keys as its defaults.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/config.h"
+#include "data/example.h"
+#include "nn/transformer.h"
+#include "rl/grpo.h"
+#include "rl/reward.h"
+#include "rl/rollout.h"
+
+namespace cohort {
+
+enum class TrainerType { kPretrain, kSft, kGrpo };
+enum class Schedule { kCosine, kLinear, kConstant };
+enum class TokenizerType { kChar, kByte };
+
+struct DataConfig {
+  std::string task;                // a generated task (data/tasks/), or
+  TaskConfig task_sizes;           // (its sizes)
+  JsonlConfig jsonl;               // problems from a file, or
+  std::string text;                // plain text for pretraining
+  double held_out_fraction = 0.1;  // of the text, from its end
+  TokenizerType tokenizer = TokenizerType::kChar;
+  void visit(ConfigVisitor& v);
+};
+
+struct OptimizerConfig {
+  double learning_rate = 1e-3, min_learning_rate = 0;
+  Schedule lr_schedule = Schedule::kCosine;
+  int64_t warmup_steps = 0;
+  double weight_decay = 0.1, adam_beta1 = 0.9, adam_beta2 = 0.95, adam_eps = 1e-8,
+         max_grad_norm = 1;
+  void visit(ConfigVisitor& v);
+};
+
+struct EvalConfig {
+  int64_t every = 0;        // steps between evaluations; 0: only where the trainer needs one
+  int64_t size = 512;       // held-out problems
+  int64_t num_samples = 0;  // samples per problem for pass@k, besides the greedy pass@1; 0: none
+  std::vector<int64_t> k;   // for pass@k
+  double stop_at = 0;       // end the stage when the greedy pass@1 reaches this; 0: off
+  void visit(ConfigVisitor& v);
+};
+
+struct CheckpointConfig {
+  int64_t every = 0;      // steps between checkpoints; 0: only the last
+  int64_t keep_last = 2;  // checkpoints kept, besides the best
+  void visit(ConfigVisitor& v);
+};
+
+struct TrainConfig {
+  TrainerType trainer = TrainerType::kPretrain;
+  std::string name;        // of the run; empty: the file's name
+  std::string output_dir;  // run directories are made from it: DIR, DIR-2, ...; empty: runs/NAME
+  std::string
+      init_from;  // checkpoint or run directory whose weights and tokenizer the run starts from
+  int64_t seed = 1;
+  std::string device = "cpu";
+  DType dtype = DType::kF32;
+  int64_t num_threads = 0;  // 0: all cores
+  int64_t ranks = 1;        // data-parallel ranks, threads of this process
+  int64_t steps = 1000;
+  int64_t batch_size = 32;  // sequences per step (pretrain, sft)
+  int64_t prompts_per_step =
+      32;  // (grpo) the batch is prompts_per_step * num_generations completions
+  int64_t num_generations = 8;
+  int64_t micro_batch_tokens = 8192;  // tokens per forward and backward; no result depends on it
+  int64_t log_every = 1;
+
+  ModelConfig model;
+  DataConfig data;
+  OptimizerConfig optimizer;
+  SamplingConfig sampling;
+  GrpoConfig grpo;
+  std::vector<RewardConfig> rewards;
+  EvalConfig eval;
+  CheckpointConfig checkpoint;
+
+  void visit(ConfigVisitor& v);
+  // Checks what no single key can tell. Throws InputError naming the keys.
+  void validate() const;
+};
+
+// What a configuration file asks for.
+struct RunPlan {
+  std::string name;
+  std::string output_dir;  // of the whole run, absolute
+  std::vector<TrainConfig>
+      stages;  // at least one; relative paths already resolved against the file
+};
+
+// Reads CONFIG.yaml with key=value overrides; an override reaches every stage ("stages.1.steps=5"
+// one only). Throws InputError for everything that is wrong with the file.
+RunPlan load_plan(const std::string& path, std::span<const std::string> overrides);
+// YAML from which load_plan() gives the same plan.
+std::string dump_plan(const RunPlan& plan);
+
+const char* trainer_name(TrainerType type);
+
+}  // namespace cohort
