@@ -60,7 +60,8 @@ Rollouts Sampler::sample(std::span<const Example> prompts, int64_t num_generatio
   std::vector<Sequence> sequences(rollouts.samples.size());
   int64_t longest = 1;
   for (size_t i = 0; i < prompts.size(); ++i) {
-    const int64_t number = address.first_prompt + static_cast<int64_t>(i);
+    const int64_t number =
+        address.prompt_numbers.empty() ? static_cast<int64_t>(i) : address.prompt_numbers.at(i);
     rollouts.prompt_numbers.push_back(number);
     const std::vector<int32_t> ids = tokenizer_.encode(prompts[i].prompt);
     const auto length = static_cast<int64_t>(ids.size());

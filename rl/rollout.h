@@ -49,7 +49,8 @@ struct Rollouts {
 struct SampleAddress {
   uint64_t seed = 0;
   int64_t step = 0;
-  int64_t first_prompt = 0;  // number of prompts[0] within the step
+  std::vector<int64_t>
+      prompt_numbers;  // of each prompt within the step, over all ranks; empty: 0, 1, 2, ...
 };
 
 class Sampler {

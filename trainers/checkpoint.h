@@ -1,0 +1,73 @@
+// Checkpoints: directories DIR/step-00000100 with
+//
+//   model.safetensors  config.json  tokenizer.json      the model, under Hugging Face's names
+//   reference.safetensors                               the frozen reference policy, where there is
+//   one optimizer.safetensors  state.json                   what resuming bit-exactly needs
+//   manifest.json                                       format, version, and size and checksum of
+//   every other file
+//
+// A directory is written under a temporary name, flushed, and appears by rename: a crash at any
+// moment leaves the previous checkpoints untouched and no half-written one. `best` is a symbolic
+// link to the best one.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/json.h"
+#include "data/tokenizer.h"
+#include "nn/transformer.h"
+#include "trainers/optimizer.h"
+
+namespace cohort {
+
+// Everything of a run that is not a tensor. Randomness needs no state: it is addressed by step.
+struct TrainState {
+  int64_t step = 0;           // steps done
+  int64_t updates = 0;        // optimiser updates done
+  int64_t data_position = 0;  // of the data order
+  int64_t best_step = -1;
+  double best = 0;     // evaluation at best_step
+  double seconds = 0;  // training time so far
+  bool finished = false;
+  Json report;  // what the final report needs from the past (an object)
+  Json to_json() const;
+  static TrainState from_json(const Json& json);
+};
+
+struct CheckpointView {
+  const Transformer& model;
+  const Transformer* reference;  // nullptr: none
+  const Tokenizer& tokenizer;
+  const AdamW& optimizer;
+  const TrainState& state;
+};
+
+// Saves DIR/step-N, then removes all but the last `keep_last` and the best. Returns the new
+// directory.
+std::string save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last);
+
+// Throws InputError naming the damaged or missing file.
+void verify_checkpoint(const std::string& checkpoint);
+
+// The newest checkpoint in DIR that verifies; damaged ones are passed over with a warning. nullopt
+// if there is none.
+std::optional<std::string> newest_checkpoint(const std::string& dir);
+
+// What the user may mean by `path`: a checkpoint, a directory of checkpoints, a run directory (its
+// last stage). Throws InputError if there is no usable checkpoint.
+std::string find_checkpoint(const std::string& path);
+
+struct LoadedModel {
+  std::unique_ptr<Transformer> model;
+  std::unique_ptr<Tokenizer> tokenizer;
+};
+LoadedModel load_model(const std::string& checkpoint, DType dtype);
+// Weights from one safetensors file into a model. Throws InputError for a missing tensor or another
+// shape.
+void load_weights(Transformer& model, const std::string& file);
+TrainState load_state(const std::string& checkpoint);
+
+}  // namespace cohort

@@ -1,0 +1,113 @@
+#include "trainers/files.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <vector>
+
+#include "core/check.h"
+
+namespace cohort {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string reason() {
+  return std::strerror(errno);
+}
+
+}  // namespace
+
+void write_file_durable(const std::string& path, const std::string& text) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) throw Error(str("cannot create ", path, ": ", reason()));
+  size_t done = 0;
+  bool ok = true;
+  while (ok && done < text.size()) {
+    const ssize_t n = ::write(fd, text.data() + done, text.size() - done);
+    if (n > 0) done += static_cast<size_t>(n);
+    ok = n > 0 || errno == EINTR;
+  }
+  ok = ok && ::fsync(fd) == 0;
+  const std::string why = reason();
+  ok = ::close(fd) == 0 && ok;
+  if (!ok) throw Error(str("cannot write ", path, ": ", why));
+}
+
+void replace_file(const std::string& path, const std::string& text) {
+  const std::string temporary = path + ".tmp";
+  write_file_durable(temporary, text);
+  std::error_code error;
+  fs::rename(temporary, path, error);
+  if (error) throw Error(str("cannot rename ", temporary, " to ", path, ": ", error.message()));
+  sync_directory(fs::path(path).parent_path().string());
+}
+
+std::string read_text_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  if (!in || fs::is_directory(path)) throw InputError(str("cannot read ", path, ": ", reason()));
+  text << in.rdbuf();
+  return std::move(text).str();
+}
+
+void sync_directory(const std::string& path) {
+  const int fd = ::open(path.empty() ? "." : path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) throw Error(str("cannot open directory ", path, ": ", reason()));
+  ::fsync(fd);
+  ::close(fd);
+}
+
+std::string file_checksum(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) throw InputError(str("cannot read ", path, ": ", reason()));
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(),
+                                                                       XXH3_freeState);
+  XXH3_64bits_reset(state.get());
+  std::vector<char> buffer(1 << 20);
+  while (in.read(buffer.data(), static_cast<std::streamsize>(buffer.size())) || in.gcount() > 0)
+    XXH3_64bits_update(state.get(), buffer.data(), static_cast<size_t>(in.gcount()));
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx",
+                static_cast<unsigned long long>(XXH3_64bits_digest(state.get())));
+  return text;
+}
+
+std::string create_run_directory(const std::string& wanted) {
+  std::error_code error;
+  fs::create_directories(fs::path(wanted).parent_path(), error);
+  for (int i = 1; i < 100000 && !error; ++i) {
+    const std::string path = i == 1 ? wanted : str(wanted, "-", i);
+    if (fs::create_directory(path, error)) return path;
+  }
+  throw InputError(str("cannot create the run directory ", wanted, ": ", error.message(),
+                       "; hint: set output_dir to a place you may write to"));
+}
+
+RunLock::RunLock(const std::string& run_dir) {
+  const std::string path = run_dir + "/.lock";
+  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (fd_ < 0) throw InputError(str("cannot create ", path, ": ", reason()));
+  if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+    ::close(fd_);
+    throw InputError(
+        str("another process is using the run directory ", run_dir,
+            "; hint: wait for it to end, or start a run of your own without --resume"));
+  }
+}
+
+RunLock::~RunLock() {
+  ::close(fd_);
+}
+
+}  // namespace cohort

@@ -1,0 +1,38 @@
+// File system steps that must not lose data: durable writes, atomic replacement, checksums, run
+// directories and their lock.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace cohort {
+
+// Writes and flushes to disk. Throws Error naming the path and the system's reason.
+void write_file_durable(const std::string& path, const std::string& text);
+// The same through a temporary name and a rename, so that readers see the old or the new text and
+// nothing between.
+void replace_file(const std::string& path, const std::string& text);
+// Throws InputError if it cannot be read.
+std::string read_text_file(const std::string& path);
+// Flushes a directory entry after a rename.
+void sync_directory(const std::string& path);
+// XXH3-64 of a file as 16 hex digits.
+std::string file_checksum(const std::string& path);
+
+// Creates `wanted`, or `wanted`-2, -3, ... if it exists: two runs never share a directory. Returns
+// what it made.
+std::string create_run_directory(const std::string& wanted);
+
+// Holds a run directory for this process; throws InputError if another process has it.
+class RunLock {
+ public:
+  explicit RunLock(const std::string& run_dir);
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+
+ private:
+  int fd_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,52 @@
+// A model in training: gradients, their reduction over ranks, clipping and the optimiser.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "dist/grad_reducer.h"
+#include "trainers/optimizer.h"
+
+namespace cohort {
+
+// A loss or gradient that is not finite. Thrown before the update, so weights and optimiser state
+// are still good.
+class NonFiniteError : public Error {
+ public:
+  using Error::Error;
+};
+
+class Learner {
+ public:
+  Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& config, Communicator& comm);
+
+  struct Update {
+    double loss = 0;  // over all micro batches and ranks
+    double grad_norm = 0;
+  };
+  // One optimiser update: backward of loss(0) ... loss(micro_batches - 1), whose sum over micro
+  // batches and ranks is the step's loss, then reduction, clipping and AdamW. Every rank calls it,
+  // also with no micro batch. Throws NonFiniteError naming what is not finite.
+  Update update(int64_t micro_batches, const std::function<Variable(int64_t)>& loss,
+                double learning_rate);
+
+  Transformer& model() { return *model_; }
+  const Transformer& model() const { return *model_; }
+  AdamW& optimizer() { return optimizer_; }
+
+ private:
+  void check_gradients(double norm) const;
+
+  std::unique_ptr<Transformer> model_;
+  OptimizerConfig config_;
+  Communicator& comm_;
+  AdamW optimizer_;
+  GradReducer reducer_;
+  bool last_micro_batch_ = false;
+};
+
+// Sum (or maximum) of each number over the ranks.
+std::vector<double> reduce_over_ranks(Communicator& comm, const std::vector<double>& values,
+                                      Reduce op = Reduce::kSum);
+
+}  // namespace cohort

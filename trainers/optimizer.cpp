@@ -1,0 +1,74 @@
+#include "trainers/optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace cohort {
+
+AdamW::AdamW(const std::vector<NamedParameter>& parameters, const OptimizerConfig& config)
+    : config_(config) {
+  for (const NamedParameter& p : parameters) {
+    const Tensor& value = p.variable.value();
+    names_.push_back(p.name);
+    tensors_.push_back({.param = value,
+                        .grad = p.variable.grad(),
+                        .m = Tensor::zeros_like(value),
+                        .v = Tensor::zeros_like(value),
+                        .weight_decay = p.decay ? config.weight_decay : 0});
+  }
+}
+
+void AdamW::step(double learning_rate, double grad_scale) {
+  kernels::adamw_step(tensors_, {.learning_rate = learning_rate,
+                                 .beta1 = config_.adam_beta1,
+                                 .beta2 = config_.adam_beta2,
+                                 .eps = config_.adam_eps,
+                                 .step = ++updates_,
+                                 .grad_scale = grad_scale});
+}
+
+NamedTensors AdamW::state() const {
+  NamedTensors out;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    out.emplace_back(names_[i] + ".m", tensors_[i].m);
+    out.emplace_back(names_[i] + ".v", tensors_[i].v);
+  }
+  return out;
+}
+
+void AdamW::load(const SafetensorsFile& file, int64_t updates) {
+  for (auto& [name, tensor] : state()) {
+    const Tensor saved = file.read(name);
+    if (saved.shape() != tensor.shape() || saved.dtype() != tensor.dtype())
+      throw InputError(str("optimizer state '", name, "': expected ", tensor.str(),
+                           ", the checkpoint has ", saved.str()));
+    tensor.copy_(saved);
+  }
+  updates_ = updates;
+}
+
+double scheduled_learning_rate(const OptimizerConfig& c, int64_t step, int64_t steps) {
+  if (step < c.warmup_steps)
+    return c.learning_rate * static_cast<double>(step + 1) /
+           static_cast<double>(c.warmup_steps + 1);
+  const int64_t span = std::max<int64_t>(1, steps - 1 - c.warmup_steps);
+  const double progress =
+      std::min(1.0, static_cast<double>(step - c.warmup_steps) / static_cast<double>(span));
+  double share = 1;
+  if (c.lr_schedule == Schedule::kCosine) share = 0.5 * (1 + std::cos(std::numbers::pi * progress));
+  if (c.lr_schedule == Schedule::kLinear) share = 1 - progress;
+  return c.min_learning_rate + (c.learning_rate - c.min_learning_rate) * share;
+}
+
+ClippedNorm clip_grad_norm(const std::vector<NamedParameter>& parameters, double max_norm) {
+  std::vector<Tensor> gradients;
+  for (const NamedParameter& p : parameters) gradients.push_back(p.variable.grad());
+  Tensor norm = Tensor::zeros({1}, DType::kF64);
+  kernels::grad_norm(norm, gradients);
+  ClippedNorm out{.norm = norm.item()};
+  if (max_norm > 0 && out.norm > max_norm) out.scale = max_norm / (out.norm + 1e-6);
+  return out;
+}
+
+}  // namespace cohort

@@ -1,0 +1,94 @@
+// What pretraining, SFT and GRPO share around their step: the model and where it comes from,
+// evaluation, metrics, checkpoints, resume and interrupts. A loop over it reads
+//
+//   Stage stage(setup);
+//   while (stage.more()) {
+//     ... stage.learner().update(...) ...
+//     stage.end_step(metrics);
+//   }
+//   return stage.finish();
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "dist/communicator.h"
+#include "trainers/checkpoint.h"
+#include "trainers/dataset.h"
+#include "trainers/evaluate.h"
+#include "trainers/learner.h"
+#include "trainers/reporter.h"
+
+namespace cohort {
+
+struct StageSetup {
+  const TrainConfig& config;
+  std::string dir;  // metrics.jsonl, completions.jsonl, checkpoints/
+  Communicator& comm;
+  Reporter& reporter;             // used by rank 0 only
+  const std::atomic<bool>& stop;  // set by SIGINT and SIGTERM
+};
+
+enum class StageEnd { kFinished, kInterrupted };
+
+class Stage {
+ public:
+  // Loads data and model: from the newest checkpoint in `dir` if there is one (resume), else from
+  // init_from, else fresh.
+  explicit Stage(const StageSetup& setup);
+
+  bool more();
+  // Ends step step(): counts it, writes metrics (rank 0), evaluates and saves where due.
+  void end_step(const Metrics& metrics);
+  // Last evaluation, checkpoint and report.
+  StageEnd finish();
+
+  int64_t step() const { return state_.step; }
+  double learning_rate() const {
+    return scheduled_learning_rate(config_.optimizer, state_.step, config_.steps);
+  }
+  const TrainConfig& config() const { return config_; }
+  Communicator& comm() { return comm_; }
+  Dataset& data() { return data_; }
+  Learner& learner() { return *learner_; }
+  Transformer& model() { return learner_->model(); }
+  // The frozen reference policy (grpo with beta > 0), else nullptr.
+  const Transformer* reference() const { return reference_.get(); }
+  TrainState& state() { return state_; }
+  // Appends one line to completions.jsonl (rank 0).
+  void log_completion(const Json& line);
+
+ private:
+  void build_model();
+  void evaluate();
+  void save(bool finished);
+  void open_logs();
+  bool agree(bool mine);
+  bool is_main() const { return comm_.rank() == 0; }
+  Metrics evaluation_metrics();
+  std::string report() const;
+
+  const TrainConfig config_;
+  const std::string dir_;
+  Communicator& comm_;
+  Reporter& reporter_;
+  const std::atomic<bool>& stop_;
+  Dataset data_;
+  std::unique_ptr<Learner> learner_;
+  std::unique_ptr<Transformer> reference_;
+  RewardFn correct_;
+  TrainState state_;
+  std::ofstream metrics_, completions_;
+  std::vector<ProblemResult> last_problems_;
+  int64_t evaluated_step_ = -1, saved_step_ = -1;
+  double score_ = 0;  // of the last evaluation
+  bool interrupted_ = false, reached_ = false;
+  std::chrono::steady_clock::time_point step_start_;
+};
+
+}  // namespace cohort
