@@ -16,10 +16,9 @@ namespace cohort {
 
 struct Example {
   std::string prompt;
-  std::string answer;  // ground truth for rewards
-  std::string
-      solution;  // what supervised training teaches as the completion; `answer` where none is given
-  Json fields;   // everything else the source says about the problem (an object)
+  std::string answer;    // ground truth for rewards
+  std::string solution;  // the completion that supervised training teaches; `answer` if none given
+  Json fields;           // everything the source says about the problem (an object)
 };
 
 enum class Split { kTrain, kHeldOut };
@@ -33,8 +32,10 @@ class ExampleSet {
   virtual Example get(int64_t index) const = 0;
 };
 
-// ---- Generated tasks
-// ------------------------------------------------------------------------------------------
+// The given examples, in their order.
+std::unique_ptr<ExampleSet> make_example_set(std::vector<Example> examples);
+
+// ---- Generated tasks ---------------------------------------------------------------------------
 
 // Sizes a task understands (digits, string length, bits, numbers); see each task's `what`.
 struct TaskConfig {
@@ -58,21 +59,21 @@ std::vector<const Task*> tasks();
 const Task& find_task(const std::string& name);
 
 // A problem belongs to the held-out split if a hash of its prompt falls in the lowest tenth, so the
-// splits cannot overlap, whatever the seeds. Held-out sets have `size` distinct prompts (fewer if
-// the task has no more: then InputError says how many exist); training sets are endless.
+// splits cannot overlap, whatever the seeds. Training sets are endless and ignore `size`; held-out
+// sets have `size` distinct prompts. Throws InputError for sizes the task does not accept, and if
+// the task has too few problems (saying how many were found).
 std::unique_ptr<ExampleSet> make_task_set(const Task& task, const TaskConfig& config, Split split,
                                           uint64_t seed, int64_t size);
 
-// ---- JSONL
-// ----------------------------------------------------------------------------------------------------
+// ---- JSONL -------------------------------------------------------------------------------------
 
 struct JsonlConfig {
   std::string path;
   // Templates over the line's fields: "{numbers} = {target}\n"; "{{" and "}}" are braces.
-  std::string prompt = "{prompt}", answer = "{answer}", solution = "{answer}";
-  double held_out_fraction =
-      0.1;            // chosen by a hash of the prompt, so it is stable under reordering
-  int64_t limit = 0;  // use the first lines only; 0: all
+  std::string prompt = "{prompt}", answer = "{answer}";
+  std::string solution;            // empty: the answer
+  double held_out_fraction = 0.1;  // chosen by a hash of the prompt: stable under reordering
+  int64_t limit = 0;               // use the first examples only; 0: all
   void visit(ConfigVisitor& v);
 };
 // Throws InputError naming file and line: cannot be read, malformed JSON, no object, a missing

@@ -1,29 +1,34 @@
-// Whole-file reading with the system's reason in every error.
+// Opening and reading files with the system's reason in every error.
 #include "data/file.h"
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <memory>
+#include <iterator>
 
 #include "core/check.h"
 
 namespace cohort {
 
-std::string read_input_file(const std::string& path) {
+std::ifstream open_input_file(const std::string& path) {
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored))
     throw InputError(str(path, ": is a folder; hint: name the file in it"));
-  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+  std::ifstream file(path, std::ios::binary);
   if (!file)
     throw InputError(str(path, ": cannot be opened: ", std::strerror(errno),
                          "; hint: relative paths start at the current folder"));
-  std::string text;
-  char block[1 << 16];
-  while (const size_t n = std::fread(block, 1, sizeof block, file.get())) text.append(block, n);
-  if (std::ferror(file.get()))
-    throw InputError(str(path, ": cannot be read: ", std::strerror(errno)));
+  return file;
+}
+
+void check_read(const std::ifstream& file, const std::string& path) {
+  if (file.bad()) throw InputError(str(path, ": cannot be read: ", std::strerror(errno)));
+}
+
+std::string read_input_file(const std::string& path) {
+  std::ifstream file = open_input_file(path);
+  std::string text(std::istreambuf_iterator<char>(file), {});
+  check_read(file, path);
   return text;
 }
 

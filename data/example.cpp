@@ -1,0 +1,29 @@
+// Example sets held in memory.
+#include "data/example.h"
+
+#include <utility>
+
+namespace cohort {
+namespace {
+
+class MemorySet final : public ExampleSet {
+ public:
+  explicit MemorySet(std::vector<Example> examples) : examples_(std::move(examples)) {}
+
+  int64_t size() const override { return static_cast<int64_t>(examples_.size()); }
+  Example get(int64_t index) const override {
+    COHORT_CHECK(index >= 0 && index < size(), "[examples] index ", index, " of ", size());
+    return examples_[static_cast<size_t>(index)];
+  }
+
+ private:
+  std::vector<Example> examples_;
+};
+
+}  // namespace
+
+std::unique_ptr<ExampleSet> make_example_set(std::vector<Example> examples) {
+  return std::make_unique<MemorySet>(std::move(examples));
+}
+
+}  // namespace cohort

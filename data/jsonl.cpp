@@ -1,0 +1,139 @@
+// JSONL: one problem per line. Prompt, answer and solution are templates over the line's fields.
+#include "core/config.h"
+#include "data/example.h"
+#include "data/file.h"
+#include "data/split.h"
+
+namespace cohort {
+namespace {
+
+// "{numbers} = {target}\n" cut into text and field names.
+class Template {
+ public:
+  // `key`: the configuration key, for messages.
+  Template(const char* key, const std::string& text) : key_(key) {
+    std::string literal;
+    for (size_t i = 0; i < text.size(); ++i) {
+      const char c = text[i];
+      if ((c == '{' || c == '}') && i + 1 < text.size() && text[i + 1] == c) {
+        literal += text[i++];
+      } else if (c == '{') {
+        const size_t end = text.find_first_of("{}", i + 1);
+        if (end == text.npos || text[end] != '}' || end == i + 1) fail(text, "'{' opens no field");
+        pieces_.push_back({std::move(literal), text.substr(i + 1, end - i - 1)});
+        literal.clear();
+        i = end;
+      } else if (c == '}') {
+        fail(text, "'}' closes no field");
+      } else {
+        literal += c;
+      }
+    }
+    pieces_.push_back({std::move(literal), ""});
+  }
+
+  // `where`: file and line of `fields`.
+  std::string render(const Json& fields, const std::string& where) const {
+    std::string text;
+    for (const Piece& piece : pieces_) {
+      text += piece.literal;
+      if (piece.field.empty()) continue;
+      const Json* value = fields.find(piece.field);
+      if (value == nullptr) fail_missing(piece.field, fields, where);
+      text += value->to_text();
+    }
+    return text;
+  }
+
+ private:
+  struct Piece {
+    std::string literal, field;  // the field follows the literal text; "": none does
+  };
+
+  [[noreturn]] void fail(const std::string& text, const char* fault) const {
+    throw InputError(str(key_, ": ", fault, " in '", text,
+                         "'; hint: write {name} for a field, and {{ or }} for a brace"));
+  }
+  [[noreturn]] void fail_missing(const std::string& field, const Json& fields,
+                                 const std::string& where) const {
+    std::vector<std::string> names;
+    std::string known;
+    for (const auto& [name, value] : fields.as_object()) {
+      names.push_back(name);
+      known += (known.empty() ? "" : ", ") + name;
+    }
+    const std::string near = nearest_name(field, names);
+    throw InputError(
+        str(where, ": no field '", field, "', which the ", key_, " template needs",
+            near.empty() ? "; fields here: " + known : "; did you mean '" + near + "'?"));
+  }
+
+  const char* key_;
+  std::vector<Piece> pieces_;
+};
+
+// Drops what editors and other systems add to a line: a byte order mark, a carriage return.
+std::string_view clean_line(std::string_view line, int64_t number) {
+  if (number == 1 && line.starts_with("\xEF\xBB\xBF")) line.remove_prefix(3);
+  if (line.ends_with('\r')) line.remove_suffix(1);
+  return line;
+}
+
+// Calls visit(fields, "FILE:LINE") for every line that is not blank, at most `limit` times if
+// `limit` is not 0.
+template <class F>
+void for_each_line(const std::string& path, int64_t limit, F&& visit) {
+  std::ifstream file = open_input_file(path);
+  std::string line;
+  int64_t visited = 0;
+  for (int64_t number = 1; std::getline(file, line); ++number) {
+    const std::string_view text = clean_line(line, number);
+    if (text.find_first_not_of(" \t") == text.npos) continue;
+    if (limit > 0 && visited == limit) return;
+    const std::string where = str(path, ":", number);
+    Json fields = parse_json(text, where);
+    if (!fields.is_object())
+      throw InputError(str(where, ": expected an object like {\"prompt\": ..., \"answer\": ...}"));
+    visit(std::move(fields), where);
+    ++visited;
+  }
+  check_read(file, path);
+  if (visited == 0)
+    throw InputError(str(path, ": holds no example; hint: write one JSON object per line"));
+}
+
+}  // namespace
+
+void JsonlConfig::visit(ConfigVisitor& v) {
+  v.field("path", path, "JSONL file, one object per line");
+  v.field("prompt", prompt, "template of the prompt: {name} is a field, {{ and }} are braces");
+  v.field("answer", answer, "template of the right answer, for rewards");
+  v.field("solution", solution, "template of the completion to teach; empty: the answer");
+  v.field("held_out_fraction", held_out_fraction,
+          "share of the prompts that is held out, chosen by a hash of the prompt",
+          {.min = 0, .max = 1});
+  v.field("limit", limit, "use the first examples only; 0: all", {.min = 0});
+}
+
+std::unique_ptr<ExampleSet> load_jsonl(const JsonlConfig& config, Split split) {
+  const Template prompt("prompt", config.prompt), answer("answer", config.answer);
+  const Template solution("solution", config.solution);
+  std::vector<Example> examples;
+  for_each_line(config.path, config.limit, [&](Json fields, const std::string& where) {
+    Example example;
+    example.prompt = prompt.render(fields, where);
+    example.answer = answer.render(fields, where);
+    example.solution = config.solution.empty() ? example.answer : solution.render(fields, where);
+    const bool held_out = is_held_out(example.prompt, config.held_out_fraction);
+    example.fields = std::move(fields);
+    if (held_out == (split == Split::kHeldOut)) examples.push_back(std::move(example));
+  });
+  if (examples.empty())
+    throw InputError(str(config.path, ": no example in the ",
+                         split == Split::kHeldOut ? "held-out" : "training",
+                         " split at held_out_fraction ", config.held_out_fraction,
+                         "; hint: change held_out_fraction, or give more examples"));
+  return make_example_set(std::move(examples));
+}
+
+}  // namespace cohort
