@@ -1,0 +1,38 @@
+// The numbers of a GRPO step, under TRL's names where they mean the same.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "rl/grpo.h"
+#include "rl/reward.h"
+#include "trainers/learner.h"
+#include "trainers/reporter.h"
+
+namespace cohort {
+
+class GrpoMetrics {
+ public:
+  // After each micro batch's forward; entropy: [T].
+  void add_batch(const kernels::PolicyLossStats& stats, const Tensor& entropy,
+                 const PolicyBatch& batch);
+  // After each optimiser update.
+  void add_update(const Learner::Update& update);
+
+  // Over all ranks; every rank calls it.
+  //   reward, reward_std (mean of the groups'), rewards/NAME/mean and /std, frac_reward_zero_std
+  //   (groups without a signal), ratio_deviation (max |ratio - 1| on the first minibatch: 0 unless
+  //   sampler and trainer disagree), clip_ratio/low and /high, kl (to the reference), kl_old (to
+  //   the sampling policy), entropy (nats per token), completions/mean_length, /max_length,
+  //   /clipped_ratio (truncated share), loss, grad_norm, learning_rate, num_tokens.
+  Metrics summary(Communicator& comm, const Rollouts& rollouts, const RewardSet::Scores& scores,
+                  const std::vector<std::string>& reward_names,
+                  const std::vector<double>& advantages, double learning_rate) const;
+
+ private:
+  kernels::PolicyLossStats total_;
+  double first_ratio_deviation_ = 0, entropy_ = 0, loss_ = 0, grad_norm_ = 0;
+  int64_t updates_ = 0;
+};
+
+}  // namespace cohort

@@ -1,0 +1,53 @@
+// A whole run: every stage of a plan in its own directory, each from the weights of the one before,
+// on all ranks.
+//
+//   RUN/config.yaml  log.txt                       one stage: metrics.jsonl, completions.jsonl and
+//   checkpoints/ beside them; RUN/1-sft/...  RUN/2-grpo/...                  several stages: in
+//   numbered directories
+#pragma once
+
+#include <atomic>
+#include <optional>
+#include <string>
+
+#include "trainers/config.h"
+#include "trainers/files.h"
+#include "trainers/reporter.h"
+#include "trainers/stage.h"
+
+namespace cohort {
+
+struct RunResult {
+  std::string run_dir;
+  StageEnd end = StageEnd::kFinished;
+  // Held-out score of the last stage before its first step and after its last: pass@1, or minus the
+  // validation loss.
+  double before = 0, after = 0;
+  TrainerType last_trainer = TrainerType::kPretrain;
+};
+
+// A plan ready to run: its directory exists and belongs to this process.
+class Run {
+ public:
+  // Makes a new run directory and writes the resolved configuration there.
+  static Run create(const RunPlan& plan);
+  // Takes up RUN_DIR where it ended, with the configuration it has and key=value overrides. Throws
+  // InputError if it is no run directory.
+  static Run resume(const std::string& run_dir, std::span<const std::string> overrides);
+
+  const std::string& dir() const { return dir_; }
+  const RunPlan& plan() const { return plan_; }
+  // Runs what is left. `stop` asks for a checkpoint and an early end.
+  RunResult execute(Reporter& reporter, const std::atomic<bool>& stop);
+
+ private:
+  Run(RunPlan plan, std::string dir);
+  StageEnd run_stage(size_t index, Reporter& reporter, const std::atomic<bool>& stop);
+  std::string stage_dir(size_t index) const;
+
+  RunPlan plan_;
+  std::string dir_;
+  std::unique_ptr<RunLock> lock_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,92 @@
+// Pretraining and supervised fine-tuning: the next-token loss over packed sequences.
+#include "data/loader.h"
+#include "trainers/loops.h"
+
+namespace cohort {
+namespace {
+
+// Numbers [begin, end) of a step's `count` items that belong to a rank.
+std::pair<int64_t, int64_t> share_of(const Communicator& comm, int64_t count) {
+  return {count * comm.rank() / comm.size(), count * (comm.rank() + 1) / comm.size()};
+}
+
+// This rank's sequences of the step that starts at data position `position`.
+std::vector<TokenSequence> next_sequences(Stage& stage, ShuffledOrder* order, int64_t position) {
+  const TrainConfig& config = stage.config();
+  const Dataset& data = stage.data();
+  const int64_t context = stage.model().config().context;
+  const auto [begin, end] = share_of(stage.comm(), config.batch_size);
+  std::vector<TokenSequence> out;
+  for (int64_t i = 0; i < config.batch_size; ++i) {
+    const int64_t example = order != nullptr ? order->next() : 0;
+    if (i < begin || i >= end) continue;
+    if (order != nullptr) {
+      out.push_back(supervised_sequence(data.train->get(example), *data.tokenizer, context));
+    } else {
+      const int64_t start =
+          random_window(static_cast<int64_t>(data.train_tokens.size()), context + 1,
+                        static_cast<uint64_t>(config.seed), position + i);
+      const auto first = data.train_tokens.begin() + start;
+      out.push_back({.tokens = {first, first + context + 1},
+                     .learn = std::vector<uint8_t>(static_cast<size_t>(context + 1), 1)});
+    }
+    out.back().number = i;
+  }
+  return out;
+}
+
+std::vector<PackedBatch> pack_micro_batches(const std::vector<TokenSequence>& sequences,
+                                            int64_t budget) {
+  std::vector<int64_t> lengths;
+  for (const TokenSequence& s : sequences)
+    lengths.push_back(static_cast<int64_t>(s.tokens.size()) - 1);
+  const std::vector<int64_t> cuts = split_by_tokens(lengths, budget);
+  std::vector<PackedBatch> batches;
+  for (size_t i = 0; i + 1 < cuts.size(); ++i)
+    batches.push_back(pack(std::span(sequences).subspan(
+        static_cast<size_t>(cuts[i]), static_cast<size_t>(cuts[i + 1] - cuts[i]))));
+  return batches;
+}
+
+}  // namespace
+
+StageEnd train_supervised(Stage& stage) {
+  const TrainConfig& config = stage.config();
+  std::optional<ShuffledOrder> order;
+  if (config.trainer == TrainerType::kSft) {
+    order.emplace(stage.data().train->size(), static_cast<uint64_t>(config.seed));
+    order->seek(stage.state().data_position);
+  }
+  while (stage.more()) {
+    const auto sequences =
+        next_sequences(stage, order ? &*order : nullptr, stage.state().data_position);
+    const auto batches = pack_micro_batches(sequences, config.micro_batch_tokens);
+    double targets = 0, tokens = 0;
+    for (const PackedBatch& batch : batches) {
+      targets += static_cast<double>(batch.num_targets);
+      tokens += static_cast<double>(batch.size());
+    }
+    const std::vector<double> totals = reduce_over_ranks(stage.comm(), {targets, tokens});
+    const ForwardOptions options{
+        .mode = Mode::kTrain, .seed = static_cast<uint64_t>(config.seed), .step = stage.step()};
+
+    const auto loss = [&](int64_t i) {
+      const PackedBatch& batch = batches[static_cast<size_t>(i)];
+      const Variable hidden = stage.model().forward(batch, options);
+      const Tensor weights = Tensor::full({batch.size()}, 1 / totals[0], stage.model().dtype());
+      return cross_entropy(hidden, stage.model().head(), batch.targets, weights);
+    };
+    const double rate = stage.learning_rate();
+    const Learner::Update update =
+        stage.learner().update(static_cast<int64_t>(batches.size()), loss, rate);
+
+    stage.state().data_position += config.batch_size;
+    stage.end_step({{"loss", update.loss},
+                    {"learning_rate", rate},
+                    {"grad_norm", update.grad_norm},
+                    {"num_tokens", totals[1]}});
+  }
+  return stage.finish();
+}
+
+}  // namespace cohort
