@@ -14,9 +14,9 @@ namespace cohort {
 struct RewardConfig {
   std::string name;  // of the table below
   double weight = 1;
-  std::string
-      pattern;  // `format`: what the whole completion must match; `exact_match`, `numeric`: where
-                // the answer is (group 1 of the last match); empty: the whole completion
+  // `format`: what the whole completion must match. The others: where the answer is (group 1 of the
+  // last match, or the whole match of a pattern without groups); empty: the whole completion.
+  std::string pattern;
   void visit(ConfigVisitor& v);
 };
 

@@ -1,0 +1,68 @@
+// Group statistics are taken over the sorted rewards, so that the order of a group's samples leaves
+// no trace in the last bits: permuting the samples permutes the advantages exactly.
+#include "rl/advantage.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+
+namespace cohort {
+namespace {
+
+// Keeps groups that almost agree from being blown up to unit scale.
+constexpr double kStdFloor = 1e-4;
+
+void group_advantages(std::span<double> out, std::span<const double> rewards,
+                      AdvantageScale scale) {
+  std::vector<double> valid;
+  std::copy_if(rewards.begin(), rewards.end(), std::back_inserter(valid),
+               [](double r) { return !std::isnan(r); });
+  std::sort(valid.begin(), valid.end());
+  // The mean of equal values need not equal them: nothing below may see such a group.
+  if (valid.empty() || valid.front() == valid.back()) return;
+
+  const auto n = static_cast<double>(valid.size());
+  double mean = 0, squares = 0;
+  for (const double r : valid) mean += r / n;
+  for (const double r : valid) squares += (r - mean) * (r - mean);
+  double factor = 1;
+  if (scale == AdvantageScale::kGroup) factor = 1 / (std::sqrt(squares / (n - 1)) + kStdFloor);
+  if (scale == AdvantageScale::kLeaveOneOut) factor = n / (n - 1);
+  for (size_t i = 0; i < rewards.size(); ++i)
+    if (!std::isnan(rewards[i])) out[i] = (rewards[i] - mean) * factor;
+}
+
+int64_t count_groups(size_t size, int64_t group_size) {
+  const auto n = static_cast<int64_t>(size);
+  COHORT_CHECK(group_size > 0 && n % group_size == 0, "[advantage] expected groups of ", group_size,
+               ", got ", n, " values");
+  return n / group_size;
+}
+
+}  // namespace
+
+std::vector<double> group_advantages(std::span<const double> rewards, int64_t group_size,
+                                     AdvantageScale scale) {
+  const int64_t groups = count_groups(rewards.size(), group_size);
+  const auto size = static_cast<size_t>(group_size);
+  std::vector<double> advantages(rewards.size(), 0.0);
+  for (size_t g = 0; g < static_cast<size_t>(groups); ++g)
+    group_advantages(std::span(advantages).subspan(g * size, size), rewards.subspan(g * size, size),
+                     scale);
+  return advantages;
+}
+
+double zero_signal_share(std::span<const double> advantages, int64_t group_size) {
+  const int64_t groups = count_groups(advantages.size(), group_size);
+  if (groups == 0) return 0;
+  const auto size = static_cast<size_t>(group_size);
+  int64_t silent = 0;
+  for (size_t g = 0; g < static_cast<size_t>(groups); ++g) {
+    const auto group = advantages.subspan(g * size, size);
+    silent += std::all_of(group.begin(), group.end(), [](double a) { return a == 0; });
+  }
+  return static_cast<double>(silent) / static_cast<double>(groups);
+}
+
+}  // namespace cohort

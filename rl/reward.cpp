@@ -1,0 +1,116 @@
+// The table of rewards, and sets of them.
+#include "rl/reward.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "rl/rewards/rewards.h"
+
+namespace cohort {
+namespace {
+
+const RewardEntry& find_reward(const std::string& name) {
+  std::vector<std::string> known;
+  std::string list;
+  for (const RewardEntry& entry : reward_table()) {
+    if (name == entry.name) return entry;
+    known.emplace_back(entry.name);
+    list += str(list.empty() ? "" : ", ", entry.name);
+  }
+  const std::string nearest = nearest_name(name, known);
+  throw InputError(str("unknown reward; known: ", list,
+                       nearest.empty() ? "" : str("; did you mean '", nearest, "'?")));
+}
+
+// The start of a completion, fit for a message.
+std::string excerpt(std::string_view text) {
+  constexpr size_t kLength = 80;
+  std::string out;
+  for (const char c : text.substr(0, kLength)) out += c >= ' ' && c <= '~' ? c : '?';
+  return "\"" + out + (text.size() > kLength ? "...\"" : "\"");
+}
+
+}  // namespace
+
+const std::vector<RewardEntry>& reward_table() {
+  static const std::vector<RewardEntry> table = {
+      {"countdown", "an expression that reaches fields.target from fields.numbers", make_countdown},
+      {"exact_match", "the found text is the answer", make_exact_match},
+      {"format", "the pattern matches the whole completion", make_format},
+      {"numeric", "the found number equals the answer", make_numeric},
+      {"task", "the generated task's own checker", make_task},
+  };
+  return table;
+}
+
+void RewardConfig::visit(ConfigVisitor& v) {
+  v.field("name", name, "countdown, exact_match, format, numeric or task");
+  v.field("weight", weight, "factor in the sum of rewards");
+  v.field("pattern", pattern,
+          "regular expression: for format what the whole completion must match, for the others "
+          "where the answer is (group 1 of the last match; empty: the whole completion)");
+}
+
+AnswerFinder::AnswerFinder(const std::string& pattern)
+    : regex_(pattern.empty() ? nullptr : std::make_shared<const Regex>(pattern)) {}
+
+std::optional<std::string> AnswerFinder::find(std::string_view text) const {
+  if (!regex_) return std::string(text);
+  auto match = regex_->find_last(text);
+  if (!match) return {};
+  return std::move((*match)[match->size() > 1 ? 1 : 0]);
+}
+
+RewardSet::RewardSet(const std::vector<RewardConfig>& configs, const Task* task) {
+  if (configs.empty())
+    throw InputError("rewards: the list is empty; hint: name at least one, as in {name: task}");
+  for (size_t i = 0; i < configs.size(); ++i) {
+    const RewardConfig& config = configs[i];
+    try {
+      rewards_.push_back(find_reward(config.name).make(config, task));
+      if (!std::isfinite(config.weight)) throw InputError("weight must be finite");
+    } catch (const InputError& e) {
+      throw InputError(str("rewards[", i, "] '", config.name, "': ", e.what()));
+    }
+    const auto repeats = std::count_if(configs.begin(), configs.begin() + static_cast<long>(i),
+                                       [&](const auto& c) { return c.name == config.name; });
+    names_.push_back(repeats == 0 ? config.name : str(config.name, "_", repeats + 1));
+    weights_.push_back(config.weight);
+  }
+}
+
+RewardSet::Scores RewardSet::score(const Rollouts& rollouts) const {
+  const auto generations = static_cast<size_t>(rollouts.num_generations);
+  const size_t samples = rollouts.samples.size();
+  COHORT_CHECK(samples == rollouts.prompts.size() * generations, "[reward] expected ", generations,
+               " samples of ", rollouts.prompts.size(), " prompts, got ", samples);
+  Scores scores;
+  scores.each.assign(rewards_.size(), std::vector<double>(samples));
+  scores.total.assign(samples, std::numeric_limits<double>::quiet_NaN());
+  bool any = samples == 0;
+  for (size_t s = 0; s < samples; ++s) {
+    const std::string& text = rollouts.samples[s].text;
+    const auto require_finite = [&](double value, const std::string& name) {
+      if (std::isinf(value))
+        throw InputError(str("reward ", name, " is infinite for completion ", s, ", ",
+                             excerpt(text), "; hint: rewards and weights must stay finite"));
+    };
+    for (size_t k = 0; k < rewards_.size(); ++k) {
+      const double value = rewards_[k]({rollouts.prompts[s / generations], text});
+      require_finite(value, names_[k]);
+      scores.each[k][s] = value;
+      if (std::isnan(value)) continue;
+      any = true;
+      scores.total[s] = (std::isnan(scores.total[s]) ? 0 : scores.total[s]) + weights_[k] * value;
+    }
+    require_finite(scores.total[s], "total");
+  }
+  if (!any)
+    throw InputError(str("rewards: none applies to any of the ", samples,
+                         " completions; hint: numeric needs a number as the answer, countdown the "
+                         "fields numbers and target"));
+  return scores;
+}
+
+}  // namespace cohort

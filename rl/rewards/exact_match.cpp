@@ -1,0 +1,15 @@
+// exact_match: 1 if the text found in the completion is the example's answer, spaces and line
+// breaks around either ignored.
+#include "data/tasks/tasks.h"
+#include "rl/rewards/rewards.h"
+
+namespace cohort {
+
+RewardFn make_exact_match(const RewardConfig& config, const Task*) {
+  return [finder = AnswerFinder(config.pattern)](const RewardInput& in) {
+    const auto found = finder.find(in.completion);
+    return found && trimmed(*found) == trimmed(in.example.answer) ? 1.0 : 0.0;
+  };
+}
+
+}  // namespace cohort

@@ -1,0 +1,135 @@
+// Advantages: what every scale promises, and closed forms for binary rewards.
+#include "rl/advantage.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/rng.h"
+#include "tests/support/test_util.h"
+
+namespace cohort {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr AdvantageScale kScales[] = {AdvantageScale::kNone, AdvantageScale::kGroup,
+                                      AdvantageScale::kLeaveOneOut};
+
+std::vector<double> random_rewards(uint64_t seed, size_t n) {
+  Rng rng(seed, rng_stream(RngPurpose::kTest));
+  std::vector<double> rewards(n);
+  for (double& r : rewards) r = rng.normal();
+  return rewards;
+}
+
+std::vector<double> of(const std::vector<double>& rewards, AdvantageScale scale) {
+  return group_advantages(rewards, static_cast<int64_t>(rewards.size()), scale);
+}
+
+TEST(Advantage, SumsToZeroInEveryGroup) {
+  const int64_t size = 8, groups = 50;
+  for (const AdvantageScale scale : kScales) {
+    auto rewards = random_rewards(1, static_cast<size_t>(size * groups));
+    for (size_t i = 0; i < rewards.size(); i += 5) rewards[i] = kNaN;
+    const auto advantages = group_advantages(rewards, size, scale);
+    for (size_t g = 0; g < static_cast<size_t>(groups); ++g) {
+      double sum = 0;
+      for (size_t i = g * size; i < (g + 1) * size; ++i) sum += advantages[i];
+      EXPECT_NEAR(sum, 0, 1e-12);  // 8 terms near 1, each rounded to 1e-16 a few times
+    }
+  }
+}
+
+TEST(Advantage, EqualRewardsGiveExactZeros) {
+  // The mean of ten times 0.1 + 0.2 differs from it in the last bit: with a std floor far below the
+  // noise this would be an advantage of +-1.
+  for (const double r : {0.0, 1.0, -3.5, 0.1 + 0.2, 1e300, 5e-324})
+    for (const size_t n : {1u, 2u, 7u, 10u})
+      for (const AdvantageScale scale : kScales)
+        for (const double a : of(std::vector<double>(n, r), scale)) EXPECT_EQ(a, 0.0) << r;
+}
+
+TEST(Advantage, PermutingAGroupPermutesTheResultExactly) {
+  Rng rng(2, rng_stream(RngPurpose::kTest));
+  for (const AdvantageScale scale : kScales) {
+    auto rewards = random_rewards(3, 9);
+    rewards[4] = kNaN;
+    const auto advantages = of(rewards, scale);
+    for (int trial = 0; trial < 20; ++trial) {
+      std::vector<size_t> order(rewards.size());
+      for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+      for (size_t i = order.size() - 1; i > 0; --i)
+        std::swap(order[i], order[static_cast<size_t>(rng.below(static_cast<int64_t>(i) + 1))]);
+      std::vector<double> permuted;
+      for (const size_t i : order) permuted.push_back(rewards[i]);
+      const auto result = of(permuted, scale);
+      for (size_t i = 0; i < order.size(); ++i) EXPECT_EQ(result[i], advantages[order[i]]);
+    }
+  }
+}
+
+TEST(Advantage, GroupsDoNotSeeEachOther) {
+  const auto both = random_rewards(4, 12);
+  for (const AdvantageScale scale : kScales) {
+    const auto advantages = group_advantages(both, 6, scale);
+    const auto first = of({both.begin(), both.begin() + 6}, scale);
+    const auto second = of({both.begin() + 6, both.end()}, scale);
+    EXPECT_TRUE(std::equal(first.begin(), first.end(), advantages.begin()));
+    EXPECT_TRUE(std::equal(second.begin(), second.end(), advantages.begin() + 6));
+  }
+}
+
+TEST(Advantage, NaNLeavesTheStatisticsAndGetsZero) {
+  for (const AdvantageScale scale : kScales) {
+    const auto with = of({1, kNaN, 2, 5, kNaN}, scale), without = of({1, 2, 5}, scale);
+    EXPECT_EQ(with, (std::vector<double>{without[0], 0, without[1], without[2], 0}));
+    EXPECT_EQ(of({kNaN, kNaN}, scale), (std::vector<double>{0, 0}));
+    EXPECT_EQ(of({kNaN, 3}, scale), (std::vector<double>{0, 0}));  // nothing to compare with
+  }
+}
+
+TEST(Advantage, LeaveOneOutSubtractsTheMeanOfTheOthers) {
+  const auto rewards = random_rewards(5, 6);
+  const auto advantages = of(rewards, AdvantageScale::kLeaveOneOut);
+  for (size_t i = 0; i < rewards.size(); ++i) {
+    double others = 0;
+    for (size_t j = 0; j < rewards.size(); ++j) others += j == i ? 0 : rewards[j] / 5;
+    EXPECT_NEAR(advantages[i], rewards[i] - others, 1e-14);
+  }
+}
+
+// With c of n rewards 1 and p = c / n: std^2 = n p (1 - p) / (n - 1).
+TEST(Advantage, BinaryRewardsFollowTheClosedForm) {
+  for (const int n : {2, 4, 8, 16})
+    for (int c = 1; c < n; ++c) {
+      std::vector<double> rewards(static_cast<size_t>(n), 0.0);
+      std::fill_n(rewards.begin(), c, 1.0);
+      const double p = static_cast<double>(c) / n;
+      const double std = std::sqrt(n * p * (1 - p) / (n - 1));
+      const auto scaled = of(rewards, AdvantageScale::kGroup);
+      EXPECT_NEAR(scaled.front(), (1 - p) / (std + 1e-4), 1e-14);
+      EXPECT_NEAR(scaled.back(), -p / (std + 1e-4), 1e-14);
+      const auto centred = of(rewards, AdvantageScale::kNone);
+      EXPECT_NEAR(centred.front(), 1 - p, 1e-15);
+      EXPECT_NEAR(centred.back(), -p, 1e-15);
+    }
+}
+
+TEST(Advantage, RejectsASizeThatDoesNotDivide) {
+  const std::vector<double> rewards(5, 1.0);
+  EXPECT_THROW_WITH(group_advantages(rewards, 2, AdvantageScale::kNone), Error, "groups of 2");
+  EXPECT_THROW_WITH(group_advantages(rewards, 0, AdvantageScale::kNone), Error, "groups of 0");
+  EXPECT_THROW_WITH(zero_signal_share(rewards, 3), Error, "groups of 3");
+}
+
+TEST(Advantage, ZeroSignalShareCountsGroupsOfZeros) {
+  const std::vector<double> advantages = {0, 0, -1, 1, 0, -0.0, 0, 2};
+  EXPECT_EQ(zero_signal_share(advantages, 2), 0.5);
+  EXPECT_EQ(zero_signal_share(advantages, 4), 0.0);
+  EXPECT_EQ(zero_signal_share({}, 4), 0.0);
+}
+
+}  // namespace
+}  // namespace cohort

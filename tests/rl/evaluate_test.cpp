@@ -1,0 +1,58 @@
+// Pass rates against enumeration.
+#include "rl/evaluate.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <limits>
+
+#include "tests/support/test_util.h"
+
+namespace cohort {
+namespace {
+
+// Share of the k-subsets of n samples that hold one of the first c.
+double by_enumeration(int n, int c, int k) {
+  int64_t subsets = 0, passing = 0;
+  for (uint32_t set = 0; set < (1u << n); ++set) {
+    if (std::popcount(set) != k) continue;
+    ++subsets;
+    passing += (set & ((1u << c) - 1)) != 0;
+  }
+  return static_cast<double>(passing) / static_cast<double>(subsets);
+}
+
+TEST(PassAtK, EqualsEnumerationOverSubsets) {
+  for (int n = 1; n <= 9; ++n)
+    for (int c = 0; c <= n; ++c)
+      for (int k = 1; k <= n; ++k)
+        EXPECT_NEAR(pass_at_k(n, c, k), by_enumeration(n, c, k), 1e-14)
+            << n << " " << c << " " << k;
+}
+
+TEST(PassAtK, IsExactAtTheEnds) {
+  EXPECT_EQ(pass_at_k(1000, 0, 1000), 0.0);
+  EXPECT_EQ(pass_at_k(1000, 1, 1000), 1.0);
+  EXPECT_EQ(pass_at_k(8, 8, 1), 1.0);
+  // C(10000, 5000) overflows a double; the quotient is 2^-k and a little less.
+  EXPECT_GT(pass_at_k(20000, 10000, 5000), 1 - 1e-15);
+}
+
+TEST(PassAtK, RejectsImpossibleCounts) {
+  EXPECT_THROW_WITH(pass_at_k(4, 2, 0), Error, "k from 1 to n = 4, got 0");
+  EXPECT_THROW_WITH(pass_at_k(4, 2, 5), Error, "got 5");
+  EXPECT_THROW_WITH(pass_at_k(4, 5, 1), Error, "c from 0 to n = 4, got 5");
+  EXPECT_THROW_WITH(pass_at_k(4, -1, 1), Error, "got -1");
+}
+
+TEST(PassAtK, MeanRunsOverPromptsAndCountsFullMarksOnly) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<double> correct = {1, 0, 0.99, 0, /**/ 1, 2, 0, nan, /**/ 0, 0, 0, 0};
+  EXPECT_NEAR(mean_pass_at_k(correct, 4, 1), (0.25 + 0.5 + 0) / 3, 1e-15);
+  EXPECT_NEAR(mean_pass_at_k(correct, 4, 2), (0.5 + 5.0 / 6 + 0) / 3, 1e-15);
+  EXPECT_THROW_WITH(mean_pass_at_k(correct, 5, 1), Error, "groups of 5");
+  EXPECT_THROW_WITH(mean_pass_at_k({}, 4, 1), Error, "got 0 values");
+}
+
+}  // namespace
+}  // namespace cohort
