@@ -66,7 +66,8 @@ int64_t edit_distance(const std::string& a, const std::string& b) {
 bool is_null(const ConfigNode& node) {
   return node.kind == Kind::kNull ||
          (node.kind == Kind::kScalar && !node.quoted &&
-          (node.scalar == "null" || node.scalar == "none" || node.scalar == "~"));
+          (node.scalar == "null" || node.scalar == "Null" || node.scalar == "NULL" ||
+           node.scalar == "none" || node.scalar == "~"));
 }
 
 std::string describe(const ConfigNode& node) {
@@ -430,7 +431,11 @@ void ConfigNode::set(const std::string& key, ConfigNode value) {
 
 ConfigNode parse_yaml(const std::string& text, const std::string& file_name) {
   try {
-    ConfigNode root = convert(YAML::Load(text), file_name);
+    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
+    if (documents.size() > 1)
+      throw InputError(str(file_name, ": expected one document, got ", documents.size()));
+    ConfigNode root;
+    if (!documents.empty()) root = convert(documents[0], file_name);
     if (root.kind == Kind::kNull) root.kind = Kind::kMap;
     if (root.kind != Kind::kMap)
       throw InputError(

@@ -13,7 +13,9 @@ std::string Device::str() const {
 
 Device parse_device(const std::string& text) {
   if (text == "cpu") return {};
-  if (text == "cuda" || text.rfind("cuda:", 0) == 0) {
+  const bool numbered = text.size() > 5 && text.rfind("cuda:", 0) == 0 &&
+                        text.find_first_not_of("0123456789", 5) == std::string::npos;
+  if (text == "cuda" || numbered) {
     throw InputError(str("device: '", text,
                          "' was asked for, but this build of cohort has no CUDA support; "
                          "hint: set device: cpu"));

@@ -38,10 +38,10 @@ COHORT_HD inline float uniform_f32(uint32_t bits) {
   return static_cast<float>(bits >> 8) * 0x1p-24f;
 }
 
-// Uniform in (0, 1) with 53 bits from two words; never 0 or 1.
+// Uniform in (0, 1) with 52 bits from two words; never 0 or 1 (a 53rd bit would round up to 1).
 COHORT_HD inline double uniform_f64(uint32_t hi, uint32_t lo) {
-  const uint64_t bits = (static_cast<uint64_t>(hi) << 32 | lo) >> 11;
-  return (static_cast<double>(bits) + 0.5) * 0x1p-53;
+  const uint64_t bits = (static_cast<uint64_t>(hi) << 32 | lo) >> 12;
+  return (static_cast<double>(bits) + 0.5) * 0x1p-52;
 }
 
 // Two independent standard normals from one address (Box-Muller).
@@ -63,11 +63,11 @@ enum class RngPurpose : uint64_t {
   kAblation
 };
 
-// A stream number for (purpose, a, b): splitmix64 steps, so that neighbouring arguments give
-// unrelated streams.
+// A stream number for (purpose, a, b): one splitmix64 step for each, so that neighbouring arguments
+// give unrelated streams and swapped ones differ.
 COHORT_HD inline uint64_t rng_stream(RngPurpose purpose, uint64_t a = 0, uint64_t b = 0) {
-  uint64_t x = static_cast<uint64_t>(purpose);
-  for (const uint64_t v : {a, b}) {
+  uint64_t x = 0;
+  for (const uint64_t v : {static_cast<uint64_t>(purpose), a, b}) {
     x = (x ^ v) + 0x9E3779B97F4A7C15u;
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;

@@ -54,11 +54,15 @@ To convert(From value) {
 }  // namespace
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
-  for (const int64_t d : shape)
+  int64_t bytes = static_cast<int64_t>(dtype_size(dtype));
+  bool fits = true;
+  for (const int64_t d : shape) {
     COHORT_CHECK(d >= 0, "[tensor] negative size in shape ", shape.str());
+    fits &= !__builtin_mul_overflow(bytes, d, &bytes);
+  }
+  COHORT_CHECK(fits, "[tensor] shape ", shape.str(), " is too large");
   Tensor t;
-  t.storage_ =
-      std::make_shared<Storage>(static_cast<size_t>(shape.numel()) * dtype_size(dtype), device);
+  t.storage_ = std::make_shared<Storage>(static_cast<size_t>(bytes), device);
   t.shape_ = shape;
   t.strides_ = contiguous_strides(shape);
   t.dtype_ = dtype;

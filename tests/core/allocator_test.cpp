@@ -1,0 +1,157 @@
+// Statistics, reuse and limits of the caching allocator.
+#include "core/allocator.h"
+
+#include <cstring>
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include "core/rng.h"
+#include "core/tensor.h"
+#include "tests/support/test_util.h"
+
+namespace cohort {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kCaches = false;
+#else
+constexpr bool kCaches = true;
+#endif
+
+Allocator& cpu() {
+  return allocator(Device{});
+}
+
+// The bytes that a request of `bytes` counts for.
+int64_t charged(size_t bytes) {
+  const int64_t before = cpu().stats().live_bytes;
+  void* p = cpu().allocate(bytes);
+  const int64_t after = cpu().stats().live_bytes;
+  cpu().deallocate(p, bytes);
+  EXPECT_EQ(cpu().stats().live_bytes, before);
+  return after - before;
+}
+
+}  // namespace
+
+TEST(Allocator, ChargesTheSizeClass) {
+  for (const size_t bytes : {0u, 1u, 63u, 64u}) EXPECT_EQ(charged(bytes), 64);
+  EXPECT_EQ(charged(65), 128);
+  EXPECT_EQ(charged(1024), 1024);
+  EXPECT_EQ(charged(1025), 1152);
+  EXPECT_EQ(charged(2048), 2048);
+  EXPECT_EQ(charged(2049), 2304);
+  EXPECT_EQ(charged(1 << 20), 1 << 20);
+  for (size_t bytes = 1025; bytes < 100000; bytes += 977) {
+    EXPECT_GE(charged(bytes), static_cast<int64_t>(bytes));
+    EXPECT_LE(static_cast<double>(charged(bytes)), 1.125 * static_cast<double>(bytes));
+  }
+}
+
+TEST(Allocator, BlocksAreAlignedAndWritable) {
+  for (const size_t bytes : {1u, 64u, 100u, 1025u, 65537u}) {
+    void* p = cpu().allocate(bytes);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(p) % 64, 0u);
+    std::memset(p, 0x5a, bytes);
+    cpu().deallocate(p, bytes);
+  }
+  cpu().deallocate(nullptr, 10);
+}
+
+TEST(Allocator, PeakIsTheHighestSinceReset) {
+  const size_t size = 1 << 16;
+  cpu().reset_peak();
+  const AllocatorStats start = cpu().stats();
+  EXPECT_EQ(start.peak_bytes, start.live_bytes);
+  void* a = cpu().allocate(size);
+  void* b = cpu().allocate(size);
+  cpu().deallocate(a, size);
+  void* c = cpu().allocate(size);
+  const AllocatorStats stats = cpu().stats();
+  EXPECT_EQ(stats.peak_bytes - start.live_bytes, static_cast<int64_t>(2 * size));
+  EXPECT_EQ(stats.live_bytes - start.live_bytes, static_cast<int64_t>(2 * size));
+  EXPECT_EQ(stats.allocations - start.allocations, 3);
+  cpu().deallocate(b, size);
+  cpu().deallocate(c, size);
+  cpu().reset_peak();
+  EXPECT_EQ(cpu().stats().peak_bytes, start.live_bytes);
+}
+
+TEST(Allocator, FreedBlockServesTheNextRequestOfItsClass) {
+  if (!kCaches) GTEST_SKIP() << "nothing is cached under the address sanitizer";
+  void* a = cpu().allocate(5000);
+  cpu().deallocate(a, 5000);
+  const int64_t reserved = cpu().stats().reserved_bytes;
+  void* b = cpu().allocate(5001);  // the same class of 5120 bytes
+  EXPECT_EQ(a, b);
+  EXPECT_EQ(cpu().stats().reserved_bytes, reserved);
+  cpu().deallocate(b, 5001);
+}
+
+TEST(Allocator, ReleaseGivesCachedBlocksBack) {
+  void* p = cpu().allocate(1 << 20);
+  cpu().deallocate(p, 1 << 20);
+  cpu().release_cached();
+  const AllocatorStats stats = cpu().stats();
+  EXPECT_EQ(stats.reserved_bytes, stats.live_bytes);
+}
+
+TEST(Allocator, CacheDoesNotPileUp) {
+  cpu().release_cached();
+  cpu().reset_peak();
+  const int64_t live = cpu().stats().live_bytes;
+  // Forty classes of 4 MiB and more, one after another: never more than one is live.
+  for (size_t i = 0; i < 40; ++i) {
+    const size_t bytes = (size_t{4} << 20) + i * (size_t{1} << 19);
+    cpu().deallocate(cpu().allocate(bytes), bytes);
+  }
+  const AllocatorStats stats = cpu().stats();
+  EXPECT_LE(stats.reserved_bytes - live, stats.peak_bytes - live + (int64_t{65} << 20));
+  cpu().release_cached();
+}
+
+TEST(Allocator, ManyThreadsKeepTheBooks) {
+  const int64_t live = cpu().stats().live_bytes, count = cpu().stats().allocations;
+  constexpr int kThreads = 8, kRounds = 400;
+  std::vector<std::thread> threads;
+  std::atomic<int> damaged{0};
+  for (int t = 0; t < kThreads; ++t)
+    threads.emplace_back([t, &damaged] {
+      Rng rng(static_cast<uint64_t>(t), 0);
+      std::vector<std::pair<unsigned char*, size_t>> mine;
+      for (int i = 0; i < kRounds; ++i) {
+        const size_t bytes = static_cast<size_t>(rng.between(1, 4000));
+        auto* p = static_cast<unsigned char*>(cpu().allocate(bytes));
+        std::memset(p, t + 1, bytes);
+        mine.emplace_back(p, bytes);
+        if (mine.size() < 8) continue;
+        const auto [q, n] = mine[static_cast<size_t>(i % 8)];
+        for (size_t k = 0; k < n; ++k) damaged += q[k] != t + 1;
+        cpu().deallocate(q, n);
+        mine.erase(mine.begin() + i % 8);
+      }
+      for (const auto& [p, n] : mine) cpu().deallocate(p, n);
+    });
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(damaged, 0);
+  EXPECT_EQ(cpu().stats().live_bytes, live);
+  EXPECT_EQ(cpu().stats().allocations - count, kThreads * kRounds);
+}
+
+TEST(Allocator, ImpossibleRequestsSayWhatIsLive) {
+  // Above any address space, below where sizes overflow.
+  const size_t bytes = size_t{1} << 60;
+  const int64_t live = cpu().stats().live_bytes;
+  if (!kCaches) GTEST_SKIP() << "the address sanitizer ends the process instead";
+  EXPECT_THROW_WITH(cpu().allocate(bytes), Error, "[allocator] out of memory");
+  EXPECT_THROW_WITH(Tensor::empty({int64_t{1} << 40, int64_t{1} << 40}, DType::kF32), Error,
+                    "[tensor]");
+  EXPECT_EQ(cpu().stats().live_bytes, live);
+}
+
+TEST(Allocator, OtherDevicesHaveNoMemoryInThisBuild) {
+  EXPECT_THROW_WITH(allocator(Device{DeviceType::kCUDA, 0}), Error, "cuda:0");
+}
+
+}  // namespace cohort

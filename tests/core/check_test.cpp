@@ -1,0 +1,91 @@
+// Messages of failed checks, devices, streams and the log.
+#include "core/check.h"
+
+#include <regex>
+
+#include "core/device.h"
+#include "core/log.h"
+#include "tests/support/test_util.h"
+
+namespace cohort {
+
+TEST(Check, MessageEndsWithFolderFileAndLine) {
+  std::string message;
+  try {
+    COHORT_CHECK(1 + 1 == 3, "[op] expected ", 3, ", got ", 2.5);
+  } catch (const Error& e) {
+    message = e.what();
+  }
+  EXPECT_TRUE(std::regex_match(
+      message, std::regex(R"(\[op\] expected 3, got 2\.5 \(core/check_test\.cpp:\d+\))")))
+      << message;
+}
+
+TEST(Check, ArgumentsOfAPassingCheckAreNotEvaluated) {
+  int evaluated = 0;
+  COHORT_CHECK(true, ++evaluated);
+  EXPECT_EQ(evaluated, 0);
+}
+
+TEST(Check, ConditionIsEvaluatedOnce) {
+  int evaluated = 0;
+  COHORT_CHECK(++evaluated > 0, "never");
+  EXPECT_EQ(evaluated, 1);
+}
+
+TEST(Check, ShortAndPlainPathsSurvive) {
+  EXPECT_THROW_WITH(throw_check_error("x.cpp", 3, "m"), Error, "m (x.cpp:3)");
+  EXPECT_THROW_WITH(throw_check_error("/x.cpp", 3, "m"), Error, "m (/x.cpp:3)");
+  EXPECT_THROW_WITH(throw_check_error("/a/b/c/x.cpp", 3, "m"), Error, "m (c/x.cpp:3)");
+}
+
+TEST(Check, InputErrorIsAnError) {
+  EXPECT_THROW(throw InputError("x"), Error);
+}
+
+TEST(Device, ParsesTheCpuAndExplainsTheRest) {
+  EXPECT_TRUE(parse_device("cpu").is_cpu());
+  EXPECT_EQ(parse_device("cpu").str(), "cpu");
+  EXPECT_EQ((Device{DeviceType::kCUDA, 3}).str(), "cuda:3");
+  EXPECT_THROW_WITH(parse_device("cuda"), InputError, "no CUDA support");
+  EXPECT_THROW_WITH(parse_device("cuda:1"), InputError, "'cuda:1'");
+  for (const char* text : {"", "gpu", "CPU", "cpu:0", "cudax"})
+    EXPECT_THROW_WITH(parse_device(text), InputError,
+                      str("expected 'cpu', 'cuda' or 'cuda:N', got '", text, "'"));
+  for (const char* text : {"cuda:", "cuda:x", "cuda:-1", "cuda:1x"})
+    EXPECT_THROW_WITH(parse_device(text), InputError,
+                      str("expected 'cpu', 'cuda' or 'cuda:N', got '", text, "'"));
+}
+
+TEST(Stream, GuardRestoresThePreviousOne) {
+  int there = 0;
+  EXPECT_EQ(current_stream().handle, nullptr);
+  {
+    const StreamGuard guard(Stream{Device{DeviceType::kCUDA, 0}, &there});
+    EXPECT_EQ(current_stream().handle, &there);
+  }
+  EXPECT_EQ(current_stream().handle, nullptr);
+  EXPECT_TRUE(current_stream().device.is_cpu());
+}
+
+TEST(Log, FileGetsEveryMessageAndAnExpectedWarningPasses) {
+  const test::TempDir dir;
+  logging::set_console_level(logging::Level::kError);
+  logging::set_file(dir.path("log.txt"));
+  {
+    const test::ExpectLog expected("braces {} and 5");
+    logging::debug("quiet ", 1);
+    logging::warn("braces {} and ", 5);
+  }
+  logging::set_file("");
+  logging::info("after");
+  logging::set_console_level(logging::Level::kInfo);
+  const std::string text = test::read_file(dir.path("log.txt"));
+  EXPECT_NE(text.find("quiet 1"), std::string::npos);
+  EXPECT_NE(text.find("braces {} and 5"), std::string::npos);
+  EXPECT_EQ(text.find("after"), std::string::npos);
+  const std::string below_a_file = dir.path("log.txt") + "/log.txt";
+  EXPECT_THROW_WITH(logging::set_file(below_a_file), InputError, below_a_file);
+}
+
+}  // namespace cohort

@@ -1,0 +1,303 @@
+// Configuration: what a file may say, what its errors name, and that a dump reads back as itself.
+#include "core/config.h"
+
+#include <filesystem>
+
+#include "tests/support/test_util.h"
+
+namespace cohort {
+namespace {
+
+enum class Color { kRed, kGreen };
+constexpr EnumName<Color> kColors[] = {{Color::kRed, "red"}, {Color::kGreen, "green"}};
+
+struct Inner {
+  int64_t width = 3;
+  std::string label = "x";
+  void visit(ConfigVisitor& v) {
+    v.field("width", width, "how wide", {.min = 1, .max = 64});
+    v.field("label", label, "what to call it");
+  }
+  bool operator==(const Inner&) const = default;
+};
+
+// A field of every kind.
+struct Everything {
+  int64_t steps = 10;
+  double rate = 0.1;
+  std::optional<double> clip = 1.5;
+  bool verbose = false;
+  std::string name = "run";
+  std::vector<std::string> words = {"a", "b"};
+  std::vector<int64_t> sizes = {1, 2};
+  Color color = Color::kRed;
+  Inner inner;
+  std::vector<Inner> parts;
+  void visit(ConfigVisitor& v) {
+    v.field("steps", steps, "number of steps", {.min = 0});
+    v.field("rate", rate, "learning rate", {.min = 0, .max = 1});
+    v.field("clip", clip, "clip above", {.min = 0});
+    v.field("verbose", verbose, "say more");
+    v.field("name", name, "name of the run");
+    v.field("words", words, "some words");
+    v.field("sizes", sizes, "some sizes", {.min = 0});
+    v.choice("color", color, kColors, "which color");
+    v.section("inner", inner, "a section");
+    v.list("parts", parts, "sections in a list");
+  }
+  bool operator==(const Everything&) const = default;
+};
+
+Everything read(const std::string& text) {
+  Everything config;
+  read_config(config, parse_yaml(text, "run.yaml"));
+  return config;
+}
+
+std::string read_error(const std::string& text) {
+  try {
+    read(text);
+  } catch (const InputError& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST(Config, ReadsEveryKindOfField) {
+  const Everything c = read(
+      "steps: 7\nrate: 3e-4\nclip: 2\nverbose: true\nname: hello world\nwords: [x, 'y z']\n"
+      "sizes: [4, 5, 6]\ncolor: green\ninner:\n  width: 9\nparts:\n  - {width: 1}\n  - label: q\n");
+  EXPECT_EQ(c.steps, 7);
+  EXPECT_EQ(c.rate, 3e-4);
+  EXPECT_EQ(c.clip, 2.0);
+  EXPECT_TRUE(c.verbose);
+  EXPECT_EQ(c.name, "hello world");
+  EXPECT_EQ(c.words, (std::vector<std::string>{"x", "y z"}));
+  EXPECT_EQ(c.sizes, (std::vector<int64_t>{4, 5, 6}));
+  EXPECT_EQ(c.color, Color::kGreen);
+  EXPECT_EQ(c.inner, (Inner{9, "x"}));
+  EXPECT_EQ(c.parts, (std::vector<Inner>{{1, "x"}, {3, "q"}}));
+}
+
+TEST(Config, KeysThatAreAbsentKeepTheirDefaults) {
+  EXPECT_EQ(read(""), Everything{});
+  EXPECT_EQ(read("# only a comment\n"), Everything{});
+  EXPECT_EQ(read("inner: {}\n"), Everything{});
+  EXPECT_EQ(read("inner:\n"), Everything{});
+}
+
+TEST(Config, UnknownKeyNamesFileLineAndNearestKey) {
+  EXPECT_EQ(read_error("steps: 1\nvebrose: true\n"),
+            "run.yaml:2: unknown key 'vebrose'; did you mean 'verbose'?");
+  EXPECT_EQ(read_error("inner:\n  label: a\n  widht: 2\n"),
+            "run.yaml:3: unknown key 'inner.widht'; did you mean 'width'?");
+  EXPECT_EQ(read_error("parts:\n  - width: 2\n  - lable: 2\n"),
+            "run.yaml:3: unknown key 'parts[1].lable'; did you mean 'label'?");
+  // Nothing is near: the known keys are listed.
+  EXPECT_EQ(read_error("inner:\n  zzzzzz: 2\n"),
+            "run.yaml:2: unknown key 'inner.zzzzzz'; known keys: width, label");
+}
+
+TEST(Config, WrongTypesSayWhatWasExpected) {
+  EXPECT_EQ(read_error("steps: many\n"), "run.yaml:1: steps: expected a whole number, got 'many'");
+  EXPECT_EQ(read_error("steps: 1.5\n"), "run.yaml:1: steps: expected a whole number, got '1.5'");
+  EXPECT_EQ(read_error("steps: '1'\n"), "run.yaml:1: steps: expected a whole number, got '1'");
+  EXPECT_EQ(read_error("steps: 99999999999999999999\n"),
+            "run.yaml:1: steps: expected a whole number, got '99999999999999999999'");
+  EXPECT_EQ(read_error("steps:\n"), "run.yaml:1: steps: expected a whole number, got nothing");
+  EXPECT_EQ(read_error("rate: fast\n"), "run.yaml:1: rate: expected a number, got 'fast'");
+  EXPECT_EQ(read_error("rate: .nan\n"), "run.yaml:1: rate: expected a number, got '.nan'");
+  EXPECT_EQ(read_error("rate: nan\n"), "run.yaml:1: rate: expected a number, got 'nan'");
+  EXPECT_EQ(read_error("verbose: yes\n"), "run.yaml:1: verbose: expected true or false, got 'yes'");
+  EXPECT_EQ(read_error("name: [a]\n"), "run.yaml:1: name: expected text, got a list");
+  EXPECT_EQ(read_error("words: a\n"), "run.yaml:1: words: expected a list of texts, got 'a'");
+  EXPECT_EQ(read_error("words: [{a: 1}]\n"),
+            "run.yaml:1: words: expected a list of texts, got a map");
+  EXPECT_EQ(read_error("sizes:\n  - 1\n  - two\n"),
+            "run.yaml:3: sizes: expected a whole number, got 'two'");
+  EXPECT_EQ(read_error("inner: 3\n"), "run.yaml:1: inner: expected a map of keys, got '3'");
+  EXPECT_EQ(read_error("parts: {width: 1}\n"), "run.yaml:1: parts: expected a list, got a map");
+  EXPECT_EQ(read_error("parts: [1]\n"), "run.yaml:1: parts: expected a list of maps, got '1'");
+}
+
+TEST(Config, UnknownChoiceListsAllAndNamesTheNearest) {
+  EXPECT_EQ(read_error("color: gren\n"),
+            "run.yaml:1: color: expected one of red, green, got 'gren'; did you mean 'green'?");
+  EXPECT_EQ(read_error("color: blue\n"),
+            "run.yaml:1: color: expected one of red, green, got 'blue'");
+  EXPECT_EQ(read_error("color:\n"), "run.yaml:1: color: expected one of red, green, got nothing");
+}
+
+TEST(Config, ValuesOutOfRangeNameTheRange) {
+  EXPECT_EQ(read_error("steps: -1\n"), "run.yaml:1: steps: expected a number at least 0, got '-1'");
+  EXPECT_EQ(read_error("rate: 1.5\n"),
+            "run.yaml:1: rate: expected a number from 0 to 1, got '1.5'");
+  EXPECT_EQ(read_error("sizes: [3, -3]\n"),
+            "run.yaml:1: sizes: expected a number at least 0, got '-3'");
+  EXPECT_EQ(read_error("clip: -2\n"), "run.yaml:1: clip: expected a number at least 0, got '-2'");
+  EXPECT_EQ(read("rate: 1\n").rate, 1.0);  // limits belong to the range
+  EXPECT_EQ(read("inner: {width: 64}\n").inner.width, 64);
+}
+
+TEST(Config, DuplicateKeysNameBothLines) {
+  EXPECT_EQ(read_error("steps: 1\nrate: 0.5\nsteps: 2\n"),
+            "run.yaml:3: duplicate key 'steps', first given at line 1; hint: remove one of the "
+            "two");
+  EXPECT_NE(read_error("inner:\n  width: 1\n  width: 2\n").find("run.yaml:3: duplicate key"),
+            std::string::npos);
+}
+
+TEST(Config, NullsClearOptionalsTextsAndLists) {
+  for (const char* null : {"", " ~", " null", " Null", " NULL", " none"}) {
+    const Everything c =
+        read(str("clip:", null, "\nname:", null, "\nwords:", null, "\nparts:", null, "\n"));
+    EXPECT_EQ(c.clip, std::nullopt) << null;
+    EXPECT_EQ(c.name, "") << null;
+    EXPECT_TRUE(c.words.empty()) << null;
+    EXPECT_TRUE(c.parts.empty()) << null;
+  }
+  EXPECT_EQ(read("name: 'none'\n").name, "none");  // quoted: text
+}
+
+TEST(Config, BrokenFilesAreInputErrors) {
+  EXPECT_THROW_WITH(parse_yaml("a: [1, 2\nb: 3\n", "bad.yaml"), InputError, "not valid YAML");
+  EXPECT_THROW_WITH(parse_yaml("- 1\n- 2\n", "bad.yaml"), InputError,
+                    "bad.yaml: expected keys and values at the top level, got a list");
+  EXPECT_THROW_WITH(parse_yaml_file("/nonexistent/x.yaml"), InputError, "/nonexistent/x.yaml");
+  EXPECT_THROW_WITH(parse_yaml("? [a, b]\n: 1\n", "bad.yaml"), InputError,
+                    "a key must be plain text");
+  EXPECT_THROW_WITH(parse_yaml("a: 1\n---\nb: 2\n", "bad.yaml"), InputError, "one document");
+  const test::TempDir dir;
+  EXPECT_THROW_WITH(parse_yaml_file(dir.path()), InputError, dir.path());
+}
+
+TEST(Config, FileNamesReachTheErrors) {
+  const test::TempDir dir;
+  test::write_file(dir.path("a.yaml"), "steps: 1\nbogus: 2\n");
+  Everything c;
+  EXPECT_THROW_WITH(read_config(c, parse_yaml_file(dir.path("a.yaml"))), InputError,
+                    dir.path("a.yaml") + ":2");
+}
+
+TEST(Config, OverridesReachIntoSectionsAndLists) {
+  ConfigNode root = parse_yaml("steps: 1\nparts:\n  - width: 2\n  - width: 3\n", "run.yaml");
+  for (const char* text : {"steps=5", "inner.width=8", "parts.1.label=\"a=b\"", "sizes=[7, 8]",
+                           "rate=1e-3", "clip=", "words=[]"})
+    apply_override(root, text);
+  Everything c;
+  read_config(c, root);
+  EXPECT_EQ(c.steps, 5);
+  EXPECT_EQ(c.inner.width, 8);
+  EXPECT_EQ(c.parts, (std::vector<Inner>{{2, "x"}, {3, "a=b"}}));
+  EXPECT_EQ(c.sizes, (std::vector<int64_t>{7, 8}));
+  EXPECT_EQ(c.rate, 1e-3);
+  EXPECT_EQ(c.clip, std::nullopt);
+  EXPECT_TRUE(c.words.empty());
+}
+
+TEST(Config, OverridesFailNamingTheCommandLine) {
+  const auto error_of = [](const char* text) -> std::string {
+    ConfigNode root = parse_yaml("steps: 1\nparts:\n  - width: 2\n", "run.yaml");
+    try {
+      apply_override(root, text);
+      Everything c;
+      read_config(c, root);
+    } catch (const InputError& e) {
+      return e.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(error_of("steps"), "command line: expected key=value, got 'steps'");
+  EXPECT_EQ(error_of("=3"), "command line: expected key=value, got '=3'");
+  EXPECT_EQ(error_of("steps=x"), "command line: steps: expected a whole number, got 'x'");
+  EXPECT_EQ(error_of("stps=3"), "command line: unknown key 'stps'; did you mean 'steps'?");
+  EXPECT_EQ(error_of("inner.wdth=3"),
+            "command line: unknown key 'inner.wdth'; did you mean 'width'?");
+  EXPECT_EQ(error_of("parts.1.width=3"),
+            "command line: parts.1.width: '1' is no index of a list with 1 items");
+  EXPECT_EQ(error_of("sizes=[1, -2]"),
+            "command line: sizes: expected a number at least 0, got '-2'");
+  EXPECT_NE(error_of("sizes=[1").find("command line: sizes: not valid YAML"), std::string::npos);
+}
+
+TEST(Config, IgnoredKeysBelongToAnotherReader) {
+  const std::vector<std::string> ignored = {"task"};
+  Everything c;
+  read_config(c, parse_yaml("steps: 4\ntask: {any: thing}\n", "run.yaml"), ignored);
+  EXPECT_EQ(c.steps, 4);
+  // Only at the top level.
+  EXPECT_THROW_WITH(read_config(c, parse_yaml("inner: {task: 1}\n", "run.yaml"), ignored),
+                    InputError, "inner.task");
+}
+
+// Text that YAML would take for a number, a truth value, nothing, a map or a comment.
+const char* const kAwkwardTexts[] = {
+    "1e3",  "true", "false", "True", "a: b", "",      "line\nbreak", "\"quoted\"", "it's",
+    "\\n",  "null", "Null",  "NULL", "~",    "none",  "- item",      "-5",         "#note",
+    "a #b", "[a]",  "{a}",   "*ref", "&ref", "!tag",  "%x",          "@x",         " pad ",
+    "\t",   "0x10", ".inf",  ".nan", "nan",  "1_000", "2024-01-01",  "yes",        "on",
+    "a,b",  "|",    ">",     "?",    ":",    "---",   "...",         "=",          "<<",
+    "\x7f", "é",    "日本",  "\x01", "a\rb", "C:\\x", "/tmp/x.yaml", "ends:",      "{{ x }}"};
+
+TEST(Config, DumpReadsBackAsItself) {
+  Everything c;
+  c.steps = -0;
+  c.rate = 0.1 + 0.2;  // needs all 17 digits
+  c.clip = std::nullopt;
+  c.verbose = true;
+  c.words.clear();
+  c.sizes.clear();
+  c.color = Color::kGreen;
+  c.inner = {64, "deep"};
+  c.parts = {{1, "p"}, {2, "q: r"}, {3, ""}};
+  EXPECT_EQ(read(dump_config(c)), c) << dump_config(c);
+  EXPECT_EQ(read(dump_config(Everything{})), Everything{});
+  c.steps = std::numeric_limits<int64_t>::max();
+  c.sizes = {0, std::numeric_limits<int64_t>::max()};
+  c.clip = 5e-324;
+  EXPECT_EQ(read(dump_config(c)), c) << dump_config(c);
+}
+
+TEST(Config, DumpedTextsReadBackWhateverTheyHold) {
+  Everything all;
+  for (const char* text : kAwkwardTexts) {
+    Everything c;
+    c.name = text;
+    c.words = {text, "plain"};
+    c.inner.label = text;
+    c.parts = {{1, text}, {2, text}};
+    EXPECT_EQ(read(dump_config(c)), c) << dump_config(c);
+    all.words.push_back(text);
+  }
+  EXPECT_EQ(read(dump_config(all)), all);
+}
+
+TEST(Config, HelpMentionsEveryKeyWithDefaultAndRange) {
+  const std::string help = config_help<Everything>();
+  for (const char* key : {"steps", "rate", "clip", "verbose", "name", "words", "sizes", "color",
+                          "inner:", "  width", "  label", "parts:"})
+    EXPECT_NE(help.find(key), std::string::npos) << key << "\n" << help;
+  for (const char* text : {"number of steps (int, at least 0; default 10)", "from 0 to 1",
+                           "red | green; default red", "(a list of)", "from 1 to 64; default 3"})
+    EXPECT_NE(help.find(text), std::string::npos) << text << "\n" << help;
+}
+
+TEST(Config, NearestNameOffersTypingErrorsOnly) {
+  const std::vector<std::string> names = {"learning_rate", "steps", "beta"};
+  EXPECT_EQ(nearest_name("learning-rate", names), "learning_rate");
+  EXPECT_EQ(nearest_name("lerning_rates", names), "learning_rate");
+  EXPECT_EQ(nearest_name("bta", names), "beta");
+  EXPECT_EQ(nearest_name("temperature", names), "");
+}
+
+TEST(Config, FormatDoubleIsShortestAndExact) {
+  EXPECT_EQ(format_double(0.001), "0.001");
+  EXPECT_EQ(format_double(1e-8), "1e-08");
+  EXPECT_EQ(format_double(3), "3");
+  for (const double v : {0.1, 1.0 / 3, 1e300, 5e-324, -2.5})
+    EXPECT_EQ(std::strtod(format_double(v).c_str(), nullptr), v);
+}
+
+}  // namespace cohort

@@ -1,0 +1,120 @@
+// Every index is covered once, whatever the number of threads; the cut into blocks is fixed.
+#include "core/parallel.h"
+
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/support/test_util.h"
+
+namespace cohort {
+namespace {
+
+class ThreadsGuard {
+ public:
+  explicit ThreadsGuard(int n) : previous_(num_threads()) { set_num_threads(n); }
+  ~ThreadsGuard() { set_num_threads(previous_); }
+
+ private:
+  int previous_;
+};
+
+using Blocks = std::set<std::pair<int64_t, int64_t>>;
+
+Blocks blocks_of(int64_t n, int64_t grain) {
+  std::mutex mutex;
+  Blocks blocks;
+  parallel_for(n, grain, [&](int64_t begin, int64_t end) {
+    const std::lock_guard lock(mutex);
+    blocks.emplace(begin, end);
+  });
+  return blocks;
+}
+
+}  // namespace
+
+TEST(ParallelFor, CoversEachIndexOnce) {
+  for (const int threads : {1, 2, 3}) {
+    const ThreadsGuard guard(threads);
+    for (const int64_t n : {0, 1, 2, 7, 64, 1000})
+      for (const int64_t grain : {1, 3, 64, 5000}) {
+        std::vector<std::atomic<int>> hits(static_cast<size_t>(n));
+        parallel_for(n, grain, [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) ++hits[static_cast<size_t>(i)];
+        });
+        for (const auto& h : hits) ASSERT_EQ(h, 1) << n << " " << grain << " " << threads;
+      }
+  }
+}
+
+TEST(ParallelFor, BlocksDoNotDependOnTheThreads) {
+  const Blocks expected = {{0, 10}, {10, 20}, {20, 25}};
+  for (const int threads : {1, 2, 3, 8}) {
+    const ThreadsGuard guard(threads);
+    EXPECT_EQ(blocks_of(25, 10), expected);
+    EXPECT_EQ(blocks_of(-3, 10), Blocks{});
+    EXPECT_EQ(blocks_of(2, 0), (Blocks{{0, 1}, {1, 2}}));  // a grain below 1 counts as 1
+  }
+}
+
+TEST(ParallelFor, NestedCallsCoverTheirRangeToo) {
+  for (const int threads : {1, 2, 3}) {
+    const ThreadsGuard guard(threads);
+    std::vector<std::atomic<int>> hits(6 * 50);
+    parallel_for(6, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i)
+        parallel_for(50, 7, [&](int64_t b, int64_t e) {
+          for (int64_t j = b; j < e; ++j) ++hits[static_cast<size_t>(i * 50 + j)];
+        });
+    });
+    for (const auto& h : hits) ASSERT_EQ(h, 1);
+  }
+}
+
+TEST(ParallelFor, UsesTheThreadsItMay) {
+  const ThreadsGuard guard(3);
+  std::mutex mutex;
+  std::set<std::thread::id> ids;
+  std::atomic<int> arrived{0};
+  // Each block waits until all three run, so that no thread can take two.
+  parallel_for(3, 1, [&](int64_t, int64_t) {
+    ++arrived;
+    while (arrived < 3) std::this_thread::yield();
+    const std::lock_guard lock(mutex);
+    ids.insert(std::this_thread::get_id());
+  });
+  EXPECT_EQ(ids.size(), 3u);
+}
+
+TEST(ParallelFor, ThreadCountBelongsToTheThread) {
+  const ThreadsGuard guard(3);
+  int other = 0;
+  std::thread([&] {
+    set_num_threads(1);
+    other = num_threads();
+  }).join();
+  EXPECT_EQ(other, 1);
+  EXPECT_EQ(num_threads(), 3);
+  EXPECT_THROW_WITH(set_num_threads(0), Error, "at least one thread, got 0");
+}
+
+TEST(ParallelFor, RanksAsThreadsRunSideBySide) {
+  std::vector<std::vector<int>> sums(4);
+  std::vector<std::thread> ranks;
+  for (auto& mine : sums)
+    ranks.emplace_back([&mine] {
+      set_num_threads(2);
+      mine.assign(500, 0);
+      for (int round = 0; round < 20; ++round)
+        parallel_for(500, 16, [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) ++mine[static_cast<size_t>(i)];
+        });
+    });
+  for (auto& rank : ranks) rank.join();
+  for (const auto& mine : sums) EXPECT_EQ(mine, std::vector<int>(500, 20));
+}
+
+}  // namespace cohort

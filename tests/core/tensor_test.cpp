@@ -1,0 +1,222 @@
+// Views share storage, copies convert, and a bf16 is the nearest one.
+#include "core/tensor.h"
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "core/allocator.h"
+#include "core/rng.h"
+#include "tests/support/test_util.h"
+
+namespace cohort {
+namespace {
+
+// 0, 1, 2, ... in `shape`.
+Tensor counting(const Shape& shape, DType dtype = DType::kF32) {
+  std::vector<double> values(static_cast<size_t>(shape.numel()));
+  std::iota(values.begin(), values.end(), 0);
+  return Tensor::from(values, shape).to(dtype);
+}
+
+using Ints = std::vector<int64_t>;
+
+uint16_t bf16_bits(float value) {
+  return bf16(value).bits;
+}
+float from_bits(uint32_t bits) {
+  return std::bit_cast<float>(bits);
+}
+
+}  // namespace
+
+TEST(Tensor, FactoriesFillAndDescribe) {
+  EXPECT_EQ(Tensor::zeros({2, 2}, DType::kI32).to_vector<int64_t>(), Ints(4, 0));
+  EXPECT_EQ(Tensor::full({3}, 2.5, DType::kF64).to_vector<double>(), std::vector<double>(3, 2.5));
+  const Tensor t = counting({2, 3});
+  EXPECT_EQ(t.str(), "f32[2, 3] on cpu");
+  EXPECT_EQ(t.nbytes(), 24);
+  EXPECT_EQ(t.rows(), 2);
+  EXPECT_EQ(t.cols(), 3);
+  EXPECT_TRUE(t.is_contiguous());
+  EXPECT_EQ(Tensor::full({}, 4, DType::kF32).item(), 4);
+  EXPECT_EQ(Tensor::zeros({0, 3}, DType::kF32).numel(), 0);
+  EXPECT_EQ(Tensor::zeros({3, 0}, DType::kF32).rows(), 0);
+}
+
+TEST(Tensor, UndefinedTensorsSaySo) {
+  const Tensor t;
+  EXPECT_FALSE(t.defined());
+  EXPECT_EQ(t.numel(), 0);
+  EXPECT_EQ(t.str(), "undefined tensor");
+  EXPECT_THROW_WITH(t.raw(), Error, "undefined");
+  EXPECT_THROW_WITH(t.data<float>(), Error, "undefined tensor");
+}
+
+TEST(Tensor, BadArgumentsThrow) {
+  EXPECT_THROW_WITH(Tensor::empty({2, -1}, DType::kF32), Error, "negative size");
+  EXPECT_THROW_WITH(Tensor::from(std::vector<float>{1, 2, 3}, {2}), Error, "3 values for shape");
+  EXPECT_THROW_WITH(counting({2}).data<double>(), Error, "expected elements of type f64");
+  EXPECT_THROW_WITH(counting({2}).item(), Error, "expected one element");
+  EXPECT_THROW_WITH((Shape{1, 1, 1, 1, 1, 1, 1}), Error, "rank 7 exceeds 6");
+}
+
+TEST(Tensor, ReshapeSharesStorageAndInfersOneSize) {
+  Tensor t = counting({2, 6});
+  const Tensor v = t.reshape({3, -1});
+  EXPECT_EQ(v.shape(), (Shape{3, 4}));
+  EXPECT_TRUE(v.same_storage(t));
+  t.data<float>()[11] = 99;
+  EXPECT_EQ(v.to_vector<int64_t>().back(), 99);
+  EXPECT_THROW_WITH(t.reshape({5, -1}), Error, "[reshape] cannot turn");
+  EXPECT_THROW_WITH(t.reshape({}), Error, "[reshape] cannot turn");
+  EXPECT_THROW_WITH(t.reshape({-1, -1}), Error, "more than one -1");
+}
+
+TEST(Tensor, NarrowSelectAndTransposeAreViews) {
+  Tensor t = counting({3, 4});
+  Tensor column = t.select(1, 2);
+  EXPECT_EQ(column.to_vector<int64_t>(), (Ints{2, 6, 10}));
+  EXPECT_FALSE(column.is_contiguous());
+  EXPECT_EQ(t.select(-1, 2).to_vector<int64_t>(), (Ints{2, 6, 10}));
+  EXPECT_EQ(t.select(0, 1).to_vector<int64_t>(), (Ints{4, 5, 6, 7}));
+  EXPECT_TRUE(t.select(0, 1).is_contiguous());
+  const Tensor middle = t.narrow(1, 1, 2);
+  EXPECT_EQ(middle.to_vector<int64_t>(), (Ints{1, 2, 5, 6, 9, 10}));
+  EXPECT_EQ(t.narrow(0, 2, 0).numel(), 0);
+  const Tensor turned = t.transpose(0, 1);
+  EXPECT_EQ(turned.shape(), (Shape{4, 3}));
+  EXPECT_EQ(turned.to_vector<int64_t>(), (Ints{0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11}));
+  EXPECT_EQ(turned.narrow(0, 1, 2).select(1, 1).to_vector<int64_t>(), (Ints{5, 6}));
+  // Writing through a view reaches the tensor.
+  column.fill_(-1);
+  EXPECT_EQ(t.to_vector<int64_t>(), (Ints{0, 1, -1, 3, 4, 5, -1, 7, 8, 9, -1, 11}));
+  EXPECT_THROW_WITH(t.narrow(0, 2, 2), Error, "[narrow]");
+  EXPECT_THROW_WITH(t.narrow(0, -1, 1), Error, "[narrow]");
+  EXPECT_THROW_WITH(t.select(1, 4), Error, "[narrow]");
+  EXPECT_THROW_WITH(turned.reshape({12}), Error, "[reshape] needs a contiguous tensor");
+}
+
+TEST(Tensor, CloneAndContiguousCopyOnlyWhereTheyMust) {
+  Tensor t = counting({2, 3});
+  EXPECT_TRUE(t.contiguous().same_storage(t));
+  EXPECT_TRUE(t.to(DType::kF32).same_storage(t));
+  EXPECT_TRUE(t.to(Device{}).same_storage(t));
+  EXPECT_FALSE(t.clone().same_storage(t));
+  const Tensor turned = t.transpose(0, 1);
+  EXPECT_FALSE(turned.contiguous().same_storage(t));
+  EXPECT_TRUE(turned.contiguous().is_contiguous());
+  EXPECT_EQ(turned.clone().to_vector<int64_t>(), (Ints{0, 3, 1, 4, 2, 5}));
+}
+
+TEST(Tensor, CopyWritesThroughStridesAndConverts) {
+  Tensor t = Tensor::zeros({3, 4}, DType::kF64);
+  t.narrow(1, 1, 2).transpose(0, 1).copy_(counting({2, 3}, DType::kI32));
+  EXPECT_EQ(t.to_vector<int64_t>(), (Ints{0, 0, 3, 0, 0, 1, 4, 0, 0, 2, 5, 0}));
+  EXPECT_THROW_WITH(t.copy_(counting({4, 3})), Error, "[copy_]");
+}
+
+TEST(Tensor, ConversionsBetweenAllTypes) {
+  const std::vector<DType> all = {DType::kF64, DType::kF32, DType::kBF16,
+                                  DType::kI32, DType::kI64, DType::kU8};
+  for (const DType from : all)
+    for (const DType to : all) {
+      const Tensor t = counting({5}, from).to(to);
+      EXPECT_EQ(t.dtype(), to);
+      EXPECT_EQ(t.to_vector<int64_t>(), (Ints{0, 1, 2, 3, 4}))
+          << dtype_name(from) << dtype_name(to);
+    }
+  // Towards zero, like a C++ conversion; 64-bit integers do not pass through a floating type.
+  EXPECT_EQ(Tensor::from(std::vector<double>{-1.9, 1.9}).to(DType::kI32).to_vector<int64_t>(),
+            (Ints{-1, 1}));
+  const int64_t big = (int64_t{1} << 62) + 1;
+  EXPECT_EQ(Tensor::from(std::vector<int64_t>{big}).clone().to_vector<int64_t>(), Ints{big});
+}
+
+TEST(Tensor, FreesItsStorage) {
+  const int64_t before = allocator(Device{}).stats().live_bytes;
+  {
+    const Tensor t = Tensor::zeros({1000}, DType::kF64);
+    const Tensor view = t.narrow(0, 1, 3);
+    EXPECT_EQ(allocator(Device{}).stats().live_bytes - before, 8192);
+  }
+  EXPECT_EQ(allocator(Device{}).stats().live_bytes, before);
+}
+
+TEST(Bf16, RoundsToNearestEven) {
+  EXPECT_EQ(bf16_bits(1.0f), 0x3f80);
+  EXPECT_EQ(bf16_bits(-1.0f), 0xbf80);
+  EXPECT_EQ(bf16_bits(0.0f), 0x0000);
+  EXPECT_EQ(bf16_bits(-0.0f), 0x8000);
+  // Below, at and above the middle of two neighbours: an even and an odd lower one.
+  EXPECT_EQ(bf16_bits(from_bits(0x3f807fff)), 0x3f80);
+  EXPECT_EQ(bf16_bits(from_bits(0x3f808000)), 0x3f80);
+  EXPECT_EQ(bf16_bits(from_bits(0x3f808001)), 0x3f81);
+  EXPECT_EQ(bf16_bits(from_bits(0x3f817fff)), 0x3f81);
+  EXPECT_EQ(bf16_bits(from_bits(0x3f818000)), 0x3f82);
+  EXPECT_EQ(bf16_bits(from_bits(0xbf818000)), 0xbf82);
+  // A carry into the exponent, and subnormals.
+  EXPECT_EQ(bf16_bits(from_bits(0x3fffffff)), 0x4000);
+  EXPECT_EQ(bf16_bits(from_bits(0x00000001)), 0x0000);
+  EXPECT_EQ(bf16_bits(from_bits(0x00018000)), 0x0002);
+}
+
+TEST(Bf16, InfinitiesOverflowAndNaNs) {
+  const float inf = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(bf16_bits(inf), 0x7f80);
+  EXPECT_EQ(bf16_bits(-inf), 0xff80);
+  EXPECT_EQ(bf16_bits(std::numeric_limits<float>::max()), 0x7f80);  // nearest is beyond the range
+  EXPECT_EQ(bf16_bits(from_bits(0x7f7f7fff)), 0x7f7f);
+  // NaNs stay NaNs, also those whose payload sits in the lost half, and keep their sign.
+  for (const uint32_t bits : {0x7fc00000u, 0x7f800001u, 0x7fffffffu, 0xff800001u, 0xffffffffu}) {
+    const bf16 value(from_bits(bits));
+    EXPECT_TRUE(std::isnan(static_cast<float>(value))) << std::hex << bits;
+    EXPECT_EQ(value.bits >> 15, bits >> 31);
+  }
+}
+
+// Against an independent rule: no other bf16 is nearer, and of two equally near the even one.
+TEST(Bf16, IsTheNearestForRandomBits) {
+  Rng rng(1, rng_stream(RngPurpose::kTest));
+  for (int i = 0; i < 20000; ++i) {
+    const float value = from_bits(static_cast<uint32_t>(rng.bits()));
+    if (!(std::fabs(value) < 3e38f)) continue;
+    const uint16_t bits = bf16_bits(value);
+    const auto distance = [&](uint16_t b) {
+      bf16 other;
+      other.bits = b;
+      return std::fabs(static_cast<double>(other) - static_cast<double>(value));
+    };
+    for (const int step : {-1, 1}) {
+      const auto neighbour = static_cast<uint16_t>(bits + step);
+      if ((neighbour ^ bits) & 0x8000) continue;  // across zero
+      ASSERT_LE(distance(bits), distance(neighbour));
+      const bool tie = distance(bits) == distance(neighbour);
+      ASSERT_FALSE(tie && (bits & 1));
+    }
+  }
+}
+
+TEST(Bf16, TensorRoundTripKeepsTheBits) {
+  std::vector<bf16> values(1 << 16);
+  for (size_t i = 0; i < values.size(); ++i) values[i].bits = static_cast<uint16_t>(i);
+  const Tensor t = Tensor::from(values);
+  const Tensor back = t.to(DType::kF32).to(DType::kBF16);
+  const bf16 *a = t.data<bf16>(), *b = back.data<bf16>();
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (std::isnan(static_cast<float>(a[i])))
+      ASSERT_TRUE(std::isnan(static_cast<float>(b[i])));
+    else
+      ASSERT_EQ(a[i].bits, b[i].bits);
+  }
+}
+
+TEST(Dispatch, ComputeTypesAreTheTwoFloats) {
+  EXPECT_EQ(dispatch_float(DType::kF64, "op", []<class T>() { return sizeof(T); }), 8u);
+  EXPECT_EQ(dispatch_float(DType::kF32, "op", []<class T>() { return sizeof(T); }), 4u);
+  EXPECT_THROW_WITH(dispatch_float(DType::kBF16, "op", []<class T>() { return sizeof(T); }), Error,
+                    "[op] expected f64 or f32, got bf16");
+}
+
+}  // namespace cohort
