@@ -1,0 +1,33 @@
+# The installed package: the `cohort` command, headers under include/cohort, static libraries, and what
+# find_package(cohort) needs to offer cohort::cohort.
+if(NOT PROJECT_IS_TOP_LEVEL)
+  return()
+endif()
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+set(COHORT_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/cohort)
+
+set(COHORT_LAYERS core kernels data autograd dist nn rl trainers)
+set(COHORT_TARGETS ${COHORT_LAYERS})
+list(TRANSFORM COHORT_TARGETS PREPEND cohort_)
+foreach(layer IN LISTS COHORT_LAYERS)
+  set_target_properties(cohort_${layer} PROPERTIES EXPORT_NAME ${layer})
+  install(DIRECTORY ${layer} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cohort
+    FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
+endforeach()
+target_compile_features(cohort INTERFACE cxx_std_20)
+# Headers hold inline maths, of which the linker keeps one copy: users must not compile another one.
+target_compile_options(cohort INTERFACE -ffp-contract=off)
+
+install(TARGETS cohort ${COHORT_TARGETS} EXPORT cohortTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(EXPORT cohortTargets NAMESPACE cohort:: DESTINATION ${COHORT_CMAKE_DIR})
+if(TARGET cohort_cli)
+  install(TARGETS cohort_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+
+configure_package_config_file(cmake/cohortConfig.cmake.in ${PROJECT_BINARY_DIR}/cohortConfig.cmake
+  INSTALL_DESTINATION ${COHORT_CMAKE_DIR})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/cohortConfigVersion.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/cohortConfig.cmake ${PROJECT_BINARY_DIR}/cohortConfigVersion.cmake
+  DESTINATION ${COHORT_CMAKE_DIR})

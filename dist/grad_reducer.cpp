@@ -1,3 +1,5 @@
+// The contract is in the header. What matters here: every rank must issue the same all_reduce calls
+// in the same order, so a bucket that is full early waits for the ones before it.
 #include "dist/grad_reducer.h"
 
 #include <utility>
@@ -42,7 +44,6 @@ void GradReducer::mark_ready(int64_t i) {
   COHORT_CHECK(!ready_[i], "[grad_reducer] gradient ", i, " is marked ready twice in a step");
   ready_[i] = true;
   --buckets_[bucket_of_[i]].pending;
-  // A full bucket waits for those before it: every rank calls the same collectives in one order.
   while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].pending == 0)
     reduce(buckets_[next_bucket_++]);
 }

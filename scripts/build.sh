@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Configures preset $1 and builds the targets that follow (default: all). CMake's report is shown
+# only if it fails. The other scripts call this one.
+set -euo pipefail
+
+if [ $# -eq 0 ] || [[ $1 == -* ]]; then
+  echo "usage: scripts/build.sh PRESET [TARGET...]" >&2
+  [ "${1-}" = --help ] && exit 0 || exit 2
+fi
+preset=$1
+shift
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+if ! cmake --preset "$preset" >"$log" 2>&1 </dev/null; then
+  cat "$log" >&2
+  echo "build.sh: CMake could not configure preset '$preset' (see above)" >&2
+  exit 1
+fi
+cmake --build "build/$preset" --target "${@:-all}" </dev/null

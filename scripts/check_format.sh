@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Checks that all tracked C++ and CUDA sources are formatted as .clang-format says. To format them:
+#   scripts/check_format.sh --fix
+set -euo pipefail
+
+mode=(--dry-run -Werror)
+case "${1-}" in
+  "") ;;
+  --fix) mode=(-i) ;;
+  *) echo "usage: scripts/check_format.sh [--fix]" >&2; [ "$1" = --help ] && exit 0 || exit 2 ;;
+esac
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+formatter=clang-format-14
+if ! command -v "$formatter" >/dev/null; then
+  formatter=clang-format
+  if ! command -v "$formatter" >/dev/null; then
+    echo "check_format.sh: clang-format-14 is not installed; scripts/setup.sh --dev installs it" >&2
+    exit 1
+  fi
+  echo "check_format.sh: no clang-format-14, using $($formatter --version); its opinion may differ" >&2
+fi
+git ls-files -z '*.h' '*.cpp' '*.cu' '*.cuh' | xargs -0 -r -n 50 "$formatter" "${mode[@]}"

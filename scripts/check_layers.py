@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+"""Checks the rules of the source tree that a compiler does not: who may include whom, which file
+may know which library, and what every file must look like. Prints file:line and the broken rule.
+
+  scripts/check_layers.py [ROOT]       checks the tree (default: the one this script lies in)
+  scripts/check_layers.py --self-test  breaks every rule in a temporary tree and expects a report
+"""
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+# Layer -> the layers it may include, besides itself. A layer that is not named below knows all.
+LAYERS = {
+    "core": [],
+    "kernels": ["core"],
+    "data": ["core"],
+    "autograd": ["core", "kernels"],
+    "dist": ["core", "kernels"],
+    "nn": ["core", "kernels", "autograd", "data"],
+    "rl": ["core", "kernels", "autograd", "data", "nn"],
+    "trainers": ["core", "kernels", "autograd", "data", "nn", "rl", "dist"],
+}
+TOPS = ["apps", "tests", "bench", "examples"]
+
+# What starts the name of a third-party header -> the files that may include it ("x/" is a folder).
+LIBRARIES = {
+    "spdlog/": ["core/log.cpp"],
+    "fmt/": ["core/log.cpp"],
+    "yaml-cpp/": ["core/config.cpp"],
+    "omp.h": ["core/parallel.cpp"],
+    "Eigen/": ["kernels/matmul_cpu.cpp"],
+    "nlohmann/": ["data/json.cpp"],
+    "pcre2.h": ["data/regex.cpp"],
+    "xxhash.h": ["data/", "trainers/"],
+    "CLI/": ["apps/"],
+    "gtest/": ["tests/"],
+    "nccl.h": ["dist/nccl_comm.cpp"],
+}
+# Known to one file only, whichever of the above it is.
+ONE_FILE = ["xxhash.h"]
+
+# C and POSIX headers; those of C++ have neither a dot nor a slash.
+SYSTEM = re.compile(
+    r"(sys|linux|netinet|arpa)/\w+\.h$|"
+    r"(unistd|fcntl|sched|signal|poll|dirent|dlfcn|pthread|time|termios|netdb|execinfo|cxxabi|"
+    r"spawn|cpuid|immintrin|cuda\w*|mma|nvtx3/\w+)\.h$|"
+    r"\w+$")
+
+SOURCES = {".h", ".cpp", ".cu", ".cuh"}
+MAX_LINES = 700
+INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+
+def without_comments(text):
+    """The text with comments and the insides of strings blanked out, line numbers kept."""
+    token = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
+    blank = lambda m: re.sub(r"[^\n]", " ", m.group())
+    return token.sub(blank, text)
+
+
+def check_include(path, bracket, name, folders):
+    """The rule that including `name` from `path` breaks, or None."""
+    layer = path.parts[0]
+    if ".." in Path(name).parts:
+        return 'includes are rooted: no "../"'
+    top = Path(name).parts[0]
+    for prefix, places in LIBRARIES.items():
+        if name == prefix or (prefix.endswith("/") and name.startswith(prefix)):
+            known = any(str(path) == p or (p.endswith("/") and str(path).startswith(p))
+                        for p in places)
+            return None if known else f"<{name}> is known to {' and '.join(places)} only"
+    if bracket == "<":
+        if SYSTEM.match(name):
+            return None
+        return f"<{name}> has no place: add it to LIBRARIES of scripts/check_layers.py"
+    if layer == "examples":
+        return None  # a project of its own, with its own root
+    if top not in folders:
+        return f'includes are rooted: "{name}" does not start with a folder of the project'
+    if layer in LAYERS and top != layer and top not in LAYERS[layer]:
+        may = ", ".join(LAYERS[layer]) or "nothing"
+        return f"{layer} includes {top}, and may include {may}"
+    return None
+
+
+def check_tree(root):
+    """All broken rules, as (file, line, rule)."""
+    folders = list(LAYERS) + TOPS
+    problems = []
+    users = {name: [] for name in ONE_FILE}
+    for file in sorted(f for folder in folders for f in (root / folder).rglob("*")):
+        if file.suffix not in SOURCES or not file.is_file():
+            continue
+        path = file.relative_to(root)
+        text = file.read_text(encoding="utf-8")
+        lines = text.splitlines()
+        if len(lines) > MAX_LINES:
+            problems.append((path, len(lines), f"a file has at most {MAX_LINES} lines"))
+        if file.suffix in (".h", ".cuh") and not re.search(r"^#pragma once$", text, re.M):
+            problems.append((path, 1, "a header has #pragma once"))
+        for number, line in enumerate(lines, 1):
+            match = INCLUDE.match(line)
+            if not match:
+                continue
+            rule = check_include(path, match[1], match[2], folders)
+            if rule:
+                problems.append((path, number, rule))
+            elif match[2] in users:
+                users[match[2]].append((path, number))
+        if path.parts[0] != "kernels":
+            for number, line in enumerate(without_comments(text).splitlines(), 1):
+                if "__global__" in line:
+                    problems.append((path, number, "only kernels/ holds __global__"))
+    for name, places in users.items():
+        problems += [(*place, f"<{name}> is known to one file, and that is {places[0][0]}")
+                     for place in places[1:]]
+    return problems
+
+
+# (file, its text, part of the rule it breaks); "" for a file that breaks none.
+SELF_TEST = [
+    ("core/a.h", "#pragma once\n#include <vector>\n#include <sys/stat.h>\n", ""),
+    ("core/a.cpp", "// __global__ is for kernels/\nconst char* s = \"__global__\";\n", ""),
+    ("core/log.cpp", "#include <spdlog/spdlog.h>\n#include <fmt/core.h>\n", ""),
+    ("kernels/a.cu", '#include "core/a.h"\n__global__ void f() {}\n', ""),
+    ("data/hash.cpp", "#define XXH_INLINE_ALL\n#include <xxhash.h>\n", ""),
+    ("apps/main.cpp", '#include <CLI/CLI.hpp>\n#include "trainers/a.h"\n#include "core/a.h"\n', ""),
+    ("tests/core/a_test.cpp", '#include <gtest/gtest.h>\n#include "tests/support/b.h"\n', ""),
+    ("examples/x/main.cpp", '#include "core/a.h"\n#include "my_op.h"\n', ""),
+    ("trainers/ok.cpp", '#include "dist/a.h"\n#include "rl/a.h"\n', ""),
+    ("core/up.cpp", '#include "kernels/a.h"\n', "core includes kernels, and may include nothing"),
+    ("kernels/up.cpp", '#include "data/a.h"\n', "kernels includes data"),
+    ("data/up.cpp", '#include "kernels/a.h"\n', "data includes kernels"),
+    ("autograd/up.cpp", '#include "data/a.h"\n', "autograd includes data"),
+    ("dist/up.cpp", '#include "autograd/a.h"\n', "dist includes autograd"),
+    ("nn/up.cpp", '#include "dist/a.h"\n', "nn includes dist"),
+    ("rl/up.cpp", '#include "dist/a.h"\n', "rl includes dist"),
+    ("rl/up2.cpp", '#include "trainers/a.h"\n', "rl includes trainers"),
+    ("trainers/up.cpp", '#include "apps/a.h"\n', "trainers includes apps"),
+    ("nn/up2.cpp", '#include "tests/support/a.h"\n', "nn includes tests"),
+    ("nn/up3.cpp", '#include "bench/a.h"\n', "nn includes bench"),
+    ("core/dots.cpp", '#include "../core/a.h"\n', 'no "../"'),
+    ("core/flat.cpp", '#include "a.h"\n', "does not start with a folder"),
+    ("core/spdlog.cpp", "#include <spdlog/spdlog.h>\n", "is known to core/log.cpp only"),
+    ("core/fmt.cpp", "  #  include <fmt/core.h>\n", "is known to core/log.cpp only"),
+    ("apps/yaml.cpp", "#include <yaml-cpp/yaml.h>\n", "is known to core/config.cpp only"),
+    ("nn/eigen.cpp", "#include <Eigen/Dense>\n", "is known to kernels/matmul_cpu.cpp only"),
+    ("rl/json.cpp", "#include <nlohmann/json.hpp>\n", "is known to data/json.cpp only"),
+    ("data/pcre.cpp", "#include <pcre2.h>\n", "is known to data/regex.cpp only"),
+    ("trainers/cli.cpp", "#include <CLI/CLI.hpp>\n", "is known to apps/ only"),
+    ("kernels/omp.cpp", "#include <omp.h>\n", "is known to core/parallel.cpp only"),
+    ("dist/xxhash.cpp", "#include <xxhash.h>\n", "is known to data/ and trainers/ only"),
+    ("trainers/xxhash.cpp", "#include <xxhash.h>\n", "is known to one file"),
+    ("nn/gtest.cpp", "#include <gtest/gtest.h>\n", "is known to tests/ only"),
+    ("trainers/nccl.cpp", "#include <nccl.h>\n", "is known to dist/nccl_comm.cpp only"),
+    ("core/zlib.cpp", "#include <zlib.h>\n", "has no place"),
+    ("rl/kernel.cu", "__global__ void f() {}\n", "only kernels/ holds __global__"),
+    ("nn/once.h", "struct A {};\n", "#pragma once"),
+    ("nn/once.cuh", "// #pragma once\n", "#pragma once"),
+    ("nn/long.cpp", "\n" * (MAX_LINES + 1), "at most 700 lines"),
+    ("nn/limit.cpp", "\n" * MAX_LINES, ""),
+]
+
+
+def self_test():
+    failures = []
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for name, text, _ in SELF_TEST:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text, encoding="utf-8")
+        problems = check_tree(root)
+        for name, _, expected in SELF_TEST:
+            found = [rule for path, _, rule in problems if str(path) == name]
+            right = len(found) == 1 and expected in found[0] if expected else not found
+            if not right:
+                failures.append(f"{name}: expected {expected or 'no report'!r}, got {found}")
+    for failure in failures:
+        print(f"self-test: {failure}")
+    print(f"check_layers: self-test of {len(SELF_TEST)} files, {len(failures)} failed")
+    return 1 if failures else 0
+
+
+def main(arguments):
+    if arguments == ["--self-test"]:
+        return self_test()
+    if len(arguments) > 1 or (arguments and arguments[0].startswith("-")):
+        print(__doc__.strip(), file=sys.stderr)
+        return 0 if arguments in (["--help"], ["-h"]) else 2
+    root = Path(arguments[0]) if arguments else Path(__file__).resolve().parent.parent
+    problems = check_tree(root)
+    for path, line, rule in problems:
+        print(f"{path}:{line}: {rule}")
+    if not problems:
+        print("check_layers: no rule is broken")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# Makes sure that everything Cohort is built with is there. On Debian 12, Ubuntu 24.04 and newer it
+# installs what is missing, where it may (root or sudo without a password); where it may not, it
+# prints the one command to run and exits with 1. Does nothing, quickly, if nothing is missing.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+usage: scripts/setup.sh [--dev]
+
+Installs the packages that Cohort is built with, if any is missing.
+
+  --dev    also what only developers use: ccache and the formatter
+  --help   print this text
+TEXT
+}
+
+dev=no
+case "${1-}" in
+  "") ;;
+  --dev) dev=yes ;;
+  -h | --help) usage; exit 0 ;;
+  *) echo "setup.sh: unknown argument '$1'" >&2; usage >&2; exit 2 ;;
+esac
+
+# Programs count as there if they can be run, wherever they come from: package:command.
+programs=(cmake:cmake ninja-build:ninja g++:g++ pkg-config:pkg-config python3:python3)
+libraries=(libeigen3-dev libspdlog-dev libfmt-dev libyaml-cpp-dev libgtest-dev libcli11-dev
+           nlohmann-json3-dev libpcre2-dev libxxhash-dev)
+# Good to have, and no reason to stop: quick rebuilds, and the formatter of check_format.sh.
+optional=()
+if [ "$dev" = yes ]; then
+  optional=(ccache:ccache clang-format-14:clang-format-14)
+  # Newer systems have no clang-format-14; there any clang-format will do.
+  if command -v clang-format >/dev/null && ! apt-cache show clang-format-14 >/dev/null 2>&1; then
+    optional=(ccache:ccache)
+  fi
+fi
+
+installed() { dpkg-query -W -f '${Status}\n' "$1" 2>/dev/null | grep -q '^install ok installed$'; }
+
+# Appends the packages of list $1 whose command does not exist to list $2.
+add_missing_programs() {
+  local -n entries=$1 result=$2
+  local entry
+  for entry in "${entries[@]}"; do
+    command -v "${entry#*:}" >/dev/null || result+=("${entry%%:*}")
+  done
+}
+
+# True if version $1 is at least $2.
+at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
+
+check_versions() {
+  local cmake_version gxx_version
+  cmake_version=$(cmake --version | sed -n '1s/[^0-9]*\([0-9.]*\).*/\1/p')
+  gxx_version=$(g++ -dumpfullversion)
+  if ! at_least "$cmake_version" 3.25; then
+    echo "setup.sh: Cohort needs CMake 3.25 or newer, found $cmake_version (Debian 12 and Ubuntu 24.04 have it)" >&2
+    exit 1
+  fi
+  if [ -z "${CXX-}" ] && ! at_least "$gxx_version" 12; then
+    echo "setup.sh: Cohort needs g++ 12 or newer, found $gxx_version; set CXX to use another compiler" >&2
+    exit 1
+  fi
+}
+
+missing=() missing_optional=()
+add_missing_programs programs missing
+add_missing_programs optional missing_optional
+if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+  if [ ${#missing[@]} -gt 0 ]; then
+    echo "setup.sh: this is neither Debian nor Ubuntu; please install what provides: ${missing[*]}" >&2
+    exit 1
+  fi
+  echo "setup.sh: neither Debian nor Ubuntu, cannot check libraries; CMake will name a missing one" >&2
+  check_versions
+  exit 0
+fi
+for package in "${libraries[@]}"; do
+  installed "$package" || missing+=("$package")
+done
+if [ ${#missing[@]} -eq 0 ] && [ ${#missing_optional[@]} -eq 0 ]; then
+  check_versions
+  exit 0
+fi
+
+sudo=()
+if [ "$(id -u)" -ne 0 ]; then
+  sudo=(sudo -n)
+  if ! sudo -n true 2>/dev/null; then
+    if [ ${#missing[@]} -gt 0 ]; then
+      echo "setup.sh: some packages are missing, and installing them needs a password. Please run" >&2
+      echo "  sudo apt-get update && sudo apt-get install -y ${missing[*]}" >&2
+      exit 1
+    fi
+    check_versions
+    echo "setup.sh: going on without ${missing_optional[*]}" >&2
+    exit 0
+  fi
+fi
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+# DEBIAN_FRONTEND goes through env, because sudo drops it from the environment.
+apt() {
+  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 "$@" \
+    </dev/null >"$log" 2>&1
+}
+fail() {
+  cat "$log" >&2
+  echo "setup.sh: could not install packages (see above). Please run" >&2
+  echo "  ${sudo[*]:+sudo }apt-get update && ${sudo[*]:+sudo }apt-get install -y ${missing[*]}" >&2
+  exit 1
+}
+
+all=("${missing[@]}" "${missing_optional[@]}")
+echo "Installing ${all[*]}"
+apt update || { [ ${#missing[@]} -eq 0 ] || fail; }
+if [ ${#missing[@]} -gt 0 ]; then
+  apt install -y --no-install-recommends "${missing[@]}" || fail
+fi
+for package in "${missing_optional[@]}"; do
+  apt install -y --no-install-recommends "$package" && continue
+  if [ "$package" = clang-format-14 ] && apt install -y --no-install-recommends clang-format; then
+    echo "setup.sh: no clang-format-14 here, installed clang-format; its opinion may differ" >&2
+  else
+    echo "setup.sh: could not install $package; going on without it" >&2
+  fi
+done
+check_versions
