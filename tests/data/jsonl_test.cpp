@@ -1,0 +1,132 @@
+// JSONL loading: templates, splits, and messages that name file and line.
+#include <set>
+
+#include "core/config.h"
+#include "data/example.h"
+#include "tests/support/test_util.h"
+
+namespace cohort {
+namespace {
+
+class Jsonl : public testing::Test {
+ protected:
+  // Everything goes to the training split unless a test says otherwise.
+  JsonlConfig config(const std::string& text) {
+    test::write_file(dir_.path("set.jsonl"), text);
+    return {.path = dir_.path("set.jsonl"), .held_out_fraction = 0};
+  }
+  std::unique_ptr<ExampleSet> load(const std::string& text) {
+    return load_jsonl(config(text), Split::kTrain);
+  }
+  test::TempDir dir_;
+};
+
+TEST_F(Jsonl, FillsTemplates) {
+  JsonlConfig c = config(R"({"numbers": [3, 7, 25], "target": 46, "solution": "3*7+25"})");
+  c.prompt = "{{{numbers}}} -> {target}\n";
+  c.answer = "{target}";
+  c.solution = "<{solution}>";
+  const auto set = load_jsonl(c, Split::kTrain);
+  ASSERT_EQ(set->size(), 1);
+  const Example e = set->get(0);
+  EXPECT_EQ(e.prompt, "{3, 7, 25} -> 46\n");
+  EXPECT_EQ(e.answer, "46");
+  EXPECT_EQ(e.solution, "<3*7+25>");
+  EXPECT_EQ(e.fields.at("numbers").as_array()[1].as_int(), 7);
+  EXPECT_EQ(e.fields.dump(), R"({"numbers":[3,7,25],"target":46,"solution":"3*7+25"})");
+}
+
+TEST_F(Jsonl, SolutionIsTheAnswerUnlessGiven) {
+  EXPECT_EQ(load(R"({"prompt": "p", "answer": "a"})")->get(0).solution, "a");
+}
+
+TEST_F(Jsonl, AcceptsBlankLinesCarriageReturnsAndAByteOrderMark) {
+  const auto set = load(
+      "\xEF\xBB\xBF{\"prompt\": \"1\", \"answer\": \"a\"}\r\n\r\n  \n"
+      "{\"prompt\": \"2\", \"answer\": \"b\"}");
+  ASSERT_EQ(set->size(), 2);
+  EXPECT_EQ(set->get(1).prompt, "2");
+  EXPECT_EQ(set->get(1).answer, "b");
+}
+
+TEST_F(Jsonl, LimitCountsExamples) {
+  JsonlConfig c = config("\n{\"prompt\": \"1\", \"answer\": \"\"}\n\nthis is not read");
+  c.limit = 1;
+  EXPECT_EQ(load_jsonl(c, Split::kTrain)->size(), 1);
+}
+
+TEST_F(Jsonl, ErrorsNameFileAndLine) {
+  const std::string good = "{\"prompt\": \"1\", \"answer\": \"a\"}\n";
+  EXPECT_THROW_WITH(load(good + "\n{\"prompt\": "), InputError, "set.jsonl:3: not valid JSON: ");
+  EXPECT_THROW_WITH(load(good + "[1]"), InputError, "set.jsonl:2: expected an object");
+  EXPECT_THROW_WITH(load(good + good + "{\"promt\": \"1\", \"answer\": \"a\"}"), InputError,
+                    "set.jsonl:3: no field 'prompt', which the prompt template needs; "
+                    "did you mean 'promt'?");
+  EXPECT_THROW_WITH(load("{\"prompt\": \"1\", \"gold\": 1, \"x\": 2}"), InputError,
+                    "set.jsonl:1: no field 'answer', which the answer template needs; "
+                    "fields here: prompt, gold, x");
+  EXPECT_THROW_WITH(load(good + "{\"prompt\": \"\xff\"}"), InputError, "set.jsonl:2: ");
+}
+
+TEST_F(Jsonl, ErrorsOfFilesHaveANextStep) {
+  EXPECT_THROW_WITH(load_jsonl({.path = dir_.path("none.jsonl")}, Split::kTrain), InputError,
+                    "none.jsonl: cannot be opened: No such file or directory; hint: ");
+  EXPECT_THROW_WITH(load_jsonl({.path = dir_.path()}, Split::kTrain), InputError,
+                    "is a folder; hint: ");
+  EXPECT_THROW_WITH(load(""), InputError, "set.jsonl: holds no example; hint: ");
+  EXPECT_THROW_WITH(load("\n \n"), InputError, "holds no example");
+  JsonlConfig c = config("{\"prompt\": \"1\", \"answer\": \"a\"}");
+  EXPECT_THROW_WITH(load_jsonl(c, Split::kHeldOut), InputError,
+                    "no example in the held-out split at held_out_fraction 0; hint: ");
+  c.held_out_fraction = 1;
+  EXPECT_THROW_WITH(load_jsonl(c, Split::kTrain), InputError, "no example in the training split");
+}
+
+TEST_F(Jsonl, BadTemplatesNameTheKey) {
+  JsonlConfig c = config("{}");
+  for (const char* text : {"{", "{a", "}", "a}b", "{}", "{a{b}", "{{a}", "{a}}"}) {
+    c.prompt = text;
+    EXPECT_THROW_WITH(load_jsonl(c, Split::kTrain), InputError, "prompt: '");
+  }
+}
+
+TEST_F(Jsonl, DuplicatesOfAPromptNeverStraddleTheSplits) {
+  std::string text;
+  for (int i = 0; i < 3000; ++i)
+    text += str("{\"prompt\": \"", i % 500, "\", \"answer\": \"", i, "\"}\n");
+  JsonlConfig c = config(text);
+  c.held_out_fraction = 0.2;
+  const auto train = load_jsonl(c, Split::kTrain), held_out = load_jsonl(c, Split::kHeldOut);
+  EXPECT_EQ(train->size() + held_out->size(), 3000);
+  std::set<std::string> prompts;
+  for (int64_t i = 0; i < held_out->size(); ++i) prompts.insert(held_out->get(i).prompt);
+  EXPECT_EQ(held_out->size(), static_cast<int64_t>(6 * prompts.size()));
+  EXPECT_NEAR(static_cast<double>(prompts.size()), 100, 45);  // 5 standard deviations of 8.9
+  for (int64_t i = 0; i < train->size(); ++i) ASSERT_FALSE(prompts.contains(train->get(i).prompt));
+}
+
+TEST(JsonlConfig, ReadsItsKeys) {
+  JsonlConfig config;
+  read_config(config, parse_yaml("path: a.jsonl\nprompt: '{q}'\nlimit: 3\n", "c.yaml"));
+  EXPECT_EQ(config.path, "a.jsonl");
+  EXPECT_EQ(config.prompt, "{q}");
+  EXPECT_EQ(config.limit, 3);
+  EXPECT_EQ(config.answer, "{answer}");
+  EXPECT_THROW_WITH(read_config(config, parse_yaml("held_out_fraction: 1.5", "c.yaml")), InputError,
+                    "c.yaml:1: held_out_fraction");
+  TaskConfig task;
+  EXPECT_THROW_WITH(read_config(task, parse_yaml("min_size: 0", "c.yaml")), InputError, "min_size");
+}
+
+TEST(JsonlReal, Gsm8kLoads) {
+  COHORT_REQUIRE_DATA(dir);
+  const JsonlConfig config{.path = dir + "/gsm8k/test.jsonl", .prompt = "{question}\n"};
+  const auto train = load_jsonl(config, Split::kTrain),
+             held_out = load_jsonl(config, Split::kHeldOut);
+  EXPECT_EQ(train->size() + held_out->size(), 1319);
+  EXPECT_NEAR(static_cast<double>(held_out->size()), 132, 55);  // 5 standard deviations of 10.9
+  EXPECT_NE(train->get(0).answer.find("#### "), std::string::npos);
+}
+
+}  // namespace
+}  // namespace cohort

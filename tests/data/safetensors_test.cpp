@@ -1,0 +1,248 @@
+// Round trips per dtype, a file written elsewhere, and damage of every kind.
+#include "data/safetensors.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "core/rng.h"
+#include "tests/support/test_util.h"
+
+namespace cohort {
+namespace {
+
+using test::bit_equal;
+
+class Safetensors : public testing::Test {
+ protected:
+  std::string path() const { return dir_.path("x.safetensors"); }
+
+  // A file from a header and data written by hand.
+  void write(const std::string& header, const std::string& data) {
+    const uint64_t length = header.size();
+    std::string text(reinterpret_cast<const char*>(&length), sizeof length);
+    test::write_file(path(), text + header + data);
+  }
+  void expect_refused(const std::string& header, const std::string& data, const std::string& text) {
+    write(header, data);
+    EXPECT_THROW_WITH(SafetensorsFile{path()}, InputError, text);
+    EXPECT_THROW_WITH(SafetensorsFile{path()}, InputError, path() + ": ");
+  }
+  test::TempDir dir_;
+};
+
+TEST_F(Safetensors, RoundTripsEveryDtypeAndShape) {
+  NamedTensors tensors;
+  for (const DType dtype :
+       {DType::kU8, DType::kBF16, DType::kI32, DType::kF32, DType::kI64, DType::kF64}) {
+    const std::string name = dtype_name(dtype);
+    tensors.emplace_back(name + ".matrix",
+                         test::random_tensor({3, 5}, DType::kF64, 1, 50).to(DType::kI32).to(dtype));
+    tensors.emplace_back(name + ".scalar", Tensor::full({}, 7, dtype));
+    tensors.emplace_back(name + ".empty", Tensor::zeros({4, 0, 2}, dtype));
+    tensors.emplace_back(name + ".deep", Tensor::full({1, 2, 1, 2, 1, 3}, 3, dtype));
+  }
+  write_safetensors(path(), tensors, {{"step", "12"}, {"nöte", "\"quoted\"\n"}});
+  const SafetensorsFile file(path());
+  ASSERT_EQ(file.names().size(), tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& [name, tensor] = tensors[i];
+    EXPECT_EQ(file.names()[i], name);
+    EXPECT_EQ(file.shape(name), tensor.shape());
+    EXPECT_EQ(file.dtype(name), tensor.dtype());
+    EXPECT_TRUE(bit_equal(file.read(name), tensor)) << name;
+  }
+  EXPECT_EQ(file.metadata().size(), 2u);
+  EXPECT_EQ(file.metadata().at("nöte"), "\"quoted\"\n");
+}
+
+TEST_F(Safetensors, KeepsEveryBit) {
+  Tensor floats = Tensor::from(std::vector<float>{NAN, -NAN, INFINITY, -0.0f, 1e-45f}, {5});
+  Tensor halves = Tensor::empty({65536}, DType::kBF16);
+  for (int i = 0; i < 65536; ++i) halves.data<bf16>()[i].bits = static_cast<uint16_t>(i);
+  write_safetensors(path(), {{"f", floats}, {"h", halves}});
+  const SafetensorsFile file(path());
+  EXPECT_TRUE(bit_equal(file.read("f"), floats));
+  EXPECT_TRUE(bit_equal(file.read("h"), halves));
+}
+
+TEST_F(Safetensors, WritesViewsByTheirElements) {
+  const Tensor matrix = test::random_tensor({4, 6}, DType::kF32, 2);
+  write_safetensors(path(), {{"t", matrix.transpose(0, 1)}, {"n", matrix.narrow(1, 2, 3)}});
+  const SafetensorsFile file(path());
+  EXPECT_TRUE(bit_equal(file.read("t"), matrix.transpose(0, 1)));
+  EXPECT_TRUE(bit_equal(file.read("n"), matrix.narrow(1, 2, 3)));
+}
+
+TEST_F(Safetensors, HeaderIsPaddedAndBytesAreReproducible) {
+  const NamedTensors tensors = {{"a", Tensor::full({3}, 1, DType::kF32)}};
+  write_safetensors(path(), tensors, {{"b", "2"}, {"a", "1"}});
+  const std::string first = test::read_file(path());
+  uint64_t length;
+  std::memcpy(&length, first.data(), sizeof length);
+  EXPECT_EQ(length % 8, 0u);
+  EXPECT_EQ(first.size(), 8 + length + 12);
+  write_safetensors(path(), tensors, {{"a", "1"}, {"b", "2"}});
+  EXPECT_EQ(test::read_file(path()), first);
+}
+
+TEST_F(Safetensors, WritesNothing) {
+  write_safetensors(path(), {});
+  EXPECT_TRUE(SafetensorsFile(path()).names().empty());
+}
+
+TEST_F(Safetensors, WriterRefusesBrokenListsAndNamesThePath) {
+  const Tensor t = Tensor::zeros({1}, DType::kF32);
+  EXPECT_THROW_WITH(write_safetensors(path(), {{"a", t}, {"a", t}}), Error, "given twice");
+  EXPECT_THROW_WITH(write_safetensors(path(), {{"__metadata__", t}}), Error, "reserved");
+  EXPECT_THROW_WITH(write_safetensors(path(), {{"a", Tensor()}}), Error, "undefined");
+  EXPECT_THROW_WITH(write_safetensors(dir_.path("none/x"), {{"a", t}}), Error,
+                    "none/x: cannot be opened for writing: No such file or directory");
+  EXPECT_THROW_WITH(write_safetensors("/dev/full", {{"a", t}}), Error,
+                    "/dev/full: cannot be written: No space left on device");
+}
+
+TEST_F(Safetensors, UnknownTensorListsTheKnownOnes) {
+  write_safetensors(
+      path(), {{"a.w", Tensor::zeros({1}, DType::kF32)}, {"b.w", Tensor::zeros({1}, DType::kF32)}});
+  const SafetensorsFile file(path());
+  EXPECT_TRUE(file.contains("a.w"));
+  EXPECT_FALSE(file.contains("c.w"));
+  EXPECT_THROW_WITH(file.read("c.w"), InputError,
+                    path() + ": has no tensor 'c.w'; it has: a.w, b.w");
+  EXPECT_THROW_WITH(file.shape("c.w"), InputError, "has no tensor");
+}
+
+TEST_F(Safetensors, RefusesWhatIsNoFile) {
+  EXPECT_THROW_WITH(SafetensorsFile(dir_.path("none")), InputError,
+                    "none: cannot be opened: No such file or directory");
+  EXPECT_THROW_WITH(SafetensorsFile(dir_.path()), InputError, "is not a file");
+  test::write_file(path(), "");
+  EXPECT_THROW_WITH(SafetensorsFile{path()}, InputError, "is truncated");
+}
+
+TEST_F(Safetensors, RefusesMalformedHeaders) {
+  const std::string f = R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})";
+  expect_refused("", "", "does not start with '{'");
+  expect_refused(" {}", "", "does not start with '{'");
+  expect_refused("[]", "", "does not start with '{'");
+  expect_refused("{", "", "malformed header: not valid JSON");
+  expect_refused("{\"a\":\"\xff\"}", "", "not valid JSON");
+  expect_refused(R"({"a":)" + f + R"(,"a":)" + f + "}", "1234", "duplicate key 'a'");
+  expect_refused(R"({"a":1})", "", "tensor 'a' needs dtype, shape and data_offsets");
+  expect_refused(R"({"a":{"dtype":"F32","shape":[1]}})", "1234", "needs dtype");
+  expect_refused(R"({"a":{"dtype":3,"shape":[1],"data_offsets":[0,4]}})", "1234", "needs dtype");
+  expect_refused(R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})", "1234", "needs");
+  expect_refused(R"({"a":{"dtype":"F32","shape":[1.0],"data_offsets":[0,4]}})", "1234", "needs");
+  expect_refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0]}})", "1234", "needs");
+  expect_refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4,8]}})", "1234", "needs");
+  expect_refused(R"({"__metadata__":[]})", "", "__metadata__ is no object");
+  expect_refused(R"({"__metadata__":{"a":1}})", "", "__metadata__ 'a' is not text");
+  expect_refused(std::string(3000, '{'), "", "malformed header");
+}
+
+TEST_F(Safetensors, RefusesLayoutsThatLie) {
+  const auto entry = [](const char* dtype, const char* shape, const char* offsets) {
+    return str("{\"dtype\":\"", dtype, "\",\"shape\":", shape, ",\"data_offsets\":", offsets, "}");
+  };
+  const auto one = [&](const std::string& e) { return "{\"a\":" + e + "}"; };
+  const auto two = [&](const std::string& a, const std::string& b) {
+    return "{\"a\":" + a + ",\"b\":" + b + "}";
+  };
+  expect_refused(one(entry("F32", "[1]", "[0,8]")), "1234", "damaged");
+  expect_refused(one(entry("F32", "[1]", "[4,0]")), "1234", "damaged");
+  expect_refused(one(entry("F32", "[2]", "[0,4]")), "1234", "shape and dtype contradict");
+  expect_refused(one(entry("F64", "[1]", "[0,4]")), "1234", "shape and dtype contradict");
+  expect_refused(one(entry("F32", "[4294967296,4294967296,4]", "[0,0]")), "", "contradict");
+  expect_refused(one(entry("F32", "[9223372036854775807]", "[0,4]")), "1234", "contradict");
+  expect_refused(one(entry("U8", "[1]", "[9223372036854775806,9223372036854775807]")), "1", "lies");
+  expect_refused(one(entry("F16", "[2]", "[0,4]")), "1234", "dtype F16; known: F64, F32");
+  expect_refused(one(entry("F32", "[1,1,1,1,1,1,1]", "[0,4]")), "1234", "7 dimensions");
+  expect_refused(one(entry("F32", "[1]", "[0,4]")), "12345", "1 bytes follow the last tensor");
+  expect_refused(one(entry("F32", "[1]", "[4,8]")), "12345678", "leave a hole at byte 0");
+  expect_refused(two(entry("U8", "[4]", "[0,4]"), entry("U8", "[4]", "[2,6]")), "123456",
+                 "overlap at byte 2");
+  expect_refused(two(entry("U8", "[2]", "[0,2]"), entry("U8", "[2]", "[4,6]")), "123456",
+                 "leave a hole at byte 2");
+  expect_refused("{}", "1", "1 bytes follow");
+}
+
+TEST_F(Safetensors, RefusesHeaderLengthsBeyondTheFile) {
+  for (const uint64_t length : {uint64_t{3}, uint64_t{100}, uint64_t{100'000'001}, UINT64_MAX,
+                                UINT64_MAX - 7, uint64_t{1} << 63}) {
+    const std::string text(reinterpret_cast<const char*>(&length), sizeof length);
+    test::write_file(path(), text + "{}");
+    EXPECT_THROW_WITH(SafetensorsFile{path()}, InputError, "is truncated or not in safetensors");
+  }
+}
+
+// Reads everything, or throws InputError; anything else, and any bad access, fails the test.
+bool readable(const std::string& path) {
+  try {
+    const SafetensorsFile file(path);
+    for (const std::string& name : file.names()) file.read(name);
+    return true;
+  } catch (const InputError&) {
+    return false;
+  }
+}
+
+TEST_F(Safetensors, TruncationAnywhereIsNoticed) {
+  write_safetensors(path(), {{"a", test::random_tensor({3, 4}, DType::kF32, 1)},
+                             {"b", Tensor::full({5}, 1, DType::kU8)}});
+  const std::string whole = test::read_file(path());
+  ASSERT_TRUE(readable(path()));
+  for (size_t size = 0; size < whole.size(); ++size) {
+    test::write_file(path(), whole.substr(0, size));
+    ASSERT_FALSE(readable(path())) << size << " of " << whole.size() << " bytes";
+  }
+  test::write_file(path(), whole + "x");
+  EXPECT_FALSE(readable(path()));
+}
+
+TEST_F(Safetensors, RandomDamageNeverCrashes) {
+  write_safetensors(path(),
+                    {{"a", test::random_tensor({3, 4}, DType::kF32, 1)},
+                     {"b", Tensor::full({5}, 1, DType::kU8)},
+                     {"c", Tensor::full({2, 2}, 1, DType::kI64)}},
+                    {{"k", "v"}});
+  const std::string whole = test::read_file(path());
+  uint64_t length;
+  std::memcpy(&length, whole.data(), sizeof length);
+  const auto header_end = static_cast<int64_t>(8 + length);
+  const std::string_view likely = "0123456789,:[]{}\"-.eEF \\\x80\xff";
+  Rng rng(3, rng_stream(RngPurpose::kTest));
+  int refused = 0;
+  for (int round = 0; round < 3000; ++round) {
+    std::string damaged = whole;
+    for (int64_t flips = rng.between(1, 3); flips > 0; --flips)
+      damaged[static_cast<size_t>(rng.below(header_end))] =
+          likely[static_cast<size_t>(rng.below(static_cast<int64_t>(likely.size())))];
+    test::write_file(path(), damaged);
+    refused += !readable(path());
+  }
+  // Damage to names, metadata and padding can leave a valid file.
+  EXPECT_GT(refused, 1500);
+}
+
+TEST_F(Safetensors, ReadsAModelWrittenElsewhere) {
+  COHORT_REQUIRE_DATA(dir);
+  const std::string model = dir + "/models/stories260K/model.safetensors";
+  const SafetensorsFile file(model);
+  EXPECT_EQ(file.metadata().at("format"), "pt");
+  EXPECT_EQ(file.shape("model.embed_tokens.weight"), (Shape{512, 64}));
+  EXPECT_EQ(file.dtype("model.embed_tokens.weight"), DType::kF32);
+  int64_t parameters = 0;
+  NamedTensors tensors;
+  for (const std::string& name : file.names()) {
+    tensors.emplace_back(name, file.read(name));
+    parameters += tensors.back().second.numel();
+    for (const double x : tensors.back().second.to_vector<double>()) ASSERT_LT(std::abs(x), 100);
+  }
+  EXPECT_EQ(parameters * 4, 1040128);  // the end of its last tensor: "260K" parameters in f32
+  write_safetensors(path(), tensors);
+  const SafetensorsFile copy(path());
+  for (const auto& [name, tensor] : tensors) EXPECT_TRUE(bit_equal(copy.read(name), tensor));
+}
+
+}  // namespace
+}  // namespace cohort
