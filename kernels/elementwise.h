@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "kernels/common.h"
+#include "kernels/vector_math.h"
 
 namespace cohort::kernels {
 
@@ -23,7 +24,7 @@ struct Neg {
 struct Exp {
   template <class T>
   static T forward(T x) {
-    return std::exp(x);
+    return vexp(x);
   }
   template <class T>
   static T derivative(T, T y) {
@@ -73,7 +74,7 @@ struct Tanh {
 struct Sigmoid {
   template <class T>
   static T forward(T x) {
-    return 1 / (1 + std::exp(-x));
+    return 1 / (1 + vexp(-x));
   }
   template <class T>
   static T derivative(T, T y) {
@@ -93,39 +94,40 @@ struct Relu {
 struct Silu {  // x sigmoid(x)
   template <class T>
   static T forward(T x) {
-    return x / (1 + std::exp(-x));
+    return x / (1 + vexp(-x));
   }
   template <class T>
   static T derivative(T x, T) {
-    const T s = 1 / (1 + std::exp(-x));
+    const T s = 1 / (1 + vexp(-x));
     return s * (1 + x * (1 - s));
   }
 };
 struct Gelu {  // x Phi(x), exact (Hendrycks and Gimpel 2016)
   template <class T>
   static T forward(T x) {
-    return x * T(0.5) * std::erfc(-x * T(0.70710678118654752440));
+    return x * normal_cdf(x, vexp(T(-0.5) * x * x));
   }
   template <class T>
   static T derivative(T x, T) {
-    const T phi = T(0.39894228040143267794) * std::exp(T(-0.5) * x * x);
-    return T(0.5) * std::erfc(-x * T(0.70710678118654752440)) + x * phi;
+    const T e = vexp(T(-0.5) * x * x);
+    return normal_cdf(x, e) + x * T(0.39894228040143267794) * e;
   }
 };
-struct GeluTanh {  // the tanh form of GPT-2: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+struct GeluTanh {  // the tanh form of GPT-2: 0.5 x (1 + tanh(u)) = x sigmoid(2u),
+                   // u = sqrt(2/pi) (x + 0.044715 x^3)
   template <class T>
   static T forward(T x) {
-    return T(0.5) * x * (1 + std::tanh(inner(x)));
+    return x * gate(x);
   }
   template <class T>
   static T derivative(T x, T) {
-    const T t = std::tanh(inner(x));
-    return T(0.5) * (1 + t) +
-           T(0.5) * x * (1 - t * t) * T(0.79788456080286535588) * (1 + T(3 * 0.044715) * x * x);
+    const T s = gate(x);
+    const T slope = T(1.59576912160573071176) * (1 + T(3 * 0.044715) * x * x);
+    return s + x * s * (1 - s) * slope;
   }
   template <class T>
-  static T inner(T x) {
-    return T(0.79788456080286535588) * (x + T(0.044715) * x * x * x);
+  static T gate(T x) {
+    return 1 / (1 + vexp(T(-1.59576912160573071176) * (x + T(0.044715) * x * x * x)));
   }
 };
 

@@ -1,0 +1,149 @@
+// Elementwise loops over the formulas of elementwise.h. The loops are marked `omp simd` so that
+// they are vectorised where input and output are the same tensor, too.
+#include "core/parallel.h"
+#include "kernels/elementwise.h"
+#include "kernels/reduce.h"
+
+namespace cohort::kernels {
+namespace {
+
+// out[i] (+)= value(i) for i in [begin, end).
+template <class T, class F>
+void write_range(T* out, int64_t begin, int64_t end, Grad mode, F&& value) {
+  if (mode == Grad::kOverwrite) {
+#pragma omp simd
+    for (int64_t i = begin; i < end; ++i) out[i] = value(i);
+  } else {
+#pragma omp simd
+    for (int64_t i = begin; i < end; ++i) out[i] += value(i);
+  }
+}
+template <class T, class F>
+void write(T* out, int64_t n, Grad mode, F&& value) {
+  parallel_for(n, kElementGrain,
+               [&](int64_t begin, int64_t end) { write_range(out, begin, end, mode, value); });
+}
+
+template <class Op>
+void unary_forward(Tensor& y, const Tensor& x, const char* op) {
+  dispatch_float(x.dtype(), op, [&]<class T>() {
+    check_tensor(x, x.shape(), x.dtype(), op, "x");
+    check_tensor(y, x.shape(), x.dtype(), op, "y");
+    const T* in = x.data<T>();
+    write(y.data<T>(), x.numel(), Grad::kOverwrite, [=](int64_t i) { return Op::forward(in[i]); });
+  });
+}
+
+template <class Op>
+void unary_backward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y, Grad mode,
+                    const char* op) {
+  dispatch_float(x.dtype(), op, [&]<class T>() {
+    check_tensor(x, x.shape(), x.dtype(), op, "x");
+    check_tensor(y, x.shape(), x.dtype(), op, "y");
+    check_tensor(dy, x.shape(), x.dtype(), op, "dy");
+    check_tensor(dx, x.shape(), x.dtype(), op, "dx");
+    const T *in = x.data<T>(), *out = y.data<T>(), *grad = dy.data<T>();
+    write(dx.data<T>(), x.numel(), mode,
+          [=](int64_t i) { return grad[i] * Op::derivative(in[i], out[i]); });
+  });
+}
+
+template <class Op>
+void binary_forward(Tensor& y, const Tensor& a, const Tensor& b, const char* op) {
+  dispatch_float(a.dtype(), op, [&]<class T>() {
+    check_tensor(a, a.shape(), a.dtype(), op, "a");
+    check_tensor(b, a.shape(), a.dtype(), op, "b");
+    check_tensor(y, a.shape(), a.dtype(), op, "y");
+    const T *left = a.data<T>(), *right = b.data<T>();
+    write(y.data<T>(), a.numel(), Grad::kOverwrite,
+          [=](int64_t i) { return Op::forward(left[i], right[i]); });
+  });
+}
+
+template <class Op>
+void binary_backward(Tensor& da, Grad mode_a, Tensor& db, Grad mode_b, const Tensor& dy,
+                     const Tensor& a, const Tensor& b, const char* op) {
+  dispatch_float(a.dtype(), op, [&]<class T>() {
+    check_tensor(a, a.shape(), a.dtype(), op, "a");
+    check_tensor(b, a.shape(), a.dtype(), op, "b");
+    check_tensor(dy, a.shape(), a.dtype(), op, "dy");
+    if (da.defined()) check_tensor(da, a.shape(), a.dtype(), op, "da");
+    if (db.defined()) check_tensor(db, a.shape(), a.dtype(), op, "db");
+    const T *left = a.data<T>(), *right = b.data<T>(), *grad = dy.data<T>();
+    T* out_a = da.defined() ? da.data<T>() : nullptr;
+    T* out_b = db.defined() ? db.data<T>() : nullptr;
+    // One block after the other for both outputs: the second finds its inputs in the cache.
+    parallel_for(a.numel(), kElementGrain, [&](int64_t begin, int64_t end) {
+      if (out_a != nullptr)
+        write_range(out_a, begin, end, mode_a,
+                    [=](int64_t i) { return grad[i] * Op::da(left[i], right[i]); });
+      if (out_b != nullptr)
+        write_range(out_b, begin, end, mode_b,
+                    [=](int64_t i) { return grad[i] * Op::db(left[i], right[i]); });
+    });
+  });
+}
+
+}  // namespace
+
+#define COHORT_DEFINE_UNARY(Op, name)                                                  \
+  void name##_forward(Tensor& y, const Tensor& x) {                                    \
+    unary_forward<Op>(y, x, #name);                                                    \
+  }                                                                                    \
+  void name##_backward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y, \
+                       Grad mode) {                                                    \
+    unary_backward<Op>(dx, dy, x, y, mode, #name "_backward");                         \
+  }
+COHORT_UNARY_OPS(COHORT_DEFINE_UNARY)
+#undef COHORT_DEFINE_UNARY
+
+#define COHORT_DEFINE_BINARY(Op, name)                                                     \
+  void name##_forward(Tensor& y, const Tensor& a, const Tensor& b) {                       \
+    binary_forward<Op>(y, a, b, #name);                                                    \
+  }                                                                                        \
+  void name##_backward(Tensor& da, Grad mode_a, Tensor& db, Grad mode_b, const Tensor& dy, \
+                       const Tensor& a, const Tensor& b) {                                 \
+    binary_backward<Op>(da, mode_a, db, mode_b, dy, a, b, #name "_backward");              \
+  }
+COHORT_BINARY_OPS(COHORT_DEFINE_BINARY)
+#undef COHORT_DEFINE_BINARY
+
+void scale(Tensor& y, const Tensor& x, double scale, Grad mode) {
+  dispatch_float(x.dtype(), "scale", [&]<class T>() {
+    check_tensor(x, x.shape(), x.dtype(), "scale", "x");
+    check_tensor(y, x.shape(), x.dtype(), "scale", "y");
+    const T* in = x.data<T>();
+    const T factor = static_cast<T>(scale);
+    write(y.data<T>(), x.numel(), mode, [=](int64_t i) { return factor * in[i]; });
+  });
+}
+
+void sum(Tensor& y, const Tensor& x, Grad mode) {
+  COHORT_CHECK(y.numel() == 1 && y.rank() <= 1, "[sum] expected y of one element, got ", y.str());
+  dispatch_float(x.dtype(), "sum", [&]<class T>() {
+    check_tensor(x, x.shape(), x.dtype(), "sum", "x");
+    check_tensor(y, y.shape(), x.dtype(), "sum", "y");
+    constexpr int64_t kBlock = 4096;
+    const T* in = x.data<T>();
+    std::vector<T> partial(static_cast<size_t>((x.numel() + kBlock - 1) / kBlock));
+    parallel_for(x.numel(), kBlock, [&](int64_t begin, int64_t end) {
+      partial[static_cast<size_t>(begin / kBlock)] =
+          lane_sum<T>(end - begin, [&](int64_t i) { return in[begin + i]; });
+    });
+    double total = mode == Grad::kAccumulate ? static_cast<double>(*y.data<T>()) : 0.0;
+    for (const T p : partial) total += static_cast<double>(p);
+    *y.data<T>() = static_cast<T>(total);
+  });
+}
+
+void broadcast_scalar(Tensor& x, const Tensor& value, Grad mode) {
+  COHORT_CHECK(value.numel() == 1, "[broadcast_scalar] expected one value, got ", value.str());
+  dispatch_float(x.dtype(), "broadcast_scalar", [&]<class T>() {
+    check_tensor(value, value.shape(), x.dtype(), "broadcast_scalar", "value");
+    check_tensor(x, x.shape(), x.dtype(), "broadcast_scalar", "x");
+    const T v = *value.data<T>();
+    write(x.data<T>(), x.numel(), mode, [=](int64_t) { return v; });
+  });
+}
+
+}  // namespace cohort::kernels

@@ -1,0 +1,209 @@
+// Row normalisations and softmax. One row at a time in the lane order of reduce.h; weight gradients
+// are summed over fixed blocks of rows.
+#include <cmath>
+
+#include "core/parallel.h"
+#include "kernels/norm.h"
+#include "kernels/reduce.h"
+#include "kernels/vector_math.h"
+
+namespace cohort::kernels {
+namespace {
+
+template <class F>
+void for_rows(int64_t rows, int64_t cols, F&& fn) {
+  parallel_for(rows, row_grain(cols), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) fn(r);
+  });
+}
+
+// out[c] (+)= value(c).
+template <class T, class F>
+void write_row(T* out, int64_t cols, Grad mode, F&& value) {
+  if (mode == Grad::kOverwrite) {
+#pragma omp simd
+    for (int64_t c = 0; c < cols; ++c) out[c] = value(c);
+  } else {
+#pragma omp simd
+    for (int64_t c = 0; c < cols; ++c) out[c] += value(c);
+  }
+}
+
+// Checks what every norm's backward takes; an undefined gradient is skipped.
+void check_backward(const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
+                    const Tensor& w, const Tensor& rstd, const char* op) {
+  const DType dtype = x.dtype();
+  check_tensor(x, x.shape(), dtype, op, "x");
+  check_tensor(dy, x.shape(), dtype, op, "dy");
+  check_tensor(w, {x.cols()}, dtype, op, "w");
+  check_tensor(rstd, {x.rows()}, dtype, op, "rstd");
+  if (dx.defined()) check_tensor(dx, x.shape(), dtype, op, "dx");
+  if (dw.defined()) check_tensor(dw, {x.cols()}, dtype, op, "dw");
+}
+
+}  // namespace
+
+void rms_norm_forward(Tensor& y, Tensor& rstd, const Tensor& x, const Tensor& w, double eps) {
+  constexpr const char* kOp = "rms_norm";
+  dispatch_float(x.dtype(), kOp, [&]<class T>() {
+    const int64_t rows = x.rows(), cols = x.cols();
+    check_tensor(x, x.shape(), x.dtype(), kOp, "x");
+    check_tensor(w, {cols}, x.dtype(), kOp, "w");
+    check_tensor(y, x.shape(), x.dtype(), kOp, "y");
+    check_tensor(rstd, {rows}, x.dtype(), kOp, "rstd");
+    const T *px = x.data<T>(), *weight = w.data<T>();
+    T *py = y.data<T>(), *prstd = rstd.data<T>();
+    for_rows(rows, cols, [&](int64_t r) {
+      const T* in = px + r * cols;
+      T* out = py + r * cols;
+      const T squares = lane_sum<T>(cols, [&](int64_t c) { return in[c] * in[c]; });
+      const T s = T(1) / std::sqrt(squares / static_cast<T>(cols) + static_cast<T>(eps));
+      prstd[r] = s;
+      write_row(out, cols, Grad::kOverwrite, [=](int64_t c) { return in[c] * s * weight[c]; });
+    });
+  });
+}
+
+void rms_norm_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, const Tensor& dy,
+                       const Tensor& x, const Tensor& w, const Tensor& rstd) {
+  constexpr const char* kOp = "rms_norm_backward";
+  dispatch_float(x.dtype(), kOp, [&]<class T>() {
+    check_backward(dx, dw, dy, x, w, rstd, kOp);
+    const int64_t rows = x.rows(), cols = x.cols();
+    const T *px = x.data<T>(), *pdy = dy.data<T>(), *weight = w.data<T>();
+    const T* prstd = rstd.data<T>();
+    if (dx.defined()) {
+      T* pdx = dx.data<T>();
+      for_rows(rows, cols, [&](int64_t r) {
+        const T *in = px + r * cols, *grad = pdy + r * cols;
+        const T s = prstd[r];
+        const T dot = lane_sum<T>(cols, [&](int64_t c) { return grad[c] * weight[c] * in[c]; });
+        const T along = dot * s * s / static_cast<T>(cols);
+        write_row(pdx + r * cols, cols, mode_x,
+                  [=](int64_t c) { return s * (grad[c] * weight[c] - in[c] * along); });
+      });
+    }
+    if (dw.defined())
+      column_sum(dw.data<T>(), rows, cols, mode_w, [&](int64_t begin, int64_t end, T* partial) {
+        for (int64_t r = begin; r < end; ++r) {
+          const T *in = px + r * cols, *grad = pdy + r * cols;
+          const T s = prstd[r];
+#pragma omp simd
+          for (int64_t c = 0; c < cols; ++c) partial[c] += grad[c] * (in[c] * s);
+        }
+      });
+  });
+}
+
+void layer_norm_forward(Tensor& y, Tensor& mean, Tensor& rstd, const Tensor& x, const Tensor& w,
+                        const Tensor& b, double eps) {
+  constexpr const char* kOp = "layer_norm";
+  dispatch_float(x.dtype(), kOp, [&]<class T>() {
+    const int64_t rows = x.rows(), cols = x.cols();
+    check_tensor(x, x.shape(), x.dtype(), kOp, "x");
+    check_tensor(w, {cols}, x.dtype(), kOp, "w");
+    if (b.defined()) check_tensor(b, {cols}, x.dtype(), kOp, "b");
+    check_tensor(y, x.shape(), x.dtype(), kOp, "y");
+    check_tensor(mean, {rows}, x.dtype(), kOp, "mean");
+    check_tensor(rstd, {rows}, x.dtype(), kOp, "rstd");
+    const T *px = x.data<T>(), *weight = w.data<T>(), *bias = b.defined() ? b.data<T>() : nullptr;
+    T *py = y.data<T>(), *pmean = mean.data<T>(), *prstd = rstd.data<T>();
+    for_rows(rows, cols, [&](int64_t r) {
+      const T* in = px + r * cols;
+      T* out = py + r * cols;
+      const T m = lane_sum<T>(cols, [&](int64_t c) { return in[c]; }) / static_cast<T>(cols);
+      const T squares = lane_sum<T>(cols, [&](int64_t c) { return (in[c] - m) * (in[c] - m); });
+      const T s = T(1) / std::sqrt(squares / static_cast<T>(cols) + static_cast<T>(eps));
+      pmean[r] = m;
+      prstd[r] = s;
+      if (bias != nullptr)
+        write_row(out, cols, Grad::kOverwrite,
+                  [=](int64_t c) { return (in[c] - m) * s * weight[c] + bias[c]; });
+      else
+        write_row(out, cols, Grad::kOverwrite,
+                  [=](int64_t c) { return (in[c] - m) * s * weight[c]; });
+    });
+  });
+}
+
+void layer_norm_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, Tensor& db, Grad mode_b,
+                         const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& mean,
+                         const Tensor& rstd) {
+  constexpr const char* kOp = "layer_norm_backward";
+  dispatch_float(x.dtype(), kOp, [&]<class T>() {
+    const int64_t rows = x.rows(), cols = x.cols();
+    check_backward(dx, dw, dy, x, w, rstd, kOp);
+    check_tensor(mean, {rows}, x.dtype(), kOp, "mean");
+    if (db.defined()) check_tensor(db, {cols}, x.dtype(), kOp, "db");
+    const T *px = x.data<T>(), *pdy = dy.data<T>(), *weight = w.data<T>();
+    const T *pmean = mean.data<T>(), *prstd = rstd.data<T>();
+    if (dx.defined()) {
+      T* pdx = dx.data<T>();
+      for_rows(rows, cols, [&](int64_t r) {
+        const T *in = px + r * cols, *grad = pdy + r * cols;
+        const T m = pmean[r], s = prstd[r], n = static_cast<T>(cols);
+        const T sum = lane_sum<T>(cols, [&](int64_t c) { return grad[c] * weight[c]; }) / n;
+        const T dot =
+            lane_sum<T>(cols, [&](int64_t c) { return grad[c] * weight[c] * (in[c] - m); });
+        const T along = dot * s * s / n;
+        write_row(pdx + r * cols, cols, mode_x,
+                  [=](int64_t c) { return s * (grad[c] * weight[c] - sum - (in[c] - m) * along); });
+      });
+    }
+    if (dw.defined())
+      column_sum(dw.data<T>(), rows, cols, mode_w, [&](int64_t begin, int64_t end, T* partial) {
+        for (int64_t r = begin; r < end; ++r) {
+          const T *in = px + r * cols, *grad = pdy + r * cols;
+          const T m = pmean[r], s = prstd[r];
+#pragma omp simd
+          for (int64_t c = 0; c < cols; ++c) partial[c] += grad[c] * ((in[c] - m) * s);
+        }
+      });
+    if (db.defined())
+      column_sum(db.data<T>(), rows, cols, mode_b, [&](int64_t begin, int64_t end, T* partial) {
+        for (int64_t r = begin; r < end; ++r) {
+          const T* grad = pdy + r * cols;
+#pragma omp simd
+          for (int64_t c = 0; c < cols; ++c) partial[c] += grad[c];
+        }
+      });
+  });
+}
+
+void softmax_forward(Tensor& y, const Tensor& x) {
+  constexpr const char* kOp = "softmax";
+  dispatch_float(x.dtype(), kOp, [&]<class T>() {
+    const int64_t rows = x.rows(), cols = x.cols();
+    check_tensor(x, x.shape(), x.dtype(), kOp, "x");
+    check_tensor(y, x.shape(), x.dtype(), kOp, "y");
+    const T* px = x.data<T>();
+    T* py = y.data<T>();
+    for_rows(rows, cols, [&](int64_t r) {
+      const T* in = px + r * cols;
+      T* out = py + r * cols;
+      const T largest = lane_max(in, cols);
+      write_row(out, cols, Grad::kOverwrite, [=](int64_t c) { return vexp(in[c] - largest); });
+      const T sum = lane_sum<T>(cols, [&](int64_t c) { return out[c]; });
+      write_row(out, cols, Grad::kOverwrite, [=](int64_t c) { return out[c] / sum; });
+    });
+  });
+}
+
+void softmax_backward(Tensor& dx, const Tensor& dy, const Tensor& y, Grad mode) {
+  constexpr const char* kOp = "softmax_backward";
+  dispatch_float(y.dtype(), kOp, [&]<class T>() {
+    const int64_t rows = y.rows(), cols = y.cols();
+    check_tensor(y, y.shape(), y.dtype(), kOp, "y");
+    check_tensor(dy, y.shape(), y.dtype(), kOp, "dy");
+    check_tensor(dx, y.shape(), y.dtype(), kOp, "dx");
+    const T *py = y.data<T>(), *pdy = dy.data<T>();
+    T* pdx = dx.data<T>();
+    for_rows(rows, cols, [&](int64_t r) {
+      const T *prob = py + r * cols, *grad = pdy + r * cols;
+      const T dot = lane_sum<T>(cols, [&](int64_t c) { return grad[c] * prob[c]; });
+      write_row(pdx + r * cols, cols, mode, [=](int64_t c) { return prob[c] * (grad[c] - dot); });
+    });
+  });
+}
+
+}  // namespace cohort::kernels

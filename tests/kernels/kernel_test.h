@@ -1,0 +1,95 @@
+// Shared by the kernel tests: thread counts, gradient checks by central differences, comparison
+// against f64.
+#pragma once
+
+#include <cmath>
+#include <functional>
+#include <vector>
+
+#include "core/parallel.h"
+#include "kernels/common.h"
+#include "tests/support/test_util.h"
+
+namespace cohort::kernels::test {
+
+using cohort::test::bit_equal;
+using cohort::test::random_tensor;
+using cohort::test::relative_error;
+
+// Sets the thread count of this thread until it goes.
+class Threads {
+ public:
+  explicit Threads(int n) : previous_(num_threads()) { set_num_threads(n); }
+  ~Threads() { set_num_threads(previous_); }
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+
+ private:
+  int previous_;
+};
+
+// An undefined tensor as an lvalue: a gradient to skip.
+inline Tensor& none() {
+  static thread_local Tensor undefined;
+  undefined = Tensor();
+  return undefined;
+}
+
+inline Tensor ids(const std::vector<int32_t>& values) {
+  return Tensor::from(values);
+}
+
+// sum(a b) over all elements in f64: turns a tensor output into a scalar loss.
+inline double dot(const Tensor& a, const Tensor& b) {
+  const auto x = a.to_vector<double>(), y = b.to_vector<double>();
+  double sum = 0;
+  for (size_t i = 0; i < x.size(); ++i) sum += x[i] * y[i];
+  return sum;
+}
+
+// Expects `analytic` to be the gradient of loss() with respect to the f64 tensor x. The numeric
+// gradient is the fourth-order central difference: with step h its truncation error is of order
+// h^4 = 1e-12 and its rounding error 1e-16 |loss| / h = 1e-13 |loss|, both below the tolerance.
+inline void expect_gradient(Tensor x, const Tensor& analytic, const std::function<double()>& loss,
+                            const char* name) {
+  ASSERT_EQ(x.dtype(), DType::kF64);
+  ASSERT_EQ(x.shape(), analytic.shape());
+  const auto gradient = analytic.to_vector<double>();
+  double* value = x.data<double>();
+  std::vector<double> numeric(gradient.size());
+  double largest = 0;
+  for (size_t i = 0; i < gradient.size(); ++i) {
+    const double at = value[i], h = 1e-3;
+    const auto shifted = [&](double by) {
+      value[i] = at + by;
+      return loss();
+    };
+    numeric[i] = (8 * (shifted(h) - shifted(-h)) - (shifted(2 * h) - shifted(-2 * h))) / (12 * h);
+    value[i] = at;
+    largest = std::max(largest, std::fabs(gradient[i]));
+  }
+  for (size_t i = 0; i < gradient.size(); ++i) {
+    const double tolerance =
+        1e-6 * std::max(std::fabs(gradient[i]), std::fabs(numeric[i])) + 1e-9 * largest;
+    EXPECT_LE(std::fabs(gradient[i] - numeric[i]), tolerance)
+        << name << "[" << i << "]: " << gradient[i] << " against " << numeric[i];
+  }
+}
+
+// Runs fn with 1, 2 and 3 threads and expects the same bits. fn returns its outputs.
+inline void expect_thread_invariant(const std::function<std::vector<Tensor>()>& fn) {
+  std::vector<Tensor> expected;
+  for (const int threads : {1, 2, 3}) {
+    const Threads guard(threads);
+    const std::vector<Tensor> got = fn();
+    if (expected.empty()) expected = got;
+    for (size_t i = 0; i < got.size(); ++i)
+      EXPECT_TRUE(bit_equal(got[i], expected[i])) << "output " << i << ", threads " << threads;
+  }
+}
+
+// f32 against f64 on the same (f32-representable) inputs: norm-wise 1e-5, a hundred units of
+// rounding, which holds for the sums of some thousand terms used here.
+inline constexpr double kF32Tolerance = 1e-5;
+
+}  // namespace cohort::kernels::test
