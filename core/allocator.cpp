@@ -17,20 +17,22 @@
 
 namespace cohort {
 namespace {
-
 constexpr size_t kAlignment = 64;
+}
 
 // Size classes: multiples of 64 up to 1 KiB, then eight steps per power of two.
-size_t size_class(size_t bytes) {
+size_t allocation_size(size_t bytes) {
   bytes = std::max<size_t>(bytes, 1);
   const size_t step = bytes <= 1024 ? kAlignment : std::bit_floor(bytes) / 8;
   return (bytes + step - 1) / step * step;
 }
 
+namespace {
+
 class CpuAllocator final : public Allocator {
  public:
   void* allocate(size_t bytes) override {
-    const size_t size = size_class(bytes);
+    const size_t size = allocation_size(bytes);
     std::lock_guard lock(mutex_);
     void* pointer = nullptr;
     if (auto it = cached_.find(size); it != cached_.end() && !it->second.empty()) {
@@ -56,7 +58,7 @@ class CpuAllocator final : public Allocator {
 
   void deallocate(void* pointer, size_t bytes) noexcept override {
     if (pointer == nullptr) return;
-    const size_t size = size_class(bytes);
+    const size_t size = allocation_size(bytes);
     std::lock_guard lock(mutex_);
     stats_.live_bytes -= static_cast<int64_t>(size);
     if (COHORT_CACHE_BLOCKS) {

@@ -17,6 +17,9 @@ struct AllocatorStats {
   int64_t allocations = 0;     // requests so far
 };
 
+// Bytes that a request for `bytes` takes: its size class.
+size_t allocation_size(size_t bytes);
+
 class Allocator {
  public:
   virtual ~Allocator() = default;

@@ -203,8 +203,8 @@ void Stage::evaluate() {
       line.set(name, value);
       text += str(" ", name, " ", decimals(value, 4));
     }
-    if (metrics.empty()) return;
-    score[0] = config_.trainer == TrainerType::kPretrain ? -metrics[0].second : metrics[0].second;
+    if (!metrics.empty())
+      score[0] = config_.trainer == TrainerType::kPretrain ? -metrics[0].second : metrics[0].second;
     metrics_ << line.dump() << '\n' << std::flush;
     for (size_t i = 0; i < std::min<size_t>(8, last_problems_.size()); ++i) {
       const ProblemResult& p = last_problems_[i];

@@ -1,0 +1,57 @@
+// The sub-commands of `cohort`: thin functions that parse nothing. Each returns the exit code;
+// InputError becomes 2 in main.cpp.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cohort::apps {
+
+inline constexpr int kOk = 0, kFailed = 1, kBadInput = 2, kInterrupted = 130;
+
+struct TrainOptions {
+  std::string config;                  // empty when resuming
+  std::string resume;                  // a run directory
+  std::vector<std::string> overrides;  // key=value
+};
+int train(const TrainOptions& options, const std::atomic<bool>& stop);
+
+struct CheckOptions {
+  std::string config;
+  std::vector<std::string> overrides;
+};
+int check(const CheckOptions& options);
+
+struct GenerateOptions {
+  std::string model;                 // a checkpoint or run directory
+  std::vector<std::string> prompts;  // empty: the lines of standard input
+  double temperature = 1, top_p = 1;
+  int64_t top_k = 0, max_tokens = 256, num = 1, seed = 1;
+  enum class Output { kText, kJson } output = Output::kText;
+};
+int generate(const GenerateOptions& options);
+
+struct LogprobsOptions {
+  std::string model;
+  std::vector<std::string> texts;  // empty: the lines of standard input
+  double temperature = 1;
+  enum class End {
+    kNone,
+    kEos
+  } end = End::kNone;  // kEos: the end-of-sequence token follows each text
+};
+int logprobs(const LogprobsOptions& options);
+
+struct EvalOptions {
+  std::string model;                   // a checkpoint or run directory
+  std::string config;                  // empty: the run's own
+  std::vector<std::string> overrides;  // key=value
+};
+int evaluate(const EvalOptions& options);
+
+// Checks the gradient of every op (or of those named `op`) and prints a table.
+int gradcheck(const std::string& op);
+
+}  // namespace cohort::apps

@@ -1,0 +1,29 @@
+// The terminal side of a run: a progress bar with the time left where standard error is a terminal,
+// plain lines elsewhere.
+#pragma once
+
+#include <chrono>
+#include <cstdio>
+
+#include "trainers/reporter.h"
+
+namespace cohort::apps {
+
+class Console final : public Reporter {
+ public:
+  Console();
+  void begin_stage(const std::string& name, int64_t step, int64_t steps) override;
+  void step(int64_t step, const Metrics& metrics) override;
+  void message(const std::string& text) override;
+  void end_stage() override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void clear_bar();
+  bool terminal_, bar_shown_ = false;
+  std::string stage_;
+  int64_t first_step_ = 0, steps_ = 0;
+  Clock::time_point start_, shown_;
+};
+
+}  // namespace cohort::apps

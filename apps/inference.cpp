@@ -1,0 +1,128 @@
+// `cohort generate`, `logprobs` and `eval`: what a trained model says.
+#include <filesystem>
+#include <iostream>
+
+#include "apps/commands.h"
+#include "trainers/checkpoint.h"
+#include "trainers/evaluate.h"
+
+namespace cohort::apps {
+namespace {
+
+LoadedModel load(const std::string& path, DType dtype = DType::kF32) {
+  return load_model(find_checkpoint(path), dtype);
+}
+
+std::vector<std::string> lines_or_stdin(std::vector<std::string> texts) {
+  if (!texts.empty()) return texts;
+  for (std::string line; std::getline(std::cin, line);) texts.push_back(line);
+  return texts;
+}
+
+Json ids_json(std::span<const int32_t> ids) {
+  Json list = Json(Json::Array{});
+  for (const int32_t id : ids) list.push_back(static_cast<int64_t>(id));
+  return list;
+}
+
+Json numbers_json(const std::vector<double>& numbers) {
+  Json list = Json(Json::Array{});
+  for (const double v : numbers) list.push_back(v);
+  return list;
+}
+
+// The run a checkpoint belongs to: the nearest directory above it with a configuration.
+std::string config_of(const std::string& model) {
+  namespace fs = std::filesystem;
+  for (fs::path dir = fs::absolute(model).lexically_normal(); dir.has_relative_path();
+       dir = dir.parent_path())
+    if (fs::exists(dir / "config.yaml")) return (dir / "config.yaml").string();
+  throw InputError(str("no config.yaml above ", model,
+                       "; hint: say what to evaluate on with --config CONFIG.yaml"));
+}
+
+}  // namespace
+
+int generate(const GenerateOptions& options) {
+  const LoadedModel loaded = load(options.model);
+  std::vector<Example> prompts;
+  for (const std::string& text : lines_or_stdin(options.prompts))
+    prompts.push_back({.prompt = text});
+  SamplingConfig sampling;
+  sampling.temperature = options.temperature;
+  sampling.top_p = options.top_p;
+  sampling.top_k = options.top_k;
+  sampling.max_completion_length = options.max_tokens;
+  const Rollouts rollouts =
+      Sampler(*loaded.model, *loaded.tokenizer, sampling)
+          .sample(prompts, options.num, {.seed = static_cast<uint64_t>(options.seed)});
+  for (size_t i = 0; i < rollouts.samples.size(); ++i) {
+    const Completion& c = rollouts.samples[i];
+    const std::string& prompt = prompts[i / static_cast<size_t>(options.num)].prompt;
+    if (options.output == GenerateOptions::Output::kText) {
+      std::cout << prompt << c.text << '\n';
+      continue;
+    }
+    Json line;
+    line.set("prompt", prompt).set("completion", c.text).set("ids", ids_json(c.tokens));
+    line.set("prompt_length", c.prompt_length)
+        .set("logprobs", numbers_json(c.logprobs))
+        .set("truncated", c.truncated);
+    std::cout << line.dump() << '\n';
+  }
+  return kOk;
+}
+
+int logprobs(const LogprobsOptions& options) {
+  const LoadedModel loaded = load(options.model);
+  const int64_t context = loaded.model->config().context;
+  NoGradGuard no_grad;
+  for (const std::string& text : lines_or_stdin(options.texts)) {
+    TokenSequence sequence{.tokens = loaded.tokenizer->encode(text)};
+    if (options.end == LogprobsOptions::End::kEos)
+      sequence.tokens.push_back(loaded.tokenizer->eos_id());
+    const auto n = static_cast<int64_t>(sequence.tokens.size());
+    if (n > context + 1)
+      throw InputError(
+          str("a text of ", n, " tokens is longer than the model's context of ", context));
+    sequence.learn.assign(sequence.tokens.size(), 1);
+    // The first token has no log-prob: nothing comes before it.
+    Json values = Json(Json::Array{});
+    if (n > 0) values.push_back(Json());
+    if (n > 1) {
+      const PackedBatch batch = pack({&sequence, 1});
+      const Variable hidden = loaded.model->forward(batch);
+      const auto result = token_log_probs(hidden, loaded.model->head(), batch.targets,
+                                          {.temperature = options.temperature});
+      for (const double lp : result.logprob.value().to_vector<double>()) values.push_back(lp);
+    }
+    Json line;
+    line.set("text", text).set("ids", ids_json(sequence.tokens)).set("logprobs", std::move(values));
+    std::cout << line.dump() << '\n';
+  }
+  return kOk;
+}
+
+int evaluate(const EvalOptions& options) {
+  const std::string checkpoint = find_checkpoint(options.model);
+  const RunPlan plan =
+      load_plan(options.config.empty() ? config_of(checkpoint) : options.config, options.overrides);
+  const TrainConfig& config = plan.stages.back();
+  LoadedModel loaded = load_model(checkpoint, config.dtype);
+  const Dataset data = load_dataset(config, std::move(loaded.tokenizer));
+  Json line;
+  line.set("checkpoint", checkpoint);
+  if (config.trainer == TrainerType::kPretrain) {
+    line.set("val_loss",
+             evaluate_text(*loaded.model, data.held_out_tokens, config.micro_batch_tokens));
+  } else {
+    const ProblemScores scores = evaluate_problems(*loaded.model, *data.tokenizer, data.held_out,
+                                                   correctness_of(config, data.task), config, 0);
+    line.set("problems", static_cast<int64_t>(data.held_out.size()));
+    for (const auto& [name, value] : scores.metrics) line.set(name, value);
+  }
+  std::cout << line.dump() << '\n';
+  return kOk;
+}
+
+}  // namespace cohort::apps

@@ -1,0 +1,147 @@
+// The `cohort` command: parses arguments, runs a sub-command, turns errors into exit codes
+// (0 done, 1 failed, 2 bad input, 130 interrupted).
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <iostream>
+
+#include "apps/commands.h"
+#include "core/log.h"
+#include "data/example.h"
+#include "rl/reward.h"
+#include "trainers/config.h"
+
+namespace {
+
+using namespace cohort;
+using namespace cohort::apps;
+
+std::atomic<bool> g_stop{false};
+
+// The first signal asks for a checkpoint at the next step; the second ends the process the hard
+// way.
+extern "C" void on_signal(int signal) {
+  if (g_stop.exchange(true)) std::signal(signal, SIG_DFL), std::raise(signal);
+}
+
+std::string config_footer() {
+  std::string text = "Configuration keys (YAML file, or key=value on the command line):\n";
+  text += config_help<TrainConfig>();
+  text +=
+      "stages:  a list of maps of these keys: one run after the other, each from the weights of "
+      "the one before\n\nTasks (data.task):\n";
+  for (const Task* task : tasks()) text += str("  ", task->name, ": ", task->what, "\n");
+  text += "Rewards (rewards[].name):\n";
+  for (const RewardEntry& reward : reward_table())
+    text += str("  ", reward.name, ": ", reward.what, "\n");
+  return text;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"cohort: train transformers, and make them better with GRPO"};
+  app.require_subcommand(1);
+  int code = kOk;
+
+  TrainOptions train_options;
+  CLI::App* train_command =
+      app.add_subcommand("train", "train from a YAML file, or go on with a run");
+  train_command->add_option("config", train_options.config, "CONFIG.yaml");
+  train_command->add_option("overrides", train_options.overrides, "key=value ...");
+  train_command->add_option("--resume", train_options.resume, "run directory to go on with");
+  train_command->footer(config_footer);
+  train_command->callback([&] { code = train(train_options, g_stop); });
+
+  CheckOptions check_options;
+  CLI::App* check_command = app.add_subcommand(
+      "check", "validate a configuration; print what follows from it; train nothing");
+  check_command->add_option("config", check_options.config, "CONFIG.yaml")->required();
+  check_command->add_option("overrides", check_options.overrides, "key=value ...");
+  check_command->callback([&] { code = check(check_options); });
+
+  GenerateOptions generate_options;
+  CLI::App* generate_command = app.add_subcommand("generate", "sample completions");
+  generate_command->add_option("model", generate_options.model, "checkpoint or run directory")
+      ->required();
+  generate_command->add_option("prompts", generate_options.prompts,
+                               "prompts; none: one per line of standard input");
+  generate_command->add_option("--temperature", generate_options.temperature, "0: greedy")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 100.0));
+  generate_command->add_option("--top-k", generate_options.top_k, "0: off")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  generate_command->add_option("--top-p", generate_options.top_p, "1: off")
+      ->capture_default_str()
+      ->check(CLI::Range(1e-6, 1.0));
+  generate_command->add_option("--max-tokens", generate_options.max_tokens, "per completion")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  generate_command->add_option("--num", generate_options.num, "completions per prompt")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  generate_command->add_option("--seed", generate_options.seed, "of the random draws")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  bool generate_json = false;
+  generate_command->add_flag("--json", generate_json,
+                             "one JSON line per completion: text, token ids, log-probs");
+  generate_command->callback([&] {
+    if (generate_json) generate_options.output = GenerateOptions::Output::kJson;
+    code = generate(generate_options);
+  });
+
+  LogprobsOptions logprobs_options;
+  CLI::App* logprobs_command = app.add_subcommand(
+      "logprobs", "the log-prob of every token of a text, one JSON line per text");
+  logprobs_command->add_option("model", logprobs_options.model, "checkpoint or run directory")
+      ->required();
+  logprobs_command->add_option("texts", logprobs_options.texts,
+                               "texts; none: one per line of standard input");
+  logprobs_command->add_option("--temperature", logprobs_options.temperature, "of the distribution")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  bool logprobs_eos = false;
+  logprobs_command->add_flag("--eos", logprobs_eos, "end each text with the end-of-sequence token");
+  logprobs_command->callback([&] {
+    if (logprobs_eos) logprobs_options.end = LogprobsOptions::End::kEos;
+    code = logprobs(logprobs_options);
+  });
+
+  EvalOptions eval_options;
+  CLI::App* eval_command = app.add_subcommand(
+      "eval", "pass@1 and pass@k on held-out problems, or validation loss on text");
+  eval_command->add_option("model", eval_options.model, "checkpoint or run directory")->required();
+  eval_command->add_option("overrides", eval_options.overrides,
+                           "key=value ... (eval.num_samples=16 eval.k=[1,8])");
+  eval_command->add_option("--config", eval_options.config,
+                           "data and rewards from this file instead of the run's own");
+  eval_command->callback([&] { code = evaluate(eval_options); });
+
+  std::string op;
+  CLI::App* gradcheck_command =
+      app.add_subcommand("gradcheck", "check gradients of the ops against central differences");
+  gradcheck_command->add_option("op", op, "only this op");
+  gradcheck_command->callback([&] { code = gradcheck(op); });
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? kOk : kBadInput;
+  }
+  return code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::signal(SIGINT, on_signal);
+  std::signal(SIGTERM, on_signal);
+  try {
+    return run(argc, argv);
+  } catch (const InputError& e) {
+    std::cerr << "cohort: " << e.what() << '\n';
+    return kBadInput;
+  } catch (const std::exception& e) {
+    std::cerr << "cohort: " << e.what() << '\n';
+    return kFailed;
+  }
+}

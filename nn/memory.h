@@ -1,0 +1,31 @@
+// What a training run needs of memory, from its configuration alone: the tensors that the tape of
+// nn/transformer.cpp keeps, counted one by one with the allocator's size classes.
+#pragma once
+
+#include <algorithm>
+
+#include "nn/transformer.h"
+
+namespace cohort {
+
+struct MemoryEstimate {
+  int64_t parameters = 0, gradients = 0, optimizer = 0, reference = 0;
+  int64_t activations = 0;  // kept for the backward of one micro batch
+  int64_t workspace = 0;    // of that micro batch's backward
+  int64_t rollout =
+      0;  // cache and activations while sampling; not held at the same time as the two above
+  int64_t persistent() const { return parameters + gradients + optimizer + reference; }
+  int64_t peak() const { return persistent() + std::max(activations + workspace, rollout); }
+};
+
+struct MemoryShape {
+  int64_t micro_batch_tokens = 0;  // of the largest micro batch
+  int64_t rollout_sequences = 0;   // sampled at once; 0: no sampling
+  int64_t rollout_length = 0;      // tokens each can reach
+  int64_t rollout_prefill_tokens = 0;
+  enum class Reference { kNone, kHeld } reference = Reference::kNone;
+};
+
+MemoryEstimate estimate_memory(const ModelConfig& config, DType dtype, const MemoryShape& shape);
+
+}  // namespace cohort
