@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #define XXH_INLINE_ALL
+#define XXH_VECTOR XXH_SSE2  // g++ 12 warns inside its own AVX-512 intrinsics otherwise
 #include <xxhash.h>
 
 #include <cerrno>

@@ -1,0 +1,127 @@
+// One training step (forward, backward, clipping, AdamW) of a configuration's model on random
+// tokens: tokens/s, FLOP/s, memory, and the share of the FLOP/s that Eigen's own multi-threaded
+// sgemm reaches on the matrix products of that step.
+//
+//   cohort_bench_step configs/shakespeare_char.yaml data.text=...
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <iostream>
+
+#include "bench/eigen_sgemm.h"
+#include "bench/timing.h"
+#include "core/allocator.h"
+#include "core/parallel.h"
+#include "nn/memory.h"
+#include "trainers/learner.h"
+
+namespace {
+
+using namespace cohort;
+
+struct Product {
+  int64_t m, n, k;
+  double count;  // per step
+};
+
+// Every matrix product of a step over `tokens` tokens: forward, and two of the same size backward;
+// the head's logits are computed again in the backward.
+std::vector<Product> products(const ModelConfig& c, int64_t tokens) {
+  const int64_t q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
+  const double layers = static_cast<double>(c.num_layers), ups = c.mlp == MlpType::kSwiGlu ? 2 : 1;
+  std::vector<Product> out;
+  const auto add = [&](int64_t rows, int64_t columns, double count) {
+    out.push_back({tokens, rows, columns, count});
+    out.push_back({tokens, columns, rows, count});  // dx
+    out.push_back({rows, columns, tokens, count});  // dw
+  };
+  add(q, c.d_model, 2 * layers);
+  add(kv, c.d_model, 2 * layers);
+  add(c.d_ff, c.d_model, ups * layers);
+  add(c.d_model, c.d_ff, layers);
+  add(c.vocab_size, c.d_model, 1);
+  return out;
+}
+
+double eigen_flops_per_second(const std::vector<Product>& all) {
+  double flops = 0, seconds = 0;
+  for (const Product& p : all) {
+    flops += 2.0 * static_cast<double>(p.m * p.n * p.k) * p.count;
+    seconds += p.count * bench::eigen_sgemm_seconds(p.m, p.n, p.k, num_threads());
+  }
+  return flops / seconds;
+}
+
+PackedBatch random_batch(const ModelConfig& c, int64_t sequences) {
+  Rng rng(1, rng_stream(RngPurpose::kTest));
+  std::vector<TokenSequence> list;
+  for (int64_t s = 0; s < sequences; ++s) {
+    TokenSequence sequence{.number = s};
+    for (int64_t t = 0; t <= c.context; ++t)
+      sequence.tokens.push_back(static_cast<int32_t>(rng.below(c.vocab_size)));
+    sequence.learn.assign(sequence.tokens.size(), 1);
+    list.push_back(std::move(sequence));
+  }
+  return pack(list);
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"training step benchmark"};
+  std::string path;
+  std::vector<std::string> overrides;
+  int64_t vocab = 66;
+  app.add_option("config", path, "CONFIG.yaml")->required();
+  app.add_option("overrides", overrides, "key=value ...");
+  app.add_option("--vocab", vocab, "vocabulary size")->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  const TrainConfig config = load_plan(path, overrides).stages.back();
+  if (config.num_threads > 0) set_num_threads(static_cast<int>(config.num_threads));
+  ModelConfig model = config.model;
+  model.vocab_size = vocab;
+  model.resolve();
+
+  const PackedBatch batch = random_batch(model, config.batch_size);
+  const auto comm = make_single_communicator();
+  Learner learner(std::make_unique<Transformer>(model, config.dtype, 1), config.optimizer, *comm);
+  const Tensor weights =
+      Tensor::full({batch.size()}, 1.0 / static_cast<double>(batch.size()), config.dtype);
+  const auto step = [&] {
+    learner.update(
+        1,
+        [&](int64_t) {
+          return cross_entropy(learner.model().forward(batch, {.mode = Mode::kTrain}),
+                               learner.model().head(), batch.targets, weights);
+        },
+        1e-4);
+  };
+  allocator({}).reset_peak();
+  const double seconds = bench::median_seconds(step, 10, 3);
+  const int64_t peak = allocator({}).stats().peak_bytes;
+  const int64_t estimate =
+      estimate_memory(model, config.dtype, {.micro_batch_tokens = batch.size()}).peak();
+  const double flops = train_flops_per_token(model, static_cast<double>(model.context)) *
+                       static_cast<double>(batch.size());
+  const double eigen = eigen_flops_per_second(products(model, batch.size()));
+  std::printf("threads               %d\n", num_threads());
+  std::printf("tokens per step       %lld\n", static_cast<long long>(batch.size()));
+  std::printf("step                  %.2f ms\n", seconds * 1e3);
+  std::printf("tokens/s              %.0f\n", static_cast<double>(batch.size()) / seconds);
+  std::printf("GFLOP/s               %.1f  (6 N_matmul + 6 L d_attn T per token)\n",
+              flops / seconds * 1e-9);
+  std::printf("Eigen sgemm GFLOP/s   %.1f  (the step's own shapes)\n", eigen * 1e-9);
+  std::printf("share of Eigen        %.0f %%\n", 100 * flops / seconds / eigen);
+  std::printf("peak memory           %.1f MiB, estimated %.1f MiB (%+.1f %%)\n",
+              static_cast<double>(peak) / (1 << 20), static_cast<double>(estimate) / (1 << 20),
+              100 * (static_cast<double>(estimate) / static_cast<double>(peak) - 1));
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& e) {
+    std::cerr << "cohort_bench_step: " << e.what() << '\n';
+    return 2;
+  }
+}
