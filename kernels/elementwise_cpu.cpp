@@ -1,5 +1,5 @@
-// Elementwise loops over the formulas of elementwise.h. The loops are marked `omp simd` so that
-// they are vectorised where input and output are the same tensor, too.
+// Elementwise loops over the formulas of elementwise.h. The loops are marked as independent, so
+// that they are vectorised where input and output are the same tensor, too.
 #include "core/parallel.h"
 #include "kernels/elementwise.h"
 #include "kernels/reduce.h"
@@ -11,10 +11,10 @@ namespace {
 template <class T, class F>
 void write_range(T* out, int64_t begin, int64_t end, Grad mode, F&& value) {
   if (mode == Grad::kOverwrite) {
-#pragma omp simd
+    COHORT_VECTORIZE
     for (int64_t i = begin; i < end; ++i) out[i] = value(i);
   } else {
-#pragma omp simd
+    COHORT_VECTORIZE
     for (int64_t i = begin; i < end; ++i) out[i] += value(i);
   }
 }

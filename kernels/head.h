@@ -13,7 +13,8 @@ namespace cohort::kernels {
 
 struct HeadDesc {
   double temperature = 1;      // > 0
-  int64_t chunk_tokens = 128;  // logits held at a time; no result depends on it
+  int64_t chunk_tokens = 128;  // logits held at a time, rounded up to a multiple of 128; no result
+                               // depends on it
 };
 
 // x: [T, C]; w: [V, C]; targets: [T] i32 in [0, V), or -1 for a token that is skipped: its outputs

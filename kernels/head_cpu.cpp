@@ -91,7 +91,7 @@ struct TokenGrad {
 template <class T>
 void logits_backward(T* z, int64_t vocab, int64_t target, const TokenGrad<T>& g) {
   const bool with_entropy = g.dentropy != T(0);
-#pragma omp simd
+  COHORT_VECTORIZE
   for (int64_t v = 0; v < vocab; ++v) {
     const T log_p = z[v] * g.inverse_temperature - g.lse;
     const T p = vexp(log_p);

@@ -28,6 +28,9 @@ constexpr int64_t kColumnUnit = 96;
 // Tokens per step of the long sum in a weight gradient: both packed panels stay in the cache.
 constexpr int64_t kLongSumStep = 128;
 
+// Multiply-adds below which handing work to threads costs more than it saves.
+constexpr int64_t kSerialWork = 1 << 20;
+
 int64_t round_up(int64_t n, int64_t unit) {
   return (n + unit - 1) / unit * unit;
 }
@@ -53,7 +56,7 @@ struct Operands {
   int64_t m, k, n;
   Transpose trans_a, trans_b;
   Grad out;
-  int64_t lda() const { return trans_a == Transpose::kNo ? k : m; }
+  int64_t work() const { return m * k * n; }
   int64_t ldb() const { return trans_b == Transpose::kNo ? n : k; }
   const T* b_columns(int64_t column) const {
     return b + (trans_b == Transpose::kNo ? column : column * k);
@@ -131,7 +134,8 @@ void row_product(const Operands<T>& op) {
   // A last block of one column would be a matrix-vector product again: it joins its neighbour.
   const int64_t column_blocks = std::max<int64_t>(1, (op.n + column_block - 2) / column_block);
   const int64_t row_blocks = (op.m + row_block - 1) / row_block;
-  parallel_for(row_blocks * column_blocks, 1, [&](int64_t begin, int64_t end) {
+  const int64_t tiles = row_blocks * column_blocks;
+  parallel_for(tiles, op.work() < kSerialWork ? tiles : 1, [&](int64_t begin, int64_t end) {
     for (int64_t tile = begin; tile < end; ++tile) {
       const int64_t row = tile / column_blocks * row_block;
       const int64_t column = tile % column_blocks * column_block;
@@ -147,7 +151,7 @@ void row_product(const Operands<T>& op) {
 template <class T>
 void long_sum_product(const Operands<T>& op) {
   const int64_t block = op.m < 128 ? 32 : std::clamp<int64_t>(round_up(op.m / 4, kRowPad), 64, 256);
-  parallel_for(op.m, block, [&](int64_t row, int64_t end) {
+  parallel_for(op.m, op.work() < kSerialWork ? op.m : block, [&](int64_t row, int64_t end) {
     T* c = op.c + row * op.n;
     start_rows(op, c, op.n, end - row, 0, op.n);
     for (int64_t k = 0; k < op.k; k += kLongSumStep)

@@ -21,10 +21,10 @@ void for_rows(int64_t rows, int64_t cols, F&& fn) {
 template <class T, class F>
 void write_row(T* out, int64_t cols, Grad mode, F&& value) {
   if (mode == Grad::kOverwrite) {
-#pragma omp simd
+    COHORT_VECTORIZE
     for (int64_t c = 0; c < cols; ++c) out[c] = value(c);
   } else {
-#pragma omp simd
+    COHORT_VECTORIZE
     for (int64_t c = 0; c < cols; ++c) out[c] += value(c);
   }
 }
@@ -88,7 +88,7 @@ void rms_norm_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, const T
         for (int64_t r = begin; r < end; ++r) {
           const T *in = px + r * cols, *grad = pdy + r * cols;
           const T s = prstd[r];
-#pragma omp simd
+          COHORT_VECTORIZE
           for (int64_t c = 0; c < cols; ++c) partial[c] += grad[c] * (in[c] * s);
         }
       });
@@ -155,7 +155,7 @@ void layer_norm_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, Tenso
         for (int64_t r = begin; r < end; ++r) {
           const T *in = px + r * cols, *grad = pdy + r * cols;
           const T m = pmean[r], s = prstd[r];
-#pragma omp simd
+          COHORT_VECTORIZE
           for (int64_t c = 0; c < cols; ++c) partial[c] += grad[c] * ((in[c] - m) * s);
         }
       });
@@ -163,7 +163,7 @@ void layer_norm_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, Tenso
       column_sum(db.data<T>(), rows, cols, mode_b, [&](int64_t begin, int64_t end, T* partial) {
         for (int64_t r = begin; r < end; ++r) {
           const T* grad = pdy + r * cols;
-#pragma omp simd
+          COHORT_VECTORIZE
           for (int64_t c = 0; c < cols; ++c) partial[c] += grad[c];
         }
       });

@@ -41,6 +41,7 @@ RowSoftmax row_softmax(const T* logits, int64_t vocab, double temperature, doubl
   T d[kSoftmaxBlock], e[kSoftmaxBlock];
   for (int64_t begin = 0; begin < vocab; begin += kSoftmaxBlock) {
     const int64_t n = std::min(kSoftmaxBlock, vocab - begin);
+    COHORT_VECTORIZE
     for (int64_t i = 0; i < n; ++i) {
       d[i] = scaled_logit(logits[begin + i], largest, inverse);
       e[i] = vexp(d[i]);

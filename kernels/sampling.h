@@ -1,5 +1,7 @@
 // Drawing tokens. Top-k and top-p only restrict what may be drawn; the recorded log-prob is always
 // that of the full distribution at the temperature, by the same row function as the fused head.
+// Top-k applies first, top-p to what it leaves, renormalised; equal logits count as more probable
+// the lower their id. A row whose logits hold NaN or +inf throws Error naming it.
 #pragma once
 
 #include "kernels/common.h"
