@@ -32,13 +32,8 @@ Variable binary(const char* name, BinaryForward forward, BinaryBackward backward
   forward(y, a.value(), b.value());
   return make_node(name, y, {a, b},
                    [backward, a = a.value(), b = b.value()](const Tensor& dy, Gradients& g) {
-                     // One gradient at a time: a and b may be the same variable, whose two
-                     // contributions share a buffer.
-                     Tensor none;
-                     if (GradSlot da = g.slot(0); da.tensor.defined())
-                       backward(da.tensor, da.mode, none, Grad::kOverwrite, dy, a, b);
-                     if (GradSlot db = g.slot(1); db.tensor.defined())
-                       backward(none, Grad::kOverwrite, db.tensor, db.mode, dy, a, b);
+                     GradSlot da = g.slot(0), db = g.slot(1);
+                     backward(da.tensor, da.mode, db.tensor, db.mode, dy, a, b);
                    });
 }
 

@@ -78,14 +78,32 @@ std::unordered_map<TapeNode*, int64_t> count_uses(TapeNode* root) {
   return uses;
 }
 
+// Where the next contribution to a node's gradient goes.
+GradSlot grad_buffer(TapeNode* node) {
+  if (node->grad.defined()) return {node->grad, Grad::kAccumulate};
+  if (node->leaf) {
+    node->grad = Tensor::zeros(node->shape, node->dtype, node->device);
+    return {node->grad, Grad::kAccumulate};
+  }
+  node->grad = Tensor::empty(node->shape, node->dtype, node->device);
+  return {node->grad, Grad::kOverwrite};
+}
+
 // Hooks off while a checkpoint's inner backward runs: the outer one knows when a gradient is final.
-class NoHooksGuard {
+// Gradients on, whatever the caller of the outer backward has set: the inner one needs a tape.
+class RecomputeGuard {
  public:
-  NoHooksGuard() : previous_(std::exchange(t_hooks_enabled, false)) {}
-  ~NoHooksGuard() { t_hooks_enabled = previous_; }
+  RecomputeGuard()
+      : hooks_(std::exchange(t_hooks_enabled, false)), grad_(std::exchange(t_grad_enabled, true)) {}
+  ~RecomputeGuard() {
+    t_hooks_enabled = hooks_;
+    t_grad_enabled = grad_;
+  }
+  RecomputeGuard(const RecomputeGuard&) = delete;
+  RecomputeGuard& operator=(const RecomputeGuard&) = delete;
 
  private:
-  bool previous_;
+  bool hooks_, grad_;
 };
 
 struct Older {
@@ -131,16 +149,21 @@ bool Gradients::needed(int i) const {
   return inputs_[static_cast<size_t>(i)] != nullptr;
 }
 
+bool Gradients::repeated(int i) const {
+  return std::count(inputs_.begin(), inputs_.end(), inputs_[static_cast<size_t>(i)]) > 1;
+}
+
 GradSlot Gradients::slot(int i) {
   TapeNode* node = inputs_[static_cast<size_t>(i)].get();
   if (node == nullptr) return {};
-  if (node->grad.defined()) return {node->grad, Grad::kAccumulate};
-  if (node->leaf) {
-    node->grad = Tensor::zeros(node->shape, node->dtype, node->device);
-    return {node->grad, Grad::kAccumulate};
-  }
-  node->grad = Tensor::empty(node->shape, node->dtype, node->device);
-  return {node->grad, Grad::kOverwrite};
+  if (!repeated(i)) return grad_buffer(node);
+  separate_.emplace_back(i, Tensor::empty(node->shape, node->dtype, node->device));
+  return {separate_.back().second, Grad::kOverwrite};
+}
+
+// Joins the separate slots, once the op has written them.
+void Gradients::finish() {
+  for (const auto& [i, gradient] : separate_) pass(i, gradient);
 }
 
 void Gradients::pass(int i, const Tensor& gradient) {
@@ -151,7 +174,7 @@ void Gradients::pass(int i, const Tensor& gradient) {
     node->grad = gradient;
     return;
   }
-  GradSlot target = slot(i);
+  GradSlot target = grad_buffer(node);
   kernels::scale(target.tensor, gradient.contiguous(), 1, target.mode);
 }
 
@@ -206,6 +229,7 @@ void backward(const Variable& loss, const Tensor& seed) {
     if (node->grad.defined()) {
       Gradients gradients(inputs);
       fn(std::exchange(node->grad, {}), gradients);
+      gradients.finish();
     }
     for (const auto& input : inputs) {
       if (input == nullptr || --uses.at(input.get()) > 0) continue;
@@ -233,6 +257,10 @@ bool grad_enabled() {
 Variable checkpoint(const std::function<Variable(std::span<const Variable>)>& fn,
                     std::span<const Variable> inputs, std::span<const Variable> parameters) {
   if (!t_grad_enabled) return fn(inputs);
+  for (const Variable& p : parameters)
+    COHORT_CHECK(p.node_ == nullptr || p.node_->leaf,
+                 "[checkpoint] expected parameters, got an intermediate value of shape ",
+                 p.shape().str(), "; hint: make it an input");
   Tensor y;
   {
     NoGradGuard guard;
@@ -245,7 +273,7 @@ Variable checkpoint(const std::function<Variable(std::span<const Variable>)>& fn
     saved.push_back(input.requires_grad() ? Variable::parameter(input.value()) : input.detach());
   return make_node("checkpoint", y, std::span<const Variable>(all),
                    [fn, saved](const Tensor& dy, Gradients& gradients) {
-                     NoHooksGuard no_hooks;
+                     const RecomputeGuard guard;
                      backward(fn(saved), dy);
                      for (size_t i = 0; i < saved.size(); ++i)
                        if (saved[i].requires_grad())

@@ -56,6 +56,8 @@ class Variable {
   friend Variable make_node(const char*, Tensor, std::initializer_list<Variable>, BackwardFn);
   friend Variable make_node(const char*, Tensor, std::span<const Variable>, BackwardFn);
   friend void backward(const Variable&, const Tensor&);
+  friend Variable checkpoint(const std::function<Variable(std::span<const Variable>)>&,
+                             std::span<const Variable>, std::span<const Variable>);
   Tensor value_;
   std::shared_ptr<TapeNode> node_;
 };
@@ -69,15 +71,20 @@ class Gradients {
  public:
   explicit Gradients(std::span<const std::shared_ptr<TapeNode>> inputs) : inputs_(inputs) {}
   bool needed(int i) const;
-  // The buffer to write and how. Asking counts as writing: the next contribution to the same
-  // variable accumulates.
+  // The buffer to write and how; ask once for each input. Slots never overlap, also where one
+  // variable is several inputs, so an op may write them in any order or at the same time.
   GradSlot slot(int i);
-  // Contributes `gradient` as it is, without a copy where it is the first contribution. The caller
-  // must not write it afterwards.
+  // Contributes `gradient` as it is, without a copy where it is the first contribution: it is
+  // handed over, later contributions may be added to it in place.
   void pass(int i, const Tensor& gradient);
 
  private:
+  friend void backward(const Variable&, const Tensor&);
+  bool repeated(int i) const;
+  void finish();
+
   std::span<const std::shared_ptr<TapeNode>> inputs_;
+  std::vector<std::pair<int, Tensor>> separate_;  // slots of variables that are several inputs
 };
 
 // The extension point: an op is a forward, and a call of make_node() with its backward. `y` becomes
@@ -106,8 +113,8 @@ class NoGradGuard {
 bool grad_enabled();
 
 // Recompute checkpoint (Chen et al. 2016): runs fn(inputs) without a tape and runs it again inside
-// the backward. `parameters`: the leaves that fn uses besides its inputs, so that their hooks fire
-// at the right time. fn must be deterministic.
+// the backward. `parameters`: all leaves that fn uses besides its inputs, so that their hooks fire
+// at the right time; any other differentiable value must be an input. fn must be deterministic.
 Variable checkpoint(const std::function<Variable(std::span<const Variable>)>& fn,
                     std::span<const Variable> inputs, std::span<const Variable> parameters);
 

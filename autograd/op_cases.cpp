@@ -1,0 +1,405 @@
+// Rows are grouped as the ops are in autograd/ops_*.cpp. Sizes are small, odd or 1 on purpose: they
+// meet the tails of every kernel, and a difference costs hundreds of forwards.
+#include "autograd/op_cases.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "autograd/ops.h"
+#include "core/rng.h"
+#include "kernels/rope.h"
+
+namespace cohort {
+namespace {
+
+using kernels::Transpose;
+using Inputs = std::span<const Variable>;
+using Fn = std::function<Variable(Inputs)>;
+
+enum class Domain { kReal, kPositive, kNonZero };
+struct InputSpec {
+  Shape shape;
+  Domain domain = Domain::kReal;
+};
+
+// Standard normal values; at least 0.25 away from zero where the domain excludes it, which is far
+// enough for the steps of a difference.
+Tensor draw(const InputSpec& spec, uint64_t seed, uint64_t stream) {
+  Rng rng(seed, rng_stream(RngPurpose::kTest, 3, stream));
+  std::vector<double> values(static_cast<size_t>(spec.shape.numel()));
+  for (double& v : values) {
+    v = rng.normal();
+    if (spec.domain == Domain::kReal) continue;
+    const double size = 0.25 + std::abs(v);
+    v = spec.domain == Domain::kPositive ? size : std::copysign(size, v);
+  }
+  return Tensor::from(values, spec.shape);
+}
+
+std::function<std::vector<Tensor>(uint64_t)> inputs(std::vector<InputSpec> specs) {
+  return [specs = std::move(specs)](uint64_t seed) {
+    std::vector<Tensor> out;
+    for (size_t i = 0; i < specs.size(); ++i) out.push_back(draw(specs[i], seed, i));
+    return out;
+  };
+}
+
+// A constant of an op, in the dtype of `like`.
+Tensor constant(const InputSpec& spec, const Variable& like) {
+  return draw(spec, 99, 99).to(like.value().dtype());
+}
+Tensor constant(const std::vector<double>& values, const Variable& like) {
+  return Tensor::from(values).to(like.value().dtype());
+}
+
+Tensor ids(std::vector<int32_t> values) {
+  return Tensor::from(values);
+}
+
+using Table = std::vector<OpCase>;
+
+// An op that is not listed is smooth everywhere.
+Domain unary_domain(const std::string& op) {
+  if (op == "log" || op == "sqrt") return Domain::kPositive;
+  return op == "relu" ? Domain::kNonZero : Domain::kReal;
+}
+Domain second_domain(const std::string& op) {
+  return op == "div" ? Domain::kNonZero : Domain::kReal;
+}
+
+void add_unary(Table& table, const std::string& op, Variable (*fn)(const Variable&)) {
+  for (const Shape& shape : {Shape{1}, Shape{3, 1}, Shape{2, 3, 7}, Shape{67}})
+    table.push_back({op, shape.str(), inputs({{shape, unary_domain(op)}}),
+                     [fn](Inputs in) { return fn(in[0]); }});
+}
+
+void add_binary(Table& table, const std::string& op,
+                Variable (*fn)(const Variable&, const Variable&)) {
+  const Domain domain = second_domain(op);
+  for (const Shape& shape : {Shape{1}, Shape{3, 1}, Shape{2, 3, 7}, Shape{67}})
+    table.push_back({op, shape.str(), inputs({{shape}, {shape, domain}}),
+                     [fn](Inputs in) { return fn(in[0], in[1]); }});
+  // Both contributions meet in one gradient, with a third from the outer sum.
+  table.push_back({op, "one variable as both operands", inputs({{{5, 3}, domain}}),
+                   [fn](Inputs in) { return add(fn(in[0], in[0]), in[0]); }});
+  table.push_back({op, "a constant second operand", inputs({{{5, 3}}}), [fn, domain](Inputs in) {
+                     return fn(in[0], Variable(constant({{5, 3}, domain}, in[0])));
+                   }});
+}
+
+void add_elementwise(Table& table) {
+#define COHORT_ADD_UNARY(Op, name) add_unary(table, #name, cohort::name);
+#define COHORT_ADD_BINARY(Op, name) add_binary(table, #name, cohort::name);
+  COHORT_UNARY_OPS(COHORT_ADD_UNARY)
+  COHORT_BINARY_OPS(COHORT_ADD_BINARY)
+#undef COHORT_ADD_UNARY
+#undef COHORT_ADD_BINARY
+}
+
+void add_reductions_and_views(Table& table) {
+  table.push_back(
+      {"scale", "by -1.75", inputs({{{5, 13}}}), [](Inputs in) { return scale(in[0], -1.75); }});
+  for (const Shape& shape : {Shape{1}, Shape{5, 13}}) {
+    table.push_back({"sum", shape.str(), inputs({{shape}}), [](Inputs in) { return sum(in[0]); }});
+    table.push_back(
+        {"mean", shape.str(), inputs({{shape}}), [](Inputs in) { return mean(in[0]); }});
+    table.push_back({"weighted_sum", shape.str(), inputs({{shape}}),
+                     [shape](Inputs in) { return weighted_sum(in[0], constant({shape}, in[0])); }});
+  }
+  table.push_back({"reshape", "[6, 4] to [2, 3, 4]", inputs({{{6, 4}}}), [](Inputs in) {
+                     return reshape(square(in[0]), {2, 3, 4});
+                   }});
+  table.push_back({"reshape", "of a parameter, twice", inputs({{{6, 4}}}), [](Inputs in) {
+                     return mul(reshape(in[0], {24}), reshape(scale(in[0], 2), {24}));
+                   }});
+  table.push_back({"select", "two overlapping rows", inputs({{{4, 3, 2}}}), [](Inputs in) {
+                     const Variable x = square(in[0]);
+                     return add(mul(select(x, 1), select(x, 3)), select(x, 1));
+                   }});
+  table.push_back(
+      {"select", "the only row", inputs({{{1, 5}}}), [](Inputs in) { return select(in[0], 0); }});
+}
+
+void add_products(Table& table) {
+  struct Size {
+    int64_t m, n, k;
+  };
+  for (const Transpose ta : {Transpose::kNo, Transpose::kYes})
+    for (const Transpose tb : {Transpose::kNo, Transpose::kYes})
+      for (const auto& [m, n, k] : {Size{1, 1, 1}, Size{5, 7, 3}, Size{19, 2, 33}}) {
+        const bool a = ta == Transpose::kYes, b = tb == Transpose::kYes;
+        const Shape sa = a ? Shape{k, m} : Shape{m, k}, sb = b ? Shape{n, k} : Shape{k, n};
+        table.push_back({"matmul", str(sa.str(), a ? "^T " : " ", sb.str(), b ? "^T" : ""),
+                         inputs({{sa}, {sb}}),
+                         [ta, tb](Inputs in) { return matmul(in[0], in[1], ta, tb); }});
+      }
+  table.push_back({"matmul", "x x^T", inputs({{{4, 6}}}), [](Inputs in) {
+                     const Variable x = square(in[0]);
+                     return matmul(x, x, Transpose::kNo, Transpose::kYes);
+                   }});
+  for (const Shape& x : {Shape{1, 1}, Shape{5, 7}, Shape{2, 3, 4}, Shape{7}, Shape{37, 18}}) {
+    const int64_t k = x[-1], n = k == 1 ? 1 : 6;
+    table.push_back({"linear", x.str() + " with bias", inputs({{x}, {{n, k}}, {{n}}}),
+                     [](Inputs in) { return linear(in[0], in[1], in[2]); }});
+    table.push_back({"linear", x.str() + " without bias", inputs({{x}, {{n, k}}}),
+                     [](Inputs in) { return linear(in[0], in[1]); }});
+  }
+  table.push_back({"embedding", "repeated and unused rows", inputs({{{6, 5}}}), [](Inputs in) {
+                     return embedding(in[0], ids({4, 0, 4, 2, 4, 0, 1}));
+                   }});
+  table.push_back({"embedding", "one row", inputs({{{1, 1}}}),
+                   [](Inputs in) { return embedding(in[0], ids({0})); }});
+}
+
+void add_row_ops(Table& table) {
+  // A row of one element is all scale: a large epsilon leaves it a gradient.
+  for (const auto& [shape, eps] :
+       {std::pair{Shape{3, 1}, 0.5}, std::pair{Shape{5, 7}, 1e-5}, std::pair{Shape{2, 3, 10}, 1e-5},
+        std::pair{Shape{19, 33}, 1e-3}}) {
+    const int64_t c = shape[-1];
+    table.push_back({"rms_norm", shape.str(), inputs({{shape}, {{c}}}),
+                     [eps = eps](Inputs in) { return rms_norm(in[0], in[1], eps); }});
+    table.push_back({"layer_norm", shape.str() + " with bias", inputs({{shape}, {{c}}, {{c}}}),
+                     [eps = eps](Inputs in) { return layer_norm(in[0], in[1], in[2], eps); }});
+    table.push_back({"layer_norm", shape.str() + " without bias", inputs({{shape}, {{c}}}),
+                     [eps = eps](Inputs in) { return layer_norm(in[0], in[1], {}, eps); }});
+    table.push_back(
+        {"softmax", shape.str(), inputs({{shape}}), [](Inputs in) { return softmax(in[0]); }});
+  }
+}
+
+void add_rope(Table& table) {
+  struct Size {
+    int64_t heads, dim;
+    std::vector<int32_t> positions;
+  };
+  for (const Size& size : {Size{1, 2, {3}}, Size{2, 6, {0, 1, 2, 0, 9}}, Size{3, 10, {5, 5, 8}}}) {
+    const Shape shape{static_cast<int64_t>(size.positions.size()), size.heads, size.dim};
+    table.push_back({"rope", shape.str(), inputs({{shape}}), [size](Inputs in) {
+                       const Tensor angles =
+                           kernels::rope_table(10, size.dim, 100, in[0].value().dtype());
+                       return rope(in[0], Tensor::from(size.positions), angles);
+                     }});
+  }
+}
+
+kernels::DropoutSpec dropout_spec(int64_t tokens, double p, kernels::DropoutSite site) {
+  std::vector<int64_t> sequences;
+  std::vector<int32_t> positions;
+  for (int64_t t = 0; t < tokens; ++t) {
+    sequences.push_back(7 + t / 4);
+    positions.push_back(static_cast<int32_t>(t % 4));
+  }
+  return {.p = p,
+          .seed = 5,
+          .step = 3,
+          .layer = 1,
+          .site = site,
+          .sequences = Tensor::from(sequences),
+          .positions = Tensor::from(positions)};
+}
+
+void add_attention(Table& table) {
+  struct Row {
+    const char* variant;
+    int64_t heads, kv_heads, dim;
+    std::vector<int32_t> starts;
+    kernels::AttentionDesc desc;
+    double dropout = 0;
+  };
+  const kernels::AttentionDesc causal, full{.mask = kernels::Mask::kFull};
+  const std::vector<Row> rows = {
+      {"one token", 1, 1, 1, {0, 1}, causal},
+      {"causal, lengths 5 1 0 9", 2, 2, 4, {0, 5, 6, 6, 15}, causal},
+      {"4 heads on 2, head dim 5", 4, 2, 5, {0, 3, 9}, causal},
+      {"full, 3 heads on 1", 3, 1, 4, {0, 4, 5, 11}, full},
+      {"scale 0.3", 1, 1, 8, {0, 7}, {.scale = 0.3}},
+      {"across a tile of 128 keys", 1, 1, 3, {0, 131}, causal},
+      {"across a tile of 64 keys, head dim 130", 1, 1, 130, {0, 67}, causal},
+      {"dropout", 2, 1, 4, {0, 4, 8, 12}, causal, 0.3},
+      {"full with dropout", 2, 2, 3, {0, 4, 8}, full, 0.5},
+  };
+  for (const Row& row : rows) {
+    const int64_t tokens = row.starts.back();
+    const Shape q{tokens, row.heads, row.dim}, k{tokens, row.kv_heads, row.dim};
+    kernels::AttentionDesc desc = row.desc;
+    if (row.dropout > 0)
+      desc.dropout = dropout_spec(tokens, row.dropout, kernels::DropoutSite::kAttention);
+    table.push_back({"attention", row.variant, inputs({{q}, {k}, {k}}),
+                     [desc, starts = Tensor::from(row.starts)](Inputs in) {
+                       return attention(in[0], in[1], in[2], starts, desc);
+                     }});
+  }
+  table.push_back({"attention", "one variable as q, k and v", inputs({{{6, 2, 3}}}), [](Inputs in) {
+                     const Variable x = scale(in[0], 1.5);
+                     return attention(x, x, x, ids({0, 2, 6}), {});
+                   }});
+  for (const Shape& shape : {Shape{1, 1}, Shape{9, 7}, Shape{6, 33}})
+    table.push_back({"dropout", shape.str(), inputs({{shape}}), [shape](Inputs in) {
+                       return dropout(in[0],
+                                      dropout_spec(shape[0], 0.4, kernels::DropoutSite::kMlpOut));
+                     }});
+}
+
+void add_head(Table& table) {
+  const Tensor targets = ids({2, -1, 0, 8, 8, -1, 5});
+  const std::vector<InputSpec> specs = {{{7, 6}}, {{9, 6}}};
+  struct Row {
+    const char* variant;
+    double weight_logprob, weight_entropy;  // 0: this output is not used
+    kernels::HeadDesc desc;
+  };
+  for (const Row& row : {Row{"log-prob", 1, 0, {}}, Row{"entropy", 0, 1, {}},
+                         Row{"both, temperature 0.7", 1, -0.6, {.temperature = 0.7}},
+                         Row{"both, chunks of 2 tokens", 0.5, 1, {.chunk_tokens = 2}}})
+    table.push_back(
+        {"token_log_probs", row.variant, inputs(specs), [row, targets](Inputs in) {
+           const auto [logprob, entropy] = token_log_probs(in[0], in[1], targets, row.desc);
+           if (row.weight_entropy == 0) return logprob;
+           if (row.weight_logprob == 0) return entropy;
+           return add(scale(logprob, row.weight_logprob), scale(entropy, row.weight_entropy));
+         }});
+  table.push_back(
+      {"token_log_probs", "one token, two words", inputs({{{1, 3}}, {{2, 3}}}), [](Inputs in) {
+         const auto [logprob, entropy] = token_log_probs(in[0], in[1], ids({1}));
+         return add(logprob, entropy);
+       }});
+  table.push_back(
+      {"cross_entropy", "weights and skipped targets", inputs(specs), [targets](Inputs in) {
+         const Tensor weights = constant({{7}, Domain::kPositive}, in[0]);
+         return cross_entropy(in[0], in[1], targets, weights, {.chunk_tokens = 3});
+       }});
+  table.push_back(
+      {"cross_entropy", "the table as input and head", inputs({{{9, 6}}}), [targets](Inputs in) {
+         const Variable x = embedding(in[0], ids({1, 0, 8, 3, 3, 2, 7}));
+         const Tensor weights = constant({{7}, Domain::kPositive}, in[0]);
+         return cross_entropy(x, in[0], targets, weights);
+       }});
+}
+
+// Log-ratios in every region of the clipped surrogate, at least 0.05 from the kinks log 0.8,
+// log 1.2 and log 1.28, for each sign of the advantage.
+struct PolicyTokens {
+  std::vector<double> logprob, old_logprob, ref_logprob, advantage, weight;
+  void add(double ratio_log, double ref_log, double a, double w) {
+    const double lp = -0.2 - 0.13 * static_cast<double>(logprob.size());
+    logprob.push_back(lp);
+    old_logprob.push_back(lp - ratio_log);
+    ref_logprob.push_back(lp + ref_log);
+    advantage.push_back(a);
+    weight.push_back(w);
+  }
+};
+
+PolicyTokens policy_tokens() {
+  PolicyTokens tokens;
+  const double ref_logs[] = {0.0, 0.4, -0.7};
+  for (const double ratio_log : {-0.9, -0.3, -0.15, 0.0, 0.1, 0.3, 1.1})
+    for (const double a : {1.3, -0.7, 0.0}) {
+      const size_t i = tokens.weight.size();
+      tokens.add(ratio_log, ref_logs[i % 3], a, 0.2 + 0.1 * static_cast<double>(i));
+    }
+  // Beyond the clamp of the log-ratio, e^20 with a weight to match: no gradient is left.
+  tokens.add(25, 0.1, -1, 1e-9);
+  tokens.add(-25, -30, 1, 1);
+  // A token outside the loss may hold anything.
+  tokens.add(std::numeric_limits<double>::quiet_NaN(), 0.5, 3, 0);
+  return tokens;
+}
+
+void add_policy_loss(Table& table) {
+  struct Row {
+    const char* variant;
+    kernels::PolicyLossDesc desc;
+    bool reference;
+  };
+  for (const Row& row :
+       {Row{"symmetric clip", {}, false},
+        Row{"asymmetric clip", {.epsilon_low = 0.2, .epsilon_high = 0.28}, false},
+        Row{"clip and KL", {.epsilon_low = 0.2, .epsilon_high = 0.28, .beta = 0.04}, true},
+        Row{"mostly KL", {.beta = 2}, true}}) {
+    const auto near = [](uint64_t seed) {
+      const PolicyTokens tokens = policy_tokens();
+      std::vector<double> values = tokens.logprob;
+      Rng rng(seed, rng_stream(RngPurpose::kTest, 4));
+      for (double& v : values) v += 0.005 * (2 * rng.uniform() - 1);
+      return std::vector<Tensor>{Tensor::from(values)};
+    };
+    table.push_back({"policy_loss", row.variant, near, [row](Inputs in) {
+                       const PolicyTokens t = policy_tokens();
+                       PolicyLossInputs constants{constant(t.old_logprob, in[0]),
+                                                  {},
+                                                  constant(t.advantage, in[0]),
+                                                  constant(t.weight, in[0])};
+                       if (row.reference) constants.ref_logprob = constant(t.ref_logprob, in[0]);
+                       kernels::PolicyLossStats stats;
+                       return policy_loss(in[0], constants, row.desc, stats);
+                     }});
+  }
+}
+
+// A feed-forward block with a residual: every parameter enters as an input.
+Variable mlp_block(const Variable& x, Inputs w) {
+  const Variable h = rms_norm(x, w[0], 1e-5);
+  return add(x, linear(swiglu(linear(h, w[1]), linear(h, w[2], w[3])), w[4]));
+}
+
+Variable attention_block(const Variable& x, Inputs w) {
+  const int64_t tokens = x.value().dim(0);
+  const Tensor positions = ids({0, 1, 2, 0, 1, 2, 3});
+  const Tensor angles = kernels::rope_table(4, 4, 100, x.value().dtype());
+  const Variable h = layer_norm(x, w[0], w[1], 1e-5);
+  const Variable q = rope(reshape(linear(h, w[2]), {tokens, 2, 4}), positions, angles);
+  const Variable k = rope(reshape(linear(h, w[3]), {tokens, 1, 4}), positions, angles);
+  const Variable v = reshape(linear(h, w[4]), {tokens, 1, 4});
+  const Variable o = attention(q, k, v, ids({0, 3, 7}), {});
+  return add(x, linear(reshape(o, {tokens, 8}), w[5]));
+}
+
+void add_composites(Table& table) {
+  const Shape x{7, 6};
+  const std::vector<InputSpec> mlp = {{x}, {{6}}, {{9, 6}}, {{9, 6}}, {{9}}, {{6, 9}}};
+  table.push_back({"composite", "residual MLP block", inputs(mlp),
+                   [](Inputs in) { return mlp_block(in[0], in.subspan(1)); }});
+  table.push_back({"checkpoint", "residual MLP block", inputs(mlp), [](Inputs in) {
+                     return checkpoint([](Inputs x) { return mlp_block(x[0], x.subspan(1)); }, in,
+                                       {});
+                   }});
+  table.push_back({"checkpoint", "inside a checkpoint, used before and after", inputs({{{3, 4}}}),
+                   [](Inputs in) {
+                     const Fn inner = [](Inputs x) { return mul(tanh(x[0]), x[0]); };
+                     const Fn outer = [inner](Inputs x) {
+                       const Variable y = square(x[0]);
+                       return add(checkpoint(inner, {&y, 1}, {}), x[0]);
+                     };
+                     const Variable y = exp(in[0]);
+                     return mul(checkpoint(outer, {&y, 1}, {}), in[0]);
+                   }});
+  table.push_back({"composite", "residual attention block",
+                   inputs({{x}, {{6}}, {{6}}, {{8, 6}}, {{4, 6}}, {{4, 6}}, {{6, 8}}}),
+                   [](Inputs in) { return attention_block(in[0], in.subspan(1)); }});
+}
+
+}  // namespace
+
+std::vector<OpCase> op_cases() {
+  Table table;
+  add_elementwise(table);
+  add_reductions_and_views(table);
+  add_products(table);
+  add_row_ops(table);
+  add_rope(table);
+  add_attention(table);
+  add_head(table);
+  add_policy_loss(table);
+  add_composites(table);
+  return table;
+}
+
+GradcheckResult run_op_case(const OpCase& test) {
+  return gradcheck(test.fn, test.inputs(0));
+}
+
+}  // namespace cohort
