@@ -37,9 +37,11 @@ std::unique_ptr<ExampleSet> make_example_set(std::vector<Example> examples);
 
 // ---- Generated tasks ---------------------------------------------------------------------------
 
-// Sizes a task understands (digits, string length, bits, numbers); see each task's `what`.
+// Sizes a task understands (digits, string length, bits, numbers) and, for tasks with worked steps,
+// the share of solutions that show them; see each task's `what`.
 struct TaskConfig {
   int64_t min_size = 2, max_size = 4;
+  double worked_share = 1;
   void visit(ConfigVisitor& v);
 };
 

@@ -69,7 +69,7 @@ class Search {
     pcre2_set_heap_limit(context_.get(), kMaxHeapKiB);
   }
 
-  // True for a match at or after `start`; every error is no match.
+  // Looks for a match at or after `start`.
   bool match(size_t start, uint32_t options) {
     // The first call has checked the whole text.
     const uint32_t checked = checked_ ? PCRE2_NO_UTF_CHECK : 0;
@@ -77,8 +77,11 @@ class Search {
     const int rc = pcre2_match(code_, reinterpret_cast<PCRE2_SPTR>(text_.data()), text_.size(),
                                start, options | checked, data_.get(), context_.get());
     checked_ = true;
+    failed_ = rc < 0 && rc != PCRE2_ERROR_NOMATCH;
     return rc > 0;
   }
+  // The last search ended at a limit or at invalid text: what lies behind is unknown.
+  bool failed() const { return failed_; }
   size_t begin() const { return pcre2_get_ovector_pointer(data_.get())[0]; }
   size_t end() const { return pcre2_get_ovector_pointer(data_.get())[1]; }
 
@@ -97,7 +100,7 @@ class Search {
   MatchData data_;
   MatchContext context_;
   Budget budget_;
-  bool checked_ = false;
+  bool checked_ = false, failed_ = false;
 };
 
 }  // namespace
@@ -139,6 +142,7 @@ std::optional<std::vector<std::string>> Regex::find_last(std::string_view text) 
     options = search.begin() == search.end() ? PCRE2_NOTEMPTY_ATSTART : 0;
     start = search.end();
   }
+  if (search.failed()) return {};
   return last;
 }
 

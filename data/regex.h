@@ -1,4 +1,5 @@
 // Regular expressions (PCRE2, UTF-8) with bounded work: a hostile completion cannot hang a reward.
+// \w, \d and \s mean ASCII characters, unless the pattern begins with (*UCP).
 #pragma once
 
 #include <memory>
@@ -20,7 +21,8 @@ class Regex {
   // True if the whole text matches. Invalid UTF-8 and texts that exceed the match limits do not
   // match.
   bool full_match(std::string_view text) const;
-  // Capture groups of the first (or last) match: [0] is the whole match; an unset group is "".
+  // Capture groups of the first (or last) match: [0] is the whole match; an unset group is "". The
+  // last of the matches that are found from left to right, without overlaps.
   std::optional<std::vector<std::string>> find_first(std::string_view text) const;
   std::optional<std::vector<std::string>> find_last(std::string_view text) const;
 

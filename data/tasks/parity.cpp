@@ -1,5 +1,8 @@
 // Parity with worked steps: "10110=" wants "11011:1", the parity of each prefix, then a colon and
-// the parity of all bits. Only what follows the last colon is graded: the steps are the model's.
+// the parity of all bits. Only what follows the last colon is graded: the steps are the model's. A
+// solution without steps is ":1", which a small model can only guess: with a worked_share below 1,
+// supervised training teaches both habits and leaves it to reinforcement learning to find out which
+// one pays (the setting of Tsilivis et al. 2025).
 #include "data/tasks/tasks.h"
 
 namespace cohort {
@@ -16,6 +19,7 @@ Example generate(Rng& rng, const TaskConfig& config) {
     steps += static_cast<char>('0' + parity);
   }
   const std::string answer = std::to_string(parity);
+  if (rng.uniform() >= config.worked_share) steps.clear();
   return {.prompt = bits + "=",
           .answer = answer,
           .solution = steps + ":" + answer,
@@ -31,7 +35,9 @@ double check(const Example& example, std::string_view completion) {
 
 const Task kParityTask = {
     .name = "parity",
-    .what = "\"10110=\" wants \"11011:1\", prefix parities then the answer; size: bits",
+    .what =
+        "\"10110=\" wants \"11011:1\", prefix parities then the answer (\":1\" without steps); "
+        "size: bits",
     .alphabet = "01=:",
     .min_size = 1,
     .max_size = 256,

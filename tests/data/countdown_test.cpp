@@ -33,8 +33,9 @@ TEST(Countdown, DivisionIsExact) {
   EXPECT_TRUE(solved({51, 33, 75, 48}, 64, "(75-(33/(51-48)))"));
   EXPECT_TRUE(solved({3, 3, 7, 7}, 24, "7*(3+3/7)"));
   EXPECT_FALSE(solved({7, 2}, 3, "7/2"));
-  EXPECT_TRUE(solved({3, 5, 4}, -2, "(3-5)/4*4") == false);  // 4 used twice
-  EXPECT_TRUE(solved({3, 5, 4, 4}, -2, "4/(4/(3-5))"));      // negative divisor
+  EXPECT_FALSE(solved({7, 2}, 7, "7/2"));
+  EXPECT_FALSE(solved({3, 5, 4}, -2, "(3-5)/4*4"));      // 4 used twice
+  EXPECT_TRUE(solved({3, 5, 4, 4}, -2, "4/(4/(3-5))"));  // negative divisor
 }
 
 TEST(Countdown, UsesEveryNumberExactlyOnce) {
@@ -87,6 +88,8 @@ TEST(Countdown, RejectsHostileAndMalformedText) {
   EXPECT_TRUE(solved(numbers, 3, "1+2"));
   EXPECT_FALSE(solved(numbers, 3, std::string_view("1+2\0", 4)));
   EXPECT_FALSE(solved({0, 0, 1}, 1, "0/0+1"));
+  EXPECT_FALSE(solved({-1, 4}, 3, "-1+4"));
+  EXPECT_FALSE(solved({1, -2}, 3, "1--2"));
 }
 
 TEST(Countdown, LimitsDepthAndLength) {
