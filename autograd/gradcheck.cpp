@@ -122,7 +122,7 @@ GradcheckResult gradcheck(const Fn& fn, const std::vector<Tensor>& inputs,
 
   for (int64_t d = 0; d < options.directions; ++d) {
     std::vector<std::vector<double>> direction, start;
-    double analytic = 0, scale = 0;
+    double analytic = 0, scale = 0, length = 0;
     for (size_t i = 0; i < inputs.size(); ++i) {
       direction.push_back(random_values(inputs[i].numel(), options.seed,
                                         1000 + 100 * static_cast<uint64_t>(d) + i));
@@ -130,10 +130,13 @@ GradcheckResult gradcheck(const Fn& fn, const std::vector<Tensor>& inputs,
       for (size_t e = 0; e < direction[i].size(); ++e) {
         analytic += direction[i][e] * gradients[i][e];
         scale += std::abs(direction[i][e] * gradients[i][e]);
+        length = std::hypot(length, direction[i][e]);
       }
     }
+    // The displacement stays small however many elements move.
+    const double step = options.step / std::max(4.0, length / 2);
     bool moved = false;
-    const double numeric = subject.difference(options.step / 4, [&](double t) {
+    const double numeric = subject.difference(step, [&](double t) {
       moved = !moved;
       for (size_t i = 0; i < inputs.size(); ++i) {
         double* values = subject.values()[i].data<double>();

@@ -1,0 +1,230 @@
+// The cached forward gives the bits of the packed one, however a sequence is cut into prefill and
+// decode steps and whoever else is in the batch. This is what makes a sampled log-prob equal the
+// trainer's.
+#include "core/rng.h"
+#include "tests/nn/models.h"
+
+namespace cohort {
+namespace {
+
+using test::bit_equal;
+using test::rows_of;
+
+KVCacheConfig cache_config(const ModelConfig& c, int64_t sequences, int64_t block_tokens) {
+  return {.num_layers = c.num_layers,
+          .num_kv_heads = c.num_kv_heads,
+          .head_dim = c.head_dim,
+          .num_sequences = sequences,
+          .max_length = c.context,
+          .block_tokens = block_tokens};
+}
+
+// Feeds sequences to a cache in random portions and keeps each hidden row.
+class RandomServer {
+ public:
+  RandomServer(const Transformer& model, const std::vector<TokenSequence>& sequences,
+               int64_t block_tokens, uint64_t seed)
+      : model_(model),
+        cache_(cache_config(model.config(), static_cast<int64_t>(sequences.size()), block_tokens),
+               model.dtype()),
+        rng_(seed, rng_stream(RngPurpose::kTest, 30)) {
+    // Rows that other sequences have used: their blocks are out of order and full of old keys.
+    std::vector<int32_t> rows;
+    for (size_t i = 0; i < sequences.size(); ++i) rows.push_back(cache_.acquire());
+    for (const int32_t row : rows) cache_.reserve(row, rng_.between(1, model.config().context));
+    while (!rows.empty()) {
+      const auto pick = static_cast<size_t>(rng_.below(static_cast<int64_t>(rows.size())));
+      cache_.release(rows[pick]);
+      rows.erase(rows.begin() + static_cast<std::ptrdiff_t>(pick));
+    }
+    for (const TokenSequence& s : sequences)
+      users_.push_back(
+          {&s, cache_.acquire(), 0,
+           Tensor::empty({static_cast<int64_t>(s.tokens.size()) - 1, model.config().d_model},
+                         model.dtype())});
+  }
+
+  // Hidden rows of each sequence.
+  std::vector<Tensor> run() {
+    while (step()) {
+    }
+    std::vector<Tensor> out;
+    for (const User& user : users_) out.push_back(user.hidden);
+    return out;
+  }
+
+ private:
+  struct User {
+    const TokenSequence* sequence;
+    int32_t row;
+    int64_t done;
+    Tensor hidden;
+    int64_t left() const { return hidden.dim(0) - done; }
+  };
+
+  // One call: some of the sequences take part, in random order, each with the next few of its
+  // tokens: often one (decode), sometimes many (prefill).
+  bool step() {
+    std::vector<User*> order;
+    for (User& user : users_)
+      if (user.left() > 0) order.push_back(&user);
+    if (order.empty()) return false;
+    for (size_t i = order.size(); i > 1; --i)
+      std::swap(order[i - 1], order[static_cast<size_t>(rng_.below(static_cast<int64_t>(i)))]);
+    order.resize(static_cast<size_t>(rng_.between(1, static_cast<int64_t>(order.size()))));
+    std::vector<int32_t> tokens, rows, positions;
+    std::vector<std::pair<User*, int64_t>> owners;
+    for (User* user : order) {
+      const int64_t n =
+          rng_.below(3) == 0 ? rng_.between(1, user->left()) : std::min<int64_t>(2, user->left());
+      cache_.reserve(user->row, user->done + n);
+      for (int64_t i = 0; i < n; ++i, ++user->done) {
+        tokens.push_back(user->sequence->tokens[static_cast<size_t>(user->done)]);
+        rows.push_back(user->row);
+        positions.push_back(static_cast<int32_t>(user->done));
+        owners.emplace_back(user, user->done);
+      }
+    }
+    const Tensor hidden = model_.forward_cached(Tensor::from(tokens), Tensor::from(rows),
+                                                Tensor::from(positions), cache_);
+    for (size_t i = 0; i < owners.size(); ++i) {
+      Tensor row = owners[i].first->hidden.select(0, owners[i].second);
+      row.copy_(hidden.select(0, static_cast<int64_t>(i)));
+    }
+    return true;
+  }
+
+  const Transformer& model_;
+  KVCache cache_;
+  Rng rng_;
+  std::vector<User> users_;
+};
+
+}  // namespace
+
+TEST(ForwardCached, GivesThePackedForwardsBits) {
+  uint64_t seed = 1;
+  for (const auto& [name, config] : test::model_cases())
+    for (const DType dtype : {DType::kF32, DType::kF64}) {
+      const Transformer model(config, dtype, 1);
+      const auto sequences = test::random_sequences({1, 7, 131, 20, 64, 3}, config.vocab_size, 2);
+      const NoGradGuard no_grad;
+      const Tensor packed = model.forward(pack(sequences)).value();
+      for (const int threads : {1, 2, 3}) {
+        const test::ThreadsGuard guard(threads);
+        const int64_t block_tokens = std::vector<int64_t>{1, 5, 16, 64}[seed % 4];
+        const auto cached = RandomServer(model, sequences, block_tokens, ++seed).run();
+        int64_t begin = 0;
+        for (const Tensor& hidden : cached) {
+          EXPECT_TRUE(bit_equal(hidden, rows_of(packed, begin, hidden.dim(0))))
+              << name << ", " << dtype_name(dtype) << ", blocks of " << block_tokens << ", "
+              << threads << " threads, length " << hidden.dim(0);
+          begin += hidden.dim(0);
+        }
+      }
+    }
+}
+
+TEST(ForwardCached, LogProbsOfCachedRowsEqualTheTrainers) {
+  const ModelConfig config = test::model_config("llama");
+  const Transformer model(config, DType::kF32, 1);
+  auto sequences = test::random_sequences({13, 40, 6}, config.vocab_size, 2);
+  for (TokenSequence& s : sequences) s.learn.assign(s.tokens.size(), 1);
+  const PackedBatch batch = pack(sequences);
+  const kernels::HeadDesc head{.temperature = 0.8};
+  const Tensor trained =
+      token_log_probs(model.forward(batch), model.head(), batch.targets, head).logprob.value();
+  const auto cached = RandomServer(model, sequences, 16, 3).run();
+  int64_t t = 0;
+  for (const Tensor& hidden : cached)
+    for (int64_t i = 0; i < hidden.dim(0); ++i, ++t) {
+      const NoGradGuard no_grad;
+      const Tensor sampled = token_log_probs(Variable(rows_of(hidden, i, 1)), model.head(),
+                                             rows_of(batch.targets, t, 1), head)
+                                 .logprob.value();
+      EXPECT_TRUE(bit_equal(sampled, rows_of(trained, t, 1))) << t;
+    }
+}
+
+TEST(ForwardCached, LeavesNoTape) {
+  const ModelConfig config = test::model_config("llama");
+  const Transformer model(config, DType::kF32, 1);
+  KVCache cache(cache_config(config, 1, 16), DType::kF32);
+  const int32_t row = cache.acquire();
+  cache.reserve(row, 1);
+  model.forward_cached(Tensor::from(std::vector<int32_t>{3}),
+                       Tensor::from(std::vector<int32_t>{row}),
+                       Tensor::from(std::vector<int32_t>{0}), cache);
+  EXPECT_TRUE(grad_enabled());
+}
+
+TEST(ForwardCached, BadTokensRowsAndPositionsThrow) {
+  const ModelConfig config = test::model_config("gpt2");
+  const Transformer model(config, DType::kF32, 1);
+  KVCache cache(cache_config(config, 2, 16), DType::kF32);
+  const int32_t row = cache.acquire();
+  cache.reserve(row, 16);
+  const auto call = [&](int32_t token, int32_t sequence, int32_t position) {
+    const auto one = [](int32_t v) { return Tensor::from(std::vector<int32_t>{v}); };
+    return model.forward_cached(one(token), one(sequence), one(position), cache);
+  };
+  EXPECT_NO_THROW(call(0, row, 15));
+  EXPECT_THROW(call(31, row, 0), Error);  // vocabulary
+  EXPECT_THROW(call(-1, row, 0), Error);
+  EXPECT_THROW(call(0, 2, 0), Error);        // no such row
+  EXPECT_THROW(call(0, row, 16), Error);     // not reserved
+  EXPECT_THROW(call(0, row, 160), Error);    // context
+  EXPECT_THROW(call(0, 1 - row, 0), Error);  // a row without blocks
+}
+
+TEST(KVCache, RowsAndBlocksAreReused) {
+  KVCache cache({.num_layers = 1,
+                 .num_kv_heads = 1,
+                 .head_dim = 2,
+                 .num_sequences = 3,
+                 .max_length = 10,
+                 .block_tokens = 4},
+                DType::kF32);
+  const auto blocks_of = [&](int32_t row) {
+    return cache.layer(0).block_table.select(0, row).to_vector<int32_t>();
+  };
+  EXPECT_EQ(cache.free_rows(), 3);
+  const int32_t a = cache.acquire(), b = cache.acquire(), c = cache.acquire();
+  EXPECT_EQ((std::vector<int32_t>{a, b, c}), (std::vector<int32_t>{0, 1, 2}));
+  EXPECT_THROW_WITH(cache.acquire(), Error, "all 3 sequences are in use");
+  cache.reserve(a, 1);
+  cache.reserve(b, 5);
+  cache.reserve(a, 4);  // fits the block it has
+  cache.reserve(a, 10);
+  EXPECT_EQ(blocks_of(a), (std::vector<int32_t>{0, 3, 4}));
+  EXPECT_EQ(blocks_of(b), (std::vector<int32_t>{1, 2, -1}));
+  cache.reserve(a, 2);  // never shrinks
+  EXPECT_EQ(blocks_of(a), (std::vector<int32_t>{0, 3, 4}));
+  EXPECT_THROW_WITH(cache.reserve(c, 11), Error, "11 tokens, room for 10");
+  cache.release(a);
+  EXPECT_EQ(blocks_of(a), (std::vector<int32_t>{-1, -1, -1}));
+  EXPECT_EQ(cache.free_rows(), 1);
+  // Every row can still be filled to the end.
+  EXPECT_EQ(cache.acquire(), a);
+  for (const int32_t row : {a, b, c}) cache.reserve(row, 10);
+  std::vector<int32_t> all;
+  for (const int32_t row : {a, b, c})
+    for (const int32_t block : blocks_of(row)) all.push_back(block);
+  std::sort(all.begin(), all.end());
+  EXPECT_EQ(all, (std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 8}));
+}
+
+TEST(KVCache, BytesCountKeysAndValuesOfAllLayers) {
+  const KVCacheConfig config{.num_layers = 2,
+                             .num_kv_heads = 3,
+                             .head_dim = 5,
+                             .num_sequences = 4,
+                             .max_length = 10,
+                             .block_tokens = 4};
+  const int64_t expected = 2 * 2 * (4 * 3 * 4) * 3 * 5 * 8;
+  EXPECT_EQ(KVCache::bytes(config, DType::kF64), expected);
+  KVCache cache(config, DType::kF64);
+  EXPECT_EQ(2 * (cache.layer(0).k.nbytes() + cache.layer(1).v.nbytes()), expected);
+}
+
+}  // namespace cohort

@@ -1,0 +1,128 @@
+// Derived sizes, their errors, parameter counts and the round trip through config.json.
+#include "tests/nn/models.h"
+
+namespace cohort {
+namespace {
+
+// What resolve() says, or "no error".
+std::string resolve_error(void (*change)(ModelConfig&)) {
+  ModelConfig c;
+  change(c);
+  try {
+    c.resolve();
+  } catch (const InputError& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST(ModelConfig, ResolveFillsInWhatIsZero) {
+  ModelConfig c;
+  c.d_model = 100;
+  c.num_heads = 5;
+  c.resolve();
+  EXPECT_EQ(c.num_kv_heads, 5);
+  EXPECT_EQ(c.head_dim, 20);
+  EXPECT_EQ(c.d_ff, 272);  // 8/3 of 100 is 266, rounded up to 16
+  ModelConfig g;
+  g.mlp = MlpType::kGelu;
+  g.resolve();
+  EXPECT_EQ(g.d_ff, 4 * g.d_model);
+  const std::string once = dump_config(c);
+  c.resolve();
+  EXPECT_EQ(dump_config(c), once);
+}
+
+TEST(ModelConfig, ResolveErrorsNameTheKey) {
+  EXPECT_EQ(resolve_error([](ModelConfig& c) { c.num_heads = 3; }),
+            "model.num_heads: 3 does not divide d_model 128; hint: give head_dim");
+  EXPECT_EQ(resolve_error([](ModelConfig& c) { c.num_kv_heads = 3; }),
+            "model.num_kv_heads: 3 does not divide num_heads 4");
+  EXPECT_EQ(resolve_error([](ModelConfig& c) { c.num_kv_heads = 8; }),
+            "model.num_kv_heads: 8 does not divide num_heads 4");
+  EXPECT_EQ(resolve_error([](ModelConfig& c) { c.head_dim = 31; }),
+            "model.head_dim: rotary positions need an even number, got 31");
+  EXPECT_EQ(resolve_error([](ModelConfig& c) {
+              c.head_dim = 31;
+              c.position = PositionType::kLearned;
+            }),
+            "no error");
+}
+
+TEST(ModelConfig, ReadsAndDumpsItsKeys) {
+  ModelConfig c;
+  read_config(c, parse_yaml("d_model: 64\nnorm: layer_norm\nposition: learned\nmlp: gelu_tanh\n"
+                            "recompute: block\nqk_norm: true\n",
+                            "model.yaml"));
+  EXPECT_EQ(c.d_model, 64);
+  EXPECT_EQ(c.norm, NormType::kLayer);
+  EXPECT_EQ(c.position, PositionType::kLearned);
+  EXPECT_EQ(c.mlp, MlpType::kGeluTanh);
+  EXPECT_EQ(c.recompute, Recompute::kBlock);
+  ModelConfig back;
+  read_config(back, parse_yaml(dump_config(c), "dump.yaml"));
+  EXPECT_EQ(dump_config(back), dump_config(c));
+  EXPECT_THROW_WITH(read_config(c, parse_yaml("dropout: 1\n", "model.yaml")), InputError,
+                    "dropout");
+}
+
+TEST(ModelConfig, JsonRoundTripKeepsEverythingAboutTheModel) {
+  for (auto [name, config] : test::model_cases()) {
+    config.dropout = 0.1;
+    config.rope_theta = 12345.678;
+    config.norm_eps = 3e-6;
+    const ModelConfig back =
+        ModelConfig::from_json(parse_json(config.to_json().dump(2), "config.json"));
+    EXPECT_EQ(dump_config(back), dump_config(config)) << name;
+    EXPECT_EQ(back.vocab_size, config.vocab_size);
+    EXPECT_EQ(back.to_json().dump(), config.to_json().dump());
+  }
+}
+
+TEST(ModelConfig, JsonThatCannotBeUsedNamesTheKey) {
+  const Json good = test::model_config("llama").to_json();
+  for (const auto& [key, value] : good.as_object()) {
+    if (key == "model_type") continue;
+    Json bad;
+    for (const auto& [k, v] : good.as_object())
+      if (k != key) bad.set(k, v);
+    EXPECT_THROW_WITH(ModelConfig::from_json(bad), InputError, key);
+  }
+  Json bad = good;
+  bad.set("hidden_act", "relu6");
+  EXPECT_THROW_WITH(ModelConfig::from_json(bad), InputError, "hidden_act: unknown value 'relu6'");
+}
+
+TEST(ModelSize, EqualsTheSumOfTheParameters) {
+  for (const auto& [name, config] : test::model_cases()) {
+    for (const bool bias : {false, true}) {
+      ModelConfig c = config;
+      c.bias = bias;
+      const Transformer model(c, DType::kF32, 1);
+      int64_t all = 0, products = 0;
+      for (const auto& [key, variable, decay] : model.parameters()) {
+        const int64_t n = variable.value().numel();
+        all += n;
+        const bool table = key.find("embed") != std::string::npos;
+        if (variable.shape().rank() == 2 && !table) products += n;
+        EXPECT_EQ(decay, variable.shape().rank() == 2) << key;
+      }
+      if (c.tie_embeddings) products += c.vocab_size * c.d_model;
+      EXPECT_EQ(model_size(c).parameters, all) << name;
+      EXPECT_EQ(model_size(c).matmul_parameters, products) << name;
+    }
+  }
+}
+
+TEST(ModelSize, OperationsPerTokenCountProductsAndCausalAttention) {
+  ModelConfig c = test::model_config("llama");
+  const double products = 6.0 * static_cast<double>(model_size(c).matmul_parameters);
+  EXPECT_EQ(train_flops_per_token(c, 0), products);
+  // Two products (scores and values) of 2 operations per key and dim, three times for forward and
+  // backward, over half the keys: 6 d_attn per layer and token of length.
+  EXPECT_EQ(train_flops_per_token(c, 100) - products, 6.0 * 2 * (4 * 6) * 100);
+}
+
+}  // namespace cohort

@@ -1,0 +1,103 @@
+#include "tests/nn/models.h"
+
+#include "core/rng.h"
+
+namespace cohort::test {
+namespace {
+
+ModelConfig base() {
+  ModelConfig c;
+  c.num_layers = 2;
+  c.d_model = 24;
+  c.num_heads = 4;
+  c.context = 160;
+  c.vocab_size = 31;
+  c.init_std = 0.2;  // large enough that attention is far from uniform
+  return c;
+}
+
+ModelCase make(const char* name, void (*change)(ModelConfig&)) {
+  ModelCase model{name, base()};
+  change(model.config);
+  model.config.resolve();
+  return model;
+}
+
+}  // namespace
+
+std::vector<ModelCase> model_cases() {
+  return {make("llama", [](ModelConfig& c) { c.num_kv_heads = 2; }),
+          make("qwen",
+               [](ModelConfig& c) {
+                 c.num_kv_heads = 1;
+                 c.qk_norm = true;
+                 c.head_dim = 10;
+                 c.tie_embeddings = true;
+               }),
+          make("gpt2",
+               [](ModelConfig& c) {
+                 c.d_model = 21;
+                 c.num_heads = 3;  // head dim 7
+                 c.norm = NormType::kLayer;
+                 c.position = PositionType::kLearned;
+                 c.mlp = MlpType::kGeluTanh;
+                 c.bias = true;
+                 c.tie_embeddings = true;
+               }),
+          make("layer_norm_without_bias",
+               [](ModelConfig& c) {
+                 c.norm = NormType::kLayer;
+                 c.mlp = MlpType::kGelu;
+                 c.head_dim = 2;
+               }),
+          make("learned_one_wide_head",
+               [](ModelConfig& c) {
+                 c.d_model = 16;
+                 c.num_heads = 1;
+                 c.head_dim = 131;  // tiles of 64 keys
+                 c.position = PositionType::kLearned;
+                 c.bias = true;
+               }),
+          make("tiny", [](ModelConfig& c) {
+            c.d_model = 1;
+            c.num_heads = 1;
+            c.head_dim = 2;
+            c.d_ff = 1;
+            c.qk_norm = true;
+          })};
+}
+
+ModelConfig model_config(const std::string& name) {
+  for (const ModelCase& model : model_cases())
+    if (model.name == name) return model.config;
+  throw Error("no model case is called " + name);
+}
+
+std::vector<TokenSequence> random_sequences(const std::vector<int64_t>& lengths, int64_t vocab,
+                                            uint64_t seed, int64_t first_number) {
+  Rng rng(seed, rng_stream(RngPurpose::kTest, 20));
+  std::vector<TokenSequence> sequences;
+  for (const int64_t length : lengths) {
+    TokenSequence s;
+    s.number = first_number + static_cast<int64_t>(sequences.size());
+    for (int64_t i = 0; i <= length; ++i) {
+      s.tokens.push_back(static_cast<int32_t>(rng.below(vocab)));
+      s.learn.push_back(i == length || rng.below(4) > 0);  // the last one, and most others
+    }
+    sequences.push_back(std::move(s));
+  }
+  return sequences;
+}
+
+Tensor rows_of(const Tensor& x, int64_t begin, int64_t length) {
+  return x.narrow(0, begin, length).clone();
+}
+
+Variable mean_loss(const Transformer& model, const PackedBatch& batch,
+                   const ForwardOptions& options) {
+  const Tensor weights =
+      Tensor::full({batch.size()}, 1.0 / static_cast<double>(batch.num_targets), model.dtype());
+  return cross_entropy(model.forward(batch, options), model.head(), batch.targets, weights);
+}
+
+}  // namespace cohort::test

@@ -1,0 +1,45 @@
+// Small models of every kind and batches for them, shared by the tests of nn.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/parallel.h"
+#include "nn/transformer.h"
+#include "tests/support/test_util.h"
+
+namespace cohort::test {
+
+struct ModelCase {
+  std::string name;
+  ModelConfig config;  // resolved, two layers, vocabulary of 31
+};
+// All norms, positions, activations, head groupings, tied and untied, odd head dims.
+std::vector<ModelCase> model_cases();
+// The case called `name`.
+ModelConfig model_config(const std::string& name);
+
+// Sequences of random tokens; sequence i has number first_number + i. `lengths` counts inputs.
+std::vector<TokenSequence> random_sequences(const std::vector<int64_t>& lengths, int64_t vocab,
+                                            uint64_t seed, int64_t first_number = 0);
+
+// Rows [begin, begin + length) of a matrix, as a copy.
+Tensor rows_of(const Tensor& x, int64_t begin, int64_t length);
+
+// Mean cross-entropy of a batch.
+Variable mean_loss(const Transformer& model, const PackedBatch& batch,
+                   const ForwardOptions& options = {});
+
+// Sets the number of threads of this thread while it lives.
+class ThreadsGuard {
+ public:
+  explicit ThreadsGuard(int n) : previous_(num_threads()) { set_num_threads(n); }
+  ~ThreadsGuard() { set_num_threads(previous_); }
+  ThreadsGuard(const ThreadsGuard&) = delete;
+  ThreadsGuard& operator=(const ThreadsGuard&) = delete;
+
+ private:
+  int previous_;
+};
+
+}  // namespace cohort::test

@@ -1,0 +1,345 @@
+// The transformer: initial values, gradients of all parameters, rows that do not depend on their
+// company, dropout by address, recomputation without a difference.
+#include "autograd/gradcheck.h"
+#include "core/allocator.h"
+#include "core/rng.h"
+#include "tests/nn/models.h"
+
+namespace cohort {
+namespace {
+
+using test::bit_equal;
+using test::ModelCase;
+using test::rows_of;
+
+std::vector<Tensor> gradients(const Transformer& model) {
+  std::vector<Tensor> out;
+  for (const NamedParameter& p : model.parameters()) out.push_back(p.variable.grad().clone());
+  return out;
+}
+
+// The model's loss as a function of all its parameters, for gradcheck: forward and backward run on
+// the model, whose parameters take the values given.
+Variable loss_of_parameters(const Transformer& model, const PackedBatch& batch,
+                            std::span<const Variable> values) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    Tensor target = model.parameters()[i].variable.value();
+    target.copy_(values[i].value());
+  }
+  const Variable loss = test::mean_loss(model, batch, {.mode = Mode::kTrain, .seed = 3});
+  return make_node("model", loss.value(), values, [&model, loss](const Tensor& dy, Gradients& g) {
+    for (const NamedParameter& p : model.parameters()) p.variable.zero_grad();
+    backward(loss, dy);
+    for (size_t i = 0; i < model.parameters().size(); ++i)
+      g.pass(static_cast<int>(i), model.parameters()[i].variable.grad().clone());
+  });
+}
+
+void check_all_gradients(ModelConfig config, double dropout) {
+  config.d_model = config.num_heads * 4;
+  config.head_dim = config.position == PositionType::kLearned ? 3 : 4;
+  config.d_ff = 7;
+  config.vocab_size = 11;
+  config.context = 8;
+  config.dropout = dropout;
+  const Transformer model(config, DType::kF64, 1);
+  const PackedBatch batch = pack(test::random_sequences({5, 1, 4}, config.vocab_size, 2));
+  std::vector<Tensor> values;
+  Rng rng(5, rng_stream(RngPurpose::kTest));
+  for (const NamedParameter& p : model.parameters()) {
+    values.push_back(p.variable.value().clone());
+    // Away from the initial ones and zeros, where some gradients vanish.
+    for (int64_t i = 0; i < values.back().numel(); ++i)
+      values.back().data<double>()[i] += 0.1 * rng.normal();
+  }
+  const GradcheckResult result = gradcheck(
+      [&](std::span<const Variable> in) { return loss_of_parameters(model, batch, in); }, values);
+  EXPECT_TRUE(result.ok) << result.message;
+  EXPECT_GT(result.checks, 500);
+}
+
+}  // namespace
+
+TEST(TransformerGradients, LlamaLikeMatchesDifferences) {
+  ModelConfig config = test::model_config("llama");
+  config.qk_norm = true;
+  check_all_gradients(config, 0);
+}
+
+TEST(TransformerGradients, Gpt2LikeMatchesDifferences) {
+  check_all_gradients(test::model_config("gpt2"), 0);
+}
+
+TEST(TransformerGradients, DropoutMatchesDifferences) {
+  check_all_gradients(test::model_config("gpt2"), 0.2);
+}
+
+TEST(TransformerInit, HasItsStatistics) {
+  ModelConfig c = test::model_config("gpt2");
+  c.d_model = 60;
+  c.head_dim = 20;
+  c.d_ff = 120;
+  c.init_std = 0.02;
+  const Transformer model(c, DType::kF64, 7);
+  for (const auto& [name, variable, decay] : model.parameters()) {
+    const auto values = variable.value().to_vector<double>();
+    if (variable.shape().rank() == 1) {
+      const double expected = name.ends_with("norm.weight") ? 1 : 0;
+      EXPECT_EQ(values, std::vector<double>(values.size(), expected)) << name;
+      continue;
+    }
+    const bool output =
+        name.find("o_proj") != std::string::npos || name.find("down_proj") != std::string::npos;
+    const double std = output ? 0.02 / std::sqrt(2.0 * 2) : 0.02;
+    const auto n = static_cast<double>(values.size());
+    double mean = 0, square = 0;
+    for (const double v : values) {
+      mean += v / n;
+      square += v * v / n;
+    }
+    // Five standard deviations of the two estimates.
+    EXPECT_NEAR(mean / std, 0, 5 / std::sqrt(n)) << name;
+    EXPECT_NEAR(square / (std * std), 1, 5 * std::sqrt(2 / n)) << name;
+  }
+}
+
+TEST(TransformerInit, DependsOnTheSeedOnly) {
+  for (const auto& [name, config] : test::model_cases()) {
+    const Transformer a(config, DType::kF64, 7), b(config, DType::kF64, 7),
+        single(config, DType::kF32, 7), other(config, DType::kF64, 8);
+    for (size_t i = 0; i < a.parameters().size(); ++i) {
+      const Tensor& value = a.parameters()[i].variable.value();
+      EXPECT_TRUE(bit_equal(value, b.parameters()[i].variable.value())) << name;
+      EXPECT_TRUE(bit_equal(value.to(DType::kF32), single.parameters()[i].variable.value()));
+      const bool same = bit_equal(value, other.parameters()[i].variable.value());
+      EXPECT_EQ(same, value.rank() == 1) << name;
+    }
+    EXPECT_NE(a.parameters()[0].variable.value().to_vector<double>()[0],
+              a.parameters()[2].variable.value().to_vector<double>()[0]);
+  }
+}
+
+TEST(Transformer, NamesAreUniqueAndTheHeadIsTiedWhereAsked) {
+  for (const auto& [name, config] : test::model_cases()) {
+    const Transformer model(config, DType::kF32, 1);
+    std::vector<std::string> names;
+    for (const NamedParameter& p : model.parameters()) names.push_back(p.name);
+    std::sort(names.begin(), names.end());
+    EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end()) << name;
+    const bool tied = model.head().value().same_storage(model.parameters()[0].variable.value());
+    EXPECT_EQ(tied, config.tie_embeddings) << name;
+    EXPECT_EQ(std::count(names.begin(), names.end(), "lm_head.weight"), tied ? 0 : 1) << name;
+  }
+}
+
+TEST(Transformer, CopyFromCopiesValues) {
+  const ModelConfig config = test::model_config("llama");
+  const Transformer source(config, DType::kF32, 1);
+  Transformer target(config, DType::kF32, 2);
+  target.copy_from(source);
+  for (size_t i = 0; i < source.parameters().size(); ++i) {
+    const Tensor &a = source.parameters()[i].variable.value(),
+                 &b = target.parameters()[i].variable.value();
+    EXPECT_TRUE(bit_equal(a, b));
+    EXPECT_FALSE(a.same_storage(b));
+  }
+  EXPECT_THROW_WITH(target.copy_from(Transformer(test::model_config("gpt2"), DType::kF32, 1)),
+                    Error, "[copy_from]");
+}
+
+TEST(Transformer, RowsDoNotDependOnTheirCompany) {
+  for (const auto& [name, config] : test::model_cases())
+    for (const DType dtype : {DType::kF32, DType::kF64}) {
+      const Transformer model(config, dtype, 1);
+      const auto sequences = test::random_sequences({3, 1, 140, 17, 64}, config.vocab_size, 2);
+      const NoGradGuard no_grad;
+      const test::ThreadsGuard one(1);
+      const Tensor packed = model.forward(pack(sequences)).value();
+      for (const int threads : {2, 3}) {
+        const test::ThreadsGuard guard(threads);
+        EXPECT_TRUE(bit_equal(model.forward(pack(sequences)).value(), packed)) << name;
+      }
+      const std::vector<TokenSequence> reversed(sequences.rbegin(), sequences.rend());
+      const Tensor backwards = model.forward(pack(reversed)).value();
+      int64_t begin = 0;
+      for (const TokenSequence& s : sequences) {
+        const auto length = static_cast<int64_t>(s.tokens.size()) - 1;
+        const Tensor expected = rows_of(packed, begin, length);
+        EXPECT_TRUE(bit_equal(model.forward(pack({&s, 1})).value(), expected))
+            << name << " " << length;
+        EXPECT_TRUE(bit_equal(rows_of(backwards, packed.dim(0) - begin - length, length), expected))
+            << name << " " << length;
+        begin += length;
+      }
+    }
+}
+
+TEST(Transformer, LaterTokensDoNotReachEarlierRows) {
+  const ModelConfig config = test::model_config("llama");
+  const Transformer model(config, DType::kF32, 1);
+  auto sequences = test::random_sequences({20}, config.vocab_size, 2);
+  const Tensor before = model.forward(pack(sequences)).value();
+  sequences[0].tokens[12] = (sequences[0].tokens[12] + 1) % 31;
+  const Tensor after = model.forward(pack(sequences)).value();
+  EXPECT_TRUE(bit_equal(rows_of(before, 0, 12), rows_of(after, 0, 12)));
+  for (int64_t t = 12; t < 20; ++t)
+    EXPECT_FALSE(bit_equal(rows_of(before, t, 1), rows_of(after, t, 1))) << t;
+}
+
+TEST(TransformerDropout, BitsFollowTheSequenceNotThePacking) {
+  for (const char* name : {"llama", "gpt2"}) {
+    ModelConfig config = test::model_config(name);
+    config.dropout = 0.3;
+    const Transformer model(config, DType::kF32, 1);
+    const auto sequences = test::random_sequences({9, 30, 4}, config.vocab_size, 2, 11);
+    const ForwardOptions train{.mode = Mode::kTrain, .seed = 5, .step = 6};
+    const Tensor packed = model.forward(pack(sequences), train).value();
+    int64_t begin = 0;
+    for (const TokenSequence& s : sequences) {
+      const auto length = static_cast<int64_t>(s.tokens.size()) - 1;
+      EXPECT_TRUE(
+          bit_equal(model.forward(pack({&s, 1}), train).value(), rows_of(packed, begin, length)));
+      begin += length;
+    }
+    for (const int threads : {2, 3}) {
+      const test::ThreadsGuard guard(threads);
+      EXPECT_TRUE(bit_equal(model.forward(pack(sequences), train).value(), packed));
+    }
+    auto renumbered = sequences;
+    for (TokenSequence& s : renumbered) s.number += 3;
+    EXPECT_FALSE(bit_equal(model.forward(pack(renumbered), train).value(), packed));
+    for (const ForwardOptions other : {ForwardOptions{.mode = Mode::kTrain, .seed = 6, .step = 6},
+                                       ForwardOptions{.mode = Mode::kTrain, .seed = 5, .step = 7}})
+      EXPECT_FALSE(bit_equal(model.forward(pack(sequences), other).value(), packed));
+  }
+}
+
+TEST(TransformerDropout, IsOffInEval) {
+  ModelConfig config = test::model_config("llama");
+  const Transformer without(config, DType::kF32, 1);
+  config.dropout = 0.3;
+  const Transformer with(config, DType::kF32, 1);
+  const PackedBatch batch = pack(test::random_sequences({9, 30}, config.vocab_size, 2));
+  EXPECT_TRUE(bit_equal(with.forward(batch, {.seed = 5}).value(), without.forward(batch).value()));
+  const ForwardOptions train{.mode = Mode::kTrain};
+  EXPECT_FALSE(bit_equal(with.forward(batch, train).value(), without.forward(batch).value()));
+  EXPECT_TRUE(bit_equal(without.forward(batch, train).value(), without.forward(batch).value()));
+}
+
+// The mean of n values that are 1 / (1 - p) with probability 1 - p has standard deviation
+// sqrt(p / (1 - p) / n); five of them, for each site and layer on its own.
+TEST(TransformerDropout, PreservesTheMeanAtEachSite) {
+  const int64_t tokens = 64, width = 200;
+  const double p = 0.3, n = static_cast<double>(tokens * width);
+  std::vector<int32_t> positions;
+  for (int32_t t = 0; t < tokens; ++t) positions.push_back(t);
+  const Variable ones(Tensor::full({tokens, width}, 1, DType::kF64));
+  std::vector<Tensor> seen;
+  for (const auto site : {kernels::DropoutSite::kEmbedding, kernels::DropoutSite::kAttentionOut,
+                          kernels::DropoutSite::kMlpOut})
+    for (const int layer : {0, 1}) {
+      const Tensor y = dropout(ones, {.p = p,
+                                      .seed = 1,
+                                      .step = 2,
+                                      .layer = layer,
+                                      .site = site,
+                                      .sequences = Tensor::zeros({tokens}, DType::kI64),
+                                      .positions = Tensor::from(positions)})
+                           .value();
+      double mean = 0;
+      for (const double v : y.to_vector<double>()) mean += v / n;
+      EXPECT_NEAR(mean, 1, 5 * std::sqrt(p / (1 - p) / n));
+      for (const Tensor& other : seen) EXPECT_FALSE(bit_equal(y, other));
+      seen.push_back(y);
+    }
+}
+
+TEST(TransformerRecompute, BlockGivesTheSameBitsWithLessMemory) {
+  const test::ThreadsGuard one(1);
+  for (const char* name : {"llama", "qwen", "gpt2"})
+    for (const DType dtype : {DType::kF32, DType::kF64}) {
+      ModelConfig config = test::model_config(name);
+      config.num_layers = 6;
+      config.dropout = 0.1;
+      const PackedBatch batch = pack(test::random_sequences({40, 3, 60}, config.vocab_size, 2));
+      const ForwardOptions train{.mode = Mode::kTrain, .seed = 5, .step = 6};
+      std::vector<Tensor> losses;
+      std::vector<std::vector<Tensor>> all;
+      std::vector<int64_t> peaks;
+      for (const Recompute recompute : {Recompute::kNone, Recompute::kBlock}) {
+        config.recompute = recompute;
+        const Transformer model(config, dtype, 1);
+        for (const NamedParameter& p : model.parameters()) p.variable.zero_grad();
+        Allocator& memory = allocator(Device{});
+        memory.reset_peak();
+        const int64_t start = memory.stats().live_bytes;
+        const Variable loss = test::mean_loss(model, batch, train);
+        backward(loss);
+        peaks.push_back(memory.stats().peak_bytes - start);
+        losses.push_back(loss.value());
+        all.push_back(gradients(model));
+      }
+      EXPECT_TRUE(bit_equal(losses[0], losses[1])) << name;
+      for (size_t i = 0; i < all[0].size(); ++i)
+        EXPECT_TRUE(bit_equal(all[0][i], all[1][i])) << name << " parameter " << i;
+      EXPECT_LT(peaks[1], peaks[0] * 2 / 3) << name;
+    }
+}
+
+TEST(TransformerRecompute, HooksFireOncePerParameter) {
+  ModelConfig config = test::model_config("qwen");  // tied
+  config.recompute = Recompute::kBlock;
+  const Transformer model(config, DType::kF32, 1);
+  std::vector<int> fired(model.parameters().size(), 0);
+  std::vector<Tensor> at_hook(fired.size());
+  for (size_t i = 0; i < fired.size(); ++i) {
+    const Variable& v = model.parameters()[i].variable;
+    v.on_gradient([&, i] {
+      ++fired[i];
+      at_hook[i] = model.parameters()[i].variable.grad().clone();
+    });
+  }
+  backward(test::mean_loss(model, pack(test::random_sequences({7, 5}, config.vocab_size, 2))));
+  EXPECT_EQ(fired, std::vector<int>(fired.size(), 1));
+  for (size_t i = 0; i < fired.size(); ++i)
+    EXPECT_TRUE(bit_equal(at_hook[i], model.parameters()[i].variable.grad()));
+}
+
+TEST(Transformer, LossAndGradientsDoNotDependOnThreads) {
+  const ModelConfig config = test::model_config("qwen");
+  const PackedBatch batch = pack(test::random_sequences({40, 3, 150}, config.vocab_size, 2));
+  std::vector<std::vector<Tensor>> results;
+  for (const int threads : {1, 2, 3}) {
+    const test::ThreadsGuard guard(threads);
+    const Transformer model(config, DType::kF32, 1);
+    const Variable loss = test::mean_loss(model, batch);
+    backward(loss);
+    results.push_back(gradients(model));
+    results.back().push_back(loss.value());
+  }
+  for (size_t k = 1; k < results.size(); ++k)
+    for (size_t i = 0; i < results[0].size(); ++i)
+      EXPECT_TRUE(bit_equal(results[0][i], results[k][i])) << i;
+}
+
+TEST(Transformer, BadBatchesThrow) {
+  for (const char* name : {"llama", "gpt2"}) {
+    ModelConfig config = test::model_config(name);
+    config.context = 16;
+    const Transformer model(config, DType::kF32, 1);
+    for (const int32_t bad : {31, -1, 1 << 30}) {
+      auto sequences = test::random_sequences({5, 6}, config.vocab_size, 2);
+      sequences[1].tokens[2] = bad;
+      sequences[1].learn[2] = 0;
+      EXPECT_THROW_WITH(model.forward(pack(sequences)), Error, str(bad));
+    }
+    EXPECT_NO_THROW(model.forward(pack(test::random_sequences({16}, config.vocab_size, 2))));
+    EXPECT_THROW_WITH(model.forward(pack(test::random_sequences({3, 17}, config.vocab_size, 2))),
+                      Error, "16");
+  }
+  ModelConfig unresolved;
+  unresolved.vocab_size = 5;
+  EXPECT_THROW_WITH(Transformer(unresolved, DType::kF32, 1), Error, "resolved");
+}
+
+}  // namespace cohort
