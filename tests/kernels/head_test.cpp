@@ -1,0 +1,214 @@
+#include "kernels/head.h"
+
+#include "core/rng.h"
+#include "tests/kernels/kernel_test.h"
+
+namespace cohort::kernels {
+namespace {
+
+using namespace test;
+
+struct Case {
+  Tensor x, w, targets, dlogprob, dentropy;
+  HeadDesc desc;
+  Case(int64_t tokens, int64_t channels, int64_t vocab, DType dtype, double temperature = 1)
+      : x(random_tensor({tokens, channels}, dtype, 1)),
+        w(random_tensor({vocab, channels}, dtype, 2, 0.5)),
+        targets(Tensor::empty({tokens}, DType::kI32)),
+        dlogprob(random_tensor({tokens}, dtype, 3)),
+        dentropy(random_tensor({tokens}, dtype, 4)),
+        desc{.temperature = temperature} {
+    Rng rng(5, rng_stream(RngPurpose::kTest));
+    for (int64_t t = 0; t < tokens; ++t)  // about every third token is skipped
+      targets.data<int32_t>()[t] = rng.below(3) == 0 ? -1 : static_cast<int32_t>(rng.below(vocab));
+  }
+  Case to(DType dtype) const {
+    Case copy = *this;
+    for (Tensor* t : {&copy.x, &copy.w, &copy.dlogprob, &copy.dentropy}) *t = t->to(dtype);
+    return copy;
+  }
+};
+
+struct Forward {
+  Tensor logprob, entropy, lse;
+};
+Forward forward(const Case& c) {
+  const Tensor one = Tensor::full({c.x.dim(0)}, NAN, c.x.dtype());
+  Forward out{one.clone(), one.clone(), one.clone()};
+  head_logprob_forward(out.logprob, out.entropy, out.lse, c.x, c.w, c.targets, c.desc);
+  return out;
+}
+
+struct Backward {
+  Tensor dx, dw;
+};
+Backward backward(const Case& c, const Tensor& dentropy) {
+  const Forward f = forward(c);
+  Backward out{Tensor::full(c.x.shape(), NAN, c.x.dtype()),
+               Tensor::full(c.w.shape(), NAN, c.x.dtype())};
+  head_logprob_backward(out.dx, Grad::kOverwrite, out.dw, Grad::kOverwrite, c.dlogprob, dentropy,
+                        c.x, c.w, c.targets, f.lse, f.entropy, c.desc);
+  return out;
+}
+
+// The definition in f64: {logprob, entropy, lse}.
+Forward naive(const Case& c) {
+  const auto x = c.x.to_vector<double>(), w = c.w.to_vector<double>();
+  const int64_t tokens = c.x.dim(0), channels = c.x.dim(1), vocab = c.w.dim(0);
+  const Tensor zero = Tensor::zeros({tokens}, DType::kF64);
+  Forward out{zero.clone(), zero.clone(), zero.clone()};
+  for (int64_t t = 0; t < tokens; ++t) {
+    const int32_t target = c.targets.data<int32_t>()[t];
+    if (target < 0) continue;
+    std::vector<double> z(static_cast<size_t>(vocab));
+    double sum = 0, entropy = 0;
+    for (int64_t v = 0; v < vocab; ++v) {
+      double dot = 0;
+      for (int64_t i = 0; i < channels; ++i)
+        dot += x[static_cast<size_t>(t * channels + i)] * w[static_cast<size_t>(v * channels + i)];
+      z[static_cast<size_t>(v)] = dot / c.desc.temperature;
+      sum += std::exp(dot / c.desc.temperature);
+    }
+    const double lse = std::log(sum);
+    for (const double value : z) entropy -= std::exp(value - lse) * (value - lse);
+    out.logprob.data<double>()[t] = z[static_cast<size_t>(target)] - lse;
+    out.entropy.data<double>()[t] = entropy;
+    out.lse.data<double>()[t] = lse;
+  }
+  return out;
+}
+
+TEST(Head, ForwardIsTheDefinition) {
+  for (const auto& [tokens, channels, vocab] :
+       {std::tuple{0, 3, 5}, {1, 1, 1}, {3, 2, 17}, {300, 7, 65}, {5, 33, 1030}})
+    for (const double temperature : {1.0, 0.7, 2.0}) {
+      const Case c(tokens, channels, vocab, DType::kF32, temperature);
+      const Forward expected = naive(c), f32 = forward(c), f64 = forward(c.to(DType::kF64));
+      // A logprob is a difference of two numbers of the size of lse, hence the absolute terms.
+      for (const auto& [got, tolerance] : {std::pair{&f32, kF32Tolerance}, {&f64, 1e-13}})
+        for (const auto& [a, b] : {std::pair{&got->logprob, &expected.logprob},
+                                   {&got->entropy, &expected.entropy},
+                                   {&got->lse, &expected.lse}}) {
+          const auto x = a->to_vector<double>(), y = b->to_vector<double>();
+          for (size_t i = 0; i < x.size(); ++i)
+            EXPECT_NEAR(x[i], y[i], tolerance * (1 + std::fabs(y[i])));
+        }
+    }
+}
+
+TEST(Head, BackwardIsTheDerivative) {
+  for (const double temperature : {1.0, 0.6}) {
+    Case c(5, 3, 7, DType::kF64, temperature);
+    const Backward grad = backward(c, c.dentropy);
+    const auto loss = [&] {
+      const Forward f = forward(c);
+      return dot(f.logprob, c.dlogprob) + dot(f.entropy, c.dentropy);
+    };
+    expect_gradient(c.x, grad.dx, loss, "dx");
+    expect_gradient(c.w, grad.dw, loss, "dw");
+
+    const Backward plain = backward(c, Tensor());
+    const auto logprob_loss = [&] { return dot(forward(c).logprob, c.dlogprob); };
+    expect_gradient(c.x, plain.dx, logprob_loss, "dx without entropy");
+    expect_gradient(c.w, plain.dw, logprob_loss, "dw without entropy");
+  }
+}
+
+TEST(Head, F32GradientsFollowF64) {
+  const Case c(200, 33, 130, DType::kF32);
+  const Backward a = backward(c, c.dentropy),
+                 b = backward(c.to(DType::kF64), c.dentropy.to(DType::kF64));
+  EXPECT_LE(relative_error(a.dx, b.dx), kF32Tolerance);
+  EXPECT_LE(relative_error(a.dw, b.dw), kF32Tolerance);
+}
+
+TEST(Head, BackwardAccumulatesAndSkips) {
+  const Case c(9, 4, 11, DType::kF64);
+  const Backward grad = backward(c, c.dentropy);
+  const Forward f = forward(c);
+  Tensor dx = Tensor::full({9, 4}, 2, DType::kF64), dw = Tensor::full({11, 4}, 3, DType::kF64);
+  const auto run = [&](Tensor& a, Tensor& b) {
+    head_logprob_backward(a, Grad::kAccumulate, b, Grad::kAccumulate, c.dlogprob, c.dentropy, c.x,
+                          c.w, c.targets, f.lse, f.entropy, c.desc);
+  };
+  Tensor skip;
+  run(dx, skip);
+  run(skip, dw);
+  for (int64_t i = 0; i < dx.numel(); ++i)
+    EXPECT_EQ(dx.data<double>()[i], 2 + grad.dx.data<double>()[i]);
+  for (int64_t i = 0; i < dw.numel(); ++i)
+    EXPECT_NEAR(dw.data<double>()[i], 3 + grad.dw.data<double>()[i], 1e-14);
+}
+
+TEST(Head, SkippedTokensAreExactlyZeroWhateverTheyHold) {
+  Case c(6, 4, 9, DType::kF32);
+  c.targets = ids({-1, 3, -1, 0, -1, 8});
+  const Backward clean = backward(c, c.dentropy);
+  for (int64_t i = 0; i < 4; ++i) c.x.data<float>()[i] = NAN;
+  c.dlogprob.data<float>()[0] = NAN;
+  const Forward f = forward(c);
+  const Backward grad = backward(c, c.dentropy);
+  for (const int64_t t : {0, 2, 4}) {
+    EXPECT_EQ(f.logprob.data<float>()[t], 0);
+    EXPECT_EQ(f.entropy.data<float>()[t], 0);
+    EXPECT_EQ(f.lse.data<float>()[t], 0);
+    for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(grad.dx.data<float>()[t * 4 + i], 0);
+  }
+  EXPECT_TRUE(bit_equal(grad.dw, clean.dw));
+}
+
+TEST(Head, ChunksAndThreadsDoNotChangeBits) {
+  Case c(700, 33, 130, DType::kF32, 0.8);
+  const auto run = [&] {
+    const Forward f = forward(c);
+    const Backward b = backward(c, c.dentropy);
+    return std::vector{f.logprob, f.entropy, f.lse, b.dx, b.dw};
+  };
+  const auto expected = run();
+  for (const int64_t chunk : {1, 100, 256, 1000}) {
+    c.desc.chunk_tokens = chunk;
+    const auto got = run();
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(bit_equal(got[i], expected[i])) << chunk;
+  }
+  expect_thread_invariant(run);
+}
+
+TEST(Head, TokensDoNotDependOnTheirCompany) {
+  const Case all(300, 33, 130, DType::kF32);
+  const Forward f = forward(all);
+  const Backward b = backward(all, all.dentropy);
+  for (const auto& [first, count] : {std::pair{0, 1}, {17, 40}, {250, 50}}) {
+    Case part = all;
+    for (Tensor* t : {&part.x, &part.targets, &part.dlogprob, &part.dentropy})
+      *t = t->narrow(0, first, count);
+    const Forward g = forward(part);
+    EXPECT_TRUE(bit_equal(g.logprob, f.logprob.narrow(0, first, count)));
+    EXPECT_TRUE(bit_equal(g.entropy, f.entropy.narrow(0, first, count)));
+    EXPECT_TRUE(bit_equal(backward(part, part.dentropy).dx, b.dx.narrow(0, first, count)));
+  }
+}
+
+TEST(Head, SaysWhatIsWrong) {
+  Case c(3, 4, 9, DType::kF32);
+  c.targets = ids({0, -2, 3});
+  EXPECT_THROW_WITH(forward(c), Error, "target -2 at position 1");
+  c.targets = ids({0, 2, 9});
+  EXPECT_THROW_WITH(backward(c, c.dentropy), Error,
+                    "target 9 at position 2 is outside the vocabulary of 9");
+  c.targets = ids({0, 2, 8});
+  c.desc.temperature = 0;
+  EXPECT_THROW_WITH(forward(c), Error, "temperature above 0");
+  c.desc = {.chunk_tokens = 0};
+  EXPECT_THROW_WITH(forward(c), Error, "chunk_tokens above 0");
+  c.desc = {};
+  c.w = Tensor::zeros({9, 5}, DType::kF32);
+  EXPECT_THROW_WITH(forward(c), Error, "expected x [T, C] and w [V, C]");
+}
+
+TEST(Head, WorkspaceIsOneChunkOfLogits) {
+  EXPECT_EQ(head_workspace_bytes(1000, DType::kF32, {.chunk_tokens = 128}), 128 * 1000 * 4);
+  EXPECT_EQ(head_workspace_bytes(1000, DType::kF64, {.chunk_tokens = 129}), 256 * 1000 * 8);
+}
+
+}  // namespace
+}  // namespace cohort::kernels

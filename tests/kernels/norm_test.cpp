@@ -1,0 +1,274 @@
+#include "kernels/norm.h"
+
+#include "tests/kernels/kernel_test.h"
+
+namespace cohort::kernels {
+namespace {
+
+using namespace test;
+
+constexpr double kEps = 1e-5;
+const Shape kShapes[] = {{0, 5}, {1, 1}, {3, 1}, {1, 17}, {5, 16}, {2, 3, 65}, {130, 33}};
+
+struct NormInputs {
+  Tensor x, w, b, dy;
+  NormInputs(const Shape& shape, DType dtype)
+      : x(random_tensor(shape, dtype, 1)),
+        w(random_tensor({shape[-1]}, dtype, 2)),
+        b(random_tensor({shape[-1]}, dtype, 3)),
+        dy(random_tensor(shape, dtype, 4)) {}
+  NormInputs to(DType dtype) const {
+    NormInputs copy = *this;
+    for (Tensor* t : {&copy.x, &copy.w, &copy.b, &copy.dy}) *t = t->to(dtype);
+    return copy;
+  }
+};
+
+struct NormOutputs {
+  Tensor y, mean, rstd, dx, dw, db;
+};
+
+NormOutputs run_rms(const NormInputs& in) {
+  NormOutputs out{.y = Tensor::empty_like(in.x),
+                  .mean = {},
+                  .rstd = Tensor::empty({in.x.rows()}, in.x.dtype()),
+                  .dx = Tensor::empty_like(in.x),
+                  .dw = Tensor::empty_like(in.w),
+                  .db = {}};
+  rms_norm_forward(out.y, out.rstd, in.x, in.w, kEps);
+  rms_norm_backward(out.dx, Grad::kOverwrite, out.dw, Grad::kOverwrite, in.dy, in.x, in.w,
+                    out.rstd);
+  return out;
+}
+
+NormOutputs run_layer(const NormInputs& in) {
+  NormOutputs out{.y = Tensor::empty_like(in.x),
+                  .mean = Tensor::empty({in.x.rows()}, in.x.dtype()),
+                  .rstd = Tensor::empty({in.x.rows()}, in.x.dtype()),
+                  .dx = Tensor::empty_like(in.x),
+                  .dw = Tensor::empty_like(in.w),
+                  .db = Tensor::empty_like(in.w)};
+  layer_norm_forward(out.y, out.mean, out.rstd, in.x, in.w, in.b, kEps);
+  layer_norm_backward(out.dx, Grad::kOverwrite, out.dw, Grad::kOverwrite, out.db, Grad::kOverwrite,
+                      in.dy, in.x, in.w, out.mean, out.rstd);
+  return out;
+}
+
+// The definition, in f64: mean is 0 for the RMS norm.
+Tensor naive_norm(const NormInputs& in, bool layer) {
+  const auto x = in.x.to_vector<double>(), w = in.w.to_vector<double>(),
+             b = in.b.to_vector<double>();
+  std::vector<double> y(x.size());
+  const size_t cols = w.size();
+  for (size_t row = 0; row < x.size(); row += cols) {
+    double mean = 0, square = 0;
+    for (size_t c = 0; layer && c < cols; ++c) mean += x[row + c] / static_cast<double>(cols);
+    for (size_t c = 0; c < cols; ++c) square += (x[row + c] - mean) * (x[row + c] - mean);
+    const double rstd = 1 / std::sqrt(square / static_cast<double>(cols) + kEps);
+    for (size_t c = 0; c < cols; ++c)
+      y[row + c] = (x[row + c] - mean) * rstd * w[c] + (layer ? b[c] : 0);
+  }
+  return Tensor::from(y, in.x.shape());
+}
+
+TEST(RmsNorm, ForwardIsTheDefinition) {
+  for (const Shape& shape : kShapes) {
+    const NormInputs in(shape, DType::kF32);
+    const Tensor expected = naive_norm(in, false);
+    EXPECT_LE(relative_error(run_rms(in).y, expected), kF32Tolerance) << shape.str();
+    EXPECT_LE(relative_error(run_rms(in.to(DType::kF64)).y, expected), 1e-14) << shape.str();
+  }
+}
+
+TEST(LayerNorm, ForwardIsTheDefinition) {
+  for (const Shape& shape : kShapes) {
+    if (shape[-1] == 1) continue;  // x - mean is 0: see OneColumn
+    const NormInputs in(shape, DType::kF32);
+    const Tensor expected = naive_norm(in, true);
+    EXPECT_LE(relative_error(run_layer(in).y, expected), kF32Tolerance) << shape.str();
+    EXPECT_LE(relative_error(run_layer(in.to(DType::kF64)).y, expected), 1e-14) << shape.str();
+  }
+}
+
+TEST(LayerNorm, OneColumnGivesTheBias) {
+  const NormInputs in({3, 1}, DType::kF64);
+  const NormOutputs out = run_layer(in);
+  for (const double y : out.y.to_vector<double>()) EXPECT_EQ(y, in.b.item());
+  for (const double dx : out.dx.to_vector<double>()) EXPECT_EQ(dx, 0);
+}
+
+TEST(LayerNorm, BiasMayBeMissing) {
+  NormInputs in({3, 17}, DType::kF64);
+  in.b.zero_();
+  const Tensor expected = run_layer(in).y;
+  Tensor y = Tensor::empty_like(in.x), mean = Tensor::empty({3}, DType::kF64), rstd = mean.clone();
+  layer_norm_forward(y, mean, rstd, in.x, in.w, none(), kEps);
+  EXPECT_LE(relative_error(y, expected), 1e-15);
+}
+
+TEST(RmsNorm, BackwardIsTheDerivative) {
+  for (const Shape& shape : {Shape{1, 1}, Shape{3, 17}, Shape{2, 2, 5}, Shape{70, 3}}) {
+    NormInputs in(shape, DType::kF64);
+    const NormOutputs out = run_rms(in);
+    Tensor y = Tensor::empty_like(in.x), rstd = Tensor::empty_like(out.rstd);
+    const auto loss = [&] {
+      rms_norm_forward(y, rstd, in.x, in.w, kEps);
+      return dot(y, in.dy);
+    };
+    if (shape[-1] > 1) expect_gradient(in.x, out.dx, loss, "dx");  // else sign(x), up to eps
+    expect_gradient(in.w, out.dw, loss, "dw");
+  }
+}
+
+TEST(LayerNorm, BackwardIsTheDerivative) {
+  for (const Shape& shape : {Shape{3, 17}, Shape{2, 2, 5}, Shape{70, 3}}) {
+    NormInputs in(shape, DType::kF64);
+    const NormOutputs out = run_layer(in);
+    Tensor y = Tensor::empty_like(in.x), mean = out.mean.clone(), rstd = out.rstd.clone();
+    const auto loss = [&] {
+      layer_norm_forward(y, mean, rstd, in.x, in.w, in.b, kEps);
+      return dot(y, in.dy);
+    };
+    expect_gradient(in.x, out.dx, loss, "dx");
+    expect_gradient(in.w, out.dw, loss, "dw");
+    expect_gradient(in.b, out.db, loss, "db");
+  }
+}
+
+TEST(Norms, F32GradientsFollowF64) {
+  for (const Shape& shape : {Shape{130, 33}, Shape{3, 384}})
+    for (const auto run : {run_rms, run_layer}) {
+      const NormInputs in(shape, DType::kF32);
+      const NormOutputs a = run(in), b = run(in.to(DType::kF64));
+      EXPECT_LE(relative_error(a.dx, b.dx), kF32Tolerance);
+      EXPECT_LE(relative_error(a.dw, b.dw), kF32Tolerance);
+      if (a.db.defined()) {
+        EXPECT_LE(relative_error(a.db, b.db), kF32Tolerance);
+      }
+    }
+}
+
+void expect_sum(const Tensor& sum, double start, const Tensor& gradient) {
+  for (int64_t i = 0; i < sum.numel(); ++i)
+    EXPECT_EQ(sum.data<double>()[i], start + gradient.data<double>()[i]);
+}
+
+TEST(RmsNorm, BackwardAccumulatesAndSkips) {
+  const NormInputs in({3, 17}, DType::kF64);
+  const NormOutputs out = run_rms(in);
+  Tensor dx = Tensor::full({3, 17}, 2, DType::kF64), dw = Tensor::full({17}, 3, DType::kF64);
+  rms_norm_backward(dx, Grad::kAccumulate, none(), Grad::kOverwrite, in.dy, in.x, in.w, out.rstd);
+  rms_norm_backward(none(), Grad::kOverwrite, dw, Grad::kAccumulate, in.dy, in.x, in.w, out.rstd);
+  expect_sum(dx, 2, out.dx);
+  expect_sum(dw, 3, out.dw);
+}
+
+TEST(LayerNorm, BackwardAccumulatesAndSkips) {
+  const NormInputs in({3, 17}, DType::kF64);
+  const NormOutputs out = run_layer(in);
+  Tensor dx = Tensor::full({3, 17}, 2, DType::kF64), dw = Tensor::full({17}, 3, DType::kF64);
+  Tensor db = Tensor::full({17}, 4, DType::kF64);
+  const auto run = [&](Tensor& x, Tensor& w, Tensor& b) {
+    layer_norm_backward(x, Grad::kAccumulate, w, Grad::kAccumulate, b, Grad::kAccumulate, in.dy,
+                        in.x, in.w, out.mean, out.rstd);
+  };
+  Tensor skip;
+  run(dx, skip, skip);
+  run(skip, dw, skip);
+  run(skip, skip, db);
+  expect_sum(dx, 2, out.dx);
+  expect_sum(dw, 3, out.dw);
+  expect_sum(db, 4, out.db);
+}
+
+TEST(Norms, ThreadCountDoesNotChangeBits) {
+  const NormInputs in({700, 65}, DType::kF32);
+  for (const auto run : {run_rms, run_layer})
+    expect_thread_invariant([&] {
+      const NormOutputs out = run(in);
+      return std::vector{out.y, out.rstd, out.dx, out.dw};
+    });
+}
+
+TEST(Norms, RowsDoNotDependOnTheOtherRows) {
+  const NormInputs in({37, 67}, DType::kF32);
+  for (const auto run : {run_rms, run_layer}) {
+    const NormOutputs all = run(in);
+    for (const int64_t r : {0, 5, 36}) {
+      NormInputs one = in;
+      one.x = in.x.narrow(0, r, 1);
+      one.dy = in.dy.narrow(0, r, 1);
+      const NormOutputs out = run(one);
+      EXPECT_TRUE(bit_equal(out.y, all.y.narrow(0, r, 1)));
+      EXPECT_TRUE(bit_equal(out.dx, all.dx.narrow(0, r, 1)));
+    }
+  }
+}
+
+TEST(Norms, MismatchesNameTheTensor) {
+  const NormInputs in({3, 4}, DType::kF32);
+  NormOutputs out = run_layer(in);
+  Tensor wrong = Tensor::zeros({5}, DType::kF32);
+  EXPECT_THROW_WITH(rms_norm_forward(out.y, wrong, in.x, in.w, kEps), Error,
+                    "[rms_norm] expected rstd f32[3]");
+  EXPECT_THROW_WITH(rms_norm_forward(out.y, out.rstd, in.x, wrong, kEps), Error,
+                    "[rms_norm] expected w f32[4]");
+  EXPECT_THROW_WITH(rms_norm_backward(out.dx, Grad::kOverwrite, wrong, Grad::kOverwrite, in.dy,
+                                      in.x, in.w, out.rstd),
+                    Error, "[rms_norm_backward] expected dw f32[4]");
+  EXPECT_THROW_WITH(layer_norm_forward(out.y, out.mean, out.rstd, in.x, in.w, wrong, kEps), Error,
+                    "[layer_norm] expected b f32[4]");
+  EXPECT_THROW_WITH(softmax_forward(out.y, in.w), Error, "[softmax] expected y f32[4]");
+}
+
+TEST(Softmax, ForwardIsTheDefinition) {
+  for (const Shape& shape : kShapes) {
+    const Tensor x = random_tensor(shape, DType::kF32, 1, 5);
+    std::vector<double> expected = x.to_vector<double>();
+    const auto cols = static_cast<size_t>(shape[-1]);
+    for (size_t row = 0; row < expected.size(); row += cols) {
+      double sum = 0;
+      for (size_t c = 0; c < cols; ++c) sum += expected[row + c] = std::exp(expected[row + c]);
+      for (size_t c = 0; c < cols; ++c) expected[row + c] /= sum;
+    }
+    Tensor y = Tensor::empty(shape, DType::kF32), y64 = Tensor::empty(shape, DType::kF64);
+    softmax_forward(y, x);
+    softmax_forward(y64, x.to(DType::kF64));
+    EXPECT_LE(relative_error(y, Tensor::from(expected, shape)), kF32Tolerance) << shape.str();
+    EXPECT_LE(relative_error(y64, Tensor::from(expected, shape)), 1e-14) << shape.str();
+  }
+}
+
+TEST(Softmax, LargeAndExcludedEntriesAreExact) {
+  const Tensor x = Tensor::from<float>({1000, -INFINITY, -1000, 1000}, {1, 4});
+  Tensor y = Tensor::empty({1, 4}, DType::kF32);
+  softmax_forward(y, x);
+  EXPECT_EQ(y.to_vector<double>(), (std::vector<double>{0.5, 0, 0, 0.5}));
+}
+
+TEST(Softmax, BackwardIsTheDerivative) {
+  for (const Shape& shape : {Shape{1, 1}, Shape{3, 17}, Shape{2, 2, 5}}) {
+    Tensor x = random_tensor(shape, DType::kF64, 1), y = Tensor::empty_like(x);
+    const Tensor dy = random_tensor(shape, DType::kF64, 2);
+    softmax_forward(y, x);
+    Tensor dx = Tensor::full(shape, NAN, DType::kF64), sum = Tensor::full(shape, 2, DType::kF64);
+    softmax_backward(dx, dy, y, Grad::kOverwrite);
+    softmax_backward(sum, dy, y, Grad::kAccumulate);
+    expect_sum(sum, 2, dx);
+    Tensor dx32 = Tensor::empty(shape, DType::kF32);
+    softmax_backward(dx32, dy.to(DType::kF32), y.to(DType::kF32), Grad::kOverwrite);
+    EXPECT_LE(relative_error(dx32, dx), kF32Tolerance);
+    Tensor scratch = Tensor::empty_like(x);
+    if (shape[-1] > 1)
+      expect_gradient(
+          x, dx,
+          [&] {
+            softmax_forward(scratch, x);
+            return dot(scratch, dy);
+          },
+          "dx");
+  }
+}
+
+}  // namespace
+}  // namespace cohort::kernels

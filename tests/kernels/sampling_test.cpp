@@ -1,0 +1,275 @@
+#include "kernels/sampling.h"
+
+#include <set>
+
+#include "core/rng.h"
+#include "kernels/head.h"
+#include "tests/kernels/kernel_test.h"
+
+namespace cohort::kernels {
+namespace {
+
+using namespace test;
+
+struct Draws {
+  Tensor tokens, logprob;
+  int32_t token(int64_t i) const { return tokens.data<int32_t>()[i]; }
+};
+
+Tensor addresses(int64_t n, int64_t first) {
+  std::vector<int64_t> values(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) values[static_cast<size_t>(i)] = first + i;
+  return Tensor::from(values);
+}
+
+Draws empty_draws(int64_t n, DType dtype) {
+  return {Tensor::full({n}, -7, DType::kI32), Tensor::full({n}, NAN, dtype)};
+}
+
+Draws draw(const Tensor& logits, const SamplingDesc& desc, int64_t first_stream = 0) {
+  const int64_t n = logits.dim(0);
+  Draws out = empty_draws(n, logits.dtype());
+  sample_logits(out.tokens, out.logprob, logits, addresses(n, first_stream), addresses(n, 100),
+                desc);
+  return out;
+}
+
+// n rows with the same logits.
+Tensor repeat(const std::vector<float>& row, int64_t n) {
+  std::vector<float> values;
+  for (int64_t i = 0; i < n; ++i) values.insert(values.end(), row.begin(), row.end());
+  return Tensor::from(values, {n, static_cast<int64_t>(row.size())});
+}
+
+std::vector<double> softmax(const std::vector<float>& logits, double temperature) {
+  std::vector<double> p;
+  double sum = 0;
+  for (const float z : logits) {
+    p.push_back(std::exp(static_cast<double>(z) / temperature));
+    sum += p.back();
+  }
+  for (double& v : p) v /= sum;
+  return p;
+}
+
+// The promise that makes ratio == 1 on the first minibatch: other company, chunks and threads.
+TEST(Sampling, LogprobIsTheTrainersToTheBit) {
+  for (const DType dtype : {DType::kF32, DType::kF64})
+    for (const double temperature : {1.0, 0.7, 1.3, 0.0})
+      for (const auto& [n, channels, vocab] : {std::tuple{5, 17, 9}, {37, 65, 1030}}) {
+        const int64_t total = 400, first = 60;
+        const Tensor all = random_tensor({total, channels}, dtype, 1);
+        const Tensor w = random_tensor({vocab, channels}, dtype, 2, 0.3);
+        const Tensor x = all.narrow(0, first, n);
+        Draws out = empty_draws(n, dtype);
+        {
+          const Threads guard(2);
+          head_sample(out.tokens, out.logprob, x, w, addresses(n, 3), addresses(n, 4),
+                      {.temperature = temperature, .top_k = 5, .seed = 6, .chunk_tokens = 3});
+        }
+        Tensor targets = Tensor::full({total}, 1, DType::kI32);
+        targets.narrow(0, first, n).copy_(out.tokens);
+        Tensor logprob = Tensor::empty({total}, dtype), entropy = logprob.clone();
+        Tensor lse = logprob.clone();
+        for (const int64_t chunk : {128, 256}) {
+          head_logprob_forward(
+              logprob, entropy, lse, all, w, targets,
+              {.temperature = temperature == 0 ? 1 : temperature, .chunk_tokens = chunk});
+          EXPECT_TRUE(bit_equal(logprob.narrow(0, first, n), out.logprob)) << temperature;
+        }
+      }
+}
+
+TEST(Sampling, DrawsDoNotDependOnTheBatch) {
+  const int64_t n = 50, vocab = 700;
+  const Tensor x = random_tensor({n, 33}, DType::kF32, 1),
+               w = random_tensor({vocab, 33}, DType::kF32, 2);
+  const Tensor streams = addresses(n, 3), index = addresses(n, 4);
+  for (const SamplingDesc& base :
+       {SamplingDesc{.seed = 9}, {.top_k = 20, .top_p = 0.9, .seed = 9}}) {
+    Draws all = empty_draws(n, DType::kF32);
+    head_sample(all.tokens, all.logprob, x, w, streams, index, base);
+    for (const int64_t chunk : {1, 7, 1000}) {
+      SamplingDesc desc = base;
+      desc.chunk_tokens = chunk;
+      for (const auto& [first, count] : {std::pair{0, 50}, {13, 1}, {20, 30}}) {
+        Draws part = empty_draws(count, DType::kF32);
+        head_sample(part.tokens, part.logprob, x.narrow(0, first, count), w,
+                    streams.narrow(0, first, count), index.narrow(0, first, count), desc);
+        EXPECT_TRUE(bit_equal(part.tokens, all.tokens.narrow(0, first, count)));
+        EXPECT_TRUE(bit_equal(part.logprob, all.logprob.narrow(0, first, count)));
+      }
+    }
+    expect_thread_invariant([&] {
+      Draws d = empty_draws(n, DType::kF32);
+      head_sample(d.tokens, d.logprob, x, w, streams, index, base);
+      return std::vector{d.tokens, d.logprob};
+    });
+  }
+}
+
+// Pearson's statistic of the draws; `expected` are the probabilities.
+double chi_square(const Draws& draws, const std::vector<double>& expected) {
+  const int64_t n = draws.tokens.numel();
+  std::vector<double> counts(expected.size());
+  for (int64_t i = 0; i < n; ++i) counts[static_cast<size_t>(draws.token(i))] += 1;
+  double statistic = 0;
+  for (size_t v = 0; v < counts.size(); ++v) {
+    if (expected[v] == 0) {
+      EXPECT_EQ(counts[v], 0) << "impossible token " << v;
+      continue;
+    }
+    const double mean = expected[v] * static_cast<double>(n);
+    statistic += (counts[v] - mean) * (counts[v] - mean) / mean;
+  }
+  return statistic;
+}
+
+// The statistic of k outcomes has mean k - 1 and variance 2 (k - 1): four deviations are allowed.
+double chi_square_limit(double outcomes) {
+  return outcomes - 1 + 4 * std::sqrt(2 * (outcomes - 1));
+}
+
+TEST(Sampling, FrequenciesAreTheProbabilities) {
+  const std::vector<float> logits = {0, 1, -1, 2, 0.5f, -INFINITY, 1.5f, -0.5f};
+  for (const double temperature : {1.0, 0.5, 3.0}) {
+    const Draws draws = draw(repeat(logits, 20000), {.temperature = temperature, .seed = 1});
+    EXPECT_LE(chi_square(draws, softmax(logits, temperature)), chi_square_limit(7));
+  }
+}
+
+TEST(Sampling, FrequenciesAreRightAcrossBlocks) {
+  std::vector<float> logits(1300, -3);
+  for (const size_t v : {0, 511, 512, 1023, 1024, 1299}) logits[v] = 6;
+  const Draws draws = draw(repeat(logits, 4000), {.seed = 2});
+  // Six heavy tokens, the others taken as one outcome.
+  const double heavy = softmax(logits, 1)[0];
+  std::vector<double> expected(7, heavy);
+  expected[6] = 1 - 6 * heavy;
+  Draws grouped = empty_draws(4000, DType::kF32);
+  for (int64_t i = 0; i < 4000; ++i) {
+    const int32_t v = draws.token(i);
+    const int32_t ids[] = {0, 511, 512, 1023, 1024, 1299};
+    const auto* at = std::find(ids, ids + 6, v);
+    grouped.tokens.data<int32_t>()[i] = static_cast<int32_t>(at - ids);
+  }
+  EXPECT_LE(chi_square(grouped, expected), chi_square_limit(7));
+}
+
+TEST(Sampling, DrawIsTheInverseOfTheCdf) {
+  const std::vector<float> logits = {0.3f, -0.2f, 1.1f, 0.9f, -2};
+  const Draws draws = draw(repeat(logits, 500), {.seed = 3}, 40);
+  const std::vector<double> p = softmax(logits, 1);
+  for (int64_t i = 0; i < 500; ++i) {
+    const auto words = philox(3, static_cast<uint64_t>(40 + i), static_cast<uint64_t>(100 + i));
+    const double u = uniform_f64(words[0], words[1]);
+    double cumulative = 0;
+    int32_t expected = 0;
+    while (cumulative += p[static_cast<size_t>(expected)], cumulative <= u) ++expected;
+    EXPECT_EQ(draws.token(i), expected);
+  }
+}
+
+TEST(Sampling, GreedyTakesTheLowestIdAmongEquals) {
+  const Draws draws = draw(repeat({1, 3, 0, 3, 2}, 3), {.temperature = 0, .top_k = 2, .seed = 4});
+  const double expected = std::log(softmax({1, 3, 0, 3, 2}, 1)[1]);
+  for (int64_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(draws.token(i), 1);
+    EXPECT_NEAR(draws.logprob.to_vector<double>()[static_cast<size_t>(i)], expected, 1e-6);
+  }
+}
+
+std::set<int32_t> support(const std::vector<float>& logits, const SamplingDesc& desc) {
+  const Draws draws = draw(repeat(logits, 3000), desc);
+  const auto tokens = draws.tokens.to_vector<int32_t>();
+  return {tokens.begin(), tokens.end()};
+}
+
+TEST(Sampling, TopKKeepsTheLowestIdsAmongEquals) {
+  using Set = std::set<int32_t>;
+  EXPECT_EQ(support({1, 2, 1, 2, 1, 0}, {.top_k = 3}), (Set{0, 1, 3}));
+  EXPECT_EQ(support({1, 2, 1, 2, 1, 0}, {.top_k = 1}), (Set{1}));
+  EXPECT_EQ(support({1, 2, 1, 2, 1, 0}, {.top_k = 60}), (Set{0, 1, 2, 3, 4, 5}));
+  // A token without probability is not drawn even where k would admit it.
+  EXPECT_EQ(support({1, -INFINITY, 1}, {.top_k = 2}), (Set{0, 2}));
+}
+
+TEST(Sampling, TopPKeepsTheSmallestSetThatReachesTheMass) {
+  using Set = std::set<int32_t>;
+  const float half = std::log(0.5f), quarter = std::log(0.25f), eighth = std::log(0.125f);
+  const std::vector<float> logits = {eighth, quarter, eighth, half};
+  EXPECT_EQ(support(logits, {.top_p = 0.4}), (Set{3}));
+  EXPECT_EQ(support(logits, {.top_p = 0.6}), (Set{1, 3}));
+  EXPECT_EQ(support(logits, {.top_p = 0.8}), (Set{0, 1, 3}));
+  EXPECT_EQ(support(logits, {.top_p = 0.9}), (Set{0, 1, 2, 3}));
+  // After top-k, the mass is that of what is left: 1/2 of 3/4 is two thirds.
+  EXPECT_EQ(support(logits, {.top_k = 2, .top_p = 0.6}), (Set{3}));
+  EXPECT_EQ(support(logits, {.top_k = 2, .top_p = 0.7}), (Set{1, 3}));
+}
+
+TEST(Sampling, TopPWorksBeyondTheFirstSortedPiece) {
+  // 2000 equal tokens, ids reversed in nothing: half the mass is the 1000 lowest ids.
+  const std::set<int32_t> seen = support(std::vector<float>(2000, 0.5f), {.top_p = 0.5});
+  EXPECT_LE(*seen.rbegin(), 1000);
+  EXPECT_GT(seen.size(), 900u);
+}
+
+TEST(Sampling, RestrictedFrequenciesAreRenormalised) {
+  const std::vector<float> logits = {0, 1, -1, 2, 0.5f};
+  const Draws draws = draw(repeat(logits, 20000), {.top_k = 3, .seed = 7});
+  std::vector<double> p = softmax(logits, 1);
+  p[0] = p[2] = 0;
+  const double kept = p[1] + p[3] + p[4];
+  for (double& v : p) v /= kept;
+  EXPECT_LE(chi_square(draws, p), chi_square_limit(3));
+  // The recorded log-prob is that of the full distribution all the same.
+  const double full = std::log(softmax(logits, 1)[3]);
+  for (int64_t i = 0; i < 100; ++i) {
+    if (draws.token(i) == 3) {
+      EXPECT_NEAR(draws.logprob.to_vector<double>()[static_cast<size_t>(i)], full, 1e-6);
+    }
+  }
+}
+
+TEST(Sampling, ARowWithoutADistributionIsAnErrorThatNamesIt) {
+  for (const auto& [bad, position] : {std::pair{NAN, 3}, {NAN, 1299}, {INFINITY, 600}})
+    for (const SamplingDesc& desc :
+         {SamplingDesc{}, {.temperature = 0}, {.top_k = 3}, {.top_p = 0.5}}) {
+      Tensor logits = random_tensor({6, 1300}, DType::kF32, 1);
+      logits.data<float>()[2 * 1300 + position] = static_cast<float>(bad);
+      logits.data<float>()[4 * 1300 + position] = static_cast<float>(bad);
+      EXPECT_THROW_WITH(draw(logits, desc), Error, "[sample_logits] row 2");
+    }
+  EXPECT_THROW_WITH(draw(repeat({-INFINITY, -INFINITY}, 1), {}), Error, "row 0");
+  Tensor x = random_tensor({9, 4}, DType::kF32, 1);
+  x.data<float>()[7 * 4] = NAN;
+  Draws out = empty_draws(9, DType::kF32);
+  EXPECT_THROW_WITH(head_sample(out.tokens, out.logprob, x, random_tensor({5, 4}, DType::kF32, 2),
+                                addresses(9, 0), addresses(9, 0), {.chunk_tokens = 2}),
+                    Error, "[head_sample] row 7");
+}
+
+TEST(Sampling, NoRowsAndOneTokenWork) {
+  EXPECT_EQ(draw(Tensor::empty({0, 5}, DType::kF32), {}).tokens.numel(), 0);
+  const Draws one = draw(repeat({3}, 2), {});
+  EXPECT_EQ(one.token(1), 0);
+  EXPECT_EQ(one.logprob.to_vector<double>()[1], 0);
+}
+
+TEST(Sampling, SaysWhatIsWrong) {
+  const Tensor logits = Tensor::zeros({2, 5}, DType::kF32);
+  EXPECT_THROW_WITH(draw(logits, {.temperature = -1}), Error, "temperature of 0 or more");
+  EXPECT_THROW_WITH(draw(logits, {.top_k = -1}), Error, "top_k of 0 or more");
+  EXPECT_THROW_WITH(draw(logits, {.top_p = 0}), Error, "top_p in (0, 1]");
+  Draws out = empty_draws(3, DType::kF32);
+  EXPECT_THROW_WITH(
+      sample_logits(out.tokens, out.logprob, logits, addresses(2, 0), addresses(2, 0), {}), Error,
+      "expected tokens i32[2]");
+  Draws two = empty_draws(2, DType::kF32);
+  EXPECT_THROW_WITH(
+      sample_logits(two.tokens, two.logprob, logits, addresses(3, 0), addresses(2, 0), {}), Error,
+      "expected rng_stream i64[2]");
+}
+
+}  // namespace
+}  // namespace cohort::kernels
