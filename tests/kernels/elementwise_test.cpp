@@ -199,12 +199,15 @@ TEST(Elementwise, ActivationsAreFiniteFarOut) {
   }
 }
 
-TEST(Elementwise, GeluHasTheKnownValues) {
-  // x Phi(x) and the tanh form at 1 and -2, from tables of the normal distribution and of tanh.
+TEST(Elementwise, ActivationsHaveTheKnownValues) {
+  // Phi(1) and Phi(-2) from tables of the normal distribution.
   EXPECT_NEAR(Gelu::forward(1.0), 0.8413447460685429, 1e-15);
   EXPECT_NEAR(Gelu::forward(-2.0), -2 * 0.0227501319481792, 1e-15);
   EXPECT_NEAR(GeluTanh::forward(1.0), 0.5 * (1 + std::tanh(0.7978845608028654 * (1 + 0.044715))),
               1e-15);
+  EXPECT_NEAR(Sigmoid::forward(1.0), 0.7310585786300049, 1e-15);
+  EXPECT_NEAR(Silu::forward(-1.0), -0.2689414213699951, 1e-15);
+  EXPECT_NEAR(SwiGlu::forward(1.0, 3.0), 3 * 0.7310585786300049, 1e-15);
 }
 
 TEST(Elementwise, MismatchesNameTheOpAndTheTensor) {

@@ -1,0 +1,153 @@
+#include "kernels/optimizer.h"
+
+#include "tests/kernels/kernel_test.h"
+
+namespace cohort::kernels {
+namespace {
+
+using namespace test;
+
+AdamWTensor parameter(int64_t n, DType dtype, uint64_t seed, double weight_decay) {
+  return {.param = random_tensor({n}, dtype, seed),
+          .grad = random_tensor({n}, dtype, seed + 1),
+          .m = random_tensor({n}, dtype, seed + 2, 0.1),
+          .v =
+              [&] {
+                Tensor v = random_tensor({n}, DType::kF64, seed + 3, 0.1);
+                for (int64_t i = 0; i < n; ++i) v.data<double>()[i] *= v.data<double>()[i];
+                return v.to(dtype);
+              }(),
+          .weight_decay = weight_decay};
+}
+
+AdamWTensor clone(const AdamWTensor& t, DType dtype) {
+  const auto copy = [&](const Tensor& x) { return x.to(dtype).clone(); };
+  return {copy(t.param), copy(t.grad), copy(t.m), copy(t.v), t.weight_decay};
+}
+
+// The formula of the header, in f64.
+void naive_step(AdamWTensor& t, const AdamWDesc& d) {
+  for (int64_t i = 0; i < t.param.numel(); ++i) {
+    double &p = t.param.data<double>()[i], &m = t.m.data<double>()[i], &v = t.v.data<double>()[i];
+    const double g = t.grad.data<double>()[i] * d.grad_scale;
+    p -= d.learning_rate * t.weight_decay * p;
+    m = d.beta1 * m + (1 - d.beta1) * g;
+    v = d.beta2 * v + (1 - d.beta2) * g * g;
+    const double c1 = 1 - std::pow(d.beta1, d.step), c2 = 1 - std::pow(d.beta2, d.step);
+    p -= d.learning_rate / c1 * m / (std::sqrt(v) / std::sqrt(c2) + d.eps);
+  }
+}
+
+TEST(AdamW, StepIsTheFormula) {
+  for (const AdamWDesc& desc : {AdamWDesc{.learning_rate = 1e-2},
+                                {.learning_rate = 1e-3,
+                                .beta1 = 0.8,
+                                .beta2 = 0.95,
+                                .eps = 1e-3,
+                                .step = 7,
+                                .grad_scale = 0.25}}) {
+    for (const DType dtype : {DType::kF64, DType::kF32}) {
+      std::vector<AdamWTensor> tensors, expected;
+      for (const int64_t n : {0, 1, 3, 65, 40000}) {
+        tensors.push_back(parameter(n, dtype, static_cast<uint64_t>(10 * n), n % 2 == 0 ? 0.1 : 0));
+        expected.push_back(clone(tensors.back(), DType::kF64));
+      }
+      adamw_step(tensors, desc);
+      const double tolerance = dtype == DType::kF64 ? 1e-14 : 1e-6;
+      for (size_t i = 0; i < tensors.size(); ++i) {
+        naive_step(expected[i], desc);
+        EXPECT_LE(relative_error(tensors[i].param, expected[i].param), tolerance);
+        EXPECT_LE(relative_error(tensors[i].m, expected[i].m), tolerance);
+        EXPECT_LE(relative_error(tensors[i].v, expected[i].v), tolerance);
+      }
+    }
+  }
+}
+
+// One parameter of 0.5 with gradients 0.3 and -0.2, default betas, worked by hand.
+TEST(AdamW, TwoStepsByHand) {
+  const auto one = [](double v) { return Tensor::full({1}, v, DType::kF64); };
+  std::vector<AdamWTensor> t = {{one(0.5), one(0.3), one(0), one(0), 0.01}};
+  adamw_step(t, {.learning_rate = 0.1, .step = 1});
+  EXPECT_NEAR(t[0].param.item(), 0.4995 - 0.1 * 0.3 / (0.3 + 1e-8), 1e-15);
+  t[0].grad.fill_(-0.2);
+  adamw_step(t, {.learning_rate = 0.1, .step = 2});
+  const double m = 0.9 * 0.03 - 0.1 * 0.2, v = 0.999 * 0.00009 + 0.001 * 0.04;
+  const double before = 0.4995 - 0.1 * 0.3 / (0.3 + 1e-8);
+  EXPECT_NEAR(t[0].param.item(), before * 0.999 - 0.1 / 0.19 * m / (std::sqrt(v / 0.001999) + 1e-8),
+              1e-14);
+}
+
+TEST(AdamW, GradScaleIsScalingTheGradient) {
+  std::vector<AdamWTensor> a = {parameter(100, DType::kF32, 1, 0.1)};
+  std::vector<AdamWTensor> b = {clone(a[0], DType::kF32)};
+  for (int64_t i = 0; i < 100; ++i) b[0].grad.data<float>()[i] *= 0.37f;
+  adamw_step(a, {.learning_rate = 0.1, .grad_scale = static_cast<double>(0.37f)});
+  adamw_step(b, {.learning_rate = 0.1});
+  EXPECT_TRUE(bit_equal(a[0].param, b[0].param));
+}
+
+TEST(AdamW, ThreadsAndGroupingDoNotChangeBits) {
+  const AdamWTensor start = parameter(70000, DType::kF32, 1, 0.1);
+  expect_thread_invariant([&] {
+    std::vector<AdamWTensor> t = {clone(start, DType::kF32)};
+    adamw_step(t, {.learning_rate = 0.1, .step = 3});
+    return std::vector{t[0].param, t[0].m, t[0].v};
+  });
+  std::vector<AdamWTensor> whole = {clone(start, DType::kF32)}, parts;
+  AdamWTensor split = clone(start, DType::kF32);
+  for (const auto& [first, count] : {std::pair{0, 17}, {17, 50000}, {50017, 19983}})
+    parts.push_back({split.param.narrow(0, first, count), split.grad.narrow(0, first, count),
+                     split.m.narrow(0, first, count), split.v.narrow(0, first, count), 0.1});
+  adamw_step(whole, {.learning_rate = 0.1});
+  adamw_step(parts, {.learning_rate = 0.1});
+  EXPECT_TRUE(bit_equal(whole[0].param, split.param));
+}
+
+TEST(AdamW, SaysWhatIsWrongBeforeItWrites) {
+  std::vector<AdamWTensor> t = {parameter(3, DType::kF32, 1, 0), parameter(4, DType::kF32, 2, 0)};
+  const Tensor before = t[0].param.clone();
+  t[1].m = Tensor::zeros({5}, DType::kF32);
+  EXPECT_THROW_WITH(adamw_step(t, {.learning_rate = 0.1}), Error, "[adamw] expected m f32[4]");
+  EXPECT_TRUE(bit_equal(t[0].param, before));
+  t.pop_back();
+  EXPECT_THROW_WITH(adamw_step(t, {.learning_rate = 0.1, .step = 0}), Error, "count from 1");
+  EXPECT_THROW_WITH(adamw_step(t, {.learning_rate = 0.1, .beta1 = 1}), Error, "betas in [0, 1)");
+}
+
+TEST(GradNorm, IsTheNormOverAllTensors) {
+  std::vector<Tensor> tensors;
+  double squares = 0;
+  for (const int64_t n : {0, 1, 3, 65, 50000}) {
+    tensors.push_back(random_tensor({n}, DType::kF32, static_cast<uint64_t>(n)));
+    for (const double v : tensors.back().to_vector<double>()) squares += v * v;
+  }
+  Tensor norm = Tensor::empty({1}, DType::kF64);
+  grad_norm(norm, tensors);
+  EXPECT_NEAR(norm.item(), std::sqrt(squares), 1e-13 * std::sqrt(squares));
+  expect_thread_invariant([&] {
+    Tensor n = Tensor::empty({1}, DType::kF64);
+    grad_norm(n, tensors);
+    return std::vector{n};
+  });
+  grad_norm(norm, {});
+  EXPECT_EQ(norm.item(), 0);
+}
+
+TEST(GradNorm, DoesNotOverflowInF32AndShowsNaN) {
+  std::vector<Tensor> tensors = {Tensor::full({4}, 1e30, DType::kF32)};
+  Tensor norm = Tensor::empty({1}, DType::kF64);
+  grad_norm(norm, tensors);
+  EXPECT_NEAR(norm.item(), 2e30, 1e24);  // 1e30 rounded to f32
+  tensors.push_back(Tensor::full({2}, NAN, DType::kF32));
+  grad_norm(norm, tensors);
+  EXPECT_TRUE(std::isnan(norm.item()));
+  tensors.back().fill_(-INFINITY);
+  grad_norm(norm, tensors);
+  EXPECT_EQ(norm.item(), INFINITY);
+  Tensor single = Tensor::empty({1}, DType::kF32);
+  EXPECT_THROW_WITH(grad_norm(single, tensors), Error, "expected norm f64[1]");
+}
+
+}  // namespace
+}  // namespace cohort::kernels
