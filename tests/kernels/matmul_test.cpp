@@ -73,8 +73,14 @@ TEST(Matmul, GradientsAreTheTransposedProducts) {
 // tilings, padding and thread counts.
 void expect_row_independence(int64_t k, int64_t n, DType dtype, Transpose tb) {
   constexpr int64_t kRows = 512;
-  const Tensor a = operand(kRows, k, Transpose::kNo, dtype, 1), b = operand(k, n, tb, dtype, 2);
-  const Tensor start = random_tensor({kRows, n}, dtype, 3);
+  static const Tensor pool = random_tensor({kRows * 4096}, DType::kF64, 1);
+  static const Tensor pool_f32 = pool.to(DType::kF32);
+  const auto random = [&](int64_t first, const Shape& shape) {
+    const Tensor& from = dtype == DType::kF64 ? pool : pool_f32;
+    return from.narrow(0, first, shape.numel()).reshape(shape);
+  };
+  const Tensor a = random(0, {kRows, k}), start = random(11, {kRows, n});
+  const Tensor b = random(7, tb == Transpose::kYes ? Shape{n, k} : Shape{k, n});
   Tensor all = start.clone();
   matmul(all, a, b, {.b = tb, .out = Grad::kAccumulate});
   const int64_t rows[] = {1, 2, 3, 5, 15, 16, 17, 31, 33, 64, 100, 129, 257};
