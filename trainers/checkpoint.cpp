@@ -64,6 +64,17 @@ void point_best_to(const std::string& dir, const std::string& name) {
   fs::rename(temporary, fs::path(dir) / "best");
 }
 
+// What a process that was killed while saving left behind.
+void remove_unfinished(const std::string& dir) {
+  std::vector<fs::path> found;
+  for (const auto& entry : fs::directory_iterator(dir)) {
+    const std::string name = entry.path().filename().string();
+    if (name.rfind(".tmp-", 0) == 0 || name.rfind(".old-", 0) == 0) found.push_back(entry.path());
+  }
+  std::error_code ignored;
+  for (const fs::path& path : found) fs::remove_all(path, ignored);
+}
+
 void remove_old(const std::string& dir, const TrainState& state, int64_t keep_last) {
   int64_t kept = 0;
   for (const fs::path& path : list_checkpoints(dir)) {
@@ -105,8 +116,7 @@ std::string save_checkpoint(const std::string& dir, const CheckpointView& view, 
   fs::create_directories(dir);
   const std::string name = step_name(view.state.step);
   const fs::path target = fs::path(dir) / name, temporary = fs::path(dir) / (".tmp-" + name);
-  std::error_code ignored;
-  fs::remove_all(temporary, ignored);
+  remove_unfinished(dir);
   fs::create_directory(temporary);
   write_safetensors((temporary / "model.safetensors").string(), weights_of(view.model));
   if (view.reference != nullptr)
@@ -122,10 +132,10 @@ std::string save_checkpoint(const std::string& dir, const CheckpointView& view, 
   // The same step may be saved twice (an interrupt right after a periodic save): the new one
   // replaces the old.
   const fs::path old = fs::path(dir) / (".old-" + name);
-  fs::remove_all(old, ignored);
   if (fs::exists(target)) fs::rename(target, old);
   fs::rename(temporary, target);
   sync_directory(dir);
+  std::error_code ignored;
   fs::remove_all(old, ignored);
   if (view.state.best_step == view.state.step) point_best_to(dir, name);
   remove_old(dir, view.state, keep_last);

@@ -19,6 +19,8 @@ class NonFiniteError : public Error {
 class Learner {
  public:
   Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& config, Communicator& comm);
+  Learner(const Learner&) = delete;  // the parameters' hooks hold its address
+  Learner& operator=(const Learner&) = delete;
 
   struct Update {
     double loss = 0;  // over all micro batches and ranks
