@@ -3,10 +3,6 @@
 
 #include <cstdint>
 #include <span>
-#include <vector>
-
-#include "rl/reward.h"
-#include "rl/rollout.h"
 
 namespace cohort {
 
@@ -15,7 +11,7 @@ namespace cohort {
 double pass_at_k(int64_t n, int64_t c, int64_t k);
 
 // Mean pass@k over prompts of sampled completions; a sample is right if its `correct` value is at
-// least 1.
+// least 1. Throws Error unless `correct` is one or more groups of num_generations.
 double mean_pass_at_k(std::span<const double> correct, int64_t num_generations, int64_t k);
 
 }  // namespace cohort

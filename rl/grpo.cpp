@@ -141,8 +141,6 @@ TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batc
 
 Variable grpo_loss(const Variable& logprob, const PolicyBatch& batch, const GrpoConfig& config,
                    kernels::PolicyLossStats& stats) {
-  COHORT_CHECK(config.beta == 0 || batch.ref_logprob.defined(),
-               "[grpo_loss] expected reference log-probs where beta is ", config.beta);
   return policy_loss(logprob,
                      {.old_logprob = batch.old_logprob,
                       .ref_logprob = batch.ref_logprob,

@@ -2,7 +2,6 @@
 // fractions. Written as people and models write numbers: "1,234", "-0.50", "3/4", "$18.", "50 %".
 // The signs $ and % are dropped, not interpreted: "50%" equals "50".
 #include <limits>
-#include <numeric>
 
 #include "data/tasks/tasks.h"
 #include "rl/rewards/rewards.h"
@@ -42,10 +41,9 @@ void take_digits(std::string_view& text, std::string& digits) {
   text.remove_prefix(n);
 }
 
-// ",234", with no digit after it.
-bool starts_with_group(std::string_view text) {
+bool starts_with_group(std::string_view text) {  // ",234"
   return text.size() >= 4 && text[0] == ',' && is_digit(text[1]) && is_digit(text[2]) &&
-         is_digit(text[3]) && (text.size() == 4 || !is_digit(text[4]));
+         is_digit(text[3]);
 }
 
 // Takes "1,234.50" or ".5" off the front of `text`.

@@ -1,0 +1,274 @@
+// The whole path of one optimiser update on a tiny transformer in f64: packing, forward, head,
+// loss, backward.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "autograd/gradcheck.h"
+#include "core/parallel.h"
+#include "tests/rl/tiny_policy.h"
+
+namespace cohort {
+namespace {
+
+using namespace test;
+
+constexpr LossType kLossTypes[] = {LossType::kGrpo, LossType::kDapo, LossType::kDrGrpo,
+                                   LossType::kBnpo};
+
+// Moves recorded log-probs away from the policy's, so that the ratios are about exp(shift): 0.61,
+// 0.74, 1, 1.16 and 1.57, on both sides of the clip at 0.2 and clear of its edges.
+void shift_logprobs(std::vector<Completion>& completions) {
+  constexpr double kShifts[] = {0.5, 0.3, 0, -0.15, -0.45};
+  size_t i = 0;
+  for (Completion& c : completions)
+    for (double& lp : c.logprobs) lp += kShifts[i++ % 5];
+}
+
+// The loss of an update straight from its definition, sequence by sequence.
+double naive_loss(const Transformer& model, const Transformer* reference,
+                  std::span<const PolicySequence> sequences, LossType type,
+                  const GrpoConfig& config) {
+  double numerator = 0, tokens = 0, count = 0;
+  for (const PolicySequence& s : sequences) {
+    if (s.masked) continue;
+    const auto lp = completion_logprobs(model, *s.completion);
+    const auto ref = reference ? completion_logprobs(*reference, *s.completion) : lp;
+    double sum = 0;
+    for (size_t t = 0; t < lp.size(); ++t) {
+      const double ratio = std::exp(lp[t] - s.completion->logprobs[t]);
+      const double clipped = std::min(std::max(ratio, 1 - config.epsilon),
+                                      1 + config.epsilon_high.value_or(config.epsilon));
+      const double x = ref[t] - lp[t];
+      sum += config.beta * (std::exp(x) - x - 1) -
+             std::min(ratio * s.advantage, clipped * s.advantage);
+    }
+    const auto length = static_cast<double>(lp.size());
+    numerator += type == LossType::kGrpo ? sum / length : sum;
+    tokens += length;
+    count += 1;
+  }
+  if (type == LossType::kGrpo) return numerator / count;
+  return numerator / (type == LossType::kDrGrpo ? count * kMaxCompletion : tokens);
+}
+
+double gradient_error(const UpdateResult& a, const UpdateResult& b) {
+  double worst = 0;
+  for (size_t i = 0; i < a.gradients.size(); ++i)
+    worst = std::max(worst, relative_error(a.gradients[i], b.gradients[i]));
+  return worst;
+}
+
+class GrpoUpdate : public testing::Test {
+ protected:
+  GrpoUpdate() : model_(tiny_model(), DType::kF64, 1), reference_(tiny_model(), DType::kF64, 2) {
+    completions_ = random_completions(12, 3);
+    record_logprobs(model_, completions_);
+    advantages_ = random_advantages(completions_.size(), 4);
+  }
+  Minibatch minibatch(LossType type, Truncated truncated, int64_t micro_batch_tokens) const {
+    const auto sequences = sequences_of(completions_, advantages_, truncated);
+    Minibatch batches = pack_policy(sequences, pack_desc(type, sequences, micro_batch_tokens));
+    for (PolicyBatch& batch : batches) add_reference(batch, reference_);
+    return batches;
+  }
+
+  Transformer model_, reference_;
+  std::vector<Completion> completions_;
+  std::vector<double> advantages_;
+};
+
+TEST_F(GrpoUpdate, LossEqualsItsDefinition) {
+  shift_logprobs(completions_);
+  GrpoConfig config;
+  config.epsilon_high = 0.28;
+  config.beta = 0.1;
+  for (const Truncated truncated : {Truncated::kKeep, Truncated::kMask})
+    for (const LossType type : kLossTypes) {
+      const double naive = naive_loss(
+          model_, &reference_, sequences_of(completions_, advantages_, truncated), type, config);
+      const double loss = run_update(model_, minibatch(type, truncated, 1000), config).loss;
+      EXPECT_NEAR(loss, naive, 1e-12 * std::max(1.0, std::abs(naive)));
+    }
+}
+
+TEST_F(GrpoUpdate, RatioIsExactlyOneOnTheSamplersOwnLogProbs) {
+  // The log-probs come from forwards of single sequences: other rows of a batch leave no trace.
+  for (const DType dtype : {DType::kF64, DType::kF32}) {
+    Transformer model(tiny_model(), dtype, 1);
+    auto completions = completions_;
+    record_logprobs(model, completions);
+    const auto sequences = sequences_of(completions, advantages_);
+    for (const int64_t tokens : {1, 17, 1000}) {
+      PackPolicyDesc desc = pack_desc(LossType::kDapo, sequences, tokens);
+      desc.dtype = dtype;
+      for (const double d :
+           run_update(model, pack_policy(sequences, desc), {}).max_ratio_deviations)
+        EXPECT_EQ(d, 0.0) << dtype_name(dtype) << ", micro batches of " << tokens;
+    }
+  }
+}
+
+TEST_F(GrpoUpdate, EqualRewardsGiveExactlyZeroGradients) {
+  advantages_ = group_advantages(std::vector<double>(completions_.size(), 0.1 + 0.2), 4,
+                                 AdvantageScale::kGroup);
+  shift_logprobs(completions_);
+  for (const LossType type : kLossTypes) {
+    const UpdateResult result = run_update(model_, minibatch(type, Truncated::kKeep, 1000), {});
+    EXPECT_EQ(result.loss, 0.0);
+    for (size_t i = 0; i < result.gradients.size(); ++i)
+      for (const double g : result.gradients[i].to_vector<double>())
+        ASSERT_EQ(g, 0.0) << model_.parameters()[i].name;
+  }
+}
+
+TEST_F(GrpoUpdate, MicroBatchSplitChangesNothing) {
+  shift_logprobs(completions_);
+  GrpoConfig config;
+  config.beta = 0.1;
+  for (const Truncated truncated : {Truncated::kKeep, Truncated::kMask})
+    for (const LossType type : kLossTypes) {
+      const UpdateResult whole = run_update(model_, minibatch(type, truncated, 1000), config);
+      for (const int64_t tokens : {1, 30}) {
+        const Minibatch batches = minibatch(type, truncated, tokens);
+        ASSERT_GT(batches.size(), 1u);
+        const UpdateResult split = run_update(model_, batches, config);
+        EXPECT_NEAR(split.loss, whole.loss, 1e-12 * std::max(1.0, std::abs(whole.loss)));
+        // Each gradient is a sum of a few hundred f64 terms of mixed sign, added in another order.
+        EXPECT_LT(gradient_error(split, whole), 1e-12);
+      }
+    }
+}
+
+TEST_F(GrpoUpdate, LeavingMaskedSequencesOutChangesNothing) {
+  auto sequences = sequences_of(completions_, advantages_, Truncated::kMask);
+  const PackPolicyDesc desc = pack_desc(LossType::kGrpo, sequences);
+  const UpdateResult with = run_update(model_, pack_policy(sequences, desc), {});
+  std::erase_if(sequences, [](const PolicySequence& s) { return s.masked; });
+  ASSERT_LT(sequences.size(), completions_.size());
+  const UpdateResult without = run_update(model_, pack_policy(sequences, desc), {});
+  EXPECT_NEAR(with.loss, without.loss, 1e-14);
+  EXPECT_LT(gradient_error(with, without), 1e-12);
+}
+
+TEST_F(GrpoUpdate, DoesNotDependOnTheNumberOfThreads) {
+  GrpoConfig config;
+  config.beta = 0.1;
+  const int threads = num_threads();
+  std::vector<UpdateResult> results;
+  for (const int n : {1, 2, 3}) {
+    set_num_threads(n);
+    results.push_back(run_update(model_, minibatch(LossType::kDapo, Truncated::kKeep, 40), config));
+  }
+  set_num_threads(threads);
+  for (const UpdateResult& r : results) {
+    EXPECT_EQ(r.loss, results[0].loss);
+    for (size_t i = 0; i < r.gradients.size(); ++i)
+      EXPECT_TRUE(bit_equal(r.gradients[i], results[0].gradients[i]));
+  }
+}
+
+TEST_F(GrpoUpdate, TokensOutsideTheMaskGetExactlyNoGradient) {
+  const auto sequences = sequences_of(completions_, advantages_, Truncated::kMask);
+  PolicyBatch batch = pack_policy(sequences, pack_desc(LossType::kDapo, sequences)).at(0);
+  // Even where every token has a target: the weight alone decides.
+  std::vector<int32_t> next;
+  for (const PolicySequence& s : sequences)
+    next.insert(next.end(), s.completion->tokens.begin() + 1, s.completion->tokens.end());
+  for (const Tensor& targets : {batch.packed.targets, Tensor::from(next)}) {
+    const Variable hidden =
+        Variable::parameter(random_tensor({batch.packed.size(), 16}, DType::kF64, 5));
+    kernels::PolicyLossStats stats;
+    backward(grpo_loss(token_log_probs(hidden, model_.head(), targets).logprob, batch, {}, stats));
+    const auto weight = batch.weight.to_vector<double>();
+    int64_t inside = 0;
+    for (size_t t = 0; t < weight.size(); ++t) {
+      const auto row = hidden.grad().select(0, static_cast<int64_t>(t)).to_vector<double>();
+      const bool zero = std::all_of(row.begin(), row.end(), [](double g) { return g == 0; });
+      EXPECT_TRUE(weight[t] > 0 || zero) << "token " << t;
+      inside += !zero;
+    }
+    EXPECT_GT(inside, 5);  // some are clipped
+  }
+}
+
+TEST_F(GrpoUpdate, ReferenceEqualToThePolicyHasNoKl) {
+  auto sequences = sequences_of(completions_, std::vector<double>(completions_.size(), 0.0));
+  PolicyBatch batch = pack_policy(sequences, pack_desc(LossType::kDapo, sequences)).at(0);
+  add_reference(batch, model_);
+  GrpoConfig config;
+  config.beta = 0.5;
+  const UpdateResult result = run_update(model_, {batch}, config);
+  EXPECT_EQ(result.loss, 0.0);
+  EXPECT_EQ(result.stats.kl_to_reference, 0.0);
+  EXPECT_EQ(result.stats.kl_to_old, 0.0);
+  for (const Tensor& gradient : result.gradients)
+    for (const double g : gradient.to_vector<double>()) ASSERT_EQ(g, 0.0);
+}
+
+TEST_F(GrpoUpdate, KlNeedsAReference) {
+  const auto sequences = sequences_of(completions_, advantages_);
+  const Minibatch batches = pack_policy(sequences, pack_desc(LossType::kDapo, sequences));
+  GrpoConfig config;
+  config.beta = 0.1;
+  EXPECT_THROW_WITH(run_update(model_, batches, config), Error, "reference log-probs");
+}
+
+TEST_F(GrpoUpdate, LogProbsAreThoseOfLogitsOverTemperature) {
+  const double temperature = 0.7;
+  const Completion& c = completions_[2];
+  const auto logprobs = completion_logprobs(model_, c, temperature);
+  NoGradGuard no_grad;
+  TokenSequence sequence{.tokens = c.tokens, .learn = std::vector<uint8_t>(c.tokens.size(), 1)};
+  const Variable hidden = model_.forward(pack({&sequence, 1}));
+  const auto logits = linear(hidden, model_.head()).value().to_vector<double>();
+  for (size_t i = 0; i < logprobs.size(); ++i) {
+    const size_t t = static_cast<size_t>(c.prompt_length) - 1 + i;
+    const double* z = &logits[t * kVocab];
+    double sum = 0;
+    for (int64_t v = 0; v < kVocab; ++v) sum += std::exp(z[v] / temperature);
+    EXPECT_NEAR(logprobs[i], z[c.tokens[t + 1]] / temperature - std::log(sum), 1e-12);
+  }
+}
+
+// The policy loss as a function of the model's parameters: copies them in, and hands the gradients
+// out of the model's own tape.
+Variable loss_of_parameters(const Transformer& model, const PolicyBatch& batch,
+                            const GrpoConfig& config, std::span<const Variable> in) {
+  for (size_t i = 0; i < in.size(); ++i) {
+    Variable parameter = model.parameters()[i].variable;
+    parameter.value().copy_(in[i].value());
+    parameter.zero_grad();
+  }
+  kernels::PolicyLossStats stats;
+  const Variable loss =
+      grpo_loss(policy_log_probs(model, batch.packed, 1).logprob, batch, config, stats);
+  return make_node("loss_of_parameters", loss.value(), in,
+                   [&model, loss](const Tensor& dy, Gradients& g) {
+                     backward(loss, dy);
+                     for (size_t i = 0; i < model.parameters().size(); ++i)
+                       g.pass(static_cast<int>(i), model.parameters()[i].variable.grad().clone());
+                   });
+}
+
+TEST_F(GrpoUpdate, GradientPassesFiniteDifferences) {
+  shift_logprobs(completions_);
+  GrpoConfig config;
+  config.beta = 0.2;
+  const PolicyBatch batch = minibatch(LossType::kGrpo, Truncated::kMask, 1000).at(0);
+  const UpdateResult at_start = run_update(model_, {batch}, config);
+  ASSERT_GT(at_start.stats.clipped_low, 0);
+  ASSERT_GT(at_start.stats.clipped_high, 0);
+  ASSERT_LT(at_start.stats.clipped_low + at_start.stats.clipped_high, at_start.stats.tokens);
+  std::vector<Tensor> parameters;
+  for (const NamedParameter& p : model_.parameters())
+    parameters.push_back(p.variable.value().clone());
+  const GradcheckResult result = gradcheck(
+      [&](std::span<const Variable> in) { return loss_of_parameters(model_, batch, config, in); },
+      parameters, {.step = 2e-4, .elements = 8});
+  EXPECT_TRUE(result.ok) << result.message;
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,157 @@
+// Denominators, weights and the layout of packed policy batches.
+#include <gtest/gtest.h>
+
+#include "tests/rl/tiny_policy.h"
+
+namespace cohort {
+namespace {
+
+using namespace test;
+
+Completion completion(std::vector<int32_t> tokens, int64_t prompt_length,
+                      std::vector<double> logprobs) {
+  return {
+      .tokens = std::move(tokens), .prompt_length = prompt_length, .logprobs = std::move(logprobs)};
+}
+
+TEST(TokenWeight, FollowsTheLossTypes) {
+  const StepTotals totals{.sequences = 4, .tokens = 50};
+  EXPECT_EQ(token_weight(LossType::kGrpo, totals, 5, 16), 1.0 / 20);
+  EXPECT_EQ(token_weight(LossType::kDapo, totals, 5, 16), 1.0 / 50);
+  EXPECT_EQ(token_weight(LossType::kBnpo, totals, 5, 16), 1.0 / 50);
+  EXPECT_EQ(token_weight(LossType::kDrGrpo, totals, 5, 16), 1.0 / 64);
+}
+
+TEST(TokenWeight, DenominatorsAreAtLeastOne) {
+  for (const LossType type :
+       {LossType::kGrpo, LossType::kDapo, LossType::kBnpo, LossType::kDrGrpo}) {
+    const double weight = token_weight(type, {}, 3, 8);
+    EXPECT_GT(weight, 0);
+    EXPECT_LE(weight, 1);
+  }
+}
+
+TEST(StepTotals, CountSequencesAndTokensThatAreNotMasked) {
+  const Completion a = completion({1, 2, 3}, 1, {-1, -1}), b = completion({1, 2}, 1, {-1});
+  const std::vector<PolicySequence> sequences = {
+      {.completion = &a}, {.completion = &b, .masked = true}, {.completion = &b}};
+  const StepTotals totals = count_totals(sequences);
+  EXPECT_EQ(totals.sequences, 2);
+  EXPECT_EQ(totals.tokens, 3);
+  EXPECT_EQ(count_totals({}).tokens, 0);
+}
+
+TEST(PackPolicy, PutsValuesWhereTheNextTokenIsACompletionToken) {
+  const Completion a = completion({4, 5, 6, kEos}, 2, {-0.5, -0.25}),
+                   b = completion({7, 8}, 1, {-2});
+  const std::vector<PolicySequence> sequences = {
+      {.completion = &a, .advantage = 3, .group = 9, .number = 20},
+      {.completion = &b, .advantage = -1, .group = 8, .number = 21}};
+  const Minibatch batches = pack_policy(sequences, {.loss_type = LossType::kGrpo,
+                                                    .totals = count_totals(sequences),
+                                                    .max_completion_length = 4,
+                                                    .micro_batch_tokens = 100,
+                                                    .policy_version = 7,
+                                                    .dtype = DType::kF64});
+  ASSERT_EQ(batches.size(), 1u);
+  const PolicyBatch& batch = batches[0];
+  using I = std::vector<int>;
+  using D = std::vector<double>;
+  EXPECT_EQ(batch.packed.tokens.to_vector<int>(), (I{4, 5, 6, 7}));
+  // The end of sequence is an action like any other; prompt tokens are none.
+  EXPECT_EQ(batch.packed.targets.to_vector<int>(), (I{-1, 6, kEos, 8}));
+  EXPECT_EQ(batch.packed.positions.to_vector<int>(), (I{0, 1, 2, 0}));
+  EXPECT_EQ(batch.packed.sequences.to_vector<int>(), (I{20, 20, 20, 21}));
+  EXPECT_EQ(batch.packed.cu_seqlens.to_vector<int>(), (I{0, 3, 4}));
+  EXPECT_EQ(batch.packed.num_targets, 3);
+  EXPECT_EQ(batch.old_logprob.to_vector<double>(), (D{0, -0.5, -0.25, -2}));
+  EXPECT_EQ(batch.advantage.to_vector<double>(), (D{0, 3, 3, -1}));
+  EXPECT_EQ(batch.weight.to_vector<double>(), (D{0, 0.25, 0.25, 0.5}));
+  EXPECT_FALSE(batch.ref_logprob.defined());
+  EXPECT_EQ(batch.policy_version.dtype(), DType::kI32);
+  EXPECT_EQ(batch.policy_version.to_vector<int>(), (I{7, 7, 7, 7}));
+  EXPECT_EQ(batch.groups, (std::vector<int64_t>{9, 8}));
+  EXPECT_EQ(batch.parents, (std::vector<int64_t>{-1, -1}));
+}
+
+TEST(PackPolicy, MaskedSequencesHaveNoTargetsAndNoWeight) {
+  const Completion a = completion({1, 2, 3}, 1, {-1, -1}), b = completion({4, 5}, 1, {-3});
+  const std::vector<PolicySequence> sequences = {{.completion = &a, .advantage = 2, .masked = true},
+                                                 {.completion = &b, .advantage = 1}};
+  PackPolicyDesc desc = pack_desc(LossType::kDapo, sequences);
+  const PolicyBatch batch = pack_policy(sequences, desc).at(0);
+  EXPECT_EQ(batch.packed.tokens.to_vector<int>(), (std::vector<int>{1, 2, 4}));
+  EXPECT_EQ(batch.packed.targets.to_vector<int>(), (std::vector<int>{-1, -1, 5}));
+  EXPECT_EQ(batch.weight.to_vector<double>(), (std::vector<double>{0, 0, 1}));
+  EXPECT_EQ(batch.advantage.to_vector<double>(), (std::vector<double>{0, 0, 1}));
+}
+
+TEST(PackPolicy, WeightsOfAnUpdateSumToItsMean) {
+  const auto completions = [] {
+    auto c = random_completions(20, 1);
+    for (Completion& one : c) one.logprobs.resize(static_cast<size_t>(one.completion_length()), -1);
+    return c;
+  }();
+  const auto advantages = random_advantages(20, 1);
+  for (const Truncated truncated : {Truncated::kKeep, Truncated::kMask})
+    for (const LossType type : {LossType::kGrpo, LossType::kDapo, LossType::kBnpo}) {
+      const auto sequences = sequences_of(completions, advantages, truncated);
+      double sum = 0;
+      for (const PolicyBatch& batch : pack_policy(sequences, pack_desc(type, sequences, 12)))
+        for (const double w : batch.weight.to_vector<double>()) sum += w;
+      EXPECT_NEAR(sum, 1, 1e-13);
+    }
+}
+
+TEST(PackPolicy, MicroBatchesKeepTheOrderAndTheBudget) {
+  auto completions = random_completions(30, 2);
+  for (Completion& c : completions) c.logprobs.resize(static_cast<size_t>(c.completion_length()));
+  const auto sequences = sequences_of(completions, random_advantages(30, 2));
+  const Minibatch batches = pack_policy(sequences, pack_desc(LossType::kDapo, sequences, 20));
+  EXPECT_GT(batches.size(), 5u);
+  std::vector<int64_t> groups;
+  for (const PolicyBatch& batch : batches) {
+    EXPECT_LE(batch.packed.size(), 20);
+    groups.insert(groups.end(), batch.groups.begin(), batch.groups.end());
+  }
+  for (size_t i = 0; i < groups.size(); ++i) EXPECT_EQ(groups[i], static_cast<int64_t>(i / 2));
+  EXPECT_EQ(groups.size(), 30u);
+  EXPECT_TRUE(pack_policy({}, pack_desc(LossType::kDapo, {}, 20)).empty());
+}
+
+TEST(PackPolicy, SaysWhichSequenceIsBroken) {
+  const auto pack_one = [](const Completion& c) {
+    const std::vector<PolicySequence> sequences = {{.completion = &c, .number = 5}};
+    pack_policy(sequences, pack_desc(LossType::kDapo, sequences));
+  };
+  EXPECT_THROW_WITH(pack_one(completion({1, 2}, 0, {-1, -1})), Error, "sequence 5, got 0 and 2");
+  EXPECT_THROW_WITH(pack_one(completion({1, 2}, 2, {})), Error, "sequence 5, got 2 and 0");
+  EXPECT_THROW_WITH(pack_one(completion({1, 2, 3}, 1, {-1})), Error,
+                    "sequence 5 has 2 completion tokens and 1 log-probs");
+}
+
+TEST(GrpoConfig, ReadsItsKeys) {
+  GrpoConfig config;
+  EXPECT_EQ(config.loss_desc().epsilon_high, 0.2);
+  read_config(config, parse_yaml("{epsilon: 0.1, epsilon_high: 0.28, beta: 0.04, loss_type: "
+                                 "dr_grpo, scale_rewards: leave_one_out, num_iterations: 2, "
+                                 "num_minibatches: 3, mask_truncated_completions: true, "
+                                 "shuffle_advantages: true}",
+                                 "test"));
+  const kernels::PolicyLossDesc desc = config.loss_desc();
+  EXPECT_EQ(desc.epsilon_low, 0.1);
+  EXPECT_EQ(desc.epsilon_high, 0.28);
+  EXPECT_EQ(desc.beta, 0.04);
+  EXPECT_EQ(config.loss_type, LossType::kDrGrpo);
+  EXPECT_EQ(config.scale_rewards, AdvantageScale::kLeaveOneOut);
+  EXPECT_EQ(config.num_iterations, 2);
+  EXPECT_EQ(config.num_minibatches, 3);
+  EXPECT_TRUE(config.mask_truncated_completions);
+  EXPECT_TRUE(config.shuffle_advantages);
+  EXPECT_THROW_WITH(read_config(config, parse_yaml("{loss_type: dapoo}", "test")), InputError,
+                    "grpo, dapo, dr_grpo, bnpo");
+  EXPECT_THROW_WITH(read_config(config, parse_yaml("{beta: -1}", "test")), InputError, "beta");
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,463 @@
+// The checks behind the table. A case's numbers must come out at its tolerance, and where the file
+// has them recomputed in f64, at 1e-9.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "rl/grpo.h"
+#include "tests/rl/grpo_truth.h"
+
+namespace cohort::test {
+namespace {
+
+using Values = std::vector<double>;
+
+double number(const Json& truth, const char* key) {
+  return truth.at("inputs").at(key).as_double();
+}
+
+Values values(const Json& array) {
+  Values out;
+  for (const Json& item : array.as_array()) out.push_back(item.as_double());
+  return out;
+}
+Values input(const Json& truth, const char* key) {
+  return values(truth.at("inputs").at(key));
+}
+// One row per sequence; a plain list is one sequence.
+std::vector<Values> rows(const Json& array) {
+  if (!array.as_array().at(0).is_array()) return {values(array)};
+  std::vector<Values> out;
+  for (const Json& row : array.as_array()) out.push_back(values(row));
+  return out;
+}
+std::vector<Values> input_rows(const Json& truth, const char* key) {
+  return rows(truth.at("inputs").at(key));
+}
+
+void expect_near(const Json& want, const Values& got, double tolerance, const char* key) {
+  if (!want.is_array()) {
+    ASSERT_EQ(got.size(), 1u) << key;
+    EXPECT_NEAR(got[0], want.as_double(), tolerance * std::max(1.0, std::abs(got[0]))) << key;
+    return;
+  }
+  Values flat;
+  for (const Values& row : rows(want)) flat.insert(flat.end(), row.begin(), row.end());
+  ASSERT_EQ(got.size(), flat.size()) << key;
+  for (size_t i = 0; i < got.size(); ++i)
+    EXPECT_NEAR(got[i], flat[i], tolerance * std::max(1.0, std::abs(flat[i]))) << key << " " << i;
+}
+
+// `got` against expected[key], and against recomputed_float64[key] where that exists.
+void expect(const Json& truth, const char* key, const Values& got) {
+  expect_near(truth.at("expected").at(key), got, truth.at("tolerance").as_double(), key);
+  if (const Json* exact = truth.at("recomputed_float64").find(key))
+    expect_near(*exact, got, 1e-9, key);
+}
+void expect(const Json& truth, const char* key, double got) {
+  expect(truth, key, Values{got});
+}
+
+// ---- The policy loss on plain numbers
+// ------------------------------------------------------------------------------------------------
+
+struct Tokens {
+  Values logprob, old_logprob, advantage, weight, ref_logprob;
+};
+struct Outcome {
+  double loss = 0;
+  Values gradient;
+  kernels::PolicyLossStats stats;
+};
+
+Outcome policy_loss_of(const Tokens& tokens, const kernels::PolicyLossDesc& desc) {
+  Outcome out;
+  const Tensor lp = Tensor::from(tokens.logprob);
+  Tensor loss = Tensor::empty({1}, DType::kF64), gradient = Tensor::empty_like(lp);
+  kernels::policy_loss(loss, gradient, out.stats, lp, Tensor::from(tokens.old_logprob),
+                       tokens.ref_logprob.empty() ? Tensor() : Tensor::from(tokens.ref_logprob),
+                       Tensor::from(tokens.advantage), Tensor::from(tokens.weight), desc);
+  out.loss = loss.item();
+  out.gradient = gradient.to_vector<double>();
+  return out;
+}
+
+// The weighted loss of each token alone.
+Values per_token(const Tokens& tokens, const kernels::PolicyLossDesc& desc) {
+  Values out;
+  for (size_t i = 0; i < tokens.logprob.size(); ++i) {
+    Tokens one{{tokens.logprob[i]},
+               {tokens.old_logprob[i]},
+               {tokens.advantage[i]},
+               {tokens.weight[i]},
+               {}};
+    if (!tokens.ref_logprob.empty()) one.ref_logprob = {tokens.ref_logprob[i]};
+    out.push_back(policy_loss_of(one, desc).loss);
+  }
+  return out;
+}
+
+kernels::PolicyLossDesc clip_of(const Json& truth) {
+  return {.epsilon_low = number(truth, "clip_low"), .epsilon_high = number(truth, "clip_high")};
+}
+
+Values scaled(Values x, double factor) {
+  for (double& v : x) v *= factor;
+  return x;
+}
+double mean_weight(size_t n) {
+  return 1 / static_cast<double>(n);
+}
+
+// ---- Aggregation: sequences whose token losses are given
+// ------------------------------------------------------------------------------------------------
+
+// A token whose loss is l: ratio 1 and advantage -l.
+struct LossRow {
+  Values losses;
+  bool masked = false;
+};
+
+// Rows of losses under 0 / 1 masks; a row without a kept token is a masked sequence.
+std::vector<LossRow> loss_rows(const Json& losses, const Json& masks) {
+  std::vector<LossRow> out;
+  const auto loss = rows(losses), mask = rows(masks);
+  for (size_t i = 0; i < loss.size(); ++i) {
+    LossRow row;
+    for (size_t t = 0; t < loss[i].size(); ++t)
+      if (mask[i][t] != 0) row.losses.push_back(loss[i][t]);
+    row.masked = row.losses.empty();
+    if (row.masked) row.losses = loss[i];
+    out.push_back(row);
+  }
+  return out;
+}
+
+std::vector<Completion> completions_of(const std::vector<LossRow>& rows) {
+  std::vector<Completion> completions(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    completions[i].prompt_length = 1;
+    completions[i].tokens.resize(rows[i].losses.size() + 1, 0);
+    completions[i].logprobs.resize(rows[i].losses.size(), -1.0);
+  }
+  return completions;
+}
+
+std::vector<PolicySequence> sequences_of(const std::vector<LossRow>& rows,
+                                         const std::vector<Completion>& completions) {
+  std::vector<PolicySequence> sequences;
+  for (size_t i = 0; i < rows.size(); ++i)
+    sequences.push_back({.completion = &completions[i], .masked = rows[i].masked});
+  return sequences;
+}
+
+constexpr int64_t kMaxLength = 3;
+
+// This rank's or micro batch's share of the step's loss: real packing, and the given losses as
+// advantages.
+double aggregate(const std::vector<LossRow>& rows, LossType type, const StepTotals& totals) {
+  const auto completions = completions_of(rows);
+  const auto sequences = sequences_of(rows, completions);
+  const PackPolicyDesc desc{.loss_type = type,
+                            .totals = totals,
+                            .max_completion_length = kMaxLength,
+                            .micro_batch_tokens = 1000,
+                            .dtype = DType::kF64};
+  PolicyBatch batch = pack_policy(sequences, desc).at(0);
+  Values advantages;
+  for (const LossRow& row : rows)
+    for (const double l : row.losses) advantages.push_back(-l);
+  batch.advantage = Tensor::from(advantages);
+  kernels::PolicyLossStats stats;
+  return grpo_loss(Variable(batch.old_logprob.clone()), batch, {}, stats).value().item();
+}
+
+StepTotals totals_of(const std::vector<LossRow>& rows) {
+  const auto completions = completions_of(rows);
+  return count_totals(sequences_of(rows, completions));
+}
+
+}  // namespace
+
+void check_k3(const Json& truth) {
+  const Values lp = input(truth, "logprobs");
+  const size_t n = lp.size();
+  const double cap = number(truth, "output_clamp");
+  Values k3 = per_token({lp, lp, Values(n, 0.0), Values(n, 1.0), input(truth, "ref_logprobs")},
+                        {.beta = 1});
+  for (double& v : k3) v = std::min(v, cap);
+  expect(truth, "kl", k3);
+}
+
+void check_kl_penalty(const Json& truth) {
+  Tokens tokens{input(truth, "logprobs"),
+                input(truth, "old_logprobs"),
+                input(truth, "advantages"),
+                {},
+                input(truth, "ref_logprobs")};
+  const auto n = static_cast<double>(tokens.logprob.size());
+  tokens.weight.assign(tokens.logprob.size(), 1 / n);
+  const double beta = number(truth, "beta");
+  const Outcome out = policy_loss_of(tokens, {.beta = beta});
+  expect(truth, "loss", out.loss);
+  expect(truth, "kl_mean", out.stats.kl_to_reference / n);
+  expect(truth, "kl", scaled(per_token(tokens, {.beta = beta}), n / beta));
+}
+
+void check_kl_gradient(const Json& truth) {
+  const Values lp = input(truth, "logprobs");
+  const size_t n = lp.size();
+  const kernels::PolicyLossDesc desc{.beta = number(truth, "beta")};
+  const Tokens tokens{lp, lp, Values(n, 0.0), Values(n, mean_weight(n)),
+                      input(truth, "ref_logprobs")};
+  // d(w k3) with w = exp(lp - lp.detach()) is k3 + dk3.
+  const Values k3 = per_token(tokens, desc), dk3 = policy_loss_of(tokens, desc).gradient;
+  Values sum;
+  for (size_t i = 0; i < n; ++i) sum.push_back(k3[i] + dk3[i]);
+  expect(truth, "grad", sum);
+}
+
+void check_clip(const Json& truth) {
+  const Values lp = input(truth, "logprobs");
+  const Tokens tokens{lp,
+                      input(truth, "old_logprobs"),
+                      input(truth, "advantages"),
+                      Values(lp.size(), mean_weight(lp.size())),
+                      {}};
+  expect(truth, "loss", policy_loss_of(tokens, clip_of(truth)).loss);
+}
+
+void check_dual_clip(const Json& truth) {
+  const Json& in = truth.at("inputs");
+  Tokens tokens;
+  tokens.advantage = input(truth, "advantages");
+  const size_t n = tokens.advantage.size();
+  if (in.find("ratio")) {
+    tokens.logprob = input(truth, "ratio");
+    for (double& v : tokens.logprob) v = std::log(v);
+    tokens.old_logprob.assign(n, 0);
+  } else {
+    tokens.logprob = input(truth, "logprobs");
+    tokens.old_logprob = input(truth, "old_logprobs");
+  }
+  tokens.weight.assign(n, 1);
+  Values losses = per_token(tokens, clip_of(truth));
+  double mean = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const double a = tokens.advantage[i];
+    if (a < 0) losses[i] = std::min(losses[i], -a * number(truth, "dual_clip_c"));
+    mean += losses[i] * mean_weight(n);
+  }
+  expect(truth, "per_token", losses);
+  if (truth.at("expected").find("loss")) expect(truth, "loss", mean);
+}
+
+void check_rollout_weights(const Json& truth) {
+  const Json& in = truth.at("inputs");
+  Tokens tokens{
+      input(truth, "logprobs"), input(truth, "old_logprobs"), input(truth, "advantages"), {}, {}};
+  const size_t n = tokens.logprob.size();
+  const Values rollout = input(truth, "rollout_logprobs");
+  for (size_t i = 0; i < n; ++i)
+    tokens.weight.push_back(std::exp(tokens.old_logprob[i] - rollout[i]));
+  if (truth.at("expected").find("weights")) expect(truth, "weights", tokens.weight);
+  for (double& w : tokens.weight) {
+    if (const Json* cap = in.find("tis_cap")) w = std::min(w, cap->as_double());
+    if (const Json* keep = in.find("keep_range")) {
+      const Values range = values(*keep);
+      if (w < range[0] || w > range[1]) w = 0;
+    }
+  }
+  const kernels::PolicyLossDesc desc =
+      in.find("clip_low") ? clip_of(truth) : kernels::PolicyLossDesc{};
+  if (truth.at("expected").find("weighted")) expect(truth, "weighted", per_token(tokens, desc));
+  tokens.weight = scaled(tokens.weight, mean_weight(n));
+  expect(truth, "loss", policy_loss_of(tokens, desc).loss);
+}
+
+void check_given_weights(const Json& truth) {
+  const Values advantages = input(truth, "advantages");
+  const size_t n = advantages.size();
+  Values weight = input(truth, "importance_ratio");
+  for (double& w : weight) w = std::min(w, number(truth, "tis_max"));
+  expect(truth, "weights", weight);
+  const Tokens tokens{
+      Values(n, -1.0), Values(n, -1.0), advantages, scaled(weight, mean_weight(n)), {}};
+  expect(truth, "loss", policy_loss_of(tokens, {}).loss);
+}
+
+void check_sequence_ratio(const Json& truth) {
+  const auto lp = input_rows(truth, "logprobs"), old = input_rows(truth, "old_logprobs"),
+             advantages = input_rows(truth, "advantages");
+  const Json& in = truth.at("inputs");
+  Tokens tokens;
+  Values ratios;
+  double correction = 1;
+  for (size_t s = 0; s < lp.size(); ++s) {
+    const size_t n = lp[s].size();
+    double mean = 0;
+    for (size_t t = 0; t < n; ++t) mean += (lp[s][t] - old[s][t]) * mean_weight(n);
+    ratios.push_back(std::exp(mean));
+    tokens.logprob.insert(tokens.logprob.end(), n, mean);
+    tokens.old_logprob.insert(tokens.old_logprob.end(), n, 0.0);
+    tokens.advantage.insert(tokens.advantage.end(), advantages[s].begin(), advantages[s].end());
+    if (in.find("rollout_logprobs")) {
+      double sum = 0;
+      for (size_t t = 0; t < n; ++t) sum += old[s][t] - input_rows(truth, "rollout_logprobs")[s][t];
+      correction = std::exp(sum);
+      if (const Json* cap = in.find("tis_cap")) correction = std::min(correction, cap->as_double());
+    }
+  }
+  tokens.weight.assign(tokens.logprob.size(), correction);
+  const Json& want = truth.at("expected");
+  if (want.find("seq_ratio")) expect(truth, "seq_ratio", ratios);
+  if (want.find("seq_weight")) expect(truth, "seq_weight", correction);
+  expect(truth, want.find("weighted") ? "weighted" : "per_token",
+         per_token(tokens, clip_of(truth)));
+  const StepTotals totals{.sequences = static_cast<double>(lp.size()),
+                          .tokens = static_cast<double>(tokens.logprob.size())};
+  const auto length = static_cast<int64_t>(lp[0].size());  // the cases' sequences are equally long
+  tokens.weight = scaled(tokens.weight, token_weight(LossType::kGrpo, totals, length, length));
+  expect(truth, "loss", policy_loss_of(tokens, clip_of(truth)).loss);
+}
+
+void check_leave_one_out(const Json& truth) {
+  const Values groups = input(truth, "groups"), rewards = input(truth, "rewards"),
+               valid = input(truth, "valid"), want = values(truth.at("expected").at("baseline"));
+  for (size_t begin = 0, end; begin < groups.size(); begin = end) {
+    for (end = begin; end < groups.size() && groups[end] == groups[begin];) ++end;
+    Values group;
+    for (size_t i = begin; i < end; ++i)
+      group.push_back(valid[i] != 0 ? rewards[i] : std::numeric_limits<double>::quiet_NaN());
+    const Values advantages =
+        group_advantages(group, static_cast<int64_t>(group.size()), AdvantageScale::kLeaveOneOut);
+    for (size_t i = begin; i < end; ++i) {
+      if (valid[i] == 0)
+        EXPECT_EQ(advantages[i - begin], 0.0);
+      else  // rewards of one group are of one magnitude: relative to them
+        EXPECT_NEAR(rewards[i] - advantages[i - begin], want[i], 1e-12 * std::abs(rewards[i]));
+    }
+  }
+}
+
+void check_group_advantages(const Json& truth) {
+  expect_near(truth.at("expected").at("advantages"),
+              group_advantages(input(truth, "rewards"), 2, AdvantageScale::kGroup),
+              truth.at("tolerance").as_double(), "advantages");
+}
+
+void check_group_advantages_without_floor(const Json& truth) {
+  const Values rewards = input(truth, "rewards");
+  ASSERT_EQ(rewards.size(), 2u);
+  const double std = std::abs(rewards[1] - rewards[0]) / std::sqrt(2.0);
+  expect(truth, "advantages",
+         scaled(group_advantages(rewards, 2, AdvantageScale::kGroup), (std + 1e-4) / std));
+}
+
+void check_equal_rewards(const Json& truth) {
+  for (const AdvantageScale scale :
+       {AdvantageScale::kNone, AdvantageScale::kGroup, AdvantageScale::kLeaveOneOut})
+    EXPECT_EQ(group_advantages(input(truth, "rewards"), 2, scale),
+              values(truth.at("expected").at("advantages")));
+}
+
+void check_masked_mean(const Json& truth) {
+  Values means;
+  for (const LossRow& row : loss_rows(truth.at("inputs").at("x"), truth.at("inputs").at("mask")))
+    means.push_back(aggregate({row}, LossType::kGrpo, totals_of({row})));
+  expect(truth, "out", means);
+}
+
+void check_token_mean(const Json& truth) {
+  const auto lp = input_rows(truth, "logprobs"), old = input_rows(truth, "old_logprobs"),
+             advantages = input_rows(truth, "advantages"), mask = input_rows(truth, "mask");
+  StepTotals totals;
+  for (const Values& row : mask) {
+    totals.sequences += 1;
+    for (const double m : row) totals.tokens += m;
+  }
+  Tokens all;
+  double of_rows = 0;
+  for (size_t s = 0; s < lp.size(); ++s) {
+    Tokens row{lp[s], old[s], advantages[s], mask[s], {}};
+    row.weight = scaled(row.weight, token_weight(LossType::kDapo, totals, 1, 1));
+    of_rows += policy_loss_of(row, clip_of(truth)).loss;
+    all.logprob.insert(all.logprob.end(), row.logprob.begin(), row.logprob.end());
+    all.old_logprob.insert(all.old_logprob.end(), row.old_logprob.begin(), row.old_logprob.end());
+    all.advantage.insert(all.advantage.end(), row.advantage.begin(), row.advantage.end());
+    all.weight.insert(all.weight.end(), row.weight.begin(), row.weight.end());
+  }
+  const double whole = policy_loss_of(all, clip_of(truth)).loss;
+  expect(truth, "loss", whole);
+  EXPECT_NEAR(of_rows, whole, 1e-15);
+}
+
+void check_token_mean_of_ranks(const Json& truth) {
+  const Json& in = truth.at("inputs");
+  const auto all = loss_rows(in.at("loss"), in.at("mask"));
+  const auto ranks = rows(in.at("ranks"));
+  const StepTotals totals = totals_of(all);
+  Values shares;
+  for (const Values& rank : ranks) {
+    std::vector<LossRow> own;
+    for (const double i : rank) own.push_back(all[static_cast<size_t>(i)]);
+    // The case averages over ranks where ours add.
+    shares.push_back(aggregate(own, LossType::kDapo, totals) * static_cast<double>(ranks.size()));
+  }
+  expect(truth, "rank", shares);
+  expect(truth, "global_", aggregate(all, LossType::kDapo, totals));
+}
+
+void check_token_mean_of_micro_batches(const Json& truth) {
+  const Json::Array &losses = truth.at("inputs").at("micro_batches").as_array(),
+                    &masks = truth.at("inputs").at("masks").as_array();
+  std::vector<std::vector<LossRow>> micro_batches;
+  std::vector<LossRow> all;
+  for (size_t i = 0; i < losses.size(); ++i) {
+    micro_batches.push_back(loss_rows(losses[i], masks[i]));
+    all.insert(all.end(), micro_batches[i].begin(), micro_batches[i].end());
+  }
+  double loss = 0;
+  for (const auto& rows : micro_batches) loss += aggregate(rows, LossType::kDapo, totals_of(all));
+  expect(truth, "loss", loss);
+}
+
+void check_token_sum(const Json& truth) {
+  const Json& in = truth.at("inputs");
+  const auto all = loss_rows(in.at("loss"), in.at("mask"));
+  const StepTotals totals = totals_of(all);
+  const double denominator = totals.sequences * static_cast<double>(kMaxLength);
+  expect(truth, "loss",
+         aggregate(all, LossType::kDrGrpo, totals) * denominator * number(truth, "dp"));
+}
+
+void check_sequence_mean(const Json& truth) {
+  const Json &in = truth.at("inputs"), &want = truth.at("expected");
+  const auto all = loss_rows(in.at("loss"), in.at("mask"));
+  const StepTotals totals = totals_of(all);
+  if (want.find("valid_sequences")) expect(truth, "valid_sequences", totals.sequences);
+  expect(truth, want.find("global_") ? "global_" : "seq_mean",
+         aggregate(all, LossType::kGrpo, totals));
+}
+
+void check_nll(const Json& truth) {
+  const int64_t tokens = truth.at("inputs").at("tokens").as_int(), vocab = 4;
+  const bool right = truth.at("id").as_string() == "nll_right";
+  Tensor identity = Tensor::zeros({vocab, vocab}, DType::kF64);
+  for (int64_t i = 0; i < vocab; ++i) identity.data<double>()[i * vocab + i] = 1;
+  Tensor logits = Tensor::zeros({tokens, vocab}, DType::kF64);
+  std::vector<int32_t> targets;
+  for (int64_t t = 0; t < tokens; ++t) {
+    logits.data<double>()[t * vocab + t] = number(truth, "logit_gap");
+    targets.push_back(static_cast<int32_t>(right ? t : t + 1));
+  }
+  const auto lp = token_log_probs(Variable(logits), Variable(identity), Tensor::from(targets));
+  double loss = 0;
+  for (const double v : lp.logprob.value().to_vector<double>())
+    loss -= v / static_cast<double>(tokens);
+  expect(truth, "loss", loss);
+}
+
+}  // namespace cohort::test

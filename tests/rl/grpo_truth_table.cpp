@@ -1,0 +1,107 @@
+// How each published case is checked, or why not. A case of something that is not offered is still
+// checked where our functions give some of its numbers: then the check supplies the rest, and the
+// row says what that is.
+#include "tests/rl/grpo_truth.h"
+
+namespace cohort::test {
+namespace {
+
+constexpr Coverage kWhole = Coverage::kWhole, kPart = Coverage::kPart, kNone = Coverage::kNone;
+
+constexpr char kOtherEstimator[] = "k3 is the only KL estimator";
+constexpr char kRolloutWeight[] =
+    "clip and weighted mean; the check supplies the rollout correction, of which there is none: "
+    "here the sampler's log-probs are the old ones";
+constexpr char kSequenceRatio[] =
+    "clip and mean per sequence; the check supplies the sequence ratio (GSPO is not offered)";
+constexpr char kLoo[] = "baseline = reward - advantage; the std of the others is not offered";
+constexpr char kNoShaping[] = "rewards shaped by length or repetition are not offered";
+constexpr char kNoMask[] = "masks by divergence or entropy are not offered";
+
+}  // namespace
+
+const std::vector<TruthCase>& truth_table() {
+  static const std::vector<TruthCase> table = {
+      {"kl_k1", kNone, kOtherEstimator, nullptr},
+      {"kl_k1_clamped", kNone, kOtherEstimator, nullptr},
+      {"kl_k2", kNone, kOtherEstimator, nullptr},
+      {"kl_k3_clamped", kPart, "k3 itself; the check caps it at the case's output clamp", check_k3},
+      {"kl_penalty_loss", kWhole, "loss with beta", check_kl_penalty},
+      {"kl_grad_with_sampling_term_plain", kPart,
+       "value and gradient of k3; the check adds the score term, which the loss leaves out",
+       check_kl_gradient},
+      {"ppo_clip_rollout_correction", kPart, kRolloutWeight, check_rollout_weights},
+      {"tis_token_cap_0.8", kPart, kRolloutWeight, check_rollout_weights},
+      {"icepop_0.5_5", kPart, kRolloutWeight, check_rollout_weights},
+      {"tis_bounds_min_None", kPart, kRolloutWeight, check_given_weights},
+      {"gspo_rollout_correction", kPart, kSequenceRatio, check_sequence_ratio},
+      {"gspo_tis_cap_0.8", kPart, kSequenceRatio, check_sequence_ratio},
+      {"gspo_b2", kPart, kSequenceRatio, check_sequence_ratio},
+      {"dual_clip_c3", kPart, "clip; the check applies the second cap where A < 0",
+       check_dual_clip},
+      {"dual_clip_slime", kPart, "clip; the check applies the second cap where A < 0",
+       check_dual_clip},
+      {"cispo_slime_wide", kNone, "CISPO is not offered", nullptr},
+      {"entropy_approx", kNone,
+       "no estimate from samples: the head gives the exact entropy (its own tests)", nullptr},
+      {"loo_baseline_basic", kPart, kLoo, check_leave_one_out},
+      {"loo_baseline_single", kPart, kLoo, check_leave_one_out},
+      {"loo_baseline_identical", kPart, kLoo, check_leave_one_out},
+      {"loo_baseline_mixed_sizes", kPart, kLoo, check_leave_one_out},
+      {"loo_baseline_invalid_sample", kPart,
+       "valid samples; the invalid one gets advantage 0 here, not a baseline of its own",
+       check_leave_one_out},
+      {"loo_baseline_extreme", kWhole, "baseline = reward - advantage", check_leave_one_out},
+      {"grpo_adv_zero_std_group", kWhole, "group_advantages", check_group_advantages},
+      {"grpo_adv_small_std", kPart,
+       "group_advantages; the check undoes the 1e-4 added to the std, which the case lacks",
+       check_group_advantages_without_floor},
+      {"maxrl_none", kPart, "MaxRL is not offered, but equal rewards give zeros in every scale",
+       check_equal_rewards},
+      {"maxrl_all", kPart, "MaxRL is not offered, but equal rewards give zeros in every scale",
+       check_equal_rewards},
+      {"masked_mean", kWhole, "grpo weights of one sequence", check_masked_mean},
+      {"ppo_clip_high", kWhole, "clip", check_clip},
+      {"agg_token_mean_dp", kWhole, "dapo weights; ranks add, so a rank's share is 1 / ranks",
+       check_token_mean_of_ranks},
+      {"agg_seq_mean_token_mean_dp", kWhole, "grpo weights", check_sequence_mean},
+      {"agg_excludes_fully_masked", kWhole, "grpo weights, a masked sequence", check_sequence_mean},
+      {"agg_grad_accum", kWhole, "dapo weights over micro batches",
+       check_token_mean_of_micro_batches},
+      {"agg_token_sum_dp4", kPart,
+       "the sum over tokens is dr_grpo's numerator; the check undoes its constant denominator",
+       check_token_sum},
+      {"policy_loss_b3_token_mean", kWhole, "clip with dapo weights, whole and split",
+       check_token_mean},
+      {"dapo_overlong", kNone, kNoShaping, nullptr},
+      {"trl_soft_overlong_110", kNone, kNoShaping, nullptr},
+      {"repetition_55555_2", kNone, kNoShaping, nullptr},
+      {"repetition_121212_2", kNone, kNoShaping, nullptr},
+      {"repetition_12_3", kNone, kNoShaping, nullptr},
+      {"repetition_123_3", kNone, kNoShaping, nullptr},
+      {"repetition__3", kNone, kNoShaping, nullptr},
+      {"repetition_123123_2", kNone, kNoShaping, nullptr},
+      {"repetition_123123_3", kNone, kNoShaping, nullptr},
+      {"cosine_25_1", kNone, kNoShaping, nullptr},
+      {"cosine_75_1", kNone, kNoShaping, nullptr},
+      {"cosine_25_0", kNone, kNoShaping, nullptr},
+      {"cosine_75_0", kNone, kNoShaping, nullptr},
+      {"cosine_50_1", kNone, kNoShaping, nullptr},
+      {"cosine_50_0", kNone, kNoShaping, nullptr},
+      {"cosine_0_1", kNone, kNoShaping, nullptr},
+      {"cosine_100_1", kNone, kNoShaping, nullptr},
+      {"cosine_100_0", kNone, kNoShaping, nullptr},
+      {"cosine_200_1", kNone, kNoShaping, nullptr},
+      {"cosine_200_0", kNone, kNoShaping, nullptr},
+      {"off_policy_mask", kNone, kNoMask, nullptr},
+      {"entropy_quantile_mask_0", kNone, kNoMask, nullptr},
+      {"entropy_quantile_mask_1", kNone, kNoMask, nullptr},
+      {"entropy_quantile_mask_2", kNone, kNoMask, nullptr},
+      {"entropy_quantile_mask_3", kNone, kNoMask, nullptr},
+      {"nll_right", kWhole, "token_log_probs", check_nll},
+      {"nll_wrong", kWhole, "token_log_probs", check_nll},
+  };
+  return table;
+}
+
+}  // namespace cohort::test

@@ -1,0 +1,127 @@
+// A policy small enough for exact work in f64, and random completions of it with every shape that
+// matters: prompts and completions of one token, truncated ones, several prompts in a batch.
+#pragma once
+
+#include <vector>
+
+#include "core/rng.h"
+#include "rl/grpo.h"
+#include "tests/support/test_util.h"
+
+namespace cohort::test {
+
+constexpr int64_t kVocab = 11, kMaxCompletion = 6;
+constexpr int32_t kEos = 10;
+
+// Two layers, grouped-query attention, query and key norms. Weights are large enough for log-probs
+// that differ from token to token.
+inline ModelConfig tiny_model() {
+  ModelConfig config;
+  config.num_layers = 2;
+  config.d_model = 16;
+  config.num_heads = 4;
+  config.num_kv_heads = 2;
+  config.d_ff = 24;
+  config.context = 16;
+  config.qk_norm = true;
+  config.init_std = 0.4;
+  config.vocab_size = kVocab;
+  config.resolve();
+  return config;
+}
+
+// Prompts of 1 to 4 tokens, completions of 1 to kMaxCompletion; every third one is truncated, the
+// others end in kEos. Log-probs are left out: see record_logprobs().
+inline std::vector<Completion> random_completions(size_t count, uint64_t seed) {
+  Rng rng(seed, rng_stream(RngPurpose::kTest));
+  std::vector<Completion> completions(count);
+  for (size_t i = 0; i < count; ++i) {
+    Completion& c = completions[i];
+    c.prompt_length = rng.between(1, 4);
+    c.truncated = i % 3 == 2;
+    const int64_t length = c.truncated ? kMaxCompletion : rng.between(1, kMaxCompletion);
+    for (int64_t t = 0; t < c.prompt_length + length; ++t)
+      c.tokens.push_back(static_cast<int32_t>(rng.below(kEos)));
+    if (!c.truncated) c.tokens.back() = kEos;
+  }
+  return completions;
+}
+
+// Log-probs of the completion tokens, from a forward of this sequence alone.
+inline std::vector<double> completion_logprobs(const Transformer& model, const Completion& c,
+                                               double temperature = 1) {
+  NoGradGuard no_grad;
+  TokenSequence sequence{
+      .tokens = c.tokens, .learn = std::vector<uint8_t>(c.tokens.size(), 1), .number = 0};
+  const PackedBatch batch = pack({&sequence, 1});
+  const auto all = policy_log_probs(model, batch, temperature).logprob.value().to_vector<double>();
+  return {all.begin() + c.prompt_length - 1, all.end()};
+}
+
+inline void record_logprobs(const Transformer& model, std::vector<Completion>& completions) {
+  for (Completion& c : completions) c.logprobs = completion_logprobs(model, c);
+}
+
+// One group per two completions. Truncated ones are masked if `mask_truncated`.
+enum class Truncated { kKeep, kMask };
+inline std::vector<PolicySequence> sequences_of(const std::vector<Completion>& completions,
+                                                const std::vector<double>& advantages,
+                                                Truncated truncated = Truncated::kKeep) {
+  std::vector<PolicySequence> sequences;
+  for (size_t i = 0; i < completions.size(); ++i)
+    sequences.push_back({.completion = &completions[i],
+                         .advantage = advantages[i],
+                         .group = static_cast<int64_t>(i / 2),
+                         .number = static_cast<int64_t>(i),
+                         .masked = truncated == Truncated::kMask && completions[i].truncated});
+  return sequences;
+}
+
+inline std::vector<double> random_advantages(size_t count, uint64_t seed) {
+  Rng rng(seed, rng_stream(RngPurpose::kTest, 1));
+  std::vector<double> advantages(count);
+  for (double& a : advantages) a = rng.normal();
+  return advantages;
+}
+
+inline PackPolicyDesc pack_desc(LossType type, std::span<const PolicySequence> sequences,
+                                int64_t micro_batch_tokens = 1000) {
+  return {.loss_type = type,
+          .totals = count_totals(sequences),
+          .max_completion_length = kMaxCompletion,
+          .micro_batch_tokens = micro_batch_tokens,
+          .dtype = DType::kF64};
+}
+
+// Reference log-probs of a batch under a second model.
+inline void add_reference(PolicyBatch& batch, const Transformer& reference) {
+  NoGradGuard no_grad;
+  batch.ref_logprob = policy_log_probs(reference, batch.packed, 1).logprob.value().clone();
+}
+
+struct UpdateResult {
+  double loss = 0;
+  std::vector<Tensor> gradients;             // of every parameter
+  kernels::PolicyLossStats stats;            // of the last micro batch
+  std::vector<double> max_ratio_deviations;  // of each micro batch
+};
+
+// Forward and backward of one optimiser update.
+inline UpdateResult run_update(const Transformer& model, const Minibatch& minibatch,
+                               const GrpoConfig& config) {
+  UpdateResult result;
+  for (const NamedParameter& p : model.parameters()) p.variable.zero_grad();
+  for (const PolicyBatch& batch : minibatch) {
+    result.stats = {};
+    const Variable loss =
+        grpo_loss(policy_log_probs(model, batch.packed, 1).logprob, batch, config, result.stats);
+    backward(loss);
+    result.loss += loss.value().item();
+    result.max_ratio_deviations.push_back(result.stats.max_ratio_deviation);
+  }
+  for (const NamedParameter& p : model.parameters())
+    result.gradients.push_back(p.variable.grad().clone());
+  return result;
+}
+
+}  // namespace cohort::test
