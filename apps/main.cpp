@@ -122,6 +122,14 @@ int run(int argc, char** argv) {
   gradcheck_command->add_option("op", op, "only this op");
   gradcheck_command->callback([&] { code = gradcheck(op); });
 
+  if (argc > 1 && argv[1][0] != '-' && app.get_subcommand_no_throw(argv[1]) == nullptr) {
+    std::vector<std::string> names;
+    for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+    const std::string near = nearest_name(argv[1], names);
+    throw InputError(
+        str("unknown sub-command '", argv[1], "'",
+            near.empty() ? "; `cohort --help` lists them" : "; did you mean '" + near + "'?"));
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

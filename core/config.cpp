@@ -93,10 +93,14 @@ bool parse_number(const ConfigNode& node, T& value) {
 }
 
 std::string range_text(const Range& range) {
+  const auto text = [](double v) {
+    const bool whole = v == std::floor(v) && std::abs(v) < 1e15;
+    return whole ? std::to_string(static_cast<int64_t>(v)) : format_double(v);
+  };
   const bool lo = std::isfinite(range.min), hi = std::isfinite(range.max);
-  if (lo && hi) return "from " + format_double(range.min) + " to " + format_double(range.max);
-  if (lo) return "at least " + format_double(range.min);
-  if (hi) return "at most " + format_double(range.max);
+  if (lo && hi) return "from " + text(range.min) + " to " + text(range.max);
+  if (lo) return "at least " + text(range.min);
+  if (hi) return "at most " + text(range.max);
   return "";
 }
 

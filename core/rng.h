@@ -15,7 +15,8 @@
 
 namespace cohort {
 
-// Four independent 32-bit words for one address.
+// Four independent 32-bit words for one address: the key is the seed, the counter is (index,
+// stream), low words first.
 COHORT_HD inline std::array<uint32_t, 4> philox(uint64_t seed, uint64_t stream, uint64_t index) {
   uint32_t c0 = static_cast<uint32_t>(index), c1 = static_cast<uint32_t>(index >> 32);
   uint32_t c2 = static_cast<uint32_t>(stream), c3 = static_cast<uint32_t>(stream >> 32);
