@@ -1,7 +1,8 @@
 // Checks analytic gradients against central differences in f64. Public API: use it on your own ops.
 //
-//   const GradcheckResult r = gradcheck([](std::span<const Variable> in) { return my_op(in[0],
-//   in[1]); }, {x, w}); EXPECT_TRUE(r.ok) << r.message;
+//   const auto fn = [](std::span<const Variable> in) { return my_op(in[0], in[1]); };
+//   const GradcheckResult r = gradcheck(fn, {x, w});
+//   EXPECT_TRUE(r.ok) << r.message;
 #pragma once
 
 #include <functional>

@@ -217,7 +217,7 @@ void add_attention(Table& table) {
       {"full, 3 heads on 1", 3, 1, 4, {0, 4, 5, 11}, full},
       {"scale 0.3", 1, 1, 8, {0, 7}, {.scale = 0.3}},
       {"across a tile of 128 keys", 1, 1, 3, {0, 131}, causal},
-      {"across a tile of 64 keys, head dim 130", 1, 1, 130, {0, 67}, causal},
+      {"across a tile of 64 keys, dim 130", 1, 1, 130, {0, 67}, causal},
       {"dropout", 2, 1, 4, {0, 4, 8, 12}, causal, 0.3},
       {"full with dropout", 2, 2, 3, {0, 4, 8}, full, 0.5},
   };
@@ -367,16 +367,16 @@ void add_composites(Table& table) {
                      return checkpoint([](Inputs x) { return mlp_block(x[0], x.subspan(1)); }, in,
                                        {});
                    }});
-  table.push_back({"checkpoint", "inside a checkpoint, used before and after", inputs({{{3, 4}}}),
-                   [](Inputs in) {
-                     const Fn inner = [](Inputs x) { return mul(tanh(x[0]), x[0]); };
-                     const Fn outer = [inner](Inputs x) {
-                       const Variable y = square(x[0]);
-                       return add(checkpoint(inner, {&y, 1}, {}), x[0]);
-                     };
-                     const Variable y = exp(in[0]);
-                     return mul(checkpoint(outer, {&y, 1}, {}), in[0]);
-                   }});
+  table.push_back(
+      {"checkpoint", "nested, its input used outside too", inputs({{{3, 4}}}), [](Inputs in) {
+         const Fn inner = [](Inputs x) { return mul(tanh(x[0]), x[0]); };
+         const Fn outer = [inner](Inputs x) {
+           const Variable y = square(x[0]);
+           return add(checkpoint(inner, {&y, 1}, {}), x[0]);
+         };
+         const Variable y = exp(in[0]);
+         return mul(checkpoint(outer, {&y, 1}, {}), in[0]);
+       }});
   table.push_back({"composite", "residual attention block",
                    inputs({{x}, {{6}}, {{6}}, {{8, 6}}, {{4, 6}}, {{4, 6}}, {{6, 8}}}),
                    [](Inputs in) { return attention_block(in[0], in.subspan(1)); }});

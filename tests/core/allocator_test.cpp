@@ -74,6 +74,9 @@ TEST(Allocator, PeakIsTheHighestSinceReset) {
   EXPECT_EQ(stats.allocations - start.allocations, 3);
   cpu().deallocate(b, size);
   cpu().deallocate(c, size);
+  EXPECT_EQ(cpu().stats().peak_bytes, stats.peak_bytes);
+  cpu().deallocate(cpu().allocate(size), size);  // a new request below the peak
+  EXPECT_EQ(cpu().stats().peak_bytes, stats.peak_bytes);
   cpu().reset_peak();
   EXPECT_EQ(cpu().stats().peak_bytes, start.live_bytes);
 }
