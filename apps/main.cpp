@@ -1,6 +1,7 @@
 // The `cohort` command: parses arguments, runs a sub-command, turns errors into exit codes
 // (0 done, 1 failed, 2 bad input, 130 interrupted).
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <csignal>
 #include <iostream>
 
@@ -122,9 +123,10 @@ int run(int argc, char** argv) {
   gradcheck_command->add_option("op", op, "only this op");
   gradcheck_command->callback([&] { code = gradcheck(op); });
 
-  if (argc > 1 && argv[1][0] != '-' && app.get_subcommand_no_throw(argv[1]) == nullptr) {
-    std::vector<std::string> names;
-    for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  if (argc > 1 && argv[1][0] != '-' &&
+      std::find(names.begin(), names.end(), argv[1]) == names.end()) {
     const std::string near = nearest_name(argv[1], names);
     throw InputError(
         str("unknown sub-command '", argv[1], "'",
