@@ -5,9 +5,10 @@
 //
 // Canonical order (the same bits in training forward, prefill and decode): keys in tiles of 128 (64
 // for head dims over 128) counted from key 0, ascending; one running (m, l, O) per query row; P =
-// exp2(fma(S, c, -m c)), c = scale log2(e), with the running max that includes this tile; O scaled
-// by alpha, then P V accumulated key by key, ascending; l as four partial sums by (key mod 8) / 2,
-// joined as (l0 + l1) + (l2 + l3) at the end. A row's bits depend on its own query and keys only.
+// exp2(fma(S, c, -m c)), c = scale log2(e), with the running max that includes this tile; O and l
+// scaled by alpha = exp2(m_old c - m c), each product rounded, then P V accumulated key by key,
+// ascending; l as four partial sums by (key mod 8) / 2, joined as (l0 + l1) + (l2 + l3) at the end;
+// O (1 / l); lse = fma(m c, ln 2, log l). A row's bits depend on its own query and keys only.
 #pragma once
 
 #include "kernels/dropout.h"
@@ -35,7 +36,8 @@ inline int64_t attention_tile(int64_t head_dim) {
 void attention_forward(Tensor& o, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
                        const Tensor& cu_seqlens, const AttentionDesc& desc);
 
-// dq, dk, dv per their modes; deterministic for any thread count.
+// dq, dk, dv per their modes; deterministic for any thread count. Scratch is of the size of a tile
+// per thread, in both directions.
 void attention_backward(Tensor& dq, Grad mode_q, Tensor& dk, Grad mode_k, Tensor& dv, Grad mode_v,
                         const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& o, const Tensor& lse, const Tensor& cu_seqlens,
@@ -49,13 +51,14 @@ struct PagedKV {
 };
 
 // Writes new tokens' keys and values: k, v: [T, Hkv, D]; sequences (rows of the block table),
-// positions: [T] i32.
+// positions: [T] i32. Throws before writing if a token's block is missing from the table.
 void paged_kv_write(PagedKV& cache, const Tensor& k, const Tensor& v, const Tensor& sequences,
                     const Tensor& positions);
 
 // Prefill and decode in one: query token t of sequence sequences[t] at positions[t] attends to
-// cached keys 0..positions[t]. q, o: [T, H, D]. Bits equal attention_forward's (causal, no dropout)
-// for the same row.
+// cached keys 0..positions[t]. q, o: [T, H, D]. Bits equal attention_forward's (causal, no dropout;
+// any other desc throws) for the same row. Tokens of a sequence that stand together share the work
+// of reading its keys.
 void attention_paged(Tensor& o, const Tensor& q, const PagedKV& cache, const Tensor& sequences,
                      const Tensor& positions, const AttentionDesc& desc);
 

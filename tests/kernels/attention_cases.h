@@ -1,0 +1,145 @@
+// Packed inputs for the attention tests. A sequence's values depend on its id and length only, so
+// the same sequence can be put into different company. With them a plain f64 softmax as the oracle.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "kernels/attention/attention.h"
+#include "tests/support/test_util.h"
+
+namespace cohort::test {
+
+struct SequenceSpec {
+  int64_t id, length;
+};
+
+struct AttentionShape {
+  int64_t heads = 2, kv_heads = 2, dim = 16;
+  DType dtype = DType::kF64;
+  kernels::Mask mask = kernels::Mask::kCausal;
+  double p = 0, scale = 0;
+};
+
+struct AttentionCase {
+  AttentionShape shape;
+  std::vector<SequenceSpec> sequences;
+  Tensor q, k, v, dout, cu;
+  kernels::AttentionDesc desc;
+
+  int64_t tokens() const { return q.dim(0); }
+  int64_t start(size_t s) const { return cu.data<int32_t>()[s]; }
+};
+
+struct AttentionOutput {
+  Tensor o, lse;
+};
+
+struct AttentionGrads {
+  Tensor dq, dk, dv;
+};
+
+inline AttentionCase make_case(const AttentionShape& shape,
+                               const std::vector<SequenceSpec>& sequences) {
+  AttentionCase c{.shape = shape, .sequences = sequences};
+  std::vector<int32_t> cu = {0}, positions;
+  std::vector<int64_t> ids;
+  for (const SequenceSpec& s : sequences) {
+    cu.push_back(cu.back() + static_cast<int32_t>(s.length));
+    for (int64_t i = 0; i < s.length; ++i) {
+      ids.push_back(s.id);
+      positions.push_back(static_cast<int32_t>(i));
+    }
+  }
+  c.cu = Tensor::from(cu);
+  const auto pack = [&](int64_t heads, uint64_t seed) {
+    Tensor all = Tensor::empty({cu.back(), heads, shape.dim}, shape.dtype);
+    for (size_t s = 0; s < sequences.size(); ++s)
+      all.narrow(0, cu[s], sequences[s].length)
+          .copy_(random_tensor({sequences[s].length, heads, shape.dim}, shape.dtype,
+                               seed * 1000 + static_cast<uint64_t>(sequences[s].id)));
+    return all;
+  };
+  c.q = pack(shape.heads, 1);
+  c.k = pack(shape.kv_heads, 2);
+  c.v = pack(shape.kv_heads, 3);
+  c.dout = pack(shape.heads, 4);
+  c.desc = {.scale = shape.scale, .mask = shape.mask, .dropout = {}};
+  if (shape.p > 0)
+    c.desc.dropout = {.p = shape.p,
+                      .seed = 7,
+                      .step = 3,
+                      .layer = 2,
+                      .site = kernels::DropoutSite::kAttention,
+                      .sequences = Tensor::from(ids),
+                      .positions = Tensor::from(positions)};
+  return c;
+}
+
+inline AttentionOutput run_forward(const AttentionCase& c) {
+  AttentionOutput out{Tensor::full(c.q.shape(), NAN, c.q.dtype()),
+                      Tensor::full({c.q.dim(1), c.tokens()}, NAN, c.q.dtype())};
+  kernels::attention_forward(out.o, out.lse, c.q, c.k, c.v, c.cu, c.desc);
+  return out;
+}
+
+inline AttentionGrads run_backward(const AttentionCase& c, const AttentionOutput& out) {
+  using kernels::Grad;
+  AttentionGrads g{Tensor::full(c.q.shape(), NAN, c.q.dtype()),
+                   Tensor::full(c.k.shape(), NAN, c.q.dtype()),
+                   Tensor::full(c.k.shape(), NAN, c.q.dtype())};
+  kernels::attention_backward(g.dq, Grad::kOverwrite, g.dk, Grad::kOverwrite, g.dv,
+                              Grad::kOverwrite, c.dout, c.q, c.k, c.v, out.o, out.lse, c.cu,
+                              c.desc);
+  return g;
+}
+
+// Scores held, exponentials of the standard library, dropout bit by bit.
+inline AttentionOutput naive_attention(const AttentionCase& c) {
+  const auto q = c.q.to_vector<double>(), k = c.k.to_vector<double>(), v = c.v.to_vector<double>();
+  const int64_t heads = c.q.dim(1), kv_heads = c.k.dim(1), dim = c.q.dim(2), tokens = c.tokens();
+  std::vector<double> o(q.size()), lse(static_cast<size_t>(heads * tokens));
+  const double scale = c.desc.scale > 0 ? c.desc.scale : 1 / std::sqrt(static_cast<double>(dim));
+  const kernels::DropoutSpec& drop = c.desc.dropout;
+  const uint64_t stream = kernels::dropout_stream(drop.step, drop.layer, drop.site);
+  for (size_t s = 0; s < c.sequences.size(); ++s)
+    for (int64_t i = 0; i < c.sequences[s].length; ++i)
+      for (int64_t h = 0; h < heads; ++h) {
+        const int64_t t = c.start(s) + i, kv = h / (heads / kv_heads);
+        const int64_t n = c.shape.mask == kernels::Mask::kCausal ? i + 1 : c.sequences[s].length;
+        std::vector<double> p(static_cast<size_t>(n));
+        double m = -INFINITY, l = 0;
+        const double* qi = &q[static_cast<size_t>((t * heads + h) * dim)];
+        for (int64_t j = 0; j < n; ++j) {
+          const double* kj = &k[static_cast<size_t>(((c.start(s) + j) * kv_heads + kv) * dim)];
+          double score = 0;
+          for (int64_t d = 0; d < dim; ++d) score += qi[d] * kj[d];
+          p[static_cast<size_t>(j)] = score * scale;
+          m = std::max(m, score * scale);
+        }
+        for (double& x : p) l += x = std::exp(x - m);
+        for (int64_t j = 0; j < n; ++j) {
+          const bool keep =
+              drop.p == 0 ||
+              kernels::dropout_keep(drop.seed, stream, c.sequences[s].id, i,
+                                    static_cast<uint64_t>(h) << 32 | static_cast<uint64_t>(j),
+                                    static_cast<float>(drop.p));
+          if (!keep) continue;
+          const double* vj = &v[static_cast<size_t>(((c.start(s) + j) * kv_heads + kv) * dim)];
+          for (int64_t d = 0; d < dim; ++d)
+            o[static_cast<size_t>((t * heads + h) * dim + d)] +=
+                p[static_cast<size_t>(j)] / l / (1 - drop.p) * vj[d];
+        }
+        lse[static_cast<size_t>(h * tokens + t)] = m + std::log(l);
+      }
+  return {Tensor::from(o, c.q.shape()), Tensor::from(lse, {heads, tokens})};
+}
+
+inline AttentionCase in_f32(const AttentionCase& c) {
+  AttentionCase f = c;
+  f.shape.dtype = DType::kF32;
+  for (Tensor* t : {&f.q, &f.k, &f.v, &f.dout}) *t = t->to(DType::kF32);
+  return f;
+}
+
+}  // namespace cohort::test
