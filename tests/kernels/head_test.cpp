@@ -157,6 +157,17 @@ TEST(Head, SkippedTokensAreExactlyZeroWhateverTheyHold) {
   EXPECT_TRUE(bit_equal(grad.dw, clean.dw));
 }
 
+// A logit of -inf is an excluded token: probability 0, and no NaN in the entropy.
+TEST(Head, ExcludedTokensAddNothingToTheEntropy) {
+  Case c(1, 1, 3, DType::kF32);
+  c.x = Tensor::full({1, 1}, 1, DType::kF32);
+  c.w = Tensor::from<float>({2, -INFINITY, 2}, {3, 1});
+  c.targets = ids({2});
+  const Forward f = forward(c);
+  EXPECT_NEAR(f.logprob.item(), -std::log(2.0), 1e-7);
+  EXPECT_NEAR(f.entropy.item(), std::log(2.0), 1e-7);
+}
+
 TEST(Head, ChunksAndThreadsDoNotChangeBits) {
   Case c(700, 33, 130, DType::kF32, 0.8);
   const auto run = [&] {

@@ -170,6 +170,22 @@ TEST(Sampling, DrawIsTheInverseOfTheCdf) {
   }
 }
 
+// Lanes of f32 additions round 1 + 31 (1.5 2^-24) up to 1 + 31 2^-23, so the block's sum exceeds
+// the sum of its tokens in f64 by 9e-7. A draw that falls between the two takes the last possible
+// token.
+TEST(Sampling, RoundingNeverYieldsAnImpossibleToken) {
+  std::vector<float> logits(512, std::log(1.5f * 0x1p-24f));
+  std::fill_n(logits.begin(), 16, 0.0f);
+  logits[511] = -INFINITY;
+  const int64_t index = 27392119;  // found by search
+  const auto words = philox(1, 0, index);
+  ASSERT_GT(uniform_f64(words[0], words[1]), 1 - 1e-8);
+  Draws out = empty_draws(1, DType::kF32);
+  sample_logits(out.tokens, out.logprob, repeat(logits, 1), addresses(1, 0), addresses(1, index),
+                {.seed = 1});
+  EXPECT_EQ(out.token(0), 510);
+}
+
 TEST(Sampling, GreedyTakesTheLowestIdAmongEquals) {
   const Draws draws = draw(repeat({1, 3, 0, 3, 2}, 3), {.temperature = 0, .top_k = 2, .seed = 4});
   const double expected = std::log(softmax({1, 3, 0, 3, 2}, 1)[1]);
