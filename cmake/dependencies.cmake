@@ -1,5 +1,5 @@
 # Third-party libraries, all of them Debian or Ubuntu packages (scripts/quickstart.sh installs them).
-find_package(OpenMP REQUIRED COMPONENTS CXX)
+find_package(Threads REQUIRED)
 find_package(Eigen3 3.4 REQUIRED NO_MODULE)
 find_package(spdlog REQUIRED)
 find_package(yaml-cpp REQUIRED)

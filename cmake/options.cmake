@@ -27,6 +27,7 @@ endif()
 
 # Warnings and code generation of our own targets.
 #  -Werror: with the compiler that CI has; another one's new warnings should not keep anybody from building.
+#  -fopenmp-simd: `#pragma omp simd` asks for vector code; no OpenMP library is involved.
 #  -ffp-contract=off: a fused multiply-add appears where the source says std::fma, and nowhere else, so that
 #  results do not depend on what the optimiser saw fit to contract.
 add_library(cohort_options INTERFACE)
@@ -38,6 +39,7 @@ endif()
 option(COHORT_WERROR "Warnings are errors" ${COHORT_WERROR_DEFAULT})
 target_compile_options(cohort_options INTERFACE
   -Wall -Wextra $<$<BOOL:${COHORT_WERROR}>:-Werror> -Wno-missing-field-initializers -ffp-contract=off -fno-math-errno
+  -fopenmp-simd
   -march=${COHORT_ARCH} $<$<CONFIG:Release>:-O3>)
 if(COHORT_SANITIZE)
   target_compile_options(cohort_options INTERFACE -fsanitize=address,undefined

@@ -1,6 +1,6 @@
-// CPU parallelism: fixed blocks of work over OpenMP threads. How work is cut never depends on the
-// number of threads, so neither do results. Nested calls and calls from a rank with one thread run
-// in place.
+// CPU parallelism: fixed blocks of work over a pool of threads. How work is cut never depends on
+// the number of threads, so neither do results. Nested calls and calls from a rank with one thread
+// run in place.
 #pragma once
 
 #include <cstdint>

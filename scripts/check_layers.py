@@ -28,7 +28,6 @@ LIBRARIES = {
     "spdlog/": ["core/log.cpp"],
     "fmt/": ["core/log.cpp"],
     "yaml-cpp/": ["core/config.cpp"],
-    "omp.h": ["core/parallel.cpp"],
     "Eigen/": ["kernels/matmul_cpu.cpp", "bench/"],  # in bench/ as a peer to be timed against
     "nlohmann/": ["data/json.cpp"],
     "pcre2.h": ["data/regex.cpp"],
@@ -150,7 +149,6 @@ SELF_TEST = [
     ("data/pcre.cpp", "#include <pcre2.h>\n", "is known to data/regex.cpp only"),
     ("trainers/cli.cpp", "#include <CLI/CLI.hpp>\n", "is known to apps/ and bench/ only"),
     ("bench/a.cpp", "#include <CLI/CLI.hpp>\n#include <Eigen/Core>\n", ""),
-    ("kernels/omp.cpp", "#include <omp.h>\n", "is known to core/parallel.cpp only"),
     ("dist/xxhash.cpp", "#include <xxhash.h>\n", "is known to data/ and trainers/ only"),
     ("trainers/xxhash.cpp", "#include <xxhash.h>\n", "is known to one file"),
     ("nn/gtest.cpp", "#include <gtest/gtest.h>\n", "is known to tests/ only"),
