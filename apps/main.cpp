@@ -56,6 +56,7 @@ int run(int argc, char** argv) {
       "check", "validate a configuration; print what follows from it; train nothing");
   check_command->add_option("config", check_options.config, "CONFIG.yaml")->required();
   check_command->add_option("overrides", check_options.overrides, "key=value ...");
+  check_command->footer(config_footer);
   check_command->callback([&] { code = check(check_options); });
 
   GenerateOptions generate_options;
@@ -115,6 +116,7 @@ int run(int argc, char** argv) {
                            "key=value ... (eval.num_samples=16 eval.k=[1,8])");
   eval_command->add_option("--config", eval_options.config,
                            "data and rewards from this file instead of the run's own");
+  eval_command->footer(config_footer);
   eval_command->callback([&] { code = evaluate(eval_options); });
 
   std::string op;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <sstream>
 
 #include "core/log.h"
 #include "core/parallel.h"
@@ -14,6 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 constexpr int64_t kFormat = 1;
 constexpr const char* kPrefix = "step-";
+constexpr const char* kTemporary = ".tmp-";
+constexpr const char* kReplaced = ".old-";
 
 std::string step_name(int64_t step) {
   char text[40];
@@ -21,17 +24,35 @@ std::string step_name(int64_t step) {
   return text;
 }
 
-// Checkpoint directories, newest first.
-std::vector<fs::path> list_checkpoints(const std::string& dir) {
+// Directories in `dir` whose name starts with `prefix`, in descending order of their names.
+std::vector<fs::path> list_directories(const std::string& dir, const char* prefix) {
   std::vector<fs::path> found;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(dir, error)) {
     const std::string name = entry.path().filename().string();
-    if (name.rfind(kPrefix, 0) == 0 && !entry.is_symlink() && entry.is_directory())
+    if (name.rfind(prefix, 0) == 0 && !entry.is_symlink() && entry.is_directory())
       found.push_back(entry.path());
   }
   std::sort(found.rbegin(), found.rend());
   return found;
+}
+
+// Checkpoint directories, newest first.
+std::vector<fs::path> list_checkpoints(const std::string& dir) {
+  return list_directories(dir, kPrefix);
+}
+
+// The `checkpoints` directories of a run's stages, the last stage first: "2-grpo", "1-sft".
+std::vector<fs::path> list_stages(const std::string& run_dir) {
+  std::vector<std::pair<int, fs::path>> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(run_dir, error))
+    if (entry.is_directory() && fs::exists(entry.path() / "checkpoints"))
+      found.emplace_back(std::atoi(entry.path().filename().c_str()), entry.path() / "checkpoints");
+  std::sort(found.rbegin(), found.rend());
+  std::vector<fs::path> out;
+  for (auto& [number, path] : found) out.push_back(std::move(path));
+  return out;
 }
 
 NamedTensors weights_of(const Transformer& model) {
@@ -64,25 +85,66 @@ void point_best_to(const std::string& dir, const std::string& name) {
   fs::rename(temporary, fs::path(dir) / "best");
 }
 
-// What a process that was killed while saving left behind.
-void remove_unfinished(const std::string& dir) {
-  std::vector<fs::path> found;
-  for (const auto& entry : fs::directory_iterator(dir)) {
-    const std::string name = entry.path().filename().string();
-    if (name.rfind(".tmp-", 0) == 0 || name.rfind(".old-", 0) == 0) found.push_back(entry.path());
-  }
-  std::error_code ignored;
-  for (const fs::path& path : found) fs::remove_all(path, ignored);
+void remove_directory(const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) logging::warn("cannot remove ", path.string(), ": ", error.message());
 }
 
+// Checkpoints beyond the current step are damaged ones that the run went back behind: they are no
+// reason to remove a good one, and going on overwrites them.
 void remove_old(const std::string& dir, const TrainState& state, int64_t keep_last) {
+  const std::string newest = step_name(state.step);
   int64_t kept = 0;
   for (const fs::path& path : list_checkpoints(dir)) {
+    if (path.filename().string() > newest) continue;
     if (kept++ < keep_last || path.filename() == step_name(state.best_step)) continue;
-    std::error_code error;
-    fs::remove_all(path, error);
-    if (error)
-      logging::warn("cannot remove the old checkpoint ", path.string(), ": ", error.message());
+    remove_directory(path);
+  }
+  // What a killed process left, and what save_checkpoint() replaced. Only now, when a good one is
+  // there: the run may have come from a replaced one.
+  for (const char* prefix : {kTemporary, kReplaced})
+    for (const fs::path& path : list_directories(dir, prefix)) remove_directory(path);
+}
+
+Json read_json(const std::string& checkpoint, const char* name) {
+  const std::string path = (fs::path(checkpoint) / name).string();
+  return parse_json(read_text_file(path), path);
+}
+
+ModelConfig saved_config(const std::string& checkpoint) {
+  ModelConfig config = ModelConfig::from_json(read_json(checkpoint, "config.json"));
+  config.resolve();
+  return config;
+}
+
+LoadedModel load_with(const std::string& checkpoint, const ModelConfig& config, DType dtype) {
+  LoadedModel loaded{std::make_unique<Transformer>(config, dtype, 0),
+                     make_tokenizer(read_json(checkpoint, "tokenizer.json"))};
+  if (loaded.tokenizer->vocab_size() != config.vocab_size)
+    throw InputError(str(checkpoint, ": config.json has a vocabulary of ", config.vocab_size,
+                         ", tokenizer.json one of ", loaded.tokenizer->vocab_size(),
+                         "; hint: both must come from the same model"));
+  load_weights(*loaded.model, (fs::path(checkpoint) / "model.safetensors").string());
+  return loaded;
+}
+
+// "num_layers: 4" and so on, one key in a line.
+std::vector<std::string> config_lines(const ModelConfig& config) {
+  std::vector<std::string> lines;
+  std::istringstream in(dump_config(config));
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+// verify_checkpoint() as a question.
+bool is_sound(const std::string& checkpoint, std::string& fault) {
+  try {
+    verify_checkpoint(checkpoint);
+    return true;
+  } catch (const InputError& e) {
+    fault = e.what();
+    return false;
   }
 }
 
@@ -115,8 +177,8 @@ TrainState TrainState::from_json(const Json& json) {
 std::string save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last) {
   fs::create_directories(dir);
   const std::string name = step_name(view.state.step);
-  const fs::path target = fs::path(dir) / name, temporary = fs::path(dir) / (".tmp-" + name);
-  remove_unfinished(dir);
+  const fs::path target = fs::path(dir) / name, temporary = fs::path(dir) / (kTemporary + name);
+  remove_directory(temporary);
   fs::create_directory(temporary);
   write_safetensors((temporary / "model.safetensors").string(), weights_of(view.model));
   if (view.reference != nullptr)
@@ -129,15 +191,14 @@ std::string save_checkpoint(const std::string& dir, const CheckpointView& view, 
   write_file_durable((temporary / "state.json").string(), view.state.to_json().dump(2) + "\n");
   write_manifest(temporary);
   sync_directory(temporary.string());
-  // The same step may be saved twice (an interrupt right after a periodic save): the new one
-  // replaces the old.
-  const fs::path old = fs::path(dir) / (".old-" + name);
+  // The step may be there already: a damaged one that the run went back behind. newest_checkpoint()
+  // knows the name that the old one has for a moment.
+  const fs::path old = fs::path(dir) / (kReplaced + name);
   if (fs::exists(target)) fs::rename(target, old);
   fs::rename(temporary, target);
   sync_directory(dir);
-  std::error_code ignored;
-  fs::remove_all(old, ignored);
-  if (view.state.best_step == view.state.step) point_best_to(dir, name);
+  const std::string best = step_name(view.state.best_step);
+  if (fs::exists(fs::path(dir) / best)) point_best_to(dir, best);
   remove_old(dir, view.state, keep_last);
   return target.string();
 }
@@ -165,15 +226,17 @@ void verify_checkpoint(const std::string& checkpoint) {
 }
 
 std::optional<std::string> newest_checkpoint(const std::string& dir) {
-  for (const fs::path& path : list_checkpoints(dir)) {
-    try {
-      verify_checkpoint(path.string());
-      return path.string();
-    } catch (const InputError& e) {
-      logging::warn(e.what(), "; using the checkpoint before it");
-    }
+  std::vector<fs::path> candidates = list_checkpoints(dir);
+  const std::vector<fs::path> replaced = list_directories(dir, kReplaced);
+  candidates.insert(candidates.end(), replaced.begin(), replaced.end());
+  std::string fault;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    if (i > 0) logging::warn(fault, "; using the checkpoint before it");
+    if (is_sound(candidates[i].string(), fault)) return candidates[i].string();
   }
-  return std::nullopt;
+  if (candidates.empty()) return std::nullopt;
+  throw InputError(str(fault, "; no other checkpoint in ", dir,
+                       " can be used; hint: restore one from a copy, or start a new run"));
 }
 
 std::string find_checkpoint(const std::string& path) {
@@ -183,14 +246,8 @@ std::string find_checkpoint(const std::string& path) {
     return path;
   }
   std::vector<fs::path> candidates{path, fs::path(path) / "checkpoints"};
-  // Stage directories are numbered "1-sft", "2-grpo": the last one that has a checkpoint is what
-  // the run arrived at.
-  std::vector<fs::path> stages;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(path, error))
-    if (entry.is_directory() && fs::exists(entry.path() / "checkpoints"))
-      stages.push_back(entry.path() / "checkpoints");
-  std::sort(stages.rbegin(), stages.rend());
+  // The last stage that has a checkpoint is what the run arrived at.
+  const std::vector<fs::path> stages = list_stages(path);
   candidates.insert(candidates.end(), stages.begin(), stages.end());
   for (const fs::path& candidate : candidates)
     if (const auto found = newest_checkpoint(candidate.string())) return *found;
@@ -211,21 +268,39 @@ void load_weights(Transformer& model, const std::string& path) {
 }
 
 LoadedModel load_model(const std::string& checkpoint, DType dtype) {
-  const auto json = [&](const char* name) {
-    const std::string path = (fs::path(checkpoint) / name).string();
-    return parse_json(read_text_file(path), path);
-  };
-  ModelConfig config = ModelConfig::from_json(json("config.json"));
-  config.resolve();
-  LoadedModel loaded{std::make_unique<Transformer>(config, dtype, 0),
-                     make_tokenizer(json("tokenizer.json"))};
-  load_weights(*loaded.model, (fs::path(checkpoint) / "model.safetensors").string());
-  return loaded;
+  return load_with(checkpoint, saved_config(checkpoint), dtype);
+}
+
+LoadedModel load_model(const std::string& checkpoint, const TrainConfig& config) {
+  ModelConfig model = saved_config(checkpoint);
+  check_compatible(config, model, *make_tokenizer(read_json(checkpoint, "tokenizer.json")),
+                   checkpoint);
+  model.dropout = config.model.dropout;
+  model.recompute = config.model.recompute;
+  return load_with(checkpoint, model, config.dtype);
+}
+
+void check_compatible(const TrainConfig& config, const ModelConfig& model,
+                      const Tokenizer& tokenizer, const std::string& source) {
+  const auto wanted = config_lines(config.model), found = config_lines(model),
+             defaults = config_lines(ModelConfig{});
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const std::string key = wanted[i].substr(0, wanted[i].find(':'));
+    // What only says how to train, or how to start from nothing.
+    if (key == "dropout" || key == "recompute" || key == "init_std") continue;
+    if (wanted[i] != defaults[i] && wanted[i] != found[i])
+      throw InputError(str("model.", wanted[i], " was asked for, but the model of ", source,
+                           " has ", found[i],
+                           "; hint: leave the key out, or start without init_from"));
+  }
+  const std::string type = tokenizer.to_json().at("type").as_string();
+  if (config.data.tokenizer == TokenizerType::kByte && type != "byte")
+    throw InputError(str("data.tokenizer: byte was asked for, but the model of ", source,
+                         " has the tokenizer ", type, "; hint: leave the key out"));
 }
 
 TrainState load_state(const std::string& checkpoint) {
-  const std::string path = (fs::path(checkpoint) / "state.json").string();
-  return TrainState::from_json(parse_json(read_text_file(path), path));
+  return TrainState::from_json(read_json(checkpoint, "state.json"));
 }
 
 }  // namespace cohort

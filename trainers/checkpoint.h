@@ -1,10 +1,12 @@
 // Checkpoints: directories DIR/step-00000100 with
 //
-//   model.safetensors  config.json  tokenizer.json      the model, under Hugging Face's names
-//   reference.safetensors                               the frozen reference policy, where there is
-//   one optimizer.safetensors  state.json                   what resuming bit-exactly needs
-//   manifest.json                                       format, version, and size and checksum of
-//   every other file
+//   model.safetensors      the model, under Hugging Face's names,
+//   config.json            its configuration
+//   tokenizer.json         and its tokenizer
+//   reference.safetensors  the frozen reference policy, where there is one
+//   optimizer.safetensors  what resuming bit-exactly needs
+//   state.json
+//   manifest.json          format, and size and checksum of every other file
 //
 // A directory is written under a temporary name, flushed, and appears by rename: a crash at any
 // moment leaves the previous checkpoints untouched and no half-written one. `best` is a symbolic
@@ -19,6 +21,7 @@
 #include "data/json.h"
 #include "data/tokenizer.h"
 #include "nn/transformer.h"
+#include "trainers/config.h"
 #include "trainers/optimizer.h"
 
 namespace cohort {
@@ -45,15 +48,15 @@ struct CheckpointView {
   const TrainState& state;
 };
 
-// Saves DIR/step-N, then removes all but the last `keep_last` and the best. Returns the new
-// directory.
+// Saves DIR/step-N, then removes all but the last `keep_last` and the best, and what a killed
+// process left. Returns the new directory.
 std::string save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last);
 
 // Throws InputError naming the damaged or missing file.
 void verify_checkpoint(const std::string& checkpoint);
 
 // The newest checkpoint in DIR that verifies; damaged ones are passed over with a warning. nullopt
-// if there is none.
+// if there is none. Throws InputError if all are damaged.
 std::optional<std::string> newest_checkpoint(const std::string& dir);
 
 // What the user may mean by `path`: a checkpoint, a directory of checkpoints, a run directory (its
@@ -65,6 +68,14 @@ struct LoadedModel {
   std::unique_ptr<Tokenizer> tokenizer;
 };
 LoadedModel load_model(const std::string& checkpoint, DType dtype);
+// For training: dropout, recompute and dtype are those of `config`, everything else is the
+// checkpoint's. Throws InputError where check_compatible() does.
+LoadedModel load_model(const std::string& checkpoint, const TrainConfig& config);
+// Throws InputError if config.model or config.data.tokenizer asks for something else than `model`
+// and `tokenizer` are; a key with its default value asks for nothing. `source`: where they are
+// from.
+void check_compatible(const TrainConfig& config, const ModelConfig& model,
+                      const Tokenizer& tokenizer, const std::string& source);
 // Weights from one safetensors file into a model. Throws InputError for a missing tensor or another
 // shape.
 void load_weights(Transformer& model, const std::string& file);

@@ -122,6 +122,9 @@ void TrainConfig::validate() const {
     require(!rewards.empty(), "rewards: trainer grpo needs at least one reward");
     require(sampling.temperature > 0,
             "temperature: grpo needs samples that differ; greedy (0) gives equal ones");
+    require(grpo.num_minibatches <= prompts_per_step,
+            str("num_minibatches: ", grpo.num_minibatches, " updates need as many prompts, ",
+                "prompts_per_step is ", prompts_per_step));
   }
   require(optimizer.min_learning_rate <= optimizer.learning_rate,
           "min_learning_rate: expected at most learning_rate");

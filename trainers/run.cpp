@@ -5,6 +5,7 @@
 #include "core/log.h"
 #include "core/parallel.h"
 #include "trainers/loops.h"
+#include "trainers/preview.h"
 
 namespace cohort {
 
@@ -16,7 +17,7 @@ Run::Run(RunPlan plan, std::string dir)
 }
 
 Run Run::create(const RunPlan& plan) {
-  for (const TrainConfig& stage : plan.stages) parse_device(stage.device);
+  preview_plan(plan);  // bad input is an error before there is a directory
   Run run(plan, create_run_directory(plan.output_dir));
   write_file_durable(run.dir_ + "/config.yaml", dump_plan(plan));
   return run;
@@ -28,7 +29,9 @@ Run Run::resume(const std::string& run_dir, std::span<const std::string> overrid
     throw InputError(
         str("nothing to resume: ", config,
             " does not exist; hint: give the run directory that `cohort train` printed"));
-  return Run(load_plan(config, overrides), fs::absolute(run_dir).lexically_normal().string());
+  const RunPlan plan = load_plan(config, overrides);
+  for (const TrainConfig& stage : plan.stages) parse_device(stage.device);
+  return Run(plan, fs::absolute(run_dir).lexically_normal().string());
 }
 
 std::string Run::stage_dir(size_t index) const {

@@ -87,21 +87,17 @@ void Stage::build_model() {
   const std::string checkpoints = dir_ + "/checkpoints";
   const auto resumed = newest_checkpoint(checkpoints);
   LoadedModel loaded;
-  if (resumed) {
-    loaded = load_model(*resumed, config_.dtype);
-  } else if (!config_.init_from.empty()) {
-    loaded = load_model(find_checkpoint(config_.init_from), config_.dtype);
-  }
+  if (resumed || !config_.init_from.empty())
+    loaded = load_model(resumed ? *resumed : find_checkpoint(config_.init_from), config_);
+  data_ = load_dataset(config_, std::move(loaded.tokenizer));
   if (loaded.model == nullptr) {
-    data_ = load_dataset(config_, nullptr);
     ModelConfig model = config_.model;
     model.vocab_size = data_.tokenizer->vocab_size();
     model.resolve();
     loaded.model =
         std::make_unique<Transformer>(model, config_.dtype, static_cast<uint64_t>(config_.seed));
-  } else {
-    data_ = load_dataset(config_, std::move(loaded.tokenizer));
   }
+  check_data(config_, data_, loaded.model->config().context);
   if (config_.trainer == TrainerType::kGrpo && config_.grpo.beta > 0) {
     reference_ = std::make_unique<Transformer>(loaded.model->config(), config_.dtype, 0);
     if (resumed)
@@ -123,7 +119,7 @@ void Stage::open_logs() {
   for (auto [stream, name] :
        {std::pair{&metrics_, "metrics.jsonl"}, std::pair{&completions_, "completions.jsonl"}}) {
     const std::string path = dir_ + "/" + name;
-    truncate_log(path, state_.step);
+    truncate_log(path, state_.best_step < 0 ? -1 : state_.step);
     stream->open(path, std::ios::app);
     if (!*stream) throw InputError(str("cannot write ", path));
   }
@@ -135,7 +131,7 @@ bool Stage::agree(bool mine) {
 }
 
 bool Stage::more() {
-  if (state_.step == 0 && evaluated_step_ < 0) evaluate();
+  if (state_.best_step < 0) evaluate();  // the first evaluation comes before the first step
   interrupted_ = agree(stop_.load());
   step_start_ = std::chrono::steady_clock::now();
   return state_.step < config_.steps && !interrupted_ && !reached_ && !state_.finished;
@@ -174,6 +170,7 @@ void Stage::end_step(const Metrics& metrics) {
       every > 0 && state_.step % every == 0 && state_.step < config_.steps;
   const int64_t best_before = state_.best_step;
   if (improved_possible) evaluate();
+  if (reached_) return;  // finish() saves
   if (save_every > 0 && (state_.step % save_every == 0 || state_.best_step != best_before) &&
       state_.step < config_.steps)
     save(false);
@@ -249,7 +246,7 @@ void Stage::log_completion(const Json& line) {
 }
 
 StageEnd Stage::finish() {
-  if (interrupted_ && state_.step < config_.steps && !state_.finished) {
+  if (interrupted_ && state_.step < config_.steps && !reached_ && !state_.finished) {
     if (saved_step_ != state_.step) save(false);
     if (is_main()) reporter_.end_stage();
     return StageEnd::kInterrupted;

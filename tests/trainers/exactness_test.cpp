@@ -1,0 +1,240 @@
+// The log-prob recorded while sampling is the trainer's, bit for bit, whatever runs beside a
+// sequence; and what is sampled depends on its address alone.
+#include <algorithm>
+
+#include "core/parallel.h"
+#include "rl/grpo.h"
+#include "tests/trainers/small_runs.h"
+
+namespace cohort::test {
+namespace {
+
+// Sets the CPU threads of this thread while it lives.
+class Threads {
+ public:
+  explicit Threads(int n) : before_(num_threads()) { set_num_threads(n); }
+  ~Threads() { set_num_threads(before_); }
+
+ private:
+  int before_;
+};
+
+class Exactness : public testing::Test {
+ protected:
+  // Two layers, grouped heads, a context of more than one tile of 128 keys, and weights that give
+  // every log-prob from near 0 to -10.
+  static ModelConfig config() {
+    ModelConfig c;
+    c.num_layers = 2;
+    c.d_model = 32;
+    c.num_heads = 4;
+    c.num_kv_heads = 2;
+    c.context = 160;
+    c.init_std = 0.3;
+    return c;
+  }
+  explicit Exactness(ModelConfig c = config()) : tokenizer_(make_char_tokenizer("0123456789+=")) {
+    c.vocab_size = tokenizer_->vocab_size();
+    c.resolve();
+    model_ = std::make_unique<Transformer>(c, DType::kF32, 3);
+    // Lengths from 1 to over a tile of 128 keys, so that prefills and decodes of all kinds meet.
+    for (const size_t length : {1, 5, 2, 131, 17, 64, 3}) {
+      std::string text;
+      for (size_t i = 0; i < length; ++i) text += "0123456789+="[(i * 7 + length) % 12];
+      prompts_.push_back({.prompt = text, .answer = "", .solution = "", .fields = {}});
+    }
+  }
+
+  Rollouts sample(double temperature, int64_t max_concurrent = 256) const {
+    return Sampler(*model_, *tokenizer_, sampling(temperature, max_concurrent))
+        .sample(prompts_, 3, {.seed = 11, .step = 4, .prompt_numbers = {}});
+  }
+  static SamplingConfig sampling(double temperature, int64_t max_concurrent) {
+    SamplingConfig sampling;
+    sampling.temperature = temperature;
+    sampling.max_completion_length = 24;
+    sampling.max_concurrent = max_concurrent;
+    return sampling;
+  }
+
+  // Log-probs of each completion's tokens from training forwards of `order`'s completions, at most
+  // `budget` tokens together.
+  std::vector<std::vector<double>> forward(const Rollouts& rollouts,
+                                           const std::vector<size_t>& order, int64_t budget,
+                                           double temperature) const {
+    NoGradGuard no_grad;
+    std::vector<TokenSequence> sequences;
+    std::vector<int64_t> lengths;
+    for (const size_t i : order) {
+      const auto& tokens = rollouts.samples[i].tokens;
+      sequences.push_back({.tokens = tokens,
+                           .learn = std::vector<uint8_t>(tokens.size(), 1),
+                           .number = static_cast<int64_t>(i)});
+      lengths.push_back(static_cast<int64_t>(tokens.size()) - 1);
+    }
+    std::vector<std::vector<double>> out(rollouts.samples.size());
+    const std::vector<int64_t> cuts = split_by_tokens(lengths, budget);
+    for (size_t b = 0; b + 1 < cuts.size(); ++b) {
+      const auto begin = static_cast<size_t>(cuts[b]), end = static_cast<size_t>(cuts[b + 1]);
+      const PackedBatch batch = pack(std::span(sequences).subspan(begin, end - begin));
+      const auto all =
+          policy_log_probs(*model_, batch, temperature).logprob.value().to_vector<double>();
+      auto at = all.begin();
+      for (size_t k = begin; k < end; ++k) {
+        const Completion& c = rollouts.samples[order[k]];
+        out[order[k]].assign(at + c.prompt_length - 1, at + lengths[k]);
+        at += lengths[k];
+      }
+    }
+    return out;
+  }
+
+  void expect_equal_logprobs(double temperature) const {
+    const Rollouts rollouts = sample(temperature);
+    const size_t n = rollouts.samples.size();
+    std::vector<size_t> forwards(n), backwards(n), mixed(n);
+    for (size_t i = 0; i < n; ++i) {
+      forwards[i] = i;
+      backwards[i] = n - 1 - i;
+      mixed[i] = (i * 8 + 5) % n;  // 8 and 21 have no common divisor
+    }
+    for (const auto& order : {forwards, backwards, mixed})
+      for (const int64_t budget : {1, 100, 100000})
+        for (const int threads : {1, 2, 3}) {
+          const Threads guard(threads);
+          const auto logprobs = forward(rollouts, order, budget, temperature);
+          for (size_t i = 0; i < n; ++i)
+            EXPECT_EQ(logprobs[i], rollouts.samples[i].logprobs)
+                << "completion " << i << ", budget " << budget << ", threads " << threads;
+        }
+  }
+
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::unique_ptr<Transformer> model_;
+  std::vector<Example> prompts_;
+};
+
+TEST_F(Exactness, SamplerLogProbsEqualAnyPackedForwardToTheBit) {
+  expect_equal_logprobs(1);
+}
+
+TEST_F(Exactness, SamplerLogProbsEqualAnyPackedForwardToTheBitAtOtherTemperatures) {
+  expect_equal_logprobs(0.7);
+  // The temperature is part of the distribution: without it the numbers are others.
+  const Rollouts rollouts = sample(0.7);
+  EXPECT_NE(forward(rollouts, {0}, 1, 1.0)[0], rollouts.samples[0].logprobs);
+}
+
+TEST_F(Exactness, SamplesAreOfEveryKind) {
+  const Rollouts rollouts = sample(1);
+  int truncated = 0, stopped = 0;
+  for (const Completion& c : rollouts.samples) {
+    ASSERT_EQ(static_cast<int64_t>(c.logprobs.size()), c.completion_length());
+    (c.truncated ? truncated : stopped) += 1;
+    EXPECT_EQ(c.tokens.back() == tokenizer_->eos_id(), !c.truncated);
+  }
+  EXPECT_GT(truncated, 2);
+  EXPECT_GT(stopped, 2);
+}
+
+void expect_same_samples(const Rollouts& a, const Rollouts& b) {
+  ASSERT_EQ(a.samples.size(), b.samples.size());
+  for (size_t i = 0; i < a.samples.size(); ++i) {
+    EXPECT_EQ(a.samples[i].tokens, b.samples[i].tokens) << i;
+    EXPECT_EQ(a.samples[i].logprobs, b.samples[i].logprobs) << i;
+    EXPECT_EQ(a.samples[i].text, b.samples[i].text) << i;
+    EXPECT_EQ(a.samples[i].truncated, b.samples[i].truncated) << i;
+  }
+}
+
+TEST_F(Exactness, SamplesDoNotDependOnHowManyRunTogether) {
+  const Rollouts together = sample(1);
+  for (const int64_t max_concurrent : {1, 3}) {
+    SCOPED_TRACE(max_concurrent);
+    expect_same_samples(sample(1, max_concurrent), together);
+  }
+}
+
+TEST_F(Exactness, SamplesDoNotDependOnThreads) {
+  const Rollouts reference = sample(1);
+  for (const int threads : {1, 2, 3}) {
+    SCOPED_TRACE(threads);
+    const Threads guard(threads);
+    expect_same_samples(sample(1), reference);
+  }
+}
+
+TEST_F(Exactness, SamplesDoNotDependOnHowPromptsAreSplitOverCalls) {
+  const Rollouts together = sample(1);
+  const Sampler sampler(*model_, *tokenizer_, sampling(1, 256));
+  // In three calls, the prompts of each in an order of their own.
+  Rollouts joined = together;
+  for (const std::vector<int64_t>& part :
+       {std::vector<int64_t>{6, 0}, std::vector<int64_t>{3}, std::vector<int64_t>{5, 2, 1, 4}}) {
+    std::vector<Example> prompts;
+    for (const int64_t i : part) prompts.push_back(prompts_[static_cast<size_t>(i)]);
+    const Rollouts some =
+        sampler.sample(prompts, 3, {.seed = 11, .step = 4, .prompt_numbers = part});
+    EXPECT_EQ(some.prompt_numbers, part);
+    for (size_t k = 0; k < some.samples.size(); ++k)
+      joined.samples[static_cast<size_t>(part[k / 3]) * 3 + k % 3] = some.samples[k];
+  }
+  expect_same_samples(joined, together);
+}
+
+TEST_F(Exactness, SamplesDependOnSeedStepPromptNumberAndSample) {
+  const Sampler sampler(*model_, *tokenizer_, sampling(1, 256));
+  const std::vector<Example> prompt{prompts_[1]};
+  const auto tokens = [&](uint64_t seed, int64_t step, int64_t number) {
+    const Rollouts r =
+        sampler.sample(prompt, 2, {.seed = seed, .step = step, .prompt_numbers = {number}});
+    EXPECT_NE(r.samples[0].tokens, r.samples[1].tokens);
+    return r.samples[0].tokens;
+  };
+  const auto first = tokens(11, 4, 1);
+  EXPECT_NE(tokens(12, 4, 1), first);
+  EXPECT_NE(tokens(11, 5, 1), first);
+  EXPECT_NE(tokens(11, 4, 2), first);
+}
+
+// GPT-2's choices: LayerNorm, learned positions, GELU, biases, a tied table.
+class ExactnessOfGpt2 : public Exactness {
+ protected:
+  static ModelConfig gpt2() {
+    ModelConfig c = config();
+    c.num_kv_heads = 0;
+    c.norm = NormType::kLayer;
+    c.position = PositionType::kLearned;
+    c.mlp = MlpType::kGeluTanh;
+    c.bias = c.tie_embeddings = true;
+    return c;
+  }
+  ExactnessOfGpt2() : Exactness(gpt2()) {}
+};
+
+TEST_F(ExactnessOfGpt2, SamplerLogProbsEqualAnyPackedForwardToTheBit) {
+  expect_equal_logprobs(1);
+}
+
+// What a run says about it: the first minibatch's ratio is exactly 1 at every step, also where
+// later minibatches have moved on.
+TEST(ExactnessOfRun, FirstMinibatchRatioIsExactlyOne) {
+  const TempDir dir;
+  const std::string run = train_new(small_plan(
+      dir, "run",
+      std::string(kSmallModel) + kSmallData + kSmallGrpo +
+          "temperature: 0.8\nnum_iterations: 2\nnum_minibatches: 2\nmicro_batch_tokens: 40\n"));
+  int steps = 0;
+  for (const Json& line : json_lines(run + "/metrics.jsonl")) {
+    if (line.find("eval") != nullptr) continue;
+    ++steps;
+    EXPECT_EQ(metric(line, "ratio_deviation"), 0.0) << line.dump();
+    EXPECT_GT(metric(line, "kl_old"), 0.0) << line.dump();
+    EXPECT_LT(metric(line, "frac_reward_zero_std"), 1.0) << line.dump();
+    EXPECT_GT(metric(line, "grad_norm"), 0.0) << line.dump();
+  }
+  EXPECT_EQ(steps, 4);
+}
+
+}  // namespace
+}  // namespace cohort::test

@@ -1,0 +1,253 @@
+// One optimiser update: what it adds up, what stops it, and the memory it takes.
+#include "trainers/learner.h"
+
+#include <cmath>
+#include <limits>
+
+#include "core/allocator.h"
+#include "nn/memory.h"
+#include "tests/support/test_util.h"
+
+namespace cohort::test {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+ModelConfig small_model() {
+  ModelConfig c;
+  c.num_layers = 1;
+  c.d_model = 16;
+  c.num_heads = 2;
+  c.context = 12;
+  c.init_std = 0.2;
+  c.vocab_size = 9;
+  c.resolve();
+  return c;
+}
+
+TokenSequence sequence(int64_t length, int64_t vocab, uint64_t seed = 1) {
+  Rng rng(seed, rng_stream(RngPurpose::kTest));
+  TokenSequence out;
+  for (int64_t i = 0; i < length; ++i) out.tokens.push_back(static_cast<int32_t>(rng.below(vocab)));
+  out.learn.assign(out.tokens.size(), 1);
+  return out;
+}
+
+// The mean loss of one sequence, times `scale`.
+Variable small_loss(const Transformer& model, uint64_t seed, double scale = 1) {
+  const TokenSequence s = sequence(9, model.config().vocab_size, seed);
+  const PackedBatch batch = pack({&s, 1});
+  return cross_entropy(model.forward(batch), model.head(), batch.targets,
+                       Tensor::full({batch.size()}, scale / 8, model.dtype()));
+}
+
+std::vector<Tensor> copies(const NamedTensors& tensors) {
+  std::vector<Tensor> out;
+  for (const auto& [name, tensor] : tensors) out.push_back(tensor.clone());
+  return out;
+}
+std::vector<Tensor> copies(const Transformer& model) {
+  std::vector<Tensor> out;
+  for (const NamedParameter& p : model.parameters()) out.push_back(p.variable.value().clone());
+  return out;
+}
+
+void expect_bit_equal(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(bit_equal(a[i], b[i])) << i;
+}
+
+class LearnerTest : public testing::Test {
+ protected:
+  LearnerTest()
+      : comm_(make_single_communicator()),
+        learner_(std::make_unique<Transformer>(small_model(), DType::kF32, 1), {}, *comm_) {
+    // One good update, so that the moments are not zero.
+    learner_.update(
+        1, [&](int64_t) { return small_loss(learner_.model(), 1); }, 1e-3);
+  }
+
+  // Expects the update to throw NonFiniteError with `text`, and to change nothing.
+  void expect_refused(int64_t micro_batches, const std::function<Variable(int64_t)>& loss,
+                      const std::string& text) {
+    const auto weights = copies(learner_.model()), moments = copies(learner_.optimizer().state());
+    EXPECT_THROW_WITH(learner_.update(micro_batches, loss, 1e-3), NonFiniteError, text);
+    expect_bit_equal(copies(learner_.model()), weights);
+    expect_bit_equal(copies(learner_.optimizer().state()), moments);
+    EXPECT_EQ(learner_.optimizer().updates(), 1);
+  }
+
+  // A finite loss whose gradient at the model's last parameter is `value`.
+  Variable bad_gradient(double value) {
+    const Variable p = learner_.model().parameters().back().variable;
+    return make_node(
+        "bad", Tensor::full({1}, 0.5, DType::kF32), {p},
+        [value](const Tensor&, Gradients& gradients) { gradients.slot(0).tensor.fill_(value); });
+  }
+
+  std::unique_ptr<Communicator> comm_;
+  Learner learner_;
+};
+
+TEST_F(LearnerTest, LossThatIsNotANumberStopsBeforeTheUpdateAndNamesTheMicroBatch) {
+  expect_refused(
+      3, [&](int64_t i) { return small_loss(learner_.model(), 2, i == 1 ? kNaN : 1.0); },
+      "the loss of micro batch 2 of 3 is nan; nothing was updated");
+}
+
+TEST_F(LearnerTest, InfiniteLossStopsBeforeTheUpdate) {
+  expect_refused(
+      1, [&](int64_t) { return small_loss(learner_.model(), 2, kInf); },
+      "the loss of micro batch 1 of 1 is inf");
+}
+
+TEST_F(LearnerTest, InfiniteGradientStopsBeforeTheUpdateAndNamesTheParameter) {
+  expect_refused(
+      1, [&](int64_t) { return bad_gradient(kInf); },
+      "the gradient of " + learner_.model().parameters().back().name + " has a value of inf");
+}
+
+TEST_F(LearnerTest, GradientThatIsNotANumberStopsBeforeTheUpdateAndNamesTheParameter) {
+  expect_refused(
+      1, [&](int64_t) { return bad_gradient(kNaN); },
+      "the gradient of " + learner_.model().parameters().back().name + " has a value of nan");
+}
+
+TEST_F(LearnerTest, GoesOnAfterARefusedUpdateAsIfItHadNotBeen) {
+  EXPECT_THROW(learner_.update(
+                   1, [&](int64_t) { return bad_gradient(kNaN); }, 1e-3),
+               NonFiniteError);
+  learner_.update(
+      1, [&](int64_t) { return small_loss(learner_.model(), 2); }, 1e-3);
+
+  Learner other(std::make_unique<Transformer>(small_model(), DType::kF32, 1), {}, *comm_);
+  for (const uint64_t seed : {1, 2})
+    other.update(
+        1, [&](int64_t) { return small_loss(other.model(), seed); }, 1e-3);
+  expect_bit_equal(copies(learner_.model()), copies(other.model()));
+}
+
+TEST(LearnerRanks, BadLossOnOneRankStopsAllOfThem) {
+  std::vector<std::vector<Tensor>> before(2), after(2);
+  EXPECT_THROW_WITH(
+      run_local_ranks(2,
+                      [&](Communicator& comm) {
+                        const auto r = static_cast<size_t>(comm.rank());
+                        Learner learner(
+                            std::make_unique<Transformer>(small_model(), DType::kF32, 1), {}, comm);
+                        before[r] = copies(learner.model());
+                        const auto loss = [&](int64_t) {
+                          return small_loss(learner.model(), r, r == 1 ? kNaN : 1.0);
+                        };
+                        try {
+                          learner.update(1, loss, 1e-3);
+                        } catch (...) {
+                          after[r] = copies(learner.model());
+                          throw;
+                        }
+                      }),
+      NonFiniteError, "the loss of micro batch 1 of 1 is nan");
+  for (const size_t r : {0, 1}) expect_bit_equal(after[r], before[r]);
+}
+
+TEST(Learner, LossIsTheSumOverMicroBatchesAndRanks) {
+  const auto comm = make_single_communicator();
+  double expected = 0;
+  for (const uint64_t seed : {0, 1, 2, 3})
+    expected += small_loss(Transformer(small_model(), DType::kF64, 1), seed).value().item();
+  Learner alone(std::make_unique<Transformer>(small_model(), DType::kF64, 1), {}, *comm);
+  const double one =
+      alone
+          .update(
+              4, [&](int64_t i) { return small_loss(alone.model(), static_cast<uint64_t>(i)); },
+              1e-3)
+          .loss;
+  EXPECT_NEAR(one, expected, 1e-12);
+  run_local_ranks(2, [&](Communicator& two) {
+    Learner learner(std::make_unique<Transformer>(small_model(), DType::kF64, 1), {}, two);
+    const auto loss = [&](int64_t i) {
+      return small_loss(learner.model(), static_cast<uint64_t>(2 * i + two.rank()));
+    };
+    EXPECT_NEAR(learner.update(2, loss, 1e-3).loss, expected, 1e-12);
+  });
+}
+
+// The estimate counts what the tape keeps; what it leaves out is small where tensors are large. It
+// is held against the allocator's peak over a learner's whole life, around its second update, when
+// moments and gradients exist.
+struct MemoryCase {
+  const char* name;
+  ModelConfig model;
+  int64_t sequences;
+};
+
+class MemoryEstimateTest : public testing::TestWithParam<MemoryCase> {};
+
+TEST_P(MemoryEstimateTest, IsWithinTenPercentOfTheMeasuredPeak) {
+  const MemoryCase& test = GetParam();
+  Allocator& memory = allocator(Device{});
+  const int64_t before = memory.stats().live_bytes;
+  ModelConfig config = test.model;
+  config.vocab_size = 100;
+  config.resolve();
+  const auto comm = make_single_communicator();
+  Learner learner(std::make_unique<Transformer>(config, DType::kF32, 1), {}, *comm);
+  std::vector<TokenSequence> sequences;
+  for (int64_t i = 0; i < test.sequences; ++i)
+    sequences.push_back(sequence(config.context + 1, config.vocab_size, static_cast<uint64_t>(i)));
+  const PackedBatch batch = pack(sequences);
+  const auto loss = [&](int64_t) {
+    return cross_entropy(learner.model().forward(batch, {.mode = Mode::kTrain}),
+                         learner.model().head(), batch.targets,
+                         Tensor::full({batch.size()}, 1e-3, DType::kF32));
+  };
+  learner.update(1, loss, 1e-3);
+  memory.reset_peak();
+  learner.update(1, loss, 1e-3);
+  const auto measured = static_cast<double>(memory.stats().peak_bytes - before);
+  const auto estimated = static_cast<double>(
+      estimate_memory(config, DType::kF32, {.micro_batch_tokens = batch.size()}).peak());
+  EXPECT_NEAR(estimated / measured, 1, 0.1) << estimated << " estimated, " << measured;
+}
+
+ModelConfig memory_model(const std::function<void(ModelConfig&)>& change) {
+  ModelConfig c;
+  c.num_layers = 3;
+  c.d_model = 64;
+  c.num_heads = 4;
+  c.context = 64;
+  change(c);
+  return c;
+}
+
+INSTANTIATE_TEST_SUITE_P(Pretraining, MemoryEstimateTest,
+                         testing::Values(MemoryCase{"llama", memory_model([](ModelConfig&) {}), 16},
+                                         MemoryCase{"gpt2", memory_model([](ModelConfig& c) {
+                                                      c.norm = NormType::kLayer;
+                                                      c.position = PositionType::kLearned;
+                                                      c.mlp = MlpType::kGeluTanh;
+                                                      c.bias = c.tie_embeddings = true;
+                                                    }),
+                                                    12},
+                                         MemoryCase{"grouped", memory_model([](ModelConfig& c) {
+                                                      c.num_kv_heads = 2;
+                                                      c.qk_norm = true;
+                                                      c.context = 128;
+                                                    }),
+                                                    8},
+                                         MemoryCase{"recompute", memory_model([](ModelConfig& c) {
+                                                      c.num_layers = 6;
+                                                      c.recompute = Recompute::kBlock;
+                                                    }),
+                                                    16},
+                                         // Parameters, gradients and moments are nearly all of it.
+                                         MemoryCase{"wide", memory_model([](ModelConfig& c) {
+                                                      c.d_model = 256;
+                                                      c.num_layers = 2;
+                                                    }),
+                                                    1}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace cohort::test

@@ -1,0 +1,79 @@
+#include "tests/trainers/small_runs.h"
+
+#include <sstream>
+
+#include "data/safetensors.h"
+#include "trainers/checkpoint.h"
+
+namespace cohort::test {
+
+std::string small_text() {
+  std::string text;
+  Rng rng(5, rng_stream(RngPurpose::kTest));
+  const char* words[] = {"one ", "two ", "three ", "four ", "five ", "and\n"};
+  while (text.size() < 1500) text += words[rng.below(6)];
+  return text;
+}
+
+RunPlan small_plan(const TempDir& dir, const std::string& name, const std::string& yaml,
+                   const std::vector<std::string>& overrides) {
+  const std::string path = dir.path(name + ".yaml");
+  write_file(dir.path("text.txt"), small_text());
+  write_file(path, yaml + "\noutput_dir: " + dir.path(name) + "\n");
+  return load_plan(path, overrides);
+}
+
+void Recorder::step(int64_t step, const Metrics&) {
+  steps.push_back(step);
+  if (on_step) on_step(step);
+}
+
+std::string train_new(const RunPlan& plan) {
+  Recorder recorder;
+  const std::atomic<bool> stop{false};
+  Run run = Run::create(plan);
+  EXPECT_EQ(run.execute(recorder, stop).end, StageEnd::kFinished);
+  return run.dir();
+}
+
+std::string train_interrupted(const RunPlan& plan, int64_t steps) {
+  Recorder recorder;
+  std::atomic<bool> stop{false};
+  recorder.on_step = [&](int64_t step) { stop = step >= steps; };
+  Run run = Run::create(plan);
+  EXPECT_EQ(run.execute(recorder, stop).end, StageEnd::kInterrupted);
+  return run.dir();
+}
+
+void train_rest(const std::string& run_dir, const std::vector<std::string>& overrides) {
+  Recorder recorder;
+  const std::atomic<bool> stop{false};
+  EXPECT_EQ(Run::resume(run_dir, overrides).execute(recorder, stop).end, StageEnd::kFinished);
+}
+
+std::string checkpoint_bytes(const std::string& run_dir, const std::string& file) {
+  return read_file(find_checkpoint(run_dir) + "/" + file);
+}
+
+Tensor final_weights(const std::string& run_dir) {
+  const SafetensorsFile file(find_checkpoint(run_dir) + "/model.safetensors");
+  std::vector<double> all;
+  for (const std::string& name : file.names()) {
+    const auto values = file.read(name).to_vector<double>();
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return Tensor::from(all);
+}
+
+std::vector<Json> json_lines(const std::string& path) {
+  std::vector<Json> lines;
+  std::istringstream in(read_file(path));
+  for (std::string line; std::getline(in, line);) lines.push_back(parse_json(line, path));
+  return lines;
+}
+
+double metric(const Json& line, const std::string& name) {
+  return line.at(name).as_double();
+}
+
+}  // namespace cohort::test

@@ -1,0 +1,21 @@
+// What a plan comes to, found out without training it.
+#pragma once
+
+#include <vector>
+
+#include "trainers/dataset.h"
+
+namespace cohort {
+
+struct StagePreview {
+  ModelConfig model;     // resolved, with its vocabulary
+  DataLengths lengths;   // of the training data
+  int64_t held_out = 0;  // problems, or tokens of text
+};
+
+// Loads what every stage needs and checks that it fits together: devices, data, the model a run
+// starts from, rewards; each stage against the model and tokenizer of the one before. Throws
+// InputError for what would otherwise stop the run at the start of a stage.
+std::vector<StagePreview> preview_plan(const RunPlan& plan);
+
+}  // namespace cohort
