@@ -8,6 +8,9 @@
 #define EIGEN_DONT_PARALLELIZE
 // Keeps Eigen from switching to another algorithm for small sizes, which would depend on M.
 #define EIGEN_GEMM_TO_COEFFBASED_THRESHOLD 1
+// Packed panels up to this size live on the stack: from the heap they would be mapped anew each
+// time.
+#define EIGEN_STACK_ALLOCATION_LIMIT (1 << 20)
 // GCC 12 warns about its own AVX-512 intrinsics when they are inlined from Eigen.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <Eigen/Core>
@@ -127,7 +130,10 @@ void single_column(const Operands<T>& op) {
 template <class T>
 void row_product(const Operands<T>& op) {
   if (op.n == 1) return single_column(op);
-  const int64_t row_block = std::clamp<int64_t>(round_up(op.m / 8, kRowPad), 64, 256);
+  // Rows are independent, so the cut may follow the number of threads: two blocks for each, because
+  // every block packs the weights.
+  const int64_t row_block =
+      std::clamp<int64_t>(round_up(op.m / (2 * num_threads()), kRowPad), 64, 384);
   const int64_t column_block = op.m <= 64    ? kColumnUnit
                                : op.m <= 256 ? 2 * kColumnUnit
                                              : round_up(op.n, kColumnUnit);
