@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "core/log.h"
 #include "data/loader.h"
 
 namespace cohort {
@@ -76,9 +75,6 @@ Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> token
     held_out = load_jsonl(data.jsonl, Split::kHeldOut);
     need_tokenizer([&] { return all_text(*out.train) + all_text(*held_out); });
   }
-  if (held_out->size() < config.eval.size)
-    logging::info("eval.size: ", config.eval.size,
-                  " held-out problems were asked for, the data have ", held_out->size());
   for (int64_t i = 0; i < std::min(config.eval.size, held_out->size()); ++i)
     out.held_out.push_back(held_out->get(i));
   return out;

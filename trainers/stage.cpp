@@ -98,6 +98,10 @@ void Stage::build_model() {
         std::make_unique<Transformer>(model, config_.dtype, static_cast<uint64_t>(config_.seed));
   }
   check_data(config_, data_, loaded.model->config().context);
+  if (const auto n = static_cast<int64_t>(data_.held_out.size());
+      is_main() && config_.trainer != TrainerType::kPretrain && n < config_.eval.size)
+    logging::info("eval.size: ", config_.eval.size,
+                  " held-out problems were asked for, the data have ", n);
   if (config_.trainer == TrainerType::kGrpo && config_.grpo.beta > 0) {
     reference_ = std::make_unique<Transformer>(loaded.model->config(), config_.dtype, 0);
     if (resumed)

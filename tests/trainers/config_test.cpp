@@ -1,0 +1,220 @@
+// Plans: stages, overrides, the round trip through the run directory's config.yaml, and what is
+// refused.
+#include "trainers/config.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <sstream>
+
+#include "tests/support/test_util.h"
+
+namespace cohort::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Plans : public testing::Test {
+ protected:
+  RunPlan load(const std::string& yaml, const std::vector<std::string>& overrides = {}) {
+    write_file(dir_.path("plan.yaml"), yaml);
+    return load_plan(dir_.path("plan.yaml"), overrides);
+  }
+  // Expects an InputError with `text`.
+  void expect_refused(const std::string& yaml, const std::string& text,
+                      const std::vector<std::string>& overrides = {}) {
+    SCOPED_TRACE(yaml);
+    EXPECT_THROW_WITH(load(yaml, overrides), InputError, text);
+  }
+  TempDir dir_;
+};
+
+const std::string kTwoStages =
+    "data: {task: addition}\n"
+    "seed: 7\n"
+    "model: {d_model: 32}\n"
+    "stages:\n"
+    "  - {trainer: sft, steps: 5, batch_size: 3}\n"
+    "  - trainer: grpo\n"
+    "    steps: 9\n"
+    "    model: {dropout: 0.5}\n"
+    "    rewards: [{name: task}]\n";
+
+TEST_F(Plans, StagesTakeTheTopLevelKeysAsDefaults) {
+  const RunPlan plan = load(kTwoStages);
+  ASSERT_EQ(plan.stages.size(), 2u);
+  EXPECT_EQ(plan.name, "plan");  // the file's
+  EXPECT_EQ(plan.stages[0].trainer, TrainerType::kSft);
+  EXPECT_EQ(plan.stages[0].steps, 5);
+  EXPECT_EQ(plan.stages[0].model.dropout, 0);
+  EXPECT_EQ(plan.stages[1].trainer, TrainerType::kGrpo);
+  EXPECT_EQ(plan.stages[1].steps, 9);
+  EXPECT_EQ(plan.stages[1].batch_size, TrainConfig{}.batch_size);
+  EXPECT_EQ(plan.stages[1].model.dropout, 0.5);
+  for (const TrainConfig& stage : plan.stages) {
+    EXPECT_EQ(stage.seed, 7);
+    EXPECT_EQ(stage.model.d_model, 32);
+    EXPECT_EQ(stage.data.task, "addition");
+  }
+}
+
+TEST_F(Plans, OverrideReachesEveryStageAlsoWhereItSaysOtherwise) {
+  const RunPlan plan = load(kTwoStages, {"steps=2", "seed=8", "model.d_model=64"});
+  for (const TrainConfig& stage : plan.stages) {
+    EXPECT_EQ(stage.steps, 2);
+    EXPECT_EQ(stage.seed, 8);
+    EXPECT_EQ(stage.model.d_model, 64);
+  }
+  EXPECT_EQ(plan.stages[1].model.dropout, 0.5);
+}
+
+TEST_F(Plans, OverrideOfOneStageReachesThatOneOnly) {
+  const RunPlan plan = load(kTwoStages, {"stages.1.steps=3", "stages.0.model.num_layers=2"});
+  EXPECT_EQ(plan.stages[0].steps, 5);
+  EXPECT_EQ(plan.stages[1].steps, 3);
+  EXPECT_EQ(plan.stages[0].model.num_layers, 2);
+  EXPECT_EQ(plan.stages[1].model.num_layers, ModelConfig{}.num_layers);
+  expect_refused(kTwoStages, "stages", {"stages.2.steps=3"});
+  expect_refused(kTwoStages, "'stepz'; did you mean 'steps'?", {"stages.1.stepz=3"});
+}
+
+// Every key away from its default, so that one the dump forgets would show.
+TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
+  const RunPlan plan = load(
+      "name: all keys\n"
+      "output_dir: out\n"
+      "init_from: start\n"
+      "seed: 3\nsteps: 4\nbatch_size: 5\nnum_threads: 2\nranks: 2\nmicro_batch_tokens: "
+      "77\nlog_every: 3\ndtype: f64\n"
+      "learning_rate: 1e-7\nmin_learning_rate: 1e-9\nlr_schedule: linear\nwarmup_steps: 4\n"
+      "weight_decay: 0.3\nadam_beta1: 0.8\nadam_beta2: 0.123456789012345678\nadam_eps: 1e-30\n"
+      "max_grad_norm: 0\n"
+      "model: {num_layers: 2, d_model: 24, num_heads: 6, num_kv_heads: 2, head_dim: 10, d_ff: 5,\n"
+      "  context: 33, norm: layer_norm, position: learned, mlp: gelu_tanh, bias: true,\n"
+      "  tie_embeddings: true, qk_norm: true, dropout: 0.1, norm_eps: 1e-6, rope_theta: 5e5,\n"
+      "  init_std: 0.3, recompute: block}\n"
+      "eval: {every: 3, size: 5, num_samples: 8, k: [1, 8], stop_at: 0.5}\n"
+      "checkpoint: {every: 2, keep_last: 9}\n"
+      "stages:\n"
+      "  - trainer: pretrain\n"
+      "    data: {text: some/text.txt, held_out_fraction: 0.25, tokenizer: byte}\n"
+      "  - trainer: sft\n"
+      "    data:\n"
+      "      jsonl: {path: 'my: file.jsonl', prompt: '{a} # \"q\"\\n', answer: \"{b}\\n\",\n"
+      "        solution: '- {c}', held_out_fraction: 0.5, limit: 12}\n"
+      "  - trainer: grpo\n"
+      "    data: {task: parity, task_sizes: {min_size: 3, max_size: 5, worked_share: 0.5}}\n"
+      "    prompts_per_step: 3\n"
+      "    num_generations: 5\n"
+      "    temperature: 0.6\n"
+      "    top_k: 4\n"
+      "    top_p: 0.9\n"
+      "    max_completion_length: 6\n"
+      "    max_concurrent: 2\n"
+      "    stop_tokens: [1, 2]\n"
+      "    epsilon: 0.1\n"
+      "    epsilon_high: 0.28\n"
+      "    beta: 0.04\n"
+      "    loss_type: dr_grpo\n"
+      "    scale_rewards: leave_one_out\n"
+      "    num_iterations: 2\n"
+      "    num_minibatches: 3\n"
+      "    mask_truncated_completions: true\n"
+      "    shuffle_advantages: true\n"
+      "    rewards:\n"
+      "      - {name: format, weight: -0.5, pattern: '(?s)\\d+: \"x\" # y'}\n"
+      "      - {name: task, weight: 2}\n");
+  const std::string dumped = dump_plan(plan);
+  // From another directory: every path in it must be absolute by now.
+  const TempDir elsewhere;
+  write_file(elsewhere.path("config.yaml"), dumped);
+  const RunPlan again = load_plan(elsewhere.path("config.yaml"), {});
+  EXPECT_EQ(dump_plan(again), dumped);
+  EXPECT_EQ(again.name, plan.name);
+  EXPECT_EQ(again.output_dir, plan.output_dir);
+  ASSERT_EQ(again.stages.size(), 3u);
+  EXPECT_EQ(again.stages[0].optimizer.adam_beta2, 0.123456789012345678);
+  EXPECT_EQ(again.stages[1].data.jsonl.prompt, "{a} # \"q\"\\n");
+  EXPECT_EQ(again.stages[1].data.jsonl.answer, "{b}\n");
+  EXPECT_EQ(again.stages[2].rewards[0].pattern, "(?s)\\d+: \"x\" # y");
+  EXPECT_EQ(again.stages[2].grpo.epsilon_high, 0.28);
+  EXPECT_EQ(again.stages[2].sampling.stop_tokens, (std::vector<int64_t>{1, 2}));
+  // No key has its default value in every stage, or the test would not see it.
+  std::istringstream defaults(dump_config(TrainConfig{}));
+  for (std::string line; std::getline(defaults, line);) {
+    if (line.back() == ':' || line == "device: cpu") continue;
+    const bool differs =
+        std::any_of(plan.stages.begin(), plan.stages.end(), [&](const TrainConfig& stage) {
+          std::istringstream lines(dump_config(stage));
+          for (std::string other; std::getline(lines, other);)
+            if (other == line) return false;
+          return true;
+        });
+    EXPECT_TRUE(differs) << line;
+  }
+}
+
+TEST_F(Plans, RelativePathsStartAtTheFile) {
+  fs::create_directory(dir_.path("deep"));
+  const RunPlan plan =
+      load("output_dir: ../runs/x\ninit_from: deep/model\ndata: {text: deep/../a.txt}\n");
+  const fs::path base = fs::weakly_canonical(dir_.path("plan.yaml")).parent_path();
+  EXPECT_EQ(plan.output_dir, (base.parent_path() / "runs/x").string());
+  EXPECT_EQ(plan.stages[0].init_from, (base / "deep/model").string());
+  EXPECT_EQ(plan.stages[0].data.text, (base / "a.txt").string());
+  const RunPlan absolute = load("data: {text: /some/where.txt}\noutput_dir: /out\n");
+  EXPECT_EQ(absolute.stages[0].data.text, "/some/where.txt");
+  EXPECT_EQ(absolute.output_dir, "/out");
+  // None given: beside where the user stands.
+  EXPECT_EQ(load("data: {text: a.txt}\nname: n\n").output_dir,
+            (fs::weakly_canonical(fs::current_path()) / "runs/n").string());
+}
+
+TEST_F(Plans, WhatNoSingleKeyCanTellIsChecked) {
+  expect_refused("trainer: sft\n",
+                 "data: expected exactly one of task, jsonl.path and text, got 0");
+  expect_refused("data: {task: addition, text: a.txt}\n", "exactly one of");
+  expect_refused("data: {task: addition}\n", "data.text: trainer pretrain needs a text file");
+  expect_refused("trainer: sft\ndata: {text: a.txt}\n", "trainer sft needs problems");
+  expect_refused("trainer: grpo\ndata: {task: addition}\n", "at least one reward");
+  const std::string grpo = "trainer: grpo\ndata: {task: addition}\nrewards: [{name: task}]\n";
+  expect_refused(grpo + "temperature: 0\n", "greedy (0) gives equal ones");
+  expect_refused(grpo + "num_minibatches: 5\nprompts_per_step: 4\n", "5 updates need as many");
+  expect_refused("data: {text: a.txt}\nlearning_rate: 1e-3\nmin_learning_rate: 1\n",
+                 "min_learning_rate");
+  expect_refused("trainer: sft\ndata: {task: addition}\neval: {num_samples: 4, k: [1, 8]}\n",
+                 "pass@8 needs eval.num_samples of at least 8");
+}
+
+TEST_F(Plans, FaultsNameFileLineAndNearestKey) {
+  const std::string file = dir_.path("plan.yaml");
+  expect_refused("data: {text: a.txt}\nlerning_rate: 1\n",
+                 file + ":2: unknown key 'lerning_rate'; did you mean 'learning_rate'?");
+  expect_refused("stages:\n  - trainer: sft\n    stepz: 1\n",
+                 file + ":3: unknown key 'stepz'; did you mean 'steps'?");
+  expect_refused("data:\n  text: a.txt\n  tekst: b\n", file + ":3: unknown key 'data.tekst'");
+  expect_refused("steps: many\n", file + ":1: steps: expected a whole number");
+  expect_refused("steps: 0\n", file + ":1: steps: expected a number at least 1, got '0'");
+  expect_refused("steps: 1\nsteps: 2\n", file + ":2: duplicate key 'steps', first given at line 1");
+  expect_refused("trainer: sfd\n", "did you mean 'sft'?");
+  expect_refused("stages: 3\n", "expected a list with at least one stage");
+  expect_refused("stages: []\n", "expected a list with at least one stage");
+  expect_refused("stages: [1]\n", "expected a map of keys for each stage");
+  expect_refused("a: [\n", "not valid YAML");
+  EXPECT_THROW_WITH(load_plan(dir_.path("none.yaml"), {}), InputError, "hint: check the path");
+}
+
+// The configurations that come with the project. Their data need not be there.
+TEST(ShippedConfigurations, AllLoad) {
+  const auto source = fs::path(__FILE__).parent_path().parent_path().parent_path();
+  int found = 0;
+  for (const auto& entry : fs::directory_iterator(source / "configs")) {
+    if (entry.path().extension() != ".yaml") continue;
+    SCOPED_TRACE(entry.path());
+    ++found;
+    EXPECT_GE(load_plan(entry.path().string(), {}).stages.size(), 1u);
+  }
+  EXPECT_GE(found, 2);
+}
+
+}  // namespace
+}  // namespace cohort::test

@@ -1,0 +1,124 @@
+// Learning rate schedules, weight decay, clipping, and the curve of the final report.
+#include "trainers/optimizer.h"
+
+#include <cmath>
+
+#include "tests/support/test_util.h"
+#include "trainers/reporter.h"
+
+namespace cohort::test {
+namespace {
+
+OptimizerConfig schedule(Schedule type, int64_t warmup) {
+  OptimizerConfig c;
+  c.learning_rate = 1;
+  c.min_learning_rate = 0.1;
+  c.lr_schedule = type;
+  c.warmup_steps = warmup;
+  return c;
+}
+
+// 4 steps of warm-up to the peak at step 4, the minimum at step 24, the last of 25.
+TEST(LearningRate, WarmsUpLinearlyAndReachesThePeak) {
+  for (const Schedule type : {Schedule::kCosine, Schedule::kLinear, Schedule::kConstant})
+    for (int64_t step = 0; step <= 4; ++step)
+      EXPECT_DOUBLE_EQ(scheduled_learning_rate(schedule(type, 4), step, 25),
+                       static_cast<double>(step + 1) / 5);
+}
+
+TEST(LearningRate, FollowsItsScheduleToTheMinimum) {
+  const auto rate = [](Schedule type, int64_t step) {
+    return scheduled_learning_rate(schedule(type, 4), step, 25);
+  };
+  // A quarter, half and all of the way from step 4 to step 24.
+  EXPECT_DOUBLE_EQ(rate(Schedule::kLinear, 9), 0.1 + 0.9 * 0.75);
+  EXPECT_DOUBLE_EQ(rate(Schedule::kLinear, 14), 0.1 + 0.9 * 0.5);
+  EXPECT_DOUBLE_EQ(rate(Schedule::kLinear, 24), 0.1);
+  EXPECT_DOUBLE_EQ(rate(Schedule::kCosine, 9), 0.1 + 0.9 * (1 + std::sqrt(0.5)) / 2);
+  EXPECT_DOUBLE_EQ(rate(Schedule::kCosine, 14), 0.1 + 0.9 * 0.5);
+  EXPECT_NEAR(rate(Schedule::kCosine, 24), 0.1, 1e-15);
+  for (const int64_t step : {4, 9, 24}) EXPECT_DOUBLE_EQ(rate(Schedule::kConstant, step), 1);
+}
+
+TEST(LearningRate, ShortRunsStayInRange) {
+  for (const Schedule type : {Schedule::kCosine, Schedule::kLinear, Schedule::kConstant})
+    for (const int64_t warmup : {0, 1, 10})
+      for (const int64_t steps : {1, 2, 5})
+        for (int64_t step = 0; step < steps; ++step) {
+          const double rate = scheduled_learning_rate(schedule(type, warmup), step, steps);
+          EXPECT_GT(rate, 0) << step << " of " << steps << ", warm-up " << warmup;
+          EXPECT_LE(rate, 1);
+        }
+}
+
+// With zero gradients only weight decay moves a parameter.
+TEST(AdamW, DecaysMatricesButNeitherNormsNorBiases) {
+  ModelConfig c;
+  c.num_layers = 1;
+  c.d_model = 8;
+  c.num_heads = 2;
+  c.norm = NormType::kLayer;
+  c.position = PositionType::kLearned;
+  c.bias = c.qk_norm = true;
+  c.vocab_size = 5;
+  c.resolve();
+  const Transformer model(c, DType::kF64, 1);
+  for (const NamedParameter& p : model.parameters()) {
+    Tensor value = p.variable.value();
+    value.fill_(1);
+    p.variable.zero_grad();
+  }
+  OptimizerConfig config;
+  config.weight_decay = 0.5;
+  AdamW(model.parameters(), config).step(0.1, 1);
+  int decayed = 0, kept = 0;
+  for (const NamedParameter& p : model.parameters()) {
+    const bool matrix = p.variable.shape().rank() == 2;
+    EXPECT_DOUBLE_EQ(p.variable.value().to_vector<double>()[0], matrix ? 1 - 0.1 * 0.5 : 1)
+        << p.name;
+    (matrix ? decayed : kept) += 1;
+  }
+  EXPECT_GE(decayed, 8);  // embeddings, head, q, k, v, o, MLP
+  EXPECT_GE(kept, 10);
+}
+
+TEST(ClipGradNorm, ScalesDownToTheMaximumOnly) {
+  const Variable a = Variable::parameter(Tensor::zeros({2}, DType::kF64)),
+                 b = Variable::parameter(Tensor::zeros({1}, DType::kF64));
+  a.grad().copy_(Tensor::from(std::vector<double>{2, 1}));
+  b.grad().copy_(Tensor::from(std::vector<double>{-2}));
+  const std::vector<NamedParameter> parameters{{"a", a, false}, {"b", b, false}};
+  EXPECT_DOUBLE_EQ(clip_grad_norm(parameters, 0).norm, 3);
+  EXPECT_EQ(clip_grad_norm(parameters, 0).scale, 1);
+  EXPECT_EQ(clip_grad_norm(parameters, 3).scale, 1);
+  EXPECT_NEAR(clip_grad_norm(parameters, 1.5).scale * 3, 1.5, 1e-6);
+}
+
+TEST(TextCurve, DrawsValuesFromLeftToRightAndLabelsTheRange) {
+  EXPECT_EQ(text_curve({0, 1, 2, 1}, 10, 3),
+            "   2.000 |  *\n"
+            "   1.000 | * *\n"
+            "   0.000 |*\n"
+            "         +----\n");
+}
+
+TEST(TextCurve, JoinsValuesThatDoNotFit) {
+  // Columns hold the means of 2 values: 0, 1, 4.
+  EXPECT_EQ(text_curve({-1, 1, 0, 2, 3, 5}, 3, 2),
+            "   4.000 |  *\n"
+            "   0.000 |**\n"
+            "         +---\n");
+}
+
+TEST(TextCurve, TakesConstantEmptyAndImpossibleInput) {
+  EXPECT_EQ(text_curve({0.5, 0.5}, 4, 2),
+            "   0.500 |\n"
+            "   0.500 |**\n"
+            "         +--\n");
+  EXPECT_EQ(text_curve({}, 4, 2), "");
+  EXPECT_EQ(text_curve({1}, 0, 2), "");
+  EXPECT_EQ(text_curve({1}, 4, 1), "");
+}
+
+}  // namespace
+}  // namespace cohort::test
