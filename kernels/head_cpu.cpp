@@ -135,7 +135,7 @@ void head_logprob_forward(Tensor& logprob, Tensor& entropy, Tensor& lse, const T
         for (int64_t i = begin; i < end; ++i) {
           const int64_t t = chunk.tokens[i];
           const T* z = logits + i * shape.vocab;
-          const RowSoftmax row = row_softmax(z, shape.vocab, desc.temperature, nullptr);
+          const RowSoftmax row = row_softmax<T>(z, shape.vocab, desc.temperature, nullptr);
           plogprob[t] = row_logprob(row, z[target[t]]);
           pentropy[t] = static_cast<T>(row.entropy());
           plse[t] = static_cast<T>(row.lse());

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cmath>
+#include <vector>
 
 #include "kernels/reduce.h"
 #include "kernels/vector_math.h"
@@ -32,26 +33,39 @@ inline T scaled_logit(T logit, T largest, T inverse_temperature) {
   return (logit - largest) * inverse_temperature;
 }
 
-// block_sums: null, or room for one sum of e^d per block.
+// What a sampler needs beside the sums: e^d of every entry, and its sum over every block.
 template <class T>
-RowSoftmax row_softmax(const T* logits, int64_t vocab, double temperature, double* block_sums) {
+struct SoftmaxMasses {
+  std::vector<T> masses;
+  std::vector<double> block_sums;
+  explicit SoftmaxMasses(int64_t vocab)
+      : masses(static_cast<size_t>(vocab)),
+        block_sums(static_cast<size_t>((vocab + kSoftmaxBlock - 1) / kSoftmaxBlock)) {}
+};
+
+// `keep` may be null.
+template <class T>
+RowSoftmax row_softmax(const T* logits, int64_t vocab, double temperature, SoftmaxMasses<T>* keep) {
   const T largest = lane_max(logits, vocab), inverse = static_cast<T>(1 / temperature);
   RowSoftmax row{.largest = static_cast<double>(largest),
                  .inverse_temperature = static_cast<double>(inverse)};
-  T d[kSoftmaxBlock], e[kSoftmaxBlock];
+  T e[kSoftmaxBlock], e_times_d[kSoftmaxBlock];
   for (int64_t begin = 0; begin < vocab; begin += kSoftmaxBlock) {
     const int64_t n = std::min(kSoftmaxBlock, vocab - begin);
     COHORT_VECTORIZE
     for (int64_t i = 0; i < n; ++i) {
-      d[i] = scaled_logit(logits[begin + i], largest, inverse);
-      e[i] = vexp(d[i]);
+      const T d = scaled_logit(logits[begin + i], largest, inverse);
+      e[i] = vexp(d);
+      // An excluded entry (logit -inf) has e = 0, and adds 0 rather than 0 times -inf.
+      e_times_d[i] = e[i] > 0 ? e[i] * d : T(0);
     }
     const double sum = static_cast<double>(lane_sum<T>(n, [&](int64_t i) { return e[i]; }));
-    // An excluded entry (logit -inf) has e = 0, and adds 0 rather than 0 times -inf.
-    const T weighted = lane_sum<T>(n, [&](int64_t i) { return e[i] > 0 ? e[i] * d[i] : T(0); });
     row.sum += sum;
-    row.weighted += static_cast<double>(weighted);
-    if (block_sums != nullptr) block_sums[begin / kSoftmaxBlock] = sum;
+    row.weighted += static_cast<double>(lane_sum<T>(n, [&](int64_t i) { return e_times_d[i]; }));
+    if (keep != nullptr) {
+      std::copy_n(e, n, keep->masses.data() + begin);
+      keep->block_sums[static_cast<size_t>(begin / kSoftmaxBlock)] = sum;
+    }
   }
   return row;
 }

@@ -1,10 +1,9 @@
-// Drawing tokens by inverting the CDF in ascending id order. The exponentials are those of
-// row_softmax.h: computed once in blocks, and again only inside the block that holds the draw.
+// Drawing tokens by inverting the CDF in ascending id order. The probabilities are those of
+// row_softmax.h, whose block sums lead to the block that holds the draw.
 #include "kernels/sampling.h"
 
 #include <algorithm>
 #include <atomic>
-#include <numeric>
 
 #include "core/rng.h"
 #include "kernels/matmul.h"
@@ -13,31 +12,30 @@
 namespace cohort::kernels {
 namespace {
 
-// One row of logits with its distribution. mass(v) is the unnormalised probability of token v, the
-// same bits as in row_softmax.
+// One row of logits with its distribution.
 template <class T>
 struct Row {
-  const T* logits;
-  int64_t vocab;
+  const T* logits = nullptr;
+  int64_t vocab = 0;
   RowSoftmax softmax;
-  std::vector<double> block_sums;
+  SoftmaxMasses<T> kept;
 
-  double mass(int64_t v) const {
-    return static_cast<double>(vexp(scaled_logit(logits[v], static_cast<T>(softmax.largest),
-                                                 static_cast<T>(softmax.inverse_temperature))));
-  }
+  // The unnormalised probability of token v.
+  double mass(int64_t v) const { return static_cast<double>(kept.masses[static_cast<size_t>(v)]); }
 };
 
-// The token where the cumulative mass, which starts at `before`, first exceeds `target`. Tokens
-// come from id(i), i in [0, n); one without mass is never returned. Where rounding leaves the
+// Walks ids [begin, end) that keep(id) admits, adding their masses to `before`, and returns the one
+// that first exceeds `target`. A token without mass is never returned; where rounding leaves the
 // target unreached it is the last one with mass.
-template <class T, class F>
-int64_t invert(const Row<T>& row, int64_t n, double before, double target, F&& id) {
+template <class T, class Keep>
+int64_t invert(const Row<T>& row, int64_t begin, int64_t end, double before, double target,
+               Keep&& keep) {
   int64_t last = -1;
-  for (int64_t i = 0; i < n; ++i) {
-    const double mass = row.mass(id(i));
+  for (int64_t v = begin; v < end; ++v) {
+    if (!keep(v)) continue;
+    const double mass = row.mass(v);
     if (mass <= 0) continue;
-    last = id(i);
+    last = v;
     before += mass;
     if (before > target) break;
   }
@@ -49,65 +47,81 @@ int64_t draw_from_all(const Row<T>& row, double u) {
   const double target = u * row.softmax.sum;
   double before = 0, cumulative = 0;
   size_t chosen = 0;
-  for (size_t b = 0; b < row.block_sums.size(); ++b) {
-    if (row.block_sums[b] <= 0) continue;
+  for (size_t b = 0; b < row.kept.block_sums.size(); ++b) {
+    if (row.kept.block_sums[b] <= 0) continue;
     chosen = b;
     before = cumulative;
-    cumulative += row.block_sums[b];
+    cumulative += row.kept.block_sums[b];
     if (cumulative > target) break;
   }
   const int64_t begin = static_cast<int64_t>(chosen) * kSoftmaxBlock;
-  return invert(row, std::min(kSoftmaxBlock, row.vocab - begin), before, target,
-                [&](int64_t i) { return begin + i; });
+  return invert(row, begin, std::min(row.vocab, begin + kSoftmaxBlock), before, target,
+                [](int64_t) { return true; });
 }
 
+// A token in the order of probability; equal logits by ascending id.
 template <class T>
-double total_mass(const Row<T>& row, const std::vector<int32_t>& ids) {
-  double total = 0;
-  for (const int32_t v : ids) total += row.mass(v);
-  return total;
-}
+struct Ranked {
+  T logit;
+  int32_t id;
+  bool operator<(const Ranked& other) const {
+    return logit > other.logit || (logit == other.logit && id < other.id);
+  }
+};
 
-// Keeps the most probable tokens until their mass reaches `top_p` of `total`. Sorts only as far as
-// it must: a first piece of 256, then four times as many each time.
-template <class T, class Better>
-void keep_nucleus(const Row<T>& row, std::vector<int32_t>& ids, double top_p, double total,
-                  Better&& better) {
-  double mass = 0;
-  size_t done = 0;
-  while (done < ids.size()) {
-    const size_t next = std::min(ids.size(), std::max<size_t>(256, 4 * done));
-    const auto first = ids.begin() + static_cast<int64_t>(done);
-    const auto last = ids.begin() + static_cast<int64_t>(next);
-    if (next < ids.size()) std::nth_element(first, last, ids.end(), better);
-    std::sort(first, last, better);
-    for (; done < next; ++done) {
-      mass += row.mass(ids[done]);
-      if (mass >= top_p * total) return ids.resize(done + 1);
+// The least probable token of the smallest set of first tokens whose mass reaches `goal`. Halves
+// the range that holds it, so only a few tokens are ever sorted.
+template <class T>
+Ranked<T> nucleus_end(const Row<T>& row, std::vector<Ranked<T>>& tokens, double goal) {
+  constexpr int64_t kSorted = 32;
+  auto begin = tokens.begin(), end = tokens.end();
+  double mass = 0;  // of the tokens before `begin`
+  while (end - begin > kSorted) {
+    const auto middle = begin + (end - begin) / 2;
+    std::nth_element(begin, middle, end);
+    double upper = 0;
+    for (auto t = begin; t != middle; ++t) upper += row.mass(t->id);
+    if (mass + upper >= goal) {
+      end = middle;
+    } else {
+      mass += upper;
+      begin = middle;
     }
   }
+  std::sort(begin, end);
+  for (auto t = begin; t != end; ++t) {
+    mass += row.mass(t->id);
+    if (mass >= goal) return *t;
+  }
+  return *(end - 1);
 }
 
-// The ids that top-k and top-p leave, ascending.
+// The least probable token that top-k and top-p leave: every token not behind it may be drawn.
 template <class T>
-std::vector<int32_t> candidates(const Row<T>& row, const SamplingDesc& desc) {
-  const auto better = [&](int32_t a, int32_t b) {
-    return row.logits[a] > row.logits[b] || (row.logits[a] == row.logits[b] && a < b);
-  };
-  std::vector<int32_t> ids(static_cast<size_t>(row.vocab));
-  std::iota(ids.begin(), ids.end(), 0);
-  double total = row.softmax.sum;
+Ranked<T> last_allowed(const Row<T>& row, const SamplingDesc& desc) {
+  std::vector<Ranked<T>> tokens(static_cast<size_t>(row.vocab));
+  for (int64_t v = 0; v < row.vocab; ++v)
+    tokens[static_cast<size_t>(v)] = {row.logits[v], static_cast<int32_t>(v)};
   if (desc.top_k > 0 && desc.top_k < row.vocab) {
-    std::nth_element(ids.begin(), ids.begin() + desc.top_k, ids.end(), better);
-    ids.resize(static_cast<size_t>(desc.top_k));
-    std::sort(ids.begin(), ids.end());
-    total = total_mass(row, ids);
+    std::nth_element(tokens.begin(), tokens.begin() + desc.top_k - 1, tokens.end());
+    tokens.resize(static_cast<size_t>(desc.top_k));
+    if (desc.top_p >= 1) return tokens.back();
   }
-  if (desc.top_p < 1) {
-    keep_nucleus(row, ids, desc.top_p, total, better);
-    std::sort(ids.begin(), ids.end());
-  }
-  return ids;
+  double total = 0;
+  for (const Ranked<T>& t : tokens) total += row.mass(t.id);
+  return nucleus_end(row, tokens, desc.top_p * total);
+}
+
+template <class T>
+int64_t draw_from_allowed(const Row<T>& row, const SamplingDesc& desc, double u) {
+  const Ranked<T> last = last_allowed(row, desc);
+  const auto keep = [&](int64_t v) {
+    return !(last < Ranked<T>{row.logits[v], static_cast<int32_t>(v)});
+  };
+  double total = 0;
+  for (int64_t v = 0; v < row.vocab; ++v)
+    if (keep(v)) total += row.mass(v);
+  return invert(row, 0, row.vocab, 0, u * total, keep);
 }
 
 template <class T>
@@ -116,9 +130,7 @@ int64_t choose(const Row<T>& row, const SamplingDesc& desc, double u) {
     return std::find(row.logits, row.logits + row.vocab, static_cast<T>(row.softmax.largest)) -
            row.logits;
   if ((desc.top_k == 0 || desc.top_k >= row.vocab) && desc.top_p >= 1) return draw_from_all(row, u);
-  const std::vector<int32_t> ids = candidates(row, desc);
-  return invert(row, static_cast<int64_t>(ids.size()), 0, u * total_mass(row, ids),
-                [&](int64_t i) { return ids[static_cast<size_t>(i)]; });
+  return draw_from_allowed(row, desc, u);
 }
 
 void check_desc(const SamplingDesc& desc, const char* op) {
@@ -155,12 +167,11 @@ void sample_rows(const Outputs<T>& out, const T* logits, int64_t first, int64_t 
                  int64_t vocab, const SamplingDesc& desc, const char* op) {
   std::atomic<int64_t> bad = count;
   parallel_for(count, row_grain(vocab), [&](int64_t begin, int64_t end) {
-    Row<T> row{.logits = nullptr, .vocab = vocab, .softmax = {}, .block_sums = {}};
-    row.block_sums.resize(static_cast<size_t>((vocab + kSoftmaxBlock - 1) / kSoftmaxBlock));
+    Row<T> row{.vocab = vocab, .softmax = {}, .kept = SoftmaxMasses<T>(vocab)};
     for (int64_t i = begin; i < end; ++i) {
       row.logits = logits + i * vocab;
-      row.softmax = row_softmax(row.logits, vocab, desc.temperature == 0 ? 1 : desc.temperature,
-                                row.block_sums.data());
+      row.softmax =
+          row_softmax(row.logits, vocab, desc.temperature == 0 ? 1 : desc.temperature, &row.kept);
       if (!row.softmax.valid()) {
         int64_t lowest = bad.load();
         while (i < lowest && !bad.compare_exchange_weak(lowest, i)) {
