@@ -137,7 +137,9 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? kOk : kBadInput;
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help
+    throw InputError(str(e.what(), "; hint: cohort ", app.get_subcommands().empty() ? "" : argv[1],
+                         app.get_subcommands().empty() ? "" : " ", "--help"));
   }
   return code;
 }

@@ -46,9 +46,11 @@ std::vector<fs::path> list_checkpoints(const std::string& dir) {
 std::vector<fs::path> list_stages(const std::string& run_dir) {
   std::vector<std::pair<int, fs::path>> found;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(run_dir, error))
-    if (entry.is_directory() && fs::exists(entry.path() / "checkpoints"))
-      found.emplace_back(std::atoi(entry.path().filename().c_str()), entry.path() / "checkpoints");
+  for (const auto& entry : fs::directory_iterator(run_dir, error)) {
+    const int number = std::atoi(entry.path().filename().c_str());
+    if (number > 0 && fs::exists(entry.path() / "checkpoints"))
+      found.emplace_back(number, entry.path() / "checkpoints");
+  }
   std::sort(found.rbegin(), found.rend());
   std::vector<fs::path> out;
   for (auto& [number, path] : found) out.push_back(std::move(path));

@@ -1,19 +1,9 @@
 #include "tests/trainers/small_runs.h"
 
-#include <sstream>
-
 #include "data/safetensors.h"
 #include "trainers/checkpoint.h"
 
 namespace cohort::test {
-
-std::string small_text() {
-  std::string text;
-  Rng rng(5, rng_stream(RngPurpose::kTest));
-  const char* words[] = {"one ", "two ", "three ", "four ", "five ", "and\n"};
-  while (text.size() < 1500) text += words[rng.below(6)];
-  return text;
-}
 
 RunPlan small_plan(const TempDir& dir, const std::string& name, const std::string& yaml,
                    const std::vector<std::string>& overrides) {
@@ -63,17 +53,6 @@ Tensor final_weights(const std::string& run_dir) {
     all.insert(all.end(), values.begin(), values.end());
   }
   return Tensor::from(all);
-}
-
-std::vector<Json> json_lines(const std::string& path) {
-  std::vector<Json> lines;
-  std::istringstream in(read_file(path));
-  for (std::string line; std::getline(in, line);) lines.push_back(parse_json(line, path));
-  return lines;
-}
-
-double metric(const Json& line, const std::string& name) {
-  return line.at(name).as_double();
 }
 
 }  // namespace cohort::test

@@ -1,0 +1,297 @@
+// What a user may get wrong: exit code 2, one line on standard error that says where and what to do
+// next, and nothing made or overwritten.
+#include <signal.h>
+
+#include <filesystem>
+
+#include "tests/apps/process.h"
+#include "tests/trainers/small_configs.h"
+
+namespace cohort::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::string kSft = std::string(kSmallModel) + kSmallData + kSmallSft;
+
+class BadInput : public testing::Test {
+ protected:
+  std::string path(const std::string& name = "") const { return dir_.path(name); }
+  // The arguments of a training of `yaml` in the folder "run".
+  std::vector<std::string> train(const std::string& yaml,
+                                 const std::vector<std::string>& more = {}) const {
+    write_file(path("run.yaml"), "output_dir: run\n" + yaml);
+    std::vector<std::string> arguments{"train", path("run.yaml")};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  }
+  // Expects the training to be refused before there is a run directory.
+  void expect_refused(const std::string& yaml, const std::vector<std::string>& texts,
+                      const std::vector<std::string>& overrides = {}) const {
+    SCOPED_TRACE(yaml);
+    expect_bad_input(run_cohort(train(yaml, overrides)), texts);
+    EXPECT_FALSE(fs::exists(path("run")));
+  }
+  // A finished run in the folder `name`, with checkpoints at steps 2, 4 and 6.
+  std::string finished_run(const std::string& name = "good") const {
+    write_file(path("good.yaml"), kSft);
+    const Output output = run_cohort({"train", path("good.yaml"), "output_dir=" + path(name),
+                                      "checkpoint.every=2", "checkpoint.keep_last=3"});
+    EXPECT_EQ(output.code, 0) << output.err;
+    return path(name);
+  }
+  static void damage(const std::string& checkpoint) {
+    std::string bytes = read_file(checkpoint + "/model.safetensors");
+    ASSERT_GT(bytes.size(), 100u);
+    bytes[bytes.size() - 7] = static_cast<char>(bytes[bytes.size() - 7] ^ 16);
+    write_file(checkpoint + "/model.safetensors", bytes);
+  }
+
+  TempDir dir_;
+};
+
+// ---- The command line --------------------------------------------------------------------------
+
+TEST_F(BadInput, CommandLine) {
+  expect_bad_input(run_cohort({}), {"--help"});
+  expect_bad_input(run_cohort({"trian"}), {"unknown sub-command 'trian'", "did you mean 'train'?"});
+  expect_bad_input(run_cohort({"train"}), {"expected CONFIG.yaml, or --resume RUN_DIR", "hint"});
+  expect_bad_input(run_cohort({"check"}), {"config", "cohort check --help"});
+  expect_bad_input(run_cohort({"generate"}), {"model", "cohort generate --help"});
+  expect_bad_input(run_cohort({"train", "--resume"}), {"--resume", "cohort train --help"});
+  expect_bad_input(run_cohort({"train", "x.yaml", "--fast"}), {"--fast", "cohort train --help"});
+  expect_bad_input(run_cohort({"generate", "x", "--temperature", "hot"}), {"--temperature"});
+  expect_bad_input(run_cohort({"generate", "x", "--num", "0"}), {"--num"});
+  expect_bad_input(run_cohort({"gradcheck", "none"}), {"unknown op 'none'", "known:", "silu"});
+}
+
+TEST_F(BadInput, FilesThatAreNotThere) {
+  expect_bad_input(run_cohort({"train", path("none.yaml")}), {path("none.yaml"), "check the path"});
+  expect_bad_input(run_cohort({"check", path()}), {"cannot read the configuration"});
+  expect_bad_input(run_cohort({"generate", path("none"), "1+1="}),
+                   {path("none"), "does not exist"});
+  expect_bad_input(run_cohort({"logprobs", path(), "1"}), {"no usable checkpoint", "hint"});
+  expect_bad_input(run_cohort({"eval", path("none")}), {path("none")});
+}
+
+// ---- The configuration -------------------------------------------------------------------------
+
+TEST_F(BadInput, Configuration) {
+  expect_refused(kSft + "lerning_rate: 1\n", {path("run.yaml") + ":12: unknown key 'lerning_rate'",
+                                              "did you mean 'learning_rate'?"});
+  expect_refused("steps: many\n", {"run.yaml:2: steps: expected a whole number, got 'many'"});
+  expect_refused("seed: 1\nseed: 2\n", {"run.yaml:3: duplicate key 'seed'", "line 2"});
+  expect_refused("model: {dropout: 1.5}\n", {"run.yaml:2: dropout", "from 0 to 0.99", "1.5"});
+  expect_refused("trainer: sfd\n", {"run.yaml:2: trainer", "did you mean 'sft'?"});
+  expect_refused("a: [1\n", {"run.yaml:", "not valid YAML"});
+  expect_refused(kSft, {"command line: unknown key 'stepz'; did you mean 'steps'?"}, {"stepz=3"});
+  expect_refused(kSft, {"steps"}, {"steps"});  // no value
+  expect_refused(kSft, {"model.num_heads: 3 does not divide d_model 16", "hint"},
+                 {"model.num_heads=3"});
+  expect_refused(kSft, {"device: 'cuda' was asked for", "hint: set device: cpu"}, {"device=cuda"});
+  expect_refused(kSft, {"unknown task 'nothing'", "known: addition"}, {"data.task=nothing"});
+  expect_refused(kSft, {"task addition: sizes 2 to 40", "hint"}, {"data.task_sizes.max_size=40"});
+}
+
+TEST_F(BadInput, CheckSaysTheSameAsTrain) {
+  const std::string yaml = std::string(kSmallModel) + kSmallData + kSmallGrpo;
+  for (const char* fault : {"rewards=[{name: tusk}]", "device=cuda", "model.context=3", "steps=0",
+                            "data.task=nothing"}) {
+    SCOPED_TRACE(fault);
+    const Output trained = run_cohort(train(yaml, {fault})),
+                 checked = run_cohort({"check", path("run.yaml"), fault});
+    expect_bad_input(trained, {});
+    expect_bad_input(checked, {});
+    EXPECT_EQ(checked.err, trained.err);
+  }
+}
+
+// ---- Data --------------------------------------------------------------------------------------
+
+TEST_F(BadInput, TextData) {
+  const std::string text = std::string(kSmallModel) + kSmallPretrain;
+  expect_refused(text, {path("text.txt"), "No such file", "hint"});
+  write_file(path("text.txt"), "");
+  expect_refused(text, {path("text.txt"), "is empty", "hint"});
+  write_file(path("text.txt"), "0123456789");
+  expect_refused(text, {path("text.txt"), "the training part has 8 tokens, a window needs 17"});
+  write_file(path("text.txt"), std::string(100, 'a') + "\xff\xfe" + std::string(100, 'b'));
+  expect_refused(text, {"UTF-8", "hint"});
+}
+
+class BadJsonl : public BadInput {
+ protected:
+  // A configuration over a file of 20 good lines and `line`.
+  std::string with_line(const std::string& line) const {
+    std::string text;
+    for (int i = 0; i < 20; ++i) text += str("{\"prompt\": \"", i, "+1=\", \"answer\": \"7\"}\n");
+    write_file(path("data.jsonl"), text + line + "\n");
+    return "data: {jsonl: {path: data.jsonl, held_out_fraction: 0.3}}\n";
+  }
+  const std::string sft_ = std::string(kSmallModel) + kSmallSft;
+  const std::string grpo_ =
+      std::string(kSmallModel) + "trainer: grpo\nrewards: [{name: numeric}]\n";
+};
+
+TEST_F(BadJsonl, Lines) {
+  const std::string no_file = "data: {jsonl: {path: none.jsonl}}\n";
+  expect_refused(sft_ + no_file, {path("none.jsonl"), "No such file"});
+  expect_refused(sft_ + with_line("{\"prompt\": \"1+1=\","), {"data.jsonl:21:", "not valid JSON"});
+  expect_refused(sft_ + with_line("[1, 2]"), {"data.jsonl:21:", "expected an object"});
+  expect_refused(sft_ + with_line("{\"promt\": \"1+1=\", \"answer\": \"2\"}"),
+                 {"data.jsonl:21: no field 'prompt'", "did you mean 'promt'?"});
+  expect_refused(sft_ + with_line("{\"prompt\": \"1+1=\"}"), {"data.jsonl:21: no field 'answer'"});
+  with_line("");
+  write_file(path("data.jsonl"), "\n\n");
+  expect_refused(sft_ + "data: {jsonl: {path: data.jsonl}}\n", {"holds no example", "hint"});
+}
+
+TEST_F(BadJsonl, PromptLongerThanTheContext) {
+  const std::string line = "{\"prompt\": \"1111111111111111=\", \"answer\": \"2\"}";
+  for (const std::string& trainer : {sft_, grpo_})
+    expect_refused(trainer + with_line(line),
+                   {"data.jsonl", "'1111111111111111='", "17 tokens", "context is 16",
+                    "hint: a larger model.context"},
+                   {"eval.size=100"});
+}
+
+TEST_F(BadJsonl, RewardThatAppliesNowhere) {
+  std::string text;
+  for (int i = 0; i < 20; ++i) text += str("{\"prompt\": \"", i, "+1=\", \"answer\": \"x\"}\n");
+  with_line("");
+  write_file(path("data.jsonl"), text);
+  const Output output = run_cohort(train(
+      grpo_ + "data: {jsonl: {path: data.jsonl, held_out_fraction: 0.3}}\n", {"eval.size=1"}));
+  EXPECT_EQ(output.code, 2);
+  EXPECT_NE(output.err.find("cohort: rewards: none applies to any of the"), std::string::npos)
+      << output.err;
+  EXPECT_NE(output.err.find("hint: numeric needs a number as the answer"), std::string::npos);
+}
+
+TEST_F(BadJsonl, CharacterThatTheStartModelDoesNotKnow) {
+  const std::string start = finished_run();
+  expect_refused(sft_ + with_line("{\"prompt\": \"2*2=\", \"answer\": \"4\"}"),
+                 {"data.jsonl", "'2*2='", "the character '*'", "hint"},
+                 {"init_from=" + start, "eval.size=100"});
+}
+
+// ---- Start models and checkpoints --------------------------------------------------------------
+
+TEST_F(BadInput, StartModelOfAnotherKind) {
+  const std::string start = "init_from=" + finished_run();
+  expect_refused(kSft, {"model.d_model: 32 was asked for", "has d_model: 16", "hint"},
+                 {start, "model.d_model=32"});
+  expect_refused(kSft, {"model.norm: layer_norm"}, {start, "model.norm=layer_norm"});
+  expect_refused(kSft, {"data.tokenizer: byte"}, {start, "data.tokenizer=byte"});
+  // The characters of another task.
+  expect_refused(kSft, {"reverse: training example 1", "has no token"},
+                 {start, "data.task=reverse"});
+  expect_refused(kSft, {"no checkpoint at", "does not exist"}, {"init_from=" + path("none")});
+  expect_refused(kSft, {"no usable checkpoint"}, {"init_from=" + path()});
+}
+
+TEST_F(BadInput, TextThatTheModelDoesNotKnow) {
+  const std::string run = finished_run();
+  expect_bad_input(run_cohort({"generate", run, "1*1="}),
+                   {"the character '*' (U+002A) at byte 1", "hint"});
+  expect_bad_input(run_cohort({"logprobs", run, "1*1="}), {"the character '*' (U+002A) at byte 1"});
+  expect_bad_input(run_cohort({"generate", run, ""}), {"prompt 0 is empty"});
+  expect_bad_input(run_cohort({"generate", run, std::string(16, '1')}),
+                   {"prompt 0 has 16 tokens, the model's context is 16"});
+  expect_bad_input(run_cohort({"logprobs", run, std::string(18, '1')}), {"a text of 18 tokens"});
+}
+
+TEST_F(BadInput, DamagedCheckpointFallsBackToTheOneBeforeAndSaysSo) {
+  const std::string run = finished_run();
+  damage(run + "/checkpoints/step-00000006");
+  const std::vector<std::string> generate{"generate", run, "1+1=", "--json"};
+  Output output = run_cohort(generate);
+  EXPECT_EQ(output.code, 0) << output.err;
+  EXPECT_NE(output.err.find("step-00000006/model.safetensors does not match its checksum; using "
+                            "the checkpoint before it"),
+            std::string::npos)
+      << output.err;
+  EXPECT_EQ(output.out,
+            run_cohort({"generate", run + "/checkpoints/step-00000004", "1+1=", "--json"}).out);
+  // Asked for by its own name, there is no other to fall back to.
+  expect_bad_input(run_cohort({"generate", run + "/checkpoints/step-00000006", "1+1="}),
+                   {"does not match its checksum"});
+
+  // Resuming goes on from step 4, and ends where the undamaged run had ended.
+  const std::string other = finished_run("other");
+  output = run_cohort({"train", "--resume", run});
+  EXPECT_EQ(output.code, 0) << output.err;
+  EXPECT_NE(output.err.find("using the checkpoint before it"), std::string::npos);
+  EXPECT_TRUE(read_file(run + "/checkpoints/step-00000006/model.safetensors") ==
+              read_file(other + "/checkpoints/step-00000006/model.safetensors"));
+
+  for (const char* step : {"2", "4", "6"})
+    damage(run + "/checkpoints/step-0000000" + std::string(step));
+  for (const auto& arguments :
+       {generate, std::vector<std::string>{"train", "--resume", run},
+        train(kSft, {"init_from=" + run}), std::vector<std::string>{"eval", run}}) {
+    output = run_cohort(arguments);
+    EXPECT_EQ(output.code, 2) << arguments[0];
+    EXPECT_NE(output.err.find("hint: restore one from a copy, or start a new run"),
+              std::string::npos)
+        << output.err;
+  }
+  EXPECT_FALSE(fs::exists(path("run")));
+}
+
+// ---- Run directories ---------------------------------------------------------------------------
+
+TEST_F(BadInput, ResumeOfWhatIsNoRun) {
+  fs::create_directory(path("empty"));
+  for (const std::string& dir : {path("none"), path("empty")})
+    expect_bad_input(run_cohort({"train", "--resume", dir}),
+                     {"nothing to resume: " + dir, "hint: give the run directory"});
+  EXPECT_TRUE(fs::is_empty(path("empty")));
+  const std::string run = finished_run();
+  expect_bad_input(run_cohort({"train", "--resume", run, "stepz=1"}), {"did you mean 'steps'?"});
+  expect_bad_input(run_cohort({"train", "--resume", run, "device=cuda"}), {"set device: cpu"});
+  expect_bad_input(run_cohort({"train", "--resume", run, path("good.yaml")}), {"key=value"});
+}
+
+TEST_F(BadInput, ResumeOfARunInUse) {
+  Process first(train(kSft, {"steps=1000000", "eval.every=0"}));
+  ASSERT_TRUE(wait_for_path(path("run") + "/metrics.jsonl", first));
+  expect_bad_input(run_cohort({"train", "--resume", path("run")}),
+                   {"another process is using the run directory " + path("run"), "hint"});
+  EXPECT_TRUE(first.running());
+  first.signal(SIGKILL);
+  first.wait();
+  // The lock goes with its process.
+  const Output output = run_cohort({"train", "--resume", path("run"), "steps=2"});
+  EXPECT_EQ(output.code, 0) << output.err;
+}
+
+TEST_F(BadInput, OutputDirectoryThatCannotBeMade) {
+  write_file(path("file"), "precious");
+  for (const std::string& dir : {path("file"), path("file/run"), std::string("/proc/run")}) {
+    write_file(path("run.yaml"), kSft);
+    expect_bad_input(run_cohort({"train", path("run.yaml"), "output_dir=" + dir}),
+                     {"cannot create the run directory", dir, "hint: set output_dir"});
+  }
+  EXPECT_EQ(read_file(path("file")), "precious");
+}
+
+TEST_F(BadInput, SecondRunGetsADirectoryOfItsOwn) {
+  const auto arguments = train(kSft);
+  Output output = run_cohort(arguments);
+  EXPECT_EQ(output.code, 0) << output.err;
+  const auto files = [&] {
+    std::string all;
+    for (const auto& entry : fs::recursive_directory_iterator(path("run")))
+      if (entry.is_regular_file()) all += read_file(entry.path().string());
+    return all;
+  };
+  const std::string before = files();
+  output = run_cohort(arguments);
+  EXPECT_EQ(output.code, 0) << output.err;
+  EXPECT_NE(output.out.find("run directory: " + path("run-2") + "\n"), std::string::npos);
+  EXPECT_TRUE(files() == before);
+}
+
+}  // namespace
+}  // namespace cohort::test

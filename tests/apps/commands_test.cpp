@@ -1,0 +1,157 @@
+// The sub-commands on good input, above all that what they say of log-probs is exact.
+#include <filesystem>
+
+#include "tests/apps/process.h"
+#include "tests/trainers/small_configs.h"
+
+namespace cohort::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Commands : public testing::Test {
+ protected:
+  Output cohort(const std::vector<std::string>& arguments, const std::string& input = "") const {
+    Output output = run_cohort(arguments, input);
+    EXPECT_EQ(output.code, 0) << output.err;
+    return output;
+  }
+  // Trains `yaml` in the folder "run".
+  Output train(const std::string& yaml, std::vector<std::string> more = {}) const {
+    write_file(dir_.path("text.txt"), small_text());
+    write_file(dir_.path("run.yaml"), "output_dir: run\n" + yaml);
+    more.insert(more.begin(), {"train", dir_.path("run.yaml")});
+    return cohort(more);
+  }
+  const std::string sft_ = std::string(kSmallModel) + kSmallData + kSmallSft;
+  TempDir dir_;
+  const std::string run_ = dir_.path("run");
+};
+
+// The log-prob a token had when it was drawn, and the one an independent forward of the whole text
+// gives, are the same number, also after a trip through decimal text.
+TEST_F(Commands, LogprobsOfGeneratedTextsAreThoseOfGeneratingToTheBit) {
+  train(sft_);
+  for (const char* temperature : {"1", "0.7"}) {
+    const auto samples =
+        json_lines_of(cohort({"generate", run_, "12+3=", "7", "1+2+3+4+5=", "--json", "--num", "7",
+                              "--seed", "5", "--max-tokens", "9", "--temperature", temperature})
+                          .out);
+    ASSERT_EQ(samples.size(), 21u);
+    std::vector<std::string> stopped{"logprobs", run_, "--eos", "--temperature", temperature},
+        truncated{"logprobs", run_, "--temperature", temperature};
+    std::vector<const Json*> order_stopped, order_truncated;
+    for (const Json& sample : samples) {
+      const bool cut = sample.at("truncated").as_bool();
+      (cut ? truncated : stopped)
+          .push_back(sample.at("prompt").as_string() + sample.at("completion").as_string());
+      (cut ? order_truncated : order_stopped).push_back(&sample);
+    }
+    EXPECT_GE(order_stopped.size(), 3u);
+    EXPECT_GE(order_truncated.size(), 3u);
+    for (const auto& [arguments, order] :
+         {std::pair{stopped, order_stopped}, std::pair{truncated, order_truncated}}) {
+      const auto scored = json_lines_of(cohort(arguments).out);
+      ASSERT_EQ(scored.size(), order.size());
+      for (size_t i = 0; i < order.size(); ++i) {
+        EXPECT_EQ(scored[i].at("ids").dump(), order[i]->at("ids").dump());
+        const auto& all = scored[i].at("logprobs").as_array();
+        const auto& drawn = order[i]->at("logprobs").as_array();
+        const auto prompt = static_cast<size_t>(order[i]->at("prompt_length").as_int());
+        ASSERT_EQ(all.size(), prompt + drawn.size());
+        EXPECT_TRUE(all[0].is_null());  // nothing comes before the first token
+        for (size_t t = 0; t < drawn.size(); ++t) {
+          EXPECT_EQ(all[prompt + t].as_double(), drawn[t].as_double());
+          // An f32 through and through: decimal text has lost nothing.
+          EXPECT_EQ(static_cast<double>(static_cast<float>(drawn[t].as_double())),
+                    drawn[t].as_double());
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Commands, GenerateReadsPromptsFromStandardInputToo) {
+  train(sft_);
+  const std::string json = cohort({"generate", run_, "1+1=", "2+2=", "--json"}).out;
+  EXPECT_EQ(cohort({"generate", run_, "--json"}, "1+1=\n2+2=\n").out, json);
+  const auto lines = json_lines_of(json);
+  ASSERT_EQ(lines.size(), 2u);
+  const std::string text = cohort({"generate", run_, "1+1=", "2+2="}).out;
+  EXPECT_EQ(text, "1+1=" + lines[0].at("completion").as_string() +
+                      "\n2+2=" + lines[1].at("completion").as_string() + "\n");
+  EXPECT_NE(cohort({"generate", run_, "1+1=", "2+2=", "--json", "--seed", "2"}).out, json);
+  // Greedy completions need no seed.
+  const std::string greedy = cohort({"generate", run_, "1+1=", "--temperature", "0"}).out;
+  EXPECT_EQ(cohort({"generate", run_, "1+1=", "--temperature", "0", "--seed", "9"}).out, greedy);
+}
+
+TEST_F(Commands, EvalSaysWhatTheRunSaid) {
+  train(sft_, {"eval.num_samples=4", "eval.k=[1, 4]"});
+  const Json last = json_lines(run_ + "/metrics.jsonl").back();
+  const Json said = json_lines_of(cohort({"eval", run_}).out).at(0);
+  EXPECT_EQ(metric(said, "pass@1"), metric(last, "pass@1"));
+  EXPECT_EQ(said.at("problems").as_int(), 8);
+  EXPECT_NE(said.find("sampled_pass@4"), nullptr);
+  EXPECT_EQ(json_lines_of(cohort({"eval", run_, "eval.size=5"}).out)[0].at("problems").as_int(), 5);
+  // Another file's data.
+  write_file(dir_.path("other.yaml"), std::string(kSmallModel) + kSmallSft +
+                                          "data: {task: addition, task_sizes: {max_size: 3}}\n");
+  cohort({"eval", run_, "--config", dir_.path("other.yaml")});
+}
+
+TEST_F(Commands, EvalOfTextSaysTheValidationLossOfTheRun) {
+  train(std::string(kSmallModel) + kSmallPretrain);
+  const Json last = json_lines(run_ + "/metrics.jsonl").back();
+  EXPECT_EQ(metric(json_lines_of(cohort({"eval", run_}).out).at(0), "val_loss"),
+            metric(last, "val_loss"));
+}
+
+TEST_F(Commands, TrainPrintsDirectoryAndScoreAndShowsItsSteps) {
+  const Output output = train(sft_);
+  EXPECT_EQ(output.out.find("run directory: " + run_ + "\n"), 0u) << output.out;
+  EXPECT_NE(output.out.find("run: pass@1 0.00 -> "), std::string::npos) << output.out;
+  EXPECT_NE(output.err.find("sft 6/6"), std::string::npos) << output.err;
+  for (const char* file : {"config.yaml", "log.txt", "metrics.jsonl", "completions.jsonl"})
+    EXPECT_TRUE(fs::exists(run_ + "/" + file)) << file;
+}
+
+TEST_F(Commands, CheckPrintsSizesAndTrainsNothing) {
+  write_file(dir_.path("run.yaml"), "output_dir: run\n" + std::string(kSmallModel) + kSmallData +
+                                        "stages:\n  - {trainer: sft}\n  - {trainer: grpo, beta: "
+                                        "0.1, rewards: [{name: task}]}\n");
+  const Output output = cohort({"check", dir_.path("run.yaml"), "batch_size=5"});
+  // vocabulary 13, width 16, MLP 48: 2 * 13 * 16 + 4 * 16 * 16 + 3 * 16 * 48 + 3 * 16.
+  for (const char* text :
+       {"sft\n", "grpo\n", "parameters                   3792\n",
+        "vocabulary                   13\n", "completions per step", "32 prompts x 8 = 256",
+        "memory: reference", "memory: peak per rank", "ok; a run would go to "})
+    EXPECT_NE(output.out.find(text), std::string::npos) << text << "\n" << output.out;
+  EXPECT_FALSE(fs::exists(run_));
+}
+
+TEST_F(Commands, HelpListsOptionsAndConfigurationKeys) {
+  const std::string help = cohort({"--help"}).out;
+  for (const char* command : {"train", "check", "generate", "logprobs", "eval", "gradcheck"}) {
+    EXPECT_NE(help.find(command), std::string::npos) << command;
+    EXPECT_NE(cohort({command, "--help"}).out.find("Usage"), std::string::npos) << command;
+  }
+  for (const char* command : {"train", "check", "eval"}) {
+    const std::string text = cohort({command, "--help"}).out;
+    for (const char* key : {"learning_rate", "num_generations", "d_model", "held_out_fraction",
+                            "scale_rewards", "keep_last", "stages:", "parity", "exact_match"})
+      EXPECT_NE(text.find(key), std::string::npos) << command << " " << key;
+  }
+  EXPECT_NE(cohort({"generate", "--help"}).out.find("--top-p"), std::string::npos);
+  EXPECT_NE(cohort({"logprobs", "--help"}).out.find("--eos"), std::string::npos);
+}
+
+TEST_F(Commands, GradcheckShowsTheCasesOfAnOp) {
+  const Output output = cohort({"gradcheck", "silu"});
+  EXPECT_NE(output.out.find("silu"), std::string::npos);
+  EXPECT_NE(output.out.find(" 0 failed"), std::string::npos) << output.out;
+  EXPECT_EQ(output.out.find("matmul"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace cohort::test

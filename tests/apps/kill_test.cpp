@@ -1,0 +1,166 @@
+// A run is never lost: killed at any moment, also inside the writing of a checkpoint, or asked to
+// stop, it goes on to the weights of an undisturbed run, bit for bit.
+#include <signal.h>
+
+#include <filesystem>
+#include <map>
+
+#include "tests/apps/process.h"
+#include "tests/trainers/small_configs.h"
+
+namespace cohort::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A process may be done before the signal reaches it, if the machine runs the test too late.
+constexpr int kAttempts = 10;
+
+struct Setting {
+  const char* name;
+  std::string yaml;
+};
+
+// Ten steps of some milliseconds each, so that there is time to kill.
+std::vector<Setting> settings() {
+  const std::string common =
+      "num_threads: 1\nsteps: 10\nlearning_rate: 1e-2\nmax_completion_length: 4\n"
+      "eval: {every: 3, size: 8}\ncheckpoint: {every: 2, keep_last: 10}\n";
+  return {{"pretrain", common + "trainer: pretrain\nbatch_size: 32\n"
+                                "data: {text: text.txt, held_out_fraction: 0.2}\n"
+                                "model: {num_layers: 1, d_model: 32, num_heads: 2, context: 32, "
+                                "dropout: 0.2}\n"},
+          {"sft", common + kSmallData +
+                      "trainer: sft\nbatch_size: 100\n"
+                      "model: {num_layers: 1, d_model: 32, num_heads: 2, context: 16}\n"},
+          {"grpo", common + kSmallData +
+                       "trainer: grpo\nprompts_per_step: 4\nnum_generations: 16\nbeta: 0.1\n"
+                       "num_iterations: 2\nnum_minibatches: 2\n"
+                       "rewards: [{name: format, pattern: '.*1.*'}]\n"
+                       "model: {num_layers: 1, d_model: 32, num_heads: 2, context: 16}\n"}};
+}
+
+class Kill : public testing::TestWithParam<Setting> {
+ protected:
+  Kill() {
+    write_file(dir_.path("text.txt"), small_text());
+    write_file(dir_.path("run.yaml"), GetParam().yaml);
+    whole_ = dir_.path("whole");
+    const Output output = run_cohort({"train", dir_.path("run.yaml"), "output_dir=" + whole_});
+    EXPECT_EQ(output.code, 0) << output.err;
+  }
+
+  // A run directory of attempt `i` and its process.
+  std::string attempt_dir(int i) const { return dir_.path("attempt" + std::to_string(i)); }
+  std::unique_ptr<Process> start(int i) const {
+    return std::make_unique<Process>(
+        std::vector<std::string>{"train", dir_.path("run.yaml"), "output_dir=" + attempt_dir(i)});
+  }
+
+  static std::string final_bytes(const std::string& run, const char* file) {
+    return read_file(run + "/checkpoints/step-00000010/" + file);
+  }
+  // The lines of each step in metrics.jsonl, trained and evaluated.
+  static std::map<std::string, int> logged(const std::string& run) {
+    std::map<std::string, int> out;
+    for (const Json& line : json_lines(run + "/metrics.jsonl"))
+      ++out[str(line.at("step").as_int(), line.find("eval") != nullptr ? " eval" : "")];
+    return out;
+  }
+
+  void expect_resumes_to_the_same_weights(const std::string& run) const {
+    const Output output = run_cohort({"train", "--resume", run});
+    EXPECT_EQ(output.code, 0) << output.err;
+    for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+      const std::string expected = final_bytes(whole_, file);
+      EXPECT_GT(expected.size(), 1000u);
+      EXPECT_TRUE(final_bytes(run, file) == expected) << file;
+    }
+    EXPECT_EQ(logged(run), logged(whole_));
+    for (const auto& [step, count] : logged(run)) EXPECT_EQ(count, 1) << "step " << step;
+    for (const auto& entry : fs::directory_iterator(run + "/checkpoints"))
+      EXPECT_NE(entry.path().filename().string()[0], '.') << entry.path();
+  }
+
+  TempDir dir_;
+  std::string whole_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Trainers, Kill, testing::ValuesIn(settings()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(Kill, HalfWayThroughResumesToTheSameWeights) {
+  for (int i = 0; i < kAttempts; ++i) {
+    const auto process = start(i);
+    const std::string run = attempt_dir(i);
+    ASSERT_TRUE(wait_for_path(run + "/checkpoints/step-00000004", *process));
+    process->signal(SIGKILL);
+    if (process->wait().code != 128 + SIGKILL) continue;
+    ASSERT_FALSE(fs::exists(run + "/checkpoints/step-00000010"));
+    expect_resumes_to_the_same_weights(run);
+    return;
+  }
+  FAIL() << "the process was always done before it could be killed";
+}
+
+TEST_P(Kill, WhileACheckpointIsWrittenResumesToTheSameWeights) {
+  for (int i = 0; i < kAttempts; ++i) {
+    const auto process = start(i);
+    const std::string run = attempt_dir(i), checkpoints = run + "/checkpoints";
+    ASSERT_TRUE(wait_for_path(checkpoints, *process));
+    FolderWatch watch(checkpoints);
+    if (!watch.wait_for(".tmp-step-", *process)) continue;
+    process->signal(SIGKILL);
+    if (process->wait().code != 128 + SIGKILL) continue;
+    // Proof that the kill fell into the writing.
+    bool half_written = false;
+    for (const auto& entry : fs::directory_iterator(checkpoints))
+      half_written = half_written || entry.path().filename().string().rfind(".tmp-", 0) == 0;
+    if (!half_written) continue;
+    expect_resumes_to_the_same_weights(run);
+    return;
+  }
+  FAIL() << "no kill fell into the writing of a checkpoint";
+}
+
+TEST_P(Kill, TwiceResumesToTheSameWeights) {
+  for (int i = 0; i < kAttempts; ++i) {
+    const std::string run = attempt_dir(i);
+    {
+      const auto first = start(i);
+      ASSERT_TRUE(wait_for_path(run + "/checkpoints/step-00000002", *first));
+      first->signal(SIGKILL);
+      if (first->wait().code != 128 + SIGKILL) continue;
+    }
+    Process second({"train", "--resume", run});
+    ASSERT_TRUE(wait_for_path(run + "/checkpoints/step-00000006", second));
+    second.signal(SIGKILL);
+    if (second.wait().code != 128 + SIGKILL) continue;
+    expect_resumes_to_the_same_weights(run);
+    return;
+  }
+  FAIL() << "the process was always done before it could be killed";
+}
+
+TEST_P(Kill, SignalsThatAskSaveSayHowToGoOnAndResumeToTheSameWeights) {
+  int attempt = 0;
+  for (const int signal : {SIGINT, SIGTERM}) {
+    bool done = false;
+    for (int i = 0; i < kAttempts && !done; ++i) {
+      const std::string run = attempt_dir(++attempt);
+      const auto process = start(attempt);
+      ASSERT_TRUE(wait_for_path(run + "/checkpoints/step-00000002", *process));
+      process->signal(signal);
+      const Output output = process->wait();
+      if (output.code == 0) continue;
+      EXPECT_EQ(output.code, 130) << output.err;
+      EXPECT_NE(output.out.find("cohort train --resume " + run), std::string::npos) << output.out;
+      expect_resumes_to_the_same_weights(run);
+      done = true;
+    }
+    EXPECT_TRUE(done) << "the process was always done before the signal";
+  }
+}
+
+}  // namespace
+}  // namespace cohort::test

@@ -1,0 +1,105 @@
+#include "tests/apps/process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/inotify.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+namespace cohort::test {
+
+Process::Process(const std::vector<std::string>& arguments, const std::string& input) {
+  write_file(dir_.path("in"), input);
+  std::vector<std::string> all{COHORT_BINARY};
+  all.insert(all.end(), arguments.begin(), arguments.end());
+  std::vector<char*> argv;
+  for (std::string& a : all) argv.push_back(a.data());
+  argv.push_back(nullptr);
+  const std::string paths[] = {dir_.path("in"), dir_.path("out"), dir_.path("err")};
+  pid_ = fork();
+  if (pid_ < 0) throw Error("cannot fork");
+  if (pid_ == 0) {  // only calls that are safe after fork()
+    for (int i = 0; i < 3; ++i) {
+      const int fd = open(paths[i].c_str(), i == 0 ? O_RDONLY : O_WRONLY | O_CREAT | O_TRUNC, 0644);
+      if (fd < 0 || dup2(fd, i) < 0) _exit(127);
+    }
+    execv(COHORT_BINARY, argv.data());
+    _exit(127);
+  }
+}
+
+Process::~Process() {
+  if (ended_) return;
+  signal(SIGKILL);
+  wait();
+}
+
+void Process::signal(int number) const {
+  if (!ended_) kill(pid_, number);
+}
+
+bool Process::running() {
+  if (!ended_) ended_ = waitpid(pid_, &status_, WNOHANG) == pid_;
+  return !ended_;
+}
+
+Output Process::wait() {
+  while (!ended_) ended_ = waitpid(pid_, &status_, 0) == pid_;
+  return {.code = WIFEXITED(status_) ? WEXITSTATUS(status_) : 128 + WTERMSIG(status_),
+          .out = read_file(dir_.path("out")),
+          .err = read_file(dir_.path("err"))};
+}
+
+Output run_cohort(const std::vector<std::string>& arguments, const std::string& input) {
+  return Process(arguments, input).wait();
+}
+
+FolderWatch::FolderWatch(const std::string& folder) : fd_(inotify_init1(IN_CLOEXEC)) {
+  if (fd_ < 0 || inotify_add_watch(fd_, folder.c_str(), IN_CREATE | IN_MOVED_TO) < 0)
+    throw Error("cannot watch " + folder + ": " + std::strerror(errno));
+}
+
+FolderWatch::~FolderWatch() {
+  close(fd_);
+}
+
+bool FolderWatch::wait_for(const std::string& prefix, Process& process) {
+  alignas(inotify_event) char buffer[4096];
+  for (;;) {
+    pollfd ready{.fd = fd_, .events = POLLIN, .revents = 0};
+    if (poll(&ready, 1, 20) <= 0) {
+      if (!process.running()) return false;
+      continue;
+    }
+    const ssize_t size = read(fd_, buffer, sizeof buffer);
+    for (ssize_t at = 0; at < size;) {
+      const auto* event = reinterpret_cast<const inotify_event*>(buffer + at);
+      if (event->len > 0 && std::string(event->name).rfind(prefix, 0) == 0) return true;
+      at += static_cast<ssize_t>(sizeof(inotify_event) + event->len);
+    }
+  }
+}
+
+bool wait_for_path(const std::string& path, Process& process) {
+  while (!std::filesystem::exists(path)) {
+    if (!process.running()) return std::filesystem::exists(path);
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  return true;
+}
+
+void expect_bad_input(const Output& output, const std::vector<std::string>& texts) {
+  EXPECT_EQ(output.code, 2) << output.err;
+  EXPECT_EQ(output.err.rfind("cohort: ", 0), 0u) << output.err;
+  EXPECT_EQ(std::count(output.err.begin(), output.err.end(), '\n'), 1) << output.err;
+  for (const std::string& text : texts)
+    EXPECT_NE(output.err.find(text), std::string::npos)
+        << "expected '" << text << "' in: " << output.err;
+}
+
+}  // namespace cohort::test

@@ -1,0 +1,64 @@
+// Running the `cohort` binary: to its end, or until it is killed.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/support/test_util.h"
+
+namespace cohort::test {
+
+struct Output {
+  int code = -1;  // exit code; 128 + N if signal N ended it
+  std::string out, err;
+};
+
+// A running `cohort` process. Its output goes to files in a folder of its own.
+class Process {
+ public:
+  explicit Process(const std::vector<std::string>& arguments, const std::string& input = "");
+  ~Process();  // kills what still runs
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  void signal(int number) const;
+  // Waits for the end.
+  Output wait();
+  bool running();
+
+ private:
+  TempDir dir_;
+  pid_t pid_ = -1;
+  int status_ = 0;
+  bool ended_ = false;
+};
+
+Output run_cohort(const std::vector<std::string>& arguments, const std::string& input = "");
+
+// Watches one folder for new entries (inotify): events between construction and wait_for() are not
+// lost.
+class FolderWatch {
+ public:
+  explicit FolderWatch(const std::string& folder);
+  ~FolderWatch();
+  FolderWatch(const FolderWatch&) = delete;
+  FolderWatch& operator=(const FolderWatch&) = delete;
+  // Returns as soon as an entry appears whose name starts with `prefix`; false when `process` ends
+  // before.
+  bool wait_for(const std::string& prefix, Process& process);
+
+ private:
+  int fd_;
+};
+
+// Waits for a path to exist; false when `process` ends before.
+bool wait_for_path(const std::string& path, Process& process);
+
+// Expects exit code 2, nothing else than one "cohort: ..." line on standard error, and every text
+// in it.
+void expect_bad_input(const Output& output, const std::vector<std::string>& texts);
+
+}  // namespace cohort::test
