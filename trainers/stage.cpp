@@ -114,7 +114,11 @@ void Stage::build_model() {
   state_ = load_state(*resumed);
   learner_->optimizer().load(SafetensorsFile(*resumed + "/optimizer.safetensors"), state_.updates);
   saved_step_ = state_.step;
-  if (is_main())
+  if (!is_main()) return;
+  if (state_.finished)
+    logging::info(trainer_name(config_.trainer), " is finished, at step ", state_.step,
+                  "; to train on, start a run with init_from");
+  else
     logging::info("resuming ", trainer_name(config_.trainer), " at step ", state_.step, " from ",
                   *resumed);
 }
