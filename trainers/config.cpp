@@ -1,6 +1,8 @@
 #include "trainers/config.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <string_view>
 
 namespace cohort {
 namespace {
@@ -20,6 +22,23 @@ const std::vector<std::string> kStagesKey = {"stages"};
 
 void resolve_path(std::string& path, const fs::path& base) {
   if (!path.empty()) path = fs::weakly_canonical(base / path).string();
+}
+
+// A relative path typed on the command line counts from where it was typed, not from the file.
+std::string from_here(const std::string& assignment) {
+  const size_t equals = assignment.find('=');
+  std::string key = assignment.substr(0, equals);
+  if (key.rfind("stages.", 0) == 0) key = key.substr(key.find('.', 7) + 1);
+  const auto is = [&](const auto& words, const std::string& text) {
+    return std::find(std::begin(words), std::end(words), text) != std::end(words);
+  };
+  constexpr std::string_view kPathKeys[] = {"data.text", "data.jsonl.path", "output_dir",
+                                            "init_from"};
+  constexpr std::string_view kNothing[] = {"", "null", "none", "~", "\"\"", "''"};
+  if (equals == std::string::npos || !is(kPathKeys, key)) return assignment;
+  const std::string value = assignment.substr(equals + 1);
+  if (is(kNothing, value) || value[0] == '/') return assignment;
+  return assignment.substr(0, equals + 1) + (fs::current_path() / value).string();
 }
 
 std::string indented(const std::string& text) {
@@ -137,8 +156,10 @@ const char* trainer_name(TrainerType type) {
   return kTrainers[static_cast<int>(type)].name;
 }
 
-RunPlan load_plan(const std::string& path, std::span<const std::string> overrides) {
+RunPlan load_plan(const std::string& path, std::span<const std::string> typed) {
   ConfigNode root = parse_yaml_file(path);
+  std::vector<std::string> overrides;
+  for (const std::string& o : typed) overrides.push_back(from_here(o));
   for (const std::string& o : overrides) apply_override(root, o);
   const fs::path base = fs::absolute(path).parent_path();
 

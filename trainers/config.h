@@ -98,7 +98,8 @@ struct RunPlan {
 };
 
 // Reads CONFIG.yaml with key=value overrides; an override reaches every stage ("stages.1.steps=5"
-// one only). Throws InputError for everything that is wrong with the file.
+// one only). Relative paths count from the file's directory, those in overrides from the current
+// one. Throws InputError for everything that is wrong with the file.
 RunPlan load_plan(const std::string& path, std::span<const std::string> overrides);
 // YAML from which load_plan() gives the same plan.
 std::string dump_plan(const RunPlan& plan);

@@ -169,6 +169,20 @@ TEST_F(Plans, RelativePathsStartAtTheFile) {
             (fs::weakly_canonical(fs::current_path()) / "runs/n").string());
 }
 
+TEST_F(Plans, RelativePathsOnTheCommandLineStartWhereTheyAreTyped) {
+  const fs::path here = fs::weakly_canonical(fs::current_path());
+  const RunPlan plan =
+      load("trainer: sft\nstages: [{trainer: sft}, {trainer: sft}]\ninit_from: model\n",
+           {"data.jsonl.path=in/a.jsonl", "output_dir=out", "stages.1.init_from=other"});
+  const fs::path base = fs::weakly_canonical(dir_.path("plan.yaml")).parent_path();
+  EXPECT_EQ(plan.stages[0].data.jsonl.path, (here / "in/a.jsonl").string());
+  EXPECT_EQ(plan.output_dir, (here / "out").string());
+  EXPECT_EQ(plan.stages[0].init_from, (base / "model").string());
+  EXPECT_EQ(plan.stages[1].init_from, (here / "other").string());
+  EXPECT_EQ(load("data: {text: a.txt}\ninit_from: model\n", {"init_from=null"}).stages[0].init_from,
+            "");
+}
+
 TEST_F(Plans, WhatNoSingleKeyCanTellIsChecked) {
   expect_refused("trainer: sft\n",
                  "data: expected exactly one of task, jsonl.path and text, got 0");
