@@ -21,6 +21,10 @@ struct Setting {
   std::string yaml;
 };
 
+void PrintTo(const Setting& setting, std::ostream* out) {
+  *out << setting.name;
+}
+
 // Ten steps of some milliseconds each, so that there is time to kill.
 std::vector<Setting> settings() {
   const std::string common =

@@ -182,6 +182,10 @@ struct MemoryCase {
   int64_t sequences;
 };
 
+void PrintTo(const MemoryCase& test, std::ostream* out) {
+  *out << test.name;
+}
+
 class MemoryEstimateTest : public testing::TestWithParam<MemoryCase> {};
 
 TEST_P(MemoryEstimateTest, IsWithinTenPercentOfTheMeasuredPeak) {
