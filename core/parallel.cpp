@@ -7,10 +7,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <cstdlib>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -19,7 +17,7 @@
 namespace cohort {
 namespace {
 
-constexpr int kSpins = 1000;  // pauses before sleeping: about 50 microseconds
+constexpr int kSpins = 2000;  // pauses before sleeping: about 100 microseconds
 
 void pause() {
 #if defined(__x86_64__)
@@ -53,61 +51,45 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
   ~Pool() {
-    {
-      std::lock_guard lock(mutex_);
-      stop_ = true;
-      posted_.fetch_add(1);
-    }
-    wake_.notify_all();
+    stop_.store(true);
+    post();
     for (std::thread& thread : threads_) thread.join();
   }
   int workers() const { return static_cast<int>(threads_.size()); }
 
   void run(Job& job) {
-    {
-      std::lock_guard lock(mutex_);
-      job_ = &job;
-      posted_.fetch_add(1);
-    }
-    wake_.notify_all();
+    job_.store(&job);
+    post();
     job.work();
-    {
-      std::lock_guard lock(mutex_);
-      job_ = nullptr;  // nobody starts on it from here on
+    job_.store(nullptr);  // a worker that announces itself from here on finds nothing
+    for (int busy = running_.load(); busy > 0; busy = running_.load()) {
+      for (int i = 0; i < kSpins && running_.load() > 0; ++i) pause();
+      if (running_.load() == busy) running_.wait(busy);
     }
-    for (int i = 0; i < kSpins && running_.load() > 0; ++i) pause();
-    std::unique_lock lock(mutex_);
-    done_.wait(lock, [this] { return running_.load() == 0; });
   }
 
  private:
+  void post() {
+    posted_.fetch_add(1);
+    posted_.notify_all();
+  }
   void serve() {
-    int64_t seen = 0;
-    std::unique_lock lock(mutex_);
-    while (!stop_) {
-      if (posted_.load() == seen) {
-        lock.unlock();
-        for (int i = 0; i < kSpins && posted_.load() == seen; ++i) pause();
-        lock.lock();
-        wake_.wait(lock, [&] { return posted_.load() != seen; });
-      }
-      seen = posted_.load();
-      if (job_ == nullptr) continue;
-      Job& job = *job_;
+    for (int seen = 0; !stop_.load(); seen = posted_.load()) {
+      // Announced before the job is read: the caller either sees the worker or has taken the job
+      // away.
       running_.fetch_add(1);
-      lock.unlock();
-      job.work();
-      lock.lock();
-      if (running_.fetch_sub(1) == 1) done_.notify_one();
+      if (Job* job = job_.load()) job->work();
+      running_.fetch_sub(1);
+      running_.notify_all();
+      for (int i = 0; i < kSpins && posted_.load() == seen; ++i) pause();
+      posted_.wait(seen);
     }
   }
 
-  std::mutex mutex_;
-  std::condition_variable wake_, done_;
-  std::atomic<int64_t> posted_{0};  // jobs so far; changed under the mutex
-  std::atomic<int> running_{0};     // workers on the job; changed under the mutex
-  Job* job_ = nullptr;
-  bool stop_ = false;
+  std::atomic<int> posted_{0};   // jobs so far; what idle workers wait on
+  std::atomic<int> running_{0};  // workers that may hold the job
+  std::atomic<Job*> job_{nullptr};
+  std::atomic<bool> stop_{false};
   std::vector<std::thread> threads_;
 };
 
