@@ -7,14 +7,18 @@
 #include <string>
 #include <vector>
 
+#include "core/dtype.h"
+
 namespace cohort::apps {
 
-inline constexpr int kOk = 0, kFailed = 1, kBadInput = 2, kInterrupted = 130;
+// kPeerFailed: this rank has ended because another one failed.
+inline constexpr int kOk = 0, kFailed = 1, kBadInput = 2, kPeerFailed = 3, kInterrupted = 130;
 
 struct TrainOptions {
   std::string config;                  // empty when resuming
   std::string resume;                  // a run directory
   std::vector<std::string> overrides;  // key=value
+  int gpus = 0;                        // > 0: that many, one process each, all of this machine
 };
 int train(const TrainOptions& options, const std::atomic<bool>& stop);
 
@@ -24,8 +28,15 @@ struct CheckOptions {
 };
 int check(const CheckOptions& options);
 
+// Where a model computes.
+struct Placement {
+  std::string device = "cpu";
+  DType dtype = DType::kF32;
+};
+
 struct GenerateOptions {
-  std::string model;                 // a checkpoint or run directory
+  std::string model;  // a checkpoint or run directory
+  Placement place;
   std::vector<std::string> prompts;  // empty: the lines of standard input
   double temperature = 1, top_p = 1;
   int64_t top_k = 0, max_tokens = 256, num = 1, seed = 1;
@@ -35,6 +46,7 @@ int generate(const GenerateOptions& options);
 
 struct LogprobsOptions {
   std::string model;
+  Placement place;
   std::vector<std::string> texts;  // empty: the lines of standard input
   double temperature = 1;
   enum class End {

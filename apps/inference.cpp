@@ -9,8 +9,10 @@
 namespace cohort::apps {
 namespace {
 
-LoadedModel load(const std::string& path, DType dtype = DType::kF32) {
-  return load_model(find_checkpoint(path), dtype);
+LoadedModel load(const std::string& path, const Placement& place) {
+  if (place.dtype == DType::kBF16 && place.device == "cpu")
+    throw InputError("--dtype: bf16 is for CUDA devices; hint: --device cuda, or --dtype f32");
+  return load_model(find_checkpoint(path), place.dtype, parse_device(place.device));
 }
 
 std::vector<std::string> lines_or_stdin(std::vector<std::string> texts) {
@@ -44,7 +46,7 @@ std::string config_of(const std::string& model) {
 }  // namespace
 
 int generate(const GenerateOptions& options) {
-  const LoadedModel loaded = load(options.model);
+  const LoadedModel loaded = load(options.model, options.place);
   std::vector<Example> prompts;
   for (const std::string& text : lines_or_stdin(options.prompts))
     prompts.push_back({.prompt = text});
@@ -74,7 +76,7 @@ int generate(const GenerateOptions& options) {
 }
 
 int logprobs(const LogprobsOptions& options) {
-  const LoadedModel loaded = load(options.model);
+  const LoadedModel loaded = load(options.model, options.place);
   const int64_t context = loaded.model->config().context;
   NoGradGuard no_grad;
   for (const std::string& text : lines_or_stdin(options.texts)) {
@@ -90,7 +92,7 @@ int logprobs(const LogprobsOptions& options) {
     Json values = Json(Json::Array{});
     if (n > 0) values.push_back(Json());
     if (n > 1) {
-      const PackedBatch batch = pack({&sequence, 1});
+      const PackedBatch batch = loaded.model->place(pack({&sequence, 1}));
       const Variable hidden = loaded.model->forward(batch);
       const auto result = token_log_probs(hidden, loaded.model->head(), batch.targets,
                                           {.temperature = options.temperature});
@@ -108,7 +110,7 @@ int evaluate(const EvalOptions& options) {
   const RunPlan plan =
       load_plan(options.config.empty() ? config_of(checkpoint) : options.config, options.overrides);
   const TrainConfig& config = plan.stages.back();
-  LoadedModel loaded = load_model(checkpoint, config.dtype);
+  LoadedModel loaded = load_model(checkpoint, config.dtype, parse_device(config.device));
   const Dataset data = load_dataset(config, std::move(loaded.tokenizer));
   Json line;
   line.set("checkpoint", checkpoint);

@@ -1,5 +1,5 @@
 // The `cohort` command: parses arguments, runs a sub-command, turns errors into exit codes
-// (0 done, 1 failed, 2 bad input, 130 interrupted).
+// (0 done, 1 failed, 2 bad input, 3 another rank failed, 130 interrupted).
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
@@ -8,6 +8,7 @@
 #include "apps/commands.h"
 #include "core/log.h"
 #include "data/example.h"
+#include "dist/communicator.h"
 #include "rl/reward.h"
 #include "trainers/config.h"
 
@@ -37,6 +38,18 @@ std::string config_footer() {
   return text;
 }
 
+void add_placement(CLI::App* command, Placement& place) {
+  command->add_option("--device", place.device, "cpu, cuda or cuda:N")->capture_default_str();
+  command
+      ->add_option_function<std::string>(
+          "--dtype",
+          [&](const std::string& name) {
+            place.dtype = name == "bf16" ? DType::kBF16 : DType::kF32;
+          },
+          "f32, or bf16 (CUDA only); default: f32")
+      ->check(CLI::IsMember({"f32", "bf16"}));
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"cohort: train transformers, and make them better with GRPO"};
   app.require_subcommand(1);
@@ -48,6 +61,10 @@ int run(int argc, char** argv) {
   train_command->add_option("config", train_options.config, "CONFIG.yaml");
   train_command->add_option("overrides", train_options.overrides, "key=value ...");
   train_command->add_option("--resume", train_options.resume, "run directory to go on with");
+  train_command
+      ->add_option("--gpus", train_options.gpus,
+                   "train on the first N GPUs of this machine, one process each")
+      ->check(CLI::PositiveNumber);
   train_command->footer(config_footer);
   train_command->callback([&] { code = train(train_options, g_stop); });
 
@@ -83,6 +100,7 @@ int run(int argc, char** argv) {
   generate_command->add_option("--seed", generate_options.seed, "of the random draws")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
+  add_placement(generate_command, generate_options.place);
   bool generate_json = false;
   generate_command->add_flag("--json", generate_json,
                              "one JSON line per completion: text, token ids, log-probs");
@@ -101,6 +119,7 @@ int run(int argc, char** argv) {
   logprobs_command->add_option("--temperature", logprobs_options.temperature, "of the distribution")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
+  add_placement(logprobs_command, logprobs_options.place);
   bool logprobs_eos = false;
   logprobs_command->add_flag("--eos", logprobs_eos, "end each text with the end-of-sequence token");
   logprobs_command->callback([&] {
@@ -154,6 +173,9 @@ int main(int argc, char** argv) {
   } catch (const InputError& e) {
     std::cerr << "cohort: " << e.what() << '\n';
     return kBadInput;
+  } catch (const PeerError& e) {
+    std::cerr << "cohort: " << e.what() << '\n';
+    return kPeerFailed;
   } catch (const std::exception& e) {
     std::cerr << "cohort: " << e.what() << '\n';
     return kFailed;

@@ -1,28 +1,46 @@
-// `cohort train`.
+// `cohort train`: this process alone, as one rank of several, or (--gpus N) as the one that starts
+// them.
+#include <unistd.h>
+
 #include <cstdio>
+#include <filesystem>
 
 #include "apps/commands.h"
 #include "apps/console.h"
+#include "core/log.h"
+#include "core/parallel.h"
+#include "dist/launcher.h"
 #include "trainers/run.h"
 
 namespace cohort::apps {
+namespace {
 
-int train(const TrainOptions& options, const std::atomic<bool>& stop) {
-  const auto start = std::chrono::steady_clock::now();
-  std::vector<std::string> overrides = options.overrides;
-  if (!options.resume.empty() && !options.config.empty())
-    overrides.insert(overrides.begin(), options.config);
+// The overrides, where the argument that looks like the configuration may be one of them.
+std::vector<std::string> overrides_of(const TrainOptions& options) {
+  std::vector<std::string> out = options.overrides;
+  if (!options.resume.empty() && !options.config.empty()) out.insert(out.begin(), options.config);
   if (options.resume.empty() && options.config.empty())
     throw InputError(
         "train: expected CONFIG.yaml, or --resume RUN_DIR; hint: cohort train configs/demo.yaml");
-  Run run = options.resume.empty() ? Run::create(load_plan(options.config, overrides))
-                                   : Run::resume(options.resume, overrides);
+  return out;
+}
+
+int train_rank(const TrainOptions& options, const std::atomic<bool>& stop, ProcessGroup* group) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<std::string> overrides = overrides_of(options);
+  Run run = options.resume.empty() ? Run::create(load_plan(options.config, overrides), group)
+                                   : Run::resume(options.resume, overrides, group);
+  if (group != nullptr && group->rank() != 0) {
+    Reporter silent;
+    return run.execute(silent, stop).end == StageEnd::kInterrupted ? kInterrupted : kOk;
+  }
   Console console;
   console.message("run directory: " + run.dir());
   RunResult result;
   try {
     result = run.execute(console, stop);
-  } catch (...) {
+  } catch (const std::exception& e) {
+    if (group != nullptr) group->fail(e.what());  // before this rank takes itself apart
     console.end_stage();
     throw;
   }
@@ -42,6 +60,69 @@ int train(const TrainOptions& options, const std::atomic<bool>& stop) {
   console.message("run directory: " + run.dir());
   console.message(run.plan().name + ": " + line);
   return kOk;
+}
+
+// This process is one rank of several.
+int train_in_group(const TrainOptions& options, const std::atomic<bool>& stop,
+                   const RankInfo& info) {
+  ProcessGroup::Options limits = ProcessGroup::default_options();
+  // A rank that a failure has caught inside a call of the driver may never return from it.
+  limits.on_overdue = [&](const std::string& failure, ProcessGroup::Origin origin) {
+    std::fprintf(stderr, "cohort: %s; rank %d could not end by itself and was ended\n",
+                 failure.c_str(), info.rank);
+    _exit(origin == ProcessGroup::Origin::kHere ? kFailed : kPeerFailed);
+  };
+  ProcessGroup group(info, limits);
+  if (info.rank != 0) logging::set_console_level(logging::Level::kWarn);
+  set_num_threads(std::max(1, num_threads() / info.local_size));
+  try {
+    return train_rank(options, stop, &group);
+  } catch (const std::exception& e) {
+    group.fail(e.what());
+    throw;
+  }
+}
+
+// What --gpus asks for can be had.
+void check_gpus(const TrainOptions& options) {
+  const std::string config =
+      options.resume.empty() ? options.config : options.resume + "/config.yaml";
+  const RunPlan plan = load_plan(config, overrides_of(options));
+  for (const TrainConfig& stage : plan.stages) {
+    if (stage.device != "cuda")
+      throw InputError(str("--gpus: expected device: cuda, the configuration has device: ",
+                           stage.device, "; hint: add device=cuda"));
+    parse_device(stage.device);
+  }
+  if (const int count = cuda_device_count(); options.gpus > count)
+    throw InputError(str("--gpus: ", options.gpus, " were asked for, this machine has ", count,
+                         " usable CUDA device", count == 1 ? "" : "s"));
+}
+
+int launch(const TrainOptions& options, const std::atomic<bool>& stop) {
+  LaunchOptions what{.count = options.gpus, .echo_code = kPeerFailed};
+  what.command = {std::filesystem::read_symlink("/proc/self/exe").string(), "train"};
+  if (!options.resume.empty())
+    what.command.insert(what.command.end(), {"--resume", options.resume});
+  if (!options.config.empty()) what.command.push_back(options.config);
+  what.command.insert(what.command.end(), options.overrides.begin(), options.overrides.end());
+  what.on_line = [](int rank, const std::string& line) {
+    std::fprintf(stderr, "[rank %d] %s\n", rank, line.c_str());
+  };
+  const LaunchResult result = launch_ranks(what, stop);
+  if (!result.message.empty()) std::fprintf(stderr, "cohort: %s\n", result.message.c_str());
+  return result.code;
+}
+
+}  // namespace
+
+int train(const TrainOptions& options, const std::atomic<bool>& stop) {
+  if (options.gpus > 0) check_gpus(options);
+  if (options.gpus > 1) return launch(options, stop);
+  if (options.gpus == 1) return train_rank(options, stop, nullptr);
+  const RankInfo info = rank_info();
+  if (info.size > 1) return train_in_group(options, stop, info);
+  return train_rank(options, stop, nullptr);
 }
 
 }  // namespace cohort::apps

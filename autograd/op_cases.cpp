@@ -46,16 +46,22 @@ std::function<std::vector<Tensor>(uint64_t)> inputs(std::vector<InputSpec> specs
   };
 }
 
-// A constant of an op, in the dtype of `like`.
+// A constant of an op, in the dtype of `like` and on its device.
 Tensor constant(const InputSpec& spec, const Variable& like) {
-  return draw(spec, 99, 99).to(like.value().dtype());
+  return draw(spec, 99, 99).to(like.value().dtype()).to(like.value().device());
 }
 Tensor constant(const std::vector<double>& values, const Variable& like) {
-  return Tensor::from(values).to(like.value().dtype());
+  return Tensor::from(values).to(like.value().dtype()).to(like.value().device());
+}
+// The same for constants that stay f32 beside bf16 inputs.
+template <class Values>
+Tensor f32_constant(const Values& values, const Variable& like) {
+  return constant(values, Variable(Tensor::empty({}, accumulate_dtype(like.value().dtype()),
+                                                 like.value().device())));
 }
 
-Tensor ids(std::vector<int32_t> values) {
-  return Tensor::from(values);
+Tensor ids(const std::vector<int32_t>& values, const Variable& like) {
+  return Tensor::from(values).to(like.value().device());
 }
 
 using Table = std::vector<OpCase>;
@@ -147,10 +153,10 @@ void add_products(Table& table) {
                      [](Inputs in) { return linear(in[0], in[1]); }});
   }
   table.push_back({"embedding", "repeated and unused rows", inputs({{{6, 5}}}), [](Inputs in) {
-                     return embedding(in[0], ids({4, 0, 4, 2, 4, 0, 1}));
+                     return embedding(in[0], ids({4, 0, 4, 2, 4, 0, 1}, in[0]));
                    }});
   table.push_back({"embedding", "one row", inputs({{{1, 1}}}),
-                   [](Inputs in) { return embedding(in[0], ids({0})); }});
+                   [](Inputs in) { return embedding(in[0], ids({0}, in[0])); }});
 }
 
 void add_row_ops(Table& table) {
@@ -166,8 +172,18 @@ void add_row_ops(Table& table) {
     table.push_back({"layer_norm", shape.str() + " without bias", inputs({{shape}, {{c}}}),
                      [eps = eps](Inputs in) { return layer_norm(in[0], in[1], {}, eps); }});
     table.push_back(
+        {"add_rms_norm", shape.str(), inputs({{shape}, {shape}, {{c}}}), [eps = eps](Inputs in) {
+           const AddNorm y = add_rms_norm(in[0], in[1], in[2], eps);
+           return mul(y.sum, y.normed);
+         }});
+    table.push_back(
         {"softmax", shape.str(), inputs({{shape}}), [](Inputs in) { return softmax(in[0]); }});
   }
+}
+
+Tensor rope_table(int64_t positions, int64_t dim, const Variable& like) {
+  return kernels::rope_table(positions, dim, 100, accumulate_dtype(like.value().dtype()))
+      .to(like.value().device());
 }
 
 void add_rope(Table& table) {
@@ -178,14 +194,14 @@ void add_rope(Table& table) {
   for (const Size& size : {Size{1, 2, {3}}, Size{2, 6, {0, 1, 2, 0, 9}}, Size{3, 10, {5, 5, 8}}}) {
     const Shape shape{static_cast<int64_t>(size.positions.size()), size.heads, size.dim};
     table.push_back({"rope", shape.str(), inputs({{shape}}), [size](Inputs in) {
-                       const Tensor angles =
-                           kernels::rope_table(10, size.dim, 100, in[0].value().dtype());
-                       return rope(in[0], Tensor::from(size.positions), angles);
+                       return rope(in[0], ids(size.positions, in[0]),
+                                   rope_table(10, size.dim, in[0]));
                      }});
   }
 }
 
-kernels::DropoutSpec dropout_spec(int64_t tokens, double p, kernels::DropoutSite site) {
+kernels::DropoutSpec dropout_spec(int64_t tokens, double p, kernels::DropoutSite site,
+                                  const Variable& like) {
   std::vector<int64_t> sequences;
   std::vector<int32_t> positions;
   for (int64_t t = 0; t < tokens; ++t) {
@@ -197,8 +213,8 @@ kernels::DropoutSpec dropout_spec(int64_t tokens, double p, kernels::DropoutSite
           .step = 3,
           .layer = 1,
           .site = site,
-          .sequences = Tensor::from(sequences),
-          .positions = Tensor::from(positions)};
+          .sequences = Tensor::from(sequences).to(like.value().device()),
+          .positions = ids(positions, like)};
 }
 
 void add_attention(Table& table) {
@@ -224,27 +240,27 @@ void add_attention(Table& table) {
   for (const Row& row : rows) {
     const int64_t tokens = row.starts.back();
     const Shape q{tokens, row.heads, row.dim}, k{tokens, row.kv_heads, row.dim};
-    kernels::AttentionDesc desc = row.desc;
-    if (row.dropout > 0)
-      desc.dropout = dropout_spec(tokens, row.dropout, kernels::DropoutSite::kAttention);
-    table.push_back({"attention", row.variant, inputs({{q}, {k}, {k}}),
-                     [desc, starts = Tensor::from(row.starts)](Inputs in) {
-                       return attention(in[0], in[1], in[2], starts, desc);
+    table.push_back({"attention", row.variant, inputs({{q}, {k}, {k}}), [row](Inputs in) {
+                       kernels::AttentionDesc desc = row.desc;
+                       if (row.dropout > 0)
+                         desc.dropout = dropout_spec(row.starts.back(), row.dropout,
+                                                     kernels::DropoutSite::kAttention, in[0]);
+                       return attention(in[0], in[1], in[2], ids(row.starts, in[0]), desc);
                      }});
   }
   table.push_back({"attention", "one variable as q, k and v", inputs({{{6, 2, 3}}}), [](Inputs in) {
                      const Variable x = scale(in[0], 1.5);
-                     return attention(x, x, x, ids({0, 2, 6}), {});
+                     return attention(x, x, x, ids({0, 2, 6}, x), {});
                    }});
   for (const Shape& shape : {Shape{1, 1}, Shape{9, 7}, Shape{6, 33}})
-    table.push_back({"dropout", shape.str(), inputs({{shape}}), [shape](Inputs in) {
-                       return dropout(in[0],
-                                      dropout_spec(shape[0], 0.4, kernels::DropoutSite::kMlpOut));
-                     }});
+    table.push_back(
+        {"dropout", shape.str(), inputs({{shape}}), [shape](Inputs in) {
+           return dropout(in[0], dropout_spec(shape[0], 0.4, kernels::DropoutSite::kMlpOut, in[0]));
+         }});
 }
 
 void add_head(Table& table) {
-  const Tensor targets = ids({2, -1, 0, 8, 8, -1, 5});
+  const std::vector<int32_t> targets = {2, -1, 0, 8, 8, -1, 5};
   const std::vector<InputSpec> specs = {{{7, 6}}, {{9, 6}}};
   struct Row {
     const char* variant;
@@ -254,28 +270,29 @@ void add_head(Table& table) {
   for (const Row& row : {Row{"log-prob", 1, 0, {}}, Row{"entropy", 0, 1, {}},
                          Row{"both, temperature 0.7", 1, -0.6, {.temperature = 0.7}},
                          Row{"both, chunks of 2 tokens", 0.5, 1, {.chunk_tokens = 2}}})
-    table.push_back(
-        {"token_log_probs", row.variant, inputs(specs), [row, targets](Inputs in) {
-           const auto [logprob, entropy] = token_log_probs(in[0], in[1], targets, row.desc);
-           if (row.weight_entropy == 0) return logprob;
-           if (row.weight_logprob == 0) return entropy;
-           return add(scale(logprob, row.weight_logprob), scale(entropy, row.weight_entropy));
-         }});
+    table.push_back({"token_log_probs", row.variant, inputs(specs), [row, targets](Inputs in) {
+                       const auto [logprob, entropy] =
+                           token_log_probs(in[0], in[1], ids(targets, in[0]), row.desc);
+                       if (row.weight_entropy == 0) return logprob;
+                       if (row.weight_logprob == 0) return entropy;
+                       return add(scale(logprob, row.weight_logprob),
+                                  scale(entropy, row.weight_entropy));
+                     }});
   table.push_back(
       {"token_log_probs", "one token, two words", inputs({{{1, 3}}, {{2, 3}}}), [](Inputs in) {
-         const auto [logprob, entropy] = token_log_probs(in[0], in[1], ids({1}));
+         const auto [logprob, entropy] = token_log_probs(in[0], in[1], ids({1}, in[0]));
          return add(logprob, entropy);
        }});
   table.push_back(
       {"cross_entropy", "weights and skipped targets", inputs(specs), [targets](Inputs in) {
-         const Tensor weights = constant({{7}, Domain::kPositive}, in[0]);
-         return cross_entropy(in[0], in[1], targets, weights, {.chunk_tokens = 3});
+         const Tensor weights = f32_constant(InputSpec{{7}, Domain::kPositive}, in[0]);
+         return cross_entropy(in[0], in[1], ids(targets, in[0]), weights, {.chunk_tokens = 3});
        }});
   table.push_back(
       {"cross_entropy", "the table as input and head", inputs({{{9, 6}}}), [targets](Inputs in) {
-         const Variable x = embedding(in[0], ids({1, 0, 8, 3, 3, 2, 7}));
-         const Tensor weights = constant({{7}, Domain::kPositive}, in[0]);
-         return cross_entropy(x, in[0], targets, weights);
+         const Variable x = embedding(in[0], ids({1, 0, 8, 3, 3, 2, 7}, in[0]));
+         const Tensor weights = f32_constant(InputSpec{{7}, Domain::kPositive}, in[0]);
+         return cross_entropy(x, in[0], ids(targets, in[0]), weights);
        }});
 }
 
@@ -334,7 +351,7 @@ void add_policy_loss(Table& table) {
                                                   constant(t.advantage, in[0]),
                                                   constant(t.weight, in[0])};
                        if (row.reference) constants.ref_logprob = constant(t.ref_logprob, in[0]);
-                       kernels::PolicyLossStats stats;
+                       Tensor stats = kernels::PolicyLossStats::zeros(in[0].value().device());
                        return policy_loss(in[0], constants, row.desc, stats);
                      }});
   }
@@ -348,13 +365,13 @@ Variable mlp_block(const Variable& x, Inputs w) {
 
 Variable attention_block(const Variable& x, Inputs w) {
   const int64_t tokens = x.value().dim(0);
-  const Tensor positions = ids({0, 1, 2, 0, 1, 2, 3});
-  const Tensor angles = kernels::rope_table(4, 4, 100, x.value().dtype());
+  const Tensor positions = ids({0, 1, 2, 0, 1, 2, 3}, x);
+  const Tensor angles = rope_table(4, 4, x);
   const Variable h = layer_norm(x, w[0], w[1], 1e-5);
   const Variable q = rope(reshape(linear(h, w[2]), {tokens, 2, 4}), positions, angles);
   const Variable k = rope(reshape(linear(h, w[3]), {tokens, 1, 4}), positions, angles);
   const Variable v = reshape(linear(h, w[4]), {tokens, 1, 4});
-  const Variable o = attention(q, k, v, ids({0, 3, 7}), {});
+  const Variable o = attention(q, k, v, ids({0, 3, 7}, x), {});
   return add(x, linear(reshape(o, {tokens, 8}), w[5]));
 }
 

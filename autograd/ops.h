@@ -21,7 +21,7 @@ COHORT_BINARY_OPS(COHORT_DECLARE_BINARY)
 #undef COHORT_DECLARE_BINARY
 
 Variable scale(const Variable& x, double factor);
-// [1]: sum of all elements.
+// [1]: sum of all elements, in accumulate_dtype().
 Variable sum(const Variable& x);
 Variable mean(const Variable& x);
 // [1]: sum of x * weights over all elements; weights are constants of x's shape.
@@ -42,6 +42,12 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias = {})
 Variable embedding(const Variable& table, const Tensor& ids);
 
 Variable rms_norm(const Variable& x, const Variable& w, double eps);
+// sum = a + b and normed = rms_norm(sum), in one pass over memory where the device has one; the
+// bits are those of the two ops.
+struct AddNorm {
+  Variable sum, normed;
+};
+AddNorm add_rms_norm(const Variable& a, const Variable& b, const Variable& w, double eps);
 // `b` may be undefined.
 Variable layer_norm(const Variable& x, const Variable& w, const Variable& b, double eps);
 Variable softmax(const Variable& x);
@@ -68,8 +74,9 @@ Variable cross_entropy(const Variable& x, const Variable& w, const Tensor& targe
 struct PolicyLossInputs {
   Tensor old_logprob, ref_logprob, advantage, weight;
 };
-// [1]: the clipped surrogate with KL penalty; `stats` receives the sums for metrics.
+// [1]: the clipped surrogate with KL penalty; adds to `stats`, the sums for metrics (see
+// kernels::PolicyLossStats).
 Variable policy_loss(const Variable& logprob, const PolicyLossInputs& inputs,
-                     const kernels::PolicyLossDesc& desc, kernels::PolicyLossStats& stats);
+                     const kernels::PolicyLossDesc& desc, Tensor& stats);
 
 }  // namespace cohort

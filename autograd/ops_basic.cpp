@@ -8,14 +8,27 @@ namespace cohort {
 using kernels::Grad;
 using kernels::Transpose;
 
-#define COHORT_DEFINE_UNARY(Op, name)                                                    \
-  Variable name(const Variable& x) {                                                     \
-    Tensor y = Tensor::empty_like(x.value());                                            \
-    kernels::name##_forward(y, x.value());                                               \
-    return make_node(#name, y, {x}, [x = x.value(), y](const Tensor& dy, Gradients& g) { \
-      GradSlot dx = g.slot(0);                                                           \
-      kernels::name##_backward(dx.tensor, dy, x, y, dx.mode);                            \
-    });                                                                                  \
+namespace {
+
+// Ops whose derivative is a function of their output keep it; the others' backward never reads it.
+template <class Op>
+constexpr bool uses_output() {
+  return requires {
+    Op::kUsesOutput;
+  };
+}
+
+}  // namespace
+
+#define COHORT_DEFINE_UNARY(Op, name)                                                       \
+  Variable name(const Variable& x) {                                                        \
+    Tensor y = Tensor::empty_like(x.value());                                               \
+    kernels::name##_forward(y, x.value());                                                  \
+    const Tensor kept = uses_output<kernels::Op>() ? y : x.value();                         \
+    return make_node(#name, y, {x}, [x = x.value(), kept](const Tensor& dy, Gradients& g) { \
+      GradSlot dx = g.slot(0);                                                              \
+      kernels::name##_backward(dx.tensor, dy, x, kept, dx.mode);                            \
+    });                                                                                     \
   }
 COHORT_UNARY_OPS(COHORT_DEFINE_UNARY)
 #undef COHORT_DEFINE_UNARY
@@ -54,8 +67,8 @@ Variable add(const Variable& a, const Variable& b) {
   Tensor y = Tensor::empty_like(a.value());
   kernels::add_forward(y, a.value(), b.value());
   return make_node("add", y, {a, b}, [](const Tensor& dy, Gradients& g) {
-    if (GradSlot db = g.slot(1); db.tensor.defined()) kernels::scale(db.tensor, dy, 1, db.mode);
     g.pass(0, dy);
+    g.pass(1, dy);
   });
 }
 
@@ -69,7 +82,7 @@ Variable scale(const Variable& x, double factor) {
 }
 
 Variable sum(const Variable& x) {
-  Tensor y = Tensor::empty({1}, x.value().dtype(), x.value().device());
+  Tensor y = Tensor::empty({1}, accumulate_dtype(x.value().dtype()), x.value().device());
   kernels::sum(y, x.value());
   return make_node("sum", y, {x}, [](const Tensor& dy, Gradients& g) {
     GradSlot dx = g.slot(0);
@@ -130,15 +143,15 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias) {
   shape[-1] = w.value().dim(0);
   Tensor y = Tensor::empty(shape, x.value().dtype(), x.value().device());
   kernels::linear_forward(y, x.value(), w.value(), bias.value());
-  return make_node("linear", y, {x, w, bias},
-                   [x = x.value(), w = w.value()](const Tensor& dy, Gradients& g) {
-                     if (GradSlot dx = g.slot(0); dx.tensor.defined())
-                       kernels::matmul(dx.tensor, dy, w, {.out = dx.mode});
-                     if (GradSlot dw = g.slot(1); dw.tensor.defined())
-                       kernels::matmul(dw.tensor, dy, x, {.a = Transpose::kYes, .out = dw.mode});
-                     if (GradSlot db = g.slot(2); db.tensor.defined())
-                       kernels::bias_backward(db.tensor, dy, db.mode);
-                   });
+  return make_node(
+      "linear", y, {x, w, bias}, [x = Saved(x), w = w.value()](const Tensor& dy, Gradients& g) {
+        if (GradSlot dx = g.slot(0); dx.tensor.defined())
+          kernels::matmul(dx.tensor, dy, w, {.out = dx.mode});
+        if (GradSlot dw = g.weight_slot(1); dw.tensor.defined())
+          kernels::matmul(dw.tensor, dy, x.get(), {.a = Transpose::kYes, .out = dw.mode});
+        if (GradSlot db = g.weight_slot(2); db.tensor.defined())
+          kernels::bias_backward(db.tensor, dy, db.mode);
+      });
 }
 
 Variable embedding(const Variable& table, const Tensor& ids) {
@@ -146,7 +159,7 @@ Variable embedding(const Variable& table, const Tensor& ids) {
                            table.value().device());
   kernels::embedding_forward(y, table.value(), ids);
   return make_node("embedding", y, {table}, [ids](const Tensor& dy, Gradients& g) {
-    GradSlot dtable = g.slot(0);
+    GradSlot dtable = g.weight_slot(0);
     kernels::embedding_backward(dtable.tensor, dy, ids, dtable.mode);
   });
 }

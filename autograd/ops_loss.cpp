@@ -8,13 +8,14 @@ TokenLogProbs token_log_probs(const Variable& x, const Variable& w, const Tensor
   const Tensor& xv = x.value();
   const int64_t tokens = xv.rows();
   // One node with two rows, so that both gradients meet in one recomputation of the logits.
-  Tensor both = Tensor::empty({2, tokens}, xv.dtype(), xv.device());
+  const DType dtype = accumulate_dtype(xv.dtype());
+  Tensor both = Tensor::empty({2, tokens}, dtype, xv.device());
   Tensor logprob = both.select(0, 0), entropy = both.select(0, 1);
-  Tensor lse = Tensor::empty({tokens}, xv.dtype(), xv.device());
+  Tensor lse = Tensor::empty({tokens}, dtype, xv.device());
   kernels::head_logprob_forward(logprob, entropy, lse, xv, w.value(), targets, desc);
   const Variable node = make_node(
       "token_log_probs", both, {x, w}, [=, x = xv, w = w.value()](const Tensor& dy, Gradients& g) {
-        GradSlot dx = g.slot(0), dw = g.slot(1);
+        GradSlot dx = g.slot(0), dw = g.weight_slot(1);
         kernels::head_logprob_backward(dx.tensor, dx.mode, dw.tensor, dw.mode, dy.select(0, 0),
                                        dy.select(0, 1), x, w, targets, lse, entropy, desc);
       });
@@ -27,14 +28,14 @@ Variable cross_entropy(const Variable& x, const Variable& w, const Tensor& targe
 }
 
 Variable policy_loss(const Variable& logprob, const PolicyLossInputs& inputs,
-                     const kernels::PolicyLossDesc& desc, kernels::PolicyLossStats& stats) {
+                     const kernels::PolicyLossDesc& desc, Tensor& stats) {
   const Tensor& lp = logprob.value();
   Tensor loss = Tensor::empty({1}, lp.dtype(), lp.device()), dlogprob = Tensor::empty_like(lp);
   kernels::policy_loss(loss, dlogprob, stats, lp, inputs.old_logprob, inputs.ref_logprob,
                        inputs.advantage, inputs.weight, desc);
   return make_node("policy_loss", loss, {logprob}, [dlogprob](const Tensor& dy, Gradients& g) {
     GradSlot dx = g.slot(0);
-    kernels::scale(dx.tensor, dlogprob, dy.item(), dx.mode);
+    kernels::scale_by(dx.tensor, dlogprob, dy, dx.mode);
   });
 }
 

@@ -9,7 +9,15 @@ namespace {
 
 // One statistic per row of x.
 Tensor row_statistic(const Tensor& x) {
-  return Tensor::empty({x.rows()}, x.dtype(), x.device());
+  return Tensor::empty({x.rows()}, accumulate_dtype(x.dtype()), x.device());
+}
+
+Variable rms_norm_node(const Tensor& y, const Tensor& rstd, const Variable& x, const Variable& w) {
+  return make_node(
+      "rms_norm", y, {x, w}, [x = x.value(), w = w.value(), rstd](const Tensor& dy, Gradients& g) {
+        GradSlot dx = g.slot(0), dw = g.weight_slot(1);
+        kernels::rms_norm_backward(dx.tensor, dx.mode, dw.tensor, dw.mode, dy, x, w, rstd);
+      });
 }
 
 }  // namespace
@@ -17,11 +25,18 @@ Tensor row_statistic(const Tensor& x) {
 Variable rms_norm(const Variable& x, const Variable& w, double eps) {
   Tensor y = Tensor::empty_like(x.value()), rstd = row_statistic(x.value());
   kernels::rms_norm_forward(y, rstd, x.value(), w.value(), eps);
-  return make_node(
-      "rms_norm", y, {x, w}, [x = x.value(), w = w.value(), rstd](const Tensor& dy, Gradients& g) {
-        GradSlot dx = g.slot(0), dw = g.slot(1);
-        kernels::rms_norm_backward(dx.tensor, dx.mode, dw.tensor, dw.mode, dy, x, w, rstd);
-      });
+  return rms_norm_node(y, rstd, x, w);
+}
+
+AddNorm add_rms_norm(const Variable& a, const Variable& b, const Variable& w, double eps) {
+  Tensor sum = Tensor::empty_like(a.value()), y = Tensor::empty_like(a.value());
+  Tensor rstd = row_statistic(a.value());
+  kernels::add_rms_norm_forward(sum, y, rstd, a.value(), b.value(), w.value(), eps);
+  const Variable total = make_node("add", sum, {a, b}, [](const Tensor& dy, Gradients& g) {
+    g.pass(0, dy);
+    g.pass(1, dy);
+  });
+  return {total, rms_norm_node(y, rstd, total, w)};
 }
 
 Variable layer_norm(const Variable& x, const Variable& w, const Variable& b, double eps) {
@@ -30,7 +45,7 @@ Variable layer_norm(const Variable& x, const Variable& w, const Variable& b, dou
   kernels::layer_norm_forward(y, mean, rstd, x.value(), w.value(), b.value(), eps);
   return make_node("layer_norm", y, {x, w, b},
                    [x = x.value(), w = w.value(), mean, rstd](const Tensor& dy, Gradients& g) {
-                     GradSlot dx = g.slot(0), dw = g.slot(1), db = g.slot(2);
+                     GradSlot dx = g.slot(0), dw = g.weight_slot(1), db = g.weight_slot(2);
                      kernels::layer_norm_backward(dx.tensor, dx.mode, dw.tensor, dw.mode, db.tensor,
                                                   db.mode, dy, x, w, mean, rstd);
                    });
@@ -58,7 +73,7 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v,
                    const Tensor& cu_seqlens, const kernels::AttentionDesc& desc) {
   const Tensor& qv = q.value();
   Tensor o = Tensor::empty_like(qv),
-         lse = Tensor::empty({qv.dim(1), qv.dim(0)}, qv.dtype(), qv.device());
+         lse = Tensor::empty({qv.dim(1), qv.dim(0)}, accumulate_dtype(qv.dtype()), qv.device());
   kernels::attention_forward(o, lse, qv, k.value(), v.value(), cu_seqlens, desc);
   return make_node("attention", o, {q, k, v},
                    [q = qv, k = k.value(), v = v.value(), o, lse, cu_seqlens, desc](

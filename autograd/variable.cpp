@@ -78,11 +78,19 @@ std::unordered_map<TapeNode*, int64_t> count_uses(TapeNode* root) {
   return uses;
 }
 
+DType grad_dtype(const TapeNode* node) {
+  return node->leaf ? accumulate_dtype(node->dtype) : node->dtype;
+}
+
 // Where the next contribution to a node's gradient goes.
 GradSlot grad_buffer(TapeNode* node) {
-  if (node->grad.defined()) return {node->grad, Grad::kAccumulate};
+  if (node->grad.defined()) {
+    // What was passed on may be another node's gradient, too, which that node has yet to read.
+    if (!node->leaf && !node->grad.sole_owner()) node->grad = node->grad.clone();
+    return {node->grad, Grad::kAccumulate};
+  }
   if (node->leaf) {
-    node->grad = Tensor::zeros(node->shape, node->dtype, node->device);
+    node->grad = Tensor::zeros(node->shape, grad_dtype(node), node->device);
     return {node->grad, Grad::kAccumulate};
   }
   node->grad = Tensor::empty(node->shape, node->dtype, node->device);
@@ -125,7 +133,7 @@ Variable Variable::parameter(Tensor value, std::string name) {
 Tensor& Variable::grad() const {
   COHORT_CHECK(node_ != nullptr && node_->leaf, "[grad] only a parameter has a gradient");
   if (!node_->grad.defined())
-    node_->grad = Tensor::zeros(node_->shape, node_->dtype, node_->device);
+    node_->grad = Tensor::zeros(node_->shape, grad_dtype(node_.get()), node_->device);
   return node_->grad;
 }
 
@@ -141,7 +149,8 @@ void Variable::on_gradient(std::function<void()> hook) const {
 void Variable::set_grad_storage(Tensor storage) const {
   COHORT_CHECK(node_ != nullptr && node_->leaf,
                "[set_grad_storage] only a parameter has a gradient");
-  kernels::check_tensor(storage, node_->shape, node_->dtype, "set_grad_storage", "storage");
+  kernels::check_tensor(storage, node_->shape, grad_dtype(node_.get()), "set_grad_storage",
+                        "storage", node_->device);
   node_->grad = std::move(storage);
 }
 
@@ -154,10 +163,19 @@ bool Gradients::repeated(int i) const {
 }
 
 GradSlot Gradients::slot(int i) {
+  const TapeNode* node = inputs_[static_cast<size_t>(i)].get();
+  return node == nullptr ? GradSlot{} : slot(i, node->dtype);
+}
+
+GradSlot Gradients::weight_slot(int i) {
+  const TapeNode* node = inputs_[static_cast<size_t>(i)].get();
+  return node == nullptr ? GradSlot{} : slot(i, accumulate_dtype(node->dtype));
+}
+
+GradSlot Gradients::slot(int i, DType dtype) {
   TapeNode* node = inputs_[static_cast<size_t>(i)].get();
-  if (node == nullptr) return {};
-  if (!repeated(i)) return grad_buffer(node);
-  separate_.emplace_back(i, Tensor::empty(node->shape, node->dtype, node->device));
+  if (!repeated(i) && dtype == grad_dtype(node)) return grad_buffer(node);
+  separate_.emplace_back(i, Tensor::empty(node->shape, dtype, node->device));
   return {separate_.back().second, Grad::kOverwrite};
 }
 
@@ -170,8 +188,9 @@ void Gradients::pass(int i, const Tensor& gradient) {
   TapeNode* node = inputs_[static_cast<size_t>(i)].get();
   if (node == nullptr) return;
   if (!node->leaf && !node->grad.defined() && gradient.is_contiguous()) {
-    kernels::check_tensor(gradient, node->shape, node->dtype, "backward", node->name.c_str());
-    node->grad = gradient;
+    kernels::check_tensor(gradient, node->shape, gradient.dtype(), "backward", node->name.c_str(),
+                          node->device);
+    node->grad = gradient.to(node->dtype);
     return;
   }
   GradSlot target = grad_buffer(node);
@@ -202,7 +221,7 @@ void backward(const Variable& loss, const Tensor& seed) {
   COHORT_CHECK(!root->leaf, "[backward] the loss is a parameter itself");
   COHORT_CHECK(!root->freed, "[backward] this tape was freed by an earlier backward");
   if (seed.defined()) {
-    kernels::check_tensor(seed, root->shape, root->dtype, "backward", "seed");
+    kernels::check_tensor(seed, root->shape, root->dtype, "backward", "seed", root->device);
     root->grad = seed.clone();
   } else {
     COHORT_CHECK(root->shape.numel() == 1, "[backward] a loss of shape ", root->shape.str(),
@@ -252,6 +271,18 @@ NoGradGuard::~NoGradGuard() {
 }
 bool grad_enabled() {
   return t_grad_enabled;
+}
+
+Variable with_recipe(Variable y, const std::function<Variable(std::span<const Variable>)>& fn,
+                     std::span<const Variable> inputs) {
+  if (!y.requires_grad()) return y;
+  std::vector<Variable> values;
+  for (const Variable& input : inputs) values.push_back(input.detach());
+  y.recipe_ = std::make_shared<const std::function<Tensor()>>([fn, values] {
+    NoGradGuard no_grad;
+    return fn(values).value();
+  });
+  return y;
 }
 
 Variable checkpoint(const std::function<Variable(std::span<const Variable>)>& fn,

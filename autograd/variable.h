@@ -44,12 +44,13 @@ class Variable {
   Variable detach() const { return Variable(value_); }
 
   // Leaves only. The gradient accumulates over backwards until zero_grad(); it is allocated (as
-  // zeros) when first asked for.
+  // zeros) when first asked for. That of a bf16 leaf is f32: sums over micro batches must not
+  // round.
   Tensor& grad() const;
   void zero_grad() const;
   // Called in each backward at the moment this leaf's gradient is final for it.
   void on_gradient(std::function<void()> hook) const;
-  // Gives the leaf's gradient a place chosen by the caller (same shape and dtype).
+  // Gives the leaf's gradient a place chosen by the caller (the shape and dtype of grad()).
   void set_grad_storage(Tensor grad) const;
 
  private:
@@ -58,7 +59,11 @@ class Variable {
   friend void backward(const Variable&, const Tensor&);
   friend Variable checkpoint(const std::function<Variable(std::span<const Variable>)>&,
                              std::span<const Variable>, std::span<const Variable>);
+  friend Variable with_recipe(Variable, const std::function<Variable(std::span<const Variable>)>&,
+                              std::span<const Variable>);
+  friend class Saved;
   Tensor value_;
+  std::shared_ptr<const std::function<Tensor()>> recipe_;  // computes value_ again
   std::shared_ptr<TapeNode> node_;
 };
 
@@ -71,20 +76,24 @@ class Gradients {
  public:
   explicit Gradients(std::span<const std::shared_ptr<TapeNode>> inputs) : inputs_(inputs) {}
   bool needed(int i) const;
-  // The buffer to write and how; ask once for each input. Slots never overlap, also where one
-  // variable is several inputs, so an op may write them in any order or at the same time.
+  // The buffer to write, of the input's dtype, and how; ask once for each input. Slots never
+  // overlap, also where one variable is several inputs, so an op may write them in any order or at
+  // the same time.
   GradSlot slot(int i);
-  // Contributes `gradient` as it is, without a copy where it is the first contribution: it is
-  // handed over, later contributions may be added to it in place.
+  // The same in accumulate_dtype(), for gradients that are sums over many rows: those of weights.
+  GradSlot weight_slot(int i);
+  // Contributes `gradient` as it is, without a copy where it is the first contribution; the same
+  // tensor may be passed to several inputs.
   void pass(int i, const Tensor& gradient);
 
  private:
   friend void backward(const Variable&, const Tensor&);
   bool repeated(int i) const;
+  GradSlot slot(int i, DType dtype);
   void finish();
 
   std::span<const std::shared_ptr<TapeNode>> inputs_;
-  std::vector<std::pair<int, Tensor>> separate_;  // slots of variables that are several inputs
+  std::vector<std::pair<int, Tensor>> separate_;  // slots that are added to the gradient afterwards
 };
 
 // The extension point: an op is a forward, and a call of make_node() with its backward. `y` becomes
@@ -117,5 +126,23 @@ bool grad_enabled();
 // at the right time; any other differentiable value must be an input. fn must be deterministic.
 Variable checkpoint(const std::function<Variable(std::span<const Variable>)>& fn,
                     std::span<const Variable> inputs, std::span<const Variable> parameters);
+
+// y = fn(inputs), already computed, marked as cheap to compute again: an op that saves it for its
+// backward (Saved) keeps the inputs instead. The lightest recompute: for norms and activations,
+// whose inputs are kept anyway. fn must give y's bits.
+Variable with_recipe(Variable y, const std::function<Variable(std::span<const Variable>)>& fn,
+                     std::span<const Variable> inputs);
+
+// What a backward closure keeps of an input: its value, or how to compute it.
+class Saved {
+ public:
+  explicit Saved(const Variable& v)
+      : value_(v.recipe_ == nullptr ? v.value_ : Tensor()), recipe_(v.recipe_) {}
+  Tensor get() const { return recipe_ == nullptr ? value_ : (*recipe_)(); }
+
+ private:
+  Tensor value_;
+  std::shared_ptr<const std::function<Tensor()>> recipe_;
+};
 
 }  // namespace cohort

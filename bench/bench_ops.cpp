@@ -1,9 +1,11 @@
 // The op table as a benchmark: one row per kernel with its shape, median time, GB/s or GFLOP/s, and
-// the share of a bound timed beside it on as many threads. Ops that move data are held against a
+// the share of a bound timed beside it on the same device. Ops that move data are held against a
 // plain copy of as many bytes (every argument counts once, also one the formula does not need),
-// products against Eigen's own sgemm. f32, random data.
+// products against Eigen's own sgemm on as many threads, or on CUDA against cuBLAS's square product
+// of 8192. Random data.
 //
 //   cohort_bench_ops --filter attention --threads 2
+//   cohort_bench_ops --device cuda --dtype bf16
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <iostream>
@@ -28,8 +30,15 @@ using namespace cohort;
 using namespace cohort::kernels;
 
 constexpr double kSeconds = 0.1;  // spent on each timing, at least
-constexpr int64_t kTokens = 4096, kChannels = 512, kVocab = 8192;
 constexpr Grad kOver = Grad::kOverwrite;
+
+// Where and on what to compute; the sizes fill the device.
+struct Setup {
+  Device device;
+  DType dtype = DType::kF32;
+  int64_t tokens = 4096, channels = 512, vocab = 8192;
+};
+Setup g_setup;
 
 // What a row is held against: a copy of `bytes`, or, where `flops` is set, Eigen's rate on a
 // product of m x n x k.
@@ -46,48 +55,63 @@ using Rows = std::vector<Row>;
 
 // `arrays` arrays of this shape, each read or written once.
 Work moves(const Shape& shape, double arrays) {
-  return {.bytes = arrays * sizeof(float) * static_cast<double>(shape.numel())};
+  return {.bytes = arrays * static_cast<double>(dtype_size(g_setup.dtype)) *
+                   static_cast<double>(shape.numel())};
 }
 Work multiplies(int64_t m, int64_t n, int64_t k, double products = 1) {
   return {.flops = products * 2 * static_cast<double>(m * n * k), .m = m, .n = n, .k = k};
 }
 
 // Uniform in [low, high).
-Tensor random(const Shape& shape, float low = -2, float high = 2) {
+Tensor random_of(DType dtype, const Shape& shape, float low, float high) {
   static uint64_t stream = 0;
   ++stream;
   Tensor t = Tensor::empty(shape, DType::kF32);
-  for (int64_t i = 0; i < t.numel(); ++i) {
-    const uint32_t word = philox(1, stream, static_cast<uint64_t>(i / 4))[i % 4];
-    t.data<float>()[i] = low + (high - low) * uniform_f32(word);
-  }
-  return t;
+  float* values = t.data<float>();
+  parallel_for(t.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const uint32_t word =
+          philox(1, stream, static_cast<uint64_t>(i / 4))[static_cast<size_t>(i % 4)];
+      values[i] = low + (high - low) * uniform_f32(word);
+    }
+  });
+  return t.to(g_setup.device).to(dtype);
+}
+Tensor random(const Shape& shape, float low = -2, float high = 2) {
+  return random_of(g_setup.dtype, shape, low, high);
+}
+// A statistic, a loss or a weight gradient.
+Tensor random_sum(const Shape& shape, float low = -2, float high = 2) {
+  return random_of(accumulate_dtype(g_setup.dtype), shape, low, high);
 }
 template <class T>
 Tensor random_ids(int64_t size, int64_t limit) {
   Rng rng(2, rng_stream(RngPurpose::kTest));
   std::vector<T> ids(static_cast<size_t>(size));
   for (T& id : ids) id = static_cast<T>(rng.below(limit));
-  return Tensor::from(ids);
+  return Tensor::from(ids).to(g_setup.device);
 }
 // 0, step, 2 step, ..., each modulo `period`.
 template <class T>
 Tensor counting(int64_t size, int64_t step, int64_t period) {
   std::vector<T> values;
   for (int64_t i = 0; i < size; ++i) values.push_back(static_cast<T>(i * step % period));
-  return Tensor::from(values);
+  return Tensor::from(values).to(g_setup.device);
 }
 
 void add_matmul(Rows& rows) {
   // Layers of configs/demo.yaml, configs/shakespeare_char.yaml and a larger model, which decodes
   // last.
-  for (const auto& [tokens, out, in] : {std::array<int64_t, 3>{8192, 176, 64},
-                                        {768, 512, 128},
-                                        {kTokens, 1376, kChannels},
-                                        {32, 1376, kChannels}}) {
+  std::vector<std::array<int64_t, 3>> sizes = {{8192, 176, 64},
+                                               {768, 512, 128},
+                                               {g_setup.tokens, 1376, g_setup.channels},
+                                               {32, 1376, g_setup.channels}};
+  if (g_setup.device.is_cuda())
+    sizes = {{16384, 4864, 896}, {16384, 896, 4864}, {32768, 2304, 768}, {32, 4864, 896}};
+  for (const auto& [tokens, out, in] : sizes) {
     const std::string shape = str("x[", tokens, ", ", in, "] w[", out, ", ", in, "]");
     Tensor x = random({tokens, in}), w = random({out, in}), dy = random({tokens, out});
-    Tensor y = random({tokens, out}), dx = random({tokens, in}), dw = random({out, in});
+    Tensor y = random({tokens, out}), dx = random({tokens, in}), dw = random_sum({out, in});
     rows.push_back({"linear_forward", shape, multiplies(tokens, out, in),
                     [=]() mutable { linear_forward(y, x, w, {}); }});
     if (tokens <= 32) continue;
@@ -99,13 +123,16 @@ void add_matmul(Rows& rows) {
 }
 
 void add_attention(Rows& rows) {
-  for (const auto& [sequences, length, heads, dim] :
-       {std::array<int64_t, 4>{128, 32, 4, 16}, {16, 256, 8, 64}, {2, 2048, 8, 64}}) {
+  std::vector<std::array<int64_t, 4>> sizes = {
+      {128, 32, 4, 16}, {16, 256, 8, 64}, {2, 2048, 8, 64}};
+  if (g_setup.device.is_cuda())
+    sizes = {{64, 256, 6, 64}, {32, 1024, 12, 64}, {4, 4096, 32, 64}, {4, 4096, 16, 128}};
+  for (const auto& [sequences, length, heads, dim] : sizes) {
     const std::string shape = str(sequences, " x ", length, " tokens, ", heads, " heads of ", dim);
     const Shape size{sequences * length, heads, dim};
     Tensor q = random(size), k = random(size), v = random(size), dout = random(size);
     Tensor o = random(size), dq = random(size), dk = random(size), dv = random(size);
-    Tensor lse = random({heads, size[0]});
+    Tensor lse = random_sum({heads, size[0]});
     const Tensor starts = counting<int32_t>(sequences + 1, length, size[0] + 1);
     attention_forward(o, lse, q, k, v, starts, {});  // for the backward
     // A causal product counts the visible half: two products forward, five backward.
@@ -119,38 +146,43 @@ void add_attention(Rows& rows) {
                     }});
   }
   // Decode: each sequence brings one token and reads all its cached keys and values.
-  constexpr int64_t kSequences = 64, kCached = 256, kBlock = 16, kHeads = 8, kDim = 64;
+  const int64_t kSequences = g_setup.device.is_cuda() ? 256 : 64, kCached = 256;
+  constexpr int64_t kBlock = 16, kHeads = 8, kDim = 64;
   const int64_t blocks = kSequences * kCached / kBlock;
   const Shape pages{blocks, kBlock, kHeads, kDim};
   const PagedKV cache{random(pages), random(pages),
                       counting<int32_t>(blocks, 1, blocks).reshape({kSequences, -1})};
   Tensor q = random({kSequences, kHeads, kDim}), o = random({kSequences, kHeads, kDim});
   const Tensor sequences = counting<int32_t>(kSequences, 1, kSequences);
-  const Tensor positions = Tensor::full({kSequences}, kCached - 1, DType::kI32);
+  const Tensor positions =
+      Tensor::full({kSequences}, static_cast<double>(kCached - 1), DType::kI32, g_setup.device);
   rows.push_back({"attention_paged", str(kSequences, " x 1 token on ", kCached, " cached"),
                   moves(pages, 2),
                   [=]() mutable { attention_paged(o, q, cache, sequences, positions, {}); }});
 }
 
 void add_head(Rows& rows) {
-  constexpr int64_t kRows = 1024;
-  const std::string shape = str("x[", kRows, ", ", kChannels, "] w[", kVocab, ", ", kChannels, "]");
-  Tensor x = random({kRows, kChannels}, -0.1f, 0.1f), w = random({kVocab, kChannels}, -0.1f, 0.1f);
-  Tensor logprob = random({kRows}), entropy = random({kRows}), lse = random({kRows});
-  Tensor dlogprob = random({kRows}), dx = random(x.shape()), dw = random(w.shape());
-  const Tensor targets = random_ids<int32_t>(kRows, kVocab);
+  const int64_t kRows = g_setup.device.is_cuda() ? 8192 : 1024;
+  const std::string shape =
+      str("x[", kRows, ", ", g_setup.channels, "] w[", g_setup.vocab, ", ", g_setup.channels, "]");
+  Tensor x = random({kRows, g_setup.channels}, -0.1f, 0.1f),
+         w = random({g_setup.vocab, g_setup.channels}, -0.1f, 0.1f);
+  Tensor logprob = random_sum({kRows}), entropy = random_sum({kRows}), lse = random_sum({kRows});
+  Tensor dlogprob = random_sum({kRows}), dx = random(x.shape()), dw = random_sum(w.shape());
+  const Tensor targets = random_ids<int32_t>(kRows, g_setup.vocab);
   head_logprob_forward(logprob, entropy, lse, x, w, targets, {});  // for the backward
   rows.push_back(
-      {"head_logprob_forward", shape, multiplies(kRows, kVocab, kChannels),
+      {"head_logprob_forward", shape, multiplies(kRows, g_setup.vocab, g_setup.channels),
        [=]() mutable { head_logprob_forward(logprob, entropy, lse, x, w, targets, {}); }});
   // Three products: the logits again, dx and dw.
-  rows.push_back(
-      {"head_logprob_backward", shape, multiplies(kRows, kVocab, kChannels, 3), [=]() mutable {
-         head_logprob_backward(dx, kOver, dw, kOver, dlogprob, {}, x, w, targets, lse, entropy, {});
-       }});
-  const Shape logits{256, kVocab};
-  const Tensor z = random(logits, -10, 10), address = random_ids<int64_t>(logits[0], 1 << 20);
-  Tensor tokens = random_ids<int32_t>(logits[0], kVocab), drawn = random({logits[0]});
+  rows.push_back({"head_logprob_backward", shape,
+                  multiplies(kRows, g_setup.vocab, g_setup.channels, 3), [=]() mutable {
+                    head_logprob_backward(dx, kOver, dw, kOver, dlogprob, {}, x, w, targets, lse,
+                                          entropy, {});
+                  }});
+  const Shape logits{256, g_setup.vocab};
+  const Tensor z = random_sum(logits, -10, 10), address = random_ids<int64_t>(logits[0], 1 << 20);
+  Tensor tokens = random_ids<int32_t>(logits[0], g_setup.vocab), drawn = random_sum({logits[0]});
   for (const auto& [name, top_p] : {std::pair{"sample", 1.0}, {"sample_top_p", 0.9}})
     rows.push_back({name, logits.str(), moves(logits, 1), [=, top_p = top_p]() mutable {
                       sample_logits(tokens, drawn, z, address, address, {.top_p = top_p});
@@ -159,31 +191,37 @@ void add_head(Rows& rows) {
 
 // Ops on [tokens, channels], which share their tensors.
 void add_row_ops(Rows& rows) {
-  const Shape shape{kTokens, kChannels}, heads{kTokens, 8, kChannels / 8};
+  const Shape shape{g_setup.tokens, g_setup.channels},
+      heads{g_setup.tokens, g_setup.channels / 64, 64};
   const auto add = [&](const std::string& name, double arrays, std::function<void()> call) {
     rows.push_back({name, shape.str(), moves(shape, arrays), std::move(call)});
   };
   const Tensor x = random(shape), dy = random(shape), positive = random(shape, 0.1f, 1);
-  const Tensor table = random({kVocab, kChannels}), ids = random_ids<int32_t>(kTokens, kVocab);
-  const Tensor w = random({kChannels}), b = random({kChannels});
-  Tensor y = random(shape), dx = random(shape), dtable = random(table.shape());
-  Tensor dw = random({kChannels}), db = random({kChannels});
-  Tensor mean = random({kTokens}), rstd = random({kTokens}, 0.5f, 1);
+  const Tensor table = random({g_setup.vocab, g_setup.channels}),
+               ids = random_ids<int32_t>(g_setup.tokens, g_setup.vocab);
+  const Tensor w = random({g_setup.channels}), b = random({g_setup.channels});
+  Tensor y = random(shape), z = random(shape), dx = random(shape);
+  Tensor dtable = random_sum(table.shape());
+  Tensor dw = random_sum({g_setup.channels}), db = random_sum({g_setup.channels});
+  Tensor mean = random_sum({g_setup.tokens}), rstd = random_sum({g_setup.tokens}, 0.5f, 1);
 
   add("rms_norm_forward", 2, [=]() mutable { rms_norm_forward(y, rstd, x, w, 1e-5); });
   add("rms_norm_backward", 3,
       [=]() mutable { rms_norm_backward(dx, kOver, dw, kOver, dy, x, w, rstd); });
+  add("add_rms_norm_forward", 4,
+      [=]() mutable { add_rms_norm_forward(z, y, rstd, x, dy, w, 1e-5); });
   add("layer_norm_forward", 2, [=]() mutable { layer_norm_forward(y, mean, rstd, x, w, b, 1e-5); });
   add("layer_norm_backward", 3, [=]() mutable {
     layer_norm_backward(dx, kOver, dw, kOver, db, kOver, dy, x, w, mean, rstd);
   });
   add("softmax_forward", 2, [=]() mutable { softmax_forward(y, x); });
   add("softmax_backward", 3, [=]() mutable { softmax_backward(dx, dy, positive, kOver); });
-  const Tensor positions = counting<int32_t>(kTokens, 1, 256);
-  const DropoutSpec spec{
-      .p = 0.1, .sequences = counting<int64_t>(kTokens, 1, kTokens), .positions = positions};
+  const Tensor positions = counting<int32_t>(g_setup.tokens, 1, 256);
+  const DropoutSpec spec{.p = 0.1,
+                         .sequences = counting<int64_t>(g_setup.tokens, 1, g_setup.tokens),
+                         .positions = positions};
   add("dropout", 2, [=]() mutable { dropout(y, x, spec); });
-  const Tensor angles = rope_table(256, heads[2], 10000, DType::kF32);
+  const Tensor angles = rope_table(256, heads[2], 10000, DType::kF32).to(g_setup.device);
   add("rope", 2, [=, from = x.reshape(heads), to = y.reshape(heads)]() mutable {
     rope(to, from, positions, angles, RopeDirection::kForward);
   });
@@ -207,35 +245,57 @@ void add_row_ops(Rows& rows) {
 }
 
 void add_training(Rows& rows) {
-  const Shape parameter{1 << 20}, tokens{16384};
+  const Shape parameter{g_setup.device.is_cuda() ? 1 << 26 : 1 << 20}, tokens{16384};
   std::vector<AdamWTensor> adamw;
   std::vector<Tensor> gradients;
   for (int i = 0; i < 4; ++i) {
-    gradients.push_back(random(parameter));
+    gradients.push_back(random_sum(parameter));
     adamw.push_back({.param = random(parameter),
                      .grad = gradients.back(),
-                     .m = random(parameter),
-                     .v = random(parameter, 0),
+                     .m = random_sum(parameter),
+                     .v = random_sum(parameter, 0),
                      .weight_decay = 0.1});
+    if (g_setup.dtype == DType::kBF16) adamw.back().master = random_sum(parameter);
   }
   const std::string shape = str("4 x ", parameter.str());
-  // Reads parameter, gradient and moments; writes all but the gradient.
-  rows.push_back({"adamw", shape, moves(parameter, 4 * 7),
+  // Reads parameter (or its master), gradient and moments; writes all but the gradient.
+  const double words = g_setup.dtype == DType::kBF16 ? 15 : 7;
+  rows.push_back({"adamw", shape, moves(parameter, 4 * words),
                   [=]() mutable { adamw_step(adamw, {.learning_rate = 1e-4}); }});
-  Tensor norm = Tensor::zeros({1}, DType::kF64);
-  rows.push_back(
-      {"grad_norm", shape, moves(parameter, 4), [=]() mutable { grad_norm(norm, gradients); }});
-  const Tensor lp = random(tokens, -3, 0), old = random(tokens, -3, 0), ref = random(tokens, -3, 0);
-  const Tensor advantage = random(tokens), weight = random(tokens, 0.5f, 1);
-  Tensor loss = random({1}), dlogprob = random(tokens);
+  Tensor norm = Tensor::zeros({1}, DType::kF64, g_setup.device);
+  const double sum_words = g_setup.dtype == DType::kBF16 ? 2 : 1;
+  rows.push_back({"grad_norm", shape, moves(parameter, 4 * sum_words),
+                  [=]() mutable { grad_norm(norm, gradients); }});
+  const Tensor lp = random_sum(tokens, -3, 0), old = random_sum(tokens, -3, 0),
+               ref = random_sum(tokens, -3, 0);
+  const Tensor advantage = random_sum(tokens), weight = random_sum(tokens, 0.5f, 1);
+  Tensor loss = random_sum({1}), dlogprob = random_sum(tokens),
+         stats = PolicyLossStats::zeros(g_setup.device);
   rows.push_back({"policy_loss", tokens.str(), moves(tokens, 6), [=]() mutable {
-                    PolicyLossStats stats;
                     policy_loss(loss, dlogprob, stats, lp, old, ref, advantage, weight,
                                 {.beta = 0.01});
                   }});
 }
 
+// Seconds of one call. A device works through many calls at a time, so that what starting one costs
+// the host does not count.
+double call_seconds(const std::function<void()>& call) {
+  if (g_setup.device.is_cpu()) return bench::median_seconds(call, 5, kSeconds);
+  constexpr int kCalls = 20;
+  const auto many = [&] {
+    for (int i = 0; i < kCalls; ++i) call();
+    synchronize(g_setup.device);
+  };
+  return bench::median_seconds(many, 5, 0.02) / kCalls;
+}
+
 double copy_seconds(double bytes) {
+  if (g_setup.device.is_cuda()) {
+    const auto half = static_cast<int64_t>(bytes / 2);
+    const Tensor from = Tensor::empty({half}, DType::kU8, g_setup.device);
+    Tensor to = Tensor::empty_like(from);
+    return call_seconds([&] { to.copy_(from); });
+  }
   const auto half = static_cast<int64_t>(bytes / sizeof(float) / 2);
   const Tensor from = random({half});
   Tensor to = random({half});
@@ -250,13 +310,22 @@ double copy_seconds(double bytes) {
 // Timed beside its row, so that both meet the same machine.
 double bound_seconds(const Work& w) {
   if (w.flops == 0) return copy_seconds(w.bytes);
+  if (g_setup.device.is_cuda()) {
+    constexpr int64_t kSize = 8192;
+    static const double rate = [] {
+      Tensor a = random({kSize, kSize}), b = random({kSize, kSize}), c = Tensor::empty_like(a);
+      return 2.0 * kSize * kSize * kSize /
+             call_seconds([&] { matmul(c, a, b, {.b = Transpose::kYes}); });
+    }();
+    return w.flops / rate;
+  }
   const double product = 2 * static_cast<double>(w.m * w.n * w.k);
   return bench::eigen_sgemm_seconds(w.m, w.n, w.k, num_threads()) * w.flops / product;
 }
 
 void print_row(const Row& row) {
   const double bound = bound_seconds(row.work);
-  const double seconds = bench::median_seconds(row.call, 5, kSeconds);
+  const double seconds = call_seconds(row.call);
   const bool product = row.work.flops > 0;
   std::printf("%-22s %-38s %11.1f %9.1f %-7s %7.0f %%\n", row.name.c_str(), row.shape.c_str(),
               seconds * 1e6, (product ? row.work.flops : row.work.bytes) / seconds * 1e-9,
@@ -272,14 +341,33 @@ int run(int argc, char** argv) {
   app.add_option("--threads", threads, "CPU threads")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
+  std::string device = "cpu", dtype = "f32";
+  app.add_option("--device", device, "cpu, cuda or cuda:N")->capture_default_str();
+  app.add_option("--dtype", dtype, "f32, or bf16 on CUDA")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   set_num_threads(threads);
+  g_setup.device = parse_device(device);
+  if (dtype == "bf16") g_setup.dtype = DType::kBF16;
+  if (g_setup.device.is_cuda()) {
+    g_setup.tokens = 16384;
+    g_setup.channels = 4096;
+    g_setup.vocab = 32768;
+  } else if (g_setup.dtype == DType::kBF16) {
+    throw InputError("--dtype: bf16 is for CUDA devices");
+  }
 
   Rows rows;
   for (const auto add : {add_matmul, add_attention, add_head, add_row_ops, add_training}) add(rows);
   std::erase_if(rows, [&](const Row& row) { return row.name.find(filter) == row.name.npos; });
   if (rows.empty()) throw InputError(str("no op has '", filter, "' in its name"));
-  std::printf("%d threads, f32; share: of a copy of as many bytes, or of Eigen's sgemm\n", threads);
+  if (g_setup.device.is_cuda())
+    std::printf("%s, %s; share: of a copy of as many bytes, or of cuBLAS at 8192^3\n",
+                device.c_str(), dtype.c_str());
+  else
+    std::printf("%d threads, f32; share: of a copy of as many bytes, or of Eigen's sgemm\n",
+                threads);
   std::printf("%-22s %-38s %11s %17s %9s\n", "op", "shape", "median us", "rate", "share");
   for (const Row& row : rows) print_row(row);
   return 0;

@@ -1,8 +1,10 @@
 // One training step (forward, backward, clipping, AdamW) of a configuration's model on random
-// tokens: tokens/s, FLOP/s, memory, and the share of the FLOP/s that Eigen's own multi-threaded
-// sgemm reaches on the matrix products of that step.
+// tokens: tokens/s, FLOP/s and memory. On the CPU also the share of the FLOP/s that Eigen's own
+// multi-threaded sgemm reaches on the matrix products of that step; on CUDA the share of the H200's
+// dense bf16 peak, 989 TFLOP/s (MFU).
 //
 //   cohort_bench_step configs/shakespeare_char.yaml data.text=...
+//   cohort_bench_step bench/configs/gpt2_124m.yaml --vocab 50304
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <iostream>
@@ -64,6 +66,13 @@ PackedBatch random_batch(const ModelConfig& c, int64_t sequences) {
   return pack(list);
 }
 
+void print_cpu_share(const ModelConfig& model, int64_t tokens, double flops_per_second) {
+  const double eigen = eigen_flops_per_second(products(model, tokens));
+  std::printf("threads               %d\n", num_threads());
+  std::printf("Eigen sgemm GFLOP/s   %.1f  (the step's own shapes)\n", eigen * 1e-9);
+  std::printf("share of Eigen        %.0f %%\n", 100 * flops_per_second / eigen);
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"training step benchmark"};
   std::string path;
@@ -79,11 +88,13 @@ int run(int argc, char** argv) {
   model.vocab_size = vocab;
   model.resolve();
 
-  const PackedBatch batch = random_batch(model, config.batch_size);
+  const Device device = parse_device(config.device);
   const auto comm = make_single_communicator();
-  Learner learner(std::make_unique<Transformer>(model, config.dtype, 1), config.optimizer, *comm);
-  const Tensor weights =
-      Tensor::full({batch.size()}, 1.0 / static_cast<double>(batch.size()), config.dtype);
+  Learner learner(std::make_unique<Transformer>(model, config.dtype, 1, device), config.optimizer,
+                  *comm);
+  const PackedBatch batch = learner.model().place(random_batch(model, config.batch_size));
+  const Tensor weights = Tensor::full({batch.size()}, 1.0 / static_cast<double>(batch.size()),
+                                      accumulate_dtype(config.dtype), device);
   const auto step = [&] {
     learner.update(
         1,
@@ -93,25 +104,28 @@ int run(int argc, char** argv) {
         },
         1e-4);
   };
-  allocator({}).reset_peak();
+  allocator(device).reset_peak();
   const double seconds = bench::median_seconds(step, 10, 3);
-  const int64_t peak = allocator({}).stats().peak_bytes;
+  const AllocatorStats memory = allocator(device).stats();
+  const int64_t peak = memory.peak_bytes;
   const int64_t estimate =
-      estimate_memory(model, config.dtype, {.micro_batch_tokens = batch.size()}).peak();
+      estimate_memory(model, config.dtype, {.micro_batch_tokens = batch.size(), .device = device}).peak();
   const double flops = train_flops_per_token(model, static_cast<double>(model.context)) *
                        static_cast<double>(batch.size());
-  const double eigen = eigen_flops_per_second(products(model, batch.size()));
-  std::printf("threads               %d\n", num_threads());
   std::printf("tokens per step       %lld\n", static_cast<long long>(batch.size()));
   std::printf("step                  %.2f ms\n", seconds * 1e3);
   std::printf("tokens/s              %.0f\n", static_cast<double>(batch.size()) / seconds);
   std::printf("GFLOP/s               %.1f  (6 N_matmul + 6 L d_attn T per token)\n",
               flops / seconds * 1e-9);
-  std::printf("Eigen sgemm GFLOP/s   %.1f  (the step's own shapes)\n", eigen * 1e-9);
-  std::printf("share of Eigen        %.0f %%\n", 100 * flops / seconds / eigen);
   std::printf("peak memory           %.1f MiB, estimated %.1f MiB (%+.1f %%)\n",
               static_cast<double>(peak) / (1 << 20), static_cast<double>(estimate) / (1 << 20),
               100 * (static_cast<double>(estimate) / static_cast<double>(peak) - 1));
+  std::printf("held from the system  %.1f MiB\n",
+              static_cast<double>(memory.reserved_bytes) / (1 << 20));
+  if (device.is_cuda())
+    std::printf("MFU                   %.1f %%\n", 100 * flops / seconds / 989e12);
+  else
+    print_cpu_share(model, batch.size(), flops / seconds);
   return 0;
 }
 

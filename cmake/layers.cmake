@@ -1,8 +1,12 @@
-# cohort_layer(NAME DEPENDS LAYER...): the static library cohort_NAME from all sources of folder NAME.
+# cohort_layer(NAME DEPENDS LAYER...): the static library cohort_NAME from all sources of folder NAME. Files *.cu and
+# *_cuda.cpp belong to CUDA builds only.
 function(cohort_layer name)
   cmake_parse_arguments(PARSE_ARGV 1 LAYER "" "" "DEPENDS")
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${name}/*.cpp)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${name}/*.cpp ${name}/*.cu)
   list(TRANSFORM LAYER_DEPENDS PREPEND cohort_)
+  if(NOT COHORT_CUDA)
+    list(FILTER sources EXCLUDE REGEX "(\\.cu|_cuda\\.cpp)$")
+  endif()
   if(NOT sources)
     set(sources ${PROJECT_SOURCE_DIR}/cmake/empty.cpp)
   endif()
@@ -10,4 +14,7 @@ function(cohort_layer name)
   target_include_directories(cohort_${name} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:include/cohort>)
   target_link_libraries(cohort_${name} PUBLIC ${LAYER_DEPENDS} PRIVATE $<BUILD_INTERFACE:cohort_options>)
+  if(COHORT_CUDA)
+    target_link_libraries(cohort_${name} PRIVATE $<BUILD_INTERFACE:cohort_cuda_options>)
+  endif()
 endfunction()

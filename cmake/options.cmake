@@ -6,9 +6,7 @@ option(COHORT_SANITIZE "Address and undefined behaviour sanitizers" OFF)
 option(COHORT_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(COHORT_BUILD_BENCH "Build the benchmarks" ${PROJECT_IS_TOP_LEVEL})
 
-if(COHORT_CUDA STREQUAL "ON")
-  message(FATAL_ERROR "COHORT_CUDA=ON: this version has no CUDA kernels yet; use AUTO or OFF")
-endif()
+option(COHORT_STATIC_LIBRARIES "Link third-party libraries statically where they can be, for a binary that travels" OFF)
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
@@ -37,18 +35,49 @@ else()
   set(COHORT_WERROR_DEFAULT OFF)
 endif()
 option(COHORT_WERROR "Warnings are errors" ${COHORT_WERROR_DEFAULT})
-target_compile_options(cohort_options INTERFACE
+target_compile_options(cohort_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:
   -Wall -Wextra $<$<BOOL:${COHORT_WERROR}>:-Werror> -Wno-missing-field-initializers -ffp-contract=off -fno-math-errno
-  -fopenmp-simd
-  -march=${COHORT_ARCH} $<$<CONFIG:Release>:-O3>)
+  -fopenmp-simd -march=${COHORT_ARCH} $<$<CONFIG:Release>:-O3>>)
 # g++ 12.2 with AVX-512 copies some 32-byte constants wrongly ({0.5, 0.5, 0, 0} becomes four times 0.5) unless it moves
 # constants in pieces of 16 bytes.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13
     AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
-  target_compile_options(cohort_options INTERFACE -mmove-max=128 -mstore-max=128)
+  target_compile_options(cohort_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-mmove-max=128 -mstore-max=128>)
 endif()
 if(COHORT_SANITIZE)
   target_compile_options(cohort_options INTERFACE -fsanitize=address,undefined
     -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
   target_link_options(cohort_options INTERFACE -fsanitize=address,undefined)
+endif()
+
+# CUDA. Hopper's own instructions live in files named *_sm90.cu; everything else runs on any GPU from sm_80 on.
+#  --fmad=false: the device's -ffp-contract=off; kernels say __fmaf_rn or std::fma where they mean it.
+if(COHORT_CUDA STREQUAL "AUTO")
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    set(COHORT_CUDA ON)
+  else()
+    set(COHORT_CUDA OFF)
+  endif()
+endif()
+if(COHORT_CUDA)
+  if(NOT CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 80-virtual)
+  endif()
+  # CMake 3.25.1 does not know the flag.
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+  set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+  if(COHORT_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${COHORT_CCACHE})
+  endif()
+  enable_language(CUDA)
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  set(CMAKE_CUDA_EXTENSIONS OFF)
+  add_library(cohort_cuda_options INTERFACE)
+  target_compile_options(cohort_cuda_options INTERFACE
+    $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false --expt-relaxed-constexpr -lineinfo
+      $<$<BOOL:${COHORT_WERROR}>:-Werror=all-warnings> -Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers>)
 endif()

@@ -45,9 +45,10 @@ class CpuAllocator final : public Allocator {
         release_cached_locked();
         pointer = std::aligned_alloc(kAlignment, size);
       }
-      COHORT_CHECK(pointer != nullptr, "[allocator] out of memory: asked for ", size,
-                   " bytes with ", stats_.live_bytes, " live (peak ", stats_.peak_bytes,
-                   "); hint: a smaller micro_batch_tokens or model");
+      if (pointer == nullptr)
+        throw OutOfMemoryError(str("[allocator] out of memory: asked for ", size, " bytes with ",
+                                   stats_.live_bytes, " live (peak ", stats_.peak_bytes,
+                                   "); hint: a smaller micro_batch_tokens or model"));
       stats_.reserved_bytes += static_cast<int64_t>(size);
     }
     stats_.allocations += 1;
@@ -107,7 +108,13 @@ class CpuAllocator final : public Allocator {
 
 }  // namespace
 
+namespace cuda {
+Allocator& device_allocator(Device device);
+}
+
 Allocator& allocator(Device device) {
+  if constexpr (kWithCuda)
+    if (device.is_cuda()) return cuda::device_allocator(device);
   COHORT_CHECK(device.is_cpu(), "[allocator] no memory for device ", device.str(),
                " in this build");
   // Never destroyed: tensors with static storage may outlive any order of destruction.

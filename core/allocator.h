@@ -1,15 +1,29 @@
-// Memory of one device: a caching allocator with statistics. Freed blocks are kept by size class
-// for the next request, so that a training step in its steady state asks the system for nothing.
+// Memory of one device: a caching allocator with statistics. Freed blocks are kept for the next
+// request, so that a training step in its steady state asks the system for nothing.
+//
+// On CUDA memory is ordered by streams: a block belongs to the stream that was current when it was
+// allocated, and serves that stream's next request at once, also while the work that used it is
+// still queued. So a tensor that another stream uses must live until its own stream has been made
+// to wait for that use. With COHORT_CUDA_CACHE=0 in the environment every request goes to the
+// driver, and compute-sanitizer sees each tensor's bounds.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "core/check.h"
 #include "core/device.h"
 
 namespace cohort {
 
-// Bytes are those of the size class that served the request (at most 12.5 % above the request).
+// There is no memory for a request. The message says what is held.
+class OutOfMemoryError : public Error {
+ public:
+  using Error::Error;
+};
+
+// Bytes are those that served the request: on the CPU its size class (at most 12.5 % above the
+// request), on CUDA the request rounded up to 512.
 struct AllocatorStats {
   int64_t live_bytes = 0;      // handed out now
   int64_t peak_bytes = 0;      // highest live_bytes since the last reset_peak()
@@ -17,14 +31,14 @@ struct AllocatorStats {
   int64_t allocations = 0;     // requests so far
 };
 
-// Bytes that a request for `bytes` takes: its size class.
+// Bytes that a request for `bytes` takes on the CPU: its size class.
 size_t allocation_size(size_t bytes);
 
 class Allocator {
  public:
   virtual ~Allocator() = default;
-  // At least `bytes` bytes aligned to 64. Throws Error with the statistics when the system has no
-  // more.
+  // At least `bytes` bytes aligned to 64 (CUDA: 512). Throws OutOfMemoryError when the system has
+  // no more.
   virtual void* allocate(size_t bytes) = 0;
   // `bytes` must be what allocate() was given. Never throws.
   virtual void deallocate(void* pointer, size_t bytes) noexcept = 0;
@@ -36,5 +50,35 @@ class Allocator {
 
 // The process-wide allocator of `device`; safe to use from several threads.
 Allocator& allocator(Device device);
+
+// Page-locked host memory (CUDA builds only); see cuda::PinnedBuffer.
+Allocator& pinned_allocator();
+
+// Device memory set apart: while a Use lives, this thread's allocations on `device` come from the
+// pool, and what it frees goes back to the pool, never to others. For a captured CUDA graph, whose
+// replays write to the addresses of its capture. Memory returns to the device when the pool and all
+// that was allocated from it are gone.
+class MemoryPool {
+ public:
+  explicit MemoryPool(Device device);
+  ~MemoryPool();
+  MemoryPool(const MemoryPool&) = delete;
+  MemoryPool& operator=(const MemoryPool&) = delete;
+
+  class Use {
+   public:
+    explicit Use(const MemoryPool& pool);
+    ~Use();
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    uint64_t previous_;
+  };
+
+ private:
+  Device device_;
+  uint64_t id_;
+};
 
 }  // namespace cohort

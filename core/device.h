@@ -7,16 +7,29 @@
 
 namespace cohort {
 
+// True if this build has CUDA kernels. Code behind `if constexpr (kWithCuda)` may name functions
+// that only `.cu` and `*_cuda.cpp` files define.
+#ifdef COHORT_WITH_CUDA
+inline constexpr bool kWithCuda = true;
+#else
+inline constexpr bool kWithCuda = false;
+#endif
+
 enum class DeviceType : uint8_t { kCPU, kCUDA };
 
 struct Device {
   DeviceType type = DeviceType::kCPU;
   int index = 0;
+  static Device cuda(int index = 0) { return {DeviceType::kCUDA, index}; }
   bool is_cpu() const { return type == DeviceType::kCPU; }
+  bool is_cuda() const { return type == DeviceType::kCUDA; }
   bool operator==(const Device&) const = default;
   // "cpu", "cuda:0".
   std::string str() const;
 };
+
+// CUDA devices of this machine that this build can use; 0 without CUDA.
+int cuda_device_count();
 
 // "cpu", "cuda" or "cuda:N". Throws InputError for other text and for a CUDA device that this build
 // or machine does not have, saying which of the two.
@@ -28,8 +41,13 @@ struct Stream {
   void* handle = nullptr;
 };
 
-// The stream that kernels enqueue on in this thread (default: the CPU).
-Stream current_stream();
+// The stream that kernels on `device` enqueue on in this thread: that of the innermost StreamGuard
+// for the device, else the device's own (one per process, not CUDA's legacy stream).
+Stream current_stream(Device device);
+
+// Blocks until the device has done everything that this thread's current stream holds. Nothing on
+// the CPU.
+void synchronize(Device device);
 
 // Makes `stream` current in this thread until the guard goes.
 class StreamGuard {

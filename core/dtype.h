@@ -85,6 +85,11 @@ constexpr bool is_float(DType dtype) {
   return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kBF16;
 }
 
+// What sums, statistics and weight gradients of `dtype` are kept in: f32 for bf16, else itself.
+constexpr DType accumulate_dtype(DType dtype) {
+  return dtype == DType::kBF16 ? DType::kF32 : dtype;
+}
+
 // Calls fn.operator()<T>() for the CPU compute types f64 and f32. Throws Error naming `op` for any
 // other.
 template <class F>

@@ -7,11 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define COHORT_HD __host__ __device__
-#else
-#define COHORT_HD
-#endif
+#include "core/host_device.h"
 
 namespace cohort {
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/allocator.h"
+#include "core/tensor_cuda.h"
 
 namespace cohort {
 
@@ -163,18 +164,31 @@ Tensor Tensor::to(DType dtype) const {
 }
 
 Tensor Tensor::to(Device target) const {
-  if (target == device()) return *this;
+  if (target == device() || !defined()) return *this;
+  const Tensor source = contiguous();
   Tensor copy = empty(shape_, dtype_, target);
-  copy.copy_(*this);
+  copy.copy_(source);
   return copy;
 }
 
 Tensor& Tensor::copy_(const Tensor& source) {
   COHORT_CHECK(shape_ == source.shape_, "[copy_] from ", source.str(), " to ", str());
-  COHORT_CHECK(device().is_cpu() && source.device().is_cpu(), "[copy_] from ", source.str(), " to ",
-               str(), ": this build copies on the CPU only");
   if (numel() == 0) return *this;
-  if (dtype_ == source.dtype_ && is_contiguous() && source.is_contiguous()) {
+  const bool plain = dtype_ == source.dtype_ && is_contiguous() && source.is_contiguous();
+  if constexpr (kWithCuda) {
+    if (device().is_cuda() || source.device().is_cuda()) {
+      if (plain)
+        cuda::copy_bytes(*this, source);
+      else if (device() == source.device())
+        cuda::copy_elements(*this, source);
+      else if (is_contiguous())  // convert where the elements are, then move them
+        return copy_(source.to(dtype_).contiguous());
+      else
+        return copy_(source.to(device()));
+      return *this;
+    }
+  }
+  if (plain) {
     std::memmove(raw(), source.raw(), static_cast<size_t>(nbytes()));
     return *this;
   }
@@ -191,6 +205,12 @@ Tensor& Tensor::copy_(const Tensor& source) {
 
 Tensor& Tensor::fill_(double value) {
   if (numel() == 0) return *this;
+  if constexpr (kWithCuda) {
+    if (device().is_cuda()) {
+      cuda::fill(*this, value);
+      return *this;
+    }
+  }
   dispatch_all(dtype_, [&]<class T>() {
     T* p = data<T>();
     const T v = convert<T>(value);
@@ -204,6 +224,12 @@ Tensor& Tensor::fill_(double value) {
 
 Tensor& Tensor::zero_() {
   if (numel() > 0 && is_contiguous()) {
+    if constexpr (kWithCuda) {
+      if (device().is_cuda()) {
+        cuda::zero_bytes(*this);
+        return *this;
+      }
+    }
     std::memset(raw(), 0, static_cast<size_t>(nbytes()));
     return *this;
   }

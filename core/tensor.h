@@ -81,7 +81,8 @@ class Tensor {
   Tensor select(int dim, int64_t index) const;
   Tensor transpose(int a, int b) const;
 
-  // Copies.
+  // Copies. What comes to the host is there when the call returns; copies to a device are ordered
+  // by its current stream, and the host's memory may be used again at once.
   Tensor contiguous() const;  // *this if it already is
   Tensor clone() const;
   Tensor to(DType dtype) const;    // *this if it already is
@@ -98,7 +99,7 @@ class Tensor {
   template <class T>
   std::vector<T> to_vector() const {
     std::vector<T> out(static_cast<size_t>(numel()));
-    const Tensor t = contiguous();
+    const Tensor t = contiguous().to(Device{});
     if (t.numel() == 0) return out;
     dispatch_all(dtype_, [&]<class S>() {
       const S* source = t.data<S>();
@@ -115,6 +116,8 @@ class Tensor {
   std::string str() const;
   // True if the two views share storage.
   bool same_storage(const Tensor& other) const { return storage_ == other.storage_; }
+  // True if no other Tensor shares this one's storage.
+  bool sole_owner() const { return storage_.use_count() == 1; }
 
  private:
   struct Storage;

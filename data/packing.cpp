@@ -41,6 +41,15 @@ PackedBatch pack(std::span<const TokenSequence> sequences) {
   return batch;
 }
 
+PackedBatch PackedBatch::to(Device device) const {
+  return {.tokens = tokens.to(device),
+          .targets = targets.to(device),
+          .positions = positions.to(device),
+          .sequences = sequences.to(device),
+          .cu_seqlens = cu_seqlens.to(device),
+          .num_targets = num_targets};
+}
+
 std::vector<int64_t> split_by_tokens(std::span<const int64_t> lengths, int64_t budget) {
   COHORT_CHECK(budget > 0, "[split_by_tokens] expected a positive budget, got ", budget);
   std::vector<int64_t> begins{0};

@@ -27,6 +27,7 @@ struct PackedBatch {
   Tensor cu_seqlens;  // [S + 1] i32
   int64_t num_targets = 0;
   int64_t size() const { return tokens.numel(); }
+  PackedBatch to(Device device) const;
 };
 
 // Lays the sequences end to end in the given order. Sequences need at least two tokens.

@@ -13,10 +13,10 @@ GradReducer::GradReducer(Communicator& comm, std::vector<Tensor> gradients, int6
       ready_(gradients_.size()) {
   COHORT_CHECK(bucket_bytes > 0, "[grad_reducer] expected a positive bucket size, got ",
                bucket_bytes);
+  check_gradients();
   int64_t filled = 0;
   for (int64_t i = static_cast<int64_t>(gradients_.size()) - 1; i >= 0; --i) {
     const Tensor& gradient = gradients_[i];
-    COHORT_CHECK(gradient.defined(), "[grad_reducer] gradient ", i, " is undefined");
     const bool fits = !buckets_.empty() && filled + gradient.nbytes() <= bucket_bytes &&
                       gradient.dtype() == gradients_[buckets_.back().members[0]].dtype();
     if (!fits) {
@@ -27,14 +27,29 @@ GradReducer::GradReducer(Communicator& comm, std::vector<Tensor> gradients, int6
     buckets_.back().members.push_back(i);
     bucket_of_[i] = num_buckets() - 1;
   }
+  if constexpr (kWithCuda) {
+    if (comm_.size() > 1 && !gradients_.empty() && gradients_[0].device().is_cuda())
+      side_ = cuda::make_side_stream(gradients_[0].device());
+  }
   for (Bucket& bucket : buckets_) {
     bucket.pending = static_cast<int64_t>(bucket.members.size());
     const Tensor& first = gradients_[bucket.members[0]];
     // A gradient that is alone in its bucket is reduced where it is.
-    if (comm_.size() == 1 || (bucket.members.size() == 1 && first.is_contiguous())) continue;
+    if (comm_.size() == 1 || side_ || (bucket.members.size() == 1 && first.is_contiguous()))
+      continue;
     int64_t n = 0;
     for (const int64_t i : bucket.members) n += gradients_[i].numel();
     bucket.flat = Tensor::empty({n}, first.dtype(), first.device());
+  }
+}
+
+void GradReducer::check_gradients() const {
+  for (size_t i = 0; i < gradients_.size(); ++i) {
+    const Tensor& gradient = gradients_[i];
+    COHORT_CHECK(gradient.defined(), "[grad_reducer] gradient ", i, " is undefined");
+    COHORT_CHECK(gradient.device() == gradients_[0].device(),
+                 "[grad_reducer] expected gradients on one device, got ", gradient.str(), " and ",
+                 gradients_[0].str());
   }
 }
 
@@ -50,6 +65,7 @@ void GradReducer::mark_ready(int64_t i) {
 
 void GradReducer::finish() {
   while (next_bucket_ < buckets_.size()) reduce(buckets_[next_bucket_++]);
+  if (side_) side_->join();
   next_bucket_ = 0;
   ready_.assign(ready_.size(), false);
   for (Bucket& bucket : buckets_) bucket.pending = static_cast<int64_t>(bucket.members.size());
@@ -57,6 +73,12 @@ void GradReducer::finish() {
 
 void GradReducer::reduce(Bucket& bucket) {
   if (comm_.size() == 1) return;
+  if (side_) {
+    std::vector<Tensor> members;
+    for (const int64_t i : bucket.members) members.push_back(gradients_[i]);
+    side_->run([&] { comm_.all_reduce_many(members); });
+    return;
+  }
   if (!bucket.flat.defined()) {
     comm_.all_reduce(gradients_[bucket.members[0]]);
     return;

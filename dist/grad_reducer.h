@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "dist/communicator.h"
+#include "dist/side_stream.h"
 
 namespace cohort {
 
@@ -12,6 +14,10 @@ namespace cohort {
 // finishes them) and hold at most `bucket_bytes` (a larger tensor has a bucket of its own); one
 // dtype per bucket. The assignment depends on shapes only, and buckets are reduced in one fixed
 // order on every rank, whatever order gradients become ready in.
+//
+// On CUDA gradients are contiguous and reduced where they are, on a stream of the reducer's own: a
+// bucket starts when it is full, beside the rest of the backward, and after finish() the current
+// stream goes on when all are done.
 class GradReducer {
  public:
   // `gradients` in parameter order; the reducer keeps handles to them. With one rank nothing is
@@ -28,8 +34,9 @@ class GradReducer {
   struct Bucket {
     std::vector<int64_t> members;
     int64_t pending = 0;
-    Tensor flat;
+    Tensor flat;  // the members one after the other, where they are reduced as one
   };
+  void check_gradients() const;
   void reduce(Bucket& bucket);
 
   Communicator& comm_;
@@ -38,6 +45,7 @@ class GradReducer {
   std::vector<int64_t> bucket_of_;
   std::vector<bool> ready_;
   size_t next_bucket_ = 0;
+  std::unique_ptr<SideStream> side_;
 };
 
 }  // namespace cohort

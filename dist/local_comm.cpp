@@ -12,11 +12,10 @@
 #include "core/parallel.h"
 #include "dist/collective_args.h"
 #include "dist/communicator.h"
+#include "dist/rank_order.h"
 
 namespace cohort {
 namespace {
-
-constexpr int64_t kBlock = 2048;  // elements per block of a reduction; two blocks fit on a stack
 
 // What one rank brings to a collective. `in` and `out` are the same tensor for all_reduce and
 // broadcast.
@@ -52,8 +51,8 @@ class Group {
   int size() const { return static_cast<int>(calls_.size()); }
   const Call& call(int rank) const { return calls_[static_cast<size_t>(rank)]; }
 
-  // Publishes this rank's call and returns when every rank made the same one. Throws Error if a
-  // rank has failed, has ended or made another call.
+  // Publishes this rank's call and returns when every rank made the same one. Throws PeerError
+  // if a rank has failed, has ended or made another call.
   void begin(int rank, const Call& call) {
     std::unique_lock lock(mutex_);
     if (failure_.empty()) {
@@ -64,7 +63,7 @@ class Group {
       changed_.wait(lock, [&] { return meetings_ != meeting || !failure_.empty(); });
       if (meetings_ != meeting) return;
     }
-    throw Error(str("[", call.op, "] ", failure_));
+    throw PeerError(str("[", call.op, "] ", failure_));
   }
 
   // Waits until every rank is through with the tensors. Ranks cannot fail between begin() and
@@ -129,39 +128,12 @@ class Group {
   std::exception_ptr exception_;
 };
 
-template <class T>
-T combine(Reduce reduce, T a, T b) {
-  if (reduce == Reduce::kSum) return a + b;
-  return a != a || a > b ? a : b;  // a NaN wins, so that it is seen
-}
-
-// Reduces the elements [begin, end) over all ranks, in rank order, and calls store(at, values,
-// count) for consecutive blocks of the result.
+// Reduces the elements [begin, end) over all ranks: see dist/rank_order.h.
 template <class T, class F>
 void reduce_elements(const Group& group, int64_t begin, int64_t end, F&& store) {
-  using Accumulator = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
-  const Reduce reduce = group.call(0).reduce;
-  parallel_for(end - begin, kBlock, [&](int64_t block_begin, int64_t block_end) {
-    const int64_t at = begin + block_begin, count = block_end - block_begin;
-    Accumulator total[kBlock];
-    T rounded[kBlock];
-    for (int r = 0; r < group.size(); ++r) {
-      const T* values = static_cast<const T*>(group.call(r).in) + at;
-      for (int64_t i = 0; i < count; ++i) {
-        const auto value = static_cast<Accumulator>(values[i]);
-        total[i] = r == 0 ? value : combine(reduce, total[i], value);
-      }
-    }
-    for (int64_t i = 0; i < count; ++i) rounded[i] = static_cast<T>(total[i]);
-    store(at, rounded, count);
-  });
-}
-
-template <class F>
-void dispatch_reducible(DType dtype, F&& fn) {
-  dispatch_all(dtype, [&]<class T>() {
-    if constexpr (!std::is_same_v<T, uint8_t>) fn.template operator()<T>();
-  });
+  reduce_in_rank_order<T>(
+      group.call(0).reduce, group.size(), begin, end,
+      [&](int rank) { return static_cast<const T*>(group.call(rank).in); }, store);
 }
 
 void copy_bytes(void* to, const void* from, int64_t bytes) {

@@ -3,14 +3,15 @@
 namespace cohort::kernels {
 
 void check_tensor(const Tensor& t, const Shape& shape, DType dtype, const char* op,
-                  const char* name) {
+                  const char* name, Device device) {
   COHORT_CHECK(t.defined(), "[", op, "] expected ", name, " ", dtype_name(dtype), shape.str(),
                ", got an undefined tensor");
   COHORT_CHECK(t.shape() == shape && t.dtype() == dtype, "[", op, "] expected ", name, " ",
                dtype_name(dtype), shape.str(), ", got ", t.str());
   COHORT_CHECK(t.is_contiguous(), "[", op, "] expected contiguous ", name, ", got a view of shape ",
                shape.str(), " with strides ", t.strides().str());
-  COHORT_CHECK(t.device().is_cpu(), "[", op, "] expected ", name, " on the CPU, got ", t.str());
+  COHORT_CHECK(t.device() == device, "[", op, "] expected ", name, " on ", device.str(), ", got ",
+               t.str());
 }
 
 }  // namespace cohort::kernels

@@ -4,8 +4,11 @@
 //  outlives it, and takes
 //    shapes from the tensors. Inputs and outputs are contiguous unless a contract says otherwise.
 //  * A mismatch of shape or dtype throws Error("[op] ...") before anything is written.
-//  * CPU tensors are f64 or f32; all tensors of a call share one dtype and device unless a contract
-//  says otherwise.
+//  * CPU tensors are f64 or f32, CUDA tensors f32 or bf16; all tensors of a call share one dtype
+//  and device unless a contract says otherwise. With bf16 tensors, arithmetic is in f32, and what a
+//  contract calls a statistic, a loss or a weight gradient is f32 (accumulate_dtype()).
+//  * On CUDA a call enqueues work on the device's current stream and returns. Inputs that only the
+//  device knows (ids, positions) are not checked there; a contract says what a bad one does.
 //  * Row ops: the bits of an output row depend on that row's inputs only: not on the other rows,
 //  their number or
 //    the thread count. Reduction order inside a row is fixed.
@@ -18,8 +21,28 @@ namespace cohort::kernels {
 
 enum class Grad { kOverwrite, kAccumulate };
 
-// Throws Error unless `t` is contiguous and has this shape and dtype.
+// Throws Error unless `t` is contiguous, on `device`, and has this shape and dtype.
 void check_tensor(const Tensor& t, const Shape& shape, DType dtype, const char* op,
-                  const char* name);
+                  const char* name, Device device = {});
+
+// The public function of a kernel lives in <op>_cpu.cpp: it checks its arguments, hands CUDA
+// tensors to the function of the same name and signature in namespace cuda (<op>.cu), and goes on
+// with the CPU's code.
+//
+//   COHORT_DECLARE_CUDA(softmax_forward);
+//   void softmax_forward(Tensor& y, const Tensor& x) {
+//     check_tensor(y, x.shape(), x.dtype(), "softmax", "y", x.device());
+//     COHORT_FORWARD_TO_CUDA(x, softmax_forward(y, x));
+//     ...
+#define COHORT_DECLARE_CUDA(name)         \
+  namespace cuda {                        \
+  decltype(::cohort::kernels::name) name; \
+  }
+#define COHORT_FORWARD_TO_CUDA(tensor, call)              \
+  do {                                                    \
+    if constexpr (kWithCuda) {                            \
+      if ((tensor).device().is_cuda()) return cuda::call; \
+    }                                                     \
+  } while (false)
 
 }  // namespace cohort::kernels

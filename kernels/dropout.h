@@ -28,16 +28,21 @@ COHORT_HD inline uint64_t dropout_stream(int64_t step, int layer, DropoutSite si
   return rng_stream(RngPurpose::kDropout, static_cast<uint64_t>(step),
                     static_cast<uint64_t>(layer) << 8 | static_cast<uint64_t>(site));
 }
+// The Philox stream of one token's elements.
+COHORT_HD inline uint64_t dropout_row(uint64_t stream, int64_t sequence, int64_t position) {
+  return rng_stream(RngPurpose::kDropout, stream ^ static_cast<uint64_t>(sequence),
+                    static_cast<uint64_t>(position));
+}
 // Survival of element `element` of token (sequence, position). For attention the element is head *
 // 2^32 + key position.
 COHORT_HD inline bool dropout_keep(uint64_t seed, uint64_t stream, int64_t sequence,
                                    int64_t position, uint64_t element, float p) {
-  const uint64_t row = rng_stream(RngPurpose::kDropout, stream ^ static_cast<uint64_t>(sequence),
-                                  static_cast<uint64_t>(position));
+  const uint64_t row = dropout_row(stream, sequence, position);
   return uniform_f32(philox(seed, row, element >> 2)[element & 3]) >= p;
 }
 
-// y[t, c] (+)= keep ? x[t, c] / (1 - p) : 0. x, y: [T, C]. The backward is the same map on dy.
+// y[t, c] (+)= keep ? x[t, c] / (1 - p) : 0. x, y: [T, C]. The backward is the same map on dy. CPU
+// and CUDA drop the same elements, and agree to the bit in f32.
 void dropout(Tensor& y, const Tensor& x, const DropoutSpec& spec, Grad mode = Grad::kOverwrite);
 
 }  // namespace cohort::kernels

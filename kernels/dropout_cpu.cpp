@@ -2,6 +2,7 @@
 #include "kernels/dropout.h"
 
 #include "core/parallel.h"
+#include "kernels/elementwise.h"
 #include "kernels/reduce.h"
 
 namespace cohort::kernels {
@@ -23,37 +24,31 @@ void drop_row(T* y, const T* x, int64_t cols, uint64_t seed, uint64_t row, float
 
 }  // namespace
 
+COHORT_DECLARE_CUDA(dropout)
 void dropout(Tensor& y, const Tensor& x, const DropoutSpec& spec, Grad mode) {
   constexpr const char* kOp = "dropout";
   COHORT_CHECK(spec.p >= 0 && spec.p < 1, "[dropout] expected p in [0, 1), got ", spec.p);
   COHORT_CHECK(x.rank() == 2, "[dropout] expected x [T, C], got ", x.str());
+  const int64_t tokens = x.dim(0), cols = x.dim(1);
+  const Device device = x.device();
+  check_tensor(x, x.shape(), x.dtype(), kOp, "x", device);
+  check_tensor(y, x.shape(), x.dtype(), kOp, "y", device);
+  if (spec.p == 0) return scale(y, x, 1, mode);
+  check_tensor(spec.sequences, {tokens}, DType::kI64, kOp, "sequences", device);
+  check_tensor(spec.positions, {tokens}, DType::kI32, kOp, "positions", device);
+  COHORT_FORWARD_TO_CUDA(x, dropout(y, x, spec, mode));
   dispatch_float(x.dtype(), kOp, [&]<class T>() {
-    const int64_t tokens = x.dim(0), cols = x.dim(1);
-    check_tensor(x, x.shape(), x.dtype(), kOp, "x");
-    check_tensor(y, x.shape(), x.dtype(), kOp, "y");
     const T* in = x.data<T>();
     T* out = y.data<T>();
-    if (spec.p == 0) {
-      parallel_for(x.numel(), kElementGrain, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i)
-          out[i] = mode == Grad::kOverwrite ? in[i] : out[i] + in[i];
-      });
-      return;
-    }
-    check_tensor(spec.sequences, {tokens}, DType::kI64, kOp, "sequences");
-    check_tensor(spec.positions, {tokens}, DType::kI32, kOp, "positions");
     const int64_t* sequence = spec.sequences.data<int64_t>();
     const int32_t* position = spec.positions.data<int32_t>();
     const uint64_t stream = dropout_stream(spec.step, spec.layer, spec.site);
     const T kept = static_cast<T>(1 - spec.p);
     parallel_for(tokens, row_grain(4 * cols), [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t) {
-        const uint64_t row =
-            rng_stream(RngPurpose::kDropout, stream ^ static_cast<uint64_t>(sequence[t]),
-                       static_cast<uint64_t>(position[t]));
-        drop_row(out + t * cols, in + t * cols, cols, spec.seed, row, static_cast<float>(spec.p),
-                 kept, mode);
-      }
+      for (int64_t t = begin; t < end; ++t)
+        drop_row(out + t * cols, in + t * cols, cols, spec.seed,
+                 dropout_row(stream, sequence[t], position[t]), static_cast<float>(spec.p), kept,
+                 mode);
     });
   });
 }

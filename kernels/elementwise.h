@@ -1,6 +1,6 @@
 // Elementwise ops as data: one struct with the formula and its derivative and one list line give
-// the CPU kernel (f64, f32), the differentiable op (autograd/ops.h), the gradient check and the
-// bench row.
+// the CPU kernel (f64, f32), the CUDA kernel (f32, bf16), the differentiable op (autograd/ops.h),
+// the gradient check and the bench row.
 #pragma once
 
 #include <cmath>
@@ -10,105 +10,109 @@
 
 namespace cohort::kernels {
 
-// Unary: y = forward(x), dy/dx = derivative(x, y).
+// Unary: y = forward(x), dy/dx = derivative(x, y); kUsesOutput says that derivative() reads y.
 struct Neg {
   template <class T>
-  static T forward(T x) {
+  COHORT_HD static T forward(T x) {
     return -x;
   }
   template <class T>
-  static T derivative(T, T) {
+  COHORT_HD static T derivative(T, T) {
     return T(-1);
   }
 };
 struct Exp {
+  static constexpr bool kUsesOutput = true;
   template <class T>
-  static T forward(T x) {
+  COHORT_HD static T forward(T x) {
     return vexp(x);
   }
   template <class T>
-  static T derivative(T, T y) {
+  COHORT_HD static T derivative(T, T y) {
     return y;
   }
 };
 struct Log {  // x > 0
   template <class T>
-  static T forward(T x) {
+  COHORT_HD static T forward(T x) {
     return std::log(x);
   }
   template <class T>
-  static T derivative(T x, T) {
+  COHORT_HD static T derivative(T x, T) {
     return T(1) / x;
   }
 };
 struct Sqrt {  // x > 0
+  static constexpr bool kUsesOutput = true;
   template <class T>
-  static T forward(T x) {
+  COHORT_HD static T forward(T x) {
     return std::sqrt(x);
   }
   template <class T>
-  static T derivative(T, T y) {
+  COHORT_HD static T derivative(T, T y) {
     return T(0.5) / y;
   }
 };
 struct Square {
   template <class T>
-  static T forward(T x) {
+  COHORT_HD static T forward(T x) {
     return x * x;
   }
   template <class T>
-  static T derivative(T x, T) {
+  COHORT_HD static T derivative(T x, T) {
     return 2 * x;
   }
 };
 struct Tanh {
+  static constexpr bool kUsesOutput = true;
   template <class T>
-  static T forward(T x) {
+  COHORT_HD static T forward(T x) {
     return std::tanh(x);
   }
   template <class T>
-  static T derivative(T, T y) {
+  COHORT_HD static T derivative(T, T y) {
     return 1 - y * y;
   }
 };
 struct Sigmoid {
+  static constexpr bool kUsesOutput = true;
   template <class T>
-  static T forward(T x) {
+  COHORT_HD static T forward(T x) {
     return 1 / (1 + vexp(-x));
   }
   template <class T>
-  static T derivative(T, T y) {
+  COHORT_HD static T derivative(T, T y) {
     return y * (1 - y);
   }
 };
 struct Relu {
   template <class T>
-  static T forward(T x) {
+  COHORT_HD static T forward(T x) {
     return x > 0 ? x : T(0);
   }
   template <class T>
-  static T derivative(T x, T) {
+  COHORT_HD static T derivative(T x, T) {
     return x > 0 ? T(1) : T(0);
   }
 };
 struct Silu {  // x sigmoid(x)
   template <class T>
-  static T forward(T x) {
+  COHORT_HD static T forward(T x) {
     return x / (1 + vexp(-x));
   }
   template <class T>
-  static T derivative(T x, T) {
+  COHORT_HD static T derivative(T x, T) {
     const T s = 1 / (1 + vexp(-x));
     return s * (1 + x * (1 - s));
   }
 };
 struct Gelu {  // x Phi(x), exact (Hendrycks and Gimpel 2016)
   template <class T>
-  static T forward(T x) {
+  COHORT_HD static T forward(T x) {
     return x * normal_cdf(x, vexp(T(-0.5) * x * x));
   }
   template <class T>
-  static T derivative(T x, T) {
+  COHORT_HD static T derivative(T x, T) {
     const T e = vexp(T(-0.5) * x * x);
     return normal_cdf(x, e) + x * T(0.39894228040143267794) * e;
   }
@@ -116,17 +120,17 @@ struct Gelu {  // x Phi(x), exact (Hendrycks and Gimpel 2016)
 struct GeluTanh {  // the tanh form of GPT-2: 0.5 x (1 + tanh(u)) = x sigmoid(2u),
                    // u = sqrt(2/pi) (x + 0.044715 x^3)
   template <class T>
-  static T forward(T x) {
+  COHORT_HD static T forward(T x) {
     return x * gate(x);
   }
   template <class T>
-  static T derivative(T x, T) {
+  COHORT_HD static T derivative(T x, T) {
     const T s = gate(x);
     const T slope = T(1.59576912160573071176) * (1 + T(3 * 0.044715) * x * x);
     return s + x * s * (1 - s) * slope;
   }
   template <class T>
-  static T gate(T x) {
+  COHORT_HD static T gate(T x) {
     return 1 / (1 + vexp(T(-1.59576912160573071176) * (x + T(0.044715) * x * x * x)));
   }
 };
@@ -134,71 +138,71 @@ struct GeluTanh {  // the tanh form of GPT-2: 0.5 x (1 + tanh(u)) = x sigmoid(2u
 // Binary, equal shapes: y = forward(a, b), dy/da = da(a, b), dy/db = db(a, b).
 struct Add {
   template <class T>
-  static T forward(T a, T b) {
+  COHORT_HD static T forward(T a, T b) {
     return a + b;
   }
   template <class T>
-  static T da(T, T) {
+  COHORT_HD static T da(T, T) {
     return T(1);
   }
   template <class T>
-  static T db(T, T) {
+  COHORT_HD static T db(T, T) {
     return T(1);
   }
 };
 struct Sub {
   template <class T>
-  static T forward(T a, T b) {
+  COHORT_HD static T forward(T a, T b) {
     return a - b;
   }
   template <class T>
-  static T da(T, T) {
+  COHORT_HD static T da(T, T) {
     return T(1);
   }
   template <class T>
-  static T db(T, T) {
+  COHORT_HD static T db(T, T) {
     return T(-1);
   }
 };
 struct Mul {
   template <class T>
-  static T forward(T a, T b) {
+  COHORT_HD static T forward(T a, T b) {
     return a * b;
   }
   template <class T>
-  static T da(T, T b) {
+  COHORT_HD static T da(T, T b) {
     return b;
   }
   template <class T>
-  static T db(T a, T) {
+  COHORT_HD static T db(T a, T) {
     return a;
   }
 };
 struct Div {
   template <class T>
-  static T forward(T a, T b) {
+  COHORT_HD static T forward(T a, T b) {
     return a / b;
   }
   template <class T>
-  static T da(T, T b) {
+  COHORT_HD static T da(T, T b) {
     return 1 / b;
   }
   template <class T>
-  static T db(T a, T b) {
+  COHORT_HD static T db(T a, T b) {
     return -a / (b * b);
   }
 };
 struct SwiGlu {  // silu(gate) up (Shazeer 2020)
   template <class T>
-  static T forward(T gate, T up) {
+  COHORT_HD static T forward(T gate, T up) {
     return Silu::forward(gate) * up;
   }
   template <class T>
-  static T da(T gate, T up) {
+  COHORT_HD static T da(T gate, T up) {
     return Silu::derivative(gate, T(0)) * up;
   }
   template <class T>
-  static T db(T gate, T) {
+  COHORT_HD static T db(T gate, T) {
     return Silu::forward(gate);
   }
 };
@@ -209,6 +213,9 @@ struct SwiGlu {  // silu(gate) up (Shazeer 2020)
   X(Relu, relu) X(Silu, silu) X(Gelu, gelu) X(GeluTanh, gelu_tanh)
 #define COHORT_BINARY_OPS(X) X(Add, add) X(Sub, sub) X(Mul, mul) X(Div, div) X(SwiGlu, swiglu)
 // clang-format on
+
+// On CUDA with bf16 tensors a formula is evaluated in f32 and rounded once, after the old value was
+// added where it accumulates.
 
 // y = f(x); dx (+)= dy f'(x, y). All tensors have one shape.
 #define COHORT_DECLARE_UNARY(Op, name)             \
@@ -225,12 +232,17 @@ COHORT_UNARY_OPS(COHORT_DECLARE_UNARY)
 COHORT_BINARY_OPS(COHORT_DECLARE_BINARY)
 #undef COHORT_DECLARE_BINARY
 
-// y (+)= scale * x. x and y may be the same tensor when overwriting.
+// y (+)= scale * x. x and y may be the same tensor when overwriting. On CUDA one may be bf16 and
+// the other f32: that is how a bf16 gradient is added to an f32 one.
 void scale(Tensor& y, const Tensor& x, double scale, Grad mode = Grad::kOverwrite);
+// y (+)= factor[0] * x, the factor read where the tensors are. factor: one element of
+// accumulate_dtype(x.dtype()); else as scale().
+void scale_by(Tensor& y, const Tensor& x, const Tensor& factor, Grad mode = Grad::kOverwrite);
 
-// y[0] (+)= sum of x, in a fixed blocked order. y: [1] or [].
+// y[0] (+)= sum of x, in a fixed order: blocks of elements in x's arithmetic, joined in f64.
+// y: [1] or [], accumulate_dtype(x.dtype()).
 void sum(Tensor& y, const Tensor& x, Grad mode = Grad::kOverwrite);
-// x (+)= value[0] everywhere.
+// x (+)= value[0] everywhere. value: one element of accumulate_dtype(x.dtype()).
 void broadcast_scalar(Tensor& x, const Tensor& value, Grad mode);
 
 }  // namespace cohort::kernels

@@ -10,10 +10,21 @@
 namespace cohort::kernels {
 namespace {
 
+// Throws unless table is [V, C], rows [T, C] and ids [T].
+void check_shapes(const Tensor& table, DType table_dtype, const char* table_name,
+                  const Tensor& rows, DType rows_dtype, const char* rows_name, const Tensor& ids,
+                  const char* op) {
+  const Device device = table.device();
+  COHORT_CHECK(table.rank() == 2, "[", op, "] expected ", table_name, " of rank 2, got ",
+               table.str());
+  COHORT_CHECK(ids.rank() == 1, "[", op, "] expected ids of rank 1, got ", ids.str());
+  check_tensor(table, table.shape(), table_dtype, op, table_name, device);
+  check_tensor(rows, {ids.numel(), table.dim(1)}, rows_dtype, op, rows_name, device);
+  check_tensor(ids, ids.shape(), DType::kI32, op, "ids", device);
+}
+
 // Throws for the first id outside [0, vocab).
 void check_ids(const Tensor& ids, int64_t vocab, const char* op) {
-  COHORT_CHECK(ids.rank() == 1, "[", op, "] expected ids of rank 1, got ", ids.str());
-  check_tensor(ids, ids.shape(), DType::kI32, op, "ids");
   const int32_t* id = ids.data<int32_t>();
   for (int64_t t = 0; t < ids.numel(); ++t)
     COHORT_CHECK(id[t] >= 0 && id[t] < vocab, "[", op, "] id ", id[t], " at position ", t,
@@ -44,14 +55,14 @@ Groups group_by_id(const int32_t* ids, int64_t n, int64_t vocab) {
 
 }  // namespace
 
+COHORT_DECLARE_CUDA(embedding_forward)
 void embedding_forward(Tensor& y, const Tensor& table, const Tensor& ids) {
   constexpr const char* kOp = "embedding";
-  COHORT_CHECK(table.rank() == 2, "[", kOp, "] expected a table of rank 2, got ", table.str());
+  check_shapes(table, table.dtype(), "table", y, table.dtype(), "y", ids, kOp);
+  COHORT_FORWARD_TO_CUDA(table, embedding_forward(y, table, ids));
+  check_ids(ids, table.dim(0), kOp);
   dispatch_float(table.dtype(), kOp, [&]<class T>() {
     const int64_t n = ids.numel(), cols = table.dim(1);
-    check_tensor(table, table.shape(), table.dtype(), kOp, "table");
-    check_tensor(y, {n, cols}, table.dtype(), kOp, "y");
-    check_ids(ids, table.dim(0), kOp);
     const T* source = table.data<T>();
     const int32_t* id = ids.data<int32_t>();
     T* out = y.data<T>();
@@ -62,14 +73,14 @@ void embedding_forward(Tensor& y, const Tensor& table, const Tensor& ids) {
   });
 }
 
+COHORT_DECLARE_CUDA(embedding_backward)
 void embedding_backward(Tensor& dtable, const Tensor& dy, const Tensor& ids, Grad mode) {
   constexpr const char* kOp = "embedding_backward";
-  COHORT_CHECK(dtable.rank() == 2, "[", kOp, "] expected dtable of rank 2, got ", dtable.str());
+  check_shapes(dtable, accumulate_dtype(dy.dtype()), "dtable", dy, dy.dtype(), "dy", ids, kOp);
+  COHORT_FORWARD_TO_CUDA(dtable, embedding_backward(dtable, dy, ids, mode));
+  check_ids(ids, dtable.dim(0), kOp);
   dispatch_float(dtable.dtype(), kOp, [&]<class T>() {
     const int64_t n = ids.numel(), vocab = dtable.dim(0), cols = dtable.dim(1);
-    check_tensor(dtable, dtable.shape(), dtable.dtype(), kOp, "dtable");
-    check_tensor(dy, {n, cols}, dtable.dtype(), kOp, "dy");
-    check_ids(ids, vocab, kOp);
     const int32_t* id = ids.data<int32_t>();
     const T* source = dy.data<T>();
     T* out = dtable.data<T>();

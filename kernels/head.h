@@ -12,28 +12,34 @@
 namespace cohort::kernels {
 
 struct HeadDesc {
-  double temperature = 1;      // > 0
-  int64_t chunk_tokens = 128;  // logits held at a time, rounded up to a multiple of 128; no result
-                               // depends on it
+  double temperature = 1;  // > 0
+  // Logits held at a time, rounded up to a multiple of 128; 0: what suits the device. No result
+  // depends on it but the rounding of dw on CUDA.
+  int64_t chunk_tokens = 0;
 };
 
 // x: [T, C]; w: [V, C]; targets: [T] i32 in [0, V), or -1 for a token that is skipped: its outputs
-// are 0, it costs nothing and its gradient is exactly 0. logprob, entropy, lse: [T].
+// are 0 and its gradient is exactly 0; on the CPU it costs nothing. Another target throws Error on
+// the CPU and gives NaN on CUDA. logprob, entropy, lse: [T] statistics. Logits are
+// accumulate_dtype(x).
 void head_logprob_forward(Tensor& logprob, Tensor& entropy, Tensor& lse, const Tensor& x,
                           const Tensor& w, const Tensor& targets, const HeadDesc& desc);
 
-// Recomputes the logits chunk by chunk. dlogprob, dentropy: [T] (dentropy may be undefined: no
-// entropy gradient).
+// Recomputes the logits chunk by chunk. dlogprob, dentropy: [T], of the statistics' dtype (dentropy
+// may be undefined: no entropy gradient).
 //   dz[t, v] = (dlogprob[t] ([v = target] - p_v) - dentropy[t] p_v (log p_v + entropy[t])) /
 //   temperature
-// dx: [T, C] per mode_x; dw: [V, C] per mode_w, summed over chunks in ascending order. Undefined dx
-// or dw is skipped.
+// dz is rounded to x's dtype. dx: [T, C] per mode_x; dw: [V, C], a weight gradient, per mode_w,
+// summed over chunks in ascending order. Undefined dx or dw is skipped.
 void head_logprob_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, const Tensor& dlogprob,
                            const Tensor& dentropy, const Tensor& x, const Tensor& w,
                            const Tensor& targets, const Tensor& lse, const Tensor& entropy,
                            const HeadDesc& desc);
 
-// Workspace bytes of forward / backward for the memory estimate.
-int64_t head_workspace_bytes(int64_t vocab, DType dtype, const HeadDesc& desc);
+// Rows of logits held at a time where `wanted` are asked for, as in HeadDesc.
+int64_t head_chunk_tokens(int64_t vocab, int64_t wanted, Device device);
+
+// Workspace bytes of forward / backward for the memory estimate; dtype: that of x.
+int64_t head_workspace_bytes(int64_t vocab, DType dtype, const HeadDesc& desc, Device device = {});
 
 }  // namespace cohort::kernels

@@ -1,5 +1,6 @@
-// The fused language model head. Active tokens are gathered into chunks, so that skipped ones cost
-// nothing; a chunk's logits come from the row-independent product and live only inside the chunk.
+// The fused language model head: checks, and the CPU's code. Active tokens are gathered into
+// chunks, so that skipped ones cost nothing; a chunk's logits come from the row-independent product
+// and live only inside the chunk.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -16,10 +17,6 @@ namespace {
 // result depends on their size.
 constexpr int64_t kChunkUnit = 128;
 
-int64_t chunk_rows(const HeadDesc& desc) {
-  return (desc.chunk_tokens + kChunkUnit - 1) / kChunkUnit * kChunkUnit;
-}
-
 struct HeadShape {
   int64_t tokens, channels, vocab;
 };
@@ -30,18 +27,21 @@ HeadShape check_inputs(const Tensor& x, const Tensor& w, const Tensor& targets,
                "] expected x [T, C] and w [V, C], got ", x.str(), " and ", w.str());
   COHORT_CHECK(desc.temperature > 0 && std::isfinite(desc.temperature), "[", op,
                "] expected a temperature above 0, got ", desc.temperature);
-  COHORT_CHECK(desc.chunk_tokens > 0, "[", op, "] expected chunk_tokens above 0, got ",
+  COHORT_CHECK(desc.chunk_tokens >= 0, "[", op, "] expected chunk_tokens of 0 or more, got ",
                desc.chunk_tokens);
   const HeadShape shape{x.dim(0), x.dim(1), w.dim(0)};
-  check_tensor(x, x.shape(), x.dtype(), op, "x");
-  check_tensor(w, w.shape(), x.dtype(), op, "w");
-  check_tensor(targets, {shape.tokens}, DType::kI32, op, "targets");
-  const int32_t* target = targets.data<int32_t>();
-  for (int64_t t = 0; t < shape.tokens; ++t)
-    COHORT_CHECK(target[t] >= -1 && target[t] < shape.vocab, "[", op, "] target ", target[t],
-                 " at position ", t, " is outside the vocabulary of ", shape.vocab,
-                 " (-1 skips a token)");
+  check_tensor(x, x.shape(), x.dtype(), op, "x", x.device());
+  check_tensor(w, w.shape(), x.dtype(), op, "w", x.device());
+  check_tensor(targets, {shape.tokens}, DType::kI32, op, "targets", x.device());
   return shape;
+}
+
+void check_targets(const Tensor& targets, int64_t vocab, const char* op) {
+  const int32_t* target = targets.data<int32_t>();
+  for (int64_t t = 0; t < targets.numel(); ++t)
+    COHORT_CHECK(target[t] >= -1 && target[t] < vocab, "[", op, "] target ", target[t],
+                 " at position ", t, " is outside the vocabulary of ", vocab,
+                 " (-1 skips a token)");
 }
 
 std::vector<int64_t> active_tokens(const Tensor& targets) {
@@ -65,7 +65,8 @@ template <class T, class F>
 void for_chunks(const Tensor& x, const Tensor& w, const std::vector<int64_t>& active,
                 const HeadDesc& desc, F&& fn) {
   const auto total = static_cast<int64_t>(active.size());
-  const int64_t channels = x.dim(1), rows = std::min(chunk_rows(desc), total);
+  const int64_t channels = x.dim(1);
+  const int64_t rows = std::min(head_chunk_tokens(w.dim(0), desc.chunk_tokens, {}), total);
   Tensor gathered = Tensor::empty({rows, channels}, x.dtype());
   Tensor logits = Tensor::empty({rows, w.dim(0)}, x.dtype());
   const T* source = x.data<T>();
@@ -116,14 +117,18 @@ void scatter_rows(T* out, const T* rows, const int64_t* tokens, int64_t count, i
 
 }  // namespace
 
+COHORT_DECLARE_CUDA(head_logprob_forward);
 void head_logprob_forward(Tensor& logprob, Tensor& entropy, Tensor& lse, const Tensor& x,
                           const Tensor& w, const Tensor& targets, const HeadDesc& desc) {
   constexpr const char* kOp = "head";
+  const HeadShape shape = check_inputs(x, w, targets, desc, kOp);
+  const DType statistic = accumulate_dtype(x.dtype());
+  for (const auto& [t, name] :
+       {std::pair{&logprob, "logprob"}, {&entropy, "entropy"}, {&lse, "lse"}})
+    check_tensor(*t, {shape.tokens}, statistic, kOp, name, x.device());
+  COHORT_FORWARD_TO_CUDA(x, head_logprob_forward(logprob, entropy, lse, x, w, targets, desc));
+  check_targets(targets, shape.vocab, kOp);
   dispatch_float(x.dtype(), kOp, [&]<class T>() {
-    const HeadShape shape = check_inputs(x, w, targets, desc, kOp);
-    check_tensor(logprob, {shape.tokens}, x.dtype(), kOp, "logprob");
-    check_tensor(entropy, {shape.tokens}, x.dtype(), kOp, "entropy");
-    check_tensor(lse, {shape.tokens}, x.dtype(), kOp, "lse");
     logprob.zero_();
     entropy.zero_();
     lse.zero_();
@@ -145,19 +150,26 @@ void head_logprob_forward(Tensor& logprob, Tensor& entropy, Tensor& lse, const T
   });
 }
 
+COHORT_DECLARE_CUDA(head_logprob_backward);
 void head_logprob_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, const Tensor& dlogprob,
                            const Tensor& dentropy, const Tensor& x, const Tensor& w,
                            const Tensor& targets, const Tensor& lse, const Tensor& entropy,
                            const HeadDesc& desc) {
   constexpr const char* kOp = "head_backward";
+  const HeadShape shape = check_inputs(x, w, targets, desc, kOp);
+  const DType statistic = accumulate_dtype(x.dtype());
+  const Device device = x.device();
+  for (const auto& [t, name] :
+       {std::pair{&dlogprob, "dlogprob"}, {&lse, "lse"}, {&entropy, "entropy"}})
+    check_tensor(*t, {shape.tokens}, statistic, kOp, name, device);
+  if (dentropy.defined())
+    check_tensor(dentropy, {shape.tokens}, statistic, kOp, "dentropy", device);
+  if (dx.defined()) check_tensor(dx, x.shape(), x.dtype(), kOp, "dx", device);
+  if (dw.defined()) check_tensor(dw, w.shape(), statistic, kOp, "dw", device);
+  COHORT_FORWARD_TO_CUDA(x, head_logprob_backward(dx, mode_x, dw, mode_w, dlogprob, dentropy, x, w,
+                                                  targets, lse, entropy, desc));
+  check_targets(targets, shape.vocab, kOp);
   dispatch_float(x.dtype(), kOp, [&]<class T>() {
-    const HeadShape shape = check_inputs(x, w, targets, desc, kOp);
-    for (const auto& [t, name] :
-         {std::pair{&dlogprob, "dlogprob"}, {&lse, "lse"}, {&entropy, "entropy"}})
-      check_tensor(*t, {shape.tokens}, x.dtype(), kOp, name);
-    if (dentropy.defined()) check_tensor(dentropy, {shape.tokens}, x.dtype(), kOp, "dentropy");
-    if (dx.defined()) check_tensor(dx, x.shape(), x.dtype(), kOp, "dx");
-    if (dw.defined()) check_tensor(dw, w.shape(), x.dtype(), kOp, "dw");
     if (dx.defined() && mode_x == Grad::kOverwrite) dx.zero_();
     if (dw.defined() && mode_w == Grad::kOverwrite) dw.zero_();
 
@@ -188,8 +200,21 @@ void head_logprob_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, con
   });
 }
 
-int64_t head_workspace_bytes(int64_t vocab, DType dtype, const HeadDesc& desc) {
-  return chunk_rows(desc) * vocab * static_cast<int64_t>(dtype_size(dtype));
+int64_t head_chunk_tokens(int64_t vocab, int64_t wanted, Device device) {
+  if (wanted == 0 && device.is_cuda()) {
+    // Long products, and room for other things: up to 512 MiB of f32 logits.
+    constexpr int64_t kBytes = int64_t{512} << 20, kMost = 4096;
+    const int64_t rows = kBytes / (4 * std::max<int64_t>(vocab, 1)) / kChunkUnit * kChunkUnit;
+    return std::clamp(rows, kChunkUnit, kMost);
+  }
+  return std::max<int64_t>(1, (wanted + kChunkUnit - 1) / kChunkUnit) * kChunkUnit;
+}
+
+int64_t head_workspace_bytes(int64_t vocab, DType dtype, const HeadDesc& desc, Device device) {
+  const auto logit = static_cast<int64_t>(dtype_size(accumulate_dtype(dtype)));
+  // A bf16 gradient does not fit into its f32 logit's place.
+  const auto gradient = dtype == DType::kBF16 ? static_cast<int64_t>(dtype_size(dtype)) : 0;
+  return head_chunk_tokens(vocab, desc.chunk_tokens, device) * vocab * (logit + gradient);
 }
 
 }  // namespace cohort::kernels

@@ -1,4 +1,5 @@
-// Matrix product. kernels/matmul_cpu.cpp is the only CPU file that knows Eigen.
+// Matrix product: by Eigen on the CPU (kernels/matmul_cpu.cpp), by cuBLASLt on CUDA
+// (kernels/matmul_cuda.cpp).
 #pragma once
 
 #include "kernels/common.h"
@@ -11,12 +12,14 @@ struct MatmulDesc {
   Grad out = Grad::kOverwrite;
 };
 
-// c[M, N] (+)= op(a)[M, K] op(b)[K, N]. Inputs of higher rank are seen as [rows, cols].
-// With a not transposed, the bits of a row of c depend only on that row of a and on b: fixed row
-// blocks, rows padded to 16, threads over blocks and never over K.
+// c[M, N] (+)= op(a)[M, K] op(b)[K, N]. Inputs of higher rank are seen as [rows, cols]. With bf16
+// inputs (CUDA) c is bf16 or f32: sums are f32, rounded once.
+// With a not transposed, the bits of a row of c depend only on that row of a and on b; K is never
+// split there.
 void matmul(Tensor& c, const Tensor& a, const Tensor& b, const MatmulDesc& desc = {});
 
-// The linear layer: y[T, N] = x[T, K] w[N, K]^T + bias[N] (bias may be undefined).
+// The linear layer: y[T, N] = x[T, K] w[N, K]^T + bias[N] (bias may be undefined). The bias is added
+// before the one rounding.
 void linear_forward(Tensor& y, const Tensor& x, const Tensor& w, const Tensor& bias);
 // dbias[N] (+)= column sums of dy[T, N], in a fixed order.
 void bias_backward(Tensor& dbias, const Tensor& dy, Grad mode);

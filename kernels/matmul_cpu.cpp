@@ -19,6 +19,7 @@
 
 #include "core/parallel.h"
 #include "kernels/matmul.h"
+#include "kernels/matmul_cuda.h"
 #include "kernels/reduce.h"
 
 namespace cohort::kernels {
@@ -207,10 +208,13 @@ void matmul(Tensor& c, const Tensor& a, const Tensor& b, const MatmulDesc& desc)
                " from ", a.str(), " and ", b.str());
   COHORT_CHECK(c.rows() == m && c.cols() == n, "[matmul] expected c ", m, " x ", n, ", got ",
                c.str());
+  const Device device = a.device();
+  const DType out = c.dtype() == accumulate_dtype(a.dtype()) ? c.dtype() : a.dtype();
+  check_tensor(a, a.shape(), a.dtype(), "matmul", "a", device);
+  check_tensor(b, b.shape(), a.dtype(), "matmul", "b", device);
+  check_tensor(c, c.shape(), out, "matmul", "c", device);
+  COHORT_FORWARD_TO_CUDA(a, product(c, a, b, {}, desc));
   dispatch_float(a.dtype(), "matmul", [&]<class T>() {
-    check_tensor(a, a.shape(), a.dtype(), "matmul", "a");
-    check_tensor(b, b.shape(), a.dtype(), "matmul", "b");
-    check_tensor(c, c.shape(), a.dtype(), "matmul", "c");
     product<T>({.a = a.data<T>(),
                 .b = b.data<T>(),
                 .bias = nullptr,
@@ -230,11 +234,13 @@ void linear_forward(Tensor& y, const Tensor& x, const Tensor& w, const Tensor& b
   COHORT_CHECK(x.cols() == k, "[linear] expected x with rows of ", k, ", got ", x.str());
   COHORT_CHECK(y.cols() == n && y.rows() == x.rows(), "[linear] expected y ", x.rows(), " x ", n,
                ", got ", y.str());
+  const Device device = x.device();
+  check_tensor(x, x.shape(), x.dtype(), "linear", "x", device);
+  check_tensor(w, w.shape(), x.dtype(), "linear", "w", device);
+  check_tensor(y, y.shape(), x.dtype(), "linear", "y", device);
+  if (bias.defined()) check_tensor(bias, {n}, x.dtype(), "linear", "bias", device);
+  COHORT_FORWARD_TO_CUDA(x, product(y, x, w, bias, {.b = Transpose::kYes}));
   dispatch_float(x.dtype(), "linear", [&]<class T>() {
-    check_tensor(x, x.shape(), x.dtype(), "linear", "x");
-    check_tensor(w, w.shape(), x.dtype(), "linear", "w");
-    check_tensor(y, y.shape(), x.dtype(), "linear", "y");
-    if (bias.defined()) check_tensor(bias, {n}, x.dtype(), "linear", "bias");
     product<T>({.a = x.data<T>(),
                 .b = w.data<T>(),
                 .bias = bias.defined() ? bias.data<T>() : nullptr,
@@ -248,11 +254,14 @@ void linear_forward(Tensor& y, const Tensor& x, const Tensor& w, const Tensor& b
   });
 }
 
+COHORT_DECLARE_CUDA(bias_backward)
 void bias_backward(Tensor& dbias, const Tensor& dy, Grad mode) {
+  const int64_t rows = dy.rows(), cols = dy.cols();
+  check_tensor(dy, dy.shape(), dy.dtype(), "bias_backward", "dy", dy.device());
+  check_tensor(dbias, {cols}, accumulate_dtype(dy.dtype()), "bias_backward", "dbias",
+               dy.device());
+  COHORT_FORWARD_TO_CUDA(dy, bias_backward(dbias, dy, mode));
   dispatch_float(dy.dtype(), "bias_backward", [&]<class T>() {
-    const int64_t rows = dy.rows(), cols = dy.cols();
-    check_tensor(dy, dy.shape(), dy.dtype(), "bias_backward", "dy");
-    check_tensor(dbias, {cols}, dy.dtype(), "bias_backward", "dbias");
     const T* source = dy.data<T>();
     column_sum(dbias.data<T>(), rows, cols, mode, [&](int64_t begin, int64_t end, T* partial) {
       for (int64_t r = begin; r < end; ++r)

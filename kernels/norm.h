@@ -1,4 +1,5 @@
-// Row normalisations and softmax over the last dimension.
+// Row normalisations and softmax over the last dimension. Statistics and weight gradients are
+// accumulate_dtype() of x; what is stored in x's dtype is rounded once.
 #pragma once
 
 #include "kernels/common.h"
@@ -21,6 +22,13 @@ void layer_norm_forward(Tensor& y, Tensor& mean, Tensor& rstd, const Tensor& x, 
 void layer_norm_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, Tensor& db, Grad mode_b,
                          const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& mean,
                          const Tensor& rstd);
+
+// A residual step and the norm after it in one pass: sum = a + b, rounded to the dtype, and the
+// norm of `sum`. The bits are those of add_forward() followed by the norm. `sum` may be a or b.
+void add_rms_norm_forward(Tensor& sum, Tensor& y, Tensor& rstd, const Tensor& a, const Tensor& b,
+                          const Tensor& w, double eps);
+void add_layer_norm_forward(Tensor& sum, Tensor& y, Tensor& mean, Tensor& rstd, const Tensor& a,
+                            const Tensor& b, const Tensor& w, const Tensor& bias, double eps);
 
 // y[r, :] = exp(x[r, :] - max) / sum
 void softmax_forward(Tensor& y, const Tensor& x);

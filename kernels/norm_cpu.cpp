@@ -1,8 +1,9 @@
-// Row normalisations and softmax. One row at a time in the lane order of reduce.h; weight gradients
-// are summed over fixed blocks of rows.
+// Row normalisations and softmax on the CPU. One row at a time in the lane order of reduce.h;
+// weight gradients are summed over fixed blocks of rows.
 #include <cmath>
 
 #include "core/parallel.h"
+#include "kernels/elementwise.h"
 #include "kernels/norm.h"
 #include "kernels/reduce.h"
 #include "kernels/vector_math.h"
@@ -29,28 +30,48 @@ void write_row(T* out, int64_t cols, Grad mode, F&& value) {
   }
 }
 
+// Checks what every norm's forward takes.
+void check_forward(const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& w,
+                   const char* op) {
+  const Device device = x.device();
+  check_tensor(x, x.shape(), x.dtype(), op, "x", device);
+  check_tensor(w, {x.cols()}, x.dtype(), op, "w", device);
+  check_tensor(y, x.shape(), x.dtype(), op, "y", device);
+  check_tensor(rstd, {x.rows()}, accumulate_dtype(x.dtype()), op, "rstd", device);
+}
+// What a layer norm's forward takes besides.
+void check_mean_and_bias(const Tensor& mean, const Tensor& x, const Tensor& b, const char* op) {
+  if (b.defined()) check_tensor(b, {x.cols()}, x.dtype(), op, "b", x.device());
+  check_tensor(mean, {x.rows()}, accumulate_dtype(x.dtype()), op, "mean", x.device());
+}
+// What the fused residual step takes besides.
+void check_sum(const Tensor& sum, const Tensor& a, const Tensor& b, const char* op) {
+  check_tensor(b, a.shape(), a.dtype(), op, "b", a.device());
+  check_tensor(sum, a.shape(), a.dtype(), op, "sum", a.device());
+}
+
 // Checks what every norm's backward takes; an undefined gradient is skipped.
 void check_backward(const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
                     const Tensor& w, const Tensor& rstd, const char* op) {
-  const DType dtype = x.dtype();
-  check_tensor(x, x.shape(), dtype, op, "x");
-  check_tensor(dy, x.shape(), dtype, op, "dy");
-  check_tensor(w, {x.cols()}, dtype, op, "w");
-  check_tensor(rstd, {x.rows()}, dtype, op, "rstd");
-  if (dx.defined()) check_tensor(dx, x.shape(), dtype, op, "dx");
-  if (dw.defined()) check_tensor(dw, {x.cols()}, dtype, op, "dw");
+  const Device device = x.device();
+  const DType dtype = x.dtype(), sums = accumulate_dtype(dtype);
+  check_tensor(x, x.shape(), dtype, op, "x", device);
+  check_tensor(dy, x.shape(), dtype, op, "dy", device);
+  check_tensor(w, {x.cols()}, dtype, op, "w", device);
+  check_tensor(rstd, {x.rows()}, sums, op, "rstd", device);
+  if (dx.defined()) check_tensor(dx, x.shape(), dtype, op, "dx", device);
+  if (dw.defined()) check_tensor(dw, {x.cols()}, sums, op, "dw", device);
 }
 
 }  // namespace
 
+COHORT_DECLARE_CUDA(rms_norm_forward)
 void rms_norm_forward(Tensor& y, Tensor& rstd, const Tensor& x, const Tensor& w, double eps) {
   constexpr const char* kOp = "rms_norm";
+  check_forward(y, rstd, x, w, kOp);
+  COHORT_FORWARD_TO_CUDA(x, rms_norm_forward(y, rstd, x, w, eps));
   dispatch_float(x.dtype(), kOp, [&]<class T>() {
     const int64_t rows = x.rows(), cols = x.cols();
-    check_tensor(x, x.shape(), x.dtype(), kOp, "x");
-    check_tensor(w, {cols}, x.dtype(), kOp, "w");
-    check_tensor(y, x.shape(), x.dtype(), kOp, "y");
-    check_tensor(rstd, {rows}, x.dtype(), kOp, "rstd");
     const T *px = x.data<T>(), *weight = w.data<T>();
     T *py = y.data<T>(), *prstd = rstd.data<T>();
     for_rows(rows, cols, [&](int64_t r) {
@@ -64,11 +85,13 @@ void rms_norm_forward(Tensor& y, Tensor& rstd, const Tensor& x, const Tensor& w,
   });
 }
 
+COHORT_DECLARE_CUDA(rms_norm_backward)
 void rms_norm_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, const Tensor& dy,
                        const Tensor& x, const Tensor& w, const Tensor& rstd) {
   constexpr const char* kOp = "rms_norm_backward";
+  check_backward(dx, dw, dy, x, w, rstd, kOp);
+  COHORT_FORWARD_TO_CUDA(x, rms_norm_backward(dx, mode_x, dw, mode_w, dy, x, w, rstd));
   dispatch_float(x.dtype(), kOp, [&]<class T>() {
-    check_backward(dx, dw, dy, x, w, rstd, kOp);
     const int64_t rows = x.rows(), cols = x.cols();
     const T *px = x.data<T>(), *pdy = dy.data<T>(), *weight = w.data<T>();
     const T* prstd = rstd.data<T>();
@@ -95,17 +118,15 @@ void rms_norm_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, const T
   });
 }
 
+COHORT_DECLARE_CUDA(layer_norm_forward)
 void layer_norm_forward(Tensor& y, Tensor& mean, Tensor& rstd, const Tensor& x, const Tensor& w,
                         const Tensor& b, double eps) {
   constexpr const char* kOp = "layer_norm";
+  check_forward(y, rstd, x, w, kOp);
+  check_mean_and_bias(mean, x, b, kOp);
+  COHORT_FORWARD_TO_CUDA(x, layer_norm_forward(y, mean, rstd, x, w, b, eps));
   dispatch_float(x.dtype(), kOp, [&]<class T>() {
     const int64_t rows = x.rows(), cols = x.cols();
-    check_tensor(x, x.shape(), x.dtype(), kOp, "x");
-    check_tensor(w, {cols}, x.dtype(), kOp, "w");
-    if (b.defined()) check_tensor(b, {cols}, x.dtype(), kOp, "b");
-    check_tensor(y, x.shape(), x.dtype(), kOp, "y");
-    check_tensor(mean, {rows}, x.dtype(), kOp, "mean");
-    check_tensor(rstd, {rows}, x.dtype(), kOp, "rstd");
     const T *px = x.data<T>(), *weight = w.data<T>(), *bias = b.defined() ? b.data<T>() : nullptr;
     T *py = y.data<T>(), *pmean = mean.data<T>(), *prstd = rstd.data<T>();
     for_rows(rows, cols, [&](int64_t r) {
@@ -126,15 +147,19 @@ void layer_norm_forward(Tensor& y, Tensor& mean, Tensor& rstd, const Tensor& x, 
   });
 }
 
+COHORT_DECLARE_CUDA(layer_norm_backward)
 void layer_norm_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, Tensor& db, Grad mode_b,
                          const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& mean,
                          const Tensor& rstd) {
   constexpr const char* kOp = "layer_norm_backward";
+  const DType sums = accumulate_dtype(x.dtype());
+  check_backward(dx, dw, dy, x, w, rstd, kOp);
+  check_tensor(mean, {x.rows()}, sums, kOp, "mean", x.device());
+  if (db.defined()) check_tensor(db, {x.cols()}, sums, kOp, "db", x.device());
+  COHORT_FORWARD_TO_CUDA(
+      x, layer_norm_backward(dx, mode_x, dw, mode_w, db, mode_b, dy, x, w, mean, rstd));
   dispatch_float(x.dtype(), kOp, [&]<class T>() {
     const int64_t rows = x.rows(), cols = x.cols();
-    check_backward(dx, dw, dy, x, w, rstd, kOp);
-    check_tensor(mean, {rows}, x.dtype(), kOp, "mean");
-    if (db.defined()) check_tensor(db, {cols}, x.dtype(), kOp, "db");
     const T *px = x.data<T>(), *pdy = dy.data<T>(), *weight = w.data<T>();
     const T *pmean = mean.data<T>(), *prstd = rstd.data<T>();
     if (dx.defined()) {
@@ -170,12 +195,37 @@ void layer_norm_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, Tenso
   });
 }
 
+COHORT_DECLARE_CUDA(add_rms_norm_forward)
+void add_rms_norm_forward(Tensor& sum, Tensor& y, Tensor& rstd, const Tensor& a, const Tensor& b,
+                          const Tensor& w, double eps) {
+  constexpr const char* kOp = "add_rms_norm";
+  check_sum(sum, a, b, kOp);
+  check_forward(y, rstd, a, w, kOp);
+  COHORT_FORWARD_TO_CUDA(a, add_rms_norm_forward(sum, y, rstd, a, b, w, eps));
+  add_forward(sum, a, b);
+  rms_norm_forward(y, rstd, sum, w, eps);
+}
+
+COHORT_DECLARE_CUDA(add_layer_norm_forward)
+void add_layer_norm_forward(Tensor& sum, Tensor& y, Tensor& mean, Tensor& rstd, const Tensor& a,
+                            const Tensor& b, const Tensor& w, const Tensor& bias, double eps) {
+  constexpr const char* kOp = "add_layer_norm";
+  check_sum(sum, a, b, kOp);
+  check_forward(y, rstd, a, w, kOp);
+  check_mean_and_bias(mean, a, bias, kOp);
+  COHORT_FORWARD_TO_CUDA(a, add_layer_norm_forward(sum, y, mean, rstd, a, b, w, bias, eps));
+  add_forward(sum, a, b);
+  layer_norm_forward(y, mean, rstd, sum, w, bias, eps);
+}
+
+COHORT_DECLARE_CUDA(softmax_forward)
 void softmax_forward(Tensor& y, const Tensor& x) {
   constexpr const char* kOp = "softmax";
+  check_tensor(x, x.shape(), x.dtype(), kOp, "x", x.device());
+  check_tensor(y, x.shape(), x.dtype(), kOp, "y", x.device());
+  COHORT_FORWARD_TO_CUDA(x, softmax_forward(y, x));
   dispatch_float(x.dtype(), kOp, [&]<class T>() {
     const int64_t rows = x.rows(), cols = x.cols();
-    check_tensor(x, x.shape(), x.dtype(), kOp, "x");
-    check_tensor(y, x.shape(), x.dtype(), kOp, "y");
     const T* px = x.data<T>();
     T* py = y.data<T>();
     for_rows(rows, cols, [&](int64_t r) {
@@ -189,13 +239,15 @@ void softmax_forward(Tensor& y, const Tensor& x) {
   });
 }
 
+COHORT_DECLARE_CUDA(softmax_backward)
 void softmax_backward(Tensor& dx, const Tensor& dy, const Tensor& y, Grad mode) {
   constexpr const char* kOp = "softmax_backward";
+  check_tensor(y, y.shape(), y.dtype(), kOp, "y", y.device());
+  check_tensor(dy, y.shape(), y.dtype(), kOp, "dy", y.device());
+  check_tensor(dx, y.shape(), y.dtype(), kOp, "dx", y.device());
+  COHORT_FORWARD_TO_CUDA(y, softmax_backward(dx, dy, y, mode));
   dispatch_float(y.dtype(), kOp, [&]<class T>() {
     const int64_t rows = y.rows(), cols = y.cols();
-    check_tensor(y, y.shape(), y.dtype(), kOp, "y");
-    check_tensor(dy, y.shape(), y.dtype(), kOp, "dy");
-    check_tensor(dx, y.shape(), y.dtype(), kOp, "dx");
     const T *py = y.data<T>(), *pdy = dy.data<T>();
     T* pdx = dx.data<T>();
     for_rows(rows, cols, [&](int64_t r) {

@@ -7,23 +7,32 @@
 
 namespace cohort::kernels {
 
-// One parameter with its gradient and moments: equal shapes and dtypes.
+// One parameter with its gradient and moments, all of one shape. grad, m and v have
+// accumulate_dtype(param); a bf16 parameter comes with its f32 master, which takes the update and
+// is rounded to nearest even into param. Otherwise master is undefined.
 struct AdamWTensor {
   Tensor param, grad, m, v;
   double weight_decay = 0;
+  Tensor master = {};
 };
 struct AdamWDesc {
   double learning_rate = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
-  int64_t step = 1;       // from 1, for the bias correction
-  double grad_scale = 1;  // multiplies every gradient (clipping)
+  int64_t step = 1;  // from 1, for the bias correction
+  // f64 [1], the norm over all gradients, on the tensors' device; may be undefined. Where it is not
+  // finite nothing is written. Where it exceeds a max_norm above 0, every gradient is multiplied by
+  // max_norm / (norm + 1e-6), rounded to the gradient's dtype. Read on the device: no
+  // synchronisation.
+  Tensor norm = {};
+  double max_norm = 0;
 };
 // AdamW with decoupled decay (Loshchilov and Hutter 2019), in PyTorch's order of operations:
 //   p -= lr wd p;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;
 //   p -= lr / (1 - b1^step) m / (sqrt(v) / sqrt(1 - b2^step) + eps)
+// f32 gives the same bits on the CPU and on CUDA. All tensors are on one device.
 void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc);
 
-// norm[0] (f64) = sqrt(sum of squares over all tensors), accumulated in f64 over fixed blocks. NaN
-// or Inf propagate.
+// norm[0] (f64) = sqrt(sum of squares over all tensors), which are on norm's device, accumulated in
+// f64 over fixed blocks. NaN or Inf propagate.
 void grad_norm(Tensor& norm, std::span<const Tensor> tensors);
 
 }  // namespace cohort::kernels

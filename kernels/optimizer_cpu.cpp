@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/parallel.h"
+#include "kernels/adamw.h"
 #include "kernels/reduce.h"
 #include "kernels/vector_math.h"
 
@@ -36,77 +37,73 @@ void for_blocks(const std::vector<Block>& blocks, F&& fn) {
   });
 }
 
-// The factors of one step, rounded once.
 template <class T>
-struct Factors {
-  T decay, grad_scale, beta2, new_m, new_v, root_correction, eps, step_size;
-};
-
-template <class T>
-Factors<T> factors(const AdamWDesc& d, double weight_decay) {
-  const double correction1 = 1 - std::pow(d.beta1, static_cast<double>(d.step));
-  const double correction2 = 1 - std::pow(d.beta2, static_cast<double>(d.step));
-  return {.decay = static_cast<T>(1 - d.learning_rate * weight_decay),
-          .grad_scale = static_cast<T>(d.grad_scale),
-          .beta2 = static_cast<T>(d.beta2),
-          .new_m = static_cast<T>(1 - d.beta1),
-          .new_v = static_cast<T>(1 - d.beta2),
-          .root_correction = static_cast<T>(std::sqrt(correction2)),
-          .eps = static_cast<T>(d.eps),
-          .step_size = static_cast<T>(d.learning_rate / correction1)};
-}
-
-// m is moved towards g (PyTorch's lerp) instead of being summed from two products.
-template <class T>
-void update(AdamWTensor& tensor, const Factors<T>& f, int64_t begin, int64_t end) {
+void update(AdamWTensor& tensor, const AdamWDesc& desc, T grad_scale, int64_t begin, int64_t end) {
+  const auto factors = adamw_factors<T>(desc);
+  const auto decay = adamw_decay<T>(desc, tensor.weight_decay);
   T *p = tensor.param.data<T>(), *m = tensor.m.data<T>(), *v = tensor.v.data<T>();
   const T* grad = tensor.grad.data<T>();
   COHORT_VECTORIZE
-  for (int64_t i = begin; i < end; ++i) {
-    const T g = grad[i] * f.grad_scale;
-    const T decayed = p[i] * f.decay;
-    m[i] = m[i] + f.new_m * (g - m[i]);
-    v[i] = v[i] * f.beta2 + f.new_v * g * g;
-    const T denominator = std::sqrt(v[i]) / f.root_correction + f.eps;
-    p[i] = decayed - f.step_size * m[i] / denominator;
-  }
+  for (int64_t i = begin; i < end; ++i)
+    adamw_element(p[i], m[i], v[i], grad[i] * grad_scale, decay, factors);
 }
 
-void check_adamw(std::span<AdamWTensor> tensors, const AdamWDesc& d) {
+void check_norm(const Tensor& norm, Device device, const char* op) {
+  COHORT_CHECK(norm.numel() == 1, "[", op, "] expected norm of one element, got ", norm.str());
+  check_tensor(norm, norm.shape(), DType::kF64, op, "norm", device);
+}
+
+void check_adamw(std::span<AdamWTensor> tensors, const AdamWDesc& d, Device device) {
   constexpr const char* kOp = "adamw";
   COHORT_CHECK(d.step >= 1, "[adamw] steps count from 1, got ", d.step);
   COHORT_CHECK(d.beta1 >= 0 && d.beta1 < 1 && d.beta2 >= 0 && d.beta2 < 1,
                "[adamw] expected betas in [0, 1), got ", d.beta1, " and ", d.beta2);
+  if (d.norm.defined()) check_norm(d.norm, device, kOp);
+  COHORT_CHECK(d.max_norm >= 0, "[adamw] expected a max_norm of 0 or more, got ", d.max_norm);
   for (const AdamWTensor& t : tensors) {
-    check_tensor(t.param, t.param.shape(), t.param.dtype(), kOp, "param");
-    check_tensor(t.grad, t.param.shape(), t.param.dtype(), kOp, "grad");
-    check_tensor(t.m, t.param.shape(), t.param.dtype(), kOp, "m");
-    check_tensor(t.v, t.param.shape(), t.param.dtype(), kOp, "v");
-    dispatch_float(t.param.dtype(), kOp, []<class T>() {});
+    const DType dtype = t.param.dtype();
+    const Shape& shape = t.param.shape();
+    check_tensor(t.param, shape, dtype, kOp, "param", device);
+    check_tensor(t.grad, shape, accumulate_dtype(dtype), kOp, "grad", device);
+    check_tensor(t.m, shape, accumulate_dtype(dtype), kOp, "m", device);
+    check_tensor(t.v, shape, accumulate_dtype(dtype), kOp, "v", device);
+    if (dtype == DType::kBF16)
+      check_tensor(t.master, shape, DType::kF32, kOp, "master", device);
+    else
+      COHORT_CHECK(!t.master.defined(), "[adamw] ", t.param.str(), " needs no master, got ",
+                   t.master.str());
+    if (device.is_cpu()) dispatch_float(dtype, kOp, []<class T>() {});
   }
 }
 
 }  // namespace
 
+COHORT_DECLARE_CUDA(adamw_step);
 void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc) {
-  check_adamw(tensors, desc);
+  if (tensors.empty()) return;
+  check_adamw(tensors, desc, tensors[0].param.device());
+  COHORT_FORWARD_TO_CUDA(tensors[0].param, adamw_step(tensors, desc));
+  const double norm = desc.norm.defined() ? *desc.norm.data<double>() : 0;
+  if (!std::isfinite(norm)) return;
+  const double grad_scale = clip_scale(norm, desc.max_norm);
   const auto blocks =
       cut(tensors.size(), [&](size_t i) -> const Tensor& { return tensors[i].param; });
   for_blocks(blocks, [&](size_t b) {
     AdamWTensor& tensor = tensors[blocks[b].tensor];
     dispatch_float(tensor.param.dtype(), "adamw", [&]<class T>() {
-      update(tensor, factors<T>(desc, tensor.weight_decay), blocks[b].begin, blocks[b].end);
+      update(tensor, desc, static_cast<T>(grad_scale), blocks[b].begin, blocks[b].end);
     });
   });
 }
 
+COHORT_DECLARE_CUDA(grad_norm);
 void grad_norm(Tensor& norm, std::span<const Tensor> tensors) {
   constexpr const char* kOp = "grad_norm";
-  COHORT_CHECK(norm.numel() == 1, "[grad_norm] expected norm of one element, got ", norm.str());
-  check_tensor(norm, norm.shape(), DType::kF64, kOp, "norm");
-  for (const Tensor& t : tensors)
-    dispatch_float(t.dtype(), kOp,
-                   [&]<class T>() { check_tensor(t, t.shape(), t.dtype(), kOp, "tensor"); });
+  const Device device = norm.device();
+  check_norm(norm, device, kOp);
+  for (const Tensor& t : tensors) check_tensor(t, t.shape(), t.dtype(), kOp, "tensor", device);
+  COHORT_FORWARD_TO_CUDA(norm, grad_norm(norm, tensors));
+  for (const Tensor& t : tensors) dispatch_float(t.dtype(), kOp, []<class T>() {});
   const auto blocks = cut(tensors.size(), [&](size_t i) -> const Tensor& { return tensors[i]; });
   std::vector<double> squares(blocks.size());
   for_blocks(blocks, [&](size_t b) {

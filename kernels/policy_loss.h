@@ -15,20 +15,30 @@ struct PolicyLossDesc {
 };
 
 // Sums over tokens with a weight above 0; the trainer turns them into means over the optimiser
-// step.
+// step. While they grow they are a tensor, which stays on the device: f64 [kSize], one element per
+// field in the order below.
 struct PolicyLossStats {
+  static constexpr int64_t kSize = 6;
+
   double tokens = 0;
   double max_ratio_deviation = 0;  // max |ratio - 1|
   double clipped_low = 0;          // tokens where the lower clip took effect (A < 0 and ratio < lo)
   double clipped_high = 0;         // ... the upper clip (A > 0 and ratio > hi)
   double kl_to_old = 0;            // k3 of the sampling policy
   double kl_to_reference = 0;      // k3 of the reference; 0 without one
+
+  // Sums of nothing.
+  static Tensor zeros(Device device = {});
+  // Reads sums from their device, waiting for them.
+  static PolicyLossStats from(const Tensor& sums);
 };
 
 // All [T]: logprob and its gradient; old_logprob, ref_logprob (undefined without a reference),
-// advantage, weight are constants. loss: [1]. A token of weight 0 contributes nothing and has
-// dlogprob exactly 0, whatever its other values.
-void policy_loss(Tensor& loss, Tensor& dlogprob, PolicyLossStats& stats, const Tensor& logprob,
+// advantage, weight are constants. loss: [1]. The tokens are added to `stats` (see
+// PolicyLossStats). A token of weight 0 contributes nothing and has dlogprob exactly 0, whatever
+// its other values. A weight that is negative or NaN throws Error on the CPU; on CUDA, where
+// log-probs are f32, the loss and that token's gradient are NaN.
+void policy_loss(Tensor& loss, Tensor& dlogprob, Tensor& stats, const Tensor& logprob,
                  const Tensor& old_logprob, const Tensor& ref_logprob, const Tensor& advantage,
                  const Tensor& weight, const PolicyLossDesc& desc);
 

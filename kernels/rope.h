@@ -8,13 +8,16 @@
 namespace cohort::kernels {
 
 // The one table that training, prefill and decode share: [positions, D] with cos in the first D/2
-// columns and sin in the rest, computed in f64 and rounded once. D is even.
+// columns and sin in the rest, computed in f64 and rounded once. D is even. Made on the CPU; for a
+// CUDA device it is copied there.
 Tensor rope_table(int64_t positions, int64_t head_dim, double theta, DType dtype);
 
 // kInverse applies the transpose of the rotation: the backward of kForward.
 enum class RopeDirection { kForward, kInverse };
-// y (+)= rotated x. x, y: [T, H, D] (may be the same tensor when overwriting); positions: [T] i32
-// in [0, table rows), else Error.
+// y (+)= rotated x. x, y: [T, H, D] (may be the same tensor when overwriting); positions: [T] i32;
+// table: accumulate_dtype(x.dtype()). A position outside [0, table rows) is an Error on the CPU; on
+// CUDA its token becomes NaN. Products and sums are rounded one by one, so that f32 results have
+// the same bits everywhere.
 void rope(Tensor& y, const Tensor& x, const Tensor& positions, const Tensor& table,
           RopeDirection direction, Grad mode = Grad::kOverwrite);
 

@@ -53,6 +53,7 @@ Tensor rope_table(int64_t positions, int64_t head_dim, double theta, DType dtype
   return table;
 }
 
+COHORT_DECLARE_CUDA(rope)
 void rope(Tensor& y, const Tensor& x, const Tensor& positions, const Tensor& table,
           RopeDirection direction, Grad mode) {
   constexpr const char* kOp = "rope";
@@ -60,11 +61,13 @@ void rope(Tensor& y, const Tensor& x, const Tensor& positions, const Tensor& tab
                x.str(), " and ", table.str());
   const int64_t tokens = x.dim(0), heads = x.dim(1), dim = x.dim(2), rows = table.dim(0);
   COHORT_CHECK(dim % 2 == 0, "[rope] expected an even head size, got ", x.str());
+  const Device device = x.device();
+  check_tensor(x, x.shape(), x.dtype(), kOp, "x", device);
+  check_tensor(y, x.shape(), x.dtype(), kOp, "y", device);
+  check_tensor(table, {rows, dim}, accumulate_dtype(x.dtype()), kOp, "table", device);
+  check_tensor(positions, {tokens}, DType::kI32, kOp, "positions", device);
+  COHORT_FORWARD_TO_CUDA(x, rope(y, x, positions, table, direction, mode));
   dispatch_float(x.dtype(), kOp, [&]<class T>() {
-    check_tensor(x, x.shape(), x.dtype(), kOp, "x");
-    check_tensor(y, x.shape(), x.dtype(), kOp, "y");
-    check_tensor(table, {rows, dim}, x.dtype(), kOp, "table");
-    check_tensor(positions, {tokens}, DType::kI32, kOp, "positions");
     const int32_t* position = positions.data<int32_t>();
     for (int64_t t = 0; t < tokens; ++t)
       COHORT_CHECK(position[t] >= 0 && position[t] < rows, "[rope] position ", position[t],

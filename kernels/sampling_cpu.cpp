@@ -1,11 +1,12 @@
-// Drawing tokens by inverting the CDF in ascending id order. The probabilities are those of
-// row_softmax.h, whose block sums lead to the block that holds the draw.
+// Drawing tokens by inverting the CDF in ascending id order: checks, and the CPU's code. The
+// probabilities are those of row_softmax.h, whose block sums lead to the block that holds the draw.
 #include "kernels/sampling.h"
 
 #include <algorithm>
 #include <atomic>
 
 #include "core/rng.h"
+#include "kernels/head.h"
 #include "kernels/matmul.h"
 #include "kernels/row_softmax.h"
 
@@ -139,7 +140,7 @@ void check_desc(const SamplingDesc& desc, const char* op) {
   COHORT_CHECK(desc.top_k >= 0, "[", op, "] expected top_k of 0 or more, got ", desc.top_k);
   COHORT_CHECK(desc.top_p > 0 && desc.top_p <= 1, "[", op, "] expected top_p in (0, 1], got ",
                desc.top_p);
-  COHORT_CHECK(desc.chunk_tokens > 0, "[", op, "] expected chunk_tokens above 0, got ",
+  COHORT_CHECK(desc.chunk_tokens >= 0, "[", op, "] expected chunk_tokens of 0 or more, got ",
                desc.chunk_tokens);
 }
 
@@ -150,13 +151,19 @@ struct Outputs {
   const int64_t *stream, *index;
 };
 
+// The tensors of a call beside the logits: [n], with the log-probs in `dtype`.
+void check_outputs(const Tensor& tokens, const Tensor& logprob, const Tensor& stream,
+                   const Tensor& index, const Tensor& rows, const char* op) {
+  const Shape shape{rows.dim(0)};
+  const Device device = rows.device();
+  check_tensor(tokens, shape, DType::kI32, op, "tokens", device);
+  check_tensor(logprob, shape, accumulate_dtype(rows.dtype()), op, "logprob", device);
+  check_tensor(stream, shape, DType::kI64, op, "rng_stream", device);
+  check_tensor(index, shape, DType::kI64, op, "rng_index", device);
+}
+
 template <class T>
-Outputs<T> check_outputs(Tensor& tokens, Tensor& logprob, const Tensor& stream, const Tensor& index,
-                         int64_t n, DType dtype, const char* op) {
-  check_tensor(tokens, {n}, DType::kI32, op, "tokens");
-  check_tensor(logprob, {n}, dtype, op, "logprob");
-  check_tensor(stream, {n}, DType::kI64, op, "rng_stream");
-  check_tensor(index, {n}, DType::kI64, op, "rng_index");
+Outputs<T> outputs(Tensor& tokens, Tensor& logprob, const Tensor& stream, const Tensor& index) {
   return {tokens.data<int32_t>(), logprob.data<T>(), stream.data<int64_t>(), index.data<int64_t>()};
 }
 
@@ -192,17 +199,23 @@ void sample_rows(const Outputs<T>& out, const T* logits, int64_t first, int64_t 
 
 }  // namespace
 
+COHORT_DECLARE_CUDA(head_sample);
 void head_sample(Tensor& tokens, Tensor& logprob, const Tensor& x, const Tensor& w,
                  const Tensor& rng_stream, const Tensor& rng_index, const SamplingDesc& desc) {
   constexpr const char* kOp = "head_sample";
   COHORT_CHECK(x.rank() == 2 && w.rank() == 2 && x.dim(1) == w.dim(1),
                "[head_sample] expected x [n, C] and w [V, C], got ", x.str(), " and ", w.str());
   check_desc(desc, kOp);
+  check_tensor(x, x.shape(), x.dtype(), kOp, "x", x.device());
+  check_tensor(w, w.shape(), x.dtype(), kOp, "w", x.device());
+  check_outputs(tokens, logprob, rng_stream, rng_index, x, kOp);
+  COHORT_FORWARD_TO_CUDA(x, head_sample(tokens, logprob, x, w, rng_stream, rng_index, desc));
   dispatch_float(x.dtype(), kOp, [&]<class T>() {
-    const int64_t n = x.dim(0), vocab = w.dim(0), rows = std::min(desc.chunk_tokens, n);
-    check_tensor(x, x.shape(), x.dtype(), kOp, "x");
-    check_tensor(w, w.shape(), x.dtype(), kOp, "w");
-    const auto out = check_outputs<T>(tokens, logprob, rng_stream, rng_index, n, x.dtype(), kOp);
+    const int64_t n = x.dim(0), vocab = w.dim(0);
+    const int64_t wanted =
+        desc.chunk_tokens > 0 ? desc.chunk_tokens : head_chunk_tokens(vocab, 0, x.device());
+    const int64_t rows = std::min(wanted, n);
+    const auto out = outputs<T>(tokens, logprob, rng_stream, rng_index);
     Tensor logits = Tensor::empty({rows, vocab}, x.dtype());
     for (int64_t begin = 0; begin < n; begin += rows) {
       const int64_t count = std::min(rows, n - begin);
@@ -213,17 +226,19 @@ void head_sample(Tensor& tokens, Tensor& logprob, const Tensor& x, const Tensor&
   });
 }
 
+COHORT_DECLARE_CUDA(sample_logits);
 void sample_logits(Tensor& tokens, Tensor& logprob, const Tensor& logits, const Tensor& rng_stream,
                    const Tensor& rng_index, const SamplingDesc& desc) {
   constexpr const char* kOp = "sample_logits";
   COHORT_CHECK(logits.rank() == 2, "[sample_logits] expected logits [n, V], got ", logits.str());
   check_desc(desc, kOp);
+  check_tensor(logits, logits.shape(), logits.dtype(), kOp, "logits", logits.device());
+  check_outputs(tokens, logprob, rng_stream, rng_index, logits, kOp);
+  COHORT_FORWARD_TO_CUDA(logits,
+                         sample_logits(tokens, logprob, logits, rng_stream, rng_index, desc));
   dispatch_float(logits.dtype(), kOp, [&]<class T>() {
-    const int64_t n = logits.dim(0), vocab = logits.dim(1);
-    check_tensor(logits, logits.shape(), logits.dtype(), kOp, "logits");
-    const auto out =
-        check_outputs<T>(tokens, logprob, rng_stream, rng_index, n, logits.dtype(), kOp);
-    sample_rows(out, logits.data<T>(), 0, n, vocab, desc, kOp);
+    sample_rows(outputs<T>(tokens, logprob, rng_stream, rng_index), logits.data<T>(), 0,
+                logits.dim(0), logits.dim(1), desc, kOp);
   });
 }
 

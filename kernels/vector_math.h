@@ -2,11 +2,16 @@
 // a compiler turns into vector instructions one to one (fma, compare and select, integer add and
 // shift), so a scalar call and a vectorised loop give the same bits. f64 goes to the standard
 // library: it is there for checks, not for speed. The polynomials are minimax fits of our own.
+//
+// On the device the exponentials are CUDA's, which the special function unit evaluates within 2 ulp
+// in a third of the instructions: elementwise kernels stay bound by memory that way.
 #pragma once
 
 #include <bit>
 #include <cmath>
 #include <cstdint>
+
+#include "core/host_device.h"
 
 // Marks a loop whose iterations are independent, even where output and input are one array. The
 // length asks for 512-bit vectors on processors that have them; others ignore it.
@@ -16,7 +21,7 @@ namespace cohort::kernels {
 namespace detail {
 
 // p 2^n for n in [-252, 254], rounded once: two factors keep each power of two a normal number.
-inline float scale_by_power(float p, int32_t n) {
+COHORT_HD inline float scale_by_power(float p, int32_t n) {
   const int32_t half = n >> 1;
   const float a = std::bit_cast<float>(static_cast<uint32_t>(half + 127) << 23);
   const float b = std::bit_cast<float>(static_cast<uint32_t>(n - half + 127) << 23);
@@ -25,14 +30,17 @@ inline float scale_by_power(float p, int32_t n) {
 
 // Adding 1.5 2^23 leaves the nearest integer in the low bits of the sum.
 inline constexpr float kRound = 12582912.0f;
-inline int32_t rounded_bits(float shifted) {
+COHORT_HD inline int32_t rounded_bits(float shifted) {
   return static_cast<int32_t>(std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(kRound));
 }
 
 }  // namespace detail
 
 // e^x within 1 ulp: +inf above the range, denormals and 0 below it, NaN for NaN.
-inline float vexp(float x) {
+COHORT_HD inline float vexp(float x) {
+#ifdef __CUDA_ARCH__
+  return ::expf(x);
+#else
   // Written so that a NaN fails both comparisons and passes through.
   float y = x > 89.0f ? 89.0f : x;
   y = y < -104.0f ? -104.0f : y;
@@ -48,13 +56,17 @@ inline float vexp(float x) {
   q = std::fma(q, r, 4.99999934e-1f);
   const float p = std::fma(r * r, q, r) + 1.0f;
   return detail::scale_by_power(p, detail::rounded_bits(shifted));
+#endif
 }
-inline double vexp(double x) {
+COHORT_HD inline double vexp(double x) {
   return std::exp(x);
 }
 
 // 2^x within 1 ulp, exact for integers; the same limits as vexp.
-inline float vexp2(float x) {
+COHORT_HD inline float vexp2(float x) {
+#ifdef __CUDA_ARCH__
+  return ::exp2f(x);
+#else
   float y = x > 129.0f ? 129.0f : x;
   y = y < -151.0f ? -151.0f : y;
   const float shifted = y + detail::kRound;
@@ -66,8 +78,9 @@ inline float vexp2(float x) {
   q = std::fma(q, r, 2.40226479e-1f);
   q = std::fma(q, r, 6.93147203e-1f);
   return detail::scale_by_power(std::fma(q, r, 1.0f), detail::rounded_bits(shifted));
+#endif
 }
-inline double vexp2(double x) {
+COHORT_HD inline double vexp2(double x) {
   return std::exp2(x);
 }
 
@@ -75,7 +88,7 @@ inline double vexp2(double x) {
 // for the density too: Phi(-a) = e Q(a), where Q is smooth and falls like 0.4 / a, so a polynomial
 // in t = 1 / (1 + 0.35 a). Within 1e-6 relative for x > -5; below, the rounding of x^2 / 2
 // dominates.
-inline float normal_cdf(float x, float e) {
+COHORT_HD inline float normal_cdf(float x, float e) {
   const float t = 1.0f / std::fma(0.35f, std::fabs(x), 1.0f);
   float q = -2.91579204e-2f;
   q = std::fma(q, t, 1.44031091e-1f);
@@ -89,7 +102,7 @@ inline float normal_cdf(float x, float e) {
   const float tail = e * (t * q);
   return x > 0.0f ? 1.0f - tail : tail;
 }
-inline double normal_cdf(double x, double) {
+COHORT_HD inline double normal_cdf(double x, double) {
   return 0.5 * std::erfc(-x * 0.70710678118654752440);
 }
 

@@ -11,13 +11,15 @@ int64_t blocks_per_row(const KVCacheConfig& c) {
 
 }  // namespace
 
-KVCache::KVCache(const KVCacheConfig& config, DType dtype)
+KVCache::KVCache(const KVCacheConfig& config, DType dtype, Device device)
     : config_(config), blocks_of_(static_cast<size_t>(config.num_sequences), 0) {
   const int64_t per_row = blocks_per_row(config), blocks = per_row * config.num_sequences;
   block_table_ = Tensor::full({config.num_sequences, per_row}, -1, DType::kI32);
+  device_table_ = block_table_.to(device);
   const Shape shape{blocks, config.block_tokens, config.num_kv_heads, config.head_dim};
   for (int64_t i = 0; i < config.num_layers; ++i)
-    layers_.push_back({Tensor::empty(shape, dtype), Tensor::empty(shape, dtype), block_table_});
+    layers_.push_back(
+        {Tensor::empty(shape, dtype, device), Tensor::empty(shape, dtype, device), device_table_});
   // Stacks with the lowest number on top.
   free_rows_.resize(static_cast<size_t>(config.num_sequences));
   std::iota(free_rows_.rbegin(), free_rows_.rend(), 0);
@@ -41,6 +43,7 @@ void KVCache::reserve(int32_t row, int64_t length) {
   while (held * config_.block_tokens < length) {
     table[held++] = free_blocks_.back();
     free_blocks_.pop_back();
+    table_ = Table::kChanged;
   }
 }
 
@@ -50,8 +53,15 @@ void KVCache::release(int32_t row) {
   while (held > 0) {
     free_blocks_.push_back(table[--held]);
     table[held] = -1;
+    table_ = Table::kChanged;
   }
   free_rows_.push_back(row);
+}
+
+void KVCache::upload() {
+  if (table_ == Table::kChanged && device_table_.device().is_cuda())
+    device_table_.copy_(block_table_);
+  table_ = Table::kCurrent;
 }
 
 int64_t KVCache::bytes(const KVCacheConfig& c, DType dtype) {

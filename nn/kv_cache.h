@@ -20,7 +20,7 @@ struct KVCacheConfig {
 class KVCache {
  public:
   // Enough blocks for every row at max_length.
-  KVCache(const KVCacheConfig& config, DType dtype);
+  KVCache(const KVCacheConfig& config, DType dtype, Device device = {});
 
   // A free row. Throws Error if all are taken.
   int32_t acquire();
@@ -30,14 +30,20 @@ class KVCache {
   void release(int32_t row);
 
   int64_t free_rows() const { return static_cast<int64_t>(free_rows_.size()); }
+  // One layer's pages, with the block table as the calls above left it.
   kernels::PagedKV& layer(int i) { return layers_[static_cast<size_t>(i)]; }
+  // Brings the device's block table up to date; call it after acquire, reserve and release, before
+  // kernels read the cache. The table's address stays. Nothing on the CPU.
+  void upload();
   // Bytes of keys and values.
   static int64_t bytes(const KVCacheConfig& config, DType dtype);
 
  private:
   KVCacheConfig config_;
   std::vector<kernels::PagedKV> layers_;
-  Tensor block_table_;
+  Tensor block_table_;   // on the host
+  Tensor device_table_;  // what the layers see: the same tensor on the CPU
+  enum class Table { kCurrent, kChanged } table_ = Table::kCurrent;
   std::vector<int32_t> free_rows_, free_blocks_;
   std::vector<int64_t> blocks_of_;  // blocks each row holds
 };

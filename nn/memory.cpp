@@ -36,7 +36,8 @@ struct Widths {
 int64_t block_activations(const ModelConfig& c, int64_t tokens, DType dtype) {
   const Widths w(c);
   Counter n(tokens, dtype);
-  n.add(w.model, 4);                             // input and output of both norms
+  const bool cheap = c.recompute == Recompute::kCheap;
+  n.add(w.model, cheap ? 2 : 4);                 // input and output of both norms
   n.add(1, c.norm == NormType::kLayer ? 4 : 2);  // their statistics
   n.add(w.q, 2);                                 // rotated queries, attention output
   n.add(w.kv, 2);                                // rotated keys, values
@@ -47,7 +48,7 @@ int64_t block_activations(const ModelConfig& c, int64_t tokens, DType dtype) {
     n.add(c.num_heads);
     n.add(c.num_kv_heads);
   }
-  n.add(w.ff, c.mlp == MlpType::kSwiGlu ? 3 : 2);
+  n.add(w.ff, (c.mlp == MlpType::kSwiGlu ? 3 : 2) - cheap);
   return n.bytes();
 }
 
@@ -72,8 +73,9 @@ int64_t parameter_bytes(const ModelConfig& c, DType dtype) {
 MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemoryShape& shape) {
   MemoryEstimate out;
   out.parameters = parameter_bytes(c, dtype);
-  out.gradients = out.parameters;
-  out.optimizer = 2 * out.parameters;
+  out.gradients = parameter_bytes(c, accumulate_dtype(dtype));
+  out.optimizer = 2 * out.gradients;
+  if (accumulate_dtype(dtype) != dtype) out.optimizer += out.gradients;  // masters
   if (shape.reference == MemoryShape::Reference::kHeld) out.reference = out.parameters;
 
   const int64_t tokens = shape.micro_batch_tokens;
@@ -90,7 +92,7 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
     out.activations = c.num_layers * block + ends.bytes();
     out.workspace = block_workspace(c, tokens, dtype);
   }
-  out.workspace = std::max(out.workspace, kernels::head_workspace_bytes(c.vocab_size, dtype, {}));
+  out.workspace = std::max(out.workspace, kernels::head_workspace_bytes(c.vocab_size, dtype, {}, shape.device));
 
   if (shape.rollout_sequences > 0) {
     const KVCacheConfig cache{.num_layers = c.num_layers,

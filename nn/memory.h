@@ -24,6 +24,7 @@ struct MemoryShape {
   int64_t rollout_length = 0;      // tokens each can reach
   int64_t rollout_prefill_tokens = 0;
   enum class Reference { kNone, kHeld } reference = Reference::kNone;
+  Device device = {};
 };
 
 MemoryEstimate estimate_memory(const ModelConfig& config, DType dtype, const MemoryShape& shape);

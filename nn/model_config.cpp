@@ -14,6 +14,7 @@ constexpr EnumName<PositionType> kPositions[] = {{PositionType::kRope, "rope"},
 constexpr EnumName<MlpType> kMlps[] = {
     {MlpType::kSwiGlu, "swiglu"}, {MlpType::kGelu, "gelu"}, {MlpType::kGeluTanh, "gelu_tanh"}};
 constexpr EnumName<Recompute> kRecomputes[] = {{Recompute::kNone, "none"},
+                                               {Recompute::kCheap, "cheap"},
                                                {Recompute::kBlock, "block"}};
 
 template <class E, size_t N>
@@ -56,7 +57,8 @@ void ModelConfig::visit(ConfigVisitor& v) {
   v.field("rope_theta", rope_theta, "base of the rotary frequencies", {.min = 1});
   v.field("init_std", init_std, "standard deviation of initial weights", {.min = 0, .max = 10});
   v.choice("recompute", recompute, kRecomputes,
-           "what backward computes again instead of storing it");
+           "what backward computes again instead of storing it: nothing, the outputs of norms and "
+           "activations (cheap), or whole blocks");
 }
 
 void ModelConfig::resolve() {

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/parallel.h"
 #include "core/rng.h"
 #include "kernels/rope.h"
 
@@ -19,11 +20,13 @@ class Transformer::Builder {
     const uint64_t stream = rng_stream(RngPurpose::kInit, model_.parameters_.size());
     Tensor values = Tensor::empty(shape, DType::kF64);
     double* p = values.data<double>();
-    for (int64_t i = 0; i < values.numel(); ++i) {
-      const auto pair = normal_pair(seed_, stream, static_cast<uint64_t>(i / 2));
-      p[i] = std * pair[static_cast<size_t>(i % 2)];
-    }
-    return add(name, values.to(model_.dtype_), shape.rank() > 1);
+    parallel_for(values.numel(), 4096, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const auto pair = normal_pair(seed_, stream, static_cast<uint64_t>(i / 2));
+        p[i] = std * pair[static_cast<size_t>(i % 2)];
+      }
+    });
+    return add(name, values, shape.rank() > 1);
   }
   Variable constant(const std::string& name, int64_t size, double value) {
     return add(name, Tensor::full({size}, value, model_.dtype_), false);
@@ -43,8 +46,8 @@ class Transformer::Builder {
   }
 
  private:
-  Variable add(const std::string& name, Tensor value, bool decay) {
-    Variable v = Variable::parameter(std::move(value), name);
+  Variable add(const std::string& name, const Tensor& value, bool decay) {
+    Variable v = Variable::parameter(value.to(model_.dtype_).to(model_.device_), name);
     model_.parameters_.push_back({name, v, decay});
     return v;
   }
@@ -52,8 +55,8 @@ class Transformer::Builder {
   uint64_t seed_;
 };
 
-Transformer::Transformer(const ModelConfig& config, DType dtype, uint64_t seed)
-    : config_(config), dtype_(dtype) {
+Transformer::Transformer(const ModelConfig& config, DType dtype, uint64_t seed, Device device)
+    : config_(config), dtype_(dtype), device_(device) {
   COHORT_CHECK(config.vocab_size > 0 && config.head_dim > 0 && config.d_ff > 0,
                "[transformer] expected a resolved configuration");
   Builder build(*this, seed);
@@ -65,7 +68,8 @@ Transformer::Transformer(const ModelConfig& config, DType dtype, uint64_t seed)
   if (c.position == PositionType::kLearned)
     position_embedding_ = build.normal("model.embed_positions.weight", {c.context, c.d_model}, std);
   else
-    rope_table_ = kernels::rope_table(c.context, c.head_dim, c.rope_theta, dtype);
+    rope_table_ = kernels::rope_table(c.context, c.head_dim, c.rope_theta, accumulate_dtype(dtype))
+                      .to(device);
   for (int64_t i = 0; i < c.num_layers; ++i) {
     const std::string prefix = str("model.layers.", i, ".");
     Layer& layer = layers_.emplace_back();
@@ -87,6 +91,21 @@ Transformer::Transformer(const ModelConfig& config, DType dtype, uint64_t seed)
   final_norm_ = build.norm("model.norm");
   head_ = c.tie_embeddings ? embedding_
                            : build.normal("lm_head.weight", {c.vocab_size, c.d_model}, std);
+}
+
+PackedBatch Transformer::place(const PackedBatch& batch) const {
+  if (device_.is_cuda() && batch.tokens.device().is_cpu()) {
+    const auto check = [&](const Tensor& values, int64_t low, int64_t end, const char* what) {
+      for (int64_t t = 0; t < values.numel(); ++t)
+        COHORT_CHECK(values.data<int32_t>()[t] >= low && values.data<int32_t>()[t] < end, "[", what,
+                     "] ", values.data<int32_t>()[t], " at position ", t, ", expected less than ",
+                     end);
+    };
+    check(batch.tokens, 0, config_.vocab_size, "token");
+    check(batch.targets, -1, config_.vocab_size, "target");
+    check(batch.positions, 0, config_.context, "position in its sequence");
+  }
+  return batch.to(device_);
 }
 
 Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& options) const {
@@ -151,30 +170,57 @@ Variable Transformer::block(int index, const Variable& x, const Pass& pass) cons
   const Variable o = reshape(pass.attend(pass, index, q, k, v), {tokens, config_.num_heads * d});
   const Variable attended = dropout(linear(o, layer.o.weight, layer.o.bias),
                                     dropout_spec(pass, index, DropoutSite::kAttentionOut));
-  const Variable y = add(x, attended);
-  return add(y, dropout(mlp(layer, norm(y, layer.mlp_norm)),
-                        dropout_spec(pass, index, DropoutSite::kMlpOut)));
+  const AddNorm y = add_norm(x, attended, layer.mlp_norm);
+  return add(y.sum, dropout(mlp(layer, y.normed), dropout_spec(pass, index, DropoutSite::kMlpOut)));
+}
+
+AddNorm Transformer::add_norm(const Variable& a, const Variable& b, const Norm& n) const {
+  if (config_.norm != NormType::kRms) {
+    const Variable sum = add(a, b);
+    return {sum, norm(sum, n)};
+  }
+  const AddNorm y = add_rms_norm(a, b, n.weight, config_.norm_eps);
+  return {y.sum, cheap(y.normed,
+                       [eps = config_.norm_eps](std::span<const Variable> in) {
+                         return rms_norm(in[0], in[1], eps);
+                       },
+                       {y.sum, n.weight})};
+}
+
+// Keeps y, or with recompute: cheap what it is made of.
+Variable Transformer::cheap(const Variable& y,
+                            const std::function<Variable(std::span<const Variable>)>& fn,
+                            std::initializer_list<Variable> inputs) const {
+  if (config_.recompute != Recompute::kCheap) return y;
+  return with_recipe(y, fn, std::span<const Variable>(inputs.begin(), inputs.size()));
 }
 
 Variable Transformer::norm(const Variable& x, const Norm& n) const {
-  return config_.norm == NormType::kRms ? rms_norm(x, n.weight, config_.norm_eps)
-                                        : layer_norm(x, n.weight, n.bias, config_.norm_eps);
+  const auto apply = [eps = config_.norm_eps, type = config_.norm](std::span<const Variable> in) {
+    return type == NormType::kRms ? rms_norm(in[0], in[1], eps)
+                                  : layer_norm(in[0], in[1], in[2], eps);
+  };
+  const std::initializer_list<Variable> inputs = {x, n.weight, n.bias};
+  return cheap(apply(std::span<const Variable>(inputs.begin(), inputs.size())), apply, inputs);
 }
 
 Variable Transformer::mlp(const Layer& layer, const Variable& x) const {
   const Variable up = linear(x, layer.up.weight, layer.up.bias);
-  Variable h;
-  switch (config_.mlp) {
-    case MlpType::kSwiGlu:
-      h = swiglu(linear(x, layer.gate.weight, layer.gate.bias), up);
-      break;
-    case MlpType::kGelu:
-      h = gelu(up);
-      break;
-    case MlpType::kGeluTanh:
-      h = gelu_tanh(up);
-      break;
-  }
+  const Variable gate =
+      config_.mlp == MlpType::kSwiGlu ? linear(x, layer.gate.weight, layer.gate.bias) : Variable();
+  const auto activation = [type = config_.mlp](std::span<const Variable> in) {
+    switch (type) {
+      case MlpType::kGelu:
+        return gelu(in[0]);
+      case MlpType::kGeluTanh:
+        return gelu_tanh(in[0]);
+      default:
+        return swiglu(in[1], in[0]);
+    }
+  };
+  const std::initializer_list<Variable> inputs = {up, gate};
+  const Variable h = cheap(activation(std::span<const Variable>(inputs.begin(), inputs.size())),
+                           activation, inputs);
   return linear(h, layer.down.weight, layer.down.bias);
 }
 

@@ -23,7 +23,7 @@ namespace cohort {
 enum class NormType { kRms, kLayer };
 enum class PositionType { kRope, kLearned };
 enum class MlpType { kSwiGlu, kGelu, kGeluTanh };
-enum class Recompute { kNone, kBlock };
+enum class Recompute { kNone, kCheap, kBlock };
 
 struct ModelConfig {
   int64_t num_layers = 4, d_model = 128, num_heads = 4;
@@ -76,13 +76,18 @@ struct ForwardOptions {
 class Transformer {
  public:
   // Initialises every parameter from (seed, its index): N(0, init_std), output projections scaled
-  // by 1 / sqrt(2 layers) (Radford et al. 2019), norms 1, biases 0. `config` must be resolved.
-  Transformer(const ModelConfig& config, DType dtype, uint64_t seed);
+  // by 1 / sqrt(2 layers) (Radford et al. 2019), norms 1, biases 0: the same values on every
+  // device, rounded to `dtype`. `config` must be resolved.
+  Transformer(const ModelConfig& config, DType dtype, uint64_t seed, Device device = {});
   Transformer(const Transformer&) = delete;
   Transformer& operator=(const Transformer&) = delete;
 
-  // Hidden states after the last norm, [T, d_model], of packed sequences. Throws Error for a
-  // sequence over the context or a token outside the vocabulary.
+  // The batch on the model's device. What the device cannot refuse is checked on the way: throws
+  // Error for a sequence over the context or a token outside the vocabulary.
+  PackedBatch place(const PackedBatch& batch) const;
+
+  // Hidden states after the last norm, [T, d_model], of packed sequences on the model's device.
+  // Throws Error as place() does on the CPU.
   Variable forward(const PackedBatch& batch, const ForwardOptions& options = {}) const;
 
   // The same through the cache, without a tape: token t belongs to cache row sequences[t] at
@@ -96,6 +101,7 @@ class Transformer {
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
   const ModelConfig& config() const { return config_; }
   DType dtype() const { return dtype_; }
+  Device device() const { return device_; }
 
   // Copies the values of `source`, which must have the same configuration.
   void copy_from(const Transformer& source);
@@ -126,12 +132,17 @@ class Transformer {
   Variable run(const Pass& pass) const;
   Variable block(int layer, const Variable& x, const Pass& pass) const;
   Variable norm(const Variable& x, const Norm& norm) const;
+  // a + b, and its norm.
+  AddNorm add_norm(const Variable& a, const Variable& b, const Norm& norm) const;
+  Variable cheap(const Variable& y, const std::function<Variable(std::span<const Variable>)>& fn,
+                 std::initializer_list<Variable> inputs) const;
   Variable mlp(const Layer& layer, const Variable& x) const;
   kernels::DropoutSpec dropout_spec(const Pass& pass, int layer, kernels::DropoutSite site) const;
   std::vector<Variable> block_parameters(const Layer& layer) const;
 
   ModelConfig config_;
   DType dtype_;
+  Device device_;
   Variable embedding_, position_embedding_, head_;
   Norm final_norm_;
   std::vector<Layer> layers_;

@@ -91,6 +91,14 @@ void GrpoConfig::visit(ConfigVisitor& v) {
           "control experiment: advantages of random other completions");
 }
 
+PolicyBatch place(const Transformer& model, const PolicyBatch& batch) {
+  PolicyBatch placed = batch;
+  placed.packed = model.place(batch.packed);
+  for (Tensor* t : {&placed.old_logprob, &placed.ref_logprob, &placed.advantage, &placed.weight})
+    *t = t->to(model.device());
+  return placed;
+}
+
 StepTotals count_totals(std::span<const PolicySequence> sequences) {
   StepTotals totals;
   for (const PolicySequence& s : sequences) {
@@ -140,7 +148,7 @@ TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batc
 }
 
 Variable grpo_loss(const Variable& logprob, const PolicyBatch& batch, const GrpoConfig& config,
-                   kernels::PolicyLossStats& stats) {
+                   Tensor& stats) {
   return policy_loss(logprob,
                      {.old_logprob = batch.old_logprob,
                       .ref_logprob = batch.ref_logprob,

@@ -50,6 +50,9 @@ struct PolicyBatch {
 };
 using Minibatch = std::vector<PolicyBatch>;  // micro batches of one optimiser update
 
+// The batch on the model's device, checked as Transformer::place() does.
+PolicyBatch place(const Transformer& model, const PolicyBatch& batch);
+
 // What one sequence contributes; built from rollouts and advantages.
 struct PolicySequence {
   const Completion* completion = nullptr;
@@ -81,8 +84,9 @@ Minibatch pack_policy(std::span<const PolicySequence> sequences, const PackPolic
 // packed tokens.
 TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batch,
                                double temperature);
-// [1]: this micro batch's share of the step's loss.
+// [1]: this micro batch's share of the step's loss; adds its tokens to `stats` (see
+// kernels::PolicyLossStats).
 Variable grpo_loss(const Variable& logprob, const PolicyBatch& batch, const GrpoConfig& config,
-                   kernels::PolicyLossStats& stats);
+                   Tensor& stats);
 
 }  // namespace cohort

@@ -1,11 +1,15 @@
-// The rollout loop. One forward per step serves prefills and decodes alike: every active sequence
-// brings the tokens the cache has not seen yet (its prompt at first, then its last token) and gets
-// one new token.
+// The rollout loop. Every active sequence brings the tokens that the cache has not seen yet and
+// gets one new token. While prompts are admitted, one forward serves prefills and decodes alike;
+// between admissions a decode step runs on tensors that stay on the device, so that it can be
+// replayed.
 #include "rl/rollout.h"
 
 #include <algorithm>
+#include <map>
 
 #include "core/log.h"
+#include "core/replay.h"
+#include "kernels/decode.h"
 #include "kernels/embedding.h"
 #include "kernels/sampling.h"
 
@@ -14,6 +18,16 @@ namespace cohort {
 namespace {
 // Prompt tokens admitted in one forward, so that its activations stay small.
 constexpr int64_t kPrefillTokens = 8192;
+
+// Rows of the decoder that serves `count` sequences. A CUDA graph has a fixed number of rows, so
+// there are a few sizes, with idle rows to fill them; no row depends on another.
+int64_t decoder_rows(int64_t count, Device device) {
+  if (device.is_cpu()) return count;
+  if (count > 64) return (count + 63) / 64 * 64;
+  int64_t rows = 1;
+  while (rows < count) rows *= 2;
+  return rows;
+}
 }  // namespace
 
 void SamplingConfig::visit(ConfigVisitor& v) {
@@ -33,11 +47,77 @@ void SamplingConfig::visit(ConfigVisitor& v) {
 
 struct Sampler::Sequence {
   Completion* out = nullptr;
+  int64_t prompt = 0;   // its number within the step
   int64_t limit = 0;    // completion tokens at most
   uint64_t stream = 0;  // of its random draws
   int64_t cached = 0;   // tokens the cache holds
   int32_t row = -1;     // of the cache; -1: waiting
   bool done = false;
+  int64_t length() const { return static_cast<int64_t>(out->tokens.size()); }
+};
+
+// One token for each of up to `rows` sequences. Its tensors hold the step's inputs, which the step
+// itself moves on to the next one; they are set again only when other sequences come to be decoded.
+class Sampler::Decoder {
+ public:
+  Decoder(const Sampler& sampler, KVCache& cache, int32_t idle_row, int64_t rows, uint64_t seed)
+      : rows_(rows),
+        idle_row_(idle_row),
+        device_(sampler.model_.device()),
+        tokens_(Tensor::zeros({rows}, DType::kI32, device_)),
+        cache_rows_(Tensor::zeros({rows}, DType::kI32, device_)),
+        positions_(Tensor::zeros({rows}, DType::kI32, device_)),
+        streams_(Tensor::zeros({rows}, DType::kI64, device_)),
+        indices_(Tensor::zeros({rows}, DType::kI64, device_)),
+        drawn_(Tensor::zeros({rows}, DType::kI32, device_)),
+        logprob_(Tensor::zeros({rows}, accumulate_dtype(sampler.model_.dtype()), device_)),
+        replay_(device_, [this, &sampler, &cache, seed] {
+          const Tensor hidden =
+              sampler.model_.forward_cached(tokens_, cache_rows_, positions_, cache);
+          sampler.draw(drawn_, logprob_, hidden, streams_, indices_, seed);
+          tokens_.copy_(drawn_);
+          kernels::increment(positions_);
+          kernels::increment(indices_);
+        }) {}
+
+  void set(const std::vector<Sequence*>& active) {
+    const auto n = static_cast<size_t>(rows_);
+    std::vector<int32_t> tokens(n), rows(n, idle_row_), positions(n);
+    std::vector<int64_t> streams(n), indices(n);
+    for (size_t i = 0; i < active.size(); ++i) {
+      const Sequence& s = *active[i];
+      tokens[i] = s.out->tokens.back();
+      rows[i] = s.row;
+      positions[i] = static_cast<int32_t>(s.cached);
+      streams[i] = static_cast<int64_t>(s.stream);
+      indices[i] = s.length();
+    }
+    tokens_.copy_(Tensor::from(tokens));
+    cache_rows_.copy_(Tensor::from(rows));
+    positions_.copy_(Tensor::from(positions));
+    streams_.copy_(Tensor::from(streams));
+    indices_.copy_(Tensor::from(indices));
+  }
+  void run() { replay_.run(); }
+  const Tensor& drawn() const { return drawn_; }
+  const Tensor& logprob() const { return logprob_; }
+
+ private:
+  const int64_t rows_;
+  const int32_t idle_row_;
+  const Device device_;
+  Tensor tokens_, cache_rows_, positions_, streams_, indices_, drawn_, logprob_;
+  Replay replay_;
+};
+
+// One call of sample().
+struct Sampler::Session {
+  KVCache cache;
+  uint64_t seed;
+  int32_t idle_row;  // of the cache: decoders' idle rows write there
+  std::vector<Sequence*> active;
+  std::map<int64_t, std::unique_ptr<Decoder>> decoders;  // by number of rows
+  Decoder* current = nullptr;  // whose tensors hold the next step of exactly `active`
 };
 
 Sampler::Sampler(const Transformer& model, const Tokenizer& tokenizer, const SamplingConfig& config)
@@ -81,6 +161,7 @@ Rollouts Sampler::sample(std::span<const Example> prompts, int64_t num_generatio
       const uint64_t sample = static_cast<uint64_t>(number) << 24 | static_cast<uint64_t>(g);
       sequences[k] = {
           .out = &rollouts.samples[k],
+          .prompt = number,
           .limit = limit,
           .stream = rng_stream(RngPurpose::kSample, static_cast<uint64_t>(address.step), sample)};
     }
@@ -88,27 +169,40 @@ Rollouts Sampler::sample(std::span<const Example> prompts, int64_t num_generatio
   if (sequences.empty()) return rollouts;
 
   const ModelConfig& c = model_.config();
-  KVCache cache({.num_layers = c.num_layers,
-                 .num_kv_heads = c.num_kv_heads,
-                 .head_dim = c.head_dim,
-                 .num_sequences = std::min<int64_t>(config_.max_concurrent,
-                                                    static_cast<int64_t>(sequences.size())),
-                 .max_length = longest},
-                model_.dtype());
-  std::vector<Sequence*> active;
+  const int64_t concurrent =
+      std::min<int64_t>(config_.max_concurrent, static_cast<int64_t>(sequences.size()));
+  Session session{.cache = KVCache({.num_layers = c.num_layers,
+                                    .num_kv_heads = c.num_kv_heads,
+                                    .head_dim = c.head_dim,
+                                    .num_sequences = concurrent + 1,
+                                    .max_length = longest},
+                                   model_.dtype(), model_.device()),
+                  .seed = address.seed,
+                  .idle_row = 0,
+                  .active = {},
+                  .decoders = {}};
+  session.idle_row = session.cache.acquire();
+  session.cache.reserve(session.idle_row, 1);
   size_t next = 0;
-  while (next < sequences.size() || !active.empty()) {
+  while (next < sequences.size() || !session.active.empty()) {
     int64_t prefill = 0;
-    while (next < sequences.size() && cache.free_rows() > 0 && prefill < kPrefillTokens) {
+    while (next < sequences.size() && session.cache.free_rows() > 0 && prefill < kPrefillTokens) {
       Sequence& sequence = sequences[next++];
-      sequence.row = cache.acquire();
-      prefill += sequence.out->prompt_length;
-      active.push_back(&sequence);
+      sequence.row = session.cache.acquire();
+      session.cache.reserve(sequence.row, sequence.length() + sequence.limit);
+      prefill += sequence.length();
+      session.active.push_back(&sequence);
     }
-    step(active, cache, address);
-    for (Sequence* sequence : active)
-      if (sequence->done) cache.release(sequence->row);
-    std::erase_if(active, [](const Sequence* s) { return s->done; });
+    session.cache.upload();
+    if (prefill > 0)
+      prefill_step(session);
+    else
+      decode_step(session);
+    const size_t before = session.active.size();
+    for (Sequence* sequence : session.active)
+      if (sequence->done) session.cache.release(sequence->row);
+    std::erase_if(session.active, [](const Sequence* s) { return s->done; });
+    if (session.active.size() != before) session.current = nullptr;
   }
   for (Completion& sample : rollouts.samples) {
     std::span<const int32_t> ids(sample.tokens);
@@ -119,43 +213,70 @@ Rollouts Sampler::sample(std::span<const Example> prompts, int64_t num_generatio
   return rollouts;
 }
 
-void Sampler::step(std::vector<Sequence*>& active, KVCache& cache,
-                   const SampleAddress& address) const {
+void Sampler::draw(Tensor& tokens, Tensor& logprob, const Tensor& hidden, const Tensor& streams,
+                   const Tensor& indices, uint64_t seed) const {
+  kernels::head_sample(tokens, logprob, hidden, model_.head().value(), streams, indices,
+                       {.temperature = config_.temperature,
+                        .top_k = config_.top_k,
+                        .top_p = config_.top_p,
+                        .seed = seed});
+}
+
+void Sampler::prefill_step(Session& session) const {
   std::vector<int32_t> tokens, rows, positions, last;
   std::vector<int64_t> streams, indices;
-  for (const Sequence* s : active) {
-    const auto length = static_cast<int64_t>(s->out->tokens.size());
-    cache.reserve(s->row, length);
-    for (int64_t p = s->cached; p < length; ++p) {
+  for (const Sequence* s : session.active) {
+    for (int64_t p = s->cached; p < s->length(); ++p) {
       tokens.push_back(s->out->tokens[static_cast<size_t>(p)]);
       rows.push_back(s->row);
       positions.push_back(static_cast<int32_t>(p));
     }
     last.push_back(static_cast<int32_t>(tokens.size() - 1));
     streams.push_back(static_cast<int64_t>(s->stream));
-    indices.push_back(length);
+    indices.push_back(s->length());
   }
-  const Tensor hidden = model_.forward_cached(Tensor::from(tokens), Tensor::from(rows),
-                                              Tensor::from(positions), cache);
-  const auto n = static_cast<int64_t>(active.size());
-  Tensor x = Tensor::empty({n, hidden.dim(1)}, hidden.dtype());
-  kernels::embedding_forward(x, hidden, Tensor::from(last));
-  Tensor drawn = Tensor::empty({n}, DType::kI32), logprob = Tensor::empty({n}, hidden.dtype());
-  kernels::head_sample(drawn, logprob, x, model_.head().value(), Tensor::from(streams),
-                       Tensor::from(indices),
-                       {.temperature = config_.temperature,
-                        .top_k = config_.top_k,
-                        .top_p = config_.top_p,
-                        .seed = address.seed});
-  const int32_t* token = drawn.data<int32_t>();
-  const std::vector<double> logprobs = logprob.to_vector<double>();
-  for (size_t i = 0; i < active.size(); ++i) {
-    Sequence& s = *active[i];
-    s.cached = static_cast<int64_t>(s.out->tokens.size());
-    s.out->tokens.push_back(token[i]);
-    s.out->logprobs.push_back(logprobs[i]);
+  const Device device = model_.device();
+  const auto upload = [&](const auto& values) { return Tensor::from(values).to(device); };
+  const Tensor hidden =
+      model_.forward_cached(upload(tokens), upload(rows), upload(positions), session.cache);
+  const auto n = static_cast<int64_t>(session.active.size());
+  Tensor x = Tensor::empty({n, hidden.dim(1)}, hidden.dtype(), device);
+  kernels::embedding_forward(x, hidden, upload(last));
+  Tensor drawn = Tensor::empty({n}, DType::kI32, device);
+  Tensor logprob = Tensor::empty({n}, accumulate_dtype(hidden.dtype()), device);
+  draw(drawn, logprob, x, upload(streams), upload(indices), session.seed);
+  session.current = nullptr;
+  take(session, drawn, logprob);
+}
+
+void Sampler::decode_step(Session& session) const {
+  if (session.current == nullptr) {
+    const int64_t rows = decoder_rows(static_cast<int64_t>(session.active.size()), model_.device());
+    std::unique_ptr<Decoder>& decoder = session.decoders[rows];
+    if (decoder == nullptr)
+      decoder =
+          std::make_unique<Decoder>(*this, session.cache, session.idle_row, rows, session.seed);
+    decoder->set(session.active);
+    session.current = decoder.get();
+  }
+  session.current->run();
+  take(session, session.current->drawn(), session.current->logprob());
+}
+
+// Hands each active sequence its token: row i of both is that of session.active[i].
+void Sampler::take(Session& session, const Tensor& tokens, const Tensor& logprobs) const {
+  const std::vector<int32_t> drawn = tokens.to_vector<int32_t>();
+  const std::vector<double> values = logprobs.to_vector<double>();
+  for (size_t i = 0; i < session.active.size(); ++i) {
+    Sequence& s = *session.active[i];
+    const int32_t token = drawn[i];
+    COHORT_CHECK(token >= 0, "[sampler] prompt ", s.prompt, ", position ", s.length(),
+                 ": the model's logits hold NaN or infinity");
+    s.cached = s.length();
+    s.out->tokens.push_back(token);
+    s.out->logprobs.push_back(values[i]);
     const bool stopped =
-        std::find(stop_tokens_.begin(), stop_tokens_.end(), token[i]) != stop_tokens_.end();
+        std::find(stop_tokens_.begin(), stop_tokens_.end(), token) != stop_tokens_.end();
     s.out->truncated = !stopped && s.out->completion_length() >= s.limit;
     s.done = stopped || s.out->truncated;
   }

@@ -65,7 +65,13 @@ class Sampler {
 
  private:
   struct Sequence;
-  void step(std::vector<Sequence*>& active, KVCache& cache, const SampleAddress& address) const;
+  struct Session;
+  class Decoder;
+  void draw(Tensor& tokens, Tensor& logprob, const Tensor& hidden, const Tensor& streams,
+            const Tensor& indices, uint64_t seed) const;
+  void prefill_step(Session& session) const;
+  void decode_step(Session& session) const;
+  void take(Session& session, const Tensor& tokens, const Tensor& logprobs) const;
   const Transformer& model_;
   const Tokenizer& tokenizer_;
   SamplingConfig config_;

@@ -34,7 +34,7 @@ LIBRARIES = {
     "xxhash.h": ["data/", "trainers/"],
     "CLI/": ["apps/", "bench/"],
     "gtest/": ["tests/"],
-    "nccl.h": ["dist/nccl_comm.cpp"],
+    "nccl.h": ["dist/nccl_comm_cuda.cpp"],
 }
 # Known to one file only, whichever of the above it is.
 ONE_FILE = ["xxhash.h"]
@@ -152,7 +152,7 @@ SELF_TEST = [
     ("dist/xxhash.cpp", "#include <xxhash.h>\n", "is known to data/ and trainers/ only"),
     ("trainers/xxhash.cpp", "#include <xxhash.h>\n", "is known to one file"),
     ("nn/gtest.cpp", "#include <gtest/gtest.h>\n", "is known to tests/ only"),
-    ("trainers/nccl.cpp", "#include <nccl.h>\n", "is known to dist/nccl_comm.cpp only"),
+    ("trainers/nccl.cpp", "#include <nccl.h>\n", "is known to dist/nccl_comm_cuda.cpp only"),
     ("core/zlib.cpp", "#include <zlib.h>\n", "has no place"),
     ("rl/kernel.cu", "__global__ void f() {}\n", "only kernels/ holds __global__"),
     ("nn/once.h", "struct A {};\n", "#pragma once"),

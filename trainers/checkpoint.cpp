@@ -120,8 +120,9 @@ ModelConfig saved_config(const std::string& checkpoint) {
   return config;
 }
 
-LoadedModel load_with(const std::string& checkpoint, const ModelConfig& config, DType dtype) {
-  LoadedModel loaded{std::make_unique<Transformer>(config, dtype, 0),
+LoadedModel load_with(const std::string& checkpoint, const ModelConfig& config, DType dtype,
+                      Device device) {
+  LoadedModel loaded{std::make_unique<Transformer>(config, dtype, 0, device),
                      make_tokenizer(read_json(checkpoint, "tokenizer.json"))};
   if (loaded.tokenizer->vocab_size() != config.vocab_size)
     throw InputError(str(checkpoint, ": config.json has a vocabulary of ", config.vocab_size,
@@ -269,17 +270,17 @@ void load_weights(Transformer& model, const std::string& path) {
   }
 }
 
-LoadedModel load_model(const std::string& checkpoint, DType dtype) {
-  return load_with(checkpoint, saved_config(checkpoint), dtype);
+LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device) {
+  return load_with(checkpoint, saved_config(checkpoint), dtype, device);
 }
 
-LoadedModel load_model(const std::string& checkpoint, const TrainConfig& config) {
+LoadedModel load_model(const std::string& checkpoint, const TrainConfig& config, Device device) {
   ModelConfig model = saved_config(checkpoint);
   check_compatible(config, model, *make_tokenizer(read_json(checkpoint, "tokenizer.json")),
                    checkpoint);
   model.dropout = config.model.dropout;
   model.recompute = config.model.recompute;
-  return load_with(checkpoint, model, config.dtype);
+  return load_with(checkpoint, model, config.dtype, device);
 }
 
 void check_compatible(const TrainConfig& config, const ModelConfig& model,

@@ -67,10 +67,11 @@ struct LoadedModel {
   std::unique_ptr<Transformer> model;
   std::unique_ptr<Tokenizer> tokenizer;
 };
-LoadedModel load_model(const std::string& checkpoint, DType dtype);
+LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device = {});
 // For training: dropout, recompute and dtype are those of `config`, everything else is the
 // checkpoint's. Throws InputError where check_compatible() does.
-LoadedModel load_model(const std::string& checkpoint, const TrainConfig& config);
+LoadedModel load_model(const std::string& checkpoint, const TrainConfig& config,
+                       Device device = {});
 // Throws InputError if config.model or config.data.tokenizer asks for something else than `model`
 // and `tokenizer` are; a key with its default value asks for nothing. `source`: where they are
 // from.

@@ -16,7 +16,8 @@ constexpr EnumName<Schedule> kSchedules[] = {{Schedule::kCosine, "cosine"},
                                              {Schedule::kConstant, "constant"}};
 constexpr EnumName<TokenizerType> kTokenizers[] = {{TokenizerType::kChar, "char"},
                                                    {TokenizerType::kByte, "byte"}};
-constexpr EnumName<DType> kDTypes[] = {{DType::kF32, "f32"}, {DType::kF64, "f64"}};
+constexpr EnumName<DType> kDTypes[] = {
+    {DType::kF32, "f32"}, {DType::kBF16, "bf16"}, {DType::kF64, "f64"}};
 
 const std::vector<std::string> kStagesKey = {"stages"};
 
@@ -103,7 +104,8 @@ void TrainConfig::visit(ConfigVisitor& v) {
   v.field("init_from", init_from, "checkpoint or run directory to start from");
   v.field("seed", seed, "of initialisation, data order, sampling and dropout", {.min = 0});
   v.field("device", device, "cpu, cuda or cuda:N");
-  v.choice("dtype", dtype, kDTypes, "of weights and activations");
+  v.choice("dtype", dtype, kDTypes,
+           "of weights and activations: f32; bf16 (CUDA only, with f32 masters); f64 (CPU only)");
   v.field("num_threads", num_threads, "CPU threads; 0: all cores", {.min = 0, .max = 4096});
   v.field("ranks", ranks, "data-parallel ranks in this process; the result does not depend on it",
           {.min = 1, .max = 256});
@@ -145,6 +147,10 @@ void TrainConfig::validate() const {
             str("num_minibatches: ", grpo.num_minibatches, " updates need as many prompts, ",
                 "prompts_per_step is ", prompts_per_step));
   }
+  const bool on_cpu = device == "cpu";
+  require(dtype != DType::kBF16 || !on_cpu,
+          "dtype: bf16 is for CUDA devices; hint: device: cuda, or dtype: f32");
+  require(dtype != DType::kF64 || on_cpu, "dtype: f64 is for device: cpu; hint: f32 or bf16");
   require(optimizer.min_learning_rate <= optimizer.learning_rate,
           "min_learning_rate: expected at most learning_rate");
   for (const int64_t k : eval.k)

@@ -70,8 +70,8 @@ double evaluate_text(const Transformer& model, std::span<const int32_t> tokens,
   double loss = 0;
   const std::vector<int64_t> cuts = split_by_tokens(lengths, micro_batch_tokens);
   for (size_t b = 0; b + 1 < cuts.size(); ++b) {
-    const PackedBatch batch = pack(std::span(windows).subspan(
-        static_cast<size_t>(cuts[b]), static_cast<size_t>(cuts[b + 1] - cuts[b])));
+    const PackedBatch batch = model.place(pack(std::span(windows).subspan(
+        static_cast<size_t>(cuts[b]), static_cast<size_t>(cuts[b + 1] - cuts[b]))));
     const Variable hidden = model.forward(batch);
     for (const double lp :
          token_log_probs(hidden, model.head(), batch.targets).logprob.value().to_vector<double>())

@@ -39,22 +39,25 @@ double share(double part, double whole) {
 
 }  // namespace
 
-void GrpoMetrics::add_batch(const kernels::PolicyLossStats& stats, const Tensor& entropy,
-                            const PolicyBatch& batch) {
+void GrpoMetrics::add_batch(const Tensor& entropy, const PolicyBatch& batch) {
+  batches_.push_back({entropy, batch.weight});
+}
+
+void GrpoMetrics::add_update(const Learner::Update& update) {
+  const auto stats = kernels::PolicyLossStats::from(stats_);
+  stats_.zero_();
   total_.tokens += stats.tokens;
   total_.clipped_low += stats.clipped_low;
   total_.clipped_high += stats.clipped_high;
   total_.kl_to_old += stats.kl_to_old;
   total_.kl_to_reference += stats.kl_to_reference;
-  if (updates_ == 0)
-    first_ratio_deviation_ = std::max(first_ratio_deviation_, stats.max_ratio_deviation);
-  const std::vector<double> h = entropy.to_vector<double>(),
-                            weight = batch.weight.to_vector<double>();
-  for (size_t i = 0; i < h.size(); ++i)
-    if (weight[i] > 0) entropy_ += h[i];
-}
-
-void GrpoMetrics::add_update(const Learner::Update& update) {
+  if (updates_ == 0) first_ratio_deviation_ = stats.max_ratio_deviation;
+  for (const Entropies& batch : batches_) {
+    const auto h = batch.entropy.to_vector<double>(), weight = batch.weight.to_vector<double>();
+    for (size_t i = 0; i < h.size(); ++i)
+      if (weight[i] > 0) entropy_ += h[i];
+  }
+  batches_.clear();
   loss_ += update.loss;
   grad_norm_ += update.grad_norm;
   updates_ += 1;

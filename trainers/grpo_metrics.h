@@ -13,10 +13,12 @@ namespace cohort {
 
 class GrpoMetrics {
  public:
-  // After each micro batch's forward; entropy: [T].
-  void add_batch(const kernels::PolicyLossStats& stats, const Tensor& entropy,
-                 const PolicyBatch& batch);
-  // After each optimiser update.
+  explicit GrpoMetrics(Device device) : stats_(kernels::PolicyLossStats::zeros(device)) {}
+  // What grpo_loss() adds each micro batch to.
+  Tensor& policy_stats() { return stats_; }
+  // After each micro batch's forward; entropy: [T]. Keeps the tensors and reads nothing.
+  void add_batch(const Tensor& entropy, const PolicyBatch& batch);
+  // After each optimiser update: reads the sums of its micro batches.
   void add_update(const Learner::Update& update);
 
   // Over all ranks; every rank calls it.
@@ -30,6 +32,11 @@ class GrpoMetrics {
                   const std::vector<double>& advantages, double learning_rate) const;
 
  private:
+  struct Entropies {
+    Tensor entropy, weight;
+  };
+  Tensor stats_;                    // of the update under way
+  std::vector<Entropies> batches_;  // of the update under way
   kernels::PolicyLossStats total_;
   double first_ratio_deviation_ = 0, entropy_ = 0, loss_ = 0, grad_norm_ = 0;
   int64_t updates_ = 0;

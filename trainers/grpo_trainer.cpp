@@ -76,13 +76,15 @@ std::vector<Minibatch> pack_minibatches(Stage& stage, const Rollouts& rollouts,
     const StepTotals mine = count_totals(all);
     const std::vector<double> totals =
         reduce_over_ranks(stage.comm(), {mine.sequences, mine.tokens});
-    out.push_back(
+    Minibatch minibatch =
         pack_policy(useful, {.loss_type = config.grpo.loss_type,
                              .totals = {totals[0], totals[1]},
                              .max_completion_length = config.sampling.max_completion_length,
                              .micro_batch_tokens = config.micro_batch_tokens,
                              .policy_version = rollouts.policy_version,
-                             .dtype = config.dtype}));
+                             .dtype = accumulate_dtype(config.dtype)});
+    for (PolicyBatch& batch : minibatch) batch = place(stage.model(), batch);
+    out.push_back(std::move(minibatch));
   }
   return out;
 }
@@ -138,7 +140,7 @@ StageEnd train_grpo(Stage& stage) {
     auto minibatches = pack_minibatches(stage, rollouts, scores.total, advantages, share);
     add_reference_log_probs(stage, minibatches);
 
-    GrpoMetrics metrics;
+    GrpoMetrics metrics(stage.model().head().value().device());
     const double rate = stage.learning_rate();
     for (int64_t iteration = 0; iteration < config.grpo.num_iterations; ++iteration)
       for (const Minibatch& minibatch : minibatches) {
@@ -146,10 +148,8 @@ StageEnd train_grpo(Stage& stage) {
           const PolicyBatch& batch = minibatch[static_cast<size_t>(i)];
           const TokenLogProbs policy =
               policy_log_probs(stage.model(), batch.packed, config.sampling.temperature);
-          kernels::PolicyLossStats stats;
-          const Variable value = grpo_loss(policy.logprob, batch, config.grpo, stats);
-          metrics.add_batch(stats, policy.entropy.value(), batch);
-          return value;
+          metrics.add_batch(policy.entropy.value(), batch);
+          return grpo_loss(policy.logprob, batch, config.grpo, metrics.policy_stats());
         };
         metrics.add_update(
             stage.learner().update(static_cast<int64_t>(minibatch.size()), loss, rate));

@@ -5,6 +5,22 @@
 namespace cohort {
 namespace {
 
+// Lays the gradients of all parameters out in one tensor, so that one call zeroes them all.
+Tensor flat_gradients(const Transformer& model) {
+  constexpr int64_t kUnit = 64;  // elements: parts start where wide accesses may
+  const auto padded = [](int64_t n) { return (n + kUnit - 1) / kUnit * kUnit; };
+  int64_t total = 0;
+  for (const NamedParameter& p : model.parameters()) total += padded(p.variable.value().numel());
+  Tensor flat = Tensor::zeros({total}, accumulate_dtype(model.dtype()), model.device());
+  int64_t at = 0;
+  for (const NamedParameter& p : model.parameters()) {
+    const Shape& shape = p.variable.shape();
+    p.variable.set_grad_storage(flat.narrow(0, at, shape.numel()).reshape(shape));
+    at += padded(shape.numel());
+  }
+  return flat;
+}
+
 std::vector<Tensor> gradients_of(const Transformer& model) {
   std::vector<Tensor> out;
   for (const NamedParameter& p : model.parameters()) out.push_back(p.variable.grad());
@@ -18,6 +34,7 @@ Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& conf
     : model_(std::move(model)),
       config_(config),
       comm_(comm),
+      gradients_(flat_gradients(*model_)),
       optimizer_(model_->parameters(), config),
       reducer_(comm, gradients_of(*model_)) {
   const auto& parameters = model_->parameters();
@@ -29,27 +46,36 @@ Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& conf
 
 Learner::Update Learner::update(int64_t micro_batches, const std::function<Variable(int64_t)>& loss,
                                 double learning_rate) {
-  for (const NamedParameter& p : model_->parameters()) p.variable.zero_grad();
-  Update out;
+  gradients_.zero_();
+  Tensor losses = Tensor::empty({micro_batches}, gradients_.dtype(), gradients_.device());
   for (int64_t i = 0; i < micro_batches; ++i) {
     last_micro_batch_ = i + 1 == micro_batches;
     const Variable value = loss(i);
-    const double number = value.value().item();
-    if (!std::isfinite(number))
-      throw NonFiniteError(
-          str("the loss of micro batch ", i + 1, " of ", micro_batches, " is ", number,
-              "; nothing was updated; hint: a lower learning_rate or max_grad_norm"));
-    out.loss += number;
+    losses.narrow(0, i, 1).copy_(value.value());
     backward(value);
   }
   last_micro_batch_ = false;
   reducer_.finish();
+  const Tensor norm = global_grad_norm(model_->parameters());
+
+  const std::vector<double> numbers = losses.to_vector<double>();
+  check_losses(numbers);
+  Update out;
+  for (const double number : numbers) out.loss += number;
+  // A rank with a bad loss has left here, and the others hear of it before they see its gradients.
   out.loss = reduce_over_ranks(comm_, {out.loss})[0];
-  const ClippedNorm clipped = clip_grad_norm(model_->parameters(), config_.max_grad_norm);
-  check_gradients(clipped.norm);
-  out.grad_norm = clipped.norm;
-  optimizer_.step(learning_rate, clipped.scale);
+  out.grad_norm = norm.item();
+  check_gradients(out.grad_norm);
+  optimizer_.step(learning_rate, norm);
   return out;
+}
+
+void Learner::check_losses(const std::vector<double>& losses) const {
+  for (size_t i = 0; i < losses.size(); ++i)
+    if (!std::isfinite(losses[i]))
+      throw NonFiniteError(
+          str("the loss of micro batch ", i + 1, " of ", losses.size(), " is ", losses[i],
+              "; nothing was updated; hint: a lower learning_rate or max_grad_norm"));
 }
 
 void Learner::check_gradients(double norm) const {

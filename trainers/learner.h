@@ -28,7 +28,8 @@ class Learner {
   };
   // One optimiser update: backward of loss(0) ... loss(micro_batches - 1), whose sum over micro
   // batches and ranks is the step's loss, then reduction, clipping and AdamW. Every rank calls it,
-  // also with no micro batch. Throws NonFiniteError naming what is not finite.
+  // also with no micro batch. The host waits for the device once, before the update. Throws
+  // NonFiniteError naming what is not finite.
   Update update(int64_t micro_batches, const std::function<Variable(int64_t)>& loss,
                 double learning_rate);
 
@@ -37,11 +38,13 @@ class Learner {
   AdamW& optimizer() { return optimizer_; }
 
  private:
+  void check_losses(const std::vector<double>& losses) const;
   void check_gradients(double norm) const;
 
   std::unique_ptr<Transformer> model_;
   OptimizerConfig config_;
   Communicator& comm_;
+  Tensor gradients_;  // of all parameters, one after the other
   AdamW optimizer_;
   GradReducer reducer_;
   bool last_micro_batch_ = false;

@@ -10,22 +10,25 @@ AdamW::AdamW(const std::vector<NamedParameter>& parameters, const OptimizerConfi
     : config_(config) {
   for (const NamedParameter& p : parameters) {
     const Tensor& value = p.variable.value();
+    const Tensor& grad = p.variable.grad();
     names_.push_back(p.name);
     tensors_.push_back({.param = value,
-                        .grad = p.variable.grad(),
-                        .m = Tensor::zeros_like(value),
-                        .v = Tensor::zeros_like(value),
+                        .grad = grad,
+                        .m = Tensor::zeros_like(grad),
+                        .v = Tensor::zeros_like(grad),
                         .weight_decay = p.decay ? config.weight_decay : 0});
+    if (value.dtype() != grad.dtype()) tensors_.back().master = value.to(grad.dtype());
   }
 }
 
-void AdamW::step(double learning_rate, double grad_scale) {
+void AdamW::step(double learning_rate, const Tensor& norm) {
   kernels::adamw_step(tensors_, {.learning_rate = learning_rate,
                                  .beta1 = config_.adam_beta1,
                                  .beta2 = config_.adam_beta2,
                                  .eps = config_.adam_eps,
                                  .step = ++updates_,
-                                 .grad_scale = grad_scale});
+                                 .norm = norm,
+                                 .max_norm = config_.max_grad_norm});
 }
 
 NamedTensors AdamW::state() const {
@@ -33,6 +36,7 @@ NamedTensors AdamW::state() const {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     out.emplace_back(names_[i] + ".m", tensors_[i].m);
     out.emplace_back(names_[i] + ".v", tensors_[i].v);
+    if (tensors_[i].master.defined()) out.emplace_back(names_[i] + ".master", tensors_[i].master);
   }
   return out;
 }
@@ -61,14 +65,13 @@ double scheduled_learning_rate(const OptimizerConfig& c, int64_t step, int64_t s
   return c.min_learning_rate + (c.learning_rate - c.min_learning_rate) * share;
 }
 
-ClippedNorm clip_grad_norm(const std::vector<NamedParameter>& parameters, double max_norm) {
+Tensor global_grad_norm(const std::vector<NamedParameter>& parameters) {
   std::vector<Tensor> gradients;
   for (const NamedParameter& p : parameters) gradients.push_back(p.variable.grad());
-  Tensor norm = Tensor::zeros({1}, DType::kF64);
+  const Device device = gradients.empty() ? Device{} : gradients[0].device();
+  Tensor norm = Tensor::zeros({1}, DType::kF64, device);
   kernels::grad_norm(norm, gradients);
-  ClippedNorm out{.norm = norm.item()};
-  if (max_norm > 0 && out.norm > max_norm) out.scale = max_norm / (out.norm + 1e-6);
-  return out;
+  return norm;
 }
 
 }  // namespace cohort

@@ -12,14 +12,16 @@ namespace cohort {
 
 class AdamW {
  public:
-  // Zero moments. Refers to the parameters' gradients, which must stay where they are.
+  // Zero moments; bf16 parameters get f32 masters. Refers to the parameters' gradients, which must
+  // stay where they are.
   AdamW(const std::vector<NamedParameter>& parameters, const OptimizerConfig& config);
-  // One update with gradients multiplied by grad_scale.
-  void step(double learning_rate, double grad_scale);
+  // One update, with gradients scaled down where their norm (global_grad_norm(), or undefined: no
+  // clipping) exceeds max_grad_norm. A norm that is not finite leaves everything as it is.
+  void step(double learning_rate, const Tensor& norm);
   int64_t updates() const { return updates_; }
 
-  // "NAME.m" and "NAME.v" of every parameter; load() throws InputError if one is missing or has
-  // another shape.
+  // "NAME.m", "NAME.v" and, where there is one, "NAME.master" of every parameter; load() throws
+  // InputError if one is missing or has another shape.
   NamedTensors state() const;
   void load(const SafetensorsFile& file, int64_t updates);
 
@@ -34,11 +36,7 @@ class AdamW {
 // then the schedule, which reaches min_learning_rate at the last step.
 double scheduled_learning_rate(const OptimizerConfig& config, int64_t step, int64_t steps);
 
-// The global gradient norm and the factor that brings it down to max_norm (1 if it is below, or
-// max_norm is 0).
-struct ClippedNorm {
-  double norm = 0, scale = 1;
-};
-ClippedNorm clip_grad_norm(const std::vector<NamedParameter>& parameters, double max_norm);
+// The norm of all gradients together: f64 [1] on their device.
+Tensor global_grad_norm(const std::vector<NamedParameter>& parameters);
 
 }  // namespace cohort

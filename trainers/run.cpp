@@ -11,27 +11,73 @@ namespace cohort {
 
 namespace fs = std::filesystem;
 
-Run::Run(RunPlan plan, std::string dir)
-    : plan_(std::move(plan)), dir_(std::move(dir)), lock_(std::make_unique<RunLock>(dir_)) {
+namespace {
+
+// The device of this process.
+Device device_of(const TrainConfig& config, const ProcessGroup* group) {
+  if (group == nullptr || config.device == "cpu") return parse_device(config.device);
+  const RankInfo& info = group->info();
+  parse_device("cuda");  // throws if there is none at all
+  const int count = cuda_device_count();
+  // A launcher may have hidden the other ranks' GPUs from this one.
+  const int index = count == 1 ? 0 : info.local_rank;
+  if (index >= count)
+    throw InputError(str("rank ", info.rank, " is number ", index, " of its host, which has ",
+                         count, " usable CUDA devices; hint: one rank per GPU"));
+  return Device::cuda(index);
+}
+
+void check_for_group(const RunPlan& plan, const ProcessGroup* group) {
+  if (group == nullptr) return;
+  for (const TrainConfig& config : plan.stages) {
+    if (config.ranks != 1)
+      throw InputError(str("ranks: ", config.ranks, " threads were asked for, in a run of ",
+                           group->size(), " processes; hint: ranks: 1"));
+    if (config.device != "cpu" && config.device != "cuda")
+      throw InputError(
+          str("device: expected cuda (every process takes the GPU of its local rank) "
+              "or cpu, got '",
+              config.device, "' in a run of ", group->size(), " processes"));
+  }
+}
+
+}  // namespace
+
+Run::Run(RunPlan plan, std::string dir, ProcessGroup* group)
+    : plan_(std::move(plan)), dir_(std::move(dir)), group_(group) {
+  if (!fs::is_directory(dir_))
+    throw InputError(str("the run directory ", dir_,
+                         " cannot be seen from this host; hint: set output_dir to a file system "
+                         "that all hosts share"));
+  if (!is_main()) return;
+  lock_ = std::make_unique<RunLock>(dir_);
   logging::set_file(dir_ + "/log.txt");
 }
 
-Run Run::create(const RunPlan& plan) {
+Run Run::create(const RunPlan& plan, ProcessGroup* group) {
+  check_for_group(plan, group);
+  if (group != nullptr && group->rank() != 0)
+    return Run(plan, group->broadcast("run directory", {}), group);
   preview_plan(plan);  // bad input is an error before there is a directory
-  Run run(plan, create_run_directory(plan.output_dir));
+  Run run(plan, create_run_directory(plan.output_dir), group);
   write_file_durable(run.dir_ + "/config.yaml", dump_plan(plan));
+  if (group != nullptr) group->broadcast("run directory", run.dir_);
   return run;
 }
 
-Run Run::resume(const std::string& run_dir, std::span<const std::string> overrides) {
+Run Run::resume(const std::string& run_dir, std::span<const std::string> overrides,
+                ProcessGroup* group) {
   const std::string config = run_dir + "/config.yaml";
   if (!fs::exists(config))
     throw InputError(
         str("nothing to resume: ", config,
             " does not exist; hint: give the run directory that `cohort train` printed"));
   const RunPlan plan = load_plan(config, overrides);
+  check_for_group(plan, group);
   for (const TrainConfig& stage : plan.stages) parse_device(stage.device);
-  return Run(plan, fs::absolute(run_dir).lexically_normal().string());
+  Run run(plan, fs::absolute(run_dir).lexically_normal().string(), group);
+  if (group != nullptr) group->broadcast("run directory", run.dir_);  // rank 0 has the lock
+  return run;
 }
 
 std::string Run::stage_dir(size_t index) const {
@@ -43,11 +89,11 @@ RunResult Run::execute(Reporter& reporter, const std::atomic<bool>& stop) {
   RunResult result{.run_dir = dir_};
   for (size_t i = 0; i < plan_.stages.size() && result.end == StageEnd::kFinished; ++i) {
     if (i > 0) plan_.stages[i].init_from = stage_dir(i - 1);
-    fs::create_directories(stage_dir(i));
+    if (is_main()) fs::create_directories(stage_dir(i));
     result.end = run_stage(i, reporter, stop);
     result.last_trainer = plan_.stages[i].trainer;
   }
-  if (result.end == StageEnd::kFinished) {
+  if (result.end == StageEnd::kFinished && is_main()) {
     const TrainState state = load_state(find_checkpoint(stage_dir(plan_.stages.size() - 1)));
     if (const Json* first = state.report.find("first"))
       result.before = first->at("score").as_double();
@@ -56,14 +102,27 @@ RunResult Run::execute(Reporter& reporter, const std::atomic<bool>& stop) {
   return result;
 }
 
+Communicator& Run::communicator(Device device) {
+  if (comm_ == nullptr || comm_device_ != device) {
+    comm_.reset();
+    comm_ = make_communicator(*group_, device);
+    comm_device_ = device;
+  }
+  return *comm_;
+}
+
 StageEnd Run::run_stage(size_t index, Reporter& reporter, const std::atomic<bool>& stop) {
   const TrainConfig& config = plan_.stages[index];
+  const Device device = device_of(config, group_);
   if (config.num_threads > 0) set_num_threads(static_cast<int>(config.num_threads));
   StageEnd end = StageEnd::kFinished;
+  const auto train = [&](Communicator& comm) {
+    Stage stage({config, stage_dir(index), comm, reporter, stop, device});
+    return config.trainer == TrainerType::kGrpo ? train_grpo(stage) : train_supervised(stage);
+  };
+  if (group_ != nullptr) return train(communicator(device));
   run_local_ranks(static_cast<int>(config.ranks), [&](Communicator& comm) {
-    Stage stage({config, stage_dir(index), comm, reporter, stop});
-    const StageEnd mine =
-        config.trainer == TrainerType::kGrpo ? train_grpo(stage) : train_supervised(stage);
+    const StageEnd mine = train(comm);
     if (comm.rank() == 0) end = mine;
   });
   return end;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "dist/process_group.h"
 #include "trainers/config.h"
 #include "trainers/files.h"
 #include "trainers/reporter.h"
@@ -27,13 +28,18 @@ struct RunResult {
 };
 
 // A plan ready to run: its directory exists and belongs to this process.
+//
+// With a `group`, which must outlive it, the run is that of all its processes, and every one of
+// them makes the same calls. Rank 0 has the directory and writes; the others see it through a
+// shared file system. A process takes the GPU of its local rank.
 class Run {
  public:
   // Makes a new run directory and writes the resolved configuration there.
-  static Run create(const RunPlan& plan);
+  static Run create(const RunPlan& plan, ProcessGroup* group = nullptr);
   // Takes up RUN_DIR where it ended, with the configuration it has and key=value overrides. Throws
   // InputError if it is no run directory.
-  static Run resume(const std::string& run_dir, std::span<const std::string> overrides);
+  static Run resume(const std::string& run_dir, std::span<const std::string> overrides,
+                    ProcessGroup* group = nullptr);
 
   const std::string& dir() const { return dir_; }
   const RunPlan& plan() const { return plan_; }
@@ -41,13 +47,18 @@ class Run {
   RunResult execute(Reporter& reporter, const std::atomic<bool>& stop);
 
  private:
-  Run(RunPlan plan, std::string dir);
+  Run(RunPlan plan, std::string dir, ProcessGroup* group);
   StageEnd run_stage(size_t index, Reporter& reporter, const std::atomic<bool>& stop);
   std::string stage_dir(size_t index) const;
+  bool is_main() const { return group_ == nullptr || group_->rank() == 0; }
+  Communicator& communicator(Device device);
 
   RunPlan plan_;
   std::string dir_;
-  std::unique_ptr<RunLock> lock_;
+  ProcessGroup* group_;
+  std::unique_ptr<RunLock> lock_;       // of rank 0
+  std::unique_ptr<Communicator> comm_;  // of the group's ranks, for comm_device_
+  Device comm_device_;
 };
 
 }  // namespace cohort

@@ -75,6 +75,7 @@ Stage::Stage(const StageSetup& setup)
       comm_(setup.comm),
       reporter_(setup.reporter),
       stop_(setup.stop),
+      device_(setup.device),
       step_start_(std::chrono::steady_clock::now()) {
   build_model();
   if (config_.trainer != TrainerType::kPretrain) correct_ = correctness_of(config_, data_.task);
@@ -88,14 +89,14 @@ void Stage::build_model() {
   const auto resumed = newest_checkpoint(checkpoints);
   LoadedModel loaded;
   if (resumed || !config_.init_from.empty())
-    loaded = load_model(resumed ? *resumed : find_checkpoint(config_.init_from), config_);
+    loaded = load_model(resumed ? *resumed : find_checkpoint(config_.init_from), config_, device_);
   data_ = load_dataset(config_, std::move(loaded.tokenizer));
   if (loaded.model == nullptr) {
     ModelConfig model = config_.model;
     model.vocab_size = data_.tokenizer->vocab_size();
     model.resolve();
-    loaded.model =
-        std::make_unique<Transformer>(model, config_.dtype, static_cast<uint64_t>(config_.seed));
+    loaded.model = std::make_unique<Transformer>(model, config_.dtype,
+                                                 static_cast<uint64_t>(config_.seed), device_);
   }
   check_data(config_, data_, loaded.model->config().context);
   if (const auto n = static_cast<int64_t>(data_.held_out.size());
@@ -103,7 +104,7 @@ void Stage::build_model() {
     logging::info("eval.size: ", config_.eval.size,
                   " held-out problems were asked for, the data have ", n);
   if (config_.trainer == TrainerType::kGrpo && config_.grpo.beta > 0) {
-    reference_ = std::make_unique<Transformer>(loaded.model->config(), config_.dtype, 0);
+    reference_ = std::make_unique<Transformer>(loaded.model->config(), config_.dtype, 0, device_);
     if (resumed)
       load_weights(*reference_, *resumed + "/reference.safetensors");
     else

@@ -32,6 +32,7 @@ struct StageSetup {
   Communicator& comm;
   Reporter& reporter;             // used by rank 0 only
   const std::atomic<bool>& stop;  // set by SIGINT and SIGTERM
+  Device device = {};             // of this rank
 };
 
 enum class StageEnd { kFinished, kInterrupted };
@@ -78,6 +79,7 @@ class Stage {
   Communicator& comm_;
   Reporter& reporter_;
   const std::atomic<bool>& stop_;
+  const Device device_;
   Dataset data_;
   std::unique_ptr<Learner> learner_;
   std::unique_ptr<Transformer> reference_;

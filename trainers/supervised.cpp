@@ -71,9 +71,11 @@ StageEnd train_supervised(Stage& stage) {
         .mode = Mode::kTrain, .seed = static_cast<uint64_t>(config.seed), .step = stage.step()};
 
     const auto loss = [&](int64_t i) {
-      const PackedBatch& batch = batches[static_cast<size_t>(i)];
+      const PackedBatch batch = stage.model().place(batches[static_cast<size_t>(i)]);
       const Variable hidden = stage.model().forward(batch, options);
-      const Tensor weights = Tensor::full({batch.size()}, 1 / totals[0], stage.model().dtype());
+      const Tensor weights =
+          Tensor::full({batch.size()}, 1 / totals[0], accumulate_dtype(stage.model().dtype()),
+                       stage.model().device());
       return cross_entropy(hidden, stage.model().head(), batch.targets, weights);
     };
     const double rate = stage.learning_rate();

@@ -1,5 +1,6 @@
 // Flash-attention over packed sequences: the scores [T, T] are never held. Forward stores O and the
-// log-sum-exp; backward recomputes S tile by tile (Dao 2023).
+// log-sum-exp; backward recomputes S tile by tile (Dao 2023). In bf16, P is rounded to bf16 where
+// it meets V, and O once at the end; attend.cuh says how the CUDA kernels go about it.
 //
 //   S = scale Q K^T (masked),  lse = log sum exp S,  P = exp(S - lse),  O = dropout(P) V
 //
@@ -24,6 +25,9 @@ struct AttentionDesc {
       dropout;  // on the probabilities; element = head * 2^32 + key position in its sequence
 };
 
+// The largest head dim of the CUDA kernels.
+inline constexpr int64_t kMaxCudaHeadDim = 256;
+
 // Keys per tile in the canonical order.
 inline int64_t attention_tile(int64_t head_dim) {
   return head_dim > 128 ? 64 : 128;
@@ -31,13 +35,16 @@ inline int64_t attention_tile(int64_t head_dim) {
 
 // q, o: [T, H, D]; k, v: [T, Hkv, D], H a multiple of Hkv (grouped-query attention); cu_seqlens: [S
 // + 1] i32, ascending from 0 to T: sequence s is tokens [cu_seqlens[s], cu_seqlens[s + 1]); empty
-// sequences allowed. lse: [H, T] natural log, of the tensors' dtype. Any D >= 1. Query i sees keys
-// j <= i of its own sequence (causal) or all of them (full).
+// sequences allowed. lse: [H, T] natural log, of accumulate_dtype(). Any D >= 1 (up to
+// kMaxCudaHeadDim on CUDA). Query i sees keys j <= i of its own sequence (causal) or all of them
+// (full). On CUDA, an infinite or NaN value can reach rows before it of its own sequence and tile,
+// by way of 0 times it; no other sequence's.
 void attention_forward(Tensor& o, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
                        const Tensor& cu_seqlens, const AttentionDesc& desc);
 
 // dq, dk, dv per their modes; deterministic for any thread count. Scratch is of the size of a tile
-// per thread, in both directions.
+// per thread, in both directions; on CUDA the backward keeps two f32 per row of q. In bf16 rounded
+// are P and dS as factors of products, and dq, dk, dv once at the end.
 void attention_backward(Tensor& dq, Grad mode_q, Tensor& dk, Grad mode_k, Tensor& dv, Grad mode_v,
                         const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& o, const Tensor& lse, const Tensor& cu_seqlens,
@@ -51,14 +58,16 @@ struct PagedKV {
 };
 
 // Writes new tokens' keys and values: k, v: [T, Hkv, D]; sequences (rows of the block table),
-// positions: [T] i32. Throws before writing if a token's block is missing from the table.
+// positions: [T] i32. Throws before writing if a token's block is missing from the table; CUDA
+// skips such a token.
 void paged_kv_write(PagedKV& cache, const Tensor& k, const Tensor& v, const Tensor& sequences,
                     const Tensor& positions);
 
 // Prefill and decode in one: query token t of sequence sequences[t] at positions[t] attends to
 // cached keys 0..positions[t]. q, o: [T, H, D]. Bits equal attention_forward's (causal, no dropout;
 // any other desc throws) for the same row. Tokens of a sequence that stand together share the work
-// of reading its keys.
+// of reading its keys. On CUDA, where nothing is checked, a token whose sequence is not in the
+// table gets zeros, and keys without a block count as zeros.
 void attention_paged(Tensor& o, const Tensor& q, const PagedKV& cache, const Tensor& sequences,
                      const Tensor& positions, const AttentionDesc& desc);
 

@@ -344,18 +344,24 @@ std::vector<BackwardItem> backward_items(const PackedSizes& sizes, const int32_t
 
 }  // namespace
 
+COHORT_DECLARE_CUDA(attention_backward);
+
 void attention_backward(Tensor& dq, Grad mode_q, Tensor& dk, Grad mode_k, Tensor& dv, Grad mode_v,
                         const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& o, const Tensor& lse, const Tensor& cu_seqlens,
                         const AttentionDesc& desc) {
   const char* op = "attention_backward";
   const PackedSizes sizes = check_packed(q, k, v, cu_seqlens, desc, op);
-  check_tensor(dq, q.shape(), q.dtype(), op, "dq");
-  check_tensor(dk, k.shape(), q.dtype(), op, "dk");
-  check_tensor(dv, k.shape(), q.dtype(), op, "dv");
-  check_tensor(dout, q.shape(), q.dtype(), op, "dout");
-  check_tensor(o, q.shape(), q.dtype(), op, "o");
-  check_tensor(lse, {sizes.heads, sizes.tokens}, q.dtype(), op, "lse");
+  const Device device = q.device();
+  check_tensor(dq, q.shape(), q.dtype(), op, "dq", device);
+  check_tensor(dk, k.shape(), q.dtype(), op, "dk", device);
+  check_tensor(dv, k.shape(), q.dtype(), op, "dv", device);
+  check_tensor(dout, q.shape(), q.dtype(), op, "dout", device);
+  check_tensor(o, q.shape(), q.dtype(), op, "o", device);
+  check_tensor(lse, {sizes.heads, sizes.tokens}, accumulate_dtype(q.dtype()), op, "lse", device);
+  const double scale = softmax_scale(desc, sizes.head_dim, op);
+  COHORT_FORWARD_TO_CUDA(q, attention_backward(dq, mode_q, dk, mode_k, dv, mode_v, dout, q, k, v, o,
+                                               lse, cu_seqlens, desc));
   const Arguments args{.dq = dq,
                        .dk = dk,
                        .dv = dv,
@@ -372,7 +378,7 @@ void attention_backward(Tensor& dq, Grad mode_q, Tensor& dk, Grad mode_k, Tensor
                        .sizes = sizes,
                        .mask = desc.mask,
                        .dropout = ProbabilityDropout(desc.dropout),
-                       .scale = softmax_scale(desc, sizes.head_dim, op)};
+                       .scale = scale};
   const auto items = backward_items(sizes, args.cu, desc.mask);
   dispatch_float(q.dtype(), op, [&]<class T>() {
     parallel_items(items, [&](int64_t first, int64_t last) {

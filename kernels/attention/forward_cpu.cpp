@@ -2,6 +2,9 @@
 #include "kernels/attention/attend_cpu.h"
 
 namespace cohort::kernels {
+
+COHORT_DECLARE_CUDA(attention_forward);
+
 namespace {
 
 using namespace attention;
@@ -75,9 +78,11 @@ void attention_forward(Tensor& o, Tensor& lse, const Tensor& q, const Tensor& k,
                        const Tensor& cu_seqlens, const AttentionDesc& desc) {
   const char* op = "attention_forward";
   const PackedSizes sizes = check_packed(q, k, v, cu_seqlens, desc, op);
-  check_tensor(o, q.shape(), q.dtype(), op, "o");
-  check_tensor(lse, {sizes.heads, sizes.tokens}, q.dtype(), op, "lse");
+  check_tensor(o, q.shape(), q.dtype(), op, "o", q.device());
+  check_tensor(lse, {sizes.heads, sizes.tokens}, accumulate_dtype(q.dtype()), op, "lse",
+               q.device());
   const double scale = softmax_scale(desc, sizes.head_dim, op);
+  COHORT_FORWARD_TO_CUDA(q, attention_forward(o, lse, q, k, v, cu_seqlens, desc));
   dispatch_float(q.dtype(), op, [&]<class T>() {
     forward<T>(o, lse, q, k, v, cu_seqlens.data<int32_t>(), sizes, desc, scale);
   });

@@ -3,6 +3,10 @@
 #include "kernels/attention/attend_cpu.h"
 
 namespace cohort::kernels {
+
+COHORT_DECLARE_CUDA(paged_kv_write);
+COHORT_DECLARE_CUDA(attention_paged);
+
 namespace {
 
 using namespace attention;
@@ -21,9 +25,14 @@ CacheSizes check_cache(const PagedKV& cache, const char* op) {
   COHORT_CHECK(sizes.block_tokens >= 1 && sizes.kv_heads >= 1 && sizes.head_dim >= 1, "[", op,
                "] expected a cache with at least one token per block, head and dim, got ",
                cache.k.str());
-  check_tensor(cache.k, cache.k.shape(), cache.k.dtype(), op, "cache.k");
-  check_tensor(cache.v, cache.k.shape(), cache.k.dtype(), op, "cache.v");
-  check_tensor(cache.block_table, cache.block_table.shape(), DType::kI32, op, "cache.block_table");
+  const Device device = cache.k.device();
+  COHORT_CHECK(device.is_cpu() || sizes.head_dim <= kMaxCudaHeadDim, "[", op,
+               "] expected a head dim of at most ", kMaxCudaHeadDim, " on a CUDA device, got ",
+               cache.k.str());
+  check_tensor(cache.k, cache.k.shape(), cache.k.dtype(), op, "cache.k", device);
+  check_tensor(cache.v, cache.k.shape(), cache.k.dtype(), op, "cache.v", device);
+  check_tensor(cache.block_table, cache.block_table.shape(), DType::kI32, op, "cache.block_table",
+               device);
   return sizes;
 }
 
@@ -114,10 +123,12 @@ void paged_kv_write(PagedKV& cache, const Tensor& k, const Tensor& v, const Tens
   const char* op = "paged_kv_write";
   const CacheSizes sizes = check_cache(cache, op);
   const int64_t tokens = sequences.numel();
-  check_tensor(k, {tokens, sizes.kv_heads, sizes.head_dim}, cache.k.dtype(), op, "k");
-  check_tensor(v, {tokens, sizes.kv_heads, sizes.head_dim}, cache.k.dtype(), op, "v");
-  check_tensor(sequences, {tokens}, DType::kI32, op, "sequences");
-  check_tensor(positions, {tokens}, DType::kI32, op, "positions");
+  const Device device = cache.k.device();
+  check_tensor(k, {tokens, sizes.kv_heads, sizes.head_dim}, cache.k.dtype(), op, "k", device);
+  check_tensor(v, {tokens, sizes.kv_heads, sizes.head_dim}, cache.k.dtype(), op, "v", device);
+  check_tensor(sequences, {tokens}, DType::kI32, op, "sequences", device);
+  check_tensor(positions, {tokens}, DType::kI32, op, "positions", device);
+  COHORT_FORWARD_TO_CUDA(k, paged_kv_write(cache, k, v, sequences, positions));
   const int32_t *const sequence = sequences.data<int32_t>(),
                        *const position = positions.data<int32_t>(),
                        *const table = cache.block_table.data<int32_t>();
@@ -152,10 +163,13 @@ void attention_paged(Tensor& o, const Tensor& q, const PagedKV& cache, const Ten
   COHORT_CHECK(q.rank() == 3 && q.dim(1) >= 1 && q.dim(1) % sizes.kv_heads == 0, "[", op,
                "] expected q [T, H, D] with H a multiple of ", sizes.kv_heads, ", got ", q.str());
   const int64_t tokens = q.dim(0);
-  check_tensor(q, {tokens, q.dim(1), sizes.head_dim}, cache.k.dtype(), op, "q");
-  check_tensor(o, q.shape(), q.dtype(), op, "o");
-  check_tensor(sequences, {tokens}, DType::kI32, op, "sequences");
-  check_tensor(positions, {tokens}, DType::kI32, op, "positions");
+  const Device device = cache.k.device();
+  check_tensor(q, {tokens, q.dim(1), sizes.head_dim}, cache.k.dtype(), op, "q", device);
+  check_tensor(o, q.shape(), q.dtype(), op, "o", device);
+  check_tensor(sequences, {tokens}, DType::kI32, op, "sequences", device);
+  check_tensor(positions, {tokens}, DType::kI32, op, "positions", device);
+  const double scale = softmax_scale(desc, sizes.head_dim, op);
+  COHORT_FORWARD_TO_CUDA(q, attention_paged(o, q, cache, sequences, positions, desc));
   const int32_t *const sequence = sequences.data<int32_t>(),
                        *const position = positions.data<int32_t>(),
                        *const table = cache.block_table.data<int32_t>();
@@ -167,7 +181,6 @@ void attention_paged(Tensor& o, const Tensor& q, const PagedKV& cache, const Ten
     for (; checked <= position[t] / sizes.block_tokens; ++checked)
       check_block(sizes, sequence[t], checked, table[sequence[t] * sizes.max_blocks + checked], op);
   }
-  const double scale = softmax_scale(desc, sizes.head_dim, op);
   dispatch_float(q.dtype(), op,
                  [&]<class T>() { paged<T>(o, q, cache, sequence, position, sizes, scale); });
 }

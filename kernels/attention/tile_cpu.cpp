@@ -166,13 +166,25 @@ PackedSizes check_packed(const Tensor& q, const Tensor& k, const Tensor& v,
   COHORT_CHECK(sizes.kv_heads >= 1 && sizes.heads >= 1 && sizes.heads % sizes.kv_heads == 0, "[",
                op, "] expected query heads to be a multiple of key heads, got ", sizes.heads,
                " and ", sizes.kv_heads);
+  const Device device = q.device();
+  COHORT_CHECK(device.is_cpu() || sizes.head_dim <= kMaxCudaHeadDim, "[", op,
+               "] expected a head dim of at most ", kMaxCudaHeadDim, " on a CUDA device, got ",
+               q.str());
   const Shape key_shape = {sizes.tokens, sizes.kv_heads, sizes.head_dim};
-  check_tensor(q, q.shape(), q.dtype(), op, "q");
-  check_tensor(k, key_shape, q.dtype(), op, "k");
-  check_tensor(v, key_shape, q.dtype(), op, "v");
+  check_tensor(q, q.shape(), q.dtype(), op, "q", device);
+  check_tensor(k, key_shape, q.dtype(), op, "k", device);
+  check_tensor(v, key_shape, q.dtype(), op, "v", device);
   COHORT_CHECK(sizes.sequences >= 0, "[", op, "] expected cu_seqlens [S + 1], got ",
                cu_seqlens.str());
-  check_tensor(cu_seqlens, {sizes.sequences + 1}, DType::kI32, op, "cu_seqlens");
+  check_tensor(cu_seqlens, {sizes.sequences + 1}, DType::kI32, op, "cu_seqlens", device);
+  const DropoutSpec& dropout = desc.dropout;
+  COHORT_CHECK(dropout.p >= 0 && dropout.p < 1, "[", op, "] expected dropout p in [0, 1), got ",
+               dropout.p);
+  if (dropout.p > 0) {
+    check_tensor(dropout.sequences, {sizes.tokens}, DType::kI64, op, "dropout.sequences", device);
+    check_tensor(dropout.positions, {sizes.tokens}, DType::kI32, op, "dropout.positions", device);
+  }
+  if (!device.is_cpu()) return sizes;
   const int32_t* cu = cu_seqlens.data<int32_t>();
   COHORT_CHECK(cu[0] == 0 && cu[sizes.sequences] == sizes.tokens, "[", op,
                "] expected cu_seqlens from 0 to ", sizes.tokens, ", got ", cu[0], " to ",
@@ -180,13 +192,6 @@ PackedSizes check_packed(const Tensor& q, const Tensor& k, const Tensor& v,
   for (int64_t s = 0; s < sizes.sequences; ++s)
     COHORT_CHECK(cu[s] <= cu[s + 1], "[", op, "] expected ascending cu_seqlens, got ", cu[s],
                  " before ", cu[s + 1], " at sequence ", s);
-  const DropoutSpec& dropout = desc.dropout;
-  COHORT_CHECK(dropout.p >= 0 && dropout.p < 1, "[", op, "] expected dropout p in [0, 1), got ",
-               dropout.p);
-  if (dropout.p > 0) {
-    check_tensor(dropout.sequences, {sizes.tokens}, DType::kI64, op, "dropout.sequences");
-    check_tensor(dropout.positions, {sizes.tokens}, DType::kI32, op, "dropout.positions");
-  }
   return sizes;
 }
 

@@ -153,7 +153,8 @@ extern template void ProbabilityDropout::fill<float>(float*, int64_t, int64_t, i
 extern template void ProbabilityDropout::fill<double>(double*, int64_t, int64_t, int64_t,
                                                       int64_t) const;
 
-// Sizes of a call on packed sequences, checked.
+// Sizes of a call on packed sequences, checked. The values of cu_seqlens are looked at on the CPU
+// only.
 struct PackedSizes {
   int64_t tokens, heads, kv_heads, head_dim, sequences;
   int64_t group() const { return heads / kv_heads; }

@@ -54,15 +54,19 @@ TEST(Device, ParsesTheCpuAndExplainsTheRest) {
                       str("expected 'cpu', 'cuda' or 'cuda:N', got '", text, "'"));
 }
 
-TEST(Stream, GuardRestoresThePreviousOne) {
+TEST(Stream, GuardIsForItsDeviceAndRestoresThePreviousOne) {
   int there = 0;
-  EXPECT_EQ(current_stream().handle, nullptr);
+  EXPECT_EQ(current_stream({}).handle, nullptr);
   {
-    const StreamGuard guard(Stream{Device{DeviceType::kCUDA, 0}, &there});
-    EXPECT_EQ(current_stream().handle, &there);
+    const StreamGuard guard(Stream{Device::cuda(0), &there});
+    EXPECT_EQ(current_stream(Device::cuda(0)).handle, &there);
+    EXPECT_EQ(current_stream({}).handle, nullptr);
+    {
+      const StreamGuard inner(Stream{{}, nullptr});
+    }
+    EXPECT_EQ(current_stream(Device::cuda(0)).handle, &there);
   }
-  EXPECT_EQ(current_stream().handle, nullptr);
-  EXPECT_TRUE(current_stream().device.is_cpu());
+  EXPECT_TRUE(current_stream({}).device.is_cpu());
 }
 
 TEST(Log, FileGetsEveryMessageAndAnExpectedWarningPasses) {

@@ -77,25 +77,29 @@ inline AttentionCase make_case(const AttentionShape& shape,
 }
 
 inline AttentionOutput run_forward(const AttentionCase& c) {
-  AttentionOutput out{Tensor::full(c.q.shape(), NAN, c.q.dtype()),
-                      Tensor::full({c.q.dim(1), c.tokens()}, NAN, c.q.dtype())};
+  const Device device = c.q.device();
+  AttentionOutput out{
+      Tensor::full(c.q.shape(), NAN, c.q.dtype(), device),
+      Tensor::full({c.q.dim(1), c.tokens()}, NAN, accumulate_dtype(c.q.dtype()), device)};
   kernels::attention_forward(out.o, out.lse, c.q, c.k, c.v, c.cu, c.desc);
   return out;
 }
 
 inline AttentionGrads run_backward(const AttentionCase& c, const AttentionOutput& out) {
   using kernels::Grad;
-  AttentionGrads g{Tensor::full(c.q.shape(), NAN, c.q.dtype()),
-                   Tensor::full(c.k.shape(), NAN, c.q.dtype()),
-                   Tensor::full(c.k.shape(), NAN, c.q.dtype())};
+  const Device device = c.q.device();
+  AttentionGrads g{Tensor::full(c.q.shape(), NAN, c.q.dtype(), device),
+                   Tensor::full(c.k.shape(), NAN, c.q.dtype(), device),
+                   Tensor::full(c.k.shape(), NAN, c.q.dtype(), device)};
   kernels::attention_backward(g.dq, Grad::kOverwrite, g.dk, Grad::kOverwrite, g.dv,
                               Grad::kOverwrite, c.dout, c.q, c.k, c.v, out.o, out.lse, c.cu,
                               c.desc);
   return g;
 }
 
-// Scores held, exponentials of the standard library, dropout bit by bit.
-inline AttentionOutput naive_attention(const AttentionCase& c) {
+// Scores held, exponentials of the standard library, dropout bit by bit. With bf16 as `storage`, P
+// and O are rounded where the contract says so.
+inline AttentionOutput naive_attention(const AttentionCase& c, DType storage = DType::kF64) {
   const auto q = c.q.to_vector<double>(), k = c.k.to_vector<double>(), v = c.v.to_vector<double>();
   const int64_t heads = c.q.dim(1), kv_heads = c.k.dim(1), dim = c.q.dim(2), tokens = c.tokens();
   std::vector<double> o(q.size()), lse(static_cast<size_t>(heads * tokens));
@@ -126,19 +130,34 @@ inline AttentionOutput naive_attention(const AttentionCase& c) {
                                     static_cast<float>(drop.p));
           if (!keep) continue;
           const double* vj = &v[static_cast<size_t>(((c.start(s) + j) * kv_heads + kv) * dim)];
+          double weight = p[static_cast<size_t>(j)] / (1 - drop.p);
+          if (storage == DType::kBF16)
+            weight = static_cast<double>(bf16(static_cast<float>(weight)));
           for (int64_t d = 0; d < dim; ++d)
-            o[static_cast<size_t>((t * heads + h) * dim + d)] +=
-                p[static_cast<size_t>(j)] / l / (1 - drop.p) * vj[d];
+            o[static_cast<size_t>((t * heads + h) * dim + d)] += weight / l * vj[d];
         }
         lse[static_cast<size_t>(h * tokens + t)] = m + std::log(l);
       }
-  return {Tensor::from(o, c.q.shape()), Tensor::from(lse, {heads, tokens})};
+  return {Tensor::from(o, c.q.shape()).to(storage).to(DType::kF64),
+          Tensor::from(lse, {heads, tokens})};
 }
 
-inline AttentionCase in_f32(const AttentionCase& c) {
+inline AttentionCase in_dtype(const AttentionCase& c, DType dtype) {
   AttentionCase f = c;
-  f.shape.dtype = DType::kF32;
-  for (Tensor* t : {&f.q, &f.k, &f.v, &f.dout}) *t = t->to(DType::kF32);
+  f.shape.dtype = dtype;
+  for (Tensor* t : {&f.q, &f.k, &f.v, &f.dout}) *t = t->to(dtype);
+  return f;
+}
+inline AttentionCase in_f32(const AttentionCase& c) {
+  return in_dtype(c, DType::kF32);
+}
+
+// start() is for cases on the CPU.
+inline AttentionCase on_device(const AttentionCase& c, Device device) {
+  AttentionCase f = c;
+  for (Tensor* t : {&f.q, &f.k, &f.v, &f.dout, &f.cu}) *t = t->to(device);
+  if (f.shape.p > 0)
+    for (Tensor* t : {&f.desc.dropout.sequences, &f.desc.dropout.positions}) *t = t->to(device);
   return f;
 }
 

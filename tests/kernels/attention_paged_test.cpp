@@ -1,93 +1,12 @@
 // Prefill and decode on a paged cache give the bits of the training forward pass, however a
 // sequence is cut into steps, whoever shares the batch, and wherever its blocks lie.
-#include <numeric>
-
 #include "core/parallel.h"
-#include "core/rng.h"
-#include "tests/kernels/attention_cases.h"
+#include "tests/kernels/attention_paged_cases.h"
 
 namespace cohort::test {
 namespace {
 
 using kernels::PagedKV;
-
-// A cache for all sequences of `c` with the blocks in random order and unused ones between them.
-PagedKV make_cache(const AttentionCase& c, int64_t block_tokens, Rng& rng) {
-  int64_t max_blocks = 1, used = 0;
-  for (const SequenceSpec& s : c.sequences) {
-    const int64_t blocks = (s.length + block_tokens - 1) / block_tokens;
-    max_blocks = std::max(max_blocks, blocks + 1);
-    used += blocks;
-  }
-  std::vector<int32_t> free(static_cast<size_t>(used + 5));
-  std::iota(free.begin(), free.end(), 0);
-  for (size_t i = free.size(); i > 1; --i)
-    std::swap(free[i - 1], free[static_cast<size_t>(rng.below(static_cast<int64_t>(i)))]);
-  std::vector<int32_t> table;
-  for (const SequenceSpec& s : c.sequences)
-    for (int64_t b = 0; b < max_blocks; ++b) {
-      const bool needed = b * block_tokens < s.length;
-      table.push_back(needed ? free.back() : -1);
-      if (needed) free.pop_back();
-    }
-  const Shape shape = {used + 5, block_tokens, c.k.dim(1), c.k.dim(2)};
-  return {Tensor::full(shape, NAN, c.k.dtype()), Tensor::full(shape, NAN, c.k.dtype()),
-          Tensor::from(table, {static_cast<int64_t>(c.sequences.size()), max_blocks})};
-}
-
-struct Step {
-  int64_t sequence, begin, end;  // positions of one sequence
-};
-
-// Gathers the steps' tokens into one batch, writes the cache, attends, and puts o back into `all`.
-void run_step(PagedKV& cache, const AttentionCase& c, const std::vector<Step>& steps, Tensor& all) {
-  std::vector<int32_t> sequences, positions;
-  std::vector<int64_t> tokens;
-  for (const Step& s : steps)
-    for (int64_t p = s.begin; p < s.end; ++p) {
-      sequences.push_back(static_cast<int32_t>(s.sequence));
-      positions.push_back(static_cast<int32_t>(p));
-      tokens.push_back(c.start(static_cast<size_t>(s.sequence)) + p);
-    }
-  const auto gather = [&](const Tensor& from) {
-    Tensor rows = Tensor::empty({static_cast<int64_t>(tokens.size()), from.dim(1), from.dim(2)},
-                                from.dtype());
-    for (size_t i = 0; i < tokens.size(); ++i)
-      rows.select(0, static_cast<int64_t>(i)).copy_(from.select(0, tokens[i]));
-    return rows;
-  };
-  const Tensor seq = Tensor::from(sequences), pos = Tensor::from(positions);
-  kernels::paged_kv_write(cache, gather(c.k), gather(c.v), seq, pos);
-  const Tensor q = gather(c.q);
-  Tensor o = Tensor::full(q.shape(), NAN, q.dtype());
-  kernels::attention_paged(o, q, cache, seq, pos, c.desc);
-  for (size_t i = 0; i < tokens.size(); ++i)
-    all.select(0, tokens[i]).copy_(o.select(0, static_cast<int64_t>(i)));
-}
-
-// Every sequence in steps of random sizes; in each batch a random choice of sequences, in random
-// order. Decode steps of one token are as likely as chunks of up to 80.
-Tensor run_in_random_steps(const AttentionCase& c, int64_t block_tokens, Rng& rng) {
-  PagedKV cache = make_cache(c, block_tokens, rng);
-  Tensor all = Tensor::full(c.q.shape(), NAN, c.q.dtype());
-  std::vector<int64_t> done(c.sequences.size());
-  while (true) {
-    std::vector<Step> steps;
-    bool left = false;
-    const int64_t offset = rng.below(static_cast<int64_t>(done.size()));
-    for (size_t i = 0; i < done.size(); ++i) {
-      const size_t s = (i + static_cast<size_t>(offset)) % done.size();
-      const int64_t rest = c.sequences[s].length - done[s];
-      left = left || rest > 0;
-      if (rest == 0 || rng.below(3) == 0) continue;
-      const int64_t n = std::min(rest, rng.below(2) == 0 ? 1 : rng.between(1, 80));
-      steps.push_back({static_cast<int64_t>(s), done[s], done[s] + n});
-      done[s] += n;
-    }
-    if (!left) return all;
-    if (!steps.empty()) run_step(cache, c, steps, all);
-  }
-}
 
 TEST(AttentionPaged, BitsAreThoseOfTheForwardPass) {
   struct Row {

@@ -224,7 +224,8 @@ TEST(Elementwise, MismatchesNameTheOpAndTheTensor) {
     EXPECT_THROW_WITH(op.backward(y, Grad::kOverwrite, none(), Grad::kOverwrite, x, x, x), Error,
                       std::string(op.name) + "_backward] expected da");
   }
-  EXPECT_THROW_WITH(neg_forward(y, Tensor::zeros({3}, DType::kBF16)), Error, "expected f64 or f32");
+  y = Tensor::zeros({3}, DType::kBF16);
+  EXPECT_THROW_WITH(neg_forward(y, y), Error, "expected f64 or f32");
 }
 
 TEST(Elementwise, ScaleOverwritesOrAccumulates) {
@@ -234,6 +235,16 @@ TEST(Elementwise, ScaleOverwritesOrAccumulates) {
   EXPECT_EQ(y.to_vector<double>(), (std::vector<double>{13, 14}));
   scale(y, x, 3);
   EXPECT_EQ(y.to_vector<double>(), (std::vector<double>{3, -6}));
+}
+
+TEST(Elementwise, ScaleByTakesItsFactorFromATensor) {
+  const Tensor x = Tensor::from<double>({1, -2}, {2}), factor = Tensor::full({1}, 3, DType::kF64);
+  Tensor y = Tensor::from<double>({10, 20}, {2});
+  scale_by(y, x, factor, Grad::kAccumulate);
+  EXPECT_EQ(y.to_vector<double>(), (std::vector<double>{13, 14}));
+  scale_by(y, x, factor);
+  EXPECT_EQ(y.to_vector<double>(), (std::vector<double>{3, -6}));
+  EXPECT_THROW_WITH(scale_by(y, x, x), Error, "[scale_by] expected factor of one element");
 }
 
 TEST(Elementwise, SumIsBlockedAndAccurate) {

@@ -209,8 +209,8 @@ TEST(Head, SaysWhatIsWrong) {
   c.targets = ids({0, 2, 8});
   c.desc.temperature = 0;
   EXPECT_THROW_WITH(forward(c), Error, "temperature above 0");
-  c.desc = {.chunk_tokens = 0};
-  EXPECT_THROW_WITH(forward(c), Error, "chunk_tokens above 0");
+  c.desc = {.chunk_tokens = -1};
+  EXPECT_THROW_WITH(forward(c), Error, "chunk_tokens of 0 or more");
   c.desc = {};
   c.w = Tensor::zeros({9, 5}, DType::kF32);
   EXPECT_THROW_WITH(forward(c), Error, "expected x [T, C] and w [V, C]");
@@ -219,6 +219,21 @@ TEST(Head, SaysWhatIsWrong) {
 TEST(Head, WorkspaceIsOneChunkOfLogits) {
   EXPECT_EQ(head_workspace_bytes(1000, DType::kF32, {.chunk_tokens = 128}), 128 * 1000 * 4);
   EXPECT_EQ(head_workspace_bytes(1000, DType::kF64, {.chunk_tokens = 129}), 256 * 1000 * 8);
+  EXPECT_EQ(head_workspace_bytes(1000, DType::kF32, {}), 128 * 1000 * 4);
+}
+
+// By default a GPU holds up to 512 MiB of f32 logits, and up to 4096 rows; beside bf16 hidden
+// states their gradient takes 2 bytes more each.
+TEST(Head, ChunksOnAGpuFollowTheVocabulary) {
+  const Device gpu = Device::cuda();
+  EXPECT_EQ(head_chunk_tokens(100, 0, gpu), 4096);
+  EXPECT_EQ(head_chunk_tokens(32768, 0, gpu), 4096);
+  EXPECT_EQ(head_chunk_tokens(50257, 0, gpu), 2560);
+  EXPECT_EQ(head_chunk_tokens(151936, 0, gpu), 768);
+  EXPECT_EQ(head_chunk_tokens(int64_t{1} << 24, 0, gpu), 128);
+  EXPECT_EQ(head_chunk_tokens(100, 129, gpu), 256);
+  EXPECT_EQ(head_workspace_bytes(32768, DType::kBF16, {}, gpu), int64_t{4096} * 32768 * 6);
+  EXPECT_EQ(head_workspace_bytes(32768, DType::kF32, {}, gpu), int64_t{4096} * 32768 * 4);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "kernels/norm.h"
 
+#include "kernels/elementwise.h"
 #include "tests/kernels/kernel_test.h"
 
 namespace cohort::kernels {
@@ -179,6 +180,25 @@ TEST(LayerNorm, BackwardAccumulatesAndSkips) {
   expect_sum(dx, 2, out.dx);
   expect_sum(dw, 3, out.dw);
   expect_sum(db, 4, out.db);
+}
+
+TEST(Norms, FusedResidualEqualsTheTwoSteps) {
+  for (const DType dtype : {DType::kF64, DType::kF32}) {
+    const NormInputs in({5, 33}, dtype);
+    NormInputs total = in;
+    total.x = Tensor::empty_like(in.x);
+    add_forward(total.x, in.x, in.dy);
+    const NormOutputs rms = run_rms(total), layer = run_layer(total);
+    Tensor sum = in.x.clone(), y = Tensor::empty_like(sum), rstd = Tensor::empty({5}, dtype);
+    Tensor mean = rstd.clone();
+    add_rms_norm_forward(sum, y, rstd, sum, in.dy, in.w, kEps);  // in place
+    EXPECT_TRUE(bit_equal(sum, total.x) && bit_equal(y, rms.y) && bit_equal(rstd, rms.rstd));
+    add_layer_norm_forward(sum, y, mean, rstd, in.x, in.dy, in.w, in.b, kEps);
+    EXPECT_TRUE(bit_equal(sum, total.x) && bit_equal(y, layer.y));
+    EXPECT_TRUE(bit_equal(mean, layer.mean) && bit_equal(rstd, layer.rstd));
+    EXPECT_THROW_WITH(add_rms_norm_forward(mean, y, rstd, in.x, in.dy, in.w, kEps), Error,
+                      "[add_rms_norm] expected sum");
+  }
 }
 
 TEST(Norms, ThreadCountDoesNotChangeBits) {

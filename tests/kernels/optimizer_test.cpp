@@ -29,7 +29,9 @@ AdamWTensor clone(const AdamWTensor& t, DType dtype) {
 void naive_step(AdamWTensor& t, const AdamWDesc& d) {
   for (int64_t i = 0; i < t.param.numel(); ++i) {
     double &p = t.param.data<double>()[i], &m = t.m.data<double>()[i], &v = t.v.data<double>()[i];
-    const double g = t.grad.data<double>()[i] * d.grad_scale;
+    const double norm = d.norm.defined() ? d.norm.item() : 0;
+    const double scale = d.max_norm > 0 && norm > d.max_norm ? d.max_norm / (norm + 1e-6) : 1;
+    const double g = t.grad.data<double>()[i] * scale;
     p -= d.learning_rate * t.weight_decay * p;
     m = d.beta1 * m + (1 - d.beta1) * g;
     v = d.beta2 * v + (1 - d.beta2) * g * g;
@@ -45,7 +47,8 @@ TEST(AdamW, StepIsTheFormula) {
                                 .beta2 = 0.95,
                                 .eps = 1e-3,
                                 .step = 7,
-                                .grad_scale = 0.25}}) {
+                                .norm = Tensor::full({1}, 8, DType::kF64),
+                                .max_norm = 2}}) {
     for (const DType dtype : {DType::kF64, DType::kF32}) {
       std::vector<AdamWTensor> tensors, expected;
       for (const int64_t n : {0, 1, 3, 65, 40000}) {
@@ -78,13 +81,39 @@ TEST(AdamW, TwoStepsByHand) {
               1e-14);
 }
 
-TEST(AdamW, GradScaleIsScalingTheGradient) {
-  std::vector<AdamWTensor> a = {parameter(100, DType::kF32, 1, 0.1)};
-  std::vector<AdamWTensor> b = {clone(a[0], DType::kF32)};
-  for (int64_t i = 0; i < 100; ++i) b[0].grad.data<float>()[i] *= 0.37f;
-  adamw_step(a, {.learning_rate = 0.1, .grad_scale = static_cast<double>(0.37f)});
-  adamw_step(b, {.learning_rate = 0.1});
-  EXPECT_TRUE(bit_equal(a[0].param, b[0].param));
+TEST(AdamW, ClippingIsScalingTheGradient) {
+  const AdamWTensor start = parameter(100, DType::kF32, 1, 0.1);
+  const auto step = [&](float scale, const AdamWDesc& desc) {
+    std::vector<AdamWTensor> t = {clone(start, DType::kF32)};
+    for (int64_t i = 0; i < 100; ++i) t[0].grad.data<float>()[i] *= scale;
+    adamw_step(t, desc);
+    return t[0].param;
+  };
+  const auto norm = [](double v) { return Tensor::full({1}, v, DType::kF64); };
+  const auto scale = static_cast<float>(0.5 / (3 + 1e-6));
+  EXPECT_TRUE(bit_equal(step(1, {.learning_rate = 0.1, .norm = norm(3), .max_norm = 0.5}),
+                        step(scale, {.learning_rate = 0.1})));
+  // Not above the maximum, no maximum, no norm.
+  const Tensor plain = step(1, {.learning_rate = 0.1});
+  EXPECT_FALSE(bit_equal(plain, step(scale, {.learning_rate = 0.1})));
+  for (const AdamWDesc& desc : {AdamWDesc{.learning_rate = 0.1, .norm = norm(3), .max_norm = 3},
+                                {.learning_rate = 0.1, .norm = norm(3)},
+                                {.learning_rate = 0.1, .max_norm = 0.5}})
+    EXPECT_TRUE(bit_equal(step(1, desc), plain));
+}
+
+TEST(AdamW, ANormThatIsNotFiniteUpdatesNothing) {
+  const AdamWTensor start = parameter(100, DType::kF32, 1, 0.1);
+  for (const double norm : {NAN, INFINITY})
+    for (const double max_norm : {0.0, 1.0}) {
+      std::vector<AdamWTensor> t = {clone(start, DType::kF32)};
+      adamw_step(t, {.learning_rate = 0.1,
+                     .norm = Tensor::full({1}, norm, DType::kF64),
+                     .max_norm = max_norm});
+      EXPECT_TRUE(bit_equal(t[0].param, start.param));
+      EXPECT_TRUE(bit_equal(t[0].m, start.m));
+      EXPECT_TRUE(bit_equal(t[0].v, start.v));
+    }
 }
 
 TEST(AdamW, ThreadsAndGroupingDoNotChangeBits) {
@@ -113,6 +142,11 @@ TEST(AdamW, SaysWhatIsWrongBeforeItWrites) {
   t.pop_back();
   EXPECT_THROW_WITH(adamw_step(t, {.learning_rate = 0.1, .step = 0}), Error, "count from 1");
   EXPECT_THROW_WITH(adamw_step(t, {.learning_rate = 0.1, .beta1 = 1}), Error, "betas in [0, 1)");
+  EXPECT_THROW_WITH(adamw_step(t, {.learning_rate = 0.1, .norm = Tensor::zeros({1}, DType::kF32)}),
+                    Error, "expected norm f64[1]");
+  EXPECT_THROW_WITH(adamw_step(t, {.learning_rate = 0.1, .max_norm = -1}), Error, "max_norm");
+  t[0].master = t[0].param.clone();
+  EXPECT_THROW_WITH(adamw_step(t, {.learning_rate = 0.1}), Error, "needs no master");
 }
 
 TEST(GradNorm, IsTheNormOverAllTensors) {

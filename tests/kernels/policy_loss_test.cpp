@@ -22,11 +22,12 @@ Result run(const Tokens& t, const PolicyLossDesc& desc, DType dtype = DType::kF6
   const auto n = static_cast<int64_t>(t.logprob.size());
   Tensor loss = Tensor::full({1}, NAN, dtype), dlogprob = Tensor::full({n}, NAN, dtype);
   Result result{};
-  result.stats.tokens = 99;  // must be overwritten
-  policy_loss(loss, dlogprob, result.stats, tensor(t.logprob), tensor(t.old),
+  Tensor stats = PolicyLossStats::zeros();
+  policy_loss(loss, dlogprob, stats, tensor(t.logprob), tensor(t.old),
               t.ref.empty() ? Tensor() : tensor(t.ref), tensor(t.advantage), tensor(t.weight),
               desc);
   result.loss = loss.item();
+  result.stats = PolicyLossStats::from(stats);
   result.gradient = dlogprob.to_vector<double>();
   return result;
 }
@@ -188,6 +189,26 @@ TEST(PolicyLoss, NoTokensGiveZero) {
   const Result r = run({}, {});
   EXPECT_EQ(r.loss, 0);
   EXPECT_EQ(r.stats.tokens, 0);
+}
+
+TEST(PolicyLoss, StatsAccumulateOverCalls) {
+  const Tensor old = Tensor::from(std::vector<double>{0, 0}),
+               one = Tensor::from(std::vector{1.0, 1.0});
+  Tensor loss = Tensor::zeros({1}, DType::kF64), gradient = Tensor::zeros_like(old);
+  Tensor sums = PolicyLossStats::zeros();
+  for (const double shift : {0.5, 0.1}) {  // one clipped, then one not
+    const Tensor lp = Tensor::from(std::vector{shift, 0.0});
+    policy_loss(loss, gradient, sums, lp, old, {}, one, one, {});
+  }
+  const PolicyLossStats stats = PolicyLossStats::from(sums);
+  EXPECT_EQ(stats.tokens, 4);
+  EXPECT_EQ(stats.clipped_high, 1);
+  EXPECT_EQ(stats.max_ratio_deviation, std::fabs(std::exp(0.5) - 1));
+  EXPECT_NEAR(stats.kl_to_old, std::exp(-0.5) + std::exp(-0.1) + 0.6 - 2, 1e-15);
+  // A NaN stays whatever comes after it.
+  for (const double lp : {double{NAN}, 0.0})
+    policy_loss(loss, gradient, sums, Tensor::from(std::vector{0.0, lp}), old, {}, one, one, {});
+  EXPECT_TRUE(std::isnan(PolicyLossStats::from(sums).max_ratio_deviation));
 }
 
 TEST(PolicyLoss, SaysWhatIsWrong) {

@@ -26,7 +26,7 @@ class RandomServer {
                int64_t block_tokens, uint64_t seed)
       : model_(model),
         cache_(cache_config(model.config(), static_cast<int64_t>(sequences.size()), block_tokens),
-               model.dtype()),
+               model.dtype(), model.device()),
         rng_(seed, rng_stream(RngPurpose::kTest, 30)) {
     // Rows that other sequences have used: their blocks are out of order and full of old keys.
     std::vector<int32_t> rows;
@@ -41,7 +41,7 @@ class RandomServer {
       users_.push_back(
           {&s, cache_.acquire(), 0,
            Tensor::empty({static_cast<int64_t>(s.tokens.size()) - 1, model.config().d_model},
-                         model.dtype())});
+                         model.dtype(), model.device())});
   }
 
   // Hidden rows of each sequence.
@@ -85,8 +85,10 @@ class RandomServer {
         owners.emplace_back(user, user->done);
       }
     }
-    const Tensor hidden = model_.forward_cached(Tensor::from(tokens), Tensor::from(rows),
-                                                Tensor::from(positions), cache_);
+    cache_.upload();
+    const auto place = [&](const auto& values) { return Tensor::from(values).to(model_.device()); };
+    const Tensor hidden =
+        model_.forward_cached(place(tokens), place(rows), place(positions), cache_);
     for (size_t i = 0; i < owners.size(); ++i) {
       Tensor row = owners[i].first->hidden.select(0, owners[i].second);
       row.copy_(hidden.select(0, static_cast<int64_t>(i)));
@@ -102,35 +104,62 @@ class RandomServer {
 
 }  // namespace
 
-TEST(ForwardCached, GivesThePackedForwardsBits) {
-  uint64_t seed = 1;
-  for (const auto& [name, config] : test::model_cases())
-    for (const DType dtype : {DType::kF32, DType::kF64}) {
-      const Transformer model(config, dtype, 1);
-      const auto sequences = test::random_sequences({1, 7, 131, 20, 64, 3}, config.vocab_size, 2);
-      const NoGradGuard no_grad;
-      const Tensor packed = model.forward(pack(sequences)).value();
-      for (const int threads : {1, 2, 3}) {
-        const test::ThreadsGuard guard(threads);
-        const int64_t block_tokens = std::vector<int64_t>{1, 5, 16, 64}[seed % 4];
-        const auto cached = RandomServer(model, sequences, block_tokens, ++seed).run();
-        int64_t begin = 0;
-        for (const Tensor& hidden : cached) {
-          EXPECT_TRUE(bit_equal(hidden, rows_of(packed, begin, hidden.dim(0))))
-              << name << ", " << dtype_name(dtype) << ", blocks of " << block_tokens << ", "
-              << threads << " threads, length " << hidden.dim(0);
-          begin += hidden.dim(0);
-        }
-      }
+// `threads`: how many of the CPU's threads compute, one run for each.
+void expect_packed_bits(const test::ModelCase& model_case, DType dtype, Device device,
+                        const std::vector<int>& threads) {
+  static uint64_t seed = 1;
+  const auto& [name, config] = model_case;
+  const Transformer model(config, dtype, 1, device);
+  const auto sequences = test::random_sequences({1, 7, 131, 20, 64, 3}, config.vocab_size, 2);
+  const NoGradGuard no_grad;
+  const Tensor packed = model.forward(model.place(pack(sequences))).value();
+  for (const int count : threads) {
+    const test::ThreadsGuard guard(count);
+    const int64_t block_tokens = std::vector<int64_t>{1, 5, 16, 64}[seed % 4];
+    const auto cached = RandomServer(model, sequences, block_tokens, ++seed).run();
+    int64_t begin = 0;
+    for (const Tensor& hidden : cached) {
+      EXPECT_TRUE(bit_equal(hidden, rows_of(packed, begin, hidden.dim(0))))
+          << name << ", " << dtype_name(dtype) << ", blocks of " << block_tokens << ", " << count
+          << " threads, length " << hidden.dim(0);
+      begin += hidden.dim(0);
     }
+  }
 }
 
-TEST(ForwardCached, LogProbsOfCachedRowsEqualTheTrainers) {
+TEST(ForwardCached, GivesThePackedForwardsBits) {
+  for (const test::ModelCase& model : test::model_cases())
+    for (const DType dtype : {DType::kF32, DType::kF64})
+      expect_packed_bits(model, dtype, {}, {1, 2, 3});
+}
+
+// Besides the small models, one of the sizes that GPU kernels are made for.
+TEST(CudaForwardCached, GivesThePackedForwardsBits) {
+  COHORT_REQUIRE_GPU(device);
+  std::vector<test::ModelCase> models = test::model_cases();
+  ModelConfig wide = test::model_config("llama");
+  wide.d_model = 512;
+  wide.num_heads = 8;
+  wide.num_kv_heads = 2;
+  wide.d_ff = 1408;
+  wide.head_dim = 0;
+  wide.init_std = 0.05;
+  for (const int64_t head_dim : {64, 128}) {
+    wide.head_dim = head_dim;
+    wide.resolve();
+    models.push_back({str("wide, heads of ", head_dim), wide});
+  }
+  for (const test::ModelCase& model : models)
+    for (const DType dtype : {DType::kF32, DType::kBF16})
+      expect_packed_bits(model, dtype, device, {1, 1, 1, 1});
+}
+
+void expect_trained_logprobs(DType dtype, Device device) {
   const ModelConfig config = test::model_config("llama");
-  const Transformer model(config, DType::kF32, 1);
+  const Transformer model(config, dtype, 1, device);
   auto sequences = test::random_sequences({13, 40, 6}, config.vocab_size, 2);
   for (TokenSequence& s : sequences) s.learn.assign(s.tokens.size(), 1);
-  const PackedBatch batch = pack(sequences);
+  const PackedBatch batch = model.place(pack(sequences));
   const kernels::HeadDesc head{.temperature = 0.8};
   const Tensor trained =
       token_log_probs(model.forward(batch), model.head(), batch.targets, head).logprob.value();
@@ -144,6 +173,14 @@ TEST(ForwardCached, LogProbsOfCachedRowsEqualTheTrainers) {
                                  .logprob.value();
       EXPECT_TRUE(bit_equal(sampled, rows_of(trained, t, 1))) << t;
     }
+}
+
+TEST(ForwardCached, LogProbsOfCachedRowsEqualTheTrainers) {
+  expect_trained_logprobs(DType::kF32, {});
+}
+TEST(CudaForwardCached, LogProbsOfCachedRowsEqualTheTrainers) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) expect_trained_logprobs(dtype, device);
 }
 
 TEST(ForwardCached, LeavesNoTape) {

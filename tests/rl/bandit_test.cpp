@@ -60,9 +60,9 @@ struct Bandit {
     batch.old_logprob = lp.value().clone();
     batch.advantage = Tensor::from(advantage);
     batch.weight = Tensor::from(p);
-    kernels::PolicyLossStats stats;
+    Tensor stats = kernels::PolicyLossStats::zeros();
     backward(grpo_loss(lp, batch, {}, stats));
-    ASSERT_EQ(stats.max_ratio_deviation, 0.0);
+    ASSERT_EQ(kernels::PolicyLossStats::from(stats).max_ratio_deviation, 0.0);
   }
 };
 
@@ -145,7 +145,7 @@ TEST(Bandit, OneBalancedGroupThroughTheWholePathIsExact) {
                                 .dtype = DType::kF64};
       for (const PolicyBatch& batch : pack_policy(sequences, desc)) {
         const Variable x = embedding(bandit.logits, batch.packed.tokens);
-        kernels::PolicyLossStats stats;
+        Tensor stats = kernels::PolicyLossStats::zeros();
         backward(grpo_loss(token_log_probs(x, bandit.head, batch.packed.targets).logprob, batch, {},
                            stats));
       }

@@ -179,7 +179,7 @@ TEST_F(GrpoUpdate, TokensOutsideTheMaskGetExactlyNoGradient) {
   for (const Tensor& targets : {batch.packed.targets, Tensor::from(next)}) {
     const Variable hidden =
         Variable::parameter(random_tensor({batch.packed.size(), 16}, DType::kF64, 5));
-    kernels::PolicyLossStats stats;
+    Tensor stats = kernels::PolicyLossStats::zeros();
     backward(grpo_loss(token_log_probs(hidden, model_.head(), targets).logprob, batch, {}, stats));
     const auto weight = batch.weight.to_vector<double>();
     int64_t inside = 0;
@@ -241,7 +241,7 @@ Variable loss_of_parameters(const Transformer& model, const PolicyBatch& batch,
     parameter.value().copy_(in[i].value());
     parameter.zero_grad();
   }
-  kernels::PolicyLossStats stats;
+  Tensor stats = kernels::PolicyLossStats::zeros();
   const Variable loss =
       grpo_loss(policy_log_probs(model, batch.packed, 1).logprob, batch, config, stats);
   return make_node("loss_of_parameters", loss.value(), in,

@@ -76,10 +76,12 @@ Outcome policy_loss_of(const Tokens& tokens, const kernels::PolicyLossDesc& desc
   Outcome out;
   const Tensor lp = Tensor::from(tokens.logprob);
   Tensor loss = Tensor::empty({1}, DType::kF64), gradient = Tensor::empty_like(lp);
-  kernels::policy_loss(loss, gradient, out.stats, lp, Tensor::from(tokens.old_logprob),
+  Tensor stats = kernels::PolicyLossStats::zeros();
+  kernels::policy_loss(loss, gradient, stats, lp, Tensor::from(tokens.old_logprob),
                        tokens.ref_logprob.empty() ? Tensor() : Tensor::from(tokens.ref_logprob),
                        Tensor::from(tokens.advantage), Tensor::from(tokens.weight), desc);
   out.loss = loss.item();
+  out.stats = kernels::PolicyLossStats::from(stats);
   out.gradient = gradient.to_vector<double>();
   return out;
 }
@@ -170,7 +172,7 @@ double aggregate(const std::vector<LossRow>& rows, LossType type, const StepTota
   for (const LossRow& row : rows)
     for (const double l : row.losses) advantages.push_back(-l);
   batch.advantage = Tensor::from(advantages);
-  kernels::PolicyLossStats stats;
+  Tensor stats = kernels::PolicyLossStats::zeros();
   return grpo_loss(Variable(batch.old_logprob.clone()), batch, {}, stats).value().item();
 }
 

@@ -112,11 +112,12 @@ inline UpdateResult run_update(const Transformer& model, const Minibatch& miniba
   UpdateResult result;
   for (const NamedParameter& p : model.parameters()) p.variable.zero_grad();
   for (const PolicyBatch& batch : minibatch) {
-    result.stats = {};
+    Tensor sums = kernels::PolicyLossStats::zeros();
     const Variable loss =
-        grpo_loss(policy_log_probs(model, batch.packed, 1).logprob, batch, config, result.stats);
+        grpo_loss(policy_log_probs(model, batch.packed, 1).logprob, batch, config, sums);
     backward(loss);
     result.loss += loss.value().item();
+    result.stats = kernels::PolicyLossStats::from(sums);
     result.max_ratio_deviations.push_back(result.stats.max_ratio_deviation);
   }
   for (const NamedParameter& p : model.parameters())

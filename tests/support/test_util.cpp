@@ -65,6 +65,17 @@ std::string data_dir() {
   return "";
 }
 
+int usable_gpus(int wanted) {
+  const int count = cuda_device_count();
+  const char* setting = std::getenv("COHORT_REQUIRE");
+  const std::string require = setting != nullptr ? setting : "";
+  const bool required = wanted == 1 ? require.find("gpu") != std::string::npos
+                                    : require.find("multi-gpu") != std::string::npos;
+  if (required && count < wanted)
+    ADD_FAILURE() << "COHORT_REQUIRE asks for " << wanted << " CUDA devices, there are " << count;
+  return count;
+}
+
 TempDir::TempDir() {
   std::string pattern = (std::filesystem::temp_directory_path() / "cohort-test-XXXXXX").string();
   if (mkdtemp(pattern.data()) == nullptr) throw Error("cannot make a temporary folder");
@@ -85,7 +96,7 @@ Tensor random_tensor(const Shape& shape, DType dtype, uint64_t seed, double scal
 
 bool bit_equal(const Tensor& a, const Tensor& b) {
   if (a.shape() != b.shape() || a.dtype() != b.dtype()) return false;
-  const Tensor x = a.contiguous(), y = b.contiguous();
+  const Tensor x = a.contiguous().to(Device{}), y = b.contiguous().to(Device{});
   return x.numel() == 0 || std::memcmp(x.raw(), y.raw(), static_cast<size_t>(x.nbytes())) == 0;
 }
 

@@ -38,6 +38,17 @@ std::string data_dir();
   const std::string dir = ::cohort::test::data_dir(); \
   if (dir.empty()) GTEST_SKIP() << "no data folder: set COHORT_TEST_DATA to run this test"
 
+// CUDA devices that tests may use. With COHORT_REQUIRE containing "gpu", fewer than `wanted` is a
+// test failure.
+int usable_gpus(int wanted);
+// Declares `const Device device`, or skips the test where there is no GPU.
+#define COHORT_REQUIRE_GPU(device)                                               \
+  if (::cohort::test::usable_gpus(1) < 1) GTEST_SKIP() << "needs a CUDA device"; \
+  [[maybe_unused]] const ::cohort::Device device = ::cohort::Device::cuda(0)
+// Skips the test where there are fewer than `n` GPUs (COHORT_REQUIRE: "multi-gpu").
+#define COHORT_REQUIRE_GPUS(n) \
+  if (::cohort::test::usable_gpus(n) < (n)) GTEST_SKIP() << "needs " << (n) << " CUDA devices"
+
 // A folder that goes with the object.
 class TempDir {
  public:

@@ -35,7 +35,7 @@ class Checkpoints : public testing::Test {
       Tensor grad = p.variable.grad();
       grad.fill_(static_cast<double>(step % 3) - 0.5);
     }
-    optimizer_->step(1e-2, 1);
+    optimizer_->step(1e-2, {});
     state_.step = step;
     state_.updates = optimizer_->updates();
     state_.best_step = best_step;

@@ -36,13 +36,18 @@ class Exactness : public testing::Test {
   explicit Exactness(ModelConfig c = config()) : tokenizer_(make_char_tokenizer("0123456789+=")) {
     c.vocab_size = tokenizer_->vocab_size();
     c.resolve();
-    model_ = std::make_unique<Transformer>(c, DType::kF32, 3);
+    config_ = c;
     // Lengths from 1 to over a tile of 128 keys, so that prefills and decodes of all kinds meet.
     for (const size_t length : {1, 5, 2, 131, 17, 64, 3}) {
       std::string text;
       for (size_t i = 0; i < length; ++i) text += "0123456789+="[(i * 7 + length) % 12];
       prompts_.push_back({.prompt = text, .answer = "", .solution = "", .fields = {}});
     }
+  }
+
+  void SetUp() override { build(DType::kF32, {}); }
+  void build(DType dtype, Device device) {
+    model_ = std::make_unique<Transformer>(config_, dtype, 3, device);
   }
 
   Rollouts sample(double temperature, int64_t max_concurrent = 256) const {
@@ -76,7 +81,8 @@ class Exactness : public testing::Test {
     const std::vector<int64_t> cuts = split_by_tokens(lengths, budget);
     for (size_t b = 0; b + 1 < cuts.size(); ++b) {
       const auto begin = static_cast<size_t>(cuts[b]), end = static_cast<size_t>(cuts[b + 1]);
-      const PackedBatch batch = pack(std::span(sequences).subspan(begin, end - begin));
+      const PackedBatch batch =
+          model_->place(pack(std::span(sequences).subspan(begin, end - begin)));
       const auto all =
           policy_log_probs(*model_, batch, temperature).logprob.value().to_vector<double>();
       auto at = all.begin();
@@ -110,6 +116,7 @@ class Exactness : public testing::Test {
   }
 
   std::unique_ptr<Tokenizer> tokenizer_;
+  ModelConfig config_;
   std::unique_ptr<Transformer> model_;
   std::vector<Example> prompts_;
 };
@@ -125,6 +132,42 @@ TEST_F(Exactness, SamplerLogProbsEqualAnyPackedForwardToTheBitAtOtherTemperature
   EXPECT_NE(forward(rollouts, {0}, 1, 1.0)[0], rollouts.samples[0].logprobs);
 }
 
+void expect_same_samples(const Rollouts& a, const Rollouts& b) {
+  ASSERT_EQ(a.samples.size(), b.samples.size());
+  for (size_t i = 0; i < a.samples.size(); ++i) {
+    EXPECT_EQ(a.samples[i].tokens, b.samples[i].tokens) << i;
+    EXPECT_EQ(a.samples[i].logprobs, b.samples[i].logprobs) << i;
+    EXPECT_EQ(a.samples[i].text, b.samples[i].text) << i;
+    EXPECT_EQ(a.samples[i].truncated, b.samples[i].truncated) << i;
+  }
+}
+
+// The same on a GPU: prefills, decodes in graphs with idle rows, and training forwards of any
+// split.
+class CudaExactness : public Exactness, public testing::WithParamInterface<DType> {
+ protected:
+  void SetUp() override {
+    COHORT_REQUIRE_GPU(device);
+    build(GetParam(), device);
+  }
+};
+
+TEST_P(CudaExactness, SamplerLogProbsEqualAnyPackedForwardToTheBit) {
+  expect_equal_logprobs(1);
+  expect_equal_logprobs(0.7);
+}
+
+TEST_P(CudaExactness, SamplesDoNotDependOnHowManyRunTogether) {
+  const Rollouts together = sample(1);
+  for (const int64_t max_concurrent : {1, 3}) {
+    SCOPED_TRACE(max_concurrent);
+    expect_same_samples(sample(1, max_concurrent), together);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, CudaExactness, testing::Values(DType::kF32, DType::kBF16),
+                         [](const auto& info) { return dtype_name(info.param); });
+
 TEST_F(Exactness, SamplesAreOfEveryKind) {
   const Rollouts rollouts = sample(1);
   int truncated = 0, stopped = 0;
@@ -135,16 +178,6 @@ TEST_F(Exactness, SamplesAreOfEveryKind) {
   }
   EXPECT_GT(truncated, 2);
   EXPECT_GT(stopped, 2);
-}
-
-void expect_same_samples(const Rollouts& a, const Rollouts& b) {
-  ASSERT_EQ(a.samples.size(), b.samples.size());
-  for (size_t i = 0; i < a.samples.size(); ++i) {
-    EXPECT_EQ(a.samples[i].tokens, b.samples[i].tokens) << i;
-    EXPECT_EQ(a.samples[i].logprobs, b.samples[i].logprobs) << i;
-    EXPECT_EQ(a.samples[i].text, b.samples[i].text) << i;
-    EXPECT_EQ(a.samples[i].truncated, b.samples[i].truncated) << i;
-  }
 }
 
 TEST_F(Exactness, SamplesDoNotDependOnHowManyRunTogether) {

@@ -245,6 +245,11 @@ INSTANTIATE_TEST_SUITE_P(Pretraining, MemoryEstimateTest,
                                                       c.recompute = Recompute::kBlock;
                                                     }),
                                                     16},
+                                         MemoryCase{"cheap", memory_model([](ModelConfig& c) {
+                                                      c.num_layers = 6;
+                                                      c.recompute = Recompute::kCheap;
+                                                    }),
+                                                    16},
                                          // Parameters, gradients and moments are nearly all of it.
                                          MemoryCase{"wide", memory_model([](ModelConfig& c) {
                                                       c.d_model = 256;

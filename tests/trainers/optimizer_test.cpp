@@ -70,7 +70,7 @@ TEST(AdamW, DecaysMatricesButNeitherNormsNorBiases) {
   }
   OptimizerConfig config;
   config.weight_decay = 0.5;
-  AdamW(model.parameters(), config).step(0.1, 1);
+  AdamW(model.parameters(), config).step(0.1, {});
   int decayed = 0, kept = 0;
   for (const NamedParameter& p : model.parameters()) {
     const bool matrix = p.variable.shape().rank() == 2;
@@ -82,16 +82,23 @@ TEST(AdamW, DecaysMatricesButNeitherNormsNorBiases) {
   EXPECT_GE(kept, 10);
 }
 
-TEST(ClipGradNorm, ScalesDownToTheMaximumOnly) {
+TEST(AdamW, ScalesGradientsDownToTheMaximumOnly) {
   const Variable a = Variable::parameter(Tensor::zeros({2}, DType::kF64)),
                  b = Variable::parameter(Tensor::zeros({1}, DType::kF64));
   a.grad().copy_(Tensor::from(std::vector<double>{2, 1}));
   b.grad().copy_(Tensor::from(std::vector<double>{-2}));
   const std::vector<NamedParameter> parameters{{"a", a, false}, {"b", b, false}};
-  EXPECT_DOUBLE_EQ(clip_grad_norm(parameters, 0).norm, 3);
-  EXPECT_EQ(clip_grad_norm(parameters, 0).scale, 1);
-  EXPECT_EQ(clip_grad_norm(parameters, 3).scale, 1);
-  EXPECT_NEAR(clip_grad_norm(parameters, 1.5).scale * 3, 1.5, 1e-6);
+  const Tensor norm = global_grad_norm(parameters);
+  EXPECT_DOUBLE_EQ(norm.item(), 3);
+  // The first moment after one step is (1 - beta1) times the scaled gradient.
+  for (const auto& [max_norm, factor] : {std::pair{0.0, 1.0}, {3.0, 1.0}, {1.5, 0.5}}) {
+    OptimizerConfig config;
+    config.max_grad_norm = max_norm;
+    AdamW optimizer(parameters, config);
+    optimizer.step(0, norm);
+    EXPECT_NEAR(optimizer.state()[0].second.to_vector<double>()[0],
+                (1 - config.adam_beta1) * 2 * factor, 1e-6);
+  }
 }
 
 TEST(TextCurve, DrawsValuesFromLeftToRightAndLabelsTheRange) {

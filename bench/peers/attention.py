@@ -1,0 +1,46 @@
+"""The peer of cohort_bench_ops --filter attention: PyTorch's FlashAttention-2 and cuDNN attention on the same shapes,
+bf16, causal, random data. Flops count the visible half; two products forward, five backward.
+
+  python3 bench/peers/attention.py
+"""
+import time
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+SHAPES = [(64, 256, 6, 64), (32, 1024, 12, 64), (4, 4096, 32, 64), (4, 4096, 16, 128)]
+
+
+def seconds(call, calls=20, repeats=7):
+    call()
+    times = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - begin) / calls)
+    return sorted(times)[repeats // 2]
+
+
+def main():
+    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+        for batch, length, heads, dim in SHAPES:
+            q, k, v, dout = (torch.randn(batch, length, heads, dim, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+                             for _ in range(4))
+            for t in (q, k, v):
+                t.requires_grad_(True)
+            product = batch * heads * length * (length + 1) * dim
+            with sdpa_kernel(backend):
+                forward = seconds(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
+                o = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                backward = seconds(lambda: torch.autograd.grad(o, (q, k, v), dout, retain_graph=True))
+            print(f"{backend.name:16s} {batch} x {length} tokens, {heads} heads of {dim}: "
+                  f"forward {forward * 1e6:.0f} us {2 * product / forward * 1e-12:.0f} TFLOP/s, "
+                  f"backward {backward * 1e6:.0f} us {5 * product / backward * 1e-12:.0f} TFLOP/s")
+
+
+if __name__ == "__main__":
+    main()

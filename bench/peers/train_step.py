@@ -1,0 +1,115 @@
+"""The peer of cohort_bench_step: the same model in plain PyTorch with torch.compile, SDPA and fused AdamW, bf16 autocast over
+f32 weights, one training step on random tokens. Prints tokens/s and peak memory.
+
+  python3 bench/peers/train_step.py gpt2_124m | qwen2_0_5b
+"""
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+SHAPES = {
+    "gpt2_124m": dict(layers=12, d=768, heads=12, kv=12, ff=3072, context=1024, batch=32, vocab=50304, gpt=True),
+    "qwen2_0_5b": dict(layers=24, d=896, heads=14, kv=2, ff=4864, context=2048, batch=8, vocab=151936, gpt=False),
+}
+
+
+def rotate(x, cos, sin):
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+class Block(nn.Module):
+    def __init__(self, s):
+        super().__init__()
+        self.s, self.hd = s, s["d"] // s["heads"]
+        norm = (lambda: nn.LayerNorm(s["d"])) if s["gpt"] else (lambda: nn.RMSNorm(s["d"], eps=1e-6))
+        self.n1, self.n2 = norm(), norm()
+        bias = s["gpt"]
+        self.qkv = nn.Linear(s["d"], (s["heads"] + 2 * s["kv"]) * self.hd, bias=bias)
+        self.o = nn.Linear(s["d"], s["d"], bias=bias)
+        self.up = nn.Linear(s["d"], s["ff"] * (1 if s["gpt"] else 2), bias=bias)
+        self.down = nn.Linear(s["ff"], s["d"], bias=bias)
+
+    def forward(self, x, cos, sin):
+        s, (b, t, _) = self.s, x.shape
+        q, k, v = self.qkv(self.n1(x)).split([s["heads"] * self.hd, s["kv"] * self.hd, s["kv"] * self.hd], dim=-1)
+        q, k, v = (y.view(b, t, -1, self.hd).transpose(1, 2) for y in (q, k, v))
+        if not s["gpt"]:
+            q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=s["kv"] != s["heads"])
+        x = x + self.o(y.transpose(1, 2).reshape(b, t, -1))
+        h = self.up(self.n2(x))
+        if s["gpt"]:
+            h = F.gelu(h, approximate="tanh")
+        else:
+            gate, up = h.chunk(2, dim=-1)
+            h = F.silu(gate) * up
+        return x + self.down(h)
+
+
+class Model(nn.Module):
+    def __init__(self, s):
+        super().__init__()
+        self.s = s
+        self.embed = nn.Embedding(s["vocab"], s["d"])
+        self.position = nn.Embedding(s["context"], s["d"]) if s["gpt"] else None
+        self.blocks = nn.ModuleList(Block(s) for _ in range(s["layers"]))
+        self.norm = nn.LayerNorm(s["d"]) if s["gpt"] else nn.RMSNorm(s["d"], eps=1e-6)
+        hd = s["d"] // s["heads"]
+        angle = torch.outer(torch.arange(s["context"]).float(), 1e6 ** (-torch.arange(0, hd, 2).float() / hd))
+        self.register_buffer("cos", angle.cos())
+        self.register_buffer("sin", angle.sin())
+
+    def forward(self, tokens, targets):
+        x = self.embed(tokens)
+        if self.position is not None:
+            x = x + self.position.weight
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        logits = F.linear(self.norm(x), self.embed.weight)
+        return F.cross_entropy(logits.view(-1, logits.size(-1)).float(), targets.view(-1))
+
+
+def main():
+    name = sys.argv[1]
+    s = SHAPES[name]
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    model = Model(s).cuda()
+    for p in model.parameters():
+        if p.dim() > 1:
+            nn.init.normal_(p, std=0.02)
+    step_model = torch.compile(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    tokens = torch.randint(s["vocab"], (s["batch"], s["context"] + 1), device="cuda")
+
+    def step():
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = step_model(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    for _ in range(5):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    times = []
+    for _ in range(20):
+        begin = time.perf_counter()
+        step().item()
+        times.append(time.perf_counter() - begin)
+    seconds = sorted(times)[len(times) // 2]
+    n = s["batch"] * s["context"]
+    print(f"pytorch {name}: {seconds * 1e3:.2f} ms, {n / seconds:.0f} tokens/s, "
+          f"peak {torch.cuda.max_memory_allocated() / 1e9:.2f} GB allocated, "
+          f"{torch.cuda.max_memory_reserved() / 1e9:.2f} GB reserved")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,325 @@
+// Device memory: segments from cudaMalloc, cut into blocks. A request takes the smallest free block
+// of its pool that is large enough and leaves the rest free; a freed block joins its free
+// neighbours. Each stream has its own pool (allocator.h says why), and so has each MemoryPool.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "core/allocator.h"
+#include "core/cuda.h"
+
+namespace cohort {
+namespace {
+
+constexpr size_t kGranule = 512;
+constexpr size_t kSmallRequest = size_t{1} << 20;   // served from segments of their own: a small
+constexpr size_t kSmallSegment = size_t{2} << 20;   // tensor that lives long must not keep a large
+constexpr size_t kLargeSegment = size_t{32} << 20;  // segment from being whole again
+
+thread_local uint64_t t_pool = 0;  // MemoryPool in use; 0: the stream's own
+
+size_t round_up(size_t bytes, size_t unit) {
+  return (std::max<size_t>(bytes, 1) + unit - 1) / unit * unit;
+}
+
+std::string mib(size_t bytes) {
+  return str(bytes >> 20, ".", (bytes >> 10) % 1024 * 10 / 1024, " MiB");
+}
+
+bool cache_wanted() {
+  const char* setting = std::getenv("COHORT_CUDA_CACHE");
+  return setting == nullptr || std::string_view(setting) != "0";
+}
+
+struct Pool;
+struct Block {
+  char* begin = nullptr;
+  size_t size = 0;
+  Pool* pool = nullptr;
+  Block *previous = nullptr, *next = nullptr;  // neighbours in the segment
+  bool is_free = false;
+  bool whole_segment() const { return previous == nullptr && next == nullptr; }
+};
+struct SmallestFirst {
+  bool operator()(const Block* a, const Block* b) const {
+    return a->size != b->size ? a->size < b->size : a->begin < b->begin;
+  }
+};
+struct Pool {
+  std::set<Block*, SmallestFirst> free;
+};
+
+struct PoolKey {
+  const void* stream;
+  uint64_t pool;
+  bool small;
+  auto operator<=>(const PoolKey&) const = default;
+};
+
+class CudaAllocator final : public Allocator {
+ public:
+  explicit CudaAllocator(Device device) : device_(device), cached_(cache_wanted()) {}
+
+  void* allocate(size_t bytes) override {
+    cuda::activate(device_);
+    const Stream stream = current_stream(device_);
+    const size_t size = round_up(bytes, kGranule);
+    const bool small = size <= kSmallRequest;
+    std::lock_guard lock(mutex_);
+    Pool& pool = pools_[{stream.handle, t_pool, small}];
+    Block* block = cached_ ? take(pool, size) : nullptr;
+    if (block == nullptr) {
+      size_t segment = size;
+      if (cached_)
+        segment = small ? kSmallSegment
+                        : std::max(round_up(size, kSmallSegment),
+                                   size <= kLargeSegment / 2 ? kLargeSegment : 0);
+      block = new_segment(pool, segment, bytes);
+    }
+    if (block->size >= size + kGranule) split(block, size);
+    block->is_free = false;
+    live_.emplace(block->begin, block);
+    stats_.allocations += 1;
+    stats_.live_bytes += static_cast<int64_t>(block->size);
+    stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.live_bytes);
+    return block->begin;
+  }
+
+  void deallocate(void* pointer, size_t) noexcept override {
+    if (pointer == nullptr) return;
+    std::lock_guard lock(mutex_);
+    const auto it = live_.find(pointer);
+    if (it == live_.end()) return;
+    Block* block = it->second;
+    live_.erase(it);
+    stats_.live_bytes -= static_cast<int64_t>(block->size);
+    block->is_free = true;
+    if (block->next != nullptr && block->next->is_free) absorb_next(block);
+    if (block->previous != nullptr && block->previous->is_free) {
+      block = block->previous;
+      block->pool->free.erase(block);
+      absorb_next(block, /*listed=*/0);
+    }
+    block->pool->free.insert(block);
+    if (!cached_) release(block);
+  }
+
+  AllocatorStats stats() const override {
+    std::lock_guard lock(mutex_);
+    return stats_;
+  }
+  void reset_peak() override {
+    std::lock_guard lock(mutex_);
+    stats_.peak_bytes = stats_.live_bytes;
+  }
+  void release_cached() override {
+    std::lock_guard lock(mutex_);
+    release_free_segments();
+  }
+
+  // The pool's owner is gone: what is free goes back to the device.
+  void close_pool(uint64_t id) {
+    std::lock_guard lock(mutex_);
+    for (auto& [key, pool] : pools_)
+      if (key.pool == id) release_free_segments(pool);
+  }
+
+ private:
+  static Block* take(Pool& pool, size_t size) {
+    Block wanted;
+    wanted.size = size;
+    const auto it = pool.free.lower_bound(&wanted);
+    if (it == pool.free.end()) return nullptr;
+    Block* block = *it;
+    pool.free.erase(it);
+    return block;
+  }
+
+  Block* new_segment(Pool& pool, size_t size, size_t asked) {
+    // A capture on this stream must not mind a cudaMalloc beside it.
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    void* pointer = nullptr;
+    cudaError_t code = cudaMalloc(&pointer, size);
+    if (code == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      release_free_segments();
+      code = cudaMalloc(&pointer, size);
+    }
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    if (code == cudaErrorMemoryAllocation) throw_out_of_memory(asked);
+    COHORT_CUDA_CHECK(code);
+    stats_.reserved_bytes += static_cast<int64_t>(size);
+    auto* block = new Block;
+    block->begin = static_cast<char*>(pointer);
+    block->size = size;
+    block->pool = &pool;
+    return block;
+  }
+
+  // Cuts `block` to `size`; the rest becomes a free block behind it.
+  static void split(Block* block, size_t size) {
+    auto* rest = new Block;
+    rest->begin = block->begin + size;
+    rest->size = block->size - size;
+    rest->pool = block->pool;
+    rest->previous = block;
+    rest->next = block->next;
+    rest->is_free = true;
+    if (rest->next != nullptr) rest->next->previous = rest;
+    block->next = rest;
+    block->size = size;
+    block->pool->free.insert(rest);
+  }
+
+  // Joins the block behind `block` to it. Its size orders the free list, so neither may be listed.
+  static void absorb_next(Block* block, int listed = 1) {
+    Block* next = block->next;
+    if (listed) block->pool->free.erase(next);
+    block->size += next->size;
+    block->next = next->next;
+    if (block->next != nullptr) block->next->previous = block;
+    delete next;
+  }
+
+  void release(Block* block) noexcept {
+    block->pool->free.erase(block);
+    stats_.reserved_bytes -= static_cast<int64_t>(block->size);
+    cudaFree(block->begin);  // waits for the work that uses it
+    delete block;
+  }
+  void release_free_segments(Pool& pool) noexcept {
+    std::vector<Block*> whole;
+    for (Block* block : pool.free)
+      if (block->whole_segment()) whole.push_back(block);
+    for (Block* block : whole) release(block);
+  }
+  void release_free_segments() noexcept {
+    for (auto& [key, pool] : pools_) release_free_segments(pool);
+  }
+
+  [[noreturn]] void throw_out_of_memory(size_t asked) {
+    cudaGetLastError();
+    size_t available = 0, total = 0;
+    cudaMemGetInfo(&available, &total);
+    std::map<size_t, int64_t, std::greater<>> sizes;
+    for (const auto& [pointer, block] : live_) ++sizes[block->size];
+    std::string largest;
+    int shown = 0;
+    for (const auto& [size, count] : sizes) {
+      if (++shown > 6) break;
+      largest += str(shown > 1 ? ", " : "", count, " x ", mib(size));
+    }
+    throw OutOfMemoryError(
+        str("[allocator] out of memory on ", device_.str(), ": asked for ", mib(asked), " with ",
+            mib(static_cast<size_t>(stats_.live_bytes)), " live (peak ",
+            mib(static_cast<size_t>(stats_.peak_bytes)), "), ",
+            mib(static_cast<size_t>(stats_.reserved_bytes)), " held from the driver, ",
+            mib(available), " of ", mib(total), " free there; largest live tensors: ", largest,
+            "; hint: a smaller micro_batch_tokens, model.recompute: block, or a smaller model"));
+  }
+
+  const Device device_;
+  const bool cached_;
+  mutable std::mutex mutex_;
+  std::map<PoolKey, Pool> pools_;  // never erased: blocks refer to them
+  std::unordered_map<void*, Block*> live_;
+  AllocatorStats stats_;
+};
+
+// Page-locked blocks by size class; few and long-lived.
+class PinnedAllocator final : public Allocator {
+ public:
+  void* allocate(size_t bytes) override {
+    const size_t size = allocation_size(std::max<size_t>(bytes, 4096));
+    std::lock_guard lock(mutex_);
+    void* pointer = nullptr;
+    if (auto& blocks = cached_[size]; !blocks.empty()) {
+      pointer = blocks.back();
+      blocks.pop_back();
+    } else {
+      COHORT_CUDA_CHECK(cudaHostAlloc(&pointer, size, cudaHostAllocPortable));
+      stats_.reserved_bytes += static_cast<int64_t>(size);
+    }
+    stats_.allocations += 1;
+    stats_.live_bytes += static_cast<int64_t>(size);
+    stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.live_bytes);
+    return pointer;
+  }
+  void deallocate(void* pointer, size_t bytes) noexcept override {
+    if (pointer == nullptr) return;
+    const size_t size = allocation_size(std::max<size_t>(bytes, 4096));
+    std::lock_guard lock(mutex_);
+    cached_[size].push_back(pointer);
+    stats_.live_bytes -= static_cast<int64_t>(size);
+  }
+  AllocatorStats stats() const override {
+    std::lock_guard lock(mutex_);
+    return stats_;
+  }
+  void reset_peak() override {
+    std::lock_guard lock(mutex_);
+    stats_.peak_bytes = stats_.live_bytes;
+  }
+  void release_cached() override {
+    std::lock_guard lock(mutex_);
+    for (auto& [size, blocks] : cached_) {
+      for (void* block : blocks) cudaFreeHost(block);
+      stats_.reserved_bytes -= static_cast<int64_t>(size * blocks.size());
+      blocks.clear();
+    }
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<size_t, std::vector<void*>> cached_;
+  AllocatorStats stats_;
+};
+
+CudaAllocator& cuda_allocator(Device device) {
+  static std::array<CudaAllocator*, 64> all{};
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  CudaAllocator*& one = all.at(static_cast<size_t>(device.index));
+  if (one == nullptr) {
+    COHORT_CHECK(device.index < cuda::device_count(), "[allocator] no such device: ", device.str());
+    one = new CudaAllocator(device);  // never destroyed: see allocator()
+  }
+  return *one;
+}
+
+}  // namespace
+
+namespace cuda {
+Allocator& device_allocator(Device device) {
+  return cuda_allocator(device);
+}
+}  // namespace cuda
+
+Allocator& pinned_allocator() {
+  static auto* pinned = new PinnedAllocator;
+  return *pinned;
+}
+
+MemoryPool::MemoryPool(Device device) : device_(device) {
+  static std::atomic<uint64_t> last{0};
+  id_ = ++last;
+}
+MemoryPool::~MemoryPool() {
+  cuda_allocator(device_).close_pool(id_);
+}
+MemoryPool::Use::Use(const MemoryPool& pool) : previous_(t_pool) {
+  t_pool = pool.id_;
+}
+MemoryPool::Use::~Use() {
+  t_pool = previous_;
+}
+
+}  // namespace cohort

@@ -1,0 +1,150 @@
+// Devices, streams, events and errors of the CUDA runtime.
+#include <array>
+#include <mutex>
+#include <vector>
+
+#include "core/allocator.h"
+#include "core/cuda.h"
+
+namespace cohort::cuda {
+namespace {
+
+constexpr int kMaxDevices = 64;
+
+// After one of these the device's context is lost.
+bool is_fatal(cudaError_t code) {
+  switch (code) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorHardwareStackError:
+    case cudaErrorAssert:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorContained:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+void throw_error(cudaError_t code, const char* what, const char* file, int line) {
+  cudaGetLastError();
+  std::string text =
+      str("[cuda] ", what, ": ", cudaGetErrorString(code), " (", cudaGetErrorName(code), ")");
+  if (is_fatal(code))
+    text +=
+        "; the device's memory is lost and nothing more is written from it; hint: resume from the "
+        "last checkpoint, and look for the cause with compute-sanitizer";
+  try {
+    throw_check_error(file, line, text);
+  } catch (const Error& e) {
+    throw CudaError(e.what(), code);
+  }
+}
+
+int device_count() {
+  static const int count = [] {
+    int n = 0;
+    if (cudaGetDeviceCount(&n) != cudaSuccess) {
+      cudaGetLastError();
+      return 0;
+    }
+    return std::min(n, kMaxDevices);
+  }();
+  return count;
+}
+
+const cudaDeviceProp& properties(Device device) {
+  static std::array<cudaDeviceProp, kMaxDevices> all;
+  static std::array<std::once_flag, kMaxDevices> known;
+  const auto i = static_cast<size_t>(device.index);
+  std::call_once(known[i],
+                 [&] { COHORT_CUDA_CHECK(cudaGetDeviceProperties(&all[i], device.index)); });
+  return all[i];
+}
+
+void activate(Device device) {
+  thread_local int active = -1;
+  if (active == device.index) return;
+  COHORT_CUDA_CHECK(cudaSetDevice(device.index));
+  active = device.index;
+}
+
+Stream default_stream(Device device) {
+  static std::array<cudaStream_t, kMaxDevices> streams{};
+  static std::array<std::once_flag, kMaxDevices> known;
+  const auto i = static_cast<size_t>(device.index);
+  std::call_once(known[i], [&] {
+    activate(device);
+    COHORT_CUDA_CHECK(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
+  });
+  return {device, streams[i]};
+}
+
+cudaStream_t stream(Device device) {
+  activate(device);
+  return static_cast<cudaStream_t>(current_stream(device).handle);
+}
+
+void synchronize(Stream stream) {
+  activate(stream.device);
+  COHORT_CUDA_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(stream.handle)));
+}
+
+OwnedStream::OwnedStream(Device device) : stream_{device, nullptr} {
+  activate(device);
+  cudaStream_t handle = nullptr;
+  COHORT_CUDA_CHECK(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking));
+  stream_.handle = handle;
+}
+OwnedStream::~OwnedStream() {
+  cudaStreamDestroy(static_cast<cudaStream_t>(stream_.handle));
+}
+
+Event::Event(Device device, Timing timing) : device_(device) {
+  activate(device);
+  COHORT_CUDA_CHECK(cudaEventCreateWithFlags(
+      &event_, timing == Timing::kOn ? cudaEventDefault : cudaEventDisableTiming));
+}
+Event::~Event() {
+  cudaEventDestroy(event_);
+}
+void Event::record(Stream stream) {
+  activate(device_);
+  COHORT_CUDA_CHECK(cudaEventRecord(event_, static_cast<cudaStream_t>(stream.handle)));
+}
+void Event::wait(Stream stream) const {
+  activate(device_);
+  COHORT_CUDA_CHECK(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream.handle), event_, 0));
+}
+void Event::synchronize() const {
+  COHORT_CUDA_CHECK(cudaEventSynchronize(event_));
+}
+bool Event::done() const {
+  const cudaError_t code = cudaEventQuery(event_);
+  if (code == cudaErrorNotReady) {
+    cudaGetLastError();
+    return false;
+  }
+  COHORT_CUDA_CHECK(code);
+  return true;
+}
+float Event::since(const Event& start) const {
+  float ms = 0;
+  COHORT_CUDA_CHECK(cudaEventElapsedTime(&ms, start.event_, event_));
+  return ms;
+}
+
+PinnedBuffer::PinnedBuffer(size_t bytes)
+    : bytes_(bytes), pointer_(pinned_allocator().allocate(bytes)) {}
+PinnedBuffer::~PinnedBuffer() {
+  pinned_allocator().deallocate(pointer_, bytes_);
+}
+
+}  // namespace cohort::cuda

@@ -1,0 +1,8 @@
+// Marks inline functions that CUDA kernels call, too.
+#pragma once
+
+#ifdef __CUDACC__
+#define COHORT_HD __host__ __device__
+#else
+#define COHORT_HD
+#endif

@@ -1,0 +1,218 @@
+#include "dist/launcher.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <string_view>
+
+#include "core/check.h"
+#include "dist/wire.h"
+
+extern char** environ;
+
+namespace cohort {
+namespace {
+
+using wire::Clock;
+
+constexpr int kPollMs = 50;
+
+// The environment of a rank: this process's own, without what another launcher has left there.
+std::vector<std::string> environment_of(int rank, int count, int port) {
+  constexpr std::string_view kReplaced[] = {"RANK=",
+                                            "WORLD_SIZE=",
+                                            "LOCAL_RANK=",
+                                            "LOCAL_WORLD_SIZE=",
+                                            "MASTER_ADDR=",
+                                            "MASTER_PORT=",
+                                            "TORCHELASTIC_USE_AGENT_STORE="};
+  std::vector<std::string> out;
+  for (char** entry = environ; *entry != nullptr; ++entry)
+    if (std::none_of(std::begin(kReplaced), std::end(kReplaced), [&](std::string_view name) {
+          return std::string_view(*entry).substr(0, name.size()) == name;
+        }))
+      out.emplace_back(*entry);
+  out.push_back(str("RANK=", rank));
+  out.push_back(str("WORLD_SIZE=", count));
+  out.push_back(str("LOCAL_RANK=", rank));
+  out.push_back(str("LOCAL_WORLD_SIZE=", count));
+  out.push_back("MASTER_ADDR=127.0.0.1");
+  out.push_back(str("MASTER_PORT=", port));
+  return out;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> out;
+  for (std::string& t : texts) out.push_back(t.data());
+  out.push_back(nullptr);
+  return out;
+}
+
+// In the new process, where only calls that are safe after fork() may be made. `output`: where
+// standard output and error go, or -1 for this process's own.
+[[noreturn]] void become_rank(pid_t parent, char* const* argv, char* const* envp, int input,
+                              int output) {
+  // A process group of its own: an interrupt from the terminal comes to the launcher alone, which
+  // passes it on once.
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(127);  // it has gone already
+  ::dup2(input, STDIN_FILENO);
+  if (output >= 0) {
+    ::dup2(output, STDOUT_FILENO);
+    ::dup2(output, STDERR_FILENO);
+  }
+  ::execve(argv[0], argv, envp);
+  ::_exit(127);
+}
+
+// One rank's process.
+struct Child {
+  pid_t pid = -1;
+  std::optional<int> status;  // once it has ended
+  wire::Socket output;        // a pipe; rank 0 has none
+  std::string line;           // of which the end is still to come
+};
+
+int code_of(int status) {
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+class Launcher {
+ public:
+  Launcher(const LaunchOptions& options, const std::atomic<bool>& stop)
+      : options_(options), stop_(stop), children_(static_cast<size_t>(options.count)) {}
+  ~Launcher() {
+    signal_all(SIGKILL);
+    for (Child& child : children_)
+      if (child.pid > 0 && !child.status) ::waitpid(child.pid, nullptr, 0);
+  }
+
+  LaunchResult run() {
+    const wire::Socket input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    const int port = wire::free_port();
+    for (int rank = 0; rank < options_.count; ++rank) start(rank, port, input.fd());
+    while (!all_ended()) {
+      wait_for_output();
+      for (int rank = 0; rank < options_.count; ++rank) reap(rank);
+      if (stop_ && !stop_sent_) {
+        signal_all(SIGTERM);
+        stop_sent_ = true;
+      }
+      if (first_failure_ && Clock::now() > *first_failure_ + options_.grace && !killed_) {
+        for (int rank = 0; rank < options_.count; ++rank)
+          if (!child(rank).status)
+            say(str("rank ", rank, " did not end after another had failed, and was killed"));
+        signal_all(SIGKILL);
+        killed_ = true;
+      }
+    }
+    for (int rank = 0; rank < options_.count; ++rank) read_output(rank);
+    return result_;
+  }
+
+ private:
+  Child& child(int rank) { return children_[static_cast<size_t>(rank)]; }
+
+  void start(int rank, int port, int input) {
+    std::vector<std::string> arguments = options_.command;
+    std::vector<std::string> environment = environment_of(rank, options_.count, port);
+    const std::vector<char*> argv = pointers(arguments), envp = pointers(environment);
+    int ends[2] = {-1, -1};
+    if (rank > 0 && ::pipe2(ends, O_CLOEXEC) != 0)
+      throw Error(str("cannot make a pipe: ", std::strerror(errno)));
+    const wire::Socket write_end(ends[1]);
+    child(rank).output = wire::Socket(ends[0]);
+    if (rank > 0) ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+    const pid_t parent = ::getpid(), pid = ::fork();
+    if (pid < 0) throw Error(str("cannot start rank ", rank, ": ", std::strerror(errno)));
+    if (pid == 0) become_rank(parent, argv.data(), envp.data(), input, write_end.fd());
+    child(rank).pid = pid;
+  }
+
+  bool all_ended() const {
+    return std::all_of(children_.begin(), children_.end(),
+                       [](const Child& c) { return c.status.has_value(); });
+  }
+
+  void signal_all(int number) const {
+    for (const Child& c : children_)
+      if (c.pid > 0 && !c.status) ::kill(c.pid, number);
+  }
+
+  void wait_for_output() {
+    std::vector<pollfd> fds;
+    for (const Child& c : children_)
+      if (c.output.is_open()) fds.push_back({c.output.fd(), POLLIN, 0});
+    ::poll(fds.data(), fds.size(), kPollMs);
+    for (int rank = 0; rank < options_.count; ++rank) read_output(rank);
+  }
+
+  void read_output(int rank) {
+    Child& c = child(rank);
+    char buffer[4096];
+    while (c.output.is_open()) {
+      const ssize_t n = ::read(c.output.fd(), buffer, sizeof buffer);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return;  // nothing there yet
+      if (n == 0) c.output = wire::Socket();
+      c.line.append(buffer, static_cast<size_t>(n));
+      while (true) {
+        const size_t end = c.line.find('\n');
+        if (end == std::string::npos) break;
+        pass_on(rank, c.line.substr(0, end));
+        c.line.erase(0, end + 1);
+      }
+      if (n == 0 && !c.line.empty()) pass_on(rank, std::exchange(c.line, {}));
+    }
+  }
+
+  void pass_on(int rank, const std::string& line) const {
+    if (options_.on_line) options_.on_line(rank, line);
+  }
+
+  void reap(int rank) {
+    Child& c = child(rank);
+    int status = 0;
+    if (c.status || ::waitpid(c.pid, &status, WNOHANG) != c.pid) return;
+    c.status = status;
+    const int code = code_of(status);
+    if (code == 0) return;
+    if (!first_failure_) first_failure_ = Clock::now();
+    // A rank that ends because of another may be faster than the one to blame.
+    if (result_.code == 0 || (result_.code == options_.echo_code && code != options_.echo_code))
+      result_.code = code;
+    if (WIFSIGNALED(status) && !killed_)
+      say(str("rank ", rank, " was ended by signal ", WTERMSIG(status), " (",
+              ::strsignal(WTERMSIG(status)), ")"));
+  }
+
+  void say(const std::string& text) {
+    result_.message += (result_.message.empty() ? "" : "; ") + text;
+  }
+
+  const LaunchOptions& options_;
+  const std::atomic<bool>& stop_;
+  std::vector<Child> children_;
+  LaunchResult result_;
+  std::optional<Clock::time_point> first_failure_;
+  bool stop_sent_ = false, killed_ = false;
+};
+
+}  // namespace
+
+LaunchResult launch_ranks(const LaunchOptions& options, const std::atomic<bool>& stop) {
+  COHORT_CHECK(options.count >= 1 && !options.command.empty(),
+               "[launch_ranks] expected a command and at least one rank, got ", options.count);
+  return Launcher(options, stop).run();
+}
+
+}  // namespace cohort

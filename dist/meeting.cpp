@@ -1,0 +1,250 @@
+// Rank r > 0 sends a hello (magic, version, number of ranks, r, host); rank 0 answers with a
+// welcome when all have come, or with the reason why the run cannot start.
+#include "dist/meeting.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <optional>
+#include <thread>
+
+#include "dist/communicator.h"
+
+namespace cohort {
+namespace {
+
+using std::chrono::milliseconds;
+using wire::Clock;
+using wire::Connection;
+using wire::Frame;
+using wire::FrameType;
+
+constexpr uint64_t kMagic = 0x54524f484f43;  // "COHORT"
+constexpr uint64_t kVersion = 1;
+constexpr size_t kMaxHello = 4096;
+constexpr size_t kMaxStrangers = 256;
+constexpr milliseconds kHelloLimit{5000};    // for a caller to say who it is
+constexpr milliseconds kAnswerMargin{2000};  // rank 0 gives up first and says who is missing
+
+milliseconds left_until(Clock::time_point end) {
+  return std::max(milliseconds(0),
+                  std::chrono::duration_cast<milliseconds>(end - Clock::now()) + milliseconds(1));
+}
+
+// Sends what is queued, as far as it goes within a second.
+void flush(Connection& connection) {
+  for (int i = 0; i < 100 && connection.is_open() && connection.has_output(); ++i) {
+    connection.send();
+    if (connection.has_output()) std::this_thread::sleep_for(milliseconds(10));
+  }
+}
+
+// Rank 0's side.
+class Host {
+ public:
+  Host(const RankInfo& info, milliseconds limit)
+      : info_(info),
+        limit_(limit),
+        end_(Clock::now() + limit),
+        listener_(wire::listen_on(info.master_addr, info.master_port)) {}
+
+  std::vector<Peer> wait_for_all() {
+    while (peers_.size() + 1 < static_cast<size_t>(info_.size)) {
+      if (Clock::now() >= end_) fail(missing());
+      wait();
+      while (auto caller = wire::accept_from(listener_)) {
+        if (callers_.size() >= kMaxStrangers) callers_.erase(callers_.begin());
+        callers_.push_back({Connection(std::move(*caller), kMaxHello), Clock::now() + kHelloLimit});
+      }
+      for (Caller& caller : callers_) listen_to(caller);
+      std::erase_if(callers_, [](const Caller& c) { return !c.connection.is_open(); });
+      drop_those_who_left();
+    }
+    std::sort(peers_.begin(), peers_.end(),
+              [](const Peer& a, const Peer& b) { return a.rank < b.rank; });
+    for (Peer& peer : peers_) {
+      peer.connection.post(FrameType::kWelcome, wire::Packer().text(wire::host_name()).take());
+      peer.connection.set_max_payload(wire::kMaxPayload);
+      flush(peer.connection);
+    }
+    return std::move(peers_);
+  }
+
+ private:
+  // Somebody who has connected and not yet said who it is.
+  struct Caller {
+    Connection connection;
+    Clock::time_point end;
+  };
+
+  void wait() {
+    std::vector<pollfd> fds{{.fd = listener_.fd(), .events = POLLIN, .revents = 0}};
+    for (const Caller& c : callers_) fds.push_back({c.connection.fd(), POLLIN, 0});
+    for (const Peer& p : peers_) fds.push_back({p.connection.fd(), POLLIN, 0});
+    ::poll(fds.data(), fds.size(),
+           static_cast<int>(std::min(left_until(end_), milliseconds(500)).count()));
+  }
+
+  void listen_to(Caller& caller) {
+    caller.connection.receive();
+    const std::optional<Frame> frame = caller.connection.next();
+    if (frame)
+      greet(caller.connection, *frame);
+    else if (Clock::now() > caller.end)
+      caller.connection.close();
+  }
+
+  void greet(Connection& connection, const Frame& frame) {
+    uint64_t size = 0, rank = 0;
+    std::string host;
+    try {
+      wire::Unpacker in(frame.payload);
+      if (frame.type != FrameType::kHello || in.number() != kMagic) return connection.close();
+      if (const uint64_t version = in.number(); version != kVersion)
+        disagree(connection, str("a process speaks version ", version, " of the protocol, rank 0 ",
+                                 kVersion, "; hint: run one build of cohort everywhere"));
+      size = in.number();
+      rank = in.number();
+      host = in.text();
+    } catch (const InputError&) {
+      throw;
+    } catch (const Error&) {
+      return connection.close();
+    }
+    if (size != static_cast<uint64_t>(info_.size))
+      disagree(connection, str("rank ", rank, " on ", host, " was started as one of ", size,
+                               " ranks, rank 0 as one of ", info_.size,
+                               "; hint: give every process the same WORLD_SIZE"));
+    if (rank == 0 || rank >= size) return connection.close();
+    for (const Peer& p : peers_)
+      if (p.rank == static_cast<int>(rank))
+        disagree(connection,
+                 str("two processes, on ", p.host, " and on ", host, ", are rank ", rank,
+                     "; hint: give every process a RANK of its own, and every "
+                     "run a MASTER_PORT of its own"));
+    peers_.push_back({static_cast<int>(rank), host, std::move(connection)});
+  }
+
+  // A rank that dies before all have met may be started again.
+  void drop_those_who_left() {
+    for (Peer& p : peers_) p.connection.receive();
+    std::erase_if(peers_, [](const Peer& p) { return !p.connection.is_open(); });
+  }
+
+  std::string missing() const {
+    std::string names;
+    int count = 0;
+    for (int r = 1; r < info_.size; ++r) {
+      if (std::any_of(peers_.begin(), peers_.end(), [&](const Peer& p) { return p.rank == r; }))
+        continue;
+      if (++count <= 8) names += str(count > 1 ? ", " : "", r);
+    }
+    return str(count == 1 ? "rank " : "ranks ", names, count > 8 ? ", ..." : "", " of ", info_.size,
+               " did not come to ", info_.master_addr, ":", info_.master_port, " within ",
+               static_cast<double>(limit_.count()) / 1000,
+               " s; hint: have all processes been started, and do their logs say more? "
+               "COHORT_RENDEZVOUS_TIMEOUT=SECONDS waits longer");
+  }
+
+  void tell_all(const std::string& reason) {
+    for (Peer& p : peers_) {
+      p.connection.post(FrameType::kFail, reason);
+      flush(p.connection);
+    }
+  }
+  [[noreturn]] void fail(const std::string& reason) {
+    tell_all(reason);
+    throw Error(reason);
+  }
+  [[noreturn]] void disagree(Connection& with, const std::string& reason) {
+    with.post(FrameType::kFail, reason);
+    flush(with);
+    tell_all(reason);
+    throw InputError(reason);
+  }
+
+  const RankInfo& info_;
+  const milliseconds limit_;
+  const Clock::time_point end_;
+  wire::Socket listener_;
+  std::vector<Caller> callers_;
+  std::vector<Peer> peers_;
+};
+
+// Another rank's side.
+class Guest {
+ public:
+  Guest(const RankInfo& info, milliseconds limit)
+      : info_(info), limit_(limit), end_(Clock::now() + limit) {}
+
+  Peer find_host() {
+    milliseconds pause{20};
+    while (Clock::now() < end_) {
+      wire::Socket socket = wire::connect_to(info_.master_addr, info_.master_port,
+                                             std::min(left_until(end_), milliseconds(3000)), why_);
+      if (socket.is_open()) {
+        Connection connection(std::move(socket), kMaxHello);
+        if (auto host = introduce(connection)) return {0, std::move(*host), std::move(connection)};
+      }
+      std::this_thread::sleep_for(std::min(pause, left_until(end_)));
+      pause = std::min(2 * pause, milliseconds(1000));
+    }
+    throw Error(str("rank ", info_.rank, " cannot reach rank 0 at ", info_.master_addr, ":",
+                    info_.master_port, " within ", static_cast<double>(limit_.count()) / 1000,
+                    " s: ", why_,
+                    "; hint: is rank 0 running there, and does a firewall let that port through? "
+                    "MASTER_ADDR and MASTER_PORT name it"));
+  }
+
+ private:
+  // The host's name, or nothing if it hung up and is worth another call.
+  std::optional<std::string> introduce(Connection& connection) {
+    connection.post(FrameType::kHello, wire::Packer()
+                                           .number(kMagic)
+                                           .number(kVersion)
+                                           .number(static_cast<uint64_t>(info_.size))
+                                           .number(static_cast<uint64_t>(info_.rank))
+                                           .text(wire::host_name())
+                                           .take());
+    flush(connection);
+    const Clock::time_point end = end_ + kAnswerMargin;
+    while (true) {
+      connection.receive();
+      if (const auto frame = connection.next()) {
+        if (frame->type == FrameType::kFail) throw PeerError(frame->payload);
+        if (frame->type != FrameType::kWelcome) break;
+        connection.set_max_payload(wire::kMaxPayload);
+        return wire::Unpacker(frame->payload).text();
+      }
+      if (!connection.is_open()) {
+        why_ = "it was reached and hung up";
+        return std::nullopt;
+      }
+      if (Clock::now() >= end) {
+        why_ = "it was reached and did not answer";
+        return std::nullopt;
+      }
+      pollfd ready{.fd = connection.fd(), .events = POLLIN, .revents = 0};
+      ::poll(&ready, 1, static_cast<int>(std::min(left_until(end), milliseconds(500)).count()));
+    }
+    throw Error(str("what answers at ", info_.master_addr, ":", info_.master_port,
+                    " is no process of this run; hint: set another MASTER_PORT"));
+  }
+
+  const RankInfo& info_;
+  const milliseconds limit_;
+  const Clock::time_point end_;
+  std::string why_ = "no answer";
+};
+
+}  // namespace
+
+std::vector<Peer> meet(const RankInfo& info, milliseconds limit) {
+  if (info.size == 1) return {};
+  if (info.rank == 0) return Host(info, limit).wait_for_all();
+  std::vector<Peer> host;
+  host.push_back(Guest(info, limit).find_host());
+  return host;
+}
+
+}  // namespace cohort

@@ -1,0 +1,155 @@
+#include "dist/rank_info.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <optional>
+
+#include "core/check.h"
+
+namespace cohort {
+namespace {
+
+constexpr int kMaxRanks = 1 << 16;
+constexpr int kDefaultPort = 29500;
+
+class Reader {
+ public:
+  Reader(const Environment& environment, const char* source)
+      : environment_(environment), source_(source) {}
+
+  std::string text(const char* name) const {
+    const char* value = environment_(name);
+    return value == nullptr ? "" : value;
+  }
+  bool has(const char* name) const { return !text(name).empty(); }
+
+  int number(const char* name, int min, int max) const {
+    const std::string value = required(name);
+    int out = 0;
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), out);
+    if (error != std::errc{} || end != value.data() + value.size() || out < min || out > max)
+      throw InputError(str(name, ": expected a number from ", min, " to ", max, ", got '", value,
+                           "' (environment of a process that ", source_, " started)"));
+    return out;
+  }
+  // The number a list such as "8(x2),4" starts with; 0 if there is none.
+  int leading_number(const char* name) const {
+    const std::string value = text(name);
+    int out = 0;
+    std::from_chars(value.data(), value.data() + value.size(), out);
+    return out;
+  }
+  std::string required(const char* name) const {
+    if (!has(name))
+      throw InputError(str(name, ": not set, and needed to find the other ranks of a run that ",
+                           source_, " started"));
+    return text(name);
+  }
+  [[noreturn]] void fail(const std::string& message) const { throw InputError(message); }
+
+ private:
+  const Environment& environment_;
+  const char* source_;
+};
+
+RankInfo rank_and_size(const Reader& in, const char* rank, const char* size, const char* source) {
+  RankInfo info{.size = in.number(size, 1, kMaxRanks), .source = source};
+  info.rank = in.number(rank, 0, info.size - 1);
+  return info;
+}
+
+RankInfo from_torchrun(const Environment& environment) {
+  const Reader in(environment, "torchrun");
+  RankInfo info = rank_and_size(in, "RANK", "WORLD_SIZE", "torchrun");
+  if (info.size == 1) return info;
+  info.local_rank = in.number("LOCAL_RANK", 0, info.rank);
+  if (in.has("LOCAL_WORLD_SIZE"))
+    info.local_size = in.number("LOCAL_WORLD_SIZE", info.local_rank + 1, info.size);
+  info.master_addr = in.required("MASTER_ADDR");
+  info.master_port = in.number("MASTER_PORT", 1, 65534);
+  // torchrun's own store listens there.
+  if (in.text("TORCHELASTIC_USE_AGENT_STORE") == "True") ++info.master_port;
+  return info;
+}
+
+RankInfo from_slurm(const Environment& environment) {
+  const Reader in(environment, "Slurm");
+  // A job step's own count goes before the allocation's: a batch script without srun is one process
+  // among the tasks that it may start.
+  const char* count = in.has("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
+  if (!in.has(count) && in.text("SLURM_PROCID") == "0") return {};
+  RankInfo info = rank_and_size(in, "SLURM_PROCID", count, "Slurm");
+  if (info.size == 1) return info;
+  info.local_rank = in.number("SLURM_LOCALID", 0, info.rank);
+  const int per_host = std::max(in.leading_number("SLURM_STEP_TASKS_PER_NODE"),
+                                in.leading_number("SLURM_TASKS_PER_NODE"));
+  info.local_size = std::clamp(per_host, info.local_rank + 1, info.size);
+  if (in.has("MASTER_ADDR"))
+    info.master_addr = in.text("MASTER_ADDR");
+  else
+    info.master_addr =
+        first_host(in.has("SLURM_STEP_NODELIST") ? in.text("SLURM_STEP_NODELIST")
+                                                 : in.required("SLURM_JOB_NODELIST"));
+  // Jobs that share a host must not meet each other: a port of the job's own, below those that the
+  // system hands out.
+  info.master_port = in.has("MASTER_PORT") ? in.number("MASTER_PORT", 1, 65535)
+                                           : 20000 + in.leading_number("SLURM_JOB_ID") % 10000;
+  return info;
+}
+
+RankInfo from_open_mpi(const Environment& environment) {
+  const Reader in(environment, "Open MPI");
+  RankInfo info = rank_and_size(in, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI");
+  if (info.size == 1) return info;
+  info.local_rank = in.number("OMPI_COMM_WORLD_LOCAL_RANK", 0, info.rank);
+  info.local_size = in.number("OMPI_COMM_WORLD_LOCAL_SIZE", info.local_rank + 1, info.size);
+  if (in.has("MASTER_ADDR"))
+    info.master_addr = in.text("MASTER_ADDR");
+  else if (info.local_size == info.size)
+    info.master_addr = "127.0.0.1";
+  else
+    in.fail(
+        "MASTER_ADDR: not set, and mpirun does not tell where rank 0 is; hint: mpirun -x "
+        "MASTER_ADDR=HOST_OF_RANK_0 ...");
+  info.master_port = in.has("MASTER_PORT") ? in.number("MASTER_PORT", 1, 65535) : kDefaultPort;
+  return info;
+}
+
+}  // namespace
+
+RankInfo rank_info(const Environment& environment) {
+  const auto has = [&](const char* name) { return environment(name) != nullptr; };
+  if (has("RANK") || has("WORLD_SIZE")) return from_torchrun(environment);
+  if (has("SLURM_PROCID")) return from_slurm(environment);
+  if (has("OMPI_COMM_WORLD_RANK") || has("OMPI_COMM_WORLD_SIZE")) return from_open_mpi(environment);
+  return {};
+}
+
+RankInfo rank_info() {
+  return rank_info([](const char* name) -> const char* { return std::getenv(name); });
+}
+
+std::string first_host(const std::string& node_list) {
+  std::string host;
+  for (size_t i = 0; i < node_list.size() && node_list[i] != ','; ++i) {
+    if (node_list[i] != '[') {
+      host += node_list[i];
+      continue;
+    }
+    const size_t end = node_list.find(']', i);
+    if (end == std::string::npos) {
+      host += '[';
+      break;
+    }
+    const size_t first = node_list.find_first_of("-,]", i);
+    host += node_list.substr(i + 1, first - i - 1);
+    i = end;
+  }
+  if (host.empty() || host.find_first_of("[]") != std::string::npos)
+    throw InputError(str("SLURM_JOB_NODELIST: cannot read '", node_list,
+                         "'; hint: set MASTER_ADDR to the host of rank 0"));
+  return host;
+}
+
+}  // namespace cohort

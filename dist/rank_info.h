@@ -1,0 +1,31 @@
+// Which of how many ranks this process is, as the program that started it says in the environment:
+// torchrun (and `cohort train --gpus N`), Slurm's srun, or Open MPI's mpirun.
+#pragma once
+
+#include <functional>
+#include <string>
+
+namespace cohort {
+
+struct RankInfo {
+  int rank = 0, size = 1;
+  int local_rank = 0, local_size = 1;  // among the ranks of this host
+  std::string master_addr;             // where rank 0 can be reached
+  int master_port = 0;
+  std::string source;  // "torchrun", "Slurm" or "Open MPI"; empty: started alone
+};
+
+// Looks a variable up; nullptr if it is not set.
+using Environment = std::function<const char*(const char* name)>;
+
+// The first of these that is there: RANK and WORLD_SIZE; SLURM_PROCID and SLURM_NTASKS;
+// OMPI_COMM_WORLD_RANK and _SIZE. A single process needs no more than those; several need a rank on
+// their host and the place of rank 0 (MASTER_ADDR, MASTER_PORT, else from Slurm's node list).
+// Throws InputError naming the variable that is missing or wrong.
+RankInfo rank_info(const Environment& environment);
+RankInfo rank_info();
+
+// The first host of a Slurm node list: "node[07-12,20],other" -> "node07".
+std::string first_host(const std::string& node_list);
+
+}  // namespace cohort

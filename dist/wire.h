@@ -1,0 +1,102 @@
+// TCP between the processes of a run: sockets, and connections that carry length-prefixed frames
+// without ever blocking. Numbers travel in the host's byte order: the hosts of a run are alike.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace cohort::wire {
+
+using Clock = std::chrono::steady_clock;
+
+// A file descriptor that is closed with its owner.
+class Socket {
+ public:
+  explicit Socket(int fd = -1) : fd_(fd) {}
+  Socket(Socket&& other) noexcept;
+  Socket& operator=(Socket&& other) noexcept;
+  ~Socket();
+  int fd() const { return fd_; }
+  bool is_open() const { return fd_ >= 0; }
+
+ private:
+  int fd_;
+};
+
+// Listens on this machine, where peers know it as `host`: on the loopback interface alone if that
+// is what `host` names, else on all. Throws Error.
+Socket listen_on(const std::string& host, int port);
+// A caller, if one waits.
+std::optional<Socket> accept_from(const Socket& listener);
+// One attempt at every address of `host`. Not open on failure, which `why` then explains.
+Socket connect_to(const std::string& host, int port, std::chrono::milliseconds wait,
+                  std::string& why);
+// A TCP port of the loopback interface that nobody uses now.
+int free_port();
+std::string host_name();
+
+// Of a frame between ranks that have met.
+inline constexpr size_t kMaxPayload = size_t{1} << 30;
+
+enum class FrameType : uint8_t { kHello = 1, kWelcome, kFail, kBeat, kData, kResult, kLeft };
+struct Frame {
+  FrameType type;
+  std::string payload;
+};
+
+class Connection {
+ public:
+  // `max_payload`: what announces more is no peer of ours, and closes the connection.
+  Connection(Socket socket, size_t max_payload);
+  int fd() const { return socket_.fd(); }
+  bool is_open() const { return socket_.is_open(); }
+  void set_max_payload(size_t bytes) { max_payload_ = bytes; }
+
+  // Queues a frame.
+  void post(FrameType type, std::string_view payload);
+  bool has_output() const { return sent_ < output_.size(); }
+  // Send and receive as much as goes without waiting. A peer that is gone closes the connection;
+  // frames that came before stay.
+  void send();
+  void receive();
+  std::optional<Frame> next();
+  // When bytes last came.
+  Clock::time_point heard() const { return heard_; }
+  void set_heard(Clock::time_point time) { heard_ = time; }
+  void close() { socket_ = Socket(); }
+
+ private:
+  Socket socket_;
+  size_t max_payload_;
+  std::string input_, output_;
+  size_t taken_ = 0, sent_ = 0;  // of input_, of output_
+  Clock::time_point heard_;
+};
+
+// Builds and reads payloads.
+class Packer {
+ public:
+  Packer& number(uint64_t value);
+  Packer& text(std::string_view value);
+  std::string take() { return std::move(bytes_); }
+
+ private:
+  std::string bytes_;
+};
+// Throws Error if the payload is shorter than what is asked of it.
+class Unpacker {
+ public:
+  explicit Unpacker(std::string_view bytes) : bytes_(bytes) {}
+  uint64_t number();
+  std::string text();
+  std::string rest() const { return std::string(bytes_); }
+
+ private:
+  std::string_view take(size_t n);
+  std::string_view bytes_;
+};
+
+}  // namespace cohort::wire

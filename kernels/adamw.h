@@ -1,0 +1,51 @@
+// AdamW for one element, in the one order of operations that the CPU and CUDA share: both compile
+// it without contraction, so that f32 gives the same bits on either.
+#pragma once
+
+#include <cmath>
+
+#include "core/host_device.h"
+#include "kernels/optimizer.h"
+
+namespace cohort::kernels {
+
+// The factors of one step, rounded once.
+template <class T>
+struct AdamWFactors {
+  T beta2, new_m, new_v, root_correction, eps, step_size;
+};
+
+template <class T>
+AdamWFactors<T> adamw_factors(const AdamWDesc& d) {
+  const double correction1 = 1 - std::pow(d.beta1, static_cast<double>(d.step));
+  const double correction2 = 1 - std::pow(d.beta2, static_cast<double>(d.step));
+  return {.beta2 = static_cast<T>(d.beta2),
+          .new_m = static_cast<T>(1 - d.beta1),
+          .new_v = static_cast<T>(1 - d.beta2),
+          .root_correction = static_cast<T>(std::sqrt(correction2)),
+          .eps = static_cast<T>(d.eps),
+          .step_size = static_cast<T>(d.learning_rate / correction1)};
+}
+
+// What decoupled decay multiplies a parameter with.
+template <class T>
+T adamw_decay(const AdamWDesc& d, double weight_decay) {
+  return static_cast<T>(1 - d.learning_rate * weight_decay);
+}
+
+// What clipping multiplies every gradient with; the norm is finite.
+COHORT_HD inline double clip_scale(double norm, double max_norm) {
+  return max_norm > 0 && norm > max_norm ? max_norm / (norm + 1e-6) : 1;
+}
+
+// m is moved towards g (PyTorch's lerp) instead of being summed from two products.
+template <class T>
+COHORT_HD inline void adamw_element(T& p, T& m, T& v, T g, T decay, const AdamWFactors<T>& f) {
+  const T decayed = p * decay;
+  m = m + f.new_m * (g - m);
+  v = v * f.beta2 + f.new_v * g * g;
+  const T denominator = std::sqrt(v) / f.root_correction + f.eps;
+  p = decayed - f.step_size * m / denominator;
+}
+
+}  // namespace cohort::kernels

@@ -1,0 +1,69 @@
+// Dropout on CUDA: one Philox call serves four neighbouring elements, and they have one thread.
+#include "kernels/dropout.h"
+#include "kernels/rows.cuh"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+// What is the same for every token.
+struct DropoutDraws {
+  const int64_t* sequences;
+  const int32_t* positions;
+  uint64_t seed, stream;
+  float p, kept;
+};
+
+template <class T>
+__global__ void __launch_bounds__(kMaxGroup)
+    dropout_kernel(T* y, const T* x, const DropoutDraws draws, bool accumulate,
+                   const RowLayout layout) {
+  constexpr int N = RowShare<T>::N;
+  static_assert(N % 4 == 0);
+  const RowShare<T> at(layout);
+  if (at.cols == 0) return;
+  const int64_t start = at.row * layout.cols;
+  const uint64_t row_stream =
+      dropout_row(draws.stream, draws.sequences[at.row], draws.positions[at.row]);
+  for (int tile = 0; tile < layout.tiles; ++tile) {
+    typename RowShare<T>::Packs in, old{};
+    at.load(x + start, tile, in);
+    if (accumulate) at.load(y + start, tile, old);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u) {
+      const int c = at.column(tile, u);
+      if (c >= at.cols) continue;
+      float out[N];
+#pragma unroll
+      for (int n = 0; n < N; n += 4) {
+        const auto bits = philox(draws.seed, row_stream, static_cast<uint64_t>(c + n) >> 2);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const bool keep = uniform_f32(bits[static_cast<size_t>(k)]) >= draws.p;
+          out[n + k] = keep ? element(in[u], n + k) / draws.kept : 0.0f;
+          if (accumulate) out[n + k] += element(old[u], n + k);
+        }
+      }
+      at.store(y + start, tile, u, to_raw<T>(out));
+    }
+  }
+}
+
+}  // namespace
+
+void dropout(Tensor& y, const Tensor& x, const DropoutSpec& spec, Grad mode) {
+  dispatch_device(x.dtype(), "dropout", [&]<class T>() {
+    const T* in = pointer<T>(x);
+    T* out = pointer<T>(y);
+    const RowLayout layout = row_layout<T>(x.dim(0), x.dim(1), wide_rows(x.dim(1), in, out));
+    const DropoutDraws draws{.sequences = pointer<int64_t>(spec.sequences),
+                             .positions = pointer<int32_t>(spec.positions),
+                             .seed = spec.seed,
+                             .stream = dropout_stream(spec.step, spec.layer, spec.site),
+                             .p = static_cast<float>(spec.p),
+                             .kept = static_cast<float>(1 - spec.p)};
+    launch("dropout", dropout_kernel<T>, layout.launch_shape(), x.device(), out, in, draws,
+           mode == Grad::kAccumulate, layout);
+  });
+}
+
+}  // namespace cohort::kernels::cuda

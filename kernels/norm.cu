@@ -1,0 +1,395 @@
+// Row norms and softmax on CUDA. The row stays in registers, so that the forward reads it once;
+// rows of more than 2048 packs of 16 bytes (16384 bf16 elements) are read again for each step.
+#include <cmath>
+
+#include "kernels/column_sum.cuh"
+#include "kernels/norm.h"
+#include "kernels/rows.cuh"
+#include "kernels/vector_math.h"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+// What the norms read and write. An RMS norm has no mean and no bias; `b` and `sum` belong to the
+// fused residual step.
+template <class T>
+struct NormForward {
+  const T *a, *b, *w, *bias;
+  T *sum, *y;
+  float *mean, *rstd;
+  float eps;
+};
+
+// Loads a tile of the row that is normalised: of a, or of a + b, which it then stores.
+template <class T, bool kResidual>
+__device__ __forceinline__ void load_row(const RowShare<T>& at, const NormForward<T>& p,
+                                         int64_t start, int tile, typename RowShare<T>::Packs& x) {
+  constexpr int N = RowShare<T>::N;
+  at.load(p.a + start, tile, x);
+  if constexpr (kResidual) {
+    typename RowShare<T>::Packs b;
+    at.load(p.b + start, tile, b);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u) {
+      float sum[N];
+#pragma unroll
+      for (int n = 0; n < N; ++n) sum[n] = element(x[u], n) + element(b[u], n);
+      x[u] = to_raw<T>(sum);
+      at.store(p.sum + start, tile, u, x[u]);
+    }
+  }
+}
+
+template <class T, bool kLayer, bool kResidual>
+__global__ void __launch_bounds__(kMaxGroup)
+    norm_forward_kernel(const NormForward<T> p, const RowLayout layout) {
+  constexpr int N = RowShare<T>::N;
+  __shared__ float scratch[2][32];
+  const RowShare<T> at(layout);
+  const int64_t start = at.row * layout.cols;
+  const T* stored = (kResidual ? p.sum : p.a) + start;
+  const auto cols = static_cast<float>(layout.cols);
+  typename RowShare<T>::Packs x, w;
+
+  float sum = 0;  // of the elements for a layer norm, of their squares for an RMS norm
+  for (int tile = 0; tile < layout.tiles; ++tile) {
+    load_row<T, kResidual>(at, p, start, tile, x);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u)
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const float v = element(x[u], n);
+        sum = kLayer ? sum + v : fmaf(v, v, sum);
+      }
+  }
+  if (layout.tiles == 1) at.load(p.w, 0, w);  // on its way during the reduction
+  sum = group_reduce(sum, at.group, scratch[0], Plus{});
+  float mean = 0, squares = sum;
+  if constexpr (kLayer) {
+    mean = sum / cols;
+    squares = 0;
+    for (int tile = 0; tile < layout.tiles; ++tile) {
+      if (layout.tiles > 1) at.load(stored, tile, x);
+      at.each(tile, [&](int u, int n) {
+        const float d = element(x[u], n) - mean;
+        squares = fmaf(d, d, squares);
+      });
+    }
+    squares = group_reduce(squares, at.group, scratch[1], Plus{});
+    if (at.leads()) p.mean[at.row] = mean;
+  }
+  const float rstd = 1.0f / sqrtf(squares / cols + p.eps);
+  if (at.leads()) p.rstd[at.row] = rstd;
+
+  for (int tile = 0; tile < layout.tiles; ++tile) {
+    if (layout.tiles > 1) {
+      at.load(stored, tile, x);
+      at.load(p.w, tile, w);
+    }
+    typename RowShare<T>::Packs bias{};
+    if (kLayer && p.bias != nullptr) at.load(p.bias, tile, bias);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u) {
+      float y[N];
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        y[n] = (element(x[u], n) - mean) * rstd * element(w[u], n);
+        if (kLayer && p.bias != nullptr) y[n] += element(bias[u], n);
+      }
+      at.store(p.y + start, tile, u, to_raw<T>(y));
+    }
+  }
+}
+
+template <class T>
+struct NormBackward {
+  const T *dy, *x, *w;
+  const float *mean, *rstd;  // mean is null for an RMS norm
+  T* dx;
+  bool accumulate;
+};
+
+// dx (+)= rstd (g - mean(g) - d mean(g d) rstd^2) with g = dy w and d = x - mean; an RMS norm has
+// neither of the means.
+template <class T, bool kLayer>
+__global__ void __launch_bounds__(kMaxGroup)
+    norm_backward_kernel(const NormBackward<T> p, const RowLayout layout) {
+  constexpr int N = RowShare<T>::N;
+  __shared__ float scratch[2][32];
+  const RowShare<T> at(layout);
+  const int64_t start = at.row * layout.cols;
+  const auto cols = static_cast<float>(layout.cols);
+  const bool live = at.cols > 0;
+  const float rstd = live ? p.rstd[at.row] : 0.0f, mean = kLayer && live ? p.mean[at.row] : 0.0f;
+  typename RowShare<T>::Packs x, dy, w;
+
+  float sum = 0, dot = 0;
+  for (int tile = 0; tile < layout.tiles; ++tile) {
+    at.load(p.x + start, tile, x);
+    at.load(p.dy + start, tile, dy);
+    at.load(p.w, tile, w);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u)
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const float g = element(dy[u], n) * element(w[u], n);  // 0 past the row
+        if constexpr (kLayer) sum += g;
+        dot = fmaf(g, element(x[u], n) - mean, dot);
+      }
+  }
+  if constexpr (kLayer) sum = group_reduce(sum, at.group, scratch[0], Plus{}) / cols;
+  dot = group_reduce(dot, at.group, scratch[1], Plus{});
+  const float along = dot * rstd * rstd / cols;
+
+  for (int tile = 0; tile < layout.tiles; ++tile) {
+    if (layout.tiles > 1) {
+      at.load(p.x + start, tile, x);
+      at.load(p.dy + start, tile, dy);
+      at.load(p.w, tile, w);
+    }
+    typename RowShare<T>::Packs old{};
+    if (p.accumulate) at.load(p.dx + start, tile, old);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u) {
+      float dx[N];
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const float g = element(dy[u], n) * element(w[u], n);
+        dx[n] = rstd * fmaf(mean - element(x[u], n), along, g - sum);
+        if (p.accumulate) dx[n] += element(old[u], n);
+      }
+      at.store(p.dx + start, tile, u, to_raw<T>(dx));
+    }
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kMaxGroup)
+    softmax_forward_kernel(T* y, const T* x, const RowLayout layout) {
+  constexpr int N = RowShare<T>::N;
+  __shared__ float scratch[2][32];
+  const RowShare<T> at(layout);
+  const int64_t start = at.row * layout.cols;
+  typename RowShare<T>::Packs in;
+
+  float largest = -INFINITY;
+  for (int tile = 0; tile < layout.tiles; ++tile) {
+    at.load(x + start, tile, in);
+    at.each(tile, [&](int u, int n) { largest = fmaxf(largest, element(in[u], n)); });
+  }
+  largest = group_reduce(largest, at.group, scratch[0], Larger{});
+  float sum = 0;
+  for (int tile = 0; tile < layout.tiles; ++tile) {
+    if (layout.tiles > 1) at.load(x + start, tile, in);
+    at.each(tile, [&](int u, int n) { sum += vexp(element(in[u], n) - largest); });
+  }
+  const float inverse = 1.0f / group_reduce(sum, at.group, scratch[1], Plus{});
+  for (int tile = 0; tile < layout.tiles; ++tile) {
+    if (layout.tiles > 1) at.load(x + start, tile, in);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u) {
+      float out[N];
+#pragma unroll
+      for (int n = 0; n < N; ++n) out[n] = vexp(element(in[u], n) - largest) * inverse;
+      at.store(y + start, tile, u, to_raw<T>(out));
+    }
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kMaxGroup)
+    softmax_backward_kernel(T* dx, const T* dy, const T* y, bool accumulate,
+                            const RowLayout layout) {
+  constexpr int N = RowShare<T>::N;
+  __shared__ float scratch[32];
+  const RowShare<T> at(layout);
+  const int64_t start = at.row * layout.cols;
+  typename RowShare<T>::Packs grad, prob;
+
+  float dot = 0;
+  for (int tile = 0; tile < layout.tiles; ++tile) {
+    at.load(dy + start, tile, grad);
+    at.load(y + start, tile, prob);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u)
+#pragma unroll
+      for (int n = 0; n < N; ++n) dot = fmaf(element(grad[u], n), element(prob[u], n), dot);
+  }
+  dot = group_reduce(dot, at.group, scratch, Plus{});
+  for (int tile = 0; tile < layout.tiles; ++tile) {
+    if (layout.tiles > 1) {
+      at.load(dy + start, tile, grad);
+      at.load(y + start, tile, prob);
+    }
+    typename RowShare<T>::Packs old{};
+    if (accumulate) at.load(dx + start, tile, old);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u) {
+      float out[N];
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        out[n] = element(prob[u], n) * (element(grad[u], n) - dot);
+        if (accumulate) out[n] += element(old[u], n);
+      }
+      at.store(dx + start, tile, u, to_raw<T>(out));
+    }
+  }
+}
+
+// Terms of the weight gradients: dw = sum of dy (x - mean) rstd, db = sum of dy.
+template <class T, bool kLayer>
+struct WeightTerm {
+  static constexpr int kOutputs = kLayer ? 2 : 1;
+  const T *dy, *x;
+  const float *mean, *rstd;
+  template <class Load, int N>
+  __device__ __forceinline__ void add(int64_t row, const Load& load,
+                                      float (&sum)[kOutputs][N]) const {
+    const auto grad = load(dy), in = load(x);
+    const float m = kLayer ? mean[row] : 0.0f, s = rstd[row];
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      sum[0][n] = fmaf(element(grad, n), (element(in, n) - m) * s, sum[0][n]);
+      if constexpr (kLayer) sum[1][n] += element(grad, n);
+    }
+  }
+};
+
+template <class T, bool kLayer, bool kResidual>
+void norm_forward(const char* name, const Tensor& x, const NormForward<T>& p) {
+  const bool wide = wide_rows(x.cols(), p.a, p.b, p.w, p.bias, p.sum, p.y);
+  const RowLayout layout = row_layout<T>(x.rows(), x.cols(), wide);
+  launch(name, norm_forward_kernel<T, kLayer, kResidual>, layout.launch_shape(), x.device(), p,
+         layout);
+}
+
+template <class T, bool kLayer>
+void norm_input_backward(const char* name, const Tensor& x, const NormBackward<T>& p) {
+  if (p.dx == nullptr) return;
+  const RowLayout layout =
+      row_layout<T>(x.rows(), x.cols(), wide_rows(x.cols(), p.dy, p.x, p.w, p.dx));
+  launch(name, norm_backward_kernel<T, kLayer>, layout.launch_shape(), x.device(), p, layout);
+}
+
+}  // namespace
+
+void rms_norm_forward(Tensor& y, Tensor& rstd, const Tensor& x, const Tensor& w, double eps) {
+  dispatch_device(x.dtype(), "rms_norm", [&]<class T>() {
+    norm_forward<T, false, false>("rms_norm", x,
+                                  {.a = pointer<T>(x),
+                                   .w = pointer<T>(w),
+                                   .y = pointer<T>(y),
+                                   .rstd = pointer<float>(rstd),
+                                   .eps = static_cast<float>(eps)});
+  });
+}
+
+void add_rms_norm_forward(Tensor& sum, Tensor& y, Tensor& rstd, const Tensor& a, const Tensor& b,
+                          const Tensor& w, double eps) {
+  dispatch_device(a.dtype(), "add_rms_norm", [&]<class T>() {
+    norm_forward<T, false, true>("add_rms_norm", a,
+                                 {.a = pointer<T>(a),
+                                  .b = pointer<T>(b),
+                                  .w = pointer<T>(w),
+                                  .sum = pointer<T>(sum),
+                                  .y = pointer<T>(y),
+                                  .rstd = pointer<float>(rstd),
+                                  .eps = static_cast<float>(eps)});
+  });
+}
+
+void layer_norm_forward(Tensor& y, Tensor& mean, Tensor& rstd, const Tensor& x, const Tensor& w,
+                        const Tensor& b, double eps) {
+  dispatch_device(x.dtype(), "layer_norm", [&]<class T>() {
+    norm_forward<T, true, false>("layer_norm", x,
+                                 {.a = pointer<T>(x),
+                                  .w = pointer<T>(w),
+                                  .bias = pointer<T>(b),
+                                  .y = pointer<T>(y),
+                                  .mean = pointer<float>(mean),
+                                  .rstd = pointer<float>(rstd),
+                                  .eps = static_cast<float>(eps)});
+  });
+}
+
+void add_layer_norm_forward(Tensor& sum, Tensor& y, Tensor& mean, Tensor& rstd, const Tensor& a,
+                            const Tensor& b, const Tensor& w, const Tensor& bias, double eps) {
+  dispatch_device(a.dtype(), "add_layer_norm", [&]<class T>() {
+    norm_forward<T, true, true>("add_layer_norm", a,
+                                {.a = pointer<T>(a),
+                                 .b = pointer<T>(b),
+                                 .w = pointer<T>(w),
+                                 .bias = pointer<T>(bias),
+                                 .sum = pointer<T>(sum),
+                                 .y = pointer<T>(y),
+                                 .mean = pointer<float>(mean),
+                                 .rstd = pointer<float>(rstd),
+                                 .eps = static_cast<float>(eps)});
+  });
+}
+
+void rms_norm_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, const Tensor& dy,
+                       const Tensor& x, const Tensor& w, const Tensor& rstd) {
+  constexpr const char* kOp = "rms_norm_backward";
+  dispatch_device(x.dtype(), kOp, [&]<class T>() {
+    const T *in = pointer<T>(x), *grad = pointer<T>(dy);
+    const float* scale = pointer<float>(rstd);
+    norm_input_backward<T, false>(kOp, x,
+                                  {.dy = grad,
+                                   .x = in,
+                                   .w = pointer<T>(w),
+                                   .rstd = scale,
+                                   .dx = pointer<T>(dx),
+                                   .accumulate = mode_x == Grad::kAccumulate});
+    if (!dw.defined()) return;
+    using Term = WeightTerm<T, false>;
+    column_sum<T, Term, 1>("rms_norm_dw", Term{.dy = grad, .x = in, .rstd = scale}, x.rows(),
+                           x.cols(), wide_rows(x.cols(), grad, in), {&dw}, {mode_w});
+  });
+}
+
+void layer_norm_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, Tensor& db, Grad mode_b,
+                         const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& mean,
+                         const Tensor& rstd) {
+  constexpr const char* kOp = "layer_norm_backward";
+  dispatch_device(x.dtype(), kOp, [&]<class T>() {
+    const T *in = pointer<T>(x), *grad = pointer<T>(dy);
+    const float *centre = pointer<float>(mean), *scale = pointer<float>(rstd);
+    norm_input_backward<T, true>(kOp, x,
+                                 {.dy = grad,
+                                  .x = in,
+                                  .w = pointer<T>(w),
+                                  .mean = centre,
+                                  .rstd = scale,
+                                  .dx = pointer<T>(dx),
+                                  .accumulate = mode_x == Grad::kAccumulate});
+    if (!dw.defined() && !db.defined()) return;
+    using Term = WeightTerm<T, true>;
+    column_sum<T, Term, 2>("layer_norm_dw",
+                           Term{.dy = grad, .x = in, .mean = centre, .rstd = scale}, x.rows(),
+                           x.cols(), wide_rows(x.cols(), grad, in), {&dw, &db}, {mode_w, mode_b});
+  });
+}
+
+void softmax_forward(Tensor& y, const Tensor& x) {
+  dispatch_device(x.dtype(), "softmax", [&]<class T>() {
+    const T* in = pointer<T>(x);
+    T* out = pointer<T>(y);
+    const RowLayout layout = row_layout<T>(x.rows(), x.cols(), wide_rows(x.cols(), in, out));
+    launch("softmax", softmax_forward_kernel<T>, layout.launch_shape(), x.device(), out, in,
+           layout);
+  });
+}
+
+void softmax_backward(Tensor& dx, const Tensor& dy, const Tensor& y, Grad mode) {
+  dispatch_device(y.dtype(), "softmax_backward", [&]<class T>() {
+    const T *grad = pointer<T>(dy), *prob = pointer<T>(y);
+    T* out = pointer<T>(dx);
+    const RowLayout layout =
+        row_layout<T>(y.rows(), y.cols(), wide_rows(y.cols(), grad, prob, out));
+    launch("softmax_backward", softmax_backward_kernel<T>, layout.launch_shape(), y.device(), out,
+           grad, prob, mode == Grad::kAccumulate, layout);
+  });
+}
+
+}  // namespace cohort::kernels::cuda

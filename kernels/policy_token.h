@@ -1,0 +1,99 @@
+// The policy loss of one token, in f64 whatever the tensors' dtype: a few exponentials per token
+// are nothing beside the model, and the clip decisions are then those of the log-probs as given.
+// The CPU and CUDA share it.
+#pragma once
+
+#include <cmath>
+
+#include "core/host_device.h"
+#include "kernels/policy_loss.h"
+
+namespace cohort::kernels {
+
+inline constexpr double kMaxLogRatio = 20;
+
+// clamp(x, +-20) and its derivative, which is 1 at the bounds; NaN stays NaN.
+struct Clamped {
+  double value, slope;
+};
+COHORT_HD inline Clamped clamp_log_ratio(double x) {
+  if (x > kMaxLogRatio) return {kMaxLogRatio, 0};
+  if (x < -kMaxLogRatio) return {-kMaxLogRatio, 0};
+  return {x, 1};
+}
+
+COHORT_HD inline double k3(double x) {
+  return std::expm1(x) - x;
+}
+
+// The larger of two deviations, NaN if one is.
+COHORT_HD inline double larger_deviation(double a, double b) {
+  return std::isnan(a) || a > b ? a : b;
+}
+
+COHORT_HD inline void add(PolicyLossStats& total, const PolicyLossStats& more) {
+  total.tokens += more.tokens;
+  total.max_ratio_deviation = larger_deviation(more.max_ratio_deviation, total.max_ratio_deviation);
+  total.clipped_low += more.clipped_low;
+  total.clipped_high += more.clipped_high;
+  total.kl_to_old += more.kl_to_old;
+  total.kl_to_reference += more.kl_to_reference;
+}
+
+struct TokenLoss {
+  double loss, gradient;
+};
+
+struct TokenInput {
+  double logprob, old_logprob, advantage;
+};
+
+// The surrogate and its derivative with respect to the log-prob. Where both branches are equal
+// (inside the clip range and at its bounds) the derivative is that of the unclipped one.
+COHORT_HD inline TokenLoss surrogate(const TokenInput& t, const PolicyLossDesc& desc,
+                                     PolicyLossStats& stats) {
+  const Clamped log_ratio = clamp_log_ratio(t.logprob - t.old_logprob);
+  const double ratio = std::exp(log_ratio.value);
+  const double low = 1 - desc.epsilon_low, high = 1 + desc.epsilon_high;
+  const bool clipped_low = t.advantage < 0 && ratio < low;
+  const bool clipped_high = t.advantage > 0 && ratio > high;
+
+  stats.tokens += 1;
+  stats.max_ratio_deviation = larger_deviation(std::fabs(ratio - 1), stats.max_ratio_deviation);
+  stats.clipped_low += clipped_low;
+  stats.clipped_high += clipped_high;
+  stats.kl_to_old += k3(clamp_log_ratio(t.old_logprob - t.logprob).value);
+  if (clipped_low) return {-t.advantage * low, 0};
+  if (clipped_high) return {-t.advantage * high, 0};
+  return {-t.advantage * ratio, -t.advantage * ratio * log_ratio.slope};
+}
+
+// beta k3 towards the reference.
+COHORT_HD inline TokenLoss penalty(double logprob, double ref_logprob, double beta,
+                                   PolicyLossStats& stats) {
+  const Clamped x = clamp_log_ratio(ref_logprob - logprob);
+  const double kl = k3(x.value);
+  stats.kl_to_reference += kl;
+  if (beta == 0) return {0, 0};
+  return {beta * kl, -beta * std::expm1(x.value) * x.slope};
+}
+
+// The tensors of a call as pointers; `ref_logprob` may be null.
+template <class T>
+struct PolicyTokens {
+  const T *logprob, *old_logprob, *ref_logprob, *advantage, *weight;
+
+  // Token t's share of the loss and of its gradient, with its weight, which is above 0.
+  COHORT_HD TokenLoss loss(int64_t t, const PolicyLossDesc& desc, PolicyLossStats& stats) const {
+    const auto lp = static_cast<double>(logprob[t]), scale = static_cast<double>(weight[t]);
+    TokenLoss token = surrogate(
+        {lp, static_cast<double>(old_logprob[t]), static_cast<double>(advantage[t])}, desc, stats);
+    if (ref_logprob != nullptr) {
+      const TokenLoss kl = penalty(lp, static_cast<double>(ref_logprob[t]), desc.beta, stats);
+      token = {token.loss + kl.loss, token.gradient + kl.gradient};
+    }
+    return {scale * token.loss, scale * token.gradient};
+  }
+};
+
+}  // namespace cohort::kernels

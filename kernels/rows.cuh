@@ -1,0 +1,127 @@
+// How the threads of a block share the rows of a matrix: a group of 1 to 512 neighbouring threads
+// has a row, and each thread packs of 16 bytes of it, kPacks at a time in registers. Which thread
+// has which element, and so the order of every reduction, follows from the number of columns and
+// the element size alone; where rows are not aligned, the same elements are moved one by one.
+#pragma once
+
+#include "kernels/raw.cuh"
+
+namespace cohort::kernels::cuda {
+
+inline constexpr int kRowPacks = 4;  // packs that a thread holds
+inline constexpr int kMaxGroup = 512;
+
+struct RowLayout {
+  int64_t rows = 0;
+  int cols = 0;
+  int group_log2 = 0;  // threads of a row
+  int tiles = 0;       // rounds of group * kRowPacks packs that cover the row
+  bool wide = false;   // 16-byte accesses
+
+  int group() const { return 1 << group_log2; }
+  int threads() const { return std::max(128, group()); }
+  cohort::cuda::LaunchShape launch_shape() const {
+    const int per_block = threads() / group();
+    return {blocks_for(rows, per_block), static_cast<unsigned>(threads())};
+  }
+};
+
+// The layout of rows of T. `wide` says that every row of every tensor starts at a multiple of 16
+// bytes: see wide_rows().
+template <class T>
+RowLayout row_layout(int64_t rows, int64_t cols, bool wide) {
+  COHORT_CHECK(cols < (1 << 30), "[rows] rows of ", cols, " columns are too long");
+  const auto packs = static_cast<int>((cols + kPackSize<T> - 1) / kPackSize<T>);
+  RowLayout layout{.rows = rows, .cols = static_cast<int>(cols), .wide = wide};
+  while (layout.group() < kMaxGroup && layout.group() * kRowPacks < packs) ++layout.group_log2;
+  const int tile = layout.group() * kRowPacks;
+  layout.tiles = (packs + tile - 1) / tile;
+  return layout;
+}
+template <class... T>
+bool wide_rows(int64_t cols, const T*... rows) {
+  return aligned(rows...) && ((cols * static_cast<int64_t>(sizeof(T)) % 16 == 0) && ...);
+}
+
+// One thread's share of its row. A thread past the last row has no columns: it takes part in
+// reductions and moves nothing.
+template <class T>
+struct RowShare {
+  static constexpr int N = kPackSize<T>;
+  using Packs = Raw<T, N>[kRowPacks];
+
+  int64_t row;
+  int cols, lane, group;
+  bool wide;
+
+  __device__ explicit RowShare(const RowLayout& layout)
+      : row(int64_t{blockIdx.x} * (blockDim.x >> layout.group_log2) +
+            (threadIdx.x >> layout.group_log2)),
+        cols(row < layout.rows ? layout.cols : 0),
+        lane(threadIdx.x & ((1 << layout.group_log2) - 1)),
+        group(1 << layout.group_log2),
+        wide(layout.wide) {
+    if (row >= layout.rows) row = 0;
+  }
+  __device__ bool leads() const { return cols > 0 && lane == 0; }
+  // The first column of pack u of a tile.
+  __device__ int column(int tile, int u) const {
+    return ((tile * kRowPacks + u) * group + lane) * N;
+  }
+
+  // Elements past the row are zero.
+  __device__ __forceinline__ void load(const T* start, int tile, Packs& packs) const {
+    if (wide) {
+#pragma unroll
+      for (int u = 0; u < kRowPacks; ++u) {
+        packs[u] = {};
+        if (column(tile, u) < cols) packs[u] = load_raw<N>(start + column(tile, u));
+      }
+    } else {
+#pragma unroll
+      for (int u = 0; u < kRowPacks; ++u)
+        packs[u] = load_some<N>(start + column(tile, u), cols - column(tile, u));
+    }
+  }
+  __device__ __forceinline__ void store(T* start, int tile, int u, const Raw<T, N>& pack) const {
+    const int c = column(tile, u);
+    if (!wide)
+      store_some(start + c, pack, cols - c);
+    else if (c < cols)
+      store_raw(start + c, pack);
+  }
+  // fn(u, n) for every element that is inside the row.
+  template <class F>
+  __device__ __forceinline__ void each(int tile, F&& fn) const {
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u)
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+        if (column(tile, u) + n < cols) fn(u, n);
+  }
+};
+
+struct Plus {
+  __device__ float operator()(float a, float b) const { return a + b; }
+};
+struct Larger {  // passes over NaN
+  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+
+// Joins one value per thread over the threads of a row: a butterfly over lanes, then one over
+// warps. Every thread of the block calls it, each time with another `scratch` of 32 values.
+template <class Join>
+__device__ __forceinline__ float group_reduce(float x, int group, float* scratch, Join join) {
+  for (int offset = min(group, 32) / 2; offset > 0; offset /= 2)
+    x = join(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  if (group <= 32) return x;
+  const int warps = group / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (lane == 0) scratch[warp] = x;
+  __syncthreads();
+  x = scratch[warp / warps * warps + lane % warps];
+  for (int offset = warps / 2; offset > 0; offset /= 2)
+    x = join(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  return x;
+}
+
+}  // namespace cohort::kernels::cuda

@@ -1,0 +1,313 @@
+// Drawing tokens on CUDA, one block per row. A token's mass is e^d (row_softmax.cuh) as an integer,
+// scaled so that the sum over any row fits 64 bits: then sums have no order and every step is
+// exact. The largest mass is 2^42 or more; what rounds to 0 (a probability below 2^-42) is never
+// drawn.
+//
+// Top-k and top-p each find one token, the least probable one allowed, as a rank: 32 bits of logit,
+// most probable first, then the id. Digit by digit, weights (1 for top-k, masses for top-p) are
+// summed by the digit's value over the tokens that agree with the digits found, and the next digit
+// is the value at which the sums reach the goal.
+#include "kernels/sampling.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "core/rng.h"
+#include "kernels/head.h"
+#include "kernels/matmul.h"
+#include "kernels/row_softmax.cuh"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+using Mass = unsigned long long;  // the type that atomicAdd() knows
+
+constexpr int kThreads = kRowThreads;
+constexpr int kWarps = kThreads / 32;
+constexpr int kDigitBits = 11, kDigits = 1 << kDigitBits;
+constexpr int kSegment = 4 * 32;                 // ids that a warp takes at a time
+constexpr int64_t kMaxVocab = int64_t{1} << 20;  // one sum per segment fits in shared memory
+
+struct SampleCall {
+  int32_t* tokens;
+  float* logprob;
+  const int64_t *stream, *index;
+  const float* logits;
+  int64_t vocab, top_k;
+  double top_p;
+  uint64_t seed;
+  float inverse_temperature;
+  int id_bits;  // ids are below 2^id_bits
+  bool greedy;
+};
+
+struct Crossing {
+  int64_t at;
+  Mass before;
+};
+
+// What a block shares, beside the sums in dynamic shared memory.
+struct Shared {
+  Mass of_warp[kWarps];
+  Crossing crossing;
+  int token;
+};
+
+// One row with its distribution.
+struct Row {
+  const float* logits;
+  int64_t vocab;
+  int id_bits;
+  RowSoftmax softmax;
+
+  __device__ Mass mass(float logit) const {
+    const float one = __int_as_float((127 + 62 - id_bits) << 23);  // 2^(62 - id_bits)
+    return __float2ull_rn(expf(softmax.scaled(logit)) * one);
+  }
+  // Ascending from the most probable token.
+  __device__ Mass rank(float logit, int64_t id) const {
+    const unsigned bits = __float_as_uint(logit + 0.0f);  // -0 and 0 are equal
+    const unsigned descending = bits >> 31 ? bits : ~bits & 0x7fffffffu;
+    return static_cast<Mass>(descending) << id_bits | static_cast<Mass>(id);
+  }
+  // Calls fn(id, logit) for the thread's ids of the tile that starts at `tile`.
+  template <class F>
+  __device__ void for_tile(int64_t tile, F&& fn) const {
+    const int64_t first = tile + 4 * threadIdx.x;
+    const auto pack = load_logits(logits, first, vocab);
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      if (first + k < vocab) fn(first + k, pack.v[k]);
+  }
+};
+
+__device__ Mass warp_inclusive_sum(Mass x) {
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const Mass other = __shfl_up_sync(0xffffffffu, x, offset);
+    if (static_cast<int>(threadIdx.x % 32) >= offset) x += other;
+  }
+  return x;
+}
+
+// The sum of x over the threads before this one, and over all of the block.
+struct BlockSum {
+  Mass before, total;
+};
+__device__ BlockSum block_prefix_sum(Mass x, Shared& shared) {
+  const Mass inclusive = warp_inclusive_sum(x);
+  __syncthreads();  // the last sum's readers are done
+  if (threadIdx.x % 32 == 31) shared.of_warp[threadIdx.x / 32] = inclusive;
+  __syncthreads();
+  BlockSum sum{inclusive - x, 0};
+  for (int w = 0; w < kWarps; ++w) {
+    if (w < static_cast<int>(threadIdx.x / 32)) sum.before += shared.of_warp[w];
+    sum.total += shared.of_warp[w];
+  }
+  return sum;
+}
+
+// A run of sums in shared memory, of which each thread looks at a piece.
+struct Piece {
+  int64_t begin, end;
+  Mass sum = 0;
+  __device__ Piece(const Mass* sums, int64_t count) {
+    const int64_t each = (count + kThreads - 1) / kThreads;
+    begin = min(count, threadIdx.x * each);
+    end = min(count, begin + each);
+    for (int64_t i = begin; i < end; ++i) sum += sums[i];
+  }
+};
+
+__device__ Mass total_of(const Mass* sums, int64_t count, Shared& shared) {
+  return block_prefix_sum(Piece(sums, count).sum, shared).total;
+}
+
+// Where the running total of `sums` first exceeds `target`, which is below their total.
+__device__ Crossing find_crossing(const Mass* sums, int64_t count, Mass target, Shared& shared) {
+  const Piece piece(sums, count);
+  Mass before = block_prefix_sum(piece.sum, shared).before;
+  if (before <= target && target < before + piece.sum) {
+    int64_t at = piece.begin;
+    while (before + sums[at] <= target) before += sums[at++];
+    shared.crossing = {at, before};
+  }
+  __syncthreads();
+  return shared.crossing;
+}
+
+// The rank of the token at which the running total of the weights, over tokens by rank up to
+// `limit`, first exceeds `target`, which is below their total.
+template <class Weight>
+__device__ Mass find_rank(const Row& row, Mass limit, Mass target, Mass* sums, Shared& shared,
+                          Weight&& weight) {
+  Mass found = 0;
+  for (int bits = 32 + row.id_bits; bits > 0;) {
+    const int width = min(kDigitBits, bits), known = bits;
+    bits -= width;
+    __syncthreads();  // the last sums' readers are done
+    for (int i = threadIdx.x; i < kDigits; i += kThreads) sums[i] = 0;
+    __syncthreads();
+    for (int64_t tile = 0; tile < row.vocab; tile += kRowTile)
+      row.for_tile(tile, [&](int64_t id, float logit) {
+        const Mass rank = row.rank(logit, id);
+        if (rank > limit || rank >> known != found) return;
+        if (const Mass w = weight(logit); w > 0)
+          atomicAdd(&sums[rank >> bits & ((1u << width) - 1)], w);
+      });
+    __syncthreads();
+    const Crossing digit = find_crossing(sums, kDigits, target, shared);
+    target -= digit.before;
+    found = found << width | static_cast<Mass>(digit.at);
+  }
+  return found;
+}
+
+// The masses of the tokens up to `limit`, summed over segments of ids; returns the number of
+// segments.
+__device__ int64_t sum_segments(const Row& row, Mass limit, Mass* sums) {
+  const int64_t segments = (row.vocab + kSegment - 1) / kSegment;
+  __syncthreads();  // the last sums' readers are done
+  for (int64_t tile = 0; tile < row.vocab; tile += kRowTile) {
+    Mass own = 0;
+    row.for_tile(tile, [&](int64_t id, float logit) {
+      if (row.rank(logit, id) <= limit) own += row.mass(logit);
+    });
+    const Mass sum = warp_inclusive_sum(own);
+    const int64_t segment = tile / kSegment + threadIdx.x / 32;
+    if (threadIdx.x % 32 == 31 && segment < segments) sums[segment] = sum;
+  }
+  __syncthreads();
+  return segments;
+}
+
+// The least probable token that top-k and top-p leave.
+__device__ Mass last_allowed(const Row& row, const SampleCall& call, Mass* sums, Shared& shared) {
+  Mass limit = ~Mass{0};
+  if (call.top_k > 0 && call.top_k < row.vocab)
+    limit = find_rank(row, limit, static_cast<Mass>(call.top_k - 1), sums, shared,
+                      [](float) { return Mass{1}; });
+  if (call.top_p < 1) {
+    const int64_t segments = sum_segments(row, limit, sums);
+    const Mass total = total_of(sums, segments, shared);
+    const auto goal = static_cast<Mass>(ceil(call.top_p * static_cast<double>(total)));
+    limit = find_rank(row, limit, min(max(goal, Mass{1}), total) - 1, sums, shared,
+                      [&](float logit) { return row.mass(logit); });
+  }
+  return limit;
+}
+
+// Inverts the CDF of the tokens up to `limit` in ascending id order.
+__device__ int draw(const Row& row, Mass limit, Mass fraction, Mass* sums, Shared& shared) {
+  const int64_t segments = sum_segments(row, limit, sums);
+  const Mass total = total_of(sums, segments, shared);
+  const Mass target = __umul64hi(fraction, total);
+  const Crossing segment = find_crossing(sums, segments, target, shared);
+  if (threadIdx.x < 32) {
+    const int64_t first = segment.at * kSegment + 4 * threadIdx.x;
+    const auto pack = load_logits(row.logits, first, row.vocab);
+    Mass masses[4], own = 0;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const bool allowed = first + k < row.vocab && row.rank(pack.v[k], first + k) <= limit;
+      masses[k] = allowed ? row.mass(pack.v[k]) : 0;
+      own += masses[k];
+    }
+    Mass before = segment.before + warp_inclusive_sum(own) - own;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (before <= target && target < before + masses[k])
+        shared.token = static_cast<int>(first + k);
+      before += masses[k];
+    }
+  }
+  __syncthreads();
+  return shared.token;
+}
+
+__device__ int greedy(const Row& row, Shared& shared) {
+  if (threadIdx.x == 0) shared.token = 0x7fffffff;
+  __syncthreads();
+  for (int64_t tile = 0; tile < row.vocab; tile += kRowTile)
+    row.for_tile(tile, [&](int64_t id, float logit) {
+      if (logit == row.softmax.largest) atomicMin(&shared.token, static_cast<int>(id));
+    });
+  __syncthreads();
+  return shared.token;
+}
+
+__global__ void __launch_bounds__(kThreads) sample_kernel(SampleCall call) {
+  extern __shared__ Mass sums[];
+  __shared__ Shared shared;
+  const int64_t i = blockIdx.x;
+  Row row{call.logits + i * call.vocab, call.vocab, call.id_bits, {}};
+  row.softmax = row_softmax(row.logits, row.vocab, call.inverse_temperature);
+  int token = -1;
+  if (row.softmax.valid()) {
+    if (call.greedy) {
+      token = greedy(row, shared);
+    } else {
+      // uniform_f64() as a fraction of 2^64.
+      const auto words = philox(call.seed, static_cast<uint64_t>(call.stream[i]),
+                                static_cast<uint64_t>(call.index[i]));
+      const Mass random = (static_cast<Mass>(words[0]) << 32 | words[1]) >> 12;
+      token =
+          draw(row, last_allowed(row, call, sums, shared), (2 * random + 1) << 11, sums, shared);
+    }
+  }
+  if (threadIdx.x > 0) return;
+  call.tokens[i] = token;
+  call.logprob[i] = token < 0 ? __int_as_float(0x7fc00000) : row.softmax.logprob(row.logits[token]);
+}
+
+// The outputs and addresses of rows [first, first + count), whose logits are given.
+void sample_rows(Tensor& tokens, Tensor& logprob, const Tensor& stream, const Tensor& index,
+                 int64_t first, const Tensor& logits, const SamplingDesc& desc) {
+  const int64_t vocab = logits.dim(1);
+  COHORT_CHECK(vocab <= kMaxVocab, "[sampling] expected at most ", kMaxVocab,
+               " tokens on a CUDA device, got ", vocab);
+  const double temperature = desc.temperature == 0 ? 1 : desc.temperature;
+  const SampleCall call{.tokens = pointer<int32_t>(tokens) + first,
+                        .logprob = pointer<float>(logprob) + first,
+                        .stream = pointer<int64_t>(stream) + first,
+                        .index = pointer<int64_t>(index) + first,
+                        .logits = pointer<float>(logits),
+                        .vocab = vocab,
+                        .top_k = desc.top_k,
+                        .top_p = desc.top_p,
+                        .seed = desc.seed,
+                        .inverse_temperature = static_cast<float>(1 / temperature),
+                        .id_bits = static_cast<int>(
+                            std::bit_width(static_cast<uint64_t>(std::max<int64_t>(vocab - 1, 0)))),
+                        .greedy = desc.temperature == 0};
+  const int64_t sums = std::max<int64_t>(kDigits, (vocab + kSegment - 1) / kSegment);
+  launch("sample", sample_kernel,
+         {blocks_for(logits.dim(0), 1), kThreads, static_cast<size_t>(sums) * sizeof(Mass)},
+         logits.device(), call);
+}
+
+}  // namespace
+
+void head_sample(Tensor& tokens, Tensor& logprob, const Tensor& x, const Tensor& w,
+                 const Tensor& rng_stream, const Tensor& rng_index, const SamplingDesc& desc) {
+  const int64_t n = x.dim(0), vocab = w.dim(0);
+  const int64_t wanted =
+      desc.chunk_tokens > 0 ? desc.chunk_tokens : head_chunk_tokens(vocab, 0, x.device());
+  const int64_t rows = std::min(wanted, n);
+  Tensor logits = Tensor::empty({rows, vocab}, DType::kF32, x.device());
+  for (int64_t begin = 0; begin < n; begin += rows) {
+    const int64_t count = std::min(rows, n - begin);
+    Tensor chunk = logits.narrow(0, 0, count);
+    matmul(chunk, x.narrow(0, begin, count), w, {.b = Transpose::kYes});
+    sample_rows(tokens, logprob, rng_stream, rng_index, begin, chunk, desc);
+  }
+}
+
+void sample_logits(Tensor& tokens, Tensor& logprob, const Tensor& logits, const Tensor& rng_stream,
+                   const Tensor& rng_index, const SamplingDesc& desc) {
+  COHORT_CHECK(logits.dtype() == DType::kF32,
+               "[sample_logits] expected f32 logits on a CUDA device, got ", logits.str());
+  sample_rows(tokens, logprob, rng_stream, rng_index, 0, logits, desc);
+}
+
+}  // namespace cohort::kernels::cuda

@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# Tests and measures a packed build (scripts/gpu_pack.sh) on a machine with GPUs. Each phase writes a
+# log to $OUT (default build/gpu) and its end to the screen.
+set -uo pipefail
+
+usage() {
+  cat <<'TEXT'
+usage: scripts/gpu_check.sh PHASE...
+
+  tests       ctest -L cuda, nothing skipped
+  multi       ctest -L multi-gpu, nothing skipped
+  memcheck    compute-sanitizer memcheck over the CUDA tests
+  racecheck   compute-sanitizer racecheck over those of the kernels
+  ops         the op table and attention, beside PyTorch's attention
+  steps       the training steps, beside PyTorch's
+  demo        configs/demo.yaml on the GPU
+  shakespeare nanoGPT's larger character setting in f32 and bf16
+TEXT
+}
+[ $# -gt 0 ] || { usage >&2; exit 2; }
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+OUT=${OUT:-build/gpu}
+mkdir -p "$OUT"
+if [ -d build/travel ]; then
+  mkdir -p build/cuda && cp -r build/travel/build/. build/cuda/
+  source_dir=$(cat build/travel/source_dir)
+  [ -e "$source_dir" ] || { mkdir -p "$(dirname "$source_dir")" && ln -s "$PWD" "$source_dir"; }
+  export COHORT_TEST_DATA=$PWD/build/travel/data
+fi
+export NCCL_NVLS_ENABLE=0
+cuda_tests='Cuda*.*:*/Cuda*.*-*Slow.*:*CudaMultiGpu*'
+failed=0
+
+# note LOG: its last lines.
+note() { tail -n "${2:-25}" "$1"; }
+
+run_tests() {
+  COHORT_REQUIRE=gpu,data ctest --test-dir build/cuda -L '^cuda$' -j 12 --output-on-failure >"$OUT/ctest.log" 2>&1 || failed=1
+  grep -c Skipped "$OUT/ctest.log" | sed 's/^/skipped lines: /'
+  note "$OUT/ctest.log" "${LINES_SHOWN:-60}"
+}
+run_multi() {
+  COHORT_REQUIRE=gpu,multi-gpu,data ctest --test-dir build/cuda -L '^multi-gpu$' --output-on-failure >"$OUT/multi.log" 2>&1 || failed=1
+  note "$OUT/multi.log" 60
+}
+sanitize() {  # TOOL FILTER PROGRAM...
+  local tool=$1 filter=$2 program
+  shift 2
+  for program in "$@"; do
+    echo "-- $tool $program"
+    COHORT_CUDA_CACHE=0 timeout "${LIMIT:-240}" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      "build/cuda/tests/$program" --gtest_filter="$filter" --gtest_brief=1 >"$OUT/$tool-$program.log" 2>&1 ||
+      { echo "exit code $?"; failed=1; }
+    note "$OUT/$tool-$program.log" 6
+  done
+}
+run_ops() {
+  build/cuda/bench/cohort_bench_ops --device cuda --dtype bf16 >"$OUT/ops.log" 2>&1 || failed=1
+  python3 bench/peers/attention.py >"$OUT/attention_peer.log" 2>&1 || failed=1
+  sleep 3
+  build/cuda/bench/cohort_bench_ops --device cuda --dtype bf16 --filter attention >>"$OUT/ops.log" 2>&1 || failed=1
+  cat "$OUT/ops.log" "$OUT/attention_peer.log"
+}
+run_steps() {
+  local shape vocab
+  for shape in gpt2_124m:50304 qwen2_0_5b:151936; do
+    vocab=${shape#*:} shape=${shape%:*}
+    build/cuda/bench/cohort_bench_step "bench/configs/$shape.yaml" --vocab "$vocab" ${STEP_OVERRIDES:-} >"$OUT/step_$shape.log" 2>&1 || failed=1
+    sleep 3
+    python3 bench/peers/train_step.py "$shape" >"$OUT/peer_$shape.log" 2>&1 || failed=1
+    echo "-- $shape"
+    note "$OUT/step_$shape.log" 12
+    note "$OUT/peer_$shape.log" 1
+  done
+}
+run_demo() {
+  build/cuda/cohort train configs/demo.yaml device=cuda output_dir="$OUT/demo" >"$OUT/demo.log" 2>&1 || failed=1
+  note "$OUT/demo.log" 30
+}
+run_shakespeare() {
+  local dtype
+  for dtype in ${DTYPES:-bf16 f32}; do
+    build/cuda/cohort train configs/shakespeare_char_gpu.yaml dtype=$dtype \
+      data.text="$COHORT_TEST_DATA/tinyshakespeare/input.txt" output_dir="$OUT/shakespeare-$dtype" >"$OUT/shakespeare-$dtype.log" 2>&1 || failed=1
+    note "$OUT/shakespeare-$dtype.log" 4
+    grep -h '"eval":true' "$OUT/shakespeare-$dtype/metrics.jsonl" | tail -25
+  done
+}
+
+for phase in "$@"; do
+  start=$SECONDS
+  echo "==== $phase"
+  case $phase in
+    tests) run_tests ;;
+    multi) run_multi ;;
+    memcheck) sanitize memcheck "$cuda_tests" ${PROGRAMS:-core_test kernels_test autograd_test nn_test} ;;
+    racecheck) sanitize racecheck "${FILTER:-$cuda_tests}" ${PROGRAMS:-kernels_test} ;;
+    ops) run_ops ;;
+    steps) run_steps ;;
+    demo) run_demo ;;
+    shakespeare) run_shakespeare ;;
+    *) usage >&2; exit 2 ;;
+  esac
+  echo "---- $phase: $((SECONDS - start)) s"
+done
+exit $failed

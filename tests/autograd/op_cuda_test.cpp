@@ -1,0 +1,114 @@
+// Every row of the op table on CUDA, forward and all gradients, against the CPU's f64 on the same
+// inputs.
+//
+// f32: 1e-5 of the norm. bf16: the error may be at most 1.5 times that of rounding the f64 result
+// at the op's rounding points. For most ops that is the result alone; an op that rounds what it
+// feeds to a product (the logits' gradient) has a second independent error of the same size, hence
+// sqrt(2) times it, within the factor of 1.5. Cases made of several ops get 1.0 more for each
+// further one, and so does attention, whose points tests/kernels/attention_cuda_test.cpp checks one
+// by one.
+#include <cmath>
+
+#include "autograd/op_cases.h"
+#include "core/rng.h"
+#include "tests/support/test_util.h"
+
+namespace cohort {
+namespace {
+
+using test::bit_equal;
+using test::random_tensor;
+using test::relative_error;
+
+struct Results {
+  Tensor y;
+  std::vector<Tensor> gradients;
+};
+
+// `inputs` hold the values; dtype and device say where to compute. The seed of the backward is the
+// same for all.
+Results run(const OpCase& test, const std::vector<Tensor>& inputs, DType dtype, Device device) {
+  std::vector<Variable> leaves;
+  for (const Tensor& t : inputs) leaves.push_back(Variable::parameter(t.to(dtype).to(device)));
+  const Variable y = test.fn(leaves);
+  const Tensor seed = random_tensor(y.shape(), DType::kF64, 17).to(DType::kBF16);
+  backward(y, seed.to(y.value().dtype()).to(device));
+  Results out{.y = y.value(), .gradients = {}};
+  for (const Variable& leaf : leaves) out.gradients.push_back(leaf.grad());
+  return out;
+}
+
+double norm(const Tensor& t) {
+  double sum = 0;
+  for (const double v : t.to_vector<double>()) sum += v * v;
+  return std::sqrt(sum);
+}
+
+bool starts_with(const std::string& text, const char* prefix) {
+  return text.rfind(prefix, 0) == 0;
+}
+
+// What bf16 may add to the f64 result, relative to its norm.
+double bf16_tolerance(const OpCase& test, const Tensor& exact) {
+  const double rounding = relative_error(exact.to(DType::kBF16).to(DType::kF64), exact);
+  // A few values may happen to be near representable ones: half the worst case of 2^-9 at least.
+  const double floor = 0x1p-10;
+  const bool two_ops = test.variant == "one variable as both operands" ||
+                       test.variant == "two overlapping rows" || test.variant == "x x^T";
+  const int points = test.op == "attention" || test.op == "add_rms_norm" ? 3 : two_ops ? 2 : 1;
+  return (points + 0.5) * std::max(rounding, floor);
+}
+
+class CudaOp : public testing::TestWithParam<OpCase> {};
+
+void expect_close(const OpCase& test, const Tensor& got, const Tensor& exact, DType dtype,
+                  const std::string& what) {
+  ASSERT_EQ(got.shape(), exact.shape()) << what;
+  const double error = norm(exact) > 0 ? relative_error(got.to(Device{}).to(DType::kF64), exact)
+                                       : norm(got.to(Device{}));
+  const double tolerance = dtype == DType::kF32 ? 1e-5 : bf16_tolerance(test, exact);
+  EXPECT_LE(error, tolerance) << what << " in " << dtype_name(dtype);
+}
+
+TEST_P(CudaOp, MatchesTheCpu) {
+  COHORT_REQUIRE_GPU(device);
+  const OpCase& test = GetParam();
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    // Composites round at many points, and a policy loss is never bf16.
+    const bool f32_only =
+        starts_with(test.op, "composite") || test.op == "checkpoint" || test.op == "policy_loss";
+    if (dtype == DType::kBF16 && f32_only) continue;
+    std::vector<Tensor> inputs;
+    for (const Tensor& t : test.inputs(0)) inputs.push_back(t.to(dtype).to(DType::kF64));
+    const Results exact = run(test, inputs, DType::kF64, {});
+    const Results got = run(test, inputs, dtype, device);
+    expect_close(test, got.y, exact.y, dtype, "y");
+    for (size_t i = 0; i < inputs.size(); ++i)
+      expect_close(test, got.gradients[i], exact.gradients[i], dtype, str("gradient ", i));
+  }
+}
+
+TEST_P(CudaOp, GivesTheSameBitsEveryTime) {
+  COHORT_REQUIRE_GPU(device);
+  const OpCase& test = GetParam();
+  if (test.op == "policy_loss") return;
+  const std::vector<Tensor> inputs = test.inputs(1);
+  const Results first = run(test, inputs, DType::kBF16, device);
+  for (int i = 1; i < 20; ++i) {
+    const Results again = run(test, inputs, DType::kBF16, device);
+    ASSERT_TRUE(bit_equal(again.y, first.y));
+    for (size_t k = 0; k < inputs.size(); ++k)
+      ASSERT_TRUE(bit_equal(again.gradients[k], first.gradients[k])) << "gradient " << k;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, CudaOp, testing::ValuesIn(op_cases()),
+                         [](const testing::TestParamInfo<OpCase>& info) {
+                           std::string name;
+                           for (const char c : info.param.op + "_" + info.param.variant)
+                             name += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+                           return name + "_" + std::to_string(info.index);
+                         });
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,175 @@
+// The CUDA side of core: memory, copies, streams, errors, replay.
+#include <cstring>
+#include <thread>
+
+#include "core/allocator.h"
+#include "core/cuda.h"
+#include "core/replay.h"
+#include "core/tensor.h"
+#include "tests/support/test_util.h"
+
+namespace cohort {
+namespace {
+
+using test::bit_equal;
+using test::random_tensor;
+
+TEST(CudaDevice, ParsesDevicesThatExist) {
+  COHORT_REQUIRE_GPU(device);
+  EXPECT_EQ(parse_device("cuda"), device);
+  EXPECT_EQ(parse_device("cuda:0"), device);
+  EXPECT_THROW_WITH(parse_device("cuda:63"), InputError, "this machine has");
+}
+
+TEST(CudaAllocator, CountsAndReusesBlocks) {
+  COHORT_REQUIRE_GPU(device);
+  Allocator& memory = allocator(device);
+  const AllocatorStats before = memory.stats();
+  void* p = memory.allocate(5000);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(p) % 512, 0u);
+  EXPECT_EQ(memory.stats().live_bytes - before.live_bytes, 5120);
+  memory.deallocate(p, 5000);
+  EXPECT_EQ(memory.stats().live_bytes, before.live_bytes);
+  void* again = memory.allocate(5000);
+  EXPECT_EQ(again, p);
+  memory.deallocate(again, 5000);
+}
+
+TEST(CudaAllocator, JoinsFreedNeighbours) {
+  COHORT_REQUIRE_GPU(device);
+  Allocator& memory = allocator(device);
+  memory.release_cached();
+  const size_t size = size_t{8} << 20;
+  std::vector<void*> parts;
+  for (int i = 0; i < 4; ++i) parts.push_back(memory.allocate(size));
+  const int64_t reserved = memory.stats().reserved_bytes;
+  for (const size_t i : {1, 3, 0, 2}) memory.deallocate(parts[i], size);
+  void* whole = memory.allocate(4 * size);
+  EXPECT_EQ(memory.stats().reserved_bytes, reserved);
+  memory.deallocate(whole, 4 * size);
+  memory.release_cached();
+  EXPECT_LE(memory.stats().reserved_bytes, reserved - static_cast<int64_t>(4 * size));
+}
+
+TEST(CudaAllocator, OutOfMemorySaysWhatIsHeld) {
+  COHORT_REQUIRE_GPU(device);
+  const Tensor held = Tensor::zeros({1 << 20}, DType::kF32, device);
+  EXPECT_THROW_WITH(Tensor::empty({int64_t{1} << 46}, DType::kU8, device), OutOfMemoryError,
+                    "largest live tensors");
+  EXPECT_EQ(held.to_vector<float>()[5], 0);  // the device goes on
+}
+
+TEST(CudaAllocator, APoolKeepsItsMemoryToItself) {
+  COHORT_REQUIRE_GPU(device);
+  Allocator& memory = allocator(device);
+  const MemoryPool pool(device);
+  void* inside = nullptr;
+  {
+    const MemoryPool::Use use(pool);
+    inside = memory.allocate(4096);
+    memory.deallocate(inside, 4096);
+  }
+  void* outside = memory.allocate(4096);
+  EXPECT_NE(outside, inside);
+  memory.deallocate(outside, 4096);
+  const MemoryPool::Use use(pool);
+  void* again = memory.allocate(4096);
+  EXPECT_EQ(again, inside);
+  memory.deallocate(again, 4096);
+}
+
+TEST(CudaTensor, MovesBetweenHostAndDevice) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype :
+       {DType::kF64, DType::kF32, DType::kBF16, DType::kI32, DType::kI64, DType::kU8}) {
+    const Tensor host = Tensor::from(std::vector<double>{0, 1, 2, 100, 7}).to(dtype);
+    const Tensor there = host.to(device);
+    EXPECT_EQ(there.device(), device);
+    EXPECT_TRUE(bit_equal(there.clone().to(Device{}), host)) << dtype_name(dtype);
+  }
+  EXPECT_EQ(Tensor::empty({0, 3}, DType::kF32, device).to(Device{}).numel(), 0);
+  EXPECT_DOUBLE_EQ(Tensor::full({1}, 2.5, DType::kBF16, device).item(), 2.5);
+}
+
+TEST(CudaTensor, CopiesViewsAndConverts) {
+  COHORT_REQUIRE_GPU(device);
+  const Tensor host = random_tensor({5, 7, 6}, DType::kF64, 1);
+  const Tensor there = host.to(device);
+  EXPECT_TRUE(bit_equal(there.transpose(0, 2).contiguous(), host.transpose(0, 2).contiguous()));
+  EXPECT_TRUE(
+      bit_equal(there.narrow(1, 2, 3).to(DType::kBF16), host.narrow(1, 2, 3).to(DType::kBF16)));
+  EXPECT_TRUE(bit_equal(there.to(DType::kF32), host.to(DType::kF32)));
+  Tensor target = Tensor::zeros({5, 7, 6}, DType::kF32, device),
+         expected = Tensor::zeros({5, 7, 6}, DType::kF32);
+  target.narrow(2, 1, 2).copy_(host.narrow(2, 0, 2));
+  expected.narrow(2, 1, 2).copy_(host.narrow(2, 0, 2));
+  EXPECT_TRUE(bit_equal(target, expected));
+  target.select(1, 3).fill_(4);
+  expected.select(1, 3).fill_(4);
+  EXPECT_TRUE(bit_equal(target, expected));
+  Tensor back = Tensor::zeros({5, 7, 6}, DType::kF64);
+  back.narrow(0, 1, 2).copy_(target.narrow(0, 1, 2));
+  EXPECT_EQ(back.narrow(0, 1, 2).to_vector<double>(), target.narrow(0, 1, 2).to_vector<double>());
+  EXPECT_THROW_WITH(Tensor::zeros({2}, DType::kI32, device).to(DType::kF32), Error, "on the CPU");
+}
+
+TEST(CudaStream, WorkOnAnotherStreamIsOrderedByEvents) {
+  COHORT_REQUIRE_GPU(device);
+  const cuda::OwnedStream side(device);
+  cuda::Event ready(device), done(device);
+  Tensor x = Tensor::zeros({1 << 22}, DType::kF32, device), y = Tensor::empty_like(x);
+  synchronize(device);
+  for (int i = 1; i <= 20; ++i) {
+    x.fill_(i);
+    ready.record(current_stream(device));
+    ready.wait(side.get());
+    {
+      const StreamGuard guard(side.get());
+      y.copy_(x);
+    }
+    done.record(side.get());
+    done.wait(current_stream(device));
+  }
+  EXPECT_EQ(y.narrow(0, (1 << 22) - 1, 1).item(), 20);
+}
+
+TEST(CudaReplay, RecordsOnceAndRepeats) {
+  COHORT_REQUIRE_GPU(device);
+  Tensor x = Tensor::full({4}, 1, DType::kF32, device), y = Tensor::zeros({4}, DType::kF32, device);
+  int calls = 0;
+  Replay replay(device, [&] {
+    ++calls;
+    const Tensor scratch = x.clone();  // lives in the graph's pool
+    y.copy_(scratch);
+  });
+  for (int i = 0; i < 6; ++i) {
+    x.fill_(i);
+    const Tensor disturbance = Tensor::full({4}, -1, DType::kF32, device);
+    replay.run();
+    EXPECT_EQ(y.to_vector<double>(), std::vector<double>(4, i));
+  }
+  EXPECT_EQ(calls, 2);
+}
+
+TEST(CudaError, AFailedCallIsNamedAndForgotten) {
+  COHORT_REQUIRE_GPU(device);
+  cuda::activate(device);
+  EXPECT_THROW_WITH(COHORT_CUDA_CHECK(cudaMemset(nullptr, 0, 16)), cuda::CudaError, "cudaMemset");
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  EXPECT_EQ(Tensor::full({1}, 3, DType::kF32, device).item(), 3);
+}
+
+TEST(CudaPinned, BuffersComeFromACache) {
+  COHORT_REQUIRE_GPU(device);
+  void* first = nullptr;
+  {
+    const cuda::PinnedBuffer buffer(1000);
+    first = buffer.data();
+    std::memset(first, 1, 1000);
+  }
+  const cuda::PinnedBuffer again(1000);
+  EXPECT_EQ(again.data(), first);
+}
+
+}  // namespace
+}  // namespace cohort

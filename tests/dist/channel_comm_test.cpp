@@ -1,0 +1,86 @@
+// CPU collectives between processes: bit for bit those of the ranks of one process.
+#include <cmath>
+
+#include "dist/grad_reducer.h"
+#include "tests/dist/process_ranks.h"
+
+namespace cohort {
+namespace {
+
+using test::bit_equal;
+using test::expect_no_errors;
+using test::random_tensor;
+using test::run_process_ranks;
+
+// Every collective on every dtype; what each of them leaves on this rank.
+std::vector<Tensor> all_collectives(Communicator& comm) {
+  std::vector<Tensor> out;
+  const int64_t size = comm.size();
+  for (const int64_t n : {0, 1, 7, 2049})
+    for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kI64, DType::kI32}) {
+      const auto input = [&](int64_t count) {
+        return random_tensor({count}, DType::kF64, 100 + static_cast<uint64_t>(comm.rank()),
+                             std::pow(30.0, comm.rank()))
+            .to(dtype);
+      };
+      Tensor sum = input(n), max = input(n), root = input(n);
+      comm.all_reduce(sum);
+      comm.all_reduce(max, Reduce::kMax);
+      comm.broadcast(root, comm.size() - 1);
+      Tensor gathered = Tensor::zeros({size * n}, dtype), part = Tensor::zeros({n}, dtype);
+      comm.all_gather(gathered, input(n));
+      comm.reduce_scatter(part, input(size * n));
+      Tensor whole = input(size * n), mine = whole.narrow(0, comm.rank() * n, n);
+      comm.reduce_scatter(mine, whole);
+      comm.barrier();
+      for (const Tensor& t : {sum, max, root, gathered, part, mine}) out.push_back(t.clone());
+    }
+  return out;
+}
+
+TEST(ChannelCommunicator, GivesTheBitsOfRanksInOneProcess) {
+  for (const int ranks : {2, 3}) {
+    std::vector<std::vector<Tensor>> expected(static_cast<size_t>(ranks));
+    run_local_ranks(ranks, [&](Communicator& comm) {
+      expected[static_cast<size_t>(comm.rank())] = all_collectives(comm);
+    });
+    expect_no_errors(run_process_ranks(ranks, [&](ProcessGroup& group) {
+      const auto comm = make_communicator(group, Device{});
+      EXPECT_EQ(comm->rank(), group.rank());
+      EXPECT_EQ(comm->size(), ranks);
+      const auto mine = all_collectives(*comm);
+      const auto& theirs = expected[static_cast<size_t>(group.rank())];
+      ASSERT_EQ(mine.size(), theirs.size());
+      for (size_t i = 0; i < mine.size(); ++i) EXPECT_TRUE(bit_equal(mine[i], theirs[i])) << i;
+    }));
+  }
+}
+
+TEST(ChannelCommunicator, CarriesAGradReducer) {
+  expect_no_errors(run_process_ranks(3, [](ProcessGroup& group) {
+    const auto comm = make_communicator(group, Device{});
+    std::vector<Tensor> gradients;
+    for (const int64_t n : {3, 5000, 1}) gradients.push_back(Tensor::full({n}, 1, DType::kF32));
+    GradReducer reducer(*comm, gradients, 64);
+    reducer.mark_ready(2);
+    reducer.finish();
+    for (const Tensor& g : gradients)
+      EXPECT_TRUE(bit_equal(g, Tensor::full(g.shape(), 3, DType::kF32)));
+  }));
+}
+
+TEST(ChannelCommunicator, DisagreementIsReportedWithBothCalls) {
+  const auto errors = run_process_ranks(2, [](ProcessGroup& group) {
+    const auto comm = make_communicator(group, Device{});
+    Tensor t = Tensor::zeros({group.rank() == 0 ? 3 : 4}, DType::kF32);
+    comm->all_reduce(t);
+  });
+  for (const std::string& error : errors)
+    EXPECT_NE(error.find("[all_reduce] ranks disagree about call 1: rank 0 calls all_reduce of "
+                         "f32[3], rank 1 calls all_reduce of f32[4]"),
+              std::string::npos)
+        << error;
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,182 @@
+// Prefill and decode on a paged cache on CUDA: the bits of the training forward pass, however a
+// sequence is cut into steps, whoever shares the batch, and wherever its blocks lie. What was never
+// written into the cache is NaN in these tests.
+#include <algorithm>
+
+#include "tests/kernels/attention_paged_cases.h"
+#include "tests/kernels/cuda_test.h"
+
+namespace cohort::test {
+namespace {
+
+using kernels::PagedKV;
+using kernels::test::expect_reproducible;
+using kernels::test::Guarded;
+using kernels::test::kCudaTypes;
+
+Tensor forward_on(const AttentionCase& c, Device device) {
+  return run_forward(on_device(c, device)).o.to(Device{});
+}
+
+TEST(CudaAttentionPaged, BitsAreThoseOfTheForwardPass) {
+  COHORT_REQUIRE_GPU(device);
+  struct Row {
+    int64_t block_tokens, group, dim;
+  };
+  Rng rng(3, rng_stream(RngPurpose::kTest, 9));
+  for (const DType dtype : kCudaTypes)
+    for (const Row& row : {Row{1, 1, 64}, Row{3, 3, 132}, Row{16, 3, 20}, Row{16, 4, 128},
+                           Row{32, 7, 64}, Row{16, 2, 256}, Row{5, 16, 16}}) {
+      SCOPED_TRACE(str(dtype_name(dtype), ", blocks of ", row.block_tokens, ", group ", row.group,
+                       ", D ", row.dim));
+      const AttentionCase c =
+          make_case({.heads = 2 * row.group, .kv_heads = 2, .dim = row.dim, .dtype = dtype},
+                    {{1, 1}, {2, 150}, {3, 30}, {4, 270}});
+      EXPECT_TRUE(
+          bit_equal(run_in_random_steps(c, row.block_tokens, rng, device), forward_on(c, device)));
+    }
+}
+
+TEST(CudaAttentionPaged, TokenByTokenIsTheSameAsAllAtOnce) {
+  COHORT_REQUIRE_GPU(device);
+  Rng rng(4, rng_stream(RngPurpose::kTest, 9));
+  for (const DType dtype : kCudaTypes) {
+    const AttentionCase c =
+        make_case({.heads = 7, .kv_heads = 1, .dim = 64, .dtype = dtype}, {{1, 140}});
+    const Tensor expected = forward_on(c, device);
+    PagedKV cache = make_cache(c, 16, rng, device);
+    Tensor all = Tensor::full(c.q.shape(), NAN, c.q.dtype());
+    run_step(cache, c, {{0, 0, 140}}, all);
+    EXPECT_TRUE(bit_equal(all, expected));
+    cache = make_cache(c, 16, rng, device);
+    all.fill_(NAN);
+    for (int64_t t = 0; t < 140; ++t) run_step(cache, c, {{0, t, t + 1}}, all);
+    EXPECT_TRUE(bit_equal(all, expected));
+  }
+}
+
+// The tokens of several sequences in any order in one call, so that neighbours are of other
+// sequences, or of later positions of their own.
+TEST(CudaAttentionPaged, TokensMayStandInAnyOrder) {
+  COHORT_REQUIRE_GPU(device);
+  Rng rng(5, rng_stream(RngPurpose::kTest, 9));
+  for (const DType dtype : kCudaTypes)
+    for (const int64_t group : {1, 4}) {
+      const AttentionCase c =
+          make_case({.heads = 2 * group, .kv_heads = 2, .dim = 64, .dtype = dtype},
+                    {{1, 90}, {2, 140}, {3, 1}});
+      std::vector<Step> steps;
+      for (int64_t s = 0; s < 3; ++s)
+        for (int64_t t = 0; t < c.sequences[static_cast<size_t>(s)].length; ++t)
+          steps.push_back({s, t, t + 1});
+      for (size_t i = steps.size(); i > 1; --i)
+        std::swap(steps[i - 1], steps[static_cast<size_t>(rng.below(static_cast<int64_t>(i)))]);
+      std::sort(steps.begin(), steps.begin() + 60,
+                [](const Step& a, const Step& b) { return a.sequence < b.sequence; });
+      PagedKV cache = make_cache(c, 16, rng, device);
+      Tensor all = Tensor::full(c.q.shape(), NAN, c.q.dtype());
+      run_step(cache, c, steps, all);
+      EXPECT_TRUE(bit_equal(all, forward_on(c, device)));
+    }
+}
+
+// More query heads per key head than rows in a block.
+TEST(CudaAttentionPaged, LargeGroups) {
+  COHORT_REQUIRE_GPU(device);
+  Rng rng(6, rng_stream(RngPurpose::kTest, 9));
+  for (const DType dtype : kCudaTypes)
+    for (const int64_t heads : {33, 64, 150}) {
+      const AttentionCase c =
+          make_case({.heads = heads, .kv_heads = 1, .dim = 4, .dtype = dtype}, {{1, 9}, {2, 5}});
+      EXPECT_TRUE(bit_equal(run_in_random_steps(c, 4, rng, device), forward_on(c, device)));
+    }
+}
+
+TEST(CudaAttentionPaged, RunsGiveTheSameBits) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes) {
+    const AttentionCase c = make_case({.heads = 8, .kv_heads = 2, .dim = 128, .dtype = dtype},
+                                      {{1, 140}, {2, 20}, {3, 300}});
+    Rng rng(7, rng_stream(RngPurpose::kTest, 9));
+    PagedKV cache = make_cache(c, 16, rng, device);
+    Tensor all = Tensor::full(c.q.shape(), NAN, c.q.dtype());
+    expect_reproducible([&] {
+      run_step(cache, c, {{0, 0, 140}, {1, 0, 20}, {2, 0, 300}}, all);
+      run_step(cache, c, {{2, 299, 300}, {1, 19, 20}, {0, 139, 140}}, all);
+      return std::vector<Tensor>{all.clone()};
+    });
+  }
+}
+
+TEST(CudaAttentionPaged, WritesItsRowsOnly) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const int64_t dim : {5, 64}) {
+      const Tensor x = random_tensor({3, 6, dim}, DType::kF64, 1).to(dtype).to(device);
+      const Tensor cached = random_tensor({2, 4, 2, dim}, DType::kF64, 2).to(dtype).to(device);
+      const Tensor table = Tensor::from(std::vector<int32_t>{1, 0}, {1, 2}).to(device);
+      const Tensor sequences = Tensor::zeros({3}, DType::kI32, device);
+      const Tensor positions = Tensor::from(std::vector<int32_t>{5, 6, 7}).to(device);
+      Guarded o({3, 6, dim}, dtype, device);
+      kernels::attention_paged(o.tensor(), x, {cached, cached, table}, sequences, positions, {});
+      EXPECT_TRUE(o.intact());
+      for (const double y : o.tensor().to_vector<double>()) EXPECT_TRUE(std::isfinite(y));
+    }
+}
+
+TEST(CudaAttentionPaged, WriteTouchesOnlyItsSlots) {
+  COHORT_REQUIRE_GPU(device);
+  Rng rng(8, rng_stream(RngPurpose::kTest, 9));
+  for (const DType dtype : kCudaTypes)
+    for (const int64_t dim : {3, 64}) {
+      const AttentionCase c = make_case({.dim = dim, .dtype = dtype}, {{1, 20}, {2, 7}});
+      const PagedKV start = make_cache(c, 4, rng);
+      PagedKV cpu{start.k.clone(), start.v.clone(), start.block_table};
+      PagedKV cuda{start.k.to(device), start.v.to(device), start.block_table.to(device)};
+      const Tensor sequences = Tensor::from(std::vector<int32_t>{1, 0, 0, 1});
+      const Tensor positions = Tensor::from(std::vector<int32_t>{6, 0, 17, 3});
+      const Tensor k = c.k.narrow(0, 0, 4), v = c.v.narrow(0, 0, 4);
+      kernels::paged_kv_write(cpu, k, v, sequences, positions);
+      kernels::paged_kv_write(cuda, k.to(device), v.to(device), sequences.to(device),
+                              positions.to(device));
+      EXPECT_TRUE(bit_equal(cuda.k.to(Device{}), cpu.k));
+      EXPECT_TRUE(bit_equal(cuda.v.to(Device{}), cpu.v));
+    }
+}
+
+// Nothing is checked on the device, but nothing outside the cache is touched either.
+TEST(CudaAttentionPaged, TokensOutsideTheTable) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes) {
+    Guarded k(Tensor::zeros({4, 2, 1, 8}, DType::kF64), dtype, device);
+    Guarded v(Tensor::zeros({4, 2, 1, 8}, DType::kF64), dtype, device);
+    const Tensor table = Tensor::from(std::vector<int32_t>{0, 1, -1, 2, 9, 3}, {2, 3}).to(device);
+    PagedKV cache{k.tensor(), v.tensor(), table};
+    const Tensor sequences = Tensor::from(std::vector<int32_t>{-1, 2, 0, 0, 0, 1}).to(device);
+    const Tensor positions = Tensor::from(std::vector<int32_t>{0, 0, -1, 6, 4, 3}).to(device);
+    const Tensor x = Tensor::full({6, 1, 8}, 1, dtype, device);
+    kernels::paged_kv_write(cache, x, x, sequences, positions);
+    EXPECT_TRUE(k.intact() && v.intact());
+    for (const double y : k.tensor().to_vector<double>()) EXPECT_EQ(y, 0);
+    Guarded o({6, 1, 8}, dtype, device);
+    kernels::attention_paged(o.tensor(), x, cache, sequences, positions, {});
+    EXPECT_TRUE(o.intact());
+    for (const double y : o.tensor().to_vector<double>()) EXPECT_EQ(y, 0);
+  }
+}
+
+TEST(CudaAttentionPaged, NothingToDoForNoTokens) {
+  COHORT_REQUIRE_GPU(device);
+  const Tensor pages = Tensor::zeros({2, 4, 1, 8}, DType::kF32, device);
+  const Tensor none = Tensor::zeros({0}, DType::kI32, device);
+  const Tensor x = Tensor::zeros({0, 2, 8}, DType::kF32, device);
+  const Tensor k = Tensor::zeros({0, 1, 8}, DType::kF32, device);
+  Tensor o = Tensor::zeros({0, 2, 8}, DType::kF32, device);
+  PagedKV cache{pages, pages.clone(), Tensor::zeros({1, 2}, DType::kI32, device)};
+  kernels::paged_kv_write(cache, k, k, none, none);
+  kernels::attention_paged(o, x, cache, none, none, {});
+  synchronize(device);
+}
+
+}  // namespace
+}  // namespace cohort::test

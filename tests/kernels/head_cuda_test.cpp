@@ -1,0 +1,246 @@
+// The fused head on CUDA against the CPU's f64 on the same rounded inputs.
+#include "kernels/head.h"
+
+#include "core/rng.h"
+#include "kernels/matmul.h"
+#include "tests/kernels/cuda_test.h"
+
+namespace cohort::kernels {
+namespace {
+
+using namespace test;
+
+// Inputs that `dtype` (and f32, for the gradients of statistics) can hold, as f64 on the CPU.
+struct Case {
+  Tensor x, w, targets, dlogprob, dentropy;
+  HeadDesc desc;
+  Case(int64_t tokens, int64_t channels, int64_t vocab, DType dtype, double temperature = 1)
+      : x(rounded_random({tokens, channels}, dtype, 1)),
+        w(rounded_random({vocab, channels}, dtype, 2, 0.5)),
+        targets(Tensor::empty({tokens}, DType::kI32)),
+        dlogprob(rounded_random({tokens}, DType::kF32, 3)),
+        dentropy(rounded_random({tokens}, DType::kF32, 4)),
+        desc{.temperature = temperature} {
+    Rng rng(5, rng_stream(RngPurpose::kTest));
+    for (int64_t t = 0; t < tokens; ++t)  // about every third token is skipped
+      targets.data<int32_t>()[t] = rng.below(3) == 0 ? -1 : static_cast<int32_t>(rng.below(vocab));
+  }
+  int64_t tokens() const { return x.dim(0); }
+  int64_t vocab() const { return w.dim(0); }
+
+  Case to(DType dtype, Device device) const {
+    Case c = *this;
+    for (Tensor* t : {&c.x, &c.w}) *t = t->to(dtype).to(device);
+    for (Tensor* t : {&c.dlogprob, &c.dentropy}) *t = t->to(accumulate_dtype(dtype)).to(device);
+    c.targets = targets.to(device);
+    return c;
+  }
+  Case narrow(int64_t first, int64_t count) const {
+    Case c = *this;
+    for (Tensor* t : {&c.x, &c.targets, &c.dlogprob, &c.dentropy}) *t = t->narrow(0, first, count);
+    return c;
+  }
+};
+
+struct Forward {
+  Tensor logprob, entropy, lse;
+};
+Forward forward(const Case& c, Start start = Start::kAligned) {
+  const DType dtype = accumulate_dtype(c.x.dtype());
+  const Shape shape{c.tokens()};
+  Guarded logprob(shape, dtype, c.x.device(), start), entropy(shape, dtype, c.x.device(), start);
+  Guarded lse(shape, dtype, c.x.device(), start);
+  head_logprob_forward(logprob.tensor(), entropy.tensor(), lse.tensor(), c.x, c.w, c.targets,
+                       c.desc);
+  EXPECT_TRUE(logprob.intact() && entropy.intact() && lse.intact());
+  return {logprob.tensor(), entropy.tensor(), lse.tensor()};
+}
+
+struct Backward {
+  Tensor dx, dw;
+};
+Backward backward(const Case& c, const Tensor& dentropy) {
+  const Forward f = forward(c);
+  Guarded dx(c.x.shape(), c.x.dtype(), c.x.device());
+  Guarded dw(c.w.shape(), accumulate_dtype(c.x.dtype()), c.x.device());
+  head_logprob_backward(dx.tensor(), Grad::kOverwrite, dw.tensor(), Grad::kOverwrite, c.dlogprob,
+                        dentropy, c.x, c.w, c.targets, f.lse, f.entropy, c.desc);
+  EXPECT_TRUE(dx.intact() && dw.intact());
+  return {dx.tensor(), dw.tensor()};
+}
+
+// The gradients of an f64 case with dz rounded to bf16, as the contract has it.
+Backward rounded_backward(const Case& c) {
+  const Forward f = forward(c);
+  Tensor dz = Tensor::empty({c.tokens(), c.vocab()}, DType::kF64);
+  matmul(dz, c.x, c.w, {.b = Transpose::kYes});
+  for (int64_t t = 0; t < c.tokens(); ++t) {
+    const int32_t target = c.targets.data<int32_t>()[t];
+    double* z = dz.data<double>() + t * c.vocab();
+    for (int64_t v = 0; v < c.vocab(); ++v) {
+      const double log_p = z[v] / c.desc.temperature - f.lse.data<double>()[t];
+      const double curve = c.dentropy.data<double>()[t] * (log_p + f.entropy.data<double>()[t]);
+      const double one = v == target ? c.dlogprob.data<double>()[t] : 0;
+      z[v] = (one - std::exp(log_p) * (c.dlogprob.data<double>()[t] + curve)) / c.desc.temperature;
+      if (target < 0) z[v] = 0;
+    }
+  }
+  dz = dz.to(DType::kBF16).to(DType::kF64);
+  Backward out{Tensor::empty_like(c.x), Tensor::empty_like(c.w)};
+  matmul(out.dx, dz, c.w);
+  matmul(out.dw, dz, c.x, {.a = Transpose::kYes});
+  return out;
+}
+
+struct Size {
+  int64_t tokens, channels, vocab;
+};
+// Vocabularies of one token, of less than a pack, odd, in one tile of a block and in several.
+const Size kSizes[] = {{0, 8, 5},    {1, 8, 1},     {3, 16, 2},    {300, 8, 65},
+                       {5, 40, 520}, {5, 40, 1031}, {9, 16, 4104}, {3, 16, 20001}};
+
+TEST(CudaHead, ForwardIsTheCpus) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const Size& s : kSizes)
+      for (const double temperature : {1.0, 0.7})
+        for (const Start start : kStarts) {
+          const Case c(s.tokens, s.channels, s.vocab, dtype, temperature);
+          const Forward expected = forward(c), got = forward(c.to(dtype, device), start);
+          // A logprob is a difference of two numbers of the size of lse, hence the absolute term.
+          for (const auto field : {&Forward::logprob, &Forward::entropy, &Forward::lse}) {
+            const auto a = (got.*field).to_vector<double>();
+            const auto b = (expected.*field).to_vector<double>();
+            for (size_t t = 0; t < a.size(); ++t) {
+              EXPECT_NEAR(a[t], b[t], kF32Tolerance * (1 + std::fabs(b[t]))) << s.vocab;
+              if (c.targets.data<int32_t>()[t] < 0) {
+                EXPECT_EQ(a[t], 0);
+              }
+            }
+          }
+        }
+}
+
+TEST(CudaHead, BackwardIsTheCpus) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const Size& s : kSizes) {
+      if (s.tokens == 0) continue;
+      const Case c(s.tokens, s.channels, s.vocab, dtype, 0.8);
+      const Backward exact = backward(c, c.dentropy);
+      const Case there = c.to(dtype, device);
+      const Backward got = backward(there, there.dentropy);
+      double allowed_x = kF32Tolerance, allowed_w = kF32Tolerance;
+      if (dtype == DType::kBF16) {
+        const Backward rounded = rounded_backward(c);
+        allowed_x += 1.5 * relative_error(rounded.dx.to(DType::kBF16), exact.dx);
+        allowed_w += 1.5 * relative_error(rounded.dw, exact.dw);
+      }
+      EXPECT_LE(relative_error(got.dx, exact.dx), allowed_x) << s.vocab;
+      EXPECT_LE(relative_error(got.dw, exact.dw), allowed_w) << s.vocab;
+      const auto dx = got.dx.to_vector<double>();
+      for (int64_t i = 0; i < c.x.numel(); ++i) {
+        if (c.targets.data<int32_t>()[i / s.channels] < 0) {
+          EXPECT_EQ(dx[static_cast<size_t>(i)], 0);
+        }
+      }
+    }
+}
+
+TEST(CudaHead, BackwardAccumulatesAndSkips) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes) {
+    Case c = Case(300, 16, 130, dtype).to(dtype, device);
+    c.desc.chunk_tokens = 128;
+    const Backward plain = backward(c, Tensor());
+    const Forward f = forward(c);
+    Tensor dx = Tensor::full(c.x.shape(), 2, dtype).to(device);
+    Tensor dw = Tensor::full(c.w.shape(), 3, DType::kF32).to(device);
+    head_logprob_backward(dx, Grad::kAccumulate, dw, Grad::kAccumulate, c.dlogprob, {}, c.x, c.w,
+                          c.targets, f.lse, f.entropy, c.desc);
+    const auto plus = [](const Tensor& t, double by) {
+      std::vector<double> values = t.to_vector<double>();
+      for (double& v : values) v += by;
+      return Tensor::from(values, t.shape());
+    };
+    // `plain` is rounded itself, so bf16 is off by two roundings to 8 bits.
+    EXPECT_LE(relative_error(dx, plus(plain.dx, 2)), dtype == DType::kF32 ? 1e-6 : 8e-3);
+    EXPECT_LE(relative_error(dw, plus(plain.dw, 3)), 1e-6);
+    // Each gradient alone is what it is beside the other.
+    Tensor alone = Tensor::empty_like(c.x), alone_w = Tensor::empty_like(dw);
+    head_logprob_backward(alone, Grad::kOverwrite, none(), Grad::kOverwrite, c.dlogprob, {}, c.x,
+                          c.w, c.targets, f.lse, f.entropy, c.desc);
+    head_logprob_backward(none(), Grad::kOverwrite, alone_w, Grad::kOverwrite, c.dlogprob, {}, c.x,
+                          c.w, c.targets, f.lse, f.entropy, c.desc);
+    EXPECT_TRUE(bit_equal(alone.to(Device{}), plain.dx.to(Device{})));
+    EXPECT_TRUE(bit_equal(alone_w.to(Device{}), plain.dw.to(Device{})));
+  }
+}
+
+TEST(CudaHead, NoTokensGiveNoGradient) {
+  COHORT_REQUIRE_GPU(device);
+  const Case c = Case(0, 8, 5, DType::kBF16).to(DType::kBF16, device);
+  const Backward b = backward(c, c.dentropy);
+  for (const double g : b.dw.to_vector<double>()) EXPECT_EQ(g, 0);
+}
+
+TEST(CudaHead, TokensDoNotDependOnTheirCompanyNorOnTheChunks) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const int64_t vocab : {136, 1031}) {  // rows aligned to 16 bytes, and not
+      const Case all = Case(300, 40, vocab, dtype).to(dtype, device);
+      const Forward f = forward(all);
+      const Backward b = backward(all, all.dentropy);
+      for (const int64_t chunk : {0, 128, 256})
+        for (const auto& [first, count] : {std::pair{0, 300}, {0, 1}, {17, 40}, {250, 50}}) {
+          Case part = all.narrow(first, count);
+          part.desc.chunk_tokens = chunk;
+          const Forward g = forward(part);
+          for (const auto field : {&Forward::logprob, &Forward::entropy, &Forward::lse})
+            EXPECT_TRUE(
+                bit_equal((g.*field).to(Device{}), (f.*field).narrow(0, first, count).to(Device{})))
+                << vocab << " " << chunk << " " << first;
+          EXPECT_TRUE(bit_equal(backward(part, part.dentropy).dx.to(Device{}),
+                                b.dx.narrow(0, first, count).to(Device{})))
+              << vocab << " " << chunk << " " << first;
+        }
+    }
+}
+
+TEST(CudaHead, TwentyRunsHaveTheSameBits) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes) {
+    const Case c = Case(300, 40, 1031, dtype).to(dtype, device);
+    expect_reproducible([&] {
+      const Forward f = forward(c);
+      const Backward b = backward(c, c.dentropy);
+      return std::vector{f.logprob, f.entropy, f.lse, b.dx, b.dw};
+    });
+  }
+}
+
+TEST(CudaHead, AnUnknownTargetGivesNaNAndLeavesTheOthers) {
+  COHORT_REQUIRE_GPU(device);
+  Case c(6, 8, 33, DType::kBF16);
+  c.targets = ids({3, 33, -2, -1, 32, 0});
+  const Forward f = forward(c.to(DType::kBF16, device));
+  for (const auto field : {&Forward::logprob, &Forward::entropy, &Forward::lse}) {
+    const auto values = (f.*field).to_vector<double>();
+    for (const size_t t : {1, 2}) EXPECT_TRUE(std::isnan(values[t]));
+    for (const size_t t : {0, 3, 4, 5}) EXPECT_TRUE(std::isfinite(values[t]));
+  }
+}
+
+TEST(CudaHead, SaysWhatIsWrong) {
+  COHORT_REQUIRE_GPU(device);
+  Case c = Case(3, 8, 9, DType::kBF16).to(DType::kBF16, device);
+  Tensor f32 = Tensor::empty({3}, DType::kF32, device), bf16 = f32.to(DType::kBF16);
+  EXPECT_THROW_WITH(head_logprob_forward(f32, bf16, f32, c.x, c.w, c.targets, {}), Error,
+                    "expected entropy f32[3]");
+  c.targets = c.targets.to(Device{});
+  EXPECT_THROW_WITH(head_logprob_forward(f32, f32, f32, c.x, c.w, c.targets, {}), Error,
+                    "expected targets on cuda:0");
+}
+
+}  // namespace
+}  // namespace cohort::kernels

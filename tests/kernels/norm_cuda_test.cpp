@@ -1,0 +1,300 @@
+// Norms, softmax and the bias gradient on CUDA against the CPU's f64.
+#include "kernels/norm.h"
+
+#include "kernels/elementwise.h"
+#include "kernels/matmul.h"
+#include "tests/kernels/cuda_test.h"
+
+namespace cohort::kernels {
+namespace {
+
+using namespace test;
+
+constexpr double kEps = 1e-5;
+// Parts of a warp, warps and blocks for a row; 9000 and 17000 columns are more than the registers
+// of a block hold, in f32 and in bf16. 700 rows are several blocks of the weight gradients.
+const Shape kShapes[] = {{0, 5},    {1, 1},    {3, 1},    {1, 17},   {2, 3, 65}, {130, 33},
+                         {37, 128}, {700, 64}, {9, 1000}, {3, 4104}, {2, 9000},  {2, 17000}};
+
+enum class Norm { kRms, kLayer };
+enum class Residual { kNo, kYes };
+
+// Inputs on the CPU in f64, with values that `dtype` holds.
+struct Inputs {
+  Tensor x, w, b, dy;
+  Inputs(const Shape& shape, DType dtype)
+      : x(rounded_random(shape, dtype, 1)),
+        w(rounded_random({shape[-1]}, dtype, 2)),
+        b(rounded_random({shape[-1]}, dtype, 3)),
+        dy(rounded_random(shape, dtype, 4)) {}
+};
+
+struct Outputs {
+  Tensor y, mean, rstd, dx, dw, db;
+};
+
+void forward(Norm norm, Tensor& y, Tensor& mean, Tensor& rstd, const Tensor& x, const Tensor& w,
+             const Tensor& b) {
+  if (norm == Norm::kRms)
+    rms_norm_forward(y, rstd, x, w, kEps);
+  else
+    layer_norm_forward(y, mean, rstd, x, w, b, kEps);
+}
+void backward(Norm norm, Tensor& dx, Tensor& dw, Tensor& db, Grad mode, const Tensor& dy,
+              const Tensor& x, const Tensor& w, const Tensor& mean, const Tensor& rstd) {
+  if (norm == Norm::kRms)
+    rms_norm_backward(dx, mode, dw, mode, dy, x, w, rstd);
+  else
+    layer_norm_backward(dx, mode, dw, mode, db, mode, dy, x, w, mean, rstd);
+}
+
+// Forward and backward of x, w, b and dy as they are, wherever they are.
+Outputs run(Norm norm, const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& dy) {
+  const Device device = x.device();
+  const DType sums = accumulate_dtype(x.dtype());
+  Outputs out{.y = Tensor::empty_like(x),
+              .mean = Tensor::empty({x.rows()}, sums, device),
+              .rstd = Tensor::empty({x.rows()}, sums, device),
+              .dx = Tensor::empty_like(x),
+              .dw = Tensor::empty({x.cols()}, sums, device),
+              .db = Tensor::empty({x.cols()}, sums, device)};
+  forward(norm, out.y, out.mean, out.rstd, x, w, b);
+  backward(norm, out.dx, out.dw, out.db, Grad::kOverwrite, dy, x, w, out.mean, out.rstd);
+  return out;
+}
+
+Tensor plus(const Tensor& a, const Tensor& b) {
+  Tensor total = Tensor::empty_like(a);
+  add_forward(total, a, b);
+  return total;
+}
+
+void check_norm(Norm norm, const Shape& shape, DType dtype, Device device, Start start) {
+  SCOPED_TRACE(shape.str() + dtype_name(dtype) + (norm == Norm::kRms ? " rms" : " layer"));
+  const Inputs in(shape, dtype);
+  const Outputs exact = run(norm, in.x, in.w, in.b, in.dy);
+  const int64_t rows = in.x.rows();
+  Guarded x(in.x, dtype, device, start), w(in.w, dtype, device), b(in.b, dtype, device, start);
+  Guarded dy(in.dy, dtype, device, start), y(shape, dtype, device, start);
+  Guarded mean(Shape{rows}, DType::kF32, device), rstd(Shape{rows}, DType::kF32, device);
+  forward(norm, y.tensor(), mean.tensor(), rstd.tensor(), x.tensor(), w.tensor(), b.tensor());
+  expect_close(y.tensor(), exact.y, "y");
+  expect_close(rstd.tensor(), exact.rstd, "rstd");
+  EXPECT_TRUE(y.intact() && mean.intact() && rstd.intact());
+
+  Guarded dx(shape, dtype, device, start), dw(in.w.shape(), DType::kF32, device, start);
+  Guarded db(in.w.shape(), DType::kF32, device);
+  backward(norm, dx.tensor(), dw.tensor(), db.tensor(), Grad::kOverwrite, dy.tensor(), x.tensor(),
+           w.tensor(), mean.tensor(), rstd.tensor());
+  // With one column the RMS gradient is the difference of two equal numbers, up to eps.
+  if (norm == Norm::kLayer || shape[-1] > 1) expect_close(dx.tensor(), exact.dx, "dx");
+  // With one column x - mean is 0.
+  if (norm == Norm::kRms || shape[-1] > 1) expect_close(dw.tensor(), exact.dw, "dw");
+  if (norm == Norm::kLayer) expect_close(db.tensor(), exact.db, "db");
+  EXPECT_TRUE(dx.intact() && dw.intact() && db.intact());
+}
+
+TEST(CudaNorm, FollowsTheCpu) {
+  COHORT_REQUIRE_GPU(device);
+  for (const Norm norm : {Norm::kRms, Norm::kLayer})
+    for (const DType dtype : kCudaTypes)
+      for (const Shape& shape : kShapes)
+        for (const Start start : kStarts) check_norm(norm, shape, dtype, device, start);
+}
+
+TEST(CudaNorm, BackwardAccumulatesAndSkips) {
+  COHORT_REQUIRE_GPU(device);
+  for (const Norm norm : {Norm::kRms, Norm::kLayer})
+    for (const DType dtype : kCudaTypes)
+      for (const Shape& shape : {Shape{37, 128}, Shape{5, 33}, Shape{300, 256}}) {
+        const Inputs in(shape, dtype);
+        const Outputs exact = run(norm, in.x, in.w, in.b, in.dy);
+        const Tensor x = in.x.to(dtype).to(device), w = in.w.to(dtype).to(device),
+                     b = in.b.to(dtype).to(device), dy = in.dy.to(dtype).to(device);
+        const Outputs base = run(norm, x, w, b, dy);
+        const Tensor old = rounded_random(shape, dtype, 7);
+        const Tensor old_w = rounded_random({shape[-1]}, DType::kF32, 8);
+        Guarded dx(old, dtype, device), dw(old_w, DType::kF32, device);
+        Guarded db(old_w, DType::kF32, device);
+        Tensor skip;
+        const auto add = [&](Tensor& to_x, Tensor& to_w, Tensor& to_b) {
+          backward(norm, to_x, to_w, to_b, Grad::kAccumulate, dy, x, w, base.mean, base.rstd);
+        };
+        add(dx.tensor(), skip, skip);
+        add(skip, dw.tensor(), skip);
+        if (norm == Norm::kLayer) add(skip, skip, db.tensor());
+        expect_close(dx.tensor(), plus(old, exact.dx), "dx");
+        expect_close(dw.tensor(), plus(old_w, exact.dw), "dw");
+        if (norm == Norm::kLayer) expect_close(db.tensor(), plus(old_w, exact.db), "db");
+        EXPECT_TRUE(dx.intact() && dw.intact() && db.intact());
+      }
+}
+
+TEST(CudaNorm, LayerNormBiasMayBeMissing) {
+  COHORT_REQUIRE_GPU(device);
+  const Inputs in({5, 65}, DType::kF32);
+  Tensor exact = Tensor::empty_like(in.x), mean = Tensor::empty({5}, DType::kF64), rstd = mean;
+  layer_norm_forward(exact, mean, rstd, in.x, in.w, none(), kEps);
+  Tensor y = Tensor::empty({5, 65}, DType::kF32, device);
+  Tensor m = Tensor::empty({5}, DType::kF32, device), s = m.clone();
+  layer_norm_forward(y, m, s, in.x.to(DType::kF32).to(device), in.w.to(DType::kF32).to(device),
+                     none(), kEps);
+  expect_close(y, exact, "y");
+}
+
+// The bits of a row depend neither on the other rows nor on where the tensor starts.
+TEST(CudaNorm, RowsDependOnThemselvesOnly) {
+  COHORT_REQUIRE_GPU(device);
+  for (const Norm norm : {Norm::kRms, Norm::kLayer})
+    for (const DType dtype : kCudaTypes)
+      for (const int64_t cols : {7, 64, 128, 1000, 4104, 17000}) {
+        const Inputs in({5, cols}, dtype);
+        const Tensor w = in.w.to(dtype).to(device), b = in.b.to(dtype).to(device);
+        const Outputs all = run(norm, in.x.to(dtype).to(device), w, b, in.dy.to(dtype).to(device));
+        for (const int64_t r : {0, 3})
+          for (const Start start : kStarts) {
+            Guarded x(in.x.narrow(0, r, 1), dtype, device, start);
+            Guarded dy(in.dy.narrow(0, r, 1), dtype, device, start);
+            const Outputs one = run(norm, x.tensor(), w, b, dy.tensor());
+            EXPECT_TRUE(bit_equal(one.y, all.y.narrow(0, r, 1))) << cols;
+            EXPECT_TRUE(bit_equal(one.rstd, all.rstd.narrow(0, r, 1))) << cols;
+            EXPECT_TRUE(bit_equal(one.dx, all.dx.narrow(0, r, 1))) << cols;
+          }
+      }
+}
+
+TEST(CudaNorm, SameBitsEveryTime) {
+  COHORT_REQUIRE_GPU(device);
+  for (const Norm norm : {Norm::kRms, Norm::kLayer})
+    for (const DType dtype : kCudaTypes) {
+      const Inputs in({700, 520}, dtype);
+      const Tensor x = in.x.to(dtype).to(device), w = in.w.to(dtype).to(device),
+                   b = in.b.to(dtype).to(device), dy = in.dy.to(dtype).to(device);
+      expect_reproducible([&] {
+        const Outputs out = run(norm, x, w, b, dy);
+        std::vector<Tensor> all{out.y, out.rstd, out.dx, out.dw};
+        if (norm == Norm::kLayer) all.push_back(out.db);
+        return all;
+      });
+    }
+}
+
+void check_residual(Norm norm, const Shape& shape, DType dtype, Device device) {
+  SCOPED_TRACE(shape.str() + dtype_name(dtype));
+  const Inputs in(shape, dtype);
+  const Tensor a = in.x.to(dtype).to(device), b = in.dy.to(dtype).to(device);
+  const Tensor w = in.w.to(dtype).to(device), bias = in.b.to(dtype).to(device);
+  Tensor total = Tensor::empty_like(a), y = Tensor::empty_like(a);
+  Tensor mean = Tensor::empty({a.rows()}, DType::kF32, device), rstd = mean.clone();
+  add_forward(total, a, b);
+  forward(norm, y, mean, rstd, total, w, bias);
+
+  const auto fused = [&](Tensor& sum, Tensor& out, Tensor& m, Tensor& s, const Tensor& left) {
+    if (norm == Norm::kRms)
+      add_rms_norm_forward(sum, out, s, left, b, w, kEps);
+    else
+      add_layer_norm_forward(sum, out, m, s, left, b, w, bias, kEps);
+  };
+  Guarded sum(shape, dtype, device), out(shape, dtype, device, Start::kOdd);
+  Tensor m = Tensor::empty_like(mean), s = Tensor::empty_like(mean);
+  fused(sum.tensor(), out.tensor(), m, s, a);
+  EXPECT_TRUE(bit_equal(sum.tensor(), total));
+  EXPECT_TRUE(bit_equal(out.tensor(), y));
+  EXPECT_TRUE(bit_equal(s, rstd));
+  if (norm == Norm::kLayer) {
+    EXPECT_TRUE(bit_equal(m, mean));
+  }
+  EXPECT_TRUE(sum.intact() && out.intact());
+  Tensor in_place = a.clone(), again = Tensor::empty_like(a);
+  fused(in_place, again, m, s, in_place);
+  EXPECT_TRUE(bit_equal(in_place, total));
+  EXPECT_TRUE(bit_equal(again, y));
+}
+
+TEST(CudaNorm, FusedResidualEqualsTheTwoSteps) {
+  COHORT_REQUIRE_GPU(device);
+  for (const Norm norm : {Norm::kRms, Norm::kLayer})
+    for (const DType dtype : kCudaTypes)
+      for (const Shape& shape : kShapes) check_residual(norm, shape, dtype, device);
+}
+
+TEST(CudaSoftmax, FollowsTheCpu) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const Shape& shape : kShapes)
+      for (const Start start : kStarts) {
+        SCOPED_TRACE(shape.str() + dtype_name(dtype));
+        const Tensor x = rounded_random(shape, dtype, 1, 3), dy = rounded_random(shape, dtype, 2);
+        const Tensor old = rounded_random(shape, dtype, 3);
+        Tensor y = Tensor::empty_like(x), dx = Tensor::empty_like(x);
+        softmax_forward(y, x);
+        Guarded in(x, dtype, device, start), out(shape, dtype, device, start);
+        softmax_forward(out.tensor(), in.tensor());
+        expect_close(out.tensor(), y, "y");
+
+        const Tensor prob = y.to(dtype).to(DType::kF64);
+        softmax_backward(dx, dy, prob, Grad::kOverwrite);
+        Guarded p(prob, dtype, device), grad(dy, dtype, device, start);
+        Guarded got(shape, dtype, device, start), sum(old, dtype, device, start);
+        softmax_backward(got.tensor(), grad.tensor(), p.tensor(), Grad::kOverwrite);
+        softmax_backward(sum.tensor(), grad.tensor(), p.tensor(), Grad::kAccumulate);
+        expect_close(got.tensor(), dx, "dx");
+        expect_close(sum.tensor(), plus(old, dx), "dx, accumulated");
+        EXPECT_TRUE(out.intact() && got.intact() && sum.intact());
+      }
+}
+
+TEST(CudaSoftmax, LargeAndExcludedEntriesAreExact) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes) {
+    const Tensor x = Tensor::from<float>({1000, -INFINITY, -1000, 1000}, {1, 4}).to(dtype);
+    Tensor y = Tensor::empty({1, 4}, dtype, device);
+    softmax_forward(y, x.to(device));
+    EXPECT_EQ(y.to_vector<double>(), (std::vector<double>{0.5, 0, 0, 0.5}));
+  }
+}
+
+TEST(CudaSoftmax, RowsDependOnThemselvesOnly) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const int64_t cols : {7, 128, 1000, 17000}) {
+      const Tensor x = rounded_random({5, cols}, dtype, 1);
+      Tensor all = Tensor::empty({5, cols}, dtype, device);
+      softmax_forward(all, x.to(dtype).to(device));
+      for (const Start start : kStarts) {
+        Guarded in(x.narrow(0, 3, 1), dtype, device, start), one(Shape{1, cols}, dtype, device);
+        softmax_forward(one.tensor(), in.tensor());
+        EXPECT_TRUE(bit_equal(one.tensor(), all.narrow(0, 3, 1))) << cols;
+      }
+    }
+}
+
+// 17000 rows of 128 columns are three levels of sums in f32.
+TEST(CudaBias, BackwardSumsColumns) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const Shape& shape : {Shape{0, 5}, Shape{1, 1}, Shape{3, 1000}, Shape{700, 33},
+                               Shape{5000, 3}, Shape{17000, 128}})
+      for (const Start start : kStarts) {
+        SCOPED_TRACE(shape.str() + dtype_name(dtype));
+        const Tensor dy = rounded_random(shape, dtype, 1);
+        const Tensor old = rounded_random({shape[-1]}, DType::kF32, 2);
+        Tensor exact = Tensor::empty({shape[-1]}, DType::kF64);
+        bias_backward(exact, dy, Grad::kOverwrite);
+        Guarded grad(dy, dtype, device, start), sum(old, DType::kF32, device, start);
+        Guarded db(Shape{shape[-1]}, DType::kF32, device, start);
+        bias_backward(db.tensor(), grad.tensor(), Grad::kOverwrite);
+        bias_backward(sum.tensor(), grad.tensor(), Grad::kAccumulate);
+        expect_close(db.tensor(), exact, "db");
+        expect_close(sum.tensor(), plus(old, exact), "db, accumulated");
+        EXPECT_TRUE(db.intact() && sum.intact());
+        expect_reproducible([&] {
+          Tensor again = Tensor::empty({shape[-1]}, DType::kF32, device);
+          bias_backward(again, grad.tensor(), Grad::kOverwrite);
+          return std::vector{again};
+        });
+      }
+}
+
+}  // namespace
+}  // namespace cohort::kernels

@@ -1,0 +1,220 @@
+// AdamW and the gradient norm on CUDA: f32 updates have the CPU's bits, bf16 parameters are their
+// masters rounded.
+#include "kernels/optimizer.h"
+
+#include "tests/kernels/cuda_test.h"
+
+namespace cohort::kernels {
+namespace {
+
+using namespace test;
+
+// Fewer than a pack, whole packs, a block of the kernel and its neighbours, several blocks.
+const int64_t kSizes[] = {0, 1, 3, 4, 65, 4095, 4096, 4097, 40001};
+
+// A parameter in f32 on the CPU.
+AdamWTensor parameter(int64_t n, uint64_t seed) {
+  Tensor v = random_tensor({n}, DType::kF64, seed + 3, 0.1);
+  for (int64_t i = 0; i < n; ++i) v.data<double>()[i] *= v.data<double>()[i];
+  return {.param = random_tensor({n}, DType::kF32, seed),
+          .grad = random_tensor({n}, DType::kF32, seed + 1),
+          .m = random_tensor({n}, DType::kF32, seed + 2, 0.1),
+          .v = v.to(DType::kF32),
+          .weight_decay = n % 2 == 0 ? 0.1 : 0};
+}
+
+
+// The same on the device between sentinels; with a bf16 parameter, the f32 values are its master's.
+struct Placed {
+  Guarded weights, grad, m, v, rounded;
+  DType dtype;
+
+  Placed(const AdamWTensor& t, DType type, Device device, Start start)
+      : weights(t.param, DType::kF32, device, start),
+        grad(t.grad, DType::kF32, device, start),
+        m(t.m, DType::kF32, device, start),
+        v(t.v, DType::kF32, device, start),
+        rounded(t.param.shape(), DType::kBF16, device, start),
+        dtype(type) {}
+  AdamWTensor tensors(double weight_decay) {
+    AdamWTensor t{.param = weights.tensor(),
+                  .grad = grad.tensor(),
+                  .m = m.tensor(),
+                  .v = v.tensor(),
+                  .weight_decay = weight_decay};
+    if (dtype == DType::kBF16) {
+      t.master = t.param;
+      t.param = rounded.tensor();
+    }
+    return t;
+  }
+  bool intact() const {
+    return weights.intact() && grad.intact() && m.intact() && v.intact() && rounded.intact();
+  }
+};
+
+Tensor norm_of(double value, Device device) {
+  return Tensor::full({1}, value, DType::kF64).to(device);
+}
+
+TEST(CudaAdamW, HasTheBitsOfTheCpu) {
+  COHORT_REQUIRE_GPU(device);
+  struct Setting {
+    AdamWDesc desc;
+    double norm;  // 0: none
+  };
+  const Setting settings[] = {
+      {{.learning_rate = 1e-2}, 0},
+      {{.learning_rate = 1e-3, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-3, .step = 7, .max_norm = 2},
+       8},
+      {{.learning_rate = 1e-3, .step = 2, .max_norm = 2}, 1.5}};
+  for (const Setting& setting : settings)
+    for (const Start start : kStarts) {
+      std::vector<AdamWTensor> expected, tensors;
+      std::vector<Placed> placed;
+      for (const int64_t n : kSizes)
+        for (const DType dtype : kCudaTypes) {
+          expected.push_back(parameter(n, static_cast<uint64_t>(10 * n)));
+          placed.emplace_back(expected.back(), dtype, device, start);
+          tensors.push_back(placed.back().tensors(expected.back().weight_decay));
+        }
+      AdamWDesc here = setting.desc, there = setting.desc;
+      if (setting.norm > 0) {
+        here.norm = norm_of(setting.norm, {});
+        there.norm = norm_of(setting.norm, device);
+      }
+      adamw_step(expected, here);
+      adamw_step(tensors, there);
+      for (size_t i = 0; i < tensors.size(); ++i) {
+        const Tensor weights = placed[i].weights.tensor().to(Device{});
+        EXPECT_TRUE(bit_equal(weights, expected[i].param)) << weights.str();
+        EXPECT_TRUE(bit_equal(tensors[i].m.to(Device{}), expected[i].m)) << weights.str();
+        EXPECT_TRUE(bit_equal(tensors[i].v.to(Device{}), expected[i].v)) << weights.str();
+        if (placed[i].dtype == DType::kBF16) {
+          EXPECT_TRUE(bit_equal(tensors[i].param.to(Device{}), weights.to(DType::kBF16)));
+        }
+        EXPECT_TRUE(placed[i].intact()) << weights.str();
+      }
+    }
+}
+
+TEST(CudaAdamW, ManyTensorsTakeSeveralTables) {
+  COHORT_REQUIRE_GPU(device);
+  std::vector<AdamWTensor> expected, tensors;
+  for (uint64_t i = 0; i < 1100; ++i) {
+    expected.push_back(parameter(static_cast<int64_t>(i % 4), i));
+    const AdamWTensor& t = expected.back();
+    tensors.push_back(
+        {t.param.to(device), t.grad.to(device), t.m.to(device), t.v.to(device), t.weight_decay});
+  }
+  adamw_step(expected, {.learning_rate = 0.1});
+  adamw_step(tensors, {.learning_rate = 0.1});
+  for (size_t i = 0; i < tensors.size(); ++i)
+    EXPECT_TRUE(bit_equal(tensors[i].param.to(Device{}), expected[i].param)) << i;
+  adamw_step({}, {.learning_rate = 0.1});
+}
+
+TEST(CudaAdamW, ANormThatIsNotFiniteUpdatesNothing) {
+  COHORT_REQUIRE_GPU(device);
+  const AdamWTensor start = parameter(5000, 1);
+  for (const double norm : {NAN, INFINITY})
+    for (const double max_norm : {0.0, 1.0}) {
+      Placed placed(start, DType::kBF16, device, Start::kAligned);
+      placed.rounded.tensor().copy_(start.param.to(device));
+      const Tensor before = placed.rounded.tensor().to(Device{}).clone();
+      std::vector<AdamWTensor> t = {placed.tensors(0.1)};
+      adamw_step(t, {.learning_rate = 0.1, .norm = norm_of(norm, device), .max_norm = max_norm});
+      EXPECT_TRUE(bit_equal(t[0].param.to(Device{}), before));
+      EXPECT_TRUE(bit_equal(t[0].master.to(Device{}), start.param));
+      EXPECT_TRUE(bit_equal(t[0].m.to(Device{}), start.m));
+      EXPECT_TRUE(bit_equal(t[0].v.to(Device{}), start.v));
+    }
+}
+
+TEST(CudaAdamW, TwentyRunsHaveTheSameBits) {
+  COHORT_REQUIRE_GPU(device);
+  const AdamWTensor start = parameter(40001, 1);
+  expect_reproducible([&] {
+    std::vector<AdamWTensor> t = {{start.param.to(device), start.grad.to(device),
+                                   start.m.to(device), start.v.to(device), 0.1}};
+    adamw_step(t, {.learning_rate = 0.1, .step = 3});
+    return std::vector{t[0].param, t[0].m, t[0].v};
+  });
+}
+
+TEST(CudaAdamW, SaysWhatIsWrong) {
+  COHORT_REQUIRE_GPU(device);
+  const AdamWTensor cpu = parameter(4, 1);
+  std::vector<AdamWTensor> t = {
+      {cpu.param.to(device), cpu.grad.to(device), cpu.m.to(device), cpu.v.to(device), 0}};
+  EXPECT_THROW_WITH(adamw_step(t, {.norm = norm_of(1, {})}), Error, "expected norm on cuda:0");
+  t[0].m = cpu.m;
+  EXPECT_THROW_WITH(adamw_step(t, {}), Error, "expected m on cuda:0");
+  t[0].m = cpu.m.to(device);
+  t[0].param = t[0].param.to(DType::kBF16);
+  EXPECT_THROW_WITH(adamw_step(t, {}), Error, "expected master f32[4]");
+  t[0].master = cpu.param.to(device);
+  t[0].grad = t[0].grad.to(DType::kBF16);
+  EXPECT_THROW_WITH(adamw_step(t, {}), Error, "expected grad f32[4]");
+}
+
+TEST(CudaGradNorm, IsTheNormOverAllTensors) {
+  COHORT_REQUIRE_GPU(device);
+  for (const Start start : kStarts) {
+    std::vector<Guarded> guarded;
+    std::vector<Tensor> tensors;
+    double squares = 0;
+    for (const int64_t n : {0, 1, 3, 65, 32767, 32768, 32769, 150001})
+      for (const DType dtype : kCudaTypes) {
+        const Tensor values = rounded_random({n}, dtype, static_cast<uint64_t>(n));
+        for (const double v : values.to_vector<double>()) squares += v * v;
+        guarded.emplace_back(values, dtype, device, start);
+        tensors.push_back(guarded.back().tensor());
+      }
+    Guarded norm(Shape{1}, DType::kF64, device);
+    grad_norm(norm.tensor(), tensors);
+    EXPECT_NEAR(norm.tensor().item(), std::sqrt(squares), 1e-13 * std::sqrt(squares));
+    EXPECT_TRUE(norm.intact());
+    expect_reproducible([&] {
+      Tensor n = Tensor::empty({1}, DType::kF64, device);
+      grad_norm(n, tensors);
+      return std::vector{n};
+    });
+  }
+}
+
+TEST(CudaGradNorm, BitsDoNotDependOnTheAlignment) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes) {
+    const Tensor values = rounded_random({40003}, dtype, 1);
+    std::vector<Tensor> norms;
+    for (const Start start : kStarts) {
+      Guarded guarded(values, dtype, device, start);
+      norms.push_back(Tensor::empty({1}, DType::kF64, device));
+      grad_norm(norms.back(), std::vector{guarded.tensor()});
+    }
+    EXPECT_TRUE(bit_equal(norms[0].to(Device{}), norms[1].to(Device{})));
+  }
+}
+
+TEST(CudaGradNorm, ManyTensorsNoneAndNonFiniteOnes) {
+  COHORT_REQUIRE_GPU(device);
+  Tensor norm = Tensor::full({1}, NAN, DType::kF64).to(device);
+  grad_norm(norm, {});
+  EXPECT_EQ(norm.item(), 0);
+  std::vector<Tensor> tensors(2100, Tensor::full({4}, 0.5, DType::kF32).to(device));
+  grad_norm(norm, tensors);
+  EXPECT_EQ(norm.item(), std::sqrt(2100.0));
+  tensors.push_back(Tensor::full({4}, 1e30, DType::kF32).to(device));
+  grad_norm(norm, tensors);
+  EXPECT_NEAR(norm.item(), 2e30, 1e24);
+  tensors.push_back(Tensor::full({2}, -INFINITY, DType::kF32).to(device));
+  grad_norm(norm, tensors);
+  EXPECT_EQ(norm.item(), INFINITY);
+  tensors.push_back(Tensor::full({2}, NAN, DType::kF32).to(device));
+  grad_norm(norm, tensors);
+  EXPECT_TRUE(std::isnan(norm.item()));
+}
+
+}  // namespace
+}  // namespace cohort::kernels

@@ -1,0 +1,172 @@
+// The policy loss on CUDA against the CPU: the same formula in f64, so that only the exponential
+// functions' last bits differ.
+#include "kernels/policy_loss.h"
+
+#include "tests/kernels/cuda_test.h"
+
+namespace cohort::kernels {
+namespace {
+
+using namespace test;
+
+struct Tokens {
+  Tensor logprob, old, ref, advantage, weight;
+
+  Tokens to(Device device) const {
+    Tokens out = *this;
+    for (Tensor* t : {&out.logprob, &out.old, &out.ref, &out.advantage, &out.weight})
+      if (t->defined()) *t = t->to(device);
+    return out;
+  }
+  Tokens narrow(int64_t first, int64_t count) const {
+    Tokens out = *this;
+    for (Tensor* t : {&out.logprob, &out.old, &out.ref, &out.advantage, &out.weight})
+      if (t->defined()) *t = t->narrow(0, first, count);
+    return out;
+  }
+};
+
+enum class Reference { kNone, kGiven };
+
+// About every fourth token has weight 0, and NaN in everything else.
+Tokens random_tokens(int64_t n, Reference reference) {
+  const auto random = [&](uint64_t seed, double scale) {
+    return random_tensor({n}, DType::kF32, seed, scale);
+  };
+  Tokens t{random(1, 0.3), random(2, 0.3), random(3, 0.3), random(4, 1), random(5, 1)};
+  for (int64_t i = 0; i < n; ++i) {
+    float& weight = t.weight.data<float>()[i];
+    weight = i % 4 == 2 ? 0 : std::fabs(weight);
+    if (weight == 0)
+      for (Tensor* x : {&t.logprob, &t.old, &t.ref, &t.advantage}) x->data<float>()[i] = NAN;
+  }
+  if (reference == Reference::kNone) t.ref = Tensor();
+  return t;
+}
+
+struct Result {
+  double loss;
+  Tensor gradient;  // on the CPU
+  PolicyLossStats stats;
+};
+
+constexpr PolicyLossDesc kDesc{.epsilon_low = 0.2, .epsilon_high = 0.28};
+
+Result run(const Tokens& t, const PolicyLossDesc& desc) {
+  const Device device = t.logprob.device();
+  Guarded loss(Shape{1}, DType::kF32, device), gradient(t.logprob.shape(), DType::kF32, device);
+  Guarded stats(Tensor::zeros({PolicyLossStats::kSize}, DType::kF64), DType::kF64, device);
+  policy_loss(loss.tensor(), gradient.tensor(), stats.tensor(), t.logprob, t.old, t.ref,
+              t.advantage, t.weight, desc);
+  EXPECT_TRUE(loss.intact() && gradient.intact() && stats.intact());
+  return {loss.tensor().item(), gradient.tensor().to(Device{}).clone(),
+          PolicyLossStats::from(stats.tensor())};
+}
+
+TEST(CudaPolicyLoss, IsTheCpus) {
+  COHORT_REQUIRE_GPU(device);
+  for (const int64_t n : {0, 1, 31, 255, 256, 257, 3000, 70000})
+    for (const Reference reference : {Reference::kNone, Reference::kGiven}) {
+      PolicyLossDesc desc = kDesc;
+      if (reference == Reference::kGiven) desc.beta = 0.05;
+      const Tokens t = random_tokens(n, reference);
+      const Result got = run(t.to(device), desc), expected = run(t, desc);
+      EXPECT_NEAR(got.loss, expected.loss, 1e-6 * std::fabs(expected.loss)) << n;
+      EXPECT_LE(relative_error(got.gradient, expected.gradient), 1e-7) << n;
+      for (int64_t i = 2; i < n; i += 4) {
+        const float g = got.gradient.data<float>()[i];
+        EXPECT_TRUE(g == 0 && !std::signbit(g)) << i;
+      }
+      EXPECT_EQ(got.stats.tokens, expected.stats.tokens);
+      EXPECT_EQ(got.stats.clipped_low, expected.stats.clipped_low);
+      EXPECT_EQ(got.stats.clipped_high, expected.stats.clipped_high);
+      for (const auto field : {&PolicyLossStats::max_ratio_deviation, &PolicyLossStats::kl_to_old,
+                               &PolicyLossStats::kl_to_reference})
+        EXPECT_NEAR(got.stats.*field, expected.stats.*field, 1e-12 * expected.stats.*field) << n;
+    }
+}
+
+TEST(CudaPolicyLoss, OnPolicyItIsExact) {
+  COHORT_REQUIRE_GPU(device);
+  Tokens t = random_tokens(1000, Reference::kNone).to(device);
+  t.old = t.logprob;
+  const Result r = run(t, {});
+  EXPECT_EQ(r.stats.max_ratio_deviation, 0);
+  EXPECT_EQ(r.stats.kl_to_old, 0);
+  EXPECT_EQ(r.stats.clipped_low + r.stats.clipped_high, 0);
+}
+
+TEST(CudaPolicyLoss, StatsAccumulateOverCalls) {
+  COHORT_REQUIRE_GPU(device);
+  const Tokens t = random_tokens(600, Reference::kGiven).to(device);
+  const PolicyLossStats once = run(t, kDesc).stats;
+  Tensor sums = PolicyLossStats::zeros(device), loss = Tensor::empty({1}, DType::kF32, device);
+  Tensor gradient = Tensor::empty({600}, DType::kF32, device);
+  for (int i = 0; i < 2; ++i)
+    policy_loss(loss, gradient, sums, t.logprob, t.old, t.ref, t.advantage, t.weight, kDesc);
+  const PolicyLossStats twice = PolicyLossStats::from(sums);
+  EXPECT_EQ(twice.tokens, 2 * once.tokens);
+  EXPECT_EQ(twice.clipped_low, 2 * once.clipped_low);
+  EXPECT_EQ(twice.clipped_high, 2 * once.clipped_high);
+  EXPECT_EQ(twice.kl_to_old, 2 * once.kl_to_old);
+  EXPECT_EQ(twice.kl_to_reference, 2 * once.kl_to_reference);
+  EXPECT_EQ(twice.max_ratio_deviation, once.max_ratio_deviation);
+}
+
+TEST(CudaPolicyLoss, NaNInAWeightedTokenShows) {
+  COHORT_REQUIRE_GPU(device);
+  for (const int64_t at : {0, 1, 300, 599}) {
+    Tokens t = random_tokens(600, Reference::kNone);
+    t.weight.data<float>()[at] = 1;
+    t.logprob.data<float>()[at] = NAN;
+    const Result r = run(t.to(device), kDesc);
+    EXPECT_TRUE(std::isnan(r.loss)) << at;
+    EXPECT_TRUE(std::isnan(r.gradient.data<float>()[at])) << at;
+    EXPECT_TRUE(std::isnan(r.stats.max_ratio_deviation)) << at;
+  }
+}
+
+TEST(CudaPolicyLoss, AWeightThatIsNoneGivesNaN) {
+  COHORT_REQUIRE_GPU(device);
+  for (const float weight : {-1.0f, NAN}) {
+    Tokens t = random_tokens(600, Reference::kNone);
+    t.weight.data<float>()[301] = weight;
+    const Result r = run(t.to(device), kDesc);
+    EXPECT_TRUE(std::isnan(r.loss));
+    EXPECT_TRUE(std::isnan(r.gradient.data<float>()[301]));
+    EXPECT_FALSE(std::isnan(r.gradient.data<float>()[300]));
+  }
+}
+
+TEST(CudaPolicyLoss, BitsDoNotDependOnTheCompanyAndRepeat) {
+  COHORT_REQUIRE_GPU(device);
+  PolicyLossDesc desc = kDesc;
+  desc.beta = 0.05;
+  const Tokens t = random_tokens(3000, Reference::kGiven).to(device);
+  const Result all = run(t, desc);
+  for (const auto& [first, count] : {std::pair{0, 1}, {255, 2}, {1001, 700}})
+    EXPECT_TRUE(bit_equal(run(t.narrow(first, count), desc).gradient,
+                          all.gradient.narrow(0, first, count)));
+  expect_reproducible([&] {
+    Tensor sums = PolicyLossStats::zeros(device), loss = Tensor::empty({1}, DType::kF32, device);
+    Tensor gradient = Tensor::empty({3000}, DType::kF32, device);
+    policy_loss(loss, gradient, sums, t.logprob, t.old, t.ref, t.advantage, t.weight, desc);
+    return std::vector{loss, gradient, sums};
+  });
+}
+
+TEST(CudaPolicyLoss, SaysWhatIsWrong) {
+  COHORT_REQUIRE_GPU(device);
+  Tokens t = random_tokens(3, Reference::kNone).to(device);
+  EXPECT_THROW_WITH(run(t, {.beta = 0.1}), Error, "no reference log-probs");
+  Tensor loss = Tensor::empty({1}, DType::kF32, device), gradient = Tensor::empty_like(t.old);
+  Tensor here = PolicyLossStats::zeros();
+  EXPECT_THROW_WITH(
+      policy_loss(loss, gradient, here, t.logprob, t.old, {}, t.advantage, t.weight, {}), Error,
+      "expected stats on cuda:0");
+  t.old = t.old.to(Device{});
+  EXPECT_THROW_WITH(run(t, {}), Error, "expected old_logprob on cuda:0");
+}
+
+}  // namespace
+}  // namespace cohort::kernels

@@ -1,0 +1,100 @@
+// Rotary embedding on CUDA: the CPU's bits in f32, its f64 to one rounding in bf16.
+#include "kernels/rope.h"
+
+#include "kernels/elementwise.h"
+#include "tests/kernels/cuda_test.h"
+
+namespace cohort::kernels {
+namespace {
+
+using namespace test;
+
+constexpr double kTheta = 10000;
+constexpr RopeDirection kDirections[] = {RopeDirection::kForward, RopeDirection::kInverse};
+// Heads of several blocks of threads, of fewer than a warp, and of halves that are no whole packs.
+const Shape kShapes[] = {{0, 2, 4},  {1, 1, 2},   {3, 2, 6},   {3, 5, 66},
+                         {3, 1, 16}, {3, 40, 64}, {37, 3, 128}};
+
+Tensor positions_for(int64_t tokens) {
+  std::vector<int32_t> values(static_cast<size_t>(tokens));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int32_t>(i * 41 % 100);
+  return ids(values);
+}
+
+TEST(CudaRope, F32HasTheBitsOfTheCpu) {
+  COHORT_REQUIRE_GPU(device);
+  for (const Shape& shape : kShapes)
+    for (const RopeDirection direction : kDirections)
+      for (const Start start : kStarts) {
+        const Tensor x = rounded_random(shape, DType::kF32, 1);
+        const Tensor old = rounded_random(shape, DType::kF32, 2);
+        const Tensor table = rope_table(100, shape[2], kTheta, DType::kF32);
+        const Tensor positions = positions_for(shape[0]);
+        Tensor expected = Tensor::empty(shape, DType::kF32), sum = old.to(DType::kF32);
+        rope(expected, x.to(DType::kF32), positions, table, direction);
+        rope(sum, x.to(DType::kF32), positions, table, direction, Grad::kAccumulate);
+        Guarded in(x, DType::kF32, device, start), y(shape, DType::kF32, device, start);
+        Guarded added(old, DType::kF32, device), same(x, DType::kF32, device, start);
+        const Tensor at = positions.to(device), angles = table.to(device);
+        rope(y.tensor(), in.tensor(), at, angles, direction);
+        rope(added.tensor(), in.tensor(), at, angles, direction, Grad::kAccumulate);
+        rope(same.tensor(), same.tensor(), at, angles, direction);
+        EXPECT_TRUE(bit_equal(y.tensor().to(Device{}), expected)) << shape.str();
+        EXPECT_TRUE(bit_equal(added.tensor().to(Device{}), sum)) << shape.str();
+        EXPECT_TRUE(bit_equal(same.tensor().to(Device{}), expected)) << shape.str();
+        EXPECT_TRUE(y.intact() && added.intact() && same.intact());
+      }
+}
+
+TEST(CudaRope, Bf16IsRoundedOnce) {
+  COHORT_REQUIRE_GPU(device);
+  for (const Shape& shape : kShapes)
+    for (const RopeDirection direction : kDirections)
+      for (const Start start : kStarts) {
+        const Tensor x = rounded_random(shape, DType::kBF16, 1);
+        const Tensor old = rounded_random(shape, DType::kBF16, 2);
+        const Tensor table = rope_table(100, shape[2], kTheta, DType::kF32);
+        const Tensor positions = positions_for(shape[0]);
+        Tensor expected = Tensor::empty(shape, DType::kF64), sum = old.clone();
+        rope(expected, x, positions, table.to(DType::kF64), direction);
+        rope(sum, x, positions, table.to(DType::kF64), direction, Grad::kAccumulate);
+        Guarded in(x, DType::kBF16, device, start), y(shape, DType::kBF16, device, start);
+        Guarded added(old, DType::kBF16, device);
+        rope(y.tensor(), in.tensor(), positions.to(device), table.to(device), direction);
+        rope(added.tensor(), in.tensor(), positions.to(device), table.to(device), direction,
+             Grad::kAccumulate);
+        expect_close(y.tensor(), expected, "y");
+        expect_close(added.tensor(), sum, "y, accumulated");
+        EXPECT_TRUE(y.intact() && added.intact());
+      }
+}
+
+TEST(CudaRope, UnknownPositionsGiveNan) {
+  COHORT_REQUIRE_GPU(device);
+  const Tensor table = rope_table(8, 16, kTheta, DType::kF32).to(device);
+  const Tensor positions = ids({7, 8, -1, 0}).to(device);
+  for (const DType dtype : kCudaTypes) {
+    const Tensor x = random_tensor({4, 2, 16}, dtype, 1).to(device);
+    Tensor y = Tensor::empty_like(x);
+    rope(y, x, positions, table, RopeDirection::kForward);
+    for (const int64_t t : {0, 1, 2, 3})
+      for (const double v : y.select(0, t).to_vector<double>())
+        EXPECT_EQ(std::isnan(v), t == 1 || t == 2);
+  }
+}
+
+TEST(CudaRope, TokensDependOnThemselvesOnly) {
+  COHORT_REQUIRE_GPU(device);
+  const Tensor table = rope_table(100, 64, kTheta, DType::kF32).to(device);
+  for (const DType dtype : kCudaTypes) {
+    const Tensor x = random_tensor({50, 4, 64}, dtype, 1).to(device);
+    const Tensor positions = positions_for(50).to(device);
+    Tensor all = Tensor::empty_like(x), one = Tensor::empty({1, 4, 64}, dtype, device);
+    rope(all, x, positions, table, RopeDirection::kForward);
+    rope(one, x.narrow(0, 37, 1), positions.narrow(0, 37, 1), table, RopeDirection::kForward);
+    EXPECT_TRUE(bit_equal(one, all.narrow(0, 37, 1)));
+  }
+}
+
+}  // namespace
+}  // namespace cohort::kernels

@@ -1,0 +1,285 @@
+// Sampling on CUDA: log-probs are the fused head's to the bit, and draws are the inverse of the CDF
+// by its definition in f64.
+#include "kernels/sampling.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "core/rng.h"
+#include "kernels/head.h"
+#include "tests/kernels/cuda_test.h"
+
+namespace cohort::kernels {
+namespace {
+
+using namespace test;
+
+Tensor addresses(int64_t n, int64_t first) {
+  std::vector<int64_t> values(static_cast<size_t>(n));
+  std::iota(values.begin(), values.end(), first);
+  return Tensor::from(values);
+}
+
+double uniform(uint64_t seed, int64_t stream, int64_t index) {
+  const auto words = philox(seed, static_cast<uint64_t>(stream), static_cast<uint64_t>(index));
+  return uniform_f64(words[0], words[1]);
+}
+
+struct Draws {
+  std::vector<int32_t> tokens;
+  std::vector<double> logprobs;
+};
+
+// Draws from logits [n, V] of the CPU, row i at the address (i, 100 + i).
+Draws draw(const Tensor& logits, const SamplingDesc& desc, Device device,
+           Start start = Start::kAligned) {
+  const int64_t n = logits.dim(0);
+  Guarded z(logits, DType::kF32, device, start), logprob(Shape{n}, DType::kF32, device, start);
+  Guarded tokens(Tensor::full({n}, -7, DType::kI32), DType::kI32, device, start);
+  sample_logits(tokens.tensor(), logprob.tensor(), z.tensor(), addresses(n, 0).to(device),
+                addresses(n, 100).to(device), desc);
+  EXPECT_TRUE(z.intact() && tokens.intact() && logprob.intact());
+  return {tokens.tensor().to_vector<int32_t>(), logprob.tensor().to_vector<double>()};
+}
+
+// n rows with the same logits.
+Tensor repeat(const std::vector<float>& row, int64_t n) {
+  std::vector<float> values;
+  for (int64_t i = 0; i < n; ++i) values.insert(values.end(), row.begin(), row.end());
+  return Tensor::from(values, {n, static_cast<int64_t>(row.size())});
+}
+
+// The probabilities by definition, 0 for tokens that top-k or top-p leave out.
+std::vector<double> distribution(const std::vector<double>& logits, const SamplingDesc& desc) {
+  std::vector<size_t> order(logits.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return logits[a] > logits[b]; });
+  if (desc.top_k > 0) order.resize(std::min(order.size(), static_cast<size_t>(desc.top_k)));
+  std::vector<double> p(logits.size());
+  double total = 0, mass = 0;
+  for (const size_t v : order) {
+    p[v] = std::exp((logits[v] - logits[order[0]]) / desc.temperature);
+    total += p[v];
+  }
+  const double goal = desc.top_p * total;
+  total = 0;
+  for (const size_t v : order) {
+    if (desc.top_p < 1 && mass >= goal) p[v] = 0;
+    mass += p[v];
+    total += p[v];
+  }
+  for (double& x : p) x /= total;
+  return p;
+}
+
+// That token is where the CDF of p passes u; f32 masses move its steps by less than 1e-5.
+void expect_inverse(const std::vector<double>& p, double u, int32_t token) {
+  ASSERT_TRUE(token >= 0 && token < static_cast<int32_t>(p.size())) << token;
+  const auto at = p.begin() + token;
+  const double before = std::accumulate(p.begin(), at, 0.0);
+  EXPECT_GT(*at, 0) << "token " << token;
+  EXPECT_GT(u, before - 1e-5) << "token " << token;
+  EXPECT_LT(u, before + *at + 1e-5) << "token " << token;
+}
+
+// The promise that makes ratio == 1 on the first minibatch: other company and chunks.
+TEST(CudaSampling, LogprobIsTheTrainersToTheBit) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const double temperature : {1.0, 0.7, 0.0})
+      for (const auto& [n, channels, vocab] :
+           {std::tuple{5, 16, 9}, {37, 72, 1030}, {64, 64, 4096}, {1, 40, 5003}}) {
+        const int64_t total = 400, first = 60;
+        const Tensor all = random_tensor({total, channels}, dtype, 1).to(device);
+        const Tensor w = random_tensor({vocab, channels}, dtype, 2, 0.3).to(device);
+        Guarded logprob(Shape{n}, DType::kF32, device);
+        Tensor tokens = Tensor::empty({n}, DType::kI32, device);
+        head_sample(tokens, logprob.tensor(), all.narrow(0, first, n), w,
+                    addresses(n, 3).to(device), addresses(n, 4).to(device),
+                    {.temperature = temperature, .top_k = 5, .seed = 6, .chunk_tokens = 24});
+        EXPECT_TRUE(logprob.intact());
+        Tensor targets = Tensor::full({total}, 1, DType::kI32).to(device);
+        targets.narrow(0, first, n).copy_(tokens);
+        Tensor trained = Tensor::empty({total}, DType::kF32, device);
+        Tensor entropy = trained.clone(), lse = trained.clone();
+        head_logprob_forward(trained, entropy, lse, all, w, targets,
+                             {.temperature = temperature == 0 ? 1 : temperature});
+        EXPECT_TRUE(
+            bit_equal(trained.narrow(0, first, n).to(Device{}), logprob.tensor().to(Device{})))
+            << dtype_name(dtype) << " " << temperature << " " << vocab;
+      }
+}
+
+TEST(CudaSampling, DrawsAreTheInverseOfTheCdf) {
+  COHORT_REQUIRE_GPU(device);
+  for (const int64_t vocab : {1, 2, 5, 127, 128, 129, 1030, 2049, 5003})
+    for (const SamplingDesc& desc : {SamplingDesc{.seed = 1},
+                                     {.temperature = 0.5, .seed = 2},
+                                     {.top_k = 3, .seed = 3},
+                                     {.top_p = 0.8, .seed = 4},
+                                     {.temperature = 2, .top_k = 40, .top_p = 0.6, .seed = 5}}) {
+      const int64_t n = 50;
+      const Tensor logits = random_tensor({n, vocab}, DType::kF32, 1, 2);
+      for (const Start start : kStarts) {
+        const Draws draws = draw(logits, desc, device, start);
+        for (int64_t i = 0; i < n; ++i) {
+          const auto row = logits.select(0, i).to_vector<double>();
+          const int32_t token = draws.tokens[static_cast<size_t>(i)];
+          expect_inverse(distribution(row, desc), uniform(desc.seed, i, 100 + i), token);
+          // The recorded log-prob is that of the full distribution all the same.
+          const auto full = distribution(row, {.temperature = desc.temperature});
+          EXPECT_NEAR(draws.logprobs[static_cast<size_t>(i)],
+                      std::log(full[static_cast<size_t>(token)]), 1e-5);
+        }
+      }
+    }
+}
+
+TEST(CudaSampling, FrequenciesAreTheProbabilities) {
+  COHORT_REQUIRE_GPU(device);
+  const std::vector<float> logits = {0, 1, -1, 2, 0.5f, -INFINITY, 1.5f, -0.5f};
+  const int64_t n = 20000;
+  const Draws draws = draw(repeat(logits, n), {.seed = 1}, device);
+  const auto p = distribution({logits.begin(), logits.end()}, {});
+  std::vector<double> counts(logits.size());
+  for (const int32_t token : draws.tokens) counts[static_cast<size_t>(token)] += 1;
+  EXPECT_EQ(counts[5], 0);
+  double statistic = 0;
+  for (size_t v = 0; v < p.size(); ++v) {
+    const double mean = p[v] * static_cast<double>(n);
+    if (mean > 0) statistic += (counts[v] - mean) * (counts[v] - mean) / mean;
+  }
+  // Seven outcomes: mean 6 and variance 12; four deviations are allowed.
+  EXPECT_LE(statistic, 6 + 4 * std::sqrt(12.0));
+}
+
+TEST(CudaSampling, GreedyTakesTheLowestIdAmongEquals) {
+  COHORT_REQUIRE_GPU(device);
+  const SamplingDesc desc{.temperature = 0, .top_k = 2, .seed = 4};
+  EXPECT_EQ(draw(repeat({1, 3, 0, 3, 2}, 2), desc, device).tokens, (std::vector{1, 1}));
+  EXPECT_EQ(draw(repeat({-1, -0.0f, 0.0f}, 1), desc, device).tokens, (std::vector{1}));
+  std::vector<float> wide(5003, -1);
+  wide[4100] = wide[3000] = wide[4999] = 7;
+  EXPECT_EQ(draw(repeat(wide, 1), desc, device).tokens, (std::vector{3000}));
+}
+
+std::set<int32_t> support(const std::vector<float>& logits, const SamplingDesc& desc,
+                          Device device) {
+  const Draws draws = draw(repeat(logits, 3000), desc, device);
+  return {draws.tokens.begin(), draws.tokens.end()};
+}
+
+TEST(CudaSampling, TopKKeepsTheLowestIdsAmongEquals) {
+  COHORT_REQUIRE_GPU(device);
+  using Set = std::set<int32_t>;
+  EXPECT_EQ(support({1, 2, 1, 2, 1, 0}, {.top_k = 3}, device), (Set{0, 1, 3}));
+  EXPECT_EQ(support({1, 2, 1, 2, 1, 0}, {.top_k = 1}, device), (Set{1}));
+  EXPECT_EQ(support({1, 2, 1, 2, 1, 0}, {.top_k = 60}, device), (Set{0, 1, 2, 3, 4, 5}));
+  // Both zeros are one logit; an excluded token is not drawn even where k would admit it.
+  EXPECT_EQ(support({-0.0f, 0.0f, -0.0f, 0.0f}, {.top_k = 2}, device), (Set{0, 1}));
+  EXPECT_EQ(support({-1, -INFINITY, -1}, {.top_k = 2}, device), (Set{0, 2}));
+  EXPECT_EQ(support(std::vector<float>(3000, 0.5f), {.top_k = 2}, device), (Set{0, 1}));
+}
+
+TEST(CudaSampling, TopPKeepsTheSmallestSetThatReachesTheMass) {
+  COHORT_REQUIRE_GPU(device);
+  using Set = std::set<int32_t>;
+  const float half = std::log(0.5f), quarter = std::log(0.25f), eighth = std::log(0.125f);
+  const std::vector<float> logits = {eighth, quarter, eighth, half};
+  EXPECT_EQ(support(logits, {.top_p = 0.4}, device), (Set{3}));
+  EXPECT_EQ(support(logits, {.top_p = 0.6}, device), (Set{1, 3}));
+  EXPECT_EQ(support(logits, {.top_p = 0.8}, device), (Set{0, 1, 3}));
+  EXPECT_EQ(support(logits, {.top_p = 0.9}, device), (Set{0, 1, 2, 3}));
+  EXPECT_EQ(support(logits, {.top_p = 1e-9}, device), (Set{3}));
+  // After top-k, the mass is that of what is left: 1/2 of 3/4 is two thirds.
+  EXPECT_EQ(support(logits, {.top_k = 2, .top_p = 0.6}, device), (Set{3}));
+  EXPECT_EQ(support(logits, {.top_k = 2, .top_p = 0.7}, device), (Set{1, 3}));
+  // Of 600 equal tokens the 300 lowest ids hold half the mass.
+  const Set seen = support(std::vector<float>(600, 0.5f), {.top_p = 0.5}, device);
+  EXPECT_EQ(*seen.rbegin(), 299);
+  EXPECT_GT(seen.size(), 256u);
+}
+
+TEST(CudaSampling, ARowWithoutADistributionGivesNoToken) {
+  COHORT_REQUIRE_GPU(device);
+  for (const auto& [bad, position] : {std::pair{NAN, 3}, {NAN, 1299}, {INFINITY, 600}})
+    for (const SamplingDesc& desc :
+         {SamplingDesc{}, {.temperature = 0}, {.top_k = 3}, {.top_p = 0.5}}) {
+      Tensor logits = random_tensor({4, 1300}, DType::kF32, 1);
+      logits.data<float>()[2 * 1300 + position] = bad;
+      const Draws draws = draw(logits, desc, device);
+      for (size_t i = 0; i < 4; ++i) {
+        EXPECT_EQ(draws.tokens[i] == -1, i == 2) << i;
+        EXPECT_EQ(std::isnan(draws.logprobs[i]), i == 2) << i;
+      }
+    }
+  EXPECT_EQ(draw(repeat({-INFINITY, -INFINITY}, 1), {}, device).tokens, (std::vector{-1}));
+  // A NaN beside nothing but excluded tokens, in one thread's share and in a row.
+  EXPECT_EQ(draw(repeat({NAN, -INFINITY, -INFINITY, -INFINITY, 1}, 1), {}, device).tokens,
+            (std::vector{-1}));
+}
+
+TEST(CudaSampling, DrawsDoNotDependOnTheBatch) {
+  COHORT_REQUIRE_GPU(device);
+  const int64_t n = 50;
+  for (const DType dtype : kCudaTypes)
+    for (const int64_t vocab : {704, 1031}) {
+      const Tensor x = random_tensor({n, 40}, dtype, 1).to(device);
+      const Tensor w = random_tensor({vocab, 40}, dtype, 2).to(device);
+      const Tensor streams = addresses(n, 3).to(device), index = addresses(n, 4).to(device);
+      const auto run = [&](int64_t first, int64_t count, const SamplingDesc& desc) {
+        Tensor tokens = Tensor::empty({count}, DType::kI32, device);
+        Tensor logprob = Tensor::empty({count}, DType::kF32, device);
+        head_sample(tokens, logprob, x.narrow(0, first, count), w, streams.narrow(0, first, count),
+                    index.narrow(0, first, count), desc);
+        return std::vector{tokens.to(Device{}), logprob.to(Device{})};
+      };
+      for (SamplingDesc desc : {SamplingDesc{.seed = 9}, {.top_k = 20, .top_p = 0.9, .seed = 9}}) {
+        const auto all = run(0, n, desc);
+        expect_reproducible([&] { return run(0, n, desc); });
+        for (const int64_t chunk : {1, 7, 1000})
+          for (const auto& [first, count] : {std::pair{0, 50}, {13, 1}, {20, 30}}) {
+            desc.chunk_tokens = chunk;
+            const auto part = run(first, count, desc);
+            for (size_t i = 0; i < 2; ++i)
+              EXPECT_TRUE(bit_equal(part[i], all[i].narrow(0, first, count)))
+                  << vocab << " " << chunk << " " << first;
+          }
+      }
+    }
+}
+
+// A row in several tiles of 128 sums, as large as real vocabularies, with a heavy tail.
+TEST(CudaSampling, LargeVocabulariesWork) {
+  COHORT_REQUIRE_GPU(device);
+  const int64_t vocab = 151936, n = 4;
+  const Tensor logits = random_tensor({n, vocab}, DType::kF32, 1, 3);
+  for (const SamplingDesc& desc :
+       {SamplingDesc{.seed = 1}, {.top_k = 5000, .seed = 1}, {.top_p = 0.9, .seed = 1}}) {
+    const Draws draws = draw(logits, desc, device);
+    for (int64_t i = 0; i < n; ++i)
+      expect_inverse(distribution(logits.select(0, i).to_vector<double>(), desc),
+                     uniform(1, i, 100 + i), draws.tokens[static_cast<size_t>(i)]);
+  }
+}
+
+TEST(CudaSampling, NoRowsWorkAndErrorsSayWhatIsWrong) {
+  COHORT_REQUIRE_GPU(device);
+  EXPECT_TRUE(draw(Tensor::empty({0, 5}, DType::kF32), {}, device).tokens.empty());
+  const Tensor logits = Tensor::zeros({1, 5}, DType::kF32, device);
+  const Tensor here = addresses(1, 0), there = here.to(device);
+  Tensor tokens = Tensor::empty({1}, DType::kI32, device);
+  Tensor logprob = Tensor::empty({1}, DType::kF32, device);
+  EXPECT_THROW_WITH(sample_logits(tokens, logprob, logits, here, there, {}), Error,
+                    "expected rng_stream on cuda:0");
+  EXPECT_THROW_WITH(sample_logits(tokens, logprob, logits.to(DType::kBF16), there, there, {}),
+                    Error, "expected f32 logits");
+  const Tensor wide = Tensor::zeros({1, (1 << 20) + 1}, DType::kF32, device);
+  EXPECT_THROW_WITH(sample_logits(tokens, logprob, wide, there, there, {}), Error,
+                    "at most 1048576 tokens");
+}
+
+}  // namespace
+}  // namespace cohort::kernels
