@@ -25,6 +25,17 @@ std::vector<std::string> overrides_of(const TrainOptions& options) {
   return out;
 }
 
+RunResult execute(Run& run, Reporter& reporter, const std::atomic<bool>& stop,
+                  ProcessGroup* group) {
+  try {
+    return run.execute(reporter, stop);
+  } catch (const std::exception& e) {
+    if (group != nullptr) group->fail(e.what());  // before this rank takes itself apart
+    reporter.end_stage();
+    throw;
+  }
+}
+
 int train_rank(const TrainOptions& options, const std::atomic<bool>& stop, ProcessGroup* group) {
   const auto start = std::chrono::steady_clock::now();
   const std::vector<std::string> overrides = overrides_of(options);
@@ -32,18 +43,11 @@ int train_rank(const TrainOptions& options, const std::atomic<bool>& stop, Proce
                                    : Run::resume(options.resume, overrides, group);
   if (group != nullptr && group->rank() != 0) {
     Reporter silent;
-    return run.execute(silent, stop).end == StageEnd::kInterrupted ? kInterrupted : kOk;
+    return execute(run, silent, stop, group).end == StageEnd::kInterrupted ? kInterrupted : kOk;
   }
   Console console;
   console.message("run directory: " + run.dir());
-  RunResult result;
-  try {
-    result = run.execute(console, stop);
-  } catch (const std::exception& e) {
-    if (group != nullptr) group->fail(e.what());  // before this rank takes itself apart
-    console.end_stage();
-    throw;
-  }
+  const RunResult result = execute(run, console, stop, group);
   if (result.end == StageEnd::kInterrupted) {
     console.message(str("interrupted; saved. Go on with: cohort train --resume ", run.dir()));
     return kInterrupted;

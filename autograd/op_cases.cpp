@@ -46,9 +46,10 @@ std::function<std::vector<Tensor>(uint64_t)> inputs(std::vector<InputSpec> specs
   };
 }
 
-// A constant of an op, in the dtype of `like` and on its device.
+// A constant of an op, in the dtype of `like` and on its device: the same value in every dtype.
 Tensor constant(const InputSpec& spec, const Variable& like) {
-  return draw(spec, 99, 99).to(like.value().dtype()).to(like.value().device());
+  const Tensor values = draw(spec, 99, 99).to(DType::kBF16);
+  return values.to(like.value().dtype()).to(like.value().device());
 }
 Tensor constant(const std::vector<double>& values, const Variable& like) {
   return Tensor::from(values).to(like.value().dtype()).to(like.value().device());

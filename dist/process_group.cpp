@@ -153,9 +153,9 @@ class ProcessGroup::Watch {
   void help() {
     std::unique_lock lock(mutex_);
     while (true) {
-      changed_.wait(lock,
-                    [&] { return helper_stops_ || (!failure_.empty() && handler_ != nullptr); });
-      if (helper_stops_) return;
+      const auto is_wanted = [&] { return !failure_.empty() && handler_ != nullptr; };
+      changed_.wait(lock, [&] { return helper_stops_ || is_wanted(); });
+      if (!is_wanted()) return;
       const std::function<void()> handler = std::exchange(handler_, nullptr);
       handler_runs_ = true;
       lock.unlock();

@@ -1,10 +1,11 @@
 // Matrix products on CUDA by cuBLASLt, the only file that knows it.
 //
 // Exactness: rows of a product whose left factor is not transposed must not depend on how many rows
-// there are. cuBLASLt's bf16 kernels all add ascending k in the same way as long as none splits it,
-// so split-K is excluded there; one kernel for very few rows is an exception, which asking for the
-// algorithm of at least kFewRows rows avoids. f32 kernels differ among themselves, so one algorithm
-// per weight serves every number of rows. tests/kernels/matmul_cuda_test.cpp holds both to it.
+// there are. cuBLASLt's tensor core kernels for bf16 all add ascending k in the same way as long as
+// none splits it, so split-K is excluded there; one kernel for very few rows is an exception, which
+// asking for the algorithm of kFewRows rows avoids. The kernels for f32 and for rows that are not
+// aligned to 16 bytes differ among themselves, so there one algorithm per weight serves every
+// number of rows. tests/kernels/matmul_cuda_test.cpp holds all of it.
 //
 // Determinism: an algorithm is a function of shapes and dtypes alone; nothing is timed.
 #include <cublasLt.h>
@@ -160,9 +161,15 @@ Choice choose(const Key& key) {
                   cublasLtGetStatusString(status)));
 }
 
+// True if every row of all three matrices may be read 16 bytes at a time.
+bool wide_rows(const Key& key) {
+  return row_alignment(key.k, key.in) == 16 && row_alignment(key.n, key.out) == 16 &&
+         (key.b == Transpose::kYes || row_alignment(key.n, key.in) == 16);
+}
+
 const Choice& cached_choice(Key key) {
   if (key.a == Transpose::kNo)
-    key.m = key.in == DType::kBF16 ? std::max(key.m, kFewRows) : kRowsForAll;
+    key.m = key.in == DType::kBF16 && wide_rows(key) ? std::max(key.m, kFewRows) : kRowsForAll;
   static std::map<Key, Choice> choices;
   static std::mutex mutex;
   std::lock_guard lock(mutex);

@@ -22,7 +22,8 @@ TEXT
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 OUT=${OUT:-build/gpu}
 mkdir -p "$OUT"
-if [ -d build/travel ]; then
+if [ -f build/travel/cohort.tar.xz ]; then
+  python3 -c 'import tarfile; tarfile.open("build/travel/cohort.tar.xz").extractall("build/travel", filter="fully_trusted")'
   mkdir -p build/cuda && cp -r build/travel/build/. build/cuda/
   source_dir=$(cat build/travel/source_dir)
   [ -e "$source_dir" ] || { mkdir -p "$(dirname "$source_dir")" && ln -s "$PWD" "$source_dir"; }
@@ -36,7 +37,7 @@ failed=0
 note() { tail -n "${2:-25}" "$1"; }
 
 run_tests() {
-  COHORT_REQUIRE=gpu,data ctest --test-dir build/cuda -L '^cuda$' -j 12 --output-on-failure >"$OUT/ctest.log" 2>&1 || failed=1
+  COHORT_REQUIRE=gpu,data ctest --test-dir build/cuda -L '^cuda$' -j 16 --output-on-failure >"$OUT/ctest.log" 2>&1 || failed=1
   grep -c Skipped "$OUT/ctest.log" | sed 's/^/skipped lines: /'
   note "$OUT/ctest.log" "${LINES_SHOWN:-60}"
 }

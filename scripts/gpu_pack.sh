@@ -8,8 +8,11 @@ if [ "${1-}" = --help ] || [ "${1-}" = -h ]; then
   exit 0
 fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-target=${1:-build/travel}
-rm -rf "$target"
+folder=${1:-build/travel}
+rm -rf "$folder"
+mkdir -p "$folder"
+target=$(mktemp -d)
+trap 'rm -rf "$target"' EXIT
 mkdir -p "$target/build/tests" "$target/build/bench"
 cp build/cuda/cohort "$target/build/"
 cp build/cuda/tests/*_test "$target/build/tests/"
@@ -18,6 +21,10 @@ find "$target/build" -type f -exec strip {} +
 cp build/cuda/CTestTestfile.cmake "$target/build/"
 cp build/cuda/tests/*.cmake "$target/build/tests/"
 cp build/cuda/bench/*.cmake "$target/build/bench/" 2>/dev/null || true
+# ctest lists the tests with a script of the CMake that configured them.
+script=$(grep -ho '"[^"]*GoogleTestAddTests.cmake"' build/cuda/tests/core_test*_include.cmake | head -n 1 | tr -d '"')
+cp "$script" "$target/build/tests/"
+sed -i "s|$script|$PWD/build/cuda/tests/GoogleTestAddTests.cmake|" "$target"/build/tests/*_include.cmake
 # Where ctest will look for them.
 grep '^CMAKE_HOME_DIRECTORY' build/cuda/CMakeCache.txt | cut -d= -f2 >"$target/source_dir"
 data=${COHORT_TEST_DATA:-../shared/data}
@@ -25,4 +32,6 @@ if [ -d "$data" ]; then
   mkdir -p "$target/data"
   cp -r "$data"/{tinyshakespeare,countdown,grpo_truth} "$target/data/"
 fi
-du -sh "$target" | cut -f1
+# The programs hold the same kernels: with a window larger than a program they are packed once.
+tar cf - -C "$target" . | xz -T2 --lzma2=preset=3,dict=192MiB >"$folder/cohort.tar.xz"
+du -h "$folder/cohort.tar.xz"

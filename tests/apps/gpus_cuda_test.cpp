@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <filesystem>
-#include <sstream>
 #include <thread>
 
 #include "tests/apps/process.h"
@@ -33,38 +32,24 @@ class CudaMultiGpuTrain : public testing::Test {
   TempDir dir_;
 };
 
-// The process that runs as `rank`, of those that `launcher` has started. Its own id is where its
-// parent's list of children says.
-pid_t rank_process(int launcher_children, const std::vector<pid_t>& children, int rank) {
-  if (static_cast<int>(children.size()) < launcher_children) return -1;
-  for (const pid_t pid : children) {
-    const std::string environment = read_file(str("/proc/", pid, "/environ"));
-    const std::string wanted = str("RANK=", rank);
-    std::istringstream in(environment);
-    for (std::string entry; std::getline(in, entry, '\0');)
-      if (entry == wanted) return pid;
-  }
-  return -1;
-}
-
-// All processes whose parent is this test's `cohort`.
-std::vector<pid_t> children_of_launcher(const std::string& config) {
-  std::vector<pid_t> out;
+// The process that trains `config` as `rank`, started by a launcher: the one process with that
+// configuration and that rank in its environment. -1 if there is none.
+pid_t rank_process(const std::string& config, int rank) {
   for (const auto& entry : fs::directory_iterator("/proc")) {
     const std::string name = entry.path().filename().string();
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
     try {
       const std::string command = read_file(entry.path().string() + "/cmdline");
       const std::string environment = read_file(entry.path().string() + "/environ");
+      const std::string wanted = str('\0', "RANK=", rank, '\0');
       if (command.find(config) != std::string::npos &&
-          command.find("--gpus") == std::string::npos &&
-          environment.find("LOCAL_WORLD_SIZE=2") != std::string::npos)
-        out.push_back(std::stoi(name));
+          ('\0' + environment).find(wanted) != std::string::npos)
+        return std::stoi(name);
     } catch (const std::exception&) {
       // It has ended meanwhile, or belongs to another user.
     }
   }
-  return out;
+  return -1;
 }
 
 TEST_F(CudaMultiGpuTrain, TwoGpusTrainAsOne) {
@@ -93,7 +78,7 @@ TEST_F(CudaMultiGpuTrain, AKilledRankEndsTheRunWithinThirtySeconds) {
     Process launcher(train({"steps=100000000", "output_dir=" + dir_.path(str("run", victim))}));
     ASSERT_TRUE(wait_for_path(dir_.path(str("run", victim)) + "/metrics.jsonl", launcher));
     std::this_thread::sleep_for(std::chrono::seconds(1));
-    const pid_t pid = rank_process(2, children_of_launcher(dir_.path("run.yaml")), victim);
+    const pid_t pid = rank_process(dir_.path("run.yaml"), victim);
     ASSERT_GT(pid, 0);
     const auto start = std::chrono::steady_clock::now();
     kill(pid, SIGKILL);

@@ -48,15 +48,24 @@ bool starts_with(const std::string& text, const char* prefix) {
   return text.rfind(prefix, 0) == 0;
 }
 
-// What bf16 may add to the f64 result, relative to its norm.
+// How many roundings to bf16 lie one behind the other in a case.
+int rounding_points(const OpCase& test) {
+  if (test.op == "attention") return 4;
+  if (test.op == "add_rms_norm" || test.variant == "two overlapping rows") return 3;
+  for (const char* two : {"one variable as both operands", "x x^T", "the table as input and head"})
+    if (test.variant == two) return 2;
+  // Their backward reads the rounded output.
+  for (const char* two : {"exp", "sqrt", "tanh", "sigmoid", "softmax"})
+    if (test.op == two) return 2;
+  return 1;
+}
+
+// What bf16 may add to the f64 result, relative to its norm. A few values may happen to be near
+// representable ones: one rounding counts as its expected size at least.
 double bf16_tolerance(const OpCase& test, const Tensor& exact) {
+  constexpr double kExpected = 0.0017;
   const double rounding = relative_error(exact.to(DType::kBF16).to(DType::kF64), exact);
-  // A few values may happen to be near representable ones: half the worst case of 2^-9 at least.
-  const double floor = 0x1p-10;
-  const bool two_ops = test.variant == "one variable as both operands" ||
-                       test.variant == "two overlapping rows" || test.variant == "x x^T";
-  const int points = test.op == "attention" || test.op == "add_rms_norm" ? 3 : two_ops ? 2 : 1;
-  return (points + 0.5) * std::max(rounding, floor);
+  return (rounding_points(test) + 0.5) * std::max(rounding, kExpected);
 }
 
 class CudaOp : public testing::TestWithParam<OpCase> {};
