@@ -157,7 +157,8 @@ void head_logprob_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, con
              {.a = Transpose::kYes, .out = begin == 0 ? mode_w : Grad::kAccumulate});
     if (dx.defined()) {
       Tensor dhidden = dx.narrow(0, begin, count);
-      matmul(dhidden, dz, w, {.out = mode_x});
+      // Few rows and a sum over the whole vocabulary: it takes its parts to fill the device.
+      matmul(dhidden, dz, w, {.out = mode_x, .split_k = SplitK::kAllowed});
     }
   });
 }

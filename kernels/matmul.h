@@ -7,15 +7,18 @@
 namespace cohort::kernels {
 
 enum class Transpose { kNo, kYes };
+// May a device cut a long sum over K into parts? Then it is faster for few rows, but the bits of a
+// row depend on how many there are.
+enum class SplitK { kNever, kAllowed };
 struct MatmulDesc {
   Transpose a = Transpose::kNo, b = Transpose::kNo;
   Grad out = Grad::kOverwrite;
+  SplitK split_k = SplitK::kNever;  // for a not transposed; else it is the device's choice
 };
 
 // c[M, N] (+)= op(a)[M, K] op(b)[K, N]. Inputs of higher rank are seen as [rows, cols]. With bf16
 // inputs (CUDA) c is bf16 or f32: sums are f32, rounded once.
-// With a not transposed, the bits of a row of c depend only on that row of a and on b; K is never
-// split there.
+// With a not transposed and K not split, the bits of a row of c depend only on that row of a and on b.
 void matmul(Tensor& c, const Tensor& a, const Tensor& b, const MatmulDesc& desc = {});
 
 // The linear layer: y[T, N] = x[T, K] w[N, K]^T + bias[N] (bias may be undefined). The bias is added

@@ -75,6 +75,7 @@ struct Key {
   Transpose a, b;
   DType in, out;
   bool with_bias;
+  SplitK split_k;  // kAllowed wherever a is transposed
   auto operator<=>(const Key&) const = default;
 };
 
@@ -129,9 +130,10 @@ Choice choose(const Key& key) {
           "preference");
   };
   set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspace);
-  const uint32_t reductions = key.a == Transpose::kNo ? CUBLASLT_REDUCTION_SCHEME_NONE
-                                                      : CUBLASLT_REDUCTION_SCHEME_NONE |
-                                                            CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  const uint32_t reductions =
+      key.split_k == SplitK::kNever
+          ? CUBLASLT_REDUCTION_SCHEME_NONE
+          : CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
   const int64_t cols_a = key.a == Transpose::kYes ? key.m : key.k;
   const int64_t cols_b = key.b == Transpose::kYes ? key.k : key.n;
@@ -153,7 +155,7 @@ Choice choose(const Key& key) {
     size_t written = 0;
     cublasLtMatmulAlgoConfigGetAttribute(&result.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &split,
                                          sizeof split, &written);
-    if (key.a == Transpose::kNo && split != 1) continue;
+    if (key.split_k == SplitK::kNever && split != 1) continue;
     return {result.algo, result.workspaceSize};
   }
   throw Error(str("[matmul] cuBLASLt has no algorithm for ", key.m, " x ", key.k, " times ", key.k,
@@ -168,7 +170,7 @@ bool wide_rows(const Key& key) {
 }
 
 const Choice& cached_choice(Key key) {
-  if (key.a == Transpose::kNo)
+  if (key.split_k == SplitK::kNever)
     key.m = key.in == DType::kBF16 && wide_rows(key) ? std::max(key.m, kFewRows) : kRowsForAll;
   static std::map<Key, Choice> choices;
   static std::mutex mutex;
@@ -191,7 +193,8 @@ void product(Tensor& c, const Tensor& a, const Tensor& b, const Tensor& bias,
                 .b = desc.b,
                 .in = a.dtype(),
                 .out = c.dtype(),
-                .with_bias = bias.defined()};
+                .with_bias = bias.defined(),
+                .split_k = desc.a == Transpose::kYes ? SplitK::kAllowed : desc.split_k};
   if (key.m == 0 || key.n == 0) return;
   if (key.k == 0) {
     COHORT_CHECK(!bias.defined(), "[linear] expected rows of at least one element");

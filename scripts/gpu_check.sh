@@ -13,6 +13,7 @@ usage: scripts/gpu_check.sh PHASE...
   racecheck   compute-sanitizer racecheck over those of the kernels
   ops         the op table and attention, beside PyTorch's attention
   steps       the training steps, beside PyTorch's
+  profile     GPU time of a training step by kernel (ncu)
   demo        configs/demo.yaml on the GPU
   shakespeare nanoGPT's larger character setting in f32 and bf16
 TEXT
@@ -75,6 +76,25 @@ run_steps() {
     note "$OUT/peer_$shape.log" 1
   done
 }
+# Kernels by total time: those of about one step, after the warm-up.
+run_profile() {
+  local shape=${SHAPE:-qwen2_0_5b} vocab=${VOCAB:-151936}
+  ncu --clock-control none --metrics gpu__time_duration.sum --launch-skip "${SKIP:-4000}" --launch-count "${COUNT:-2000}" --csv \
+    build/cuda/bench/cohort_bench_step "bench/configs/$shape.yaml" --vocab "$vocab" ${STEP_OVERRIDES:-} >"$OUT/profile_$shape.csv" 2>"$OUT/profile.err" || failed=1
+  python3 - "$OUT/profile_$shape.csv" <<'PYTHON'
+import collections, csv, re, sys
+lines = [line for line in open(sys.argv[1]) if line.startswith('"')]
+total, count = collections.Counter(), collections.Counter()
+for row in csv.DictReader(lines):
+    name = re.sub(r"\(.*", "", row["Kernel Name"])[:70]
+    unit = {"ns": 1e-3, "us": 1.0, "ms": 1e3}[row["Metric Unit"]]
+    total[name] += float(row["Metric Value"].replace(",", "")) * unit
+    count[name] += 1
+print(f"{sum(total.values()) / 1e3:10.2f} ms in {sum(count.values())} kernels")
+for name, us in total.most_common(30):
+    print(f"{us / 1e3:10.2f} ms {count[name]:6d} x {us / count[name]:9.1f} us  {name}")
+PYTHON
+}
 run_demo() {
   build/cuda/cohort train configs/demo.yaml device=cuda output_dir="$OUT/demo" >"$OUT/demo.log" 2>&1 || failed=1
   note "$OUT/demo.log" 30
@@ -99,6 +119,7 @@ for phase in "$@"; do
     racecheck) sanitize racecheck "${FILTER:-$cuda_tests}" ${PROGRAMS:-kernels_test} ;;
     ops) run_ops ;;
     steps) run_steps ;;
+    profile) run_profile ;;
     demo) run_demo ;;
     shakespeare) run_shakespeare ;;
     *) usage >&2; exit 2 ;;

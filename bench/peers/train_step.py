@@ -85,10 +85,11 @@ def main():
     step_model = torch.compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     tokens = torch.randint(s["vocab"], (s["batch"], s["context"] + 1), device="cuda")
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def step():
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = step_model(tokens[:, :-1], tokens[:, 1:])
+            loss = step_model(inputs, targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 constexpr int kAttempts = 10;
 
 struct Setting {
-  const char* name;
+  std::string name;
   std::string yaml;
 };
 
@@ -46,7 +46,7 @@ std::vector<Setting> settings() {
 
 class Kill : public testing::TestWithParam<Setting> {
  protected:
-  Kill() {
+  void SetUp() override {
     write_file(dir_.path("text.txt"), small_text());
     write_file(dir_.path("run.yaml"), GetParam().yaml);
     whole_ = dir_.path("whole");
@@ -86,14 +86,42 @@ class Kill : public testing::TestWithParam<Setting> {
       EXPECT_NE(entry.path().filename().string()[0], '.') << entry.path();
   }
 
+  void kill_half_way() const;
+
   TempDir dir_;
   std::string whole_;
 };
 
 INSTANTIATE_TEST_SUITE_P(Trainers, Kill, testing::ValuesIn(settings()),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& info) { return info.param.name; });
 
 TEST_P(Kill, HalfWayThroughResumesToTheSameWeights) {
+  kill_half_way();
+}
+
+// The same on a GPU, in both of its dtypes.
+std::vector<Setting> cuda_settings() {
+  std::vector<Setting> out;
+  for (const auto& [name, yaml] : settings()) {
+    out.push_back({name + std::string("_f32"), "device: cuda\n" + yaml});
+    out.push_back({name + std::string("_bf16"), "device: cuda\ndtype: bf16\n" + yaml});
+  }
+  return out;
+}
+class CudaKill : public Kill {
+  void SetUp() override {
+    COHORT_REQUIRE_GPU(device);
+    Kill::SetUp();
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Trainers, CudaKill, testing::ValuesIn(cuda_settings()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(CudaKill, HalfWayThroughResumesToTheSameWeights) {
+  kill_half_way();
+}
+
+void Kill::kill_half_way() const {
   for (int i = 0; i < kAttempts; ++i) {
     const auto process = start(i);
     const std::string run = attempt_dir(i);

@@ -14,6 +14,11 @@
 #include "tests/support/test_util.h"
 
 namespace cohort {
+
+void PrintTo(const OpCase& test, std::ostream* out) {
+  *out << test.op << ", " << test.variant;
+}
+
 namespace {
 
 using test::bit_equal;
