@@ -5,6 +5,9 @@
 //
 //   cohort_bench_step configs/shakespeare_char.yaml data.text=...
 //   cohort_bench_step bench/configs/gpt2_124m.yaml --vocab 50304
+//
+// With RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set it is one rank of several,
+// each with a batch of its own; rank 0 prints.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <iostream>
@@ -13,6 +16,7 @@
 #include "bench/timing.h"
 #include "core/allocator.h"
 #include "core/parallel.h"
+#include "dist/process_group.h"
 #include "nn/memory.h"
 #include "trainers/learner.h"
 
@@ -88,8 +92,12 @@ int run(int argc, char** argv) {
   model.vocab_size = vocab;
   model.resolve();
 
-  const Device device = parse_device(config.device);
-  const auto comm = make_single_communicator();
+  const RankInfo ranks = rank_info();
+  std::unique_ptr<ProcessGroup> group;
+  if (ranks.size > 1)
+    group = std::make_unique<ProcessGroup>(ranks, ProcessGroup::default_options());
+  const Device device = group ? Device::cuda(ranks.local_rank) : parse_device(config.device);
+  const auto comm = group ? make_communicator(*group, device) : make_single_communicator();
   Learner learner(std::make_unique<Transformer>(model, config.dtype, 1, device), config.optimizer,
                   *comm);
   const PackedBatch batch = learner.model().place(random_batch(model, config.batch_size));
@@ -105,16 +113,21 @@ int run(int argc, char** argv) {
         1e-4);
   };
   allocator(device).reset_peak();
-  const double seconds = bench::median_seconds(step, 10, 3);
+  step();
+  const double seconds = bench::median_seconds(step, 10, group ? 0 : 3);
+  if (ranks.rank != 0) return 0;
   const AllocatorStats memory = allocator(device).stats();
   const int64_t peak = memory.peak_bytes;
   const int64_t estimate =
-      estimate_memory(model, config.dtype, {.micro_batch_tokens = batch.size(), .device = device}).peak();
+      estimate_memory(model, config.dtype, {.micro_batch_tokens = batch.size(), .device = device})
+          .peak();
   const double flops = train_flops_per_token(model, static_cast<double>(model.context)) *
                        static_cast<double>(batch.size());
-  std::printf("tokens per step       %lld\n", static_cast<long long>(batch.size()));
+  std::printf("tokens per step       %d x %lld\n", ranks.size,
+              static_cast<long long>(batch.size()));
   std::printf("step                  %.2f ms\n", seconds * 1e3);
-  std::printf("tokens/s              %.0f\n", static_cast<double>(batch.size()) / seconds);
+  std::printf("tokens/s              %.0f\n",
+              static_cast<double>(ranks.size) * static_cast<double>(batch.size()) / seconds);
   std::printf("GFLOP/s               %.1f  (6 N_matmul + 6 L d_attn T per token)\n",
               flops / seconds * 1e-9);
   std::printf("peak memory           %.1f MiB, estimated %.1f MiB (%+.1f %%)\n",

@@ -54,6 +54,8 @@ struct SmallestFirst {
 };
 struct Pool {
   std::set<Block*, SmallestFirst> free;
+  bool of_graph =
+      false;  // of a MemoryPool: replays need its memory, and a recording forbids freeing
 };
 
 struct PoolKey {
@@ -74,7 +76,8 @@ class CudaAllocator final : public Allocator {
     const bool small = size <= kSmallRequest;
     std::lock_guard lock(mutex_);
     Pool& pool = pools_[{stream.handle, t_pool, small}];
-    Block* block = cached_ ? take(pool, size) : nullptr;
+    pool.of_graph = t_pool != 0;
+    Block* block = cached_ || pool.of_graph ? take(pool, size) : nullptr;
     if (block == nullptr) {
       size_t segment = size;
       if (cached_)
@@ -108,7 +111,7 @@ class CudaAllocator final : public Allocator {
       absorb_next(block, /*listed=*/0);
     }
     block->pool->free.insert(block);
-    if (!cached_) release(block);
+    if (!cached_ && !block->pool->of_graph) release(block);
   }
 
   AllocatorStats stats() const override {

@@ -20,9 +20,10 @@ struct RowLayout {
 
   int group() const { return 1 << group_log2; }
   int threads() const { return std::max(128, group()); }
+  // Blocks if each has its rows once.
+  unsigned blocks() const { return blocks_for(rows, threads() / group()); }
   cohort::cuda::LaunchShape launch_shape() const {
-    const int per_block = threads() / group();
-    return {blocks_for(rows, per_block), static_cast<unsigned>(threads())};
+    return {blocks(), static_cast<unsigned>(threads())};
   }
 };
 
@@ -43,8 +44,8 @@ bool wide_rows(int64_t cols, const T*... rows) {
   return aligned(rows...) && ((cols * static_cast<int64_t>(sizeof(T)) % 16 == 0) && ...);
 }
 
-// One thread's share of its row. A thread past the last row has no columns: it takes part in
-// reductions and moves nothing.
+// One thread's share of its row, in the rows of a block. A thread past the last row has no columns:
+// it takes part in reductions and moves nothing.
 template <class T>
 struct RowShare {
   static constexpr int N = kPackSize<T>;
@@ -54,8 +55,8 @@ struct RowShare {
   int cols, lane, group;
   bool wide;
 
-  __device__ explicit RowShare(const RowLayout& layout)
-      : row(int64_t{blockIdx.x} * (blockDim.x >> layout.group_log2) +
+  __device__ explicit RowShare(const RowLayout& layout, int64_t block = blockIdx.x)
+      : row(block * (blockDim.x >> layout.group_log2) +
             (threadIdx.x >> layout.group_log2)),
         cols(row < layout.rows ? layout.cols : 0),
         lane(threadIdx.x & ((1 << layout.group_log2) - 1)),
@@ -69,18 +70,19 @@ struct RowShare {
     return ((tile * kRowPacks + u) * group + lane) * N;
   }
 
-  // Elements past the row are zero.
-  __device__ __forceinline__ void load(const T* start, int tile, Packs& packs) const {
+  // Elements past the row are those of `past`.
+  __device__ __forceinline__ void load(const T* start, int tile, Packs& packs,
+                                       const Raw<T, N>& past = {}) const {
     if (wide) {
 #pragma unroll
       for (int u = 0; u < kRowPacks; ++u) {
-        packs[u] = {};
+        packs[u] = past;
         if (column(tile, u) < cols) packs[u] = load_raw<N>(start + column(tile, u));
       }
     } else {
 #pragma unroll
       for (int u = 0; u < kRowPacks; ++u)
-        packs[u] = load_some<N>(start + column(tile, u), cols - column(tile, u));
+        packs[u] = load_some<N>(start + column(tile, u), cols - column(tile, u), past);
     }
   }
   __device__ __forceinline__ void store(T* start, int tile, int u, const Raw<T, N>& pack) const {
@@ -108,20 +110,34 @@ struct Larger {  // passes over NaN
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-// Joins one value per thread over the threads of a row: a butterfly over lanes, then one over
-// warps. Every thread of the block calls it, each time with another `scratch` of 32 values.
+// Joins kValues values per thread, each over the threads of a row: a butterfly over lanes, then one
+// over warps. Every thread of the block calls it with `scratch` of 32 values for each value; from
+// call to call two of them take turns at least.
+template <int kValues, class Join>
+__device__ __forceinline__ void group_reduce(float (&x)[kValues], int group, float* scratch,
+                                             Join join) {
+  const auto across_lanes = [&](int lanes) {
+    for (int offset = lanes / 2; offset > 0; offset /= 2)
+#pragma unroll
+      for (int k = 0; k < kValues; ++k)
+        x[k] = join(x[k], __shfl_xor_sync(0xffffffffu, x[k], offset));
+  };
+  across_lanes(min(group, 32));
+  if (group <= 32) return;
+  const int warps = group / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < kValues; ++k)
+    if (lane == 0) scratch[32 * k + warp] = x[k];
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < kValues; ++k) x[k] = scratch[32 * k + warp / warps * warps + lane % warps];
+  across_lanes(warps);
+}
 template <class Join>
 __device__ __forceinline__ float group_reduce(float x, int group, float* scratch, Join join) {
-  for (int offset = min(group, 32) / 2; offset > 0; offset /= 2)
-    x = join(x, __shfl_xor_sync(0xffffffffu, x, offset));
-  if (group <= 32) return x;
-  const int warps = group / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (lane == 0) scratch[warp] = x;
-  __syncthreads();
-  x = scratch[warp / warps * warps + lane % warps];
-  for (int offset = warps / 2; offset > 0; offset /= 2)
-    x = join(x, __shfl_xor_sync(0xffffffffu, x, offset));
-  return x;
+  float values[1] = {x};
+  group_reduce(values, group, scratch, join);
+  return values[0];
 }
 
 }  // namespace cohort::kernels::cuda
