@@ -1,4 +1,6 @@
-// Dropout on CUDA: one Philox call serves four neighbouring elements, and they have one thread.
+// Dropout on CUDA: one Philox call serves four neighbouring elements, and they have one thread. The
+// draws bound the kernel, not the memory, so that the rest is as little as can be: words are
+// compared as integers, and a product replaces the division.
 #include "kernels/dropout.h"
 #include "kernels/rows.cuh"
 
@@ -10,7 +12,8 @@ struct DropoutDraws {
   const int64_t* sequences;
   const int32_t* positions;
   uint64_t seed, stream;
-  float p, kept;
+  uint32_t first_kept;
+  float factor;
 };
 
 template <class T>
@@ -22,11 +25,12 @@ __global__ void __launch_bounds__(kMaxGroup)
   const RowShare<T> at(layout);
   if (at.cols == 0) return;
   const int64_t start = at.row * layout.cols;
+  typename RowShare<T>::Packs in, old{};
+  at.load(x + start, 0, in);  // on its way before the draws begin
   const uint64_t row_stream =
       dropout_row(draws.stream, draws.sequences[at.row], draws.positions[at.row]);
   for (int tile = 0; tile < layout.tiles; ++tile) {
-    typename RowShare<T>::Packs in, old{};
-    at.load(x + start, tile, in);
+    if (tile > 0) at.load(x + start, tile, in);
     if (accumulate) at.load(y + start, tile, old);
 #pragma unroll
     for (int u = 0; u < kRowPacks; ++u) {
@@ -38,8 +42,8 @@ __global__ void __launch_bounds__(kMaxGroup)
         const auto bits = philox(draws.seed, row_stream, static_cast<uint64_t>(c + n) >> 2);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          const bool keep = uniform_f32(bits[static_cast<size_t>(k)]) >= draws.p;
-          out[n + k] = keep ? element(in[u], n + k) / draws.kept : 0.0f;
+          const bool keep = bits[static_cast<size_t>(k)] >= draws.first_kept;
+          out[n + k] = keep ? element(in[u], n + k) * draws.factor : 0.0f;
           if (accumulate) out[n + k] += element(old[u], n + k);
         }
       }
@@ -59,8 +63,8 @@ void dropout(Tensor& y, const Tensor& x, const DropoutSpec& spec, Grad mode) {
                              .positions = pointer<int32_t>(spec.positions),
                              .seed = spec.seed,
                              .stream = dropout_stream(spec.step, spec.layer, spec.site),
-                             .p = static_cast<float>(spec.p),
-                             .kept = static_cast<float>(1 - spec.p)};
+                             .first_kept = dropout_first_kept(static_cast<float>(spec.p)),
+                             .factor = static_cast<float>(1 / (1 - spec.p))};
     launch("dropout", dropout_kernel<T>, layout.launch_shape(), x.device(), out, in, draws,
            mode == Grad::kAccumulate, layout);
   });

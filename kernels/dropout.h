@@ -41,8 +41,15 @@ COHORT_HD inline bool dropout_keep(uint64_t seed, uint64_t stream, int64_t seque
   return uniform_f32(philox(seed, row, element >> 2)[element & 3]) >= p;
 }
 
-// y[t, c] (+)= keep ? x[t, c] / (1 - p) : 0. x, y: [T, C]. The backward is the same map on dy. CPU
-// and CUDA drop the same elements, and agree to the bit in f32.
+// The smallest word whose uniform_f32() is not below p < 1: that, too, says whether an element
+// survives.
+inline uint32_t dropout_first_kept(float p) {
+  return static_cast<uint32_t>(std::ceil(static_cast<double>(p) * 0x1p24)) << 8;
+}
+
+// y[t, c] (+)= keep ? x[t, c] s : 0, with s = 1 / (1 - p) rounded to the arithmetic of x. x, y:
+// [T, C]. The backward is the same map on dy. CPU and CUDA drop the same elements, and agree to the
+// bit in f32.
 void dropout(Tensor& y, const Tensor& x, const DropoutSpec& spec, Grad mode = Grad::kOverwrite);
 
 }  // namespace cohort::kernels

@@ -35,7 +35,7 @@ struct Exp {
 struct Log {  // x > 0
   template <class T>
   COHORT_HD static T forward(T x) {
-    return std::log(x);
+    return vlog(x);
   }
   template <class T>
   COHORT_HD static T derivative(T x, T) {
@@ -109,11 +109,11 @@ struct Silu {  // x sigmoid(x)
 struct Gelu {  // x Phi(x), exact (Hendrycks and Gimpel 2016)
   template <class T>
   COHORT_HD static T forward(T x) {
-    return x * normal_cdf(x, vexp(T(-0.5) * x * x));
+    return x * normal_cdf(x, vgauss(x));
   }
   template <class T>
   COHORT_HD static T derivative(T x, T) {
-    const T e = vexp(T(-0.5) * x * x);
+    const T e = vgauss(x);
     return normal_cdf(x, e) + x * T(0.39894228040143267794) * e;
   }
 };

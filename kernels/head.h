@@ -29,9 +29,9 @@ void head_logprob_forward(Tensor& logprob, Tensor& entropy, Tensor& lse, const T
 // may be undefined: no entropy gradient).
 //   dz[t, v] = (dlogprob[t] ([v = target] - p_v) - dentropy[t] p_v (log p_v + entropy[t])) /
 //   temperature
-// dz is rounded to x's dtype. dx: [T, C] per mode_x (on CUDA the sum over V may be cut into parts, so
-// its bits depend on the chunk); dw: [V, C], a weight gradient, per mode_w,
-// summed over chunks in ascending order. Undefined dx or dw is skipped.
+// dz is rounded to x's dtype. dx: [T, C] per mode_x (on CUDA the sum over V may be cut into parts,
+// so its bits depend on the chunk); dw: [V, C], a weight gradient, per mode_w, summed over chunks
+// in ascending order. Undefined dx or dw is skipped.
 void head_logprob_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, const Tensor& dlogprob,
                            const Tensor& dentropy, const Tensor& x, const Tensor& w,
                            const Tensor& targets, const Tensor& lse, const Tensor& entropy,

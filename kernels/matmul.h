@@ -18,11 +18,12 @@ struct MatmulDesc {
 
 // c[M, N] (+)= op(a)[M, K] op(b)[K, N]. Inputs of higher rank are seen as [rows, cols]. With bf16
 // inputs (CUDA) c is bf16 or f32: sums are f32, rounded once.
-// With a not transposed and K not split, the bits of a row of c depend only on that row of a and on b.
+// With a not transposed and K not split, the bits of a row of c depend only on that row of a and on
+// b.
 void matmul(Tensor& c, const Tensor& a, const Tensor& b, const MatmulDesc& desc = {});
 
-// The linear layer: y[T, N] = x[T, K] w[N, K]^T + bias[N] (bias may be undefined). The bias is added
-// before the one rounding.
+// The linear layer: y[T, N] = x[T, K] w[N, K]^T + bias[N] (bias may be undefined). The bias is
+// added before the one rounding.
 void linear_forward(Tensor& y, const Tensor& x, const Tensor& w, const Tensor& bias);
 // dbias[N] (+)= column sums of dy[T, N], in a fixed order.
 void bias_backward(Tensor& dbias, const Tensor& dy, Grad mode);

@@ -258,8 +258,7 @@ COHORT_DECLARE_CUDA(bias_backward)
 void bias_backward(Tensor& dbias, const Tensor& dy, Grad mode) {
   const int64_t rows = dy.rows(), cols = dy.cols();
   check_tensor(dy, dy.shape(), dy.dtype(), "bias_backward", "dy", dy.device());
-  check_tensor(dbias, {cols}, accumulate_dtype(dy.dtype()), "bias_backward", "dbias",
-               dy.device());
+  check_tensor(dbias, {cols}, accumulate_dtype(dy.dtype()), "bias_backward", "dbias", dy.device());
   COHORT_FORWARD_TO_CUDA(dy, bias_backward(dbias, dy, mode));
   dispatch_float(dy.dtype(), "bias_backward", [&]<class T>() {
     const T* source = dy.data<T>();

@@ -1,8 +1,7 @@
-// Row norms and softmax on CUDA. The row stays in registers, so that the forward reads it once;
-// rows of more than 2048 packs of 16 bytes (16384 bf16 elements) are read again for each step.
+// Row norms' forward and softmax on CUDA. The row stays in registers, so that it is read once; rows
+// of more than 2048 packs of 16 bytes (16384 bf16 elements) are read again for each step.
 #include <cmath>
 
-#include "kernels/column_sum.cuh"
 #include "kernels/norm.h"
 #include "kernels/rows.cuh"
 #include "kernels/vector_math.h"
@@ -101,68 +100,17 @@ __global__ void __launch_bounds__(kMaxGroup)
   }
 }
 
-template <class T>
-struct NormBackward {
-  const T *dy, *x, *w;
-  const float *mean, *rstd;  // mean is null for an RMS norm
-  T* dx;
-  bool accumulate;
-};
-
-// dx (+)= rstd (g - mean(g) - d mean(g d) rstd^2) with g = dy w and d = x - mean; an RMS norm has
-// neither of the means.
-template <class T, bool kLayer>
-__global__ void __launch_bounds__(kMaxGroup)
-    norm_backward_kernel(const NormBackward<T> p, const RowLayout layout) {
-  constexpr int N = RowShare<T>::N;
-  __shared__ float scratch[2][32];
-  const RowShare<T> at(layout);
-  const int64_t start = at.row * layout.cols;
-  const auto cols = static_cast<float>(layout.cols);
-  const bool live = at.cols > 0;
-  const float rstd = live ? p.rstd[at.row] : 0.0f, mean = kLayer && live ? p.mean[at.row] : 0.0f;
-  typename RowShare<T>::Packs x, dy, w;
-
-  float sum = 0, dot = 0;
-  for (int tile = 0; tile < layout.tiles; ++tile) {
-    at.load(p.x + start, tile, x);
-    at.load(p.dy + start, tile, dy);
-    at.load(p.w, tile, w);
+// -inf everywhere: what softmax has past the end of a row, where it counts for nothing.
+template <class T, int N>
+__device__ __forceinline__ Raw<T, N> minus_infinity() {
+  Raw<T, N> raw;
 #pragma unroll
-    for (int u = 0; u < kRowPacks; ++u)
-#pragma unroll
-      for (int n = 0; n < N; ++n) {
-        const float g = element(dy[u], n) * element(w[u], n);  // 0 past the row
-        if constexpr (kLayer) sum += g;
-        dot = fmaf(g, element(x[u], n) - mean, dot);
-      }
-  }
-  if constexpr (kLayer) sum = group_reduce(sum, at.group, scratch[0], Plus{}) / cols;
-  dot = group_reduce(dot, at.group, scratch[1], Plus{});
-  const float along = dot * rstd * rstd / cols;
-
-  for (int tile = 0; tile < layout.tiles; ++tile) {
-    if (layout.tiles > 1) {
-      at.load(p.x + start, tile, x);
-      at.load(p.dy + start, tile, dy);
-      at.load(p.w, tile, w);
-    }
-    typename RowShare<T>::Packs old{};
-    if (p.accumulate) at.load(p.dx + start, tile, old);
-#pragma unroll
-    for (int u = 0; u < kRowPacks; ++u) {
-      float dx[N];
-#pragma unroll
-      for (int n = 0; n < N; ++n) {
-        const float g = element(dy[u], n) * element(w[u], n);
-        dx[n] = rstd * fmaf(mean - element(x[u], n), along, g - sum);
-        if (p.accumulate) dx[n] += element(old[u], n);
-      }
-      at.store(p.dx + start, tile, u, to_raw<T>(dx));
-    }
-  }
+  for (int k = 0; k < Raw<T, N>::kWords; ++k)
+    raw.word[k] = sizeof(T) == 4 ? 0xff800000u : 0xff80ff80u;
+  return raw;
 }
 
+// The exponentials stay in registers until their sum is known, one per element.
 template <class T>
 __global__ void __launch_bounds__(kMaxGroup)
     softmax_forward_kernel(T* y, const T* x, const RowLayout layout) {
@@ -170,28 +118,42 @@ __global__ void __launch_bounds__(kMaxGroup)
   __shared__ float scratch[2][32];
   const RowShare<T> at(layout);
   const int64_t start = at.row * layout.cols;
+  const auto past = minus_infinity<T, N>();
   typename RowShare<T>::Packs in;
 
   float largest = -INFINITY;
   for (int tile = 0; tile < layout.tiles; ++tile) {
-    at.load(x + start, tile, in);
-    at.each(tile, [&](int u, int n) { largest = fmaxf(largest, element(in[u], n)); });
+    at.load(x + start, tile, in, past);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u)
+#pragma unroll
+      for (int n = 0; n < N; ++n) largest = fmaxf(largest, element(in[u], n));
   }
   largest = group_reduce(largest, at.group, scratch[0], Larger{});
-  float sum = 0;
+
+  float e[kRowPacks][N], sum = 0;
+  const auto exponentials = [&](int tile) {
+    if (layout.tiles > 1) at.load(x + start, tile, in, past);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u)
+#pragma unroll
+      for (int n = 0; n < N; ++n) e[u][n] = vexp(element(in[u], n) - largest);
+  };
   for (int tile = 0; tile < layout.tiles; ++tile) {
-    if (layout.tiles > 1) at.load(x + start, tile, in);
-    at.each(tile, [&](int u, int n) { sum += vexp(element(in[u], n) - largest); });
+    exponentials(tile);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u)
+#pragma unroll
+      for (int n = 0; n < N; ++n) sum += e[u][n];
   }
   const float inverse = 1.0f / group_reduce(sum, at.group, scratch[1], Plus{});
   for (int tile = 0; tile < layout.tiles; ++tile) {
-    if (layout.tiles > 1) at.load(x + start, tile, in);
+    if (layout.tiles > 1) exponentials(tile);
 #pragma unroll
     for (int u = 0; u < kRowPacks; ++u) {
-      float out[N];
 #pragma unroll
-      for (int n = 0; n < N; ++n) out[n] = vexp(element(in[u], n) - largest) * inverse;
-      at.store(y + start, tile, u, to_raw<T>(out));
+      for (int n = 0; n < N; ++n) e[u][n] *= inverse;
+      at.store(y + start, tile, u, to_raw<T>(e[u]));
     }
   }
 }
@@ -236,39 +198,12 @@ __global__ void __launch_bounds__(kMaxGroup)
   }
 }
 
-// Terms of the weight gradients: dw = sum of dy (x - mean) rstd, db = sum of dy.
-template <class T, bool kLayer>
-struct WeightTerm {
-  static constexpr int kOutputs = kLayer ? 2 : 1;
-  const T *dy, *x;
-  const float *mean, *rstd;
-  template <class Load, int N>
-  __device__ __forceinline__ void add(int64_t row, const Load& load,
-                                      float (&sum)[kOutputs][N]) const {
-    const auto grad = load(dy), in = load(x);
-    const float m = kLayer ? mean[row] : 0.0f, s = rstd[row];
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      sum[0][n] = fmaf(element(grad, n), (element(in, n) - m) * s, sum[0][n]);
-      if constexpr (kLayer) sum[1][n] += element(grad, n);
-    }
-  }
-};
-
 template <class T, bool kLayer, bool kResidual>
 void norm_forward(const char* name, const Tensor& x, const NormForward<T>& p) {
   const bool wide = wide_rows(x.cols(), p.a, p.b, p.w, p.bias, p.sum, p.y);
   const RowLayout layout = row_layout<T>(x.rows(), x.cols(), wide);
   launch(name, norm_forward_kernel<T, kLayer, kResidual>, layout.launch_shape(), x.device(), p,
          layout);
-}
-
-template <class T, bool kLayer>
-void norm_input_backward(const char* name, const Tensor& x, const NormBackward<T>& p) {
-  if (p.dx == nullptr) return;
-  const RowLayout layout =
-      row_layout<T>(x.rows(), x.cols(), wide_rows(x.cols(), p.dy, p.x, p.w, p.dx));
-  launch(name, norm_backward_kernel<T, kLayer>, layout.launch_shape(), x.device(), p, layout);
 }
 
 }  // namespace
@@ -325,49 +260,6 @@ void add_layer_norm_forward(Tensor& sum, Tensor& y, Tensor& mean, Tensor& rstd, 
                                  .mean = pointer<float>(mean),
                                  .rstd = pointer<float>(rstd),
                                  .eps = static_cast<float>(eps)});
-  });
-}
-
-void rms_norm_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, const Tensor& dy,
-                       const Tensor& x, const Tensor& w, const Tensor& rstd) {
-  constexpr const char* kOp = "rms_norm_backward";
-  dispatch_device(x.dtype(), kOp, [&]<class T>() {
-    const T *in = pointer<T>(x), *grad = pointer<T>(dy);
-    const float* scale = pointer<float>(rstd);
-    norm_input_backward<T, false>(kOp, x,
-                                  {.dy = grad,
-                                   .x = in,
-                                   .w = pointer<T>(w),
-                                   .rstd = scale,
-                                   .dx = pointer<T>(dx),
-                                   .accumulate = mode_x == Grad::kAccumulate});
-    if (!dw.defined()) return;
-    using Term = WeightTerm<T, false>;
-    column_sum<T, Term, 1>("rms_norm_dw", Term{.dy = grad, .x = in, .rstd = scale}, x.rows(),
-                           x.cols(), wide_rows(x.cols(), grad, in), {&dw}, {mode_w});
-  });
-}
-
-void layer_norm_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, Tensor& db, Grad mode_b,
-                         const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& mean,
-                         const Tensor& rstd) {
-  constexpr const char* kOp = "layer_norm_backward";
-  dispatch_device(x.dtype(), kOp, [&]<class T>() {
-    const T *in = pointer<T>(x), *grad = pointer<T>(dy);
-    const float *centre = pointer<float>(mean), *scale = pointer<float>(rstd);
-    norm_input_backward<T, true>(kOp, x,
-                                 {.dy = grad,
-                                  .x = in,
-                                  .w = pointer<T>(w),
-                                  .mean = centre,
-                                  .rstd = scale,
-                                  .dx = pointer<T>(dx),
-                                  .accumulate = mode_x == Grad::kAccumulate});
-    if (!dw.defined() && !db.defined()) return;
-    using Term = WeightTerm<T, true>;
-    column_sum<T, Term, 2>("layer_norm_dw",
-                           Term{.dy = grad, .x = in, .mean = centre, .rstd = scale}, x.rows(),
-                           x.cols(), wide_rows(x.cols(), grad, in), {&dw, &db}, {mode_w, mode_b});
   });
 }
 

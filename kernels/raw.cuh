@@ -66,8 +66,8 @@ __device__ __forceinline__ Raw<T, N> to_raw(const float (&x)[N]) {
   return raw;
 }
 
-// Has the compiler forget that it unpacked these elements, so that it does so again rather than keep
-// each in a register of its own until the next use.
+// Has the compiler forget that it unpacked these elements, so that it does so again rather than
+// keep each in a register of its own until the next use.
 template <class T, int N>
 __device__ __forceinline__ void forget(Raw<T, N>& raw) {
 #pragma unroll

@@ -56,8 +56,7 @@ struct RowShare {
   bool wide;
 
   __device__ explicit RowShare(const RowLayout& layout, int64_t block = blockIdx.x)
-      : row(block * (blockDim.x >> layout.group_log2) +
-            (threadIdx.x >> layout.group_log2)),
+      : row(block * (blockDim.x >> layout.group_log2) + (threadIdx.x >> layout.group_log2)),
         cols(row < layout.rows ? layout.cols : 0),
         lane(threadIdx.x & ((1 << layout.group_log2) - 1)),
         group(1 << layout.group_log2),

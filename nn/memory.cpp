@@ -92,7 +92,8 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
     out.activations = c.num_layers * block + ends.bytes();
     out.workspace = block_workspace(c, tokens, dtype);
   }
-  out.workspace = std::max(out.workspace, kernels::head_workspace_bytes(c.vocab_size, dtype, {}, shape.device));
+  out.workspace =
+      std::max(out.workspace, kernels::head_workspace_bytes(c.vocab_size, dtype, {}, shape.device));
 
   if (shape.rollout_sequences > 0) {
     const KVCacheConfig cache{.num_layers = c.num_layers,

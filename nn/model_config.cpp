@@ -13,9 +13,8 @@ constexpr EnumName<PositionType> kPositions[] = {{PositionType::kRope, "rope"},
                                                  {PositionType::kLearned, "learned"}};
 constexpr EnumName<MlpType> kMlps[] = {
     {MlpType::kSwiGlu, "swiglu"}, {MlpType::kGelu, "gelu"}, {MlpType::kGeluTanh, "gelu_tanh"}};
-constexpr EnumName<Recompute> kRecomputes[] = {{Recompute::kNone, "none"},
-                                               {Recompute::kCheap, "cheap"},
-                                               {Recompute::kBlock, "block"}};
+constexpr EnumName<Recompute> kRecomputes[] = {
+    {Recompute::kNone, "none"}, {Recompute::kCheap, "cheap"}, {Recompute::kBlock, "block"}};
 
 template <class E, size_t N>
 const char* name_of(const EnumName<E> (&names)[N], E value) {

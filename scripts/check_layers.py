@@ -35,7 +35,13 @@ LIBRARIES = {
     "CLI/": ["apps/", "bench/"],
     "gtest/": ["tests/"],
     "nccl.h": ["dist/nccl_comm_cuda.cpp"],
+    "cublasLt.h": ["kernels/matmul_cuda.cpp"],
 }
+# Who may hold __global__ besides kernels/: copies and fills of tensors, which are no maths.
+KERNEL_FILES = ["core/tensor_cuda.cu"]
+# Headers of the CUDA runtime, for files that a CPU build leaves out.
+CUDA_HEADERS = ["core/cuda.h", "core/launch.cuh"]
+CUDA_FILE = re.compile(r"\.cuh?$|_cuda\.(cpp|h)$|_cuda_test\.cpp$|^core/(cuda|launch)\.")
 # Known to one file only, whichever of the above it is.
 ONE_FILE = ["xxhash.h"]
 
@@ -75,6 +81,8 @@ def check_include(path, bracket, name, folders):
         return f"<{name}> has no place: add it to LIBRARIES of scripts/check_layers.py"
     if layer == "examples":
         return None  # a project of its own, with its own root
+    if name in CUDA_HEADERS and not CUDA_FILE.search(str(path)):
+        return f'"{name}" is for .cu, .cuh and *_cuda files: a CPU build has none of it'
     if top not in folders:
         return f'includes are rooted: "{name}" does not start with a folder of the project'
     if layer in LAYERS and top != layer and top not in LAYERS[layer]:
@@ -107,7 +115,7 @@ def check_tree(root):
                 problems.append((path, number, rule))
             elif match[2] in users:
                 users[match[2]].append((path, number))
-        if path.parts[0] != "kernels":
+        if path.parts[0] != "kernels" and str(path) not in KERNEL_FILES:
             for number, line in enumerate(without_comments(text).splitlines(), 1):
                 if "__global__" in line:
                     problems.append((path, number, "only kernels/ holds __global__"))
@@ -155,6 +163,10 @@ SELF_TEST = [
     ("trainers/nccl.cpp", "#include <nccl.h>\n", "is known to dist/nccl_comm_cuda.cpp only"),
     ("core/zlib.cpp", "#include <zlib.h>\n", "has no place"),
     ("rl/kernel.cu", "__global__ void f() {}\n", "only kernels/ holds __global__"),
+    ("core/tensor_cuda.cu", '#include "core/launch.cuh"\n__global__ void f() {}\n', ""),
+    ("dist/x_cuda.cpp", '#include "core/cuda.h"\n', ""),
+    ("dist/x.cpp", '#include "core/cuda.h"\n', "is for .cu, .cuh and *_cuda files"),
+    ("nn/gemm.cpp", "#include <cublasLt.h>\n", "is known to kernels/matmul_cuda.cpp only"),
     ("nn/once.h", "struct A {};\n", "#pragma once"),
     ("nn/once.cuh", "// #pragma once\n", "#pragma once"),
     ("nn/long.cpp", "\n" * (MAX_LINES + 1), "at most 700 lines"),

@@ -100,7 +100,7 @@ TEST_F(CudaMultiGpuTrain, AnInterruptIsPassedOnAndTheRunResumes) {
   launcher.signal(SIGINT);
   const Output interrupted = launcher.wait();
   EXPECT_EQ(interrupted.code, 130) << interrupted.err;
-  EXPECT_NE(interrupted.err.find("interrupted; saved"), std::string::npos) << interrupted.err;
+  EXPECT_NE(interrupted.out.find("interrupted; saved"), std::string::npos) << interrupted.out;
   const auto steps = steps_of("run");
   ASSERT_FALSE(steps.empty());
   const auto done = static_cast<int64_t>(metric(steps.back(), "step"));

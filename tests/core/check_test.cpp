@@ -61,9 +61,7 @@ TEST(Stream, GuardIsForItsDeviceAndRestoresThePreviousOne) {
     const StreamGuard guard(Stream{Device::cuda(0), &there});
     EXPECT_EQ(current_stream(Device::cuda(0)).handle, &there);
     EXPECT_EQ(current_stream({}).handle, nullptr);
-    {
-      const StreamGuard inner(Stream{{}, nullptr});
-    }
+    { const StreamGuard inner(Stream{{}, nullptr}); }
     EXPECT_EQ(current_stream(Device::cuda(0)).handle, &there);
   }
   EXPECT_TRUE(current_stream({}).device.is_cpu());

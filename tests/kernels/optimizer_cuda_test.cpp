@@ -23,7 +23,6 @@ AdamWTensor parameter(int64_t n, uint64_t seed) {
           .weight_decay = n % 2 == 0 ? 0.1 : 0};
 }
 
-
 // The same on the device between sentinels; with a bf16 parameter, the f32 values are its master's.
 struct Placed {
   Guarded weights, grad, m, v, rounded;

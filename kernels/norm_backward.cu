@@ -1,0 +1,358 @@
+// The gradients of the row norms on CUDA. Rows, with d = x - mean and g = dy w:
+//   dx (+)= rstd (g - mean(g) - d mean(g d) rstd^2)     an RMS norm has neither of the means
+//   dw (+)= sum over rows of dy d rstd,  db (+)= sum over rows of dy
+// One pass does both: a fixed number of blocks walk over the rows, each row read once, and keep the
+// column sums in registers; a second kernel adds the blocks' sums in order. Rows of more than 2048
+// packs of 16 bytes (16384 bf16 elements) leave no registers for that: they take two passes.
+#include "kernels/column_sum.cuh"
+#include "kernels/mma.cuh"
+#include "kernels/norm.h"
+#include "kernels/rows.cuh"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+// Threads at work at a time: 512 on each of the 132 SMs of an H100 or H200. The same number
+// everywhere, because the order of the weight gradients' sums follows from it.
+constexpr int kWorkingThreads = 132 * 512;
+constexpr int kJoinWidth = 32;  // columns of a joining block, and threads for each
+
+template <class T>
+struct NormBackward {
+  const T *dy, *x, *w;
+  const float *mean, *rstd;  // mean is null for an RMS norm
+  T* dx;                     // may be null
+  bool accumulate;
+};
+
+// dw and db: where the sums go, and each block's share of them, [blocks, cols]. Null: not wanted.
+struct WeightGrads {
+  float *out[2], *partial[2];
+  bool accumulate[2];
+};
+
+// What the threads have of one row besides its elements; zeros past the last row.
+template <class T, bool kLayer>
+struct RowStatistics {
+  float mean = 0, rstd = 0;
+  __device__ RowStatistics(const NormBackward<T>& p, const RowShare<T>& at) {
+    if (at.cols == 0) return;
+    rstd = p.rstd[at.row];
+    if constexpr (kLayer) mean = p.mean[at.row];
+  }
+};
+
+// A thread's packs of x, dy and w in shared memory. No other thread touches them, so they need no
+// barriers. Those of the next row arrive while this one is worked on.
+template <class T>
+class Slots {
+ public:
+  static constexpr int kArrays = 3, N = RowShare<T>::N;
+  enum Array { kX, kDy, kW };
+
+  __device__ explicit Slots(uint4* shared) : own_(shared + threadIdx.x) {}
+
+  // Begins to copy the thread's share of the row at `start`.
+  __device__ __forceinline__ void fetch(Array array, const T* start, const RowShare<T>& at) const {
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u) {
+      const int c = at.column(0, u);
+      if (at.wide)
+        copy_async(shared_address(slot(array, u)), c < at.cols ? start + c : start,
+                   c < at.cols ? 16 : 0);
+      else
+        store_raw(slot(array, u), load_some<N>(start + c, at.cols - c));
+    }
+  }
+  // Waits for what was fetched.
+  __device__ __forceinline__ void arrive() const {
+    copy_async_commit();
+    copy_async_wait<0>();
+    fence();
+  }
+  // The compiler does not know that the copies write shared memory: this keeps reads on their side.
+  __device__ __forceinline__ void fence() const {
+    asm volatile("" ::: "memory");
+  }
+  __device__ __forceinline__ Raw<T, N> pack(Array array, int u) const {
+    return load_raw<N>(slot(array, u));
+  }
+
+ private:
+  __device__ __forceinline__ T* slot(Array array, int u) const {
+    return reinterpret_cast<T*>(own_ + (array * kRowPacks + u) * blockDim.x);
+  }
+  uint4* own_;
+};
+
+// Adds the sums of the threads that have the same columns, and stores the block's. `shared` has
+// room for all of them.
+template <int N>
+__device__ __forceinline__ void store_partial(float* partial, float* shared,
+                                              const float (&sums)[kRowPacks][N],
+                                              const RowLayout& layout) {
+  const int group = 1 << layout.group_log2, width = group * kRowPacks * N;
+  const int lane = threadIdx.x & (group - 1), rows = blockDim.x >> layout.group_log2;
+  __syncthreads();
+#pragma unroll
+  for (int u = 0; u < kRowPacks; ++u)
+    store_floats(shared + (threadIdx.x >> layout.group_log2) * width + (u * group + lane) * N,
+                 sums[u]);
+  __syncthreads();
+  for (int c = threadIdx.x; c < layout.cols; c += blockDim.x) {
+    float total = 0;
+    for (int r = 0; r < rows; ++r) total += shared[r * width + c];
+    partial[int64_t{blockIdx.x} * layout.cols + c] = total;
+  }
+}
+
+// Rows of one tile. Block b has the rows of RowShare(layout, b), (layout, b + gridDim.x), ...
+template <class T, bool kLayer>
+__global__ void __launch_bounds__(kMaxGroup, 1)
+    norm_backward_kernel(const NormBackward<T> p, const WeightGrads grads, const RowLayout layout,
+                         int64_t steps) {
+  constexpr int N = RowShare<T>::N, kSums = kLayer ? 2 : 1;
+  extern __shared__ uint4 shared[];
+  __shared__ float scratch[2][32 * kSums];
+  const Slots<T> slots(shared);
+  using Slot = Slots<T>;
+  const float per_column = 1.0f / static_cast<float>(layout.cols);
+  float dw[kRowPacks][N] = {}, db[kRowPacks][N] = {};
+
+  RowShare<T> next(layout);
+  slots.fetch(Slot::kW, p.w, next);
+  slots.fetch(Slot::kX, p.x + next.row * layout.cols, next);
+  slots.fetch(Slot::kDy, p.dy + next.row * layout.cols, next);
+  RowStatistics<T, kLayer> next_statistics(p, next);
+  int turn = 0;
+  for (int64_t step = blockIdx.x; step < steps; step += gridDim.x) {
+    typename RowShare<T>::Packs x, dy;
+    slots.arrive();
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u) {
+      x[u] = slots.pack(Slot::kX, u);
+      dy[u] = slots.pack(Slot::kDy, u);
+    }
+    slots.fence();
+    const RowShare<T> at = next;
+    const auto [mean, rstd] = next_statistics;
+    next = RowShare<T>(layout, step + gridDim.x);
+    slots.fetch(Slot::kX, p.x + next.row * layout.cols, next);
+    slots.fetch(Slot::kDy, p.dy + next.row * layout.cols, next);
+    next_statistics = RowStatistics<T, kLayer>(p, next);
+
+    float dots[kSums] = {};  // of g d, and of g; elements past the row count 0
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u) {
+      const auto w = slots.pack(Slot::kW, u);
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const float g = element(dy[u], n) * element(w, n);
+        dots[0] = fmaf(g, element(x[u], n) - mean, dots[0]);
+        if constexpr (kLayer) dots[1] += g;
+      }
+      forget(x[u]);
+      forget(dy[u]);
+    }
+    slots.fence();
+    group_reduce(dots, at.group, scratch[turn], Plus{});
+    turn ^= 1;
+    const float along = dots[0] * rstd * rstd * per_column;
+    const float mean_g = kLayer ? dots[kSums - 1] * per_column : 0.0f;
+
+    T* const out = p.dx != nullptr ? p.dx + at.row * layout.cols : nullptr;
+    typename RowShare<T>::Packs old{};
+    if (p.accumulate) at.load(out, 0, old);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u) {
+      const auto w = slots.pack(Slot::kW, u);
+      float dx[N];
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const float grad = element(dy[u], n), d = element(x[u], n) - mean;
+        dx[n] = rstd * fmaf(-d, along, grad * element(w, n) - mean_g);
+        if (p.accumulate) dx[n] += element(old[u], n);
+        dw[u][n] = fmaf(grad, d * rstd, dw[u][n]);
+        if constexpr (kLayer) db[u][n] += grad;
+      }
+      if (out != nullptr) at.store(out, 0, u, to_raw<T>(dx));
+    }
+  }
+
+  slots.arrive();  // from here on others use the memory
+  auto* const floats = reinterpret_cast<float*>(shared);
+  if (grads.partial[0] != nullptr) store_partial(grads.partial[0], floats, dw, layout);
+  if (kLayer && grads.partial[1] != nullptr) store_partial(grads.partial[1], floats, db, layout);
+}
+
+// Column sums of the blocks' shares, of which there are `blocks`: 32 rows of threads have every
+// 32nd share each, and their sums are added in order. Grid: columns, dw and db.
+__global__ void __launch_bounds__(kJoinWidth* kJoinWidth)
+    join_kernel(const WeightGrads grads, int blocks, int cols) {
+  __shared__ float scratch[kJoinWidth][kJoinWidth];
+  const float* partial = grads.partial[blockIdx.y];
+  if (partial == nullptr) return;
+  const int x = threadIdx.x, y = threadIdx.y, c = blockIdx.x * kJoinWidth + x;
+  float sum = 0;
+  if (c < cols) {
+#pragma unroll 8
+    for (int b = y; b < blocks; b += kJoinWidth) sum += partial[int64_t{b} * cols + c];
+  }
+  scratch[y][x] = sum;
+  __syncthreads();
+  if (y > 0 || c >= cols) return;
+  float total = 0;
+#pragma unroll
+  for (int k = 0; k < kJoinWidth; ++k) total += scratch[k][x];
+  float* out = grads.out[blockIdx.y] + c;
+  *out = grads.accumulate[blockIdx.y] ? *out + total : total;
+}
+
+// dx of rows of several tiles, each read twice.
+template <class T, bool kLayer>
+__global__ void __launch_bounds__(kMaxGroup)
+    long_rows_kernel(const NormBackward<T> p, const RowLayout layout) {
+  constexpr int N = RowShare<T>::N, kSums = kLayer ? 2 : 1;
+  __shared__ float scratch[32 * kSums];
+  const RowShare<T> at(layout);
+  const auto [mean, rstd] = RowStatistics<T, kLayer>(p, at);
+  const int64_t start = at.row * layout.cols;
+  const auto cols = static_cast<float>(layout.cols);
+  typename RowShare<T>::Packs x, dy, w;
+  const auto load = [&](int tile) {
+    at.load(p.x + start, tile, x);
+    at.load(p.dy + start, tile, dy);
+    at.load(p.w, tile, w);
+  };
+
+  float dots[kSums] = {};  // of g d, and of g; elements past the row count 0
+  for (int tile = 0; tile < layout.tiles; ++tile) {
+    load(tile);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u)
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const float g = element(dy[u], n) * element(w[u], n);
+        dots[0] = fmaf(g, element(x[u], n) - mean, dots[0]);
+        if constexpr (kLayer) dots[1] += g;
+      }
+  }
+  group_reduce(dots, at.group, scratch, Plus{});
+  const float along = dots[0] * rstd * rstd / cols;
+  const float mean_g = kLayer ? dots[kSums - 1] / cols : 0.0f;
+
+  for (int tile = 0; tile < layout.tiles; ++tile) {
+    load(tile);
+    typename RowShare<T>::Packs old{};
+    if (p.accumulate) at.load(p.dx + start, tile, old);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u) {
+      float dx[N];
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const float g = element(dy[u], n) * element(w[u], n);
+        dx[n] = rstd * fmaf(mean - element(x[u], n), along, g - mean_g);
+        if (p.accumulate) dx[n] += element(old[u], n);
+      }
+      at.store(p.dx + start, tile, u, to_raw<T>(dx));
+    }
+  }
+}
+
+// A row's terms of dw and db, where rows are too long.
+template <class T, bool kLayer>
+struct WeightTerm {
+  static constexpr int kOutputs = kLayer ? 2 : 1;
+  const T *dy, *x;
+  const float *mean, *rstd;
+  template <class Load, int N>
+  __device__ __forceinline__ void add(int64_t row, const Load& load,
+                                      float (&sum)[kOutputs][N]) const {
+    const auto grad = load(dy), in = load(x);
+    const float m = kLayer ? mean[row] : 0.0f, s = rstd[row];
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      sum[0][n] = fmaf(element(grad, n), (element(in, n) - m) * s, sum[0][n]);
+      if constexpr (kLayer) sum[1][n] += element(grad, n);
+    }
+  }
+};
+
+template <class T, bool kLayer>
+void backward_of_long_rows(const char* op, const Tensor& x, const NormBackward<T>& p,
+                           const RowLayout& layout, const std::array<Tensor*, 2>& out,
+                           const std::array<Grad, 2>& mode) {
+  if (p.dx != nullptr)
+    launch(op, long_rows_kernel<T, kLayer>, layout.launch_shape(), x.device(), p, layout);
+  const WeightTerm<T, kLayer> term{.dy = p.dy, .x = p.x, .mean = p.mean, .rstd = p.rstd};
+  const bool wide = wide_rows(x.cols(), p.dy, p.x);
+  if constexpr (kLayer)
+    column_sum<T, WeightTerm<T, true>, 2>(op, term, x.rows(), x.cols(), wide, out, mode);
+  else
+    column_sum<T, WeightTerm<T, false>, 1>(op, term, x.rows(), x.cols(), wide, {out[0]}, {mode[0]});
+}
+
+// Either norm; `out` are dw and db.
+template <class T, bool kLayer>
+void norm_backward(const char* op, const Tensor& x, const NormBackward<T>& p,
+                   const std::array<Tensor*, 2>& out, const std::array<Grad, 2>& mode) {
+  const Device device = x.device();
+  const RowLayout layout =
+      row_layout<T>(x.rows(), x.cols(), wide_rows(x.cols(), p.dy, p.x, p.w, p.dx));
+  if (layout.tiles > 1) return backward_of_long_rows<T, kLayer>(op, x, p, layout, out, mode);
+
+  const auto threads = static_cast<unsigned>(layout.threads());
+  const unsigned blocks = std::min(layout.blocks(), kWorkingThreads / threads);
+  WeightGrads grads{};
+  std::array<Tensor, 2> partial;
+  for (size_t o = 0; o < 2; ++o) {
+    if (!out[o]->defined()) continue;
+    partial[o] = Tensor::empty({blocks, x.cols()}, DType::kF32, device);
+    grads.out[o] = pointer<float>(*out[o]);
+    grads.partial[o] = pointer<float>(partial[o]);
+    grads.accumulate[o] = mode[o] == Grad::kAccumulate;
+  }
+  const size_t shared_bytes = size_t{Slots<T>::kArrays * kRowPacks} * sizeof(uint4) * threads;
+  launch(op, norm_backward_kernel<T, kLayer>, {blocks, threads, shared_bytes}, device, p, grads,
+         layout, int64_t{layout.blocks()});
+  launch("norm_backward_join", join_kernel,
+         {{blocks_for(x.cols(), kJoinWidth), 2}, {kJoinWidth, kJoinWidth}}, device, grads,
+         static_cast<int>(blocks), layout.cols);
+}
+
+}  // namespace
+
+void rms_norm_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, const Tensor& dy,
+                       const Tensor& x, const Tensor& w, const Tensor& rstd) {
+  constexpr const char* kOp = "rms_norm_backward";
+  Tensor none;
+  dispatch_device(x.dtype(), kOp, [&]<class T>() {
+    norm_backward<T, false>(kOp, x,
+                            {.dy = pointer<T>(dy),
+                             .x = pointer<T>(x),
+                             .w = pointer<T>(w),
+                             .rstd = pointer<float>(rstd),
+                             .dx = pointer<T>(dx),
+                             .accumulate = dx.defined() && mode_x == Grad::kAccumulate},
+                            {&dw, &none}, {mode_w, mode_w});
+  });
+}
+
+void layer_norm_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, Tensor& db, Grad mode_b,
+                         const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& mean,
+                         const Tensor& rstd) {
+  constexpr const char* kOp = "layer_norm_backward";
+  dispatch_device(x.dtype(), kOp, [&]<class T>() {
+    norm_backward<T, true>(kOp, x,
+                           {.dy = pointer<T>(dy),
+                            .x = pointer<T>(x),
+                            .w = pointer<T>(w),
+                            .mean = pointer<float>(mean),
+                            .rstd = pointer<float>(rstd),
+                            .dx = pointer<T>(dx),
+                            .accumulate = dx.defined() && mode_x == Grad::kAccumulate},
+                           {&dw, &db}, {mode_w, mode_b});
+  });
+}
+
+}  // namespace cohort::kernels::cuda
