@@ -27,6 +27,7 @@ struct Batch {
 
 Batch batch_of(const TrainConfig& config, const StagePreview& stage) {
   Batch out{.sequence = stage.lengths.longest_sequence - 1};
+  out.shape.device = parse_device(config.device);
   if (config.trainer == TrainerType::kGrpo) {
     const int64_t completions = config.prompts_per_step * config.num_generations;
     out.sequence = std::min(stage.model.context,
@@ -76,18 +77,36 @@ void print_sizes(const TrainConfig& config, const StagePreview& stage, const Bat
   row("FLOP per step (training)", flops);
 }
 
-void print_memory(const MemoryEstimate& memory) {
-  row("memory: parameters", mib(memory.parameters));
-  row("memory: gradients", mib(memory.gradients));
-  row("memory: optimizer", mib(memory.optimizer));
-  if (memory.reference > 0) row("memory: reference", mib(memory.reference));
-  row("memory: activations", mib(memory.activations));
-  row("memory: workspace", mib(memory.workspace));
-  if (memory.rollout > 0) row("memory: rollouts", mib(memory.rollout));
-  row("memory: peak per rank", mib(memory.peak()));
+using Rows = std::vector<std::pair<std::string, std::string>>;
+
+Rows memory_rows(const MemoryEstimate& memory) {
+  Rows rows = {{"parameters", mib(memory.parameters)},
+               {"gradients", mib(memory.gradients)},
+               {"optimizer", mib(memory.optimizer)}};
+  if (memory.reference > 0) rows.emplace_back("reference", mib(memory.reference));
+  rows.emplace_back("activations", mib(memory.activations));
+  rows.emplace_back("workspace", mib(memory.workspace));
+  if (memory.rollout > 0) rows.emplace_back("rollouts", mib(memory.rollout));
+  rows.emplace_back("peak per rank", mib(memory.peak()));
+  return rows;
+}
+
+MemoryEstimate estimate(const TrainConfig& config, const StagePreview& stage) {
+  return estimate_memory(stage.model, config.dtype, batch_of(config, stage).shape);
 }
 
 }  // namespace
+
+std::string memory_plan(const RunPlan& plan) {
+  std::string text;
+  const std::vector<StagePreview> stages = preview_plan(plan);
+  for (size_t i = 0; i < stages.size(); ++i) {
+    text += str("\nmemory plan of ", trainer_name(plan.stages[i].trainer), ":");
+    for (const auto& [name, value] : memory_rows(estimate(plan.stages[i], stages[i])))
+      text += str(" ", name, " ", value, ";");
+  }
+  return text;
+}
 
 int check(const CheckOptions& options) {
   const RunPlan plan = load_plan(options.config, options.overrides);
@@ -96,7 +115,8 @@ int check(const CheckOptions& options) {
     const TrainConfig& config = plan.stages[i];
     const Batch batch = batch_of(config, stages[i]);
     print_sizes(config, stages[i], batch);
-    print_memory(estimate_memory(stages[i].model, config.dtype, batch.shape));
+    for (const auto& [name, value] : memory_rows(estimate(config, stages[i])))
+      row(("memory: " + name).c_str(), value);
   }
   std::printf("%s: ok; a run would go to %s\n", options.config.c_str(), plan.output_dir.c_str());
   return kOk;

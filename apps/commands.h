@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "trainers/config.h"
 
 namespace cohort::apps {
 
@@ -33,6 +34,9 @@ struct Placement {
   std::string device = "cpu";
   DType dtype = DType::kF32;
 };
+
+// What each stage of a plan will need of memory: one line per stage, each after a line break.
+std::string memory_plan(const RunPlan& plan);
 
 struct GenerateOptions {
   std::string model;  // a checkpoint or run directory

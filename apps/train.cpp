@@ -7,6 +7,7 @@
 
 #include "apps/commands.h"
 #include "apps/console.h"
+#include "core/allocator.h"
 #include "core/log.h"
 #include "core/parallel.h"
 #include "dist/launcher.h"
@@ -32,6 +33,8 @@ RunResult execute(Run& run, Reporter& reporter, const std::atomic<bool>& stop,
   } catch (const std::exception& e) {
     if (group != nullptr) group->fail(e.what());  // before this rank takes itself apart
     reporter.end_stage();
+    if (dynamic_cast<const OutOfMemoryError*>(&e) != nullptr)
+      throw OutOfMemoryError(e.what() + memory_plan(run.plan()));
     throw;
   }
 }
