@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <iostream>
+#include <set>
 
 #include "bench/eigen_sgemm.h"
 #include "bench/timing.h"
@@ -226,7 +227,11 @@ void add_row_ops(Rows& rows) {
     rope(to, from, positions, angles, RopeDirection::kForward);
   });
   add("embedding_forward", 2, [=]() mutable { embedding_forward(y, table, ids); });
-  add("embedding_backward", 3,  // reads dy, adds it to rows of the table
+  // Reads dy; reads and writes the rows of the gradient, f32 with bf16, that have a token.
+  const auto drawn = ids.to_vector<int32_t>();
+  const auto touched = static_cast<double>(std::set(drawn.begin(), drawn.end()).size());
+  const double sum_words = g_setup.dtype == DType::kBF16 ? 2 : 1;
+  add("embedding_backward", 1 + 2 * sum_words * touched / static_cast<double>(g_setup.tokens),
       [=]() mutable { embedding_backward(dtable, dy, ids, Grad::kAccumulate); });
 
   // Positive where an op is not defined, or not smooth, at 0.

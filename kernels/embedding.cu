@@ -1,11 +1,11 @@
 // Table lookup and its gradient on CUDA. The gradient needs the tokens of each id together and in
 // order, without a count on the host and without float atomics:
-//   1. sort: every token counts how many come before it by (id, position), and goes there;
+//   1. sort: by id, stably, so that the tokens of an id keep their order;
 //   2. segments: every sorted token finds where its id begins and ends by bisection;
 //   3. sum: the tokens of an id in groups of kGroup; the only group of an id adds to the table,
 //      groups of a more frequent one go to scratch rows;
 //   4. join: adds the scratch rows of frequent ids to the table.
-#include <climits>
+#include <bit>
 #include <cmath>
 
 #include "kernels/embedding.h"
@@ -48,46 +48,55 @@ struct Sorted {
   int2* segment;
 };
 
-// A block places 32 tokens; each of its warps compares them with an eighth of all tokens. The
-// number of comparisons is the square of the number of tokens: 0.1 ms for 16k of them.
-__global__ void __launch_bounds__(kThreads)
-    sort_kernel(const int32_t* ids, int tokens, int vocab, const Sorted sorted) {
-  constexpr int kTile = 1024, kWarps = kThreads / 32;
-  __shared__ int4 tile[kTile / 4];
-  __shared__ int counts[kWarps][32];
-  const auto key_of = [&](int t) {
-    const int id = ids[t];
+constexpr int kSortThreads = 1024;
+constexpr int kDigitBits = 9;  // at most; 1 << kDigitBits blocks read all keys
+
+// One pass of a radix sort: block d places the keys whose digit is d, behind those of the blocks
+// before it and in their order. It reads all keys twice, to count and to place; they come from the
+// caches. A warp has a stretch of neighbouring keys.
+__global__ void __launch_bounds__(kSortThreads)
+    sort_kernel(int32_t* to_keys, int32_t* to_order, const int32_t* keys, const int32_t* order,
+                int tokens, int vocab, int shift, int digits) {
+  constexpr int kWarps = kSortThreads / 32;
+  __shared__ int below_of_warp[kWarps], equal_of_warp[kWarps];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int stretch = (tokens + kSortThreads - 1) / kSortThreads * 32;
+  const int begin = min(warp * stretch, tokens), end = min(begin + stretch, tokens);
+  const auto key_of = [&](int i) {
+    const int id = keys[i];
     return id >= 0 && id < vocab ? id : vocab;
   };
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int first = blockIdx.x * 32, mine = first + lane;
-  const int key = mine < tokens ? key_of(mine) : 0;
-  int before = 0;
-  for (int begin = 0; begin < tokens; begin += kTile) {
-    __syncthreads();
-    for (int i = threadIdx.x; i < kTile; i += kThreads)
-      reinterpret_cast<int*>(tile)[i] = begin + i < tokens ? key_of(begin + i) : INT_MAX;
-    __syncthreads();
-#pragma unroll 4
-    for (int i = warp; i < kTile / 4; i += kWarps) {
-      const int4 other = tile[i];
-      const int t = begin + 4 * i;
-      // An equal id counts where its token comes earlier.
-      if (t >= first && t < first + 32) {
-        before += (other.x < key + (t < mine)) + (other.y < key + (t + 1 < mine)) +
-                  (other.z < key + (t + 2 < mine)) + (other.w < key + (t + 3 < mine));
-      } else {
-        const int bound = key + (t < first);
-        before += (other.x < bound) + (other.y < bound) + (other.z < bound) + (other.w < bound);
-      }
-    }
+  const auto digit_of = [&](int key) { return (key >> shift) & (digits - 1); };
+  const int mine = blockIdx.x;
+
+  int below = 0, equal = 0;
+#pragma unroll 8
+  for (int i = begin + lane; i < end; i += 32) {
+    const int digit = digit_of(key_of(i));
+    below += digit < mine;
+    equal += digit == mine;
   }
-  counts[warp][lane] = before;
+  below = __reduce_add_sync(0xffffffffu, below);
+  equal = __reduce_add_sync(0xffffffffu, equal);
+  if (lane == 0) {
+    below_of_warp[warp] = below;
+    equal_of_warp[warp] = equal;
+  }
   __syncthreads();
-  if (warp > 0 || mine >= tokens) return;
-  for (int w = 1; w < kWarps; ++w) before += counts[w][lane];
-  sorted.order[before] = mine;
-  sorted.ids[before] = key;
+  if (equal == 0) return;
+  int place =
+      __reduce_add_sync(0xffffffffu, below_of_warp[lane] + (lane < warp ? equal_of_warp[lane] : 0));
+  for (int first = begin; first < end; first += 32) {
+    const int i = first + lane, key = i < end ? key_of(i) : 0;
+    const bool hit = i < end && digit_of(key) == mine;
+    const unsigned hits = __ballot_sync(0xffffffffu, hit);
+    if (hit) {
+      const int to = place + __popc(hits & ((1u << lane) - 1));
+      to_keys[to] = key;
+      to_order[to] = order != nullptr ? order[i] : i;
+    }
+    place += __popc(hits);
+  }
 }
 
 // The first of n ascending values that is not below `bound`.
@@ -128,27 +137,33 @@ __device__ __forceinline__ void add_to(float* out, const float (&sum)[N]) {
   store_floats(out, value);
 }
 
-// Block x: the group that starts at sorted token x, if one does. Each thread has N columns.
+// Block x: the group that starts at sorted token x, if one does. Each thread has N columns. What it
+// reads first depends on x only, and the table's row comes together with the gradients'.
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads)
     group_sum_kernel(float* dtable, float* scratch, const T* dy, const Sorted sorted, int vocab,
                      int cols) {
-  const int i = blockIdx.x, id = sorted.ids[i];
+  const int i = blockIdx.x, id = sorted.ids[i], first = sorted.order[i];
   const int2 segment = sorted.segment[i];
   const int c = (blockIdx.y * blockDim.x + threadIdx.x) * N;
   if (id == vocab || (i - segment.x) % kGroup != 0 || c >= cols) return;
   const int count = min(segment.y - i, kGroup);
-  float sum[N] = {};
-#pragma unroll 4
-  for (int k = 0; k < count; ++k) {
-    const auto row = load_raw<N>(dy + int64_t{sorted.order[i + k]} * cols + c);
+  const bool whole = segment.y - segment.x <= kGroup;
+  float* out =
+      whole ? dtable + int64_t{id} * cols + c : scratch + scratch_row(i, segment) * cols + c;
+  float sum[N] = {}, old[N] = {};
+  const auto add = [&](int row) {
+    const auto grad = load_raw<N>(dy + int64_t{row} * cols + c);
 #pragma unroll
-    for (int n = 0; n < N; ++n) sum[n] += element(row, n);
-  }
-  if (segment.y - segment.x <= kGroup)
-    add_to(dtable + int64_t{id} * cols + c, sum);
-  else
-    store_floats(scratch + scratch_row(i, segment) * cols + c, sum);
+    for (int n = 0; n < N; ++n) sum[n] += element(grad, n);
+  };
+  if (whole) load_floats(out, old);
+  add(first);
+#pragma unroll 4
+  for (int k = 1; k < count; ++k) add(sorted.order[i + k]);
+#pragma unroll
+  for (int n = 0; n < N; ++n) sum[n] += old[n];
+  store_floats(out, sum);
 }
 
 // Block x: the frequent id that begins among kGroup sorted tokens from kGroup x on; there is at
@@ -200,6 +215,23 @@ void sum_segments(Tensor& dtable, const Tensor& dy, const Sorted& sorted) {
          pointer<float>(scratch), sorted, tokens, vocab, cols);
 }
 
+// Step 1. `a` and `b` are [2, tokens], keys and order; the last pass leaves its result in `a`.
+void sort_tokens(const Tensor& ids, int vocab, int32_t* a, int32_t* b) {
+  const auto tokens = static_cast<int>(ids.numel());
+  const int bits = std::bit_width(static_cast<unsigned>(vocab));  // `vocab` is a key, too
+  const int passes = (bits + kDigitBits - 1) / kDigitBits, digit = (bits + passes - 1) / passes;
+  const int32_t *keys = pointer<int32_t>(ids), *order = nullptr;
+  for (int pass = 0; pass < passes; ++pass) {
+    const int shift = pass * digit;
+    const unsigned blocks = std::min(1u << digit, (static_cast<unsigned>(vocab) >> shift) + 1);
+    int32_t* to = (passes - pass) % 2 == 1 ? a : b;
+    launch("embedding_sort", sort_kernel, {blocks, kSortThreads}, ids.device(), to, to + tokens,
+           keys, order, tokens, vocab, shift, 1 << digit);
+    keys = to;
+    order = to + tokens;
+  }
+}
+
 }  // namespace
 
 void embedding_forward(Tensor& y, const Tensor& table, const Tensor& ids) {
@@ -221,13 +253,12 @@ void embedding_backward(Tensor& dtable, const Tensor& dy, const Tensor& ids, Gra
   if (dy.numel() == 0 || vocab == 0) return;
   const Device device = dy.device();
   const auto count = static_cast<int>(tokens);
-  Tensor order = Tensor::empty({2, tokens}, DType::kI32, device);
+  Tensor keys = Tensor::empty({2, tokens}, DType::kI32, device), spare = Tensor::empty_like(keys);
   Tensor segments = Tensor::empty({tokens}, DType::kI64, device);
-  const Sorted sorted{.order = pointer<int32_t>(order),
-                      .ids = pointer<int32_t>(order) + tokens,
+  const Sorted sorted{.order = pointer<int32_t>(keys) + tokens,
+                      .ids = pointer<int32_t>(keys),
                       .segment = pointer<int2>(segments)};
-  launch("embedding_sort", sort_kernel, {blocks_for(tokens, 32), kThreads}, device,
-         pointer<int32_t>(ids), count, static_cast<int>(vocab), sorted);
+  sort_tokens(ids, static_cast<int>(vocab), sorted.ids, pointer<int32_t>(spare));
   launch("embedding_segments", segment_kernel, {blocks_for(tokens, kThreads), kThreads}, device,
          sorted, count);
   dispatch_device(dy.dtype(), "embedding_backward", [&]<class T>() {

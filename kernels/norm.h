@@ -10,8 +10,8 @@ namespace cohort::kernels {
 // 2019)
 //   x, y: [..., C]   w: [C]   rstd: [rows], kept for the backward
 void rms_norm_forward(Tensor& y, Tensor& rstd, const Tensor& x, const Tensor& w, double eps);
-// dx per mode_x; dw[C] per mode_w, summed over rows in a fixed order. Undefined dx or dw is
-// skipped.
+// dx per mode_x; dw[C] per mode_w, summed over rows in an order that follows from the shape and, on
+// CUDA, the element size alone. Undefined dx or dw is skipped.
 void rms_norm_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, const Tensor& dy,
                        const Tensor& x, const Tensor& w, const Tensor& rstd);
 

@@ -2,8 +2,8 @@
 //   dx (+)= rstd (g - mean(g) - d mean(g d) rstd^2)     an RMS norm has neither of the means
 //   dw (+)= sum over rows of dy d rstd,  db (+)= sum over rows of dy
 // One pass does both: a fixed number of blocks walk over the rows, each row read once, and keep the
-// column sums in registers; a second kernel adds the blocks' sums in order. Rows of more than 2048
-// packs of 16 bytes (16384 bf16 elements) leave no registers for that: they take two passes.
+// column sums in registers; a second kernel adds the blocks' sums in order. Rows of more than 1024
+// packs of 16 bytes (8192 bf16 elements) leave no registers for that: they take two passes.
 #include "kernels/column_sum.cuh"
 #include "kernels/mma.cuh"
 #include "kernels/norm.h"
@@ -12,9 +12,13 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-// Threads at work at a time: 512 on each of the 132 SMs of an H100 or H200. The same number
-// everywhere, because the order of the weight gradients' sums follows from it.
-constexpr int kWorkingThreads = 132 * 512;
+// What is at work at a time: this many threads, and so 80 registers for each, on every SM of an
+// H100 or H200. The same on any device, because the order of the weight gradients' sums follows
+// from it.
+constexpr int kThreadsPerSm = 768, kSms = 132;
+constexpr int kPacks = 2;  // of a thread: more would leave too few registers for the sums
+template <class T>
+using Share = RowShare<T, kPacks>;
 constexpr int kJoinWidth = 32;  // columns of a joining block, and threads for each
 
 template <class T>
@@ -35,39 +39,48 @@ struct WeightGrads {
 template <class T, bool kLayer>
 struct RowStatistics {
   float mean = 0, rstd = 0;
-  __device__ RowStatistics(const NormBackward<T>& p, const RowShare<T>& at) {
+  __device__ RowStatistics(const NormBackward<T>& p, const Share<T>& at) {
     if (at.cols == 0) return;
     rstd = p.rstd[at.row];
     if constexpr (kLayer) mean = p.mean[at.row];
   }
 };
 
-// A thread's packs of x, dy and w in shared memory. No other thread touches them, so they need no
-// barriers. Those of the next row arrive while this one is worked on.
+// A thread's packs in shared memory: x and dy of the next row, which arrive while this one is
+// worked on, the old dx, and w. No other thread touches them, so they need no barriers.
 template <class T>
 class Slots {
  public:
-  static constexpr int kArrays = 3, N = RowShare<T>::N;
-  enum Array { kX, kDy, kW };
+  static constexpr int N = Share<T>::N;
+  enum Array { kX, kDy, kW, kOld, kArrays };
 
   __device__ explicit Slots(uint4* shared) : own_(shared + threadIdx.x) {}
 
   // Begins to copy the thread's share of the row at `start`.
-  __device__ __forceinline__ void fetch(Array array, const T* start, const RowShare<T>& at) const {
+  __device__ __forceinline__ void fetch(Array array, const T* start, const Share<T>& at) const {
+    if (at.wide) {
 #pragma unroll
-    for (int u = 0; u < kRowPacks; ++u) {
-      const int c = at.column(0, u);
-      if (at.wide)
+      for (int u = 0; u < kPacks; ++u) {
+        const int c = at.column(0, u);
         copy_async(shared_address(slot(array, u)), c < at.cols ? start + c : start,
                    c < at.cols ? 16 : 0);
-      else
+      }
+    } else {
+#pragma unroll 1  // saves registers
+      for (int u = 0; u < kPacks; ++u) {
+        const int c = at.column(0, u);
         store_raw(slot(array, u), load_some<N>(start + c, at.cols - c));
+      }
     }
   }
-  // Waits for what was fetched.
-  __device__ __forceinline__ void arrive() const {
+  // Ends a group of fetches.
+  __device__ __forceinline__ void commit() const {
     copy_async_commit();
-    copy_async_wait<0>();
+  }
+  // Waits for all groups but the last kPending.
+  template <int kPending>
+  __device__ __forceinline__ void arrive() const {
+    copy_async_wait<kPending>();
     fence();
   }
   // The compiler does not know that the copies write shared memory: this keeps reads on their side.
@@ -80,7 +93,7 @@ class Slots {
 
  private:
   __device__ __forceinline__ T* slot(Array array, int u) const {
-    return reinterpret_cast<T*>(own_ + (array * kRowPacks + u) * blockDim.x);
+    return reinterpret_cast<T*>(own_ + (array * kPacks + u) * blockDim.x);
   }
   uint4* own_;
 };
@@ -89,13 +102,13 @@ class Slots {
 // room for all of them.
 template <int N>
 __device__ __forceinline__ void store_partial(float* partial, float* shared,
-                                              const float (&sums)[kRowPacks][N],
+                                              const float (&sums)[kPacks][N],
                                               const RowLayout& layout) {
-  const int group = 1 << layout.group_log2, width = group * kRowPacks * N;
+  const int group = 1 << layout.group_log2, width = group * kPacks * N;
   const int lane = threadIdx.x & (group - 1), rows = blockDim.x >> layout.group_log2;
   __syncthreads();
 #pragma unroll
-  for (int u = 0; u < kRowPacks; ++u)
+  for (int u = 0; u < kPacks; ++u)
     store_floats(shared + (threadIdx.x >> layout.group_log2) * width + (u * group + lane) * N,
                  sums[u]);
   __syncthreads();
@@ -108,42 +121,51 @@ __device__ __forceinline__ void store_partial(float* partial, float* shared,
 
 // Rows of one tile. Block b has the rows of RowShare(layout, b), (layout, b + gridDim.x), ...
 template <class T, bool kLayer>
-__global__ void __launch_bounds__(kMaxGroup, 1)
+__global__ void __launch_bounds__(kThreadsPerSm, 1)
     norm_backward_kernel(const NormBackward<T> p, const WeightGrads grads, const RowLayout layout,
-                         int64_t steps) {
-  constexpr int N = RowShare<T>::N, kSums = kLayer ? 2 : 1;
+                         unsigned steps) {
+  constexpr int N = Share<T>::N, kSums = kLayer ? 2 : 1;
   extern __shared__ uint4 shared[];
   __shared__ float scratch[2][32 * kSums];
   const Slots<T> slots(shared);
   using Slot = Slots<T>;
   const float per_column = 1.0f / static_cast<float>(layout.cols);
-  float dw[kRowPacks][N] = {}, db[kRowPacks][N] = {};
+  float dw[kPacks][N] = {}, db[kPacks][N] = {};
 
-  RowShare<T> next(layout);
+  Share<T> next(layout);
+  const auto fetch_inputs = [&] {
+    slots.fetch(Slot::kX, p.x + next.row * layout.cols, next);
+    slots.fetch(Slot::kDy, p.dy + next.row * layout.cols, next);
+    slots.commit();
+  };
+  const auto fetch_old = [&] {
+    if (p.accumulate) slots.fetch(Slot::kOld, p.dx + next.row * layout.cols, next);
+    slots.commit();
+  };
   slots.fetch(Slot::kW, p.w, next);
-  slots.fetch(Slot::kX, p.x + next.row * layout.cols, next);
-  slots.fetch(Slot::kDy, p.dy + next.row * layout.cols, next);
+  fetch_inputs();
+  fetch_old();
   RowStatistics<T, kLayer> next_statistics(p, next);
   int turn = 0;
-  for (int64_t step = blockIdx.x; step < steps; step += gridDim.x) {
-    typename RowShare<T>::Packs x, dy;
-    slots.arrive();
+  for (unsigned step = blockIdx.x; step < steps; step += gridDim.x) {
+    typename Share<T>::Packs x, dy;
+    slots.template arrive<1>();
 #pragma unroll
-    for (int u = 0; u < kRowPacks; ++u) {
+    for (int u = 0; u < kPacks; ++u) {
       x[u] = slots.pack(Slot::kX, u);
       dy[u] = slots.pack(Slot::kDy, u);
     }
     slots.fence();
-    const RowShare<T> at = next;
+    const Share<T> at = next;
     const auto [mean, rstd] = next_statistics;
-    next = RowShare<T>(layout, step + gridDim.x);
-    slots.fetch(Slot::kX, p.x + next.row * layout.cols, next);
-    slots.fetch(Slot::kDy, p.dy + next.row * layout.cols, next);
+    next = Share<T>(layout, step + gridDim.x);
+    fetch_inputs();
     next_statistics = RowStatistics<T, kLayer>(p, next);
 
-    float dots[kSums] = {};  // of g d, and of g; elements past the row count 0
+    float dots[kSums] = {};  // of g d, and of g
 #pragma unroll
-    for (int u = 0; u < kRowPacks; ++u) {
+    for (int u = 0; u < kPacks; ++u) {
+      if (at.column(0, u) >= at.cols) continue;
       const auto w = slots.pack(Slot::kW, u);
 #pragma unroll
       for (int n = 0; n < N; ++n) {
@@ -151,35 +173,37 @@ __global__ void __launch_bounds__(kMaxGroup, 1)
         dots[0] = fmaf(g, element(x[u], n) - mean, dots[0]);
         if constexpr (kLayer) dots[1] += g;
       }
-      forget(x[u]);
-      forget(dy[u]);
     }
-    slots.fence();
     group_reduce(dots, at.group, scratch[turn], Plus{});
     turn ^= 1;
     const float along = dots[0] * rstd * rstd * per_column;
     const float mean_g = kLayer ? dots[kSums - 1] * per_column : 0.0f;
 
-    T* const out = p.dx != nullptr ? p.dx + at.row * layout.cols : nullptr;
-    typename RowShare<T>::Packs old{};
-    if (p.accumulate) at.load(out, 0, old);
+    slots.template arrive<1>();
 #pragma unroll
-    for (int u = 0; u < kRowPacks; ++u) {
+    for (int u = 0; u < kPacks; ++u) {
+      if (at.column(0, u) >= at.cols) continue;
       const auto w = slots.pack(Slot::kW, u);
       float dx[N];
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         const float grad = element(dy[u], n), d = element(x[u], n) - mean;
         dx[n] = rstd * fmaf(-d, along, grad * element(w, n) - mean_g);
-        if (p.accumulate) dx[n] += element(old[u], n);
         dw[u][n] = fmaf(grad, d * rstd, dw[u][n]);
         if constexpr (kLayer) db[u][n] += grad;
       }
-      if (out != nullptr) at.store(out, 0, u, to_raw<T>(dx));
+      if (p.accumulate) {
+        const auto old = slots.pack(Slot::kOld, u);
+#pragma unroll
+        for (int n = 0; n < N; ++n) dx[n] += element(old, n);
+      }
+      if (p.dx != nullptr) at.store(p.dx + at.row * layout.cols, 0, u, to_raw<T>(dx));
     }
+    slots.fence();
+    fetch_old();
   }
 
-  slots.arrive();  // from here on others use the memory
+  slots.template arrive<0>();  // from here on others use the memory
   auto* const floats = reinterpret_cast<float*>(shared);
   if (grads.partial[0] != nullptr) store_partial(grads.partial[0], floats, dw, layout);
   if (kLayer && grads.partial[1] != nullptr) store_partial(grads.partial[1], floats, db, layout);
@@ -212,13 +236,13 @@ __global__ void __launch_bounds__(kJoinWidth* kJoinWidth)
 template <class T, bool kLayer>
 __global__ void __launch_bounds__(kMaxGroup)
     long_rows_kernel(const NormBackward<T> p, const RowLayout layout) {
-  constexpr int N = RowShare<T>::N, kSums = kLayer ? 2 : 1;
+  constexpr int N = Share<T>::N, kSums = kLayer ? 2 : 1;
   __shared__ float scratch[32 * kSums];
-  const RowShare<T> at(layout);
+  const Share<T> at(layout);
   const auto [mean, rstd] = RowStatistics<T, kLayer>(p, at);
   const int64_t start = at.row * layout.cols;
   const auto cols = static_cast<float>(layout.cols);
-  typename RowShare<T>::Packs x, dy, w;
+  typename Share<T>::Packs x, dy, w;
   const auto load = [&](int tile) {
     at.load(p.x + start, tile, x);
     at.load(p.dy + start, tile, dy);
@@ -229,7 +253,7 @@ __global__ void __launch_bounds__(kMaxGroup)
   for (int tile = 0; tile < layout.tiles; ++tile) {
     load(tile);
 #pragma unroll
-    for (int u = 0; u < kRowPacks; ++u)
+    for (int u = 0; u < kPacks; ++u)
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         const float g = element(dy[u], n) * element(w[u], n);
@@ -243,10 +267,10 @@ __global__ void __launch_bounds__(kMaxGroup)
 
   for (int tile = 0; tile < layout.tiles; ++tile) {
     load(tile);
-    typename RowShare<T>::Packs old{};
+    typename Share<T>::Packs old{};
     if (p.accumulate) at.load(p.dx + start, tile, old);
 #pragma unroll
-    for (int u = 0; u < kRowPacks; ++u) {
+    for (int u = 0; u < kPacks; ++u) {
       float dx[N];
 #pragma unroll
       for (int n = 0; n < N; ++n) {
@@ -298,11 +322,18 @@ void norm_backward(const char* op, const Tensor& x, const NormBackward<T>& p,
                    const std::array<Tensor*, 2>& out, const std::array<Grad, 2>& mode) {
   const Device device = x.device();
   const RowLayout layout =
-      row_layout<T>(x.rows(), x.cols(), wide_rows(x.cols(), p.dy, p.x, p.w, p.dx));
-  if (layout.tiles > 1) return backward_of_long_rows<T, kLayer>(op, x, p, layout, out, mode);
-
+      row_layout<T, kPacks>(x.rows(), x.cols(), wide_rows(x.cols(), p.dy, p.x, p.w, p.dx));
   const auto threads = static_cast<unsigned>(layout.threads());
-  const unsigned blocks = std::min(layout.blocks(), kWorkingThreads / threads);
+  const auto shared_for = [&](int arrays) {
+    return static_cast<size_t>(arrays * kPacks) * sizeof(uint4) * threads;
+  };
+  // What a block can have on every GPU from sm_80 on. Counted with all arrays, so that the path
+  // depends on the row only.
+  constexpr size_t kMostShared = size_t{96} << 10;
+  if (layout.tiles > 1 || shared_for(Slots<T>::kArrays) > kMostShared)
+    return backward_of_long_rows<T, kLayer>(op, x, p, layout, out, mode);
+
+  const unsigned blocks = std::min(layout.blocks(), kSms * (kThreadsPerSm / threads));
   WeightGrads grads{};
   std::array<Tensor, 2> partial;
   for (size_t o = 0; o < 2; ++o) {
@@ -312,9 +343,9 @@ void norm_backward(const char* op, const Tensor& x, const NormBackward<T>& p,
     grads.partial[o] = pointer<float>(partial[o]);
     grads.accumulate[o] = mode[o] == Grad::kAccumulate;
   }
-  const size_t shared_bytes = size_t{Slots<T>::kArrays * kRowPacks} * sizeof(uint4) * threads;
+  const size_t shared_bytes = shared_for(p.accumulate ? Slots<T>::kArrays : Slots<T>::kOld);
   launch(op, norm_backward_kernel<T, kLayer>, {blocks, threads, shared_bytes}, device, p, grads,
-         layout, int64_t{layout.blocks()});
+         layout, layout.blocks());
   launch("norm_backward_join", join_kernel,
          {{blocks_for(x.cols(), kJoinWidth), 2}, {kJoinWidth, kJoinWidth}}, device, grads,
          static_cast<int>(blocks), layout.cols);

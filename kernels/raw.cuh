@@ -66,14 +66,6 @@ __device__ __forceinline__ Raw<T, N> to_raw(const float (&x)[N]) {
   return raw;
 }
 
-// Has the compiler forget that it unpacked these elements, so that it does so again rather than
-// keep each in a register of its own until the next use.
-template <class T, int N>
-__device__ __forceinline__ void forget(Raw<T, N>& raw) {
-#pragma unroll
-  for (int k = 0; k < Raw<T, N>::kWords; ++k) asm volatile("" : "+r"(raw.word[k]));
-}
-
 // The first `live` of N elements at p one by one, those of `past` for the others.
 template <int N, class T>
 __device__ __forceinline__ Raw<T, N> load_some(const T* p, int live, const Raw<T, N>& past = {}) {

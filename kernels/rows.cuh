@@ -8,14 +8,14 @@
 
 namespace cohort::kernels::cuda {
 
-inline constexpr int kRowPacks = 4;  // packs that a thread holds
+inline constexpr int kRowPacks = 4;  // packs that a thread holds, where a kernel does not say
 inline constexpr int kMaxGroup = 512;
 
 struct RowLayout {
   int64_t rows = 0;
   int cols = 0;
   int group_log2 = 0;  // threads of a row
-  int tiles = 0;       // rounds of group * kRowPacks packs that cover the row
+  int tiles = 0;       // rounds of group * kPacks packs that cover the row
   bool wide = false;   // 16-byte accesses
 
   int group() const { return 1 << group_log2; }
@@ -29,13 +29,13 @@ struct RowLayout {
 
 // The layout of rows of T. `wide` says that every row of every tensor starts at a multiple of 16
 // bytes: see wide_rows().
-template <class T>
+template <class T, int kPacks = kRowPacks>
 RowLayout row_layout(int64_t rows, int64_t cols, bool wide) {
   COHORT_CHECK(cols < (1 << 30), "[rows] rows of ", cols, " columns are too long");
   const auto packs = static_cast<int>((cols + kPackSize<T> - 1) / kPackSize<T>);
   RowLayout layout{.rows = rows, .cols = static_cast<int>(cols), .wide = wide};
-  while (layout.group() < kMaxGroup && layout.group() * kRowPacks < packs) ++layout.group_log2;
-  const int tile = layout.group() * kRowPacks;
+  while (layout.group() < kMaxGroup && layout.group() * kPacks < packs) ++layout.group_log2;
+  const int tile = layout.group() * kPacks;
   layout.tiles = (packs + tile - 1) / tile;
   return layout;
 }
@@ -46,10 +46,10 @@ bool wide_rows(int64_t cols, const T*... rows) {
 
 // One thread's share of its row, in the rows of a block. A thread past the last row has no columns:
 // it takes part in reductions and moves nothing.
-template <class T>
+template <class T, int kPacks = kRowPacks>
 struct RowShare {
   static constexpr int N = kPackSize<T>;
-  using Packs = Raw<T, N>[kRowPacks];
+  using Packs = Raw<T, N>[kPacks];
 
   int64_t row;
   int cols, lane, group;
@@ -65,22 +65,20 @@ struct RowShare {
   }
   __device__ bool leads() const { return cols > 0 && lane == 0; }
   // The first column of pack u of a tile.
-  __device__ int column(int tile, int u) const {
-    return ((tile * kRowPacks + u) * group + lane) * N;
-  }
+  __device__ int column(int tile, int u) const { return ((tile * kPacks + u) * group + lane) * N; }
 
   // Elements past the row are those of `past`.
   __device__ __forceinline__ void load(const T* start, int tile, Packs& packs,
                                        const Raw<T, N>& past = {}) const {
     if (wide) {
 #pragma unroll
-      for (int u = 0; u < kRowPacks; ++u) {
+      for (int u = 0; u < kPacks; ++u) {
         packs[u] = past;
         if (column(tile, u) < cols) packs[u] = load_raw<N>(start + column(tile, u));
       }
     } else {
 #pragma unroll
-      for (int u = 0; u < kRowPacks; ++u)
+      for (int u = 0; u < kPacks; ++u)
         packs[u] = load_some<N>(start + column(tile, u), cols - column(tile, u), past);
     }
   }
@@ -95,7 +93,7 @@ struct RowShare {
   template <class F>
   __device__ __forceinline__ void each(int tile, F&& fn) const {
 #pragma unroll
-    for (int u = 0; u < kRowPacks; ++u)
+    for (int u = 0; u < kPacks; ++u)
 #pragma unroll
       for (int n = 0; n < N; ++n)
         if (column(tile, u) + n < cols) fn(u, n);

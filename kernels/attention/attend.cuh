@@ -247,6 +247,7 @@ __device__ __forceinline__ void store_rows(const Rows& rows, const AttendParams&
                                            int column) {
   constexpr int kChunks = Shape::kOwnColumns / 8;
   const int lane = static_cast<int>(threadIdx.x % 32), group = lane / 4, quad = lane % 4;
+  __syncwarp();  // the warp's reads of its queries are over
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float l = state.l[r] + __shfl_xor_sync(0xffffffffu, state.l[r], 1);

@@ -40,6 +40,18 @@ TEST(Dropout, KeepsWhatTheAddressedBitsSay) {
     }
 }
 
+// The comparison of words is that of the uniform numbers, on both sides of the threshold.
+TEST(Dropout, FirstKeptWordIsTheThreshold) {
+  for (const float p : {0.0f, 1e-30f, 0x1p-24f, 0.1f, 0.3f, 0.5f, 0.75f, 0.9999f, 1 - 0x1p-24f}) {
+    const uint32_t first = dropout_first_kept(p);
+    EXPECT_GE(uniform_f32(first), p);
+    EXPECT_GE(uniform_f32(0xffffffffu), p);
+    if (first > 0) {
+      EXPECT_LT(uniform_f32(first - 1), p);
+    }
+  }
+}
+
 TEST(Dropout, BitsDoNotDependOnTheBatch) {
   const Tensor x = random_tensor({4, 33}, DType::kF32, 1);
   const std::vector<int64_t> sequences = {1, 1, 2, 7};
@@ -98,6 +110,7 @@ TEST(Dropout, SaysWhatIsWrong) {
   const Tensor x = Tensor::zeros({2, 3}, DType::kF32);
   Tensor y = Tensor::zeros({2, 3}, DType::kF32);
   EXPECT_THROW_WITH(dropout(y, x, spec(1, {0, 0}, {0, 1})), Error, "p in [0, 1), got 1");
+  EXPECT_THROW_WITH(dropout(y, x, spec(0.99999999, {0, 0}, {0, 1})), Error, "p in [0, 1)");
   EXPECT_THROW_WITH(dropout(y, x, spec(0.5, {0}, {0, 1})), Error, "sequences i64[2]");
   EXPECT_THROW_WITH(dropout(y, x, spec(0.5, {0, 0}, {0})), Error, "positions i32[2]");
 }

@@ -146,6 +146,47 @@ TEST(CudaElementwise, SpecialValuesFollowTheFormulas) {
   EXPECT_EQ(s[5], 0);
 }
 
+// The device's own forms of functions, element by element.
+TEST(CudaElementwise, LogIsAccurateEverywhere) {
+  COHORT_REQUIRE_GPU(device);
+  std::vector<float> values = {1e-40f, 1};
+  for (float v = 0x1p-126f; v < 1e38f; v *= 1.0371f) values.push_back(v);
+  for (int i = 1; i < 4000; ++i) values.push_back(static_cast<float>(i) / 2048);
+  for (int i = 1; i < 20; ++i)
+    for (const float sign : {-1.0f, 1.0f}) values.push_back(1 + sign * std::ldexp(1.0f, -i));
+  const Tensor x = Tensor::from(values).to(device);
+  Tensor y = Tensor::empty_like(x);
+  log_forward(y, x);
+  const auto got = y.to_vector<double>();
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double exact = std::log(static_cast<double>(values[i]));
+    EXPECT_LE(std::fabs(got[i] - exact), 1e-6 * std::fabs(exact)) << values[i];
+  }
+  const Tensor odd = Tensor::from<float>({0, -1, INFINITY, NAN, -INFINITY}).to(device);
+  Tensor special = Tensor::empty_like(odd);
+  log_forward(special, odd);
+  const auto s = special.to_vector<double>();
+  EXPECT_EQ(s[0], -INFINITY);
+  EXPECT_EQ(s[2], INFINITY);
+  EXPECT_TRUE(std::isnan(s[1]) && std::isnan(s[3]) && std::isnan(s[4]));
+}
+
+TEST(CudaElementwise, GeluIsAccurateInBothTails) {
+  COHORT_REQUIRE_GPU(device);
+  std::vector<float> values;
+  for (float v = -12; v < 12; v += 0.0037f) values.push_back(v);
+  const Tensor x = Tensor::from(values).to(device);
+  Tensor y = Tensor::empty_like(x);
+  gelu_forward(y, x);
+  const auto got = y.to_vector<double>();
+  for (size_t i = 0; i < got.size(); ++i) {
+    const auto v = static_cast<double>(values[i]);
+    const double exact = 0.5 * v * std::erfc(-v * std::sqrt(0.5));
+    // Two and a half roundings of the exponent x^2 / 2, besides normal_cdf()'s own error.
+    EXPECT_LE(std::fabs(got[i] - exact), (1.2e-6 + 1.25 * v * v * 0x1p-24) * std::fabs(exact)) << v;
+  }
+}
+
 TEST(CudaElementwise, ScaleConvertsBetweenFloatTypes) {
   COHORT_REQUIRE_GPU(device);
   for (const DType from : kCudaTypes)

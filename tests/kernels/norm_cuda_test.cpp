@@ -12,7 +12,7 @@ using namespace test;
 
 constexpr double kEps = 1e-5;
 // Parts of a warp, warps and blocks for a row; 9000 and 17000 columns are more than the registers
-// of a block hold, in f32 and in bf16. 700 rows are several blocks of the weight gradients.
+// of a block hold, in f32 and in bf16, and so are 4104 and 9000 in the backward.
 const Shape kShapes[] = {{0, 5},    {1, 1},    {3, 1},    {1, 17},   {2, 3, 65}, {130, 33},
                          {37, 128}, {700, 64}, {9, 1000}, {3, 4104}, {2, 9000},  {2, 17000}};
 
@@ -106,12 +106,17 @@ TEST(CudaNorm, BackwardAccumulatesAndSkips) {
   COHORT_REQUIRE_GPU(device);
   for (const Norm norm : {Norm::kRms, Norm::kLayer})
     for (const DType dtype : kCudaTypes)
-      for (const Shape& shape : {Shape{37, 128}, Shape{5, 33}, Shape{300, 256}}) {
+      // The last three are more rows than the backward works on at a time.
+      for (const Shape& shape : {Shape{37, 128}, Shape{5, 33}, Shape{2, 9000}, Shape{450, 2056},
+                                 Shape{1700, 520}, Shape{3300, 320}}) {
         const Inputs in(shape, dtype);
         const Outputs exact = run(norm, in.x, in.w, in.b, in.dy);
         const Tensor x = in.x.to(dtype).to(device), w = in.w.to(dtype).to(device),
                      b = in.b.to(dtype).to(device), dy = in.dy.to(dtype).to(device);
         const Outputs base = run(norm, x, w, b, dy);
+        expect_close(base.dx, exact.dx, "dx, overwritten");
+        expect_close(base.dw, exact.dw, "dw, overwritten");
+        if (norm == Norm::kLayer) expect_close(base.db, exact.db, "db, overwritten");
         const Tensor old = rounded_random(shape, dtype, 7);
         const Tensor old_w = rounded_random({shape[-1]}, DType::kF32, 8);
         Guarded dx(old, dtype, device), dw(old_w, DType::kF32, device);
@@ -127,6 +132,30 @@ TEST(CudaNorm, BackwardAccumulatesAndSkips) {
         expect_close(dw.tensor(), plus(old_w, exact.dw), "dw");
         if (norm == Norm::kLayer) expect_close(db.tensor(), plus(old_w, exact.db), "db");
         EXPECT_TRUE(dx.intact() && dw.intact() && db.intact());
+      }
+}
+
+// The order of the sums follows from the shape: neither from where a tensor starts, nor from what
+// else is computed.
+TEST(CudaNorm, WeightGradientsHaveOneOrder) {
+  COHORT_REQUIRE_GPU(device);
+  for (const Norm norm : {Norm::kRms, Norm::kLayer})
+    for (const DType dtype : kCudaTypes)
+      for (const int64_t cols : {64, 520}) {
+        const Inputs in({1700, cols}, dtype);
+        const Tensor x = in.x.to(dtype).to(device), w = in.w.to(dtype).to(device),
+                     b = in.b.to(dtype).to(device);
+        Guarded dy(in.dy, dtype, device), odd(in.dy, dtype, device, Start::kOdd);
+        const Outputs base = run(norm, x, w, b, dy.tensor()),
+                      other = run(norm, x, w, b, odd.tensor());
+        EXPECT_TRUE(bit_equal(other.dx, base.dx));
+        EXPECT_TRUE(bit_equal(other.dw, base.dw));
+        Tensor skip, dw = Tensor::empty_like(base.dw);
+        backward(norm, skip, dw, skip, Grad::kOverwrite, dy.tensor(), x, w, base.mean, base.rstd);
+        EXPECT_TRUE(bit_equal(dw, base.dw));
+        if (norm == Norm::kLayer) {
+          EXPECT_TRUE(bit_equal(other.db, base.db));
+        }
       }
 }
 
@@ -167,7 +196,7 @@ TEST(CudaNorm, SameBitsEveryTime) {
   COHORT_REQUIRE_GPU(device);
   for (const Norm norm : {Norm::kRms, Norm::kLayer})
     for (const DType dtype : kCudaTypes) {
-      const Inputs in({700, 520}, dtype);
+      const Inputs in({1700, 520}, dtype);
       const Tensor x = in.x.to(dtype).to(device), w = in.w.to(dtype).to(device),
                    b = in.b.to(dtype).to(device), dy = in.dy.to(dtype).to(device);
       expect_reproducible([&] {
