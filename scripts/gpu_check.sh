@@ -11,7 +11,7 @@ usage: scripts/gpu_check.sh PHASE...
   multi       ctest -L multi-gpu, nothing skipped
   scale       one GPU against two: the loss curve, and tokens/s of the 0.5B step
   memcheck    compute-sanitizer memcheck over the CUDA tests
-  racecheck   compute-sanitizer racecheck over those of the kernels
+  racecheck   compute-sanitizer racecheck over those of kernels and autograd; FILTER, PROGRAMS and LIMIT (seconds a test) narrow both
   ops         the op table and attention, beside PyTorch's attention
   steps       the training steps, beside PyTorch's
   profile     GPU time of a training step by kernel (ncu)
@@ -62,18 +62,31 @@ run_scale() {
   wait
   cat "$OUT/scale0.log" "$OUT/scale1.log"
 }
+# Every test in a process of its own, several at once: a race check is slow, and one slow test must not hide the rest.
 sanitize() {  # TOOL FILTER PROGRAM...
-  local tool=$1 filter=$2 program
+  local tool=$1 filter=$2 program log=$OUT/$1
   shift 2
+  mkdir -p "$log"
   for program in "$@"; do
-    echo "-- $tool $program"
-    # Calls that fail on purpose, in tests of errors, are no findings.
-    COHORT_CUDA_CACHE=0 timeout "${LIMIT:-240}" compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9 \
-      "build/cuda/tests/$program" --gtest_filter="$filter" --gtest_brief=1 >"$OUT/$tool-$program.log" 2>&1 ||
-      { echo "exit code $?"; failed=1; }
-    note "$OUT/$tool-$program.log" 6
-  done
+    "build/cuda/tests/$program" --gtest_list_tests --gtest_filter="$filter" |
+      awk -v program="$program" '/^[^ ]/ { suite = $1; next } { print program, suite $1 }'
+  done >"$log/tests.txt"
+  xargs -a "$log/tests.txt" -P "${JOBS:-14}" -L 1 bash -c 'sanitize_one "$@"' -- "$tool" "$log"
+  echo "$tool: $(wc -l <"$log/tests.txt") tests, $(cat "$log"/*.ok 2>/dev/null | wc -l) without a finding"
+  cat "$log"/*.bad 2>/dev/null && failed=1
 }
+sanitize_one() {  # TOOL FOLDER PROGRAM TEST
+  local file=$2/$3.${4//\//_} rc=0 start=$SECONDS
+  # Calls that fail on purpose, in tests of errors, are no findings.
+  COHORT_CUDA_CACHE=0 timeout "${LIMIT:-120}" compute-sanitizer --tool "$1" --report-api-errors no --error-exitcode 9 \
+    "build/cuda/tests/$3" --gtest_filter="$4" --gtest_brief=1 >"$file.log" 2>&1 || rc=$?
+  if [ $rc = 0 ]; then
+    echo "$((SECONDS - start)) s $3 $4" >"$file.ok"
+  else
+    echo "exit code $rc after $((SECONDS - start)) s: $3 $4: $(grep -m1 -E 'Error:|Warning:|SUMMARY' "$file.log")" >"$file.bad"
+  fi
+}
+export -f sanitize_one
 run_ops() {
   build/cuda/bench/cohort_bench_ops --device cuda --dtype bf16 >"$OUT/ops.log" 2>&1 || failed=1
   python3 bench/peers/attention.py >"$OUT/attention_peer.log" 2>&1 || failed=1
@@ -133,8 +146,8 @@ for phase in "$@"; do
     tests) run_tests ;;
     multi) run_multi ;;
     scale) run_scale ;;
-    memcheck) sanitize memcheck "$cuda_tests" ${PROGRAMS:-core_test kernels_test autograd_test nn_test} ;;
-    racecheck) sanitize racecheck "${FILTER:-$cuda_tests}" ${PROGRAMS:-kernels_test} ;;
+    memcheck) sanitize memcheck "${FILTER:-$cuda_tests}" ${PROGRAMS:-core_test kernels_test autograd_test nn_test} ;;
+    racecheck) sanitize racecheck "${FILTER:-$cuda_tests}" ${PROGRAMS:-kernels_test autograd_test} ;;
     ops) run_ops ;;
     steps) run_steps ;;
     profile) run_profile ;;
