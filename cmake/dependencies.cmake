@@ -25,7 +25,6 @@ if(COHORT_STATIC_LIBRARIES)
   # As paths, which an installed package can name, too.
   find_library(YAML_CPP_ARCHIVE libyaml-cpp.a REQUIRED)
   find_library(PCRE2_ARCHIVE libpcre2-8.a REQUIRED)
-  target_compile_definitions(cohort_spdlog INTERFACE YAML_CPP_STATIC_DEFINE)
   set(COHORT_YAML_CPP ${YAML_CPP_ARCHIVE})
   set(COHORT_PCRE2 ${PCRE2_ARCHIVE})
 endif()

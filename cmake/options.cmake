@@ -50,7 +50,7 @@ if(COHORT_SANITIZE)
   target_link_options(cohort_options INTERFACE -fsanitize=address,undefined)
 endif()
 
-# CUDA. Hopper's own instructions live in files named *_sm90.cu; everything else runs on any GPU from sm_80 on.
+# CUDA, for any GPU from sm_80 on.
 #  --fmad=false: the device's -ffp-contract=off; kernels say __fmaf_rn or std::fma where they mean it.
 if(COHORT_CUDA STREQUAL "AUTO")
   include(CheckLanguage)
@@ -82,5 +82,5 @@ if(COHORT_CUDA)
   add_library(cohort_cuda_options INTERFACE)
   target_compile_options(cohort_cuda_options INTERFACE
     $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false --expt-relaxed-constexpr -lineinfo
-      $<$<BOOL:${COHORT_WERROR}>:-Werror=all-warnings> -Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers>)
+      $<$<BOOL:${COHORT_WERROR}>:-Werror=all-warnings> -Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers,-ffp-contract=off>)
 endif()
