@@ -40,11 +40,11 @@ class Allocator {
   // At least `bytes` bytes aligned to 64 (CUDA: 512). Throws OutOfMemoryError when the system has
   // no more.
   virtual void* allocate(size_t bytes) = 0;
-  // `bytes` must be what allocate() was given. Never throws.
+  // `bytes` must be what allocate() was given.
   virtual void deallocate(void* pointer, size_t bytes) noexcept = 0;
   virtual AllocatorStats stats() const = 0;
   virtual void reset_peak() = 0;
-  // Returns cached blocks to the system.
+  // Returns cached blocks to the system, except those of a MemoryPool.
   virtual void release_cached() = 0;
 };
 

@@ -52,17 +52,35 @@ struct SmallestFirst {
     return a->size != b->size ? a->size < b->size : a->begin < b->begin;
   }
 };
+// A graph's replays write to its pool's memory, also where no tensor lives: none of it is released
+// or handed to others before the graph is gone.
+enum class Owner : uint8_t { kStream, kGraph, kGone };
+
 struct Pool {
+  explicit Pool(uint64_t id) : id(id), owner(id == 0 ? Owner::kStream : Owner::kGraph) {}
+  uint64_t id;
+  Owner owner;
+  int64_t segments = 0;
   std::set<Block*, SmallestFirst> free;
-  bool of_graph =
-      false;  // of a MemoryPool: replays need its memory, and a recording forbids freeing
 };
 
 struct PoolKey {
+  uint64_t id;  // of a MemoryPool; 0: the stream's own
   const void* stream;
-  uint64_t pool;
   bool small;
   auto operator<=>(const PoolKey&) const = default;
+};
+
+// The thread's capture, if there is one, does not mind cudaMalloc and cudaFree meanwhile.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
 class CudaAllocator final : public Allocator {
@@ -75,9 +93,8 @@ class CudaAllocator final : public Allocator {
     const size_t size = round_up(bytes, kGranule);
     const bool small = size <= kSmallRequest;
     std::lock_guard lock(mutex_);
-    Pool& pool = pools_[{stream.handle, t_pool, small}];
-    pool.of_graph = t_pool != 0;
-    Block* block = cached_ || pool.of_graph ? take(pool, size) : nullptr;
+    Pool& pool = pools_.try_emplace({t_pool, stream.handle, small}, t_pool).first->second;
+    Block* block = take(pool, size);
     if (block == nullptr) {
       size_t segment = size;
       if (cached_)
@@ -99,19 +116,27 @@ class CudaAllocator final : public Allocator {
     if (pointer == nullptr) return;
     std::lock_guard lock(mutex_);
     const auto it = live_.find(pointer);
-    if (it == live_.end()) return;
+    // Memory is corrupt; thrown from here, the message ends the process.
+    COHORT_CHECK(it != live_.end(), "[allocator] ", pointer, " is not live on ", device_.str());
     Block* block = it->second;
     live_.erase(it);
     stats_.live_bytes -= static_cast<int64_t>(block->size);
     block->is_free = true;
-    if (block->next != nullptr && block->next->is_free) absorb_next(block);
+    Pool& pool = *block->pool;
+    if (block->next != nullptr && block->next->is_free) {
+      pool.free.erase(block->next);
+      absorb_next(block);
+    }
     if (block->previous != nullptr && block->previous->is_free) {
       block = block->previous;
-      block->pool->free.erase(block);
-      absorb_next(block, /*listed=*/0);
+      pool.free.erase(block);
+      absorb_next(block);
     }
-    block->pool->free.insert(block);
-    if (!cached_ && !block->pool->of_graph) release(block);
+    pool.free.insert(block);
+    if (pool.owner == Owner::kGone)
+      close(pool.id);
+    else if (pool.owner == Owner::kStream && !cached_)
+      release(block);
   }
 
   AllocatorStats stats() const override {
@@ -127,11 +152,10 @@ class CudaAllocator final : public Allocator {
     release_free_segments();
   }
 
-  // The pool's owner is gone: what is free goes back to the device.
+  // The MemoryPool is gone.
   void close_pool(uint64_t id) {
     std::lock_guard lock(mutex_);
-    for (auto& [key, pool] : pools_)
-      if (key.pool == id) release_free_segments(pool);
+    close(id);
   }
 
  private:
@@ -146,9 +170,7 @@ class CudaAllocator final : public Allocator {
   }
 
   Block* new_segment(Pool& pool, size_t size, size_t asked) {
-    // A capture on this stream must not mind a cudaMalloc beside it.
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    cudaThreadExchangeStreamCaptureMode(&mode);
+    const RelaxedCapture relaxed;
     void* pointer = nullptr;
     cudaError_t code = cudaMalloc(&pointer, size);
     if (code == cudaErrorMemoryAllocation) {
@@ -156,10 +178,10 @@ class CudaAllocator final : public Allocator {
       release_free_segments();
       code = cudaMalloc(&pointer, size);
     }
-    cudaThreadExchangeStreamCaptureMode(&mode);
     if (code == cudaErrorMemoryAllocation) throw_out_of_memory(asked);
     COHORT_CUDA_CHECK(code);
     stats_.reserved_bytes += static_cast<int64_t>(size);
+    pool.segments += 1;
     auto* block = new Block;
     block->begin = static_cast<char*>(pointer);
     block->size = size;
@@ -182,10 +204,9 @@ class CudaAllocator final : public Allocator {
     block->pool->free.insert(rest);
   }
 
-  // Joins the block behind `block` to it. Its size orders the free list, so neither may be listed.
-  static void absorb_next(Block* block, int listed = 1) {
+  // Joins the block behind `block` to it. Sizes order the free list, so neither may be listed.
+  static void absorb_next(Block* block) {
     Block* next = block->next;
-    if (listed) block->pool->free.erase(next);
     block->size += next->size;
     block->next = next->next;
     if (block->next != nullptr) block->next->previous = block;
@@ -193,7 +214,9 @@ class CudaAllocator final : public Allocator {
   }
 
   void release(Block* block) noexcept {
+    const RelaxedCapture relaxed;
     block->pool->free.erase(block);
+    block->pool->segments -= 1;
     stats_.reserved_bytes -= static_cast<int64_t>(block->size);
     cudaFree(block->begin);  // waits for the work that uses it
     delete block;
@@ -205,7 +228,18 @@ class CudaAllocator final : public Allocator {
     for (Block* block : whole) release(block);
   }
   void release_free_segments() noexcept {
-    for (auto& [key, pool] : pools_) release_free_segments(pool);
+    for (auto& [key, pool] : pools_)
+      if (pool.owner == Owner::kStream) release_free_segments(pool);
+  }
+  // Gives up what is free of a graph's pool, and the pool itself once nothing of it is live.
+  void close(uint64_t id) noexcept {
+    for (auto it = pools_.lower_bound({id, nullptr, false});
+         it != pools_.end() && it->first.id == id;) {
+      Pool& pool = it->second;
+      pool.owner = Owner::kGone;
+      release_free_segments(pool);
+      it = pool.segments == 0 ? pools_.erase(it) : std::next(it);
+    }
   }
 
   [[noreturn]] void throw_out_of_memory(size_t asked) {
@@ -232,7 +266,7 @@ class CudaAllocator final : public Allocator {
   const Device device_;
   const bool cached_;
   mutable std::mutex mutex_;
-  std::map<PoolKey, Pool> pools_;  // never erased: blocks refer to them
+  std::map<PoolKey, Pool> pools_;
   std::unordered_map<void*, Block*> live_;
   AllocatorStats stats_;
 };

@@ -104,6 +104,8 @@ OwnedStream::OwnedStream(Device device) : stream_{device, nullptr} {
   stream_.handle = handle;
 }
 OwnedStream::~OwnedStream() {
+  // The allocator knows streams by their handles, and the next stream may be given this one.
+  cudaStreamSynchronize(static_cast<cudaStream_t>(stream_.handle));
   cudaStreamDestroy(static_cast<cudaStream_t>(stream_.handle));
 }
 

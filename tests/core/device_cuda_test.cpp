@@ -78,6 +78,59 @@ TEST(CudaAllocator, APoolKeepsItsMemoryToItself) {
   memory.deallocate(again, 4096);
 }
 
+TEST(CudaAllocator, APoolGoesWithItsLastBlock) {
+  COHORT_REQUIRE_GPU(device);
+  Allocator& memory = allocator(device);
+  const size_t size = size_t{8} << 20;
+  const auto reserved = [&] { return memory.stats().reserved_bytes; };
+  const int64_t before = reserved();
+  void *first = nullptr, *second = nullptr;
+  {
+    const MemoryPool pool(device);
+    const MemoryPool::Use use(pool);
+    first = memory.allocate(size);
+    second = memory.allocate(size);
+  }
+  EXPECT_GT(reserved(), before);
+  memory.deallocate(first, size);
+  EXPECT_GT(reserved(), before);
+  memory.deallocate(second, size);
+  EXPECT_EQ(reserved(), before);
+}
+
+TEST(CudaAllocator, ABlockServesItsOwnStreamOnly) {
+  COHORT_REQUIRE_GPU(device);
+  Allocator& memory = allocator(device);
+  const cuda::OwnedStream side(device);
+  const size_t size = size_t{40} << 20;
+  void *here = memory.allocate(size), *there = nullptr;
+  memory.deallocate(here, size);
+  {
+    const StreamGuard guard(side.get());
+    there = memory.allocate(size);
+    EXPECT_NE(there, here);
+    memory.deallocate(there, size);
+  }
+  void* again = memory.allocate(size);
+  EXPECT_NE(again, there);
+  memory.deallocate(again, size);
+}
+
+TEST(CudaAllocator, TheCacheMakesRoomForAnotherSize) {
+  COHORT_REQUIRE_GPU(device);
+  Allocator& memory = allocator(device);
+  memory.release_cached();
+  cuda::activate(device);
+  size_t available = 0, total = 0;
+  COHORT_CUDA_CHECK(cudaMemGetInfo(&available, &total));
+  const size_t most = available / 10 * 6, more = most + (size_t{64} << 20);
+  memory.deallocate(memory.allocate(most), most);
+  void* p = memory.allocate(more);  // fits beside nothing of that size
+  EXPECT_NE(p, nullptr);
+  memory.deallocate(p, more);
+  memory.release_cached();
+}
+
 TEST(CudaTensor, MovesBetweenHostAndDevice) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype :
@@ -135,18 +188,22 @@ TEST(CudaStream, WorkOnAnotherStreamIsOrderedByEvents) {
 
 TEST(CudaReplay, RecordsOnceAndRepeats) {
   COHORT_REQUIRE_GPU(device);
-  Tensor x = Tensor::full({4}, 1, DType::kF32, device), y = Tensor::zeros({4}, DType::kF32, device);
+  const int64_t n = 1 << 23;  // a segment of its own: what is released could serve `disturbance`
+  Tensor x = Tensor::full({n}, 1, DType::kF32, device), y = Tensor::zeros({n}, DType::kF32, device);
   int calls = 0;
   Replay replay(device, [&] {
     ++calls;
     const Tensor scratch = x.clone();  // lives in the graph's pool
     y.copy_(scratch);
   });
+  const auto full_of = [&](double value) { return Tensor::full({n}, value, DType::kF32); };
   for (int i = 0; i < 6; ++i) {
     x.fill_(i);
-    const Tensor disturbance = Tensor::full({4}, -1, DType::kF32, device);
+    allocator(device).release_cached();
+    const Tensor disturbance = Tensor::full({n}, -1, DType::kF32, device);
     replay.run();
-    EXPECT_EQ(y.to_vector<double>(), std::vector<double>(4, i));
+    EXPECT_TRUE(bit_equal(y, full_of(i)));
+    EXPECT_TRUE(bit_equal(disturbance, full_of(-1)));
   }
   EXPECT_EQ(calls, 2);
 }
