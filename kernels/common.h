@@ -1,17 +1,16 @@
 // Conventions of every kernel in this folder.
 //
 //  * A kernel is a pure function on tensors: it writes its outputs, allocates no tensor that
-//  outlives it, and takes
-//    shapes from the tensors. Inputs and outputs are contiguous unless a contract says otherwise.
+//    outlives it, and takes shapes from the tensors. Inputs and outputs are contiguous unless a
+//    contract says otherwise.
 //  * A mismatch of shape or dtype throws Error("[op] ...") before anything is written.
 //  * CPU tensors are f64 or f32, CUDA tensors f32 or bf16; all tensors of a call share one dtype
-//  and device unless a contract says otherwise. With bf16 tensors, arithmetic is in f32, and what a
-//  contract calls a statistic, a loss or a weight gradient is f32 (accumulate_dtype()).
+//    and device unless a contract says otherwise. With bf16 tensors, arithmetic is in f32, and what
+//    a contract calls a statistic, a loss or a weight gradient is f32 (accumulate_dtype()).
 //  * On CUDA a call enqueues work on the device's current stream and returns. Inputs that only the
-//  device knows (ids, positions) are not checked there; a contract says what a bad one does.
+//    device knows (ids, positions) are not checked there; a contract says what a bad one does.
 //  * Row ops: the bits of an output row depend on that row's inputs only: not on the other rows,
-//  their number or
-//    the thread count. Reduction order inside a row is fixed.
+//    their number or the thread count. Reduction order inside a row is fixed.
 //  * Every gradient output says by enum whether it is overwritten or accumulated into.
 #pragma once
 

@@ -3,8 +3,8 @@
 // log-probs through the same row function, so sampled and trained log-probs agree to the bit.
 //
 //   z[t, :] = x[t, :] w^T / temperature
-//   logprob[t] = z[t, target] - lse[t],   lse[t] = log sum exp z[t, :],   entropy[t] = lse[t] -
-//   sum_v p_v z[t, v]
+//   lse[t] = log sum exp z[t, :],  logprob[t] = z[t, target] - lse[t]
+//   entropy[t] = lse[t] - sum_v p_v z[t, v]
 #pragma once
 
 #include "kernels/common.h"
@@ -27,8 +27,8 @@ void head_logprob_forward(Tensor& logprob, Tensor& entropy, Tensor& lse, const T
 
 // Recomputes the logits chunk by chunk. dlogprob, dentropy: [T], of the statistics' dtype (dentropy
 // may be undefined: no entropy gradient).
-//   dz[t, v] = (dlogprob[t] ([v = target] - p_v) - dentropy[t] p_v (log p_v + entropy[t])) /
-//   temperature
+//   dz[t, v] = (dlogprob[t] ([v = target] - p_v) - dentropy[t] p_v (log p_v + entropy[t]))
+//              / temperature
 // dz is rounded to x's dtype. dx: [T, C] per mode_x (on CUDA the sum over V may be cut into parts,
 // so its bits depend on the chunk); dw: [V, C], a weight gradient, per mode_w, summed over chunks
 // in ascending order. Undefined dx or dw is skipped.

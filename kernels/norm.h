@@ -6,8 +6,8 @@
 
 namespace cohort::kernels {
 
-// y[r, :] = x[r, :] rstd[r] w,  rstd[r] = 1 / sqrt(mean(x[r, :]^2) + eps)   (Zhang and Sennrich
-// 2019)
+// y[r, :] = x[r, :] rstd[r] w,  rstd[r] = 1 / sqrt(mean(x[r, :]^2) + eps)
+// (Zhang and Sennrich 2019)
 //   x, y: [..., C]   w: [C]   rstd: [rows], kept for the backward
 void rms_norm_forward(Tensor& y, Tensor& rstd, const Tensor& x, const Tensor& w, double eps);
 // dx per mode_x; dw[C] per mode_w, summed over rows in an order that follows from the shape and, on

@@ -2,8 +2,9 @@
 // (PPO, Schulman et al. 2017; GRPO, Shao et al. 2024; KL estimator k3, Schulman 2020).
 //
 //   ratio = exp(clamp(lp - lp_old, +-20)),  lo = 1 - epsilon_low, hi = 1 + epsilon_high
-//   surrogate = max(-A ratio, -A clip(ratio, lo, hi)),  k3 = exp(x) - x - 1,  x = clamp(lp_ref -
-//   lp, +-20) loss = sum_t weight[t] (surrogate[t] + beta k3[t])
+//   surrogate = max(-A ratio, -A clip(ratio, lo, hi))
+//   k3 = exp(x) - x - 1,  x = clamp(lp_ref - lp, +-20)
+//   loss = sum_t weight[t] (surrogate[t] + beta k3[t])
 #pragma once
 
 #include "kernels/common.h"

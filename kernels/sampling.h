@@ -10,13 +10,13 @@
 namespace cohort::kernels {
 
 struct SamplingDesc {
-  double temperature =
-      1;              // 0: greedy (the lowest id among equals); log-probs are then at temperature 1
+  // 0: greedy (the lowest id among equals); log-probs are then at temperature 1.
+  double temperature = 1;
   int64_t top_k = 0;  // 0: off
   double top_p = 1;   // nucleus mass (Holtzman et al. 2020); 1: off
   uint64_t seed = 0;
-  int64_t chunk_tokens = 0;  // logits held at a time, 0: what suits the device; no result depends
-                             // on it
+  // Logits held at a time, 0: what suits the device. No result depends on it.
+  int64_t chunk_tokens = 0;
 };
 
 // One draw per row: x: [n, C] hidden states, w: [V, C] head. Row i uses the Philox address

@@ -12,8 +12,8 @@ struct MemoryEstimate {
   int64_t parameters = 0, gradients = 0, optimizer = 0, reference = 0;
   int64_t activations = 0;  // kept for the backward of one micro batch
   int64_t workspace = 0;    // of that micro batch's backward
-  int64_t rollout =
-      0;  // cache and activations while sampling; not held at the same time as the two above
+  // Cache and activations while sampling; not held at the same time as the two above.
+  int64_t rollout = 0;
   int64_t persistent() const { return parameters + gradients + optimizer + reference; }
   int64_t peak() const { return persistent() + std::max(activations + workspace, rollout); }
 };

@@ -51,8 +51,8 @@ struct ModelConfig {
 // Sizes of a model, without building one.
 struct ModelSize {
   int64_t parameters = 0;  // all of them, a tied table once
-  int64_t matmul_parameters =
-      0;  // those that take part in a matrix product per token (the head included)
+  // Those that take part in a matrix product per token (the head included).
+  int64_t matmul_parameters = 0;
 };
 ModelSize model_size(const ModelConfig& config);
 // Floating point operations of forward and backward for one token in a sequence of `length` tokens,

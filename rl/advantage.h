@@ -3,8 +3,8 @@
 //   none           A = r - mean                  (Dr. GRPO, Liu et al. 2025)
 //   group          A = (r - mean) / (std + 1e-4) (GRPO, Shao et al. 2024; std with n - 1, as TRL
 //                                                and verl)
-//   leave_one_out  A = r - mean of the others = (r - mean) n / (n - 1)  (RLOO, Ahmadian et al.
-//   2024)
+//   leave_one_out  A = r - mean of the others = (r - mean) n / (n - 1)
+//                                                (RLOO, Ahmadian et al. 2024)
 //
 // A NaN reward leaves its sample out of the statistics and gives it advantage 0. A group whose
 // rewards are all equal gets exact zeros (tested by equality: float noise must not become +-1).

@@ -1,11 +1,11 @@
 // GRPO's configuration and loss over packed batches. The maths as implemented, and what differs
 // from the papers:
 //   1. Every denominator (tokens, sequences) is that of the whole optimiser step, over all micro
-//   batches and ranks.
-//      So `bnpo`, whose denominator is by definition that of a local batch, equals `dapo` here.
+//      batches and ranks. So `bnpo`, whose denominator is by definition that of a local batch,
+//      equals `dapo` here.
 //   2. The old policy is the sampler: its recorded log-probs are exact, no forward recomputes them.
 //   3. KL is the k3 estimator, added to the loss; its gradient is that of k3 itself (as TRL,
-//   DeepSeekMath).
+//      DeepSeekMath).
 //   4. Log-ratios are clamped to +-20 before exp.
 #pragma once
 

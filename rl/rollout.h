@@ -35,8 +35,8 @@ struct Completion {
   int64_t completion_length() const { return static_cast<int64_t>(tokens.size()) - prompt_length; }
 };
 
-// `num_generations` completions of each prompt: completion (i, g) is samples[i * num_generations +
-// g].
+// `num_generations` completions of each prompt: completion (i, g) is
+// samples[i * num_generations + g].
 struct Rollouts {
   std::vector<Example> prompts;
   std::vector<int64_t> prompt_numbers;  // of each prompt within the step, over all ranks
@@ -49,8 +49,8 @@ struct Rollouts {
 struct SampleAddress {
   uint64_t seed = 0;
   int64_t step = 0;
-  std::vector<int64_t>
-      prompt_numbers;  // of each prompt within the step, over all ranks; empty: 0, 1, 2, ...
+  // Of each prompt within the step, over all ranks; empty: 0, 1, 2, ...
+  std::vector<int64_t> prompt_numbers;
 };
 
 class Sampler {

@@ -60,8 +60,8 @@ struct TrainConfig {
   TrainerType trainer = TrainerType::kPretrain;
   std::string name;        // of the run; empty: the file's name
   std::string output_dir;  // run directories are made from it: DIR, DIR-2, ...; empty: runs/NAME
-  std::string
-      init_from;  // checkpoint or run directory whose weights and tokenizer the run starts from
+  // Checkpoint or run directory whose weights and tokenizer the run starts from.
+  std::string init_from;
   int64_t seed = 1;
   std::string device = "cpu";
   DType dtype = DType::kF32;
@@ -69,8 +69,8 @@ struct TrainConfig {
   int64_t ranks = 1;        // data-parallel ranks, threads of this process
   int64_t steps = 1000;
   int64_t batch_size = 32;  // sequences per step (pretrain, sft)
-  int64_t prompts_per_step =
-      32;  // (grpo) the batch is prompts_per_step * num_generations completions
+  // (grpo) The batch is prompts_per_step * num_generations completions.
+  int64_t prompts_per_step = 32;
   int64_t num_generations = 8;
   int64_t micro_batch_tokens = 8192;  // tokens per forward and backward; no result depends on it
   int64_t log_every = 1;
@@ -93,8 +93,8 @@ struct TrainConfig {
 struct RunPlan {
   std::string name;
   std::string output_dir;  // of the whole run, absolute
-  std::vector<TrainConfig>
-      stages;  // at least one; relative paths already resolved against the file
+  // At least one; relative paths already resolved against the file.
+  std::vector<TrainConfig> stages;
 };
 
 // Reads CONFIG.yaml with key=value overrides; an override reaches every stage ("stages.1.steps=5"

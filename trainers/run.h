@@ -1,9 +1,9 @@
 // A whole run: every stage of a plan in its own directory, each from the weights of the one before,
 // on all ranks.
 //
-//   RUN/config.yaml  log.txt                       one stage: metrics.jsonl, completions.jsonl and
-//   checkpoints/ beside them; RUN/1-sft/...  RUN/2-grpo/...                  several stages: in
-//   numbered directories
+//   RUN/config.yaml  log.txt           one stage: metrics.jsonl, completions.jsonl and checkpoints/
+//                                      beside them;
+//   RUN/1-sft/...  RUN/2-grpo/...      several stages: in numbered directories
 #pragma once
 
 #include <atomic>

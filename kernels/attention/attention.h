@@ -21,8 +21,8 @@ enum class Mask { kCausal, kFull };
 struct AttentionDesc {
   double scale = 0;  // 0: 1 / sqrt(D)
   Mask mask = Mask::kCausal;
-  DropoutSpec
-      dropout;  // on the probabilities; element = head * 2^32 + key position in its sequence
+  // On the probabilities; element = head * 2^32 + key position in its sequence.
+  DropoutSpec dropout;
 };
 
 // The largest head dim of the CUDA kernels.

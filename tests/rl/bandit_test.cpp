@@ -4,8 +4,8 @@
 //   J = p_k,  dJ/dlogits = p_k (e_k - p)
 //
 // From equal logits, the others stay equal for ever, and with d = logit_k - logit_other
-//   d <- d + rate p_k (1 - p_k + p_other),  p_other = (1 - p_k) / (V - 1),  p_k = 1 / (1 + (V - 1)
-//   e^-d).
+//   d <- d + rate p_k (1 - p_k + p_other)
+//   p_other = (1 - p_k) / (V - 1),  p_k = 1 / (1 + (V - 1) e^-d)
 #include <gtest/gtest.h>
 
 #include <cmath>
