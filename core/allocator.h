@@ -51,9 +51,6 @@ class Allocator {
 // The process-wide allocator of `device`; safe to use from several threads.
 Allocator& allocator(Device device);
 
-// Page-locked host memory (CUDA builds only); see cuda::PinnedBuffer.
-Allocator& pinned_allocator();
-
 // Device memory set apart: while a Use lives, this thread's allocations on `device` come from the
 // pool, and what it frees goes back to the pool, never to others. For a captured CUDA graph, whose
 // replays write to the addresses of its capture. Memory returns to the device when the pool and all

@@ -271,57 +271,8 @@ class CudaAllocator final : public Allocator {
   AllocatorStats stats_;
 };
 
-// Page-locked blocks by size class; few and long-lived.
-class PinnedAllocator final : public Allocator {
- public:
-  void* allocate(size_t bytes) override {
-    const size_t size = allocation_size(std::max<size_t>(bytes, 4096));
-    std::lock_guard lock(mutex_);
-    void* pointer = nullptr;
-    if (auto& blocks = cached_[size]; !blocks.empty()) {
-      pointer = blocks.back();
-      blocks.pop_back();
-    } else {
-      COHORT_CUDA_CHECK(cudaHostAlloc(&pointer, size, cudaHostAllocPortable));
-      stats_.reserved_bytes += static_cast<int64_t>(size);
-    }
-    stats_.allocations += 1;
-    stats_.live_bytes += static_cast<int64_t>(size);
-    stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.live_bytes);
-    return pointer;
-  }
-  void deallocate(void* pointer, size_t bytes) noexcept override {
-    if (pointer == nullptr) return;
-    const size_t size = allocation_size(std::max<size_t>(bytes, 4096));
-    std::lock_guard lock(mutex_);
-    cached_[size].push_back(pointer);
-    stats_.live_bytes -= static_cast<int64_t>(size);
-  }
-  AllocatorStats stats() const override {
-    std::lock_guard lock(mutex_);
-    return stats_;
-  }
-  void reset_peak() override {
-    std::lock_guard lock(mutex_);
-    stats_.peak_bytes = stats_.live_bytes;
-  }
-  void release_cached() override {
-    std::lock_guard lock(mutex_);
-    for (auto& [size, blocks] : cached_) {
-      for (void* block : blocks) cudaFreeHost(block);
-      stats_.reserved_bytes -= static_cast<int64_t>(size * blocks.size());
-      blocks.clear();
-    }
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::map<size_t, std::vector<void*>> cached_;
-  AllocatorStats stats_;
-};
-
 CudaAllocator& cuda_allocator(Device device) {
-  static std::array<CudaAllocator*, 64> all{};
+  static std::array<CudaAllocator*, cuda::kMaxDevices> all{};
   static std::mutex mutex;
   std::lock_guard lock(mutex);
   CudaAllocator*& one = all.at(static_cast<size_t>(device.index));
@@ -339,11 +290,6 @@ Allocator& device_allocator(Device device) {
   return cuda_allocator(device);
 }
 }  // namespace cuda
-
-Allocator& pinned_allocator() {
-  static auto* pinned = new PinnedAllocator;
-  return *pinned;
-}
 
 MemoryPool::MemoryPool(Device device) : device_(device) {
   static std::atomic<uint64_t> last{0};

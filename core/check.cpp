@@ -4,7 +4,7 @@
 
 namespace cohort {
 
-void throw_check_error(const char* file, int line, const std::string& message) {
+std::string with_place(const std::string& message, const char* file, int line) {
   std::string_view path(file);
   // Build systems pass absolute paths; the last two components are what a reader greps for.
   const size_t last = path.rfind('/');
@@ -12,7 +12,11 @@ void throw_check_error(const char* file, int line, const std::string& message) {
     const size_t before = path.rfind('/', last - 1);
     if (before != std::string_view::npos) path.remove_prefix(before + 1);
   }
-  throw Error(str(message, " (", path, ":", line, ")"));
+  return str(message, " (", path, ":", line, ")");
+}
+
+void throw_check_error(const char* file, int line, const std::string& message) {
+  throw Error(with_place(message, file, line));
 }
 
 }  // namespace cohort

@@ -35,7 +35,8 @@ std::string str(Args&&... args) {
   return std::move(out).str();
 }
 
-// Throws Error(message + " (file:line)"), the file relative to the source root.
+// message + " (file:line)", the file relative to the source root.
+std::string with_place(const std::string& message, const char* file, int line);
 [[noreturn]] void throw_check_error(const char* file, int line, const std::string& message);
 
 }  // namespace cohort

@@ -1,5 +1,5 @@
-// The CUDA runtime as the rest of the project sees it: checked calls, streams, events, pinned host
-// memory. Only `.cu` and `*_cuda.cpp` files, which a CPU build leaves out, may include it.
+// The CUDA runtime as the rest of the project sees it: checked calls, streams, events, uploads.
+// Only `.cu` and `*_cuda.cpp` files, which a CPU build leaves out, may include it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,11 +15,7 @@ namespace cohort::cuda {
 // process must end, and goes on from its last checkpoint.
 class CudaError : public Error {
  public:
-  CudaError(const std::string& message, cudaError_t code) : Error(message), code_(code) {}
-  cudaError_t code() const { return code_; }
-
- private:
-  cudaError_t code_;
+  using Error::Error;
 };
 
 // Throws CudaError naming `what`; the runtime's own record of the error is cleared first, so that
@@ -32,9 +28,9 @@ class CudaError : public Error {
       ::cohort::cuda::throw_error(code_, #call, __FILE__, __LINE__);         \
   } while (false)
 
+inline constexpr int kMaxDevices = 64;
 // Devices that can be used; 0 where there is no driver.
 int device_count();
-const cudaDeviceProp& properties(Device device);
 
 // Makes `device` the runtime's current one in this thread.
 void activate(Device device);
@@ -54,42 +50,26 @@ class OwnedStream {
   Stream stream_;
 };
 
-// A point in a stream. `Timing::kOn` events can be subtracted.
-enum class Timing { kOff, kOn };
+// A point in a stream.
 class Event {
  public:
-  explicit Event(Device device, Timing timing = Timing::kOff);
+  explicit Event(Device device);
   ~Event();
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   void record(Stream stream);
   // Work enqueued on `stream` from now on starts after the recorded point.
   void wait(Stream stream) const;
+  // Blocks until the device has passed the recorded point; returns at once if there is none.
   void synchronize() const;
-  // True once the device has passed the recorded point.
-  bool done() const;
-  // Milliseconds from `start` to this event; both must be done.
-  float since(const Event& start) const;
 
  private:
   Device device_;
   cudaEvent_t event_ = nullptr;
 };
 
-// Page-locked host memory from a cache: the source or target of copies that run beside the host.
-// The owner sees to it that no copy is under way when the buffer goes.
-class PinnedBuffer {
- public:
-  explicit PinnedBuffer(size_t bytes);
-  ~PinnedBuffer();
-  PinnedBuffer(const PinnedBuffer&) = delete;
-  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
-  void* data() const { return pointer_; }
-  size_t size() const { return bytes_; }
-
- private:
-  size_t bytes_;
-  void* pointer_;
-};
+// Copies host memory to the device, in the order of its current stream. The host's memory may be
+// used again at once.
+void upload(void* to, const void* from, size_t bytes, Device device);
 
 }  // namespace cohort::cuda

@@ -1,15 +1,11 @@
 // Devices, streams, events and errors of the CUDA runtime.
 #include <array>
 #include <mutex>
-#include <vector>
 
-#include "core/allocator.h"
 #include "core/cuda.h"
 
 namespace cohort::cuda {
 namespace {
-
-constexpr int kMaxDevices = 64;
 
 // After one of these the device's context is lost.
 bool is_fatal(cudaError_t code) {
@@ -41,11 +37,7 @@ void throw_error(cudaError_t code, const char* what, const char* file, int line)
     text +=
         "; the device's memory is lost and nothing more is written from it; hint: resume from the "
         "last checkpoint, and look for the cause with compute-sanitizer";
-  try {
-    throw_check_error(file, line, text);
-  } catch (const Error& e) {
-    throw CudaError(e.what(), code);
-  }
+  throw CudaError(with_place(text, file, line));
 }
 
 int device_count() {
@@ -58,15 +50,6 @@ int device_count() {
     return std::min(n, kMaxDevices);
   }();
   return count;
-}
-
-const cudaDeviceProp& properties(Device device) {
-  static std::array<cudaDeviceProp, kMaxDevices> all;
-  static std::array<std::once_flag, kMaxDevices> known;
-  const auto i = static_cast<size_t>(device.index);
-  std::call_once(known[i],
-                 [&] { COHORT_CUDA_CHECK(cudaGetDeviceProperties(&all[i], device.index)); });
-  return all[i];
 }
 
 void activate(Device device) {
@@ -109,10 +92,9 @@ OwnedStream::~OwnedStream() {
   cudaStreamDestroy(static_cast<cudaStream_t>(stream_.handle));
 }
 
-Event::Event(Device device, Timing timing) : device_(device) {
+Event::Event(Device device) : device_(device) {
   activate(device);
-  COHORT_CUDA_CHECK(cudaEventCreateWithFlags(
-      &event_, timing == Timing::kOn ? cudaEventDefault : cudaEventDisableTiming));
+  COHORT_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
 }
 Event::~Event() {
   cudaEventDestroy(event_);
@@ -127,26 +109,6 @@ void Event::wait(Stream stream) const {
 }
 void Event::synchronize() const {
   COHORT_CUDA_CHECK(cudaEventSynchronize(event_));
-}
-bool Event::done() const {
-  const cudaError_t code = cudaEventQuery(event_);
-  if (code == cudaErrorNotReady) {
-    cudaGetLastError();
-    return false;
-  }
-  COHORT_CUDA_CHECK(code);
-  return true;
-}
-float Event::since(const Event& start) const {
-  float ms = 0;
-  COHORT_CUDA_CHECK(cudaEventElapsedTime(&ms, start.event_, event_));
-  return ms;
-}
-
-PinnedBuffer::PinnedBuffer(size_t bytes)
-    : bytes_(bytes), pointer_(pinned_allocator().allocate(bytes)) {}
-PinnedBuffer::~PinnedBuffer() {
-  pinned_allocator().deallocate(pointer_, bytes_);
 }
 
 }  // namespace cohort::cuda

@@ -12,7 +12,7 @@ namespace cohort {
 class Replay {
  public:
   // `work` enqueues the same kernels on the same addresses whenever it is called; what it allocates
-  // it frees. It must not wait for the device.
+  // it frees. It must not wait for the device, nor copy from the host.
   Replay(Device device, std::function<void()> work);
   Replay(const Replay&) = delete;
   Replay& operator=(const Replay&) = delete;

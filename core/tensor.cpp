@@ -177,6 +177,10 @@ Tensor& Tensor::copy_(const Tensor& source) {
   const bool plain = dtype_ == source.dtype_ && is_contiguous() && source.is_contiguous();
   if constexpr (kWithCuda) {
     if (device().is_cuda() || source.device().is_cuda()) {
+      // Two GPUs' streams have no common order, and a process trains on one GPU.
+      COHORT_CHECK(device() == source.device() || device().is_cpu() || source.device().is_cpu(),
+                   "[copy_] from ", source.str(), " to ", str(),
+                   "; hint: to another GPU by way of the host: to(Device{})");
       if (plain)
         cuda::copy_bytes(*this, source);
       else if (device() == source.device())

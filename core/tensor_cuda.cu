@@ -115,10 +115,10 @@ void launch_copy(Tensor& to, const Tensor& from) {
 }  // namespace
 
 void copy_bytes(Tensor& to, const Tensor& from) {
-  const Device device = to.device().is_cuda() ? to.device() : from.device();
-  const cudaStream_t queue = stream(device);
-  COHORT_CUDA_CHECK(cudaMemcpyAsync(to.raw(), from.raw(), static_cast<size_t>(to.nbytes()),
-                                    cudaMemcpyDefault, queue));
+  const auto bytes = static_cast<size_t>(to.nbytes());
+  if (from.device().is_cpu()) return upload(to.raw(), from.raw(), bytes, to.device());
+  const cudaStream_t queue = stream(from.device());
+  COHORT_CUDA_CHECK(cudaMemcpyAsync(to.raw(), from.raw(), bytes, cudaMemcpyDefault, queue));
   if (to.device().is_cpu()) COHORT_CUDA_CHECK(cudaStreamSynchronize(queue));
 }
 

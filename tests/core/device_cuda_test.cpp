@@ -1,7 +1,4 @@
 // The CUDA side of core: memory, copies, streams, errors, replay.
-#include <cstring>
-#include <thread>
-
 #include "core/allocator.h"
 #include "core/cuda.h"
 #include "core/replay.h"
@@ -216,16 +213,57 @@ TEST(CudaError, AFailedCallIsNamedAndForgotten) {
   EXPECT_EQ(Tensor::full({1}, 3, DType::kF32, device).item(), 3);
 }
 
-TEST(CudaPinned, BuffersComeFromACache) {
+// The host's memory changes as soon as the call returns, while the device is still busy before it.
+TEST(CudaUpload, TheSourceMayBeOverwrittenAtOnce) {
   COHORT_REQUIRE_GPU(device);
-  void* first = nullptr;
-  {
-    const cuda::PinnedBuffer buffer(1000);
-    first = buffer.data();
-    std::memset(first, 1, 1000);
+  Tensor busy = Tensor::zeros({1 << 26}, DType::kF32, device);
+  for (const int64_t n : {int64_t{1}, int64_t{63}, int64_t{1001}, (int64_t{1} << 20) - 1,
+                          (int64_t{1} << 20) + 1, (int64_t{11} << 20) + 7}) {
+    Tensor host = random_tensor({n}, DType::kF32, 1),
+           there = Tensor::zeros({n}, DType::kF32, device);
+    const Tensor expected = host.clone();
+    for (int i = 0; i < 10; ++i) busy.fill_(i);
+    there.copy_(host);
+    host.fill_(-7);
+    EXPECT_TRUE(bit_equal(there, expected)) << n;
   }
-  const cuda::PinnedBuffer again(1000);
-  EXPECT_EQ(again.data(), first);
+}
+
+TEST(CudaUpload, ManyInARowOnTwoStreams) {
+  COHORT_REQUIRE_GPU(device);
+  const cuda::OwnedStream side(device);
+  constexpr int kCount = 400;
+  Tensor host = Tensor::empty({30011}, DType::kI32),
+         there = Tensor::empty({kCount, 30011}, DType::kI32, device);
+  synchronize(device);
+  for (int i = 0; i < kCount; ++i) {
+    const StreamGuard guard(i % 3 == 0 ? side.get() : current_stream(device));
+    host.fill_(i);
+    there.select(0, i).copy_(host);
+  }
+  cuda::Event done(device);
+  done.record(side.get());
+  done.wait(current_stream(device));
+  const Tensor back = there.to(Device{});
+  for (int i = 0; i < kCount; ++i)
+    EXPECT_TRUE(bit_equal(back.select(0, i), Tensor::full({30011}, i, DType::kI32))) << i;
+}
+
+TEST(CudaUpload, RecordedWorkMayNotUpload) {
+  COHORT_REQUIRE_GPU(device);
+  const Tensor host = Tensor::full({4}, 1, DType::kF32);
+  Tensor there = Tensor::zeros({4}, DType::kF32, device);
+  Replay replay(device, [&] { there.copy_(host); });
+  replay.run();
+  EXPECT_THROW_WITH(replay.run(), Error, "recorded work");
+  EXPECT_EQ(there.to_vector<double>(), std::vector<double>(4, 1));  // the device goes on
+}
+
+TEST(CudaMultiGpuTensor, TwoGpusAreNotMixed) {
+  COHORT_REQUIRE_GPUS(2);
+  const Tensor a = Tensor::zeros({4}, DType::kF32, Device::cuda(0));
+  EXPECT_THROW_WITH(a.to(Device::cuda(1)), Error, "another GPU");
+  EXPECT_EQ(a.to(Device{}).to(Device::cuda(1)).to_vector<double>(), std::vector<double>(4, 0));
 }
 
 }  // namespace
