@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
-#include <optional>
 
 #include "core/check.h"
 
@@ -75,22 +74,13 @@ RankInfo from_torchrun(const Environment& environment) {
 
 RankInfo from_slurm(const Environment& environment) {
   const Reader in(environment, "Slurm");
-  // A job step's own count goes before the allocation's: a batch script without srun is one process
-  // among the tasks that it may start.
-  const char* count = in.has("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
-  if (!in.has(count) && in.text("SLURM_PROCID") == "0") return {};
-  RankInfo info = rank_and_size(in, "SLURM_PROCID", count, "Slurm");
+  RankInfo info = rank_and_size(in, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "Slurm");
   if (info.size == 1) return info;
   info.local_rank = in.number("SLURM_LOCALID", 0, info.rank);
-  const int per_host = std::max(in.leading_number("SLURM_STEP_TASKS_PER_NODE"),
-                                in.leading_number("SLURM_TASKS_PER_NODE"));
-  info.local_size = std::clamp(per_host, info.local_rank + 1, info.size);
-  if (in.has("MASTER_ADDR"))
-    info.master_addr = in.text("MASTER_ADDR");
-  else
-    info.master_addr =
-        first_host(in.has("SLURM_STEP_NODELIST") ? in.text("SLURM_STEP_NODELIST")
-                                                 : in.required("SLURM_JOB_NODELIST"));
+  info.local_size =
+      std::clamp(in.leading_number("SLURM_STEP_TASKS_PER_NODE"), info.local_rank + 1, info.size);
+  info.master_addr = in.has("MASTER_ADDR") ? in.text("MASTER_ADDR")
+                                           : first_host(in.required("SLURM_STEP_NODELIST"));
   // Jobs that share a host must not meet each other: a port of the job's own, below those that the
   // system hands out.
   info.master_port = in.has("MASTER_PORT") ? in.number("MASTER_PORT", 1, 65535)
@@ -121,8 +111,10 @@ RankInfo from_open_mpi(const Environment& environment) {
 RankInfo rank_info(const Environment& environment) {
   const auto has = [&](const char* name) { return environment(name) != nullptr; };
   if (has("RANK") || has("WORLD_SIZE")) return from_torchrun(environment);
-  if (has("SLURM_PROCID")) return from_slurm(environment);
+  // Before Slurm, whose srun starts the daemons of mpirun.
   if (has("OMPI_COMM_WORLD_RANK") || has("OMPI_COMM_WORLD_SIZE")) return from_open_mpi(environment);
+  // Only srun sets the size of a step: a batch script has a rank and tasks too, and is one process.
+  if (has("SLURM_STEP_NUM_TASKS")) return from_slurm(environment);
   return {};
 }
 
@@ -147,7 +139,7 @@ std::string first_host(const std::string& node_list) {
     i = end;
   }
   if (host.empty() || host.find_first_of("[]") != std::string::npos)
-    throw InputError(str("SLURM_JOB_NODELIST: cannot read '", node_list,
+    throw InputError(str("SLURM_STEP_NODELIST: cannot read '", node_list,
                          "'; hint: set MASTER_ADDR to the host of rank 0"));
   return host;
 }
