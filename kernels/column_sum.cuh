@@ -3,6 +3,7 @@
 // again, and are summed the same way. The order follows from the shape and the element size alone.
 #pragma once
 
+#include <algorithm>
 #include <array>
 
 #include "kernels/common.h"
@@ -100,16 +101,17 @@ template <class T, class Term, size_t kOutputs>
 void column_sum(const char* name, const Term& term, int64_t rows, int64_t cols, bool wide,
                 const std::array<Tensor*, kOutputs>& out, const std::array<Grad, kOutputs>& mode) {
   COHORT_CHECK(cols < (1 << 30), "[column_sum] ", cols, " columns are too many");
+  const auto wanted = std::find_if(out.begin(), out.end(), [](Tensor* t) { return t->defined(); });
+  if (wanted == out.end()) return;
+  const Device device = (*wanted)->device();
   constexpr int N = kPackSize<T>;
   ColumnLayout layout{.rows = rows, .cols = static_cast<int>(cols), .wide = wide};
   while (layout.across() < 32 && layout.across() * N < cols) ++layout.across_log2;
   const unsigned blocks = blocks_for(rows, layout.rows_per_block());
   std::array<Tensor, kOutputs> partial;
   ColumnOutputs<static_cast<int>(kOutputs)> outputs{};
-  Device device;
   for (size_t o = 0; o < kOutputs; ++o) {
     if (!out[o]->defined()) continue;
-    device = out[o]->device();
     if (rows == 0 && mode[o] == Grad::kOverwrite) out[o]->zero_();
     if (blocks > 1) partial[o] = Tensor::empty({blocks, cols}, DType::kF32, device);
     outputs.out[o] = pointer<float>(blocks > 1 ? partial[o] : *out[o]);

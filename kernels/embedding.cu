@@ -246,22 +246,21 @@ void embedding_forward(Tensor& y, const Tensor& table, const Tensor& ids) {
 }
 
 void embedding_backward(Tensor& dtable, const Tensor& dy, const Tensor& ids, Grad mode) {
-  if (mode == Grad::kOverwrite) dtable.zero_();
-  const int64_t tokens = dy.dim(0), cols = dy.dim(1), vocab = dtable.dim(0);
-  COHORT_CHECK(tokens < (1 << 30) && cols < (1 << 30) && vocab < (1 << 30),
-               "[embedding_backward] sizes are too large: ", dtable.str(), " and ", dy.str());
-  if (dy.numel() == 0 || vocab == 0) return;
-  const Device device = dy.device();
-  const auto count = static_cast<int>(tokens);
-  Tensor keys = Tensor::empty({2, tokens}, DType::kI32, device), spare = Tensor::empty_like(keys);
-  Tensor segments = Tensor::empty({tokens}, DType::kI64, device);
-  const Sorted sorted{.order = pointer<int32_t>(keys) + tokens,
-                      .ids = pointer<int32_t>(keys),
-                      .segment = pointer<int2>(segments)};
-  sort_tokens(ids, static_cast<int>(vocab), sorted.ids, pointer<int32_t>(spare));
-  launch("embedding_segments", segment_kernel, {blocks_for(tokens, kThreads), kThreads}, device,
-         sorted, count);
   dispatch_device(dy.dtype(), "embedding_backward", [&]<class T>() {
+    const int64_t tokens = dy.dim(0), cols = dy.dim(1), vocab = dtable.dim(0);
+    COHORT_CHECK(tokens < (1 << 30) && cols < (1 << 30) && vocab < (1 << 30),
+                 "[embedding_backward] sizes are too large: ", dtable.str(), " and ", dy.str());
+    if (mode == Grad::kOverwrite) dtable.zero_();
+    if (dy.numel() == 0 || vocab == 0) return;
+    const Device device = dy.device();
+    Tensor keys = Tensor::empty({2, tokens}, DType::kI32, device), spare = Tensor::empty_like(keys);
+    Tensor segments = Tensor::empty({tokens}, DType::kI64, device);
+    const Sorted sorted{.order = pointer<int32_t>(keys) + tokens,
+                        .ids = pointer<int32_t>(keys),
+                        .segment = pointer<int2>(segments)};
+    sort_tokens(ids, static_cast<int>(vocab), sorted.ids, pointer<int32_t>(spare));
+    launch("embedding_segments", segment_kernel, {blocks_for(tokens, kThreads), kThreads}, device,
+           sorted, static_cast<int>(tokens));
     constexpr int kWidth = kPackSize<T>;
     if (cols % kWidth == 0 && aligned(pointer<T>(dy), pointer<float>(dtable)))
       sum_segments<T, kWidth>(dtable, dy, sorted);

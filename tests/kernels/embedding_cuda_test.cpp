@@ -80,6 +80,15 @@ TEST(CudaEmbedding, AnEmptyTableGivesNan) {
   embedding_backward(table, y, index, Grad::kOverwrite);
 }
 
+TEST(CudaEmbedding, ARefusedBackwardLeavesTheTableAlone) {
+  COHORT_REQUIRE_GPU(device);
+  Tensor dtable = Tensor::full({2, 8}, 7, DType::kF64, device);
+  const Tensor dy = Tensor::zeros({1, 8}, DType::kF64, device);
+  EXPECT_THROW_WITH(embedding_backward(dtable, dy, ids({1}).to(device), Grad::kOverwrite), Error,
+                    "expected f32 or bf16 on a CUDA device, got f64");
+  EXPECT_EQ(dtable.to_vector<double>(), std::vector<double>(16, 7));
+}
+
 TEST(CudaEmbedding, BackwardAddsTokens) {
   COHORT_REQUIRE_GPU(device);
   for (const Case& c : kCases)
