@@ -14,14 +14,19 @@ namespace cohort {
 using kernels::Grad;
 
 struct TapeNode {
+  // An op's result passes its gradient on, a parameter keeps it. A checkpoint's input holds it
+  // until the checkpoint passes it on, in the dtype of the node that it stands for: so recomputation
+  // rounds as the plain backward does.
+  enum class Kind { kResult, kParameter, kInput };
+
   std::string name;
   Shape shape;
-  DType dtype = DType::kF32;
+  DType dtype = DType::kF32, grad_dtype = DType::kF32;
   Device device;
   uint64_t number = 0;  // order of creation
-  bool leaf = false;
+  Kind kind = Kind::kResult;
   bool freed = false;  // a backward has consumed it
-  Tensor grad;         // leaves: persistent; others: while a backward is under way
+  Tensor grad;         // parameters: persistent; others: while a backward is under way
   std::vector<std::shared_ptr<TapeNode>> inputs;
   BackwardFn backward;
   std::vector<std::function<void()>> hooks;
@@ -44,6 +49,8 @@ struct TapeNode {
 
 namespace {
 
+using Kind = TapeNode::Kind;
+
 thread_local bool t_grad_enabled = true;
 thread_local bool t_hooks_enabled = true;
 
@@ -56,7 +63,7 @@ std::shared_ptr<TapeNode> new_node(const char* name, const Tensor& value) {
   auto node = std::make_shared<TapeNode>();
   node->name = name;
   node->shape = value.shape();
-  node->dtype = value.dtype();
+  node->dtype = node->grad_dtype = value.dtype();
   node->device = value.device();
   node->number = next_number();
   return node;
@@ -78,22 +85,22 @@ std::unordered_map<TapeNode*, int64_t> count_uses(TapeNode* root) {
   return uses;
 }
 
-DType grad_dtype(const TapeNode* node) {
-  return node->leaf ? accumulate_dtype(node->dtype) : node->dtype;
+bool is_parameter(const std::shared_ptr<TapeNode>& node) {
+  return node != nullptr && node->kind == Kind::kParameter;
 }
 
 // Where the next contribution to a node's gradient goes.
 GradSlot grad_buffer(TapeNode* node) {
   if (node->grad.defined()) {
     // What was passed on may be another node's gradient, too, which that node has yet to read.
-    if (!node->leaf && !node->grad.sole_owner()) node->grad = node->grad.clone();
+    if (node->kind != Kind::kParameter && !node->grad.sole_owner()) node->grad = node->grad.clone();
     return {node->grad, Grad::kAccumulate};
   }
-  if (node->leaf) {
-    node->grad = Tensor::zeros(node->shape, grad_dtype(node), node->device);
+  if (node->kind == Kind::kParameter) {
+    node->grad = Tensor::zeros(node->shape, node->grad_dtype, node->device);
     return {node->grad, Grad::kAccumulate};
   }
-  node->grad = Tensor::empty(node->shape, node->dtype, node->device);
+  node->grad = Tensor::empty(node->shape, node->grad_dtype, node->device);
   return {node->grad, Grad::kOverwrite};
 }
 
@@ -124,16 +131,16 @@ Variable Variable::parameter(Tensor value, std::string name) {
   COHORT_CHECK(is_float(value.dtype()), "[parameter] ", name, " has no gradient: its dtype is ",
                dtype_name(value.dtype()));
   Variable v(std::move(value));
-  v.node_ = new_node("", v.value_);
-  v.node_->name = std::move(name);
-  v.node_->leaf = true;
+  v.node_ = new_node(name.c_str(), v.value_);
+  v.node_->kind = Kind::kParameter;
+  v.node_->grad_dtype = accumulate_dtype(v.node_->dtype);
   return v;
 }
 
 Tensor& Variable::grad() const {
-  COHORT_CHECK(node_ != nullptr && node_->leaf, "[grad] only a parameter has a gradient");
+  COHORT_CHECK(is_parameter(node_), "[grad] only a parameter has a gradient");
   if (!node_->grad.defined())
-    node_->grad = Tensor::zeros(node_->shape, grad_dtype(node_.get()), node_->device);
+    node_->grad = Tensor::zeros(node_->shape, node_->grad_dtype, node_->device);
   return node_->grad;
 }
 
@@ -142,15 +149,14 @@ void Variable::zero_grad() const {
 }
 
 void Variable::on_gradient(std::function<void()> hook) const {
-  COHORT_CHECK(node_ != nullptr && node_->leaf, "[on_gradient] only a parameter takes a hook");
+  COHORT_CHECK(is_parameter(node_), "[on_gradient] only a parameter takes a hook");
   node_->hooks.push_back(std::move(hook));
 }
 
 void Variable::set_grad_storage(Tensor storage) const {
-  COHORT_CHECK(node_ != nullptr && node_->leaf,
-               "[set_grad_storage] only a parameter has a gradient");
-  kernels::check_tensor(storage, node_->shape, grad_dtype(node_.get()), "set_grad_storage",
-                        "storage", node_->device);
+  COHORT_CHECK(is_parameter(node_), "[set_grad_storage] only a parameter has a gradient");
+  kernels::check_tensor(storage, node_->shape, node_->grad_dtype, "set_grad_storage", "storage",
+                        node_->device);
   node_->grad = std::move(storage);
 }
 
@@ -174,7 +180,7 @@ GradSlot Gradients::weight_slot(int i) {
 
 GradSlot Gradients::slot(int i, DType dtype) {
   TapeNode* node = inputs_[static_cast<size_t>(i)].get();
-  if (!repeated(i) && dtype == grad_dtype(node)) return grad_buffer(node);
+  if (!repeated(i) && dtype == node->grad_dtype) return grad_buffer(node);
   separate_.emplace_back(i, Tensor::empty(node->shape, dtype, node->device));
   return {separate_.back().second, Grad::kOverwrite};
 }
@@ -187,10 +193,10 @@ void Gradients::finish() {
 void Gradients::pass(int i, const Tensor& gradient) {
   TapeNode* node = inputs_[static_cast<size_t>(i)].get();
   if (node == nullptr) return;
-  if (!node->leaf && !node->grad.defined() && gradient.is_contiguous()) {
+  if (node->kind != Kind::kParameter && !node->grad.defined() && gradient.is_contiguous()) {
     kernels::check_tensor(gradient, node->shape, gradient.dtype(), "backward", node->name.c_str(),
                           node->device);
-    node->grad = gradient.to(node->dtype);
+    node->grad = gradient.to(node->grad_dtype);
     return;
   }
   GradSlot target = grad_buffer(node);
@@ -218,7 +224,7 @@ Variable make_node(const char* name, Tensor y, std::initializer_list<Variable> i
 void backward(const Variable& loss, const Tensor& seed) {
   COHORT_CHECK(loss.node_ != nullptr, "[backward] nothing in this loss requires a gradient");
   TapeNode* root = loss.node_.get();
-  COHORT_CHECK(!root->leaf, "[backward] the loss is a parameter itself");
+  COHORT_CHECK(root->kind == Kind::kResult, "[backward] the loss is a parameter itself");
   COHORT_CHECK(!root->freed, "[backward] this tape was freed by an earlier backward");
   if (seed.defined()) {
     kernels::check_tensor(seed, root->shape, root->dtype, "backward", "seed", root->device);
@@ -252,12 +258,11 @@ void backward(const Variable& loss, const Tensor& seed) {
     }
     for (const auto& input : inputs) {
       if (input == nullptr || --uses.at(input.get()) > 0) continue;
-      if (input->leaf) {
-        if (t_hooks_enabled)
-          for (const auto& hook : input->hooks) hook();
-      } else {
+      if (input->kind == Kind::kResult) {
         alive.push_back(input);
         ready.push(input.get());
+      } else if (t_hooks_enabled) {
+        for (const auto& hook : input->hooks) hook();
       }
     }
   }
@@ -289,7 +294,7 @@ Variable checkpoint(const std::function<Variable(std::span<const Variable>)>& fn
                     std::span<const Variable> inputs, std::span<const Variable> parameters) {
   if (!t_grad_enabled) return fn(inputs);
   for (const Variable& p : parameters)
-    COHORT_CHECK(p.node_ == nullptr || p.node_->leaf,
+    COHORT_CHECK(p.node_ == nullptr || is_parameter(p.node_),
                  "[checkpoint] expected parameters, got an intermediate value of shape ",
                  p.shape().str(), "; hint: make it an input");
   Tensor y;
@@ -300,15 +305,21 @@ Variable checkpoint(const std::function<Variable(std::span<const Variable>)>& fn
   std::vector<Variable> all(inputs.begin(), inputs.end());
   all.insert(all.end(), parameters.begin(), parameters.end());
   std::vector<Variable> saved;
-  for (const Variable& input : inputs)
-    saved.push_back(input.requires_grad() ? Variable::parameter(input.value()) : input.detach());
+  for (const Variable& input : inputs) {
+    Variable& copy = saved.emplace_back(input.detach());
+    if (!input.requires_grad()) continue;
+    copy.node_ = new_node("checkpoint's input", copy.value_);
+    copy.node_->kind = Kind::kInput;
+    copy.node_->grad_dtype = input.node_->grad_dtype;
+  }
   return make_node("checkpoint", y, std::span<const Variable>(all),
                    [fn, saved](const Tensor& dy, Gradients& gradients) {
                      const RecomputeGuard guard;
                      backward(fn(saved), dy);
                      for (size_t i = 0; i < saved.size(); ++i)
-                       if (saved[i].requires_grad())
-                         gradients.pass(static_cast<int>(i), saved[i].grad());
+                       if (saved[i].requires_grad() && saved[i].node_->grad.defined())
+                         gradients.pass(static_cast<int>(i),
+                                        std::exchange(saved[i].node_->grad, {}));
                    });
 }
 

@@ -95,9 +95,10 @@ Tensor rows_of(const Tensor& x, int64_t begin, int64_t length) {
 
 Variable mean_loss(const Transformer& model, const PackedBatch& batch,
                    const ForwardOptions& options) {
-  const Tensor weights =
-      Tensor::full({batch.size()}, 1.0 / static_cast<double>(batch.num_targets), model.dtype());
-  return cross_entropy(model.forward(batch, options), model.head(), batch.targets, weights);
+  const PackedBatch placed = model.place(batch);
+  const Tensor weights = Tensor::full({batch.size()}, 1.0 / static_cast<double>(batch.num_targets),
+                                      accumulate_dtype(model.dtype()), model.device());
+  return cross_entropy(model.forward(placed, options), model.head(), placed.targets, weights);
 }
 
 }  // namespace cohort::test
