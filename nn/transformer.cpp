@@ -95,15 +95,15 @@ Transformer::Transformer(const ModelConfig& config, DType dtype, uint64_t seed, 
 
 PackedBatch Transformer::place(const PackedBatch& batch) const {
   if (device_.is_cuda() && batch.tokens.device().is_cpu()) {
-    const auto check = [&](const Tensor& values, int64_t low, int64_t end, const char* what) {
+    const auto check = [](const char* what, const Tensor& values, int64_t low, int64_t end) {
+      const int32_t* value = values.data<int32_t>();
       for (int64_t t = 0; t < values.numel(); ++t)
-        COHORT_CHECK(values.data<int32_t>()[t] >= low && values.data<int32_t>()[t] < end, "[", what,
-                     "] ", values.data<int32_t>()[t], " at position ", t, ", expected less than ",
-                     end);
+        COHORT_CHECK(value[t] >= low && value[t] < end, "[transformer] ", what, " ", value[t],
+                     " at index ", t, " of the batch, expected ", low, " to ", end - 1);
     };
-    check(batch.tokens, 0, config_.vocab_size, "token");
-    check(batch.targets, -1, config_.vocab_size, "target");
-    check(batch.positions, 0, config_.context, "position in its sequence");
+    check("token", batch.tokens, 0, config_.vocab_size);
+    check("target", batch.targets, -1, config_.vocab_size);
+    check("position", batch.positions, 0, config_.context);
   }
   return batch.to(device_);
 }

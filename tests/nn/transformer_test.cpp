@@ -284,39 +284,53 @@ TEST(TransformerDropout, PreservesTheMeanAtEachSite) {
     }
 }
 
+// Loss and gradients of a model of six blocks; returns the peak of none, cheap and block.
+std::vector<int64_t> expect_same_bits(const char* name, DType dtype, Device device) {
+  ModelConfig config = test::model_config(name);
+  config.num_layers = 6;
+  config.dropout = 0.1;
+  const PackedBatch batch = pack(test::random_sequences({40, 3, 60}, config.vocab_size, 2));
+  const ForwardOptions train{.mode = Mode::kTrain, .seed = 5, .step = 6};
+  std::vector<Tensor> losses;
+  std::vector<std::vector<Tensor>> all;
+  std::vector<int64_t> peaks;
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kCheap, Recompute::kBlock}) {
+    config.recompute = recompute;
+    const Transformer model(config, dtype, 1, device);
+    for (const NamedParameter& p : model.parameters()) p.variable.zero_grad();
+    Allocator& memory = allocator(device);
+    memory.reset_peak();
+    const int64_t start = memory.stats().live_bytes;
+    const Variable loss = test::mean_loss(model, batch, train);
+    backward(loss);
+    peaks.push_back(memory.stats().peak_bytes - start);
+    losses.push_back(loss.value());
+    all.push_back(gradients(model));
+  }
+  for (const size_t k : {1, 2}) {
+    EXPECT_TRUE(bit_equal(losses[0], losses[k])) << name << " in " << dtype_name(dtype);
+    for (size_t i = 0; i < all[0].size(); ++i)
+      EXPECT_TRUE(bit_equal(all[0][i], all[k][i]))
+          << name << " in " << dtype_name(dtype) << ", recompute " << k << ", parameter " << i;
+  }
+  return peaks;
+}
+
 TEST(TransformerRecompute, BlockGivesTheSameBitsWithLessMemory) {
   const test::ThreadsGuard one(1);
   for (const char* name : {"llama", "qwen", "gpt2"})
     for (const DType dtype : {DType::kF32, DType::kF64}) {
-      ModelConfig config = test::model_config(name);
-      config.num_layers = 6;
-      config.dropout = 0.1;
-      const PackedBatch batch = pack(test::random_sequences({40, 3, 60}, config.vocab_size, 2));
-      const ForwardOptions train{.mode = Mode::kTrain, .seed = 5, .step = 6};
-      std::vector<Tensor> losses;
-      std::vector<std::vector<Tensor>> all;
-      std::vector<int64_t> peaks;
-      for (const Recompute recompute : {Recompute::kNone, Recompute::kCheap, Recompute::kBlock}) {
-        config.recompute = recompute;
-        const Transformer model(config, dtype, 1);
-        for (const NamedParameter& p : model.parameters()) p.variable.zero_grad();
-        Allocator& memory = allocator(Device{});
-        memory.reset_peak();
-        const int64_t start = memory.stats().live_bytes;
-        const Variable loss = test::mean_loss(model, batch, train);
-        backward(loss);
-        peaks.push_back(memory.stats().peak_bytes - start);
-        losses.push_back(loss.value());
-        all.push_back(gradients(model));
-      }
-      for (const size_t k : {1, 2}) {
-        EXPECT_TRUE(bit_equal(losses[0], losses[k])) << name;
-        for (size_t i = 0; i < all[0].size(); ++i)
-          EXPECT_TRUE(bit_equal(all[0][i], all[k][i])) << name << " parameter " << i;
-      }
+      const auto peaks = expect_same_bits(name, dtype, {});
       EXPECT_LT(peaks[1], peaks[0] * 9 / 10) << name;
       EXPECT_LT(peaks[2], peaks[0] * 2 / 3) << name;
     }
+}
+
+// In bf16 a gradient held in f32 for a while would round differently.
+TEST(CudaTransformerRecompute, GivesTheSameBits) {
+  COHORT_REQUIRE_GPU(device);
+  for (const char* name : {"llama", "qwen", "gpt2"})
+    for (const DType dtype : {DType::kF32, DType::kBF16}) expect_same_bits(name, dtype, device);
 }
 
 TEST(TransformerRecompute, HooksFireOncePerParameter) {
@@ -357,21 +371,33 @@ TEST(Transformer, LossAndGradientsDoNotDependOnThreads) {
       EXPECT_TRUE(bit_equal(results[0][i], results[k][i])) << i;
 }
 
-TEST(Transformer, BadBatchesThrow) {
+// `message`: what is said of a bad id beside its value.
+void expect_bad_batches_throw(Device device, const std::string& message) {
   for (const char* name : {"llama", "gpt2"}) {
     ModelConfig config = test::model_config(name);
     config.context = 16;
-    const Transformer model(config, DType::kF32, 1);
+    const Transformer model(config, DType::kF32, 1, device);
+    const auto forward = [&](const std::vector<TokenSequence>& sequences) {
+      model.forward(model.place(pack(sequences)));
+    };
     for (const int32_t bad : {31, -1, 1 << 30}) {
       auto sequences = test::random_sequences({5, 6}, config.vocab_size, 2);
       sequences[1].tokens[2] = bad;
       sequences[1].learn[2] = 0;
-      EXPECT_THROW_WITH(model.forward(pack(sequences)), Error, str(bad));
+      EXPECT_THROW_WITH(forward(sequences), Error, str(bad, message));
     }
-    EXPECT_NO_THROW(model.forward(pack(test::random_sequences({16}, config.vocab_size, 2))));
-    EXPECT_THROW_WITH(model.forward(pack(test::random_sequences({3, 17}, config.vocab_size, 2))),
-                      Error, "16");
+    EXPECT_NO_THROW(forward(test::random_sequences({16}, config.vocab_size, 2)));
+    EXPECT_THROW_WITH(forward(test::random_sequences({3, 17}, config.vocab_size, 2)), Error, "16");
   }
+}
+
+TEST(CudaTransformer, BadBatchesThrow) {
+  COHORT_REQUIRE_GPU(device);
+  expect_bad_batches_throw(device, " at index 7 of the batch, expected 0 to 30");
+}
+
+TEST(Transformer, BadBatchesThrow) {
+  expect_bad_batches_throw({}, "");
   ModelConfig unresolved;
   unresolved.vocab_size = 5;
   EXPECT_THROW_WITH(Transformer(unresolved, DType::kF32, 1), Error, "resolved");
