@@ -68,6 +68,17 @@ uint32_t row_alignment(int64_t cols, DType dtype) {
   return static_cast<uint32_t>(std::min<int64_t>(bytes & -bytes, 16));
 }
 
+// An algorithm is chosen for the length of rows, so a matrix has to start where its rows may.
+void check_operand(const Tensor& t, const char* name) {
+  COHORT_CHECK(t.dtype() == DType::kF32 || t.dtype() == DType::kBF16,
+               "[matmul] expected f32 or bf16 on a CUDA device, got ", name, " ", t.str());
+  if (t.numel() == 0) return;
+  const uint32_t alignment = row_alignment(t.cols(), t.dtype());
+  COHORT_CHECK(reinterpret_cast<uintptr_t>(t.raw()) % alignment == 0, "[matmul] expected ", name,
+               " ", t.str(), " to start at a multiple of ", alignment,
+               " bytes, as its rows do; hint: clone() it");
+}
+
 // What an algorithm depends on.
 struct Key {
   int device;
@@ -184,6 +195,10 @@ const Choice& cached_choice(Key key) {
 
 void product(Tensor& c, const Tensor& a, const Tensor& b, const Tensor& bias,
              const MatmulDesc& desc) {
+  check_operand(a, "a");
+  check_operand(b, "b");
+  check_operand(c, "c");
+  if (bias.defined()) check_operand(bias, "bias");
   const Device device = a.device();
   const Key key{.device = device.index,
                 .m = c.rows(),
@@ -197,7 +212,6 @@ void product(Tensor& c, const Tensor& a, const Tensor& b, const Tensor& bias,
                 .split_k = desc.a == Transpose::kYes ? SplitK::kAllowed : desc.split_k};
   if (key.m == 0 || key.n == 0) return;
   if (key.k == 0) {
-    COHORT_CHECK(!bias.defined(), "[linear] expected rows of at least one element");
     if (desc.out == Grad::kOverwrite) c.zero_();
     return;
   }
