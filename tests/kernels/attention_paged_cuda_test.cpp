@@ -144,7 +144,9 @@ TEST(CudaAttentionPaged, WriteTouchesOnlyItsSlots) {
     }
 }
 
-// Nothing is checked on the device, but nothing outside the cache is touched either.
+// Nothing is checked on the device, but nothing outside the cache is touched either. All keys weigh
+// the same here, and values are 1, so that a token gets the share of its keys that the cache has:
+// of (0, 4) four of five, of (1, 3) two of four; (0, -1) counts as (0, 0) and (0, 6) as (0, 5).
 TEST(CudaAttentionPaged, TokensOutsideTheTable) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes) {
@@ -158,10 +160,15 @@ TEST(CudaAttentionPaged, TokensOutsideTheTable) {
     kernels::paged_kv_write(cache, x, x, sequences, positions);
     EXPECT_TRUE(k.intact() && v.intact());
     for (const double y : k.tensor().to_vector<double>()) EXPECT_EQ(y, 0);
+    for (const double y : v.tensor().to_vector<double>()) EXPECT_EQ(y, 0);
+    v.tensor().fill_(1);
     Guarded o({6, 1, 8}, dtype, device);
     kernels::attention_paged(o.tensor(), x, cache, sequences, positions, {});
     EXPECT_TRUE(o.intact());
-    for (const double y : o.tensor().to_vector<double>()) EXPECT_EQ(y, 0);
+    const auto got = o.tensor().to_vector<double>();
+    const double expected[] = {0, 0, 1, 4.0 / 6, 0.8, 0.5};
+    for (size_t i = 0; i < got.size(); ++i)
+      EXPECT_NEAR(got[i], expected[i / 8], dtype == DType::kF32 ? 1e-6 : 0x1p-9) << i / 8;
   }
 }
 

@@ -198,14 +198,16 @@ TEST(CudaElementwise, ScaleConvertsBetweenFloatTypes) {
           Tensor expected = Tensor::empty_like(x);
           scale(expected, x, 0.75);
           Guarded in(x, from, device, start), y(shape, to, device), sum(old, to, device, start);
-          Guarded by(shape, to, device, start);
+          Guarded by(shape, to, device, start), by_sum(old, to, device, start);
           scale(y.tensor(), in.tensor(), 0.75);
           scale(sum.tensor(), in.tensor(), 0.75, Grad::kAccumulate);
           scale_by(by.tensor(), in.tensor(), factor);
+          scale_by(by_sum.tensor(), in.tensor(), factor, Grad::kAccumulate);
           expect_close(y.tensor(), expected, "scale");
           expect_close(sum.tensor(), plus(old, expected), "scale, accumulating");
           EXPECT_TRUE(bit_equal(by.tensor(), y.tensor()));
-          EXPECT_TRUE(y.intact() && sum.intact() && by.intact());
+          EXPECT_TRUE(bit_equal(by_sum.tensor(), sum.tensor()));
+          EXPECT_TRUE(y.intact() && sum.intact() && by.intact() && by_sum.intact());
         }
 }
 

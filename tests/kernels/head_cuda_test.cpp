@@ -133,8 +133,8 @@ TEST(CudaHead, BackwardIsTheCpus) {
       double allowed_x = kF32Tolerance, allowed_w = kF32Tolerance;
       if (dtype == DType::kBF16) {
         const Backward rounded = rounded_backward(c);
-        allowed_x += 1.5 * relative_error(rounded.dx.to(DType::kBF16), exact.dx);
-        allowed_w += 1.5 * relative_error(rounded.dw, exact.dw);
+        allowed_x += kRoundingSlack * relative_error(rounded.dx.to(DType::kBF16), exact.dx);
+        allowed_w += kRoundingSlack * relative_error(rounded.dw, exact.dw);
       }
       EXPECT_LE(relative_error(got.dx, exact.dx), allowed_x) << s.vocab;
       EXPECT_LE(relative_error(got.dw, exact.dw), allowed_w) << s.vocab;

@@ -106,9 +106,10 @@ TEST(CudaNorm, BackwardAccumulatesAndSkips) {
   COHORT_REQUIRE_GPU(device);
   for (const Norm norm : {Norm::kRms, Norm::kLayer})
     for (const DType dtype : kCudaTypes)
-      // The last three are more rows than the backward works on at a time.
-      for (const Shape& shape : {Shape{37, 128}, Shape{5, 33}, Shape{2, 9000}, Shape{450, 2056},
-                                 Shape{1700, 520}, Shape{3300, 320}}) {
+      // The last five are more rows than the backward works on at a time.
+      for (const Shape& shape :
+           {Shape{37, 128}, Shape{5, 33}, Shape{2, 9000}, Shape{300, 4104}, Shape{300, 9000},
+            Shape{450, 2056}, Shape{1700, 520}, Shape{3300, 320}}) {
         const Inputs in(shape, dtype);
         const Outputs exact = run(norm, in.x, in.w, in.b, in.dy);
         const Tensor x = in.x.to(dtype).to(device), w = in.w.to(dtype).to(device),
