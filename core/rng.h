@@ -11,6 +11,20 @@
 
 namespace cohort {
 
+// a b, in two words. (In device code, nvcc takes the 64-bit product of two words for one of 64-bit
+// factors, and adds zeros to it.)
+COHORT_HD inline void wide_product(uint32_t a, uint32_t b, uint32_t& low, uint32_t& high) {
+#ifdef __CUDA_ARCH__
+  asm("{.reg .b64 p; mul.wide.u32 p, %2, %3; mov.b64 {%0, %1}, p;}"
+      : "=r"(low), "=r"(high)
+      : "r"(a), "r"(b));
+#else
+  const uint64_t product = uint64_t{a} * b;
+  low = static_cast<uint32_t>(product);
+  high = static_cast<uint32_t>(product >> 32);
+#endif
+}
+
 // Four independent 32-bit words for one address: the key is the seed, the counter is (index,
 // stream), low words first.
 COHORT_HD inline std::array<uint32_t, 4> philox(uint64_t seed, uint64_t stream, uint64_t index) {
@@ -18,12 +32,13 @@ COHORT_HD inline std::array<uint32_t, 4> philox(uint64_t seed, uint64_t stream, 
   uint32_t c2 = static_cast<uint32_t>(stream), c3 = static_cast<uint32_t>(stream >> 32);
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
   for (int round = 0; round < 10; ++round) {
-    const uint64_t p0 = uint64_t{0xD2511F53u} * c0, p1 = uint64_t{0xCD9E8D57u} * c2;
-    const uint32_t h0 = static_cast<uint32_t>(p0 >> 32), h1 = static_cast<uint32_t>(p1 >> 32);
-    c0 = h1 ^ c1 ^ k0;
-    c1 = static_cast<uint32_t>(p1);
-    c2 = h0 ^ c3 ^ k1;
-    c3 = static_cast<uint32_t>(p0);
+    uint32_t low0, high0, low1, high1;
+    wide_product(0xD2511F53u, c0, low0, high0);
+    wide_product(0xCD9E8D57u, c2, low1, high1);
+    c0 = high1 ^ c1 ^ k0;
+    c1 = low1;
+    c2 = high0 ^ c3 ^ k1;
+    c3 = low0;
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }

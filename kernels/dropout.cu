@@ -1,6 +1,6 @@
 // Dropout on CUDA: one Philox call serves four neighbouring elements, and they have one thread. The
-// draws bound the kernel, not the memory, so that the rest is as little as can be: words are
-// compared as integers, and a product replaces the division.
+// draws take as long as the memory, so words are compared as integers, a product replaces the
+// division, and blocks are bounded to few registers, so that many of them overlap the two.
 #include "kernels/dropout.h"
 #include "kernels/rows.cuh"
 
@@ -17,7 +17,7 @@ struct DropoutDraws {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kMaxGroup)
+__global__ void __launch_bounds__(kMaxGroup, 2)
     dropout_kernel(T* y, const T* x, const DropoutDraws draws, bool accumulate,
                    const RowLayout layout) {
   constexpr int N = RowShare<T>::N;
@@ -25,13 +25,12 @@ __global__ void __launch_bounds__(kMaxGroup)
   const RowShare<T> at(layout);
   if (at.cols == 0) return;
   const int64_t start = at.row * layout.cols;
-  typename RowShare<T>::Packs in, old{};
+  typename RowShare<T>::Packs in;
   at.load(x + start, 0, in);  // on its way before the draws begin
   const uint64_t row_stream =
       dropout_row(draws.stream, draws.sequences[at.row], draws.positions[at.row]);
   for (int tile = 0; tile < layout.tiles; ++tile) {
     if (tile > 0) at.load(x + start, tile, in);
-    if (accumulate) at.load(y + start, tile, old);
 #pragma unroll
     for (int u = 0; u < kRowPacks; ++u) {
       const int c = at.column(tile, u);
@@ -39,13 +38,18 @@ __global__ void __launch_bounds__(kMaxGroup)
       float out[N];
 #pragma unroll
       for (int n = 0; n < N; n += 4) {
-        const auto bits = philox(draws.seed, row_stream, static_cast<uint64_t>(c + n) >> 2);
+        const auto bits = philox(draws.seed, row_stream, static_cast<uint32_t>(c + n) / 4);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
           const bool keep = bits[static_cast<size_t>(k)] >= draws.first_kept;
           out[n + k] = keep ? element(in[u], n + k) * draws.factor : 0.0f;
-          if (accumulate) out[n + k] += element(old[u], n + k);
         }
+      }
+      if (accumulate) {
+        const auto old =
+            at.wide ? load_raw<N>(y + start + c) : load_some<N>(y + start + c, at.cols - c);
+#pragma unroll
+        for (int n = 0; n < N; ++n) out[n] += element(old, n);
       }
       at.store(y + start, tile, u, to_raw<T>(out));
     }

@@ -113,22 +113,25 @@ struct Larger {  // passes over NaN
 template <int kValues, class Join>
 __device__ __forceinline__ void group_reduce(float (&x)[kValues], int group, float* scratch,
                                              Join join) {
-  const auto across_lanes = [&](int lanes) {
-    for (int offset = lanes / 2; offset > 0; offset /= 2)
+  const auto across = [&](int lanes) {
 #pragma unroll
-      for (int k = 0; k < kValues; ++k)
-        x[k] = join(x[k], __shfl_xor_sync(0xffffffffu, x[k], offset));
+    for (int offset = 16; offset > 0; offset /= 2)
+      if (offset < lanes)
+#pragma unroll
+        for (int k = 0; k < kValues; ++k)
+          x[k] = join(x[k], __shfl_xor_sync(0xffffffffu, x[k], offset));
   };
-  across_lanes(min(group, 32));
-  if (group <= 32) return;
-  const int warps = group / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (group <= 32) return across(group);
+  across(32);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int others = group / 32 - 1;  // warps of a row, less one: they are a power of two
 #pragma unroll
   for (int k = 0; k < kValues; ++k)
     if (lane == 0) scratch[32 * k + warp] = x[k];
   __syncthreads();
 #pragma unroll
-  for (int k = 0; k < kValues; ++k) x[k] = scratch[32 * k + warp / warps * warps + lane % warps];
-  across_lanes(warps);
+  for (int k = 0; k < kValues; ++k) x[k] = scratch[32 * k + (warp & ~others) + (lane & others)];
+  across(others + 1);
 }
 template <class Join>
 __device__ __forceinline__ float group_reduce(float x, int group, float* scratch, Join join) {

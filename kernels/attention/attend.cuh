@@ -187,14 +187,26 @@ __device__ __forceinline__ void load_tile(const Rows& rows, int tile, uint32_t k
   const int first = static_cast<int>(threadIdx.x / 32) * kOwnRows;
   const int64_t mine =
       lane < kOwnRows ? rows.key_offset(tile * Shape::kKeys + first + lane) : int64_t{-1};
-#pragma unroll 4
+  const int chunk = lane % kChunks, column = 8 * chunk;
+  const auto row_of = [&](int i) { return i + lane / kChunks; };
+  if (params.wide) {  // decided once: this stands in the inner loop
+#pragma unroll
+    for (int i = 0; i < kOwnRows; i += 32 / kChunks) {
+      const int64_t offset = __shfl_sync(0xffffffffu, mine, row_of(i));
+      const uint32_t to = chunk_offset<Shape::kDim>(first + row_of(i), chunk);
+      const bool live = offset >= 0 && column < params.head_dim;
+      copy_async(keys + to, live ? rows.k + offset + column : nullptr, live ? 16 : 0);
+      copy_async(values + to, live ? rows.v + offset + column : nullptr, live ? 16 : 0);
+    }
+    return;
+  }
+#pragma unroll 1
   for (int i = 0; i < kOwnRows; i += 32 / kChunks) {
-    const int row = i + lane / kChunks, chunk = lane % kChunks;
-    const int64_t offset = __shfl_sync(0xffffffffu, mine, row);
-    load_chunk<Shape::kDim>(keys, first + row, chunk, offset < 0 ? nullptr : rows.k + offset,
-                            params.head_dim, params.wide);
-    load_chunk<Shape::kDim>(values, first + row, chunk, offset < 0 ? nullptr : rows.v + offset,
-                            params.head_dim, params.wide);
+    const int64_t offset = __shfl_sync(0xffffffffu, mine, row_of(i));
+    load_chunk<Shape::kDim>(keys, first + row_of(i), chunk, offset < 0 ? nullptr : rows.k + offset,
+                            params.head_dim, false);
+    load_chunk<Shape::kDim>(values, first + row_of(i), chunk,
+                            offset < 0 ? nullptr : rows.v + offset, params.head_dim, false);
   }
 }
 

@@ -56,6 +56,9 @@ struct Layout : Plan<kDim, kPass> {
   static constexpr int kStreamed = 2 * kOwnBytes, kQueryData = kStreamed + 4 * kStepBytes;
   static constexpr int kQueryBytes = P::kStep * 16;
   static constexpr int kShared = kQueryData + (kPass == Pass::kKeys ? 2 * kQueryBytes : 0);
+  static_assert(P::kRows * P::kColumns <= 64, "kept() has 32 bits for a lane's scores");
+  static_assert(P::kStep % P::kColumns == 0 && P::kColumns % 16 == 0);
+  static_assert(kThreads >= P::kStep, "a thread loads what comes with a streamed query");
 };
 
 // Fragments of 16x16 values from a tile in shared memory, at `row` (a multiple of 8) and 16 k
@@ -147,15 +150,22 @@ __device__ __forceinline__ void add_product(Sums<kRows, kWidth>& sum,
 template <int kDim, int kCount, int kThreads>
 __device__ __forceinline__ void load_rows(uint32_t tile, const HeadRows<const bf16>& from, int row0,
                                           int length, int head_dim, bool wide) {
-  constexpr int kChunks = kDim / 8;
-  static_assert(kThreads % kChunks == 0 && kCount % (kThreads / kChunks) == 0);
+  constexpr int kChunks = kDim / 8, kAtOnce = kThreads / kChunks;
+  static_assert(kThreads % kChunks == 0 && kCount % kAtOnce == 0);
   const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+  const int first = static_cast<int>(threadIdx.x) / kChunks;
+  if (wide) {  // decided once: this stands in the inner loop
+    const bf16* source = from.row(row0 + first) + 8 * chunk;
+    const int end = 8 * chunk < head_dim ? length - row0 : 0;
 #pragma unroll
-  for (int i = 0; i < kCount; i += kThreads / kChunks) {
-    const int r = i + static_cast<int>(threadIdx.x) / kChunks;
-    load_chunk<kDim>(tile, r, chunk, row0 + r < length ? from.row(row0 + r) : nullptr, head_dim,
-                     wide);
+    for (int r = first; r < first + kCount; r += kAtOnce, source += kAtOnce * from.stride)
+      copy_async(tile + chunk_offset<kDim>(r, chunk), r < end ? source : nullptr, r < end ? 16 : 0);
+    return;
   }
+#pragma unroll 1
+  for (int r = first; r < kCount; r += kAtOnce)
+    load_chunk<kDim>(tile, r, chunk, row0 + r < length ? from.row(row0 + r) : nullptr, head_dim,
+                     false);
 }
 
 template <int kDim, Pass kPass, bool kDropout>
