@@ -4,7 +4,6 @@
 
 #include <functional>
 #include <memory>
-#include <span>
 
 #include "core/tensor.h"
 
@@ -34,10 +33,6 @@ class Communicator {
   // t = sum (or max) over ranks: the same bits on every rank and in every run. On the CPU it is
   // added in rank order; on CUDA in NCCL's order, which follows from the size and the machines.
   virtual void all_reduce(Tensor& t, Reduce op = Reduce::kSum) = 0;
-  // The sum of each tensor, as one call where that is faster.
-  virtual void all_reduce_many(std::span<Tensor> tensors) {
-    for (Tensor& t : tensors) all_reduce(t);
-  }
   virtual void broadcast(Tensor& t, int root) = 0;
   // out: [size * n], the ranks' in: [n] one after the other. `in` may be this rank's part of out.
   virtual void all_gather(Tensor& out, const Tensor& in) = 0;

@@ -2,60 +2,39 @@
 // in the same order, so a bucket that is full early waits for the ones before it.
 #include "dist/grad_reducer.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace cohort {
 
-GradReducer::GradReducer(Communicator& comm, std::vector<Tensor> gradients, int64_t bucket_bytes)
-    : comm_(comm),
-      gradients_(std::move(gradients)),
-      bucket_of_(gradients_.size()),
-      ready_(gradients_.size()) {
+GradReducer::GradReducer(Communicator& comm, Tensor gradients, const std::vector<int64_t>& ends,
+                         int64_t bucket_bytes)
+    : comm_(comm), gradients_(std::move(gradients)), bucket_of_(ends.size()), ready_(ends.size()) {
   COHORT_CHECK(bucket_bytes > 0, "[grad_reducer] expected a positive bucket size, got ",
                bucket_bytes);
-  check_gradients();
-  int64_t filled = 0;
-  for (int64_t i = static_cast<int64_t>(gradients_.size()) - 1; i >= 0; --i) {
-    const Tensor& gradient = gradients_[i];
-    const bool fits = !buckets_.empty() && filled + gradient.nbytes() <= bucket_bytes &&
-                      gradient.dtype() == gradients_[buckets_.back().members[0]].dtype();
-    if (!fits) {
-      buckets_.emplace_back();
-      filled = 0;
-    }
-    filled += gradient.nbytes();
-    buckets_.back().members.push_back(i);
-    bucket_of_[i] = num_buckets() - 1;
+  COHORT_CHECK(gradients_.defined() && gradients_.is_contiguous() &&
+                   gradients_.numel() == (ends.empty() ? 0 : ends.back()) &&
+                   std::is_sorted(ends.begin(), ends.end()),
+               "[grad_reducer] expected gradients one after the other, got ", gradients_.str());
+  const int64_t most = bucket_bytes / dtype_size(gradients_.dtype());
+  for (size_t i = ends.size(); i-- > 0;) {
+    const int64_t begin = i == 0 ? 0 : ends[i - 1];
+    if (buckets_.empty() || buckets_.back().end - begin > most)
+      buckets_.push_back({.end = ends[i]});
+    buckets_.back().begin = begin;
+    ++buckets_.back().members;
+    bucket_of_[i] = buckets_.size() - 1;
   }
   if constexpr (kWithCuda) {
-    if (comm_.size() > 1 && !gradients_.empty() && gradients_[0].device().is_cuda())
-      side_ = cuda::make_side_stream(gradients_[0].device());
+    if (comm_.size() > 1 && gradients_.device().is_cuda())
+      side_ = cuda::make_side_stream(gradients_.device());
   }
-  for (Bucket& bucket : buckets_) {
-    bucket.pending = static_cast<int64_t>(bucket.members.size());
-    const Tensor& first = gradients_[bucket.members[0]];
-    // A gradient that is alone in its bucket is reduced where it is.
-    if (comm_.size() == 1 || side_ || (bucket.members.size() == 1 && first.is_contiguous()))
-      continue;
-    int64_t n = 0;
-    for (const int64_t i : bucket.members) n += gradients_[i].numel();
-    bucket.flat = Tensor::empty({n}, first.dtype(), first.device());
-  }
-}
-
-void GradReducer::check_gradients() const {
-  for (size_t i = 0; i < gradients_.size(); ++i) {
-    const Tensor& gradient = gradients_[i];
-    COHORT_CHECK(gradient.defined(), "[grad_reducer] gradient ", i, " is undefined");
-    COHORT_CHECK(gradient.device() == gradients_[0].device(),
-                 "[grad_reducer] expected gradients on one device, got ", gradient.str(), " and ",
-                 gradients_[0].str());
-  }
+  for (Bucket& bucket : buckets_) bucket.pending = bucket.members;
 }
 
 void GradReducer::mark_ready(int64_t i) {
-  COHORT_CHECK(i >= 0 && i < static_cast<int64_t>(gradients_.size()), "[grad_reducer] gradient ", i,
-               " of ", gradients_.size());
+  COHORT_CHECK(i >= 0 && i < static_cast<int64_t>(ready_.size()), "[grad_reducer] gradient ", i,
+               " of ", ready_.size());
   COHORT_CHECK(!ready_[i], "[grad_reducer] gradient ", i, " is marked ready twice in a step");
   ready_[i] = true;
   --buckets_[bucket_of_[i]].pending;
@@ -68,33 +47,17 @@ void GradReducer::finish() {
   if (side_) side_->join();
   next_bucket_ = 0;
   ready_.assign(ready_.size(), false);
-  for (Bucket& bucket : buckets_) bucket.pending = static_cast<int64_t>(bucket.members.size());
+  for (Bucket& bucket : buckets_) bucket.pending = bucket.members;
 }
 
-void GradReducer::reduce(Bucket& bucket) {
+void GradReducer::reduce(const Bucket& bucket) {
   if (comm_.size() == 1) return;
-  if (side_) {
-    std::vector<Tensor> members;
-    for (const int64_t i : bucket.members) members.push_back(gradients_[i]);
-    side_->run([&] { comm_.all_reduce_many(members); });
-    return;
-  }
-  if (!bucket.flat.defined()) {
-    comm_.all_reduce(gradients_[bucket.members[0]]);
-    return;
-  }
-  auto for_each_part = [&](auto&& fn) {
-    int64_t at = 0;
-    for (const int64_t i : bucket.members) {
-      Tensor& gradient = gradients_[i];
-      Tensor part = bucket.flat.narrow(0, at, gradient.numel()).reshape(gradient.shape());
-      fn(gradient, part);
-      at += gradient.numel();
-    }
-  };
-  for_each_part([](Tensor& gradient, Tensor& part) { part.copy_(gradient); });
-  comm_.all_reduce(bucket.flat);
-  for_each_part([](Tensor& gradient, Tensor& part) { gradient.copy_(part); });
+  Tensor part = gradients_.narrow(0, bucket.begin, bucket.end - bucket.begin);
+  const auto sum = [&] { comm_.all_reduce(part); };
+  if (side_)
+    side_->run(sum);
+  else
+    sum();
 }
 
 }  // namespace cohort

@@ -11,18 +11,17 @@
 namespace cohort {
 
 // Buckets follow the parameter order from the last to the first (the order in which a backward
-// finishes them) and hold at most `bucket_bytes` (a larger tensor has a bucket of its own); one
-// dtype per bucket. The assignment depends on shapes only, and buckets are reduced in one fixed
-// order on every rank, whatever order gradients become ready in.
+// finishes them) and hold at most `bucket_bytes` (a larger gradient has a bucket of its own). They
+// depend on sizes only, and are reduced in one fixed order on every rank, whatever order gradients
+// become ready in.
 //
-// On CUDA gradients are contiguous and reduced where they are, on a stream of the reducer's own: a
-// bucket starts when it is full, beside the rest of the backward, and after finish() the current
-// stream goes on when all are done.
+// On CUDA they are reduced on a stream of the reducer's own: a bucket starts when it is full,
+// beside the rest of the backward, and after finish() the current stream goes on when all are done.
 class GradReducer {
  public:
-  // `gradients` in parameter order; the reducer keeps handles to them. With one rank nothing is
-  // copied or reduced; the checks stay.
-  GradReducer(Communicator& comm, std::vector<Tensor> gradients,
+  // `gradients`: [n], those of all parameters one after the other, reduced where they are; that of
+  // parameter i ends before element ends[i]. With one rank nothing is reduced; the checks stay.
+  GradReducer(Communicator& comm, Tensor gradients, const std::vector<int64_t>& ends,
               int64_t bucket_bytes = int64_t{25} << 20);
   // Gradient i is final for this step. Calling it twice in a step throws Error.
   void mark_ready(int64_t i);
@@ -32,17 +31,15 @@ class GradReducer {
 
  private:
   struct Bucket {
-    std::vector<int64_t> members;
-    int64_t pending = 0;
-    Tensor flat;  // the members one after the other, where they are reduced as one
+    int64_t begin = 0, end = 0;  // elements
+    int64_t members = 0, pending = 0;
   };
-  void check_gradients() const;
-  void reduce(Bucket& bucket);
+  void reduce(const Bucket& bucket);
 
   Communicator& comm_;
-  std::vector<Tensor> gradients_;
+  Tensor gradients_;
   std::vector<Bucket> buckets_;
-  std::vector<int64_t> bucket_of_;
+  std::vector<size_t> bucket_of_;
   std::vector<bool> ready_;
   size_t next_bucket_ = 0;
   std::unique_ptr<SideStream> side_;

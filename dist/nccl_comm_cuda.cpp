@@ -114,30 +114,6 @@ class NcclCommunicator final : public Communicator {
          });
   }
 
-  // In one launch: many small tensors cost about as much as one of their size together.
-  void all_reduce_many(std::span<Tensor> tensors) override {
-    int64_t elements = 0;
-    for (const Tensor& t : tensors) {
-      if (t.device().is_cpu() || t.dtype() == DType::kBF16)
-        return Communicator::all_reduce_many(tensors);
-      check("all_reduce", "t", t);
-      detail::check_reducible("all_reduce", t);
-      elements += t.numel();
-    }
-    call(str("all_reduce of ", tensors.size(), " tensors with ", elements, " elements on cuda"),
-         elements, [&](ncclComm_t comm, cudaStream_t queue) {
-           ncclResult_t first = ncclGroupStart();
-           for (Tensor& t : tensors) {
-             if (t.numel() == 0) continue;
-             const ncclResult_t result = ncclAllReduce(t.raw(), t.raw(), count_of(t),
-                                                       type_of(t.dtype()), ncclSum, comm, queue);
-             if (is_good(first)) first = result;
-           }
-           const ncclResult_t last = ncclGroupEnd();
-           return is_good(first) ? last : first;
-         });
-  }
-
   void broadcast(Tensor& t, int root) override {
     if (t.device().is_cpu()) return host_->broadcast(t, root);
     check("broadcast", "t", t);

@@ -5,26 +5,27 @@
 namespace cohort {
 namespace {
 
-// Lays the gradients of all parameters out in one tensor, so that one call zeroes them all.
-Tensor flat_gradients(const Transformer& model) {
+// Where the gradient of each parameter ends in one tensor of all.
+std::vector<int64_t> gradient_ends(const Transformer& model) {
   constexpr int64_t kUnit = 64;  // elements: parts start where wide accesses may
-  const auto padded = [](int64_t n) { return (n + kUnit - 1) / kUnit * kUnit; };
-  int64_t total = 0;
-  for (const NamedParameter& p : model.parameters()) total += padded(p.variable.value().numel());
-  Tensor flat = Tensor::zeros({total}, accumulate_dtype(model.dtype()), model.device());
-  int64_t at = 0;
-  for (const NamedParameter& p : model.parameters()) {
-    const Shape& shape = p.variable.shape();
-    p.variable.set_grad_storage(flat.narrow(0, at, shape.numel()).reshape(shape));
-    at += padded(shape.numel());
-  }
-  return flat;
+  std::vector<int64_t> ends;
+  int64_t end = 0;
+  for (const NamedParameter& p : model.parameters())
+    ends.push_back(end += (p.variable.value().numel() + kUnit - 1) / kUnit * kUnit);
+  return ends;
 }
 
-std::vector<Tensor> gradients_of(const Transformer& model) {
-  std::vector<Tensor> out;
-  for (const NamedParameter& p : model.parameters()) out.push_back(p.variable.grad());
-  return out;
+// That tensor: one call zeroes all gradients, and a few reduce them.
+Tensor flat_gradients(const Transformer& model) {
+  const std::vector<int64_t> ends = gradient_ends(model);
+  Tensor flat = Tensor::zeros({ends.back()}, accumulate_dtype(model.dtype()), model.device());
+  for (size_t i = 0; i < ends.size(); ++i) {
+    const Variable& parameter = model.parameters()[i].variable;
+    const Shape& shape = parameter.shape();
+    parameter.set_grad_storage(
+        flat.narrow(0, i == 0 ? 0 : ends[i - 1], shape.numel()).reshape(shape));
+  }
+  return flat;
 }
 
 }  // namespace
@@ -36,7 +37,7 @@ Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& conf
       comm_(comm),
       gradients_(flat_gradients(*model_)),
       optimizer_(model_->parameters(), config),
-      reducer_(comm, gradients_of(*model_)) {
+      reducer_(comm, gradients_, gradient_ends(*model_)) {
   const auto& parameters = model_->parameters();
   for (size_t i = 0; i < parameters.size(); ++i)
     parameters[i].variable.on_gradient([this, i] {
