@@ -19,9 +19,9 @@ struct RankInfo {
 using Environment = std::function<const char*(const char* name)>;
 
 // The first of these that is there: RANK and WORLD_SIZE; OMPI_COMM_WORLD_RANK and _SIZE;
-// SLURM_PROCID and SLURM_STEP_NUM_TASKS, which only srun sets. A single process needs no more than those; several need a rank on
-// their host and the place of rank 0 (MASTER_ADDR, MASTER_PORT, else from Slurm's node list).
-// Throws InputError naming the variable that is missing or wrong.
+// SLURM_PROCID and SLURM_STEP_NUM_TASKS, which only srun sets. A single process needs no more than
+// those; several need a rank on their host and the place of rank 0 (MASTER_ADDR, MASTER_PORT, else
+// from Slurm's node list). Throws InputError naming the variable that is missing or wrong.
 RankInfo rank_info(const Environment& environment);
 RankInfo rank_info();
 

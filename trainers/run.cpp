@@ -1,6 +1,8 @@
 #include "trainers/run.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <sstream>
 
 #include "core/log.h"
 #include "core/parallel.h"
@@ -27,7 +29,22 @@ Device device_of(const TrainConfig& config, const ProcessGroup* group) {
   return Device::cuda(index);
 }
 
-void check_for_group(const RunPlan& plan, const ProcessGroup* group) {
+// Ranks with other keys would go other ways, or train a mixture without a word.
+void check_equal_plans(const RunPlan& plan, ProcessGroup& group) {
+  const auto trimmed = [](const std::string& s) {
+    return s.substr(std::min(s.find_first_not_of(' '), s.size()));
+  };
+  const std::vector<std::string> plans = group.exchange("configuration", dump_plan(plan));
+  for (size_t rank = 1; rank < plans.size(); ++rank) {
+    std::istringstream first(plans[0]), other(plans[rank]);
+    for (std::string a, b; std::getline(first, a), std::getline(other, b), first || other;)
+      if (a != b)
+        throw InputError(str("the ranks have different configurations: rank 0 has '", trimmed(a),
+                             "', rank ", rank, " has '", trimmed(b), "'"));
+  }
+}
+
+void check_for_group(const RunPlan& plan, ProcessGroup* group) {
   if (group == nullptr) return;
   for (const TrainConfig& config : plan.stages) {
     if (config.ranks != 1)
@@ -39,6 +56,7 @@ void check_for_group(const RunPlan& plan, const ProcessGroup* group) {
               "or cpu, got '",
               config.device, "' in a run of ", group->size(), " processes"));
   }
+  check_equal_plans(plan, *group);
 }
 
 }  // namespace

@@ -87,6 +87,11 @@ Stage::Stage(const StageSetup& setup)
 void Stage::build_model() {
   const std::string checkpoints = dir_ + "/checkpoints";
   const auto resumed = newest_checkpoint(checkpoints);
+  if (resumed) {
+    state_ = load_state(*resumed);
+    saved_step_ = state_.step;
+  }
+  check_equal_starts(resumed ? *resumed : "no checkpoint in " + checkpoints);
   LoadedModel loaded;
   if (resumed || !config_.init_from.empty())
     loaded = load_model(resumed ? *resumed : find_checkpoint(config_.init_from), config_, device_);
@@ -112,9 +117,7 @@ void Stage::build_model() {
   }
   learner_ = std::make_unique<Learner>(std::move(loaded.model), config_.optimizer, comm_);
   if (!resumed) return;
-  state_ = load_state(*resumed);
   learner_->optimizer().load(SafetensorsFile(*resumed + "/optimizer.safetensors"), state_.updates);
-  saved_step_ = state_.step;
   if (!is_main()) return;
   if (state_.finished)
     logging::info(trainer_name(config_.trainer), " is finished, at step ", state_.step,
@@ -122,6 +125,17 @@ void Stage::build_model() {
   else
     logging::info("resuming ", trainer_name(config_.trainer), " at step ", state_.step, " from ",
                   *resumed);
+}
+
+// Ranks that do not see the same files would each train on from their own.
+void Stage::check_equal_starts(const std::string& found) {
+  const auto step = static_cast<double>(saved_step_);
+  const auto extremes = reduce_over_ranks(comm_, {step, -step}, Reduce::kMax);
+  if (extremes[0] != -extremes[1])
+    throw InputError(str("the ranks have found different checkpoints: rank ", comm_.rank(), " has ",
+                         found,
+                         "; hint: the run directory must be on a file system that all "
+                         "hosts share"));
 }
 
 void Stage::open_logs() {

@@ -66,6 +66,7 @@ class Stage {
 
  private:
   void build_model();
+  void check_equal_starts(const std::string& found);
   void evaluate();
   void save(bool finished);
   void open_logs();

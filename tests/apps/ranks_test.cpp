@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <thread>
 
@@ -23,8 +24,11 @@ class RankProcesses : public testing::Test {
     write_file(dir_.path("run.yaml"), "output_dir: run\n" + yaml);
   }
 
+  using Arguments = std::vector<std::string>;
+  using ArgumentsOfRank = std::function<Arguments(int rank)>;
+
   // Starts `size` processes of one run, which meet at a port of their own.
-  std::vector<std::unique_ptr<Process>> start(int size, const std::vector<std::string>& arguments) {
+  std::vector<std::unique_ptr<Process>> start(int size, const ArgumentsOfRank& arguments) {
     const int port = wire::free_port();
     std::vector<std::unique_ptr<Process>> out;
     for (int rank = 0; rank < size; ++rank) {
@@ -33,12 +37,15 @@ class RankProcesses : public testing::Test {
           {"LOCAL_RANK", std::to_string(rank)},  {"MASTER_ADDR", "127.0.0.1"},
           {"MASTER_PORT", std::to_string(port)}, {"COHORT_RENDEZVOUS_TIMEOUT", "20"}};
       for (const auto& [name, value] : variables) setenv(name, value.c_str(), 1);
-      out.push_back(std::make_unique<Process>(arguments));
+      out.push_back(std::make_unique<Process>(arguments(rank)));
       for (const auto& [name, value] : variables) unsetenv(name);
     }
     return out;
   }
-  std::vector<Output> run(int size, const std::vector<std::string>& arguments) {
+  std::vector<std::unique_ptr<Process>> start(int size, const Arguments& arguments) {
+    return start(size, [&](int) { return arguments; });
+  }
+  std::vector<Output> run(int size, const auto& arguments) {
     std::vector<Output> out;
     for (const auto& process : start(size, arguments)) out.push_back(process->wait());
     return out;
@@ -87,7 +94,7 @@ TEST_F(RankProcesses, AreStoppedBySignalsAndResume) {
     const Output output = process->wait();
     EXPECT_EQ(output.code, 130) << output.err;
   }
-  for (const Output& output : run(2, {"train", "--resume", dir_.path("run")}))
+  for (const Output& output : run(2, Arguments{"train", "--resume", dir_.path("run")}))
     EXPECT_EQ(output.code, 0) << output.err;
   EXPECT_TRUE(model_of("run") == model_of("whole"));
 }
@@ -119,6 +126,16 @@ TEST_F(RankProcesses, BadDataOnRankZeroEndAll) {
   for (const Output& output : outputs)
     EXPECT_NE(output.err.find("absent.jsonl"), std::string::npos) << output.err;
   EXPECT_NE(outputs[1].err.find("rank 0 ("), std::string::npos) << outputs[1].err;
+}
+
+TEST_F(RankProcesses, WithDifferentConfigurationsAreRefused) {
+  write_config(sft_);
+  const auto outputs =
+      run(2, [&](int rank) { return train({str("learning_rate=0.0", rank + 1)}); });
+  for (const Output& output : outputs)
+    expect_bad_input(output, {"the ranks have different configurations: rank 0 has "
+                              "'learning_rate: 0.01', rank 1 has 'learning_rate: 0.02'"});
+  EXPECT_FALSE(fs::exists(dir_.path("run")));
 }
 
 TEST_F(RankProcesses, TakeNoThreadsAsRanks) {

@@ -164,6 +164,26 @@ TEST(Resume, NeverStartsAgainWhereEveryCheckpointIsDamaged) {
   EXPECT_THROW_WITH(train_rest(run), InputError, "hint: restore one from a copy");
 }
 
+// As on hosts whose run directories are not the same.
+TEST(Resume, RefusesRanksThatFindDifferentCheckpoints) {
+  const TempDir dir;
+  const RunPlan plan = small_plan(dir, "run", kCommon + kSmallSft);
+  const std::string one = train_interrupted(plan, 1), three = train_interrupted(plan, 3);
+  const std::atomic<bool> stop{false};
+  Reporter silent;
+  const auto resume = [&](const std::string& of_rank_0, const std::string& of_rank_1) {
+    run_local_ranks(2, [&](Communicator& comm) {
+      const std::string& mine = comm.rank() == 0 ? of_rank_0 : of_rank_1;
+      Stage({plan.stages[0], mine, comm, silent, stop});
+    });
+  };
+  resume(one, one);
+  for (const std::string& other : {three, dir.path("none")}) {
+    EXPECT_THROW_WITH(resume(one, other), InputError, "the ranks have found different checkpoints");
+    EXPECT_THROW_WITH(resume(other, one), InputError, "hint: the run directory must be on");
+  }
+}
+
 TEST(Resume, TakesOverridesAndRefusesAnotherModel) {
   const TempDir dir;
   const std::string run = train_interrupted(small_plan(dir, "run", kCommon + kSmallSft), 3);
