@@ -29,8 +29,10 @@ class CudaError : public Error {
   } while (false)
 
 inline constexpr int kMaxDevices = 64;
-// Devices that can be used; 0 where there is no driver.
+// Devices that can be used, those before the first one that is too old; 0 where there is no driver.
 int device_count();
+// Why there is none.
+const std::string& no_device_reason();
 
 // Makes `device` the runtime's current one in this thread.
 void activate(Device device);

@@ -4,11 +4,12 @@
 
 namespace cohort {
 namespace {
-thread_local Stream t_stream;
+thread_local const StreamGuard* t_innermost = nullptr;
 }
 
 namespace cuda {
 int device_count();
+const std::string& no_device_reason();
 Stream default_stream(Device device);
 void synchronize(Stream stream);
 }  // namespace cuda
@@ -20,6 +21,14 @@ std::string Device::str() const {
 int cuda_device_count() {
   if constexpr (kWithCuda) return cuda::device_count();
   return 0;
+}
+
+std::string usable_cuda_devices() {
+  const int count = cuda_device_count();
+  std::string text = str(count, " usable CUDA device", count == 1 ? "" : "s");
+  if constexpr (kWithCuda)
+    if (count == 0) text += " (" + cuda::no_device_reason() + ")";
+  return text;
 }
 
 Device parse_device(const std::string& text) {
@@ -34,14 +43,15 @@ Device parse_device(const std::string& text) {
                          "device: cpu, or build with scripts/build.sh cuda"));
   const int count = cuda_device_count(), index = numbered ? std::stoi(text.substr(5)) : 0;
   if (index >= count)
-    throw InputError(str("device: '", text, "' was asked for, but this machine has ", count,
-                         " usable CUDA device", count == 1 ? "" : "s",
-                         count == 0 ? "; hint: set device: cpu" : ""));
+    throw InputError(str("device: '", text, "' was asked for, but this machine has ",
+                         usable_cuda_devices(), "; hint: set device: cpu",
+                         count > 0 ? str(" or cuda:", count - 1) : ""));
   return Device::cuda(index);
 }
 
 Stream current_stream(Device device) {
-  if (t_stream.device == device) return t_stream;
+  for (const StreamGuard* guard = t_innermost; guard != nullptr; guard = guard->outer_)
+    if (guard->stream_.device == device) return guard->stream_;
   if constexpr (kWithCuda)
     if (device.is_cuda()) return cuda::default_stream(device);
   return {device, nullptr};
@@ -52,11 +62,11 @@ void synchronize(Device device) {
     if (device.is_cuda()) cuda::synchronize(current_stream(device));
 }
 
-StreamGuard::StreamGuard(Stream stream) : previous_(t_stream) {
-  t_stream = stream;
+StreamGuard::StreamGuard(Stream stream) : stream_(stream), outer_(t_innermost) {
+  t_innermost = this;
 }
 StreamGuard::~StreamGuard() {
-  t_stream = previous_;
+  t_innermost = outer_;
 }
 
 }  // namespace cohort

@@ -30,6 +30,8 @@ struct Device {
 
 // CUDA devices of this machine that this build can use; 0 without CUDA.
 int cuda_device_count();
+// "2 usable CUDA devices", and if there are none, why.
+std::string usable_cuda_devices();
 
 // "cpu", "cuda" or "cuda:N". Throws InputError for other text and for a CUDA device that this build
 // or machine does not have, saying which of the two.
@@ -58,7 +60,9 @@ class StreamGuard {
   StreamGuard& operator=(const StreamGuard&) = delete;
 
  private:
-  Stream previous_;
+  friend Stream current_stream(Device);
+  const Stream stream_;
+  const StreamGuard* const outer_;
 };
 
 }  // namespace cohort

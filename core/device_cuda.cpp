@@ -40,16 +40,46 @@ void throw_error(cudaError_t code, const char* what, const char* file, int line)
   throw CudaError(with_place(text, file, line));
 }
 
+namespace {
+
+constexpr int kOldestMajor = 8;  // compute capability 8.0: bf16 tensor cores, cp.async
+
+struct Devices {
+  int count = 0;
+  std::string none = "no device";  // why
+};
+
+Devices find_devices() {
+  Devices out;
+  int n = 0;
+  if (const cudaError_t code = cudaGetDeviceCount(&n); code != cudaSuccess) {
+    cudaGetLastError();
+    out.none = cudaGetErrorString(code);
+    return out;
+  }
+  for (; out.count < std::min(n, kMaxDevices); ++out.count) {
+    cudaDeviceProp p;
+    COHORT_CUDA_CHECK(cudaGetDeviceProperties(&p, out.count));
+    if (p.major >= kOldestMajor) continue;
+    out.none = str("cuda:", out.count, ", ", p.name, ", has compute capability ", p.major, ".",
+                   p.minor, ", expected ", kOldestMajor, ".0 or higher");
+    break;
+  }
+  return out;
+}
+
+const Devices& devices() {
+  static const Devices found = find_devices();
+  return found;
+}
+
+}  // namespace
+
 int device_count() {
-  static const int count = [] {
-    int n = 0;
-    if (cudaGetDeviceCount(&n) != cudaSuccess) {
-      cudaGetLastError();
-      return 0;
-    }
-    return std::min(n, kMaxDevices);
-  }();
-  return count;
+  return devices().count;
+}
+const std::string& no_device_reason() {
+  return devices().none;
 }
 
 void activate(Device device) {

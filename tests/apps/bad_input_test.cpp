@@ -88,15 +88,16 @@ TEST_F(BadInput, Configuration) {
   expect_refused(kSft, {"steps"}, {"steps"});  // no value
   expect_refused(kSft, {"model.num_heads: 3 does not divide d_model 16", "hint"},
                  {"model.num_heads=3"});
-  expect_refused(kSft, {"device: 'cuda' was asked for", "hint: set device: cpu"}, {"device=cuda"});
+  expect_refused(kSft, {"device: 'cuda:99' was asked for", "hint: set device: cpu"},
+                 {"device=cuda:99"});
   expect_refused(kSft, {"unknown task 'nothing'", "known: addition"}, {"data.task=nothing"});
   expect_refused(kSft, {"task addition: sizes 2 to 40", "hint"}, {"data.task_sizes.max_size=40"});
 }
 
 TEST_F(BadInput, CheckSaysTheSameAsTrain) {
   const std::string yaml = std::string(kSmallModel) + kSmallData + kSmallGrpo;
-  for (const char* fault : {"rewards=[{name: tusk}]", "device=cuda", "model.context=3", "steps=0",
-                            "data.task=nothing"}) {
+  for (const char* fault : {"rewards=[{name: tusk}]", "device=cuda:99", "model.context=3",
+                            "steps=0", "data.task=nothing"}) {
     SCOPED_TRACE(fault);
     const Output trained = run_cohort(train(yaml, {fault})),
                  checked = run_cohort({"check", path("run.yaml"), fault});
@@ -249,7 +250,7 @@ TEST_F(BadInput, ResumeOfWhatIsNoRun) {
   EXPECT_TRUE(fs::is_empty(path("empty")));
   const std::string run = finished_run();
   expect_bad_input(run_cohort({"train", "--resume", run, "stepz=1"}), {"did you mean 'steps'?"});
-  expect_bad_input(run_cohort({"train", "--resume", run, "device=cuda"}), {"set device: cpu"});
+  expect_bad_input(run_cohort({"train", "--resume", run, "device=cuda:99"}), {"set device: cpu"});
   expect_bad_input(run_cohort({"train", "--resume", run, path("good.yaml")}), {"key=value"});
 }
 

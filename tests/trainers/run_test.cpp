@@ -188,7 +188,7 @@ TEST(Resume, TakesOverridesAndRefusesAnotherModel) {
   const TempDir dir;
   const std::string run = train_interrupted(small_plan(dir, "run", kCommon + kSmallSft), 3);
   EXPECT_THROW_WITH(train_rest(run, {"model.d_model=32"}), InputError, "model.d_model: 32");
-  EXPECT_THROW_WITH(train_rest(run, {"device=cuda"}), InputError, "no CUDA support");
+  EXPECT_THROW_WITH(train_rest(run, {"device=cuda:99"}), InputError, "'cuda:99' was asked for");
   train_rest(run, {"steps=4"});
   EXPECT_EQ(load_state(find_checkpoint(run)).step, 4);
 }
