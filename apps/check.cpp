@@ -5,7 +5,6 @@
 
 #include "apps/commands.h"
 #include "nn/memory.h"
-#include "trainers/preview.h"
 
 namespace cohort::apps {
 namespace {
@@ -97,9 +96,8 @@ MemoryEstimate estimate(const TrainConfig& config, const StagePreview& stage) {
 
 }  // namespace
 
-std::string memory_plan(const RunPlan& plan) {
+std::string memory_plan(const RunPlan& plan, const std::vector<StagePreview>& stages) {
   std::string text;
-  const std::vector<StagePreview> stages = preview_plan(plan);
   for (size_t i = 0; i < stages.size(); ++i) {
     text += str("\nmemory plan of ", trainer_name(plan.stages[i].trainer), ":");
     for (const auto& [name, value] : memory_rows(estimate(plan.stages[i], stages[i])))

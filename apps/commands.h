@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "trainers/config.h"
+#include "trainers/preview.h"
 
 namespace cohort::apps {
 
@@ -35,8 +35,8 @@ struct Placement {
   DType dtype = DType::kF32;
 };
 
-// What each stage of a plan will need of memory: one line per stage, each after a line break.
-std::string memory_plan(const RunPlan& plan);
+// What each stage of a plan needs of memory: one line per stage, each after a line break.
+std::string memory_plan(const RunPlan& plan, const std::vector<StagePreview>& stages);
 
 struct GenerateOptions {
   std::string model;  // a checkpoint or run directory

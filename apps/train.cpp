@@ -34,7 +34,7 @@ RunResult execute(Run& run, Reporter& reporter, const std::atomic<bool>& stop,
     if (group != nullptr) group->fail(e.what());  // before this rank takes itself apart
     reporter.end_stage();
     if (dynamic_cast<const OutOfMemoryError*>(&e) != nullptr)
-      throw OutOfMemoryError(e.what() + memory_plan(run.plan()));
+      throw OutOfMemoryError(e.what() + memory_plan(run.plan(), run.preview()));
     throw;
   }
 }
@@ -101,9 +101,9 @@ void check_gpus(const TrainOptions& options) {
                            stage.device, "; hint: add device=cuda"));
     parse_device(stage.device);
   }
-  if (const int count = cuda_device_count(); options.gpus > count)
-    throw InputError(str("--gpus: ", options.gpus, " were asked for, this machine has ", count,
-                         " usable CUDA device", count == 1 ? "" : "s"));
+  if (options.gpus > cuda_device_count())
+    throw InputError(
+        str("--gpus: ", options.gpus, " were asked for, this machine has ", usable_cuda_devices()));
 }
 
 int launch(const TrainOptions& options, const std::atomic<bool>& stop) {

@@ -7,7 +7,6 @@
 #include "core/log.h"
 #include "core/parallel.h"
 #include "trainers/loops.h"
-#include "trainers/preview.h"
 
 namespace cohort {
 
@@ -76,8 +75,10 @@ Run Run::create(const RunPlan& plan, ProcessGroup* group) {
   check_for_group(plan, group);
   if (group != nullptr && group->rank() != 0)
     return Run(plan, group->broadcast("run directory", {}), group);
-  preview_plan(plan);  // bad input is an error before there is a directory
+  // Bad input is an error before there is a directory.
+  std::vector<StagePreview> preview = preview_plan(plan);
   Run run(plan, create_run_directory(plan.output_dir), group);
+  run.preview_ = std::move(preview);
   write_file_durable(run.dir_ + "/config.yaml", dump_plan(plan));
   if (group != nullptr) group->broadcast("run directory", run.dir_);
   return run;

@@ -13,6 +13,7 @@
 #include "dist/process_group.h"
 #include "trainers/config.h"
 #include "trainers/files.h"
+#include "trainers/preview.h"
 #include "trainers/reporter.h"
 #include "trainers/stage.h"
 
@@ -43,6 +44,8 @@ class Run {
 
   const std::string& dir() const { return dir_; }
   const RunPlan& plan() const { return plan_; }
+  // What preview_plan() found out: of a new run, on rank 0; else empty.
+  const std::vector<StagePreview>& preview() const { return preview_; }
   // Runs what is left. `stop` asks for a checkpoint and an early end.
   RunResult execute(Reporter& reporter, const std::atomic<bool>& stop);
 
@@ -54,6 +57,7 @@ class Run {
   Communicator& communicator(Device device);
 
   RunPlan plan_;
+  std::vector<StagePreview> preview_;
   std::string dir_;
   ProcessGroup* group_;
   std::unique_ptr<RunLock> lock_;       // of rank 0

@@ -1,4 +1,6 @@
 // The sub-commands on good input, above all that what they say of log-probs is exact.
+#include <sys/resource.h>
+
 #include <filesystem>
 
 #include "tests/apps/process.h"
@@ -151,6 +153,24 @@ TEST_F(Commands, GradcheckShowsTheCasesOfAnOp) {
   EXPECT_NE(output.out.find("silu"), std::string::npos);
   EXPECT_NE(output.out.find(" 0 failed"), std::string::npos) << output.out;
   EXPECT_EQ(output.out.find("matmul"), std::string::npos);
+}
+
+TEST_F(Commands, OutOfMemoryComesWithTheMemoryPlan) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "the address sanitizer needs more than any limit";
+#endif
+  write_file(dir_.path("run.yaml"), "output_dir: run\n" + sft_);
+  rlimit before{};
+  getrlimit(RLIMIT_AS, &before);
+  rlimit limit = before;
+  limit.rlim_cur = rlim_t{3} << 29;  // the first projection takes 2 GiB
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+  Process process({"train", dir_.path("run.yaml"), "model.d_model=16384"});
+  setrlimit(RLIMIT_AS, &before);
+  const Output output = process.wait();
+  EXPECT_EQ(output.code, 1);
+  for (const char* text : {"[allocator] out of memory", "memory plan of sft: parameters"})
+    EXPECT_NE(output.err.find(text), std::string::npos) << output.err;
 }
 
 }  // namespace
