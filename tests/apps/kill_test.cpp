@@ -128,7 +128,7 @@ void Kill::kill_half_way() const {
     ASSERT_TRUE(wait_for_path(run + "/checkpoints/step-00000004", *process));
     process->signal(SIGKILL);
     if (process->wait().code != 128 + SIGKILL) continue;
-    ASSERT_FALSE(fs::exists(run + "/checkpoints/step-00000010"));
+    if (fs::exists(run + "/checkpoints/step-00000010")) continue;  // too late
     expect_resumes_to_the_same_weights(run);
     return;
   }

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/inotify.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,9 +22,12 @@ Process::Process(const std::vector<std::string>& arguments, const std::string& i
   for (std::string& a : all) argv.push_back(a.data());
   argv.push_back(nullptr);
   const std::string paths[] = {dir_.path("in"), dir_.path("out"), dir_.path("err")};
+  const pid_t parent = getpid();
   pid_ = fork();
   if (pid_ < 0) throw Error("cannot fork");
-  if (pid_ == 0) {  // only calls that are safe after fork()
+  if (pid_ == 0) {                        // only calls that are safe after fork()
+    prctl(PR_SET_PDEATHSIG, SIGKILL);     // a test that is killed leaves nothing behind
+    if (getppid() != parent) _exit(127);  // it has gone already
     for (int i = 0; i < 3; ++i) {
       const int fd = open(paths[i].c_str(), i == 0 ? O_RDONLY : O_WRONLY | O_CREAT | O_TRUNC, 0644);
       if (fd < 0 || dup2(fd, i) < 0) _exit(127);
