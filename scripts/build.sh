@@ -10,6 +10,11 @@ fi
 preset=$1
 shift
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# CMake looks for nvcc on PATH alone.
+nvcc=/usr/local/cuda/bin/nvcc
+if [ -z "${CUDACXX-}" ] && ! command -v nvcc >/dev/null && [ -x $nvcc ]; then
+  export CUDACXX=$nvcc
+fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 if ! cmake --preset "$preset" >"$log" 2>&1 </dev/null; then

@@ -6,22 +6,25 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-usage: scripts/setup.sh [--dev]
+usage: scripts/setup.sh [--dev] [--cuda]
 
 Installs the packages that Cohort is built with, if any is missing.
 
   --dev    also what only developers use: ccache and the formatter
+  --cuda   also looks for CUDA 13 and NCCL, and says how to install what is missing
   --help   print this text
 TEXT
 }
 
-dev=no
-case "${1-}" in
-  "") ;;
-  --dev) dev=yes ;;
-  -h | --help) usage; exit 0 ;;
-  *) echo "setup.sh: unknown argument '$1'" >&2; usage >&2; exit 2 ;;
-esac
+dev=no cuda=no
+for argument in "$@"; do
+  case "$argument" in
+    --dev) dev=yes ;;
+    --cuda) cuda=yes ;;
+    -h | --help) usage; exit 0 ;;
+    *) echo "setup.sh: unknown argument '$argument'" >&2; usage >&2; exit 2 ;;
+  esac
+done
 
 # Programs count as there if they can be run, wherever they come from: package:command.
 programs=(cmake:cmake ninja-build:ninja g++:g++ pkg-config:pkg-config python3:python3)
@@ -51,6 +54,26 @@ add_missing_programs() {
 # True if version $1 is at least $2.
 at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
 
+# CUDA and NCCL come from NVIDIA's own repository, which is for the machine's owner to add.
+check_cuda() {
+  local nvcc root version packages=()
+  nvcc=$(command -v "${CUDACXX:-nvcc}" || echo /usr/local/cuda/bin/nvcc)
+  version=$("$nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p' || true)
+  at_least "${version:-0}" 13 || packages+=(cuda-toolkit-13-0)
+  root=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+  printf '%s\n' '#include <nccl.h>' 'int main() { return ncclGetVersion(nullptr); }' |
+    g++ -x c++ - -o /dev/null -I"$root/include" -L"$root/lib64" -L"$root/lib" -lnccl 2>/dev/null ||
+    packages+=(libnccl2 libnccl-dev)
+  [ ${#packages[@]} -gt 0 ] || return 0
+  cat >&2 <<TEXT
+setup.sh: the CUDA build needs CUDA 13 (found: ${version:-none}) and NCCL. From NVIDIA's repository
+(https://docs.nvidia.com/cuda/cuda-installation-guide-linux), once its package cuda-keyring is installed:
+  sudo apt-get update && sudo apt-get install -y ${packages[*]}
+TEXT
+  exit 1
+}
+
+# What a package's name does not tell. Every way out that is no failure leads through here.
 check_versions() {
   local cmake_version gxx_version
   cmake_version=$(cmake --version | sed -n '1s/[^0-9]*\([0-9.]*\).*/\1/p')
@@ -63,6 +86,7 @@ check_versions() {
     echo "setup.sh: Cohort needs g++ 12 or newer, found $gxx_version; set CXX to use another compiler" >&2
     exit 1
   fi
+  if [ "$cuda" = yes ]; then check_cuda; fi
 }
 
 missing=() missing_optional=()

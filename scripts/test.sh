@@ -9,7 +9,7 @@ usage: scripts/test.sh [--build-only] [--preset P] [-- CTEST_ARGUMENT...]
 Installs missing packages, builds a preset (default cpu) and runs its tests.
 
   --build-only   do not run the tests
-  --preset P     a preset of CMakePresets.json, such as cpu-asan
+  --preset P     a preset of CMakePresets.json, such as cpu-asan or cuda
   --help         print this text
 
 Examples:
@@ -37,7 +37,7 @@ while [ $# -gt 0 ]; do
 done
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-scripts/setup.sh
+scripts/setup.sh $([ "$preset" != cuda ] || echo --cuda)
 scripts/build.sh "$preset"
 if [ "$run_tests" = yes ]; then
   exec ctest --test-dir "build/$preset" --output-on-failure -j2 "$@" </dev/null
