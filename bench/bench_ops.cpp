@@ -1,5 +1,5 @@
 // The op table as a benchmark: one row per kernel with its shape, median time, GB/s or GFLOP/s, and
-// the share of a bound timed beside it on the same device. Ops that move data are held against a
+// the share of a bound timed on the same device. Ops that move data are held against a
 // plain copy of as many bytes (every argument counts once, also one the formula does not need),
 // products against Eigen's own sgemm on as many threads, or on CUDA against cuBLAS's square product
 // of 8192. Random data.
@@ -124,15 +124,21 @@ void add_matmul(Rows& rows) {
 }
 
 void add_attention(Rows& rows) {
-  std::vector<std::array<int64_t, 4>> sizes = {
-      {128, 32, 4, 16}, {16, 256, 8, 64}, {2, 2048, 8, 64}};
+  std::vector<std::array<int64_t, 5>> sizes = {
+      {128, 32, 4, 4, 16}, {16, 256, 8, 8, 64}, {2, 2048, 8, 8, 64}};
   if (g_setup.device.is_cuda())
-    sizes = {{64, 256, 6, 64}, {32, 1024, 12, 64}, {4, 4096, 32, 64}, {4, 4096, 16, 128}};
-  for (const auto& [sequences, length, heads, dim] : sizes) {
-    const std::string shape = str(sequences, " x ", length, " tokens, ", heads, " heads of ", dim);
-    const Shape size{sequences * length, heads, dim};
-    Tensor q = random(size), k = random(size), v = random(size), dout = random(size);
-    Tensor o = random(size), dq = random(size), dk = random(size), dv = random(size);
+    sizes = {{64, 256, 6, 6, 64},
+             {32, 1024, 12, 12, 64},
+             {8, 2048, 14, 2, 64},
+             {4, 4096, 32, 32, 64},
+             {4, 4096, 16, 16, 128}};
+  for (const auto& [sequences, length, heads, kv_heads, dim] : sizes) {
+    const std::string grouped = heads == kv_heads ? "" : str("/", kv_heads);
+    const std::string shape =
+        str(sequences, " x ", length, " tokens, ", heads, grouped, " heads of ", dim);
+    const Shape size{sequences * length, heads, dim}, kv_size{size[0], kv_heads, dim};
+    Tensor q = random(size), k = random(kv_size), v = random(kv_size), dout = random(size);
+    Tensor o = random(size), dq = random(size), dk = random(kv_size), dv = random(kv_size);
     Tensor lse = random_sum({heads, size[0]});
     const Tensor starts = counting<int32_t>(sequences + 1, length, size[0] + 1);
     attention_forward(o, lse, q, k, v, starts, {});  // for the backward
@@ -211,6 +217,7 @@ void add_row_ops(Rows& rows) {
       [=]() mutable { rms_norm_backward(dx, kOver, dw, kOver, dy, x, w, rstd); });
   add("add_rms_norm_forward", 4,
       [=]() mutable { add_rms_norm_forward(z, y, rstd, x, dy, w, 1e-5); });
+  add("bias_backward", 1, [=]() mutable { bias_backward(db, dy, kOver); });
   add("layer_norm_forward", 2, [=]() mutable { layer_norm_forward(y, mean, rstd, x, w, b, 1e-5); });
   add("layer_norm_backward", 3, [=]() mutable {
     layer_norm_backward(dx, kOver, dw, kOver, db, kOver, dy, x, w, mean, rstd);
@@ -312,7 +319,8 @@ double copy_seconds(double bytes) {
   return bench::median_seconds(copy, 5, kSeconds);
 }
 
-// Timed beside its row, so that both meet the same machine.
+// Copies and Eigen's products are timed beside their row, so that both meet the same machine; cuBLAS's
+// product once.
 double bound_seconds(const Work& w) {
   if (w.flops == 0) return copy_seconds(w.bytes);
   if (g_setup.device.is_cuda()) {

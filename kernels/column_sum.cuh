@@ -1,6 +1,6 @@
 // Sums over the rows of a [rows, cols] quantity: the shape of every bias and norm weight gradient.
-// A block sums a fixed block of rows for up to 32 packs of columns; the blocks' sums are rows
-// again, and are summed the same way. The order follows from the shape and the element size alone.
+// A block sums a fixed block of rows for up to 32 packs of columns; a second kernel adds the blocks'
+// sums. The order follows from the shape and the element size alone.
 #pragma once
 
 #include <algorithm>
@@ -92,8 +92,58 @@ __global__ void __launch_bounds__(kColumnThreads)
   }
 }
 
-// dbias (+)= column sums of dy; kernels/bias.cu.
-void bias_backward(Tensor& dbias, const Tensor& dy, Grad mode);
+// The blocks' sums of each output, [blocks, cols], and where their sums go. Null: nowhere.
+template <size_t kOutputs>
+struct ColumnJoin {
+  const float* partial[kOutputs];
+  float* out[kOutputs];
+  bool accumulate[kOutputs];
+};
+
+// 32 rows of threads have every 32nd block's sums each, and theirs are added in order. Grid:
+// columns, outputs.
+inline constexpr int kJoinWidth = 32;  // columns of a block, and threads for each
+template <size_t kOutputs>
+__global__ void __launch_bounds__(kJoinWidth* kJoinWidth)
+    join_kernel(const __grid_constant__ ColumnJoin<kOutputs> join, int blocks, int cols) {
+  __shared__ float scratch[kJoinWidth][kJoinWidth];
+  const float* partial = join.partial[blockIdx.y];
+  if (partial == nullptr) return;
+  const int x = threadIdx.x, y = threadIdx.y, c = blockIdx.x * kJoinWidth + x;
+  float sum = 0;
+  if (c < cols) {
+#pragma unroll 8
+    for (int b = y; b < blocks; b += kJoinWidth) sum += partial[int64_t{b} * cols + c];
+  }
+  scratch[y][x] = sum;
+  __syncthreads();
+  if (y > 0 || c >= cols) return;
+  float total = 0;
+#pragma unroll
+  for (int k = 0; k < kJoinWidth; ++k) total += scratch[k][x];
+  float* out = join.out[blockIdx.y] + c;
+  *out = join.accumulate[blockIdx.y] ? *out + total : total;
+}
+
+// out[o] (+)= column sums of partial[o], for those that are defined.
+template <size_t kOutputs>
+void join_columns(const std::array<Tensor, kOutputs>& partial,
+                  const std::array<Tensor*, kOutputs>& out,
+                  const std::array<Grad, kOutputs>& mode) {
+  ColumnJoin<kOutputs> join{};
+  const Tensor* any = nullptr;
+  for (size_t o = 0; o < kOutputs; ++o) {
+    if (!partial[o].defined()) continue;
+    any = &partial[o];
+    join.partial[o] = pointer<float>(partial[o]);
+    join.out[o] = pointer<float>(*out[o]);
+    join.accumulate[o] = mode[o] == Grad::kAccumulate;
+  }
+  if (any == nullptr) return;
+  launch("join_columns", join_kernel<kOutputs>,
+         {{blocks_for(any->cols(), kJoinWidth), kOutputs}, {kJoinWidth, kJoinWidth}}, any->device(),
+         join, static_cast<int>(any->rows()), static_cast<int>(any->cols()));
+}
 
 // out[o][c] (+)= sum over rows of the term, for outputs that are defined: f32 [cols]. T is the type
 // that the term reads, `wide` whether its rows are aligned.
@@ -120,8 +170,7 @@ void column_sum(const char* name, const Term& term, int64_t rows, int64_t cols, 
   launch(name, column_sum_kernel<T, Term, static_cast<int>(kOutputs)>,
          {{blocks, blocks_for(cols, int64_t{layout.across()} * N)}, kColumnThreads}, device, term,
          layout, outputs);
-  for (size_t o = 0; o < kOutputs; ++o)
-    if (partial[o].defined()) kernels::cuda::bias_backward(*out[o], partial[o], mode[o]);
+  join_columns(partial, out, mode);
 }
 
 }  // namespace cohort::kernels::cuda

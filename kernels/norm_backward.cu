@@ -19,7 +19,6 @@ constexpr int kThreadsPerSm = 768, kSms = 132;
 constexpr int kPacks = 2;  // of a thread: more would leave too few registers for the sums
 template <class T>
 using Share = RowShare<T, kPacks>;
-constexpr int kJoinWidth = 32;  // columns of a joining block, and threads for each
 
 template <class T>
 struct NormBackward {
@@ -27,12 +26,6 @@ struct NormBackward {
   const float *mean, *rstd;  // mean is null for an RMS norm
   T* dx;                     // may be null
   bool accumulate;
-};
-
-// dw and db: where the sums go, and each block's share of them, [blocks, cols]. Null: not wanted.
-struct WeightGrads {
-  float *out[2], *partial[2];
-  bool accumulate[2];
 };
 
 // What the threads have of one row besides its elements; zeros past the last row.
@@ -119,11 +112,12 @@ __device__ __forceinline__ void store_partial(float* partial, float* shared,
   }
 }
 
-// Rows of one tile. Block b has the rows of RowShare(layout, b), (layout, b + gridDim.x), ...
+// Rows of one tile. Block b has the rows of RowShare(layout, b), (layout, b + gridDim.x), ..., and
+// leaves its sums for dw and db in row b of these: [blocks, cols], null if not wanted.
 template <class T, bool kLayer>
 __global__ void __launch_bounds__(kThreadsPerSm, 1)
-    norm_backward_kernel(const NormBackward<T> p, const WeightGrads grads, const RowLayout layout,
-                         unsigned steps) {
+    norm_backward_kernel(const NormBackward<T> p, float* dw_partial, float* db_partial,
+                         const RowLayout layout, unsigned steps) {
   constexpr int N = Share<T>::N, kSums = kLayer ? 2 : 1;
   extern __shared__ uint4 shared[];
   __shared__ float scratch[2][32 * kSums];
@@ -205,31 +199,8 @@ __global__ void __launch_bounds__(kThreadsPerSm, 1)
 
   slots.template arrive<0>();  // from here on others use the memory
   auto* const floats = reinterpret_cast<float*>(shared);
-  if (grads.partial[0] != nullptr) store_partial(grads.partial[0], floats, dw, layout);
-  if (kLayer && grads.partial[1] != nullptr) store_partial(grads.partial[1], floats, db, layout);
-}
-
-// Column sums of the blocks' shares, of which there are `blocks`: 32 rows of threads have every
-// 32nd share each, and their sums are added in order. Grid: columns, dw and db.
-__global__ void __launch_bounds__(kJoinWidth* kJoinWidth)
-    join_kernel(const WeightGrads grads, int blocks, int cols) {
-  __shared__ float scratch[kJoinWidth][kJoinWidth];
-  const float* partial = grads.partial[blockIdx.y];
-  if (partial == nullptr) return;
-  const int x = threadIdx.x, y = threadIdx.y, c = blockIdx.x * kJoinWidth + x;
-  float sum = 0;
-  if (c < cols) {
-#pragma unroll 8
-    for (int b = y; b < blocks; b += kJoinWidth) sum += partial[int64_t{b} * cols + c];
-  }
-  scratch[y][x] = sum;
-  __syncthreads();
-  if (y > 0 || c >= cols) return;
-  float total = 0;
-#pragma unroll
-  for (int k = 0; k < kJoinWidth; ++k) total += scratch[k][x];
-  float* out = grads.out[blockIdx.y] + c;
-  *out = grads.accumulate[blockIdx.y] ? *out + total : total;
+  if (dw_partial != nullptr) store_partial(dw_partial, floats, dw, layout);
+  if (kLayer && db_partial != nullptr) store_partial(db_partial, floats, db, layout);
 }
 
 // dx of rows of several tiles, each read twice.
@@ -324,31 +295,22 @@ void norm_backward(const char* op, const Tensor& x, const NormBackward<T>& p,
   const RowLayout layout =
       row_layout<T, kPacks>(x.rows(), x.cols(), wide_rows(x.cols(), p.dy, p.x, p.w, p.dx));
   const auto threads = static_cast<unsigned>(layout.threads());
-  const auto shared_for = [&](int arrays) {
-    return static_cast<size_t>(arrays * kPacks) * sizeof(uint4) * threads;
-  };
-  // What a block can have on every GPU from sm_80 on. Counted with all arrays, so that the path
-  // depends on the row only.
-  constexpr size_t kMostShared = size_t{96} << 10;
-  if (layout.tiles > 1 || shared_for(Slots<T>::kArrays) > kMostShared)
-    return backward_of_long_rows<T, kLayer>(op, x, p, layout, out, mode);
+  if (layout.tiles > 1) return backward_of_long_rows<T, kLayer>(op, x, p, layout, out, mode);
+  static_assert(sizeof(uint4) * kMaxGroup * kPacks * Slots<T>::kArrays <= size_t{96} << 10,
+                "more than a block can have on some GPUs");
 
   const unsigned blocks = std::min(layout.blocks(), kSms * (kThreadsPerSm / threads));
-  WeightGrads grads{};
   std::array<Tensor, 2> partial;
-  for (size_t o = 0; o < 2; ++o) {
-    if (!out[o]->defined()) continue;
-    partial[o] = Tensor::empty({blocks, x.cols()}, DType::kF32, device);
-    grads.out[o] = pointer<float>(*out[o]);
-    grads.partial[o] = pointer<float>(partial[o]);
-    grads.accumulate[o] = mode[o] == Grad::kAccumulate;
-  }
-  const size_t shared_bytes = shared_for(p.accumulate ? Slots<T>::kArrays : Slots<T>::kOld);
-  launch(op, norm_backward_kernel<T, kLayer>, {blocks, threads, shared_bytes}, device, p, grads,
+  for (size_t o = 0; o < 2; ++o)
+    if (out[o]->defined()) partial[o] = Tensor::empty({blocks, x.cols()}, DType::kF32, device);
+  const auto sums = [&](size_t o) {
+    return partial[o].defined() ? pointer<float>(partial[o]) : nullptr;
+  };
+  const size_t arrays = p.accumulate ? Slots<T>::kArrays : Slots<T>::kOld;
+  launch(op, norm_backward_kernel<T, kLayer>,
+         {blocks, threads, arrays * kPacks * sizeof(uint4) * threads}, device, p, sums(0), sums(1),
          layout, layout.blocks());
-  launch("norm_backward_join", join_kernel,
-         {{blocks_for(x.cols(), kJoinWidth), 2}, {kJoinWidth, kJoinWidth}}, device, grads,
-         static_cast<int>(blocks), layout.cols);
+  join_columns(partial, out, mode);
 }
 
 }  // namespace

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-SHAPES = [(64, 256, 6, 64), (32, 1024, 12, 64), (4, 4096, 32, 64), (4, 4096, 16, 128)]
+# Sequences, tokens of each, heads, key heads, head dim.
+SHAPES = [(64, 256, 6, 6, 64), (32, 1024, 12, 12, 64), (8, 2048, 14, 2, 64), (4, 4096, 32, 32, 64), (4, 4096, 16, 16, 128)]
 
 
 def seconds(call, calls=20, repeats=7):
@@ -27,17 +28,18 @@ def seconds(call, calls=20, repeats=7):
 
 def main():
     for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
-        for batch, length, heads, dim in SHAPES:
-            q, k, v, dout = (torch.randn(batch, length, heads, dim, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
-                             for _ in range(4))
+        for batch, length, heads, kv_heads, dim in SHAPES:
+            q, k, v, dout = (torch.randn(batch, length, n, dim, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+                             for n in (heads, kv_heads, kv_heads, heads))
+            options = {"is_causal": True, "enable_gqa": heads != kv_heads}
             for t in (q, k, v):
                 t.requires_grad_(True)
             product = batch * heads * length * (length + 1) * dim
             with sdpa_kernel(backend):
-                forward = seconds(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
-                o = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                forward = seconds(lambda: F.scaled_dot_product_attention(q, k, v, **options))
+                o = F.scaled_dot_product_attention(q, k, v, **options)
                 backward = seconds(lambda: torch.autograd.grad(o, (q, k, v), dout, retain_graph=True))
-            print(f"{backend.name:16s} {batch} x {length} tokens, {heads} heads of {dim}: "
+            print(f"{backend.name:16s} {batch} x {length} tokens, {heads}/{kv_heads} heads of {dim}: "
                   f"forward {forward * 1e6:.0f} us {2 * product / forward * 1e-12:.0f} TFLOP/s, "
                   f"backward {backward * 1e6:.0f} us {5 * product / backward * 1e-12:.0f} TFLOP/s")
 
