@@ -39,6 +39,9 @@ void activate(Device device);
 // The stream for kernels on `device` in this thread, with the device made current.
 cudaStream_t stream(Device device);
 
+// Throws Error naming `name` if a block on `device` cannot have this much shared memory.
+void check_shared_memory(const char* name, size_t bytes, Device device);
+
 // A stream of its own, for work beside the device's main stream.
 class OwnedStream {
  public:

@@ -89,6 +89,14 @@ void activate(Device device) {
   active = device.index;
 }
 
+void check_shared_memory(const char* name, size_t bytes, Device device) {
+  int most = 0;
+  COHORT_CUDA_CHECK(
+      cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device.index));
+  COHORT_CHECK(bytes <= static_cast<size_t>(most), "[", name, "] needs ", bytes >> 10,
+               " KiB of shared memory per block, this GPU has ", most >> 10);
+}
+
 Stream default_stream(Device device) {
   static std::array<cudaStream_t, kMaxDevices> streams{};
   static std::array<std::once_flag, kMaxDevices> known;

@@ -17,18 +17,20 @@ struct LaunchShape {
   size_t shared_bytes = 0;  // dynamic shared memory; over 48 KiB is asked for as needed
 };
 
-// Enqueues `kernel` on the device's current stream. An empty grid launches nothing. Throws
-// CudaError naming `name` if the launch fails; what goes wrong later shows at the next
-// synchronisation.
+// Enqueues `kernel` on the device's current stream. An empty grid launches nothing. Throws Error
+// naming `name` if the GPU has too little shared memory, CudaError if the launch fails; what goes
+// wrong later shows at the next synchronisation.
 template <class... Params, class... Args>
 void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shape, Device device,
             Args&&... args) {
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
   const cudaStream_t queue = stream(device);
   // The limit of 48 KiB that needs no asking includes what the kernel declares itself.
-  if (shape.shared_bytes > (32u << 10))
+  if (shape.shared_bytes > (32u << 10)) {
+    check_shared_memory(name, shape.shared_bytes, device);
     COHORT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            static_cast<int>(shape.shared_bytes)));
+  }
   nvtxRangePushA(name);
   kernel<<<shape.grid, shape.block, shape.shared_bytes, queue>>>(std::forward<Args>(args)...);
   nvtxRangePop();

@@ -18,6 +18,13 @@ TEST(CudaDevice, ParsesDevicesThatExist) {
   EXPECT_THROW_WITH(parse_device("cuda:63"), InputError, "this machine has");
 }
 
+TEST(CudaDevice, SaysHowMuchSharedMemoryItLacks) {
+  COHORT_REQUIRE_GPU(device);
+  cuda::check_shared_memory("op", size_t{96} << 10, device);
+  EXPECT_THROW_WITH(cuda::check_shared_memory("op", size_t{1} << 30, device), Error,
+                    "[op] needs 1048576 KiB of shared memory per block, this GPU has ");
+}
+
 TEST(CudaAllocator, CountsAndReusesBlocks) {
   COHORT_REQUIRE_GPU(device);
   Allocator& memory = allocator(device);
