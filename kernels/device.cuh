@@ -1,5 +1,5 @@
-// What CUDA kernels share: element types, 16-byte accesses, reductions over warps and blocks in a
-// fixed order.
+// What CUDA kernels share: element types, 16-byte accesses, reductions over a block in a fixed
+// order.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -73,48 +73,30 @@ bool aligned(const P*... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
 }
 
-// Reductions over the 32 lanes of a warp, as a butterfly: every lane gets the same bits.
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
-  return x;
-}
-__device__ __forceinline__ double warp_sum(double x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
-  return x;
-}
-__device__ __forceinline__ float warp_max(float x) {
+struct Plus {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+struct Larger {  // passes over NaN
+  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+
+// Joins a value of each of a block's kThreads threads (a multiple of 32): a butterfly over the lanes
+// of a warp, then the warps' values in ascending order; every thread gets the same bits. `scratch`
+// holds kThreads / 32 values and may be used again after the next __syncthreads().
+template <int kThreads, class T, class Join>
+__device__ __forceinline__ T block_reduce(T x, T* scratch, Join join) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2)
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
-  return x;
-}
-
-// Reductions over a block of kThreads threads (a multiple of 32): warps first, then the warps' sums
-// in ascending order; every thread gets the same bits. `scratch` holds kThreads / 32 values and may
-// be used again after the next __syncthreads().
-template <int kThreads, class T>
-__device__ __forceinline__ T block_sum(T x, T* scratch) {
-  x = warp_sum(x);
-  if constexpr (kThreads == 32) return x;
+    x = join(x, __shfl_xor_sync(0xffffffffu, x, offset));
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
   __syncthreads();
   T total = scratch[0];
 #pragma unroll
-  for (int w = 1; w < kThreads / 32; ++w) total += scratch[w];
+  for (int w = 1; w < kThreads / 32; ++w) total = join(total, scratch[w]);
   return total;
-}
-template <int kThreads>
-__device__ __forceinline__ float block_max(float x, float* scratch) {
-  x = warp_max(x);
-  if constexpr (kThreads == 32) return x;
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
-  __syncthreads();
-  float largest = scratch[0];
-#pragma unroll
-  for (int w = 1; w < kThreads / 32; ++w) largest = fmaxf(largest, scratch[w]);
-  return largest;
 }
 
 }  // namespace cohort::kernels::cuda

@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int64_t kBlock = int64_t{kThreads} * kSumPacks * kPackSize<T>;
   const bool whole = wide && (int64_t{blockIdx.x} + 1) * kBlock <= n;
   const float mine = whole ? thread_sum<T, true>(x, n) : thread_sum<T, false>(x, n);
-  const float total = block_sum<kThreads>(mine, scratch);
+  const float total = block_reduce<kThreads>(mine, scratch, Plus{});
   if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kJoinThreads)
   __shared__ double scratch[kJoinThreads / 32];
   double mine = 0;
   for (int64_t i = threadIdx.x; i < n; i += kJoinThreads) mine += static_cast<double>(partial[i]);
-  const double total = block_sum<kJoinThreads>(mine, scratch);
+  const double total = block_reduce<kJoinThreads>(mine, scratch, Plus{});
   if (threadIdx.x == 0)
     *y = static_cast<float>(accumulate ? static_cast<double>(*y) + total : total);
 }

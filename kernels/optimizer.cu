@@ -107,7 +107,7 @@ constexpr int kTotalThreads = 1024;
 using NormTable = Table<NormEntry, 1024>;
 static_assert(sizeof(NormTable) <= kMaxParameterBytes);
 
-// Four consecutive elements in f64; those past the end are 0.
+// Four consecutive elements; those past the end are 0.
 template <class T>
 __device__ __forceinline__ Pack<float, 4> load_four(const T* p, int64_t i, int64_t end) {
   Pack<float, 4> out = {};
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads)
   const double own = e.dtype == DType::kF32
                          ? square_sum(static_cast<const float*>(e.values), begin, end)
                          : square_sum(static_cast<const __nv_bfloat16*>(e.values), begin, end);
-  const double sum = block_sum<kThreads>(own, scratch);
+  const double sum = block_reduce<kThreads>(own, scratch, Plus{});
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kTotalThreads)
   __shared__ double scratch[kTotalThreads / 32];
   double own = 0;
   for (int64_t i = threadIdx.x; i < count; i += kTotalThreads) own += partial[i];
-  const double sum = block_sum<kTotalThreads>(own, scratch);
+  const double sum = block_reduce<kTotalThreads>(own, scratch, Plus{});
   if (threadIdx.x == 0) *norm = sqrt(sum);
 }
 

@@ -94,12 +94,13 @@ __device__ inline RowSoftmax row_softmax(const float* logits, int64_t vocab,
     for (int b = 0; b < kBatch; ++b) batch[b] = load_logits(logits, v + b * kRowTile, vocab);
     own.add(batch, inverse_temperature);
   }
-  const float largest = block_max<kRowThreads>(own.largest, largest_of_warp);
+  const float largest = block_reduce<kRowThreads>(own.largest, largest_of_warp, Larger{});
   own.rebase(largest, inverse_temperature);
   return {.largest = largest,
           .inverse_temperature = inverse_temperature,
-          .sum = block_sum<kRowThreads>(static_cast<double>(own.sum), sum_of_warp),
-          .weighted = block_sum<kRowThreads>(static_cast<double>(own.weighted), weighted_of_warp)};
+          .sum = block_reduce<kRowThreads>(static_cast<double>(own.sum), sum_of_warp, Plus{}),
+          .weighted = block_reduce<kRowThreads>(static_cast<double>(own.weighted), weighted_of_warp,
+                                                Plus{})};
 }
 
 }  // namespace cohort::kernels::cuda

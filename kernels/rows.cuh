@@ -100,13 +100,6 @@ struct RowShare {
   }
 };
 
-struct Plus {
-  __device__ float operator()(float a, float b) const { return a + b; }
-};
-struct Larger {  // passes over NaN
-  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
-};
-
 // Joins kValues values per thread, each over the threads of a row: a butterfly over lanes, then one
 // over warps. Every thread of the block calls it with `scratch` of 32 values for each value; from
 // call to call two of them take turns at least.
