@@ -14,14 +14,14 @@ namespace cohort::kernels {
 struct HeadDesc {
   double temperature = 1;  // > 0
   // Logits held at a time, rounded up to a multiple of 128; 0: what suits the device. No result
-  // depends on it but the rounding of dw on CUDA.
+  // depends on it but the rounding of dx and dw on CUDA.
   int64_t chunk_tokens = 0;
 };
 
 // x: [T, C]; w: [V, C]; targets: [T] i32 in [0, V), or -1 for a token that is skipped: its outputs
-// are 0 and its gradient is exactly 0; on the CPU it costs nothing. Another target throws Error on
-// the CPU and gives NaN on CUDA. logprob, entropy, lse: [T] statistics. Logits are
-// accumulate_dtype(x).
+// are 0 and its gradient is exactly 0; on the CPU it costs nothing, on CUDA its x has to be finite,
+// as dw gets 0 times it. Another target throws Error on the CPU and gives NaN on CUDA. logprob,
+// entropy, lse: [T] statistics. Logits are accumulate_dtype(x).
 void head_logprob_forward(Tensor& logprob, Tensor& entropy, Tensor& lse, const Tensor& x,
                           const Tensor& w, const Tensor& targets, const HeadDesc& desc);
 

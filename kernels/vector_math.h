@@ -62,11 +62,8 @@ COHORT_HD inline double vexp(double x) {
   return std::exp(x);
 }
 
-// 2^x within 1 ulp (device: 2), exact for integers; the same limits as vexp.
-COHORT_HD inline float vexp2(float x) {
-#ifdef __CUDA_ARCH__
-  return ::exp2f(x);
-#else
+// 2^x within 1 ulp, exact for integers; the same limits as vexp. Not for the device.
+inline float vexp2(float x) {
   float y = x > 129.0f ? 129.0f : x;
   y = y < -151.0f ? -151.0f : y;
   const float shifted = y + detail::kRound;
@@ -78,13 +75,12 @@ COHORT_HD inline float vexp2(float x) {
   q = std::fma(q, r, 2.40226479e-1f);
   q = std::fma(q, r, 6.93147203e-1f);
   return detail::scale_by_power(std::fma(q, r, 1.0f), detail::rounded_bits(shifted));
-#endif
 }
-COHORT_HD inline double vexp2(double x) {
+inline double vexp2(double x) {
   return std::exp2(x);
 }
 
-// e^(-x^2 / 2), but for one rounding of the exponent (device: two).
+// e^(-x^2 / 2), but for one rounding of the exponent (device: two and a half).
 COHORT_HD inline float vgauss(float x) {
 #ifdef __CUDA_ARCH__
   return ::exp2f(-0.721347520f * x * x);
