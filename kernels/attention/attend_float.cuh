@@ -25,21 +25,6 @@ struct FloatShape {
 
 using Float4 = Pack<float, 4>;
 
-// Begins to copy a row of `head_dim` elements (null: zeros) to shared memory, 4 elements of it,
-// with zeros beyond the head dim.
-__device__ __forceinline__ void load_float_chunk(float* to, int chunk, const float* row,
-                                                 const AttendParams& params) {
-  const int column = 4 * chunk;
-  const bool live = row != nullptr && column < params.head_dim;
-  if (params.wide) {
-    copy_async(shared_address(to + column), live ? row + column : nullptr, live ? 16 : 0);
-    return;
-  }
-#pragma unroll
-  for (int e = 0; e < 4; ++e)
-    to[column + e] = live && column + e < params.head_dim ? row[column + e] : 0.0f;
-}
-
 // Begins to load a tile of keys or values.
 template <int kDim, class Rows>
 __device__ __forceinline__ void load_float_tile(float* to, const Rows& rows, const float* from,
@@ -51,7 +36,7 @@ __device__ __forceinline__ void load_float_tile(float* to, const Rows& rows, con
     const int row = i / kChunks;
     const int64_t offset = rows.key_offset(tile * Shape::kKeys + row);
     load_float_chunk(to + row * Shape::kStride, i % kChunks, offset < 0 ? nullptr : from + offset,
-                     params);
+                     params.head_dim, params.wide);
   }
   copy_async_commit();
 }
@@ -121,7 +106,7 @@ __device__ __forceinline__ void float_sums(float& l, float alpha, float* p,
     l += pair.v[0];
     l += pair.v[1];
   }
-  if (dropout.p == 0) return;
+  if (dropout.first_kept == 0) return;
   __syncwarp();
   for (int j = 4 * part; j < kKeys; j += 16) {
     const uint32_t keep = dropout.keep_four(stream, head, key0 + j);
@@ -174,14 +159,14 @@ __device__ __forceinline__ void attend_float(const Rows& rows, const AttendParam
   const int most =
       __reduce_max_sync(0xffffffffu, max(max(visible[0], visible[1]), max(visible[2], visible[3])));
   uint64_t stream = 0;
-  if (params.dropout.p > 0 && sum_row < rows.count)
+  if (params.dropout.first_kept > 0 && sum_row < rows.count)
     stream = params.dropout.row(rows.token(sum_row));
 
   float reference[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}, l = 0;
   float o[4][Shape::kOwnPacks][4] = {};
   for (int i = thread; i < kFloatRows * (kDim / 4); i += kFloatThreads)
     load_float_chunk(queries + i / (kDim / 4) * Shape::kStride, i % (kDim / 4),
-                     rows.query(i / (kDim / 4)), params);
+                     rows.query(i / (kDim / 4)), params.head_dim, params.wide);
   const int tiles = (rows.keys + kKeys - 1) / kKeys;
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {

@@ -2,8 +2,6 @@
 // memory, dropout of the probabilities, and the choice of an instantiation.
 #pragma once
 
-#include <cmath>
-
 #include "kernels/attention/attention.h"
 #include "kernels/device.cuh"
 #include "kernels/mma.cuh"
@@ -13,13 +11,9 @@ namespace cohort::kernels::cuda {
 inline constexpr float kLog2e = 1.4426950408889634074f;
 inline constexpr float kLn2 = 0.69314718055994530942f;
 
-// The softmax scale that `desc` stands for; the entry points have checked it.
-inline double scale_of(const AttentionDesc& desc, int64_t head_dim) {
-  return desc.scale > 0 ? desc.scale : 1 / std::sqrt(static_cast<double>(head_dim));
-}
 // c of the canonical order: exponents of 2 are c times scores.
 inline float exponent_scale(const AttentionDesc& desc, int64_t head_dim) {
-  return static_cast<float>(scale_of(desc, head_dim) * 1.4426950408889634074);
+  return static_cast<float>(softmax_scale(desc, head_dim) * 1.4426950408889634074);
 }
 
 // Calls fn.operator()<kDim>() with the head dim padded to what kernels are compiled for.
@@ -103,13 +97,29 @@ bool wide_heads(int64_t head_dim, const P*... pointers) {
   return head_dim % kPackSize<T> == 0 && aligned(pointers...);
 }
 
-// Dropout of the probabilities of one call; off while p is 0. The bits are those of dropout_keep()
+// Begins to copy 4 elements of a row of `head_dim` (null: zeros) to their place in a row of shared
+// memory, with zeros beyond the head dim; as load_chunk().
+__device__ __forceinline__ void load_float_chunk(float* to, int chunk, const float* row,
+                                                 int head_dim, bool wide) {
+  const int column = 4 * chunk;
+  const bool live = row != nullptr && column < head_dim;
+  if (wide) {
+    copy_async(shared_address(to + column), live ? row + column : nullptr, live ? 16 : 0);
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < 4; ++e)
+    to[column + e] = live && column + e < head_dim ? row[column + e] : 0.0f;
+}
+
+// Dropout of the probabilities of one call; off while `first_kept` is 0. The bits are those of dropout_keep()
 // with element = head * 2^32 + key.
 struct ProbabilityDropout {
   const int64_t* sequences = nullptr;
   const int32_t* positions = nullptr;
   uint64_t seed = 0, stream = 0;
-  float p = 0, factor = 1;  // a kept probability times `factor`
+  uint32_t first_kept = 0;  // the smallest word that keeps its probability
+  float factor = 1;         // a kept probability times this
 
   ProbabilityDropout() = default;
   explicit ProbabilityDropout(const DropoutSpec& spec) {
@@ -118,7 +128,7 @@ struct ProbabilityDropout {
     positions = pointer<int32_t>(spec.positions);
     seed = spec.seed;
     stream = dropout_stream(spec.step, spec.layer, spec.site);
-    p = static_cast<float>(spec.p);
+    first_kept = dropout_first_kept(static_cast<float>(spec.p));
     factor = static_cast<float>(1 / (1 - spec.p));
   }
 
@@ -132,7 +142,7 @@ struct ProbabilityDropout {
     const auto words = philox(seed, row_stream, element >> 2);
     uint32_t bits = 0;
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) bits |= uniform_f32(words[i]) >= p ? 1u << i : 0u;
+    for (uint32_t i = 0; i < 4; ++i) bits |= words[i] >= first_kept ? 1u << i : 0u;
     return bits;
   }
 };

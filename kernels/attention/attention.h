@@ -7,10 +7,14 @@
 // Canonical order (the same bits in training forward, prefill and decode): keys in tiles of 128 (64
 // for head dims over 128) counted from key 0, ascending; one running (m, l, O) per query row; P =
 // exp2(fma(S, c, -m c)), c = scale log2(e), with the running max that includes this tile; O and l
-// scaled by alpha = exp2(m_old c - m c), each product rounded, then P V accumulated key by key,
-// ascending; l as four partial sums by (key mod 8) / 2, joined as (l0 + l1) + (l2 + l3) at the end;
-// O (1 / l); lse = fma(m c, ln 2, log l). A row's bits depend on its own query and keys only.
+// scaled by alpha = exp2(m_old c - m c), each product rounded; l as four partial sums by
+// (key mod 8) / 2, joined as (l0 + l1) + (l2 + l3) at the end; O (1 / l);
+// lse = fma(m c, ln 2, log l). S is summed over head dims and O over keys, ascending: one by one, in
+// bf16 on CUDA in steps of 16, each joined as mma.m16n8k16 does. A row's bits depend on its own
+// query and keys only.
 #pragma once
+
+#include <cmath>
 
 #include "kernels/dropout.h"
 
@@ -25,6 +29,11 @@ struct AttentionDesc {
   DropoutSpec dropout;
 };
 
+// The scale that `desc` stands for.
+inline double softmax_scale(const AttentionDesc& desc, int64_t head_dim) {
+  return desc.scale > 0 ? desc.scale : 1 / std::sqrt(static_cast<double>(head_dim));
+}
+
 // The largest head dim of the CUDA kernels.
 inline constexpr int64_t kMaxCudaHeadDim = 256;
 
@@ -37,14 +46,17 @@ inline int64_t attention_tile(int64_t head_dim) {
 // + 1] i32, ascending from 0 to T: sequence s is tokens [cu_seqlens[s], cu_seqlens[s + 1]); empty
 // sequences allowed. lse: [H, T] natural log, of accumulate_dtype(). Any D >= 1 (up to
 // kMaxCudaHeadDim on CUDA). Query i sees keys j <= i of its own sequence (causal) or all of them
-// (full). On CUDA, an infinite or NaN value can reach rows before it of its own sequence and tile,
-// by way of 0 times it; no other sequence's.
+// (full). On CUDA cu_seqlens is not checked, and a bad one reads and writes outside of the tensors;
+// and an infinite or NaN value can reach rows before it of its own sequence and tile, by way of 0
+// times it; no other sequence's.
 void attention_forward(Tensor& o, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
                        const Tensor& cu_seqlens, const AttentionDesc& desc);
 
 // dq, dk, dv per their modes; deterministic for any thread count. Scratch is of the size of a tile
-// per thread, in both directions; on CUDA the backward keeps two f32 per row of q. In bf16 rounded
-// are P and dS as factors of products, and dq, dk, dv once at the end.
+// per thread, in both directions; on CUDA the backward allocates two f32 per token and head, and
+// with dropout 8 bytes per token. In bf16 rounded are P and dS as factors of products, and dq, dk,
+// dv once at the end. On CUDA, a value that is not finite can reach any gradient of its sequence;
+// no other sequence's.
 void attention_backward(Tensor& dq, Grad mode_q, Tensor& dk, Grad mode_k, Tensor& dv, Grad mode_v,
                         const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& o, const Tensor& lse, const Tensor& cu_seqlens,
@@ -67,7 +79,8 @@ void paged_kv_write(PagedKV& cache, const Tensor& k, const Tensor& v, const Tens
 // cached keys 0..positions[t]. q, o: [T, H, D]. Bits equal attention_forward's (causal, no dropout;
 // any other desc throws) for the same row. Tokens of a sequence that stand together share the work
 // of reading its keys. On CUDA, where nothing is checked, a token whose sequence is not in the
-// table gets zeros, and keys without a block count as zeros.
+// table gets zeros, a position outside the table counts as its first or last one, and keys without
+// a block count as zeros.
 void attention_paged(Tensor& o, const Tensor& q, const PagedKV& cache, const Tensor& sequences,
                      const Tensor& positions, const AttentionDesc& desc);
 

@@ -103,7 +103,7 @@ void attention_backward(Tensor& dq, Grad mode_q, Tensor& dk, Grad mode_k, Tensor
                          .accumulate_v = mode_v == Grad::kAccumulate,
                          .causal = desc.mask == Mask::kCausal,
                          .wide = false,
-                         .scale = static_cast<float>(scale_of(desc, dim)),
+                         .scale = static_cast<float>(softmax_scale(desc, dim)),
                          .exponent = exponent_scale(desc, dim),
                          .dropout = ProbabilityDropout(desc.dropout)};
     args.wide =

@@ -359,7 +359,6 @@ void attention_backward(Tensor& dq, Grad mode_q, Tensor& dk, Grad mode_k, Tensor
   check_tensor(dout, q.shape(), q.dtype(), op, "dout", device);
   check_tensor(o, q.shape(), q.dtype(), op, "o", device);
   check_tensor(lse, {sizes.heads, sizes.tokens}, accumulate_dtype(q.dtype()), op, "lse", device);
-  const double scale = softmax_scale(desc, sizes.head_dim, op);
   COHORT_FORWARD_TO_CUDA(q, attention_backward(dq, mode_q, dk, mode_k, dv, mode_v, dout, q, k, v, o,
                                                lse, cu_seqlens, desc));
   const Arguments args{.dq = dq,
@@ -378,7 +377,7 @@ void attention_backward(Tensor& dq, Grad mode_q, Tensor& dk, Grad mode_k, Tensor
                        .sizes = sizes,
                        .mask = desc.mask,
                        .dropout = ProbabilityDropout(desc.dropout),
-                       .scale = scale};
+                       .scale = softmax_scale(desc, sizes.head_dim)};
   const auto items = backward_items(sizes, args.cu, desc.mask);
   dispatch_float(q.dtype(), op, [&]<class T>() {
     parallel_items(items, [&](int64_t first, int64_t last) {

@@ -21,23 +21,16 @@ struct SharedTiles {
   float p[kTile][kScoreRow], ds[kTile][kScoreRow];
 };
 
-// Rows [row0, row0 + kTile), zero from `length` and from the head dim on.
+// Begins to load rows [row0, row0 + kTile), zero from `length` and from the head dim on.
 template <int kDim>
 __device__ void load_rows(float (&tile)[kTile][kDim + 4], const HeadRows<const float>& from,
                           int row0, int length, int head_dim, bool wide) {
   constexpr int kChunks = kDim / 4;
 #pragma unroll 4
   for (int i = static_cast<int>(threadIdx.x); i < kTile * kChunks; i += kThreads) {
-    const int r = i / kChunks, column = i % kChunks * 4;
-    const bool live = row0 + r < length;
-    const float* source = from.row(live ? row0 + r : 0) + column;
-    Pack<float, 4> x = {};
-    if (live && wide && column < head_dim) {
-      x = load_pack<4>(source);
-    } else if (live) {
-      for (int e = 0; e < 4; ++e) x.v[e] = column + e < head_dim ? source[e] : 0.0f;
-    }
-    store_pack(&tile[r][column], x);
+    const int r = i / kChunks;
+    load_float_chunk(tile[r], i % kChunks, row0 + r < length ? from.row(row0 + r) : nullptr,
+                     head_dim, wide);
   }
 }
 
@@ -100,6 +93,8 @@ __device__ void BackwardBlock<kDim, kPass>::run() {
     for (int step = share_.first; step < share_.end; ++step) {
       __syncthreads();  // every thread has done with the last step
       load_streamed(head, step * kTile);
+      copy_async_commit();
+      copy_async_wait<0>();  // and for the own rows, the first time
       __syncthreads();
       scores(kKeys ? head : share_.head, step * kTile);
       __syncthreads();

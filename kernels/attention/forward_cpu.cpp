@@ -81,8 +81,8 @@ void attention_forward(Tensor& o, Tensor& lse, const Tensor& q, const Tensor& k,
   check_tensor(o, q.shape(), q.dtype(), op, "o", q.device());
   check_tensor(lse, {sizes.heads, sizes.tokens}, accumulate_dtype(q.dtype()), op, "lse",
                q.device());
-  const double scale = softmax_scale(desc, sizes.head_dim, op);
   COHORT_FORWARD_TO_CUDA(q, attention_forward(o, lse, q, k, v, cu_seqlens, desc));
+  const double scale = softmax_scale(desc, sizes.head_dim);
   dispatch_float(q.dtype(), op, [&]<class T>() {
     forward<T>(o, lse, q, k, v, cu_seqlens.data<int32_t>(), sizes, desc, scale);
   });

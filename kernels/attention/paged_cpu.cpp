@@ -168,7 +168,7 @@ void attention_paged(Tensor& o, const Tensor& q, const PagedKV& cache, const Ten
   check_tensor(o, q.shape(), q.dtype(), op, "o", device);
   check_tensor(sequences, {tokens}, DType::kI32, op, "sequences", device);
   check_tensor(positions, {tokens}, DType::kI32, op, "positions", device);
-  const double scale = softmax_scale(desc, sizes.head_dim, op);
+  check_scale(desc, op);
   COHORT_FORWARD_TO_CUDA(q, attention_paged(o, q, cache, sequences, positions, desc));
   const int32_t *const sequence = sequences.data<int32_t>(),
                        *const position = positions.data<int32_t>(),
@@ -181,6 +181,7 @@ void attention_paged(Tensor& o, const Tensor& q, const PagedKV& cache, const Ten
     for (; checked <= position[t] / sizes.block_tokens; ++checked)
       check_block(sizes, sequence[t], checked, table[sequence[t] * sizes.max_blocks + checked], op);
   }
+  const double scale = softmax_scale(desc, sizes.head_dim);
   dispatch_float(q.dtype(), op,
                  [&]<class T>() { paged<T>(o, q, cache, sequence, position, sizes, scale); });
 }

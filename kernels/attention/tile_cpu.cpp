@@ -138,9 +138,7 @@ template <class T>
 void ProbabilityDropout::fill(T* factors, int64_t token, int64_t head, int64_t first,
                               int64_t count) const {
   // dropout_keep() of kernels/dropout.h, with one Philox call for the four keys that share it.
-  const uint64_t row =
-      rng_stream(RngPurpose::kDropout, stream ^ static_cast<uint64_t>(sequences[token]),
-                 static_cast<uint64_t>(positions[token]));
+  const uint64_t row = dropout_row(stream, sequences[token], positions[token]);
   const uint64_t element = static_cast<uint64_t>(head) << 32 | static_cast<uint64_t>(first);
   const float threshold = static_cast<float>(p);
   const T kept = static_cast<T>(1 / (1 - p));
@@ -151,10 +149,9 @@ void ProbabilityDropout::fill(T* factors, int64_t token, int64_t head, int64_t f
   }
 }
 
-double softmax_scale(const AttentionDesc& desc, int64_t head_dim, const char* op) {
+void check_scale(const AttentionDesc& desc, const char* op) {
   COHORT_CHECK(desc.scale >= 0 && std::isfinite(desc.scale), "[", op,
                "] expected a scale of at least 0, got ", desc.scale);
-  return desc.scale > 0 ? desc.scale : 1 / std::sqrt(static_cast<double>(head_dim));
 }
 
 PackedSizes check_packed(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -177,9 +174,11 @@ PackedSizes check_packed(const Tensor& q, const Tensor& k, const Tensor& v,
   COHORT_CHECK(sizes.sequences >= 0, "[", op, "] expected cu_seqlens [S + 1], got ",
                cu_seqlens.str());
   check_tensor(cu_seqlens, {sizes.sequences + 1}, DType::kI32, op, "cu_seqlens", device);
+  check_scale(desc, op);
   const DropoutSpec& dropout = desc.dropout;
-  COHORT_CHECK(dropout.p >= 0 && dropout.p < 1, "[", op, "] expected dropout p in [0, 1), got ",
-               dropout.p);
+  // Draws are compared in f32, where a p just below 1 would be 1.
+  COHORT_CHECK(dropout.p >= 0 && static_cast<float>(dropout.p) < 1, "[", op,
+               "] expected dropout p in [0, 1), got ", dropout.p);
   if (dropout.p > 0) {
     check_tensor(dropout.sequences, {sizes.tokens}, DType::kI64, op, "dropout.sequences", device);
     check_tensor(dropout.positions, {sizes.tokens}, DType::kI32, op, "dropout.positions", device);

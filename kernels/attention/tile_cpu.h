@@ -161,8 +161,7 @@ struct PackedSizes {
 };
 PackedSizes check_packed(const Tensor& q, const Tensor& k, const Tensor& v,
                          const Tensor& cu_seqlens, const AttentionDesc& desc, const char* op);
-// The scale that `desc` stands for.
-double softmax_scale(const AttentionDesc& desc, int64_t head_dim, const char* op);
+void check_scale(const AttentionDesc& desc, const char* op);
 
 // Scratch of one chunk of work, handed out in pieces aligned to 64 bytes.
 template <class T>
