@@ -1,6 +1,7 @@
 // Collectives of CPU tensors over the connections of a process group: every rank gets every rank's
 // bytes and does the arithmetic itself. Made for a handful of numbers per step, and for running
 // several processes where there is no GPU.
+#include <algorithm>
 #include <cstring>
 
 #include "dist/collective_args.h"
@@ -11,6 +12,8 @@
 
 namespace cohort {
 namespace {
+
+using Parts = std::vector<std::string>;  // of all ranks
 
 std::string_view bytes_of(const Tensor& t) {
   return {static_cast<const char*>(t.raw()), static_cast<size_t>(t.nbytes())};
@@ -29,32 +32,43 @@ class ChannelCommunicator final : public Communicator {
   void all_reduce(Tensor& t, Reduce op) override {
     detail::check_collective_tensor("all_reduce", "t", t);
     detail::check_reducible("all_reduce", t);
+    check_cpu(t);
     const char* call = op == Reduce::kMax ? "all_reduce (max)" : "all_reduce";
-    reduce_into(t, 0, op, exchange(describe(call, t), t));
+    exchange(describe(call, t), bytes_of(t), t.nbytes(),
+             [&](int64_t at, const Parts& parts) { reduce_into(t, 0, op, at, parts); });
   }
 
   void broadcast(Tensor& t, int root) override {
     detail::check_collective_tensor("broadcast", "t", t);
     detail::check_root(root, size());
-    const std::string call = describe(str("broadcast (root ", root, ")"), t);
-    const std::string_view mine = rank() == root ? bytes_of(t) : std::string_view();
     check_cpu(t);
-    set_bytes(t, 0, group_.exchange(call, mine)[static_cast<size_t>(root)]);
+    const std::string_view mine = rank() == root ? bytes_of(t) : std::string_view();
+    exchange(describe(str("broadcast (root ", root, ")"), t), mine, t.nbytes(),
+             [&](int64_t at, const Parts& parts) {
+               set_bytes(t, at, parts[static_cast<size_t>(root)]);
+             });
   }
 
   void all_gather(Tensor& out, const Tensor& in) override {
     detail::check_parts("all_gather", out, in, rank(), size());
+    check_cpu(in);
     check_cpu(out);
-    const auto parts = exchange(describe("all_gather", in), in);
-    for (int r = 0; r < size(); ++r) set_bytes(out, r * in.nbytes(), parts[static_cast<size_t>(r)]);
+    exchange(describe("all_gather", in), bytes_of(in), in.nbytes(),
+             [&](int64_t at, const Parts& parts) {
+               for (int r = 0; r < size(); ++r)
+                 set_bytes(out, r * in.nbytes() + at, parts[static_cast<size_t>(r)]);
+             });
   }
 
   void reduce_scatter(Tensor& out, const Tensor& in) override {
     detail::check_parts("reduce_scatter", in, out, rank(), size());
     detail::check_reducible("reduce_scatter", in);
+    check_cpu(in);
     check_cpu(out);
-    reduce_into(out, rank() * out.numel(), Reduce::kSum,
-                exchange(describe("reduce_scatter", in), in));
+    exchange(describe("reduce_scatter", in), bytes_of(in), in.nbytes(),
+             [&](int64_t at, const Parts& parts) {
+               reduce_into(out, rank() * out.numel(), Reduce::kSum, at, parts);
+             });
   }
 
   void barrier() override { group_.exchange("barrier", {}); }
@@ -66,14 +80,25 @@ class ChannelCommunicator final : public Communicator {
   static std::string describe(const std::string& call, const Tensor& t) {
     return str(call, " of ", dtype_name(t.dtype()), t.shape().str());
   }
-  std::vector<std::string> exchange(const std::string& call, const Tensor& t) {
-    check_cpu(t);
-    return group_.exchange(call, bytes_of(t));
+
+  // Every rank's `mine`, of `nbytes` bytes or none, in pieces that the group can carry: take(at,
+  // parts) gets those from byte `at` on.
+  template <class F>
+  void exchange(const std::string& call, std::string_view mine, int64_t nbytes, F&& take) {
+    constexpr size_t kUnit = 8;  // bytes: no element is cut in two
+    const size_t most = std::max(group_.max_part() / kUnit, size_t{1}) * kUnit;
+    const auto end = static_cast<size_t>(nbytes);
+    size_t at = 0;
+    do {
+      take(static_cast<int64_t>(at),
+           group_.exchange(call, mine.empty() ? mine : mine.substr(at, most)));
+      at += most;
+    } while (at < end);
   }
 
-  // out = the reduction of the elements from `first` on of all parts.
-  static void reduce_into(Tensor& out, int64_t first, Reduce op,
-                          const std::vector<std::string>& parts) {
+  // out = the reduction of the elements from `first` on of all ranks' bytes, as far as they are in
+  // these parts, which start at byte `at`.
+  static void reduce_into(Tensor& out, int64_t first, Reduce op, int64_t at, const Parts& parts) {
     dispatch_reducible(out.dtype(), [&]<class T>() {
       // Strings do not promise the alignment of T.
       std::vector<std::vector<T>> values;
@@ -81,12 +106,16 @@ class ChannelCommunicator final : public Communicator {
         values.emplace_back(part.size() / sizeof(T));
         if (!part.empty()) std::memcpy(values.back().data(), part.data(), part.size());
       }
+      const int64_t start = at / static_cast<int64_t>(sizeof(T));
+      const int64_t begin = std::max(first, start) - start;
+      const int64_t end =
+          std::min(first + out.numel(), start + static_cast<int64_t>(values[0].size())) - start;
       T* to = out.data<T>();
       reduce_in_rank_order<T>(
-          op, static_cast<int>(parts.size()), first, first + out.numel(),
+          op, static_cast<int>(parts.size()), begin, std::max(begin, end),
           [&](int r) { return values[static_cast<size_t>(r)].data(); },
-          [&](int64_t at, const T* block, int64_t count) {
-            std::copy_n(block, count, to + at - first);
+          [&](int64_t i, const T* block, int64_t count) {
+            std::copy_n(block, count, to + (start + i - first));
           });
     });
   }

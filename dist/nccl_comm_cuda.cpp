@@ -45,8 +45,9 @@ size_t count_of(const Tensor& t) {
   return static_cast<size_t>(t.numel());
 }
 
-// One order of summation for every size: what NCCL would choose by size and machine is fixed here,
-// except where the user has. Switches that add in the network (NVLS) stay out.
+// One algorithm and one protocol, except where the user has chosen others: the order of summation
+// then follows from the size, the ranks and the machine, and not from NCCL's tuning. Switches that
+// add in the network (NVLS) stay out.
 void pin_algorithms() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -187,10 +188,13 @@ class NcclCommunicator final : public Communicator {
   void await(std::string_view what, ncclResult_t result, milliseconds limit) {
     const auto start = steady_clock::now();
     for (int i = 0; result == ncclInProgress; ++i) {
-      if (i < 100)
+      if (i < 100) {
         std::this_thread::yield();
-      else
+      } else {
         std::this_thread::sleep_for(std::chrono::microseconds(50));
+        // The failure handler may have come before there was a communicator to abort.
+        if (!group_.failure().empty()) fail(what, ncclRemoteError);
+      }
       if (limit != kNoLimit && steady_clock::now() - start > limit)
         throw Error(str("[", what, "] NCCL was not ready after ", limit.count() / 1000, " s",
                         "; hint: NCCL_DEBUG=INFO shows what it waits for"));

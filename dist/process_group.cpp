@@ -82,8 +82,6 @@ class ProcessGroup::Watch {
   }
 
   std::vector<std::string> exchange(std::string_view call, std::string_view bytes) {
-    COHORT_CHECK(bytes.size() < wire::kMaxPayload / (2 * static_cast<size_t>(info_.size)), "[",
-                 call, "] is too large for the ranks' host memory to be exchanged");
     std::unique_lock lock(mutex_);
     if (!failure_.empty()) throw_failure(call);
     new_calls_.emplace_back(call);
@@ -197,13 +195,18 @@ class ProcessGroup::Watch {
       sending_ = has_output();
       if ((outbox_.empty() && !sending_) || leaving_) changed_.notify_all();
       if (watch_stops_) return;
-      if (!failure_.empty() && now - failed_at_ > options_.grace && options_.on_overdue) {
+      if (!failure_.empty() && is_overdue(now) && options_.on_overdue) {
         const std::string failure = failure_;
         lock.unlock();
         options_.on_overdue(failure, origin_);
         return;
       }
     }
+  }
+
+  bool is_overdue(Clock::time_point now) const {
+    const bool is_busy = options_.is_busy && options_.is_busy();
+    return now - failed_at_ > (is_busy ? options_.long_grace : options_.grace);
   }
 
   void wait(Clock::time_point until) {
@@ -395,13 +398,17 @@ ProcessGroup::Options ProcessGroup::default_options() {
 }
 
 ProcessGroup::ProcessGroup(const RankInfo& info, const Options& options)
-    : info_(info), watch_(std::make_unique<Watch>(info_, options)) {}
+    : info_(info),
+      max_exchange_(options.max_exchange),
+      watch_(std::make_unique<Watch>(info_, options)) {}
 ProcessGroup::~ProcessGroup() = default;
 
 void ProcessGroup::note_call(std::string_view call) {
   watch_->note_call(call);
 }
 std::vector<std::string> ProcessGroup::exchange(std::string_view call, std::string_view bytes) {
+  COHORT_CHECK(bytes.size() <= max_part(), "[", call, "] a rank may bring ", max_part(),
+               " bytes to an exchange, got ", bytes.size());
   return watch_->exchange(call, bytes);
 }
 std::string ProcessGroup::broadcast(std::string_view call, std::string_view text) {

@@ -19,10 +19,14 @@ class ProcessGroup {
  public:
   enum class Origin { kHere, kElsewhere };  // of a failure
   struct Options {
-    std::chrono::milliseconds meeting{60000};   // for all ranks to come
-    std::chrono::milliseconds heartbeat{1000};  // between signs of life
-    std::chrono::milliseconds silence{20000};   // without one a rank counts as dead
-    std::chrono::milliseconds grace{5000};      // for this rank to end after a failure
+    std::chrono::milliseconds meeting{60000};     // for all ranks to come
+    std::chrono::milliseconds heartbeat{1000};    // between signs of life
+    std::chrono::milliseconds silence{20000};     // without one a rank counts as dead
+    std::chrono::milliseconds grace{5000};        // for this rank to end after a failure
+    std::chrono::milliseconds long_grace{20000};  // the same, while is_busy() says so
+    std::function<bool()> is_busy;                // called on another thread
+    // That all ranks together may bring to one exchange.
+    size_t max_exchange = size_t{1} << 26;
     // Called on another thread when the grace is over.
     std::function<void(const std::string& failure, Origin origin)> on_overdue;
   };
@@ -44,8 +48,9 @@ class ProcessGroup {
   // on every rank. Throws PeerError if there has been a failure.
   void note_call(std::string_view call);
   // The bytes of every rank, in rank order: a collective call of its own. Throws PeerError when it
-  // cannot take place.
+  // cannot take place. No rank brings more than max_part().
   std::vector<std::string> exchange(std::string_view call, std::string_view bytes);
+  size_t max_part() const { return max_exchange_ / static_cast<size_t>(info_.size); }
   // Rank 0's text on every rank.
   std::string broadcast(std::string_view call, std::string_view text);
 
@@ -64,6 +69,7 @@ class ProcessGroup {
  private:
   class Watch;
   const RankInfo info_;
+  const size_t max_exchange_;
   std::unique_ptr<Watch> watch_;
 };
 

@@ -1,6 +1,7 @@
 #include "trainers/checkpoint.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <filesystem>
 #include <sstream>
@@ -17,6 +18,12 @@ constexpr int64_t kFormat = 1;
 constexpr const char* kPrefix = "step-";
 constexpr const char* kTemporary = ".tmp-";
 constexpr const char* kReplaced = ".old-";
+
+std::atomic<int> g_saving{0};
+struct SaveInProgress {
+  SaveInProgress() { ++g_saving; }
+  ~SaveInProgress() { --g_saving; }
+};
 
 std::string step_name(int64_t step) {
   char text[40];
@@ -177,7 +184,12 @@ TrainState TrainState::from_json(const Json& json) {
   return s;
 }
 
+bool is_saving() {
+  return g_saving > 0;
+}
+
 std::string save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last) {
+  const SaveInProgress in_progress;
   fs::create_directories(dir);
   const std::string name = step_name(view.state.step);
   const fs::path target = fs::path(dir) / name, temporary = fs::path(dir) / (kTemporary + name);

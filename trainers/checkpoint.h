@@ -52,6 +52,9 @@ struct CheckpointView {
 // process left. Returns the new directory.
 std::string save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last);
 
+// True while a thread of this process is in save_checkpoint().
+bool is_saving();
+
 // Throws InputError naming the damaged or missing file.
 void verify_checkpoint(const std::string& checkpoint);
 

@@ -38,41 +38,62 @@ std::vector<Tensor> all_collectives(Communicator& comm) {
   return out;
 }
 
-TEST(ChannelCommunicator, GivesTheBitsOfRanksInOneProcess) {
+// Where tensors fit into one exchange and where they go in pieces of 168 bytes (2 ranks) or 112.
+class ChannelCommunicator : public testing::TestWithParam<size_t> {
+ protected:
+  static ProcessGroup::Options options() {
+    ProcessGroup::Options out = test::quick_options();
+    out.max_exchange = GetParam();
+    return out;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(MaxExchange, ChannelCommunicator,
+                         testing::Values(ProcessGroup::Options{}.max_exchange, size_t{340}));
+
+TEST_P(ChannelCommunicator, GivesTheBitsOfRanksInOneProcess) {
   for (const int ranks : {2, 3}) {
     std::vector<std::vector<Tensor>> expected(static_cast<size_t>(ranks));
     run_local_ranks(ranks, [&](Communicator& comm) {
       expected[static_cast<size_t>(comm.rank())] = all_collectives(comm);
     });
-    expect_no_errors(run_process_ranks(ranks, [&](ProcessGroup& group) {
-      const auto comm = make_communicator(group, Device{});
-      EXPECT_EQ(comm->rank(), group.rank());
-      EXPECT_EQ(comm->size(), ranks);
-      const auto mine = all_collectives(*comm);
-      const auto& theirs = expected[static_cast<size_t>(group.rank())];
-      ASSERT_EQ(mine.size(), theirs.size());
-      for (size_t i = 0; i < mine.size(); ++i) EXPECT_TRUE(bit_equal(mine[i], theirs[i])) << i;
-    }));
+    expect_no_errors(run_process_ranks(
+        ranks,
+        [&](ProcessGroup& group) {
+          const auto comm = make_communicator(group, Device{});
+          EXPECT_EQ(comm->rank(), group.rank());
+          EXPECT_EQ(comm->size(), ranks);
+          const auto mine = all_collectives(*comm);
+          const auto& theirs = expected[static_cast<size_t>(group.rank())];
+          ASSERT_EQ(mine.size(), theirs.size());
+          for (size_t i = 0; i < mine.size(); ++i) EXPECT_TRUE(bit_equal(mine[i], theirs[i])) << i;
+        },
+        options()));
   }
 }
 
-TEST(ChannelCommunicator, CarriesAGradReducer) {
-  expect_no_errors(run_process_ranks(3, [](ProcessGroup& group) {
-    const auto comm = make_communicator(group, Device{});
-    const Tensor gradients = Tensor::full({5004}, 1, DType::kF32);
-    GradReducer reducer(*comm, gradients, {3, 5003, 5004}, 64);
-    reducer.mark_ready(2);
-    reducer.finish();
-    EXPECT_TRUE(bit_equal(gradients, Tensor::full({5004}, 3, DType::kF32)));
-  }));
+TEST_P(ChannelCommunicator, CarriesAGradReducer) {
+  expect_no_errors(run_process_ranks(
+      3,
+      [](ProcessGroup& group) {
+        const auto comm = make_communicator(group, Device{});
+        const Tensor gradients = Tensor::full({5004}, 1, DType::kF32);
+        GradReducer reducer(*comm, gradients, {3, 5003, 5004}, 64);
+        reducer.mark_ready(2);
+        reducer.finish();
+        EXPECT_TRUE(bit_equal(gradients, Tensor::full({5004}, 3, DType::kF32)));
+      },
+      options()));
 }
 
-TEST(ChannelCommunicator, DisagreementIsReportedWithBothCalls) {
-  const auto errors = run_process_ranks(2, [](ProcessGroup& group) {
-    const auto comm = make_communicator(group, Device{});
-    Tensor t = Tensor::zeros({group.rank() == 0 ? 3 : 4}, DType::kF32);
-    comm->all_reduce(t);
-  });
+TEST_P(ChannelCommunicator, DisagreementIsReportedWithBothCalls) {
+  const auto errors = run_process_ranks(
+      2,
+      [](ProcessGroup& group) {
+        const auto comm = make_communicator(group, Device{});
+        Tensor t = Tensor::zeros({group.rank() == 0 ? 3 : 4}, DType::kF32);
+        comm->all_reduce(t);
+      },
+      options());
   for (const std::string& error : errors)
     EXPECT_NE(error.find("[all_reduce] ranks disagree about call 1: rank 0 calls all_reduce of "
                          "f32[3], rank 1 calls all_reduce of f32[4]"),

@@ -351,5 +351,32 @@ TEST(ProcessGroup, ARankThatDoesNotEndByItselfIsOverdue) {
   EXPECT_EQ(overdue[1], "here: rank 1 failed: broken");
 }
 
+TEST(ProcessGroup, ABusyRankIsOverdueLater) {
+  auto options = quick_options();
+  options.grace = milliseconds(100);
+  options.long_grace = milliseconds(400);
+  std::atomic<bool> is_busy{true};
+  std::atomic<int> overdue{0};
+  options.is_busy = [&] { return is_busy.load(); };
+  options.on_overdue = [&](const std::string&, ProcessGroup::Origin) { ++overdue; };
+  for (const bool for_ever : {false, true}) {
+    is_busy = true;
+    overdue = 0;
+    run_process_ranks(
+        2,
+        [&](ProcessGroup& group) {
+          group.exchange("x", "");
+          group.fail("broken");
+          sleep_ms(250);
+          EXPECT_EQ(overdue, 0);
+          if (!for_ever) return;
+          sleep_ms(400);
+          EXPECT_EQ(overdue, 2);
+        },
+        options);
+    EXPECT_EQ(overdue, for_ever ? 2 : 0);
+  }
+}
+
 }  // namespace
 }  // namespace cohort
