@@ -77,6 +77,12 @@ void ModelConfig::resolve() {
           str("head_dim: rotary positions need an even number, got ", head_dim));
 }
 
+void ModelConfig::check_device(Device device) const {
+  if (device.is_cuda() && head_dim > kernels::kMaxCudaHeadDim)
+    throw InputError(str("model.head_dim: expected at most ", kernels::kMaxCudaHeadDim,
+                         " on a GPU, got ", head_dim, "; hint: more heads, or device: cpu"));
+}
+
 Json ModelConfig::to_json() const {
   Json json;
   json.set("model_type", "cohort");

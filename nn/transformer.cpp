@@ -59,6 +59,7 @@ Transformer::Transformer(const ModelConfig& config, DType dtype, uint64_t seed, 
     : config_(config), dtype_(dtype), device_(device) {
   COHORT_CHECK(config.vocab_size > 0 && config.head_dim > 0 && config.d_ff > 0,
                "[transformer] expected a resolved configuration");
+  config.check_device(device);
   Builder build(*this, seed);
   const ModelConfig& c = config_;
   const double std = c.init_std,

@@ -43,6 +43,8 @@ struct ModelConfig {
   // Fills in the sizes that are 0 and checks that all fit together. Throws InputError naming the
   // key.
   void resolve();
+  // Throws InputError naming the key if the device's kernels cannot compute such a model.
+  void check_device(Device device) const;
   // Hugging Face's names for config.json, and back (InputError for a file that lacks one).
   Json to_json() const;
   static ModelConfig from_json(const Json& json);

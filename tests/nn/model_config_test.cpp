@@ -51,6 +51,16 @@ TEST(ModelConfig, ResolveErrorsNameTheKey) {
             "no error");
 }
 
+TEST(ModelConfig, WideHeadsAreForTheCpu) {
+  ModelConfig c;
+  c.head_dim = 256;
+  c.check_device(Device::cuda());
+  c.head_dim = 258;
+  c.check_device(Device{});
+  EXPECT_THROW_WITH(c.check_device(Device::cuda()), InputError,
+                    "model.head_dim: expected at most 256 on a GPU, got 258; hint");
+}
+
 TEST(ModelConfig, ReadsAndDumpsItsKeys) {
   ModelConfig c;
   read_config(c, parse_yaml("d_model: 64\nnorm: layer_norm\nposition: learned\nmlp: gelu_tanh\n"
