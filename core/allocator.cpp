@@ -17,13 +17,15 @@
 
 namespace cohort {
 namespace {
-constexpr size_t kAlignment = 64;
+constexpr size_t kAlignment = 64, kCudaAlignment = 512;
 }
 
-// Size classes: multiples of 64 up to 1 KiB, then eight steps per power of two.
-size_t allocation_size(size_t bytes) {
+// Size classes on the CPU: multiples of 64 up to 1 KiB, then eight steps per power of two.
+size_t allocation_size(size_t bytes, Device device) {
   bytes = std::max<size_t>(bytes, 1);
-  const size_t step = bytes <= 1024 ? kAlignment : std::bit_floor(bytes) / 8;
+  const size_t step = device.is_cuda() ? kCudaAlignment
+                      : bytes <= 1024  ? kAlignment
+                                       : std::bit_floor(bytes) / 8;
   return (bytes + step - 1) / step * step;
 }
 

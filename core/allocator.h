@@ -31,8 +31,8 @@ struct AllocatorStats {
   int64_t allocations = 0;     // requests so far
 };
 
-// Bytes that a request for `bytes` takes on the CPU: its size class.
-size_t allocation_size(size_t bytes);
+// Bytes that a request for `bytes` takes.
+size_t allocation_size(size_t bytes, Device device = {});
 
 class Allocator {
  public:

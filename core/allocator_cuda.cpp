@@ -18,7 +18,6 @@
 namespace cohort {
 namespace {
 
-constexpr size_t kGranule = 512;
 constexpr size_t kSmallRequest = size_t{1} << 20;   // served from segments of their own: a small
 constexpr size_t kSmallSegment = size_t{2} << 20;   // tensor that lives long must not keep a large
 constexpr size_t kLargeSegment = size_t{32} << 20;  // segment from being whole again
@@ -26,7 +25,7 @@ constexpr size_t kLargeSegment = size_t{32} << 20;  // segment from being whole 
 thread_local uint64_t t_pool = 0;  // MemoryPool in use; 0: the stream's own
 
 size_t round_up(size_t bytes, size_t unit) {
-  return (std::max<size_t>(bytes, 1) + unit - 1) / unit * unit;
+  return (bytes + unit - 1) / unit * unit;
 }
 
 std::string mib(size_t bytes) {
@@ -90,7 +89,7 @@ class CudaAllocator final : public Allocator {
   void* allocate(size_t bytes) override {
     cuda::activate(device_);
     const Stream stream = current_stream(device_);
-    const size_t size = round_up(bytes, kGranule);
+    const size_t size = allocation_size(bytes, device_);
     const bool small = size <= kSmallRequest;
     std::lock_guard lock(mutex_);
     Pool& pool = pools_.try_emplace({t_pool, stream.handle, small}, t_pool).first->second;
@@ -103,7 +102,7 @@ class CudaAllocator final : public Allocator {
                                    size <= kLargeSegment / 2 ? kLargeSegment : 0);
       block = new_segment(pool, segment, bytes);
     }
-    if (block->size >= size + kGranule) split(block, size);
+    if (block->size > size) split(block, size);
     block->is_free = false;
     live_.emplace(block->begin, block);
     stats_.allocations += 1;

@@ -10,17 +10,24 @@ namespace {
 // Sums tensors of `tokens` rows.
 class Counter {
  public:
-  Counter(int64_t tokens, DType dtype)
-      : tokens_(tokens), size_(static_cast<int64_t>(dtype_size(dtype))) {}
-  void add(int64_t columns, int64_t count = 1) {
-    if (tokens_ * columns > 0)
-      bytes_ += count * static_cast<int64_t>(
-                            allocation_size(static_cast<size_t>(tokens_ * columns * size_)));
+  Counter(int64_t tokens, DType dtype, Device device)
+      : tokens_(tokens), dtype_(dtype), device_(device) {}
+  void add(int64_t columns, int64_t count = 1) { add(columns, count, dtype_); }
+  // Statistics and the like, which bf16 does not hold.
+  void add_wide(int64_t columns, int64_t count = 1) {
+    add(columns, count, accumulate_dtype(dtype_));
   }
   int64_t bytes() const { return bytes_; }
 
  private:
-  int64_t tokens_, size_, bytes_ = 0;
+  void add(int64_t columns, int64_t count, DType dtype) {
+    const size_t bytes = static_cast<size_t>(tokens_ * columns) * dtype_size(dtype);
+    if (bytes > 0) bytes_ += count * static_cast<int64_t>(allocation_size(bytes, device_));
+  }
+  const int64_t tokens_;
+  const DType dtype_;
+  const Device device_;
+  int64_t bytes_ = 0;
 };
 
 struct Widths {
@@ -33,29 +40,28 @@ struct Widths {
 };
 
 // What one block's closures capture.
-int64_t block_activations(const ModelConfig& c, int64_t tokens, DType dtype) {
+int64_t block_activations(const ModelConfig& c, Counter n) {
   const Widths w(c);
-  Counter n(tokens, dtype);
   const bool cheap = c.recompute == Recompute::kCheap;
-  n.add(w.model, cheap ? 2 : 4);                 // input and output of both norms
-  n.add(1, c.norm == NormType::kLayer ? 4 : 2);  // their statistics
-  n.add(w.q, 2);                                 // rotated queries, attention output
-  n.add(w.kv, 2);                                // rotated keys, values
-  n.add(c.num_heads);                            // log-sum-exp
+  n.add(w.model, cheap ? 2 : 4);                      // input and output of both norms
+  n.add_wide(1, c.norm == NormType::kLayer ? 4 : 2);  // their statistics
+  n.add(w.q, 2);                                      // rotated queries, attention output
+  n.add(w.kv, 2);                                     // rotated keys, values
+  n.add_wide(c.num_heads);                            // log-sum-exp
   if (c.qk_norm) {
     n.add(w.q);
     n.add(w.kv);
-    n.add(c.num_heads);
-    n.add(c.num_kv_heads);
+    n.add_wide(c.num_heads);
+    n.add_wide(c.num_kv_heads);
   }
   n.add(w.ff, (c.mlp == MlpType::kSwiGlu ? 3 : 2) - cheap);
   return n.bytes();
 }
 
 // Gradients alive together in a block's backward: at its widest, around the MLP's activation.
-int64_t block_workspace(const ModelConfig& c, int64_t tokens, DType dtype) {
+int64_t block_workspace(const ModelConfig& c, Counter mlp) {
   const Widths w(c);
-  Counter mlp(tokens, dtype), attention(tokens, dtype);
+  Counter attention = mlp;
   mlp.add(w.model);
   mlp.add(w.ff, c.mlp == MlpType::kSwiGlu ? 3 : 2);
   attention.add(w.model);
@@ -79,32 +85,39 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
   if (shape.reference == MemoryShape::Reference::kHeld) out.reference = out.parameters;
 
   const int64_t tokens = shape.micro_batch_tokens;
-  Counter ends(tokens, dtype);
+  const Counter none(tokens, dtype, shape.device);
+  Counter ends = none;
   ends.add(c.d_model, 2);  // the last norm's input and output
-  ends.add(1, 8);          // log-probs, entropy, statistics, weights
-  const int64_t block = block_activations(c, tokens, dtype);
+  ends.add_wide(1, 8);     // log-probs, entropy, statistics, weights
+  const int64_t block = block_activations(c, none);
   if (c.recompute == Recompute::kBlock) {
-    Counter inputs(tokens, dtype);
+    Counter inputs = none;
     inputs.add(c.d_model, c.num_layers);
     out.activations = inputs.bytes() + ends.bytes();
-    out.workspace = block + block_workspace(c, tokens, dtype);
+    out.workspace = block + block_workspace(c, none);
   } else {
     out.activations = c.num_layers * block + ends.bytes();
-    out.workspace = block_workspace(c, tokens, dtype);
+    out.workspace = block_workspace(c, none);
   }
-  out.workspace =
-      std::max(out.workspace, kernels::head_workspace_bytes(c.vocab_size, dtype, {}, shape.device));
+  const int64_t chunk = std::min(tokens, kernels::head_chunk_tokens(c.vocab_size, 0, shape.device));
+  out.workspace = std::max(
+      out.workspace,
+      kernels::head_workspace_bytes(c.vocab_size, dtype, {.chunk_tokens = chunk}, shape.device));
 
   if (shape.rollout_sequences > 0) {
     const KVCacheConfig cache{.num_layers = c.num_layers,
                               .num_kv_heads = c.num_kv_heads,
                               .head_dim = c.head_dim,
-                              .num_sequences = shape.rollout_sequences,
+                              .num_sequences = shape.rollout_sequences + 1,  // one for idle rows
                               .max_length = shape.rollout_length};
-    Counter forward(shape.rollout_prefill_tokens, dtype);
+    Counter forward(shape.rollout_prefill_tokens, dtype, shape.device);
     forward.add(c.d_model, 3);
     forward.add(c.d_ff, c.mlp == MlpType::kSwiGlu ? 3 : 2);
-    out.rollout = KVCache::bytes(cache, dtype) + forward.bytes();
+    const int64_t drawn = std::min(shape.rollout_sequences,
+                                   kernels::head_chunk_tokens(c.vocab_size, 0, shape.device));
+    Counter logits(drawn, dtype, shape.device);
+    logits.add_wide(c.vocab_size);
+    out.rollout = KVCache::bytes(cache, dtype) + std::max(forward.bytes(), logits.bytes());
   }
   return out;
 }

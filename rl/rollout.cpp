@@ -16,9 +16,6 @@
 namespace cohort {
 
 namespace {
-// Prompt tokens admitted in one forward, so that its activations stay small.
-constexpr int64_t kPrefillTokens = 8192;
-
 // Rows of the decoder that serves `count` sequences. A CUDA graph has a fixed number of rows, so
 // there are a few sizes, with idle rows to fill them; no row depends on another.
 int64_t decoder_rows(int64_t count, Device device) {

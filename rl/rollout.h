@@ -16,6 +16,9 @@
 
 namespace cohort {
 
+// Prompts are admitted to one forward up to this many tokens, so that its activations stay small.
+inline constexpr int64_t kPrefillTokens = 8192;
+
 struct SamplingConfig {
   double temperature = 1, top_p = 1;
   int64_t top_k = 0, max_completion_length = 64;

@@ -1,0 +1,52 @@
+// The memory estimate's parts by hand; that the whole is right, tests/trainers/learner_test.cpp and
+// bench_step measure.
+#include "nn/memory.h"
+
+#include "core/allocator.h"
+#include "nn/kv_cache.h"
+#include "tests/nn/models.h"
+
+namespace cohort {
+namespace {
+
+const ModelConfig kModel = test::model_config("llama");
+
+int64_t activations(DType dtype, int64_t tokens, Device device) {
+  return estimate_memory(kModel, dtype, {.micro_batch_tokens = tokens, .device = device})
+      .activations;
+}
+
+TEST(MemoryEstimate, Bf16KeepsStatisticsInF32) {
+  const int64_t tokens = 512;  // no tensor is rounded up
+  const Device gpu = Device::cuda();
+  const int64_t statistics =
+      tokens * (kModel.num_layers * (2 + kModel.num_heads) + 8);  // norms, log-sum-exp; the head
+  EXPECT_EQ(2 * activations(DType::kBF16, tokens, gpu) - activations(DType::kF32, tokens, gpu),
+            4 * statistics);
+}
+
+TEST(MemoryEstimate, RoundsAsTheDevicesAllocatorDoes) {
+  EXPECT_EQ(activations(DType::kF32, 1, Device::cuda()) % 512, 0);
+  EXPECT_NE(activations(DType::kF32, 1, {}) % 512, 0);
+  EXPECT_GT(activations(DType::kF32, 1, Device::cuda()), activations(DType::kF32, 1, {}));
+}
+
+TEST(MemoryEstimate, RolloutsNeedAnIdleRowAndLogits) {
+  ModelConfig config = kModel;
+  config.vocab_size = 50000;
+  const MemoryShape shape{.rollout_sequences = 3,
+                          .rollout_length = 40,
+                          .rollout_prefill_tokens = 6,
+                          .device = Device::cuda()};
+  const int64_t cache = KVCache::bytes({.num_layers = config.num_layers,
+                                        .num_kv_heads = config.num_kv_heads,
+                                        .head_dim = config.head_dim,
+                                        .num_sequences = 4,
+                                        .max_length = 40},
+                                       DType::kBF16);
+  EXPECT_EQ(estimate_memory(config, DType::kBF16, shape).rollout,
+            cache + static_cast<int64_t>(allocation_size(3 * 50000 * 4, Device::cuda())));
+}
+
+}  // namespace
+}  // namespace cohort
