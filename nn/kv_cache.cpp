@@ -43,7 +43,7 @@ void KVCache::reserve(int32_t row, int64_t length) {
   while (held * config_.block_tokens < length) {
     table[held++] = free_blocks_.back();
     free_blocks_.pop_back();
-    table_ = Table::kChanged;
+    table_changed_ = true;
   }
 }
 
@@ -53,15 +53,14 @@ void KVCache::release(int32_t row) {
   while (held > 0) {
     free_blocks_.push_back(table[--held]);
     table[held] = -1;
-    table_ = Table::kChanged;
+    table_changed_ = true;
   }
   free_rows_.push_back(row);
 }
 
 void KVCache::upload() {
-  if (table_ == Table::kChanged && device_table_.device().is_cuda())
-    device_table_.copy_(block_table_);
-  table_ = Table::kCurrent;
+  if (table_changed_ && device_table_.device().is_cuda()) device_table_.copy_(block_table_);
+  table_changed_ = false;
 }
 
 int64_t KVCache::bytes(const KVCacheConfig& c, DType dtype) {

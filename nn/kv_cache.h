@@ -30,7 +30,7 @@ class KVCache {
   void release(int32_t row);
 
   int64_t free_rows() const { return static_cast<int64_t>(free_rows_.size()); }
-  // One layer's pages, with the block table as the calls above left it.
+  // One layer's pages. On CUDA their block table is that of the last upload().
   kernels::PagedKV& layer(int i) { return layers_[static_cast<size_t>(i)]; }
   // Brings the device's block table up to date; call it after acquire, reserve and release, before
   // kernels read the cache. The table's address stays. Nothing on the CPU.
@@ -41,9 +41,9 @@ class KVCache {
  private:
   KVCacheConfig config_;
   std::vector<kernels::PagedKV> layers_;
-  Tensor block_table_;   // on the host
-  Tensor device_table_;  // what the layers see: the same tensor on the CPU
-  enum class Table { kCurrent, kChanged } table_ = Table::kCurrent;
+  Tensor block_table_;          // on the host
+  Tensor device_table_;         // what the layers see: the same tensor on the CPU
+  bool table_changed_ = false;  // since the last upload()
   std::vector<int32_t> free_rows_, free_blocks_;
   std::vector<int64_t> blocks_of_;  // blocks each row holds
 };
