@@ -5,6 +5,7 @@
 
 #include "apps/commands.h"
 #include "nn/memory.h"
+#include "rl/rollout.h"
 
 namespace cohort::apps {
 namespace {
@@ -36,7 +37,7 @@ Batch batch_of(const TrainConfig& config, const StagePreview& stage) {
     out.shape.rollout_sequences = std::min(config.sampling.max_concurrent, completions);
     out.shape.rollout_length = out.sequence + 1;
     out.shape.rollout_prefill_tokens =
-        std::min<int64_t>(8192, out.shape.rollout_sequences * stage.lengths.longest_prompt);
+        std::min(kPrefillTokens, out.shape.rollout_sequences * stage.lengths.longest_prompt);
     if (config.grpo.beta > 0) out.shape.reference = MemoryShape::Reference::kHeld;
   } else {
     out.tokens = static_cast<int64_t>(static_cast<double>(config.batch_size) *

@@ -5,7 +5,7 @@
 // at the op's rounding points. For most ops that is the result alone; an op that rounds what it
 // feeds to a product (the logits' gradient) has a second independent error of the same size, hence
 // sqrt(2) times it, within the factor of 1.5. Cases made of several ops get 1.0 more for each
-// further one, and so does attention, whose points tests/kernels/attention_cuda_test.cpp checks one
+// further one, and so does attention, whose points tests/kernels/attention_*_cuda_test.cpp check one
 // by one.
 #include <cmath>
 
@@ -22,6 +22,7 @@ void PrintTo(const OpCase& test, std::ostream* out) {
 namespace {
 
 using test::bit_equal;
+using test::norm;
 using test::random_tensor;
 using test::relative_error;
 
@@ -41,12 +42,6 @@ Results run(const OpCase& test, const std::vector<Tensor>& inputs, DType dtype, 
   Results out{.y = y.value(), .gradients = {}};
   for (const Variable& leaf : leaves) out.gradients.push_back(leaf.grad());
   return out;
-}
-
-double norm(const Tensor& t) {
-  double sum = 0;
-  for (const double v : t.to_vector<double>()) sum += v * v;
-  return std::sqrt(sum);
 }
 
 bool starts_with(const std::string& text, const char* prefix) {

@@ -13,15 +13,7 @@
 namespace cohort {
 namespace {
 
-class ThreadsGuard {
- public:
-  explicit ThreadsGuard(int n) : previous_(num_threads()) { set_num_threads(n); }
-  ~ThreadsGuard() { set_num_threads(previous_); }
-
- private:
-  int previous_;
-};
-
+using test::Threads;
 using Blocks = std::set<std::pair<int64_t, int64_t>>;
 
 Blocks blocks_of(int64_t n, int64_t grain) {
@@ -38,7 +30,7 @@ Blocks blocks_of(int64_t n, int64_t grain) {
 
 TEST(ParallelFor, CoversEachIndexOnce) {
   for (const int threads : {1, 2, 3}) {
-    const ThreadsGuard guard(threads);
+    const Threads guard(threads);
     for (const int64_t n : {0, 1, 2, 7, 64, 1000})
       for (const int64_t grain : {1, 3, 64, 5000}) {
         std::vector<std::atomic<int>> hits(static_cast<size_t>(n));
@@ -53,7 +45,7 @@ TEST(ParallelFor, CoversEachIndexOnce) {
 TEST(ParallelFor, BlocksDoNotDependOnTheThreads) {
   const Blocks expected = {{0, 10}, {10, 20}, {20, 25}};
   for (const int threads : {1, 2, 3, 8}) {
-    const ThreadsGuard guard(threads);
+    const Threads guard(threads);
     EXPECT_EQ(blocks_of(25, 10), expected);
     EXPECT_EQ(blocks_of(-3, 10), Blocks{});
     EXPECT_EQ(blocks_of(2, 0), (Blocks{{0, 1}, {1, 2}}));  // a grain below 1 counts as 1
@@ -62,7 +54,7 @@ TEST(ParallelFor, BlocksDoNotDependOnTheThreads) {
 
 TEST(ParallelFor, NestedCallsCoverTheirRangeToo) {
   for (const int threads : {1, 2, 3}) {
-    const ThreadsGuard guard(threads);
+    const Threads guard(threads);
     std::vector<std::atomic<int>> hits(6 * 50);
     parallel_for(6, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
@@ -75,7 +67,7 @@ TEST(ParallelFor, NestedCallsCoverTheirRangeToo) {
 }
 
 TEST(ParallelFor, UsesTheThreadsItMay) {
-  const ThreadsGuard guard(3);
+  const Threads guard(3);
   std::mutex mutex;
   std::set<std::thread::id> ids;
   std::atomic<int> arrived{0};
@@ -90,7 +82,7 @@ TEST(ParallelFor, UsesTheThreadsItMay) {
 }
 
 TEST(ParallelFor, ThreadCountBelongsToTheThread) {
-  const ThreadsGuard guard(3);
+  const Threads guard(3);
   int other = 0;
   std::thread([&] {
     set_num_threads(1);

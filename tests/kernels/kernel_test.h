@@ -1,4 +1,4 @@
-// Shared by the kernel tests: thread counts, gradient checks by central differences, comparison
+// Shared by the kernel tests: gradient checks by central differences, comparison
 // against f64.
 #pragma once
 
@@ -6,7 +6,6 @@
 #include <functional>
 #include <vector>
 
-#include "core/parallel.h"
 #include "kernels/common.h"
 #include "tests/support/test_util.h"
 
@@ -15,18 +14,7 @@ namespace cohort::kernels::test {
 using cohort::test::bit_equal;
 using cohort::test::random_tensor;
 using cohort::test::relative_error;
-
-// Sets the thread count of this thread until it goes.
-class Threads {
- public:
-  explicit Threads(int n) : previous_(num_threads()) { set_num_threads(n); }
-  ~Threads() { set_num_threads(previous_); }
-  Threads(const Threads&) = delete;
-  Threads& operator=(const Threads&) = delete;
-
- private:
-  int previous_;
-};
+using cohort::test::Threads;
 
 // An undefined tensor as an lvalue: a gradient to skip.
 inline Tensor& none() {

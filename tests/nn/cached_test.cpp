@@ -104,23 +104,26 @@ class RandomServer {
 
 }  // namespace
 
-// `threads`: how many of the CPU's threads compute, one run for each.
+struct Serving {
+  int threads;  // of the CPU
+  int64_t block_tokens;
+  uint64_t seed;  // of the order in which sequences are served
+};
+
 void expect_packed_bits(const test::ModelCase& model_case, DType dtype, Device device,
-                        const std::vector<int>& threads) {
-  static uint64_t seed = 1;
+                        const std::vector<Serving>& servings) {
   const auto& [name, config] = model_case;
   const Transformer model(config, dtype, 1, device);
   const auto sequences = test::random_sequences({1, 7, 131, 20, 64, 3}, config.vocab_size, 2);
   const NoGradGuard no_grad;
   const Tensor packed = model.forward(model.place(pack(sequences))).value();
-  for (const int count : threads) {
-    const test::ThreadsGuard guard(count);
-    const int64_t block_tokens = std::vector<int64_t>{1, 5, 16, 64}[seed % 4];
-    const auto cached = RandomServer(model, sequences, block_tokens, ++seed).run();
+  for (const auto& [threads, block_tokens, seed] : servings) {
+    const test::Threads guard(threads);
+    const auto cached = RandomServer(model, sequences, block_tokens, seed).run();
     int64_t begin = 0;
     for (const Tensor& hidden : cached) {
       EXPECT_TRUE(bit_equal(hidden, rows_of(packed, begin, hidden.dim(0))))
-          << name << ", " << dtype_name(dtype) << ", blocks of " << block_tokens << ", " << count
+          << name << ", " << dtype_name(dtype) << ", blocks of " << block_tokens << ", " << threads
           << " threads, length " << hidden.dim(0);
       begin += hidden.dim(0);
     }
@@ -130,7 +133,7 @@ void expect_packed_bits(const test::ModelCase& model_case, DType dtype, Device d
 TEST(ForwardCached, GivesThePackedForwardsBits) {
   for (const test::ModelCase& model : test::model_cases())
     for (const DType dtype : {DType::kF32, DType::kF64})
-      expect_packed_bits(model, dtype, {}, {1, 2, 3});
+      expect_packed_bits(model, dtype, {}, {{1, 1, 2}, {2, 5, 3}, {3, 16, 4}, {1, 64, 5}});
 }
 
 // Besides the small models, one of the sizes that GPU kernels are made for.
@@ -151,7 +154,7 @@ TEST(CudaForwardCached, GivesThePackedForwardsBits) {
   }
   for (const test::ModelCase& model : models)
     for (const DType dtype : {DType::kF32, DType::kBF16})
-      expect_packed_bits(model, dtype, device, {1, 1, 1, 1});
+      expect_packed_bits(model, dtype, device, {{1, 1, 2}, {1, 5, 3}, {1, 16, 4}, {1, 64, 5}});
 }
 
 void expect_trained_logprobs(DType dtype, Device device) {

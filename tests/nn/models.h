@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "core/parallel.h"
 #include "nn/transformer.h"
 #include "tests/support/test_util.h"
 
@@ -29,17 +28,5 @@ Tensor rows_of(const Tensor& x, int64_t begin, int64_t length);
 // Mean cross-entropy of a batch.
 Variable mean_loss(const Transformer& model, const PackedBatch& batch,
                    const ForwardOptions& options = {});
-
-// Sets the number of threads of this thread while it lives.
-class ThreadsGuard {
- public:
-  explicit ThreadsGuard(int n) : previous_(num_threads()) { set_num_threads(n); }
-  ~ThreadsGuard() { set_num_threads(previous_); }
-  ThreadsGuard(const ThreadsGuard&) = delete;
-  ThreadsGuard& operator=(const ThreadsGuard&) = delete;
-
- private:
-  int previous_;
-};
 
 }  // namespace cohort::test

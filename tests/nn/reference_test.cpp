@@ -13,11 +13,7 @@
 namespace cohort {
 namespace {
 
-double norm(const Tensor& t) {
-  double sum = 0;
-  for (const double v : t.to_vector<double>()) sum += v * v;
-  return std::sqrt(sum);
-}
+using test::norm;
 
 // A fixture and the model it describes, in `dtype`.
 struct Reference {
@@ -27,12 +23,12 @@ struct Reference {
   const Transformer model;
   PackedBatch batch;
 
-  Reference(const std::string& name, DType type)
+  Reference(const std::string& name, DType type, Device device)
       : file(path(name)),
         dtype(type),
         adamw(metadata("adamw")),
         grpo(metadata("grpo")),
-        model(ModelConfig::from_json(metadata("config")), type, 1) {
+        model(ModelConfig::from_json(metadata("config")), type, 1, device) {
     for (const NamedParameter& p : model.parameters()) {
       Tensor value = p.variable.value();
       value.copy_(file.read("param." + p.name));
@@ -43,6 +39,7 @@ struct Reference {
     batch.sequences = file.read("batch.sequences");
     batch.cu_seqlens = file.read("batch.cu_seqlens");
     for (const int32_t t : batch.targets.to_vector<int32_t>()) batch.num_targets += t >= 0;
+    batch = model.place(batch);
   }
 
   static std::string path(const std::string& name) {
@@ -51,7 +48,9 @@ struct Reference {
   }
   Json metadata(const char* key) const { return parse_json(file.metadata().at(key), key); }
   double tolerance() const { return dtype == DType::kF64 ? 1e-9 : 1e-5; }
-  Tensor constant(const std::string& name) const { return file.read(name).to(dtype); }
+  Tensor constant(const std::string& name) const {
+    return file.read(name).to(dtype).to(model.device());
+  }
 
   // Every gradient of the model against the tensors called prefix + name. A gradient that is zero
   // by symmetry (the key bias: softmax ignores what all keys of a query share) is rounding noise on
@@ -72,91 +71,116 @@ struct Reference {
   }
 };
 
-// Runs body(reference) for both models in both precisions.
-template <class F>
-void for_each_reference(F&& body) {
-  const test::ThreadsGuard one(1);
+// Runs check(reference) for both models in all precisions that the device computes exactly.
+void for_each_reference(Device device, void (*check)(const Reference&)) {
+  const test::Threads one(1);
   for (const char* name : {"llama", "gpt2"})
     for (const DType dtype : {DType::kF64, DType::kF32}) {
+      if (device.is_cuda() && dtype == DType::kF64) continue;
       SCOPED_TRACE(str(name, " in ", dtype_name(dtype)));
-      body(Reference(name, dtype));
+      check(Reference(name, dtype, device));
     }
+}
+
+void check_logits(const Reference& ref) {
+  size_t parameters = 0;
+  for (const std::string& name : ref.file.names()) parameters += name.starts_with("param.");
+  EXPECT_EQ(ref.model.parameters().size(), parameters);
+  const Tensor hidden = ref.model.forward(ref.batch).value();
+  Tensor logits = Tensor::empty({hidden.dim(0), ref.model.config().vocab_size}, hidden.dtype(),
+                                hidden.device());
+  kernels::linear_forward(logits, hidden, ref.model.head().value(), {});
+  EXPECT_LT(test::relative_error(logits, ref.file.read("logits")), ref.tolerance());
+}
+
+void check_gradients(const Reference& ref) {
+  const Variable loss = test::mean_loss(ref.model, ref.batch);
+  EXPECT_LT(test::relative_error(loss.value(), ref.file.read("loss")), ref.tolerance());
+  backward(loss);
+  ref.expect_gradients("grad.");
+}
+
+void check_adamw(const Reference& ref) {
+  std::vector<kernels::AdamWTensor> states;
+  for (const NamedParameter& p : ref.model.parameters()) {
+    const Tensor& value = p.variable.value();
+    states.push_back({value, p.variable.grad(), Tensor::zeros_like(value),
+                      Tensor::zeros_like(value),
+                      p.decay ? ref.adamw.at("weight_decay").as_double() : 0});
+  }
+  const auto expected = ref.file.read("adamw.losses").to_vector<double>();
+  ASSERT_EQ(expected.size(), 10u);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    for (const NamedParameter& p : ref.model.parameters()) p.variable.zero_grad();
+    const Variable loss = test::mean_loss(ref.model, ref.batch);
+    EXPECT_NEAR(loss.value().item() / expected[i], 1, ref.tolerance()) << "step " << i;
+    backward(loss);
+    kernels::adamw_step(states, {.learning_rate = ref.adamw.at("lr").as_double(),
+                                 .beta1 = ref.adamw.at("beta1").as_double(),
+                                 .beta2 = ref.adamw.at("beta2").as_double(),
+                                 .eps = ref.adamw.at("eps").as_double(),
+                                 .step = static_cast<int64_t>(i) + 1});
+  }
+}
+
+void check_grpo(const Reference& ref) {
+  const kernels::PolicyLossDesc desc{.epsilon_low = ref.grpo.at("epsilon_low").as_double(),
+                                     .epsilon_high = ref.grpo.at("epsilon_high").as_double(),
+                                     .beta = ref.grpo.at("beta").as_double()};
+  for (const std::string kind : {"grpo.dapo.", "grpo.grpo."}) {
+    const Variable logprob =
+        token_log_probs(ref.model.forward(ref.batch), ref.model.head(), ref.batch.targets,
+                        {.temperature = ref.grpo.at("temperature").as_double()})
+            .logprob;
+    Tensor sums = kernels::PolicyLossStats::zeros(ref.model.device());
+    const Variable loss = policy_loss(logprob,
+                                      {.old_logprob = ref.constant("grpo.old_logprob"),
+                                       .ref_logprob = ref.constant("grpo.ref_logprob"),
+                                       .advantage = ref.constant("grpo.advantage"),
+                                       .weight = ref.constant(kind + "weight")},
+                                      desc, sums);
+    const auto stats = kernels::PolicyLossStats::from(sums);
+    EXPECT_LT(test::relative_error(loss.value(), ref.file.read(kind + "loss")), ref.tolerance());
+    EXPECT_EQ(stats.tokens, static_cast<double>(ref.batch.num_targets));
+    EXPECT_GT(stats.clipped_low, 0);
+    EXPECT_GT(stats.clipped_high, 0);
+    backward(loss);
+    ref.expect_gradients(kind + "grad.");
+  }
 }
 
 }  // namespace
 
 TEST(Reference, LogitsAreTorchs) {
-  for_each_reference([](const Reference& ref) {
-    size_t parameters = 0;
-    for (const std::string& name : ref.file.names()) parameters += name.starts_with("param.");
-    EXPECT_EQ(ref.model.parameters().size(), parameters);
-    const Tensor hidden = ref.model.forward(ref.batch).value();
-    Tensor logits = Tensor::empty({hidden.dim(0), ref.model.config().vocab_size}, hidden.dtype());
-    kernels::linear_forward(logits, hidden, ref.model.head().value(), {});
-    EXPECT_LT(test::relative_error(logits, ref.file.read("logits")), ref.tolerance());
-  });
+  for_each_reference({}, check_logits);
+}
+TEST(CudaReference, LogitsAreTorchs) {
+  COHORT_REQUIRE_GPU(device);
+  for_each_reference(device, check_logits);
 }
 
 TEST(Reference, LossAndEveryGradientAreTorchs) {
-  for_each_reference([](const Reference& ref) {
-    const Variable loss = test::mean_loss(ref.model, ref.batch);
-    EXPECT_LT(test::relative_error(loss.value(), ref.file.read("loss")), ref.tolerance());
-    backward(loss);
-    ref.expect_gradients("grad.");
-  });
+  for_each_reference({}, check_gradients);
+}
+TEST(CudaReference, LossAndEveryGradientAreTorchs) {
+  COHORT_REQUIRE_GPU(device);
+  for_each_reference(device, check_gradients);
 }
 
 TEST(Reference, TenAdamWLossesAreTorchs) {
-  for_each_reference([](const Reference& ref) {
-    std::vector<kernels::AdamWTensor> states;
-    for (const NamedParameter& p : ref.model.parameters()) {
-      const Tensor& value = p.variable.value();
-      states.push_back({value, p.variable.grad(), Tensor::zeros_like(value),
-                        Tensor::zeros_like(value),
-                        p.decay ? ref.adamw.at("weight_decay").as_double() : 0});
-    }
-    const auto expected = ref.file.read("adamw.losses").to_vector<double>();
-    ASSERT_EQ(expected.size(), 10u);
-    for (size_t i = 0; i < expected.size(); ++i) {
-      for (const NamedParameter& p : ref.model.parameters()) p.variable.zero_grad();
-      const Variable loss = test::mean_loss(ref.model, ref.batch);
-      EXPECT_NEAR(loss.value().item() / expected[i], 1, ref.tolerance()) << "step " << i;
-      backward(loss);
-      kernels::adamw_step(states, {.learning_rate = ref.adamw.at("lr").as_double(),
-                                   .beta1 = ref.adamw.at("beta1").as_double(),
-                                   .beta2 = ref.adamw.at("beta2").as_double(),
-                                   .eps = ref.adamw.at("eps").as_double(),
-                                   .step = static_cast<int64_t>(i) + 1});
-    }
-  });
+  for_each_reference({}, check_adamw);
+}
+TEST(CudaReference, TenAdamWLossesAreTorchs) {
+  COHORT_REQUIRE_GPU(device);
+  for_each_reference(device, check_adamw);
 }
 
 TEST(Reference, GrpoLossAndEveryGradientAreTorchs) {
-  for_each_reference([](const Reference& ref) {
-    const kernels::PolicyLossDesc desc{.epsilon_low = ref.grpo.at("epsilon_low").as_double(),
-                                       .epsilon_high = ref.grpo.at("epsilon_high").as_double(),
-                                       .beta = ref.grpo.at("beta").as_double()};
-    for (const std::string kind : {"grpo.dapo.", "grpo.grpo."}) {
-      const Variable logprob =
-          token_log_probs(ref.model.forward(ref.batch), ref.model.head(), ref.batch.targets,
-                          {.temperature = ref.grpo.at("temperature").as_double()})
-              .logprob;
-      Tensor sums = kernels::PolicyLossStats::zeros();
-      const Variable loss = policy_loss(logprob,
-                                        {.old_logprob = ref.constant("grpo.old_logprob"),
-                                         .ref_logprob = ref.constant("grpo.ref_logprob"),
-                                         .advantage = ref.constant("grpo.advantage"),
-                                         .weight = ref.constant(kind + "weight")},
-                                        desc, sums);
-      const auto stats = kernels::PolicyLossStats::from(sums);
-      EXPECT_LT(test::relative_error(loss.value(), ref.file.read(kind + "loss")), ref.tolerance());
-      EXPECT_EQ(stats.tokens, static_cast<double>(ref.batch.num_targets));
-      EXPECT_GT(stats.clipped_low, 0);
-      EXPECT_GT(stats.clipped_high, 0);
-      backward(loss);
-      ref.expect_gradients(kind + "grad.");
-    }
-  });
+  for_each_reference({}, check_grpo);
+}
+TEST(CudaReference, GrpoLossAndEveryGradientAreTorchs) {
+  COHORT_REQUIRE_GPU(device);
+  for_each_reference(device, check_grpo);
 }
 
 }  // namespace cohort

@@ -156,10 +156,10 @@ TEST(Transformer, RowsDoNotDependOnTheirCompany) {
       const Transformer model(config, dtype, 1);
       const auto sequences = test::random_sequences({3, 1, 140, 17, 64}, config.vocab_size, 2);
       const NoGradGuard no_grad;
-      const test::ThreadsGuard one(1);
+      const test::Threads one(1);
       const Tensor packed = model.forward(pack(sequences)).value();
       for (const int threads : {2, 3}) {
-        const test::ThreadsGuard guard(threads);
+        const test::Threads guard(threads);
         EXPECT_TRUE(bit_equal(model.forward(pack(sequences)).value(), packed)) << name;
       }
       const std::vector<TokenSequence> reversed(sequences.rbegin(), sequences.rend());
@@ -205,7 +205,7 @@ TEST(TransformerDropout, BitsFollowTheSequenceNotThePacking) {
       begin += length;
     }
     for (const int threads : {2, 3}) {
-      const test::ThreadsGuard guard(threads);
+      const test::Threads guard(threads);
       EXPECT_TRUE(bit_equal(model.forward(pack(sequences), train).value(), packed));
     }
     auto renumbered = sequences;
@@ -317,7 +317,7 @@ std::vector<int64_t> expect_same_bits(const char* name, DType dtype, Device devi
 }
 
 TEST(TransformerRecompute, BlockGivesTheSameBitsWithLessMemory) {
-  const test::ThreadsGuard one(1);
+  const test::Threads one(1);
   for (const char* name : {"llama", "qwen", "gpt2"})
     for (const DType dtype : {DType::kF32, DType::kF64}) {
       const auto peaks = expect_same_bits(name, dtype, {});
@@ -359,7 +359,7 @@ TEST(Transformer, LossAndGradientsDoNotDependOnThreads) {
   const PackedBatch batch = pack(test::random_sequences({40, 3, 150}, config.vocab_size, 2));
   std::vector<std::vector<Tensor>> results;
   for (const int threads : {1, 2, 3}) {
-    const test::ThreadsGuard guard(threads);
+    const test::Threads guard(threads);
     const Transformer model(config, DType::kF32, 1);
     const Variable loss = test::mean_loss(model, batch);
     backward(loss);

@@ -100,6 +100,12 @@ bool bit_equal(const Tensor& a, const Tensor& b) {
   return x.numel() == 0 || std::memcmp(x.raw(), y.raw(), static_cast<size_t>(x.nbytes())) == 0;
 }
 
+double norm(const Tensor& t) {
+  double sum = 0;
+  for (const double v : t.to_vector<double>()) sum += v * v;
+  return std::sqrt(sum);
+}
+
 double relative_error(const Tensor& a, const Tensor& b) {
   if (a.shape() != b.shape()) return INFINITY;
   const auto x = a.to_vector<double>(), y = b.to_vector<double>();

@@ -1,5 +1,5 @@
-// What all tests share: warnings that fail, data that may be absent, temporary folders, random
-// tensors.
+// What all tests share: warnings that fail, data that may be absent, temporary folders, threads,
+// random tensors.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/parallel.h"
 #include "core/tensor.h"
 
 namespace cohort::test {
@@ -60,11 +61,25 @@ class TempDir {
   std::filesystem::path root_;
 };
 
+// Sets this thread's number of threads while it lives.
+class Threads {
+ public:
+  explicit Threads(int n) : previous_(num_threads()) { set_num_threads(n); }
+  ~Threads() { set_num_threads(previous_); }
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+
+ private:
+  int previous_;
+};
+
 // Standard normal elements times `scale`, reproducible from `seed`.
 Tensor random_tensor(const Shape& shape, DType dtype, uint64_t seed, double scale = 1);
 
 // True if shapes, dtypes and every byte agree.
 bool bit_equal(const Tensor& a, const Tensor& b);
+// Of all elements (Frobenius).
+double norm(const Tensor& t);
 // |a - b| / |b| over all elements (Frobenius); |a| where b is zero.
 double relative_error(const Tensor& a, const Tensor& b);
 

@@ -2,22 +2,11 @@
 // sequence; and what is sampled depends on its address alone.
 #include <algorithm>
 
-#include "core/parallel.h"
 #include "rl/grpo.h"
 #include "tests/trainers/small_runs.h"
 
 namespace cohort::test {
 namespace {
-
-// Sets the CPU threads of this thread while it lives.
-class Threads {
- public:
-  explicit Threads(int n) : before_(num_threads()) { set_num_threads(n); }
-  ~Threads() { set_num_threads(before_); }
-
- private:
-  int before_;
-};
 
 class Exactness : public testing::Test {
  protected:
