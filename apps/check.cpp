@@ -25,16 +25,21 @@ struct Batch {
   MemoryShape shape;
 };
 
-Batch batch_of(const TrainConfig& config, const StagePreview& stage) {
+int64_t divide_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+Batch batch_of(const TrainConfig& config, const StagePreview& stage, int64_t ranks) {
   Batch out{.sequence = stage.lengths.longest_sequence - 1};
-  out.shape.device = parse_device(config.device);
+  out.shape.device = device_named(config.device);
   if (config.trainer == TrainerType::kGrpo) {
     const int64_t completions = config.prompts_per_step * config.num_generations;
+    const int64_t of_rank = divide_up(config.prompts_per_step, ranks) * config.num_generations;
     out.sequence = std::min(stage.model.context,
                             stage.lengths.longest_prompt + config.sampling.max_completion_length) -
                    1;
     out.tokens = completions * out.sequence;
-    out.shape.rollout_sequences = std::min(config.sampling.max_concurrent, completions);
+    out.shape.rollout_sequences = std::min(config.sampling.max_concurrent, of_rank);
     out.shape.rollout_length = out.sequence + 1;
     out.shape.rollout_prefill_tokens =
         std::min(kPrefillTokens, out.shape.rollout_sequences * stage.lengths.longest_prompt);
@@ -43,9 +48,8 @@ Batch batch_of(const TrainConfig& config, const StagePreview& stage) {
     out.tokens = static_cast<int64_t>(static_cast<double>(config.batch_size) *
                                       (stage.lengths.mean_sequence - 1));
   }
-  const int64_t of_rank = (out.tokens + config.ranks - 1) / config.ranks;
   out.shape.micro_batch_tokens =
-      std::min(std::max(config.micro_batch_tokens, out.sequence), of_rank);
+      std::min(std::max(config.micro_batch_tokens, out.sequence), divide_up(out.tokens, ranks));
   return out;
 }
 
@@ -65,7 +69,7 @@ void print_sizes(const TrainConfig& config, const StagePreview& stage, const Bat
                                     " = ", config.prompts_per_step * config.num_generations));
   row("tokens per step", str(text ? "" : "up to about ", batch.tokens));
   const int64_t micro = std::max<int64_t>(1, batch.shape.micro_batch_tokens);
-  row("micro batches per step", std::to_string((batch.tokens + micro - 1) / micro));
+  row("micro batches per step", std::to_string(divide_up(batch.tokens, micro)));
   row("optimiser updates",
       std::to_string(config.steps *
                      (grpo ? config.grpo.num_iterations * config.grpo.num_minibatches : 1)));
@@ -91,17 +95,26 @@ Rows memory_rows(const MemoryEstimate& memory) {
   return rows;
 }
 
-MemoryEstimate estimate(const TrainConfig& config, const StagePreview& stage) {
-  return estimate_memory(stage.model, config.dtype, batch_of(config, stage).shape);
+// Where the stage trains, and whether that is here.
+std::string place(const TrainConfig& config, int64_t ranks) {
+  std::string text = str(config.device, ranks > 1 ? str(", ", ranks, " ranks") : "");
+  if (const Device device = device_named(config.device);
+      device.is_cuda() && device.index >= cuda_device_count())
+    text += ", not on this machine: it has " + usable_cuda_devices();
+  return text;
 }
 
 }  // namespace
 
-std::string memory_plan(const RunPlan& plan, const std::vector<StagePreview>& stages) {
+std::string memory_plan(const RunPlan& plan, const std::vector<StagePreview>& stages,
+                        int64_t processes) {
   std::string text;
   for (size_t i = 0; i < stages.size(); ++i) {
-    text += str("\nmemory plan of ", trainer_name(plan.stages[i].trainer), ":");
-    for (const auto& [name, value] : memory_rows(estimate(plan.stages[i], stages[i])))
+    const TrainConfig& config = plan.stages[i];
+    const Batch batch = batch_of(config, stages[i], std::max(config.ranks, processes));
+    text += str("\nmemory plan of ", trainer_name(config.trainer), ":");
+    for (const auto& [name, value] :
+         memory_rows(estimate_memory(stages[i].model, config.dtype, batch.shape)))
       text += str(" ", name, " ", value, ";");
   }
   return text;
@@ -109,12 +122,16 @@ std::string memory_plan(const RunPlan& plan, const std::vector<StagePreview>& st
 
 int check(const CheckOptions& options) {
   const RunPlan plan = load_plan(options.config, options.overrides);
+  if (options.gpus > 0) expect_cuda(plan);
   const std::vector<StagePreview> stages = preview_plan(plan);
   for (size_t i = 0; i < stages.size(); ++i) {
     const TrainConfig& config = plan.stages[i];
-    const Batch batch = batch_of(config, stages[i]);
+    const int64_t ranks = std::max<int64_t>(config.ranks, options.gpus);
+    const Batch batch = batch_of(config, stages[i], ranks);
     print_sizes(config, stages[i], batch);
-    for (const auto& [name, value] : memory_rows(estimate(config, stages[i])))
+    row("device", place(config, ranks));
+    for (const auto& [name, value] :
+         memory_rows(estimate_memory(stages[i].model, config.dtype, batch.shape)))
       row(("memory: " + name).c_str(), value);
   }
   std::printf("%s: ok; a run would go to %s\n", options.config.c_str(), plan.output_dir.c_str());

@@ -26,6 +26,7 @@ int train(const TrainOptions& options, const std::atomic<bool>& stop);
 struct CheckOptions {
   std::string config;
   std::vector<std::string> overrides;
+  int gpus = 0;  // > 0: as `train --gpus` would, wherever those are
 };
 int check(const CheckOptions& options);
 
@@ -35,8 +36,12 @@ struct Placement {
   DType dtype = DType::kF32;
 };
 
-// What each stage of a plan needs of memory: one line per stage, each after a line break.
-std::string memory_plan(const RunPlan& plan, const std::vector<StagePreview>& stages);
+// What each stage of a plan needs of memory in each of so many processes: one line per stage, each
+// after a line break.
+std::string memory_plan(const RunPlan& plan, const std::vector<StagePreview>& stages,
+                        int64_t processes);
+// Throws InputError if a stage is for another device than --gpus needs.
+void expect_cuda(const RunPlan& plan);
 
 struct GenerateOptions {
   std::string model;  // a checkpoint or run directory

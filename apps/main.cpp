@@ -73,6 +73,9 @@ int run(int argc, char** argv) {
       "check", "validate a configuration; print what follows from it; train nothing");
   check_command->add_option("config", check_options.config, "CONFIG.yaml")->required();
   check_command->add_option("overrides", check_options.overrides, "key=value ...");
+  check_command
+      ->add_option("--gpus", check_options.gpus, "for a training on N GPUs; none is needed here")
+      ->check(CLI::PositiveNumber);
   check_command->footer(config_footer);
   check_command->callback([&] { code = check(check_options); });
 

@@ -34,7 +34,8 @@ RunResult execute(Run& run, Reporter& reporter, const std::atomic<bool>& stop,
     if (group != nullptr) group->fail(e.what());  // before this rank takes itself apart
     reporter.end_stage();
     if (dynamic_cast<const OutOfMemoryError*>(&e) != nullptr)
-      throw OutOfMemoryError(e.what() + memory_plan(run.plan(), run.preview()));
+      throw OutOfMemoryError(
+          e.what() + memory_plan(run.plan(), run.preview(), group == nullptr ? 1 : group->size()));
     throw;
   }
 }
@@ -73,6 +74,7 @@ int train_rank(const TrainOptions& options, const std::atomic<bool>& stop, Proce
 int train_in_group(const TrainOptions& options, const std::atomic<bool>& stop,
                    const RankInfo& info) {
   ProcessGroup::Options limits = ProcessGroup::default_options();
+  limits.is_busy = is_saving;
   // A rank that a failure has caught inside a call of the driver may never return from it.
   limits.on_overdue = [&](const std::string& failure, ProcessGroup::Origin origin) {
     std::fprintf(stderr, "cohort: %s; rank %d could not end by itself and was ended\n",
@@ -91,16 +93,14 @@ int train_in_group(const TrainOptions& options, const std::atomic<bool>& stop,
 }
 
 // What --gpus asks for can be had.
-void check_gpus(const TrainOptions& options) {
+void check_gpus(const TrainOptions& options, const RankInfo& info) {
+  if (info.size > 1)
+    throw InputError(str("--gpus: this process is already rank ", info.rank, " of ", info.size,
+                         " that ", info.source, " started; hint: leave --gpus out"));
   const std::string config =
       options.resume.empty() ? options.config : options.resume + "/config.yaml";
-  const RunPlan plan = load_plan(config, overrides_of(options));
-  for (const TrainConfig& stage : plan.stages) {
-    if (stage.device != "cuda")
-      throw InputError(str("--gpus: expected device: cuda, the configuration has device: ",
-                           stage.device, "; hint: add device=cuda"));
-    parse_device(stage.device);
-  }
+  expect_cuda(load_plan(config, overrides_of(options)));
+  parse_device("cuda");
   if (options.gpus > cuda_device_count())
     throw InputError(
         str("--gpus: ", options.gpus, " were asked for, this machine has ", usable_cuda_devices()));
@@ -123,11 +123,18 @@ int launch(const TrainOptions& options, const std::atomic<bool>& stop) {
 
 }  // namespace
 
+void expect_cuda(const RunPlan& plan) {
+  for (const TrainConfig& stage : plan.stages)
+    if (stage.device != "cuda")
+      throw InputError(str("--gpus: expected device: cuda, the configuration has device: ",
+                           stage.device, "; hint: add device=cuda"));
+}
+
 int train(const TrainOptions& options, const std::atomic<bool>& stop) {
-  if (options.gpus > 0) check_gpus(options);
+  const RankInfo info = rank_info();
+  if (options.gpus > 0) check_gpus(options, info);
   if (options.gpus > 1) return launch(options, stop);
   if (options.gpus == 1) return train_rank(options, stop, nullptr);
-  const RankInfo info = rank_info();
   if (info.size > 1) return train_in_group(options, stop, info);
   return train_rank(options, stop, nullptr);
 }

@@ -35,7 +35,6 @@ StagePreview preview_stage(const TrainConfig& config, Start& start) {
 }  // namespace
 
 std::vector<StagePreview> preview_plan(const RunPlan& plan) {
-  for (const TrainConfig& config : plan.stages) parse_device(config.device);
   Start start = start_of_run(plan.stages[0]);
   std::vector<StagePreview> out;
   for (const TrainConfig& config : plan.stages) {

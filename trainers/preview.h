@@ -13,9 +13,9 @@ struct StagePreview {
   int64_t held_out = 0;  // problems, or tokens of text
 };
 
-// Loads what every stage needs and checks that it fits together: devices, data, the model a run
-// starts from, rewards; each stage against the model and tokenizer of the one before. Throws
-// InputError for what would otherwise stop the run at the start of a stage.
+// Loads what every stage needs and checks that it fits together: data, the model a run starts from,
+// rewards; each stage against the model and tokenizer of the one before. Throws InputError for what
+// would otherwise stop the run at the start of a stage. The devices need not be there.
 std::vector<StagePreview> preview_plan(const RunPlan& plan);
 
 }  // namespace cohort

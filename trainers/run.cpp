@@ -76,6 +76,7 @@ Run Run::create(const RunPlan& plan, ProcessGroup* group) {
   if (group != nullptr && group->rank() != 0)
     return Run(plan, group->broadcast("run directory", {}), group);
   // Bad input is an error before there is a directory.
+  for (const TrainConfig& stage : plan.stages) parse_device(stage.device);
   std::vector<StagePreview> preview = preview_plan(plan);
   Run run(plan, create_run_directory(plan.output_dir), group);
   run.preview_ = std::move(preview);

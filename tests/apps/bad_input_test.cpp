@@ -96,8 +96,8 @@ TEST_F(BadInput, Configuration) {
 
 TEST_F(BadInput, CheckSaysTheSameAsTrain) {
   const std::string yaml = std::string(kSmallModel) + kSmallData + kSmallGrpo;
-  for (const char* fault : {"rewards=[{name: tusk}]", "device=cuda:99", "model.context=3",
-                            "steps=0", "data.task=nothing"}) {
+  for (const char* fault : {"rewards=[{name: tusk}]", "device=gpu", "model.context=3", "steps=0",
+                            "data.task=nothing"}) {
     SCOPED_TRACE(fault);
     const Output trained = run_cohort(train(yaml, {fault})),
                  checked = run_cohort({"check", path("run.yaml"), fault});

@@ -132,6 +132,31 @@ TEST_F(Commands, CheckPrintsSizesAndTrainsNothing) {
   EXPECT_FALSE(fs::exists(run_));
 }
 
+TEST_F(Commands, CheckOfATrainingOnGpusNeedsNone) {
+  write_file(dir_.path("run.yaml"), "output_dir: run\ndevice: cuda\n" + std::string(kSmallModel) +
+                                        kSmallData + kSmallGrpo);
+  const auto check = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments{"check", dir_.path("run.yaml"), "prompts_per_step=3001",
+                                       "max_concurrent=100000"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run_cohort(arguments);
+  };
+  const auto rollouts = [](const Output& output) {
+    const std::string name = "memory: rollouts";
+    return std::stod(output.out.substr(output.out.find(name) + name.size()));
+  };
+  const Output one = check({}), two = check({"--gpus", "2"});
+  ASSERT_EQ(one.code, 0) << one.err;
+  ASSERT_EQ(two.code, 0) << two.err;
+  EXPECT_EQ(one.out.find("not on this machine") == std::string::npos, cuda_device_count() > 0)
+      << one.out;
+  EXPECT_NE(two.out.find("cuda, 2 ranks"), std::string::npos) << two.out;
+  // The prompts of a rank are 1501 of 3001.
+  EXPECT_NEAR(rollouts(two) / rollouts(one), 0.5, 0.1) << two.out;
+  EXPECT_FALSE(fs::exists(run_));
+  expect_bad_input(check({"--gpus", "8", "device=cpu"}), {"--gpus: expected device: cuda"});
+}
+
 TEST_F(Commands, HelpListsOptionsAndConfigurationKeys) {
   const std::string help = cohort({"--help"}).out;
   for (const char* command : {"train", "check", "generate", "logprobs", "eval", "gradcheck"}) {
