@@ -54,12 +54,7 @@ class RankProcesses : public testing::Test {
     more.insert(more.begin(), {"train", dir_.path("run.yaml")});
     return more;
   }
-  std::string model_of(const std::string& run) const {
-    std::string newest;
-    for (const auto& entry : fs::directory_iterator(dir_.path(run) + "/checkpoints"))
-      newest = std::max(newest, entry.path().string());
-    return read_file(newest + "/model.safetensors");
-  }
+  std::string model_of(const std::string& run) const { return checkpoint_bytes(dir_.path(run)); }
 
   const std::string sft_ = std::string(kSmallModel) + kSmallData + kSmallSft;
   const std::string grpo_ = std::string(kSmallModel) + kSmallData + kSmallGrpo;
@@ -160,6 +155,9 @@ TEST_F(RankProcesses, GpusThatCannotBeHadAreBadInput) {
   write_config(sft_);
   expect_bad_input(run_cohort(train({"--gpus", "2"})), {"--gpus: expected device: cuda"});
   expect_bad_input(run_cohort(train({"--gpus", "1000", "device=cuda"})), {"CUDA"});
+  for (const Output& output : run(2, train({"--gpus", "2", "device=cuda"})))
+    expect_bad_input(output, {"--gpus: this process is already rank ",
+                              " of 2 that torchrun started; hint: leave --gpus out"});
 }
 
 }  // namespace

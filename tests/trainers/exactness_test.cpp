@@ -41,7 +41,7 @@ class Exactness : public testing::Test {
 
   Rollouts sample(double temperature, int64_t max_concurrent = 256) const {
     return Sampler(*model_, *tokenizer_, sampling(temperature, max_concurrent))
-        .sample(prompts_, 3, {.seed = 11, .step = 4, .prompt_numbers = {}});
+        .sample(prompts_, generations_, {.seed = 11, .step = 4, .prompt_numbers = {}});
   }
   static SamplingConfig sampling(double temperature, int64_t max_concurrent) {
     SamplingConfig sampling;
@@ -91,7 +91,7 @@ class Exactness : public testing::Test {
     for (size_t i = 0; i < n; ++i) {
       forwards[i] = i;
       backwards[i] = n - 1 - i;
-      mixed[i] = (i * 8 + 5) % n;  // 8 and 21 have no common divisor
+      mixed[i] = (i * 11 + 5) % n;  // 11 has no common divisor with 21 and 70
     }
     for (const auto& order : {forwards, backwards, mixed})
       for (const int64_t budget : {1, 100, 100000})
@@ -108,6 +108,7 @@ class Exactness : public testing::Test {
   ModelConfig config_;
   std::unique_ptr<Transformer> model_;
   std::vector<Example> prompts_;
+  int64_t generations_ = 3;
 };
 
 TEST_F(Exactness, SamplerLogProbsEqualAnyPackedForwardToTheBit) {
@@ -152,6 +153,14 @@ TEST_P(CudaExactness, SamplesDoNotDependOnHowManyRunTogether) {
     SCOPED_TRACE(max_concurrent);
     expect_same_samples(sample(1, max_concurrent), together);
   }
+}
+
+// As sequences end, decoders of 128, 64, 32 rows and fewer take over.
+TEST_P(CudaExactness, SeventySequencesKeepTheirBitsFromOneDecoderToTheNext) {
+  generations_ = 10;
+  ASSERT_EQ(sample(1).samples.size(), 70u);
+  expect_equal_logprobs(1);
+  expect_same_samples(sample(1, 5), sample(1));
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, CudaExactness, testing::Values(DType::kF32, DType::kBF16),

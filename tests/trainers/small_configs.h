@@ -8,7 +8,9 @@
 
 #include "core/rng.h"
 #include "data/json.h"
+#include "data/safetensors.h"
 #include "tests/support/test_util.h"
+#include "trainers/checkpoint.h"
 
 namespace cohort::test {
 
@@ -53,6 +55,22 @@ inline std::vector<Json> json_lines(const std::string& path) {
 // One number of a line of metrics.jsonl.
 inline double metric(const Json& line, const std::string& name) {
   return line.at(name).as_double();
+}
+
+// The bytes of a file of the newest checkpoint of a run.
+inline std::string checkpoint_bytes(const std::string& run_dir,
+                                    const std::string& file = "model.safetensors") {
+  return read_file(find_checkpoint(run_dir) + "/" + file);
+}
+// All weights of that checkpoint, one after the other.
+inline Tensor final_weights(const std::string& run_dir) {
+  const SafetensorsFile file(find_checkpoint(run_dir) + "/model.safetensors");
+  std::vector<double> all;
+  for (const std::string& name : file.names()) {
+    const auto values = file.read(name).to_vector<double>();
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return Tensor::from(all);
 }
 
 }  // namespace cohort::test

@@ -1,8 +1,5 @@
 #include "tests/trainers/small_runs.h"
 
-#include "data/safetensors.h"
-#include "trainers/checkpoint.h"
-
 namespace cohort::test {
 
 RunPlan small_plan(const TempDir& dir, const std::string& name, const std::string& yaml,
@@ -39,20 +36,6 @@ void train_rest(const std::string& run_dir, const std::vector<std::string>& over
   Recorder recorder;
   const std::atomic<bool> stop{false};
   EXPECT_EQ(Run::resume(run_dir, overrides).execute(recorder, stop).end, StageEnd::kFinished);
-}
-
-std::string checkpoint_bytes(const std::string& run_dir, const std::string& file) {
-  return read_file(find_checkpoint(run_dir) + "/" + file);
-}
-
-Tensor final_weights(const std::string& run_dir) {
-  const SafetensorsFile file(find_checkpoint(run_dir) + "/model.safetensors");
-  std::vector<double> all;
-  for (const std::string& name : file.names()) {
-    const auto values = file.read(name).to_vector<double>();
-    all.insert(all.end(), values.begin(), values.end());
-  }
-  return Tensor::from(all);
 }
 
 }  // namespace cohort::test

@@ -31,10 +31,4 @@ std::string train_new(const RunPlan& plan);
 std::string train_interrupted(const RunPlan& plan, int64_t steps);
 // Takes up a run and trains it to its end.
 void train_rest(const std::string& run_dir, const std::vector<std::string>& overrides = {});
-
-// The bytes of a file of the newest checkpoint of a run.
-std::string checkpoint_bytes(const std::string& run_dir,
-                             const std::string& file = "model.safetensors");
-// All weights of the newest checkpoint, one after the other.
-Tensor final_weights(const std::string& run_dir);
 }  // namespace cohort::test
