@@ -22,6 +22,7 @@ StagePreview preview_stage(const TrainConfig& config, Start& start) {
   const Dataset data = load_dataset(config, std::move(start.tokenizer));
   start.model.vocab_size = data.tokenizer->vocab_size();
   start.model.resolve();
+  start.model.check_device(device_named(config.device));
   if (config.trainer != TrainerType::kPretrain) correctness_of(config, data.task);
   if (config.trainer == TrainerType::kGrpo) RewardSet(config.rewards, data.task);
   StagePreview out{.model = start.model, .lengths = check_data(config, data, start.model.context)};
