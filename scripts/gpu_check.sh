@@ -40,7 +40,7 @@ failed=0
 note() { tail -n "${2:-25}" "$1"; }
 
 run_tests() {
-  COHORT_REQUIRE=gpu,data ctest --test-dir build/cuda -L '^cuda$' -j 16 --output-on-failure >"$OUT/ctest.log" 2>&1 || failed=1
+  COHORT_REQUIRE=gpu,data ctest --test-dir build/cuda -L '^cuda$' -j "${JOBS:-$(nproc)}" --output-on-failure >"$OUT/ctest.log" 2>&1 || failed=1
   grep -c Skipped "$OUT/ctest.log" | sed 's/^/skipped lines: /'
   note "$OUT/ctest.log" "${LINES_SHOWN:-60}"
 }
@@ -78,7 +78,7 @@ sanitize() {  # TOOL TESTS_PER_PROCESS FILTER PROGRAM...
       awk -v program="$program" -v batch="$batch" \
         '{ line = line (line == "" ? program " " : ":") $1 } NR % batch == 0 { print line; line = "" } END { if (line != "") print line }'
   done >"$log/batches.txt"
-  xargs -a "$log/batches.txt" -P "${JOBS:-14}" -L 1 bash -c 'sanitize_batch "$@"' -- "$tool" "$log"
+  xargs -a "$log/batches.txt" -P "${JOBS:-$(nproc)}" -L 1 bash -c 'sanitize_batch "$@"' -- "$tool" "$log"
   echo "$tool: $(cut -d' ' -f2 "$log/batches.txt" | tr ':' '\n' | grep -c .) tests, $(cat "$log"/*.ok 2>/dev/null | tr ':' '\n' | grep -c .) without a finding"
   [ -s "$log/batches.txt" ] || failed=1
   cat "$log"/*.bad 2>/dev/null && failed=1
