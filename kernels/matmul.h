@@ -17,9 +17,10 @@ struct MatmulDesc {
 };
 
 // c[M, N] (+)= op(a)[M, K] op(b)[K, N]. Inputs of higher rank are seen as [rows, cols]. With bf16
-// inputs (CUDA) c is bf16 or f32: sums are f32, rounded once. On CUDA a tensor whose rows are
-// multiples of 16 bytes has to start at such a multiple, as a tensor of its own does; in general, at
-// a multiple of the largest power of two that divides the rows' bytes.
+// inputs (CUDA) c is bf16 or f32: sums are f32, rounded once, and where they are added to a bf16 c
+// cuBLAS may round them before, too. On CUDA a tensor whose rows are multiples of 16 bytes has to
+// start at such a multiple, as a tensor of its own does; in general, at a multiple of the largest
+// power of two that divides the rows' bytes.
 // With a not transposed and K not split, the bits of a row of c depend only on that row of a and on
 // b.
 void matmul(Tensor& c, const Tensor& a, const Tensor& b, const MatmulDesc& desc = {});

@@ -60,12 +60,13 @@ inline Tensor rounded_random(const Shape& shape, DType dtype, uint64_t seed, dou
 inline constexpr double kRoundingSlack = 1.1;
 
 // Expects `got` to be `exact` (f64) to the precision of its dtype: for f32 kF32Tolerance, for bf16
-// the error of rounding `exact` once besides.
-inline void expect_close(const Tensor& got, const Tensor& exact, const char* name) {
+// `slack` times the error of rounding `exact` once besides.
+inline void expect_close(const Tensor& got, const Tensor& exact, const char* name,
+                         double slack = kRoundingSlack) {
   const double error = relative_error(got, exact);
   const bool half = got.dtype() == DType::kBF16;
   const double rounding = half ? relative_error(exact.to(DType::kBF16), exact) : 0;
-  EXPECT_LE(error, kRoundingSlack * rounding + kF32Tolerance)
+  EXPECT_LE(error, slack * rounding + kF32Tolerance)
       << name << " " << got.str() << ", " << error / rounding << " times the rounding alone, "
       << rounding;
 }

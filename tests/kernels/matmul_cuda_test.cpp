@@ -44,7 +44,11 @@ TEST(CudaMatmul, MatchesTheCpuForEveryTranspositionAndSize) {
             matmul(expected, a.to(DType::kF64), b.to(DType::kF64), {.a = ta, .b = tb, .out = mode});
             Tensor c = start.to(device);
             matmul(c, a.to(device), b.to(device), {.a = ta, .b = tb, .out = mode});
-            expect_close(c, expected, str(dtype_name(types.in), ", k = ", k).c_str());
+            // cuBLAS rounds a product to bf16 before it adds it to c: measured, 1.45 times.
+            const bool twice = mode == Grad::kAccumulate && types.out == DType::kBF16;
+            expect_close(c, expected,
+                         str(dtype_name(types.in), ", k = ", k, twice ? ", added" : "").c_str(),
+                         twice ? 1.5 : kRoundingSlack);
           }
         }
 }
