@@ -159,7 +159,7 @@ for phase in "$@"; do
     tests) run_tests ;;
     multi) run_multi ;;
     scale) run_scale ;;
-    memcheck) sanitize memcheck 6 "${FILTER:-$cuda_tests}" ${PROGRAMS:-core_test kernels_test autograd_test nn_test} ;;
+    memcheck) sanitize memcheck 6 "${FILTER:-$cuda_tests}" ${PROGRAMS:-trainers_test core_test kernels_test autograd_test nn_test} ;;
     racecheck) sanitize racecheck 1 "${FILTER:-$cuda_tests}" ${PROGRAMS:-kernels_test autograd_test} ;;
     ops) run_ops ;;
     steps) run_steps ;;
