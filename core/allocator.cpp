@@ -31,8 +31,16 @@ size_t allocation_size(size_t bytes, Device device) {
 
 namespace {
 
-class CpuAllocator final : public Allocator {
+// Where an allocator's memory comes from: null when there is no more.
+struct HostMemory {
+  void* (*take)(size_t bytes);
+  void (*give_back)(void* pointer);
+};
+
+class HostAllocator final : public Allocator {
  public:
+  explicit HostAllocator(HostMemory memory) : memory_(memory) {}
+
   void* allocate(size_t bytes) override {
     const size_t size = allocation_size(bytes);
     std::lock_guard lock(mutex_);
@@ -42,10 +50,10 @@ class CpuAllocator final : public Allocator {
       it->second.pop_back();
       cached_bytes_ -= static_cast<int64_t>(size);
     } else {
-      pointer = std::aligned_alloc(kAlignment, size);
+      pointer = memory_.take(size);
       if (pointer == nullptr) {
         release_cached_locked();
-        pointer = std::aligned_alloc(kAlignment, size);
+        pointer = memory_.take(size);
       }
       if (pointer == nullptr)
         throw OutOfMemoryError(str("[allocator] out of memory: asked for ", size, " bytes with ",
@@ -70,7 +78,7 @@ class CpuAllocator final : public Allocator {
       // Shapes that never come back must not pile up: keep at most what one more peak would need.
       if (cached_bytes_ > stats_.peak_bytes + (int64_t{64} << 20)) release_cached_locked();
     } else {
-      std::free(pointer);
+      memory_.give_back(pointer);
       stats_.reserved_bytes -= static_cast<int64_t>(size);
     }
   }
@@ -90,18 +98,19 @@ class CpuAllocator final : public Allocator {
     release_cached_locked();
   }
 
-  ~CpuAllocator() override { release_cached_locked(); }
+  ~HostAllocator() override { release_cached_locked(); }
 
  private:
   void release_cached_locked() noexcept {
     for (auto& [size, blocks] : cached_) {
-      for (void* block : blocks) std::free(block);
+      for (void* block : blocks) memory_.give_back(block);
       stats_.reserved_bytes -= static_cast<int64_t>(size * blocks.size());
       blocks.clear();
     }
     cached_bytes_ = 0;
   }
 
+  const HostMemory memory_;
   mutable std::mutex mutex_;
   std::map<size_t, std::vector<void*>> cached_;
   int64_t cached_bytes_ = 0;
@@ -112,7 +121,9 @@ class CpuAllocator final : public Allocator {
 
 namespace cuda {
 Allocator& device_allocator(Device device);
-}
+void* take_pinned(size_t bytes);
+void give_back_pinned(void* pointer);
+}  // namespace cuda
 
 Allocator& allocator(Device device) {
   if constexpr (kWithCuda)
@@ -120,8 +131,17 @@ Allocator& allocator(Device device) {
   COHORT_CHECK(device.is_cpu(), "[allocator] no memory for device ", device.str(),
                " in this build");
   // Never destroyed: tensors with static storage may outlive any order of destruction.
-  static CpuAllocator* cpu = new CpuAllocator;
+  static auto* cpu = new HostAllocator(
+      {[](size_t bytes) { return std::aligned_alloc(kAlignment, bytes); }, std::free});
   return *cpu;
+}
+
+Allocator& pinned_allocator() {
+  if constexpr (kWithCuda) {
+    static auto* pinned = new HostAllocator({cuda::take_pinned, cuda::give_back_pinned});
+    return *pinned;
+  }
+  throw Error("[allocator] no page-locked memory in this build: it has no CUDA support");
 }
 
 }  // namespace cohort

@@ -51,6 +51,10 @@ class Allocator {
 // The process-wide allocator of `device`; safe to use from several threads.
 Allocator& allocator(Device device);
 
+// Page-locked host memory, for copies to and from a GPU that run beside the host (CUDA builds). It
+// is not ordered by streams: free a block when the copies that use it are over.
+Allocator& pinned_allocator();
+
 // Device memory set apart: while a Use lives, this thread's allocations on `device` come from the
 // pool, and what it frees goes back to the pool, never to others. For a captured CUDA graph, whose
 // replays write to the addresses of its capture. Memory returns to the device when the pool and all

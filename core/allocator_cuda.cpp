@@ -288,6 +288,20 @@ namespace cuda {
 Allocator& device_allocator(Device device) {
   return cuda_allocator(device);
 }
+
+void* take_pinned(size_t bytes) {
+  void* pointer = nullptr;
+  const cudaError_t code = cudaHostAlloc(&pointer, bytes, cudaHostAllocPortable);
+  if (code == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // it is answered here
+    return nullptr;
+  }
+  COHORT_CUDA_CHECK(code);
+  return pointer;
+}
+void give_back_pinned(void* pointer) {
+  cudaFreeHost(pointer);
+}
 }  // namespace cuda
 
 MemoryPool::MemoryPool(Device device) : device_(device) {

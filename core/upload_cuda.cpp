@@ -6,6 +6,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "core/allocator.h"
 #include "core/cuda.h"
 
 namespace cohort::cuda {
@@ -45,12 +46,9 @@ class UploadRing {
 
  private:
   struct Chunk {
-    explicit Chunk(Device device) : read(device) {
-      void* pointer = nullptr;
-      COHORT_CUDA_CHECK(cudaHostAlloc(&pointer, kChunk, cudaHostAllocDefault));
-      memory = static_cast<char*>(pointer);
-    }
-    char* memory = nullptr;
+    explicit Chunk(Device device)
+        : memory(static_cast<char*>(pinned_allocator().allocate(kChunk))), read(device) {}
+    char* memory;
     Event read;  // all that was copied from it
   };
 

@@ -159,4 +159,9 @@ TEST(Allocator, DevicesThatAreNotHereHaveNoMemory) {
   EXPECT_THROW_WITH(allocator(Device::cuda(63)), Error, "cuda:63");
 }
 
+TEST(Allocator, PageLockedMemoryIsOfCudaBuilds) {
+  if (kWithCuda) GTEST_SKIP() << "this is one";
+  EXPECT_THROW_WITH(pinned_allocator(), Error, "no CUDA support");
+}
+
 }  // namespace cohort

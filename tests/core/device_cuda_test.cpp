@@ -1,4 +1,6 @@
 // The CUDA side of core: memory, copies, streams, errors, replay.
+#include <cstring>
+
 #include "core/allocator.h"
 #include "core/cuda.h"
 #include "core/replay.h"
@@ -136,6 +138,23 @@ TEST(CudaAllocator, TheCacheMakesRoomForAnotherSize) {
   EXPECT_NE(p, nullptr);
   memory.deallocate(p, more);
   memory.release_cached();
+}
+
+TEST(CudaAllocator, PinnedBlocksAreHostMemoryFromACache) {
+  COHORT_REQUIRE_GPU(device);
+  Allocator& memory = pinned_allocator();
+  const int64_t live = memory.stats().live_bytes;
+  void* block = memory.allocate(100000);
+  std::memset(block, 1, 100000);
+  cudaPointerAttributes attributes{};
+  COHORT_CUDA_CHECK(cudaPointerGetAttributes(&attributes, block));
+  EXPECT_EQ(attributes.type, cudaMemoryTypeHost);
+  EXPECT_GE(memory.stats().live_bytes, live + 100000);
+  memory.deallocate(block, 100000);
+  EXPECT_EQ(memory.stats().live_bytes, live);
+  void* again = memory.allocate(100000);
+  EXPECT_EQ(again, block);
+  memory.deallocate(again, 100000);
 }
 
 TEST(CudaTensor, MovesBetweenHostAndDevice) {
