@@ -15,8 +15,8 @@ using kernels::Grad;
 
 struct TapeNode {
   // An op's result passes its gradient on, a parameter keeps it. A checkpoint's input holds it
-  // until the checkpoint passes it on, in the dtype of the node that it stands for: so recomputation
-  // rounds as the plain backward does.
+  // until the checkpoint passes it on, in the dtype of the node that it stands for: so
+  // recomputation rounds as the plain backward does.
   enum class Kind { kResult, kParameter, kInput };
 
   std::string name;

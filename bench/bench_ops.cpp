@@ -319,8 +319,8 @@ double copy_seconds(double bytes) {
   return bench::median_seconds(copy, 5, kSeconds);
 }
 
-// Copies and Eigen's products are timed beside their row, so that both meet the same machine; cuBLAS's
-// product once.
+// Copies and Eigen's products are timed beside their row, so that both meet the same machine;
+// cuBLAS's product once.
 double bound_seconds(const Work& w) {
   if (w.flops == 0) return copy_seconds(w.bytes);
   if (g_setup.device.is_cuda()) {

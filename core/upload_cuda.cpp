@@ -1,6 +1,6 @@
 // Host memory to the device through page-locked chunks. cudaMemcpyAsync may read pageable memory
-// after it has returned (it does where the GPU can read such memory itself), and tensors on the host
-// are freed or written again at once.
+// after it has returned (it does where the GPU can read such memory itself), and tensors on the
+// host are freed or written again at once.
 #include <algorithm>
 #include <array>
 #include <cstring>

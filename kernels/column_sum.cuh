@@ -1,6 +1,6 @@
 // Sums over the rows of a [rows, cols] quantity: the shape of every bias and norm weight gradient.
-// A block sums a fixed block of rows for up to 32 packs of columns; a second kernel adds the blocks'
-// sums. The order follows from the shape and the element size alone.
+// A block sums a fixed block of rows for up to 32 packs of columns; a second kernel adds the
+// blocks' sums. The order follows from the shape and the element size alone.
 #pragma once
 
 #include <algorithm>

@@ -83,9 +83,9 @@ struct Larger {  // passes over NaN
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-// Joins a value of each of a block's kThreads threads (a multiple of 32): a butterfly over the lanes
-// of a warp, then the warps' values in ascending order; every thread gets the same bits. `scratch`
-// holds kThreads / 32 values and may be used again after the next __syncthreads().
+// Joins a value of each of a block's kThreads threads (a multiple of 32): a butterfly over the
+// lanes of a warp, then the warps' values in ascending order; every thread gets the same bits.
+// `scratch` holds kThreads / 32 values and may be used again after the next __syncthreads().
 template <int kThreads, class T, class Join>
 __device__ __forceinline__ T block_reduce(T x, T* scratch, Join join) {
 #pragma unroll

@@ -21,4 +21,8 @@ if ! command -v "$formatter" >/dev/null; then
   echo "check_format.sh: no clang-format-14, using $($formatter --version); its opinion may differ" >&2
 fi
 # A checkout that belongs to another user, as in a container, is as good as one's own.
-git -c safe.directory='*' ls-files -z '*.h' '*.cpp' '*.cu' '*.cuh' | xargs -0 -r -n 50 "$formatter" "${mode[@]}"
+sources() { git -c safe.directory='*' ls-files -z '*.h' '*.cpp' '*.cu' '*.cuh'; }
+sources | xargs -0 -r -n 50 "$formatter" "${mode[@]}"
+# The formatter leaves comments alone (formulas stand in them), also those that are too long.
+long=$(sources | xargs -0 -r awk 'length > 100 && /\/\// { print FILENAME ":" FNR ": a comment beyond column 100" }')
+[ -z "$long" ] || { echo "$long" >&2; exit 1; }

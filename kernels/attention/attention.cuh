@@ -112,8 +112,8 @@ __device__ __forceinline__ void load_float_chunk(float* to, int chunk, const flo
     to[column + e] = live && column + e < head_dim ? row[column + e] : 0.0f;
 }
 
-// Dropout of the probabilities of one call; off while `first_kept` is 0. The bits are those of dropout_keep()
-// with element = head * 2^32 + key.
+// Dropout of the probabilities of one call; off while `first_kept` is 0. The bits are those of
+// dropout_keep() with element = head * 2^32 + key.
 struct ProbabilityDropout {
   const int64_t* sequences = nullptr;
   const int32_t* positions = nullptr;

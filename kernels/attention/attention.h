@@ -9,8 +9,8 @@
 // exp2(fma(S, c, -m c)), c = scale log2(e), with the running max that includes this tile; O and l
 // scaled by alpha = exp2(m_old c - m c), each product rounded; l as four partial sums by
 // (key mod 8) / 2, joined as (l0 + l1) + (l2 + l3) at the end; O (1 / l);
-// lse = fma(m c, ln 2, log l). S is summed over head dims and O over keys, ascending: one by one, in
-// bf16 on CUDA in steps of 16, each joined as mma.m16n8k16 does. A row's bits depend on its own
+// lse = fma(m c, ln 2, log l). S is summed over head dims and O over keys, ascending: one by one,
+// in bf16 on CUDA in steps of 16, each joined as mma.m16n8k16 does. A row's bits depend on its own
 // query and keys only.
 #pragma once
 

@@ -5,8 +5,8 @@
 // at the op's rounding points. For most ops that is the result alone; an op that rounds what it
 // feeds to a product (the logits' gradient) has a second independent error of the same size, hence
 // sqrt(2) times it, within the factor of 1.5. Cases made of several ops get 1.0 more for each
-// further one, and so does attention, whose points tests/kernels/attention_*_cuda_test.cpp check one
-// by one.
+// further one, and so does attention, whose points tests/kernels/attention_*_cuda_test.cpp check
+// one by one.
 #include <cmath>
 
 #include "autograd/op_cases.h"
