@@ -86,10 +86,12 @@ sanitize() {  # TOOL TESTS_PER_PROCESS FILTER PROGRAM...
 sanitize_batch() {  # TOOL FOLDER PROGRAM TEST:TEST:...
   local file rc=0 start=$SECONDS
   file=$2/$(echo "$3 $4" | md5sum | cut -c1-12)
-  # Calls that fail on purpose, in tests of errors, are no findings; cuBLAS's kernels are not ours.
+  # Calls that fail on purpose, in tests of errors, are no findings.
   COHORT_REQUIRE=gpu,data COHORT_CUDA_CACHE=0 timeout "${LIMIT:-120}" compute-sanitizer --tool "$1" \
-    --kernel-name-exclude kernel_substring=nvjet --report-api-errors no --error-exitcode 9 \
+    --report-api-errors no --error-exitcode 9 \
     "build/cuda/tests/$3" --gtest_filter="$4" --gtest_brief=1 >"$file.log" 2>&1 || rc=$?
+  # Races inside cuBLAS's kernels are not ours to judge. To leave the kernels out makes the sanitizer itself fail.
+  if [ $1-$rc = racecheck-9 ] && ! grep -E 'Error:|Warning:|FAILED' "$file.log" | grep -qv nvjet; then rc=0; fi
   if [ $rc = 0 ]; then
     echo "$4" >"$file.ok"
   else
