@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/with_cuda.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define COHORT_CACHE_BLOCKS 0  // a cached block would hide a use after free

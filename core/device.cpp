@@ -1,6 +1,7 @@
 #include "core/device.h"
 
 #include "core/check.h"
+#include "core/with_cuda.h"
 
 namespace cohort {
 namespace {

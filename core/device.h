@@ -7,14 +7,6 @@
 
 namespace cohort {
 
-// True if this build has CUDA kernels. Code behind `if constexpr (kWithCuda)` may name functions
-// that only `.cu` and `*_cuda.cpp` files define.
-#ifdef COHORT_WITH_CUDA
-inline constexpr bool kWithCuda = true;
-#else
-inline constexpr bool kWithCuda = false;
-#endif
-
 enum class DeviceType : uint8_t { kCPU, kCUDA };
 
 struct Device {

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "core/with_cuda.h"
+
 namespace cohort {
 namespace cuda {
 std::shared_ptr<void> record_graph(Device device, const std::function<void()>& work);

@@ -4,6 +4,7 @@
 
 #include "core/allocator.h"
 #include "core/tensor_cuda.h"
+#include "core/with_cuda.h"
 
 namespace cohort {
 

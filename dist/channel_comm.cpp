@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/with_cuda.h"
 #include "dist/collective_args.h"
 #include "dist/communicator.h"
 #include "dist/nccl_comm.h"

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/with_cuda.h"
+
 namespace cohort {
 
 GradReducer::GradReducer(Communicator& comm, Tensor gradients, const std::vector<int64_t>& ends,

@@ -1,3 +1,4 @@
+#include "kernels/cuda_dispatch.h"
 #include "kernels/decode.h"
 
 namespace cohort::kernels {

@@ -2,6 +2,7 @@
 #include "kernels/dropout.h"
 
 #include "core/parallel.h"
+#include "kernels/cuda_dispatch.h"
 #include "kernels/elementwise.h"
 #include "kernels/reduce.h"
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/parallel.h"
+#include "kernels/cuda_dispatch.h"
 #include "kernels/embedding.h"
 #include "kernels/reduce.h"
 

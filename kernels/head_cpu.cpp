@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/parallel.h"
+#include "kernels/cuda_dispatch.h"
 #include "kernels/head.h"
 #include "kernels/matmul.h"
 #include "kernels/row_softmax.h"

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/parallel.h"
+#include "kernels/cuda_dispatch.h"
 #include "kernels/matmul.h"
 #include "kernels/matmul_cuda.h"
 #include "kernels/reduce.h"

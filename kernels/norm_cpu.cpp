@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/parallel.h"
+#include "kernels/cuda_dispatch.h"
 #include "kernels/elementwise.h"
 #include "kernels/norm.h"
 #include "kernels/reduce.h"

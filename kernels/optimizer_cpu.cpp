@@ -7,6 +7,7 @@
 
 #include "core/parallel.h"
 #include "kernels/adamw.h"
+#include "kernels/cuda_dispatch.h"
 #include "kernels/reduce.h"
 #include "kernels/vector_math.h"
 

@@ -1,6 +1,7 @@
 // The clipped surrogate with its gradient: the checks, and the loop over tokens on the CPU.
 #include <algorithm>
 
+#include "kernels/cuda_dispatch.h"
 #include "kernels/policy_token.h"
 
 namespace cohort::kernels {

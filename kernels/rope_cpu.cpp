@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/parallel.h"
+#include "kernels/cuda_dispatch.h"
 #include "kernels/reduce.h"
 #include "kernels/rope.h"
 #include "kernels/vector_math.h"

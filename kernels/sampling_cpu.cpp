@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "core/rng.h"
+#include "kernels/cuda_dispatch.h"
 #include "kernels/head.h"
 #include "kernels/matmul.h"
 #include "kernels/row_softmax.h"

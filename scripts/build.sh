@@ -1,14 +1,19 @@
 #!/usr/bin/env bash
-# Configures preset $1 and builds the targets that follow (default: all). CMake's report is shown
-# only if it fails. The other scripts call this one.
+# Configures preset $1, with the cache variables that follow as -DNAME=VALUE, and builds the targets
+# that follow (default: all). CMake's report is shown only if it fails. The other scripts call this one.
 set -euo pipefail
 
 if [ $# -eq 0 ] || [[ $1 == -* ]]; then
-  echo "usage: scripts/build.sh PRESET [TARGET...]" >&2
+  echo "usage: scripts/build.sh PRESET [-DNAME=VALUE...] [TARGET...]" >&2
   [ "${1-}" = --help ] && exit 0 || exit 2
 fi
 preset=$1
 shift
+variables=()
+while [[ ${1-} == -D* ]]; do
+  variables+=("$1")
+  shift
+done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # CMake looks for nvcc on PATH alone.
 nvcc=/usr/local/cuda/bin/nvcc
@@ -17,7 +22,7 @@ if [ -z "${CUDACXX-}" ] && ! command -v nvcc >/dev/null && [ -x $nvcc ]; then
 fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-if ! cmake --preset "$preset" >"$log" 2>&1 </dev/null; then
+if ! cmake --preset "$preset" "${variables[@]}" >"$log" 2>&1 </dev/null; then
   cat "$log" >&2
   echo "build.sh: CMake could not configure preset '$preset' (see above)" >&2
   exit 1

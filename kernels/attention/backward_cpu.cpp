@@ -7,6 +7,7 @@
 // (token, head of the group), begun at the old value when accumulating. So a whole (sequence, key
 // head) in one pass, or key tiles and query blocks apart on many threads, give the same bits.
 #include "kernels/attention/tile_cpu.h"
+#include "kernels/cuda_dispatch.h"
 #include "kernels/vector_math.h"
 
 namespace cohort::kernels {

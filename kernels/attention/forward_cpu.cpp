@@ -1,5 +1,6 @@
 // attention_forward on the CPU: (sequence, key head, up to kQueryRows rows) per work item.
 #include "kernels/attention/attend_cpu.h"
+#include "kernels/cuda_dispatch.h"
 
 namespace cohort::kernels {
 

@@ -1,6 +1,7 @@
 // The paged key/value cache on the CPU: writing it, and attention over it. Work items are runs of
 // tokens of one sequence, per key head; each row goes through the same routine as in training.
 #include "kernels/attention/attend_cpu.h"
+#include "kernels/cuda_dispatch.h"
 
 namespace cohort::kernels {
 

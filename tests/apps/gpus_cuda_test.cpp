@@ -61,6 +61,10 @@ struct Training {
   double weights, loss, grad_norm;  // tolerances: relative, absolute, relative
 };
 
+void PrintTo(const Training& training, std::ostream* out) {
+  *out << training.name;
+}
+
 // Two GPUs add the f32 gradients of a step in another order than one does: a few units of
 // 2^-24 = 6e-8 of the largest summands, which AdamW may enlarge where summands cancel. adam_eps is
 // raised to 1e-3 so that such elements stay small (see tests/trainers/ranks_test.cpp, which holds

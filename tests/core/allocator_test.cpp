@@ -8,6 +8,7 @@
 
 #include "core/rng.h"
 #include "core/tensor.h"
+#include "core/with_cuda.h"
 #include "tests/support/test_util.h"
 
 namespace cohort {

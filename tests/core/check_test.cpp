@@ -3,6 +3,7 @@
 
 #include "core/device.h"
 #include "core/log.h"
+#include "core/with_cuda.h"
 #include "tests/support/test_util.h"
 
 namespace cohort {

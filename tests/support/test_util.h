@@ -11,6 +11,13 @@
 #include "core/parallel.h"
 #include "core/tensor.h"
 
+namespace cohort {
+// For GoogleTest's messages.
+inline void PrintTo(DType dtype, std::ostream* out) {
+  *out << dtype_name(dtype);
+}
+}  // namespace cohort
+
 namespace cohort::test {
 
 // Counts warnings per test and fails a test that logged one it did not expect.
