@@ -9,8 +9,8 @@ if [ "${1-}" = --help ] || [ "${1-}" = -h ]; then
 fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=${1:-build/travel}
-if grep -q '^COHORT_ARCH:.*=native' build/cuda/CMakeCache.txt; then
-  echo "gpu_pack.sh: build/cuda is for this machine's CPU only: run scripts/build.sh cuda first" >&2
+if ! grep -qs '^COHORT_ARCH:.*=x86-64-v' build/cuda/CMakeCache.txt; then
+  echo "gpu_pack.sh: build/cuda is missing, or for this machine's CPU only: run scripts/build.sh cuda first" >&2
   exit 1
 fi
 rm -rf "$folder"
