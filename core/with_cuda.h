@@ -1,6 +1,6 @@
 // Whether this build has CUDA. A header of its own and no part of core/device.h, so that most files
-// are the same text to a CPU and a CUDA build and ccache compiles them once: include it from .cpp
-// files only.
+// are the same text to a CPU and a CUDA build and ccache compiles them once: it is for .cpp files
+// (those of kernels get it by kernels/cuda_dispatch.h), not for headers that many include.
 #pragma once
 
 namespace cohort {

@@ -90,7 +90,7 @@ sanitize_batch() {  # TOOL FOLDER PROGRAM TEST:TEST:...
   COHORT_REQUIRE=gpu,data COHORT_CUDA_CACHE=0 timeout "${LIMIT:-120}" compute-sanitizer --tool "$1" \
     --report-api-errors no --error-exitcode 9 \
     "build/cuda/tests/$3" --gtest_filter="$4" --gtest_brief=1 >"$file.log" 2>&1 || rc=$?
-  # Races inside cuBLAS's kernels are not ours to judge. To leave the kernels out makes the sanitizer itself fail.
+  # Races inside cuBLAS's kernels are not ours to judge. Leaving the kernels out can make the sanitizer itself fail.
   if [ $1-$rc = racecheck-9 ] &&
     grep -E 'Error:|Warning:|FAILED' "$file.log" | awk '!/nvjet/ { other = 1 } END { exit NR == 0 || other }'; then
     rc=0
