@@ -91,11 +91,4 @@ void Learner::check_gradients(double norm) const {
       str("the gradient norm is ", norm, "; nothing was updated; hint: a lower learning_rate"));
 }
 
-std::vector<double> reduce_over_ranks(Communicator& comm, const std::vector<double>& values,
-                                      Reduce op) {
-  Tensor t = Tensor::from(values);
-  comm.all_reduce(t, op);
-  return t.to_vector<double>();
-}
-
 }  // namespace cohort

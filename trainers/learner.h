@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "dist/grad_reducer.h"
+#include "trainers/across_ranks.h"
 #include "trainers/optimizer.h"
 
 namespace cohort {
@@ -49,9 +50,5 @@ class Learner {
   GradReducer reducer_;
   bool last_micro_batch_ = false;
 };
-
-// Sum (or maximum) of each number over the ranks.
-std::vector<double> reduce_over_ranks(Communicator& comm, const std::vector<double>& values,
-                                      Reduce op = Reduce::kSum);
 
 }  // namespace cohort

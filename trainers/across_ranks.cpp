@@ -1,0 +1,47 @@
+#include "trainers/across_ranks.h"
+
+namespace cohort {
+
+std::vector<double> reduce_over_ranks(Communicator& comm, const std::vector<double>& values,
+                                      Reduce op) {
+  Tensor t = Tensor::from(values);
+  comm.all_reduce(t, op);
+  return t.to_vector<double>();
+}
+
+std::vector<std::string> gather_texts(Communicator& comm, const std::vector<std::string>& texts) {
+  if (comm.size() == 1) return texts;
+  std::vector<double> sizes;
+  for (const std::string& text : texts) sizes.push_back(static_cast<double>(text.size()));
+  sizes = reduce_over_ranks(comm, sizes);
+  // One number per byte: a sum over ranks of which only one has something else than zeros.
+  std::vector<double> bytes;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const size_t begin = bytes.size();
+    bytes.resize(begin + static_cast<size_t>(sizes[i]), 0);
+    for (size_t k = 0; k < texts[i].size(); ++k)
+      bytes[begin + k] = static_cast<unsigned char>(texts[i][k]);
+  }
+  bytes = reduce_over_ranks(comm, bytes);
+  std::vector<std::string> all;
+  size_t at = 0;
+  for (const double size : sizes) {
+    std::string& text = all.emplace_back();
+    for (const size_t end = at + static_cast<size_t>(size); at < end; ++at)
+      text += static_cast<char>(static_cast<unsigned char>(bytes[at]));
+  }
+  return all;
+}
+
+RankShare share_of(int64_t count, int rank, int size, int64_t turn) {
+  const int64_t each = count / size, extra = count % size;
+  // The ranks with one item more: `extra` in a row from here, which is where the last turn's ended.
+  const int64_t first = turn * extra % size;
+  const auto has_extra = [&](int64_t r) { return (r - first + size) % size < extra; };
+  RankShare share;
+  for (int64_t r = 0; r < rank; ++r) share.begin += each + has_extra(r);
+  share.end = share.begin + each + has_extra(rank);
+  return share;
+}
+
+}  // namespace cohort
