@@ -88,7 +88,6 @@ RewardSet::Scores RewardSet::score(const Rollouts& rollouts) const {
   Scores scores;
   scores.each.assign(rewards_.size(), std::vector<double>(samples));
   scores.total.assign(samples, std::numeric_limits<double>::quiet_NaN());
-  bool any = samples == 0;
   for (size_t s = 0; s < samples; ++s) {
     const std::string& text = rollouts.samples[s].text;
     const auto require_finite = [&](double value, const std::string& name) {
@@ -101,15 +100,10 @@ RewardSet::Scores RewardSet::score(const Rollouts& rollouts) const {
       require_finite(value, names_[k]);
       scores.each[k][s] = value;
       if (std::isnan(value)) continue;
-      any = true;
       scores.total[s] = (std::isnan(scores.total[s]) ? 0 : scores.total[s]) + weights_[k] * value;
     }
     require_finite(scores.total[s], "total");
   }
-  if (!any)
-    throw InputError(str("rewards: none applies to any of the ", samples,
-                         " completions; hint: numeric needs a number as the answer, countdown the "
-                         "fields numbers and target"));
   return scores;
 }
 

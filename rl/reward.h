@@ -50,8 +50,7 @@ class RewardSet {
     std::vector<std::vector<double>> each;  // [reward][sample], NaN where not applicable
     std::vector<double> total;  // sum of weight * reward over applicable ones; NaN if none applies
   };
-  // Throws InputError if no reward applies to any sample, or naming the reward and the completion
-  // for an infinite value.
+  // Throws InputError naming the reward and the completion for an infinite value.
   Scores score(const Rollouts& rollouts) const;
 
  private:

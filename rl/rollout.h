@@ -24,6 +24,8 @@ struct SamplingConfig {
   int64_t top_k = 0, max_completion_length = 64;
   int64_t max_concurrent = 256;      // sequences in the cache at once; no result depends on it
   std::vector<int64_t> stop_tokens;  // besides the tokenizer's end of sequence
+  // Whether some tokens are never drawn: samples are then off-policy.
+  bool restricts() const { return top_k > 0 || top_p < 1; }
   void visit(ConfigVisitor& v);
 };
 
@@ -33,6 +35,8 @@ struct Completion {
   int64_t prompt_length = 0;     // in tokens
   std::vector<double> logprobs;  // of each completion token when it was drawn: tokens.size() -
                                  // prompt_length of them
+  double entropy = 0;            // summed over the completion's tokens, nats
+  double cut = 0;                // probability that top_k and top_p left out, summed likewise
   bool truncated = false;        // the length limit came before a stop token
   std::string text;              // the completion, decoded, without the stop token
   int64_t completion_length() const { return static_cast<int64_t>(tokens.size()) - prompt_length; }

@@ -166,7 +166,9 @@ Json TrainState::to_json() const {
   json.set("best_step", best_step)
       .set("best", best)
       .set("seconds", seconds)
-      .set("finished", finished);
+      .set("finished", finished)
+      .set("unrewarded_steps", unrewarded_steps)
+      .set("monitor", monitor);
   json.set("report", report);
   return json;
 }
@@ -180,8 +182,15 @@ TrainState TrainState::from_json(const Json& json) {
   s.best = json.at("best").as_double();
   s.seconds = json.at("seconds").as_double();
   s.finished = json.at("finished").as_bool();
+  // Not in checkpoints of the first version.
+  if (const Json* steps = json.find("unrewarded_steps")) s.unrewarded_steps = steps->as_int();
+  if (const Json* monitor = json.find("monitor")) s.monitor = *monitor;
   s.report = json.at("report");
   return s;
+}
+
+std::string checkpoint_path(const std::string& dir, int64_t step) {
+  return (fs::path(dir) / step_name(step)).string();
 }
 
 bool is_saving() {

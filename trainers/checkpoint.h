@@ -35,7 +35,9 @@ struct TrainState {
   double best = 0;     // evaluation at best_step
   double seconds = 0;  // training time so far
   bool finished = false;
-  Json report;  // what the final report needs from the past (an object)
+  int64_t unrewarded_steps = 0;  // (grpo) in a row, up to now
+  Json monitor;                  // (grpo) GrpoMonitor::state()
+  Json report;                   // what the final report needs from the past (an object)
   Json to_json() const;
   static TrainState from_json(const Json& json);
 };
@@ -51,6 +53,9 @@ struct CheckpointView {
 // Saves DIR/step-N, then removes all but the last `keep_last` and the best, and what a killed
 // process left. Returns the new directory.
 std::string save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last);
+
+// Where save_checkpoint() puts the checkpoint of a step.
+std::string checkpoint_path(const std::string& dir, int64_t step);
 
 // True while a thread of this process is in save_checkpoint().
 bool is_saving();

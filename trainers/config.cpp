@@ -68,14 +68,19 @@ void DataConfig::visit(ConfigVisitor& v) {
 }
 
 void OptimizerConfig::visit(ConfigVisitor& v) {
-  v.field("learning_rate", learning_rate, "peak learning rate", {.min = 0, .max = 1e3});
+  v.field("learning_rate", learning_rate, "peak learning rate; sft: 2e-5, grpo: 1e-6",
+          {.min = 0, .max = 1e3});
   v.field("min_learning_rate", min_learning_rate, "where the schedule ends",
           {.min = 0, .max = 1e3});
-  v.choice("lr_schedule", lr_schedule, kSchedules, "from the peak to the minimum over the steps");
-  v.field("warmup_steps", warmup_steps, "steps of linear warm-up from 0", {.min = 0});
-  v.field("weight_decay", weight_decay, "decoupled, on matrices only", {.min = 0, .max = 10});
+  v.choice("lr_schedule", lr_schedule, kSchedules,
+           "from the peak to the minimum over the steps; grpo: linear");
+  v.field("warmup_steps", warmup_steps, "steps of linear warm-up from 0; sft: 3 % of the steps",
+          {.min = 0});
+  v.field("weight_decay", weight_decay, "decoupled, on matrices only; sft, grpo: 0",
+          {.min = 0, .max = 10});
   v.field("adam_beta1", adam_beta1, "decay of the first moment", {.min = 0, .max = 0.9999999});
-  v.field("adam_beta2", adam_beta2, "decay of the second moment", {.min = 0, .max = 0.9999999});
+  v.field("adam_beta2", adam_beta2, "decay of the second moment; sft, grpo: 0.999",
+          {.min = 0, .max = 0.9999999});
   v.field("adam_eps", adam_eps, "added to the root of the second moment", {.min = 0, .max = 1});
   v.field("max_grad_norm", max_grad_norm, "global gradient clipping; 0: off", {.min = 0});
 }
@@ -117,6 +122,8 @@ void TrainConfig::visit(ConfigVisitor& v) {
   v.field("micro_batch_tokens", micro_batch_tokens,
           "tokens per forward and backward; no result depends on it", {.min = 1});
   v.field("log_every", log_every, "steps between lines of metrics.jsonl", {.min = 1});
+  v.field("log_completions", log_completions,
+          "completions of each step that go to completions.jsonl (grpo)", {.min = 0});
   optimizer.visit(v);
   sampling.visit(v);
   grpo.visit(v);
@@ -158,6 +165,24 @@ void TrainConfig::validate() const {
             str("eval.k: pass@", k, " needs eval.num_samples of at least ", k));
 }
 
+TrainConfig default_config(TrainerType trainer, int64_t steps) {
+  TrainConfig config;
+  config.trainer = trainer;
+  config.steps = steps;
+  if (trainer == TrainerType::kPretrain) return config;
+  OptimizerConfig& optimizer = config.optimizer;
+  optimizer.weight_decay = 0;
+  optimizer.adam_beta2 = 0.999;
+  if (trainer == TrainerType::kSft) {
+    optimizer.learning_rate = 2e-5;
+    optimizer.warmup_steps = (3 * steps + 99) / 100;
+  } else {
+    optimizer.learning_rate = 1e-6;
+    optimizer.lr_schedule = Schedule::kLinear;
+  }
+  return config;
+}
+
 const char* trainer_name(TrainerType type) {
   return kTrainers[static_cast<int>(type)].name;
 }
@@ -183,9 +208,14 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> typed) {
   }
   RunPlan plan;
   for (size_t i = 0; i < std::max<size_t>(1, stages.size()); ++i) {
-    TrainConfig& config = plan.stages.emplace_back();
-    read_config(config, root, kStagesKey);
-    if (!stages.empty()) read_config(config, stages[i]);
+    const auto read = [&](TrainConfig config) {
+      read_config(config, root, kStagesKey);
+      if (!stages.empty()) read_config(config, stages[i]);
+      return config;
+    };
+    const TrainConfig first = read({});  // says whose defaults the stage has
+    TrainConfig& config =
+        plan.stages.emplace_back(read(default_config(first.trainer, first.steps)));
     if (config.name.empty()) config.name = fs::path(path).stem().string();
     if (config.output_dir.empty())
       config.output_dir = (fs::current_path() / "runs" / config.name).string();

@@ -56,6 +56,7 @@ struct CheckpointConfig {
   void visit(ConfigVisitor& v);
 };
 
+// The members' initial values are the defaults of pretraining; default_config() has the others.
 struct TrainConfig {
   TrainerType trainer = TrainerType::kPretrain;
   std::string name;        // of the run; empty: the file's name
@@ -74,6 +75,7 @@ struct TrainConfig {
   int64_t num_generations = 8;
   int64_t micro_batch_tokens = 8192;  // tokens per forward and backward; no result depends on it
   int64_t log_every = 1;
+  int64_t log_completions = 2;  // (grpo) of each step, in completions.jsonl
 
   ModelConfig model;
   DataConfig data;
@@ -88,6 +90,10 @@ struct TrainConfig {
   // Checks what no single key can tell. Throws InputError naming the keys.
   void validate() const;
 };
+
+// The configuration of a trainer in which no key is given. For sft and grpo these keys differ from
+// pretraining, as in TRL: the learning rate, its schedule and warm-up, weight decay, AdamW's betas.
+TrainConfig default_config(TrainerType trainer, int64_t steps);
 
 // What a configuration file asks for.
 struct RunPlan {

@@ -11,34 +11,35 @@
 
 namespace cohort {
 
+// What one rank sampled in a step, and what it is worth.
+struct ScoredRollouts {
+  Rollouts rollouts;
+  RewardSet::Scores scores;
+  std::vector<double> advantages;  // of each completion
+};
+
 class GrpoMetrics {
  public:
   explicit GrpoMetrics(Device device) : stats_(kernels::PolicyLossStats::zeros(device)) {}
-  // What grpo_loss() adds each micro batch to.
+  // What grpo_loss() adds each micro batch of the update under way to.
   Tensor& policy_stats() { return stats_; }
-  // After each micro batch's forward; entropy: [T]. Keeps the tensors and reads nothing.
-  void add_batch(const Tensor& entropy, const PolicyBatch& batch);
-  // After each optimiser update: reads the sums of its micro batches.
+  // max |ratio - 1| over its tokens on this rank; waits for the device.
+  double ratio_deviation() const;
+  // Forgets its sums, but not that deviation: it is made once more.
+  void restart_update();
+  // After each optimiser update: reads its sums.
   void add_update(const Learner::Update& update);
 
-  // Over all ranks; every rank calls it.
-  //   reward, reward_std (mean of the groups'), rewards/NAME/mean and /std, frac_reward_zero_std
-  //   (groups without a signal), ratio_deviation (max |ratio - 1| on the first minibatch: 0 unless
-  //   sampler and trainer disagree), clip_ratio/low and /high, kl (to the reference), kl_old (to
-  //   the sampling policy), entropy (nats per token), completions/mean_length, /max_length,
-  //   /clipped_ratio (truncated share), loss, grad_norm, learning_rate, num_tokens.
-  Metrics summary(Communicator& comm, const Rollouts& rollouts, const RewardSet::Scores& scores,
-                  const std::vector<std::string>& reward_names,
-                  const std::vector<double>& advantages, double learning_rate) const;
+  // Over all ranks; every rank calls it. What was not measured is NaN. docs/grpo.md, section 9, has
+  // the names and their meaning.
+  Metrics summary(Communicator& comm, const ScoredRollouts& scored,
+                  const std::vector<std::string>& reward_names, const TrainConfig& config,
+                  double learning_rate) const;
 
  private:
-  struct Entropies {
-    Tensor entropy, weight;
-  };
-  Tensor stats_;                    // of the update under way
-  std::vector<Entropies> batches_;  // of the update under way
+  Tensor stats_;
   kernels::PolicyLossStats total_;
-  double first_ratio_deviation_ = 0, entropy_ = 0, loss_ = 0, grad_norm_ = 0;
+  double first_ratio_deviation_ = 0, loss_ = 0, grad_norm_ = 0;
   int64_t updates_ = 0;
 };
 

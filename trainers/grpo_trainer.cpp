@@ -1,115 +1,89 @@
 // GRPO: sample completions, score them, compare each with its group, update. Sampler and trainer
 // share weights and kernels, so the recorded log-probs are the old policy's exactly and the first
 // minibatch's ratio is 1.
-#include <algorithm>
-#include <cmath>
-#include <numeric>
-
 #include "core/log.h"
 #include "data/loader.h"
-#include "trainers/grpo_metrics.h"
+#include "trainers/grpo_monitor.h"
+#include "trainers/grpo_step.h"
 #include "trainers/loops.h"
 
 namespace cohort {
 namespace {
 
-// A rank's prompts of one step. The step's prompts are cut into minibatches first and each
-// minibatch over the ranks, so that the same prompts share an update for any number of ranks.
-struct PromptShare {
-  std::vector<Example> prompts;
-  std::vector<int64_t> numbers;          // within the step
-  std::vector<int64_t> minibatch_begin;  // index into prompts of each minibatch, and the end
-};
+// Steps in a row without any reward that end a run.
+constexpr int64_t kMaxUnrewardedSteps = 10;
 
-PromptShare next_prompts(Stage& stage, ShuffledOrder& order) {
-  const int64_t count = stage.config().prompts_per_step,
-                parts = stage.config().grpo.num_minibatches;
-  const int64_t rank = stage.comm().rank(), ranks = stage.comm().size();
+void warn_of_settings(Stage& stage) {
+  const TrainConfig& config = stage.config();
+  if (config.sampling.restricts())
+    logging::warn(
+        "top_k and top_p restrict sampling only: the update treats samples as if drawn from the "
+        "full distribution; cut_probability in metrics.jsonl is what they leave out");
+  const int64_t smallest = config.prompts_per_step / config.grpo.num_minibatches;
+  if (smallest < stage.comm().size())
+    logging::warn("prompts_per_step: a minibatch of ", smallest, " prompts leaves ",
+                  stage.comm().size() - smallest, " of ", stage.comm().size(),
+                  " ranks without work; hint: more prompts_per_step or fewer num_minibatches");
+}
+
+std::vector<Example> next_prompts(Stage& stage, ShuffledOrder& order, const PromptShare& share) {
   std::vector<int64_t> examples;
-  for (int64_t i = 0; i < count; ++i) examples.push_back(order.next());
-  PromptShare share;
-  for (int64_t m = 0; m < parts; ++m) {
-    share.minibatch_begin.push_back(static_cast<int64_t>(share.prompts.size()));
-    const int64_t begin = count * m / parts, size = count * (m + 1) / parts - begin;
-    for (int64_t i = begin + size * rank / ranks; i < begin + size * (rank + 1) / ranks; ++i) {
-      share.prompts.push_back(stage.data().train->get(examples[static_cast<size_t>(i)]));
-      share.numbers.push_back(i);
-    }
+  for (int64_t i = 0; i < stage.config().prompts_per_step; ++i) examples.push_back(order.next());
+  std::vector<Example> prompts;
+  for (const int64_t number : share.numbers)
+    prompts.push_back(stage.data().train->get(examples[static_cast<size_t>(number)]));
+  return prompts;
+}
+
+// Whether there is something to learn from. Throws InputError if there never was, or not for long.
+bool is_rewarded(Stage& stage, const RewardSet::Scores& scores) {
+  int64_t& unrewarded = stage.state().unrewarded_steps;
+  if (count_rewarded(stage.comm(), scores) > 0) {
+    unrewarded = 0;
+    return true;
   }
-  share.minibatch_begin.push_back(static_cast<int64_t>(share.prompts.size()));
-  return share;
+  unrewarded += 1;
+  const TrainConfig& config = stage.config();
+  const std::string what =
+      str("rewards: none applies to any of the ", config.prompts_per_step * config.num_generations,
+          " completions of step ", stage.step() + 1);
+  if (stage.step() == 0 || unrewarded >= kMaxUnrewardedSteps)
+    throw InputError(str(what, unrewarded > 1 ? str(", the last of ", unrewarded, " in a row") : "",
+                         "; hint: numeric needs a number as the answer, countdown the fields "
+                         "numbers and target"));
+  if (stage.is_main()) logging::warn(what, "; the step is skipped");
+  return false;
 }
 
-// The control experiment: the same advantages, dealt to the wrong completions.
-void shuffle(std::vector<double>& values, uint64_t seed, int64_t step) {
-  Rng rng(seed, rng_stream(RngPurpose::kAblation, static_cast<uint64_t>(step)));
-  for (auto i = static_cast<int64_t>(values.size()) - 1; i > 0; --i)
-    std::swap(values[static_cast<size_t>(i)], values[static_cast<size_t>(rng.below(i + 1))]);
-}
-
-// The micro batches of each optimiser update, with the denominators of the whole update over all
-// ranks.
-std::vector<Minibatch> pack_minibatches(Stage& stage, const Rollouts& rollouts,
-                                        const std::vector<double>& rewards,
-                                        const std::vector<double>& advantages,
-                                        const PromptShare& share) {
+// The step's first completions, in the order of the prompts, whichever rank has sampled them.
+void log_completions(Stage& stage, const PromptShare& share, const ScoredRollouts& scored,
+                     const RewardSet& rewards) {
   const TrainConfig& config = stage.config();
   const int64_t group = config.num_generations;
-  std::vector<Minibatch> out;
-  for (size_t m = 0; m + 1 < share.minibatch_begin.size(); ++m) {
-    std::vector<PolicySequence> all, useful;
-    for (int64_t k = share.minibatch_begin[m] * group; k < share.minibatch_begin[m + 1] * group;
-         ++k) {
-      const auto i = static_cast<size_t>(k);
-      const int64_t prompt = rollouts.prompt_numbers[i / static_cast<size_t>(group)];
-      all.push_back({.completion = &rollouts.samples[i],
-                     .advantage = advantages[i],
-                     .group = prompt,
-                     .number = prompt * group + k % group,
-                     .masked = std::isnan(rewards[i]) || (config.grpo.mask_truncated_completions &&
-                                                          rollouts.samples[i].truncated)});
-      // Without a KL term a zero advantage gives an exactly zero gradient: leave its forward and
-      // backward out.
-      if (!all.back().masked && (advantages[i] != 0 || config.grpo.beta > 0))
-        useful.push_back(all.back());
-    }
-    const StepTotals mine = count_totals(all);
-    const std::vector<double> totals =
-        reduce_over_ranks(stage.comm(), {mine.sequences, mine.tokens});
-    Minibatch minibatch =
-        pack_policy(useful, {.loss_type = config.grpo.loss_type,
-                             .totals = {totals[0], totals[1]},
-                             .max_completion_length = config.sampling.max_completion_length,
-                             .micro_batch_tokens = config.micro_batch_tokens,
-                             .policy_version = rollouts.policy_version,
-                             .dtype = accumulate_dtype(config.dtype)});
-    for (PolicyBatch& batch : minibatch) batch = place(stage.model(), batch);
-    out.push_back(std::move(minibatch));
-  }
-  return out;
-}
-
-void add_reference_log_probs(Stage& stage, std::vector<Minibatch>& minibatches) {
-  if (stage.reference() == nullptr) return;
-  NoGradGuard no_grad;
-  for (Minibatch& minibatch : minibatches)
-    for (PolicyBatch& batch : minibatch)
-      batch.ref_logprob =
-          policy_log_probs(*stage.reference(), batch.packed, stage.config().sampling.temperature)
-              .logprob.value();
-}
-
-void log_samples(Stage& stage, const Rollouts& rollouts, const std::vector<double>& rewards) {
-  for (int64_t g = 0; g < std::min<int64_t>(2, static_cast<int64_t>(rollouts.samples.size()));
-       ++g) {
-    const auto i = static_cast<size_t>(g);
-    Json line;
+  std::vector<std::string> lines(
+      static_cast<size_t>(std::min(config.log_completions, config.prompts_per_step * group)));
+  for (size_t i = 0; i < scored.rollouts.samples.size(); ++i) {
+    const size_t prompt = i / static_cast<size_t>(group);
+    const auto number =
+        static_cast<size_t>(share.numbers[prompt] * group) + i % static_cast<size_t>(group);
+    if (number >= lines.size()) continue;
+    const Example& example = scored.rollouts.prompts[prompt];
+    const Completion& completion = scored.rollouts.samples[i];
+    Json each = Json(Json::Object{}), line;
+    for (size_t k = 0; k < rewards.names().size(); ++k)
+      each.set(rewards.names()[k], scored.scores.each[k][i]);
     line.set("step", stage.step() + 1)
-        .set("prompt", rollouts.prompts[0].prompt)
-        .set("completion", rollouts.samples[i].text);
-    line.set("answer", rollouts.prompts[0].answer).set("reward", rewards[i]);
-    stage.log_completion(line);
+        .set("prompt", example.prompt)
+        .set("completion", completion.text)
+        .set("answer", example.answer)
+        .set("reward", scored.scores.total[i])
+        .set("rewards", std::move(each))
+        .set("advantage", scored.advantages[i])
+        .set("truncated", completion.truncated);
+    lines[number] = line.dump();
   }
+  for (const std::string& line : gather_texts(stage.comm(), lines))
+    stage.log_completion(parse_json(line, "completion"));
 }
 
 }  // namespace
@@ -118,47 +92,51 @@ StageEnd train_grpo(Stage& stage) {
   const TrainConfig& config = stage.config();
   const RewardSet rewards(config.rewards, stage.data().task);
   const Sampler sampler(stage.model(), *stage.data().tokenizer, config.sampling);
-  if (config.sampling.top_k > 0 || config.sampling.top_p < 1)
-    logging::warn(
-        "top_k and top_p restrict sampling only: the update treats samples as if drawn from the "
-        "full distribution");
   ShuffledOrder order(stage.data().train->size(), static_cast<uint64_t>(config.seed));
   order.seek(stage.state().data_position);
+  GrpoMonitor monitor(config, stage.state().monitor);
+  if (stage.is_main()) warn_of_settings(stage);
 
   while (stage.more()) {
-    const PromptShare share = next_prompts(stage, order);
-    Rollouts rollouts = sampler.sample(share.prompts, config.num_generations,
-                                       {.seed = static_cast<uint64_t>(config.seed),
-                                        .step = stage.step(),
-                                        .prompt_numbers = share.numbers});
-    rollouts.policy_version = stage.learner().optimizer().updates();
-    const RewardSet::Scores scores = rewards.score(rollouts);
-    std::vector<double> advantages =
-        group_advantages(scores.total, config.num_generations, config.grpo.scale_rewards);
-    if (config.grpo.shuffle_advantages)
-      shuffle(advantages, static_cast<uint64_t>(config.seed), stage.step());
-    auto minibatches = pack_minibatches(stage, rollouts, scores.total, advantages, share);
-    add_reference_log_probs(stage, minibatches);
+    Stopwatch clock;
+    const PromptShare share = share_prompts(stage.comm(), config, stage.step());
+    ScoredRollouts scored;
+    scored.rollouts = sampler.sample(next_prompts(stage, order, share), config.num_generations,
+                                     {.seed = static_cast<uint64_t>(config.seed),
+                                      .step = stage.step(),
+                                      .prompt_numbers = share.numbers});
+    scored.rollouts.policy_version = stage.learner().optimizer().updates();
+    const double sampling_time = clock.lap();
+    scored.scores = rewards.score(scored.rollouts);
+    scored.advantages =
+        group_advantages(scored.scores.total, config.num_generations, config.grpo.scale_rewards);
+    const bool rewarded = is_rewarded(stage, scored.scores);
+    const double rewards_time = clock.lap();
 
     GrpoMetrics metrics(stage.model().head().value().device());
     const double rate = stage.learning_rate();
-    for (int64_t iteration = 0; iteration < config.grpo.num_iterations; ++iteration)
-      for (const Minibatch& minibatch : minibatches) {
-        const auto loss = [&](int64_t i) {
-          const PolicyBatch& batch = minibatch[static_cast<size_t>(i)];
-          const TokenLogProbs policy =
-              policy_log_probs(stage.model(), batch.packed, config.sampling.temperature);
-          metrics.add_batch(policy.entropy.value(), batch);
-          return grpo_loss(policy.logprob, batch, config.grpo, metrics.policy_stats());
-        };
-        metrics.add_update(
-            stage.learner().update(static_cast<int64_t>(minibatch.size()), loss, rate));
-      }
+    if (rewarded) {
+      const std::vector<double> advantages =
+          config.grpo.shuffle_advantages
+              ? shuffled_advantages(stage.comm(), scored.advantages, share, config, stage.step())
+              : scored.advantages;
+      auto minibatches =
+          pack_minibatches(stage.comm(), stage.model(), scored, advantages, share, config);
+      if (stage.reference() != nullptr)
+        add_reference_log_probs(*stage.reference(), minibatches, config.sampling.temperature);
+      update_policy(stage.learner(), minibatches, config, rate, metrics);
+    }
+    const double update_time = clock.lap();
 
     stage.state().data_position = order.position();
-    log_samples(stage, rollouts, scores.total);
-    stage.end_step(
-        metrics.summary(stage.comm(), rollouts, scores, rewards.names(), advantages, rate));
+    log_completions(stage, share, scored, rewards);
+    Metrics summary = metrics.summary(stage.comm(), scored, rewards.names(), config, rate);
+    summary.insert(summary.end(), {{"time/sampling", sampling_time},
+                                   {"time/rewards", rewards_time},
+                                   {"time/update", update_time}});
+    for (const std::string& warning : monitor.observe(summary)) stage.warn(warning);
+    stage.state().monitor = monitor.state();
+    stage.end_step(summary);
   }
   return stage.finish();
 }

@@ -46,7 +46,7 @@ Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& conf
 }
 
 Learner::Update Learner::update(int64_t micro_batches, const std::function<Variable(int64_t)>& loss,
-                                double learning_rate) {
+                                double learning_rate, const std::function<bool()>& accept) {
   gradients_.zero_();
   Tensor losses = Tensor::empty({micro_batches}, gradients_.dtype(), gradients_.device());
   for (int64_t i = 0; i < micro_batches; ++i) {
@@ -64,10 +64,13 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<Varia
   Update out;
   for (const double number : numbers) out.loss += number;
   // A rank with a bad loss has left here, and the others hear of it before they see its gradients.
-  out.loss = reduce_over_ranks(comm_, {out.loss})[0];
+  const double refusals = accept && !accept() ? 1 : 0;
+  const std::vector<double> sums = reduce_over_ranks(comm_, {out.loss, refusals});
+  out.loss = sums[0];
+  out.made = sums[1] == 0;
   out.grad_norm = norm.item();
   check_gradients(out.grad_norm);
-  optimizer_.step(learning_rate, norm);
+  if (out.made) optimizer_.step(learning_rate, norm);
   return out;
 }
 

@@ -26,13 +26,15 @@ class Learner {
   struct Update {
     double loss = 0;  // over all micro batches and ranks
     double grad_norm = 0;
+    bool made = true;  // false: refused
   };
   // One optimiser update: backward of loss(0) ... loss(micro_batches - 1), whose sum over micro
   // batches and ranks is the step's loss, then reduction, clipping and AdamW. Every rank calls it,
   // also with no micro batch. The host waits for the device once, before the update. Throws
-  // NonFiniteError naming what is not finite.
+  // NonFiniteError naming what is not finite. `accept`, where given, is asked when all losses are
+  // known; if it says no on any rank, weights and optimiser state stay as they are.
   Update update(int64_t micro_batches, const std::function<Variable(int64_t)>& loss,
-                double learning_rate);
+                double learning_rate, const std::function<bool()>& accept = nullptr);
 
   Transformer& model() { return *model_; }
   const Transformer& model() const { return *model_; }

@@ -56,7 +56,7 @@ double scheduled_learning_rate(const OptimizerConfig& c, int64_t step, int64_t s
   if (step < c.warmup_steps)
     return c.learning_rate * static_cast<double>(step + 1) /
            static_cast<double>(c.warmup_steps + 1);
-  const int64_t span = std::max<int64_t>(1, steps - 1 - c.warmup_steps);
+  const int64_t span = std::max<int64_t>(1, steps - c.warmup_steps);
   const double progress =
       std::min(1.0, static_cast<double>(step - c.warmup_steps) / static_cast<double>(span));
   double share = 1;

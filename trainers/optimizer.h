@@ -33,7 +33,8 @@ class AdamW {
 };
 
 // Learning rate of `step` (from 0) of `steps`: linear warm-up to the peak at step warmup_steps,
-// then the schedule, which reaches min_learning_rate at the last step.
+// then the schedule, which would reach min_learning_rate at step `steps`: the last step still
+// trains.
 double scheduled_learning_rate(const OptimizerConfig& config, int64_t step, int64_t steps);
 
 // The norm of all gradients together: f64 [1] on their device.

@@ -3,8 +3,22 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <ctime>
 
 namespace cohort {
+
+std::string utc_now() {
+  using namespace std::chrono;
+  const auto now = floor<milliseconds>(system_clock::now());
+  const std::time_t seconds = system_clock::to_time_t(floor<std::chrono::seconds>(now));
+  std::tm parts;
+  gmtime_r(&seconds, &parts);
+  char text[80];
+  std::snprintf(text, sizeof text, "%04d-%02d-%02dT%02d:%02d:%02d.%03dZ", parts.tm_year + 1900,
+                parts.tm_mon + 1, parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec,
+                static_cast<int>(now.time_since_epoch().count() % 1000));
+  return text;
+}
 
 std::string text_curve(const std::vector<double>& values, int width, int height) {
   if (values.empty() || width < 1 || height < 2) return "";

@@ -182,7 +182,7 @@ void Stage::end_step(const Metrics& metrics) {
     all.emplace_back("tokens_per_second", tokens / seconds);
     if (state_.step % config_.log_every == 0 || state_.step == config_.steps) {
       Json line;
-      line.set("step", state_.step);
+      line.set("step", state_.step).set("time", utc_now());
       for (const auto& [name, value] : all) line.set(name, value);
       metrics_ << line.dump() << '\n' << std::flush;
     }
@@ -266,6 +266,19 @@ void Stage::save(bool finished) {
 
 void Stage::log_completion(const Json& line) {
   if (is_main()) completions_ << line.dump() << '\n' << std::flush;
+}
+
+void Stage::warn(const std::string& warning) const {
+  if (!is_main()) return;
+  std::string best;
+  if (state_.best_step >= 0) {
+    const std::string checkpoint = checkpoint_path(dir_ + "/checkpoints", state_.best_step);
+    best =
+        str("; best so far: step ", state_.best_step, " (score ", decimals(state_.best, 4), "), ",
+            fs::exists(checkpoint) ? checkpoint
+                                   : "which was not saved; hint: checkpoint.every saves it");
+  }
+  logging::warn("step ", state_.step + 1, ": ", warning, best);
 }
 
 StageEnd Stage::finish() {

@@ -61,8 +61,11 @@ class Stage {
   // The frozen reference policy (grpo with beta > 0), else nullptr.
   const Transformer* reference() const { return reference_.get(); }
   TrainState& state() { return state_; }
+  bool is_main() const { return comm_.rank() == 0; }
   // Appends one line to completions.jsonl (rank 0).
   void log_completion(const Json& line);
+  // Logs a warning about the step under way, with where the best weights are (rank 0).
+  void warn(const std::string& warning) const;
 
  private:
   void build_model();
@@ -71,7 +74,6 @@ class Stage {
   void save(bool finished);
   void open_logs();
   bool agree(bool mine);
-  bool is_main() const { return comm_.rank() == 0; }
   Metrics evaluation_metrics();
   std::string report() const;
 

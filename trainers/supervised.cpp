@@ -1,25 +1,23 @@
 // Pretraining and supervised fine-tuning: the next-token loss over packed sequences.
+#include "core/log.h"
 #include "data/loader.h"
+#include "trainers/across_ranks.h"
 #include "trainers/loops.h"
 
 namespace cohort {
 namespace {
-
-// Numbers [begin, end) of a step's `count` items that belong to a rank.
-std::pair<int64_t, int64_t> share_of(const Communicator& comm, int64_t count) {
-  return {count * comm.rank() / comm.size(), count * (comm.rank() + 1) / comm.size()};
-}
 
 // This rank's sequences of the step that starts at data position `position`.
 std::vector<TokenSequence> next_sequences(Stage& stage, ShuffledOrder* order, int64_t position) {
   const TrainConfig& config = stage.config();
   const Dataset& data = stage.data();
   const int64_t context = stage.model().config().context;
-  const auto [begin, end] = share_of(stage.comm(), config.batch_size);
+  const RankShare share =
+      share_of(config.batch_size, stage.comm().rank(), stage.comm().size(), stage.step());
   std::vector<TokenSequence> out;
   for (int64_t i = 0; i < config.batch_size; ++i) {
     const int64_t example = order != nullptr ? order->next() : 0;
-    if (i < begin || i >= end) continue;
+    if (i < share.begin || i >= share.end) continue;
     if (order != nullptr) {
       out.push_back(supervised_sequence(data.train->get(example), *data.tokenizer, context));
     } else {
@@ -57,7 +55,11 @@ StageEnd train_supervised(Stage& stage) {
     order.emplace(stage.data().train->size(), static_cast<uint64_t>(config.seed));
     order->seek(stage.state().data_position);
   }
+  if (const int ranks = stage.comm().size(); stage.is_main() && config.batch_size < ranks)
+    logging::warn("batch_size: ", config.batch_size, " sequences leave ", ranks - config.batch_size,
+                  " of ", ranks, " ranks without work; hint: a larger batch_size or fewer ranks");
   while (stage.more()) {
+    Stopwatch clock;
     const auto sequences =
         next_sequences(stage, order ? &*order : nullptr, stage.state().data_position);
     const auto batches = pack_micro_batches(sequences, config.micro_batch_tokens);
@@ -86,7 +88,8 @@ StageEnd train_supervised(Stage& stage) {
     stage.end_step({{"loss", update.loss},
                     {"learning_rate", rate},
                     {"grad_norm", update.grad_norm},
-                    {"num_tokens", totals[1]}});
+                    {"num_tokens", totals[1]},
+                    {"time/update", clock.lap()}});
   }
   return stage.finish();
 }

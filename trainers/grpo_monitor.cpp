@@ -1,0 +1,173 @@
+#include "trainers/grpo_monitor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+namespace cohort {
+namespace {
+
+constexpr size_t kWindow = 5;           // steps
+constexpr int64_t kSilentSteps = 10;    // without a signal in any group
+constexpr double kClippedShare = 0.05;  // of the tokens in the loss mask
+constexpr double kTruncatedShare = 0.2;
+constexpr double kEntropyShare = 0.1, kEntropyFloor = 0.01;  // of the first steps'; nats per token
+constexpr double kSolvedShare = 0.9;                         // of the best possible reward
+constexpr double kNoise = 3;  // standard deviations that a fall must be more than
+
+constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+
+double value_of(const Metrics& metrics, const std::string& name) {
+  for (const auto& [key, value] : metrics)
+    if (key == name) return value;
+  return kUnknown;
+}
+
+std::string short_number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", value);
+  return text;
+}
+
+}  // namespace
+
+void GrpoMonitor::Window::add(double value) {
+  if (std::isnan(value)) return;
+  values.push_back(value);
+  if (values.size() > kWindow) values.pop_front();
+}
+
+bool GrpoMonitor::Window::full() const {
+  return values.size() == kWindow;
+}
+
+double GrpoMonitor::Window::mean() const {
+  double sum = 0;
+  for (const double v : values) sum += v;
+  return sum / static_cast<double>(values.size());
+}
+
+double GrpoMonitor::Window::deviation() const {
+  double squares = 0;
+  for (const double v : values) squares += (v - mean()) * (v - mean());
+  return std::sqrt(squares / static_cast<double>(values.size() - 1));
+}
+
+GrpoMonitor::GrpoMonitor(const TrainConfig& config, const Json& saved)
+    : best_possible_(0), best_reward_(kUnknown), first_entropy_(kUnknown) {
+  for (const RewardConfig& reward : config.rewards) best_possible_ += std::max(0.0, reward.weight);
+  if (!saved.is_object()) return;
+  const auto number = [&](const char* key) {
+    return saved.at(key).is_null() ? kUnknown : saved.at(key).as_double();
+  };
+  const auto numbers = [&](const char* key, Window& window) {
+    for (const Json& v : saved.at(key).as_array()) window.add(v.as_double());
+  };
+  best_reward_ = number("best_reward");
+  best_deviation_ = number("best_deviation");
+  first_entropy_ = number("first_entropy");
+  silent_steps_ = saved.at("silent_steps").as_int();
+  numbers("reward", reward_);
+  numbers("entropy", entropy_);
+  numbers("clipped", clipped_);
+  numbers("truncated", truncated_);
+  for (const Json& fault : saved.at("faults").as_array()) faults_.insert(fault.as_string());
+}
+
+Json GrpoMonitor::state() const {
+  const auto list = [](const auto& values) {
+    Json out = Json(Json::Array{});
+    for (const auto& v : values) out.push_back(v);
+    return out;
+  };
+  return Json()
+      .set("best_reward", best_reward_)
+      .set("best_deviation", best_deviation_)
+      .set("first_entropy", first_entropy_)
+      .set("silent_steps", silent_steps_)
+      .set("reward", list(reward_.values))
+      .set("entropy", list(entropy_.values))
+      .set("clipped", list(clipped_.values))
+      .set("truncated", list(truncated_.values))
+      .set("faults", list(faults_));
+}
+
+std::vector<std::string> GrpoMonitor::observe(const Metrics& metrics) {
+  warnings_.clear();
+  reward_.add(value_of(metrics, "reward"));
+  entropy_.add(value_of(metrics, "entropy"));
+  clipped_.add(value_of(metrics, "clip_ratio/low") + value_of(metrics, "clip_ratio/high"));
+  truncated_.add(value_of(metrics, "completions/clipped_ratio"));
+  look_at_reward();
+  look_at_entropy();
+  look_at_lengths_and_clips();
+  look_at_groups(value_of(metrics, "frac_reward_zero_std"));
+  return warnings_;
+}
+
+void GrpoMonitor::set_fault(const char* name, bool holds, const std::string& warning) {
+  if (!holds)
+    faults_.erase(name);
+  else if (faults_.insert(name).second)
+    warnings_.push_back(warning);
+}
+
+void GrpoMonitor::look_at_reward() {
+  if (!reward_.full()) return;
+  const double mean = reward_.mean(), deviation = reward_.deviation();
+  if (!(mean <= best_reward_)) {
+    best_reward_ = mean;
+    best_deviation_ = deviation;
+  }
+  const double fall = best_reward_ - mean;
+  set_fault("reward",
+            fall > std::abs(best_reward_) / 2 &&
+                fall > kNoise * std::max(deviation, best_deviation_),
+            str("the reward has collapsed: ", short_number(mean), " over the last ", kWindow,
+                " steps, after ", short_number(best_reward_),
+                " at best; hint: a lower learning_rate, or beta above 0 to stay near the start"));
+}
+
+// A policy that solves its problems may well be sure of itself.
+void GrpoMonitor::look_at_entropy() {
+  if (!entropy_.full()) return;
+  const double mean = entropy_.mean();
+  if (std::isnan(first_entropy_)) first_entropy_ = mean;
+  const bool solved = !reward_.values.empty() && reward_.mean() >= kSolvedShare * best_possible_;
+  set_fault("entropy",
+            mean < std::max(kEntropyShare * first_entropy_, kEntropyFloor) && !solved,
+            str("the entropy has collapsed to ", short_number(mean),
+                " nats per token (at first ", short_number(first_entropy_),
+                "): completions of a prompt hardly differ any more; hint: a lower learning_rate, a "
+                "higher temperature, or epsilon_high: 0.28"));
+}
+
+void GrpoMonitor::look_at_lengths_and_clips() {
+  const auto percent = [](double share) { return str(short_number(100 * share), " %"); };
+  if (clipped_.full())
+    set_fault("clipped", clipped_.mean() > kClippedShare,
+              str("the ratios of ", percent(clipped_.mean()),
+                  " of the tokens are clipped: the policy moves far within one step; hint: a lower "
+                  "learning_rate, or fewer num_iterations and num_minibatches"));
+  if (truncated_.full())
+    set_fault("truncated", truncated_.mean() > kTruncatedShare,
+              str(percent(truncated_.mean()),
+                  " of the completions end at the length limit, without a stop token; hint: a "
+                  "larger max_completion_length, stop_tokens that the model writes, or "
+                  "mask_truncated_completions: true"));
+}
+
+void GrpoMonitor::look_at_groups(double silent_share) {
+  silent_steps_ = silent_share == 1 ? silent_steps_ + 1 : 0;
+  const bool solved = !reward_.values.empty() && reward_.mean() >= kSolvedShare * best_possible_;
+  set_fault("silent", silent_steps_ >= kSilentSteps,
+            str("no group has a signal for ", silent_steps_,
+                " steps: the completions of each prompt all get the same reward (",
+                reward_.values.empty() ? "none" : short_number(reward_.mean()), " on average), ",
+                solved ? "the best; hint: the problems are solved, train on harder ones"
+                       : "so nothing is learned; hint: easier problems, more num_generations, "
+                         "supervised training first, or a reward for part of the way"));
+}
+
+}  // namespace cohort
