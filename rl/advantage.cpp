@@ -33,36 +33,19 @@ void group_advantages(std::span<double> out, std::span<const double> rewards,
     if (!std::isnan(rewards[i])) out[i] = (rewards[i] - mean) * factor;
 }
 
-int64_t count_groups(size_t size, int64_t group_size) {
-  const auto n = static_cast<int64_t>(size);
-  COHORT_CHECK(group_size > 0 && n % group_size == 0, "[advantage] expected groups of ", group_size,
-               ", got ", n, " values");
-  return n / group_size;
-}
-
 }  // namespace
 
 std::vector<double> group_advantages(std::span<const double> rewards, int64_t group_size,
                                      AdvantageScale scale) {
-  const int64_t groups = count_groups(rewards.size(), group_size);
+  const auto count = static_cast<int64_t>(rewards.size());
+  COHORT_CHECK(group_size > 0 && count % group_size == 0, "[advantage] expected groups of ",
+               group_size, ", got ", count, " values");
   const auto size = static_cast<size_t>(group_size);
   std::vector<double> advantages(rewards.size(), 0.0);
-  for (size_t g = 0; g < static_cast<size_t>(groups); ++g)
-    group_advantages(std::span(advantages).subspan(g * size, size), rewards.subspan(g * size, size),
+  for (size_t begin = 0; begin < rewards.size(); begin += size)
+    group_advantages(std::span(advantages).subspan(begin, size), rewards.subspan(begin, size),
                      scale);
   return advantages;
-}
-
-double zero_signal_share(std::span<const double> advantages, int64_t group_size) {
-  const int64_t groups = count_groups(advantages.size(), group_size);
-  if (groups == 0) return 0;
-  const auto size = static_cast<size_t>(group_size);
-  int64_t silent = 0;
-  for (size_t g = 0; g < static_cast<size_t>(groups); ++g) {
-    const auto group = advantages.subspan(g * size, size);
-    silent += std::all_of(group.begin(), group.end(), [](double a) { return a == 0; });
-  }
-  return static_cast<double>(silent) / static_cast<double>(groups);
 }
 
 }  // namespace cohort

@@ -23,7 +23,4 @@ enum class AdvantageScale { kNone, kGroup, kLeaveOneOut };
 std::vector<double> group_advantages(std::span<const double> rewards, int64_t group_size,
                                      AdvantageScale scale);
 
-// Share of groups whose advantages are all zero.
-double zero_signal_share(std::span<const double> advantages, int64_t group_size);
-
 }  // namespace cohort

@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "core/log.h"
-#include "rl/advantage.h"
 #include "trainers/across_ranks.h"
 
 namespace cohort {
@@ -36,7 +35,7 @@ struct Moments {
 
 // What ranks add up, beside the moments of the single rewards.
 struct Sums {
-  double samples = 0, groups = 0, silent_groups = 0;
+  double samples = 0, groups = 0, silent_groups = 0;  // groups: with a reward
   double length = 0, truncated = 0, tokens = 0;
   double mask_tokens = 0, entropy = 0, cut = 0;  // of the completions in the loss mask
   kernels::PolicyLossStats policy;
@@ -61,14 +60,17 @@ Sums count_samples(const ScoredRollouts& scored, const TrainConfig& config) {
   const auto group = static_cast<size_t>(config.num_generations);
   for (size_t begin = 0; begin < scored.scores.total.size(); begin += group) {
     Moments of_group;
+    bool silent = true;
     for (size_t i = begin; i < begin + group; ++i) {
       sums.reward.add(scored.scores.total[i]);
       of_group.add(scored.scores.total[i]);
+      silent &= scored.advantages[i] == 0;
     }
+    if (of_group.count == 0) continue;
     sums.group_std.add(of_group.deviation());
     sums.groups += 1;
+    sums.silent_groups += silent;
   }
-  sums.silent_groups = zero_signal_share(scored.advantages, config.num_generations) * sums.groups;
   return sums;
 }
 

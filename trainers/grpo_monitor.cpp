@@ -12,9 +12,10 @@ constexpr size_t kWindow = 5;           // steps
 constexpr int64_t kSilentSteps = 10;    // without a signal in any group
 constexpr double kClippedShare = 0.05;  // of the tokens in the loss mask
 constexpr double kTruncatedShare = 0.2;
-constexpr double kEntropyShare = 0.1, kEntropyFloor = 0.01;  // of the first steps'; nats per token
-constexpr double kSolvedShare = 0.9;                         // of the best possible reward
-constexpr double kNoise = 3;  // standard deviations that a fall must be more than
+constexpr double kEntropyShare = 0.05,
+                 kEntropyFloor = 0.005;  // of the first steps'; nats per token
+constexpr double kSolvedShare = 0.9;     // of the best possible reward
+constexpr double kNoise = 3;             // standard deviations that a fall must be more than
 
 constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
@@ -121,12 +122,12 @@ void GrpoMonitor::look_at_reward() {
     best_deviation_ = deviation;
   }
   const double fall = best_reward_ - mean;
-  set_fault("reward",
-            fall > std::abs(best_reward_) / 2 &&
-                fall > kNoise * std::max(deviation, best_deviation_),
-            str("the reward has collapsed: ", short_number(mean), " over the last ", kWindow,
-                " steps, after ", short_number(best_reward_),
-                " at best; hint: a lower learning_rate, or beta above 0 to stay near the start"));
+  set_fault(
+      "reward",
+      fall > std::abs(best_reward_) / 2 && fall > kNoise * std::max(deviation, best_deviation_),
+      str("the reward has collapsed: ", short_number(mean), " over the last ", kWindow,
+          " steps, after ", short_number(best_reward_),
+          " at best; hint: a lower learning_rate, or beta above 0 to stay near the start"));
 }
 
 // A policy that solves its problems may well be sure of itself.
@@ -135,10 +136,9 @@ void GrpoMonitor::look_at_entropy() {
   const double mean = entropy_.mean();
   if (std::isnan(first_entropy_)) first_entropy_ = mean;
   const bool solved = !reward_.values.empty() && reward_.mean() >= kSolvedShare * best_possible_;
-  set_fault("entropy",
-            mean < std::max(kEntropyShare * first_entropy_, kEntropyFloor) && !solved,
-            str("the entropy has collapsed to ", short_number(mean),
-                " nats per token (at first ", short_number(first_entropy_),
+  set_fault("entropy", mean < std::max(kEntropyShare * first_entropy_, kEntropyFloor) && !solved,
+            str("the entropy has collapsed to ", short_number(mean), " nats per token (at first ",
+                short_number(first_entropy_),
                 "): completions of a prompt hardly differ any more; hint: a lower learning_rate, a "
                 "higher temperature, or epsilon_high: 0.28"));
 }
@@ -159,12 +159,13 @@ void GrpoMonitor::look_at_lengths_and_clips() {
 }
 
 void GrpoMonitor::look_at_groups(double silent_share) {
+  if (std::isnan(silent_share)) return;
   silent_steps_ = silent_share == 1 ? silent_steps_ + 1 : 0;
   const bool solved = !reward_.values.empty() && reward_.mean() >= kSolvedShare * best_possible_;
   set_fault("silent", silent_steps_ >= kSilentSteps,
             str("no group has a signal for ", silent_steps_,
                 " steps: the completions of each prompt all get the same reward (",
-                reward_.values.empty() ? "none" : short_number(reward_.mean()), " on average), ",
+                short_number(reward_.mean()), " on average), ",
                 solved ? "the best; hint: the problems are solved, train on harder ones"
                        : "so nothing is learned; hint: easier problems, more num_generations, "
                          "supervised training first, or a reward for part of the way"));

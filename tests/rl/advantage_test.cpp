@@ -121,14 +121,6 @@ TEST(Advantage, RejectsASizeThatDoesNotDivide) {
   const std::vector<double> rewards(5, 1.0);
   EXPECT_THROW_WITH(group_advantages(rewards, 2, AdvantageScale::kNone), Error, "groups of 2");
   EXPECT_THROW_WITH(group_advantages(rewards, 0, AdvantageScale::kNone), Error, "groups of 0");
-  EXPECT_THROW_WITH(zero_signal_share(rewards, 3), Error, "groups of 3");
-}
-
-TEST(Advantage, ZeroSignalShareCountsGroupsOfZeros) {
-  const std::vector<double> advantages = {0, 0, -1, 1, 0, -0.0, 0, 2};
-  EXPECT_EQ(zero_signal_share(advantages, 2), 0.5);
-  EXPECT_EQ(zero_signal_share(advantages, 4), 0.0);
-  EXPECT_EQ(zero_signal_share({}, 4), 0.0);
 }
 
 }  // namespace

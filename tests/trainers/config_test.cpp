@@ -84,7 +84,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "output_dir: out\n"
       "init_from: start\n"
       "seed: 3\nsteps: 4\nbatch_size: 5\nnum_threads: 2\nranks: 2\nmicro_batch_tokens: "
-      "77\nlog_every: 3\ndtype: f64\n"
+      "77\nlog_every: 3\nlog_completions: 5\ndtype: f64\n"
       "learning_rate: 1e-7\nmin_learning_rate: 1e-9\nlr_schedule: linear\nwarmup_steps: 4\n"
       "weight_decay: 0.3\nadam_beta1: 0.8\nadam_beta2: 0.123456789012345678\nadam_eps: 1e-30\n"
       "max_grad_norm: 0\n"
@@ -151,6 +151,43 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
         });
     EXPECT_TRUE(differs) << line;
   }
+}
+
+// What pretraining, fine-tuning and GRPO need differs by orders of magnitude.
+TEST_F(Plans, EachTrainerHasItsDefaults) {
+  const RunPlan plan = load(
+      "data: {task: addition}\nadam_beta1: 0.8\nsteps: 110\nstages:\n"
+      "  - {trainer: sft}\n"
+      "  - {trainer: grpo, rewards: [{name: task}]}\n"
+      "  - {trainer: sft, warmup_steps: 0, weight_decay: 0.2, learning_rate: 1e-3}\n"
+      "  - {trainer: pretrain, data: {task: null, text: a.txt}}\n");
+  const auto& sft = plan.stages[0].optimizer;
+  EXPECT_EQ(sft.learning_rate, 2e-5);
+  EXPECT_EQ(sft.weight_decay, 0);
+  EXPECT_EQ(sft.lr_schedule, Schedule::kCosine);
+  EXPECT_EQ(sft.warmup_steps, 4);  // 3 %, rounded up
+  EXPECT_EQ(sft.adam_beta2, 0.999);
+  const auto& grpo = plan.stages[1].optimizer;
+  EXPECT_EQ(grpo.learning_rate, 1e-6);
+  EXPECT_EQ(grpo.weight_decay, 0);
+  EXPECT_EQ(grpo.lr_schedule, Schedule::kLinear);
+  EXPECT_EQ(grpo.warmup_steps, 0);
+  EXPECT_EQ(grpo.adam_beta2, 0.999);
+  const auto& own = plan.stages[2].optimizer;
+  EXPECT_EQ(own.learning_rate, 1e-3);
+  EXPECT_EQ(own.weight_decay, 0.2);
+  EXPECT_EQ(own.warmup_steps, 0);
+  const auto& pretrain = plan.stages[3].optimizer;
+  EXPECT_EQ(pretrain.learning_rate, 1e-3);
+  EXPECT_EQ(pretrain.weight_decay, 0.1);
+  EXPECT_EQ(pretrain.adam_beta2, 0.95);
+  for (const TrainConfig& stage : plan.stages) EXPECT_EQ(stage.optimizer.adam_beta1, 0.8);
+  // The trainer may come from the command line.
+  EXPECT_EQ(
+      load("data: {task: addition}\nrewards: [{name: task}]\ntrainer: sft\n", {"trainer=grpo"})
+          .stages[0]
+          .optimizer.learning_rate,
+      1e-6);
 }
 
 TEST_F(Plans, RelativePathsStartAtTheFile) {

@@ -18,26 +18,35 @@ OptimizerConfig schedule(Schedule type, int64_t warmup) {
   return c;
 }
 
-// 4 steps of warm-up to the peak at step 4, the minimum at step 24, the last of 25.
+// 4 steps of warm-up to the peak at step 4; the minimum would be at step 24, after the last of 24.
 TEST(LearningRate, WarmsUpLinearlyAndReachesThePeak) {
   for (const Schedule type : {Schedule::kCosine, Schedule::kLinear, Schedule::kConstant})
     for (int64_t step = 0; step <= 4; ++step)
-      EXPECT_DOUBLE_EQ(scheduled_learning_rate(schedule(type, 4), step, 25),
+      EXPECT_DOUBLE_EQ(scheduled_learning_rate(schedule(type, 4), step, 24),
                        static_cast<double>(step + 1) / 5);
 }
 
-TEST(LearningRate, FollowsItsScheduleToTheMinimum) {
+TEST(LearningRate, FollowsItsScheduleTowardsTheMinimum) {
   const auto rate = [](Schedule type, int64_t step) {
-    return scheduled_learning_rate(schedule(type, 4), step, 25);
+    return scheduled_learning_rate(schedule(type, 4), step, 24);
   };
-  // A quarter, half and all of the way from step 4 to step 24.
+  // A quarter and half of the way from step 4 to step 24, and the last step before its end.
   EXPECT_DOUBLE_EQ(rate(Schedule::kLinear, 9), 0.1 + 0.9 * 0.75);
   EXPECT_DOUBLE_EQ(rate(Schedule::kLinear, 14), 0.1 + 0.9 * 0.5);
-  EXPECT_DOUBLE_EQ(rate(Schedule::kLinear, 24), 0.1);
+  EXPECT_DOUBLE_EQ(rate(Schedule::kLinear, 23), 0.1 + 0.9 * 0.05);
   EXPECT_DOUBLE_EQ(rate(Schedule::kCosine, 9), 0.1 + 0.9 * (1 + std::sqrt(0.5)) / 2);
   EXPECT_DOUBLE_EQ(rate(Schedule::kCosine, 14), 0.1 + 0.9 * 0.5);
-  EXPECT_NEAR(rate(Schedule::kCosine, 24), 0.1, 1e-15);
-  for (const int64_t step : {4, 9, 24}) EXPECT_DOUBLE_EQ(rate(Schedule::kConstant, step), 1);
+  EXPECT_DOUBLE_EQ(rate(Schedule::kCosine, 23), 0.1 + 0.45 * (1 + std::cos(0.95 * M_PI)));
+  for (const int64_t step : {4, 9, 23}) EXPECT_DOUBLE_EQ(rate(Schedule::kConstant, step), 1);
+}
+
+TEST(LearningRate, TheLastStepStillTrains) {
+  for (const Schedule type : {Schedule::kCosine, Schedule::kLinear})
+    for (const int64_t steps : {1, 2, 10, 1000}) {
+      OptimizerConfig config = schedule(type, 0);
+      config.min_learning_rate = 0;
+      EXPECT_GT(scheduled_learning_rate(config, steps - 1, steps), 0);
+    }
 }
 
 TEST(LearningRate, ShortRunsStayInRange) {

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 
+#include "data/loader.h"
 #include "tests/trainers/small_runs.h"
 #include "trainers/checkpoint.h"
 
@@ -313,11 +314,78 @@ TEST(Runs, GrpoMeasuresWhatItSampled) {
       EXPECT_GT(metric(line, "kl"), 0);
     EXPECT_EQ(metric(line, "learning_rate"), 1e-2);
     EXPECT_GT(metric(line, "tokens_per_second"), 0);
+    EXPECT_LE(
+        metric(line, "time/sampling") + metric(line, "time/rewards") + metric(line, "time/update"),
+        metric(line, "step_time"));
   }
+}
+
+TEST(Runs, LinesOfMetricsHaveATimeStamp) {
+  const TempDir dir;
+  for (const char* stage : {kSmallSft, kSmallGrpo}) {
+    const std::string run = train_new(small_plan(dir, "run", kCommon + stage));
+    std::string last;
+    for (const Json& line : json_lines(run + "/metrics.jsonl")) {
+      const std::string time = line.at("time").as_string();
+      EXPECT_EQ(time.size(), std::string("2026-01-01T00:00:00.000Z").size());
+      EXPECT_LE(last, time);
+      last = time;
+    }
+  }
+}
+
+// Over all ranks, in the order of the prompts, with every reward.
+TEST(Runs, GrpoLogsAsManyCompletionsAsAskedFor) {
+  const TempDir dir;
+  std::string of_one_rank;
+  for (const char* ranks : {"ranks=1", "ranks=2", "ranks=3"}) {
+    const std::string run = train_new(
+        small_plan(dir, "run", kCommon + kSmallGrpo, {"log_completions=13", "steps=1", ranks}));
+    std::string logged;
+    int64_t count = 0;
+    for (const Json& line : json_lines(run + "/completions.jsonl")) {
+      if (line.find("eval") != nullptr) continue;
+      const Json& rewards = line.at("rewards");
+      EXPECT_EQ(rewards.as_object().size(), 2u);
+      EXPECT_EQ(metric(rewards, "format") + metric(rewards, "task"), metric(line, "reward"));
+      EXPECT_FALSE(line.at("advantage").is_null());
+      logged += line.dump() + "\n";
+      ++count;
+    }
+    EXPECT_EQ(count, 13);
+    if (of_one_rank.empty()) of_one_rank = logged;
+    EXPECT_EQ(logged, of_one_rank) << ranks;
+  }
+  const std::string none =
+      train_new(small_plan(dir, "run", kCommon + kSmallGrpo, {"log_completions=0", "steps=1"}));
+  for (const Json& line : json_lines(none + "/completions.jsonl")) {
+    EXPECT_TRUE(line.find("eval") != nullptr);
+  }
+}
+
+// Everything is truncated and masked: the steps pass, AdamW does not run.
+TEST(Runs, StepsWithAnEmptyLossMaskAreNoUpdates) {
+  const TempDir dir;
+  const ExpectLog warning("of the completions end at the length limit");
+  const std::string run = train_new(
+      small_plan(dir, "run", kCommon + kSmallGrpo,
+                 {"max_completion_length=1", "mask_truncated_completions=true", "steps=30",
+                  "prompts_per_step=1", "num_generations=2", "loss_type=grpo"}));
+  int64_t updates = 0, skipped = 0;
+  for (const Json& line : json_lines(run + "/metrics.jsonl")) {
+    if (line.find("eval") != nullptr) continue;
+    EXPECT_EQ(line.at("loss").is_null(), line.at("grad_norm").is_null());
+    ++(line.at("loss").is_null() ? skipped : updates);
+  }
+  EXPECT_GT(skipped, 5);
+  EXPECT_EQ(updates + skipped, 30);
+  EXPECT_EQ(load_state(find_checkpoint(run)).updates, updates);
 }
 
 TEST(Runs, GrpoOnASmallSettingImproves) {
   const TempDir dir;
+  const ExpectLog truncated("of the completions end at the length limit"),
+      solved("the problems are solved, train on harder ones");
   // One sampled digit, right if it is a 1: from one in 13 to nearly always.
   const std::string run = train_new(
       small_plan(dir, "run", kCommon + kSmallGrpo,
@@ -331,6 +399,7 @@ TEST(Runs, GrpoOnASmallSettingImproves) {
 // The control experiment: the same rewards, dealt to the wrong completions, teach nothing.
 TEST(Runs, GrpoWithShuffledAdvantagesDoesNotImprove) {
   const TempDir dir;
+  const ExpectLog truncated("of the completions end at the length limit");
   const std::string run =
       train_new(small_plan(dir, "run", kCommon + kSmallGrpo,
                            {"rewards=[{name: format, pattern: '1'}]", "max_completion_length=1",
@@ -340,19 +409,66 @@ TEST(Runs, GrpoWithShuffledAdvantagesDoesNotImprove) {
   EXPECT_LT(metric(lines[lines.size() - 2], "reward"), 0.5);
 }
 
-TEST(Runs, RewardThatAppliesToNothingIsAnError) {
-  const TempDir dir;
-  std::string words;
-  for (const char c : std::string("abcdefghijklmnopqrst"))
-    words += str("{\"prompt\": \"", c, "=\", \"answer\": \"x\"}\n");
-  write_file(dir.path("words.jsonl"), words);
-  const RunPlan plan =
-      small_plan(dir, "run",
-                 std::string(kSmallModel) +
-                     "trainer: grpo\nsteps: 2\nprompts_per_step: 2\nnum_generations: 2\n"
-                     "data: {jsonl: {path: words.jsonl, held_out_fraction: 0.5}}\nrewards: [{name: "
-                     "numeric}]\n");
-  EXPECT_THROW_WITH(train_new(plan), InputError, "none applies to any of the 4 completions");
+// A run whose numeric reward applies to one of its training problems. `first`: at step 1.
+class RareReward : public testing::Test {
+ protected:
+  RareReward() {
+    std::string words;
+    for (int i = 0; i < 40; ++i)
+      words += str("{\"prompt\": \"", i, "=\", \"answer\": \"", i == 7 ? "1" : "x", "\"}\n");
+    write_file(dir_.path("words.jsonl"), words);
+  }
+  RunPlan plan(const std::vector<std::string>& overrides) {
+    return small_plan(dir_, "run",
+                      std::string(kSmallModel) +
+                          "trainer: grpo\nsteps: 30\nprompts_per_step: 1\nnum_generations: 2\n"
+                          "lr_schedule: constant\ncheckpoint: {every: 1, keep_last: 100}\n"
+                          "data: {jsonl: {path: words.jsonl, held_out_fraction: 0.1}}\n"
+                          "rewards: [{name: numeric}]\n",
+                      overrides);
+  }
+  // The smallest seed with which the rewarded problem comes at step `step` (from 0).
+  std::string seed_with_reward_at(int64_t step) {
+    for (int64_t seed = 0;; ++seed) {
+      const std::string override = str("seed=", seed);
+      const Dataset data = load_dataset(plan({override}).stages[0], nullptr);
+      ShuffledOrder order(data.train->size(), static_cast<uint64_t>(seed));
+      order.seek(step);
+      if (data.train->get(order.next()).answer == "1") return override;
+    }
+  }
+  TempDir dir_;
+};
+
+TEST_F(RareReward, NoneAtTheFirstStepIsAnError) {
+  EXPECT_THROW_WITH(train_new(plan({seed_with_reward_at(1)})), InputError,
+                    "none applies to any of the 2 completions of step 1; hint: ");
+}
+
+TEST_F(RareReward, NoneForTenStepsIsAnErrorAlsoAfterAResume) {
+  const ExpectLog truncated("end at the length limit"), others("; the step is skipped"),
+      warning("completions of step 10; the step is skipped");
+  const std::string seed = seed_with_reward_at(0), expected = "of step 11, the last of 10 in a row";
+  EXPECT_THROW_WITH(train_new(plan({seed})), InputError, expected);
+  const std::string run = train_interrupted(plan({seed}), 6);
+  EXPECT_THROW_WITH(train_rest(run), InputError, expected);
+}
+
+TEST_F(RareReward, AStepWithoutAnyIsSkipped) {
+  const ExpectLog truncated("end at the length limit"), others("; the step is skipped"),
+      warning("rewards: none applies to any of the 2 completions of step 4; the step");
+  const std::string run = train_new(plan({seed_with_reward_at(0), "steps=5"}));
+  const TrainState state = load_state(find_checkpoint(run));
+  EXPECT_EQ(state.step, 5);
+  EXPECT_EQ(state.updates, 1);
+  const auto weights = [&](int step) {
+    return read_file(str(run, "/checkpoints/step-0000000", step, "/model.safetensors"));
+  };
+  EXPECT_TRUE(weights(1) == weights(5));
+  for (const Json& line : json_lines(run + "/metrics.jsonl")) {
+    if (line.find("eval") != nullptr) continue;
+    EXPECT_EQ(line.at("reward").is_null(), line.at("step").as_int() > 1);
+  }
 }
 
 }  // namespace

@@ -1,0 +1,144 @@
+// Warnings of GRPO runs that go wrong: each once, with its reason, and none for a run that does
+// well.
+#include "trainers/grpo_monitor.h"
+
+#include <cmath>
+#include <limits>
+
+#include "tests/support/test_util.h"
+
+namespace cohort::test {
+namespace {
+
+struct Numbers {
+  double reward = 0.5, silent = 0.2, entropy = 1, clip_low = 0, clip_high = 0, truncated = 0;
+};
+
+class Monitor : public testing::Test {
+ protected:
+  Monitor() { config_.rewards = {{.name = "task", .weight = 1}, {.name = "format", .weight = 0.1}}; }
+
+  // The warnings of one step.
+  static std::vector<std::string> observe(GrpoMonitor& monitor, const Numbers& n) {
+    return monitor.observe({{"reward", n.reward},
+                            {"frac_reward_zero_std", n.silent},
+                            {"clip_ratio/low", n.clip_low},
+                            {"clip_ratio/high", n.clip_high},
+                            {"entropy", n.entropy},
+                            {"completions/clipped_ratio", n.truncated}});
+  }
+  // Of some equal steps: (step from 0, warning).
+  using Warnings = std::vector<std::pair<int, std::string>>;
+  Warnings observe_all(const std::function<Numbers(int)>& numbers, int steps) {
+    GrpoMonitor monitor(config_, {});
+    Warnings out;
+    for (int i = 0; i < steps; ++i)
+      for (const std::string& warning : observe(monitor, numbers(i))) out.emplace_back(i, warning);
+    return out;
+  }
+  void expect_one(const Warnings& warnings, const std::string& text) {
+    ASSERT_EQ(warnings.size(), 1u) << (warnings.empty() ? "" : warnings.back().second);
+    EXPECT_NE(warnings[0].second.find(text), std::string::npos) << warnings[0].second;
+    EXPECT_NE(warnings[0].second.find("hint: "), std::string::npos);
+  }
+  TrainConfig config_;
+};
+
+TEST_F(Monitor, SaysNothingOfARunThatLearns) {
+  const auto warnings = observe_all(
+      [](int i) {
+        const double t = i / 50.0, noise = 0.03 * std::sin(7.0 * i);
+        return Numbers{.reward = std::min(1.1, 0.3 + t) + noise,
+                       .silent = std::min(0.9, t),
+                       .entropy = 0.5 * std::exp(-3 * t),
+                       .clip_low = 0.02,
+                       .clip_high = 0.02,
+                       .truncated = 0.1};
+      },
+      60);
+  EXPECT_TRUE(warnings.empty()) << warnings[0].second;
+}
+
+// As GRPO at pretraining's learning rate does: from 0.89 to 0.09 in 20 steps.
+TEST_F(Monitor, RewardThatCollapses) {
+  const auto warnings = observe_all(
+      [](int i) { return Numbers{.reward = std::max(0.09, 0.89 - 0.05 * i)}; }, 40);
+  expect_one(warnings, "the reward has collapsed: ");
+  EXPECT_LT(warnings[0].first, 20);
+  const auto negative = observe_all([](int i) { return Numbers{.reward = i < 8 ? -1.0 : -3.0}; }, 30);
+  expect_one(negative, "after -1 at best");
+}
+
+TEST_F(Monitor, NoiseAroundASmallRewardIsNoCollapse) {
+  EXPECT_TRUE(
+      observe_all([](int i) { return Numbers{.reward = 0.02 + 0.02 * std::sin(2.4 * i)}; }, 200)
+          .empty());
+}
+
+TEST_F(Monitor, EntropyThatCollapses) {
+  const auto falling = [](double reward) {
+    return [reward](int i) { return Numbers{.reward = reward, .entropy = i < 6 ? 0.8 : 0.02}; };
+  };
+  expect_one(observe_all(falling(0.5), 30), "the entropy has collapsed to");
+  EXPECT_TRUE(observe_all(falling(1.05), 30).empty());  // solved
+}
+
+TEST_F(Monitor, GroupsWithoutASignal) {
+  const auto silent = [](double reward) {
+    return [reward](int) { return Numbers{.reward = reward, .silent = 1}; };
+  };
+  const auto hard = observe_all(silent(0), 25);
+  expect_one(hard, "no group has a signal for 10 steps");
+  EXPECT_EQ(hard[0].first, 9);
+  EXPECT_NE(hard[0].second.find("hint: easier problems"), std::string::npos);
+  expect_one(observe_all(silent(1.1), 25), "train on harder ones");
+  EXPECT_TRUE(
+      observe_all([](int i) { return Numbers{.silent = i % 10 == 9 ? 0.9 : 1}; }, 60).empty());
+}
+
+TEST_F(Monitor, ClippedRatiosAndLengthsAtTheLimit) {
+  expect_one(observe_all([](int) { return Numbers{.clip_low = 0.03, .clip_high = 0.03}; }, 20),
+             "the ratios of 6 % of the tokens are clipped");
+  expect_one(observe_all([](int) { return Numbers{.truncated = 0.4}; }, 20),
+             "40 % of the completions end at the length limit");
+}
+
+TEST_F(Monitor, AFaultThatReturnsIsToldAgain) {
+  const auto warnings = observe_all(
+      [](int i) { return Numbers{.truncated = i / 15 % 2 == 0 ? 0.5 : 0.0}; }, 60);
+  EXPECT_EQ(warnings.size(), 2u);
+}
+
+// Steps without any reward or measurement neither raise nor hide a fault.
+TEST_F(Monitor, WhatWasNotMeasuredIsLeftOut) {
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_TRUE(observe_all(
+                  [](int) {
+                    return Numbers{kNaN, kNaN, kNaN, kNaN, kNaN, kNaN};
+                  },
+                  30)
+                  .empty());
+}
+
+TEST_F(Monitor, GoesOnFromItsStateAsIfNotInterrupted) {
+  const auto numbers = [](int i) {
+    return Numbers{.reward = i < 12 ? 0.9 : 0.1,
+                   .silent = i > 20 ? 1.0 : 0.0,
+                   .entropy = i < 14 ? 1.0 : 0.02,
+                   .truncated = 0.5};
+  };
+  std::vector<std::string> whole, resumed;
+  GrpoMonitor one(config_, {});
+  Json state;
+  for (int i = 0; i < 40; ++i) {
+    for (const std::string& w : observe(one, numbers(i))) whole.push_back(str(i, w));
+    GrpoMonitor again(config_, state);
+    for (const std::string& w : observe(again, numbers(i))) resumed.push_back(str(i, w));
+    state = parse_json(again.state().dump(), "state");
+  }
+  EXPECT_EQ(whole.size(), 4u);
+  EXPECT_EQ(resumed, whole);
+}
+
+}  // namespace
+}  // namespace cohort::test
