@@ -61,13 +61,14 @@ std::vector<Minibatch> pack_minibatches(Stage& stage, const Rollouts& rollouts,
     for (int64_t k = share.minibatch_begin[m] * group; k < share.minibatch_begin[m + 1] * group;
          ++k) {
       const auto i = static_cast<size_t>(k);
+      if (std::isnan(rewards[i])) continue;  // no reward applies: it counts nowhere
       const int64_t prompt = rollouts.prompt_numbers[i / static_cast<size_t>(group)];
-      all.push_back({.completion = &rollouts.samples[i],
-                     .advantage = advantages[i],
-                     .group = prompt,
-                     .number = prompt * group + k % group,
-                     .masked = std::isnan(rewards[i]) || (config.grpo.mask_truncated_completions &&
-                                                          rollouts.samples[i].truncated)});
+      all.push_back(
+          {.completion = &rollouts.samples[i],
+           .advantage = advantages[i],
+           .group = prompt,
+           .number = prompt * group + k % group,
+           .masked = config.grpo.mask_truncated_completions && rollouts.samples[i].truncated});
       // Without a KL term a zero advantage gives an exactly zero gradient: leave its forward and
       // backward out.
       if (!all.back().masked && (advantages[i] != 0 || config.grpo.beta > 0))
