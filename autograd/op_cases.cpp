@@ -319,8 +319,9 @@ PolicyTokens policy_tokens() {
       const size_t i = tokens.weight.size();
       tokens.add(ratio_log, ref_logs[i % 3], a, 0.2 + 0.1 * static_cast<double>(i));
     }
-  // Beyond the clamp of the log-ratio, e^20 with a weight to match: no gradient is left.
-  tokens.add(25, 0.1, -1, 1e-9);
+  // Beyond the clamps, e^20 with a weight to match: no gradient is left.
+  tokens.add(25, 25, -1, 1e-9);
+  // Beyond the lower clamp of the log-ratio; the KL has none, and its gradient is the largest.
   tokens.add(-25, -30, 1, 1);
   // A token outside the loss may hold anything.
   tokens.add(std::numeric_limits<double>::quiet_NaN(), 0.5, 3, 0);

@@ -189,10 +189,13 @@ void add_head(Rows& rows) {
                   }});
   const Shape logits{256, g_setup.vocab};
   const Tensor z = random_sum(logits, -10, 10), address = random_ids<int64_t>(logits[0], 1 << 20);
-  Tensor tokens = random_ids<int32_t>(logits[0], g_setup.vocab), drawn = random_sum({logits[0]});
+  Draws out{.tokens = random_ids<int32_t>(logits[0], g_setup.vocab),
+            .logprob = random_sum({logits[0]}),
+            .entropy = random_sum({logits[0]}),
+            .cut = random_sum({logits[0]})};
   for (const auto& [name, top_p] : {std::pair{"sample", 1.0}, {"sample_top_p", 0.9}})
     rows.push_back({name, logits.str(), moves(logits, 1), [=, top_p = top_p]() mutable {
-                      sample_logits(tokens, drawn, z, address, address, {.top_p = top_p});
+                      sample_logits(out, z, address, address, {.top_p = top_p});
                     }});
 }
 

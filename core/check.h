@@ -27,6 +27,12 @@ class InputError : public Error {
   using Error::Error;
 };
 
+// A number that is not finite where training needs one: a loss, a gradient, a weight, a logit.
+class NonFiniteError : public Error {
+ public:
+  using Error::Error;
+};
+
 // Concatenates its arguments as `operator<<` prints them.
 template <class... Args>
 std::string str(Args&&... args) {

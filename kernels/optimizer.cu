@@ -59,13 +59,14 @@ struct AdamWLaunch {
   AdamWFactors<float> factors;
   const double* norm;  // may be null
   double max_norm;
+  double* non_finite;  // may be null
   Table<AdamWEntry, 512> table;
 };
 static_assert(sizeof(AdamWLaunch) <= kMaxParameterBytes);
 
-// Updates elements [i, i + N) of one tensor.
+// Updates elements [i, i + N) of one tensor; returns whether all of them are finite.
 template <int N>
-__device__ __forceinline__ void update(const AdamWEntry& e, const AdamWFactors<float>& factors,
+__device__ __forceinline__ bool update(const AdamWEntry& e, const AdamWFactors<float>& factors,
                                        float grad_scale, int64_t i) {
   auto p = load_pack<N>(e.weights + i), m = load_pack<N>(e.m + i), v = load_pack<N>(e.v + i);
   const auto g = load_pack<N>(e.grad + i);
@@ -75,11 +76,19 @@ __device__ __forceinline__ void update(const AdamWEntry& e, const AdamWFactors<f
   store_pack(e.weights + i, p);
   store_pack(e.m + i, m);
   store_pack(e.v + i, v);
-  if (e.rounded == nullptr) return;
+  bool finite = true;
+#pragma unroll
+  for (int k = 0; k < N; ++k)
+    finite = finite && isfinite(p.v[k]) && isfinite(m.v[k]) && isfinite(v.v[k]);
+  if (e.rounded == nullptr) return finite;
   Pack<__nv_bfloat16, N> rounded;
 #pragma unroll
-  for (int k = 0; k < N; ++k) rounded.v[k] = from_float<__nv_bfloat16>(p.v[k]);
+  for (int k = 0; k < N; ++k) {
+    rounded.v[k] = from_float<__nv_bfloat16>(p.v[k]);
+    finite = finite && isfinite(to_float(rounded.v[k]));  // the largest floats round to infinity
+  }
   store_pack(e.rounded + i, rounded);
+  return finite;
 }
 
 __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__ AdamWLaunch a) {
@@ -94,10 +103,13 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__
                     reinterpret_cast<uintptr_t>(e.v) | reinterpret_cast<uintptr_t>(e.grad) |
                     2 * reinterpret_cast<uintptr_t>(e.rounded);
   const int64_t packed = bits % 16 == 0 ? begin + (end - begin) / 4 * 4 : begin;
+  bool finite = true;
   for (int64_t i = begin + 4 * threadIdx.x; i < packed; i += 4 * kThreads)
-    update<4>(e, a.factors, grad_scale, i);
+    finite &= update<4>(e, a.factors, grad_scale, i);
   for (int64_t i = packed + threadIdx.x; i < end; i += kThreads)
-    update<1>(e, a.factors, grad_scale, i);
+    finite &= update<1>(e, a.factors, grad_scale, i);
+  // Every thread that finds one writes the same number.
+  if (!finite && a.non_finite != nullptr) *a.non_finite = 1;
 }
 
 // ---- Norm
@@ -168,9 +180,11 @@ __global__ void __launch_bounds__(kTotalThreads)
 void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc) {
   const Device device = tensors[0].param.device();
   for (const AdamWTensor& t : tensors) dispatch_device(t.param.dtype(), "adamw", [&]<class T>() {});
+  Tensor non_finite = desc.non_finite;
   AdamWLaunch batch{.factors = adamw_factors<float>(desc),
                     .norm = pointer<double>(desc.norm),
                     .max_norm = desc.max_norm,
+                    .non_finite = pointer<double>(non_finite),
                     .table = {}};
   const auto flush = [&] {
     launch("adamw", adamw_kernel, {batch.table.blocks, kThreads}, device, batch);

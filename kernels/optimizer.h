@@ -24,6 +24,9 @@ struct AdamWDesc {
   // synchronisation.
   Tensor norm = {};
   double max_norm = 0;
+  // f64 [1] on the tensors' device, an output; may be undefined. Becomes 1 where an updated weight
+  // (the master or its rounded one), m or v is not finite, and else stays as it is.
+  Tensor non_finite = {};
 };
 // AdamW with decoupled decay (Loshchilov and Hutter 2019), in PyTorch's order of operations:
 //   p -= lr wd p;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;

@@ -2,6 +2,7 @@
 // one parallel loop runs over the blocks of all of them.
 #include "kernels/optimizer.h"
 
+#include <atomic>
 #include <cmath>
 #include <vector>
 
@@ -38,8 +39,9 @@ void for_blocks(const std::vector<Block>& blocks, F&& fn) {
   });
 }
 
+// Updates elements [begin, end); returns whether all of them are finite.
 template <class T>
-void update(AdamWTensor& tensor, const AdamWDesc& desc, T grad_scale, int64_t begin, int64_t end) {
+bool update(AdamWTensor& tensor, const AdamWDesc& desc, T grad_scale, int64_t begin, int64_t end) {
   const auto factors = adamw_factors<T>(desc);
   const auto decay = adamw_decay<T>(desc, tensor.weight_decay);
   T *p = tensor.param.data<T>(), *m = tensor.m.data<T>(), *v = tensor.v.data<T>();
@@ -47,6 +49,12 @@ void update(AdamWTensor& tensor, const AdamWDesc& desc, T grad_scale, int64_t be
   COHORT_VECTORIZE
   for (int64_t i = begin; i < end; ++i)
     adamw_element(p[i], m[i], v[i], grad[i] * grad_scale, decay, factors);
+  // x - x is 0 if x is finite, and else NaN.
+  const T zero = lane_sum<T>(end - begin, [&](int64_t i) {
+    const int64_t k = begin + i;
+    return (p[k] - p[k]) + (m[k] - m[k]) + (v[k] - v[k]);
+  });
+  return zero == 0;
 }
 
 void check_norm(const Tensor& norm, Device device, const char* op) {
@@ -60,6 +68,8 @@ void check_adamw(std::span<AdamWTensor> tensors, const AdamWDesc& d, Device devi
   COHORT_CHECK(d.beta1 >= 0 && d.beta1 < 1 && d.beta2 >= 0 && d.beta2 < 1,
                "[adamw] expected betas in [0, 1), got ", d.beta1, " and ", d.beta2);
   if (d.norm.defined()) check_norm(d.norm, device, kOp);
+  if (d.non_finite.defined())
+    check_tensor(d.non_finite, {1}, DType::kF64, kOp, "non_finite", device);
   COHORT_CHECK(d.max_norm >= 0, "[adamw] expected a max_norm of 0 or more, got ", d.max_norm);
   for (const AdamWTensor& t : tensors) {
     const DType dtype = t.param.dtype();
@@ -89,12 +99,15 @@ void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc) {
   const double grad_scale = clip_scale(norm, desc.max_norm);
   const auto blocks =
       cut(tensors.size(), [&](size_t i) -> const Tensor& { return tensors[i].param; });
+  std::atomic<bool> finite = true;
   for_blocks(blocks, [&](size_t b) {
     AdamWTensor& tensor = tensors[blocks[b].tensor];
     dispatch_float(tensor.param.dtype(), "adamw", [&]<class T>() {
-      update(tensor, desc, static_cast<T>(grad_scale), blocks[b].begin, blocks[b].end);
+      if (!update(tensor, desc, static_cast<T>(grad_scale), blocks[b].begin, blocks[b].end))
+        finite = false;
     });
   });
+  if (!finite && desc.non_finite.defined()) Tensor(desc.non_finite).fill_(1);
 }
 
 COHORT_DECLARE_CUDA(grad_norm);

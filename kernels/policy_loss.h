@@ -3,8 +3,11 @@
 //
 //   ratio = exp(clamp(lp - lp_old, +-20)),  lo = 1 - epsilon_low, hi = 1 + epsilon_high
 //   surrogate = max(-A ratio, -A clip(ratio, lo, hi))
-//   k3 = exp(x) - x - 1,  x = clamp(lp_ref - lp, +-20)
-//   loss = sum_t weight[t] (surrogate[t] + beta k3[t])
+//   k3(x) = exp(min(x, 20)) - min(x, 20) - 1
+//   loss = sum_t weight[t] (surrogate[t] + beta k3(lp_ref[t] - lp[t]))
+//
+// k3(log p - log q) at samples of q estimates KL(q || p) without bias. The samples are the old
+// policy's, so its divergence from the policy is measured by k3(lp - lp_old).
 #pragma once
 
 #include "kernels/common.h"
@@ -25,8 +28,8 @@ struct PolicyLossStats {
   double max_ratio_deviation = 0;  // max |ratio - 1|
   double clipped_low = 0;          // tokens where the lower clip took effect (A < 0 and ratio < lo)
   double clipped_high = 0;         // ... the upper clip (A > 0 and ratio > hi)
-  double kl_to_old = 0;            // k3 of the sampling policy
-  double kl_to_reference = 0;      // k3 of the reference; 0 without one
+  double kl_to_old = 0;            // k3(lp - lp_old)
+  double kl_to_reference = 0;      // k3(lp_ref - lp); 0 without a reference
 
   // Sums of nothing.
   static Tensor zeros(Device device = {});

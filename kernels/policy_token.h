@@ -12,18 +12,24 @@ namespace cohort::kernels {
 
 inline constexpr double kMaxLogRatio = 20;
 
-// clamp(x, +-20) and its derivative, which is 1 at the bounds; NaN stays NaN.
-struct Clamped {
+// A function of x and its derivative. At a bound the derivative is that of the inside; NaN stays
+// NaN.
+struct Sloped {
   double value, slope;
 };
-COHORT_HD inline Clamped clamp_log_ratio(double x) {
+
+// clamp(x, +-20).
+COHORT_HD inline Sloped clamp_log_ratio(double x) {
   if (x > kMaxLogRatio) return {kMaxLogRatio, 0};
   if (x < -kMaxLogRatio) return {-kMaxLogRatio, 0};
   return {x, 1};
 }
 
-COHORT_HD inline double k3(double x) {
-  return std::expm1(x) - x;
+// exp(x) - x - 1 with x at most 20. Below there is no bound: k3 grows like -x, with slope -1.
+COHORT_HD inline Sloped k3(double x) {
+  if (x > kMaxLogRatio) return {std::expm1(kMaxLogRatio) - kMaxLogRatio, 0};
+  const double slope = std::expm1(x);
+  return {slope - x, slope};
 }
 
 // The larger of two deviations, NaN if one is.
@@ -52,7 +58,7 @@ struct TokenInput {
 // (inside the clip range and at its bounds) the derivative is that of the unclipped one.
 COHORT_HD inline TokenLoss surrogate(const TokenInput& t, const PolicyLossDesc& desc,
                                      PolicyLossStats& stats) {
-  const Clamped log_ratio = clamp_log_ratio(t.logprob - t.old_logprob);
+  const Sloped log_ratio = clamp_log_ratio(t.logprob - t.old_logprob);
   const double ratio = std::exp(log_ratio.value);
   const double low = 1 - desc.epsilon_low, high = 1 + desc.epsilon_high;
   const bool clipped_low = t.advantage < 0 && ratio < low;
@@ -62,7 +68,7 @@ COHORT_HD inline TokenLoss surrogate(const TokenInput& t, const PolicyLossDesc& 
   stats.max_ratio_deviation = larger_deviation(std::fabs(ratio - 1), stats.max_ratio_deviation);
   stats.clipped_low += clipped_low;
   stats.clipped_high += clipped_high;
-  stats.kl_to_old += k3(clamp_log_ratio(t.old_logprob - t.logprob).value);
+  stats.kl_to_old += k3(t.logprob - t.old_logprob).value;
   if (clipped_low) return {-t.advantage * low, 0};
   if (clipped_high) return {-t.advantage * high, 0};
   return {-t.advantage * ratio, -t.advantage * ratio * log_ratio.slope};
@@ -71,11 +77,10 @@ COHORT_HD inline TokenLoss surrogate(const TokenInput& t, const PolicyLossDesc& 
 // beta k3 towards the reference.
 COHORT_HD inline TokenLoss penalty(double logprob, double ref_logprob, double beta,
                                    PolicyLossStats& stats) {
-  const Clamped x = clamp_log_ratio(ref_logprob - logprob);
-  const double kl = k3(x.value);
-  stats.kl_to_reference += kl;
+  const Sloped kl = k3(ref_logprob - logprob);
+  stats.kl_to_reference += kl.value;
   if (beta == 0) return {0, 0};
-  return {beta * kl, -beta * std::expm1(x.value) * x.slope};
+  return {beta * kl.value, -beta * kl.slope};
 }
 
 // The tensors of a call as pointers; `ref_logprob` may be null.

@@ -22,6 +22,7 @@ namespace {
 
 using Mass = unsigned long long;  // the type that atomicAdd() knows
 
+constexpr Mass kNoLimit = ~Mass{0};  // above every rank
 constexpr int kThreads = kRowThreads;
 constexpr int kWarps = kThreads / 32;
 constexpr int kDigitBits = 11, kDigits = 1 << kDigitBits;
@@ -30,7 +31,7 @@ constexpr int64_t kMaxVocab = int64_t{1} << 20;  // one sum per segment fits in 
 
 struct SampleCall {
   int32_t* tokens;
-  float* logprob;
+  float *logprob, *entropy, *cut;
   const int64_t *stream, *index;
   const float* logits;
   int64_t vocab, top_k;
@@ -60,9 +61,10 @@ struct Row {
   int id_bits;
   RowSoftmax softmax;
 
+  // The largest mass, 2^(62 - id_bits).
+  __device__ float one() const { return __int_as_float((127 + 62 - id_bits) << 23); }
   __device__ Mass mass(float logit) const {
-    const float one = __int_as_float((127 + 62 - id_bits) << 23);  // 2^(62 - id_bits)
-    return __float2ull_rn(expf(softmax.scaled(logit)) * one);
+    return __float2ull_rn(expf(softmax.scaled(logit)) * one());
   }
   // Ascending from the most probable token.
   __device__ Mass rank(float logit, int64_t id) const {
@@ -183,7 +185,7 @@ __device__ int64_t sum_segments(const Row& row, Mass limit, Mass* sums) {
 
 // The least probable token that top-k and top-p leave.
 __device__ Mass last_allowed(const Row& row, const SampleCall& call, Mass* sums, Shared& shared) {
-  Mass limit = ~Mass{0};
+  Mass limit = kNoLimit;
   if (call.top_k > 0 && call.top_k < row.vocab)
     limit = find_rank(row, limit, static_cast<Mass>(call.top_k - 1), sums, shared,
                       [](float) { return Mass{1}; });
@@ -197,8 +199,13 @@ __device__ Mass last_allowed(const Row& row, const SampleCall& call, Mass* sums,
   return limit;
 }
 
+struct Draw {
+  int token;
+  Mass kept;  // by the limit
+};
+
 // Inverts the CDF of the tokens up to `limit` in ascending id order.
-__device__ int draw(const Row& row, Mass limit, Mass fraction, Mass* sums, Shared& shared) {
+__device__ Draw draw(const Row& row, Mass limit, Mass fraction, Mass* sums, Shared& shared) {
   const int64_t segments = sum_segments(row, limit, sums);
   const Mass total = total_of(sums, segments, shared);
   const Mass target = __umul64hi(fraction, total);
@@ -222,7 +229,15 @@ __device__ int draw(const Row& row, Mass limit, Mass fraction, Mass* sums, Share
     }
   }
   __syncthreads();
-  return shared.token;
+  return {shared.token, total};
+}
+
+// The probability of the tokens beyond `limit`. The sum over all tokens is the softmax's, in f32
+// per thread, so that what is 0 may come out as 1e-6.
+__device__ float cut_share(const Row& row, Mass limit, Mass kept) {
+  if (limit == kNoLimit) return 0;
+  const double all = row.softmax.sum * static_cast<double>(row.one());
+  return static_cast<float>(fmax(0.0, 1 - static_cast<double>(kept) / all));
 }
 
 __device__ int greedy(const Row& row, Shared& shared) {
@@ -242,33 +257,42 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(SampleCall call) {
   const int64_t i = blockIdx.x;
   Row row{call.logits + i * call.vocab, call.vocab, call.id_bits, {}};
   row.softmax = row_softmax(row.logits, row.vocab, call.inverse_temperature);
+  const float nan = __int_as_float(0x7fc00000);
+  if (threadIdx.x == 0) call.entropy[i] = row.softmax.valid() ? row.softmax.entropy() : nan;
   int token = -1;
+  float cut = nan;
   if (row.softmax.valid()) {
     if (call.greedy) {
       token = greedy(row, shared);
+      cut = 0;
     } else {
       // uniform_f64() as a fraction of 2^64.
       const auto words = philox(call.seed, static_cast<uint64_t>(call.stream[i]),
                                 static_cast<uint64_t>(call.index[i]));
       const Mass random = (static_cast<Mass>(words[0]) << 32 | words[1]) >> 12;
-      token =
-          draw(row, last_allowed(row, call, sums, shared), (2 * random + 1) << 11, sums, shared);
+      const Mass limit = last_allowed(row, call, sums, shared);
+      const Draw drawn = draw(row, limit, (2 * random + 1) << 11, sums, shared);
+      token = drawn.token;
+      cut = cut_share(row, limit, drawn.kept);
     }
   }
   if (threadIdx.x > 0) return;
   call.tokens[i] = token;
-  call.logprob[i] = token < 0 ? __int_as_float(0x7fc00000) : row.softmax.logprob(row.logits[token]);
+  call.logprob[i] = token < 0 ? nan : row.softmax.logprob(row.logits[token]);
+  call.cut[i] = cut;
 }
 
 // The outputs and addresses of rows [first, first + count), whose logits are given.
-void sample_rows(Tensor& tokens, Tensor& logprob, const Tensor& stream, const Tensor& index,
-                 int64_t first, const Tensor& logits, const SamplingDesc& desc) {
+void sample_rows(Draws& out, const Tensor& stream, const Tensor& index, int64_t first,
+                 const Tensor& logits, const SamplingDesc& desc) {
   const int64_t vocab = logits.dim(1);
   COHORT_CHECK(vocab <= kMaxVocab, "[sampling] expected at most ", kMaxVocab,
                " tokens on a CUDA device, got ", vocab);
   const double temperature = desc.temperature == 0 ? 1 : desc.temperature;
-  const SampleCall call{.tokens = pointer<int32_t>(tokens) + first,
-                        .logprob = pointer<float>(logprob) + first,
+  const SampleCall call{.tokens = pointer<int32_t>(out.tokens) + first,
+                        .logprob = pointer<float>(out.logprob) + first,
+                        .entropy = pointer<float>(out.entropy) + first,
+                        .cut = pointer<float>(out.cut) + first,
                         .stream = pointer<int64_t>(stream) + first,
                         .index = pointer<int64_t>(index) + first,
                         .logits = pointer<float>(logits),
@@ -288,8 +312,8 @@ void sample_rows(Tensor& tokens, Tensor& logprob, const Tensor& stream, const Te
 
 }  // namespace
 
-void head_sample(Tensor& tokens, Tensor& logprob, const Tensor& x, const Tensor& w,
-                 const Tensor& rng_stream, const Tensor& rng_index, const SamplingDesc& desc) {
+void head_sample(Draws& out, const Tensor& x, const Tensor& w, const Tensor& rng_stream,
+                 const Tensor& rng_index, const SamplingDesc& desc) {
   const int64_t n = x.dim(0), vocab = w.dim(0);
   const int64_t wanted =
       desc.chunk_tokens > 0 ? desc.chunk_tokens : head_chunk_tokens(vocab, 0, x.device());
@@ -299,15 +323,15 @@ void head_sample(Tensor& tokens, Tensor& logprob, const Tensor& x, const Tensor&
     const int64_t count = std::min(rows, n - begin);
     Tensor chunk = logits.narrow(0, 0, count);
     matmul(chunk, x.narrow(0, begin, count), w, {.b = Transpose::kYes});
-    sample_rows(tokens, logprob, rng_stream, rng_index, begin, chunk, desc);
+    sample_rows(out, rng_stream, rng_index, begin, chunk, desc);
   }
 }
 
-void sample_logits(Tensor& tokens, Tensor& logprob, const Tensor& logits, const Tensor& rng_stream,
+void sample_logits(Draws& out, const Tensor& logits, const Tensor& rng_stream,
                    const Tensor& rng_index, const SamplingDesc& desc) {
   COHORT_CHECK(logits.dtype() == DType::kF32,
                "[sample_logits] expected f32 logits on a CUDA device, got ", logits.str());
-  sample_rows(tokens, logprob, rng_stream, rng_index, 0, logits, desc);
+  sample_rows(out, rng_stream, rng_index, 0, logits, desc);
 }
 
 }  // namespace cohort::kernels::cuda

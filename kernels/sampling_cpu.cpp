@@ -114,24 +114,30 @@ Ranked<T> last_allowed(const Row<T>& row, const SamplingDesc& desc) {
   return nucleus_end(row, tokens, desc.top_p * total);
 }
 
+struct Choice {
+  int64_t token;
+  double cut;  // the probability of the tokens that were left out
+};
+
 template <class T>
-int64_t draw_from_allowed(const Row<T>& row, const SamplingDesc& desc, double u) {
+Choice draw_from_allowed(const Row<T>& row, const SamplingDesc& desc, double u) {
   const Ranked<T> last = last_allowed(row, desc);
   const auto keep = [&](int64_t v) {
     return !(last < Ranked<T>{row.logits[v], static_cast<int32_t>(v)});
   };
-  double total = 0;
-  for (int64_t v = 0; v < row.vocab; ++v)
-    if (keep(v)) total += row.mass(v);
-  return invert(row, 0, row.vocab, 0, u * total, keep);
+  double kept = 0, cut = 0;
+  for (int64_t v = 0; v < row.vocab; ++v) (keep(v) ? kept : cut) += row.mass(v);
+  return {invert(row, 0, row.vocab, 0, u * kept, keep), cut / (kept + cut)};
 }
 
 template <class T>
-int64_t choose(const Row<T>& row, const SamplingDesc& desc, double u) {
+Choice choose(const Row<T>& row, const SamplingDesc& desc, double u) {
   if (desc.temperature == 0)
-    return std::find(row.logits, row.logits + row.vocab, static_cast<T>(row.softmax.largest)) -
-           row.logits;
-  if ((desc.top_k == 0 || desc.top_k >= row.vocab) && desc.top_p >= 1) return draw_from_all(row, u);
+    return {std::find(row.logits, row.logits + row.vocab, static_cast<T>(row.softmax.largest)) -
+                row.logits,
+            0};
+  if ((desc.top_k == 0 || desc.top_k >= row.vocab) && desc.top_p >= 1)
+    return {draw_from_all(row, u), 0};
   return draw_from_allowed(row, desc, u);
 }
 
@@ -145,34 +151,40 @@ void check_desc(const SamplingDesc& desc, const char* op) {
                desc.chunk_tokens);
 }
 
+// The tensors of a call beside the logits, as pointers.
 template <class T>
-struct Outputs {
+struct Rows {
   int32_t* tokens;
-  T* logprob;
+  T *logprob, *entropy, *cut;
   const int64_t *stream, *index;
+
+  Rows(Draws& out, const Tensor& rng_stream, const Tensor& rng_index)
+      : tokens(out.tokens.data<int32_t>()),
+        logprob(out.logprob.data<T>()),
+        entropy(out.entropy.data<T>()),
+        cut(out.cut.data<T>()),
+        stream(rng_stream.data<int64_t>()),
+        index(rng_index.data<int64_t>()) {}
 };
 
-// The tensors of a call beside the logits: [n], with the log-probs in `dtype`.
-void check_outputs(const Tensor& tokens, const Tensor& logprob, const Tensor& stream,
-                   const Tensor& index, const Tensor& rows, const char* op) {
+void check_rows(const Draws& out, const Tensor& stream, const Tensor& index, const Tensor& rows,
+                const char* op) {
   const Shape shape{rows.dim(0)};
   const Device device = rows.device();
-  check_tensor(tokens, shape, DType::kI32, op, "tokens", device);
-  check_tensor(logprob, shape, accumulate_dtype(rows.dtype()), op, "logprob", device);
+  const DType statistic = accumulate_dtype(rows.dtype());
+  check_tensor(out.tokens, shape, DType::kI32, op, "tokens", device);
+  check_tensor(out.logprob, shape, statistic, op, "logprob", device);
+  check_tensor(out.entropy, shape, statistic, op, "entropy", device);
+  check_tensor(out.cut, shape, statistic, op, "cut", device);
   check_tensor(stream, shape, DType::kI64, op, "rng_stream", device);
   check_tensor(index, shape, DType::kI64, op, "rng_index", device);
-}
-
-template <class T>
-Outputs<T> outputs(Tensor& tokens, Tensor& logprob, const Tensor& stream, const Tensor& index) {
-  return {tokens.data<int32_t>(), logprob.data<T>(), stream.data<int64_t>(), index.data<int64_t>()};
 }
 
 // Draws for rows [first, first + count), whose logits are given. Throws after the loop, as the loop
 // may run in threads, naming the first row that has no distribution.
 template <class T>
-void sample_rows(const Outputs<T>& out, const T* logits, int64_t first, int64_t count,
-                 int64_t vocab, const SamplingDesc& desc, const char* op) {
+void sample_rows(const Rows<T>& rows, const T* logits, int64_t first, int64_t count, int64_t vocab,
+                 const SamplingDesc& desc, const char* op) {
   std::atomic<int64_t> bad = count;
   parallel_for(count, row_grain(vocab), [&](int64_t begin, int64_t end) {
     Row<T> row{.vocab = vocab, .softmax = {}, .kept = SoftmaxMasses<T>(vocab)};
@@ -187,59 +199,61 @@ void sample_rows(const Outputs<T>& out, const T* logits, int64_t first, int64_t 
         continue;
       }
       const int64_t at = first + i;
-      const auto words = philox(desc.seed, static_cast<uint64_t>(out.stream[at]),
-                                static_cast<uint64_t>(out.index[at]));
-      const int64_t token = choose(row, desc, uniform_f64(words[0], words[1]));
-      out.tokens[at] = static_cast<int32_t>(token);
-      out.logprob[at] = row_logprob(row.softmax, row.logits[token]);
+      const auto words = philox(desc.seed, static_cast<uint64_t>(rows.stream[at]),
+                                static_cast<uint64_t>(rows.index[at]));
+      const Choice choice = choose(row, desc, uniform_f64(words[0], words[1]));
+      rows.tokens[at] = static_cast<int32_t>(choice.token);
+      rows.logprob[at] = row_logprob(row.softmax, row.logits[choice.token]);
+      rows.entropy[at] = static_cast<T>(row.softmax.entropy());
+      rows.cut[at] = static_cast<T>(choice.cut);
     }
   });
-  COHORT_CHECK(bad == count, "[", op, "] row ", first + bad,
-               ": the logits hold NaN or infinity, or leave no token");
+  if (bad != count)
+    throw NonFiniteError(str("[", op, "] row ", first + bad,
+                             ": the logits hold NaN or infinity, or leave no token"));
 }
 
 }  // namespace
 
 COHORT_DECLARE_CUDA(head_sample);
-void head_sample(Tensor& tokens, Tensor& logprob, const Tensor& x, const Tensor& w,
-                 const Tensor& rng_stream, const Tensor& rng_index, const SamplingDesc& desc) {
+void head_sample(Draws& out, const Tensor& x, const Tensor& w, const Tensor& rng_stream,
+                 const Tensor& rng_index, const SamplingDesc& desc) {
   constexpr const char* kOp = "head_sample";
   COHORT_CHECK(x.rank() == 2 && w.rank() == 2 && x.dim(1) == w.dim(1),
                "[head_sample] expected x [n, C] and w [V, C], got ", x.str(), " and ", w.str());
   check_desc(desc, kOp);
   check_tensor(x, x.shape(), x.dtype(), kOp, "x", x.device());
   check_tensor(w, w.shape(), x.dtype(), kOp, "w", x.device());
-  check_outputs(tokens, logprob, rng_stream, rng_index, x, kOp);
-  COHORT_FORWARD_TO_CUDA(x, head_sample(tokens, logprob, x, w, rng_stream, rng_index, desc));
+  check_rows(out, rng_stream, rng_index, x, kOp);
+  COHORT_FORWARD_TO_CUDA(x, head_sample(out, x, w, rng_stream, rng_index, desc));
   dispatch_float(x.dtype(), kOp, [&]<class T>() {
     const int64_t n = x.dim(0), vocab = w.dim(0);
     const int64_t wanted =
         desc.chunk_tokens > 0 ? desc.chunk_tokens : head_chunk_tokens(vocab, 0, x.device());
-    const int64_t rows = std::min(wanted, n);
-    const auto out = outputs<T>(tokens, logprob, rng_stream, rng_index);
-    Tensor logits = Tensor::empty({rows, vocab}, x.dtype());
-    for (int64_t begin = 0; begin < n; begin += rows) {
-      const int64_t count = std::min(rows, n - begin);
+    const int64_t held = std::min(wanted, n);
+    const Rows<T> rows(out, rng_stream, rng_index);
+    Tensor logits = Tensor::empty({held, vocab}, x.dtype());
+    for (int64_t begin = 0; begin < n; begin += held) {
+      const int64_t count = std::min(held, n - begin);
       Tensor chunk = logits.narrow(0, 0, count);
       matmul(chunk, x.narrow(0, begin, count), w, {.b = Transpose::kYes});
-      sample_rows(out, chunk.data<T>(), begin, count, vocab, desc, kOp);
+      sample_rows(rows, chunk.data<T>(), begin, count, vocab, desc, kOp);
     }
   });
 }
 
 COHORT_DECLARE_CUDA(sample_logits);
-void sample_logits(Tensor& tokens, Tensor& logprob, const Tensor& logits, const Tensor& rng_stream,
+void sample_logits(Draws& out, const Tensor& logits, const Tensor& rng_stream,
                    const Tensor& rng_index, const SamplingDesc& desc) {
   constexpr const char* kOp = "sample_logits";
   COHORT_CHECK(logits.rank() == 2, "[sample_logits] expected logits [n, V], got ", logits.str());
   check_desc(desc, kOp);
   check_tensor(logits, logits.shape(), logits.dtype(), kOp, "logits", logits.device());
-  check_outputs(tokens, logprob, rng_stream, rng_index, logits, kOp);
-  COHORT_FORWARD_TO_CUDA(logits,
-                         sample_logits(tokens, logprob, logits, rng_stream, rng_index, desc));
+  check_rows(out, rng_stream, rng_index, logits, kOp);
+  COHORT_FORWARD_TO_CUDA(logits, sample_logits(out, logits, rng_stream, rng_index, desc));
   dispatch_float(logits.dtype(), kOp, [&]<class T>() {
-    sample_rows(outputs<T>(tokens, logprob, rng_stream, rng_index), logits.data<T>(), 0,
-                logits.dim(0), logits.dim(1), desc, kOp);
+    sample_rows(Rows<T>(out, rng_stream, rng_index), logits.data<T>(), 0, logits.dim(0),
+                logits.dim(1), desc, kOp);
   });
 }
 

@@ -102,9 +102,8 @@ PolicyBatch place(const Transformer& model, const PolicyBatch& batch) {
 StepTotals count_totals(std::span<const PolicySequence> sequences) {
   StepTotals totals;
   for (const PolicySequence& s : sequences) {
-    if (s.masked) continue;
     totals.sequences += 1;
-    totals.tokens += static_cast<double>(s.completion->completion_length());
+    if (!s.masked) totals.tokens += static_cast<double>(s.completion->completion_length());
   }
   return totals;
 }

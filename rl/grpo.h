@@ -6,7 +6,7 @@
 //   2. The old policy is the sampler: its recorded log-probs are exact, no forward recomputes them.
 //   3. KL is the k3 estimator, added to the loss; its gradient is that of k3 itself (as TRL,
 //      DeepSeekMath).
-//   4. Log-ratios are clamped to +-20 before exp.
+//   4. Before exp, the log of the ratio is clamped to +-20 and the argument of k3 to 20 from above.
 #pragma once
 
 #include <span>
@@ -53,17 +53,19 @@ using Minibatch = std::vector<PolicyBatch>;  // micro batches of one optimiser u
 // The batch on the model's device, checked as Transformer::place() does.
 PolicyBatch place(const Transformer& model, const PolicyBatch& batch);
 
-// What one sequence contributes; built from rollouts and advantages.
+// What one sequence contributes; built from rollouts and advantages. A sequence without a reward
+// (all are NaN) counts nowhere, so there is none for it.
 struct PolicySequence {
   const Completion* completion = nullptr;
   double advantage = 0;
   int64_t group = 0, number = 0;  // prompt number; number of the sequence within the step
-  bool masked = false;            // truncated and masked: out of loss and denominator
+  bool masked = false;            // truncated and masked: its tokens are in no loss and no sum
 };
 
-// Sums over the ranks of one optimiser update, from which the denominators follow.
+// Sums over the ranks of one optimiser update, from which the denominators follow. As in TRL, a
+// masked sequence counts as a sequence, and its tokens do not count.
 struct StepTotals {
-  double sequences = 0, tokens = 0;  // not masked
+  double sequences = 0, tokens = 0;
 };
 StepTotals count_totals(std::span<const PolicySequence> sequences);
 // The weight of each token of a sequence with `length` completion tokens.

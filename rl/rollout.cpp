@@ -53,6 +53,16 @@ struct Sampler::Sequence {
   int64_t length() const { return static_cast<int64_t>(out->tokens.size()); }
 };
 
+// A token for each of n sequences: its id, and the statistics of its draw as the rows of one
+// tensor, so that one copy brings them to the host.
+struct Sampler::Drawn {
+  Tensor tokens;      // [n] i32
+  Tensor statistics;  // [3, n]: log-probs, entropies, what was cut
+  Drawn(int64_t n, const Transformer& model)
+      : tokens(Tensor::empty({n}, DType::kI32, model.device())),
+        statistics(Tensor::empty({3, n}, accumulate_dtype(model.dtype()), model.device())) {}
+};
+
 // One token for each of up to `rows` sequences. Its tensors hold the step's inputs, which the step
 // itself moves on to the next one; they are set again only when other sequences come to be decoded.
 class Sampler::Decoder {
@@ -66,13 +76,12 @@ class Sampler::Decoder {
         positions_(Tensor::zeros({rows}, DType::kI32, device_)),
         streams_(Tensor::zeros({rows}, DType::kI64, device_)),
         indices_(Tensor::zeros({rows}, DType::kI64, device_)),
-        drawn_(Tensor::zeros({rows}, DType::kI32, device_)),
-        logprob_(Tensor::zeros({rows}, accumulate_dtype(sampler.model_.dtype()), device_)),
+        drawn_(rows, sampler.model_),
         replay_(device_, [this, &sampler, &cache, seed] {
           const Tensor hidden =
               sampler.model_.forward_cached(tokens_, cache_rows_, positions_, cache);
-          sampler.draw(drawn_, logprob_, hidden, streams_, indices_, seed);
-          tokens_.copy_(drawn_);
+          sampler.draw(drawn_, hidden, streams_, indices_, seed);
+          tokens_.copy_(drawn_.tokens);
           kernels::increment(positions_);
           kernels::increment(indices_);
         }) {}
@@ -96,14 +105,14 @@ class Sampler::Decoder {
     indices_.copy_(Tensor::from(indices));
   }
   void run() { replay_.run(); }
-  const Tensor& drawn() const { return drawn_; }
-  const Tensor& logprob() const { return logprob_; }
+  const Drawn& drawn() const { return drawn_; }
 
  private:
   const int64_t rows_;
   const int32_t idle_row_;
   const Device device_;
-  Tensor tokens_, cache_rows_, positions_, streams_, indices_, drawn_, logprob_;
+  Tensor tokens_, cache_rows_, positions_, streams_, indices_;
+  Drawn drawn_;
   Replay replay_;
 };
 
@@ -202,17 +211,19 @@ Rollouts Sampler::sample(std::span<const Example> prompts, int64_t num_generatio
     if (session.active.size() != before) session.current = nullptr;
   }
   for (Completion& sample : rollouts.samples) {
-    std::span<const int32_t> ids(sample.tokens);
-    ids = ids.subspan(static_cast<size_t>(sample.prompt_length));
-    if (!sample.truncated) ids = ids.first(ids.size() - 1);
-    sample.text = tokenizer_.decode(ids);
+    const std::span<const int32_t> ids(sample.tokens);
+    sample.text = tokenizer_.decode(ids.subspan(static_cast<size_t>(sample.prompt_length)));
   }
   return rollouts;
 }
 
-void Sampler::draw(Tensor& tokens, Tensor& logprob, const Tensor& hidden, const Tensor& streams,
-                   const Tensor& indices, uint64_t seed) const {
-  kernels::head_sample(tokens, logprob, hidden, model_.head().value(), streams, indices,
+void Sampler::draw(Drawn& out, const Tensor& hidden, const Tensor& streams, const Tensor& indices,
+                   uint64_t seed) const {
+  kernels::Draws draws{.tokens = out.tokens,
+                       .logprob = out.statistics.select(0, 0),
+                       .entropy = out.statistics.select(0, 1),
+                       .cut = out.statistics.select(0, 2)};
+  kernels::head_sample(draws, hidden, model_.head().value(), streams, indices,
                        {.temperature = config_.temperature,
                         .top_k = config_.top_k,
                         .top_p = config_.top_p,
@@ -239,11 +250,10 @@ void Sampler::prefill_step(Session& session) const {
   const auto n = static_cast<int64_t>(session.active.size());
   Tensor x = Tensor::empty({n, hidden.dim(1)}, hidden.dtype(), device);
   kernels::embedding_forward(x, hidden, upload(last));
-  Tensor drawn = Tensor::empty({n}, DType::kI32, device);
-  Tensor logprob = Tensor::empty({n}, accumulate_dtype(hidden.dtype()), device);
-  draw(drawn, logprob, x, upload(streams), upload(indices), session.seed);
+  Drawn drawn(n, model_);
+  draw(drawn, x, upload(streams), upload(indices), session.seed);
   session.current = nullptr;
-  take(session, drawn, logprob);
+  take(session, drawn);
 }
 
 void Sampler::decode_step(Session& session) const {
@@ -257,21 +267,25 @@ void Sampler::decode_step(Session& session) const {
     session.current = decoder.get();
   }
   session.current->run();
-  take(session, session.current->drawn(), session.current->logprob());
+  take(session, session.current->drawn());
 }
 
-// Hands each active sequence its token: row i of both is that of session.active[i].
-void Sampler::take(Session& session, const Tensor& tokens, const Tensor& logprobs) const {
-  const std::vector<int32_t> drawn = tokens.to_vector<int32_t>();
-  const std::vector<double> values = logprobs.to_vector<double>();
+// Hands each active sequence its token: token i is that of session.active[i].
+void Sampler::take(Session& session, const Drawn& drawn) const {
+  const std::vector<int32_t> tokens = drawn.tokens.to_vector<int32_t>();
+  const std::vector<double> statistics = drawn.statistics.to_vector<double>();
+  const size_t n = tokens.size();
   for (size_t i = 0; i < session.active.size(); ++i) {
     Sequence& s = *session.active[i];
-    const int32_t token = drawn[i];
-    COHORT_CHECK(token >= 0, "[sampler] prompt ", s.prompt, ", position ", s.length(),
-                 ": the model's logits hold NaN or infinity");
+    const int32_t token = tokens[i];
+    if (token < 0)
+      throw NonFiniteError(str("[sampler] prompt ", s.prompt, ", position ", s.length(),
+                               ": the model's logits hold NaN or infinity"));
     s.cached = s.length();
     s.out->tokens.push_back(token);
-    s.out->logprobs.push_back(values[i]);
+    s.out->logprobs.push_back(statistics[i]);
+    s.out->entropy += statistics[n + i];
+    s.out->cut += statistics[2 * n + i];
     const bool stopped =
         std::find(stop_tokens_.begin(), stop_tokens_.end(), token) != stop_tokens_.end();
     s.out->truncated = !stopped && s.out->completion_length() >= s.limit;

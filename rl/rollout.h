@@ -35,10 +35,12 @@ struct Completion {
   int64_t prompt_length = 0;     // in tokens
   std::vector<double> logprobs;  // of each completion token when it was drawn: tokens.size() -
                                  // prompt_length of them
-  double entropy = 0;            // summed over the completion's tokens, nats
-  double cut = 0;                // probability that top_k and top_p left out, summed likewise
-  bool truncated = false;        // the length limit came before a stop token
-  std::string text;              // the completion, decoded, without the stop token
+  // Sums over the completion's tokens, when each was drawn: the entropy in nats of the full
+  // distribution at the temperature (1 for greedy), and the probability that top_k and top_p left
+  // out.
+  double entropy = 0, cut = 0;
+  bool truncated = false;  // the length limit came before a stop token
+  std::string text;        // the completion, decoded; special tokens (end of sequence) give no text
   int64_t completion_length() const { return static_cast<int64_t>(tokens.size()) - prompt_length; }
 };
 
@@ -66,19 +68,20 @@ class Sampler {
   // fit the model.
   Sampler(const Transformer& model, const Tokenizer& tokenizer, const SamplingConfig& config);
   // Throws InputError naming the prompt if it is empty, cannot be tokenised, or leaves no room in
-  // the context for one token.
+  // the context for one token, NonFiniteError where logits are not finite.
   Rollouts sample(std::span<const Example> prompts, int64_t num_generations,
                   const SampleAddress& address) const;
 
  private:
   struct Sequence;
   struct Session;
+  struct Drawn;
   class Decoder;
-  void draw(Tensor& tokens, Tensor& logprob, const Tensor& hidden, const Tensor& streams,
-            const Tensor& indices, uint64_t seed) const;
+  void draw(Drawn& out, const Tensor& hidden, const Tensor& streams, const Tensor& indices,
+            uint64_t seed) const;
   void prefill_step(Session& session) const;
   void decode_step(Session& session) const;
-  void take(Session& session, const Tensor& tokens, const Tensor& logprobs) const;
+  void take(Session& session, const Drawn& drawn) const;
   const Transformer& model_;
   const Tokenizer& tokenizer_;
   SamplingConfig config_;

@@ -81,7 +81,7 @@ void OptimizerConfig::visit(ConfigVisitor& v) {
   v.field("adam_beta1", adam_beta1, "decay of the first moment", {.min = 0, .max = 0.9999999});
   v.field("adam_beta2", adam_beta2, "decay of the second moment; sft, grpo: 0.999",
           {.min = 0, .max = 0.9999999});
-  v.field("adam_eps", adam_eps, "added to the root of the second moment", {.min = 0, .max = 1});
+  v.field("adam_eps", adam_eps, "added to the root of the second moment", {.min = 1e-30, .max = 1});
   v.field("max_grad_norm", max_grad_norm, "global gradient clipping; 0: off", {.min = 0});
 }
 

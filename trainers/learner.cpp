@@ -28,6 +28,12 @@ Tensor flat_gradients(const Transformer& model) {
   return flat;
 }
 
+[[noreturn]] void throw_bad_weights() {
+  throw NonFiniteError(
+      "the last update made weights or moments that are not finite; hint: a lower learning_rate, a "
+      "larger adam_eps or a lower max_grad_norm");
+}
+
 }  // namespace
 
 Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& config,
@@ -36,6 +42,7 @@ Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& conf
       config_(config),
       comm_(comm),
       gradients_(flat_gradients(*model_)),
+      health_(Tensor::zeros({2}, DType::kF64, model_->device())),
       optimizer_(model_->parameters(), config),
       reducer_(comm, gradients_, gradient_ends(*model_)) {
   const auto& parameters = model_->parameters();
@@ -57,7 +64,8 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<Varia
   }
   last_micro_batch_ = false;
   reducer_.finish();
-  const Tensor norm = global_grad_norm(model_->parameters());
+  Tensor norm = health_.narrow(0, 0, 1);
+  global_grad_norm(norm, model_->parameters());
 
   const std::vector<double> numbers = losses.to_vector<double>();
   check_losses(numbers);
@@ -68,18 +76,26 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<Varia
   const std::vector<double> sums = reduce_over_ranks(comm_, {out.loss, refusals});
   out.loss = sums[0];
   out.made = sums[1] == 0;
-  out.grad_norm = norm.item();
+  const std::vector<double> health = health_.to_vector<double>();
+  if (health[1] != 0) throw_bad_weights();
+  out.grad_norm = health[0];
   check_gradients(out.grad_norm);
-  if (out.made) optimizer_.step(learning_rate, norm);
+  if (out.made) optimizer_.step(learning_rate, norm, health_.narrow(0, 1, 1));
   return out;
+}
+
+void Learner::check_weights() const {
+  if (health_.narrow(0, 1, 1).item() != 0) throw_bad_weights();
 }
 
 void Learner::check_losses(const std::vector<double>& losses) const {
   for (size_t i = 0; i < losses.size(); ++i)
-    if (!std::isfinite(losses[i]))
+    if (!std::isfinite(losses[i])) {
+      check_weights();  // of which the loss may be a consequence
       throw NonFiniteError(
           str("the loss of micro batch ", i + 1, " of ", losses.size(), " is ", losses[i],
               "; nothing was updated; hint: a lower learning_rate or max_grad_norm"));
+    }
 }
 
 void Learner::check_gradients(double norm) const {

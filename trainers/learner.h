@@ -10,13 +10,6 @@
 
 namespace cohort {
 
-// A loss or gradient that is not finite. Thrown before the update, so weights and optimiser state
-// are still good.
-class NonFiniteError : public Error {
- public:
-  using Error::Error;
-};
-
 class Learner {
  public:
   Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& config, Communicator& comm);
@@ -31,10 +24,14 @@ class Learner {
   // One optimiser update: backward of loss(0) ... loss(micro_batches - 1), whose sum over micro
   // batches and ranks is the step's loss, then reduction, clipping and AdamW. Every rank calls it,
   // also with no micro batch. The host waits for the device once, before the update. Throws
-  // NonFiniteError naming what is not finite. `accept`, where given, is asked when all losses are
-  // known; if it says no on any rank, weights and optimiser state stay as they are.
+  // NonFiniteError naming what is not finite: a loss or gradient, or what check_weights() looks
+  // for. Nothing is updated then. `accept`, where given, is asked when all losses are known; if it
+  // says no on any rank, weights and optimiser state stay as they are.
   Update update(int64_t micro_batches, const std::function<Variable(int64_t)>& loss,
                 double learning_rate, const std::function<bool()>& accept = nullptr);
+  // Throws NonFiniteError if an update has made weights or moments that are not finite. Waits for
+  // the device.
+  void check_weights() const;
 
   Transformer& model() { return *model_; }
   const Transformer& model() const { return *model_; }
@@ -48,6 +45,8 @@ class Learner {
   OptimizerConfig config_;
   Communicator& comm_;
   Tensor gradients_;  // of all parameters, one after the other
+  // f64 [2] on the device: the gradient norm, and 1 once an update has made what is not finite.
+  Tensor health_;
   AdamW optimizer_;
   GradReducer reducer_;
   bool last_micro_batch_ = false;

@@ -21,14 +21,15 @@ AdamW::AdamW(const std::vector<NamedParameter>& parameters, const OptimizerConfi
   }
 }
 
-void AdamW::step(double learning_rate, const Tensor& norm) {
+void AdamW::step(double learning_rate, const Tensor& norm, const Tensor& non_finite) {
   kernels::adamw_step(tensors_, {.learning_rate = learning_rate,
                                  .beta1 = config_.adam_beta1,
                                  .beta2 = config_.adam_beta2,
                                  .eps = config_.adam_eps,
                                  .step = ++updates_,
                                  .norm = norm,
-                                 .max_norm = config_.max_grad_norm});
+                                 .max_norm = config_.max_grad_norm,
+                                 .non_finite = non_finite});
 }
 
 NamedTensors AdamW::state() const {
@@ -48,6 +49,11 @@ void AdamW::load(const SafetensorsFile& file, int64_t updates) {
       throw InputError(str("optimizer state '", name, "': expected ", tensor.str(),
                            ", the checkpoint has ", saved.str()));
     tensor.copy_(saved);
+    Tensor norm = Tensor::empty({1}, DType::kF64, tensor.device());
+    kernels::grad_norm(norm, {&tensor, 1});
+    if (!std::isfinite(norm.item()))
+      throw InputError(str("optimizer state '", name, "' holds a number that is not finite",
+                           "; hint: resume from an earlier checkpoint"));
   }
   updates_ = updates;
 }
@@ -65,13 +71,10 @@ double scheduled_learning_rate(const OptimizerConfig& c, int64_t step, int64_t s
   return c.min_learning_rate + (c.learning_rate - c.min_learning_rate) * share;
 }
 
-Tensor global_grad_norm(const std::vector<NamedParameter>& parameters) {
+void global_grad_norm(Tensor& norm, const std::vector<NamedParameter>& parameters) {
   std::vector<Tensor> gradients;
   for (const NamedParameter& p : parameters) gradients.push_back(p.variable.grad());
-  const Device device = gradients.empty() ? Device{} : gradients[0].device();
-  Tensor norm = Tensor::zeros({1}, DType::kF64, device);
   kernels::grad_norm(norm, gradients);
-  return norm;
 }
 
 }  // namespace cohort

@@ -16,12 +16,13 @@ class AdamW {
   // stay where they are.
   AdamW(const std::vector<NamedParameter>& parameters, const OptimizerConfig& config);
   // One update, with gradients scaled down where their norm (global_grad_norm(), or undefined: no
-  // clipping) exceeds max_grad_norm. A norm that is not finite leaves everything as it is.
-  void step(double learning_rate, const Tensor& norm);
+  // clipping) exceeds max_grad_norm. A norm that is not finite leaves everything as it is. Sets
+  // non_finite (f64 [1], may be undefined) to 1 where an updated weight or moment is not finite.
+  void step(double learning_rate, const Tensor& norm, const Tensor& non_finite = {});
   int64_t updates() const { return updates_; }
 
   // "NAME.m", "NAME.v" and, where there is one, "NAME.master" of every parameter; load() throws
-  // InputError if one is missing or has another shape.
+  // InputError if one is missing, has another shape or holds what is not finite.
   NamedTensors state() const;
   void load(const SafetensorsFile& file, int64_t updates);
 
@@ -37,7 +38,7 @@ class AdamW {
 // trains.
 double scheduled_learning_rate(const OptimizerConfig& config, int64_t step, int64_t steps);
 
-// The norm of all gradients together: f64 [1] on their device.
-Tensor global_grad_norm(const std::vector<NamedParameter>& parameters);
+// The norm of all gradients together; norm: f64 [1] on their device.
+void global_grad_norm(Tensor& norm, const std::vector<NamedParameter>& parameters);
 
 }  // namespace cohort

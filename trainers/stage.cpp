@@ -212,6 +212,7 @@ Metrics Stage::evaluation_metrics() {
 }
 
 void Stage::evaluate() {
+  learner_->check_weights();
   evaluated_step_ = state_.step;
   std::vector<double> score{0};
   if (is_main()) {
@@ -254,6 +255,7 @@ void Stage::evaluate() {
 }
 
 void Stage::save(bool finished) {
+  learner_->check_weights();  // no checkpoint holds what is not finite
   state_.finished = finished;
   saved_step_ = state_.step;
   if (is_main())

@@ -130,6 +130,36 @@ TEST(CudaAdamW, ANormThatIsNotFiniteUpdatesNothing) {
     }
 }
 
+TEST(CudaAdamW, FlagsWhatIsNotFinite) {
+  COHORT_REQUIRE_GPU(device);
+  const AdamWTensor start = parameter(4097, 1);
+  enum class Field { kNone, kWeight, kFirst, kSecond, kGradient };
+  const auto flag_of = [&](Field field, int64_t at, float value, DType dtype, double eps) {
+    Placed placed(start, dtype, device, Start::kAligned);
+    Guarded flag(Tensor::zeros({1}, DType::kF64), DType::kF64, device);
+    std::vector<AdamWTensor> t = {placed.tensors(0.1)};
+    const Tensor spoilt = Tensor::full({1}, value, DType::kF32).to(device);
+    Tensor* const fields[] = {nullptr, &placed.weights.tensor(), &t[0].m, &t[0].v, &t[0].grad};
+    if (Tensor* x = fields[static_cast<int>(field)]) x->narrow(0, at, 1).copy_(spoilt);
+    if (eps == 0)  // 0 / 0
+      for (Tensor* x : {&t[0].grad, &t[0].m, &t[0].v}) x->zero_();
+    adamw_step(t, {.learning_rate = 1e-3, .eps = eps, .non_finite = flag.tensor()});
+    EXPECT_TRUE(placed.intact() && flag.intact());
+    return flag.tensor().item();
+  };
+  for (const DType dtype : kCudaTypes) {
+    EXPECT_EQ(flag_of(Field::kNone, 0, 0, dtype, 1e-8), 0);
+    EXPECT_EQ(flag_of(Field::kNone, 0, 0, dtype, 0), 1);
+    for (const int64_t at : {0, 4095, 4096}) {  // in a pack, and past the last one
+      for (const Field field : {Field::kWeight, Field::kFirst, Field::kSecond, Field::kGradient})
+        for (const float value : {INFINITY, NAN})
+          EXPECT_EQ(flag_of(field, at, value, dtype, 1e-8), 1) << at << " " << value;
+      // Finite in f32; bf16 rounds it to infinity.
+      EXPECT_EQ(flag_of(Field::kWeight, at, 3.4025e38f, dtype, 1e-8), dtype == DType::kBF16);
+    }
+  }
+}
+
 TEST(CudaAdamW, TwentyRunsHaveTheSameBits) {
   COHORT_REQUIRE_GPU(device);
   const AdamWTensor start = parameter(40001, 1);

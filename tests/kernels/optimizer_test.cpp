@@ -1,5 +1,7 @@
 #include "kernels/optimizer.h"
 
+#include <functional>
+
 #include "tests/kernels/kernel_test.h"
 
 namespace cohort::kernels {
@@ -114,6 +116,53 @@ TEST(AdamW, ANormThatIsNotFiniteUpdatesNothing) {
       EXPECT_TRUE(bit_equal(t[0].m, start.m));
       EXPECT_TRUE(bit_equal(t[0].v, start.v));
     }
+}
+
+TEST(AdamW, FlagsWhatIsNotFinite) {
+  const AdamWTensor start = parameter(40000, DType::kF32, 1, 0.1);
+  struct Case {
+    const char* name;
+    std::function<void(AdamWTensor&)> spoil;
+    double eps = 1e-8, learning_rate = 0.1;
+    double expected = 1;
+  };
+  const auto set = [](Tensor& t, double value) { t.narrow(0, 39999, 1).fill_(value); };
+  const Case cases[] = {
+      {"nothing", [](AdamWTensor&) {}, 1e-8, 0.1, 0},
+      {"weight", [&](AdamWTensor& t) { set(t.param, -INFINITY); }},
+      {"first moment", [&](AdamWTensor& t) { set(t.m, INFINITY); }},
+      {"second moment", [&](AdamWTensor& t) { set(t.v, INFINITY); }},
+      {"NaN", [&](AdamWTensor& t) { set(t.grad, NAN); }},
+      {"0 / 0",
+       [&](AdamWTensor& t) {
+         for (Tensor* x : {&t.grad, &t.m, &t.v}) set(*x, 0);
+       },
+       0},
+      {"overflow", [](AdamWTensor&) {}, 1e-8, 1e38},
+  };
+  for (const Case& c : cases)
+    for (const DType dtype : {DType::kF32, DType::kF64}) {
+      SCOPED_TRACE(str(c.name, " ", dtype_name(dtype)));
+      std::vector<AdamWTensor> t = {clone(start, dtype), clone(start, dtype)};
+      c.spoil(t[0]);
+      std::vector<AdamWTensor> plain = {clone(t[0], dtype), clone(t[1], dtype)};
+      Tensor flag = Tensor::zeros({1}, DType::kF64);
+      AdamWDesc desc{.learning_rate = c.learning_rate, .eps = c.eps};
+      adamw_step(plain, desc);
+      desc.non_finite = flag;
+      adamw_step(t, desc);
+      const bool overflows_f64_too = c.learning_rate < 1;
+      EXPECT_EQ(flag.item(), dtype == DType::kF32 || overflows_f64_too ? c.expected : 0);
+      EXPECT_TRUE(bit_equal(t[0].param, plain[0].param));
+      // It stays set.
+      flag.fill_(1);
+      std::vector<AdamWTensor> good = {clone(start, dtype)};
+      adamw_step(good, {.learning_rate = 0.1, .non_finite = flag});
+      EXPECT_EQ(flag.item(), 1);
+    }
+  std::vector<AdamWTensor> t = {clone(start, DType::kF32)};
+  EXPECT_THROW_WITH(adamw_step(t, {.non_finite = Tensor::zeros({1}, DType::kF32)}), Error,
+                    "expected non_finite f64[1]");
 }
 
 TEST(AdamW, ThreadsAndGroupingDoNotChangeBits) {

@@ -28,13 +28,16 @@ struct Tokens {
 
 enum class Reference { kNone, kGiven };
 
-// About every fourth token has weight 0, and NaN in everything else.
+// About every fourth token has weight 0, and NaN in everything else. Some have drifted far from the
+// reference, to either side.
 Tokens random_tokens(int64_t n, Reference reference) {
   const auto random = [&](uint64_t seed, double scale) {
     return random_tensor({n}, DType::kF32, seed, scale);
   };
   Tokens t{random(1, 0.3), random(2, 0.3), random(3, 0.3), random(4, 1), random(5, 1)};
   for (int64_t i = 0; i < n; ++i) {
+    if (i % 64 == 1) t.ref.data<float>()[i] -= 30;
+    if (i % 64 == 33) t.ref.data<float>()[i] += 4;
     float& weight = t.weight.data<float>()[i];
     weight = i % 4 == 2 ? 0 : std::fabs(weight);
     if (weight == 0)

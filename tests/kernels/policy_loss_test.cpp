@@ -114,8 +114,39 @@ TEST(PolicyLoss, PenaltyIsK3OfTheReference) {
   const Result clamped = run({{0}, {0}, {25}, {0}, {1}}, desc);
   EXPECT_NEAR(clamped.loss, 0.1 * (std::exp(20.0) - 21), 1e-6);
   EXPECT_EQ(clamped.gradient[0], 0);
-  const Result off = run_one(-1, -1.25, 0);
-  EXPECT_NEAR(off.stats.kl_to_old, std::exp(-0.25) + 0.25 - 1, kRounding);
+}
+
+// Where the policy has drifted furthest from the reference, the pull back is at its strongest.
+TEST(PolicyLoss, PenaltyHasNoLowerClamp) {
+  const double x = -30, beta = 0.1;
+  const Result r = run({{-1}, {-1}, {-1 + x}, {0}, {1}}, {.beta = beta});
+  EXPECT_DOUBLE_EQ(r.gradient[0], beta * (1 - std::exp(x)));
+  EXPECT_DOUBLE_EQ(r.loss, beta * (std::exp(x) - x - 1));
+  EXPECT_DOUBLE_EQ(r.stats.kl_to_reference, std::exp(x) - x - 1);
+}
+
+// A token that the old policy drew with probability 1/4 and the policy would draw with 1/2: the
+// estimate of KL(old || policy) is 2 - log 2 - 1. With the arguments reversed it were
+// 1/2 + log 2 - 1.
+TEST(PolicyLoss, KlToOldIsThatOfTheOldPolicysSamples) {
+  const double half = std::log(0.5), quarter = std::log(0.25);
+  EXPECT_NEAR(run_one(half, quarter, 0).stats.kl_to_old, 2 - std::log(2.0) - 1, kRounding);
+  EXPECT_NEAR(run_one(quarter, half, 0).stats.kl_to_old, 0.5 + std::log(2.0) - 1, kRounding);
+  // Far below 0 it goes on growing, far above it stays what it is at 20.
+  EXPECT_DOUBLE_EQ(run_one(-41, -1, 0).stats.kl_to_old, std::exp(-40.0) + 40 - 1);
+  EXPECT_DOUBLE_EQ(run_one(-1, -41, 0).stats.kl_to_old, std::expm1(20.0) - 20);
+}
+
+// Over all tokens with the old policy's probabilities the estimate is the divergence itself.
+TEST(PolicyLoss, KlToOldIsUnbiased) {
+  const std::vector<double> old = {0.5, 0.3, 0.2}, now = {0.2, 0.2, 0.6};
+  double estimate = 0, exact = 0;
+  for (size_t v = 0; v < old.size(); ++v) {
+    const double lp_old = std::log(old[v]), lp = std::log(now[v]);
+    estimate += old[v] * run_one(lp, lp_old, 0).stats.kl_to_old;
+    exact += old[v] * (lp_old - lp);
+  }
+  EXPECT_NEAR(estimate, exact, 1e-15);
 }
 
 Tokens random_tokens(int64_t n) {
@@ -204,7 +235,7 @@ TEST(PolicyLoss, StatsAccumulateOverCalls) {
   EXPECT_EQ(stats.tokens, 4);
   EXPECT_EQ(stats.clipped_high, 1);
   EXPECT_EQ(stats.max_ratio_deviation, std::fabs(std::exp(0.5) - 1));
-  EXPECT_NEAR(stats.kl_to_old, std::exp(-0.5) + std::exp(-0.1) + 0.6 - 2, 1e-15);
+  EXPECT_NEAR(stats.kl_to_old, std::exp(0.5) + std::exp(0.1) - 0.6 - 2, 2e-15);
   // A NaN stays whatever comes after it.
   for (const double lp : {double{NAN}, 0.0})
     policy_loss(loss, gradient, sums, Tensor::from(std::vector{0.0, lp}), old, {}, one, one, {});

@@ -26,21 +26,36 @@ double uniform(uint64_t seed, int64_t stream, int64_t index) {
   return uniform_f64(words[0], words[1]);
 }
 
-struct Draws {
+// Draws on the host.
+struct Drawn {
   std::vector<int32_t> tokens;
-  std::vector<double> logprobs;
+  std::vector<double> logprobs, entropies, cuts;
 };
 
+Draws empty_draws(int64_t n, Device device) {
+  const auto statistic = [&] { return Tensor::empty({n}, DType::kF32, device); };
+  return {.tokens = Tensor::empty({n}, DType::kI32, device),
+          .logprob = statistic(),
+          .entropy = statistic(),
+          .cut = statistic()};
+}
+
 // Draws from logits [n, V] of the CPU, row i at the address (i, 100 + i).
-Draws draw(const Tensor& logits, const SamplingDesc& desc, Device device,
+Drawn draw(const Tensor& logits, const SamplingDesc& desc, Device device,
            Start start = Start::kAligned) {
   const int64_t n = logits.dim(0);
   Guarded z(logits, DType::kF32, device, start), logprob(Shape{n}, DType::kF32, device, start);
+  Guarded entropy(Shape{n}, DType::kF32, device, start), cut(Shape{n}, DType::kF32, device, start);
   Guarded tokens(Tensor::full({n}, -7, DType::kI32), DType::kI32, device, start);
-  sample_logits(tokens.tensor(), logprob.tensor(), z.tensor(), addresses(n, 0).to(device),
-                addresses(n, 100).to(device), desc);
-  EXPECT_TRUE(z.intact() && tokens.intact() && logprob.intact());
-  return {tokens.tensor().to_vector<int32_t>(), logprob.tensor().to_vector<double>()};
+  Draws out{.tokens = tokens.tensor(),
+            .logprob = logprob.tensor(),
+            .entropy = entropy.tensor(),
+            .cut = cut.tensor()};
+  sample_logits(out, z.tensor(), addresses(n, 0).to(device), addresses(n, 100).to(device), desc);
+  EXPECT_TRUE(z.intact() && tokens.intact() && logprob.intact() && entropy.intact() &&
+              cut.intact());
+  return {out.tokens.to_vector<int32_t>(), out.logprob.to_vector<double>(),
+          out.entropy.to_vector<double>(), out.cut.to_vector<double>()};
 }
 
 // n rows with the same logits.
@@ -85,7 +100,7 @@ void expect_inverse(const std::vector<double>& p, double u, int32_t token) {
 }
 
 // The promise that makes ratio == 1 on the first minibatch: other company and chunks.
-TEST(CudaSampling, LogprobIsTheTrainersToTheBit) {
+TEST(CudaSampling, LogprobAndEntropyAreTheTrainersToTheBit) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
     for (const double temperature : {1.0, 0.7, 0.0})
@@ -94,21 +109,24 @@ TEST(CudaSampling, LogprobIsTheTrainersToTheBit) {
         const int64_t total = 400, first = 60;
         const Tensor all = random_tensor({total, channels}, dtype, 1).to(device);
         const Tensor w = random_tensor({vocab, channels}, dtype, 2, 0.3).to(device);
-        Guarded logprob(Shape{n}, DType::kF32, device);
-        Tensor tokens = Tensor::empty({n}, DType::kI32, device);
-        head_sample(tokens, logprob.tensor(), all.narrow(0, first, n), w,
-                    addresses(n, 3).to(device), addresses(n, 4).to(device),
+        Guarded logprob(Shape{n}, DType::kF32, device), sampled(Shape{n}, DType::kF32, device);
+        Draws out = empty_draws(n, device);
+        out.logprob = logprob.tensor();
+        out.entropy = sampled.tensor();
+        head_sample(out, all.narrow(0, first, n), w, addresses(n, 3).to(device),
+                    addresses(n, 4).to(device),
                     {.temperature = temperature, .top_k = 5, .seed = 6, .chunk_tokens = 24});
-        EXPECT_TRUE(logprob.intact());
+        EXPECT_TRUE(logprob.intact() && sampled.intact());
         Tensor targets = Tensor::full({total}, 1, DType::kI32).to(device);
-        targets.narrow(0, first, n).copy_(tokens);
+        targets.narrow(0, first, n).copy_(out.tokens);
         Tensor trained = Tensor::empty({total}, DType::kF32, device);
         Tensor entropy = trained.clone(), lse = trained.clone();
         head_logprob_forward(trained, entropy, lse, all, w, targets,
                              {.temperature = temperature == 0 ? 1 : temperature});
-        EXPECT_TRUE(
-            bit_equal(trained.narrow(0, first, n).to(Device{}), logprob.tensor().to(Device{})))
-            << dtype_name(dtype) << " " << temperature << " " << vocab;
+        for (const auto& [theirs, ours] :
+             {std::pair{&trained, &out.logprob}, {&entropy, &out.entropy}})
+          EXPECT_TRUE(bit_equal(theirs->narrow(0, first, n).to(Device{}), ours->to(Device{})))
+              << dtype_name(dtype) << " " << temperature << " " << vocab;
       }
 }
 
@@ -123,7 +141,7 @@ TEST(CudaSampling, DrawsAreTheInverseOfTheCdf) {
       const int64_t n = 50;
       const Tensor logits = random_tensor({n, vocab}, DType::kF32, 1, 2);
       for (const Start start : kStarts) {
-        const Draws draws = draw(logits, desc, device, start);
+        const Drawn draws = draw(logits, desc, device, start);
         for (int64_t i = 0; i < n; ++i) {
           const auto row = logits.select(0, i).to_vector<double>();
           const int32_t token = draws.tokens[static_cast<size_t>(i)];
@@ -132,6 +150,17 @@ TEST(CudaSampling, DrawsAreTheInverseOfTheCdf) {
           const auto full = distribution(row, {.temperature = desc.temperature});
           EXPECT_NEAR(draws.logprobs[static_cast<size_t>(i)],
                       std::log(full[static_cast<size_t>(token)]), 1e-5);
+          double entropy = 0, cut = 0;
+          const auto allowed = distribution(row, desc);
+          for (size_t v = 0; v < full.size(); ++v) {
+            if (full[v] > 0) entropy -= full[v] * std::log(full[v]);
+            if (allowed[v] == 0) cut += full[v];
+          }
+          EXPECT_NEAR(draws.entropies[static_cast<size_t>(i)], entropy, 1e-5);
+          EXPECT_NEAR(draws.cuts[static_cast<size_t>(i)], cut, 1e-5);
+          if (desc.top_k == 0 && desc.top_p == 1) {
+            EXPECT_EQ(draws.cuts[static_cast<size_t>(i)], 0);
+          }
         }
       }
     }
@@ -141,7 +170,7 @@ TEST(CudaSampling, FrequenciesAreTheProbabilities) {
   COHORT_REQUIRE_GPU(device);
   const std::vector<float> logits = {0, 1, -1, 2, 0.5f, -INFINITY, 1.5f, -0.5f};
   const int64_t n = 20000;
-  const Draws draws = draw(repeat(logits, n), {.seed = 1}, device);
+  const Drawn draws = draw(repeat(logits, n), {.seed = 1}, device);
   const auto p = distribution({logits.begin(), logits.end()}, {});
   std::vector<double> counts(logits.size());
   for (const int32_t token : draws.tokens) counts[static_cast<size_t>(token)] += 1;
@@ -158,7 +187,9 @@ TEST(CudaSampling, FrequenciesAreTheProbabilities) {
 TEST(CudaSampling, GreedyTakesTheLowestIdAmongEquals) {
   COHORT_REQUIRE_GPU(device);
   const SamplingDesc desc{.temperature = 0, .top_k = 2, .seed = 4};
-  EXPECT_EQ(draw(repeat({1, 3, 0, 3, 2}, 2), desc, device).tokens, (std::vector{1, 1}));
+  const Drawn draws = draw(repeat({1, 3, 0, 3, 2}, 2), desc, device);
+  EXPECT_EQ(draws.tokens, (std::vector{1, 1}));
+  EXPECT_EQ(draws.cuts, (std::vector{0.0, 0.0}));
   EXPECT_EQ(draw(repeat({-1, -0.0f, 0.0f}, 1), desc, device).tokens, (std::vector{1}));
   std::vector<float> wide(5003, -1);
   wide[4100] = wide[3000] = wide[4999] = 7;
@@ -167,7 +198,7 @@ TEST(CudaSampling, GreedyTakesTheLowestIdAmongEquals) {
 
 std::set<int32_t> support(const std::vector<float>& logits, const SamplingDesc& desc,
                           Device device) {
-  const Draws draws = draw(repeat(logits, 3000), desc, device);
+  const Drawn draws = draw(repeat(logits, 3000), desc, device);
   return {draws.tokens.begin(), draws.tokens.end()};
 }
 
@@ -209,10 +240,11 @@ TEST(CudaSampling, ARowWithoutADistributionGivesNoToken) {
          {SamplingDesc{}, {.temperature = 0}, {.top_k = 3}, {.top_p = 0.5}}) {
       Tensor logits = random_tensor({4, 1300}, DType::kF32, 1);
       logits.data<float>()[2 * 1300 + position] = bad;
-      const Draws draws = draw(logits, desc, device);
+      const Drawn draws = draw(logits, desc, device);
       for (size_t i = 0; i < 4; ++i) {
         EXPECT_EQ(draws.tokens[i] == -1, i == 2) << i;
-        EXPECT_EQ(std::isnan(draws.logprobs[i]), i == 2) << i;
+        for (const auto statistic : {&Drawn::logprobs, &Drawn::entropies, &Drawn::cuts})
+          EXPECT_EQ(std::isnan((draws.*statistic)[i]), i == 2) << i;
       }
     }
   EXPECT_EQ(draw(repeat({-INFINITY, -INFINITY}, 1), {}, device).tokens, (std::vector{-1}));
@@ -230,11 +262,11 @@ TEST(CudaSampling, DrawsDoNotDependOnTheBatch) {
       const Tensor w = random_tensor({vocab, 40}, dtype, 2).to(device);
       const Tensor streams = addresses(n, 3).to(device), index = addresses(n, 4).to(device);
       const auto run = [&](int64_t first, int64_t count, const SamplingDesc& desc) {
-        Tensor tokens = Tensor::empty({count}, DType::kI32, device);
-        Tensor logprob = Tensor::empty({count}, DType::kF32, device);
-        head_sample(tokens, logprob, x.narrow(0, first, count), w, streams.narrow(0, first, count),
+        Draws out = empty_draws(count, device);
+        head_sample(out, x.narrow(0, first, count), w, streams.narrow(0, first, count),
                     index.narrow(0, first, count), desc);
-        return std::vector{tokens.to(Device{}), logprob.to(Device{})};
+        return std::vector{out.tokens.to(Device{}), out.logprob.to(Device{}),
+                           out.entropy.to(Device{}), out.cut.to(Device{})};
       };
       for (SamplingDesc desc : {SamplingDesc{.seed = 9}, {.top_k = 20, .top_p = 0.9, .seed = 9}}) {
         const auto all = run(0, n, desc);
@@ -243,7 +275,7 @@ TEST(CudaSampling, DrawsDoNotDependOnTheBatch) {
           for (const auto& [first, count] : {std::pair{0, 50}, {13, 1}, {20, 30}}) {
             desc.chunk_tokens = chunk;
             const auto part = run(first, count, desc);
-            for (size_t i = 0; i < 2; ++i)
+            for (size_t i = 0; i < part.size(); ++i)
               EXPECT_TRUE(bit_equal(part[i], all[i].narrow(0, first, count)))
                   << vocab << " " << chunk << " " << first;
           }
@@ -258,7 +290,7 @@ TEST(CudaSampling, LargeVocabulariesWork) {
   const Tensor logits = random_tensor({n, vocab}, DType::kF32, 1, 3);
   for (const SamplingDesc& desc :
        {SamplingDesc{.seed = 1}, {.top_k = 5000, .seed = 1}, {.top_p = 0.9, .seed = 1}}) {
-    const Draws draws = draw(logits, desc, device);
+    const Drawn draws = draw(logits, desc, device);
     for (int64_t i = 0; i < n; ++i)
       expect_inverse(distribution(logits.select(0, i).to_vector<double>(), desc),
                      uniform(1, i, 100 + i), draws.tokens[static_cast<size_t>(i)]);
@@ -270,15 +302,13 @@ TEST(CudaSampling, NoRowsWorkAndErrorsSayWhatIsWrong) {
   EXPECT_TRUE(draw(Tensor::empty({0, 5}, DType::kF32), {}, device).tokens.empty());
   const Tensor logits = Tensor::zeros({1, 5}, DType::kF32, device);
   const Tensor here = addresses(1, 0), there = here.to(device);
-  Tensor tokens = Tensor::empty({1}, DType::kI32, device);
-  Tensor logprob = Tensor::empty({1}, DType::kF32, device);
-  EXPECT_THROW_WITH(sample_logits(tokens, logprob, logits, here, there, {}), Error,
+  Draws out = empty_draws(1, device);
+  EXPECT_THROW_WITH(sample_logits(out, logits, here, there, {}), Error,
                     "expected rng_stream on cuda:0");
-  EXPECT_THROW_WITH(sample_logits(tokens, logprob, logits.to(DType::kBF16), there, there, {}),
-                    Error, "expected f32 logits");
+  EXPECT_THROW_WITH(sample_logits(out, logits.to(DType::kBF16), there, there, {}), Error,
+                    "expected f32 logits");
   const Tensor wide = Tensor::zeros({1, (1 << 20) + 1}, DType::kF32, device);
-  EXPECT_THROW_WITH(sample_logits(tokens, logprob, wide, there, there, {}), Error,
-                    "at most 1048576 tokens");
+  EXPECT_THROW_WITH(sample_logits(out, wide, there, there, {}), Error, "at most 1048576 tokens");
 }
 
 }  // namespace

@@ -11,10 +11,9 @@ namespace {
 
 using namespace test;
 
-struct Draws {
-  Tensor tokens, logprob;
-  int32_t token(int64_t i) const { return tokens.data<int32_t>()[i]; }
-};
+int32_t token(const Draws& draws, int64_t i) {
+  return draws.tokens.data<int32_t>()[i];
+}
 
 Tensor addresses(int64_t n, int64_t first) {
   std::vector<int64_t> values(static_cast<size_t>(n));
@@ -23,14 +22,16 @@ Tensor addresses(int64_t n, int64_t first) {
 }
 
 Draws empty_draws(int64_t n, DType dtype) {
-  return {Tensor::full({n}, -7, DType::kI32), Tensor::full({n}, NAN, dtype)};
+  return {.tokens = Tensor::full({n}, -7, DType::kI32),
+          .logprob = Tensor::full({n}, NAN, dtype),
+          .entropy = Tensor::full({n}, NAN, dtype),
+          .cut = Tensor::full({n}, NAN, dtype)};
 }
 
 Draws draw(const Tensor& logits, const SamplingDesc& desc, int64_t first_stream = 0) {
   const int64_t n = logits.dim(0);
   Draws out = empty_draws(n, logits.dtype());
-  sample_logits(out.tokens, out.logprob, logits, addresses(n, first_stream), addresses(n, 100),
-                desc);
+  sample_logits(out, logits, addresses(n, first_stream), addresses(n, 100), desc);
   return out;
 }
 
@@ -53,7 +54,7 @@ std::vector<double> softmax(const std::vector<float>& logits, double temperature
 }
 
 // The promise that makes ratio == 1 on the first minibatch: other company, chunks and threads.
-TEST(Sampling, LogprobIsTheTrainersToTheBit) {
+TEST(Sampling, LogprobAndEntropyAreTheTrainersToTheBit) {
   for (const DType dtype : {DType::kF32, DType::kF64})
     for (const double temperature : {1.0, 0.7, 1.3, 0.0})
       for (const auto& [n, channels, vocab] : {std::tuple{5, 17, 9}, {37, 65, 1030}}) {
@@ -64,7 +65,7 @@ TEST(Sampling, LogprobIsTheTrainersToTheBit) {
         Draws out = empty_draws(n, dtype);
         {
           const Threads guard(2);
-          head_sample(out.tokens, out.logprob, x, w, addresses(n, 3), addresses(n, 4),
+          head_sample(out, x, w, addresses(n, 3), addresses(n, 4),
                       {.temperature = temperature, .top_k = 5, .seed = 6, .chunk_tokens = 3});
         }
         Tensor targets = Tensor::full({total}, 1, DType::kI32);
@@ -76,6 +77,7 @@ TEST(Sampling, LogprobIsTheTrainersToTheBit) {
               logprob, entropy, lse, all, w, targets,
               {.temperature = temperature == 0 ? 1 : temperature, .chunk_tokens = chunk});
           EXPECT_TRUE(bit_equal(logprob.narrow(0, first, n), out.logprob)) << temperature;
+          EXPECT_TRUE(bit_equal(entropy.narrow(0, first, n), out.entropy)) << temperature;
         }
       }
 }
@@ -88,22 +90,23 @@ TEST(Sampling, DrawsDoNotDependOnTheBatch) {
   for (const SamplingDesc& base :
        {SamplingDesc{.seed = 9}, {.top_k = 20, .top_p = 0.9, .seed = 9}}) {
     Draws all = empty_draws(n, DType::kF32);
-    head_sample(all.tokens, all.logprob, x, w, streams, index, base);
+    head_sample(all, x, w, streams, index, base);
     for (const int64_t chunk : {1, 7, 1000}) {
       SamplingDesc desc = base;
       desc.chunk_tokens = chunk;
       for (const auto& [first, count] : {std::pair{0, 50}, {13, 1}, {20, 30}}) {
         Draws part = empty_draws(count, DType::kF32);
-        head_sample(part.tokens, part.logprob, x.narrow(0, first, count), w,
-                    streams.narrow(0, first, count), index.narrow(0, first, count), desc);
+        head_sample(part, x.narrow(0, first, count), w, streams.narrow(0, first, count),
+                    index.narrow(0, first, count), desc);
         EXPECT_TRUE(bit_equal(part.tokens, all.tokens.narrow(0, first, count)));
-        EXPECT_TRUE(bit_equal(part.logprob, all.logprob.narrow(0, first, count)));
+        for (const auto statistic : {&Draws::logprob, &Draws::entropy, &Draws::cut})
+          EXPECT_TRUE(bit_equal(part.*statistic, (all.*statistic).narrow(0, first, count)));
       }
     }
     expect_thread_invariant([&] {
       Draws d = empty_draws(n, DType::kF32);
-      head_sample(d.tokens, d.logprob, x, w, streams, index, base);
-      return std::vector{d.tokens, d.logprob};
+      head_sample(d, x, w, streams, index, base);
+      return std::vector{d.tokens, d.logprob, d.entropy, d.cut};
     });
   }
 }
@@ -112,7 +115,7 @@ TEST(Sampling, DrawsDoNotDependOnTheBatch) {
 double chi_square(const Draws& draws, const std::vector<double>& expected) {
   const int64_t n = draws.tokens.numel();
   std::vector<double> counts(expected.size());
-  for (int64_t i = 0; i < n; ++i) counts[static_cast<size_t>(draws.token(i))] += 1;
+  for (int64_t i = 0; i < n; ++i) counts[static_cast<size_t>(token(draws, i))] += 1;
   double statistic = 0;
   for (size_t v = 0; v < counts.size(); ++v) {
     if (expected[v] == 0) {
@@ -148,7 +151,7 @@ TEST(Sampling, FrequenciesAreRightAcrossBlocks) {
   expected[6] = 1 - 6 * heavy;
   Draws grouped = empty_draws(4000, DType::kF32);
   for (int64_t i = 0; i < 4000; ++i) {
-    const int32_t v = draws.token(i);
+    const int32_t v = token(draws, i);
     const int32_t ids[] = {0, 511, 512, 1023, 1024, 1299};
     const auto* at = std::find(ids, ids + 6, v);
     grouped.tokens.data<int32_t>()[i] = static_cast<int32_t>(at - ids);
@@ -166,7 +169,7 @@ TEST(Sampling, DrawIsTheInverseOfTheCdf) {
     double cumulative = 0;
     int32_t expected = 0;
     while (cumulative += p[static_cast<size_t>(expected)], cumulative <= u) ++expected;
-    EXPECT_EQ(draws.token(i), expected);
+    EXPECT_EQ(token(draws, i), expected);
   }
 }
 
@@ -181,16 +184,15 @@ TEST(Sampling, RoundingNeverYieldsAnImpossibleToken) {
   const auto words = philox(1, 0, index);
   ASSERT_GT(uniform_f64(words[0], words[1]), 1 - 1e-8);
   Draws out = empty_draws(1, DType::kF32);
-  sample_logits(out.tokens, out.logprob, repeat(logits, 1), addresses(1, 0), addresses(1, index),
-                {.seed = 1});
-  EXPECT_EQ(out.token(0), 510);
+  sample_logits(out, repeat(logits, 1), addresses(1, 0), addresses(1, index), {.seed = 1});
+  EXPECT_EQ(token(out, 0), 510);
 }
 
 TEST(Sampling, GreedyTakesTheLowestIdAmongEquals) {
   const Draws draws = draw(repeat({1, 3, 0, 3, 2}, 3), {.temperature = 0, .top_k = 2, .seed = 4});
   const double expected = std::log(softmax({1, 3, 0, 3, 2}, 1)[1]);
   for (int64_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(draws.token(i), 1);
+    EXPECT_EQ(token(draws, i), 1);
     EXPECT_NEAR(draws.logprob.to_vector<double>()[static_cast<size_t>(i)], expected, 1e-6);
   }
 }
@@ -241,10 +243,49 @@ TEST(Sampling, RestrictedFrequenciesAreRenormalised) {
   // The recorded log-prob is that of the full distribution all the same.
   const double full = std::log(softmax(logits, 1)[3]);
   for (int64_t i = 0; i < 100; ++i) {
-    if (draws.token(i) == 3) {
+    if (token(draws, i) == 3) {
       EXPECT_NEAR(draws.logprob.to_vector<double>()[static_cast<size_t>(i)], full, 1e-6);
     }
   }
+}
+
+// Entropy is that of all tokens at the temperature, whatever may be drawn.
+TEST(Sampling, EntropyIsThatOfTheFullDistribution) {
+  const std::vector<float> logits = {0, 1, -1, 2, 0.5f, -INFINITY};
+  for (const SamplingDesc& desc : {SamplingDesc{.temperature = 0.5},
+                                   {.temperature = 2, .top_k = 2},
+                                   {.temperature = 1, .top_p = 0.5},
+                                   {.temperature = 0}}) {
+    double expected = 0;
+    for (const double p : softmax(logits, desc.temperature == 0 ? 1 : desc.temperature))
+      if (p > 0) expected -= p * std::log(p);
+    for (const double entropy : draw(repeat(logits, 5), desc).entropy.to_vector<double>())
+      EXPECT_NEAR(entropy, expected, 1e-6);
+  }
+}
+
+TEST(Sampling, CutIsTheProbabilityThatIsLeftOut) {
+  const std::vector<float> logits = {std::log(0.125f), std::log(0.25f), std::log(0.125f),
+                                     std::log(0.5f)};
+  struct Case {
+    SamplingDesc desc;
+    double cut;
+  };
+  for (const Case& c : {Case{{.top_k = 1}, 0.5},
+                        {{.top_k = 3}, 0.125},
+                        {{.top_p = 0.4}, 0.5},
+                        {{.top_p = 0.6}, 0.25},
+                        {{.top_k = 2, .top_p = 0.6}, 0.5},
+                        {{.temperature = 0.5, .top_k = 1}, 1 - 0.25 / 0.34375}})
+    for (const double cut : draw(repeat(logits, 5), c.desc).cut.to_vector<double>())
+      EXPECT_NEAR(cut, c.cut, 1e-6) << c.desc.top_k << " " << c.desc.top_p;
+  // Exactly nothing where nothing is left out.
+  for (const SamplingDesc& desc : {SamplingDesc{},
+                                   {.top_k = 4},
+                                   {.top_p = 0.999999},
+                                   {.temperature = 0, .top_k = 1, .top_p = 0.1}})
+    for (const double cut : draw(repeat(logits, 5), desc).cut.to_vector<double>())
+      EXPECT_EQ(cut, 0);
 }
 
 TEST(Sampling, ARowWithoutADistributionIsAnErrorThatNamesIt) {
@@ -254,21 +295,21 @@ TEST(Sampling, ARowWithoutADistributionIsAnErrorThatNamesIt) {
       Tensor logits = random_tensor({6, 1300}, DType::kF32, 1);
       logits.data<float>()[2 * 1300 + position] = static_cast<float>(bad);
       logits.data<float>()[4 * 1300 + position] = static_cast<float>(bad);
-      EXPECT_THROW_WITH(draw(logits, desc), Error, "[sample_logits] row 2");
+      EXPECT_THROW_WITH(draw(logits, desc), NonFiniteError, "[sample_logits] row 2");
     }
-  EXPECT_THROW_WITH(draw(repeat({-INFINITY, -INFINITY}, 1), {}), Error, "row 0");
+  EXPECT_THROW_WITH(draw(repeat({-INFINITY, -INFINITY}, 1), {}), NonFiniteError, "row 0");
   Tensor x = random_tensor({9, 4}, DType::kF32, 1);
   x.data<float>()[7 * 4] = NAN;
   Draws out = empty_draws(9, DType::kF32);
-  EXPECT_THROW_WITH(head_sample(out.tokens, out.logprob, x, random_tensor({5, 4}, DType::kF32, 2),
-                                addresses(9, 0), addresses(9, 0), {.chunk_tokens = 2}),
-                    Error, "[head_sample] row 7");
+  EXPECT_THROW_WITH(head_sample(out, x, random_tensor({5, 4}, DType::kF32, 2), addresses(9, 0),
+                                addresses(9, 0), {.chunk_tokens = 2}),
+                    NonFiniteError, "[head_sample] row 7");
 }
 
 TEST(Sampling, NoRowsAndOneTokenWork) {
   EXPECT_EQ(draw(Tensor::empty({0, 5}, DType::kF32), {}).tokens.numel(), 0);
   const Draws one = draw(repeat({3}, 2), {});
-  EXPECT_EQ(one.token(1), 0);
+  EXPECT_EQ(token(one, 1), 0);
   EXPECT_EQ(one.logprob.to_vector<double>()[1], 0);
 }
 
@@ -278,13 +319,14 @@ TEST(Sampling, SaysWhatIsWrong) {
   EXPECT_THROW_WITH(draw(logits, {.top_k = -1}), Error, "top_k of 0 or more");
   EXPECT_THROW_WITH(draw(logits, {.top_p = 0}), Error, "top_p in (0, 1]");
   Draws out = empty_draws(3, DType::kF32);
-  EXPECT_THROW_WITH(
-      sample_logits(out.tokens, out.logprob, logits, addresses(2, 0), addresses(2, 0), {}), Error,
-      "expected tokens i32[2]");
+  EXPECT_THROW_WITH(sample_logits(out, logits, addresses(2, 0), addresses(2, 0), {}), Error,
+                    "expected tokens i32[2]");
   Draws two = empty_draws(2, DType::kF32);
-  EXPECT_THROW_WITH(
-      sample_logits(two.tokens, two.logprob, logits, addresses(3, 0), addresses(2, 0), {}), Error,
-      "expected rng_stream i64[2]");
+  EXPECT_THROW_WITH(sample_logits(two, logits, addresses(3, 0), addresses(2, 0), {}), Error,
+                    "expected rng_stream i64[2]");
+  two.cut = Tensor::empty({2}, DType::kF64);
+  EXPECT_THROW_WITH(sample_logits(two, logits, addresses(2, 0), addresses(2, 0), {}), Error,
+                    "expected cut f32[2]");
 }
 
 }  // namespace

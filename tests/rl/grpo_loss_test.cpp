@@ -32,6 +32,7 @@ double naive_loss(const Transformer& model, const Transformer* reference,
                   const GrpoConfig& config) {
   double numerator = 0, tokens = 0, count = 0;
   for (const PolicySequence& s : sequences) {
+    count += 1;
     if (s.masked) continue;
     const auto lp = completion_logprobs(model, *s.completion);
     const auto ref = reference ? completion_logprobs(*reference, *s.completion) : lp;
@@ -47,7 +48,6 @@ double naive_loss(const Transformer& model, const Transformer* reference,
     const auto length = static_cast<double>(lp.size());
     numerator += type == LossType::kGrpo ? sum / length : sum;
     tokens += length;
-    count += 1;
   }
   if (type == LossType::kGrpo) return numerator / count;
   return numerator / (type == LossType::kDrGrpo ? count * kMaxCompletion : tokens);

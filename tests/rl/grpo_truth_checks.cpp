@@ -119,10 +119,10 @@ double mean_weight(size_t n) {
 // A token whose loss is l: ratio 1 and advantage -l.
 struct LossRow {
   Values losses;
-  bool masked = false;
 };
 
-// Rows of losses under 0 / 1 masks; a row without a kept token is a masked sequence.
+// Rows of losses under 0 / 1 masks. A row without a kept token is left out, as a sequence is to
+// which no reward applies.
 std::vector<LossRow> loss_rows(const Json& losses, const Json& masks) {
   std::vector<LossRow> out;
   const auto loss = rows(losses), mask = rows(masks);
@@ -130,9 +130,7 @@ std::vector<LossRow> loss_rows(const Json& losses, const Json& masks) {
     LossRow row;
     for (size_t t = 0; t < loss[i].size(); ++t)
       if (mask[i][t] != 0) row.losses.push_back(loss[i][t]);
-    row.masked = row.losses.empty();
-    if (row.masked) row.losses = loss[i];
-    out.push_back(row);
+    if (!row.losses.empty()) out.push_back(row);
   }
   return out;
 }
@@ -150,8 +148,7 @@ std::vector<Completion> completions_of(const std::vector<LossRow>& rows) {
 std::vector<PolicySequence> sequences_of(const std::vector<LossRow>& rows,
                                          const std::vector<Completion>& completions) {
   std::vector<PolicySequence> sequences;
-  for (size_t i = 0; i < rows.size(); ++i)
-    sequences.push_back({.completion = &completions[i], .masked = rows[i].masked});
+  for (size_t i = 0; i < rows.size(); ++i) sequences.push_back({.completion = &completions[i]});
   return sequences;
 }
 

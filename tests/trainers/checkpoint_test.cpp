@@ -275,6 +275,15 @@ TEST_F(Checkpoints, WeightsOfAnotherShapeAreRefused) {
                     "optimizer state");
 }
 
+TEST_F(Checkpoints, MomentsThatAreNotFiniteAreRefused) {
+  Tensor moment = optimizer_->state()[3].second;
+  moment.narrow(0, 0, 1).fill_(NAN);
+  save(1);
+  AdamW other(model_->parameters(), OptimizerConfig{});
+  EXPECT_THROW_WITH(other.load(SafetensorsFile(path(1, "optimizer.safetensors")), 1), InputError,
+                    optimizer_->state()[3].first + "' holds a number that is not finite");
+}
+
 TEST_F(Checkpoints, TokenizerOfAnotherVocabularyIsRefused) {
   const std::string at = save(10);
   write_file(at + "/tokenizer.json", make_byte_tokenizer()->to_json().dump());

@@ -236,6 +236,11 @@ TEST_F(Plans, WhatNoSingleKeyCanTellIsChecked) {
                  "pass@8 needs eval.num_samples of at least 8");
 }
 
+// In f32 a root of 0 and an adam_eps of 0 would give 0 / 0 for a weight without gradient.
+TEST_F(Plans, AdamEpsIsAboveZero) {
+  expect_refused("data: {text: a.txt}\nadam_eps: 0\n", "adam_eps: expected a number");
+}
+
 TEST_F(Plans, FaultsNameFileLineAndNearestKey) {
   const std::string file = dir_.path("plan.yaml");
   expect_refused("data: {text: a.txt}\nlerning_rate: 1\n",

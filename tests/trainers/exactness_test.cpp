@@ -127,6 +127,8 @@ void expect_same_samples(const Rollouts& a, const Rollouts& b) {
   for (size_t i = 0; i < a.samples.size(); ++i) {
     EXPECT_EQ(a.samples[i].tokens, b.samples[i].tokens) << i;
     EXPECT_EQ(a.samples[i].logprobs, b.samples[i].logprobs) << i;
+    EXPECT_EQ(a.samples[i].entropy, b.samples[i].entropy) << i;
+    EXPECT_EQ(a.samples[i].cut, b.samples[i].cut) << i;
     EXPECT_EQ(a.samples[i].text, b.samples[i].text) << i;
     EXPECT_EQ(a.samples[i].truncated, b.samples[i].truncated) << i;
   }

@@ -128,6 +128,34 @@ TEST_F(LearnerTest, GoesOnAfterARefusedUpdateAsIfItHadNotBeen) {
   expect_bit_equal(copies(learner_.model()), copies(other.model()));
 }
 
+// A step of this size leaves the range of f32.
+constexpr double kHugeRate = 1e38;
+
+TEST_F(LearnerTest, UpdateThatLeavesTheFiniteNumbersIsNoticed) {
+  learner_.check_weights();
+  learner_.update(
+      1, [&](int64_t) { return small_loss(learner_.model(), 2); }, kHugeRate);
+  EXPECT_THROW_WITH(learner_.check_weights(), NonFiniteError,
+                    "the last update made weights or moments that are not finite");
+}
+
+TEST_F(LearnerTest, NoUpdateFollowsOneThatLeftTheFiniteNumbers) {
+  learner_.update(
+      1, [&](int64_t) { return small_loss(learner_.model(), 2); }, kHugeRate);
+  // Whether the loss shows it or not.
+  for (const bool shows : {true, false}) {
+    const auto weights = copies(learner_.model()), moments = copies(learner_.optimizer().state());
+    const auto loss = [&](int64_t) {
+      return shows ? small_loss(learner_.model(), 3) : bad_gradient(0.5);
+    };
+    EXPECT_THROW_WITH(learner_.update(1, loss, 1e-3), NonFiniteError,
+                      "the last update made weights or moments that are not finite");
+    expect_bit_equal(copies(learner_.model()), weights);
+    expect_bit_equal(copies(learner_.optimizer().state()), moments);
+    EXPECT_EQ(learner_.optimizer().updates(), 2);
+  }
+}
+
 TEST(LearnerRanks, BadLossOnOneRankStopsAllOfThem) {
   std::vector<std::vector<Tensor>> before(2), after(2);
   EXPECT_THROW_WITH(

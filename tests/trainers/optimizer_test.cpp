@@ -97,7 +97,8 @@ TEST(AdamW, ScalesGradientsDownToTheMaximumOnly) {
   a.grad().copy_(Tensor::from(std::vector<double>{2, 1}));
   b.grad().copy_(Tensor::from(std::vector<double>{-2}));
   const std::vector<NamedParameter> parameters{{"a", a, false}, {"b", b, false}};
-  const Tensor norm = global_grad_norm(parameters);
+  Tensor norm = Tensor::empty({1}, DType::kF64);
+  global_grad_norm(norm, parameters);
   EXPECT_DOUBLE_EQ(norm.item(), 3);
   // The first moment after one step is (1 - beta1) times the scaled gradient.
   for (const auto& [max_norm, factor] : {std::pair{0.0, 1.0}, {3.0, 1.0}, {1.5, 0.5}}) {

@@ -232,6 +232,23 @@ TEST(Runs, StartFromTheWeightsOfAnother) {
   EXPECT_TRUE(bit_equal(final_weights(second), final_weights(first)));
 }
 
+// One update at a rate that leaves the range of f32, noticed where nothing comes after it and where
+// the next step would be too late.
+TEST(Runs, NeverSaveWeightsThatAreNotFinite) {
+  for (const std::vector<std::string>& overrides :
+       {std::vector<std::string>{"steps=1"}, {"checkpoint.every=1"}, {"eval.every=1"}}) {
+    SCOPED_TRACE(overrides[0]);
+    const TempDir dir;
+    RunPlan plan = small_plan(dir, "run", kCommon + kSmallSft, overrides);
+    plan.stages[0].optimizer.learning_rate = 1e38;
+    plan.stages[0].optimizer.lr_schedule = Schedule::kConstant;
+    plan.stages[0].optimizer.warmup_steps = 0;
+    EXPECT_THROW_WITH(train_new(plan), NonFiniteError,
+                      "the last update made weights or moments that are not finite");
+    EXPECT_FALSE(newest_checkpoint(dir.path("run") + "/checkpoints").has_value());
+  }
+}
+
 TEST(Runs, EndWhenTheGoalIsReached) {
   const TempDir dir;
   const std::string yaml = std::string(kSmallModel) +

@@ -1,0 +1,119 @@
+// What a completion says of itself: its text, and the entropy and the cut of its draws.
+#include "rl/rollout.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "tests/rl/tiny_policy.h"
+
+namespace cohort {
+namespace {
+
+using namespace test;
+
+class RolloutTest : public testing::Test {
+ protected:
+  RolloutTest() : tokenizer_(make_char_tokenizer("0123456789")), model_(tiny_model(), DType::kF64, 1) {
+    for (const char* prompt : {"3", "0123", "98", "55555"})
+      prompts_.push_back({.prompt = prompt, .answer = "", .solution = "", .fields = {}});
+  }
+  // Few at once, so that some start beside others that go on.
+  std::vector<Completion> sample(SamplingConfig config) const {
+    config.max_completion_length = 8;
+    config.max_concurrent = 5;
+    return Sampler(model_, *tokenizer_, config).sample(prompts_, 6, {.seed = 2}).samples;
+  }
+  TokenLogProbs trained(const Completion& c, double temperature) const {
+    NoGradGuard no_grad;
+    return policy_log_probs(model_, batch_of(c), temperature);
+  }
+  static PackedBatch batch_of(const Completion& c) {
+    const TokenSequence sequence{
+        .tokens = c.tokens, .learn = std::vector<uint8_t>(c.tokens.size(), 1), .number = 0};
+    return pack({&sequence, 1});
+  }
+
+  std::unique_ptr<Tokenizer> tokenizer_;
+  Transformer model_;
+  std::vector<Example> prompts_;
+};
+
+// Rewards see what was said; only special tokens give no text.
+TEST_F(RolloutTest, AStopTokenThatIsTextStaysInTheText) {
+  SamplingConfig config;
+  config.stop_tokens = {7, 4};
+  int by_text = 0, by_end = 0, truncated = 0;
+  for (const Completion& c : sample(config)) {
+    const auto length = static_cast<size_t>(c.completion_length());
+    ASSERT_FALSE(c.tokens.empty());
+    const int32_t last = c.tokens.back();
+    if (c.truncated) {
+      ++truncated;
+      EXPECT_EQ(c.text.size(), length);
+    } else if (last == kEos) {
+      ++by_end;
+      EXPECT_EQ(c.text.size(), length - 1);
+    } else {
+      ++by_text;
+      ASSERT_EQ(c.text.size(), length);
+      EXPECT_EQ(c.text.back(), '0' + last);
+    }
+  }
+  EXPECT_GT(by_text, 2);
+  EXPECT_GT(by_end, 0);
+  EXPECT_GT(truncated, 0);
+}
+
+TEST_F(RolloutTest, EntropyIsTheTrainersSummedOverTheCompletion) {
+  for (const double temperature : {1.0, 0.7, 0.0}) {
+    SamplingConfig config;
+    config.temperature = temperature;
+    config.top_k = temperature == 0.7 ? 3 : 0;
+    for (const Completion& c : sample(config)) {
+      const auto entropies =
+          trained(c, temperature == 0 ? 1 : temperature).entropy.value().to_vector<double>();
+      double sum = 0;
+      for (size_t t = static_cast<size_t>(c.prompt_length) - 1; t < entropies.size(); ++t)
+        sum += entropies[t];
+      EXPECT_EQ(c.entropy, sum);
+      EXPECT_GT(c.entropy, 0);
+    }
+  }
+}
+
+TEST_F(RolloutTest, CutIsWhatTopKLeavesOutSummedOverTheCompletion) {
+  SamplingConfig config;
+  config.top_k = 3;
+  config.temperature = 0.7;
+  for (const Completion& c : sample(config)) {
+    NoGradGuard no_grad;
+    const Tensor logits = linear(model_.forward(batch_of(c)), model_.head()).value();
+    double sum = 0;
+    for (int64_t t = c.prompt_length - 1; t < logits.dim(0); ++t) {
+      auto z = logits.select(0, t).to_vector<double>();
+      std::sort(z.rbegin(), z.rend());
+      double kept = 0, all = 0;
+      for (size_t v = 0; v < z.size(); ++v) {
+        const double mass = std::exp((z[v] - z[0]) / config.temperature);
+        all += mass;
+        if (v < 3) kept += mass;
+      }
+      sum += 1 - kept / all;
+    }
+    EXPECT_NEAR(c.cut, sum, 1e-12);
+    EXPECT_GT(c.cut, 1e-3);
+  }
+  config.top_k = 0;
+  for (const Completion& c : sample(config)) EXPECT_EQ(c.cut, 0);
+}
+
+TEST_F(RolloutTest, LogitsThatAreNotFiniteAreAnErrorOfTheirOwn) {
+  Tensor head = model_.head().value();
+  head.fill_(NAN);
+  EXPECT_THROW_WITH(sample({}), NonFiniteError, "the logits hold NaN or infinity");
+}
+
+}  // namespace
+}  // namespace cohort
