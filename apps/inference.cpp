@@ -3,6 +3,7 @@
 #include <iostream>
 
 #include "apps/commands.h"
+#include "dist/communicator.h"
 #include "trainers/checkpoint.h"
 #include "trainers/evaluate.h"
 
@@ -112,16 +113,18 @@ int evaluate(const EvalOptions& options) {
   const TrainConfig& config = plan.stages.back();
   LoadedModel loaded = load_model(checkpoint, config.dtype, parse_device(config.device));
   const Dataset data = load_dataset(config, std::move(loaded.tokenizer));
+  const auto alone = make_single_communicator();
   Json line;
   line.set("checkpoint", checkpoint);
   if (config.trainer == TrainerType::kPretrain) {
     line.set("val_loss",
-             evaluate_text(*loaded.model, data.held_out_tokens, config.micro_batch_tokens));
+             evaluate_text(*loaded.model, data.held_out_tokens, config.micro_batch_tokens, *alone));
   } else {
-    const ProblemScores scores = evaluate_problems(*loaded.model, *data.tokenizer, data.held_out,
-                                                   correctness_of(config, data.task), config, 0);
+    const Correctness correct = correctness_of(config, data.task);
+    const ProblemScores scores = evaluate_problems({*loaded.model, data, correct, config}, *alone);
     line.set("problems", static_cast<int64_t>(data.held_out.size()));
     for (const auto& [name, value] : scores.metrics) line.set(name, value);
+    line.set("correct", correct.rule());
   }
   std::cout << line.dump() << '\n';
   return kOk;

@@ -2,6 +2,7 @@
 // them.
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 
@@ -40,6 +41,17 @@ RunResult execute(Run& run, Reporter& reporter, const std::atomic<bool>& stop,
   }
 }
 
+// "pass@1 (countdown) 0.05 -> 0.07".
+std::string summary(const RunResult& result) {
+  const bool text = result.last_trainer == TrainerType::kPretrain;
+  if (std::isnan(result.before) && std::isnan(result.after))
+    return text ? "done, with no held-out text to score," : result.measure + " not measured";
+  const double sign = text ? -1 : 1;
+  const int digits = text ? 4 : 2;
+  return str(result.measure, " ", score_text(sign * result.before, digits), " -> ",
+             score_text(sign * result.after, digits));
+}
+
 int train_rank(const TrainOptions& options, const std::atomic<bool>& stop, ProcessGroup* group) {
   const auto start = std::chrono::steady_clock::now();
   const std::vector<std::string> overrides = overrides_of(options);
@@ -58,15 +70,9 @@ int train_rank(const TrainOptions& options, const std::atomic<bool>& stop, Proce
   }
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  char line[160];
-  if (result.last_trainer == TrainerType::kPretrain)
-    std::snprintf(line, sizeof line, "validation loss %.4f -> %.4f in %.0f s", -result.before,
-                  -result.after, seconds);
-  else
-    std::snprintf(line, sizeof line, "pass@1 %.2f -> %.2f in %.0f s", result.before, result.after,
-                  seconds);
   console.message("run directory: " + run.dir());
-  console.message(run.plan().name + ": " + line);
+  console.message(
+      str(run.plan().name, ": ", summary(result), " in ", score_text(seconds, 0), " s"));
   return kOk;
 }
 

@@ -1,6 +1,9 @@
 // The binomial quotient is a product of k factors, none of which can overflow.
 #include "rl/evaluate.h"
 
+#include <cmath>
+#include <limits>
+
 #include "core/check.h"
 
 namespace cohort {
@@ -21,13 +24,20 @@ double mean_pass_at_k(std::span<const double> correct, int64_t num_generations, 
   COHORT_CHECK(num_generations > 0 && size > 0 && size % num_generations == 0,
                "[pass_at_k] expected groups of ", num_generations, ", got ", size, " values");
   double sum = 0;
+  int64_t prompts = 0;
   for (int64_t begin = 0; begin < size; begin += num_generations) {
-    int64_t right = 0;
-    for (int64_t i = begin; i < begin + num_generations; ++i)
-      right += correct[static_cast<size_t>(i)] >= 1;  // NaN is not
-    sum += pass_at_k(num_generations, right, k);
+    int64_t judged = 0, right = 0;
+    for (int64_t i = begin; i < begin + num_generations; ++i) {
+      const double verdict = correct[static_cast<size_t>(i)];
+      judged += !std::isnan(verdict);
+      right += verdict == 1;
+    }
+    if (judged < k) continue;
+    sum += pass_at_k(judged, right, k);
+    ++prompts;
   }
-  return sum / static_cast<double>(size / num_generations);
+  return prompts > 0 ? sum / static_cast<double>(prompts)
+                     : std::numeric_limits<double>::quiet_NaN();
 }
 
 }  // namespace cohort

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
+#include <limits>
 #include <sstream>
 
 #include "core/log.h"
@@ -47,6 +50,12 @@ std::vector<fs::path> list_directories(const std::string& dir, const char* prefi
 // Checkpoint directories, newest first.
 std::vector<fs::path> list_checkpoints(const std::string& dir) {
   return list_directories(dir, kPrefix);
+}
+
+// The name of the step of a checkpoint, which may be a replaced one.
+std::string step_of(const fs::path& checkpoint) {
+  const std::string name = checkpoint.filename().string();
+  return name.rfind(kReplaced, 0) == 0 ? name.substr(std::strlen(kReplaced)) : name;
 }
 
 // The `checkpoints` directories of a run's stages, the last stage first: "2-grpo", "1-sft".
@@ -100,13 +109,16 @@ void remove_directory(const fs::path& path) {
   if (error) logging::warn("cannot remove ", path.string(), ": ", error.message());
 }
 
-// Checkpoints beyond the current step are damaged ones that the run went back behind: they are no
-// reason to remove a good one, and going on overwrites them.
+// Checkpoints beyond the current step are bad ones that the run went back behind: they are no
+// reason to remove a good one, and going on overwrites them. A finished run does not go on.
 void remove_old(const std::string& dir, const TrainState& state, int64_t keep_last) {
   const std::string newest = step_name(state.step);
   int64_t kept = 0;
   for (const fs::path& path : list_checkpoints(dir)) {
-    if (path.filename().string() > newest) continue;
+    if (path.filename().string() > newest) {
+      if (state.finished) remove_directory(path);
+      continue;
+    }
     if (kept++ < keep_last || path.filename() == step_name(state.best_step)) continue;
     remove_directory(path);
   }
@@ -162,14 +174,15 @@ bool is_sound(const std::string& checkpoint, std::string& fault) {
 
 Json TrainState::to_json() const {
   Json json;
-  json.set("step", step).set("updates", updates).set("data_position", data_position);
+  json.set("step", step).set("steps", steps).set("updates", updates);
+  json.set("data_position", data_position).set("evaluated_step", evaluated_step);
   json.set("best_step", best_step)
       .set("best", best)
       .set("seconds", seconds)
       .set("finished", finished)
       .set("unrewarded_steps", unrewarded_steps)
       .set("monitor", monitor);
-  json.set("report", report);
+  json.set("data_fingerprint", data_fingerprint).set("report", report);
   return json;
 }
 
@@ -179,18 +192,29 @@ TrainState TrainState::from_json(const Json& json) {
   s.updates = json.at("updates").as_int();
   s.data_position = json.at("data_position").as_int();
   s.best_step = json.at("best_step").as_int();
-  s.best = json.at("best").as_double();
+  s.best = number_or_nan(json.at("best"));
   s.seconds = json.at("seconds").as_double();
   s.finished = json.at("finished").as_bool();
   // Not in checkpoints of the first version.
   if (const Json* steps = json.find("unrewarded_steps")) s.unrewarded_steps = steps->as_int();
   if (const Json* monitor = json.find("monitor")) s.monitor = *monitor;
   s.report = json.at("report");
+  // Earlier versions wrote none of these, and had a best step from the first evaluation on.
+  const Json* steps = json.find("steps");
+  const Json* evaluated = json.find("evaluated_step");
+  const Json* fingerprint = json.find("data_fingerprint");
+  s.steps = steps != nullptr ? steps->as_int() : 0;
+  s.evaluated_step = evaluated != nullptr ? evaluated->as_int() : s.best_step;
+  if (fingerprint != nullptr) s.data_fingerprint = fingerprint->as_string();
   return s;
 }
 
 std::string checkpoint_path(const std::string& dir, int64_t step) {
   return (fs::path(dir) / step_name(step)).string();
+}
+
+double number_or_nan(const Json& json) {
+  return json.is_null() ? std::numeric_limits<double>::quiet_NaN() : json.as_double();
 }
 
 bool is_saving() {
@@ -249,10 +273,16 @@ void verify_checkpoint(const std::string& checkpoint) {
   }
 }
 
-std::optional<std::string> newest_checkpoint(const std::string& dir) {
+bool has_checkpoint(const std::string& dir) {
+  return !list_checkpoints(dir).empty() || !list_directories(dir, kReplaced).empty();
+}
+
+std::optional<std::string> newest_checkpoint(const std::string& dir, const std::string& before) {
   std::vector<fs::path> candidates = list_checkpoints(dir);
   const std::vector<fs::path> replaced = list_directories(dir, kReplaced);
   candidates.insert(candidates.end(), replaced.begin(), replaced.end());
+  if (!before.empty())
+    std::erase_if(candidates, [&](const fs::path& c) { return step_of(c) >= step_of(before); });
   std::string fault;
   for (size_t i = 0; i < candidates.size(); ++i) {
     if (i > 0) logging::warn(fault, "; using the checkpoint before it");

@@ -28,19 +28,25 @@ namespace cohort {
 
 // Everything of a run that is not a tensor. Randomness needs no state: it is addressed by step.
 struct TrainState {
-  int64_t step = 0;           // steps done
-  int64_t updates = 0;        // optimiser updates done
-  int64_t data_position = 0;  // of the data order
-  int64_t best_step = -1;
-  double best = 0;     // evaluation at best_step
-  double seconds = 0;  // training time so far
+  int64_t step = 0;             // steps done
+  int64_t steps = 0;            // the run was planned for; 0: not known
+  int64_t updates = 0;          // optimiser updates done
+  int64_t data_position = 0;    // of the data order
+  int64_t evaluated_step = -1;  // of the last evaluation; -1: none yet
+  int64_t best_step = -1;       // -1: no evaluation has measured anything
+  double best = 0;              // evaluation at best_step
+  double seconds = 0;           // training time so far
   bool finished = false;
   int64_t unrewarded_steps = 0;  // (grpo) in a row, up to now
   Json monitor;                  // (grpo) GrpoMonitor::state()
+  std::string data_fingerprint;  // of the data file; empty: none, or not known
   Json report;                   // what the final report needs from the past (an object)
   Json to_json() const;
   static TrainState from_json(const Json& json);
 };
+
+// A saved number; NaN for null, which stands for one that was not measured.
+double number_or_nan(const Json& json);
 
 struct CheckpointView {
   const Transformer& model;
@@ -50,8 +56,9 @@ struct CheckpointView {
   const TrainState& state;
 };
 
-// Saves DIR/step-N, then removes all but the last `keep_last` and the best, and what a killed
-// process left. Returns the new directory.
+// Saves DIR/step-N, then removes all but the last `keep_last` and the best, what a killed process
+// left, and, where the run is finished, checkpoints of later steps, which it went back behind.
+// Returns the new directory.
 std::string save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last);
 
 // Where save_checkpoint() puts the checkpoint of a step.
@@ -63,9 +70,13 @@ bool is_saving();
 // Throws InputError naming the damaged or missing file.
 void verify_checkpoint(const std::string& checkpoint);
 
-// The newest checkpoint in DIR that verifies; damaged ones are passed over with a warning. nullopt
-// if there is none. Throws InputError if all are damaged.
-std::optional<std::string> newest_checkpoint(const std::string& dir);
+// True if DIR holds a checkpoint, sound or damaged.
+bool has_checkpoint(const std::string& dir);
+// The newest checkpoint in DIR that verifies, of those before the checkpoint `before` if one is
+// given; damaged ones are passed over with a warning. nullopt if there is none. Throws InputError if
+// all are damaged.
+std::optional<std::string> newest_checkpoint(const std::string& dir,
+                                             const std::string& before = "");
 
 // What the user may mean by `path`: a checkpoint, a directory of checkpoints, a run directory (its
 // last stage). Throws InputError if there is no usable checkpoint.

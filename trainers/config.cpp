@@ -63,6 +63,8 @@ void DataConfig::visit(ConfigVisitor& v) {
   v.field("text", text, "plain text file (trainer: pretrain)");
   v.field("held_out_fraction", held_out_fraction, "share of the text, from its end, for validation",
           {.min = 0, .max = 0.9});
+  v.field("fingerprint", fingerprint,
+          "checksum of the data file; another file is refused; empty: the file of the first start");
   v.choice("tokenizer", tokenizer, kTokenizers,
            "char: one token per character of the data; byte: any text");
 }
@@ -85,12 +87,20 @@ void OptimizerConfig::visit(ConfigVisitor& v) {
   v.field("max_grad_norm", max_grad_norm, "global gradient clipping; 0: off", {.min = 0});
 }
 
+void CorrectConfig::visit(ConfigVisitor& v) {
+  v.field("reward", reward,
+          "name of one of the rewards; empty: the task's checker, or the only reward");
+  v.field("threshold", threshold, "a completion is right if that reward is at least this",
+          {.min = -1e9, .max = 1e9});
+}
+
 void EvalConfig::visit(ConfigVisitor& v) {
   v.field("every", every, "steps between evaluations; 0: first and last only", {.min = 0});
   v.field("size", size, "held-out problems", {.min = 1});
   v.field("num_samples", num_samples, "samples per problem for pass@k; 0: greedy pass@1 only",
           {.min = 0, .max = 4096});
   v.field("k", k, "the k of pass@k, each at most num_samples", {.min = 1});
+  v.section("correct", correct, "what is right");
   v.field("stop_at", stop_at, "end when the held-out pass@1 reaches this; 0: off",
           {.min = 0, .max = 1});
 }

@@ -28,6 +28,8 @@ struct DataConfig {
   JsonlConfig jsonl;               // problems from a file, or
   std::string text;                // plain text for pretraining
   double held_out_fraction = 0.1;  // of the text, from its end
+  // Of the file that is meant: file_checksum(); empty: whatever the file is at the first start.
+  std::string fingerprint;
   TokenizerType tokenizer = TokenizerType::kChar;
   void visit(ConfigVisitor& v);
 };
@@ -41,12 +43,20 @@ struct OptimizerConfig {
   void visit(ConfigVisitor& v);
 };
 
+// Which completions are right in pass@1 and pass@k.
+struct CorrectConfig {
+  std::string reward;    // one of the rewards, by the name RewardSet gives it; empty: the default
+  double threshold = 1;  // right: a reward of at least this
+  void visit(ConfigVisitor& v);
+};
+
 struct EvalConfig {
   int64_t every = 0;        // steps between evaluations; 0: only where the trainer needs one
   int64_t size = 512;       // held-out problems
   int64_t num_samples = 0;  // samples per problem for pass@k, besides the greedy pass@1; 0: none
   std::vector<int64_t> k;   // for pass@k
-  double stop_at = 0;       // end the stage when the greedy pass@1 reaches this; 0: off
+  CorrectConfig correct;
+  double stop_at = 0;  // end the stage when the greedy pass@1 reaches this; 0: off
   void visit(ConfigVisitor& v);
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "data/loader.h"
+#include "trainers/files.h"
 
 namespace cohort {
 namespace {
@@ -46,12 +47,26 @@ std::pair<int64_t, int64_t> checked_lengths(const TrainConfig& config, const Exa
   return {prompt, prompt};
 }
 
+// Of the data file; throws InputError if it is not the one that was meant.
+std::string checked_fingerprint(const DataConfig& data) {
+  const std::string& path = data.text.empty() ? data.jsonl.path : data.text;
+  if (path.empty()) return "";
+  const std::string found = file_checksum(path);
+  if (!data.fingerprint.empty() && data.fingerprint != found)
+    throw InputError(
+        str(path, " is not the file that was meant: its fingerprint is ", found, ", expected ",
+            data.fingerprint,
+            "; hint: restore the file, or accept this one with data.fingerprint=", found));
+  return found;
+}
+
 }  // namespace
 
 Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> tokenizer) {
   const DataConfig& data = config.data;
   Dataset out;
   out.tokenizer = std::move(tokenizer);
+  out.fingerprint = checked_fingerprint(data);
   const auto need_tokenizer = [&](const auto& text) {
     if (out.tokenizer == nullptr) out.tokenizer = tokenizer_for(data.tokenizer, text());
   };

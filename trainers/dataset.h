@@ -16,11 +16,12 @@ struct Dataset {
   std::unique_ptr<ExampleSet> train;  // problems (sft, grpo)
   std::vector<Example> held_out;
   std::vector<int32_t> train_tokens, held_out_tokens;  // text (pretrain)
+  std::string fingerprint;  // file_checksum() of the file; empty: a generated task
 };
 
 // Loads what config.data says. `tokenizer`: of the model the run starts from; nullptr: made from
-// the data. Throws InputError for missing, empty or malformed data, or text the tokenizer has no
-// token for.
+// the data. Throws InputError for missing, empty or malformed data, a file that is not the one of
+// data.fingerprint, or text the tokenizer has no token for.
 Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> tokenizer);
 
 // Prompt and solution with end of sequence; the solution and the end are learned. Throws InputError

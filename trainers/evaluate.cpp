@@ -1,83 +1,170 @@
 #include "trainers/evaluate.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
 
+#include "core/config.h"
 #include "kernels/head.h"
+#include "trainers/across_ranks.h"
 
 namespace cohort {
+namespace {
 
-RewardFn correctness_of(const TrainConfig& config, const Task* task) {
-  RewardConfig chosen;
-  if (task != nullptr) {
-    chosen.name = "task";
-  } else if (!config.rewards.empty()) {
-    chosen = *std::max_element(config.rewards.begin(), config.rewards.end(),
-                               [](const auto& a, const auto& b) { return a.weight < b.weight; });
-  } else {
-    chosen.name = "exact_match";
-  }
-  for (const RewardEntry& entry : reward_table())
-    if (chosen.name == entry.name) return entry.make(chosen, task);
-  throw InputError(str("rewards: unknown reward '", chosen.name, "'"));
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+// Index into `names` of the reward that eval.correct means.
+size_t chosen_reward(const CorrectConfig& config, const std::vector<std::string>& names) {
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+  if (config.reward.empty() && names.size() > 1)
+    throw InputError(str("eval.correct.reward: there are ", names.size(), " rewards (", list,
+                         ") and pass@1 needs one that says what is right; hint: "
+                         "eval.correct.reward=",
+                         names[0]));
+  const auto it =
+      config.reward.empty() ? names.begin() : std::find(names.begin(), names.end(), config.reward);
+  if (it != names.end()) return static_cast<size_t>(it - names.begin());
+  const std::string near = nearest_name(config.reward, names);
+  throw InputError(str("eval.correct.reward: no reward is called '", config.reward, "'; ",
+                       list.empty() ? "there are none" : "the rewards are " + list,
+                       near.empty() ? "" : "; did you mean '" + near + "'?"));
 }
 
-ProblemScores evaluate_problems(const Transformer& model, const Tokenizer& tokenizer,
-                                std::span<const Example> problems, const RewardFn& correct,
-                                const TrainConfig& config, int64_t step) {
+// Some completions of this rank's problems.
+struct Judged {
+  Rollouts rollouts;
+  std::vector<double> verdicts;  // of every problem's samples, on every rank
+};
+
+Judged sample_and_judge(const ProblemEvaluation& what, Communicator& comm, double temperature,
+                        int64_t samples) {
+  const std::vector<Example>& problems = what.data.held_out;
+  const auto count = static_cast<int64_t>(problems.size());
+  const RankShare share = share_of(count, comm.rank(), comm.size());
+  SamplingConfig sampling = what.config.sampling;
+  sampling.temperature = temperature;
+  SampleAddress address{.seed = static_cast<uint64_t>(what.config.seed), .step = -1 - what.step};
+  address.prompt_numbers.resize(static_cast<size_t>(share.end - share.begin));
+  std::iota(address.prompt_numbers.begin(), address.prompt_numbers.end(), share.begin);
+  Judged out;
+  out.rollouts = Sampler(what.model, *what.data.tokenizer, sampling)
+                     .sample(std::span(problems).subspan(static_cast<size_t>(share.begin),
+                                                         address.prompt_numbers.size()),
+                             samples, address);
+  out.verdicts.assign(static_cast<size_t>(count * samples), 0);
+  for (size_t i = 0; i < out.rollouts.samples.size(); ++i)
+    out.verdicts[static_cast<size_t>(share.begin * samples) + i] = what.correct.judge(
+        {out.rollouts.prompts[i / static_cast<size_t>(samples)], out.rollouts.samples[i].text});
+  // One rank has each verdict and the others 0, so the sums are exact; a NaN stays one.
+  out.verdicts = reduce_over_ranks(comm, out.verdicts);
+  return out;
+}
+
+std::vector<ProblemResult> told_problems(const ProblemEvaluation& what, Communicator& comm,
+                                         const Judged& greedy) {
+  const std::vector<Example>& problems = what.data.held_out;
+  std::vector<std::string> texts(std::min<size_t>(kToldProblems, problems.size()));
+  for (size_t i = 0; i < greedy.rollouts.samples.size(); ++i)
+    if (const auto number = static_cast<size_t>(greedy.rollouts.prompt_numbers[i]);
+        number < texts.size())
+      texts[number] = greedy.rollouts.samples[i].text;
+  texts = gather_texts(comm, texts);
+  std::vector<ProblemResult> out;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    out.push_back({problems[i].prompt, problems[i].answer, texts[i], {}});
+    if (!std::isnan(greedy.verdicts[i])) out.back().correct = greedy.verdicts[i] == 1;
+  }
+  return out;
+}
+
+}  // namespace
+
+double Correctness::judge(const RewardInput& input) const {
+  const double value = reward(input);
+  return std::isnan(value) ? kNaN : value >= threshold ? 1 : 0;
+}
+
+std::string Correctness::rule() const {
+  return str(name, " >= ", threshold);
+}
+
+std::string Correctness::measure() const {
+  return str("pass@1 (", threshold == 1 ? name : rule(), ")");
+}
+
+Correctness correctness_of(const TrainConfig& config, const Task* task) {
+  const CorrectConfig& correct = config.eval.correct;
+  RewardConfig chosen;
+  std::string name;
+  if (correct.reward.empty() && task != nullptr) {
+    name = chosen.name = "task";
+  } else if (correct.reward.empty() && config.rewards.empty()) {
+    name = chosen.name = "exact_match";
+  } else {
+    const std::vector<std::string> names = config.rewards.empty()
+                                               ? std::vector<std::string>{}
+                                               : RewardSet(config.rewards, task).names();
+    const size_t index = chosen_reward(correct, names);
+    chosen = config.rewards[index];
+    name = names[index];
+  }
+  for (const RewardEntry& entry : reward_table())
+    if (chosen.name == entry.name) return {name, correct.threshold, entry.make(chosen, task)};
+  throw Error(str("the table of rewards has no '", chosen.name, "'"));
+}
+
+ProblemScores evaluate_problems(const ProblemEvaluation& what, Communicator& comm) {
+  const EvalConfig& eval = what.config.eval;
   ProblemScores scores;
-  const auto run = [&](double temperature, int64_t samples) {
-    SamplingConfig sampling = config.sampling;
-    sampling.temperature = temperature;
-    return Sampler(model, tokenizer, sampling)
-        .sample(problems, samples, {.seed = static_cast<uint64_t>(config.seed), .step = -1 - step});
-  };
-  const auto grade = [&](const Rollouts& rollouts) {
-    std::vector<double> right;
-    for (size_t i = 0; i < rollouts.samples.size(); ++i)
-      right.push_back(correct({rollouts.prompts[i / static_cast<size_t>(rollouts.num_generations)],
-                               rollouts.samples[i].text}));
-    return right;
-  };
-  const Rollouts greedy = run(0, 1);
-  const std::vector<double> right = grade(greedy);
-  for (size_t i = 0; i < right.size(); ++i)
-    scores.greedy.push_back(
-        {problems[i].prompt, problems[i].answer, greedy.samples[i].text, right[i] >= 1});
-  scores.metrics.emplace_back("pass@1", mean_pass_at_k(right, 1, 1));
-  if (config.eval.num_samples > 0) {
-    const double temperature = config.sampling.temperature > 0 ? config.sampling.temperature : 1;
-    const std::vector<double> sampled = grade(run(temperature, config.eval.num_samples));
-    for (const int64_t k : config.eval.k)
+  const Judged greedy = sample_and_judge(what, comm, 0, 1);
+  scores.metrics.emplace_back("pass@1", mean_pass_at_k(greedy.verdicts, 1, 1));
+  scores.told = told_problems(what, comm, greedy);
+  if (eval.num_samples > 0) {
+    const double temperature =
+        what.config.sampling.temperature > 0 ? what.config.sampling.temperature : 1;
+    const Judged sampled = sample_and_judge(what, comm, temperature, eval.num_samples);
+    for (const int64_t k : eval.k)
       scores.metrics.emplace_back(str("sampled_pass@", k),
-                                  mean_pass_at_k(sampled, config.eval.num_samples, k));
+                                  mean_pass_at_k(sampled.verdicts, eval.num_samples, k));
   }
   return scores;
 }
 
 double evaluate_text(const Transformer& model, std::span<const int32_t> tokens,
-                     int64_t micro_batch_tokens) {
+                     int64_t micro_batch_tokens, Communicator& comm) {
   NoGradGuard no_grad;
   const int64_t context = model.config().context, total = static_cast<int64_t>(tokens.size()) - 1;
+  if (total <= 0) return kNaN;
+  const int64_t count = (total + context - 1) / context;
+  const RankShare share = share_of(count, comm.rank(), comm.size());
   std::vector<TokenSequence> windows;
   std::vector<int64_t> lengths;
-  for (int64_t begin = 0; begin < total; begin += context) {
-    const int64_t n = std::min(context, total - begin) + 1;
+  for (int64_t w = share.begin; w < share.end; ++w) {
+    const int64_t begin = w * context, n = std::min(context, total - begin) + 1;
     const auto part = tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(n));
     windows.push_back(
         {.tokens = {part.begin(), part.end()}, .learn = std::vector<uint8_t>(part.size(), 1)});
     lengths.push_back(n - 1);
   }
-  double loss = 0;
+  std::vector<double> losses(static_cast<size_t>(count), 0);  // of each window
+  auto window = static_cast<size_t>(share.begin);
   const std::vector<int64_t> cuts = split_by_tokens(lengths, micro_batch_tokens);
   for (size_t b = 0; b + 1 < cuts.size(); ++b) {
-    const PackedBatch batch = model.place(pack(std::span(windows).subspan(
-        static_cast<size_t>(cuts[b]), static_cast<size_t>(cuts[b + 1] - cuts[b]))));
+    const auto first = static_cast<size_t>(cuts[b]), last = static_cast<size_t>(cuts[b + 1]);
+    const PackedBatch batch = model.place(pack(std::span(windows).subspan(first, last - first)));
     const Variable hidden = model.forward(batch);
-    for (const double lp :
-         token_log_probs(hidden, model.head(), batch.targets).logprob.value().to_vector<double>())
-      loss -= lp;
+    const auto logprobs =
+        token_log_probs(hidden, model.head(), batch.targets).logprob.value().to_vector<double>();
+    size_t at = 0;
+    for (size_t i = first; i < last; ++i, ++window)
+      for (const size_t end = at + static_cast<size_t>(lengths[i]); at < end; ++at)
+        losses[window] -= logprobs[at];
   }
-  return total > 0 ? loss / static_cast<double>(total) : 0;
+  double loss = 0;
+  for (const double of_window : reduce_over_ranks(comm, losses)) loss += of_window;
+  return loss / static_cast<double>(total);
 }
 
 }  // namespace cohort

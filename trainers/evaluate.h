@@ -1,6 +1,8 @@
-// Evaluation on held-out data, during and after training.
+// Evaluation on held-out data, during and after training. The ranks share the work; all of them
+// have the scores, with the bits that one rank alone would give.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,26 +13,51 @@
 
 namespace cohort {
 
-// Which completions are right: the task's checker for generated problems, else the reward with the
-// largest weight, else an exact match with the answer.
-RewardFn correctness_of(const TrainConfig& config, const Task* task);
+class Communicator;
+
+// What counts as right: a reward of at least a threshold.
+struct Correctness {
+  std::string name;  // of the reward
+  double threshold = 1;
+  RewardFn reward;
+
+  // 1 (right), 0 (wrong), or NaN where the reward does not apply.
+  double judge(const RewardInput& input) const;
+  // "countdown >= 1".
+  std::string rule() const;
+  // The greedy score with its name: "pass@1 (countdown)", "pass@1 (countdown >= 0.5)".
+  std::string measure() const;
+};
+// What config.eval.correct says; where it names no reward, the task's checker for generated
+// problems, else the only reward, else (there are no rewards) an exact match with the answer.
+// Throws InputError if there are several rewards and no name, or if none has the name.
+Correctness correctness_of(const TrainConfig& config, const Task* task);
 
 struct ProblemResult {
   std::string prompt, answer, completion;
-  bool correct = false;
+  std::optional<bool> correct;  // none: cannot be judged
 };
-struct ProblemScores {
-  Metrics metrics;  // "pass@1" (greedy) first, then the sampled "pass@k"
-  std::vector<ProblemResult> greedy;
-};
-// Greedy completions of every problem, and config.eval.num_samples samples of each for pass@k,
-// addressed by (seed, step).
-ProblemScores evaluate_problems(const Transformer& model, const Tokenizer& tokenizer,
-                                std::span<const Example> problems, const RewardFn& correct,
-                                const TrainConfig& config, int64_t step);
+// Problems whose greedy completions are told: the first so many.
+inline constexpr int64_t kToldProblems = 8;
 
-// Mean next-token loss over a whole token stream in consecutive windows of the model's context.
+struct ProblemScores {
+  Metrics metrics;  // "pass@1" (greedy) first, then the sampled "pass@k"; NaN: not measured
+  std::vector<ProblemResult> told;
+};
+struct ProblemEvaluation {
+  const Transformer& model;
+  const Dataset& data;
+  const Correctness& correct;
+  const TrainConfig& config;
+  int64_t step = 0;
+};
+// Greedy completions of every held-out problem, and config.eval.num_samples samples of each for
+// pass@k, addressed by (seed, step).
+ProblemScores evaluate_problems(const ProblemEvaluation& what, Communicator& comm);
+
+// Mean next-token loss over a whole token stream in consecutive windows of the model's context; NaN
+// for a stream without a second token.
 double evaluate_text(const Transformer& model, std::span<const int32_t> tokens,
-                     int64_t micro_batch_tokens);
+                     int64_t micro_batch_tokens, Communicator& comm);
 
 }  // namespace cohort

@@ -84,6 +84,10 @@ std::string file_checksum(const std::string& path) {
   return text;
 }
 
+uint64_t checksum(std::string_view bytes, uint64_t before) {
+  return XXH3_64bits_withSeed(bytes.data(), bytes.size(), before);
+}
+
 std::string create_run_directory(const std::string& wanted) {
   std::error_code error;
   fs::create_directories(fs::path(wanted).parent_path(), error);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace cohort {
 
@@ -18,6 +19,8 @@ std::string read_text_file(const std::string& path);
 void sync_directory(const std::string& path);
 // XXH3-64 of a file as 16 hex digits.
 std::string file_checksum(const std::string& path);
+// XXH3-64 of bytes, with the checksum of what comes before them as its seed.
+uint64_t checksum(std::string_view bytes, uint64_t before = 0);
 
 // Creates `wanted`, or `wanted`-2, -3, ... if it exists: two runs never share a directory. Returns
 // what it made.

@@ -35,6 +35,18 @@ std::vector<Example> next_prompts(Stage& stage, ShuffledOrder& order, const Prom
   return prompts;
 }
 
+// Does `work` on every rank. Where it meets what is not finite on one of them, all throw.
+void on_all_ranks(Communicator& comm, const std::function<void()>& work) {
+  std::optional<NonFiniteError> fault;
+  try {
+    work();
+  } catch (const NonFiniteError& e) {
+    fault = e;
+  }
+  if (reduce_over_ranks(comm, {fault ? 1.0 : 0.0})[0] == 0) return;
+  throw fault ? *fault : NonFiniteError("another rank's logits hold NaN or infinity");
+}
+
 // Whether there is something to learn from. Throws InputError if there never was, or not for long.
 bool is_rewarded(Stage& stage, const RewardSet::Scores& scores) {
   int64_t& unrewarded = stage.state().unrewarded_steps;
@@ -101,10 +113,13 @@ StageEnd train_grpo(Stage& stage) {
     Stopwatch clock;
     const PromptShare share = share_prompts(stage.comm(), config, stage.step());
     ScoredRollouts scored;
-    scored.rollouts = sampler.sample(next_prompts(stage, order, share), config.num_generations,
-                                     {.seed = static_cast<uint64_t>(config.seed),
-                                      .step = stage.step(),
-                                      .prompt_numbers = share.numbers});
+    stage.learner().check_weights();
+    on_all_ranks(stage.comm(), [&] {
+      scored.rollouts = sampler.sample(next_prompts(stage, order, share), config.num_generations,
+                                       {.seed = static_cast<uint64_t>(config.seed),
+                                        .step = stage.step(),
+                                        .prompt_numbers = share.numbers});
+    });
     scored.rollouts.policy_version = stage.learner().optimizer().updates();
     const double sampling_time = clock.lap();
     scored.scores = rewards.score(scored.rollouts);
@@ -134,7 +149,8 @@ StageEnd train_grpo(Stage& stage) {
     summary.insert(summary.end(), {{"time/sampling", sampling_time},
                                    {"time/rewards", rewards_time},
                                    {"time/update", update_time}});
-    for (const std::string& warning : monitor.observe(summary)) stage.warn(warning);
+    for (const std::string& warning : monitor.observe(summary))
+      stage.warn(str("step ", stage.step() + 1, ": ", warning));
     stage.state().monitor = monitor.state();
     stage.end_step(summary);
   }

@@ -68,16 +68,15 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<Varia
   global_grad_norm(norm, model_->parameters());
 
   const std::vector<double> numbers = losses.to_vector<double>();
-  check_losses(numbers);
   Update out;
   for (const double number : numbers) out.loss += number;
-  // A rank with a bad loss has left here, and the others hear of it before they see its gradients.
   const double refusals = accept && !accept() ? 1 : 0;
   const std::vector<double> sums = reduce_over_ranks(comm_, {out.loss, refusals});
   out.loss = sums[0];
   out.made = sums[1] == 0;
   const std::vector<double> health = health_.to_vector<double>();
-  if (health[1] != 0) throw_bad_weights();
+  if (health[1] != 0) throw_bad_weights();  // of which bad losses may be a consequence
+  check_losses(out.loss, numbers);
   out.grad_norm = health[0];
   check_gradients(out.grad_norm);
   if (out.made) optimizer_.step(learning_rate, norm, health_.narrow(0, 1, 1));
@@ -88,14 +87,27 @@ void Learner::check_weights() const {
   if (health_.narrow(0, 1, 1).item() != 0) throw_bad_weights();
 }
 
-void Learner::check_losses(const std::vector<double>& losses) const {
-  for (size_t i = 0; i < losses.size(); ++i)
+// The total is not finite on any rank if one loss of one rank is not: all ranks agree, and throw the
+// same.
+void Learner::check_losses(double total, const std::vector<double>& losses) const {
+  if (std::isfinite(total)) return;
+  // Number, from 1, and value of each rank's first bad micro batch, and how many it has.
+  std::vector<double> bad(3 * static_cast<size_t>(comm_.size()), 0);
+  double* mine = &bad[3 * static_cast<size_t>(comm_.rank())];
+  for (size_t i = losses.size(); i-- > 0;)
     if (!std::isfinite(losses[i])) {
-      check_weights();  // of which the loss may be a consequence
-      throw NonFiniteError(
-          str("the loss of micro batch ", i + 1, " of ", losses.size(), " is ", losses[i],
-              "; nothing was updated; hint: a lower learning_rate or max_grad_norm"));
+      mine[0] = static_cast<double>(i + 1);
+      mine[1] = losses[i];
+      mine[2] = static_cast<double>(losses.size());
     }
+  bad = reduce_over_ranks(comm_, bad);
+  std::string what = str("the sum of the losses is ", total);
+  for (size_t rank = bad.size() / 3; rank-- > 0;)
+    if (const double* first = &bad[3 * rank]; first[0] > 0)
+      what = str(comm_.size() > 1 ? str("rank ", rank, ": ") : "", "the loss of micro batch ",
+                 first[0], " of ", first[2], " is ", first[1]);
+  throw NonFiniteError(what +
+                       "; nothing was updated; hint: a lower learning_rate or max_grad_norm");
 }
 
 void Learner::check_gradients(double norm) const {

@@ -24,9 +24,9 @@ class Learner {
   // One optimiser update: backward of loss(0) ... loss(micro_batches - 1), whose sum over micro
   // batches and ranks is the step's loss, then reduction, clipping and AdamW. Every rank calls it,
   // also with no micro batch. The host waits for the device once, before the update. Throws
-  // NonFiniteError naming what is not finite: a loss or gradient, or what check_weights() looks
-  // for. Nothing is updated then. `accept`, where given, is asked when all losses are known; if it
-  // says no on any rank, weights and optimiser state stay as they are.
+  // NonFiniteError naming what is not finite, the same on every rank: a loss or gradient, or what
+  // check_weights() looks for. Nothing is updated then. `accept`, where given, is asked when all
+  // losses are known; if it says no on any rank, weights and optimiser state stay as they are.
   Update update(int64_t micro_batches, const std::function<Variable(int64_t)>& loss,
                 double learning_rate, const std::function<bool()>& accept = nullptr);
   // Throws NonFiniteError if an update has made weights or moments that are not finite. Waits for
@@ -38,7 +38,7 @@ class Learner {
   AdamW& optimizer() { return optimizer_; }
 
  private:
-  void check_losses(const std::vector<double>& losses) const;
+  void check_losses(double total, const std::vector<double>& losses) const;
   void check_gradients(double norm) const;
 
   std::unique_ptr<Transformer> model_;

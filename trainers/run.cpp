@@ -1,6 +1,7 @@
 #include "trainers/run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <sstream>
 
@@ -58,10 +59,27 @@ void check_for_group(const RunPlan& plan, ProcessGroup* group) {
   check_equal_plans(plan, *group);
 }
 
+// The first update after a resume is not finite: the checkpoint may be bad, though undamaged.
+class BadStart : public NonFiniteError {
+ public:
+  BadStart(const std::string& what, std::string at)
+      : NonFiniteError(what), checkpoint(std::move(at)) {}
+  const std::string checkpoint;
+};
+
+// What would stop a stage at its start, though nothing of it needs to be loaded to know.
+void check_stages(const RunPlan& plan) {
+  for (const TrainConfig& stage : plan.stages) {
+    parse_device(stage.device);
+    if (stage.trainer != TrainerType::kPretrain)
+      correctness_of(stage, stage.data.task.empty() ? nullptr : &find_task(stage.data.task));
+  }
+}
+
 }  // namespace
 
 Run::Run(RunPlan plan, std::string dir, ProcessGroup* group)
-    : plan_(std::move(plan)), dir_(std::move(dir)), group_(group) {
+    : plan_(std::move(plan)), config_(dump_plan(plan_)), dir_(std::move(dir)), group_(group) {
   if (!fs::is_directory(dir_))
     throw InputError(str("the run directory ", dir_,
                          " cannot be seen from this host; hint: set output_dir to a file system "
@@ -80,7 +98,7 @@ Run Run::create(const RunPlan& plan, ProcessGroup* group) {
   std::vector<StagePreview> preview = preview_plan(plan);
   Run run(plan, create_run_directory(plan.output_dir), group);
   run.preview_ = std::move(preview);
-  write_file_durable(run.dir_ + "/config.yaml", dump_plan(plan));
+  write_file_durable(run.dir_ + "/config.yaml", run.config_);
   if (group != nullptr) group->broadcast("run directory", run.dir_);
   return run;
 }
@@ -94,8 +112,10 @@ Run Run::resume(const std::string& run_dir, std::span<const std::string> overrid
             " does not exist; hint: give the run directory that `cohort train` printed"));
   const RunPlan plan = load_plan(config, overrides);
   check_for_group(plan, group);
-  for (const TrainConfig& stage : plan.stages) parse_device(stage.device);
+  check_stages(plan);
   Run run(plan, fs::absolute(run_dir).lexically_normal().string(), group);
+  run.start_ = "resumed";
+  for (const std::string& o : overrides) run.start_ += " " + o;
   if (group != nullptr) group->broadcast("run directory", run.dir_);  // rank 0 has the lock
   return run;
 }
@@ -115,9 +135,14 @@ RunResult Run::execute(Reporter& reporter, const std::atomic<bool>& stop) {
   }
   if (result.end == StageEnd::kFinished && is_main()) {
     const TrainState state = load_state(find_checkpoint(stage_dir(plan_.stages.size() - 1)));
+    result.before = result.after = std::nan("");
     if (const Json* first = state.report.find("first"))
-      result.before = first->at("score").as_double();
-    if (const Json* last = state.report.find("last")) result.after = last->at("score").as_double();
+      result.before = number_or_nan(first->at("score"));
+    result.measure = result.last_trainer == TrainerType::kPretrain ? "validation loss" : "pass@1";
+    if (const Json* last = state.report.find("last")) {
+      result.after = number_or_nan(last->at("score"));
+      if (const Json* measure = last->find("measure")) result.measure = measure->as_string();
+    }
   }
   return result;
 }
@@ -131,14 +156,48 @@ Communicator& Run::communicator(Device device) {
   return *comm_;
 }
 
-StageEnd Run::run_stage(size_t index, Reporter& reporter, const std::atomic<bool>& stop) {
+// The next stage has started from the weights at the end of this one: they must stay.
+std::string Run::why_fixed(size_t index) const {
+  if (index + 1 == plan_.stages.size() || !has_checkpoint(stage_dir(index + 1) + "/checkpoints"))
+    return "";
+  const size_t last = plan_.stages.size() - 1;
+  return str(fs::path(stage_dir(index + 1)).filename().string(),
+             " has started from its weights; hint: a key such as steps reaches every stage; "
+             "stages.",
+             last, ".steps=", plan_.stages[last].steps,
+             " is for the last one alone; or start a new run with init_from");
+}
+
+// The configuration is known to work: it becomes that of the run.
+void Run::record_start() {
+  if (recorded_) return;
+  recorded_ = true;
+  std::string note = start_;
+  std::replace(note.begin(), note.end(), '\n', ' ');
+  fs::create_directories(dir_ + "/starts");
+  int number = 1;
+  const auto path = [&] { return str(dir_, "/starts/", number, ".yaml"); };
+  while (fs::exists(path())) ++number;
+  replace_file(path(), str("# ", utc_now(), ": ", note, "\n", config_));
+  replace_file(dir_ + "/config.yaml", config_);
+}
+
+StageEnd Run::train_stage(size_t index, const std::string& before, Reporter& reporter,
+                          const std::atomic<bool>& stop) {
   const TrainConfig& config = plan_.stages[index];
   const Device device = device_of(config, group_);
   if (config.num_threads > 0) set_num_threads(static_cast<int>(config.num_threads));
   StageEnd end = StageEnd::kFinished;
   const auto train = [&](Communicator& comm) {
-    Stage stage({config, stage_dir(index), comm, reporter, stop, device});
-    return config.trainer == TrainerType::kGrpo ? train_grpo(stage) : train_supervised(stage);
+    Stage stage({config, stage_dir(index), comm, reporter, stop, device, before, why_fixed(index)});
+    if (comm.rank() == 0 && !stage.finished()) record_start();
+    try {
+      return config.trainer == TrainerType::kGrpo ? train_grpo(stage) : train_supervised(stage);
+    } catch (const NonFiniteError& e) {
+      const std::string checkpoint = stage.untried_checkpoint();
+      if (checkpoint.empty()) throw;
+      throw BadStart(e.what(), checkpoint);
+    }
   };
   if (group_ != nullptr) return train(communicator(device));
   run_local_ranks(static_cast<int>(config.ranks), [&](Communicator& comm) {
@@ -146,6 +205,30 @@ StageEnd Run::run_stage(size_t index, Reporter& reporter, const std::atomic<bool
     if (comm.rank() == 0) end = mine;
   });
   return end;
+}
+
+StageEnd Run::run_stage(size_t index, Reporter& reporter, const std::atomic<bool>& stop) {
+  const std::string checkpoints = stage_dir(index) + "/checkpoints";
+  for (std::string before;;) {
+    try {
+      return train_stage(index, before, reporter, stop);
+    } catch (const BadStart& e) {
+      const auto older = newest_checkpoint(checkpoints, e.checkpoint);
+      if (!older)
+        throw NonFiniteError(str(e.what(), "; this was the first update after resuming from ",
+                                 e.checkpoint,
+                                 ", and there is no checkpoint before it; hint: start a new run"));
+      // Processes go back together, or not at all: a rank that does not come here makes another
+      // call, which ends the run.
+      if (group_ != nullptr) group_->exchange("back to " + *older, {});
+      if (is_main()) {
+        reporter.end_stage();
+        logging::warn("the first update after resuming from ", e.checkpoint, " failed (", e.what(),
+                      "); going back to ", *older);
+      }
+      before = e.checkpoint;
+    }
+  }
 }
 
 }  // namespace cohort

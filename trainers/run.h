@@ -4,6 +4,7 @@
 //   RUN/config.yaml  log.txt           one stage: metrics.jsonl, completions.jsonl and checkpoints/
 //                                      beside them;
 //   RUN/1-sft/...  RUN/2-grpo/...      several stages: in numbered directories
+//   RUN/starts/1.yaml  2.yaml ...      the configuration of each start; config.yaml is the newest
 #pragma once
 
 #include <atomic>
@@ -22,9 +23,10 @@ namespace cohort {
 struct RunResult {
   std::string run_dir;
   StageEnd end = StageEnd::kFinished;
-  // Held-out score of the last stage before its first step and after its last: pass@1, or minus the
-  // validation loss.
+  // Held-out score of the last stage before its first step and after its last, and what it is:
+  // "pass@1 (countdown)", or "validation loss" (whose score is minus the loss). NaN: not measured.
   double before = 0, after = 0;
+  std::string measure;
   TrainerType last_trainer = TrainerType::kPretrain;
 };
 
@@ -37,8 +39,9 @@ class Run {
  public:
   // Makes a new run directory and writes the resolved configuration there.
   static Run create(const RunPlan& plan, ProcessGroup* group = nullptr);
-  // Takes up RUN_DIR where it ended, with the configuration it has and key=value overrides. Throws
-  // InputError if it is no run directory.
+  // Takes up RUN_DIR where it ended, with the configuration it has and key=value overrides, which
+  // become part of it as soon as there is something to train with them. Throws InputError if it is
+  // no run directory.
   static Run resume(const std::string& run_dir, std::span<const std::string> overrides,
                     ProcessGroup* group = nullptr);
 
@@ -46,17 +49,25 @@ class Run {
   const RunPlan& plan() const { return plan_; }
   // What preview_plan() found out: of a new run, on rank 0; else empty.
   const std::vector<StagePreview>& preview() const { return preview_; }
-  // Runs what is left. `stop` asks for a checkpoint and an early end.
+  // Runs what is left. `stop` asks for a checkpoint and an early end. A resumed stage whose first
+  // update is not finite goes back one checkpoint, as often as there is one.
   RunResult execute(Reporter& reporter, const std::atomic<bool>& stop);
 
  private:
   Run(RunPlan plan, std::string dir, ProcessGroup* group);
   StageEnd run_stage(size_t index, Reporter& reporter, const std::atomic<bool>& stop);
+  StageEnd train_stage(size_t index, const std::string& before, Reporter& reporter,
+                       const std::atomic<bool>& stop);
   std::string stage_dir(size_t index) const;
+  std::string why_fixed(size_t index) const;
+  void record_start();
   bool is_main() const { return group_ == nullptr || group_->rank() == 0; }
   Communicator& communicator(Device device);
 
   RunPlan plan_;
+  std::string config_;             // the plan as it will be kept
+  std::string start_ = "new run";  // or the overrides
+  bool recorded_ = false;
   std::vector<StagePreview> preview_;
   std::string dir_;
   ProcessGroup* group_;

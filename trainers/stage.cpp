@@ -1,56 +1,16 @@
 #include "trainers/stage.h"
 
-#include <algorithm>
-#include <cstdio>
+#include <cmath>
 #include <filesystem>
 
 #include "core/log.h"
 #include "trainers/files.h"
+#include "trainers/start.h"
 
 namespace cohort {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr size_t kShownCompletions = 3;  // before and after, in the final report
-
-std::string shown(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '\n')
-      out += "\\n";
-    else
-      out += c;
-  }
-  return out;
-}
-
-std::string decimals(double value, int digits) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
-}
-
-Json to_json(const std::vector<ProblemResult>& problems) {
-  Json list = Json(Json::Array{});
-  for (size_t i = 0; i < std::min(problems.size(), kShownCompletions); ++i) {
-    Json item;
-    item.set("prompt", problems[i].prompt)
-        .set("completion", problems[i].completion)
-        .set("correct", problems[i].correct);
-    list.push_back(std::move(item));
-  }
-  return list;
-}
-
-std::string completions_text(const Json& list) {
-  std::string text;
-  for (const Json& item : list.as_array())
-    text += str("  ", item.at("correct").as_bool() ? "right  " : "wrong  ",
-                shown(item.at("prompt").as_string()), " ", shown(item.at("completion").as_string()),
-                "\n");
-  return text;
-}
 
 // Keeps the lines up to `step`: a resumed run writes the later ones again.
 void truncate_log(const std::string& path, int64_t step) {
@@ -77,25 +37,31 @@ Stage::Stage(const StageSetup& setup)
       stop_(setup.stop),
       device_(setup.device),
       step_start_(std::chrono::steady_clock::now()) {
-  build_model();
+  build_model(setup);
+  check_equal_starts();
   if (config_.trainer != TrainerType::kPretrain) correct_ = correctness_of(config_, data_.task);
   if (!is_main()) return;
   open_logs();
   reporter_.begin_stage(trainer_name(config_.trainer), state_.step, config_.steps);
 }
 
-void Stage::build_model() {
+void Stage::build_model(const StageSetup& setup) {
   const std::string checkpoints = dir_ + "/checkpoints";
-  const auto resumed = newest_checkpoint(checkpoints);
+  const auto resumed = newest_checkpoint(checkpoints, setup.before);
   if (resumed) {
     state_ = load_state(*resumed);
     saved_step_ = state_.step;
   }
-  check_equal_starts(resumed ? *resumed : "no checkpoint in " + checkpoints);
+  check_equal_checkpoints(resumed ? *resumed : "no checkpoint in " + checkpoints);
+  if (resumed) take_up(*resumed, setup.fixed);
+  state_.steps = config_.steps;
   LoadedModel loaded;
   if (resumed || !config_.init_from.empty())
     loaded = load_model(resumed ? *resumed : find_checkpoint(config_.init_from), config_, device_);
-  data_ = load_dataset(config_, std::move(loaded.tokenizer));
+  TrainConfig config = config_;
+  if (config.data.fingerprint.empty()) config.data.fingerprint = state_.data_fingerprint;
+  data_ = load_dataset(config, std::move(loaded.tokenizer));
+  state_.data_fingerprint = data_.fingerprint;
   if (loaded.model == nullptr) {
     ModelConfig model = config_.model;
     model.vocab_size = data_.tokenizer->vocab_size();
@@ -116,19 +82,43 @@ void Stage::build_model() {
       reference_->copy_from(*loaded.model);
   }
   learner_ = std::make_unique<Learner>(std::move(loaded.model), config_.optimizer, comm_);
-  if (!resumed) return;
-  learner_->optimizer().load(SafetensorsFile(*resumed + "/optimizer.safetensors"), state_.updates);
+  if (resumed)
+    learner_->optimizer().load(SafetensorsFile(*resumed + "/optimizer.safetensors"),
+                               state_.updates);
+}
+
+// Decides whether a saved stage has anything left to do.
+void Stage::take_up(const std::string& checkpoint, const std::string& fixed) {
+  resumed_from_ = checkpoint;
+  resumed_updates_ = state_.updates;
+  const char* name = trainer_name(config_.trainer);
+  const std::string done = why_finished(config_, state_);
+  if (!done.empty()) {
+    if (is_main())
+      logging::info(name, " is finished, at step ", state_.step, ": ", done,
+                    fixed.empty() ? "; to train on, resume with steps=N or another eval.stop_at, "
+                                    "or start a run with init_from"
+                                  : "");
+    return;
+  }
+  const int64_t planned = other_plan(config_, state_);
+  if (!fixed.empty() && (state_.finished || planned > 0))
+    throw InputError(
+        str(name, " has ended at step ", state_.step, " and cannot train on: ", fixed));
+  state_.finished = false;
   if (!is_main()) return;
-  if (state_.finished)
-    logging::info(trainer_name(config_.trainer), " is finished, at step ", state_.step,
-                  "; to train on, start a run with init_from");
-  else
-    logging::info("resuming ", trainer_name(config_.trainer), " at step ", state_.step, " from ",
-                  *resumed);
+  if (planned > 0)
+    logging::info("steps: ", planned, " -> ", config_.steps, "; from step ", state_.step,
+                  " on the learning rate follows the schedule of ", config_.steps, " steps");
+  logging::info("resuming ", name, " at step ", state_.step, " from ", checkpoint);
+}
+
+std::string Stage::untried_checkpoint() const {
+  return learner_->optimizer().updates() == resumed_updates_ ? resumed_from_ : "";
 }
 
 // Ranks that do not see the same files would each train on from their own.
-void Stage::check_equal_starts(const std::string& found) {
+void Stage::check_equal_checkpoints(const std::string& found) {
   const auto step = static_cast<double>(saved_step_);
   const auto extremes = reduce_over_ranks(comm_, {step, -step}, Reduce::kMax);
   if (extremes[0] != -extremes[1])
@@ -138,11 +128,26 @@ void Stage::check_equal_starts(const std::string& found) {
                          "hosts share"));
 }
 
+void Stage::check_equal_starts() {
+  if (comm_.size() == 1) return;
+  const auto weights = [](const Transformer& model) {
+    NamedTensors out;
+    for (const NamedParameter& p : model.parameters()) out.emplace_back(p.name, p.variable.value());
+    return checksum_of(out);
+  };
+  std::vector<RankPart> parts{
+      {"weights", weights(model())},
+      {"optimizer state", checksum_of(learner_->optimizer().state())},
+      {"data", checksum(data_.fingerprint + data_.tokenizer->to_json().dump())}};
+  if (reference_ != nullptr) parts.push_back({"reference weights", weights(*reference_)});
+  check_equal_ranks(comm_, parts);
+}
+
 void Stage::open_logs() {
   for (auto [stream, name] :
        {std::pair{&metrics_, "metrics.jsonl"}, std::pair{&completions_, "completions.jsonl"}}) {
     const std::string path = dir_ + "/" + name;
-    truncate_log(path, state_.best_step < 0 ? -1 : state_.step);
+    truncate_log(path, state_.evaluated_step < 0 ? -1 : state_.step);
     stream->open(path, std::ios::app);
     if (!*stream) throw InputError(str("cannot write ", path));
   }
@@ -154,7 +159,7 @@ bool Stage::agree(bool mine) {
 }
 
 bool Stage::more() {
-  if (state_.best_step < 0) evaluate();  // the first evaluation comes before the first step
+  if (state_.evaluated_step < 0) evaluate();  // the first evaluation comes before the first step
   interrupted_ = agree(stop_.load());
   step_start_ = std::chrono::steady_clock::now();
   return state_.step < config_.steps && !interrupted_ && !reached_ && !state_.finished;
@@ -199,59 +204,78 @@ void Stage::end_step(const Metrics& metrics) {
     save(false);
 }
 
-Metrics Stage::evaluation_metrics() {
+Evaluation Stage::evaluation() {
+  Evaluation out{.step = state_.step, .score = std::nan("")};
+  Stopwatch clock;
   if (config_.trainer == TrainerType::kPretrain) {
-    if (data_.held_out_tokens.size() < 2) return {};
-    return {
-        {"val_loss", evaluate_text(model(), data_.held_out_tokens, config_.micro_batch_tokens)}};
+    out.measure = "validation loss";
+    if (data_.held_out_tokens.size() < 2) return out;
+    const double loss =
+        evaluate_text(model(), data_.held_out_tokens, config_.micro_batch_tokens, comm_);
+    out.metrics = {{"val_loss", loss}};
+    out.score = -loss;
+  } else {
+    out.measure = correct_.measure();
+    out.rule = correct_.rule();
+    ProblemScores scores =
+        evaluate_problems({model(), data_, correct_, config_, state_.step}, comm_);
+    out.metrics = std::move(scores.metrics);
+    out.told = std::move(scores.told);
+    out.score = out.metrics[0].second;
   }
-  ProblemScores scores =
-      evaluate_problems(model(), *data_.tokenizer, data_.held_out, correct_, config_, state_.step);
-  last_problems_ = std::move(scores.greedy);
-  return scores.metrics;
+  out.seconds = clock.lap();
+  return out;
 }
 
+// Every rank takes part and has the score; rank 0 writes.
 void Stage::evaluate() {
   learner_->check_weights();
-  evaluated_step_ = state_.step;
-  std::vector<double> score{0};
-  if (is_main()) {
-    const Metrics metrics = evaluation_metrics();
-    Json line;
-    line.set("step", state_.step).set("eval", true);
-    std::string text = str("step ", state_.step, ":");
-    for (const auto& [name, value] : metrics) {
-      line.set(name, value);
-      text += str(" ", name, " ", decimals(value, 4));
-    }
-    if (!metrics.empty())
-      score[0] = config_.trainer == TrainerType::kPretrain ? -metrics[0].second : metrics[0].second;
-    metrics_ << line.dump() << '\n' << std::flush;
-    for (size_t i = 0; i < std::min<size_t>(8, last_problems_.size()); ++i) {
-      const ProblemResult& p = last_problems_[i];
-      Json sample;
-      sample.set("step", state_.step)
-          .set("eval", true)
-          .set("prompt", p.prompt)
-          .set("completion", p.completion);
-      sample.set("answer", p.answer).set("correct", p.correct);
-      log_completion(sample);
-    }
-    if (state_.report.find("first") == nullptr) {
-      Json first;
-      first.set("score", score[0]).set("completions", to_json(last_problems_));
-      state_.report.set("first", std::move(first));
-    }
-    reporter_.message(text);
-  }
-  if (comm_.size() > 1) score = reduce_over_ranks(comm_, score);  // only rank 0 has one
-  score_ = score[0];
-  if (state_.best_step < 0 || score_ > state_.best) {
-    state_.best = score_;
+  const Evaluation result = evaluation();
+  warn_of_collapse(result);
+  note_score(result);
+  if (is_main() && !result.metrics.empty()) tell(result);
+}
+
+// A fall from the best score to less than half of it, beyond what so few problems leave to chance.
+void Stage::warn_of_collapse(const Evaluation& evaluation) {
+  if (evaluation.rule.empty() || state_.best_step < 0 || std::isnan(evaluation.score)) return;
+  const double best = state_.best, score = evaluation.score,
+               problems = static_cast<double>(data_.held_out.size());
+  const double error = std::sqrt((best * (1 - best) + score * (1 - score)) / problems);
+  const bool collapsed = score < best / 2 && best - score > 2 * error;
+  if (collapsed && !collapsed_)
+    warn(str("step ", state_.step, ": ", evaluation.measure, " has collapsed to ",
+             score_text(score, 4), "; hint: a lower learning_rate"));
+  collapsed_ = collapsed;
+}
+
+void Stage::note_score(const Evaluation& evaluation) {
+  // A score of another kind says nothing about this one.
+  if (const Json* last = state_.report.find("last"))
+    if (const Json* measure = last->find("measure");
+        measure != nullptr && measure->as_string() != evaluation.measure)
+      state_.best_step = -1;
+  state_.evaluated_step = state_.step;
+  const double score = evaluation.score;
+  if (!std::isnan(score) && (state_.best_step < 0 || !(score <= state_.best))) {
+    state_.best = score;
     state_.best_step = state_.step;
   }
   reached_ = config_.eval.stop_at > 0 && config_.trainer != TrainerType::kPretrain &&
-             score_ >= config_.eval.stop_at;
+             score >= config_.eval.stop_at;
+  if (state_.report.find("first") == nullptr) state_.report.set("first", score_json(evaluation));
+  state_.report.set("last", score_json(evaluation));
+}
+
+void Stage::tell(const Evaluation& evaluation) {
+  metrics_ << evaluation_json(evaluation).dump() << '\n' << std::flush;
+  for (const ProblemResult& problem : evaluation.told)
+    log_completion(told_json(evaluation, problem));
+  reporter_.message(evaluation_text(evaluation));
+  if (!std::isnan(evaluation.score) || evaluation.rule.empty() || warned_) return;
+  warned_ = true;
+  logging::warn(evaluation.measure, " is not measured: ", correct_.name, " applies to none of the ",
+                data_.held_out.size(), " held-out problems; hint: another eval.correct.reward");
 }
 
 void Stage::save(bool finished) {
@@ -275,12 +299,11 @@ void Stage::warn(const std::string& warning) const {
   std::string best;
   if (state_.best_step >= 0) {
     const std::string checkpoint = checkpoint_path(dir_ + "/checkpoints", state_.best_step);
-    best =
-        str("; best so far: step ", state_.best_step, " (score ", decimals(state_.best, 4), "), ",
-            fs::exists(checkpoint) ? checkpoint
-                                   : "which was not saved; hint: checkpoint.every saves it");
+    best = str("; best so far: step ", state_.best_step, " (", score_text(state_.best, 4), "), ",
+               fs::exists(checkpoint) ? checkpoint
+                                      : "which was not saved; hint: checkpoint.every saves it");
   }
-  logging::warn("step ", state_.step + 1, ": ", warning, best);
+  logging::warn(warning, best);
 }
 
 StageEnd Stage::finish() {
@@ -290,31 +313,13 @@ StageEnd Stage::finish() {
     return StageEnd::kInterrupted;
   }
   if (!state_.finished) {
-    if (evaluated_step_ != state_.step) evaluate();
-    if (is_main()) {
-      Json last;
-      last.set("score", score_).set("completions", to_json(last_problems_));
-      state_.report.set("last", std::move(last));
-    }
+    if (state_.evaluated_step != state_.step || state_.report.find("last") == nullptr) evaluate();
     save(true);
-    if (is_main() && config_.trainer == TrainerType::kGrpo) reporter_.message(report());
+    if (is_main() && config_.trainer == TrainerType::kGrpo)
+      reporter_.message(final_report(state_.report));
   }
   if (is_main()) reporter_.end_stage();
   return StageEnd::kFinished;
-}
-
-std::string Stage::report() const {
-  std::string text;
-  if (const Json* curve = state_.report.find("curve")) {
-    std::vector<double> values;
-    for (const Json& v : curve->as_array()) values.push_back(v.as_double());
-    text += str("mean reward over ", values.size(), " steps\n", text_curve(values, 64, 10));
-  }
-  for (const auto& [key, title] : {std::pair{"first", "before"}, std::pair{"last", "after"}})
-    if (const Json* part = state_.report.find(key))
-      text += str(title, " GRPO (held-out pass@1 ", decimals(part->at("score").as_double(), 3),
-                  "):\n", completions_text(part->at("completions")));
-  return text;
 }
 
 }  // namespace cohort

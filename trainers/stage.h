@@ -20,8 +20,8 @@
 #include "dist/communicator.h"
 #include "trainers/checkpoint.h"
 #include "trainers/dataset.h"
-#include "trainers/evaluate.h"
 #include "trainers/learner.h"
+#include "trainers/report.h"
 #include "trainers/reporter.h"
 
 namespace cohort {
@@ -33,6 +33,10 @@ struct StageSetup {
   Reporter& reporter;             // used by rank 0 only
   const std::atomic<bool>& stop;  // set by SIGINT and SIGTERM
   Device device = {};             // of this rank
+  // Resume from a checkpoint before this one; empty: from the newest.
+  std::string before = {};
+  // Why the stage must end where it did, should it be asked for more; empty: it need not.
+  std::string fixed = {};
 };
 
 enum class StageEnd { kFinished, kInterrupted };
@@ -40,7 +44,7 @@ enum class StageEnd { kFinished, kInterrupted };
 class Stage {
  public:
   // Loads data and model: from the newest checkpoint in `dir` if there is one (resume), else from
-  // init_from, else fresh.
+  // init_from, else fresh. Throws InputError on ranks that do not start alike.
   explicit Stage(const StageSetup& setup);
 
   bool more();
@@ -48,6 +52,11 @@ class Stage {
   void end_step(const Metrics& metrics);
   // Last evaluation, checkpoint and report.
   StageEnd finish();
+
+  // It has been saved as finished, and there is nothing to do.
+  bool finished() const { return state_.finished; }
+  // The checkpoint it was resumed from, as long as no update has been made since; else "".
+  std::string untried_checkpoint() const;
 
   int64_t step() const { return state_.step; }
   double learning_rate() const {
@@ -64,18 +73,22 @@ class Stage {
   bool is_main() const { return comm_.rank() == 0; }
   // Appends one line to completions.jsonl (rank 0).
   void log_completion(const Json& line);
-  // Logs a warning about the step under way, with where the best weights are (rank 0).
+  // Logs a warning, with where the best weights are (rank 0).
   void warn(const std::string& warning) const;
 
  private:
-  void build_model();
-  void check_equal_starts(const std::string& found);
+  void build_model(const StageSetup& setup);
+  void take_up(const std::string& checkpoint, const std::string& fixed);
+  void check_equal_checkpoints(const std::string& found);
+  void check_equal_starts();
   void evaluate();
   void save(bool finished);
   void open_logs();
   bool agree(bool mine);
-  Metrics evaluation_metrics();
-  std::string report() const;
+  Evaluation evaluation();
+  void warn_of_collapse(const Evaluation& evaluation);
+  void note_score(const Evaluation& evaluation);
+  void tell(const Evaluation& evaluation);
 
   const TrainConfig config_;
   const std::string dir_;
@@ -86,13 +99,13 @@ class Stage {
   Dataset data_;
   std::unique_ptr<Learner> learner_;
   std::unique_ptr<Transformer> reference_;
-  RewardFn correct_;
+  Correctness correct_;
   TrainState state_;
   std::ofstream metrics_, completions_;
-  std::vector<ProblemResult> last_problems_;
-  int64_t evaluated_step_ = -1, saved_step_ = -1;
-  double score_ = 0;  // of the last evaluation
-  bool interrupted_ = false, reached_ = false;
+  std::string resumed_from_;     // a checkpoint; empty: a new stage
+  int64_t resumed_updates_ = 0;  // that it had seen
+  int64_t saved_step_ = -1;
+  bool interrupted_ = false, reached_ = false, warned_ = false, collapsed_ = false;
   std::chrono::steady_clock::time_point step_start_;
 };
 

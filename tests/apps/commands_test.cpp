@@ -93,6 +93,7 @@ TEST_F(Commands, EvalSaysWhatTheRunSaid) {
   const Json last = json_lines(run_ + "/metrics.jsonl").back();
   const Json said = json_lines_of(cohort({"eval", run_}).out).at(0);
   EXPECT_EQ(metric(said, "pass@1"), metric(last, "pass@1"));
+  EXPECT_EQ(said.at("correct").as_string(), "task >= 1");
   EXPECT_EQ(said.at("problems").as_int(), 8);
   EXPECT_NE(said.find("sampled_pass@4"), nullptr);
   EXPECT_EQ(json_lines_of(cohort({"eval", run_, "eval.size=5"}).out)[0].at("problems").as_int(), 5);
@@ -109,10 +110,38 @@ TEST_F(Commands, EvalOfTextSaysTheValidationLossOfTheRun) {
             metric(last, "val_loss"));
 }
 
+// A run of a version that chose by weight: now the user says what is right.
+TEST_F(Commands, EvalOfSeveralRewardsAsksWhatIsRight) {
+  std::string lines;
+  for (int i = 0; i < 20; ++i) lines += str("{\"prompt\": \"", i, "=\", \"answer\": \"7\"}\n");
+  write_file(dir_.path("sums.jsonl"), lines);
+  train(std::string(kSmallModel) + kSmallSft +
+            "data: {jsonl: {path: sums.jsonl, held_out_fraction: 0.3}}\n"
+            "rewards: [{name: numeric}, {name: format, pattern: '.'}]\n",
+        {"eval.correct.reward=numeric", "eval.size=2"});
+  std::string config = read_file(run_ + "/config.yaml");
+  const size_t at = config.find("reward: numeric");
+  ASSERT_NE(at, std::string::npos);
+  write_file(run_ + "/config.yaml", config.replace(at, 15, "reward: \"\""));
+  expect_bad_input(run_cohort({"eval", run_}),
+                   {"there are 2 rewards (numeric, format)", "hint: eval.correct.reward=numeric"});
+  const Json said = json_lines_of(cohort({"eval", run_, "eval.correct.reward=format"}).out).at(0);
+  EXPECT_EQ(said.at("correct").as_string(), "format >= 1");
+}
+
+TEST_F(Commands, TrainWithoutHeldOutTextSaysSo) {
+  const Output output =
+      train(std::string(kSmallModel) + kSmallPretrain, {"data.held_out_fraction=0"});
+  EXPECT_EQ(output.out.find("validation loss"), std::string::npos) << output.out;
+  EXPECT_NE(output.out.find("run: done, with no held-out text to score, in "), std::string::npos)
+      << output.out;
+  EXPECT_TRUE(json_lines_of(cohort({"eval", run_}).out).at(0).at("val_loss").is_null());
+}
+
 TEST_F(Commands, TrainPrintsDirectoryAndScoreAndShowsItsSteps) {
   const Output output = train(sft_);
   EXPECT_EQ(output.out.find("run directory: " + run_ + "\n"), 0u) << output.out;
-  EXPECT_NE(output.out.find("run: pass@1 0.00 -> "), std::string::npos) << output.out;
+  EXPECT_NE(output.out.find("run: pass@1 (task) 0.00 -> "), std::string::npos) << output.out;
   EXPECT_NE(output.err.find("sft 6/6"), std::string::npos) << output.err;
   for (const char* file : {"config.yaml", "log.txt", "metrics.jsonl", "completions.jsonl"})
     EXPECT_TRUE(fs::exists(run_ + "/" + file)) << file;

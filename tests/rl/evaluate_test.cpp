@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <cmath>
 #include <limits>
 
 #include "tests/support/test_util.h"
@@ -45,13 +46,23 @@ TEST(PassAtK, RejectsImpossibleCounts) {
   EXPECT_THROW_WITH(pass_at_k(4, -1, 1), Error, "got -1");
 }
 
-TEST(PassAtK, MeanRunsOverPromptsAndCountsFullMarksOnly) {
-  const double nan = std::numeric_limits<double>::quiet_NaN();
-  const std::vector<double> correct = {1, 0, 0.99, 0, /**/ 1, 2, 0, nan, /**/ 0, 0, 0, 0};
+TEST(PassAtK, MeanRunsOverPrompts) {
+  const std::vector<double> correct = {1, 0, 0, 0, /**/ 1, 1, 0, 0, /**/ 0, 0, 0, 0};
   EXPECT_NEAR(mean_pass_at_k(correct, 4, 1), (0.25 + 0.5 + 0) / 3, 1e-15);
   EXPECT_NEAR(mean_pass_at_k(correct, 4, 2), (0.5 + 5.0 / 6 + 0) / 3, 1e-15);
   EXPECT_THROW_WITH(mean_pass_at_k(correct, 5, 1), Error, "groups of 5");
   EXPECT_THROW_WITH(mean_pass_at_k({}, 4, 1), Error, "got 0 values");
+}
+
+TEST(PassAtK, LeavesOutWhatCannotBeJudged) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  // 1 of 3, 1 of 1, none judged, 0 of 4.
+  const std::vector<double> correct = {1,   0,   0,   nan, /**/ nan, nan, 1, nan,
+                                       nan, nan, nan, nan, /**/ 0,   0,   0, 0};
+  EXPECT_NEAR(mean_pass_at_k(correct, 4, 1), (1.0 / 3 + 1 + 0) / 3, 1e-15);
+  EXPECT_NEAR(mean_pass_at_k(correct, 4, 2), (2.0 / 3 + 0) / 2, 1e-15);  // the second has too few
+  EXPECT_NEAR(mean_pass_at_k(correct, 4, 4), 0, 1e-15);
+  EXPECT_TRUE(std::isnan(mean_pass_at_k(std::vector<double>{nan, nan}, 1, 1)));
 }
 
 }  // namespace

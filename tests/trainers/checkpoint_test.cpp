@@ -1,6 +1,7 @@
 // Checkpoint directories: what they hold, which are kept, and what damage is found.
 #include "trainers/checkpoint.h"
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -228,6 +229,35 @@ TEST_F(Checkpoints, DamagedLaterOneDoesNotCountAsOneOfTheLast) {
   EXPECT_EQ(newest_checkpoint(dir_), path(20).substr(0, path(20).size() - 1));
 }
 
+// The numbers of what was not measured.
+TEST_F(Checkpoints, StatesWithoutAScoreAreRead) {
+  state_.best = std::nan("");
+  state_.evaluated_step = 4;
+  state_.data_fingerprint = "0123";
+  const TrainState state = load_state(save(5));
+  EXPECT_TRUE(std::isnan(state.best));
+  EXPECT_EQ(state.to_json().dump(), state_.to_json().dump());
+}
+
+TEST_F(Checkpoints, BeforeAGivenOneAreFoundToo) {
+  for (const int64_t step : {10, 20, 30}) save(step, -1, 9);
+  const std::string at = path(20).substr(0, path(20).size() - 1);
+  EXPECT_EQ(newest_checkpoint(dir_, path(30).substr(0, path(30).size() - 1)), at);
+  fs::rename(path(10), dir_ + "/.old-step-00000010");
+  EXPECT_EQ(newest_checkpoint(dir_, at), dir_ + "/.old-step-00000010");
+  EXPECT_FALSE(newest_checkpoint(dir_, dir_ + "/.old-step-00000010").has_value());
+}
+
+// A run that went back and ended early: what it went back behind is not its end.
+TEST_F(Checkpoints, FinishedOnesAreTheNewest) {
+  save(10);
+  save(30);
+  state_.finished = true;
+  EXPECT_EQ(newest_checkpoint(dir_), path(30).substr(0, path(30).size() - 1));
+  save(20);
+  EXPECT_EQ(names(), (Names{"step-00000010", "step-00000020"}));
+}
+
 TEST_F(Checkpoints, SavingAStepAgainReplacesIt) {
   save(10);
   const std::string first = read_file(path(10, "model.safetensors"));
@@ -339,6 +369,12 @@ TEST(Files, ChecksumIsXxh3) {
   large.back() = 'b';
   write_file(dir.path("b"), large);
   EXPECT_NE(file_checksum(dir.path("a")), file_checksum(dir.path("b")));
+}
+
+TEST(Files, ChecksumOfBytesGoesOnFromTheOneBefore) {
+  EXPECT_EQ(checksum(""), 0x2d06800538d394c2u);
+  EXPECT_NE(checksum("b", checksum("a")), checksum("a", checksum("b")));
+  EXPECT_NE(checksum("b", checksum("a")), checksum("b"));
 }
 
 TEST(Files, RunDirectoriesAreNeverShared) {

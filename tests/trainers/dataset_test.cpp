@@ -1,10 +1,10 @@
-// Data on its way into training: sequences, checks before the first step, evaluation.
+// Data on its way into training: sequences, checks before the first step.
 #include "trainers/dataset.h"
 
 #include <cmath>
 
 #include "tests/support/test_util.h"
-#include "trainers/evaluate.h"
+#include "trainers/files.h"
 #include "trainers/preview.h"
 
 namespace cohort::test {
@@ -120,6 +120,31 @@ TEST_F(Datasets, HeldOutProblemsOfATaskAreTheSameForEverySeed) {
   EXPECT_NE(a.train->get(0).prompt, b.train->get(0).prompt);
 }
 
+TEST_F(Datasets, FileOfAnotherFingerprintIsRefused) {
+  TrainConfig config = jsonl(TrainerType::kSft, sums());
+  const std::string found = load_dataset(config, nullptr).fingerprint;
+  EXPECT_EQ(found, file_checksum(config.data.jsonl.path));
+  config.data.fingerprint = found;
+  load_dataset(config, nullptr);
+  auto lines = sums();
+  lines.back() = line("19+1=", "2");
+  jsonl(TrainerType::kSft, lines);
+  const std::string other = file_checksum(config.data.jsonl.path);
+  EXPECT_THROW_WITH(load_dataset(config, nullptr), InputError,
+                    config.data.jsonl.path +
+                        " is not the file that was meant: its fingerprint is " + other +
+                        ", expected " + found);
+  EXPECT_THROW_WITH(load_dataset(config, nullptr), InputError,
+                    "hint: restore the file, or accept this one with data.fingerprint=" + other);
+  config.data.fingerprint = other;
+  load_dataset(config, nullptr);
+  // Generated problems have no file.
+  TrainConfig task;
+  task.trainer = TrainerType::kSft;
+  task.data.task = "addition";
+  EXPECT_EQ(load_dataset(task, nullptr).fingerprint, "");
+}
+
 // ---- Previews ----------------------------------------------------------------------------------
 
 TEST_F(Datasets, PreviewChecksEachStageAgainstTheOneBefore) {
@@ -155,84 +180,25 @@ TEST_F(Datasets, PreviewFindsBadRewards) {
                     "rewards[0] 'format'");
 }
 
-// ---- Evaluation --------------------------------------------------------------------------------
-
-std::unique_ptr<Transformer> small_model(int64_t vocab, int64_t context) {
-  ModelConfig c;
-  c.num_layers = 1;
-  c.d_model = 16;
-  c.num_heads = 2;
-  c.context = context;
-  c.init_std = 0.3;
-  c.vocab_size = vocab;
-  c.resolve();
-  return std::make_unique<Transformer>(c, DType::kF64, 1);
-}
-
-TEST(EvaluateText, IsTheMeanOverConsecutiveWindowsHoweverTheyAreBatched) {
-  const auto model = small_model(7, 4);
-  std::vector<int32_t> tokens;
-  for (int i = 0; i < 15; ++i) tokens.push_back(i * i % 7);
-  // Windows by hand: inputs 0-3, 4-7, 8-11, 12-13.
-  double loss = 0;
-  NoGradGuard no_grad;
-  for (size_t begin = 0; begin < 14; begin += 4) {
-    TokenSequence s;
-    s.tokens.assign(tokens.begin() + static_cast<long>(begin),
-                    tokens.begin() + static_cast<long>(std::min<size_t>(begin + 5, 15)));
-    s.learn.assign(s.tokens.size(), 1);
-    const PackedBatch batch = pack({&s, 1});
-    const auto lp =
-        token_log_probs(model->forward(batch), model->head(), batch.targets).logprob.value();
-    for (const double v : lp.to_vector<double>()) loss -= v / 14;
-  }
-  for (const int64_t budget : {1, 8, 1000})
-    EXPECT_NEAR(evaluate_text(*model, tokens, budget), loss, 1e-14);
-}
-
-TEST(EvaluateProblems, GradesGreedyAndSampledCompletions) {
-  const auto tokenizer = make_char_tokenizer("01");
-  const auto model = small_model(tokenizer->vocab_size(), 12);
-  std::vector<Example> problems;
-  for (const char* prompt : {"0", "1", "00", "01", "10", "11"})
-    problems.push_back(example(prompt, ""));
-  TrainConfig config;
-  config.sampling.max_completion_length = 3;
-  config.eval.num_samples = 4;
-  config.eval.k = {1, 4};
-  const RewardFn has_one = [](const RewardInput& in) {
-    return in.completion.find('1') != std::string_view::npos ? 1.0 : 0.0;
+// Of several rewards none says by itself what is right: that is found before anything is trained.
+TEST_F(Datasets, PreviewWantsToKnowWhatIsRight) {
+  jsonl(TrainerType::kGrpo, sums());
+  const auto preview = [&](const std::string& more) {
+    write_file(
+        dir_.path("plan.yaml"),
+        "trainer: grpo\ndata: {jsonl: {path: data.jsonl, held_out_fraction: 0.3}}\n"
+        "model: {d_model: 16, num_heads: 2, context: 16}\nmax_completion_length: 4\n"
+        "rewards: [{name: numeric}, {name: format, pattern: 1}, {name: format, pattern: 2}]\n" +
+            more);
+    return preview_plan(load_plan(dir_.path("plan.yaml"), {}));
   };
-  const ProblemScores scores = evaluate_problems(*model, *tokenizer, problems, has_one, config, 3);
-  ASSERT_EQ(scores.metrics.size(), 3u);
-  EXPECT_EQ(scores.metrics[0].first, "pass@1");
-  EXPECT_EQ(scores.metrics[1].first, "sampled_pass@1");
-  EXPECT_EQ(scores.metrics[2].first, "sampled_pass@4");
-  EXPECT_LE(scores.metrics[1].second, scores.metrics[2].second);
-  double right = 0;
-  for (const ProblemResult& p : scores.greedy) {
-    EXPECT_EQ(p.correct, p.completion.find('1') != std::string::npos);
-    right += p.correct;
-  }
-  EXPECT_DOUBLE_EQ(scores.metrics[0].second, right / 6);
-  // Greedy completions depend on neither seed nor step.
-  config.seed = 9;
-  const ProblemScores other = evaluate_problems(*model, *tokenizer, problems, has_one, config, 4);
-  for (size_t i = 0; i < problems.size(); ++i)
-    EXPECT_EQ(other.greedy[i].completion, scores.greedy[i].completion);
-}
-
-TEST(Correctness, IsTheTasksCheckerElseTheHeaviestRewardElseAnExactMatch) {
-  TrainConfig config;
-  const Example e = example("p", "42");
-  EXPECT_EQ(correctness_of(config, nullptr)({e, "42"}), 1);
-  EXPECT_EQ(correctness_of(config, nullptr)({e, "42.0"}), 0);
-  RewardConfig light{.name = "exact_match", .weight = 1, .pattern = ""},
-      heavy{.name = "numeric", .weight = 2, .pattern = ""};
-  config.rewards = {light, heavy};
-  EXPECT_EQ(correctness_of(config, nullptr)({e, "42.0"}), 1);
-  const Example parity = example("10=", "1");
-  EXPECT_EQ(correctness_of(config, &find_task("parity"))({parity, "11:1"}), 1);
+  EXPECT_THROW_WITH(preview(""), InputError,
+                    "eval.correct.reward: there are 3 rewards (numeric, format, format_2)");
+  EXPECT_THROW_WITH(preview(""), InputError, "hint: eval.correct.reward=numeric");
+  preview("eval: {correct: {reward: format_2}}\n");
+  EXPECT_THROW_WITH(preview("eval: {correct: {reward: format2}}\n"), InputError,
+                    "no reward is called 'format2'; the rewards are numeric, format, format_2; did "
+                    "you mean 'format");
 }
 
 }  // namespace

@@ -16,7 +16,9 @@ struct Numbers {
 
 class Monitor : public testing::Test {
  protected:
-  Monitor() { config_.rewards = {{.name = "task", .weight = 1}, {.name = "format", .weight = 0.1}}; }
+  Monitor() {
+    config_.rewards = {{.name = "task", .weight = 1}, {.name = "format", .weight = 0.1}};
+  }
 
   // The warnings of one step.
   static std::vector<std::string> observe(GrpoMonitor& monitor, const Numbers& n) {
@@ -61,11 +63,12 @@ TEST_F(Monitor, SaysNothingOfARunThatLearns) {
 
 // As GRPO at pretraining's learning rate does: from 0.89 to 0.09 in 20 steps.
 TEST_F(Monitor, RewardThatCollapses) {
-  const auto warnings = observe_all(
-      [](int i) { return Numbers{.reward = std::max(0.09, 0.89 - 0.05 * i)}; }, 40);
+  const auto warnings =
+      observe_all([](int i) { return Numbers{.reward = std::max(0.09, 0.89 - 0.05 * i)}; }, 40);
   expect_one(warnings, "the reward has collapsed: ");
   EXPECT_LT(warnings[0].first, 20);
-  const auto negative = observe_all([](int i) { return Numbers{.reward = i < 8 ? -1.0 : -3.0}; }, 30);
+  const auto negative =
+      observe_all([](int i) { return Numbers{.reward = i < 8 ? -1.0 : -3.0}; }, 30);
   expect_one(negative, "after -1 at best");
 }
 
@@ -104,20 +107,16 @@ TEST_F(Monitor, ClippedRatiosAndLengthsAtTheLimit) {
 }
 
 TEST_F(Monitor, AFaultThatReturnsIsToldAgain) {
-  const auto warnings = observe_all(
-      [](int i) { return Numbers{.truncated = i / 15 % 2 == 0 ? 0.5 : 0.0}; }, 60);
+  const auto warnings =
+      observe_all([](int i) { return Numbers{.truncated = i / 15 % 2 == 0 ? 0.5 : 0.0}; }, 60);
   EXPECT_EQ(warnings.size(), 2u);
 }
 
 // Steps without any reward or measurement neither raise nor hide a fault.
 TEST_F(Monitor, WhatWasNotMeasuredIsLeftOut) {
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_TRUE(observe_all(
-                  [](int) {
-                    return Numbers{kNaN, kNaN, kNaN, kNaN, kNaN, kNaN};
-                  },
-                  30)
-                  .empty());
+  EXPECT_TRUE(
+      observe_all([](int) { return Numbers{kNaN, kNaN, kNaN, kNaN, kNaN, kNaN}; }, 30).empty());
 }
 
 TEST_F(Monitor, GoesOnFromItsStateAsIfNotInterrupted) {

@@ -72,8 +72,8 @@ class GrpoStep : public testing::Test {
   }
 
   std::unique_ptr<Learner> learner(Communicator& comm) const {
-    return std::make_unique<Learner>(
-        std::make_unique<Transformer>(config_.model, config_.dtype, 1), config_.optimizer, comm);
+    return std::make_unique<Learner>(std::make_unique<Transformer>(config_.model, config_.dtype, 1),
+                                     config_.optimizer, comm);
   }
 
   ScoredRollouts sampled(const Transformer& model, const PromptShare& share) const {
@@ -84,7 +84,8 @@ class GrpoStep : public testing::Test {
                        .sample(prompts, config_.num_generations,
                                {.seed = 1, .step = 0, .prompt_numbers = share.numbers});
     for (size_t i = 0; i < out.rollouts.samples.size(); ++i) {
-      const auto number = static_cast<double>(share.numbers[i / 3] * 3 + static_cast<int64_t>(i % 3));
+      const auto number =
+          static_cast<double>(share.numbers[i / 3] * 3 + static_cast<int64_t>(i % 3));
       out.scores.total.push_back(number);
       out.advantages.push_back(std::sin(number + 1));
     }
@@ -232,8 +233,8 @@ TEST_F(GrpoStep, WhatWasNotMeasuredIsNotANumber) {
     scored.scores.total.assign(scored.scores.total.size(), kNaN);
     scored.advantages.assign(scored.advantages.size(), 0);
   });
-  for (const char* name : {"reward", "reward_std", "frac_reward_zero_std", "clip_ratio/low", "clip_ratio/high", "kl_old",
-                           "entropy", "loss", "grad_norm"})
+  for (const char* name : {"reward", "reward_std", "frac_reward_zero_std", "clip_ratio/low",
+                           "clip_ratio/high", "kl_old", "entropy", "loss", "grad_norm"})
     EXPECT_TRUE(std::isnan(value(nothing.metrics, name))) << name;
 }
 

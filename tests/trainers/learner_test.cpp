@@ -179,6 +179,29 @@ TEST(LearnerRanks, BadLossOnOneRankStopsAllOfThem) {
   for (const size_t r : {0, 1}) expect_bit_equal(after[r], before[r]);
 }
 
+// No rank waits for another, or goes another way: they may go on together.
+TEST(LearnerRanks, AgreeOnABadLossAndGoOn) {
+  run_local_ranks(3, [&](Communicator& comm) {
+    Learner learner(std::make_unique<Transformer>(small_model(), DType::kF32, 1), {}, comm);
+    const auto loss = [&](double scale) {
+      return [&learner, scale](int64_t i) {
+        return small_loss(learner.model(), 1, i == 1 ? scale : 1.0);
+      };
+    };
+    EXPECT_THROW_WITH(learner.update(2, loss(comm.rank() == 1 ? kNaN : 1.0), 1e-3), NonFiniteError,
+                      "rank 1: the loss of micro batch 2 of 2 is nan; nothing was updated");
+    EXPECT_THROW_WITH(learner.update(2,
+                                     loss(comm.rank() == 1   ? kInf
+                                          : comm.rank() == 2 ? -kInf
+                                                             : 1.0),
+                                     1e-3),
+                      NonFiniteError, "rank 1: the loss of micro batch 2 of 2 is inf");
+    EXPECT_EQ(learner.optimizer().updates(), 0);
+    learner.update(2, loss(1), 1e-3);
+    EXPECT_EQ(learner.optimizer().updates(), 1);
+  });
+}
+
 TEST(Learner, LossIsTheSumOverMicroBatchesAndRanks) {
   const auto comm = make_single_communicator();
   double expected = 0;

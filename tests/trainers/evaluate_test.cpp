@@ -1,0 +1,338 @@
+// Evaluation: what it measures, what counts as right, and that any number of ranks gives the scores
+// of one to the bit.
+#include "trainers/evaluate.h"
+
+#include <cmath>
+#include <limits>
+
+#include "tests/trainers/small_runs.h"
+
+namespace cohort::test {
+namespace {
+
+Example example(const std::string& prompt, const std::string& answer) {
+  return {.prompt = prompt, .answer = answer, .solution = answer, .fields = Json::Object{}};
+}
+
+std::unique_ptr<Transformer> small_model(int64_t vocab, int64_t context, DType dtype) {
+  ModelConfig c;
+  c.num_layers = 1;
+  c.d_model = 16;
+  c.num_heads = 2;
+  c.context = context;
+  c.init_std = 0.3;
+  c.vocab_size = vocab;
+  c.resolve();
+  return std::make_unique<Transformer>(c, dtype, 1);
+}
+
+std::vector<int32_t> small_tokens() {
+  std::vector<int32_t> tokens;
+  for (int i = 0; i < 15; ++i) tokens.push_back(i * i % 7);
+  return tokens;
+}
+
+TEST(EvaluateText, IsTheMeanOverConsecutiveWindowsHoweverTheyAreBatched) {
+  const auto model = small_model(7, 4, DType::kF64);
+  const std::vector<int32_t> tokens = small_tokens();
+  // Windows by hand: inputs 0-3, 4-7, 8-11, 12-13.
+  double loss = 0;
+  NoGradGuard no_grad;
+  for (size_t begin = 0; begin < 14; begin += 4) {
+    TokenSequence s;
+    s.tokens.assign(tokens.begin() + static_cast<long>(begin),
+                    tokens.begin() + static_cast<long>(std::min<size_t>(begin + 5, 15)));
+    s.learn.assign(s.tokens.size(), 1);
+    const PackedBatch batch = pack({&s, 1});
+    const auto lp =
+        token_log_probs(model->forward(batch), model->head(), batch.targets).logprob.value();
+    for (const double v : lp.to_vector<double>()) loss -= v / 14;
+  }
+  const auto alone = make_single_communicator();
+  for (const int64_t budget : {1, 8, 1000})
+    EXPECT_NEAR(evaluate_text(*model, tokens, budget, *alone), loss, 1e-14);
+}
+
+TEST(EvaluateText, IsTheSameToTheBitOnAnyNumberOfRanks) {
+  const auto model = small_model(7, 4, DType::kF32);
+  const std::vector<int32_t> tokens = small_tokens();
+  const double one = evaluate_text(*model, tokens, 8, *make_single_communicator());
+  for (const int ranks : {2, 3, 6})  // of 4 windows
+    run_local_ranks(ranks, [&](Communicator& comm) {
+      EXPECT_EQ(evaluate_text(*model, tokens, 8, comm), one) << ranks;
+    });
+}
+
+TEST(EvaluateText, OfNothingIsNotMeasured) {
+  const auto model = small_model(7, 4, DType::kF64);
+  const auto alone = make_single_communicator();
+  EXPECT_TRUE(std::isnan(evaluate_text(*model, {}, 8, *alone)));
+  EXPECT_TRUE(std::isnan(evaluate_text(*model, std::vector<int32_t>{1}, 8, *alone)));
+}
+
+class EvaluateProblems : public testing::Test {
+ protected:
+  EvaluateProblems() {
+    data_.tokenizer = make_char_tokenizer("01");
+    model_ = small_model(data_.tokenizer->vocab_size(), 12, DType::kF32);
+    for (const char* prompt : {"0", "1", "00", "01", "10", "11", "000"})
+      data_.held_out.push_back(example(prompt, ""));
+    config_.sampling.max_completion_length = 3;
+    config_.eval.num_samples = 4;
+    config_.eval.k = {1, 4};
+  }
+  ProblemScores evaluate(const Correctness& correct, Communicator& comm, int64_t step = 3) {
+    return evaluate_problems({*model_, data_, correct, config_, step}, comm);
+  }
+  ProblemScores evaluate(const Correctness& correct, int64_t step = 3) {
+    return evaluate(correct, *make_single_communicator(), step);
+  }
+
+  // Right where the completion has a 1.
+  const Correctness has_one_{
+      .name = "has_one", .threshold = 1, .reward = [](const RewardInput& in) {
+        return in.completion.find('1') != std::string_view::npos ? 1.0 : 0.0;
+      }};
+  Dataset data_;
+  std::unique_ptr<Transformer> model_;
+  TrainConfig config_;
+};
+
+TEST_F(EvaluateProblems, GradesGreedyAndSampledCompletions) {
+  const ProblemScores scores = evaluate(has_one_);
+  ASSERT_EQ(scores.metrics.size(), 3u);
+  EXPECT_EQ(scores.metrics[0].first, "pass@1");
+  EXPECT_EQ(scores.metrics[1].first, "sampled_pass@1");
+  EXPECT_EQ(scores.metrics[2].first, "sampled_pass@4");
+  EXPECT_LE(scores.metrics[1].second, scores.metrics[2].second);
+  ASSERT_EQ(scores.told.size(), 7u);
+  double right = 0;
+  for (const ProblemResult& p : scores.told) {
+    EXPECT_EQ(p.correct, p.completion.find('1') != std::string::npos);
+    right += p.correct == true;
+  }
+  EXPECT_DOUBLE_EQ(scores.metrics[0].second, right / 7);
+  // Greedy completions depend on neither seed nor step.
+  config_.seed = 9;
+  const ProblemScores other = evaluate(has_one_, 4);
+  for (size_t i = 0; i < other.told.size(); ++i)
+    EXPECT_EQ(other.told[i].completion, scores.told[i].completion);
+}
+
+// Also with more ranks than problems, and with verdicts that are no number.
+TEST_F(EvaluateProblems, GiveTheSameToTheBitOnAnyNumberOfRanks) {
+  const Correctness sometimes{
+      .name = "sometimes", .threshold = 0.5, .reward = [](const RewardInput& in) {
+        if (in.example.prompt == "01") return std::numeric_limits<double>::quiet_NaN();
+        return static_cast<double>(in.completion.size()) / 3 -
+               (in.completion.find('1') != std::string_view::npos ? 0.0 : 0.4);
+      }};
+  const ProblemScores one = evaluate(sometimes);
+  for (const auto& [name, value] : one.metrics) EXPECT_TRUE(value > 0 && value < 1) << name;
+  for (const int ranks : {1, 2, 3, 9})
+    run_local_ranks(ranks, [&](Communicator& comm) {
+      const ProblemScores scores = evaluate(sometimes, comm);
+      EXPECT_EQ(scores.metrics, one.metrics) << ranks;
+      ASSERT_EQ(scores.told.size(), one.told.size());
+      for (size_t i = 0; i < one.told.size(); ++i) {
+        EXPECT_EQ(scores.told[i].prompt, one.told[i].prompt);
+        EXPECT_EQ(scores.told[i].completion, one.told[i].completion);
+        EXPECT_EQ(scores.told[i].correct, one.told[i].correct);
+        EXPECT_EQ(one.told[i].correct.has_value(), one.told[i].prompt != "01");
+      }
+    });
+}
+
+TEST_F(EvaluateProblems, LeaveOutWhereTheRewardDoesNotApply) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const Correctness some{.name = "some", .threshold = 1, .reward = [&](const RewardInput& in) {
+                           return in.example.prompt.size() == 1 ? nan : in.example.prompt == "00";
+                         }};
+  const ProblemScores scores = evaluate(some);
+  for (const auto& [name, value] : scores.metrics) EXPECT_EQ(value, 1.0 / 5) << name;
+  const Correctness none{
+      .name = "none", .threshold = 1, .reward = [&](const RewardInput&) { return nan; }};
+  for (const auto& [name, value] : evaluate(none).metrics) EXPECT_TRUE(std::isnan(value)) << name;
+}
+
+TEST(CorrectnessRule, IsTheTasksCheckerElseTheOnlyRewardElseAnExactMatch) {
+  TrainConfig config;
+  const Example e = example("p", "42");
+  const auto judge = [&](const std::string& completion, const Task* task = nullptr) {
+    return correctness_of(config, task).judge({e, completion});
+  };
+  EXPECT_EQ(judge("42"), 1);
+  EXPECT_EQ(judge("42.0"), 0);
+  EXPECT_EQ(correctness_of(config, nullptr).measure(), "pass@1 (exact_match)");
+  config.rewards = {{.name = "numeric", .weight = 0.1, .pattern = ""}};
+  EXPECT_EQ(judge("42.0"), 1);
+  const Example parity = example("10=", "1");
+  config.rewards.push_back({.name = "format", .weight = 5, .pattern = "x"});
+  const Correctness task = correctness_of(config, &find_task("parity"));
+  EXPECT_EQ(task.judge({parity, "11:1"}), 1);
+  EXPECT_EQ(task.rule(), "task >= 1");
+  EXPECT_THROW_WITH(judge("42"), InputError, "there are 2 rewards (numeric, format)");
+}
+
+TEST(CorrectnessRule, IsTheNamedRewardFromItsThresholdOn) {
+  TrainConfig config;
+  config.rewards = {{.name = "format", .weight = 1, .pattern = "a"},
+                    {.name = "numeric", .weight = 1, .pattern = ""},
+                    {.name = "format", .weight = 1, .pattern = "b"}};
+  config.eval.correct.reward = "format_2";
+  const Example e = example("p", "x");  // no number: numeric does not apply
+  const Correctness second = correctness_of(config, nullptr);
+  EXPECT_EQ(second.measure(), "pass@1 (format_2)");
+  EXPECT_EQ(second.judge({e, "b"}), 1);
+  EXPECT_EQ(second.judge({e, "a"}), 0);
+  config.eval.correct.reward = "numeric";
+  EXPECT_TRUE(std::isnan(correctness_of(config, nullptr).judge({e, "1"})));
+  config.eval.correct.threshold = 0.25;
+  EXPECT_EQ(correctness_of(config, nullptr).measure(), "pass@1 (numeric >= 0.25)");
+  const Correctness half{.name = "h", .threshold = 0.5, .reward = [](const RewardInput& in) {
+                           return in.completion == "half" ? 0.5 : 0.49;
+                         }};
+  EXPECT_EQ(half.judge({e, "half"}), 1);
+  EXPECT_EQ(half.judge({e, "less"}), 0);
+  config.rewards.clear();
+  EXPECT_THROW_WITH(correctness_of(config, nullptr), InputError,
+                    "no reward is called 'numeric'; there are none");
+}
+
+// ---- In runs -----------------------------------------------------------------------------------
+
+// A line of a log without what no two runs have in common.
+std::string without_times(const Json& line) {
+  Json out;
+  for (const auto& [name, value] : line.as_object())
+    if (name != "time/evaluation") out.set(name, value);
+  return out.dump();
+}
+
+std::string evaluation_lines(const std::string& path) {
+  std::string out;
+  for (const Json& line : json_lines(path))
+    if (line.find("eval") != nullptr) out += without_times(line) + "\n";
+  return out;
+}
+
+// At a learning rate of 0 every number of ranks has the same weights.
+TEST(EvaluationOfRuns, LogsTheSameOnAnyNumberOfRanks) {
+  const std::string problems = std::string(kSmallModel) + kSmallData;
+  for (const std::string& yaml :
+       {problems + kSmallSft, problems + kSmallGrpo, std::string(kSmallModel) + kSmallPretrain}) {
+    const TempDir dir;
+    std::string metrics, completions;
+    for (const char* ranks : {"1", "2", "3", "9"}) {  // of 8 problems
+      SCOPED_TRACE(yaml + ranks);
+      const std::string run = train_new(small_plan(
+          dir, "run", yaml,
+          {"learning_rate=0", "steps=2", "eval.every=1", "eval.num_samples=3", "eval.k=[1, 3]",
+           "eval.correct.threshold=0.5", std::string("ranks=") + ranks}));
+      const std::string mine = evaluation_lines(run + "/metrics.jsonl");
+      if (metrics.empty()) {
+        metrics = mine;
+        completions = evaluation_lines(run + "/completions.jsonl");
+        EXPECT_EQ(std::count(metrics.begin(), metrics.end(), '\n'), 3);
+      }
+      EXPECT_EQ(mine, metrics);
+      EXPECT_EQ(evaluation_lines(run + "/completions.jsonl"), completions);
+      for (const Json& line : json_lines(run + "/metrics.jsonl"))
+        if (line.find("eval") != nullptr) {
+          EXPECT_GE(metric(line, "time/evaluation"), 0);
+        }
+    }
+  }
+}
+
+TEST(EvaluationOfRuns, SaysWhatIsRight) {
+  const TempDir dir;
+  const auto train = [&](const std::vector<std::string>& overrides, Recorder& recorder) {
+    cohort::Run run = cohort::Run::create(
+        small_plan(dir, "run", std::string(kSmallModel) + kSmallData + kSmallGrpo, overrides));
+    const std::atomic<bool> stop{false};
+    const RunResult result = run.execute(recorder, stop);
+    return std::pair{result.measure,
+                     json_lines(run.dir() + "/metrics.jsonl")[0].at("correct").as_string()};
+  };
+  Recorder first, second;
+  EXPECT_EQ(train({}, first), (std::pair<std::string, std::string>{"pass@1 (task)", "task >= 1"}));
+  EXPECT_EQ(first.messages.at(0).find("step 0: pass@1 (task) 0."), 0u) << first.messages[0];
+  EXPECT_NE(first.messages.back().find("before GRPO (held-out pass@1 (task) 0."), std::string::npos)
+      << first.messages.back();
+  EXPECT_EQ(train({"eval.correct.reward=format", "eval.correct.threshold=0.5"}, second),
+            (std::pair<std::string, std::string>{"pass@1 (format >= 0.5)", "format >= 0.5"}));
+  EXPECT_EQ(second.messages.at(0).find("step 0: pass@1 (format >= 0.5) 0."), 0u)
+      << second.messages[0];
+}
+
+// A reward that applies to no held-out problem: no score, no best step, no early end, and a run that
+// goes on all the same.
+TEST(EvaluationOfRuns, WithoutAScoreSayItOnceAndResume) {
+  const TempDir dir;
+  std::string lines;
+  for (int i = 0; i < 40; ++i) lines += str("{\"prompt\": \"", i, "=\", \"answer\": \"x\"}\n");
+  write_file(dir.path("words.jsonl"), lines);
+  const RunPlan plan = small_plan(dir, "run",
+                                  std::string(kSmallModel) + kSmallSft +
+                                      "data: {jsonl: {path: words.jsonl, held_out_fraction: 0.5}}\n"
+                                      "rewards: [{name: numeric}]\n",
+                                  {"eval.every=2", "eval.stop_at=0.01", "checkpoint.every=2"});
+  std::string run;
+  {
+    const ExpectLog warning(
+        "pass@1 (numeric) is not measured: numeric applies to none of the 8 held-out problems");
+    run = train_interrupted(plan, 3);
+  }
+  const TrainState state = load_state(find_checkpoint(run));
+  EXPECT_EQ(state.best_step, -1);
+  EXPECT_EQ(state.evaluated_step, 2);
+  Recorder recorder;
+  const std::atomic<bool> stop{false};
+  const ExpectLog warning("is not measured");
+  const RunResult result = cohort::Run::resume(run, {}).execute(recorder, stop);
+  EXPECT_TRUE(std::isnan(result.before) && std::isnan(result.after));
+  EXPECT_EQ(load_state(find_checkpoint(run)).step, 6);
+  EXPECT_EQ(recorder.messages.back(), "step 6: pass@1 (numeric) not measured");
+  const auto metrics = json_lines(run + "/metrics.jsonl");
+  EXPECT_TRUE(metrics.front().at("pass@1").is_null());
+  EXPECT_TRUE(json_lines(run + "/completions.jsonl").front().at("correct").is_null());
+  EXPECT_FALSE(std::filesystem::exists(run + "/checkpoints/best"));
+}
+
+TEST(EvaluationOfRuns, WithoutHeldOutTextAreLeftOut) {
+  const TempDir dir;
+  const auto plan = [&](const std::string& name) {
+    return small_plan(dir, name, std::string(kSmallModel) + kSmallPretrain,
+                      {"data.held_out_fraction=0", "eval.every=2", "checkpoint.every=1"});
+  };
+  const std::string whole = train_new(plan("whole"));
+  const std::string run = train_interrupted(plan("run"), 3);
+  Recorder recorder;
+  const std::atomic<bool> stop{false};
+  const RunResult result = cohort::Run::resume(run, {}).execute(recorder, stop);
+  EXPECT_TRUE(std::isnan(result.before) && std::isnan(result.after));
+  EXPECT_TRUE(recorder.messages.empty());
+  EXPECT_TRUE(checkpoint_bytes(run) == checkpoint_bytes(whole));
+  EXPECT_EQ(json_lines(run + "/metrics.jsonl").size(), 6u);
+  for (const Json& line : json_lines(run + "/metrics.jsonl")) EXPECT_EQ(line.find("eval"), nullptr);
+  cohort::Run again = cohort::Run::resume(run, {});
+  EXPECT_TRUE(std::isnan(again.execute(recorder, stop).after));
+}
+
+// A score of another kind is no reason to keep an older checkpoint as the best.
+TEST(EvaluationOfRuns, ForgetTheBestStepWhereWhatIsRightChanges) {
+  const TempDir dir;
+  const std::string run = train_interrupted(
+      small_plan(dir, "run", std::string(kSmallModel) + kSmallData + kSmallSft,
+                 {"rewards=[{name: format, pattern: '.*'}]", "eval.correct.reward=format"}),
+      3);
+  EXPECT_EQ(load_state(find_checkpoint(run)).best, 1);
+  train_rest(run, {"eval.correct.reward="});
+  const TrainState state = load_state(find_checkpoint(run));
+  EXPECT_EQ(state.best_step, 6);
+  EXPECT_LT(state.best, 1);
+}
+
+}  // namespace
+}  // namespace cohort::test

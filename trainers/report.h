@@ -1,0 +1,35 @@
+// What an evaluation says: on the terminal, in the logs of a stage and in its final report.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "trainers/evaluate.h"
+
+namespace cohort {
+
+struct Evaluation {
+  int64_t step = 0;
+  double score = 0;     // the more, the better; NaN: not measured
+  std::string measure;  // what it is: "pass@1 (countdown)", "validation loss"
+  std::string rule;     // what is right: "countdown >= 1"; empty for text
+  double seconds = 0;   // it took
+  Metrics metrics;      // that of the score first; empty: there is nothing held out
+  std::vector<ProblemResult> told;
+};
+
+// "step 20: pass@1 (countdown) 0.5300 sampled_pass@8 0.6000".
+std::string evaluation_text(const Evaluation& evaluation);
+// Lines of metrics.jsonl and completions.jsonl.
+Json evaluation_json(const Evaluation& evaluation);
+Json told_json(const Evaluation& evaluation, const ProblemResult& problem);
+// What the final report needs of it.
+Json score_json(const Evaluation& evaluation);
+
+// The reward curve, scores and completions before and after, from TrainState::report.
+std::string final_report(const Json& report);
+
+// "0.53", or "not measured" for NaN.
+std::string score_text(double score, int digits);
+
+}  // namespace cohort
