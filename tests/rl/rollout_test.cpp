@@ -15,7 +15,8 @@ using namespace test;
 
 class RolloutTest : public testing::Test {
  protected:
-  RolloutTest() : tokenizer_(make_char_tokenizer("0123456789")), model_(tiny_model(), DType::kF64, 1) {
+  RolloutTest()
+      : tokenizer_(make_char_tokenizer("0123456789")), model_(tiny_model(), DType::kF64, 1) {
     for (const char* prompt : {"3", "0123", "98", "55555"})
       prompts_.push_back({.prompt = prompt, .answer = "", .solution = "", .fields = {}});
   }

@@ -357,6 +357,32 @@ TEST(Runs, GrpoWithShuffledAdvantagesDoesNotImprove) {
   EXPECT_LT(metric(lines[lines.size() - 2], "reward"), 0.5);
 }
 
+// Completions of one token: the loss types that divide by completions and by tokens are one, unless
+// completions without a reward count among either.
+TEST(Runs, CompletionsWithoutARewardAreInNoDenominator) {
+  const TempDir dir;
+  std::string problems;
+  for (const char c : std::string("abcdefghijklmnopqrst"))
+    problems += str("{\"prompt\": \"", c, "=\", \"answer\": \"", c % 2 == 0 ? "1" : "x", "\"}\n");
+  write_file(dir.path("problems.jsonl"), problems);
+  std::vector<double> norms;
+  for (const std::string type : {"grpo", "dapo", "dr_grpo"}) {
+    const std::string run = train_new(
+        small_plan(dir, type,
+                   std::string(kSmallModel) +
+                       "trainer: grpo\nsteps: 1\nprompts_per_step: 6\nnum_generations: 32\n"
+                       "data: {jsonl: {path: problems.jsonl, held_out_fraction: 0.4}}\n"
+                       "rewards: [{name: numeric}]\n",
+                   {"loss_type=" + type, "max_completion_length=1"}));
+    for (const Json& line : json_lines(run + "/metrics.jsonl"))
+      if (line.find("eval") == nullptr) norms.push_back(metric(line, "grad_norm"));
+  }
+  ASSERT_EQ(norms.size(), 3u);
+  EXPECT_GT(norms[0], 0);
+  EXPECT_EQ(norms[1], norms[0]);
+  EXPECT_EQ(norms[2], norms[0]);
+}
+
 TEST(Runs, RewardThatAppliesToNothingIsAnError) {
   const TempDir dir;
   std::string words;
