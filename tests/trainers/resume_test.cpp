@@ -131,8 +131,8 @@ TEST(ResumeExtends, RunsOfEarlierVersions) {
                     run = train_interrupted(small_plan(dir, "run", kSft), 3);
   const std::string checkpoint = find_checkpoint(run);
   Json old;
-  for (const auto& [key, value] :
-       parse_json(read_file(checkpoint + "/state.json"), "state").as_object())
+  const Json state = parse_json(read_file(checkpoint + "/state.json"), "state");
+  for (const auto& [key, value] : state.as_object())
     if (key != "steps" && key != "evaluated_step" && key != "data_fingerprint") old.set(key, value);
   write_file(checkpoint + "/state.json", old.dump(2) + "\n");
   std::string manifest = read_file(checkpoint + "/manifest.json");

@@ -444,6 +444,8 @@ class RareReward : public testing::Test {
                           "rewards: [{name: numeric}]\n",
                       overrides);
   }
+  // Nor is it one of a held-out problem.
+  const ExpectLog not_measured_{"pass@1 (numeric) is not measured"};
   // The smallest seed with which the rewarded problem comes at step `step` (from 0).
   std::string seed_with_reward_at(int64_t step) {
     for (int64_t seed = 0;; ++seed) {
@@ -486,6 +488,47 @@ TEST_F(RareReward, AStepWithoutAnyIsSkipped) {
     if (line.find("eval") != nullptr) continue;
     EXPECT_EQ(line.at("reward").is_null(), line.at("step").as_int() > 1);
   }
+}
+
+// Completions of one token: the loss types that divide by completions and by tokens are one, unless
+// completions without a reward count among either.
+TEST(Runs, CompletionsWithoutARewardAreInNoDenominator) {
+  const TempDir dir;
+  std::string problems;
+  for (const char c : std::string("abcdefghijklmnopqrst"))
+    problems += str("{\"prompt\": \"", c, "=\", \"answer\": \"", c % 2 == 0 ? "1" : "x", "\"}\n");
+  write_file(dir.path("problems.jsonl"), problems);
+  std::vector<double> norms;
+  for (const std::string type : {"grpo", "dapo", "dr_grpo"}) {
+    const std::string run = train_new(
+        small_plan(dir, type,
+                   std::string(kSmallModel) +
+                       "trainer: grpo\nsteps: 1\nprompts_per_step: 6\nnum_generations: 32\n"
+                       "data: {jsonl: {path: problems.jsonl, held_out_fraction: 0.4}}\n"
+                       "rewards: [{name: numeric}]\n",
+                   {"loss_type=" + type, "max_completion_length=1"}));
+    for (const Json& line : json_lines(run + "/metrics.jsonl"))
+      if (line.find("eval") == nullptr) norms.push_back(metric(line, "grad_norm"));
+  }
+  ASSERT_EQ(norms.size(), 3u);
+  EXPECT_GT(norms[0], 0);
+  EXPECT_EQ(norms[1], norms[0]);
+  EXPECT_EQ(norms[2], norms[0]);
+}
+
+TEST(Runs, RewardThatAppliesToNothingIsAnError) {
+  const TempDir dir;
+  std::string words;
+  for (const char c : std::string("abcdefghijklmnopqrst"))
+    words += str("{\"prompt\": \"", c, "=\", \"answer\": \"x\"}\n");
+  write_file(dir.path("words.jsonl"), words);
+  const RunPlan plan =
+      small_plan(dir, "run",
+                 std::string(kSmallModel) +
+                     "trainer: grpo\nsteps: 2\nprompts_per_step: 2\nnum_generations: 2\n"
+                     "data: {jsonl: {path: words.jsonl, held_out_fraction: 0.5}}\nrewards: [{name: "
+                     "numeric}]\n");
+  EXPECT_THROW_WITH(train_new(plan), InputError, "none applies to any of the 4 completions");
 }
 
 }  // namespace
