@@ -35,8 +35,7 @@ std::string glance(const Metrics& metrics) {
   for (const char* wanted :
        {"loss", "reward", "frac_reward_zero_std", "entropy", "tokens_per_second"})
     for (const auto& [name, value] : metrics)
-      if (name == wanted && !std::isnan(value) &&
-          !(name == "loss" && metrics[0].first == "reward"))
+      if (name == wanted && !std::isnan(value) && !(name == "loss" && metrics[0].first == "reward"))
         text += str("  ",
                     name == "tokens_per_second"      ? "tokens/s"
                     : name == "frac_reward_zero_std" ? "no-signal"

@@ -117,12 +117,11 @@ int evaluate(const EvalOptions& options) {
   Json line;
   line.set("checkpoint", checkpoint);
   if (config.trainer == TrainerType::kPretrain) {
-    line.set("val_loss", evaluate_text(*loaded.model, data.held_out_tokens,
-                                       config.micro_batch_tokens, *alone));
+    line.set("val_loss",
+             evaluate_text(*loaded.model, data.held_out_tokens, config.micro_batch_tokens, *alone));
   } else {
     const Correctness correct = correctness_of(config, data.task);
-    const ProblemScores scores =
-        evaluate_problems({*loaded.model, data, correct, config}, *alone);
+    const ProblemScores scores = evaluate_problems({*loaded.model, data, correct, config}, *alone);
     line.set("problems", static_cast<int64_t>(data.held_out.size()));
     for (const auto& [name, value] : scores.metrics) line.set(name, value);
     line.set("correct", correct.rule());

@@ -71,7 +71,8 @@ int train_rank(const TrainOptions& options, const std::atomic<bool>& stop, Proce
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   console.message("run directory: " + run.dir());
-  console.message(str(run.plan().name, ": ", summary(result), " in ", score_text(seconds, 0), " s"));
+  console.message(
+      str(run.plan().name, ": ", summary(result), " in ", score_text(seconds, 0), " s"));
   return kOk;
 }
 

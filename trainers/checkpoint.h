@@ -28,10 +28,10 @@ namespace cohort {
 
 // Everything of a run that is not a tensor. Randomness needs no state: it is addressed by step.
 struct TrainState {
-  int64_t step = 0;           // steps done
-  int64_t steps = 0;          // the run was planned for; 0: not known
-  int64_t updates = 0;        // optimiser updates done
-  int64_t data_position = 0;  // of the data order
+  int64_t step = 0;             // steps done
+  int64_t steps = 0;            // the run was planned for; 0: not known
+  int64_t updates = 0;          // optimiser updates done
+  int64_t data_position = 0;    // of the data order
   int64_t evaluated_step = -1;  // of the last evaluation; -1: none yet
   int64_t best_step = -1;       // -1: no evaluation has measured anything
   double best = 0;              // evaluation at best_step

@@ -53,10 +53,10 @@ std::string checked_fingerprint(const DataConfig& data) {
   if (path.empty()) return "";
   const std::string found = file_checksum(path);
   if (!data.fingerprint.empty() && data.fingerprint != found)
-    throw InputError(str(path, " is not the file that was meant: its fingerprint is ", found,
-                         ", expected ", data.fingerprint,
-                         "; hint: restore the file, or accept this one with data.fingerprint=",
-                         found));
+    throw InputError(
+        str(path, " is not the file that was meant: its fingerprint is ", found, ", expected ",
+            data.fingerprint,
+            "; hint: restore the file, or accept this one with data.fingerprint=", found));
   return found;
 }
 

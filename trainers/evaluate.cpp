@@ -23,8 +23,8 @@ size_t chosen_reward(const CorrectConfig& config, const std::vector<std::string>
                          ") and pass@1 needs one that says what is right; hint: "
                          "eval.correct.reward=",
                          names[0]));
-  const auto it = config.reward.empty() ? names.begin()
-                                        : std::find(names.begin(), names.end(), config.reward);
+  const auto it =
+      config.reward.empty() ? names.begin() : std::find(names.begin(), names.end(), config.reward);
   if (it != names.end()) return static_cast<size_t>(it - names.begin());
   const std::string near = nearest_name(config.reward, names);
   throw InputError(str("eval.correct.reward: no reward is called '", config.reward, "'; ",
@@ -55,9 +55,8 @@ Judged sample_and_judge(const ProblemEvaluation& what, Communicator& comm, doubl
                              samples, address);
   out.verdicts.assign(static_cast<size_t>(count * samples), 0);
   for (size_t i = 0; i < out.rollouts.samples.size(); ++i)
-    out.verdicts[static_cast<size_t>(share.begin * samples) + i] =
-        what.correct.judge({out.rollouts.prompts[i / static_cast<size_t>(samples)],
-                            out.rollouts.samples[i].text});
+    out.verdicts[static_cast<size_t>(share.begin * samples) + i] = what.correct.judge(
+        {out.rollouts.prompts[i / static_cast<size_t>(samples)], out.rollouts.samples[i].text});
   // One rank has each verdict and the others 0, so the sums are exact; a NaN stays one.
   out.verdicts = reduce_over_ranks(comm, out.verdicts);
   return out;
@@ -104,9 +103,9 @@ Correctness correctness_of(const TrainConfig& config, const Task* task) {
   } else if (correct.reward.empty() && config.rewards.empty()) {
     name = chosen.name = "exact_match";
   } else {
-    const std::vector<std::string> names =
-        config.rewards.empty() ? std::vector<std::string>{}
-                               : RewardSet(config.rewards, task).names();
+    const std::vector<std::string> names = config.rewards.empty()
+                                               ? std::vector<std::string>{}
+                                               : RewardSet(config.rewards, task).names();
     const size_t index = chosen_reward(correct, names);
     chosen = config.rewards[index];
     name = names[index];
@@ -154,8 +153,7 @@ double evaluate_text(const Transformer& model, std::span<const int32_t> tokens,
   const std::vector<int64_t> cuts = split_by_tokens(lengths, micro_batch_tokens);
   for (size_t b = 0; b + 1 < cuts.size(); ++b) {
     const auto first = static_cast<size_t>(cuts[b]), last = static_cast<size_t>(cuts[b + 1]);
-    const PackedBatch batch =
-        model.place(pack(std::span(windows).subspan(first, last - first)));
+    const PackedBatch batch = model.place(pack(std::span(windows).subspan(first, last - first)));
     const Variable hidden = model.forward(batch);
     const auto logprobs =
         token_log_probs(hidden, model.head(), batch.targets).logprob.value().to_vector<double>();

@@ -89,8 +89,8 @@ void Learner::check_losses(double total, const std::vector<double>& losses) cons
     if (const double* first = &bad[3 * rank]; first[0] > 0)
       what = str(comm_.size() > 1 ? str("rank ", rank, ": ") : "", "the loss of micro batch ",
                  first[0], " of ", first[2], " is ", first[1]);
-  throw NonFiniteError(
-      what + "; nothing was updated; hint: a lower learning_rate or max_grad_norm");
+  throw NonFiniteError(what +
+                       "; nothing was updated; hint: a lower learning_rate or max_grad_norm");
 }
 
 void Learner::check_gradients(double norm) const {

@@ -30,7 +30,10 @@ std::string completions_text(const Json& list) {
   std::string text;
   for (const Json& item : list.as_array()) {
     const Json& correct = item.at("correct");
-    text += str("  ", correct.is_null() ? "?      " : correct.as_bool() ? "right  " : "wrong  ",
+    text += str("  ",
+                correct.is_null()   ? "?      "
+                : correct.as_bool() ? "right  "
+                                    : "wrong  ",
                 shown(item.at("prompt").as_string()), " ", shown(item.at("completion").as_string()),
                 "\n");
   }

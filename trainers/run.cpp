@@ -148,8 +148,7 @@ RunResult Run::execute(Reporter& reporter, const std::atomic<bool>& stop) {
     result.before = result.after = std::nan("");
     if (const Json* first = state.report.find("first"))
       result.before = number_or_nan(first->at("score"));
-    result.measure =
-        result.last_trainer == TrainerType::kPretrain ? "validation loss" : "pass@1";
+    result.measure = result.last_trainer == TrainerType::kPretrain ? "validation loss" : "pass@1";
     if (const Json* last = state.report.find("last")) {
       result.after = number_or_nan(last->at("score"));
       if (const Json* measure = last->find("measure")) result.measure = measure->as_string();

@@ -223,8 +223,7 @@ Evaluation Stage::evaluation() {
     out.told = std::move(scores.told);
     out.score = out.metrics[0].second;
   }
-  out.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  out.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return out;
 }
 

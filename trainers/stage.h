@@ -99,8 +99,8 @@ class Stage {
   Correctness correct_;
   TrainState state_;
   std::ofstream metrics_, completions_;
-  std::string resumed_from_;       // a checkpoint; empty: a new stage
-  int64_t resumed_updates_ = 0;    // that it had seen
+  std::string resumed_from_;     // a checkpoint; empty: a new stage
+  int64_t resumed_updates_ = 0;  // that it had seen
   int64_t saved_step_ = -1;
   bool interrupted_ = false, reached_ = false, warned_ = false;
   std::chrono::steady_clock::time_point step_start_;

@@ -131,8 +131,9 @@ TEST_F(Datasets, FileOfAnotherFingerprintIsRefused) {
   jsonl(TrainerType::kSft, lines);
   const std::string other = file_checksum(config.data.jsonl.path);
   EXPECT_THROW_WITH(load_dataset(config, nullptr), InputError,
-                    config.data.jsonl.path + " is not the file that was meant: its fingerprint is " +
-                        other + ", expected " + found);
+                    config.data.jsonl.path +
+                        " is not the file that was meant: its fingerprint is " + other +
+                        ", expected " + found);
   EXPECT_THROW_WITH(load_dataset(config, nullptr), InputError,
                     "hint: restore the file, or accept this one with data.fingerprint=" + other);
   config.data.fingerprint = other;
@@ -183,11 +184,12 @@ TEST_F(Datasets, PreviewFindsBadRewards) {
 TEST_F(Datasets, PreviewWantsToKnowWhatIsRight) {
   jsonl(TrainerType::kGrpo, sums());
   const auto preview = [&](const std::string& more) {
-    write_file(dir_.path("plan.yaml"),
-               "trainer: grpo\ndata: {jsonl: {path: data.jsonl, held_out_fraction: 0.3}}\n"
-               "model: {d_model: 16, num_heads: 2, context: 16}\nmax_completion_length: 4\n"
-               "rewards: [{name: numeric}, {name: format, pattern: 1}, {name: format, pattern: 2}]\n" +
-                   more);
+    write_file(
+        dir_.path("plan.yaml"),
+        "trainer: grpo\ndata: {jsonl: {path: data.jsonl, held_out_fraction: 0.3}}\n"
+        "model: {d_model: 16, num_heads: 2, context: 16}\nmax_completion_length: 4\n"
+        "rewards: [{name: numeric}, {name: format, pattern: 1}, {name: format, pattern: 2}]\n" +
+            more);
     return preview_plan(load_plan(dir_.path("plan.yaml"), {}));
   };
   EXPECT_THROW_WITH(preview(""), InputError,

@@ -162,9 +162,10 @@ TEST(LearnerRanks, AgreeOnABadLossAndGoOn) {
     };
     EXPECT_THROW_WITH(learner.update(2, loss(comm.rank() == 1 ? kNaN : 1.0), 1e-3), NonFiniteError,
                       "rank 1: the loss of micro batch 2 of 2 is nan; nothing was updated");
-    EXPECT_THROW_WITH(learner.update(2, loss(comm.rank() == 1   ? kInf
-                                             : comm.rank() == 2 ? -kInf
-                                                                : 1.0),
+    EXPECT_THROW_WITH(learner.update(2,
+                                     loss(comm.rank() == 1   ? kInf
+                                          : comm.rank() == 2 ? -kInf
+                                                             : 1.0),
                                      1e-3),
                       NonFiniteError, "rank 1: the loss of micro batch 2 of 2 is inf");
     EXPECT_EQ(learner.optimizer().updates(), 0);
