@@ -70,7 +70,7 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<Varia
   return out;
 }
 
-// The total is not finite on any rank if one loss of one rank is not: all ranks agree, and throw the
+// If one loss of one rank is not finite, the total is not on any rank: all agree, and throw the
 // same.
 void Learner::check_losses(double total, const std::vector<double>& losses) const {
   if (std::isfinite(total)) return;

@@ -267,8 +267,8 @@ TEST(EvaluationOfRuns, SaysWhatIsRight) {
       << second.messages[0];
 }
 
-// A reward that applies to no held-out problem: no score, no best step, no early end, and a run that
-// goes on all the same.
+// A reward that applies to no held-out problem: no score, no best step, no early end, and a run
+// that goes on all the same.
 TEST(EvaluationOfRuns, WithoutAScoreSayItOnceAndResume) {
   const TempDir dir;
   std::string lines;
