@@ -260,9 +260,8 @@ TEST_F(BadInput, ResumeWithAChangedFileOrAnotherLengthOfAnEarlierStage) {
   write_file(path("data.jsonl"), lines);
   const std::string yaml = std::string(kSmallModel) +
                            "data: {jsonl: {path: data.jsonl, held_out_fraction: 0.3}}\n"
-                           "eval: {size: 2}\nstages:\n  - {trainer: sft, steps: 2}\n"
-                           "  - {trainer: sft, steps: 2}\n";
-  Output output = run_cohort(train(yaml));
+                           "stages: [{trainer: sft, steps: 2}, {trainer: sft, steps: 2}]\n";
+  Output output = run_cohort(train(yaml, {"eval.size=2"}));
   ASSERT_EQ(output.code, 0) << output.err;
   const std::vector<std::string> resume{"train", "--resume", path("run")};
   const auto with = [&](const std::string& key) {
