@@ -73,8 +73,8 @@ void verify_checkpoint(const std::string& checkpoint);
 // True if DIR holds a checkpoint, sound or damaged.
 bool has_checkpoint(const std::string& dir);
 // The newest checkpoint in DIR that verifies, of those before the checkpoint `before` if one is
-// given; damaged ones are passed over with a warning. nullopt if there is none. Throws InputError if
-// all are damaged.
+// given; damaged ones are passed over with a warning. nullopt if there is none. Throws InputError
+// if all are damaged.
 std::optional<std::string> newest_checkpoint(const std::string& dir,
                                              const std::string& before = "");
 

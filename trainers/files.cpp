@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "data/file.h"
 
 namespace cohort {
 namespace {
@@ -70,8 +71,7 @@ void sync_directory(const std::string& path) {
 }
 
 std::string file_checksum(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) throw InputError(str("cannot read ", path, ": ", reason()));
+  std::ifstream in = open_input_file(path);
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(),
                                                                        XXH3_freeState);
   XXH3_64bits_reset(state.get());

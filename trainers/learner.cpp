@@ -87,7 +87,7 @@ void Learner::check_weights() const {
   if (health_.narrow(0, 1, 1).item() != 0) throw_bad_weights();
 }
 
-// The total is not finite on any rank if one loss of one rank is not: all ranks agree, and throw the
+// If one loss of one rank is not finite, the total is not on any rank: all agree, and throw the
 // same.
 void Learner::check_losses(double total, const std::vector<double>& losses) const {
   if (std::isfinite(total)) return;

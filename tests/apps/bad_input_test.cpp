@@ -254,6 +254,39 @@ TEST_F(BadInput, ResumeOfWhatIsNoRun) {
   expect_bad_input(run_cohort({"train", "--resume", run, path("good.yaml")}), {"key=value"});
 }
 
+TEST_F(BadInput, ResumeWithAChangedFileOrAnotherLengthOfAnEarlierStage) {
+  std::string lines;
+  for (int i = 0; i < 20; ++i) lines += str("{\"prompt\": \"", i, "+1=\", \"answer\": \"7\"}\n");
+  write_file(path("data.jsonl"), lines);
+  const std::string yaml = std::string(kSmallModel) +
+                           "data: {jsonl: {path: data.jsonl, held_out_fraction: 0.3}}\n"
+                           "stages: [{trainer: sft, steps: 2}, {trainer: sft, steps: 2}]\n";
+  Output output = run_cohort(train(yaml, {"eval.size=2"}));
+  ASSERT_EQ(output.code, 0) << output.err;
+  const std::vector<std::string> resume{"train", "--resume", path("run")};
+  const auto with = [&](const std::string& key) {
+    std::vector<std::string> out = resume;
+    out.push_back(key);
+    return out;
+  };
+  output = run_cohort(with("steps=3"));
+  EXPECT_EQ(output.code, 2);
+  EXPECT_NE(output.err.find("2-sft has started from its weights; hint: a key such as steps reaches "
+                            "every stage; stages.1.steps=3 is for the last one alone"),
+            std::string::npos)
+      << output.err;
+  write_file(path("data.jsonl"), lines + "\n");
+  output = run_cohort(with("stages.1.steps=3"));
+  EXPECT_EQ(output.code, 2);
+  EXPECT_NE(output.err.find("data.jsonl is not the file that was meant"), std::string::npos);
+  const size_t hint = output.err.find("data.fingerprint=");
+  ASSERT_NE(hint, std::string::npos);
+  std::vector<std::string> accepted = with(output.err.substr(hint, 17 + 16));
+  accepted.push_back("stages.1.steps=3");
+  output = run_cohort(accepted);
+  EXPECT_EQ(output.code, 0) << output.err;
+}
+
 TEST_F(BadInput, ResumeOfARunInUse) {
   Process first(train(kSft, {"steps=1000000", "eval.every=0"}));
   ASSERT_TRUE(wait_for_path(path("run") + "/metrics.jsonl", first));

@@ -94,6 +94,23 @@ TEST_F(RankProcesses, AreStoppedBySignalsAndResume) {
   EXPECT_TRUE(model_of("run") == model_of("whole"));
 }
 
+// A first update that is not finite: all processes go back to the same checkpoint.
+TEST_F(RankProcesses, GoBackTogether) {
+  write_config(sft_);
+  for (const Output& output : run(2, train({"steps=4", "checkpoint.every=2"})))
+    ASSERT_EQ(output.code, 0) << output.err;
+  const std::string bad = dir_.path("run/checkpoints/step-00000004");
+  poison(dir_.path("run"), bad);
+  const auto outputs = run(2, Arguments{"train", "--resume", dir_.path("run"), "steps=6"});
+  for (const Output& output : outputs) EXPECT_EQ(output.code, 0) << output.err;
+  EXPECT_NE(
+      outputs[0].err.find("the first update after resuming from " + bad + " failed (rank 0: "),
+      std::string::npos)
+      << outputs[0].err;
+  EXPECT_NE(outputs[0].err.find("going back to "), std::string::npos);
+  EXPECT_EQ(json_lines(dir_.path("run/metrics.jsonl")).back().at("step").as_int(), 6);
+}
+
 TEST_F(RankProcesses, EndWhenOneIsKilledAndNameIt) {
   write_config(sft_);
   for (const size_t victim : {size_t{1}, size_t{0}}) {

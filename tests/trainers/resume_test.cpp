@@ -1,7 +1,6 @@
 // Resuming with a difference: more steps, other keys, a changed data file, ranks that do not have
 // the same, a checkpoint that is whole but bad.
 #include <filesystem>
-#include <limits>
 
 #include "tests/trainers/small_runs.h"
 #include "trainers/checkpoint.h"
@@ -84,14 +83,13 @@ TEST(ResumeExtends, AGoalThatWasReachedByAHigherOne) {
       train_new(small_plan(dir, "run", kSft,
                            {"steps=20", "eval.every=2", "rewards=[{name: format, pattern: '.*'}]",
                             "eval.correct.reward=format", "eval.stop_at=0.5"}));
-  EXPECT_EQ(state_of(run).step, 2);
-  const std::string before = logged(run);
+  EXPECT_EQ(state_of(run).step, 0);
   train_rest(run, {"steps=30"});  // the goal is still reached
-  EXPECT_EQ(state_of(run).step, 2);
-  EXPECT_EQ(logged(run), before);
+  EXPECT_EQ(state_of(run).step, 0);
+  EXPECT_EQ(logged(run), "0e");
   EXPECT_NE(
       read_file(run + "/log.txt")
-          .find("sft is finished, at step 2: its last score, 1, reached eval.stop_at: 0.5; to "
+          .find("sft is finished, at step 0: its last score, 1, reached eval.stop_at: 0.5; to "
                 "train on, resume with steps=N or another eval.stop_at"),
       std::string::npos);
   train_rest(run, {"eval.stop_at=0"});
@@ -129,23 +127,18 @@ TEST(ResumeExtends, RunsOfEarlierVersions) {
   const TempDir dir;
   const std::string whole = train_new(small_plan(dir, "whole", kSft)),
                     run = train_interrupted(small_plan(dir, "run", kSft), 3);
-  const std::string checkpoint = find_checkpoint(run);
+  const std::string state = find_checkpoint(run) + "/state.json";
+  const std::string manifest = find_checkpoint(run) + "/manifest.json";
+  const Json now = parse_json(read_file(state), "state");
   Json old;
-  const Json state = parse_json(read_file(checkpoint + "/state.json"), "state");
-  for (const auto& [key, value] : state.as_object())
+  for (const auto& [key, value] : now.as_object())
     if (key != "steps" && key != "evaluated_step" && key != "data_fingerprint") old.set(key, value);
-  write_file(checkpoint + "/state.json", old.dump(2) + "\n");
-  std::string manifest = read_file(checkpoint + "/manifest.json");
-  Json files;
-  const Json parsed = parse_json(manifest, "manifest");
-  for (const auto& [name, file] : parsed.at("files").as_object()) {
-    const std::string path = checkpoint + "/" + name;
-    files.set(name, Json()
-                        .set("bytes", static_cast<int64_t>(fs::file_size(path)))
-                        .set("xxh3", file_checksum(path)));
-  }
-  write_file(checkpoint + "/manifest.json",
-             Json().set("format", 1).set("threads", 1).set("files", files).dump());
+  write_file(state, old.dump());
+  Json sums = parse_json(read_file(manifest), "manifest"), files = sums.at("files");
+  files.set("state.json", Json()
+                              .set("bytes", static_cast<int64_t>(fs::file_size(state)))
+                              .set("xxh3", file_checksum(state)));
+  write_file(manifest, sums.set("files", files).dump());
   train_rest(run);
   EXPECT_TRUE(checkpoint_bytes(run) == checkpoint_bytes(whole));
   EXPECT_EQ(logged(run), logged(whole));
@@ -281,18 +274,6 @@ TEST_F(ResumeRanks, WithOtherDataAreRefused) {
 }
 
 // ---- A checkpoint that is whole but bad --------------------------------------------------------
-
-// Saves the checkpoint again with finite weights whose logits are not.
-void poison(const std::string& run, const std::string& checkpoint) {
-  const LoadedModel loaded = load_model(checkpoint, DType::kF32);
-  const TrainState state = load_state(checkpoint);
-  AdamW optimizer(loaded.model->parameters(), OptimizerConfig{});
-  optimizer.load(SafetensorsFile(checkpoint + "/optimizer.safetensors"), state.updates);
-  Tensor head = loaded.model->head().value();
-  head.fill_(std::numeric_limits<float>::max());
-  save_checkpoint(run + "/checkpoints",
-                  {*loaded.model, nullptr, *loaded.tokenizer, optimizer, state}, 9);
-}
 
 TEST(ResumeBadStart, GoesBackACheckpointAndEndsWhereAnUninterruptedRunDoes) {
   for (const char* ranks : {"ranks=1", "ranks=3"}) {

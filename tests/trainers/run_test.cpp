@@ -528,6 +528,7 @@ TEST(Runs, RewardThatAppliesToNothingIsAnError) {
                      "trainer: grpo\nsteps: 2\nprompts_per_step: 2\nnum_generations: 2\n"
                      "data: {jsonl: {path: words.jsonl, held_out_fraction: 0.5}}\nrewards: [{name: "
                      "numeric}]\n");
+  const ExpectLog warning("pass@1 (numeric) is not measured");
   EXPECT_THROW_WITH(train_new(plan), InputError, "none applies to any of the 4 completions");
 }
 

@@ -2,6 +2,7 @@
 // characters, a few steps; and reading what such runs write.
 #pragma once
 
+#include <limits>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -71,6 +72,18 @@ inline Tensor final_weights(const std::string& run_dir) {
     all.insert(all.end(), values.begin(), values.end());
   }
   return Tensor::from(all);
+}
+
+// Saves the checkpoint again with finite weights whose logits are not.
+inline void poison(const std::string& run, const std::string& checkpoint) {
+  const LoadedModel loaded = load_model(checkpoint, DType::kF32);
+  const TrainState state = load_state(checkpoint);
+  AdamW optimizer(loaded.model->parameters(), OptimizerConfig{});
+  optimizer.load(SafetensorsFile(checkpoint + "/optimizer.safetensors"), state.updates);
+  Tensor head = loaded.model->head().value();
+  head.fill_(std::numeric_limits<float>::max());
+  save_checkpoint(run + "/checkpoints",
+                  {*loaded.model, nullptr, *loaded.tokenizer, optimizer, state}, 9);
 }
 
 }  // namespace cohort::test
