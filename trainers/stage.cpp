@@ -231,7 +231,6 @@ Evaluation Stage::evaluation() {
 void Stage::evaluate() {
   learner_->check_weights();
   const Evaluation result = evaluation();
-  warn_of_collapse(result);
   note_score(result);
   if (is_main() && !result.metrics.empty()) tell(result);
 }
@@ -255,6 +254,7 @@ void Stage::note_score(const Evaluation& evaluation) {
     if (const Json* measure = last->find("measure");
         measure != nullptr && measure->as_string() != evaluation.measure)
       state_.best_step = -1;
+  warn_of_collapse(evaluation);
   state_.evaluated_step = state_.step;
   const double score = evaluation.score;
   if (!std::isnan(score) && (state_.best_step < 0 || !(score <= state_.best))) {
