@@ -14,7 +14,8 @@ Example example(const std::string& prompt, const std::string& answer) {
   return {.prompt = prompt, .answer = answer, .solution = answer, .fields = Json::Object{}};
 }
 
-std::unique_ptr<Transformer> small_model(int64_t vocab, int64_t context, DType dtype) {
+std::unique_ptr<Transformer> small_model(int64_t vocab, int64_t context, DType dtype,
+                                         uint64_t seed = 1) {
   ModelConfig c;
   c.num_layers = 1;
   c.d_model = 16;
@@ -23,7 +24,7 @@ std::unique_ptr<Transformer> small_model(int64_t vocab, int64_t context, DType d
   c.init_std = 0.3;
   c.vocab_size = vocab;
   c.resolve();
-  return std::make_unique<Transformer>(c, dtype, 1);
+  return std::make_unique<Transformer>(c, dtype, seed);
 }
 
 std::vector<int32_t> small_tokens() {
@@ -74,7 +75,7 @@ class EvaluateProblems : public testing::Test {
  protected:
   EvaluateProblems() {
     data_.tokenizer = make_char_tokenizer("01");
-    model_ = small_model(data_.tokenizer->vocab_size(), 12, DType::kF32);
+    model_ = small_model(data_.tokenizer->vocab_size(), 12, DType::kF32, 3);
     for (const char* prompt : {"0", "1", "00", "01", "10", "11", "000"})
       data_.held_out.push_back(example(prompt, ""));
     config_.sampling.max_completion_length = 3;
@@ -128,6 +129,9 @@ TEST_F(EvaluateProblems, GiveTheSameToTheBitOnAnyNumberOfRanks) {
                (in.completion.find('1') != std::string_view::npos ? 0.0 : 0.4);
       }};
   const ProblemScores one = evaluate(sometimes);
+  size_t length = 0;
+  for (const ProblemResult& p : one.told) length += p.completion.size();
+  EXPECT_GT(length, 7u) << "completions that no other could stand for";
   const double sampled = one.metrics[1].second;
   EXPECT_TRUE(sampled > 0 && sampled < 1) << "a score that depends on every sample";
   for (const int ranks : {1, 2, 3, 9})
