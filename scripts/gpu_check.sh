@@ -14,8 +14,10 @@ usage: scripts/gpu_check.sh PHASE...
   racecheck   compute-sanitizer racecheck over those of kernels and autograd; FILTER, PROGRAMS and LIMIT (seconds a test) narrow both
   ops         the op table and attention, beside PyTorch's attention
   steps       the training steps, beside PyTorch's
+  against     the training steps beside those of another build, whose bench and cohort are in BASE (a folder)
   profile     GPU time of a training step by kernel (ncu)
   demo        configs/demo.yaml on the GPU
+  defaults    300 GRPO steps with the defaults alone after the demo's supervised stage, seeds 0 to 2
   shakespeare nanoGPT's larger character setting in f32 and bf16
 TEXT
 }
@@ -124,6 +126,24 @@ run_steps() {
     note "$OUT/peer_$shape.log" 1
   done
 }
+# Ours and theirs in turn, with pauses: (theirs, ours) three times.
+run_against() {
+  local base=${BASE:?names the folder of the other build} round build shape
+  for round in 1 2 3; do
+    for build in "$base" build/cuda; do
+      for shape in gpt2_124m:50304 qwen2_0_5b:151936; do
+        echo "-- $round $build ${shape%:*}"
+        "$build/bench/cohort_bench_step" "bench/configs/${shape%:*}.yaml" --vocab "${shape#*:}" 2>&1 | grep -E 'tokens/s|step'
+        sleep 3
+      done
+      "$build/cohort" train configs/demo.yaml device=cuda stages.0.steps=50 stages.1.steps=200 eval.every=0 \
+        output_dir="$OUT/against-$round-$(basename "$build")" >"$OUT/against.log" 2>&1 || failed=1
+      grep -h -o '"step_time":[^,}]*' "$OUT/against-$round-$(basename "$build")/2-grpo/metrics.jsonl" | cut -d: -f2 |
+        sort -n | awk '{ t[NR] = $1 } END { print "GRPO step of the demo, median of " NR ": " t[int((NR + 1) / 2)] " s" }'
+    done
+  done >"$OUT/against.txt"
+  cat "$OUT/against.txt"
+}
 # Kernels by total time: those of about one step, after the warm-up.
 run_profile() {
   local shape=${SHAPE:-qwen2_0_5b} vocab=${VOCAB:-151936}
@@ -147,6 +167,22 @@ run_demo() {
   build/cuda/cohort train configs/demo.yaml device=cuda output_dir="$OUT/demo" >"$OUT/demo.log" 2>&1 || failed=1
   note "$OUT/demo.log" 30
 }
+run_defaults() {
+  local seed
+  cat >"$OUT/defaults.yaml" <<'YAML'
+trainer: grpo
+steps: 300
+device: cuda
+data: {task: parity, task_sizes: {min_size: 14, max_size: 14, worked_share: 0.2}}
+rewards: [{name: task}]
+YAML
+  for seed in 0 1 2; do
+    build/cuda/cohort train configs/demo.yaml device=cuda seed=$seed stages.1.steps=1 output_dir="$OUT/start$seed" >"$OUT/start$seed.log" 2>&1 || failed=1
+    build/cuda/cohort train "$OUT/defaults.yaml" seed=$seed init_from="$OUT/start$seed/1-sft" output_dir="$OUT/defaults$seed" >"$OUT/defaults$seed.log" 2>&1 || failed=1
+    grep -h '"eval":true' "$OUT/defaults$seed/metrics.jsonl" | cut -c1-110
+    grep ' W\] ' "$OUT/defaults$seed.log"
+  done
+}
 run_shakespeare() {
   local dtype
   for dtype in ${DTYPES:-bf16 f32}; do
@@ -168,8 +204,10 @@ for phase in "$@"; do
     racecheck) sanitize racecheck 1 "${FILTER:-$cuda_tests}" ${PROGRAMS:-kernels_test autograd_test} ;;
     ops) run_ops ;;
     steps) run_steps ;;
+    against) run_against ;;
     profile) run_profile ;;
     demo) run_demo ;;
+    defaults) run_defaults ;;
     shakespeare) run_shakespeare ;;
     *) usage >&2; exit 2 ;;
   esac
