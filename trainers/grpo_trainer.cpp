@@ -107,7 +107,7 @@ StageEnd train_grpo(Stage& stage) {
   ShuffledOrder order(stage.data().train->size(), static_cast<uint64_t>(config.seed));
   order.seek(stage.state().data_position);
   GrpoMonitor monitor(config, stage.state().monitor);
-  if (stage.is_main()) warn_of_settings(stage);
+  if (stage.is_main() && !stage.finished()) warn_of_settings(stage);
 
   while (stage.more()) {
     Stopwatch clock;
