@@ -55,7 +55,8 @@ StageEnd train_supervised(Stage& stage) {
     order.emplace(stage.data().train->size(), static_cast<uint64_t>(config.seed));
     order->seek(stage.state().data_position);
   }
-  if (const int ranks = stage.comm().size(); stage.is_main() && !stage.finished() && config.batch_size < ranks)
+  if (const int ranks = stage.comm().size();
+      stage.is_main() && !stage.finished() && config.batch_size < ranks)
     logging::warn("batch_size: ", config.batch_size, " sequences leave ", ranks - config.batch_size,
                   " of ", ranks, " ranks without work; hint: a larger batch_size or fewer ranks");
   while (stage.more()) {

@@ -52,8 +52,8 @@ TEST(DemoSlow, GrpoGainsFromRewardsAndNotFromShuffledOnes) {
     gain += (shuffled.after - shuffled.before) / 3;
   }
   EXPECT_LT(gain, 0.2);
-  std::printf("pass@1: %.3f, after GRPO %.3f, change in the control experiment %+.3f\n", real.before,
-              real.after, gain);
+  std::printf("pass@1: %.3f, after GRPO %.3f, change in the control experiment %+.3f\n",
+              real.before, real.after, gain);
 }
 
 }  // namespace
