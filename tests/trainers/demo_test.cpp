@@ -41,8 +41,8 @@ TEST(DemoSlow, GrpoGainsFromRewardsAndNotFromShuffledOnes) {
     EXPECT_TRUE(line.find("eval") != nullptr || metric(line, "ratio_deviation") == 0)
         << line.dump();
 
-  // What is left is a walk at random, up or down: over 20 runs of 80 steps pass@1 changed by 0.01 on
-  // average, with a standard deviation of 0.09. The mean of three stays within four of its own.
+  // What is left is a walk at random, up or down: over 20 runs of 80 steps pass@1 changed by 0.01
+  // on average, with a standard deviation of 0.09. The mean of three stays within four of its own.
   plan.stages[0].grpo.shuffle_advantages = true;
   double gain = 0;
   for (const int64_t seed : {1, 2, 3}) {
