@@ -426,6 +426,36 @@ TEST(Runs, GrpoWithShuffledAdvantagesDoesNotImprove) {
   EXPECT_LT(metric(lines[lines.size() - 2], "reward"), 0.5);
 }
 
+// What is measured of the groups is measured before their advantages are dealt out.
+TEST(Runs, ShufflingChangesNoMeasureOfTheGroups) {
+  const TempDir dir;
+  const auto first_step = [&](const std::string& shuffle) {
+    const std::string run = train_new(
+        small_plan(dir, "run", kCommon + kSmallGrpo,
+                   {"steps=1", "rewards=[{name: format, pattern: '.*1.*'}]", "prompts_per_step=8",
+                    "num_generations=3", "shuffle_advantages=" + shuffle}));
+    return json_lines(run + "/metrics.jsonl").at(1);
+  };
+  const Json plain = first_step("false"), shuffled = first_step("true");
+  EXPECT_GT(metric(plain, "frac_reward_zero_std"), 0);
+  EXPECT_EQ(metric(shuffled, "frac_reward_zero_std"), metric(plain, "frac_reward_zero_std"));
+  EXPECT_NE(metric(shuffled, "grad_norm"), metric(plain, "grad_norm"));
+}
+
+// The reward pays for leaving what is right.
+TEST(Runs, PassRateThatCollapsesIsTold) {
+  const TempDir dir;
+  const std::string start =
+      train_new(small_plan(dir, "start", kCommon + kSmallSft, {"steps=120", "eval.size=64"}));
+  const ExpectLog truncated("end at the length limit"), solved("the problems are solved"),
+      collapse(
+          "pass@1 (format) has collapsed to 0.0000; hint: a lower learning_rate; best so far: ");
+  train_new(small_plan(
+      dir, "run", kCommon + kSmallGrpo,
+      {"init_from=" + start, "steps=40", "eval={every: 5, size: 64, correct: {reward: format}}",
+       "rewards=[{name: format, pattern: '[0-9]+', weight: -1}]", "max_completion_length=3"}));
+}
+
 // A run whose numeric reward applies to one of its training problems. `first`: at step 1.
 class RareReward : public testing::Test {
  protected:
