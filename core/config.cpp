@@ -1,11 +1,14 @@
 #include "core/config.h"
 
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
-#include <fstream>
+#include <cstdio>
+#include <cstring>
 #include <set>
 #include <sstream>
 
@@ -14,38 +17,148 @@ namespace {
 
 using Kind = ConfigNode::Kind;
 
-ConfigNode convert(const YAML::Node& node, const std::string& file) {
-  ConfigNode out;
-  out.file = file;
-  out.line = node.Mark().line + 1;
-  switch (node.Type()) {
-    case YAML::NodeType::Scalar:
-      out.kind = Kind::kScalar;
-      out.scalar = node.Scalar();
-      out.quoted = node.Tag() == "!";
-      break;
-    case YAML::NodeType::Sequence:
-      out.kind = Kind::kList;
-      for (const auto& item : node) out.items.push_back(convert(item, file));
-      break;
-    case YAML::NodeType::Map:
-      out.kind = Kind::kMap;
-      for (const auto& entry : node) {
-        const std::string where = str(file, ":", entry.first.Mark().line + 1);
-        if (!entry.first.IsScalar()) throw InputError(str(where, ": a key must be plain text"));
-        const std::string key = entry.first.Scalar();
-        if (const ConfigNode* first = out.find(key))
-          throw InputError(str(where, ": duplicate key '", key, "', first given at line ",
-                               first->line, "; hint: remove one of the two"));
-        ConfigNode value = convert(entry.second, file);
-        value.line = entry.first.Mark().line + 1;
-        out.entries.emplace_back(key, std::move(value));
-      }
-      break;
-    default:
-      break;
+constexpr size_t kMaxYamlBytes = 1 << 20;  // of a configuration file
+constexpr size_t kMaxYamlDepth = 64;
+
+// Builds the value from the parser's events. In yaml-cpp's own nodes an alias may refer to itself,
+// or make a small file large without end.
+class Builder final : public YAML::EventHandler {
+ public:
+  explicit Builder(std::string file) : file_(std::move(file)) {}
+  ConfigNode root;
+
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    if (documents_++ > 0) fail(mark, "expected one document, and nothing after it");
   }
-  return out;
+  void OnDocumentEnd() override {}
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override { refuse_anchors(mark); }
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    add(start(mark, anchor, Kind::kNull));
+  }
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& value) override {
+    ConfigNode node = start(mark, anchor, Kind::kScalar);
+    node.scalar = value;
+    node.quoted = tag == "!";
+    add(std::move(node));
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value) override {
+    open(mark, start(mark, anchor, Kind::kList));
+  }
+  void OnSequenceEnd() override { close(); }
+  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value) override {
+    open(mark, start(mark, anchor, Kind::kMap));
+  }
+  void OnMapEnd() override { close(); }
+
+ private:
+  struct Container {
+    ConfigNode node;
+    std::set<std::string> keys;     // of a map
+    std::optional<ConfigNode> key;  // whose value comes next
+  };
+
+  [[noreturn]] void fail(const YAML::Mark& mark, const std::string& what) const {
+    throw InputError(str(file_, ":", mark.line + 1, ": ", what));
+  }
+  [[noreturn]] void refuse_anchors(const YAML::Mark& mark) const {
+    fail(mark,
+         "anchors and aliases (&name, *name) are not supported; hint: write the value out, or put "
+         "quotes around text that begins with & or *");
+  }
+  ConfigNode start(const YAML::Mark& mark, YAML::anchor_t anchor, Kind kind) const {
+    if (anchor != 0) refuse_anchors(mark);
+    return {.kind = kind, .file = file_, .line = mark.line + 1};
+  }
+  void open(const YAML::Mark& mark, ConfigNode node) {
+    if (open_.size() == kMaxYamlDepth)
+      fail(mark, str("nested deeper than ", kMaxYamlDepth, " levels"));
+    open_.push_back({.node = std::move(node)});
+  }
+  void close() {
+    ConfigNode done = std::move(open_.back().node);
+    open_.pop_back();
+    add(std::move(done));
+  }
+  void add(ConfigNode node) {
+    if (open_.empty()) {
+      root = std::move(node);
+    } else if (Container& top = open_.back(); top.node.kind == Kind::kList) {
+      top.node.items.push_back(std::move(node));
+    } else if (!top.key) {
+      take_key(top, std::move(node));
+    } else {
+      node.line = top.key->line;
+      top.node.entries.emplace_back(std::move(top.key->scalar), std::move(node));
+      top.key.reset();
+    }
+  }
+  void take_key(Container& map, ConfigNode key) {
+    if (key.kind != Kind::kScalar) throw InputError(key.where() + ": a key must be plain text");
+    if (!map.keys.insert(key.scalar).second)
+      throw InputError(str(key.where(), ": duplicate key '", key.scalar, "', first given at line ",
+                           map.node.find(key.scalar)->line, "; hint: remove one of the two"));
+    map.key = std::move(key);
+  }
+
+  std::string file_;
+  int documents_ = 0;
+  std::vector<Container> open_;  // those not yet complete, outermost first
+};
+
+// The one document of `text`. Throws InputError, also for syntax.
+ConfigNode build_yaml(const std::string& text, const std::string& file) {
+  if (text.size() > kMaxYamlBytes)
+    throw InputError(str(file, ": expected at most ", kMaxYamlBytes,
+                         " bytes of YAML; hint: is this the configuration file?"));
+  Builder builder(file);
+  try {
+    std::istringstream in(text);
+    YAML::Parser parser(in);
+    while (parser.HandleNextDocument(builder)) {
+    }
+  } catch (const YAML::Exception& e) {
+    throw InputError(str(file, ":", e.mark.line + 1, ": not valid YAML: ", e.msg));
+  }
+  return std::move(builder.root);
+}
+
+// Whether the quote that `text` begins with is closed by its last character.
+bool is_quoted(std::string_view text) {
+  if (text.empty() || (text[0] != '"' && text[0] != '\'')) return false;
+  for (size_t i = 1; i < text.size(); ++i) {
+    if (text[0] == '"' && text[i] == '\\')
+      ++i;
+    else if (text[i] == text[0] && text[0] == '\'' && text.substr(i + 1, 1) == "'")
+      ++i;
+    else if (text[i] == text[0])
+      return i + 1 == text.size();
+  }
+  return false;
+}
+
+// The value of an override. Only lists, maps and quotes around all of it are read as YAML: a scalar
+// is the text itself.
+ConfigNode override_value(const std::string& text) {
+  ConfigNode value{.kind = text.empty() ? Kind::kNull : Kind::kScalar, .scalar = text};
+  try {
+    ConfigNode yaml = build_yaml(text, "command line");
+    const bool nested = yaml.kind == Kind::kList || yaml.kind == Kind::kMap;
+    if (nested || (yaml.quoted && is_quoted(text))) value = std::move(yaml);
+  } catch (const InputError&) {
+    // Text, then; a key that is no text says what it expected.
+  }
+  const std::function<void(ConfigNode&)> clear_lines = [&](ConfigNode& node) {
+    node.file = "command line";
+    node.line = 0;
+    for (ConfigNode& item : node.items) clear_lines(item);
+    for (auto& entry : node.entries) clear_lines(entry.second);
+  };
+  clear_lines(value);
+  value.typed = text;
+  return value;
 }
 
 int64_t edit_distance(const std::string& a, const std::string& b) {
@@ -70,7 +183,15 @@ bool is_null(const ConfigNode& node) {
            node.scalar == "none" || node.scalar == "~"));
 }
 
+// What a text key reads from the node, or nothing if that is no text.
+std::optional<std::string> text_of(const ConfigNode& node) {
+  if (is_null(node)) return "";
+  if (node.kind == Kind::kScalar) return node.scalar;
+  return node.typed;
+}
+
 std::string describe(const ConfigNode& node) {
+  if (node.typed && !node.typed->empty()) return "'" + *node.typed + "'";
   switch (node.kind) {
     case Kind::kNull:
       return "nothing";
@@ -142,20 +263,17 @@ class Reader final : public ConfigVisitor {
   void field(const char* key, std::string& value, const char*) override {
     const ConfigNode* node = take(key);
     if (node == nullptr) return;
-    if (is_null(*node))
-      value.clear();
-    else if (node->kind == Kind::kScalar)
-      value = node->scalar;
-    else
-      fail(key, *node, "text");
+    const std::optional<std::string> text = text_of(*node);
+    if (!text) fail(key, *node, "text");
+    value = *text;
   }
   void field(const char* key, std::vector<std::string>& value, const char*) override {
     const ConfigNode* node = take(key);
     if (node == nullptr) return;
     value.clear();
     for (const ConfigNode& item : list_items(key, *node, "a list of texts")) {
-      if (item.kind != Kind::kScalar) fail(key, item, "a list of texts");
-      value.push_back(item.scalar);
+      if (item.kind != Kind::kScalar && !item.typed) fail(key, item, "a list of texts");
+      value.push_back(item.kind == Kind::kScalar ? item.scalar : *item.typed);
     }
   }
   void field(const char* key, std::vector<int64_t>& value, const char*, Range range) override {
@@ -434,47 +552,40 @@ void ConfigNode::set(const std::string& key, ConfigNode value) {
 }
 
 ConfigNode parse_yaml(const std::string& text, const std::string& file_name) {
-  try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
-    if (documents.size() > 1)
-      throw InputError(str(file_name, ": expected one document, got ", documents.size()));
-    ConfigNode root;
-    if (!documents.empty()) root = convert(documents[0], file_name);
-    if (root.kind == Kind::kNull) root.kind = Kind::kMap;
-    if (root.kind != Kind::kMap)
-      throw InputError(
-          str(file_name, ": expected keys and values at the top level, got ", describe(root)));
-    return root;
-  } catch (const YAML::Exception& e) {
-    throw InputError(str(file_name, ":", e.mark.line + 1, ": not valid YAML: ", e.msg));
-  }
+  ConfigNode root = build_yaml(text, file_name);
+  if (root.kind == Kind::kNull) root.kind = Kind::kMap;
+  if (root.kind != Kind::kMap)
+    throw InputError(
+        str(file_name, ": expected keys and values at the top level, got ", describe(root)));
+  return root;
 }
 
 ConfigNode parse_yaml_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  if (!in || !(text << in.rdbuf()))
-    throw InputError(str("cannot read the configuration file '", path, "'; hint: check the path"));
-  return parse_yaml(text.str(), path);
+  const auto fail = [&](int error) {
+    throw InputError(str("cannot read the configuration file '", path, "': ", std::strerror(error),
+                         "; hint: check the path"));
+  };
+  std::FILE* file = std::fopen(path.c_str(), "rbe");
+  if (file == nullptr) fail(errno);
+  std::string text(kMaxYamlBytes + 1, '\0');  // one byte more than there may be
+  text.resize(std::fread(text.data(), 1, text.size(), file));
+  const int error = std::ferror(file) != 0 ? errno : 0;
+  std::fclose(file);
+  if (error != 0) fail(error);
+  return parse_yaml(text, path);
+}
+
+std::string override_text(const std::string& value) {
+  const ConfigNode node = override_value(value);
+  return *text_of(node);
 }
 
 void apply_override(ConfigNode& root, const std::string& assignment) {
   const size_t equals = assignment.find('=');
   if (equals == std::string::npos || equals == 0)
     throw InputError(str("command line: expected key=value, got '", assignment, "'"));
-  const std::string key = assignment.substr(0, equals), text = assignment.substr(equals + 1);
-  ConfigNode value;
-  try {
-    value = convert(YAML::Load(text), "command line");
-  } catch (const YAML::Exception& e) {
-    throw InputError(str("command line: ", key, ": not valid YAML: ", e.msg));
-  }
-  const std::function<void(ConfigNode&)> clear_lines = [&](ConfigNode& node) {
-    node.line = 0;
-    for (ConfigNode& item : node.items) clear_lines(item);
-    for (auto& entry : node.entries) clear_lines(entry.second);
-  };
-  clear_lines(value);
+  const std::string key = assignment.substr(0, equals);
+  ConfigNode value = override_value(assignment.substr(equals + 1));
   ConfigNode* node = &root;
   size_t begin = 0;
   const auto list_item = [&](const std::string& part) -> ConfigNode& {

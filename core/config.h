@@ -33,7 +33,8 @@ struct ConfigNode {
   std::vector<ConfigNode> items;                            // kList
   std::vector<std::pair<std::string, ConfigNode>> entries;  // kMap, in file order
   std::string file;
-  int line = 0;  // from 1; 0 for values given on the command line
+  int line = 0;                      // from 1; 0 for values given on the command line
+  std::optional<std::string> typed;  // of an override's value: all of its text
 
   // "configs/demo.yaml:12", or "command line".
   std::string where() const;
@@ -42,12 +43,16 @@ struct ConfigNode {
   void set(const std::string& key, ConfigNode value);
 };
 
-// Throw InputError for a file that cannot be read, bad syntax, a duplicate key or a top level that
-// is no map.
+// Throw InputError for a file that cannot be read or has more than 1 MiB, bad syntax, a duplicate
+// key, anchors and aliases, deep nesting, or a top level that is no map.
 ConfigNode parse_yaml(const std::string& text, const std::string& file_name);
 ConfigNode parse_yaml_file(const std::string& path);
-// Sets "a.b.c=value" as given on the command line; value is YAML ("[1, 2]", "3e-4", "text").
+// Sets "a.b.c=value" as given on the command line. The key that reads the value decides what it is:
+// for a text key it is the text as typed, also "a: b #c"; lists and maps are YAML ("[1, 2]").
+// Quotes around the whole value are no part of it.
 void apply_override(ConfigNode& root, const std::string& assignment);
+// What a text key reads from an override with this value.
+std::string override_text(const std::string& value);
 
 struct Range {
   double min = -std::numeric_limits<double>::infinity();

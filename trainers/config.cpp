@@ -35,11 +35,10 @@ std::string from_here(const std::string& assignment) {
   };
   constexpr std::string_view kPathKeys[] = {"data.text", "data.jsonl.path", "output_dir",
                                             "init_from"};
-  constexpr std::string_view kNothing[] = {"", "null", "none", "~", "\"\"", "''"};
   if (equals == std::string::npos || !is(kPathKeys, key)) return assignment;
-  const std::string value = assignment.substr(equals + 1);
-  if (is(kNothing, value) || value[0] == '/') return assignment;
-  return assignment.substr(0, equals + 1) + (fs::current_path() / value).string();
+  const std::string path = override_text(assignment.substr(equals + 1));
+  if (path.empty() || path[0] == '/') return assignment;
+  return assignment.substr(0, equals + 1) + (fs::current_path() / path).string();
 }
 
 std::string indented(const std::string& text) {

@@ -222,6 +222,25 @@ TEST_F(Plans, RelativePathsOnTheCommandLineStartWhereTheyAreTyped) {
             "");
 }
 
+TEST_F(Plans, PathsOnTheCommandLineMayHaveAnyName) {
+  const fs::path here = fs::weakly_canonical(fs::current_path());
+  for (const char* name : {"dir #1", "a: b.txt", "[a], {b}", "it's \"x\"", "日本"}) {
+    const RunPlan plan =
+        load("trainer: pretrain\n", {str("output_dir=", name), str("data.text=/in/", name),
+                                     str("init_from=", name), str("name=", name)});
+    EXPECT_EQ(plan.output_dir, (here / name).string());
+    EXPECT_EQ(plan.stages[0].init_from, (here / name).string());
+    EXPECT_EQ(plan.stages[0].data.text, str("/in/", name));
+    EXPECT_EQ(plan.name, name);
+    write_file(dir_.path("again.yaml"), dump_plan(plan));
+    EXPECT_EQ(load_plan(dir_.path("again.yaml"), {}).output_dir, plan.output_dir);
+  }
+  EXPECT_EQ(load("data: {text: a.txt}\n", {"output_dir=\"x y\""}).output_dir,
+            (here / "x y").string());
+  EXPECT_EQ(load("data: {text: a.txt}\ninit_from: model\n", {"init_from=\"\""}).stages[0].init_from,
+            "");
+}
+
 TEST_F(Plans, WhatNoSingleKeyCanTellIsChecked) {
   expect_refused("trainer: sft\n",
                  "data: expected exactly one of task, jsonl.path and text, got 0");
