@@ -1,16 +1,18 @@
 #include "apps/console.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "core/check.h"
+#include "core/log.h"
 
 namespace cohort::apps {
 namespace {
 
-constexpr int kBarWidth = 24;
+constexpr size_t kBarWidth = 24, kBarUnit = 4;         // its width is a multiple of the unit
+constexpr int64_t kStepsToGuess = 3;                   // of this start, before there is a time left
 constexpr double kBarSeconds = 0.1, kLineSeconds = 5;  // between updates
 
 std::string number(double v) {
@@ -29,19 +31,42 @@ std::string duration(double seconds) {
   return text;
 }
 
-// What a glance at a step should show, of whatever the trainer measures.
-std::string glance(const Metrics& metrics) {
-  std::string text;
+// What a glance at a step should show, of whatever the trainer measures; the first matter most.
+std::vector<std::string> glances(const Metrics& metrics) {
+  std::vector<std::string> out;
   for (const char* wanted :
        {"loss", "reward", "frac_reward_zero_std", "entropy", "tokens_per_second"})
     for (const auto& [name, value] : metrics)
       if (name == wanted && !std::isnan(value) && !(name == "loss" && metrics[0].first == "reward"))
-        text += str("  ",
-                    name == "tokens_per_second"      ? "tokens/s"
-                    : name == "frac_reward_zero_std" ? "no-signal"
-                                                     : name,
-                    " ", number(value));
-  return text;
+        out.push_back(str("  ",
+                          name == "tokens_per_second"      ? "tokens/s"
+                          : name == "frac_reward_zero_std" ? "no-signal"
+                                                           : name,
+                          " ", number(value)));
+  return out;
+}
+
+// The columns that a line on the terminal may fill: not the last one, where some terminals wrap.
+size_t usable_columns() {
+  winsize size{};
+  const bool known = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return (known ? size.ws_col : 80u) - 1u;
+}
+
+// As many parts as fit, from the first on, and after the first of them as wide a bar as there is
+// room for.
+std::string fit(const std::vector<std::string>& parts, double done, size_t columns) {
+  std::string rest;
+  if (parts[0].size() > columns) return "";
+  for (size_t i = 1; i < parts.size(); ++i) {
+    if (parts[0].size() + rest.size() + parts[i].size() > columns) break;
+    rest += parts[i];
+  }
+  const size_t room = columns - parts[0].size() - rest.size(), frame = 3;
+  if (room < kBarUnit + frame) return parts[0] + rest;
+  const size_t width = std::min(kBarWidth, (room - frame) / kBarUnit * kBarUnit);
+  const auto filled = static_cast<size_t>(static_cast<double>(width) * done);
+  return parts[0] + " [" + std::string(filled, '#') + std::string(width - filled, '.') + "]" + rest;
 }
 
 }  // namespace
@@ -62,24 +87,29 @@ void Console::step(int64_t step, const Metrics& metrics) {
   if (since < (terminal_ ? kBarSeconds : kLineSeconds) && step != steps_) return;
   shown_ = now;
   const double elapsed = std::chrono::duration<double>(now - start_).count();
-  const double left = elapsed / static_cast<double>(std::max<int64_t>(1, step - first_step_)) *
-                      static_cast<double>(steps_ - step);
-  std::string line = str(stage_, " ", step, "/", steps_);
-  if (terminal_) {
-    const auto filled = static_cast<size_t>(kBarWidth * step / std::max<int64_t>(1, steps_));
-    line += " [" + std::string(filled, '#') + std::string(kBarWidth - filled, '.') + "]";
-  }
-  line += str(" ", duration(elapsed), " elapsed, ", duration(left), " left", glance(metrics));
-  if (terminal_) {
-    std::fprintf(stderr, "\r\033[K%s", line.c_str());
-    bar_shown_ = true;
-  } else {
-    std::fprintf(stderr, "%s\n", line.c_str());
-  }
+  const std::string text = line(step, elapsed, metrics);
+  std::fprintf(stderr, terminal_ ? "\r\033[K%s" : "%s\n", text.c_str());
+  bar_shown_ = terminal_;
   std::fflush(stderr);
 }
 
+std::string Console::line(int64_t step, double elapsed, const Metrics& metrics) const {
+  std::vector<std::string> parts{str(stage_, " ", step, "/", steps_),
+                                 str(" ", duration(elapsed), " elapsed")};
+  if (const int64_t trained = step - first_step_; trained >= kStepsToGuess)
+    parts.push_back(str(
+        ", ", duration(elapsed / static_cast<double>(trained) * static_cast<double>(steps_ - step)),
+        " left"));
+  for (std::string& glance : glances(metrics)) parts.push_back(std::move(glance));
+  const double done = static_cast<double>(step) / static_cast<double>(std::max<int64_t>(1, steps_));
+  if (terminal_) return fit(parts, done, usable_columns());
+  std::string whole;
+  for (const std::string& part : parts) whole += part;
+  return whole;
+}
+
 void Console::message(const std::string& text) {
+  logging::record(text);
   clear_bar();
   std::printf("%s%s", text.c_str(), text.empty() || text.back() != '\n' ? "\n" : "");
   std::fflush(stdout);

@@ -1,5 +1,5 @@
 // The terminal side of a run: a progress bar with the time left where standard error is a terminal,
-// plain lines elsewhere.
+// plain lines elsewhere. The bar is cut to the terminal's width. Messages go to the log file, too.
 #pragma once
 
 #include <chrono>
@@ -20,6 +20,7 @@ class Console final : public Reporter {
  private:
   using Clock = std::chrono::steady_clock;
   void clear_bar();
+  std::string line(int64_t step, double elapsed, const Metrics& metrics) const;
   bool terminal_, bar_shown_ = false;
   std::string stage_;
   int64_t first_step_ = 0, steps_ = 0;

@@ -34,9 +34,12 @@ RunResult execute(Run& run, Reporter& reporter, const std::atomic<bool>& stop,
   } catch (const std::exception& e) {
     if (group != nullptr) group->fail(e.what());  // before this rank takes itself apart
     reporter.end_stage();
-    if (dynamic_cast<const OutOfMemoryError*>(&e) != nullptr)
-      throw OutOfMemoryError(
-          e.what() + memory_plan(run.plan(), run.preview(), group == nullptr ? 1 : group->size()));
+    std::string fault = e.what();
+    const bool out_of_memory = dynamic_cast<const OutOfMemoryError*>(&e) != nullptr;
+    if (out_of_memory)
+      fault += memory_plan(run.plan(), run.preview(), group == nullptr ? 1 : group->size());
+    logging::record("failed: " + fault);
+    if (out_of_memory) throw OutOfMemoryError(fault);
     throw;
   }
 }

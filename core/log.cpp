@@ -3,6 +3,7 @@
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <memory>
 #include <mutex>
@@ -15,12 +16,15 @@ struct Logger {
   std::shared_ptr<spdlog::sinks::stderr_color_sink_mt> console =
       std::make_shared<spdlog::sinks::stderr_color_sink_mt>();
   std::shared_ptr<spdlog::logger> logger = std::make_shared<spdlog::logger>("cohort", console);
+  std::shared_ptr<spdlog::logger> record;  // into the log file alone; nullptr: there is none
   std::function<void(Level, const std::string&)> observer;
   Logger() {
     logger->set_level(spdlog::level::debug);
     logger->flush_on(spdlog::level::info);
     console->set_level(spdlog::level::info);
-    logger->set_pattern("%^[%H:%M:%S %L]%$ %v");
+    // On a terminal a message takes the place of the progress line.
+    const std::string clear = isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "";
+    logger->set_pattern(clear + "%^[%H:%M:%S %L]%$ %v");
   }
 };
 
@@ -60,14 +64,24 @@ void set_file(const std::string& path) {
   std::lock_guard lock(log.mutex);
   auto& sinks = log.logger->sinks();
   sinks.resize(1);
+  log.record.reset();
   if (path.empty()) return;
   try {
     auto file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path, false);
     file->set_pattern("[%Y-%m-%d %H:%M:%S.%e %l] %v");
+    log.record = std::make_shared<spdlog::logger>("record", file);
+    log.record->flush_on(spdlog::level::info);
     sinks.push_back(std::move(file));
   } catch (const spdlog::spdlog_ex& e) {
     throw InputError(str("cannot write the log file ", path, ": ", e.what()));
   }
+}
+
+void record(const std::string& text) {
+  Logger& log = instance();
+  std::lock_guard lock(log.mutex);
+  if (log.record == nullptr) return;
+  log.record->info("{}", std::string_view(text).substr(0, text.find_last_not_of('\n') + 1));
 }
 
 void set_observer(std::function<void(Level, const std::string&)> observer) {

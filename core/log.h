@@ -36,6 +36,8 @@ void set_console_level(Level level);
 // Also appends every message to `path`, until the next call; "" stops. Throws InputError if it
 // cannot be opened.
 void set_file(const std::string& path);
+// Appends to the log file alone what reaches the terminal by another way.
+void record(const std::string& text);
 // Sees every message before the sinks; used by tests to count warnings. An empty function removes
 // it.
 void set_observer(std::function<void(Level, const std::string&)> observer);

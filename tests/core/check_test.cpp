@@ -86,13 +86,16 @@ TEST(Log, FileGetsEveryMessageAndAnExpectedWarningPasses) {
     const test::ExpectLog expected("braces {} and 5");
     logging::debug("quiet ", 1);
     logging::warn("braces {} and ", 5);
+    logging::record("a {report}\n of two lines\n");
   }
   logging::set_file("");
   logging::info("after");
+  logging::record("after");
   logging::set_console_level(logging::Level::kInfo);
   const std::string text = test::read_file(dir.path("log.txt"));
   EXPECT_NE(text.find("quiet 1"), std::string::npos);
   EXPECT_NE(text.find("braces {} and 5"), std::string::npos);
+  EXPECT_TRUE(text.ends_with("info] a {report}\n of two lines\n")) << text;
   EXPECT_EQ(text.find("after"), std::string::npos);
   const std::string below_a_file = dir.path("log.txt") + "/log.txt";
   EXPECT_THROW_WITH(logging::set_file(below_a_file), InputError, below_a_file);
