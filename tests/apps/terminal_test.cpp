@@ -106,8 +106,8 @@ int64_t step_of(const std::string& bar) {
 class Progress : public testing::Test {
  protected:
   void SetUp() override {
-    write_file(dir_.path("run.yaml"), "output_dir: run\n" + std::string(kSmallModel) + kSmallData +
-                                          kSmallGrpo);
+    write_file(dir_.path("run.yaml"),
+               "output_dir: run\n" + std::string(kSmallModel) + kSmallData + kSmallGrpo);
   }
   std::vector<std::string> train(int64_t steps) const {
     return {"train", dir_.path("run.yaml"), str("steps=", steps), "eval.every=100"};
