@@ -2,7 +2,6 @@
 // InputError becomes 2 in main.cpp.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -21,7 +20,8 @@ struct TrainOptions {
   std::vector<std::string> overrides;  // key=value
   int gpus = 0;                        // > 0: that many, one process each, all of this machine
 };
-int train(const TrainOptions& options, const std::atomic<bool>& stop);
+// Takes over the signals of the process (apps/signals.h).
+int train(const TrainOptions& options);
 
 struct CheckOptions {
   std::string config;

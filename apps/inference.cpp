@@ -1,4 +1,6 @@
 // `cohort generate`, `logprobs` and `eval`: what a trained model says.
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <iostream>
 
@@ -20,6 +22,12 @@ std::vector<std::string> lines_or_stdin(std::vector<std::string> texts) {
   if (!texts.empty()) return texts;
   for (std::string line; std::getline(std::cin, line);) texts.push_back(line);
   return texts;
+}
+
+// At once, so that a reader that has gone is noticed.
+void print_line(const std::string& line) {
+  std::cout << line << '\n' << std::flush;
+  if (!std::cout) throw Error(str("cannot write standard output: ", std::strerror(errno)));
 }
 
 Json ids_json(std::span<const int32_t> ids) {
@@ -63,7 +71,7 @@ int generate(const GenerateOptions& options) {
     const Completion& c = rollouts.samples[i];
     const std::string& prompt = prompts[i / static_cast<size_t>(options.num)].prompt;
     if (options.output == GenerateOptions::Output::kText) {
-      std::cout << prompt << c.text << '\n';
+      print_line(prompt + c.text);
       continue;
     }
     Json line;
@@ -71,7 +79,7 @@ int generate(const GenerateOptions& options) {
     line.set("prompt_length", c.prompt_length)
         .set("logprobs", numbers_json(c.logprobs))
         .set("truncated", c.truncated);
-    std::cout << line.dump() << '\n';
+    print_line(line.dump());
   }
   return kOk;
 }
@@ -101,7 +109,7 @@ int logprobs(const LogprobsOptions& options) {
     }
     Json line;
     line.set("text", text).set("ids", ids_json(sequence.tokens)).set("logprobs", std::move(values));
-    std::cout << line.dump() << '\n';
+    print_line(line.dump());
   }
   return kOk;
 }
@@ -126,7 +134,7 @@ int evaluate(const EvalOptions& options) {
     for (const auto& [name, value] : scores.metrics) line.set(name, value);
     line.set("correct", correct.rule());
   }
-  std::cout << line.dump() << '\n';
+  print_line(line.dump());
   return kOk;
 }
 

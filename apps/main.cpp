@@ -2,10 +2,10 @@
 // (0 done, 1 failed, 2 bad input, 3 another rank failed, 130 interrupted).
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <csignal>
 #include <iostream>
 
 #include "apps/commands.h"
+#include "apps/signals.h"
 #include "core/log.h"
 #include "data/example.h"
 #include "dist/communicator.h"
@@ -16,14 +16,6 @@ namespace {
 
 using namespace cohort;
 using namespace cohort::apps;
-
-std::atomic<bool> g_stop{false};
-
-// The first signal asks for a checkpoint at the next step; the second ends the process the hard
-// way.
-extern "C" void on_signal(int signal) {
-  if (g_stop.exchange(true)) std::signal(signal, SIG_DFL), std::raise(signal);
-}
 
 std::string config_footer() {
   std::string text = "Configuration keys (YAML file, or key=value on the command line):\n";
@@ -66,7 +58,7 @@ int run(int argc, char** argv) {
                    "train on the first N GPUs of this machine, one process each")
       ->check(CLI::PositiveNumber);
   train_command->footer(config_footer);
-  train_command->callback([&] { code = train(train_options, g_stop); });
+  train_command->callback([&] { code = train(train_options); });
 
   CheckOptions check_options;
   CLI::App* check_command = app.add_subcommand(
@@ -169,8 +161,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::signal(SIGINT, on_signal);
-  std::signal(SIGTERM, on_signal);
+  set_signals();
   try {
     return run(argc, argv);
   } catch (const InputError& e) {

@@ -8,6 +8,7 @@
 
 #include "apps/commands.h"
 #include "apps/console.h"
+#include "apps/signals.h"
 #include "core/allocator.h"
 #include "core/log.h"
 #include "core/parallel.h"
@@ -139,8 +140,11 @@ void expect_cuda(const RunPlan& plan) {
                            stage.device, "; hint: add device=cuda"));
 }
 
-int train(const TrainOptions& options, const std::atomic<bool>& stop) {
+int train(const TrainOptions& options) {
   const RankInfo info = rank_info();
+  const std::atomic<bool>& stop = stop_on_signals(options.gpus > 1 ? SignalVoice::kPatience
+                                                  : info.rank == 0 ? SignalVoice::kAll
+                                                                   : SignalVoice::kNone);
   if (options.gpus > 0) check_gpus(options, info);
   if (options.gpus > 1) return launch(options, stop);
   if (options.gpus == 1) return train_rank(options, stop, nullptr);

@@ -52,6 +52,17 @@ bool Process::running() {
   return !ended_;
 }
 
+std::string Process::err() const {
+  return std::filesystem::exists(dir_.path("err")) ? read_file(dir_.path("err")) : "";
+}
+
+bool Process::ignores(int number) const {
+  const std::string status = read_file(str("/proc/", pid_, "/status")), name = "SigIgn:";
+  const size_t at = status.find(name);
+  return at != status.npos &&
+         (std::stoull(status.substr(at + name.size()), nullptr, 16) >> (number - 1) & 1) != 0;
+}
+
 Output Process::wait() {
   while (!ended_) ended_ = waitpid(pid_, &status_, 0) == pid_;
   return {.code = WIFEXITED(status_) ? WEXITSTATUS(status_) : 128 + WTERMSIG(status_),

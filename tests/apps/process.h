@@ -28,6 +28,10 @@ class Process {
   // Waits for the end.
   Output wait();
   bool running();
+  // What it has written to standard error so far.
+  std::string err() const;
+  // Whether it has asked for a signal to be ignored.
+  bool ignores(int number) const;
 
  private:
   TempDir dir_;

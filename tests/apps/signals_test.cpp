@@ -1,0 +1,146 @@
+// What a command does when it is interrupted, and when nobody reads what it writes.
+#include <signal.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <thread>
+
+#include "tests/apps/process.h"
+#include "tests/trainers/small_configs.h"
+
+namespace cohort::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+// More than the slowest machine needs to notice a signal.
+constexpr std::chrono::seconds kPatience{60};
+
+bool wait_until(const std::function<bool()>& condition) {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+size_t count(const std::string& text, const std::string& part) {
+  size_t n = 0;
+  for (size_t at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++n;
+  return n;
+}
+
+class Signals : public testing::Test {
+ protected:
+  void SetUp() override {
+    write_file(dir_.path("run.yaml"),
+               "output_dir: run\n" + std::string(kSmallModel) + kSmallData + kSmallSft);
+  }
+  std::vector<std::string> train(std::vector<std::string> more) const {
+    more.insert(more.begin(), {"train", dir_.path("run.yaml")});
+    return more;
+  }
+  // Runs a shell command, where $COHORT is the binary and $RUN the run directory, and returns what
+  // it writes.
+  std::string shell(const std::string& command) const {
+    write_file(dir_.path("command.sh"),
+               str("COHORT=", COHORT_BINARY, "\nRUN=", run_, "\ncd ", dir_.path(), "\n", command));
+    EXPECT_EQ(std::system(str("bash ", dir_.path("command.sh"), " > ", dir_.path("said")).c_str()),
+              0);
+    return read_file(dir_.path("said"));
+  }
+  TempDir dir_;
+  const std::string run_ = dir_.path("run");
+};
+
+const char* kSaving = "cohort: saving at the end of this step; press Ctrl-C again";
+const char* kWait = "please wait; press Ctrl-C once more";
+
+TEST_F(Signals, AreAnsweredAtOnceAndTheThirdEndsTheProcess) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    // One step takes far longer than this test.
+    Process process(train({"batch_size=1000000"}));
+    ASSERT_TRUE(wait_for_path(run_ + "/metrics.jsonl", process));
+    process.signal(signal);
+    EXPECT_TRUE(wait_until([&] { return count(process.err(), kSaving) == 1; }));
+    process.signal(signal);
+    EXPECT_TRUE(wait_until([&] { return count(process.err(), kWait) == 1; }));
+    EXPECT_TRUE(process.running());
+    process.signal(signal);
+    const Output output = process.wait();
+    EXPECT_EQ(output.code, 128 + signal);
+    EXPECT_EQ(count(output.err, "cohort: "), 2u) << output.err;
+    EXPECT_FALSE(fs::exists(run_ + "/checkpoints"));
+    fs::remove_all(run_);
+  }
+}
+
+TEST_F(Signals, AHangupSavesHoweverOftenItComes) {
+  Process process(train({"steps=1000000"}));
+  ASSERT_TRUE(wait_for_path(run_ + "/metrics.jsonl", process));
+  for (int i = 0; i < 5; ++i) process.signal(SIGHUP);
+  const Output output = process.wait();
+  EXPECT_EQ(output.code, 130) << output.err;
+  EXPECT_NE(output.out.find("cohort train --resume " + run_), std::string::npos) << output.out;
+  EXPECT_EQ(output.err.find("cohort: "), std::string::npos) << output.err;
+  EXPECT_NE(read_file(run_ + "/log.txt").find("interrupted; saved"), std::string::npos);
+  EXPECT_EQ(count(shell("ls $RUN/checkpoints"), "step-"), 1u);
+}
+
+TEST_F(Signals, ARunUnderNohupOutlivesAHangup) {
+  const auto before = ::signal(SIGHUP, SIG_IGN);
+  Process process(train({"steps=40"}));
+  ::signal(SIGHUP, before);
+  ASSERT_TRUE(wait_for_path(run_ + "/metrics.jsonl", process));
+  process.signal(SIGHUP);
+  EXPECT_EQ(process.wait().code, 0);
+}
+
+TEST_F(Signals, WhatHasNothingToSaveEndsOnTheFirst) {
+  ASSERT_EQ(run_cohort(train({})).code, 0);
+  const std::vector<std::vector<std::string>> commands{
+      {"generate", run_, "1+1=", "--num", "1000000"},
+      {"eval", run_, "eval.num_samples=100000", "eval.k=[1]"},
+      {"check", dir_.path("run.yaml")},
+      {"gradcheck"}};
+  for (const auto& command : commands)
+    for (const int signal : {SIGINT, SIGTERM}) {
+      Process process(command);
+      if (!wait_until([&] { return !process.running() || process.ignores(SIGXFSZ); })) FAIL();
+      process.signal(signal);
+      const Output output = process.wait();
+      EXPECT_TRUE(output.code == 130 || (output.code == 0 && command[0] == "check"))
+          << command[0] << ": " << output.code;
+      EXPECT_EQ(output.err, "");
+    }
+}
+
+TEST_F(Signals, AReaderThatHasGoneIsAnErrorOfGenerate) {
+  ASSERT_EQ(run_cohort(train({})).code, 0);
+  const std::string said = shell(
+      "$COHORT generate $RUN 1+1= --num 5000 --json 2> err | head -1 > first\n"
+      "echo ${PIPESTATUS[0]}; cat err");
+  EXPECT_EQ(said, "1\ncohort: cannot write standard output: Broken pipe\n");
+  EXPECT_EQ(count(read_file(dir_.path("first")), "\n"), 1u);
+}
+
+TEST_F(Signals, ARunTrainsOnWhenNobodyReadsWhatItSays) {
+  shell("$COHORT train run.yaml 2>&1 steps=30 eval.every=5 | true");
+  EXPECT_TRUE(fs::exists(run_ + "/checkpoints/step-00000030/manifest.json"));
+  const std::string log = read_file(run_ + "/log.txt");
+  EXPECT_NE(log.find("run: pass@1 (task) 0.00 -> "), std::string::npos) << log;
+}
+
+TEST_F(Signals, AFileThatMayNotGrowIsAnError) {
+  // The limit in KiB is above the log files and below the weights.
+  const std::string said = shell("(ulimit -f 8; $COHORT train run.yaml) 2>&1; echo code $?");
+  EXPECT_NE(said.find("cohort: "), std::string::npos) << said;
+  EXPECT_NE(said.find("File too large"), std::string::npos) << said;
+  EXPECT_NE(said.find("code 1\n"), std::string::npos) << said;
+}
+
+}  // namespace
+}  // namespace cohort::test
