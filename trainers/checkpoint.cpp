@@ -37,13 +37,10 @@ std::string step_name(int64_t step) {
 // Directories in `dir` whose name starts with `prefix`, in descending order of their names.
 std::vector<fs::path> list_directories(const std::string& dir, const char* prefix) {
   std::vector<fs::path> found;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(dir, error)) {
-    const std::string name = entry.path().filename().string();
-    if (name.rfind(prefix, 0) == 0 && !entry.is_symlink() && entry.is_directory())
-      found.push_back(entry.path());
-  }
-  std::sort(found.rbegin(), found.rend());
+  for (const std::string& name : list_directory(dir))
+    if (name.rfind(prefix, 0) == 0 && is_own_directory(dir + "/" + name))
+      found.push_back(fs::path(dir) / name);
+  std::reverse(found.begin(), found.end());
   return found;
 }
 
@@ -61,11 +58,10 @@ std::string step_of(const fs::path& checkpoint) {
 // The `checkpoints` directories of a run's stages, the last stage first: "2-grpo", "1-sft".
 std::vector<fs::path> list_stages(const std::string& run_dir) {
   std::vector<std::pair<int, fs::path>> found;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(run_dir, error)) {
-    const int number = std::atoi(entry.path().filename().c_str());
-    if (number > 0 && fs::exists(entry.path() / "checkpoints"))
-      found.emplace_back(number, entry.path() / "checkpoints");
+  for (const std::string& name : list_directory(run_dir)) {
+    const int number = std::atoi(name.c_str());
+    const fs::path checkpoints = fs::path(run_dir) / name / "checkpoints";
+    if (number > 0 && path_exists(checkpoints)) found.emplace_back(number, checkpoints);
   }
   std::sort(found.rbegin(), found.rend());
   std::vector<fs::path> out;
@@ -81,14 +77,11 @@ NamedTensors weights_of(const Transformer& model) {
 
 void write_manifest(const fs::path& dir) {
   Json files;
-  std::vector<fs::path> paths;
-  for (const auto& entry : fs::directory_iterator(dir)) paths.push_back(entry.path());
-  std::sort(paths.begin(), paths.end());
-  for (const fs::path& path : paths) {
+  for (const std::string& name : list_directory(dir)) {
+    const std::string path = dir / name;
     Json file;
-    file.set("bytes", static_cast<int64_t>(fs::file_size(path)))
-        .set("xxh3", file_checksum(path.string()));
-    files.set(path.filename().string(), std::move(file));
+    file.set("bytes", static_cast<int64_t>(fs::file_size(path))).set("xxh3", file_checksum(path));
+    files.set(name, std::move(file));
   }
   Json manifest;
   manifest.set("format", kFormat).set("threads", num_threads()).set("files", std::move(files));
@@ -159,7 +152,7 @@ std::vector<std::string> config_lines(const ModelConfig& config) {
   return lines;
 }
 
-// verify_checkpoint() as a question.
+// verify_checkpoint() as a question. What cannot be read is no answer: that error is the caller's.
 bool is_sound(const std::string& checkpoint, std::string& fault) {
   try {
     verify_checkpoint(checkpoint);
@@ -242,19 +235,23 @@ std::string save_checkpoint(const std::string& dir, const CheckpointView& view, 
   // The step may be there already: a damaged one that the run went back behind. newest_checkpoint()
   // knows the name that the old one has for a moment.
   const fs::path old = fs::path(dir) / (kReplaced + name);
-  if (fs::exists(target)) fs::rename(target, old);
+  if (path_exists(target)) fs::rename(target, old);
   fs::rename(temporary, target);
   sync_directory(dir);
   const std::string best = step_name(view.state.best_step);
-  if (fs::exists(fs::path(dir) / best)) point_best_to(dir, best);
-  remove_old(dir, view.state, keep_last);
+  if (path_exists(dir + "/" + best)) point_best_to(dir, best);
+  try {
+    remove_old(dir, view.state, keep_last);
+  } catch (const Error& e) {
+    logging::warn("old checkpoints are not removed: ", e.what());
+  }
   return target.string();
 }
 
 void verify_checkpoint(const std::string& checkpoint) {
   const fs::path dir(checkpoint);
   const std::string path = (dir / "manifest.json").string();
-  if (!fs::exists(path))
+  if (!path_exists(path))
     throw InputError(str(checkpoint, " is no complete checkpoint: manifest.json is missing"));
   const Json manifest = parse_json(read_text_file(path), path);
   const int64_t format = manifest.at("format").as_int();
@@ -262,10 +259,9 @@ void verify_checkpoint(const std::string& checkpoint) {
     throw InputError(str(path, ": checkpoint format ", format, ", this version reads ", kFormat));
   for (const auto& [name, file] : manifest.at("files").as_object()) {
     const std::string member = (dir / name).string();
-    std::error_code error;
-    const auto size = fs::file_size(member, error);
-    if (error) throw InputError(str("damaged checkpoint: ", member, " is missing"));
-    if (static_cast<int64_t>(size) != file.at("bytes").as_int())
+    const int64_t size = readable_size(member);
+    if (size < 0) throw InputError(str("damaged checkpoint: ", member, " is missing"));
+    if (size != file.at("bytes").as_int())
       throw InputError(str("damaged checkpoint: ", member, " has ", size, " bytes, expected ",
                            file.at("bytes").as_int()));
     if (file_checksum(member) != file.at("xxh3").as_string())
@@ -294,8 +290,8 @@ std::optional<std::string> newest_checkpoint(const std::string& dir, const std::
 }
 
 std::string find_checkpoint(const std::string& path) {
-  if (!fs::exists(path)) throw InputError(str("no checkpoint at ", path, ": it does not exist"));
-  if (fs::exists(fs::path(path) / "manifest.json")) {
+  if (!path_exists(path)) throw InputError(str("no checkpoint at ", path, ": it does not exist"));
+  if (path_exists(path + "/manifest.json")) {
     verify_checkpoint(path);
     return path;
   }

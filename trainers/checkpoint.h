@@ -11,6 +11,9 @@
 // A directory is written under a temporary name, flushed, and appears by rename: a crash at any
 // moment leaves the previous checkpoints untouched and no half-written one. `best` is a symbolic
 // link to the best one.
+//
+// What cannot be read, for any other reason than that it does not exist, is an Error everywhere
+// here: nobody can know then what is there.
 #pragma once
 
 #include <memory>

@@ -1,19 +1,21 @@
 #include "trainers/files.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define XXH_INLINE_ALL
 #define XXH_VECTOR XXH_SSE2  // g++ 12 warns inside its own AVX-512 intrinsics otherwise
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <sstream>
 #include <vector>
 
 #include "core/check.h"
@@ -27,6 +29,30 @@ namespace fs = std::filesystem;
 std::string reason() {
   return std::strerror(errno);
 }
+
+bool does_not_exist() {
+  return errno == ENOENT || errno == ENOTDIR;
+}
+
+// Everything that keeps the program from knowing what is there.
+[[noreturn]] void fail_to_read(const std::string& path) {
+  throw Error(str("cannot read ", path, ": ", reason(),
+                  "; hint: nothing was changed; make it readable and start again"));
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
 
 }  // namespace
 
@@ -56,11 +82,56 @@ void replace_file(const std::string& path, const std::string& text) {
 }
 
 std::string read_text_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  if (!in || fs::is_directory(path)) throw InputError(str("cannot read ", path, ": ", reason()));
-  text << in.rdbuf();
-  return std::move(text).str();
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::string text;
+  std::vector<char> buffer(1 << 16);
+  for (ssize_t n = file.get() < 0 ? -1 : 1; n != 0;) {
+    if (n > 0) n = ::read(file.get(), buffer.data(), buffer.size());
+    if (n > 0) text.append(buffer.data(), static_cast<size_t>(n));
+    if (n >= 0) continue;
+    if (does_not_exist() || errno == EISDIR)
+      throw InputError(str("cannot read ", path, ": ", reason()));
+    fail_to_read(path);
+  }
+  return text;
+}
+
+std::vector<std::string> list_directory(const std::string& path) {
+  std::vector<std::string> names;
+  const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(path.c_str()), ::closedir);
+  if (dir == nullptr) {
+    if (!does_not_exist()) fail_to_read(path);
+    return names;
+  }
+  for (errno = 0; const dirent* entry = ::readdir(dir.get()); errno = 0) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+  }
+  if (errno != 0) fail_to_read(path);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+bool path_exists(const std::string& path) {
+  struct stat status;
+  if (::stat(path.c_str(), &status) == 0) return true;
+  if (!does_not_exist()) fail_to_read(path);
+  return false;
+}
+
+bool is_own_directory(const std::string& path) {
+  struct stat status;
+  if (::lstat(path.c_str(), &status) == 0) return S_ISDIR(status.st_mode);
+  if (!does_not_exist()) fail_to_read(path);
+  return false;
+}
+
+int64_t readable_size(const std::string& path) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat status;
+  if (file.get() >= 0 && ::fstat(file.get(), &status) == 0) return status.st_size;
+  if (!does_not_exist()) fail_to_read(path);
+  return -1;
 }
 
 void sync_directory(const std::string& path) {
@@ -78,6 +149,7 @@ std::string file_checksum(const std::string& path) {
   std::vector<char> buffer(1 << 20);
   while (in.read(buffer.data(), static_cast<std::streamsize>(buffer.size())) || in.gcount() > 0)
     XXH3_64bits_update(state.get(), buffer.data(), static_cast<size_t>(in.gcount()));
+  if (in.bad()) fail_to_read(path);
   char text[17];
   std::snprintf(text, sizeof text, "%016llx",
                 static_cast<unsigned long long>(XXH3_64bits_digest(state.get())));

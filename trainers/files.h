@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace cohort {
 
@@ -13,11 +14,24 @@ void write_file_durable(const std::string& path, const std::string& text);
 // The same through a temporary name and a rename, so that readers see the old or the new text and
 // nothing between.
 void replace_file(const std::string& path, const std::string& text);
-// Throws InputError if it cannot be read.
+// Throws InputError if there is no such file, Error if it cannot be read.
 std::string read_text_file(const std::string& path);
+
+// What follows takes only the system's word for it that something does not exist: for any other
+// reason than that it throws Error.
+//
+// The names in a directory, sorted; none if it does not exist.
+std::vector<std::string> list_directory(const std::string& path);
+bool path_exists(const std::string& path);
+// A directory itself, not a link to one.
+bool is_own_directory(const std::string& path);
+// Bytes of a file that can be opened; -1 if it does not exist.
+int64_t readable_size(const std::string& path);
+
 // Flushes a directory entry after a rename.
 void sync_directory(const std::string& path);
-// XXH3-64 of a file as 16 hex digits.
+// XXH3-64 of a file as 16 hex digits. Throws InputError if it cannot be opened, Error if it cannot
+// be read.
 std::string file_checksum(const std::string& path);
 // XXH3-64 of bytes, with the checksum of what comes before them as its seed.
 uint64_t checksum(std::string_view bytes, uint64_t before = 0);

@@ -106,7 +106,7 @@ Run Run::create(const RunPlan& plan, ProcessGroup* group) {
 Run Run::resume(const std::string& run_dir, std::span<const std::string> overrides,
                 ProcessGroup* group) {
   const std::string config = run_dir + "/config.yaml";
-  if (!fs::exists(config))
+  if (!path_exists(config))
     throw InputError(
         str("nothing to resume: ", config,
             " does not exist; hint: give the run directory that `cohort train` printed"));
@@ -177,7 +177,7 @@ void Run::record_start() {
   fs::create_directories(dir_ + "/starts");
   int number = 1;
   const auto path = [&] { return str(dir_, "/starts/", number, ".yaml"); };
-  while (fs::exists(path())) ++number;
+  while (path_exists(path())) ++number;
   replace_file(path(), str("# ", utc_now(), ": ", note, "\n", config_));
   replace_file(dir_ + "/config.yaml", config_);
 }

@@ -14,13 +14,36 @@
 
 namespace cohort::test {
 
-Process::Process(const std::vector<std::string>& arguments, const std::string& input) {
+namespace {
+
+// This process's environment, and what makes `fault` happen.
+std::vector<std::string> environment_with(const Fault& fault) {
+  std::vector<std::string> out;
+  for (char** entry = environ; *entry != nullptr; ++entry) out.emplace_back(*entry);
+  if (fault.call.empty()) return out;
+  out.push_back("LD_PRELOAD=" COHORT_FAULTS);
+  out.push_back("ASAN_OPTIONS=verify_asan_link_order=0");
+  out.push_back(str("COHORT_FAULT=", fault.call, "|", fault.path, "|", fault.error, "|", fault.pass,
+                    "|", fault.fail));
+  return out;
+}
+
+std::vector<char*> pointers_to(std::vector<std::string>& texts) {
+  std::vector<char*> out;
+  for (std::string& text : texts) out.push_back(text.data());
+  out.push_back(nullptr);
+  return out;
+}
+
+}  // namespace
+
+Process::Process(const std::vector<std::string>& arguments, const std::string& input,
+                 const Fault& fault) {
   write_file(dir_.path("in"), input);
   std::vector<std::string> all{COHORT_BINARY};
   all.insert(all.end(), arguments.begin(), arguments.end());
-  std::vector<char*> argv;
-  for (std::string& a : all) argv.push_back(a.data());
-  argv.push_back(nullptr);
+  std::vector<std::string> environment = environment_with(fault);
+  const std::vector<char*> argv = pointers_to(all), env = pointers_to(environment);
   const std::string paths[] = {dir_.path("in"), dir_.path("out"), dir_.path("err")};
   const pid_t parent = getpid();
   pid_ = fork();
@@ -32,7 +55,7 @@ Process::Process(const std::vector<std::string>& arguments, const std::string& i
       const int fd = open(paths[i].c_str(), i == 0 ? O_RDONLY : O_WRONLY | O_CREAT | O_TRUNC, 0644);
       if (fd < 0 || dup2(fd, i) < 0) _exit(127);
     }
-    execv(COHORT_BINARY, argv.data());
+    execve(COHORT_BINARY, argv.data(), env.data());
     _exit(127);
   }
 }
@@ -72,6 +95,10 @@ Output Process::wait() {
 
 Output run_cohort(const std::vector<std::string>& arguments, const std::string& input) {
   return Process(arguments, input).wait();
+}
+
+Output run_cohort_with(const Fault& fault, const std::vector<std::string>& arguments) {
+  return Process(arguments, "", fault).wait();
 }
 
 FolderWatch::FolderWatch(const std::string& folder) : fd_(inotify_init1(IN_CLOEXEC)) {

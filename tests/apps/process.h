@@ -16,10 +16,19 @@ struct Output {
   std::string out, err;
 };
 
+// Calls of the C library that fail in a process: see tests/support/faults/faults.cpp.
+struct Fault {
+  std::string call, path;  // of calls for a path that contains `path`
+  int error = 0;           // errno; 0: half of a write() is done; -1: the process is killed
+  int pass = 0;            // calls that succeed before
+  int fail = 1 << 30;      // calls that fail then
+};
+
 // A running `cohort` process. Its output goes to files in a folder of its own.
 class Process {
  public:
-  explicit Process(const std::vector<std::string>& arguments, const std::string& input = "");
+  explicit Process(const std::vector<std::string>& arguments, const std::string& input = "",
+                   const Fault& fault = {});
   ~Process();  // kills what still runs
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
@@ -41,6 +50,7 @@ class Process {
 };
 
 Output run_cohort(const std::vector<std::string>& arguments, const std::string& input = "");
+Output run_cohort_with(const Fault& fault, const std::vector<std::string>& arguments);
 
 // Watches one folder for new entries (inotify): events between construction and wait_for() are not
 // lost.
