@@ -12,21 +12,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Keeps the lines up to `step`: a resumed run writes the later ones again.
-void truncate_log(const std::string& path, int64_t step) {
-  if (!fs::exists(path)) return;
-  std::istringstream in(read_text_file(path));
-  std::string kept;
-  for (std::string line; std::getline(in, line);) {
-    try {
-      if (parse_json(line, path).at("step").as_int() <= step) kept += line + "\n";
-    } catch (const InputError&) {
-      break;  // the line a kill cut short
-    }
-  }
-  replace_file(path, kept);
-}
-
 }  // namespace
 
 Stage::Stage(const StageSetup& setup)
@@ -143,14 +128,12 @@ void Stage::check_equal_starts() {
   check_equal_ranks(comm_, parts);
 }
 
+// Both are read before either is cut.
 void Stage::open_logs() {
-  for (auto [stream, name] :
-       {std::pair{&metrics_, "metrics.jsonl"}, std::pair{&completions_, "completions.jsonl"}}) {
-    const std::string path = dir_ + "/" + name;
-    truncate_log(path, state_.evaluated_step < 0 ? -1 : state_.step);
-    stream->open(path, std::ios::app);
-    if (!*stream) throw InputError(str("cannot write ", path));
-  }
+  metrics_.emplace(dir_ + "/metrics.jsonl");
+  completions_.emplace(dir_ + "/completions.jsonl");
+  for (auto* log : {&metrics_, &completions_})
+    (*log)->start(state_.evaluated_step < 0 ? -1 : state_.step);
 }
 
 bool Stage::agree(bool mine) {
@@ -189,7 +172,7 @@ void Stage::end_step(const Metrics& metrics) {
       Json line;
       line.set("step", state_.step).set("time", utc_now());
       for (const auto& [name, value] : all) line.set(name, value);
-      metrics_ << line.dump() << '\n' << std::flush;
+      metrics_->write(line);
     }
     reporter_.step(state_.step, all);
   }
@@ -268,7 +251,7 @@ void Stage::note_score(const Evaluation& evaluation) {
 }
 
 void Stage::tell(const Evaluation& evaluation) {
-  metrics_ << evaluation_json(evaluation).dump() << '\n' << std::flush;
+  metrics_->write(evaluation_json(evaluation));
   for (const ProblemResult& problem : evaluation.told)
     log_completion(told_json(evaluation, problem));
   reporter_.message(evaluation_text(evaluation));
@@ -291,7 +274,7 @@ void Stage::save(bool finished) {
 }
 
 void Stage::log_completion(const Json& line) {
-  if (is_main()) completions_ << line.dump() << '\n' << std::flush;
+  if (is_main()) completions_->write(line);
 }
 
 void Stage::warn(const std::string& warning) const {
@@ -307,19 +290,21 @@ void Stage::warn(const std::string& warning) const {
 }
 
 StageEnd Stage::finish() {
-  if (interrupted_ && state_.step < config_.steps && !reached_ && !state_.finished) {
+  const bool interrupted =
+      interrupted_ && state_.step < config_.steps && !reached_ && !state_.finished;
+  if (interrupted) {
     if (saved_step_ != state_.step) save(false);
-    if (is_main()) reporter_.end_stage();
-    return StageEnd::kInterrupted;
-  }
-  if (!state_.finished) {
+  } else if (!state_.finished) {
     if (state_.evaluated_step != state_.step || state_.report.find("last") == nullptr) evaluate();
     save(true);
     if (is_main() && config_.trainer == TrainerType::kGrpo)
       reporter_.message(final_report(state_.report));
   }
-  if (is_main()) reporter_.end_stage();
-  return StageEnd::kFinished;
+  if (is_main()) {
+    reporter_.end_stage();
+    for (auto* log : {&metrics_, &completions_}) (*log)->finish();
+  }
+  return interrupted ? StageEnd::kInterrupted : StageEnd::kFinished;
 }
 
 }  // namespace cohort

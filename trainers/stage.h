@@ -11,7 +11,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -21,6 +20,7 @@
 #include "trainers/checkpoint.h"
 #include "trainers/dataset.h"
 #include "trainers/learner.h"
+#include "trainers/log_file.h"
 #include "trainers/report.h"
 #include "trainers/reporter.h"
 
@@ -50,7 +50,7 @@ class Stage {
   bool more();
   // Ends step step(): counts it, writes metrics (rank 0), evaluates and saves where due.
   void end_step(const Metrics& metrics);
-  // Last evaluation, checkpoint and report.
+  // Last evaluation, checkpoint and report. Throws Error after that if lines of the logs are lost.
   StageEnd finish();
 
   // It has been saved as finished, and there is nothing to do.
@@ -101,9 +101,9 @@ class Stage {
   std::unique_ptr<Transformer> reference_;
   Correctness correct_;
   TrainState state_;
-  std::ofstream metrics_, completions_;
-  std::string resumed_from_;     // a checkpoint; empty: a new stage
-  int64_t resumed_updates_ = 0;  // that it had seen
+  std::optional<LogFile> metrics_, completions_;  // of rank 0
+  std::string resumed_from_;                      // a checkpoint; empty: a new stage
+  int64_t resumed_updates_ = 0;                   // that it had seen
   int64_t saved_step_ = -1;
   bool interrupted_ = false, reached_ = false, warned_ = false, collapsed_ = false;
   std::chrono::steady_clock::time_point step_start_;

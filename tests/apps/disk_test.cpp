@@ -94,5 +94,62 @@ TEST_F(Disk, StagesThatCannotBeReadAreNotPassedOver) {
   }
 }
 
+// ---- metrics.jsonl and completions.jsonl -------------------------------------------------------
+
+// The lines of a log without what differs from run to run.
+std::vector<std::string> steps_of(const std::string& log) {
+  std::vector<std::string> out;
+  for (const Json& line : json_lines(log)) {
+    const Json* loss = line.find("loss");
+    out.push_back(str(line.at("step").as_int(), line.find("eval") != nullptr ? " eval " : " ",
+                      loss != nullptr ? loss->dump() : ""));
+  }
+  return out;
+}
+
+TEST_F(Disk, LinesThatCouldNotBeWrittenAreWrittenLater) {
+  ASSERT_EQ(run_cohort(train()).code, 0);
+  const auto metrics = steps_of(run_ + "/metrics.jsonl");
+  const std::string completions = read_file(run_ + "/completions.jsonl");
+  int number = 2;
+  for (const char* file : {"metrics.jsonl", "completions.jsonl"})
+    for (const int error : {ENOSPC, 0}) {  // 0: half a line is written
+      SCOPED_TRACE(str(file, " ", error));
+      const std::string run = str(run_, "-", number++);
+      const Output output = run_cohort_with(
+          {.call = "write", .path = file, .error = error, .pass = 1, .fail = 2}, train());
+      EXPECT_EQ(output.code, 0) << output.err;
+      const std::string warning = str("cannot write ", run, "/", file, ": ");
+      const size_t at = output.err.find(warning);
+      EXPECT_NE(at, std::string::npos) << output.err;
+      EXPECT_EQ(output.err.find(warning, at + 1), std::string::npos) << "once: " << output.err;
+      EXPECT_EQ(steps_of(run + "/metrics.jsonl"), metrics);
+      EXPECT_EQ(read_file(run + "/completions.jsonl"), completions);
+    }
+}
+
+TEST_F(Disk, LinesThatAreLostFailTheCommandAfterTheLastCheckpoint) {
+  for (const int error : {ENOSPC, 0}) {
+    const std::string run = error == 0 ? run_ + "-2" : run_;
+    const Output output = run_cohort_with(
+        {.call = "write", .path = "metrics.jsonl", .error = error, .pass = 3}, train());
+    EXPECT_EQ(output.code, 1) << output.err;
+    EXPECT_NE(output.err.find("cohort: cannot write " + run + "/metrics.jsonl: " +
+                              (error == 0 ? "only" : "No space left on device")),
+              std::string::npos)
+        << output.err;
+    EXPECT_NE(output.err.find("; its last 5 lines are lost"), std::string::npos) << output.err;
+    EXPECT_TRUE(load_state(find_checkpoint(run)).finished);
+    EXPECT_EQ(json_lines(run + "/metrics.jsonl").size(), 3u);
+  }
+}
+
+TEST_F(Disk, LogsThatCannotBeReadStopTheCommand) {
+  ASSERT_EQ(run_cohort(train()).code, 0);
+  for (const char* file : {"/metrics.jsonl", "/completions.jsonl"})
+    expect_stopped_without_a_change({.call = "read", .path = file, .error = EIO},
+                                    "cannot read " + run_ + file + ": Input/output error");
+}
+
 }  // namespace
 }  // namespace cohort::test

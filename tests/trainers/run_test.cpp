@@ -146,6 +146,29 @@ TEST(Resume, DropsAHalfWrittenLine) {
   EXPECT_EQ(read_file(run + "/metrics.jsonl").find(before), 0u);
 }
 
+// One that was damaged otherwise, of a step that is not trained again.
+TEST(Resume, KeepsTheLinesAfterADamagedOne) {
+  const TempDir dir;
+  const std::string yaml = kCommon + kSmallSft;
+  const std::string run = train_interrupted(small_plan(dir, "run", yaml), 3),
+                    log = run + "/metrics.jsonl";
+  std::string text = read_file(log);
+  const size_t at = text.find("\"step\":2,");
+  ASSERT_NE(at, std::string::npos);
+  text[at] = '\0';
+  write_file(log, text + "{\"step\":4,\"loss\":1}\n");
+  const std::string line = text.substr(at - 1, text.find('\n', at) + 2 - at);
+  const std::string earlier = "earlier\n";
+  write_file(log + ".damaged", earlier);
+  {
+    const ExpectLog warning(log + ": 1 damaged lines moved to " + log + ".damaged");
+    train_rest(run);
+  }
+  EXPECT_EQ(logged_steps(run).trained,
+            (std::map<int64_t, int>{{1, 1}, {3, 1}, {4, 1}, {5, 1}, {6, 1}}));
+  EXPECT_EQ(read_file(log + ".damaged"), earlier + line);
+}
+
 TEST(Resume, WithoutACheckpointStartsTheStageAgain) {
   const TempDir dir;
   const std::string yaml = kCommon + kSmallSft;

@@ -3,8 +3,9 @@
 //
 //   COHORT_FAULT=CALL|PATH|ERROR|PASS|FAIL
 //
-// Of the calls CALL for a path that contains PATH the first PASS succeed, the next FAIL set errno to
-// ERROR, and all others succeed. ERROR 0: write() writes half. ERROR -1: the process is killed there.
+// Of the calls CALL for a path that contains PATH the first PASS succeed, the next FAIL set errno
+// to ERROR, and all others succeed. ERROR 0: write() writes half. ERROR -1: the process is killed
+// there.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -1,0 +1,114 @@
+#include "trainers/log_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/log.h"
+#include "trainers/files.h"
+
+namespace cohort {
+namespace {
+
+int open_to_append(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (fd < 0) throw Error(str("cannot open ", path, " for writing: ", std::strerror(errno)));
+  return fd;
+}
+
+// The text's lines with their ends; the last may have none.
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size() - 1) + 1;
+    lines.push_back(text.substr(at, end - at));
+    at = end;
+  }
+  return lines;
+}
+
+std::optional<int64_t> step_of(const std::string& line, const std::string& path) {
+  try {
+    return parse_json(line, path).at("step").as_int();
+  } catch (const InputError&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+LogFile::LogFile(std::string path) : path_(std::move(path)) {
+  if (path_exists(path_)) before_ = read_text_file(path_);
+}
+
+LogFile::~LogFile() {
+  if (fd_ < 0) return;
+  write_kept();
+  ::close(fd_);
+}
+
+void LogFile::start(int64_t step) {
+  std::string good, damaged;
+  for (const std::string& line : lines_of(before_)) {
+    const bool whole = line.back() == '\n';
+    if (const auto at = step_of(line, path_); at.has_value())
+      good += *at > step ? "" : whole ? line : line + "\n";
+    else if (whole)  // else the line that a kill cut short
+      damaged += line;
+  }
+  if (!damaged.empty()) {
+    const std::string copy = path_ + ".damaged";
+    const std::string earlier = path_exists(copy) ? read_text_file(copy) : "";
+    replace_file(copy, earlier + damaged);
+    logging::warn(path_, ": ", std::count(damaged.begin(), damaged.end(), '\n'),
+                  " damaged lines moved to ", copy);
+  }
+  if (good != before_) replace_file(path_, good);
+  before_.clear();
+  fd_ = open_to_append(path_);
+}
+
+void LogFile::write(const Json& line) {
+  kept_ += line.dump() + "\n";
+  if (write_kept() || warned_) return;
+  warned_ = true;
+  logging::warn("cannot write ", path_, ": ", why_,
+                "; its lines are kept and tried again with the next one");
+}
+
+void LogFile::finish() {
+  if (write_kept()) return;
+  throw Error(str("cannot write ", path_, ": ", why_, "; its last ",
+                  std::count(kept_.begin(), kept_.end(), '\n'),
+                  " lines are lost; the checkpoint of this step is saved"));
+}
+
+bool LogFile::write_kept() {
+  while (!kept_.empty()) {
+    const std::string line = kept_.substr(0, kept_.find('\n') + 1);
+    if (!write_line(line)) return false;
+    kept_.erase(0, line.size());
+  }
+  return true;
+}
+
+bool LogFile::write_line(const std::string& line) {
+  if (torn_at_.has_value() && ::ftruncate(fd_, *torn_at_) != 0) {
+    why_ = std::strerror(errno);
+    return false;
+  }
+  torn_at_.reset();
+  const off_t end = ::lseek(fd_, 0, SEEK_END);
+  ssize_t n;
+  do n = ::write(fd_, line.data(), line.size());
+  while (n < 0 && errno == EINTR);
+  if (n == static_cast<ssize_t>(line.size())) return true;
+  why_ = n < 0 ? std::strerror(errno) : str("only ", n, " of ", line.size(), " bytes were written");
+  if (n > 0 && ::ftruncate(fd_, end) != 0) torn_at_ = end;
+  return false;
+}
+
+}  // namespace cohort
