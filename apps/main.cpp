@@ -1,5 +1,8 @@
 // The `cohort` command: parses arguments, runs a sub-command, turns errors into exit codes
 // (0 done, 1 failed, 2 bad input, 3 another rank failed, 130 interrupted).
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
@@ -16,6 +19,12 @@ namespace {
 
 using namespace cohort;
 using namespace cohort::apps;
+
+// Else a file of the run would take the number of a closed standard stream, and be printed into.
+void open_standard_streams() {
+  for (int fd = 0; fd < 3; ++fd)
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) _exit(kFailed);
+}
 
 std::string config_footer() {
   std::string text = "Configuration keys (YAML file, or key=value on the command line):\n";
@@ -161,6 +170,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_standard_streams();
   set_signals();
   try {
     return run(argc, argv);

@@ -34,25 +34,29 @@ std::string step_name(int64_t step) {
   return text;
 }
 
-// Directories in `dir` whose name starts with `prefix`, in descending order of their names.
-std::vector<fs::path> list_directories(const std::string& dir, const char* prefix) {
-  std::vector<fs::path> found;
-  for (const std::string& name : list_directory(dir))
-    if (name.rfind(prefix, 0) == 0 && is_own_directory(dir + "/" + name))
-      found.push_back(fs::path(dir) / name);
-  std::reverse(found.begin(), found.end());
-  return found;
+// The step in a name that save_checkpoint() gives, after `prefix`; -1 for any other name.
+int64_t step_in(const std::string& name, const std::string& prefix) {
+  if (name.rfind(prefix + kPrefix, 0) != 0) return -1;
+  const int64_t step = std::atoll(name.c_str() + prefix.size() + std::strlen(kPrefix));
+  return name == prefix + step_name(step) ? step : -1;
 }
 
-// Checkpoint directories, newest first.
-std::vector<fs::path> list_checkpoints(const std::string& dir) {
-  return list_directories(dir, kPrefix);
-}
-
-// The name of the step of a checkpoint, which may be a replaced one.
-std::string step_of(const fs::path& checkpoint) {
+// The step of a checkpoint, which may be a replaced one.
+int64_t step_of(const fs::path& checkpoint) {
   const std::string name = checkpoint.filename().string();
-  return name.rfind(kReplaced, 0) == 0 ? name.substr(std::strlen(kReplaced)) : name;
+  return std::max(step_in(name, ""), step_in(name, kReplaced));
+}
+
+// Checkpoint directories, or with `prefix` what else save_checkpoint() makes; newest first.
+std::vector<fs::path> list_checkpoints(const std::string& dir, const std::string& prefix = "") {
+  std::vector<std::pair<int64_t, fs::path>> found;
+  for (const std::string& name : list_directory(dir))
+    if (const int64_t step = step_in(name, prefix); step >= 0 && is_own_directory(dir + "/" + name))
+      found.emplace_back(step, fs::path(dir) / name);
+  std::sort(found.rbegin(), found.rend());
+  std::vector<fs::path> out;
+  for (auto& [step, path] : found) out.push_back(std::move(path));
+  return out;
 }
 
 // The `checkpoints` directories of a run's stages, the last stage first: "2-grpo", "1-sft".
@@ -88,37 +92,39 @@ void write_manifest(const fs::path& dir) {
   write_file_durable((dir / "manifest.json").string(), manifest.dump(2) + "\n");
 }
 
-void point_best_to(const std::string& dir, const std::string& name) {
-  const fs::path temporary = fs::path(dir) / ".best.tmp";
-  std::error_code ignored;
-  fs::remove(temporary, ignored);
-  fs::create_directory_symlink(name, temporary);
-  fs::rename(temporary, fs::path(dir) / "best");
-}
-
-void remove_directory(const fs::path& path) {
+// Whatever is at `path`, but not what a link leads to.
+void remove_entry(const fs::path& path) {
   std::error_code error;
   fs::remove_all(path, error);
   if (error) logging::warn("cannot remove ", path.string(), ": ", error.message());
 }
 
+// At once for those who look for it: while its files go it has a temporary name.
+void remove_checkpoint(const fs::path& path) {
+  const fs::path temporary = path.parent_path() / (kTemporary + path.filename().string());
+  remove_entry(temporary);
+  std::error_code error;
+  fs::rename(path, temporary, error);
+  remove_entry(error ? path : temporary);
+}
+
 // Checkpoints beyond the current step are bad ones that the run went back behind: they are no
 // reason to remove a good one, and going on overwrites them. A finished run does not go on.
 void remove_old(const std::string& dir, const TrainState& state, int64_t keep_last) {
-  const std::string newest = step_name(state.step);
   int64_t kept = 0;
   for (const fs::path& path : list_checkpoints(dir)) {
-    if (path.filename().string() > newest) {
-      if (state.finished) remove_directory(path);
+    const int64_t step = step_of(path);
+    if (step > state.step) {
+      if (state.finished) remove_checkpoint(path);
       continue;
     }
-    if (kept++ < keep_last || path.filename() == step_name(state.best_step)) continue;
-    remove_directory(path);
+    if (kept++ >= keep_last && step != state.best_step) remove_checkpoint(path);
   }
   // What a killed process left, and what save_checkpoint() replaced. Only now, when a good one is
   // there: the run may have come from a replaced one.
-  for (const char* prefix : {kTemporary, kReplaced})
-    for (const fs::path& path : list_directories(dir, prefix)) remove_directory(path);
+  for (const std::string& name : list_directory(dir))
+    if (step_in(name, kTemporary) >= 0 || step_in(name, kReplaced) >= 0)
+      remove_entry(fs::path(dir) / name);
 }
 
 Json read_json(const std::string& checkpoint, const char* name) {
@@ -219,7 +225,7 @@ std::string save_checkpoint(const std::string& dir, const CheckpointView& view, 
   fs::create_directories(dir);
   const std::string name = step_name(view.state.step);
   const fs::path target = fs::path(dir) / name, temporary = fs::path(dir) / (kTemporary + name);
-  remove_directory(temporary);
+  remove_entry(temporary);
   fs::create_directory(temporary);
   write_safetensors((temporary / "model.safetensors").string(), weights_of(view.model));
   if (view.reference != nullptr)
@@ -235,17 +241,30 @@ std::string save_checkpoint(const std::string& dir, const CheckpointView& view, 
   // The step may be there already: a damaged one that the run went back behind. newest_checkpoint()
   // knows the name that the old one has for a moment.
   const fs::path old = fs::path(dir) / (kReplaced + name);
-  if (path_exists(target)) fs::rename(target, old);
+  if (path_exists(target)) {
+    remove_entry(old);
+    fs::rename(target, old);
+  }
   fs::rename(temporary, target);
   sync_directory(dir);
-  const std::string best = step_name(view.state.best_step);
-  if (path_exists(dir + "/" + best)) point_best_to(dir, best);
+  link_best(dir, view.state);
   try {
     remove_old(dir, view.state, keep_last);
   } catch (const Error& e) {
     logging::warn("old checkpoints are not removed: ", e.what());
   }
   return target.string();
+}
+
+void link_best(const std::string& dir, const TrainState& state) {
+  const fs::path best = fs::path(dir) / "best", temporary = fs::path(dir) / ".best.tmp";
+  const std::string name = step_name(state.best_step);
+  std::error_code error;
+  if (!path_exists(dir + "/" + name) || fs::read_symlink(best, error) == name) return;
+  remove_entry(temporary);
+  fs::create_directory_symlink(name, temporary, error);
+  if (!error) fs::rename(temporary, best, error);
+  if (error) logging::warn("cannot link ", best.string(), " to ", name, ": ", error.message());
 }
 
 void verify_checkpoint(const std::string& checkpoint) {
@@ -270,12 +289,12 @@ void verify_checkpoint(const std::string& checkpoint) {
 }
 
 bool has_checkpoint(const std::string& dir) {
-  return !list_checkpoints(dir).empty() || !list_directories(dir, kReplaced).empty();
+  return !list_checkpoints(dir).empty() || !list_checkpoints(dir, kReplaced).empty();
 }
 
 std::optional<std::string> newest_checkpoint(const std::string& dir, const std::string& before) {
   std::vector<fs::path> candidates = list_checkpoints(dir);
-  const std::vector<fs::path> replaced = list_directories(dir, kReplaced);
+  const std::vector<fs::path> replaced = list_checkpoints(dir, kReplaced);
   candidates.insert(candidates.end(), replaced.begin(), replaced.end());
   if (!before.empty())
     std::erase_if(candidates, [&](const fs::path& c) { return step_of(c) >= step_of(before); });
@@ -283,6 +302,8 @@ std::optional<std::string> newest_checkpoint(const std::string& dir, const std::
   for (size_t i = 0; i < candidates.size(); ++i) {
     if (i > 0) logging::warn(fault, "; using the checkpoint before it");
     if (is_sound(candidates[i].string(), fault)) return candidates[i].string();
+    // Not damaged, but removed by the run that makes newer ones.
+    if (!path_exists(candidates[i].string())) return newest_checkpoint(dir, before);
   }
   if (candidates.empty()) return std::nullopt;
   throw InputError(str(fault, "; no other checkpoint in ", dir,

@@ -8,9 +8,9 @@
 //   state.json
 //   manifest.json          format, and size and checksum of every other file
 //
-// A directory is written under a temporary name, flushed, and appears by rename: a crash at any
-// moment leaves the previous checkpoints untouched and no half-written one. `best` is a symbolic
-// link to the best one.
+// Other names are not Cohort's, and are left alone. A directory is written under a temporary name,
+// flushed, and appears by rename: a crash at any moment leaves the previous checkpoints untouched
+// and no half-written one. `best` is a symbolic link to the best one.
 //
 // What cannot be read, for any other reason than that it does not exist, is an Error everywhere
 // here: nobody can know then what is there.
@@ -25,6 +25,7 @@
 #include "data/tokenizer.h"
 #include "nn/transformer.h"
 #include "trainers/config.h"
+#include "trainers/files.h"
 #include "trainers/optimizer.h"
 
 namespace cohort {
@@ -64,6 +65,10 @@ struct CheckpointView {
 // Returns the new directory.
 std::string save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last);
 
+// Makes DIR/best the link to the best checkpoint, where that one is saved. What keeps it from that
+// is a warning.
+void link_best(const std::string& dir, const TrainState& state);
+
 // Where save_checkpoint() puts the checkpoint of a step.
 std::string checkpoint_path(const std::string& dir, int64_t step);
 
@@ -84,6 +89,20 @@ std::optional<std::string> newest_checkpoint(const std::string& dir,
 // What the user may mean by `path`: a checkpoint, a directory of checkpoints, a run directory (its
 // last stage). Throws InputError if there is no usable checkpoint.
 std::string find_checkpoint(const std::string& path);
+
+// load(checkpoint) for find_checkpoint(path); once more where a run in progress, which keeps only
+// its newest, has removed the checkpoint meanwhile.
+template <class Load>
+auto load_found(const std::string& path, const Load& load) {
+  for (;;) {
+    const std::string checkpoint = find_checkpoint(path);
+    try {
+      return load(checkpoint);
+    } catch (const Error&) {
+      if (path_exists(checkpoint)) throw;
+    }
+  }
+}
 
 struct LoadedModel {
   std::unique_ptr<Transformer> model;

@@ -137,8 +137,11 @@ int64_t readable_size(const std::string& path) {
 void sync_directory(const std::string& path) {
   const int fd = ::open(path.empty() ? "." : path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) throw Error(str("cannot open directory ", path, ": ", reason()));
-  ::fsync(fd);
+  // EINVAL: the file system has nothing to flush for a directory.
+  const bool ok = ::fsync(fd) == 0 || errno == EINVAL;
+  const std::string why = reason();
   ::close(fd);
+  if (!ok) throw Error(str("cannot flush the directory ", path, ": ", why));
 }
 
 std::string file_checksum(const std::string& path) {

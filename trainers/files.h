@@ -28,7 +28,7 @@ bool is_own_directory(const std::string& path);
 // Bytes of a file that can be opened; -1 if it does not exist.
 int64_t readable_size(const std::string& path);
 
-// Flushes a directory entry after a rename.
+// Flushes a directory entry after a rename. Throws Error if that fails.
 void sync_directory(const std::string& path);
 // XXH3-64 of a file as 16 hex digits. Throws InputError if it cannot be opened, Error if it cannot
 // be read.

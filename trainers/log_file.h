@@ -31,9 +31,9 @@ class LogFile {
   bool write_line(const std::string& line);
 
   const std::string path_;
-  std::string before_;  // the file as it was found
-  std::string kept_;    // lines that are not in the file
-  std::string why_;     // the last one could not be written
+  std::string before_;              // the file as it was found
+  std::string kept_;                // lines that are not in the file
+  std::string why_;                 // the last one could not be written
   std::optional<int64_t> torn_at_;  // where part of a line is, which could not be cut
   int fd_ = -1;
   bool warned_ = false;

@@ -14,7 +14,8 @@ struct Start {
 
 Start start_of_run(const TrainConfig& config) {
   if (config.init_from.empty()) return {.model = config.model, .tokenizer = nullptr};
-  LoadedModel loaded = load_model(find_checkpoint(config.init_from), config);
+  LoadedModel loaded = load_found(
+      config.init_from, [&](const std::string& from) { return load_model(from, config); });
   return {.model = loaded.model->config(), .tokenizer = std::move(loaded.tokenizer)};
 }
 

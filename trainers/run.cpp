@@ -98,7 +98,7 @@ Run Run::create(const RunPlan& plan, ProcessGroup* group) {
   std::vector<StagePreview> preview = preview_plan(plan);
   Run run(plan, create_run_directory(plan.output_dir), group);
   run.preview_ = std::move(preview);
-  write_file_durable(run.dir_ + "/config.yaml", run.config_);
+  replace_file(run.dir_ + "/config.yaml", run.config_);
   if (group != nullptr) group->broadcast("run directory", run.dir_);
   return run;
 }

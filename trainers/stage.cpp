@@ -27,6 +27,8 @@ Stage::Stage(const StageSetup& setup)
   if (config_.trainer != TrainerType::kPretrain) correct_ = correctness_of(config_, data_.task);
   if (!is_main()) return;
   open_logs();
+  // A kill may have come between a checkpoint and its link.
+  if (!resumed_from_.empty()) link_best(dir_ + "/checkpoints", state_);
   reporter_.begin_stage(trainer_name(config_.trainer), state_.step, config_.steps);
 }
 
@@ -41,8 +43,11 @@ void Stage::build_model(const StageSetup& setup) {
   if (resumed) take_up(*resumed, setup.fixed);
   state_.steps = config_.steps;
   LoadedModel loaded;
-  if (resumed || !config_.init_from.empty())
-    loaded = load_model(resumed ? *resumed : find_checkpoint(config_.init_from), config_, device_);
+  const auto load = [&](const std::string& from) { return load_model(from, config_, device_); };
+  if (resumed)
+    loaded = load(*resumed);
+  else if (!config_.init_from.empty())
+    loaded = load_found(config_.init_from, load);
   TrainConfig config = config_;
   if (config.data.fingerprint.empty()) config.data.fingerprint = state_.data_fingerprint;
   data_ = load_dataset(config, std::move(loaded.tokenizer));
@@ -263,6 +268,10 @@ void Stage::tell(const Evaluation& evaluation) {
 
 void Stage::save(bool finished) {
   learner_->check_weights();  // no checkpoint holds what is not finite
+  if (is_main() && !path_exists(dir_))
+    throw Error(str("the run directory ", dir_,
+                    " is gone: it was removed or renamed while the run trained, and nothing can be "
+                    "saved; hint: start again"));
   state_.finished = finished;
   saved_step_ = state_.step;
   if (is_main())

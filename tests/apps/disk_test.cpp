@@ -94,6 +94,30 @@ TEST_F(Disk, StagesThatCannotBeReadAreNotPassedOver) {
   }
 }
 
+TEST_F(Disk, DirectoriesThatCannotBeFlushedAreAnError) {
+  const Output output = run_cohort_with(
+      {.call = "fsync", .path = "/.tmp-step-00000002", .error = EIO, .pass = 6}, train());
+  EXPECT_EQ(output.code, 1) << output.err;
+  EXPECT_NE(output.err.find("cannot flush the directory"), std::string::npos) << output.err;
+}
+
+// A kill while the run is made leaves no half configuration.
+TEST_F(Disk, TheConfigurationAppearsWhole) {
+  const Output output =
+      run_cohort_with({.call = "rename", .path = "/config.yaml", .error = -1}, train());
+  EXPECT_EQ(output.code, 128 + 9) << output.err;
+  EXPECT_FALSE(fs::exists(run_ + "/config.yaml"));
+}
+
+TEST_F(Disk, ClosedStandardStreamsAreNotTakenByFiles) {
+  const std::string command = str(COHORT_BINARY, " train ", dir_.path("run.yaml"));
+  EXPECT_EQ(std::system((command + " 0<&- 1>&- 2>&-").c_str()), 0);
+  for (const auto& [path, text] : files())
+    EXPECT_EQ(text.find("run directory"), std::string::npos) << path;
+  EXPECT_EQ(read_file(run_ + "/log.txt").find("run directory"), std::string::npos);
+  EXPECT_EQ(json_lines(run_ + "/metrics.jsonl").size(), 8u);
+}
+
 // ---- metrics.jsonl and completions.jsonl -------------------------------------------------------
 
 // The lines of a log without what differs from run to run.

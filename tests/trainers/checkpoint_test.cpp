@@ -149,6 +149,71 @@ TEST_F(Checkpoints, LeaveNothingTemporaryAndCleanUpAfterAKilledProcess) {
   EXPECT_EQ(names(), (Names{"step-00000010", "step-00000020"}));
 }
 
+TEST_F(Checkpoints, LeftoversOfAnyKindDoNotBlock) {
+  save(10);
+  write_file(dir_ + "/.tmp-step-00000020", "a file");
+  fs::create_symlink("nowhere", dir_ + "/.old-step-00000020");
+  fs::create_directories(dir_ + "/.best.tmp/deep");
+  fs::create_directories(dir_ + "/.old-step-00000010/deep");
+  save(20, 20);
+  EXPECT_EQ(names(), (Names{"best", "step-00000010", "step-00000020"}));
+  fs::create_directories(dir_ + "/.old-step-00000020/deep");
+  save(20, 20);
+  EXPECT_EQ(names(), (Names{"best", "step-00000010", "step-00000020"}));
+  // A copy of the run may have a directory where the link was.
+  fs::remove(dir_ + "/best");
+  fs::create_directories(dir_ + "/best/deep");
+  const ExpectLog warning("cannot link " + dir_ + "/best to step-00000030");
+  save(30, 30);
+  verify_checkpoint(path(30));
+}
+
+TEST_F(Checkpoints, OtherNamesAreTheUsers) {
+  for (const int64_t step : {6, 7}) save(step);
+  const Names mine{"step-00000007.bak", "step-000000009", "step-9", "step-x",
+                   ".old-step-9",       ".tmp-mine"};
+  for (const std::string& name : mine) fs::copy(path(7), dir_ + "/" + name);
+  fs::create_directory_symlink("step-00000007", dir_ + "/step-00000099");
+  EXPECT_EQ(newest_checkpoint(dir_), checkpoint_path(dir_, 7));
+  for (const int64_t step : {8, 9, 10}) save(step);
+  Names expected = mine;
+  expected.insert({"step-00000009", "step-00000010", "step-00000099"});
+  EXPECT_EQ(names(), expected);
+}
+
+TEST_F(Checkpoints, StepsOfManyDigitsAreInOrder) {
+  save(99999999);
+  save(100000000);
+  EXPECT_EQ(newest_checkpoint(dir_), dir_ + "/step-100000000");
+  save(100000001);
+  EXPECT_EQ(names(), (Names{"step-100000000", "step-100000001"}));
+}
+
+TEST_F(Checkpoints, ThatARunRemovesWhileTheyAreLoadedAreNotDamaged) {
+  save(10, -1, 9);
+  save(20, -1, 9);
+  std::vector<std::string> tried;
+  const std::string loaded = load_found(dir_, [&](const std::string& checkpoint) {
+    tried.push_back(checkpoint);
+    if (tried.size() == 1) {
+      save(30, -1, 1);
+      verify_checkpoint(checkpoint);
+    }
+    return checkpoint;
+  });
+  EXPECT_EQ(tried, (std::vector<std::string>{checkpoint_path(dir_, 20), loaded}));
+  EXPECT_EQ(loaded, checkpoint_path(dir_, 30));
+  // An error of its own, or a checkpoint that was asked for by name, is not tried again.
+  EXPECT_THROW_WITH(load_found(dir_, [](const auto&) -> int { throw InputError("mine"); }),
+                    InputError, "mine");
+  EXPECT_THROW_WITH(load_found(loaded,
+                               [](const std::string& checkpoint) -> int {
+                                 fs::remove_all(checkpoint);
+                                 throw InputError("mine");
+                               }),
+                    InputError, "it does not exist");
+}
+
 TEST_F(Checkpoints, HalfWrittenOnesAreNoCheckpoints) {
   fs::create_directories(dir_ + "/.tmp-step-00000015");
   EXPECT_FALSE(newest_checkpoint(dir_).has_value());

@@ -225,6 +225,34 @@ TEST(Resume, OfWhatIsNoRunOrInUseIsRefused) {
   EXPECT_THROW_WITH(cohort::Run::resume(run.dir(), {}), InputError, "another process is using");
 }
 
+TEST(Resume, RepairsTheLinkToTheBest) {
+  const TempDir dir;
+  const std::string run =
+      train_interrupted(small_plan(dir, "run", std::string(kSmallModel) + kSmallPretrain,
+                                   {"eval.every=1", "checkpoint.every=1"}),
+                        3);
+  const std::string link = run + "/checkpoints/best", best = fs::read_symlink(link);
+  fs::remove(link);
+  fs::create_directory_symlink("step-00000099", link);
+  Recorder recorder;
+  const std::atomic<bool> stop{true};
+  cohort::Run::resume(run, {}).execute(recorder, stop);
+  EXPECT_EQ(fs::read_symlink(link), best);
+}
+
+TEST(Runs, WhoseDirectoryIsRemovedEndWithAnError) {
+  const TempDir dir;
+  Recorder recorder;
+  const std::atomic<bool> stop{false};
+  cohort::Run run = cohort::Run::create(small_plan(dir, "run", kCommon + kSmallSft));
+  recorder.on_step = [&](int64_t step) {
+    if (step == 2) fs::remove_all(run.dir());
+  };
+  EXPECT_THROW_WITH(run.execute(recorder, stop), Error,
+                    "the run directory " + run.dir() + " is gone: it was removed or renamed");
+  EXPECT_FALSE(fs::exists(run.dir()));
+}
+
 TEST(Runs, NeverShareADirectory) {
   const TempDir dir;
   const RunPlan plan = small_plan(dir, "run", kCommon + kSmallSft);
