@@ -74,9 +74,28 @@ int64_t parameter_bytes(const ModelConfig& c, DType dtype) {
   return model_size(c).parameters * static_cast<int64_t>(dtype_size(dtype));
 }
 
+// A bound of the activations, the workspace and the cache, in a type that does not overflow.
+void check_countable(const ModelConfig& c, const MemoryShape& shape) {
+  const Widths w(c);
+  const auto columns = static_cast<double>(5 * w.model + 8 * (w.q + w.kv) + 4 * w.ff + 64);
+  const double tokens =
+      static_cast<double>(shape.micro_batch_tokens) +
+      static_cast<double>(shape.rollout_prefill_tokens) +
+      static_cast<double>(shape.rollout_sequences + 1) * static_cast<double>(shape.rollout_length);
+  // 8 bytes, twice that where an allocation is rounded up.
+  const double bytes =
+      16 * tokens *
+      (columns * static_cast<double>(c.num_layers + 2) + static_cast<double>(c.vocab_size));
+  if (bytes > 0x1p61)
+    throw InputError(str("memory: this model and batch would take about ", bytes,
+                         " bytes; hint: smaller sizes under model, or a smaller "
+                         "micro_batch_tokens, max_concurrent or max_completion_length"));
+}
+
 }  // namespace
 
 MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemoryShape& shape) {
+  check_countable(c, shape);
   MemoryEstimate out;
   out.parameters = parameter_bytes(c, dtype);
   out.gradients = parameter_bytes(c, accumulate_dtype(dtype));

@@ -27,6 +27,7 @@ struct MemoryShape {
   Device device = {};
 };
 
+// Throws InputError for sizes whose bytes 64 bits do not count.
 MemoryEstimate estimate_memory(const ModelConfig& config, DType dtype, const MemoryShape& shape);
 
 }  // namespace cohort

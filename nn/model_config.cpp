@@ -7,6 +7,10 @@
 namespace cohort {
 namespace {
 
+// Of all heads together. With the limits of the keys it keeps every count of parameters and bytes
+// within 64 bits.
+constexpr int64_t kMaxWidth = 1 << 22;
+
 constexpr EnumName<NormType> kNorms[] = {{NormType::kRms, "rms_norm"},
                                          {NormType::kLayer, "layer_norm"}};
 constexpr EnumName<PositionType> kPositions[] = {{PositionType::kRope, "rope"},
@@ -29,6 +33,17 @@ E value_of(const EnumName<E> (&names)[N], const Json& json, const char* key) {
   for (const auto& entry : names)
     if (text == entry.name) return entry.value;
   throw InputError(str("config.json: ", key, ": unknown value '", text, "'"));
+}
+
+// A file may say anything; what it may mean has the limits of the configuration's keys.
+void check_ranges(const ModelConfig& config) {
+  ConfigNode keys = parse_yaml(dump_config(config), "config.json");
+  for (auto& [key, value] : keys.entries) value.line = 0;  // no line of the file
+  ModelConfig checked;
+  read_config(checked, keys);
+  if (config.vocab_size < 1 || config.vocab_size > INT32_MAX)
+    throw InputError(str("config.json: vocab_size: expected a number from 1 to ", INT32_MAX,
+                         ", got '", config.vocab_size, "'"));
 }
 
 }  // namespace
@@ -71,6 +86,9 @@ void ModelConfig::resolve() {
     head_dim = d_model / num_heads;
   }
   if (d_ff == 0) d_ff = mlp == MlpType::kSwiGlu ? (d_model * 8 / 3 + 15) / 16 * 16 : 4 * d_model;
+  require(num_heads * head_dim <= kMaxWidth,
+          str("head_dim: num_heads times head_dim is ", num_heads * head_dim, ", expected at most ",
+              kMaxWidth));
   require(num_heads % num_kv_heads == 0,
           str("num_kv_heads: ", num_kv_heads, " does not divide num_heads ", num_heads));
   require(position != PositionType::kRope || head_dim % 2 == 0,
@@ -122,6 +140,7 @@ ModelConfig ModelConfig::from_json(const Json& json) {
   c.qk_norm = json.at("qk_norm").as_bool();
   c.dropout = json.at("dropout").as_double();
   c.init_std = json.at("initializer_range").as_double();
+  check_ranges(c);
   return c;
 }
 

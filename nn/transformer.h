@@ -45,7 +45,8 @@ struct ModelConfig {
   void resolve();
   // Throws InputError naming the key if the device's kernels cannot compute such a model.
   void check_device(Device device) const;
-  // Hugging Face's names for config.json, and back (InputError for a file that lacks one).
+  // Hugging Face's names for config.json, and back (InputError for a file that lacks one, or has
+  // a number that the configuration's key may not have).
   Json to_json() const;
   static ModelConfig from_json(const Json& json);
 };

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <set>
 #include <sstream>
 
 #include "core/log.h"
@@ -276,6 +277,10 @@ void verify_checkpoint(const std::string& checkpoint) {
   const int64_t format = manifest.at("format").as_int();
   if (format != kFormat)
     throw InputError(str(path, ": checkpoint format ", format, ", this version reads ", kFormat));
+  for (const char* name : {"model.safetensors", "optimizer.safetensors", "config.json",
+                           "tokenizer.json", "state.json"})
+    if (manifest.at("files").find(name) == nullptr)
+      throw InputError(str("damaged checkpoint: ", path, " does not list ", name));
   for (const auto& [name, file] : manifest.at("files").as_object()) {
     const std::string member = (dir / name).string();
     const int64_t size = readable_size(member);
@@ -328,6 +333,12 @@ std::string find_checkpoint(const std::string& path) {
 
 void load_weights(Transformer& model, const std::string& path) {
   const SafetensorsFile file(path);
+  std::set<std::string> known;
+  for (const NamedParameter& p : model.parameters()) known.insert(p.name);
+  for (const std::string& name : file.names())
+    if (!known.contains(name))
+      throw InputError(str(path, ": the model has no tensor '", name,
+                           "'; hint: do config.json and the file belong together?"));
   for (const NamedParameter& p : model.parameters()) {
     const Tensor saved = file.read(p.name);
     if (saved.shape() != p.variable.shape())

@@ -31,6 +31,20 @@ TEST(MemoryEstimate, RoundsAsTheDevicesAllocatorDoes) {
   EXPECT_GT(activations(DType::kF32, 1, Device::cuda()), activations(DType::kF32, 1, {}));
 }
 
+TEST(MemoryEstimate, WhatCannotBeCountedIsRefused) {
+  ModelConfig config = kModel;
+  config.num_layers = 1000;
+  config.d_ff = 1 << 22;
+  EXPECT_GT(estimate_memory(config, DType::kF64, {.micro_batch_tokens = 1 << 16}).peak(), 1e15);
+  EXPECT_THROW_WITH(estimate_memory(config, DType::kF64, {.micro_batch_tokens = int64_t{1} << 40}),
+                    InputError, "hint: smaller sizes");
+  EXPECT_THROW_WITH(
+      estimate_memory(
+          config, DType::kF32,
+          {.micro_batch_tokens = 1, .rollout_sequences = 1 << 20, .rollout_length = 1 << 24}),
+      InputError, "memory: this model and batch");
+}
+
 TEST(MemoryEstimate, RolloutsNeedAnIdleRowAndLogits) {
   ModelConfig config = kModel;
   config.vocab_size = 50000;

@@ -105,6 +105,44 @@ TEST(ModelConfig, JsonThatCannotBeUsedNamesTheKey) {
   EXPECT_THROW_WITH(ModelConfig::from_json(bad), InputError, "hidden_act: unknown value 'relu6'");
 }
 
+TEST(ModelConfig, JsonNumbersHaveTheLimitsOfTheKeys) {
+  const Json good = test::model_config("llama").to_json();
+  for (const auto& [key, value, message] :
+       {std::tuple<const char*, Json, const char*>{"num_attention_heads", int64_t{0},
+                                                   "config.json: num_heads: expected a number"},
+        {"num_hidden_layers", int64_t{1'000'000'000}, "config.json: num_layers: expected a number"},
+        {"num_hidden_layers", int64_t{-5}, "config.json: num_layers: expected a number"},
+        {"num_key_value_heads", int64_t{-1}, "num_kv_heads: expected a number"},
+        {"head_dim", int64_t{-2}, "head_dim: expected a number"},
+        {"hidden_size", INT64_MAX, "d_model: expected a number"},
+        {"intermediate_size", int64_t{1} << 40, "d_ff: expected a number"},
+        {"max_position_embeddings", int64_t{0}, "context: expected a number"},
+        {"vocab_size", int64_t{0}, "vocab_size: expected a number"},
+        {"vocab_size", int64_t{1} << 40, "vocab_size: expected a number"},
+        {"dropout", 1.5, "dropout: expected a number"},
+        {"rope_theta", -1.0, "rope_theta: expected a number"}}) {
+    Json bad = good;
+    bad.set(key, value);
+    EXPECT_THROW_WITH(ModelConfig::from_json(bad), InputError, message);
+  }
+}
+
+TEST(ModelConfig, TheLargestModelIsCountedWithoutOverflow) {
+  ModelConfig c;
+  c.num_layers = 1000;
+  c.d_model = 1 << 20;
+  c.num_heads = 1 << 16;
+  c.head_dim = 1 << 16;
+  EXPECT_THROW_WITH(c.resolve(), InputError, "model.head_dim: num_heads times head_dim is");
+  c.head_dim = 64;
+  c.d_ff = 1 << 22;
+  c.context = 1 << 24;
+  c.vocab_size = INT32_MAX;
+  c.resolve();
+  EXPECT_GT(model_size(c).parameters, int64_t{1} << 50);
+  EXPECT_LT(model_size(c).parameters, int64_t{1} << 56);
+}
+
 TEST(ModelSize, EqualsTheSumOfTheParameters) {
   for (const auto& [name, config] : test::model_cases()) {
     for (const bool bias : {false, true}) {

@@ -251,6 +251,8 @@ TEST_F(Checkpoints, DamagedManifestsAreFound) {
         {"", "not valid JSON"},
         {"{\"format\": 2, \"files\": {}}", "checkpoint format 2, this version reads 1"},
         {"{\"format\": 1}", "files"},
+        {"{\"format\": 1, \"files\": {}}", "manifest.json does not list model.safetensors"},
+        {"{\"format\": 1, \"files\": []}", "does not list model.safetensors"},
         {"[]", "format"}}) {
     SCOPED_TRACE(bad);
     write_file(manifest, bad);
@@ -368,6 +370,28 @@ TEST_F(Checkpoints, WeightsOfAnotherShapeAreRefused) {
   AdamW optimizer(other.parameters(), OptimizerConfig{});
   EXPECT_THROW_WITH(optimizer.load(SafetensorsFile(at + "/optimizer.safetensors"), 1), InputError,
                     "optimizer state");
+}
+
+TEST_F(Checkpoints, ManifestsThatLeaveOutAFileAreFound) {
+  const std::string at = save(10), manifest = path(10, "manifest.json");
+  const std::string good = read_file(manifest);
+  for (const char* file : {"model.safetensors", "optimizer.safetensors", "config.json",
+                           "tokenizer.json", "state.json"}) {
+    std::string bad = good;
+    bad[bad.find(file)] = '_';
+    write_file(manifest, bad);
+    EXPECT_THROW_WITH(verify_checkpoint(at), InputError, std::string("does not list ") + file);
+  }
+}
+
+TEST_F(Checkpoints, WeightsThatTheModelHasNotAreRefused) {
+  NamedTensors tensors;
+  for (const NamedParameter& p : model_->parameters())
+    tensors.emplace_back(p.name, p.variable.value());
+  tensors.emplace_back("model.layers.9.extra", Tensor::zeros({2}, DType::kF32));
+  write_safetensors(temporary_.path("more.safetensors"), tensors);
+  EXPECT_THROW_WITH(load_weights(*model_, temporary_.path("more.safetensors")), InputError,
+                    "the model has no tensor 'model.layers.9.extra'");
 }
 
 TEST_F(Checkpoints, MomentsThatAreNotFiniteAreRefused) {
