@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <optional>
 #include <thread>
+#include <utility>
 
+#include "core/log.h"
 #include "dist/communicator.h"
 
 namespace cohort {
@@ -90,8 +92,20 @@ class Host {
     const std::optional<Frame> frame = caller.connection.next();
     if (frame)
       greet(caller.connection, *frame);
+    else if (!caller.connection.is_open() && caller.connection.heard() > caller.end - kHelloLimit)
+      turn_away(caller.connection, "what it sent is no greeting of a rank");
     else if (Clock::now() > caller.end)
       caller.connection.close();
+  }
+
+  // The meeting goes on without the caller. One warning says so: who probes a port comes again.
+  void turn_away(Connection& connection, const std::string& reason) {
+    if (!std::exchange(warned_, true))
+      logging::warn("a process that is no rank of this run came to ", info_.master_addr, ":",
+                    info_.master_port, " and was sent away: ", reason);
+    connection.post(FrameType::kFail, reason);
+    flush(connection);
+    connection.close();
   }
 
   void greet(Connection& connection, const Frame& frame) {
@@ -99,23 +113,25 @@ class Host {
     std::string host;
     try {
       wire::Unpacker in(frame.payload);
-      if (frame.type != FrameType::kHello || in.number() != kMagic) return connection.close();
+      if (frame.type != FrameType::kHello || in.number() != kMagic)
+        return turn_away(connection, "what it sent is no greeting of a rank");
       if (const uint64_t version = in.number(); version != kVersion)
-        disagree(connection, str("a process speaks version ", version, " of the protocol, rank 0 ",
-                                 kVersion, "; hint: run one build of cohort everywhere"));
+        return turn_away(connection, str("it speaks version ", version, " of the protocol, rank 0 ",
+                                         kVersion, "; hint: run one build of cohort everywhere"));
       size = in.number();
       rank = in.number();
       host = in.text();
-    } catch (const InputError&) {
-      throw;
     } catch (const Error&) {
-      return connection.close();
+      return turn_away(connection, "what it sent is no greeting of a rank");
     }
     if (size != static_cast<uint64_t>(info_.size))
       disagree(connection, str("rank ", rank, " on ", host, " was started as one of ", size,
                                " ranks, rank 0 as one of ", info_.size,
                                "; hint: give every process the same WORLD_SIZE"));
-    if (rank == 0 || rank >= size) return connection.close();
+    if (rank == 0 || rank >= size)
+      return turn_away(connection, str("it calls itself rank ", rank, " of ", size));
+    // A rank that died and was started again may call before its end has been seen.
+    drop_those_who_left();
     for (const Peer& p : peers_)
       if (p.rank == static_cast<int>(rank))
         disagree(connection,
@@ -168,6 +184,7 @@ class Host {
   const Clock::time_point end_;
   wire::Socket listener_;
   std::vector<Caller> callers_;
+  bool warned_ = false;  // of a stranger
   std::vector<Peer> peers_;
 };
 

@@ -1,5 +1,7 @@
 // How the processes of a run find each other: rank 0 listens, the others call it, and everyone
-// checks that they mean the same run. Strangers that connect to the port do no harm.
+// checks that they mean the same run. Strangers that connect to the port do no harm:
+// they are sent away, with one warning. A rank that died and came again before all have met takes
+// its own place.
 #pragma once
 
 #include <chrono>

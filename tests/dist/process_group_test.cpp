@@ -122,7 +122,57 @@ TEST(Meeting, TwoProcessesOfOneRankAreAnError) {
                   "are rank 1;");
 }
 
+// What rank `rank` of `size` says first, in a version of the protocol.
+std::string hello(uint64_t version, uint64_t size, uint64_t rank) {
+  constexpr uint64_t kMagic = 0x54524f484f43;
+  const std::string payload =
+      wire::Packer().number(kMagic).number(version).number(size).number(rank).text("host").take();
+  std::string frame(5, '\0');
+  frame[0] = static_cast<char>(payload.size());
+  frame[4] = static_cast<char>(wire::FrameType::kHello);
+  return frame + payload;
+}
+
+// Both greetings may be there before rank 0 looks at the first connection.
+TEST(Meeting, ARankThatDiedAndCameAgainTakesItsOwnPlace) {
+  for (int round = 0; round < 20; ++round) {
+    const int port = wire::free_port();
+    std::string error;
+    {
+      std::jthread host(
+          [&] { error = error_of([&] { meet(local_info(0, 3, port), milliseconds(10000)); }); });
+      while (true) {  // until somebody listens
+        std::string why;
+        if (wire::connect_to("127.0.0.1", port, milliseconds(100), why).is_open()) break;
+        sleep_ms(1);
+      }
+      for (int death = 0; death < 5; ++death) stranger(port, hello(1, 3, 1));  // gone at once
+      std::jthread again([&] { meet(local_info(1, 3, port), milliseconds(10000)); });
+      std::jthread other([&] { meet(local_info(2, 3, port), milliseconds(10000)); });
+    }
+    ASSERT_EQ(error, "");
+  }
+}
+
+TEST(Meeting, AnotherVersionIsSentAwayWithAWarning) {
+  const test::ExpectLog warning(
+      "it speaks version 2 of the protocol, rank 0 1; hint: run one build");
+  const int port = wire::free_port();
+  std::jthread host(
+      [&] { EXPECT_EQ(error_of([&] { meet(local_info(0, 2, port), milliseconds(10000)); }), ""); });
+  std::string why;
+  while (!wire::connect_to("127.0.0.1", port, milliseconds(100), why).is_open()) sleep_ms(1);
+  const wire::Socket old = stranger(port, hello(2, 2, 1));
+  char answer[256];
+  ssize_t n = -1;
+  while ((n = ::recv(old.fd(), answer, sizeof answer, 0)) < 0 && errno == EAGAIN) sleep_ms(1);
+  expect_contains(std::string(answer, static_cast<size_t>(std::max<ssize_t>(n, 0))),
+                  "it speaks version 2");
+  std::jthread right([&] { meet(local_info(1, 2, port), milliseconds(10000)); });
+}
+
 TEST(Meeting, StrangersDoNoHarm) {
+  const test::ExpectLog warning("and was sent away: what it sent is no greeting of a rank");
   const int port = wire::free_port();
   std::atomic<bool> greeted{false};
   std::jthread host([&] {
