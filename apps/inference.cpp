@@ -52,13 +52,54 @@ std::string config_of(const std::string& model) {
                        "; hint: say what to evaluate on with --config CONFIG.yaml"));
 }
 
+std::vector<Example> prompts_of(const GenerateOptions& options) {
+  using Input = GenerateOptions::Input;
+  JsonlConfig jsonl;
+  if (options.input == Input::kFields) {
+    const std::string config = config_of(options.model);
+    jsonl = load_plan(config, {}).stages.back().data.jsonl;
+    if (jsonl.path.empty())
+      throw InputError(
+          str("--template: ", config, " has no data.jsonl; hint: give the prompts as text"));
+  }
+  std::vector<Example> prompts;
+  for (std::string& text : lines_or_stdin(options.prompts)) {
+    const std::string where = str("prompt ", prompts.size() + 1);
+    if (options.input == Input::kText) {
+      prompts.push_back({.prompt = std::move(text)});
+      continue;
+    }
+    const Json value = parse_json(text, where);
+    const bool fields = options.input == Input::kFields;
+    if (fields ? !value.is_object() : !value.is_string())
+      throw InputError(str(where, ": expected ",
+                           fields ? "an object like {\"question\": ...}"
+                                  : "a JSON string like \"1+1=\"; hint: leave out --json-input"));
+    prompts.push_back({.prompt = fields ? render_prompt(jsonl, value, where) : value.as_string()});
+  }
+  return prompts;
+}
+
+const char* end_of(const Completion& completion, const GenerateOptions& options) {
+  if (!completion.truncated) return "eos";
+  return completion.completion_length() >= options.max_tokens ? "length" : "context";
+}
+
+void print_completion(const std::string& prompt, const Completion& c, const char* end) {
+  Json line;
+  line.set("prompt", prompt).set("completion", c.text).set("ids", ids_json(c.tokens));
+  line.set("prompt_length", c.prompt_length)
+      .set("logprobs", numbers_json(c.logprobs))
+      .set("truncated", c.truncated)
+      .set("stopped", end);
+  print_line(line.dump());
+}
+
 }  // namespace
 
 int generate(const GenerateOptions& options) {
   const LoadedModel loaded = load(options.model, options.place);
-  std::vector<Example> prompts;
-  for (const std::string& text : lines_or_stdin(options.prompts))
-    prompts.push_back({.prompt = text});
+  const std::vector<Example> prompts = prompts_of(options);
   SamplingConfig sampling;
   sampling.temperature = options.temperature;
   sampling.top_p = options.top_p;
@@ -67,19 +108,21 @@ int generate(const GenerateOptions& options) {
   const Rollouts rollouts =
       Sampler(*loaded.model, *loaded.tokenizer, sampling)
           .sample(prompts, options.num, {.seed = static_cast<uint64_t>(options.seed)});
+  const auto num = static_cast<size_t>(options.num);
   for (size_t i = 0; i < rollouts.samples.size(); ++i) {
     const Completion& c = rollouts.samples[i];
-    const std::string& prompt = prompts[i / static_cast<size_t>(options.num)].prompt;
-    if (options.output == GenerateOptions::Output::kText) {
-      print_line(prompt + c.text);
+    const std::string& prompt = prompts[i / num].prompt;
+    const std::string end = end_of(c, options);
+    if (options.output == GenerateOptions::Output::kJson) {
+      print_completion(prompt, c, end.c_str());
       continue;
     }
-    Json line;
-    line.set("prompt", prompt).set("completion", c.text).set("ids", ids_json(c.tokens));
-    line.set("prompt_length", c.prompt_length)
-        .set("logprobs", numbers_json(c.logprobs))
-        .set("truncated", c.truncated);
-    print_line(line.dump());
+    const std::string name = str("prompt ", i / num + 1, ", sample ", i % num + 1, " of ", num);
+    if (num > 1) print_line("--- " + name);
+    print_line(prompt + c.text);
+    if (end == "context")
+      std::cerr << "cohort: " << name << " ended (context full): the model has room for "
+                << loaded.model->config().context << " tokens, prompt included\n";
   }
   return kOk;
 }

@@ -105,11 +105,20 @@ int run(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
   add_placement(generate_command, generate_options.place);
-  bool generate_json = false;
+  bool generate_json = false, json_input = false, templated = false;
   generate_command->add_flag("--json", generate_json,
-                             "one JSON line per completion: text, token ids, log-probs");
+                             "one JSON line per completion: text, token ids, log-probs, what "
+                             "stopped it (eos, length: --max-tokens, context)");
+  CLI::Option* strings = generate_command->add_flag(
+      "--json-input", json_input, "each prompt is a JSON string: \"two\\nlines\"");
+  generate_command
+      ->add_flag("--template", templated,
+                 "each prompt is a JSON object that fills data.jsonl.prompt of the model's run")
+      ->excludes(strings);
   generate_command->callback([&] {
     if (generate_json) generate_options.output = GenerateOptions::Output::kJson;
+    if (json_input) generate_options.input = GenerateOptions::Input::kJson;
+    if (templated) generate_options.input = GenerateOptions::Input::kFields;
     code = generate(generate_options);
   });
 

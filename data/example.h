@@ -81,5 +81,7 @@ struct JsonlConfig {
 // Throws InputError naming file and line: cannot be read, malformed JSON, no object, a missing
 // field; or no example at all in the asked split.
 std::unique_ptr<ExampleSet> load_jsonl(const JsonlConfig& config, Split split);
+// The prompt of one object. Throws InputError naming `where` for a missing field.
+std::string render_prompt(const JsonlConfig& config, const Json& fields, const std::string& where);
 
 }  // namespace cohort

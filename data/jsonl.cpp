@@ -115,6 +115,10 @@ void JsonlConfig::visit(ConfigVisitor& v) {
   v.field("limit", limit, "use the first examples only; 0: all", {.min = 0});
 }
 
+std::string render_prompt(const JsonlConfig& config, const Json& fields, const std::string& where) {
+  return Template("prompt", config.prompt).render(fields, where);
+}
+
 std::unique_ptr<ExampleSet> load_jsonl(const JsonlConfig& config, Split split) {
   const Template prompt("prompt", config.prompt), answer("answer", config.answer);
   const Template solution("solution", config.solution);

@@ -1,7 +1,9 @@
 // The sub-commands on good input, above all that what they say of log-probs is exact.
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <map>
 
 #include "tests/apps/process.h"
 #include "tests/trainers/small_configs.h"
@@ -86,6 +88,90 @@ TEST_F(Commands, GenerateReadsPromptsFromStandardInputToo) {
   // Greedy completions need no seed.
   const std::string greedy = cohort({"generate", run_, "1+1=", "--temperature", "0"}).out;
   EXPECT_EQ(cohort({"generate", run_, "1+1=", "--temperature", "0", "--seed", "9"}).out, greedy);
+}
+
+TEST_F(Commands, GenerateSaysWhatEndedACompletion) {
+  train(sft_);
+  const auto generate = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments{"generate", run_, "1+2+3+4+5=", "--num", "20"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return cohort(arguments);
+  };
+  std::map<std::string, int64_t> ends;
+  const Output output = generate({"--json"});
+  EXPECT_EQ(output.err, "");
+  for (const Json& line : json_lines_of(output.out)) {
+    const std::string end = line.at("stopped").as_string();
+    ++ends[end];
+    EXPECT_EQ(end == "eos", !line.at("truncated").as_bool());
+    // The model's context is 16.
+    if (end == "context") {
+      EXPECT_EQ(line.at("ids").as_array().size(), 16u);
+    }
+  }
+  EXPECT_EQ(ends.size(), 2u);
+  EXPECT_GT(ends["context"], 0);
+  EXPECT_GT(ends["eos"], 0);
+  const std::string said = generate({}).err;
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), ends["context"]) << said;
+  EXPECT_NE(said.find(" of 20 ended (context full): the model has room for 16 tokens"), said.npos)
+      << said;
+  for (const Json& line : json_lines_of(generate({"--json", "--max-tokens", "2"}).out))
+    EXPECT_NE(line.at("stopped").as_string(), "context");
+  EXPECT_EQ(generate({"--max-tokens", "2"}).err, "");
+}
+
+TEST_F(Commands, GenerateKeepsSamplesApart) {
+  train(sft_);
+  const auto lines = json_lines_of(
+      cohort({"generate", run_, "1+1=", "2+2=", "--num", "2", "--max-tokens", "3", "--json"}).out);
+  ASSERT_EQ(lines.size(), 4u);
+  std::string expected;
+  for (size_t i = 0; i < 4; ++i)
+    expected += str("--- prompt ", i / 2 + 1, ", sample ", i % 2 + 1, " of 2\n",
+                    lines[i].at("prompt").as_string(), lines[i].at("completion").as_string(), "\n");
+  EXPECT_EQ(cohort({"generate", run_, "1+1=", "2+2=", "--num", "2", "--max-tokens", "3"}).out,
+            expected);
+}
+
+TEST_F(Commands, GenerateTakesPromptsOfSeveralLinesAsJson) {
+  std::string lines;
+  for (int i = 0; i < 30; ++i) lines += str("{\"q\": \"", i, "+\\n1\", \"answer\": \"7\"}\n");
+  write_file(dir_.path("sums.jsonl"), lines);
+  train(std::string(kSmallModel) + kSmallSft +
+            "data: {jsonl: {path: sums.jsonl, prompt: \"{q}\\n=\"}}\nrewards: [{name: numeric}]\n",
+        {"eval.size=1"});
+  const auto prompts = [](const Output& output) {
+    std::vector<std::string> out;
+    for (const Json& line : json_lines_of(output.out)) out.push_back(line.at("prompt").as_string());
+    return out;
+  };
+  const std::vector<std::string> expected{"1+\n2\n=", "3+\n4\n="};
+  const Output text = cohort({"generate", run_, expected[0], expected[1], "--json"});
+  EXPECT_EQ(prompts(text), expected);
+  const Output strings =
+      cohort({"generate", run_, "--json-input", "--json"}, "\"1+\\n2\\n=\"\n\"3+\\n4\\n=\"\n");
+  EXPECT_EQ(strings.out, text.out);
+  const Output fields = cohort({"generate", run_, "--template", "--json"},
+                               "{\"q\": \"1+\\n2\"}\n{\"q\": \"3+\\n4\", \"more\": 1}\n");
+  EXPECT_EQ(fields.out, text.out);
+
+  const auto refused = [&](const char* option, const std::string& input) {
+    return run_cohort({"generate", run_, option}, input);
+  };
+  expect_bad_input(refused("--json-input", "\"1\"\n1+1=\n"), {"prompt 2: not valid JSON"});
+  expect_bad_input(refused("--json-input", "7\n"), {"prompt 1: expected a JSON string", "hint: "});
+  expect_bad_input(refused("--template", "\"1\"\n"), {"prompt 1: expected an object"});
+  expect_bad_input(refused("--template", "{\"qq\": 1}\n"),
+                   {"prompt 1: no field 'q'", "did you mean 'qq'?"});
+  expect_bad_input(run_cohort({"generate", run_, "--template", "--json-input", "1"}),
+                   {"--template", "--json-input"});
+}
+
+TEST_F(Commands, GenerateByATemplateNeedsARunThatHasOne) {
+  train(sft_);
+  expect_bad_input(run_cohort({"generate", run_, "--template", "{\"q\": 1}"}),
+                   {"--template: ", "config.yaml has no data.jsonl", "hint: "});
 }
 
 TEST_F(Commands, EvalSaysWhatTheRunSaid) {
