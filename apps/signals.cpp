@@ -12,11 +12,9 @@ namespace cohort::apps {
 namespace {
 
 constexpr std::string_view kSaving =
-    "cohort: saving at the end of this step; press Ctrl-C again twice to end at once, without "
-    "saving\n";
+    "cohort: saving at the end of this step; press Ctrl-C again twice to end at once\n";
 constexpr std::string_view kPatience =
-    "cohort: the step is not done yet, please wait; press Ctrl-C once more to end at once, without "
-    "saving\n";
+    "cohort: not done yet, please wait; press Ctrl-C once more to end without saving\n";
 // On a terminal a message takes the place of the progress line.
 constexpr std::string_view kClear = "\r\033[K";
 
