@@ -1,5 +1,6 @@
 // `cohort generate`, `logprobs` and `eval`: what a trained model says.
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <iostream>
@@ -21,6 +22,10 @@ LoadedModel load(const std::string& path, const Placement& place) {
 std::vector<std::string> lines_or_stdin(std::vector<std::string> texts) {
   if (!texts.empty()) return texts;
   for (std::string line; std::getline(std::cin, line);) texts.push_back(line);
+  const int error = errno;
+  if (std::ferror(stdin) != 0 || std::cin.bad())
+    throw InputError(str("cannot read standard input: ", std::strerror(error),
+                         "; hint: give the text as an argument, or through a pipe or a file"));
   return texts;
 }
 

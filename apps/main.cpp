@@ -5,7 +5,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <iostream>
+#include <sstream>
 
 #include "apps/commands.h"
 #include "apps/signals.h"
@@ -39,6 +43,25 @@ std::string config_footer() {
   return text;
 }
 
+std::string version() {
+#ifdef COHORT_WITH_CUDA
+  return "cohort " COHORT_VERSION " (with CUDA)";
+#else
+  return "cohort " COHORT_VERSION " (without CUDA)";
+#endif
+}
+
+// What was printed may still be in a buffer, and what left it may not have arrived.
+int check_output(int code) {
+  if (code != kOk) return code;
+  errno = 0;
+  const bool flushed = std::fflush(stdout) == 0;
+  if (flushed && std::ferror(stdout) == 0 && std::cout.good()) return code;
+  const char* cause = flushed || errno == 0 ? "an earlier write failed" : std::strerror(errno);
+  throw Error(str("cannot write to standard output: ", cause,
+                  "; hint: is there space, and does the reader still read?"));
+}
+
 void add_placement(CLI::App* command, Placement& place) {
   command->add_option("--device", place.device, "cpu, cuda or cuda:N")->capture_default_str();
   command
@@ -54,6 +77,7 @@ void add_placement(CLI::App* command, Placement& place) {
 int run(int argc, char** argv) {
   CLI::App app{"cohort: train transformers, and make them better with GRPO"};
   app.require_subcommand(1);
+  app.set_version_flag("--version", version(), "print the version, and whether CUDA is in it");
   int code = kOk;
 
   TrainOptions train_options;
@@ -169,7 +193,12 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e);  // --help
+    if (e.get_exit_code() == 0) {  // --help, --version
+      std::ostringstream text;
+      app.exit(e, text);
+      std::cout << text.str();  // not flushed before check_output() sees what comes of it
+      return kOk;
+    }
     throw InputError(str(e.what(), "; hint: cohort ", app.get_subcommands().empty() ? "" : argv[1],
                          app.get_subcommands().empty() ? "" : " ", "--help"));
   }
@@ -182,7 +211,7 @@ int main(int argc, char** argv) {
   open_standard_streams();
   set_signals();
   try {
-    return run(argc, argv);
+    return check_output(run(argc, argv));
   } catch (const InputError& e) {
     std::cerr << "cohort: " << e.what() << '\n';
     return kBadInput;

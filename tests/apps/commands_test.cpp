@@ -1,7 +1,9 @@
 // The sub-commands on good input, above all that what they say of log-probs is exact.
 #include <sys/resource.h>
+#include <sys/wait.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 
@@ -26,6 +28,12 @@ class Commands : public testing::Test {
     write_file(dir_.path("run.yaml"), "output_dir: run\n" + yaml);
     more.insert(more.begin(), {"train", dir_.path("run.yaml")});
     return cohort(more);
+  }
+  // `cohort` with its arguments in a shell's words, which may redirect.
+  Output shell(const std::string& arguments) const {
+    const std::string err = dir_.path("shell.err");
+    const int status = std::system(str(COHORT_BINARY, " ", arguments, " 2> '", err, "'").c_str());
+    return {.code = WEXITSTATUS(status), .out = "", .err = read_file(err)};
   }
   const std::string sft_ = std::string(kSmallModel) + kSmallData + kSmallSft;
   TempDir dir_;
@@ -286,6 +294,40 @@ TEST_F(Commands, HelpListsOptionsAndConfigurationKeys) {
   }
   EXPECT_NE(cohort({"generate", "--help"}).out.find("--top-p"), std::string::npos);
   EXPECT_NE(cohort({"logprobs", "--help"}).out.find("--eos"), std::string::npos);
+}
+
+TEST_F(Commands, VersionSaysWhetherCudaIsInTheBuild) {
+  const std::string out = cohort({"--version"}).out;
+  EXPECT_EQ(out.rfind("cohort 0.", 0), 0u) << out;
+  EXPECT_NE(out.find(" CUDA)\n"), std::string::npos) << out;
+}
+
+// Nothing that nobody could read counts as done.
+TEST_F(Commands, OutputThatCannotBeWrittenIsAnError) {
+  train(sft_);
+  const std::string model = " '" + run_ + "' ", yaml = " '" + dir_.path("run.yaml") + "' ";
+  for (const std::string& arguments :
+       {"generate" + model + "1+1= --num 2",
+        "logprobs" + model + "1+1=", "eval" + model + "eval.size=2", "check" + yaml,
+        std::string("gradcheck silu"), std::string("--help"), std::string("--version")}) {
+    SCOPED_TRACE(arguments);
+    const Output output = shell(arguments + " > /dev/full");
+    EXPECT_EQ(output.code, 1);
+    EXPECT_EQ(output.err.rfind("cohort: cannot write to standard output: No space left", 0), 0u)
+        << output.err;
+  }
+}
+
+TEST_F(Commands, InputThatCannotBeReadIsNotEmpty) {
+  train(sft_);
+  for (const char* command : {"generate", "logprobs"}) {
+    const Output output = shell(str(command, " '", run_, "' < /"));
+    EXPECT_EQ(output.code, 2);
+    EXPECT_NE(output.err.find("cohort: cannot read standard input: Is a directory; hint: "),
+              std::string::npos)
+        << output.err;
+    EXPECT_EQ(cohort({command, run_}, "").out, "");
+  }
 }
 
 TEST_F(Commands, GradcheckShowsTheCasesOfAnOp) {
