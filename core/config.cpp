@@ -233,8 +233,8 @@ std::string join(const std::vector<std::string>& words, const char* separator) {
 
 class Reader final : public ConfigVisitor {
  public:
-  Reader(const ConfigNode& root, std::span<const std::string> ignored) {
-    levels_.push_back({&root, {}, {ignored.begin(), ignored.end()}, 0, ""});
+  Reader(const ConfigNode& root, std::span<const std::string> ignored, const std::string& path) {
+    levels_.push_back({&root, {}, {ignored.begin(), ignored.end()}, 0, path});
   }
   void finish() { check_unknown(levels_.back()); }
 
@@ -321,7 +321,7 @@ class Reader final : public ConfigVisitor {
     Level& list = levels_.back();
     const std::string item_path = str(list.path, "[", list.next_item, "]");
     const ConfigNode& item = list.node->items[list.next_item++];
-    if (item.kind != Kind::kMap) fail(list.path.c_str(), item, "a list of maps");
+    if (item.kind != Kind::kMap) fail_at(list.path, item, "a list of maps");
     levels_.push_back({&item, {}, {}, 0, item_path});
   }
   void end_list() override { levels_.pop_back(); }
@@ -350,8 +350,12 @@ class Reader final : public ConfigVisitor {
   }
   [[noreturn]] void fail(const char* key, const ConfigNode& node, const std::string& expected,
                          const std::string& hint = "") const {
+    fail_at(path(key), node, expected, hint);
+  }
+  [[noreturn]] static void fail_at(const std::string& path, const ConfigNode& node,
+                                   const std::string& expected, const std::string& hint = "") {
     throw InputError(
-        str(node.where(), ": ", key, ": expected ", expected, ", got ", describe(node), hint));
+        str(node.where(), ": ", path, ": expected ", expected, ", got ", describe(node), hint));
   }
   void check_range(const char* key, const ConfigNode& node, double value,
                    const Range& range) const {
@@ -619,8 +623,8 @@ void apply_override(ConfigNode& root, const std::string& assignment) {
 }
 
 void read_config_with(const ConfigVisit& visit, const ConfigNode& root,
-                      std::span<const std::string> ignored_keys) {
-  Reader reader(root, ignored_keys);
+                      std::span<const std::string> ignored_keys, const std::string& path) {
+  Reader reader(root, ignored_keys, path);
   visit(reader);
   reader.finish();
 }

@@ -132,16 +132,16 @@ using ConfigVisit = std::function<void(ConfigVisitor&)>;
 
 // The type-erased engines behind the templates below.
 void read_config_with(const ConfigVisit& visit, const ConfigNode& root,
-                      std::span<const std::string> ignored_keys);
+                      std::span<const std::string> ignored_keys, const std::string& path);
 std::string dump_config_with(const ConfigVisit& visit);
 std::string config_help_with(const ConfigVisit& visit);
 
 // Overwrites the keys of `config` that `root` has. `ignored_keys`: top-level keys another reader
-// owns.
+// owns. `path`: of `root` itself, which errors put before its keys ("stages.1").
 template <class S>
-void read_config(S& config, const ConfigNode& root,
-                 std::span<const std::string> ignored_keys = {}) {
-  read_config_with([&](ConfigVisitor& v) { config.visit(v); }, root, ignored_keys);
+void read_config(S& config, const ConfigNode& root, std::span<const std::string> ignored_keys = {},
+                 const std::string& path = "") {
+  read_config_with([&](ConfigVisitor& v) { config.visit(v); }, root, ignored_keys, path);
 }
 // YAML that read_config() turns back into the same values.
 template <class S>

@@ -16,8 +16,8 @@ std::ifstream open_input_file(const std::string& path) {
     throw InputError(str(path, ": is a folder; hint: name the file in it"));
   std::ifstream file(path, std::ios::binary);
   if (!file)
-    throw InputError(str(path, ": cannot be opened: ", std::strerror(errno),
-                         "; hint: relative paths start at the current folder"));
+    throw InputError(
+        str(path, ": cannot be opened: ", std::strerror(errno), "; hint: check the path"));
   return file;
 }
 

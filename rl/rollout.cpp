@@ -35,7 +35,8 @@ void SamplingConfig::visit(ConfigVisitor& v) {
   v.field("top_p", top_p,
           "draw from the smallest set with this probability only (off-policy); 1: off",
           {.min = 1e-6, .max = 1});
-  v.field("max_completion_length", max_completion_length, "tokens sampled at most", {.min = 1});
+  v.field("max_completion_length", max_completion_length, "tokens sampled at most",
+          {.min = 1, .max = 1 << 24});
   v.field("max_concurrent", max_concurrent, "sequences sampled at once; no result depends on it",
           {.min = 1, .max = 1 << 20});
   v.field("stop_tokens", stop_tokens, "token ids that end a completion, besides end of sequence",

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <string_view>
+#include <utility>
 
 namespace cohort {
 namespace {
@@ -21,25 +23,64 @@ constexpr EnumName<DType> kDTypes[] = {
 
 const std::vector<std::string> kStagesKey = {"stages"};
 
-void resolve_path(std::string& path, const fs::path& base) {
-  if (!path.empty()) path = fs::weakly_canonical(base / path).string();
+constexpr std::string_view kPathKeys[] = {"data.text", "data.jsonl.path", "init_from",
+                                          "output_dir"};
+
+std::string& path_at(TrainConfig& config, std::string_view key) {
+  if (key == "data.text") return config.data.text;
+  if (key == "data.jsonl.path") return config.data.jsonl.path;
+  return key == "init_from" ? config.init_from : config.output_dir;
+}
+
+// Makes the path absolute. Says what is wrong with a relative one at which there is nothing.
+std::string resolve_path(std::string_view key, std::string& path, const fs::path& base,
+                         const std::string& folder) {
+  if (path.empty()) return "";
+  const std::string given = std::exchange(path, fs::weakly_canonical(base / path).string());
+  std::error_code error;
+  if (folder.empty() || key == "output_dir" || fs::exists(path, error) || error) return "";
+  return str(key, ": ", path, ": No such file or directory; the relative path '", given,
+             "' was counted from ", fs::weakly_canonical(base).string(), ", ", folder,
+             "; hint: check the path");
 }
 
 // A relative path typed on the command line counts from where it was typed, not from the file.
-std::string from_here(const std::string& assignment) {
-  const size_t equals = assignment.find('=');
-  std::string key = assignment.substr(0, equals);
-  if (key.rfind("stages.", 0) == 0) key = key.substr(key.find('.', 7) + 1);
-  const auto is = [&](const auto& words, const std::string& text) {
-    return std::find(std::begin(words), std::end(words), text) != std::end(words);
-  };
-  constexpr std::string_view kPathKeys[] = {"data.text", "data.jsonl.path", "output_dir",
-                                            "init_from"};
-  if (equals == std::string::npos || !is(kPathKeys, key)) return assignment;
-  const std::string path = override_text(assignment.substr(equals + 1));
-  if (path.empty() || path[0] == '/') return assignment;
-  return assignment.substr(0, equals + 1) + (fs::current_path() / path).string();
-}
+class TypedPaths {
+ public:
+  // The override with the absolute path.
+  std::string from_here(const std::string& assignment) {
+    const size_t equals = assignment.find('=');
+    std::string key = assignment.substr(0, equals);
+    if (key.rfind("stages.", 0) == 0) key = key.substr(key.find('.', 7) + 1);
+    if (equals == std::string::npos ||
+        std::find(std::begin(kPathKeys), std::end(kPathKeys), key) == std::end(kPathKeys))
+      return assignment;
+    const std::string path = override_text(assignment.substr(equals + 1));
+    if (path.empty() || path[0] == '/') return assignment;
+    const std::string absolute = (fs::current_path() / path).string();
+    as_typed_[absolute] = path;
+    return assignment.substr(0, equals + 1) + absolute;
+  }
+  // Resolves the stage's paths, and says which relative ones lead nowhere.
+  void resolve(TrainConfig& config, const std::string& file, std::vector<std::string>& missing) {
+    for (const std::string_view key : kPathKeys) {
+      std::string& path = path_at(config, key);
+      std::string fault;
+      if (const auto typed = as_typed_.find(path); typed != as_typed_.end()) {
+        path = typed->second;
+        fault = resolve_path(key, path, fs::current_path(), "the current folder");
+      } else {
+        const bool relative = fs::path(path).is_relative();
+        fault = resolve_path(key, path, fs::absolute(file).parent_path(),
+                             relative ? "the folder of " + file : "");
+      }
+      if (!fault.empty()) missing.push_back(fault);
+    }
+  }
+
+ private:
+  std::map<std::string, std::string> as_typed_;  // by what it became
+};
 
 std::string indented(const std::string& text) {
   std::string out;
@@ -95,7 +136,7 @@ void CorrectConfig::visit(ConfigVisitor& v) {
 
 void EvalConfig::visit(ConfigVisitor& v) {
   v.field("every", every, "steps between evaluations; 0: first and last only", {.min = 0});
-  v.field("size", size, "held-out problems", {.min = 1});
+  v.field("size", size, "held-out problems", {.min = 1, .max = 1 << 24});
   v.field("num_samples", num_samples, "samples per problem for pass@k; 0: greedy pass@1 only",
           {.min = 0, .max = 4096});
   v.field("k", k, "the k of pass@k, each at most num_samples", {.min = 1});
@@ -123,13 +164,15 @@ void TrainConfig::visit(ConfigVisitor& v) {
   v.field("num_threads", num_threads, "CPU threads; 0: all cores", {.min = 0, .max = 4096});
   v.field("ranks", ranks, "data-parallel ranks in this process; the result does not depend on it",
           {.min = 1, .max = 256});
-  v.field("steps", steps, "optimiser steps (grpo: rollout steps)", {.min = 1});
-  v.field("batch_size", batch_size, "sequences per step (pretrain, sft)", {.min = 1});
-  v.field("prompts_per_step", prompts_per_step, "prompts per step (grpo)", {.min = 1});
+  v.field("steps", steps, "optimiser steps (grpo: rollout steps)", {.min = 1, .max = 1e9});
+  v.field("batch_size", batch_size, "sequences per step (pretrain, sft)",
+          {.min = 1, .max = 1 << 20});
+  v.field("prompts_per_step", prompts_per_step, "prompts per step (grpo)",
+          {.min = 1, .max = 1 << 20});
   v.field("num_generations", num_generations, "completions per prompt (grpo)",
           {.min = 2, .max = 65536});
   v.field("micro_batch_tokens", micro_batch_tokens,
-          "tokens per forward and backward; no result depends on it", {.min = 1});
+          "tokens per forward and backward; no result depends on it", {.min = 1, .max = 1 << 30});
   v.field("log_every", log_every, "steps between lines of metrics.jsonl", {.min = 1});
   v.field("log_completions", log_completions,
           "completions of each step that go to completions.jsonl (grpo)", {.min = 0});
@@ -198,10 +241,10 @@ const char* trainer_name(TrainerType type) {
 
 RunPlan load_plan(const std::string& path, std::span<const std::string> typed) {
   ConfigNode root = parse_yaml_file(path);
+  TypedPaths paths;
   std::vector<std::string> overrides;
-  for (const std::string& o : typed) overrides.push_back(from_here(o));
+  for (const std::string& o : typed) overrides.push_back(paths.from_here(o));
   for (const std::string& o : overrides) apply_override(root, o);
-  const fs::path base = fs::absolute(path).parent_path();
 
   std::vector<ConfigNode> stages;
   if (const ConfigNode* list = root.find("stages")) {
@@ -219,7 +262,7 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> typed) {
   for (size_t i = 0; i < std::max<size_t>(1, stages.size()); ++i) {
     const auto read = [&](TrainConfig config) {
       read_config(config, root, kStagesKey);
-      if (!stages.empty()) read_config(config, stages[i]);
+      if (!stages.empty()) read_config(config, stages[i], {}, str("stages.", i));
       return config;
     };
     const TrainConfig first = read({});  // says whose defaults the stage has
@@ -228,9 +271,7 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> typed) {
     if (config.name.empty()) config.name = fs::path(path).stem().string();
     if (config.output_dir.empty())
       config.output_dir = (fs::current_path() / "runs" / config.name).string();
-    for (std::string* p : {&config.data.text, &config.data.jsonl.path, &config.output_dir})
-      resolve_path(*p, base);
-    resolve_path(config.init_from, base);
+    paths.resolve(config, path, plan.missing);
     config.validate();
   }
   plan.name = plan.stages[0].name;

@@ -111,6 +111,9 @@ struct RunPlan {
   std::string output_dir;  // of the whole run, absolute
   // At least one; relative paths already resolved against the file.
   std::vector<TrainConfig> stages;
+  // Of each relative path of an input at which there is nothing: what is missing, and from which
+  // folder the path was counted. preview_plan() refuses them.
+  std::vector<std::string> missing;
 };
 
 // Reads CONFIG.yaml with key=value overrides; an override reaches every stage ("stages.1.steps=5"

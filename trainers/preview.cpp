@@ -37,6 +37,7 @@ StagePreview preview_stage(const TrainConfig& config, Start& start) {
 }  // namespace
 
 std::vector<StagePreview> preview_plan(const RunPlan& plan) {
+  if (!plan.missing.empty()) throw InputError(plan.missing[0]);
   Start start = start_of_run(plan.stages[0]);
   std::vector<StagePreview> out;
   for (const TrainConfig& config : plan.stages) {

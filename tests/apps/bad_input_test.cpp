@@ -81,7 +81,7 @@ TEST_F(BadInput, Configuration) {
                                               "did you mean 'learning_rate'?"});
   expect_refused("steps: many\n", {"run.yaml:2: steps: expected a whole number, got 'many'"});
   expect_refused("seed: 1\nseed: 2\n", {"run.yaml:3: duplicate key 'seed'", "line 2"});
-  expect_refused("model: {dropout: 1.5}\n", {"run.yaml:2: dropout", "from 0 to 0.99", "1.5"});
+  expect_refused("model: {dropout: 1.5}\n", {"run.yaml:2: model.dropout", "from 0 to 0.99", "1.5"});
   expect_refused("trainer: sfd\n", {"run.yaml:2: trainer", "did you mean 'sft'?"});
   expect_refused("a: [1\n", {"run.yaml:", "not valid YAML"});
   expect_refused(kSft, {"command line: unknown key 'stepz'; did you mean 'steps'?"}, {"stepz=3"});
@@ -105,6 +105,29 @@ TEST_F(BadInput, CheckSaysTheSameAsTrain) {
     expect_bad_input(checked, {});
     EXPECT_EQ(checked.err, trained.err);
   }
+}
+
+TEST_F(BadInput, CheckNamesTheRewardsAndWhatTheyNeed) {
+  const std::string yaml = std::string(kSmallModel) + kSmallData + kSmallGrpo;
+  train(yaml);
+  expect_bad_input(run_cohort({"check", path("run.yaml"), "rewards=[{name: tusk}]"}),
+                   {"rewards[0] 'tusk': unknown reward; known: countdown, exact_match, format, "
+                    "numeric, task; did you mean 'task'?"});
+  std::string lines;
+  for (int i = 0; i < 20; ++i) lines += str("{\"prompt\": \"", i, "+1=\", \"answer\": \"7\"}\n");
+  write_file(path("data.jsonl"), lines);
+  expect_bad_input(
+      run_cohort({"check", path("run.yaml"), "data.task=", "rewards=[{name: task}]",
+                  "data.jsonl.path=" + path("data.jsonl"), "data.jsonl.held_out_fraction=0.3"}),
+      {"rewards[0] 'task': needs data from a generated task; hint: exact_match or"});
+}
+
+TEST_F(BadInput, RelativePathsThatLeadNowhere) {
+  expect_refused(std::string(kSmallModel) + kSmallSft + "data: {jsonl: {path: no.jsonl}}\n",
+                 {"data.jsonl.path: " + path("no.jsonl") + ": No such file or directory",
+                  "'no.jsonl' was counted from", "the folder of " + path("run.yaml")});
+  expect_refused(kSft, {"init_from: ", "'no/run' was counted from", "the current folder"},
+                 {"init_from=no/run"});
 }
 
 // ---- Data --------------------------------------------------------------------------------------

@@ -119,6 +119,10 @@ TEST(Config, WrongTypesSayWhatWasExpected) {
             "run.yaml:3: sizes: expected a whole number, got 'two'");
   EXPECT_EQ(read_error("inner: 3\n"), "run.yaml:1: inner: expected a map of keys, got '3'");
   EXPECT_EQ(read_error("parts: {width: 1}\n"), "run.yaml:1: parts: expected a list, got a map");
+  EXPECT_EQ(read_error("parts:\n  - {}\n  - width: x\n"),
+            "run.yaml:3: parts[1].width: expected a whole number, got 'x'");
+  EXPECT_EQ(read_error("inner: {width: 65}\n"),
+            "run.yaml:1: inner.width: expected a number from 1 to 64, got '65'");
   EXPECT_EQ(read_error("parts: [1]\n"), "run.yaml:1: parts: expected a list of maps, got '1'");
 }
 

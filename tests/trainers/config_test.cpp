@@ -74,7 +74,7 @@ TEST_F(Plans, OverrideOfOneStageReachesThatOneOnly) {
   EXPECT_EQ(plan.stages[0].model.num_layers, 2);
   EXPECT_EQ(plan.stages[1].model.num_layers, ModelConfig{}.num_layers);
   expect_refused(kTwoStages, "stages", {"stages.2.steps=3"});
-  expect_refused(kTwoStages, "'stepz'; did you mean 'steps'?", {"stages.1.stepz=3"});
+  expect_refused(kTwoStages, "'stages.1.stepz'; did you mean 'steps'?", {"stages.1.stepz=3"});
 }
 
 // Every key away from its default, so that one the dump forgets would show.
@@ -241,6 +241,40 @@ TEST_F(Plans, PathsOnTheCommandLineMayHaveAnyName) {
             "");
 }
 
+TEST_F(Plans, NameDecidesTheRunDirectory) {
+  EXPECT_EQ(load("data: {text: a.txt}\nname: in file\n", {"name=typed #2"}).output_dir,
+            (fs::weakly_canonical(fs::current_path()) / "runs/typed #2").string());
+  EXPECT_EQ(load("data: {text: a.txt}\n").output_dir,
+            (fs::weakly_canonical(fs::current_path()) / "runs/plan").string());
+}
+
+TEST_F(Plans, RelativePathsThatLeadNowhereSayWhereTheyWereCountedFrom) {
+  const std::string base = fs::weakly_canonical(dir_.path("x")).parent_path().string(),
+                    here = fs::weakly_canonical(fs::current_path()).string();
+  RunPlan plan = load("data: {text: no.txt}\ninit_from: start\n", {"init_from=begin"});
+  const auto missing = [](const std::string& path, const char* given, const std::string& folder) {
+    return str(path, ": No such file or directory; the relative path '", given,
+               "' was counted from ", folder, "; hint: check the path");
+  };
+  EXPECT_EQ(plan.missing,
+            (std::vector<std::string>{
+                missing("data.text: " + base + "/no.txt", "no.txt",
+                        base + ", the folder of " + dir_.path("plan.yaml")),
+                missing("init_from: " + here + "/begin", "begin", here + ", the current folder")}));
+  plan = load("data: {text: plan.yaml}\ninit_from: /nowhere\noutput_dir: none\n");
+  EXPECT_TRUE(plan.missing.empty());
+}
+
+TEST_F(Plans, NumbersThatNoRunCanHaveAreRefused) {
+  for (const char* key :
+       {"steps", "batch_size", "prompts_per_step", "num_generations", "micro_batch_tokens",
+        "max_completion_length", "max_concurrent", "num_iterations", "num_minibatches"})
+    expect_refused("data: {text: a.txt}\n", str("command line: ", key, ": expected a number"),
+                   {str(key, "=9000000000000000000")});
+  expect_refused("data: {text: a.txt}\n", "eval.size: expected a number",
+                 {"eval.size=9000000000000000000"});
+}
+
 TEST_F(Plans, WhatNoSingleKeyCanTellIsChecked) {
   expect_refused("trainer: sft\n",
                  "data: expected exactly one of task, jsonl.path and text, got 0");
@@ -267,10 +301,15 @@ TEST_F(Plans, FaultsNameFileLineAndNearestKey) {
   expect_refused("data: {text: a.txt}\nlerning_rate: 1\n",
                  file + ":2: unknown key 'lerning_rate'; did you mean 'learning_rate'?");
   expect_refused("stages:\n  - trainer: sft\n    stepz: 1\n",
-                 file + ":3: unknown key 'stepz'; did you mean 'steps'?");
+                 file + ":3: unknown key 'stages.0.stepz'; did you mean 'steps'?");
+  expect_refused("data: {text: a.txt}\nstages:\n  - {}\n  - model:\n      d_modl: 1\n",
+                 file + ":5: unknown key 'stages.1.model.d_modl'; did you mean 'd_model'?");
+  expect_refused("data: {text: a.txt}\nstages:\n  - {}\n  - rewards: [{nam: task}]\n",
+                 file + ":4: unknown key 'stages.1.rewards[0].nam'; did you mean 'name'?");
+  expect_refused("model: {dropout: x}\n", file + ":1: model.dropout: expected a number");
   expect_refused("data:\n  text: a.txt\n  tekst: b\n", file + ":3: unknown key 'data.tekst'");
   expect_refused("steps: many\n", file + ":1: steps: expected a whole number");
-  expect_refused("steps: 0\n", file + ":1: steps: expected a number at least 1, got '0'");
+  expect_refused("steps: 0\n", file + ":1: steps: expected a number from 1 to 1000000000, got '0'");
   expect_refused("steps: 1\nsteps: 2\n", file + ":2: duplicate key 'steps', first given at line 1");
   expect_refused("trainer: sfd\n", "did you mean 'sft'?");
   expect_refused("stages: 3\n", "expected a list with at least one stage");
