@@ -147,8 +147,10 @@ TEST(Meeting, ARankThatDiedAndCameAgainTakesItsOwnPlace) {
         sleep_ms(1);
       }
       for (int death = 0; death < 5; ++death) stranger(port, hello(1, 3, 1));  // gone at once
-      std::jthread again([&] { meet(local_info(1, 3, port), milliseconds(10000)); });
-      std::jthread other([&] { meet(local_info(2, 3, port), milliseconds(10000)); });
+      std::jthread again(
+          [&] { error_of([&] { meet(local_info(1, 3, port), milliseconds(10000)); }); });
+      std::jthread other(
+          [&] { error_of([&] { meet(local_info(2, 3, port), milliseconds(10000)); }); });
     }
     ASSERT_EQ(error, "");
   }
