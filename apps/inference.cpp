@@ -32,7 +32,7 @@ std::vector<std::string> lines_or_stdin(std::vector<std::string> texts) {
 // At once, so that a reader that has gone is noticed.
 void print_line(const std::string& line) {
   std::cout << line << '\n' << std::flush;
-  if (!std::cout) throw Error(str("cannot write standard output: ", std::strerror(errno)));
+  if (!std::cout) throw Error(str("cannot write to standard output: ", std::strerror(errno)));
 }
 
 Json ids_json(std::span<const int32_t> ids) {

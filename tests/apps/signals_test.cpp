@@ -63,7 +63,10 @@ TEST_F(Signals, AreAnsweredAtOnceAndTheThirdEndsTheProcess) {
   for (const int signal : {SIGINT, SIGTERM}) {
     // One step takes far longer than this test.
     Process process(train({"batch_size=1000000"}));
+    // Before the step begins there is an evaluation, after which the run would end and save.
     ASSERT_TRUE(wait_for_path(run_ + "/metrics.jsonl", process));
+    ASSERT_TRUE(wait_until([&] { return !read_file(run_ + "/metrics.jsonl").empty(); }));
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
     process.signal(signal);
     EXPECT_TRUE(wait_until([&] { return count(process.err(), kSaving) == 1; }));
     process.signal(signal);
@@ -123,7 +126,7 @@ TEST_F(Signals, AReaderThatHasGoneIsAnErrorOfGenerate) {
   const std::string said = shell(
       "$COHORT generate $RUN 1+1= --num 5000 --json 2> err | head -1 > first\n"
       "echo ${PIPESTATUS[0]}; cat err");
-  EXPECT_EQ(said, "1\ncohort: cannot write standard output: Broken pipe\n");
+  EXPECT_EQ(said, "1\ncohort: cannot write to standard output: Broken pipe\n");
   EXPECT_EQ(count(read_file(dir_.path("first")), "\n"), 1u);
 }
 
