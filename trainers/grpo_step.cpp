@@ -8,13 +8,13 @@
 namespace cohort {
 namespace {
 
-// Recorded log-probs, from the weights as they are now.
-void recompute_old_log_probs(const Transformer& model, std::vector<Minibatch>& minibatches,
-                             double temperature) {
+// Sets one column of log-probs of all micro batches to those under `model`.
+void set_log_probs(std::vector<Minibatch>& minibatches, Tensor PolicyBatch::*column,
+                   const Transformer& model, double temperature) {
   NoGradGuard no_grad;
   for (Minibatch& minibatch : minibatches)
     for (PolicyBatch& batch : minibatch)
-      batch.old_logprob = policy_log_probs(model, batch.packed, temperature).logprob.value();
+      batch.*column = policy_log_probs(model, batch.packed, temperature).logprob.value();
 }
 
 }  // namespace
@@ -100,10 +100,7 @@ std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& m
 
 void add_reference_log_probs(const Transformer& reference, std::vector<Minibatch>& minibatches,
                              double temperature) {
-  NoGradGuard no_grad;
-  for (Minibatch& minibatch : minibatches)
-    for (PolicyBatch& batch : minibatch)
-      batch.ref_logprob = policy_log_probs(reference, batch.packed, temperature).logprob.value();
+  set_log_probs(minibatches, &PolicyBatch::ref_logprob, reference, temperature);
 }
 
 void update_policy(Learner& learner, std::vector<Minibatch>& minibatches, const TrainConfig& config,
@@ -124,7 +121,7 @@ void update_policy(Learner& learner, std::vector<Minibatch>& minibatches, const 
       Learner::Update done = update(minibatches[m], first ? is_on_policy : nullptr);
       if (!done.made) {
         metrics.restart_update();
-        recompute_old_log_probs(learner.model(), minibatches, temperature);
+        set_log_probs(minibatches, &PolicyBatch::old_logprob, learner.model(), temperature);
         done = update(minibatches[m], nullptr);
       }
       metrics.add_update(done);
