@@ -15,6 +15,7 @@
 #include <set>
 #include <span>
 
+#include "data/descriptor.h"
 #include "data/json.h"
 
 namespace cohort {
@@ -35,23 +36,6 @@ constexpr DTypeName kDTypes[] = {{DType::kF64, "F64"}, {DType::kF32, "F32"}, {DT
 std::string system_reason() {
   return std::strerror(errno);
 }
-
-// Closes the descriptor when it goes.
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-  // Some file systems report a failed write only here.
-  bool close() { return ::close(std::exchange(fd_, -1)) == 0; }
-
- private:
-  int fd_;
-};
 
 bool write_all(int fd, const void* data, size_t size) {
   const char* next = static_cast<const char*>(data);

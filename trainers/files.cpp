@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "data/descriptor.h"
 #include "data/file.h"
 
 namespace cohort {
@@ -39,20 +40,6 @@ bool does_not_exist() {
   throw Error(str("cannot read ", path, ": ", reason(),
                   "; hint: nothing was changed; make it readable and start again"));
 }
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 }  // namespace
 
