@@ -16,7 +16,9 @@ namespace {
 LoadedModel load(const std::string& path, const Placement& place) {
   if (place.dtype == DType::kBF16 && place.device == "cpu")
     throw InputError("--dtype: bf16 is for CUDA devices; hint: --device cuda, or --dtype f32");
-  return load_model(find_checkpoint(path), place.dtype, parse_device(place.device));
+  return load_found(path, [&](const std::string& checkpoint) {
+    return load_model(checkpoint, place.dtype, parse_device(place.device));
+  });
 }
 
 std::vector<std::string> lines_or_stdin(std::vector<std::string> texts) {

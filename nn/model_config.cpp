@@ -32,18 +32,18 @@ E value_of(const EnumName<E> (&names)[N], const Json& json, const char* key) {
   const std::string& text = json.at(key).as_string();
   for (const auto& entry : names)
     if (text == entry.name) return entry.value;
-  throw InputError(str("config.json: ", key, ": unknown value '", text, "'"));
+  throw InputError(str(key, ": unknown value '", text, "'"));
 }
 
 // A file may say anything; what it may mean has the limits of the configuration's keys.
 void check_ranges(const ModelConfig& config) {
-  ConfigNode keys = parse_yaml(dump_config(config), "config.json");
+  ConfigNode keys = parse_yaml(dump_config(config), "model");
   for (auto& [key, value] : keys.entries) value.line = 0;  // no line of the file
   ModelConfig checked;
   read_config(checked, keys);
   if (config.vocab_size < 1 || config.vocab_size > INT32_MAX)
-    throw InputError(str("config.json: vocab_size: expected a number from 1 to ", INT32_MAX,
-                         ", got '", config.vocab_size, "'"));
+    throw InputError(str("vocab_size: expected a number from 1 to ", INT32_MAX, ", got '",
+                         config.vocab_size, "'"));
 }
 
 }  // namespace

@@ -134,9 +134,14 @@ Json read_json(const std::string& checkpoint, const char* name) {
 }
 
 ModelConfig saved_config(const std::string& checkpoint) {
-  ModelConfig config = ModelConfig::from_json(read_json(checkpoint, "config.json"));
-  config.resolve();
-  return config;
+  const Json json = read_json(checkpoint, "config.json");
+  try {
+    ModelConfig config = ModelConfig::from_json(json);
+    config.resolve();
+    return config;
+  } catch (const InputError& e) {
+    throw InputError(str((fs::path(checkpoint) / "config.json").string(), ": ", e.what()));
+  }
 }
 
 LoadedModel load_with(const std::string& checkpoint, const ModelConfig& config, DType dtype,

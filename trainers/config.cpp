@@ -146,7 +146,9 @@ void EvalConfig::visit(ConfigVisitor& v) {
 }
 
 void CheckpointConfig::visit(ConfigVisitor& v) {
-  v.field("every", every, "steps between checkpoints; 0: only the last", {.min = 0});
+  v.field("every", every,
+          "steps between checkpoints; 0: off; the best and the last are saved anyway", {.min = 0});
+  v.field("every_minutes", every_minutes, "minutes between checkpoints; 0: off", {.min = 0});
   v.field("keep_last", keep_last, "checkpoints kept, besides the best", {.min = 1});
 }
 

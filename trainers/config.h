@@ -61,8 +61,9 @@ struct EvalConfig {
 };
 
 struct CheckpointConfig {
-  int64_t every = 0;      // steps between checkpoints; 0: only the last
-  int64_t keep_last = 2;  // checkpoints kept, besides the best
+  int64_t every = 0;          // steps between checkpoints; 0: off
+  double every_minutes = 10;  // between checkpoints; 0: off
+  int64_t keep_last = 2;      // checkpoints kept, besides the best
   void visit(ConfigVisitor& v);
 };
 

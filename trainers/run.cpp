@@ -189,7 +189,8 @@ StageEnd Run::train_stage(size_t index, const std::string& before, Reporter& rep
   if (config.num_threads > 0) set_num_threads(static_cast<int>(config.num_threads));
   StageEnd end = StageEnd::kFinished;
   const auto train = [&](Communicator& comm) {
-    Stage stage({config, stage_dir(index), comm, reporter, stop, device, before, why_fixed(index)});
+    Stage stage({config, stage_dir(index), comm, reporter, stop, device, before, why_fixed(index),
+                 plan_.stages.size() == 1 ? "steps" : str("stages.", index, ".steps")});
     if (comm.rank() == 0 && !stage.finished()) record_start();
     try {
       return config.trainer == TrainerType::kGrpo ? train_grpo(stage) : train_supervised(stage);

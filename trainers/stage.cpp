@@ -21,7 +21,8 @@ Stage::Stage(const StageSetup& setup)
       reporter_(setup.reporter),
       stop_(setup.stop),
       device_(setup.device),
-      step_start_(std::chrono::steady_clock::now()) {
+      step_start_(std::chrono::steady_clock::now()),
+      saved_at_(step_start_) {
   build_model(setup);
   check_equal_starts();
   if (config_.trainer != TrainerType::kPretrain) correct_ = correctness_of(config_, data_.task);
@@ -40,7 +41,7 @@ void Stage::build_model(const StageSetup& setup) {
     saved_step_ = state_.step;
   }
   check_equal_checkpoints(resumed ? *resumed : "no checkpoint in " + checkpoints);
-  if (resumed) take_up(*resumed, setup.fixed);
+  if (resumed) take_up(*resumed, setup);
   state_.steps = config_.steps;
   LoadedModel loaded;
   const auto load = [&](const std::string& from) { return load_model(from, config_, device_); };
@@ -78,23 +79,23 @@ void Stage::build_model(const StageSetup& setup) {
 }
 
 // Decides whether a saved stage has anything left to do.
-void Stage::take_up(const std::string& checkpoint, const std::string& fixed) {
+void Stage::take_up(const std::string& checkpoint, const StageSetup& setup) {
   resumed_from_ = checkpoint;
   resumed_updates_ = state_.updates;
   const char* name = trainer_name(config_.trainer);
   const std::string done = why_finished(config_, state_);
   if (!done.empty()) {
+    const std::string hint = str("; to train on, resume with ", setup.steps_key,
+                                 "=N or another eval.stop_at, or start a run with init_from");
     if (is_main())
       logging::info(name, " is finished, at step ", state_.step, ": ", done,
-                    fixed.empty() ? "; to train on, resume with steps=N or another eval.stop_at, "
-                                    "or start a run with init_from"
-                                  : "");
+                    setup.fixed.empty() ? hint : "");
     return;
   }
   const int64_t planned = other_plan(config_, state_);
-  if (!fixed.empty() && (state_.finished || planned > 0))
+  if (!setup.fixed.empty() && (state_.finished || planned > 0))
     throw InputError(
-        str(name, " has ended at step ", state_.step, " and cannot train on: ", fixed));
+        str(name, " has ended at step ", state_.step, " and cannot train on: ", setup.fixed));
   state_.finished = false;
   if (!is_main()) return;
   if (planned > 0)
@@ -141,16 +142,26 @@ void Stage::open_logs() {
     (*log)->start(state_.evaluated_step < 0 ? -1 : state_.step);
 }
 
-bool Stage::agree(bool mine) {
-  return comm_.size() == 1 ? mine
-                           : reduce_over_ranks(comm_, {mine ? 1.0 : 0.0}, Reduce::kMax)[0] > 0;
+// By the clock of this rank.
+bool Stage::is_due() const {
+  const std::chrono::duration<double, std::ratio<60>> since =
+      std::chrono::steady_clock::now() - saved_at_;
+  return config_.checkpoint.every_minutes > 0 && since.count() >= config_.checkpoint.every_minutes;
 }
 
 bool Stage::more() {
-  if (state_.evaluated_step < 0) evaluate();  // the first evaluation comes before the first step
-  interrupted_ = agree(stop_.load());
+  if (state_.evaluated_step < 0) {  // the first evaluation comes before the first step
+    evaluate();
+    if (state_.best_step == state_.step && !reached_) save(false);
+  }
+  std::vector<double> flags{stop_.load() ? 1.0 : 0.0, is_main() && is_due() ? 1.0 : 0.0};
+  if (comm_.size() > 1) flags = reduce_over_ranks(comm_, flags, Reduce::kMax);
+  interrupted_ = flags[0] > 0;
+  const bool going_on =
+      state_.step < config_.steps && !interrupted_ && !reached_ && !state_.finished;
+  if (going_on && flags[1] > 0 && saved_step_ != state_.step) save(false);
   step_start_ = std::chrono::steady_clock::now();
-  return state_.step < config_.steps && !interrupted_ && !reached_ && !state_.finished;
+  return going_on;
 }
 
 void Stage::end_step(const Metrics& metrics) {
@@ -181,15 +192,11 @@ void Stage::end_step(const Metrics& metrics) {
     }
     reporter_.step(state_.step, all);
   }
-  const int64_t every = config_.eval.every, save_every = config_.checkpoint.every;
-  const bool improved_possible =
-      every > 0 && state_.step % every == 0 && state_.step < config_.steps;
-  const int64_t best_before = state_.best_step;
-  if (improved_possible) evaluate();
-  if (reached_) return;  // finish() saves
-  if (save_every > 0 && (state_.step % save_every == 0 || state_.best_step != best_before) &&
-      state_.step < config_.steps)
-    save(false);
+  if (state_.step == config_.steps) return;  // finish() evaluates and saves
+  const auto due = [&](int64_t every) { return every > 0 && state_.step % every == 0; };
+  if (due(config_.eval.every)) evaluate();
+  if (reached_) return;
+  if (state_.best_step == state_.step || due(config_.checkpoint.every)) save(false);
 }
 
 Evaluation Stage::evaluation() {
@@ -279,6 +286,7 @@ void Stage::save(bool finished) {
         dir_ + "/checkpoints",
         {learner_->model(), reference_.get(), *data_.tokenizer, learner_->optimizer(), state_},
         config_.checkpoint.keep_last);
+  saved_at_ = std::chrono::steady_clock::now();
   comm_.barrier();
 }
 
@@ -292,8 +300,7 @@ void Stage::warn(const std::string& warning) const {
   if (state_.best_step >= 0) {
     const std::string checkpoint = checkpoint_path(dir_ + "/checkpoints", state_.best_step);
     best = str("; best so far: step ", state_.best_step, " (", score_text(state_.best, 4), "), ",
-               fs::exists(checkpoint) ? checkpoint
-                                      : "which was not saved; hint: checkpoint.every saves it");
+               fs::exists(checkpoint) ? checkpoint : "which is not saved");
   }
   logging::warn(warning, best);
 }

@@ -37,6 +37,7 @@ struct StageSetup {
   std::string before = {};
   // Why the stage must end where it did, should it be asked for more; empty: it need not.
   std::string fixed = {};
+  std::string steps_key = "steps";  // the override that lengthens this stage alone
 };
 
 enum class StageEnd { kFinished, kInterrupted };
@@ -47,8 +48,10 @@ class Stage {
   // init_from, else fresh. Throws InputError on ranks that do not start alike.
   explicit Stage(const StageSetup& setup);
 
+  // Whether there is another step. Evaluates before the first, and saves when minutes have passed.
   bool more();
-  // Ends step step(): counts it, writes metrics (rank 0), evaluates and saves where due.
+  // Ends step step(): counts it, writes metrics (rank 0), evaluates and saves where due. What is
+  // better than all before is saved at once.
   void end_step(const Metrics& metrics);
   // Last evaluation, checkpoint and report. Throws Error after that if lines of the logs are lost.
   StageEnd finish();
@@ -78,13 +81,13 @@ class Stage {
 
  private:
   void build_model(const StageSetup& setup);
-  void take_up(const std::string& checkpoint, const std::string& fixed);
+  void take_up(const std::string& checkpoint, const StageSetup& setup);
   void check_equal_checkpoints(const std::string& found);
   void check_equal_starts();
   void evaluate();
   void save(bool finished);
   void open_logs();
-  bool agree(bool mine);
+  bool is_due() const;
   Evaluation evaluation();
   void warn_of_collapse(const Evaluation& evaluation);
   void note_score(const Evaluation& evaluation);
@@ -106,7 +109,7 @@ class Stage {
   int64_t resumed_updates_ = 0;                   // that it had seen
   int64_t saved_step_ = -1;
   bool interrupted_ = false, reached_ = false, warned_ = false, collapsed_ = false;
-  std::chrono::steady_clock::time_point step_start_;
+  std::chrono::steady_clock::time_point step_start_, saved_at_;
 };
 
 }  // namespace cohort

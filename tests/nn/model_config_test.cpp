@@ -109,9 +109,9 @@ TEST(ModelConfig, JsonNumbersHaveTheLimitsOfTheKeys) {
   const Json good = test::model_config("llama").to_json();
   for (const auto& [key, value, message] :
        {std::tuple<const char*, Json, const char*>{"num_attention_heads", int64_t{0},
-                                                   "config.json: num_heads: expected a number"},
-        {"num_hidden_layers", int64_t{1'000'000'000}, "config.json: num_layers: expected a number"},
-        {"num_hidden_layers", int64_t{-5}, "config.json: num_layers: expected a number"},
+                                                   "model: num_heads: expected a number"},
+        {"num_hidden_layers", int64_t{1'000'000'000}, "model: num_layers: expected a number"},
+        {"num_hidden_layers", int64_t{-5}, "model: num_layers: expected a number"},
         {"num_key_value_heads", int64_t{-1}, "num_kv_heads: expected a number"},
         {"head_dim", int64_t{-2}, "head_dim: expected a number"},
         {"hidden_size", INT64_MAX, "d_model: expected a number"},

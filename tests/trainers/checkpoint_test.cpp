@@ -410,6 +410,20 @@ TEST_F(Checkpoints, TokenizerOfAnotherVocabularyIsRefused) {
                     "config.json has a vocabulary of 13, tokenizer.json one of 257");
 }
 
+TEST_F(Checkpoints, AConfigurationThatCannotBeUsedIsNamedWithItsPath) {
+  const std::string at = save(10), file = at + "/config.json", good = read_file(file);
+  for (const auto& [key, value, fault] :
+       {std::tuple<const char*, Json, const char*>{"hidden_act", "relu6", "hidden_act: unknown"},
+        {"num_attention_heads", int64_t{0}, "num_heads: expected a number"},
+        {"head_dim", int64_t{3}, "rotary positions need an even number"}}) {
+    Json bad = parse_json(good, file);
+    bad.set(key, value);
+    write_file(file, bad.dump());
+    EXPECT_THROW_WITH(load_model(at, DType::kF32), InputError, file + ": ");
+    EXPECT_THROW_WITH(load_model(at, DType::kF32), InputError, fault);
+  }
+}
+
 TEST_F(Checkpoints, TrainingTakesDropoutAndRecomputeFromItsConfigurationAndRefusesTheRest) {
   const std::string at = save(10);
   TrainConfig config;

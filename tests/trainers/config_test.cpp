@@ -94,7 +94,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "  init_std: 0.3, recompute: block}\n"
       "eval: {every: 3, size: 5, num_samples: 8, k: [1, 8], stop_at: 0.5,\n"
       "  correct: {reward: format, threshold: 0.25}}\n"
-      "checkpoint: {every: 2, keep_last: 9}\n"
+      "checkpoint: {every: 2, every_minutes: 2.5, keep_last: 9}\n"
       "stages:\n"
       "  - trainer: pretrain\n"
       "    data: {text: some/text.txt, held_out_fraction: 0.25, tokenizer: byte,\n"

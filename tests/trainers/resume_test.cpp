@@ -111,6 +111,8 @@ TEST(ResumeExtends, OnlyTheLastStageThatHasStarted) {
   EXPECT_EQ(state_of(run).step, 3);
   train_rest(run);  // what was refused has left nothing behind
   EXPECT_EQ(state_of(run).step, 3);
+  EXPECT_NE(read_file(run + "/log.txt").find("to train on, resume with stages.1.steps=N or"),
+            std::string::npos);
   train_rest(run, {"stages.1.steps=7"});
   EXPECT_EQ(state_of(run).step, 7);
   EXPECT_EQ(state_of(run + "/1-sft").step, 5);
@@ -302,6 +304,7 @@ TEST(ResumeBadStart, WithNothingToGoBackToIsAnError) {
   const TempDir dir;
   const std::string run = train_interrupted(small_plan(dir, "run", kSft), 3);
   const std::string weights = checkpoint_bytes(run);
+  fs::remove_all(checkpoint_path(run + "/checkpoints", 0));
   poison(run, find_checkpoint(run));
   EXPECT_THROW_WITH(train_rest(run), Error, "there is no checkpoint before it; hint:");
   EXPECT_EQ(state_of(run).step, 3);

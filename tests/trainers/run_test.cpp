@@ -184,6 +184,7 @@ TEST(Resume, WithoutACheckpointStartsTheStageAgain) {
 TEST(Resume, NeverStartsAgainWhereEveryCheckpointIsDamaged) {
   const TempDir dir;
   const std::string run = train_interrupted(small_plan(dir, "run", kCommon + kSmallSft), 3);
+  fs::remove_all(checkpoint_path(run + "/checkpoints", 0));
   write_file(find_checkpoint(run) + "/optimizer.safetensors", "");
   EXPECT_THROW_WITH(train_rest(run), InputError, "hint: restore one from a copy");
 }
@@ -296,7 +297,7 @@ TEST(Runs, NeverSaveWeightsThatAreNotFinite) {
     plan.stages[0].optimizer.warmup_steps = 0;
     EXPECT_THROW_WITH(train_new(plan), NonFiniteError,
                       "the last update made weights or moments that are not finite");
-    EXPECT_FALSE(newest_checkpoint(dir.path("run") + "/checkpoints").has_value());
+    EXPECT_EQ(load_state(find_checkpoint(dir.path("run"))).step, 0);  // from before the update
   }
 }
 
@@ -325,6 +326,14 @@ TEST(Runs, LogEveryFewStepsAndTheLast) {
   EXPECT_EQ(logged_steps(run).evaluated, (std::map<int64_t, int>{{0, 1}, {6, 1}}));
 }
 
+// The last digits of the steps that a run has checkpoints of.
+std::string saved_steps(const std::string& run) {
+  std::string out;
+  for (const std::string& name : list_directory(run + "/checkpoints"))
+    if (name[0] == 's') out += name.back();
+  return out;
+}
+
 TEST(Runs, KeepTheBestCheckpoint) {
   const TempDir dir;
   const std::string run = train_new(
@@ -343,6 +352,35 @@ TEST(Runs, KeepTheBestCheckpoint) {
   EXPECT_LT(best_step, 16) << "the learning rate is meant to be too large to end well";
   EXPECT_EQ(load_state(run + "/checkpoints/best").step, best_step);
   EXPECT_EQ(load_state(find_checkpoint(run)).best_step, best_step);
+}
+
+TEST(Runs, SaveByTheClock) {
+  const TempDir dir;
+  const std::string yaml = std::string(kSmallModel) + kSmallPretrain;
+  const std::string plain = train_new(small_plan(dir, "plain", yaml));
+  EXPECT_EQ(saved_steps(plain), "06");
+  for (const char* ranks : {"ranks=1", "ranks=2"}) {
+    const std::string often = train_new(small_plan(
+        dir, "often", yaml, {"checkpoint.every_minutes=1e-9", "checkpoint.keep_last=9", ranks}));
+    EXPECT_EQ(saved_steps(often), "0123456");
+    if (std::string(ranks) == "ranks=1") {
+      EXPECT_TRUE(checkpoint_bytes(often) == checkpoint_bytes(plain));
+    }
+  }
+}
+
+TEST(Runs, SaveTheBestWithoutBeingAsked) {
+  const TempDir dir;
+  const std::vector<std::string> keys{"checkpoint.keep_last=1", "checkpoint.every_minutes=0"};
+  const std::string yaml = std::string(kSmallModel) + kSmallPretrain;
+  // A learning rate at which every step makes the model worse, and one at which it learns.
+  EXPECT_EQ(saved_steps(train_new(small_plan(
+                dir, "worse", yaml, {keys[0], keys[1], "eval.every=2", "learning_rate=3"}))),
+            "06");
+  EXPECT_EQ(
+      saved_steps(train_new(small_plan(dir, "better", yaml, {keys[0], keys[1], "eval.every=5"}))),
+      "6");
+  EXPECT_EQ(saved_steps(train_new(small_plan(dir, "sft", kCommon + kSmallSft, keys))).front(), '0');
 }
 
 TEST(Runs, ReportsOfGrpoShowTheCurveAndCompletionsBeforeAndAfter) {
