@@ -105,7 +105,7 @@ TEST_F(Signals, WhatHasNothingToSaveEndsOnTheFirst) {
   ASSERT_EQ(run_cohort(train({})).code, 0);
   const std::vector<std::vector<std::string>> commands{
       {"generate", run_, "1+1=", "--num", "1000000"},
-      {"eval", run_, "eval.num_samples=100000", "eval.k=[1]"},
+      {"eval", run_, "eval.num_samples=4096", "eval.k=[1]"},
       {"check", dir_.path("run.yaml")},
       {"gradcheck"}};
   for (const auto& command : commands)
