@@ -183,13 +183,6 @@ bool is_null(const ConfigNode& node) {
            node.scalar == "none" || node.scalar == "~"));
 }
 
-// What a text key reads from the node, or nothing if that is no text.
-std::optional<std::string> text_of(const ConfigNode& node) {
-  if (is_null(node)) return "";
-  if (node.kind == Kind::kScalar) return node.scalar;
-  return node.typed;
-}
-
 std::string describe(const ConfigNode& node) {
   if (node.typed && !node.typed->empty()) return "'" + *node.typed + "'";
   switch (node.kind) {
@@ -263,7 +256,7 @@ class Reader final : public ConfigVisitor {
   void field(const char* key, std::string& value, const char*) override {
     const ConfigNode* node = take(key);
     if (node == nullptr) return;
-    const std::optional<std::string> text = text_of(*node);
+    const std::optional<std::string> text = node->text();
     if (!text) fail(key, *node, "text");
     value = *text;
   }
@@ -544,6 +537,16 @@ const ConfigNode* ConfigNode::find(const std::string& key) const {
   return nullptr;
 }
 
+ConfigNode* ConfigNode::find(const std::string& key) {
+  return const_cast<ConfigNode*>(std::as_const(*this).find(key));
+}
+
+std::optional<std::string> ConfigNode::text() const {
+  if (is_null(*this)) return "";
+  if (kind == Kind::kScalar) return scalar;
+  return typed;
+}
+
 void ConfigNode::set(const std::string& key, ConfigNode value) {
   kind = Kind::kMap;
   for (auto& [name, existing] : entries) {
@@ -579,11 +582,6 @@ ConfigNode parse_yaml_file(const std::string& path) {
   return parse_yaml(text, path);
 }
 
-std::string override_text(const std::string& value) {
-  const ConfigNode node = override_value(value);
-  return *text_of(node);
-}
-
 void apply_override(ConfigNode& root, const std::string& assignment) {
   const size_t equals = assignment.find('=');
   if (equals == std::string::npos || equals == 0)
@@ -614,7 +612,7 @@ void apply_override(ConfigNode& root, const std::string& assignment) {
       section.file = "command line";
       node->set(part, std::move(section));
     }
-    node = const_cast<ConfigNode*>(node->find(part));
+    node = node->find(part);
   }
   if (node->kind == Kind::kList)
     list_item(key.substr(begin)) = std::move(value);

@@ -39,6 +39,9 @@ struct ConfigNode {
   // "configs/demo.yaml:12", or "command line".
   std::string where() const;
   const ConfigNode* find(const std::string& key) const;
+  ConfigNode* find(const std::string& key);
+  // What a text key reads from it; nothing if that is no text.
+  std::optional<std::string> text() const;
   // Adds a key or replaces its value.
   void set(const std::string& key, ConfigNode value);
 };
@@ -51,8 +54,6 @@ ConfigNode parse_yaml_file(const std::string& path);
 // for a text key it is the text as typed, also "a: b #c"; lists and maps are YAML ("[1, 2]").
 // Quotes around the whole value are no part of it.
 void apply_override(ConfigNode& root, const std::string& assignment);
-// What a text key reads from an override with this value.
-std::string override_text(const std::string& value);
 
 struct Range {
   double min = -std::numeric_limits<double>::infinity();

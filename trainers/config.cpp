@@ -32,54 +32,51 @@ std::string& path_at(TrainConfig& config, std::string_view key) {
   return key == "init_from" ? config.init_from : config.output_dir;
 }
 
-// Makes the path absolute. Says what is wrong with a relative one at which there is nothing.
-std::string resolve_path(std::string_view key, std::string& path, const fs::path& base,
-                         const std::string& folder) {
-  if (path.empty()) return "";
-  const std::string given = std::exchange(path, fs::weakly_canonical(base / path).string());
-  std::error_code error;
-  if (folder.empty() || key == "output_dir" || fs::exists(path, error) || error) return "";
-  return str(key, ": ", path, ": No such file or directory; the relative path '", given,
-             "' was counted from ", fs::weakly_canonical(base).string(), ", ", folder,
-             "; hint: check the path");
+// The value of a dotted key; nullptr where the map has none.
+ConfigNode* node_at(ConfigNode& map, std::string_view key) {
+  const size_t dot = key.find('.');
+  ConfigNode* node = map.find(std::string(key.substr(0, dot)));
+  return node == nullptr || dot == key.npos ? node : node_at(*node, key.substr(dot + 1));
 }
 
-// A relative path typed on the command line counts from where it was typed, not from the file.
-class TypedPaths {
+// Relative paths count from the folder of the file, those typed on the command line from the
+// current one.
+class RelativePaths {
  public:
-  // The override with the absolute path.
-  std::string from_here(const std::string& assignment) {
-    const size_t equals = assignment.find('=');
-    std::string key = assignment.substr(0, equals);
-    if (key.rfind("stages.", 0) == 0) key = key.substr(key.find('.', 7) + 1);
-    if (equals == std::string::npos ||
-        std::find(std::begin(kPathKeys), std::end(kPathKeys), key) == std::end(kPathKeys))
-      return assignment;
-    const std::string path = override_text(assignment.substr(equals + 1));
-    if (path.empty() || path[0] == '/') return assignment;
-    const std::string absolute = (fs::current_path() / path).string();
-    as_typed_[absolute] = path;
-    return assignment.substr(0, equals + 1) + absolute;
-  }
-  // Resolves the stage's paths, and says which relative ones lead nowhere.
-  void resolve(TrainConfig& config, const std::string& file, std::vector<std::string>& missing) {
+  explicit RelativePaths(const std::string& file) : file_(file) {}
+
+  // Makes the paths of a map of keys absolute.
+  void resolve(ConfigNode& map) {
     for (const std::string_view key : kPathKeys) {
-      std::string& path = path_at(config, key);
-      std::string fault;
-      if (const auto typed = as_typed_.find(path); typed != as_typed_.end()) {
-        path = typed->second;
-        fault = resolve_path(key, path, fs::current_path(), "the current folder");
-      } else {
-        const bool relative = fs::path(path).is_relative();
-        fault = resolve_path(key, path, fs::absolute(file).parent_path(),
-                             relative ? "the folder of " + file : "");
-      }
-      if (!fault.empty()) missing.push_back(fault);
+      ConfigNode* node = node_at(map, key);
+      const auto given = node == nullptr ? std::nullopt : node->text();
+      if (!given || given->empty() || fs::path(*given).is_absolute()) continue;
+      const bool typed = node->line == 0;
+      const fs::path base = fs::weakly_canonical(typed ? "." : fs::absolute(file_).parent_path());
+      const std::string path = fs::weakly_canonical(base / *given).string();
+      origins_[path] = str("the relative path '", *given, "' was counted from ", base.string(),
+                           ", ", typed ? "the current folder" : "the folder of " + file_);
+      node->kind = ConfigNode::Kind::kScalar;
+      node->scalar = path;
+      node->typed.reset();
+    }
+  }
+  // Of each input at which there is nothing, though it was given as a relative path.
+  void find_missing(TrainConfig& config, std::vector<std::string>& missing) const {
+    for (const std::string_view key : kPathKeys) {
+      const std::string& path = path_at(config, key);
+      const auto origin = origins_.find(path);
+      std::error_code error;
+      if (key == "output_dir" || origin == origins_.end() || fs::exists(path, error) || error)
+        continue;
+      missing.push_back(str(key, ": ", path, ": No such file or directory; ", origin->second,
+                            "; hint: check the path"));
     }
   }
 
  private:
-  std::map<std::string, std::string> as_typed_;  // by what it became
+  std::string file_;
+  std::map<std::string, std::string> origins_;  // by absolute path
 };
 
 std::string indented(const std::string& text) {
@@ -241,11 +238,9 @@ const char* trainer_name(TrainerType type) {
   return kTrainers[static_cast<int>(type)].name;
 }
 
-RunPlan load_plan(const std::string& path, std::span<const std::string> typed) {
+RunPlan load_plan(const std::string& path, std::span<const std::string> overrides) {
   ConfigNode root = parse_yaml_file(path);
-  TypedPaths paths;
-  std::vector<std::string> overrides;
-  for (const std::string& o : typed) overrides.push_back(paths.from_here(o));
+  RelativePaths paths(path);
   for (const std::string& o : overrides) apply_override(root, o);
 
   std::vector<ConfigNode> stages;
@@ -258,8 +253,10 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> typed) {
         throw InputError(str(stage.where(), ": stages: expected a map of keys for each stage"));
       for (const std::string& o : overrides)
         if (o.rfind("stages.", 0) != 0) apply_override(stage, o);
+      paths.resolve(stage);
     }
   }
+  paths.resolve(root);
   RunPlan plan;
   for (size_t i = 0; i < std::max<size_t>(1, stages.size()); ++i) {
     const auto read = [&](TrainConfig config) {
@@ -273,7 +270,7 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> typed) {
     if (config.name.empty()) config.name = fs::path(path).stem().string();
     if (config.output_dir.empty())
       config.output_dir = (fs::current_path() / "runs" / config.name).string();
-    paths.resolve(config, path, plan.missing);
+    paths.find_missing(config, plan.missing);
     config.validate();
   }
   plan.name = plan.stages[0].name;

@@ -235,6 +235,8 @@ TEST_F(Plans, PathsOnTheCommandLineMayHaveAnyName) {
     write_file(dir_.path("again.yaml"), dump_plan(plan));
     EXPECT_EQ(load_plan(dir_.path("again.yaml"), {}).output_dir, plan.output_dir);
   }
+  EXPECT_EQ(load("data: {text: a.txt}\n", {"data={text: b c.txt}"}).stages[0].data.text,
+            (here / "b c.txt").string());
   EXPECT_EQ(load("data: {text: a.txt}\n", {"output_dir=\"x y\""}).output_dir,
             (here / "x y").string());
   EXPECT_EQ(load("data: {text: a.txt}\ninit_from: model\n", {"init_from=\"\""}).stages[0].init_from,
