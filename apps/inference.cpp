@@ -170,7 +170,7 @@ int evaluate(const EvalOptions& options) {
       load_plan(options.config.empty() ? config_of(checkpoint) : options.config, options.overrides);
   const TrainConfig& config = plan.stages.back();
   LoadedModel loaded = load_model(checkpoint, config.dtype, parse_device(config.device));
-  const Dataset data = load_dataset(config, std::move(loaded.tokenizer));
+  Dataset data = load_dataset(config, std::move(loaded.tokenizer));
   const auto alone = make_single_communicator();
   Json line;
   line.set("checkpoint", checkpoint);
@@ -179,8 +179,14 @@ int evaluate(const EvalOptions& options) {
              evaluate_text(*loaded.model, data.held_out_tokens, config.micro_batch_tokens, *alone));
   } else {
     const Correctness correct = correctness_of(config, data.task);
+    if (data.held_out.empty())
+      throw InputError(
+          "nothing is held out to evaluate on; hint: data.jsonl.eval_path=FILE, or "
+          "data.jsonl.held_out_fraction=1 for all of data.jsonl.path");
+    log_what_is_used(config, data, check_held_out(config, data, loaded.model->config().context));
     const ProblemScores scores = evaluate_problems({*loaded.model, data, correct, config}, *alone);
     line.set("problems", static_cast<int64_t>(data.held_out.size()));
+    line.set("held_out", data.held_out_size);
     for (const auto& [name, value] : scores.metrics) line.set(name, value);
     line.set("correct", correct.rule());
   }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,7 @@ struct Example {
   std::string answer;    // ground truth for rewards
   std::string solution;  // the completion that supervised training teaches; `answer` if none given
   Json fields;           // everything the source says about the problem (an object)
+  int64_t line = 0;      // of its file; 0: generated
 };
 
 enum class Split { kTrain, kHeldOut };
@@ -71,15 +73,20 @@ std::unique_ptr<ExampleSet> make_task_set(const Task& task, const TaskConfig& co
 
 struct JsonlConfig {
   std::string path;
+  std::string eval_path;  // a file of held-out problems; empty: they are a part of `path`
   // Templates over the line's fields: "{numbers} = {target}\n"; "{{" and "}}" are braces.
   std::string prompt = "{prompt}", answer = "{answer}";
-  std::string solution;            // empty: the answer
-  double held_out_fraction = 0.1;  // chosen by a hash of the prompt: stable under reordering
-  int64_t limit = 0;               // use the first examples only; 0: all
+  std::string solution;  // empty: the answer
+  // Of `path`, chosen by a hash of the prompt: stable under reordering. Where none is given it is a
+  // tenth, or nothing beside a file of held-out problems.
+  std::optional<double> held_out_fraction;
+  int64_t limit = 0;  // use the first examples of `path` only; 0: all
+  double held_out() const { return held_out_fraction.value_or(eval_path.empty() ? 0.1 : 0); }
   void visit(ConfigVisitor& v);
 };
-// Throws InputError naming file and line: cannot be read, malformed JSON, no object, a missing
-// field; or no example at all in the asked split.
+// A fraction of 0 or 1 gives one empty split. Throws InputError naming file and line: cannot be
+// read, malformed JSON, no object, a missing field; or, for any other fraction, no example at all
+// in the asked split.
 std::unique_ptr<ExampleSet> load_jsonl(const JsonlConfig& config, Split split);
 // The prompt of one object. Throws InputError naming `where` for a missing field.
 std::string render_prompt(const JsonlConfig& config, const Json& fields, const std::string& where);

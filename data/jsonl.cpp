@@ -79,7 +79,7 @@ std::string_view clean_line(std::string_view line, int64_t number) {
   return line;
 }
 
-// Calls visit(fields, "FILE:LINE") for every line that is not blank, at most `limit` times if
+// Calls visit(fields, line, "FILE:LINE") for every line that is not blank, at most `limit` times if
 // `limit` is not 0.
 template <class F>
 void for_each_line(const std::string& path, int64_t limit, F&& visit) {
@@ -94,7 +94,7 @@ void for_each_line(const std::string& path, int64_t limit, F&& visit) {
     Json fields = parse_json(text, where);
     if (!fields.is_object())
       throw InputError(str(where, ": expected an object like {\"prompt\": ..., \"answer\": ...}"));
-    visit(std::move(fields), where);
+    visit(std::move(fields), number, where);
     ++visited;
   }
   check_read(file, path);
@@ -106,13 +106,16 @@ void for_each_line(const std::string& path, int64_t limit, F&& visit) {
 
 void JsonlConfig::visit(ConfigVisitor& v) {
   v.field("path", path, "JSONL file, one object per line");
+  v.field("eval_path", eval_path,
+          "JSONL file of the held-out problems; empty: they are a part of path");
   v.field("prompt", prompt, "template of the prompt: {name} is a field, {{ and }} are braces");
   v.field("answer", answer, "template of the right answer, for rewards");
   v.field("solution", solution, "template of the completion to teach; empty: the answer");
   v.field("held_out_fraction", held_out_fraction,
-          "share of the prompts that is held out, chosen by a hash of the prompt",
+          "share of path's prompts that is held out, chosen by a hash of the prompt; none: 0.1, or "
+          "0 with eval_path",
           {.min = 0, .max = 1});
-  v.field("limit", limit, "use the first examples only; 0: all", {.min = 0});
+  v.field("limit", limit, "use the first examples of path only; 0: all", {.min = 0});
 }
 
 std::string render_prompt(const JsonlConfig& config, const Json& fields, const std::string& where) {
@@ -122,20 +125,22 @@ std::string render_prompt(const JsonlConfig& config, const Json& fields, const s
 std::unique_ptr<ExampleSet> load_jsonl(const JsonlConfig& config, Split split) {
   const Template prompt("prompt", config.prompt), answer("answer", config.answer);
   const Template solution("solution", config.solution);
+  const bool held_out = split == Split::kHeldOut, own = held_out && !config.eval_path.empty();
+  const double fraction = config.held_out();
   std::vector<Example> examples;
-  for_each_line(config.path, config.limit, [&](Json fields, const std::string& where) {
-    Example example;
+  const auto add = [&](Json fields, int64_t line, const std::string& where) {
+    Example example{.line = line};
     example.prompt = prompt.render(fields, where);
     example.answer = answer.render(fields, where);
     example.solution = config.solution.empty() ? example.answer : solution.render(fields, where);
-    const bool held_out = is_held_out(example.prompt, config.held_out_fraction);
     example.fields = std::move(fields);
-    if (held_out == (split == Split::kHeldOut)) examples.push_back(std::move(example));
-  });
-  if (examples.empty())
-    throw InputError(str(config.path, ": no example in the ",
-                         split == Split::kHeldOut ? "held-out" : "training",
-                         " split at held_out_fraction ", config.held_out_fraction,
+    if (own || is_held_out(example.prompt, fraction) == held_out)
+      examples.push_back(std::move(example));
+  };
+  for_each_line(own ? config.eval_path : config.path, own ? 0 : config.limit, add);
+  if (examples.empty() && fraction != (held_out ? 0 : 1))
+    throw InputError(str(config.path, ": no example in the ", held_out ? "held-out" : "training",
+                         " split at held_out_fraction ", fraction,
                          "; hint: change held_out_fraction, or give more examples"));
   return make_example_set(std::move(examples));
 }

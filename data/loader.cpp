@@ -38,9 +38,8 @@ void ShuffledOrder::load_epoch(int64_t epoch) {
 }
 
 TextCorpus::TextCorpus(const std::string& path, double held_out_fraction) {
-  COHORT_CHECK(held_out_fraction >= 0 && held_out_fraction < 1,
-               "[text_corpus] expected a held-out fraction from 0 to below 1, got ",
-               held_out_fraction);
+  COHORT_CHECK(held_out_fraction >= 0 && held_out_fraction <= 1,
+               "[text_corpus] expected a held-out fraction from 0 to 1, got ", held_out_fraction);
   train_ = read_input_file(path);
   if (train_.empty())
     throw InputError(str(path, ": is empty; hint: name a file that holds the training text"));
@@ -48,7 +47,7 @@ TextCorpus::TextCorpus(const std::string& path, double held_out_fraction) {
   const size_t boundary = next_utf8_boundary(train_, static_cast<size_t>(cut));
   held_out_ = train_.substr(boundary);
   train_.resize(boundary);
-  if (train_.empty() || (held_out_fraction > 0 && held_out_.empty()))
+  if ((held_out_fraction < 1 && train_.empty()) || (held_out_fraction > 0 && held_out_.empty()))
     throw InputError(str(path, ": ", train_.size() + held_out_.size(),
                          " bytes are too few to hold out ", held_out_fraction,
                          " of them; hint: use a longer text"));

@@ -43,6 +43,13 @@ void SamplingConfig::visit(ConfigVisitor& v) {
           {.min = 0});
 }
 
+void check_stop_tokens(const SamplingConfig& config, int64_t vocab_size) {
+  for (const int64_t id : config.stop_tokens)
+    if (id >= vocab_size)
+      throw InputError(str("stop_tokens: ", id, " is outside the vocabulary of ", vocab_size,
+                           "; hint: ids are 0 to ", vocab_size - 1));
+}
+
 struct Sampler::Sequence {
   Completion* out = nullptr;
   int64_t prompt = 0;   // its number within the step
@@ -129,12 +136,8 @@ struct Sampler::Session {
 
 Sampler::Sampler(const Transformer& model, const Tokenizer& tokenizer, const SamplingConfig& config)
     : model_(model), tokenizer_(tokenizer), config_(config), stop_tokens_{tokenizer.eos_id()} {
-  const int64_t vocab = model.config().vocab_size;
-  for (const int64_t id : config.stop_tokens) {
-    if (id >= vocab)
-      throw InputError(str("stop_tokens: ", id, " is outside the vocabulary of ", vocab));
-    stop_tokens_.push_back(static_cast<int32_t>(id));
-  }
+  check_stop_tokens(config, model.config().vocab_size);
+  for (const int64_t id : config.stop_tokens) stop_tokens_.push_back(static_cast<int32_t>(id));
 }
 
 Rollouts Sampler::sample(std::span<const Example> prompts, int64_t num_generations,

@@ -29,6 +29,9 @@ struct SamplingConfig {
   void visit(ConfigVisitor& v);
 };
 
+// Throws InputError naming a stop token that is outside the vocabulary.
+void check_stop_tokens(const SamplingConfig& config, int64_t vocab_size);
+
 // One sampled completion.
 struct Completion {
   std::vector<int32_t> tokens;   // prompt and completion, the stop token included

@@ -18,17 +18,20 @@ constexpr EnumName<Schedule> kSchedules[] = {{Schedule::kCosine, "cosine"},
                                              {Schedule::kConstant, "constant"}};
 constexpr EnumName<TokenizerType> kTokenizers[] = {{TokenizerType::kChar, "char"},
                                                    {TokenizerType::kByte, "byte"}};
+constexpr EnumName<TooLong> kTooLong[] = {
+    {TooLong::kError, "error"}, {TooLong::kTruncate, "truncate"}, {TooLong::kSkip, "skip"}};
 constexpr EnumName<DType> kDTypes[] = {
     {DType::kF32, "f32"}, {DType::kBF16, "bf16"}, {DType::kF64, "f64"}};
 
 const std::vector<std::string> kStagesKey = {"stages"};
 
-constexpr std::string_view kPathKeys[] = {"data.text", "data.jsonl.path", "init_from",
-                                          "output_dir"};
+constexpr std::string_view kPathKeys[] = {"data.text", "data.jsonl.path", "data.jsonl.eval_path",
+                                          "init_from", "output_dir"};
 
 std::string& path_at(TrainConfig& config, std::string_view key) {
   if (key == "data.text") return config.data.text;
   if (key == "data.jsonl.path") return config.data.jsonl.path;
+  if (key == "data.jsonl.eval_path") return config.data.jsonl.eval_path;
   return key == "init_from" ? config.init_from : config.output_dir;
 }
 
@@ -99,11 +102,19 @@ void DataConfig::visit(ConfigVisitor& v) {
   v.section("jsonl", jsonl, "problems from a JSONL file");
   v.field("text", text, "plain text file (trainer: pretrain)");
   v.field("held_out_fraction", held_out_fraction, "share of the text, from its end, for validation",
-          {.min = 0, .max = 0.9});
+          {.min = 0, .max = 1});
+  v.choice("too_long", too_long, kTooLong,
+           "problems longer than model.context: an error, cut (prompts at their start, with room "
+           "for max_completion_length; solutions at their end), or left out");
   v.field("fingerprint", fingerprint,
           "checksum of the data file; another file is refused; empty: the file of the first start");
   v.choice("tokenizer", tokenizer, kTokenizers,
            "char: one token per character of the data; byte: any text");
+}
+
+bool DataConfig::holds_nothing_out() const {
+  if (!text.empty()) return held_out_fraction == 0;
+  return task.empty() && jsonl.eval_path.empty() && jsonl.held_out() == 0;
 }
 
 void OptimizerConfig::visit(ConfigVisitor& v) {
@@ -133,7 +144,7 @@ void CorrectConfig::visit(ConfigVisitor& v) {
 
 void EvalConfig::visit(ConfigVisitor& v) {
   v.field("every", every, "steps between evaluations; 0: first and last only", {.min = 0});
-  v.field("size", size, "held-out problems", {.min = 1, .max = 1 << 24});
+  v.field("size", size, "held-out problems at most; 0: all of a file", {.min = 0, .max = 1 << 24});
   v.field("num_samples", num_samples, "samples per problem for pass@k; 0: greedy pass@1 only",
           {.min = 0, .max = 4096});
   v.field("k", k, "the k of pass@k, each at most num_samples", {.min = 1});
@@ -197,6 +208,25 @@ void TrainConfig::validate() const {
   else
     require(data.text.empty(), str("data.text: trainer ", trainer_name(trainer),
                                    " needs problems: data.task or data.jsonl"));
+  const JsonlConfig& jsonl = data.jsonl;
+  require(jsonl.eval_path.empty() || !jsonl.path.empty(),
+          "data.jsonl.eval_path: holds problems out beside those of data.jsonl.path, which is not "
+          "given; hint: to evaluate on one file alone, data.jsonl.path=FILE "
+          "data.jsonl.held_out_fraction=1");
+  require(jsonl.eval_path.empty() || jsonl.held_out() == 0,
+          str("data.jsonl.held_out_fraction: ", jsonl.held_out(),
+              " of data.jsonl.path cannot be held out beside data.jsonl.eval_path; hint: "
+              "data.jsonl.held_out_fraction=0, or leave one of them out"));
+  const char* needs_held_out = eval.every > 0     ? "eval.every"
+                               : eval.stop_at > 0 ? "eval.stop_at"
+                                                  : nullptr;
+  require(needs_held_out == nullptr || !data.holds_nothing_out(),
+          str(needs_held_out, ": nothing is held out at held_out_fraction 0; hint: ",
+              needs_held_out, "=0, another fraction, or data.jsonl.eval_path"));
+  require(data.too_long == TooLong::kError || !jsonl.path.empty(),
+          "data.too_long: only problems of data.jsonl can be cut or left out; hint: leave it out");
+  require(eval.size > 0 || data.task.empty(),
+          "eval.size: 0 means all, and generated problems have no end; hint: eval.size=512");
   if (trainer == TrainerType::kGrpo) {
     require(!rewards.empty(), "rewards: trainer grpo needs at least one reward");
     require(sampling.temperature > 0,

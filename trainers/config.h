@@ -21,6 +21,8 @@ namespace cohort {
 enum class TrainerType { kPretrain, kSft, kGrpo };
 enum class Schedule { kCosine, kLinear, kConstant };
 enum class TokenizerType { kChar, kByte };
+// What becomes of problems that are longer than the model's context.
+enum class TooLong { kError, kTruncate, kSkip };
 
 struct DataConfig {
   std::string task;                // a generated task (data/tasks/), or
@@ -28,9 +30,13 @@ struct DataConfig {
   JsonlConfig jsonl;               // problems from a file, or
   std::string text;                // plain text for pretraining
   double held_out_fraction = 0.1;  // of the text, from its end
-  // Of the file that is meant: file_checksum(); empty: whatever the file is at the first start.
+  TooLong too_long = TooLong::kError;
+  // Of the file that is meant: file_checksum(), with "+" and that of jsonl.eval_path if there is
+  // one; empty: whatever the files are at the first start.
   std::string fingerprint;
   TokenizerType tokenizer = TokenizerType::kChar;
+  // Whether there is nothing to evaluate on, as the fractions say.
+  bool holds_nothing_out() const;
   void visit(ConfigVisitor& v);
 };
 
@@ -52,7 +58,7 @@ struct CorrectConfig {
 
 struct EvalConfig {
   int64_t every = 0;        // steps between evaluations; 0: only where the trainer needs one
-  int64_t size = 512;       // held-out problems
+  int64_t size = 512;       // held-out problems at most; 0: all there are
   int64_t num_samples = 0;  // samples per problem for pass@k, besides the greedy pass@1; 0: none
   std::vector<int64_t> k;   // for pass@k
   CorrectConfig correct;

@@ -1,8 +1,11 @@
 #include "trainers/dataset.h"
 
 #include <algorithm>
+#include <functional>
 
+#include "core/log.h"
 #include "data/loader.h"
+#include "data/utf8.h"
 #include "trainers/files.h"
 
 namespace cohort {
@@ -24,40 +27,160 @@ std::unique_ptr<Tokenizer> tokenizer_for(TokenizerType type, const std::string& 
   return type == TokenizerType::kByte ? make_byte_tokenizer() : make_char_tokenizer(text);
 }
 
-// The start of a text, fit for a message.
-std::string excerpt(const std::string& text) {
-  constexpr size_t kLength = 60;
-  std::string out;
-  for (const char c : text.substr(0, kLength))
-    out += c == '\n' ? std::string("\\n") : std::string(1, c);
-  return "'" + out + (text.size() > kLength ? "...'" : "'");
-}
-
-// Tokens of the prompt and of what is trained on; throws InputError if the model cannot take them.
-std::pair<int64_t, int64_t> checked_lengths(const TrainConfig& config, const Example& example,
-                                            const Tokenizer& tokenizer, int64_t context) {
-  const auto prompt = static_cast<int64_t>(tokenizer.encode(example.prompt).size());
-  if (prompt == 0) throw InputError("the prompt is empty");
-  if (prompt >= context)
-    throw InputError(str("the prompt has ", prompt, " tokens, the model's context is ", context,
-                         ": no room for a completion; hint: a larger model.context or shorter "
-                         "prompts"));
-  if (config.trainer == TrainerType::kSft)
-    return {prompt, supervised_sequence(example, tokenizer, context).tokens.size()};
-  return {prompt, prompt};
-}
-
-// Of the data file; throws InputError if it is not the one that was meant.
+// Of the data files; throws InputError if one is not the one that was meant.
 std::string checked_fingerprint(const DataConfig& data) {
   const std::string& path = data.text.empty() ? data.jsonl.path : data.text;
   if (path.empty()) return "";
-  const std::string found = file_checksum(path);
+  const std::string first = file_checksum(path), &eval_path = data.jsonl.eval_path;
+  const std::string found = eval_path.empty() ? first : first + "+" + file_checksum(eval_path);
   if (!data.fingerprint.empty() && data.fingerprint != found)
     throw InputError(
-        str(path, " is not the file that was meant: its fingerprint is ", found, ", expected ",
+        str(!eval_path.empty() && data.fingerprint.starts_with(first) ? eval_path : path,
+            " is not the file that was meant: its fingerprint is ", found, ", expected ",
             data.fingerprint,
             "; hint: restore the file, or accept this one with data.fingerprint=", found));
   return found;
+}
+
+// Checks problems against a model's context, and cuts or leaves out those that are too long.
+class ContextCheck {
+ public:
+  ContextCheck(const TrainConfig& config, const Dataset& data, int64_t context)
+      : config_(config),
+        task_(data.task),
+        tokenizer_(*data.tokenizer),
+        context_(context),
+        completion_(std::min(config.sampling.max_completion_length, context - 1)) {}
+
+  // The first problems that stay, at most `limit` of `size`.
+  std::vector<Example> take(Split split, int64_t size, int64_t limit,
+                            const std::function<Example(int64_t)>& get) {
+    Part& part = split == Split::kTrain ? train_ : held_out_;
+    std::vector<Example> out;
+    for (; part.seen < size && static_cast<int64_t>(out.size()) < limit; ++part.seen) {
+      Example example = get(part.seen);
+      try {
+        if (!fit(example, part)) continue;
+      } catch (const InputError& e) {
+        throw InputError(str(place(example, part), ": ", e.what()));
+      }
+      out.push_back(std::move(example));
+    }
+    if (split == Split::kTrain && !out.empty())
+      lengths_.mean_sequence = total_ / static_cast<double>(out.size());
+    part.kept = static_cast<int64_t>(out.size());
+    return out;
+  }
+  // Throws InputError if problems are too long that must not be, or if none is left of a part.
+  DataLengths lengths() const {
+    DataLengths out = lengths_;
+    if (longest_.empty()) return out;
+    std::string counts;
+    for (const Part* part : {&train_, &held_out_})
+      if (part->seen > 0)
+        counts +=
+            str(counts.empty() ? "" : " and ", part->too_long, " of ", part->seen, " ", part->kind);
+    counts += " problems";
+    const bool error = config_.data.too_long == TooLong::kError;
+    if (error || train_.kept < std::min<int64_t>(1, train_.seen) ||
+        held_out_.kept < std::min<int64_t>(1, held_out_.seen))
+      throw InputError(str(longest_, "; ", counts, " are too long, this is the longest; hint: a ",
+                           "larger model.context or ",
+                           !error             ? "shorter problems"
+                           : task_ != nullptr ? "smaller data.task_sizes"
+                                              : "data.too_long: skip or truncate"));
+    out.too_long = str(config_.data.too_long == TooLong::kSkip ? "left out " : "cut ", counts,
+                       "; the longest: ", longest_);
+    return out;
+  }
+
+ private:
+  struct Part {
+    const char* kind;
+    int64_t seen = 0, too_long = 0, kept = 0;
+  };
+
+  // Whether the problem stays, which may be cut for it.
+  bool fit(Example& example, Part& part) {
+    const std::vector<int32_t> ids = tokenizer_.encode(example.prompt);
+    auto prompt = static_cast<int64_t>(ids.size());
+    if (prompt == 0) throw InputError("the prompt is empty");
+    int64_t sequence = prompt;
+    if (config_.trainer == TrainerType::kSft)
+      sequence += static_cast<int64_t>(tokenizer_.encode(example.solution).size()) + 1;
+    if (prompt >= context_ || sequence > context_ + 1) {
+      note_too_long(example, part, prompt, sequence);
+      if (config_.data.too_long != TooLong::kTruncate || context_ < 2) return false;
+      if (prompt >= context_) {
+        const int64_t kept = context_ - completion_;
+        sequence -= prompt - kept;
+        prompt = kept;
+        example.prompt = tokenizer_.decode(std::span(ids).last(static_cast<size_t>(kept)));
+      }
+      sequence = std::min(sequence, context_ + 1);
+    }
+    const int64_t shortest = lengths_.shortest_prompt;
+    lengths_.shortest_prompt = shortest == 0 ? prompt : std::min(shortest, prompt);
+    lengths_.longest_prompt = std::max(lengths_.longest_prompt, prompt);
+    lengths_.longest_sequence = std::max(lengths_.longest_sequence, sequence);
+    total_ += static_cast<double>(sequence);
+    return true;
+  }
+
+  void note_too_long(const Example& example, Part& part, int64_t prompt, int64_t sequence) {
+    ++part.too_long;
+    if (sequence <= longest_size_) return;
+    longest_size_ = sequence;
+    const bool no_room = prompt >= context_;
+    longest_ = str(place(example, part), ": ",
+                   no_room ? "the prompt has " : "prompt, solution and end of sequence have ",
+                   no_room ? prompt : sequence, " tokens, the model's context is ", context_,
+                   no_room ? ": no room for a completion" : "");
+  }
+
+  // "FILE:12: 'the prompt'".
+  std::string place(const Example& example, const Part& part) const {
+    const JsonlConfig& jsonl = config_.data.jsonl;
+    const bool own = &part == &held_out_ && !jsonl.eval_path.empty();
+    return str(task_ != nullptr ? str(task_->name, ": ", part.kind, " example ", part.seen + 1, ",")
+                                : str(own ? jsonl.eval_path : jsonl.path, ":", example.line, ":"),
+               " ", excerpt(example.prompt));
+  }
+
+  const TrainConfig& config_;
+  const Task* task_;
+  const Tokenizer& tokenizer_;
+  const int64_t context_, completion_;  // tokens: at most, and those a cut prompt leaves room for
+  Part train_{.kind = "training"}, held_out_{.kind = "held-out"};
+  DataLengths lengths_;
+  double total_ = 0;     // tokens of all sequences that stay
+  std::string longest_;  // of the problems that are too long
+  int64_t longest_size_ = 0;
+};
+
+void keep_held_out(const TrainConfig& config, Dataset& data, ContextCheck& check) {
+  data.held_out =
+      check.take(Split::kHeldOut, static_cast<int64_t>(data.held_out.size()),
+                 config.eval.size > 0 ? config.eval.size : data.held_out_size,
+                 [&](int64_t i) { return std::move(data.held_out[static_cast<size_t>(i)]); });
+}
+
+[[noreturn]] void fail_nothing_to_train(const char* key) {
+  throw InputError(str(key,
+                       ": 1 holds everything out, which leaves nothing to train on; hint: a "
+                       "smaller fraction; cohort eval takes 1"));
+}
+
+// What sampling asks for can be.
+void check_sampling(const TrainConfig& config, const Dataset& data, int64_t shortest_prompt,
+                    int64_t context) {
+  check_stop_tokens(config.sampling, data.tokenizer->vocab_size());
+  const int64_t length = config.sampling.max_completion_length, room = context - shortest_prompt;
+  if (config.trainer == TrainerType::kGrpo && length > room)
+    throw InputError(str(
+        "max_completion_length: ", length, " tokens have room after no prompt: the shortest has ",
+        shortest_prompt, ", the model's context is ", context,
+        "; hint: max_completion_length=", room, " at most, or a larger model.context"));
 }
 
 }  // namespace
@@ -90,13 +213,13 @@ Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> token
     held_out = load_jsonl(data.jsonl, Split::kHeldOut);
     need_tokenizer([&] { return all_text(*out.train) + all_text(*held_out); });
   }
-  for (int64_t i = 0; i < std::min(config.eval.size, held_out->size()); ++i)
-    out.held_out.push_back(held_out->get(i));
+  out.held_out_size = held_out->size();
+  for (int64_t i = 0; i < out.held_out_size; ++i) out.held_out.push_back(held_out->get(i));
   return out;
 }
 
 TokenSequence supervised_sequence(const Example& example, const Tokenizer& tokenizer,
-                                  int64_t context) {
+                                  int64_t context, TooLong too_long) {
   TokenSequence sequence;
   sequence.tokens = tokenizer.encode(example.prompt);
   if (sequence.tokens.empty()) throw InputError("the prompt is empty");
@@ -104,44 +227,68 @@ TokenSequence supervised_sequence(const Example& example, const Tokenizer& token
   const std::vector<int32_t> solution = tokenizer.encode(example.solution);
   sequence.tokens.insert(sequence.tokens.end(), solution.begin(), solution.end());
   sequence.tokens.push_back(tokenizer.eos_id());
+  const auto most = static_cast<size_t>(context + 1);
+  if (too_long == TooLong::kTruncate)
+    sequence.tokens.resize(std::min(sequence.tokens.size(), most));
   sequence.learn.resize(sequence.tokens.size(), 1);
-  if (static_cast<int64_t>(sequence.tokens.size()) > context + 1)
+  if (sequence.tokens.size() > most)
     throw InputError(str("prompt, solution and end of sequence have ", sequence.tokens.size(),
                          " tokens, the model's context is ", context,
                          "; hint: a larger model.context"));
   return sequence;
 }
 
-DataLengths check_data(const TrainConfig& config, const Dataset& data, int64_t context) {
+DataLengths check_data(const TrainConfig& config, Dataset& data, int64_t context) {
   constexpr int64_t kOfEndless = 1000;
   if (config.trainer == TrainerType::kPretrain) {
+    if (config.data.held_out_fraction == 1) fail_nothing_to_train("data.held_out_fraction");
     const auto tokens = static_cast<int64_t>(data.train_tokens.size());
     if (tokens <= context)
       throw InputError(str(config.data.text, ": the training part has ", tokens,
                            " tokens, a window needs ", context + 1,
                            "; hint: more text or a smaller model.context"));
-    return {0, context + 1, static_cast<double>(context + 1)};
+    return {.longest_sequence = context + 1, .mean_sequence = static_cast<double>(context + 1)};
   }
-  DataLengths out;
-  const auto check = [&](const Example& example, const char* kind, int64_t i) {
-    try {
-      const auto [prompt, sequence] = checked_lengths(config, example, *data.tokenizer, context);
-      out.longest_prompt = std::max(out.longest_prompt, prompt);
-      out.longest_sequence = std::max(out.longest_sequence, sequence);
-      return static_cast<double>(sequence);
-    } catch (const InputError& e) {
-      throw InputError(str(data.task != nullptr ? data.task->name : config.data.jsonl.path, ": ",
-                           kind, " example ", i + 1, ", ", excerpt(example.prompt), ": ",
-                           e.what()));
-    }
-  };
+  if (data.train->size() == 0) fail_nothing_to_train("data.jsonl.held_out_fraction");
   const int64_t n =
       data.task != nullptr ? std::min(kOfEndless, data.train->size()) : data.train->size();
-  for (int64_t i = 0; i < n; ++i)
-    out.mean_sequence += check(data.train->get(i), "training", i) / static_cast<double>(n);
-  for (size_t i = 0; i < data.held_out.size(); ++i)
-    check(data.held_out[i], "held-out", static_cast<int64_t>(i));
-  return out;
+  ContextCheck check(config, data, context);
+  std::vector<Example> train =
+      check.take(Split::kTrain, n, n, [&](int64_t i) { return data.train->get(i); });
+  keep_held_out(config, data, check);
+  DataLengths lengths = check.lengths();
+  if (!lengths.too_long.empty()) data.train = make_example_set(std::move(train));
+  check_sampling(config, data, lengths.shortest_prompt, context);
+  return lengths;
+}
+
+std::string check_held_out(const TrainConfig& config, Dataset& data, int64_t context) {
+  ContextCheck check(config, data, context);
+  keep_held_out(config, data, check);
+  return check.lengths().too_long;
+}
+
+void log_what_is_used(const TrainConfig& config, const Dataset& data, const std::string& too_long) {
+  if (!too_long.empty()) logging::info("data.too_long: ", too_long);
+  const auto n = static_cast<int64_t>(data.held_out.size());
+  if (config.data.holds_nothing_out())
+    logging::info("held_out_fraction: 0; nothing is held out, so nothing is evaluated");
+  else if (config.trainer != TrainerType::kPretrain && n < config.eval.size)
+    logging::info("eval.size: ", config.eval.size,
+                  " held-out problems were asked for, the data have ", n);
+  else if (n == config.eval.size && n < data.held_out_size)
+    logging::info("eval.size: the first ", n, " of ", data.held_out_size,
+                  " held-out problems; hint: eval.size=0 takes all");
+}
+
+std::string excerpt(const std::string& text) {
+  constexpr size_t kHead = 40, kTail = 20;
+  std::string part = text, out;
+  if (text.size() > kHead + kTail + 10)
+    part = text.substr(0, next_utf8_boundary(text, kHead)) + "..." +
+           text.substr(next_utf8_boundary(text, text.size() - kTail));
+  for (const char c : part) out += c == '\n' ? std::string("\\n") : std::string(1, c);
+  return "'" + out + "'";
 }
 
 }  // namespace cohort

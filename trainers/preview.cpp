@@ -20,7 +20,7 @@ Start start_of_run(const TrainConfig& config) {
 }
 
 StagePreview preview_stage(const TrainConfig& config, Start& start) {
-  const Dataset data = load_dataset(config, std::move(start.tokenizer));
+  Dataset data = load_dataset(config, std::move(start.tokenizer));
   start.model.vocab_size = data.tokenizer->vocab_size();
   start.model.resolve();
   start.model.check_device(device_named(config.device));

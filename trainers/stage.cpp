@@ -60,11 +60,8 @@ void Stage::build_model(const StageSetup& setup) {
     loaded.model = std::make_unique<Transformer>(model, config_.dtype,
                                                  static_cast<uint64_t>(config_.seed), device_);
   }
-  check_data(config_, data_, loaded.model->config().context);
-  if (const auto n = static_cast<int64_t>(data_.held_out.size());
-      is_main() && config_.trainer != TrainerType::kPretrain && n < config_.eval.size)
-    logging::info("eval.size: ", config_.eval.size,
-                  " held-out problems were asked for, the data have ", n);
+  const DataLengths lengths = check_data(config_, data_, loaded.model->config().context);
+  if (is_main()) log_what_is_used(config_, data_, lengths.too_long);
   if (config_.trainer == TrainerType::kGrpo && config_.grpo.beta > 0) {
     reference_ = std::make_unique<Transformer>(loaded.model->config(), config_.dtype, 0, device_);
     if (resumed)
@@ -212,6 +209,7 @@ Evaluation Stage::evaluation() {
   } else {
     out.measure = correct_.measure();
     out.rule = correct_.rule();
+    if (data_.held_out.empty()) return out;
     ProblemScores scores =
         evaluate_problems({model(), data_, correct_, config_, state_.step}, comm_);
     out.metrics = std::move(scores.metrics);
@@ -244,13 +242,14 @@ void Stage::warn_of_collapse(const Evaluation& evaluation) {
 }
 
 void Stage::note_score(const Evaluation& evaluation) {
+  state_.evaluated_step = state_.step;
+  if (evaluation.metrics.empty()) return;  // nothing is held out
   // A score of another kind says nothing about this one.
   if (const Json* last = state_.report.find("last"))
     if (const Json* measure = last->find("measure");
         measure != nullptr && measure->as_string() != evaluation.measure)
       state_.best_step = -1;
   warn_of_collapse(evaluation);
-  state_.evaluated_step = state_.step;
   const double score = evaluation.score;
   if (!std::isnan(score) && (state_.best_step < 0 || !(score <= state_.best))) {
     state_.best = score;

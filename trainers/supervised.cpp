@@ -19,7 +19,8 @@ std::vector<TokenSequence> next_sequences(Stage& stage, ShuffledOrder* order, in
     const int64_t example = order != nullptr ? order->next() : 0;
     if (i < share.begin || i >= share.end) continue;
     if (order != nullptr) {
-      out.push_back(supervised_sequence(data.train->get(example), *data.tokenizer, context));
+      out.push_back(supervised_sequence(data.train->get(example), *data.tokenizer, context,
+                                        config.data.too_long));
     } else {
       const int64_t start =
           random_window(static_cast<int64_t>(data.train_tokens.size()), context + 1,

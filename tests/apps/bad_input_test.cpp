@@ -96,8 +96,9 @@ TEST_F(BadInput, Configuration) {
 
 TEST_F(BadInput, CheckSaysTheSameAsTrain) {
   const std::string yaml = std::string(kSmallModel) + kSmallData + kSmallGrpo;
-  for (const char* fault : {"rewards=[{name: tusk}]", "device=gpu", "model.context=3", "steps=0",
-                            "data.task=nothing"}) {
+  for (const char* fault :
+       {"rewards=[{name: tusk}]", "device=gpu", "model.context=3", "steps=0", "data.task=nothing",
+        "stop_tokens=[1, 13]", "max_completion_length=13"}) {
     SCOPED_TRACE(fault);
     const Output trained = run_cohort(train(yaml, {fault})),
                  checked = run_cohort({"check", path("run.yaml"), fault});
@@ -177,6 +178,15 @@ TEST_F(BadJsonl, PromptLongerThanTheContext) {
                    {"data.jsonl", "'1111111111111111='", "17 tokens", "context is 16",
                     "hint: a larger model.context"},
                    {"eval.size=100"});
+}
+
+TEST_F(BadJsonl, NothingToTrainOn) {
+  expect_refused(
+      sft_ + with_line(""),
+      {"data.jsonl.held_out_fraction: 1 holds everything out", "hint: a smaller fraction"},
+      {"data.jsonl.held_out_fraction=1"});
+  expect_refused(sft_ + with_line(""), {"data.jsonl.held_out_fraction: 0.3 of data.jsonl.path"},
+                 {"data.jsonl.eval_path=" + path("data.jsonl")});
 }
 
 TEST_F(BadJsonl, RewardThatAppliesNowhere) {

@@ -204,6 +204,47 @@ TEST_F(Commands, EvalOfTextSaysTheValidationLossOfTheRun) {
             metric(last, "val_loss"));
 }
 
+TEST_F(Commands, EvalTakesAWholeFile) {
+  std::string lines;
+  for (int i = 0; i < 40; ++i) lines += str("{\"prompt\": \"", i, "=\", \"answer\": \"7\"}\n");
+  write_file(dir_.path("sums.jsonl"), lines);
+  train(std::string(kSmallModel) + kSmallSft + "data: {jsonl: {path: sums.jsonl}}\n",
+        {"eval.size=1"});
+  const auto eval = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments{"eval", run_};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return cohort(arguments);
+  };
+  const std::string file = dir_.path("test.jsonl"), own = "data.jsonl.eval_path=" + file;
+  write_file(file, lines + "{\"prompt\": \"77777777777777777=\", \"answer\": \"7\"}\n");
+  expect_bad_input(run_cohort({"eval", run_, own, "eval.size=0"}),
+                   {"test.jsonl:41: ", "1 of 41 held-out problems are too long"});
+  const Output all = eval({own, "eval.size=0", "data.too_long=skip"});
+  EXPECT_NE(all.err.find("data.too_long: left out 1 of 41 held-out problems"), all.err.npos)
+      << all.err;
+  const Json said = json_lines_of(all.out).at(0);
+  EXPECT_EQ(said.at("problems").as_int(), 40);
+  EXPECT_EQ(said.at("held_out").as_int(), 41);
+  const Output some = eval({own, "eval.size=5"});
+  EXPECT_EQ(json_lines_of(some.out).at(0).at("problems").as_int(), 5);
+  EXPECT_NE(some.err.find("eval.size: the first 5 of 41 held-out problems; hint: eval.size=0"),
+            some.err.npos)
+      << some.err;
+  // The same problems, as all of a file that is held out.
+  const Output whole = eval({"data.jsonl.held_out_fraction=1", "eval.size=0"});
+  EXPECT_EQ(json_lines_of(whole.out).at(0).at("problems").as_int(), 40);
+  expect_bad_input(run_cohort({"eval", run_, "data.jsonl.held_out_fraction=0"}),
+                   {"nothing is held out to evaluate on; hint: data.jsonl.eval_path=FILE"});
+}
+
+TEST_F(Commands, EvalTakesAWholeText) {
+  train(std::string(kSmallModel) + kSmallPretrain);
+  const Json part = json_lines_of(cohort({"eval", run_}).out).at(0),
+             whole = json_lines_of(cohort({"eval", run_, "data.held_out_fraction=1"}).out).at(0);
+  EXPECT_NE(metric(whole, "val_loss"), metric(part, "val_loss"));
+  EXPECT_NEAR(metric(whole, "val_loss"), metric(part, "val_loss"), 0.2);
+}
+
 // A run of a version that chose by weight: now the user says what is right.
 TEST_F(Commands, EvalOfSeveralRewardsAsksWhatIsRight) {
   std::string lines;

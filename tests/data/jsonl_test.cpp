@@ -76,10 +76,42 @@ TEST_F(Jsonl, ErrorsOfFilesHaveANextStep) {
   EXPECT_THROW_WITH(load(""), InputError, "set.jsonl: holds no example; hint: ");
   EXPECT_THROW_WITH(load("\n \n"), InputError, "holds no example");
   JsonlConfig c = config("{\"prompt\": \"1\", \"answer\": \"a\"}");
+  c.held_out_fraction = 1e-9;
   EXPECT_THROW_WITH(load_jsonl(c, Split::kHeldOut), InputError,
-                    "no example in the held-out split at held_out_fraction 0; hint: ");
-  c.held_out_fraction = 1;
+                    "no example in the held-out split at held_out_fraction 1e-09; hint: ");
+  c.held_out_fraction = 1 - 1e-9;
   EXPECT_THROW_WITH(load_jsonl(c, Split::kTrain), InputError, "no example in the training split");
+}
+
+TEST_F(Jsonl, FractionsOf0And1PutEverythingIntoOneSplit) {
+  JsonlConfig c =
+      config("{\"prompt\": \"1\", \"answer\": \"a\"}\n\n{\"prompt\": \"2\", \"answer\": \"b\"}\n");
+  EXPECT_EQ(load_jsonl(c, Split::kTrain)->size(), 2);
+  EXPECT_EQ(load_jsonl(c, Split::kHeldOut)->size(), 0);
+  c.held_out_fraction = 1;
+  EXPECT_EQ(load_jsonl(c, Split::kTrain)->size(), 0);
+  const auto held_out = load_jsonl(c, Split::kHeldOut);
+  ASSERT_EQ(held_out->size(), 2);
+  EXPECT_EQ(held_out->get(0).line, 1);
+  EXPECT_EQ(held_out->get(1).line, 3);
+}
+
+TEST_F(Jsonl, AFileOfItsOwnIsHeldOutAsAWholeAndTheOtherIsForTraining) {
+  std::string text;
+  for (int i = 0; i < 40; ++i) text += str("{\"prompt\": \"", i, "\", \"answer\": \"a\"}\n");
+  JsonlConfig c = config(text);
+  c.held_out_fraction.reset();
+  EXPECT_LT(load_jsonl(c, Split::kTrain)->size(), 40);
+  c.eval_path = dir_.path("test.jsonl");
+  c.prompt = "{prompt}?";
+  c.limit = 30;
+  test::write_file(c.eval_path, text + "{\"prompt\": \"x\", \"answer\": \"y\"}\n");
+  EXPECT_EQ(load_jsonl(c, Split::kTrain)->size(), 30);
+  const auto held_out = load_jsonl(c, Split::kHeldOut);
+  ASSERT_EQ(held_out->size(), 41);
+  EXPECT_EQ(held_out->get(40).prompt, "x?");
+  test::write_file(c.eval_path, "{\"promt\": \"x\"}\n");
+  EXPECT_THROW_WITH(load_jsonl(c, Split::kHeldOut), InputError, "test.jsonl:1: no field 'prompt'");
 }
 
 TEST_F(Jsonl, BadTemplatesNameTheKey) {

@@ -86,6 +86,9 @@ TEST(TextCorpus, HoldsOutTheEnd) {
   const TextCorpus all(dir.path("text"), 0);
   EXPECT_EQ(all.train_text(), "0123456789");
   EXPECT_EQ(all.held_out_text(), "");
+  const TextCorpus none(dir.path("text"), 1);
+  EXPECT_EQ(none.train_text(), "");
+  EXPECT_EQ(none.held_out_text(), all.train_text());
 }
 
 TEST(TextCorpus, NeverCutsACharacter) {

@@ -102,7 +102,8 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "  - trainer: sft\n"
       "    data:\n"
       "      jsonl: {path: 'my: file.jsonl', prompt: '{a} # \"q\"\\n', answer: \"{b}\\n\",\n"
-      "        solution: '- {c}', held_out_fraction: 0.5, limit: 12}\n"
+      "        solution: '- {c}', held_out_fraction: 0, limit: 12, eval_path: e.jsonl}\n"
+      "      too_long: skip\n"
       "  - trainer: grpo\n"
       "    data: {task: parity, task_sizes: {min_size: 3, max_size: 5, worked_share: 0.5}}\n"
       "    prompts_per_step: 3\n"
@@ -263,6 +264,11 @@ TEST_F(Plans, RelativePathsThatLeadNowhereSayWhereTheyWereCountedFrom) {
                 missing("data.text: " + base + "/no.txt", "no.txt",
                         base + ", the folder of " + dir_.path("plan.yaml")),
                 missing("init_from: " + here + "/begin", "begin", here + ", the current folder")}));
+  plan = load("trainer: sft\ndata: {jsonl: {path: plan.yaml, eval_path: no.jsonl}}\n");
+  EXPECT_EQ(
+      plan.missing,
+      (std::vector<std::string>{missing("data.jsonl.eval_path: " + base + "/no.jsonl", "no.jsonl",
+                                        base + ", the folder of " + dir_.path("plan.yaml"))}));
   plan = load("data: {text: plan.yaml}\ninit_from: /nowhere\noutput_dir: none\n");
   EXPECT_TRUE(plan.missing.empty());
 }
@@ -291,6 +297,40 @@ TEST_F(Plans, WhatNoSingleKeyCanTellIsChecked) {
                  "min_learning_rate");
   expect_refused("trainer: sft\ndata: {task: addition}\neval: {num_samples: 4, k: [1, 8]}\n",
                  "pass@8 needs eval.num_samples of at least 8");
+}
+
+TEST_F(Plans, WhatIsHeldOutFitsTogether) {
+  const std::string sft = "trainer: sft\ndata: {jsonl: {path: a.jsonl", end = "}}\n";
+  const auto held_out = [&](const std::string& more) {
+    return load(sft + more + end).stages[0].data.jsonl.held_out();
+  };
+  EXPECT_EQ(held_out(""), 0.1);
+  EXPECT_EQ(held_out(", held_out_fraction: 0.3"), 0.3);
+  EXPECT_EQ(held_out(", eval_path: b.jsonl"), 0);
+  EXPECT_EQ(held_out(", eval_path: b.jsonl, held_out_fraction: 0"), 0);
+  const std::string both = ", eval_path: b.jsonl, held_out_fraction: 0.1";
+  expect_refused(sft + both + end,
+                 "data.jsonl.held_out_fraction: 0.1 of data.jsonl.path cannot be held out beside "
+                 "data.jsonl.eval_path; hint: data.jsonl.held_out_fraction=0");
+  expect_refused("trainer: sft\ndata: {task: addition, jsonl: {eval_path: b.jsonl}}\n",
+                 "data.jsonl.eval_path: ");
+  // A dump remembers that no fraction was given.
+  write_file(dir_.path("dump.yaml"), dump_plan(load(sft + end)));
+  EXPECT_EQ(load_plan(dir_.path("dump.yaml"), std::vector<std::string>{"data.jsonl.eval_path=b"})
+                .stages[0]
+                .data.jsonl.held_out(),
+            0);
+  const std::string none = sft + ", held_out_fraction: 0" + end;
+  EXPECT_TRUE(load(none).stages[0].data.holds_nothing_out());
+  expect_refused(none + "eval: {every: 3}\n",
+                 "eval.every: nothing is held out at held_out_fraction 0; hint: eval.every=0, ");
+  expect_refused(none + "eval: {stop_at: 0.5}\n", "eval.stop_at: nothing is held out");
+  expect_refused("data: {text: a.txt, held_out_fraction: 0}\neval: {every: 3}\n", "eval.every: ");
+  load(sft + ", eval_path: b.jsonl" + end + "eval: {every: 3, size: 0}\n");
+  expect_refused("trainer: sft\ndata: {task: addition}\neval: {size: 0}\n",
+                 "eval.size: 0 means all, and generated problems have no end; hint: ");
+  expect_refused("trainer: sft\ndata: {task: addition, too_long: skip}\n",
+                 "data.too_long: only problems of data.jsonl");
 }
 
 // In f32 a root of 0 and an adam_eps of 0 would give 0 / 0 for a weight without gradient.

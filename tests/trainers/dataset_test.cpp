@@ -26,6 +26,7 @@ class Datasets : public testing::Test {
     config.data.jsonl.path = dir_.path("data.jsonl");
     config.data.jsonl.held_out_fraction = 0.3;
     config.eval.size = 1;
+    config.sampling.max_completion_length = 3;
     return config;
   }
   static std::vector<std::string> sums() {
@@ -38,8 +39,27 @@ class Datasets : public testing::Test {
     return Json().set("prompt", prompt).set("answer", answer).dump();
   }
   // Loads and checks against a context of 8 tokens with the tokenizer of another run.
-  static void check(const TrainConfig& config) {
-    check_data(config, load_dataset(config, make_char_tokenizer("0123456789+=")), 8);
+  static void check(const TrainConfig& config) { loaded(config); }
+  // The same, with what is left of the data.
+  static std::pair<Dataset, DataLengths> loaded(const TrainConfig& config) {
+    Dataset data = load_dataset(config, make_char_tokenizer("0123456789+="));
+    DataLengths lengths = check_data(config, data, 8);
+    return {std::move(data), std::move(lengths)};
+  }
+  // 20 sums that fit into 8 tokens, and lines 21 to 23, which do not; a file of two to evaluate on.
+  TrainConfig too_long(TrainerType trainer, TooLong mode) {
+    auto lines = sums();
+    lines.push_back(line("1+1+1+1=", "4"));
+    lines.push_back(line("1+2+3+4+5+6=", "21"));
+    lines.push_back(line("1+1=", "222222"));
+    TrainConfig config = jsonl(trainer, lines);
+    config.data.jsonl.held_out_fraction.reset();
+    config.data.jsonl.eval_path = dir_.path("test.jsonl");
+    write_file(config.data.jsonl.eval_path,
+               line("9+9=", "18") + "\n" + line("11111111+1=", "11111112") + "\n");
+    config.data.too_long = mode;
+    config.eval.size = 0;
+    return config;
   }
   TempDir dir_;
 };
@@ -58,8 +78,9 @@ TEST_F(Datasets, SupervisedSequenceLearnsSolutionAndEnd) {
 
 TEST_F(Datasets, LengthsAreThoseOfTheLongestExample) {
   TrainConfig config = jsonl(TrainerType::kSft, sums());
-  const Dataset data = load_dataset(config, nullptr);
+  Dataset data = load_dataset(config, nullptr);
   const DataLengths sft = check_data(config, data, 8);
+  EXPECT_EQ(sft.shortest_prompt, 4);   // "9+1="
   EXPECT_EQ(sft.longest_prompt, 5);    // "19+1="
   EXPECT_EQ(sft.longest_sequence, 8);  // "19+1=20" and the end
   EXPECT_GT(sft.mean_sequence, 6);
@@ -103,9 +124,120 @@ TEST_F(Datasets, TextShorterThanAWindowIsFoundBeforeTraining) {
   config.data.text = dir_.path("text.txt");
   write_file(config.data.text, "0123456789");
   config.data.held_out_fraction = 0.1;
-  EXPECT_THROW_WITH(check_data(config, load_dataset(config, nullptr), 9), InputError,
+  Dataset data = load_dataset(config, nullptr);
+  EXPECT_THROW_WITH(check_data(config, data, 9), InputError,
                     "the training part has 9 tokens, a window needs 10");
-  EXPECT_EQ(check_data(config, load_dataset(config, nullptr), 8).longest_sequence, 9);
+  EXPECT_EQ(check_data(config, data, 8).longest_sequence, 9);
+}
+
+TEST_F(Datasets, ErrorOfTooLongProblemsCountsThemAndNamesTheLongest) {
+  const TrainConfig grpo = too_long(TrainerType::kGrpo, TooLong::kError);
+  EXPECT_THROW_WITH(check(grpo), InputError,
+                    grpo.data.jsonl.path +
+                        ":22: '1+2+3+4+5+6=': the prompt has 12 tokens, the model's context is 8: "
+                        "no room for a completion; 2 of 23 training and 1 of 2 held-out problems "
+                        "are too long, this is the longest; hint: a larger model.context or "
+                        "data.too_long: skip or truncate");
+  const TrainConfig sft = too_long(TrainerType::kSft, TooLong::kError);
+  EXPECT_THROW_WITH(check(sft), InputError,
+                    sft.data.jsonl.eval_path +
+                        ":2: '11111111+1=': the prompt has 11 tokens, the model's context is 8: no "
+                        "room for a completion; 3 of 23 training and 1 of 2 held-out problems");
+}
+
+TEST_F(Datasets, TooLongProblemsAreLeftOutWhereTheyAreToBeSkipped) {
+  for (const TrainerType trainer : {TrainerType::kGrpo, TrainerType::kSft}) {
+    const TrainConfig config = too_long(trainer, TooLong::kSkip);
+    const auto [data, lengths] = loaded(config);
+    const int64_t left = trainer == TrainerType::kGrpo ? 21 : 20;
+    ASSERT_EQ(data.train->size(), left);
+    EXPECT_EQ(data.train->get(left - 1).prompt, left == 21 ? "1+1=" : "19+1=");
+    ASSERT_EQ(data.held_out.size(), 1u);
+    EXPECT_EQ(data.held_out[0].prompt, "9+9=");
+    EXPECT_EQ(data.held_out_size, 2);
+    EXPECT_EQ(lengths.longest_prompt, 5);
+    EXPECT_EQ(lengths.too_long.find(str("left out ", 23 - left,
+                                        " of 23 training and 1 of 2 held-out problems; the "
+                                        "longest: ",
+                                        dir_.path())),
+              0u)
+        << lengths.too_long;
+  }
+  // What is left out makes room for the next, and eval.size counts what is left.
+  TrainConfig config = too_long(TrainerType::kGrpo, TooLong::kSkip);
+  write_file(config.data.jsonl.eval_path,
+             line("11111111+1=", "1") + "\n" + line("1+1=", "2") + "\n" + line("1+2=", "3") + "\n");
+  config.eval.size = 1;
+  const auto [data, lengths] = loaded(config);
+  ASSERT_EQ(data.held_out.size(), 1u);
+  EXPECT_EQ(data.held_out[0].prompt, "1+1=");
+  write_file(config.data.jsonl.eval_path, line("11111111+1=", "1") + "\n");
+  EXPECT_THROW_WITH(check(config), InputError, "1 of 1 held-out problems are too long");
+}
+
+TEST_F(Datasets, TooLongPromptsLoseTheirStartAndSolutionsTheirEndWhereTheyAreToBeCut) {
+  for (const TrainerType trainer : {TrainerType::kGrpo, TrainerType::kSft}) {
+    const auto [data, lengths] = loaded(too_long(trainer, TooLong::kTruncate));
+    ASSERT_EQ(data.train->size(), 23);
+    // Of 8 tokens 3 are for the completion.
+    EXPECT_EQ(data.train->get(20).prompt, "+1+1=");
+    EXPECT_EQ(data.train->get(21).prompt, "+5+6=");
+    EXPECT_EQ(data.train->get(21).answer, "21");
+    EXPECT_EQ(data.train->get(22).prompt, "1+1=");
+    EXPECT_EQ(data.train->get(19).prompt, "19+1=");  // which fits
+    ASSERT_EQ(data.held_out.size(), 2u);
+    EXPECT_EQ(data.held_out[1].prompt, "11+1=");
+    const bool sft = trainer == TrainerType::kSft;
+    EXPECT_EQ(lengths.too_long.find(sft ? "cut 3 of 23 training and 1 of 2 held-out problems"
+                                        : "cut 2 of 23 training and 1 of 2 held-out problems"),
+              0u)
+        << lengths.too_long;
+    EXPECT_EQ(lengths.longest_sequence, sft ? 9 : 5);
+    // What is cut off a solution is its end, and the end of sequence with it.
+    const TokenSequence s =
+        supervised_sequence(data.train->get(22), *data.tokenizer, 8, TooLong::kTruncate);
+    EXPECT_EQ(data.tokenizer->decode(s.tokens), "1+1=22222");
+    EXPECT_EQ(s.tokens.size(), 9u);
+    EXPECT_EQ(s.learn, (std::vector<uint8_t>{0, 0, 0, 0, 1, 1, 1, 1, 1}));
+  }
+}
+
+TEST_F(Datasets, NothingIsLeftToTrainOnWhereEverythingIsHeldOut) {
+  TrainConfig config = jsonl(TrainerType::kSft, sums());
+  config.data.jsonl.held_out_fraction = 1;
+  config.eval.size = 0;
+  EXPECT_THROW_WITH(check(config), InputError, "data.jsonl.held_out_fraction: 1 holds everything");
+  Dataset data = load_dataset(config, nullptr);
+  EXPECT_EQ(check_held_out(config, data, 16), "");
+  EXPECT_EQ(data.held_out.size(), 20u);
+  config.eval.size = 7;
+  check_held_out(config, data, 16);
+  EXPECT_EQ(data.held_out.size(), 7u);
+  TrainConfig text;
+  text.data.text = dir_.path("text.txt");
+  write_file(text.data.text, "0123456789");
+  text.data.held_out_fraction = 1;
+  Dataset whole = load_dataset(text, nullptr);
+  EXPECT_EQ(whole.held_out_tokens.size(), 10u);
+  EXPECT_THROW_WITH(check_data(text, whole, 4), InputError, "data.held_out_fraction: 1 holds");
+}
+
+TEST_F(Datasets, SamplingThatCannotBeIsFoundBeforeTraining) {
+  TrainConfig config = jsonl(TrainerType::kGrpo, sums());
+  config.sampling.max_completion_length = 5;
+  EXPECT_THROW_WITH(check(config), InputError,
+                    "max_completion_length: 5 tokens have room after no prompt: the shortest has "
+                    "4, the model's context is 8; hint: max_completion_length=4 at most");
+  config.sampling.max_completion_length = 4;  // after "1+1=", though not after "10+1="
+  check(config);
+  for (const TrainerType trainer : {TrainerType::kGrpo, TrainerType::kSft}) {
+    config.trainer = trainer;
+    config.sampling.stop_tokens = {12};  // 12 characters and the end of sequence
+    check(config);
+    config.sampling.stop_tokens = {3, 13};
+    EXPECT_THROW_WITH(check(config), InputError,
+                      "stop_tokens: 13 is outside the vocabulary of 13; hint: ids are 0 to 12");
+  }
 }
 
 TEST_F(Datasets, HeldOutProblemsOfATaskAreTheSameForEverySeed) {
@@ -138,6 +270,20 @@ TEST_F(Datasets, FileOfAnotherFingerprintIsRefused) {
                     "hint: restore the file, or accept this one with data.fingerprint=" + other);
   config.data.fingerprint = other;
   load_dataset(config, nullptr);
+  // A file of held-out problems counts, too, and the one that has changed is named.
+  config.data.jsonl.held_out_fraction = 0;
+  config.data.jsonl.eval_path = dir_.path("test.jsonl");
+  write_file(config.data.jsonl.eval_path, line("1+1=", "2"));
+  const std::string both = other + "+" + file_checksum(config.data.jsonl.eval_path);
+  EXPECT_THROW_WITH(load_dataset(config, nullptr), InputError, "data.fingerprint=" + both);
+  config.data.fingerprint = both;
+  EXPECT_EQ(load_dataset(config, nullptr).fingerprint, both);
+  write_file(config.data.jsonl.eval_path, line("1+1=", "3"));
+  EXPECT_THROW_WITH(load_dataset(config, nullptr), InputError,
+                    "test.jsonl is not the file that was meant");
+  jsonl(TrainerType::kSft, sums());
+  EXPECT_THROW_WITH(load_dataset(config, nullptr), InputError,
+                    "data.jsonl is not the file that was meant");
   // Generated problems have no file.
   TrainConfig task;
   task.trainer = TrainerType::kSft;
@@ -149,7 +295,8 @@ TEST_F(Datasets, FileOfAnotherFingerprintIsRefused) {
 
 TEST_F(Datasets, PreviewChecksEachStageAgainstTheOneBefore) {
   const std::string first =
-      "data: {task: addition}\nmodel: {d_model: 16, num_heads: 2, context: 16}\nstages:\n"
+      "data: {task: addition}\nmodel: {d_model: 16, num_heads: 2, context: 16}\n"
+      "max_completion_length: 4\nstages:\n"
       "  - {trainer: sft}\n  - trainer: grpo\n    rewards: [{name: task}]\n";
   const auto preview = [&](const std::string& more) {
     write_file(dir_.path("plan.yaml"), first + more);
@@ -178,6 +325,13 @@ TEST_F(Datasets, PreviewFindsBadRewards) {
   EXPECT_THROW_WITH(preview("  - {name: tusk}\n"), InputError, "did you mean 'task'?");
   EXPECT_THROW_WITH(preview("  - {name: format, pattern: '('}\n"), InputError,
                     "rewards[0] 'format'");
+}
+
+TEST_F(Datasets, ExcerptsAreOneLineWithoutTheMiddle) {
+  EXPECT_EQ(excerpt("a\nb"), "'a\\nb'");
+  EXPECT_EQ(excerpt(std::string(70, 'a')), "'" + std::string(70, 'a') + "'");
+  EXPECT_EQ(excerpt(std::string(40, 'a') + "no" + std::string(40, 'c') + "\n"),
+            "'" + std::string(40, 'a') + "..." + std::string(19, 'c') + "\\n'");
 }
 
 // Of several rewards none says by itself what is right: that is found before anything is trained.

@@ -223,6 +223,24 @@ TEST(ResumeData, ThatHaveChangedAreRefusedUntilAccepted) {
   train_new(small_plan(dir, "new", yaml));
 }
 
+TEST(ResumeData, OfAnEvaluationThatHaveChangedAreRefused) {
+  const TempDir dir;
+  std::string lines;
+  for (int i = 0; i < 20; ++i) lines += str("{\"prompt\": \"", i, "=\", \"answer\": \"1\"}\n");
+  write_file(dir.path("train.jsonl"), lines);
+  write_file(dir.path("test.jsonl"), lines);
+  const std::string run = train_interrupted(
+      small_plan(dir, "run",
+                 std::string(kSmallModel) + kSmallSft +
+                     "data: {jsonl: {path: train.jsonl, eval_path: test.jsonl}}\n"),
+      2);
+  write_file(dir.path("test.jsonl"), lines + lines);
+  EXPECT_THROW_WITH(train_rest(run), InputError,
+                    dir.path("test.jsonl") + " is not the file that was meant");
+  write_file(dir.path("test.jsonl"), lines);
+  train_rest(run);
+}
+
 // ---- Ranks -------------------------------------------------------------------------------------
 
 class ResumeRanks : public testing::Test {
