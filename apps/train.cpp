@@ -48,12 +48,18 @@ RunResult execute(Run& run, Reporter& reporter, const std::atomic<bool>& stop,
 // "pass@1 (countdown) 0.05 -> 0.07".
 std::string summary(const RunResult& result) {
   const bool text = result.last_trainer == TrainerType::kPretrain;
-  if (std::isnan(result.before) && std::isnan(result.after))
-    return text ? "done, with no held-out text to score," : result.measure + " not measured";
+  if (result.measure.empty() || (text && std::isnan(result.before) && std::isnan(result.after)))
+    return str("done, with no held-out ", text ? "text" : "problems", " to score,");
   const double sign = text ? -1 : 1;
-  const int digits = text ? 4 : 2;
-  return str(result.measure, " ", score_text(sign * result.before, digits), " -> ",
-             score_text(sign * result.after, digits));
+  const auto change = [](const std::string& what, double before, double after, int digits) {
+    return std::isnan(before) && std::isnan(after)
+               ? what + " not measured"
+               : str(what, " ", score_text(before, digits), " -> ", score_text(after, digits));
+  };
+  std::string out = change(result.measure, sign * result.before, sign * result.after, text ? 4 : 2);
+  if (!text && !std::isnan(result.loss_after))
+    out += change(", validation loss", result.loss_before, result.loss_after, 4);
+  return out;
 }
 
 int train_rank(const TrainOptions& options, const std::atomic<bool>& stop, ProcessGroup* group) {

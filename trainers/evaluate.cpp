@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -79,6 +80,45 @@ std::vector<ProblemResult> told_problems(const ProblemEvaluation& what, Communic
   return out;
 }
 
+// Over the learned tokens of so many sequences; NaN if there are none.
+double mean_loss(const Transformer& model, int64_t count,
+                 const std::function<TokenSequence(int64_t)>& sequence, int64_t micro_batch_tokens,
+                 Communicator& comm) {
+  NoGradGuard no_grad;
+  const RankShare share = share_of(count, comm.rank(), comm.size());
+  std::vector<TokenSequence> mine;
+  std::vector<int64_t> lengths;
+  for (int64_t i = share.begin; i < share.end; ++i) {
+    mine.push_back(sequence(i));
+    lengths.push_back(static_cast<int64_t>(mine.back().tokens.size()) - 1);
+  }
+  // Loss and learned tokens of each sequence: one rank has them, so sums over the ranks are exact.
+  std::vector<double> sums(static_cast<size_t>(2 * count), 0);
+  auto at = sums.begin() + 2 * share.begin;
+  const std::vector<int64_t> cuts = split_by_tokens(lengths, micro_batch_tokens);
+  for (size_t b = 0; b + 1 < cuts.size(); ++b) {
+    const auto first = static_cast<size_t>(cuts[b]), last = static_cast<size_t>(cuts[b + 1]);
+    const PackedBatch batch = model.place(pack(std::span(mine).subspan(first, last - first)));
+    const Variable hidden = model.forward(batch);
+    const auto logprobs =
+        token_log_probs(hidden, model.head(), batch.targets).logprob.value().to_vector<double>();
+    auto logprob = logprobs.begin();
+    for (size_t i = first; i < last; ++i, at += 2)
+      for (size_t t = 1; t < mine[i].tokens.size(); ++t, ++logprob)
+        if (mine[i].learn[t] != 0) {
+          at[0] -= *logprob;
+          at[1] += 1;
+        }
+  }
+  double loss = 0, tokens = 0;
+  sums = reduce_over_ranks(comm, sums);
+  for (size_t i = 0; i < sums.size(); i += 2) {
+    loss += sums[i];
+    tokens += sums[i + 1];
+  }
+  return tokens > 0 ? loss / tokens : kNaN;
+}
+
 }  // namespace
 
 double Correctness::judge(const RewardInput& input) const {
@@ -129,42 +169,28 @@ ProblemScores evaluate_problems(const ProblemEvaluation& what, Communicator& com
       scores.metrics.emplace_back(str("sampled_pass@", k),
                                   mean_pass_at_k(sampled.verdicts, eval.num_samples, k));
   }
+  if (what.config.trainer == TrainerType::kSft) {
+    const auto sequence = [&](int64_t i) {
+      return supervised_sequence(what.data.held_out[static_cast<size_t>(i)], *what.data.tokenizer,
+                                 what.model.config().context, what.config.data.too_long);
+    };
+    scores.metrics.emplace_back(
+        "val_loss", mean_loss(what.model, static_cast<int64_t>(what.data.held_out.size()), sequence,
+                              what.config.micro_batch_tokens, comm));
+  }
   return scores;
 }
 
 double evaluate_text(const Transformer& model, std::span<const int32_t> tokens,
                      int64_t micro_batch_tokens, Communicator& comm) {
-  NoGradGuard no_grad;
   const int64_t context = model.config().context, total = static_cast<int64_t>(tokens.size()) - 1;
-  if (total <= 0) return kNaN;
-  const int64_t count = (total + context - 1) / context;
-  const RankShare share = share_of(count, comm.rank(), comm.size());
-  std::vector<TokenSequence> windows;
-  std::vector<int64_t> lengths;
-  for (int64_t w = share.begin; w < share.end; ++w) {
-    const int64_t begin = w * context, n = std::min(context, total - begin) + 1;
+  const auto window = [&](int64_t i) {
+    const int64_t begin = i * context, n = std::min(context, total - begin) + 1;
     const auto part = tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(n));
-    windows.push_back(
-        {.tokens = {part.begin(), part.end()}, .learn = std::vector<uint8_t>(part.size(), 1)});
-    lengths.push_back(n - 1);
-  }
-  std::vector<double> losses(static_cast<size_t>(count), 0);  // of each window
-  auto window = static_cast<size_t>(share.begin);
-  const std::vector<int64_t> cuts = split_by_tokens(lengths, micro_batch_tokens);
-  for (size_t b = 0; b + 1 < cuts.size(); ++b) {
-    const auto first = static_cast<size_t>(cuts[b]), last = static_cast<size_t>(cuts[b + 1]);
-    const PackedBatch batch = model.place(pack(std::span(windows).subspan(first, last - first)));
-    const Variable hidden = model.forward(batch);
-    const auto logprobs =
-        token_log_probs(hidden, model.head(), batch.targets).logprob.value().to_vector<double>();
-    size_t at = 0;
-    for (size_t i = first; i < last; ++i, ++window)
-      for (const size_t end = at + static_cast<size_t>(lengths[i]); at < end; ++at)
-        losses[window] -= logprobs[at];
-  }
-  double loss = 0;
-  for (const double of_window : reduce_over_ranks(comm, losses)) loss += of_window;
-  return loss / static_cast<double>(total);
+    return TokenSequence{.tokens = {part.begin(), part.end()},
+                         .learn = std::vector<uint8_t>(part.size(), 1)};
+  };
+  return mean_loss(model, (total + context - 1) / context, window, micro_batch_tokens, comm);
 }
 
 }  // namespace cohort

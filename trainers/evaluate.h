@@ -41,7 +41,8 @@ struct ProblemResult {
 inline constexpr int64_t kToldProblems = 8;
 
 struct ProblemScores {
-  Metrics metrics;  // "pass@1" (greedy) first, then the sampled "pass@k"; NaN: not measured
+  // "pass@1" (greedy) first, then the sampled "pass@k", then (sft) "val_loss"; NaN: not measured.
+  Metrics metrics;
   std::vector<ProblemResult> told;
 };
 struct ProblemEvaluation {
@@ -52,7 +53,8 @@ struct ProblemEvaluation {
   int64_t step = 0;
 };
 // Greedy completions of every held-out problem, and config.eval.num_samples samples of each for
-// pass@k, addressed by (seed, step).
+// pass@k, addressed by (seed, step); for sft also the mean loss over all tokens of the held-out
+// solutions, as it is trained.
 ProblemScores evaluate_problems(const ProblemEvaluation& what, Communicator& comm);
 
 // Mean next-token loss over a whole token stream in consecutive windows of the model's context; NaN

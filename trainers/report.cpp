@@ -86,6 +86,8 @@ Json score_json(const Evaluation& evaluation) {
   }
   Json out;
   out.set("score", evaluation.score).set("measure", evaluation.measure);
+  for (const auto& [name, value] : evaluation.metrics)
+    if (name == "val_loss") out.set(name, value);
   return out.set("completions", std::move(list));
 }
 

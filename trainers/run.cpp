@@ -135,13 +135,20 @@ RunResult Run::execute(Reporter& reporter, const std::atomic<bool>& stop) {
   }
   if (result.end == StageEnd::kFinished && is_main()) {
     const TrainState state = load_state(find_checkpoint(stage_dir(plan_.stages.size() - 1)));
-    result.before = result.after = std::nan("");
-    if (const Json* first = state.report.find("first"))
-      result.before = number_or_nan(first->at("score"));
-    result.measure = result.last_trainer == TrainerType::kPretrain ? "validation loss" : "pass@1";
-    if (const Json* last = state.report.find("last")) {
-      result.after = number_or_nan(last->at("score"));
-      if (const Json* measure = last->find("measure")) result.measure = measure->as_string();
+    const auto read = [](const Json* evaluation, const char* key) {
+      const Json* value = evaluation == nullptr ? nullptr : evaluation->find(key);
+      return value == nullptr ? std::nan("") : number_or_nan(*value);
+    };
+    const Json *first = state.report.find("first"), *last = state.report.find("last");
+    result.before = read(first, "score");
+    result.after = read(last, "score");
+    result.loss_before = read(first, "val_loss");
+    result.loss_after = read(last, "val_loss");
+    if (last != nullptr) {
+      const Json* measure = last->find("measure");
+      result.measure = measure != nullptr                              ? measure->as_string()
+                       : result.last_trainer == TrainerType::kPretrain ? "validation loss"
+                                                                       : "pass@1";
     }
   }
   return result;

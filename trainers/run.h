@@ -26,7 +26,8 @@ struct RunResult {
   // Held-out score of the last stage before its first step and after its last, and what it is:
   // "pass@1 (countdown)", or "validation loss" (whose score is minus the loss). NaN: not measured.
   double before = 0, after = 0;
-  std::string measure;
+  std::string measure;                     // empty: nothing is held out
+  double loss_before = 0, loss_after = 0;  // mean over the held-out tokens; NaN: not measured
   TrainerType last_trainer = TrainerType::kPretrain;
 };
 

@@ -187,6 +187,7 @@ TEST_F(Commands, EvalSaysWhatTheRunSaid) {
   const Json last = json_lines(run_ + "/metrics.jsonl").back();
   const Json said = json_lines_of(cohort({"eval", run_}).out).at(0);
   EXPECT_EQ(metric(said, "pass@1"), metric(last, "pass@1"));
+  EXPECT_EQ(metric(said, "val_loss"), metric(last, "val_loss"));
   EXPECT_EQ(said.at("correct").as_string(), "task >= 1");
   EXPECT_EQ(said.at("problems").as_int(), 8);
   EXPECT_NE(said.find("sampled_pass@4"), nullptr);
@@ -225,6 +226,7 @@ TEST_F(Commands, EvalTakesAWholeFile) {
   const Json said = json_lines_of(all.out).at(0);
   EXPECT_EQ(said.at("problems").as_int(), 40);
   EXPECT_EQ(said.at("held_out").as_int(), 41);
+  EXPECT_GT(metric(said, "val_loss"), 0);
   const Output some = eval({own, "eval.size=5"});
   EXPECT_EQ(json_lines_of(some.out).at(0).at("problems").as_int(), 5);
   EXPECT_NE(some.err.find("eval.size: the first 5 of 41 held-out problems; hint: eval.size=0"),
@@ -232,7 +234,7 @@ TEST_F(Commands, EvalTakesAWholeFile) {
       << some.err;
   // The same problems, as all of a file that is held out.
   const Output whole = eval({"data.jsonl.held_out_fraction=1", "eval.size=0"});
-  EXPECT_EQ(json_lines_of(whole.out).at(0).at("problems").as_int(), 40);
+  EXPECT_EQ(metric(json_lines_of(whole.out).at(0), "val_loss"), metric(said, "val_loss"));
   expect_bad_input(run_cohort({"eval", run_, "data.jsonl.held_out_fraction=0"}),
                    {"nothing is held out to evaluate on; hint: data.jsonl.eval_path=FILE"});
 }
@@ -243,6 +245,21 @@ TEST_F(Commands, EvalTakesAWholeText) {
              whole = json_lines_of(cohort({"eval", run_, "data.held_out_fraction=1"}).out).at(0);
   EXPECT_NE(metric(whole, "val_loss"), metric(part, "val_loss"));
   EXPECT_NEAR(metric(whole, "val_loss"), metric(part, "val_loss"), 0.2);
+}
+
+TEST_F(Commands, TrainWithoutHeldOutProblemsSaysSo) {
+  std::string lines;
+  for (int i = 0; i < 20; ++i) lines += str("{\"prompt\": \"", i, "=\", \"answer\": \"7\"}\n");
+  write_file(dir_.path("sums.jsonl"), lines);
+  const Output output =
+      train(std::string(kSmallModel) + kSmallSft + "data: {jsonl: {path: sums.jsonl}}\n",
+            {"data.jsonl.held_out_fraction=0"});
+  EXPECT_NE(output.err.find("held_out_fraction: 0; nothing is held out, so nothing is evaluated"),
+            std::string::npos)
+      << output.err;
+  EXPECT_NE(output.out.find("run: done, with no held-out problems to score, in "),
+            std::string::npos)
+      << output.out;
 }
 
 // A run of a version that chose by weight: now the user says what is right.
@@ -277,6 +294,9 @@ TEST_F(Commands, TrainPrintsDirectoryAndScoreAndShowsItsSteps) {
   const Output output = train(sft_);
   EXPECT_EQ(output.out.find("run directory: " + run_ + "\n"), 0u) << output.out;
   EXPECT_NE(output.out.find("run: pass@1 (task) 0.00 -> "), std::string::npos) << output.out;
+  EXPECT_NE(output.out.find(", validation loss "), std::string::npos) << output.out;
+  EXPECT_NE(output.out.find("step 6: pass@1 (task) 0.0000 val_loss "), std::string::npos)
+      << output.out;
   EXPECT_NE(output.err.find("sft 6/6"), std::string::npos) << output.err;
   for (const char* file : {"config.yaml", "log.txt", "metrics.jsonl", "completions.jsonl"})
     EXPECT_TRUE(fs::exists(run_ + "/" + file)) << file;

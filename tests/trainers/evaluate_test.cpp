@@ -120,6 +120,40 @@ TEST_F(EvaluateProblems, GradesGreedyAndSampledCompletions) {
     EXPECT_EQ(other.told[i].completion, scores.told[i].completion);
 }
 
+TEST_F(EvaluateProblems, OfSftHaveTheMeanLossOverAllTokensOfTheSolutions) {
+  config_.trainer = TrainerType::kSft;
+  config_.eval = {};
+  data_.held_out = {example("0", "1"), example("01", "1010"), example("111", ""),
+                    example("10101", "0101011111")};
+  config_.data.too_long = TooLong::kTruncate;  // the last one is longer than 12
+  double loss = 0, tokens = 0;
+  {
+    NoGradGuard no_grad;
+    for (const Example& e : data_.held_out) {
+      const TokenSequence s = supervised_sequence(e, *data_.tokenizer, 12, config_.data.too_long);
+      const PackedBatch batch = pack({&s, 1});
+      const auto lp =
+          token_log_probs(model_->forward(batch), model_->head(), batch.targets).logprob.value();
+      const auto values = lp.to_vector<double>();
+      for (size_t t = e.prompt.size() - 1; t < values.size(); ++t, ++tokens) loss -= values[t];
+    }
+  }
+  EXPECT_EQ(tokens, 2 + 5 + 1 + 8);
+  const ProblemScores one = evaluate(has_one_);
+  ASSERT_EQ(one.metrics.size(), 2u);
+  EXPECT_EQ(one.metrics[1].first, "val_loss");
+  EXPECT_NEAR(one.metrics[1].second, loss / tokens, 1e-13 * loss);  // the same f32 numbers, summed
+  for (const int64_t budget : {1, 9, 1000})
+    for (const int ranks : {1, 2, 3, 5}) {
+      config_.micro_batch_tokens = budget;
+      run_local_ranks(ranks, [&](Communicator& comm) {
+        EXPECT_EQ(evaluate(has_one_, comm).metrics, one.metrics) << budget << " " << ranks;
+      });
+    }
+  config_.trainer = TrainerType::kGrpo;
+  EXPECT_EQ(evaluate(has_one_).metrics.size(), 1u);
+}
+
 // Also with more ranks than problems, and with verdicts that are no number.
 TEST_F(EvaluateProblems, GiveTheSameToTheBitOnAnyNumberOfRanks) {
   const Correctness sometimes{
@@ -299,7 +333,7 @@ TEST(EvaluationOfRuns, WithoutAScoreSayItOnceAndResume) {
   const RunResult result = cohort::Run::resume(run, {}).execute(recorder, stop);
   EXPECT_TRUE(std::isnan(result.before) && std::isnan(result.after));
   EXPECT_EQ(load_state(find_checkpoint(run)).step, 6);
-  EXPECT_EQ(recorder.messages.back(), "step 6: pass@1 (numeric) not measured");
+  EXPECT_EQ(recorder.messages.back().find("step 6: pass@1 (numeric) not measured val_loss "), 0u);
   const auto metrics = json_lines(run + "/metrics.jsonl");
   EXPECT_TRUE(metrics.front().at("pass@1").is_null());
   EXPECT_TRUE(json_lines(run + "/completions.jsonl").front().at("correct").is_null());
@@ -324,6 +358,56 @@ TEST(EvaluationOfRuns, WithoutHeldOutTextAreLeftOut) {
   for (const Json& line : json_lines(run + "/metrics.jsonl")) EXPECT_EQ(line.find("eval"), nullptr);
   cohort::Run again = cohort::Run::resume(run, {});
   EXPECT_TRUE(std::isnan(again.execute(recorder, stop).after));
+}
+
+TEST(EvaluationOfRuns, WithoutHeldOutProblemsAreLeftOut) {
+  for (const char* trainer : {kSmallSft, kSmallGrpo}) {
+    const TempDir dir;
+    std::string lines;
+    for (int i = 0; i < 40; ++i) lines += str("{\"prompt\": \"", i, "=\", \"answer\": \"1\"}\n");
+    write_file(dir.path("sums.jsonl"), lines);
+    const auto plan = [&](const std::string& name) {
+      return small_plan(dir, name,
+                        std::string(kSmallModel) + trainer +
+                            "data: {jsonl: {path: sums.jsonl, held_out_fraction: 0}}\n",
+                        {"checkpoint.every=1", "rewards=[{name: numeric}]"});
+    };
+    const std::string whole = train_new(plan("whole"));
+    const std::string run = train_interrupted(plan("run"), 2);
+    Recorder recorder;
+    const std::atomic<bool> stop{false};
+    const RunResult result = cohort::Run::resume(run, {}).execute(recorder, stop);
+    EXPECT_EQ(result.measure, "");
+    EXPECT_TRUE(checkpoint_bytes(run) == checkpoint_bytes(whole));
+    for (const Json& line : json_lines(run + "/metrics.jsonl"))
+      EXPECT_EQ(line.find("eval"), nullptr);
+    for (const std::string& message : recorder.messages)
+      EXPECT_EQ(message.find("pass@1"), std::string::npos) << message;
+  }
+}
+
+// The loss on held-out problems is looked at, never trained on.
+TEST(EvaluationOfRuns, OfSftLogTheLossAndChangeNoBitOfTheTraining) {
+  const TempDir dir;
+  const auto plan = [&](const std::string& name, const std::vector<std::string>& overrides) {
+    return small_plan(dir, name, std::string(kSmallModel) + kSmallData + kSmallSft, overrides);
+  };
+  const std::string often = train_new(plan("often", {"eval.every=1", "model.dropout=0.1"})),
+                    seldom = train_new(plan("seldom", {"model.dropout=0.1"}));
+  EXPECT_TRUE(checkpoint_bytes(often) == checkpoint_bytes(seldom));
+  EXPECT_TRUE(checkpoint_bytes(often, "optimizer.safetensors") ==
+              checkpoint_bytes(seldom, "optimizer.safetensors"));
+  std::vector<double> losses;
+  for (const Json& line : json_lines(often + "/metrics.jsonl"))
+    if (line.find("eval") != nullptr) losses.push_back(metric(line, "val_loss"));
+  ASSERT_EQ(losses.size(), 7u);
+  EXPECT_NEAR(losses[0], std::log(13), 0.5);  // of 13 tokens, before training
+  EXPECT_LT(losses[6], losses[0]);
+  Recorder recorder;
+  const std::atomic<bool> stop{false};
+  const RunResult result = cohort::Run::resume(often, {}).execute(recorder, stop);
+  EXPECT_EQ(result.loss_before, losses[0]);
+  EXPECT_EQ(result.loss_after, losses[6]);
 }
 
 // A score of another kind is no reason to keep an older checkpoint as the best.
