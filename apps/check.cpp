@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "apps/commands.h"
+#include "core/log.h"
 #include "nn/memory.h"
 #include "rl/rollout.h"
 
@@ -73,12 +74,29 @@ void print_sizes(const TrainConfig& config, const StagePreview& stage, const Bat
   row("optimiser updates",
       std::to_string(config.steps *
                      (grpo ? config.grpo.num_iterations * config.grpo.num_minibatches : 1)));
-  row("held-out", str(stage.held_out, text ? " tokens" : " problems"));
+  const std::string of =
+      stage.held_out < stage.held_out_size ? str(" of ", stage.held_out_size) : "";
+  row("held-out", str(stage.held_out, of, text ? " tokens" : " problems"));
+  if (!stage.lengths.too_long.empty()) row("data.too_long", stage.lengths.too_long);
+  if (const int64_t room = model.context - stage.lengths.longest_prompt;
+      grpo && room < config.sampling.max_completion_length)
+    row("room for completions", str(room, " of ", config.sampling.max_completion_length,
+                                    " tokens after the longest prompt"));
   char flops[64];
   std::snprintf(flops, sizeof flops, "%.3g",
                 train_flops_per_token(model, static_cast<double>(batch.sequence)) *
                     static_cast<double>(batch.tokens));
   row("FLOP per step (training)", flops);
+}
+
+void print_examples(const StagePreview& stage) {
+  for (size_t i = 0; i < stage.examples.size(); ++i) {
+    const Example& example = stage.examples[i];
+    row(str("example ", i + 1, ": prompt").c_str(), excerpt(example.prompt));
+    row("           answer", excerpt(example.answer));
+    if (example.solution != example.answer) row("           solution", excerpt(example.solution));
+    if (i < stage.gold_rewards.size()) row("           its rewards", stage.gold_rewards[i]);
+  }
 }
 
 using Rows = std::vector<std::pair<std::string, std::string>>;
@@ -133,6 +151,12 @@ int check(const CheckOptions& options) {
     for (const auto& [name, value] :
          memory_rows(estimate_memory(stages[i].model, config.dtype, batch.shape)))
       row(("memory: " + name).c_str(), value);
+    print_examples(stages[i]);
+    if (!stages[i].doubt.empty())
+      logging::warn(
+          "rewards: ", stages[i].doubt,
+          "; hint: the gold answer is the solution, or the answer where there is none; do the "
+          "patterns of the rewards fit it?");
   }
   std::printf("%s: ok; a run would go to %s\n", options.config.c_str(), plan.output_dir.c_str());
   return kOk;

@@ -1,5 +1,8 @@
 #include "trainers/preview.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "trainers/checkpoint.h"
 #include "trainers/evaluate.h"
 
@@ -19,6 +22,37 @@ Start start_of_run(const TrainConfig& config) {
   return {.model = loaded.model->config(), .tokenizer = std::move(loaded.tokenizer)};
 }
 
+// Scores the solutions of training problems as if the model had written them.
+void score_solutions(const TrainConfig& config, const Dataset& data, StagePreview& out) {
+  constexpr int64_t kScored = 1000;
+  const RewardSet rewards(config.rewards, data.task);
+  Rollouts gold;
+  for (int64_t i = 0; i < std::min(kScored, data.train->size()); ++i) {
+    gold.prompts.push_back(data.train->get(i));
+    gold.samples.emplace_back().text = gold.prompts.back().solution;
+  }
+  const RewardSet::Scores scores = rewards.score(gold);
+  const auto shown = [](double value) { return std::isnan(value) ? "not applicable" : str(value); };
+  int64_t doubtful = 0;
+  for (size_t i = 0; i < gold.prompts.size(); ++i) {
+    std::string each;
+    bool less = std::isnan(scores.total[i]);
+    for (size_t k = 0; k < config.rewards.size(); ++k) {
+      const double value = scores.each[k][i], weight = config.rewards[k].weight;
+      each += str(k == 0 ? "" : ", ", rewards.names()[k], " ", shown(value));
+      less = less || (weight > 0 && value < 1) || (weight < 0 && value > 0);
+    }
+    each += str("; total ", shown(scores.total[i]));
+    if (i < out.examples.size()) out.gold_rewards.push_back(each);
+    if (less && ++doubtful == 1)
+      out.doubt = str("; the first: ", excerpt(gold.samples[i].text), " after ",
+                      excerpt(gold.prompts[i].prompt), " gets ", each);
+  }
+  if (doubtful > 0)
+    out.doubt = str(doubtful, " of ", gold.prompts.size(),
+                    " gold answers get less than the rewards can give", out.doubt);
+}
+
 StagePreview preview_stage(const TrainConfig& config, Start& start) {
   Dataset data = load_dataset(config, std::move(start.tokenizer));
   start.model.vocab_size = data.tokenizer->vocab_size();
@@ -27,9 +61,14 @@ StagePreview preview_stage(const TrainConfig& config, Start& start) {
   if (config.trainer != TrainerType::kPretrain) correctness_of(config, data.task);
   if (config.trainer == TrainerType::kGrpo) RewardSet(config.rewards, data.task);
   StagePreview out{.model = start.model, .lengths = check_data(config, data, start.model.context)};
+  out.held_out_size = data.held_out_size;
   out.held_out =
       static_cast<int64_t>(config.trainer == TrainerType::kPretrain ? data.held_out_tokens.size()
                                                                     : data.held_out.size());
+  if (config.trainer != TrainerType::kPretrain)
+    for (int64_t i = 0; i < std::min<int64_t>(3, data.train->size()); ++i)
+      out.examples.push_back(data.train->get(i));
+  if (config.trainer == TrainerType::kGrpo) score_solutions(config, data, out);
   start.tokenizer = make_tokenizer(data.tokenizer->to_json());
   return out;
 }

@@ -8,9 +8,16 @@
 namespace cohort {
 
 struct StagePreview {
-  ModelConfig model;     // resolved, with its vocabulary
-  DataLengths lengths;   // of the training data
-  int64_t held_out = 0;  // problems, or tokens of text
+  ModelConfig model;          // resolved, with its vocabulary
+  DataLengths lengths;        // of the training data
+  int64_t held_out = 0;       // problems, or tokens of text
+  int64_t held_out_size = 0;  // problems there are before eval.size
+  // The first training problems (sft, grpo).
+  std::vector<Example> examples;
+  // (grpo) What the rewards give the solution of each: "task 1, format 1; total 1.1".
+  std::vector<std::string> gold_rewards;
+  // (grpo) How many solutions get less than the rewards can give, and the first; empty: none.
+  std::string doubt;
 };
 
 // Loads what every stage needs and checks that it fits together: data, the model a run starts from,

@@ -316,6 +316,39 @@ TEST_F(Commands, CheckPrintsSizesAndTrainsNothing) {
   EXPECT_FALSE(fs::exists(run_));
 }
 
+TEST_F(Commands, CheckShowsPromptsAndWhatTheRewardsGiveTheirAnswers) {
+  std::string lines;
+  for (int i = 0; i < 20; ++i)
+    lines += str("{\"prompt\": \"", i, "+\\n1\", \"answer\": \"", i + 1, "\"}\n");
+  write_file(dir_.path("sums.jsonl"), lines +
+                                          "{\"prompt\": \"11111111111111111111\", "
+                                          "\"answer\": \"1\"}\n");
+  write_file(dir_.path("run.yaml"),
+             "output_dir: run\n" + std::string(kSmallModel) +
+                 "data: {too_long: skip, jsonl: {path: sums.jsonl, eval_path: sums.jsonl, answer: "
+                 "'{answer}', prompt: '{prompt}=', solution: '#{answer}'}}\n"
+                 "stages:\n  - {trainer: sft}\n  - {trainer: grpo, rewards: [{name: numeric, "
+                 "pattern: '#(.*)'}]}\n");
+  Output output = cohort({"check", dir_.path("run.yaml"), "max_completion_length=11"});
+  const std::string example =
+      "  example 2: prompt            '1+\\n1='\n"
+      "             answer            '2'\n"
+      "             solution          '#2'\n";
+  for (const std::string& text :
+       {example + "  example 3: prompt ", example + "             its rewards       numeric 1; ",
+        std::string("  held-out                     8 of 21 problems\n"),
+        std::string("  data.too_long                left out 1 of 21 training and 0 of 8 held-out"),
+        std::string("  room for completions         10 of 11 tokens after the longest prompt\n")})
+    EXPECT_NE(output.out.find(text), std::string::npos) << text << "\n" << output.out;
+  EXPECT_EQ(output.err, "");
+  output = cohort({"check", dir_.path("run.yaml"), "rewards=[{name: numeric}]"});
+  EXPECT_NE(output.out.find("numeric 0; total 0\n"), std::string::npos) << output.out;
+  EXPECT_NE(output.err.find("rewards: 20 of 20 gold answers get less than the rewards can give; "
+                            "the first: '#1' after '0+\\n1=' gets numeric 0; total 0; hint: "),
+            std::string::npos)
+      << output.err;
+}
+
 TEST_F(Commands, CheckOfATrainingOnGpusNeedsNone) {
   write_file(dir_.path("run.yaml"), "output_dir: run\ndevice: cuda\n" + std::string(kSmallModel) +
                                         kSmallData + kSmallGrpo);

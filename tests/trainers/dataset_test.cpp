@@ -327,6 +327,36 @@ TEST_F(Datasets, PreviewFindsBadRewards) {
                     "rewards[0] 'format'");
 }
 
+TEST_F(Datasets, PreviewScoresTheGoldAnswers) {
+  auto lines = sums();
+  lines.insert(lines.begin(), line("9+9=", "?"));
+  jsonl(TrainerType::kGrpo, lines);
+  const auto preview = [&](const std::string& more) {
+    write_file(dir_.path("plan.yaml"),
+               "trainer: grpo\ndata: {jsonl: {path: data.jsonl, eval_path: data.jsonl, answer: "
+               "'{answer}'" +
+                   more +
+                   "}}\nmodel: {d_model: 16, num_heads: 2, context: 16}\n"
+                   "max_completion_length: 4\neval: {correct: {reward: numeric}}\n"
+                   "rewards: [{name: numeric, pattern: '= *(.+)'}, {name: format, weight: 0.1, "
+                   "pattern: '= .*'}]\n");
+    return preview_plan(load_plan(dir_.path("plan.yaml"), {})).at(0);
+  };
+  // The pattern looks for what no answer has: a mistake.
+  const StagePreview bad = preview("");
+  ASSERT_EQ(bad.examples.size(), 3u);
+  EXPECT_EQ(bad.examples[1].prompt, "0+1=");
+  EXPECT_EQ(bad.gold_rewards, (std::vector<std::string>{"numeric not applicable, format 0; total 0",
+                                                        "numeric 0, format 0; total 0",
+                                                        "numeric 0, format 0; total 0"}));
+  EXPECT_EQ(bad.doubt,
+            "21 of 21 gold answers get less than the rewards can give; the first: '?' after "
+            "'9+9=' gets numeric not applicable, format 0; total 0");
+  const StagePreview good = preview(", solution: '= {answer}'");
+  EXPECT_EQ(good.gold_rewards[1], "numeric 1, format 1; total 1.1");
+  EXPECT_EQ(good.doubt, "");
+}
+
 TEST_F(Datasets, ExcerptsAreOneLineWithoutTheMiddle) {
   EXPECT_EQ(excerpt("a\nb"), "'a\\nb'");
   EXPECT_EQ(excerpt(std::string(70, 'a')), "'" + std::string(70, 'a') + "'");
