@@ -3,14 +3,21 @@
 //
 //   COHORT_FAULT=CALL|PATH|ERROR|PASS|FAIL
 //
-// Of the calls CALL for a path that contains PATH the first PASS succeed, the next FAIL set errno
-// to ERROR, and all others succeed. ERROR 0: write() writes half. ERROR -1: the process is killed
-// there.
+// Of the calls CALL ("*": all that are below) for a path that contains PATH the first PASS succeed,
+// the next FAIL set errno to ERROR, and all others succeed. ERROR 0: read() and write() do half.
+// ERROR -1: the process is killed there. A close that fails has closed.
+//
+//   COHORT_FAULT_LOG=FILE
+//
+// gets a line "CALL PATH" for each call that failed; where FAIL is 0, for each that could have.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -26,6 +33,7 @@ namespace {
 struct Fault {
   std::string call, path;
   int error = 0, pass = 0, fail = 0;
+  const char* log = std::getenv("COHORT_FAULT_LOG");
   Fault() {
     const char* text = std::getenv("COHORT_FAULT");
     std::istringstream in(text != nullptr ? text : "");
@@ -36,24 +44,59 @@ struct Fault {
   }
 };
 
+const Fault& fault() {
+  static const Fault only;
+  return only;
+}
+
+// System calls, which no function below sees.
+void note(const std::string& line) {
+  if (fault().log == nullptr) return;
+  const long fd =
+      syscall(SYS_openat, AT_FDCWD, fault().log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  syscall(SYS_write, fd, line.data(), line.size());
+  syscall(SYS_close, fd);
+}
+
 bool fails(const std::string& call, const std::string& path) {
-  static const Fault fault;
   static std::atomic<int> count{0};
-  if (call != fault.call || path.find(fault.path) == std::string::npos) return false;
+  if (call != fault().call && fault().call != "*") return false;
+  if (path.find(fault().path) == std::string::npos) return false;
   const int number = count++;
-  if (number < fault.pass || number >= fault.pass + fault.fail) return false;
-  if (fault.error < 0) kill(getpid(), SIGKILL);
-  errno = fault.error;
+  const bool hit = number >= fault().pass && number - fault().pass < fault().fail;
+  if (hit || fault().fail == 0) {
+    const int saved = errno;
+    note(call + " " + path + "\n");
+    errno = saved;
+  }
+  if (!hit) return false;
+  if (fault().error < 0) kill(getpid(), SIGKILL);
+  errno = fault().error;
   return true;
 }
 
-bool fails(const std::string& call, int fd) {
+bool fails(const char* call, int fd) {
+  if (call != fault().call && fault().call != "*") return false;
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
   char path[4096] = "";
   const int saved = errno;
-  if (readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), path, sizeof path - 1) < 0)
-    path[0] = '\0';
+  if (syscall(SYS_readlink, link.c_str(), path, sizeof path - 1) < 0) path[0] = '\0';
   errno = saved;
-  return fails(call, std::string(path));
+  return fails(std::string(call), std::string(path));
+}
+
+// With the mark that the library sets itself, which ferror() reads.
+bool fails(const char* call, FILE* stream) {
+  if (stream == nullptr || !fails(call, fileno(stream))) return false;
+  stream->_flags |= _IO_ERR_SEEN;
+  return true;
+}
+
+// Of an entry that is named from a directory.
+bool fails(const char* call, int dir, const char* name) {
+  if (call != fault().call && fault().call != "*") return false;
+  return dir == AT_FDCWD || name[0] == '/' ? fails(std::string(call), std::string(name))
+                                           : fails(call, dir);
 }
 
 template <class Function>
@@ -83,17 +126,87 @@ int open(const char* path, int flags, ...) {
   return fails("open", std::string(path)) ? -1 : COHORT_NEXT(open)(path, flags, mode);
 }
 
+int openat(int dir, const char* path, int flags, ...) {
+  va_list rest;
+  va_start(rest, flags);
+  const auto mode = (flags & O_CREAT) != 0 ? va_arg(rest, mode_t) : 0;
+  va_end(rest);
+  return fails("openat", dir, path) ? -1 : COHORT_NEXT(openat)(dir, path, flags, mode);
+}
+
+FILE* fopen(const char* path, const char* mode) {
+  return fails("fopen", std::string(path)) ? nullptr : COHORT_NEXT(fopen)(path, mode);
+}
+
+FILE* fopen64(const char* path, const char* mode) {
+  return fails("fopen", std::string(path)) ? nullptr : COHORT_NEXT(fopen64)(path, mode);
+}
+
 ssize_t read(int fd, void* to, size_t size) {
-  return fails("read", fd) ? -1 : COHORT_NEXT(read)(fd, to, size);
+  if (!fails("read", fd)) return COHORT_NEXT(read)(fd, to, size);
+  return errno != 0 ? -1 : COHORT_NEXT(read)(fd, to, (size + 1) / 2);
+}
+
+size_t fread(void* to, size_t size, size_t count, FILE* stream) {
+  return fails("fread", stream) ? 0 : COHORT_NEXT(fread)(to, size, count, stream);
 }
 
 ssize_t write(int fd, const void* from, size_t size) {
   if (!fails("write", fd)) return COHORT_NEXT(write)(fd, from, size);
-  return errno != 0 ? -1 : COHORT_NEXT(write)(fd, from, size / 2);
+  return errno != 0 ? -1 : COHORT_NEXT(write)(fd, from, (size + 1) / 2);
+}
+
+size_t fwrite(const void* from, size_t size, size_t count, FILE* stream) {
+  return fails("fwrite", stream) ? 0 : COHORT_NEXT(fwrite)(from, size, count, stream);
+}
+
+int fflush(FILE* stream) {
+  return fails("fflush", stream) ? EOF : COHORT_NEXT(fflush)(stream);
+}
+
+int close(int fd) {
+  const bool failed = fails("close", fd);
+  const int error = errno, result = COHORT_NEXT(close)(fd);
+  if (failed) errno = error;
+  return failed ? -1 : result;
 }
 
 int fsync(int fd) {
   return fails("fsync", fd) ? -1 : COHORT_NEXT(fsync)(fd);
+}
+
+int ftruncate(int fd, off_t size) noexcept {
+  return fails("ftruncate", fd) ? -1 : COHORT_NEXT(ftruncate)(fd, size);
+}
+
+off_t lseek(int fd, off_t offset, int whence) noexcept {
+  return fails("lseek", fd) ? -1 : COHORT_NEXT(lseek)(fd, offset, whence);
+}
+
+void* mmap(void* at, size_t size, int protection, int flags, int fd, off_t offset) noexcept {
+  return fd >= 0 && fails("mmap", fd) ? MAP_FAILED
+                                      : COHORT_NEXT(mmap)(at, size, protection, flags, fd, offset);
+}
+
+int flock(int fd, int operation) noexcept {
+  using Flock = int(int, int);  // there is a struct of this name, too
+  return fails("flock", fd) ? -1 : next<Flock>(nullptr, "flock")(fd, operation);
+}
+
+int mkdir(const char* path, mode_t mode) noexcept {
+  return fails("mkdir", std::string(path)) ? -1 : COHORT_NEXT(mkdir)(path, mode);
+}
+
+int unlinkat(int dir, const char* name, int flags) noexcept {
+  return fails("unlinkat", dir, name) ? -1 : COHORT_NEXT(unlinkat)(dir, name, flags);
+}
+
+int symlink(const char* to, const char* path) noexcept {
+  return fails("symlink", std::string(path)) ? -1 : COHORT_NEXT(symlink)(to, path);
+}
+
+ssize_t readlink(const char* path, char* to, size_t size) noexcept {
+  return fails("readlink", std::string(path)) ? -1 : COHORT_NEXT(readlink)(path, to, size);
 }
 
 int rename(const char* from, const char* to) noexcept {
@@ -107,6 +220,10 @@ int stat(const char* path, struct stat* to) noexcept {
 
 int lstat(const char* path, struct stat* to) noexcept {
   return fails("lstat", std::string(path)) ? -1 : COHORT_NEXT(lstat)(path, to);
+}
+
+int fstat(int fd, struct stat* to) noexcept {
+  return fails("fstat", fd) ? -1 : COHORT_NEXT(fstat)(fd, to);
 }
 
 }  // extern "C"
