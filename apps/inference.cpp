@@ -54,7 +54,7 @@ std::string config_of(const std::string& model) {
   namespace fs = std::filesystem;
   for (fs::path dir = fs::absolute(model).lexically_normal(); dir.has_relative_path();
        dir = dir.parent_path())
-    if (fs::exists(dir / "config.yaml")) return (dir / "config.yaml").string();
+    if (path_exists(dir / "config.yaml")) return (dir / "config.yaml").string();
   throw InputError(str("no config.yaml above ", model,
                        "; hint: say what to evaluate on with --config CONFIG.yaml"));
 }

@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <iterator>
 
 #include "core/check.h"
 
@@ -27,7 +26,9 @@ void check_read(const std::ifstream& file, const std::string& path) {
 
 std::string read_input_file(const std::string& path) {
   std::ifstream file = open_input_file(path);
-  std::string text(std::istreambuf_iterator<char>(file), {});
+  std::string text, chunk(1 << 16, '\0');
+  while (file.read(chunk.data(), static_cast<std::streamsize>(chunk.size())) || file.gcount() > 0)
+    text.append(chunk, 0, static_cast<size_t>(file.gcount()));
   check_read(file, path);
   return text;
 }

@@ -85,7 +85,7 @@ void write_manifest(const fs::path& dir) {
   for (const std::string& name : list_directory(dir)) {
     const std::string path = dir / name;
     Json file;
-    file.set("bytes", static_cast<int64_t>(fs::file_size(path))).set("xxh3", file_checksum(path));
+    file.set("bytes", readable_size(path)).set("xxh3", file_checksum(path));
     files.set(name, std::move(file));
   }
   Json manifest;
@@ -228,11 +228,11 @@ bool is_saving() {
 
 std::string save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last) {
   const SaveInProgress in_progress;
-  fs::create_directories(dir);
+  make_directory(dir);
   const std::string name = step_name(view.state.step);
   const fs::path target = fs::path(dir) / name, temporary = fs::path(dir) / (kTemporary + name);
   remove_entry(temporary);
-  fs::create_directory(temporary);
+  make_directory(temporary);
   write_safetensors((temporary / "model.safetensors").string(), weights_of(view.model));
   if (view.reference != nullptr)
     write_safetensors((temporary / "reference.safetensors").string(), weights_of(*view.reference));
@@ -249,9 +249,9 @@ std::string save_checkpoint(const std::string& dir, const CheckpointView& view, 
   const fs::path old = fs::path(dir) / (kReplaced + name);
   if (path_exists(target)) {
     remove_entry(old);
-    fs::rename(target, old);
+    rename_entry(target, old);
   }
-  fs::rename(temporary, target);
+  rename_entry(temporary, target);
   sync_directory(dir);
   link_best(dir, view.state);
   try {

@@ -35,6 +35,14 @@ std::string& path_at(TrainConfig& config, std::string_view key) {
   return key == "init_from" ? config.init_from : config.output_dir;
 }
 
+// The path without links, "." and "..", whatever of it is there. One that cannot be followed stays
+// as it is: who opens it says why.
+std::string canonical_path(const fs::path& path) {
+  std::error_code error;
+  const std::string out = fs::weakly_canonical(path, error).string();
+  return error ? path.lexically_normal().string() : out;
+}
+
 // The value of a dotted key; nullptr where the map has none.
 ConfigNode* node_at(ConfigNode& map, std::string_view key) {
   const size_t dot = key.find('.');
@@ -55,10 +63,11 @@ class RelativePaths {
       const auto given = node == nullptr ? std::nullopt : node->text();
       if (!given || given->empty() || fs::path(*given).is_absolute()) continue;
       const bool typed = node->line == 0;
-      const fs::path base = fs::weakly_canonical(typed ? "." : fs::absolute(file_).parent_path());
-      const std::string path = fs::weakly_canonical(base / *given).string();
-      origins_[path] = str("the relative path '", *given, "' was counted from ", base.string(),
-                           ", ", typed ? "the current folder" : "the folder of " + file_);
+      const fs::path folder = typed ? fs::path() : fs::path(file_).parent_path();
+      const std::string base = canonical_path(fs::current_path() / folder);
+      const std::string path = canonical_path(fs::path(base) / *given);
+      origins_[path] = str("the relative path '", *given, "' was counted from ", base, ", ",
+                           typed ? "the current folder" : "the folder of " + file_);
       node->kind = ConfigNode::Kind::kScalar;
       node->scalar = path;
       node->typed.reset();

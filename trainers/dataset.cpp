@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "core/log.h"
+#include "data/file.h"
 #include "data/loader.h"
 #include "data/utf8.h"
 #include "trainers/files.h"
@@ -31,6 +32,7 @@ std::unique_ptr<Tokenizer> tokenizer_for(TokenizerType type, const std::string& 
 std::string checked_fingerprint(const DataConfig& data) {
   const std::string& path = data.text.empty() ? data.jsonl.path : data.text;
   if (path.empty()) return "";
+  open_input_file(path);  // says more about a path that is wrong
   const std::string first = file_checksum(path), &eval_path = data.jsonl.eval_path;
   const std::string found = eval_path.empty() ? first : first + "+" + file_checksum(eval_path);
   if (!data.fingerprint.empty() && data.fingerprint != found)

@@ -14,13 +14,13 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
 #include "data/descriptor.h"
-#include "data/file.h"
 
 namespace cohort {
 namespace {
@@ -32,13 +32,27 @@ std::string reason() {
 }
 
 bool does_not_exist() {
-  return errno == ENOENT || errno == ENOTDIR;
+  return errno == ENOENT || errno == ENOTDIR || errno == ENAMETOOLONG;
 }
 
 // Everything that keeps the program from knowing what is there.
 [[noreturn]] void fail_to_read(const std::string& path) {
   throw Error(str("cannot read ", path, ": ", reason(),
                   "; hint: nothing was changed; make it readable and start again"));
+}
+
+// take(chunk) for all bytes of a file in order. Throws as read_text_file() does.
+void read_chunks(const std::string& path, const std::function<void(std::string_view)>& take) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::vector<char> buffer(1 << 18);
+  for (ssize_t n = file.get() < 0 ? -1 : 1; n != 0;) {
+    if (n > 0) n = ::read(file.get(), buffer.data(), buffer.size());
+    if (n > 0) take({buffer.data(), static_cast<size_t>(n)});
+    if (n >= 0) continue;
+    if (does_not_exist() || errno == EISDIR)
+      throw InputError(str("cannot read ", path, ": ", reason()));
+    fail_to_read(path);
+  }
 }
 
 }  // namespace
@@ -54,32 +68,33 @@ void write_file_durable(const std::string& path, const std::string& text) {
     ok = n > 0 || errno == EINTR;
   }
   ok = ok && ::fsync(fd) == 0;
-  const std::string why = reason();
-  ok = ::close(fd) == 0 && ok;
+  std::string why = reason();
+  if (::close(fd) != 0 && std::exchange(ok, false)) why = reason();
   if (!ok) throw Error(str("cannot write ", path, ": ", why));
+}
+
+void make_directory(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) throw Error(str("cannot create the directory ", path, ": ", error.message()));
+}
+
+void rename_entry(const std::string& from, const std::string& to) {
+  std::error_code error;
+  fs::rename(from, to, error);
+  if (error) throw Error(str("cannot rename ", from, " to ", to, ": ", error.message()));
 }
 
 void replace_file(const std::string& path, const std::string& text) {
   const std::string temporary = path + ".tmp";
   write_file_durable(temporary, text);
-  std::error_code error;
-  fs::rename(temporary, path, error);
-  if (error) throw Error(str("cannot rename ", temporary, " to ", path, ": ", error.message()));
+  rename_entry(temporary, path);
   sync_directory(fs::path(path).parent_path().string());
 }
 
 std::string read_text_file(const std::string& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   std::string text;
-  std::vector<char> buffer(1 << 16);
-  for (ssize_t n = file.get() < 0 ? -1 : 1; n != 0;) {
-    if (n > 0) n = ::read(file.get(), buffer.data(), buffer.size());
-    if (n > 0) text.append(buffer.data(), static_cast<size_t>(n));
-    if (n >= 0) continue;
-    if (does_not_exist() || errno == EISDIR)
-      throw InputError(str("cannot read ", path, ": ", reason()));
-    fail_to_read(path);
-  }
+  read_chunks(path, [&](std::string_view chunk) { text += chunk; });
   return text;
 }
 
@@ -132,14 +147,12 @@ void sync_directory(const std::string& path) {
 }
 
 std::string file_checksum(const std::string& path) {
-  std::ifstream in = open_input_file(path);
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(),
                                                                        XXH3_freeState);
   XXH3_64bits_reset(state.get());
-  std::vector<char> buffer(1 << 20);
-  while (in.read(buffer.data(), static_cast<std::streamsize>(buffer.size())) || in.gcount() > 0)
-    XXH3_64bits_update(state.get(), buffer.data(), static_cast<size_t>(in.gcount()));
-  if (in.bad()) fail_to_read(path);
+  read_chunks(path, [&](std::string_view chunk) {
+    XXH3_64bits_update(state.get(), chunk.data(), chunk.size());
+  });
   char text[17];
   std::snprintf(text, sizeof text, "%016llx",
                 static_cast<unsigned long long>(XXH3_64bits_digest(state.get())));

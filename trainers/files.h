@@ -14,6 +14,11 @@ void write_file_durable(const std::string& path, const std::string& text);
 // The same through a temporary name and a rename, so that readers see the old or the new text and
 // nothing between.
 void replace_file(const std::string& path, const std::string& text);
+// Makes a directory, and those above it, where it is not there. Throws Error naming the path and
+// the reason.
+void make_directory(const std::string& path);
+// Throws Error naming both paths and the reason.
+void rename_entry(const std::string& from, const std::string& to);
 // Throws InputError if there is no such file, Error if it cannot be read.
 std::string read_text_file(const std::string& path);
 
@@ -30,8 +35,8 @@ int64_t readable_size(const std::string& path);
 
 // Flushes a directory entry after a rename. Throws Error if that fails.
 void sync_directory(const std::string& path);
-// XXH3-64 of a file as 16 hex digits. Throws InputError if it cannot be opened, Error if it cannot
-// be read.
+// XXH3-64 of a file as 16 hex digits. Throws InputError if there is no such file, Error if it
+// cannot be read.
 std::string file_checksum(const std::string& path);
 // XXH3-64 of bytes, with the checksum of what comes before them as its seed.
 uint64_t checksum(std::string_view bytes, uint64_t before = 0);

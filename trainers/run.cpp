@@ -80,7 +80,7 @@ void check_stages(const RunPlan& plan) {
 
 Run::Run(RunPlan plan, std::string dir, ProcessGroup* group)
     : plan_(std::move(plan)), config_(dump_plan(plan_)), dir_(std::move(dir)), group_(group) {
-  if (!fs::is_directory(dir_))
+  if (!path_exists(dir_))
     throw InputError(str("the run directory ", dir_,
                          " cannot be seen from this host; hint: set output_dir to a file system "
                          "that all hosts share"));
@@ -129,7 +129,7 @@ RunResult Run::execute(Reporter& reporter, const std::atomic<bool>& stop) {
   RunResult result{.run_dir = dir_};
   for (size_t i = 0; i < plan_.stages.size() && result.end == StageEnd::kFinished; ++i) {
     if (i > 0) plan_.stages[i].init_from = stage_dir(i - 1);
-    if (is_main()) fs::create_directories(stage_dir(i));
+    if (is_main()) make_directory(stage_dir(i));
     result.end = run_stage(i, reporter, stop);
     result.last_trainer = plan_.stages[i].trainer;
   }
@@ -181,7 +181,7 @@ void Run::record_start() {
   recorded_ = true;
   std::string note = start_;
   std::replace(note.begin(), note.end(), '\n', ' ');
-  fs::create_directories(dir_ + "/starts");
+  make_directory(dir_ + "/starts");
   int number = 1;
   const auto path = [&] { return str(dir_, "/starts/", number, ".yaml"); };
   while (path_exists(path())) ++number;

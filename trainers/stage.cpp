@@ -298,8 +298,9 @@ void Stage::warn(const std::string& warning) const {
   std::string best;
   if (state_.best_step >= 0) {
     const std::string checkpoint = checkpoint_path(dir_ + "/checkpoints", state_.best_step);
+    std::error_code ignored;
     best = str("; best so far: step ", state_.best_step, " (", score_text(state_.best, 4), "), ",
-               fs::exists(checkpoint) ? checkpoint : "which is not saved");
+               fs::exists(checkpoint, ignored) ? checkpoint : "which is not saved");
   }
   logging::warn(warning, best);
 }

@@ -129,6 +129,9 @@ TEST_F(BadInput, RelativePathsThatLeadNowhere) {
                   "'no.jsonl' was counted from", "the folder of " + path("run.yaml")});
   expect_refused(kSft, {"init_from: ", "'no/run' was counted from", "the current folder"},
                  {"init_from=no/run"});
+  const std::string far(5000, 'x');
+  expect_refused(kSft, {"no checkpoint at", "does not exist"}, {"init_from=" + far});
+  expect_refused(kSft, {"File name too long", "hint"}, {"data.task=", "data.jsonl.path=" + far});
 }
 
 // ---- Data --------------------------------------------------------------------------------------

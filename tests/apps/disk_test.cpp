@@ -2,6 +2,7 @@
 // not be read.
 #include <filesystem>
 #include <map>
+#include <tuple>
 
 #include "tests/apps/process.h"
 #include "tests/trainers/small_configs.h"
@@ -62,6 +63,10 @@ TEST_F(Disk, CheckpointsThatCannotBeReadAreNotTakenForNone) {
                                   "cannot read " + newest + "/manifest.json: Input/output");
   expect_stopped_without_a_change({.call = "open", .path = "/model.safetensors", .error = EMFILE},
                                   "cannot read " + newest + "/model.safetensors: Too many open");
+  // Its size is known by then, its checksum is not.
+  expect_stopped_without_a_change(
+      {.call = "open", .path = "/model.safetensors", .error = EMFILE, .pass = 1},
+      "cannot read " + newest + "/model.safetensors: Too many open");
   for (const char* file : {"/manifest.json", "/model.safetensors"})
     expect_stopped_without_a_change({.call = "read", .path = file, .error = EIO},
                                     "cannot read " + newest + file + ": Input/output error");
@@ -99,6 +104,44 @@ TEST_F(Disk, DirectoriesThatCannotBeFlushedAreAnError) {
       {.call = "fsync", .path = "/.tmp-step-00000002", .error = EIO, .pass = 6}, train());
   EXPECT_EQ(output.code, 1) << output.err;
   EXPECT_NE(output.err.find("cannot flush the directory"), std::string::npos) << output.err;
+}
+
+TEST_F(Disk, WhatCannotBeMadeIsSaidInOneSentence) {
+  const std::string step = "checkpoints/step-00000002";
+  const std::tuple<const char*, const char*, int, std::string> faults[] = {
+      {"mkdir", "/checkpoints", EDQUOT, "cannot create the directory RUN/checkpoints: Disk quota"},
+      {"mkdir", "/.tmp-step-00000002", ENOSPC,
+       "cannot create the directory RUN/checkpoints/.tmp-step-00000002: No space left on device"},
+      {"rename", "/.tmp-step-00000002 ", EACCES,
+       "cannot rename RUN/checkpoints/.tmp-step-00000002 to RUN/" + step + ": Permission denied"},
+      {"close", "/config.yaml.tmp", ENOSPC, "cannot write RUN/config.yaml.tmp: No space left"}};
+  for (const auto& [call, path, error, text] : faults) {
+    const Output output = run_cohort_with({.call = call, .path = path, .error = error}, train());
+    EXPECT_EQ(output.code, 1) << output.err;
+    std::string expected = "cohort: " + text;
+    for (size_t at; (at = expected.find("RUN")) != expected.npos;) expected.replace(at, 3, run_);
+    EXPECT_NE(output.err.find(expected), std::string::npos) << output.err;
+    fs::remove_all(run_);
+  }
+}
+
+TEST_F(Disk, DataThatCannotBeReadAreNamed) {
+  write_file(dir_.path("text.txt"), small_text());
+  write_file(dir_.path("text.yaml"), std::string(kSmallModel) + kSmallPretrain);
+  const std::vector<std::string> check{"check", dir_.path("text.yaml")};
+  // The fingerprint has been read by then.
+  for (const int pass : {0, 2}) {
+    const Output output =
+        run_cohort_with({.call = "read", .path = "text.txt", .error = EIO, .pass = pass}, check);
+    EXPECT_NE(output.code, 0);
+    EXPECT_NE(output.err.find(dir_.path("text.txt") + (pass > 0 ? ": cannot be read" : "")),
+              std::string::npos)
+        << output.err;
+    EXPECT_NE(output.err.find(": Input/output error"), std::string::npos) << output.err;
+  }
+  // Only a path that is relative is looked at before; who reads the data says what is wrong.
+  const Output output = run_cohort_with({.call = "stat", .path = "text.txt", .error = EIO}, check);
+  EXPECT_EQ(output.code, 0) << output.err;
 }
 
 // A kill while the run is made leaves no half configuration.
