@@ -121,11 +121,8 @@ void remove_old(const std::string& dir, const TrainState& state, int64_t keep_la
     }
     if (kept++ >= keep_last && step != state.best_step) remove_checkpoint(path);
   }
-  // What a killed process left, and what save_checkpoint() replaced. Only now, when a good one is
-  // there: the run may have come from a replaced one.
-  for (const std::string& name : list_directory(dir))
-    if (step_in(name, kTemporary) >= 0 || step_in(name, kReplaced) >= 0)
-      remove_entry(fs::path(dir) / name);
+  // Only now, when a good one is there: the run may have come from a replaced one.
+  remove_leftovers(dir);
 }
 
 Json read_json(const std::string& checkpoint, const char* name) {
@@ -260,6 +257,12 @@ std::string save_checkpoint(const std::string& dir, const CheckpointView& view, 
     logging::warn("old checkpoints are not removed: ", e.what());
   }
   return target.string();
+}
+
+void remove_leftovers(const std::string& dir) {
+  for (const std::string& name : list_directory(dir))
+    if (step_in(name, kTemporary) >= 0 || step_in(name, kReplaced) >= 0)
+      remove_entry(fs::path(dir) / name);
 }
 
 void link_best(const std::string& dir, const TrainState& state) {

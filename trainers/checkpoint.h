@@ -65,6 +65,10 @@ struct CheckpointView {
 // Returns the new directory.
 std::string save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last);
 
+// Removes what a killed process left in DIR, and what save_checkpoint() replaced: for a DIR that
+// has a good checkpoint under its own name.
+void remove_leftovers(const std::string& dir);
+
 // Makes DIR/best the link to the best checkpoint, where that one is saved. What keeps it from that
 // is a warning.
 void link_best(const std::string& dir, const TrainState& state);

@@ -28,8 +28,11 @@ Stage::Stage(const StageSetup& setup)
   if (config_.trainer != TrainerType::kPretrain) correct_ = correctness_of(config_, data_.task);
   if (!is_main()) return;
   open_logs();
-  // A kill may have come between a checkpoint and its link.
+  // A kill may have come between a checkpoint and its link, or before what it replaces was removed;
+  // what has ended is not saved again.
   if (!resumed_from_.empty()) link_best(dir_ + "/checkpoints", state_);
+  if (state_.finished && resumed_from_ == checkpoint_path(dir_ + "/checkpoints", state_.step))
+    remove_leftovers(dir_ + "/checkpoints");
   reporter_.begin_stage(trainer_name(config_.trainer), state_.step, config_.steps);
 }
 

@@ -144,6 +144,21 @@ TEST_F(Disk, DataThatCannotBeReadAreNamed) {
   EXPECT_EQ(output.code, 0) << output.err;
 }
 
+// The last checkpoint is there; nothing will be saved after it.
+TEST_F(Disk, AKillAfterTheLastCheckpointLeavesNothingBehind) {
+  const std::string left = run_ + "/checkpoints/.tmp-step-00000002";
+  EXPECT_EQ(
+      run_cohort_with({.call = "unlinkat", .path = "/.tmp-step-00000002", .error = -1}, train())
+          .code,
+      128 + 9);
+  ASSERT_TRUE(fs::exists(run_ + "/checkpoints/step-00000006/manifest.json"));
+  ASSERT_TRUE(fs::exists(left));
+  write_file(run_ + "/checkpoints/.tmp-mine", "mine");
+  EXPECT_EQ(run_cohort({"train", "--resume", run_}).code, 0);
+  EXPECT_FALSE(fs::exists(left));
+  EXPECT_TRUE(fs::exists(run_ + "/checkpoints/.tmp-mine"));
+}
+
 // A kill while the run is made leaves no half configuration.
 TEST_F(Disk, TheConfigurationAppearsWhole) {
   const Output output =
