@@ -15,6 +15,7 @@
 #include "apps/signals.h"
 #include "core/log.h"
 #include "data/example.h"
+#include "data/utf8.h"
 #include "dist/communicator.h"
 #include "rl/reward.h"
 #include "trainers/config.h"
@@ -205,6 +206,19 @@ int run(int argc, char** argv) {
   return code;
 }
 
+// A message may quote what was given or read, of any length: its begin and its end are enough.
+int fail(const std::exception& e, int code) {
+  constexpr size_t kBegin = 4000, kEnd = 2000;
+  std::string text = e.what();
+  if (text.size() > kBegin + kEnd) {
+    const auto boundary = [&](size_t at) { return std::min(next_utf8_boundary(text, at), at + 4); };
+    const size_t from = boundary(kBegin), to = boundary(text.size() - kEnd);
+    text.replace(from, to - from, str(" [... ", to - from, " bytes ...] "));
+  }
+  std::cerr << "cohort: " << text << '\n';
+  return code;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -213,13 +227,10 @@ int main(int argc, char** argv) {
   try {
     return check_output(run(argc, argv));
   } catch (const InputError& e) {
-    std::cerr << "cohort: " << e.what() << '\n';
-    return kBadInput;
+    return fail(e, kBadInput);
   } catch (const PeerError& e) {
-    std::cerr << "cohort: " << e.what() << '\n';
-    return kPeerFailed;
+    return fail(e, kPeerFailed);
   } catch (const std::exception& e) {
-    std::cerr << "cohort: " << e.what() << '\n';
-    return kFailed;
+    return fail(e, kFailed);
   }
 }

@@ -94,6 +94,15 @@ TEST_F(BadInput, Configuration) {
   expect_refused(kSft, {"task addition: sizes 2 to 40", "hint"}, {"data.task_sizes.max_size=40"});
 }
 
+TEST_F(BadInput, LongValuesAreNotRepeatedWhole) {
+  for (const std::string& value : {std::string(100000, 'x'), std::string(100000, '\x80')}) {
+    train(kSft);
+    const Output output = run_cohort({"check", path("run.yaml"), "seed=" + value});
+    expect_bad_input(output, {"command line: seed: expected a whole number", "bytes ...]"});
+    EXPECT_LT(output.err.size(), 10000u);
+  }
+}
+
 TEST_F(BadInput, CheckSaysTheSameAsTrain) {
   const std::string yaml = std::string(kSmallModel) + kSmallData + kSmallGrpo;
   for (const char* fault :
