@@ -22,6 +22,9 @@ constexpr int64_t kFormat = 1;
 constexpr const char* kPrefix = "step-";
 constexpr const char* kTemporary = ".tmp-";
 constexpr const char* kReplaced = ".old-";
+// What every checkpoint has, besides the manifest.
+constexpr const char* kMembers[] = {"model.safetensors", "optimizer.safetensors", "config.json",
+                                    "tokenizer.json", "state.json"};
 
 std::atomic<int> g_saving{0};
 struct SaveInProgress {
@@ -80,9 +83,12 @@ NamedTensors weights_of(const Transformer& model) {
   return out;
 }
 
-void write_manifest(const fs::path& dir) {
+// Of the files that have just been written, whatever else could not be removed from the directory.
+void write_manifest(const fs::path& dir, const CheckpointView& view) {
   Json files;
-  for (const std::string& name : list_directory(dir)) {
+  std::set<std::string> names(std::begin(kMembers), std::end(kMembers));
+  if (view.reference != nullptr) names.insert("reference.safetensors");
+  for (const std::string& name : names) {
     const std::string path = dir / name;
     Json file;
     file.set("bytes", readable_size(path)).set("xxh3", file_checksum(path));
@@ -239,7 +245,7 @@ std::string save_checkpoint(const std::string& dir, const CheckpointView& view, 
   write_file_durable((temporary / "tokenizer.json").string(),
                      view.tokenizer.to_json().dump(2) + "\n");
   write_file_durable((temporary / "state.json").string(), view.state.to_json().dump(2) + "\n");
-  write_manifest(temporary);
+  write_manifest(temporary, view);
   sync_directory(temporary.string());
   // The step may be there already: a damaged one that the run went back behind. newest_checkpoint()
   // knows the name that the old one has for a moment.
@@ -285,8 +291,7 @@ void verify_checkpoint(const std::string& checkpoint) {
   const int64_t format = manifest.at("format").as_int();
   if (format != kFormat)
     throw InputError(str(path, ": checkpoint format ", format, ", this version reads ", kFormat));
-  for (const char* name : {"model.safetensors", "optimizer.safetensors", "config.json",
-                           "tokenizer.json", "state.json"})
+  for (const char* name : kMembers)
     if (manifest.at("files").find(name) == nullptr)
       throw InputError(str("damaged checkpoint: ", path, " does not list ", name));
   for (const auto& [name, file] : manifest.at("files").as_object()) {

@@ -159,6 +159,21 @@ TEST_F(Disk, AKillAfterTheLastCheckpointLeavesNothingBehind) {
   EXPECT_TRUE(fs::exists(run_ + "/checkpoints/.tmp-mine"));
 }
 
+TEST_F(Disk, WhatAKillLeftAndCannotBeRemovedIsNoPartOfACheckpoint) {
+  const std::string step = run_ + "/checkpoints/step-00000002";
+  EXPECT_EQ(
+      run_cohort_with({.call = "rename", .path = "/.tmp-step-00000002 ", .error = -1}, train())
+          .code,
+      128 + 9);
+  ASSERT_TRUE(fs::exists(run_ + "/checkpoints/.tmp-step-00000002/manifest.json"));
+  const Output output = run_cohort_with(
+      {.call = "unlinkat", .path = "/.tmp-step-00000002", .error = EBUSY, .fail = 1},
+      {"train", "--resume", run_, "checkpoint.keep_last=9"});
+  EXPECT_EQ(output.code, 0) << output.err;
+  EXPECT_NE(output.err.find("cannot remove "), std::string::npos) << output.err;
+  verify_checkpoint(step);
+}
+
 // A kill while the run is made leaves no half configuration.
 TEST_F(Disk, TheConfigurationAppearsWhole) {
   const Output output =
