@@ -1,0 +1,684 @@
+#!/usr/bin/env python3
+"""Attacks the `cohort` binary and counts what it finds: runs that are killed at random moments and
+resumed, calls of the C library that fail (tests/support/faults), and mutated inputs.
+
+  scripts/attack.py                        200 kills, 1,600 faults, 10,000 mutations: minutes
+  scripts/attack.py --smoke                a tenth of that, and no case starts after 60 seconds
+  scripts/attack.py --only mutations:1234  one case again, with the same --seed
+
+A case is drawn from the seed, its kind and its number; only the moment of a kill depends on the
+machine. What must hold is said by kills(), faults() and mutations(), and for every command by
+Case.cohort(). A case that finds something is kept, with its commands, in the folder that is named
+at the end. Exit code: 0 nothing found, 1 findings, 2 the attack could not be made.
+"""
+import argparse
+import collections
+import ctypes
+import errno
+import json
+import multiprocessing
+import os
+import random
+import re
+import resource
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+ROOT = Path(__file__).resolve().parent.parent
+LAB = SimpleNamespace()  # what all cases share; set before the workers are forked
+WORKERS = 2
+PATIENCE = 20  # seconds that a command may take
+MEMORY, FILE_SIZE = 4 << 30, 256 << 20  # bytes that it may use
+PDEATHSIG = 1
+
+COMMON = ("output_dir: run\nnum_threads: 1\nlearning_rate: 1e-2\nmax_completion_length: 4\n"
+          "eval: {every: 3, size: 8}\ncheckpoint: {every: 2, keep_last: 2}\n"
+          "model: {num_layers: 1, d_model: 16, num_heads: 2, context: 24, init_std: 0.1}\n")
+ADDITION = "data: {task: addition, task_sizes: {max_size: 2}}\n"
+STAGES = ("stages:\n  - {trainer: sft, steps: 10, batch_size: 8}\n"
+          "  - {trainer: grpo, steps: 8, prompts_per_step: 4, num_generations: 8, beta: 0.1,\n"
+          "     rewards: [{name: format, pattern: '.*1.*'}], log_completions: 3}\n")
+CONFIGS = {
+    "task": COMMON + ADDITION + STAGES,
+    "ranks": COMMON + ADDITION + "ranks: 2\n" + STAGES,
+    "jsonl": COMMON + STAGES + "data:\n  tokenizer: byte\n  jsonl: {path: data.jsonl, prompt: "
+             "'{a}+1=', answer: '{b}', held_out_fraction: 0.3}\n",
+    "text": COMMON + "trainer: pretrain\nsteps: 12\nbatch_size: 4\n"
+            "data: {text: text.txt, held_out_fraction: 0.2}\n",
+}
+JSONL = "".join(f'{{"a": {i}, "b": {i + 1}, "why": ["x", {{"y": null}}]}}\n' for i in range(60))
+TEXT = "".join(f"{w} one two three\n" for w in "four five and seven eight but not nine".split() * 9)
+# What a user has put where Cohort writes.
+MINE = ["run/notes.txt", "run/checkpoints/mine/a", "run/checkpoints/.tmp-mine", "run/starts/mine"]
+
+
+class Finding(Exception):
+    """What must not be."""
+
+
+def expect(condition, *what):
+    """Raises a Finding that says `what`, unless the condition holds."""
+    if not condition:
+        raise Finding(" ".join(str(w) for w in what))
+
+
+# ---- Commands ------------------------------------------------------------------------------------
+
+Result = collections.namedtuple("Result", "code out err hits")
+
+
+def in_child():
+    """Limits a child, ends it with its parent, and gives it all signals, in whatever way this
+    script was started."""
+    ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    for limit, value in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, FILE_SIZE),
+                         (resource.RLIMIT_CPU, 4 * PATIENCE), (resource.RLIMIT_CORE, 0)):
+        resource.setrlimit(limit, (value, value))
+
+
+class Case:
+    """One case: its folder, its random draws and what it has run."""
+
+    def __init__(self, folder, rng):
+        self.folder, self.rng, self.history = folder, rng, []
+        self.counts = collections.Counter()  # what has been done, by what it is
+        folder.mkdir(parents=True)
+
+    def path(self, name):
+        """A path in the case's folder."""
+        return self.folder / name
+
+    def cohort(self, *arguments, stdin=b"", fault=None, shot=None):
+        """Runs a command to its end. `fault`: for COHORT_FAULT; `shot`: (seconds, signal).
+
+        Whatever happens, the command ends in time, by itself, with a documented code, and says why
+        where it fails."""
+        command = [os.fsencode(a) for a in (LAB.binary, *arguments)]
+        environment, log = dict(os.environ), LAB.work / f"hits-{os.getpid()}"
+        if fault:
+            environment |= {"LD_PRELOAD": str(LAB.shim), "COHORT_FAULT_LOG": str(log),
+                            "COHORT_FAULT": "|".join(str(f) for f in fault)}
+        line = " ".join(shlex.quote(os.fsdecode(c)) for c in command)
+        self.history.append(f"{line}  # fault {fault}, shot {shot}, stdin {stdin[:1000]!r}")
+        # Standard error lies outside the folder whose calls fail.
+        error_path, hits = LAB.work / f"err-{os.getpid()}", []
+        self.path("in").write_bytes(stdin)
+        with open(self.path("in"), "rb") as in_, open(self.path("out"), "wb") as out, \
+                open(error_path, "wb") as err:
+            process = subprocess.Popen(command, stdin=in_, stdout=out, stderr=err, env=environment,
+                                       cwd=self.folder, preexec_fn=in_child)
+            try:
+                if shot and not ended(process, shot[0]):
+                    process.send_signal(shot[1])
+                in_time = ended(process, PATIENCE)
+            finally:
+                process.kill()
+                process.wait()
+        if log.exists():
+            hits = log.read_text(errors="replace").splitlines()
+            log.unlink()
+        result = Result(process.returncode, self.path("out").read_bytes(),
+                        error_path.read_text(errors="replace"), hits)
+        self.history.append(f"# code {result.code}, hits {len(hits)}: {result.err[-2000:]}")
+        expect(in_time, "no end within", PATIENCE, "s")
+        allowed = {0, 1, 2} | ({130, -shot[1]} if shot else set())
+        expect(result.code in allowed or fault and fault[2] < 0, "exit code", result.code)
+        expect(fault or result.code != 1 or arguments[0] != "check", "check failed:", result.err)
+        if result.code in (1, 2):
+            self.expect_message(result)
+        return result
+
+    def expect_message(self, result):
+        """A failure is explained in the user's terms, at a length that can be read."""
+        last = result.err.splitlines()[-1] if result.err.strip() else ""
+        said = result.err[result.err.rfind("cohort: "):] if "cohort: " in result.err else ""
+        expect(len(said) > 20, "no message, but:", last)
+        for internal in ("std::", "terminate called", "bad_alloc", "yaml-cpp", "YAML::", "basic_",
+                         "json.exception", "Sanitizer", "filesystem error", ": Success"):
+            expect(internal not in result.err, "a message with", internal, said[:500])
+        expect(len(result.err) < 20000, "a message of", len(result.err), "characters")
+
+
+def ended(process, seconds):
+    """Whether the process ends within so many seconds."""
+    handle = os.pidfd_open(process.pid)
+    try:
+        return bool(select.select([handle], [], [], seconds)[0])
+    finally:
+        os.close(handle)
+
+
+# ---- Runs ----------------------------------------------------------------------------------------
+
+
+def xxh3(data):
+    """The checksum of a manifest."""
+    return "%016x" % LAB.xxhash.XXH3_64bits(data, ctypes.c_size_t(len(data)))
+
+
+def is_sound(checkpoint):
+    """Whether the manifest is there and every file is as it says."""
+    try:
+        files = json.loads((checkpoint / "manifest.json").read_bytes())["files"]
+        data = {name: (checkpoint / name).read_bytes() for name in files}
+    except OSError:
+        return False
+    return all(xxh3(data[name]) == files[name]["xxh3"] for name in files)
+
+
+def log_lines(path):
+    """The lines of a log without what differs from run to run."""
+    text = path.read_text() if path.exists() else ""
+    lines = [json.loads(line) for line in text.splitlines()]
+    timed = re.compile(r"time|step_time|tokens_per_second")
+    return [json.dumps({k: v for k, v in line.items() if not timed.match(k)}) for line in lines]
+
+
+def newest(run):
+    """The newest sound checkpoint of each stage that has one."""
+    out = {}
+    for folder in run.rglob("checkpoints"):
+        sound = [c for c in sorted(folder.glob("step-*")) if is_sound(c)]
+        if sound:
+            out[str(folder.relative_to(run))] = sound[-1]
+    return out
+
+
+def outcome(run):
+    """What must be equal where runs are: final weights and logs of each stage."""
+    out = {}
+    for name, checkpoint in newest(run).items():
+        logs = run / Path(name).parent
+        out[name, "weights"] = (checkpoint / "model.safetensors").read_bytes()
+        for log in ("metrics.jsonl", "completions.jsonl"):
+            out[name, log] = log_lines(logs / log)
+    return out
+
+
+def write_inputs(folder, name):
+    """A configuration and what it reads."""
+    (folder / "run.yaml").write_text(CONFIGS[name])
+    (folder / "data.jsonl").write_text(JSONL)
+    (folder / "text.txt").write_text(TEXT)
+
+
+def copy_base(case, name):
+    """Puts a folder of LAB.work/base into the case; the run's configuration follows."""
+    source = LAB.work / "base" / name
+    shutil.copytree(source, case.folder, symlinks=True, dirs_exist_ok=True)
+    for config in case.folder.glob("run/**/*.yaml"):
+        config.write_text(config.read_text().replace(str(source), str(case.folder)))
+
+
+def expect_complete(case, name, lost=False):
+    """The run has the weights and logs of an undisturbed one; `lost`: but for lost log lines."""
+    expected, found = LAB.outcomes[name], outcome(case.path("run"))
+    expect(expected.keys() == found.keys(), "other stages:", list(found))
+    for key, value in expected.items():
+        same = found[key] == value
+        if lost and key[1] != "weights":
+            same = [line for line in value if line in found[key]] == found[key]
+        expect(same, "differs from the undisturbed run:", *key)
+
+
+def settle(case, name, lost=False):
+    """Goes on with a run until it is done, and expects it to be that of an undisturbed one."""
+    run = case.path("run")
+    if run.exists() and not (run / "config.yaml").exists():
+        shutil.rmtree(run)  # killed before there was a run
+    go_on = ["--resume", run] if run.exists() else ["run.yaml"]
+    result = case.cohort("train", *go_on)
+    expect(result.code == 0, "the plain command failed")
+    expect_complete(case, name, lost)
+    for path in run.rglob("*"):
+        own = re.match(r"\.(tmp|old)-step-|.*\.tmp$", path.name)
+        expect(not own or "mine" in path.name, "left behind:", path.relative_to(run))
+        expect(not re.match(r"step-\d+$", path.name) or is_sound(path), "unsound:", path)
+
+
+# ---- The three attacks ---------------------------------------------------------------------------
+
+
+def kills(case):
+    """A run that is killed, or asked to end, again and again ends as an undisturbed one."""
+    name = case.rng.choice(sorted(CONFIGS))
+    write_inputs(case.folder, name)
+    for _ in range(case.rng.randint(2, 8)):
+        run = case.path("run")
+        if run.exists() and not (run / "config.yaml").exists():
+            shutil.rmtree(run)
+        go_on = ["--resume", run] if run.exists() else ["run.yaml"]
+        number = case.rng.choice([signal.SIGKILL] * 6 +
+                                 [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+        moment = case.rng.uniform(0, 1.2) * LAB.seconds[name]
+        code = case.cohort("train", *go_on, shot=(moment, number)).code
+        expect(code in (0, 130, -number), "exit code", code)
+        if code == 0:
+            break
+        case.counts[number.name] += 1
+    settle(case, name)
+
+
+# Name, folder of LAB.work/base, arguments.
+COMMANDS = [
+    ("train", "task-new", ["train", "{}/run.yaml"]),
+    ("train", "jsonl-new", ["train", "{}/run.yaml"]),
+    ("train", "text-new", ["train", "{}/run.yaml"]),
+    ("train", "ranks-new", ["train", "{}/run.yaml"]),
+    ("resume", "task-half", ["train", "--resume", "{}/run"]),
+    ("resume", "jsonl-half", ["train", "--resume", "{}/run"]),
+    ("resume", "text-half", ["train", "--resume", "{}/run"]),
+    ("resume", "text-half", ["train", "--resume", "{}/run"]),
+    ("generate", "jsonl", ["generate", "{}/run", "1+1=", "--max-tokens", "6", "--json"]),
+    ("eval", "jsonl", ["eval", "{}/run"]), ("eval", "text", ["eval", "{}/run"]),
+    ("logprobs", "task", ["logprobs", "{}/run", "11+11=22", "--eos"]),
+    ("check", "jsonl", ["check", "{}/run.yaml", "init_from={}/run", "stages.1.beta=0"]),
+    ("check", "text", ["check", "{}/run.yaml"]),
+]
+OPEN = [errno.EACCES, errno.EMFILE, errno.EIO]
+FULL = [errno.ENOSPC, errno.EIO, errno.EDQUOT]
+ERRORS = collections.defaultdict(lambda: [errno.EIO], {
+    "open": OPEN, "openat": OPEN, "fopen": OPEN, "opendir": OPEN, "fread": [errno.EIO],
+    "read": [errno.EIO, errno.EINTR, errno.ESTALE, 0], "write": [*FULL, errno.EINTR, 0],
+    "fwrite": FULL, "fflush": FULL, "fsync": FULL, "close": FULL, "mkdir": [*FULL, errno.EACCES],
+    "rename": [*FULL, errno.EACCES], "symlink": [*FULL, errno.EPERM], "mmap": [errno.ENOMEM],
+    "unlinkat": [errno.EACCES, errno.EBUSY, errno.EROFS], "flock": [errno.ENOLCK],
+    "stat": [errno.EACCES, errno.EIO], "lstat": [errno.EACCES, errno.EIO]})
+
+
+def faults(case):
+    """A call that fails: the command has done all, or says what failed; nothing is lost, and the
+    plain command then does the rest."""
+    index = case.rng.randrange(len(COMMANDS))
+    (command, base, arguments), trace = COMMANDS[index], LAB.traces[index]
+    copy_base(case, base)
+    call = case.rng.choice(sorted(trace))
+    error, times = case.rng.choice(ERRORS[call]), case.rng.choice([1, 1, 3, 1 << 30])
+    fault = (call, case.folder, error, case.rng.randrange(trace[call]),
+             1 if error == errno.EINTR else times)  # without end it is no fault, but a halt
+    before = {k: v.name for k, v in newest(case.path("run")).items()}
+    case.counts[call] += 1  # taken back below where the call never came
+    result = case.cohort(*[a.format(case.folder) for a in arguments], fault=fault)
+    case.counts[call] = min(1, len(result.hits))
+    if result.code != 0:
+        said = result.err[result.err.rfind("cohort: "):]
+        expect("/" in said or "standard output" in said, "no place:", said)
+    if command in ("train", "resume"):
+        after = {k: v.name for k, v in newest(case.path("run")).items()}
+        expect(all(after.get(k, "") >= v for k, v in before.items()), "lost:", before, after)
+        lost = result.code != 0 and "lines are lost" in result.err
+        if result.code == 0:
+            expect_complete(case, base.split("-")[0])
+        settle(case, base.split("-")[0], lost)
+        for name in MINE if command == "resume" else []:
+            expect(case.path(name).read_text() == name, "the user's file is lost:", name)
+    elif result.code == 0:
+        plain = LAB.outputs[index].replace(b"{}", os.fsencode(case.folder))
+        expect(result.out == plain, "code 0 with another output:", result.out, "for", plain)
+
+
+# ---- Mutations -----------------------------------------------------------------------------------
+
+VALUES = [v.encode() for v in """0 -1 1 2 1e9 1000000000 16777216 4096 65536 2147483648 1e308 -1e308
+    9223372036854775807 9223372036854775808 -9223372036854775809 1e400 1e-400 nan inf -inf .nan .inf
+    0.5 0x10 1_000 +1 true null ~ none '' "" [] {} [1,2] [-1] [[[]]] {a:b} *a &a !!binary ? | >
+    task text sft grpo pretrain format numeric char byte f64 bf16 cuda cpu {a} {b} {{ }} { } {a {}
+    (a+)+$ (?R) [^ ( .{1000000} \\d{0,65535} \\Q (?<=a*) \\x{110000} /dev/null . .. /""".split()]
+VALUES += [b"", b"\xff\xfe", b"\0", b"\n", b"\t", b"x" * 100000, b"9" * 5000, b"[" * 3000,
+           b"{a: " * 3000, b"\xe2\x80\xae", b"\xf0\x9f\x98\x80" * 20, b"\xed\xa0\x80",
+           b"\xef\xbb\xbf", b"- " * 3000, b"(" * 3000, b"&a [*a]", b"\r\n",
+           b"%YAML 9.9", b"---\n", b"\x1b[2J"]
+NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:e-?\d+)?")
+JSON_VALUES = [None, True, -1, 0, 1, 7, 2**31, 2**63 - 1, 2**63, -2**63, 1e308, 0.5, "", "x", "\0",
+               "x" * 100000, [], {}, [0], [2**62, 2**62], {"a": 1}, [[[]]], float("nan"), "F64"]
+
+
+def mutate(rng, data):
+    """Changes some of the bytes, numbers, values or lines of a text."""
+    for _ in range(rng.choice([1, 1, 1, 2, 4])):
+        at, kind = rng.randrange(len(data) + 1), rng.randrange(9)
+        lines = data.splitlines(keepends=True) or [b""]
+        line, numbers = rng.randrange(len(lines)), list(NUMBER.finditer(data))
+        if kind == 0:
+            data = data[:at] + bytes([rng.randrange(256)]) + data[at + 1:]
+        elif kind == 1:
+            data = data[:at] + data[at + rng.choice([1, 3, 20, len(data)]):]
+        elif kind == 2:
+            data = data[:at] + rng.choice(VALUES) + data[at:]
+        elif kind == 3:
+            data = b"".join(lines[:line] + lines[line + 1:])
+        elif kind == 4:
+            data = b"".join(lines[:line] + [lines[rng.randrange(len(lines))]] + lines[line:])
+        elif kind == 5 and b":" in lines[line]:
+            lines[line] = lines[line].split(b":")[0] + b": " + rng.choice(VALUES) + b"\n"
+            data = b"".join(lines)
+        elif numbers:
+            number = rng.choice(numbers)
+            data = data[:number.start()] + rng.choice(VALUES[:22]) + data[number.end():]
+    return data
+
+
+def mutate_json(rng, data):
+    """Changes one value of a JSON text, or its bytes."""
+    if rng.random() < 0.4:
+        return mutate(rng, data)
+    root = json.loads(data)
+    node = root
+    while True:
+        keys = list(node) if isinstance(node, dict) else range(len(node))
+        key = rng.choice(keys)
+        if isinstance(node[key], (dict, list)) and node[key] and rng.random() < 0.8:
+            node = node[key]
+            continue
+        if isinstance(node, dict) and rng.random() < 0.2:
+            node["extra" if rng.random() < 0.5 else key + key] = node.pop(key)
+        else:
+            node[key] = rng.choice(JSON_VALUES)
+        return json.dumps(root, indent=2).encode()
+
+
+def mutate_tensors(rng, data):
+    """Changes the header of a safetensors file, its length, or the file's bytes or end."""
+    length = int.from_bytes(data[:8], "little")
+    header, rest = data[8:8 + length], data[8 + length:]
+    kind = rng.randrange(4)
+    if kind == 0:
+        return rng.choice([data[:rng.randrange(len(data))], data + b"x" * rng.choice([1, 8, 999])])
+    if kind == 1:
+        return rng.randrange(1 << rng.choice([8, 16, 63])).to_bytes(8, "little") + header + rest
+    if kind == 2:
+        special = rng.choice([b"\0\0\xc0\x7f", b"\0\0\x80\x7f", b"\xff" * 4, b"\0" * 4])
+        at = rng.randrange(len(rest) // 4) * 4
+        return data[:8] + header + rest[:at] + special + rest[at + 4:]
+    header = mutate_json(rng, header.rstrip())
+    header += b" " * (-len(header) % 8 if rng.random() < 0.8 else 0)
+    return len(header).to_bytes(8, "little") + header + rest
+
+
+SMALL = ["num_threads=1", "ranks=1", "eval.size=4", "eval.num_samples=0", "eval.k=[]",
+         "eval.every=0", "max_completion_length=4", "checkpoint.every=0", "num_iterations=1"]
+
+
+def is_small(report):
+    """Whether what `check` reported is quickly trained."""
+    def largest(name):
+        return max([float(x) for x in re.findall(name + r" +(?:up to about )?([\d.]+)", report)])
+    work = largest("tokens per step") * largest("optimiser updates") * largest("parameters")
+    return work < 2e9 and largest("peak per rank") < 300 and largest("optimiser updates") < 300
+
+
+def check_and_train(case, config, *overrides):
+    """Checks a configuration and, where it is good and small, trains a step or two with it."""
+    if case.cohort("check", config, *overrides).code == 0 and case.rng.random() < 0.5:
+        limits = [*overrides, *SMALL, "steps=2", f"output_dir={case.path('made')}"]
+        checked = case.cohort("check", config, *limits)
+        if checked.code == 0 and is_small(checked.out.decode(errors="replace")):
+            case.cohort("train", config, *limits)
+
+
+def argument(text):
+    """What of the text can be an argument of a command."""
+    return text.replace(b"\0", b"")[:120000]
+
+
+def yaml_case(case):
+    """A mutated configuration."""
+    write_inputs(case.folder, case.rng.choice(sorted(CONFIGS)))
+    source = case.rng.choice([case.path("run.yaml"), LAB.work / "base/task/run/config.yaml",
+                              *sorted((ROOT / "configs").glob("*.yaml"))])
+    case.path("run.yaml").write_bytes(mutate(case.rng, source.read_bytes()))
+    check_and_train(case, "run.yaml")
+
+
+def override_case(case):
+    """Values for keys on the command line."""
+    write_inputs(case.folder, case.rng.choice(sorted(CONFIGS)))
+    overrides = []
+    for _ in range(case.rng.randint(1, 3)):
+        key = case.rng.choice(LAB.keys)
+        key = case.rng.choice(["", "stages.0.", "stages.1.", "stages.2."]) + key
+        value = case.rng.choice(VALUES)
+        override = key.encode() + b"=" + value
+        if case.rng.random() < 0.2:
+            override = mutate(case.rng, override)
+        overrides.append(argument(override))
+    check_and_train(case, "run.yaml", *overrides)
+
+
+def data_case(case):
+    """Mutated lines of problems, or a mutated text."""
+    name, file = case.rng.choice([("jsonl", "data.jsonl")] * 3 + [("text", "text.txt")])
+    write_inputs(case.folder, name)
+    data = case.path(file).read_bytes()
+    if file == "data.jsonl" and case.rng.random() < 0.5:
+        lines = data.splitlines()
+        number = case.rng.randrange(len(lines))
+        lines[number] = mutate_json(case.rng, lines[number]).replace(b"\n", b" ")
+        data = b"\n".join(lines) + b"\n"
+    else:
+        data = mutate(case.rng, data)
+    case.path(file).write_bytes(data)
+    check_and_train(case, "run.yaml")
+
+
+def template_case(case):
+    """Mutated templates of prompts and patterns of rewards."""
+    write_inputs(case.folder, "jsonl")
+    rng = case.rng
+    key = rng.choice(["data.jsonl.prompt", "data.jsonl.answer", "data.jsonl.solution"])
+    text = mutate(rng, rng.choice([b"{a}+1=", b"{{x}} {b}", b"{why} {a} = {b}"]))
+    pattern = mutate(rng, rng.choice([b".*1.*", b"#### *([^ \n]+)", b"(a|b)*c{1,3}"]))
+    pattern = b"'" + pattern.replace(b"'", b"''") + b"'"
+    name = rng.choice([b"format", b"numeric", b"exact_match", b"countdown", b"task"])
+    rewards = b"stages.1.rewards=[{name: " + name + b", pattern: " + pattern + b"}]"
+    check_and_train(case, "run.yaml", argument(key.encode() + b"=" + text), argument(rewards))
+
+
+def prompt_case(case):
+    """Mutated prompts and texts on standard input."""
+    rng = case.rng
+    option, text = rng.choice([([], b"1+1=\n22+1=\n"),
+                               (["--json-input"], b'"1+1="\n"a\\n\\u0041"\n'),
+                               (["--template"], b'{"a": 1, "b": [1, null]}\n{"a": "x"}\n')])
+    run, stdin = LAB.work / "base" / rng.choice(["jsonl", "task"]) / "run", mutate(rng, text)
+    if rng.random() < 0.3:
+        case.cohort("logprobs", run, *rng.choice([[], ["--eos"]]), stdin=stdin)
+    else:
+        temperature = rng.choice(["0", "1e-9", "100"])
+        sampling = rng.choice([[], ["--num", "3"], ["--temperature", temperature],
+                               ["--top-k", "1"], ["--top-p", "1e-6"]])
+        length = rng.choice(["4", "4", "9" * 18])
+        case.cohort("generate", run, *option, "--max-tokens", length, *sampling, stdin=stdin)
+
+
+def checkpoint_case(case):
+    """A damaged file of a checkpoint or a run, which a manifest made anew may vouch for."""
+    rng = case.rng
+    copy_base(case, rng.choice(["jsonl-half", "task-half", "text-half"]))
+    folders = newest(case.path("run"))
+    checkpoint = folders[max(folders)]
+    own = [p for p in case.path("run").rglob("*") if p.name in
+           ("config.yaml", "1.yaml", "metrics.jsonl", "completions.jsonl")]
+    path = rng.choice(own if rng.random() < 0.2 else sorted(checkpoint.iterdir()))
+    change = (mutate_tensors if path.suffix == ".safetensors" else
+              mutate_json if path.suffix == ".json" else mutate)
+    path.write_bytes(change(rng, path.read_bytes()))
+    manifest = checkpoint / "manifest.json"
+    if path.parent == checkpoint and path != manifest and rng.random() < 0.8:
+        listed = json.loads(manifest.read_bytes())
+        listed["files"][path.name] = {"bytes": path.stat().st_size, "xxh3": xxh3(path.read_bytes())}
+        manifest.write_text(json.dumps(listed))
+    run = case.path("run")
+    command = rng.choice([["generate", checkpoint, "1+1=", "--max-tokens", "4"], ["eval", run],
+                          ["logprobs", run, "1+1=2"], ["train", "--resume", run],
+                          ["check", "run.yaml", "init_from=run"]])
+    if path.name == "config.yaml":
+        checked = case.cohort("check", path)
+        if checked.code != 0 or not is_small(checked.out.decode(errors="replace")):
+            return
+        command = ["train", "--resume", run, *SMALL]
+    case.cohort(*command)
+
+
+MUTATIONS = [(yaml_case, 30), (override_case, 25), (checkpoint_case, 17), (data_case, 10),
+             (template_case, 9), (prompt_case, 9)]
+
+
+def mutations(case):
+    """A mutated input is taken, or refused with a message."""
+    make = case.rng.choices([m for m, _ in MUTATIONS], [weight for _, weight in MUTATIONS])[0]
+    case.counts[make.__name__.replace("_case", "")] += 1
+    make(case)
+
+
+# ---- The whole -----------------------------------------------------------------------------------
+
+
+def attempt(task):
+    """Makes one case and returns (its name, what it counts, what it found); None: too late."""
+    kind, number, deadline = task
+    if time.monotonic() > deadline:
+        return None
+    name = f"{kind.__name__}-{number}"
+    case = Case(LAB.work / "cases" / name, random.Random(f"{LAB.seed} {name}"))
+    try:
+        problem = ""
+        kind(case)
+    except Finding as finding:
+        problem = str(finding)[:2000]
+    except Exception as fault:  # of the attack itself, or of what it could not read back
+        problem = f"{type(fault).__name__}: {fault}"[:2000]
+        case.history.append(repr(sys.exc_info()[2].tb_next.tb_frame))
+    if problem:
+        case.path("case.txt").write_text("\n".join([problem, *case.history]), errors="replace")
+        shutil.move(case.folder, LAB.work / "findings" / name)
+    else:
+        shutil.rmtree(case.folder)
+    return name, case.counts, problem
+
+
+def prepare():
+    """Makes the undisturbed runs, half of each, and what every command calls."""
+    base, rng = LAB.work / "base", random.Random(0)
+    LAB.outcomes, LAB.seconds, LAB.traces, LAB.outputs = {}, {}, [], []
+    for name in CONFIGS:
+        case, half = Case(base / name, rng), Case(base / f"{name}-half", rng)
+        write_inputs(case.folder, name)
+        shutil.copytree(case.folder, base / f"{name}-new")
+        start = time.monotonic()
+        if case.cohort("train", "run.yaml").code != 0:
+            sys.exit("attack.py: an undisturbed run failed: " + case.history[-1])
+        LAB.seconds[name] = time.monotonic() - start
+        LAB.outcomes[name] = outcome(case.path("run"))
+        write_inputs(half.folder, name)
+        # Killed where a checkpoint of the last stage appears.
+        half.cohort("train", "run.yaml", fault=("rename", "/.tmp-step-00000006 ", -1, len(
+            newest(case.path("run"))) - 1, 1))
+        for mine in MINE:
+            half.path(mine).parent.mkdir(parents=True, exist_ok=True)
+            half.path(mine).write_text(mine)
+    for number, (_, folder, arguments) in enumerate(COMMANDS):
+        case = Case(LAB.work / f"trace-{number}", rng)
+        copy_base(case, folder)
+        result = case.cohort(*[a.format(case.folder) for a in arguments],
+                             fault=("*", case.folder, 0, 0, 0))
+        if result.code != 0:
+            sys.exit("attack.py: an undisturbed command failed: " + case.history[-1])
+        calls = collections.Counter(line.split()[0] for line in result.hits)
+        LAB.traces.append(calls | {"*": calls.total()})  # all calls, from a moment on
+        LAB.outputs.append(result.out.replace(os.fsencode(case.folder), b"{}"))
+    help_text = Case(LAB.work / "help", rng).cohort("train", "--help").out.decode()
+    LAB.keys, groups = [], []
+    key_line = re.compile(r"^( *)([a-z]\w*)(:?) {2}", re.M)
+    for spaces, name, group in key_line.findall(help_text.split("keys")[1]):
+        groups = groups[:len(spaces) // 2] + [name, "0"][:2 if name == "rewards" else 1]
+        if not group:
+            LAB.keys.append(".".join(groups).replace("rewards.", "rewards.0."))
+
+
+def attack(options):
+    """Makes all cases in two processes; returns the findings and prints the counts."""
+    findings, start = [], time.monotonic()
+    plan = [(kills, options.kills, 0.3), (faults, options.faults, 0.65),
+            (mutations, options.mutations, 1.0)]
+    with multiprocessing.get_context("fork").Pool(
+            WORKERS, ctypes.CDLL(None).prctl, (PDEATHSIG, signal.SIGKILL)) as pool:
+        for kind, wanted, share in plan:
+            if options.only and not options.only.startswith(kind.__name__ + ":"):
+                continue
+            counts, cases, deadline = collections.Counter(), 0, start + share * options.seconds
+            while sum(counts.values()) < wanted and time.monotonic() < deadline:
+                missing = wanted - sum(counts.values())
+                numbers = range(cases, cases + max(WORKERS, missing // (5 if kind is kills else 1)))
+                if options.only:
+                    numbers = [int(options.only.split(":")[1])]
+                for done in pool.imap_unordered(attempt, [(kind, n, deadline) for n in numbers]):
+                    if done is None:
+                        continue
+                    counts.update(done[1])
+                    if done[2]:
+                        findings.append(done[0])
+                        print(f"FOUND {done[0]}: {done[2]}", flush=True)
+                cases += len(numbers)
+                if options.only:
+                    break
+            listed = ", ".join(f"{name} {n}" for name, n in sorted(counts.items()))
+            print(f"{sum(counts.values())} of {wanted} {kind.__name__}: {listed}", flush=True)
+    print(f"{len(findings)} findings in {time.monotonic() - start:.0f} s, seed {options.seed}")
+    return findings
+
+
+def main():
+    """Parses the arguments, makes the attack in a temporary folder and cleans up."""
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=3600, help="no case starts after these")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--faults", type=int, default=1600)
+    parser.add_argument("--mutations", type=int, default=10000)
+    parser.add_argument("--smoke", action="store_true", help="a tenth, in a minute")
+    parser.add_argument("--only", metavar="KIND:NUMBER", help="one case")
+    parser.add_argument("--binary", type=Path, default=ROOT / "build/cpu/cohort")
+    options = parser.parse_args()
+    if options.smoke:
+        options.seconds = min(options.seconds, 60)
+        for kind in ("kills", "faults", "mutations"):
+            setattr(options, kind, max(1, getattr(options, kind) // 10))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without cleaning up
+    LAB.seed, LAB.binary = options.seed, options.binary.resolve()
+    LAB.shim = LAB.binary.parent / "tests/libcohort_faults.so"
+    for path in (LAB.binary, LAB.shim):
+        if not path.exists():
+            sys.exit(f"attack.py: {path} is missing; scripts/test.sh --build-only builds it")
+    LAB.xxhash = ctypes.CDLL("libxxhash.so.0")
+    LAB.xxhash.XXH3_64bits.restype = ctypes.c_uint64
+    LAB.work = Path(tempfile.mkdtemp(prefix="cohort-attack-"))
+    (LAB.work / "findings").mkdir()
+    findings = []
+    try:
+        prepare()
+        findings = attack(options)
+    finally:
+        for path in LAB.work.iterdir():
+            if path.name != "findings" or not findings:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if not findings:
+        LAB.work.rmdir()
+        return 0
+    print(f"kept: {LAB.work / 'findings'}")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
