@@ -664,20 +664,18 @@ def main():
     LAB.xxhash = ctypes.CDLL("libxxhash.so.0")
     LAB.xxhash.XXH3_64bits.restype = ctypes.c_uint64
     LAB.work = Path(tempfile.mkdtemp(prefix="cohort-attack-"))
-    (LAB.work / "findings").mkdir()
-    findings = []
+    kept = LAB.work / "findings"
+    kept.mkdir()
     try:
         prepare()
-        findings = attack(options)
+        return 1 if attack(options) else 0
     finally:
-        for path in LAB.work.iterdir():
-            if path.name != "findings" or not findings:
+        if any(kept.iterdir()):
+            for path in set(LAB.work.iterdir()) - {kept}:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if not findings:
-        LAB.work.rmdir()
-        return 0
-    print(f"kept: {LAB.work / 'findings'}")
-    return 1
+            print(f"kept: {kept}")
+        else:
+            shutil.rmtree(LAB.work)
 
 
 if __name__ == "__main__":
