@@ -51,11 +51,12 @@ std::string score_text(double score, int digits) {
 
 std::string evaluation_text(const Evaluation& evaluation) {
   std::string text = str("step ", evaluation.step, ":");
-  bool is_score = true;
+  const char* before = " ";
   for (const auto& [name, value] : evaluation.metrics) {
-    if (is_score || !std::isnan(value))
-      text += str(" ", name == "pass@1" ? evaluation.measure : name, " ", score_text(value, 4));
-    is_score = false;
+    const bool is_score = name == evaluation.metrics[0].first;
+    if (!is_score && std::isnan(value)) continue;
+    text += str(before, name == "pass@1" ? evaluation.measure : name, " ", score_text(value, 4));
+    before = ", ";
   }
   return text;
 }

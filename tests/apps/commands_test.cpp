@@ -295,7 +295,7 @@ TEST_F(Commands, TrainPrintsDirectoryAndScoreAndShowsItsSteps) {
   EXPECT_EQ(output.out.find("run directory: " + run_ + "\n"), 0u) << output.out;
   EXPECT_NE(output.out.find("run: pass@1 (task) 0.00 -> "), std::string::npos) << output.out;
   EXPECT_NE(output.out.find(", validation loss "), std::string::npos) << output.out;
-  EXPECT_NE(output.out.find("step 6: pass@1 (task) 0.0000 val_loss "), std::string::npos)
+  EXPECT_NE(output.out.find("step 6: pass@1 (task) 0.0000, val_loss "), std::string::npos)
       << output.out;
   EXPECT_NE(output.err.find("sft 6/6"), std::string::npos) << output.err;
   for (const char* file : {"config.yaml", "log.txt", "metrics.jsonl", "completions.jsonl"})

@@ -333,7 +333,7 @@ TEST(EvaluationOfRuns, WithoutAScoreSayItOnceAndResume) {
   const RunResult result = cohort::Run::resume(run, {}).execute(recorder, stop);
   EXPECT_TRUE(std::isnan(result.before) && std::isnan(result.after));
   EXPECT_EQ(load_state(find_checkpoint(run)).step, 6);
-  EXPECT_EQ(recorder.messages.back().find("step 6: pass@1 (numeric) not measured val_loss "), 0u);
+  EXPECT_EQ(recorder.messages.back().find("step 6: pass@1 (numeric) not measured, val_loss "), 0u);
   const auto metrics = json_lines(run + "/metrics.jsonl");
   EXPECT_TRUE(metrics.front().at("pass@1").is_null());
   EXPECT_TRUE(json_lines(run + "/completions.jsonl").front().at("correct").is_null());
