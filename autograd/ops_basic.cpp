@@ -23,11 +23,10 @@ constexpr bool uses_output() {
 #define COHORT_DEFINE_UNARY(Op, name)                                                       \
   Variable name(const Variable& x) {                                                        \
     Tensor y = Tensor::empty_like(x.value());                                               \
-    kernels::name##_forward(y, x.value());                                                  \
+    kernels::name##_forward({.y = y, .x = x.value()});                                      \
     const Tensor kept = uses_output<kernels::Op>() ? y : x.value();                         \
     return make_node(#name, y, {x}, [x = x.value(), kept](const Tensor& dy, Gradients& g) { \
-      GradSlot dx = g.slot(0);                                                              \
-      kernels::name##_backward(dx.tensor, dy, x, kept, dx.mode);                            \
+      kernels::name##_backward({.dx = g.slot(0), .dy = dy, .x = x, .y = kept});             \
     });                                                                                     \
   }
 COHORT_UNARY_OPS(COHORT_DEFINE_UNARY)
@@ -35,18 +34,14 @@ COHORT_UNARY_OPS(COHORT_DEFINE_UNARY)
 
 namespace {
 
-using BinaryForward = void (*)(Tensor&, const Tensor&, const Tensor&);
-using BinaryBackward = void (*)(Tensor&, Grad, Tensor&, Grad, const Tensor&, const Tensor&,
-                                const Tensor&);
-
-Variable binary(const char* name, BinaryForward forward, BinaryBackward backward, const Variable& a,
+Variable binary(const char* name, void (*forward)(const kernels::BinaryForward&),
+                void (*backward)(const kernels::BinaryBackward&), const Variable& a,
                 const Variable& b) {
   Tensor y = Tensor::empty_like(a.value());
-  forward(y, a.value(), b.value());
+  forward({.y = y, .a = a.value(), .b = b.value()});
   return make_node(name, y, {a, b},
                    [backward, a = a.value(), b = b.value()](const Tensor& dy, Gradients& g) {
-                     GradSlot da = g.slot(0), db = g.slot(1);
-                     backward(da.tensor, da.mode, db.tensor, db.mode, dy, a, b);
+                     backward({.da = g.slot(0), .db = g.slot(1), .dy = dy, .a = a, .b = b});
                    });
 }
 
@@ -65,7 +60,7 @@ COHORT_DEFINE_BINARY(SwiGlu, swiglu)
 // Written out because its backward needs no input values: a residual stream keeps nothing alive.
 Variable add(const Variable& a, const Variable& b) {
   Tensor y = Tensor::empty_like(a.value());
-  kernels::add_forward(y, a.value(), b.value());
+  kernels::add_forward({.y = y, .a = a.value(), .b = b.value()});
   return make_node("add", y, {a, b}, [](const Tensor& dy, Gradients& g) {
     g.pass(0, dy);
     g.pass(1, dy);
@@ -74,19 +69,19 @@ Variable add(const Variable& a, const Variable& b) {
 
 Variable scale(const Variable& x, double factor) {
   Tensor y = Tensor::empty_like(x.value());
-  kernels::scale(y, x.value(), factor);
+  kernels::scale({.y = y, .x = x.value(), .factor = factor});
   return make_node("scale", y, {x}, [factor](const Tensor& dy, Gradients& g) {
     GradSlot dx = g.slot(0);
-    kernels::scale(dx.tensor, dy, factor, dx.mode);
+    kernels::scale({.y = dx.tensor, .x = dy, .factor = factor, .mode = dx.mode});
   });
 }
 
 Variable sum(const Variable& x) {
   Tensor y = Tensor::empty({1}, accumulate_dtype(x.value().dtype()), x.value().device());
-  kernels::sum(y, x.value());
+  kernels::sum({.y = y, .x = x.value()});
   return make_node("sum", y, {x}, [](const Tensor& dy, Gradients& g) {
     GradSlot dx = g.slot(0);
-    kernels::broadcast_scalar(dx.tensor, dy, dx.mode);
+    kernels::broadcast_scalar({.x = dx.tensor, .value = dy, .mode = dx.mode});
   });
 }
 
@@ -110,7 +105,7 @@ Variable select(const Variable& x, int64_t i) {
                      GradSlot dx = g.slot(0);
                      if (dx.mode == Grad::kOverwrite) dx.tensor.zero_();
                      Tensor row = dx.tensor.select(0, i);
-                     kernels::scale(row, dy, 1, Grad::kAccumulate);
+                     kernels::scale({.y = row, .x = dy, .factor = 1, .mode = Grad::kAccumulate});
                    });
 }
 
@@ -119,21 +114,27 @@ Variable matmul(const Variable& a, const Variable& b, Transpose trans_a, Transpo
   const Tensor &av = a.value(), &bv = b.value();
   Tensor y = Tensor::empty({ta ? av.cols() : av.rows(), tb ? bv.rows() : bv.cols()}, av.dtype(),
                            av.device());
-  kernels::matmul(y, av, bv, {.a = trans_a, .b = trans_b});
+  kernels::matmul({.c = y, .a = av, .b = bv, .desc = {.a = trans_a, .b = trans_b}});
   return make_node("matmul", y, {a, b}, [=, a = av, b = bv](const Tensor& dy, Gradients& g) {
     const Transpose not_b = tb ? Transpose::kNo : Transpose::kYes;
     const Transpose not_a = ta ? Transpose::kNo : Transpose::kYes;
     if (GradSlot da = g.slot(0); da.tensor.defined()) {
       if (ta)
-        kernels::matmul(da.tensor, b, dy, {.a = trans_b, .b = Transpose::kYes, .out = da.mode});
+        kernels::matmul({.c = da.tensor,
+                         .a = b,
+                         .b = dy,
+                         .desc = {.a = trans_b, .b = Transpose::kYes, .out = da.mode}});
       else
-        kernels::matmul(da.tensor, dy, b, {.b = not_b, .out = da.mode});
+        kernels::matmul({.c = da.tensor, .a = dy, .b = b, .desc = {.b = not_b, .out = da.mode}});
     }
     if (GradSlot db = g.slot(1); db.tensor.defined()) {
       if (tb)
-        kernels::matmul(db.tensor, dy, a, {.a = Transpose::kYes, .b = trans_a, .out = db.mode});
+        kernels::matmul({.c = db.tensor,
+                         .a = dy,
+                         .b = a,
+                         .desc = {.a = Transpose::kYes, .b = trans_a, .out = db.mode}});
       else
-        kernels::matmul(db.tensor, a, dy, {.a = not_a, .out = db.mode});
+        kernels::matmul({.c = db.tensor, .a = a, .b = dy, .desc = {.a = not_a, .out = db.mode}});
     }
   });
 }
@@ -142,25 +143,27 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias) {
   Shape shape = x.shape();
   shape[-1] = w.value().dim(0);
   Tensor y = Tensor::empty(shape, x.value().dtype(), x.value().device());
-  kernels::linear_forward(y, x.value(), w.value(), bias.value());
-  return make_node(
-      "linear", y, {x, w, bias}, [x = Saved(x), w = w.value()](const Tensor& dy, Gradients& g) {
-        if (GradSlot dx = g.slot(0); dx.tensor.defined())
-          kernels::matmul(dx.tensor, dy, w, {.out = dx.mode});
-        if (GradSlot dw = g.weight_slot(1); dw.tensor.defined())
-          kernels::matmul(dw.tensor, dy, x.get(), {.a = Transpose::kYes, .out = dw.mode});
-        if (GradSlot db = g.weight_slot(2); db.tensor.defined())
-          kernels::bias_backward(db.tensor, dy, db.mode);
-      });
+  kernels::linear_forward({.y = y, .x = x.value(), .w = w.value(), .bias = bias.value()});
+  return make_node("linear", y, {x, w, bias},
+                   [x = Saved(x), w = w.value()](const Tensor& dy, Gradients& g) {
+                     if (GradSlot dx = g.slot(0); dx.tensor.defined())
+                       kernels::matmul({.c = dx.tensor, .a = dy, .b = w, .desc = {.out = dx.mode}});
+                     if (GradSlot dw = g.weight_slot(1); dw.tensor.defined())
+                       kernels::matmul({.c = dw.tensor,
+                                        .a = dy,
+                                        .b = x.get(),
+                                        .desc = {.a = Transpose::kYes, .out = dw.mode}});
+                     if (GradSlot db = g.weight_slot(2); db.tensor.defined())
+                       kernels::bias_backward({.dbias = db, .dy = dy});
+                   });
 }
 
 Variable embedding(const Variable& table, const Tensor& ids) {
   Tensor y = Tensor::empty({ids.numel(), table.value().dim(1)}, table.value().dtype(),
                            table.value().device());
-  kernels::embedding_forward(y, table.value(), ids);
+  kernels::embedding_forward({.y = y, .table = table.value(), .ids = ids});
   return make_node("embedding", y, {table}, [ids](const Tensor& dy, Gradients& g) {
-    GradSlot dtable = g.weight_slot(0);
-    kernels::embedding_backward(dtable.tensor, dy, ids, dtable.mode);
+    kernels::embedding_backward({.dtable = g.weight_slot(0), .dy = dy, .ids = ids});
   });
 }
 

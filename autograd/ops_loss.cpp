@@ -12,13 +12,26 @@ TokenLogProbs token_log_probs(const Variable& x, const Variable& w, const Tensor
   Tensor both = Tensor::empty({2, tokens}, dtype, xv.device());
   Tensor logprob = both.select(0, 0), entropy = both.select(0, 1);
   Tensor lse = Tensor::empty({tokens}, dtype, xv.device());
-  kernels::head_logprob_forward(logprob, entropy, lse, xv, w.value(), targets, desc);
-  const Variable node = make_node(
-      "token_log_probs", both, {x, w}, [=, x = xv, w = w.value()](const Tensor& dy, Gradients& g) {
-        GradSlot dx = g.slot(0), dw = g.weight_slot(1);
-        kernels::head_logprob_backward(dx.tensor, dx.mode, dw.tensor, dw.mode, dy.select(0, 0),
-                                       dy.select(0, 1), x, w, targets, lse, entropy, desc);
-      });
+  kernels::head_logprob_forward({.logprob = logprob,
+                                 .entropy = entropy,
+                                 .lse = lse,
+                                 .x = xv,
+                                 .w = w.value(),
+                                 .targets = targets,
+                                 .desc = desc});
+  const Variable node = make_node("token_log_probs", both, {x, w},
+                                  [=, x = xv, w = w.value()](const Tensor& dy, Gradients& g) {
+                                    kernels::head_logprob_backward({.dx = g.slot(0),
+                                                                    .dw = g.weight_slot(1),
+                                                                    .dlogprob = dy.select(0, 0),
+                                                                    .dentropy = dy.select(0, 1),
+                                                                    .x = x,
+                                                                    .w = w,
+                                                                    .targets = targets,
+                                                                    .lse = lse,
+                                                                    .entropy = entropy,
+                                                                    .desc = desc});
+                                  });
   return {select(node, 0), select(node, 1)};
 }
 
@@ -31,11 +44,18 @@ Variable policy_loss(const Variable& logprob, const PolicyLossInputs& inputs,
                      const kernels::PolicyLossDesc& desc, Tensor& stats) {
   const Tensor& lp = logprob.value();
   Tensor loss = Tensor::empty({1}, lp.dtype(), lp.device()), dlogprob = Tensor::empty_like(lp);
-  kernels::policy_loss(loss, dlogprob, stats, lp, inputs.old_logprob, inputs.ref_logprob,
-                       inputs.advantage, inputs.weight, desc);
+  kernels::policy_loss({.loss = loss,
+                        .dlogprob = dlogprob,
+                        .stats = stats,
+                        .logprob = lp,
+                        .old_logprob = inputs.old_logprob,
+                        .ref_logprob = inputs.ref_logprob,
+                        .advantage = inputs.advantage,
+                        .weight = inputs.weight,
+                        .desc = desc});
   return make_node("policy_loss", loss, {logprob}, [dlogprob](const Tensor& dy, Gradients& g) {
     GradSlot dx = g.slot(0);
-    kernels::scale_by(dx.tensor, dlogprob, dy, dx.mode);
+    kernels::scale_by({.y = dx.tensor, .x = dlogprob, .factor = dy, .mode = dx.mode});
   });
 }
 

@@ -15,8 +15,8 @@ Tensor row_statistic(const Tensor& x) {
 Variable rms_norm_node(const Tensor& y, const Tensor& rstd, const Variable& x, const Variable& w) {
   return make_node(
       "rms_norm", y, {x, w}, [x = x.value(), w = w.value(), rstd](const Tensor& dy, Gradients& g) {
-        GradSlot dx = g.slot(0), dw = g.weight_slot(1);
-        kernels::rms_norm_backward(dx.tensor, dx.mode, dw.tensor, dw.mode, dy, x, w, rstd);
+        kernels::rms_norm_backward(
+            {.dx = g.slot(0), .dw = g.weight_slot(1), .dy = dy, .x = x, .w = w, .rstd = rstd});
       });
 }
 
@@ -24,14 +24,20 @@ Variable rms_norm_node(const Tensor& y, const Tensor& rstd, const Variable& x, c
 
 Variable rms_norm(const Variable& x, const Variable& w, double eps) {
   Tensor y = Tensor::empty_like(x.value()), rstd = row_statistic(x.value());
-  kernels::rms_norm_forward(y, rstd, x.value(), w.value(), eps);
+  kernels::rms_norm_forward({.y = y, .rstd = rstd, .x = x.value(), .w = w.value(), .eps = eps});
   return rms_norm_node(y, rstd, x, w);
 }
 
 AddNorm add_rms_norm(const Variable& a, const Variable& b, const Variable& w, double eps) {
   Tensor sum = Tensor::empty_like(a.value()), y = Tensor::empty_like(a.value());
   Tensor rstd = row_statistic(a.value());
-  kernels::add_rms_norm_forward(sum, y, rstd, a.value(), b.value(), w.value(), eps);
+  kernels::add_rms_norm_forward({.sum = sum,
+                                 .y = y,
+                                 .rstd = rstd,
+                                 .a = a.value(),
+                                 .b = b.value(),
+                                 .w = w.value(),
+                                 .eps = eps});
   const Variable total = make_node("add", sum, {a, b}, [](const Tensor& dy, Gradients& g) {
     g.pass(0, dy);
     g.pass(1, dy);
@@ -42,30 +48,49 @@ AddNorm add_rms_norm(const Variable& a, const Variable& b, const Variable& w, do
 Variable layer_norm(const Variable& x, const Variable& w, const Variable& b, double eps) {
   Tensor y = Tensor::empty_like(x.value()), mean = row_statistic(x.value()),
          rstd = row_statistic(x.value());
-  kernels::layer_norm_forward(y, mean, rstd, x.value(), w.value(), b.value(), eps);
+  kernels::layer_norm_forward({.y = y,
+                               .mean = mean,
+                               .rstd = rstd,
+                               .x = x.value(),
+                               .w = w.value(),
+                               .b = b.value(),
+                               .eps = eps});
   return make_node("layer_norm", y, {x, w, b},
                    [x = x.value(), w = w.value(), mean, rstd](const Tensor& dy, Gradients& g) {
-                     GradSlot dx = g.slot(0), dw = g.weight_slot(1), db = g.weight_slot(2);
-                     kernels::layer_norm_backward(dx.tensor, dx.mode, dw.tensor, dw.mode, db.tensor,
-                                                  db.mode, dy, x, w, mean, rstd);
+                     kernels::layer_norm_backward({.dx = g.slot(0),
+                                                   .dw = g.weight_slot(1),
+                                                   .db = g.weight_slot(2),
+                                                   .dy = dy,
+                                                   .x = x,
+                                                   .w = w,
+                                                   .mean = mean,
+                                                   .rstd = rstd});
                    });
 }
 
 Variable softmax(const Variable& x) {
   Tensor y = Tensor::empty_like(x.value());
-  kernels::softmax_forward(y, x.value());
+  kernels::softmax_forward({.y = y, .x = x.value()});
   return make_node("softmax", y, {x}, [y](const Tensor& dy, Gradients& g) {
-    GradSlot dx = g.slot(0);
-    kernels::softmax_backward(dx.tensor, dy, y, dx.mode);
+    kernels::softmax_backward({.dx = g.slot(0), .dy = dy, .y = y});
   });
 }
 
 Variable rope(const Variable& x, const Tensor& positions, const Tensor& table) {
   Tensor y = Tensor::empty_like(x.value());
-  kernels::rope(y, x.value(), positions, table, kernels::RopeDirection::kForward);
+  kernels::rope({.y = y,
+                 .x = x.value(),
+                 .positions = positions,
+                 .table = table,
+                 .direction = kernels::RopeDirection::kForward});
   return make_node("rope", y, {x}, [positions, table](const Tensor& dy, Gradients& g) {
     GradSlot dx = g.slot(0);
-    kernels::rope(dx.tensor, dy, positions, table, kernels::RopeDirection::kInverse, dx.mode);
+    kernels::rope({.y = dx.tensor,
+                   .x = dy,
+                   .positions = positions,
+                   .table = table,
+                   .direction = kernels::RopeDirection::kInverse,
+                   .mode = dx.mode});
   });
 }
 
@@ -74,7 +99,13 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v,
   const Tensor& qv = q.value();
   Tensor o = Tensor::empty_like(qv),
          lse = Tensor::empty({qv.dim(1), qv.dim(0)}, accumulate_dtype(qv.dtype()), qv.device());
-  kernels::attention_forward(o, lse, qv, k.value(), v.value(), cu_seqlens, desc);
+  kernels::attention_forward({.o = o,
+                              .lse = lse,
+                              .q = qv,
+                              .k = k.value(),
+                              .v = v.value(),
+                              .cu_seqlens = cu_seqlens,
+                              .desc = desc});
   return make_node("attention", o, {q, k, v},
                    [q = qv, k = k.value(), v = v.value(), o, lse, cu_seqlens, desc](
                        const Tensor& dy, Gradients& g) {
@@ -87,18 +118,27 @@ Variable attention(const Variable& q, const Variable& k, const Variable& v,
                      };
                      GradSlot dq = slot_or_scratch(0, q), dk = slot_or_scratch(1, k),
                               dv = slot_or_scratch(2, v);
-                     kernels::attention_backward(dq.tensor, dq.mode, dk.tensor, dk.mode, dv.tensor,
-                                                 dv.mode, dy, q, k, v, o, lse, cu_seqlens, desc);
+                     kernels::attention_backward({.dq = dq,
+                                                  .dk = dk,
+                                                  .dv = dv,
+                                                  .dout = dy,
+                                                  .q = q,
+                                                  .k = k,
+                                                  .v = v,
+                                                  .o = o,
+                                                  .lse = lse,
+                                                  .cu_seqlens = cu_seqlens,
+                                                  .desc = desc});
                    });
 }
 
 Variable dropout(const Variable& x, const kernels::DropoutSpec& spec) {
   if (spec.p == 0) return x;
   Tensor y = Tensor::empty_like(x.value());
-  kernels::dropout(y, x.value(), spec);
+  kernels::dropout({.y = y, .x = x.value(), .spec = spec});
   return make_node("dropout", y, {x}, [spec](const Tensor& dy, Gradients& g) {
     GradSlot dx = g.slot(0);
-    kernels::dropout(dx.tensor, dy, spec, dx.mode);
+    kernels::dropout({.y = dx.tensor, .x = dy, .spec = spec, .mode = dx.mode});
   });
 }
 

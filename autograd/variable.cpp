@@ -200,7 +200,8 @@ void Gradients::pass(int i, const Tensor& gradient) {
     return;
   }
   GradSlot target = grad_buffer(node);
-  kernels::scale(target.tensor, gradient.contiguous(), 1, target.mode);
+  kernels::scale(
+      {.y = target.tensor, .x = gradient.contiguous(), .factor = 1, .mode = target.mode});
 }
 
 Variable make_node(const char* name, Tensor y, std::span<const Variable> inputs, BackwardFn fn) {

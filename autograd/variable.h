@@ -71,6 +71,7 @@ class Variable {
 struct GradSlot {
   Tensor tensor;  // undefined: nobody needs this gradient, skip it
   kernels::Grad mode = kernels::Grad::kOverwrite;
+  operator kernels::GradOut() { return {tensor, mode}; }
 };
 class Gradients {
  public:

@@ -113,13 +113,16 @@ void add_matmul(Rows& rows) {
     const std::string shape = str("x[", tokens, ", ", in, "] w[", out, ", ", in, "]");
     Tensor x = random({tokens, in}), w = random({out, in}), dy = random({tokens, out});
     Tensor y = random({tokens, out}), dx = random({tokens, in}), dw = random_sum({out, in});
-    rows.push_back({"linear_forward", shape, multiplies(tokens, out, in),
-                    [=]() mutable { linear_forward(y, x, w, {}); }});
+    rows.push_back({"linear_forward", shape, multiplies(tokens, out, in), [=]() mutable {
+                      linear_forward({y, x, w, {}});
+                    }});
     if (tokens <= 32) continue;
-    rows.push_back(
-        {"linear_dgrad", shape, multiplies(tokens, in, out), [=]() mutable { matmul(dx, dy, w); }});
-    rows.push_back({"linear_wgrad", shape, multiplies(out, in, tokens),
-                    [=]() mutable { matmul(dw, dy, x, {.a = Transpose::kYes}); }});
+    rows.push_back({"linear_dgrad", shape, multiplies(tokens, in, out), [=]() mutable {
+                      matmul({dx, dy, w});
+                    }});
+    rows.push_back({"linear_wgrad", shape, multiplies(out, in, tokens), [=]() mutable {
+                      matmul({dw, dy, x, {.a = Transpose::kYes}});
+                    }});
   }
 }
 
@@ -141,15 +144,14 @@ void add_attention(Rows& rows) {
     Tensor o = random(size), dq = random(size), dk = random(kv_size), dv = random(kv_size);
     Tensor lse = random_sum({heads, size[0]});
     const Tensor starts = counting<int32_t>(sequences + 1, length, size[0] + 1);
-    attention_forward(o, lse, q, k, v, starts, {});  // for the backward
+    attention_forward({o, lse, q, k, v, starts, {}});  // for the backward
     // A causal product counts the visible half: two products forward, five backward.
     const double product = static_cast<double>(sequences * heads * length * (length + 1) * dim);
     rows.push_back({"attention_forward", shape, {.flops = 2 * product}, [=]() mutable {
-                      attention_forward(o, lse, q, k, v, starts, {});
+                      attention_forward({o, lse, q, k, v, starts, {}});
                     }});
     rows.push_back({"attention_backward", shape, {.flops = 5 * product}, [=]() mutable {
-                      attention_backward(dq, kOver, dk, kOver, dv, kOver, dout, q, k, v, o, lse,
-                                         starts, {});
+                      attention_backward({{dq}, {dk}, {dv}, dout, q, k, v, o, lse, starts, {}});
                     }});
   }
   // Decode: each sequence brings one token and reads all its cached keys and values.
@@ -164,8 +166,9 @@ void add_attention(Rows& rows) {
   const Tensor positions =
       Tensor::full({kSequences}, static_cast<double>(kCached - 1), DType::kI32, g_setup.device);
   rows.push_back({"attention_paged", str(kSequences, " x 1 token on ", kCached, " cached"),
-                  moves(pages, 2),
-                  [=]() mutable { attention_paged(o, q, cache, sequences, positions, {}); }});
+                  moves(pages, 2), [=]() mutable {
+                    attention_paged({o, q, cache, sequences, positions, {}});
+                  }});
 }
 
 void add_head(Rows& rows) {
@@ -177,16 +180,17 @@ void add_head(Rows& rows) {
   Tensor logprob = random_sum({kRows}), entropy = random_sum({kRows}), lse = random_sum({kRows});
   Tensor dlogprob = random_sum({kRows}), dx = random(x.shape()), dw = random_sum(w.shape());
   const Tensor targets = random_ids<int32_t>(kRows, g_setup.vocab);
-  head_logprob_forward(logprob, entropy, lse, x, w, targets, {});  // for the backward
-  rows.push_back(
-      {"head_logprob_forward", shape, multiplies(kRows, g_setup.vocab, g_setup.channels),
-       [=]() mutable { head_logprob_forward(logprob, entropy, lse, x, w, targets, {}); }});
-  // Three products: the logits again, dx and dw.
-  rows.push_back({"head_logprob_backward", shape,
-                  multiplies(kRows, g_setup.vocab, g_setup.channels, 3), [=]() mutable {
-                    head_logprob_backward(dx, kOver, dw, kOver, dlogprob, {}, x, w, targets, lse,
-                                          entropy, {});
+  head_logprob_forward({logprob, entropy, lse, x, w, targets, {}});  // for the backward
+  rows.push_back({"head_logprob_forward", shape, multiplies(kRows, g_setup.vocab, g_setup.channels),
+                  [=]() mutable {
+                    head_logprob_forward({logprob, entropy, lse, x, w, targets, {}});
                   }});
+  // Three products: the logits again, dx and dw.
+  rows.push_back(
+      {"head_logprob_backward", shape, multiplies(kRows, g_setup.vocab, g_setup.channels, 3),
+       [=]() mutable {
+         head_logprob_backward({{dx}, {dw}, dlogprob, {}, x, w, targets, lse, entropy, {}});
+       }});
   const Shape logits{256, g_setup.vocab};
   const Tensor z = random_sum(logits, -10, 10), address = random_ids<int64_t>(logits[0], 1 << 20);
   Draws out{.tokens = random_ids<int32_t>(logits[0], g_setup.vocab),
@@ -195,7 +199,7 @@ void add_head(Rows& rows) {
             .cut = random_sum({logits[0]})};
   for (const auto& [name, top_p] : {std::pair{"sample", 1.0}, {"sample_top_p", 0.9}})
     rows.push_back({name, logits.str(), moves(logits, 1), [=, top_p = top_p]() mutable {
-                      sample_logits(out, z, address, address, {.top_p = top_p});
+                      sample_logits({out, z, address, address, {.top_p = top_p}});
                     }});
 }
 
@@ -215,44 +219,50 @@ void add_row_ops(Rows& rows) {
   Tensor dw = random_sum({g_setup.channels}), db = random_sum({g_setup.channels});
   Tensor mean = random_sum({g_setup.tokens}), rstd = random_sum({g_setup.tokens}, 0.5f, 1);
 
-  add("rms_norm_forward", 2, [=]() mutable { rms_norm_forward(y, rstd, x, w, 1e-5); });
-  add("rms_norm_backward", 3,
-      [=]() mutable { rms_norm_backward(dx, kOver, dw, kOver, dy, x, w, rstd); });
-  add("add_rms_norm_forward", 4,
-      [=]() mutable { add_rms_norm_forward(z, y, rstd, x, dy, w, 1e-5); });
-  add("bias_backward", 1, [=]() mutable { bias_backward(db, dy, kOver); });
-  add("layer_norm_forward", 2, [=]() mutable { layer_norm_forward(y, mean, rstd, x, w, b, 1e-5); });
-  add("layer_norm_backward", 3, [=]() mutable {
-    layer_norm_backward(dx, kOver, dw, kOver, db, kOver, dy, x, w, mean, rstd);
+  add("rms_norm_forward", 2, [=]() mutable { rms_norm_forward({y, rstd, x, w, 1e-5}); });
+  add("rms_norm_backward", 3, [=]() mutable { rms_norm_backward({{dx}, {dw}, dy, x, w, rstd}); });
+  add("add_rms_norm_forward", 4, [=]() mutable {
+    add_rms_norm_forward({z, y, rstd, x, dy, w, 1e-5});
   });
-  add("softmax_forward", 2, [=]() mutable { softmax_forward(y, x); });
-  add("softmax_backward", 3, [=]() mutable { softmax_backward(dx, dy, positive, kOver); });
+  add("bias_backward", 1, [=]() mutable { bias_backward({{db}, dy}); });
+  add("layer_norm_forward", 2, [=]() mutable {
+    layer_norm_forward({y, mean, rstd, x, w, b, 1e-5});
+  });
+  add("layer_norm_backward", 3, [=]() mutable {
+    layer_norm_backward({{dx}, {dw}, {db}, dy, x, w, mean, rstd});
+  });
+  add("softmax_forward", 2, [=]() mutable { softmax_forward({y, x}); });
+  add("softmax_backward", 3, [=]() mutable { softmax_backward({{dx}, dy, positive}); });
   const Tensor positions = counting<int32_t>(g_setup.tokens, 1, 256);
   const DropoutSpec spec{.p = 0.1,
                          .sequences = counting<int64_t>(g_setup.tokens, 1, g_setup.tokens),
                          .positions = positions};
-  add("dropout", 2, [=]() mutable { dropout(y, x, spec); });
+  add("dropout", 2, [=]() mutable { dropout({y, x, spec}); });
   const Tensor angles = rope_table(256, heads[2], 10000, DType::kF32).to(g_setup.device);
   add("rope", 2, [=, from = x.reshape(heads), to = y.reshape(heads)]() mutable {
-    rope(to, from, positions, angles, RopeDirection::kForward);
+    rope({to, from, positions, angles, RopeDirection::kForward});
   });
-  add("embedding_forward", 2, [=]() mutable { embedding_forward(y, table, ids); });
+  add("embedding_forward", 2, [=]() mutable { embedding_forward({y, table, ids}); });
   // Reads dy; reads and writes the rows of the gradient, f32 with bf16, that have a token.
   const auto drawn = ids.to_vector<int32_t>();
   const auto touched = static_cast<double>(std::set(drawn.begin(), drawn.end()).size());
   const double sum_words = g_setup.dtype == DType::kBF16 ? 2 : 1;
   add("embedding_backward", 1 + 2 * sum_words * touched / static_cast<double>(g_setup.tokens),
-      [=]() mutable { embedding_backward(dtable, dy, ids, Grad::kAccumulate); });
+      [=]() mutable {
+        embedding_backward({{dtable, Grad::kAccumulate}, dy, ids});
+      });
 
   // Positive where an op is not defined, or not smooth, at 0.
-#define COHORT_ADD_UNARY(Op, name)                                                   \
-  add(#name "_forward", 2, [=]() mutable { kernels::name##_forward(y, positive); }); \
-  add(#name "_backward", 3,                                                          \
-      [=]() mutable { kernels::name##_backward(dx, dy, positive, positive, kOver); });
-#define COHORT_ADD_BINARY(Op, name)                                                     \
-  add(#name "_forward", 3, [=]() mutable { kernels::name##_forward(y, x, positive); }); \
-  add(#name "_backward", 5,                                                             \
-      [=]() mutable { kernels::name##_backward(dx, kOver, y, kOver, dy, x, positive); });
+#define COHORT_ADD_UNARY(Op, name)                                                     \
+  add(#name "_forward", 2, [=]() mutable { kernels::name##_forward({y, positive}); }); \
+  add(#name "_backward", 3, [=]() mutable {                                            \
+    kernels::name##_backward({{dx}, dy, positive, positive});                          \
+  });
+#define COHORT_ADD_BINARY(Op, name)                                                       \
+  add(#name "_forward", 3, [=]() mutable { kernels::name##_forward({y, x, positive}); }); \
+  add(#name "_backward", 5, [=]() mutable {                                               \
+    kernels::name##_backward({{dx}, {y}, dy, x, positive});                               \
+  });
   COHORT_UNARY_OPS(COHORT_ADD_UNARY)
   COHORT_BINARY_OPS(COHORT_ADD_BINARY)
 #undef COHORT_ADD_UNARY
@@ -286,10 +296,10 @@ void add_training(Rows& rows) {
   const Tensor advantage = random_sum(tokens), weight = random_sum(tokens, 0.5f, 1);
   Tensor loss = random_sum({1}), dlogprob = random_sum(tokens),
          stats = PolicyLossStats::zeros(g_setup.device);
-  rows.push_back({"policy_loss", tokens.str(), moves(tokens, 6), [=]() mutable {
-                    policy_loss(loss, dlogprob, stats, lp, old, ref, advantage, weight,
-                                {.beta = 0.01});
-                  }});
+  rows.push_back(
+      {"policy_loss", tokens.str(), moves(tokens, 6), [=]() mutable {
+         policy_loss({loss, dlogprob, stats, lp, old, ref, advantage, weight, {.beta = 0.01}});
+       }});
 }
 
 // Seconds of one call. A device works through many calls at a time, so that what starting one costs
@@ -330,8 +340,9 @@ double bound_seconds(const Work& w) {
     constexpr int64_t kSize = 8192;
     static const double rate = [] {
       Tensor a = random({kSize, kSize}), b = random({kSize, kSize}), c = Tensor::empty_like(a);
-      return 2.0 * kSize * kSize * kSize /
-             call_seconds([&] { matmul(c, a, b, {.b = Transpose::kYes}); });
+      return 2.0 * kSize * kSize * kSize / call_seconds([&] {
+               matmul({c, a, b, {.b = Transpose::kYes}});
+             });
     }();
     return w.flops / rate;
   }

@@ -1,11 +1,11 @@
 # cohort_layer(NAME DEPENDS LAYER...): the static library cohort_NAME from all sources of folder NAME. Files *.cu and
-# *_cuda.cpp belong to CUDA builds only.
+# *_cuda.cpp and folders cuda/ belong to CUDA builds only.
 function(cohort_layer name)
   cmake_parse_arguments(PARSE_ARGV 1 LAYER "" "" "DEPENDS")
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${name}/*.cpp ${name}/*.cu)
   list(TRANSFORM LAYER_DEPENDS PREPEND cohort_)
   if(NOT COHORT_CUDA)
-    list(FILTER sources EXCLUDE REGEX "(\\.cu|_cuda\\.cpp)$")
+    list(FILTER sources EXCLUDE REGEX "(\\.cu|_cuda\\.cpp)$|/cuda/")
   endif()
   if(NOT sources)
     set(sources ${PROJECT_SOURCE_DIR}/cmake/empty.cpp)

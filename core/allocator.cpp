@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/cuda_backend.h"
 #include "core/with_cuda.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -118,31 +119,35 @@ class HostAllocator final : public Allocator {
   AllocatorStats stats_;
 };
 
-}  // namespace
-
-namespace cuda {
-Allocator& device_allocator(Device device);
-void* take_pinned(size_t bytes);
-void give_back_pinned(void* pointer);
-}  // namespace cuda
-
-Allocator& allocator(Device device) {
-  if constexpr (kWithCuda)
-    if (device.is_cuda()) return cuda::device_allocator(device);
+// Never destroyed: tensors with static storage may outlive any order of destruction.
+Allocator& cpu_allocator(Device device) {
   COHORT_CHECK(device.is_cpu(), "[allocator] no memory for device ", device.str(),
                " in this build");
-  // Never destroyed: tensors with static storage may outlive any order of destruction.
   static auto* cpu = new HostAllocator(
       {[](size_t bytes) { return std::aligned_alloc(kAlignment, bytes); }, std::free});
   return *cpu;
 }
 
-Allocator& pinned_allocator() {
-  if constexpr (kWithCuda) {
-    static auto* pinned = new HostAllocator({cuda::take_pinned, cuda::give_back_pinned});
-    return *pinned;
-  }
+[[noreturn]] void* no_pinned_memory(size_t) {
   throw Error("[allocator] no page-locked memory in this build: it has no CUDA support");
+}
+void keep_pinned_memory(void*) {}
+
+}  // namespace
+
+Allocator& allocator(Device device) {
+  return on_device<cpu_allocator, cuda::device_allocator>(device, device);
+}
+
+Allocator& pinned_allocator() {
+  static auto* pinned = new HostAllocator(
+      {[](size_t bytes) {
+         return on_device<no_pinned_memory, cuda::take_pinned>(Device::cuda(), bytes);
+       },
+       [](void* pointer) {
+         on_device<keep_pinned_memory, cuda::give_back_pinned>(Device::cuda(), pointer);
+       }});
+  return *pinned;
 }
 
 }  // namespace cohort

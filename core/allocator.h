@@ -66,6 +66,9 @@ class MemoryPool {
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
+  // Of what was allocated from it and is not freed yet.
+  int64_t live_bytes() const;
+
   class Use {
    public:
     explicit Use(const MemoryPool& pool);

@@ -14,6 +14,7 @@
 
 #include "core/allocator.h"
 #include "core/cuda.h"
+#include "core/cuda_backend.h"
 
 namespace cohort {
 namespace {
@@ -149,6 +150,14 @@ class CudaAllocator final : public Allocator {
   void release_cached() override {
     std::lock_guard lock(mutex_);
     release_free_segments();
+  }
+
+  int64_t live_bytes(uint64_t id) const {
+    std::lock_guard lock(mutex_);
+    int64_t bytes = 0;
+    for (const auto& [pointer, block] : live_)
+      if (block->pool->id == id) bytes += static_cast<int64_t>(block->size);
+    return bytes;
   }
 
   // The MemoryPool is gone.
@@ -310,6 +319,9 @@ MemoryPool::MemoryPool(Device device) : device_(device) {
 }
 MemoryPool::~MemoryPool() {
   cuda_allocator(device_).close_pool(id_);
+}
+int64_t MemoryPool::live_bytes() const {
+  return cuda_allocator(device_).live_bytes(id_);
 }
 MemoryPool::Use::Use(const MemoryPool& pool) : previous_(t_pool) {
   t_pool = pool.id_;

@@ -29,18 +29,14 @@ class CudaError : public Error {
   } while (false)
 
 inline constexpr int kMaxDevices = 64;
-// Devices that can be used, those before the first one that is too old; 0 where there is no driver.
-int device_count();
-// Why there is none.
-const std::string& no_device_reason();
-
 // Makes `device` the runtime's current one in this thread.
 void activate(Device device);
 // The stream for kernels on `device` in this thread, with the device made current.
 cudaStream_t stream(Device device);
 
-// Throws Error naming `name` if a block on `device` cannot have this much shared memory.
-void check_shared_memory(const char* name, size_t bytes, Device device);
+// Lets blocks of the kernel have all dynamic shared memory that the current device has for it.
+// Throws Error naming `name` if that is less than `bytes`.
+void allow_shared_memory(const char* name, const void* kernel, size_t bytes, Device device);
 
 // A stream of its own, for work beside the device's main stream.
 class OwnedStream {

@@ -1,35 +1,42 @@
 #include "core/device.h"
 
 #include "core/check.h"
+#include "core/cuda_backend.h"
 #include "core/with_cuda.h"
 
 namespace cohort {
 namespace {
-thread_local const StreamGuard* t_innermost = nullptr;
-}
 
-namespace cuda {
-int device_count();
-const std::string& no_device_reason();
-Stream default_stream(Device device);
-void synchronize(Stream stream);
-}  // namespace cuda
+thread_local const StreamGuard* t_innermost = nullptr;
+
+// What a build without CUDA, or a CPU, has in the place of CUDA's.
+int no_devices() {
+  return 0;
+}
+const std::string& no_reason() {
+  static const std::string none;
+  return none;
+}
+Stream no_stream(Device device) {
+  return {device, nullptr};
+}
+void synchronize_nothing(Stream) {}
+
+}  // namespace
 
 std::string Device::str() const {
   return is_cpu() ? "cpu" : "cuda:" + std::to_string(index);
 }
 
 int cuda_device_count() {
-  if constexpr (kWithCuda) return cuda::device_count();
-  return 0;
+  return on_device<no_devices, cuda::device_count>(Device::cuda());
 }
 
 std::string usable_cuda_devices() {
   const int count = cuda_device_count();
-  std::string text = str(count, " usable CUDA device", count == 1 ? "" : "s");
-  if constexpr (kWithCuda)
-    if (count == 0) text += " (" + cuda::no_device_reason() + ")";
-  return text;
+  const std::string& reason = on_device<no_reason, cuda::no_device_reason>(Device::cuda());
+  return str(count, " usable CUDA device", count == 1 ? "" : "s",
+             count == 0 && !reason.empty() ? " (" + reason + ")" : "");
 }
 
 Device device_named(const std::string& text) {
@@ -59,14 +66,11 @@ Device parse_device(const std::string& text) {
 Stream current_stream(Device device) {
   for (const StreamGuard* guard = t_innermost; guard != nullptr; guard = guard->outer_)
     if (guard->stream_.device == device) return guard->stream_;
-  if constexpr (kWithCuda)
-    if (device.is_cuda()) return cuda::default_stream(device);
-  return {device, nullptr};
+  return on_device<no_stream, cuda::default_stream>(device, device);
 }
 
 void synchronize(Device device) {
-  if constexpr (kWithCuda)
-    if (device.is_cuda()) cuda::synchronize(current_stream(device));
+  on_device<synchronize_nothing, cuda::synchronize>(device, current_stream(device));
 }
 
 StreamGuard::StreamGuard(Stream stream) : stream_(stream), outer_(t_innermost) {

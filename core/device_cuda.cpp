@@ -1,8 +1,11 @@
 // Devices, streams, events and errors of the CUDA runtime.
 #include <array>
+#include <map>
 #include <mutex>
+#include <utility>
 
 #include "core/cuda.h"
+#include "core/cuda_backend.h"
 
 namespace cohort::cuda {
 namespace {
@@ -83,18 +86,29 @@ const std::string& no_device_reason() {
 }
 
 void activate(Device device) {
-  thread_local int active = -1;
-  if (active == device.index) return;
-  COHORT_CUDA_CHECK(cudaSetDevice(device.index));
-  active = device.index;
+  int current = -1;
+  COHORT_CUDA_CHECK(cudaGetDevice(&current));  // other code of the process may have changed it
+  if (current != device.index) COHORT_CUDA_CHECK(cudaSetDevice(device.index));
 }
 
-void check_shared_memory(const char* name, size_t bytes, Device device) {
-  int most = 0;
-  COHORT_CUDA_CHECK(
-      cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device.index));
-  COHORT_CHECK(bytes <= static_cast<size_t>(most), "[", name, "] needs ", bytes >> 10,
-               " KiB of shared memory per block, this GPU has ", most >> 10);
+void allow_shared_memory(const char* name, const void* kernel, size_t bytes, Device device) {
+  // Set once and to the most there is: smaller limits would take turns under each other's launches.
+  static std::map<std::pair<const void*, int>, size_t> limits;
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  auto [it, is_new] = limits.try_emplace({kernel, device.index}, 0);
+  if (is_new) {
+    int most = 0;
+    COHORT_CUDA_CHECK(
+        cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device.index));
+    cudaFuncAttributes attributes;
+    COHORT_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+    it->second = static_cast<size_t>(most) - attributes.sharedSizeBytes;
+    COHORT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           static_cast<int>(it->second)));
+  }
+  COHORT_CHECK(bytes <= it->second, "[", name, "] needs ", bytes >> 10,
+               " KiB of dynamic shared memory per block, this GPU has ", it->second >> 10);
 }
 
 Stream default_stream(Device device) {

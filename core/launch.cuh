@@ -26,11 +26,8 @@ void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shap
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
   const cudaStream_t queue = stream(device);
   // The limit of 48 KiB that needs no asking includes what the kernel declares itself.
-  if (shape.shared_bytes > (32u << 10)) {
-    check_shared_memory(name, shape.shared_bytes, device);
-    COHORT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           static_cast<int>(shape.shared_bytes)));
-  }
+  if (shape.shared_bytes > (32u << 10))
+    allow_shared_memory(name, reinterpret_cast<const void*>(kernel), shape.shared_bytes, device);
   nvtxRangePushA(name);
   kernel<<<shape.grid, shape.block, shape.shared_bytes, queue>>>(std::forward<Args>(args)...);
   nvtxRangePop();

@@ -2,25 +2,24 @@
 
 #include <utility>
 
+#include "core/cuda_backend.h"
 #include "core/with_cuda.h"
 
 namespace cohort {
-namespace cuda {
-std::shared_ptr<void> record_graph(Device device, const std::function<void()>& work);
-void launch_graph(void* graph, Device device);
-}  // namespace cuda
+namespace {
+
+void call_again(Device, std::shared_ptr<void>&, const std::function<void()>& work) {
+  work();
+}
+
+}  // namespace
 
 Replay::Replay(Device device, std::function<void()> work)
     : device_(device), work_(std::move(work)) {}
 
 void Replay::run() {
-  if constexpr (kWithCuda) {
-    if (device_.is_cuda() && ++runs_ > 1) {
-      if (graph_ == nullptr) graph_ = cuda::record_graph(device_, work_);
-      return cuda::launch_graph(graph_.get(), device_);
-    }
-  }
-  work_();
+  if (++runs_ == 1) return work_();
+  on_device<call_again, cuda::replay>(device_, device_, graph_, work_);
 }
 
 }  // namespace cohort

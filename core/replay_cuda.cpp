@@ -5,6 +5,7 @@
 
 #include "core/allocator.h"
 #include "core/cuda.h"
+#include "core/cuda_backend.h"
 
 namespace cohort::cuda {
 namespace {
@@ -21,9 +22,7 @@ struct Graph {
   cudaGraphExec_t executable = nullptr;
 };
 
-}  // namespace
-
-std::shared_ptr<void> record_graph(Device device, const std::function<void()>& work) {
+std::shared_ptr<Graph> record(Device device, const std::function<void()>& work) {
   auto graph = std::make_shared<Graph>(device);
   const cudaStream_t queue = stream(device);
   cudaGraph_t recorded = nullptr;
@@ -38,14 +37,21 @@ std::shared_ptr<void> record_graph(Device device, const std::function<void()>& w
     throw;
   }
   COHORT_CUDA_CHECK(cudaStreamEndCapture(queue, &recorded));
+  const int64_t live = graph->pool.live_bytes();
+  if (live > 0) cudaGraphDestroy(recorded);
+  COHORT_CHECK(live == 0, "[replay] the recorded work has left ", live,
+               " bytes, which every later run would write to again");
   const cudaError_t code = cudaGraphInstantiate(&graph->executable, recorded, 0);
   cudaGraphDestroy(recorded);
   COHORT_CUDA_CHECK(code);
   return graph;
 }
 
-void launch_graph(void* graph, Device device) {
-  COHORT_CUDA_CHECK(cudaGraphLaunch(static_cast<Graph*>(graph)->executable, stream(device)));
+}  // namespace
+
+void replay(Device device, std::shared_ptr<void>& graph, const std::function<void()>& work) {
+  if (graph == nullptr) graph = record(device, work);
+  COHORT_CUDA_CHECK(cudaGraphLaunch(static_cast<Graph*>(graph.get())->executable, stream(device)));
 }
 
 }  // namespace cohort::cuda

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/allocator.h"
-#include "core/tensor_cuda.h"
+#include "core/cuda_backend.h"
 #include "core/with_cuda.h"
 
 namespace cohort {
@@ -51,6 +51,36 @@ To convert(From value) {
     return bf16(static_cast<float>(value));
   else
     return static_cast<To>(value);
+}
+
+void copy_on_cpu(Tensor& to, const Tensor& from) {
+  if (to.dtype() == from.dtype() && to.is_contiguous() && from.is_contiguous()) {
+    std::memmove(to.raw(), from.raw(), static_cast<size_t>(to.nbytes()));
+    return;
+  }
+  dispatch_all(to.dtype(), [&]<class To>() {
+    dispatch_all(from.dtype(), [&]<class From>() {
+      To* target = to.data<To>();
+      const From* source = from.data<From>();
+      for_each_offset(to.shape(), to.strides(), from.strides(),
+                      [&](int64_t t, int64_t f) { target[t] = convert<To>(source[f]); });
+    });
+  });
+}
+
+void fill_on_cpu(Tensor& t, double value) {
+  dispatch_all(t.dtype(), [&]<class T>() {
+    T* p = t.data<T>();
+    const T v = convert<T>(value);
+    if (t.is_contiguous())
+      std::fill(p, p + t.numel(), v);
+    else
+      for_each_offset(t.shape(), t.strides(), t.strides(), [&](int64_t i, int64_t) { p[i] = v; });
+  });
+}
+
+void zero_on_cpu(Tensor& t) {
+  std::memset(t.raw(), 0, static_cast<size_t>(t.nbytes()));
 }
 
 }  // namespace
@@ -175,70 +205,20 @@ Tensor Tensor::to(Device target) const {
 Tensor& Tensor::copy_(const Tensor& source) {
   COHORT_CHECK(shape_ == source.shape_, "[copy_] from ", source.str(), " to ", str());
   if (numel() == 0) return *this;
-  const bool plain = dtype_ == source.dtype_ && is_contiguous() && source.is_contiguous();
-  if constexpr (kWithCuda) {
-    if (device().is_cuda() || source.device().is_cuda()) {
-      // Two GPUs' streams have no common order, and a process trains on one GPU.
-      COHORT_CHECK(device() == source.device() || device().is_cpu() || source.device().is_cpu(),
-                   "[copy_] from ", source.str(), " to ", str(),
-                   "; hint: to another GPU by way of the host: to(Device{})");
-      if (plain)
-        cuda::copy_bytes(*this, source);
-      else if (device() == source.device())
-        cuda::copy_elements(*this, source);
-      else if (is_contiguous())  // convert where the elements are, then move them
-        return copy_(source.to(dtype_).contiguous());
-      else
-        return copy_(source.to(device()));
-      return *this;
-    }
-  }
-  if (plain) {
-    std::memmove(raw(), source.raw(), static_cast<size_t>(nbytes()));
-    return *this;
-  }
-  dispatch_all(dtype_, [&]<class To>() {
-    dispatch_all(source.dtype_, [&]<class From>() {
-      To* to = data<To>();
-      const From* from = source.data<From>();
-      for_each_offset(shape_, strides_, source.strides_,
-                      [&](int64_t t, int64_t f) { to[t] = convert<To>(from[f]); });
-    });
-  });
+  const Device place = device().is_cuda() ? device() : source.device();
+  on_device<copy_on_cpu, cuda::copy>(place, *this, source);
   return *this;
 }
 
 Tensor& Tensor::fill_(double value) {
-  if (numel() == 0) return *this;
-  if constexpr (kWithCuda) {
-    if (device().is_cuda()) {
-      cuda::fill(*this, value);
-      return *this;
-    }
-  }
-  dispatch_all(dtype_, [&]<class T>() {
-    T* p = data<T>();
-    const T v = convert<T>(value);
-    if (is_contiguous())
-      std::fill(p, p + numel(), v);
-    else
-      for_each_offset(shape_, strides_, strides_, [&](int64_t i, int64_t) { p[i] = v; });
-  });
+  if (numel() > 0) on_device<fill_on_cpu, cuda::fill>(device(), *this, value);
   return *this;
 }
 
 Tensor& Tensor::zero_() {
-  if (numel() > 0 && is_contiguous()) {
-    if constexpr (kWithCuda) {
-      if (device().is_cuda()) {
-        cuda::zero_bytes(*this);
-        return *this;
-      }
-    }
-    std::memset(raw(), 0, static_cast<size_t>(nbytes()));
-    return *this;
-  }
-  return fill_(0);
+  if (!is_contiguous()) return fill_(0);
+  if (numel() > 0) on_device<zero_on_cpu, cuda::zero>(device(), *this);
+  return *this;
 }
 
 double Tensor::item() const {

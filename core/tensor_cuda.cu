@@ -1,8 +1,8 @@
 // Copies, conversions and fills of device tensors: data movement, no maths.
 #include <cuda_bf16.h>
 
+#include "core/cuda_backend.h"
 #include "core/launch.cuh"
-#include "core/tensor_cuda.h"
 
 namespace cohort::cuda {
 namespace {
@@ -112,8 +112,7 @@ void launch_copy(Tensor& to, const Tensor& from) {
            layout_of(to, from));
 }
 
-}  // namespace
-
+// Both contiguous, of one dtype. To the host: returns when done.
 void copy_bytes(Tensor& to, const Tensor& from) {
   const auto bytes = static_cast<size_t>(to.nbytes());
   if (from.device().is_cpu()) return upload(to.raw(), from.raw(), bytes, to.device());
@@ -122,6 +121,7 @@ void copy_bytes(Tensor& to, const Tensor& from) {
   if (to.device().is_cpu()) COHORT_CUDA_CHECK(cudaStreamSynchronize(queue));
 }
 
+// Both on one device.
 void copy_elements(Tensor& to, const Tensor& from) {
   if (to.dtype() == from.dtype())
     return dispatch_bits(to.dtype(), [&]<class T>() { launch_copy<T, T>(to, from); });
@@ -132,6 +132,23 @@ void copy_elements(Tensor& to, const Tensor& from) {
   });
 }
 
+}  // namespace
+
+void copy(Tensor& to, const Tensor& from) {
+  // Two GPUs' streams have no common order, and a process trains on one GPU.
+  COHORT_CHECK(to.device() == from.device() || to.device().is_cpu() || from.device().is_cpu(),
+               "[copy_] from ", from.str(), " to ", to.str(),
+               "; hint: to another GPU by way of the host: to(Device{})");
+  if (to.dtype() == from.dtype() && to.is_contiguous() && from.is_contiguous())
+    copy_bytes(to, from);
+  else if (to.device() == from.device())
+    copy_elements(to, from);
+  else if (to.is_contiguous())  // convert where the elements are, then move them
+    copy(to, from.to(to.dtype()).contiguous());
+  else
+    to.copy_(from.to(to.device()));
+}
+
 void fill(Tensor& t, double value) {
   const Tensor element = Tensor::full({1}, value, t.dtype());
   dispatch_bits(t.dtype(), [&]<class T>() {
@@ -140,7 +157,7 @@ void fill(Tensor& t, double value) {
   });
 }
 
-void zero_bytes(Tensor& t) {
+void zero(Tensor& t) {
   COHORT_CUDA_CHECK(
       cudaMemsetAsync(t.raw(), 0, static_cast<size_t>(t.nbytes()), stream(t.device())));
 }

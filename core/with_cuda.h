@@ -1,16 +1,28 @@
-// Whether this build has CUDA. A header of its own and no part of core/device.h, so that most files
-// are the same text to a CPU and a CUDA build and ccache compiles them once: it is for .cpp files
-// (those of kernels get it by kernels/cuda_dispatch.h), not for headers that many include.
+// Whether this build has CUDA, and the one way from code that every build has to code that only
+// CUDA builds have. A header of its own and no part of core/device.h, so that most files are the
+// same text to a CPU and a CUDA build and ccache compiles them once: it is for .cpp files, not for
+// headers that many include.
 #pragma once
+
+#include <utility>
+
+#include "core/device.h"
 
 namespace cohort {
 
-// Code behind `if constexpr (kWithCuda)` may name functions that only `.cu` and `*_cuda.cpp` files
-// define.
 #ifdef COHORT_WITH_CUDA
 inline constexpr bool kWithCuda = true;
 #else
 inline constexpr bool kWithCuda = false;
 #endif
+
+// Calls the function that serves `device`: Cpu(args...) or Cuda(args...). A build without CUDA
+// compiles no call of Cuda, which only `.cu` and `*_cuda.cpp` files define.
+template <auto Cpu, auto Cuda, class... Args>
+decltype(auto) on_device(Device device, Args&&... args) {
+  if constexpr (kWithCuda)
+    if (device.is_cuda()) return Cuda(std::forward<Args>(args)...);
+  return Cpu(std::forward<Args>(args)...);
+}
 
 }  // namespace cohort

@@ -124,14 +124,16 @@ class ChannelCommunicator final : public Communicator {
   ProcessGroup& group_;
 };
 
+std::unique_ptr<Communicator> host_communicator(ProcessGroup&, Device,
+                                                std::unique_ptr<Communicator> host) {
+  return host;
+}
+
 }  // namespace
 
 std::unique_ptr<Communicator> make_communicator(ProcessGroup& group, Device device) {
-  auto host = std::make_unique<ChannelCommunicator>(group);
-  if constexpr (kWithCuda) {
-    if (device.is_cuda()) return cuda::make_nccl_communicator(group, device, std::move(host));
-  }
-  return host;
+  return on_device<host_communicator, cuda::make_nccl_communicator>(
+      device, group, device, std::make_unique<ChannelCommunicator>(group));
 }
 
 }  // namespace cohort

@@ -8,6 +8,13 @@
 #include "core/with_cuda.h"
 
 namespace cohort {
+namespace {
+
+std::unique_ptr<SideStream> no_side_stream(Device) {
+  return nullptr;
+}
+
+}  // namespace
 
 GradReducer::GradReducer(Communicator& comm, Tensor gradients, const std::vector<int64_t>& ends,
                          int64_t bucket_bytes)
@@ -27,10 +34,8 @@ GradReducer::GradReducer(Communicator& comm, Tensor gradients, const std::vector
     ++buckets_.back().members;
     bucket_of_[i] = buckets_.size() - 1;
   }
-  if constexpr (kWithCuda) {
-    if (comm_.size() > 1 && gradients_.device().is_cuda())
-      side_ = cuda::make_side_stream(gradients_.device());
-  }
+  const Device device = gradients_.device();
+  if (comm_.size() > 1) side_ = on_device<no_side_stream, cuda::make_side_stream>(device, device);
   for (Bucket& bucket : buckets_) bucket.pending = bucket.members;
 }
 

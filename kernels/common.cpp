@@ -14,4 +14,9 @@ void check_tensor(const Tensor& t, const Shape& shape, DType dtype, const char* 
                t.str());
 }
 
+void check_grad(const GradOut& grad, const Shape& shape, DType dtype, const char* op,
+                const char* name, Device device) {
+  if (grad.wanted()) check_tensor(grad.tensor, shape, dtype, op, name, device);
+}
+
 }  // namespace cohort::kernels

@@ -1,5 +1,8 @@
 // Conventions of every kernel in this folder.
 //
+//  * kernels/<op>.h is the contract: one struct of arguments per call, outputs before inputs, and
+//    three functions that take it. kernels::op() checks the arguments (kernels/<op>.cpp) and calls
+//    cpu::op() (kernels/cpu/) or cuda::op() (kernels/cuda/), which get what has been checked.
 //  * A kernel is a pure function on tensors: it writes its outputs, allocates no tensor that
 //    outlives it, and takes shapes from the tensors. Inputs and outputs are contiguous unless a
 //    contract says otherwise.
@@ -20,8 +23,19 @@ namespace cohort::kernels {
 
 enum class Grad { kOverwrite, kAccumulate };
 
+// A gradient to write, and how. An undefined tensor: nobody needs this gradient, it is skipped.
+struct GradOut {
+  Tensor& tensor;
+  Grad mode = Grad::kOverwrite;
+
+  bool wanted() const { return tensor.defined(); }
+};
+
 // Throws Error unless `t` is contiguous, on `device`, and has this shape and dtype.
 void check_tensor(const Tensor& t, const Shape& shape, DType dtype, const char* op,
                   const char* name, Device device = {});
+// The same for a gradient, if it is wanted.
+void check_grad(const GradOut& grad, const Shape& shape, DType dtype, const char* op,
+                const char* name, Device device = {});
 
 }  // namespace cohort::kernels

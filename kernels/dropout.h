@@ -47,9 +47,22 @@ inline uint32_t dropout_first_kept(float p) {
   return static_cast<uint32_t>(std::ceil(static_cast<double>(p) * 0x1p24)) << 8;
 }
 
-// y[t, c] (+)= keep ? x[t, c] s : 0, with s = 1 / (1 - p) rounded to the arithmetic of x. x, y:
-// [T, C]. The backward is the same map on dy. CPU and CUDA drop the same elements, and agree to the
-// bit in f32.
-void dropout(Tensor& y, const Tensor& x, const DropoutSpec& spec, Grad mode = Grad::kOverwrite);
+// y[t, c] (+)= keep ? x[t, c] s : 0, with s = 1 / (1 - p) rounded to the arithmetic of x. The
+// backward is the same map on dy. CPU and CUDA drop the same elements, and agree to the bit in f32.
+struct Dropout {
+  Tensor& y;        // [T, C]
+  const Tensor& x;  // [T, C]
+  const DropoutSpec& spec;
+  Grad mode = Grad::kOverwrite;
+};
+void dropout(const Dropout& args);
+
+namespace cpu {
+void dropout(const Dropout& args);
+}  // namespace cpu
+
+namespace cuda {
+void dropout(const Dropout& args);
+}  // namespace cuda
 
 }  // namespace cohort::kernels

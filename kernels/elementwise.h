@@ -217,32 +217,87 @@ struct SwiGlu {  // silu(gate) up (Shazeer 2020)
 // On CUDA with bf16 tensors a formula is evaluated in f32 and rounded once, after the old value was
 // added where it accumulates.
 
-// y = f(x); dx (+)= dy f'(x, y). All tensors have one shape.
-#define COHORT_DECLARE_UNARY(Op, name)             \
-  void name##_forward(Tensor& y, const Tensor& x); \
-  void name##_backward(Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y, Grad mode);
+// y = f(x). All tensors of these calls have one shape.
+struct UnaryForward {
+  Tensor& y;
+  const Tensor& x;
+};
+// dx (+)= dy f'(x, y)
+struct UnaryBackward {
+  GradOut dx;
+  const Tensor &dy, &x, &y;
+};
+// y = f(a, b)
+struct BinaryForward {
+  Tensor& y;
+  const Tensor &a, &b;
+};
+// da (+)= dy df/da,  db (+)= dy df/db
+struct BinaryBackward {
+  GradOut da, db;
+  const Tensor &dy, &a, &b;
+};
+
+// y (+)= factor x. On CUDA one may be bf16 and the other f32: that is how a bf16 gradient is added
+// to an f32 one.
+struct Scale {
+  Tensor& y;  // may be x when overwriting
+  const Tensor& x;
+  double factor;
+  Grad mode = Grad::kOverwrite;
+};
+// The same with a factor that is read where the tensors are.
+struct ScaleBy {
+  Tensor& y;
+  const Tensor& x;
+  const Tensor& factor;  // one element of accumulate_dtype(x)
+  Grad mode = Grad::kOverwrite;
+};
+// y[0] (+)= sum of x, in a fixed order: blocks of elements in x's arithmetic, summed up in f64.
+struct Sum {
+  Tensor& y;  // [1] or [], accumulate_dtype(x)
+  const Tensor& x;
+  Grad mode = Grad::kOverwrite;
+};
+// x (+)= value[0] everywhere.
+struct BroadcastScalar {
+  Tensor& x;
+  const Tensor& value;  // one element of accumulate_dtype(x)
+  Grad mode = Grad::kOverwrite;
+};
+
+// exp_forward(const UnaryForward&), add_backward(const BinaryBackward&), ...
+#define COHORT_DECLARE_UNARY(Op, name)           \
+  void name##_forward(const UnaryForward& args); \
+  void name##_backward(const UnaryBackward& args);
+#define COHORT_DECLARE_BINARY(Op, name)           \
+  void name##_forward(const BinaryForward& args); \
+  void name##_backward(const BinaryBackward& args);
 COHORT_UNARY_OPS(COHORT_DECLARE_UNARY)
-#undef COHORT_DECLARE_UNARY
-
-// y = f(a, b); da (+)= dy df/da; db (+)= dy df/db. An undefined da or db is skipped.
-#define COHORT_DECLARE_BINARY(Op, name)                                                    \
-  void name##_forward(Tensor& y, const Tensor& a, const Tensor& b);                        \
-  void name##_backward(Tensor& da, Grad mode_a, Tensor& db, Grad mode_b, const Tensor& dy, \
-                       const Tensor& a, const Tensor& b);
 COHORT_BINARY_OPS(COHORT_DECLARE_BINARY)
+void scale(const Scale& args);
+void scale_by(const ScaleBy& args);
+void sum(const Sum& args);
+void broadcast_scalar(const BroadcastScalar& args);
+
+namespace cpu {
+COHORT_UNARY_OPS(COHORT_DECLARE_UNARY)
+COHORT_BINARY_OPS(COHORT_DECLARE_BINARY)
+void scale(const Scale& args);
+void scale_by(const ScaleBy& args);
+void sum(const Sum& args);
+void broadcast_scalar(const BroadcastScalar& args);
+}  // namespace cpu
+
+namespace cuda {
+COHORT_UNARY_OPS(COHORT_DECLARE_UNARY)
+COHORT_BINARY_OPS(COHORT_DECLARE_BINARY)
+void scale(const Scale& args);
+void scale_by(const ScaleBy& args);
+void sum(const Sum& args);
+void broadcast_scalar(const BroadcastScalar& args);
+}  // namespace cuda
+#undef COHORT_DECLARE_UNARY
 #undef COHORT_DECLARE_BINARY
-
-// y (+)= scale * x. x and y may be the same tensor when overwriting. On CUDA one may be bf16 and
-// the other f32: that is how a bf16 gradient is added to an f32 one.
-void scale(Tensor& y, const Tensor& x, double scale, Grad mode = Grad::kOverwrite);
-// y (+)= factor[0] * x, the factor read where the tensors are. factor: one element of
-// accumulate_dtype(x.dtype()); else as scale().
-void scale_by(Tensor& y, const Tensor& x, const Tensor& factor, Grad mode = Grad::kOverwrite);
-
-// y[0] (+)= sum of x, in a fixed order: blocks of elements in x's arithmetic, joined in f64.
-// y: [1] or [], accumulate_dtype(x.dtype()).
-void sum(Tensor& y, const Tensor& x, Grad mode = Grad::kOverwrite);
-// x (+)= value[0] everywhere. value: one element of accumulate_dtype(x.dtype()).
-void broadcast_scalar(Tensor& x, const Tensor& value, Grad mode);
 
 }  // namespace cohort::kernels

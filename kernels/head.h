@@ -18,29 +18,47 @@ struct HeadDesc {
   int64_t chunk_tokens = 0;
 };
 
-// x: [T, C]; w: [V, C]; targets: [T] i32 in [0, V), or -1 for a token that is skipped: its outputs
-// are 0 and its gradient is exactly 0; on the CPU it costs nothing, on CUDA its x has to be finite,
-// as dw gets 0 times it. Another target throws Error on the CPU and gives NaN on CUDA. logprob,
-// entropy, lse: [T] statistics. Logits are accumulate_dtype(x).
-void head_logprob_forward(Tensor& logprob, Tensor& entropy, Tensor& lse, const Tensor& x,
-                          const Tensor& w, const Tensor& targets, const HeadDesc& desc);
+// A target is in [0, V), or -1 for a token that is skipped: its outputs are 0 and its gradient is
+// exactly 0; on the CPU it costs nothing, on CUDA its x has to be finite, as dw gets 0 times it.
+// Another target throws Error on the CPU and gives NaN on CUDA. Logits are accumulate_dtype(x).
+struct HeadLogprobForward {
+  Tensor &logprob, &entropy, &lse;  // [T], statistics
+  const Tensor& x;                  // [T, C]
+  const Tensor& w;                  // [V, C]
+  const Tensor& targets;            // [T] i32
+  HeadDesc desc = {};
+};
+void head_logprob_forward(const HeadLogprobForward& args);
 
-// Recomputes the logits chunk by chunk. dlogprob, dentropy: [T], of the statistics' dtype (dentropy
-// may be undefined: no entropy gradient).
+// Recomputes the logits chunk by chunk.
 //   dz[t, v] = (dlogprob[t] ([v = target] - p_v) - dentropy[t] p_v (log p_v + entropy[t]))
 //              / temperature
-// dz is rounded to x's dtype. dx: [T, C] per mode_x (on CUDA the sum over V may be cut into parts,
-// so its bits depend on the chunk); dw: [V, C], a weight gradient, per mode_w, summed over chunks
-// in ascending order. Undefined dx or dw is skipped.
-void head_logprob_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, const Tensor& dlogprob,
-                           const Tensor& dentropy, const Tensor& x, const Tensor& w,
-                           const Tensor& targets, const Tensor& lse, const Tensor& entropy,
-                           const HeadDesc& desc);
+// dz is rounded to x's dtype. On CUDA dx's sum over V may be cut into parts, so its bits depend on
+// the chunk; dw is summed over chunks in ascending order.
+struct HeadLogprobBackward {
+  GradOut dx;  // [T, C]
+  GradOut dw;  // [V, C], a weight gradient
+  const Tensor& dlogprob;
+  const Tensor& dentropy;  // may be undefined: no gradient of the entropy
+  const Tensor &x, &w, &targets, &lse, &entropy;
+  HeadDesc desc = {};
+};
+void head_logprob_backward(const HeadLogprobBackward& args);
 
 // Rows of logits held at a time where `wanted` are asked for, as in HeadDesc.
 int64_t head_chunk_tokens(int64_t vocab, int64_t wanted, Device device);
 
 // Workspace bytes of forward / backward for the memory estimate; dtype: that of x.
 int64_t head_workspace_bytes(int64_t vocab, DType dtype, const HeadDesc& desc, Device device = {});
+
+namespace cpu {
+void head_logprob_forward(const HeadLogprobForward& args);
+void head_logprob_backward(const HeadLogprobBackward& args);
+}  // namespace cpu
+
+namespace cuda {
+void head_logprob_forward(const HeadLogprobForward& args);
+void head_logprob_backward(const HeadLogprobBackward& args);
+}  // namespace cuda
 
 }  // namespace cohort::kernels

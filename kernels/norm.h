@@ -8,31 +8,89 @@ namespace cohort::kernels {
 
 // y[r, :] = x[r, :] rstd[r] w,  rstd[r] = 1 / sqrt(mean(x[r, :]^2) + eps)
 // (Zhang and Sennrich 2019)
-//   x, y: [..., C]   w: [C]   rstd: [rows], kept for the backward
-void rms_norm_forward(Tensor& y, Tensor& rstd, const Tensor& x, const Tensor& w, double eps);
-// dx per mode_x; dw[C] per mode_w, summed over rows in an order that follows from the shape and, on
-// CUDA, the element size alone. Undefined dx or dw is skipped.
-void rms_norm_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, const Tensor& dy,
-                       const Tensor& x, const Tensor& w, const Tensor& rstd);
+struct RmsNormForward {
+  Tensor& y;        // [..., C]
+  Tensor& rstd;     // [rows], kept for the backward
+  const Tensor& x;  // [..., C]
+  const Tensor& w;  // [C]
+  double eps;
+};
+void rms_norm_forward(const RmsNormForward& args);
+
+// dw is summed over rows in an order that follows from the shape and, on CUDA, the element size
+// alone.
+struct RmsNormBackward {
+  GradOut dx, dw;
+  const Tensor &dy, &x, &w, &rstd;
+};
+void rms_norm_backward(const RmsNormBackward& args);
 
 // y[r, :] = (x[r, :] - mean[r]) rstd[r] w + b   (Ba et al. 2016)
-//   w, b: [C], b may be undefined   mean, rstd: [rows]
-void layer_norm_forward(Tensor& y, Tensor& mean, Tensor& rstd, const Tensor& x, const Tensor& w,
-                        const Tensor& b, double eps);
-void layer_norm_backward(Tensor& dx, Grad mode_x, Tensor& dw, Grad mode_w, Tensor& db, Grad mode_b,
-                         const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& mean,
-                         const Tensor& rstd);
+struct LayerNormForward {
+  Tensor& y;            // [..., C]
+  Tensor &mean, &rstd;  // [rows], kept for the backward
+  const Tensor& x;      // [..., C]
+  const Tensor &w, &b;  // [C]; b may be undefined
+  double eps;
+};
+void layer_norm_forward(const LayerNormForward& args);
+
+struct LayerNormBackward {
+  GradOut dx, dw, db;
+  const Tensor &dy, &x, &w, &mean, &rstd;
+};
+void layer_norm_backward(const LayerNormBackward& args);
 
 // A residual step and the norm after it in one pass: sum = a + b, rounded to the dtype, and the
 // norm of `sum`. The bits are those of add_forward() followed by the norm. `sum` may be a or b.
-void add_rms_norm_forward(Tensor& sum, Tensor& y, Tensor& rstd, const Tensor& a, const Tensor& b,
-                          const Tensor& w, double eps);
-void add_layer_norm_forward(Tensor& sum, Tensor& y, Tensor& mean, Tensor& rstd, const Tensor& a,
-                            const Tensor& b, const Tensor& w, const Tensor& bias, double eps);
+struct AddRmsNormForward {
+  Tensor &sum, &y, &rstd;
+  const Tensor &a, &b, &w;
+  double eps;
+};
+void add_rms_norm_forward(const AddRmsNormForward& args);
+
+struct AddLayerNormForward {
+  Tensor &sum, &y, &mean, &rstd;
+  const Tensor &a, &b, &w, &bias;
+  double eps;
+};
+void add_layer_norm_forward(const AddLayerNormForward& args);
 
 // y[r, :] = exp(x[r, :] - max) / sum
-void softmax_forward(Tensor& y, const Tensor& x);
+struct SoftmaxForward {
+  Tensor& y;
+  const Tensor& x;
+};
+void softmax_forward(const SoftmaxForward& args);
+
 // dx (+)= y (dy - sum(dy y))
-void softmax_backward(Tensor& dx, const Tensor& dy, const Tensor& y, Grad mode);
+struct SoftmaxBackward {
+  GradOut dx;
+  const Tensor &dy, &y;
+};
+void softmax_backward(const SoftmaxBackward& args);
+
+namespace cpu {
+void rms_norm_forward(const RmsNormForward& args);
+void rms_norm_backward(const RmsNormBackward& args);
+void layer_norm_forward(const LayerNormForward& args);
+void layer_norm_backward(const LayerNormBackward& args);
+void add_rms_norm_forward(const AddRmsNormForward& args);
+void add_layer_norm_forward(const AddLayerNormForward& args);
+void softmax_forward(const SoftmaxForward& args);
+void softmax_backward(const SoftmaxBackward& args);
+}  // namespace cpu
+
+namespace cuda {
+void rms_norm_forward(const RmsNormForward& args);
+void rms_norm_backward(const RmsNormBackward& args);
+void layer_norm_forward(const LayerNormForward& args);
+void layer_norm_backward(const LayerNormBackward& args);
+void add_rms_norm_forward(const AddRmsNormForward& args);
+void add_layer_norm_forward(const AddLayerNormForward& args);
+void softmax_forward(const SoftmaxForward& args);
+void softmax_backward(const SoftmaxBackward& args);
+}  // namespace cuda
 
 }  // namespace cohort::kernels

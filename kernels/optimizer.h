@@ -38,4 +38,14 @@ void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc);
 // f64 over fixed blocks. NaN or Inf propagate.
 void grad_norm(Tensor& norm, std::span<const Tensor> tensors);
 
+namespace cpu {
+void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc);
+void grad_norm(Tensor& norm, std::span<const Tensor> tensors);
+}  // namespace cpu
+
+namespace cuda {
+void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc);
+void grad_norm(Tensor& norm, std::span<const Tensor> tensors);
+}  // namespace cuda
+
 }  // namespace cohort::kernels

@@ -37,13 +37,27 @@ struct PolicyLossStats {
   static PolicyLossStats from(const Tensor& sums);
 };
 
-// All [T]: logprob and its gradient; old_logprob, ref_logprob (undefined without a reference),
-// advantage, weight are constants. loss: [1]. The tokens are added to `stats` (see
-// PolicyLossStats). A token of weight 0 contributes nothing and has dlogprob exactly 0, whatever
-// its other values. A weight that is negative or NaN throws Error on the CPU; on CUDA, where
-// log-probs are f32, the loss and that token's gradient are NaN.
-void policy_loss(Tensor& loss, Tensor& dlogprob, Tensor& stats, const Tensor& logprob,
-                 const Tensor& old_logprob, const Tensor& ref_logprob, const Tensor& advantage,
-                 const Tensor& weight, const PolicyLossDesc& desc);
+// A token of weight 0 contributes nothing and has dlogprob exactly 0, whatever its other values. A
+// weight that is negative or NaN throws Error on the CPU; on CUDA, where log-probs are f32, the
+// loss and that token's gradient are NaN.
+struct PolicyLoss {
+  Tensor& loss;      // [1]
+  Tensor& dlogprob;  // [T], the gradient of the loss
+  Tensor& stats;     // the tokens are added to it; see PolicyLossStats
+  const Tensor& logprob;
+  const Tensor& old_logprob;
+  const Tensor& ref_logprob;  // may be undefined: no reference
+  const Tensor &advantage, &weight;
+  PolicyLossDesc desc = {};
+};
+void policy_loss(const PolicyLoss& args);
+
+namespace cpu {
+void policy_loss(const PolicyLoss& args);
+}  // namespace cpu
+
+namespace cuda {
+void policy_loss(const PolicyLoss& args);
+}  // namespace cuda
 
 }  // namespace cohort::kernels

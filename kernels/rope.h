@@ -14,11 +14,24 @@ Tensor rope_table(int64_t positions, int64_t head_dim, double theta, DType dtype
 
 // kInverse applies the transpose of the rotation: the backward of kForward.
 enum class RopeDirection { kForward, kInverse };
-// y (+)= rotated x. x, y: [T, H, D] (may be the same tensor when overwriting); positions: [T] i32;
-// table: accumulate_dtype(x.dtype()). A position outside [0, table rows) is an Error on the CPU; on
-// CUDA its token becomes NaN. Products and sums are rounded one by one, so that f32 results have
-// the same bits everywhere.
-void rope(Tensor& y, const Tensor& x, const Tensor& positions, const Tensor& table,
-          RopeDirection direction, Grad mode = Grad::kOverwrite);
+// y (+)= rotated x. A position outside [0, rows) is an Error on the CPU; on CUDA its token becomes
+// NaN. Products and sums are rounded one by one, so that f32 results have the same bits everywhere.
+struct Rope {
+  Tensor& y;                // [T, H, D]; may be x when overwriting
+  const Tensor& x;          // [T, H, D]
+  const Tensor& positions;  // [T] i32
+  const Tensor& table;      // [rows, D] of rope_table(), accumulate_dtype(x)
+  RopeDirection direction = RopeDirection::kForward;
+  Grad mode = Grad::kOverwrite;
+};
+void rope(const Rope& args);
+
+namespace cpu {
+void rope(const Rope& args);
+}  // namespace cpu
+
+namespace cuda {
+void rope(const Rope& args);
+}  // namespace cuda
 
 }  // namespace cohort::kernels

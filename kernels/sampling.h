@@ -28,15 +28,36 @@ struct Draws {
   Tensor cut;      // the probability that top-k and top-p leave out; exactly 0 without them
 };
 
-// One draw per row: x: [n, C] hidden states, w: [V, C] head. Row i uses the Philox address
-// (seed, rng_stream[i], rng_index[i]), both [n] i64, by inverting the CDF in ascending id order.
-// On CUDA V is at most 2^20, and the masses of the CDF are integers (sampling.cu), so that a draw
-// on the edge between two tokens may differ from the CPU's.
-void head_sample(Draws& out, const Tensor& x, const Tensor& w, const Tensor& rng_stream,
-                 const Tensor& rng_index, const SamplingDesc& desc);
+// One draw per row. Row i uses the Philox address (seed, rng_stream[i], rng_index[i]), by inverting
+// the CDF in ascending id order. On CUDA V is at most 2^20, and the unnormalised probabilities of
+// the CDF are integers (cuda/sampling.cu), so that a draw on the edge between two tokens may differ
+// from the CPU's.
+struct HeadSample {
+  Draws& out;
+  const Tensor& x;                       // hidden states [n, C]
+  const Tensor& w;                       // head [V, C]
+  const Tensor &rng_stream, &rng_index;  // [n] i64
+  SamplingDesc desc = {};
+};
+void head_sample(const HeadSample& args);
 
-// The same from logits [n, V] (already computed; not divided by the temperature); f32 on CUDA.
-void sample_logits(Draws& out, const Tensor& logits, const Tensor& rng_stream,
-                   const Tensor& rng_index, const SamplingDesc& desc);
+// The same from logits that are already computed and not divided by the temperature.
+struct SampleLogits {
+  Draws& out;
+  const Tensor& logits;                  // [n, V]; f32 on CUDA
+  const Tensor &rng_stream, &rng_index;  // [n] i64
+  SamplingDesc desc = {};
+};
+void sample_logits(const SampleLogits& args);
+
+namespace cpu {
+void head_sample(const HeadSample& args);
+void sample_logits(const SampleLogits& args);
+}  // namespace cpu
+
+namespace cuda {
+void head_sample(const HeadSample& args);
+void sample_logits(const SampleLogits& args);
+}  // namespace cuda
 
 }  // namespace cohort::kernels

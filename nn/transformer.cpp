@@ -126,9 +126,18 @@ Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences
   const Attend attend = [&](const Pass&, int layer, const Variable& q, const Variable& k,
                             const Variable& v) {
     kernels::PagedKV& pages = cache.layer(layer);
-    kernels::paged_kv_write(pages, k.value(), v.value(), sequences, positions);
+    kernels::paged_kv_write({.cache = pages,
+                             .k = k.value(),
+                             .v = v.value(),
+                             .sequences = sequences,
+                             .positions = positions});
     Tensor o = Tensor::empty_like(q.value());
-    kernels::attention_paged(o, q.value(), pages, sequences, positions, {});
+    kernels::attention_paged({.o = o,
+                              .q = q.value(),
+                              .cache = pages,
+                              .sequences = sequences,
+                              .positions = positions,
+                              .desc = {}});
     return Variable(o);
   };
   return run({tokens, positions, {}, {}, attend}).value();

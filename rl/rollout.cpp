@@ -227,11 +227,15 @@ void Sampler::draw(Drawn& out, const Tensor& hidden, const Tensor& streams, cons
                        .logprob = out.statistics.select(0, 0),
                        .entropy = out.statistics.select(0, 1),
                        .cut = out.statistics.select(0, 2)};
-  kernels::head_sample(draws, hidden, model_.head().value(), streams, indices,
-                       {.temperature = config_.temperature,
-                        .top_k = config_.top_k,
-                        .top_p = config_.top_p,
-                        .seed = seed});
+  kernels::head_sample({.out = draws,
+                        .x = hidden,
+                        .w = model_.head().value(),
+                        .rng_stream = streams,
+                        .rng_index = indices,
+                        .desc = {.temperature = config_.temperature,
+                                 .top_k = config_.top_k,
+                                 .top_p = config_.top_p,
+                                 .seed = seed}});
 }
 
 void Sampler::prefill_step(Session& session) const {
@@ -253,7 +257,7 @@ void Sampler::prefill_step(Session& session) const {
       model_.forward_cached(upload(tokens), upload(rows), upload(positions), session.cache);
   const auto n = static_cast<int64_t>(session.active.size());
   Tensor x = Tensor::empty({n, hidden.dim(1)}, hidden.dtype(), device);
-  kernels::embedding_forward(x, hidden, upload(last));
+  kernels::embedding_forward({.y = x, .table = hidden, .ids = upload(last)});
   Drawn drawn(n, model_);
   draw(drawn, x, upload(streams), upload(indices), session.seed);
   session.current = nullptr;

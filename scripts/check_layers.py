@@ -28,20 +28,20 @@ LIBRARIES = {
     "spdlog/": ["core/log.cpp"],
     "fmt/": ["core/log.cpp"],
     "yaml-cpp/": ["core/config.cpp"],
-    "Eigen/": ["kernels/matmul_cpu.cpp", "bench/"],  # in bench/ as a peer to be timed against
+    "Eigen/": ["kernels/cpu/matmul.cpp", "bench/"],  # in bench/ as a peer to be timed against
     "nlohmann/": ["data/json.cpp"],
     "pcre2.h": ["data/regex.cpp"],
     "xxhash.h": ["data/", "trainers/"],
     "CLI/": ["apps/", "bench/"],
     "gtest/": ["tests/"],
     "nccl.h": ["dist/nccl_comm_cuda.cpp"],
-    "cublasLt.h": ["kernels/matmul_cuda.cpp"],
+    "cublasLt.h": ["kernels/cuda/matmul.cpp"],
 }
 # Who may hold __global__ besides kernels/: copies and fills of tensors, which are no maths.
 KERNEL_FILES = ["core/tensor_cuda.cu"]
 # Headers of the CUDA runtime, for files that a CPU build leaves out.
 CUDA_HEADERS = ["core/cuda.h", "core/launch.cuh"]
-CUDA_FILE = re.compile(r"\.cuh?$|_cuda\.(cpp|h)$|_cuda_test\.cpp$|^core/(cuda|launch)\.")
+CUDA_FILE = re.compile(r"\.cuh?$|/cuda/|_cuda\.(cpp|h)$|_cuda_test\.cpp$|^core/(cuda|launch)\.")
 # Known to one file only, whichever of the above it is.
 ONE_FILE = ["xxhash.h"]
 
@@ -152,7 +152,7 @@ SELF_TEST = [
     ("core/spdlog.cpp", "#include <spdlog/spdlog.h>\n", "is known to core/log.cpp only"),
     ("core/fmt.cpp", "  #  include <fmt/core.h>\n", "is known to core/log.cpp only"),
     ("apps/yaml.cpp", "#include <yaml-cpp/yaml.h>\n", "is known to core/config.cpp only"),
-    ("nn/eigen.cpp", "#include <Eigen/Dense>\n", "is known to kernels/matmul_cpu.cpp and bench/ only"),
+    ("nn/eigen.cpp", "#include <Eigen/Dense>\n", "is known to kernels/cpu/matmul.cpp and bench/ only"),
     ("rl/json.cpp", "#include <nlohmann/json.hpp>\n", "is known to data/json.cpp only"),
     ("data/pcre.cpp", "#include <pcre2.h>\n", "is known to data/regex.cpp only"),
     ("trainers/cli.cpp", "#include <CLI/CLI.hpp>\n", "is known to apps/ and bench/ only"),
@@ -166,7 +166,7 @@ SELF_TEST = [
     ("core/tensor_cuda.cu", '#include "core/launch.cuh"\n__global__ void f() {}\n', ""),
     ("dist/x_cuda.cpp", '#include "core/cuda.h"\n', ""),
     ("dist/x.cpp", '#include "core/cuda.h"\n', "is for .cu, .cuh and *_cuda files"),
-    ("nn/gemm.cpp", "#include <cublasLt.h>\n", "is known to kernels/matmul_cuda.cpp only"),
+    ("nn/gemm.cpp", "#include <cublasLt.h>\n", "is known to kernels/cuda/matmul.cpp only"),
     ("nn/once.h", "struct A {};\n", "#pragma once"),
     ("nn/once.cuh", "// #pragma once\n", "#pragma once"),
     ("nn/long.cpp", "\n" * (MAX_LINES + 1), "at most 700 lines"),

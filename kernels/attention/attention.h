@@ -42,25 +42,33 @@ inline int64_t attention_tile(int64_t head_dim) {
   return head_dim > 128 ? 64 : 128;
 }
 
-// q, o: [T, H, D]; k, v: [T, Hkv, D], H a multiple of Hkv (grouped-query attention); cu_seqlens: [S
-// + 1] i32, ascending from 0 to T: sequence s is tokens [cu_seqlens[s], cu_seqlens[s + 1]); empty
-// sequences allowed. lse: [H, T] natural log, of accumulate_dtype(). Any D >= 1 (up to
-// kMaxCudaHeadDim on CUDA). Query i sees keys j <= i of its own sequence (causal) or all of them
-// (full). On CUDA cu_seqlens is not checked, and a bad one reads and writes outside of the tensors;
-// and an infinite or NaN value can reach rows before it of its own sequence and tile, by way of 0
-// times it; no other sequence's.
-void attention_forward(Tensor& o, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
-                       const Tensor& cu_seqlens, const AttentionDesc& desc);
+// Sequence s is tokens [cu_seqlens[s], cu_seqlens[s + 1]) of the packed tensors; empty ones are
+// allowed. H is a multiple of Hkv (grouped-query attention). Any D >= 1 (up to kMaxCudaHeadDim on
+// CUDA). Query i sees keys j <= i of its own sequence (causal) or all of them (full). On CUDA
+// cu_seqlens is not checked, and a bad one reads and writes outside of the tensors; and an infinite
+// or NaN value can reach rows before it of its own sequence and tile, by way of 0 times it; no
+// other sequence's.
+struct AttentionForward {
+  Tensor& o;                 // [T, H, D]
+  Tensor& lse;               // [H, T] natural log, accumulate_dtype(q), kept for the backward
+  const Tensor& q;           // [T, H, D]
+  const Tensor &k, &v;       // [T, Hkv, D]
+  const Tensor& cu_seqlens;  // [S + 1] i32, ascending from 0 to T
+  AttentionDesc desc = {};
+};
+void attention_forward(const AttentionForward& args);
 
-// dq, dk, dv per their modes; deterministic for any thread count. Scratch is of the size of a tile
-// per thread, in both directions; on CUDA the backward allocates two f32 per token and head, and
-// with dropout 8 bytes per token. In bf16 rounded are P and dS as factors of products, and dq, dk,
-// dv once at the end. On CUDA, a value that is not finite can reach any gradient of its sequence;
-// no other sequence's.
-void attention_backward(Tensor& dq, Grad mode_q, Tensor& dk, Grad mode_k, Tensor& dv, Grad mode_v,
-                        const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const Tensor& o, const Tensor& lse, const Tensor& cu_seqlens,
-                        const AttentionDesc& desc);
+// Deterministic for any thread count. Scratch is of the size of a tile per thread, in both
+// directions; on CUDA the backward allocates two f32 per token and head, and with dropout 8 bytes
+// per token. In bf16 rounded are P and dS as factors of products, and dq, dk, dv once at the end.
+// On CUDA, a value that is not finite can reach any gradient of its sequence; no other sequence's.
+struct AttentionBackward {
+  GradOut dq, dk, dv;  // all wanted
+  const Tensor& dout;  // [T, H, D]
+  const Tensor &q, &k, &v, &o, &lse, &cu_seqlens;
+  AttentionDesc desc = {};
+};
+void attention_backward(const AttentionBackward& args);
 
 // A paged key/value cache of one layer: k, v: [blocks, block_tokens, Hkv, D]. Token p of sequence s
 // lives in block block_table[s, p / block_tokens], slot p % block_tokens. block_table: [S,
@@ -69,19 +77,43 @@ struct PagedKV {
   Tensor k, v, block_table;
 };
 
-// Writes new tokens' keys and values: k, v: [T, Hkv, D]; sequences (rows of the block table),
-// positions: [T] i32. Throws before writing if a token's block is missing from the table; CUDA
-// skips such a token.
-void paged_kv_write(PagedKV& cache, const Tensor& k, const Tensor& v, const Tensor& sequences,
-                    const Tensor& positions);
+// Writes new tokens' keys and values. Throws before writing if a token's block is missing from the
+// table; CUDA skips such a token.
+struct PagedKvWrite {
+  PagedKV& cache;
+  const Tensor &k, &v;      // [T, Hkv, D]
+  const Tensor& sequences;  // [T] i32, rows of the block table
+  const Tensor& positions;  // [T] i32
+};
+void paged_kv_write(const PagedKvWrite& args);
 
 // Prefill and decode in one: query token t of sequence sequences[t] at positions[t] attends to
-// cached keys 0..positions[t]. q, o: [T, H, D]. Bits equal attention_forward's (causal, no dropout;
-// any other desc throws) for the same row. Tokens of a sequence that stand together share the work
-// of reading its keys. On CUDA, where nothing is checked, a token whose sequence is not in the
-// table gets zeros, a position outside the table counts as its first or last one, and keys without
-// a block count as zeros.
-void attention_paged(Tensor& o, const Tensor& q, const PagedKV& cache, const Tensor& sequences,
-                     const Tensor& positions, const AttentionDesc& desc);
+// cached keys 0..positions[t]. Bits equal attention_forward's (causal, no dropout; any other desc
+// throws) for the same row. Tokens of a sequence that stand together share the work of reading its
+// keys. On CUDA, where nothing is checked, a token whose sequence is not in the table gets zeros, a
+// position outside the table counts as its first or last one, and keys without a block count as
+// zeros.
+struct AttentionPaged {
+  Tensor& o;        // [T, H, D]
+  const Tensor& q;  // [T, H, D]
+  const PagedKV& cache;
+  const Tensor &sequences, &positions;  // [T] i32
+  AttentionDesc desc = {};
+};
+void attention_paged(const AttentionPaged& args);
+
+namespace cpu {
+void attention_forward(const AttentionForward& args);
+void attention_backward(const AttentionBackward& args);
+void paged_kv_write(const PagedKvWrite& args);
+void attention_paged(const AttentionPaged& args);
+}  // namespace cpu
+
+namespace cuda {
+void attention_forward(const AttentionForward& args);
+void attention_backward(const AttentionBackward& args);
+void paged_kv_write(const PagedKvWrite& args);
+void attention_paged(const AttentionPaged& args);
+}  // namespace cuda
 
 }  // namespace cohort::kernels

@@ -12,15 +12,16 @@ using Inputs = std::span<const Variable>;
 // y = x^2 with a backward that is wrong by `factor` everywhere, or at one element only.
 Variable wrong_square(const Variable& x, double factor, int64_t only_element = -1) {
   Tensor y = Tensor::empty_like(x.value());
-  kernels::square_forward(y, x.value());
+  kernels::square_forward({.y = y, .x = x.value()});
   return make_node("wrong_square", y, {x},
                    [x = x.value(), factor, only_element](const Tensor& dy, Gradients& g) {
                      GradSlot dx = g.slot(0);
                      Tensor right = Tensor::empty_like(x), y;
-                     kernels::square_backward(right, dy, x, x, kernels::Grad::kOverwrite);
+                     kernels::square_backward(
+                         {.dx = {right, kernels::Grad::kOverwrite}, .dy = dy, .x = x, .y = x});
                      for (int64_t i = 0; i < right.numel(); ++i)
                        if (only_element < 0 || only_element == i) right.data<double>()[i] *= factor;
-                     kernels::scale(dx.tensor, right, 1, dx.mode);
+                     kernels::scale({.y = dx.tensor, .x = right, .factor = 1, .mode = dx.mode});
                    });
 }
 

@@ -119,7 +119,7 @@ TEST(OpTable, TwoBackwardsAddUp) {
           continue;
         }
         Tensor twice = Tensor::empty_like(once[i]);
-        kernels::scale(twice, once[i], 2);
+        kernels::scale({.y = twice, .x = once[i], .factor = 2});
         EXPECT_LT(test::relative_error(leaves[i].grad(), twice), 1e-14) << name(test);
       }
     }

@@ -196,11 +196,11 @@ TEST(MakeNode, OneVariableAsSeveralInputsGetsASlotForEach) {
   // The op writes its slots in an order of its own and overwrites where told to.
   const auto product = [](const Variable& a, const Variable& b) {
     Tensor y = Tensor::empty_like(a.value());
-    kernels::mul_forward(y, a.value(), b.value());
+    kernels::mul_forward({.y = y, .a = a.value(), .b = b.value()});
     return make_node("product", y, {a, b},
                      [a = a.value(), b = b.value()](const Tensor& dy, Gradients& g) {
                        GradSlot da = g.slot(0), db = g.slot(1);
-                       kernels::mul_backward(da.tensor, da.mode, db.tensor, db.mode, dy, a, b);
+                       kernels::mul_backward({.da = da, .db = db, .dy = dy, .a = a, .b = b});
                      });
   };
   const Variable w = parameter({3, 4});

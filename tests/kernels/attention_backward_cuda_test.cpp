@@ -138,10 +138,17 @@ AttentionGrads run_on(Device device, const BackwardCase& b, Start start = Start:
     desc.dropout.positions = desc.dropout.positions.to(device);
   }
   Guarded dq = gradient(c.q, b.old_q), dk = gradient(c.k, b.old_k), dv = gradient(c.v, b.old_v);
-  kernels::attention_backward(dq.tensor(), mode(b.old_q), dk.tensor(), mode(b.old_k), dv.tensor(),
-                              mode(b.old_v), input(c.dout, b.dtype), input(c.q, b.dtype),
-                              input(c.k, b.dtype), input(c.v, b.dtype), input(b.out.o, b.dtype),
-                              input(b.out.lse, DType::kF32), c.cu.to(device), desc);
+  kernels::attention_backward({{dq.tensor(), mode(b.old_q)},
+                               {dk.tensor(), mode(b.old_k)},
+                               {dv.tensor(), mode(b.old_v)},
+                               input(c.dout, b.dtype),
+                               input(c.q, b.dtype),
+                               input(c.k, b.dtype),
+                               input(c.v, b.dtype),
+                               input(b.out.o, b.dtype),
+                               input(b.out.lse, DType::kF32),
+                               c.cu.to(device),
+                               desc});
   EXPECT_TRUE(dq.intact() && dk.intact() && dv.intact());
   return {dq.tensor(), dk.tensor(), dv.tensor()};
 }
@@ -255,8 +262,8 @@ TEST_P(CudaAttentionBackwardDims, TakesTheForwardOfTheDevice) {
     const auto input = [&](const Tensor& t) { return t.to(dtype).to(device); };
     Tensor o = Tensor::empty(b.c.q.shape(), dtype, device);
     Tensor lse = Tensor::empty({2, b.c.tokens()}, DType::kF32, device);
-    kernels::attention_forward(o, lse, input(b.c.q), input(b.c.k), input(b.c.v), b.c.cu.to(device),
-                               desc);
+    kernels::attention_forward(
+        {o, lse, input(b.c.q), input(b.c.k), input(b.c.v), b.c.cu.to(device), desc});
     EXPECT_LT(relative_error(lse.to(Device{}).to(DType::kF64), b.out.lse), 1e-5);
     b.out = {o.to(Device{}).to(DType::kF64), lse.to(Device{}).to(DType::kF64)};
     expect_close(run_on(device, b), b);
@@ -373,10 +380,17 @@ TEST(CudaAttentionBackward, SaysWhatIsWrong) {
   const auto run = [&](int64_t dim, DType dtype, DType lse_dtype, Device lse_device) {
     const auto make = [&] { return Tensor::zeros({4, 1, dim}, dtype, device); };
     Tensor dq = make(), dk = make(), dv = make();
-    kernels::attention_backward(dq, Grad::kOverwrite, dk, Grad::kOverwrite, dv, Grad::kOverwrite,
-                                make(), make(), make(), make(), make(),
-                                Tensor::zeros({1, 4}, lse_dtype, lse_device),
-                                Tensor::from(std::vector<int32_t>{0, 4}).to(device), {});
+    kernels::attention_backward({{dq},
+                                 {dk},
+                                 {dv},
+                                 make(),
+                                 make(),
+                                 make(),
+                                 make(),
+                                 make(),
+                                 Tensor::zeros({1, 4}, lse_dtype, lse_device),
+                                 Tensor::from(std::vector<int32_t>{0, 4}).to(device),
+                                 {}});
   };
   EXPECT_THROW_WITH(run(257, DType::kBF16, DType::kF32, device), Error, "at most 256");
   EXPECT_THROW_WITH(run(64, DType::kBF16, DType::kBF16, device), Error, "expected lse f32");

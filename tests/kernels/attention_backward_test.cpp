@@ -136,8 +136,17 @@ TEST(AttentionBackward, BitsDoNotDependOnThreads) {
           AttentionGrads g{random_tensor(c.q.shape(), DType::kF32, 21),
                            random_tensor(c.k.shape(), DType::kF32, 22),
                            random_tensor(c.k.shape(), DType::kF32, 23)};
-          kernels::attention_backward(g.dq, mode, g.dk, mode, g.dv, mode, c.dout, c.q, c.k, c.v,
-                                      out.o, out.lse, c.cu, c.desc);
+          kernels::attention_backward({{g.dq, mode},
+                                       {g.dk, mode},
+                                       {g.dv, mode},
+                                       c.dout,
+                                       c.q,
+                                       c.k,
+                                       c.v,
+                                       out.o,
+                                       out.lse,
+                                       c.cu,
+                                       c.desc});
           return g;
         };
         const AttentionGrads one = run(1);
@@ -160,9 +169,17 @@ TEST(AttentionBackward, AccumulatesIntoWhatIsThere) {
   const Tensor old_q = random_tensor(c.q.shape(), DType::kF64, 31);
   const Tensor old_v = random_tensor(c.k.shape(), DType::kF64, 32);
   AttentionGrads g{old_q.clone(), Tensor::full(c.k.shape(), NAN, DType::kF64), old_v.clone()};
-  kernels::attention_backward(g.dq, Grad::kAccumulate, g.dk, Grad::kOverwrite, g.dv,
-                              Grad::kAccumulate, c.dout, c.q, c.k, c.v, out.o, out.lse, c.cu,
-                              c.desc);
+  kernels::attention_backward({{g.dq, Grad::kAccumulate},
+                               {g.dk},
+                               {g.dv, Grad::kAccumulate},
+                               c.dout,
+                               c.q,
+                               c.k,
+                               c.v,
+                               out.o,
+                               out.lse,
+                               c.cu,
+                               c.desc});
   EXPECT_TRUE(bit_equal(g.dk, fresh.dk));
   const auto expect_sum = [](const Tensor& sum, const Tensor& old, const Tensor& grad) {
     const auto s = sum.to_vector<double>(), a = old.to_vector<double>(),
@@ -181,9 +198,8 @@ TEST(AttentionBackward, ScratchIsOfTheTileNotOfTheSequence) {
   Allocator& memory = allocator(Device{});
   const int64_t live = memory.stats().live_bytes;
   memory.reset_peak();
-  kernels::attention_backward(g.dq, Grad::kOverwrite, g.dk, Grad::kOverwrite, g.dv,
-                              Grad::kOverwrite, c.dout, c.q, c.k, c.v, out.o, out.lse, c.cu,
-                              c.desc);
+  kernels::attention_backward(
+      {{g.dq}, {g.dk}, {g.dv}, c.dout, c.q, c.k, c.v, out.o, out.lse, c.cu, c.desc});
   // The scores would be 16 MiB.
   EXPECT_LT(memory.stats().peak_bytes - live, num_threads() * 160 * 1024);
   EXPECT_GT(memory.stats().peak_bytes - live, 0);

@@ -81,7 +81,7 @@ inline AttentionOutput run_forward(const AttentionCase& c) {
   AttentionOutput out{
       Tensor::full(c.q.shape(), NAN, c.q.dtype(), device),
       Tensor::full({c.q.dim(1), c.tokens()}, NAN, accumulate_dtype(c.q.dtype()), device)};
-  kernels::attention_forward(out.o, out.lse, c.q, c.k, c.v, c.cu, c.desc);
+  kernels::attention_forward({out.o, out.lse, c.q, c.k, c.v, c.cu, c.desc});
   return out;
 }
 
@@ -91,9 +91,8 @@ inline AttentionGrads run_backward(const AttentionCase& c, const AttentionOutput
   AttentionGrads g{Tensor::full(c.q.shape(), NAN, c.q.dtype(), device),
                    Tensor::full(c.k.shape(), NAN, c.q.dtype(), device),
                    Tensor::full(c.k.shape(), NAN, c.q.dtype(), device)};
-  kernels::attention_backward(g.dq, Grad::kOverwrite, g.dk, Grad::kOverwrite, g.dv,
-                              Grad::kOverwrite, c.dout, c.q, c.k, c.v, out.o, out.lse, c.cu,
-                              c.desc);
+  kernels::attention_backward(
+      {{g.dq}, {g.dk}, {g.dv}, c.dout, c.q, c.k, c.v, out.o, out.lse, c.cu, c.desc});
   return g;
 }
 

@@ -50,8 +50,8 @@ AttentionOutput run_guarded(const AttentionCase& c, DType dtype, Device device,
   Guarded q(c.q, dtype, device, start), k(c.k, dtype, device, start), v(c.v, dtype, device, start);
   Guarded o(c.q.shape(), dtype, device, start);
   Guarded lse({c.q.dim(1), c.tokens()}, DType::kF32, device, start);
-  kernels::attention_forward(o.tensor(), lse.tensor(), q.tensor(), k.tensor(), v.tensor(), on.cu,
-                             on.desc);
+  kernels::attention_forward(
+      {o.tensor(), lse.tensor(), q.tensor(), k.tensor(), v.tensor(), on.cu, on.desc});
   EXPECT_TRUE(o.intact() && lse.intact());
   return {o.tensor().to(Device{}), lse.tensor().to(Device{})};
 }
@@ -274,8 +274,9 @@ TEST(CudaAttentionForward, SaysWhatIsWrong) {
   EXPECT_THROW_WITH(run(mixed), Error, "cu_seqlens on cuda:0");
   const AttentionCase half = on_device(in_dtype(host, DType::kBF16), device);
   Tensor o = Tensor::empty_like(half.q), lse = Tensor::empty({2, 4}, DType::kBF16, device);
-  EXPECT_THROW_WITH(kernels::attention_forward(o, lse, half.q, half.k, half.v, half.cu, half.desc),
-                    Error, "lse f32");
+  EXPECT_THROW_WITH(
+      kernels::attention_forward({o, lse, half.q, half.k, half.v, half.cu, half.desc}), Error,
+      "lse f32");
 }
 
 }  // namespace

@@ -223,7 +223,7 @@ TEST(AttentionForward, ScratchIsOfTheTileNotOfTheSequence) {
   Allocator& memory = allocator(Device{});
   const int64_t live = memory.stats().live_bytes;
   memory.reset_peak();
-  kernels::attention_forward(out.o, out.lse, c.q, c.k, c.v, c.cu, c.desc);
+  kernels::attention_forward({out.o, out.lse, c.q, c.k, c.v, c.cu, c.desc});
   // The scores would be 16 MiB.
   EXPECT_LT(memory.stats().peak_bytes - live, num_threads() * 64 * 1024);
   EXPECT_GT(memory.stats().peak_bytes - live, 0);

@@ -60,10 +60,10 @@ inline void run_step(kernels::PagedKV& cache, const AttentionCase& c,
     return rows.to(device);
   };
   const Tensor seq = Tensor::from(sequences).to(device), pos = Tensor::from(positions).to(device);
-  kernels::paged_kv_write(cache, gather(c.k), gather(c.v), seq, pos);
+  kernels::paged_kv_write({cache, gather(c.k), gather(c.v), seq, pos});
   const Tensor q = gather(c.q);
   Tensor o = Tensor::full(q.shape(), NAN, q.dtype(), device);
-  kernels::attention_paged(o, q, cache, seq, pos, c.desc);
+  kernels::attention_paged({o, q, cache, seq, pos, c.desc});
   o = o.to(Device{});
   for (size_t i = 0; i < tokens.size(); ++i)
     all.select(0, tokens[i]).copy_(o.select(0, static_cast<int64_t>(i)));

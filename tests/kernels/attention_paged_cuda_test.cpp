@@ -118,7 +118,7 @@ TEST(CudaAttentionPaged, WritesItsRowsOnly) {
       const Tensor sequences = Tensor::zeros({3}, DType::kI32, device);
       const Tensor positions = Tensor::from(std::vector<int32_t>{5, 6, 7}).to(device);
       Guarded o({3, 6, dim}, dtype, device);
-      kernels::attention_paged(o.tensor(), x, {cached, cached, table}, sequences, positions, {});
+      kernels::attention_paged({o.tensor(), x, {cached, cached, table}, sequences, positions, {}});
       EXPECT_TRUE(o.intact());
       for (const double y : o.tensor().to_vector<double>()) EXPECT_TRUE(std::isfinite(y));
     }
@@ -136,9 +136,9 @@ TEST(CudaAttentionPaged, WriteTouchesOnlyItsSlots) {
       const Tensor sequences = Tensor::from(std::vector<int32_t>{1, 0, 0, 1});
       const Tensor positions = Tensor::from(std::vector<int32_t>{6, 0, 17, 3});
       const Tensor k = c.k.narrow(0, 0, 4), v = c.v.narrow(0, 0, 4);
-      kernels::paged_kv_write(cpu, k, v, sequences, positions);
-      kernels::paged_kv_write(cuda, k.to(device), v.to(device), sequences.to(device),
-                              positions.to(device));
+      kernels::paged_kv_write({cpu, k, v, sequences, positions});
+      kernels::paged_kv_write(
+          {cuda, k.to(device), v.to(device), sequences.to(device), positions.to(device)});
       EXPECT_TRUE(bit_equal(cuda.k.to(Device{}), cpu.k));
       EXPECT_TRUE(bit_equal(cuda.v.to(Device{}), cpu.v));
     }
@@ -157,13 +157,13 @@ TEST(CudaAttentionPaged, TokensOutsideTheTable) {
     const Tensor sequences = Tensor::from(std::vector<int32_t>{-1, 2, 0, 0, 0, 1}).to(device);
     const Tensor positions = Tensor::from(std::vector<int32_t>{0, 0, -1, 6, 4, 3}).to(device);
     const Tensor x = Tensor::full({6, 1, 8}, 1, dtype, device);
-    kernels::paged_kv_write(cache, x, x, sequences, positions);
+    kernels::paged_kv_write({cache, x, x, sequences, positions});
     EXPECT_TRUE(k.intact() && v.intact());
     for (const double y : k.tensor().to_vector<double>()) EXPECT_EQ(y, 0);
     for (const double y : v.tensor().to_vector<double>()) EXPECT_EQ(y, 0);
     v.tensor().fill_(1);
     Guarded o({6, 1, 8}, dtype, device);
-    kernels::attention_paged(o.tensor(), x, cache, sequences, positions, {});
+    kernels::attention_paged({o.tensor(), x, cache, sequences, positions, {}});
     EXPECT_TRUE(o.intact());
     const auto got = o.tensor().to_vector<double>();
     const double expected[] = {0, 0, 1, 4.0 / 6, 0.8, 0.5};
@@ -180,8 +180,8 @@ TEST(CudaAttentionPaged, NothingToDoForNoTokens) {
   const Tensor k = Tensor::zeros({0, 1, 8}, DType::kF32, device);
   Tensor o = Tensor::zeros({0, 2, 8}, DType::kF32, device);
   PagedKV cache{pages, pages.clone(), Tensor::zeros({1, 2}, DType::kI32, device)};
-  kernels::paged_kv_write(cache, k, k, none, none);
-  kernels::attention_paged(o, x, cache, none, none, {});
+  kernels::paged_kv_write({cache, k, k, none, none});
+  kernels::attention_paged({o, x, cache, none, none, {}});
   synchronize(device);
 }
 

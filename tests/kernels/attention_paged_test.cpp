@@ -59,9 +59,10 @@ TEST(AttentionPaged, SequencesMayShareBlocks) {
     return Tensor::from(std::vector<int32_t>(static_cast<size_t>(n), s));
   };
   const Tensor positions = Tensor::from(std::vector<int32_t>{4, 5});
-  kernels::paged_kv_write(cache, c.k.narrow(0, 4, 2), c.v.narrow(0, 4, 2), table(1, 2), positions);
+  kernels::paged_kv_write(
+      {cache, c.k.narrow(0, 4, 2), c.v.narrow(0, 4, 2), table(1, 2), positions});
   Tensor o = Tensor::zeros({2, 2, 8}, DType::kF32);
-  kernels::attention_paged(o, c.q.narrow(0, 4, 2), cache, table(1, 2), positions, c.desc);
+  kernels::attention_paged({o, c.q.narrow(0, 4, 2), cache, table(1, 2), positions, c.desc});
   EXPECT_TRUE(bit_equal(o, first.narrow(0, 4, 2)));
 }
 
@@ -84,8 +85,8 @@ TEST(AttentionPaged, WriteTouchesOnlyItsSlots) {
                 Tensor::from(std::vector<int32_t>{2, 0}, {1, 2})};
   const Tensor k = Tensor::from(std::vector<float>{1, 2, 3, 4}, {2, 1, 2});
   const Tensor v = Tensor::from(std::vector<float>{5, 6, 7, 8}, {2, 1, 2});
-  kernels::paged_kv_write(cache, k, v, Tensor::from(std::vector<int32_t>{0, 0}),
-                          Tensor::from(std::vector<int32_t>{1, 2}));
+  kernels::paged_kv_write({cache, k, v, Tensor::from(std::vector<int32_t>{0, 0}),
+                           Tensor::from(std::vector<int32_t>{1, 2})});
   // Position 1 is slot 1 of block 2, position 2 is slot 0 of block 0.
   EXPECT_EQ(cache.k.to_vector<float>(), (std::vector<float>{3, 4, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2}));
   EXPECT_EQ(cache.v.to_vector<float>(), (std::vector<float>{7, 8, 0, 0, 0, 0, 0, 0, 0, 0, 5, 6}));
@@ -98,10 +99,10 @@ TEST(AttentionPaged, SaysWhatIsWrong) {
   Tensor o = Tensor::zeros({1, 1, 3}, DType::kF32);
   const auto one = [](int32_t i) { return Tensor::from(std::vector<int32_t>{i}); };
   const auto attend = [&](int32_t s, int32_t p) {
-    kernels::attention_paged(o, x, cache, one(s), one(p), {});
+    kernels::attention_paged({o, x, cache, one(s), one(p), {}});
   };
   const auto write = [&](int32_t s, int32_t p) {
-    kernels::paged_kv_write(cache, x, x, one(s), one(p));
+    kernels::paged_kv_write({cache, x, x, one(s), one(p)});
   };
   attend(0, 3);
   EXPECT_THROW_WITH(attend(0, 4), Error,
@@ -114,17 +115,20 @@ TEST(AttentionPaged, SaysWhatIsWrong) {
   // The second sequence of a batch is looked at afresh.
   const Tensor two = Tensor::zeros({2, 1, 3}, DType::kF32);
   Tensor o2 = Tensor::zeros({2, 1, 3}, DType::kF32);
-  EXPECT_THROW_WITH(
-      kernels::attention_paged(o2, two, cache, Tensor::from(std::vector<int32_t>{0, 1}),
-                               Tensor::from(std::vector<int32_t>{3, 3}), {}),
-      Error, "block_table[1, 1]");
+  EXPECT_THROW_WITH(kernels::attention_paged({o2,
+                                              two,
+                                              cache,
+                                              Tensor::from(std::vector<int32_t>{0, 1}),
+                                              Tensor::from(std::vector<int32_t>{3, 3}),
+                                              {}}),
+                    Error, "block_table[1, 1]");
   EXPECT_THROW_WITH(write(0, 4), Error, "[paged_kv_write] block_table[0, 2]");
   EXPECT_THROW_WITH(write(1, 2), Error, "[paged_kv_write] block_table[1, 1]");
   EXPECT_THROW_WITH(write(0, 7), Error, "[paged_kv_write] token 0: position 7");
   write(1, 4);  // needs that one block only
   EXPECT_THROW_WITH(
-      kernels::attention_paged(o, x, cache, one(0), one(0), {.mask = kernels::Mask::kFull}), Error,
-      "expected a causal mask and no dropout");
+      kernels::attention_paged({o, x, cache, one(0), one(0), {.mask = kernels::Mask::kFull}}),
+      Error, "expected a causal mask and no dropout");
 }
 
 }  // namespace

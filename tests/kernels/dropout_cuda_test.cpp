@@ -41,12 +41,12 @@ TEST(CudaDropout, F32HasTheBitsOfTheCpu) {
         const Tensor x = rounded_random(shape, DType::kF32, 1);
         const Tensor old = rounded_random(shape, DType::kF32, 2);
         Tensor expected = Tensor::empty(shape, DType::kF32), sum = old.to(DType::kF32);
-        dropout(expected, x.to(DType::kF32), s);
-        dropout(sum, x.to(DType::kF32), s, Grad::kAccumulate);
+        dropout({expected, x.to(DType::kF32), s});
+        dropout({sum, x.to(DType::kF32), s, Grad::kAccumulate});
         Guarded in(x, DType::kF32, device, start), y(shape, DType::kF32, device, start);
         Guarded added(old, DType::kF32, device, start);
-        dropout(y.tensor(), in.tensor(), on(s, device));
-        dropout(added.tensor(), in.tensor(), on(s, device), Grad::kAccumulate);
+        dropout({y.tensor(), in.tensor(), on(s, device)});
+        dropout({added.tensor(), in.tensor(), on(s, device), Grad::kAccumulate});
         EXPECT_TRUE(bit_equal(y.tensor().to(Device{}), expected)) << shape.str();
         EXPECT_TRUE(bit_equal(added.tensor().to(Device{}), sum)) << shape.str();
         EXPECT_TRUE(y.intact() && added.intact());
@@ -61,12 +61,12 @@ TEST(CudaDropout, Bf16DropsTheSameElements) {
       const Tensor x = rounded_random(shape, DType::kBF16, 1);
       const Tensor old = rounded_random(shape, DType::kBF16, 2);
       Tensor expected = Tensor::empty_like(x), sum = old.clone();
-      dropout(expected, x, s);
-      dropout(sum, x, s, Grad::kAccumulate);
+      dropout({expected, x, s});
+      dropout({sum, x, s, Grad::kAccumulate});
       Guarded in(x, DType::kBF16, device, start), y(shape, DType::kBF16, device, start);
       Guarded added(old, DType::kBF16, device);
-      dropout(y.tensor(), in.tensor(), on(s, device));
-      dropout(added.tensor(), in.tensor(), on(s, device), Grad::kAccumulate);
+      dropout({y.tensor(), in.tensor(), on(s, device)});
+      dropout({added.tensor(), in.tensor(), on(s, device), Grad::kAccumulate});
       expect_close(y.tensor(), expected, "y");
       expect_close(added.tensor(), sum, "y, accumulated");
       const auto got = y.tensor().to_vector<double>(), want = expected.to_vector<double>();
@@ -80,12 +80,12 @@ TEST(CudaDropout, BitsDoNotDependOnTheBatch) {
   const DropoutSpec s = on(spec(0.5, 9), device);
   const Tensor x = random_tensor({9, 40}, DType::kF32, 1).to(device);
   Tensor all = Tensor::empty_like(x), one = Tensor::empty({1, 40}, DType::kF32, device);
-  dropout(all, x, s);
+  dropout({all, x, s});
   for (const int64_t t : {0, 4, 8}) {
     DropoutSpec alone = s;
     alone.sequences = s.sequences.narrow(0, t, 1);
     alone.positions = s.positions.narrow(0, t, 1);
-    dropout(one, x.narrow(0, t, 1), alone);
+    dropout({one, x.narrow(0, t, 1), alone});
     EXPECT_TRUE(bit_equal(one, all.narrow(0, t, 1)));
   }
 }

@@ -24,8 +24,8 @@ TEST(Dropout, KeepsWhatTheAddressedBitsSay) {
     for (const DType dtype : {DType::kF64, DType::kF32}) {
       const Tensor x = random_tensor({3, cols}, dtype, 1);
       Tensor y = Tensor::full({3, cols}, NAN, dtype), sum = Tensor::full({3, cols}, 2, dtype);
-      dropout(y, x, s);
-      dropout(sum, x, s, Grad::kAccumulate);
+      dropout({y, x, s});
+      dropout({sum, x, s, Grad::kAccumulate});
       const auto in = x.to_vector<double>(), out = y.to_vector<double>();
       const auto added = sum.to_vector<double>();
       for (int64_t t = 0; t < 3; ++t)
@@ -57,11 +57,11 @@ TEST(Dropout, BitsDoNotDependOnTheBatch) {
   const std::vector<int64_t> sequences = {1, 1, 2, 7};
   const std::vector<int32_t> positions = {0, 1, 0, 30};
   Tensor all = Tensor::empty_like(x);
-  dropout(all, x, spec(0.5, sequences, positions));
+  dropout({all, x, spec(0.5, sequences, positions)});
   for (int64_t t = 0; t < 4; ++t) {
     Tensor one = Tensor::empty({1, 33}, DType::kF32);
     const auto i = static_cast<size_t>(t);
-    dropout(one, x.narrow(0, t, 1), spec(0.5, {sequences[i]}, {positions[i]}));
+    dropout({one, x.narrow(0, t, 1), spec(0.5, {sequences[i]}, {positions[i]})});
     EXPECT_TRUE(bit_equal(one, all.narrow(0, t, 1)));
   }
 }
@@ -74,7 +74,7 @@ TEST(Dropout, RatesAreRightAndSitesDiffer) {
   const Tensor x = Tensor::full({tokens, cols}, 1, DType::kF64);
   DropoutSpec s = spec(0.1, sequences, positions);
   Tensor y = Tensor::empty_like(x), other = Tensor::empty_like(x);
-  dropout(y, x, s);
+  dropout({y, x, s});
   int64_t dropped = 0;
   for (const double v : y.to_vector<double>()) dropped += v == 0;
   // 10000 draws of probability 0.1: the standard deviation is 30; five of them.
@@ -82,7 +82,7 @@ TEST(Dropout, RatesAreRightAndSitesDiffer) {
   const auto differs = [&](auto change) {
     DropoutSpec changed = s;
     change(changed);
-    dropout(other, x, changed);
+    dropout({other, x, changed});
     return !bit_equal(other, y);
   };
   EXPECT_TRUE(differs([](DropoutSpec& d) { d.seed++; }));
@@ -91,7 +91,7 @@ TEST(Dropout, RatesAreRightAndSitesDiffer) {
   EXPECT_TRUE(differs([](DropoutSpec& d) { d.site = DropoutSite::kAttentionOut; }));
   expect_thread_invariant([&] {
     Tensor z = Tensor::empty_like(x);
-    dropout(z, x, s);
+    dropout({z, x, s});
     return std::vector{z};
   });
 }
@@ -99,8 +99,8 @@ TEST(Dropout, RatesAreRightAndSitesDiffer) {
 TEST(Dropout, ZeroProbabilityCopiesOrAdds) {
   const Tensor x = random_tensor({3, 5}, DType::kF64, 1);
   Tensor y = Tensor::empty_like(x), twice = x.clone();
-  dropout(y, x, {});
-  dropout(twice, x, {}, Grad::kAccumulate);
+  dropout({y, x, {}});
+  dropout({twice, x, {}, Grad::kAccumulate});
   EXPECT_TRUE(bit_equal(y, x));
   for (int64_t i = 0; i < x.numel(); ++i)
     EXPECT_EQ(twice.data<double>()[i], 2 * x.data<double>()[i]);
@@ -109,10 +109,10 @@ TEST(Dropout, ZeroProbabilityCopiesOrAdds) {
 TEST(Dropout, SaysWhatIsWrong) {
   const Tensor x = Tensor::zeros({2, 3}, DType::kF32);
   Tensor y = Tensor::zeros({2, 3}, DType::kF32);
-  EXPECT_THROW_WITH(dropout(y, x, spec(1, {0, 0}, {0, 1})), Error, "p in [0, 1), got 1");
-  EXPECT_THROW_WITH(dropout(y, x, spec(0.99999999, {0, 0}, {0, 1})), Error, "p in [0, 1)");
-  EXPECT_THROW_WITH(dropout(y, x, spec(0.5, {0}, {0, 1})), Error, "sequences i64[2]");
-  EXPECT_THROW_WITH(dropout(y, x, spec(0.5, {0, 0}, {0})), Error, "positions i32[2]");
+  EXPECT_THROW_WITH(dropout({y, x, spec(1, {0, 0}, {0, 1})}), Error, "p in [0, 1), got 1");
+  EXPECT_THROW_WITH(dropout({y, x, spec(0.99999999, {0, 0}, {0, 1})}), Error, "p in [0, 1)");
+  EXPECT_THROW_WITH(dropout({y, x, spec(0.5, {0}, {0, 1})}), Error, "sequences i64[2]");
+  EXPECT_THROW_WITH(dropout({y, x, spec(0.5, {0, 0}, {0})}), Error, "positions i32[2]");
 }
 
 }  // namespace

@@ -10,13 +10,13 @@ using namespace test;
 
 struct Unary {
   const char* name;
-  void (*forward)(Tensor&, const Tensor&);
-  void (*backward)(Tensor&, const Tensor&, const Tensor&, const Tensor&, Grad);
+  void (*forward)(const UnaryForward&);
+  void (*backward)(const UnaryBackward&);
 };
 struct Binary {
   const char* name;
-  void (*forward)(Tensor&, const Tensor&, const Tensor&);
-  void (*backward)(Tensor&, Grad, Tensor&, Grad, const Tensor&, const Tensor&, const Tensor&);
+  void (*forward)(const BinaryForward&);
+  void (*backward)(const BinaryBackward&);
 };
 #define ROW(Op, op) {#op, op##_forward, op##_backward},
 const Unary kUnary[] = {COHORT_UNARY_OPS(ROW)};
@@ -41,7 +41,7 @@ Tensor input(const char* name, const Shape& shape, DType dtype, uint64_t seed) {
 // a + b in f64.
 Tensor plus(const Tensor& a, const Tensor& b) {
   Tensor total = Tensor::empty_like(a);
-  add_forward(total, a, b);
+  add_forward({total, a, b});
   return total;
 }
 
@@ -53,9 +53,9 @@ TEST(CudaElementwise, UnaryForwardFollowsTheCpu) {
         for (const Start start : kStarts) {
           const Tensor x = input(op.name, shape, dtype, 1);
           Tensor expected = Tensor::empty_like(x);
-          op.forward(expected, x);
+          op.forward({expected, x});
           Guarded in(x, dtype, device, start), y(shape, dtype, device, start);
-          op.forward(y.tensor(), in.tensor());
+          op.forward({y.tensor(), in.tensor()});
           expect_close(y.tensor(), expected, op.name);
           EXPECT_TRUE(y.intact()) << op.name;
         }
@@ -70,13 +70,14 @@ TEST(CudaElementwise, UnaryBackwardFollowsTheCpu) {
           const Tensor x = input(op.name, shape, dtype, 1), dy = rounded_random(shape, dtype, 2);
           const Tensor old = rounded_random(shape, dtype, 3);
           Tensor y = Tensor::empty_like(x), expected = Tensor::empty_like(x);
-          op.forward(y, x);
+          op.forward({y, x});
           y = y.to(dtype).to(DType::kF64);
-          op.backward(expected, dy, x, y, Grad::kOverwrite);
+          op.backward({{expected}, dy, x, y});
           Guarded in(x, dtype, device, start), out(y, dtype, device), grad(dy, dtype, device);
           Guarded dx(shape, dtype, device, start), sum(old, dtype, device, start);
-          op.backward(dx.tensor(), grad.tensor(), in.tensor(), out.tensor(), Grad::kOverwrite);
-          op.backward(sum.tensor(), grad.tensor(), in.tensor(), out.tensor(), Grad::kAccumulate);
+          op.backward({{dx.tensor()}, grad.tensor(), in.tensor(), out.tensor()});
+          op.backward(
+              {{sum.tensor(), Grad::kAccumulate}, grad.tensor(), in.tensor(), out.tensor()});
           expect_close(dx.tensor(), expected, op.name);
           expect_close(sum.tensor(), plus(old, expected), op.name);
           EXPECT_TRUE(dx.intact() && sum.intact()) << op.name;
@@ -91,10 +92,10 @@ TEST(CudaElementwise, BinaryForwardFollowsTheCpu) {
         for (const Start start : kStarts) {
           const Tensor a = input(op.name, shape, dtype, 1), b = input(op.name, shape, dtype, 2);
           Tensor expected = Tensor::empty_like(a);
-          op.forward(expected, a, b);
+          op.forward({expected, a, b});
           Guarded left(a, dtype, device), right(b, dtype, device, start);
           Guarded y(shape, dtype, device, start);
-          op.forward(y.tensor(), left.tensor(), right.tensor());
+          op.forward({y.tensor(), left.tensor(), right.tensor()});
           expect_close(y.tensor(), expected, op.name);
           EXPECT_TRUE(y.intact()) << op.name;
         }
@@ -109,19 +110,28 @@ TEST(CudaElementwise, BinaryBackwardFollowsTheCpu) {
           const Tensor a = input(op.name, shape, dtype, 1), b = input(op.name, shape, dtype, 2);
           const Tensor dy = rounded_random(shape, dtype, 3), old = rounded_random(shape, dtype, 4);
           Tensor da = Tensor::empty_like(a), db = Tensor::empty_like(a);
-          op.backward(da, Grad::kOverwrite, db, Grad::kOverwrite, dy, a, b);
+          op.backward({{da}, {db}, dy, a, b});
           Guarded left(a, dtype, device, start), right(b, dtype, device), grad(dy, dtype, device);
           Guarded got_a(shape, dtype, device, start), got_b(old, dtype, device, start);
-          op.backward(got_a.tensor(), Grad::kOverwrite, got_b.tensor(), Grad::kAccumulate,
-                      grad.tensor(), left.tensor(), right.tensor());
+          op.backward({{got_a.tensor()},
+                       {got_b.tensor(), Grad::kAccumulate},
+                       grad.tensor(),
+                       left.tensor(),
+                       right.tensor()});
           expect_close(got_a.tensor(), da, op.name);
           expect_close(got_b.tensor(), plus(old, db), op.name);
           // Alone, each gradient has the same bits.
           Guarded one_a(shape, dtype, device, start), one_b(old, dtype, device, start);
-          op.backward(one_a.tensor(), Grad::kOverwrite, none(), Grad::kAccumulate, grad.tensor(),
-                      left.tensor(), right.tensor());
-          op.backward(none(), Grad::kAccumulate, one_b.tensor(), Grad::kAccumulate, grad.tensor(),
-                      left.tensor(), right.tensor());
+          op.backward({{one_a.tensor()},
+                       {none(), Grad::kAccumulate},
+                       grad.tensor(),
+                       left.tensor(),
+                       right.tensor()});
+          op.backward({{none(), Grad::kAccumulate},
+                       {one_b.tensor(), Grad::kAccumulate},
+                       grad.tensor(),
+                       left.tensor(),
+                       right.tensor()});
           EXPECT_TRUE(bit_equal(one_a.tensor(), got_a.tensor())) << op.name;
           EXPECT_TRUE(bit_equal(one_b.tensor(), got_b.tensor())) << op.name;
           EXPECT_TRUE(got_a.intact() && got_b.intact() && one_a.intact() && one_b.intact());
@@ -132,12 +142,12 @@ TEST(CudaElementwise, SpecialValuesFollowTheFormulas) {
   COHORT_REQUIRE_GPU(device);
   const Tensor x = Tensor::from<float>({NAN, INFINITY, -INFINITY, 0, 1000, -1000});
   Tensor y = Tensor::empty_like(x).to(device);
-  exp_forward(y, x.to(device));
+  exp_forward({y, x.to(device)});
   const auto e = y.to_vector<double>();
   EXPECT_TRUE(std::isnan(e[0]));
   EXPECT_EQ((std::vector<double>{e.begin() + 1, e.end()}),
             (std::vector<double>{INFINITY, 0, 1, INFINITY, 0}));
-  silu_forward(y, x.to(device));
+  silu_forward({y, x.to(device)});
   const auto s = y.to_vector<double>();
   EXPECT_TRUE(std::isnan(s[0]));
   EXPECT_EQ(s[1], INFINITY);
@@ -156,7 +166,7 @@ TEST(CudaElementwise, LogIsAccurateEverywhere) {
     for (const float sign : {-1.0f, 1.0f}) values.push_back(1 + sign * std::ldexp(1.0f, -i));
   const Tensor x = Tensor::from(values).to(device);
   Tensor y = Tensor::empty_like(x);
-  log_forward(y, x);
+  log_forward({y, x});
   const auto got = y.to_vector<double>();
   for (size_t i = 0; i < got.size(); ++i) {
     const double exact = std::log(static_cast<double>(values[i]));
@@ -164,7 +174,7 @@ TEST(CudaElementwise, LogIsAccurateEverywhere) {
   }
   const Tensor odd = Tensor::from<float>({0, -1, INFINITY, NAN, -INFINITY}).to(device);
   Tensor special = Tensor::empty_like(odd);
-  log_forward(special, odd);
+  log_forward({special, odd});
   const auto s = special.to_vector<double>();
   EXPECT_EQ(s[0], -INFINITY);
   EXPECT_EQ(s[2], INFINITY);
@@ -177,7 +187,7 @@ TEST(CudaElementwise, GeluIsAccurateInBothTails) {
   for (float v = -12; v < 12; v += 0.0037f) values.push_back(v);
   const Tensor x = Tensor::from(values).to(device);
   Tensor y = Tensor::empty_like(x);
-  gelu_forward(y, x);
+  gelu_forward({y, x});
   const auto got = y.to_vector<double>();
   for (size_t i = 0; i < got.size(); ++i) {
     const auto v = static_cast<double>(values[i]);
@@ -196,13 +206,13 @@ TEST(CudaElementwise, ScaleConvertsBetweenFloatTypes) {
           const Tensor x = rounded_random(shape, from, 1), old = rounded_random(shape, to, 2);
           const Tensor factor = Tensor::full({1}, 0.75, DType::kF32).to(device);
           Tensor expected = Tensor::empty_like(x);
-          scale(expected, x, 0.75);
+          scale({expected, x, 0.75});
           Guarded in(x, from, device, start), y(shape, to, device), sum(old, to, device, start);
           Guarded by(shape, to, device, start), by_sum(old, to, device, start);
-          scale(y.tensor(), in.tensor(), 0.75);
-          scale(sum.tensor(), in.tensor(), 0.75, Grad::kAccumulate);
-          scale_by(by.tensor(), in.tensor(), factor);
-          scale_by(by_sum.tensor(), in.tensor(), factor, Grad::kAccumulate);
+          scale({y.tensor(), in.tensor(), 0.75});
+          scale({sum.tensor(), in.tensor(), 0.75, Grad::kAccumulate});
+          scale_by({by.tensor(), in.tensor(), factor});
+          scale_by({by_sum.tensor(), in.tensor(), factor, Grad::kAccumulate});
           expect_close(y.tensor(), expected, "scale");
           expect_close(sum.tensor(), plus(old, expected), "scale, accumulating");
           EXPECT_TRUE(bit_equal(by.tensor(), y.tensor()));
@@ -215,9 +225,9 @@ TEST(CudaElementwise, ScaleRunsInPlace) {
   COHORT_REQUIRE_GPU(device);
   const Tensor x = rounded_random({8197}, DType::kF32, 1);
   Tensor y = x.to(DType::kF32).to(device);
-  scale(y, y, -2);
+  scale({y, y, -2});
   Tensor expected = Tensor::empty_like(x);
-  scale(expected, x, -2);
+  scale({expected, x, -2});
   EXPECT_EQ(y.to_vector<double>(), expected.to_vector<double>());
 }
 
@@ -234,9 +244,9 @@ TEST(CudaElementwise, SumHasOneOrder) {
       Guarded in(x, dtype, device), odd(x, dtype, device, Start::kOdd);
       Guarded y(Shape{1}, DType::kF32, device), other(Shape{}, DType::kF32, device);
       Guarded more(Tensor::full({1}, 1, DType::kF64), DType::kF32, device);
-      sum(y.tensor(), in.tensor());
-      sum(other.tensor(), odd.tensor());
-      sum(more.tensor(), in.tensor(), Grad::kAccumulate);
+      sum({y.tensor(), in.tensor()});
+      sum({other.tensor(), odd.tensor()});
+      sum({more.tensor(), in.tensor(), Grad::kAccumulate});
       // 128 additions per thread and 16 between threads, then f64.
       const double got = y.tensor().item();
       EXPECT_LE(std::fabs(got - expected), 144 * 0x1p-24 * magnitude);
@@ -245,7 +255,7 @@ TEST(CudaElementwise, SumHasOneOrder) {
       EXPECT_TRUE(y.intact() && other.intact() && more.intact());
       expect_reproducible([&] {
         Tensor again = Tensor::empty({1}, DType::kF32, device);
-        sum(again, in.tensor());
+        sum({again, in.tensor()});
         return std::vector{again};
       });
     }
@@ -259,8 +269,8 @@ TEST(CudaElementwise, BroadcastScalarFillsOrAdds) {
       for (const Start start : kStarts) {
         const Tensor old = rounded_random(shape, dtype, 1);
         Guarded x(shape, dtype, device, start), sum(old, dtype, device, start);
-        broadcast_scalar(x.tensor(), value, Grad::kOverwrite);
-        broadcast_scalar(sum.tensor(), value, Grad::kAccumulate);
+        broadcast_scalar({x.tensor(), value, Grad::kOverwrite});
+        broadcast_scalar({sum.tensor(), value, Grad::kAccumulate});
         const Tensor half = Tensor::full(shape, 0.5, DType::kF64);
         expect_close(x.tensor(), half, "fill");
         expect_close(sum.tensor(), plus(old, half), "add");
@@ -272,10 +282,10 @@ TEST(CudaElementwise, WrongDevicesAndTypesAreNamed) {
   COHORT_REQUIRE_GPU(device);
   Tensor y = Tensor::zeros({3}, DType::kF32, device);
   const Tensor x = Tensor::zeros({3}, DType::kF32), wide = Tensor::zeros({3}, DType::kF64, device);
-  EXPECT_THROW_WITH(neg_forward(y, x), Error, "[neg] expected y on cpu");
-  EXPECT_THROW_WITH(add_forward(y, y, x), Error, "[add] expected b on cuda:0");
+  EXPECT_THROW_WITH(neg_forward({y, x}), Error, "[neg] expected y on cpu");
+  EXPECT_THROW_WITH(add_forward({y, y, x}), Error, "[add] expected b on cuda:0");
   Tensor out = wide;
-  EXPECT_THROW_WITH(neg_forward(out, wide), Error, "expected f32 or bf16 on a CUDA device");
+  EXPECT_THROW_WITH(neg_forward({out, wide}), Error, "expected f32 or bf16 on a CUDA device");
 }
 
 }  // namespace

@@ -8,21 +8,16 @@ namespace {
 
 using namespace test;
 
-using UnaryForward = void (*)(Tensor&, const Tensor&);
-using UnaryBackward = void (*)(Tensor&, const Tensor&, const Tensor&, const Tensor&, Grad);
 struct Unary {
   const char* name;
-  UnaryForward forward;
-  UnaryBackward backward;
+  void (*forward)(const UnaryForward&);
+  void (*backward)(const UnaryBackward&);
   double (*formula)(double);
 };
-using BinaryForward = void (*)(Tensor&, const Tensor&, const Tensor&);
-using BinaryBackward = void (*)(Tensor&, Grad, Tensor&, Grad, const Tensor&, const Tensor&,
-                                const Tensor&);
 struct Binary {
   const char* name;
-  BinaryForward forward;
-  BinaryBackward backward;
+  void (*forward)(const BinaryForward&);
+  void (*backward)(const BinaryBackward&);
   double (*formula)(double, double);
 };
 
@@ -58,9 +53,9 @@ TEST(Elementwise, UnaryForwardIsTheFormula) {
       double* e = expected.data<double>();
       for (int64_t i = 0; i < x.numel(); ++i) e[i] = op.formula(e[i]);
       Tensor y = Tensor::empty(shape, DType::kF64), y32 = Tensor::empty(shape, DType::kF32);
-      op.forward(y, x.to(DType::kF64));
+      op.forward({y, x.to(DType::kF64)});
       EXPECT_TRUE(bit_equal(y, expected)) << op.name;
-      op.forward(y32, x);
+      op.forward({y32, x});
       EXPECT_LE(relative_error(y32, expected), kF32Tolerance) << op.name;
     }
 }
@@ -70,20 +65,20 @@ TEST(Elementwise, UnaryBackwardIsTheDerivative) {
     const Shape shape{5, 13};
     Tensor x = input(op.name, shape, DType::kF64, 2), y = Tensor::empty_like(x);
     const Tensor dy = random_tensor(shape, DType::kF64, 3);
-    op.forward(y, x);
+    op.forward({y, x});
     Tensor dx = Tensor::full(shape, NAN, DType::kF64), sum = Tensor::full(shape, 2, DType::kF64);
-    op.backward(dx, dy, x, y, Grad::kOverwrite);
-    op.backward(sum, dy, x, y, Grad::kAccumulate);
+    op.backward({{dx}, dy, x, y});
+    op.backward({{sum, Grad::kAccumulate}, dy, x, y});
     for (int64_t i = 0; i < dx.numel(); ++i)
       EXPECT_EQ(sum.data<double>()[i], 2 + dx.data<double>()[i]) << op.name;
     Tensor dx32 = Tensor::empty(shape, DType::kF32);
-    op.backward(dx32, dy.to(DType::kF32), x.to(DType::kF32), y.to(DType::kF32), Grad::kOverwrite);
+    op.backward({{dx32}, dy.to(DType::kF32), x.to(DType::kF32), y.to(DType::kF32)});
     EXPECT_LE(relative_error(dx32, dx), kF32Tolerance) << op.name;
     Tensor scratch = Tensor::empty_like(x);
     expect_gradient(
         x, dx,
         [&] {
-          op.forward(scratch, x);
+          op.forward({scratch, x});
           return dot(scratch, dy);
         },
         op.name);
@@ -99,9 +94,9 @@ TEST(Elementwise, BinaryForwardIsTheFormula) {
       Tensor expected = Tensor::empty(shape, DType::kF64);
       for (size_t i = 0; i < va.size(); ++i) expected.data<double>()[i] = op.formula(va[i], vb[i]);
       Tensor y = Tensor::empty(shape, DType::kF64), y32 = Tensor::empty(shape, DType::kF32);
-      op.forward(y, a.to(DType::kF64), b.to(DType::kF64));
+      op.forward({y, a.to(DType::kF64), b.to(DType::kF64)});
       EXPECT_TRUE(bit_equal(y, expected)) << op.name;
-      op.forward(y32, a, b);
+      op.forward({y32, a, b});
       EXPECT_LE(relative_error(y32, expected), kF32Tolerance) << op.name;
     }
 }
@@ -115,24 +110,23 @@ TEST(Elementwise, BinaryBackwardIsTheDerivative) {
       b.data<double>()[i] += std::copysign(1.0, b.data<double>()[i]);
     const Tensor dy = random_tensor(shape, DType::kF64, 4);
     Tensor da = Tensor::full(shape, NAN, DType::kF64), db = da.clone(), y = da.clone();
-    op.backward(da, Grad::kOverwrite, db, Grad::kOverwrite, dy, a, b);
+    op.backward({{da}, {db}, dy, a, b});
     const auto loss = [&] {
-      op.forward(y, a, b);
+      op.forward({y, a, b});
       return dot(y, dy);
     };
     expect_gradient(a, da, loss, op.name);
     expect_gradient(b, db, loss, op.name);
 
     Tensor sum_a = Tensor::full(shape, 2, DType::kF64), sum_b = Tensor::full(shape, 3, DType::kF64);
-    op.backward(sum_a, Grad::kAccumulate, none(), Grad::kOverwrite, dy, a, b);
-    op.backward(none(), Grad::kOverwrite, sum_b, Grad::kAccumulate, dy, a, b);
+    op.backward({{sum_a, Grad::kAccumulate}, {none()}, dy, a, b});
+    op.backward({{none()}, {sum_b, Grad::kAccumulate}, dy, a, b});
     for (int64_t i = 0; i < da.numel(); ++i) {
       EXPECT_EQ(sum_a.data<double>()[i], 2 + da.data<double>()[i]) << op.name;
       EXPECT_EQ(sum_b.data<double>()[i], 3 + db.data<double>()[i]) << op.name;
     }
     Tensor da32 = Tensor::empty(shape, DType::kF32), db32 = Tensor::empty(shape, DType::kF32);
-    op.backward(da32, Grad::kOverwrite, db32, Grad::kOverwrite, dy.to(DType::kF32),
-                a.to(DType::kF32), b.to(DType::kF32));
+    op.backward({{da32}, {db32}, dy.to(DType::kF32), a.to(DType::kF32), b.to(DType::kF32)});
     EXPECT_LE(relative_error(da32, da), kF32Tolerance) << op.name;
     EXPECT_LE(relative_error(db32, db), kF32Tolerance) << op.name;
   }
@@ -143,15 +137,15 @@ TEST(Elementwise, ThreadCountDoesNotChangeBits) {
   for (const Unary& op : kUnary)
     expect_thread_invariant([&] {
       Tensor y = Tensor::empty_like(a), dx = Tensor::empty_like(a);
-      op.forward(y, a);
-      op.backward(dx, b, a, y, Grad::kOverwrite);
+      op.forward({y, a});
+      op.backward({{dx}, b, a, y});
       return std::vector{y, dx};
     });
   for (const Binary& op : kBinary)
     expect_thread_invariant([&] {
       Tensor y = Tensor::empty_like(a), da = Tensor::empty_like(a), db = Tensor::empty_like(a);
-      op.forward(y, a, b);
-      op.backward(da, Grad::kOverwrite, db, Grad::kOverwrite, a, a, b);
+      op.forward({y, a, b});
+      op.backward({{da}, {db}, a, a, b});
       return std::vector{y, da, db};
     });
 }
@@ -161,10 +155,10 @@ TEST(Elementwise, BitsDoNotDependOnThePlaceInTheTensor) {
   const Tensor x = input("log", {67}, DType::kF32, 1);
   for (const Unary& op : kUnary) {
     Tensor all = Tensor::empty_like(x);
-    op.forward(all, x);
+    op.forward({all, x});
     for (int64_t i = 0; i < x.numel(); ++i) {
       Tensor one = Tensor::empty({1}, DType::kF32);
-      op.forward(one, x.narrow(0, i, 1));
+      op.forward({one, x.narrow(0, i, 1)});
       EXPECT_TRUE(bit_equal(one, all.narrow(0, i, 1))) << op.name << " " << i;
     }
   }
@@ -174,13 +168,13 @@ TEST(Elementwise, OutputMayBeTheInput) {
   const Tensor x = input("log", {100}, DType::kF32, 1);
   for (const Unary& op : kUnary) {
     Tensor y = Tensor::empty_like(x), same = x.clone();
-    op.forward(y, x);
-    op.forward(same, same);
+    op.forward({y, x});
+    op.forward({same, same});
     EXPECT_TRUE(bit_equal(y, same)) << op.name;
   }
   Tensor same = x.clone(), twice = Tensor::empty_like(x);
-  scale(twice, x, 2);
-  scale(same, same, 2);
+  scale({twice, x, 2});
+  scale({same, same, 2});
   EXPECT_TRUE(bit_equal(twice, same));
 }
 
@@ -191,8 +185,8 @@ TEST(Elementwise, ActivationsAreFiniteFarOut) {
     for (const DType dtype : {DType::kF32, DType::kF64}) {
       const Tensor x = Tensor::from<double>({-1e4, -200, -100, 100, 200, 1e4}, {6}).to(dtype);
       Tensor y = Tensor::empty_like(x), dx = Tensor::empty_like(x);
-      op.forward(y, x);
-      op.backward(dx, Tensor::full({6}, 1, dtype), x, y, Grad::kOverwrite);
+      op.forward({y, x});
+      op.backward({{dx}, Tensor::full({6}, 1, dtype), x, y});
       for (const double v : y.to_vector<double>()) EXPECT_TRUE(std::isfinite(v)) << name;
       for (const double v : dx.to_vector<double>()) EXPECT_TRUE(std::isfinite(v)) << name;
     }
@@ -214,37 +208,38 @@ TEST(Elementwise, MismatchesNameTheOpAndTheTensor) {
   Tensor y = Tensor::zeros({3}, DType::kF32);
   const Tensor x = Tensor::zeros({4}, DType::kF32);
   for (const Unary& op : kUnary) {
-    EXPECT_THROW_WITH(op.forward(y, x), Error, std::string("[") + op.name + "] expected y f32[4]");
-    EXPECT_THROW_WITH(op.backward(y, x, x, x, Grad::kOverwrite), Error,
+    EXPECT_THROW_WITH(op.forward({y, x}), Error,
+                      std::string("[") + op.name + "] expected y f32[4]");
+    EXPECT_THROW_WITH(op.backward({{y}, x, x, x}), Error,
                       std::string(op.name) + "_backward] expected dx");
   }
   for (const Binary& op : kBinary) {
-    EXPECT_THROW_WITH(op.forward(y, x, y), Error,
+    EXPECT_THROW_WITH(op.forward({y, x, y}), Error,
                       std::string("[") + op.name + "] expected b f32[4]");
-    EXPECT_THROW_WITH(op.backward(y, Grad::kOverwrite, none(), Grad::kOverwrite, x, x, x), Error,
+    EXPECT_THROW_WITH(op.backward({{y}, {none()}, x, x, x}), Error,
                       std::string(op.name) + "_backward] expected da");
   }
   y = Tensor::zeros({3}, DType::kBF16);
-  EXPECT_THROW_WITH(neg_forward(y, y), Error, "expected f64 or f32");
+  EXPECT_THROW_WITH(neg_forward({y, y}), Error, "expected f64 or f32");
 }
 
 TEST(Elementwise, ScaleOverwritesOrAccumulates) {
   const Tensor x = Tensor::from<double>({1, -2}, {2});
   Tensor y = Tensor::from<double>({10, 20}, {2});
-  scale(y, x, 3, Grad::kAccumulate);
+  scale({y, x, 3, Grad::kAccumulate});
   EXPECT_EQ(y.to_vector<double>(), (std::vector<double>{13, 14}));
-  scale(y, x, 3);
+  scale({y, x, 3});
   EXPECT_EQ(y.to_vector<double>(), (std::vector<double>{3, -6}));
 }
 
 TEST(Elementwise, ScaleByTakesItsFactorFromATensor) {
   const Tensor x = Tensor::from<double>({1, -2}, {2}), factor = Tensor::full({1}, 3, DType::kF64);
   Tensor y = Tensor::from<double>({10, 20}, {2});
-  scale_by(y, x, factor, Grad::kAccumulate);
+  scale_by({y, x, factor, Grad::kAccumulate});
   EXPECT_EQ(y.to_vector<double>(), (std::vector<double>{13, 14}));
-  scale_by(y, x, factor);
+  scale_by({y, x, factor});
   EXPECT_EQ(y.to_vector<double>(), (std::vector<double>{3, -6}));
-  EXPECT_THROW_WITH(scale_by(y, x, x), Error, "[scale_by] expected factor of one element");
+  EXPECT_THROW_WITH(scale_by({y, x, x}), Error, "[scale_by] expected factor of one element");
 }
 
 TEST(Elementwise, SumIsBlockedAndAccurate) {
@@ -256,14 +251,14 @@ TEST(Elementwise, SumIsBlockedAndAccurate) {
       magnitude += std::fabs(v);
     }
     Tensor y = Tensor::full({1}, 1, DType::kF32), scalar = Tensor::empty({}, DType::kF32);
-    sum(y, x, Grad::kAccumulate);
-    sum(scalar, x);
+    sum({y, x, Grad::kAccumulate});
+    sum({scalar, x});
     // 256 additions per lane within a block, f64 between blocks.
     EXPECT_LE(std::fabs(scalar.item() - expected), 256 * 0x1p-24 * magnitude + 1e-30);
     EXPECT_NEAR(y.item(), 1 + scalar.item(), 2e-7 * (1 + std::fabs(scalar.item())));
     expect_thread_invariant([&] {
       Tensor s = Tensor::empty({1}, DType::kF32);
-      sum(s, x);
+      sum({s, x});
       return std::vector{s};
     });
   }
@@ -271,9 +266,9 @@ TEST(Elementwise, SumIsBlockedAndAccurate) {
 
 TEST(Elementwise, BroadcastScalarFillsOrAdds) {
   Tensor x = Tensor::from<double>({1, 2, 3}, {3});
-  broadcast_scalar(x, Tensor::full({1}, 5, DType::kF64), Grad::kAccumulate);
+  broadcast_scalar({x, Tensor::full({1}, 5, DType::kF64), Grad::kAccumulate});
   EXPECT_EQ(x.to_vector<double>(), (std::vector<double>{6, 7, 8}));
-  broadcast_scalar(x, Tensor::full({}, 5, DType::kF64), Grad::kOverwrite);
+  broadcast_scalar({x, Tensor::full({}, 5, DType::kF64), Grad::kOverwrite});
   EXPECT_EQ(x.to_vector<double>(), (std::vector<double>{5, 5, 5}));
 }
 

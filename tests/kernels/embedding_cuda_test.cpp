@@ -33,10 +33,10 @@ TEST(CudaEmbedding, ForwardCopiesRows) {
         const Tensor table = rounded_random({c.vocab, c.cols}, dtype, 1);
         const Tensor index = random_ids(c.tokens, c.vocab, 2);
         Tensor expected = Tensor::empty({c.tokens, c.cols}, DType::kF64);
-        embedding_forward(expected, table, index);
+        embedding_forward({expected, table, index});
         Guarded weights(table, dtype, device, start);
         Guarded y(Shape{c.tokens, c.cols}, dtype, device, start);
-        embedding_forward(y.tensor(), weights.tensor(), index.to(device));
+        embedding_forward({y.tensor(), weights.tensor(), index.to(device)});
         EXPECT_EQ(y.tensor().to_vector<double>(), expected.to_vector<double>());
         EXPECT_TRUE(y.intact());
       }
@@ -49,7 +49,7 @@ TEST(CudaEmbedding, UnknownIdsGiveNanAndNoGradient) {
     for (const int64_t cols : {5, 16}) {
       const Tensor table = rounded_random({3, cols}, dtype, 1).to(dtype);
       Tensor y = Tensor::empty({7, cols}, dtype, device);
-      embedding_forward(y, table.to(device), index);
+      embedding_forward({y, table.to(device), index});
       for (const int64_t t : {1, 2, 4, 5})
         for (const double v : y.select(0, t).to_vector<double>()) EXPECT_TRUE(std::isnan(v));
       EXPECT_TRUE(bit_equal(y.select(0, 3), table.select(0, 0)));
@@ -62,9 +62,9 @@ TEST(CudaEmbedding, UnknownIdsGiveNanAndNoGradient) {
         Tensor row = known.select(0, to);
         row.copy_(dy.select(0, from));
       }
-      embedding_backward(expected, known, ids({2, 0, 2}), Grad::kOverwrite);
+      embedding_backward({{expected}, known, ids({2, 0, 2})});
       Guarded dtable(Shape{3, cols}, DType::kF32, device);
-      embedding_backward(dtable.tensor(), dy.to(dtype).to(device), index, Grad::kOverwrite);
+      embedding_backward({{dtable.tensor()}, dy.to(dtype).to(device), index});
       expect_close(dtable.tensor(), expected, "dtable");
       EXPECT_TRUE(dtable.intact());
     }
@@ -75,16 +75,16 @@ TEST(CudaEmbedding, AnEmptyTableGivesNan) {
   Tensor y = Tensor::empty({2, 8}, DType::kF32, device);
   Tensor table = Tensor::empty({0, 8}, DType::kF32, device);
   const Tensor index = ids({0, 1}).to(device);
-  embedding_forward(y, table, index);
+  embedding_forward({y, table, index});
   for (const double v : y.to_vector<double>()) EXPECT_TRUE(std::isnan(v));
-  embedding_backward(table, y, index, Grad::kOverwrite);
+  embedding_backward({{table}, y, index});
 }
 
 TEST(CudaEmbedding, ARefusedBackwardLeavesTheTableAlone) {
   COHORT_REQUIRE_GPU(device);
   Tensor dtable = Tensor::full({2, 8}, 7, DType::kF64, device);
   const Tensor dy = Tensor::zeros({1, 8}, DType::kF64, device);
-  EXPECT_THROW_WITH(embedding_backward(dtable, dy, ids({1}).to(device), Grad::kOverwrite), Error,
+  EXPECT_THROW_WITH(embedding_backward({{dtable}, dy, ids({1}).to(device)}), Error,
                     "expected f32 or bf16 on a CUDA device, got f64");
   EXPECT_EQ(dtable.to_vector<double>(), std::vector<double>(16, 7));
 }
@@ -100,12 +100,12 @@ TEST(CudaEmbedding, BackwardAddsTokens) {
         const Tensor dy = rounded_random({c.tokens, c.cols}, dtype, 4);
         const Tensor old = rounded_random(shape, DType::kF32, 5);
         Tensor exact = Tensor::empty(shape, DType::kF64), exact_sum = old.clone();
-        embedding_backward(exact, dy, index, Grad::kOverwrite);
-        embedding_backward(exact_sum, dy, index, Grad::kAccumulate);
+        embedding_backward({{exact}, dy, index});
+        embedding_backward({{exact_sum, Grad::kAccumulate}, dy, index});
         Guarded grad(dy, dtype, device, start), dtable(shape, DType::kF32, device, start);
-        Guarded sum(old, DType::kF32, device);
-        embedding_backward(dtable.tensor(), grad.tensor(), index.to(device), Grad::kOverwrite);
-        embedding_backward(sum.tensor(), grad.tensor(), index.to(device), Grad::kAccumulate);
+        Guarded sum({old, DType::kF32, device});
+        embedding_backward({{dtable.tensor()}, grad.tensor(), index.to(device)});
+        embedding_backward({{sum.tensor(), Grad::kAccumulate}, grad.tensor(), index.to(device)});
         expect_close(dtable.tensor(), exact, "dtable");
         expect_close(sum.tensor(), exact_sum, "dtable, accumulated");
         EXPECT_TRUE(dtable.intact() && sum.intact());
@@ -135,7 +135,7 @@ TEST(CudaEmbedding, BackwardAddsInGroupsOf64) {
       expected.data<float>()[id * cols + c] = total;
     }
   Tensor dtable = Tensor::empty({vocab, cols}, DType::kF32, device);
-  embedding_backward(dtable, dy.to(device), ids(values).to(device), Grad::kOverwrite);
+  embedding_backward({{dtable}, dy.to(device), ids(values).to(device)});
   EXPECT_EQ(dtable.to_vector<double>(), expected.to_vector<double>());
 }
 
@@ -146,7 +146,7 @@ TEST(CudaEmbedding, SameBitsEveryTime) {
     const Tensor dy = random_tensor({3000, 136}, dtype, 4).to(device);
     expect_reproducible([&] {
       Tensor dtable = Tensor::empty({30, 136}, DType::kF32, device);
-      embedding_backward(dtable, dy, index, Grad::kOverwrite);
+      embedding_backward({{dtable}, dy, index});
       return std::vector{dtable};
     });
   }

@@ -21,7 +21,7 @@ TEST(Embedding, ForwardCopiesRows) {
     const Tensor table = random_tensor({vocab, cols}, DType::kF32, 1);
     const Tensor index = random_ids(n, vocab, 2);
     Tensor y = Tensor::empty({n, cols}, DType::kF32);
-    embedding_forward(y, table, index);
+    embedding_forward({y, table, index});
     for (int64_t t = 0; t < n; ++t)
       EXPECT_TRUE(bit_equal(y.select(0, t), table.select(0, index.data<int32_t>()[t])));
   }
@@ -41,13 +41,13 @@ TEST(Embedding, BackwardAddsTokensInOrder) {
         expected.data<float>()[at] += dy.data<float>()[t * cols + c];
         zeros.data<float>()[at] += dy.data<float>()[t * cols + c];
       }
-    embedding_backward(sum, dy, index, Grad::kAccumulate);
-    embedding_backward(overwritten, dy, index, Grad::kOverwrite);
+    embedding_backward({{sum, Grad::kAccumulate}, dy, index});
+    embedding_backward({{overwritten}, dy, index});
     EXPECT_TRUE(bit_equal(sum, expected));
     EXPECT_TRUE(bit_equal(overwritten, zeros));
     expect_thread_invariant([&] {
       Tensor dtable = Tensor::empty({vocab, cols}, DType::kF32);
-      embedding_backward(dtable, dy, index, Grad::kOverwrite);
+      embedding_backward({{dtable}, dy, index});
       return std::vector{dtable};
     });
   }
@@ -57,11 +57,11 @@ TEST(Embedding, BackwardIsTheDerivative) {
   Tensor table = random_tensor({4, 3}, DType::kF64, 1), y = Tensor::empty({5, 3}, DType::kF64);
   const Tensor index = ids({2, 0, 2, 3, 2}), dy = random_tensor({5, 3}, DType::kF64, 2);
   Tensor dtable = Tensor::empty({4, 3}, DType::kF64);
-  embedding_backward(dtable, dy, index, Grad::kOverwrite);
+  embedding_backward({{dtable}, dy, index});
   expect_gradient(
       table, dtable,
       [&] {
-        embedding_forward(y, table, index);
+        embedding_forward({y, table, index});
         return dot(y, dy);
       },
       "dtable");
@@ -70,14 +70,14 @@ TEST(Embedding, BackwardIsTheDerivative) {
 TEST(Embedding, BadIdsAreNamedBeforeAnythingIsWritten) {
   const Tensor table = Tensor::zeros({4, 3}, DType::kF32);
   Tensor y = Tensor::full({3, 3}, 7, DType::kF32), dtable = Tensor::full({4, 3}, 7, DType::kF32);
-  EXPECT_THROW_WITH(embedding_forward(y, table, ids({0, 4, -1})), Error, "id 4 at position 1");
-  EXPECT_THROW_WITH(embedding_backward(dtable, y, ids({0, 1, -1}), Grad::kOverwrite), Error,
+  EXPECT_THROW_WITH(embedding_forward({y, table, ids({0, 4, -1})}), Error, "id 4 at position 1");
+  EXPECT_THROW_WITH(embedding_backward({{dtable}, y, ids({0, 1, -1})}), Error,
                     "id -1 at position 2");
   EXPECT_TRUE(bit_equal(y, Tensor::full({3, 3}, 7, DType::kF32)));
   EXPECT_TRUE(bit_equal(dtable, Tensor::full({4, 3}, 7, DType::kF32)));
-  EXPECT_THROW_WITH(embedding_forward(y, table, Tensor::zeros({3}, DType::kI64)), Error,
+  EXPECT_THROW_WITH(embedding_forward({y, table, Tensor::zeros({3}, DType::kI64)}), Error,
                     "expected ids i32[3]");
-  EXPECT_THROW_WITH(embedding_forward(y, table, ids({0})), Error, "expected y f32[1, 3]");
+  EXPECT_THROW_WITH(embedding_forward({y, table, ids({0})}), Error, "expected y f32[1, 3]");
 }
 
 }  // namespace

@@ -50,8 +50,8 @@ Forward forward(const Case& c, Start start = Start::kAligned) {
   const Shape shape{c.tokens()};
   Guarded logprob(shape, dtype, c.x.device(), start), entropy(shape, dtype, c.x.device(), start);
   Guarded lse(shape, dtype, c.x.device(), start);
-  head_logprob_forward(logprob.tensor(), entropy.tensor(), lse.tensor(), c.x, c.w, c.targets,
-                       c.desc);
+  head_logprob_forward(
+      {logprob.tensor(), entropy.tensor(), lse.tensor(), c.x, c.w, c.targets, c.desc});
   EXPECT_TRUE(logprob.intact() && entropy.intact() && lse.intact());
   return {logprob.tensor(), entropy.tensor(), lse.tensor()};
 }
@@ -63,8 +63,16 @@ Backward backward(const Case& c, const Tensor& dentropy) {
   const Forward f = forward(c);
   Guarded dx(c.x.shape(), c.x.dtype(), c.x.device());
   Guarded dw(c.w.shape(), accumulate_dtype(c.x.dtype()), c.x.device());
-  head_logprob_backward(dx.tensor(), Grad::kOverwrite, dw.tensor(), Grad::kOverwrite, c.dlogprob,
-                        dentropy, c.x, c.w, c.targets, f.lse, f.entropy, c.desc);
+  head_logprob_backward({{dx.tensor()},
+                         {dw.tensor()},
+                         c.dlogprob,
+                         dentropy,
+                         c.x,
+                         c.w,
+                         c.targets,
+                         f.lse,
+                         f.entropy,
+                         c.desc});
   EXPECT_TRUE(dx.intact() && dw.intact());
   return {dx.tensor(), dw.tensor()};
 }
@@ -73,7 +81,7 @@ Backward backward(const Case& c, const Tensor& dentropy) {
 Backward rounded_backward(const Case& c) {
   const Forward f = forward(c);
   Tensor dz = Tensor::empty({c.tokens(), c.vocab()}, DType::kF64);
-  matmul(dz, c.x, c.w, {.b = Transpose::kYes});
+  matmul({dz, c.x, c.w, {.b = Transpose::kYes}});
   for (int64_t t = 0; t < c.tokens(); ++t) {
     const int32_t target = c.targets.data<int32_t>()[t];
     double* z = dz.data<double>() + t * c.vocab();
@@ -87,8 +95,8 @@ Backward rounded_backward(const Case& c) {
   }
   dz = dz.to(DType::kBF16).to(DType::kF64);
   Backward out{Tensor::empty_like(c.x), Tensor::empty_like(c.w)};
-  matmul(out.dx, dz, c.w);
-  matmul(out.dw, dz, c.x, {.a = Transpose::kYes});
+  matmul({out.dx, dz, c.w});
+  matmul({out.dw, dz, c.x, {.a = Transpose::kYes}});
   return out;
 }
 
@@ -156,8 +164,16 @@ TEST(CudaHead, BackwardAccumulatesAndSkips) {
     const Forward f = forward(c);
     Tensor dx = Tensor::full(c.x.shape(), 2, dtype).to(device);
     Tensor dw = Tensor::full(c.w.shape(), 3, DType::kF32).to(device);
-    head_logprob_backward(dx, Grad::kAccumulate, dw, Grad::kAccumulate, c.dlogprob, {}, c.x, c.w,
-                          c.targets, f.lse, f.entropy, c.desc);
+    head_logprob_backward({{dx, Grad::kAccumulate},
+                           {dw, Grad::kAccumulate},
+                           c.dlogprob,
+                           {},
+                           c.x,
+                           c.w,
+                           c.targets,
+                           f.lse,
+                           f.entropy,
+                           c.desc});
     const auto plus = [](const Tensor& t, double by) {
       std::vector<double> values = t.to_vector<double>();
       for (double& v : values) v += by;
@@ -168,10 +184,10 @@ TEST(CudaHead, BackwardAccumulatesAndSkips) {
     EXPECT_LE(relative_error(dw, plus(plain.dw, 3)), 1e-6);
     // Each gradient alone is what it is beside the other.
     Tensor alone = Tensor::empty_like(c.x), alone_w = Tensor::empty_like(dw);
-    head_logprob_backward(alone, Grad::kOverwrite, none(), Grad::kOverwrite, c.dlogprob, {}, c.x,
-                          c.w, c.targets, f.lse, f.entropy, c.desc);
-    head_logprob_backward(none(), Grad::kOverwrite, alone_w, Grad::kOverwrite, c.dlogprob, {}, c.x,
-                          c.w, c.targets, f.lse, f.entropy, c.desc);
+    head_logprob_backward(
+        {{alone}, {none()}, c.dlogprob, {}, c.x, c.w, c.targets, f.lse, f.entropy, c.desc});
+    head_logprob_backward(
+        {{none()}, {alone_w}, c.dlogprob, {}, c.x, c.w, c.targets, f.lse, f.entropy, c.desc});
     EXPECT_TRUE(bit_equal(alone.to(Device{}), plain.dx.to(Device{})));
     EXPECT_TRUE(bit_equal(alone_w.to(Device{}), plain.dw.to(Device{})));
   }
@@ -236,10 +252,10 @@ TEST(CudaHead, SaysWhatIsWrong) {
   COHORT_REQUIRE_GPU(device);
   Case c = Case(3, 8, 9, DType::kBF16).to(DType::kBF16, device);
   Tensor f32 = Tensor::empty({3}, DType::kF32, device), bf16 = f32.to(DType::kBF16);
-  EXPECT_THROW_WITH(head_logprob_forward(f32, bf16, f32, c.x, c.w, c.targets, {}), Error,
+  EXPECT_THROW_WITH(head_logprob_forward({f32, bf16, f32, c.x, c.w, c.targets, {}}), Error,
                     "expected entropy f32[3]");
   c.targets = c.targets.to(Device{});
-  EXPECT_THROW_WITH(head_logprob_forward(f32, f32, f32, c.x, c.w, c.targets, {}), Error,
+  EXPECT_THROW_WITH(head_logprob_forward({f32, f32, f32, c.x, c.w, c.targets, {}}), Error,
                     "expected targets on cuda:0");
 }
 

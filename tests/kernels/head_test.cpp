@@ -35,7 +35,7 @@ struct Forward {
 Forward forward(const Case& c) {
   const Tensor one = Tensor::full({c.x.dim(0)}, NAN, c.x.dtype());
   Forward out{one.clone(), one.clone(), one.clone()};
-  head_logprob_forward(out.logprob, out.entropy, out.lse, c.x, c.w, c.targets, c.desc);
+  head_logprob_forward({out.logprob, out.entropy, out.lse, c.x, c.w, c.targets, c.desc});
   return out;
 }
 
@@ -46,8 +46,8 @@ Backward backward(const Case& c, const Tensor& dentropy) {
   const Forward f = forward(c);
   Backward out{Tensor::full(c.x.shape(), NAN, c.x.dtype()),
                Tensor::full(c.w.shape(), NAN, c.x.dtype())};
-  head_logprob_backward(out.dx, Grad::kOverwrite, out.dw, Grad::kOverwrite, c.dlogprob, dentropy,
-                        c.x, c.w, c.targets, f.lse, f.entropy, c.desc);
+  head_logprob_backward(
+      {{out.dx}, {out.dw}, c.dlogprob, dentropy, c.x, c.w, c.targets, f.lse, f.entropy, c.desc});
   return out;
 }
 
@@ -128,8 +128,16 @@ TEST(Head, BackwardAccumulatesAndSkips) {
   const Forward f = forward(c);
   Tensor dx = Tensor::full({9, 4}, 2, DType::kF64), dw = Tensor::full({11, 4}, 3, DType::kF64);
   const auto run = [&](Tensor& a, Tensor& b) {
-    head_logprob_backward(a, Grad::kAccumulate, b, Grad::kAccumulate, c.dlogprob, c.dentropy, c.x,
-                          c.w, c.targets, f.lse, f.entropy, c.desc);
+    head_logprob_backward({{a, Grad::kAccumulate},
+                           {b, Grad::kAccumulate},
+                           c.dlogprob,
+                           c.dentropy,
+                           c.x,
+                           c.w,
+                           c.targets,
+                           f.lse,
+                           f.entropy,
+                           c.desc});
   };
   Tensor skip;
   run(dx, skip);

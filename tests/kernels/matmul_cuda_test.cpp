@@ -41,9 +41,10 @@ TEST(CudaMatmul, MatchesTheCpuForEveryTranspositionAndSize) {
           const Tensor start = random_tensor({m, n}, DType::kF64, 3).to(types.out);
           for (const Grad mode : {Grad::kOverwrite, Grad::kAccumulate}) {
             Tensor expected = start.to(DType::kF64);
-            matmul(expected, a.to(DType::kF64), b.to(DType::kF64), {.a = ta, .b = tb, .out = mode});
+            matmul(
+                {expected, a.to(DType::kF64), b.to(DType::kF64), {.a = ta, .b = tb, .out = mode}});
             Tensor c = start.to(device);
-            matmul(c, a.to(device), b.to(device), {.a = ta, .b = tb, .out = mode});
+            matmul({c, a.to(device), b.to(device), {.a = ta, .b = tb, .out = mode}});
             // cuBLAS rounds a product to bf16 before it adds it to c: measured, 1.45 times.
             const bool twice = mode == Grad::kAccumulate && types.out == DType::kBF16;
             expect_close(c, expected,
@@ -62,8 +63,8 @@ TEST(CudaMatmul, AddsTheBiasBeforeTheOneRounding) {
                    bias = random_tensor({n}, DType::kF64, 3).to(dtype);
       Tensor expected = Tensor::empty({t, n}, DType::kF64),
              y = Tensor::empty({t, n}, dtype, device);
-      linear_forward(expected, x.to(DType::kF64), w.to(DType::kF64), bias.to(DType::kF64));
-      linear_forward(y, x.to(device), w.to(device), bias.to(device));
+      linear_forward({expected, x.to(DType::kF64), w.to(DType::kF64), bias.to(DType::kF64)});
+      linear_forward({y, x.to(device), w.to(device), bias.to(device)});
       expect_close(y, expected, "y");
     }
 }
@@ -73,13 +74,13 @@ TEST(CudaMatmul, EmptySizesAreZerosOrNothing) {
   Tensor c = Tensor::full({3, 4}, 7, DType::kF32, device);
   const Tensor a = Tensor::empty({0, 3}, DType::kF32, device),
                b = Tensor::empty({0, 4}, DType::kF32, device);
-  matmul(c, a, b, {.a = Transpose::kYes, .out = Grad::kAccumulate});
+  matmul({c, a, b, {.a = Transpose::kYes, .out = Grad::kAccumulate}});
   EXPECT_EQ(c.to_vector<double>(), std::vector<double>(12, 7));
-  matmul(c, a, b, {.a = Transpose::kYes});
+  matmul({c, a, b, {.a = Transpose::kYes}});
   EXPECT_EQ(c.to_vector<double>(), std::vector<double>(12, 0));
   Tensor none = Tensor::empty({0, 4}, DType::kF32, device);
-  matmul(none, Tensor::empty({0, 2}, DType::kF32, device),
-         Tensor::zeros({2, 4}, DType::kF32, device));
+  matmul({none, Tensor::empty({0, 2}, DType::kF32, device),
+          Tensor::zeros({2, 4}, DType::kF32, device)});
 }
 
 TEST(CudaMatmul, OtherElementTypesAreRefused) {
@@ -88,9 +89,9 @@ TEST(CudaMatmul, OtherElementTypesAreRefused) {
     const Tensor a = Tensor::full({8, 8}, 1, dtype, device);
     for (const int64_t rows : {8, 0}) {
       Tensor c = Tensor::full({rows, 8}, 7, dtype, device);
-      EXPECT_THROW_WITH(matmul(c, a.narrow(0, 0, rows), a), Error,
+      EXPECT_THROW_WITH(matmul({c, a.narrow(0, 0, rows), a}), Error,
                         "[matmul] expected f32 or bf16 on a CUDA device, got a");
-      EXPECT_THROW_WITH(linear_forward(c, a.narrow(0, 0, rows), a, {}), Error,
+      EXPECT_THROW_WITH(linear_forward({c, a.narrow(0, 0, rows), a, {}}), Error,
                         "[matmul] expected f32 or bf16 on a CUDA device, got a");
       EXPECT_EQ(c.to_vector<double>(), std::vector<double>(static_cast<size_t>(rows * 8), 7));
     }
@@ -104,7 +105,7 @@ Tensor linear_from(Device device, DType dtype, int64_t size, Start y, Start x, S
   Guarded in(values, dtype, device, x), weight(values, dtype, device, w);
   Guarded b(rounded_random({size}, dtype, 2), dtype, device, bias);
   Guarded out(values.shape(), dtype, device, y);
-  linear_forward(out.tensor(), in.tensor(), weight.tensor(), b.tensor());
+  linear_forward({out.tensor(), in.tensor(), weight.tensor(), b.tensor()});
   EXPECT_TRUE(out.intact());
   return out.tensor();
 }
@@ -163,12 +164,14 @@ TEST(CudaMatmul, ARowHasTheSameBitsAmongAnyNumberOfRows) {
           ASSERT_TRUE(bit_equal(some, all.narrow(0, begin, rows))) << name << ", " << rows;
         }
       };
-      expect_same_rows(
-          "x w^T", [&](Tensor& c, const Tensor& a) { matmul(c, a, w, {.b = Transpose::kYes}); });
-      expect_same_rows("x w", [&](Tensor& c, const Tensor& a) { matmul(c, a, flipped); });
+      expect_same_rows("x w^T", [&](Tensor& c, const Tensor& a) {
+        matmul({c, a, w, {.b = Transpose::kYes}});
+      });
+      expect_same_rows("x w", [&](Tensor& c, const Tensor& a) { matmul({c, a, flipped}); });
       if (types.in == types.out)
-        expect_same_rows("x w^T + bias",
-                         [&](Tensor& c, const Tensor& a) { linear_forward(c, a, w, bias); });
+        expect_same_rows("x w^T + bias", [&](Tensor& c, const Tensor& a) {
+          linear_forward({c, a, w, bias});
+        });
     }
 }
 
@@ -181,7 +184,7 @@ TEST(CudaMatmul, RepeatsToTheBitAndLeavesTheRestAlone) {
     for (int i = 0; i < 20; ++i) {
       Tensor around = Tensor::full({98, 200}, 5, types.out, device);
       Tensor dw = around.narrow(0, 1, 96);
-      matmul(dw, dy, x, {.a = Transpose::kYes});
+      matmul({dw, dy, x, {.a = Transpose::kYes}});
       for (const int64_t edge : {0, 97})
         EXPECT_EQ(around.narrow(0, edge, 1).to_vector<double>(), std::vector<double>(200, 5));
       if (i == 0) first = dw.clone();

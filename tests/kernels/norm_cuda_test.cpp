@@ -36,16 +36,16 @@ struct Outputs {
 void forward(Norm norm, Tensor& y, Tensor& mean, Tensor& rstd, const Tensor& x, const Tensor& w,
              const Tensor& b) {
   if (norm == Norm::kRms)
-    rms_norm_forward(y, rstd, x, w, kEps);
+    rms_norm_forward({y, rstd, x, w, kEps});
   else
-    layer_norm_forward(y, mean, rstd, x, w, b, kEps);
+    layer_norm_forward({y, mean, rstd, x, w, b, kEps});
 }
 void backward(Norm norm, Tensor& dx, Tensor& dw, Tensor& db, Grad mode, const Tensor& dy,
               const Tensor& x, const Tensor& w, const Tensor& mean, const Tensor& rstd) {
   if (norm == Norm::kRms)
-    rms_norm_backward(dx, mode, dw, mode, dy, x, w, rstd);
+    rms_norm_backward({{dx, mode}, {dw, mode}, dy, x, w, rstd});
   else
-    layer_norm_backward(dx, mode, dw, mode, db, mode, dy, x, w, mean, rstd);
+    layer_norm_backward({{dx, mode}, {dw, mode}, {db, mode}, dy, x, w, mean, rstd});
 }
 
 // Forward and backward of x, w, b and dy as they are, wherever they are.
@@ -65,7 +65,7 @@ Outputs run(Norm norm, const Tensor& x, const Tensor& w, const Tensor& b, const 
 
 Tensor plus(const Tensor& a, const Tensor& b) {
   Tensor total = Tensor::empty_like(a);
-  add_forward(total, a, b);
+  add_forward({total, a, b});
   return total;
 }
 
@@ -164,11 +164,11 @@ TEST(CudaNorm, LayerNormBiasMayBeMissing) {
   COHORT_REQUIRE_GPU(device);
   const Inputs in({5, 65}, DType::kF32);
   Tensor exact = Tensor::empty_like(in.x), mean = Tensor::empty({5}, DType::kF64), rstd = mean;
-  layer_norm_forward(exact, mean, rstd, in.x, in.w, none(), kEps);
+  layer_norm_forward({exact, mean, rstd, in.x, in.w, none(), kEps});
   Tensor y = Tensor::empty({5, 65}, DType::kF32, device);
   Tensor m = Tensor::empty({5}, DType::kF32, device), s = m.clone();
-  layer_norm_forward(y, m, s, in.x.to(DType::kF32).to(device), in.w.to(DType::kF32).to(device),
-                     none(), kEps);
+  layer_norm_forward(
+      {y, m, s, in.x.to(DType::kF32).to(device), in.w.to(DType::kF32).to(device), none(), kEps});
   expect_close(y, exact, "y");
 }
 
@@ -216,16 +216,16 @@ void check_residual(Norm norm, const Shape& shape, DType dtype, Device device) {
   const Tensor w = in.w.to(dtype).to(device), bias = in.b.to(dtype).to(device);
   Tensor total = Tensor::empty_like(a), y = Tensor::empty_like(a);
   Tensor mean = Tensor::empty({a.rows()}, DType::kF32, device), rstd = mean.clone();
-  add_forward(total, a, b);
+  add_forward({total, a, b});
   forward(norm, y, mean, rstd, total, w, bias);
 
   const auto fused = [&](Tensor& sum, Tensor& out, Tensor& m, Tensor& s, const Tensor& left) {
     if (norm == Norm::kRms)
-      add_rms_norm_forward(sum, out, s, left, b, w, kEps);
+      add_rms_norm_forward({sum, out, s, left, b, w, kEps});
     else
-      add_layer_norm_forward(sum, out, m, s, left, b, w, bias, kEps);
+      add_layer_norm_forward({sum, out, m, s, left, b, w, bias, kEps});
   };
-  Guarded sum(shape, dtype, device), out(shape, dtype, device, Start::kOdd);
+  Guarded sum({shape, dtype, device}), out(shape, dtype, device, Start::kOdd);
   Tensor m = Tensor::empty_like(mean), s = Tensor::empty_like(mean);
   fused(sum.tensor(), out.tensor(), m, s, a);
   EXPECT_TRUE(bit_equal(sum.tensor(), total));
@@ -257,17 +257,17 @@ TEST(CudaSoftmax, FollowsTheCpu) {
         const Tensor x = rounded_random(shape, dtype, 1, 3), dy = rounded_random(shape, dtype, 2);
         const Tensor old = rounded_random(shape, dtype, 3);
         Tensor y = Tensor::empty_like(x), dx = Tensor::empty_like(x);
-        softmax_forward(y, x);
+        softmax_forward({y, x});
         Guarded in(x, dtype, device, start), out(shape, dtype, device, start);
-        softmax_forward(out.tensor(), in.tensor());
+        softmax_forward({out.tensor(), in.tensor()});
         expect_close(out.tensor(), y, "y");
 
         const Tensor prob = y.to(dtype).to(DType::kF64);
-        softmax_backward(dx, dy, prob, Grad::kOverwrite);
+        softmax_backward({{dx}, dy, prob});
         Guarded p(prob, dtype, device), grad(dy, dtype, device, start);
         Guarded got(shape, dtype, device, start), sum(old, dtype, device, start);
-        softmax_backward(got.tensor(), grad.tensor(), p.tensor(), Grad::kOverwrite);
-        softmax_backward(sum.tensor(), grad.tensor(), p.tensor(), Grad::kAccumulate);
+        softmax_backward({{got.tensor()}, grad.tensor(), p.tensor()});
+        softmax_backward({{sum.tensor(), Grad::kAccumulate}, grad.tensor(), p.tensor()});
         expect_close(got.tensor(), dx, "dx");
         expect_close(sum.tensor(), plus(old, dx), "dx, accumulated");
         EXPECT_TRUE(out.intact() && got.intact() && sum.intact());
@@ -279,7 +279,7 @@ TEST(CudaSoftmax, LargeAndExcludedEntriesAreExact) {
   for (const DType dtype : kCudaTypes) {
     const Tensor x = Tensor::from<float>({1000, -INFINITY, -1000, 1000}, {1, 4}).to(dtype);
     Tensor y = Tensor::empty({1, 4}, dtype, device);
-    softmax_forward(y, x.to(device));
+    softmax_forward({y, x.to(device)});
     EXPECT_EQ(y.to_vector<double>(), (std::vector<double>{0.5, 0, 0, 0.5}));
   }
 }
@@ -290,10 +290,10 @@ TEST(CudaSoftmax, RowsDependOnThemselvesOnly) {
     for (const int64_t cols : {7, 128, 1000, 17000}) {
       const Tensor x = rounded_random({5, cols}, dtype, 1);
       Tensor all = Tensor::empty({5, cols}, dtype, device);
-      softmax_forward(all, x.to(dtype).to(device));
+      softmax_forward({all, x.to(dtype).to(device)});
       for (const Start start : kStarts) {
         Guarded in(x.narrow(0, 3, 1), dtype, device, start), one(Shape{1, cols}, dtype, device);
-        softmax_forward(one.tensor(), in.tensor());
+        softmax_forward({one.tensor(), in.tensor()});
         EXPECT_TRUE(bit_equal(one.tensor(), all.narrow(0, 3, 1))) << cols;
       }
     }
@@ -310,17 +310,17 @@ TEST(CudaBias, BackwardSumsColumns) {
         const Tensor dy = rounded_random(shape, dtype, 1);
         const Tensor old = rounded_random({shape[-1]}, DType::kF32, 2);
         Tensor exact = Tensor::empty({shape[-1]}, DType::kF64);
-        bias_backward(exact, dy, Grad::kOverwrite);
+        bias_backward({{exact}, dy});
         Guarded grad(dy, dtype, device, start), sum(old, DType::kF32, device, start);
         Guarded db(Shape{shape[-1]}, DType::kF32, device, start);
-        bias_backward(db.tensor(), grad.tensor(), Grad::kOverwrite);
-        bias_backward(sum.tensor(), grad.tensor(), Grad::kAccumulate);
+        bias_backward({{db.tensor()}, grad.tensor()});
+        bias_backward({{sum.tensor(), Grad::kAccumulate}, grad.tensor()});
         expect_close(db.tensor(), exact, "db");
         expect_close(sum.tensor(), plus(old, exact), "db, accumulated");
         EXPECT_TRUE(db.intact() && sum.intact());
         expect_reproducible([&] {
           Tensor again = Tensor::empty({shape[-1]}, DType::kF32, device);
-          bias_backward(again, grad.tensor(), Grad::kOverwrite);
+          bias_backward({{again}, grad.tensor()});
           return std::vector{again};
         });
       }

@@ -36,9 +36,8 @@ NormOutputs run_rms(const NormInputs& in) {
                   .dx = Tensor::empty_like(in.x),
                   .dw = Tensor::empty_like(in.w),
                   .db = {}};
-  rms_norm_forward(out.y, out.rstd, in.x, in.w, kEps);
-  rms_norm_backward(out.dx, Grad::kOverwrite, out.dw, Grad::kOverwrite, in.dy, in.x, in.w,
-                    out.rstd);
+  rms_norm_forward({out.y, out.rstd, in.x, in.w, kEps});
+  rms_norm_backward({{out.dx}, {out.dw}, in.dy, in.x, in.w, out.rstd});
   return out;
 }
 
@@ -49,9 +48,8 @@ NormOutputs run_layer(const NormInputs& in) {
                   .dx = Tensor::empty_like(in.x),
                   .dw = Tensor::empty_like(in.w),
                   .db = Tensor::empty_like(in.w)};
-  layer_norm_forward(out.y, out.mean, out.rstd, in.x, in.w, in.b, kEps);
-  layer_norm_backward(out.dx, Grad::kOverwrite, out.dw, Grad::kOverwrite, out.db, Grad::kOverwrite,
-                      in.dy, in.x, in.w, out.mean, out.rstd);
+  layer_norm_forward({out.y, out.mean, out.rstd, in.x, in.w, in.b, kEps});
+  layer_norm_backward({{out.dx}, {out.dw}, {out.db}, in.dy, in.x, in.w, out.mean, out.rstd});
   return out;
 }
 
@@ -103,7 +101,7 @@ TEST(LayerNorm, BiasMayBeMissing) {
   in.b.zero_();
   const Tensor expected = run_layer(in).y;
   Tensor y = Tensor::empty_like(in.x), mean = Tensor::empty({3}, DType::kF64), rstd = mean.clone();
-  layer_norm_forward(y, mean, rstd, in.x, in.w, none(), kEps);
+  layer_norm_forward({y, mean, rstd, in.x, in.w, none(), kEps});
   EXPECT_LE(relative_error(y, expected), 1e-15);
 }
 
@@ -113,7 +111,7 @@ TEST(RmsNorm, BackwardIsTheDerivative) {
     const NormOutputs out = run_rms(in);
     Tensor y = Tensor::empty_like(in.x), rstd = Tensor::empty_like(out.rstd);
     const auto loss = [&] {
-      rms_norm_forward(y, rstd, in.x, in.w, kEps);
+      rms_norm_forward({y, rstd, in.x, in.w, kEps});
       return dot(y, in.dy);
     };
     if (shape[-1] > 1) expect_gradient(in.x, out.dx, loss, "dx");  // else sign(x), up to eps
@@ -127,7 +125,7 @@ TEST(LayerNorm, BackwardIsTheDerivative) {
     const NormOutputs out = run_layer(in);
     Tensor y = Tensor::empty_like(in.x), mean = out.mean.clone(), rstd = out.rstd.clone();
     const auto loss = [&] {
-      layer_norm_forward(y, mean, rstd, in.x, in.w, in.b, kEps);
+      layer_norm_forward({y, mean, rstd, in.x, in.w, in.b, kEps});
       return dot(y, in.dy);
     };
     expect_gradient(in.x, out.dx, loss, "dx");
@@ -158,8 +156,8 @@ TEST(RmsNorm, BackwardAccumulatesAndSkips) {
   const NormInputs in({3, 17}, DType::kF64);
   const NormOutputs out = run_rms(in);
   Tensor dx = Tensor::full({3, 17}, 2, DType::kF64), dw = Tensor::full({17}, 3, DType::kF64);
-  rms_norm_backward(dx, Grad::kAccumulate, none(), Grad::kOverwrite, in.dy, in.x, in.w, out.rstd);
-  rms_norm_backward(none(), Grad::kOverwrite, dw, Grad::kAccumulate, in.dy, in.x, in.w, out.rstd);
+  rms_norm_backward({{dx, Grad::kAccumulate}, {none()}, in.dy, in.x, in.w, out.rstd});
+  rms_norm_backward({{none()}, {dw, Grad::kAccumulate}, in.dy, in.x, in.w, out.rstd});
   expect_sum(dx, 2, out.dx);
   expect_sum(dw, 3, out.dw);
 }
@@ -170,8 +168,14 @@ TEST(LayerNorm, BackwardAccumulatesAndSkips) {
   Tensor dx = Tensor::full({3, 17}, 2, DType::kF64), dw = Tensor::full({17}, 3, DType::kF64);
   Tensor db = Tensor::full({17}, 4, DType::kF64);
   const auto run = [&](Tensor& x, Tensor& w, Tensor& b) {
-    layer_norm_backward(x, Grad::kAccumulate, w, Grad::kAccumulate, b, Grad::kAccumulate, in.dy,
-                        in.x, in.w, out.mean, out.rstd);
+    layer_norm_backward({{x, Grad::kAccumulate},
+                         {w, Grad::kAccumulate},
+                         {b, Grad::kAccumulate},
+                         in.dy,
+                         in.x,
+                         in.w,
+                         out.mean,
+                         out.rstd});
   };
   Tensor skip;
   run(dx, skip, skip);
@@ -187,16 +191,16 @@ TEST(Norms, FusedResidualEqualsTheTwoSteps) {
     const NormInputs in({5, 33}, dtype);
     NormInputs total = in;
     total.x = Tensor::empty_like(in.x);
-    add_forward(total.x, in.x, in.dy);
+    add_forward({total.x, in.x, in.dy});
     const NormOutputs rms = run_rms(total), layer = run_layer(total);
     Tensor sum = in.x.clone(), y = Tensor::empty_like(sum), rstd = Tensor::empty({5}, dtype);
     Tensor mean = rstd.clone();
-    add_rms_norm_forward(sum, y, rstd, sum, in.dy, in.w, kEps);  // in place
+    add_rms_norm_forward({sum, y, rstd, sum, in.dy, in.w, kEps});  // in place
     EXPECT_TRUE(bit_equal(sum, total.x) && bit_equal(y, rms.y) && bit_equal(rstd, rms.rstd));
-    add_layer_norm_forward(sum, y, mean, rstd, in.x, in.dy, in.w, in.b, kEps);
+    add_layer_norm_forward({sum, y, mean, rstd, in.x, in.dy, in.w, in.b, kEps});
     EXPECT_TRUE(bit_equal(sum, total.x) && bit_equal(y, layer.y));
     EXPECT_TRUE(bit_equal(mean, layer.mean) && bit_equal(rstd, layer.rstd));
-    EXPECT_THROW_WITH(add_rms_norm_forward(mean, y, rstd, in.x, in.dy, in.w, kEps), Error,
+    EXPECT_THROW_WITH(add_rms_norm_forward({mean, y, rstd, in.x, in.dy, in.w, kEps}), Error,
                       "[add_rms_norm] expected sum");
   }
 }
@@ -229,16 +233,15 @@ TEST(Norms, MismatchesNameTheTensor) {
   const NormInputs in({3, 4}, DType::kF32);
   NormOutputs out = run_layer(in);
   Tensor wrong = Tensor::zeros({5}, DType::kF32);
-  EXPECT_THROW_WITH(rms_norm_forward(out.y, wrong, in.x, in.w, kEps), Error,
+  EXPECT_THROW_WITH(rms_norm_forward({out.y, wrong, in.x, in.w, kEps}), Error,
                     "[rms_norm] expected rstd f32[3]");
-  EXPECT_THROW_WITH(rms_norm_forward(out.y, out.rstd, in.x, wrong, kEps), Error,
+  EXPECT_THROW_WITH(rms_norm_forward({out.y, out.rstd, in.x, wrong, kEps}), Error,
                     "[rms_norm] expected w f32[4]");
-  EXPECT_THROW_WITH(rms_norm_backward(out.dx, Grad::kOverwrite, wrong, Grad::kOverwrite, in.dy,
-                                      in.x, in.w, out.rstd),
-                    Error, "[rms_norm_backward] expected dw f32[4]");
-  EXPECT_THROW_WITH(layer_norm_forward(out.y, out.mean, out.rstd, in.x, in.w, wrong, kEps), Error,
+  EXPECT_THROW_WITH(rms_norm_backward({{out.dx}, {wrong}, in.dy, in.x, in.w, out.rstd}), Error,
+                    "[rms_norm_backward] expected dw f32[4]");
+  EXPECT_THROW_WITH(layer_norm_forward({out.y, out.mean, out.rstd, in.x, in.w, wrong, kEps}), Error,
                     "[layer_norm] expected b f32[4]");
-  EXPECT_THROW_WITH(softmax_forward(out.y, in.w), Error, "[softmax] expected y f32[4]");
+  EXPECT_THROW_WITH(softmax_forward({out.y, in.w}), Error, "[softmax] expected y f32[4]");
 }
 
 TEST(Softmax, ForwardIsTheDefinition) {
@@ -252,8 +255,8 @@ TEST(Softmax, ForwardIsTheDefinition) {
       for (size_t c = 0; c < cols; ++c) expected[row + c] /= sum;
     }
     Tensor y = Tensor::empty(shape, DType::kF32), y64 = Tensor::empty(shape, DType::kF64);
-    softmax_forward(y, x);
-    softmax_forward(y64, x.to(DType::kF64));
+    softmax_forward({y, x});
+    softmax_forward({y64, x.to(DType::kF64)});
     EXPECT_LE(relative_error(y, Tensor::from(expected, shape)), kF32Tolerance) << shape.str();
     EXPECT_LE(relative_error(y64, Tensor::from(expected, shape)), 1e-14) << shape.str();
   }
@@ -262,7 +265,7 @@ TEST(Softmax, ForwardIsTheDefinition) {
 TEST(Softmax, LargeAndExcludedEntriesAreExact) {
   const Tensor x = Tensor::from<float>({1000, -INFINITY, -1000, 1000}, {1, 4});
   Tensor y = Tensor::empty({1, 4}, DType::kF32);
-  softmax_forward(y, x);
+  softmax_forward({y, x});
   EXPECT_EQ(y.to_vector<double>(), (std::vector<double>{0.5, 0, 0, 0.5}));
 }
 
@@ -270,20 +273,20 @@ TEST(Softmax, BackwardIsTheDerivative) {
   for (const Shape& shape : {Shape{1, 1}, Shape{3, 17}, Shape{2, 2, 5}}) {
     Tensor x = random_tensor(shape, DType::kF64, 1), y = Tensor::empty_like(x);
     const Tensor dy = random_tensor(shape, DType::kF64, 2);
-    softmax_forward(y, x);
+    softmax_forward({y, x});
     Tensor dx = Tensor::full(shape, NAN, DType::kF64), sum = Tensor::full(shape, 2, DType::kF64);
-    softmax_backward(dx, dy, y, Grad::kOverwrite);
-    softmax_backward(sum, dy, y, Grad::kAccumulate);
+    softmax_backward({{dx}, dy, y});
+    softmax_backward({{sum, Grad::kAccumulate}, dy, y});
     expect_sum(sum, 2, dx);
     Tensor dx32 = Tensor::empty(shape, DType::kF32);
-    softmax_backward(dx32, dy.to(DType::kF32), y.to(DType::kF32), Grad::kOverwrite);
+    softmax_backward({{dx32}, dy.to(DType::kF32), y.to(DType::kF32)});
     EXPECT_LE(relative_error(dx32, dx), kF32Tolerance);
     Tensor scratch = Tensor::empty_like(x);
     if (shape[-1] > 1)
       expect_gradient(
           x, dx,
           [&] {
-            softmax_forward(scratch, x);
+            softmax_forward({scratch, x});
             return dot(scratch, dy);
           },
           "dx");

@@ -59,8 +59,8 @@ Result run(const Tokens& t, const PolicyLossDesc& desc) {
   const Device device = t.logprob.device();
   Guarded loss(Shape{1}, DType::kF32, device), gradient(t.logprob.shape(), DType::kF32, device);
   Guarded stats(Tensor::zeros({PolicyLossStats::kSize}, DType::kF64), DType::kF64, device);
-  policy_loss(loss.tensor(), gradient.tensor(), stats.tensor(), t.logprob, t.old, t.ref,
-              t.advantage, t.weight, desc);
+  policy_loss({loss.tensor(), gradient.tensor(), stats.tensor(), t.logprob, t.old, t.ref,
+               t.advantage, t.weight, desc});
   EXPECT_TRUE(loss.intact() && gradient.intact() && stats.intact());
   return {loss.tensor().item(), gradient.tensor().to(Device{}).clone(),
           PolicyLossStats::from(stats.tensor())};
@@ -106,7 +106,7 @@ TEST(CudaPolicyLoss, StatsAccumulateOverCalls) {
   Tensor sums = PolicyLossStats::zeros(device), loss = Tensor::empty({1}, DType::kF32, device);
   Tensor gradient = Tensor::empty({600}, DType::kF32, device);
   for (int i = 0; i < 2; ++i)
-    policy_loss(loss, gradient, sums, t.logprob, t.old, t.ref, t.advantage, t.weight, kDesc);
+    policy_loss({loss, gradient, sums, t.logprob, t.old, t.ref, t.advantage, t.weight, kDesc});
   const PolicyLossStats twice = PolicyLossStats::from(sums);
   EXPECT_EQ(twice.tokens, 2 * once.tokens);
   EXPECT_EQ(twice.clipped_low, 2 * once.clipped_low);
@@ -153,7 +153,7 @@ TEST(CudaPolicyLoss, BitsDoNotDependOnTheCompanyAndRepeat) {
   expect_reproducible([&] {
     Tensor sums = PolicyLossStats::zeros(device), loss = Tensor::empty({1}, DType::kF32, device);
     Tensor gradient = Tensor::empty({3000}, DType::kF32, device);
-    policy_loss(loss, gradient, sums, t.logprob, t.old, t.ref, t.advantage, t.weight, desc);
+    policy_loss({loss, gradient, sums, t.logprob, t.old, t.ref, t.advantage, t.weight, desc});
     return std::vector{loss, gradient, sums};
   });
 }
@@ -165,7 +165,7 @@ TEST(CudaPolicyLoss, SaysWhatIsWrong) {
   Tensor loss = Tensor::empty({1}, DType::kF32, device), gradient = Tensor::empty_like(t.old);
   Tensor here = PolicyLossStats::zeros();
   EXPECT_THROW_WITH(
-      policy_loss(loss, gradient, here, t.logprob, t.old, {}, t.advantage, t.weight, {}), Error,
+      policy_loss({loss, gradient, here, t.logprob, t.old, {}, t.advantage, t.weight, {}}), Error,
       "expected stats on cuda:0");
   t.old = t.old.to(Device{});
   EXPECT_THROW_WITH(run(t, {}), Error, "expected old_logprob on cuda:0");

@@ -23,9 +23,9 @@ Result run(const Tokens& t, const PolicyLossDesc& desc, DType dtype = DType::kF6
   Tensor loss = Tensor::full({1}, NAN, dtype), dlogprob = Tensor::full({n}, NAN, dtype);
   Result result{};
   Tensor stats = PolicyLossStats::zeros();
-  policy_loss(loss, dlogprob, stats, tensor(t.logprob), tensor(t.old),
-              t.ref.empty() ? Tensor() : tensor(t.ref), tensor(t.advantage), tensor(t.weight),
-              desc);
+  policy_loss({loss, dlogprob, stats, tensor(t.logprob), tensor(t.old),
+               t.ref.empty() ? Tensor() : tensor(t.ref), tensor(t.advantage), tensor(t.weight),
+               desc});
   result.loss = loss.item();
   result.stats = PolicyLossStats::from(stats);
   result.gradient = dlogprob.to_vector<double>();
@@ -229,7 +229,7 @@ TEST(PolicyLoss, StatsAccumulateOverCalls) {
   Tensor sums = PolicyLossStats::zeros();
   for (const double shift : {0.5, 0.1}) {  // one clipped, then one not
     const Tensor lp = Tensor::from(std::vector{shift, 0.0});
-    policy_loss(loss, gradient, sums, lp, old, {}, one, one, {});
+    policy_loss({loss, gradient, sums, lp, old, {}, one, one, {}});
   }
   const PolicyLossStats stats = PolicyLossStats::from(sums);
   EXPECT_EQ(stats.tokens, 4);
@@ -238,7 +238,7 @@ TEST(PolicyLoss, StatsAccumulateOverCalls) {
   EXPECT_NEAR(stats.kl_to_old, std::exp(0.5) + std::exp(0.1) - 0.6 - 2, 2e-15);
   // A NaN stays whatever comes after it.
   for (const double lp : {double{NAN}, 0.0})
-    policy_loss(loss, gradient, sums, Tensor::from(std::vector{0.0, lp}), old, {}, one, one, {});
+    policy_loss({loss, gradient, sums, Tensor::from(std::vector{0.0, lp}), old, {}, one, one, {}});
   EXPECT_TRUE(std::isnan(PolicyLossStats::from(sums).max_ratio_deviation));
 }
 

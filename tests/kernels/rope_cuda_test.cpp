@@ -31,14 +31,14 @@ TEST(CudaRope, F32HasTheBitsOfTheCpu) {
         const Tensor table = rope_table(100, shape[2], kTheta, DType::kF32);
         const Tensor positions = positions_for(shape[0]);
         Tensor expected = Tensor::empty(shape, DType::kF32), sum = old.to(DType::kF32);
-        rope(expected, x.to(DType::kF32), positions, table, direction);
-        rope(sum, x.to(DType::kF32), positions, table, direction, Grad::kAccumulate);
+        rope({expected, x.to(DType::kF32), positions, table, direction});
+        rope({sum, x.to(DType::kF32), positions, table, direction, Grad::kAccumulate});
         Guarded in(x, DType::kF32, device, start), y(shape, DType::kF32, device, start);
         Guarded added(old, DType::kF32, device), same(x, DType::kF32, device, start);
         const Tensor at = positions.to(device), angles = table.to(device);
-        rope(y.tensor(), in.tensor(), at, angles, direction);
-        rope(added.tensor(), in.tensor(), at, angles, direction, Grad::kAccumulate);
-        rope(same.tensor(), same.tensor(), at, angles, direction);
+        rope({y.tensor(), in.tensor(), at, angles, direction});
+        rope({added.tensor(), in.tensor(), at, angles, direction, Grad::kAccumulate});
+        rope({same.tensor(), same.tensor(), at, angles, direction});
         EXPECT_TRUE(bit_equal(y.tensor().to(Device{}), expected)) << shape.str();
         EXPECT_TRUE(bit_equal(added.tensor().to(Device{}), sum)) << shape.str();
         EXPECT_TRUE(bit_equal(same.tensor().to(Device{}), expected)) << shape.str();
@@ -56,13 +56,13 @@ TEST(CudaRope, Bf16IsRoundedOnce) {
         const Tensor table = rope_table(100, shape[2], kTheta, DType::kF32);
         const Tensor positions = positions_for(shape[0]);
         Tensor expected = Tensor::empty(shape, DType::kF64), sum = old.clone();
-        rope(expected, x, positions, table.to(DType::kF64), direction);
-        rope(sum, x, positions, table.to(DType::kF64), direction, Grad::kAccumulate);
+        rope({expected, x, positions, table.to(DType::kF64), direction});
+        rope({sum, x, positions, table.to(DType::kF64), direction, Grad::kAccumulate});
         Guarded in(x, DType::kBF16, device, start), y(shape, DType::kBF16, device, start);
         Guarded added(old, DType::kBF16, device);
-        rope(y.tensor(), in.tensor(), positions.to(device), table.to(device), direction);
-        rope(added.tensor(), in.tensor(), positions.to(device), table.to(device), direction,
-             Grad::kAccumulate);
+        rope({y.tensor(), in.tensor(), positions.to(device), table.to(device), direction});
+        rope({added.tensor(), in.tensor(), positions.to(device), table.to(device), direction,
+              Grad::kAccumulate});
         expect_close(y.tensor(), expected, "y");
         expect_close(added.tensor(), sum, "y, accumulated");
         EXPECT_TRUE(y.intact() && added.intact());
@@ -76,7 +76,7 @@ TEST(CudaRope, UnknownPositionsGiveNan) {
   for (const DType dtype : kCudaTypes) {
     const Tensor x = random_tensor({4, 2, 16}, dtype, 1).to(device);
     Tensor y = Tensor::empty_like(x);
-    rope(y, x, positions, table, RopeDirection::kForward);
+    rope({y, x, positions, table, RopeDirection::kForward});
     for (const int64_t t : {0, 1, 2, 3})
       for (const double v : y.select(0, t).to_vector<double>())
         EXPECT_EQ(std::isnan(v), t == 1 || t == 2);
@@ -90,8 +90,8 @@ TEST(CudaRope, TokensDependOnThemselvesOnly) {
     const Tensor x = random_tensor({50, 4, 64}, dtype, 1).to(device);
     const Tensor positions = positions_for(50).to(device);
     Tensor all = Tensor::empty_like(x), one = Tensor::empty({1, 4, 64}, dtype, device);
-    rope(all, x, positions, table, RopeDirection::kForward);
-    rope(one, x.narrow(0, 37, 1), positions.narrow(0, 37, 1), table, RopeDirection::kForward);
+    rope({all, x, positions, table, RopeDirection::kForward});
+    rope({one, x.narrow(0, 37, 1), positions.narrow(0, 37, 1), table, RopeDirection::kForward});
     EXPECT_TRUE(bit_equal(one, all.narrow(0, 37, 1)));
   }
 }

@@ -35,9 +35,9 @@ TEST(Rope, RotatesByThePosition) {
          {std::pair{RopeDirection::kForward, 1.0}, {RopeDirection::kInverse, -1.0}}) {
       const Tensor expected = naive_rope(x, positions, sign);
       Tensor y = Tensor::empty(shape, DType::kF32), y64 = Tensor::empty(shape, DType::kF64);
-      rope(y, x, positions, rope_table(100, shape[2], kTheta, DType::kF32), direction);
-      rope(y64, x.to(DType::kF64), positions, rope_table(100, shape[2], kTheta, DType::kF64),
-           direction);
+      rope({y, x, positions, rope_table(100, shape[2], kTheta, DType::kF32), direction});
+      rope({y64, x.to(DType::kF64), positions, rope_table(100, shape[2], kTheta, DType::kF64),
+            direction});
       EXPECT_LE(relative_error(y, expected), kF32Tolerance);
       EXPECT_LE(relative_error(y64, expected), 1e-15);
     }
@@ -49,11 +49,11 @@ TEST(Rope, InverseIsTheBackward) {
   const Tensor dy = random_tensor({3, 2, 6}, DType::kF64, 2), positions = ids({5, 0, 41});
   const Tensor table = rope_table(50, 6, kTheta, DType::kF64);
   Tensor dx = Tensor::empty_like(x);
-  rope(dx, dy, positions, table, RopeDirection::kInverse);
+  rope({dx, dy, positions, table, RopeDirection::kInverse});
   expect_gradient(
       x, dx,
       [&] {
-        rope(y, x, positions, table, RopeDirection::kForward);
+        rope({y, x, positions, table, RopeDirection::kForward});
         return dot(y, dy);
       },
       "dx");
@@ -64,9 +64,9 @@ TEST(Rope, AccumulatesAndRunsInPlace) {
   const Tensor table = rope_table(4, 34, kTheta, DType::kF64);
   Tensor y = Tensor::empty_like(x), sum = Tensor::full({3, 2, 34}, 2, DType::kF64);
   Tensor same = x.clone();
-  rope(y, x, positions, table, RopeDirection::kForward);
-  rope(sum, x, positions, table, RopeDirection::kForward, Grad::kAccumulate);
-  rope(same, same, positions, table, RopeDirection::kForward);
+  rope({y, x, positions, table, RopeDirection::kForward});
+  rope({sum, x, positions, table, RopeDirection::kForward, Grad::kAccumulate});
+  rope({same, same, positions, table, RopeDirection::kForward});
   EXPECT_TRUE(bit_equal(same, y));
   for (int64_t i = 0; i < y.numel(); ++i) EXPECT_EQ(sum.data<double>()[i], 2 + y.data<double>()[i]);
 }
@@ -77,13 +77,13 @@ TEST(Rope, RowsDependOnTheirPositionOnly) {
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int32_t>(i * 7 % 50);
   const Tensor positions = ids(values), table = rope_table(50, 32, kTheta, DType::kF32);
   Tensor all = Tensor::empty_like(x);
-  rope(all, x, positions, table, RopeDirection::kForward);
+  rope({all, x, positions, table, RopeDirection::kForward});
   Tensor one = Tensor::empty({1, 4, 32}, DType::kF32);
-  rope(one, x.narrow(0, 137, 1), positions.narrow(0, 137, 1), table, RopeDirection::kForward);
+  rope({one, x.narrow(0, 137, 1), positions.narrow(0, 137, 1), table, RopeDirection::kForward});
   EXPECT_TRUE(bit_equal(one, all.narrow(0, 137, 1)));
   expect_thread_invariant([&] {
     Tensor y = Tensor::empty_like(x);
-    rope(y, x, positions, table, RopeDirection::kForward);
+    rope({y, x, positions, table, RopeDirection::kForward});
     return std::vector{y};
   });
 }
@@ -97,13 +97,13 @@ TEST(Rope, BadPositionsAreNamedBeforeAnythingIsWritten) {
   const Tensor x = Tensor::zeros({2, 1, 4}, DType::kF32);
   Tensor y = Tensor::full({2, 1, 4}, 7, DType::kF32);
   const Tensor table = rope_table(8, 4, kTheta, DType::kF32);
-  EXPECT_THROW_WITH(rope(y, x, ids({0, 8}), table, RopeDirection::kForward), Error,
+  EXPECT_THROW_WITH(rope({y, x, ids({0, 8}), table, RopeDirection::kForward}), Error,
                     "position 8 of token 1 is outside the table of 8");
-  EXPECT_THROW_WITH(rope(y, x, ids({-1, 0}), table, RopeDirection::kForward), Error,
+  EXPECT_THROW_WITH(rope({y, x, ids({-1, 0}), table, RopeDirection::kForward}), Error,
                     "position -1 of token 0");
   EXPECT_TRUE(bit_equal(y, Tensor::full({2, 1, 4}, 7, DType::kF32)));
   EXPECT_THROW_WITH(
-      rope(y, x, ids({0, 1}), rope_table(8, 6, kTheta, DType::kF32), RopeDirection::kForward),
+      rope({y, x, ids({0, 1}), rope_table(8, 6, kTheta, DType::kF32), RopeDirection::kForward}),
       Error, "expected table f32[8, 4]");
   EXPECT_THROW_WITH(rope_table(8, 5, kTheta, DType::kF32), Error, "even head_dim");
 }

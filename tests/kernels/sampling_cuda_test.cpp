@@ -51,7 +51,7 @@ Drawn draw(const Tensor& logits, const SamplingDesc& desc, Device device,
             .logprob = logprob.tensor(),
             .entropy = entropy.tensor(),
             .cut = cut.tensor()};
-  sample_logits(out, z.tensor(), addresses(n, 0).to(device), addresses(n, 100).to(device), desc);
+  sample_logits({out, z.tensor(), addresses(n, 0).to(device), addresses(n, 100).to(device), desc});
   EXPECT_TRUE(z.intact() && tokens.intact() && logprob.intact() && entropy.intact() &&
               cut.intact());
   return {out.tokens.to_vector<int32_t>(), out.logprob.to_vector<double>(),
@@ -113,16 +113,24 @@ TEST(CudaSampling, LogprobAndEntropyAreTheTrainersToTheBit) {
         Draws out = empty_draws(n, device);
         out.logprob = logprob.tensor();
         out.entropy = sampled.tensor();
-        head_sample(out, all.narrow(0, first, n), w, addresses(n, 3).to(device),
-                    addresses(n, 4).to(device),
-                    {.temperature = temperature, .top_k = 5, .seed = 6, .chunk_tokens = 24});
+        head_sample({out,
+                     all.narrow(0, first, n),
+                     w,
+                     addresses(n, 3).to(device),
+                     addresses(n, 4).to(device),
+                     {.temperature = temperature, .top_k = 5, .seed = 6, .chunk_tokens = 24}});
         EXPECT_TRUE(logprob.intact() && sampled.intact());
         Tensor targets = Tensor::full({total}, 1, DType::kI32).to(device);
         targets.narrow(0, first, n).copy_(out.tokens);
         Tensor trained = Tensor::empty({total}, DType::kF32, device);
         Tensor entropy = trained.clone(), lse = trained.clone();
-        head_logprob_forward(trained, entropy, lse, all, w, targets,
-                             {.temperature = temperature == 0 ? 1 : temperature});
+        head_logprob_forward({trained,
+                              entropy,
+                              lse,
+                              all,
+                              w,
+                              targets,
+                              {.temperature = temperature == 0 ? 1 : temperature}});
         for (const auto& [theirs, ours] :
              {std::pair{&trained, &out.logprob}, {&entropy, &out.entropy}})
           EXPECT_TRUE(bit_equal(theirs->narrow(0, first, n).to(Device{}), ours->to(Device{})))
@@ -263,8 +271,8 @@ TEST(CudaSampling, DrawsDoNotDependOnTheBatch) {
       const Tensor streams = addresses(n, 3).to(device), index = addresses(n, 4).to(device);
       const auto run = [&](int64_t first, int64_t count, const SamplingDesc& desc) {
         Draws out = empty_draws(count, device);
-        head_sample(out, x.narrow(0, first, count), w, streams.narrow(0, first, count),
-                    index.narrow(0, first, count), desc);
+        head_sample({out, x.narrow(0, first, count), w, streams.narrow(0, first, count),
+                     index.narrow(0, first, count), desc});
         return std::vector{out.tokens.to(Device{}), out.logprob.to(Device{}),
                            out.entropy.to(Device{}), out.cut.to(Device{})};
       };
@@ -303,12 +311,12 @@ TEST(CudaSampling, NoRowsWorkAndErrorsSayWhatIsWrong) {
   const Tensor logits = Tensor::zeros({1, 5}, DType::kF32, device);
   const Tensor here = addresses(1, 0), there = here.to(device);
   Draws out = empty_draws(1, device);
-  EXPECT_THROW_WITH(sample_logits(out, logits, here, there, {}), Error,
+  EXPECT_THROW_WITH(sample_logits({out, logits, here, there, {}}), Error,
                     "expected rng_stream on cuda:0");
-  EXPECT_THROW_WITH(sample_logits(out, logits.to(DType::kBF16), there, there, {}), Error,
+  EXPECT_THROW_WITH(sample_logits({out, logits.to(DType::kBF16), there, there, {}}), Error,
                     "expected f32 logits");
   const Tensor wide = Tensor::zeros({1, (1 << 20) + 1}, DType::kF32, device);
-  EXPECT_THROW_WITH(sample_logits(out, wide, there, there, {}), Error, "at most 1048576 tokens");
+  EXPECT_THROW_WITH(sample_logits({out, wide, there, there, {}}), Error, "at most 1048576 tokens");
 }
 
 }  // namespace

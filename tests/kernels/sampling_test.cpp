@@ -31,7 +31,7 @@ Draws empty_draws(int64_t n, DType dtype) {
 Draws draw(const Tensor& logits, const SamplingDesc& desc, int64_t first_stream = 0) {
   const int64_t n = logits.dim(0);
   Draws out = empty_draws(n, logits.dtype());
-  sample_logits(out, logits, addresses(n, first_stream), addresses(n, 100), desc);
+  sample_logits({out, logits, addresses(n, first_stream), addresses(n, 100), desc});
   return out;
 }
 
@@ -65,8 +65,12 @@ TEST(Sampling, LogprobAndEntropyAreTheTrainersToTheBit) {
         Draws out = empty_draws(n, dtype);
         {
           const Threads guard(2);
-          head_sample(out, x, w, addresses(n, 3), addresses(n, 4),
-                      {.temperature = temperature, .top_k = 5, .seed = 6, .chunk_tokens = 3});
+          head_sample({out,
+                       x,
+                       w,
+                       addresses(n, 3),
+                       addresses(n, 4),
+                       {.temperature = temperature, .top_k = 5, .seed = 6, .chunk_tokens = 3}});
         }
         Tensor targets = Tensor::full({total}, 1, DType::kI32);
         targets.narrow(0, first, n).copy_(out.tokens);
@@ -74,8 +78,13 @@ TEST(Sampling, LogprobAndEntropyAreTheTrainersToTheBit) {
         Tensor lse = logprob.clone();
         for (const int64_t chunk : {128, 256}) {
           head_logprob_forward(
-              logprob, entropy, lse, all, w, targets,
-              {.temperature = temperature == 0 ? 1 : temperature, .chunk_tokens = chunk});
+              {logprob,
+               entropy,
+               lse,
+               all,
+               w,
+               targets,
+               {.temperature = temperature == 0 ? 1 : temperature, .chunk_tokens = chunk}});
           EXPECT_TRUE(bit_equal(logprob.narrow(0, first, n), out.logprob)) << temperature;
           EXPECT_TRUE(bit_equal(entropy.narrow(0, first, n), out.entropy)) << temperature;
         }
@@ -90,14 +99,14 @@ TEST(Sampling, DrawsDoNotDependOnTheBatch) {
   for (const SamplingDesc& base :
        {SamplingDesc{.seed = 9}, {.top_k = 20, .top_p = 0.9, .seed = 9}}) {
     Draws all = empty_draws(n, DType::kF32);
-    head_sample(all, x, w, streams, index, base);
+    head_sample({all, x, w, streams, index, base});
     for (const int64_t chunk : {1, 7, 1000}) {
       SamplingDesc desc = base;
       desc.chunk_tokens = chunk;
       for (const auto& [first, count] : {std::pair{0, 50}, {13, 1}, {20, 30}}) {
         Draws part = empty_draws(count, DType::kF32);
-        head_sample(part, x.narrow(0, first, count), w, streams.narrow(0, first, count),
-                    index.narrow(0, first, count), desc);
+        head_sample({part, x.narrow(0, first, count), w, streams.narrow(0, first, count),
+                     index.narrow(0, first, count), desc});
         EXPECT_TRUE(bit_equal(part.tokens, all.tokens.narrow(0, first, count)));
         for (const auto statistic : {&Draws::logprob, &Draws::entropy, &Draws::cut})
           EXPECT_TRUE(bit_equal(part.*statistic, (all.*statistic).narrow(0, first, count)));
@@ -105,7 +114,7 @@ TEST(Sampling, DrawsDoNotDependOnTheBatch) {
     }
     expect_thread_invariant([&] {
       Draws d = empty_draws(n, DType::kF32);
-      head_sample(d, x, w, streams, index, base);
+      head_sample({d, x, w, streams, index, base});
       return std::vector{d.tokens, d.logprob, d.entropy, d.cut};
     });
   }
@@ -184,7 +193,7 @@ TEST(Sampling, RoundingNeverYieldsAnImpossibleToken) {
   const auto words = philox(1, 0, index);
   ASSERT_GT(uniform_f64(words[0], words[1]), 1 - 1e-8);
   Draws out = empty_draws(1, DType::kF32);
-  sample_logits(out, repeat(logits, 1), addresses(1, 0), addresses(1, index), {.seed = 1});
+  sample_logits({out, repeat(logits, 1), addresses(1, 0), addresses(1, index), {.seed = 1}});
   EXPECT_EQ(token(out, 0), 510);
 }
 
@@ -301,8 +310,12 @@ TEST(Sampling, ARowWithoutADistributionIsAnErrorThatNamesIt) {
   Tensor x = random_tensor({9, 4}, DType::kF32, 1);
   x.data<float>()[7 * 4] = NAN;
   Draws out = empty_draws(9, DType::kF32);
-  EXPECT_THROW_WITH(head_sample(out, x, random_tensor({5, 4}, DType::kF32, 2), addresses(9, 0),
-                                addresses(9, 0), {.chunk_tokens = 2}),
+  EXPECT_THROW_WITH(head_sample({out,
+                                 x,
+                                 random_tensor({5, 4}, DType::kF32, 2),
+                                 addresses(9, 0),
+                                 addresses(9, 0),
+                                 {.chunk_tokens = 2}}),
                     NonFiniteError, "[head_sample] row 7");
 }
 
@@ -319,13 +332,13 @@ TEST(Sampling, SaysWhatIsWrong) {
   EXPECT_THROW_WITH(draw(logits, {.top_k = -1}), Error, "top_k of 0 or more");
   EXPECT_THROW_WITH(draw(logits, {.top_p = 0}), Error, "top_p in (0, 1]");
   Draws out = empty_draws(3, DType::kF32);
-  EXPECT_THROW_WITH(sample_logits(out, logits, addresses(2, 0), addresses(2, 0), {}), Error,
+  EXPECT_THROW_WITH(sample_logits({out, logits, addresses(2, 0), addresses(2, 0), {}}), Error,
                     "expected tokens i32[2]");
   Draws two = empty_draws(2, DType::kF32);
-  EXPECT_THROW_WITH(sample_logits(two, logits, addresses(3, 0), addresses(2, 0), {}), Error,
+  EXPECT_THROW_WITH(sample_logits({two, logits, addresses(3, 0), addresses(2, 0), {}}), Error,
                     "expected rng_stream i64[2]");
   two.cut = Tensor::empty({2}, DType::kF64);
-  EXPECT_THROW_WITH(sample_logits(two, logits, addresses(2, 0), addresses(2, 0), {}), Error,
+  EXPECT_THROW_WITH(sample_logits({two, logits, addresses(2, 0), addresses(2, 0), {}}), Error,
                     "expected cut f32[2]");
 }
 

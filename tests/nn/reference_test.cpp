@@ -89,7 +89,7 @@ void check_logits(const Reference& ref) {
   const Tensor hidden = ref.model.forward(ref.batch).value();
   Tensor logits = Tensor::empty({hidden.dim(0), ref.model.config().vocab_size}, hidden.dtype(),
                                 hidden.device());
-  kernels::linear_forward(logits, hidden, ref.model.head().value(), {});
+  kernels::linear_forward({.y = logits, .x = hidden, .w = ref.model.head().value(), .bias = {}});
   EXPECT_LT(test::relative_error(logits, ref.file.read("logits")), ref.tolerance());
 }
 

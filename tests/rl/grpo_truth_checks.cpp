@@ -77,9 +77,16 @@ Outcome policy_loss_of(const Tokens& tokens, const kernels::PolicyLossDesc& desc
   const Tensor lp = Tensor::from(tokens.logprob);
   Tensor loss = Tensor::empty({1}, DType::kF64), gradient = Tensor::empty_like(lp);
   Tensor stats = kernels::PolicyLossStats::zeros();
-  kernels::policy_loss(loss, gradient, stats, lp, Tensor::from(tokens.old_logprob),
-                       tokens.ref_logprob.empty() ? Tensor() : Tensor::from(tokens.ref_logprob),
-                       Tensor::from(tokens.advantage), Tensor::from(tokens.weight), desc);
+  kernels::policy_loss(
+      {.loss = loss,
+       .dlogprob = gradient,
+       .stats = stats,
+       .logprob = lp,
+       .old_logprob = Tensor::from(tokens.old_logprob),
+       .ref_logprob = tokens.ref_logprob.empty() ? Tensor() : Tensor::from(tokens.ref_logprob),
+       .advantage = Tensor::from(tokens.advantage),
+       .weight = Tensor::from(tokens.weight),
+       .desc = desc});
   out.loss = loss.item();
   out.stats = kernels::PolicyLossStats::from(stats);
   out.gradient = gradient.to_vector<double>();

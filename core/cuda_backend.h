@@ -1,0 +1,34 @@
+// What core needs of CUDA, behind on_device(). Defined in CUDA builds only.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/allocator.h"
+#include "core/tensor.h"
+
+namespace cohort::cuda {
+
+// Devices that can be used, those before the first one that is too old; 0 where there is no driver.
+int device_count();
+// Why there is none.
+const std::string& no_device_reason();
+Stream default_stream(Device device);
+void synchronize(Stream stream);
+
+Allocator& device_allocator(Device device);
+// Page-locked host memory; null when there is no more.
+void* take_pinned(size_t bytes);
+void give_back_pinned(void* pointer);
+
+// Copies and fills as Tensor's; at least one tensor is on a CUDA device and has elements.
+void copy(Tensor& to, const Tensor& from);
+void fill(Tensor& t, double value);
+void zero(Tensor& t);  // contiguous
+
+// Starts the graph on the device's current stream. A null one is recorded first: what `work`
+// enqueues.
+void replay(Device device, std::shared_ptr<void>& graph, const std::function<void()>& work);
+
+}  // namespace cohort::cuda

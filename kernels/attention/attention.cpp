@@ -1,0 +1,126 @@
+#include "kernels/attention/attention.h"
+
+#include "core/with_cuda.h"
+#include "kernels/attention/sizes.h"
+
+namespace cohort::kernels {
+namespace {
+
+void check_scale(const AttentionDesc& desc, const char* op) {
+  COHORT_CHECK(desc.scale >= 0 && std::isfinite(desc.scale), "[", op,
+               "] expected a scale of at least 0, got ", desc.scale);
+}
+
+void check_head_dim(const Tensor& t, const char* op) {
+  COHORT_CHECK(t.dim(-1) >= 1, "[", op, "] expected a head dim of at least 1, got ", t.str());
+  COHORT_CHECK(t.device().is_cpu() || t.dim(-1) <= kMaxCudaHeadDim, "[", op,
+               "] expected a head dim of at most ", kMaxCudaHeadDim, " on a CUDA device, got ",
+               t.str());
+}
+
+void check_dropout(const DropoutSpec& dropout, int64_t tokens, Device device, const char* op) {
+  // Draws are compared in f32, where a p just below 1 would be 1.
+  COHORT_CHECK(dropout.p >= 0 && static_cast<float>(dropout.p) < 1, "[", op,
+               "] expected dropout p in [0, 1), got ", dropout.p);
+  if (dropout.p == 0) return;
+  check_tensor(dropout.sequences, {tokens}, DType::kI64, op, "dropout.sequences", device);
+  check_tensor(dropout.positions, {tokens}, DType::kI32, op, "dropout.positions", device);
+}
+
+// What both calls on packed sequences take.
+template <class Args>
+PackedSizes check_packed(const Args& args, const char* op) {
+  const Tensor &q = args.q, &k = args.k, &cu_seqlens = args.cu_seqlens;
+  COHORT_CHECK(q.rank() == 3 && k.rank() == 3, "[", op,
+               "] expected q [T, H, D] and k [T, Hkv, D], got ", q.str(), " and ", k.str());
+  const PackedSizes sizes = packed_sizes(q, k, cu_seqlens);
+  check_head_dim(q, op);
+  COHORT_CHECK(sizes.kv_heads >= 1 && sizes.heads >= 1 && sizes.heads % sizes.kv_heads == 0, "[",
+               op, "] expected query heads to be a multiple of key heads, got ", sizes.heads,
+               " and ", sizes.kv_heads);
+  const Device device = q.device();
+  const Shape keys = {sizes.tokens, sizes.kv_heads, sizes.head_dim};
+  check_tensor(q, q.shape(), q.dtype(), op, "q", device);
+  check_tensor(k, keys, q.dtype(), op, "k", device);
+  check_tensor(args.v, keys, q.dtype(), op, "v", device);
+  check_tensor(args.o, q.shape(), q.dtype(), op, "o", device);
+  check_tensor(args.lse, {sizes.heads, sizes.tokens}, accumulate_dtype(q.dtype()), op, "lse",
+               device);
+  COHORT_CHECK(sizes.sequences >= 0, "[", op, "] expected cu_seqlens [S + 1], got ",
+               cu_seqlens.str());
+  check_tensor(cu_seqlens, {sizes.sequences + 1}, DType::kI32, op, "cu_seqlens", device);
+  check_scale(args.desc, op);
+  check_dropout(args.desc.dropout, sizes.tokens, device, op);
+  return sizes;
+}
+
+CacheSizes check_cache(const PagedKV& cache, const char* op) {
+  COHORT_CHECK(cache.k.rank() == 4 && cache.block_table.rank() == 2, "[", op,
+               "] expected a cache [blocks, block_tokens, Hkv, D] and a block table [S, "
+               "max_blocks], got ",
+               cache.k.str(), " and ", cache.block_table.str());
+  const CacheSizes sizes = cache_sizes(cache);
+  COHORT_CHECK(sizes.block_tokens >= 1 && sizes.kv_heads >= 1, "[", op,
+               "] expected a cache with at least one token per block and head, got ",
+               cache.k.str());
+  check_head_dim(cache.k, op);
+  const Device device = cache.k.device();
+  check_tensor(cache.k, cache.k.shape(), cache.k.dtype(), op, "cache.k", device);
+  check_tensor(cache.v, cache.k.shape(), cache.k.dtype(), op, "cache.v", device);
+  check_tensor(cache.block_table, cache.block_table.shape(), DType::kI32, op, "cache.block_table",
+               device);
+  return sizes;
+}
+
+}  // namespace
+
+void attention_forward(const AttentionForward& args) {
+  check_packed(args, "attention_forward");
+  on_device<cpu::attention_forward, cuda::attention_forward>(args.q.device(), args);
+}
+
+void attention_backward(const AttentionBackward& args) {
+  constexpr const char* kOp = "attention_backward";
+  check_packed(args, kOp);
+  const Tensor &q = args.q, &k = args.k;
+  const Device device = q.device();
+  check_tensor(args.dq.tensor, q.shape(), q.dtype(), kOp, "dq", device);
+  check_tensor(args.dk.tensor, k.shape(), q.dtype(), kOp, "dk", device);
+  check_tensor(args.dv.tensor, k.shape(), q.dtype(), kOp, "dv", device);
+  check_tensor(args.dout, q.shape(), q.dtype(), kOp, "dout", device);
+  on_device<cpu::attention_backward, cuda::attention_backward>(device, args);
+}
+
+void paged_kv_write(const PagedKvWrite& args) {
+  constexpr const char* kOp = "paged_kv_write";
+  const CacheSizes sizes = check_cache(args.cache, kOp);
+  const int64_t tokens = args.sequences.numel();
+  const Shape keys = {tokens, sizes.kv_heads, sizes.head_dim};
+  const DType dtype = args.cache.k.dtype();
+  const Device device = args.cache.k.device();
+  check_tensor(args.k, keys, dtype, kOp, "k", device);
+  check_tensor(args.v, keys, dtype, kOp, "v", device);
+  check_tensor(args.sequences, {tokens}, DType::kI32, kOp, "sequences", device);
+  check_tensor(args.positions, {tokens}, DType::kI32, kOp, "positions", device);
+  on_device<cpu::paged_kv_write, cuda::paged_kv_write>(device, args);
+}
+
+void attention_paged(const AttentionPaged& args) {
+  constexpr const char* kOp = "attention_paged";
+  const CacheSizes sizes = check_cache(args.cache, kOp);
+  const Tensor& q = args.q;
+  COHORT_CHECK(args.desc.mask == Mask::kCausal && args.desc.dropout.p == 0, "[", kOp,
+               "] expected a causal mask and no dropout");
+  COHORT_CHECK(q.rank() == 3 && q.dim(1) >= 1 && q.dim(1) % sizes.kv_heads == 0, "[", kOp,
+               "] expected q [T, H, D] with H a multiple of ", sizes.kv_heads, ", got ", q.str());
+  const int64_t tokens = q.dim(0);
+  const Device device = args.cache.k.device();
+  check_tensor(q, {tokens, q.dim(1), sizes.head_dim}, args.cache.k.dtype(), kOp, "q", device);
+  check_tensor(args.o, q.shape(), q.dtype(), kOp, "o", device);
+  check_tensor(args.sequences, {tokens}, DType::kI32, kOp, "sequences", device);
+  check_tensor(args.positions, {tokens}, DType::kI32, kOp, "positions", device);
+  check_scale(args.desc, kOp);
+  on_device<cpu::attention_paged, cuda::attention_paged>(device, args);
+}
+
+}  // namespace cohort::kernels

@@ -1,0 +1,382 @@
+// Flash attention in bf16 for one block: up to 16 query rows per warp against the keys they see, in
+// the canonical order of attention.h. Training forward, prefill and decode all come here, and so a
+// row gets the same bits from each of them.
+//
+// Per tile of keys (K and V tiles arrive in shared memory by cp.async while the tile before is
+// worked on), a warp with 16 rows does the following.
+//
+//   S = Q K^T       mma.m16n8k16, the head dim (padded with zeros to 64, 128 or 256) in ascending
+//                   steps of 16. A thread holds columns 2 quad, 2 quad + 1 of every 8 keys for
+//                   two rows: keys with (key mod 8) / 2 = quad.
+//   m c, alpha      the largest visible score of the row by shuffles within the quad; alpha is
+//                   exactly 1 while it stays
+//   P               exp2(fma(S, c, -m c)); 0 where masked; l += P, unrounded, per thread: the four
+//                   partial sums of the canonical order are those of the four threads of a quad
+//   O = alpha O     rounded, then += bf16(P) V, keys in ascending steps of 16; with dropout, P is
+//                   multiplied by 0 or 1 / (1 - p) before it is rounded
+//
+// Masked keys add exact zeros, so that steps of 16 keys that a warp's rows do not see can be left
+// out: only the sign of a zero in O could tell, and adding +0 to the result makes it one sign.
+// Rows of K and V that no row of the block sees are zeros in shared memory: what lies there in
+// global memory may be anything, and 0 times NaN would show.
+//
+// In a split block all warps share the same 16 rows (decode: the heads that share a key head). Each
+// computes S for a share of the tile's keys; the scores go round through shared memory, every warp
+// does the softmax of the whole tile, and P V for its share of the head dim.
+#pragma once
+
+#include "kernels/attention/cuda/attention.cuh"
+
+namespace cohort::kernels::cuda {
+
+// kKeyStages: 2, so that one barrier per tile is enough, or 1, which leaves room for another block.
+template <int kDim_, int kWarps_, int kKeyStages_, bool kSplit_>
+struct AttendShape {
+  static constexpr int kDim = kDim_, kWarps = kWarps_, kKeyStages = kKeyStages_;
+  static constexpr bool kSplit = kSplit_;
+  static constexpr int kThreads = 32 * kWarps, kRows = kSplit ? 16 : 16 * kWarps;
+  static constexpr int kKeys = kTileKeys<kDim>, kGroups = kKeys / 16;  // groups of 16 keys
+  // A warp's share of the tile's groups for S, and of the head dim for P V.
+  static constexpr int kOwnGroups = kSplit ? kGroups / kWarps : kGroups;
+  static constexpr int kOwnColumns = kSplit ? kDim / kWarps : kDim;
+  static constexpr int kTileBytes = 2 * kKeys * kDim, kQueryBytes = 2 * kRows * kDim;
+  // Row length of the scores that go round; off the multiples of 32 banks.
+  static constexpr int kExchangeStride = kKeys + 8;
+  static constexpr size_t kSharedBytes =
+      (kKeyStages + 2) * kTileBytes + kQueryBytes + (kSplit ? 4 * kRows * kExchangeStride : 0);
+};
+
+// What the rows of a call share.
+struct AttendParams {
+  float c;  // exponents of 2 per unit of score
+  int head_dim;
+  bool vectorized;  // rows may be read and written by 16-byte accesses
+  ProbabilityDropout dropout;
+};
+
+// A thread's part of two rows: `group` and `group` + 8 of its warp's 16.
+struct RowState {
+  float row_max_log2[2] = {-INFINITY, -INFINITY};  // m c
+  float l[2] = {0, 0};                             // the quad thread's partial sum
+};
+
+// s = Q K^T for 16 rows of `queries` from `row` on, and kGroups groups of 16 keys from row `key` of
+// `keys` on. Groups from `groups` on may be left out, and are zero then.
+template <int kDim, int kGroups, bool kMasked>
+__device__ __forceinline__ void score_step(float (&s)[2 * kGroups][4], uint32_t queries, int row,
+                                           uint32_t keys, int key, int groups) {
+  constexpr int kRun = kMasked && kGroups > 4 ? 4 : kGroups;  // groups that share loads of Q
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int q_row = row + lane % 16, k_row = key + lane / 16 * 8 + lane % 8;
+#pragma unroll
+  for (int n = 0; n < 2 * kGroups; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) s[n][e] = 0;
+#pragma unroll
+  for (int run = 0; run < kGroups; run += kRun) {
+    if (kMasked && run >= groups) break;
+#pragma unroll
+    for (int d = 0; d < kDim / 16; ++d) {
+      uint32_t a[4];
+      load_matrices(a, queries + chunk_offset<kDim>(q_row, 2 * d + lane / 16));
+#pragma unroll
+      for (int g = run; g < run + kRun; ++g) {
+        uint32_t b[4];
+        load_matrices(b, keys + chunk_offset<kDim>(k_row + 16 * g, 2 * d + lane / 8 % 2));
+        mma_bf16(s[2 * g], a, b[0], b[1]);
+        mma_bf16(s[2 * g + 1], a, b[2], b[3]);
+      }
+    }
+  }
+}
+
+// S becomes P, and goes into l. seen[r]: how many of the tile's keys row r sees; groups from
+// `groups` on are seen by none of the warp's rows.
+template <int kGroups, bool kMasked>
+__device__ __forceinline__ void softmax_step(float (&s)[2 * kGroups][4], RowState& state,
+                                             float (&alpha)[2], float c, const int (&seen)[2],
+                                             int groups) {
+  const int column = static_cast<int>(threadIdx.x % 4) * 2;
+  float largest[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+  for (int n = 0; n < 2 * kGroups; ++n) {
+    if (kMasked && n >= 2 * groups) break;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (kMasked && 8 * n + column + e % 2 >= seen[e / 2]) s[n][e] = -INFINITY;
+      largest[e / 2] = fmaxf(largest[e / 2], s[n][e]);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    largest[r] = fmaxf(largest[r], __shfl_xor_sync(0xffffffffu, largest[r], 1));
+    largest[r] = fmaxf(largest[r], __shfl_xor_sync(0xffffffffu, largest[r], 2));
+    const float row_max_log2 = fmaxf(state.row_max_log2[r], largest[r] * c);
+    alpha[r] = fast_exp2(state.row_max_log2[r] - row_max_log2);
+    state.row_max_log2[r] = row_max_log2;
+    state.l[r] *= alpha[r];
+  }
+#pragma unroll
+  for (int n = 0; n < 2 * kGroups; ++n) {
+    if (kMasked && n >= 2 * groups) break;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      s[n][e] = fast_exp2(__fmaf_rn(s[n][e], c, -state.row_max_log2[e / 2]));
+      state.l[e / 2] += s[n][e];
+    }
+  }
+}
+
+// Drops elements of P and scales the others. key0: the tile's first key.
+template <int kGroups>
+__device__ __forceinline__ void dropout_step(float (&s)[2 * kGroups][4],
+                                             const ProbabilityDropout& dropout,
+                                             const uint64_t (&streams)[2], int head, int key0) {
+  const int quad = static_cast<int>(threadIdx.x % 4);
+  uint64_t keep = 0;  // four bits for each s[n]
+#pragma unroll 1
+  for (int n = 0; n < 2 * kGroups; ++n) {
+    const int first = key0 + 8 * n + quad / 2 * 4, shift = quad % 2 * 2;
+    const uint32_t low = dropout.keep_four(streams[0], head, first) >> shift & 3;
+    const uint32_t high = dropout.keep_four(streams[1], head, first) >> shift & 3;
+    keep |= static_cast<uint64_t>(high << 2 | low) << 4 * n;
+  }
+#pragma unroll
+  for (int n = 0; n < 2 * kGroups; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      s[n][e] = (keep >> (4 * n + e) & 1) != 0 ? s[n][e] * dropout.factor : 0.0f;
+}
+
+// o = alpha o + P V for kColumns columns of V from `column` on.
+template <int kDim, int kColumns, int kGroups, bool kMasked>
+__device__ __forceinline__ void value_step(float (&o)[kColumns / 8][4],
+                                           const float (&s)[2 * kGroups][4],
+                                           const float (&alpha)[2], uint32_t values, int column,
+                                           int groups) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+  for (int n = 0; n < kColumns / 8; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) o[n][e] *= alpha[e / 2];
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    if (kMasked && g >= groups) break;
+    const uint32_t a[4] = {pack_bf16(s[2 * g][0], s[2 * g][1]), pack_bf16(s[2 * g][2], s[2 * g][3]),
+                           pack_bf16(s[2 * g + 1][0], s[2 * g + 1][1]),
+                           pack_bf16(s[2 * g + 1][2], s[2 * g + 1][3])};
+#pragma unroll
+    for (int n = 0; n < kColumns / 16; ++n) {
+      uint32_t b[4];
+      load_matrices_transposed(
+          b, values + chunk_offset<kDim>(16 * g + lane % 16, column / 8 + 2 * n + lane / 16));
+      mma_bf16(o[2 * n], a, b[0], b[1]);
+      mma_bf16(o[2 * n + 1], a, b[2], b[3]);
+    }
+  }
+}
+
+// Begins to load a tile's keys and values. Each lane finds the address of one row; the warp then
+// copies row after row.
+template <class Shape, class Rows>
+__device__ __forceinline__ void load_tile(const Rows& rows, int tile, uint32_t keys,
+                                          uint32_t values, const AttendParams& params) {
+  constexpr int kChunks = Shape::kDim / 8, kOwnRows = Shape::kKeys / Shape::kWarps;
+  static_assert(kChunks <= 32 && kOwnRows <= 32);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int first = static_cast<int>(threadIdx.x / 32) * kOwnRows;
+  const int64_t mine =
+      lane < kOwnRows ? rows.key_offset(tile * Shape::kKeys + first + lane) : int64_t{-1};
+  const int chunk = lane % kChunks, column = 8 * chunk;
+  const auto row_of = [&](int i) { return i + lane / kChunks; };
+  if (params.vectorized) {  // decided once: this stands in the inner loop
+#pragma unroll
+    for (int i = 0; i < kOwnRows; i += 32 / kChunks) {
+      const int64_t offset = __shfl_sync(0xffffffffu, mine, row_of(i));
+      const uint32_t to = chunk_offset<Shape::kDim>(first + row_of(i), chunk);
+      const bool live = offset >= 0 && column < params.head_dim;
+      copy_async(keys + to, live ? rows.k + offset + column : nullptr, live ? 16 : 0);
+      copy_async(values + to, live ? rows.v + offset + column : nullptr, live ? 16 : 0);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = 0; i < kOwnRows; i += 32 / kChunks) {
+    const int64_t offset = __shfl_sync(0xffffffffu, mine, row_of(i));
+    load_chunk<Shape::kDim>(keys, first + row_of(i), chunk, offset < 0 ? nullptr : rows.k + offset,
+                            params.head_dim, false);
+    load_chunk<Shape::kDim>(values, first + row_of(i), chunk,
+                            offset < 0 ? nullptr : rows.v + offset, params.head_dim, false);
+  }
+}
+
+template <class Shape, class Rows>
+__device__ __forceinline__ void load_queries(const Rows& rows, uint32_t queries,
+                                             const AttendParams& params) {
+  constexpr int kChunks = Shape::kDim / 8;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < Shape::kRows * kChunks; i += Shape::kThreads)
+    load_chunk<Shape::kDim>(queries, i / kChunks, i % kChunks, rows.query(i / kChunks),
+                            params.head_dim, params.vectorized);
+}
+
+// The scores of a split block go round. Each warp puts in those of its groups, and after a barrier
+// gets the whole tile's; the layout of a thread's elements is the same.
+template <class Shape>
+__device__ __forceinline__ void put_scores(float* exchange,
+                                           const float (&s)[2 * Shape::kOwnGroups][4], int warp) {
+  const int group = static_cast<int>(threadIdx.x % 32 / 4);
+  const int column = warp * 16 * Shape::kOwnGroups + static_cast<int>(threadIdx.x % 4) * 2;
+#pragma unroll
+  for (int n = 0; n < 2 * Shape::kOwnGroups; ++n)
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      store_pack(exchange + (group + 8 * r) * Shape::kExchangeStride + column + 8 * n,
+                 Pack<float, 2>{s[n][2 * r], s[n][2 * r + 1]});
+}
+template <class Shape>
+__device__ __forceinline__ void get_scores(const float* exchange,
+                                           float (&s)[2 * Shape::kGroups][4]) {
+  const int group = static_cast<int>(threadIdx.x % 32 / 4);
+  const int column = static_cast<int>(threadIdx.x % 4) * 2;
+#pragma unroll
+  for (int n = 0; n < 2 * Shape::kGroups; ++n)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const auto pair =
+          load_pack<2>(exchange + (group + 8 * r) * Shape::kExchangeStride + column + 8 * n);
+      s[n][2 * r] = pair.v[0];
+      s[n][2 * r + 1] = pair.v[1];
+    }
+}
+
+// O (1 / l) and the log-sum-exp of a warp's rows. O goes through shared memory, in the place of the
+// queries, so that rows are written by whole chunks.
+template <class Shape, class Rows>
+__device__ __forceinline__ void store_rows(const Rows& rows, const AttendParams& params,
+                                           float (&o)[Shape::kOwnColumns / 8][4],
+                                           const RowState& state, uint32_t queries, int row,
+                                           int column) {
+  constexpr int kChunks = Shape::kOwnColumns / 8;
+  const int lane = static_cast<int>(threadIdx.x % 32), group = lane / 4, quad = lane % 4;
+  __syncwarp();  // the warp's reads of its queries are over
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float l = state.l[r] + __shfl_xor_sync(0xffffffffu, state.l[r], 1);
+    l += __shfl_xor_sync(0xffffffffu, l, 2);
+    const float inverse = 1.0f / l;
+    const int at = row + group + 8 * r;
+    if (quad == 0 && column == 0 && at < rows.count)
+      rows.store_lse(at, __fmaf_rn(state.row_max_log2[r], kLn2, logf(l)));
+#pragma unroll
+    for (int n = 0; n < kChunks; ++n) {
+      const uint32_t pair =
+          pack_bf16(o[n][2 * r] * inverse + 0.0f, o[n][2 * r + 1] * inverse + 0.0f);
+      asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(
+                       queries + chunk_offset<Shape::kDim>(at, column / 8 + n) + 4 * quad),
+                   "r"(pair)
+                   : "memory");
+    }
+  }
+  __syncwarp();
+#pragma unroll 1
+  for (int i = lane; i < 16 * kChunks; i += 32) {
+    const int at = row + i / kChunks, chunk = column / 8 + i % kChunks;
+    if (at >= rows.count) continue;
+    Pack<uint32_t, 4> words;
+    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];\n"
+                 : "=r"(words.v[0]), "=r"(words.v[1]), "=r"(words.v[2]), "=r"(words.v[3])
+                 : "r"(queries + chunk_offset<Shape::kDim>(at, chunk))
+                 : "memory");
+    __nv_bfloat16* const to = rows.output(at) + 8 * chunk;
+    const int live = params.head_dim - 8 * chunk;
+    if (params.vectorized && live > 0) store_pack(reinterpret_cast<uint32_t*>(to), words);
+    if (!params.vectorized)
+#pragma unroll
+      for (int e = 0; e < 8; ++e)
+        if (e < live)
+          to[e] = __ushort_as_bfloat16(static_cast<uint16_t>(words.v[e / 2] >> 16 * (e % 2)));
+  }
+}
+
+// A block's work. Rows says what it is:
+//   int count, keys        query rows; they see keys 0 .. keys - 1, at least one
+//   k, v, key_offset(j)    where key j's vectors start from k and v; negative beyond `keys`
+//   query(r), output(r)    where row r starts; no query (null) from `count` on
+//   visible(r)             row r sees keys 0 .. visible - 1; 1 from `count` on
+//   store_lse(r, value), head(), token(r)
+template <class Shape, bool kDropout, class Rows>
+__device__ __forceinline__ void attend(const Rows& rows, const AttendParams& params, char* shared) {
+  constexpr int kKeys = Shape::kKeys, kGroups = Shape::kGroups;
+  constexpr uint32_t kTileBytes = Shape::kTileBytes;
+  const uint32_t keys = shared_address(shared), values = keys + Shape::kKeyStages * kTileBytes;
+  const uint32_t queries = values + 2 * kTileBytes;
+  auto* const exchange =
+      reinterpret_cast<float*>(shared + (queries - keys) + Shape::kQueryBytes);  // if split
+
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const int row = Shape::kSplit ? 0 : 16 * warp, own_row = row + lane / 4;
+  const int own_column = Shape::kSplit ? warp * Shape::kOwnColumns : 0;
+  const int visible[2] = {rows.visible(own_row), rows.visible(own_row + 8)};
+  const int least = __reduce_min_sync(0xffffffffu, min(visible[0], visible[1]));
+  const int most = __reduce_max_sync(0xffffffffu, max(visible[0], visible[1]));
+  uint64_t streams[2] = {0, 0};
+  if constexpr (kDropout)
+    for (int r = 0; r < 2; ++r)
+      if (own_row + 8 * r < rows.count)
+        streams[r] = params.dropout.row(rows.token(own_row + 8 * r));
+
+  RowState state;
+  float o[Shape::kOwnColumns / 8][4] = {};
+  const int tiles = (rows.keys + kKeys - 1) / kKeys;
+  const auto load = [&](int tile) {
+    if (tile < tiles)
+      load_tile<Shape>(rows, tile, keys + tile % Shape::kKeyStages * kTileBytes,
+                       values + tile % 2 * kTileBytes, params);
+    copy_async_commit();
+  };
+  load_queries<Shape>(rows, queries, params);
+  load(0);
+#pragma unroll 1
+  for (int tile = 0; tile < tiles; ++tile) {
+    copy_async_wait<0>();
+    __syncthreads();
+    if constexpr (Shape::kKeyStages == 2) load(tile + 1);
+    const int key0 = tile * kKeys, groups = min(kGroups, max(0, (most - key0 + 15) / 16));
+    const int seen[2] = {visible[0] - key0, visible[1] - key0};
+    const uint32_t tile_keys = keys + tile % Shape::kKeyStages * kTileBytes;
+    const uint32_t tile_values = values + tile % 2 * kTileBytes;
+    float s[2 * kGroups][4], alpha[2];
+    const auto softmax_and_values = [&]<bool kMasked>() {
+      softmax_step<kGroups, kMasked>(s, state, alpha, params.c, seen, groups);
+      if constexpr (kDropout) dropout_step<kGroups>(s, params.dropout, streams, rows.head(), key0);
+      value_step<Shape::kDim, Shape::kOwnColumns, kGroups, kMasked>(o, s, alpha, tile_values,
+                                                                    own_column, groups);
+    };
+    if constexpr (Shape::kSplit) {
+      float part[2 * Shape::kOwnGroups][4];
+      const int first = warp * Shape::kOwnGroups;
+      score_step<Shape::kDim, Shape::kOwnGroups, true>(part, queries, row, tile_keys, 16 * first,
+                                                       groups - first);
+      put_scores<Shape>(exchange, part, warp);
+      __syncthreads();
+      load(tile + 1);
+      get_scores<Shape>(exchange, s);
+      softmax_and_values.template operator()<true>();
+    } else if constexpr (Shape::kKeyStages == 1) {
+      score_step<Shape::kDim, kGroups, true>(s, queries, row, tile_keys, 0, groups);
+      __syncthreads();
+      load(tile + 1);
+      if (groups > 0) softmax_and_values.template operator()<true>();
+    } else if (!kDropout && least >= key0 + kKeys) {
+      score_step<Shape::kDim, kGroups, false>(s, queries, row, tile_keys, 0, groups);
+      softmax_and_values.template operator()<false>();
+    } else if (groups > 0) {
+      score_step<Shape::kDim, kGroups, true>(s, queries, row, tile_keys, 0, groups);
+      softmax_and_values.template operator()<true>();
+    }
+  }
+  store_rows<Shape>(rows, params, o, state, queries, row, own_column);
+}
+
+}  // namespace cohort::kernels::cuda

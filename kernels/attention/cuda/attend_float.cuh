@@ -1,0 +1,237 @@
+// Attention in f32 for one block of 64 query rows: what attend.cuh does in bf16, with fused
+// multiply-adds instead of tensor cores and nothing rounded in between. Every score is one chain
+// over ascending head dims, every element of O one over ascending keys.
+//
+// Thread (y, x) of 16 x 16 holds rows 4 y .. 4 y + 3: their scores for keys x, x + 16, ..., and
+// columns 4 (x + 16 i) .. + 3 of O. P passes through shared memory, where four threads per row sum
+// it into the four parts of l. All of that is within one warp, which has 8 rows.
+#pragma once
+
+#include "kernels/attention/cuda/attend.cuh"
+
+namespace cohort::kernels::cuda {
+
+inline constexpr int kFloatRows = 64, kFloatThreads = 256;
+
+template <int kDim_>
+struct FloatShape {
+  static constexpr int kDim = kDim_, kKeys = kTileKeys<kDim>;
+  // Row lengths in shared memory: aligned, and off the multiples of 32 banks.
+  static constexpr int kStride = kDim + 4, kScoreStride = kKeys + 4;
+  static constexpr int kOwnKeys = kKeys / 16, kOwnPacks = kDim / 64;
+  static constexpr size_t kSharedBytes = sizeof(float) * (kKeys * kStride + kFloatRows * kStride +
+                                                          kFloatRows * kScoreStride + kFloatRows);
+};
+
+using Float4 = Pack<float, 4>;
+
+// Begins to load a tile of keys or values.
+template <int kDim, class Rows>
+__device__ __forceinline__ void load_float_tile(float* to, const Rows& rows, const float* from,
+                                                int tile, const AttendParams& params) {
+  using Shape = FloatShape<kDim>;
+  constexpr int kChunks = kDim / 4;
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x); i < Shape::kKeys * kChunks; i += kFloatThreads) {
+    const int row = i / kChunks;
+    const int64_t offset = rows.key_offset(tile * Shape::kKeys + row);
+    load_float_chunk(to + row * Shape::kStride, i % kChunks, offset < 0 ? nullptr : from + offset,
+                     params.head_dim, params.vectorized);
+  }
+  copy_async_commit();
+}
+
+// s[i][j] = row y4 + i of Q times key x + 16 j.
+template <int kDim>
+__device__ __forceinline__ void float_scores(float (&s)[4][FloatShape<kDim>::kOwnKeys],
+                                             const float* queries, const float* keys, int y4, int x,
+                                             int head_dim) {
+  using Shape = FloatShape<kDim>;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+#pragma unroll
+    for (int j = 0; j < Shape::kOwnKeys; ++j) s[i][j] = 0;
+#pragma unroll 1
+  for (int d = 0; d < head_dim; d += 4) {
+    Float4 q[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) q[i] = load_pack<4>(queries + (y4 + i) * Shape::kStride + d);
+#pragma unroll
+    for (int j = 0; j < Shape::kOwnKeys; ++j) {
+      const Float4 k = load_pack<4>(keys + (x + 16 * j) * Shape::kStride + d);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[i][j] = __fmaf_rn(q[i].v[e], k.v[e], s[i][j]);
+    }
+  }
+}
+
+// S becomes P for the thread's four rows; row_max_log2: their m c. seen: keys of the tile that each
+// row sees.
+template <int kOwnKeys>
+__device__ __forceinline__ void float_softmax(float (&s)[4][kOwnKeys], float (&row_max_log2)[4],
+                                              float (&alpha)[4], float c, const int (&seen)[4],
+                                              int x) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float largest = -INFINITY;
+#pragma unroll
+    for (int j = 0; j < kOwnKeys; ++j) {
+      if (x + 16 * j >= seen[i]) s[i][j] = -INFINITY;
+      largest = fmaxf(largest, s[i][j]);
+    }
+#pragma unroll
+    for (int offset = 8; offset > 0; offset /= 2)  // the 16 threads of the row
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+    const float raised = fmaxf(row_max_log2[i], largest * c);
+    alpha[i] = fast_exp2(row_max_log2[i] - raised);
+    row_max_log2[i] = raised;
+#pragma unroll
+    for (int j = 0; j < kOwnKeys; ++j) s[i][j] = fast_exp2(__fmaf_rn(s[i][j], c, -raised));
+  }
+}
+
+// One part of a row's l, by (key mod 8) / 2, goes up by the tile's P; with dropout, P is dropped
+// afterwards. Four lanes side by side have a row.
+template <int kKeys>
+__device__ __forceinline__ void float_sums(float& l, float alpha, float* p,
+                                           const ProbabilityDropout& dropout, uint64_t stream,
+                                           int head, int key0) {
+  const int part = static_cast<int>(threadIdx.x % 4);
+  l *= alpha;
+#pragma unroll 4
+  for (int j = 2 * part; j < kKeys; j += 8) {
+    const auto pair = load_pack<2>(p + j);
+    l += pair.v[0];
+    l += pair.v[1];
+  }
+  if (dropout.first_kept == 0) return;
+  __syncwarp();
+  for (int j = 4 * part; j < kKeys; j += 16) {
+    const uint32_t keep = dropout.keep_four(stream, head, key0 + j);
+    Float4 four = load_pack<4>(p + j);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) four.v[e] = (keep >> e & 1) != 0 ? four.v[e] * dropout.factor : 0;
+    store_pack(p + j, four);
+  }
+}
+
+// o += P V over `count` keys, a multiple of 4.
+template <int kDim>
+__device__ __forceinline__ void float_values(float (&o)[4][FloatShape<kDim>::kOwnPacks][4],
+                                             const float* p, const float* values, int y4, int x,
+                                             int count) {
+  using Shape = FloatShape<kDim>;
+#pragma unroll 1
+  for (int j = 0; j < count; j += 4) {
+    Float4 w[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] = load_pack<4>(p + (y4 + i) * Shape::kScoreStride + j);
+#pragma unroll
+    for (int key = 0; key < 4; ++key)
+#pragma unroll
+      for (int n = 0; n < Shape::kOwnPacks; ++n) {
+        const Float4 v = load_pack<4>(values + (j + key) * Shape::kStride + 4 * (x + 16 * n));
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) o[i][n][e] = __fmaf_rn(w[i].v[key], v.v[e], o[i][n][e]);
+      }
+  }
+}
+
+// A block's work; Rows as in attend().
+template <int kDim, class Rows>
+__device__ __forceinline__ void attend_float(const Rows& rows, const AttendParams& params,
+                                             float* shared) {
+  using Shape = FloatShape<kDim>;
+  constexpr int kKeys = Shape::kKeys;
+  float* const tile_rows = shared;  // keys, then values
+  float* const queries = tile_rows + kKeys * Shape::kStride;
+  float* const p = queries + kFloatRows * Shape::kStride;
+  float* const row_factor = p + kFloatRows * Shape::kScoreStride;  // alpha, in the end 1 / l
+
+  const int thread = static_cast<int>(threadIdx.x), y4 = thread / 16 * 4, x = thread % 16;
+  const int sum_row = thread / 4;  // the row whose l this thread has a part of
+  int visible[4];
+  for (int i = 0; i < 4; ++i) visible[i] = rows.visible(y4 + i);
+  const int most =
+      __reduce_max_sync(0xffffffffu, max(max(visible[0], visible[1]), max(visible[2], visible[3])));
+  uint64_t stream = 0;
+  if (params.dropout.first_kept > 0 && sum_row < rows.count)
+    stream = params.dropout.row(rows.token(sum_row));
+
+  float row_max_log2[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}, l = 0;
+  float o[4][Shape::kOwnPacks][4] = {};
+  for (int i = thread; i < kFloatRows * (kDim / 4); i += kFloatThreads)
+    load_float_chunk(queries + i / (kDim / 4) * Shape::kStride, i % (kDim / 4),
+                     rows.query(i / (kDim / 4)), params.head_dim, params.vectorized);
+  const int tiles = (rows.keys + kKeys - 1) / kKeys;
+#pragma unroll 1
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int key0 = tile * kKeys;
+    const bool any = most > key0;  // the same in a warp
+    __syncthreads();               // the values before are done with
+    load_float_tile<kDim>(tile_rows, rows, rows.k, tile, params);
+    copy_async_wait<0>();
+    __syncthreads();
+    float s[4][Shape::kOwnKeys], alpha[4];
+    if (any) float_scores<kDim>(s, queries, tile_rows, y4, x, params.head_dim);
+    __syncthreads();
+    load_float_tile<kDim>(tile_rows, rows, rows.v, tile, params);
+    if (any) {
+      const int seen[4] = {visible[0] - key0, visible[1] - key0, visible[2] - key0,
+                           visible[3] - key0};
+      float_softmax(s, row_max_log2, alpha, params.c, seen, x);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (x == 0) row_factor[y4 + i] = alpha[i];
+#pragma unroll
+        for (int j = 0; j < Shape::kOwnKeys; ++j)
+          p[(y4 + i) * Shape::kScoreStride + x + 16 * j] = s[i][j];
+      }
+      __syncwarp();
+      float_sums<kKeys>(l, row_factor[sum_row], p + sum_row * Shape::kScoreStride, params.dropout,
+                        stream, rows.head(), key0);
+    }
+    copy_async_wait<0>();
+    __syncthreads();
+    if (!any) continue;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int n = 0; n < Shape::kOwnPacks; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[i][n][e] *= alpha[i];
+    float_values<kDim>(o, p, tile_rows, y4, x, min(kKeys, (most - key0 + 3) / 4 * 4));
+  }
+
+  l += __shfl_xor_sync(0xffffffffu, l, 1);
+  l += __shfl_xor_sync(0xffffffffu, l, 2);
+  __syncwarp();
+  if (thread % 4 == 0) row_factor[sum_row] = l;
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = y4 + i;
+    if (row >= rows.count) continue;
+    const float sum = row_factor[row], inverse = 1.0f / sum;
+    if (x == 0) rows.store_lse(row, __fmaf_rn(row_max_log2[i], kLn2, logf(sum)));
+    float* const to = rows.output(row);
+#pragma unroll
+    for (int n = 0; n < Shape::kOwnPacks; ++n) {
+      const int column = 4 * (x + 16 * n);
+      Float4 out;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out.v[e] = o[i][n][e] * inverse + 0.0f;
+      if (params.vectorized && column < params.head_dim) store_pack(to + column, out);
+      if (!params.vectorized)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if (column + e < params.head_dim) to[column + e] = out.v[e];
+    }
+  }
+}
+
+}  // namespace cohort::kernels::cuda

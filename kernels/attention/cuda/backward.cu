@@ -1,0 +1,116 @@
+// attention_backward on CUDA, after FlashAttention-2 (Dao 2023): the scores are computed again,
+// tile by tile, from lse.
+//
+//   P  = exp2(S c - lse log2(e)),  c = scale log2(e),  S = Q K^T
+//   dP = keep / (1 - p) (dO V^T),  delta = rowsum(dO O),  dS = P (dP - delta)
+//   dV = dropout(P)^T dO,  dK = scale dS^T Q,  dQ = scale dS K
+//
+// A small kernel first makes delta from O as stored. Then one pass owns tiles of keys and makes dK
+// and dV, another owns tiles of queries and makes dQ (backward.cuh). That is seven products where
+// one pass with atomic sums would need five, but every element of a gradient is the sum of one
+// block in one order: over ascending queries, head after head of the group (dK, dV), or ascending
+// keys (dQ). So the bits neither change between runs nor depend on the other sequences.
+//
+// bf16: products on the tensor cores with f32 sums; rounded to bf16 are dropout(P) and dS as
+// factors and the gradients as stored, once, the old value of an accumulated one included. f32: fma
+// chains.
+#include "kernels/attention/cuda/backward.cuh"
+#include "kernels/cuda/raw.cuh"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+constexpr int kDeltaThreads = 256;
+constexpr int kLaneElements = 8;  // of a row per thread
+
+template <class T>
+__device__ void load_elements(float (&x)[kLaneElements], const T* p, int live, bool vectorized) {
+  constexpr int N = kPackSize<T>;
+#pragma unroll
+  for (int e = 0; e < kLaneElements; e += N) {
+    const bool whole = vectorized && e + N <= live;
+    const Raw<T, N> raw = whole ? load_raw<N>(p + e) : load_some<N>(p + e, live - e);
+#pragma unroll
+    for (int n = 0; n < N; ++n) x[e + n] = element(raw, n);
+  }
+}
+
+// `lanes` neighbouring threads, a power of two, have the row of a token and head.
+template <class T>
+__global__ void __launch_bounds__(kDeltaThreads)
+    delta_kernel(const BackwardArgs<T> args, int lanes) {
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kDeltaThreads + threadIdx.x;
+  const int64_t row = thread / lanes, rows = args.tokens * args.heads;
+  const int lane = static_cast<int>(thread % lanes);
+  const int live = row < rows ? args.head_dim - lane * kLaneElements : 0;
+  const int64_t start = (row < rows ? row : 0) * args.head_dim + lane * kLaneElements;
+  float a[kLaneElements], b[kLaneElements], sum = 0;
+  load_elements(a, args.dout + start, live, args.vectorized);
+  load_elements(b, args.o + start, live, args.vectorized);
+#pragma unroll
+  for (int e = 0; e < kLaneElements; ++e) sum = __fmaf_rn(a[e], b[e], sum);
+  for (int offset = lanes / 2; offset > 0; offset /= 2)
+    sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if (lane > 0 || row >= rows) return;
+  const int64_t token = row / args.heads, head = row % args.heads;
+  const int64_t at = head * args.tokens + token;
+  args.delta[at] = sum;
+  args.lse_log2[at] = args.lse[at] * kLog2e;
+  if (args.streams != nullptr && head == 0) args.streams[token] = args.dropout.row(token);
+}
+
+template <class T>
+void make_deltas(const BackwardArgs<T>& args, Device device) {
+  int lanes = 1;
+  while (lanes * kLaneElements < args.head_dim) lanes *= 2;
+  const int64_t threads = args.tokens * args.heads * lanes;
+  launch("attention_backward_delta", delta_kernel<T>,
+         {blocks_for(threads, kDeltaThreads), kDeltaThreads}, device, args, lanes);
+}
+
+}  // namespace
+
+void attention_backward(const AttentionBackward& args) {
+  const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2);
+  const Device device = args.q.device();
+  Tensor statistics = Tensor::empty({2, heads, tokens}, DType::kF32, device);
+  Tensor streams;
+  if (args.desc.dropout.p > 0) streams = Tensor::empty({tokens}, DType::kI64, device);
+  dispatch_device(args.q.dtype(), "attention_backward", [&]<class T>() {
+    BackwardArgs<T> problem{.dq = pointer<T>(args.dq.tensor),
+                            .dk = pointer<T>(args.dk.tensor),
+                            .dv = pointer<T>(args.dv.tensor),
+                            .dout = pointer<T>(args.dout),
+                            .q = pointer<T>(args.q),
+                            .k = pointer<T>(args.k),
+                            .v = pointer<T>(args.v),
+                            .o = pointer<T>(args.o),
+                            .lse = pointer<float>(args.lse),
+                            .cu = pointer<int32_t>(args.cu_seqlens),
+                            .lse_log2 = pointer<float>(statistics),
+                            .delta = pointer<float>(statistics) + heads * tokens,
+                            .streams = pointer<uint64_t>(streams),
+                            .tokens = tokens,
+                            .sequences = static_cast<int>(args.cu_seqlens.numel() - 1),
+                            .heads = static_cast<int>(heads),
+                            .kv_heads = static_cast<int>(args.k.dim(1)),
+                            .head_dim = static_cast<int>(dim),
+                            .accumulate_q = args.dq.mode == Grad::kAccumulate,
+                            .accumulate_k = args.dk.mode == Grad::kAccumulate,
+                            .accumulate_v = args.dv.mode == Grad::kAccumulate,
+                            .causal = args.desc.mask == Mask::kCausal,
+                            .vectorized = false,
+                            .scale = static_cast<float>(softmax_scale(args.desc, dim)),
+                            .exponent = exponent_scale(args.desc, dim),
+                            .dropout = ProbabilityDropout(args.desc.dropout)};
+    problem.vectorized = vectorized_heads<T>(dim, problem.dq, problem.dk, problem.dv, problem.dout,
+                                             problem.q, problem.k, problem.v, problem.o);
+    make_deltas(problem, device);
+    if constexpr (sizeof(T) == 4)
+      run_backward_f32(problem, device);
+    else
+      dispatch_head_dim(dim, [&]<int kDim>() { run_backward_bf16<kDim>(problem, device); });
+  });
+}
+
+}  // namespace cohort::kernels::cuda

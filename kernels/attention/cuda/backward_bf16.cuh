@@ -1,0 +1,518 @@
+// The two passes of the attention backward in bf16, as one kernel: S and dP are products of own by
+// streamed rows, and the gradients of the own rows are products of P and dS by streamed rows. A
+// warp has 16 or 32 own rows against all streamed ones, so that P and dS go from the accumulators
+// of one product straight into the factors of the next, without a detour through shared memory.
+// Streamed rows arrive in two stages, one under way while the other is worked on.
+#pragma once
+
+#include "kernels/attention/cuda/backward.cuh"
+
+namespace cohort::kernels::cuda {
+using bf16 = __nv_bfloat16;
+
+namespace {
+
+// kRows: own rows of a warp / 16. kSplit warps share own rows, each with its part of the gradient's
+// columns (their S and dP are computed by each, which costs less than what would not fit into
+// registers). kStep: streamed rows of a stage; kColumns: those of them at a time. kBlocks: blocks
+// that a multiprocessor should hold.
+template <int kDim, Pass kPass>
+struct Plan;
+template <>
+struct Plan<64, Pass::kKeys> {
+  static constexpr int kRows = 2, kWarps = 4, kSplit = 1, kStep = 64, kColumns = 32, kBlocks = 2;
+};
+template <>
+struct Plan<64, Pass::kQueries> {
+  static constexpr int kRows = 2, kWarps = 4, kSplit = 1, kStep = 64, kColumns = 32, kBlocks = 2;
+};
+template <>
+struct Plan<128, Pass::kKeys> {
+  static constexpr int kRows = 1, kWarps = 8, kSplit = 1, kStep = 64, kColumns = 64, kBlocks = 1;
+};
+template <>
+struct Plan<128, Pass::kQueries> {
+  static constexpr int kRows = 2, kWarps = 4, kSplit = 1, kStep = 32, kColumns = 32, kBlocks = 2;
+};
+template <>
+struct Plan<256, Pass::kKeys> {
+  static constexpr int kRows = 1, kWarps = 8, kSplit = 2, kStep = 32, kColumns = 32, kBlocks = 1;
+};
+template <>
+struct Plan<256, Pass::kQueries> {
+  static constexpr int kRows = 1, kWarps = 4, kSplit = 1, kStep = 32, kColumns = 32, kBlocks = 1;
+};
+
+// What follows from a plan. Shared memory: the two own tiles, two stages of two streamed tiles, and
+// for kKeys two stages of what comes with each streamed query: lse_log2, delta, dropout stream.
+template <int kDim, Pass kPass>
+struct Layout : Plan<kDim, kPass> {
+  using P = Plan<kDim, kPass>;
+  static constexpr int kThreads = 32 * P::kWarps;
+  static constexpr int kOwn = 16 * P::kRows * P::kWarps / P::kSplit;
+  static constexpr int kWidth = kDim / P::kSplit;  // gradient columns of a warp
+  static constexpr int kRowBytes = 2 * kDim;
+  static constexpr int kOwnBytes = kOwn * kRowBytes, kStepBytes = P::kStep * kRowBytes;
+  static constexpr int kStreamed = 2 * kOwnBytes, kQueryData = kStreamed + 4 * kStepBytes;
+  static constexpr int kQueryBytes = P::kStep * 16;
+  static constexpr int kShared = kQueryData + (kPass == Pass::kKeys ? 2 * kQueryBytes : 0);
+  static_assert(P::kRows * P::kColumns <= 64, "kept() has 32 bits for a lane's scores");
+  static_assert(P::kStep % P::kColumns == 0 && P::kColumns % 16 == 0);
+  static_assert(kThreads >= P::kStep, "a thread loads what comes with a streamed query");
+};
+
+// Fragments of 16x16 values from a tile in shared memory, at `row` (a multiple of 8) and 16 k
+// columns; the lane's part of the addresses is made once.
+template <int kDim>
+struct TileReader {
+  uint32_t square_row, square_chunk, paired_row, paired_chunk;
+
+  __device__ TileReader() {
+    const uint32_t lane = threadIdx.x % 32, turn = lane & 7;
+    square_row = (lane & 15) * (2 * kDim);
+    square_chunk = ((lane >> 4) ^ turn) << 4;
+    paired_row = (turn + (lane >> 4 << 3)) * (2 * kDim);
+    paired_chunk = ((lane >> 3 & 1) ^ turn) << 4;
+  }
+  __device__ static uint32_t at(uint32_t tile, int row) {
+    return tile + static_cast<uint32_t>(row * (2 * kDim));
+  }
+  // A; its rows are the tile's.
+  __device__ void a(uint32_t (&f)[4], uint32_t tile, int row, int k) const {
+    load_matrices(f, at(tile, row) + square_row + (square_chunk ^ static_cast<uint32_t>(32 * k)));
+  }
+  // B of two products side by side; its columns are the tile's rows.
+  __device__ void b(uint32_t (&f)[4], uint32_t tile, int row, int k) const {
+    load_matrices(f, at(tile, row) + paired_row + (paired_chunk ^ static_cast<uint32_t>(32 * k)));
+  }
+  // The same, but its rows are the tile's.
+  __device__ void b_straight(uint32_t (&f)[4], uint32_t tile, int row, int k) const {
+    load_matrices_transposed(
+        f, at(tile, row) + square_row + (square_chunk ^ static_cast<uint32_t>(32 * k)));
+  }
+};
+
+// The f32 sums of a warp: kRows x kColumns / 8 accumulators of 16x8.
+template <int kRows, int kColumns>
+using Sums = float[kRows][kColumns / 8][4];
+// The same values as factors A of a product over the columns.
+template <int kRows, int kColumns>
+using Factors = uint32_t[kRows][kColumns / 16][4];
+
+// s = own rows times streamed rows, over the head dim.
+template <int kDim, int kRows, int kColumns>
+__device__ __forceinline__ void scores(Sums<kRows, kColumns>& s, const TileReader<kDim>& reader,
+                                       uint32_t own, uint32_t streamed) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r)
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[r][n][i] = 0;
+#pragma unroll
+  for (int k = 0; k < kDim / 16; ++k) {
+    uint32_t a[kRows][4];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) reader.a(a[r], own, 16 * r, k);
+#pragma unroll
+    for (int n = 0; n < kColumns / 16; ++n) {
+      uint32_t b[4];
+      reader.b(b, streamed, 16 * n, k);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        mma_bf16(s[r][2 * n], a[r], b[0], b[1]);
+        mma_bf16(s[r][2 * n + 1], a[r], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// sum += factors times streamed rows.
+template <int kDim, int kWidth, int kRows, int kColumns>
+__device__ __forceinline__ void add_product(Sums<kRows, kWidth>& sum,
+                                            const Factors<kRows, kColumns>& factors,
+                                            const TileReader<kDim>& reader, uint32_t streamed) {
+#pragma unroll
+  for (int k = 0; k < kColumns / 16; ++k)
+#pragma unroll
+    for (int n = 0; n < kWidth / 16; ++n) {
+      uint32_t b[4];
+      reader.b_straight(b, streamed, 16 * k, n);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        mma_bf16(sum[r][2 * n], factors[r][k], b[0], b[1]);
+        mma_bf16(sum[r][2 * n + 1], factors[r][k], b[2], b[3]);
+      }
+    }
+}
+
+// Starts the copy of rows [row0, row0 + kCount); those from `length` on become zero.
+template <int kDim, int kCount, int kThreads>
+__device__ __forceinline__ void load_rows(uint32_t tile, const HeadRows<const bf16>& from, int row0,
+                                          int length, int head_dim, bool vectorized) {
+  constexpr int kChunks = kDim / 8, kAtOnce = kThreads / kChunks;
+  static_assert(kThreads % kChunks == 0 && kCount % kAtOnce == 0);
+  const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+  const int first = static_cast<int>(threadIdx.x) / kChunks;
+  if (vectorized) {  // decided once: this stands in the inner loop
+    const bf16* source = from.row(row0 + first) + 8 * chunk;
+    const int end = 8 * chunk < head_dim ? length - row0 : 0;
+#pragma unroll
+    for (int r = first; r < first + kCount; r += kAtOnce, source += kAtOnce * from.stride)
+      copy_async(tile + chunk_offset<kDim>(r, chunk), r < end ? source : nullptr, r < end ? 16 : 0);
+    return;
+  }
+#pragma unroll 1
+  for (int r = first; r < kCount; r += kAtOnce)
+    load_chunk<kDim>(tile, r, chunk, row0 + r < length ? from.row(row0 + r) : nullptr, head_dim,
+                     false);
+}
+
+template <int kDim, Pass kPass, bool kDropout>
+class BackwardBlock {
+ public:
+  __device__ BackwardBlock(const BackwardArgs<bf16>& args, const BackwardShare& share,
+                           unsigned char* shared);
+  __device__ void run();
+  __device__ void store() const;
+
+ private:
+  using L = Layout<kDim, kPass>;
+  static constexpr int kRows = L::kRows, kColumns = L::kColumns, kStep = L::kStep;
+  static constexpr bool kKeys = kPass == Pass::kKeys;
+  using Scores = Sums<kRows, kColumns>;
+
+  __device__ void load_own() const;
+  __device__ void load_stage(int stage, int head, int step) const;
+  __device__ void load_own_statistics();
+  __device__ void work(int stage, int head, int column0, int offset);
+  __device__ void probabilities(Scores& s, int stage, int column0, int offset) const;
+  __device__ uint32_t kept(int stage, int head, int column0, int offset) const;
+  __device__ void store(const Sums<kRows, L::kWidth>& sum, bf16* tensor, float scale,
+                        bool accumulate) const;
+
+  // Element i of accumulator n of row block r.
+  __device__ int row_of(int r, int i) const { return row0_ + 16 * r + group_ + 8 * (i / 2); }
+  __device__ int column_of(int n, int i) const { return 8 * n + 2 * quad_ + i % 2; }
+  // A bit of kept().
+  __device__ static uint32_t bit_of(int r, int n, int i) {
+    return 1u << (4 * (r * (kColumns / 8) + n) + i);
+  }
+  // What comes with the streamed query `row` of a stage.
+  __device__ const float* lse_log2(int stage, int row) const {
+    return reinterpret_cast<const float*>(shared_ + L::kQueryData + stage * L::kQueryBytes) + row;
+  }
+  __device__ const float* deltas(int stage, int row) const { return lse_log2(stage, row) + kStep; }
+  __device__ const uint64_t* streams(int stage, int row) const {
+    return reinterpret_cast<const uint64_t*>(lse_log2(stage, 2 * kStep)) + row;
+  }
+
+  // Of the queries that accumulator n has as columns; for kKeys.
+  __device__ Pack<float, 2> query_pair(const float* data, int n) const {
+    return kKeys ? load_pack<2>(data + column_of(n, 0)) : Pack<float, 2>{};
+  }
+
+  const BackwardArgs<bf16>& args_;
+  const BackwardShare& share_;
+  const unsigned char* shared_;
+  const uint32_t base_;  // of shared memory
+  const int group_, quad_;
+  const int own_row_;  // the warp's first, in the block's tiles
+  const int row0_;     // and in the sequence
+  const int column_;   // the warp's first gradient column
+  const TileReader<kDim> reader_;
+  float lse_log2_[kRows][2], delta_[kRows][2];  // of own queries, rows group and group + 8
+  uint64_t stream_[kRows];  // of own query group + 8 (quad % 2), whose draws this lane makes
+  Sums<kRows, L::kWidth> main_ = {};    // dK or dQ, without the scale
+  Sums<kRows, L::kWidth> values_ = {};  // dV; unused for kQueries
+};
+
+template <int kDim, Pass kPass, bool kDropout>
+__device__ BackwardBlock<kDim, kPass, kDropout>::BackwardBlock(const BackwardArgs<bf16>& args,
+                                                               const BackwardShare& share,
+                                                               unsigned char* shared)
+    : args_(args),
+      share_(share),
+      shared_(shared),
+      base_(shared_address(shared)),
+      group_(static_cast<int>(threadIdx.x) % 32 / 4),
+      quad_(static_cast<int>(threadIdx.x) % 4),
+      own_row_(static_cast<int>(threadIdx.x) / 32 % (L::kWarps / L::kSplit) * 16 * kRows),
+      row0_(share.own + own_row_),
+      column_(static_cast<int>(threadIdx.x) / 32 / (L::kWarps / L::kSplit) * L::kWidth) {}
+
+template <int kDim, Pass kPass, bool kDropout>
+__device__ void BackwardBlock<kDim, kPass, kDropout>::load_own() const {
+  const int heads = own_heads<kPass>(args_);
+  const auto load = [&](uint32_t tile, const bf16* tensor) {
+    const HeadRows<const bf16> rows(tensor, share_.begin, heads, share_.head, args_.head_dim);
+    load_rows<kDim, L::kOwn, L::kThreads>(tile, rows, share_.own, share_.length, args_.head_dim,
+                                          args_.vectorized);
+  };
+  load(base_, kKeys ? args_.k : args_.q);
+  load(base_ + L::kOwnBytes, kKeys ? args_.v : args_.dout);
+}
+
+template <int kDim, Pass kPass, bool kDropout>
+__device__ void BackwardBlock<kDim, kPass, kDropout>::load_stage(int stage, int head,
+                                                                 int step) const {
+  const int row0 = step * kStep;
+  const uint32_t tile = base_ + L::kStreamed + stage * (2 * L::kStepBytes);
+  const auto load = [&](uint32_t to, const bf16* tensor) {
+    const HeadRows<const bf16> rows(tensor, share_.begin, kKeys ? args_.heads : args_.kv_heads,
+                                    head, args_.head_dim);
+    load_rows<kDim, kStep, L::kThreads>(to, rows, row0, share_.length, args_.head_dim,
+                                        args_.vectorized);
+  };
+  load(tile, kKeys ? args_.q : args_.k);
+  load(tile + L::kStepBytes, kKeys ? args_.dout : args_.v);
+  const int r = static_cast<int>(threadIdx.x);
+  if (!kKeys || r >= kStep) return;
+  // A query beyond the end has zeros throughout: P = 1 then, but dO = 0 and dS = 0.
+  const int live = row0 + r < share_.length ? 1 : 0;
+  const int64_t token = share_.begin + (live != 0 ? row0 + r : 0);
+  const int64_t at = head * args_.tokens + token;
+  copy_async_small<4>(shared_address(lse_log2(stage, r)), args_.lse_log2 + at, 4 * live);
+  copy_async_small<4>(shared_address(deltas(stage, r)), args_.delta + at, 4 * live);
+  if constexpr (kDropout)
+    copy_async_small<8>(shared_address(streams(stage, r)), args_.streams + token, 8 * live);
+}
+
+template <int kDim, Pass kPass, bool kDropout>
+__device__ void BackwardBlock<kDim, kPass, kDropout>::load_own_statistics() {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_of(r, 2 * half);
+      const int64_t at = share_.head * args_.tokens + share_.begin + row;
+      const bool live = row < share_.length;
+      lse_log2_[r][half] = live ? args_.lse_log2[at] : 0.0f;
+      delta_[r][half] = live ? args_.delta[at] : 0.0f;
+    }
+    if constexpr (kDropout) {
+      const int row = row_of(r, 2 * (quad_ % 2));
+      stream_[r] = row < share_.length ? args_.streams[share_.begin + row] : 0;
+    }
+  }
+}
+
+// Steps, and for kKeys the heads of the group as the outer loop.
+template <int kDim, Pass kPass, bool kDropout>
+__device__ void BackwardBlock<kDim, kPass, kDropout>::run() {
+  const int heads = kKeys ? args_.group() : 1;
+  const int first_head = kKeys ? share_.head * heads : share_.head / args_.group();
+  int head = first_head, step = share_.first;
+  load_own();
+  load_stage(0, head, step);
+  copy_async_commit();
+  if constexpr (!kKeys) load_own_statistics();
+  for (int stage = 0; head < first_head + heads; stage ^= 1) {
+    int next_head = head, next_step = step + 1;
+    if (next_step == share_.end) {
+      next_step = share_.first;
+      ++next_head;
+    }
+    copy_async_wait<0>();
+    __syncthreads();  // this stage is there, and every warp has done with the other one
+    if (next_head < first_head + heads) {
+      load_stage(stage ^ 1, next_head, next_step);
+      copy_async_commit();
+    }
+#pragma unroll 1
+    for (int offset = 0; offset < kStep; offset += kColumns)
+      work(stage, kKeys ? head : share_.head, step * kStep + offset, offset);
+    head = next_head;
+    step = next_step;
+  }
+}
+
+// Streamed rows [column0, column0 + kColumns), which begin at row `offset` of the stage. `head` is
+// the queries'.
+template <int kDim, Pass kPass, bool kDropout>
+__device__ __forceinline__ void BackwardBlock<kDim, kPass, kDropout>::work(int stage, int head,
+                                                                           int column0,
+                                                                           int offset) {
+  if (row0_ >= share_.length || column0 >= share_.length) return;
+  const int last_query = kKeys ? column0 + kColumns - 1 : row0_ + 16 * kRows - 1;
+  if (args_.causal && (kKeys ? row0_ : column0) > last_query) return;
+  const uint32_t own = base_ + own_row_ * L::kRowBytes;
+  const uint32_t streamed =
+      base_ + L::kStreamed + stage * (2 * L::kStepBytes) + offset * L::kRowBytes;
+  const uint32_t columns = 2 * column_;  // in bytes
+  Scores s, dp;
+  Factors<kRows, kColumns> factors;
+  const auto round = [&](auto&& value) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; i += 2)
+          factors[r][n / 2][n % 2 * 2 + i / 2] = pack_bf16(value(r, n, i), value(r, n, i + 1));
+  };
+  scores<kDim, kRows, kColumns>(s, reader_, own, streamed);
+  probabilities(s, stage, column0, offset);
+  const uint32_t keep = kDropout ? kept(stage, head, column0, offset) : ~0u;
+  const float factor = args_.dropout.factor;
+  const auto dropped = [&](float x, int r, int n, int i) {
+    if constexpr (!kDropout) return x;
+    return (keep & bit_of(r, n, i)) != 0 ? x * factor : 0.0f;
+  };
+  if constexpr (kKeys) {
+    round([&](int r, int n, int i) { return dropped(s[r][n][i], r, n, i); });
+    add_product<kDim, L::kWidth, kRows, kColumns>(values_, factors, reader_,
+                                                  streamed + L::kStepBytes + columns);
+  }
+  scores<kDim, kRows, kColumns>(dp, reader_, own + L::kOwnBytes, streamed + L::kStepBytes);
+  round([&](int r, int n, int i) {
+    const float delta = kKeys ? query_pair(deltas(stage, offset), n).v[i % 2] : delta_[r][i / 2];
+    return s[r][n][i] * (dropped(dp[r][n][i], r, n, i) - delta);
+  });
+  add_product<kDim, L::kWidth, kRows, kColumns>(main_, factors, reader_, streamed + columns);
+}
+
+// S becomes P, zero where the mask says so and beyond the last key. Own keys beyond it may hold
+// anything: their gradients are not stored.
+template <int kDim, Pass kPass, bool kDropout>
+__device__ __forceinline__ void BackwardBlock<kDim, kPass, kDropout>::probabilities(
+    Scores& s, int stage, int column0, int offset) const {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r)
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+      const Pack<float, 2> pair = query_pair(lse_log2(stage, offset), n);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float lse_log2 = kKeys ? pair.v[i % 2] : lse_log2_[r][i / 2];
+        s[r][n][i] = fast_exp2(__fmaf_rn(s[r][n][i], args_.exponent, -lse_log2));
+      }
+    }
+  const int last_key = kKeys ? row0_ + 16 * kRows - 1 : column0 + kColumns - 1;
+  const int first_query = kKeys ? column0 : row0_;
+  const bool crosses_end = !kKeys && last_key >= share_.length;
+  if (!crosses_end && !(args_.causal && last_key > first_query)) return;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r)
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = row_of(r, i), column = column0 + column_of(n, i);
+        const int key = kKeys ? row : column, query = kKeys ? column : row;
+        if (key >= share_.length || (args_.causal && key > query)) s[r][n][i] = 0;
+      }
+}
+
+// Which probabilities survive, as bits. One Philox call decides on four neighbouring keys, so lanes
+// share the calls: each makes one per accumulator and the others get its result by a shuffle.
+template <int kDim, Pass kPass, bool kDropout>
+__device__ __forceinline__ uint32_t BackwardBlock<kDim, kPass, kDropout>::kept(int stage, int head,
+                                                                               int column0,
+                                                                               int offset) const {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  uint32_t bits = 0;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r)
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+      if constexpr (kKeys) {
+        // Four groups share four calls: call i is about element i of each.
+        const int mine = group_ % 4;
+        const uint64_t stream = *streams(stage, offset + column_of(n, mine));
+        const int key = row0_ + 16 * r + 8 * (mine / 2) + group_ / 4 * 4;
+        const uint32_t four = args_.dropout.keep_four(stream, head, key);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const uint32_t call = __shfl_sync(0xffffffffu, four, (lane & ~12) | i << 2);
+          if ((call >> mine & 1) != 0) bits |= bit_of(r, n, i);
+        }
+      } else {
+        // Two quads share the calls for rows group and group + 8.
+        const int key = column0 + 8 * n + quad_ / 2 * 4;
+        const uint32_t four = args_.dropout.keep_four(stream_[r], head, key);
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, four, 1);
+        const bool odd = quad_ % 2 != 0;
+        const uint32_t half[2] = {odd ? other : four, odd ? four : other};
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          if ((half[i / 2] >> (2 * (quad_ % 2) + i % 2) & 1) != 0) bits |= bit_of(r, n, i);
+      }
+    }
+  return bits;
+}
+
+template <int kDim, Pass kPass, bool kDropout>
+__device__ void BackwardBlock<kDim, kPass, kDropout>::store() const {
+  if constexpr (kKeys) {
+    store(main_, args_.dk, args_.scale, args_.accumulate_k);
+    store(values_, args_.dv, 1.0f, args_.accumulate_v);
+  } else {
+    store(main_, args_.dq, args_.scale, args_.accumulate_q);
+  }
+}
+
+template <int kDim, Pass kPass, bool kDropout>
+__device__ void BackwardBlock<kDim, kPass, kDropout>::store(const Sums<kRows, L::kWidth>& sum,
+                                                            bf16* tensor, float scale,
+                                                            bool accumulate) const {
+  const HeadRows<bf16> rows(tensor, share_.begin, own_heads<kPass>(args_), share_.head,
+                            args_.head_dim);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r)
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const int row = row_of(r, i);
+      if (row >= share_.length) continue;
+      bf16* const out = rows.row(row);
+#pragma unroll
+      for (int n = 0; n < L::kWidth / 8; ++n) {
+        const int column = column_ + column_of(n, 0);
+        if (column >= args_.head_dim) continue;
+        float low = sum[r][n][i] * scale, high = sum[r][n][i + 1] * scale;
+        const bool pair = column + 1 < args_.head_dim;
+        if (accumulate) {
+          low += to_float(out[column]);
+          if (pair) high += to_float(out[column + 1]);
+        }
+        if (args_.vectorized) {
+          *reinterpret_cast<uint32_t*>(out + column) = pack_bf16(low, high);
+        } else {
+          out[column] = from_float<bf16>(low);
+          if (pair) out[column + 1] = from_float<bf16>(high);
+        }
+      }
+    }
+}
+
+template <int kDim, Pass kPass, bool kDropout>
+__global__ void __launch_bounds__(Layout<kDim, kPass>::kThreads, Layout<kDim, kPass>::kBlocks)
+    backward_kernel(const __grid_constant__ BackwardArgs<bf16> args) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  using L = Layout<kDim, kPass>;
+  const BackwardShare share = find_share<kPass>(args, L::kOwn, L::kStep);
+  if (share.own >= share.length) return;
+  BackwardBlock<kDim, kPass, kDropout> block(args, share, shared);
+  block.run();
+  block.store();
+}
+
+template <int kDim, Pass kPass>
+void launch_pass(const char* name, const BackwardArgs<bf16>& args, Device device) {
+  using L = Layout<kDim, kPass>;
+  const auto kernel = args.streams != nullptr ? backward_kernel<kDim, kPass, true>
+                                              : backward_kernel<kDim, kPass, false>;
+  launch(name, kernel, {backward_blocks<kPass>(args, L::kOwn), L::kThreads, L::kShared}, device,
+         args);
+}
+
+}  // namespace
+
+// Both passes; a file for each padded head dim compiles it.
+template <int kDim>
+void run_backward_bf16(const BackwardArgs<bf16>& args, Device device) {
+  launch_pass<kDim, Pass::kKeys>("attention_backward_keys", args, device);
+  launch_pass<kDim, Pass::kQueries>("attention_backward_queries", args, device);
+}
+
+}  // namespace cohort::kernels::cuda

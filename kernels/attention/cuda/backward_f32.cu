@@ -1,0 +1,240 @@
+// The two passes of the attention backward in f32, as one kernel of fma chains. Four tiles of 32
+// rows lie in shared memory (own and streamed rows, each of two tensors); a thread makes 2x2
+// scores, and after a barrier adds P and dS of all streamed rows to 4 rows by 2 to 8 columns of
+// gradient.
+#include "kernels/attention/cuda/backward.cuh"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kTile = 32;             // own rows of a block, and streamed rows of a step
+constexpr int kScoreRow = kTile + 4;  // a streamed row's P or dS for the own rows
+constexpr int kOwnRows = 4;           // of a thread's gradients; a warp has them in common
+static_assert(kOwnRows * kThreads / 32 == kTile);
+
+// Rows are 16 bytes longer than the head dim, so that neighbouring ones lie in different banks.
+template <int kDim>
+struct SharedTiles {
+  float own[2][kTile][kDim + 4];
+  float streamed[2][kTile][kDim + 4];
+  float p[kTile][kScoreRow], ds[kTile][kScoreRow];
+};
+
+// Begins to load rows [row0, row0 + kTile), zero from `length` and from the head dim on.
+template <int kDim>
+__device__ void load_rows(float (&tile)[kTile][kDim + 4], const HeadRows<const float>& from,
+                          int row0, int length, int head_dim, bool vectorized) {
+  constexpr int kChunks = kDim / 4;
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x); i < kTile * kChunks; i += kThreads) {
+    const int r = i / kChunks;
+    load_float_chunk(tile[r], i % kChunks, row0 + r < length ? from.row(row0 + r) : nullptr,
+                     head_dim, vectorized);
+  }
+}
+
+template <int kDim, Pass kPass>
+class BackwardBlock {
+ public:
+  __device__ BackwardBlock(const BackwardArgs<float>& args, const BackwardShare& share,
+                           SharedTiles<kDim>& shared)
+      : args_(args), share_(share), shared_(shared) {}
+  __device__ void run();
+  __device__ void store() const;
+
+ private:
+  static constexpr bool kKeys = kPass == Pass::kKeys;
+  static constexpr int kVector = kDim == 64 ? 2 : 4;  // neighbouring columns of a thread
+  static constexpr int kVectors = kDim / (32 * kVector);
+  using Gradient = float[kOwnRows][kVectors][kVector];
+
+  __device__ void load_own();
+  __device__ void load_streamed(int head, int row0);
+  __device__ void scores(int head, int row0);
+  __device__ void score(float s, float dp, int head, int own, int streamed, int row0);
+  __device__ void add_products();
+  __device__ void store(const Gradient& sum, float* tensor, float scale, bool accumulate) const;
+
+  const BackwardArgs<float>& args_;
+  const BackwardShare& share_;
+  SharedTiles<kDim>& shared_;
+  Gradient main_ = {};    // dK or dQ, without the scale
+  Gradient values_ = {};  // dV; unused for kQueries
+};
+
+template <int kDim, Pass kPass>
+__device__ void BackwardBlock<kDim, kPass>::load_own() {
+  const int heads = own_heads<kPass>(args_);
+  for (int i = 0; i < 2; ++i) {
+    const float* tensor = kKeys ? (i == 0 ? args_.k : args_.v) : (i == 0 ? args_.q : args_.dout);
+    load_rows<kDim>(shared_.own[i], {tensor, share_.begin, heads, share_.head, args_.head_dim},
+                    share_.own, share_.length, args_.head_dim, args_.vectorized);
+  }
+}
+
+template <int kDim, Pass kPass>
+__device__ void BackwardBlock<kDim, kPass>::load_streamed(int head, int row0) {
+  const int heads = kKeys ? args_.heads : args_.kv_heads;
+  for (int i = 0; i < 2; ++i) {
+    const float* tensor = kKeys ? (i == 0 ? args_.q : args_.dout) : (i == 0 ? args_.k : args_.v);
+    load_rows<kDim>(shared_.streamed[i], {tensor, share_.begin, heads, head, args_.head_dim}, row0,
+                    share_.length, args_.head_dim, args_.vectorized);
+  }
+}
+
+// Steps, and for kKeys the heads of the group as the outer loop.
+template <int kDim, Pass kPass>
+__device__ void BackwardBlock<kDim, kPass>::run() {
+  const int heads = kKeys ? args_.group() : 1;
+  const int first_head = kKeys ? share_.head * heads : share_.head / args_.group();
+  load_own();
+  for (int head = first_head; head < first_head + heads; ++head)
+    for (int step = share_.first; step < share_.end; ++step) {
+      __syncthreads();  // every thread has done with the last step
+      load_streamed(head, step * kTile);
+      copy_async_commit();
+      copy_async_wait<0>();  // and for the own rows, the first time
+      __syncthreads();
+      scores(kKeys ? head : share_.head, step * kTile);
+      __syncthreads();
+      add_products();
+    }
+}
+
+// S and dP for own rows y, y + 16 and streamed rows x, x + 16. `head` is the queries'.
+template <int kDim, Pass kPass>
+__device__ void BackwardBlock<kDim, kPass>::scores(int head, int row0) {
+  const int y = static_cast<int>(threadIdx.x) / 16, x = static_cast<int>(threadIdx.x) % 16;
+  float sum[2][2][2] = {};  // S or dP, own, streamed
+#pragma unroll 4
+  for (int d = 0; d < kDim; d += 4)
+#pragma unroll
+    for (int product = 0; product < 2; ++product) {
+      Pack<float, 4> a[2], b[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        a[i] = load_pack<4>(&shared_.own[product][y + 16 * i][d]);
+        b[i] = load_pack<4>(&shared_.streamed[product][x + 16 * i][d]);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int j = 0; j < 2; ++j)
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            sum[product][i][j] = __fmaf_rn(a[i].v[e], b[j].v[e], sum[product][i][j]);
+    }
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+#pragma unroll
+    for (int j = 0; j < 2; ++j)
+      score(sum[0][i][j], sum[1][i][j], head, y + 16 * i, x + 16 * j, row0);
+}
+
+// From S and dP of an own and a streamed row, both counted in their tiles: P as dropped and dS,
+// zero where the mask says so and for rows beyond the sequence.
+template <int kDim, Pass kPass>
+__device__ void BackwardBlock<kDim, kPass>::score(float s, float dp, int head, int own,
+                                                  int streamed, int row0) {
+  const int own_row = share_.own + own, streamed_row = row0 + streamed;
+  const int key = kKeys ? own_row : streamed_row, query = kKeys ? streamed_row : own_row;
+  float p = 0, ds = 0;
+  if (max(key, query) < share_.length && !(args_.causal && key > query)) {
+    const int64_t token = share_.begin + query, at = head * args_.tokens + token;
+    p = fast_exp2(__fmaf_rn(s, args_.exponent, -args_.lse_log2[at]));
+    const float undropped = p;
+    if (args_.streams != nullptr) {
+      const uint32_t four = args_.dropout.keep_four(args_.streams[token], head, key & ~3);
+      const float factor = (four >> (key & 3) & 1) != 0 ? args_.dropout.factor : 0.0f;
+      p *= factor;
+      dp *= factor;
+    }
+    ds = undropped * (dp - args_.delta[at]);
+  }
+  shared_.p[streamed][own] = p;
+  shared_.ds[streamed][own] = ds;
+}
+
+// Over ascending streamed rows; those beyond the sequence add zeros.
+template <int kDim, Pass kPass>
+__device__ void BackwardBlock<kDim, kPass>::add_products() {
+  const int own = static_cast<int>(threadIdx.x) / 32 * kOwnRows;
+  const int column = static_cast<int>(threadIdx.x) % 32 * kVector;
+  const auto add = [&](Gradient& sum, const float* weights, const float* row) {
+    const Pack<float, kOwnRows> w = load_pack<kOwnRows>(weights + own);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const Pack<float, kVector> x = load_pack<kVector>(row + column + v * 32 * kVector);
+#pragma unroll
+      for (int r = 0; r < kOwnRows; ++r)
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) sum[r][v][e] = __fmaf_rn(w.v[r], x.v[e], sum[r][v][e]);
+    }
+  };
+#pragma unroll 4
+  for (int j = 0; j < kTile; ++j) {
+    add(main_, shared_.ds[j], shared_.streamed[0][j]);
+    if constexpr (kKeys) add(values_, shared_.p[j], shared_.streamed[1][j]);
+  }
+}
+
+template <int kDim, Pass kPass>
+__device__ void BackwardBlock<kDim, kPass>::store() const {
+  if constexpr (kKeys) {
+    store(main_, args_.dk, args_.scale, args_.accumulate_k);
+    store(values_, args_.dv, 1.0f, args_.accumulate_v);
+  } else {
+    store(main_, args_.dq, args_.scale, args_.accumulate_q);
+  }
+}
+
+template <int kDim, Pass kPass>
+__device__ void BackwardBlock<kDim, kPass>::store(const Gradient& sum, float* tensor, float scale,
+                                                  bool accumulate) const {
+  const HeadRows<float> rows(tensor, share_.begin, own_heads<kPass>(args_), share_.head,
+                             args_.head_dim);
+  const int first = share_.own + static_cast<int>(threadIdx.x) / 32 * kOwnRows;
+#pragma unroll
+  for (int r = 0; r < kOwnRows; ++r) {
+    if (first + r >= share_.length) return;
+    float* const out = rows.row(first + r);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v)
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+        const int column = (v * 32 + static_cast<int>(threadIdx.x) % 32) * kVector + e;
+        if (column >= args_.head_dim) continue;
+        const float value = sum[r][v][e] * scale;
+        out[column] = accumulate ? out[column] + value : value;
+      }
+  }
+}
+
+template <int kDim, Pass kPass>
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(const __grid_constant__ BackwardArgs<float> args) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  const BackwardShare share = find_share<kPass>(args, kTile, kTile);
+  if (share.own >= share.length) return;
+  BackwardBlock<kDim, kPass> block(args, share, *reinterpret_cast<SharedTiles<kDim>*>(shared));
+  block.run();
+  block.store();
+}
+
+template <int kDim, Pass kPass>
+void launch_pass(const char* name, const BackwardArgs<float>& args, Device device) {
+  launch(name, backward_kernel<kDim, kPass>,
+         {backward_blocks<kPass>(args, kTile), kThreads, sizeof(SharedTiles<kDim>)}, device, args);
+}
+
+}  // namespace
+
+void run_backward_f32(const BackwardArgs<float>& args, Device device) {
+  dispatch_head_dim(args.head_dim, [&]<int kDim>() {
+    launch_pass<kDim, Pass::kKeys>("attention_backward_keys", args, device);
+    launch_pass<kDim, Pass::kQueries>("attention_backward_queries", args, device);
+  });
+}
+
+}  // namespace cohort::kernels::cuda

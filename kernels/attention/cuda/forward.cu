@@ -1,0 +1,149 @@
+// attention_forward on CUDA: a block per (tile of query rows, head); see attend.cuh for what it
+// does in bf16 and attend_float.cuh for f32.
+#include "kernels/attention/cuda/attend.cuh"
+#include "kernels/attention/cuda/attend_float.cuh"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+// Rows of one head of one sequence.
+template <class T>
+struct PackedRows {
+  const T *q, *k, *v;  // of the head, at the sequence's first token
+  T* o;
+  float* lse;
+  int64_t stride, kv_stride;  // elements from token to token
+  int64_t begin;              // the sequence's first token
+  int number;                 // of the head
+  int first, count, keys;     // the rows are at positions first .. first + count - 1
+  bool causal;
+
+  __device__ const T* query(int r) const { return r < count ? q + (first + r) * stride : nullptr; }
+  __device__ T* output(int r) const { return o + (first + r) * stride; }
+  __device__ int visible(int r) const { return r >= count ? 1 : causal ? first + r + 1 : keys; }
+  __device__ int64_t key_offset(int j) const { return j < keys ? j * kv_stride : -1; }
+  __device__ int head() const { return number; }
+  __device__ int64_t token(int r) const { return begin + first + r; }
+  __device__ void store_lse(int r, float value) const { lse[first + r] = value; }
+};
+
+template <class T>
+struct ForwardProblem {
+  const T *q, *k, *v;
+  T* o;
+  float* lse;
+  const int32_t* cu;
+  int64_t tokens;
+  int heads, kv_heads, sequences;
+  int slots;  // of tiles; see find_tile()
+  int run;    // heads that are worked on side by side
+  bool causal;
+  AttendParams params;
+
+  // The block's rows, at most `per_block`. Blocks of the same keys run close to each other in time,
+  // and of each sequence those with the most keys first. False for an empty slot.
+  __device__ __forceinline__ bool find(int per_block, PackedRows<T>& rows) const {
+    const int run_size = slots * run, run_index = static_cast<int>(blockIdx.x) / run_size;
+    const int in_run = static_cast<int>(blockIdx.x) % run_size;
+    const int width = min(run, heads - run_index * run);
+    const int head = run_index * run + in_run % width;
+    const SequenceTile at = find_tile(cu, sequences, slots - 1 - in_run / width, per_block);
+    const int first = at.tile * per_block;
+    if (first >= at.length) return false;
+    const int64_t dim = params.head_dim, stride = heads * dim, kv_stride = kv_heads * dim;
+    const int64_t start = at.begin * stride + head * dim;
+    const int64_t kv_start = at.begin * kv_stride + head / (heads / kv_heads) * dim;
+    const int count = min(per_block, at.length - first);
+    rows = {.q = q + start,
+            .k = k + kv_start,
+            .v = v + kv_start,
+            .o = o + start,
+            .lse = lse + head * tokens + at.begin,
+            .stride = stride,
+            .kv_stride = kv_stride,
+            .begin = at.begin,
+            .number = head,
+            .first = first,
+            .count = count,
+            .keys = causal ? first + count : at.length,
+            .causal = causal};
+    return true;
+  }
+};
+
+template <int kDim>
+using ForwardShape = AttendShape<kDim, kDim <= 128 ? 8 : 4, 2, false>;
+
+template <int kDim, bool kDropout>
+__global__ void __launch_bounds__(ForwardShape<kDim>::kThreads, kDim == 64 ? 2 : 1)
+    attention_forward_kernel(const __grid_constant__ ForwardProblem<__nv_bfloat16> problem) {
+  extern __shared__ __align__(128) char shared[];
+  PackedRows<__nv_bfloat16> rows;
+  if (!problem.find(ForwardShape<kDim>::kRows, rows)) return;
+  attend<ForwardShape<kDim>, kDropout>(rows, problem.params, shared);
+}
+
+template <int kDim>
+__global__ void __launch_bounds__(kFloatThreads)
+    attention_forward_float_kernel(const __grid_constant__ ForwardProblem<float> problem) {
+  extern __shared__ __align__(128) char shared[];
+  PackedRows<float> rows;
+  if (!problem.find(kFloatRows, rows)) return;
+  attend_float<kDim>(rows, problem.params, reinterpret_cast<float*>(shared));
+}
+
+// As many heads side by side as let their keys and values stay in the L2 cache.
+int heads_in_run(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t row_bytes) {
+  constexpr int64_t kCacheBytes = 32 << 20;
+  const int64_t fit = kCacheBytes / std::max<int64_t>(2 * tokens * row_bytes, 1);
+  return static_cast<int>(std::clamp<int64_t>(fit, 1, kv_heads) * (heads / kv_heads));
+}
+
+}  // namespace
+
+void attention_forward(const AttentionForward& args) {
+  const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2),
+                kv_heads = args.k.dim(1);
+  const int64_t sequences = args.cu_seqlens.numel() - 1;
+  dispatch_device(args.q.dtype(), "attention_forward", [&]<class T>() {
+    constexpr bool kFloat = std::is_same_v<T, float>;
+    ForwardProblem<T> problem{
+        .q = pointer<T>(args.q),
+        .k = pointer<T>(args.k),
+        .v = pointer<T>(args.v),
+        .o = pointer<T>(args.o),
+        .lse = pointer<float>(args.lse),
+        .cu = pointer<int32_t>(args.cu_seqlens),
+        .tokens = tokens,
+        .heads = static_cast<int>(heads),
+        .kv_heads = static_cast<int>(kv_heads),
+        .sequences = static_cast<int>(sequences),
+        .slots = 0,
+        .run = heads_in_run(tokens, heads, kv_heads, dim * static_cast<int64_t>(sizeof(T))),
+        .causal = args.desc.mask == Mask::kCausal,
+        .params = {.c = exponent_scale(args.desc, dim),
+                   .head_dim = static_cast<int>(dim),
+                   .vectorized = vectorized_heads<T>(dim, pointer<T>(args.q), pointer<T>(args.k),
+                                                     pointer<T>(args.v), pointer<T>(args.o)),
+                   .dropout = ProbabilityDropout(args.desc.dropout)}};
+    const auto start = [&](auto* kernel, int rows, int threads, size_t shared) {
+      const int64_t slots = tile_slots(tokens, sequences, rows);
+      problem.slots = static_cast<int>(slots);
+      launch("attention_forward", kernel,
+             {blocks_for(slots * heads, 1), static_cast<unsigned>(threads), shared},
+             args.q.device(), problem);
+    };
+    dispatch_head_dim(dim, [&]<int kDim>() {
+      using Shape = ForwardShape<kDim>;
+      if constexpr (kFloat)
+        start(attention_forward_float_kernel<kDim>, kFloatRows, kFloatThreads,
+              FloatShape<kDim>::kSharedBytes);
+      else
+        start(args.desc.dropout.p > 0 ? attention_forward_kernel<kDim, true>
+                                      : attention_forward_kernel<kDim, false>,
+              Shape::kRows, Shape::kThreads, Shape::kSharedBytes);
+    });
+  });
+}
+
+}  // namespace cohort::kernels::cuda

@@ -1,0 +1,238 @@
+// The paged key/value cache on CUDA: writing it, and attention over it.
+//
+// A block takes tokens of one sequence that stand together in the batch, with up to 64 of the query
+// heads that share a key head: up to 64 rows. Which tokens these are only the device knows: a token
+// leads a block if its number is a multiple of what a block holds, or its sequence is not that of
+// the token before; the other tokens' blocks end at once. Up to 16 rows (decode) are worked on by
+// all warps together, more (prefill) by 16 rows per warp. No value is read by the host, so that a
+// call can be captured in a graph.
+#include "kernels/attention/cuda/attend.cuh"
+#include "kernels/attention/cuda/attend_float.cuh"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+// Where a token's keys and values lie.
+struct PageTable {
+  const int32_t* table;
+  int sequences, max_blocks, block_tokens, blocks;
+
+  // The slot of token `position` of the sequence whose row of the table starts at `row`; negative
+  // if the table has no block for it.
+  __device__ __forceinline__ int64_t slot(const int32_t* row, int position) const {
+    if (position < 0) return -1;
+    const int index = position / block_tokens;
+    if (index >= max_blocks) return -1;
+    const int block = row[index];
+    if (block < 0 || block >= blocks) return -1;
+    return static_cast<int64_t>(block) * block_tokens + (position - index * block_tokens);
+  }
+  __device__ bool has(int sequence) const { return sequence >= 0 && sequence < sequences; }
+  __device__ const int32_t* row(int sequence) const {
+    return table + static_cast<int64_t>(sequence) * max_blocks;
+  }
+};
+
+PageTable page_table(const PagedKV& cache) {
+  return {.table = pointer<int32_t>(cache.block_table),
+          .sequences = static_cast<int>(cache.block_table.dim(0)),
+          .max_blocks = static_cast<int>(cache.block_table.dim(1)),
+          .block_tokens = static_cast<int>(cache.k.dim(1)),
+          .blocks = static_cast<int>(cache.k.dim(0))};
+}
+
+// A block copies one token's keys and values, `words` of each.
+template <class Word>
+__global__ void __launch_bounds__(128)
+    paged_kv_write_kernel(Word* k_cache, Word* v_cache, const Word* k, const Word* v,
+                          const int32_t* sequences, const int32_t* positions, const PageTable table,
+                          int64_t words) {
+  const int64_t token = blockIdx.x;
+  const int sequence = sequences[token];
+  if (!table.has(sequence)) return;
+  const int64_t slot = table.slot(table.row(sequence), positions[token]);
+  if (slot < 0) return;
+  for (int64_t i = threadIdx.x; i < words; i += blockDim.x) {
+    const Word key = k[token * words + i], value = v[token * words + i];
+    k_cache[slot * words + i] = key;
+    v_cache[slot * words + i] = value;
+  }
+}
+
+// Rows (token, head): the heads of a token side by side.
+template <class T>
+struct PagedRows {
+  const T *q, *k, *v;  // q: of the first row's token and head; k, v: of the key head, in slot 0
+  T* o;
+  const int32_t* positions;  // of the first row's token on
+  const int32_t* blocks;     // the sequence's row of the table
+  PageTable table;
+  int64_t stride, kv_stride;  // elements from token to token and from slot to slot
+  int heads, head_dim, count, keys;
+
+  __device__ int64_t offset(int r) const {
+    return r / heads * stride + static_cast<int64_t>(r % heads) * head_dim;
+  }
+  __device__ const T* query(int r) const { return r < count ? q + offset(r) : nullptr; }
+  __device__ T* output(int r) const { return o + offset(r); }
+  __device__ int visible(int r) const { return r >= count ? 1 : keys_of(positions[r / heads]); }
+  // How many keys a token at `position` sees; positions outside the table count as its ends.
+  __device__ int keys_of(int position) const {
+    const int64_t capacity = static_cast<int64_t>(table.max_blocks) * table.block_tokens;
+    return static_cast<int>(max(int64_t{1}, min(static_cast<int64_t>(position) + 1, capacity)));
+  }
+  __device__ int64_t key_offset(int j) const {
+    if (j >= keys) return -1;
+    const int64_t slot = table.slot(blocks, j);
+    return slot < 0 ? -1 : slot * kv_stride;
+  }
+  // Dropout, which there is none of here, would ask for these.
+  __device__ int head() const { return 0; }
+  __device__ int64_t token(int) const { return 0; }
+  __device__ void store_lse(int, float) const {}
+};
+
+constexpr int kPagedRows = 64;
+
+template <class T>
+struct PagedProblem {
+  const T *q, *k, *v;
+  T* o;
+  const int32_t *sequences, *positions;
+  PageTable table;
+  int64_t tokens;
+  int heads, kv_heads;
+  int parts;  // blocks that the heads of a group need
+  AttendParams params;
+
+  // The block's rows. False if its token leads no block. A token of no sequence gets zeros.
+  __device__ __forceinline__ bool find(PagedRows<T>& rows) const {
+    const int kv_head = static_cast<int>(blockIdx.y) / parts, group = heads / kv_heads;
+    const int in_group = static_cast<int>(blockIdx.y) % parts * kPagedRows;
+    const int width = min(kPagedRows, group - in_group), per_block = kPagedRows / width;
+    const int64_t first = blockIdx.x;
+    const int in_block = static_cast<int>(first % per_block), sequence = sequences[first];
+    if (in_block != 0 && sequences[first - 1] == sequence) return false;
+    const int64_t dim = params.head_dim;
+    const int64_t start = (first * heads + kv_head * group + in_group) * dim;
+    rows = {.q = q + start,
+            .k = k + kv_head * dim,
+            .v = v + kv_head * dim,
+            .o = o + start,
+            .positions = positions + first,
+            .blocks = table.has(sequence) ? table.row(sequence) : nullptr,
+            .table = table,
+            .stride = heads * dim,
+            .kv_stride = kv_heads * dim,
+            .heads = width,
+            .head_dim = params.head_dim,
+            .count = 0,
+            .keys = 0};
+    // The first token after these that is of another sequence ends the block.
+    const int limit =
+        static_cast<int>(min(static_cast<int64_t>(per_block - in_block), tokens - first));
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    int count = limit;
+    for (int i = lane; i - lane < limit && count == limit; i += 32) {
+      const uint32_t others =
+          __ballot_sync(0xffffffffu, i < limit && sequences[first + i] != sequence);
+      if (others != 0) count = i - lane + __ffs(static_cast<int>(others)) - 1;
+    }
+    for (int i = lane; i - lane < count; i += 32) {
+      const int keys = i < count ? rows.keys_of(rows.positions[i]) : 0;
+      rows.keys = max(rows.keys, __reduce_max_sync(0xffffffffu, keys));
+    }
+    rows.count = count * width;
+    if (rows.blocks != nullptr) return true;
+    for (int r = 0; r < rows.count; ++r)
+      for (int d = static_cast<int>(threadIdx.x); d < params.head_dim;
+           d += static_cast<int>(blockDim.x))
+        rows.output(r)[d] = from_float<T>(0.0f);
+    return false;
+  }
+};
+
+template <int kDim, bool kSplit>
+using PagedShape = AttendShape<kDim, 4, 1, kSplit>;
+
+template <int kDim>
+__global__ void __launch_bounds__(PagedShape<kDim, true>::kThreads, kDim <= 128 ? 2 : 1)
+    attention_paged_kernel(const __grid_constant__ PagedProblem<__nv_bfloat16> problem) {
+  extern __shared__ __align__(128) char shared[];
+  PagedRows<__nv_bfloat16> rows;
+  if (!problem.find(rows)) return;
+  if (rows.count <= PagedShape<kDim, true>::kRows)
+    attend<PagedShape<kDim, true>, false>(rows, problem.params, shared);
+  else
+    attend<PagedShape<kDim, false>, false>(rows, problem.params, shared);
+}
+
+template <int kDim>
+__global__ void __launch_bounds__(kFloatThreads)
+    attention_paged_float_kernel(const __grid_constant__ PagedProblem<float> problem) {
+  extern __shared__ __align__(128) char shared[];
+  PagedRows<float> rows;
+  if (!problem.find(rows)) return;
+  attend_float<kDim>(rows, problem.params, reinterpret_cast<float*>(shared));
+}
+
+static_assert(kPagedRows == PagedShape<64, false>::kRows && kPagedRows == kFloatRows);
+
+}  // namespace
+
+void paged_kv_write(const PagedKvWrite& args) {
+  const int64_t tokens = args.sequences.numel(),
+                bytes = args.cache.k.dim(2) * args.cache.k.dim(3) *
+                        static_cast<int64_t>(dtype_size(args.k.dtype()));
+  const auto start = [&]<class Word>() {
+    launch("paged_kv_write", paged_kv_write_kernel<Word>, {blocks_for(tokens, 1), 128},
+           args.k.device(), pointer<Word>(args.cache.k), pointer<Word>(args.cache.v),
+           pointer<Word>(args.k), pointer<Word>(args.v), pointer<int32_t>(args.sequences),
+           pointer<int32_t>(args.positions), page_table(args.cache),
+           bytes / static_cast<int64_t>(sizeof(Word)));
+  };
+  if (bytes % 16 == 0 &&
+      aligned(args.cache.k.raw(), args.cache.v.raw(), args.k.raw(), args.v.raw()))
+    start.template operator()<Pack<uint32_t, 4>>();
+  else
+    start.template operator()<uint16_t>();
+}
+
+void attention_paged(const AttentionPaged& args) {
+  const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2),
+                kv_heads = args.cache.k.dim(2);
+  dispatch_device(args.q.dtype(), "attention_paged", [&]<class T>() {
+    PagedProblem<T> problem{
+        .q = pointer<T>(args.q),
+        .k = pointer<T>(args.cache.k),
+        .v = pointer<T>(args.cache.v),
+        .o = pointer<T>(args.o),
+        .sequences = pointer<int32_t>(args.sequences),
+        .positions = pointer<int32_t>(args.positions),
+        .table = page_table(args.cache),
+        .tokens = tokens,
+        .heads = static_cast<int>(heads),
+        .kv_heads = static_cast<int>(kv_heads),
+        .parts = static_cast<int>((heads / kv_heads + kPagedRows - 1) / kPagedRows),
+        .params = {
+            .c = exponent_scale(args.desc, dim),
+            .head_dim = static_cast<int>(dim),
+            .vectorized = vectorized_heads<T>(dim, pointer<T>(args.q), pointer<T>(args.cache.k),
+                                              pointer<T>(args.cache.v), pointer<T>(args.o)),
+            .dropout = {}}};
+    const dim3 grid(blocks_for(tokens, 1), static_cast<unsigned>(kv_heads * problem.parts));
+    dispatch_head_dim(dim, [&]<int kDim>() {
+      if constexpr (std::is_same_v<T, float>)
+        launch("attention_paged", attention_paged_float_kernel<kDim>,
+               {grid, kFloatThreads, FloatShape<kDim>::kSharedBytes}, args.q.device(), problem);
+      else
+        launch(
+            "attention_paged", attention_paged_kernel<kDim>,
+            {grid, PagedShape<kDim, true>::kThreads,
+             std::max(PagedShape<kDim, true>::kSharedBytes, PagedShape<kDim, false>::kSharedBytes)},
+            args.q.device(), problem);
+    });
+  });
+}
+
+}  // namespace cohort::kernels::cuda

@@ -1,0 +1,254 @@
+// The CPU matrix product: single-threaded Eigen products over fixed tiles, the only file that knows
+// Eigen.
+//
+// Row-major C = op(A) op(B) is the column-major C^T = op(B)^T op(A)^T, so tokens (rows of C) are
+// Eigen's columns. Eigen computes columns in panels of four with one order of accumulation each,
+// while its order differs along rows by how many are left. So with the token count padded to 16 and
+// the cut along N at fixed places, the bits of a token's row depend on K and N alone.
+#define EIGEN_DONT_PARALLELIZE
+// Keeps Eigen from switching to another algorithm for small sizes, which would depend on M.
+#define EIGEN_GEMM_TO_COEFFBASED_THRESHOLD 1
+// Packed panels up to this size live on the stack: from the heap they would be mapped anew each
+// time.
+#define EIGEN_STACK_ALLOCATION_LIMIT (1 << 20)
+// GCC 12 warns about its own AVX-512 intrinsics when they are inlined from Eigen.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <Eigen/Core>
+#include <algorithm>
+#include <vector>
+
+#include "core/parallel.h"
+#include "kernels/cpu/reduce.h"
+#include "kernels/matmul.h"
+
+namespace cohort::kernels::cpu {
+namespace {
+
+constexpr int64_t kRowPad = 16;
+// A multiple of the rows that one register tile of Eigen covers (48, 24 or 12), so that a cut here
+// leaves every element on the code path it has in an uncut product.
+constexpr int64_t kColumnUnit = 96;
+// Tokens per step of the long sum in a weight gradient: both packed panels stay in the cache.
+constexpr int64_t kLongSumStep = 128;
+
+// Multiply-adds below which handing work to threads costs more than it saves.
+constexpr int64_t kSerialWork = 1 << 20;
+
+int64_t round_up(int64_t n, int64_t unit) {
+  return (n + unit - 1) / unit * unit;
+}
+
+template <class T, int Order>
+using View = Eigen::Map<const Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Order>, 0,
+                        Eigen::OuterStride<>>;
+
+// The transpose of op(p)[rows, cols]: a [cols, rows] matrix in Eigen's terms.
+template <class T, class F>
+void with_transposed(const T* p, int64_t ld, Transpose transpose, int64_t rows, int64_t cols,
+                     F&& fn) {
+  if (transpose == Transpose::kNo)
+    fn(View<T, Eigen::ColMajor>(p, cols, rows, Eigen::OuterStride<>(ld)));
+  else
+    fn(View<T, Eigen::RowMajor>(p, cols, rows, Eigen::OuterStride<>(ld)));
+}
+
+// c[m, n] += op(a) op(b) in row-major memory, leading dimensions in elements. Runs in the calling
+// thread.
+template <class T>
+struct GemmTile {
+  int64_t m, n, k;
+  const T* a;
+  int64_t lda;
+  Transpose trans_a;
+  const T* b;
+  int64_t ldb;
+  Transpose trans_b;
+  T* c;
+  int64_t ldc;
+};
+template <class T>
+void add_tile(const GemmTile<T>& t) {
+  using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::ColMajor>;
+  Eigen::Map<Matrix, 0, Eigen::OuterStride<>> c(t.c, t.n, t.m, Eigen::OuterStride<>(t.ldc));
+  with_transposed(t.b, t.ldb, t.trans_b, t.k, t.n, [&](const auto& b) {
+    with_transposed(t.a, t.lda, t.trans_a, t.m, t.k, [&](const auto& a) { c.noalias() += b * a; });
+  });
+}
+
+template <class T>
+struct Operands {
+  const T *a, *b, *bias;  // bias: [n] or null, where c's rows start from
+  T* c;
+  int64_t m, k, n;
+  Transpose trans_a, trans_b;
+  Grad out;
+  int64_t work() const { return m * k * n; }
+  int64_t ldb() const { return trans_b == Transpose::kNo ? n : k; }
+  const T* b_columns(int64_t column) const {
+    return b + (trans_b == Transpose::kNo ? column : column * k);
+  }
+};
+
+// Puts what the product is added to into rows of c.
+template <class T>
+void start_rows(const Operands<T>& op, T* c, int64_t ldc, int64_t rows, int64_t column,
+                int64_t cols) {
+  if (op.out == Grad::kAccumulate) return;
+  for (int64_t r = 0; r < rows; ++r) {
+    if (op.bias != nullptr)
+      std::copy_n(op.bias + column, cols, c + r * ldc);
+    else
+      std::fill_n(c + r * ldc, cols, T(0));
+  }
+}
+
+// Rows [row, row + rows) and columns [column, column + cols) of c, a not transposed.
+template <class T>
+void row_tile(const Operands<T>& op, int64_t row, int64_t rows, int64_t column, int64_t cols) {
+  T* c = op.c + row * op.n + column;
+  const T* a = op.a + row * op.k;
+  start_rows(op, c, op.n, rows, column, cols);
+  GemmTile<T> tile{.m = rows,
+                   .n = cols,
+                   .k = op.k,
+                   .a = a,
+                   .lda = op.k,
+                   .trans_a = Transpose::kNo,
+                   .b = op.b_columns(column),
+                   .ldb = op.ldb(),
+                   .trans_b = op.trans_b,
+                   .c = c,
+                   .ldc = op.n};
+  if (rows % kRowPad == 0) return add_tile(tile);
+
+  tile.m = round_up(rows, kRowPad);
+  std::vector<T> padded_a(static_cast<size_t>(tile.m * op.k));
+  std::copy_n(a, rows * op.k, padded_a.data());
+  std::vector<T> padded_c(static_cast<size_t>(tile.m * cols));
+  for (int64_t r = 0; r < rows; ++r) std::copy_n(c + r * op.n, cols, padded_c.data() + r * cols);
+  tile.a = padded_a.data();
+  tile.c = padded_c.data();
+  tile.ldc = cols;
+  add_tile(tile);
+  for (int64_t r = 0; r < rows; ++r) std::copy_n(padded_c.data() + r * cols, cols, c + r * op.n);
+}
+
+// One output column: Eigen would take a matrix-vector path, whose order depends on M.
+template <class T>
+void single_column(const Operands<T>& op) {
+  parallel_for(op.m, row_grain(op.k), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const T* a = op.a + r * op.k;
+      const T start = op.out == Grad::kAccumulate ? op.c[r]
+                      : op.bias != nullptr        ? op.bias[0]
+                                                  : T(0);
+      op.c[r] = start + lane_sum<T>(op.k, [&](int64_t i) { return a[i] * op.b[i]; });
+    }
+  });
+}
+
+// a not transposed: rows are independent. Many rows are cut into blocks of rows; for few rows the
+// work is in the weights, and the columns are cut as well.
+template <class T>
+void row_product(const Operands<T>& op) {
+  if (op.n == 1) return single_column(op);
+  // Rows are independent, so the cut may follow the number of threads: two blocks for each, because
+  // every block packs the weights.
+  const int64_t row_block =
+      std::clamp<int64_t>(round_up(op.m / (2 * num_threads()), kRowPad), 64, 384);
+  const int64_t column_block = op.m <= 64    ? kColumnUnit
+                               : op.m <= 256 ? 2 * kColumnUnit
+                                             : round_up(op.n, kColumnUnit);
+  // A last block of one column would be a matrix-vector product again: it joins its neighbour.
+  const int64_t column_blocks = std::max<int64_t>(1, (op.n + column_block - 2) / column_block);
+  const int64_t row_blocks = (op.m + row_block - 1) / row_block;
+  const int64_t tiles = row_blocks * column_blocks;
+  parallel_for(tiles, op.work() < kSerialWork ? tiles : 1, [&](int64_t begin, int64_t end) {
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const int64_t row = tile / column_blocks * row_block;
+      const int64_t column = tile % column_blocks * column_block;
+      const bool last = tile % column_blocks == column_blocks - 1;
+      row_tile(op, row, std::min(row_block, op.m - row), column,
+               last ? op.n - column : column_block);
+    }
+  });
+}
+
+// a transposed: a sum over tokens. Threads share the rows of c, each sums in steps of ascending
+// tokens; the cut is a function of the shape.
+template <class T>
+void long_sum_product(const Operands<T>& op) {
+  const int64_t block = op.m < 128 ? 32 : std::clamp<int64_t>(round_up(op.m / 4, kRowPad), 64, 256);
+  parallel_for(op.m, op.work() < kSerialWork ? op.m : block, [&](int64_t row, int64_t end) {
+    T* c = op.c + row * op.n;
+    start_rows(op, c, op.n, end - row, 0, op.n);
+    for (int64_t k = 0; k < op.k; k += kLongSumStep)
+      add_tile(GemmTile<T>{.m = end - row,
+                           .n = op.n,
+                           .k = std::min(kLongSumStep, op.k - k),
+                           .a = op.a + k * op.m + row,
+                           .lda = op.m,
+                           .trans_a = Transpose::kYes,
+                           .b = op.b + (op.trans_b == Transpose::kNo ? k * op.n : k),
+                           .ldb = op.ldb(),
+                           .trans_b = op.trans_b,
+                           .c = c,
+                           .ldc = op.n});
+  });
+}
+
+template <class T>
+void product(const Operands<T>& op) {
+  if (op.m == 0 || op.n == 0) return;
+  if (op.trans_a == Transpose::kNo)
+    row_product(op);
+  else
+    long_sum_product(op);
+}
+
+}  // namespace
+
+void matmul(const Matmul& args) {
+  const MatmulDesc& desc = args.desc;
+  dispatch_float(args.a.dtype(), "matmul", [&]<class T>() {
+    product<T>({.a = args.a.data<T>(),
+                .b = args.b.data<T>(),
+                .bias = nullptr,
+                .c = args.c.data<T>(),
+                .m = args.c.rows(),
+                .k = desc.a == Transpose::kYes ? args.a.rows() : args.a.cols(),
+                .n = args.c.cols(),
+                .trans_a = desc.a,
+                .trans_b = desc.b,
+                .out = desc.out});
+  });
+}
+
+void linear_forward(const LinearForward& args) {
+  dispatch_float(args.x.dtype(), "linear", [&]<class T>() {
+    product<T>({.a = args.x.data<T>(),
+                .b = args.w.data<T>(),
+                .bias = args.bias.defined() ? args.bias.data<T>() : nullptr,
+                .c = args.y.data<T>(),
+                .m = args.x.rows(),
+                .k = args.x.cols(),
+                .n = args.y.cols(),
+                .trans_a = Transpose::kNo,
+                .trans_b = Transpose::kYes,
+                .out = Grad::kOverwrite});
+  });
+}
+
+void bias_backward(const BiasBackward& args) {
+  const int64_t rows = args.dy.rows(), cols = args.dy.cols();
+  dispatch_float(args.dy.dtype(), "bias_backward", [&]<class T>() {
+    const T* source = args.dy.data<T>();
+    column_sum(args.dbias.tensor.data<T>(), rows, cols, args.dbias.mode,
+               [&](int64_t begin, int64_t end, T* partial) {
+                 for (int64_t r = begin; r < end; ++r)
+                   for (int64_t c = 0; c < cols; ++c) partial[c] += source[r * cols + c];
+               });
+  });
+}
+
+}  // namespace cohort::kernels::cpu

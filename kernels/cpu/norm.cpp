@@ -1,0 +1,169 @@
+// Row normalisations and softmax on the CPU. One row at a time in the lane order of reduce.h;
+// weight gradients are summed over fixed blocks of rows. An RMS norm is a layer norm whose mean is
+// 0, and has the same loops.
+#include "kernels/norm.h"
+
+#include <cmath>
+
+#include "kernels/cpu/reduce.h"
+#include "kernels/elementwise.h"
+#include "kernels/matmul.h"
+#include "kernels/vector_math.h"
+
+namespace cohort::kernels::cpu {
+namespace {
+
+template <class F>
+void for_rows(int64_t rows, int64_t cols, F&& fn) {
+  parallel_for(rows, row_grain(cols), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) fn(r);
+  });
+}
+
+// out[c] (+)= value(c).
+template <class T, class F>
+void write_row(T* out, int64_t cols, Grad mode, F&& value) {
+  if (mode == Grad::kOverwrite) {
+    COHORT_VECTORIZE
+    for (int64_t c = 0; c < cols; ++c) out[c] = value(c);
+  } else {
+    COHORT_VECTORIZE
+    for (int64_t c = 0; c < cols; ++c) out[c] += value(c);
+  }
+}
+
+// The mean of a row, which an RMS norm takes to be 0.
+template <bool kLayer, class T>
+T mean_of(const T* x, int64_t cols) {
+  if constexpr (!kLayer) return T(0);
+  return lane_sum<T>(cols, [&](int64_t c) { return x[c]; }) / static_cast<T>(cols);
+}
+
+// `mean` and `bias` may be null.
+template <bool kLayer, class Args>
+void forward(const Args& args, Tensor* mean, const Tensor* bias) {
+  dispatch_float(args.x.dtype(), "norm", [&]<class T>() {
+    const int64_t rows = args.x.rows(), cols = args.x.cols();
+    const T *px = args.x.template data<T>(), *weight = args.w.template data<T>();
+    const T* shift = bias != nullptr && bias->defined() ? bias->data<T>() : nullptr;
+    T *py = args.y.template data<T>(), *prstd = args.rstd.template data<T>();
+    T* pmean = mean != nullptr ? mean->data<T>() : nullptr;
+    for_rows(rows, cols, [&](int64_t r) {
+      const T* in = px + r * cols;
+      T* out = py + r * cols;
+      const T m = mean_of<kLayer>(in, cols);
+      const T squares = lane_sum<T>(cols, [&](int64_t c) { return (in[c] - m) * (in[c] - m); });
+      const T s = T(1) / std::sqrt(squares / static_cast<T>(cols) + static_cast<T>(args.eps));
+      if (pmean != nullptr) pmean[r] = m;
+      prstd[r] = s;
+      if (shift != nullptr)
+        write_row(out, cols, Grad::kOverwrite,
+                  [=](int64_t c) { return (in[c] - m) * s * weight[c] + shift[c]; });
+      else
+        write_row(out, cols, Grad::kOverwrite,
+                  [=](int64_t c) { return (in[c] - m) * s * weight[c]; });
+    });
+  });
+}
+
+// dx and dw; `mean` may be null.
+template <bool kLayer, class Args>
+void backward(const Args& args, const Tensor* mean) {
+  dispatch_float(args.x.dtype(), "norm_backward", [&]<class T>() {
+    const int64_t rows = args.x.rows(), cols = args.x.cols();
+    const T *px = args.x.template data<T>(), *pdy = args.dy.template data<T>(),
+            *weight = args.w.template data<T>(), *prstd = args.rstd.template data<T>();
+    const T* pmean = mean != nullptr ? mean->data<T>() : nullptr;
+    const auto mean_of_row = [=](int64_t r) { return kLayer ? pmean[r] : T(0); };
+    if (args.dx.wanted()) {
+      T* pdx = args.dx.tensor.template data<T>();
+      for_rows(rows, cols, [&](int64_t r) {
+        const T *in = px + r * cols, *grad = pdy + r * cols;
+        const T m = mean_of_row(r), s = prstd[r], n = static_cast<T>(cols);
+        T mean_g = 0;  // of dy w
+        if constexpr (kLayer)
+          mean_g = lane_sum<T>(cols, [&](int64_t c) { return grad[c] * weight[c]; }) / n;
+        const T dot =
+            lane_sum<T>(cols, [&](int64_t c) { return grad[c] * weight[c] * (in[c] - m); });
+        const T along = dot * s * s / n;
+        write_row(pdx + r * cols, cols, args.dx.mode, [=](int64_t c) {
+          return s * (grad[c] * weight[c] - mean_g - (in[c] - m) * along);
+        });
+      });
+    }
+    if (args.dw.wanted())
+      column_sum(args.dw.tensor.template data<T>(), rows, cols, args.dw.mode,
+                 [&](int64_t begin, int64_t end, T* partial) {
+                   for (int64_t r = begin; r < end; ++r) {
+                     const T *in = px + r * cols, *grad = pdy + r * cols;
+                     const T m = mean_of_row(r), s = prstd[r];
+                     COHORT_VECTORIZE
+                     for (int64_t c = 0; c < cols; ++c) partial[c] += grad[c] * ((in[c] - m) * s);
+                   }
+                 });
+  });
+}
+
+}  // namespace
+
+void rms_norm_forward(const RmsNormForward& args) {
+  forward<false>(args, nullptr, nullptr);
+}
+void rms_norm_backward(const RmsNormBackward& args) {
+  backward<false>(args, nullptr);
+}
+
+void layer_norm_forward(const LayerNormForward& args) {
+  forward<true>(args, &args.mean, &args.b);
+}
+void layer_norm_backward(const LayerNormBackward& args) {
+  backward<true>(args, &args.mean);
+  if (args.db.wanted()) bias_backward({.dbias = args.db, .dy = args.dy});
+}
+
+void add_rms_norm_forward(const AddRmsNormForward& args) {
+  add_forward({.y = args.sum, .a = args.a, .b = args.b});
+  rms_norm_forward({.y = args.y, .rstd = args.rstd, .x = args.sum, .w = args.w, .eps = args.eps});
+}
+void add_layer_norm_forward(const AddLayerNormForward& args) {
+  add_forward({.y = args.sum, .a = args.a, .b = args.b});
+  layer_norm_forward({.y = args.y,
+                      .mean = args.mean,
+                      .rstd = args.rstd,
+                      .x = args.sum,
+                      .w = args.w,
+                      .b = args.bias,
+                      .eps = args.eps});
+}
+
+void softmax_forward(const SoftmaxForward& args) {
+  dispatch_float(args.x.dtype(), "softmax", [&]<class T>() {
+    const int64_t cols = args.x.cols();
+    const T* px = args.x.data<T>();
+    T* py = args.y.data<T>();
+    for_rows(args.x.rows(), cols, [&](int64_t r) {
+      const T* in = px + r * cols;
+      T* out = py + r * cols;
+      const T largest = lane_max(in, cols);
+      write_row(out, cols, Grad::kOverwrite, [=](int64_t c) { return vexp(in[c] - largest); });
+      const T sum = lane_sum<T>(cols, [&](int64_t c) { return out[c]; });
+      write_row(out, cols, Grad::kOverwrite, [=](int64_t c) { return out[c] / sum; });
+    });
+  });
+}
+
+void softmax_backward(const SoftmaxBackward& args) {
+  dispatch_float(args.y.dtype(), "softmax_backward", [&]<class T>() {
+    const int64_t cols = args.y.cols();
+    const T *py = args.y.data<T>(), *pdy = args.dy.data<T>();
+    T* pdx = args.dx.tensor.data<T>();
+    for_rows(args.y.rows(), cols, [&](int64_t r) {
+      const T *prob = py + r * cols, *grad = pdy + r * cols;
+      const T dot = lane_sum<T>(cols, [&](int64_t c) { return grad[c] * prob[c]; });
+      write_row(pdx + r * cols, cols, args.dx.mode,
+                [=](int64_t c) { return prob[c] * (grad[c] - dot); });
+    });
+  });
+}
+
+}  // namespace cohort::kernels::cpu

@@ -1,0 +1,31 @@
+// The gradient of a bias on CUDA.
+#include "kernels/cuda/column_sum.cuh"
+#include "kernels/matmul.h"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+template <class T>
+struct BiasTerm {
+  const T* dy;
+  template <class Load, int N>
+  __device__ __forceinline__ void add(int64_t, const Load& load, float (&sum)[1][N]) const {
+    const auto grad = load(dy);
+#pragma unroll
+    for (int n = 0; n < N; ++n) sum[0][n] += element(grad, n);
+  }
+};
+
+}  // namespace
+
+void bias_backward(const BiasBackward& args) {
+  dispatch_device(args.dy.dtype(), "bias_backward", [&]<class T>() {
+    const T* in = pointer<T>(args.dy);
+    const int64_t cols = args.dy.cols();
+    const bool vectorized = aligned(in) && cols % kPackSize<T> == 0;
+    column_sum<T, BiasTerm<T>, 1>("bias_backward", BiasTerm<T>{in}, args.dy.rows(), cols,
+                                  vectorized, {args.dbias});
+  });
+}
+
+}  // namespace cohort::kernels::cuda

@@ -1,0 +1,176 @@
+// Sums over the rows of a [rows, cols] quantity: the shape of every bias and norm weight gradient.
+// A block sums a fixed block of rows for up to 32 packs of columns; a second kernel adds the
+// blocks' sums. The order follows from the shape and the element size alone.
+#pragma once
+
+#include <algorithm>
+#include <array>
+
+#include "kernels/common.h"
+#include "kernels/cuda/raw.cuh"
+
+namespace cohort::kernels::cuda {
+
+inline constexpr int kColumnThreads = 256;
+inline constexpr int kColumnRows = 16;  // rows per thread
+
+struct ColumnLayout {
+  int64_t rows = 0;
+  int cols = 0;
+  int across_log2 = 0;      // threads side by side; the others of the block take other rows
+  bool vectorized = false;  // 16-byte accesses
+
+  __host__ __device__ int across() const { return 1 << across_log2; }
+  __host__ __device__ int down() const { return kColumnThreads >> across_log2; }
+  __host__ __device__ int64_t rows_per_block() const { return int64_t{down()} * kColumnRows; }
+};
+
+// Where the sums go: row blockIdx.x of `out`, [blocks, cols], or added to it. Null: nowhere.
+template <int kOutputs>
+struct ColumnOutputs {
+  float* out[kOutputs];
+  bool accumulate[kOutputs];
+};
+
+// Reads the N elements of a tensor that a thread adds for one row.
+template <class T, bool kVectorized>
+struct ColumnLoad {
+  int64_t offset;
+  int live;
+  __device__ __forceinline__ Raw<T, kPackSize<T>> operator()(const T* p) const {
+    if constexpr (kVectorized)
+      return load_raw<kPackSize<T>>(p + offset);
+    else
+      return load_some<kPackSize<T>>(p + offset, live);
+  }
+};
+
+// This thread's rows, ascending. term.add(row, load, sum) adds one row to sum[output][n].
+template <class T, bool kVectorized, class Term, int kOutputs, int N>
+__device__ __forceinline__ void add_rows(const Term& term, const ColumnLayout& layout,
+                                         float (&sum)[kOutputs][N]) {
+  const int x = threadIdx.x & (layout.across() - 1), y = threadIdx.x >> layout.across_log2;
+  const int c = (blockIdx.y * layout.across() + x) * N, down = layout.down();
+  const int64_t first = blockIdx.x * layout.rows_per_block() + y;
+  const int64_t left = (layout.rows - first + down - 1) / down;
+  const int count =
+      c < layout.cols && left > 0 ? static_cast<int>(min(left, int64_t{kColumnRows})) : 0;
+#pragma unroll 4
+  for (int k = 0; k < count; ++k) {
+    const int64_t row = first + k * down;
+    term.add(row, ColumnLoad<T, kVectorized>{row * layout.cols + c, layout.cols - c}, sum);
+  }
+}
+
+template <class T, class Term, int kOutputs>
+__global__ void __launch_bounds__(kColumnThreads)
+    column_sum_kernel(const Term term, const ColumnLayout layout,
+                      const ColumnOutputs<kOutputs> outputs) {
+  constexpr int N = kPackSize<T>;
+  __shared__ float shared[kOutputs][kColumnThreads * N];
+  float sum[kOutputs][N] = {};
+  if (layout.vectorized)
+    add_rows<T, true>(term, layout, sum);
+  else
+    add_rows<T, false>(term, layout, sum);
+#pragma unroll
+  for (int o = 0; o < kOutputs; ++o)
+#pragma unroll
+    for (int n = 0; n < N; ++n) shared[o][threadIdx.x * N + n] = sum[o][n];
+  __syncthreads();
+
+  const int width = layout.across() * N;  // at most as many columns as threads
+  const int c = blockIdx.y * width + threadIdx.x;
+  if (threadIdx.x >= width || c >= layout.cols) return;
+#pragma unroll
+  for (int o = 0; o < kOutputs; ++o) {
+    if (outputs.out[o] == nullptr) continue;
+    float total = 0;
+    for (int y = 0; y < layout.down(); ++y) total += shared[o][y * width + threadIdx.x];
+    float* out = outputs.out[o] + int64_t{blockIdx.x} * layout.cols + c;
+    *out = outputs.accumulate[o] ? *out + total : total;
+  }
+}
+
+// The blocks' sums of each output, [blocks, cols], and where their sums go. Null: nowhere.
+template <size_t kOutputs>
+struct ColumnPartials {
+  const float* partial[kOutputs];
+  float* out[kOutputs];
+  bool accumulate[kOutputs];
+};
+
+// 32 rows of threads have every 32nd block's sums each, and theirs are added in order. Grid:
+// columns, outputs.
+inline constexpr int kPartialsWidth = 32;  // columns of a block, and threads for each
+template <size_t kOutputs>
+__global__ void __launch_bounds__(kPartialsWidth* kPartialsWidth)
+    reduce_partials_kernel(const __grid_constant__ ColumnPartials<kOutputs> partials, int blocks,
+                           int cols) {
+  __shared__ float scratch[kPartialsWidth][kPartialsWidth];
+  const float* partial = partials.partial[blockIdx.y];
+  if (partial == nullptr) return;
+  const int x = threadIdx.x, y = threadIdx.y, c = blockIdx.x * kPartialsWidth + x;
+  float sum = 0;
+  if (c < cols) {
+#pragma unroll 8
+    for (int b = y; b < blocks; b += kPartialsWidth) sum += partial[int64_t{b} * cols + c];
+  }
+  scratch[y][x] = sum;
+  __syncthreads();
+  if (y > 0 || c >= cols) return;
+  float total = 0;
+#pragma unroll
+  for (int k = 0; k < kPartialsWidth; ++k) total += scratch[k][x];
+  float* out = partials.out[blockIdx.y] + c;
+  *out = partials.accumulate[blockIdx.y] ? *out + total : total;
+}
+
+// out[o] (+)= column sums of partial[o], for those that are defined.
+template <size_t kOutputs>
+void reduce_partials(const std::array<Tensor, kOutputs>& partial,
+                     const std::array<GradOut, kOutputs>& out) {
+  ColumnPartials<kOutputs> partials{};
+  const Tensor* any = nullptr;
+  for (size_t o = 0; o < kOutputs; ++o) {
+    if (!partial[o].defined()) continue;
+    any = &partial[o];
+    partials.partial[o] = pointer<float>(partial[o]);
+    partials.out[o] = pointer<float>(out[o].tensor);
+    partials.accumulate[o] = out[o].mode == Grad::kAccumulate;
+  }
+  if (any == nullptr) return;
+  launch("reduce_partials", reduce_partials_kernel<kOutputs>,
+         {{blocks_for(any->cols(), kPartialsWidth), kOutputs}, {kPartialsWidth, kPartialsWidth}},
+         any->device(), partials, static_cast<int>(any->rows()), static_cast<int>(any->cols()));
+}
+
+// out[o][c] (+)= sum over rows of the term, for outputs that are defined: f32 [cols]. T is the type
+// that the term reads, `vectorized` whether its rows are aligned.
+template <class T, class Term, size_t kOutputs>
+void column_sum(const char* name, const Term& term, int64_t rows, int64_t cols, bool vectorized,
+                const std::array<GradOut, kOutputs>& out) {
+  COHORT_CHECK(cols < (1 << 30), "[column_sum] ", cols, " columns are too many");
+  const auto wanted = std::find_if(out.begin(), out.end(), [](auto& o) { return o.wanted(); });
+  if (wanted == out.end()) return;
+  const Device device = wanted->tensor.device();
+  constexpr int N = kPackSize<T>;
+  ColumnLayout layout{.rows = rows, .cols = static_cast<int>(cols), .vectorized = vectorized};
+  while (layout.across() < 32 && layout.across() * N < cols) ++layout.across_log2;
+  const unsigned blocks = blocks_for(rows, layout.rows_per_block());
+  std::array<Tensor, kOutputs> partial;
+  ColumnOutputs<static_cast<int>(kOutputs)> outputs{};
+  for (size_t o = 0; o < kOutputs; ++o) {
+    if (!out[o].wanted()) continue;
+    if (rows == 0 && out[o].mode == Grad::kOverwrite) out[o].tensor.zero_();
+    if (blocks > 1) partial[o] = Tensor::empty({blocks, cols}, DType::kF32, device);
+    outputs.out[o] = pointer<float>(blocks > 1 ? partial[o] : out[o].tensor);
+    outputs.accumulate[o] = blocks <= 1 && out[o].mode == Grad::kAccumulate;
+  }
+  launch(name, column_sum_kernel<T, Term, static_cast<int>(kOutputs)>,
+         {{blocks, blocks_for(cols, int64_t{layout.across()} * N)}, kColumnThreads}, device, term,
+         layout, outputs);
+  reduce_partials(partial, out);
+}
+
+}  // namespace cohort::kernels::cuda

@@ -1,0 +1,102 @@
+// What CUDA kernels share: element types, 16-byte accesses, reductions over a block in a fixed
+// order.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "core/launch.cuh"
+#include "core/tensor.h"
+
+namespace cohort::kernels::cuda {
+
+using ::cohort::cuda::blocks_for;
+using ::cohort::cuda::launch;
+using ::cohort::cuda::LaunchShape;
+
+// Calls fn.operator()<T>() with the device's element type: float or __nv_bfloat16. Throws Error
+// naming `op` for any other dtype.
+template <class F>
+decltype(auto) dispatch_device(DType dtype, const char* op, F&& fn) {
+  COHORT_CHECK(dtype == DType::kF32 || dtype == DType::kBF16, "[", op,
+               "] expected f32 or bf16 on a CUDA device, got ", dtype_name(dtype));
+  return dtype == DType::kF32 ? fn.template operator()<float>()
+                              : fn.template operator()<__nv_bfloat16>();
+}
+
+// The elements of a tensor as T; null for an undefined tensor. The caller has checked the dtype.
+template <class T>
+T* pointer(Tensor& t) {
+  return t.defined() ? static_cast<T*>(t.raw()) : nullptr;
+}
+template <class T>
+const T* pointer(const Tensor& t) {
+  return t.defined() ? static_cast<const T*>(t.raw()) : nullptr;
+}
+
+// Conversions between storage and arithmetic. To bf16: round to nearest even.
+__device__ __forceinline__ float to_float(float x) {
+  return x;
+}
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) {
+  return __bfloat162float(x);
+}
+template <class T>
+__device__ __forceinline__ T from_float(float x) {
+  if constexpr (sizeof(T) == 2)
+    return __float2bfloat16_rn(x);
+  else
+    return x;
+}
+
+// N elements moved by one access (N * sizeof(T) <= 16 and a power of two).
+template <class T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T v[N];
+};
+template <class T>
+inline constexpr int kPackSize = 16 / sizeof(T);
+
+template <int N, class T>
+__device__ __forceinline__ Pack<T, N> load_pack(const T* p) {
+  return *reinterpret_cast<const Pack<T, N>*>(p);
+}
+template <int N, class T>
+__device__ __forceinline__ void store_pack(T* p, const Pack<T, N>& value) {
+  *reinterpret_cast<Pack<T, N>*>(p) = value;
+}
+
+// True if every pointer is null or 16-byte aligned: the condition for 16-byte accesses from row 0.
+template <class... P>
+bool aligned(const P*... pointers) {
+  return ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
+}
+
+struct Plus {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+struct Larger {  // passes over NaN
+  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+
+// Joins a value of each of a block's kThreads threads (a multiple of 32): a butterfly over the
+// lanes of a warp, then the warps' values in ascending order; every thread gets the same bits.
+// `scratch` holds kThreads / 32 values and may be used again after the next __syncthreads().
+template <int kThreads, class T, class Combine>
+__device__ __forceinline__ T block_reduce(T x, T* scratch, Combine combine) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2)
+    x = combine(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+  __syncthreads();
+  T total = scratch[0];
+#pragma unroll
+  for (int w = 1; w < kThreads / 32; ++w) total = combine(total, scratch[w]);
+  return total;
+}
+
+}  // namespace cohort::kernels::cuda

@@ -1,0 +1,303 @@
+// Elementwise loops over the formulas of elementwise.h on CUDA: one kernel for all of them, which a
+// functor turns into an op. A thread loads several packs of 16 bytes before it computes and stores,
+// so that enough reads are under way to saturate the memory.
+#include "kernels/cuda/raw.cuh"
+#include "kernels/elementwise.h"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// Inputs and outputs of an elementwise loop: out[k][i] (+)= fn(in[0][i], in[1][i], ...)[k]. A null
+// output is skipped.
+template <class In, class Out, class Fn>
+struct Loop {
+  static constexpr int kIn = Fn::kIn, kOut = Fn::kOut;
+  const In* in[kIn];
+  Out* out[kOut];
+  bool accumulate[kOut];
+  Fn fn;
+
+  template <int N>
+  struct Values {
+    Raw<In, N> in[kIn];
+    Raw<Out, N> old[kOut];
+  };
+  template <int N>
+  __device__ __forceinline__ void load(int64_t i, Values<N>& values) const {
+#pragma unroll
+    for (int k = 0; k < kIn; ++k) values.in[k] = load_raw<N>(in[k] + i);
+    if constexpr (Fn::kAccumulates) {
+#pragma unroll
+      for (int k = 0; k < kOut; ++k)
+        if (accumulate[k]) values.old[k] = load_raw<N>(out[k] + i);
+    }
+  }
+  template <int N>
+  __device__ __forceinline__ void store(int64_t i, const Values<N>& values) const {
+    float result[kOut][N];
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      float x[kIn], y[kOut];
+#pragma unroll
+      for (int k = 0; k < kIn; ++k) x[k] = element(values.in[k], n);
+      fn(x, y);
+#pragma unroll
+      for (int k = 0; k < kOut; ++k) result[k][n] = y[k];
+    }
+#pragma unroll
+    for (int k = 0; k < kOut; ++k) {
+      if (out[k] == nullptr) continue;
+      if (Fn::kAccumulates && accumulate[k]) {
+#pragma unroll
+        for (int n = 0; n < N; ++n) result[k][n] += element(values.old[k], n);
+      }
+      store_raw(out[k] + i, to_raw<Out>(result[k]));
+    }
+  }
+};
+
+// The first `packs` packs of N elements by vectorized accesses, the rest of n one by one.
+template <int N, int kUnroll, class Loop>
+__global__ void __launch_bounds__(kThreads, 4)
+    elementwise_kernel(Loop loop, int64_t n, int64_t packs) {
+  loop.fn.begin();
+  const int64_t first = int64_t{blockIdx.x} * (kThreads * kUnroll) + threadIdx.x;
+  typename Loop::template Values<N> values[kUnroll];
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u)
+    if (first + u * kThreads < packs) loop.template load<N>((first + u * kThreads) * N, values[u]);
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u)
+    if (first + u * kThreads < packs) loop.template store<N>((first + u * kThreads) * N, values[u]);
+
+  const int64_t step = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = packs * N + int64_t{blockIdx.x} * kThreads + threadIdx.x; i < n; i += step) {
+    typename Loop::template Values<1> value;
+    loop.template load<1>(i, value);
+    loop.template store<1>(i, value);
+  }
+}
+
+template <class In, class Out, class Fn>
+void run(const char* name, const Loop<In, Out, Fn>& loop, int64_t n, Device device) {
+  constexpr int kWidth = kPackSize<std::conditional_t<(sizeof(In) > sizeof(Out)), In, Out>>;
+  constexpr int kUnroll = Fn::kIn + Fn::kOut <= 2 ? 4 : 2;
+  bool vectorized = true;
+  for (const In* p : loop.in) vectorized &= aligned(p);
+  for (const Out* p : loop.out) vectorized &= aligned(p);
+  const int64_t packs = vectorized ? n / kWidth : 0;
+  launch(name, elementwise_kernel<kWidth, kUnroll, Loop<In, Out, Fn>>,
+         {blocks_for(n, int64_t{kThreads} * kUnroll * kWidth), kThreads}, device, loop, n, packs);
+}
+
+// What an op computes for one element, in f32. begin() runs once in every thread.
+template <int kInputs, int kOutputs, Grad kMode>
+struct Formula {
+  static constexpr int kIn = kInputs, kOut = kOutputs;
+  static constexpr bool kAccumulates = kMode == Grad::kAccumulate;
+  __device__ void begin() {}
+};
+template <class Op>
+struct UnaryValue : Formula<1, 1, Grad::kOverwrite> {
+  __device__ void operator()(const float (&x)[1], float (&y)[1]) const { y[0] = Op::forward(x[0]); }
+};
+template <class Op>
+struct UnaryGradient : Formula<3, 1, Grad::kAccumulate> {  // of dy, x, y
+  __device__ void operator()(const float (&in)[3], float (&dx)[1]) const {
+    dx[0] = in[0] * Op::derivative(in[1], in[2]);
+  }
+};
+template <class Op>
+struct BinaryValue : Formula<2, 1, Grad::kOverwrite> {
+  __device__ void operator()(const float (&in)[2], float (&y)[1]) const {
+    y[0] = Op::forward(in[0], in[1]);
+  }
+};
+template <class Op>
+struct BinaryGradients : Formula<3, 2, Grad::kAccumulate> {  // of dy, a, b
+  __device__ void operator()(const float (&in)[3], float (&d)[2]) const {
+    d[0] = in[0] * Op::da(in[1], in[2]);
+    d[1] = in[0] * Op::db(in[1], in[2]);
+  }
+};
+// factor x; the factor comes from the device's memory where `source` is given.
+struct Factor : Formula<1, 1, Grad::kAccumulate> {
+  const float* source;
+  float factor;
+  Factor(const float* source, float factor) : source(source), factor(factor) {}
+  __device__ void begin() {
+    if (source != nullptr) factor = *source;
+  }
+  __device__ void operator()(const float (&x)[1], float (&y)[1]) const { y[0] = factor * x[0]; }
+};
+
+// The device's value everywhere. The input is not looked at, so it is not read either.
+struct Fill : Formula<1, 1, Grad::kAccumulate> {
+  const float* source;
+  float value = 0;
+  explicit Fill(const float* source) : source(source) {}
+  __device__ void begin() { value = *source; }
+  __device__ void operator()(const float (&)[1], float (&y)[1]) const { y[0] = value; }
+};
+
+// Sums: a block adds kSumPacks packs per thread, in an order that depends on n only; one block then
+// adds the blocks' sums in f64.
+constexpr int kSumPacks = 16, kPartialThreads = 1024;
+
+// kWhole: the block's packs are all inside and aligned.
+template <class T, bool kWhole>
+__device__ __forceinline__ float thread_sum(const T* x, int64_t n) {
+  constexpr int N = kPackSize<T>;
+  const int64_t first = int64_t{blockIdx.x} * (kThreads * kSumPacks) + threadIdx.x;
+  float sum = 0;
+#pragma unroll 8
+  for (int k = 0; k < kSumPacks; ++k) {
+    const int64_t i = (first + k * kThreads) * N, left = n - i;
+    Raw<T, N> raw;
+    if constexpr (kWhole)
+      raw = load_raw<N>(x + i);
+    else
+      raw = load_some<N>(x + i, left < N ? static_cast<int>(left) : N);
+#pragma unroll
+    for (int j = 0; j < N; ++j) sum += element(raw, j);
+  }
+  return sum;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    sum_kernel(const T* x, int64_t n, bool vectorized, float* partial) {
+  __shared__ float scratch[kThreads / 32];
+  constexpr int64_t kBlock = int64_t{kThreads} * kSumPacks * kPackSize<T>;
+  const bool whole = vectorized && (int64_t{blockIdx.x} + 1) * kBlock <= n;
+  const float mine = whole ? thread_sum<T, true>(x, n) : thread_sum<T, false>(x, n);
+  const float total = block_reduce<kThreads>(mine, scratch, Plus{});
+  if (threadIdx.x == 0) partial[blockIdx.x] = total;
+}
+
+__global__ void __launch_bounds__(kPartialThreads)
+    sum_partials_kernel(const float* partial, int64_t n, float* y, bool accumulate) {
+  __shared__ double scratch[kPartialThreads / 32];
+  double mine = 0;
+  for (int64_t i = threadIdx.x; i < n; i += kPartialThreads)
+    mine += static_cast<double>(partial[i]);
+  const double total = block_reduce<kPartialThreads>(mine, scratch, Plus{});
+  if (threadIdx.x == 0)
+    *y = static_cast<float>(accumulate ? static_cast<double>(*y) + total : total);
+}
+
+bool adds(Grad mode) {
+  return mode == Grad::kAccumulate;
+}
+bool adds(const GradOut& grad) {
+  return grad.wanted() && adds(grad.mode);
+}
+
+template <class Op>
+void unary_forward(const UnaryForward& args, const char* name) {
+  dispatch_device(args.x.dtype(), name, [&]<class T>() {
+    run<T, T, UnaryValue<Op>>(name, {{pointer<T>(args.x)}, {pointer<T>(args.y)}, {false}, {}},
+                              args.x.numel(), args.x.device());
+  });
+}
+
+template <class Op>
+void unary_backward(const UnaryBackward& args, const char* name) {
+  dispatch_device(args.x.dtype(), name, [&]<class T>() {
+    run<T, T, UnaryGradient<Op>>(name,
+                                 {{pointer<T>(args.dy), pointer<T>(args.x), pointer<T>(args.y)},
+                                  {pointer<T>(args.dx.tensor)},
+                                  {adds(args.dx)},
+                                  {}},
+                                 args.x.numel(), args.x.device());
+  });
+}
+
+template <class Op>
+void binary_forward(const BinaryForward& args, const char* name) {
+  dispatch_device(args.a.dtype(), name, [&]<class T>() {
+    run<T, T, BinaryValue<Op>>(
+        name, {{pointer<T>(args.a), pointer<T>(args.b)}, {pointer<T>(args.y)}, {false}, {}},
+        args.a.numel(), args.a.device());
+  });
+}
+
+template <class Op>
+void binary_backward(const BinaryBackward& args, const char* name) {
+  dispatch_device(args.a.dtype(), name, [&]<class T>() {
+    run<T, T, BinaryGradients<Op>>(name,
+                                   {{pointer<T>(args.dy), pointer<T>(args.a), pointer<T>(args.b)},
+                                    {pointer<T>(args.da.tensor), pointer<T>(args.db.tensor)},
+                                    {adds(args.da), adds(args.db)},
+                                    {}},
+                                   args.a.numel(), args.a.device());
+  });
+}
+
+void scale_values(const char* name, Tensor& y, const Tensor& x, const Factor& factor, Grad mode) {
+  dispatch_device(x.dtype(), name, [&]<class In>() {
+    dispatch_device(y.dtype(), name, [&]<class Out>() {
+      run<In, Out, Factor>(name, {{pointer<In>(x)}, {pointer<Out>(y)}, {adds(mode)}, factor},
+                           x.numel(), x.device());
+    });
+  });
+}
+
+}  // namespace
+
+#define COHORT_DEFINE_UNARY(Op, name)               \
+  void name##_forward(const UnaryForward& args) {   \
+    unary_forward<Op>(args, #name);                 \
+  }                                                 \
+  void name##_backward(const UnaryBackward& args) { \
+    unary_backward<Op>(args, #name "_backward");    \
+  }
+COHORT_UNARY_OPS(COHORT_DEFINE_UNARY)
+#undef COHORT_DEFINE_UNARY
+
+#define COHORT_DEFINE_BINARY(Op, name)               \
+  void name##_forward(const BinaryForward& args) {   \
+    binary_forward<Op>(args, #name);                 \
+  }                                                  \
+  void name##_backward(const BinaryBackward& args) { \
+    binary_backward<Op>(args, #name "_backward");    \
+  }
+COHORT_BINARY_OPS(COHORT_DEFINE_BINARY)
+#undef COHORT_DEFINE_BINARY
+
+void scale(const Scale& args) {
+  scale_values("scale", args.y, args.x, {nullptr, static_cast<float>(args.factor)}, args.mode);
+}
+
+void scale_by(const ScaleBy& args) {
+  scale_values("scale_by", args.y, args.x, {pointer<float>(args.factor), 0}, args.mode);
+}
+
+void broadcast_scalar(const BroadcastScalar& args) {
+  dispatch_device(args.x.dtype(), "broadcast_scalar", [&]<class T>() {
+    run<T, T, Fill>("broadcast_scalar",
+                    {{pointer<T>(args.x)},
+                     {pointer<T>(args.x)},
+                     {adds(args.mode)},
+                     Fill(pointer<float>(args.value))},
+                    args.x.numel(), args.x.device());
+  });
+}
+
+void sum(const Sum& args) {
+  dispatch_device(args.x.dtype(), "sum", [&]<class T>() {
+    const int64_t n = args.x.numel();
+    const Device device = args.x.device();
+    const unsigned blocks = blocks_for(n, int64_t{kThreads} * kSumPacks * kPackSize<T>);
+    Tensor partial = Tensor::empty({blocks}, DType::kF32, device);
+    const T* in = pointer<T>(args.x);
+    launch("sum", sum_kernel<T>, {blocks, kThreads}, device, in, n, aligned(in),
+           pointer<float>(partial));
+    launch("sum_partials", sum_partials_kernel, {1, kPartialThreads}, device,
+           pointer<float>(partial), int64_t{blocks}, pointer<float>(args.y), adds(args.mode));
+  });
+}
+
+}  // namespace cohort::kernels::cuda

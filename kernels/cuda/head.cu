@@ -1,0 +1,170 @@
+// The fused head on CUDA: chunk by chunk the logits by the row-independent product, then one block
+// per token over its row. Skipped tokens stay in their chunk, as only the device knows which they
+// are; their rows are not read.
+#include "kernels/head.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/cuda/row_softmax.cuh"
+#include "kernels/matmul.h"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+// The tokens of one chunk.
+struct Statistics {
+  float *logprob, *entropy, *lse;
+};
+
+__global__ void __launch_bounds__(kRowThreads)
+    logprob_kernel(Statistics out, const float* logits, const int32_t* targets, int64_t vocab,
+                   float inverse_temperature) {
+  const int64_t t = blockIdx.x;
+  const int32_t target = targets[t];
+  const float* z = logits + t * vocab;
+  RowSoftmax row;
+  if (target != -1) row = row_softmax(z, vocab, inverse_temperature);
+  if (threadIdx.x > 0) return;
+  float logprob = 0, entropy = 0, lse = 0;
+  if (target >= 0 && target < vocab) {
+    logprob = row.logprob(z[target]);
+    entropy = row.entropy();
+    lse = row.lse();
+  } else if (target != -1) {
+    logprob = entropy = lse = __int_as_float(0x7fc00000);
+  }
+  out.logprob[t] = logprob;
+  out.entropy[t] = entropy;
+  out.lse[t] = lse;
+}
+
+// The tokens of one chunk; dentropy may be null.
+struct TokenGrads {
+  const float *dlogprob, *dentropy, *lse, *entropy;
+  const int32_t* targets;
+};
+
+// What a token's logits have in common, and the gradient of one of them.
+struct LogitGrad {
+  float inverse_temperature, lse, entropy, dlogprob, dentropy;
+  int64_t target;
+
+  __device__ float operator()(float logit, int64_t v) const {
+    const float log_p = logit * inverse_temperature - lse, p = expf(log_p);
+    const float curve = dentropy != 0 && p > 0 ? dentropy * (log_p + entropy) : 0;
+    const float dz = -p * (dlogprob + curve) * inverse_temperature;
+    return v == target ? dz + dlogprob * inverse_temperature : dz;
+  }
+};
+
+// dz may be the logits' own memory. kVector: rows are 16-byte aligned.
+template <bool kVector, class T>
+__device__ void write_row(T* dz, const float* logits, int64_t vocab, const LogitGrad& grad) {
+  constexpr int kN = kVector ? kPackSize<T> : 1, kLoad = kVector ? 4 : 1;
+  for (int64_t v = kN * threadIdx.x; v < vocab; v += kN * kRowThreads) {
+    Pack<float, kLoad> z[kN / kLoad];
+    Pack<T, kN> out;
+#pragma unroll
+    for (int i = 0; i < kN / kLoad; ++i) z[i] = load_pack<kLoad>(logits + v + i * kLoad);
+#pragma unroll
+    for (int i = 0; i < kN; ++i) out.v[i] = from_float<T>(grad(z[i / kLoad].v[i % kLoad], v + i));
+    store_pack(dz + v, out);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kRowThreads)
+    logits_backward_kernel(T* dz, const float* logits, TokenGrads tokens, int64_t vocab,
+                           float inverse_temperature) {
+  const int64_t t = blockIdx.x;
+  dz += t * vocab;
+  logits += t * vocab;
+  const int32_t target = tokens.targets[t];
+  if (target == -1) {
+    for (int64_t v = threadIdx.x; v < vocab; v += kRowThreads) dz[v] = from_float<T>(0);
+    return;
+  }
+  const LogitGrad grad{.inverse_temperature = inverse_temperature,
+                       .lse = tokens.lse[t],
+                       .entropy = tokens.entropy[t],
+                       .dlogprob = tokens.dlogprob[t],
+                       .dentropy = tokens.dentropy != nullptr ? tokens.dentropy[t] : 0,
+                       .target = target};
+  const auto bits = reinterpret_cast<uintptr_t>(dz) | reinterpret_cast<uintptr_t>(logits);
+  if (bits % 16 == 0 && vocab % kPackSize<T> == 0)
+    write_row<true>(dz, logits, vocab, grad);
+  else
+    write_row<false>(dz, logits, vocab, grad);
+}
+
+// Calls fn(first token, count, logits) for each chunk in ascending order.
+template <class F>
+void for_chunks(const Tensor& x, const Tensor& w, const HeadDesc& desc, F&& fn) {
+  const int64_t total = x.dim(0), vocab = w.dim(0);
+  const int64_t rows = std::min(head_chunk_tokens(vocab, desc.chunk_tokens, x.device()), total);
+  Tensor logits = Tensor::empty({rows, vocab}, DType::kF32, x.device());
+  for (int64_t begin = 0; begin < total; begin += rows) {
+    const int64_t count = std::min(rows, total - begin);
+    Tensor chunk = logits.narrow(0, 0, count);
+    matmul({.c = chunk, .a = x.narrow(0, begin, count), .b = w, .desc = {.b = Transpose::kYes}});
+    fn(begin, count, chunk);
+  }
+}
+
+}  // namespace
+
+void head_logprob_forward(const HeadLogprobForward& args) {
+  const auto inverse_temperature = static_cast<float>(1 / args.desc.temperature);
+  for_chunks(args.x, args.w, args.desc, [&](int64_t begin, int64_t count, const Tensor& logits) {
+    const Statistics out{.logprob = pointer<float>(args.logprob) + begin,
+                         .entropy = pointer<float>(args.entropy) + begin,
+                         .lse = pointer<float>(args.lse) + begin};
+    launch("head_logprob", logprob_kernel, {blocks_for(count, 1), kRowThreads}, args.x.device(),
+           out, pointer<float>(logits), pointer<int32_t>(args.targets) + begin, args.w.dim(0),
+           inverse_temperature);
+  });
+}
+
+void head_logprob_backward(const HeadLogprobBackward& args) {
+  const auto inverse_temperature = static_cast<float>(1 / args.desc.temperature);
+  if (args.x.dim(0) == 0 && args.dw.tensor.defined() && args.dw.mode == Grad::kOverwrite)
+    args.dw.tensor.zero_();
+  Tensor rounded;  // a chunk's dz where its dtype is not that of the logits
+  for_chunks(args.x, args.w, args.desc, [&](int64_t begin, int64_t count, Tensor& logits) {
+    Tensor dz = logits;
+    if (args.x.dtype() != logits.dtype()) {
+      if (!rounded.defined())
+        rounded = Tensor::empty(logits.shape(), args.x.dtype(), args.x.device());
+      dz = rounded.narrow(0, 0, count);
+    }
+    const TokenGrads tokens{
+        .dlogprob = pointer<float>(args.dlogprob) + begin,
+        .dentropy = args.dentropy.defined() ? pointer<float>(args.dentropy) + begin : nullptr,
+        .lse = pointer<float>(args.lse) + begin,
+        .entropy = pointer<float>(args.entropy) + begin,
+        .targets = pointer<int32_t>(args.targets) + begin};
+    dispatch_device(args.x.dtype(), "head_backward", [&]<class T>() {
+      launch("head_logits_backward", logits_backward_kernel<T>, {blocks_for(count, 1), kRowThreads},
+             args.x.device(), pointer<T>(dz), pointer<float>(std::as_const(logits)), tokens,
+             args.w.dim(0), inverse_temperature);
+    });
+    const Tensor hidden = args.x.narrow(0, begin, count);
+    if (args.dw.tensor.defined())
+      matmul(
+          {.c = args.dw.tensor,
+           .a = dz,
+           .b = hidden,
+           .desc = {.a = Transpose::kYes, .out = begin == 0 ? args.dw.mode : Grad::kAccumulate}});
+    if (args.dx.tensor.defined()) {
+      Tensor dhidden = args.dx.tensor.narrow(0, begin, count);
+      // Few rows and a sum over the whole vocabulary: it takes its parts to fill the device.
+      matmul({.c = dhidden,
+              .a = dz,
+              .b = args.w,
+              .desc = {.out = args.dx.mode, .split_k = SplitK::kAllowed}});
+    }
+  });
+}
+
+}  // namespace cohort::kernels::cuda

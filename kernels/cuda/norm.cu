@@ -1,0 +1,285 @@
+// Row norms' forward and softmax on CUDA. The row stays in registers, so that it is read once; rows
+// of more than 2048 packs of 16 bytes (16384 bf16 elements) are read again for each step.
+#include <cmath>
+
+#include "kernels/cuda/rows.cuh"
+#include "kernels/norm.h"
+#include "kernels/vector_math.h"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+// What the norms read and write. An RMS norm has no mean and no bias; `b` and `sum` belong to the
+// fused residual step.
+template <class T>
+struct NormForward {
+  const T *a, *b, *w, *bias;
+  T *sum, *y;
+  float *mean, *rstd;
+  float eps;
+};
+
+// Loads a tile of the row that is normalised: of a, or of a + b, which it then stores.
+template <class T, bool kResidual>
+__device__ __forceinline__ void load_row(const RowShare<T>& at, const NormForward<T>& p,
+                                         int64_t start, int tile, typename RowShare<T>::Packs& x) {
+  constexpr int N = RowShare<T>::N;
+  at.load(p.a + start, tile, x);
+  if constexpr (kResidual) {
+    typename RowShare<T>::Packs b;
+    at.load(p.b + start, tile, b);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u) {
+      float sum[N];
+#pragma unroll
+      for (int n = 0; n < N; ++n) sum[n] = element(x[u], n) + element(b[u], n);
+      x[u] = to_raw<T>(sum);
+      at.store(p.sum + start, tile, u, x[u]);
+    }
+  }
+}
+
+template <class T, bool kLayer, bool kResidual>
+__global__ void __launch_bounds__(kMaxGroup)
+    norm_forward_kernel(const NormForward<T> p, const RowLayout layout) {
+  constexpr int N = RowShare<T>::N;
+  __shared__ float scratch[2][32];
+  const RowShare<T> at(layout);
+  const int64_t start = at.row * layout.cols;
+  const T* stored = (kResidual ? p.sum : p.a) + start;
+  const auto cols = static_cast<float>(layout.cols);
+  typename RowShare<T>::Packs x, w;
+
+  float sum = 0;  // of the elements for a layer norm, of their squares for an RMS norm
+  for (int tile = 0; tile < layout.tiles; ++tile) {
+    load_row<T, kResidual>(at, p, start, tile, x);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u)
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const float v = element(x[u], n);
+        sum = kLayer ? sum + v : fmaf(v, v, sum);
+      }
+  }
+  if (layout.tiles == 1) at.load(p.w, 0, w);  // on its way during the reduction
+  sum = group_reduce(sum, at.group, scratch[0], Plus{});
+  float mean = 0, squares = sum;
+  if constexpr (kLayer) {
+    mean = sum / cols;
+    squares = 0;
+    for (int tile = 0; tile < layout.tiles; ++tile) {
+      if (layout.tiles > 1) at.load(stored, tile, x);
+      at.each(tile, [&](int u, int n) {
+        const float d = element(x[u], n) - mean;
+        squares = fmaf(d, d, squares);
+      });
+    }
+    squares = group_reduce(squares, at.group, scratch[1], Plus{});
+    if (at.leads()) p.mean[at.row] = mean;
+  }
+  const float rstd = 1.0f / sqrtf(squares / cols + p.eps);
+  if (at.leads()) p.rstd[at.row] = rstd;
+
+  for (int tile = 0; tile < layout.tiles; ++tile) {
+    if (layout.tiles > 1) {
+      at.load(stored, tile, x);
+      at.load(p.w, tile, w);
+    }
+    typename RowShare<T>::Packs bias{};
+    if (kLayer && p.bias != nullptr) at.load(p.bias, tile, bias);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u) {
+      float y[N];
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        y[n] = (element(x[u], n) - mean) * rstd * element(w[u], n);
+        if (kLayer && p.bias != nullptr) y[n] += element(bias[u], n);
+      }
+      at.store(p.y + start, tile, u, to_raw<T>(y));
+    }
+  }
+}
+
+// -inf everywhere: what softmax has past the end of a row, where it counts for nothing.
+template <class T, int N>
+__device__ __forceinline__ Raw<T, N> minus_infinity() {
+  Raw<T, N> raw;
+#pragma unroll
+  for (int k = 0; k < Raw<T, N>::kWords; ++k)
+    raw.word[k] = sizeof(T) == 4 ? 0xff800000u : 0xff80ff80u;
+  return raw;
+}
+
+// The exponentials stay in registers until their sum is known, one per element.
+template <class T>
+__global__ void __launch_bounds__(kMaxGroup)
+    softmax_forward_kernel(T* y, const T* x, const RowLayout layout) {
+  constexpr int N = RowShare<T>::N;
+  __shared__ float scratch[2][32];
+  const RowShare<T> at(layout);
+  const int64_t start = at.row * layout.cols;
+  const auto past = minus_infinity<T, N>();
+  typename RowShare<T>::Packs in;
+
+  float largest = -INFINITY;
+  for (int tile = 0; tile < layout.tiles; ++tile) {
+    at.load(x + start, tile, in, past);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u)
+#pragma unroll
+      for (int n = 0; n < N; ++n) largest = fmaxf(largest, element(in[u], n));
+  }
+  largest = group_reduce(largest, at.group, scratch[0], Larger{});
+
+  float e[kRowPacks][N], sum = 0;
+  const auto exponentials = [&](int tile) {
+    if (layout.tiles > 1) at.load(x + start, tile, in, past);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u)
+#pragma unroll
+      for (int n = 0; n < N; ++n) e[u][n] = vexp(element(in[u], n) - largest);
+  };
+  for (int tile = 0; tile < layout.tiles; ++tile) {
+    exponentials(tile);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u)
+#pragma unroll
+      for (int n = 0; n < N; ++n) sum += e[u][n];
+  }
+  const float inverse = 1.0f / group_reduce(sum, at.group, scratch[1], Plus{});
+  for (int tile = 0; tile < layout.tiles; ++tile) {
+    if (layout.tiles > 1) exponentials(tile);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) e[u][n] *= inverse;
+      at.store(y + start, tile, u, to_raw<T>(e[u]));
+    }
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kMaxGroup)
+    softmax_backward_kernel(T* dx, const T* dy, const T* y, bool accumulate,
+                            const RowLayout layout) {
+  constexpr int N = RowShare<T>::N;
+  __shared__ float scratch[32];
+  const RowShare<T> at(layout);
+  const int64_t start = at.row * layout.cols;
+  typename RowShare<T>::Packs grad, prob;
+
+  float dot = 0;
+  for (int tile = 0; tile < layout.tiles; ++tile) {
+    at.load(dy + start, tile, grad);
+    at.load(y + start, tile, prob);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u)
+#pragma unroll
+      for (int n = 0; n < N; ++n) dot = fmaf(element(grad[u], n), element(prob[u], n), dot);
+  }
+  dot = group_reduce(dot, at.group, scratch, Plus{});
+  for (int tile = 0; tile < layout.tiles; ++tile) {
+    if (layout.tiles > 1) {
+      at.load(dy + start, tile, grad);
+      at.load(y + start, tile, prob);
+    }
+    typename RowShare<T>::Packs old{};
+    if (accumulate) at.load(dx + start, tile, old);
+#pragma unroll
+    for (int u = 0; u < kRowPacks; ++u) {
+      float out[N];
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        out[n] = element(prob[u], n) * (element(grad[u], n) - dot);
+        if (accumulate) out[n] += element(old[u], n);
+      }
+      at.store(dx + start, tile, u, to_raw<T>(out));
+    }
+  }
+}
+
+template <class T, bool kLayer, bool kResidual>
+void norm_forward(const char* name, const Tensor& x, const NormForward<T>& p) {
+  const bool vectorized = vectorized_rows(x.cols(), p.a, p.b, p.w, p.bias, p.sum, p.y);
+  const RowLayout layout = row_layout<T>(x.rows(), x.cols(), vectorized);
+  launch(name, norm_forward_kernel<T, kLayer, kResidual>, layout.launch_shape(), x.device(), p,
+         layout);
+}
+
+}  // namespace
+
+void rms_norm_forward(const RmsNormForward& args) {
+  dispatch_device(args.x.dtype(), "rms_norm", [&]<class T>() {
+    norm_forward<T, false, false>("rms_norm", args.x,
+                                  {.a = pointer<T>(args.x),
+                                   .w = pointer<T>(args.w),
+                                   .y = pointer<T>(args.y),
+                                   .rstd = pointer<float>(args.rstd),
+                                   .eps = static_cast<float>(args.eps)});
+  });
+}
+
+void add_rms_norm_forward(const AddRmsNormForward& args) {
+  dispatch_device(args.a.dtype(), "add_rms_norm", [&]<class T>() {
+    norm_forward<T, false, true>("add_rms_norm", args.a,
+                                 {.a = pointer<T>(args.a),
+                                  .b = pointer<T>(args.b),
+                                  .w = pointer<T>(args.w),
+                                  .sum = pointer<T>(args.sum),
+                                  .y = pointer<T>(args.y),
+                                  .rstd = pointer<float>(args.rstd),
+                                  .eps = static_cast<float>(args.eps)});
+  });
+}
+
+void layer_norm_forward(const LayerNormForward& args) {
+  dispatch_device(args.x.dtype(), "layer_norm", [&]<class T>() {
+    norm_forward<T, true, false>("layer_norm", args.x,
+                                 {.a = pointer<T>(args.x),
+                                  .w = pointer<T>(args.w),
+                                  .bias = pointer<T>(args.b),
+                                  .y = pointer<T>(args.y),
+                                  .mean = pointer<float>(args.mean),
+                                  .rstd = pointer<float>(args.rstd),
+                                  .eps = static_cast<float>(args.eps)});
+  });
+}
+
+void add_layer_norm_forward(const AddLayerNormForward& args) {
+  dispatch_device(args.a.dtype(), "add_layer_norm", [&]<class T>() {
+    norm_forward<T, true, true>("add_layer_norm", args.a,
+                                {.a = pointer<T>(args.a),
+                                 .b = pointer<T>(args.b),
+                                 .w = pointer<T>(args.w),
+                                 .bias = pointer<T>(args.bias),
+                                 .sum = pointer<T>(args.sum),
+                                 .y = pointer<T>(args.y),
+                                 .mean = pointer<float>(args.mean),
+                                 .rstd = pointer<float>(args.rstd),
+                                 .eps = static_cast<float>(args.eps)});
+  });
+}
+
+void softmax_forward(const SoftmaxForward& args) {
+  dispatch_device(args.x.dtype(), "softmax", [&]<class T>() {
+    const T* in = pointer<T>(args.x);
+    T* out = pointer<T>(args.y);
+    const RowLayout layout =
+        row_layout<T>(args.x.rows(), args.x.cols(), vectorized_rows(args.x.cols(), in, out));
+    launch("softmax", softmax_forward_kernel<T>, layout.launch_shape(), args.x.device(), out, in,
+           layout);
+  });
+}
+
+void softmax_backward(const SoftmaxBackward& args) {
+  dispatch_device(args.y.dtype(), "softmax_backward", [&]<class T>() {
+    const T *grad = pointer<T>(args.dy), *prob = pointer<T>(args.y);
+    T* out = pointer<T>(args.dx.tensor);
+    const RowLayout layout = row_layout<T>(args.y.rows(), args.y.cols(),
+                                           vectorized_rows(args.y.cols(), grad, prob, out));
+    launch("softmax_backward", softmax_backward_kernel<T>, layout.launch_shape(), args.y.device(),
+           out, grad, prob, args.dx.mode == Grad::kAccumulate, layout);
+  });
+}
+
+}  // namespace cohort::kernels::cuda

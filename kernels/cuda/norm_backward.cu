@@ -1,0 +1,347 @@
+// The gradients of the row norms on CUDA. Rows, with d = x - mean and g = dy w:
+//   dx (+)= rstd (g - mean(g) - d mean(g d) rstd^2)     an RMS norm has neither of the means
+//   dw (+)= sum over rows of dy d rstd,  db (+)= sum over rows of dy
+// One pass does both: a fixed number of blocks walk over the rows, each row read once, and keep the
+// column sums in registers; a second kernel adds the blocks' sums in order. Rows of more than 1024
+// packs of 16 bytes (8192 bf16 elements) leave no registers for that: they take two passes.
+#include "kernels/cuda/column_sum.cuh"
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/rows.cuh"
+#include "kernels/norm.h"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+// What is at work at a time: this many threads, and so 80 registers for each, on every SM of an
+// H100 or H200. The same on any device, because the order of the weight gradients' sums follows
+// from it.
+constexpr int kThreadsPerSm = 768, kSms = 132;
+constexpr int kPacks = 2;  // of a thread: more would leave too few registers for the sums
+template <class T>
+using Share = RowShare<T, kPacks>;
+
+template <class T>
+struct NormBackward {
+  const T *dy, *x, *w;
+  const float *mean, *rstd;  // mean is null for an RMS norm
+  T* dx;                     // may be null
+  bool accumulate;
+};
+
+// What the threads have of one row besides its elements; zeros past the last row.
+template <class T, bool kLayer>
+struct RowStatistics {
+  float mean = 0, rstd = 0;
+  __device__ RowStatistics(const NormBackward<T>& p, const Share<T>& at) {
+    if (at.cols == 0) return;
+    rstd = p.rstd[at.row];
+    if constexpr (kLayer) mean = p.mean[at.row];
+  }
+};
+
+// A thread's packs in shared memory: x and dy of the next row, which arrive while this one is
+// worked on, the old dx, and w. No other thread touches them, so they need no barriers.
+template <class T>
+class Slots {
+ public:
+  static constexpr int N = Share<T>::N;
+  enum Array { kX, kDy, kW, kOld, kArrays };
+
+  __device__ explicit Slots(uint4* shared) : own_(shared + threadIdx.x) {}
+
+  // Begins to copy the thread's share of the row at `start`.
+  __device__ __forceinline__ void fetch(Array array, const T* start, const Share<T>& at) const {
+    if (at.vectorized) {
+#pragma unroll
+      for (int u = 0; u < kPacks; ++u) {
+        const int c = at.column(0, u);
+        copy_async(shared_address(slot(array, u)), c < at.cols ? start + c : start,
+                   c < at.cols ? 16 : 0);
+      }
+    } else {
+#pragma unroll 1  // saves registers
+      for (int u = 0; u < kPacks; ++u) {
+        const int c = at.column(0, u);
+        store_raw(slot(array, u), load_some<N>(start + c, at.cols - c));
+      }
+    }
+  }
+  // Ends a group of fetches.
+  __device__ __forceinline__ void commit() const {
+    copy_async_commit();
+  }
+  // Waits for all groups but the last kPending.
+  template <int kPending>
+  __device__ __forceinline__ void arrive() const {
+    copy_async_wait<kPending>();
+    fence();
+  }
+  // The compiler does not know that the copies write shared memory: this keeps reads on their side.
+  __device__ __forceinline__ void fence() const {
+    asm volatile("" ::: "memory");
+  }
+  __device__ __forceinline__ Raw<T, N> pack(Array array, int u) const {
+    return load_raw<N>(slot(array, u));
+  }
+
+ private:
+  __device__ __forceinline__ T* slot(Array array, int u) const {
+    return reinterpret_cast<T*>(own_ + (array * kPacks + u) * blockDim.x);
+  }
+  uint4* own_;
+};
+
+// Adds the sums of the threads that have the same columns, and stores the block's. `shared` has
+// room for all of them.
+template <int N>
+__device__ __forceinline__ void store_partial(float* partial, float* shared,
+                                              const float (&sums)[kPacks][N],
+                                              const RowLayout& layout) {
+  const int group = 1 << layout.group_log2, width = group * kPacks * N;
+  const int lane = threadIdx.x & (group - 1), rows = blockDim.x >> layout.group_log2;
+  __syncthreads();
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u)
+    store_floats(shared + (threadIdx.x >> layout.group_log2) * width + (u * group + lane) * N,
+                 sums[u]);
+  __syncthreads();
+  for (int c = threadIdx.x; c < layout.cols; c += blockDim.x) {
+    float total = 0;
+    for (int r = 0; r < rows; ++r) total += shared[r * width + c];
+    partial[int64_t{blockIdx.x} * layout.cols + c] = total;
+  }
+}
+
+// Rows of one tile. Block b has the rows of RowShare(layout, b), (layout, b + gridDim.x), ..., and
+// leaves its sums for dw and db in row b of these: [blocks, cols], null if not wanted.
+template <class T, bool kLayer>
+__global__ void __launch_bounds__(kThreadsPerSm, 1)
+    norm_backward_kernel(const NormBackward<T> p, float* dw_partial, float* db_partial,
+                         const RowLayout layout, unsigned steps) {
+  constexpr int N = Share<T>::N, kSums = kLayer ? 2 : 1;
+  extern __shared__ uint4 shared[];
+  __shared__ float scratch[2][32 * kSums];
+  const Slots<T> slots(shared);
+  using Slot = Slots<T>;
+  const float per_column = 1.0f / static_cast<float>(layout.cols);
+  float dw[kPacks][N] = {}, db[kPacks][N] = {};
+
+  Share<T> next(layout);
+  const auto fetch_inputs = [&] {
+    slots.fetch(Slot::kX, p.x + next.row * layout.cols, next);
+    slots.fetch(Slot::kDy, p.dy + next.row * layout.cols, next);
+    slots.commit();
+  };
+  const auto fetch_old = [&] {
+    if (p.accumulate) slots.fetch(Slot::kOld, p.dx + next.row * layout.cols, next);
+    slots.commit();
+  };
+  slots.fetch(Slot::kW, p.w, next);
+  fetch_inputs();
+  fetch_old();
+  RowStatistics<T, kLayer> next_statistics(p, next);
+  int turn = 0;
+  for (unsigned step = blockIdx.x; step < steps; step += gridDim.x) {
+    typename Share<T>::Packs x, dy;
+    slots.template arrive<1>();
+#pragma unroll
+    for (int u = 0; u < kPacks; ++u) {
+      x[u] = slots.pack(Slot::kX, u);
+      dy[u] = slots.pack(Slot::kDy, u);
+    }
+    slots.fence();
+    const Share<T> at = next;
+    const auto [mean, rstd] = next_statistics;
+    next = Share<T>(layout, step + gridDim.x);
+    fetch_inputs();
+    next_statistics = RowStatistics<T, kLayer>(p, next);
+
+    float dots[kSums] = {};  // of g d, and of g
+#pragma unroll
+    for (int u = 0; u < kPacks; ++u) {
+      if (at.column(0, u) >= at.cols) continue;
+      const auto w = slots.pack(Slot::kW, u);
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const float g = element(dy[u], n) * element(w, n);
+        dots[0] = fmaf(g, element(x[u], n) - mean, dots[0]);
+        if constexpr (kLayer) dots[1] += g;
+      }
+    }
+    group_reduce(dots, at.group, scratch[turn], Plus{});
+    turn ^= 1;
+    const float along = dots[0] * rstd * rstd * per_column;
+    const float mean_g = kLayer ? dots[kSums - 1] * per_column : 0.0f;
+
+    slots.template arrive<1>();
+#pragma unroll
+    for (int u = 0; u < kPacks; ++u) {
+      if (at.column(0, u) >= at.cols) continue;
+      const auto w = slots.pack(Slot::kW, u);
+      float dx[N];
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const float grad = element(dy[u], n), d = element(x[u], n) - mean;
+        dx[n] = rstd * fmaf(-d, along, grad * element(w, n) - mean_g);
+        dw[u][n] = fmaf(grad, d * rstd, dw[u][n]);
+        if constexpr (kLayer) db[u][n] += grad;
+      }
+      if (p.accumulate) {
+        const auto old = slots.pack(Slot::kOld, u);
+#pragma unroll
+        for (int n = 0; n < N; ++n) dx[n] += element(old, n);
+      }
+      if (p.dx != nullptr) at.store(p.dx + at.row * layout.cols, 0, u, to_raw<T>(dx));
+    }
+    slots.fence();
+    fetch_old();
+  }
+
+  slots.template arrive<0>();  // from here on others use the memory
+  auto* const floats = reinterpret_cast<float*>(shared);
+  if (dw_partial != nullptr) store_partial(dw_partial, floats, dw, layout);
+  if (kLayer && db_partial != nullptr) store_partial(db_partial, floats, db, layout);
+}
+
+// dx of rows of several tiles, each read twice.
+template <class T, bool kLayer>
+__global__ void __launch_bounds__(kMaxGroup)
+    long_rows_kernel(const NormBackward<T> p, const RowLayout layout) {
+  constexpr int N = Share<T>::N, kSums = kLayer ? 2 : 1;
+  __shared__ float scratch[32 * kSums];
+  const Share<T> at(layout);
+  const auto [mean, rstd] = RowStatistics<T, kLayer>(p, at);
+  const int64_t start = at.row * layout.cols;
+  const auto cols = static_cast<float>(layout.cols);
+  typename Share<T>::Packs x, dy, w;
+  const auto load = [&](int tile) {
+    at.load(p.x + start, tile, x);
+    at.load(p.dy + start, tile, dy);
+    at.load(p.w, tile, w);
+  };
+
+  float dots[kSums] = {};  // of g d, and of g; elements past the row count 0
+  for (int tile = 0; tile < layout.tiles; ++tile) {
+    load(tile);
+#pragma unroll
+    for (int u = 0; u < kPacks; ++u)
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const float g = element(dy[u], n) * element(w[u], n);
+        dots[0] = fmaf(g, element(x[u], n) - mean, dots[0]);
+        if constexpr (kLayer) dots[1] += g;
+      }
+  }
+  group_reduce(dots, at.group, scratch, Plus{});
+  const float along = dots[0] * rstd * rstd / cols;
+  const float mean_g = kLayer ? dots[kSums - 1] / cols : 0.0f;
+
+  for (int tile = 0; tile < layout.tiles; ++tile) {
+    load(tile);
+    typename Share<T>::Packs old{};
+    if (p.accumulate) at.load(p.dx + start, tile, old);
+#pragma unroll
+    for (int u = 0; u < kPacks; ++u) {
+      float dx[N];
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const float g = element(dy[u], n) * element(w[u], n);
+        dx[n] = rstd * fmaf(mean - element(x[u], n), along, g - mean_g);
+        if (p.accumulate) dx[n] += element(old[u], n);
+      }
+      at.store(p.dx + start, tile, u, to_raw<T>(dx));
+    }
+  }
+}
+
+// A row's terms of dw and db, where rows are too long.
+template <class T, bool kLayer>
+struct WeightTerm {
+  static constexpr int kOutputs = kLayer ? 2 : 1;
+  const T *dy, *x;
+  const float *mean, *rstd;
+  template <class Load, int N>
+  __device__ __forceinline__ void add(int64_t row, const Load& load,
+                                      float (&sum)[kOutputs][N]) const {
+    const auto grad = load(dy), in = load(x);
+    const float m = kLayer ? mean[row] : 0.0f, s = rstd[row];
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      sum[0][n] = fmaf(element(grad, n), (element(in, n) - m) * s, sum[0][n]);
+      if constexpr (kLayer) sum[1][n] += element(grad, n);
+    }
+  }
+};
+
+template <class T, bool kLayer>
+void backward_of_long_rows(const char* op, const Tensor& x, const NormBackward<T>& p,
+                           const RowLayout& layout, const std::array<GradOut, 2>& out) {
+  if (p.dx != nullptr)
+    launch(op, long_rows_kernel<T, kLayer>, layout.launch_shape(), x.device(), p, layout);
+  const WeightTerm<T, kLayer> term{.dy = p.dy, .x = p.x, .mean = p.mean, .rstd = p.rstd};
+  const bool vectorized = vectorized_rows(x.cols(), p.dy, p.x);
+  if constexpr (kLayer)
+    column_sum<T, WeightTerm<T, true>, 2>(op, term, x.rows(), x.cols(), vectorized, out);
+  else
+    column_sum<T, WeightTerm<T, false>, 1>(op, term, x.rows(), x.cols(), vectorized, {out[0]});
+}
+
+// Either norm; `out` are dw and db.
+template <class T, bool kLayer>
+void norm_backward(const char* op, const Tensor& x, const NormBackward<T>& p,
+                   const std::array<GradOut, 2>& out) {
+  const Device device = x.device();
+  const RowLayout layout =
+      row_layout<T, kPacks>(x.rows(), x.cols(), vectorized_rows(x.cols(), p.dy, p.x, p.w, p.dx));
+  const auto threads = static_cast<unsigned>(layout.threads());
+  if (layout.tiles > 1) return backward_of_long_rows<T, kLayer>(op, x, p, layout, out);
+  static_assert(sizeof(uint4) * kMaxGroup * kPacks * Slots<T>::kArrays <= size_t{96} << 10,
+                "more than a block can have on some GPUs");
+
+  const unsigned blocks = std::min(layout.blocks(), kSms * (kThreadsPerSm / threads));
+  std::array<Tensor, 2> partial;
+  for (size_t o = 0; o < 2; ++o)
+    if (out[o].wanted()) partial[o] = Tensor::empty({blocks, x.cols()}, DType::kF32, device);
+  const auto sums = [&](size_t o) {
+    return partial[o].defined() ? pointer<float>(partial[o]) : nullptr;
+  };
+  const size_t arrays = p.accumulate ? Slots<T>::kArrays : Slots<T>::kOld;
+  launch(op, norm_backward_kernel<T, kLayer>,
+         {blocks, threads, arrays * kPacks * sizeof(uint4) * threads}, device, p, sums(0), sums(1),
+         layout, layout.blocks());
+  reduce_partials(partial, out);
+}
+
+}  // namespace
+
+void rms_norm_backward(const RmsNormBackward& args) {
+  constexpr const char* kOp = "rms_norm_backward";
+  Tensor none;
+  dispatch_device(args.x.dtype(), kOp, [&]<class T>() {
+    norm_backward<T, false>(kOp, args.x,
+                            {.dy = pointer<T>(args.dy),
+                             .x = pointer<T>(args.x),
+                             .w = pointer<T>(args.w),
+                             .rstd = pointer<float>(args.rstd),
+                             .dx = pointer<T>(args.dx.tensor),
+                             .accumulate = args.dx.wanted() && args.dx.mode == Grad::kAccumulate},
+                            {args.dw, {none}});
+  });
+}
+
+void layer_norm_backward(const LayerNormBackward& args) {
+  constexpr const char* kOp = "layer_norm_backward";
+  dispatch_device(args.x.dtype(), kOp, [&]<class T>() {
+    norm_backward<T, true>(kOp, args.x,
+                           {.dy = pointer<T>(args.dy),
+                            .x = pointer<T>(args.x),
+                            .w = pointer<T>(args.w),
+                            .mean = pointer<float>(args.mean),
+                            .rstd = pointer<float>(args.rstd),
+                            .dx = pointer<T>(args.dx.tensor),
+                            .accumulate = args.dx.wanted() && args.dx.mode == Grad::kAccumulate},
+                           {args.dw, args.db});
+  });
+}
+
+}  // namespace cohort::kernels::cuda

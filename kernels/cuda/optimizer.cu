@@ -1,0 +1,239 @@
+// AdamW and the gradient norm on CUDA. All tensors go into one launch (a few, where there are very
+// many): a table of pointers travels as a kernel parameter, each tensor is cut into fixed pieces,
+// and a block looks up in the table whose piece it has.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/adamw.h"
+#include "kernels/cuda/device.cuh"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+constexpr size_t kMaxParameterBytes = 32764;  // of one launch, on sm_70 and later
+
+struct AdamWEntry {
+  float *weights, *m, *v;
+  const float* grad;
+  __nv_bfloat16* rounded;  // null for an f32 parameter
+  int64_t size;
+  unsigned first_block;
+  float decay;
+};
+struct NormEntry {
+  const void* values;
+  int64_t size;
+  unsigned first_block;
+  DType dtype;
+};
+
+template <class Entry, int kCapacity>
+struct Table {
+  int count = 0;
+  unsigned blocks = 0;
+  Entry entries[kCapacity];
+
+  void add(const Entry& entry, int64_t per_block) {
+    entries[count] = entry;
+    entries[count++].first_block = blocks;
+    blocks += blocks_for(entry.size, per_block);
+  }
+  bool full() const { return count == kCapacity; }
+  // The entry that owns a block: the last one that starts at or before it.
+  __device__ const Entry& owner(unsigned block) const {
+    int low = 0, high = count;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (entries[middle].first_block <= block ? low : high) = middle;
+    }
+    return entries[low];
+  }
+};
+
+// ---- AdamW
+
+constexpr int kThreads = 256;
+constexpr int kAdamWPerBlock = 4096;
+
+struct AdamWLaunch {
+  AdamWFactors<float> factors;
+  const double* norm;  // may be null
+  double max_norm;
+  double* non_finite;  // may be null
+  Table<AdamWEntry, 512> table;
+};
+static_assert(sizeof(AdamWLaunch) <= kMaxParameterBytes);
+
+// Updates elements [i, i + N) of one tensor; returns whether all of them are finite.
+template <int N>
+__device__ __forceinline__ bool update(const AdamWEntry& e, const AdamWFactors<float>& factors,
+                                       float grad_scale, int64_t i) {
+  auto p = load_pack<N>(e.weights + i), m = load_pack<N>(e.m + i), v = load_pack<N>(e.v + i);
+  const auto g = load_pack<N>(e.grad + i);
+#pragma unroll
+  for (int k = 0; k < N; ++k)
+    adamw_element(p.v[k], m.v[k], v.v[k], g.v[k] * grad_scale, e.decay, factors);
+  store_pack(e.weights + i, p);
+  store_pack(e.m + i, m);
+  store_pack(e.v + i, v);
+  bool finite = true;
+#pragma unroll
+  for (int k = 0; k < N; ++k)
+    finite = finite && isfinite(p.v[k]) && isfinite(m.v[k]) && isfinite(v.v[k]);
+  if (e.rounded == nullptr) return finite;
+  Pack<__nv_bfloat16, N> rounded;
+#pragma unroll
+  for (int k = 0; k < N; ++k) {
+    rounded.v[k] = from_float<__nv_bfloat16>(p.v[k]);
+    finite = finite && isfinite(to_float(rounded.v[k]));  // the largest floats round to infinity
+  }
+  store_pack(e.rounded + i, rounded);
+  return finite;
+}
+
+__global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__ AdamWLaunch a) {
+  const double norm = a.norm != nullptr ? *a.norm : 0;
+  if (!isfinite(norm)) return;
+  const auto grad_scale = static_cast<float>(clip_scale(norm, a.max_norm));
+  const AdamWEntry& e = a.table.owner(blockIdx.x);
+  const int64_t begin = static_cast<int64_t>(blockIdx.x - e.first_block) * kAdamWPerBlock;
+  const int64_t end = min(e.size, begin + kAdamWPerBlock);
+  // bf16 packs of 4 are half as long, but pieces start at multiples of 16 bytes all the same.
+  const auto bits = reinterpret_cast<uintptr_t>(e.weights) | reinterpret_cast<uintptr_t>(e.m) |
+                    reinterpret_cast<uintptr_t>(e.v) | reinterpret_cast<uintptr_t>(e.grad) |
+                    2 * reinterpret_cast<uintptr_t>(e.rounded);
+  const int64_t packed = bits % 16 == 0 ? begin + (end - begin) / 4 * 4 : begin;
+  bool finite = true;
+  for (int64_t i = begin + 4 * threadIdx.x; i < packed; i += 4 * kThreads)
+    finite &= update<4>(e, a.factors, grad_scale, i);
+  for (int64_t i = packed + threadIdx.x; i < end; i += kThreads)
+    finite &= update<1>(e, a.factors, grad_scale, i);
+  // Every thread that finds one writes the same number.
+  if (!finite && a.non_finite != nullptr) *a.non_finite = 1;
+}
+
+// ---- Norm
+
+constexpr int kNormPerBlock = 32768;
+constexpr int kTotalThreads = 1024;
+using NormTable = Table<NormEntry, 1024>;
+static_assert(sizeof(NormTable) <= kMaxParameterBytes);
+
+// Four consecutive elements; those past the end are 0.
+template <class T>
+__device__ __forceinline__ Pack<float, 4> load_four(const T* p, int64_t i, int64_t end) {
+  Pack<float, 4> out = {};
+  if (i + 4 <= end && reinterpret_cast<uintptr_t>(p) % (4 * sizeof(T)) == 0) {
+    const auto values = load_pack<4>(p + i);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) out.v[k] = to_float(values.v[k]);
+  } else {
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      if (i + k < end) out.v[k] = to_float(p[i + k]);
+  }
+  return out;
+}
+
+// The thread's share of the squares of elements [begin, end): which elements, and in which order,
+// depends on the range only.
+template <class T>
+__device__ double square_sum(const T* p, int64_t begin, int64_t end) {
+  constexpr int kUnroll = 4;
+  double sum = 0;
+  for (int64_t i = begin + 4 * threadIdx.x; i < end; i += 4 * kThreads * kUnroll) {
+    Pack<float, 4> values[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) values[u] = load_four(p, i + 4 * kThreads * u, end);
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u)
+#pragma unroll
+      for (const float x : values[u].v) sum += static_cast<double>(x) * static_cast<double>(x);
+  }
+  return sum;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    square_sum_kernel(const __grid_constant__ NormTable table, double* partial) {
+  __shared__ double scratch[kThreads / 32];
+  const NormEntry& e = table.owner(blockIdx.x);
+  const int64_t begin = static_cast<int64_t>(blockIdx.x - e.first_block) * kNormPerBlock;
+  const int64_t end = min(e.size, begin + kNormPerBlock);
+  const double own = e.dtype == DType::kF32
+                         ? square_sum(static_cast<const float*>(e.values), begin, end)
+                         : square_sum(static_cast<const __nv_bfloat16*>(e.values), begin, end);
+  const double sum = block_reduce<kThreads>(own, scratch, Plus{});
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(kTotalThreads)
+    norm_kernel(double* norm, const double* partial, int64_t count) {
+  __shared__ double scratch[kTotalThreads / 32];
+  double own = 0;
+  for (int64_t i = threadIdx.x; i < count; i += kTotalThreads) own += partial[i];
+  const double sum = block_reduce<kTotalThreads>(own, scratch, Plus{});
+  if (threadIdx.x == 0) *norm = sqrt(sum);
+}
+
+}  // namespace
+
+void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc) {
+  const Device device = tensors[0].param.device();
+  for (const AdamWTensor& t : tensors) dispatch_device(t.param.dtype(), "adamw", [&]<class T>() {});
+  Tensor non_finite = desc.non_finite;
+  AdamWLaunch batch{.factors = adamw_factors<float>(desc),
+                    .norm = pointer<double>(desc.norm),
+                    .max_norm = desc.max_norm,
+                    .non_finite = pointer<double>(non_finite),
+                    .table = {}};
+  const auto flush = [&] {
+    launch("adamw", adamw_kernel, {batch.table.blocks, kThreads}, device, batch);
+    batch.table.count = 0;
+    batch.table.blocks = 0;
+  };
+  for (AdamWTensor& t : tensors) {
+    if (t.param.numel() == 0) continue;
+    const bool rounds = t.master.defined();
+    batch.table.add({.weights = pointer<float>(rounds ? t.master : t.param),
+                     .m = pointer<float>(t.m),
+                     .v = pointer<float>(t.v),
+                     .grad = pointer<float>(t.grad),
+                     .rounded = rounds ? pointer<__nv_bfloat16>(t.param) : nullptr,
+                     .size = t.param.numel(),
+                     .first_block = 0,
+                     .decay = adamw_decay<float>(desc, t.weight_decay)},
+                    kAdamWPerBlock);
+    if (batch.table.full()) flush();
+  }
+  flush();
+}
+
+void grad_norm(Tensor& norm, std::span<const Tensor> tensors) {
+  const Device device = norm.device();
+  int64_t pieces = 0;
+  for (const Tensor& t : tensors) {
+    dispatch_device(t.dtype(), "grad_norm", [&]<class T>() {});
+    pieces += blocks_for(t.numel(), kNormPerBlock);
+  }
+  Tensor partial = Tensor::empty({pieces}, DType::kF64, device);
+  double* const sums = pointer<double>(partial);
+  NormTable table;
+  int64_t done = 0;
+  const auto flush = [&] {
+    launch("grad_norm", square_sum_kernel, {table.blocks, kThreads}, device, table, sums + done);
+    done += table.blocks;
+    table.count = 0;
+    table.blocks = 0;
+  };
+  for (const Tensor& t : tensors) {
+    if (t.numel() == 0) continue;
+    table.add({.values = t.raw(), .size = t.numel(), .first_block = 0, .dtype = t.dtype()},
+              kNormPerBlock);
+    if (table.full()) flush();
+  }
+  flush();
+  launch("grad_norm_total", norm_kernel, {1, kTotalThreads}, device, pointer<double>(norm),
+         static_cast<const double*>(sums), pieces);
+}
+
+}  // namespace cohort::kernels::cuda

@@ -1,0 +1,106 @@
+// The one row function behind every log-prob on CUDA: training's fused head and the sampler call it
+// on the same f32 logits and get the same bits. One block per row reads it once: each thread keeps
+// the largest logit so far and the sums relative to it, over ids that depend on the vocabulary's
+// size only; the threads' sums are joined in a fixed order.
+#pragma once
+
+#include <cmath>
+
+#include "kernels/cuda/device.cuh"
+
+namespace cohort::kernels::cuda {
+
+inline constexpr int kRowThreads = 512;
+// Ids that a block takes at a time, four consecutive ones per thread.
+inline constexpr int kRowTile = 4 * kRowThreads;
+
+// With d[v] = (logits[v] - largest) inverse_temperature:
+struct RowSoftmax {
+  float largest = 0, inverse_temperature = 1;
+  double sum = 0, weighted = 0;  // of e^d, of e^d d
+
+  __device__ double log_sum() const { return log(sum); }
+  // Log-sum-exp of the logits at the temperature.
+  __device__ float lse() const {
+    return static_cast<float>(
+        static_cast<double>(largest) * static_cast<double>(inverse_temperature) + log_sum());
+  }
+  __device__ float entropy() const { return static_cast<float>(log_sum() - weighted / sum); }
+  __device__ float scaled(float logit) const { return (logit - largest) * inverse_temperature; }
+  __device__ float logprob(float logit) const {
+    return static_cast<float>(static_cast<double>(scaled(logit)) - log_sum());
+  }
+  // NaN or an infinite largest logit leave no distribution.
+  __device__ bool valid() const { return isfinite(largest) && isfinite(sum); }
+};
+
+// Logits [v, v + 4) of a row of `vocab`; -inf past its end.
+__device__ __forceinline__ Pack<float, 4> load_logits(const float* logits, int64_t v,
+                                                      int64_t vocab) {
+  if (v + 4 <= vocab && reinterpret_cast<uintptr_t>(logits) % 16 == 0)
+    return load_pack<4>(logits + v);
+  Pack<float, 4> out;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) out.v[k] = v + k < vocab ? logits[v + k] : -INFINITY;
+  return out;
+}
+
+// A thread's running sums.
+struct PartialSoftmax {
+  float largest = -INFINITY, sum = 0, weighted = 0;
+
+  // Makes the sums relative to another largest logit. Sums of nothing stay so; a NaN stays one.
+  __device__ void rebase(float to, float inverse_temperature) {
+    if (sum != 0) {
+      const float shift = (largest - to) * inverse_temperature, factor = expf(shift);
+      weighted = factor > 0 ? factor * __fmaf_rn(shift, sum, weighted) : 0;
+      sum *= factor;
+    }
+    largest = to;
+  }
+
+  template <int N>
+  __device__ void add(const Pack<float, 4> (&logits)[N], float inverse_temperature) {
+    float top = logits[0].v[0];
+#pragma unroll
+    for (const auto& pack : logits)
+#pragma unroll
+      for (const float z : pack.v) top = fmaxf(top, z);
+    if (top > largest) rebase(top, inverse_temperature);
+    // While only excluded tokens (-inf) were seen, any finite number will do.
+    const float from = largest == -INFINITY ? 0 : largest;
+#pragma unroll
+    for (const auto& pack : logits)
+#pragma unroll
+      for (const float z : pack.v) {
+        const float d = (z - from) * inverse_temperature, e = expf(d);
+        sum += e;
+        // An excluded token adds 0 rather than 0 times -inf.
+        weighted = e > 0 ? __fmaf_rn(e, d, weighted) : weighted;
+      }
+  }
+};
+
+// Called by all kRowThreads threads of a block, at most once; all get the result.
+__device__ inline RowSoftmax row_softmax(const float* logits, int64_t vocab,
+                                         float inverse_temperature) {
+  constexpr int kBatch = 4;  // loads in flight
+  __shared__ float largest_of_warp[kRowThreads / 32];
+  __shared__ double sum_of_warp[kRowThreads / 32], weighted_of_warp[kRowThreads / 32];
+  PartialSoftmax own;
+  for (int64_t v = 4 * threadIdx.x; v < vocab; v += kBatch * kRowTile) {
+    Pack<float, 4> batch[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) batch[b] = load_logits(logits, v + b * kRowTile, vocab);
+    own.add(batch, inverse_temperature);
+  }
+  const float largest = block_reduce<kRowThreads>(own.largest, largest_of_warp, Larger{});
+  own.rebase(largest, inverse_temperature);
+  return {.largest = largest,
+          .inverse_temperature = inverse_temperature,
+          .sum = block_reduce<kRowThreads>(static_cast<double>(own.sum), sum_of_warp, Plus{}),
+          .weighted = block_reduce<kRowThreads>(static_cast<double>(own.weighted), weighted_of_warp,
+                                                Plus{})};
+}
+
+}  // namespace cohort::kernels::cuda

@@ -1,0 +1,136 @@
+// How the threads of a block share the rows of a matrix: a group of 1 to 512 neighbouring threads
+// has a row, and each thread packs of 16 bytes of it, kPacks at a time in registers. Which thread
+// has which element, and so the order of every reduction, follows from the number of columns and
+// the element size alone; where rows are not aligned, the same elements are moved one by one.
+#pragma once
+
+#include "kernels/cuda/raw.cuh"
+
+namespace cohort::kernels::cuda {
+
+inline constexpr int kRowPacks = 4;  // packs that a thread holds, where a kernel does not say
+inline constexpr int kMaxGroup = 512;
+
+struct RowLayout {
+  int64_t rows = 0;
+  int cols = 0;
+  int group_log2 = 0;       // threads of a row
+  int tiles = 0;            // rounds of group * kPacks packs that cover the row
+  bool vectorized = false;  // 16-byte accesses
+
+  int group() const { return 1 << group_log2; }
+  int threads() const { return std::max(128, group()); }
+  // Blocks if each has its rows once.
+  unsigned blocks() const { return blocks_for(rows, threads() / group()); }
+  cohort::cuda::LaunchShape launch_shape() const {
+    return {blocks(), static_cast<unsigned>(threads())};
+  }
+};
+
+// The layout of rows of T. `vectorized` says that every row of every tensor starts at a multiple of
+// 16 bytes: see vectorized_rows().
+template <class T, int kPacks = kRowPacks>
+RowLayout row_layout(int64_t rows, int64_t cols, bool vectorized) {
+  COHORT_CHECK(cols < (1 << 30), "[rows] rows of ", cols, " columns are too long");
+  const auto packs = static_cast<int>((cols + kPackSize<T> - 1) / kPackSize<T>);
+  RowLayout layout{.rows = rows, .cols = static_cast<int>(cols), .vectorized = vectorized};
+  while (layout.group() < kMaxGroup && layout.group() * kPacks < packs) ++layout.group_log2;
+  const int tile = layout.group() * kPacks;
+  layout.tiles = (packs + tile - 1) / tile;
+  return layout;
+}
+template <class... T>
+bool vectorized_rows(int64_t cols, const T*... rows) {
+  return aligned(rows...) && ((cols * static_cast<int64_t>(sizeof(T)) % 16 == 0) && ...);
+}
+
+// One thread's share of its row, in the rows of a block. A thread past the last row has no columns:
+// it takes part in reductions and moves nothing.
+template <class T, int kPacks = kRowPacks>
+struct RowShare {
+  static constexpr int N = kPackSize<T>;
+  using Packs = Raw<T, N>[kPacks];
+
+  int64_t row;
+  int cols, lane, group;
+  bool vectorized;
+
+  __device__ explicit RowShare(const RowLayout& layout, int64_t block = blockIdx.x)
+      : row(block * (blockDim.x >> layout.group_log2) + (threadIdx.x >> layout.group_log2)),
+        cols(row < layout.rows ? layout.cols : 0),
+        lane(threadIdx.x & ((1 << layout.group_log2) - 1)),
+        group(1 << layout.group_log2),
+        vectorized(layout.vectorized) {
+    if (row >= layout.rows) row = 0;
+  }
+  __device__ bool leads() const { return cols > 0 && lane == 0; }
+  // The first column of pack u of a tile.
+  __device__ int column(int tile, int u) const { return ((tile * kPacks + u) * group + lane) * N; }
+
+  // Elements past the row are those of `past`.
+  __device__ __forceinline__ void load(const T* start, int tile, Packs& packs,
+                                       const Raw<T, N>& past = {}) const {
+    if (vectorized) {
+#pragma unroll
+      for (int u = 0; u < kPacks; ++u) {
+        packs[u] = past;
+        if (column(tile, u) < cols) packs[u] = load_raw<N>(start + column(tile, u));
+      }
+    } else {
+#pragma unroll
+      for (int u = 0; u < kPacks; ++u)
+        packs[u] = load_some<N>(start + column(tile, u), cols - column(tile, u), past);
+    }
+  }
+  __device__ __forceinline__ void store(T* start, int tile, int u, const Raw<T, N>& pack) const {
+    const int c = column(tile, u);
+    if (!vectorized)
+      store_some(start + c, pack, cols - c);
+    else if (c < cols)
+      store_raw(start + c, pack);
+  }
+  // fn(u, n) for every element that is inside the row.
+  template <class F>
+  __device__ __forceinline__ void each(int tile, F&& fn) const {
+#pragma unroll
+    for (int u = 0; u < kPacks; ++u)
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+        if (column(tile, u) + n < cols) fn(u, n);
+  }
+};
+
+// Joins kValues values per thread, each over the threads of a row: a butterfly over lanes, then one
+// over warps. Every thread of the block calls it with `scratch` of 32 values for each value; from
+// call to call two of them take turns at least.
+template <int kValues, class Combine>
+__device__ __forceinline__ void group_reduce(float (&x)[kValues], int group, float* scratch,
+                                             Combine combine) {
+  const auto across = [&](int lanes) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+      if (offset < lanes)
+#pragma unroll
+        for (int k = 0; k < kValues; ++k)
+          x[k] = combine(x[k], __shfl_xor_sync(0xffffffffu, x[k], offset));
+  };
+  if (group <= 32) return across(group);
+  across(32);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int others = group / 32 - 1;  // warps of a row, less one: they are a power of two
+#pragma unroll
+  for (int k = 0; k < kValues; ++k)
+    if (lane == 0) scratch[32 * k + warp] = x[k];
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < kValues; ++k) x[k] = scratch[32 * k + (warp & ~others) + (lane & others)];
+  across(others + 1);
+}
+template <class Combine>
+__device__ __forceinline__ float group_reduce(float x, int group, float* scratch, Combine combine) {
+  float values[1] = {x};
+  group_reduce(values, group, scratch, combine);
+  return values[0];
+}
+
+}  // namespace cohort::kernels::cuda

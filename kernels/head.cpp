@@ -1,0 +1,78 @@
+#include "kernels/head.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/with_cuda.h"
+
+namespace cohort::kernels {
+namespace {
+
+// The weight gradient adds tokens in steps of this many, so chunks are multiples of it and no
+// result depends on their size.
+constexpr int64_t kChunkUnit = 128;
+
+struct HeadShape {
+  int64_t tokens, channels, vocab;
+};
+
+HeadShape check_inputs(const Tensor& x, const Tensor& w, const Tensor& targets,
+                       const HeadDesc& desc, const char* op) {
+  COHORT_CHECK(x.rank() == 2 && w.rank() == 2 && x.dim(1) == w.dim(1), "[", op,
+               "] expected x [T, C] and w [V, C], got ", x.str(), " and ", w.str());
+  COHORT_CHECK(desc.temperature > 0 && std::isfinite(desc.temperature), "[", op,
+               "] expected a temperature above 0, got ", desc.temperature);
+  COHORT_CHECK(desc.chunk_tokens >= 0, "[", op, "] expected chunk_tokens of 0 or more, got ",
+               desc.chunk_tokens);
+  const HeadShape shape{x.dim(0), x.dim(1), w.dim(0)};
+  check_tensor(x, x.shape(), x.dtype(), op, "x", x.device());
+  check_tensor(w, w.shape(), x.dtype(), op, "w", x.device());
+  check_tensor(targets, {shape.tokens}, DType::kI32, op, "targets", x.device());
+  return shape;
+}
+
+}  // namespace
+
+void head_logprob_forward(const HeadLogprobForward& args) {
+  constexpr const char* kOp = "head";
+  const HeadShape shape = check_inputs(args.x, args.w, args.targets, args.desc, kOp);
+  const DType statistic = accumulate_dtype(args.x.dtype());
+  for (const auto& [t, name] :
+       {std::pair{&args.logprob, "logprob"}, {&args.entropy, "entropy"}, {&args.lse, "lse"}})
+    check_tensor(*t, {shape.tokens}, statistic, kOp, name, args.x.device());
+  on_device<cpu::head_logprob_forward, cuda::head_logprob_forward>(args.x.device(), args);
+}
+
+void head_logprob_backward(const HeadLogprobBackward& args) {
+  constexpr const char* kOp = "head_backward";
+  const HeadShape shape = check_inputs(args.x, args.w, args.targets, args.desc, kOp);
+  const DType statistic = accumulate_dtype(args.x.dtype());
+  const Device device = args.x.device();
+  for (const auto& [t, name] :
+       {std::pair{&args.dlogprob, "dlogprob"}, {&args.lse, "lse"}, {&args.entropy, "entropy"}})
+    check_tensor(*t, {shape.tokens}, statistic, kOp, name, device);
+  if (args.dentropy.defined())
+    check_tensor(args.dentropy, {shape.tokens}, statistic, kOp, "dentropy", device);
+  check_grad(args.dx, args.x.shape(), args.x.dtype(), kOp, "dx", device);
+  check_grad(args.dw, args.w.shape(), statistic, kOp, "dw", device);
+  on_device<cpu::head_logprob_backward, cuda::head_logprob_backward>(args.x.device(), args);
+}
+
+int64_t head_chunk_tokens(int64_t vocab, int64_t wanted, Device device) {
+  if (wanted == 0 && device.is_cuda()) {
+    // Long products, and room for other things: up to 512 MiB of f32 logits.
+    constexpr int64_t kBytes = int64_t{512} << 20, kMost = 4096;
+    const int64_t rows = kBytes / (4 * std::max<int64_t>(vocab, 1)) / kChunkUnit * kChunkUnit;
+    return std::clamp(rows, kChunkUnit, kMost);
+  }
+  return std::max<int64_t>(1, (wanted + kChunkUnit - 1) / kChunkUnit) * kChunkUnit;
+}
+
+int64_t head_workspace_bytes(int64_t vocab, DType dtype, const HeadDesc& desc, Device device) {
+  const auto logit = static_cast<int64_t>(dtype_size(accumulate_dtype(dtype)));
+  // A bf16 gradient does not fit into its f32 logit's place.
+  const auto gradient = dtype == DType::kBF16 ? static_cast<int64_t>(dtype_size(dtype)) : 0;
+  return head_chunk_tokens(vocab, desc.chunk_tokens, device) * vocab * (logit + gradient);
+}
+
+}  // namespace cohort::kernels

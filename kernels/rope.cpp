@@ -1,0 +1,45 @@
+#include "kernels/rope.h"
+
+#include <cmath>
+
+#include "core/with_cuda.h"
+
+namespace cohort::kernels {
+
+Tensor rope_table(int64_t positions, int64_t head_dim, double theta, DType dtype) {
+  COHORT_CHECK(positions >= 0 && head_dim > 0 && head_dim % 2 == 0 && theta > 0,
+               "[rope_table] expected positions >= 0, an even head_dim and theta > 0, got ",
+               positions, ", ", head_dim, " and ", theta);
+  Tensor table = Tensor::empty({positions, head_dim}, dtype);
+  dispatch_float(dtype, "rope_table", [&]<class T>() {
+    const int64_t half = head_dim / 2;
+    T* out = table.data<T>();
+    for (int64_t i = 0; i < half; ++i) {
+      const double frequency =
+          std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+      for (int64_t p = 0; p < positions; ++p) {
+        const double angle = static_cast<double>(p) * frequency;
+        out[p * head_dim + i] = static_cast<T>(std::cos(angle));
+        out[p * head_dim + half + i] = static_cast<T>(std::sin(angle));
+      }
+    }
+  });
+  return table;
+}
+
+void rope(const Rope& args) {
+  const Tensor &y = args.y, &x = args.x, &positions = args.positions, &table = args.table;
+  constexpr const char* kOp = "rope";
+  COHORT_CHECK(x.rank() == 3 && table.rank() == 2, "[rope] expected x [T, H, D] and a table, got ",
+               x.str(), " and ", table.str());
+  const int64_t tokens = x.dim(0), dim = x.dim(2), rows = table.dim(0);
+  COHORT_CHECK(dim % 2 == 0, "[rope] expected an even head size, got ", x.str());
+  const Device device = x.device();
+  check_tensor(x, x.shape(), x.dtype(), kOp, "x", device);
+  check_tensor(y, x.shape(), x.dtype(), kOp, "y", device);
+  check_tensor(table, {rows, dim}, accumulate_dtype(x.dtype()), kOp, "table", device);
+  check_tensor(positions, {tokens}, DType::kI32, kOp, "positions", device);
+  on_device<cpu::rope, cuda::rope>(x.device(), args);
+}
+
+}  // namespace cohort::kernels
