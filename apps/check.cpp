@@ -5,17 +5,13 @@
 
 #include "apps/commands.h"
 #include "core/log.h"
+#include "core/sizes.h"
+#include "data/utf8.h"
 #include "nn/memory.h"
 #include "rl/rollout.h"
 
 namespace cohort::apps {
 namespace {
-
-std::string mib(int64_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
-  return text;
-}
 
 void row(const char* name, const std::string& value) {
   std::printf("  %-28s %s\n", name, value.c_str());
@@ -26,16 +22,12 @@ struct Batch {
   MemoryShape shape;
 };
 
-int64_t divide_up(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
 Batch batch_of(const TrainConfig& config, const StagePreview& stage, int64_t ranks) {
   Batch out{.sequence = stage.lengths.longest_sequence - 1};
   out.shape.device = device_named(config.device);
   if (config.trainer == TrainerType::kGrpo) {
     const int64_t completions = config.prompts_per_step * config.num_generations;
-    const int64_t of_rank = divide_up(config.prompts_per_step, ranks) * config.num_generations;
+    const int64_t of_rank = ceil_div(config.prompts_per_step, ranks) * config.num_generations;
     out.sequence = std::min(stage.model.context,
                             stage.lengths.longest_prompt + config.sampling.max_completion_length) -
                    1;
@@ -50,7 +42,7 @@ Batch batch_of(const TrainConfig& config, const StagePreview& stage, int64_t ran
                                       (stage.lengths.mean_sequence - 1));
   }
   out.shape.micro_batch_tokens =
-      std::min(std::max(config.micro_batch_tokens, out.sequence), divide_up(out.tokens, ranks));
+      std::min(std::max(config.micro_batch_tokens, out.sequence), ceil_div(out.tokens, ranks));
   return out;
 }
 
@@ -70,7 +62,7 @@ void print_sizes(const TrainConfig& config, const StagePreview& stage, const Bat
                                     " = ", config.prompts_per_step * config.num_generations));
   row("tokens per step", str(text ? "" : "up to about ", batch.tokens));
   const int64_t micro = std::max<int64_t>(1, batch.shape.micro_batch_tokens);
-  row("micro batches per step", std::to_string(divide_up(batch.tokens, micro)));
+  row("micro batches per step", std::to_string(ceil_div(batch.tokens, micro)));
   row("optimiser updates",
       std::to_string(config.steps *
                      (grpo ? config.grpo.num_iterations * config.grpo.num_minibatches : 1)));

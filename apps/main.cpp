@@ -8,7 +8,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <iostream>
+#include <memory>
 #include <sstream>
 
 #include "apps/commands.h"
@@ -75,112 +77,110 @@ void add_placement(CLI::App* command, Placement& place) {
       ->check(CLI::IsMember({"f32", "bf16"}));
 }
 
+// What a sub-command does, once its arguments are parsed.
+using Command = std::function<int()>;
+
+void add_train(CLI::App& app, Command& chosen) {
+  const auto options = std::make_shared<TrainOptions>();
+  CLI::App* command = app.add_subcommand("train", "train from a YAML file, or go on with a run");
+  command->add_option("config", options->config, "CONFIG.yaml");
+  command->add_option("overrides", options->overrides, "key=value ...");
+  command->add_option("--resume", options->resume, "run directory to go on with");
+  command
+      ->add_option("--gpus", options->gpus,
+                   "train on the first N GPUs of this machine, one process each")
+      ->check(CLI::PositiveNumber);
+  command->footer(config_footer);
+  command->callback([&, options] { chosen = [options] { return train(*options); }; });
+}
+
+void add_check(CLI::App& app, Command& chosen) {
+  const auto options = std::make_shared<CheckOptions>();
+  CLI::App* command = app.add_subcommand(
+      "check", "validate a configuration; print what follows from it; train nothing");
+  command->add_option("config", options->config, "CONFIG.yaml")->required();
+  command->add_option("overrides", options->overrides, "key=value ...");
+  command->add_option("--gpus", options->gpus, "for a training on N GPUs; none is needed here")
+      ->check(CLI::PositiveNumber);
+  command->footer(config_footer);
+  command->callback([&, options] { chosen = [options] { return check(*options); }; });
+}
+
+void add_generate(CLI::App& app, Command& chosen) {
+  using Input = GenerateOptions::Input;
+  const auto options = std::make_shared<GenerateOptions>();
+  CLI::App* command = app.add_subcommand("generate", "sample completions");
+  command->add_option("model", options->model, "checkpoint or run directory")->required();
+  command->add_option("prompts", options->prompts, "prompts; none: one per line of standard input");
+  const auto option = [&](const char* name, auto& value, const char* help) {
+    return command->add_option(name, value, help)->capture_default_str();
+  };
+  option("--temperature", options->temperature, "0: greedy")->check(CLI::Range(0.0, 100.0));
+  option("--top-k", options->top_k, "0: off")->check(CLI::NonNegativeNumber);
+  option("--top-p", options->top_p, "1: off")->check(CLI::Range(1e-6, 1.0));
+  option("--max-tokens", options->max_tokens, "per completion")->check(CLI::PositiveNumber);
+  option("--num", options->num, "completions per prompt")->check(CLI::PositiveNumber);
+  option("--seed", options->seed, "of the random draws")->check(CLI::NonNegativeNumber);
+  add_placement(command, options->place);
+  command->add_flag_callback(
+      "--json", [options] { options->output = GenerateOptions::Output::kJson; },
+      "one JSON line per completion: text, token ids, log-probs, what stopped it (eos, length: "
+      "--max-tokens, context)");
+  CLI::Option* strings = command->add_flag_callback(
+      "--json-input", [options] { options->input = Input::kJson; },
+      "each prompt is a JSON string: \"two\\nlines\"");
+  command
+      ->add_flag_callback(
+          "--template", [options] { options->input = Input::kFields; },
+          "each prompt is a JSON object that fills data.jsonl.prompt of the model's run")
+      ->excludes(strings);
+  command->callback([&, options] { chosen = [options] { return generate(*options); }; });
+}
+
+void add_logprobs(CLI::App& app, Command& chosen) {
+  const auto options = std::make_shared<LogprobsOptions>();
+  CLI::App* command = app.add_subcommand(
+      "logprobs", "the log-prob of every token of a text, one JSON line per text");
+  command->add_option("model", options->model, "checkpoint or run directory")->required();
+  command->add_option("texts", options->texts, "texts; none: one per line of standard input");
+  command->add_option("--temperature", options->temperature, "of the distribution")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  add_placement(command, options->place);
+  command->add_flag_callback(
+      "--eos", [options] { options->end = LogprobsOptions::End::kEos; },
+      "end each text with the end-of-sequence token");
+  command->callback([&, options] { chosen = [options] { return logprobs(*options); }; });
+}
+
+void add_eval(CLI::App& app, Command& chosen) {
+  const auto options = std::make_shared<EvalOptions>();
+  CLI::App* command = app.add_subcommand(
+      "eval", "pass@1 and pass@k on held-out problems, or validation loss on text");
+  command->add_option("model", options->model, "checkpoint or run directory")->required();
+  command->add_option("overrides", options->overrides,
+                      "key=value ... (eval.num_samples=16 eval.k=[1,8])");
+  command->add_option("--config", options->config,
+                      "data and rewards from this file instead of the run's own");
+  command->footer(config_footer);
+  command->callback([&, options] { chosen = [options] { return evaluate(*options); }; });
+}
+
+void add_gradcheck(CLI::App& app, Command& chosen) {
+  const auto op = std::make_shared<std::string>();
+  CLI::App* command =
+      app.add_subcommand("gradcheck", "check gradients of the ops against central differences");
+  command->add_option("op", *op, "only this op");
+  command->callback([&, op] { chosen = [op] { return gradcheck(*op); }; });
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"cohort: train transformers, and make them better with GRPO"};
   app.require_subcommand(1);
   app.set_version_flag("--version", version(), "print the version, and whether CUDA is in it");
-  int code = kOk;
-
-  TrainOptions train_options;
-  CLI::App* train_command =
-      app.add_subcommand("train", "train from a YAML file, or go on with a run");
-  train_command->add_option("config", train_options.config, "CONFIG.yaml");
-  train_command->add_option("overrides", train_options.overrides, "key=value ...");
-  train_command->add_option("--resume", train_options.resume, "run directory to go on with");
-  train_command
-      ->add_option("--gpus", train_options.gpus,
-                   "train on the first N GPUs of this machine, one process each")
-      ->check(CLI::PositiveNumber);
-  train_command->footer(config_footer);
-  train_command->callback([&] { code = train(train_options); });
-
-  CheckOptions check_options;
-  CLI::App* check_command = app.add_subcommand(
-      "check", "validate a configuration; print what follows from it; train nothing");
-  check_command->add_option("config", check_options.config, "CONFIG.yaml")->required();
-  check_command->add_option("overrides", check_options.overrides, "key=value ...");
-  check_command
-      ->add_option("--gpus", check_options.gpus, "for a training on N GPUs; none is needed here")
-      ->check(CLI::PositiveNumber);
-  check_command->footer(config_footer);
-  check_command->callback([&] { code = check(check_options); });
-
-  GenerateOptions generate_options;
-  CLI::App* generate_command = app.add_subcommand("generate", "sample completions");
-  generate_command->add_option("model", generate_options.model, "checkpoint or run directory")
-      ->required();
-  generate_command->add_option("prompts", generate_options.prompts,
-                               "prompts; none: one per line of standard input");
-  generate_command->add_option("--temperature", generate_options.temperature, "0: greedy")
-      ->capture_default_str()
-      ->check(CLI::Range(0.0, 100.0));
-  generate_command->add_option("--top-k", generate_options.top_k, "0: off")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  generate_command->add_option("--top-p", generate_options.top_p, "1: off")
-      ->capture_default_str()
-      ->check(CLI::Range(1e-6, 1.0));
-  generate_command->add_option("--max-tokens", generate_options.max_tokens, "per completion")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  generate_command->add_option("--num", generate_options.num, "completions per prompt")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  generate_command->add_option("--seed", generate_options.seed, "of the random draws")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  add_placement(generate_command, generate_options.place);
-  bool generate_json = false, json_input = false, templated = false;
-  generate_command->add_flag("--json", generate_json,
-                             "one JSON line per completion: text, token ids, log-probs, what "
-                             "stopped it (eos, length: --max-tokens, context)");
-  CLI::Option* strings = generate_command->add_flag(
-      "--json-input", json_input, "each prompt is a JSON string: \"two\\nlines\"");
-  generate_command
-      ->add_flag("--template", templated,
-                 "each prompt is a JSON object that fills data.jsonl.prompt of the model's run")
-      ->excludes(strings);
-  generate_command->callback([&] {
-    if (generate_json) generate_options.output = GenerateOptions::Output::kJson;
-    if (json_input) generate_options.input = GenerateOptions::Input::kJson;
-    if (templated) generate_options.input = GenerateOptions::Input::kFields;
-    code = generate(generate_options);
-  });
-
-  LogprobsOptions logprobs_options;
-  CLI::App* logprobs_command = app.add_subcommand(
-      "logprobs", "the log-prob of every token of a text, one JSON line per text");
-  logprobs_command->add_option("model", logprobs_options.model, "checkpoint or run directory")
-      ->required();
-  logprobs_command->add_option("texts", logprobs_options.texts,
-                               "texts; none: one per line of standard input");
-  logprobs_command->add_option("--temperature", logprobs_options.temperature, "of the distribution")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  add_placement(logprobs_command, logprobs_options.place);
-  bool logprobs_eos = false;
-  logprobs_command->add_flag("--eos", logprobs_eos, "end each text with the end-of-sequence token");
-  logprobs_command->callback([&] {
-    if (logprobs_eos) logprobs_options.end = LogprobsOptions::End::kEos;
-    code = logprobs(logprobs_options);
-  });
-
-  EvalOptions eval_options;
-  CLI::App* eval_command = app.add_subcommand(
-      "eval", "pass@1 and pass@k on held-out problems, or validation loss on text");
-  eval_command->add_option("model", eval_options.model, "checkpoint or run directory")->required();
-  eval_command->add_option("overrides", eval_options.overrides,
-                           "key=value ... (eval.num_samples=16 eval.k=[1,8])");
-  eval_command->add_option("--config", eval_options.config,
-                           "data and rewards from this file instead of the run's own");
-  eval_command->footer(config_footer);
-  eval_command->callback([&] { code = evaluate(eval_options); });
-
-  std::string op;
-  CLI::App* gradcheck_command =
-      app.add_subcommand("gradcheck", "check gradients of the ops against central differences");
-  gradcheck_command->add_option("op", op, "only this op");
-  gradcheck_command->callback([&] { code = gradcheck(op); });
+  Command chosen;
+  for (const auto add : {add_train, add_check, add_generate, add_logprobs, add_eval, add_gradcheck})
+    add(app, chosen);
 
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
@@ -203,7 +203,7 @@ int run(int argc, char** argv) {
     throw InputError(str(e.what(), "; hint: cohort ", app.get_subcommands().empty() ? "" : argv[1],
                          app.get_subcommands().empty() ? "" : " ", "--help"));
   }
-  return code;
+  return chosen();
 }
 
 // A message may quote what was given or read, of any length: its begin and its end are enough.

@@ -38,7 +38,8 @@ RunResult execute(Run& run, Reporter& reporter, const std::atomic<bool>& stop,
     std::string fault = e.what();
     const bool out_of_memory = dynamic_cast<const OutOfMemoryError*>(&e) != nullptr;
     if (out_of_memory)
-      fault += memory_plan(run.plan(), run.preview(), group == nullptr ? 1 : group->size());
+      fault += "; hint: a smaller micro_batch_tokens, model.recompute: block, or a smaller model" +
+               memory_plan(run.plan(), run.preview(), group == nullptr ? 1 : group->size());
     logging::record("failed: " + fault);
     if (out_of_memory) throw OutOfMemoryError(fault);
     throw;

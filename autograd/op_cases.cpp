@@ -177,6 +177,11 @@ void add_row_ops(Table& table) {
            const AddNorm y = add_rms_norm(in[0], in[1], in[2], eps);
            return mul(y.sum, y.normed);
          }});
+    table.push_back({"add_layer_norm", shape.str() + " with bias",
+                     inputs({{shape}, {shape}, {{c}}, {{c}}}), [eps = eps](Inputs in) {
+                       const AddNorm y = add_layer_norm(in[0], in[1], in[2], in[3], eps);
+                       return mul(y.sum, y.normed);
+                     }});
     table.push_back(
         {"softmax", shape.str(), inputs({{shape}}), [](Inputs in) { return softmax(in[0]); }});
   }

@@ -42,14 +42,16 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias = {})
 Variable embedding(const Variable& table, const Tensor& ids);
 
 Variable rms_norm(const Variable& x, const Variable& w, double eps);
-// sum = a + b and normed = rms_norm(sum), in one pass over memory where the device has one; the
-// bits are those of the two ops.
+// `b` may be undefined.
+Variable layer_norm(const Variable& x, const Variable& w, const Variable& b, double eps);
+// sum = a + b and normed = the norm of the sum, in one pass over memory where the device has one;
+// the bits are those of the two ops. `bias` may be undefined.
 struct AddNorm {
   Variable sum, normed;
 };
 AddNorm add_rms_norm(const Variable& a, const Variable& b, const Variable& w, double eps);
-// `b` may be undefined.
-Variable layer_norm(const Variable& x, const Variable& w, const Variable& b, double eps);
+AddNorm add_layer_norm(const Variable& a, const Variable& b, const Variable& w,
+                       const Variable& bias, double eps);
 Variable softmax(const Variable& x);
 
 // x: [T, H, D] rotated to `positions` by kernels::rope_table().

@@ -145,7 +145,7 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias) {
   Tensor y = Tensor::empty(shape, x.value().dtype(), x.value().device());
   kernels::linear_forward({.y = y, .x = x.value(), .w = w.value(), .bias = bias.value()});
   return make_node("linear", y, {x, w, bias},
-                   [x = Saved(x), w = w.value()](const Tensor& dy, Gradients& g) {
+                   [x = SavedTensor(x), w = w.value()](const Tensor& dy, Gradients& g) {
                      if (GradSlot dx = g.slot(0); dx.tensor.defined())
                        kernels::matmul({.c = dx.tensor, .a = dy, .b = w, .desc = {.out = dx.mode}});
                      if (GradSlot dw = g.weight_slot(1); dw.tensor.defined())

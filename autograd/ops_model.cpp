@@ -20,29 +20,34 @@ Variable rms_norm_node(const Tensor& y, const Tensor& rstd, const Variable& x, c
       });
 }
 
+Variable layer_norm_node(const Tensor& y, const Tensor& mean, const Tensor& rstd, const Variable& x,
+                         const Variable& w, const Variable& b) {
+  return make_node("layer_norm", y, {x, w, b},
+                   [x = x.value(), w = w.value(), mean, rstd](const Tensor& dy, Gradients& g) {
+                     kernels::layer_norm_backward({.dx = g.slot(0),
+                                                   .dw = g.weight_slot(1),
+                                                   .db = g.weight_slot(2),
+                                                   .dy = dy,
+                                                   .x = x,
+                                                   .w = w,
+                                                   .mean = mean,
+                                                   .rstd = rstd});
+                   });
+}
+
+Variable add_node(const Tensor& sum, const Variable& a, const Variable& b) {
+  return make_node("add", sum, {a, b}, [](const Tensor& dy, Gradients& g) {
+    g.pass(0, dy);
+    g.pass(1, dy);
+  });
+}
+
 }  // namespace
 
 Variable rms_norm(const Variable& x, const Variable& w, double eps) {
   Tensor y = Tensor::empty_like(x.value()), rstd = row_statistic(x.value());
   kernels::rms_norm_forward({.y = y, .rstd = rstd, .x = x.value(), .w = w.value(), .eps = eps});
   return rms_norm_node(y, rstd, x, w);
-}
-
-AddNorm add_rms_norm(const Variable& a, const Variable& b, const Variable& w, double eps) {
-  Tensor sum = Tensor::empty_like(a.value()), y = Tensor::empty_like(a.value());
-  Tensor rstd = row_statistic(a.value());
-  kernels::add_rms_norm_forward({.sum = sum,
-                                 .y = y,
-                                 .rstd = rstd,
-                                 .a = a.value(),
-                                 .b = b.value(),
-                                 .w = w.value(),
-                                 .eps = eps});
-  const Variable total = make_node("add", sum, {a, b}, [](const Tensor& dy, Gradients& g) {
-    g.pass(0, dy);
-    g.pass(1, dy);
-  });
-  return {total, rms_norm_node(y, rstd, total, w)};
 }
 
 Variable layer_norm(const Variable& x, const Variable& w, const Variable& b, double eps) {
@@ -55,17 +60,38 @@ Variable layer_norm(const Variable& x, const Variable& w, const Variable& b, dou
                                .w = w.value(),
                                .b = b.value(),
                                .eps = eps});
-  return make_node("layer_norm", y, {x, w, b},
-                   [x = x.value(), w = w.value(), mean, rstd](const Tensor& dy, Gradients& g) {
-                     kernels::layer_norm_backward({.dx = g.slot(0),
-                                                   .dw = g.weight_slot(1),
-                                                   .db = g.weight_slot(2),
-                                                   .dy = dy,
-                                                   .x = x,
-                                                   .w = w,
-                                                   .mean = mean,
-                                                   .rstd = rstd});
-                   });
+  return layer_norm_node(y, mean, rstd, x, w, b);
+}
+
+AddNorm add_rms_norm(const Variable& a, const Variable& b, const Variable& w, double eps) {
+  Tensor sum = Tensor::empty_like(a.value()), y = Tensor::empty_like(a.value());
+  Tensor rstd = row_statistic(a.value());
+  kernels::add_rms_norm_forward({.sum = sum,
+                                 .y = y,
+                                 .rstd = rstd,
+                                 .a = a.value(),
+                                 .b = b.value(),
+                                 .w = w.value(),
+                                 .eps = eps});
+  const Variable total = add_node(sum, a, b);
+  return {total, rms_norm_node(y, rstd, total, w)};
+}
+
+AddNorm add_layer_norm(const Variable& a, const Variable& b, const Variable& w,
+                       const Variable& bias, double eps) {
+  Tensor sum = Tensor::empty_like(a.value()), y = Tensor::empty_like(a.value());
+  Tensor mean = row_statistic(a.value()), rstd = row_statistic(a.value());
+  kernels::add_layer_norm_forward({.sum = sum,
+                                   .y = y,
+                                   .mean = mean,
+                                   .rstd = rstd,
+                                   .a = a.value(),
+                                   .b = b.value(),
+                                   .w = w.value(),
+                                   .bias = bias.value(),
+                                   .eps = eps});
+  const Variable total = add_node(sum, a, b);
+  return {total, layer_norm_node(y, mean, rstd, total, w, bias)};
 }
 
 Variable softmax(const Variable& x) {

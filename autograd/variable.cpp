@@ -279,12 +279,12 @@ bool grad_enabled() {
   return t_grad_enabled;
 }
 
-Variable with_recipe(Variable y, const std::function<Variable(std::span<const Variable>)>& fn,
-                     std::span<const Variable> inputs) {
+Variable recomputable(Variable y, const std::function<Variable(std::span<const Variable>)>& fn,
+                      std::span<const Variable> inputs) {
   if (!y.requires_grad()) return y;
   std::vector<Variable> values;
   for (const Variable& input : inputs) values.push_back(input.detach());
-  y.recipe_ = std::make_shared<const std::function<Tensor()>>([fn, values] {
+  y.recompute_ = std::make_shared<const std::function<Tensor()>>([fn, values] {
     NoGradGuard no_grad;
     return fn(values).value();
   });

@@ -59,11 +59,11 @@ class Variable {
   friend void backward(const Variable&, const Tensor&);
   friend Variable checkpoint(const std::function<Variable(std::span<const Variable>)>&,
                              std::span<const Variable>, std::span<const Variable>);
-  friend Variable with_recipe(Variable, const std::function<Variable(std::span<const Variable>)>&,
-                              std::span<const Variable>);
-  friend class Saved;
+  friend Variable recomputable(Variable, const std::function<Variable(std::span<const Variable>)>&,
+                               std::span<const Variable>);
+  friend class SavedTensor;
   Tensor value_;
-  std::shared_ptr<const std::function<Tensor()>> recipe_;  // computes value_ again
+  std::shared_ptr<const std::function<Tensor()>> recompute_;  // computes value_ again
   std::shared_ptr<TapeNode> node_;
 };
 
@@ -129,21 +129,21 @@ Variable checkpoint(const std::function<Variable(std::span<const Variable>)>& fn
                     std::span<const Variable> inputs, std::span<const Variable> parameters);
 
 // y = fn(inputs), already computed, marked as cheap to compute again: an op that saves it for its
-// backward (Saved) keeps the inputs instead. The lightest recompute: for norms and activations,
+// backward (SavedTensor) keeps the inputs instead. The lightest recompute: for norms and activations,
 // whose inputs are kept anyway. fn must give y's bits.
-Variable with_recipe(Variable y, const std::function<Variable(std::span<const Variable>)>& fn,
-                     std::span<const Variable> inputs);
+Variable recomputable(Variable y, const std::function<Variable(std::span<const Variable>)>& fn,
+                      std::span<const Variable> inputs);
 
 // What a backward closure keeps of an input: its value, or how to compute it.
-class Saved {
+class SavedTensor {
  public:
-  explicit Saved(const Variable& v)
-      : value_(v.recipe_ == nullptr ? v.value_ : Tensor()), recipe_(v.recipe_) {}
-  Tensor get() const { return recipe_ == nullptr ? value_ : (*recipe_)(); }
+  explicit SavedTensor(const Variable& v)
+      : value_(v.recompute_ == nullptr ? v.value_ : Tensor()), recompute_(v.recompute_) {}
+  Tensor get() const { return recompute_ == nullptr ? value_ : (*recompute_)(); }
 
  private:
   Tensor value_;
-  std::shared_ptr<const std::function<Tensor()>> recipe_;
+  std::shared_ptr<const std::function<Tensor()>> recompute_;
 };
 
 }  // namespace cohort

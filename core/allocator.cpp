@@ -59,8 +59,7 @@ class HostAllocator final : public Allocator {
       }
       if (pointer == nullptr)
         throw OutOfMemoryError(str("[allocator] out of memory: asked for ", size, " bytes with ",
-                                   stats_.live_bytes, " live (peak ", stats_.peak_bytes,
-                                   "); hint: a smaller micro_batch_tokens or model"));
+                                   stats_.live_bytes, " live (peak ", stats_.peak_bytes, ")"));
       stats_.reserved_bytes += static_cast<int64_t>(size);
     }
     stats_.allocations += 1;

@@ -15,6 +15,7 @@
 #include "core/allocator.h"
 #include "core/cuda.h"
 #include "core/cuda_backend.h"
+#include "core/sizes.h"
 
 namespace cohort {
 namespace {
@@ -24,14 +25,6 @@ constexpr size_t kSmallSegment = size_t{2} << 20;   // tensor that lives long mu
 constexpr size_t kLargeSegment = size_t{32} << 20;  // segment from being whole again
 
 thread_local uint64_t t_pool = 0;  // MemoryPool in use; 0: the stream's own
-
-size_t round_up(size_t bytes, size_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
-
-std::string mib(size_t bytes) {
-  return str(bytes >> 20, ".", (bytes >> 10) % 1024 * 10 / 1024, " MiB");
-}
 
 bool cache_wanted() {
   const char* setting = std::getenv("COHORT_CUDA_CACHE");
@@ -99,7 +92,7 @@ class CudaAllocator final : public Allocator {
       size_t segment = size;
       if (cached_)
         segment = small ? kSmallSegment
-                        : std::max(round_up(size, kSmallSegment),
+                        : std::max((size + kSmallSegment - 1) / kSmallSegment * kSmallSegment,
                                    size <= kLargeSegment / 2 ? kLargeSegment : 0);
       block = new_segment(pool, segment, bytes);
     }
@@ -260,15 +253,14 @@ class CudaAllocator final : public Allocator {
     int shown = 0;
     for (const auto& [size, count] : sizes) {
       if (++shown > 6) break;
-      largest += str(shown > 1 ? ", " : "", count, " x ", mib(size));
+      largest += str(shown > 1 ? ", " : "", count, " x ", mib(static_cast<int64_t>(size)));
     }
     throw OutOfMemoryError(
-        str("[allocator] out of memory on ", device_.str(), ": asked for ", mib(asked), " with ",
-            mib(static_cast<size_t>(stats_.live_bytes)), " live (peak ",
-            mib(static_cast<size_t>(stats_.peak_bytes)), "), ",
-            mib(static_cast<size_t>(stats_.reserved_bytes)), " held from the driver, ",
-            mib(available), " of ", mib(total), " free there; largest live tensors: ", largest,
-            "; hint: a smaller micro_batch_tokens, model.recompute: block, or a smaller model"));
+        str("[allocator] out of memory on ", device_.str(), ": asked for ",
+            mib(static_cast<int64_t>(asked)), " with ", mib(stats_.live_bytes), " live (peak ",
+            mib(stats_.peak_bytes), "), ", mib(stats_.reserved_bytes), " held from the driver, ",
+            mib(static_cast<int64_t>(available)), " of ", mib(static_cast<int64_t>(total)),
+            " free there; largest live tensors: ", largest));
   }
 
   const Device device_;

@@ -37,6 +37,7 @@ cudaStream_t stream(Device device);
 // Lets blocks of the kernel have all dynamic shared memory that the current device has for it.
 // Throws Error naming `name` if that is less than `bytes`.
 void allow_shared_memory(const char* name, const void* kernel, size_t bytes, Device device);
+void check_shared_memory(const char* name, size_t bytes, size_t most);
 
 // A stream of its own, for work beside the device's main stream.
 class OwnedStream {

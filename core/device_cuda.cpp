@@ -107,8 +107,12 @@ void allow_shared_memory(const char* name, const void* kernel, size_t bytes, Dev
     COHORT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            static_cast<int>(it->second)));
   }
-  COHORT_CHECK(bytes <= it->second, "[", name, "] needs ", bytes >> 10,
-               " KiB of dynamic shared memory per block, this GPU has ", it->second >> 10);
+  check_shared_memory(name, bytes, it->second);
+}
+
+void check_shared_memory(const char* name, size_t bytes, size_t most) {
+  COHORT_CHECK(bytes <= most, "[", name, "] needs ", bytes >> 10,
+               " KiB of shared memory per block, this GPU has ", most >> 10);
 }
 
 Stream default_stream(Device device) {

@@ -84,10 +84,13 @@ struct JsonlConfig {
   double held_out() const { return held_out_fraction.value_or(eval_path.empty() ? 0.1 : 0); }
   void visit(ConfigVisitor& v);
 };
+struct JsonlSplits {
+  std::unique_ptr<ExampleSet> train, held_out;
+};
 // A fraction of 0 or 1 gives one empty split. Throws InputError naming file and line: cannot be
 // read, malformed JSON, no object, a missing field; or, for any other fraction, no example at all
-// in the asked split.
-std::unique_ptr<ExampleSet> load_jsonl(const JsonlConfig& config, Split split);
+// in a split.
+JsonlSplits load_jsonl(const JsonlConfig& config);
 // The prompt of one object. Throws InputError naming `where` for a missing field.
 std::string render_prompt(const JsonlConfig& config, const Json& fields, const std::string& where);
 

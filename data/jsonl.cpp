@@ -122,27 +122,34 @@ std::string render_prompt(const JsonlConfig& config, const Json& fields, const s
   return Template("prompt", config.prompt).render(fields, where);
 }
 
-std::unique_ptr<ExampleSet> load_jsonl(const JsonlConfig& config, Split split) {
+JsonlSplits load_jsonl(const JsonlConfig& config) {
   const Template prompt("prompt", config.prompt), answer("answer", config.answer);
   const Template solution("solution", config.solution);
-  const bool held_out = split == Split::kHeldOut, own = held_out && !config.eval_path.empty();
   const double fraction = config.held_out();
-  std::vector<Example> examples;
-  const auto add = [&](Json fields, int64_t line, const std::string& where) {
+  std::vector<Example> train, held_out;
+  const auto example_of = [&](Json fields, int64_t line, const std::string& where) {
     Example example{.line = line};
     example.prompt = prompt.render(fields, where);
     example.answer = answer.render(fields, where);
     example.solution = config.solution.empty() ? example.answer : solution.render(fields, where);
     example.fields = std::move(fields);
-    if (own || is_held_out(example.prompt, fraction) == held_out)
-      examples.push_back(std::move(example));
+    return example;
   };
-  for_each_line(own ? config.eval_path : config.path, own ? 0 : config.limit, add);
-  if (examples.empty() && fraction != (held_out ? 0 : 1))
-    throw InputError(str(config.path, ": no example in the ", held_out ? "held-out" : "training",
+  for_each_line(
+      config.path, config.limit, [&](Json fields, int64_t line, const std::string& where) {
+        Example example = example_of(std::move(fields), line, where);
+        (is_held_out(example.prompt, fraction) ? held_out : train).push_back(std::move(example));
+      });
+  if (!config.eval_path.empty())
+    for_each_line(config.eval_path, 0, [&](Json fields, int64_t line, const std::string& where) {
+      held_out.push_back(example_of(std::move(fields), line, where));
+    });
+  const bool lacks_train = train.empty() && fraction != 1;
+  if (lacks_train || (held_out.empty() && fraction != 0))
+    throw InputError(str(config.path, ": no example in the ", lacks_train ? "training" : "held-out",
                          " split at held_out_fraction ", fraction,
                          "; hint: change held_out_fraction, or give more examples"));
-  return make_example_set(std::move(examples));
+  return {make_example_set(std::move(train)), make_example_set(std::move(held_out))};
 }
 
 }  // namespace cohort

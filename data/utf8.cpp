@@ -61,6 +61,25 @@ size_t next_utf8_boundary(std::string_view text, size_t at) {
   return at < text.size() ? at : text.size();
 }
 
+std::string excerpt(std::string_view text) {
+  constexpr size_t kHead = 40, kTail = 20;
+  std::string part(text), out;
+  if (text.size() > kHead + kTail + 10) {
+    part.assign(text.substr(0, next_utf8_boundary(text, kHead)));
+    part.append("...").append(text.substr(next_utf8_boundary(text, text.size() - kTail)));
+  }
+  for (size_t at = 0; at < part.size();) {
+    const Utf8Char c = decode_utf8(part, at);
+    const bool shown = c.size > 0 && c.code >= 0x20 && c.code != 0x7f;
+    if (shown)
+      out.append(part, at, c.size);
+    else
+      out += part[at] == '\n' ? "\\n" : "?";
+    at += c.size > 0 ? c.size : 1;
+  }
+  return "'" + out + "'";
+}
+
 std::string describe_character(char32_t code) {
   char number[16];
   std::snprintf(number, sizeof number, "U+%04X", static_cast<unsigned>(code));

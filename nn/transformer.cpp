@@ -14,16 +14,19 @@ using kernels::DropoutSite;
 // gradient buckets.
 class Transformer::Builder {
  public:
-  Builder(Transformer& model, uint64_t seed) : model_(model), seed_(seed) {}
+  Builder(Transformer& model, std::optional<uint64_t> seed) : model_(model), seed_(seed) {}
 
   Variable normal(const std::string& name, const Shape& shape, double std) {
+    if (!seed_)
+      return add(name, Tensor::empty(shape, model_.dtype_, model_.device_), shape.rank() > 1);
     const uint64_t stream = rng_stream(RngPurpose::kInit, model_.parameters_.size());
     Tensor values = Tensor::empty(shape, DType::kF64);
     double* p = values.data<double>();
     parallel_for(values.numel(), 4096, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const auto pair = normal_pair(seed_, stream, static_cast<uint64_t>(i / 2));
-        p[i] = std * pair[static_cast<size_t>(i % 2)];
+      for (int64_t i = begin; i < end; i += 2) {
+        const auto pair = normal_pair(*seed_, stream, static_cast<uint64_t>(i / 2));
+        p[i] = std * pair[0];
+        if (i + 1 < end) p[i + 1] = std * pair[1];
       }
     });
     return add(name, values, shape.rank() > 1);
@@ -52,10 +55,11 @@ class Transformer::Builder {
     return v;
   }
   Transformer& model_;
-  uint64_t seed_;
+  std::optional<uint64_t> seed_;
 };
 
-Transformer::Transformer(const ModelConfig& config, DType dtype, uint64_t seed, Device device)
+Transformer::Transformer(const ModelConfig& config, DType dtype, std::optional<uint64_t> seed,
+                         Device device)
     : config_(config), dtype_(dtype), device_(device) {
   COHORT_CHECK(config.vocab_size > 0 && config.head_dim > 0 && config.d_ff > 0,
                "[transformer] expected a resolved configuration");
@@ -185,33 +189,30 @@ Variable Transformer::block(int index, const Variable& x, const Pass& pass) cons
 }
 
 AddNorm Transformer::add_norm(const Variable& a, const Variable& b, const Norm& n) const {
-  if (config_.norm != NormType::kRms) {
-    const Variable sum = add(a, b);
-    return {sum, norm(sum, n)};
-  }
-  const AddNorm y = add_rms_norm(a, b, n.weight, config_.norm_eps);
-  return {y.sum, cheap(y.normed,
-                       [eps = config_.norm_eps](std::span<const Variable> in) {
-                         return rms_norm(in[0], in[1], eps);
-                       },
-                       {y.sum, n.weight})};
+  const double eps = config_.norm_eps;
+  const AddNorm y = config_.norm == NormType::kRms ? add_rms_norm(a, b, n.weight, eps)
+                                                   : add_layer_norm(a, b, n.weight, n.bias, eps);
+  return {y.sum, recomputable(y.normed, norm_op(), {y.sum, n.weight, n.bias})};
 }
 
 // Keeps y, or with recompute: cheap what it is made of.
-Variable Transformer::cheap(const Variable& y,
-                            const std::function<Variable(std::span<const Variable>)>& fn,
-                            std::initializer_list<Variable> inputs) const {
+Variable Transformer::recomputable(const Variable& y, const Op& op,
+                                   std::initializer_list<Variable> inputs) const {
   if (config_.recompute != Recompute::kCheap) return y;
-  return with_recipe(y, fn, std::span<const Variable>(inputs.begin(), inputs.size()));
+  return cohort::recomputable(y, op, std::span<const Variable>(inputs.begin(), inputs.size()));
 }
 
-Variable Transformer::norm(const Variable& x, const Norm& n) const {
-  const auto apply = [eps = config_.norm_eps, type = config_.norm](std::span<const Variable> in) {
+Transformer::Op Transformer::norm_op() const {
+  return [eps = config_.norm_eps, type = config_.norm](std::span<const Variable> in) {
     return type == NormType::kRms ? rms_norm(in[0], in[1], eps)
                                   : layer_norm(in[0], in[1], in[2], eps);
   };
+}
+
+Variable Transformer::norm(const Variable& x, const Norm& n) const {
+  const Op op = norm_op();
   const std::initializer_list<Variable> inputs = {x, n.weight, n.bias};
-  return cheap(apply(std::span<const Variable>(inputs.begin(), inputs.size())), apply, inputs);
+  return recomputable(op(std::span<const Variable>(inputs.begin(), inputs.size())), op, inputs);
 }
 
 Variable Transformer::mlp(const Layer& layer, const Variable& x) const {
@@ -229,8 +230,8 @@ Variable Transformer::mlp(const Layer& layer, const Variable& x) const {
     }
   };
   const std::initializer_list<Variable> inputs = {up, gate};
-  const Variable h = cheap(activation(std::span<const Variable>(inputs.begin(), inputs.size())),
-                           activation, inputs);
+  const Variable h = recomputable(
+      activation(std::span<const Variable>(inputs.begin(), inputs.size())), activation, inputs);
   return linear(h, layer.down.weight, layer.down.bias);
 }
 

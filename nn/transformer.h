@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -80,8 +81,10 @@ class Transformer {
  public:
   // Initialises every parameter from (seed, its index): N(0, init_std), output projections scaled
   // by 1 / sqrt(2 layers) (Radford et al. 2019), norms 1, biases 0: the same values on every
-  // device, rounded to `dtype`. `config` must be resolved.
-  Transformer(const ModelConfig& config, DType dtype, uint64_t seed, Device device = {});
+  // device, rounded to `dtype`. Without a seed matrices are not initialised: they will be loaded or
+  // copied. `config` must be resolved.
+  Transformer(const ModelConfig& config, DType dtype, std::optional<uint64_t> seed,
+              Device device = {});
   Transformer(const Transformer&) = delete;
   Transformer& operator=(const Transformer&) = delete;
 
@@ -137,8 +140,11 @@ class Transformer {
   Variable norm(const Variable& x, const Norm& norm) const;
   // a + b, and its norm.
   AddNorm add_norm(const Variable& a, const Variable& b, const Norm& norm) const;
-  Variable cheap(const Variable& y, const std::function<Variable(std::span<const Variable>)>& fn,
-                 std::initializer_list<Variable> inputs) const;
+  // A norm or an activation of its inputs.
+  using Op = std::function<Variable(std::span<const Variable>)>;
+  Op norm_op() const;
+  Variable recomputable(const Variable& y, const Op& op,
+                        std::initializer_list<Variable> inputs) const;
   Variable mlp(const Layer& layer, const Variable& x) const;
   kernels::DropoutSpec dropout_spec(const Pass& pass, int layer, kernels::DropoutSite site) const;
   std::vector<Variable> block_parameters(const Layer& layer) const;

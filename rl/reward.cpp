@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "data/utf8.h"
 #include "rl/rewards/rewards.h"
 
 namespace cohort {
@@ -21,14 +22,6 @@ const RewardEntry& find_reward(const std::string& name) {
   const std::string nearest = nearest_name(name, known);
   throw InputError(str("unknown reward; known: ", list,
                        nearest.empty() ? "" : str("; did you mean '", nearest, "'?")));
-}
-
-// The start of a completion, fit for a message.
-std::string excerpt(std::string_view text) {
-  constexpr size_t kLength = 80;
-  std::string out;
-  for (const char c : text.substr(0, kLength)) out += c >= ' ' && c <= '~' ? c : '?';
-  return "\"" + out + (text.size() > kLength ? "...\"" : "\"");
 }
 
 }  // namespace

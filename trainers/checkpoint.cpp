@@ -147,14 +147,20 @@ ModelConfig saved_config(const std::string& checkpoint) {
   }
 }
 
-LoadedModel load_with(const std::string& checkpoint, const ModelConfig& config, DType dtype,
-                      Device device) {
-  LoadedModel loaded{std::make_unique<Transformer>(config, dtype, 0, device),
-                     make_tokenizer(read_json(checkpoint, "tokenizer.json"))};
-  if (loaded.tokenizer->vocab_size() != config.vocab_size)
-    throw InputError(str(checkpoint, ": config.json has a vocabulary of ", config.vocab_size,
-                         ", tokenizer.json one of ", loaded.tokenizer->vocab_size(),
+ModelDescription saved_model(const std::string& checkpoint) {
+  ModelDescription saved{saved_config(checkpoint),
+                         make_tokenizer(read_json(checkpoint, "tokenizer.json"))};
+  if (saved.tokenizer->vocab_size() != saved.config.vocab_size)
+    throw InputError(str(checkpoint, ": config.json has a vocabulary of ", saved.config.vocab_size,
+                         ", tokenizer.json one of ", saved.tokenizer->vocab_size(),
                          "; hint: both must come from the same model"));
+  return saved;
+}
+
+LoadedModel load_saved(const std::string& checkpoint, ModelDescription saved, DType dtype,
+                       Device device) {
+  LoadedModel loaded{std::make_unique<Transformer>(saved.config, dtype, std::nullopt, device),
+                     std::move(saved.tokenizer)};
   load_weights(*loaded.model, (fs::path(checkpoint) / "model.safetensors").string());
   return loaded;
 }
@@ -363,16 +369,19 @@ void load_weights(Transformer& model, const std::string& path) {
 }
 
 LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device) {
-  return load_with(checkpoint, saved_config(checkpoint), dtype, device);
+  return load_saved(checkpoint, saved_model(checkpoint), dtype, device);
+}
+
+ModelDescription describe_model(const std::string& checkpoint, const TrainConfig& config) {
+  ModelDescription saved = saved_model(checkpoint);
+  check_compatible(config, saved.config, *saved.tokenizer, checkpoint);
+  saved.config.dropout = config.model.dropout;
+  saved.config.recompute = config.model.recompute;
+  return saved;
 }
 
 LoadedModel load_model(const std::string& checkpoint, const TrainConfig& config, Device device) {
-  ModelConfig model = saved_config(checkpoint);
-  check_compatible(config, model, *make_tokenizer(read_json(checkpoint, "tokenizer.json")),
-                   checkpoint);
-  model.dropout = config.model.dropout;
-  model.recompute = config.model.recompute;
-  return load_with(checkpoint, model, config.dtype, device);
+  return load_saved(checkpoint, describe_model(checkpoint, config), config.dtype, device);
 }
 
 void check_compatible(const TrainConfig& config, const ModelConfig& model,

@@ -117,6 +117,12 @@ LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device
 // checkpoint's. Throws InputError where check_compatible() does.
 LoadedModel load_model(const std::string& checkpoint, const TrainConfig& config,
                        Device device = {});
+// What such a model will be, without its weights.
+struct ModelDescription {
+  ModelConfig config;  // resolved
+  std::unique_ptr<Tokenizer> tokenizer;
+};
+ModelDescription describe_model(const std::string& checkpoint, const TrainConfig& config);
 // Throws InputError if config.model or config.data.tokenizer asks for something else than `model`
 // and `tokenizer` are; a key with its default value asks for nothing. `source`: where they are
 // from.

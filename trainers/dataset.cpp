@@ -211,8 +211,9 @@ Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> token
         make_task_set(*out.task, data.task_sizes, Split::kHeldOut, kHeldOutSeed, config.eval.size);
     need_tokenizer([&] { return std::string(out.task->alphabet); });
   } else {
-    out.train = load_jsonl(data.jsonl, Split::kTrain);
-    held_out = load_jsonl(data.jsonl, Split::kHeldOut);
+    JsonlSplits splits = load_jsonl(data.jsonl);
+    out.train = std::move(splits.train);
+    held_out = std::move(splits.held_out);
     need_tokenizer([&] { return all_text(*out.train) + all_text(*held_out); });
   }
   out.held_out_size = held_out->size();
@@ -281,16 +282,6 @@ void log_what_is_used(const TrainConfig& config, const Dataset& data, const std:
   else if (n == config.eval.size && n < data.held_out_size)
     logging::info("eval.size: the first ", n, " of ", data.held_out_size,
                   " held-out problems; hint: eval.size=0 takes all");
-}
-
-std::string excerpt(const std::string& text) {
-  constexpr size_t kHead = 40, kTail = 20;
-  std::string part = text, out;
-  if (text.size() > kHead + kTail + 10)
-    part = text.substr(0, next_utf8_boundary(text, kHead)) + "..." +
-           text.substr(next_utf8_boundary(text, text.size() - kTail));
-  for (const char c : part) out += c == '\n' ? std::string("\\n") : std::string(1, c);
-  return "'" + out + "'";
 }
 
 }  // namespace cohort

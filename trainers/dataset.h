@@ -52,7 +52,4 @@ std::string check_held_out(const TrainConfig& config, Dataset& data, int64_t con
 // Logs which problems are used where that is not all or not as many as asked for.
 void log_what_is_used(const TrainConfig& config, const Dataset& data, const std::string& too_long);
 
-// A text in quotes on one line, without its middle if it is long.
-std::string excerpt(const std::string& text);
-
 }  // namespace cohort

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "data/utf8.h"
 #include "trainers/checkpoint.h"
 #include "trainers/evaluate.h"
 
@@ -10,16 +11,10 @@ namespace cohort {
 namespace {
 
 // The model and tokenizer a stage starts from; no tokenizer: both follow from the stage itself.
-struct Start {
-  ModelConfig model;
-  std::unique_ptr<Tokenizer> tokenizer;
-};
-
-Start start_of_run(const TrainConfig& config) {
-  if (config.init_from.empty()) return {.model = config.model, .tokenizer = nullptr};
-  LoadedModel loaded = load_found(
-      config.init_from, [&](const std::string& from) { return load_model(from, config); });
-  return {.model = loaded.model->config(), .tokenizer = std::move(loaded.tokenizer)};
+ModelDescription start_of_run(const TrainConfig& config) {
+  if (config.init_from.empty()) return {.config = config.model, .tokenizer = nullptr};
+  return load_found(config.init_from,
+                    [&](const std::string& from) { return describe_model(from, config); });
 }
 
 // Scores the solutions of training problems as if the model had written them.
@@ -53,14 +48,15 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
                     " gold answers get less than the rewards can give", out.doubt);
 }
 
-StagePreview preview_stage(const TrainConfig& config, Start& start) {
+StagePreview preview_stage(const TrainConfig& config, ModelDescription& start) {
   Dataset data = load_dataset(config, std::move(start.tokenizer));
-  start.model.vocab_size = data.tokenizer->vocab_size();
-  start.model.resolve();
-  start.model.check_device(device_named(config.device));
+  start.config.vocab_size = data.tokenizer->vocab_size();
+  start.config.resolve();
+  start.config.check_device(device_named(config.device));
   if (config.trainer != TrainerType::kPretrain) correctness_of(config, data.task);
   if (config.trainer == TrainerType::kGrpo) RewardSet(config.rewards, data.task);
-  StagePreview out{.model = start.model, .lengths = check_data(config, data, start.model.context)};
+  StagePreview out{.model = start.config,
+                   .lengths = check_data(config, data, start.config.context)};
   out.held_out_size = data.held_out_size;
   out.held_out =
       static_cast<int64_t>(config.trainer == TrainerType::kPretrain ? data.held_out_tokens.size()
@@ -77,13 +73,13 @@ StagePreview preview_stage(const TrainConfig& config, Start& start) {
 
 std::vector<StagePreview> preview_plan(const RunPlan& plan) {
   if (!plan.missing.empty()) throw InputError(plan.missing[0]);
-  Start start = start_of_run(plan.stages[0]);
+  ModelDescription start = start_of_run(plan.stages[0]);
   std::vector<StagePreview> out;
   for (const TrainConfig& config : plan.stages) {
     if (!out.empty()) {
-      check_compatible(config, start.model, *start.tokenizer, "the stage before");
-      start.model.dropout = config.model.dropout;
-      start.model.recompute = config.model.recompute;
+      check_compatible(config, start.config, *start.tokenizer, "the stage before");
+      start.config.dropout = config.model.dropout;
+      start.config.recompute = config.model.recompute;
     }
     out.push_back(preview_stage(config, start));
   }

@@ -134,12 +134,11 @@ RunResult Run::execute(Reporter& reporter, const std::atomic<bool>& stop) {
     result.last_trainer = plan_.stages[i].trainer;
   }
   if (result.end == StageEnd::kFinished && is_main()) {
-    const TrainState state = load_state(find_checkpoint(stage_dir(plan_.stages.size() - 1)));
     const auto read = [](const Json* evaluation, const char* key) {
       const Json* value = evaluation == nullptr ? nullptr : evaluation->find(key);
       return value == nullptr ? std::nan("") : number_or_nan(*value);
     };
-    const Json *first = state.report.find("first"), *last = state.report.find("last");
+    const Json *first = report_.find("first"), *last = report_.find("last");
     result.before = read(first, "score");
     result.after = read(last, "score");
     result.loss_before = read(first, "val_loss");
@@ -200,7 +199,10 @@ StageEnd Run::train_stage(size_t index, const std::string& before, Reporter& rep
                  plan_.stages.size() == 1 ? "steps" : str("stages.", index, ".steps")});
     if (comm.rank() == 0 && !stage.finished()) record_start();
     try {
-      return config.trainer == TrainerType::kGrpo ? train_grpo(stage) : train_supervised(stage);
+      const StageEnd how =
+          config.trainer == TrainerType::kGrpo ? train_grpo(stage) : train_supervised(stage);
+      if (comm.rank() == 0) report_ = stage.state().report;
+      return how;
     } catch (const NonFiniteError& e) {
       const std::string checkpoint = stage.untried_checkpoint();
       if (checkpoint.empty()) throw;

@@ -70,6 +70,7 @@ class Run {
   std::string start_ = "new run";  // or the overrides
   bool recorded_ = false;
   std::vector<StagePreview> preview_;
+  Json report_;  // of the last stage that was run (rank 0)
   std::string dir_;
   ProcessGroup* group_;
   std::unique_ptr<RunLock> lock_;       // of rank 0

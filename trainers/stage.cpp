@@ -66,7 +66,8 @@ void Stage::build_model(const StageSetup& setup) {
   const DataLengths lengths = check_data(config_, data_, loaded.model->config().context);
   if (is_main()) log_what_is_used(config_, data_, lengths.too_long);
   if (config_.trainer == TrainerType::kGrpo && config_.grpo.beta > 0) {
-    reference_ = std::make_unique<Transformer>(loaded.model->config(), config_.dtype, 0, device_);
+    reference_ =
+        std::make_unique<Transformer>(loaded.model->config(), config_.dtype, std::nullopt, device_);
     if (resumed)
       load_weights(*reference_, *resumed + "/reference.safetensors");
     else

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/parallel.h"
+#include "core/sizes.h"
 #include "kernels/cpu/reduce.h"
 #include "kernels/matmul.h"
 
@@ -33,10 +34,6 @@ constexpr int64_t kLongSumStep = 128;
 
 // Multiply-adds below which handing work to threads costs more than it saves.
 constexpr int64_t kSerialWork = 1 << 20;
-
-int64_t round_up(int64_t n, int64_t unit) {
-  return (n + unit - 1) / unit * unit;
-}
 
 template <class T, int Order>
 using View = Eigen::Map<const Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Order>, 0,

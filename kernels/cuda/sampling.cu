@@ -141,9 +141,9 @@ __device__ Crossing find_crossing(const Weight* sums, int64_t count, Weight targ
 
 // The rank of the token at which the running total of the weights, over tokens by rank up to
 // `limit`, first exceeds `target`, which is below their total.
-template <class Weight>
+template <class WeightOf>
 __device__ Weight find_rank(const Row& row, Weight limit, Weight target, Weight* sums,
-                            Shared& shared, Weight&& weight) {
+                            Shared& shared, WeightOf&& weight) {
   Weight found = 0;
   for (int bits = 32 + row.id_bits; bits > 0;) {
     const int width = min(kDigitBits, bits), known = bits;

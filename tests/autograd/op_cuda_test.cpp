@@ -51,7 +51,7 @@ bool starts_with(const std::string& text, const char* prefix) {
 // How many roundings to bf16 lie one behind the other in a case.
 int rounding_points(const OpCase& test) {
   if (test.op == "attention") return 4;
-  if (test.op == "add_rms_norm" || test.variant == "two overlapping rows") return 3;
+  if (starts_with(test.op, "add_") || test.variant == "two overlapping rows") return 3;
   for (const char* two : {"one variable as both operands", "x x^T", "the table as input and head"})
     if (test.variant == two) return 2;
   // Their backward reads the rounded output.

@@ -142,8 +142,8 @@ TEST(Countdown, RealProblemsAreSolvedByTheirSolutions) {
                      .answer = "{target}",
                      .solution = "{solution}"};
   int64_t count = 0;
-  for (const Split split : {Split::kTrain, Split::kHeldOut}) {
-    const auto set = load_jsonl(config, split);
+  const auto [train, held_out] = load_jsonl(config);
+  for (const ExampleSet* set : {train.get(), held_out.get()})
     for (int64_t i = 0; i < set->size(); ++i, ++count) {
       const Example e = set->get(i);
       Numbers numbers;
@@ -154,7 +154,6 @@ TEST(Countdown, RealProblemsAreSolvedByTheirSolutions) {
       ++numbers[0];
       ASSERT_FALSE(solved(numbers, target, e.solution));
     }
-  }
   EXPECT_EQ(count, 2000);
 }
 

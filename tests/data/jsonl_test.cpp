@@ -16,7 +16,7 @@ class Jsonl : public testing::Test {
     return {.path = dir_.path("set.jsonl"), .held_out_fraction = 0};
   }
   std::unique_ptr<ExampleSet> load(const std::string& text) {
-    return load_jsonl(config(text), Split::kTrain);
+    return load_jsonl(config(text)).train;
   }
   test::TempDir dir_;
 };
@@ -26,7 +26,7 @@ TEST_F(Jsonl, FillsTemplates) {
   c.prompt = "{{{numbers}}} -> {target}\n";
   c.answer = "{target}";
   c.solution = "<{solution}>";
-  const auto set = load_jsonl(c, Split::kTrain);
+  const auto set = load_jsonl(c).train;
   ASSERT_EQ(set->size(), 1);
   const Example e = set->get(0);
   EXPECT_EQ(e.prompt, "{3, 7, 25} -> 46\n");
@@ -52,7 +52,7 @@ TEST_F(Jsonl, AcceptsBlankLinesCarriageReturnsAndAByteOrderMark) {
 TEST_F(Jsonl, LimitCountsExamples) {
   JsonlConfig c = config("\n{\"prompt\": \"1\", \"answer\": \"\"}\n\nthis is not read");
   c.limit = 1;
-  EXPECT_EQ(load_jsonl(c, Split::kTrain)->size(), 1);
+  EXPECT_EQ(load_jsonl(c).train->size(), 1);
 }
 
 TEST_F(Jsonl, ErrorsNameFileAndLine) {
@@ -69,28 +69,27 @@ TEST_F(Jsonl, ErrorsNameFileAndLine) {
 }
 
 TEST_F(Jsonl, ErrorsOfFilesHaveANextStep) {
-  EXPECT_THROW_WITH(load_jsonl({.path = dir_.path("none.jsonl")}, Split::kTrain), InputError,
+  EXPECT_THROW_WITH(load_jsonl({.path = dir_.path("none.jsonl")}), InputError,
                     "none.jsonl: cannot be opened: No such file or directory; hint: ");
-  EXPECT_THROW_WITH(load_jsonl({.path = dir_.path()}, Split::kTrain), InputError,
-                    "is a folder; hint: ");
+  EXPECT_THROW_WITH(load_jsonl({.path = dir_.path()}), InputError, "is a folder; hint: ");
   EXPECT_THROW_WITH(load(""), InputError, "set.jsonl: holds no example; hint: ");
   EXPECT_THROW_WITH(load("\n \n"), InputError, "holds no example");
   JsonlConfig c = config("{\"prompt\": \"1\", \"answer\": \"a\"}");
   c.held_out_fraction = 1e-9;
-  EXPECT_THROW_WITH(load_jsonl(c, Split::kHeldOut), InputError,
+  EXPECT_THROW_WITH(load_jsonl(c), InputError,
                     "no example in the held-out split at held_out_fraction 1e-09; hint: ");
   c.held_out_fraction = 1 - 1e-9;
-  EXPECT_THROW_WITH(load_jsonl(c, Split::kTrain), InputError, "no example in the training split");
+  EXPECT_THROW_WITH(load_jsonl(c), InputError, "no example in the training split");
 }
 
 TEST_F(Jsonl, FractionsOf0And1PutEverythingIntoOneSplit) {
   JsonlConfig c =
       config("{\"prompt\": \"1\", \"answer\": \"a\"}\n\n{\"prompt\": \"2\", \"answer\": \"b\"}\n");
-  EXPECT_EQ(load_jsonl(c, Split::kTrain)->size(), 2);
-  EXPECT_EQ(load_jsonl(c, Split::kHeldOut)->size(), 0);
+  EXPECT_EQ(load_jsonl(c).train->size(), 2);
+  EXPECT_EQ(load_jsonl(c).held_out->size(), 0);
   c.held_out_fraction = 1;
-  EXPECT_EQ(load_jsonl(c, Split::kTrain)->size(), 0);
-  const auto held_out = load_jsonl(c, Split::kHeldOut);
+  EXPECT_EQ(load_jsonl(c).train->size(), 0);
+  const auto held_out = load_jsonl(c).held_out;
   ASSERT_EQ(held_out->size(), 2);
   EXPECT_EQ(held_out->get(0).line, 1);
   EXPECT_EQ(held_out->get(1).line, 3);
@@ -101,24 +100,24 @@ TEST_F(Jsonl, AFileOfItsOwnIsHeldOutAsAWholeAndTheOtherIsForTraining) {
   for (int i = 0; i < 40; ++i) text += str("{\"prompt\": \"", i, "\", \"answer\": \"a\"}\n");
   JsonlConfig c = config(text);
   c.held_out_fraction.reset();
-  EXPECT_LT(load_jsonl(c, Split::kTrain)->size(), 40);
+  EXPECT_LT(load_jsonl(c).train->size(), 40);
   c.eval_path = dir_.path("test.jsonl");
   c.prompt = "{prompt}?";
   c.limit = 30;
   test::write_file(c.eval_path, text + "{\"prompt\": \"x\", \"answer\": \"y\"}\n");
-  EXPECT_EQ(load_jsonl(c, Split::kTrain)->size(), 30);
-  const auto held_out = load_jsonl(c, Split::kHeldOut);
+  EXPECT_EQ(load_jsonl(c).train->size(), 30);
+  const auto held_out = load_jsonl(c).held_out;
   ASSERT_EQ(held_out->size(), 41);
   EXPECT_EQ(held_out->get(40).prompt, "x?");
   test::write_file(c.eval_path, "{\"promt\": \"x\"}\n");
-  EXPECT_THROW_WITH(load_jsonl(c, Split::kHeldOut), InputError, "test.jsonl:1: no field 'prompt'");
+  EXPECT_THROW_WITH(load_jsonl(c), InputError, "test.jsonl:1: no field 'prompt'");
 }
 
 TEST_F(Jsonl, BadTemplatesNameTheKey) {
   JsonlConfig c = config("{}");
   for (const char* text : {"{", "{a", "}", "a}b", "{}", "{a{b}", "{{a}", "{a}}"}) {
     c.prompt = text;
-    EXPECT_THROW_WITH(load_jsonl(c, Split::kTrain), InputError, "prompt: '");
+    EXPECT_THROW_WITH(load_jsonl(c), InputError, "prompt: '");
   }
 }
 
@@ -128,7 +127,7 @@ TEST_F(Jsonl, DuplicatesOfAPromptNeverStraddleTheSplits) {
     text += str("{\"prompt\": \"", i % 500, "\", \"answer\": \"", i, "\"}\n");
   JsonlConfig c = config(text);
   c.held_out_fraction = 0.2;
-  const auto train = load_jsonl(c, Split::kTrain), held_out = load_jsonl(c, Split::kHeldOut);
+  const auto [train, held_out] = load_jsonl(c);
   EXPECT_EQ(train->size() + held_out->size(), 3000);
   std::set<std::string> prompts;
   for (int64_t i = 0; i < held_out->size(); ++i) prompts.insert(held_out->get(i).prompt);
@@ -153,8 +152,7 @@ TEST(JsonlConfig, ReadsItsKeys) {
 TEST(JsonlReal, Gsm8kLoads) {
   COHORT_REQUIRE_DATA(dir);
   const JsonlConfig config{.path = dir + "/gsm8k/test.jsonl", .prompt = "{question}\n"};
-  const auto train = load_jsonl(config, Split::kTrain),
-             held_out = load_jsonl(config, Split::kHeldOut);
+  const auto [train, held_out] = load_jsonl(config);
   EXPECT_EQ(train->size() + held_out->size(), 1319);
   EXPECT_NEAR(static_cast<double>(held_out->size()), 132, 55);  // 5 standard deviations of 10.9
   EXPECT_NE(train->get(0).answer.find("#### "), std::string::npos);

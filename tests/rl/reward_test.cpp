@@ -203,8 +203,7 @@ TEST(Numeric, FindsTheNumberInAWorkedAnswerToo) {
 
 TEST(Numeric, EveryRealGsm8kSolutionIsRight) {
   COHORT_REQUIRE_DATA(dir);
-  const auto set =
-      load_jsonl({.path = dir + "/gsm8k/test.jsonl", .prompt = "{question}"}, Split::kTrain);
+  const auto set = load_jsonl({.path = dir + "/gsm8k/test.jsonl", .prompt = "{question}"}).train;
   const RewardFn reward = make({.name = "numeric", .weight = 1, .pattern = "####\\s*(\\S+)"});
   ASSERT_GT(set->size(), 1000);
   for (int64_t i = 0; i < set->size(); ++i) {
@@ -303,7 +302,7 @@ TEST(RewardSet, SaysWhatIsWrong) {
   infinite.check = infinite_check;
   EXPECT_THROW_WITH(
       set({{.name = "task"}}, &infinite).score(rollouts_of({with_answer("1")}, {"one\n"})),
-      InputError, "reward task is infinite for completion 0, \"one?\"");
+      InputError, "reward task is infinite for completion 0, 'one\\n'");
   EXPECT_THROW_WITH(
       set({{.name = "numeric", .weight = 1e308}, {.name = "numeric", .weight = 1e308}})
           .score(rollouts_of({with_answer("1")}, {"1"})),

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/parallel.h"
+#include "core/sizes.h"
 #include "kernels/attention/sizes.h"
 
 namespace cohort::kernels::attention {
@@ -29,9 +30,6 @@ inline constexpr double kLn2 = 0.69314718055994530942;
 template <class T>
 inline constexpr int64_t kLanes = kVectorBytes / static_cast<int64_t>(sizeof(T));
 
-inline int64_t round_up(int64_t n, int64_t unit) {
-  return (n + unit - 1) / unit * unit;
-}
 // Row length of scratch matrices over the head dim, and over the keys of a tile. The latter is off
 // the powers of two, which would put a column into few cache sets.
 template <class T>
