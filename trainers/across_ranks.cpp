@@ -9,6 +9,13 @@ std::vector<double> reduce_over_ranks(Communicator& comm, const std::vector<doub
   return t.to_vector<double>();
 }
 
+void reduce_in_place(Communicator& comm, const std::vector<double*>& numbers, Reduce op) {
+  std::vector<double> values;
+  for (const double* number : numbers) values.push_back(*number);
+  values = reduce_over_ranks(comm, values, op);
+  for (size_t i = 0; i < numbers.size(); ++i) *numbers[i] = values[i];
+}
+
 std::vector<std::string> gather_texts(Communicator& comm, const std::vector<std::string>& texts) {
   if (comm.size() == 1) return texts;
   std::vector<double> sizes;

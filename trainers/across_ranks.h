@@ -13,6 +13,9 @@ namespace cohort {
 // Sum (or maximum) of each number over the ranks.
 std::vector<double> reduce_over_ranks(Communicator& comm, const std::vector<double>& values,
                                       Reduce op = Reduce::kSum);
+// The same for numbers where they stand, each by its name.
+void reduce_in_place(Communicator& comm, const std::vector<double*>& numbers,
+                     Reduce op = Reduce::kSum);
 
 // Joins texts of which each rank has some: texts[i] on the one rank that has it, "" on the others.
 // All of them, on every rank.

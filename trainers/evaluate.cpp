@@ -92,9 +92,9 @@ double mean_loss(const Transformer& model, int64_t count,
     mine.push_back(sequence(i));
     lengths.push_back(static_cast<int64_t>(mine.back().tokens.size()) - 1);
   }
-  // Loss and learned tokens of each sequence: one rank has them, so sums over the ranks are exact.
-  std::vector<double> sums(static_cast<size_t>(2 * count), 0);
-  auto at = sums.begin() + 2 * share.begin;
+  // Of each sequence: one rank has it, so sums over the ranks are exact.
+  std::vector<double> losses(static_cast<size_t>(count), 0);
+  double loss = 0, tokens = 0;
   const std::vector<int64_t> cuts = split_by_tokens(lengths, micro_batch_tokens);
   for (size_t b = 0; b + 1 < cuts.size(); ++b) {
     const auto first = static_cast<size_t>(cuts[b]), last = static_cast<size_t>(cuts[b + 1]);
@@ -103,19 +103,13 @@ double mean_loss(const Transformer& model, int64_t count,
     const auto logprobs =
         token_log_probs(hidden, model.head(), batch.targets).logprob.value().to_vector<double>();
     auto logprob = logprobs.begin();
-    for (size_t i = first; i < last; ++i, at += 2)
+    for (size_t i = first; i < last; ++i)
       for (size_t t = 1; t < mine[i].tokens.size(); ++t, ++logprob)
-        if (mine[i].learn[t] != 0) {
-          at[0] -= *logprob;
-          at[1] += 1;
-        }
+        if (mine[i].learn[t] != 0) losses[static_cast<size_t>(share.begin) + i] -= *logprob;
+    tokens += static_cast<double>(batch.num_targets);
   }
-  double loss = 0, tokens = 0;
-  sums = reduce_over_ranks(comm, sums);
-  for (size_t i = 0; i < sums.size(); i += 2) {
-    loss += sums[i];
-    tokens += sums[i + 1];
-  }
+  reduce_in_place(comm, {&tokens});
+  for (const double of_sequence : reduce_over_ranks(comm, losses)) loss += of_sequence;
   return tokens > 0 ? loss / tokens : kNaN;
 }
 

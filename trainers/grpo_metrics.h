@@ -7,7 +7,7 @@
 #include "rl/grpo.h"
 #include "rl/reward.h"
 #include "trainers/learner.h"
-#include "trainers/reporter.h"
+#include "trainers/metric_sums.h"
 
 namespace cohort {
 
@@ -18,29 +18,16 @@ struct ScoredRollouts {
   std::vector<double> advantages;  // of each completion
 };
 
-class GrpoMetrics {
- public:
-  explicit GrpoMetrics(Device device) : stats_(kernels::PolicyLossStats::zeros(device)) {}
-  // What grpo_loss() adds each micro batch of the update under way to.
-  Tensor& policy_stats() { return stats_; }
-  // max |ratio - 1| over its tokens on this rank; waits for the device.
-  double ratio_deviation() const;
-  // Forgets its sums, but not that deviation: it is made once more.
-  void restart_update();
-  // After each optimiser update: reads its sums.
-  void add_update(const Learner::Update& update);
-
-  // Over all ranks; every rank calls it. What was not measured is NaN. docs/grpo.md, section 9, has
-  // the names and their meaning.
-  Metrics summary(Communicator& comm, const ScoredRollouts& scored,
-                  const std::vector<std::string>& reward_names, const TrainConfig& config,
-                  double learning_rate) const;
-
- private:
-  Tensor stats_;
-  kernels::PolicyLossStats total_;
-  double first_ratio_deviation_ = 0, loss_ = 0, grad_norm_ = 0;
-  int64_t updates_ = 0;
+// Sums over the updates of a step.
+struct UpdateSums {
+  kernels::PolicyLossStats policy;  // of this rank's tokens
+  double updates = 0, loss = 0, grad_norm = 0;
+  double ratio_deviation = 0;  // max |ratio - 1| in the first update, before it was mended
+  void add(const Learner::Update& update, const kernels::PolicyLossStats& stats);
 };
+
+// docs/grpo.md, section 9, has the names and their meaning. What was not measured is NaN.
+MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::string>& reward_names,
+                        const UpdateSums& updates, const TrainConfig& config, double learning_rate);
 
 }  // namespace cohort

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/log.h"
 #include "core/rng.h"
 #include "trainers/across_ranks.h"
 
@@ -35,7 +36,8 @@ PromptShare share_prompts(const Communicator& comm, const TrainConfig& config, i
 int64_t count_rewarded(Communicator& comm, const RewardSet::Scores& scores) {
   double count = 0;
   for (const double reward : scores.total) count += !std::isnan(reward);
-  return static_cast<int64_t>(reduce_over_ranks(comm, {count})[0]);
+  reduce_in_place(comm, {&count});
+  return static_cast<int64_t>(count);
 }
 
 std::vector<double> shuffled_advantages(Communicator& comm, const std::vector<double>& advantages,
@@ -81,13 +83,13 @@ std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& m
       if (!all.back().masked && (advantages[i] != 0 || config.grpo.beta > 0))
         useful.push_back(all.back());
     }
-    const StepTotals mine = count_totals(all);
-    const std::vector<double> totals = reduce_over_ranks(comm, {mine.sequences, mine.tokens});
+    StepTotals totals = count_totals(all);
+    reduce_in_place(comm, {&totals.sequences, &totals.tokens});
     // Not even with a zero gradient: AdamW's decay and momentum would move the weights.
-    if (totals[1] == 0) continue;
+    if (totals.tokens == 0) continue;
     Minibatch minibatch =
         pack_policy(useful, {.loss_type = config.grpo.loss_type,
-                             .totals = {totals[0], totals[1]},
+                             .totals = totals,
                              .max_completion_length = config.sampling.max_completion_length,
                              .micro_batch_tokens = config.micro_batch_tokens,
                              .policy_version = scored.rollouts.policy_version,
@@ -103,29 +105,40 @@ void add_reference_log_probs(const Transformer& reference, std::vector<Minibatch
   set_log_probs(minibatches, &PolicyBatch::ref_logprob, reference, temperature);
 }
 
-void update_policy(Learner& learner, std::vector<Minibatch>& minibatches, const TrainConfig& config,
-                   double learning_rate, GrpoMetrics& metrics) {
+UpdateSums update_policy(Communicator& comm, Learner& learner, std::vector<Minibatch>& minibatches,
+                         const TrainConfig& config, double learning_rate) {
   const double temperature = config.sampling.temperature;
+  Tensor stats = kernels::PolicyLossStats::zeros(learner.model().device());
   const auto update = [&](const Minibatch& minibatch, const std::function<bool()>& accept) {
+    stats.zero_();
     const auto loss = [&](int64_t i) {
       const PolicyBatch& batch = minibatch[static_cast<size_t>(i)];
       const TokenLogProbs policy = policy_log_probs(learner.model(), batch.packed, temperature);
-      return grpo_loss(policy.logprob, batch, config.grpo, metrics.policy_stats());
+      return grpo_loss(policy.logprob, batch, config.grpo, stats);
     };
     return learner.update(static_cast<int64_t>(minibatch.size()), loss, learning_rate, accept);
   };
-  const std::function<bool()> is_on_policy = [&] { return metrics.ratio_deviation() == 0; };
+  const auto deviation = [&] { return kernels::PolicyLossStats::from(stats).max_ratio_deviation; };
+  const std::function<bool()> is_on_policy = [&] { return deviation() == 0; };
+  UpdateSums sums;
   for (int64_t iteration = 0; iteration < config.grpo.num_iterations; ++iteration)
     for (size_t m = 0; m < minibatches.size(); ++m) {
       const bool first = iteration == 0 && m == 0;
       Learner::Update done = update(minibatches[m], first ? is_on_policy : nullptr);
       if (!done.made) {
-        metrics.restart_update();
+        sums.ratio_deviation = deviation();
+        reduce_in_place(comm, {&sums.ratio_deviation}, Reduce::kMax);
         set_log_probs(minibatches, &PolicyBatch::old_logprob, learner.model(), temperature);
         done = update(minibatches[m], nullptr);
+        if (comm.rank() == 0)
+          logging::warn("the sampler's log-probs differ from the trainer's: max |ratio - 1| = ",
+                        sums.ratio_deviation,
+                        " on the first minibatch; it was repeated with old log-probs that the "
+                        "trainer computed");
       }
-      metrics.add_update(done);
+      sums.add(done, kernels::PolicyLossStats::from(stats));
     }
+  return sums;
 }
 
 }  // namespace cohort

@@ -42,7 +42,7 @@ void add_reference_log_probs(const Transformer& reference, std::vector<Minibatch
 // num_iterations passes over the minibatches. The weights of the first update are those that
 // sampled, so its ratios must be exactly 1. Where they are not, the recorded log-probs are wrong:
 // the update is not made, those of all minibatches are computed again, and it is repeated.
-void update_policy(Learner& learner, std::vector<Minibatch>& minibatches, const TrainConfig& config,
-                   double learning_rate, GrpoMetrics& metrics);
+UpdateSums update_policy(Communicator& comm, Learner& learner, std::vector<Minibatch>& minibatches,
+                         const TrainConfig& config, double learning_rate);
 
 }  // namespace cohort

@@ -43,7 +43,9 @@ void on_all_ranks(Communicator& comm, const std::function<void()>& work) {
   } catch (const NonFiniteError& e) {
     fault = e;
   }
-  if (reduce_over_ranks(comm, {fault ? 1.0 : 0.0})[0] == 0) return;
+  double faults = fault ? 1 : 0;
+  reduce_in_place(comm, {&faults});
+  if (faults == 0) return;
   throw fault ? *fault : NonFiniteError("another rank's logits hold NaN or infinity");
 }
 
@@ -128,7 +130,7 @@ StageEnd train_grpo(Stage& stage) {
     const bool rewarded = is_rewarded(stage, scored.scores);
     const double rewards_time = clock.lap();
 
-    GrpoMetrics metrics(stage.model().head().value().device());
+    UpdateSums updates;
     const double rate = stage.learning_rate();
     if (rewarded) {
       const std::vector<double> advantages =
@@ -139,16 +141,17 @@ StageEnd train_grpo(Stage& stage) {
           pack_minibatches(stage.comm(), stage.model(), scored, advantages, share, config);
       if (stage.reference() != nullptr)
         add_reference_log_probs(*stage.reference(), minibatches, config.sampling.temperature);
-      update_policy(stage.learner(), minibatches, config, rate, metrics);
+      updates = update_policy(stage.comm(), stage.learner(), minibatches, config, rate);
     }
     const double update_time = clock.lap();
 
     stage.state().data_position = order.position();
     log_completions(stage, share, scored, rewards);
-    Metrics summary = metrics.summary(stage.comm(), scored, rewards.names(), config, rate);
-    summary.insert(summary.end(), {{"time/sampling", sampling_time},
-                                   {"time/rewards", rewards_time},
-                                   {"time/update", update_time}});
+    MetricSums metrics = grpo_metrics(scored, rewards.names(), updates, config, rate);
+    metrics.add_local("time/sampling", sampling_time);
+    metrics.add_local("time/rewards", rewards_time);
+    metrics.add_local("time/update", update_time);
+    const Metrics summary = metrics.reduce(stage.comm());
     for (const std::string& warning : monitor.observe(summary))
       stage.warn(str("step ", stage.step() + 1, ": ", warning));
     stage.state().monitor = monitor.state();

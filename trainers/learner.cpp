@@ -1,5 +1,6 @@
 #include "trainers/learner.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace cohort {
@@ -70,10 +71,9 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<Varia
   const std::vector<double> numbers = losses.to_vector<double>();
   Update out;
   for (const double number : numbers) out.loss += number;
-  const double refusals = accept && !accept() ? 1 : 0;
-  const std::vector<double> sums = reduce_over_ranks(comm_, {out.loss, refusals});
-  out.loss = sums[0];
-  out.made = sums[1] == 0;
+  double refusals = accept && !accept() ? 1 : 0;
+  reduce_in_place(comm_, {&out.loss, &refusals});
+  out.made = refusals == 0;
   const std::vector<double> health = health_.to_vector<double>();
   if (health[1] != 0) throw_bad_weights();  // of which bad losses may be a consequence
   check_losses(out.loss, numbers);
@@ -91,21 +91,23 @@ void Learner::check_weights() const {
 // same.
 void Learner::check_losses(double total, const std::vector<double>& losses) const {
   if (std::isfinite(total)) return;
-  // Number, from 1, and value of each rank's first bad micro batch, and how many it has.
-  std::vector<double> bad(3 * static_cast<size_t>(comm_.size()), 0);
-  double* mine = &bad[3 * static_cast<size_t>(comm_.rank())];
-  for (size_t i = losses.size(); i-- > 0;)
-    if (!std::isfinite(losses[i])) {
-      mine[0] = static_cast<double>(i + 1);
-      mine[1] = losses[i];
-      mine[2] = static_cast<double>(losses.size());
-    }
-  bad = reduce_over_ranks(comm_, bad);
+  // Of each rank's first bad micro batch its number, from 1, its loss, and how many there are.
+  struct BadLoss {
+    double number = 0, loss = 0, micro_batches = 0;
+  };
+  std::vector<BadLoss> bad(static_cast<size_t>(comm_.size()));
+  const auto first_bad = std::find_if_not(losses.begin(), losses.end(),
+                                          [](double loss) { return std::isfinite(loss); });
+  if (first_bad != losses.end())
+    bad[static_cast<size_t>(comm_.rank())] = {static_cast<double>(first_bad - losses.begin() + 1),
+                                              *first_bad, static_cast<double>(losses.size())};
+  for (BadLoss& of_rank : bad)
+    reduce_in_place(comm_, {&of_rank.number, &of_rank.loss, &of_rank.micro_batches});
   std::string what = str("the sum of the losses is ", total);
-  for (size_t rank = bad.size() / 3; rank-- > 0;)
-    if (const double* first = &bad[3 * rank]; first[0] > 0)
+  for (size_t rank = bad.size(); rank-- > 0;)
+    if (bad[rank].number > 0)
       what = str(comm_.size() > 1 ? str("rank ", rank, ": ") : "", "the loss of micro batch ",
-                 first[0], " of ", first[2], " is ", first[1]);
+                 bad[rank].number, " of ", bad[rank].micro_batches, " is ", bad[rank].loss);
   throw NonFiniteError(what +
                        "; nothing was updated; hint: a lower learning_rate or max_grad_norm");
 }

@@ -111,9 +111,9 @@ std::string Stage::untried_checkpoint() const {
 
 // Ranks that do not see the same files would each train on from their own.
 void Stage::check_equal_checkpoints(const std::string& found) {
-  const auto step = static_cast<double>(saved_step_);
-  const auto extremes = reduce_over_ranks(comm_, {step, -step}, Reduce::kMax);
-  if (extremes[0] != -extremes[1])
+  auto last = static_cast<double>(saved_step_), minus_first = -last;
+  reduce_in_place(comm_, {&last, &minus_first}, Reduce::kMax);
+  if (last != -minus_first)
     throw InputError(str("the ranks have found different checkpoints: rank ", comm_.rank(), " has ",
                          found,
                          "; hint: the run directory must be on a file system that all "
@@ -155,12 +155,12 @@ bool Stage::more() {
     evaluate();
     if (state_.best_step == state_.step && !reached_) save(false);
   }
-  std::vector<double> flags{stop_.load() ? 1.0 : 0.0, is_main() && is_due() ? 1.0 : 0.0};
-  if (comm_.size() > 1) flags = reduce_over_ranks(comm_, flags, Reduce::kMax);
-  interrupted_ = flags[0] > 0;
+  double stop = stop_.load(), due = is_main() && is_due();
+  if (comm_.size() > 1) reduce_in_place(comm_, {&stop, &due}, Reduce::kMax);
+  interrupted_ = stop > 0;
   const bool going_on =
       state_.step < config_.steps && !interrupted_ && !reached_ && !state_.finished;
-  if (going_on && flags[1] > 0 && saved_step_ != state_.step) save(false);
+  if (going_on && due > 0 && saved_step_ != state_.step) save(false);
   step_start_ = std::chrono::steady_clock::now();
   return going_on;
 }

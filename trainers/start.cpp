@@ -35,18 +35,17 @@ uint64_t checksum_of(const NamedTensors& tensors) {
 void check_equal_ranks(Communicator& comm, const std::vector<RankPart>& parts) {
   const auto ranks = static_cast<size_t>(comm.size()), mine = static_cast<size_t>(comm.rank());
   // Each rank's part of the sum is its own; halves of 32 bits are exact in a double.
-  std::vector<double> halves(2 * ranks * parts.size(), 0);
+  std::vector<double> high(ranks * parts.size(), 0), low = high;
   for (size_t i = 0; i < parts.size(); ++i) {
-    double* at = &halves[2 * (mine * parts.size() + i)];
-    at[0] = static_cast<double>(parts[i].checksum >> 32);
-    at[1] = static_cast<double>(parts[i].checksum & 0xffffffff);
+    high[mine * parts.size() + i] = static_cast<double>(parts[i].checksum >> 32);
+    low[mine * parts.size() + i] = static_cast<double>(parts[i].checksum & 0xffffffff);
   }
-  halves = reduce_over_ranks(comm, halves);
+  high = reduce_over_ranks(comm, high);
+  low = reduce_over_ranks(comm, low);
   for (size_t rank = 1; rank < ranks; ++rank)
     for (size_t i = 0; i < parts.size(); ++i) {
-      const double* first = &halves[2 * i];
-      const double* other = &halves[2 * (rank * parts.size() + i)];
-      if (first[0] != other[0] || first[1] != other[1])
+      const size_t other = rank * parts.size() + i;
+      if (high[other] != high[i] || low[other] != low[i])
         throw InputError(str("the ranks do not start alike: rank ", rank, " has other ",
                              parts[i].what,
                              " than rank 0; hint: all hosts must see the same files and run the "

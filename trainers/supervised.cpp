@@ -70,7 +70,7 @@ StageEnd train_supervised(Stage& stage) {
       targets += static_cast<double>(batch.num_targets);
       tokens += static_cast<double>(batch.size());
     }
-    const std::vector<double> totals = reduce_over_ranks(stage.comm(), {targets, tokens});
+    reduce_in_place(stage.comm(), {&targets, &tokens});
     const ForwardOptions options{
         .mode = Mode::kTrain, .seed = static_cast<uint64_t>(config.seed), .step = stage.step()};
 
@@ -78,7 +78,7 @@ StageEnd train_supervised(Stage& stage) {
       const PackedBatch batch = stage.model().place(batches[static_cast<size_t>(i)]);
       const Variable hidden = stage.model().forward(batch, options);
       const Tensor weights =
-          Tensor::full({batch.size()}, 1 / totals[0], accumulate_dtype(stage.model().dtype()),
+          Tensor::full({batch.size()}, 1 / targets, accumulate_dtype(stage.model().dtype()),
                        stage.model().device());
       return cross_entropy(hidden, stage.model().head(), batch.targets, weights);
     };
@@ -90,7 +90,7 @@ StageEnd train_supervised(Stage& stage) {
     stage.end_step({{"loss", update.loss},
                     {"learning_rate", rate},
                     {"grad_norm", update.grad_norm},
-                    {"num_tokens", totals[1]},
+                    {"num_tokens", tokens},
                     {"time/update", clock.lap()}});
   }
   return stage.finish();

@@ -106,9 +106,8 @@ class GrpoStep : public testing::Test {
       if (comm.rank() == 0) change(scored);
       auto minibatches =
           pack_minibatches(comm, mine->model(), scored, scored.advantages, share, config_);
-      GrpoMetrics metrics(Device{});
-      update_policy(*mine, minibatches, config_, 1e-2, metrics);
-      const Metrics summary = metrics.summary(comm, scored, {}, config_, 1e-2);
+      const UpdateSums updates = update_policy(comm, *mine, minibatches, config_, 1e-2);
+      const Metrics summary = grpo_metrics(scored, {}, updates, config_, 1e-2).reduce(comm);
       if (comm.rank() != 0) return;
       out.metrics = summary;
       for (const NamedParameter& p : mine->model().parameters())
@@ -186,8 +185,7 @@ TEST_F(GrpoStep, AnUpdateIsMadeIfAnyRankHasATokenInTheMask) {
     auto minibatches =
         pack_minibatches(comm, mine->model(), scored, scored.advantages, share, config_);
     EXPECT_EQ(minibatches.size(), 2u);
-    GrpoMetrics metrics(Device{});
-    update_policy(*mine, minibatches, config_, 1e-2, metrics);
+    update_policy(comm, *mine, minibatches, config_, 1e-2);
     EXPECT_EQ(mine->optimizer().updates(), 2);
   });
 }

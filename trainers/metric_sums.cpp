@@ -1,0 +1,45 @@
+#include "trainers/metric_sums.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "trainers/across_ranks.h"
+
+namespace cohort {
+namespace {
+
+constexpr double kNotMeasured = std::numeric_limits<double>::quiet_NaN();
+
+}  // namespace
+
+double Moments::mean() const {
+  return count > 0 ? sum / count : kNotMeasured;
+}
+
+double Moments::deviation() const {
+  if (count == 0) return kNotMeasured;
+  return count > 1 ? std::sqrt(std::max(0.0, (squares - sum * sum / count) / (count - 1))) : 0;
+}
+
+double MetricSums::Metric::value() const {
+  if (kind == Kind::kMean) return moments.mean();
+  return kind == Kind::kDeviation ? moments.deviation() : moments.sum;
+}
+
+Metrics MetricSums::reduce(Communicator& comm) const {
+  std::vector<Metric> all = metrics_;
+  std::vector<double*> sums, maxima;
+  for (auto& [name, kind, moments] : all) {
+    if (kind == Kind::kMax)
+      maxima.push_back(&moments.sum);
+    else if (kind != Kind::kLocal)
+      sums.insert(sums.end(), {&moments.sum, &moments.count, &moments.squares});
+  }
+  reduce_in_place(comm, sums);
+  reduce_in_place(comm, maxima, Reduce::kMax);
+  Metrics out;
+  for (const Metric& metric : all) out.emplace_back(metric.name, metric.value());
+  return out;
+}
+
+}  // namespace cohort

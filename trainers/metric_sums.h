@@ -1,0 +1,63 @@
+// The numbers of a step by name: added up on each rank where they are computed, then put together
+// over the ranks.
+#pragma once
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "dist/communicator.h"
+#include "trainers/reporter.h"
+
+namespace cohort {
+
+// Sums that become mean and standard deviation (n - 1), also after a reduction over ranks. NaN
+// values are left out; what was not measured is NaN.
+struct Moments {
+  double sum = 0, count = 0, squares = 0;
+  void add(double v) {
+    if (std::isnan(v)) return;
+    count += 1;
+    sum += v;
+    squares += v * v;
+  }
+  double mean() const;
+  double deviation() const;
+};
+
+// A metric is one line where it is computed, and every rank comes by that line, also with nothing
+// to add.
+class MetricSums {
+ public:
+  void add_sum(const std::string& name, double sum) { add(name, Kind::kSum, {.sum = sum}); }
+  void add_mean(const std::string& name, const Moments& of) { add(name, Kind::kMean, of); }
+  void add_mean(const std::string& name, double sum, double count) {
+    add(name, Kind::kMean, {.sum = sum, .count = count});
+  }
+  void add_deviation(const std::string& name, const Moments& of) {
+    add(name, Kind::kDeviation, of);
+  }
+  void add_max(const std::string& name, double max) { add(name, Kind::kMax, {.sum = max}); }
+  // What every rank knows by itself.
+  void add_local(const std::string& name, double value) {
+    add(name, Kind::kLocal, {.sum = value});
+  }
+
+  // Over all ranks, in the order in which they were added; every rank calls it.
+  Metrics reduce(Communicator& comm) const;
+
+ private:
+  enum class Kind { kSum, kMean, kDeviation, kMax, kLocal };
+  struct Metric {
+    std::string name;
+    Kind kind;
+    Moments moments;  // a sum, maximum or local value is its sum
+    double value() const;
+  };
+  void add(const std::string& name, Kind kind, const Moments& of) {
+    metrics_.push_back({name, kind, of});
+  }
+  std::vector<Metric> metrics_;
+};
+
+}  // namespace cohort
