@@ -108,5 +108,13 @@ TEST(Utf8, RefusesIllFormedSequences) {
     EXPECT_EQ(decode_utf8(text, 0).size, 0u);
 }
 
+TEST(Excerpt, IsOneLineWithoutTheMiddle) {
+  EXPECT_EQ(excerpt("a\nb"), "'a\\nb'");
+  EXPECT_EQ(excerpt(std::string(70, 'a')), "'" + std::string(70, 'a') + "'");
+  EXPECT_EQ(excerpt(std::string(40, 'a') + "no" + std::string(40, 'c') + "\n"),
+            "'" + std::string(40, 'a') + "..." + std::string(19, 'c') + "\\n'");
+  EXPECT_EQ(excerpt("a\x01\xff\n\xC3\xA9"), "'a??\\n\xC3\xA9'");
+}
+
 }  // namespace
 }  // namespace cohort

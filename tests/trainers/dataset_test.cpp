@@ -357,13 +357,6 @@ TEST_F(Datasets, PreviewScoresTheGoldAnswers) {
   EXPECT_EQ(good.doubt, "");
 }
 
-TEST_F(Datasets, ExcerptsAreOneLineWithoutTheMiddle) {
-  EXPECT_EQ(excerpt("a\nb"), "'a\\nb'");
-  EXPECT_EQ(excerpt(std::string(70, 'a')), "'" + std::string(70, 'a') + "'");
-  EXPECT_EQ(excerpt(std::string(40, 'a') + "no" + std::string(40, 'c') + "\n"),
-            "'" + std::string(40, 'a') + "..." + std::string(19, 'c') + "\\n'");
-}
-
 // Of several rewards none says by itself what is right: that is found before anything is trained.
 TEST_F(Datasets, PreviewWantsToKnowWhatIsRight) {
   jsonl(TrainerType::kGrpo, sums());
