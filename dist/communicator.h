@@ -20,25 +20,19 @@ class PeerError : public Error {
   using Error::Error;
 };
 
-// Tensors are contiguous. Collectives block on the CPU and are ordered by the current stream on
-// CUDA. When a rank fails, the others' pending and later calls throw PeerError naming it, instead
-// of waiting for ever; so do they when ranks call different collectives or one ends early. (On CUDA
-// a pending call ends, with whatever is in its tensors, and the next one throws.) Sums are of f64,
-// f32, i64, i32 and bf16, the last added in f32 and rounded once.
+// Collectives block on the CPU and are ordered by the current stream on CUDA. When a rank fails,
+// the others' pending and later calls throw PeerError naming it, instead of waiting for ever; so do
+// they when ranks call different collectives or one ends early. (On CUDA a pending call ends, with
+// whatever is in its tensor, and the next one throws.)
 class Communicator {
  public:
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
   // t = sum (or max) over ranks: the same bits on every rank and in every run. On the CPU it is
-  // added in rank order; on CUDA in NCCL's order, which follows from the size and the machines.
+  // added in rank order; on CUDA in NCCL's order, which follows from the size and the machines. `t`
+  // is contiguous, of f64, f32, i64, i32 or bf16, the last added in f32 and rounded once.
   virtual void all_reduce(Tensor& t, Reduce op = Reduce::kSum) = 0;
-  virtual void broadcast(Tensor& t, int root) = 0;
-  // out: [size * n], the ranks' in: [n] one after the other. `in` may be this rank's part of out.
-  virtual void all_gather(Tensor& out, const Tensor& in) = 0;
-  // out: [n], this rank's part of the sum of the ranks' in: [size * n]. `out` may be that part of
-  // in.
-  virtual void reduce_scatter(Tensor& out, const Tensor& in) = 0;
   // Returns when every rank has called it.
   virtual void barrier() = 0;
 };
@@ -46,8 +40,8 @@ class Communicator {
 // The communicator of a run with one rank.
 std::unique_ptr<Communicator> make_single_communicator();
 
-// The communicator of a process of `group`, which must outlive it: for tensors of `device` and of
-// the CPU. Those of CUDA go through NCCL, those of the CPU, meant for a few numbers, through the
+// The communicator of a rank of `group`, which must outlive it: for tensors of `device` and of the
+// CPU. Those of CUDA go through NCCL, those of the CPU, meant for a few numbers, through the
 // group's connections. A collective call: every rank makes it.
 std::unique_ptr<Communicator> make_communicator(ProcessGroup& group, Device device);
 

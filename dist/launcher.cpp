@@ -27,25 +27,20 @@ constexpr int kPollMs = 50;
 
 // The environment of a rank: this process's own, without what another launcher has left there.
 std::vector<std::string> environment_of(int rank, int count, int port) {
-  constexpr std::string_view kReplaced[] = {"RANK=",
-                                            "WORLD_SIZE=",
-                                            "LOCAL_RANK=",
-                                            "LOCAL_WORLD_SIZE=",
-                                            "MASTER_ADDR=",
-                                            "MASTER_PORT=",
-                                            "TORCHELASTIC_USE_AGENT_STORE="};
-  std::vector<std::string> out;
-  for (char** entry = environ; *entry != nullptr; ++entry)
-    if (std::none_of(std::begin(kReplaced), std::end(kReplaced), [&](std::string_view name) {
-          return std::string_view(*entry).substr(0, name.size()) == name;
-        }))
-      out.emplace_back(*entry);
-  out.push_back(str("RANK=", rank));
-  out.push_back(str("WORLD_SIZE=", count));
-  out.push_back(str("LOCAL_RANK=", rank));
-  out.push_back(str("LOCAL_WORLD_SIZE=", count));
-  out.push_back("MASTER_ADDR=127.0.0.1");
-  out.push_back(str("MASTER_PORT=", port));
+  std::vector<std::string> out = {str("RANK=", rank),
+                                  str("WORLD_SIZE=", count),
+                                  str("LOCAL_RANK=", rank),
+                                  str("LOCAL_WORLD_SIZE=", count),
+                                  "MASTER_ADDR=127.0.0.1",
+                                  str("MASTER_PORT=", port),
+                                  "TORCHELASTIC_USE_AGENT_STORE="};
+  const auto own = static_cast<std::ptrdiff_t>(out.size());
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry, name = text.substr(0, text.find('=') + 1);
+    if (std::none_of(out.begin(), out.begin() + own,
+                     [&](const std::string& variable) { return variable.starts_with(name); }))
+      out.emplace_back(text);
+  }
   return out;
 }
 
@@ -143,9 +138,9 @@ class Launcher {
                        [](const Child& c) { return c.status.has_value(); });
   }
 
-  void signal_all(int number) const {
+  void signal_all(int signal) const {
     for (const Child& c : children_)
-      if (c.pid > 0 && !c.status) ::kill(c.pid, number);
+      if (c.pid > 0 && !c.status) ::kill(c.pid, signal);
   }
 
   void wait_for_output() {

@@ -10,7 +10,6 @@
 #include <thread>
 
 #include "core/cuda.h"
-#include "dist/collective_args.h"
 #include "dist/nccl_comm.h"
 
 namespace cohort::cuda {
@@ -28,21 +27,13 @@ ncclDataType_t type_of(DType dtype) {
   switch (dtype) {
     case DType::kF64:
       return ncclFloat64;
-    case DType::kF32:
-      return ncclFloat32;
-    case DType::kBF16:
-      return ncclBfloat16;
     case DType::kI32:
       return ncclInt32;
     case DType::kI64:
       return ncclInt64;
     default:
-      return ncclUint8;
+      return ncclFloat32;  // bf16 is widened
   }
-}
-
-size_t count_of(const Tensor& t) {
-  return static_cast<size_t>(t.numel());
 }
 
 // One algorithm and one protocol, except where the user has chosen others: the order of summation
@@ -98,92 +89,34 @@ class NcclCommunicator final : public Communicator {
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
 
+  // Enqueued on the current stream.
   void all_reduce(Tensor& t, Reduce op) override {
     if (t.device().is_cpu()) return host_->all_reduce(t, op);
-    check("all_reduce", "t", t);
-    detail::check_reducible("all_reduce", t);
+    const std::string what = describe_all_reduce(t, op) + " on cuda";
+    COHORT_CHECK(t.device() == device_, "[all_reduce] this rank's communicator is for ",
+                 device_.str(), ", got ", t.str());
     if (t.dtype() == DType::kBF16) {  // NCCL would round at every rank
       Tensor wide = t.to(DType::kF32);
       all_reduce(wide, op);
       t.copy_(wide);
       return;
     }
-    call(describe(op == Reduce::kMax ? "all_reduce (max)" : "all_reduce", t), t.numel(),
-         [&](ncclComm_t comm, cudaStream_t queue) {
-           return ncclAllReduce(t.raw(), t.raw(), count_of(t), type_of(t.dtype()),
-                                op == Reduce::kMax ? ncclMax : ncclSum, comm, queue);
-         });
-  }
-
-  void broadcast(Tensor& t, int root) override {
-    if (t.device().is_cpu()) return host_->broadcast(t, root);
-    check("broadcast", "t", t);
-    detail::check_root(root, size());
-    call(describe(str("broadcast (root ", root, ")"), t), t.numel(),
-         [&](ncclComm_t comm, cudaStream_t queue) {
-           return ncclBroadcast(t.raw(), t.raw(), static_cast<size_t>(t.nbytes()), ncclUint8, root,
-                                comm, queue);
-         });
-  }
-
-  void all_gather(Tensor& out, const Tensor& in) override {
-    if (in.device().is_cpu() && out.device().is_cpu()) return host_->all_gather(out, in);
-    detail::check_parts("all_gather", out, in, rank(), size());
-    check("all_gather", "the whole", out);
-    check("all_gather", "the part", in);
-    call(describe("all_gather", in), in.numel(), [&](ncclComm_t comm, cudaStream_t queue) {
-      return ncclAllGather(in.raw(), out.raw(), static_cast<size_t>(in.nbytes()), ncclUint8, comm,
-                           queue);
-    });
-  }
-
-  void reduce_scatter(Tensor& out, const Tensor& in) override {
-    if (in.device().is_cpu() && out.device().is_cpu()) return host_->reduce_scatter(out, in);
-    detail::check_parts("reduce_scatter", in, out, rank(), size());
-    detail::check_reducible("reduce_scatter", in);
-    check("reduce_scatter", "the whole", in);
-    check("reduce_scatter", "the part", out);
-    if (in.dtype() == DType::kBF16) {
-      Tensor wide = Tensor::empty(out.shape(), DType::kF32, device_);
-      reduce_scatter(wide, in.to(DType::kF32));
-      out.copy_(wide);
-      return;
+    group_.note_call(what);
+    if (t.numel() == 0) return;
+    const cudaStream_t queue = stream(device_);
+    ncclResult_t result = ncclRemoteError;
+    {
+      std::lock_guard lock(mutex_);
+      if (comm_ != nullptr)
+        result = ncclAllReduce(t.raw(), t.raw(), static_cast<size_t>(t.numel()), type_of(t.dtype()),
+                               op == Reduce::kMax ? ncclMax : ncclSum, comm_, queue);
     }
-    call(describe("reduce_scatter", in), in.numel(), [&](ncclComm_t comm, cudaStream_t queue) {
-      return ncclReduceScatter(in.raw(), out.raw(), count_of(out), type_of(in.dtype()), ncclSum,
-                               comm, queue);
-    });
+    await(what, result, kNoLimit);
   }
 
   void barrier() override { host_->barrier(); }
 
  private:
-  static bool is_good(ncclResult_t result) {
-    return result == ncclSuccess || result == ncclInProgress;
-  }
-  static std::string describe(const std::string& call, const Tensor& t) {
-    return str(call, " of ", dtype_name(t.dtype()), t.shape().str(), " on cuda");
-  }
-  void check(const char* op, const char* name, const Tensor& t) const {
-    detail::check_collective_tensor(op, name, t);
-    COHORT_CHECK(t.device() == device_, "[", op, "] this rank's communicator is for ",
-                 device_.str(), ", got ", t.str());
-  }
-
-  // Enqueues a collective on the current stream; of empty tensors nothing is left to do.
-  template <class F>
-  void call(const std::string& what, int64_t elements, F&& enqueue) {
-    group_.note_call(what);
-    if (elements == 0) return;
-    const cudaStream_t queue = stream(device_);
-    ncclResult_t result = ncclRemoteError;
-    {
-      std::lock_guard lock(mutex_);
-      if (comm_ != nullptr) result = enqueue(comm_, queue);
-    }
-    await(what, result, kNoLimit);
-  }
-
   // Waits until NCCL has taken the call in; the device may still be far behind.
   void await(std::string_view what, ncclResult_t result, milliseconds limit) {
     const auto start = steady_clock::now();

@@ -1,4 +1,4 @@
-// The ranks form a star around rank 0. One thread per process, the watch, does all reading and
+// The ranks form a star around rank 0. One thread per rank, the watch, does all reading and
 // writing: it sends heartbeats, notices silence and broken connections, compares what the ranks
 // say they call, completes exchanges (rank 0) and spreads the news of a failure. Other threads only
 // leave messages for it. A second thread calls the failure handler, which may block, so that the
@@ -18,7 +18,7 @@
 #include <thread>
 
 #include "dist/communicator.h"
-#include "dist/meeting.h"
+#include "dist/rendezvous.h"
 
 namespace cohort {
 namespace {
@@ -29,6 +29,10 @@ using wire::Frame;
 using wire::FrameType;
 
 constexpr milliseconds kFlushLimit{2000};  // for last words
+
+std::string name(int rank, const std::string& host) {
+  return host.empty() ? str("rank ", rank) : str("rank ", rank, " (", host, ")");
+}
 
 // A rank as the watch knows it.
 struct Known {
@@ -42,17 +46,16 @@ struct Known {
 
 class ProcessGroup::Watch {
  public:
-  Watch(const RankInfo& info, const Options& options)
+  Watch(const RankInfo& info, const Options& options, std::vector<Peer> peers)
       : info_(info),
         options_(options),
-        peers_(meet(info, options.meeting)),
+        peers_(std::move(peers)),
         known_(static_cast<size_t>(info.size)),
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     COHORT_CHECK(wake_.is_open(), "[process_group] no event descriptor to be had");
     const Clock::time_point now = Clock::now();
     for (Peer& peer : peers_) peer.connection.set_heard(now);
     watcher_ = std::thread([this] { watch(); });
-    helper_ = std::thread([this] { help(); });
   }
 
   ~Watch() {
@@ -66,7 +69,7 @@ class ProcessGroup::Watch {
       helper_stops_ = true;
       changed_.notify_all();
     }
-    helper_.join();
+    if (helper_.joinable()) helper_.join();
     {
       std::lock_guard lock(mutex_);
       watch_stops_ = true;
@@ -98,7 +101,8 @@ class ProcessGroup::Watch {
     if (!failure_.empty()) return;
     origin_ = Origin::kHere;
     set_failure(str("rank ", info_.rank, " failed: ", reason));
-    post(FrameType::kFail, reason);
+    const std::string host = info_.master_addr.empty() ? "" : wire::host_name();
+    post(FrameType::kFail, str(name(info_.rank, host), " failed: ", reason));
     flush(lock);
   }
 
@@ -112,6 +116,7 @@ class ProcessGroup::Watch {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !handler_runs_; });
     handler_ = std::move(handler);
+    if (!helper_.joinable()) helper_ = std::thread([this] { help(); });
     changed_.notify_all();
   }
 
@@ -166,7 +171,7 @@ class ProcessGroup::Watch {
 
   // --- The watch ---
 
-  bool is_hub() const { return info_.rank == 0; }
+  bool is_leader() const { return info_.rank == 0; }
   void wake() const {
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t n = ::write(wake_.fd(), &one, sizeof one);
@@ -190,7 +195,7 @@ class ProcessGroup::Watch {
       take_messages();
       for (Peer& peer : peers_) attend(peer);
       compare_calls();
-      if (is_hub()) complete_exchanges();
+      if (is_leader()) complete_exchanges();
       for (Peer& peer : peers_) peer.connection.send();
       sending_ = has_output();
       if ((outbox_.empty() && !sending_) || leaving_) changed_.notify_all();
@@ -238,17 +243,12 @@ class ProcessGroup::Watch {
     return false;
   }
 
-  // What the threads have left. The hub's own part in calls and exchanges goes to itself.
+  // What the threads have left. The leader's own part in calls and exchanges goes to itself.
   void take_messages() {
     for (const Frame& message : outbox_) {
-      if (message.type == FrameType::kFail) {
-        send_to_all(message.type,
-                    is_hub() ? str("rank 0 (", wire::host_name(), ") failed: ", message.payload)
-                             : message.payload);
-        continue;
-      }
-      handle(info_.rank, message);
-      if (!is_hub() || message.type != FrameType::kData) send_to_all(message.type, message.payload);
+      if (message.type != FrameType::kFail) handle(info_.rank, message);
+      if (!is_leader() || message.type != FrameType::kData)
+        send_to_all(message.type, message.payload);
     }
     outbox_.clear();
   }
@@ -272,25 +272,19 @@ class ProcessGroup::Watch {
 
   void lose(Peer& peer, const std::string& why) {
     peer.connection.close();
-    announce(str("rank ", peer.rank, " (", peer.host, ") ", why));
+    announce(str(name(peer.rank, peer.host), " ", why));
   }
 
-  // A failure that this rank has found: the hub tells the others.
+  // A failure that this rank has found or heard of: the leader tells the others.
   void announce(const std::string& reason) {
     if (!failure_.empty()) return;
     set_failure(reason);
-    if (is_hub()) send_to_all(FrameType::kFail, reason);
+    if (is_leader()) send_to_all(FrameType::kFail, reason);
   }
 
   void handle(int rank, const Frame& frame) {
     Known& known = known_[static_cast<size_t>(rank)];
-    if (frame.type == FrameType::kFail) {
-      if (!is_hub()) return set_failure(frame.payload);
-      for (const Peer& peer : peers_)
-        if (peer.rank == rank)
-          announce(str("rank ", rank, " (", peer.host, ") failed: ", frame.payload));
-      return;
-    }
+    if (frame.type == FrameType::kFail) return announce(frame.payload);
     wire::Unpacker in(frame.payload);
     if (frame.type == FrameType::kResult) {
       std::vector<std::string> parts(static_cast<size_t>(info_.size));
@@ -300,13 +294,13 @@ class ProcessGroup::Watch {
     known.calls = in.number();
     for (uint64_t n = in.number(); n > 0; --n) {
       std::string call = in.text();
-      if (is_hub())
+      if (is_leader())
         known.calls_to_compare.push_back(std::move(call));
       else if (rank == info_.rank)
         last_call_ = std::move(call);
     }
     known.left = frame.type == FrameType::kLeft;
-    if (is_hub() && frame.type == FrameType::kData) known.given.push_back(in.rest());
+    if (is_leader() && frame.type == FrameType::kData) known.given.push_back(in.rest());
   }
 
   // The result of an exchange, to this rank's own thread.
@@ -335,7 +329,7 @@ class ProcessGroup::Watch {
   // is missed where another has made more.
   void compare_calls() {
     if (!failure_.empty()) return;
-    if (!is_hub()) {
+    if (!is_leader()) {
       if (known_[0].left && known_[static_cast<size_t>(info_.rank)].calls > known_[0].calls)
         announce_absence(0, last_call_);
       return;
@@ -392,16 +386,38 @@ ProcessGroup::Options ProcessGroup::default_options() {
     const double seconds = std::strtod(text, &end);
     if (end == text || *end != '\0' || !(seconds > 0 && seconds < 1e6))
       throw InputError(str("COHORT_RENDEZVOUS_TIMEOUT: expected seconds, got '", text, "'"));
-    options.meeting = milliseconds(static_cast<int64_t>(seconds * 1000));
+    options.rendezvous = milliseconds(static_cast<int64_t>(seconds * 1000));
   }
   return options;
 }
 
 ProcessGroup::ProcessGroup(const RankInfo& info, const Options& options)
+    : ProcessGroup(info, options, cohort::rendezvous(info, options.rendezvous)) {}
+ProcessGroup::ProcessGroup(const RankInfo& info, const Options& options, std::vector<Peer> peers)
     : info_(info),
       max_exchange_(options.max_exchange),
-      watch_(std::make_unique<Watch>(info_, options)) {}
+      watch_(std::make_unique<Watch>(info_, options, std::move(peers))) {}
 ProcessGroup::~ProcessGroup() = default;
+
+std::vector<std::unique_ptr<ProcessGroup>> ProcessGroup::of_threads(int size) {
+  std::vector<std::unique_ptr<ProcessGroup>> groups;
+  std::vector<std::vector<Peer>> peers(static_cast<size_t>(size));
+  const auto connect = [&](int from, int to, wire::Socket socket) {
+    peers[static_cast<size_t>(from)].push_back(
+        {to, "", wire::Connection(std::move(socket), wire::kMaxPayload)});
+  };
+  for (int rank = 1; rank < size; ++rank) {
+    auto [a, b] = wire::socket_pair();
+    connect(0, rank, std::move(a));
+    connect(rank, 0, std::move(b));
+  }
+  Options options;
+  options.silence = std::chrono::hours(24);  // a thread does not vanish
+  for (int rank = 0; rank < size; ++rank)
+    groups.emplace_back(new ProcessGroup({.rank = rank, .size = size}, options,
+                                         std::move(peers[static_cast<size_t>(rank)])));
+  return groups;
+}
 
 void ProcessGroup::note_call(std::string_view call) {
   watch_->note_call(call);

@@ -1,7 +1,7 @@
-// This process and the other ranks of its run, one process each. The connections of their meeting
-// stay open: over them ranks exchange small data, and each watches that the others are alive and
-// make the same calls. So a rank that dies, hangs or goes another way ends the run with a message
-// that names it, where NCCL alone would wait for ever.
+// A rank and the other ranks of its run. Their connections stay open: over them ranks exchange
+// small data, and each watches that the others are alive and make the same calls. So a rank that
+// dies, hangs or goes another way ends the run with a message that names it, where NCCL alone would
+// wait for ever.
 #pragma once
 
 #include <chrono>
@@ -15,11 +15,13 @@
 
 namespace cohort {
 
+struct Peer;
+
 class ProcessGroup {
  public:
   enum class Origin { kHere, kElsewhere };  // of a failure
   struct Options {
-    std::chrono::milliseconds meeting{60000};     // for all ranks to come
+    std::chrono::milliseconds rendezvous{60000};  // for all ranks to come
     std::chrono::milliseconds heartbeat{1000};    // between signs of life
     std::chrono::milliseconds silence{20000};     // without one a rank counts as dead
     std::chrono::milliseconds grace{5000};        // for this rank to end after a failure
@@ -30,11 +32,13 @@ class ProcessGroup {
     // Called on another thread when the grace is over.
     std::function<void(const std::string& failure, Origin origin)> on_overdue;
   };
-  // COHORT_RENDEZVOUS_TIMEOUT (seconds) for `meeting`. Throws InputError if it is no such number.
+  // COHORT_RENDEZVOUS_TIMEOUT (seconds) for `rendezvous`. Throws InputError if it is no number.
   static Options default_options();
 
-  // Meets the other ranks: see meet() for what it throws.
+  // One process among others: see rendezvous() for what it throws.
   ProcessGroup(const RankInfo& info, const Options& options);
+  // The groups of `size` ranks that are threads of this process.
+  static std::vector<std::unique_ptr<ProcessGroup>> of_threads(int size);
   // Tells the others that this rank has ended in good order, unless something has failed.
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
@@ -43,6 +47,8 @@ class ProcessGroup {
   const RankInfo& info() const { return info_; }
   int rank() const { return info_.rank; }
   int size() const { return info_.size; }
+  // The ranks are threads.
+  bool is_one_process() const { return info_.master_addr.empty(); }
 
   // Notes that this rank makes a collective call that may not come back: `call` must read the same
   // on every rank. Throws PeerError if there has been a failure.
@@ -68,6 +74,7 @@ class ProcessGroup {
 
  private:
   class Watch;
+  ProcessGroup(const RankInfo& info, const Options& options, std::vector<Peer> peers);
   const RankInfo info_;
   const size_t max_exchange_;
   std::unique_ptr<Watch> watch_;

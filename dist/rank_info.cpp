@@ -45,7 +45,6 @@ class Reader {
                            source_, " started"));
     return text(name);
   }
-  [[noreturn]] void fail(const std::string& message) const { throw InputError(message); }
 
  private:
   const Environment& environment_;
@@ -99,7 +98,7 @@ RankInfo from_open_mpi(const Environment& environment) {
   else if (info.local_size == info.size)
     info.master_addr = "127.0.0.1";
   else
-    in.fail(
+    throw InputError(
         "MASTER_ADDR: not set, and mpirun does not tell where rank 0 is; hint: mpirun -x "
         "MASTER_ADDR=HOST_OF_RANK_0 ...");
   info.master_port = in.has("MASTER_PORT") ? in.number("MASTER_PORT", 1, 65535) : kDefaultPort;

@@ -12,7 +12,6 @@
 #include <cstring>
 #include <memory>
 #include <thread>
-#include <utility>
 
 #include "core/check.h"
 
@@ -139,6 +138,13 @@ Socket connect_to(const std::string& host, int port, std::chrono::milliseconds w
   for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next)
     if (Socket socket = connect_address(*a, wait, why); socket.is_open()) return socket;
   return Socket();
+}
+
+std::pair<Socket, Socket> socket_pair() {
+  int ends[2] = {-1, -1};
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
+    throw Error(str("cannot connect two ranks: ", std::strerror(errno)));
+  return {Socket(ends[0]), Socket(ends[1])};
 }
 
 int free_port() {

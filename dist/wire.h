@@ -1,4 +1,4 @@
-// TCP between the processes of a run: sockets, and connections that carry length-prefixed frames
+// Between the ranks of a run: sockets, and connections that carry length-prefixed frames
 // without ever blocking. Numbers travel in the host's byte order: the hosts of a run are alike.
 #pragma once
 
@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace cohort::wire {
 
@@ -34,6 +35,8 @@ std::optional<Socket> accept_from(const Socket& listener);
 // One attempt at every address of `host`. Not open on failure, which `why` then explains.
 Socket connect_to(const std::string& host, int port, std::chrono::milliseconds wait,
                   std::string& why);
+// Two sockets that are connected to each other. Throws Error.
+std::pair<Socket, Socket> socket_pair();
 // A TCP port of the loopback interface that nobody uses now.
 int free_port();
 std::string host_name();

@@ -162,14 +162,14 @@ TEST(GradReducer, MisuseIsAnErrorWithOneRankToo) {
 }
 
 TEST(GradReducer, ARankWithOtherGradientsIsReported) {
-  EXPECT_THROW_WITH(
-      run_local_ranks(2,
-                      [](Communicator& comm) {
-                        const Gradients g({2 + comm.rank()}, DType::kF32);
-                        GradReducer(comm, g.flat, g.ends).finish();
-                      }),
-      Error,
-      "ranks disagree: rank 0 calls all_reduce of f32[2], rank 1 calls all_reduce of f32[3]");
+  EXPECT_THROW_WITH(run_local_ranks(2,
+                                    [](Communicator& comm) {
+                                      const Gradients g({2 + comm.rank()}, DType::kF32);
+                                      GradReducer(comm, g.flat, g.ends).finish();
+                                    }),
+                    Error,
+                    "ranks disagree about call 1: rank 0 calls all_reduce of f32[2], rank 1 calls "
+                    "all_reduce of f32[3]");
 }
 
 TEST(GradReducer, AFailureInTheBackwardOfOneRankEndsAll) {

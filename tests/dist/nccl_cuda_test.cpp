@@ -98,44 +98,6 @@ TEST(CudaMultiGpuNccl, AllReduceAddsAndTakesTheLargest) {
   }));
 }
 
-TEST(CudaMultiGpuNccl, BroadcastGatherAndScatterMoveTheRightParts) {
-  COHORT_REQUIRE_GPUS(2);
-  expect_no_errors(run_gpu_ranks([](ProcessGroup&, Communicator& comm, Device device) {
-    const int64_t size = comm.size();
-    const int rank = comm.rank();
-    for (const int64_t n : {0, 1, 7, 2049})
-      for (const DType dtype : kDTypes) {
-        const auto on_device = [&](int64_t count, int r) {
-          return numbers(count, dtype, r).to(device);
-        };
-        Guarded root(n, dtype, device), gathered(size * n, dtype, device), part(n, dtype, device);
-        root.part.copy_(on_device(n, rank));
-        comm.broadcast(root.part, comm.size() - 1);
-        EXPECT_TRUE(bit_equal(root.part, numbers(n, dtype, comm.size() - 1)));
-        comm.all_gather(gathered.part, on_device(n, rank));
-        for (int r = 0; r < size; ++r)
-          EXPECT_TRUE(bit_equal(gathered.part.narrow(0, r * n, n), numbers(n, dtype, r)));
-        const Tensor sum =
-            sum_of_numbers(size * n, dtype, comm.size()).narrow(0, rank * n, n).clone();
-        comm.reduce_scatter(part.part, on_device(size * n, rank));
-        EXPECT_TRUE(bit_equal(part.part, sum));
-        // In place.
-        Guarded whole(size * n, dtype, device);
-        whole.part.copy_(on_device(size * n, rank));
-        Tensor mine = whole.part.narrow(0, rank * n, n);
-        comm.reduce_scatter(mine, whole.part);
-        EXPECT_TRUE(bit_equal(mine, sum));
-        whole.part.narrow(0, rank * n, n).copy_(on_device(n, rank));
-        comm.all_gather(whole.part, mine);
-        EXPECT_TRUE(bit_equal(whole.part, gathered.part));
-        for (const Guarded* g : {&root, &gathered, &part, &whole}) g->expect_untouched();
-      }
-    Tensor bytes = Tensor::full({5}, rank, DType::kU8, device);
-    comm.broadcast(bytes, 1);
-    EXPECT_TRUE(bit_equal(bytes, Tensor::full({5}, 1, DType::kU8)));
-  }));
-}
-
 TEST(CudaMultiGpuNccl, SumsAreTheSameOnEveryRankAndInEveryRun) {
   COHORT_REQUIRE_GPUS(2);
   constexpr int64_t kCount = 100003;
@@ -215,7 +177,6 @@ TEST(CudaMultiGpuNccl, WrongTensorsAreErrorsBeforeAnyoneWaits) {
     EXPECT_THROW_WITH(comm.all_reduce(strided), Error, "got a strided f32[3, 2]");
     EXPECT_THROW_WITH(comm.all_reduce(bytes), Error, "expected numbers to reduce");
     EXPECT_THROW_WITH(comm.all_reduce(elsewhere), Error, "this rank's communicator is for cuda:");
-    EXPECT_THROW_WITH(comm.broadcast(bytes, comm.size()), Error, "expected a root from 0");
     comm.barrier();
   }));
 }

@@ -6,7 +6,7 @@
 
 #include <atomic>
 
-#include "dist/meeting.h"
+#include "dist/rendezvous.h"
 #include "tests/dist/process_ranks.h"
 
 namespace cohort {
@@ -45,7 +45,7 @@ wire::Socket stranger(int port, const std::string& words) {
   return socket;
 }
 
-TEST(Meeting, RanksExchangeBytesInRankOrder) {
+TEST(Rendezvous, RanksExchangeBytesInRankOrder) {
   for (const int size : {2, 4, 7})
     expect_no_errors(run_process_ranks(size, [&](ProcessGroup& group) {
       for (int round = 0; round < 50; ++round) {
@@ -57,7 +57,7 @@ TEST(Meeting, RanksExchangeBytesInRankOrder) {
     }));
 }
 
-TEST(Meeting, LargeDataGoThrough) {
+TEST(Rendezvous, LargeDataGoThrough) {
   expect_no_errors(run_process_ranks(3, [](ProcessGroup& group) {
     const auto bytes_of = [](int rank) {
       std::string bytes(size_t{5} << 20, static_cast<char>('a' + rank));
@@ -69,7 +69,7 @@ TEST(Meeting, LargeDataGoThrough) {
   }));
 }
 
-TEST(Meeting, ALateRankIsWaitedFor) {
+TEST(Rendezvous, ALateRankIsWaitedFor) {
   const int port = wire::free_port();
   std::vector<std::jthread> threads;
   for (const int rank : {1, 0, 2})  // rank 1 calls before anyone listens
@@ -80,7 +80,7 @@ TEST(Meeting, ALateRankIsWaitedFor) {
     });
 }
 
-TEST(Meeting, ARankThatDoesNotComeIsNamed) {
+TEST(Rendezvous, ARankThatDoesNotComeIsNamed) {
   const int port = wire::free_port();
   std::vector<std::string> errors(3);
   {
@@ -88,37 +88,41 @@ TEST(Meeting, ARankThatDoesNotComeIsNamed) {
     for (const int rank : {0, 2})
       threads.emplace_back([&, rank] {
         errors[static_cast<size_t>(rank)] =
-            error_of([&] { meet(local_info(rank, 4, port), milliseconds(600)); });
+            error_of([&] { rendezvous(local_info(rank, 4, port), milliseconds(600)); });
       });
   }
   expect_contains(errors[0], "ranks 1, 3 of 4 did not come to 127.0.0.1");
   EXPECT_EQ(errors[2], errors[0]);
 }
 
-TEST(Meeting, WithoutRankZeroTheOthersSayWhereTheyLooked) {
+TEST(Rendezvous, WithoutRankZeroTheOthersSayWhereTheyLooked) {
   const int port = wire::free_port();
-  const std::string error = error_of([&] { meet(local_info(2, 4, port), milliseconds(300)); });
+  const std::string error =
+      error_of([&] { rendezvous(local_info(2, 4, port), milliseconds(300)); });
   expect_contains(error, str("rank 2 cannot reach rank 0 at 127.0.0.1:", port, " within 0.3 s"));
   expect_contains(error, "Connection refused");
 }
 
-TEST(Meeting, AnotherWorldSizeIsAnError) {
+TEST(Rendezvous, AnotherWorldSizeIsAnError) {
   const int port = wire::free_port();
-  std::string host, guest;
+  std::string client;
   {
-    std::jthread other(
-        [&] { guest = error_of([&] { meet(local_info(1, 3, port), milliseconds(5000)); }); });
-    EXPECT_THROW_WITH(meet(local_info(0, 2, port), milliseconds(5000)), InputError,
+    std::jthread other([&] {
+      client = error_of([&] { rendezvous(local_info(1, 3, port), milliseconds(5000)); });
+    });
+    EXPECT_THROW_WITH(rendezvous(local_info(0, 2, port), milliseconds(5000)), InputError,
                       "was started as one of 3 ranks, rank 0 as one of 2");
   }
-  expect_contains(guest, "was started as one of 3 ranks, rank 0 as one of 2");
+  expect_contains(client, "was started as one of 3 ranks, rank 0 as one of 2");
 }
 
-TEST(Meeting, TwoProcessesOfOneRankAreAnError) {
+TEST(Rendezvous, TwoProcessesOfOneRankAreAnError) {
   const int port = wire::free_port();
-  std::jthread a([&] { error_of([&] { meet(local_info(1, 3, port), milliseconds(5000)); }); });
-  std::jthread b([&] { error_of([&] { meet(local_info(1, 3, port), milliseconds(5000)); }); });
-  expect_contains(error_of([&] { meet(local_info(0, 3, port), milliseconds(5000)); }),
+  std::jthread a(
+      [&] { error_of([&] { rendezvous(local_info(1, 3, port), milliseconds(5000)); }); });
+  std::jthread b(
+      [&] { error_of([&] { rendezvous(local_info(1, 3, port), milliseconds(5000)); }); });
+  expect_contains(error_of([&] { rendezvous(local_info(0, 3, port), milliseconds(5000)); }),
                   "are rank 1;");
 }
 
@@ -134,13 +138,14 @@ std::string hello(uint64_t version, uint64_t size, uint64_t rank) {
 }
 
 // Both greetings may be there before rank 0 looks at the first connection.
-TEST(Meeting, ARankThatDiedAndCameAgainTakesItsOwnPlace) {
+TEST(Rendezvous, ARankThatDiedAndCameAgainTakesItsOwnPlace) {
   for (int round = 0; round < 20; ++round) {
     const int port = wire::free_port();
     std::string error;
     {
-      std::jthread host(
-          [&] { error = error_of([&] { meet(local_info(0, 3, port), milliseconds(10000)); }); });
+      std::jthread server([&] {
+        error = error_of([&] { rendezvous(local_info(0, 3, port), milliseconds(10000)); });
+      });
       while (true) {  // until somebody listens
         std::string why;
         if (wire::connect_to("127.0.0.1", port, milliseconds(100), why).is_open()) break;
@@ -148,20 +153,21 @@ TEST(Meeting, ARankThatDiedAndCameAgainTakesItsOwnPlace) {
       }
       for (int death = 0; death < 5; ++death) stranger(port, hello(1, 3, 1));  // gone at once
       std::jthread again(
-          [&] { error_of([&] { meet(local_info(1, 3, port), milliseconds(10000)); }); });
+          [&] { error_of([&] { rendezvous(local_info(1, 3, port), milliseconds(10000)); }); });
       std::jthread other(
-          [&] { error_of([&] { meet(local_info(2, 3, port), milliseconds(10000)); }); });
+          [&] { error_of([&] { rendezvous(local_info(2, 3, port), milliseconds(10000)); }); });
     }
     ASSERT_EQ(error, "");
   }
 }
 
-TEST(Meeting, AnotherVersionIsSentAwayWithAWarning) {
+TEST(Rendezvous, AnotherVersionIsSentAwayWithAWarning) {
   const test::ExpectLog warning(
       "it speaks version 2 of the protocol, rank 0 1; hint: run one build");
   const int port = wire::free_port();
-  std::jthread host(
-      [&] { EXPECT_EQ(error_of([&] { meet(local_info(0, 2, port), milliseconds(10000)); }), ""); });
+  std::jthread server([&] {
+    EXPECT_EQ(error_of([&] { rendezvous(local_info(0, 2, port), milliseconds(10000)); }), "");
+  });
   std::string why;
   while (!wire::connect_to("127.0.0.1", port, milliseconds(100), why).is_open()) sleep_ms(1);
   const wire::Socket old = stranger(port, hello(2, 2, 1));
@@ -170,14 +176,14 @@ TEST(Meeting, AnotherVersionIsSentAwayWithAWarning) {
   while ((n = ::recv(old.fd(), answer, sizeof answer, 0)) < 0 && errno == EAGAIN) sleep_ms(1);
   expect_contains(std::string(answer, static_cast<size_t>(std::max<ssize_t>(n, 0))),
                   "it speaks version 2");
-  std::jthread right([&] { meet(local_info(1, 2, port), milliseconds(10000)); });
+  std::jthread right([&] { rendezvous(local_info(1, 2, port), milliseconds(10000)); });
 }
 
-TEST(Meeting, StrangersDoNoHarm) {
+TEST(Rendezvous, StrangersDoNoHarm) {
   const test::ExpectLog warning("and was sent away: what it sent is no greeting of a rank");
   const int port = wire::free_port();
   std::atomic<bool> greeted{false};
-  std::jthread host([&] {
+  std::jthread server([&] {
     ProcessGroup group(local_info(0, 2, port), quick_options());
     EXPECT_EQ(group.exchange("x", "0"), (std::vector<std::string>{"0", "1"}));
   });
@@ -198,10 +204,10 @@ TEST(Meeting, StrangersDoNoHarm) {
   EXPECT_EQ(group.exchange("x", "1"), (std::vector<std::string>{"0", "1"}));
 }
 
-TEST(Meeting, APortInUseIsAnError) {
+TEST(Rendezvous, APortInUseIsAnError) {
   const int port = wire::free_port();
   const wire::Socket taken = wire::listen_on("127.0.0.1", port);
-  expect_contains(error_of([&] { meet(local_info(0, 2, port), milliseconds(500)); }),
+  expect_contains(error_of([&] { rendezvous(local_info(0, 2, port), milliseconds(500)); }),
                   str("rank 0 cannot listen on port ", port, ": Address already in use"));
 }
 
@@ -239,7 +245,7 @@ TEST(ProcessGroup, LaterCallsFailToo) {
 
 // A rank as a process would leave it that is killed: its connection ends without a goodbye.
 void die_without_a_word(const RankInfo& info, int after_ms) {
-  std::vector<Peer> peers = meet(info, milliseconds(5000));
+  std::vector<Peer> peers = rendezvous(info, milliseconds(5000));
   sleep_ms(after_ms);
 }
 
@@ -263,7 +269,7 @@ TEST(ProcessGroup, ADeadRankIsNamed) {
 
 TEST(ProcessGroup, ADeadRankZeroIsNamed) {
   const int port = wire::free_port();
-  std::jthread host([&] { die_without_a_word(local_info(0, 2, port), 100); });
+  std::jthread server([&] { die_without_a_word(local_info(0, 2, port), 100); });
   ProcessGroup group(local_info(1, 2, port), quick_options());
   expect_contains(error_of([&] { group.exchange("x", ""); }), "ended without a word");
 }

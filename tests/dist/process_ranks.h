@@ -26,7 +26,7 @@ inline RankInfo local_info(int rank, int size, int port) {
 // Limits that make failures show soon.
 inline ProcessGroup::Options quick_options() {
   using std::chrono::milliseconds;
-  return {.meeting = milliseconds(10000),
+  return {.rendezvous = milliseconds(10000),
           .heartbeat = milliseconds(20),
           .silence = milliseconds(5000),
           .grace = milliseconds(60000),

@@ -1,6 +1,6 @@
 // Rank r > 0 sends a hello (magic, version, number of ranks, r, host); rank 0 answers with a
 // welcome when all have come, or with the reason why the run cannot start.
-#include "dist/meeting.h"
+#include "dist/rendezvous.h"
 
 #include <poll.h>
 
@@ -33,8 +33,9 @@ milliseconds left_until(Clock::time_point end) {
                   std::chrono::duration_cast<milliseconds>(end - Clock::now()) + milliseconds(1));
 }
 
-// Sends what is queued, as far as it goes within a second.
-void flush(Connection& connection) {
+// Sends a frame, as far as it goes within a second.
+void send(Connection& connection, FrameType type, std::string_view payload) {
+  connection.post(type, payload);
   for (int i = 0; i < 100 && connection.is_open() && connection.has_output(); ++i) {
     connection.send();
     if (connection.has_output()) std::this_thread::sleep_for(milliseconds(10));
@@ -42,9 +43,9 @@ void flush(Connection& connection) {
 }
 
 // Rank 0's side.
-class Host {
+class Server {
  public:
-  Host(const RankInfo& info, milliseconds limit)
+  Server(const RankInfo& info, milliseconds limit)
       : info_(info),
         limit_(limit),
         end_(Clock::now() + limit),
@@ -65,9 +66,8 @@ class Host {
     std::sort(peers_.begin(), peers_.end(),
               [](const Peer& a, const Peer& b) { return a.rank < b.rank; });
     for (Peer& peer : peers_) {
-      peer.connection.post(FrameType::kWelcome, wire::Packer().text(wire::host_name()).take());
+      send(peer.connection, FrameType::kWelcome, wire::Packer().text(wire::host_name()).take());
       peer.connection.set_max_payload(wire::kMaxPayload);
-      flush(peer.connection);
     }
     return std::move(peers_);
   }
@@ -98,13 +98,12 @@ class Host {
       caller.connection.close();
   }
 
-  // The meeting goes on without the caller. One warning says so: who probes a port comes again.
+  // The rendezvous goes on without the caller. One warning says so: who probes a port comes again.
   void turn_away(Connection& connection, const std::string& reason) {
     if (!std::exchange(warned_, true))
       logging::warn("a process that is no rank of this run came to ", info_.master_addr, ":",
                     info_.master_port, " and was sent away: ", reason);
-    connection.post(FrameType::kFail, reason);
-    flush(connection);
+    send(connection, FrameType::kFail, reason);
     connection.close();
   }
 
@@ -163,18 +162,14 @@ class Host {
   }
 
   void tell_all(const std::string& reason) {
-    for (Peer& p : peers_) {
-      p.connection.post(FrameType::kFail, reason);
-      flush(p.connection);
-    }
+    for (Peer& p : peers_) send(p.connection, FrameType::kFail, reason);
   }
   [[noreturn]] void fail(const std::string& reason) {
     tell_all(reason);
     throw Error(reason);
   }
   [[noreturn]] void disagree(Connection& with, const std::string& reason) {
-    with.post(FrameType::kFail, reason);
-    flush(with);
+    send(with, FrameType::kFail, reason);
     tell_all(reason);
     throw InputError(reason);
   }
@@ -189,12 +184,12 @@ class Host {
 };
 
 // Another rank's side.
-class Guest {
+class Client {
  public:
-  Guest(const RankInfo& info, milliseconds limit)
+  Client(const RankInfo& info, milliseconds limit)
       : info_(info), limit_(limit), end_(Clock::now() + limit) {}
 
-  Peer find_host() {
+  Peer find_server() {
     milliseconds pause{20};
     while (Clock::now() < end_) {
       wire::Socket socket = wire::connect_to(info_.master_addr, info_.master_port,
@@ -214,16 +209,16 @@ class Guest {
   }
 
  private:
-  // The host's name, or nothing if it hung up and is worth another call.
+  // The host of the server, or nothing if it hung up and is worth another call.
   std::optional<std::string> introduce(Connection& connection) {
-    connection.post(FrameType::kHello, wire::Packer()
-                                           .number(kMagic)
-                                           .number(kVersion)
-                                           .number(static_cast<uint64_t>(info_.size))
-                                           .number(static_cast<uint64_t>(info_.rank))
-                                           .text(wire::host_name())
-                                           .take());
-    flush(connection);
+    send(connection, FrameType::kHello,
+         wire::Packer()
+             .number(kMagic)
+             .number(kVersion)
+             .number(static_cast<uint64_t>(info_.size))
+             .number(static_cast<uint64_t>(info_.rank))
+             .text(wire::host_name())
+             .take());
     const Clock::time_point end = end_ + kAnswerMargin;
     while (true) {
       connection.receive();
@@ -256,12 +251,12 @@ class Guest {
 
 }  // namespace
 
-std::vector<Peer> meet(const RankInfo& info, milliseconds limit) {
+std::vector<Peer> rendezvous(const RankInfo& info, milliseconds limit) {
   if (info.size == 1) return {};
-  if (info.rank == 0) return Host(info, limit).wait_for_all();
-  std::vector<Peer> host;
-  host.push_back(Guest(info, limit).find_host());
-  return host;
+  if (info.rank == 0) return Server(info, limit).wait_for_all();
+  std::vector<Peer> server;
+  server.push_back(Client(info, limit).find_server());
+  return server;
 }
 
 }  // namespace cohort
