@@ -87,17 +87,17 @@ std::vector<Example> prompts_of(const GenerateOptions& options) {
   return prompts;
 }
 
-const char* end_of(const Completion& completion, const GenerateOptions& options) {
-  if (!completion.truncated) return "eos";
-  return completion.completion_length() >= options.max_tokens ? "length" : "context";
+const char* end_of(const Trajectory& trajectory) {
+  if (!trajectory.truncated()) return "eos";
+  return trajectory.stop_reason == StopReason::kLength ? "length" : "context";
 }
 
-void print_completion(const std::string& prompt, const Completion& c, const char* end) {
+void print_completion(const std::string& prompt, const Trajectory& c, const char* end) {
   Json line;
   line.set("prompt", prompt).set("completion", c.text).set("ids", ids_json(c.tokens));
   line.set("prompt_length", c.prompt_length)
       .set("logprobs", numbers_json(c.logprobs))
-      .set("truncated", c.truncated)
+      .set("truncated", c.truncated())
       .set("stopped", end);
   print_line(line.dump());
 }
@@ -117,9 +117,9 @@ int generate(const GenerateOptions& options) {
           .sample(prompts, options.num, {.seed = static_cast<uint64_t>(options.seed)});
   const auto num = static_cast<size_t>(options.num);
   for (size_t i = 0; i < rollouts.samples.size(); ++i) {
-    const Completion& c = rollouts.samples[i];
+    const Trajectory& c = rollouts.samples[i];
     const std::string& prompt = prompts[i / num].prompt;
-    const std::string end = end_of(c, options);
+    const std::string end = end_of(c);
     if (options.output == GenerateOptions::Output::kJson) {
       print_completion(prompt, c, end.c_str());
       continue;
@@ -146,7 +146,7 @@ int logprobs(const LogprobsOptions& options) {
     if (n > context + 1)
       throw InputError(
           str("a text of ", n, " tokens is longer than the model's context of ", context));
-    sequence.learn.assign(sequence.tokens.size(), 1);
+    sequence.loss_mask.assign(sequence.tokens.size(), 1);
     // The first token has no log-prob: nothing comes before it.
     Json values = Json(Json::Array{});
     if (n > 0) values.push_back(Json());

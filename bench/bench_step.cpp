@@ -64,7 +64,7 @@ PackedBatch random_batch(const ModelConfig& c, int64_t sequences) {
     TokenSequence sequence{.number = s};
     for (int64_t t = 0; t <= c.context; ++t)
       sequence.tokens.push_back(static_cast<int32_t>(rng.below(c.vocab_size)));
-    sequence.learn.assign(sequence.tokens.size(), 1);
+    sequence.loss_mask.assign(sequence.tokens.size(), 1);
     list.push_back(std::move(sequence));
   }
   return pack(list);

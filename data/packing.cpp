@@ -10,9 +10,9 @@ PackedBatch pack(std::span<const TokenSequence> sequences) {
   for (const TokenSequence& s : sequences) {
     COHORT_CHECK(s.tokens.size() >= 2, "[pack] expected at least two tokens in sequence ", s.number,
                  ", got ", s.tokens.size());
-    COHORT_CHECK(s.learn.size() == s.tokens.size(), "[pack] sequence ", s.number, " has ",
-                 s.tokens.size(), " tokens and ", s.learn.size(), " learn flags");
-    total += static_cast<int64_t>(s.tokens.size()) - 1;
+    COHORT_CHECK(s.loss_mask.size() == s.tokens.size(), "[pack] sequence ", s.number, " has ",
+                 s.tokens.size(), " tokens and ", s.loss_mask.size(), " flags of the loss mask");
+    total += s.inputs();
   }
   COHORT_CHECK(total <= std::numeric_limits<int32_t>::max(), "[pack] ", total,
                " tokens exceed what cu_seqlens can address");
@@ -26,10 +26,10 @@ PackedBatch pack(std::span<const TokenSequence> sequences) {
   for (const TokenSequence& s : sequences) {
     for (size_t i = 0; i + 1 < s.tokens.size(); ++i) {
       tokens.push_back(s.tokens[i]);
-      targets.push_back(s.learn[i + 1] ? s.tokens[i + 1] : -1);
+      targets.push_back(s.loss_mask[i + 1] ? s.tokens[i + 1] : -1);
       positions.push_back(static_cast<int32_t>(i));
       numbers.push_back(s.number);
-      batch.num_targets += s.learn[i + 1] != 0;
+      batch.num_targets += s.loss_mask[i + 1] != 0;
     }
     cu_seqlens.push_back(static_cast<int32_t>(tokens.size()));
   }

@@ -10,12 +10,13 @@
 
 namespace cohort {
 
-// One training sequence. `learn[i]` says whether token i is a target (prompt tokens are not; the
-// end-of-sequence token is).
+// One training sequence. `loss_mask[i]` says whether token i is a target (prompt tokens are not;
+// the end-of-sequence token is).
 struct TokenSequence {
   std::vector<int32_t> tokens;
-  std::vector<uint8_t> learn;  // same size as tokens; learn[0] is never used
-  int64_t number = 0;          // of the sequence within the optimiser step: addresses dropout
+  std::vector<uint8_t> loss_mask;  // same size as tokens; loss_mask[0] is never used
+  int64_t number = 0;              // of the sequence within the optimiser step: addresses dropout
+  int64_t inputs() const { return static_cast<int64_t>(tokens.size()) - 1; }
 };
 
 // n tokens give n - 1 inputs, each with the next token as its target.
@@ -37,5 +38,19 @@ PackedBatch pack(std::span<const TokenSequence> sequences);
 // gets a run of its own). Returns the begin index of each run, and the end: k runs give k + 1
 // numbers.
 std::vector<int64_t> split_by_tokens(std::span<const int64_t> lengths, int64_t budget);
+
+// Micro batches: sequences cut in this way by their inputs().
+template <class Sequence>
+std::vector<std::span<const Sequence>> micro_batches(std::span<const Sequence> sequences,
+                                                     int64_t budget) {
+  std::vector<int64_t> lengths;
+  for (const Sequence& s : sequences) lengths.push_back(s.inputs());
+  const std::vector<int64_t> begins = split_by_tokens(lengths, budget);
+  std::vector<std::span<const Sequence>> out;
+  for (size_t i = 0; i + 1 < begins.size(); ++i)
+    out.push_back(sequences.subspan(static_cast<size_t>(begins[i]),
+                                    static_cast<size_t>(begins[i + 1] - begins[i])));
+  return out;
+}
 
 }  // namespace cohort

@@ -21,8 +21,8 @@ struct TokenColumns {
   std::vector<double> old_logprob, advantage, weight;
   // Inputs 0 .. n - 2 of a sequence of n tokens; input i answers for token i + 1.
   void append(const PolicySequence& s, double token_weight) {
-    const auto prompt = static_cast<size_t>(s.completion->prompt_length) - 1;
-    const auto& logprobs = s.completion->logprobs;
+    const auto prompt = static_cast<size_t>(s.trajectory->prompt_length) - 1;
+    const auto& logprobs = s.trajectory->logprobs;
     for (auto* column : {&old_logprob, &advantage, &weight})
       column->insert(column->end(), prompt, 0.0);
     const double keep = s.masked ? 0 : 1;
@@ -33,8 +33,8 @@ struct TokenColumns {
 };
 
 void check_sequence(const PolicySequence& s) {
-  COHORT_CHECK(s.completion != nullptr, "[pack_policy] sequence ", s.number, " has no completion");
-  const Completion& c = *s.completion;
+  COHORT_CHECK(s.trajectory != nullptr, "[pack_policy] sequence ", s.number, " has no trajectory");
+  const Trajectory& c = *s.trajectory;
   COHORT_CHECK(c.prompt_length >= 1 && c.completion_length() >= 1,
                "[pack_policy] expected a prompt and a completion in sequence ", s.number, ", got ",
                c.prompt_length, " and ", c.completion_length(), " tokens");
@@ -44,9 +44,10 @@ void check_sequence(const PolicySequence& s) {
 }
 
 TokenSequence token_sequence(const PolicySequence& s) {
-  TokenSequence out{.tokens = s.completion->tokens, .learn = {}, .number = s.number};
-  out.learn.resize(out.tokens.size(), 0);
-  if (!s.masked) std::fill(out.learn.begin() + s.completion->prompt_length, out.learn.end(), 1);
+  TokenSequence out{.tokens = s.trajectory->tokens, .loss_mask = {}, .number = s.number};
+  out.loss_mask.resize(out.tokens.size(), 0);
+  if (!s.masked)
+    std::fill(out.loss_mask.begin() + s.trajectory->prompt_length, out.loss_mask.end(), 1);
   return out;
 }
 
@@ -57,9 +58,9 @@ PolicyBatch pack_micro_batch(std::span<const PolicySequence> sequences,
   std::vector<TokenSequence> tokens;
   for (const PolicySequence& s : sequences) {
     tokens.push_back(token_sequence(s));
-    columns.append(s, token_weight(desc.loss_type, desc.totals, s.completion->completion_length(),
+    columns.append(s, token_weight(desc.loss_type, desc.totals, s.trajectory->completion_length(),
                                    desc.max_completion_length));
-    batch.groups.push_back(s.group);
+    batch.groups.push_back(s.trajectory->group);
     batch.parents.push_back(-1);
   }
   batch.packed = pack(tokens);
@@ -103,7 +104,7 @@ StepTotals count_totals(std::span<const PolicySequence> sequences) {
   StepTotals totals;
   for (const PolicySequence& s : sequences) {
     totals.sequences += 1;
-    if (!s.masked) totals.tokens += static_cast<double>(s.completion->completion_length());
+    if (!s.masked) totals.tokens += static_cast<double>(s.trajectory->completion_length());
   }
   return totals;
 }
@@ -126,17 +127,10 @@ double token_weight(LossType type, const StepTotals& totals, int64_t length,
 }
 
 Minibatch pack_policy(std::span<const PolicySequence> sequences, const PackPolicyDesc& desc) {
-  std::vector<int64_t> lengths;
-  for (const PolicySequence& s : sequences) {
-    check_sequence(s);
-    lengths.push_back(static_cast<int64_t>(s.completion->tokens.size()) - 1);
-  }
-  const std::vector<int64_t> begins = split_by_tokens(lengths, desc.micro_batch_tokens);
+  for (const PolicySequence& s : sequences) check_sequence(s);
   Minibatch batches;
-  for (size_t i = 0; i + 1 < begins.size(); ++i) {
-    const auto begin = static_cast<size_t>(begins[i]), end = static_cast<size_t>(begins[i + 1]);
-    batches.push_back(pack_micro_batch(sequences.subspan(begin, end - begin), desc));
-  }
+  for (const auto part : micro_batches(sequences, desc.micro_batch_tokens))
+    batches.push_back(pack_micro_batch(part, desc));
   return batches;
 }
 

@@ -56,10 +56,11 @@ PolicyBatch place(const Transformer& model, const PolicyBatch& batch);
 // What one sequence contributes; built from rollouts and advantages. A sequence without a reward
 // (all are NaN) counts nowhere, so there is none for it.
 struct PolicySequence {
-  const Completion* completion = nullptr;
+  const Trajectory* trajectory = nullptr;
   double advantage = 0;
-  int64_t group = 0, number = 0;  // prompt number; number of the sequence within the step
-  bool masked = false;            // truncated and masked: its tokens are in no loss and no sum
+  int64_t number = 0;   // of the sequence within the step
+  bool masked = false;  // truncated and masked: its tokens are in no loss and no sum
+  int64_t inputs() const { return static_cast<int64_t>(trajectory->tokens.size()) - 1; }
 };
 
 // Sums over the ranks of one optimiser update, from which the denominators follow. As in TRL, a

@@ -51,8 +51,7 @@ void check_stop_tokens(const SamplingConfig& config, int64_t vocab_size) {
 }
 
 struct Sampler::Sequence {
-  Completion* out = nullptr;
-  int64_t prompt = 0;   // its number within the step
+  Trajectory* out = nullptr;
   int64_t limit = 0;    // completion tokens at most
   uint64_t stream = 0;  // of its random draws
   int64_t cached = 0;   // tokens the cache holds
@@ -152,7 +151,6 @@ Rollouts Sampler::sample(std::span<const Example> prompts, int64_t num_generatio
   for (size_t i = 0; i < prompts.size(); ++i) {
     const int64_t number =
         address.prompt_numbers.empty() ? static_cast<int64_t>(i) : address.prompt_numbers.at(i);
-    rollouts.prompt_numbers.push_back(number);
     const std::vector<int32_t> ids = tokenizer_.encode(prompts[i].prompt);
     const auto length = static_cast<int64_t>(ids.size());
     if (length == 0)
@@ -168,10 +166,10 @@ Rollouts Sampler::sample(std::span<const Example> prompts, int64_t num_generatio
       const size_t k = i * static_cast<size_t>(num_generations) + static_cast<size_t>(g);
       rollouts.samples[k].tokens = ids;
       rollouts.samples[k].prompt_length = length;
+      rollouts.samples[k].group = number;
       const uint64_t sample = static_cast<uint64_t>(number) << 24 | static_cast<uint64_t>(g);
       sequences[k] = {
           .out = &rollouts.samples[k],
-          .prompt = number,
           .limit = limit,
           .stream = rng_stream(RngPurpose::kSample, static_cast<uint64_t>(address.step), sample)};
     }
@@ -214,7 +212,7 @@ Rollouts Sampler::sample(std::span<const Example> prompts, int64_t num_generatio
     std::erase_if(session.active, [](const Sequence* s) { return s->done; });
     if (session.active.size() != before) session.current = nullptr;
   }
-  for (Completion& sample : rollouts.samples) {
+  for (Trajectory& sample : rollouts.samples) {
     const std::span<const int32_t> ids(sample.tokens);
     sample.text = tokenizer_.decode(ids.subspan(static_cast<size_t>(sample.prompt_length)));
   }
@@ -287,7 +285,7 @@ void Sampler::take(Session& session, const Drawn& drawn) const {
     Sequence& s = *session.active[i];
     const int32_t token = tokens[i];
     if (token < 0)
-      throw NonFiniteError(str("[sampler] prompt ", s.prompt, ", position ", s.length(),
+      throw NonFiniteError(str("[sampler] prompt ", s.out->group, ", position ", s.length(),
                                ": the model's logits hold NaN or infinity"));
     s.cached = s.length();
     s.out->tokens.push_back(token);
@@ -296,8 +294,11 @@ void Sampler::take(Session& session, const Drawn& drawn) const {
     s.out->cut += statistics[2 * n + i];
     const bool stopped =
         std::find(stop_tokens_.begin(), stop_tokens_.end(), token) != stop_tokens_.end();
-    s.out->truncated = !stopped && s.out->completion_length() >= s.limit;
-    s.done = stopped || s.out->truncated;
+    const int64_t length = s.out->completion_length();
+    if (!stopped && length >= s.limit)
+      s.out->stop_reason =
+          length >= config_.max_completion_length ? StopReason::kLength : StopReason::kContext;
+    s.done = stopped || s.out->truncated();
   }
 }
 

@@ -32,18 +32,26 @@ struct SamplingConfig {
 // Throws InputError naming a stop token that is outside the vocabulary.
 void check_stop_tokens(const SamplingConfig& config, int64_t vocab_size);
 
-// One sampled completion.
-struct Completion {
+enum class StopReason {
+  kStopToken,
+  kLength,   // max_completion_length
+  kContext,  // the model has no room for more
+};
+
+// The record of one rollout: a prompt and what was sampled after it.
+struct Trajectory {
   std::vector<int32_t> tokens;   // prompt and completion, the stop token included
   int64_t prompt_length = 0;     // in tokens
+  int64_t group = 0;             // number of the prompt within the step, over all ranks
   std::vector<double> logprobs;  // of each completion token when it was drawn: tokens.size() -
                                  // prompt_length of them
   // Sums over the completion's tokens, when each was drawn: the entropy in nats of the full
   // distribution at the temperature (1 for greedy), and the probability that top_k and top_p left
   // out.
   double entropy = 0, cut = 0;
-  bool truncated = false;  // the length limit came before a stop token
-  std::string text;        // the completion, decoded; special tokens (end of sequence) give no text
+  StopReason stop_reason = StopReason::kStopToken;
+  std::string text;  // the completion, decoded; special tokens (end of sequence) give no text
+  bool truncated() const { return stop_reason != StopReason::kStopToken; }
   int64_t completion_length() const { return static_cast<int64_t>(tokens.size()) - prompt_length; }
 };
 
@@ -51,8 +59,7 @@ struct Completion {
 // samples[i * num_generations + g].
 struct Rollouts {
   std::vector<Example> prompts;
-  std::vector<int64_t> prompt_numbers;  // of each prompt within the step, over all ranks
-  std::vector<Completion> samples;
+  std::vector<Trajectory> samples;
   int64_t num_generations = 1;
   int64_t policy_version = 0;  // optimiser updates the sampling weights had seen
 };

@@ -226,14 +226,14 @@ TokenSequence supervised_sequence(const Example& example, const Tokenizer& token
   TokenSequence sequence;
   sequence.tokens = tokenizer.encode(example.prompt);
   if (sequence.tokens.empty()) throw InputError("the prompt is empty");
-  sequence.learn.assign(sequence.tokens.size(), 0);
+  sequence.loss_mask.assign(sequence.tokens.size(), 0);
   const std::vector<int32_t> solution = tokenizer.encode(example.solution);
   sequence.tokens.insert(sequence.tokens.end(), solution.begin(), solution.end());
   sequence.tokens.push_back(tokenizer.eos_id());
   const auto most = static_cast<size_t>(context + 1);
   if (too_long == TooLong::kTruncate)
     sequence.tokens.resize(std::min(sequence.tokens.size(), most));
-  sequence.learn.resize(sequence.tokens.size(), 1);
+  sequence.loss_mask.resize(sequence.tokens.size(), 1);
   if (sequence.tokens.size() > most)
     throw InputError(str("prompt, solution and end of sequence have ", sequence.tokens.size(),
                          " tokens, the model's context is ", context,

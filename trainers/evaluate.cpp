@@ -67,10 +67,9 @@ std::vector<ProblemResult> told_problems(const ProblemEvaluation& what, Communic
                                          const Judged& greedy) {
   const std::vector<Example>& problems = what.data.held_out;
   std::vector<std::string> texts(std::min<size_t>(kToldProblems, problems.size()));
-  for (size_t i = 0; i < greedy.rollouts.samples.size(); ++i)
-    if (const auto number = static_cast<size_t>(greedy.rollouts.prompt_numbers[i]);
-        number < texts.size())
-      texts[number] = greedy.rollouts.samples[i].text;
+  for (const Trajectory& sample : greedy.rollouts.samples)
+    if (const auto number = static_cast<size_t>(sample.group); number < texts.size())
+      texts[number] = sample.text;
   texts = gather_texts(comm, texts);
   std::vector<ProblemResult> out;
   for (size_t i = 0; i < texts.size(); ++i) {
@@ -87,29 +86,26 @@ double mean_loss(const Transformer& model, int64_t count,
   NoGradGuard no_grad;
   const RankShare share = share_of(count, comm.rank(), comm.size());
   std::vector<TokenSequence> mine;
-  std::vector<int64_t> lengths;
-  for (int64_t i = share.begin; i < share.end; ++i) {
-    mine.push_back(sequence(i));
-    lengths.push_back(static_cast<int64_t>(mine.back().tokens.size()) - 1);
-  }
+  for (int64_t i = share.begin; i < share.end; ++i) mine.push_back(sequence(i));
   // Of each sequence: one rank has it, so sums over the ranks are exact.
   std::vector<double> losses(static_cast<size_t>(count), 0);
   double loss = 0, tokens = 0;
-  const std::vector<int64_t> cuts = split_by_tokens(lengths, micro_batch_tokens);
-  for (size_t b = 0; b + 1 < cuts.size(); ++b) {
-    const auto first = static_cast<size_t>(cuts[b]), last = static_cast<size_t>(cuts[b + 1]);
-    const PackedBatch batch = model.place(pack(std::span(mine).subspan(first, last - first)));
+  auto of_sequence = losses.begin() + share.begin;
+  for (const auto part : micro_batches<TokenSequence>(mine, micro_batch_tokens)) {
+    const PackedBatch batch = model.place(pack(part));
     const Variable hidden = model.forward(batch);
     const auto logprobs =
         token_log_probs(hidden, model.head(), batch.targets).logprob.value().to_vector<double>();
     auto logprob = logprobs.begin();
-    for (size_t i = first; i < last; ++i)
-      for (size_t t = 1; t < mine[i].tokens.size(); ++t, ++logprob)
-        if (mine[i].learn[t] != 0) losses[static_cast<size_t>(share.begin) + i] -= *logprob;
+    for (const TokenSequence& s : part) {
+      for (size_t t = 1; t < s.tokens.size(); ++t, ++logprob)
+        if (s.loss_mask[t] != 0) *of_sequence -= *logprob;
+      ++of_sequence;
+    }
     tokens += static_cast<double>(batch.num_targets);
   }
   reduce_in_place(comm, {&tokens});
-  for (const double of_sequence : reduce_over_ranks(comm, losses)) loss += of_sequence;
+  for (const double each : reduce_over_ranks(comm, losses)) loss += each;
   return tokens > 0 ? loss / tokens : kNaN;
 }
 
@@ -182,7 +178,7 @@ double evaluate_text(const Transformer& model, std::span<const int32_t> tokens,
     const int64_t begin = i * context, n = std::min(context, total - begin) + 1;
     const auto part = tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(n));
     return TokenSequence{.tokens = {part.begin(), part.end()},
-                         .learn = std::vector<uint8_t>(part.size(), 1)};
+                         .loss_mask = std::vector<uint8_t>(part.size(), 1)};
   };
   return mean_loss(model, (total + context - 1) / context, window, micro_batch_tokens, comm);
 }

@@ -15,13 +15,13 @@ struct SampleSums {
 SampleSums count_samples(const ScoredRollouts& scored, const TrainConfig& config) {
   SampleSums sums;
   for (size_t i = 0; i < scored.rollouts.samples.size(); ++i) {
-    const Completion& c = scored.rollouts.samples[i];
+    const Trajectory& c = scored.rollouts.samples[i];
     const auto length = static_cast<double>(c.completion_length());
     sums.length.add(length);
     sums.longest = std::max(sums.longest, length);
-    sums.truncated.add(c.truncated);
+    sums.truncated.add(c.truncated());
     sums.tokens += static_cast<double>(c.tokens.size());
-    const bool masked = config.grpo.mask_truncated_completions && c.truncated;
+    const bool masked = config.grpo.mask_truncated_completions && c.truncated();
     if (masked || std::isnan(scored.scores.total[i])) continue;
     sums.mask_tokens += length;
     sums.entropy += c.entropy;

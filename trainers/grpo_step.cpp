@@ -64,7 +64,7 @@ std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& m
                                         std::span<const double> advantages,
                                         const PromptShare& share, const TrainConfig& config) {
   const int64_t group = config.num_generations;
-  const std::vector<Completion>& samples = scored.rollouts.samples;
+  const std::vector<Trajectory>& samples = scored.rollouts.samples;
   std::vector<Minibatch> out;
   for (size_t m = 0; m + 1 < share.minibatch_begin.size(); ++m) {
     std::vector<PolicySequence> all, useful;
@@ -72,12 +72,10 @@ std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& m
          ++k) {
       const auto i = static_cast<size_t>(k);
       if (std::isnan(scored.scores.total[i])) continue;
-      const int64_t prompt = share.numbers[i / static_cast<size_t>(group)];
-      all.push_back({.completion = &samples[i],
+      all.push_back({.trajectory = &samples[i],
                      .advantage = advantages[i],
-                     .group = prompt,
-                     .number = prompt * group + k % group,
-                     .masked = config.grpo.mask_truncated_completions && samples[i].truncated});
+                     .number = samples[i].group * group + k % group,
+                     .masked = config.grpo.mask_truncated_completions && samples[i].truncated()});
       // Without a KL term a zero advantage gives an exactly zero gradient: leave its forward and
       // backward out.
       if (!all.back().masked && (advantages[i] != 0 || config.grpo.beta > 0))

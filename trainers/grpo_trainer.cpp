@@ -70,30 +70,28 @@ bool is_rewarded(Stage& stage, const RewardSet::Scores& scores) {
 }
 
 // The step's first completions, in the order of the prompts, whichever rank has sampled them.
-void log_completions(Stage& stage, const PromptShare& share, const ScoredRollouts& scored,
-                     const RewardSet& rewards) {
+void log_completions(Stage& stage, const ScoredRollouts& scored, const RewardSet& rewards) {
   const TrainConfig& config = stage.config();
   const int64_t group = config.num_generations;
   std::vector<std::string> lines(
       static_cast<size_t>(std::min(config.log_completions, config.prompts_per_step * group)));
   for (size_t i = 0; i < scored.rollouts.samples.size(); ++i) {
-    const size_t prompt = i / static_cast<size_t>(group);
+    const Trajectory& trajectory = scored.rollouts.samples[i];
     const auto number =
-        static_cast<size_t>(share.numbers[prompt] * group) + i % static_cast<size_t>(group);
+        static_cast<size_t>(trajectory.group * group) + i % static_cast<size_t>(group);
     if (number >= lines.size()) continue;
-    const Example& example = scored.rollouts.prompts[prompt];
-    const Completion& completion = scored.rollouts.samples[i];
+    const Example& example = scored.rollouts.prompts[i / static_cast<size_t>(group)];
     Json each = Json(Json::Object{}), line;
     for (size_t k = 0; k < rewards.names().size(); ++k)
       each.set(rewards.names()[k], scored.scores.each[k][i]);
     line.set("step", stage.step() + 1)
         .set("prompt", example.prompt)
-        .set("completion", completion.text)
+        .set("completion", trajectory.text)
         .set("answer", example.answer)
         .set("reward", scored.scores.total[i])
         .set("rewards", std::move(each))
         .set("advantage", scored.advantages[i])
-        .set("truncated", completion.truncated);
+        .set("truncated", trajectory.truncated());
     lines[number] = line.dump();
   }
   for (const std::string& line : gather_texts(stage.comm(), lines))
@@ -146,7 +144,7 @@ StageEnd train_grpo(Stage& stage) {
     const double update_time = clock.lap();
 
     stage.state().data_position = order.position();
-    log_completions(stage, share, scored, rewards);
+    log_completions(stage, scored, rewards);
     MetricSums metrics = grpo_metrics(scored, rewards.names(), updates, config, rate);
     metrics.add_local("time/sampling", sampling_time);
     metrics.add_local("time/rewards", rewards_time);

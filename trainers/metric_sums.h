@@ -39,9 +39,7 @@ class MetricSums {
   }
   void add_max(const std::string& name, double max) { add(name, Kind::kMax, {.sum = max}); }
   // What every rank knows by itself.
-  void add_local(const std::string& name, double value) {
-    add(name, Kind::kLocal, {.sum = value});
-  }
+  void add_local(const std::string& name, double value) { add(name, Kind::kLocal, {.sum = value}); }
 
   // Over all ranks, in the order in which they were added; every rank calls it.
   Metrics reduce(Communicator& comm) const;

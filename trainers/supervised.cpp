@@ -27,24 +27,11 @@ std::vector<TokenSequence> next_sequences(Stage& stage, ShuffledOrder* order, in
                         static_cast<uint64_t>(config.seed), position + i);
       const auto first = data.train_tokens.begin() + start;
       out.push_back({.tokens = {first, first + context + 1},
-                     .learn = std::vector<uint8_t>(static_cast<size_t>(context + 1), 1)});
+                     .loss_mask = std::vector<uint8_t>(static_cast<size_t>(context + 1), 1)});
     }
     out.back().number = i;
   }
   return out;
-}
-
-std::vector<PackedBatch> pack_micro_batches(const std::vector<TokenSequence>& sequences,
-                                            int64_t budget) {
-  std::vector<int64_t> lengths;
-  for (const TokenSequence& s : sequences)
-    lengths.push_back(static_cast<int64_t>(s.tokens.size()) - 1);
-  const std::vector<int64_t> cuts = split_by_tokens(lengths, budget);
-  std::vector<PackedBatch> batches;
-  for (size_t i = 0; i + 1 < cuts.size(); ++i)
-    batches.push_back(pack(std::span(sequences).subspan(
-        static_cast<size_t>(cuts[i]), static_cast<size_t>(cuts[i + 1] - cuts[i]))));
-  return batches;
 }
 
 }  // namespace
@@ -64,9 +51,10 @@ StageEnd train_supervised(Stage& stage) {
     Stopwatch clock;
     const auto sequences =
         next_sequences(stage, order ? &*order : nullptr, stage.state().data_position);
-    const auto batches = pack_micro_batches(sequences, config.micro_batch_tokens);
+    std::vector<PackedBatch> batches;
     double targets = 0, tokens = 0;
-    for (const PackedBatch& batch : batches) {
+    for (const auto part : micro_batches<TokenSequence>(sequences, config.micro_batch_tokens)) {
+      const PackedBatch& batch = batches.emplace_back(pack(part));
       targets += static_cast<double>(batch.num_targets);
       tokens += static_cast<double>(batch.size());
     }

@@ -11,9 +11,9 @@ using I64 = std::vector<int64_t>;
 
 TEST(Pack, LaysSequencesEndToEnd) {
   const std::vector<TokenSequence> sequences = {
-      {.tokens = {5, 6, 7, 8}, .learn = {1, 0, 1, 1}, .number = 40},
-      {.tokens = {9, 10}, .learn = {0, 1}, .number = 7},
-      {.tokens = {1, 2, 3}, .learn = {0, 0, 0}, .number = int64_t{1} << 40}};
+      {.tokens = {5, 6, 7, 8}, .loss_mask = {1, 0, 1, 1}, .number = 40},
+      {.tokens = {9, 10}, .loss_mask = {0, 1}, .number = 7},
+      {.tokens = {1, 2, 3}, .loss_mask = {0, 0, 0}, .number = int64_t{1} << 40}};
   const PackedBatch batch = pack(sequences);
   EXPECT_EQ(batch.size(), 6);
   EXPECT_EQ(batch.num_targets, 3);
@@ -29,10 +29,10 @@ TEST(Pack, LaysSequencesEndToEnd) {
 }
 
 TEST(Pack, RefusesBrokenSequences) {
-  const std::vector<TokenSequence> one_token = {{.tokens = {1}, .learn = {1}}};
+  const std::vector<TokenSequence> one_token = {{.tokens = {1}, .loss_mask = {1}}};
   EXPECT_THROW_WITH(pack(one_token), Error, "at least two tokens");
-  const std::vector<TokenSequence> few_flags = {{.tokens = {1, 2, 3}, .learn = {1, 1}}};
-  EXPECT_THROW_WITH(pack(few_flags), Error, "3 tokens and 2 learn flags");
+  const std::vector<TokenSequence> few_flags = {{.tokens = {1, 2, 3}, .loss_mask = {1, 1}}};
+  EXPECT_THROW_WITH(pack(few_flags), Error, "3 tokens and 2 flags of the loss mask");
 }
 
 TEST(Pack, NothingGivesAnEmptyBatch) {

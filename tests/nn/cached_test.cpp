@@ -161,7 +161,7 @@ void expect_trained_logprobs(DType dtype, Device device) {
   const ModelConfig config = test::model_config("llama");
   const Transformer model(config, dtype, 1, device);
   auto sequences = test::random_sequences({13, 40, 6}, config.vocab_size, 2);
-  for (TokenSequence& s : sequences) s.learn.assign(s.tokens.size(), 1);
+  for (TokenSequence& s : sequences) s.loss_mask.assign(s.tokens.size(), 1);
   const PackedBatch batch = model.place(pack(sequences));
   const kernels::HeadDesc head{.temperature = 0.8};
   const Tensor trained =

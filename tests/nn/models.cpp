@@ -82,7 +82,7 @@ std::vector<TokenSequence> random_sequences(const std::vector<int64_t>& lengths,
     s.number = first_number + static_cast<int64_t>(sequences.size());
     for (int64_t i = 0; i <= length; ++i) {
       s.tokens.push_back(static_cast<int32_t>(rng.below(vocab)));
-      s.learn.push_back(i == length || rng.below(4) > 0);  // the last one, and most others
+      s.loss_mask.push_back(i == length || rng.below(4) > 0);  // the last one, and most others
     }
     sequences.push_back(std::move(s));
   }

@@ -383,7 +383,7 @@ void expect_bad_batches_throw(Device device, const std::string& message) {
     for (const int32_t bad : {31, -1, 1 << 30}) {
       auto sequences = test::random_sequences({5, 6}, config.vocab_size, 2);
       sequences[1].tokens[2] = bad;
-      sequences[1].learn[2] = 0;
+      sequences[1].loss_mask[2] = 0;
       EXPECT_THROW_WITH(forward(sequences), Error, str(bad, message));
     }
     EXPECT_NO_THROW(forward(test::random_sequences({16}, config.vocab_size, 2)));

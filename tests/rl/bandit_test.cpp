@@ -131,12 +131,12 @@ TEST(Bandit, OneBalancedGroupThroughTheWholePathIsExact) {
       rewards[kBest] = 1;
       const auto advantages = group_advantages(rewards, kActions, c.scale);
       const auto lp = bandit.logprobs().value().to_vector<double>();
-      std::vector<Completion> completions(kActions);
+      std::vector<Trajectory> completions(kActions);
       std::vector<PolicySequence> sequences;
       for (int32_t a = 0; a < kActions; ++a) {
         const auto i = static_cast<size_t>(a);
         completions[i] = {.tokens = {0, a}, .prompt_length = 1, .logprobs = {lp[i]}};
-        sequences.push_back({.completion = &completions[i], .advantage = advantages[i]});
+        sequences.push_back({.trajectory = &completions[i], .advantage = advantages[i]});
       }
       const PackPolicyDesc desc{.loss_type = type,
                                 .totals = count_totals(sequences),

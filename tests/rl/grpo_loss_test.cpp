@@ -19,10 +19,10 @@ constexpr LossType kLossTypes[] = {LossType::kGrpo, LossType::kDapo, LossType::k
 
 // Moves recorded log-probs away from the policy's, so that the ratios are about exp(shift): 0.61,
 // 0.74, 1, 1.16 and 1.57, on both sides of the clip at 0.2 and clear of its edges.
-void shift_logprobs(std::vector<Completion>& completions) {
+void shift_logprobs(std::vector<Trajectory>& completions) {
   constexpr double kShifts[] = {0.5, 0.3, 0, -0.15, -0.45};
   size_t i = 0;
-  for (Completion& c : completions)
+  for (Trajectory& c : completions)
     for (double& lp : c.logprobs) lp += kShifts[i++ % 5];
 }
 
@@ -34,11 +34,11 @@ double naive_loss(const Transformer& model, const Transformer* reference,
   for (const PolicySequence& s : sequences) {
     count += 1;
     if (s.masked) continue;
-    const auto lp = completion_logprobs(model, *s.completion);
-    const auto ref = reference ? completion_logprobs(*reference, *s.completion) : lp;
+    const auto lp = completion_logprobs(model, *s.trajectory);
+    const auto ref = reference ? completion_logprobs(*reference, *s.trajectory) : lp;
     double sum = 0;
     for (size_t t = 0; t < lp.size(); ++t) {
-      const double ratio = std::exp(lp[t] - s.completion->logprobs[t]);
+      const double ratio = std::exp(lp[t] - s.trajectory->logprobs[t]);
       const double clipped = std::min(std::max(ratio, 1 - config.epsilon),
                                       1 + config.epsilon_high.value_or(config.epsilon));
       const double x = ref[t] - lp[t];
@@ -75,7 +75,7 @@ class GrpoUpdate : public testing::Test {
   }
 
   Transformer model_, reference_;
-  std::vector<Completion> completions_;
+  std::vector<Trajectory> completions_;
   std::vector<double> advantages_;
 };
 
@@ -175,7 +175,7 @@ TEST_F(GrpoUpdate, TokensOutsideTheMaskGetExactlyNoGradient) {
   // Even where every token has a target: the weight alone decides.
   std::vector<int32_t> next;
   for (const PolicySequence& s : sequences)
-    next.insert(next.end(), s.completion->tokens.begin() + 1, s.completion->tokens.end());
+    next.insert(next.end(), s.trajectory->tokens.begin() + 1, s.trajectory->tokens.end());
   for (const Tensor& targets : {batch.packed.targets, Tensor::from(next)}) {
     const Variable hidden =
         Variable::parameter(random_tensor({batch.packed.size(), 16}, DType::kF64, 5));
@@ -217,10 +217,10 @@ TEST_F(GrpoUpdate, KlNeedsAReference) {
 
 TEST_F(GrpoUpdate, LogProbsAreThoseOfLogitsOverTemperature) {
   const double temperature = 0.7;
-  const Completion& c = completions_[2];
+  const Trajectory& c = completions_[2];
   const auto logprobs = completion_logprobs(model_, c, temperature);
   NoGradGuard no_grad;
-  TokenSequence sequence{.tokens = c.tokens, .learn = std::vector<uint8_t>(c.tokens.size(), 1)};
+  TokenSequence sequence{.tokens = c.tokens, .loss_mask = std::vector<uint8_t>(c.tokens.size(), 1)};
   const Variable hidden = model_.forward(pack({&sequence, 1}));
   const auto logits = linear(hidden, model_.head()).value().to_vector<double>();
   for (size_t i = 0; i < logprobs.size(); ++i) {

@@ -8,10 +8,12 @@ namespace {
 
 using namespace test;
 
-Completion completion(std::vector<int32_t> tokens, int64_t prompt_length,
-                      std::vector<double> logprobs) {
-  return {
-      .tokens = std::move(tokens), .prompt_length = prompt_length, .logprobs = std::move(logprobs)};
+Trajectory completion(std::vector<int32_t> tokens, int64_t prompt_length,
+                      std::vector<double> logprobs, int64_t group = 0) {
+  return {.tokens = std::move(tokens),
+          .prompt_length = prompt_length,
+          .group = group,
+          .logprobs = std::move(logprobs)};
 }
 
 TEST(TokenWeight, FollowsTheLossTypes) {
@@ -32,9 +34,9 @@ TEST(TokenWeight, DenominatorsAreAtLeastOne) {
 }
 
 TEST(StepTotals, CountAllSequencesAndTheTokensOfThoseThatAreNotMasked) {
-  const Completion a = completion({1, 2, 3}, 1, {-1, -1}), b = completion({1, 2}, 1, {-1});
+  const Trajectory a = completion({1, 2, 3}, 1, {-1, -1}), b = completion({1, 2}, 1, {-1});
   const std::vector<PolicySequence> sequences = {
-      {.completion = &a}, {.completion = &b, .masked = true}, {.completion = &b}};
+      {.trajectory = &a}, {.trajectory = &b, .masked = true}, {.trajectory = &b}};
   const StepTotals totals = count_totals(sequences);
   EXPECT_EQ(totals.sequences, 3);
   EXPECT_EQ(totals.tokens, 3);
@@ -42,11 +44,10 @@ TEST(StepTotals, CountAllSequencesAndTheTokensOfThoseThatAreNotMasked) {
 }
 
 TEST(PackPolicy, PutsValuesWhereTheNextTokenIsACompletionToken) {
-  const Completion a = completion({4, 5, 6, kEos}, 2, {-0.5, -0.25}),
-                   b = completion({7, 8}, 1, {-2});
-  const std::vector<PolicySequence> sequences = {
-      {.completion = &a, .advantage = 3, .group = 9, .number = 20},
-      {.completion = &b, .advantage = -1, .group = 8, .number = 21}};
+  const Trajectory a = completion({4, 5, 6, kEos}, 2, {-0.5, -0.25}, 9),
+                   b = completion({7, 8}, 1, {-2}, 8);
+  const std::vector<PolicySequence> sequences = {{.trajectory = &a, .advantage = 3, .number = 20},
+                                                 {.trajectory = &b, .advantage = -1, .number = 21}};
   const Minibatch batches = pack_policy(sequences, {.loss_type = LossType::kGrpo,
                                                     .totals = count_totals(sequences),
                                                     .max_completion_length = 4,
@@ -75,9 +76,9 @@ TEST(PackPolicy, PutsValuesWhereTheNextTokenIsACompletionToken) {
 }
 
 TEST(PackPolicy, MaskedSequencesHaveNoTargetsAndNoWeight) {
-  const Completion a = completion({1, 2, 3}, 1, {-1, -1}), b = completion({4, 5}, 1, {-3});
-  const std::vector<PolicySequence> sequences = {{.completion = &a, .advantage = 2, .masked = true},
-                                                 {.completion = &b, .advantage = 1}};
+  const Trajectory a = completion({1, 2, 3}, 1, {-1, -1}), b = completion({4, 5}, 1, {-3});
+  const std::vector<PolicySequence> sequences = {{.trajectory = &a, .advantage = 2, .masked = true},
+                                                 {.trajectory = &b, .advantage = 1}};
   PackPolicyDesc desc = pack_desc(LossType::kDapo, sequences);
   const PolicyBatch batch = pack_policy(sequences, desc).at(0);
   EXPECT_EQ(batch.packed.tokens.to_vector<int>(), (std::vector<int>{1, 2, 4}));
@@ -89,7 +90,7 @@ TEST(PackPolicy, MaskedSequencesHaveNoTargetsAndNoWeight) {
 TEST(PackPolicy, WeightsOfAnUpdateSumToItsMean) {
   const auto completions = [] {
     auto c = random_completions(20, 1);
-    for (Completion& one : c) one.logprobs.resize(static_cast<size_t>(one.completion_length()), -1);
+    for (Trajectory& one : c) one.logprobs.resize(static_cast<size_t>(one.completion_length()), -1);
     return c;
   }();
   const auto advantages = random_advantages(20, 1);
@@ -107,7 +108,7 @@ TEST(PackPolicy, WeightsOfAnUpdateSumToItsMean) {
 
 TEST(PackPolicy, MicroBatchesKeepTheOrderAndTheBudget) {
   auto completions = random_completions(30, 2);
-  for (Completion& c : completions) c.logprobs.resize(static_cast<size_t>(c.completion_length()));
+  for (Trajectory& c : completions) c.logprobs.resize(static_cast<size_t>(c.completion_length()));
   const auto sequences = sequences_of(completions, random_advantages(30, 2));
   const Minibatch batches = pack_policy(sequences, pack_desc(LossType::kDapo, sequences, 20));
   EXPECT_GT(batches.size(), 5u);
@@ -122,8 +123,8 @@ TEST(PackPolicy, MicroBatchesKeepTheOrderAndTheBudget) {
 }
 
 TEST(PackPolicy, SaysWhichSequenceIsBroken) {
-  const auto pack_one = [](const Completion& c) {
-    const std::vector<PolicySequence> sequences = {{.completion = &c, .number = 5}};
+  const auto pack_one = [](const Trajectory& c) {
+    const std::vector<PolicySequence> sequences = {{.trajectory = &c, .number = 5}};
     pack_policy(sequences, pack_desc(LossType::kDapo, sequences));
   };
   EXPECT_THROW_WITH(pack_one(completion({1, 2}, 0, {-1, -1})), Error, "sequence 5, got 0 and 2");

@@ -142,8 +142,8 @@ std::vector<LossRow> loss_rows(const Json& losses, const Json& masks) {
   return out;
 }
 
-std::vector<Completion> completions_of(const std::vector<LossRow>& rows) {
-  std::vector<Completion> completions(rows.size());
+std::vector<Trajectory> completions_of(const std::vector<LossRow>& rows) {
+  std::vector<Trajectory> completions(rows.size());
   for (size_t i = 0; i < rows.size(); ++i) {
     completions[i].prompt_length = 1;
     completions[i].tokens.resize(rows[i].losses.size() + 1, 0);
@@ -153,9 +153,9 @@ std::vector<Completion> completions_of(const std::vector<LossRow>& rows) {
 }
 
 std::vector<PolicySequence> sequences_of(const std::vector<LossRow>& rows,
-                                         const std::vector<Completion>& completions) {
+                                         const std::vector<Trajectory>& completions) {
   std::vector<PolicySequence> sequences;
-  for (size_t i = 0; i < rows.size(); ++i) sequences.push_back({.completion = &completions[i]});
+  for (size_t i = 0; i < rows.size(); ++i) sequences.push_back({.trajectory = &completions[i]});
   return sequences;
 }
 

@@ -42,7 +42,7 @@ Rollouts rollouts_of(const std::vector<Example>& prompts,
   rollouts.prompts = prompts;
   rollouts.num_generations = static_cast<int64_t>(completions.size() / prompts.size());
   for (const std::string& text : completions) {
-    Completion completion;
+    Trajectory completion;
     completion.text = text;
     rollouts.samples.push_back(completion);
   }

@@ -21,18 +21,18 @@ class RolloutTest : public testing::Test {
       prompts_.push_back({.prompt = prompt, .answer = "", .solution = "", .fields = {}});
   }
   // Few at once, so that some start beside others that go on.
-  std::vector<Completion> sample(SamplingConfig config) const {
+  std::vector<Trajectory> sample(SamplingConfig config) const {
     config.max_completion_length = 8;
     config.max_concurrent = 5;
     return Sampler(model_, *tokenizer_, config).sample(prompts_, 6, {.seed = 2}).samples;
   }
-  TokenLogProbs trained(const Completion& c, double temperature) const {
+  TokenLogProbs trained(const Trajectory& c, double temperature) const {
     NoGradGuard no_grad;
     return policy_log_probs(model_, batch_of(c), temperature);
   }
-  static PackedBatch batch_of(const Completion& c) {
+  static PackedBatch batch_of(const Trajectory& c) {
     const TokenSequence sequence{
-        .tokens = c.tokens, .learn = std::vector<uint8_t>(c.tokens.size(), 1), .number = 0};
+        .tokens = c.tokens, .loss_mask = std::vector<uint8_t>(c.tokens.size(), 1), .number = 0};
     return pack({&sequence, 1});
   }
 
@@ -46,11 +46,11 @@ TEST_F(RolloutTest, AStopTokenThatIsTextStaysInTheText) {
   SamplingConfig config;
   config.stop_tokens = {7, 4};
   int by_text = 0, by_end = 0, truncated = 0;
-  for (const Completion& c : sample(config)) {
+  for (const Trajectory& c : sample(config)) {
     const auto length = static_cast<size_t>(c.completion_length());
     ASSERT_FALSE(c.tokens.empty());
     const int32_t last = c.tokens.back();
-    if (c.truncated) {
+    if (c.truncated()) {
       ++truncated;
       EXPECT_EQ(c.text.size(), length);
     } else if (last == kEos) {
@@ -72,7 +72,7 @@ TEST_F(RolloutTest, EntropyIsTheTrainersSummedOverTheCompletion) {
     SamplingConfig config;
     config.temperature = temperature;
     config.top_k = temperature == 0.7 ? 3 : 0;
-    for (const Completion& c : sample(config)) {
+    for (const Trajectory& c : sample(config)) {
       const auto entropies =
           trained(c, temperature == 0 ? 1 : temperature).entropy.value().to_vector<double>();
       double sum = 0;
@@ -88,7 +88,7 @@ TEST_F(RolloutTest, CutIsWhatTopKLeavesOutSummedOverTheCompletion) {
   SamplingConfig config;
   config.top_k = 3;
   config.temperature = 0.7;
-  for (const Completion& c : sample(config)) {
+  for (const Trajectory& c : sample(config)) {
     NoGradGuard no_grad;
     const Tensor logits = linear(model_.forward(batch_of(c)), model_.head()).value();
     double sum = 0;
@@ -107,7 +107,7 @@ TEST_F(RolloutTest, CutIsWhatTopKLeavesOutSummedOverTheCompletion) {
     EXPECT_GT(c.cut, 1e-3);
   }
   config.top_k = 0;
-  for (const Completion& c : sample(config)) EXPECT_EQ(c.cut, 0);
+  for (const Trajectory& c : sample(config)) EXPECT_EQ(c.cut, 0);
 }
 
 TEST_F(RolloutTest, LogitsThatAreNotFiniteAreAnErrorOfTheirOwn) {

@@ -32,48 +32,48 @@ inline ModelConfig tiny_model() {
 
 // Prompts of 1 to 4 tokens, completions of 1 to kMaxCompletion; every third one is truncated, the
 // others end in kEos. Log-probs are left out: see record_logprobs().
-inline std::vector<Completion> random_completions(size_t count, uint64_t seed) {
+inline std::vector<Trajectory> random_completions(size_t count, uint64_t seed) {
   Rng rng(seed, rng_stream(RngPurpose::kTest));
-  std::vector<Completion> completions(count);
+  std::vector<Trajectory> completions(count);
   for (size_t i = 0; i < count; ++i) {
-    Completion& c = completions[i];
+    Trajectory& c = completions[i];
     c.prompt_length = rng.between(1, 4);
-    c.truncated = i % 3 == 2;
-    const int64_t length = c.truncated ? kMaxCompletion : rng.between(1, kMaxCompletion);
+    c.group = static_cast<int64_t>(i / 2);
+    if (i % 3 == 2) c.stop_reason = StopReason::kLength;
+    const int64_t length = c.truncated() ? kMaxCompletion : rng.between(1, kMaxCompletion);
     for (int64_t t = 0; t < c.prompt_length + length; ++t)
       c.tokens.push_back(static_cast<int32_t>(rng.below(kEos)));
-    if (!c.truncated) c.tokens.back() = kEos;
+    if (!c.truncated()) c.tokens.back() = kEos;
   }
   return completions;
 }
 
 // Log-probs of the completion tokens, from a forward of this sequence alone.
-inline std::vector<double> completion_logprobs(const Transformer& model, const Completion& c,
+inline std::vector<double> completion_logprobs(const Transformer& model, const Trajectory& c,
                                                double temperature = 1) {
   NoGradGuard no_grad;
   TokenSequence sequence{
-      .tokens = c.tokens, .learn = std::vector<uint8_t>(c.tokens.size(), 1), .number = 0};
+      .tokens = c.tokens, .loss_mask = std::vector<uint8_t>(c.tokens.size(), 1), .number = 0};
   const PackedBatch batch = pack({&sequence, 1});
   const auto all = policy_log_probs(model, batch, temperature).logprob.value().to_vector<double>();
   return {all.begin() + c.prompt_length - 1, all.end()};
 }
 
-inline void record_logprobs(const Transformer& model, std::vector<Completion>& completions) {
-  for (Completion& c : completions) c.logprobs = completion_logprobs(model, c);
+inline void record_logprobs(const Transformer& model, std::vector<Trajectory>& completions) {
+  for (Trajectory& c : completions) c.logprobs = completion_logprobs(model, c);
 }
 
 // One group per two completions. Truncated ones are masked if `mask_truncated`.
 enum class Truncated { kKeep, kMask };
-inline std::vector<PolicySequence> sequences_of(const std::vector<Completion>& completions,
+inline std::vector<PolicySequence> sequences_of(const std::vector<Trajectory>& completions,
                                                 const std::vector<double>& advantages,
                                                 Truncated truncated = Truncated::kKeep) {
   std::vector<PolicySequence> sequences;
   for (size_t i = 0; i < completions.size(); ++i)
-    sequences.push_back({.completion = &completions[i],
+    sequences.push_back({.trajectory = &completions[i],
                          .advantage = advantages[i],
-                         .group = static_cast<int64_t>(i / 2),
                          .number = static_cast<int64_t>(i),
-                         .masked = truncated == Truncated::kMask && completions[i].truncated});
+                         .masked = truncated == Truncated::kMask && completions[i].truncated()});
   return sequences;
 }
 

@@ -69,7 +69,7 @@ TEST_F(Datasets, SupervisedSequenceLearnsSolutionAndEnd) {
   const TokenSequence s = supervised_sequence(example("1+2=", "3"), *tokenizer, 5);
   EXPECT_EQ(tokenizer->decode(s.tokens), "1+2=3");
   EXPECT_EQ(s.tokens.back(), tokenizer->eos_id());
-  EXPECT_EQ(s.learn, (std::vector<uint8_t>{0, 0, 0, 0, 1, 1}));
+  EXPECT_EQ(s.loss_mask, (std::vector<uint8_t>{0, 0, 0, 0, 1, 1}));
   // 6 tokens are 5 inputs: they fit into a context of 5, and not of 4.
   EXPECT_THROW_WITH(supervised_sequence(example("1+2=", "3"), *tokenizer, 4), InputError,
                     "have 6 tokens, the model's context is 4");
@@ -198,7 +198,7 @@ TEST_F(Datasets, TooLongPromptsLoseTheirStartAndSolutionsTheirEndWhereTheyAreToB
         supervised_sequence(data.train->get(22), *data.tokenizer, 8, TooLong::kTruncate);
     EXPECT_EQ(data.tokenizer->decode(s.tokens), "1+1=22222");
     EXPECT_EQ(s.tokens.size(), 9u);
-    EXPECT_EQ(s.learn, (std::vector<uint8_t>{0, 0, 0, 0, 1, 1, 1, 1, 1}));
+    EXPECT_EQ(s.loss_mask, (std::vector<uint8_t>{0, 0, 0, 0, 1, 1, 1, 1, 1}));
   }
 }
 

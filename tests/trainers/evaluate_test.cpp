@@ -43,7 +43,7 @@ TEST(EvaluateText, IsTheMeanOverConsecutiveWindowsHoweverTheyAreBatched) {
     TokenSequence s;
     s.tokens.assign(tokens.begin() + static_cast<long>(begin),
                     tokens.begin() + static_cast<long>(std::min<size_t>(begin + 5, 15)));
-    s.learn.assign(s.tokens.size(), 1);
+    s.loss_mask.assign(s.tokens.size(), 1);
     const PackedBatch batch = pack({&s, 1});
     const auto lp =
         token_log_probs(model->forward(batch), model->head(), batch.targets).logprob.value();

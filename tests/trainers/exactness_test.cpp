@@ -62,7 +62,7 @@ class Exactness : public testing::Test {
     for (const size_t i : order) {
       const auto& tokens = rollouts.samples[i].tokens;
       sequences.push_back({.tokens = tokens,
-                           .learn = std::vector<uint8_t>(tokens.size(), 1),
+                           .loss_mask = std::vector<uint8_t>(tokens.size(), 1),
                            .number = static_cast<int64_t>(i)});
       lengths.push_back(static_cast<int64_t>(tokens.size()) - 1);
     }
@@ -76,7 +76,7 @@ class Exactness : public testing::Test {
           policy_log_probs(*model_, batch, temperature).logprob.value().to_vector<double>();
       auto at = all.begin();
       for (size_t k = begin; k < end; ++k) {
-        const Completion& c = rollouts.samples[order[k]];
+        const Trajectory& c = rollouts.samples[order[k]];
         out[order[k]].assign(at + c.prompt_length - 1, at + lengths[k]);
         at += lengths[k];
       }
@@ -130,7 +130,7 @@ void expect_same_samples(const Rollouts& a, const Rollouts& b) {
     EXPECT_EQ(a.samples[i].entropy, b.samples[i].entropy) << i;
     EXPECT_EQ(a.samples[i].cut, b.samples[i].cut) << i;
     EXPECT_EQ(a.samples[i].text, b.samples[i].text) << i;
-    EXPECT_EQ(a.samples[i].truncated, b.samples[i].truncated) << i;
+    EXPECT_EQ(a.samples[i].truncated(), b.samples[i].truncated()) << i;
   }
 }
 
@@ -171,10 +171,10 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, CudaExactness, testing::Values(DType::kF32, DTy
 TEST_F(Exactness, SamplesAreOfEveryKind) {
   const Rollouts rollouts = sample(1);
   int truncated = 0, stopped = 0;
-  for (const Completion& c : rollouts.samples) {
+  for (const Trajectory& c : rollouts.samples) {
     ASSERT_EQ(static_cast<int64_t>(c.logprobs.size()), c.completion_length());
-    (c.truncated ? truncated : stopped) += 1;
-    EXPECT_EQ(c.tokens.back() == tokenizer_->eos_id(), !c.truncated);
+    (c.truncated() ? truncated : stopped) += 1;
+    EXPECT_EQ(c.tokens.back() == tokenizer_->eos_id(), !c.truncated());
   }
   EXPECT_GT(truncated, 2);
   EXPECT_GT(stopped, 2);
@@ -208,7 +208,7 @@ TEST_F(Exactness, SamplesDoNotDependOnHowPromptsAreSplitOverCalls) {
     for (const int64_t i : part) prompts.push_back(prompts_[static_cast<size_t>(i)]);
     const Rollouts some =
         sampler.sample(prompts, 3, {.seed = 11, .step = 4, .prompt_numbers = part});
-    EXPECT_EQ(some.prompt_numbers, part);
+    for (size_t i = 0; i < some.samples.size(); ++i) EXPECT_EQ(some.samples[i].group, part[i / 3]);
     for (size_t k = 0; k < some.samples.size(); ++k)
       joined.samples[static_cast<size_t>(part[k / 3]) * 3 + k % 3] = some.samples[k];
   }

@@ -151,6 +151,10 @@ TEST_F(GrpoStep, AWrongRecordedLogProbIsMendedBeforeTheUpdate) {
   }
 }
 
+void set_truncated(Trajectory& trajectory, bool truncated = true) {
+  trajectory.stop_reason = truncated ? StopReason::kLength : StopReason::kStopToken;
+}
+
 TEST_F(GrpoStep, AnUpdateWithoutATokenInTheMaskIsNotMade) {
   const auto comm = make_single_communicator();
   const auto mine = learner(*comm);
@@ -164,9 +168,9 @@ TEST_F(GrpoStep, AnUpdateWithoutATokenInTheMaskIsNotMade) {
   scored.advantages.assign(scored.advantages.size(), 0);
   EXPECT_EQ(count(), 2u);
   config_.grpo.mask_truncated_completions = true;
-  for (size_t i = 0; i < 12; ++i) scored.rollouts.samples[i].truncated = i < 6;
+  for (size_t i = 0; i < 12; ++i) set_truncated(scored.rollouts.samples[i], i < 6);
   EXPECT_EQ(count(), 1u);
-  for (Completion& c : scored.rollouts.samples) c.truncated = true;
+  for (Trajectory& c : scored.rollouts.samples) set_truncated(c);
   EXPECT_EQ(count(), 0u);
   config_.grpo.mask_truncated_completions = false;
   EXPECT_EQ(count(), 2u);
@@ -181,7 +185,7 @@ TEST_F(GrpoStep, AnUpdateIsMadeIfAnyRankHasATokenInTheMask) {
     const auto mine = learner(comm);
     const PromptShare share = share_prompts(comm, config_, 0);
     ScoredRollouts scored = sampled(mine->model(), share);
-    for (Completion& c : scored.rollouts.samples) c.truncated = comm.rank() == 0;
+    for (Trajectory& c : scored.rollouts.samples) set_truncated(c, comm.rank() == 0);
     auto minibatches =
         pack_minibatches(comm, mine->model(), scored, scored.advantages, share, config_);
     EXPECT_EQ(minibatches.size(), 2u);
@@ -218,7 +222,7 @@ TEST_F(GrpoStep, ShuffledAdvantagesAreDealtOverAllRanks) {
 TEST_F(GrpoStep, WhatWasNotMeasuredIsNotANumber) {
   const Trained silent = train(1, [](ScoredRollouts& scored) {
     scored.advantages.assign(scored.advantages.size(), 0);
-    for (Completion& c : scored.rollouts.samples) c.entropy = 2.0 * c.completion_length();
+    for (Trajectory& c : scored.rollouts.samples) c.entropy = 2.0 * c.completion_length();
   });
   EXPECT_TRUE(std::isnan(value(silent.metrics, "kl_old")));
   EXPECT_TRUE(std::isnan(value(silent.metrics, "kl")));
@@ -253,13 +257,13 @@ TEST_F(GrpoStep, MeansAreOverTheTokensOfTheLossMask) {
   double tokens = 0, entropy = 0, cut = 0;
   const Trained trained = train(1, [&](ScoredRollouts& scored) {
     for (size_t i = 0; i < 12; ++i) {
-      Completion& c = scored.rollouts.samples[i];
-      c.truncated = i % 4 == 1;
+      Trajectory& c = scored.rollouts.samples[i];
+      set_truncated(c, i % 4 == 1);
       c.entropy = static_cast<double>(i);
       c.cut = 0.25 * static_cast<double>(i);
       if (i == 3) scored.scores.total[i] = kNaN;
       if (i == 4) scored.advantages[i] = 0;
-      if (c.truncated || i == 3) continue;
+      if (c.truncated() || i == 3) continue;
       tokens += static_cast<double>(c.completion_length());
       entropy += c.entropy;
       cut += c.cut;

@@ -30,7 +30,7 @@ TokenSequence sequence(int64_t length, int64_t vocab, uint64_t seed = 1) {
   Rng rng(seed, rng_stream(RngPurpose::kTest));
   TokenSequence out;
   for (int64_t i = 0; i < length; ++i) out.tokens.push_back(static_cast<int32_t>(rng.below(vocab)));
-  out.learn.assign(out.tokens.size(), 1);
+  out.loss_mask.assign(out.tokens.size(), 1);
   return out;
 }
 
