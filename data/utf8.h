@@ -21,8 +21,8 @@ std::string encode_utf8(char32_t code);
 // The first byte at or after `at` that is not a continuation byte.
 size_t next_utf8_boundary(std::string_view text, size_t at);
 
-// A text in quotes on one line, fit for a message: without its middle if it is long, and with '?' for
-// control characters and for bytes that are no UTF-8.
+// A text in quotes on one line, fit for a message: without its middle if it is long, and with '?'
+// for control characters and for bytes that are no UTF-8.
 std::string excerpt(std::string_view text);
 
 // "'e' (U+0065)"; control characters by number only.
