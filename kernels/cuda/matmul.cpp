@@ -8,7 +8,8 @@
 // number of rows. tests/kernels/matmul_cuda_test.cpp holds all of it.
 //
 // Determinism: an algorithm is a function of shapes and dtypes alone; nothing is timed. It is
-// chosen for the number of tokens rounded up, so that a run whose batches vary remembers few.
+// chosen for the number of tokens rounded up where it can be, so that a run whose batches vary
+// remembers few.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include <mutex>
 
 #include "core/cuda.h"
+#include "core/sizes.h"
 #include "kernels/matmul.h"
 
 namespace cohort::kernels::cuda {
@@ -188,15 +190,16 @@ bool rows_of_16_bytes(const Key& key) {
          (key.b == Transpose::kYes || row_alignment(key.n, key.in) == 16);
 }
 
-// Eight sizes per power of two: batches of any length share few algorithms.
-int64_t rounded_up_tokens(int64_t tokens) {
+// The same with the number of tokens rounded up to one of eight sizes per power of two: batches of
+// any length share few algorithms.
+Key with_rounded_tokens(Key key) {
+  int64_t& tokens = key.a == Transpose::kYes ? key.k : key.m;
   const auto step = std::max<int64_t>(1, std::bit_floor(static_cast<uint64_t>(tokens)) / 8);
-  return (tokens + step - 1) / step * step;
+  tokens = round_up(tokens, step);
+  return key;
 }
 
 const Choice& cached_choice(Key key) {
-  int64_t& tokens = key.a == Transpose::kYes ? key.k : key.m;
-  tokens = rounded_up_tokens(tokens);
   if (key.split_k == SplitK::kNever)
     key.m =
         key.in == DType::kBF16 && rows_of_16_bytes(key) ? std::max(key.m, kFewRows) : kRowsForAll;
@@ -232,16 +235,22 @@ void product(Tensor& c, const Tensor& a, const Tensor& b, const Tensor& bias,
     return;
   }
   const cudaStream_t queue = ::cohort::cuda::stream(device);
-  const Choice& choice = cached_choice(key);
   const Problem problem(key, bias.defined() ? bias.raw() : nullptr);
-  Tensor workspace;
-  if (choice.workspace > 0)
-    workspace = Tensor::empty({static_cast<int64_t>(choice.workspace)}, DType::kU8, device);
   const float alpha = 1, beta = desc.out == Grad::kAccumulate ? 1 : 0;
-  check(cublasLtMatmul(handle(device), problem.operation, &alpha, b.raw(), problem.b, a.raw(),
-                       problem.a, &beta, c.raw(), problem.c, c.raw(), problem.c, &choice.algorithm,
-                       workspace.defined() ? workspace.raw() : nullptr, choice.workspace, queue),
-        "cublasLtMatmul");
+  const auto run = [&](const Choice& choice) {
+    Tensor workspace;
+    if (choice.workspace > 0)
+      workspace = Tensor::empty({static_cast<int64_t>(choice.workspace)}, DType::kU8, device);
+    return cublasLtMatmul(handle(device), problem.operation, &alpha, b.raw(), problem.b, a.raw(),
+                          problem.a, &beta, c.raw(), problem.c, c.raw(), problem.c,
+                          &choice.algorithm, workspace.defined() ? workspace.raw() : nullptr,
+                          choice.workspace, queue);
+  };
+  cublasStatus_t status = run(cached_choice(with_rounded_tokens(key)));
+  // Some algorithms that sum over tokens take multiples of a few of them only.
+  if (status == CUBLAS_STATUS_INVALID_VALUE || status == CUBLAS_STATUS_NOT_SUPPORTED)
+    status = run(cached_choice(key));
+  check(status, "cublasLtMatmul");
 }
 
 }  // namespace
