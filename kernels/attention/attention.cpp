@@ -6,9 +6,11 @@
 namespace cohort::kernels {
 namespace {
 
-void check_scale(const AttentionDesc& desc, const char* op) {
+void check_desc(const AttentionDesc& desc, const char* op) {
   COHORT_CHECK(desc.scale >= 0 && std::isfinite(desc.scale), "[", op,
                "] expected a scale of at least 0, got ", desc.scale);
+  COHORT_CHECK(desc.window >= 0 && (desc.window == 0 || desc.mask == Mask::kCausal), "[", op,
+               "] expected a window of at least 1 with a causal mask, or 0, got ", desc.window);
 }
 
 void check_head_dim(const Tensor& t, const char* op) {
@@ -49,7 +51,7 @@ PackedSizes check_packed(const Args& args, const char* op) {
   COHORT_CHECK(sizes.sequences >= 0, "[", op, "] expected cu_seqlens [S + 1], got ",
                cu_seqlens.str());
   check_tensor(cu_seqlens, {sizes.sequences + 1}, DType::kI32, op, "cu_seqlens", device);
-  check_scale(args.desc, op);
+  check_desc(args.desc, op);
   check_dropout(args.desc.dropout, sizes.tokens, device, op);
   return sizes;
 }
@@ -119,7 +121,7 @@ void attention_paged(const AttentionPaged& args) {
   check_tensor(args.o, q.shape(), q.dtype(), kOp, "o", device);
   check_tensor(args.sequences, {tokens}, DType::kI32, kOp, "sequences", device);
   check_tensor(args.positions, {tokens}, DType::kI32, kOp, "positions", device);
-  check_scale(args.desc, kOp);
+  check_desc(args.desc, kOp);
   on_device<cpu::attention_paged, cuda::attention_paged>(device, args);
 }
 

@@ -25,6 +25,9 @@ enum class Mask { kCausal, kFull };
 struct AttentionDesc {
   double scale = 0;  // 0: 1 / sqrt(D)
   Mask mask = Mask::kCausal;
+  // Sliding window (Beltagy et al. 2020): a causal query sees this many keys, its own the last; 0:
+  // all before it. Tiles of keys that no query of a block sees are not visited.
+  int64_t window = 0;
   // On the probabilities; element = head * 2^32 + key position in its sequence.
   DropoutSpec dropout;
 };
@@ -44,10 +47,10 @@ inline int64_t attention_tile(int64_t head_dim) {
 
 // Sequence s is tokens [cu_seqlens[s], cu_seqlens[s + 1]) of the packed tensors; empty ones are
 // allowed. H is a multiple of Hkv (grouped-query attention). Any D >= 1 (up to kMaxCudaHeadDim on
-// CUDA). Query i sees keys j <= i of its own sequence (causal) or all of them (full). On CUDA
-// cu_seqlens is not checked, and a bad one reads and writes outside of the tensors; and an infinite
-// or NaN value can reach rows before it of its own sequence and tile, by way of 0 times it; no
-// other sequence's.
+// CUDA). Query i sees keys j <= i of its own sequence (causal; with a window only those with j > i
+// - window) or all of them (full). On CUDA cu_seqlens is not checked, and a bad one reads and
+// writes outside of the tensors; and an infinite or NaN value can reach rows of its own sequence
+// and tile that do not see it, by way of 0 times it; no other sequence's.
 struct AttentionForward {
   Tensor& o;                 // [T, H, D]
   Tensor& lse;               // [H, T] natural log, accumulate_dtype(q), kept for the backward
@@ -88,11 +91,11 @@ struct PagedKvWrite {
 void paged_kv_write(const PagedKvWrite& args);
 
 // Prefill and decode in one: query token t of sequence sequences[t] at positions[t] attends to
-// cached keys 0..positions[t]. Bits equal attention_forward's (causal, no dropout; any other desc
-// throws) for the same row. Tokens of a sequence that stand together share the work of reading its
-// keys. On CUDA, where nothing is checked, a token whose sequence is not in the table gets zeros, a
-// position outside the table counts as its first or last one, and keys without a block count as
-// zeros.
+// cached keys 0..positions[t], or the window's last of them. Bits equal attention_forward's
+// (causal, no dropout; any other desc throws) for the same row. Tokens of a sequence that stand
+// together share the work of reading its keys. On CUDA, where nothing is checked, a token whose
+// sequence is not in the table gets zeros, a position outside the table counts as its first or last
+// one, and keys without a block count as zeros.
 struct AttentionPaged {
   Tensor& o;        // [T, H, D]
   const Tensor& q;  // [T, H, D]

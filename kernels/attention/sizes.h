@@ -1,6 +1,8 @@
 // The sizes of attention's calls, read from their tensors.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/attention/attention.h"
 
 namespace cohort::kernels {
@@ -12,6 +14,16 @@ struct PackedSizes {
 };
 inline PackedSizes packed_sizes(const Tensor& q, const Tensor& k, const Tensor& cu_seqlens) {
   return {q.dim(0), q.dim(1), k.dim(1), q.dim(2), cu_seqlens.numel() - 1};
+}
+
+// Keys [first, last) of a sequence of `length` tokens that its query at `position` sees.
+struct VisibleKeys {
+  int64_t first, last;
+};
+inline VisibleKeys visible_keys(const AttentionDesc& desc, int64_t position, int64_t length) {
+  if (desc.mask == Mask::kFull) return {0, length};
+  const int64_t last = position + 1;
+  return {desc.window > 0 ? std::max<int64_t>(0, last - desc.window) : 0, last};
 }
 
 struct CacheSizes {

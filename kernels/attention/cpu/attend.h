@@ -3,8 +3,6 @@
 // of a call share a key head and nothing else.
 #pragma once
 
-#include <span>
-
 #include "kernels/attention/cpu/tile.h"
 
 namespace cohort::kernels::attention {
@@ -15,17 +13,31 @@ template <class T>
 struct QueryRow {
   const T* q;
   T* o;
-  T* lse;           // null: not wanted
-  int64_t visible;  // sees keys 0 .. visible - 1; at least 1
+  T* lse;               // null: not wanted
+  VisibleKeys visible;  // at least one
   int64_t token, head;
 };
 
+// Keys or values of one head: key j's vector starts at data + slot(j) * stride.
+template <class T>
+struct KeyRows {
+  const T* data;
+  int64_t stride;
+  const int32_t* blocks = nullptr;  // null: slot(j) = j
+  int64_t block_tokens = 1;
+
+  const T* row(int64_t key) const {
+    const int64_t slot =
+        blocks == nullptr ? key : blocks[key / block_tokens] * block_tokens + key % block_tokens;
+    return data + slot * stride;
+  }
+};
+
+// Scratch of O(tile); may be used for any number of calls with this head dim.
 template <class T>
 class Attend {
  public:
-  // Scratch of O(tile); may be used for any number of calls with this head dim.
-  Attend(int64_t head_dim, double scale, const ProbabilityDropout& dropout);
-
+  Attend(int64_t head_dim, const AttentionDesc& desc);
   // Writes o and lse of each row. At most kQueryRows rows.
   void run(std::span<const QueryRow<T>> rows, const KeyRows<T>& keys, const KeyRows<T>& values);
 
@@ -35,19 +47,16 @@ class Attend {
     T row_max_log2;  // m c: what the exponents are relative to
     T partial[4];    // l, by (key mod 8) / 2
   };
-  void tile_step(std::span<const QueryRow<T>> rows, int64_t row0, int64_t key0);
-  void scores(std::span<const QueryRow<T>> rows, const int64_t* seen);
-  void raise_reference(int64_t group_row, int64_t seen, int64_t row, int64_t key0);
-  void exponentials(const int64_t* seen, int64_t row0, int64_t count);
-  void add_values(const int64_t* seen, int64_t group_row, int64_t row, int64_t rows, Grad out);
-  void finish(const QueryRow<T>& row, int64_t index);
+  void tile_step(std::span<const QueryRow<T>> rows, RowState* states, int64_t key0);
+  void softmax(const QueryRow<T>& row, RowState& state, T* s, int64_t first, int64_t last);
 
-  int64_t head_dim_, width_, stride_;
-  T exponent_scale_;  // c = scale log2(e)
-  ProbabilityDropout dropout_;
-  Scratch<T> scratch_;
-  T *keys_, *values_, *scores_, *factors_, *out_;
-  RowState state_[kQueryRows];
+  const int64_t head_dim_;
+  const T exponent_scale_;  // c = scale log2(e)
+  const ProbabilityDropout dropout_;
+  KeyTile<T> keys_;
+  RowTile<T> values_;
+  Tensor scores_;   // [kGroup, score_stride]
+  Tensor factors_;  // [score_stride]
 };
 extern template class Attend<float>;
 extern template class Attend<double>;

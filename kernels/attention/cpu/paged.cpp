@@ -26,66 +26,55 @@ void check_block(const CacheSizes& sizes, int64_t sequence, int64_t index, int32
                index * sizes.block_tokens, ", got ", block);
 }
 
-// Tokens [begin, end) are of one sequence.
+// Tokens [begin, end), all of one sequence, with one key head: at most kQueryRows rows, or one
+// token.
 struct PagedItem {
-  int64_t begin, end, kv_head, cost;
+  int64_t begin, end, kv_head;
 };
-
-std::vector<PagedItem> paged_items(const CacheSizes& sizes, int64_t tokens, int64_t group,
-                                   const int32_t* sequences, const int32_t* positions) {
-  const int64_t most = std::max<int64_t>(kQueryRows / group, 1);
-  std::vector<PagedItem> items;
-  for (int64_t begin = 0, end = 0; begin < tokens; begin = end) {
-    int64_t keys = 0;
-    for (end = begin; end < tokens && end - begin < most && sequences[end] == sequences[begin];
-         ++end)
-      keys = std::max<int64_t>(keys, positions[end] + 1);
-    // Gathering a key costs about as much as four rows' work on it.
-    const int64_t cost = 2 * keys * ((end - begin) * group + 4) * sizes.head_dim;
-    for (int64_t h = 0; h < sizes.kv_heads; ++h) items.push_back({begin, end, h, cost});
-  }
-  return items;
-}
 
 template <class T>
 void paged(const AttentionPaged& args, const CacheSizes& sizes) {
-  const int64_t heads = args.q.dim(1), group = heads / sizes.kv_heads, dim = sizes.head_dim;
-  const double scale = softmax_scale(args.desc, dim);
+  const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = sizes.head_dim;
+  const int64_t group = heads / sizes.kv_heads, most = std::max<int64_t>(kQueryRows / group, 1);
   const int32_t *const sequences = args.sequences.data<int32_t>(),
                        *const positions = args.positions.data<int32_t>(),
                        *const table = args.cache.block_table.data<int32_t>();
-  const auto items = paged_items(sizes, args.q.dim(0), group, sequences, positions);
-  T* const o_data = args.o.data<T>();
-  const T *const q_data = args.q.data<T>(), *const k_data = args.cache.k.data<T>(),
-                 *const v_data = args.cache.v.data<T>();
-  parallel_items(items, [&](int64_t first, int64_t last) {
-    Attend<T> attend(dim, scale, {});
+  const T* const q = args.q.data<T>();
+  T* const o = args.o.data<T>();
+  std::vector<PagedItem> items;
+  int64_t cost = 0;
+  for (int64_t begin = 0, end = 0; begin < tokens; begin = end) {
+    for (end = begin; end < tokens && end - begin < most && sequences[end] == sequences[begin];)
+      ++end;
+    // Gathering a key costs about as much as four rows' work on it.
+    cost += 2 * positions[end - 1] * ((end - begin) * heads + 4 * sizes.kv_heads) * dim;
+    for (int64_t h = 0; h < sizes.kv_heads; ++h) items.push_back({begin, end, h});
+  }
+  parallel_items(items.size(), cost, [&](int64_t first, int64_t last) {
+    Attend<T> attend(dim, args.desc);
+    std::vector<QueryRow<T>> rows;
     for (int64_t i = first; i < last; ++i) {
-      const PagedItem& item = items[static_cast<size_t>(i)];
-      KeyRows<T> keys{.data = k_data + item.kv_head * dim,
+      const auto [begin, end, kv_head] = items[static_cast<size_t>(i)];
+      KeyRows<T> keys{.data = args.cache.k.data<T>() + kv_head * dim,
                       .stride = sizes.kv_heads * dim,
-                      .blocks = table + sequences[item.begin] * sizes.max_blocks,
+                      .blocks = table + sequences[begin] * sizes.max_blocks,
                       .block_tokens = sizes.block_tokens};
       KeyRows<T> values = keys;
-      values.data = v_data + item.kv_head * dim;
-      QueryRow<T> rows[kQueryRows];
-      int64_t count = 0;
-      const auto flush = [&] {
-        attend.run({rows, static_cast<size_t>(count)}, keys, values);
-        count = 0;
-      };
-      for (int64_t t = item.begin; t < item.end; ++t)
-        for (int64_t head = item.kv_head * group; head < (item.kv_head + 1) * group; ++head) {
+      values.data = args.cache.v.data<T>() + kv_head * dim;
+      rows.clear();
+      for (int64_t t = begin; t < end; ++t)
+        for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
           const int64_t offset = (t * heads + head) * dim;
-          rows[count++] = {.q = q_data + offset,
-                           .o = o_data + offset,
-                           .lse = nullptr,
-                           .visible = positions[t] + 1,
-                           .token = t,
-                           .head = head};
-          if (count == kQueryRows) flush();
+          rows.push_back({.q = q + offset,
+                          .o = o + offset,
+                          .lse = nullptr,
+                          .visible = visible_keys(args.desc, positions[t], 0),
+                          .token = t,
+                          .head = head});
         }
-      if (count > 0) flush();
+      const std::span<const QueryRow<T>> all = rows;
+      for (size_t r = 0; r < all.size(); r += kQueryRows)
+        attend.run(all.subspan(r, std::min<size_t>(kQueryRows, all.size() - r)), keys, values);
     }
   });
 }

@@ -1,149 +1,171 @@
 #include "kernels/attention/cpu/tile.h"
 
+#if defined(__FMA__)
+#include <immintrin.h>
+#endif
+
+#include <cstring>
+
 namespace cohort::kernels::attention {
 namespace {
 
-// acc += factor * b on a row of accumulators. simdlen asks for full-width vectors where the
-// compiler's tuning would take half.
-template <class T, int kWidth>
-inline void add_term(T* acc, T factor, const T* b) {
-#pragma omp simd simdlen(kLanes <T>)
-  for (int i = 0; i < kWidth; ++i) acc[i] = std::fma(factor, b[i], acc[i]);
-}
-
-// The accumulators live in registers: all trip counts but those over t are constants.
-template <class T, int R, int V>
-void product_block(const ChainProduct<T>& p, int64_t x) {
-  constexpr int kWidth = V * static_cast<int>(kLanes<T>);
-  T acc[R][kWidth];
-  T* const c = p.c + x;
-  const T* b = p.b + x;
-  const T* a[R];
-  for (int r = 0; r < R; ++r) a[r] = p.a[r];
-  if (p.out == Grad::kOverwrite) {
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r)
-#pragma omp simd simdlen(kLanes <T>)
-      for (int i = 0; i < kWidth; ++i) acc[r][i] = 0;
-  } else {
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r)
-#pragma omp simd simdlen(kLanes <T>)
-      for (int i = 0; i < kWidth; ++i) acc[r][i] = c[r * p.ldc + i];
-  }
-  const int64_t count = p.count, step = p.a_step, ldb = p.ldb;
-  for (int64_t t = 0; t < count; ++t, b += ldb) {
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) add_term<T, kWidth>(acc[r], a[r][t * step], b);
-  }
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r)
-    for (int64_t t = 0; t < p.extra[r]; ++t)
-      add_term<T, kWidth>(acc[r], a[r][(count + t) * step], b + t * ldb);
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r)
-#pragma omp simd simdlen(kLanes <T>)
-    for (int i = 0; i < kWidth; ++i) c[r * p.ldc + i] = acc[r][i];
-}
-
-template <class T, int R>
-void product_rows(const ChainProduct<T>& p) {
-  const int64_t lanes = kLanes<T>;
-  int64_t x = 0;
-  while (x < p.width) {
-    const int64_t vectors = std::min<int64_t>((p.width - x) / lanes, kMaxVectors);
-    switch (vectors) {
-      case 1:
-        product_block<T, R, 1>(p, x);
-        break;
-      case 2:
-        product_block<T, R, 2>(p, x);
-        break;
-      case 3:
-        product_block<T, R, 3>(p, x);
-        break;
-      default:
-        product_block<T, R, kMaxVectors>(p, x);
-    }
-    x += vectors * lanes;
-  }
-}
+constexpr int kBlockRows = 4;  // rows of a product that share loads of b
 
 template <class T>
+struct Vector {
+  typedef T Type __attribute__((vector_size(kVectorBytes), aligned(sizeof(T)), may_alias));
+};
+// a b + c, rounded once.
+template <class T>
+inline typename Vector<T>::Type fused(T a, typename Vector<T>::Type b, typename Vector<T>::Type c) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4)
+    return _mm512_fmadd_ps(_mm512_set1_ps(a), b, c);
+  else
+    return _mm512_fmadd_pd(_mm512_set1_pd(a), b, c);
+#elif defined(__FMA__)
+  if constexpr (sizeof(T) == 4)
+    return _mm256_fmadd_ps(_mm256_set1_ps(a), b, c);
+  else
+    return _mm256_fmadd_pd(_mm256_set1_pd(a), b, c);
+#else
+  for (int i = 0; i < kVectorLanes<T>; ++i) c[i] = std::fma(a, b[i], c[i]);
+  return c;
+#endif
+}
+
+// kRows rows by kVectors vectors from column x on: the sums stay in registers. The rows' ranges
+// overlap in [begin, end); what comes before and after is added row by row.
+template <class T, int kRows, int kVectors>
+void product_block(const ProductRow<T>* rows, int64_t step, const T* const* b, int64_t x,
+                   Grad out) {
+  using V = typename Vector<T>::Type;
+  V sum[kRows][kVectors] = {};
+  int64_t begin = rows[0].begin, end = rows[0].end;
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+    begin = std::max(begin, rows[r].begin);
+    end = std::min(end, rows[r].end);
+    if (out == Grad::kAccumulate)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sum[r][v] = reinterpret_cast<const V*>(rows[r].c + x)[v];
+  }
+  end = std::max(begin, end);
+  const auto add = [&](int r, int64_t t) __attribute__((always_inline)) {
+    const T factor = rows[r].a[t * step];
+    const V* const row = reinterpret_cast<const V*>(b[t] + x);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = fused<T>(factor, row[v], sum[r][v]);
+  };
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r)
+    for (int64_t t = rows[r].begin; t < std::min(begin, rows[r].end); ++t) add(r, t);
+  for (int64_t t = begin; t < end; ++t)
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) add(r, t);
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+    for (int64_t t = end; t < rows[r].end; ++t) add(r, t);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) reinterpret_cast<V*>(rows[r].c + x)[v] = sum[r][v];
+  }
+}
+
+// kRows rows from column x to `end`, at most kVectorsPerBlock vectors on.
+template <class T, int kRows>
+void product_columns(const ProductRow<T>* rows, int64_t step, const T* const* b, int64_t x,
+                     int64_t end, Grad out) {
+  constexpr int kBlock = kVectorsPerBlock * kVectorLanes<T>;
+  if (end - x >= kBlock) return product_block<T, kRows, kVectorsPerBlock>(rows, step, b, x, out);
+  for (; end - x >= 2 * kVectorLanes<T>; x += 2 * kVectorLanes<T>)
+    product_block<T, kRows, 2>(rows, step, b, x, out);
+  for (; end - x >= kVectorLanes<T>; x += kVectorLanes<T>)
+    product_block<T, kRows, 1>(rows, step, b, x, out);
+  for (; x < end; ++x)
+    for (int r = 0; r < kRows; ++r) {
+      T sum = out == Grad::kAccumulate ? rows[r].c[x] : T{0};
+      for (int64_t t = rows[r].begin; t < rows[r].end; ++t)
+        sum = std::fma(rows[r].a[t * step], b[t][x], sum);
+      rows[r].c[x] = sum;
+    }
+}
+
+// to[d][j] = rows[j][d] for four rows and four d; `ld` is to's row length.
+template <class T>
 void transpose_four_by_four(T* to, int64_t ld, const T* const* rows, int64_t d) {
-  using V = typename Four<T>::Type;
+  typedef T V __attribute__((vector_size(4 * sizeof(T))));
   V r[4];
   for (int i = 0; i < 4; ++i) std::memcpy(&r[i], rows[i] + d, sizeof(V));
-  const V a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5);
-  const V b = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
-  const V c = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5);
-  const V e = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
-  const V columns[4] = {
-      __builtin_shufflevector(a, c, 0, 1, 4, 5), __builtin_shufflevector(a, c, 2, 3, 6, 7),
-      __builtin_shufflevector(b, e, 0, 1, 4, 5), __builtin_shufflevector(b, e, 2, 3, 6, 7)};
+  const V low01 = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5);
+  const V high01 = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
+  const V low23 = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5);
+  const V high23 = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
+  const V columns[4] = {__builtin_shufflevector(low01, low23, 0, 1, 4, 5),
+                        __builtin_shufflevector(low01, low23, 2, 3, 6, 7),
+                        __builtin_shufflevector(high01, high23, 0, 1, 4, 5),
+                        __builtin_shufflevector(high01, high23, 2, 3, 6, 7)};
   for (int i = 0; i < 4; ++i) std::memcpy(to + (d + i) * ld, &columns[i], sizeof(V));
 }
 
 }  // namespace
 
+// Columns outside, so that b's part for a block of columns stays in the nearest cache.
 template <class T>
-void chain_product(const ChainProduct<T>& product) {
-  switch (product.rows) {
-    case 1:
-      return product_rows<T, 1>(product);
-    case 2:
-      return product_rows<T, 2>(product);
-    case 3:
-      return product_rows<T, 3>(product);
-    default:
-      return product_rows<T, kRows>(product);
-  }
+void chain_product(std::span<const ProductRow<T>> rows, int64_t step, const T* const* b, Grad out) {
+  int64_t widest = 0;
+  for (const ProductRow<T>& row : rows) widest = std::max(widest, row.width);
+  for (int64_t x = 0; x < widest; x += kVectorsPerBlock * kVectorLanes<T>)
+    for (size_t r = 0; r < rows.size();) {
+      const ProductRow<T>* const first = &rows[r];
+      if (rows.size() - r < kBlockRows) {
+        product_columns<T, 1>(first, step, b, x, first->width, out);
+        r += 1;
+      } else {
+        int64_t width = 0;
+        for (int i = 0; i < kBlockRows; ++i) width = std::max(width, first[i].width);
+        product_columns<T, kBlockRows>(first, step, b, x, width, out);
+        r += kBlockRows;
+      }
+    }
 }
 
 template <class T>
-void gather_transposed(T* to, const KeyRows<T>& from, int64_t first, int64_t count,
-                       int64_t head_dim) {
-  const int64_t ld = score_stride(head_dim), end = round_up(count, kPad);
+KeyTile<T>::KeyTile(int64_t head_dim)
+    : RowTile<T>(head_dim, attention_tile(head_dim)),
+      transposed_memory(Tensor::empty({head_dim, score_stride(head_dim)}, dtype_of<T>)) {
+  for (int64_t d = 0; d < head_dim; ++d)
+    transposed.push_back(transposed_memory.data<T>() + d * score_stride(head_dim));
+}
+
+template <class T>
+void KeyTile<T>::transpose() {
+  T* const to = transposed_memory.data<T>();
+  const T* const* const rows = this->rows.data();
+  const int64_t count = this->count, end = round_up(count, kKeyRun);
+  const int64_t head_dim = transposed_memory.dim(0), ld = transposed_memory.dim(1);
   int64_t j = 0;
   for (; j + 4 <= count; j += 4) {
-    const T* rows[4];
-    for (int64_t i = 0; i < 4; ++i) rows[i] = from.row(first + j + i);
     int64_t d = 0;
-    for (; d + 4 <= head_dim; d += 4) transpose_four_by_four(to + j, ld, rows, d);
+    for (; d + 4 <= head_dim; d += 4) transpose_four_by_four(to + j, ld, rows + j, d);
     for (; d < head_dim; ++d)
-      for (int64_t i = 0; i < 4; ++i) to[d * ld + j + i] = rows[i][d];
+      for (int64_t i = 0; i < 4; ++i) to[d * ld + j + i] = rows[j + i][d];
   }
-  for (; j < count; ++j) {
-    const T* row = from.row(first + j);
-    for (int64_t d = 0; d < head_dim; ++d) to[d * ld + j] = row[d];
-  }
-  if (count < end)
-    for (int64_t d = 0; d < head_dim; ++d) std::fill(to + d * ld + count, to + d * ld + end, T{0});
-}
-
-template <class T>
-void gather_rows(T* to, const KeyRows<T>& from, int64_t first, int64_t count, int64_t head_dim) {
-  const int64_t ld = padded_dim<T>(head_dim);
-  for (int64_t j = 0; j < count; ++j) copy_row(to + j * ld, from.row(first + j), head_dim);
-}
-
-ProbabilityDropout::ProbabilityDropout(const DropoutSpec& spec) : p(spec.p), seed(spec.seed) {
-  if (p == 0) return;
-  stream = dropout_stream(spec.step, spec.layer, spec.site);
-  sequences = spec.sequences.data<int64_t>();
-  positions = spec.positions.data<int32_t>();
+  for (int64_t d = 0; d < head_dim; ++d)
+    for (int64_t i = j; i < end; ++i) to[d * ld + i] = i < count ? rows[i][d] : T{0};
 }
 
 template <class T>
 void ProbabilityDropout::fill(T* factors, int64_t token, int64_t head, int64_t first,
                               int64_t count) const {
   // dropout_keep() of kernels/dropout.h, with one Philox call for the four keys that share it.
-  const uint64_t row = dropout_row(stream, sequences[token], positions[token]);
+  const uint64_t stream =
+      dropout_row(dropout_stream(spec.step, spec.layer, spec.site),
+                  spec.sequences.data<int64_t>()[token], spec.positions.data<int32_t>()[token]);
   const uint64_t element = static_cast<uint64_t>(head) << 32 | static_cast<uint64_t>(first);
-  const float threshold = static_cast<float>(p);
-  const T kept = static_cast<T>(1 / (1 - p));
+  const float threshold = static_cast<float>(spec.p);
+  const T kept = static_cast<T>(1 / (1 - spec.p));
   for (int64_t j = 0; j < count; j += 4) {
-    const auto words = philox(seed, row, (element + static_cast<uint64_t>(j)) >> 2);
+    const auto words = philox(spec.seed, stream, (element + static_cast<uint64_t>(j)) >> 2);
     for (size_t i = 0; i < 4; ++i)
       factors[j + static_cast<int64_t>(i)] = uniform_f32(words[i]) >= threshold ? kept : T{0};
   }
@@ -159,12 +181,12 @@ void check_cu_seqlens(const Tensor& cu_seqlens, int64_t tokens, const char* op) 
                  " before ", cu[s + 1], " at sequence ", s);
 }
 
-template void chain_product<float>(const ChainProduct<float>&);
-template void chain_product<double>(const ChainProduct<double>&);
-template void gather_transposed<float>(float*, const KeyRows<float>&, int64_t, int64_t, int64_t);
-template void gather_transposed<double>(double*, const KeyRows<double>&, int64_t, int64_t, int64_t);
-template void gather_rows<float>(float*, const KeyRows<float>&, int64_t, int64_t, int64_t);
-template void gather_rows<double>(double*, const KeyRows<double>&, int64_t, int64_t, int64_t);
+template void chain_product<float>(std::span<const ProductRow<float>>, int64_t, const float* const*,
+                                   Grad);
+template void chain_product<double>(std::span<const ProductRow<double>>, int64_t,
+                                    const double* const*, Grad);
+template struct KeyTile<float>;
+template struct KeyTile<double>;
 template void ProbabilityDropout::fill<float>(float*, int64_t, int64_t, int64_t, int64_t) const;
 template void ProbabilityDropout::fill<double>(double*, int64_t, int64_t, int64_t, int64_t) const;
 
