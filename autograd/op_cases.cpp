@@ -238,6 +238,7 @@ void add_attention(Table& table) {
       {"4 heads on 2, head dim 5", 4, 2, 5, {0, 3, 9}, causal},
       {"full, 3 heads on 1", 3, 1, 4, {0, 4, 5, 11}, full},
       {"scale 0.3", 1, 1, 8, {0, 7}, {.scale = 0.3}},
+      {"a window of 3 keys", 2, 1, 4, {0, 5, 6, 13}, {.window = 3}},
       {"across a tile of 128 keys", 1, 1, 3, {0, 131}, causal},
       {"across a tile of 64 keys, dim 130", 1, 1, 130, {0, 67}, causal},
       {"dropout", 2, 1, 4, {0, 4, 8, 12}, causal, 0.3},

@@ -94,7 +94,8 @@ Sums naive_backward(const BackwardCase& b, Rounding rounding) {
         const int64_t t = c.start(s) + i, row = (t * heads + h) * dim;
         const int64_t n = c.shape.mask == Mask::kCausal ? i + 1 : c.sequences[s].length;
         const double delta = dot(dout + row, o + row, dim);
-        for (int64_t j = 0; j < n; ++j) {
+        const int64_t first = c.shape.window > 0 ? std::max<int64_t>(0, n - c.shape.window) : 0;
+        for (int64_t j = first; j < n; ++j) {
           const int64_t key = ((c.start(s) + j) * kv_heads + h / (heads / kv_heads)) * dim;
           const double p = std::exp(dot(q + row, k + key, dim) * scale - lse[h * tokens + t]);
           const double f = factor(c.sequences[s].id, i, h, j);
@@ -188,9 +189,14 @@ void expect_same(const AttentionGrads& a, const AttentionGrads& b) {
 // The oracle itself, against the CPU kernel in f64. Needs no GPU.
 TEST(AttentionBackwardOracle, EqualsTheCpuKernel) {
   for (const Mask mask : {Mask::kCausal, Mask::kFull}) {
-    const BackwardCase b = make_backward_case(
-        {.heads = 4, .kv_heads = 2, .dim = 24, .mask = mask, .p = 0.3, .scale = 0.2}, DType::kBF16,
-        {{9, 5}, {2, 140}, {3, 0}});
+    const BackwardCase b = make_backward_case({.heads = 4,
+                                               .kv_heads = 2,
+                                               .dim = 24,
+                                               .mask = mask,
+                                               .p = 0.3,
+                                               .scale = 0.2,
+                                               .window = mask == Mask::kCausal ? 40 : 0},
+                                              DType::kBF16, {{9, 5}, {2, 140}, {3, 0}});
     const AttentionGrads kernel = run_backward(b.c, b.out);
     const Sums oracle = naive_backward(b, Rounding::kNone);
     const auto check = [](const Tensor& a, const Sum& sum) {
@@ -237,6 +243,21 @@ TEST_P(CudaAttentionBackwardDims, EqualsTheDefinitionUnderDropout) {
       const BackwardCase b = make_backward_case(
           {.heads = 4, .kv_heads = 2, .dim = GetParam(), .mask = mask, .p = 0.3, .scale = 0.2},
           dtype, {{9, 5}, {2, 140}, {3, 0}});
+      expect_close(run_on(device, b), b);
+    }
+}
+
+TEST_P(CudaAttentionBackwardDims, EqualsTheDefinitionUnderAWindow) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const int64_t window : {1, 33, 64, 129, 250}) {
+      SCOPED_TRACE(str(dtype_name(dtype), ", window ", window));
+      const BackwardCase b = make_backward_case({.heads = 2,
+                                                 .kv_heads = 1,
+                                                 .dim = GetParam(),
+                                                 .p = window == 33 ? 0.3 : 0,
+                                                 .window = window},
+                                                dtype, {{9, 5}, {2, 290}, {3, 0}, {4, 65}});
       expect_close(run_on(device, b), b);
     }
 }

@@ -84,6 +84,21 @@ TEST(AttentionBackward, EqualsCentralDifferencesUnderDropout) {
                     10);
 }
 
+TEST(AttentionBackward, EqualsCentralDifferencesUnderAWindow) {
+  for (const int64_t window : {2, 7, 90, 128, 129, 200})
+    for (const int64_t group : {1, 3}) {
+      SCOPED_TRACE(str("window ", window, ", group ", group));
+      check_gradients(make_case({.heads = group,
+                                 .kv_heads = 1,
+                                 .dim = 8,
+                                 .p = window == 90 ? 0.3 : 0,
+                                 .window = window},
+                                {{1, 3}, {2, 290}, {3, 20}}),
+                      6);
+    }
+  check_gradients(make_case({.heads = 2, .kv_heads = 1, .dim = 130, .window = 70}, {{1, 200}}), 4);
+}
+
 // Same inputs, so only the arithmetic differs.
 TEST(AttentionBackward, F32IsCloseToF64) {
   for (const int64_t dim : {3, 64, 130})

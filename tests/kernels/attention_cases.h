@@ -19,6 +19,7 @@ struct AttentionShape {
   DType dtype = DType::kF64;
   kernels::Mask mask = kernels::Mask::kCausal;
   double p = 0, scale = 0;
+  int64_t window = 0;
 };
 
 struct AttentionCase {
@@ -64,7 +65,7 @@ inline AttentionCase make_case(const AttentionShape& shape,
   c.k = pack(shape.kv_heads, 2);
   c.v = pack(shape.kv_heads, 3);
   c.dout = pack(shape.heads, 4);
-  c.desc = {.scale = shape.scale, .mask = shape.mask, .dropout = {}};
+  c.desc = {.scale = shape.scale, .mask = shape.mask, .window = shape.window, .dropout = {}};
   if (shape.p > 0)
     c.desc.dropout = {.p = shape.p,
                       .seed = 7,
@@ -110,18 +111,22 @@ inline AttentionOutput naive_attention(const AttentionCase& c, DType storage = D
       for (int64_t h = 0; h < heads; ++h) {
         const int64_t t = c.start(s) + i, kv = h / (heads / kv_heads);
         const int64_t n = c.shape.mask == kernels::Mask::kCausal ? i + 1 : c.sequences[s].length;
+        const int64_t first = c.shape.window > 0 ? std::max<int64_t>(0, n - c.shape.window) : 0;
         std::vector<double> p(static_cast<size_t>(n));
         double m = -INFINITY, l = 0;
         const double* qi = &q[static_cast<size_t>((t * heads + h) * dim)];
-        for (int64_t j = 0; j < n; ++j) {
+        for (int64_t j = first; j < n; ++j) {
           const double* kj = &k[static_cast<size_t>(((c.start(s) + j) * kv_heads + kv) * dim)];
           double score = 0;
           for (int64_t d = 0; d < dim; ++d) score += qi[d] * kj[d];
           p[static_cast<size_t>(j)] = score * scale;
           m = std::max(m, score * scale);
         }
-        for (double& x : p) l += x = std::exp(x - m);
-        for (int64_t j = 0; j < n; ++j) {
+        for (int64_t j = first; j < n; ++j) {
+          double& x = p[static_cast<size_t>(j)];
+          l += x = std::exp(x - m);
+        }
+        for (int64_t j = first; j < n; ++j) {
           const bool keep =
               drop.p == 0 ||
               kernels::dropout_keep(drop.seed, stream, c.sequences[s].id, i,

@@ -94,6 +94,44 @@ TEST(CudaAttentionForward, EqualsAPlainSoftmaxForTheWidestHeads) {
   }
 }
 
+// Windows within a tile, across tiles and of all keys, for each instantiation.
+TEST(CudaAttentionForward, AWindowHidesEarlierKeys) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const int64_t dim : {24, 64, 128, 200})
+      for (const int64_t window : {1, 40, 64, 129, 200, 1000}) {
+        const int64_t group = dim == 24 ? 3 : 1;
+        const AttentionCase c = rounded(make_case({.heads = 2 * group,
+                                                   .kv_heads = 2,
+                                                   .dim = dim,
+                                                   .p = dim == 24 ? 0.3 : 0,
+                                                   .window = window},
+                                                  {{1, 1}, {2, 65}, {3, 0}, {4, 700}, {5, 129}}),
+                                        dtype);
+        SCOPED_TRACE(str(dtype_name(dtype), ", ", describe(c.shape), ", window ", window));
+        expect_exact(run_guarded(c, dtype, device), c);
+      }
+}
+
+// A window that no sequence fills changes no bit; and neither do values before the window, as long
+// as they are finite.
+TEST(CudaAttentionForward, AWindowLeavesTheBitsOfWhatItShows) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const int64_t dim : {64, 128, 256}) {
+      AttentionCase c = on_device(make_case({.dim = dim, .dtype = dtype}, {{1, 600}}), device);
+      const Tensor all = run_forward(c).o;
+      c.desc.window = 600;
+      EXPECT_TRUE(bit_equal(run_forward(c).o, all));
+      c.desc.window = 90;
+      const Tensor o = run_forward(c).o;
+      EXPECT_FALSE(bit_equal(o, all));
+      for (Tensor* t : {&c.k, &c.v})
+        *t = t->clone(), t->narrow(0, 0, 311).copy_(Tensor::full({311, 2, dim}, 3, dtype, device));
+      EXPECT_TRUE(bit_equal(run_forward(c).o.narrow(0, 400, 200), o.narrow(0, 400, 200)));
+    }
+}
+
 // Rows that do not start at multiples of 16 bytes, with the bits of those that do.
 TEST(CudaAttentionForward, TensorsMayStartAnywhere) {
   COHORT_REQUIRE_GPU(device);

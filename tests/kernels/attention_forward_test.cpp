@@ -67,6 +67,41 @@ TEST(AttentionForward, DropsProbabilitiesByTheirAddress) {
   }
 }
 
+// Windows within a tile, across tiles, and of all keys.
+constexpr int64_t kWindows[] = {1, 5, 64, 100, 128, 129, 200, 1000};
+
+TEST(AttentionForward, AWindowHidesEarlierKeys) {
+  for (const int64_t window : kWindows)
+    for (const int64_t dim : {16, 130})
+      for (const int64_t group : {1, 3}) {
+        SCOPED_TRACE(str("window ", window, ", D ", dim, ", group ", group));
+        const AttentionCase c = make_case(
+            {.heads = group, .kv_heads = 1, .dim = dim, .p = dim == 16 ? 0.3 : 0, .window = window},
+            kLengths);
+        const AttentionOutput out = run_forward(c), oracle = naive_attention(c);
+        EXPECT_LT(relative_error(out.o, oracle.o), 1e-13);
+        EXPECT_LT(relative_error(out.lse, oracle.lse), 1e-13);
+      }
+}
+
+// A window that no sequence fills changes nothing; and a row's bits do not depend on what lies
+// before its window, not even through 0 x inf.
+TEST(AttentionForward, AWindowLeavesTheBitsOfWhatItShows) {
+  for (const int64_t dim : {16, 144}) {
+    AttentionCase c = make_case({.dim = dim, .dtype = DType::kF32}, {{1, 300}, {2, 40}});
+    const AttentionOutput all = run_forward(c);
+    c.desc.window = 300;
+    EXPECT_TRUE(bit_equal(run_forward(c).o, all.o));
+    c.desc.window = 90;
+    const Tensor o = run_forward(c).o;
+    EXPECT_FALSE(bit_equal(o, all.o));
+    for (Tensor* t : {&c.k, &c.v})
+      *t = t->clone(),
+      t->narrow(0, 0, 150).copy_(Tensor::full({150, 2, dim}, INFINITY, DType::kF32));
+    EXPECT_TRUE(bit_equal(run_forward(c).o.narrow(0, 239, 101), o.narrow(0, 239, 101)));
+  }
+}
+
 // attention.h's canonical order, spelled out for one row and one head at a time.
 template <class T>
 AttentionOutput canonical_attention(const AttentionCase& c) {
@@ -150,8 +185,13 @@ TEST(AttentionForward, BitsDoNotDependOnCompany) {
   for (const DType dtype : {DType::kF32, DType::kF64})
     for (const Mask mask : {Mask::kCausal, Mask::kFull})
       for (const double p : {0.0, 0.3}) {
-        const AttentionShape shape{
-            .heads = 3, .kv_heads = 1, .dim = 20, .dtype = dtype, .mask = mask, .p = p};
+        const AttentionShape shape{.heads = 3,
+                                   .kv_heads = 1,
+                                   .dim = 20,
+                                   .dtype = dtype,
+                                   .mask = mask,
+                                   .p = p,
+                                   .window = mask == Mask::kCausal && p > 0 ? 50 : 0};
         SCOPED_TRACE(describe(shape));
         const AttentionCase packed =
             make_case(shape, {{1, 3}, {2, 131}, {3, 0}, {4, 1}, {5, 70}, {6, 260}});
@@ -247,6 +287,11 @@ TEST(AttentionForward, SaysWhatIsWrong) {
   c = good;
   c.v = random_tensor({10, 2, 9}, DType::kF64, 1);
   EXPECT_THROW_WITH(run_forward(c), Error, "[attention_forward]");
+  c = good;
+  c.desc.window = -1;
+  EXPECT_THROW_WITH(run_forward(c), Error, "window of at least 1 with a causal mask, or 0, got -1");
+  c.desc = {.mask = Mask::kFull, .window = 4, .dropout = {}};
+  EXPECT_THROW_WITH(run_forward(c), Error, "window of at least 1 with a causal mask, or 0, got 4");
   c = good;
   for (const double p : {1.0, 0.99999998}) {  // the same in f32
     c.desc.dropout.p = p;

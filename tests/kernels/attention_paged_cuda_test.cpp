@@ -37,6 +37,20 @@ TEST(CudaAttentionPaged, BitsAreThoseOfTheForwardPass) {
     }
 }
 
+TEST(CudaAttentionPaged, BitsAreThoseOfTheForwardPassUnderAWindow) {
+  COHORT_REQUIRE_GPU(device);
+  Rng rng(7, rng_stream(RngPurpose::kTest, 9));
+  for (const DType dtype : kCudaTypes)
+    for (const int64_t dim : {64, 128, 256})
+      for (const int64_t window : {1, 50, 128, 260}) {
+        SCOPED_TRACE(str(dtype_name(dtype), ", D ", dim, ", window ", window));
+        const AttentionCase c =
+            make_case({.heads = 8, .kv_heads = 2, .dim = dim, .dtype = dtype, .window = window},
+                      {{1, 1}, {2, 450}, {3, 30}, {4, 270}});
+        EXPECT_TRUE(bit_equal(run_in_random_steps(c, 16, rng, device), forward_on(c, device)));
+      }
+}
+
 TEST(CudaAttentionPaged, TokenByTokenIsTheSameAsAllAtOnce) {
   COHORT_REQUIRE_GPU(device);
   Rng rng(4, rng_stream(RngPurpose::kTest, 9));

@@ -25,6 +25,17 @@ TEST(AttentionPaged, BitsAreThoseOfTheForwardPass) {
   }
 }
 
+TEST(AttentionPaged, BitsAreThoseOfTheForwardPassUnderAWindow) {
+  Rng rng(7, rng_stream(RngPurpose::kTest, 9));
+  for (const int64_t window : {1, 20, 100, 128, 140}) {
+    SCOPED_TRACE(window);
+    const AttentionCase c =
+        make_case({.heads = 6, .kv_heads = 2, .dim = 20, .dtype = DType::kF32, .window = window},
+                  {{1, 1}, {2, 290}, {3, 30}, {4, 129}});
+    EXPECT_TRUE(bit_equal(run_in_random_steps(c, 16, rng), run_forward(c).o));
+  }
+}
+
 TEST(AttentionPaged, TokenByTokenIsTheSameAsAllAtOnce) {
   Rng rng(4, rng_stream(RngPurpose::kTest, 9));
   const AttentionCase c =

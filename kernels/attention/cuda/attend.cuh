@@ -48,7 +48,8 @@ struct AttendShape {
 
 // What the rows of a call share.
 struct AttendParams {
-  float c;  // exponents of 2 per unit of score
+  float c;          // exponents of 2 per unit of score
+  unsigned window;  // how many keys a row sees at most; see key_window()
   int head_dim;
   bool vectorized;  // rows may be read and written by 16-byte accesses
   ProbabilityDropout dropout;
@@ -90,12 +91,14 @@ __device__ __forceinline__ void score_step(float (&s)[2 * kGroups][4], uint32_t 
   }
 }
 
-// S becomes P, and goes into l. seen[r]: how many of the tile's keys row r sees; groups from
-// `groups` on are seen by none of the warp's rows.
+// S becomes P, and goes into l. last[r]: the last key that row r sees, counted in the tile; groups
+// from `groups` on are seen by none of the warp's rows. A row that sees nothing of this tile and of
+// those before has no maximum yet: its exponents are relative to 0.
 template <int kGroups, bool kMasked>
 __device__ __forceinline__ void softmax_step(float (&s)[2 * kGroups][4], RowState& state,
-                                             float (&alpha)[2], float c, const int (&seen)[2],
-                                             int groups) {
+                                             float (&alpha)[2], const AttendParams& params,
+                                             const int (&last)[2], int groups) {
+  const float c = params.c;
   const int column = static_cast<int>(threadIdx.x % 4) * 2;
   float largest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
@@ -103,16 +106,19 @@ __device__ __forceinline__ void softmax_step(float (&s)[2 * kGroups][4], RowStat
     if (kMasked && n >= 2 * groups) break;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      if (kMasked && 8 * n + column + e % 2 >= seen[e / 2]) s[n][e] = -INFINITY;
+      if (kMasked && static_cast<unsigned>(last[e / 2] - (8 * n + column + e % 2)) >= params.window)
+        s[n][e] = -INFINITY;
       largest[e / 2] = fmaxf(largest[e / 2], s[n][e]);
     }
   }
+  float origin[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     largest[r] = fmaxf(largest[r], __shfl_xor_sync(0xffffffffu, largest[r], 1));
     largest[r] = fmaxf(largest[r], __shfl_xor_sync(0xffffffffu, largest[r], 2));
     const float row_max_log2 = fmaxf(state.row_max_log2[r], largest[r] * c);
-    alpha[r] = fast_exp2(state.row_max_log2[r] - row_max_log2);
+    origin[r] = kMasked && row_max_log2 == -INFINITY ? 0.0f : row_max_log2;
+    alpha[r] = fast_exp2(state.row_max_log2[r] - origin[r]);
     state.row_max_log2[r] = row_max_log2;
     state.l[r] *= alpha[r];
   }
@@ -121,7 +127,7 @@ __device__ __forceinline__ void softmax_step(float (&s)[2 * kGroups][4], RowStat
     if (kMasked && n >= 2 * groups) break;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      s[n][e] = fast_exp2(__fmaf_rn(s[n][e], c, -state.row_max_log2[e / 2]));
+      s[n][e] = fast_exp2(__fmaf_rn(s[n][e], c, -origin[e / 2]));
       state.l[e / 2] += s[n][e];
     }
   }
@@ -300,10 +306,11 @@ __device__ __forceinline__ void store_rows(const Rows& rows, const AttendParams&
 }
 
 // A block's work. Rows says what it is:
-//   int count, keys        query rows; they see keys 0 .. keys - 1, at least one
+//   int count, keys        query rows; they see keys 0 .. keys - 1, at least one, less the window
+//   int first_key          none of them sees a key before this one
 //   k, v, key_offset(j)    where key j's vectors start from k and v; negative beyond `keys`
 //   query(r), output(r)    where row r starts; no query (null) from `count` on
-//   visible(r)             row r sees keys 0 .. visible - 1; 1 from `count` on
+//   visible(r)             row r sees the window's last of keys 0 .. visible - 1; 1 from `count` on
 //   store_lse(r, value), head(), token(r)
 template <class Shape, bool kDropout, class Rows>
 __device__ __forceinline__ void attend(const Rows& rows, const AttendParams& params, char* shared) {
@@ -335,20 +342,23 @@ __device__ __forceinline__ void attend(const Rows& rows, const AttendParams& par
                        values + tile % 2 * kTileBytes, params);
     copy_async_commit();
   };
+  // Whether the window hides keys before this one from some of the warp's rows.
+  const int hidden = most - static_cast<int>(params.window);
+  const int first_tile = rows.first_key / kKeys;
   load_queries<Shape>(rows, queries, params);
-  load(0);
+  load(first_tile);
 #pragma unroll 1
-  for (int tile = 0; tile < tiles; ++tile) {
+  for (int tile = first_tile; tile < tiles; ++tile) {
     copy_async_wait<0>();
     __syncthreads();
     if constexpr (Shape::kKeyStages == 2) load(tile + 1);
     const int key0 = tile * kKeys, groups = min(kGroups, max(0, (most - key0 + 15) / 16));
-    const int seen[2] = {visible[0] - key0, visible[1] - key0};
+    const int last[2] = {visible[0] - 1 - key0, visible[1] - 1 - key0};
     const uint32_t tile_keys = keys + tile % Shape::kKeyStages * kTileBytes;
     const uint32_t tile_values = values + tile % 2 * kTileBytes;
     float s[2 * kGroups][4], alpha[2];
     const auto softmax_and_values = [&]<bool kMasked>() {
-      softmax_step<kGroups, kMasked>(s, state, alpha, params.c, seen, groups);
+      softmax_step<kGroups, kMasked>(s, state, alpha, params, last, groups);
       if constexpr (kDropout) dropout_step<kGroups>(s, params.dropout, streams, rows.head(), key0);
       value_step<Shape::kDim, Shape::kOwnColumns, kGroups, kMasked>(o, s, alpha, tile_values,
                                                                     own_column, groups);
@@ -368,7 +378,7 @@ __device__ __forceinline__ void attend(const Rows& rows, const AttendParams& par
       __syncthreads();
       load(tile + 1);
       if (groups > 0) softmax_and_values.template operator()<true>();
-    } else if (!kDropout && least >= key0 + kKeys) {
+    } else if (!kDropout && least >= key0 + kKeys && hidden <= key0) {
       score_step<Shape::kDim, kGroups, false>(s, queries, row, tile_keys, 0, groups);
       softmax_and_values.template operator()<false>();
     } else if (groups > 0) {

@@ -67,28 +67,30 @@ __device__ __forceinline__ void float_scores(float (&s)[4][FloatShape<kDim>::kOw
   }
 }
 
-// S becomes P for the thread's four rows; row_max_log2: their m c. seen: keys of the tile that each
-// row sees.
+// S becomes P for the thread's four rows; row_max_log2: their m c. last: the last key that each row
+// sees, counted in the tile.
 template <int kOwnKeys>
 __device__ __forceinline__ void float_softmax(float (&s)[4][kOwnKeys], float (&row_max_log2)[4],
-                                              float (&alpha)[4], float c, const int (&seen)[4],
-                                              int x) {
+                                              float (&alpha)[4], const AttendParams& params,
+                                              const int (&last)[4], int x) {
+  const float c = params.c;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     float largest = -INFINITY;
 #pragma unroll
     for (int j = 0; j < kOwnKeys; ++j) {
-      if (x + 16 * j >= seen[i]) s[i][j] = -INFINITY;
+      if (static_cast<unsigned>(last[i] - (x + 16 * j)) >= params.window) s[i][j] = -INFINITY;
       largest = fmaxf(largest, s[i][j]);
     }
 #pragma unroll
     for (int offset = 8; offset > 0; offset /= 2)  // the 16 threads of the row
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
     const float raised = fmaxf(row_max_log2[i], largest * c);
-    alpha[i] = fast_exp2(row_max_log2[i] - raised);
+    const float origin = raised == -INFINITY ? 0.0f : raised;  // as in softmax_step()
+    alpha[i] = fast_exp2(row_max_log2[i] - origin);
     row_max_log2[i] = raised;
 #pragma unroll
-    for (int j = 0; j < kOwnKeys; ++j) s[i][j] = fast_exp2(__fmaf_rn(s[i][j], c, -raised));
+    for (int j = 0; j < kOwnKeys; ++j) s[i][j] = fast_exp2(__fmaf_rn(s[i][j], c, -origin));
   }
 }
 
@@ -169,7 +171,7 @@ __device__ __forceinline__ void attend_float(const Rows& rows, const AttendParam
                      rows.query(i / (kDim / 4)), params.head_dim, params.vectorized);
   const int tiles = (rows.keys + kKeys - 1) / kKeys;
 #pragma unroll 1
-  for (int tile = 0; tile < tiles; ++tile) {
+  for (int tile = rows.first_key / kKeys; tile < tiles; ++tile) {
     const int key0 = tile * kKeys;
     const bool any = most > key0;  // the same in a warp
     __syncthreads();               // the values before are done with
@@ -181,9 +183,9 @@ __device__ __forceinline__ void attend_float(const Rows& rows, const AttendParam
     __syncthreads();
     load_float_tile<kDim>(tile_rows, rows, rows.v, tile, params);
     if (any) {
-      const int seen[4] = {visible[0] - key0, visible[1] - key0, visible[2] - key0,
-                           visible[3] - key0};
-      float_softmax(s, row_max_log2, alpha, params.c, seen, x);
+      const int last[4] = {visible[0] - 1 - key0, visible[1] - 1 - key0, visible[2] - 1 - key0,
+                           visible[3] - 1 - key0};
+      float_softmax(s, row_max_log2, alpha, params, last, x);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (x == 0) row_factor[y4 + i] = alpha[i];

@@ -2,6 +2,8 @@
 // memory, dropout of the probabilities, and the choice of an instantiation.
 #pragma once
 
+#include <limits>
+
 #include "kernels/attention/attention.h"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/mma.cuh"
@@ -14,6 +16,13 @@ inline constexpr float kLn2 = 0.69314718055994530942f;
 // c of the canonical order: exponents of 2 are c times scores.
 inline float exponent_scale(const AttentionDesc& desc, int64_t head_dim) {
   return static_cast<float>(softmax_scale(desc, head_dim) * 1.4426950408889634074);
+}
+
+// How many keys a causal query sees at most, as the kernels compare it: unsigned, so that keys
+// after the query, whose distance from it is negative, are as far away as those before the window.
+inline unsigned key_window(const AttentionDesc& desc) {
+  constexpr int64_t kAll = std::numeric_limits<int>::max();
+  return static_cast<unsigned>(desc.window > 0 ? std::min(desc.window, kAll) : kAll);
 }
 
 // Calls fn.operator()<kDim>() with the head dim padded to what kernels are compiled for.

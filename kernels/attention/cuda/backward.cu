@@ -100,6 +100,7 @@ void attention_backward(const AttentionBackward& args) {
                             .accumulate_v = args.dv.mode == Grad::kAccumulate,
                             .causal = args.desc.mask == Mask::kCausal,
                             .vectorized = false,
+                            .window = key_window(args.desc),
                             .scale = static_cast<float>(softmax_scale(args.desc, dim)),
                             .exponent = exponent_scale(args.desc, dim),
                             .dropout = ProbabilityDropout(args.desc.dropout)};

@@ -334,8 +334,12 @@ __device__ __forceinline__ void BackwardBlock<kDim, kPass, kDropout>::work(int s
                                                                            int column0,
                                                                            int offset) {
   if (row0_ >= share_.length || column0 >= share_.length) return;
-  const int last_query = kKeys ? column0 + kColumns - 1 : row0_ + 16 * kRows - 1;
-  if (args_.causal && (kKeys ? row0_ : column0) > last_query) return;
+  const int own_last = row0_ + 16 * kRows - 1, streamed_last = column0 + kColumns - 1;
+  if (args_.causal) {  // is every pair of a key and a query hidden?
+    if ((kKeys ? row0_ - streamed_last : column0 - own_last) > 0) return;
+    if ((kKeys ? column0 - own_last : row0_ - streamed_last) >= static_cast<int>(args_.window))
+      return;
+  }
   const uint32_t own = base_ + own_row_ * L::kRowBytes;
   const uint32_t streamed =
       base_ + L::kStreamed + stage * (2 * L::kStepBytes) + offset * L::kRowBytes;
@@ -388,10 +392,11 @@ __device__ __forceinline__ void BackwardBlock<kDim, kPass, kDropout>::probabilit
         s[r][n][i] = fast_exp2(__fmaf_rn(s[r][n][i], args_.exponent, -lse_log2));
       }
     }
-  const int last_key = kKeys ? row0_ + 16 * kRows - 1 : column0 + kColumns - 1;
-  const int first_query = kKeys ? column0 : row0_;
-  const bool crosses_end = !kKeys && last_key >= share_.length;
-  if (!crosses_end && !(args_.causal && last_key > first_query)) return;
+  const int own_last = row0_ + 16 * kRows - 1, streamed_last = column0 + kColumns - 1;
+  const bool crosses_end = !kKeys && streamed_last >= share_.length;
+  if (!crosses_end && !args_.hides(kKeys ? own_last : streamed_last, kKeys ? column0 : row0_) &&
+      !args_.hides(kKeys ? row0_ : column0, kKeys ? streamed_last : own_last))
+    return;
 #pragma unroll
   for (int r = 0; r < kRows; ++r)
 #pragma unroll
@@ -400,7 +405,7 @@ __device__ __forceinline__ void BackwardBlock<kDim, kPass, kDropout>::probabilit
       for (int i = 0; i < 4; ++i) {
         const int row = row_of(r, i), column = column0 + column_of(n, i);
         const int key = kKeys ? row : column, query = kKeys ? column : row;
-        if (key >= share_.length || (args_.causal && key > query)) s[r][n][i] = 0;
+        if (key >= share_.length || args_.hides(key, query)) s[r][n][i] = 0;
       }
 }
 

@@ -15,7 +15,8 @@ struct PackedRows {
   int64_t stride, kv_stride;  // elements from token to token
   int64_t begin;              // the sequence's first token
   int number;                 // of the head
-  int first, count, keys;     // the rows are at positions first .. first + count - 1
+  int first, count;           // the rows are at positions first .. first + count - 1
+  int first_key, keys;        // they see keys first_key .. keys - 1, each some of them
   bool causal;
 
   __device__ const T* query(int r) const { return r < count ? q + (first + r) * stride : nullptr; }
@@ -65,6 +66,7 @@ struct ForwardProblem {
             .number = head,
             .first = first,
             .count = count,
+            .first_key = causal ? max(0, first + 1 - static_cast<int>(params.window)) : 0,
             .keys = causal ? first + count : at.length,
             .causal = causal};
     return true;
@@ -122,6 +124,7 @@ void attention_forward(const AttentionForward& args) {
         .run = heads_in_run(tokens, heads, kv_heads, dim * static_cast<int64_t>(sizeof(T))),
         .causal = args.desc.mask == Mask::kCausal,
         .params = {.c = exponent_scale(args.desc, dim),
+                   .window = key_window(args.desc),
                    .head_dim = static_cast<int>(dim),
                    .vectorized = vectorized_heads<T>(dim, pointer<T>(args.q), pointer<T>(args.k),
                                                      pointer<T>(args.v), pointer<T>(args.o)),

@@ -68,7 +68,8 @@ struct PagedRows {
   const int32_t* blocks;     // the sequence's row of the table
   PageTable table;
   int64_t stride, kv_stride;  // elements from token to token and from slot to slot
-  int heads, head_dim, count, keys;
+  int heads, head_dim, count;
+  int first_key, keys;  // the rows see keys first_key .. keys - 1, each some of them
 
   __device__ int64_t offset(int r) const {
     return r / heads * stride + static_cast<int64_t>(r % heads) * head_dim;
@@ -127,6 +128,7 @@ struct PagedProblem {
             .heads = width,
             .head_dim = params.head_dim,
             .count = 0,
+            .first_key = 0,
             .keys = 0};
     // The first token after these that is of another sequence ends the block.
     const int limit =
@@ -138,10 +140,13 @@ struct PagedProblem {
           __ballot_sync(0xffffffffu, i < limit && sequences[first + i] != sequence);
       if (others != 0) count = i - lane + __ffs(static_cast<int>(others)) - 1;
     }
+    int fewest = std::numeric_limits<int>::max();
     for (int i = lane; i - lane < count; i += 32) {
-      const int keys = i < count ? rows.keys_of(rows.positions[i]) : 0;
+      const int keys = rows.keys_of(rows.positions[min(i, count - 1)]);
       rows.keys = max(rows.keys, __reduce_max_sync(0xffffffffu, keys));
+      fewest = min(fewest, __reduce_min_sync(0xffffffffu, keys));
     }
+    rows.first_key = max(0, fewest - static_cast<int>(params.window));
     rows.count = count * width;
     if (rows.blocks != nullptr) return true;
     for (int r = 0; r < rows.count; ++r)
@@ -216,6 +221,7 @@ void attention_paged(const AttentionPaged& args) {
         .parts = static_cast<int>((heads / kv_heads + kPagedRows - 1) / kPagedRows),
         .params = {
             .c = exponent_scale(args.desc, dim),
+            .window = key_window(args.desc),
             .head_dim = static_cast<int>(dim),
             .vectorized = vectorized_heads<T>(dim, pointer<T>(args.q), pointer<T>(args.cache.k),
                                               pointer<T>(args.cache.v), pointer<T>(args.o)),
