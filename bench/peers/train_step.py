@@ -1,7 +1,9 @@
-"""The peer of cohort_bench_step: the same model in plain PyTorch with torch.compile, SDPA and fused AdamW, bf16 autocast over
-f32 weights, one training step on random tokens. Prints tokens/s and peak memory.
+"""The peer of cohort_bench_step: the same model in plain PyTorch with SDPA and fused AdamW, one training step on random
+tokens. On CUDA compiled, in bf16 autocast over f32 weights; on the CPU in f32, as it is. Prints tokens/s and, on CUDA, peak
+memory.
 
-  python3 bench/peers/train_step.py gpt2_124m | qwen2_0_5b
+  python3 bench/peers/train_step.py gpt2_124m | qwen2_0_5b     CUDA
+  python3 bench/peers/train_step.py char_128 | char_384        CPU, with OMP_NUM_THREADS threads
 """
 import sys
 import time
@@ -13,6 +15,9 @@ from torch import nn
 SHAPES = {
     "gpt2_124m": dict(layers=12, d=768, heads=12, kv=12, ff=3072, context=1024, batch=32, vocab=50304, gpt=True),
     "qwen2_0_5b": dict(layers=24, d=896, heads=14, kv=2, ff=4864, context=2048, batch=8, vocab=151936, gpt=False),
+    # configs/shakespeare_char.yaml; configs/shakespeare_char_gpu.yaml with batch_size=8 model.dropout=0
+    "char_128": dict(layers=4, d=128, heads=4, kv=4, ff=512, context=64, batch=12, vocab=66, gpt=True, cpu=True),
+    "char_384": dict(layers=6, d=384, heads=6, kv=6, ff=1536, context=256, batch=8, vocab=66, gpt=True, cpu=True),
 }
 
 
@@ -25,9 +30,9 @@ class Block(nn.Module):
     def __init__(self, s):
         super().__init__()
         self.s, self.hd = s, s["d"] // s["heads"]
-        norm = (lambda: nn.LayerNorm(s["d"])) if s["gpt"] else (lambda: nn.RMSNorm(s["d"], eps=1e-6))
+        norm = (lambda: nn.LayerNorm(s["d"], bias=not s.get("cpu"))) if s["gpt"] else (lambda: nn.RMSNorm(s["d"], eps=1e-6))
         self.n1, self.n2 = norm(), norm()
-        bias = s["gpt"]
+        bias = s["gpt"] and not s.get("cpu")
         self.qkv = nn.Linear(s["d"], (s["heads"] + 2 * s["kv"]) * self.hd, bias=bias)
         self.o = nn.Linear(s["d"], s["d"], bias=bias)
         self.up = nn.Linear(s["d"], s["ff"] * (1 if s["gpt"] else 2), bias=bias)
@@ -43,7 +48,7 @@ class Block(nn.Module):
         x = x + self.o(y.transpose(1, 2).reshape(b, t, -1))
         h = self.up(self.n2(x))
         if s["gpt"]:
-            h = F.gelu(h, approximate="tanh")
+            h = F.gelu(h, approximate="none" if s.get("cpu") else "tanh")
         else:
             gate, up = h.chunk(2, dim=-1)
             h = F.silu(gate) * up
@@ -76,19 +81,21 @@ class Model(nn.Module):
 def main():
     name = sys.argv[1]
     s = SHAPES[name]
+    cpu = s.get("cpu", False)
+    device = "cpu" if cpu else "cuda"
     torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")
-    model = Model(s).cuda()
+    torch.set_float32_matmul_precision("highest" if cpu else "high")
+    model = Model(s).to(device)
     for p in model.parameters():
         if p.dim() > 1:
             nn.init.normal_(p, std=0.02)
-    step_model = torch.compile(model)
+    step_model = model if cpu else torch.compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    tokens = torch.randint(s["vocab"], (s["batch"], s["context"] + 1), device="cuda")
+    tokens = torch.randint(s["vocab"], (s["batch"], s["context"] + 1), device=device)
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def step():
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=not cpu):
             loss = step_model(inputs, targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -98,8 +105,9 @@ def main():
 
     for _ in range(5):
         step()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
+    if not cpu:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
     times = []
     for _ in range(20):
         begin = time.perf_counter()
@@ -107,9 +115,10 @@ def main():
         times.append(time.perf_counter() - begin)
     seconds = sorted(times)[len(times) // 2]
     n = s["batch"] * s["context"]
-    print(f"pytorch {name}: {seconds * 1e3:.2f} ms, {n / seconds:.0f} tokens/s, "
-          f"peak {torch.cuda.max_memory_allocated() / 1e9:.2f} GB allocated, "
-          f"{torch.cuda.max_memory_reserved() / 1e9:.2f} GB reserved")
+    memory = "" if cpu else (
+        f", peak {torch.cuda.max_memory_allocated() / 1e9:.2f} GB allocated, "
+        f"{torch.cuda.max_memory_reserved() / 1e9:.2f} GB reserved")
+    print(f"pytorch {name}: {seconds * 1e3:.2f} ms, {n / seconds:.0f} tokens/s{memory}")
 
 
 if __name__ == "__main__":
