@@ -33,16 +33,17 @@ std::string duration(double seconds) {
 
 // What a glance at a step should show, of whatever the trainer measures; the first matter most.
 std::vector<std::string> glances(const Metrics& metrics) {
+  constexpr std::pair<const char*, const char*> kShown[] = {{"reward", "reward"},
+                                                            {"frac_reward_zero_std", "no-signal"},
+                                                            {"entropy", "entropy"},
+                                                            {"tokens_per_second", "tokens/s"}};
   std::vector<std::string> out;
-  for (const char* wanted :
-       {"loss", "reward", "frac_reward_zero_std", "entropy", "tokens_per_second"})
-    for (const auto& [name, value] : metrics)
-      if (name == wanted && !std::isnan(value) && !(name == "loss" && metrics[0].first == "reward"))
-        out.push_back(str("  ",
-                          name == "tokens_per_second"      ? "tokens/s"
-                          : name == "frac_reward_zero_std" ? "no-signal"
-                                                           : name,
-                          " ", number(value)));
+  const auto show = [&](const char* name, const char* label) {
+    if (const double value = metrics.find(name).value_or(NAN); !std::isnan(value))
+      out.push_back(str("  ", label, " ", number(value)));
+  };
+  if (!metrics.find("reward")) show("loss", "loss");  // that of GRPO says little
+  for (const auto& [name, label] : kShown) show(name, label);
   return out;
 }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <filesystem>
 #include <iostream>
+#include <map>
 
 #include "apps/commands.h"
 #include "dist/communicator.h"
@@ -40,12 +41,6 @@ void print_line(const std::string& line) {
 Json ids_json(std::span<const int32_t> ids) {
   Json list = Json(Json::Array{});
   for (const int32_t id : ids) list.push_back(static_cast<int64_t>(id));
-  return list;
-}
-
-Json numbers_json(const std::vector<double>& numbers) {
-  Json list = Json(Json::Array{});
-  for (const double v : numbers) list.push_back(v);
   return list;
 }
 
@@ -92,14 +87,31 @@ const char* end_of(const Trajectory& trajectory) {
   return trajectory.stop_reason == StopReason::kLength ? "length" : "context";
 }
 
-void print_completion(const std::string& prompt, const Trajectory& c, const char* end) {
+// Log-probs of the tokens that were drawn.
+Json drawn_logprobs_json(const Trajectory& trajectory) {
+  Json list = Json(Json::Array{});
+  for (size_t i = 0; i < trajectory.tokens.size(); ++i)
+    if (trajectory.loss_mask[i] != 0) list.push_back(trajectory.logprobs[i]);
+  return list;
+}
+
+void print_json(const std::string& prompt, const Trajectory& c) {
   Json line;
   line.set("prompt", prompt).set("completion", c.text).set("ids", ids_json(c.tokens));
   line.set("prompt_length", c.prompt_length)
-      .set("logprobs", numbers_json(c.logprobs))
+      .set("logprobs", drawn_logprobs_json(c))
       .set("truncated", c.truncated())
-      .set("stopped", end);
+      .set("stopped", end_of(c));
   print_line(line.dump());
+}
+
+void print_text(const std::string& prompt, const Trajectory& c, int64_t num, int64_t context) {
+  const std::string name = str("prompt ", c.group + 1, ", sample ", c.index % num + 1, " of ", num);
+  if (num > 1) print_line("--- " + name);
+  print_line(prompt + c.text);
+  if (c.stop_reason == StopReason::kContext)
+    std::cerr << "cohort: " << name << " ended (context full): the model has room for " << context
+              << " tokens, prompt included\n";
 }
 
 }  // namespace
@@ -112,25 +124,23 @@ int generate(const GenerateOptions& options) {
   sampling.top_p = options.top_p;
   sampling.top_k = options.top_k;
   sampling.max_completion_length = options.max_tokens;
-  const Rollouts rollouts =
-      Sampler(*loaded.model, *loaded.tokenizer, sampling)
-          .sample(prompts, options.num, {.seed = static_cast<uint64_t>(options.seed)});
-  const auto num = static_cast<size_t>(options.num);
-  for (size_t i = 0; i < rollouts.samples.size(); ++i) {
-    const Trajectory& c = rollouts.samples[i];
-    const std::string& prompt = prompts[i / num].prompt;
-    const std::string end = end_of(c);
-    if (options.output == GenerateOptions::Output::kJson) {
-      print_completion(prompt, c, end.c_str());
-      continue;
+  // In the order of the prompts: what ends before its turn waits.
+  std::map<int64_t, Trajectory> waiting;
+  int64_t next = 0;
+  const auto print = [&](const Trajectory& finished) {
+    waiting[finished.index] = finished;
+    for (auto it = waiting.find(next); it != waiting.end(); it = waiting.find(++next)) {
+      const Trajectory& c = it->second;
+      const std::string& prompt = prompts[static_cast<size_t>(c.group)].prompt;
+      if (options.output == GenerateOptions::Output::kJson)
+        print_json(prompt, c);
+      else
+        print_text(prompt, c, options.num, loaded.model->config().context);
+      waiting.erase(it);
     }
-    const std::string name = str("prompt ", i / num + 1, ", sample ", i % num + 1, " of ", num);
-    if (num > 1) print_line("--- " + name);
-    print_line(prompt + c.text);
-    if (end == "context")
-      std::cerr << "cohort: " << name << " ended (context full): the model has room for "
-                << loaded.model->config().context << " tokens, prompt included\n";
-  }
+  };
+  Sampler(*loaded.model, *loaded.tokenizer, sampling)
+      .sample(prompts, options.num, {.seed = static_cast<uint64_t>(options.seed)}, print);
   return kOk;
 }
 

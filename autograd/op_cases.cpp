@@ -359,8 +359,7 @@ void add_policy_loss(Table& table) {
                                                   constant(t.advantage, in[0]),
                                                   constant(t.weight, in[0])};
                        if (row.reference) constants.ref_logprob = constant(t.ref_logprob, in[0]);
-                       Tensor stats = kernels::PolicyLossStats::zeros(in[0].value().device());
-                       return policy_loss(in[0], constants, row.desc, stats);
+                       return policy_loss(in[0], constants, row.desc).loss;
                      }});
   }
 }

@@ -76,9 +76,13 @@ Variable cross_entropy(const Variable& x, const Variable& w, const Tensor& targe
 struct PolicyLossInputs {
   Tensor old_logprob, ref_logprob, advantage, weight;
 };
-// [1]: the clipped surrogate with KL penalty; adds to `stats`, the sums for metrics (see
-// kernels::PolicyLossStats).
-Variable policy_loss(const Variable& logprob, const PolicyLossInputs& inputs,
-                     const kernels::PolicyLossDesc& desc, Tensor& stats);
+// [1]: the clipped surrogate with KL penalty, and the sums for metrics (kernels::PolicyLossStats)
+// on its device.
+struct LossAndStats {
+  Variable loss;
+  Tensor stats;
+};
+LossAndStats policy_loss(const Variable& logprob, const PolicyLossInputs& inputs,
+                         const kernels::PolicyLossDesc& desc);
 
 }  // namespace cohort

@@ -40,9 +40,10 @@ Variable cross_entropy(const Variable& x, const Variable& w, const Tensor& targe
   return scale(weighted_sum(token_log_probs(x, w, targets, desc).logprob, weights), -1);
 }
 
-Variable policy_loss(const Variable& logprob, const PolicyLossInputs& inputs,
-                     const kernels::PolicyLossDesc& desc, Tensor& stats) {
+LossAndStats policy_loss(const Variable& logprob, const PolicyLossInputs& inputs,
+                         const kernels::PolicyLossDesc& desc) {
   const Tensor& lp = logprob.value();
+  Tensor stats = kernels::PolicyLossStats::zeros(lp.device());
   Tensor loss = Tensor::empty({1}, lp.dtype(), lp.device()), dlogprob = Tensor::empty_like(lp);
   kernels::policy_loss({.loss = loss,
                         .dlogprob = dlogprob,
@@ -53,10 +54,11 @@ Variable policy_loss(const Variable& logprob, const PolicyLossInputs& inputs,
                         .advantage = inputs.advantage,
                         .weight = inputs.weight,
                         .desc = desc});
-  return make_node("policy_loss", loss, {logprob}, [dlogprob](const Tensor& dy, Gradients& g) {
+  const auto backward = [dlogprob](const Tensor& dy, Gradients& g) {
     GradSlot dx = g.slot(0);
     kernels::scale_by({.y = dx.tensor, .x = dlogprob, .factor = dy, .mode = dx.mode});
-  });
+  };
+  return {make_node("policy_loss", loss, {logprob}, backward), stats};
 }
 
 }  // namespace cohort

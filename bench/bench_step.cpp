@@ -61,7 +61,7 @@ PackedBatch random_batch(const ModelConfig& c, int64_t sequences) {
   Rng rng(1, rng_stream(RngPurpose::kTest));
   std::vector<TokenSequence> list;
   for (int64_t s = 0; s < sequences; ++s) {
-    TokenSequence sequence{.number = s};
+    TokenSequence sequence{.index = s};
     for (int64_t t = 0; t <= c.context; ++t)
       sequence.tokens.push_back(static_cast<int32_t>(rng.below(c.vocab_size)));
     sequence.loss_mask.assign(sequence.tokens.size(), 1);

@@ -181,17 +181,18 @@ const Json& Json::at(std::string_view key) const {
       str("missing key '", key, "'", near.empty() ? "" : "; did you mean '" + near + "'?"));
 }
 
-Json& Json::set(std::string key, Json value) {
+Json& Json::operator[](std::string_view key) {
   if (is_null()) value_ = Object{};
   COHORT_CHECK(is_object(), "[json] expected an object to set '", key, "' in, got ",
                type_name(*this));
   auto& object = std::get<Object>(value_);
   const auto entry =
       std::find_if(object.begin(), object.end(), [&](const auto& e) { return e.first == key; });
-  if (entry != object.end())
-    entry->second = std::move(value);
-  else
-    object.emplace_back(std::move(key), std::move(value));
+  return entry != object.end() ? entry->second : object.emplace_back(key, Json()).second;
+}
+
+Json& Json::set(std::string_view key, Json value) {
+  (*this)[key] = std::move(value);
   return *this;
 }
 

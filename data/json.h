@@ -48,7 +48,9 @@ class Json {
   // Throws InputError naming the key if it is missing.
   const Json& at(std::string_view key) const;
   // Adds or replaces a key of an object (null becomes an object). Returns *this, for chaining.
-  Json& set(std::string key, Json value);
+  Json& set(std::string_view key, Json value);
+  // The value of a key of an object (null becomes an object), which is null at first.
+  Json& operator[](std::string_view key);
   void push_back(Json value);  // null becomes an array
 
   // Compact text, or indented by `indent` spaces. Doubles print so that they read back exactly; NaN

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/tensor.h"
@@ -15,42 +17,35 @@ namespace cohort {
 struct TokenSequence {
   std::vector<int32_t> tokens;
   std::vector<uint8_t> loss_mask;  // same size as tokens; loss_mask[0] is never used
-  int64_t number = 0;              // of the sequence within the optimiser step: addresses dropout
-  int64_t inputs() const { return static_cast<int64_t>(tokens.size()) - 1; }
+  int64_t index = 0;               // within the optimiser step: addresses dropout
+  // What else is known of the tokens, by name: values of the size of `tokens`.
+  std::map<std::string, std::vector<double>> columns;
+  int64_t num_targets() const;
 };
 
 // n tokens give n - 1 inputs, each with the next token as its target.
 struct PackedBatch {
   Tensor tokens;      // [T] i32
-  Tensor targets;     // [T] i32; -1: not learned
+  Tensor targets;     // [T] i32; -1: not in the loss mask
   Tensor positions;   // [T] i32, from 0 in each sequence
-  Tensor sequences;   // [T] i64, TokenSequence::number of each token
+  Tensor sequences;   // [T] i64, TokenSequence::index of each token
   Tensor cu_seqlens;  // [S + 1] i32
   int64_t num_targets = 0;
+  // [T] each: the target's value in TokenSequence::columns; 0 where it is not in the loss mask.
+  std::map<std::string, Tensor> columns;
   int64_t size() const { return tokens.numel(); }
+  // Throws Error naming the column if there is none.
+  const Tensor& column(const std::string& name) const;
   PackedBatch to(Device device) const;
 };
 
-// Lays the sequences end to end in the given order. Sequences need at least two tokens.
-PackedBatch pack(std::span<const TokenSequence> sequences);
+// Lays the sequences end to end in the given order. They need at least two tokens each, and the
+// same columns, which become tensors of `column_dtype`.
+PackedBatch pack(std::span<const TokenSequence> sequences, DType column_dtype = DType::kF64);
 
-// Cuts [0, lengths.size()) into consecutive runs of at most `budget` tokens each (a longer sequence
-// gets a run of its own). Returns the begin index of each run, and the end: k runs give k + 1
-// numbers.
-std::vector<int64_t> split_by_tokens(std::span<const int64_t> lengths, int64_t budget);
-
-// Micro batches: sequences cut in this way by their inputs().
-template <class Sequence>
-std::vector<std::span<const Sequence>> micro_batches(std::span<const Sequence> sequences,
-                                                     int64_t budget) {
-  std::vector<int64_t> lengths;
-  for (const Sequence& s : sequences) lengths.push_back(s.inputs());
-  const std::vector<int64_t> begins = split_by_tokens(lengths, budget);
-  std::vector<std::span<const Sequence>> out;
-  for (size_t i = 0; i + 1 < begins.size(); ++i)
-    out.push_back(sequences.subspan(static_cast<size_t>(begins[i]),
-                                    static_cast<size_t>(begins[i + 1] - begins[i])));
-  return out;
-}
+// Micro batches: consecutive sequences of together at most `budget` inputs (a longer sequence gets
+// a batch of its own), packed.
+std::vector<PackedBatch> pack_micro_batches(std::span<const TokenSequence> sequences,
+                                            int64_t budget, DType column_dtype = DType::kF64);
 
 }  // namespace cohort

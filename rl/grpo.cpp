@@ -16,62 +16,6 @@ constexpr EnumName<AdvantageScale> kScales[] = {{AdvantageScale::kGroup, "group"
                                                 {AdvantageScale::kNone, "none"},
                                                 {AdvantageScale::kLeaveOneOut, "leave_one_out"}};
 
-// Per-token values of one micro batch while it is filled.
-struct TokenColumns {
-  std::vector<double> old_logprob, advantage, weight;
-  // Inputs 0 .. n - 2 of a sequence of n tokens; input i answers for token i + 1.
-  void append(const PolicySequence& s, double token_weight) {
-    const auto prompt = static_cast<size_t>(s.trajectory->prompt_length) - 1;
-    const auto& logprobs = s.trajectory->logprobs;
-    for (auto* column : {&old_logprob, &advantage, &weight})
-      column->insert(column->end(), prompt, 0.0);
-    const double keep = s.masked ? 0 : 1;
-    for (const double lp : logprobs) old_logprob.push_back(lp * keep);
-    advantage.insert(advantage.end(), logprobs.size(), s.advantage * keep);
-    weight.insert(weight.end(), logprobs.size(), token_weight * keep);
-  }
-};
-
-void check_sequence(const PolicySequence& s) {
-  COHORT_CHECK(s.trajectory != nullptr, "[pack_policy] sequence ", s.number, " has no trajectory");
-  const Trajectory& c = *s.trajectory;
-  COHORT_CHECK(c.prompt_length >= 1 && c.completion_length() >= 1,
-               "[pack_policy] expected a prompt and a completion in sequence ", s.number, ", got ",
-               c.prompt_length, " and ", c.completion_length(), " tokens");
-  COHORT_CHECK(static_cast<int64_t>(c.logprobs.size()) == c.completion_length(),
-               "[pack_policy] sequence ", s.number, " has ", c.completion_length(),
-               " completion tokens and ", c.logprobs.size(), " log-probs");
-}
-
-TokenSequence token_sequence(const PolicySequence& s) {
-  TokenSequence out{.tokens = s.trajectory->tokens, .loss_mask = {}, .number = s.number};
-  out.loss_mask.resize(out.tokens.size(), 0);
-  if (!s.masked)
-    std::fill(out.loss_mask.begin() + s.trajectory->prompt_length, out.loss_mask.end(), 1);
-  return out;
-}
-
-PolicyBatch pack_micro_batch(std::span<const PolicySequence> sequences,
-                             const PackPolicyDesc& desc) {
-  PolicyBatch batch;
-  TokenColumns columns;
-  std::vector<TokenSequence> tokens;
-  for (const PolicySequence& s : sequences) {
-    tokens.push_back(token_sequence(s));
-    columns.append(s, token_weight(desc.loss_type, desc.totals, s.trajectory->completion_length(),
-                                   desc.max_completion_length));
-    batch.groups.push_back(s.trajectory->group);
-    batch.parents.push_back(-1);
-  }
-  batch.packed = pack(tokens);
-  batch.old_logprob = Tensor::from(columns.old_logprob).to(desc.dtype);
-  batch.advantage = Tensor::from(columns.advantage).to(desc.dtype);
-  batch.weight = Tensor::from(columns.weight).to(desc.dtype);
-  batch.policy_version =
-      Tensor::full({batch.packed.size()}, static_cast<double>(desc.policy_version), DType::kI32);
-  return batch;
-}
-
 }  // namespace
 
 void GrpoConfig::visit(ConfigVisitor& v) {
@@ -92,20 +36,20 @@ void GrpoConfig::visit(ConfigVisitor& v) {
           "control experiment: advantages of random other completions");
 }
 
-PolicyBatch place(const Transformer& model, const PolicyBatch& batch) {
-  PolicyBatch placed = batch;
-  placed.packed = model.place(batch.packed);
-  for (Tensor* t : {&placed.old_logprob, &placed.ref_logprob, &placed.advantage, &placed.weight})
-    *t = t->to(model.device());
-  return placed;
+TokenSequence policy_sequence(const Trajectory& t, double advantage) {
+  COHORT_CHECK(t.prompt_length >= 1 && t.completion_length() >= 1,
+               "[policy_sequence] expected a prompt and a completion in sequence ", t.index,
+               ", got ", t.prompt_length, " and ", t.completion_length(), " tokens");
+  return {.tokens = t.tokens,
+          .loss_mask = t.loss_mask,
+          .index = t.index,
+          .columns = {{"old_logprob", t.logprobs},
+                      {"advantage", std::vector<double>(t.tokens.size(), advantage)}}};
 }
 
-StepTotals count_totals(std::span<const PolicySequence> sequences) {
-  StepTotals totals;
-  for (const PolicySequence& s : sequences) {
-    totals.sequences += 1;
-    if (!s.masked) totals.tokens += static_cast<double>(s.trajectory->completion_length());
-  }
+StepTotals count_totals(std::span<const TokenSequence> sequences) {
+  StepTotals totals{.sequences = static_cast<double>(sequences.size())};
+  for (const TokenSequence& s : sequences) totals.tokens += static_cast<double>(s.num_targets());
   return totals;
 }
 
@@ -126,12 +70,12 @@ double token_weight(LossType type, const StepTotals& totals, int64_t length,
   return 1 / tokens;
 }
 
-Minibatch pack_policy(std::span<const PolicySequence> sequences, const PackPolicyDesc& desc) {
-  for (const PolicySequence& s : sequences) check_sequence(s);
-  Minibatch batches;
-  for (const auto part : micro_batches(sequences, desc.micro_batch_tokens))
-    batches.push_back(pack_micro_batch(part, desc));
-  return batches;
+Minibatch pack_policy(std::vector<TokenSequence> sequences, const PackPolicyDesc& desc) {
+  for (TokenSequence& s : sequences)
+    s.columns["weight"].assign(
+        s.tokens.size(),
+        token_weight(desc.loss_type, desc.totals, s.num_targets(), desc.max_completion_length));
+  return pack_micro_batches(sequences, desc.micro_batch_tokens, desc.dtype);
 }
 
 TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batch,
@@ -140,14 +84,16 @@ TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batc
   return token_log_probs(hidden, model.head(), batch.targets, {.temperature = temperature});
 }
 
-Variable grpo_loss(const Variable& logprob, const PolicyBatch& batch, const GrpoConfig& config,
-                   Tensor& stats) {
-  return policy_loss(logprob,
-                     {.old_logprob = batch.old_logprob,
-                      .ref_logprob = batch.ref_logprob,
-                      .advantage = batch.advantage,
-                      .weight = batch.weight},
-                     config.loss_desc(), stats);
+LossAndStats grpo_loss(const Variable& logprob, const PackedBatch& batch,
+                       const GrpoConfig& config) {
+  const auto reference = batch.columns.find("ref_logprob");
+  return policy_loss(
+      logprob,
+      {.old_logprob = batch.column("old_logprob"),
+       .ref_logprob = reference == batch.columns.end() ? Tensor() : reference->second,
+       .advantage = batch.column("advantage"),
+       .weight = batch.column("weight")},
+      config.loss_desc());
 }
 
 }  // namespace cohort

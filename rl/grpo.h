@@ -9,6 +9,7 @@
 //   4. Before exp, the log of the ratio is clamped to +-20 and the argument of k3 to 20 from above.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -16,7 +17,7 @@
 #include "data/packing.h"
 #include "nn/transformer.h"
 #include "rl/advantage.h"
-#include "rl/rollout.h"
+#include "rl/trajectory.h"
 
 namespace cohort {
 
@@ -38,58 +39,41 @@ struct GrpoConfig {
   }
 };
 
-// Packed tokens with what the policy loss needs. Per token [T]: old_logprob, ref_logprob (undefined
-// without a reference), advantage, weight (loss mask over the step's denominator); 0 where the next
-// token is no completion token.
-struct PolicyBatch {
-  PackedBatch packed;
-  Tensor old_logprob, ref_logprob, advantage, weight;
-  Tensor policy_version;         // [T] i32: optimiser updates the sampling weights had seen
-  std::vector<int64_t> groups;   // per sequence: prompt number
-  std::vector<int64_t> parents;  // per sequence: a sequence whose prefix it shares, or -1
-};
-using Minibatch = std::vector<PolicyBatch>;  // micro batches of one optimiser update
+// Micro batches of one optimiser update. Their columns are what the policy loss needs besides the
+// policy: "old_logprob", "ref_logprob" (where there is a reference), "advantage" and "weight" (one
+// over the denominator of the whole update).
+using Minibatch = std::vector<PackedBatch>;
 
-// The batch on the model's device, checked as Transformer::place() does.
-PolicyBatch place(const Transformer& model, const PolicyBatch& batch);
-
-// What one sequence contributes; built from rollouts and advantages. A sequence without a reward
-// (all are NaN) counts nowhere, so there is none for it.
-struct PolicySequence {
-  const Trajectory* trajectory = nullptr;
-  double advantage = 0;
-  int64_t number = 0;   // of the sequence within the step
-  bool masked = false;  // truncated and masked: its tokens are in no loss and no sum
-  int64_t inputs() const { return static_cast<int64_t>(trajectory->tokens.size()) - 1; }
-};
+// What a trajectory brings to an update: tokens and loss mask, "old_logprob" and "advantage". A
+// trajectory without a reward (all are NaN) counts nowhere, so there is no sequence for it; one
+// that is only to be counted has an empty loss mask.
+TokenSequence policy_sequence(const Trajectory& trajectory, double advantage);
 
 // Sums over the ranks of one optimiser update, from which the denominators follow. As in TRL, a
-// masked sequence counts as a sequence, and its tokens do not count.
+// sequence without a token in its loss mask counts as a sequence.
 struct StepTotals {
   double sequences = 0, tokens = 0;
 };
-StepTotals count_totals(std::span<const PolicySequence> sequences);
-// The weight of each token of a sequence with `length` completion tokens.
+StepTotals count_totals(std::span<const TokenSequence> sequences);
+// The weight of each token of a sequence with `length` of them in its loss mask.
 double token_weight(LossType type, const StepTotals& totals, int64_t length,
                     int64_t max_completion_length);
 
 struct PackPolicyDesc {
   LossType loss_type = LossType::kDapo;
   StepTotals totals;
-  int64_t max_completion_length = 0, micro_batch_tokens = 0, policy_version = 0;
+  int64_t max_completion_length = 0, micro_batch_tokens = 0;
   DType dtype = DType::kF32;
 };
-// Micro batches of at most micro_batch_tokens tokens, in order. Sequences that cannot change the
-// update (zero advantage or masked) are the caller's to leave out.
-Minibatch pack_policy(std::span<const PolicySequence> sequences, const PackPolicyDesc& desc);
+// Weighs the tokens and packs them. Sequences that cannot change the update (zero advantage or an
+// empty loss mask) are the caller's to leave out.
+Minibatch pack_policy(std::vector<TokenSequence> sequences, const PackPolicyDesc& desc);
 
 // Log-prob and entropy of each target under the policy at `temperature`: the exact forward of the
 // packed tokens.
 TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batch,
                                double temperature);
-// [1]: this micro batch's share of the step's loss; adds its tokens to `stats` (see
-// kernels::PolicyLossStats).
-Variable grpo_loss(const Variable& logprob, const PolicyBatch& batch, const GrpoConfig& config,
-                   Tensor& stats);
+// This micro batch's share of the step's loss, with its sums for metrics.
+LossAndStats grpo_loss(const Variable& logprob, const PackedBatch& batch, const GrpoConfig& config);
 
 }  // namespace cohort

@@ -73,23 +73,24 @@ RewardSet::RewardSet(const std::vector<RewardConfig>& configs, const Task* task)
   }
 }
 
-RewardSet::Scores RewardSet::score(const Rollouts& rollouts) const {
-  const auto generations = static_cast<size_t>(rollouts.num_generations);
-  const size_t samples = rollouts.samples.size();
-  COHORT_CHECK(samples == rollouts.prompts.size() * generations, "[reward] expected ", generations,
-               " samples of ", rollouts.prompts.size(), " prompts, got ", samples);
+RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
+                                   std::span<const Trajectory> trajectories) const {
+  const size_t samples = trajectories.size(), group = samples / std::max<size_t>(1, prompts.size());
+  COHORT_CHECK(samples == prompts.size() * group,
+               "[reward] expected as many completions of each of ", prompts.size(),
+               " prompts, got ", samples);
   Scores scores;
   scores.each.assign(rewards_.size(), std::vector<double>(samples));
   scores.total.assign(samples, std::numeric_limits<double>::quiet_NaN());
   for (size_t s = 0; s < samples; ++s) {
-    const std::string& text = rollouts.samples[s].text;
+    const std::string& text = trajectories[s].text;
     const auto require_finite = [&](double value, const std::string& name) {
       if (std::isinf(value))
         throw InputError(str("reward ", name, " is infinite for completion ", s, ", ",
                              excerpt(text), "; hint: rewards and weights must stay finite"));
     };
     for (size_t k = 0; k < rewards_.size(); ++k) {
-      const double value = rewards_[k]({rollouts.prompts[s / generations], text});
+      const double value = rewards_[k]({prompts[s / group], text});
       require_finite(value, names_[k]);
       scores.each[k][s] = value;
       if (std::isnan(value)) continue;

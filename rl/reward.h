@@ -2,12 +2,13 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "core/config.h"
 #include "data/example.h"
-#include "rl/rollout.h"
+#include "rl/trajectory.h"
 
 namespace cohort {
 
@@ -50,8 +51,9 @@ class RewardSet {
     std::vector<std::vector<double>> each;  // [reward][sample], NaN where not applicable
     std::vector<double> total;  // sum of weight * reward over applicable ones; NaN if none applies
   };
+  // Of each trajectory: as many of one prompt after the other, as Sampler::sample() gives them.
   // Throws InputError naming the reward and the completion for an infinite value.
-  Scores score(const Rollouts& rollouts) const;
+  Scores score(std::span<const Example> prompts, std::span<const Trajectory> trajectories) const;
 
  private:
   std::vector<std::string> names_;

@@ -52,10 +52,10 @@ void check_stop_tokens(const SamplingConfig& config, int64_t vocab_size) {
 
 struct Sampler::Sequence {
   Trajectory* out = nullptr;
-  int64_t limit = 0;    // completion tokens at most
-  uint64_t stream = 0;  // of its random draws
-  int64_t cached = 0;   // tokens the cache holds
-  int32_t row = -1;     // of the cache; -1: waiting
+  int64_t max_length = 0;  // prompt and completion
+  uint64_t stream = 0;     // of its random draws
+  int64_t cached = 0;      // tokens the cache holds
+  int32_t row = -1;        // of the cache; -1: waiting
   bool done = false;
   int64_t length() const { return static_cast<int64_t>(out->tokens.size()); }
 };
@@ -126,9 +126,11 @@ class Sampler::Decoder {
 // One call of sample().
 struct Sampler::Session {
   KVCache cache;
-  uint64_t seed;
-  int32_t idle_row;  // of the cache: decoders' idle rows write there
-  std::vector<Sequence*> active;
+  const uint64_t seed;
+  const int32_t idle_row = cache.acquire();  // of the cache: decoders' idle rows write there
+  std::vector<Sequence> sequences;
+  size_t next = 0;                                       // of the sequences that wait
+  std::vector<Sequence*> active;                         // in the cache
   std::map<int64_t, std::unique_ptr<Decoder>> decoders;  // by number of rows
   Decoder* current = nullptr;  // whose tensors hold the next step of exactly `active`
 };
@@ -139,84 +141,92 @@ Sampler::Sampler(const Transformer& model, const Tokenizer& tokenizer, const Sam
   for (const int64_t id : config.stop_tokens) stop_tokens_.push_back(static_cast<int32_t>(id));
 }
 
-Rollouts Sampler::sample(std::span<const Example> prompts, int64_t num_generations,
-                         const SampleAddress& address) const {
+std::vector<Trajectory> Sampler::start(std::span<const Example> prompts, int64_t num_generations,
+                                       const SampleAddress& address) const {
   const int64_t context = model_.config().context;
-  Rollouts rollouts;
-  rollouts.prompts.assign(prompts.begin(), prompts.end());
-  rollouts.num_generations = num_generations;
-  rollouts.samples.resize(prompts.size() * static_cast<size_t>(num_generations));
-  std::vector<Sequence> sequences(rollouts.samples.size());
-  int64_t longest = 1;
+  std::vector<Trajectory> out;
   for (size_t i = 0; i < prompts.size(); ++i) {
-    const int64_t number =
-        address.prompt_numbers.empty() ? static_cast<int64_t>(i) : address.prompt_numbers.at(i);
-    const std::vector<int32_t> ids = tokenizer_.encode(prompts[i].prompt);
-    const auto length = static_cast<int64_t>(ids.size());
+    const int64_t index =
+        address.prompt_indices.empty() ? static_cast<int64_t>(i) : address.prompt_indices.at(i);
+    Trajectory trajectory{.tokens = tokenizer_.encode(prompts[i].prompt), .group = index};
+    const size_t length = trajectory.tokens.size();
     if (length == 0)
       throw InputError(
-          str("prompt ", number, " is empty; a completion needs at least one token to follow"));
-    if (length >= context)
+          str("prompt ", index, " is empty; a completion needs at least one token to follow"));
+    if (static_cast<int64_t>(length) >= context)
       throw InputError(
-          str("prompt ", number, " has ", length, " tokens, the model's context is ", context,
+          str("prompt ", index, " has ", length, " tokens, the model's context is ", context,
               ": no room for a completion; hint: a larger model.context or shorter prompts"));
-    const int64_t limit = std::min(config_.max_completion_length, context - length);
-    longest = std::max(longest, length + limit);
+    trajectory.loss_mask.assign(length, 0);
+    trajectory.logprobs.assign(length, 0);
+    trajectory.prompt_length = static_cast<int64_t>(length);
     for (int64_t g = 0; g < num_generations; ++g) {
-      const size_t k = i * static_cast<size_t>(num_generations) + static_cast<size_t>(g);
-      rollouts.samples[k].tokens = ids;
-      rollouts.samples[k].prompt_length = length;
-      rollouts.samples[k].group = number;
-      const uint64_t sample = static_cast<uint64_t>(number) << 24 | static_cast<uint64_t>(g);
-      sequences[k] = {
-          .out = &rollouts.samples[k],
-          .limit = limit,
-          .stream = rng_stream(RngPurpose::kSample, static_cast<uint64_t>(address.step), sample)};
+      trajectory.index = index * num_generations + g;
+      out.push_back(trajectory);
     }
   }
-  if (sequences.empty()) return rollouts;
+  return out;
+}
 
+std::vector<Trajectory> Sampler::sample(
+    std::span<const Example> prompts, int64_t num_generations, const SampleAddress& address,
+    const std::function<void(const Trajectory&)>& on_finished) const {
+  std::vector<Trajectory> trajectories = start(prompts, num_generations, address);
+  if (trajectories.empty()) return trajectories;
+  std::vector<Sequence> sequences;
+  int64_t longest = 1;
+  for (Trajectory& t : trajectories) {
+    const auto sample = static_cast<uint64_t>(t.group) << 24 |
+                        static_cast<uint64_t>(t.index - t.group * num_generations);
+    sequences.push_back(
+        {.out = &t,
+         .max_length =
+             std::min(t.prompt_length + config_.max_completion_length, model_.config().context),
+         .stream = rng_stream(RngPurpose::kSample, static_cast<uint64_t>(address.step), sample)});
+    longest = std::max(longest, sequences.back().max_length);
+  }
   const ModelConfig& c = model_.config();
-  const int64_t concurrent =
-      std::min<int64_t>(config_.max_concurrent, static_cast<int64_t>(sequences.size()));
-  Session session{.cache = KVCache({.num_layers = c.num_layers,
-                                    .num_kv_heads = c.num_kv_heads,
-                                    .head_dim = c.head_dim,
-                                    .num_sequences = concurrent + 1,
-                                    .max_length = longest},
-                                   model_.dtype(), model_.device()),
+  const KVCacheConfig rows{
+      .num_layers = c.num_layers,
+      .num_kv_heads = c.num_kv_heads,
+      .head_dim = c.head_dim,
+      .num_sequences = 1 + std::min(config_.max_concurrent, static_cast<int64_t>(sequences.size())),
+      .max_length = longest};
+  Session session{.cache = KVCache(rows, model_.dtype(), model_.device()),
                   .seed = address.seed,
-                  .idle_row = 0,
-                  .active = {},
-                  .decoders = {}};
-  session.idle_row = session.cache.acquire();
+                  .sequences = std::move(sequences)};
   session.cache.reserve(session.idle_row, 1);
-  size_t next = 0;
-  while (next < sequences.size() || !session.active.empty()) {
-    int64_t prefill = 0;
-    while (next < sequences.size() && session.cache.free_rows() > 0 && prefill < kPrefillTokens) {
-      Sequence& sequence = sequences[next++];
-      sequence.row = session.cache.acquire();
-      session.cache.reserve(sequence.row, sequence.length() + sequence.limit);
-      prefill += sequence.length();
-      session.active.push_back(&sequence);
-    }
-    session.cache.upload();
-    if (prefill > 0)
+  while (session.next < session.sequences.size() || !session.active.empty()) {
+    const size_t waiting = session.next;
+    admit(session);
+    if (session.next > waiting)
       prefill_step(session);
     else
       decode_step(session);
     const size_t before = session.active.size();
-    for (Sequence* sequence : session.active)
-      if (sequence->done) session.cache.release(sequence->row);
+    for (const Sequence* sequence : session.active) {
+      if (!sequence->done) continue;
+      session.cache.release(sequence->row);
+      if (on_finished) on_finished(*sequence->out);
+    }
     std::erase_if(session.active, [](const Sequence* s) { return s->done; });
     if (session.active.size() != before) session.current = nullptr;
   }
-  for (Trajectory& sample : rollouts.samples) {
-    const std::span<const int32_t> ids(sample.tokens);
-    sample.text = tokenizer_.decode(ids.subspan(static_cast<size_t>(sample.prompt_length)));
+  return trajectories;
+}
+
+// Takes in waiting sequences, as many as there is room for.
+void Sampler::admit(Session& session) const {
+  int64_t prefill = 0;
+  while (session.next < session.sequences.size() && session.cache.free_rows() > 0 &&
+         prefill < kPrefillTokens) {
+    Sequence& sequence = session.sequences[session.next++];
+    sequence.row = session.cache.acquire();
+    session.cache.reserve(sequence.row, sequence.max_length);
+    prefill += sequence.length();
+    session.active.push_back(&sequence);
   }
-  return rollouts;
+  session.cache.upload();
 }
 
 void Sampler::draw(Drawn& out, const Tensor& hidden, const Tensor& streams, const Tensor& indices,
@@ -259,7 +269,7 @@ void Sampler::prefill_step(Session& session) const {
   Drawn drawn(n, model_);
   draw(drawn, x, upload(streams), upload(indices), session.seed);
   session.current = nullptr;
-  take(session, drawn);
+  append_tokens(session, drawn);
 }
 
 void Sampler::decode_step(Session& session) const {
@@ -273,32 +283,35 @@ void Sampler::decode_step(Session& session) const {
     session.current = decoder.get();
   }
   session.current->run();
-  take(session, session.current->drawn());
+  append_tokens(session, session.current->drawn());
 }
 
 // Hands each active sequence its token: token i is that of session.active[i].
-void Sampler::take(Session& session, const Drawn& drawn) const {
+void Sampler::append_tokens(Session& session, const Drawn& drawn) const {
   const std::vector<int32_t> tokens = drawn.tokens.to_vector<int32_t>();
   const std::vector<double> statistics = drawn.statistics.to_vector<double>();
   const size_t n = tokens.size();
   for (size_t i = 0; i < session.active.size(); ++i) {
     Sequence& s = *session.active[i];
+    Trajectory& out = *s.out;
     const int32_t token = tokens[i];
     if (token < 0)
-      throw NonFiniteError(str("[sampler] prompt ", s.out->group, ", position ", s.length(),
+      throw NonFiniteError(str("[sampler] prompt ", out.group, ", position ", s.length(),
                                ": the model's logits hold NaN or infinity"));
     s.cached = s.length();
-    s.out->tokens.push_back(token);
-    s.out->logprobs.push_back(statistics[i]);
-    s.out->entropy += statistics[n + i];
-    s.out->cut += statistics[2 * n + i];
+    out.append_drawn(token, statistics[i]);
+    out.entropy += statistics[n + i];
+    out.cut += statistics[2 * n + i];
     const bool stopped =
         std::find(stop_tokens_.begin(), stop_tokens_.end(), token) != stop_tokens_.end();
-    const int64_t length = s.out->completion_length();
-    if (!stopped && length >= s.limit)
-      s.out->stop_reason =
-          length >= config_.max_completion_length ? StopReason::kLength : StopReason::kContext;
-    s.done = stopped || s.out->truncated();
+    s.done = stopped || s.length() >= s.max_length;
+    if (!s.done) continue;
+    const auto prompt = static_cast<size_t>(out.prompt_length);
+    if (!stopped)
+      out.stop_reason = s.length() - out.prompt_length >= config_.max_completion_length
+                            ? StopReason::kLength
+                            : StopReason::kContext;
+    out.text = tokenizer_.decode(std::span<const int32_t>(out.tokens).subspan(prompt));
   }
 }
 

@@ -103,6 +103,7 @@ struct TrainConfig {
   EvalConfig eval;
   CheckpointConfig checkpoint;
 
+  int64_t completions_per_step() const { return prompts_per_step * num_generations; }
   void visit(ConfigVisitor& v);
   // Checks what no single key can tell. Throws InputError naming the keys.
   void validate() const;

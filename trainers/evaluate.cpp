@@ -35,7 +35,7 @@ size_t chosen_reward(const CorrectConfig& config, const std::vector<std::string>
 
 // Some completions of this rank's problems.
 struct Judged {
-  Rollouts rollouts;
+  std::vector<Trajectory> trajectories;
   std::vector<double> verdicts;  // of every problem's samples, on every rank
 };
 
@@ -47,17 +47,17 @@ Judged sample_and_judge(const ProblemEvaluation& what, Communicator& comm, doubl
   SamplingConfig sampling = what.config.sampling;
   sampling.temperature = temperature;
   SampleAddress address{.seed = static_cast<uint64_t>(what.config.seed), .step = -1 - what.step};
-  address.prompt_numbers.resize(static_cast<size_t>(share.end - share.begin));
-  std::iota(address.prompt_numbers.begin(), address.prompt_numbers.end(), share.begin);
+  address.prompt_indices.resize(static_cast<size_t>(share.end - share.begin));
+  std::iota(address.prompt_indices.begin(), address.prompt_indices.end(), share.begin);
   Judged out;
-  out.rollouts = Sampler(what.model, *what.data.tokenizer, sampling)
-                     .sample(std::span(problems).subspan(static_cast<size_t>(share.begin),
-                                                         address.prompt_numbers.size()),
-                             samples, address);
+  out.trajectories = Sampler(what.model, *what.data.tokenizer, sampling)
+                         .sample(std::span(problems).subspan(static_cast<size_t>(share.begin),
+                                                             address.prompt_indices.size()),
+                                 samples, address);
   out.verdicts.assign(static_cast<size_t>(count * samples), 0);
-  for (size_t i = 0; i < out.rollouts.samples.size(); ++i)
-    out.verdicts[static_cast<size_t>(share.begin * samples) + i] = what.correct.judge(
-        {out.rollouts.prompts[i / static_cast<size_t>(samples)], out.rollouts.samples[i].text});
+  for (const Trajectory& t : out.trajectories)
+    out.verdicts[static_cast<size_t>(t.index)] =
+        what.correct.judge({problems[static_cast<size_t>(t.group)], t.text});
   // One rank has each verdict and the others 0, so the sums are exact; a NaN stays one.
   out.verdicts = reduce_over_ranks(comm, out.verdicts);
   return out;
@@ -67,9 +67,9 @@ std::vector<ProblemResult> told_problems(const ProblemEvaluation& what, Communic
                                          const Judged& greedy) {
   const std::vector<Example>& problems = what.data.held_out;
   std::vector<std::string> texts(std::min<size_t>(kToldProblems, problems.size()));
-  for (const Trajectory& sample : greedy.rollouts.samples)
-    if (const auto number = static_cast<size_t>(sample.group); number < texts.size())
-      texts[number] = sample.text;
+  for (const Trajectory& t : greedy.trajectories)
+    if (const auto index = static_cast<size_t>(t.group); index < texts.size())
+      texts[index] = t.text;
   texts = gather_texts(comm, texts);
   std::vector<ProblemResult> out;
   for (size_t i = 0; i < texts.size(); ++i) {
@@ -91,17 +91,16 @@ double mean_loss(const Transformer& model, int64_t count,
   std::vector<double> losses(static_cast<size_t>(count), 0);
   double loss = 0, tokens = 0;
   auto of_sequence = losses.begin() + share.begin;
-  for (const auto part : micro_batches<TokenSequence>(mine, micro_batch_tokens)) {
-    const PackedBatch batch = model.place(pack(part));
+  for (const PackedBatch& packed : pack_micro_batches(mine, micro_batch_tokens)) {
+    const PackedBatch batch = model.place(packed);
     const Variable hidden = model.forward(batch);
     const auto logprobs =
         token_log_probs(hidden, model.head(), batch.targets).logprob.value().to_vector<double>();
-    auto logprob = logprobs.begin();
-    for (const TokenSequence& s : part) {
-      for (size_t t = 1; t < s.tokens.size(); ++t, ++logprob)
-        if (s.loss_mask[t] != 0) *of_sequence -= *logprob;
-      ++of_sequence;
-    }
+    const auto targets = packed.targets.to_vector<int32_t>();
+    const auto begins = packed.cu_seqlens.to_vector<int32_t>();
+    for (size_t s = 0; s + 1 < begins.size(); ++s, ++of_sequence)
+      for (auto t = static_cast<size_t>(begins[s]); t < static_cast<size_t>(begins[s + 1]); ++t)
+        if (targets[t] >= 0) *of_sequence -= logprobs[t];
     tokens += static_cast<double>(batch.num_targets);
   }
   reduce_in_place(comm, {&tokens});
@@ -149,22 +148,22 @@ ProblemScores evaluate_problems(const ProblemEvaluation& what, Communicator& com
   const EvalConfig& eval = what.config.eval;
   ProblemScores scores;
   const Judged greedy = sample_and_judge(what, comm, 0, 1);
-  scores.metrics.emplace_back("pass@1", mean_pass_at_k(greedy.verdicts, 1, 1));
+  scores.metrics.add("pass@1", mean_pass_at_k(greedy.verdicts, 1, 1));
   scores.told = told_problems(what, comm, greedy);
   if (eval.num_samples > 0) {
     const double temperature =
         what.config.sampling.temperature > 0 ? what.config.sampling.temperature : 1;
     const Judged sampled = sample_and_judge(what, comm, temperature, eval.num_samples);
     for (const int64_t k : eval.k)
-      scores.metrics.emplace_back(str("sampled_pass@", k),
-                                  mean_pass_at_k(sampled.verdicts, eval.num_samples, k));
+      scores.metrics.add(str("sampled_pass@", k),
+                         mean_pass_at_k(sampled.verdicts, eval.num_samples, k));
   }
   if (what.config.trainer == TrainerType::kSft) {
     const auto sequence = [&](int64_t i) {
       return supervised_sequence(what.data.held_out[static_cast<size_t>(i)], *what.data.tokenizer,
                                  what.model.config().context, what.config.data.too_long);
     };
-    scores.metrics.emplace_back(
+    scores.metrics.add(
         "val_loss", mean_loss(what.model, static_cast<int64_t>(what.data.held_out.size()), sequence,
                               what.config.micro_batch_tokens, comm));
   }

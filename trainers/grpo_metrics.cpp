@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/policy_token.h"
+
 namespace cohort {
 namespace {
 
@@ -14,8 +16,8 @@ struct SampleSums {
 
 SampleSums count_samples(const ScoredRollouts& scored, const TrainConfig& config) {
   SampleSums sums;
-  for (size_t i = 0; i < scored.rollouts.samples.size(); ++i) {
-    const Trajectory& c = scored.rollouts.samples[i];
+  for (size_t i = 0; i < scored.trajectories.size(); ++i) {
+    const Trajectory& c = scored.trajectories[i];
     const auto length = static_cast<double>(c.completion_length());
     sums.length.add(length);
     sums.longest = std::max(sums.longest, length);
@@ -63,11 +65,7 @@ void UpdateSums::add(const Learner::Update& update, const kernels::PolicyLossSta
   updates += 1;
   loss += update.loss;
   grad_norm += update.grad_norm;
-  policy.tokens += stats.tokens;
-  policy.clipped_low += stats.clipped_low;
-  policy.clipped_high += stats.clipped_high;
-  policy.kl_to_old += stats.kl_to_old;
-  policy.kl_to_reference += stats.kl_to_reference;
+  kernels::add(policy, stats);
 }
 
 MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::string>& reward_names,

@@ -7,13 +7,13 @@
 #include "rl/grpo.h"
 #include "rl/reward.h"
 #include "trainers/learner.h"
-#include "trainers/metric_sums.h"
+#include "trainers/metrics.h"
 
 namespace cohort {
 
 // What one rank sampled in a step, and what it is worth.
 struct ScoredRollouts {
-  Rollouts rollouts;
+  std::vector<Trajectory> trajectories;
   RewardSet::Scores scores;
   std::vector<double> advantages;  // of each completion
 };

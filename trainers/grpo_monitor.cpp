@@ -19,12 +19,6 @@ constexpr double kNoise = 3;             // standard deviations that a fall must
 
 constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
-double value_of(const Metrics& metrics, const std::string& name) {
-  for (const auto& [key, value] : metrics)
-    if (key == name) return value;
-  return kUnknown;
-}
-
 std::string short_number(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.3g", value);
@@ -96,14 +90,14 @@ Json GrpoMonitor::state() const {
 
 std::vector<std::string> GrpoMonitor::observe(const Metrics& metrics) {
   warnings_.clear();
-  reward_.add(value_of(metrics, "reward"));
-  entropy_.add(value_of(metrics, "entropy"));
-  clipped_.add(value_of(metrics, "clip_ratio/low") + value_of(metrics, "clip_ratio/high"));
-  truncated_.add(value_of(metrics, "completions/clipped_ratio"));
+  reward_.add(metrics.at("reward"));
+  entropy_.add(metrics.at("entropy"));
+  clipped_.add(metrics.at("clip_ratio/low") + metrics.at("clip_ratio/high"));
+  truncated_.add(metrics.at("completions/clipped_ratio"));
   look_at_reward();
   look_at_entropy();
   look_at_lengths_and_clips();
-  look_at_groups(value_of(metrics, "frac_reward_zero_std"));
+  look_at_groups(metrics.at("frac_reward_zero_std"));
   return warnings_;
 }
 

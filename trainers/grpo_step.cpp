@@ -1,21 +1,62 @@
 #include "trainers/grpo_step.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/log.h"
 #include "core/rng.h"
+#include "kernels/policy_token.h"
 #include "trainers/across_ranks.h"
 
 namespace cohort {
 namespace {
 
-// Sets one column of log-probs of all micro batches to those under `model`.
-void set_log_probs(std::vector<Minibatch>& minibatches, Tensor PolicyBatch::*column,
+// Sets one column of all micro batches to the log-probs under `model`.
+void set_log_probs(std::vector<Minibatch>& minibatches, const char* column,
                    const Transformer& model, double temperature) {
   NoGradGuard no_grad;
   for (Minibatch& minibatch : minibatches)
-    for (PolicyBatch& batch : minibatch)
-      batch.*column = policy_log_probs(model, batch.packed, temperature).logprob.value();
+    for (PackedBatch& batch : minibatch)
+      batch.columns[column] = policy_log_probs(model, batch, temperature).logprob.value();
+}
+
+// Does `work` on every rank. Where it meets what is not finite on one of them, all throw.
+void on_all_ranks(Communicator& comm, const std::function<void()>& work) {
+  std::optional<NonFiniteError> fault;
+  try {
+    work();
+  } catch (const NonFiniteError& e) {
+    fault = e;
+  }
+  double faults = fault ? 1 : 0;
+  reduce_in_place(comm, {&faults});
+  if (faults == 0) return;
+  throw fault ? *fault : NonFiniteError("another rank's logits hold NaN or infinity");
+}
+
+// How many completions of the step a reward applies to, over all ranks.
+int64_t count_rewarded(Communicator& comm, const RewardSet::Scores& scores) {
+  double count = 0;
+  for (const double reward : scores.total) count += !std::isnan(reward);
+  reduce_in_place(comm, {&count});
+  return static_cast<int64_t>(count);
+}
+
+// Whether a sequence can change the update. Without a KL term a zero advantage gives an exactly
+// zero gradient.
+bool has_gradient(const TokenSequence& sequence, double beta) {
+  const std::vector<double>& advantage = sequence.columns.at("advantage");
+  return sequence.num_targets() > 0 && (beta > 0 || std::any_of(advantage.begin(), advantage.end(),
+                                                                [](double a) { return a != 0; }));
+}
+
+// The sums over the micro batches of one update, as each loss has left them on the device.
+kernels::PolicyLossStats total_of(const Tensor& stats) {
+  const Tensor rows = stats.to(Device{});
+  kernels::PolicyLossStats total;
+  for (int64_t i = 0; i < rows.dim(0); ++i)
+    add(total, kernels::PolicyLossStats::from(rows.select(0, i)));
+  return total;
 }
 
 }  // namespace
@@ -24,20 +65,52 @@ PromptShare share_prompts(const Communicator& comm, const TrainConfig& config, i
   const int64_t count = config.prompts_per_step, parts = config.grpo.num_minibatches;
   PromptShare out;
   for (int64_t m = 0; m < parts; ++m) {
-    out.minibatch_begin.push_back(static_cast<int64_t>(out.numbers.size()));
+    out.minibatch_begin.push_back(static_cast<int64_t>(out.indices.size()));
     const int64_t begin = count * m / parts, end = count * (m + 1) / parts;
     const RankShare mine = share_of(end - begin, comm.rank(), comm.size(), step * parts + m);
-    for (int64_t i = mine.begin; i < mine.end; ++i) out.numbers.push_back(begin + i);
+    for (int64_t i = mine.begin; i < mine.end; ++i) out.indices.push_back(begin + i);
   }
-  out.minibatch_begin.push_back(static_cast<int64_t>(out.numbers.size()));
+  out.minibatch_begin.push_back(static_cast<int64_t>(out.indices.size()));
   return out;
 }
 
-int64_t count_rewarded(Communicator& comm, const RewardSet::Scores& scores) {
-  double count = 0;
-  for (const double reward : scores.total) count += !std::isnan(reward);
-  reduce_in_place(comm, {&count});
-  return static_cast<int64_t>(count);
+GrpoStepResult grpo_step(const GrpoStep& in) {
+  const TrainConfig& config = in.config;
+  GrpoStepResult out;
+  auto& [trajectories, scores, advantages] = out.rollouts;
+  Stopwatch clock;
+  in.learner.check_weights();
+  on_all_ranks(in.comm, [&] {
+    trajectories = in.sampler.sample(in.prompts, config.num_generations,
+                                     {.seed = static_cast<uint64_t>(config.seed),
+                                      .step = in.step,
+                                      .prompt_indices = in.share.indices});
+  });
+  const double sampling_time = clock.lap();
+  scores = in.rewards.score(in.prompts, trajectories);
+  advantages = group_advantages(scores.total, config.num_generations, config.grpo.scale_rewards);
+  out.rewarded_count = count_rewarded(in.comm, scores);
+  const double rewards_time = clock.lap();
+  UpdateSums updates;
+  if (out.rewarded_count > 0) {
+    std::vector<Minibatch> minibatches =
+        pack_minibatches(in.comm, in.learner.model(), out.rollouts,
+                         config.grpo.shuffle_advantages
+                             ? shuffled_advantages(in.comm, advantages, in.share, config, in.step)
+                             : advantages,
+                         in.share, config);
+    if (in.reference != nullptr)
+      set_log_probs(minibatches, "ref_logprob", *in.reference, config.sampling.temperature);
+    updates = update_policy(in.comm, in.learner, minibatches, config, in.learning_rate);
+  }
+  const double update_time = clock.lap();
+  MetricSums sums =
+      grpo_metrics(out.rollouts, in.rewards.names(), updates, config, in.learning_rate);
+  sums.add_local("time/sampling", sampling_time);
+  sums.add_local("time/rewards", rewards_time);
+  sums.add_local("time/update", update_time);
+  out.metrics = sums.reduce(in.comm);
+  return out;
 }
 
 std::vector<double> shuffled_advantages(Communicator& comm, const std::vector<double>& advantages,
@@ -45,9 +118,9 @@ std::vector<double> shuffled_advantages(Communicator& comm, const std::vector<do
                                         int64_t step) {
   const auto group = static_cast<size_t>(config.num_generations);
   const auto place = [&](size_t i) {
-    return static_cast<size_t>(share.numbers[i / group]) * group + i % group;
+    return static_cast<size_t>(share.indices[i / group]) * group + i % group;
   };
-  std::vector<double> all(static_cast<size_t>(config.prompts_per_step) * group);
+  std::vector<double> all(static_cast<size_t>(config.completions_per_step()));
   for (size_t i = 0; i < advantages.size(); ++i) all[place(i)] = advantages[i];
   all = reduce_over_ranks(comm, all);
   Rng rng(static_cast<uint64_t>(config.seed),
@@ -60,73 +133,67 @@ std::vector<double> shuffled_advantages(Communicator& comm, const std::vector<do
 }
 
 std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& model,
-                                        const ScoredRollouts& scored,
+                                        const ScoredRollouts& rollouts,
                                         std::span<const double> advantages,
                                         const PromptShare& share, const TrainConfig& config) {
   const int64_t group = config.num_generations;
-  const std::vector<Trajectory>& samples = scored.rollouts.samples;
   std::vector<Minibatch> out;
   for (size_t m = 0; m + 1 < share.minibatch_begin.size(); ++m) {
-    std::vector<PolicySequence> all, useful;
-    for (int64_t k = share.minibatch_begin[m] * group; k < share.minibatch_begin[m + 1] * group;
-         ++k) {
-      const auto i = static_cast<size_t>(k);
-      if (std::isnan(scored.scores.total[i])) continue;
-      all.push_back({.trajectory = &samples[i],
-                     .advantage = advantages[i],
-                     .number = samples[i].group * group + k % group,
-                     .masked = config.grpo.mask_truncated_completions && samples[i].truncated()});
-      // Without a KL term a zero advantage gives an exactly zero gradient: leave its forward and
-      // backward out.
-      if (!all.back().masked && (advantages[i] != 0 || config.grpo.beta > 0))
-        useful.push_back(all.back());
+    std::vector<TokenSequence> sequences;
+    const auto begin = static_cast<size_t>(share.minibatch_begin[m] * group),
+               end = static_cast<size_t>(share.minibatch_begin[m + 1] * group);
+    for (size_t i = begin; i < end; ++i) {
+      if (std::isnan(rollouts.scores.total[i])) continue;
+      const Trajectory& trajectory = rollouts.trajectories[i];
+      TokenSequence& s = sequences.emplace_back(policy_sequence(trajectory, advantages[i]));
+      if (config.grpo.mask_truncated_completions && trajectory.truncated())
+        s.loss_mask.assign(s.tokens.size(), 0);
     }
-    StepTotals totals = count_totals(all);
+    StepTotals totals = count_totals(sequences);
     reduce_in_place(comm, {&totals.sequences, &totals.tokens});
     // Not even with a zero gradient: AdamW's decay and momentum would move the weights.
     if (totals.tokens == 0) continue;
-    Minibatch minibatch =
-        pack_policy(useful, {.loss_type = config.grpo.loss_type,
-                             .totals = totals,
-                             .max_completion_length = config.sampling.max_completion_length,
-                             .micro_batch_tokens = config.micro_batch_tokens,
-                             .policy_version = scored.rollouts.policy_version,
-                             .dtype = accumulate_dtype(config.dtype)});
-    for (PolicyBatch& batch : minibatch) batch = place(model, batch);
-    out.push_back(std::move(minibatch));
+    std::erase_if(sequences, [&](const auto& s) { return !has_gradient(s, config.grpo.beta); });
+    out.push_back(pack_policy(std::move(sequences),
+                              {.loss_type = config.grpo.loss_type,
+                               .totals = totals,
+                               .max_completion_length = config.sampling.max_completion_length,
+                               .micro_batch_tokens = config.micro_batch_tokens,
+                               .dtype = accumulate_dtype(config.dtype)}));
+    for (PackedBatch& batch : out.back()) batch = model.place(batch);
   }
   return out;
-}
-
-void add_reference_log_probs(const Transformer& reference, std::vector<Minibatch>& minibatches,
-                             double temperature) {
-  set_log_probs(minibatches, &PolicyBatch::ref_logprob, reference, temperature);
 }
 
 UpdateSums update_policy(Communicator& comm, Learner& learner, std::vector<Minibatch>& minibatches,
                          const TrainConfig& config, double learning_rate) {
   const double temperature = config.sampling.temperature;
-  Tensor stats = kernels::PolicyLossStats::zeros(learner.model().device());
+  Tensor stats;
   const auto update = [&](const Minibatch& minibatch, const std::function<bool()>& accept) {
-    stats.zero_();
-    const auto loss = [&](int64_t i) {
-      const PolicyBatch& batch = minibatch[static_cast<size_t>(i)];
-      const TokenLogProbs policy = policy_log_probs(learner.model(), batch.packed, temperature);
-      return grpo_loss(policy.logprob, batch, config.grpo, stats);
+    const auto count = static_cast<int64_t>(minibatch.size());
+    stats = Tensor::empty({count, kernels::PolicyLossStats::kSize}, DType::kF64,
+                          learner.model().device());
+    const auto loss_of = [&](int64_t i) {
+      const PackedBatch& batch = minibatch[static_cast<size_t>(i)];
+      const TokenLogProbs policy = policy_log_probs(learner.model(), batch, temperature);
+      const LossAndStats loss = grpo_loss(policy.logprob, batch, config.grpo);
+      stats.select(0, i).copy_(loss.stats);
+      return loss.loss;
     };
-    return learner.update(static_cast<int64_t>(minibatch.size()), loss, learning_rate, accept);
+    return learner.update(count, loss_of, learning_rate, accept);
   };
-  const auto deviation = [&] { return kernels::PolicyLossStats::from(stats).max_ratio_deviation; };
-  const std::function<bool()> is_on_policy = [&] { return deviation() == 0; };
+  const std::function<bool()> is_on_policy = [&] {
+    return total_of(stats).max_ratio_deviation == 0;
+  };
   UpdateSums sums;
   for (int64_t iteration = 0; iteration < config.grpo.num_iterations; ++iteration)
     for (size_t m = 0; m < minibatches.size(); ++m) {
       const bool first = iteration == 0 && m == 0;
       Learner::Update done = update(minibatches[m], first ? is_on_policy : nullptr);
       if (!done.made) {
-        sums.ratio_deviation = deviation();
+        sums.ratio_deviation = total_of(stats).max_ratio_deviation;
         reduce_in_place(comm, {&sums.ratio_deviation}, Reduce::kMax);
-        set_log_probs(minibatches, &PolicyBatch::old_logprob, learner.model(), temperature);
+        set_log_probs(minibatches, "old_logprob", learner.model(), temperature);
         done = update(minibatches[m], nullptr);
         if (comm.rank() == 0)
           logging::warn("the sampler's log-probs differ from the trainer's: max |ratio - 1| = ",
@@ -134,7 +201,7 @@ UpdateSums update_policy(Communicator& comm, Learner& learner, std::vector<Minib
                         " on the first minibatch; it was repeated with old log-probs that the "
                         "trainer computed");
       }
-      sums.add(done, kernels::PolicyLossStats::from(stats));
+      sums.add(done, total_of(stats));
     }
   return sums;
 }

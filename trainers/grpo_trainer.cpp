@@ -3,6 +3,7 @@
 // minibatch's ratio is 1.
 #include "core/log.h"
 #include "data/loader.h"
+#include "trainers/across_ranks.h"
 #include "trainers/grpo_monitor.h"
 #include "trainers/grpo_step.h"
 #include "trainers/loops.h"
@@ -30,69 +31,49 @@ std::vector<Example> next_prompts(Stage& stage, ShuffledOrder& order, const Prom
   std::vector<int64_t> examples;
   for (int64_t i = 0; i < stage.config().prompts_per_step; ++i) examples.push_back(order.next());
   std::vector<Example> prompts;
-  for (const int64_t number : share.numbers)
-    prompts.push_back(stage.data().train->get(examples[static_cast<size_t>(number)]));
+  for (const int64_t index : share.indices)
+    prompts.push_back(stage.data().train->get(examples[static_cast<size_t>(index)]));
   return prompts;
 }
 
-// Does `work` on every rank. Where it meets what is not finite on one of them, all throw.
-void on_all_ranks(Communicator& comm, const std::function<void()>& work) {
-  std::optional<NonFiniteError> fault;
-  try {
-    work();
-  } catch (const NonFiniteError& e) {
-    fault = e;
-  }
-  double faults = fault ? 1 : 0;
-  reduce_in_place(comm, {&faults});
-  if (faults == 0) return;
-  throw fault ? *fault : NonFiniteError("another rank's logits hold NaN or infinity");
-}
-
-// Whether there is something to learn from. Throws InputError if there never was, or not for long.
-bool is_rewarded(Stage& stage, const RewardSet::Scores& scores) {
+// Throws InputError if there never was a reward, or not for long.
+void check_rewarded(Stage& stage, int64_t rewarded_count) {
   int64_t& unrewarded = stage.state().unrewarded_steps;
-  if (count_rewarded(stage.comm(), scores) > 0) {
-    unrewarded = 0;
-    return true;
-  }
-  unrewarded += 1;
-  const TrainConfig& config = stage.config();
+  unrewarded = rewarded_count > 0 ? 0 : unrewarded + 1;
+  if (unrewarded == 0) return;
   const std::string what =
-      str("rewards: none applies to any of the ", config.prompts_per_step * config.num_generations,
+      str("rewards: none applies to any of the ", stage.config().completions_per_step(),
           " completions of step ", stage.step() + 1);
   if (stage.step() == 0 || unrewarded >= kMaxUnrewardedSteps)
     throw InputError(str(what, unrewarded > 1 ? str(", the last of ", unrewarded, " in a row") : "",
                          "; hint: numeric needs a number as the answer, countdown the fields "
                          "numbers and target"));
   if (stage.is_main()) logging::warn(what, "; the step is skipped");
-  return false;
 }
 
 // The step's first completions, in the order of the prompts, whichever rank has sampled them.
-void log_completions(Stage& stage, const ScoredRollouts& scored, const RewardSet& rewards) {
+void log_completions(Stage& stage, std::span<const Example> prompts, const ScoredRollouts& rollouts,
+                     const RewardSet& rewards) {
   const TrainConfig& config = stage.config();
-  const int64_t group = config.num_generations;
   std::vector<std::string> lines(
-      static_cast<size_t>(std::min(config.log_completions, config.prompts_per_step * group)));
-  for (size_t i = 0; i < scored.rollouts.samples.size(); ++i) {
-    const Trajectory& trajectory = scored.rollouts.samples[i];
-    const auto number =
-        static_cast<size_t>(trajectory.group * group) + i % static_cast<size_t>(group);
-    if (number >= lines.size()) continue;
-    const Example& example = scored.rollouts.prompts[i / static_cast<size_t>(group)];
+      static_cast<size_t>(std::min(config.log_completions, config.completions_per_step())));
+  for (size_t i = 0; i < rollouts.trajectories.size(); ++i) {
+    const Trajectory& trajectory = rollouts.trajectories[i];
+    const auto index = static_cast<size_t>(trajectory.index);
+    if (index >= lines.size()) continue;
+    const Example& example = prompts[i / static_cast<size_t>(config.num_generations)];
     Json each = Json(Json::Object{}), line;
     for (size_t k = 0; k < rewards.names().size(); ++k)
-      each.set(rewards.names()[k], scored.scores.each[k][i]);
+      each.set(rewards.names()[k], rollouts.scores.each[k][i]);
     line.set("step", stage.step() + 1)
         .set("prompt", example.prompt)
         .set("completion", trajectory.text)
         .set("answer", example.answer)
-        .set("reward", scored.scores.total[i])
+        .set("reward", rollouts.scores.total[i])
         .set("rewards", std::move(each))
-        .set("advantage", scored.advantages[i])
+        .set("advantage", rollouts.advantages[i])
         .set("truncated", trajectory.truncated());
-    lines[number] = line.dump();
+    lines[index] = line.dump();
   }
   for (const std::string& line : gather_texts(stage.comm(), lines))
     stage.log_completion(parse_json(line, "completion"));
@@ -110,50 +91,25 @@ StageEnd train_grpo(Stage& stage) {
   if (stage.is_main() && !stage.finished()) warn_of_settings(stage);
 
   while (stage.more()) {
-    Stopwatch clock;
     const PromptShare share = share_prompts(stage.comm(), config, stage.step());
-    ScoredRollouts scored;
-    stage.learner().check_weights();
-    on_all_ranks(stage.comm(), [&] {
-      scored.rollouts = sampler.sample(next_prompts(stage, order, share), config.num_generations,
-                                       {.seed = static_cast<uint64_t>(config.seed),
-                                        .step = stage.step(),
-                                        .prompt_numbers = share.numbers});
-    });
-    scored.rollouts.policy_version = stage.learner().optimizer().updates();
-    const double sampling_time = clock.lap();
-    scored.scores = rewards.score(scored.rollouts);
-    scored.advantages =
-        group_advantages(scored.scores.total, config.num_generations, config.grpo.scale_rewards);
-    const bool rewarded = is_rewarded(stage, scored.scores);
-    const double rewards_time = clock.lap();
-
-    UpdateSums updates;
-    const double rate = stage.learning_rate();
-    if (rewarded) {
-      const std::vector<double> advantages =
-          config.grpo.shuffle_advantages
-              ? shuffled_advantages(stage.comm(), scored.advantages, share, config, stage.step())
-              : scored.advantages;
-      auto minibatches =
-          pack_minibatches(stage.comm(), stage.model(), scored, advantages, share, config);
-      if (stage.reference() != nullptr)
-        add_reference_log_probs(*stage.reference(), minibatches, config.sampling.temperature);
-      updates = update_policy(stage.comm(), stage.learner(), minibatches, config, rate);
-    }
-    const double update_time = clock.lap();
-
+    const std::vector<Example> prompts = next_prompts(stage, order, share);
+    const GrpoStepResult result = grpo_step({.comm = stage.comm(),
+                                             .config = config,
+                                             .sampler = sampler,
+                                             .rewards = rewards,
+                                             .learner = stage.learner(),
+                                             .reference = stage.reference(),
+                                             .prompts = prompts,
+                                             .share = share,
+                                             .step = stage.step(),
+                                             .learning_rate = stage.learning_rate()});
+    check_rewarded(stage, result.rewarded_count);
     stage.state().data_position = order.position();
-    log_completions(stage, scored, rewards);
-    MetricSums metrics = grpo_metrics(scored, rewards.names(), updates, config, rate);
-    metrics.add_local("time/sampling", sampling_time);
-    metrics.add_local("time/rewards", rewards_time);
-    metrics.add_local("time/update", update_time);
-    const Metrics summary = metrics.reduce(stage.comm());
-    for (const std::string& warning : monitor.observe(summary))
+    log_completions(stage, prompts, result.rollouts, rewards);
+    for (const std::string& warning : monitor.observe(result.metrics))
       stage.warn(str("step ", stage.step() + 1, ": ", warning));
     stage.state().monitor = monitor.state();
-    stage.end_step(summary);
+    stage.end_step(result.metrics);
   }
   return stage.finish();
 }

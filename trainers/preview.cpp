@@ -21,15 +21,16 @@ ModelDescription start_of_run(const TrainConfig& config) {
 void score_solutions(const TrainConfig& config, const Dataset& data, StagePreview& out) {
   constexpr int64_t kScored = 1000;
   const RewardSet rewards(config.rewards, data.task);
-  Rollouts gold;
+  std::vector<Example> problems;
+  std::vector<Trajectory> gold;
   for (int64_t i = 0; i < std::min(kScored, data.train->size()); ++i) {
-    gold.prompts.push_back(data.train->get(i));
-    gold.samples.emplace_back().text = gold.prompts.back().solution;
+    problems.push_back(data.train->get(i));
+    gold.emplace_back().text = problems.back().solution;
   }
-  const RewardSet::Scores scores = rewards.score(gold);
+  const RewardSet::Scores scores = rewards.score(problems, gold);
   const auto shown = [](double value) { return std::isnan(value) ? "not applicable" : str(value); };
   int64_t doubtful = 0;
-  for (size_t i = 0; i < gold.prompts.size(); ++i) {
+  for (size_t i = 0; i < problems.size(); ++i) {
     std::string each;
     bool less = std::isnan(scores.total[i]);
     for (size_t k = 0; k < config.rewards.size(); ++k) {
@@ -40,11 +41,11 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
     each += str("; total ", shown(scores.total[i]));
     if (i < out.examples.size()) out.gold_rewards.push_back(each);
     if (less && ++doubtful == 1)
-      out.doubt = str("; the first: ", excerpt(gold.samples[i].text), " after ",
-                      excerpt(gold.prompts[i].prompt), " gets ", each);
+      out.doubt = str("; the first: ", excerpt(gold[i].text), " after ",
+                      excerpt(problems[i].prompt), " gets ", each);
   }
   if (doubtful > 0)
-    out.doubt = str(doubtful, " of ", gold.prompts.size(),
+    out.doubt = str(doubtful, " of ", problems.size(),
                     " gold answers get less than the rewards can give", out.doubt);
 }
 

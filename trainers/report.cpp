@@ -53,7 +53,7 @@ std::string evaluation_text(const Evaluation& evaluation) {
   std::string text = str("step ", evaluation.step, ":");
   const char* before = " ";
   for (const auto& [name, value] : evaluation.metrics) {
-    const bool is_score = name == evaluation.metrics[0].first;
+    const bool is_score = name == evaluation.metrics.front().first;
     if (!is_score && std::isnan(value)) continue;
     text += str(before, name == "pass@1" ? evaluation.measure : name, " ", score_text(value, 4));
     before = ", ";
@@ -87,8 +87,7 @@ Json score_json(const Evaluation& evaluation) {
   }
   Json out;
   out.set("score", evaluation.score).set("measure", evaluation.measure);
-  for (const auto& [name, value] : evaluation.metrics)
-    if (name == "val_loss") out.set(name, value);
+  if (const auto loss = evaluation.metrics.find("val_loss")) out.set("val_loss", *loss);
   return out.set("completions", std::move(list));
 }
 

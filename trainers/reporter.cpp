@@ -1,6 +1,7 @@
 #include "trainers/reporter.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <ctime>

@@ -1,32 +1,16 @@
 // What a run tells its user. Trainers report, the command line tool prints (apps/console.cpp).
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
+
+#include "trainers/metrics.h"
 
 namespace cohort {
 
-// Named numbers in the order they are shown and written.
-using Metrics = std::vector<std::pair<std::string, double>>;
-
 // The time of day as in RFC 3339, to the millisecond: "2026-11-22T09:30:00.123Z".
 std::string utc_now();
-
-// Seconds between calls.
-class Stopwatch {
- public:
-  // Since the last call, or since the watch was made.
-  double lap() {
-    const auto now = std::chrono::steady_clock::now();
-    return std::chrono::duration<double>(now - std::exchange(last_, now)).count();
-  }
-
- private:
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-};
 
 class Reporter {
  public:

@@ -172,19 +172,10 @@ void Stage::end_step(const Metrics& metrics) {
   state_.step += 1;
   state_.updates = learner_->optimizer().updates();
   if (is_main()) {
+    if (const auto reward = metrics.find("reward")) state_.report["curve"].push_back(*reward);
     Metrics all = metrics;
-    double tokens = 0;
-    for (const auto& [name, value] : metrics) {
-      if (name == "num_tokens") tokens = value;
-      if (name == "reward") {
-        Json curve =
-            state_.report.find("curve") ? *state_.report.find("curve") : Json(Json::Array{});
-        curve.push_back(value);
-        state_.report.set("curve", std::move(curve));
-      }
-    }
-    all.emplace_back("step_time", seconds);
-    all.emplace_back("tokens_per_second", tokens / seconds);
+    all.add("step_time", seconds);
+    all.add("tokens_per_second", metrics.at("num_tokens") / seconds);
     if (state_.step % config_.log_every == 0 || state_.step == config_.steps) {
       Json line;
       line.set("step", state_.step).set("time", utc_now());
@@ -218,7 +209,7 @@ Evaluation Stage::evaluation() {
         evaluate_problems({model(), data_, correct_, config_, state_.step}, comm_);
     out.metrics = std::move(scores.metrics);
     out.told = std::move(scores.told);
-    out.score = out.metrics[0].second;
+    out.score = out.metrics.front().second;
   }
   out.seconds = clock.lap();
   return out;

@@ -29,7 +29,7 @@ std::vector<TokenSequence> next_sequences(Stage& stage, ShuffledOrder* order, in
       out.push_back({.tokens = {first, first + context + 1},
                      .loss_mask = std::vector<uint8_t>(static_cast<size_t>(context + 1), 1)});
     }
-    out.back().number = i;
+    out.back().index = i;
   }
   return out;
 }
@@ -51,10 +51,9 @@ StageEnd train_supervised(Stage& stage) {
     Stopwatch clock;
     const auto sequences =
         next_sequences(stage, order ? &*order : nullptr, stage.state().data_position);
-    std::vector<PackedBatch> batches;
+    const auto batches = pack_micro_batches(sequences, config.micro_batch_tokens);
     double targets = 0, tokens = 0;
-    for (const auto part : micro_batches<TokenSequence>(sequences, config.micro_batch_tokens)) {
-      const PackedBatch& batch = batches.emplace_back(pack(part));
+    for (const PackedBatch& batch : batches) {
       targets += static_cast<double>(batch.num_targets);
       tokens += static_cast<double>(batch.size());
     }

@@ -11,9 +11,9 @@ using I64 = std::vector<int64_t>;
 
 TEST(Pack, LaysSequencesEndToEnd) {
   const std::vector<TokenSequence> sequences = {
-      {.tokens = {5, 6, 7, 8}, .loss_mask = {1, 0, 1, 1}, .number = 40},
-      {.tokens = {9, 10}, .loss_mask = {0, 1}, .number = 7},
-      {.tokens = {1, 2, 3}, .loss_mask = {0, 0, 0}, .number = int64_t{1} << 40}};
+      {.tokens = {5, 6, 7, 8}, .loss_mask = {1, 0, 1, 1}, .index = 40},
+      {.tokens = {9, 10}, .loss_mask = {0, 1}, .index = 7},
+      {.tokens = {1, 2, 3}, .loss_mask = {0, 0, 0}, .index = int64_t{1} << 40}};
   const PackedBatch batch = pack(sequences);
   EXPECT_EQ(batch.size(), 6);
   EXPECT_EQ(batch.num_targets, 3);
@@ -41,13 +41,53 @@ TEST(Pack, NothingGivesAnEmptyBatch) {
   EXPECT_EQ(batch.cu_seqlens.to_vector<int32_t>(), I32{0});
 }
 
-TEST(SplitByTokens, FillsRunsGreedilyInOrder) {
-  EXPECT_EQ(split_by_tokens(I64{3, 4, 3, 1, 9, 2}, 7), (I64{0, 2, 4, 5, 6}));
-  EXPECT_EQ(split_by_tokens(I64{3, 4}, 7), (I64{0, 2}));
-  EXPECT_EQ(split_by_tokens(I64{100, 1}, 7), (I64{0, 1, 2}));
-  EXPECT_EQ(split_by_tokens(I64{1, 100, 100, 1}, 7), (I64{0, 1, 2, 3, 4}));
-  EXPECT_EQ(split_by_tokens(I64{}, 7), I64{0});
-  EXPECT_THROW_WITH(split_by_tokens(I64{1}, 0), Error, "positive budget");
+TEST(Pack, ColumnsAreThoseOfTheTargets) {
+  const std::vector<TokenSequence> sequences = {
+      {.tokens = {5, 6, 7}, .loss_mask = {1, 0, 1}, .columns = {{"x", {1, 2, 3}}}},
+      {.tokens = {8, 9}, .loss_mask = {0, 1}, .columns = {{"x", {4, 0.1}}}}};
+  const PackedBatch batch = pack(sequences);
+  EXPECT_EQ(batch.column("x").to_vector<double>(), (std::vector<double>{0, 3, 0.1}));
+  EXPECT_EQ(batch.column("x").dtype(), DType::kF64);
+  EXPECT_EQ(pack(sequences, DType::kF32).column("x").dtype(), DType::kF32);
+  EXPECT_THROW_WITH(batch.column("y"), Error, "no column y");
+}
+
+TEST(Pack, RefusesColumnsThatDoNotFit) {
+  const auto with = [](std::map<std::string, std::vector<double>> columns) {
+    return TokenSequence{.tokens = {1, 2}, .loss_mask = {0, 1}, .index = 3, .columns = columns};
+  };
+  const std::vector<TokenSequence> too_short = {with({{"x", {1}}})};
+  EXPECT_THROW_WITH(pack(too_short), Error, "sequence 3 has 2 tokens and 1 values of x");
+  const std::vector<TokenSequence> fewer = {with({{"x", {1, 2}}}), with({})};
+  EXPECT_THROW_WITH(pack(fewer), Error, "sequence 3 has 0 columns");
+  const std::vector<TokenSequence> other = {with({{"x", {1, 2}}}), with({{"y", {1, 2}}})};
+  EXPECT_THROW_WITH(pack(other), Error, "has no y");
+}
+
+// The number of inputs of each sequence, by micro batch.
+std::vector<I64> micro_batches(const I64& inputs, int64_t budget) {
+  std::vector<TokenSequence> sequences;
+  for (const int64_t n : inputs) {
+    const auto tokens = static_cast<size_t>(n + 1);
+    sequences.push_back({.tokens = I32(tokens), .loss_mask = std::vector<uint8_t>(tokens, 1)});
+  }
+  std::vector<I64> out;
+  for (const PackedBatch& batch : pack_micro_batches(sequences, budget)) {
+    const auto begins = batch.cu_seqlens.to_vector<int32_t>();
+    I64& lengths = out.emplace_back();
+    for (size_t s = 0; s + 1 < begins.size(); ++s) lengths.push_back(begins[s + 1] - begins[s]);
+  }
+  return out;
+}
+
+TEST(PackMicroBatches, FillsThemGreedilyInOrder) {
+  using Batches = std::vector<I64>;
+  EXPECT_EQ(micro_batches({3, 4, 3, 1, 9, 2}, 7), (Batches{{3, 4}, {3, 1}, {9}, {2}}));
+  EXPECT_EQ(micro_batches({3, 4}, 7), (Batches{{3, 4}}));
+  EXPECT_EQ(micro_batches({100, 1}, 7), (Batches{{100}, {1}}));
+  EXPECT_EQ(micro_batches({1, 100, 100, 1}, 7), (Batches{{1}, {100}, {100}, {1}}));
+  EXPECT_EQ(micro_batches({}, 7), Batches{});
+  EXPECT_THROW_WITH(micro_batches({1}, 0), Error, "positive budget");
 }
 
 }  // namespace

@@ -74,12 +74,12 @@ ModelConfig model_config(const std::string& name) {
 }
 
 std::vector<TokenSequence> random_sequences(const std::vector<int64_t>& lengths, int64_t vocab,
-                                            uint64_t seed, int64_t first_number) {
+                                            uint64_t seed, int64_t first_index) {
   Rng rng(seed, rng_stream(RngPurpose::kTest, 20));
   std::vector<TokenSequence> sequences;
   for (const int64_t length : lengths) {
     TokenSequence s;
-    s.number = first_number + static_cast<int64_t>(sequences.size());
+    s.index = first_index + static_cast<int64_t>(sequences.size());
     for (int64_t i = 0; i <= length; ++i) {
       s.tokens.push_back(static_cast<int32_t>(rng.below(vocab)));
       s.loss_mask.push_back(i == length || rng.below(4) > 0);  // the last one, and most others

@@ -18,9 +18,9 @@ std::vector<ModelCase> model_cases();
 // The case called `name`.
 ModelConfig model_config(const std::string& name);
 
-// Sequences of random tokens; sequence i has number first_number + i. `lengths` counts inputs.
+// Sequences of random tokens; sequence i has index first_index + i. `lengths` counts inputs.
 std::vector<TokenSequence> random_sequences(const std::vector<int64_t>& lengths, int64_t vocab,
-                                            uint64_t seed, int64_t first_number = 0);
+                                            uint64_t seed, int64_t first_index = 0);
 
 // Rows [begin, begin + length) of a matrix, as a copy.
 Tensor rows_of(const Tensor& x, int64_t begin, int64_t length);

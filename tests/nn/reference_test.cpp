@@ -132,13 +132,12 @@ void check_grpo(const Reference& ref) {
         token_log_probs(ref.model.forward(ref.batch), ref.model.head(), ref.batch.targets,
                         {.temperature = ref.grpo.at("temperature").as_double()})
             .logprob;
-    Tensor sums = kernels::PolicyLossStats::zeros(ref.model.device());
-    const Variable loss = policy_loss(logprob,
-                                      {.old_logprob = ref.constant("grpo.old_logprob"),
-                                       .ref_logprob = ref.constant("grpo.ref_logprob"),
-                                       .advantage = ref.constant("grpo.advantage"),
-                                       .weight = ref.constant(kind + "weight")},
-                                      desc, sums);
+    const auto [loss, sums] = policy_loss(logprob,
+                                          {.old_logprob = ref.constant("grpo.old_logprob"),
+                                           .ref_logprob = ref.constant("grpo.ref_logprob"),
+                                           .advantage = ref.constant("grpo.advantage"),
+                                           .weight = ref.constant(kind + "weight")},
+                                          desc);
     const auto stats = kernels::PolicyLossStats::from(sums);
     EXPECT_LT(test::relative_error(loss.value(), ref.file.read(kind + "loss")), ref.tolerance());
     EXPECT_EQ(stats.tokens, static_cast<double>(ref.batch.num_targets));

@@ -208,9 +208,9 @@ TEST(TransformerDropout, BitsFollowTheSequenceNotThePacking) {
       const test::Threads guard(threads);
       EXPECT_TRUE(bit_equal(model.forward(pack(sequences), train).value(), packed));
     }
-    auto renumbered = sequences;
-    for (TokenSequence& s : renumbered) s.number += 3;
-    EXPECT_FALSE(bit_equal(model.forward(pack(renumbered), train).value(), packed));
+    auto reindexed = sequences;
+    for (TokenSequence& s : reindexed) s.index += 3;
+    EXPECT_FALSE(bit_equal(model.forward(pack(reindexed), train).value(), packed));
     for (const ForwardOptions other : {ForwardOptions{.mode = Mode::kTrain, .seed = 6, .step = 6},
                                        ForwardOptions{.mode = Mode::kTrain, .seed = 5, .step = 7}})
       EXPECT_FALSE(bit_equal(model.forward(pack(sequences), other).value(), packed));

@@ -56,12 +56,12 @@ struct Bandit {
     std::vector<double> p = lp.value().to_vector<double>(), advantage;
     for (double& x : p) x = std::exp(x);
     for (int32_t a = 0; a < kActions; ++a) advantage.push_back((a == kBest) - p[kBest]);
-    PolicyBatch batch;
-    batch.old_logprob = lp.value().clone();
-    batch.advantage = Tensor::from(advantage);
-    batch.weight = Tensor::from(p);
-    Tensor stats = kernels::PolicyLossStats::zeros();
-    backward(grpo_loss(lp, batch, {}, stats));
+    PackedBatch batch;
+    batch.columns = {{"old_logprob", lp.value().clone()},
+                     {"advantage", Tensor::from(advantage)},
+                     {"weight", Tensor::from(p)}};
+    const auto [loss, stats] = grpo_loss(lp, batch, {});
+    backward(loss);
     ASSERT_EQ(kernels::PolicyLossStats::from(stats).max_ratio_deviation, 0.0);
   }
 };
@@ -131,23 +131,22 @@ TEST(Bandit, OneBalancedGroupThroughTheWholePathIsExact) {
       rewards[kBest] = 1;
       const auto advantages = group_advantages(rewards, kActions, c.scale);
       const auto lp = bandit.logprobs().value().to_vector<double>();
-      std::vector<Trajectory> completions(kActions);
-      std::vector<PolicySequence> sequences;
+      std::vector<TokenSequence> sequences;
       for (int32_t a = 0; a < kActions; ++a) {
         const auto i = static_cast<size_t>(a);
-        completions[i] = {.tokens = {0, a}, .prompt_length = 1, .logprobs = {lp[i]}};
-        sequences.push_back({.trajectory = &completions[i], .advantage = advantages[i]});
+        const Trajectory completion{
+            .tokens = {0, a}, .loss_mask = {0, 1}, .logprobs = {0, lp[i]}, .prompt_length = 1};
+        sequences.push_back(policy_sequence(completion, advantages[i]));
       }
       const PackPolicyDesc desc{.loss_type = type,
                                 .totals = count_totals(sequences),
                                 .max_completion_length = 1,
                                 .micro_batch_tokens = 3,
                                 .dtype = DType::kF64};
-      for (const PolicyBatch& batch : pack_policy(sequences, desc)) {
-        const Variable x = embedding(bandit.logits, batch.packed.tokens);
-        Tensor stats = kernels::PolicyLossStats::zeros();
-        backward(grpo_loss(token_log_probs(x, bandit.head, batch.packed.targets).logprob, batch, {},
-                           stats));
+      for (const PackedBatch& batch : pack_policy(sequences, desc)) {
+        const Variable x = embedding(bandit.logits, batch.tokens);
+        const Variable logprob = token_log_probs(x, bandit.head, batch.targets).logprob;
+        backward(grpo_loss(logprob, batch, {}).loss);
       }
       const auto gradient = bandit.gradient();
       for (int32_t a = 0; a < kActions; ++a) {

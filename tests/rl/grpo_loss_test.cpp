@@ -23,29 +23,32 @@ void shift_logprobs(std::vector<Trajectory>& completions) {
   constexpr double kShifts[] = {0.5, 0.3, 0, -0.15, -0.45};
   size_t i = 0;
   for (Trajectory& c : completions)
-    for (double& lp : c.logprobs) lp += kShifts[i++ % 5];
+    for (size_t t = 0; t < c.tokens.size(); ++t)
+      if (c.loss_mask[t] != 0) c.logprobs[t] += kShifts[i++ % 5];
 }
 
-// The loss of an update straight from its definition, sequence by sequence.
+// The loss of an update straight from its definition, completion by completion.
 double naive_loss(const Transformer& model, const Transformer* reference,
-                  std::span<const PolicySequence> sequences, LossType type,
-                  const GrpoConfig& config) {
+                  const std::vector<Trajectory>& completions, const std::vector<double>& advantages,
+                  Truncated truncated, LossType type, const GrpoConfig& config) {
   double numerator = 0, tokens = 0, count = 0;
-  for (const PolicySequence& s : sequences) {
+  for (size_t i = 0; i < completions.size(); ++i) {
+    const Trajectory& c = completions[i];
     count += 1;
-    if (s.masked) continue;
-    const auto lp = completion_logprobs(model, *s.trajectory);
-    const auto ref = reference ? completion_logprobs(*reference, *s.trajectory) : lp;
+    if (truncated == Truncated::kMask && c.truncated()) continue;
+    const auto lp = completion_logprobs(model, c);
+    const auto ref = reference ? completion_logprobs(*reference, c) : lp;
     double sum = 0;
     for (size_t t = 0; t < lp.size(); ++t) {
-      const double ratio = std::exp(lp[t] - s.trajectory->logprobs[t]);
+      if (c.loss_mask[t] == 0) continue;
+      const double ratio = std::exp(lp[t] - c.logprobs[t]);
       const double clipped = std::min(std::max(ratio, 1 - config.epsilon),
                                       1 + config.epsilon_high.value_or(config.epsilon));
       const double x = ref[t] - lp[t];
       sum += config.beta * (std::exp(x) - x - 1) -
-             std::min(ratio * s.advantage, clipped * s.advantage);
+             std::min(ratio * advantages[i], clipped * advantages[i]);
     }
-    const auto length = static_cast<double>(lp.size());
+    const auto length = static_cast<double>(c.completion_length());
     numerator += type == LossType::kGrpo ? sum / length : sum;
     tokens += length;
   }
@@ -70,7 +73,7 @@ class GrpoUpdate : public testing::Test {
   Minibatch minibatch(LossType type, Truncated truncated, int64_t micro_batch_tokens) const {
     const auto sequences = sequences_of(completions_, advantages_, truncated);
     Minibatch batches = pack_policy(sequences, pack_desc(type, sequences, micro_batch_tokens));
-    for (PolicyBatch& batch : batches) add_reference(batch, reference_);
+    for (PackedBatch& batch : batches) add_reference(batch, reference_);
     return batches;
   }
 
@@ -86,8 +89,8 @@ TEST_F(GrpoUpdate, LossEqualsItsDefinition) {
   config.beta = 0.1;
   for (const Truncated truncated : {Truncated::kKeep, Truncated::kMask})
     for (const LossType type : kLossTypes) {
-      const double naive = naive_loss(
-          model_, &reference_, sequences_of(completions_, advantages_, truncated), type, config);
+      const double naive =
+          naive_loss(model_, &reference_, completions_, advantages_, truncated, type, config);
       const double loss = run_update(model_, minibatch(type, truncated, 1000), config).loss;
       EXPECT_NEAR(loss, naive, 1e-12 * std::max(1.0, std::abs(naive)));
     }
@@ -145,7 +148,7 @@ TEST_F(GrpoUpdate, LeavingMaskedSequencesOutChangesNothing) {
   auto sequences = sequences_of(completions_, advantages_, Truncated::kMask);
   const PackPolicyDesc desc = pack_desc(LossType::kGrpo, sequences);
   const UpdateResult with = run_update(model_, pack_policy(sequences, desc), {});
-  std::erase_if(sequences, [](const PolicySequence& s) { return s.masked; });
+  std::erase_if(sequences, [](const TokenSequence& s) { return s.num_targets() == 0; });
   ASSERT_LT(sequences.size(), completions_.size());
   const UpdateResult without = run_update(model_, pack_policy(sequences, desc), {});
   EXPECT_NEAR(with.loss, without.loss, 1e-14);
@@ -171,17 +174,15 @@ TEST_F(GrpoUpdate, DoesNotDependOnTheNumberOfThreads) {
 
 TEST_F(GrpoUpdate, TokensOutsideTheMaskGetExactlyNoGradient) {
   const auto sequences = sequences_of(completions_, advantages_, Truncated::kMask);
-  PolicyBatch batch = pack_policy(sequences, pack_desc(LossType::kDapo, sequences)).at(0);
+  PackedBatch batch = pack_policy(sequences, pack_desc(LossType::kDapo, sequences)).at(0);
   // Even where every token has a target: the weight alone decides.
   std::vector<int32_t> next;
-  for (const PolicySequence& s : sequences)
-    next.insert(next.end(), s.trajectory->tokens.begin() + 1, s.trajectory->tokens.end());
-  for (const Tensor& targets : {batch.packed.targets, Tensor::from(next)}) {
-    const Variable hidden =
-        Variable::parameter(random_tensor({batch.packed.size(), 16}, DType::kF64, 5));
-    Tensor stats = kernels::PolicyLossStats::zeros();
-    backward(grpo_loss(token_log_probs(hidden, model_.head(), targets).logprob, batch, {}, stats));
-    const auto weight = batch.weight.to_vector<double>();
+  for (const TokenSequence& s : sequences)
+    next.insert(next.end(), s.tokens.begin() + 1, s.tokens.end());
+  for (const Tensor& targets : {batch.targets, Tensor::from(next)}) {
+    const Variable hidden = Variable::parameter(random_tensor({batch.size(), 16}, DType::kF64, 5));
+    backward(grpo_loss(token_log_probs(hidden, model_.head(), targets).logprob, batch, {}).loss);
+    const auto weight = batch.column("weight").to_vector<double>();
     int64_t inside = 0;
     for (size_t t = 0; t < weight.size(); ++t) {
       const auto row = hidden.grad().select(0, static_cast<int64_t>(t)).to_vector<double>();
@@ -195,7 +196,7 @@ TEST_F(GrpoUpdate, TokensOutsideTheMaskGetExactlyNoGradient) {
 
 TEST_F(GrpoUpdate, ReferenceEqualToThePolicyHasNoKl) {
   auto sequences = sequences_of(completions_, std::vector<double>(completions_.size(), 0.0));
-  PolicyBatch batch = pack_policy(sequences, pack_desc(LossType::kDapo, sequences)).at(0);
+  PackedBatch batch = pack_policy(sequences, pack_desc(LossType::kDapo, sequences)).at(0);
   add_reference(batch, model_);
   GrpoConfig config;
   config.beta = 0.5;
@@ -223,8 +224,8 @@ TEST_F(GrpoUpdate, LogProbsAreThoseOfLogitsOverTemperature) {
   TokenSequence sequence{.tokens = c.tokens, .loss_mask = std::vector<uint8_t>(c.tokens.size(), 1)};
   const Variable hidden = model_.forward(pack({&sequence, 1}));
   const auto logits = linear(hidden, model_.head()).value().to_vector<double>();
-  for (size_t i = 0; i < logprobs.size(); ++i) {
-    const size_t t = static_cast<size_t>(c.prompt_length) - 1 + i;
+  for (auto i = static_cast<size_t>(c.prompt_length); i < logprobs.size(); ++i) {
+    const size_t t = i - 1;
     const double* z = &logits[t * kVocab];
     double sum = 0;
     for (int64_t v = 0; v < kVocab; ++v) sum += std::exp(z[v] / temperature);
@@ -234,16 +235,14 @@ TEST_F(GrpoUpdate, LogProbsAreThoseOfLogitsOverTemperature) {
 
 // The policy loss as a function of the model's parameters: copies them in, and hands the gradients
 // out of the model's own tape.
-Variable loss_of_parameters(const Transformer& model, const PolicyBatch& batch,
+Variable loss_of_parameters(const Transformer& model, const PackedBatch& batch,
                             const GrpoConfig& config, std::span<const Variable> in) {
   for (size_t i = 0; i < in.size(); ++i) {
     Variable parameter = model.parameters()[i].variable;
     parameter.value().copy_(in[i].value());
     parameter.zero_grad();
   }
-  Tensor stats = kernels::PolicyLossStats::zeros();
-  const Variable loss =
-      grpo_loss(policy_log_probs(model, batch.packed, 1).logprob, batch, config, stats);
+  const Variable loss = grpo_loss(policy_log_probs(model, batch, 1).logprob, batch, config).loss;
   return make_node("loss_of_parameters", loss.value(), in,
                    [&model, loss](const Tensor& dy, Gradients& g) {
                      backward(loss, dy);
@@ -256,7 +255,7 @@ TEST_F(GrpoUpdate, GradientPassesFiniteDifferences) {
   shift_logprobs(completions_);
   GrpoConfig config;
   config.beta = 0.2;
-  const PolicyBatch batch = minibatch(LossType::kGrpo, Truncated::kMask, 1000).at(0);
+  const PackedBatch batch = minibatch(LossType::kGrpo, Truncated::kMask, 1000).at(0);
   const UpdateResult at_start = run_update(model_, {batch}, config);
   ASSERT_GT(at_start.stats.clipped_low, 0);
   ASSERT_GT(at_start.stats.clipped_high, 0);

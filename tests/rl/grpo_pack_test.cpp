@@ -8,12 +8,25 @@ namespace {
 
 using namespace test;
 
+// `logprobs`: of the completion's tokens.
 Trajectory completion(std::vector<int32_t> tokens, int64_t prompt_length,
-                      std::vector<double> logprobs, int64_t group = 0) {
-  return {.tokens = std::move(tokens),
-          .prompt_length = prompt_length,
-          .group = group,
-          .logprobs = std::move(logprobs)};
+                      std::vector<double> logprobs, int64_t index = 0) {
+  Trajectory out{.tokens = std::move(tokens),
+                 .loss_mask = {},
+                 .logprobs = std::move(logprobs),
+                 .prompt_length = prompt_length,
+                 .index = index};
+  const auto prompt = static_cast<size_t>(prompt_length);
+  out.loss_mask.assign(prompt, 0);
+  out.loss_mask.resize(out.tokens.size(), 1);
+  out.logprobs.insert(out.logprobs.begin(), prompt, 0);
+  return out;
+}
+
+TokenSequence masked(const Trajectory& trajectory, double advantage = 0) {
+  TokenSequence out = policy_sequence(trajectory, advantage);
+  out.loss_mask.assign(out.tokens.size(), 0);
+  return out;
 }
 
 TEST(TokenWeight, FollowsTheLossTypes) {
@@ -35,8 +48,8 @@ TEST(TokenWeight, DenominatorsAreAtLeastOne) {
 
 TEST(StepTotals, CountAllSequencesAndTheTokensOfThoseThatAreNotMasked) {
   const Trajectory a = completion({1, 2, 3}, 1, {-1, -1}), b = completion({1, 2}, 1, {-1});
-  const std::vector<PolicySequence> sequences = {
-      {.trajectory = &a}, {.trajectory = &b, .masked = true}, {.trajectory = &b}};
+  const std::vector<TokenSequence> sequences = {policy_sequence(a, 0), masked(b),
+                                                policy_sequence(b, 0)};
   const StepTotals totals = count_totals(sequences);
   EXPECT_EQ(totals.sequences, 3);
   EXPECT_EQ(totals.tokens, 3);
@@ -44,93 +57,99 @@ TEST(StepTotals, CountAllSequencesAndTheTokensOfThoseThatAreNotMasked) {
 }
 
 TEST(PackPolicy, PutsValuesWhereTheNextTokenIsACompletionToken) {
-  const Trajectory a = completion({4, 5, 6, kEos}, 2, {-0.5, -0.25}, 9),
-                   b = completion({7, 8}, 1, {-2}, 8);
-  const std::vector<PolicySequence> sequences = {{.trajectory = &a, .advantage = 3, .number = 20},
-                                                 {.trajectory = &b, .advantage = -1, .number = 21}};
+  const std::vector<TokenSequence> sequences = {
+      policy_sequence(completion({4, 5, 6, kEos}, 2, {-0.5, -0.25}, 20), 3),
+      policy_sequence(completion({7, 8}, 1, {-2}, 21), -1)};
   const Minibatch batches = pack_policy(sequences, {.loss_type = LossType::kGrpo,
                                                     .totals = count_totals(sequences),
                                                     .max_completion_length = 4,
                                                     .micro_batch_tokens = 100,
-                                                    .policy_version = 7,
                                                     .dtype = DType::kF64});
   ASSERT_EQ(batches.size(), 1u);
-  const PolicyBatch& batch = batches[0];
+  const PackedBatch& batch = batches[0];
   using I = std::vector<int>;
   using D = std::vector<double>;
-  EXPECT_EQ(batch.packed.tokens.to_vector<int>(), (I{4, 5, 6, 7}));
+  EXPECT_EQ(batch.tokens.to_vector<int>(), (I{4, 5, 6, 7}));
   // The end of sequence is an action like any other; prompt tokens are none.
-  EXPECT_EQ(batch.packed.targets.to_vector<int>(), (I{-1, 6, kEos, 8}));
-  EXPECT_EQ(batch.packed.positions.to_vector<int>(), (I{0, 1, 2, 0}));
-  EXPECT_EQ(batch.packed.sequences.to_vector<int>(), (I{20, 20, 20, 21}));
-  EXPECT_EQ(batch.packed.cu_seqlens.to_vector<int>(), (I{0, 3, 4}));
-  EXPECT_EQ(batch.packed.num_targets, 3);
-  EXPECT_EQ(batch.old_logprob.to_vector<double>(), (D{0, -0.5, -0.25, -2}));
-  EXPECT_EQ(batch.advantage.to_vector<double>(), (D{0, 3, 3, -1}));
-  EXPECT_EQ(batch.weight.to_vector<double>(), (D{0, 0.25, 0.25, 0.5}));
-  EXPECT_FALSE(batch.ref_logprob.defined());
-  EXPECT_EQ(batch.policy_version.dtype(), DType::kI32);
-  EXPECT_EQ(batch.policy_version.to_vector<int>(), (I{7, 7, 7, 7}));
-  EXPECT_EQ(batch.groups, (std::vector<int64_t>{9, 8}));
-  EXPECT_EQ(batch.parents, (std::vector<int64_t>{-1, -1}));
+  EXPECT_EQ(batch.targets.to_vector<int>(), (I{-1, 6, kEos, 8}));
+  EXPECT_EQ(batch.positions.to_vector<int>(), (I{0, 1, 2, 0}));
+  EXPECT_EQ(batch.sequences.to_vector<int>(), (I{20, 20, 20, 21}));
+  EXPECT_EQ(batch.cu_seqlens.to_vector<int>(), (I{0, 3, 4}));
+  EXPECT_EQ(batch.num_targets, 3);
+  EXPECT_EQ(batch.column("old_logprob").to_vector<double>(), (D{0, -0.5, -0.25, -2}));
+  EXPECT_EQ(batch.column("advantage").to_vector<double>(), (D{0, 3, 3, -1}));
+  EXPECT_EQ(batch.column("weight").to_vector<double>(), (D{0, 0.25, 0.25, 0.5}));
+  EXPECT_FALSE(batch.columns.contains("ref_logprob"));
+}
+
+// A conversation: what the policy draws after an answer of its surroundings is an action, too.
+TEST(PackPolicy, TakesSeveralSpansOfDrawnTokens) {
+  const Trajectory turns{.tokens = {1, 2, 3, 4, 5, 6},
+                         .loss_mask = {0, 1, 0, 0, 1, 1},
+                         .logprobs = {0, -1, 0, 0, -2, -3},
+                         .prompt_length = 1};
+  EXPECT_EQ(turns.completion_length(), 3);
+  const std::vector<TokenSequence> sequences = {policy_sequence(turns, 2)};
+  EXPECT_EQ(count_totals(sequences).tokens, 3);
+  const PackedBatch batch = pack_policy(sequences, pack_desc(LossType::kGrpo, sequences)).at(0);
+  using D = std::vector<double>;
+  EXPECT_EQ(batch.targets.to_vector<int>(), (std::vector<int>{2, -1, -1, 5, 6}));
+  EXPECT_EQ(batch.column("old_logprob").to_vector<double>(), (D{-1, 0, 0, -2, -3}));
+  EXPECT_EQ(batch.column("advantage").to_vector<double>(), (D{2, 0, 0, 2, 2}));
+  EXPECT_EQ(batch.column("weight").to_vector<double>(), (D{1.0 / 3, 0, 0, 1.0 / 3, 1.0 / 3}));
 }
 
 TEST(PackPolicy, MaskedSequencesHaveNoTargetsAndNoWeight) {
   const Trajectory a = completion({1, 2, 3}, 1, {-1, -1}), b = completion({4, 5}, 1, {-3});
-  const std::vector<PolicySequence> sequences = {{.trajectory = &a, .advantage = 2, .masked = true},
-                                                 {.trajectory = &b, .advantage = 1}};
+  const std::vector<TokenSequence> sequences = {masked(a, 2), policy_sequence(b, 1)};
   PackPolicyDesc desc = pack_desc(LossType::kDapo, sequences);
-  const PolicyBatch batch = pack_policy(sequences, desc).at(0);
-  EXPECT_EQ(batch.packed.tokens.to_vector<int>(), (std::vector<int>{1, 2, 4}));
-  EXPECT_EQ(batch.packed.targets.to_vector<int>(), (std::vector<int>{-1, -1, 5}));
-  EXPECT_EQ(batch.weight.to_vector<double>(), (std::vector<double>{0, 0, 1}));
-  EXPECT_EQ(batch.advantage.to_vector<double>(), (std::vector<double>{0, 0, 1}));
+  const PackedBatch batch = pack_policy(sequences, desc).at(0);
+  EXPECT_EQ(batch.tokens.to_vector<int>(), (std::vector<int>{1, 2, 4}));
+  EXPECT_EQ(batch.targets.to_vector<int>(), (std::vector<int>{-1, -1, 5}));
+  EXPECT_EQ(batch.column("weight").to_vector<double>(), (std::vector<double>{0, 0, 1}));
+  EXPECT_EQ(batch.column("advantage").to_vector<double>(), (std::vector<double>{0, 0, 1}));
 }
 
 TEST(PackPolicy, WeightsOfAnUpdateSumToItsMean) {
-  const auto completions = [] {
-    auto c = random_completions(20, 1);
-    for (Trajectory& one : c) one.logprobs.resize(static_cast<size_t>(one.completion_length()), -1);
-    return c;
-  }();
+  const auto completions = random_completions(20, 1);
   const auto advantages = random_advantages(20, 1);
   for (const Truncated truncated : {Truncated::kKeep, Truncated::kMask})
     for (const LossType type : {LossType::kGrpo, LossType::kDapo, LossType::kBnpo}) {
       const auto sequences = sequences_of(completions, advantages, truncated);
       double sum = 0, kept = 0;
-      for (const PolicyBatch& batch : pack_policy(sequences, pack_desc(type, sequences, 12)))
-        for (const double w : batch.weight.to_vector<double>()) sum += w;
-      for (const PolicySequence& s : sequences) kept += s.masked ? 0 : 1;
+      for (const PackedBatch& batch : pack_policy(sequences, pack_desc(type, sequences, 12)))
+        for (const double w : batch.column("weight").to_vector<double>()) sum += w;
+      for (const TokenSequence& s : sequences) kept += s.num_targets() > 0;
       // With `grpo`, a masked sequence has its share of the mean, which is 0.
       EXPECT_NEAR(sum, type == LossType::kGrpo ? kept / 20 : 1, 1e-13);
     }
 }
 
 TEST(PackPolicy, MicroBatchesKeepTheOrderAndTheBudget) {
-  auto completions = random_completions(30, 2);
-  for (Trajectory& c : completions) c.logprobs.resize(static_cast<size_t>(c.completion_length()));
+  const auto completions = random_completions(30, 2);
   const auto sequences = sequences_of(completions, random_advantages(30, 2));
   const Minibatch batches = pack_policy(sequences, pack_desc(LossType::kDapo, sequences, 20));
   EXPECT_GT(batches.size(), 5u);
-  std::vector<int64_t> groups;
-  for (const PolicyBatch& batch : batches) {
-    EXPECT_LE(batch.packed.size(), 20);
-    groups.insert(groups.end(), batch.groups.begin(), batch.groups.end());
+  std::vector<int64_t> indices;  // of each token's sequence
+  for (const PackedBatch& batch : batches) {
+    EXPECT_LE(batch.size(), 20);
+    for (const int i : batch.sequences.to_vector<int>()) indices.push_back(i);
   }
-  for (size_t i = 0; i < groups.size(); ++i) EXPECT_EQ(groups[i], static_cast<int64_t>(i / 2));
-  EXPECT_EQ(groups.size(), 30u);
+  EXPECT_TRUE(std::is_sorted(indices.begin(), indices.end()));
+  indices.erase(std::unique(indices.begin(), indices.end()), indices.end());
+  EXPECT_EQ(indices.size(), 30u);
   EXPECT_TRUE(pack_policy({}, pack_desc(LossType::kDapo, {}, 20)).empty());
 }
 
 TEST(PackPolicy, SaysWhichSequenceIsBroken) {
   const auto pack_one = [](const Trajectory& c) {
-    const std::vector<PolicySequence> sequences = {{.trajectory = &c, .number = 5}};
+    const std::vector<TokenSequence> sequences = {policy_sequence(c, 0)};
     pack_policy(sequences, pack_desc(LossType::kDapo, sequences));
   };
-  EXPECT_THROW_WITH(pack_one(completion({1, 2}, 0, {-1, -1})), Error, "sequence 5, got 0 and 2");
-  EXPECT_THROW_WITH(pack_one(completion({1, 2}, 2, {})), Error, "sequence 5, got 2 and 0");
-  EXPECT_THROW_WITH(pack_one(completion({1, 2, 3}, 1, {-1})), Error,
-                    "sequence 5 has 2 completion tokens and 1 log-probs");
+  EXPECT_THROW_WITH(pack_one(completion({1, 2}, 0, {-1, -1}, 5)), Error, "sequence 5, got 0 and 2");
+  EXPECT_THROW_WITH(pack_one(completion({1, 2}, 2, {}, 5)), Error, "sequence 5, got 2 and 0");
+  EXPECT_THROW_WITH(pack_one(completion({1, 2, 3}, 1, {-1}, 5)), Error,
+                    "sequence 5 has 3 tokens and 2 values of old_logprob");
 }
 
 TEST(GrpoConfig, ReadsItsKeys) {

@@ -142,47 +142,37 @@ std::vector<LossRow> loss_rows(const Json& losses, const Json& masks) {
   return out;
 }
 
-std::vector<Trajectory> completions_of(const std::vector<LossRow>& rows) {
-  std::vector<Trajectory> completions(rows.size());
-  for (size_t i = 0; i < rows.size(); ++i) {
-    completions[i].prompt_length = 1;
-    completions[i].tokens.resize(rows[i].losses.size() + 1, 0);
-    completions[i].logprobs.resize(rows[i].losses.size(), -1.0);
+// The given losses as advantages.
+std::vector<TokenSequence> sequences_of(const std::vector<LossRow>& rows) {
+  std::vector<TokenSequence> sequences;
+  for (const LossRow& row : rows) {
+    const size_t n = row.losses.size();
+    Trajectory completion{.tokens = std::vector<int32_t>(n + 1),
+                          .loss_mask = std::vector<uint8_t>(n + 1, 1),
+                          .logprobs = std::vector<double>(n + 1, -1),
+                          .prompt_length = 1};
+    completion.loss_mask[0] = 0;
+    TokenSequence& s = sequences.emplace_back(policy_sequence(completion, 0));
+    for (size_t i = 0; i < n; ++i) s.columns["advantage"][i + 1] = -row.losses[i];
   }
-  return completions;
-}
-
-std::vector<PolicySequence> sequences_of(const std::vector<LossRow>& rows,
-                                         const std::vector<Trajectory>& completions) {
-  std::vector<PolicySequence> sequences;
-  for (size_t i = 0; i < rows.size(); ++i) sequences.push_back({.trajectory = &completions[i]});
   return sequences;
 }
 
 constexpr int64_t kMaxLength = 3;
 
-// This rank's or micro batch's share of the step's loss: real packing, and the given losses as
-// advantages.
+// This rank's or micro batch's share of the step's loss, through real packing.
 double aggregate(const std::vector<LossRow>& rows, LossType type, const StepTotals& totals) {
-  const auto completions = completions_of(rows);
-  const auto sequences = sequences_of(rows, completions);
   const PackPolicyDesc desc{.loss_type = type,
                             .totals = totals,
                             .max_completion_length = kMaxLength,
                             .micro_batch_tokens = 1000,
                             .dtype = DType::kF64};
-  PolicyBatch batch = pack_policy(sequences, desc).at(0);
-  Values advantages;
-  for (const LossRow& row : rows)
-    for (const double l : row.losses) advantages.push_back(-l);
-  batch.advantage = Tensor::from(advantages);
-  Tensor stats = kernels::PolicyLossStats::zeros();
-  return grpo_loss(Variable(batch.old_logprob.clone()), batch, {}, stats).value().item();
+  const PackedBatch batch = pack_policy(sequences_of(rows), desc).at(0);
+  return grpo_loss(Variable(batch.column("old_logprob").clone()), batch, {}).loss.value().item();
 }
 
 StepTotals totals_of(const std::vector<LossRow>& rows) {
-  const auto completions = completions_of(rows);
-  return count_totals(sequences_of(rows, completions));
+  return count_totals(sequences_of(rows));
 }
 
 }  // namespace

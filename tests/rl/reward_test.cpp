@@ -36,17 +36,11 @@ RewardConfig config_of(const RewardEntry& entry) {
   return {.name = entry.name, .weight = 1, .pattern = "(?s)(.*)"};
 }
 
-Rollouts rollouts_of(const std::vector<Example>& prompts,
-                     const std::vector<std::string>& completions) {
-  Rollouts rollouts;
-  rollouts.prompts = prompts;
-  rollouts.num_generations = static_cast<int64_t>(completions.size() / prompts.size());
-  for (const std::string& text : completions) {
-    Trajectory completion;
-    completion.text = text;
-    rollouts.samples.push_back(completion);
-  }
-  return rollouts;
+RewardSet::Scores score(const RewardSet& rewards, const std::vector<Example>& prompts,
+                        const std::vector<std::string>& completions) {
+  std::vector<Trajectory> trajectories;
+  for (const std::string& text : completions) trajectories.emplace_back().text = text;
+  return rewards.score(prompts, trajectories);
 }
 
 TEST(RewardTable, EveryEntryIsFiniteBoundedAndDeterministicOnGarbage) {
@@ -254,8 +248,8 @@ TEST(RewardSet, WeighsAndSumsWhatApplies) {
                        {.name = "numeric", .weight = 0.25, .pattern = "=(.*)"}},
                       nullptr);
   EXPECT_EQ(set.names(), (std::vector<std::string>{"exact_match", "numeric", "numeric_2"}));
-  const auto scores = set.score(
-      rollouts_of({with_answer("7"), with_answer("x")}, {"7", "7.0", "=7", "x", "7", "=x"}));
+  const auto scores =
+      score(set, {with_answer("7"), with_answer("x")}, {"7", "7.0", "=7", "x", "7", "=x"});
   EXPECT_EQ(scores.each[0], (std::vector<double>{1, 0, 0, 1, 0, 0}));
   EXPECT_EQ(std::vector<double>(scores.each[1].begin(), scores.each[1].begin() + 3),
             (std::vector<double>{1, 1, 0}));
@@ -265,12 +259,12 @@ TEST(RewardSet, WeighsAndSumsWhatApplies) {
 
 TEST(RewardSet, TotalIsNaNWhereNothingApplies) {
   const RewardSet set({{.name = "numeric"}}, nullptr);
-  const auto scores = set.score(rollouts_of({with_answer("x"), with_answer("3")}, {"1", "3"}));
+  const auto scores = score(set, {with_answer("x"), with_answer("3")}, {"1", "3"});
   EXPECT_TRUE(std::isnan(scores.total[0]));
   EXPECT_EQ(scores.total[1], 1);
-  EXPECT_TRUE(set.score({}).total.empty());  // a rank without prompts
+  EXPECT_TRUE(score(set, {}, {}).total.empty());  // a rank without prompts
   // Whether any applies is a question to all ranks.
-  for (const double total : set.score(rollouts_of({with_answer("x")}, {"1", "2"})).total)
+  for (const double total : score(set, {with_answer("x")}, {"1", "2"}).total)
     EXPECT_TRUE(std::isnan(total));
 }
 
@@ -294,18 +288,16 @@ TEST(RewardSet, SaysWhatIsWrong) {
   EXPECT_THROW_WITH(set({{.name = "numeric", .weight = kNaN}}), InputError, "weight");
 
   const RewardSet numeric({{.name = "numeric"}}, nullptr);
-  Rollouts short_one = rollouts_of({with_answer("1")}, {"1", "2"});
-  short_one.samples.pop_back();
-  EXPECT_THROW_WITH(numeric.score(short_one), Error, "expected 2 samples of 1 prompts, got 1");
+  EXPECT_THROW_WITH(score(numeric, {with_answer("1"), with_answer("2")}, {"1", "2", "3"}), Error,
+                    "as many completions of each of 2 prompts, got 3");
 
   Task infinite = find_task("reverse");
   infinite.check = infinite_check;
+  EXPECT_THROW_WITH(score(set({{.name = "task"}}, &infinite), {with_answer("1")}, {"one\n"}),
+                    InputError, "reward task is infinite for completion 0, 'one\\n'");
   EXPECT_THROW_WITH(
-      set({{.name = "task"}}, &infinite).score(rollouts_of({with_answer("1")}, {"one\n"})),
-      InputError, "reward task is infinite for completion 0, 'one\\n'");
-  EXPECT_THROW_WITH(
-      set({{.name = "numeric", .weight = 1e308}, {.name = "numeric", .weight = 1e308}})
-          .score(rollouts_of({with_answer("1")}, {"1"})),
+      score(set({{.name = "numeric", .weight = 1e308}, {.name = "numeric", .weight = 1e308}}),
+            {with_answer("1")}, {"1"}),
       InputError, "reward total is infinite");
 }
 

@@ -24,7 +24,7 @@ class RolloutTest : public testing::Test {
   std::vector<Trajectory> sample(SamplingConfig config) const {
     config.max_completion_length = 8;
     config.max_concurrent = 5;
-    return Sampler(model_, *tokenizer_, config).sample(prompts_, 6, {.seed = 2}).samples;
+    return Sampler(model_, *tokenizer_, config).sample(prompts_, 6, {.seed = 2});
   }
   TokenLogProbs trained(const Trajectory& c, double temperature) const {
     NoGradGuard no_grad;
@@ -32,7 +32,7 @@ class RolloutTest : public testing::Test {
   }
   static PackedBatch batch_of(const Trajectory& c) {
     const TokenSequence sequence{
-        .tokens = c.tokens, .loss_mask = std::vector<uint8_t>(c.tokens.size(), 1), .number = 0};
+        .tokens = c.tokens, .loss_mask = std::vector<uint8_t>(c.tokens.size(), 1), .index = 0};
     return pack({&sequence, 1});
   }
 
@@ -108,6 +108,28 @@ TEST_F(RolloutTest, CutIsWhatTopKLeavesOutSummedOverTheCompletion) {
   }
   config.top_k = 0;
   for (const Trajectory& c : sample(config)) EXPECT_EQ(c.cut, 0);
+}
+
+TEST_F(RolloutTest, ReportsEachCompletionWhenItEnds) {
+  SamplingConfig config;
+  config.max_completion_length = 8;
+  config.max_concurrent = 5;
+  std::vector<Trajectory> finished;
+  const Sampler sampler(model_, *tokenizer_, config);
+  const auto all =
+      sampler.sample(prompts_, 6, {.seed = 2}, [&](const Trajectory& t) { finished.push_back(t); });
+  ASSERT_EQ(finished.size(), all.size());
+  std::vector<int64_t> order;
+  for (const Trajectory& t : finished) {
+    order.push_back(t.index);
+    const Trajectory& same = all[static_cast<size_t>(t.index)];
+    EXPECT_EQ(t.tokens, same.tokens);
+    EXPECT_EQ(t.text, same.text);
+    EXPECT_EQ(t.index / 6, t.group);
+  }
+  EXPECT_FALSE(std::is_sorted(order.begin(), order.end()));
+  std::sort(order.begin(), order.end());
+  for (size_t i = 0; i < order.size(); ++i) EXPECT_EQ(order[i], static_cast<int64_t>(i));
 }
 
 TEST_F(RolloutTest, LogitsThatAreNotFiniteAreAnErrorOfTheirOwn) {

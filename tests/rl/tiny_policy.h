@@ -40,40 +40,46 @@ inline std::vector<Trajectory> random_completions(size_t count, uint64_t seed) {
     c.prompt_length = rng.between(1, 4);
     c.group = static_cast<int64_t>(i / 2);
     if (i % 3 == 2) c.stop_reason = StopReason::kLength;
+    c.index = static_cast<int64_t>(i);
     const int64_t length = c.truncated() ? kMaxCompletion : rng.between(1, kMaxCompletion);
-    for (int64_t t = 0; t < c.prompt_length + length; ++t)
+    for (int64_t t = 0; t < c.prompt_length + length; ++t) {
       c.tokens.push_back(static_cast<int32_t>(rng.below(kEos)));
+      c.loss_mask.push_back(t >= c.prompt_length);
+      c.logprobs.push_back(0);
+    }
     if (!c.truncated()) c.tokens.back() = kEos;
   }
   return completions;
 }
 
-// Log-probs of the completion tokens, from a forward of this sequence alone.
+// Log-probs per token (0 for the prompt's), from a forward of this sequence alone.
 inline std::vector<double> completion_logprobs(const Transformer& model, const Trajectory& c,
                                                double temperature = 1) {
   NoGradGuard no_grad;
-  TokenSequence sequence{
-      .tokens = c.tokens, .loss_mask = std::vector<uint8_t>(c.tokens.size(), 1), .number = 0};
+  const TokenSequence sequence{.tokens = c.tokens, .loss_mask = c.loss_mask};
   const PackedBatch batch = pack({&sequence, 1});
-  const auto all = policy_log_probs(model, batch, temperature).logprob.value().to_vector<double>();
-  return {all.begin() + c.prompt_length - 1, all.end()};
+  auto all = policy_log_probs(model, batch, temperature).logprob.value().to_vector<double>();
+  all.insert(all.begin(), 0);
+  for (size_t t = 0; t < all.size(); ++t)
+    if (c.loss_mask[t] == 0) all[t] = 0;
+  return all;
 }
 
 inline void record_logprobs(const Transformer& model, std::vector<Trajectory>& completions) {
   for (Trajectory& c : completions) c.logprobs = completion_logprobs(model, c);
 }
 
-// One group per two completions. Truncated ones are masked if `mask_truncated`.
+// Truncated ones are masked if `truncated` says so.
 enum class Truncated { kKeep, kMask };
-inline std::vector<PolicySequence> sequences_of(const std::vector<Trajectory>& completions,
-                                                const std::vector<double>& advantages,
-                                                Truncated truncated = Truncated::kKeep) {
-  std::vector<PolicySequence> sequences;
-  for (size_t i = 0; i < completions.size(); ++i)
-    sequences.push_back({.trajectory = &completions[i],
-                         .advantage = advantages[i],
-                         .number = static_cast<int64_t>(i),
-                         .masked = truncated == Truncated::kMask && completions[i].truncated()});
+inline std::vector<TokenSequence> sequences_of(const std::vector<Trajectory>& completions,
+                                               const std::vector<double>& advantages,
+                                               Truncated truncated = Truncated::kKeep) {
+  std::vector<TokenSequence> sequences;
+  for (size_t i = 0; i < completions.size(); ++i) {
+    sequences.push_back(policy_sequence(completions[i], advantages[i]));
+    if (truncated == Truncated::kMask && completions[i].truncated())
+      sequences.back().loss_mask.assign(completions[i].tokens.size(), 0);
+  }
   return sequences;
 }
 
@@ -84,7 +90,7 @@ inline std::vector<double> random_advantages(size_t count, uint64_t seed) {
   return advantages;
 }
 
-inline PackPolicyDesc pack_desc(LossType type, std::span<const PolicySequence> sequences,
+inline PackPolicyDesc pack_desc(LossType type, std::span<const TokenSequence> sequences,
                                 int64_t micro_batch_tokens = 1000) {
   return {.loss_type = type,
           .totals = count_totals(sequences),
@@ -94,9 +100,9 @@ inline PackPolicyDesc pack_desc(LossType type, std::span<const PolicySequence> s
 }
 
 // Reference log-probs of a batch under a second model.
-inline void add_reference(PolicyBatch& batch, const Transformer& reference) {
+inline void add_reference(PackedBatch& batch, const Transformer& reference) {
   NoGradGuard no_grad;
-  batch.ref_logprob = policy_log_probs(reference, batch.packed, 1).logprob.value().clone();
+  batch.columns["ref_logprob"] = policy_log_probs(reference, batch, 1).logprob.value().clone();
 }
 
 struct UpdateResult {
@@ -111,13 +117,11 @@ inline UpdateResult run_update(const Transformer& model, const Minibatch& miniba
                                const GrpoConfig& config) {
   UpdateResult result;
   for (const NamedParameter& p : model.parameters()) p.variable.zero_grad();
-  for (const PolicyBatch& batch : minibatch) {
-    Tensor sums = kernels::PolicyLossStats::zeros();
-    const Variable loss =
-        grpo_loss(policy_log_probs(model, batch.packed, 1).logprob, batch, config, sums);
+  for (const PackedBatch& batch : minibatch) {
+    const auto [loss, stats] = grpo_loss(policy_log_probs(model, batch, 1).logprob, batch, config);
     backward(loss);
     result.loss += loss.value().item();
-    result.stats = kernels::PolicyLossStats::from(sums);
+    result.stats = kernels::PolicyLossStats::from(stats);
     result.max_ratio_deviations.push_back(result.stats.max_ratio_deviation);
   }
   for (const NamedParameter& p : model.parameters())

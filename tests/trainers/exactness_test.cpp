@@ -39,9 +39,9 @@ class Exactness : public testing::Test {
     model_ = std::make_unique<Transformer>(config_, dtype, 3, device);
   }
 
-  Rollouts sample(double temperature, int64_t max_concurrent = 256) const {
+  std::vector<Trajectory> sample(double temperature, int64_t max_concurrent = 256) const {
     return Sampler(*model_, *tokenizer_, sampling(temperature, max_concurrent))
-        .sample(prompts_, generations_, {.seed = 11, .step = 4, .prompt_numbers = {}});
+        .sample(prompts_, generations_, {.seed = 11, .step = 4, .prompt_indices = {}});
   }
   static SamplingConfig sampling(double temperature, int64_t max_concurrent) {
     SamplingConfig sampling;
@@ -51,42 +51,35 @@ class Exactness : public testing::Test {
     return sampling;
   }
 
-  // Log-probs of each completion's tokens from training forwards of `order`'s completions, at most
-  // `budget` tokens together.
-  std::vector<std::vector<double>> forward(const Rollouts& rollouts,
+  // Log-probs per token (0 for the prompt's) from training forwards of `order`'s completions, at
+  // most `budget` tokens together.
+  std::vector<std::vector<double>> forward(const std::vector<Trajectory>& rollouts,
                                            const std::vector<size_t>& order, int64_t budget,
                                            double temperature) const {
     NoGradGuard no_grad;
     std::vector<TokenSequence> sequences;
-    std::vector<int64_t> lengths;
-    for (const size_t i : order) {
-      const auto& tokens = rollouts.samples[i].tokens;
-      sequences.push_back({.tokens = tokens,
-                           .loss_mask = std::vector<uint8_t>(tokens.size(), 1),
-                           .number = static_cast<int64_t>(i)});
-      lengths.push_back(static_cast<int64_t>(tokens.size()) - 1);
-    }
-    std::vector<std::vector<double>> out(rollouts.samples.size());
-    const std::vector<int64_t> cuts = split_by_tokens(lengths, budget);
-    for (size_t b = 0; b + 1 < cuts.size(); ++b) {
-      const auto begin = static_cast<size_t>(cuts[b]), end = static_cast<size_t>(cuts[b + 1]);
-      const PackedBatch batch =
-          model_->place(pack(std::span(sequences).subspan(begin, end - begin)));
-      const auto all =
+    for (const size_t i : order) sequences.push_back(policy_sequence(rollouts[i], 0));
+    std::vector<double> all;
+    for (const PackedBatch& packed : pack_micro_batches(sequences, budget)) {
+      const PackedBatch batch = model_->place(packed);
+      const auto some =
           policy_log_probs(*model_, batch, temperature).logprob.value().to_vector<double>();
-      auto at = all.begin();
-      for (size_t k = begin; k < end; ++k) {
-        const Trajectory& c = rollouts.samples[order[k]];
-        out[order[k]].assign(at + c.prompt_length - 1, at + lengths[k]);
-        at += lengths[k];
-      }
+      all.insert(all.end(), some.begin(), some.end());
+    }
+    std::vector<std::vector<double>> out(rollouts.size());
+    auto at = all.begin();
+    for (const size_t i : order) {
+      const auto n = static_cast<int64_t>(rollouts[i].tokens.size());
+      out[i].assign(static_cast<size_t>(rollouts[i].prompt_length), 0);
+      out[i].insert(out[i].end(), at + rollouts[i].prompt_length - 1, at + n - 1);
+      at += n - 1;
     }
     return out;
   }
 
   void expect_equal_logprobs(double temperature) const {
-    const Rollouts rollouts = sample(temperature);
-    const size_t n = rollouts.samples.size();
+    const std::vector<Trajectory> rollouts = sample(temperature);
+    const size_t n = rollouts.size();
     std::vector<size_t> forwards(n), backwards(n), mixed(n);
     for (size_t i = 0; i < n; ++i) {
       forwards[i] = i;
@@ -99,7 +92,7 @@ class Exactness : public testing::Test {
           const Threads guard(threads);
           const auto logprobs = forward(rollouts, order, budget, temperature);
           for (size_t i = 0; i < n; ++i)
-            EXPECT_EQ(logprobs[i], rollouts.samples[i].logprobs)
+            EXPECT_EQ(logprobs[i], rollouts[i].logprobs)
                 << "completion " << i << ", budget " << budget << ", threads " << threads;
         }
   }
@@ -118,19 +111,19 @@ TEST_F(Exactness, SamplerLogProbsEqualAnyPackedForwardToTheBit) {
 TEST_F(Exactness, SamplerLogProbsEqualAnyPackedForwardToTheBitAtOtherTemperatures) {
   expect_equal_logprobs(0.7);
   // The temperature is part of the distribution: without it the numbers are others.
-  const Rollouts rollouts = sample(0.7);
-  EXPECT_NE(forward(rollouts, {0}, 1, 1.0)[0], rollouts.samples[0].logprobs);
+  const std::vector<Trajectory> rollouts = sample(0.7);
+  EXPECT_NE(forward(rollouts, {0}, 1, 1.0)[0], rollouts[0].logprobs);
 }
 
-void expect_same_samples(const Rollouts& a, const Rollouts& b) {
-  ASSERT_EQ(a.samples.size(), b.samples.size());
-  for (size_t i = 0; i < a.samples.size(); ++i) {
-    EXPECT_EQ(a.samples[i].tokens, b.samples[i].tokens) << i;
-    EXPECT_EQ(a.samples[i].logprobs, b.samples[i].logprobs) << i;
-    EXPECT_EQ(a.samples[i].entropy, b.samples[i].entropy) << i;
-    EXPECT_EQ(a.samples[i].cut, b.samples[i].cut) << i;
-    EXPECT_EQ(a.samples[i].text, b.samples[i].text) << i;
-    EXPECT_EQ(a.samples[i].truncated(), b.samples[i].truncated()) << i;
+void expect_same_samples(const std::vector<Trajectory>& a, const std::vector<Trajectory>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i].tokens, b[i].tokens) << i;
+    EXPECT_EQ(a[i].logprobs, b[i].logprobs) << i;
+    EXPECT_EQ(a[i].entropy, b[i].entropy) << i;
+    EXPECT_EQ(a[i].cut, b[i].cut) << i;
+    EXPECT_EQ(a[i].text, b[i].text) << i;
+    EXPECT_EQ(a[i].truncated(), b[i].truncated()) << i;
   }
 }
 
@@ -150,7 +143,7 @@ TEST_P(CudaExactness, SamplerLogProbsEqualAnyPackedForwardToTheBit) {
 }
 
 TEST_P(CudaExactness, SamplesDoNotDependOnHowManyRunTogether) {
-  const Rollouts together = sample(1);
+  const std::vector<Trajectory> together = sample(1);
   for (const int64_t max_concurrent : {1, 3}) {
     SCOPED_TRACE(max_concurrent);
     expect_same_samples(sample(1, max_concurrent), together);
@@ -160,7 +153,7 @@ TEST_P(CudaExactness, SamplesDoNotDependOnHowManyRunTogether) {
 // As sequences end, decoders of 128, 64, 32 rows and fewer take over.
 TEST_P(CudaExactness, SeventySequencesKeepTheirBitsFromOneDecoderToTheNext) {
   generations_ = 10;
-  ASSERT_EQ(sample(1).samples.size(), 70u);
+  ASSERT_EQ(sample(1).size(), 70u);
   expect_equal_logprobs(1);
   expect_same_samples(sample(1, 5), sample(1));
 }
@@ -169,10 +162,12 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, CudaExactness, testing::Values(DType::kF32, DTy
                          [](const auto& info) { return dtype_name(info.param); });
 
 TEST_F(Exactness, SamplesAreOfEveryKind) {
-  const Rollouts rollouts = sample(1);
+  const std::vector<Trajectory> rollouts = sample(1);
   int truncated = 0, stopped = 0;
-  for (const Trajectory& c : rollouts.samples) {
-    ASSERT_EQ(static_cast<int64_t>(c.logprobs.size()), c.completion_length());
+  for (const Trajectory& c : rollouts) {
+    ASSERT_EQ(c.logprobs.size(), c.tokens.size());
+    ASSERT_EQ(c.loss_mask.size(), c.tokens.size());
+    EXPECT_EQ(c.completion_length() + c.prompt_length, static_cast<int64_t>(c.tokens.size()));
     (c.truncated() ? truncated : stopped) += 1;
     EXPECT_EQ(c.tokens.back() == tokenizer_->eos_id(), !c.truncated());
   }
@@ -181,7 +176,7 @@ TEST_F(Exactness, SamplesAreOfEveryKind) {
 }
 
 TEST_F(Exactness, SamplesDoNotDependOnHowManyRunTogether) {
-  const Rollouts together = sample(1);
+  const std::vector<Trajectory> together = sample(1);
   for (const int64_t max_concurrent : {1, 3}) {
     SCOPED_TRACE(max_concurrent);
     expect_same_samples(sample(1, max_concurrent), together);
@@ -189,7 +184,7 @@ TEST_F(Exactness, SamplesDoNotDependOnHowManyRunTogether) {
 }
 
 TEST_F(Exactness, SamplesDoNotDependOnThreads) {
-  const Rollouts reference = sample(1);
+  const std::vector<Trajectory> reference = sample(1);
   for (const int threads : {1, 2, 3}) {
     SCOPED_TRACE(threads);
     const Threads guard(threads);
@@ -198,31 +193,31 @@ TEST_F(Exactness, SamplesDoNotDependOnThreads) {
 }
 
 TEST_F(Exactness, SamplesDoNotDependOnHowPromptsAreSplitOverCalls) {
-  const Rollouts together = sample(1);
+  const std::vector<Trajectory> together = sample(1);
   const Sampler sampler(*model_, *tokenizer_, sampling(1, 256));
   // In three calls, the prompts of each in an order of their own.
-  Rollouts joined = together;
+  std::vector<Trajectory> joined = together;
   for (const std::vector<int64_t>& part :
        {std::vector<int64_t>{6, 0}, std::vector<int64_t>{3}, std::vector<int64_t>{5, 2, 1, 4}}) {
     std::vector<Example> prompts;
     for (const int64_t i : part) prompts.push_back(prompts_[static_cast<size_t>(i)]);
-    const Rollouts some =
-        sampler.sample(prompts, 3, {.seed = 11, .step = 4, .prompt_numbers = part});
-    for (size_t i = 0; i < some.samples.size(); ++i) EXPECT_EQ(some.samples[i].group, part[i / 3]);
-    for (size_t k = 0; k < some.samples.size(); ++k)
-      joined.samples[static_cast<size_t>(part[k / 3]) * 3 + k % 3] = some.samples[k];
+    const std::vector<Trajectory> some =
+        sampler.sample(prompts, 3, {.seed = 11, .step = 4, .prompt_indices = part});
+    for (size_t i = 0; i < some.size(); ++i) EXPECT_EQ(some[i].group, part[i / 3]);
+    for (size_t k = 0; k < some.size(); ++k)
+      joined[static_cast<size_t>(part[k / 3]) * 3 + k % 3] = some[k];
   }
   expect_same_samples(joined, together);
 }
 
-TEST_F(Exactness, SamplesDependOnSeedStepPromptNumberAndSample) {
+TEST_F(Exactness, SamplesDependOnSeedStepPromptAndSample) {
   const Sampler sampler(*model_, *tokenizer_, sampling(1, 256));
   const std::vector<Example> prompt{prompts_[1]};
-  const auto tokens = [&](uint64_t seed, int64_t step, int64_t number) {
-    const Rollouts r =
-        sampler.sample(prompt, 2, {.seed = seed, .step = step, .prompt_numbers = {number}});
-    EXPECT_NE(r.samples[0].tokens, r.samples[1].tokens);
-    return r.samples[0].tokens;
+  const auto tokens = [&](uint64_t seed, int64_t step, int64_t index) {
+    const std::vector<Trajectory> r =
+        sampler.sample(prompt, 2, {.seed = seed, .step = step, .prompt_indices = {index}});
+    EXPECT_NE(r[0].tokens, r[1].tokens);
+    return r[0].tokens;
   };
   const auto first = tokens(11, 4, 1);
   EXPECT_NE(tokens(12, 4, 1), first);

@@ -16,11 +16,11 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 // The prompts of each rank in one step.
 std::vector<std::vector<int64_t>> prompts_of_ranks(const TrainConfig& config, int ranks,
                                                    int64_t step) {
-  std::vector<std::vector<int64_t>> numbers(static_cast<size_t>(ranks));
+  std::vector<std::vector<int64_t>> indices(static_cast<size_t>(ranks));
   run_local_ranks(ranks, [&](Communicator& comm) {
-    numbers[static_cast<size_t>(comm.rank())] = share_prompts(comm, config, step).numbers;
+    indices[static_cast<size_t>(comm.rank())] = share_prompts(comm, config, step).indices;
   });
-  return numbers;
+  return indices;
 }
 
 TEST(GrpoShares, EveryPromptHasOneRank) {
@@ -77,18 +77,20 @@ class GrpoStep : public testing::Test {
   }
 
   ScoredRollouts sampled(const Transformer& model, const PromptShare& share) const {
-    std::vector<Example> prompts;
-    for (const int64_t n : share.numbers) prompts.push_back(data_.train->get(n));
     ScoredRollouts out;
-    out.rollouts = Sampler(model, *data_.tokenizer, config_.sampling)
-                       .sample(prompts, config_.num_generations,
-                               {.seed = 1, .step = 0, .prompt_numbers = share.numbers});
-    for (size_t i = 0; i < out.rollouts.samples.size(); ++i) {
-      const auto number =
-          static_cast<double>(share.numbers[i / 3] * 3 + static_cast<int64_t>(i % 3));
-      out.scores.total.push_back(number);
-      out.advantages.push_back(std::sin(number + 1));
+    out.trajectories = Sampler(model, *data_.tokenizer, config_.sampling)
+                           .sample(prompts(share), config_.num_generations,
+                                   {.seed = 1, .step = 0, .prompt_indices = share.indices});
+    for (const Trajectory& t : out.trajectories) {
+      const auto index = static_cast<double>(t.index);
+      out.scores.total.push_back(index);
+      out.advantages.push_back(std::sin(index + 1));
     }
+    return out;
+  }
+  std::vector<Example> prompts(const PromptShare& share) const {
+    std::vector<Example> out;
+    for (const int64_t i : share.indices) out.push_back(data_.train->get(i));
     return out;
   }
 
@@ -116,13 +118,6 @@ class GrpoStep : public testing::Test {
     return out;
   }
 
-  static double value(const Metrics& metrics, const std::string& name) {
-    for (const auto& [key, v] : metrics)
-      if (key == name) return v;
-    ADD_FAILURE() << "no metric " << name;
-    return kNaN;
-  }
-
   TempDir dir_;
   TrainConfig config_;
   Dataset data_;
@@ -133,21 +128,82 @@ void expect_same_weights(const std::vector<Tensor>& a, const std::vector<Tensor>
   for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(bit_equal(a[i], b[i])) << i;
 }
 
+// The whole step, without a run around it.
+TEST_F(GrpoStep, IsAFunctionOfItsInputs) {
+  const RewardSet rewards({{.name = "format", .pattern = ".*1.*"}, {.name = "task"}}, data_.task);
+  std::vector<Tensor> weights[2];
+  for (const bool again : {false, true}) {
+    const auto comm = make_single_communicator();
+    const auto mine = learner(*comm);
+    const Sampler sampler(mine->model(), *data_.tokenizer, config_.sampling);
+    for (int64_t step = 0; step < 2; ++step) {
+      const PromptShare share = share_prompts(*comm, config_, step);
+      const std::vector<Example> problems = prompts(share);
+      const GrpoStepResult result = grpo_step({.comm = *comm,
+                                               .config = config_,
+                                               .sampler = sampler,
+                                               .rewards = rewards,
+                                               .learner = *mine,
+                                               .reference = nullptr,
+                                               .prompts = problems,
+                                               .share = share,
+                                               .step = step,
+                                               .learning_rate = 1e-2});
+      EXPECT_EQ(result.rewarded_count, 12);
+      ASSERT_EQ(result.rollouts.trajectories.size(), 12u);
+      ASSERT_EQ(result.rollouts.scores.total.size(), 12u);
+      EXPECT_EQ(result.rollouts.advantages,
+                group_advantages(result.rollouts.scores.total, 3, config_.grpo.scale_rewards));
+      EXPECT_EQ(result.metrics.at("ratio_deviation"), 0);
+      EXPECT_GT(result.metrics.at("grad_norm"), 0);
+      EXPECT_GE(result.metrics.at("time/update"), 0);
+      EXPECT_EQ(mine->optimizer().updates(), 2 * (step + 1));
+    }
+    for (const NamedParameter& p : mine->model().parameters())
+      weights[again].push_back(p.variable.value().clone());
+  }
+  expect_same_weights(weights[0], weights[1]);
+}
+
+// With a reference that is the policy itself the KL is 0, and a reward that applies to nothing
+// leaves the weights alone.
+TEST_F(GrpoStep, TakesAReferenceAndNeedsAReward) {
+  config_.grpo.beta = 0.1;
+  const auto comm = make_single_communicator();
+  const auto mine = learner(*comm);
+  const Transformer reference(config_.model, config_.dtype, 1);
+  const Sampler sampler(mine->model(), *data_.tokenizer, config_.sampling);
+  const PromptShare share = share_prompts(*comm, config_, 0);
+  const std::vector<Example> problems = prompts(share);
+  const auto step_with = [&](const RewardSet& rewards) {
+    return grpo_step({*comm, config_, sampler, rewards, *mine, &reference, problems, share, 0, 0});
+  };
+  const GrpoStepResult result = step_with(RewardSet({{.name = "task"}}, data_.task));
+  EXPECT_EQ(result.metrics.at("kl"), 0);
+  EXPECT_EQ(mine->optimizer().updates(), 2);
+  const GrpoStepResult none = step_with(RewardSet({{.name = "countdown"}}, nullptr));
+  EXPECT_EQ(none.rewarded_count, 0);
+  EXPECT_TRUE(std::isnan(none.metrics.at("reward")));
+  EXPECT_TRUE(std::isnan(none.metrics.at("loss")));
+  EXPECT_EQ(mine->optimizer().updates(), 2);
+}
+
 // A record that is not the trainer's log-prob is found before AdamW and mended: the step ends with
 // the weights that the right record gives.
 TEST_F(GrpoStep, AWrongRecordedLogProbIsMendedBeforeTheUpdate) {
   for (const int ranks : {1, 2}) {
     SCOPED_TRACE(ranks);
     const Trained right = train(ranks, [](ScoredRollouts&) {});
-    EXPECT_EQ(value(right.metrics, "ratio_deviation"), 0);
+    EXPECT_EQ(right.metrics.at("ratio_deviation"), 0);
     const ExpectLog warning("max |ratio - 1| = 0.1");
     const Trained mended = train(ranks, [](ScoredRollouts& scored) {
-      scored.rollouts.samples[0].logprobs[0] -= std::log(1.125);
+      Trajectory& t = scored.trajectories[0];
+      t.logprobs[static_cast<size_t>(t.prompt_length)] -= std::log(1.125);
     });
-    EXPECT_NEAR(value(mended.metrics, "ratio_deviation"), 0.125, 1e-9);
+    EXPECT_NEAR(mended.metrics.at("ratio_deviation"), 0.125, 1e-9);
     expect_same_weights(mended.weights, right.weights);
     for (const char* name : {"loss", "grad_norm", "kl_old", "clip_ratio/high"})
-      EXPECT_EQ(value(mended.metrics, name), value(right.metrics, name)) << name;
+      EXPECT_EQ(mended.metrics.at(name), right.metrics.at(name)) << name;
   }
 }
 
@@ -168,9 +224,9 @@ TEST_F(GrpoStep, AnUpdateWithoutATokenInTheMaskIsNotMade) {
   scored.advantages.assign(scored.advantages.size(), 0);
   EXPECT_EQ(count(), 2u);
   config_.grpo.mask_truncated_completions = true;
-  for (size_t i = 0; i < 12; ++i) set_truncated(scored.rollouts.samples[i], i < 6);
+  for (size_t i = 0; i < 12; ++i) set_truncated(scored.trajectories[i], i < 6);
   EXPECT_EQ(count(), 1u);
-  for (Trajectory& c : scored.rollouts.samples) set_truncated(c);
+  for (Trajectory& c : scored.trajectories) set_truncated(c);
   EXPECT_EQ(count(), 0u);
   config_.grpo.mask_truncated_completions = false;
   EXPECT_EQ(count(), 2u);
@@ -185,7 +241,7 @@ TEST_F(GrpoStep, AnUpdateIsMadeIfAnyRankHasATokenInTheMask) {
     const auto mine = learner(comm);
     const PromptShare share = share_prompts(comm, config_, 0);
     ScoredRollouts scored = sampled(mine->model(), share);
-    for (Trajectory& c : scored.rollouts.samples) set_truncated(c, comm.rank() == 0);
+    for (Trajectory& c : scored.trajectories) set_truncated(c, comm.rank() == 0);
     auto minibatches =
         pack_minibatches(comm, mine->model(), scored, scored.advantages, share, config_);
     EXPECT_EQ(minibatches.size(), 2u);
@@ -201,11 +257,11 @@ TEST_F(GrpoStep, ShuffledAdvantagesAreDealtOverAllRanks) {
     run_local_ranks(ranks, [&](Communicator& comm) {
       const PromptShare share = share_prompts(comm, config_, 0);
       std::vector<double> mine;
-      for (const int64_t n : share.numbers)
+      for (const int64_t n : share.indices)
         for (int64_t g = 0; g < 3; ++g) mine.push_back(static_cast<double>(3 * n + g) + 1);
       const auto got = shuffled_advantages(comm, mine, share, config_, 5);
       for (size_t i = 0; i < got.size(); ++i)
-        dealt[static_cast<size_t>(share.numbers[i / 3]) * 3 + i % 3] = got[i];
+        dealt[static_cast<size_t>(share.indices[i / 3]) * 3 + i % 3] = got[i];
     });
     dealt_by.push_back(dealt);
   }
@@ -222,14 +278,14 @@ TEST_F(GrpoStep, ShuffledAdvantagesAreDealtOverAllRanks) {
 TEST_F(GrpoStep, WhatWasNotMeasuredIsNotANumber) {
   const Trained silent = train(1, [](ScoredRollouts& scored) {
     scored.advantages.assign(scored.advantages.size(), 0);
-    for (Trajectory& c : scored.rollouts.samples) c.entropy = 2.0 * c.completion_length();
+    for (Trajectory& c : scored.trajectories) c.entropy = 2.0 * c.completion_length();
   });
-  EXPECT_TRUE(std::isnan(value(silent.metrics, "kl_old")));
-  EXPECT_TRUE(std::isnan(value(silent.metrics, "kl")));
-  EXPECT_EQ(value(silent.metrics, "clip_ratio/low"), 0);
-  EXPECT_EQ(value(silent.metrics, "entropy"), 2);
-  EXPECT_EQ(value(silent.metrics, "frac_reward_zero_std"), 1);
-  EXPECT_EQ(value(silent.metrics, "loss"), 0);
+  EXPECT_TRUE(std::isnan(silent.metrics.at("kl_old")));
+  EXPECT_TRUE(std::isnan(silent.metrics.at("kl")));
+  EXPECT_EQ(silent.metrics.at("clip_ratio/low"), 0);
+  EXPECT_EQ(silent.metrics.at("entropy"), 2);
+  EXPECT_EQ(silent.metrics.at("frac_reward_zero_std"), 1);
+  EXPECT_EQ(silent.metrics.at("loss"), 0);
 
   const Trained nothing = train(1, [](ScoredRollouts& scored) {
     scored.scores.total.assign(scored.scores.total.size(), kNaN);
@@ -237,7 +293,7 @@ TEST_F(GrpoStep, WhatWasNotMeasuredIsNotANumber) {
   });
   for (const char* name : {"reward", "reward_std", "frac_reward_zero_std", "clip_ratio/low",
                            "clip_ratio/high", "kl_old", "entropy", "loss", "grad_norm"})
-    EXPECT_TRUE(std::isnan(value(nothing.metrics, name))) << name;
+    EXPECT_TRUE(std::isnan(nothing.metrics.at(name))) << name;
 }
 
 // A group without any reward is no group without a signal: it counts nowhere.
@@ -246,8 +302,8 @@ TEST_F(GrpoStep, GroupsWithoutARewardCountNowhere) {
     for (size_t i = 0; i < 3; ++i) scored.scores.total[i] = kNaN;
     for (size_t i = 0; i < 6; ++i) scored.advantages[i] = 0;
   });
-  EXPECT_EQ(value(trained.metrics, "frac_reward_zero_std"), 1.0 / 3);
-  EXPECT_EQ(value(trained.metrics, "reward"), 7);  // of 3 to 11
+  EXPECT_EQ(trained.metrics.at("frac_reward_zero_std"), 1.0 / 3);
+  EXPECT_EQ(trained.metrics.at("reward"), 7);  // of 3 to 11
 }
 
 // Entropy, clip shares and cut are means over the loss mask, whatever the advantages.
@@ -257,7 +313,7 @@ TEST_F(GrpoStep, MeansAreOverTheTokensOfTheLossMask) {
   double tokens = 0, entropy = 0, cut = 0;
   const Trained trained = train(1, [&](ScoredRollouts& scored) {
     for (size_t i = 0; i < 12; ++i) {
-      Trajectory& c = scored.rollouts.samples[i];
+      Trajectory& c = scored.trajectories[i];
       set_truncated(c, i % 4 == 1);
       c.entropy = static_cast<double>(i);
       c.cut = 0.25 * static_cast<double>(i);
@@ -269,8 +325,8 @@ TEST_F(GrpoStep, MeansAreOverTheTokensOfTheLossMask) {
       cut += c.cut;
     }
   });
-  EXPECT_NEAR(value(trained.metrics, "entropy"), entropy / tokens, 1e-12);
-  EXPECT_NEAR(value(trained.metrics, "cut_probability"), cut / tokens, 1e-12);
+  EXPECT_NEAR(trained.metrics.at("entropy"), entropy / tokens, 1e-12);
+  EXPECT_NEAR(trained.metrics.at("cut_probability"), cut / tokens, 1e-12);
 }
 
 }  // namespace

@@ -154,29 +154,26 @@ TEST(Ranks, SampleWhatOneRankSamplesToTheBit) {
   const Transformer model(model_config, DType::kF32, 1);
   const Sampler sampler(model, *data.tokenizer, config.sampling);
   constexpr int64_t kPrompts = 5, kGenerations = 3;
-  std::vector<Rollouts> by_ranks;
+  std::vector<std::vector<Trajectory>> by_ranks;
   for (const int ranks : {1, 2, 3}) {
-    Rollouts joined;
-    joined.samples.resize(kPrompts * kGenerations);
+    std::vector<Trajectory> joined(kPrompts * kGenerations);
     run_local_ranks(ranks, [&](Communicator& comm) {
       std::vector<Example> prompts;
-      std::vector<int64_t> numbers;
+      std::vector<int64_t> indices;
       for (int64_t i = comm.rank(); i < kPrompts; i += comm.size()) {
         prompts.push_back(data.train->get(i));
-        numbers.push_back(i);
+        indices.push_back(i);
       }
-      const Rollouts mine =
-          sampler.sample(prompts, kGenerations, {.seed = 1, .step = 0, .prompt_numbers = numbers});
-      for (size_t k = 0; k < mine.samples.size(); ++k)
-        joined.samples[static_cast<size_t>(numbers[k / kGenerations]) * kGenerations +
-                       k % kGenerations] = mine.samples[k];
+      for (const Trajectory& t :
+           sampler.sample(prompts, kGenerations, {.seed = 1, .step = 0, .prompt_indices = indices}))
+        joined[static_cast<size_t>(t.index)] = t;
     });
     by_ranks.push_back(std::move(joined));
   }
   for (size_t r = 1; r < by_ranks.size(); ++r)
-    for (size_t i = 0; i < by_ranks[0].samples.size(); ++i) {
-      EXPECT_EQ(by_ranks[r].samples[i].tokens, by_ranks[0].samples[i].tokens);
-      EXPECT_EQ(by_ranks[r].samples[i].logprobs, by_ranks[0].samples[i].logprobs);
+    for (size_t i = 0; i < by_ranks[0].size(); ++i) {
+      EXPECT_EQ(by_ranks[r][i].tokens, by_ranks[0][i].tokens);
+      EXPECT_EQ(by_ranks[r][i].logprobs, by_ranks[0][i].logprobs);
     }
 }
 

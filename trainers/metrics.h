@@ -2,14 +2,35 @@
 // over the ranks.
 #pragma once
 
+#include <chrono>
 #include <cmath>
+#include <initializer_list>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "dist/communicator.h"
-#include "trainers/reporter.h"
-
 namespace cohort {
+
+class Communicator;
+
+// Named numbers in the order in which they are shown and written; what was not measured is NaN.
+class Metrics {
+ public:
+  using Entry = std::pair<std::string, double>;
+  Metrics() = default;
+  Metrics(std::initializer_list<Entry> entries) : entries_(entries) {}
+  void add(std::string name, double value) { entries_.emplace_back(std::move(name), value); }
+  std::optional<double> find(const std::string& name) const;
+  double at(const std::string& name) const;  // throws Error naming it if there is none
+  bool empty() const { return entries_.empty(); }
+  const Entry& front() const { return entries_.front(); }
+  auto begin() const { return entries_.begin(); }
+  auto end() const { return entries_.end(); }
+
+ private:
+  std::vector<Entry> entries_;
+};
 
 // Sums that become mean and standard deviation (n - 1), also after a reduction over ranks. NaN
 // values are left out; what was not measured is NaN.
@@ -56,6 +77,19 @@ class MetricSums {
     metrics_.push_back({name, kind, of});
   }
   std::vector<Metric> metrics_;
+};
+
+// Seconds between calls.
+class Stopwatch {
+ public:
+  // Since the last call, or since the watch was made.
+  double lap() {
+    const auto now = std::chrono::steady_clock::now();
+    return std::chrono::duration<double>(now - std::exchange(last_, now)).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace cohort

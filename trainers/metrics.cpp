@@ -1,4 +1,4 @@
-#include "trainers/metric_sums.h"
+#include "trainers/metrics.h"
 
 #include <algorithm>
 #include <limits>
@@ -11,6 +11,18 @@ namespace {
 constexpr double kNotMeasured = std::numeric_limits<double>::quiet_NaN();
 
 }  // namespace
+
+std::optional<double> Metrics::find(const std::string& name) const {
+  for (const auto& [key, value] : entries_)
+    if (key == name) return value;
+  return std::nullopt;
+}
+
+double Metrics::at(const std::string& name) const {
+  const std::optional<double> value = find(name);
+  COHORT_CHECK(value.has_value(), "[metrics] there is no ", name);
+  return *value;
+}
 
 double Moments::mean() const {
   return count > 0 ? sum / count : kNotMeasured;
@@ -38,7 +50,7 @@ Metrics MetricSums::reduce(Communicator& comm) const {
   reduce_in_place(comm, sums);
   reduce_in_place(comm, maxima, Reduce::kMax);
   Metrics out;
-  for (const Metric& metric : all) out.emplace_back(metric.name, metric.value());
+  for (const Metric& metric : all) out.add(metric.name, metric.value());
   return out;
 }
 
