@@ -7,8 +7,6 @@
 #include "core/log.h"
 #include "core/sizes.h"
 #include "data/utf8.h"
-#include "nn/memory.h"
-#include "rl/rollout.h"
 
 namespace cohort::apps {
 namespace {
@@ -17,36 +15,7 @@ void row(const char* name, const std::string& value) {
   std::printf("  %-28s %s\n", name, value.c_str());
 }
 
-struct Batch {
-  int64_t tokens = 0, sequence = 0;  // of a step, of the longest sequence
-  MemoryShape shape;
-};
-
-Batch batch_of(const TrainConfig& config, const StagePreview& stage, int64_t ranks) {
-  Batch out{.sequence = stage.lengths.longest_sequence - 1};
-  out.shape.device = device_named(config.device);
-  if (config.trainer == TrainerType::kGrpo) {
-    const int64_t completions = config.prompts_per_step * config.num_generations;
-    const int64_t of_rank = ceil_div(config.prompts_per_step, ranks) * config.num_generations;
-    out.sequence = std::min(stage.model.context,
-                            stage.lengths.longest_prompt + config.sampling.max_completion_length) -
-                   1;
-    out.tokens = completions * out.sequence;
-    out.shape.rollout_sequences = std::min(config.sampling.max_concurrent, of_rank);
-    out.shape.rollout_length = out.sequence + 1;
-    out.shape.rollout_prefill_tokens =
-        std::min(kPrefillTokens, out.shape.rollout_sequences * stage.lengths.longest_prompt);
-    if (config.grpo.beta > 0) out.shape.reference = MemoryShape::Reference::kHeld;
-  } else {
-    out.tokens = static_cast<int64_t>(static_cast<double>(config.batch_size) *
-                                      (stage.lengths.mean_sequence - 1));
-  }
-  out.shape.micro_batch_tokens =
-      std::min(std::max(config.micro_batch_tokens, out.sequence), ceil_div(out.tokens, ranks));
-  return out;
-}
-
-void print_sizes(const TrainConfig& config, const StagePreview& stage, const Batch& batch) {
+void print_sizes(const TrainConfig& config, const StagePreview& stage, const StepSize& size) {
   const bool text = config.trainer == TrainerType::kPretrain,
              grpo = config.trainer == TrainerType::kGrpo;
   const ModelConfig& model = stage.model;
@@ -56,13 +25,12 @@ void print_sizes(const TrainConfig& config, const StagePreview& stage, const Bat
   row("heads",
       str(model.num_heads, " query, ", model.num_kv_heads, " key/value, of ", model.head_dim));
   row("MLP width", std::to_string(model.d_ff));
-  row("longest sequence", str(batch.sequence, " tokens"));
+  row("longest sequence", str(size.longest_sequence, " tokens"));
   if (grpo)
     row("completions per step", str(config.prompts_per_step, " prompts x ", config.num_generations,
-                                    " = ", config.prompts_per_step * config.num_generations));
-  row("tokens per step", str(text ? "" : "up to about ", batch.tokens));
-  const int64_t micro = std::max<int64_t>(1, batch.shape.micro_batch_tokens);
-  row("micro batches per step", std::to_string(ceil_div(batch.tokens, micro)));
+                                    " = ", config.completions_per_step()));
+  row("tokens per step", str(text ? "" : "up to about ", size.tokens));
+  row("micro batches per step", std::to_string(size.micro_batches()));
   row("optimiser updates",
       std::to_string(config.steps *
                      (grpo ? config.grpo.num_iterations * config.grpo.num_minibatches : 1)));
@@ -76,8 +44,8 @@ void print_sizes(const TrainConfig& config, const StagePreview& stage, const Bat
                                     " tokens after the longest prompt"));
   char flops[64];
   std::snprintf(flops, sizeof flops, "%.3g",
-                train_flops_per_token(model, static_cast<double>(batch.sequence)) *
-                    static_cast<double>(batch.tokens));
+                train_flops_per_token(model, static_cast<double>(size.longest_sequence)) *
+                    static_cast<double>(size.tokens));
   row("FLOP per step (training)", flops);
 }
 
@@ -121,10 +89,10 @@ std::string memory_plan(const RunPlan& plan, const std::vector<StagePreview>& st
   std::string text;
   for (size_t i = 0; i < stages.size(); ++i) {
     const TrainConfig& config = plan.stages[i];
-    const Batch batch = batch_of(config, stages[i], std::max(config.ranks, processes));
+    const StepSize size = step_size(config, stages[i], std::max(config.ranks, processes));
     text += str("\nmemory plan of ", trainer_name(config.trainer), ":");
     for (const auto& [name, value] :
-         memory_rows(estimate_memory(stages[i].model, config.dtype, batch.shape)))
+         memory_rows(estimate_memory(stages[i].model, config.dtype, size.memory)))
       text += str(" ", name, " ", value, ";");
   }
   return text;
@@ -137,11 +105,11 @@ int check(const CheckOptions& options) {
   for (size_t i = 0; i < stages.size(); ++i) {
     const TrainConfig& config = plan.stages[i];
     const int64_t ranks = std::max<int64_t>(config.ranks, options.gpus);
-    const Batch batch = batch_of(config, stages[i], ranks);
-    print_sizes(config, stages[i], batch);
+    const StepSize size = step_size(config, stages[i], ranks);
+    print_sizes(config, stages[i], size);
     row("device", place(config, ranks));
     for (const auto& [name, value] :
-         memory_rows(estimate_memory(stages[i].model, config.dtype, batch.shape)))
+         memory_rows(estimate_memory(stages[i].model, config.dtype, size.memory)))
       row(("memory: " + name).c_str(), value);
     print_examples(stages[i]);
     if (!stages[i].doubt.empty())

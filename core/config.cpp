@@ -498,6 +498,34 @@ class Dumper final : public Writer {
   bool item_ = false;
 };
 
+class Lister final : public Writer {
+ public:
+  ConfigFields fields;
+
+ protected:
+  void line(const char* key, const char*, const std::string& value, const char*,
+            const std::string&) override {
+    fields.emplace_back(path_.back() + key, value);
+  }
+  bool begin_section(const char* key, const char*) override {
+    path_.push_back(path_.back() + key + ".");
+    return true;
+  }
+  void end_section() override { path_.pop_back(); }
+  int64_t begin_list(const char* key, int64_t size, const char*,
+                     const std::function<void(ConfigVisitor&)>&) override {
+    path_.push_back(path_.back() + key + ".");
+    next_item_ = 0;
+    return size;
+  }
+  void begin_item() override { path_.push_back(str(path_.back(), next_item_++, ".")); }
+  void end_list() override { path_.pop_back(); }
+
+ private:
+  std::vector<std::string> path_{""};  // of the open sections, each with what is before it
+  int64_t next_item_ = 0;              // of the open list
+};
+
 class Helper final : public Writer {
  protected:
   void line(const char* key, const char* type, const std::string& value, const char* help,
@@ -631,6 +659,12 @@ std::string dump_config_with(const ConfigVisit& visit) {
   Dumper dumper;
   visit(dumper);
   return dumper.text();
+}
+
+ConfigFields config_fields_with(const ConfigVisit& visit) {
+  Lister lister;
+  visit(lister);
+  return std::move(lister.fields);
 }
 
 std::string config_help_with(const ConfigVisit& visit) {

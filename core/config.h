@@ -135,6 +135,10 @@ using ConfigVisit = std::function<void(ConfigVisitor&)>;
 void read_config_with(const ConfigVisit& visit, const ConfigNode& root,
                       std::span<const std::string> ignored_keys, const std::string& path);
 std::string dump_config_with(const ConfigVisit& visit);
+// Dotted keys, as overrides name them ("model.d_model", "rewards.0.name"), with their values as
+// dump_config() writes them.
+using ConfigFields = std::vector<std::pair<std::string, std::string>>;
+ConfigFields config_fields_with(const ConfigVisit& visit);
 std::string config_help_with(const ConfigVisit& visit);
 
 // Overwrites the keys of `config` that `root` has. `ignored_keys`: top-level keys another reader
@@ -148,6 +152,10 @@ void read_config(S& config, const ConfigNode& root, std::span<const std::string>
 template <class S>
 std::string dump_config(S config) {
   return dump_config_with([&](ConfigVisitor& v) { config.visit(v); });
+}
+template <class S>
+ConfigFields config_fields(S config) {
+  return config_fields_with([&](ConfigVisitor& v) { config.visit(v); });
 }
 // One line per key: name, type, default, range or choices, help.
 template <class S>

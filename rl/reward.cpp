@@ -9,23 +9,6 @@
 #include "rl/rewards/rewards.h"
 
 namespace cohort {
-namespace {
-
-const RewardEntry& find_reward(const std::string& name) {
-  std::vector<std::string> known;
-  std::string list;
-  for (const RewardEntry& entry : reward_table()) {
-    if (name == entry.name) return entry;
-    known.emplace_back(entry.name);
-    list += str(list.empty() ? "" : ", ", entry.name);
-  }
-  const std::string nearest = nearest_name(name, known);
-  throw InputError(str("unknown reward; known: ", list,
-                       nearest.empty() ? "" : str("; did you mean '", nearest, "'?")));
-}
-
-}  // namespace
-
 const std::vector<RewardEntry>& reward_table() {
   static const std::vector<RewardEntry> table = {
       {"countdown", "an expression that reaches fields.target from fields.numbers", make_countdown},
@@ -35,6 +18,19 @@ const std::vector<RewardEntry>& reward_table() {
       {"task", "the generated task's own checker", make_task},
   };
   return table;
+}
+
+RewardFn make_reward(const RewardConfig& config, const Task* task) {
+  std::vector<std::string> known;
+  std::string list;
+  for (const RewardEntry& entry : reward_table()) {
+    if (config.name == entry.name) return entry.make(config, task);
+    known.emplace_back(entry.name);
+    list += str(list.empty() ? "" : ", ", entry.name);
+  }
+  const std::string nearest = nearest_name(config.name, known);
+  throw InputError(str("unknown reward; known: ", list,
+                       nearest.empty() ? "" : str("; did you mean '", nearest, "'?")));
 }
 
 void RewardConfig::visit(ConfigVisitor& v) {
@@ -61,7 +57,7 @@ RewardSet::RewardSet(const std::vector<RewardConfig>& configs, const Task* task)
   for (size_t i = 0; i < configs.size(); ++i) {
     const RewardConfig& config = configs[i];
     try {
-      rewards_.push_back(find_reward(config.name).make(config, task));
+      rewards_.push_back(make_reward(config, task));
       if (!std::isfinite(config.weight)) throw InputError("weight must be finite");
     } catch (const InputError& e) {
       throw InputError(str("rewards[", i, "] '", config.name, "': ", e.what()));

@@ -38,6 +38,9 @@ struct RewardEntry {
 // The table. A new reward is one file in rl/rewards/ and one line here.
 const std::vector<RewardEntry>& reward_table();
 
+// Throws InputError for an unknown name, which lists the known ones, and as the reward does.
+RewardFn make_reward(const RewardConfig& config, const Task* task);
+
 // Several weighted rewards.
 class RewardSet {
  public:

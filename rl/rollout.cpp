@@ -60,6 +60,26 @@ struct Sampler::Sequence {
   int64_t length() const { return static_cast<int64_t>(out->tokens.size()); }
 };
 
+// What a forward of the cache needs of the tokens that it does not hold yet, and the draws after
+// the last of each sequence. A sequence that is decoded has one such token.
+struct Sampler::Inputs {
+  std::vector<int32_t> tokens, rows, positions;  // per token
+  std::vector<int64_t> streams, indices;         // per sequence: addresses of the draw
+  std::vector<int32_t> last;                     // per sequence: its last token
+  explicit Inputs(const std::vector<Sequence*>& active) {
+    for (const Sequence* s : active) {
+      for (int64_t p = s->cached; p < s->length(); ++p) {
+        tokens.push_back(s->out->tokens[static_cast<size_t>(p)]);
+        rows.push_back(s->row);
+        positions.push_back(static_cast<int32_t>(p));
+      }
+      last.push_back(static_cast<int32_t>(tokens.size() - 1));
+      streams.push_back(static_cast<int64_t>(s->stream));
+      indices.push_back(s->length());
+    }
+  }
+};
+
 // A token for each of n sequences: its id, and the statistics of its draw as the rows of one
 // tensor, so that one copy brings them to the host.
 struct Sampler::Drawn {
@@ -93,23 +113,17 @@ class Sampler::Decoder {
           kernels::increment(indices_);
         }) {}
 
-  void set(const std::vector<Sequence*>& active) {
+  // `in`: of one token of each sequence.
+  void set(Inputs in) {
     const auto n = static_cast<size_t>(rows_);
-    std::vector<int32_t> tokens(n), rows(n, idle_row_), positions(n);
-    std::vector<int64_t> streams(n), indices(n);
-    for (size_t i = 0; i < active.size(); ++i) {
-      const Sequence& s = *active[i];
-      tokens[i] = s.out->tokens.back();
-      rows[i] = s.row;
-      positions[i] = static_cast<int32_t>(s.cached);
-      streams[i] = static_cast<int64_t>(s.stream);
-      indices[i] = s.length();
-    }
-    tokens_.copy_(Tensor::from(tokens));
-    cache_rows_.copy_(Tensor::from(rows));
-    positions_.copy_(Tensor::from(positions));
-    streams_.copy_(Tensor::from(streams));
-    indices_.copy_(Tensor::from(indices));
+    in.rows.resize(n, idle_row_);
+    for (auto* values : {&in.tokens, &in.positions}) values->resize(n);
+    for (auto* values : {&in.streams, &in.indices}) values->resize(n);
+    tokens_.copy_(Tensor::from(in.tokens));
+    cache_rows_.copy_(Tensor::from(in.rows));
+    positions_.copy_(Tensor::from(in.positions));
+    streams_.copy_(Tensor::from(in.streams));
+    indices_.copy_(Tensor::from(in.indices));
   }
   void run() { replay_.run(); }
   const Drawn& drawn() const { return drawn_; }
@@ -173,6 +187,7 @@ std::vector<Trajectory> Sampler::sample(
     const std::function<void(const Trajectory&)>& on_finished) const {
   std::vector<Trajectory> trajectories = start(prompts, num_generations, address);
   if (trajectories.empty()) return trajectories;
+  const ModelConfig& c = model_.config();
   std::vector<Sequence> sequences;
   int64_t longest = 1;
   for (Trajectory& t : trajectories) {
@@ -180,17 +195,15 @@ std::vector<Trajectory> Sampler::sample(
                         static_cast<uint64_t>(t.index - t.group * num_generations);
     sequences.push_back(
         {.out = &t,
-         .max_length =
-             std::min(t.prompt_length + config_.max_completion_length, model_.config().context),
+         .max_length = config_.max_length(t.prompt_length, c.context),
          .stream = rng_stream(RngPurpose::kSample, static_cast<uint64_t>(address.step), sample)});
     longest = std::max(longest, sequences.back().max_length);
   }
-  const ModelConfig& c = model_.config();
   const KVCacheConfig rows{
       .num_layers = c.num_layers,
       .num_kv_heads = c.num_kv_heads,
       .head_dim = c.head_dim,
-      .num_sequences = 1 + std::min(config_.max_concurrent, static_cast<int64_t>(sequences.size())),
+      .num_sequences = 1 + config_.concurrent(static_cast<int64_t>(sequences.size())),
       .max_length = longest};
   Session session{.cache = KVCache(rows, model_.dtype(), model_.device()),
                   .seed = address.seed,
@@ -247,27 +260,16 @@ void Sampler::draw(Drawn& out, const Tensor& hidden, const Tensor& streams, cons
 }
 
 void Sampler::prefill_step(Session& session) const {
-  std::vector<int32_t> tokens, rows, positions, last;
-  std::vector<int64_t> streams, indices;
-  for (const Sequence* s : session.active) {
-    for (int64_t p = s->cached; p < s->length(); ++p) {
-      tokens.push_back(s->out->tokens[static_cast<size_t>(p)]);
-      rows.push_back(s->row);
-      positions.push_back(static_cast<int32_t>(p));
-    }
-    last.push_back(static_cast<int32_t>(tokens.size() - 1));
-    streams.push_back(static_cast<int64_t>(s->stream));
-    indices.push_back(s->length());
-  }
+  const Inputs in(session.active);
   const Device device = model_.device();
   const auto upload = [&](const auto& values) { return Tensor::from(values).to(device); };
-  const Tensor hidden =
-      model_.forward_cached(upload(tokens), upload(rows), upload(positions), session.cache);
+  const Tensor hidden = model_.forward_cached(upload(in.tokens), upload(in.rows),
+                                              upload(in.positions), session.cache);
   const auto n = static_cast<int64_t>(session.active.size());
   Tensor x = Tensor::empty({n, hidden.dim(1)}, hidden.dtype(), device);
-  kernels::embedding_forward({.y = x, .table = hidden, .ids = upload(last)});
+  kernels::embedding_forward({.y = x, .table = hidden, .ids = upload(in.last)});
   Drawn drawn(n, model_);
-  draw(drawn, x, upload(streams), upload(indices), session.seed);
+  draw(drawn, x, upload(in.streams), upload(in.indices), session.seed);
   session.current = nullptr;
   append_tokens(session, drawn);
 }
@@ -279,7 +281,7 @@ void Sampler::decode_step(Session& session) const {
     if (decoder == nullptr)
       decoder =
           std::make_unique<Decoder>(*this, session.cache, session.idle_row, rows, session.seed);
-    decoder->set(session.active);
+    decoder->set(Inputs(session.active));
     session.current = decoder.get();
   }
   session.current->run();

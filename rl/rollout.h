@@ -5,6 +5,7 @@
 // many sequences run together, nor on the number of ranks.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <span>
 #include <string>
@@ -28,6 +29,12 @@ struct SamplingConfig {
   std::vector<int64_t> stop_tokens;  // besides the tokenizer's end of sequence
   // Whether some tokens are never drawn: samples are then off-policy.
   bool restricts() const { return top_k > 0 || top_p < 1; }
+  // Tokens that a prompt of `prompt_length` and its completion can reach.
+  int64_t max_length(int64_t prompt_length, int64_t context) const {
+    return std::min(prompt_length + max_completion_length, context);
+  }
+  // How many of so many sequences are in the cache at once.
+  int64_t concurrent(int64_t sequences) const { return std::min(max_concurrent, sequences); }
   void visit(ConfigVisitor& v);
 };
 
@@ -58,6 +65,7 @@ class Sampler {
  private:
   struct Sequence;
   struct Session;
+  struct Inputs;
   struct Drawn;
   class Decoder;
   void draw(Drawn& out, const Tensor& hidden, const Tensor& streams, const Tensor& indices,

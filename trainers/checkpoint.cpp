@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <limits>
 #include <set>
-#include <sstream>
 
 #include "core/log.h"
 #include "core/parallel.h"
@@ -51,30 +50,31 @@ int64_t step_of(const fs::path& checkpoint) {
   return std::max(step_in(name, ""), step_in(name, kReplaced));
 }
 
+std::vector<fs::path> last_first(std::vector<std::pair<int64_t, fs::path>> found) {
+  std::sort(found.rbegin(), found.rend());
+  std::vector<fs::path> out;
+  for (auto& [position, path] : found) out.push_back(std::move(path));
+  return out;
+}
+
 // Checkpoint directories, or with `prefix` what else save_checkpoint() makes; newest first.
 std::vector<fs::path> list_checkpoints(const std::string& dir, const std::string& prefix = "") {
   std::vector<std::pair<int64_t, fs::path>> found;
   for (const std::string& name : list_directory(dir))
     if (const int64_t step = step_in(name, prefix); step >= 0 && is_own_directory(dir + "/" + name))
       found.emplace_back(step, fs::path(dir) / name);
-  std::sort(found.rbegin(), found.rend());
-  std::vector<fs::path> out;
-  for (auto& [step, path] : found) out.push_back(std::move(path));
-  return out;
+  return last_first(std::move(found));
 }
 
 // The `checkpoints` directories of a run's stages, the last stage first: "2-grpo", "1-sft".
 std::vector<fs::path> list_stages(const std::string& run_dir) {
-  std::vector<std::pair<int, fs::path>> found;
+  std::vector<std::pair<int64_t, fs::path>> found;
   for (const std::string& name : list_directory(run_dir)) {
-    const int number = std::atoi(name.c_str());
+    const int64_t position = std::atoll(name.c_str());
     const fs::path checkpoints = fs::path(run_dir) / name / "checkpoints";
-    if (number > 0 && path_exists(checkpoints)) found.emplace_back(number, checkpoints);
+    if (position > 0 && path_exists(checkpoints)) found.emplace_back(position, checkpoints);
   }
-  std::sort(found.rbegin(), found.rend());
-  std::vector<fs::path> out;
-  for (auto& [number, path] : found) out.push_back(std::move(path));
-  return out;
+  return last_first(std::move(found));
 }
 
 NamedTensors weights_of(const Transformer& model) {
@@ -165,14 +165,6 @@ LoadedModel load_saved(const std::string& checkpoint, ModelDescription saved, DT
   return loaded;
 }
 
-// "num_layers: 4" and so on, one key in a line.
-std::vector<std::string> config_lines(const ModelConfig& config) {
-  std::vector<std::string> lines;
-  std::istringstream in(dump_config(config));
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
-}
-
 // verify_checkpoint() as a question. What cannot be read is no answer: that error is the caller's.
 bool is_sound(const std::string& checkpoint, std::string& fault) {
   try {
@@ -235,22 +227,23 @@ bool is_saving() {
   return g_saving > 0;
 }
 
-std::string save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last) {
+void save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last) {
   const SaveInProgress in_progress;
   make_directory(dir);
   const std::string name = step_name(view.state.step);
   const fs::path target = fs::path(dir) / name, temporary = fs::path(dir) / (kTemporary + name);
   remove_entry(temporary);
   make_directory(temporary);
-  write_safetensors((temporary / "model.safetensors").string(), weights_of(view.model));
+  const auto write_json = [&](const char* file, const Json& json) {
+    write_file_durable(temporary / file, json.dump(2) + "\n");
+  };
+  write_safetensors(temporary / "model.safetensors", weights_of(view.model));
   if (view.reference != nullptr)
-    write_safetensors((temporary / "reference.safetensors").string(), weights_of(*view.reference));
-  write_safetensors((temporary / "optimizer.safetensors").string(), view.optimizer.state());
-  write_file_durable((temporary / "config.json").string(),
-                     view.model.config().to_json().dump(2) + "\n");
-  write_file_durable((temporary / "tokenizer.json").string(),
-                     view.tokenizer.to_json().dump(2) + "\n");
-  write_file_durable((temporary / "state.json").string(), view.state.to_json().dump(2) + "\n");
+    write_safetensors(temporary / "reference.safetensors", weights_of(*view.reference));
+  write_safetensors(temporary / "optimizer.safetensors", view.optimizer.state());
+  write_json("config.json", view.model.config().to_json());
+  write_json("tokenizer.json", view.tokenizer.to_json());
+  write_json("state.json", view.state.to_json());
   write_manifest(temporary, view);
   sync_directory(temporary.string());
   // The step may be there already: a damaged one that the run went back behind. newest_checkpoint()
@@ -268,7 +261,6 @@ std::string save_checkpoint(const std::string& dir, const CheckpointView& view, 
   } catch (const Error& e) {
     logging::warn("old checkpoints are not removed: ", e.what());
   }
-  return target.string();
 }
 
 void remove_leftovers(const std::string& dir) {
@@ -293,7 +285,7 @@ void verify_checkpoint(const std::string& checkpoint) {
   const std::string path = (dir / "manifest.json").string();
   if (!path_exists(path))
     throw InputError(str(checkpoint, " is no complete checkpoint: manifest.json is missing"));
-  const Json manifest = parse_json(read_text_file(path), path);
+  const Json manifest = read_json(checkpoint, "manifest.json");
   const int64_t format = manifest.at("format").as_int();
   if (format != kFormat)
     throw InputError(str(path, ": checkpoint format ", format, ", this version reads ", kFormat));
@@ -386,15 +378,15 @@ LoadedModel load_model(const std::string& checkpoint, const TrainConfig& config,
 
 void check_compatible(const TrainConfig& config, const ModelConfig& model,
                       const Tokenizer& tokenizer, const std::string& source) {
-  const auto wanted = config_lines(config.model), found = config_lines(model),
-             defaults = config_lines(ModelConfig{});
+  const ConfigFields wanted = config_fields(config.model), found = config_fields(model),
+                     defaults = config_fields(ModelConfig{});
   for (size_t i = 0; i < wanted.size(); ++i) {
-    const std::string key = wanted[i].substr(0, wanted[i].find(':'));
+    const auto& [key, value] = wanted[i];
     // What only says how to train, or how to start from nothing.
     if (key == "dropout" || key == "recompute" || key == "init_std") continue;
-    if (wanted[i] != defaults[i] && wanted[i] != found[i])
-      throw InputError(str("model.", wanted[i], " was asked for, but the model of ", source,
-                           " has ", found[i],
+    if (value != defaults[i].second && value != found[i].second)
+      throw InputError(str("model.", key, ": ", value, " was asked for, but the model of ", source,
+                           " has ", key, ": ", found[i].second,
                            "; hint: leave the key out, or start without init_from"));
   }
   const std::string type = tokenizer.to_json().at("type").as_string();

@@ -62,8 +62,7 @@ struct CheckpointView {
 
 // Saves DIR/step-N, then removes all but the last `keep_last` and the best, what a killed process
 // left, and, where the run is finished, checkpoints of later steps, which it went back behind.
-// Returns the new directory.
-std::string save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last);
+void save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last);
 
 // Removes what a killed process left in DIR, and what save_checkpoint() replaced: for a DIR that
 // has a good checkpoint under its own name.

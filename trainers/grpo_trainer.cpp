@@ -75,8 +75,7 @@ void log_completions(Stage& stage, std::span<const Example> prompts, const Score
         .set("truncated", trajectory.truncated());
     lines[index] = line.dump();
   }
-  for (const std::string& line : gather_texts(stage.comm(), lines))
-    stage.log_completion(parse_json(line, "completion"));
+  for (const std::string& line : gather_texts(stage.comm(), lines)) stage.log_completion(line);
 }
 
 }  // namespace

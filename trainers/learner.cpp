@@ -40,7 +40,6 @@ Tensor flat_gradients(const Transformer& model) {
 Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& config,
                  Communicator& comm)
     : model_(std::move(model)),
-      config_(config),
       comm_(comm),
       gradients_(flat_gradients(*model_)),
       health_(Tensor::zeros({2}, DType::kF64, model_->device())),
@@ -91,25 +90,18 @@ void Learner::check_weights() const {
 // same.
 void Learner::check_losses(double total, const std::vector<double>& losses) const {
   if (std::isfinite(total)) return;
-  // Of each rank's first bad micro batch its number, from 1, its loss, and how many there are.
-  struct BadLoss {
-    double number = 0, loss = 0, micro_batches = 0;
-  };
-  std::vector<BadLoss> bad(static_cast<size_t>(comm_.size()));
-  const auto first_bad = std::find_if_not(losses.begin(), losses.end(),
-                                          [](double loss) { return std::isfinite(loss); });
-  if (first_bad != losses.end())
-    bad[static_cast<size_t>(comm_.rank())] = {static_cast<double>(first_bad - losses.begin() + 1),
-                                              *first_bad, static_cast<double>(losses.size())};
-  for (BadLoss& of_rank : bad)
-    reduce_in_place(comm_, {&of_rank.number, &of_rank.loss, &of_rank.micro_batches});
-  std::string what = str("the sum of the losses is ", total);
-  for (size_t rank = bad.size(); rank-- > 0;)
-    if (bad[rank].number > 0)
-      what = str(comm_.size() > 1 ? str("rank ", rank, ": ") : "", "the loss of micro batch ",
-                 bad[rank].number, " of ", bad[rank].micro_batches, " is ", bad[rank].loss);
-  throw NonFiniteError(what +
-                       "; nothing was updated; hint: a lower learning_rate or max_grad_norm");
+  std::vector<std::string> faults(static_cast<size_t>(comm_.size()));
+  const auto bad = std::find_if_not(losses.begin(), losses.end(),
+                                    [](double loss) { return std::isfinite(loss); });
+  if (bad != losses.end())
+    faults[static_cast<size_t>(comm_.rank())] =
+        str(comm_.size() > 1 ? str("rank ", comm_.rank(), ": ") : "", "the loss of micro batch ",
+            bad - losses.begin() + 1, " of ", losses.size(), " is ", *bad);
+  faults = gather_texts(comm_, faults);
+  const auto first = std::find_if(faults.begin(), faults.end(),
+                                  [](const std::string& fault) { return !fault.empty(); });
+  throw NonFiniteError(str(first == faults.end() ? str("the sum of the losses is ", total) : *first,
+                           "; nothing was updated; hint: a lower learning_rate or max_grad_norm"));
 }
 
 void Learner::check_gradients(double norm) const {

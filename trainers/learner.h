@@ -42,7 +42,6 @@ class Learner {
   void check_gradients(double norm) const;
 
   std::unique_ptr<Transformer> model_;
-  OptimizerConfig config_;
   Communicator& comm_;
   Tensor gradients_;  // of all parameters, one after the other
   // f64 [2] on the device: the gradient norm, and 1 once an update has made what is not finite.

@@ -71,8 +71,8 @@ void LogFile::start(int64_t step) {
   fd_ = open_to_append(path_);
 }
 
-void LogFile::write(const Json& line) {
-  kept_ += line.dump() + "\n";
+void LogFile::write(const std::string& line) {
+  kept_ += line + "\n";
   if (write_kept() || warned_) return;
   warned_ = true;
   logging::warn("cannot write ", path_, ": ", why_,

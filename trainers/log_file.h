@@ -22,7 +22,7 @@ class LogFile {
   // Cuts the lines after `step`, which are written again, and opens the file. Damaged lines go to
   // PATH.damaged with a warning.
   void start(int64_t step);
-  void write(const Json& line);
+  void write(const std::string& line);
   // Tries a last time to write what is kept; throws Error if it cannot.
   void finish();
 

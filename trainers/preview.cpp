@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/sizes.h"
 #include "data/utf8.h"
 #include "trainers/checkpoint.h"
 #include "trainers/evaluate.h"
@@ -71,6 +72,33 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start) {
 }
 
 }  // namespace
+
+int64_t StepSize::micro_batches() const {
+  return ceil_div(tokens, std::max<int64_t>(1, memory.micro_batch_tokens));
+}
+
+StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t ranks) {
+  StepSize out{.longest_sequence = stage.lengths.longest_sequence - 1};
+  MemoryShape& memory = out.memory;
+  memory.device = device_named(config.device);
+  if (config.trainer == TrainerType::kGrpo) {
+    const int64_t of_rank = ceil_div(config.prompts_per_step, ranks) * config.num_generations;
+    memory.rollout_length =
+        config.sampling.max_length(stage.lengths.longest_prompt, stage.model.context);
+    out.longest_sequence = memory.rollout_length - 1;
+    out.tokens = config.completions_per_step() * out.longest_sequence;
+    memory.rollout_sequences = config.sampling.concurrent(of_rank);
+    memory.rollout_prefill_tokens =
+        std::min(kPrefillTokens, memory.rollout_sequences * stage.lengths.longest_prompt);
+    if (config.grpo.beta > 0) memory.reference = MemoryShape::Reference::kHeld;
+  } else {
+    out.tokens = static_cast<int64_t>(static_cast<double>(config.batch_size) *
+                                      (stage.lengths.mean_sequence - 1));
+  }
+  memory.micro_batch_tokens = std::min(std::max(config.micro_batch_tokens, out.longest_sequence),
+                                       ceil_div(out.tokens, ranks));
+  return out;
+}
 
 std::vector<StagePreview> preview_plan(const RunPlan& plan) {
   if (!plan.missing.empty()) throw InputError(plan.missing[0]);

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "nn/memory.h"
 #include "trainers/dataset.h"
 
 namespace cohort {
@@ -19,6 +20,15 @@ struct StagePreview {
   // (grpo) How many solutions get less than the rewards can give, and the first; empty: none.
   std::string doubt;
 };
+
+// The size of a step, at most.
+struct StepSize {
+  int64_t tokens = 0;            // over all ranks
+  int64_t longest_sequence = 0;  // inputs of the model
+  MemoryShape memory;            // of one rank
+  int64_t micro_batches() const;
+};
+StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t ranks);
 
 // Loads what every stage needs and checks that it fits together: data, the model a run starts from,
 // rewards; each stage against the model and tokenizer of the one before. Throws InputError for what

@@ -14,11 +14,11 @@ std::string utc_now() {
   const std::time_t seconds = system_clock::to_time_t(floor<std::chrono::seconds>(now));
   std::tm parts;
   gmtime_r(&seconds, &parts);
-  char text[80];
-  std::snprintf(text, sizeof text, "%04d-%02d-%02dT%02d:%02d:%02d.%03dZ", parts.tm_year + 1900,
-                parts.tm_mon + 1, parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec,
+  char date[40], fraction[16];
+  std::strftime(date, sizeof date, "%FT%T", &parts);
+  std::snprintf(fraction, sizeof fraction, ".%03dZ",
                 static_cast<int>(now.time_since_epoch().count() % 1000));
-  return text;
+  return std::string(date) + fraction;
 }
 
 std::string text_curve(const std::vector<double>& values, int width, int height) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <sstream>
 
 #include "core/log.h"
 #include "core/parallel.h"
@@ -29,18 +28,30 @@ Device device_of(const TrainConfig& config, const ProcessGroup* group) {
   return Device::cuda(index);
 }
 
+// All keys of a plan with their values, as overrides name them.
+Json plan_fields(const RunPlan& plan) {
+  Json fields;
+  for (size_t i = 0; i < plan.stages.size(); ++i)
+    for (const auto& [key, value] : config_fields(plan.stages[i]))
+      fields.set(plan.stages.size() == 1 ? key : str("stages.", i, ".", key), value);
+  return fields;
+}
+
 // Ranks with other keys would go other ways, or train a mixture without a word.
 void check_equal_plans(const RunPlan& plan, ProcessGroup& group) {
-  const auto trimmed = [](const std::string& s) {
-    return s.substr(std::min(s.find_first_not_of(' '), s.size()));
+  const auto shown = [](const Json& fields, const std::string& key) {
+    const Json* value = fields.find(key);
+    return value == nullptr ? "no " + key : str("'", key, ": ", value->as_string(), "'");
   };
-  const std::vector<std::string> plans = group.exchange("configuration", dump_plan(plan));
+  const std::vector<std::string> plans = group.exchange("configuration", plan_fields(plan).dump());
+  const Json first = parse_json(plans[0], "configuration");
   for (size_t rank = 1; rank < plans.size(); ++rank) {
-    std::istringstream first(plans[0]), other(plans[rank]);
-    for (std::string a, b; std::getline(first, a), std::getline(other, b), first || other;)
-      if (a != b)
-        throw InputError(str("the ranks have different configurations: rank 0 has '", trimmed(a),
-                             "', rank ", rank, " has '", trimmed(b), "'"));
+    const Json other = parse_json(plans[rank], "configuration");
+    for (const Json* fields : {&first, &other})
+      for (const auto& [key, value] : fields->as_object())
+        if (const auto a = shown(first, key), b = shown(other, key); a != b)
+          throw InputError(str("the ranks have different configurations: rank 0 has ", a, ", rank ",
+                               rank, " has ", b));
   }
 }
 

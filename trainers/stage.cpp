@@ -180,7 +180,7 @@ void Stage::end_step(const Metrics& metrics) {
       Json line;
       line.set("step", state_.step).set("time", utc_now());
       for (const auto& [name, value] : all) line.set(name, value);
-      metrics_->write(line);
+      metrics_->write(line.dump());
     }
     reporter_.step(state_.step, all);
   }
@@ -257,9 +257,9 @@ void Stage::note_score(const Evaluation& evaluation) {
 }
 
 void Stage::tell(const Evaluation& evaluation) {
-  metrics_->write(evaluation_json(evaluation));
+  metrics_->write(evaluation_json(evaluation).dump());
   for (const ProblemResult& problem : evaluation.told)
-    log_completion(told_json(evaluation, problem));
+    log_completion(told_json(evaluation, problem).dump());
   reporter_.message(evaluation_text(evaluation));
   if (!std::isnan(evaluation.score) || evaluation.rule.empty() || warned_) return;
   warned_ = true;
@@ -284,7 +284,7 @@ void Stage::save(bool finished) {
   comm_.barrier();
 }
 
-void Stage::log_completion(const Json& line) {
+void Stage::log_completion(const std::string& line) {
   if (is_main()) completions_->write(line);
 }
 

@@ -74,8 +74,8 @@ class Stage {
   const Transformer* reference() const { return reference_.get(); }
   TrainState& state() { return state_; }
   bool is_main() const { return comm_.rank() == 0; }
-  // Appends one line to completions.jsonl (rank 0).
-  void log_completion(const Json& line);
+  // Appends one line, which is JSON, to completions.jsonl (rank 0).
+  void log_completion(const std::string& line);
   // Logs a warning, with where the best weights are (rank 0).
   void warn(const std::string& warning) const;
 
@@ -93,7 +93,7 @@ class Stage {
   void note_score(const Evaluation& evaluation);
   void tell(const Evaluation& evaluation);
 
-  const TrainConfig config_;
+  const TrainConfig& config_;
   const std::string dir_;
   Communicator& comm_;
   Reporter& reporter_;

@@ -34,23 +34,16 @@ uint64_t checksum_of(const NamedTensors& tensors) {
 
 void check_equal_ranks(Communicator& comm, const std::vector<RankPart>& parts) {
   const auto ranks = static_cast<size_t>(comm.size()), mine = static_cast<size_t>(comm.rank());
-  // Each rank's part of the sum is its own; halves of 32 bits are exact in a double.
-  std::vector<double> high(ranks * parts.size(), 0), low = high;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    high[mine * parts.size() + i] = static_cast<double>(parts[i].checksum >> 32);
-    low[mine * parts.size() + i] = static_cast<double>(parts[i].checksum & 0xffffffff);
-  }
-  high = reduce_over_ranks(comm, high);
-  low = reduce_over_ranks(comm, low);
+  std::vector<std::string> all(ranks * parts.size());
+  for (size_t i = 0; i < parts.size(); ++i) all[mine * parts.size() + i] = str(parts[i].checksum);
+  all = gather_texts(comm, all);
   for (size_t rank = 1; rank < ranks; ++rank)
-    for (size_t i = 0; i < parts.size(); ++i) {
-      const size_t other = rank * parts.size() + i;
-      if (high[other] != high[i] || low[other] != low[i])
+    for (size_t i = 0; i < parts.size(); ++i)
+      if (all[rank * parts.size() + i] != all[i])
         throw InputError(str("the ranks do not start alike: rank ", rank, " has other ",
                              parts[i].what,
                              " than rank 0; hint: all hosts must see the same files and run the "
                              "same build on the same kind of processor"));
-    }
 }
 
 }  // namespace cohort

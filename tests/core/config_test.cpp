@@ -366,6 +366,22 @@ TEST(Config, DumpedTextsReadBackWhateverTheyHold) {
   EXPECT_EQ(read(dump_config(all)), all);
 }
 
+TEST(Config, FieldsAreNamedAsOverridesNameThem) {
+  Everything c;
+  c.parts = {{1, "p"}, {2, "q: r"}};
+  const ConfigFields fields = config_fields(c);
+  const auto value_of = [&](const std::string& key) {
+    for (const auto& [name, value] : fields)
+      if (name == key) return value;
+    return std::string("missing");
+  };
+  EXPECT_EQ(fields.front(), std::pair(std::string("steps"), std::string("10")));
+  EXPECT_EQ(value_of("words"), "[a, b]");
+  EXPECT_EQ(value_of("inner.width"), str(c.inner.width));
+  EXPECT_EQ(value_of("parts.1.label"), "\"q: r\"");
+  EXPECT_EQ(config_fields(Everything{}).size() + 4, fields.size());
+}
+
 TEST(Config, HelpMentionsEveryKeyWithDefaultAndRange) {
   const std::string help = config_help<Everything>();
   for (const char* key : {"steps", "rate", "clip", "verbose", "name", "words", "sizes", "color",

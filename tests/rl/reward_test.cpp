@@ -26,9 +26,7 @@ Example with_answer(const std::string& answer) {
 }
 
 RewardFn make(const RewardConfig& config, const Task* task = nullptr) {
-  for (const RewardEntry& entry : reward_table())
-    if (config.name == entry.name) return entry.make(config, task);
-  throw Error("no such reward");
+  return make_reward(config, task);
 }
 
 // One that works with any entry of the table.

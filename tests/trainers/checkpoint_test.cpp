@@ -40,7 +40,8 @@ class Checkpoints : public testing::Test {
     state_.step = step;
     state_.updates = optimizer_->updates();
     state_.best_step = best_step;
-    return save_checkpoint(dir_, {*model_, reference, *tokenizer_, *optimizer_, state_}, keep_last);
+    save_checkpoint(dir_, {*model_, reference, *tokenizer_, *optimizer_, state_}, keep_last);
+    return checkpoint_path(dir_, state_.step);
   }
 
   std::set<std::string> names() const {
