@@ -61,7 +61,8 @@ void print_examples(const StagePreview& stage) {
 
 using Rows = std::vector<std::pair<std::string, std::string>>;
 
-Rows memory_rows(const MemoryEstimate& memory) {
+Rows memory_rows(const TrainConfig& config, const StagePreview& stage, const StepSize& size) {
+  const MemoryEstimate memory = estimate_memory(stage.model, config.dtype, size.memory);
   Rows rows = {{"parameters", mib(memory.parameters)},
                {"gradients", mib(memory.gradients)},
                {"optimizer", mib(memory.optimizer)}};
@@ -91,8 +92,7 @@ std::string memory_plan(const RunPlan& plan, const std::vector<StagePreview>& st
     const TrainConfig& config = plan.stages[i];
     const StepSize size = step_size(config, stages[i], std::max(config.ranks, processes));
     text += str("\nmemory plan of ", trainer_name(config.trainer), ":");
-    for (const auto& [name, value] :
-         memory_rows(estimate_memory(stages[i].model, config.dtype, size.memory)))
+    for (const auto& [name, value] : memory_rows(config, stages[i], size))
       text += str(" ", name, " ", value, ";");
   }
   return text;
@@ -108,8 +108,7 @@ int check(const CheckOptions& options) {
     const StepSize size = step_size(config, stages[i], ranks);
     print_sizes(config, stages[i], size);
     row("device", place(config, ranks));
-    for (const auto& [name, value] :
-         memory_rows(estimate_memory(stages[i].model, config.dtype, size.memory)))
+    for (const auto& [name, value] : memory_rows(config, stages[i], size))
       row(("memory: " + name).c_str(), value);
     print_examples(stages[i]);
     if (!stages[i].doubt.empty())

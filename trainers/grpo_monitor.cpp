@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <limits>
 
+#include "trainers/checkpoint.h"
+
 namespace cohort {
 namespace {
 
@@ -53,20 +55,15 @@ GrpoMonitor::GrpoMonitor(const TrainConfig& config, const Json& saved)
     : best_possible_(0), best_reward_(kUnknown), first_entropy_(kUnknown) {
   for (const RewardConfig& reward : config.rewards) best_possible_ += std::max(0.0, reward.weight);
   if (!saved.is_object()) return;
-  const auto number = [&](const char* key) {
-    return saved.at(key).is_null() ? kUnknown : saved.at(key).as_double();
-  };
-  const auto numbers = [&](const char* key, Window& window) {
-    for (const Json& v : saved.at(key).as_array()) window.add(v.as_double());
-  };
+  const auto number = [&](const char* key) { return number_or_nan(saved.at(key)); };
   best_reward_ = number("best_reward");
   best_deviation_ = number("best_deviation");
   first_entropy_ = number("first_entropy");
   silent_steps_ = saved.at("silent_steps").as_int();
-  numbers("reward", reward_);
-  numbers("entropy", entropy_);
-  numbers("clipped", clipped_);
-  numbers("truncated", truncated_);
+  for (const auto& [key, window] :
+       {std::pair("reward", &reward_), std::pair("entropy", &entropy_),
+        std::pair("clipped", &clipped_), std::pair("truncated", &truncated_)})
+    for (const Json& v : saved.at(key).as_array()) window->add(v.as_double());
   for (const Json& fault : saved.at("faults").as_array()) faults_.insert(fault.as_string());
 }
 

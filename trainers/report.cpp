@@ -13,12 +13,7 @@ constexpr size_t kShownCompletions = 3;  // before and after, in the final repor
 
 std::string shown(const std::string& text) {
   std::string out;
-  for (const char c : text) {
-    if (c == '\n')
-      out += "\\n";
-    else
-      out += c;
-  }
+  for (const char c : text) out += c == '\n' ? std::string("\\n") : std::string(1, c);
   return out;
 }
 

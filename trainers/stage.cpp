@@ -8,11 +8,8 @@
 #include "trainers/start.h"
 
 namespace cohort {
-namespace {
 
 namespace fs = std::filesystem;
-
-}  // namespace
 
 Stage::Stage(const StageSetup& setup)
     : config_(setup.config),
