@@ -77,7 +77,7 @@ Rows memory_rows(const TrainConfig& config, const StagePreview& stage, const Ste
 // Where the stage trains, and whether that is here.
 std::string place(const TrainConfig& config, int64_t ranks) {
   std::string text = str(config.device, ranks > 1 ? str(", ", ranks, " ranks") : "");
-  if (const Device device = device_named(config.device);
+  if (const Device device = device_named(config.device, "device");
       device.is_cuda() && device.index >= cuda_device_count())
     text += ", not on this machine: it has " + usable_cuda_devices();
   return text;

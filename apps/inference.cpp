@@ -18,7 +18,7 @@ LoadedModel load(const std::string& path, const Placement& place) {
   if (place.dtype == DType::kBF16 && place.device == "cpu")
     throw InputError("--dtype: bf16 is for CUDA devices; hint: --device cuda, or --dtype f32");
   return load_found(path, [&](const std::string& checkpoint) {
-    return load_model(checkpoint, place.dtype, parse_device(place.device));
+    return load_model(checkpoint, place.dtype, parse_device(place.device, "device"));
   });
 }
 
@@ -179,7 +179,7 @@ int evaluate(const EvalOptions& options) {
   const RunPlan plan =
       load_plan(options.config.empty() ? config_of(checkpoint) : options.config, options.overrides);
   const TrainConfig& config = plan.stages.back();
-  LoadedModel loaded = load_model(checkpoint, config.dtype, parse_device(config.device));
+  LoadedModel loaded = load_model(checkpoint, config.dtype, parse_device(config.device, "device"));
   Dataset data = load_dataset(config, std::move(loaded.tokenizer));
   const auto alone = make_single_communicator();
   Json line;

@@ -117,7 +117,7 @@ void check_gpus(const TrainOptions& options, const RankInfo& info) {
   const std::string config =
       options.resume.empty() ? options.config : options.resume + "/config.yaml";
   expect_cuda(load_plan(config, overrides_of(options)));
-  parse_device("cuda");
+  parse_device("cuda", "device");
   if (options.gpus > cuda_device_count())
     throw InputError(
         str("--gpus: ", options.gpus, " were asked for, this machine has ", usable_cuda_devices()));

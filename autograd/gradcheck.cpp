@@ -11,7 +11,7 @@ namespace {
 using Fn = std::function<Variable(std::span<const Variable>)>;
 
 std::vector<double> random_values(int64_t n, uint64_t seed, uint64_t stream) {
-  Rng rng(seed, rng_stream(RngPurpose::kTest, 1, stream));
+  Rng rng(seed, rng_stream(kGradcheckPurpose, 1, stream));
   std::vector<double> values(static_cast<size_t>(n));
   for (double& v : values) v = rng.normal();
   return values;
@@ -104,7 +104,7 @@ GradcheckResult gradcheck(const Fn& fn, const std::vector<Tensor>& inputs,
   GradcheckResult result;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const int64_t n = inputs[i].numel();
-    Rng rng(options.seed, rng_stream(RngPurpose::kTest, 2, i));
+    Rng rng(options.seed, rng_stream(kGradcheckPurpose, 2, i));
     for (int64_t k = 0; k < std::min(n, options.elements); ++k) {
       const int64_t e = n <= options.elements ? k : rng.below(n);
       double* element = subject.values()[i].data<double>() + e;

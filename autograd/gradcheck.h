@@ -14,6 +14,9 @@
 
 namespace cohort {
 
+// The purpose of rng_stream() for inputs and weights of checks.
+inline constexpr uint64_t kGradcheckPurpose = 6;
+
 struct GradcheckOptions {
   double step = 2e-3;      // h of the fourth-order stencil, relative to max(1, |x|)
   double relative = 1e-6;  // |analytic - numeric| <= relative max(|a|, |n|) + absolute max |g|

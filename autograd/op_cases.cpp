@@ -27,7 +27,7 @@ struct InputSpec {
 // Standard normal values; at least 0.25 away from zero where the domain excludes it, which is far
 // enough for the steps of a difference.
 Tensor draw(const InputSpec& spec, uint64_t seed, uint64_t stream) {
-  Rng rng(seed, rng_stream(RngPurpose::kTest, 3, stream));
+  Rng rng(seed, rng_stream(kGradcheckPurpose, 3, stream));
   std::vector<double> values(static_cast<size_t>(spec.shape.numel()));
   for (double& v : values) {
     v = rng.normal();
@@ -206,8 +206,7 @@ void add_rope(Table& table) {
   }
 }
 
-kernels::DropoutSpec dropout_spec(int64_t tokens, double p, kernels::DropoutSite site,
-                                  const Variable& like) {
+kernels::DropoutSpec dropout_spec(int64_t tokens, double p, uint64_t stream, const Variable& like) {
   std::vector<int64_t> sequences;
   std::vector<int32_t> positions;
   for (int64_t t = 0; t < tokens; ++t) {
@@ -216,9 +215,7 @@ kernels::DropoutSpec dropout_spec(int64_t tokens, double p, kernels::DropoutSite
   }
   return {.p = p,
           .seed = 5,
-          .step = 3,
-          .layer = 1,
-          .site = site,
+          .stream = rng_stream(kernels::kDropoutPurpose, 3, stream),
           .sequences = Tensor::from(sequences).to(like.value().device()),
           .positions = ids(positions, like)};
 }
@@ -250,8 +247,8 @@ void add_attention(Table& table) {
     table.push_back({"attention", row.variant, inputs({{q}, {k}, {k}}), [row](Inputs in) {
                        kernels::AttentionDesc desc = row.desc;
                        if (row.dropout > 0)
-                         desc.dropout = dropout_spec(row.starts.back(), row.dropout,
-                                                     kernels::DropoutSite::kAttention, in[0]);
+                         desc.dropout =
+                             dropout_spec(row.starts.back(), row.dropout, 1 << 8 | 1, in[0]);
                        return attention(in[0], in[1], in[2], ids(row.starts, in[0]), desc);
                      }});
   }
@@ -260,10 +257,9 @@ void add_attention(Table& table) {
                      return attention(x, x, x, ids({0, 2, 6}, x), {});
                    }});
   for (const Shape& shape : {Shape{1, 1}, Shape{9, 7}, Shape{6, 33}})
-    table.push_back(
-        {"dropout", shape.str(), inputs({{shape}}), [shape](Inputs in) {
-           return dropout(in[0], dropout_spec(shape[0], 0.4, kernels::DropoutSite::kMlpOut, in[0]));
-         }});
+    table.push_back({"dropout", shape.str(), inputs({{shape}}), [shape](Inputs in) {
+                       return dropout(in[0], dropout_spec(shape[0], 0.4, 1 << 8 | 3, in[0]));
+                     }});
 }
 
 void add_head(Table& table) {
@@ -348,7 +344,7 @@ void add_policy_loss(Table& table) {
     const auto near = [](uint64_t seed) {
       const PolicyTokens tokens = policy_tokens();
       std::vector<double> values = tokens.logprob;
-      Rng rng(seed, rng_stream(RngPurpose::kTest, 4));
+      Rng rng(seed, rng_stream(kGradcheckPurpose, 4));
       for (double& v : values) v += 0.005 * (2 * rng.uniform() - 1);
       return std::vector<Tensor>{Tensor::from(values)};
     };

@@ -87,7 +87,7 @@ Tensor random_sum(const Shape& shape, float low = -2, float high = 2) {
 }
 template <class T>
 Tensor random_ids(int64_t size, int64_t limit) {
-  Rng rng(2, rng_stream(RngPurpose::kTest));
+  Rng rng(2, rng_stream(kBenchPurpose));
   std::vector<T> ids(static_cast<size_t>(size));
   for (T& id : ids) id = static_cast<T>(rng.below(limit));
   return Tensor::from(ids).to(g_setup.device);
@@ -375,7 +375,7 @@ int run(int argc, char** argv) {
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   set_num_threads(threads);
-  g_setup.device = parse_device(device);
+  g_setup.device = parse_device(device, "device");
   if (dtype == "bf16") g_setup.dtype = DType::kBF16;
   if (g_setup.device.is_cuda()) {
     g_setup.tokens = 16384;

@@ -58,7 +58,7 @@ double eigen_flops_per_second(const std::vector<Product>& all) {
 }
 
 PackedBatch random_batch(const ModelConfig& c, int64_t sequences) {
-  Rng rng(1, rng_stream(RngPurpose::kTest));
+  Rng rng(1, rng_stream(kBenchPurpose));
   std::vector<TokenSequence> list;
   for (int64_t s = 0; s < sequences; ++s) {
     TokenSequence sequence{.index = s};
@@ -96,7 +96,8 @@ int run(int argc, char** argv) {
   std::unique_ptr<ProcessGroup> group;
   if (ranks.size > 1)
     group = std::make_unique<ProcessGroup>(ranks, ProcessGroup::default_options());
-  const Device device = group ? Device::cuda(ranks.local_rank) : parse_device(config.device);
+  const Device device =
+      group ? Device::cuda(ranks.local_rank) : parse_device(config.device, "device");
   const auto comm = group ? make_communicator(*group, device) : make_single_communicator();
   Learner learner(std::make_unique<Transformer>(model, config.dtype, 1, device), config.optimizer,
                   *comm);

@@ -3,7 +3,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <vector>
+
+namespace cohort {
+// The purpose of rng_stream() for random inputs.
+inline constexpr uint64_t kBenchPurpose = 6;
+}  // namespace cohort
 
 namespace cohort::bench {
 

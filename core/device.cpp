@@ -39,26 +39,27 @@ std::string usable_cuda_devices() {
              count == 0 && !reason.empty() ? " (" + reason + ")" : "");
 }
 
-Device device_named(const std::string& text) {
+Device device_named(const std::string& text, const std::string& key) {
   if (text == "cpu") return {};
   const bool numbered = text.size() > 5 && text.size() < 12 && text.rfind("cuda:", 0) == 0 &&
                         text.find_first_not_of("0123456789", 5) == std::string::npos;
   if (text != "cuda" && !numbered)
-    throw InputError(str("device: expected 'cpu', 'cuda' or 'cuda:N', got '", text, "'"));
+    throw InputError(str(key, ": expected 'cpu', 'cuda' or 'cuda:N', got '", text, "'"));
   return Device::cuda(numbered ? std::stoi(text.substr(5)) : 0);
 }
 
-Device parse_device(const std::string& text) {
-  const Device device = device_named(text);
+Device parse_device(const std::string& text, const std::string& key) {
+  const Device device = device_named(text, key);
   if (device.is_cpu()) return device;
   if (!kWithCuda)
-    throw InputError(str("device: '", text,
-                         "' was asked for, but this build of cohort has no CUDA support; hint: set "
-                         "device: cpu, or build with scripts/build.sh cuda"));
+    throw InputError(
+        str(key, ": '", text,
+            "' was asked for, but this build of cohort has no CUDA support; hint: set ", key,
+            ": cpu, or build with scripts/build.sh cuda"));
   const int count = cuda_device_count();
   if (device.index >= count)
-    throw InputError(str("device: '", text, "' was asked for, but this machine has ",
-                         usable_cuda_devices(), "; hint: set device: cpu",
+    throw InputError(str(key, ": '", text, "' was asked for, but this machine has ",
+                         usable_cuda_devices(), "; hint: set ", key, ": cpu",
                          count > 0 ? str(" or cuda:", count - 1) : ""));
   return device;
 }

@@ -25,11 +25,11 @@ int cuda_device_count();
 // "2 usable CUDA devices", and if there are none, why.
 std::string usable_cuda_devices();
 
-// "cpu", "cuda" or "cuda:N". Throws InputError for other text.
-Device device_named(const std::string& text);
+// "cpu", "cuda" or "cuda:N". Throws InputError for other text; `key`: what errors call the setting.
+Device device_named(const std::string& text, const std::string& key);
 // The same; throws InputError for a CUDA device that this build or machine does not have, too,
 // saying which of the two.
-Device parse_device(const std::string& text);
+Device parse_device(const std::string& text, const std::string& key);
 
 // An ordered queue of work on one device; `handle` is a cudaStream_t there and null on the CPU.
 struct Stream {

@@ -64,22 +64,12 @@ inline std::array<double, 2> normal_pair(uint64_t seed, uint64_t stream, uint64_
   return {radius * std::cos(angle), radius * std::sin(angle)};
 }
 
-// What a stream is for. Streams of different purposes never share draws.
-enum class RngPurpose : uint64_t {
-  kInit = 1,
-  kShuffle,
-  kSample,
-  kDropout,
-  kTask,
-  kTest,
-  kAblation
-};
-
-// A stream number for (purpose, a, b): one splitmix64 step for each, so that neighbouring arguments
-// give unrelated streams and swapped ones differ.
-COHORT_HD inline uint64_t rng_stream(RngPurpose purpose, uint64_t a = 0, uint64_t b = 0) {
+// The stream (purpose, a, b): one splitmix64 step for each, so that neighbouring arguments give
+// unrelated streams and swapped ones differ. Streams of different purposes never share draws; each
+// layer names its own, and ARCHITECTURE.md lists the numbers.
+COHORT_HD inline uint64_t rng_stream(uint64_t purpose, uint64_t a = 0, uint64_t b = 0) {
   uint64_t x = 0;
-  for (const uint64_t v : {static_cast<uint64_t>(purpose), a, b}) {
+  for (const uint64_t v : {purpose, a, b}) {
     x = (x ^ v) + 0x9E3779B97F4A7C15u;
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;

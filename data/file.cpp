@@ -1,11 +1,15 @@
 // Opening and reading files with the system's reason in every error.
 #include "data/file.h"
 
+#include <fcntl.h>
+
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <vector>
 
 #include "core/check.h"
+#include "data/descriptor.h"
 
 namespace cohort {
 
@@ -24,12 +28,23 @@ void check_read(const std::ifstream& file, const std::string& path) {
   if (file.bad()) throw InputError(str(path, ": cannot be read: ", std::strerror(errno)));
 }
 
+int read_chunks(const std::string& path, const std::function<void(std::string_view)>& use) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return errno;
+  std::vector<char> buffer(1 << 18);
+  for (ssize_t n = 1; n > 0;) {
+    n = ::read(file.get(), buffer.data(), buffer.size());
+    if (n < 0) return errno;
+    use({buffer.data(), static_cast<size_t>(n)});
+  }
+  return 0;
+}
+
 std::string read_input_file(const std::string& path) {
-  std::ifstream file = open_input_file(path);
-  std::string text, chunk(1 << 16, '\0');
-  while (file.read(chunk.data(), static_cast<std::streamsize>(chunk.size())) || file.gcount() > 0)
-    text.append(chunk, 0, static_cast<size_t>(file.gcount()));
-  check_read(file, path);
+  open_input_file(path);  // says more about a path that is wrong
+  std::string text;
+  const int error = read_chunks(path, [&](std::string_view chunk) { text += chunk; });
+  if (error != 0) throw InputError(str(path, ": cannot be read: ", std::strerror(error)));
   return text;
 }
 

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <fstream>
+#include <functional>
 #include <string>
+#include <string_view>
 
 namespace cohort {
 
@@ -12,7 +14,9 @@ std::ifstream open_input_file(const std::string& path);
 // Throws InputError if reading `file` has failed, not just ended.
 void check_read(const std::ifstream& file, const std::string& path);
 
-// All bytes of `path`.
+// use(chunk) for all bytes of a file in order. Returns 0, or the error number of what has failed.
+int read_chunks(const std::string& path, const std::function<void(std::string_view)>& use);
+// All bytes of `path`. Throws InputError as the two above do.
 std::string read_input_file(const std::string& path);
 
 }  // namespace cohort

@@ -13,6 +13,9 @@
 
 namespace cohort {
 
+// The purpose of rng_stream() for the order of examples and text windows.
+constexpr uint64_t kShufflePurpose = 2;
+
 ShuffledOrder::ShuffledOrder(int64_t size, uint64_t seed) : size_(size), seed_(seed) {
   COHORT_CHECK(size > 0, "[shuffled_order] expected a positive size, got ", size);
 }
@@ -31,7 +34,7 @@ int64_t ShuffledOrder::next() {
 void ShuffledOrder::load_epoch(int64_t epoch) {
   order_.resize(static_cast<size_t>(size_));
   std::iota(order_.begin(), order_.end(), int64_t{0});
-  Rng rng(seed_, rng_stream(RngPurpose::kShuffle, static_cast<uint64_t>(epoch)));
+  Rng rng(seed_, rng_stream(kShufflePurpose, static_cast<uint64_t>(epoch)));
   for (int64_t i = size_ - 1; i > 0; --i)
     std::swap(order_[static_cast<size_t>(i)], order_[static_cast<size_t>(rng.below(i + 1))]);
   epoch_ = epoch;
@@ -59,7 +62,7 @@ int64_t random_window(int64_t size, int64_t window, uint64_t seed, int64_t i) {
     throw InputError(str("the text has ", size, " tokens, fewer than a window of ", window,
                          "; hint: use a longer text or a shorter window"));
   // The second word keeps these streams apart from those of epochs.
-  Rng rng(seed, rng_stream(RngPurpose::kShuffle, static_cast<uint64_t>(i), 1));
+  Rng rng(seed, rng_stream(kShufflePurpose, static_cast<uint64_t>(i), 1));
   return rng.below(size - window + 1);
 }
 

@@ -16,6 +16,8 @@ const Task* const kTasks[] = {
     &kAdditionTask, &kCountdownTask, &kParityTask, &kReverseTask, &kSortTask,
 };
 
+// The purpose of rng_stream() for generated problems.
+constexpr uint64_t kTaskPurpose = 5;
 constexpr double kHeldOutFraction = 0.1;
 // Redraws before a task is said to have no training problem: 0.1^200 if it has many.
 constexpr int kMaxRedraws = 200;
@@ -42,7 +44,7 @@ class TrainingProblems final : public ExampleSet {
   int64_t size() const override { return std::numeric_limits<int64_t>::max(); }
   Example get(int64_t index) const override {
     COHORT_CHECK(index >= 0, "[task] expected an index from 0, got ", index);
-    Rng rng(seed_, rng_stream(RngPurpose::kTask, static_cast<uint64_t>(index)));
+    Rng rng(seed_, rng_stream(kTaskPurpose, static_cast<uint64_t>(index)));
     for (int i = 0; i < kMaxRedraws; ++i) {
       Example example = task_.generate(rng, config_);
       if (!is_held_out(example.prompt, kHeldOutFraction)) return example;
@@ -60,7 +62,7 @@ class TrainingProblems final : public ExampleSet {
 std::vector<Example> held_out_problems(const Task& task, const TaskConfig& config, uint64_t seed,
                                        int64_t size) {
   // The second word keeps this stream apart from those of training problems.
-  Rng rng(seed, rng_stream(RngPurpose::kTask, 0, 1));
+  Rng rng(seed, rng_stream(kTaskPurpose, 0, 1));
   std::vector<Example> examples;
   std::unordered_set<std::string> seen;
   for (int unlucky = 0; static_cast<int64_t>(examples.size()) < size; ++unlucky) {

@@ -1,6 +1,6 @@
 // Dropout (Srivastava et al. 2014) with addressed bits: whether an element survives depends on
-// (seed, step, sequence, position, layer, site, element) only, so neither the split into micro
-// batches, nor the number of ranks, nor a restart changes a bit.
+// (seed, stream, sequence, position, element) only, so neither the split into micro batches, nor
+// the number of ranks, nor a restart changes a bit.
 #pragma once
 
 #include "core/rng.h"
@@ -8,7 +8,8 @@
 
 namespace cohort::kernels {
 
-enum class DropoutSite : uint8_t { kEmbedding, kAttention, kAttentionOut, kMlpOut };
+// The purpose of rng_stream() for everything that dropout draws.
+inline constexpr uint64_t kDropoutPurpose = 4;
 
 // Which draws a dropout uses. sequences: [T] i64, the number of each token's sequence within the
 // optimiser step; positions: [T] i32, the token's position in its sequence. p = 0 turns dropout off
@@ -16,21 +17,13 @@ enum class DropoutSite : uint8_t { kEmbedding, kAttention, kAttentionOut, kMlpOu
 struct DropoutSpec {
   double p = 0;
   uint64_t seed = 0;
-  int64_t step = 0;
-  int layer = 0;
-  DropoutSite site = DropoutSite::kEmbedding;
+  uint64_t stream = 0;  // of the step and the place in the model
   Tensor sequences, positions;
 };
 
-// The Philox stream of a spec's (step, layer, site); mixed with a sequence number and an element's
-// address below.
-COHORT_HD inline uint64_t dropout_stream(int64_t step, int layer, DropoutSite site) {
-  return rng_stream(RngPurpose::kDropout, static_cast<uint64_t>(step),
-                    static_cast<uint64_t>(layer) << 8 | static_cast<uint64_t>(site));
-}
 // The Philox stream of one token's elements.
 COHORT_HD inline uint64_t dropout_row(uint64_t stream, int64_t sequence, int64_t position) {
-  return rng_stream(RngPurpose::kDropout, stream ^ static_cast<uint64_t>(sequence),
+  return rng_stream(kDropoutPurpose, stream ^ static_cast<uint64_t>(sequence),
                     static_cast<uint64_t>(position));
 }
 // Survival of element `element` of token (sequence, position). For attention the element is head *

@@ -78,10 +78,10 @@ int64_t parameter_bytes(const ModelConfig& c, DType dtype) {
 void check_countable(const ModelConfig& c, const MemoryShape& shape) {
   const Widths w(c);
   const auto columns = static_cast<double>(5 * w.model + 8 * (w.q + w.kv) + 4 * w.ff + 64);
-  const double tokens =
-      static_cast<double>(shape.micro_batch_tokens) +
-      static_cast<double>(shape.rollout_prefill_tokens) +
-      static_cast<double>(shape.rollout_sequences + 1) * static_cast<double>(shape.rollout_length);
+  const double tokens = static_cast<double>(shape.micro_batch_tokens) +
+                        static_cast<double>(shape.rollout_prefill_tokens) +
+                        static_cast<double>(shape.rollout_sequences + shape.idle_sequences) *
+                            static_cast<double>(shape.rollout_length);
   // 8 bytes, twice that where an allocation is rounded up.
   const double bytes =
       16 * tokens *
@@ -127,7 +127,7 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
     const KVCacheConfig cache{.num_layers = c.num_layers,
                               .num_kv_heads = c.num_kv_heads,
                               .head_dim = c.head_dim,
-                              .num_sequences = shape.rollout_sequences + 1,  // one for idle rows
+                              .num_sequences = shape.rollout_sequences + shape.idle_sequences,
                               .max_length = shape.rollout_length};
     Counter forward(shape.rollout_prefill_tokens, dtype, shape.device);
     forward.add(c.d_model, 3);

@@ -21,6 +21,7 @@ struct MemoryEstimate {
 struct MemoryShape {
   int64_t micro_batch_tokens = 0;  // of the largest micro batch
   int64_t rollout_sequences = 0;   // sampled at once; 0: no sampling
+  int64_t idle_sequences = 0;      // rows of the cache beside them
   int64_t rollout_length = 0;      // tokens each can reach
   int64_t rollout_prefill_tokens = 0;
   enum class Reference { kNone, kHeld } reference = Reference::kNone;

@@ -8,8 +8,6 @@
 
 namespace cohort {
 
-using kernels::DropoutSite;
-
 // Creates parameters in their fixed order; the order numbers the initialisation streams and the
 // gradient buckets.
 class Transformer::Builder {
@@ -19,7 +17,7 @@ class Transformer::Builder {
   Variable normal(const std::string& name, const Shape& shape, double std) {
     if (!seed_)
       return add(name, Tensor::empty(shape, model_.dtype_, model_.device_), shape.rank() > 1);
-    const uint64_t stream = rng_stream(RngPurpose::kInit, model_.parameters_.size());
+    const uint64_t stream = rng_stream(kInitPurpose, model_.parameters_.size());
     Tensor values = Tensor::empty(shape, DType::kF64);
     double* p = values.data<double>();
     parallel_for(values.numel(), 4096, [&](int64_t begin, int64_t end) {
@@ -241,9 +239,7 @@ kernels::DropoutSpec Transformer::dropout_spec(const Pass& pass, int layer,
   if (pass.options.mode == Mode::kEval || config_.dropout == 0) return spec;
   spec.p = config_.dropout;
   spec.seed = pass.options.seed;
-  spec.step = pass.options.step;
-  spec.layer = layer + 1;  // the embedding's -1 becomes 0
-  spec.site = site;
+  spec.stream = dropout_stream(pass.options.step, layer + 1, site);
   spec.sequences = pass.sequences;
   spec.positions = pass.positions;
   return spec;

@@ -25,6 +25,16 @@ enum class NormType { kRms, kLayer };
 enum class PositionType { kRope, kLearned };
 enum class MlpType { kSwiGlu, kGelu, kGeluTanh };
 enum class Recompute { kNone, kCheap, kBlock };
+// Where a block drops activations out.
+enum class DropoutSite : uint8_t { kEmbedding, kAttention, kAttentionOut, kMlpOut };
+
+// The purpose of rng_stream() for initial weights.
+inline constexpr uint64_t kInitPurpose = 1;
+// The stream of one dropout of the model; layer 0 is the embedding, block i is i + 1.
+inline uint64_t dropout_stream(int64_t step, int64_t layer, DropoutSite site) {
+  return rng_stream(kernels::kDropoutPurpose, static_cast<uint64_t>(step),
+                    static_cast<uint64_t>(layer) << 8 | static_cast<uint64_t>(site));
+}
 
 struct ModelConfig {
   int64_t num_layers = 4, d_model = 128, num_heads = 4;
@@ -146,7 +156,7 @@ class Transformer {
   Variable recomputable(const Variable& y, const Op& op,
                         std::initializer_list<Variable> inputs) const;
   Variable mlp(const Layer& layer, const Variable& x) const;
-  kernels::DropoutSpec dropout_spec(const Pass& pass, int layer, kernels::DropoutSite site) const;
+  kernels::DropoutSpec dropout_spec(const Pass& pass, int layer, DropoutSite site) const;
   std::vector<Variable> block_parameters(const Layer& layer) const;
 
   ModelConfig config_;

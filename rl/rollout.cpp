@@ -16,6 +16,10 @@
 namespace cohort {
 
 namespace {
+
+// The purpose of rng_stream() for sampled tokens.
+constexpr uint64_t kSamplePurpose = 3;
+
 // Rows of the decoder that serves `count` sequences. A CUDA graph has a fixed number of rows, so
 // there are a few sizes, with idle rows to fill them; no row depends on another.
 int64_t decoder_rows(int64_t count, Device device) {
@@ -196,14 +200,14 @@ std::vector<Trajectory> Sampler::sample(
     sequences.push_back(
         {.out = &t,
          .max_length = config_.max_length(t.prompt_length, c.context),
-         .stream = rng_stream(RngPurpose::kSample, static_cast<uint64_t>(address.step), sample)});
+         .stream = rng_stream(kSamplePurpose, static_cast<uint64_t>(address.step), sample)});
     longest = std::max(longest, sequences.back().max_length);
   }
   const KVCacheConfig rows{
       .num_layers = c.num_layers,
       .num_kv_heads = c.num_kv_heads,
       .head_dim = c.head_dim,
-      .num_sequences = 1 + config_.concurrent(static_cast<int64_t>(sequences.size())),
+      .num_sequences = kIdleSequences + config_.concurrent(static_cast<int64_t>(sequences.size())),
       .max_length = longest};
   Session session{.cache = KVCache(rows, model_.dtype(), model_.device()),
                   .seed = address.seed,

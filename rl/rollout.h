@@ -21,6 +21,8 @@ namespace cohort {
 
 // Prompts are admitted to one forward up to this many tokens, so that its activations stay small.
 inline constexpr int64_t kPrefillTokens = 8192;
+// Sequences of the cache beside the sampled ones: a decode step's idle rows write there.
+inline constexpr int64_t kIdleSequences = 1;
 
 struct SamplingConfig {
   double temperature = 1, top_p = 1;

@@ -21,6 +21,7 @@
 
 #include "core/check.h"
 #include "data/descriptor.h"
+#include "data/file.h"
 
 namespace cohort {
 namespace {
@@ -41,18 +42,13 @@ bool does_not_exist() {
                   "; hint: nothing was changed; make it readable and start again"));
 }
 
-// take(chunk) for all bytes of a file in order. Throws as read_text_file() does.
-void read_chunks(const std::string& path, const std::function<void(std::string_view)>& take) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  std::vector<char> buffer(1 << 18);
-  for (ssize_t n = file.get() < 0 ? -1 : 1; n != 0;) {
-    if (n > 0) n = ::read(file.get(), buffer.data(), buffer.size());
-    if (n > 0) take({buffer.data(), static_cast<size_t>(n)});
-    if (n >= 0) continue;
-    if (does_not_exist() || errno == EISDIR)
-      throw InputError(str("cannot read ", path, ": ", reason()));
-    fail_to_read(path);
-  }
+// read_chunks(), with errors as read_text_file() has them.
+void read_whole(const std::string& path, const std::function<void(std::string_view)>& use) {
+  errno = read_chunks(path, use);
+  if (errno == 0) return;
+  if (does_not_exist() || errno == EISDIR)
+    throw InputError(str("cannot read ", path, ": ", reason()));
+  fail_to_read(path);
 }
 
 }  // namespace
@@ -94,7 +90,7 @@ void replace_file(const std::string& path, const std::string& text) {
 
 std::string read_text_file(const std::string& path) {
   std::string text;
-  read_chunks(path, [&](std::string_view chunk) { text += chunk; });
+  read_whole(path, [&](std::string_view chunk) { text += chunk; });
   return text;
 }
 
@@ -150,7 +146,7 @@ std::string file_checksum(const std::string& path) {
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(),
                                                                        XXH3_freeState);
   XXH3_64bits_reset(state.get());
-  read_chunks(path, [&](std::string_view chunk) {
+  read_whole(path, [&](std::string_view chunk) {
     XXH3_64bits_update(state.get(), chunk.data(), chunk.size());
   });
   char text[17];

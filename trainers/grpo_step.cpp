@@ -11,6 +11,9 @@
 namespace cohort {
 namespace {
 
+// The purpose of rng_stream() for advantages that are dealt anew.
+constexpr uint64_t kAblationPurpose = 7;
+
 // Sets one column of all micro batches to the log-probs under `model`.
 void set_log_probs(std::vector<Minibatch>& minibatches, const char* column,
                    const Transformer& model, double temperature) {
@@ -124,7 +127,7 @@ std::vector<double> shuffled_advantages(Communicator& comm, const std::vector<do
   for (size_t i = 0; i < advantages.size(); ++i) all[place(i)] = advantages[i];
   all = reduce_over_ranks(comm, all);
   Rng rng(static_cast<uint64_t>(config.seed),
-          rng_stream(RngPurpose::kAblation, static_cast<uint64_t>(step)));
+          rng_stream(kAblationPurpose, static_cast<uint64_t>(step)));
   for (auto i = static_cast<int64_t>(all.size()) - 1; i > 0; --i)
     std::swap(all[static_cast<size_t>(i)], all[static_cast<size_t>(rng.below(i + 1))]);
   std::vector<double> dealt;

@@ -54,7 +54,7 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start) {
   Dataset data = load_dataset(config, std::move(start.tokenizer));
   start.config.vocab_size = data.tokenizer->vocab_size();
   start.config.resolve();
-  start.config.check_device(device_named(config.device));
+  start.config.check_device(device_named(config.device, "device"));
   if (config.trainer != TrainerType::kPretrain) correctness_of(config, data.task);
   if (config.trainer == TrainerType::kGrpo) RewardSet(config.rewards, data.task);
   StagePreview out{.model = start.config,
@@ -80,7 +80,7 @@ int64_t StepSize::micro_batches() const {
 StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t ranks) {
   StepSize out{.longest_sequence = stage.lengths.longest_sequence - 1};
   MemoryShape& memory = out.memory;
-  memory.device = device_named(config.device);
+  memory.device = device_named(config.device, "device");
   if (config.trainer == TrainerType::kGrpo) {
     const int64_t of_rank = ceil_div(config.prompts_per_step, ranks) * config.num_generations;
     memory.rollout_length =
@@ -88,6 +88,7 @@ StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t
     out.longest_sequence = memory.rollout_length - 1;
     out.tokens = config.completions_per_step() * out.longest_sequence;
     memory.rollout_sequences = config.sampling.concurrent(of_rank);
+    memory.idle_sequences = kIdleSequences;
     memory.rollout_prefill_tokens =
         std::min(kPrefillTokens, memory.rollout_sequences * stage.lengths.longest_prompt);
     if (config.grpo.beta > 0) memory.reference = MemoryShape::Reference::kHeld;

@@ -16,9 +16,9 @@ namespace {
 
 // The device of this process.
 Device device_of(const TrainConfig& config, const ProcessGroup* group) {
-  if (group == nullptr || config.device == "cpu") return parse_device(config.device);
+  if (group == nullptr || config.device == "cpu") return parse_device(config.device, "device");
   const RankInfo& info = group->info();
-  parse_device("cuda");  // throws if there is none at all
+  parse_device("cuda", "device");  // throws if there is none at all
   const int count = cuda_device_count();
   // A launcher may have hidden the other ranks' GPUs from this one.
   const int index = count == 1 ? 0 : info.local_rank;
@@ -81,7 +81,7 @@ class BadStart : public NonFiniteError {
 // What would stop a stage at its start, though nothing of it needs to be loaded to know.
 void check_stages(const RunPlan& plan) {
   for (const TrainConfig& stage : plan.stages) {
-    parse_device(stage.device);
+    parse_device(stage.device, "device");
     if (stage.trainer != TrainerType::kPretrain)
       correctness_of(stage, stage.data.task.empty() ? nullptr : &find_task(stage.data.task));
   }
@@ -105,7 +105,7 @@ Run Run::create(const RunPlan& plan, ProcessGroup* group) {
   if (group != nullptr && group->rank() != 0)
     return Run(plan, group->broadcast("run directory", {}), group);
   // Bad input is an error before there is a directory.
-  for (const TrainConfig& stage : plan.stages) parse_device(stage.device);
+  for (const TrainConfig& stage : plan.stages) parse_device(stage.device, "device");
   std::vector<StagePreview> preview = preview_plan(plan);
   Run run(plan, create_run_directory(plan.output_dir), group);
   run.preview_ = std::move(preview);

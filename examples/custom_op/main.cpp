@@ -49,7 +49,7 @@ Variable soft_cap(const Variable& x, double cap) {
 }
 
 Tensor random_matrix(int64_t rows, int64_t columns, uint64_t seed) {
-  cohort::Rng rng(seed, cohort::rng_stream(cohort::RngPurpose::kTest));
+  cohort::Rng rng(seed, cohort::rng_stream(6));
   Tensor t = Tensor::empty({rows, columns}, cohort::DType::kF64);
   for (int64_t i = 0; i < t.numel(); ++i) t.data<double>()[i] = rng.normal();
   return t;

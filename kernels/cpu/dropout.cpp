@@ -32,13 +32,12 @@ void dropout(const Dropout& args) {
     const DropoutSpec& draws = args.spec;
     const int64_t* sequence = draws.sequences.data<int64_t>();
     const int32_t* position = draws.positions.data<int32_t>();
-    const uint64_t stream = dropout_stream(draws.step, draws.layer, draws.site);
     const T factor = static_cast<T>(1 / (1 - draws.p));
     parallel_for(args.x.dim(0), row_grain(4 * cols), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t)
         drop_row(out + t * cols, in + t * cols, cols, draws.seed,
-                 dropout_row(stream, sequence[t], position[t]), static_cast<float>(draws.p), factor,
-                 args.mode);
+                 dropout_row(draws.stream, sequence[t], position[t]), static_cast<float>(draws.p),
+                 factor, args.mode);
     });
   });
 }

@@ -64,13 +64,12 @@ void dropout(const Dropout& args) {
     T* out = pointer<T>(args.y);
     const RowLayout layout =
         row_layout<T>(args.x.dim(0), args.x.dim(1), vectorized_rows(args.x.dim(1), in, out));
-    const DropoutDraws draws{
-        .sequences = pointer<int64_t>(args.spec.sequences),
-        .positions = pointer<int32_t>(args.spec.positions),
-        .seed = args.spec.seed,
-        .stream = dropout_stream(args.spec.step, args.spec.layer, args.spec.site),
-        .first_kept = dropout_first_kept(static_cast<float>(args.spec.p)),
-        .factor = static_cast<float>(1 / (1 - args.spec.p))};
+    const DropoutDraws draws{.sequences = pointer<int64_t>(args.spec.sequences),
+                             .positions = pointer<int32_t>(args.spec.positions),
+                             .seed = args.spec.seed,
+                             .stream = args.spec.stream,
+                             .first_kept = dropout_first_kept(static_cast<float>(args.spec.p)),
+                             .factor = static_cast<float>(1 / (1 - args.spec.p))};
     launch("dropout", dropout_kernel<T>, layout.launch_shape(), args.x.device(), out, in, draws,
            args.mode == Grad::kAccumulate, layout);
   });

@@ -42,19 +42,19 @@ TEST(Check, InputErrorIsAnError) {
 }
 
 TEST(Device, ParsesTheCpuAndExplainsTheRest) {
-  EXPECT_TRUE(parse_device("cpu").is_cpu());
-  EXPECT_EQ(parse_device("cpu").str(), "cpu");
+  EXPECT_TRUE(parse_device("cpu", "device").is_cpu());
+  EXPECT_EQ(parse_device("cpu", "device").str(), "cpu");
   EXPECT_EQ((Device{DeviceType::kCUDA, 3}).str(), "cuda:3");
-  EXPECT_THROW_WITH(parse_device("cuda:99"), InputError,
+  EXPECT_THROW_WITH(parse_device("cuda:99", "device"), InputError,
                     kWithCuda ? "'cuda:99' was asked for, but this machine has"
                               : "'cuda:99' was asked for, but this build");
   if (kWithCuda && cuda_device_count() == 0)
-    EXPECT_THROW_WITH(parse_device("cuda"), InputError, "0 usable CUDA devices (");
+    EXPECT_THROW_WITH(parse_device("cuda", "device"), InputError, "0 usable CUDA devices (");
   for (const char* text : {"", "gpu", "CPU", "cpu:0", "cudax"})
-    EXPECT_THROW_WITH(parse_device(text), InputError,
+    EXPECT_THROW_WITH(parse_device(text, "device"), InputError,
                       str("expected 'cpu', 'cuda' or 'cuda:N', got '", text, "'"));
   for (const char* text : {"cuda:", "cuda:x", "cuda:-1", "cuda:1x"})
-    EXPECT_THROW_WITH(parse_device(text), InputError,
+    EXPECT_THROW_WITH(parse_device(text, "device"), InputError,
                       str("expected 'cpu', 'cuda' or 'cuda:N', got '", text, "'"));
 }
 

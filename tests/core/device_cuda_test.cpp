@@ -15,9 +15,9 @@ using test::random_tensor;
 
 TEST(CudaDevice, ParsesDevicesThatExist) {
   COHORT_REQUIRE_GPU(device);
-  EXPECT_EQ(parse_device("cuda"), device);
-  EXPECT_EQ(parse_device("cuda:0"), device);
-  EXPECT_THROW_WITH(parse_device("cuda:63"), InputError, "this machine has");
+  EXPECT_EQ(parse_device("cuda", "device"), device);
+  EXPECT_EQ(parse_device("cuda:0", "device"), device);
+  EXPECT_THROW_WITH(parse_device("cuda:63", "device"), InputError, "this machine has");
 }
 
 TEST(CudaDevice, SaysHowMuchSharedMemoryItLacks) {

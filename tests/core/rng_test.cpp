@@ -57,8 +57,7 @@ TEST(Rng, StreamsOfPurposesAndArgumentsDiffer) {
   int64_t count = 0;
   for (uint64_t purpose = 1; purpose <= 7; ++purpose)
     for (uint64_t a = 0; a < 20; ++a)
-      for (uint64_t b = 0; b < 20; ++b, ++count)
-        streams.insert(rng_stream(static_cast<RngPurpose>(purpose), a, b));
+      for (uint64_t b = 0; b < 20; ++b, ++count) streams.insert(rng_stream(purpose, a, b));
   EXPECT_EQ(static_cast<int64_t>(streams.size()), count);
 }
 
@@ -74,7 +73,7 @@ TEST(Rng, UniformsStayInsideTheirIntervals) {
 // so this either holds for ever or never.
 TEST(Rng, BelowIsUniform) {
   constexpr int64_t kValues = 7, kDraws = 70000;
-  Rng rng(1, rng_stream(RngPurpose::kTest));
+  Rng rng(1, rng_stream(kTestPurpose));
   std::vector<int64_t> counts(kValues, 0);
   for (int64_t i = 0; i < kDraws; ++i) {
     const int64_t v = rng.below(kValues);
@@ -115,7 +114,7 @@ TEST(Rng, BetweenIncludesBothEnds) {
 // sqrt(2 / n), the mean fourth power sqrt(96 / n): five of each.
 TEST(Rng, NormalsHaveTheirMoments) {
   constexpr int kDraws = 20000;
-  Rng rng(4, rng_stream(RngPurpose::kTest));
+  Rng rng(4, rng_stream(kTestPurpose));
   double m1 = 0, m2 = 0, m4 = 0, cross = 0;
   for (int i = 0; i < kDraws; ++i) {
     const auto [a, b] = normal_pair(5, 6, static_cast<uint64_t>(i));

@@ -178,7 +178,7 @@ TEST(Bf16, InfinitiesOverflowAndNaNs) {
 
 // Against an independent rule: no other bf16 is nearer, and of two equally near the even one.
 TEST(Bf16, IsTheNearestForRandomBits) {
-  Rng rng(1, rng_stream(RngPurpose::kTest));
+  Rng rng(1, rng_stream(kTestPurpose));
   for (int i = 0; i < 20000; ++i) {
     const float value = from_bits(static_cast<uint32_t>(rng.bits()));
     if (!(std::fabs(value) < 3e38f)) continue;

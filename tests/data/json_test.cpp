@@ -27,7 +27,7 @@ TEST(Json, KeepsKeyOrderAndEveryType) {
 }
 
 TEST(Json, DoublesReadBackExactly) {
-  Rng rng(1, rng_stream(RngPurpose::kTest));
+  Rng rng(1, rng_stream(kTestPurpose));
   int checked = 0;
   for (int i = 0; i < 20000; ++i) {
     const double value = std::bit_cast<double>(rng.bits());

@@ -225,7 +225,7 @@ TEST_F(Safetensors, RandomDamageNeverCrashes) {
   std::memcpy(&length, whole.data(), sizeof length);
   const auto header_end = static_cast<int64_t>(8 + length);
   const std::string_view likely = "0123456789,:[]{}\"-.eEF \\\x80\xff";
-  Rng rng(3, rng_stream(RngPurpose::kTest));
+  Rng rng(3, rng_stream(kTestPurpose));
   int refused = 0;
   for (int round = 0; round < 3000; ++round) {
     std::string damaged = whole;

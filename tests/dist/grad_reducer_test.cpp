@@ -54,7 +54,7 @@ Tensor expected_sum(int ranks, int step = 0, DType dtype = DType::kF32) {
 std::vector<int64_t> shuffled(int64_t n, uint64_t seed) {
   std::vector<int64_t> order(static_cast<size_t>(n));
   std::iota(order.begin(), order.end(), 0);
-  Rng rng(seed, rng_stream(RngPurpose::kTest, 7));
+  Rng rng(seed, rng_stream(kTestPurpose, 7));
   for (int64_t i = n - 1; i > 0; --i)
     std::swap(order[i], order[static_cast<int64_t>(rng.bits() % static_cast<uint64_t>(i + 1))]);
   return order;

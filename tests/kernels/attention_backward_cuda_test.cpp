@@ -77,12 +77,12 @@ Sums naive_backward(const BackwardCase& b, Rounding rounding) {
   const int64_t heads = c.q.dim(1), kv_heads = c.k.dim(1), dim = c.q.dim(2), tokens = c.tokens();
   const double scale = c.desc.scale > 0 ? c.desc.scale : 1 / std::sqrt(static_cast<double>(dim));
   const kernels::DropoutSpec& drop = c.desc.dropout;
-  const uint64_t stream = kernels::dropout_stream(drop.step, drop.layer, drop.site);
   const auto factor = [&](int64_t id, int64_t i, int64_t h, int64_t j) {
     if (drop.p == 0) return 1.0;
     const uint64_t element = static_cast<uint64_t>(h) << 32 | static_cast<uint64_t>(j);
     const auto p = static_cast<float>(drop.p);
-    return kernels::dropout_keep(drop.seed, stream, id, i, element, p) ? 1 / (1 - drop.p) : 0.0;
+    return kernels::dropout_keep(drop.seed, drop.stream, id, i, element, p) ? 1 / (1 - drop.p)
+                                                                            : 0.0;
   };
   const double *const q = c.q.data<double>(), *const k = c.k.data<double>(),
                       *const v = c.v.data<double>(), *const dout = c.dout.data<double>(),

@@ -28,7 +28,7 @@ double numeric_gradient(const AttentionCase& c, double* x) {
 // Compares up to `samples` elements of each gradient, drawn at random.
 void check_gradients(AttentionCase c, int64_t samples) {
   const AttentionGrads grads = run_backward(c, run_forward(c));
-  Rng rng(1, rng_stream(RngPurpose::kTest, 5));
+  Rng rng(1, rng_stream(kTestPurpose, 5));
   const auto check = [&](const char* name, Tensor& x, const Tensor& grad) {
     const auto g = grad.to_vector<double>();
     double largest = 0;

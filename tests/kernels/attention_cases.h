@@ -69,9 +69,7 @@ inline AttentionCase make_case(const AttentionShape& shape,
   if (shape.p > 0)
     c.desc.dropout = {.p = shape.p,
                       .seed = 7,
-                      .step = 3,
-                      .layer = 2,
-                      .site = kernels::DropoutSite::kAttention,
+                      .stream = rng_stream(kernels::kDropoutPurpose, 3, 2 << 8 | 1),
                       .sequences = Tensor::from(ids),
                       .positions = Tensor::from(positions)};
   return c;
@@ -105,7 +103,6 @@ inline AttentionOutput naive_attention(const AttentionCase& c, DType storage = D
   std::vector<double> o(q.size()), lse(static_cast<size_t>(heads * tokens));
   const double scale = c.desc.scale > 0 ? c.desc.scale : 1 / std::sqrt(static_cast<double>(dim));
   const kernels::DropoutSpec& drop = c.desc.dropout;
-  const uint64_t stream = kernels::dropout_stream(drop.step, drop.layer, drop.site);
   for (size_t s = 0; s < c.sequences.size(); ++s)
     for (int64_t i = 0; i < c.sequences[s].length; ++i)
       for (int64_t h = 0; h < heads; ++h) {
@@ -129,7 +126,7 @@ inline AttentionOutput naive_attention(const AttentionCase& c, DType storage = D
         for (int64_t j = first; j < n; ++j) {
           const bool keep =
               drop.p == 0 ||
-              kernels::dropout_keep(drop.seed, stream, c.sequences[s].id, i,
+              kernels::dropout_keep(drop.seed, drop.stream, c.sequences[s].id, i,
                                     static_cast<uint64_t>(h) << 32 | static_cast<uint64_t>(j),
                                     static_cast<float>(drop.p));
           if (!keep) continue;

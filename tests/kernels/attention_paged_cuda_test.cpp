@@ -23,7 +23,7 @@ TEST(CudaAttentionPaged, BitsAreThoseOfTheForwardPass) {
   struct Row {
     int64_t block_tokens, group, dim;
   };
-  Rng rng(3, rng_stream(RngPurpose::kTest, 9));
+  Rng rng(3, rng_stream(kTestPurpose, 9));
   for (const DType dtype : kCudaTypes)
     for (const Row& row : {Row{1, 1, 64}, Row{3, 3, 132}, Row{16, 3, 20}, Row{16, 4, 128},
                            Row{32, 7, 64}, Row{16, 2, 256}, Row{5, 16, 16}}) {
@@ -39,7 +39,7 @@ TEST(CudaAttentionPaged, BitsAreThoseOfTheForwardPass) {
 
 TEST(CudaAttentionPaged, BitsAreThoseOfTheForwardPassUnderAWindow) {
   COHORT_REQUIRE_GPU(device);
-  Rng rng(7, rng_stream(RngPurpose::kTest, 9));
+  Rng rng(7, rng_stream(kTestPurpose, 9));
   for (const DType dtype : kCudaTypes)
     for (const int64_t dim : {64, 128, 256})
       for (const int64_t window : {1, 50, 128, 260}) {
@@ -53,7 +53,7 @@ TEST(CudaAttentionPaged, BitsAreThoseOfTheForwardPassUnderAWindow) {
 
 TEST(CudaAttentionPaged, TokenByTokenIsTheSameAsAllAtOnce) {
   COHORT_REQUIRE_GPU(device);
-  Rng rng(4, rng_stream(RngPurpose::kTest, 9));
+  Rng rng(4, rng_stream(kTestPurpose, 9));
   for (const DType dtype : kCudaTypes) {
     const AttentionCase c =
         make_case({.heads = 7, .kv_heads = 1, .dim = 64, .dtype = dtype}, {{1, 140}});
@@ -73,7 +73,7 @@ TEST(CudaAttentionPaged, TokenByTokenIsTheSameAsAllAtOnce) {
 // sequences, or of later positions of their own.
 TEST(CudaAttentionPaged, TokensMayStandInAnyOrder) {
   COHORT_REQUIRE_GPU(device);
-  Rng rng(5, rng_stream(RngPurpose::kTest, 9));
+  Rng rng(5, rng_stream(kTestPurpose, 9));
   for (const DType dtype : kCudaTypes)
     for (const int64_t group : {1, 4}) {
       const AttentionCase c =
@@ -97,7 +97,7 @@ TEST(CudaAttentionPaged, TokensMayStandInAnyOrder) {
 // More query heads per key head than rows in a block.
 TEST(CudaAttentionPaged, LargeGroups) {
   COHORT_REQUIRE_GPU(device);
-  Rng rng(6, rng_stream(RngPurpose::kTest, 9));
+  Rng rng(6, rng_stream(kTestPurpose, 9));
   for (const DType dtype : kCudaTypes)
     for (const int64_t heads : {33, 64, 150}) {
       const AttentionCase c =
@@ -111,7 +111,7 @@ TEST(CudaAttentionPaged, RunsGiveTheSameBits) {
   for (const DType dtype : kCudaTypes) {
     const AttentionCase c = make_case({.heads = 8, .kv_heads = 2, .dim = 128, .dtype = dtype},
                                       {{1, 140}, {2, 20}, {3, 300}});
-    Rng rng(7, rng_stream(RngPurpose::kTest, 9));
+    Rng rng(7, rng_stream(kTestPurpose, 9));
     PagedKV cache = make_cache(c, 16, rng, device);
     Tensor all = Tensor::full(c.q.shape(), NAN, c.q.dtype());
     expect_reproducible([&] {
@@ -140,7 +140,7 @@ TEST(CudaAttentionPaged, WritesItsRowsOnly) {
 
 TEST(CudaAttentionPaged, WriteTouchesOnlyItsSlots) {
   COHORT_REQUIRE_GPU(device);
-  Rng rng(8, rng_stream(RngPurpose::kTest, 9));
+  Rng rng(8, rng_stream(kTestPurpose, 9));
   for (const DType dtype : kCudaTypes)
     for (const int64_t dim : {3, 64}) {
       const AttentionCase c = make_case({.dim = dim, .dtype = dtype}, {{1, 20}, {2, 7}});

@@ -13,7 +13,7 @@ TEST(AttentionPaged, BitsAreThoseOfTheForwardPass) {
     int64_t block_tokens, group, dim;
     DType dtype;
   };
-  Rng rng(3, rng_stream(RngPurpose::kTest, 9));
+  Rng rng(3, rng_stream(kTestPurpose, 9));
   for (const Row& row :
        {Row{1, 1, 20, DType::kF32}, Row{3, 3, 132, DType::kF32}, Row{3, 1, 5, DType::kF64},
         Row{16, 3, 20, DType::kF32}, Row{16, 1, 64, DType::kF64}, Row{32, 2, 8, DType::kF32}}) {
@@ -26,7 +26,7 @@ TEST(AttentionPaged, BitsAreThoseOfTheForwardPass) {
 }
 
 TEST(AttentionPaged, BitsAreThoseOfTheForwardPassUnderAWindow) {
-  Rng rng(7, rng_stream(RngPurpose::kTest, 9));
+  Rng rng(7, rng_stream(kTestPurpose, 9));
   for (const int64_t window : {1, 20, 100, 128, 140}) {
     SCOPED_TRACE(window);
     const AttentionCase c =
@@ -37,7 +37,7 @@ TEST(AttentionPaged, BitsAreThoseOfTheForwardPassUnderAWindow) {
 }
 
 TEST(AttentionPaged, TokenByTokenIsTheSameAsAllAtOnce) {
-  Rng rng(4, rng_stream(RngPurpose::kTest, 9));
+  Rng rng(4, rng_stream(kTestPurpose, 9));
   const AttentionCase c =
       make_case({.heads = 7, .kv_heads = 1, .dim = 64, .dtype = DType::kF32}, {{1, 140}});
   const Tensor expected = run_forward(c).o;
@@ -52,7 +52,7 @@ TEST(AttentionPaged, TokenByTokenIsTheSameAsAllAtOnce) {
 
 // More query heads per key head than rows in a work item.
 TEST(AttentionPaged, LargeGroups) {
-  Rng rng(5, rng_stream(RngPurpose::kTest, 9));
+  Rng rng(5, rng_stream(kTestPurpose, 9));
   const AttentionCase c =
       make_case({.heads = 150, .kv_heads = 1, .dim = 4, .dtype = DType::kF32}, {{1, 9}});
   EXPECT_TRUE(bit_equal(run_in_random_steps(c, 4, rng), run_forward(c).o));
@@ -83,7 +83,7 @@ TEST(AttentionPaged, BitsDoNotDependOnThreads) {
                                     {{1, 200}, {2, 150}, {3, 1}, {4, 30}});
   const auto run = [&](int threads) {
     set_num_threads(threads);
-    Rng rng(6, rng_stream(RngPurpose::kTest, 9));
+    Rng rng(6, rng_stream(kTestPurpose, 9));
     return run_in_random_steps(c, 16, rng);
   };
   const Tensor one = run(1);

@@ -17,9 +17,7 @@ DropoutSpec spec(double p, int64_t tokens) {
   }
   return {.p = p,
           .seed = 0x123456789abcdefu,
-          .step = 3,
-          .layer = 2,
-          .site = DropoutSite::kMlpOut,
+          .stream = rng_stream(kDropoutPurpose, 3, 2 << 8 | 3),
           .sequences = Tensor::from(sequences),
           .positions = Tensor::from(positions)};
 }

@@ -10,16 +10,13 @@ using namespace test;
 DropoutSpec spec(double p, std::vector<int64_t> sequences, std::vector<int32_t> positions) {
   return {.p = p,
           .seed = 11,
-          .step = 3,
-          .layer = 2,
-          .site = DropoutSite::kMlpOut,
+          .stream = rng_stream(kDropoutPurpose, 3, 2 << 8 | 3),
           .sequences = Tensor::from(sequences),
           .positions = Tensor::from(positions)};
 }
 
 TEST(Dropout, KeepsWhatTheAddressedBitsSay) {
   const DropoutSpec s = spec(0.3, {5, 5, 9}, {0, 1, 1});
-  const uint64_t stream = dropout_stream(s.step, s.layer, s.site);
   for (const int64_t cols : {1, 3, 17, 65})
     for (const DType dtype : {DType::kF64, DType::kF32}) {
       const Tensor x = random_tensor({3, cols}, dtype, 1);
@@ -32,7 +29,7 @@ TEST(Dropout, KeepsWhatTheAddressedBitsSay) {
         for (int64_t c = 0; c < cols; ++c) {
           const auto i = static_cast<size_t>(t * cols + c);
           const bool keep =
-              dropout_keep(s.seed, stream, s.sequences.data<int64_t>()[t],
+              dropout_keep(s.seed, s.stream, s.sequences.data<int64_t>()[t],
                            s.positions.data<int32_t>()[t], static_cast<uint64_t>(c), 0.3f);
           EXPECT_NEAR(out[i], keep ? in[i] / 0.7 : 0, 1e-6 * std::fabs(in[i]));
           EXPECT_NEAR(added[i], 2 + out[i], 1e-6 * (2 + std::fabs(out[i])));
@@ -66,7 +63,7 @@ TEST(Dropout, BitsDoNotDependOnTheBatch) {
   }
 }
 
-TEST(Dropout, RatesAreRightAndSitesDiffer) {
+TEST(Dropout, RatesAreRightAndStreamsDiffer) {
   const int64_t tokens = 100, cols = 100;
   std::vector<int64_t> sequences(100, 0);
   std::vector<int32_t> positions(100);
@@ -86,9 +83,7 @@ TEST(Dropout, RatesAreRightAndSitesDiffer) {
     return !bit_equal(other, y);
   };
   EXPECT_TRUE(differs([](DropoutSpec& d) { d.seed++; }));
-  EXPECT_TRUE(differs([](DropoutSpec& d) { d.step++; }));
-  EXPECT_TRUE(differs([](DropoutSpec& d) { d.layer++; }));
-  EXPECT_TRUE(differs([](DropoutSpec& d) { d.site = DropoutSite::kAttentionOut; }));
+  EXPECT_TRUE(differs([](DropoutSpec& d) { d.stream++; }));
   expect_thread_invariant([&] {
     Tensor z = Tensor::empty_like(x);
     dropout({z, x, s});

@@ -19,7 +19,7 @@ constexpr Case kCases[] = {{0, 3, 4},     {1, 1, 1},       {17, 5, 3},
                            {5000, 65, 8}, {300, 1000, 72}, {3000, 300000, 1}};
 
 Tensor random_ids(int64_t n, int64_t vocab, uint64_t seed) {
-  Rng rng(seed, rng_stream(RngPurpose::kTest));
+  Rng rng(seed, rng_stream(kTestPurpose));
   std::vector<int32_t> values(static_cast<size_t>(n));
   for (int32_t& v : values) v = static_cast<int32_t>(rng.below(vocab));
   return ids(values);
@@ -117,7 +117,7 @@ TEST(CudaEmbedding, BackwardAddsInGroupsOf64) {
   COHORT_REQUIRE_GPU(device);
   const int64_t tokens = 1000, vocab = 5, cols = 12;
   std::vector<int32_t> values(tokens);
-  Rng rng(1, rng_stream(RngPurpose::kTest));
+  Rng rng(1, rng_stream(kTestPurpose));
   for (int32_t& v : values) v = rng.below(4) == 0 ? static_cast<int32_t>(rng.below(vocab)) : 3;
   const Tensor dy = random_tensor({tokens, cols}, DType::kF32, 2);
   Tensor expected = Tensor::zeros({vocab, cols}, DType::kF32);

@@ -9,7 +9,7 @@ namespace {
 using namespace test;
 
 Tensor random_ids(int64_t n, int64_t vocab, uint64_t seed) {
-  Rng rng(seed, rng_stream(RngPurpose::kTest));
+  Rng rng(seed, rng_stream(kTestPurpose));
   std::vector<int32_t> values(static_cast<size_t>(n));
   for (int32_t& v : values) v = static_cast<int32_t>(rng.below(vocab));
   return ids(values);

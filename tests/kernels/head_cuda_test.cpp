@@ -21,7 +21,7 @@ struct Case {
         dlogprob(rounded_random({tokens}, DType::kF32, 3)),
         dentropy(rounded_random({tokens}, DType::kF32, 4)),
         desc{.temperature = temperature} {
-    Rng rng(5, rng_stream(RngPurpose::kTest));
+    Rng rng(5, rng_stream(kTestPurpose));
     for (int64_t t = 0; t < tokens; ++t)  // about every third token is skipped
       targets.data<int32_t>()[t] = rng.below(3) == 0 ? -1 : static_cast<int32_t>(rng.below(vocab));
   }

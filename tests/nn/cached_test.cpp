@@ -27,7 +27,7 @@ class RandomServer {
       : model_(model),
         cache_(cache_config(model.config(), static_cast<int64_t>(sequences.size()), block_tokens),
                model.dtype(), model.device()),
-        rng_(seed, rng_stream(RngPurpose::kTest, 30)) {
+        rng_(seed, rng_stream(kTestPurpose, 30)) {
     // Rows that other sequences have used: their blocks are out of order and full of old keys.
     std::vector<int32_t> rows;
     for (size_t i = 0; i < sequences.size(); ++i) rows.push_back(cache_.acquire());

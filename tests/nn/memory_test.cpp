@@ -45,10 +45,11 @@ TEST(MemoryEstimate, WhatCannotBeCountedIsRefused) {
       InputError, "memory: this model and batch");
 }
 
-TEST(MemoryEstimate, RolloutsNeedAnIdleRowAndLogits) {
+TEST(MemoryEstimate, RolloutsNeedTheCacheWithIdleRowsAndLogits) {
   ModelConfig config = kModel;
   config.vocab_size = 50000;
   const MemoryShape shape{.rollout_sequences = 3,
+                          .idle_sequences = 1,
                           .rollout_length = 40,
                           .rollout_prefill_tokens = 6,
                           .device = Device::cuda()};

@@ -75,7 +75,7 @@ ModelConfig model_config(const std::string& name) {
 
 std::vector<TokenSequence> random_sequences(const std::vector<int64_t>& lengths, int64_t vocab,
                                             uint64_t seed, int64_t first_index) {
-  Rng rng(seed, rng_stream(RngPurpose::kTest, 20));
+  Rng rng(seed, rng_stream(kTestPurpose, 20));
   std::vector<TokenSequence> sequences;
   for (const int64_t length : lengths) {
     TokenSequence s;

@@ -47,7 +47,7 @@ void check_all_gradients(ModelConfig config, double dropout, GradcheckOptions op
   const Transformer model(config, DType::kF64, 1);
   const PackedBatch batch = pack(test::random_sequences({5, 1, 4}, config.vocab_size, 2));
   std::vector<Tensor> values;
-  Rng rng(5, rng_stream(RngPurpose::kTest));
+  Rng rng(5, rng_stream(kTestPurpose));
   for (const NamedParameter& p : model.parameters()) {
     values.push_back(p.variable.value().clone());
     // Away from the initial ones and zeros, where some gradients vanish.
@@ -265,14 +265,12 @@ TEST(TransformerDropout, PreservesTheMeanAtEachSite) {
   for (int32_t t = 0; t < tokens; ++t) positions.push_back(t);
   const Variable ones(Tensor::full({tokens, width}, 1, DType::kF64));
   std::vector<Tensor> seen;
-  for (const auto site : {kernels::DropoutSite::kEmbedding, kernels::DropoutSite::kAttentionOut,
-                          kernels::DropoutSite::kMlpOut})
+  for (const auto site :
+       {DropoutSite::kEmbedding, DropoutSite::kAttentionOut, DropoutSite::kMlpOut})
     for (const int layer : {0, 1}) {
       const Tensor y = dropout(ones, {.p = p,
                                       .seed = 1,
-                                      .step = 2,
-                                      .layer = layer,
-                                      .site = site,
+                                      .stream = dropout_stream(2, layer, site),
                                       .sequences = Tensor::zeros({tokens}, DType::kI64),
                                       .positions = Tensor::from(positions)})
                            .value();

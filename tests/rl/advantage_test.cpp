@@ -18,7 +18,7 @@ constexpr AdvantageScale kScales[] = {AdvantageScale::kNone, AdvantageScale::kGr
                                       AdvantageScale::kLeaveOneOut};
 
 std::vector<double> random_rewards(uint64_t seed, size_t n) {
-  Rng rng(seed, rng_stream(RngPurpose::kTest));
+  Rng rng(seed, rng_stream(kTestPurpose));
   std::vector<double> rewards(n);
   for (double& r : rewards) r = rng.normal();
   return rewards;
@@ -52,7 +52,7 @@ TEST(Advantage, EqualRewardsGiveExactZeros) {
 }
 
 TEST(Advantage, PermutingAGroupPermutesTheResultExactly) {
-  Rng rng(2, rng_stream(RngPurpose::kTest));
+  Rng rng(2, rng_stream(kTestPurpose));
   for (const AdvantageScale scale : kScales) {
     auto rewards = random_rewards(3, 9);
     rewards[4] = kNaN;

@@ -44,7 +44,7 @@ RewardSet::Scores score(const RewardSet& rewards, const std::vector<Example>& pr
 TEST(RewardTable, EveryEntryIsFiniteBoundedAndDeterministicOnGarbage) {
   const Example example = countdown_example();
   const std::string alphabet = "0123456789+-*/(). ,$%#=\n\tabc<think>";
-  Rng rng(1, rng_stream(RngPurpose::kTest));
+  Rng rng(1, rng_stream(kTestPurpose));
   for (const RewardEntry& entry : reward_table()) {
     const RewardFn reward = make(config_of(entry), &find_task("countdown"));
     const RewardFn again = make(config_of(entry), &find_task("countdown"));

@@ -33,7 +33,7 @@ inline ModelConfig tiny_model() {
 // Prompts of 1 to 4 tokens, completions of 1 to kMaxCompletion; every third one is truncated, the
 // others end in kEos. Log-probs are left out: see record_logprobs().
 inline std::vector<Trajectory> random_completions(size_t count, uint64_t seed) {
-  Rng rng(seed, rng_stream(RngPurpose::kTest));
+  Rng rng(seed, rng_stream(kTestPurpose));
   std::vector<Trajectory> completions(count);
   for (size_t i = 0; i < count; ++i) {
     Trajectory& c = completions[i];
@@ -84,7 +84,7 @@ inline std::vector<TokenSequence> sequences_of(const std::vector<Trajectory>& co
 }
 
 inline std::vector<double> random_advantages(size_t count, uint64_t seed) {
-  Rng rng(seed, rng_stream(RngPurpose::kTest, 1));
+  Rng rng(seed, rng_stream(kTestPurpose, 1));
   std::vector<double> advantages(count);
   for (double& a : advantages) a = rng.normal();
   return advantages;

@@ -88,7 +88,7 @@ TempDir::~TempDir() {
 }
 
 Tensor random_tensor(const Shape& shape, DType dtype, uint64_t seed, double scale) {
-  Rng rng(seed, rng_stream(RngPurpose::kTest));
+  Rng rng(seed, rng_stream(kTestPurpose));
   std::vector<double> values(static_cast<size_t>(shape.numel()));
   for (double& v : values) v = rng.normal() * scale;
   return Tensor::from(values, shape).to(dtype);

@@ -16,6 +16,9 @@ namespace cohort {
 inline void PrintTo(DType dtype, std::ostream* out) {
   *out << dtype_name(dtype);
 }
+
+// The purpose of rng_stream() for random test data.
+inline constexpr uint64_t kTestPurpose = 6;
 }  // namespace cohort
 
 namespace cohort::test {

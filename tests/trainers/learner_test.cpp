@@ -27,7 +27,7 @@ ModelConfig small_model() {
 }
 
 TokenSequence sequence(int64_t length, int64_t vocab, uint64_t seed = 1) {
-  Rng rng(seed, rng_stream(RngPurpose::kTest));
+  Rng rng(seed, rng_stream(kTestPurpose));
   TokenSequence out;
   for (int64_t i = 0; i < length; ++i) out.tokens.push_back(static_cast<int32_t>(rng.below(vocab)));
   out.loss_mask.assign(out.tokens.size(), 1);

@@ -36,7 +36,7 @@ inline constexpr const char* kSmallPretrain =
 // A text for kSmallPretrain.
 inline std::string small_text() {
   std::string text;
-  Rng rng(5, rng_stream(RngPurpose::kTest));
+  Rng rng(5, rng_stream(kTestPurpose));
   const char* words[] = {"one ", "two ", "three ", "four ", "five ", "and\n"};
   while (text.size() < 1500) text += words[rng.below(6)];
   return text;

@@ -137,7 +137,7 @@ struct ProbabilityDropout {
     sequences = pointer<int64_t>(spec.sequences);
     positions = pointer<int32_t>(spec.positions);
     seed = spec.seed;
-    stream = dropout_stream(spec.step, spec.layer, spec.site);
+    stream = spec.stream;
     first_kept = dropout_first_kept(static_cast<float>(spec.p));
     factor = static_cast<float>(1 / (1 - spec.p));
   }
