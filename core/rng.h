@@ -98,7 +98,6 @@ class Rng {
     return uniform_f64(static_cast<uint32_t>(b >> 32), static_cast<uint32_t>(b));
   }
   double normal() { return normal_pair(seed_, stream_, index_++)[0]; }
-  uint64_t index() const { return index_; }
 
  private:
   uint64_t seed_, stream_, index_ = 0;

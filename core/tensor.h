@@ -114,8 +114,6 @@ class Tensor {
   }
   // "f32[2, 3] on cpu".
   std::string str() const;
-  // True if the two views share storage.
-  bool same_storage(const Tensor& other) const { return storage_ == other.storage_; }
   // True if no other Tensor shares this one's storage.
   bool sole_owner() const { return storage_.use_count() == 1; }
 

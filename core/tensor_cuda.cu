@@ -27,6 +27,8 @@ struct Layout {
   int64_t size[kMaxRank], to[kMaxRank], from[kMaxRank];
 };
 
+// Element i in row-major order: its index in each dimension, from the last to the first, gives the
+// places in both tensors. Threads go over the elements in steps of the whole grid.
 template <class To, class From>
 __global__ void copy_strided(To* to, const From* from, int64_t n, Layout layout) {
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < n;

@@ -42,25 +42,16 @@ struct Free {
 template <class T, void (*free)(T*)>
 using Handle = std::unique_ptr<T, Free<T, free>>;
 
-using Code = Handle<pcre2_code, pcre2_code_free>;
 using MatchData = Handle<pcre2_match_data, pcre2_match_data_free>;
 using MatchContext = Handle<pcre2_match_context, pcre2_match_context_free>;
-
-}  // namespace
-
-struct Regex::Impl {
-  Code code;
-};
-
-namespace {
 
 // One search over one text, with one budget for all its matches.
 class Search {
  public:
-  Search(const pcre2_code* code, std::string_view text)
-      : code_(code),
+  Search(const void* code, std::string_view text)
+      : code_(static_cast<const pcre2_code*>(code)),
         text_(text),
-        data_(pcre2_match_data_create_from_pattern(code, nullptr)),
+        data_(pcre2_match_data_create_from_pattern(code_, nullptr)),
         context_(pcre2_match_context_create(nullptr)) {
     COHORT_CHECK(data_ && context_, "[regex] out of memory");
     pcre2_set_callout(context_.get(), charge, &budget_);
@@ -105,34 +96,26 @@ class Search {
 
 }  // namespace
 
-Regex::Regex(const std::string& pattern) : impl_(std::make_unique<Impl>()) {
+Regex::Regex(const std::string& pattern) {
   constexpr uint32_t kOptions = PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C | PCRE2_AUTO_CALLOUT;
   int error = 0;
   size_t offset = 0;
-  impl_->code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
-                                  kOptions, &error, &offset, nullptr));
-  if (impl_->code) return;
+  code_ =
+      std::shared_ptr<pcre2_code>(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()),
+                                                pattern.size(), kOptions, &error, &offset, nullptr),
+                                  pcre2_code_free);
+  if (code_) return;
   char reason[256] = "";
   pcre2_get_error_message(error, reinterpret_cast<PCRE2_UCHAR*>(reason), sizeof reason);
   throw InputError(str("regular expression '", pattern, "': ", reason, ", at byte ", offset));
 }
 
-Regex::~Regex() = default;
-Regex::Regex(Regex&&) noexcept = default;
-Regex& Regex::operator=(Regex&&) noexcept = default;
-
 bool Regex::full_match(std::string_view text) const {
-  return Search(impl_->code.get(), text).match(0, PCRE2_ANCHORED | PCRE2_ENDANCHORED);
-}
-
-std::optional<std::vector<std::string>> Regex::find_first(std::string_view text) const {
-  Search search(impl_->code.get(), text);
-  if (!search.match(0, 0)) return {};
-  return search.groups();
+  return Search(code_.get(), text).match(0, PCRE2_ANCHORED | PCRE2_ENDANCHORED);
 }
 
 std::optional<std::vector<std::string>> Regex::find_last(std::string_view text) const {
-  Search search(impl_->code.get(), text);
+  Search search(code_.get(), text);
   std::optional<std::vector<std::string>> last;
   size_t start = 0;
   uint32_t options = 0;

@@ -14,21 +14,16 @@ class Regex {
  public:
   // Throws InputError with the pattern and the position of the fault.
   explicit Regex(const std::string& pattern);
-  ~Regex();
-  Regex(Regex&&) noexcept;
-  Regex& operator=(Regex&&) noexcept;
 
   // True if the whole text matches. Invalid UTF-8 and texts that exceed the match limits do not
   // match.
   bool full_match(std::string_view text) const;
-  // Capture groups of the first (or last) match: [0] is the whole match; an unset group is "". The
-  // last of the matches that are found from left to right, without overlaps.
-  std::optional<std::vector<std::string>> find_first(std::string_view text) const;
+  // Capture groups of the last of the matches that are found from left to right, without overlaps:
+  // [0] is the whole match; an unset group is "".
   std::optional<std::vector<std::string>> find_last(std::string_view text) const;
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<const void> code_;  // the compiled pattern
 };
 
 }  // namespace cohort

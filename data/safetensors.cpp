@@ -11,6 +11,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <set>
 #include <span>
@@ -50,14 +51,8 @@ bool write_all(int fd, const void* data, size_t size) {
 }
 
 // The JSON header, padded with spaces so that the first tensor starts at a multiple of 8 bytes.
-std::string make_header(const NamedTensors& tensors,
-                        const std::map<std::string, std::string>& metadata) {
+std::string make_header(const NamedTensors& tensors) {
   Json header = Json::Object{};
-  if (!metadata.empty()) {
-    Json entries = Json::Object{};
-    for (const auto& [key, value] : metadata) entries.set(key, value);
-    header.set(kMetadata, std::move(entries));
-  }
   std::set<std::string> seen{kMetadata};
   int64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
@@ -82,9 +77,8 @@ std::string make_header(const NamedTensors& tensors,
 
 }  // namespace
 
-void write_safetensors(const std::string& path, const NamedTensors& tensors,
-                       const std::map<std::string, std::string>& metadata) {
-  const std::string header = make_header(tensors, metadata);
+void write_safetensors(const std::string& path, const NamedTensors& tensors) {
+  const std::string header = make_header(tensors);
   COHORT_CHECK(header.size() <= kMaxHeader, "[safetensors] ", path, ": a header of ", header.size(),
                " bytes exceeds the format's ", kMaxHeader);
   const auto fail = [&](const char* what) {
@@ -120,7 +114,6 @@ struct SafetensorsFile::Impl {
   uint64_t data_size = 0;
   std::vector<std::string> names;
   std::map<std::string, Entry> entries;
-  std::map<std::string, std::string> metadata;
 
   ~Impl() {
     if (map != MAP_FAILED) ::munmap(map, map_size);
@@ -129,7 +122,7 @@ struct SafetensorsFile::Impl {
   [[noreturn]] void fail(const std::string& what) const { throw InputError(path + ": " + what); }
   void open();
   void read_header();
-  void read_metadata(const Json& json);
+  void check_metadata(const Json& json) const;
   void read_entry(const std::string& name, const Json& json);
   void check_layout() const;
   const Entry& find(const std::string& name) const;
@@ -164,19 +157,17 @@ void SafetensorsFile::Impl::read_header() {
   data_size = rest - length;
   for (const auto& [name, json] : header.as_object()) {
     if (name == kMetadata)
-      read_metadata(json);
+      check_metadata(json);
     else
       read_entry(name, json);
   }
   check_layout();
 }
 
-void SafetensorsFile::Impl::read_metadata(const Json& json) {
+void SafetensorsFile::Impl::check_metadata(const Json& json) const {
   if (!json.is_object()) fail(str("malformed header: ", kMetadata, " is no object"));
-  for (const auto& [key, value] : json.as_object()) {
+  for (const auto& [key, value] : json.as_object())
     if (!value.is_string()) fail(str("malformed header: ", kMetadata, " '", key, "' is not text"));
-    metadata.emplace(key, value.as_string());
-  }
 }
 
 namespace {
@@ -280,10 +271,6 @@ Shape SafetensorsFile::shape(const std::string& name) const {
 
 DType SafetensorsFile::dtype(const std::string& name) const {
   return impl_->find(name).dtype;
-}
-
-const std::map<std::string, std::string>& SafetensorsFile::metadata() const {
-  return impl_->metadata;
 }
 
 Tensor SafetensorsFile::read(const std::string& name) const {

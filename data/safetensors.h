@@ -2,7 +2,6 @@
 // every offset, size and dtype before it touches data.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,8 +15,7 @@ using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
 // Writes in the given order and flushes to disk (fsync). Throws Error with the path and the
 // system's reason.
-void write_safetensors(const std::string& path, const NamedTensors& tensors,
-                       const std::map<std::string, std::string>& metadata = {});
+void write_safetensors(const std::string& path, const NamedTensors& tensors);
 
 // A file open for reading (memory-mapped). Throws InputError("PATH: ..."): missing, truncated,
 // overlapping or out-of-range tensors, unknown dtype, malformed header.
@@ -34,7 +32,6 @@ class SafetensorsFile {
   DType dtype(const std::string& name) const;
   // A copy. Throws InputError naming the file and the known names if there is no such tensor.
   Tensor read(const std::string& name) const;
-  const std::map<std::string, std::string>& metadata() const;
 
  private:
   struct Impl;

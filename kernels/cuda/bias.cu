@@ -5,6 +5,7 @@
 namespace cohort::kernels::cuda {
 namespace {
 
+// What column_sum() adds for one row: the row of dy itself.
 template <class T>
 struct BiasTerm {
   const T* dy;

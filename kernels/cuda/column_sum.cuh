@@ -55,6 +55,8 @@ __device__ __forceinline__ void add_rows(const Term& term, const ColumnLayout& l
   const int64_t left = (layout.rows - first + down - 1) / down;
   const int count =
       c < layout.cols && left > 0 ? static_cast<int>(min(left, int64_t{kColumnRows})) : 0;
+  // Neighbouring threads of a row read neighbouring packs. Rows are `down` apart; four of them are
+  // under way at a time, and they are added in ascending order.
 #pragma unroll 4
   for (int k = 0; k < count; ++k) {
     const int64_t row = first + k * down;
@@ -62,6 +64,11 @@ __device__ __forceinline__ void add_rows(const Term& term, const ColumnLayout& l
   }
 }
 
+// Block (b, j) adds rows [b, b + 1) * rows_per_block() of the columns j * across * N and on. across
+// threads side by side have a pack of columns each; down rows of threads have every down-th row.
+// Each thread's sums are in registers, one per column of its pack and output; then the threads that
+// have the same columns meet in shared memory, where one thread per column adds them from top to
+// bottom.
 template <class T, class Term, int kOutputs>
 __global__ void __launch_bounds__(kColumnThreads)
     column_sum_kernel(const Term term, const ColumnLayout layout,
@@ -100,8 +107,9 @@ struct ColumnPartials {
   bool accumulate[kOutputs];
 };
 
-// 32 rows of threads have every 32nd block's sums each, and theirs are added in order. Grid:
-// columns, outputs.
+// A block has 32 columns and 32 threads for each; thread row y adds the sums of blocks y, y + 32,
+// and so on, then row 0 adds the 32 totals from shared memory in order. Threads along x have
+// neighbouring columns, so that a warp reads 128 bytes in a row. Grid: columns, outputs.
 inline constexpr int kPartialsWidth = 32;  // columns of a block, and threads for each
 template <size_t kOutputs>
 __global__ void __launch_bounds__(kPartialsWidth* kPartialsWidth)

@@ -6,6 +6,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
+// One thread per element.
 template <class T>
 __global__ void increment_kernel(T* p, int64_t n) {
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;

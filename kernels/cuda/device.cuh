@@ -83,16 +83,20 @@ struct Larger {  // passes over NaN
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-// Joins a value of each of a block's kThreads threads (a multiple of 32): a butterfly over the
+// Combines a value of each of a block's kThreads threads (a multiple of 32): a butterfly over the
 // lanes of a warp, then the warps' values in ascending order; every thread gets the same bits.
 // `scratch` holds kThreads / 32 values and may be used again after the next __syncthreads().
 template <int kThreads, class T, class Combine>
 __device__ __forceinline__ T block_reduce(T x, T* scratch, Combine combine) {
+  // After the step of offset 16 lanes l and l + 16 have the same value, and so on: no lane has
+  // another order of operands than its partner but for their exchange, which a commutative
+  // `combine` does not notice.
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2)
     x = combine(x, __shfl_xor_sync(0xffffffffu, x, offset));
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
   __syncthreads();
+  // Every thread reads all warps' values itself: no second barrier, and one order for all.
   T total = scratch[0];
 #pragma unroll
   for (int w = 1; w < kThreads / 32; ++w) total = combine(total, scratch[w]);

@@ -16,6 +16,8 @@ struct DropoutDraws {
   float factor;
 };
 
+// A block has one token, or several with few columns; a thread draws for the packs that it moves.
+// The words of one Philox call decide over four neighbouring columns, whatever the layout.
 template <class T>
 __global__ void __launch_bounds__(kMaxGroup, 2)
     dropout_kernel(T* y, const T* x, const DropoutDraws draws, bool accumulate,

@@ -62,6 +62,8 @@ struct Loop {
 template <int N, int kUnroll, class Loop>
 __global__ void __launch_bounds__(kThreads, 4)
     elementwise_kernel(Loop loop, int64_t n, int64_t packs) {
+  // A thread has kUnroll packs, kThreads apart: neighbouring threads have neighbouring packs, and
+  // all its loads are under way before the first result is computed and stored.
   loop.fn.begin();
   const int64_t first = int64_t{blockIdx.x} * (kThreads * kUnroll) + threadIdx.x;
   typename Loop::template Values<N> values[kUnroll];
@@ -72,6 +74,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   for (int u = 0; u < kUnroll; ++u)
     if (first + u * kThreads < packs) loop.template store<N>((first + u * kThreads) * N, values[u]);
 
+  // What is left: less than a pack at the end, or everything where a pointer is not aligned.
   const int64_t step = int64_t{gridDim.x} * kThreads;
   for (int64_t i = packs * N + int64_t{blockIdx.x} * kThreads + threadIdx.x; i < n; i += step) {
     typename Loop::template Values<1> value;
@@ -82,6 +85,8 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 template <class In, class Out, class Fn>
 void run(const char* name, const Loop<In, Out, Fn>& loop, int64_t n, Device device) {
+  // Elements of a pack: 16 bytes of the larger type. Packs per thread: fewer where there are more
+  // tensors, so that the registers suffice for four blocks on an SM.
   constexpr int kWidth = kPackSize<std::conditional_t<(sizeof(In) > sizeof(Out)), In, Out>>;
   constexpr int kUnroll = Fn::kIn + Fn::kOut <= 2 ? 4 : 2;
   bool vectorized = true;
@@ -166,6 +171,8 @@ __device__ __forceinline__ float thread_sum(const T* x, int64_t n) {
   return sum;
 }
 
+// Block b adds elements [b, b + 1) kThreads kSumPacks N of x: each thread its packs in f32,
+// ascending, then the block's threads by a butterfly and the warps in order. partial[b] is its sum.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     sum_kernel(const T* x, int64_t n, bool vectorized, float* partial) {
@@ -177,6 +184,8 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
+// One block: thread i adds the sums of blocks i, i + kPartialThreads and so on, then the threads'
+// sums are reduced in a fixed order; y is written, or added to, once.
 __global__ void __launch_bounds__(kPartialThreads)
     sum_partials_kernel(const float* partial, int64_t n, float* y, bool accumulate) {
   __shared__ double scratch[kPartialThreads / 32];

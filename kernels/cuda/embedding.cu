@@ -4,7 +4,7 @@
 //   2. segments: every sorted token finds where its id begins and ends by bisection;
 //   3. sum: the tokens of an id in groups of kGroup; the only group of an id adds to the table,
 //      groups of a more frequent one go to scratch rows;
-//   4. join: adds the scratch rows of frequent ids to the table.
+//   4. reduce: adds the scratch rows of frequent ids to the table.
 #include <bit>
 #include <cmath>
 
@@ -17,6 +17,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kGroup = 64;  // tokens summed one after the other; embedding.h promises it
 
+// A block has one row of y, or several short ones; a thread moves packs of the table's row. An id
+// outside the table gives a row of NaN.
 template <class T>
 __global__ void __launch_bounds__(kMaxGroup)
     lookup_kernel(T* y, const T* table, const int32_t* ids, int64_t vocab, const RowLayout layout) {
@@ -69,6 +71,7 @@ __global__ void __launch_bounds__(kSortThreads)
   const auto digit_of = [&](int key) { return (key >> shift) & (digits - 1); };
   const int mine = blockIdx.x;
 
+  // Count: how many keys of the warp's stretch have a smaller digit, and how many the block's own.
   int below = 0, equal = 0;
 #pragma unroll 8
   for (int i = begin + lane; i < end; i += 32) {
@@ -83,12 +86,16 @@ __global__ void __launch_bounds__(kSortThreads)
     equal_of_warp[warp] = equal;
   }
   __syncthreads();
+  // A warp without a key of this digit has nothing to place. Its counts are in shared memory.
   if (equal == 0) return;
+  // Where the warp's first key goes: behind all keys of smaller digits and behind those of the same
+  // digit in the warps before it. Lane l adds up what warp l has counted.
   int place =
       __reduce_add_sync(0xffffffffu, below_of_warp[lane] + (lane < warp ? equal_of_warp[lane] : 0));
   for (int first = begin; first < end; first += 32) {
     const int i = first + lane, key = i < end ? key_of(i) : 0;
     const bool hit = i < end && digit_of(key) == mine;
+    // Lanes place their keys in the order of lanes, which is that of the input: the sort is stable.
     const unsigned hits = __ballot_sync(0xffffffffu, hit);
     if (hit) {
       const int to = place + __popc(hits & ((1u << lane) - 1));
@@ -114,6 +121,8 @@ __device__ int lower_bound(const int32_t* values, int n, int bound) {
   return begin;
 }
 
+// One thread per sorted token. Bisection over the sorted ids, which are in the cache, needs no pass
+// over them that waits for another.
 __global__ void __launch_bounds__(kThreads) segment_kernel(const Sorted sorted, int tokens) {
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= tokens) return;
@@ -147,6 +156,8 @@ __global__ void __launch_bounds__(kThreads)
   const int2 segment = sorted.segment[i];
   const int c = (blockIdx.y * blockDim.x + threadIdx.x) * N;
   if (id == vocab || (i - segment.x) % kGroup != 0 || c >= cols) return;
+  // What this block adds up: at most kGroup tokens of the id, one after the other, in the order of
+  // their positions. An id with no other group ends here: its sum is added to the table.
   const int count = min(segment.y - i, kGroup);
   const bool whole = segment.y - segment.x <= kGroup;
   float* out =
@@ -157,6 +168,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int n = 0; n < N; ++n) sum[n] += element(grad, n);
   };
+  // The table's old row is loaded with the first gradient, and added last.
   if (whole) load_floats(out, old);
   add(first);
 #pragma unroll 4
@@ -170,8 +182,10 @@ __global__ void __launch_bounds__(kThreads)
 // most one.
 template <int N>
 __global__ void __launch_bounds__(kThreads)
-    join_groups_kernel(float* dtable, const float* scratch, const Sorted sorted, int tokens,
-                       int vocab, int cols) {
+    reduce_groups_kernel(float* dtable, const float* scratch, const Sorted sorted, int tokens,
+                         int vocab, int cols) {
+  // Find it: each thread looks at some of the sorted tokens. One of them at most begins a frequent
+  // id, because such an id is longer than the stretch.
   __shared__ int begin;
   if (threadIdx.x == 0) begin = -1;
   __syncthreads();
@@ -184,6 +198,8 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   const int c = (blockIdx.y * blockDim.x + threadIdx.x) * N;
   if (begin < 0 || c >= cols) return;
+  // Then each thread adds the scratch rows of its N columns in the order of groups, and the sum to
+  // the table. No other block writes this row.
   const int2 segment = sorted.segment[begin];
   float sum[N] = {};
 #pragma unroll 8
@@ -211,7 +227,7 @@ void sum_segments(Tensor& dtable, const Tensor& dy, const Sorted& sorted) {
   launch("embedding_sum", group_sum_kernel<T, N>,
          {{static_cast<unsigned>(tokens), across}, threads}, device, out, pointer<float>(scratch),
          pointer<T>(dy), sorted, vocab, cols);
-  launch("embedding_join", join_groups_kernel<N>, {{groups, across}, threads}, device, out,
+  launch("embedding_reduce", reduce_groups_kernel<N>, {{groups, across}, threads}, device, out,
          pointer<float>(scratch), sorted, tokens, vocab, cols);
 }
 

@@ -17,6 +17,9 @@ struct Statistics {
   float *logprob, *entropy, *lse;
 };
 
+// One block per token: all threads reduce the token's row of logits, [vocab] f32 in global memory,
+// then thread 0 writes three numbers. A skipped token (target -1) costs nothing and gets zeros; a
+// target outside the vocabulary gives NaN.
 __global__ void __launch_bounds__(kRowThreads)
     logprob_kernel(Statistics out, const float* logits, const int32_t* targets, int64_t vocab,
                    float inverse_temperature) {
@@ -63,6 +66,7 @@ template <bool kVector, class T>
 __device__ void write_row(T* dz, const float* logits, int64_t vocab, const LogitGrad& grad) {
   constexpr int kN = kVector ? kPackSize<T> : 1, kLoad = kVector ? 4 : 1;
   for (int64_t v = kN * threadIdx.x; v < vocab; v += kN * kRowThreads) {
+    // A pack of T is 16 bytes: one access of f32 logits, or two for bf16 gradients.
     Pack<float, kLoad> z[kN / kLoad];
     Pack<T, kN> out;
 #pragma unroll
@@ -73,6 +77,10 @@ __device__ void write_row(T* dz, const float* logits, int64_t vocab, const Logit
   }
 }
 
+// One block per token turns its row of logits into their gradients. Every element depends on itself
+// and on the token's numbers only, which the forward has kept: no reduction, and so no barrier. f32
+// gradients overwrite the logits, each thread the elements that it has just read. A skipped token's
+// row becomes zeros, because the two products that follow read it.
 template <class T>
 __global__ void __launch_bounds__(kRowThreads)
     logits_backward_kernel(T* dz, const float* logits, TokenGrads tokens, int64_t vocab,
@@ -150,6 +158,7 @@ void head_logprob_backward(const HeadLogprobBackward& args) {
              args.w.dim(0), inverse_temperature);
     });
     const Tensor hidden = args.x.narrow(0, begin, count);
+    // The wgrad adds up over the chunks: the first overwrites or adds as asked, the others add.
     if (args.dw.tensor.defined())
       matmul(
           {.c = args.dw.tensor,
@@ -158,7 +167,8 @@ void head_logprob_backward(const HeadLogprobBackward& args) {
            .desc = {.a = Transpose::kYes, .out = begin == 0 ? args.dw.mode : Grad::kAccumulate}});
     if (args.dx.tensor.defined()) {
       Tensor dhidden = args.dx.tensor.narrow(0, begin, count);
-      // Few rows and a sum over the whole vocabulary: it takes its parts to fill the device.
+      // This dgrad has few rows and a sum over the whole vocabulary: split-K is allowed, so that it
+      // fills the device. No log-prob depends on it.
       matmul({.c = dhidden,
               .a = dz,
               .b = args.w,

@@ -49,7 +49,7 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from, int by
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
-// The same for 4 or 8 bytes, aligned to their number.
+// The same for 4 or 8 bytes, with addresses aligned to as many.
 template <int kBytes>
 __device__ __forceinline__ void copy_async_small(uint32_t to, const void* from, int bytes) {
   static_assert(kBytes == 4 || kBytes == 8);

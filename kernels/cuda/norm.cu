@@ -39,6 +39,11 @@ __device__ __forceinline__ void load_row(const RowShare<T>& at, const NormForwar
   }
 }
 
+// A block has one row, or several where rows are short; a thread keeps its packs of the row in
+// registers from the first read to the last store. Grid: blocks of rows. The row is loaded (and,
+// with a residual, summed, rounded and stored first: the norm is that of the stored values),
+// reduced to its mean square, or to its mean and then its variance, and scaled; rows of several
+// tiles are read again for each step.
 template <class T, bool kLayer, bool kResidual>
 __global__ void __launch_bounds__(kMaxGroup)
     norm_forward_kernel(const NormForward<T> p, const RowLayout layout) {
@@ -66,6 +71,8 @@ __global__ void __launch_bounds__(kMaxGroup)
   float mean = 0, squares = sum;
   if constexpr (kLayer) {
     mean = sum / cols;
+    // From differences to the mean: the mean square less the squared mean would cancel. Elements
+    // past the row do not count.
     squares = 0;
     for (int tile = 0; tile < layout.tiles; ++tile) {
       if (layout.tiles > 1) at.load(stored, tile, x);
@@ -110,7 +117,9 @@ __device__ __forceinline__ Raw<T, N> minus_infinity() {
   return raw;
 }
 
-// The exponentials stay in registers until their sum is known, one per element.
+// A block has one row or several. Three steps over a row in registers: its largest element, the
+// exponentials of the differences to it, their sum. The exponentials stay in registers until their
+// sum is known, one per element; longer rows compute them again for the last step.
 template <class T>
 __global__ void __launch_bounds__(kMaxGroup)
     softmax_forward_kernel(T* y, const T* x, const RowLayout layout) {
@@ -146,6 +155,7 @@ __global__ void __launch_bounds__(kMaxGroup)
 #pragma unroll
       for (int n = 0; n < N; ++n) sum += e[u][n];
   }
+  // One division per row and a product per element instead of a division each.
   const float inverse = 1.0f / group_reduce(sum, at.group, scratch[1], Plus{});
   for (int tile = 0; tile < layout.tiles; ++tile) {
     if (layout.tiles > 1) exponentials(tile);
@@ -158,6 +168,9 @@ __global__ void __launch_bounds__(kMaxGroup)
   }
 }
 
+// dx = y (dy - sum(dy y)): a block has one row or several, dy and y of a thread's packs wait in
+// registers for the sum. The old dx, where it is added to, is read only after the reduction, as it
+// would hold registers during it.
 template <class T>
 __global__ void __launch_bounds__(kMaxGroup)
     softmax_backward_kernel(T* dx, const T* dy, const T* y, bool accumulate,

@@ -99,6 +99,8 @@ __device__ __forceinline__ void store_partial(float* partial, float* shared,
                                               const RowLayout& layout) {
   const int group = 1 << layout.group_log2, width = group * kPacks * N;
   const int lane = threadIdx.x & (group - 1), rows = blockDim.x >> layout.group_log2;
+  // Shared memory becomes [rows of the block at a time, columns of a row]: each thread leaves its
+  // columns' sums, and one thread per column adds those of all rows from the first to the last.
   __syncthreads();
 #pragma unroll
   for (int u = 0; u < kPacks; ++u)
@@ -112,19 +114,84 @@ __device__ __forceinline__ void store_partial(float* partial, float* shared,
   }
 }
 
+// A row as its threads hold it: their elements, and the numbers that all of them share.
+template <class T>
+struct RowValues {
+  typename Share<T>::Packs x, dy;
+  float mean = 0, rstd = 0;
+  float along = 0, mean_g = 0;  // mean(g d) rstd^2, and mean(g)
+};
+// A thread's sums over the rows of its block, for the columns that it has of every row.
+template <int N>
+struct ColumnSums {
+  float dw[kPacks][N] = {}, db[kPacks][N] = {};
+};
+
+// The thread's part of sum(g d) and, of a layer norm, sum(g).
+template <int kSums, class T>
+__device__ __forceinline__ void add_dots(const Slots<T>& slots, const Share<T>& at,
+                                         const RowValues<T>& row, float (&dots)[kSums]) {
+  constexpr int N = Share<T>::N;
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u) {
+    if (at.column(0, u) >= at.cols) continue;
+    const auto w = slots.pack(Slots<T>::kW, u);
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const float g = element(row.dy[u], n) * element(w, n);
+      dots[0] = fmaf(g, element(row.x[u], n) - row.mean, dots[0]);
+      if constexpr (kSums == 2) dots[1] += g;
+    }
+  }
+}
+
+// Stores the thread's part of dx, whose row begins at `start`, and adds the row's terms of dw and
+// db.
+template <bool kLayer, class T>
+__device__ __forceinline__ void finish_row(const NormBackward<T>& p, int64_t start,
+                                           const Slots<T>& slots, const Share<T>& at,
+                                           const RowValues<T>& row, ColumnSums<Share<T>::N>& sums) {
+  constexpr int N = Share<T>::N;
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u) {
+    if (at.column(0, u) >= at.cols) continue;
+    const auto w = slots.pack(Slots<T>::kW, u);
+    float dx[N];
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const float grad = element(row.dy[u], n), d = element(row.x[u], n) - row.mean;
+      dx[n] = row.rstd * fmaf(-d, row.along, grad * element(w, n) - row.mean_g);
+      sums.dw[u][n] = fmaf(grad, d * row.rstd, sums.dw[u][n]);
+      if constexpr (kLayer) sums.db[u][n] += grad;
+    }
+    if (p.accumulate) {
+      const auto old = slots.pack(Slots<T>::kOld, u);
+#pragma unroll
+      for (int n = 0; n < N; ++n) dx[n] += element(old, n);
+    }
+    if (p.dx != nullptr) at.store(p.dx + start, 0, u, to_raw<T>(dx));
+  }
+}
+
 // Rows of one tile. Block b has the rows of RowShare(layout, b), (layout, b + gridDim.x), ..., and
 // leaves its sums for dw and db in row b of these: [blocks, cols], null if not wanted.
+//
+// A thread has the same columns of every row, so the sums for dw and db stay in its registers, and
+// w, which all rows share, in its slots. A row's x and dy travel to shared memory while the row
+// before it is worked on, its old dx from the end of that row to the end of its own reduction. Each
+// is a group of copies of its own, in this order, so that a step that waits for one leaves the
+// other under way.
 template <class T, bool kLayer>
 __global__ void __launch_bounds__(kThreadsPerSm, 1)
     norm_backward_kernel(const NormBackward<T> p, float* dw_partial, float* db_partial,
                          const RowLayout layout, unsigned steps) {
-  constexpr int N = Share<T>::N, kSums = kLayer ? 2 : 1;
+  constexpr int kSums = kLayer ? 2 : 1;
   extern __shared__ uint4 shared[];
   __shared__ float scratch[2][32 * kSums];
   const Slots<T> slots(shared);
   using Slot = Slots<T>;
   const float per_column = 1.0f / static_cast<float>(layout.cols);
-  float dw[kPacks][N] = {}, db[kPacks][N] = {};
+  ColumnSums<Share<T>::N> sums;
 
   Share<T> next(layout);
   const auto fetch_inputs = [&] {
@@ -140,70 +207,44 @@ __global__ void __launch_bounds__(kThreadsPerSm, 1)
   fetch_inputs();
   fetch_old();
   RowStatistics<T, kLayer> next_statistics(p, next);
-  int turn = 0;
+  int turn = 0;  // which scratch: a warp may be one reduction ahead of another
   for (unsigned step = blockIdx.x; step < steps; step += gridDim.x) {
-    typename Share<T>::Packs x, dy;
-    slots.template arrive<1>();
+    RowValues<T> row;
+    slots.template arrive<1>();  // x and dy; the old dx may be on its way
 #pragma unroll
     for (int u = 0; u < kPacks; ++u) {
-      x[u] = slots.pack(Slot::kX, u);
-      dy[u] = slots.pack(Slot::kDy, u);
+      row.x[u] = slots.pack(Slot::kX, u);
+      row.dy[u] = slots.pack(Slot::kDy, u);
     }
     slots.fence();
     const Share<T> at = next;
-    const auto [mean, rstd] = next_statistics;
+    row.mean = next_statistics.mean;
+    row.rstd = next_statistics.rstd;
     next = Share<T>(layout, step + gridDim.x);
     fetch_inputs();
     next_statistics = RowStatistics<T, kLayer>(p, next);
 
-    float dots[kSums] = {};  // of g d, and of g
-#pragma unroll
-    for (int u = 0; u < kPacks; ++u) {
-      if (at.column(0, u) >= at.cols) continue;
-      const auto w = slots.pack(Slot::kW, u);
-#pragma unroll
-      for (int n = 0; n < N; ++n) {
-        const float g = element(dy[u], n) * element(w, n);
-        dots[0] = fmaf(g, element(x[u], n) - mean, dots[0]);
-        if constexpr (kLayer) dots[1] += g;
-      }
-    }
+    float dots[kSums] = {};
+    add_dots(slots, at, row, dots);
     group_reduce(dots, at.group, scratch[turn], Plus{});
     turn ^= 1;
-    const float along = dots[0] * rstd * rstd * per_column;
-    const float mean_g = kLayer ? dots[kSums - 1] * per_column : 0.0f;
+    row.along = dots[0] * row.rstd * row.rstd * per_column;
+    row.mean_g = kLayer ? dots[kSums - 1] * per_column : 0.0f;
 
-    slots.template arrive<1>();
-#pragma unroll
-    for (int u = 0; u < kPacks; ++u) {
-      if (at.column(0, u) >= at.cols) continue;
-      const auto w = slots.pack(Slot::kW, u);
-      float dx[N];
-#pragma unroll
-      for (int n = 0; n < N; ++n) {
-        const float grad = element(dy[u], n), d = element(x[u], n) - mean;
-        dx[n] = rstd * fmaf(-d, along, grad * element(w, n) - mean_g);
-        dw[u][n] = fmaf(grad, d * rstd, dw[u][n]);
-        if constexpr (kLayer) db[u][n] += grad;
-      }
-      if (p.accumulate) {
-        const auto old = slots.pack(Slot::kOld, u);
-#pragma unroll
-        for (int n = 0; n < N; ++n) dx[n] += element(old, n);
-      }
-      if (p.dx != nullptr) at.store(p.dx + at.row * layout.cols, 0, u, to_raw<T>(dx));
-    }
+    slots.template arrive<1>();  // the old dx; the next row's x and dy may be on their way
+    finish_row<kLayer>(p, at.row * layout.cols, slots, at, row, sums);
     slots.fence();
     fetch_old();
   }
 
   slots.template arrive<0>();  // from here on others use the memory
   auto* const floats = reinterpret_cast<float*>(shared);
-  if (dw_partial != nullptr) store_partial(dw_partial, floats, dw, layout);
-  if (kLayer && db_partial != nullptr) store_partial(db_partial, floats, db, layout);
+  if (dw_partial != nullptr) store_partial(dw_partial, floats, sums.dw, layout);
+  if (kLayer && db_partial != nullptr) store_partial(db_partial, floats, sums.db, layout);
 }
 
-// dx of rows of several tiles, each read twice.
+// dx of rows of several tiles. A block has one such row: its threads read the row for the two sums,
+// and again for dx, because registers do not hold it. dw and db are sums over rows of their own.
 template <class T, bool kLayer>
 __global__ void __launch_bounds__(kMaxGroup)
     long_rows_kernel(const NormBackward<T> p, const RowLayout layout) {

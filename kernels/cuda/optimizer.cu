@@ -91,6 +91,10 @@ __device__ __forceinline__ bool update(const AdamWEntry& e, const AdamWFactors<f
   return finite;
 }
 
+// A block updates one piece of kAdamWPerBlock elements of one tensor: weights, moments and gradient
+// are read once, each element is updated in registers and stored, with the bf16 copy where there is
+// one. An element has one thread and no sum, so no order matters. The norm comes from the device's
+// memory; if it is not finite, the step is left out without asking the host.
 __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__ AdamWLaunch a) {
   const double norm = a.norm != nullptr ? *a.norm : 0;
   if (!isfinite(norm)) return;
@@ -102,6 +106,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__
   const auto bits = reinterpret_cast<uintptr_t>(e.weights) | reinterpret_cast<uintptr_t>(e.m) |
                     reinterpret_cast<uintptr_t>(e.v) | reinterpret_cast<uintptr_t>(e.grad) |
                     2 * reinterpret_cast<uintptr_t>(e.rounded);
+  // Elements of whole packs by vectorized accesses, the last few one by one.
   const int64_t packed = bits % 16 == 0 ? begin + (end - begin) / 4 * 4 : begin;
   bool finite = true;
   for (int64_t i = begin + 4 * threadIdx.x; i < packed; i += 4 * kThreads)
@@ -153,6 +158,9 @@ __device__ double square_sum(const T* p, int64_t begin, int64_t end) {
   return sum;
 }
 
+// A block adds the squares of one piece of kNormPerBlock elements, in f64: squares of f32 are exact
+// there. Threads read four neighbouring elements at a time, four times before they add. partial[b]
+// is the sum of block b.
 __global__ void __launch_bounds__(kThreads)
     square_sum_kernel(const __grid_constant__ NormTable table, double* partial) {
   __shared__ double scratch[kThreads / 32];
@@ -166,6 +174,8 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
+// One block adds the pieces' sums: thread i those of i, i + kTotalThreads and so on, then the
+// threads' sums are reduced in a fixed order.
 __global__ void __launch_bounds__(kTotalThreads)
     norm_kernel(double* norm, const double* partial, int64_t count) {
   __shared__ double scratch[kTotalThreads / 32];

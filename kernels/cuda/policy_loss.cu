@@ -38,6 +38,8 @@ __device__ Sums block_total(const Sums& own) {
   const Sums of_warp = warp_total(own);
   if (threadIdx.x % 32 == 0) *reinterpret_cast<Sums*>(scratch[threadIdx.x / 32]) = of_warp;
   __syncthreads();
+  // Only thread 0 uses the result, so one barrier is enough; the warps' sums are added in ascending
+  // order.
   Sums total = *reinterpret_cast<const Sums*>(scratch[0]);
   for (int w = 1; w < kThreads / 32; ++w) {
     const Sums& more = *reinterpret_cast<const Sums*>(scratch[w]);
@@ -47,6 +49,9 @@ __device__ Sums block_total(const Sums& own) {
   return total;
 }
 
+// A block has kThreads tokens, a thread one of them: its gradient goes straight to memory, its
+// terms of the loss and the statistics are summed over the block, in f64. partial[b] are the sums
+// of block b: addresses, not time, decide what is added when.
 __global__ void __launch_bounds__(kThreads)
     token_kernel(Sums* partial, float* gradient, PolicyTokens<float> tokens, int64_t count,
                  PolicyLossDesc desc) {
@@ -68,6 +73,8 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
+// One block adds the blocks' sums: thread i those of i, i + kThreads and so on. The statistics are
+// added to what is there, the loss is written.
 __global__ void __launch_bounds__(kThreads)
     total_kernel(float* loss, PolicyLossStats* stats, const Sums* partial, int64_t count) {
   Sums own;

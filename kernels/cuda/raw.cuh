@@ -17,7 +17,7 @@ struct Raw {
   Word word[kWords];
 };
 
-// Wide accesses; p is a multiple of N elements from an aligned address.
+// Vectorized accesses; p is a multiple of N elements from an aligned address.
 template <int N, class T>
 __device__ __forceinline__ Raw<T, N> load_raw(const T* p) {
   using Word = typename Raw<T, N>::Word;
@@ -81,7 +81,7 @@ __device__ __forceinline__ void store_some(T* p, const Raw<T, N>& raw, int live)
     if (n < live) p[n] = from_float<T>(element(raw, n));
 }
 
-// N floats at p, in the widest accesses there are.
+// N floats at p, four to an access where there are as many.
 template <int N>
 __device__ __forceinline__ void load_floats(const float* p, float (&x)[N]) {
   constexpr int kStep = N < 4 ? N : 4;

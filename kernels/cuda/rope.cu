@@ -45,6 +45,11 @@ __device__ __forceinline__ void rotate(const Rotation<T>& p, int64_t i, const fl
   }
 }
 
+// A block has blockDim.y tokens. The threads of a token go over the packs of all its heads: pack k
+// is head k / packs, pairs from (k mod packs) N on. The table's row, [cos of half pairs, sin of
+// half pairs] in f32, is the same for all heads and comes from the caches but for the first. A
+// position outside the table has no angles: its outputs are NaN, where a wrong row would look
+// right.
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads) rope_kernel(const Rotation<T> p) {
   const int64_t token = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
@@ -70,6 +75,8 @@ template <class T, int N>
 void run(const Rotation<T>& p, Device device) {
   const int64_t packs = int64_t{p.heads} * p.half / N;
   unsigned across = 1;
+  // Threads of a block: the least power of two that covers a token's packs, and as many tokens as
+  // fill the block.
   while (across < kThreads && across < packs) across *= 2;
   const unsigned down = kThreads / across;
   launch("rope", rope_kernel<T, N>, {blocks_for(p.tokens, down), {across, down}}, device, p);

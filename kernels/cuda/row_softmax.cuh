@@ -1,7 +1,7 @@
 // The one row function behind every log-prob on CUDA: training's fused head and the sampler call it
 // on the same f32 logits and get the same bits. One block per row reads it once: each thread keeps
 // the largest logit so far and the sums relative to it, over ids that depend on the vocabulary's
-// size only; the threads' sums are joined in a fixed order.
+// size only; the threads' sums are added in a fixed order.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 namespace cohort::kernels::cuda {
 
 inline constexpr int kRowThreads = 512;
-// Ids that a block takes at a time, four consecutive ones per thread.
+// Ids that a block reads at a time, four consecutive ones per thread.
 inline constexpr int kRowTile = 4 * kRowThreads;
 
 // With d[v] = (logits[v] - largest) inverse_temperature:
@@ -66,6 +66,8 @@ struct PartialSoftmax {
     for (const auto& pack : logits)
 #pragma unroll
       for (const float z : pack.v) top = fmaxf(top, z);
+    // One rescaling for a batch of 16 logits, and none once the largest is among those seen:
+    // exponentials are the cost here.
     if (top > largest) rebase(top, inverse_temperature);
     // While only excluded tokens (-inf) were seen, any finite number will do.
     const float from = largest == -INFINITY ? 0 : largest;
@@ -90,10 +92,12 @@ __device__ inline RowSoftmax row_softmax(const float* logits, int64_t vocab,
   PartialSoftmax own;
   for (int64_t v = 4 * threadIdx.x; v < vocab; v += kBatch * kRowTile) {
     Pack<float, 4> batch[kBatch];
+    // All loads before the arithmetic, so that four are under way at a time.
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) batch[b] = load_logits(logits, v + b * kRowTile, vocab);
     own.add(batch, inverse_temperature);
   }
+  // Each thread's sums become relative to the row's largest logit; then they are added in f64.
   const float largest = block_reduce<kRowThreads>(own.largest, largest_of_warp, Larger{});
   own.rebase(largest, inverse_temperature);
   return {.largest = largest,

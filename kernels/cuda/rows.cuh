@@ -35,6 +35,8 @@ RowLayout row_layout(int64_t rows, int64_t cols, bool vectorized) {
   const auto packs = static_cast<int>((cols + kPackSize<T> - 1) / kPackSize<T>);
   RowLayout layout{.rows = rows, .cols = static_cast<int>(cols), .vectorized = vectorized};
   while (layout.group() < kMaxGroup && layout.group() * kPacks < packs) ++layout.group_log2;
+  // The group grows before the number of tiles does, so that short rows leave few threads idle and
+  // rows of at most kMaxGroup * kPacks packs are read once.
   const int tile = layout.group() * kPacks;
   layout.tiles = (packs + tile - 1) / tile;
   return layout;
@@ -100,9 +102,9 @@ struct RowShare {
   }
 };
 
-// Joins kValues values per thread, each over the threads of a row: a butterfly over lanes, then one
-// over warps. Every thread of the block calls it with `scratch` of 32 values for each value; from
-// call to call two of them take turns at least.
+// Combines kValues values per thread, each over the threads of a row: a butterfly over lanes, then
+// one over warps. Every thread of the block calls it with `scratch` of 32 values for each value. It
+// ends without a barrier, so consecutive calls need two scratch arrays that alternate.
 template <int kValues, class Combine>
 __device__ __forceinline__ void group_reduce(float (&x)[kValues], int group, float* scratch,
                                              Combine combine) {
@@ -114,6 +116,8 @@ __device__ __forceinline__ void group_reduce(float (&x)[kValues], int group, flo
         for (int k = 0; k < kValues; ++k)
           x[k] = combine(x[k], __shfl_xor_sync(0xffffffffu, x[k], offset));
   };
+  // Groups of at most a warp lie inside it, next to each other: the offsets below `lanes` never
+  // leave the group, and shared memory is not needed.
   if (group <= 32) return across(group);
   across(32);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -122,6 +126,9 @@ __device__ __forceinline__ void group_reduce(float (&x)[kValues], int group, flo
   for (int k = 0; k < kValues; ++k)
     if (lane == 0) scratch[32 * k + warp] = x[k];
   __syncthreads();
+  // Each lane reads the value of one warp of its row (warp & ~others is the row's first), again and
+  // again where the row has fewer than 32 of them, and a butterfly over as many lanes combines
+  // them.
 #pragma unroll
   for (int k = 0; k < kValues; ++k) x[k] = scratch[32 * k + (warp & ~others) + (lane & others)];
   across(others + 1);

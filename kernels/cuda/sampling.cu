@@ -26,7 +26,7 @@ constexpr Weight kNoLimit = ~Weight{0};  // above every rank
 constexpr int kThreads = kRowThreads;
 constexpr int kWarps = kThreads / 32;
 constexpr int kDigitBits = 11, kDigits = 1 << kDigitBits;
-constexpr int kSegment = 4 * 32;                 // ids that a warp takes at a time
+constexpr int kSegment = 4 * 32;                 // ids that a warp reads at a time
 constexpr int64_t kMaxVocab = int64_t{1} << 20;  // one sum per segment fits in shared memory
 
 struct SampleCall {
@@ -128,6 +128,8 @@ __device__ Weight total_of(const Weight* sums, int64_t count, Shared& shared) {
 // Where the running total of `sums` first exceeds `target`, which is below their total.
 __device__ Crossing find_crossing(const Weight* sums, int64_t count, Weight target,
                                   Shared& shared) {
+  // The threads' pieces are consecutive, so exactly one of them contains the crossing; that thread
+  // walks over its piece and tells the others.
   const Piece piece(sums, count);
   Weight before = block_prefix_sum(piece.sum, shared).before;
   if (before <= target && target < before + piece.sum) {
@@ -144,6 +146,9 @@ __device__ Crossing find_crossing(const Weight* sums, int64_t count, Weight targ
 template <class WeightOf>
 __device__ Weight find_rank(const Row& row, Weight limit, Weight target, Weight* sums,
                             Shared& shared, WeightOf&& weight) {
+  // The digits found so far. Each round reads the row once more, and the counts of one digit's
+  // 2^kDigitBits values fit into shared memory; 32 bits of logit and up to 20 of id are five rounds
+  // at most.
   Weight found = 0;
   for (int bits = 32 + row.id_bits; bits > 0;) {
     const int width = min(kDigitBits, bits), known = bits;
@@ -154,12 +159,15 @@ __device__ Weight find_rank(const Row& row, Weight limit, Weight target, Weight*
     for (int64_t tile = 0; tile < row.vocab; tile += kRowTile)
       row.for_tile(tile, [&](int64_t id, float logit) {
         const Weight rank = row.rank(logit, id);
+        // Tokens whose higher digits differ are before or behind the one looked for, and already
+        // counted. Integer atomics give the same sums in any order.
         if (rank > limit || rank >> known != found) return;
         if (const Weight w = weight(logit); w > 0)
           atomicAdd(&sums[rank >> bits & ((1u << width) - 1)], w);
       });
     __syncthreads();
     const Crossing digit = find_crossing(sums, kDigits, target, shared);
+    // The next digit's sums begin behind the tokens with smaller digits.
     target -= digit.before;
     found = found << width | static_cast<Weight>(digit.at);
   }
@@ -176,6 +184,7 @@ __device__ int64_t sum_segments(const Row& row, Weight limit, Weight* sums) {
     row.for_tile(tile, [&](int64_t id, float logit) {
       if (row.rank(logit, id) <= limit) own += row.weight(logit);
     });
+    // A warp's 128 ids of the tile are one segment, and its last lane has their sum.
     const Weight sum = warp_inclusive_sum(own);
     const int64_t segment = tile / kSegment + threadIdx.x / 32;
     if (threadIdx.x % 32 == 31 && segment < segments) sums[segment] = sum;
@@ -191,6 +200,8 @@ __device__ Weight last_allowed(const Row& row, const SampleCall& call, Weight* s
   if (call.top_k > 0 && call.top_k < row.vocab)
     limit = find_rank(row, limit, static_cast<Weight>(call.top_k - 1), sums, shared,
                       [](float) { return Weight{1}; });
+  // Top-p among what top-k has left: the goal is a share of the kept weights, and at least one
+  // token.
   if (call.top_p < 1) {
     const int64_t segments = sum_segments(row, limit, sums);
     const Weight total = total_of(sums, segments, shared);
@@ -210,8 +221,11 @@ struct Draw {
 __device__ Draw draw(const Row& row, Weight limit, Weight fraction, Weight* sums, Shared& shared) {
   const int64_t segments = sum_segments(row, limit, sums);
   const Weight total = total_of(sums, segments, shared);
+  // fraction / 2^64 of the total, rounded down: below the total, and exact.
   const Weight target = __umul64hi(fraction, total);
   const Crossing segment = find_crossing(sums, segments, target, shared);
+  // The segment is known; its ids are those of one warp, four to a lane. A prefix sum over lanes
+  // gives each token the interval [before, before + weight), and one of them contains the target.
   if (threadIdx.x < 32) {
     const int64_t first = segment.at * kSegment + 4 * threadIdx.x;
     const auto pack = load_logits(row.logits, first, row.vocab);
@@ -242,6 +256,7 @@ __device__ float cut_share(const Row& row, Weight limit, Weight kept) {
   return static_cast<float>(fmax(0.0, 1 - static_cast<double>(kept) / all));
 }
 
+// The smallest id among the largest logits.
 __device__ int greedy(const Row& row, Shared& shared) {
   if (threadIdx.x == 0) shared.token = 0x7fffffff;
   __syncthreads();
@@ -253,6 +268,10 @@ __device__ int greedy(const Row& row, Shared& shared) {
   return shared.token;
 }
 
+// Block i draws the token of row i. The row of logits, [vocab] f32, stays in global memory and is
+// read several times: for its softmax, for each digit of top-k and top-p, and for the draw. Dynamic
+// shared memory holds sums of weights, by digit or by segment of ids. Log-prob and entropy are
+// those of the whole distribution at the temperature, whatever is cut.
 __global__ void __launch_bounds__(kThreads) sample_kernel(SampleCall call) {
   extern __shared__ Weight sums[];
   __shared__ Shared shared;

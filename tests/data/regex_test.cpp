@@ -20,32 +20,30 @@ TEST(Regex, FullMatchWantsTheWholeText) {
   EXPECT_FALSE(regex.full_match("a\n"));
 }
 
-TEST(Regex, FirstAndLastMatchGiveGroups) {
+TEST(Regex, TheLastMatchGivesGroups) {
   const Regex regex("(\\w+)=(\\d+)(!)?");
   const std::string text = "a=1 b=22! c=3, d";
-  EXPECT_EQ(regex.find_first(text), (Groups{"a=1", "a", "1", ""}));
+  EXPECT_EQ(regex.find_last("a=1 b"), (Groups{"a=1", "a", "1", ""}));
   EXPECT_EQ(regex.find_last(text), (Groups{"c=3", "c", "3", ""}));
   EXPECT_EQ(regex.find_last("b=22!"), (Groups{"b=22!", "b", "22", "!"}));
-  EXPECT_EQ(regex.find_first("nothing"), std::nullopt);
   EXPECT_EQ(regex.find_last("nothing"), std::nullopt);
 }
 
 TEST(Regex, LastMatchPassesEmptyMatches) {
   EXPECT_EQ(Regex("a*").find_last("aab"), (Groups{""}));
   EXPECT_EQ(Regex("x?(é)?").find_last("aéa"), (Groups{"", ""}));
-  EXPECT_EQ(Regex("").find_first("abc"), (Groups{""}));
+  EXPECT_EQ(Regex("").find_last("abc"), (Groups{""}));
   EXPECT_EQ(Regex("b*$").find_last("abb"), (Groups{""}));
 }
 
 TEST(Regex, CountsCharactersNotBytes) {
   EXPECT_TRUE(Regex(".").full_match("😀"));
   EXPECT_TRUE(Regex("[é€]{2}").full_match("€é"));
-  EXPECT_EQ(Regex("(.)$").find_first("a€"), (Groups{"€", "€"}));
+  EXPECT_EQ(Regex("(.)$").find_last("a€"), (Groups{"€", "€"}));
 }
 
 TEST(Regex, InvalidUtf8DoesNotMatch) {
   EXPECT_FALSE(Regex(".*").full_match("a\xff"));
-  EXPECT_EQ(Regex("a").find_first("a\xc3"), std::nullopt);
   EXPECT_EQ(Regex("a").find_last("a\xc3"), std::nullopt);
 }
 
@@ -70,12 +68,12 @@ TEST(Regex, HostileTextsEndSoonWithoutAMatch) {
   std::string pairs;
   for (int i = 0; i < 50000; ++i) pairs += "ab ";
   const auto start = std::chrono::steady_clock::now();
-  EXPECT_EQ(Regex("(a*)*b").find_first(many_a), std::nullopt);           // exponential
-  EXPECT_FALSE(Regex("(a|aa)+$").full_match(many_a + "b"));              // exponential
-  EXPECT_EQ(Regex("\\s++[yz]").find_first(spaces + "x"), std::nullopt);  // quadratic scan
-  EXPECT_EQ(Regex("(\\w+)=").find_last(many_a), std::nullopt);           // quadratic backtracking
-  EXPECT_EQ(Regex("(\\w+\\s)+=").find_last(pairs), std::nullopt);        // deep recursion
-  EXPECT_EQ(Regex("(?:.|\\n)*?=").find_last(pairs), std::nullopt);       // quadratic, lazy
+  EXPECT_EQ(Regex("(a*)*b").find_last(many_a), std::nullopt);           // exponential
+  EXPECT_FALSE(Regex("(a|aa)+$").full_match(many_a + "b"));             // exponential
+  EXPECT_EQ(Regex("\\s++[yz]").find_last(spaces + "x"), std::nullopt);  // quadratic scan
+  EXPECT_EQ(Regex("(\\w+)=").find_last(many_a), std::nullopt);          // quadratic backtracking
+  EXPECT_EQ(Regex("(\\w+\\s)+=").find_last(pairs), std::nullopt);       // deep recursion
+  EXPECT_EQ(Regex("(?:.|\\n)*?=").find_last(pairs), std::nullopt);      // quadratic, lazy
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   // Unbounded, each takes from minutes to the age of the universe; sanitizers slow down the rest.
   EXPECT_LT(seconds.count(), 30);
@@ -84,7 +82,7 @@ TEST(Regex, HostileTextsEndSoonWithoutAMatch) {
 TEST(Regex, ALimitAfterTheFirstMatchHidesTheLast) {
   const std::string text = "x" + std::string(1000, 'a');
   const Regex regex("x|(a*)*b");
-  EXPECT_EQ(regex.find_first(text), (Groups{"x", ""}));
+  EXPECT_EQ(regex.find_last("x"), (Groups{"x", ""}));
   EXPECT_EQ(regex.find_last(text), std::nullopt);
 }
 

@@ -41,7 +41,7 @@ TEST_F(Safetensors, RoundTripsEveryDtypeAndShape) {
     tensors.emplace_back(name + ".empty", Tensor::zeros({4, 0, 2}, dtype));
     tensors.emplace_back(name + ".deep", Tensor::full({1, 2, 1, 2, 1, 3}, 3, dtype));
   }
-  write_safetensors(path(), tensors, {{"step", "12"}, {"nöte", "\"quoted\"\n"}});
+  write_safetensors(path(), tensors);
   const SafetensorsFile file(path());
   ASSERT_EQ(file.names().size(), tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -51,8 +51,6 @@ TEST_F(Safetensors, RoundTripsEveryDtypeAndShape) {
     EXPECT_EQ(file.dtype(name), tensor.dtype());
     EXPECT_TRUE(bit_equal(file.read(name), tensor)) << name;
   }
-  EXPECT_EQ(file.metadata().size(), 2u);
-  EXPECT_EQ(file.metadata().at("nöte"), "\"quoted\"\n");
 }
 
 TEST_F(Safetensors, KeepsEveryBit) {
@@ -87,9 +85,9 @@ TEST_F(Safetensors, HeaderIsPaddedSoThatDataIsAligned) {
 
 TEST_F(Safetensors, EqualTensorsGiveEqualFiles) {
   const NamedTensors tensors = {{"a", Tensor::full({3}, 1, DType::kF32)}};
-  write_safetensors(path(), tensors, {{"b", "2"}, {"a", "1"}});
+  write_safetensors(path(), tensors);
   const std::string first = test::read_file(path());
-  write_safetensors(path(), tensors, {{"a", "1"}, {"b", "2"}});
+  write_safetensors(path(), tensors);
   EXPECT_EQ(test::read_file(path()), first);
 }
 
@@ -215,14 +213,18 @@ TEST_F(Safetensors, TruncationAnywhereIsNoticed) {
 }
 
 TEST_F(Safetensors, RandomDamageNeverCrashes) {
-  write_safetensors(path(),
-                    {{"a", test::random_tensor({3, 4}, DType::kF32, 1)},
-                     {"b", Tensor::full({5}, 1, DType::kU8)},
-                     {"c", Tensor::full({2, 2}, 1, DType::kI64)}},
-                    {{"k", "v"}});
-  const std::string whole = test::read_file(path());
+  write_safetensors(path(), {{"a", test::random_tensor({3, 4}, DType::kF32, 1)},
+                             {"b", Tensor::full({5}, 1, DType::kU8)},
+                             {"c", Tensor::full({2, 2}, 1, DType::kI64)}});
+  std::string whole = test::read_file(path());
   uint64_t length;
   std::memcpy(&length, whole.data(), sizeof length);
+  const std::string metadata = R"("__metadata__":{"k":"v"},)";
+  whole.insert(9, metadata);  // behind the header's length and its '{'
+  length += metadata.size();
+  std::memcpy(whole.data(), &length, sizeof length);
+  replace_file(path(), whole);
+  ASSERT_TRUE(readable(path()));
   const auto header_end = static_cast<int64_t>(8 + length);
   const std::string_view likely = "0123456789,:[]{}\"-.eEF \\\x80\xff";
   Rng rng(3, rng_stream(kTestPurpose));
@@ -243,7 +245,6 @@ TEST_F(Safetensors, ReadsAModelWrittenElsewhere) {
   COHORT_REQUIRE_DATA(dir);
   const std::string model = dir + "/models/stories260K/model.safetensors";
   const SafetensorsFile file(model);
-  EXPECT_EQ(file.metadata().at("format"), "pt");
   EXPECT_EQ(file.shape("model.embed_tokens.weight"), (Shape{512, 64}));
   EXPECT_EQ(file.dtype("model.embed_tokens.weight"), DType::kF32);
   int64_t parameters = 0;
