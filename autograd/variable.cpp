@@ -1,4 +1,4 @@
-// The tape and its backward. Nodes are numbered in order of creation, so descending numbers are a
+// The tape and its backward. Node ids ascend in order of creation, so descending ids are a
 // topological order: a heap of pending nodes replaces recursion.
 #include "autograd/variable.h"
 
@@ -23,7 +23,7 @@ struct TapeNode {
   Shape shape;
   DType dtype = DType::kF32, grad_dtype = DType::kF32;
   Device device;
-  uint64_t number = 0;  // order of creation
+  uint64_t id = 0;  // in order of creation
   Kind kind = Kind::kResult;
   bool freed = false;  // a backward has consumed it
   Tensor grad;         // parameters: persistent; others: while a backward is under way
@@ -54,7 +54,7 @@ using Kind = TapeNode::Kind;
 thread_local bool t_grad_enabled = true;
 thread_local bool t_hooks_enabled = true;
 
-uint64_t next_number() {
+uint64_t next_id() {
   static std::atomic<uint64_t> counter{0};
   return ++counter;
 }
@@ -65,7 +65,7 @@ std::shared_ptr<TapeNode> new_node(const char* name, const Tensor& value) {
   node->shape = value.shape();
   node->dtype = node->grad_dtype = value.dtype();
   node->device = value.device();
-  node->number = next_number();
+  node->id = next_id();
   return node;
 }
 
@@ -122,7 +122,7 @@ class RecomputeGuard {
 };
 
 struct Older {
-  bool operator()(const TapeNode* a, const TapeNode* b) const { return a->number < b->number; }
+  bool operator()(const TapeNode* a, const TapeNode* b) const { return a->id < b->id; }
 };
 
 }  // namespace
@@ -185,7 +185,7 @@ GradSlot Gradients::slot(int i, DType dtype) {
   return {separate_.back().second, Grad::kOverwrite};
 }
 
-// Joins the separate slots, once the op has written them.
+// Adds the separate slots to the gradients, once the op has written them.
 void Gradients::finish() {
   for (const auto& [i, gradient] : separate_) pass(i, gradient);
 }

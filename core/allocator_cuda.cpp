@@ -1,6 +1,6 @@
 // Device memory: segments from cudaMalloc, cut into blocks. A request takes the smallest free block
-// of its pool that is large enough and leaves the rest free; a freed block joins its free
-// neighbours. Each stream has its own pool (allocator.h says why), and so has each MemoryPool.
+// of its pool that is large enough and leaves the rest free; a freed block is merged with its
+// free neighbours. Each stream has its own pool (allocator.h says why), and so has each MemoryPool.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -205,7 +205,7 @@ class CudaAllocator final : public Allocator {
     block->pool->free.insert(rest);
   }
 
-  // Joins the block behind `block` to it. Sizes order the free list, so neither may be listed.
+  // Merges the block behind `block` into it. Sizes order the free list, so neither may be listed.
   static void absorb_next(Block* block) {
     Block* next = block->next;
     block->size += next->size;

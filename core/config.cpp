@@ -88,14 +88,14 @@ class Builder final : public YAML::EventHandler {
     } else if (Container& top = open_.back(); top.node.kind == Kind::kList) {
       top.node.items.push_back(std::move(node));
     } else if (!top.key) {
-      take_key(top, std::move(node));
+      set_key(top, std::move(node));
     } else {
       node.line = top.key->line;
       top.node.entries.emplace_back(std::move(top.key->scalar), std::move(node));
       top.key.reset();
     }
   }
-  void take_key(Container& map, ConfigNode key) {
+  void set_key(Container& map, ConfigNode key) {
     if (key.kind != Kind::kScalar) throw InputError(key.where() + ": a key must be plain text");
     if (!map.keys.insert(key.scalar).second)
       throw InputError(str(key.where(), ": duplicate key '", key.scalar, "', first given at line ",

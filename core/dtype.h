@@ -31,51 +31,25 @@ struct bf16 {
 };
 
 template <class T>
-struct DTypeOf;
+inline constexpr auto dtype_of = nullptr;  // other types are no element types
 template <>
-struct DTypeOf<double> {
-  static constexpr DType value = DType::kF64;
-};
+inline constexpr DType dtype_of<double> = DType::kF64;
 template <>
-struct DTypeOf<float> {
-  static constexpr DType value = DType::kF32;
-};
+inline constexpr DType dtype_of<float> = DType::kF32;
 template <>
-struct DTypeOf<bf16> {
-  static constexpr DType value = DType::kBF16;
-};
+inline constexpr DType dtype_of<bf16> = DType::kBF16;
 template <>
-struct DTypeOf<int32_t> {
-  static constexpr DType value = DType::kI32;
-};
+inline constexpr DType dtype_of<int32_t> = DType::kI32;
 template <>
-struct DTypeOf<int64_t> {
-  static constexpr DType value = DType::kI64;
-};
+inline constexpr DType dtype_of<int64_t> = DType::kI64;
 template <>
-struct DTypeOf<uint8_t> {
-  static constexpr DType value = DType::kU8;
-};
-template <class T>
-inline constexpr DType dtype_of = DTypeOf<T>::value;
+inline constexpr DType dtype_of<uint8_t> = DType::kU8;
 
 constexpr size_t dtype_size(DType dtype) {
-  switch (dtype) {
-    case DType::kF64:
-    case DType::kI64:
-      return 8;
-    case DType::kF32:
-    case DType::kI32:
-      return 4;
-    case DType::kBF16:
-      return 2;
-    case DType::kU8:
-      return 1;
-  }
-  return 0;
+  constexpr size_t kSizes[] = {8, 4, 2, 4, 8, 1};
+  return kSizes[static_cast<int>(dtype)];
 }
 
-// "f64", "f32", "bf16", "i32", "i64", "u8".
 constexpr const char* dtype_name(DType dtype) {
   constexpr const char* kNames[] = {"f64", "f32", "bf16", "i32", "i64", "u8"};
   return kNames[static_cast<int>(dtype)];

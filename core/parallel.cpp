@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/sizes.h"
 
 namespace cohort {
 namespace {
@@ -124,7 +125,7 @@ void set_num_threads(int n) {
 void detail::parallel_blocks(int64_t n, int64_t grain, BlockFn fn, void* context) {
   if (n <= 0) return;
   grain = std::max<int64_t>(grain, 1);
-  Job job{.fn = fn, .context = context, .n = n, .grain = grain, .blocks = (n + grain - 1) / grain};
+  Job job{.fn = fn, .context = context, .n = n, .grain = grain, .blocks = ceil_div(n, grain)};
   if (t_inside || job.blocks == 1 || num_threads() == 1) {
     for (int64_t b = 0; b < job.blocks; ++b) fn(context, b * grain, std::min(n, (b + 1) * grain));
     return;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "data/descriptor.h"
+#include "core/descriptor.h"
 
 namespace cohort {
 

@@ -24,10 +24,6 @@ std::string type_name(const Json& json) {
   return json.is_array() ? "a list" : "an object";
 }
 
-[[noreturn]] void throw_type(const char* expected, const Json& got) {
-  throw InputError(str("expected ", expected, ", got ", type_name(got)));
-}
-
 // Receives the library's parse events and builds the value. A handler that returns false stops the
 // parse with `reason` and `position` set.
 class Builder final : public nlohmann::json_sax<nlohmann::ordered_json> {
@@ -134,34 +130,8 @@ nlohmann::ordered_json to_library(const Json& json) {
 
 }  // namespace
 
-bool Json::as_bool() const {
-  if (!is_bool()) throw_type("true or false", *this);
-  return std::get<bool>(value_);
-}
-
-int64_t Json::as_int() const {
-  if (!is_int()) throw_type("a whole number", *this);
-  return std::get<int64_t>(value_);
-}
-
-double Json::as_double() const {
-  if (!is_number()) throw_type("a number", *this);
-  return is_int() ? static_cast<double>(as_int()) : std::get<double>(value_);
-}
-
-const std::string& Json::as_string() const {
-  if (!is_string()) throw_type("text", *this);
-  return std::get<std::string>(value_);
-}
-
-const Json::Array& Json::as_array() const {
-  if (!is_array()) throw_type("a list", *this);
-  return std::get<Array>(value_);
-}
-
-const Json::Object& Json::as_object() const {
-  if (!is_object()) throw_type("an object", *this);
-  return std::get<Object>(value_);
+void Json::throw_type(const std::string& expected) const {
+  throw InputError(str("expected ", expected, ", got ", type_name(*this)));
 }
 
 const Json* Json::find(std::string_view key) const {
@@ -172,7 +142,7 @@ const Json* Json::find(std::string_view key) const {
 }
 
 const Json& Json::at(std::string_view key) const {
-  if (!is_object()) throw_type(str("an object with the key '", key, "'").c_str(), *this);
+  if (!is_object()) throw_type(str("an object with the key '", key, "'"));
   if (const Json* value = find(key)) return *value;
   std::vector<std::string> names;
   for (const auto& [name, value] : as_object()) names.push_back(name);

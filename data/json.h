@@ -36,12 +36,14 @@ class Json {
   bool is_array() const { return std::holds_alternative<Array>(value_); }
   bool is_object() const { return std::holds_alternative<Object>(value_); }
 
-  bool as_bool() const;
-  int64_t as_int() const;
-  double as_double() const;  // any number
-  const std::string& as_string() const;
-  const Array& as_array() const;
-  const Object& as_object() const;
+  bool as_bool() const { return get<bool>("true or false"); }
+  int64_t as_int() const { return get<int64_t>("a whole number"); }
+  double as_double() const {  // any number
+    return is_int() ? static_cast<double>(as_int()) : get<double>("a number");
+  }
+  const std::string& as_string() const { return get<std::string>("text"); }
+  const Array& as_array() const { return get<Array>("a list"); }
+  const Object& as_object() const { return get<Object>("an object"); }
 
   // nullptr if this is no object or has no such key.
   const Json* find(std::string_view key) const;
@@ -60,6 +62,13 @@ class Json {
   std::string to_text() const;
 
  private:
+  template <class T>
+  const T& get(const char* expected) const {
+    if (const T* value = std::get_if<T>(&value_)) return *value;
+    throw_type(expected);
+  }
+  [[noreturn]] void throw_type(const std::string& expected) const;
+
   std::variant<std::monostate, bool, int64_t, double, std::string, Array, Object> value_;
 };
 

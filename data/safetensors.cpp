@@ -16,7 +16,7 @@
 #include <set>
 #include <span>
 
-#include "data/descriptor.h"
+#include "core/descriptor.h"
 #include "data/json.h"
 
 namespace cohort {
@@ -100,61 +100,39 @@ void write_safetensors(const std::string& path, const NamedTensors& tensors) {
   if (!file.close()) fail("cannot be closed");
 }
 
-struct SafetensorsFile::Impl {
-  struct Entry {
-    DType dtype;
-    Shape shape;
-    uint64_t begin, end;  // within the data, which follows the header
-  };
+SafetensorsFile::Map::~Map() {
+  if (begin != nullptr) ::munmap(begin, size);
+}
 
-  std::string path;
-  void* map = MAP_FAILED;
-  size_t map_size = 0;
-  const uint8_t* data = nullptr;
-  uint64_t data_size = 0;
-  std::vector<std::string> names;
-  std::map<std::string, Entry> entries;
-
-  ~Impl() {
-    if (map != MAP_FAILED) ::munmap(map, map_size);
-  }
-
-  [[noreturn]] void fail(const std::string& what) const { throw InputError(path + ": " + what); }
-  void open();
-  void read_header();
-  void check_metadata(const Json& json) const;
-  void read_entry(const std::string& name, const Json& json);
-  void check_layout() const;
-  const Entry& find(const std::string& name) const;
-};
-
-void SafetensorsFile::Impl::open() {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+void SafetensorsFile::open() {
+  const Descriptor file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) fail("cannot be opened: " + system_reason());
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) fail("cannot be read: " + system_reason());
   if (!S_ISREG(status.st_mode)) fail("is not a file; hint: name the .safetensors file");
-  map_size = static_cast<size_t>(status.st_size);
-  if (map_size < sizeof(uint64_t))
-    fail(str("is truncated: ", map_size, " bytes do not hold the length of a header"));
-  map = ::mmap(nullptr, map_size, PROT_READ, MAP_PRIVATE, file.get(), 0);
-  if (map == MAP_FAILED) fail("cannot be mapped: " + system_reason());
+  const auto size = static_cast<size_t>(status.st_size);
+  if (size < sizeof(uint64_t))
+    fail(str("is truncated: ", size, " bytes do not hold the length of a header"));
+  void* begin = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
+  if (begin == MAP_FAILED) fail("cannot be mapped: " + system_reason());
+  map_.begin = begin;
+  map_.size = size;
 }
 
-void SafetensorsFile::Impl::read_header() {
-  const auto* bytes = static_cast<const char*>(map);
+void SafetensorsFile::read_header() {
+  const auto* bytes = static_cast<const char*>(map_.begin);
   uint64_t length;
   std::memcpy(&length, bytes, sizeof length);
-  const uint64_t rest = map_size - sizeof length;
+  const uint64_t rest = map_.size - sizeof length;
   if (length > kMaxHeader || length > rest)
     fail(str("is truncated or not in safetensors format: a header of ", length, " bytes, with ",
              rest, " bytes left in the file"));
   const std::string_view text(bytes + sizeof length, length);
   // The format demands it: a file cannot be of another type at the same time.
   if (!text.starts_with('{')) fail("malformed header: does not start with '{'");
-  const Json header = parse_json(text, path + ": malformed header");
-  data = static_cast<const uint8_t*>(map) + sizeof length + length;
-  data_size = rest - length;
+  const Json header = parse_json(text, path_ + ": malformed header");
+  data_ = static_cast<const uint8_t*>(map_.begin) + sizeof length + length;
+  data_size_ = rest - length;
   for (const auto& [name, json] : header.as_object()) {
     if (name == kMetadata)
       check_metadata(json);
@@ -164,7 +142,7 @@ void SafetensorsFile::Impl::read_header() {
   check_layout();
 }
 
-void SafetensorsFile::Impl::check_metadata(const Json& json) const {
+void SafetensorsFile::check_metadata(const Json& json) const {
   if (!json.is_object()) fail(str("malformed header: ", kMetadata, " is no object"));
   for (const auto& [key, value] : json.as_object())
     if (!value.is_string()) fail(str("malformed header: ", kMetadata, " '", key, "' is not text"));
@@ -194,7 +172,7 @@ std::optional<int64_t> byte_count(std::span<const int64_t> sizes, size_t size) {
 
 }  // namespace
 
-void SafetensorsFile::Impl::read_entry(const std::string& name, const Json& json) {
+void SafetensorsFile::read_entry(const std::string& name, const Json& json) {
   const std::string tensor = "tensor '" + name + "'";
   const Json* type_name = json.find("dtype");
   const auto shape = find_sizes(json, "shape"), offsets = find_sizes(json, "data_offsets");
@@ -211,21 +189,21 @@ void SafetensorsFile::Impl::read_entry(const std::string& name, const Json& json
   const auto bytes = byte_count(*shape, dtype_size(type->dtype));
   const auto begin = static_cast<uint64_t>((*offsets)[0]),
              end = static_cast<uint64_t>((*offsets)[1]);
-  if (begin > end || end > data_size)
-    fail(str(tensor, " lies at bytes ", begin, " to ", end, " of ", data_size,
+  if (begin > end || end > data_size_)
+    fail(str(tensor, " lies at bytes ", begin, " to ", end, " of ", data_size_,
              "; the file is truncated or damaged"));
   if (!bytes || static_cast<uint64_t>(*bytes) != end - begin)
     fail(str(tensor, " has ", end - begin, " bytes, which its shape and dtype contradict"));
   Entry entry{type->dtype, {}, begin, end};
   for (const int64_t d : *shape) entry.shape.push_back(d);
-  names.push_back(name);
-  entries.emplace(name, entry);
+  names_.push_back(name);
+  entries_.emplace(name, entry);
 }
 
 // The tensors must cover the data without holes and overlaps.
-void SafetensorsFile::Impl::check_layout() const {
+void SafetensorsFile::check_layout() const {
   std::vector<std::pair<uint64_t, uint64_t>> ranges;
-  for (const auto& [name, entry] : entries) ranges.emplace_back(entry.begin, entry.end);
+  for (const auto& [name, entry] : entries_) ranges.emplace_back(entry.begin, entry.end);
   std::sort(ranges.begin(), ranges.end());
   uint64_t covered = 0;
   for (const auto& [begin, end] : ranges) {
@@ -234,50 +212,31 @@ void SafetensorsFile::Impl::check_layout() const {
                std::min(begin, covered), " of the data"));
     covered = end;
   }
-  if (covered != data_size)
-    fail(str("damaged: ", data_size - covered, " bytes follow the last tensor"));
+  if (covered != data_size_)
+    fail(str("damaged: ", data_size_ - covered, " bytes follow the last tensor"));
 }
 
-const SafetensorsFile::Impl::Entry& SafetensorsFile::Impl::find(const std::string& name) const {
-  const auto it = entries.find(name);
-  if (it != entries.end()) return it->second;
+const SafetensorsFile::Entry& SafetensorsFile::find(const std::string& name) const {
+  const auto it = entries_.find(name);
+  if (it != entries_.end()) return it->second;
   constexpr size_t kMaxListed = 20;
   std::string known;
-  for (size_t i = 0; i < std::min(names.size(), kMaxListed); ++i)
-    known += (known.empty() ? "" : ", ") + names[i];
-  if (names.size() > kMaxListed) known += str(" and ", names.size() - kMaxListed, " more");
+  for (size_t i = 0; i < std::min(names_.size(), kMaxListed); ++i)
+    known += (known.empty() ? "" : ", ") + names_[i];
+  if (names_.size() > kMaxListed) known += str(" and ", names_.size() - kMaxListed, " more");
   fail(str("has no tensor '", name, "'; it has: ", known));
 }
 
-SafetensorsFile::SafetensorsFile(const std::string& path) : impl_(std::make_unique<Impl>()) {
-  impl_->path = path;
-  impl_->open();
-  impl_->read_header();
-}
-
-SafetensorsFile::~SafetensorsFile() = default;
-
-const std::vector<std::string>& SafetensorsFile::names() const {
-  return impl_->names;
-}
-
-bool SafetensorsFile::contains(const std::string& name) const {
-  return impl_->entries.contains(name);
-}
-
-Shape SafetensorsFile::shape(const std::string& name) const {
-  return impl_->find(name).shape;
-}
-
-DType SafetensorsFile::dtype(const std::string& name) const {
-  return impl_->find(name).dtype;
+SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
+  open();
+  read_header();
 }
 
 Tensor SafetensorsFile::read(const std::string& name) const {
-  const Impl::Entry& entry = impl_->find(name);
+  const Entry& entry = find(name);
   Tensor tensor = Tensor::empty(entry.shape, entry.dtype);
   if (entry.end > entry.begin)
-    std::memcpy(tensor.raw(), impl_->data + entry.begin, entry.end - entry.begin);
+    std::memcpy(tensor.raw(), data_ + entry.begin, entry.end - entry.begin);
   return tensor;
 }
 

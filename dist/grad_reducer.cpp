@@ -51,7 +51,7 @@ void GradReducer::mark_ready(int64_t i) {
 
 void GradReducer::finish() {
   while (next_bucket_ < buckets_.size()) reduce(buckets_[next_bucket_++]);
-  if (side_) side_->join();
+  if (side_) side_->wait();
   next_bucket_ = 0;
   ready_.assign(ready_.size(), false);
   for (Bucket& bucket : buckets_) bucket.pending = bucket.members;

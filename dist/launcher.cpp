@@ -73,7 +73,7 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 struct Child {
   pid_t pid = -1;
   std::optional<int> status;  // once it has ended
-  wire::Socket output;        // a pipe; rank 0 has none
+  Descriptor output;          // a pipe; rank 0 has none
   std::string line;           // of which the end is still to come
 };
 
@@ -92,9 +92,9 @@ class Launcher {
   }
 
   LaunchResult run() {
-    const wire::Socket input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    const Descriptor input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     const int port = wire::free_port();
-    for (int rank = 0; rank < options_.count; ++rank) start(rank, port, input.fd());
+    for (int rank = 0; rank < options_.count; ++rank) start(rank, port, input.get());
     while (!all_ended()) {
       wait_for_output();
       for (int rank = 0; rank < options_.count; ++rank) reap(rank);
@@ -124,12 +124,12 @@ class Launcher {
     int ends[2] = {-1, -1};
     if (rank > 0 && ::pipe2(ends, O_CLOEXEC) != 0)
       throw Error(str("cannot make a pipe: ", std::strerror(errno)));
-    const wire::Socket write_end(ends[1]);
-    child(rank).output = wire::Socket(ends[0]);
+    const Descriptor write_end(ends[1]);
+    child(rank).output = Descriptor(ends[0]);
     if (rank > 0) ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
     const pid_t parent = ::getpid(), pid = ::fork();
     if (pid < 0) throw Error(str("cannot start rank ", rank, ": ", std::strerror(errno)));
-    if (pid == 0) become_rank(parent, argv.data(), envp.data(), input, write_end.fd());
+    if (pid == 0) become_rank(parent, argv.data(), envp.data(), input, write_end.get());
     child(rank).pid = pid;
   }
 
@@ -146,7 +146,7 @@ class Launcher {
   void wait_for_output() {
     std::vector<pollfd> fds;
     for (const Child& c : children_)
-      if (c.output.is_open()) fds.push_back({c.output.fd(), POLLIN, 0});
+      if (c.output.is_open()) fds.push_back({c.output.get(), POLLIN, 0});
     ::poll(fds.data(), fds.size(), kPollMs);
     for (int rank = 0; rank < options_.count; ++rank) read_output(rank);
   }
@@ -155,10 +155,10 @@ class Launcher {
     Child& c = child(rank);
     char buffer[4096];
     while (c.output.is_open()) {
-      const ssize_t n = ::read(c.output.fd(), buffer, sizeof buffer);
+      const ssize_t n = ::read(c.output.get(), buffer, sizeof buffer);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) return;  // nothing there yet
-      if (n == 0) c.output = wire::Socket();
+      if (n == 0) c.output = Descriptor();
       c.line.append(buffer, static_cast<size_t>(n));
       while (true) {
         const size_t end = c.line.find('\n');

@@ -32,7 +32,7 @@ ncclDataType_t type_of(DType dtype) {
     case DType::kI64:
       return ncclInt64;
     default:
-      return ncclFloat32;  // bf16 is widened
+      return ncclFloat32;  // and bf16, which is converted
   }
 }
 
@@ -96,9 +96,9 @@ class NcclCommunicator final : public Communicator {
     COHORT_CHECK(t.device() == device_, "[all_reduce] this rank's communicator is for ",
                  device_.str(), ", got ", t.str());
     if (t.dtype() == DType::kBF16) {  // NCCL would round at every rank
-      Tensor wide = t.to(DType::kF32);
-      all_reduce(wide, op);
-      t.copy_(wide);
+      Tensor as_f32 = t.to(DType::kF32);
+      all_reduce(as_f32, op);
+      t.copy_(as_f32);
       return;
     }
     group_.note_call(what);

@@ -131,11 +131,11 @@ class ProcessGroup::Watch {
   void post(FrameType type, std::string_view bytes) {
     wire::Packer out;
     if (type != FrameType::kFail) {
-      out.number(calls_ += new_calls_.size()).number(new_calls_.size());
+      out.integer(calls_ += new_calls_.size()).integer(new_calls_.size());
       for (const std::string& call : new_calls_) out.text(call);
       new_calls_.clear();
     }
-    outbox_.push_back({type, out.take() + std::string(bytes)});
+    outbox_.push_back({type, out.bytes() + std::string(bytes)});
     wake();
   }
 
@@ -174,7 +174,7 @@ class ProcessGroup::Watch {
   bool is_leader() const { return info_.rank == 0; }
   void wake() const {
     const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t n = ::write(wake_.fd(), &one, sizeof one);
+    [[maybe_unused]] const ssize_t n = ::write(wake_.get(), &one, sizeof one);
   }
 
   void watch() {
@@ -215,7 +215,7 @@ class ProcessGroup::Watch {
   }
 
   void wait(Clock::time_point until) {
-    std::vector<pollfd> fds{{.fd = wake_.fd(), .events = POLLIN, .revents = 0}};
+    std::vector<pollfd> fds{{.fd = wake_.get(), .events = POLLIN, .revents = 0}};
     for (const Peer& p : peers_)
       if (p.connection.is_open())
         fds.push_back({p.connection.fd(),
@@ -224,7 +224,7 @@ class ProcessGroup::Watch {
     const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
     ::poll(fds.data(), fds.size(), static_cast<int>(std::max<int64_t>(left.count() + 1, 0)));
     uint64_t count = 0;
-    [[maybe_unused]] const ssize_t n = ::read(wake_.fd(), &count, sizeof count);
+    [[maybe_unused]] const ssize_t n = ::read(wake_.get(), &count, sizeof count);
   }
 
   void send_to_all(FrameType type, const std::string& payload) {
@@ -291,8 +291,8 @@ class ProcessGroup::Watch {
       for (std::string& part : parts) part = in.text();
       return give(std::move(parts));
     }
-    known.calls = in.number();
-    for (uint64_t n = in.number(); n > 0; --n) {
+    known.calls = in.integer();
+    for (uint64_t n = in.integer(); n > 0; --n) {
       std::string call = in.text();
       if (is_leader())
         known.calls_to_compare.push_back(std::move(call));
@@ -321,7 +321,7 @@ class ProcessGroup::Watch {
       rank.given.pop_front();
       out.text(parts.back());
     }
-    send_to_all(FrameType::kResult, out.take());
+    send_to_all(FrameType::kResult, out.bytes());
     give(std::move(parts));
   }
 
@@ -361,7 +361,7 @@ class ProcessGroup::Watch {
   std::vector<Known> known_;
   uint64_t compared_ = 0;  // calls
   std::string reference_, last_call_;
-  wire::Socket wake_;
+  Descriptor wake_;
 
   std::mutex mutex_;  // of all that follows
   std::condition_variable changed_;
@@ -402,7 +402,7 @@ ProcessGroup::~ProcessGroup() = default;
 std::vector<std::unique_ptr<ProcessGroup>> ProcessGroup::of_threads(int size) {
   std::vector<std::unique_ptr<ProcessGroup>> groups;
   std::vector<std::vector<Peer>> peers(static_cast<size_t>(size));
-  const auto connect = [&](int from, int to, wire::Socket socket) {
+  const auto connect = [&](int from, int to, Descriptor socket) {
     peers[static_cast<size_t>(from)].push_back(
         {to, "", wire::Connection(std::move(socket), wire::kMaxPayload)});
   };

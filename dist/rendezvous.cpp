@@ -66,7 +66,7 @@ class Server {
     std::sort(peers_.begin(), peers_.end(),
               [](const Peer& a, const Peer& b) { return a.rank < b.rank; });
     for (Peer& peer : peers_) {
-      send(peer.connection, FrameType::kWelcome, wire::Packer().text(wire::host_name()).take());
+      send(peer.connection, FrameType::kWelcome, wire::Packer().text(wire::host_name()).bytes());
       peer.connection.set_max_payload(wire::kMaxPayload);
     }
     return std::move(peers_);
@@ -80,7 +80,7 @@ class Server {
   };
 
   void wait() {
-    std::vector<pollfd> fds{{.fd = listener_.fd(), .events = POLLIN, .revents = 0}};
+    std::vector<pollfd> fds{{.fd = listener_.get(), .events = POLLIN, .revents = 0}};
     for (const Caller& c : callers_) fds.push_back({c.connection.fd(), POLLIN, 0});
     for (const Peer& p : peers_) fds.push_back({p.connection.fd(), POLLIN, 0});
     ::poll(fds.data(), fds.size(),
@@ -112,13 +112,13 @@ class Server {
     std::string host;
     try {
       wire::Unpacker in(frame.payload);
-      if (frame.type != FrameType::kHello || in.number() != kMagic)
+      if (frame.type != FrameType::kHello || in.integer() != kMagic)
         return turn_away(connection, "what it sent is no greeting of a rank");
-      if (const uint64_t version = in.number(); version != kVersion)
+      if (const uint64_t version = in.integer(); version != kVersion)
         return turn_away(connection, str("it speaks version ", version, " of the protocol, rank 0 ",
                                          kVersion, "; hint: run one build of cohort everywhere"));
-      size = in.number();
-      rank = in.number();
+      size = in.integer();
+      rank = in.integer();
       host = in.text();
     } catch (const Error&) {
       return turn_away(connection, "what it sent is no greeting of a rank");
@@ -177,7 +177,7 @@ class Server {
   const RankInfo& info_;
   const milliseconds limit_;
   const Clock::time_point end_;
-  wire::Socket listener_;
+  Descriptor listener_;
   std::vector<Caller> callers_;
   bool warned_ = false;  // of a stranger
   std::vector<Peer> peers_;
@@ -192,8 +192,8 @@ class Client {
   Peer find_server() {
     milliseconds pause{20};
     while (Clock::now() < end_) {
-      wire::Socket socket = wire::connect_to(info_.master_addr, info_.master_port,
-                                             std::min(left_until(end_), milliseconds(3000)), why_);
+      Descriptor socket = wire::connect_to(info_.master_addr, info_.master_port,
+                                           std::min(left_until(end_), milliseconds(3000)), why_);
       if (socket.is_open()) {
         Connection connection(std::move(socket), kMaxHello);
         if (auto host = introduce(connection)) return {0, std::move(*host), std::move(connection)};
@@ -213,12 +213,12 @@ class Client {
   std::optional<std::string> introduce(Connection& connection) {
     send(connection, FrameType::kHello,
          wire::Packer()
-             .number(kMagic)
-             .number(kVersion)
-             .number(static_cast<uint64_t>(info_.size))
-             .number(static_cast<uint64_t>(info_.rank))
+             .integer(kMagic)
+             .integer(kVersion)
+             .integer(static_cast<uint64_t>(info_.size))
+             .integer(static_cast<uint64_t>(info_.rank))
              .text(wire::host_name())
-             .take());
+             .bytes());
     const Clock::time_point end = end_ + kAnswerMargin;
     while (true) {
       connection.receive();

@@ -16,7 +16,7 @@ class SideStream {
   // in the caller's stream by now, and after earlier work.
   virtual void run(const std::function<void()>& work) = 0;
   // What is enqueued on the current stream from now on starts after all work.
-  virtual void join() = 0;
+  virtual void wait() = 0;
 };
 
 namespace cuda {

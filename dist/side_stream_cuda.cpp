@@ -16,7 +16,7 @@ class CudaSideStream final : public SideStream {
     const StreamGuard guard(stream_.get());
     work();
   }
-  void join() override {
+  void wait() override {
     done_.record(stream_.get());
     done_.wait(current_stream(device_));
   }

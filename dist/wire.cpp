@@ -33,49 +33,50 @@ Addresses resolve(const char* host, int port, int flags, std::string& why) {
   return {code == 0 ? list : nullptr, freeaddrinfo};
 }
 
-Socket open_socket(const addrinfo& address) {
-  return Socket(::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK,
-                         address.ai_protocol));
+Descriptor open_socket(const addrinfo& address) {
+  return Descriptor(::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK,
+                             address.ai_protocol));
 }
 
-void set_option(const Socket& socket, int level, int name, int value) {
-  ::setsockopt(socket.fd(), level, name, &value, sizeof value);
+void set_option(const Descriptor& socket, int level, int name, int value) {
+  ::setsockopt(socket.get(), level, name, &value, sizeof value);
 }
 
 // Heartbeats are small and must not wait to be sent together.
-void no_delay(const Socket& socket) {
+void no_delay(const Descriptor& socket) {
   set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
 }
 
 // A connection to a port of this machine that nobody listens on may be given that very port, and
 // then meets itself.
-bool is_own_mirror(const Socket& socket) {
+bool is_own_mirror(const Descriptor& socket) {
   sockaddr_storage mine{}, theirs{};
   socklen_t a = sizeof mine, b = sizeof theirs;
-  return ::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&mine), &a) == 0 &&
-         ::getpeername(socket.fd(), reinterpret_cast<sockaddr*>(&theirs), &b) == 0 && a == b &&
+  return ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&mine), &a) == 0 &&
+         ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&theirs), &b) == 0 && a == b &&
          std::memcmp(&mine, &theirs, a) == 0;
 }
 
-Socket connect_address(const addrinfo& address, std::chrono::milliseconds wait, std::string& why) {
-  Socket socket = open_socket(address);
+Descriptor connect_address(const addrinfo& address, std::chrono::milliseconds wait,
+                           std::string& why) {
+  Descriptor socket = open_socket(address);
   int error = 0;
   if (!socket.is_open()) {
     error = errno;
-  } else if (::connect(socket.fd(), address.ai_addr, address.ai_addrlen) != 0) {
+  } else if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) != 0) {
     error = errno;
     if (error == EINPROGRESS) {
-      pollfd ready{.fd = socket.fd(), .events = POLLOUT, .revents = 0};
+      pollfd ready{.fd = socket.get(), .events = POLLOUT, .revents = 0};
       error = ETIMEDOUT;
       socklen_t size = sizeof error;
       if (::poll(&ready, 1, static_cast<int>(wait.count())) > 0)
-        ::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
+        ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
     }
   }
   if (error == 0 && is_own_mirror(socket)) error = ECONNREFUSED;
   if (error != 0) {
     why = std::strerror(error);
-    return Socket();
+    return Descriptor();
   }
   no_delay(socket);
   return socket;
@@ -87,19 +88,7 @@ bool is_loopback_name(const std::string& host) {
 
 }  // namespace
 
-Socket::Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-Socket& Socket::operator=(Socket&& other) noexcept {
-  if (this != &other) {
-    if (fd_ >= 0) ::close(fd_);
-    fd_ = std::exchange(other.fd_, -1);
-  }
-  return *this;
-}
-Socket::~Socket() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
-Socket listen_on(const std::string& host, int port) {
+Descriptor listen_on(const std::string& host, int port) {
   // A name is taken for the loopback interface only if it says so: many systems resolve their own
   // host name to 127.0.1.1, which other hosts cannot reach.
   const char* interface = is_loopback_name(host) ? host.c_str() : nullptr;
@@ -111,12 +100,12 @@ Socket listen_on(const std::string& host, int port) {
     for (const int family : {AF_INET6, AF_INET})  // "::" takes callers of both families
       for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
         if (a->ai_family != family) continue;
-        Socket socket = open_socket(*a);
+        Descriptor socket = open_socket(*a);
         if (!socket.is_open()) continue;
         set_option(socket, SOL_SOCKET, SO_REUSEADDR, 1);
         if (family == AF_INET6) set_option(socket, IPPROTO_IPV6, IPV6_V6ONLY, 0);
-        if (::bind(socket.fd(), a->ai_addr, a->ai_addrlen) == 0 &&
-            ::listen(socket.fd(), SOMAXCONN) == 0)
+        if (::bind(socket.get(), a->ai_addr, a->ai_addrlen) == 0 &&
+            ::listen(socket.get(), SOMAXCONN) == 0)
           return socket;
         why = std::strerror(errno);
       }
@@ -125,37 +114,37 @@ Socket listen_on(const std::string& host, int port) {
                   "; hint: set MASTER_PORT to a port that is free on ", host));
 }
 
-std::optional<Socket> accept_from(const Socket& listener) {
-  Socket socket(::accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+std::optional<Descriptor> accept_from(const Descriptor& listener) {
+  Descriptor socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!socket.is_open()) return std::nullopt;
   no_delay(socket);
   return socket;
 }
 
-Socket connect_to(const std::string& host, int port, std::chrono::milliseconds wait,
-                  std::string& why) {
+Descriptor connect_to(const std::string& host, int port, std::chrono::milliseconds wait,
+                      std::string& why) {
   const Addresses addresses = resolve(host.c_str(), port, 0, why);
   for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next)
-    if (Socket socket = connect_address(*a, wait, why); socket.is_open()) return socket;
-  return Socket();
+    if (Descriptor socket = connect_address(*a, wait, why); socket.is_open()) return socket;
+  return Descriptor();
 }
 
-std::pair<Socket, Socket> socket_pair() {
+std::pair<Descriptor, Descriptor> socket_pair() {
   int ends[2] = {-1, -1};
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
     throw Error(str("cannot connect two ranks: ", std::strerror(errno)));
-  return {Socket(ends[0]), Socket(ends[1])};
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
 int free_port() {
-  Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof address;
   auto* any = reinterpret_cast<sockaddr*>(&address);
-  if (!socket.is_open() || ::bind(socket.fd(), any, size) != 0 ||
-      ::getsockname(socket.fd(), any, &size) != 0)
+  if (!socket.is_open() || ::bind(socket.get(), any, size) != 0 ||
+      ::getsockname(socket.get(), any, &size) != 0)
     throw Error(str("cannot find a free TCP port: ", std::strerror(errno)));
   return ntohs(address.sin_port);
 }
@@ -166,7 +155,7 @@ std::string host_name() {
   return name;
 }
 
-Connection::Connection(Socket socket, size_t max_payload)
+Connection::Connection(Descriptor socket, size_t max_payload)
     : socket_(std::move(socket)), max_payload_(max_payload), heard_(Clock::now()) {}
 
 void Connection::post(FrameType type, std::string_view payload) {
@@ -232,30 +221,30 @@ std::optional<Frame> Connection::next() {
                std::string(rest.substr(kHeader, length))};
 }
 
-Packer& Packer::number(uint64_t value) {
+Packer& Packer::integer(uint64_t value) {
   bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
   return *this;
 }
 Packer& Packer::text(std::string_view value) {
-  number(value.size());
+  integer(value.size());
   bytes_.append(value);
   return *this;
 }
 
-std::string_view Unpacker::take(size_t n) {
+std::string_view Unpacker::read(size_t n) {
   if (n > bytes_.size()) throw Error("a message from another rank is cut short");
   const std::string_view out = bytes_.substr(0, n);
   bytes_.remove_prefix(n);
   return out;
 }
-uint64_t Unpacker::number() {
+uint64_t Unpacker::integer() {
   uint64_t value = 0;
-  std::memcpy(&value, take(sizeof value).data(), sizeof value);
+  std::memcpy(&value, read(sizeof value).data(), sizeof value);
   return value;
 }
 std::string Unpacker::text() {
-  const uint64_t size = number();
-  return std::string(take(size));
+  const uint64_t size = integer();
+  return std::string(read(size));
 }
 
 }  // namespace cohort::wire

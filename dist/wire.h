@@ -9,34 +9,22 @@
 #include <string_view>
 #include <utility>
 
+#include "core/descriptor.h"
+
 namespace cohort::wire {
 
 using Clock = std::chrono::steady_clock;
 
-// A file descriptor that is closed with its owner.
-class Socket {
- public:
-  explicit Socket(int fd = -1) : fd_(fd) {}
-  Socket(Socket&& other) noexcept;
-  Socket& operator=(Socket&& other) noexcept;
-  ~Socket();
-  int fd() const { return fd_; }
-  bool is_open() const { return fd_ >= 0; }
-
- private:
-  int fd_;
-};
-
 // Listens on this machine, where peers know it as `host`: on the loopback interface alone if that
 // is what `host` names, else on all. Throws Error.
-Socket listen_on(const std::string& host, int port);
+Descriptor listen_on(const std::string& host, int port);
 // A caller, if one waits.
-std::optional<Socket> accept_from(const Socket& listener);
+std::optional<Descriptor> accept_from(const Descriptor& listener);
 // One attempt at every address of `host`. Not open on failure, which `why` then explains.
-Socket connect_to(const std::string& host, int port, std::chrono::milliseconds wait,
-                  std::string& why);
+Descriptor connect_to(const std::string& host, int port, std::chrono::milliseconds wait,
+                      std::string& why);
 // Two sockets that are connected to each other. Throws Error.
-std::pair<Socket, Socket> socket_pair();
+std::pair<Descriptor, Descriptor> socket_pair();
 // A TCP port of the loopback interface that nobody uses now.
 int free_port();
 std::string host_name();
@@ -53,8 +41,8 @@ struct Frame {
 class Connection {
  public:
   // `max_payload`: what announces more is no peer of ours, and closes the connection.
-  Connection(Socket socket, size_t max_payload);
-  int fd() const { return socket_.fd(); }
+  Connection(Descriptor socket, size_t max_payload);
+  int fd() const { return socket_.get(); }
   bool is_open() const { return socket_.is_open(); }
   void set_max_payload(size_t bytes) { max_payload_ = bytes; }
 
@@ -69,10 +57,10 @@ class Connection {
   // When bytes last came.
   Clock::time_point heard() const { return heard_; }
   void set_heard(Clock::time_point time) { heard_ = time; }
-  void close() { socket_ = Socket(); }
+  void close() { socket_.close(); }
 
  private:
-  Socket socket_;
+  Descriptor socket_;
   size_t max_payload_;
   std::string input_, output_;
   size_t taken_ = 0, sent_ = 0;  // of input_, of output_
@@ -82,9 +70,9 @@ class Connection {
 // Builds and reads payloads.
 class Packer {
  public:
-  Packer& number(uint64_t value);
+  Packer& integer(uint64_t value);
   Packer& text(std::string_view value);
-  std::string take() { return std::move(bytes_); }
+  std::string bytes() { return std::move(bytes_); }
 
  private:
   std::string bytes_;
@@ -93,12 +81,12 @@ class Packer {
 class Unpacker {
  public:
   explicit Unpacker(std::string_view bytes) : bytes_(bytes) {}
-  uint64_t number();
+  uint64_t integer();
   std::string text();
   std::string rest() const { return std::string(bytes_); }
 
  private:
-  std::string_view take(size_t n);
+  std::string_view read(size_t n);
   std::string_view bytes_;
 };
 

@@ -10,119 +10,61 @@
 
 namespace cohort::kernels {
 
-// Unary: y = forward(x), dy/dx = derivative(x, y); kUsesOutput says that derivative() reads y.
+// Unary: y = forward(x), dy/dx = derivative(x, y); kUsesOutput says that derivative() reads y. All
+// arguments of a call have one type.
 struct Neg {
-  template <class T>
-  COHORT_HD static T forward(T x) {
-    return -x;
-  }
-  template <class T>
-  COHORT_HD static T derivative(T, T) {
-    return T(-1);
-  }
+  COHORT_HD static auto forward(auto x) { return -x; }
+  COHORT_HD static auto derivative(auto, auto) { return -1; }
 };
 struct Exp {
   static constexpr bool kUsesOutput = true;
-  template <class T>
-  COHORT_HD static T forward(T x) {
-    return vexp(x);
-  }
-  template <class T>
-  COHORT_HD static T derivative(T, T y) {
-    return y;
-  }
+  COHORT_HD static auto forward(auto x) { return vexp(x); }
+  COHORT_HD static auto derivative(auto, auto y) { return y; }
 };
 struct Log {  // x > 0
-  template <class T>
-  COHORT_HD static T forward(T x) {
-    return vlog(x);
-  }
-  template <class T>
-  COHORT_HD static T derivative(T x, T) {
-    return T(1) / x;
-  }
+  COHORT_HD static auto forward(auto x) { return vlog(x); }
+  COHORT_HD static auto derivative(auto x, auto) { return 1 / x; }
 };
 struct Sqrt {  // x > 0
   static constexpr bool kUsesOutput = true;
-  template <class T>
-  COHORT_HD static T forward(T x) {
-    return std::sqrt(x);
-  }
-  template <class T>
-  COHORT_HD static T derivative(T, T y) {
-    return T(0.5) / y;
-  }
+  COHORT_HD static auto forward(auto x) { return std::sqrt(x); }
+  COHORT_HD static auto derivative(auto, auto y) { return decltype(y)(0.5) / y; }
 };
 struct Square {
-  template <class T>
-  COHORT_HD static T forward(T x) {
-    return x * x;
-  }
-  template <class T>
-  COHORT_HD static T derivative(T x, T) {
-    return 2 * x;
-  }
+  COHORT_HD static auto forward(auto x) { return x * x; }
+  COHORT_HD static auto derivative(auto x, auto) { return 2 * x; }
 };
 struct Tanh {
   static constexpr bool kUsesOutput = true;
-  template <class T>
-  COHORT_HD static T forward(T x) {
-    return std::tanh(x);
-  }
-  template <class T>
-  COHORT_HD static T derivative(T, T y) {
-    return 1 - y * y;
-  }
+  COHORT_HD static auto forward(auto x) { return std::tanh(x); }
+  COHORT_HD static auto derivative(auto, auto y) { return 1 - y * y; }
 };
 struct Sigmoid {
   static constexpr bool kUsesOutput = true;
-  template <class T>
-  COHORT_HD static T forward(T x) {
-    return 1 / (1 + vexp(-x));
-  }
-  template <class T>
-  COHORT_HD static T derivative(T, T y) {
-    return y * (1 - y);
-  }
+  COHORT_HD static auto forward(auto x) { return 1 / (1 + vexp(-x)); }
+  COHORT_HD static auto derivative(auto, auto y) { return y * (1 - y); }
 };
 struct Relu {
-  template <class T>
-  COHORT_HD static T forward(T x) {
-    return x > 0 ? x : T(0);
-  }
-  template <class T>
-  COHORT_HD static T derivative(T x, T) {
-    return x > 0 ? T(1) : T(0);
-  }
+  COHORT_HD static auto forward(auto x) { return x > 0 ? x : decltype(x)(0); }
+  COHORT_HD static auto derivative(auto x, auto) { return decltype(x)(x > 0); }
 };
 struct Silu {  // x sigmoid(x)
-  template <class T>
-  COHORT_HD static T forward(T x) {
-    return x / (1 + vexp(-x));
-  }
-  template <class T>
-  COHORT_HD static T derivative(T x, T) {
-    const T s = 1 / (1 + vexp(-x));
+  COHORT_HD static auto forward(auto x) { return x / (1 + vexp(-x)); }
+  COHORT_HD static auto derivative(auto x, auto) {
+    const auto s = 1 / (1 + vexp(-x));
     return s * (1 + x * (1 - s));
   }
 };
 struct Gelu {  // x Phi(x), exact (Hendrycks and Gimpel 2016)
-  template <class T>
-  COHORT_HD static T forward(T x) {
-    return x * normal_cdf(x, vgauss(x));
-  }
-  template <class T>
-  COHORT_HD static T derivative(T x, T) {
-    const T e = vgauss(x);
-    return normal_cdf(x, e) + x * T(0.39894228040143267794) * e;
+  COHORT_HD static auto forward(auto x) { return x * normal_cdf(x, vgauss(x)); }
+  COHORT_HD static auto derivative(auto x, auto) {
+    const auto e = vgauss(x);
+    return normal_cdf(x, e) + x * decltype(x)(0.39894228040143267794) * e;
   }
 };
 struct GeluTanh {  // the tanh form of GPT-2: 0.5 x (1 + tanh(u)) = x sigmoid(2u),
                    // u = sqrt(2/pi) (x + 0.044715 x^3)
-  template <class T>
-  COHORT_HD static T forward(T x) {
-    return x * gate(x);
-  }
+  COHORT_HD static auto forward(auto x) { return x * gate(x); }
   template <class T>
   COHORT_HD static T derivative(T x, T) {
     const T s = gate(x);
@@ -137,74 +79,29 @@ struct GeluTanh {  // the tanh form of GPT-2: 0.5 x (1 + tanh(u)) = x sigmoid(2u
 
 // Binary, equal shapes: y = forward(a, b), dy/da = da(a, b), dy/db = db(a, b).
 struct Add {
-  template <class T>
-  COHORT_HD static T forward(T a, T b) {
-    return a + b;
-  }
-  template <class T>
-  COHORT_HD static T da(T, T) {
-    return T(1);
-  }
-  template <class T>
-  COHORT_HD static T db(T, T) {
-    return T(1);
-  }
+  COHORT_HD static auto forward(auto a, auto b) { return a + b; }
+  COHORT_HD static auto da(auto, auto) { return 1; }
+  COHORT_HD static auto db(auto, auto) { return 1; }
 };
 struct Sub {
-  template <class T>
-  COHORT_HD static T forward(T a, T b) {
-    return a - b;
-  }
-  template <class T>
-  COHORT_HD static T da(T, T) {
-    return T(1);
-  }
-  template <class T>
-  COHORT_HD static T db(T, T) {
-    return T(-1);
-  }
+  COHORT_HD static auto forward(auto a, auto b) { return a - b; }
+  COHORT_HD static auto da(auto, auto) { return 1; }
+  COHORT_HD static auto db(auto, auto) { return -1; }
 };
 struct Mul {
-  template <class T>
-  COHORT_HD static T forward(T a, T b) {
-    return a * b;
-  }
-  template <class T>
-  COHORT_HD static T da(T, T b) {
-    return b;
-  }
-  template <class T>
-  COHORT_HD static T db(T a, T) {
-    return a;
-  }
+  COHORT_HD static auto forward(auto a, auto b) { return a * b; }
+  COHORT_HD static auto da(auto, auto b) { return b; }
+  COHORT_HD static auto db(auto a, auto) { return a; }
 };
 struct Div {
-  template <class T>
-  COHORT_HD static T forward(T a, T b) {
-    return a / b;
-  }
-  template <class T>
-  COHORT_HD static T da(T, T b) {
-    return 1 / b;
-  }
-  template <class T>
-  COHORT_HD static T db(T a, T b) {
-    return -a / (b * b);
-  }
+  COHORT_HD static auto forward(auto a, auto b) { return a / b; }
+  COHORT_HD static auto da(auto, auto b) { return 1 / b; }
+  COHORT_HD static auto db(auto a, auto b) { return -a / (b * b); }
 };
 struct SwiGlu {  // silu(gate) up (Shazeer 2020)
-  template <class T>
-  COHORT_HD static T forward(T gate, T up) {
-    return Silu::forward(gate) * up;
-  }
-  template <class T>
-  COHORT_HD static T da(T gate, T up) {
-    return Silu::derivative(gate, T(0)) * up;
-  }
-  template <class T>
-  COHORT_HD static T db(T gate, T) {
-    return Silu::forward(gate);
-  }
+  COHORT_HD static auto forward(auto gate, auto up) { return Silu::forward(gate) * up; }
+  COHORT_HD static auto da(auto gate, auto up) { return Silu::derivative(gate, gate) * up; }
+  COHORT_HD static auto db(auto gate, auto) { return Silu::forward(gate); }
 };
 
 // clang-format off

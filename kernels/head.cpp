@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/sizes.h"
 #include "core/with_cuda.h"
+#include "kernels/matmul.h"
 
 namespace cohort::kernels {
 namespace {
@@ -65,7 +67,20 @@ int64_t head_chunk_tokens(int64_t vocab, int64_t wanted, Device device) {
     const int64_t rows = kBytes / (4 * std::max<int64_t>(vocab, 1)) / kChunkUnit * kChunkUnit;
     return std::clamp(rows, kChunkUnit, kMost);
   }
-  return std::max<int64_t>(1, (wanted + kChunkUnit - 1) / kChunkUnit) * kChunkUnit;
+  return std::max(kChunkUnit, round_up(wanted, kChunkUnit));
+}
+
+void for_logit_chunks(const Tensor& x, const Tensor& w, int64_t rows,
+                      const std::function<void(int64_t begin, Tensor& logits)>& fn) {
+  const int64_t total = x.dim(0);
+  rows = std::min(rows, total);
+  Tensor logits = Tensor::empty({rows, w.dim(0)}, accumulate_dtype(x.dtype()), x.device());
+  for (int64_t begin = 0; begin < total; begin += rows) {
+    const int64_t count = std::min(rows, total - begin);
+    Tensor chunk = logits.narrow(0, 0, count);
+    matmul({.c = chunk, .a = x.narrow(0, begin, count), .b = w, .desc = {.b = Transpose::kYes}});
+    fn(begin, chunk);
+  }
 }
 
 int64_t head_workspace_bytes(int64_t vocab, DType dtype, const HeadDesc& desc, Device device) {

@@ -7,6 +7,8 @@
 //   entropy[t] = lse[t] - sum_v p_v z[t, v]
 #pragma once
 
+#include <functional>
+
 #include "kernels/common.h"
 
 namespace cohort::kernels {
@@ -47,6 +49,11 @@ void head_logprob_backward(const HeadLogprobBackward& args);
 
 // Rows of logits held at a time where `wanted` are asked for, as in HeadDesc.
 int64_t head_chunk_tokens(int64_t vocab, int64_t wanted, Device device);
+
+// fn(begin, logits) for chunks of at most `rows` tokens in ascending order: logits of tokens from
+// `begin` on, x w^T in accumulate_dtype(x). The chunks share their memory.
+void for_logit_chunks(const Tensor& x, const Tensor& w, int64_t rows,
+                      const std::function<void(int64_t begin, Tensor& logits)>& fn);
 
 // Workspace bytes of forward / backward for the memory estimate; dtype: that of x.
 int64_t head_workspace_bytes(int64_t vocab, DType dtype, const HeadDesc& desc, Device device = {});

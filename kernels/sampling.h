@@ -14,7 +14,7 @@ struct SamplingDesc {
   // nothing is cut.
   double temperature = 1;
   int64_t top_k = 0;  // 0: off
-  double top_p = 1;   // nucleus mass (Holtzman et al. 2020); 1: off
+  double top_p = 1;   // nucleus (Holtzman et al. 2020): the probability that is kept; 1: off
   uint64_t seed = 0;
   // Logits held at a time, 0: what suits the device. No result depends on it.
   int64_t chunk_tokens = 0;

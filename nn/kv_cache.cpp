@@ -2,11 +2,13 @@
 
 #include <numeric>
 
+#include "core/sizes.h"
+
 namespace cohort {
 namespace {
 
 int64_t blocks_per_row(const KVCacheConfig& c) {
-  return (c.max_length + c.block_tokens - 1) / c.block_tokens;
+  return ceil_div(c.max_length, c.block_tokens);
 }
 
 }  // namespace

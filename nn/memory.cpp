@@ -13,8 +13,8 @@ class Counter {
   Counter(int64_t tokens, DType dtype, Device device)
       : tokens_(tokens), dtype_(dtype), device_(device) {}
   void add(int64_t columns, int64_t count = 1) { add(columns, count, dtype_); }
-  // Statistics and the like, which bf16 does not hold.
-  void add_wide(int64_t columns, int64_t count = 1) {
+  // Statistics and the like, of the dtype of sums.
+  void add_accumulated(int64_t columns, int64_t count = 1) {
     add(columns, count, accumulate_dtype(dtype_));
   }
   int64_t bytes() const { return bytes_; }
@@ -43,22 +43,22 @@ struct Widths {
 int64_t block_activations(const ModelConfig& c, Counter n) {
   const Widths w(c);
   const bool cheap = c.recompute == Recompute::kCheap;
-  n.add(w.model, cheap ? 2 : 4);                      // input and output of both norms
-  n.add_wide(1, c.norm == NormType::kLayer ? 4 : 2);  // their statistics
-  n.add(w.q, 2);                                      // rotated queries, attention output
-  n.add(w.kv, 2);                                     // rotated keys, values
-  n.add_wide(c.num_heads);                            // log-sum-exp
+  n.add(w.model, cheap ? 2 : 4);                             // input and output of both norms
+  n.add_accumulated(1, c.norm == NormType::kLayer ? 4 : 2);  // their statistics
+  n.add(w.q, 2);                                             // rotated queries, attention output
+  n.add(w.kv, 2);                                            // rotated keys, values
+  n.add_accumulated(c.num_heads);                            // log-sum-exp
   if (c.qk_norm) {
     n.add(w.q);
     n.add(w.kv);
-    n.add_wide(c.num_heads);
-    n.add_wide(c.num_kv_heads);
+    n.add_accumulated(c.num_heads);
+    n.add_accumulated(c.num_kv_heads);
   }
   n.add(w.ff, (c.mlp == MlpType::kSwiGlu ? 3 : 2) - cheap);
   return n.bytes();
 }
 
-// Gradients alive together in a block's backward: at its widest, around the MLP's activation.
+// Gradients alive together in a block's backward: most of them around the MLP's activation.
 int64_t block_workspace(const ModelConfig& c, Counter mlp) {
   const Widths w(c);
   Counter attention = mlp;
@@ -106,8 +106,8 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
   const int64_t tokens = shape.micro_batch_tokens;
   const Counter none(tokens, dtype, shape.device);
   Counter ends = none;
-  ends.add(c.d_model, 2);  // the last norm's input and output
-  ends.add_wide(1, 8);     // log-probs, entropy, statistics, weights
+  ends.add(c.d_model, 2);      // the last norm's input and output
+  ends.add_accumulated(1, 8);  // log-probs, entropy, statistics, weights
   const int64_t block = block_activations(c, none);
   if (c.recompute == Recompute::kBlock) {
     Counter inputs = none;
@@ -135,7 +135,7 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
     const int64_t drawn = std::min(shape.rollout_sequences,
                                    kernels::head_chunk_tokens(c.vocab_size, 0, shape.device));
     Counter logits(drawn, dtype, shape.device);
-    logits.add_wide(c.vocab_size);
+    logits.add_accumulated(c.vocab_size);
     out.rollout = KVCache::bytes(cache, dtype) + std::max(forward.bytes(), logits.bytes());
   }
   return out;

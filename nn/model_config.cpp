@@ -2,6 +2,7 @@
 // counts.
 #include <cmath>
 
+#include "core/sizes.h"
 #include "nn/transformer.h"
 
 namespace cohort {
@@ -85,7 +86,7 @@ void ModelConfig::resolve() {
                                           d_model, "; hint: give head_dim"));
     head_dim = d_model / num_heads;
   }
-  if (d_ff == 0) d_ff = mlp == MlpType::kSwiGlu ? (d_model * 8 / 3 + 15) / 16 * 16 : 4 * d_model;
+  if (d_ff == 0) d_ff = mlp == MlpType::kSwiGlu ? round_up(d_model * 8 / 3, 16) : 4 * d_model;
   require(num_heads * head_dim <= kMaxWidth,
           str("head_dim: num_heads times head_dim is ", num_heads * head_dim, ", expected at most ",
               kMaxWidth));

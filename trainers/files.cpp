@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "data/descriptor.h"
+#include "core/descriptor.h"
 #include "data/file.h"
 
 namespace cohort {

@@ -118,7 +118,7 @@ int precedence(char op) {
   return op == 0 ? 2 : op == '*' || op == '/' ? 1 : 0;
 }
 
-Term join(const Term& a, char op, const Term& b, int64_t value) {
+Term combine(const Term& a, char op, const Term& b, int64_t value) {
   const auto wrapped = [](const Term& t, bool wrap) { return wrap ? "(" + t.text + ")" : t.text; };
   const bool strict = op == '-' || op == '/';  // a-(b+c) is not a-b+c
   const std::string left = wrapped(a, precedence(a.op) < precedence(op));
@@ -133,7 +133,7 @@ Term combine(Rng& rng, Term a, Term b) {
   if (a.value < b.value) std::swap(a, b);
   std::vector<Term> choices;
   const auto offer = [&](char op, int64_t value) {
-    if (value >= 1 && value <= kMaxValue) choices.push_back(join(a, op, b, value));
+    if (value >= 1 && value <= kMaxValue) choices.push_back(combine(a, op, b, value));
   };
   offer('+', a.value + b.value);
   offer('-', a.value - b.value);

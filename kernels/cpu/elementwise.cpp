@@ -119,7 +119,7 @@ void sum(const Sum& args) {
     const int64_t n = args.x.numel();
     const T* in = args.x.data<T>();
     T* out = args.y.data<T>();
-    std::vector<T> partial(static_cast<size_t>((n + kBlock - 1) / kBlock));
+    std::vector<T> partial(static_cast<size_t>(ceil_div(n, kBlock)));
     parallel_for(n, kBlock, [&](int64_t begin, int64_t end) {
       partial[static_cast<size_t>(begin / kBlock)] =
           lane_sum<T>(end - begin, [&](int64_t i) { return in[begin + i]; });

@@ -156,9 +156,9 @@ void row_product(const Operands<T>& op) {
   const int64_t column_block = op.m <= 64    ? kColumnUnit
                                : op.m <= 256 ? 2 * kColumnUnit
                                              : round_up(op.n, kColumnUnit);
-  // A last block of one column would be a matrix-vector product again: it joins its neighbour.
+  // A last block of one column would be a matrix-vector product again: its neighbour takes it in.
   const int64_t column_blocks = std::max<int64_t>(1, (op.n + column_block - 2) / column_block);
-  const int64_t row_blocks = (op.m + row_block - 1) / row_block;
+  const int64_t row_blocks = ceil_div(op.m, row_block);
   const int64_t tiles = row_blocks * column_blocks;
   parallel_for(tiles, op.work() < kSerialWork ? tiles : 1, [&](int64_t begin, int64_t end) {
     for (int64_t tile = begin; tile < end; ++tile) {

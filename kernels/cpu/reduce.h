@@ -1,4 +1,4 @@
-// Reductions in a fixed order. A row is summed in kLanes interleaved partial sums that are joined
+// Reductions in a fixed order. A row is summed in kLanes interleaved partial sums that are added
 // as a tree, which is the order a vector unit likes; a column is summed over fixed blocks of rows.
 // Neither depends on the thread count.
 #pragma once
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/parallel.h"
+#include "core/sizes.h"
 #include "kernels/common.h"
 
 namespace cohort::kernels {
@@ -52,7 +53,7 @@ inline T lane_max(const T* x, int64_t n) {
 template <class T, class F>
 void column_sum(T* out, int64_t rows, int64_t cols, Grad mode, F&& add) {
   constexpr int64_t kBlock = 64;
-  const int64_t blocks = (rows + kBlock - 1) / kBlock;
+  const int64_t blocks = ceil_div(rows, kBlock);
   std::vector<T> partial(static_cast<size_t>(blocks * cols));
   parallel_for(rows, kBlock, [&](int64_t begin, int64_t end) {
     add(begin, end, partial.data() + begin / kBlock * cols);

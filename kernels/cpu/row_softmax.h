@@ -40,7 +40,7 @@ struct SoftmaxWeights {
   std::vector<double> block_sums;
   explicit SoftmaxWeights(int64_t vocab)
       : weights(static_cast<size_t>(vocab)),
-        block_sums(static_cast<size_t>((vocab + kSoftmaxBlock - 1) / kSoftmaxBlock)) {}
+        block_sums(static_cast<size_t>(ceil_div(vocab, kSoftmaxBlock))) {}
 };
 
 // `keep` may be null.

@@ -8,7 +8,6 @@
 #include "core/rng.h"
 #include "kernels/cpu/row_softmax.h"
 #include "kernels/head.h"
-#include "kernels/matmul.h"
 
 namespace cohort::kernels::cpu {
 namespace {
@@ -195,22 +194,14 @@ void sample_rows(const Rows<T>& rows, const T* logits, int64_t first, int64_t co
 
 void head_sample(const HeadSample& args) {
   dispatch_float(args.x.dtype(), "head_sample", [&]<class T>() {
-    const int64_t n = args.x.dim(0), vocab = args.w.dim(0);
-    const int64_t wanted = args.desc.chunk_tokens > 0
-                               ? args.desc.chunk_tokens
-                               : head_chunk_tokens(vocab, 0, args.x.device());
-    const int64_t held = std::min(wanted, n);
+    const int64_t chunk = args.desc.chunk_tokens > 0
+                              ? args.desc.chunk_tokens
+                              : head_chunk_tokens(args.w.dim(0), 0, args.x.device());
     const Rows<T> rows(args.out, args.rng_stream, args.rng_index);
-    Tensor logits = Tensor::empty({held, vocab}, args.x.dtype());
-    for (int64_t begin = 0; begin < n; begin += held) {
-      const int64_t count = std::min(held, n - begin);
-      Tensor chunk = logits.narrow(0, 0, count);
-      matmul({.c = chunk,
-              .a = args.x.narrow(0, begin, count),
-              .b = args.w,
-              .desc = {.b = Transpose::kYes}});
-      sample_rows(rows, chunk.data<T>(), begin, count, vocab, args.desc, "head_sample");
-    }
+    for_logit_chunks(args.x, args.w, chunk, [&](int64_t begin, Tensor& logits) {
+      sample_rows(rows, logits.data<T>(), begin, logits.dim(0), logits.dim(1), args.desc,
+                  "head_sample");
+    });
   });
 }
 

@@ -52,6 +52,7 @@ __device__ __forceinline__ void add_rows(const Term& term, const ColumnLayout& l
   const int x = threadIdx.x & (layout.across() - 1), y = threadIdx.x >> layout.across_log2;
   const int c = (blockIdx.y * layout.across() + x) * N, down = layout.down();
   const int64_t first = blockIdx.x * layout.rows_per_block() + y;
+  // How many rows are left for this thread from its first one on, at most kColumnRows.
   const int64_t left = (layout.rows - first + down - 1) / down;
   const int count =
       c < layout.cols && left > 0 ? static_cast<int>(min(left, int64_t{kColumnRows})) : 0;
@@ -86,11 +87,14 @@ __global__ void __launch_bounds__(kColumnThreads)
     for (int n = 0; n < N; ++n) shared[o][threadIdx.x * N + n] = sum[o][n];
   __syncthreads();
 
+  // The pack of thread x holds columns x N on, so that thread row y has left `width` sums in a row.
   const int width = layout.across() * N;  // at most as many columns as threads
   const int c = blockIdx.y * width + threadIdx.x;
   if (threadIdx.x >= width || c >= layout.cols) return;
 #pragma unroll
   for (int o = 0; o < kOutputs; ++o) {
+    // A single block of rows writes, or adds to, the result itself; more of them write partial
+    // sums.
     if (outputs.out[o] == nullptr) continue;
     float total = 0;
     for (int y = 0; y < layout.down(); ++y) total += shared[o][y * width + threadIdx.x];
@@ -120,6 +124,7 @@ __global__ void __launch_bounds__(kPartialsWidth* kPartialsWidth)
   if (partial == nullptr) return;
   const int x = threadIdx.x, y = threadIdx.y, c = blockIdx.x * kPartialsWidth + x;
   float sum = 0;
+  // Eight loads under way at a time; their order of addition is ascending all the same.
   if (c < cols) {
 #pragma unroll 8
     for (int b = y; b < blocks; b += kPartialsWidth) sum += partial[int64_t{b} * cols + c];

@@ -22,12 +22,12 @@ template <class T>
 __global__ void __launch_bounds__(kMaxGroup, 2)
     dropout_kernel(T* y, const T* x, const DropoutDraws draws, bool accumulate,
                    const RowLayout layout) {
-  constexpr int N = RowShare<T>::N;
+  constexpr int N = RowSlice<T>::N;
   static_assert(N % 4 == 0);
-  const RowShare<T> at(layout);
+  const RowSlice<T> at(layout);
   if (at.cols == 0) return;
   const int64_t start = at.row * layout.cols;
-  typename RowShare<T>::Packs in;
+  typename RowSlice<T>::Packs in;
   at.load(x + start, 0, in);  // on its way before the draws begin
   const uint64_t row_stream =
       dropout_row(draws.stream, draws.sequences[at.row], draws.positions[at.row]);
@@ -35,11 +35,15 @@ __global__ void __launch_bounds__(kMaxGroup, 2)
     if (tile > 0) at.load(x + start, tile, in);
 #pragma unroll
     for (int u = 0; u < kRowPacks; ++u) {
+      // Packs that lie wholly past the row draw nothing; the last one may reach past it, and is cut
+      // when it is stored.
       const int c = at.column(tile, u);
       if (c >= at.cols) continue;
       float out[N];
 #pragma unroll
       for (int n = 0; n < N; n += 4) {
+        // Address: (seed, token's stream, column / 4). The four words are for columns c + n to c +
+        // n + 3.
         const auto bits = philox(draws.seed, row_stream, static_cast<uint32_t>(c + n) / 4);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
@@ -47,6 +51,7 @@ __global__ void __launch_bounds__(kMaxGroup, 2)
           out[n + k] = keep ? element(in[u], n + k) * draws.factor : 0.0f;
         }
       }
+      // The old values are read only now: they would hold registers during the draws.
       if (accumulate) {
         const auto old =
             at.vectorized ? load_raw<N>(y + start + c) : load_some<N>(y + start + c, at.cols - c);

@@ -19,11 +19,14 @@ struct Loop {
   bool accumulate[kOut];
   Fn fn;
 
+  // What a thread has in registers of one pack: N elements of each input, and of each output's old
+  // values where the op adds to them.
   template <int N>
   struct Values {
     Raw<In, N> in[kIn];
     Raw<Out, N> old[kOut];
   };
+  // Only loads, so that a caller can put those of several packs before any arithmetic.
   template <int N>
   __device__ __forceinline__ void load(int64_t i, Values<N>& values) const {
 #pragma unroll
@@ -34,6 +37,9 @@ struct Loop {
         if (accumulate[k]) values.old[k] = load_raw<N>(out[k] + i);
     }
   }
+  // The formula on f32 values of each of the N positions, then a vectorized store per output. A
+  // bf16 result is rounded once, after the old value was added. Op and element counts are
+  // constants: all loops unroll, and every array is in registers.
   template <int N>
   __device__ __forceinline__ void store(int64_t i, const Values<N>& values) const {
     float result[kOut][N];
@@ -151,6 +157,8 @@ struct Fill : Formula<1, 1, Grad::kAccumulate> {
 // adds the blocks' sums in f64.
 constexpr int kSumPacks = 16, kPartialThreads = 1024;
 
+// The thread's packs are kThreads packs apart, so that a warp reads 512 bytes in a row; eight of
+// them are under way at a time.
 // kWhole: the block's packs are all inside and aligned.
 template <class T, bool kWhole>
 __device__ __forceinline__ float thread_sum(const T* x, int64_t n) {
@@ -178,6 +186,8 @@ __global__ void __launch_bounds__(kThreads)
     sum_kernel(const T* x, int64_t n, bool vectorized, float* partial) {
   __shared__ float scratch[kThreads / 32];
   constexpr int64_t kBlock = int64_t{kThreads} * kSumPacks * kPackSize<T>;
+  // The last block, and all of them where x is not aligned, move
+  // elements one by one, and zeros past the end.
   const bool whole = vectorized && (int64_t{blockIdx.x} + 1) * kBlock <= n;
   const float mine = whole ? thread_sum<T, true>(x, n) : thread_sum<T, false>(x, n);
   const float total = block_reduce<kThreads>(mine, scratch, Plus{});

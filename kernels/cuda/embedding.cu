@@ -22,13 +22,13 @@ constexpr int kGroup = 64;  // tokens summed one after the other; embedding.h pr
 template <class T>
 __global__ void __launch_bounds__(kMaxGroup)
     lookup_kernel(T* y, const T* table, const int32_t* ids, int64_t vocab, const RowLayout layout) {
-  constexpr int N = RowShare<T>::N;
-  const RowShare<T> at(layout);
+  constexpr int N = RowSlice<T>::N;
+  const RowSlice<T> at(layout);
   if (at.cols == 0) return;
   const int id = ids[at.row];
   const bool known = id >= 0 && id < vocab;
   for (int tile = 0; tile < layout.tiles; ++tile) {
-    typename RowShare<T>::Packs packs;
+    typename RowSlice<T>::Packs packs;
     if (known) at.load(table + int64_t{id} * layout.cols, tile, packs);
 #pragma unroll
     for (int u = 0; u < kRowPacks; ++u) {
@@ -62,6 +62,7 @@ __global__ void __launch_bounds__(kSortThreads)
   constexpr int kWarps = kSortThreads / 32;
   __shared__ int below_of_warp[kWarps], equal_of_warp[kWarps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  // Keys of a warp: as many for each, rounded up to whole steps of 32 lanes.
   const int stretch = (tokens + kSortThreads - 1) / kSortThreads * 32;
   const int begin = min(warp * stretch, tokens), end = min(begin + stretch, tokens);
   const auto key_of = [&](int i) {
@@ -73,6 +74,7 @@ __global__ void __launch_bounds__(kSortThreads)
 
   // Count: how many keys of the warp's stretch have a smaller digit, and how many the block's own.
   int below = 0, equal = 0;
+  // Only counts, so the loads are independent and eight are under way.
 #pragma unroll 8
   for (int i = begin + lane; i < end; i += 32) {
     const int digit = digit_of(key_of(i));
@@ -98,6 +100,7 @@ __global__ void __launch_bounds__(kSortThreads)
     // Lanes place their keys in the order of lanes, which is that of the input: the sort is stable.
     const unsigned hits = __ballot_sync(0xffffffffu, hit);
     if (hit) {
+      // Behind the hits of the lanes below.
       const int to = place + __popc(hits & ((1u << lane) - 1));
       to_keys[to] = key;
       to_order[to] = order != nullptr ? order[i] : i;
@@ -159,7 +162,9 @@ __global__ void __launch_bounds__(kThreads)
   // What this block adds up: at most kGroup tokens of the id, one after the other, in the order of
   // their positions. An id with no other group ends here: its sum is added to the table.
   const int count = min(segment.y - i, kGroup);
+  // Whether this group is all of its id.
   const bool whole = segment.y - segment.x <= kGroup;
+  // f32 rows either way: of the table's gradient, or of scratch.
   float* out =
       whole ? dtable + int64_t{id} * cols + c : scratch + scratch_row(i, segment) * cols + c;
   float sum[N] = {}, old[N] = {};
@@ -191,6 +196,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   for (int k = threadIdx.x; k < kGroup; k += blockDim.x) {
     const int i = blockIdx.x * kGroup + k;
+    // Ids outside the table come last and have no row.
     if (i >= tokens || sorted.ids[i] == vocab) continue;
     const int2 segment = sorted.segment[i];
     if (segment.x == i && segment.y - i > kGroup) begin = i;
@@ -220,6 +226,8 @@ void sum_segments(Tensor& dtable, const Tensor& dy, const Sorted& sorted) {
   const auto vocab = static_cast<int>(dtable.dim(0));
   const unsigned groups = blocks_for(tokens, kGroup);
   Tensor scratch = Tensor::empty({2 * int64_t{groups}, cols}, DType::kF32, device);
+  // Enough threads for a row of columns, in blocks of at most kThreads; longer rows get several
+  // blocks along y.
   unsigned threads = 32;
   while (threads < kThreads && static_cast<int>(threads) * N < cols) threads *= 2;
   const unsigned across = blocks_for(cols, int64_t{threads} * N);

@@ -27,6 +27,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const int32_t target = targets[t];
   const float* z = logits + t * vocab;
   RowSoftmax row;
+  // The same branch for all threads of the block, as row_softmax() has barriers.
   if (target != -1) row = row_softmax(z, vocab, inverse_temperature);
   if (threadIdx.x > 0) return;
   float logprob = 0, entropy = 0, lse = 0;
@@ -54,6 +55,9 @@ struct LogitGrad {
   int64_t target;
 
   __device__ float operator()(float logit, int64_t v) const {
+    // d log-prob / dz is one_hot - p, d entropy / dz is -p (log p + H), both over the temperature.
+    // The entropy's part is left out where nobody asks for it, and where p is 0 while log p is
+    // infinite.
     const float log_p = logit * inverse_temperature - lse, p = expf(log_p);
     const float curve = dentropy != 0 && p > 0 ? dentropy * (log_p + entropy) : 0;
     const float dz = -p * (dlogprob + curve) * inverse_temperature;
@@ -99,6 +103,7 @@ __global__ void __launch_bounds__(kRowThreads)
                        .dlogprob = tokens.dlogprob[t],
                        .dentropy = tokens.dentropy != nullptr ? tokens.dentropy[t] : 0,
                        .target = target};
+  // Rows of a vocabulary that is no multiple of a pack start at odd addresses.
   const auto bits = reinterpret_cast<uintptr_t>(dz) | reinterpret_cast<uintptr_t>(logits);
   if (bits % 16 == 0 && vocab % kPackSize<T> == 0)
     write_row<true>(dz, logits, vocab, grad);
@@ -106,31 +111,19 @@ __global__ void __launch_bounds__(kRowThreads)
     write_row<false>(dz, logits, vocab, grad);
 }
 
-// Calls fn(first token, count, logits) for each chunk in ascending order.
-template <class F>
-void for_chunks(const Tensor& x, const Tensor& w, const HeadDesc& desc, F&& fn) {
-  const int64_t total = x.dim(0), vocab = w.dim(0);
-  const int64_t rows = std::min(head_chunk_tokens(vocab, desc.chunk_tokens, x.device()), total);
-  Tensor logits = Tensor::empty({rows, vocab}, DType::kF32, x.device());
-  for (int64_t begin = 0; begin < total; begin += rows) {
-    const int64_t count = std::min(rows, total - begin);
-    Tensor chunk = logits.narrow(0, 0, count);
-    matmul({.c = chunk, .a = x.narrow(0, begin, count), .b = w, .desc = {.b = Transpose::kYes}});
-    fn(begin, count, chunk);
-  }
-}
-
 }  // namespace
 
 void head_logprob_forward(const HeadLogprobForward& args) {
   const auto inverse_temperature = static_cast<float>(1 / args.desc.temperature);
-  for_chunks(args.x, args.w, args.desc, [&](int64_t begin, int64_t count, const Tensor& logits) {
+  const int64_t vocab = args.w.dim(0);
+  const int64_t rows = head_chunk_tokens(vocab, args.desc.chunk_tokens, args.x.device());
+  for_logit_chunks(args.x, args.w, rows, [&](int64_t begin, const Tensor& logits) {
     const Statistics out{.logprob = pointer<float>(args.logprob) + begin,
                          .entropy = pointer<float>(args.entropy) + begin,
                          .lse = pointer<float>(args.lse) + begin};
-    launch("head_logprob", logprob_kernel, {blocks_for(count, 1), kRowThreads}, args.x.device(),
-           out, pointer<float>(logits), pointer<int32_t>(args.targets) + begin, args.w.dim(0),
-           inverse_temperature);
+    launch("head_logprob", logprob_kernel, {blocks_for(logits.dim(0), 1), kRowThreads},
+           args.x.device(), out, pointer<float>(logits), pointer<int32_t>(args.targets) + begin,
+           vocab, inverse_temperature);
   });
 }
 
@@ -139,7 +132,10 @@ void head_logprob_backward(const HeadLogprobBackward& args) {
   if (args.x.dim(0) == 0 && args.dw.tensor.defined() && args.dw.mode == Grad::kOverwrite)
     args.dw.tensor.zero_();
   Tensor rounded;  // a chunk's dz where its dtype is not that of the logits
-  for_chunks(args.x, args.w, args.desc, [&](int64_t begin, int64_t count, Tensor& logits) {
+  const int64_t vocab = args.w.dim(0);
+  const int64_t rows = head_chunk_tokens(vocab, args.desc.chunk_tokens, args.x.device());
+  for_logit_chunks(args.x, args.w, rows, [&](int64_t begin, Tensor& logits) {
+    const int64_t count = logits.dim(0);
     Tensor dz = logits;
     if (args.x.dtype() != logits.dtype()) {
       if (!rounded.defined())
@@ -154,8 +150,8 @@ void head_logprob_backward(const HeadLogprobBackward& args) {
         .targets = pointer<int32_t>(args.targets) + begin};
     dispatch_device(args.x.dtype(), "head_backward", [&]<class T>() {
       launch("head_logits_backward", logits_backward_kernel<T>, {blocks_for(count, 1), kRowThreads},
-             args.x.device(), pointer<T>(dz), pointer<float>(std::as_const(logits)), tokens,
-             args.w.dim(0), inverse_temperature);
+             args.x.device(), pointer<T>(dz), pointer<float>(std::as_const(logits)), tokens, vocab,
+             inverse_temperature);
     });
     const Tensor hidden = args.x.narrow(0, begin, count);
     // The wgrad adds up over the chunks: the first overwrites or adds as asked, the others add.

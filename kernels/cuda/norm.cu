@@ -21,18 +21,21 @@ struct NormForward {
 
 // Loads a tile of the row that is normalised: of a, or of a + b, which it then stores.
 template <class T, bool kResidual>
-__device__ __forceinline__ void load_row(const RowShare<T>& at, const NormForward<T>& p,
-                                         int64_t start, int tile, typename RowShare<T>::Packs& x) {
-  constexpr int N = RowShare<T>::N;
+__device__ __forceinline__ void load_row(const RowSlice<T>& at, const NormForward<T>& p,
+                                         int64_t start, int tile, typename RowSlice<T>::Packs& x) {
+  constexpr int N = RowSlice<T>::N;
+  // Reads of a and b are both under way before the first sum.
   at.load(p.a + start, tile, x);
   if constexpr (kResidual) {
-    typename RowShare<T>::Packs b;
+    typename RowSlice<T>::Packs b;
     at.load(p.b + start, tile, b);
 #pragma unroll
     for (int u = 0; u < kRowPacks; ++u) {
       float sum[N];
 #pragma unroll
       for (int n = 0; n < N; ++n) sum[n] = element(x[u], n) + element(b[u], n);
+      // Rounded to the tensor's type before it is normalised: the backward, and a later read of the
+      // tile, see these bits.
       x[u] = to_raw<T>(sum);
       at.store(p.sum + start, tile, u, x[u]);
     }
@@ -47,13 +50,13 @@ __device__ __forceinline__ void load_row(const RowShare<T>& at, const NormForwar
 template <class T, bool kLayer, bool kResidual>
 __global__ void __launch_bounds__(kMaxGroup)
     norm_forward_kernel(const NormForward<T> p, const RowLayout layout) {
-  constexpr int N = RowShare<T>::N;
+  constexpr int N = RowSlice<T>::N;
   __shared__ float scratch[2][32];
-  const RowShare<T> at(layout);
+  const RowSlice<T> at(layout);
   const int64_t start = at.row * layout.cols;
   const T* stored = (kResidual ? p.sum : p.a) + start;
   const auto cols = static_cast<float>(layout.cols);
-  typename RowShare<T>::Packs x, w;
+  typename RowSlice<T>::Packs x, w;
 
   float sum = 0;  // of the elements for a layer norm, of their squares for an RMS norm
   for (int tile = 0; tile < layout.tiles; ++tile) {
@@ -82,17 +85,17 @@ __global__ void __launch_bounds__(kMaxGroup)
       });
     }
     squares = group_reduce(squares, at.group, scratch[1], Plus{});
-    if (at.leads()) p.mean[at.row] = mean;
+    if (at.is_leader()) p.mean[at.row] = mean;
   }
   const float rstd = 1.0f / sqrtf(squares / cols + p.eps);
-  if (at.leads()) p.rstd[at.row] = rstd;
+  if (at.is_leader()) p.rstd[at.row] = rstd;
 
   for (int tile = 0; tile < layout.tiles; ++tile) {
     if (layout.tiles > 1) {
       at.load(stored, tile, x);
       at.load(p.w, tile, w);
     }
-    typename RowShare<T>::Packs bias{};
+    typename RowSlice<T>::Packs bias{};
     if (kLayer && p.bias != nullptr) at.load(p.bias, tile, bias);
 #pragma unroll
     for (int u = 0; u < kRowPacks; ++u) {
@@ -108,6 +111,7 @@ __global__ void __launch_bounds__(kMaxGroup)
 }
 
 // -inf everywhere: what softmax has past the end of a row, where it counts for nothing.
+// Two bf16 values, or one f32, to a word.
 template <class T, int N>
 __device__ __forceinline__ Raw<T, N> minus_infinity() {
   Raw<T, N> raw;
@@ -123,13 +127,14 @@ __device__ __forceinline__ Raw<T, N> minus_infinity() {
 template <class T>
 __global__ void __launch_bounds__(kMaxGroup)
     softmax_forward_kernel(T* y, const T* x, const RowLayout layout) {
-  constexpr int N = RowShare<T>::N;
+  constexpr int N = RowSlice<T>::N;
   __shared__ float scratch[2][32];
-  const RowShare<T> at(layout);
+  const RowSlice<T> at(layout);
   const int64_t start = at.row * layout.cols;
   const auto past = minus_infinity<T, N>();
-  typename RowShare<T>::Packs in;
+  typename RowSlice<T>::Packs in;
 
+  // 1. The largest element: past the row there is -inf, which loses against everything.
   float largest = -INFINITY;
   for (int tile = 0; tile < layout.tiles; ++tile) {
     at.load(x + start, tile, in, past);
@@ -140,6 +145,8 @@ __global__ void __launch_bounds__(kMaxGroup)
   }
   largest = group_reduce(largest, at.group, scratch[0], Larger{});
 
+  // 2. Exponentials and their sum. A row of one tile has its elements in registers still, a longer
+  // one loads them again. Past the row e^-inf adds 0.
   float e[kRowPacks][N], sum = 0;
   const auto exponentials = [&](int tile) {
     if (layout.tiles > 1) at.load(x + start, tile, in, past);
@@ -157,6 +164,7 @@ __global__ void __launch_bounds__(kMaxGroup)
   }
   // One division per row and a product per element instead of a division each.
   const float inverse = 1.0f / group_reduce(sum, at.group, scratch[1], Plus{});
+  // 3. Probabilities, rounded once.
   for (int tile = 0; tile < layout.tiles; ++tile) {
     if (layout.tiles > 1) exponentials(tile);
 #pragma unroll
@@ -175,12 +183,13 @@ template <class T>
 __global__ void __launch_bounds__(kMaxGroup)
     softmax_backward_kernel(T* dx, const T* dy, const T* y, bool accumulate,
                             const RowLayout layout) {
-  constexpr int N = RowShare<T>::N;
+  constexpr int N = RowSlice<T>::N;
   __shared__ float scratch[32];
-  const RowShare<T> at(layout);
+  const RowSlice<T> at(layout);
   const int64_t start = at.row * layout.cols;
-  typename RowShare<T>::Packs grad, prob;
+  typename RowSlice<T>::Packs grad, prob;
 
+  // 1. The row's dot product. Both operands are 0 past the row.
   float dot = 0;
   for (int tile = 0; tile < layout.tiles; ++tile) {
     at.load(dy + start, tile, grad);
@@ -190,13 +199,14 @@ __global__ void __launch_bounds__(kMaxGroup)
 #pragma unroll
       for (int n = 0; n < N; ++n) dot = fmaf(element(grad[u], n), element(prob[u], n), dot);
   }
+  // 2. dx, from registers where the row has one tile.
   dot = group_reduce(dot, at.group, scratch, Plus{});
   for (int tile = 0; tile < layout.tiles; ++tile) {
     if (layout.tiles > 1) {
       at.load(dy + start, tile, grad);
       at.load(y + start, tile, prob);
     }
-    typename RowShare<T>::Packs old{};
+    typename RowSlice<T>::Packs old{};
     if (accumulate) at.load(dx + start, tile, old);
 #pragma unroll
     for (int u = 0; u < kRowPacks; ++u) {

@@ -18,7 +18,7 @@ namespace {
 constexpr int kThreadsPerSm = 768, kSms = 132;
 constexpr int kPacks = 2;  // of a thread: more would leave too few registers for the sums
 template <class T>
-using Share = RowShare<T, kPacks>;
+using Slice = RowSlice<T, kPacks>;
 
 template <class T>
 struct NormBackward {
@@ -32,7 +32,7 @@ struct NormBackward {
 template <class T, bool kLayer>
 struct RowStatistics {
   float mean = 0, rstd = 0;
-  __device__ RowStatistics(const NormBackward<T>& p, const Share<T>& at) {
+  __device__ RowStatistics(const NormBackward<T>& p, const Slice<T>& at) {
     if (at.cols == 0) return;
     rstd = p.rstd[at.row];
     if constexpr (kLayer) mean = p.mean[at.row];
@@ -44,17 +44,19 @@ struct RowStatistics {
 template <class T>
 class Slots {
  public:
-  static constexpr int N = Share<T>::N;
+  static constexpr int N = Slice<T>::N;
   enum Array { kX, kDy, kW, kOld, kArrays };
 
   __device__ explicit Slots(uint4* shared) : own_(shared + threadIdx.x) {}
 
-  // Begins to copy the thread's share of the row at `start`.
-  __device__ __forceinline__ void fetch(Array array, const T* start, const Share<T>& at) const {
+  // Begins to copy the thread's slice of the row at `start`.
+  __device__ __forceinline__ void fetch(Array array, const T* start, const Slice<T>& at) const {
     if (at.vectorized) {
 #pragma unroll
       for (int u = 0; u < kPacks; ++u) {
         const int c = at.column(0, u);
+        // Past the row the copy reads nothing and writes zeros; its address must be a valid one all
+        // the same.
         copy_async(shared_address(slot(array, u)), c < at.cols ? start + c : start,
                    c < at.cols ? 16 : 0);
       }
@@ -85,6 +87,8 @@ class Slots {
   }
 
  private:
+  // Array, pack and thread, in this order: the threads of a warp have neighbouring 16 bytes,
+  // without bank conflicts.
   __device__ __forceinline__ T* slot(Array array, int u) const {
     return reinterpret_cast<T*>(own_ + (array * kPacks + u) * blockDim.x);
   }
@@ -107,6 +111,7 @@ __device__ __forceinline__ void store_partial(float* partial, float* shared,
     store_floats(shared + (threadIdx.x >> layout.group_log2) * width + (u * group + lane) * N,
                  sums[u]);
   __syncthreads();
+  // Neighbouring threads have neighbouring columns, in shared and in global memory.
   for (int c = threadIdx.x; c < layout.cols; c += blockDim.x) {
     float total = 0;
     for (int r = 0; r < rows; ++r) total += shared[r * width + c];
@@ -117,7 +122,7 @@ __device__ __forceinline__ void store_partial(float* partial, float* shared,
 // A row as its threads hold it: their elements, and the numbers that all of them share.
 template <class T>
 struct RowValues {
-  typename Share<T>::Packs x, dy;
+  typename Slice<T>::Packs x, dy;
   float mean = 0, rstd = 0;
   float along = 0, mean_g = 0;  // mean(g d) rstd^2, and mean(g)
 };
@@ -129,9 +134,9 @@ struct ColumnSums {
 
 // The thread's part of sum(g d) and, of a layer norm, sum(g).
 template <int kSums, class T>
-__device__ __forceinline__ void add_dots(const Slots<T>& slots, const Share<T>& at,
+__device__ __forceinline__ void add_dots(const Slots<T>& slots, const Slice<T>& at,
                                          const RowValues<T>& row, float (&dots)[kSums]) {
-  constexpr int N = Share<T>::N;
+  constexpr int N = Slice<T>::N;
 #pragma unroll
   for (int u = 0; u < kPacks; ++u) {
     if (at.column(0, u) >= at.cols) continue;
@@ -149,15 +154,16 @@ __device__ __forceinline__ void add_dots(const Slots<T>& slots, const Share<T>& 
 // db.
 template <bool kLayer, class T>
 __device__ __forceinline__ void finish_row(const NormBackward<T>& p, int64_t start,
-                                           const Slots<T>& slots, const Share<T>& at,
-                                           const RowValues<T>& row, ColumnSums<Share<T>::N>& sums) {
-  constexpr int N = Share<T>::N;
+                                           const Slots<T>& slots, const Slice<T>& at,
+                                           const RowValues<T>& row, ColumnSums<Slice<T>::N>& sums) {
+  constexpr int N = Slice<T>::N;
 #pragma unroll
   for (int u = 0; u < kPacks; ++u) {
     if (at.column(0, u) >= at.cols) continue;
     const auto w = slots.pack(Slots<T>::kW, u);
     float dx[N];
 #pragma unroll
+    // x, dy and w in f32; dx is rounded once, below.
     for (int n = 0; n < N; ++n) {
       const float grad = element(row.dy[u], n), d = element(row.x[u], n) - row.mean;
       dx[n] = row.rstd * fmaf(-d, row.along, grad * element(w, n) - row.mean_g);
@@ -173,7 +179,7 @@ __device__ __forceinline__ void finish_row(const NormBackward<T>& p, int64_t sta
   }
 }
 
-// Rows of one tile. Block b has the rows of RowShare(layout, b), (layout, b + gridDim.x), ..., and
+// Rows of one tile. Block b has the rows of RowSlice(layout, b), (layout, b + gridDim.x), ..., and
 // leaves its sums for dw and db in row b of these: [blocks, cols], null if not wanted.
 //
 // A thread has the same columns of every row, so the sums for dw and db stay in its registers, and
@@ -191,9 +197,9 @@ __global__ void __launch_bounds__(kThreadsPerSm, 1)
   const Slots<T> slots(shared);
   using Slot = Slots<T>;
   const float per_column = 1.0f / static_cast<float>(layout.cols);
-  ColumnSums<Share<T>::N> sums;
+  ColumnSums<Slice<T>::N> sums;
 
-  Share<T> next(layout);
+  Slice<T> next(layout);
   const auto fetch_inputs = [&] {
     slots.fetch(Slot::kX, p.x + next.row * layout.cols, next);
     slots.fetch(Slot::kDy, p.dy + next.row * layout.cols, next);
@@ -217,10 +223,11 @@ __global__ void __launch_bounds__(kThreadsPerSm, 1)
       row.dy[u] = slots.pack(Slot::kDy, u);
     }
     slots.fence();
-    const Share<T> at = next;
+    // The slots of x and dy are free: the next row's copies run beside this row's arithmetic.
+    const Slice<T> at = next;
     row.mean = next_statistics.mean;
     row.rstd = next_statistics.rstd;
-    next = Share<T>(layout, step + gridDim.x);
+    next = Slice<T>(layout, step + gridDim.x);
     fetch_inputs();
     next_statistics = RowStatistics<T, kLayer>(p, next);
 
@@ -248,13 +255,13 @@ __global__ void __launch_bounds__(kThreadsPerSm, 1)
 template <class T, bool kLayer>
 __global__ void __launch_bounds__(kMaxGroup)
     long_rows_kernel(const NormBackward<T> p, const RowLayout layout) {
-  constexpr int N = Share<T>::N, kSums = kLayer ? 2 : 1;
+  constexpr int N = Slice<T>::N, kSums = kLayer ? 2 : 1;
   __shared__ float scratch[32 * kSums];
-  const Share<T> at(layout);
+  const Slice<T> at(layout);
   const auto [mean, rstd] = RowStatistics<T, kLayer>(p, at);
   const int64_t start = at.row * layout.cols;
   const auto cols = static_cast<float>(layout.cols);
-  typename Share<T>::Packs x, dy, w;
+  typename Slice<T>::Packs x, dy, w;
   const auto load = [&](int tile) {
     at.load(p.x + start, tile, x);
     at.load(p.dy + start, tile, dy);
@@ -279,7 +286,7 @@ __global__ void __launch_bounds__(kMaxGroup)
 
   for (int tile = 0; tile < layout.tiles; ++tile) {
     load(tile);
-    typename Share<T>::Packs old{};
+    typename Slice<T>::Packs old{};
     if (p.accumulate) at.load(p.dx + start, tile, old);
 #pragma unroll
     for (int u = 0; u < kPacks; ++u) {
@@ -304,6 +311,7 @@ struct WeightTerm {
   template <class Load, int N>
   __device__ __forceinline__ void add(int64_t row, const Load& load,
                                       float (&sum)[kOutputs][N]) const {
+    // Threads side by side have the same row, and so the same statistics.
     const auto grad = load(dy), in = load(x);
     const float m = kLayer ? mean[row] : 0.0f, s = rstd[row];
 #pragma unroll

@@ -41,6 +41,8 @@ struct Table {
   bool full() const { return count == kCapacity; }
   // The entry that owns a block: the last one that starts at or before it.
   __device__ const Entry& owner(unsigned block) const {
+    // Bisection over the table, which is in constant memory: all threads of the block read the same
+    // entries.
     int low = 0, high = count;
     while (high - low > 1) {
       const int middle = (low + high) / 2;
@@ -68,6 +70,8 @@ static_assert(sizeof(AdamWLaunch) <= kMaxParameterBytes);
 template <int N>
 __device__ __forceinline__ bool update(const AdamWEntry& e, const AdamWFactors<float>& factors,
                                        float grad_scale, int64_t i) {
+  // All four tensors are loaded before the arithmetic. The f32 weights are the master of a bf16
+  // parameter, or the parameter itself.
   auto p = load_pack<N>(e.weights + i), m = load_pack<N>(e.m + i), v = load_pack<N>(e.v + i);
   const auto g = load_pack<N>(e.grad + i);
 #pragma unroll
@@ -167,6 +171,7 @@ __global__ void __launch_bounds__(kThreads)
   const NormEntry& e = table.owner(blockIdx.x);
   const int64_t begin = static_cast<int64_t>(blockIdx.x - e.first_block) * kNormPerBlock;
   const int64_t end = min(e.size, begin + kNormPerBlock);
+  // Gradients of both types may be in one table; a block has one tensor, so its threads agree.
   const double own = e.dtype == DType::kF32
                          ? square_sum(static_cast<const float*>(e.values), begin, end)
                          : square_sum(static_cast<const __nv_bfloat16*>(e.values), begin, end);

@@ -57,6 +57,7 @@ __global__ void __launch_bounds__(kThreads)
                  PolicyLossDesc desc) {
   const int64_t t = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   Sums own;
+  // A token of weight 0 is outside the loss: its log-probs are not looked at, whatever they are.
   if (t < count) {
     float slope = 0;
     const float weight = tokens.weight[t];
@@ -69,6 +70,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     gradient[t] = slope;
   }
+  // All threads come here, also those past the last token, as block_total() has a barrier.
   const Sums total = block_total(own);
   if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }

@@ -39,6 +39,8 @@ __device__ __forceinline__ void store_raw(T* p, const Raw<T, N>& raw) {
 // Element n; n is a constant after unrolling.
 template <class T, int N>
 __device__ __forceinline__ float element(const Raw<T, N>& raw, int n) {
+  // A bf16 value is the upper half of an f32: shifting the low one up, and masking the high one, is
+  // all that converts them.
   if constexpr (sizeof(T) == 4)
     return __uint_as_float(raw.word[n]);
   else if constexpr (N == 1)
@@ -58,6 +60,7 @@ __device__ __forceinline__ Raw<T, N> to_raw(const float (&x)[N]) {
     raw.word[0] = __bfloat16_as_ushort(__float2bfloat16_rn(x[0]));
   } else {
 #pragma unroll
+    // Pairs: one instruction rounds two values into one word.
     for (int n = 0; n < N; n += 2) {
       const __nv_bfloat162 pair = __floats2bfloat162_rn(x[n], x[n + 1]);
       std::memcpy(&raw.word[n / 2], &pair, sizeof(pair));
@@ -69,6 +72,7 @@ __device__ __forceinline__ Raw<T, N> to_raw(const float (&x)[N]) {
 // The first `live` of N elements at p one by one, those of `past` for the others.
 template <int N, class T>
 __device__ __forceinline__ Raw<T, N> load_some(const T* p, int live, const Raw<T, N>& past = {}) {
+  // By way of floats, which hold a bf16 exactly, so that there is one code for both types.
   float x[N];
 #pragma unroll
   for (int n = 0; n < N; ++n) x[n] = n < live ? to_float(p[n]) : element(past, n);

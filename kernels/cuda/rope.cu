@@ -25,6 +25,7 @@ struct Rotation {
 template <int N, class T>
 __device__ __forceinline__ void rotate(const Rotation<T>& p, int64_t i, const float (&cos)[N],
                                        const float (&sin)[N]) {
+  // Both halves are loaded before either is written: y may be x.
   const auto first = load_raw<N>(p.x + i), second = load_raw<N>(p.x + i + p.half);
   float y[2][N];
 #pragma unroll
@@ -59,6 +60,7 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const Rotation<T> p) {
   const float* angles = p.table + int64_t{known ? position : 0} * 2 * p.half;
   const unsigned packs = p.half / N, count = p.heads * packs;  // of a head, of the token
   for (unsigned k = threadIdx.x; k < count; k += blockDim.x) {
+    // Neighbouring threads have neighbouring packs of pairs, first of one head, then of the next.
     const unsigned head = k / packs, pair = (k - head * packs) * N;
     float cos[N], sin[N];
 #pragma unroll

@@ -37,6 +37,8 @@ struct RowSoftmax {
 // Logits [v, v + 4) of a row of `vocab`; -inf past its end.
 __device__ __forceinline__ Pack<float, 4> load_logits(const float* logits, int64_t v,
                                                       int64_t vocab) {
+  // A row of a vocabulary that is no multiple of 4 may start at any float; its logits are then read
+  // one by one, in the same order.
   if (v + 4 <= vocab && reinterpret_cast<uintptr_t>(logits) % 16 == 0)
     return load_pack<4>(logits + v);
   Pack<float, 4> out;
@@ -52,6 +54,8 @@ struct PartialSoftmax {
   // Makes the sums relative to another largest logit. Sums of nothing stay so; a NaN stays one.
   __device__ void rebase(float to, float inverse_temperature) {
     if (sum != 0) {
+      // sum e^(z - to) = e^(largest - to) sum e^(z - largest), and the weighted sum gets its shift
+      // besides. Where the factor is 0 the shift may be -inf: 0 times it would be NaN.
       const float shift = (largest - to) * inverse_temperature, factor = expf(shift);
       weighted = factor > 0 ? factor * __fmaf_rn(shift, sum, weighted) : 0;
       sum *= factor;

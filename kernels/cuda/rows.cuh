@@ -46,10 +46,10 @@ bool vectorized_rows(int64_t cols, const T*... rows) {
   return aligned(rows...) && ((cols * static_cast<int64_t>(sizeof(T)) % 16 == 0) && ...);
 }
 
-// One thread's share of its row, in the rows of a block. A thread past the last row has no columns:
+// One thread's slice of its row, in the rows of a block. A thread past the last row has no columns:
 // it takes part in reductions and moves nothing.
 template <class T, int kPacks = kRowPacks>
-struct RowShare {
+struct RowSlice {
   static constexpr int N = kPackSize<T>;
   using Packs = Raw<T, N>[kPacks];
 
@@ -57,21 +57,24 @@ struct RowShare {
   int cols, lane, group;
   bool vectorized;
 
-  __device__ explicit RowShare(const RowLayout& layout, int64_t block = blockIdx.x)
+  __device__ explicit RowSlice(const RowLayout& layout, int64_t block = blockIdx.x)
       : row(block * (blockDim.x >> layout.group_log2) + (threadIdx.x >> layout.group_log2)),
         cols(row < layout.rows ? layout.cols : 0),
         lane(threadIdx.x & ((1 << layout.group_log2) - 1)),
         group(1 << layout.group_log2),
         vectorized(layout.vectorized) {
+    // Threads past the last row stay for the barriers of reductions; row 0 gives them addresses
+    // that exist.
     if (row >= layout.rows) row = 0;
   }
-  __device__ bool leads() const { return cols > 0 && lane == 0; }
+  __device__ bool is_leader() const { return cols > 0 && lane == 0; }
   // The first column of pack u of a tile.
   __device__ int column(int tile, int u) const { return ((tile * kPacks + u) * group + lane) * N; }
 
   // Elements past the row are those of `past`.
   __device__ __forceinline__ void load(const T* start, int tile, Packs& packs,
                                        const Raw<T, N>& past = {}) const {
+    // The choice is the same for all threads of a launch.
     if (vectorized) {
 #pragma unroll
       for (int u = 0; u < kPacks; ++u) {

@@ -15,7 +15,6 @@
 #include "core/rng.h"
 #include "kernels/cuda/row_softmax.cuh"
 #include "kernels/head.h"
-#include "kernels/matmul.h"
 
 namespace cohort::kernels::cuda {
 namespace {
@@ -68,6 +67,8 @@ struct Row {
   }
   // Ascending from the most probable token.
   __device__ Weight rank(float logit, int64_t id) const {
+    // Floats of one sign are ordered as their bits are, negative ones the other way round; all are
+    // mapped so that a larger logit has a smaller number.
     const unsigned bits = __float_as_uint(logit + 0.0f);  // -0 and 0 are equal
     const unsigned descending = bits >> 31 ? bits : ~bits & 0x7fffffffu;
     return static_cast<Weight>(descending) << id_bits | static_cast<Weight>(id);
@@ -86,6 +87,7 @@ struct Row {
 __device__ Weight warp_inclusive_sum(Weight x) {
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
+    // After the step of offset o a lane has the sum of itself and of up to 2 o - 1 lanes before it.
     const Weight other = __shfl_up_sync(0xffffffffu, x, offset);
     if (static_cast<int>(threadIdx.x % 32) >= offset) x += other;
   }
@@ -114,6 +116,7 @@ struct Piece {
   int64_t begin, end;
   Weight sum = 0;
   __device__ Piece(const Weight* sums, int64_t count) {
+    // A thread's piece is consecutive, which makes the pieces' prefix sums those of the whole run.
     const int64_t each = (count + kThreads - 1) / kThreads;
     begin = min(count, threadIdx.x * each);
     end = min(count, begin + each);
@@ -169,6 +172,7 @@ __device__ Weight find_rank(const Row& row, Weight limit, Weight target, Weight*
     const Crossing digit = find_crossing(sums, kDigits, target, shared);
     // The next digit's sums begin behind the tokens with smaller digits.
     target -= digit.before;
+    // More significant digits first: what is found is a prefix of the rank.
     found = found << width | static_cast<Weight>(digit.at);
   }
   return found;
@@ -197,6 +201,7 @@ __device__ int64_t sum_segments(const Row& row, Weight limit, Weight* sums) {
 __device__ Weight last_allowed(const Row& row, const SampleCall& call, Weight* sums,
                                Shared& shared) {
   Weight limit = kNoLimit;
+  // Top-k: with weights of 1 the k-th token by rank is where the count first exceeds k - 1.
   if (call.top_k > 0 && call.top_k < row.vocab)
     limit = find_rank(row, limit, static_cast<Weight>(call.top_k - 1), sums, shared,
                       [](float) { return Weight{1}; });
@@ -229,6 +234,7 @@ __device__ Draw draw(const Row& row, Weight limit, Weight fraction, Weight* sums
   if (threadIdx.x < 32) {
     const int64_t first = segment.at * kSegment + 4 * threadIdx.x;
     const auto pack = load_logits(row.logits, first, row.vocab);
+    // A token beyond the limit weighs nothing here, as in the sums of segments.
     Weight weights[4], own = 0;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -287,6 +293,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(SampleCall call) {
       token = greedy(row, shared);
       cut = 0;
     } else {
+      // One Philox call per drawn token, at the address that the caller gives.
       // uniform_f64() as a fraction of 2^64.
       const auto words = philox(call.seed, static_cast<uint64_t>(call.stream[i]),
                                 static_cast<uint64_t>(call.index[i]));
@@ -334,20 +341,12 @@ void sample_rows(Draws& out, const Tensor& stream, const Tensor& index, int64_t 
 }  // namespace
 
 void head_sample(const HeadSample& args) {
-  const int64_t n = args.x.dim(0), vocab = args.w.dim(0);
-  const int64_t wanted = args.desc.chunk_tokens > 0 ? args.desc.chunk_tokens
-                                                    : head_chunk_tokens(vocab, 0, args.x.device());
-  const int64_t rows = std::min(wanted, n);
-  Tensor logits = Tensor::empty({rows, vocab}, DType::kF32, args.x.device());
-  for (int64_t begin = 0; begin < n; begin += rows) {
-    const int64_t count = std::min(rows, n - begin);
-    Tensor chunk = logits.narrow(0, 0, count);
-    matmul({.c = chunk,
-            .a = args.x.narrow(0, begin, count),
-            .b = args.w,
-            .desc = {.b = Transpose::kYes}});
-    sample_rows(args.out, args.rng_stream, args.rng_index, begin, chunk, args.desc);
-  }
+  const int64_t rows = args.desc.chunk_tokens > 0
+                           ? args.desc.chunk_tokens
+                           : head_chunk_tokens(args.w.dim(0), 0, args.x.device());
+  for_logit_chunks(args.x, args.w, rows, [&](int64_t begin, const Tensor& logits) {
+    sample_rows(args.out, args.rng_stream, args.rng_index, begin, logits, args.desc);
+  });
 }
 
 void sample_logits(const SampleLogits& args) {

@@ -36,11 +36,11 @@ std::string error_of(const std::function<void()>& body) {
 }
 
 // A connection of a stranger who says `words`.
-wire::Socket stranger(int port, const std::string& words) {
+Descriptor stranger(int port, const std::string& words) {
   std::string why;
-  wire::Socket socket = wire::connect_to("127.0.0.1", port, milliseconds(1000), why);
+  Descriptor socket = wire::connect_to("127.0.0.1", port, milliseconds(1000), why);
   EXPECT_TRUE(socket.is_open()) << why;
-  EXPECT_EQ(::send(socket.fd(), words.data(), words.size(), MSG_NOSIGNAL),
+  EXPECT_EQ(::send(socket.get(), words.data(), words.size(), MSG_NOSIGNAL),
             static_cast<ssize_t>(words.size()));
   return socket;
 }
@@ -129,8 +129,13 @@ TEST(Rendezvous, TwoProcessesOfOneRankAreAnError) {
 // What rank `rank` of `size` says first, in a version of the protocol.
 std::string hello(uint64_t version, uint64_t size, uint64_t rank) {
   constexpr uint64_t kMagic = 0x54524f484f43;
-  const std::string payload =
-      wire::Packer().number(kMagic).number(version).number(size).number(rank).text("host").take();
+  const std::string payload = wire::Packer()
+                                  .integer(kMagic)
+                                  .integer(version)
+                                  .integer(size)
+                                  .integer(rank)
+                                  .text("host")
+                                  .bytes();
   std::string frame(5, '\0');
   frame[0] = static_cast<char>(payload.size());
   frame[4] = static_cast<char>(wire::FrameType::kHello);
@@ -170,10 +175,10 @@ TEST(Rendezvous, AnotherVersionIsSentAwayWithAWarning) {
   });
   std::string why;
   while (!wire::connect_to("127.0.0.1", port, milliseconds(100), why).is_open()) sleep_ms(1);
-  const wire::Socket old = stranger(port, hello(2, 2, 1));
+  const Descriptor old = stranger(port, hello(2, 2, 1));
   char answer[256];
   ssize_t n = -1;
-  while ((n = ::recv(old.fd(), answer, sizeof answer, 0)) < 0 && errno == EAGAIN) sleep_ms(1);
+  while ((n = ::recv(old.get(), answer, sizeof answer, 0)) < 0 && errno == EAGAIN) sleep_ms(1);
   expect_contains(std::string(answer, static_cast<size_t>(std::max<ssize_t>(n, 0))),
                   "it speaks version 2");
   std::jthread right([&] { rendezvous(local_info(1, 2, port), milliseconds(10000)); });
@@ -195,18 +200,18 @@ TEST(Rendezvous, StrangersDoNoHarm) {
     if (wire::connect_to("127.0.0.1", port, milliseconds(100), why).is_open()) break;
     sleep_ms(10);
   }
-  const wire::Socket silent = stranger(port, "");
-  const wire::Socket web = stranger(port, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
-  const wire::Socket zeros = stranger(port, std::string(1000, '\0'));
-  const wire::Socket framed = stranger(port, hello_of_another_program + std::string(16, 'x'));
-  const wire::Socket half = stranger(port, std::string("\x10\0", 2));
+  const Descriptor silent = stranger(port, "");
+  const Descriptor web = stranger(port, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+  const Descriptor zeros = stranger(port, std::string(1000, '\0'));
+  const Descriptor framed = stranger(port, hello_of_another_program + std::string(16, 'x'));
+  const Descriptor half = stranger(port, std::string("\x10\0", 2));
   ProcessGroup group(local_info(1, 2, port), quick_options());
   EXPECT_EQ(group.exchange("x", "1"), (std::vector<std::string>{"0", "1"}));
 }
 
 TEST(Rendezvous, APortInUseIsAnError) {
   const int port = wire::free_port();
-  const wire::Socket taken = wire::listen_on("127.0.0.1", port);
+  const Descriptor taken = wire::listen_on("127.0.0.1", port);
   expect_contains(error_of([&] { rendezvous(local_info(0, 2, port), milliseconds(500)); }),
                   str("rank 0 cannot listen on port ", port, ": Address already in use"));
 }
