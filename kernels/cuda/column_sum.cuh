@@ -120,6 +120,7 @@ __global__ void __launch_bounds__(kPartialsWidth* kPartialsWidth)
     reduce_partials_kernel(const __grid_constant__ ColumnPartials<kOutputs> partials, int blocks,
                            int cols) {
   __shared__ float scratch[kPartialsWidth][kPartialsWidth];
+  // blockIdx.y names an output; one that nobody wants costs a block that ends here.
   const float* partial = partials.partial[blockIdx.y];
   if (partial == nullptr) return;
   const int x = threadIdx.x, y = threadIdx.y, c = blockIdx.x * kPartialsWidth + x;
@@ -131,6 +132,7 @@ __global__ void __launch_bounds__(kPartialsWidth* kPartialsWidth)
   }
   scratch[y][x] = sum;
   __syncthreads();
+  // scratch[y][x]: the first warp now reads its 32 columns row after row, without bank conflicts.
   if (y > 0 || c >= cols) return;
   float total = 0;
 #pragma unroll

@@ -32,6 +32,8 @@ __global__ void __launch_bounds__(kMaxGroup, 2)
   const uint64_t row_stream =
       dropout_row(draws.stream, draws.sequences[at.row], draws.positions[at.row]);
   for (int tile = 0; tile < layout.tiles; ++tile) {
+    // A long row's later tiles: their loads are not ahead of the draws, but other blocks are at
+    // work meanwhile.
     if (tile > 0) at.load(x + start, tile, in);
 #pragma unroll
     for (int u = 0; u < kRowPacks; ++u) {
@@ -47,6 +49,7 @@ __global__ void __launch_bounds__(kMaxGroup, 2)
         const auto bits = philox(draws.seed, row_stream, static_cast<uint32_t>(c + n) / 4);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
+          // An integer comparison: dropout_first_kept() says which words are not below p.
           const bool keep = bits[static_cast<size_t>(k)] >= draws.first_kept;
           out[n + k] = keep ? element(in[u], n + k) * draws.factor : 0.0f;
         }

@@ -72,6 +72,8 @@ __global__ void __launch_bounds__(kThreads, 4)
   // all its loads are under way before the first result is computed and stored.
   loop.fn.begin();
   const int64_t first = int64_t{blockIdx.x} * (kThreads * kUnroll) + threadIdx.x;
+  // Registers for all of the thread's packs: the two loops are apart so that no store stands
+  // between two loads.
   typename Loop::template Values<N> values[kUnroll];
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u)
@@ -199,6 +201,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kPartialThreads)
     sum_partials_kernel(const float* partial, int64_t n, float* y, bool accumulate) {
   __shared__ double scratch[kPartialThreads / 32];
+  // There are few partial sums: one for 64 KiB of f32 x.
   double mine = 0;
   for (int64_t i = threadIdx.x; i < n; i += kPartialThreads)
     mine += static_cast<double>(partial[i]);

@@ -26,6 +26,8 @@ __global__ void __launch_bounds__(kMaxGroup)
   const RowSlice<T> at(layout);
   if (at.cols == 0) return;
   const int id = ids[at.row];
+  // All threads of the row read the same id. Rows of the table lie anywhere, but each is read as
+  // one run of memory, by vectorized accesses where the table is aligned.
   const bool known = id >= 0 && id < vocab;
   for (int tile = 0; tile < layout.tiles; ++tile) {
     typename RowSlice<T>::Packs packs;

@@ -30,6 +30,8 @@ __global__ void __launch_bounds__(kRowThreads)
   // The same branch for all threads of the block, as row_softmax() has barriers.
   if (target != -1) row = row_softmax(z, vocab, inverse_temperature);
   if (threadIdx.x > 0) return;
+  // One thread writes what all threads know by now; the target's logit is a second read of one
+  // float.
   float logprob = 0, entropy = 0, lse = 0;
   if (target >= 0 && target < vocab) {
     logprob = row.logprob(z[target]);
@@ -97,6 +99,8 @@ __global__ void __launch_bounds__(kRowThreads)
     for (int64_t v = threadIdx.x; v < vocab; v += kRowThreads) dz[v] = from_float<T>(0);
     return;
   }
+  // The token's numbers, read by every thread from the same addresses, stay in registers for the
+  // whole row.
   const LogitGrad grad{.inverse_temperature = inverse_temperature,
                        .lse = tokens.lse[t],
                        .entropy = tokens.entropy[t],

@@ -206,6 +206,7 @@ __global__ void __launch_bounds__(kMaxGroup)
       at.load(dy + start, tile, grad);
       at.load(y + start, tile, prob);
     }
+    // Old values of dx, where the gradient is added to.
     typename RowSlice<T>::Packs old{};
     if (accumulate) at.load(dx + start, tile, old);
 #pragma unroll

@@ -268,6 +268,7 @@ __global__ void __launch_bounds__(kMaxGroup)
     at.load(p.w, tile, w);
   };
 
+  // First pass: the row's two sums, from x, dy and w.
   float dots[kSums] = {};  // of g d, and of g; elements past the row count 0
   for (int tile = 0; tile < layout.tiles; ++tile) {
     load(tile);
@@ -280,11 +281,15 @@ __global__ void __launch_bounds__(kMaxGroup)
         if constexpr (kLayer) dots[1] += g;
       }
   }
+  // All threads of the block get the sums; mean(g d) rstd^2 and mean(g) are then the same numbers
+  // in each.
   group_reduce(dots, at.group, scratch, Plus{});
   const float along = dots[0] * rstd * rstd / cols;
   const float mean_g = kLayer ? dots[kSums - 1] / cols : 0.0f;
 
   for (int tile = 0; tile < layout.tiles; ++tile) {
+    // Second pass: the same elements again, most of them from the L2 cache, and the old dx where it
+    // is added to.
     load(tile);
     typename Slice<T>::Packs old{};
     if (p.accumulate) at.load(p.dx + start, tile, old);
@@ -297,6 +302,7 @@ __global__ void __launch_bounds__(kMaxGroup)
         dx[n] = rstd * fmaf(mean - element(x[u], n), along, g - mean_g);
         if (p.accumulate) dx[n] += element(old[u], n);
       }
+      // Rounded once, after the old value was added.
       at.store(p.dx + start, tile, u, to_raw<T>(dx));
     }
   }

@@ -103,6 +103,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__
   const double norm = a.norm != nullptr ? *a.norm : 0;
   if (!isfinite(norm)) return;
   const auto grad_scale = static_cast<float>(clip_scale(norm, a.max_norm));
+  // The tensor and the piece of it that are this block's.
   const AdamWEntry& e = a.table.owner(blockIdx.x);
   const int64_t begin = static_cast<int64_t>(blockIdx.x - e.first_block) * kAdamWPerBlock;
   const int64_t end = min(e.size, begin + kAdamWPerBlock);

@@ -84,6 +84,7 @@ __global__ void __launch_bounds__(kThreads)
     own.loss += partial[i].loss;
     add(own.stats, partial[i].stats);
   }
+  // One thread writes: no atomics, and the same bits in every run.
   const Sums total = block_total(own);
   if (threadIdx.x > 0) return;
   *loss = static_cast<float>(total.loss);

@@ -288,6 +288,8 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(SampleCall call) {
   if (threadIdx.x == 0) call.entropy[i] = row.softmax.valid() ? row.softmax.entropy() : nan;
   int token = -1;
   float cut = nan;
+  // All threads have the same row_softmax() result, so they take the same branches and meet at
+  // every barrier below.
   if (row.softmax.valid()) {
     if (call.greedy) {
       token = greedy(row, shared);
@@ -305,6 +307,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(SampleCall call) {
     }
   }
   if (threadIdx.x > 0) return;
+  // -1 and NaN say that the row had no distribution.
   call.tokens[i] = token;
   call.logprob[i] = token < 0 ? nan : row.softmax.logprob(row.logits[token]);
   call.cut[i] = cut;

@@ -282,6 +282,16 @@ TEST(TransformerDropout, PreservesTheMeanAtEachSite) {
     }
 }
 
+TEST(TransformerDropout, StreamsOfStepsLayersAndSitesDiffer) {
+  std::set<uint64_t> streams;
+  for (int64_t step = -2; step < 10; ++step)
+    for (int64_t layer = 0; layer < 10; ++layer)
+      for (const auto site : {DropoutSite::kEmbedding, DropoutSite::kAttention,
+                              DropoutSite::kAttentionOut, DropoutSite::kMlpOut})
+        streams.insert(dropout_stream(step, layer, site));
+  EXPECT_EQ(streams.size(), 480u);
+}
+
 // Loss and gradients of a model of six blocks; returns the peak of none, cheap and block.
 std::vector<int64_t> expect_same_bits(const char* name, DType dtype, Device device) {
   ModelConfig config = test::model_config(name);
