@@ -305,10 +305,9 @@ class Reader final : public ConfigVisitor {
                      const std::function<void(ConfigVisitor&)>&) override {
     const ConfigNode* node = take(key);
     if (node == nullptr) return -1;
-    if (is_null(*node)) return empty_list(*node, key);
-    if (node->kind != Kind::kList) fail(key, *node, "a list");
+    const std::vector<ConfigNode>& items = list_items(key, *node, "a list");
     levels_.push_back({node, {}, {}, 0, path(key)});
-    return static_cast<int64_t>(node->items.size());
+    return static_cast<int64_t>(items.size());
   }
   void begin_item() override {
     Level& list = levels_.back();
@@ -329,10 +328,6 @@ class Reader final : public ConfigVisitor {
     std::string path;
   };
 
-  int64_t empty_list(const ConfigNode& node, const char* key) {
-    levels_.push_back({&node, {}, {}, 0, path(key)});
-    return 0;
-  }
   std::string path(const char* key) const {
     const std::string& base = levels_.back().path;
     return base.empty() ? key : base + "." + key;
@@ -635,10 +630,7 @@ void apply_override(ConfigNode& root, const std::string& assignment) {
     }
     const ConfigNode* existing = node->find(part);
     if (existing == nullptr || (existing->kind != Kind::kMap && existing->kind != Kind::kList)) {
-      ConfigNode section;
-      section.kind = Kind::kMap;
-      section.file = "command line";
-      node->set(part, std::move(section));
+      node->set(part, {.kind = Kind::kMap, .file = "command line"});
     }
     node = node->find(part);
   }

@@ -160,12 +160,8 @@ class Launcher {
       if (n < 0) return;  // nothing there yet
       if (n == 0) c.output = Descriptor();
       c.line.append(buffer, static_cast<size_t>(n));
-      while (true) {
-        const size_t end = c.line.find('\n');
-        if (end == std::string::npos) break;
+      for (size_t end; (end = c.line.find('\n')) != std::string::npos; c.line.erase(0, end + 1))
         pass_on(rank, c.line.substr(0, end));
-        c.line.erase(0, end + 1);
-      }
       if (n == 0 && !c.line.empty()) pass_on(rank, std::exchange(c.line, {}));
     }
   }

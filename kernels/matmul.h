@@ -6,8 +6,8 @@
 namespace cohort::kernels {
 
 enum class Transpose { kNo, kYes };
-// May a device cut a long sum over K into parts? Then it is faster for few rows, but the bits of a
-// row depend on how many there are.
+// Whether split-K is allowed: a long sum over K in parts, which are added at the end. It is faster
+// for few rows, but the bits of a row depend on how many there are.
 enum class SplitK { kNever, kAllowed };
 struct MatmulDesc {
   Transpose a = Transpose::kNo, b = Transpose::kNo;

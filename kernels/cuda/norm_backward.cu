@@ -288,8 +288,7 @@ __global__ void __launch_bounds__(kMaxGroup)
   const float mean_g = kLayer ? dots[kSums - 1] / cols : 0.0f;
 
   for (int tile = 0; tile < layout.tiles; ++tile) {
-    // Second pass: the same elements again, most of them from the L2 cache, and the old dx where it
-    // is added to.
+    // Second pass: the same elements again, and the old dx where it is added to.
     load(tile);
     typename Slice<T>::Packs old{};
     if (p.accumulate) at.load(p.dx + start, tile, old);
