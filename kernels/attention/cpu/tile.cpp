@@ -158,9 +158,8 @@ template <class T>
 void ProbabilityDropout::fill(T* factors, int64_t token, int64_t head, int64_t first,
                               int64_t count) const {
   // dropout_keep() of kernels/dropout.h, with one Philox call for the four keys that share it.
-  const uint64_t stream =
-      dropout_row(spec.stream,
-                  spec.sequences.data<int64_t>()[token], spec.positions.data<int32_t>()[token]);
+  const uint64_t stream = dropout_row(spec.stream, spec.sequences.data<int64_t>()[token],
+                                      spec.positions.data<int32_t>()[token]);
   const uint64_t element = static_cast<uint64_t>(head) << 32 | static_cast<uint64_t>(first);
   const float threshold = static_cast<float>(spec.p);
   const T kept = static_cast<T>(1 / (1 - spec.p));
