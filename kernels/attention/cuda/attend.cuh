@@ -256,6 +256,22 @@ __device__ __forceinline__ void get_scores(const float* exchange,
     }
 }
 
+// s = Q K^T of a split block's tile: each warp computes its share, and all get the whole.
+// `load_next` begins to load the next tile once every warp has done with this one's keys.
+template <class Shape, class Load>
+__device__ __forceinline__ void split_scores(float (&s)[2 * Shape::kGroups][4], float* exchange,
+                                             uint32_t queries, uint32_t keys, int groups,
+                                             const Load& load_next) {
+  float own[2 * Shape::kOwnGroups][4];
+  const int warp = static_cast<int>(threadIdx.x / 32), first = warp * Shape::kOwnGroups;
+  score_step<Shape::kDim, Shape::kOwnGroups, true>(own, queries, 0, keys, 16 * first,
+                                                   groups - first);
+  put_scores<Shape>(exchange, own, warp);
+  __syncthreads();
+  load_next();
+  get_scores<Shape>(exchange, s);
+}
+
 // O (1 / l) and the log-sum-exp of a warp's rows. O goes through shared memory, in the place of the
 // queries, so that rows are written by whole chunks.
 template <class Shape, class Rows>
@@ -305,6 +321,33 @@ __device__ __forceinline__ void store_rows(const Rows& rows, const AttendParams&
   }
 }
 
+// What a warp works on in a block: 16 rows from `row` on, of which the thread has a part of
+// `own_row` and `own_row` + 8, and columns of O from `column` on.
+struct WarpPart {
+  int row, own_row, column;
+  int visible[2];       // of the thread's rows; see Rows below
+  int least, most;      // of the warp's
+  uint64_t streams[2];  // of the thread's rows, for dropout
+};
+
+template <class Shape, bool kDropout, class Rows>
+__device__ __forceinline__ WarpPart warp_part(const Rows& rows, const AttendParams& params) {
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  WarpPart part{};
+  part.row = Shape::kSplit ? 0 : 16 * warp;
+  part.own_row = part.row + lane / 4;
+  part.column = Shape::kSplit ? warp * Shape::kOwnColumns : 0;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = part.own_row + 8 * r;
+    part.visible[r] = rows.visible(row);
+    if (kDropout && row < rows.count) part.streams[r] = params.dropout.row(rows.token(row));
+  }
+  part.least = __reduce_min_sync(0xffffffffu, min(part.visible[0], part.visible[1]));
+  part.most = __reduce_max_sync(0xffffffffu, max(part.visible[0], part.visible[1]));
+  return part;
+}
+
 // A block's work. Rows says what it is:
 //   int count, keys        query rows; they see keys 0 .. keys - 1, at least one, less the window
 //   int first_key          none of them sees a key before this one
@@ -321,18 +364,7 @@ __device__ __forceinline__ void attend(const Rows& rows, const AttendParams& par
   auto* const exchange =
       reinterpret_cast<float*>(shared + (queries - keys) + Shape::kQueryBytes);  // if split
 
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const int row = Shape::kSplit ? 0 : 16 * warp, own_row = row + lane / 4;
-  const int own_column = Shape::kSplit ? warp * Shape::kOwnColumns : 0;
-  const int visible[2] = {rows.visible(own_row), rows.visible(own_row + 8)};
-  const int least = __reduce_min_sync(0xffffffffu, min(visible[0], visible[1]));
-  const int most = __reduce_max_sync(0xffffffffu, max(visible[0], visible[1]));
-  uint64_t streams[2] = {0, 0};
-  if constexpr (kDropout)
-    for (int r = 0; r < 2; ++r)
-      if (own_row + 8 * r < rows.count)
-        streams[r] = params.dropout.row(rows.token(own_row + 8 * r));
-
+  const WarpPart part = warp_part<Shape, kDropout>(rows, params);
   RowState state;
   float o[Shape::kOwnColumns / 8][4] = {};
   const int tiles = (rows.keys + kKeys - 1) / kKeys;
@@ -343,7 +375,7 @@ __device__ __forceinline__ void attend(const Rows& rows, const AttendParams& par
     copy_async_commit();
   };
   // Whether the window hides keys before this one from some of the warp's rows.
-  const int hidden = most - static_cast<int>(params.window);
+  const int hidden = part.most - static_cast<int>(params.window);
   const int first_tile = rows.first_key / kKeys;
   load_queries<Shape>(rows, queries, params);
   load(first_tile);
@@ -352,41 +384,35 @@ __device__ __forceinline__ void attend(const Rows& rows, const AttendParams& par
     copy_async_wait<0>();
     __syncthreads();
     if constexpr (Shape::kKeyStages == 2) load(tile + 1);
-    const int key0 = tile * kKeys, groups = min(kGroups, max(0, (most - key0 + 15) / 16));
-    const int last[2] = {visible[0] - 1 - key0, visible[1] - 1 - key0};
+    const int key0 = tile * kKeys, groups = min(kGroups, max(0, (part.most - key0 + 15) / 16));
+    const int last[2] = {part.visible[0] - 1 - key0, part.visible[1] - 1 - key0};
     const uint32_t tile_keys = keys + tile % Shape::kKeyStages * kTileBytes;
     const uint32_t tile_values = values + tile % 2 * kTileBytes;
     float s[2 * kGroups][4], alpha[2];
     const auto softmax_and_values = [&]<bool kMasked>() {
       softmax_step<kGroups, kMasked>(s, state, alpha, params, last, groups);
-      if constexpr (kDropout) dropout_step<kGroups>(s, params.dropout, streams, rows.head(), key0);
+      if constexpr (kDropout)
+        dropout_step<kGroups>(s, params.dropout, part.streams, rows.head(), key0);
       value_step<Shape::kDim, Shape::kOwnColumns, kGroups, kMasked>(o, s, alpha, tile_values,
-                                                                    own_column, groups);
+                                                                    part.column, groups);
     };
     if constexpr (Shape::kSplit) {
-      float part[2 * Shape::kOwnGroups][4];
-      const int first = warp * Shape::kOwnGroups;
-      score_step<Shape::kDim, Shape::kOwnGroups, true>(part, queries, row, tile_keys, 16 * first,
-                                                       groups - first);
-      put_scores<Shape>(exchange, part, warp);
-      __syncthreads();
-      load(tile + 1);
-      get_scores<Shape>(exchange, s);
+      split_scores<Shape>(s, exchange, queries, tile_keys, groups, [&] { load(tile + 1); });
       softmax_and_values.template operator()<true>();
     } else if constexpr (Shape::kKeyStages == 1) {
-      score_step<Shape::kDim, kGroups, true>(s, queries, row, tile_keys, 0, groups);
+      score_step<Shape::kDim, kGroups, true>(s, queries, part.row, tile_keys, 0, groups);
       __syncthreads();
       load(tile + 1);
       if (groups > 0) softmax_and_values.template operator()<true>();
-    } else if (!kDropout && least >= key0 + kKeys && hidden <= key0) {
-      score_step<Shape::kDim, kGroups, false>(s, queries, row, tile_keys, 0, groups);
+    } else if (!kDropout && part.least >= key0 + kKeys && hidden <= key0) {
+      score_step<Shape::kDim, kGroups, false>(s, queries, part.row, tile_keys, 0, groups);
       softmax_and_values.template operator()<false>();
     } else if (groups > 0) {
-      score_step<Shape::kDim, kGroups, true>(s, queries, row, tile_keys, 0, groups);
+      score_step<Shape::kDim, kGroups, true>(s, queries, part.row, tile_keys, 0, groups);
       softmax_and_values.template operator()<true>();
     }
   }
-  store_rows<Shape>(rows, params, o, state, queries, row, own_column);
+  store_rows<Shape>(rows, params, o, state, queries, part.row, part.column);
 }
 
 }  // namespace cohort::kernels::cuda

@@ -25,6 +25,18 @@ struct FloatShape {
 
 using Float4 = Pack<float, 4>;
 
+// A thread's place in the block, and what it knows of its rows y4 .. y4 + 3.
+struct FloatRows {
+  int y4, x;
+  int sum_row;  // the row whose l the thread has a part of
+  int visible[4] = {};
+  float row_max_log2[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};  // m c
+  float l = 0;
+  uint64_t stream = 0;          // of sum_row, for dropout
+  float* p = nullptr;           // in shared memory: P of the tile
+  float* row_factor = nullptr;  // in shared memory: alpha of each row, in the end l
+};
+
 // Begins to load a tile of keys or values.
 template <int kDim, class Rows>
 __device__ __forceinline__ void load_float_tile(float* to, const Rows& rows, const float* from,
@@ -143,6 +155,62 @@ __device__ __forceinline__ void float_values(float (&o)[4][FloatShape<kDim>::kOw
   }
 }
 
+// S of a tile becomes P, in shared memory: a thread's 4 rows by kOwnKeys keys, and their sums go
+// into the part of l that the thread has of row `sum_row`.
+template <int kDim, class Rows>
+__device__ __forceinline__ void float_probabilities(float (&s)[4][FloatShape<kDim>::kOwnKeys],
+                                                    FloatRows& own, float (&alpha)[4],
+                                                    const Rows& rows, const AttendParams& params,
+                                                    int key0) {
+  using Shape = FloatShape<kDim>;
+  const int last[4] = {own.visible[0] - 1 - key0, own.visible[1] - 1 - key0,
+                       own.visible[2] - 1 - key0, own.visible[3] - 1 - key0};
+  float_softmax(s, own.row_max_log2, alpha, params, last, own.x);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (own.x == 0) own.row_factor[own.y4 + i] = alpha[i];
+#pragma unroll
+    for (int j = 0; j < Shape::kOwnKeys; ++j)
+      own.p[(own.y4 + i) * Shape::kScoreStride + own.x + 16 * j] = s[i][j];
+  }
+  __syncwarp();
+  float_sums<Shape::kKeys>(own.l, own.row_factor[own.sum_row],
+                           own.p + own.sum_row * Shape::kScoreStride, params.dropout, own.stream,
+                           rows.head(), key0);
+}
+
+// O (1 / l) and the log-sum-exp of the thread's rows.
+template <int kDim, class Rows>
+__device__ __forceinline__ void float_store(const float (&o)[4][FloatShape<kDim>::kOwnPacks][4],
+                                            FloatRows& own, const Rows& rows,
+                                            const AttendParams& params) {
+  own.l += __shfl_xor_sync(0xffffffffu, own.l, 1);
+  own.l += __shfl_xor_sync(0xffffffffu, own.l, 2);
+  __syncwarp();
+  if (threadIdx.x % 4 == 0) own.row_factor[own.sum_row] = own.l;
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = own.y4 + i;
+    if (row >= rows.count) continue;
+    const float sum = own.row_factor[row], inverse = 1.0f / sum;
+    if (own.x == 0) rows.store_lse(row, __fmaf_rn(own.row_max_log2[i], kLn2, logf(sum)));
+    float* const to = rows.output(row);
+#pragma unroll
+    for (int n = 0; n < FloatShape<kDim>::kOwnPacks; ++n) {
+      const int column = 4 * (own.x + 16 * n);
+      Float4 out;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out.v[e] = o[i][n][e] * inverse + 0.0f;
+      if (params.vectorized && column < params.head_dim) store_pack(to + column, out);
+      if (!params.vectorized)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if (column + e < params.head_dim) to[column + e] = out.v[e];
+    }
+  }
+}
+
 // A block's work; Rows as in attend().
 template <int kDim, class Rows>
 __device__ __forceinline__ void attend_float(const Rows& rows, const AttendParams& params,
@@ -151,20 +219,20 @@ __device__ __forceinline__ void attend_float(const Rows& rows, const AttendParam
   constexpr int kKeys = Shape::kKeys;
   float* const tile_rows = shared;  // keys, then values
   float* const queries = tile_rows + kKeys * Shape::kStride;
-  float* const p = queries + kFloatRows * Shape::kStride;
-  float* const row_factor = p + kFloatRows * Shape::kScoreStride;  // alpha, in the end 1 / l
+  const int thread = static_cast<int>(threadIdx.x);
+  FloatRows own{.y4 = thread / 16 * 4, .x = thread % 16, .sum_row = thread / 4};
+  own.p = queries + kFloatRows * Shape::kStride;
+  own.row_factor = own.p + kFloatRows * Shape::kScoreStride;
+  int most = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    own.visible[i] = rows.visible(own.y4 + i);
+    most = max(most, own.visible[i]);
+  }
+  most = __reduce_max_sync(0xffffffffu, most);
+  if (params.dropout.first_kept > 0 && own.sum_row < rows.count)
+    own.stream = params.dropout.row(rows.token(own.sum_row));
 
-  const int thread = static_cast<int>(threadIdx.x), y4 = thread / 16 * 4, x = thread % 16;
-  const int sum_row = thread / 4;  // the row whose l this thread has a part of
-  int visible[4];
-  for (int i = 0; i < 4; ++i) visible[i] = rows.visible(y4 + i);
-  const int most =
-      __reduce_max_sync(0xffffffffu, max(max(visible[0], visible[1]), max(visible[2], visible[3])));
-  uint64_t stream = 0;
-  if (params.dropout.first_kept > 0 && sum_row < rows.count)
-    stream = params.dropout.row(rows.token(sum_row));
-
-  float row_max_log2[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}, l = 0;
   float o[4][Shape::kOwnPacks][4] = {};
   for (int i = thread; i < kFloatRows * (kDim / 4); i += kFloatThreads)
     load_float_chunk(queries + i / (kDim / 4) * Shape::kStride, i % (kDim / 4),
@@ -179,24 +247,10 @@ __device__ __forceinline__ void attend_float(const Rows& rows, const AttendParam
     copy_async_wait<0>();
     __syncthreads();
     float s[4][Shape::kOwnKeys], alpha[4];
-    if (any) float_scores<kDim>(s, queries, tile_rows, y4, x, params.head_dim);
+    if (any) float_scores<kDim>(s, queries, tile_rows, own.y4, own.x, params.head_dim);
     __syncthreads();
     load_float_tile<kDim>(tile_rows, rows, rows.v, tile, params);
-    if (any) {
-      const int last[4] = {visible[0] - 1 - key0, visible[1] - 1 - key0, visible[2] - 1 - key0,
-                           visible[3] - 1 - key0};
-      float_softmax(s, row_max_log2, alpha, params, last, x);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (x == 0) row_factor[y4 + i] = alpha[i];
-#pragma unroll
-        for (int j = 0; j < Shape::kOwnKeys; ++j)
-          p[(y4 + i) * Shape::kScoreStride + x + 16 * j] = s[i][j];
-      }
-      __syncwarp();
-      float_sums<kKeys>(l, row_factor[sum_row], p + sum_row * Shape::kScoreStride, params.dropout,
-                        stream, rows.head(), key0);
-    }
+    if (any) float_probabilities<kDim>(s, own, alpha, rows, params, key0);
     copy_async_wait<0>();
     __syncthreads();
     if (!any) continue;
@@ -206,34 +260,9 @@ __device__ __forceinline__ void attend_float(const Rows& rows, const AttendParam
       for (int n = 0; n < Shape::kOwnPacks; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) o[i][n][e] *= alpha[i];
-    float_values<kDim>(o, p, tile_rows, y4, x, min(kKeys, (most - key0 + 3) / 4 * 4));
+    float_values<kDim>(o, own.p, tile_rows, own.y4, own.x, min(kKeys, (most - key0 + 3) / 4 * 4));
   }
-
-  l += __shfl_xor_sync(0xffffffffu, l, 1);
-  l += __shfl_xor_sync(0xffffffffu, l, 2);
-  __syncwarp();
-  if (thread % 4 == 0) row_factor[sum_row] = l;
-  __syncwarp();
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = y4 + i;
-    if (row >= rows.count) continue;
-    const float sum = row_factor[row], inverse = 1.0f / sum;
-    if (x == 0) rows.store_lse(row, __fmaf_rn(row_max_log2[i], kLn2, logf(sum)));
-    float* const to = rows.output(row);
-#pragma unroll
-    for (int n = 0; n < Shape::kOwnPacks; ++n) {
-      const int column = 4 * (x + 16 * n);
-      Float4 out;
-#pragma unroll
-      for (int e = 0; e < 4; ++e) out.v[e] = o[i][n][e] * inverse + 0.0f;
-      if (params.vectorized && column < params.head_dim) store_pack(to + column, out);
-      if (!params.vectorized)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          if (column + e < params.head_dim) to[column + e] = out.v[e];
-    }
-  }
+  float_store<kDim>(o, own, rows, params);
 }
 
 }  // namespace cohort::kernels::cuda
