@@ -44,7 +44,13 @@ std::unique_ptr<ExampleSet> make_example_set(std::vector<Example> examples);
 struct TaskConfig {
   int64_t min_size = 2, max_size = 4;
   double worked_share = 1;
-  void visit(ConfigVisitor& v);
+  void visit(ConfigVisitor& v) {
+    v.field("min_size", min_size, "smallest problem; what size means is said by the task",
+            {.min = 1});
+    v.field("max_size", max_size, "largest problem", {.min = 1});
+    v.field("worked_share", worked_share, "share of solutions with worked steps (parity)",
+            {.min = 0, .max = 1});
+  }
 };
 
 // A generator and a checker. Both are pure: a problem depends on the Rng only, a verdict on its
@@ -82,7 +88,20 @@ struct JsonlConfig {
   std::optional<double> held_out_fraction;
   int64_t limit = 0;  // use the first examples of `path` only; 0: all
   double held_out() const { return held_out_fraction.value_or(eval_path.empty() ? 0.1 : 0); }
-  void visit(ConfigVisitor& v);
+  void visit(ConfigVisitor& v) {
+    v.field("path", path, "JSONL file, one object per line");
+    v.field("eval_path", eval_path,
+            "JSONL file of the held-out problems; empty: they are a part of path");
+    v.field("prompt", prompt, "template of the prompt: {name} is a field, {{ and }} are braces");
+    v.field("answer", answer, "template of the right answer, for rewards");
+    v.field("solution", solution, "template of the completion to teach; empty: the answer");
+    v.field(
+        "held_out_fraction", held_out_fraction,
+        "share of path's prompts that is held out, chosen by a hash of the prompt; none: 0.1, or "
+        "0 with eval_path",
+        {.min = 0, .max = 1});
+    v.field("limit", limit, "use the first examples of path only; 0: all", {.min = 0});
+  }
 };
 struct JsonlSplits {
   std::unique_ptr<ExampleSet> train, held_out;

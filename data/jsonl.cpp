@@ -104,20 +104,6 @@ void for_each_line(const std::string& path, int64_t limit, F&& visit) {
 
 }  // namespace
 
-void JsonlConfig::visit(ConfigVisitor& v) {
-  v.field("path", path, "JSONL file, one object per line");
-  v.field("eval_path", eval_path,
-          "JSONL file of the held-out problems; empty: they are a part of path");
-  v.field("prompt", prompt, "template of the prompt: {name} is a field, {{ and }} are braces");
-  v.field("answer", answer, "template of the right answer, for rewards");
-  v.field("solution", solution, "template of the completion to teach; empty: the answer");
-  v.field("held_out_fraction", held_out_fraction,
-          "share of path's prompts that is held out, chosen by a hash of the prompt; none: 0.1, or "
-          "0 with eval_path",
-          {.min = 0, .max = 1});
-  v.field("limit", limit, "use the first examples of path only; 0: all", {.min = 0});
-}
-
 std::string render_prompt(const JsonlConfig& config, const Json& fields, const std::string& where) {
   return Template("prompt", config.prompt).render(fields, where);
 }

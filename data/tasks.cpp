@@ -81,14 +81,6 @@ std::vector<Example> held_out_problems(const Task& task, const TaskConfig& confi
 
 }  // namespace
 
-void TaskConfig::visit(ConfigVisitor& v) {
-  v.field("min_size", min_size, "smallest problem; what size means is said by the task",
-          {.min = 1});
-  v.field("max_size", max_size, "largest problem", {.min = 1});
-  v.field("worked_share", worked_share, "share of solutions with worked steps (parity)",
-          {.min = 0, .max = 1});
-}
-
 std::string_view trimmed(std::string_view text) {
   constexpr std::string_view kBlank = " \t\r\n";
   text.remove_prefix(std::min(text.find_first_not_of(kBlank), text.size()));

@@ -1,9 +1,11 @@
 // The model's configuration: keys, derived sizes, Hugging Face's names, parameter and operation
 // counts.
+#include "nn/model_config.h"
+
 #include <cmath>
 
 #include "core/sizes.h"
-#include "nn/transformer.h"
+#include "kernels/attention/attention.h"
 
 namespace cohort {
 namespace {
@@ -11,15 +13,6 @@ namespace {
 // Of all heads together. With the limits of the keys it keeps every count of parameters and bytes
 // within 64 bits.
 constexpr int64_t kMaxWidth = 1 << 22;
-
-constexpr EnumName<NormType> kNorms[] = {{NormType::kRms, "rms_norm"},
-                                         {NormType::kLayer, "layer_norm"}};
-constexpr EnumName<PositionType> kPositions[] = {{PositionType::kRope, "rope"},
-                                                 {PositionType::kLearned, "learned"}};
-constexpr EnumName<MlpType> kMlps[] = {
-    {MlpType::kSwiGlu, "swiglu"}, {MlpType::kGelu, "gelu"}, {MlpType::kGeluTanh, "gelu_tanh"}};
-constexpr EnumName<Recompute> kRecomputes[] = {
-    {Recompute::kNone, "none"}, {Recompute::kCheap, "cheap"}, {Recompute::kBlock, "block"}};
 
 template <class E, size_t N>
 const char* name_of(const EnumName<E> (&names)[N], E value) {
@@ -48,33 +41,6 @@ void check_ranges(const ModelConfig& config) {
 }
 
 }  // namespace
-
-void ModelConfig::visit(ConfigVisitor& v) {
-  v.field("num_layers", num_layers, "transformer blocks", {.min = 1, .max = 1000});
-  v.field("d_model", d_model, "width of the residual stream", {.min = 1, .max = 1 << 20});
-  v.field("num_heads", num_heads, "query heads", {.min = 1, .max = 1 << 16});
-  v.field("num_kv_heads", num_kv_heads, "key/value heads; 0: as many as query heads",
-          {.min = 0, .max = 1 << 16});
-  v.field("head_dim", head_dim, "width of a head; 0: d_model / num_heads",
-          {.min = 0, .max = 1 << 16});
-  v.field("d_ff", d_ff, "width of the MLP; 0: 4 d_model, for swiglu 8/3 d_model",
-          {.min = 0, .max = 1 << 22});
-  v.field("context", context, "longest sequence in tokens", {.min = 1, .max = 1 << 24});
-  v.choice("norm", norm, kNorms, "normalisation before each sub-layer");
-  v.choice("position", position, kPositions, "how positions enter");
-  v.choice("mlp", mlp, kMlps, "activation of the MLP");
-  v.field("bias", bias, "biases in linear layers and layer norms");
-  v.field("tie_embeddings", tie_embeddings, "the head shares the embedding table");
-  v.field("qk_norm", qk_norm, "RMSNorm on each head's queries and keys");
-  v.field("dropout", dropout, "on embeddings, attention probabilities and residual branches",
-          {.min = 0, .max = 0.99});
-  v.field("norm_eps", norm_eps, "added to the variance", {.min = 0, .max = 1});
-  v.field("rope_theta", rope_theta, "base of the rotary frequencies", {.min = 1});
-  v.field("init_std", init_std, "standard deviation of initial weights", {.min = 0, .max = 10});
-  v.choice("recompute", recompute, kRecomputes,
-           "what backward computes again instead of storing it: nothing, the outputs of norms and "
-           "activations (cheap), or whole blocks");
-}
 
 void ModelConfig::resolve() {
   const auto require = [](bool ok, const std::string& message) {
@@ -112,9 +78,9 @@ Json ModelConfig::to_json() const {
       .set("head_dim", head_dim)
       .set("intermediate_size", d_ff);
   json.set("max_position_embeddings", context).set("vocab_size", vocab_size);
-  json.set("norm_type", name_of(kNorms, norm)).set("rms_norm_eps", norm_eps);
-  json.set("position_type", name_of(kPositions, position)).set("rope_theta", rope_theta);
-  json.set("hidden_act", name_of(kMlps, mlp))
+  json.set("norm_type", name_of(kNormNames, norm)).set("rms_norm_eps", norm_eps);
+  json.set("position_type", name_of(kPositionNames, position)).set("rope_theta", rope_theta);
+  json.set("hidden_act", name_of(kMlpNames, mlp))
       .set("attention_bias", bias)
       .set("tie_word_embeddings", tie_embeddings);
   json.set("qk_norm", qk_norm).set("dropout", dropout).set("initializer_range", init_std);
@@ -131,11 +97,11 @@ ModelConfig ModelConfig::from_json(const Json& json) {
   c.d_ff = json.at("intermediate_size").as_int();
   c.context = json.at("max_position_embeddings").as_int();
   c.vocab_size = json.at("vocab_size").as_int();
-  c.norm = value_of(kNorms, json, "norm_type");
+  c.norm = value_of(kNormNames, json, "norm_type");
   c.norm_eps = json.at("rms_norm_eps").as_double();
-  c.position = value_of(kPositions, json, "position_type");
+  c.position = value_of(kPositionNames, json, "position_type");
   c.rope_theta = json.at("rope_theta").as_double();
-  c.mlp = value_of(kMlps, json, "hidden_act");
+  c.mlp = value_of(kMlpNames, json, "hidden_act");
   c.bias = json.at("attention_bias").as_bool();
   c.tie_embeddings = json.at("tie_word_embeddings").as_bool();
   c.qk_norm = json.at("qk_norm").as_bool();

@@ -14,17 +14,12 @@
 #include <vector>
 
 #include "autograd/ops.h"
-#include "core/config.h"
-#include "data/json.h"
 #include "data/packing.h"
 #include "nn/kv_cache.h"
+#include "nn/model_config.h"
 
 namespace cohort {
 
-enum class NormType { kRms, kLayer };
-enum class PositionType { kRope, kLearned };
-enum class MlpType { kSwiGlu, kGelu, kGeluTanh };
-enum class Recompute { kNone, kCheap, kBlock };
 // Where a block drops activations out.
 enum class DropoutSite : uint8_t { kEmbedding, kAttention, kAttentionOut, kMlpOut };
 
@@ -35,43 +30,6 @@ inline uint64_t dropout_stream(int64_t step, int64_t layer, DropoutSite site) {
   return rng_stream(kernels::kDropoutPurpose, static_cast<uint64_t>(step),
                     static_cast<uint64_t>(layer) << 8 | static_cast<uint64_t>(site));
 }
-
-struct ModelConfig {
-  int64_t num_layers = 4, d_model = 128, num_heads = 4;
-  int64_t num_kv_heads = 0;  // 0: num_heads
-  int64_t head_dim = 0;      // 0: d_model / num_heads
-  int64_t d_ff = 0;          // 0: 4 d_model, or 8/3 d_model rounded up to 16 for SwiGLU
-  int64_t context = 256;     // longest sequence in tokens
-  NormType norm = NormType::kRms;
-  PositionType position = PositionType::kRope;
-  MlpType mlp = MlpType::kSwiGlu;
-  bool bias = false, tie_embeddings = false, qk_norm = false;
-  double dropout = 0, norm_eps = 1e-5, rope_theta = 10000, init_std = 0.02;
-  Recompute recompute = Recompute::kNone;
-  int64_t vocab_size = 0;  // set from the tokenizer
-
-  void visit(ConfigVisitor& v);
-  // Fills in the sizes that are 0 and checks that all fit together. Throws InputError naming the
-  // key.
-  void resolve();
-  // Throws InputError naming the key if the device's kernels cannot compute such a model.
-  void check_device(Device device) const;
-  // Hugging Face's names for config.json, and back (InputError for a file that lacks one, or has
-  // a number that the configuration's key may not have).
-  Json to_json() const;
-  static ModelConfig from_json(const Json& json);
-};
-
-// Sizes of a model, without building one.
-struct ModelSize {
-  int64_t parameters = 0;  // all of them, a tied table once
-  // Those that take part in a matrix product per token (the head included).
-  int64_t matmul_parameters = 0;
-};
-ModelSize model_size(const ModelConfig& config);
-// Floating point operations of forward and backward for one token in a sequence of `length` tokens,
-// causal attention counted once: 6 N_matmul + 6 L d_attn length.
-double train_flops_per_token(const ModelConfig& config, double length);
 
 struct NamedParameter {
   std::string name;  // Hugging Face Llama's names: model.layers.0.self_attn.q_proj.weight

@@ -10,8 +10,13 @@
 namespace cohort {
 namespace {
 
-// Keeps groups that almost agree from being blown up to unit scale.
-constexpr double kStdFloor = 1e-4;
+double scale_factor(AdvantageScale scale, const GroupStatistics& group) {
+#define COHORT_FACTOR(type, name, factor) \
+  if (scale == AdvantageScale::type) return factor;
+  COHORT_ADVANTAGE_SCALES(COHORT_FACTOR)
+#undef COHORT_FACTOR
+  return 1;
+}
 
 void group_advantages(std::span<double> out, std::span<const double> rewards,
                       AdvantageScale scale) {
@@ -26,9 +31,7 @@ void group_advantages(std::span<double> out, std::span<const double> rewards,
   double mean = 0, squares = 0;
   for (const double r : valid) mean += r / n;
   for (const double r : valid) squares += (r - mean) * (r - mean);
-  double factor = 1;
-  if (scale == AdvantageScale::kGroup) factor = 1 / (std::sqrt(squares / (n - 1)) + kStdFloor);
-  if (scale == AdvantageScale::kLeaveOneOut) factor = n / (n - 1);
+  const double factor = scale_factor(scale, {.n = n, .std = std::sqrt(squares / (n - 1))});
   for (size_t i = 0; i < rewards.size(); ++i)
     if (!std::isnan(rewards[i])) out[i] = (rewards[i] - mean) * factor;
 }

@@ -1,10 +1,4 @@
-// Group-relative advantages.
-//
-//   none           A = r - mean                  (Dr. GRPO, Liu et al. 2025)
-//   group          A = (r - mean) / (std + 1e-4) (GRPO, Shao et al. 2024; std with n - 1, as TRL
-//                                                and verl)
-//   leave_one_out  A = r - mean of the others = (r - mean) n / (n - 1)
-//                                                (RLOO, Ahmadian et al. 2024)
+// Group-relative advantages: A = (r - mean) times a factor of the group.
 //
 // A NaN reward leaves its sample out of the statistics and gives it advantage 0. A group whose
 // rewards are all equal gets exact zeros (tested by equality: float noise must not become +-1).
@@ -15,9 +9,33 @@
 #include <span>
 #include <vector>
 
+#include "core/config.h"
+
 namespace cohort {
 
-enum class AdvantageScale { kNone, kGroup, kLeaveOneOut };
+// Of the n rewards of a group; std with n - 1, as TRL and verl.
+struct GroupStatistics {
+  double n = 0, std = 0;
+};
+
+// A new scale is a line here: its enumerator, its name in a configuration, and its factor.
+//   group          GRPO (Shao et al. 2024); the 1e-4 keeps groups that almost agree from being
+//                  blown up to unit scale
+//   none           Dr. GRPO (Liu et al. 2025)
+//   leave_one_out  r - mean of the others: RLOO (Ahmadian et al. 2024)
+#define COHORT_ADVANTAGE_SCALES(A)           \
+  A(kGroup, "group", 1 / (group.std + 1e-4)) \
+  A(kNone, "none", 1.0)                      \
+  A(kLeaveOneOut, "leave_one_out", group.n / (group.n - 1))
+
+#define COHORT_ENUMERATOR(type, name, factor) type,
+enum class AdvantageScale { COHORT_ADVANTAGE_SCALES(COHORT_ENUMERATOR) };
+#undef COHORT_ENUMERATOR
+
+#define COHORT_SCALE_NAME(type, name, factor) {AdvantageScale::type, name},
+inline constexpr EnumName<AdvantageScale> kAdvantageScaleNames[] = {
+    COHORT_ADVANTAGE_SCALES(COHORT_SCALE_NAME)};
+#undef COHORT_SCALE_NAME
 
 // rewards: group after group, `group_size` each. Throws Error if the size does not divide.
 std::vector<double> group_advantages(std::span<const double> rewards, int64_t group_size,

@@ -6,35 +6,6 @@
 #include <algorithm>
 
 namespace cohort {
-namespace {
-
-constexpr EnumName<LossType> kLossTypes[] = {{LossType::kGrpo, "grpo"},
-                                             {LossType::kDapo, "dapo"},
-                                             {LossType::kDrGrpo, "dr_grpo"},
-                                             {LossType::kBnpo, "bnpo"}};
-constexpr EnumName<AdvantageScale> kScales[] = {{AdvantageScale::kGroup, "group"},
-                                                {AdvantageScale::kNone, "none"},
-                                                {AdvantageScale::kLeaveOneOut, "leave_one_out"}};
-
-}  // namespace
-
-void GrpoConfig::visit(ConfigVisitor& v) {
-  v.field("epsilon", epsilon, "how far below 1 the ratio may fall before it is clipped",
-          {.min = 0, .max = 1});
-  v.field("epsilon_high", epsilon_high, "how far above 1 it may rise; none: epsilon", {.min = 0});
-  v.field("beta", beta, "weight of the KL to the frozen start model; 0: none is kept", {.min = 0});
-  v.choice("loss_type", loss_type, kLossTypes, "how token losses are averaged");
-  v.choice("scale_rewards", scale_rewards, kScales,
-           "advantage: (r - mean) / std of the group, r - mean, or r - mean of the others");
-  v.field("num_iterations", num_iterations, "passes over each step's completions",
-          {.min = 1, .max = 1000});
-  v.field("num_minibatches", num_minibatches, "optimiser updates per pass",
-          {.min = 1, .max = 100000});
-  v.field("mask_truncated_completions", mask_truncated_completions,
-          "completions cut at the length limit teach nothing");
-  v.field("shuffle_advantages", shuffle_advantages,
-          "control experiment: advantages of random other completions");
-}
 
 TokenSequence policy_sequence(const Trajectory& t, double advantage) {
   COHORT_CHECK(t.prompt_length >= 1 && t.completion_length() >= 1,
@@ -53,21 +24,17 @@ StepTotals count_totals(std::span<const TokenSequence> sequences) {
   return totals;
 }
 
-double token_weight(LossType type, const StepTotals& totals, int64_t length,
-                    int64_t max_completion_length) {
-  // At least 1 each: where everything is masked there is nothing to weigh, and nothing to divide
-  // by.
-  const double sequences = std::max(totals.sequences, 1.0), tokens = std::max(totals.tokens, 1.0);
-  switch (type) {
-    case LossType::kGrpo:
-      return 1 / (sequences * static_cast<double>(std::max<int64_t>(length, 1)));
-    case LossType::kDrGrpo:
-      return 1 / (sequences * static_cast<double>(std::max<int64_t>(max_completion_length, 1)));
-    case LossType::kDapo:
-    case LossType::kBnpo:
-      break;
-  }
-  return 1 / tokens;
+double token_weight(LossType type, const StepTotals& of_step, int64_t tokens, int64_t most_tokens) {
+  // Where everything is masked there is nothing to weigh, and nothing to divide by.
+  const StepTotals totals = {std::max(of_step.sequences, 1.0), std::max(of_step.tokens, 1.0)};
+  [[maybe_unused]] const auto length = static_cast<double>(std::max<int64_t>(tokens, 1)),
+                              max_completion_length =
+                                  static_cast<double>(std::max<int64_t>(most_tokens, 1));
+#define COHORT_WEIGHT(type_, name, denominator) \
+  if (type == LossType::type_) return 1 / (denominator);
+  COHORT_LOSS_TYPES(COHORT_WEIGHT)
+#undef COHORT_WEIGHT
+  return 0;
 }
 
 Minibatch pack_policy(std::vector<TokenSequence> sequences, const PackPolicyDesc& desc) {

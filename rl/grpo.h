@@ -21,7 +21,32 @@
 
 namespace cohort {
 
-enum class LossType { kGrpo, kDapo, kDrGrpo, kBnpo };
+// Sums over the ranks of one optimiser update, from which the denominators follow: at least 1 each.
+// As in TRL, a sequence without a token in its loss mask counts as a sequence.
+struct StepTotals {
+  double sequences = 0, tokens = 0;
+};
+
+// A new loss type is a line here: its enumerator, its name in a configuration, and what the loss of
+// a token is divided by, from `totals`, `length` (tokens of its sequence in the loss mask) and
+// `max_completion_length`.
+//   grpo     mean over tokens, then over sequences (Shao et al. 2024)
+//   dapo     mean over all tokens of the update (Yu et al. 2025)
+//   dr_grpo  a constant number of tokens per sequence (Liu et al. 2025)
+//   bnpo     mean over the tokens of a batch; see 1. above
+#define COHORT_LOSS_TYPES(L)                                        \
+  L(kGrpo, "grpo", (totals.sequences * length))                     \
+  L(kDapo, "dapo", totals.tokens)                                   \
+  L(kDrGrpo, "dr_grpo", (totals.sequences * max_completion_length)) \
+  L(kBnpo, "bnpo", totals.tokens)
+
+#define COHORT_ENUMERATOR(type, name, denominator) type,
+enum class LossType { COHORT_LOSS_TYPES(COHORT_ENUMERATOR) };
+#undef COHORT_ENUMERATOR
+
+#define COHORT_LOSS_NAME(type, name, denominator) {LossType::type, name},
+inline constexpr EnumName<LossType> kLossTypeNames[] = {COHORT_LOSS_TYPES(COHORT_LOSS_NAME)};
+#undef COHORT_LOSS_NAME
 
 struct GrpoConfig {
   double epsilon = 0.2;
@@ -33,7 +58,24 @@ struct GrpoConfig {
   int64_t num_minibatches = 1;  // optimiser updates per pass
   bool mask_truncated_completions = false;
   bool shuffle_advantages = false;  // ablation: the control experiment of the tests
-  void visit(ConfigVisitor& v);
+  void visit(ConfigVisitor& v) {
+    v.field("epsilon", epsilon, "how far below 1 the ratio may fall before it is clipped",
+            {.min = 0, .max = 1});
+    v.field("epsilon_high", epsilon_high, "how far above 1 it may rise; none: epsilon", {.min = 0});
+    v.field("beta", beta, "weight of the KL to the frozen start model; 0: none is kept",
+            {.min = 0});
+    v.choice("loss_type", loss_type, kLossTypeNames, "how token losses are averaged");
+    v.choice("scale_rewards", scale_rewards, kAdvantageScaleNames,
+             "advantage: (r - mean) / std of the group, r - mean, or r - mean of the others");
+    v.field("num_iterations", num_iterations, "passes over each step's completions",
+            {.min = 1, .max = 1000});
+    v.field("num_minibatches", num_minibatches, "optimiser updates per pass",
+            {.min = 1, .max = 100000});
+    v.field("mask_truncated_completions", mask_truncated_completions,
+            "completions cut at the length limit teach nothing");
+    v.field("shuffle_advantages", shuffle_advantages,
+            "control experiment: advantages of random other completions");
+  }
   kernels::PolicyLossDesc loss_desc() const {
     return {epsilon, epsilon_high.value_or(epsilon), beta};
   }
@@ -49,11 +91,6 @@ using Minibatch = std::vector<PackedBatch>;
 // that is only to be counted has an empty loss mask.
 TokenSequence policy_sequence(const Trajectory& trajectory, double advantage);
 
-// Sums over the ranks of one optimiser update, from which the denominators follow. As in TRL, a
-// sequence without a token in its loss mask counts as a sequence.
-struct StepTotals {
-  double sequences = 0, tokens = 0;
-};
 StepTotals count_totals(std::span<const TokenSequence> sequences);
 // The weight of each token of a sequence with `length` of them in its loss mask.
 double token_weight(LossType type, const StepTotals& totals, int64_t length,

@@ -9,32 +9,38 @@
 #include "rl/rewards/rewards.h"
 
 namespace cohort {
+
 const std::vector<RewardEntry>& reward_table() {
-  static const std::vector<RewardEntry> table = {
-      {"countdown", "an expression that reaches fields.target from fields.numbers", make_countdown},
-      {"exact_match", "the found text is the answer", make_exact_match},
-      {"format", "the pattern matches the whole completion", make_format},
-      {"numeric", "the found number equals the answer", make_numeric},
-      {"task", "the generated task's own checker", make_task},
-  };
+#define COHORT_REWARD_ENTRY(name, what) {#name, what, make_##name},
+  static const std::vector<RewardEntry> table = {COHORT_REWARDS(COHORT_REWARD_ENTRY)};
+#undef COHORT_REWARD_ENTRY
   return table;
 }
 
+namespace {
+
+std::string reward_names() {
+  std::string list;
+  for (const RewardEntry& entry : reward_table()) list += str(list.empty() ? "" : ", ", entry.name);
+  return list;
+}
+
+}  // namespace
+
 RewardFn make_reward(const RewardConfig& config, const Task* task) {
   std::vector<std::string> known;
-  std::string list;
   for (const RewardEntry& entry : reward_table()) {
     if (config.name == entry.name) return entry.make(config, task);
     known.emplace_back(entry.name);
-    list += str(list.empty() ? "" : ", ", entry.name);
   }
   const std::string nearest = nearest_name(config.name, known);
-  throw InputError(str("unknown reward; known: ", list,
+  throw InputError(str("unknown reward; known: ", reward_names(),
                        nearest.empty() ? "" : str("; did you mean '", nearest, "'?")));
 }
 
 void RewardConfig::visit(ConfigVisitor& v) {
-  v.field("name", name, "countdown, exact_match, format, numeric or task");
+  static const std::string known = str("one of: ", reward_names());
+  v.field("name", name, known.c_str());
   v.field("weight", weight, "factor in the sum of rewards");
   v.field("pattern", pattern,
           "regular expression: for format what the whole completion must match, for the others "

@@ -35,7 +35,7 @@ struct RewardEntry {
   const char* what;
   RewardFn (*make)(const RewardConfig& config, const Task* task);
 };
-// The table. A new reward is one file in rl/rewards/ and one line here.
+// One entry per line of COHORT_REWARDS in rl/rewards/rewards.h.
 const std::vector<RewardEntry>& reward_table();
 
 // Throws InputError for an unknown name, which lists the known ones, and as the reward does.

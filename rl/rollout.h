@@ -37,7 +37,21 @@ struct SamplingConfig {
   }
   // How many of so many sequences are in the cache at once.
   int64_t concurrent(int64_t sequences) const { return std::min(max_concurrent, sequences); }
-  void visit(ConfigVisitor& v);
+  void visit(ConfigVisitor& v) {
+    v.field("temperature", temperature, "of the sampling distribution; 0: greedy",
+            {.min = 0, .max = 100});
+    v.field("top_k", top_k, "draw from the k most likely tokens only (off-policy); 0: off",
+            {.min = 0});
+    v.field("top_p", top_p,
+            "draw from the smallest set with this probability only (off-policy); 1: off",
+            {.min = 1e-6, .max = 1});
+    v.field("max_completion_length", max_completion_length, "tokens sampled at most",
+            {.min = 1, .max = 1 << 24});
+    v.field("max_concurrent", max_concurrent, "sequences sampled at once; no result depends on it",
+            {.min = 1, .max = 1 << 20});
+    v.field("stop_tokens", stop_tokens, "token ids that end a completion, besides end of sequence",
+            {.min = 0});
+  }
 };
 
 // Throws InputError naming a stop token that is outside the vocabulary.

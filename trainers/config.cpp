@@ -11,18 +11,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr EnumName<TrainerType> kTrainers[] = {
-    {TrainerType::kPretrain, "pretrain"}, {TrainerType::kSft, "sft"}, {TrainerType::kGrpo, "grpo"}};
-constexpr EnumName<Schedule> kSchedules[] = {{Schedule::kCosine, "cosine"},
-                                             {Schedule::kLinear, "linear"},
-                                             {Schedule::kConstant, "constant"}};
-constexpr EnumName<TokenizerType> kTokenizers[] = {{TokenizerType::kChar, "char"},
-                                                   {TokenizerType::kByte, "byte"}};
-constexpr EnumName<TooLong> kTooLong[] = {
-    {TooLong::kError, "error"}, {TooLong::kTruncate, "truncate"}, {TooLong::kSkip, "skip"}};
-constexpr EnumName<DType> kDTypes[] = {
-    {DType::kF32, "f32"}, {DType::kBF16, "bf16"}, {DType::kF64, "f64"}};
-
 const std::vector<std::string> kStagesKey = {"stages"};
 
 constexpr std::string_view kPathKeys[] = {"data.text", "data.jsonl.path", "data.jsonl.eval_path",
@@ -105,104 +93,9 @@ std::string indented(const std::string& text) {
 
 }  // namespace
 
-void DataConfig::visit(ConfigVisitor& v) {
-  v.field("task", task, "generated problems: see `cohort train --help`");
-  v.section("task_sizes", task_sizes, "sizes of the generated problems");
-  v.section("jsonl", jsonl, "problems from a JSONL file");
-  v.field("text", text, "plain text file (trainer: pretrain)");
-  v.field("held_out_fraction", held_out_fraction, "share of the text, from its end, for validation",
-          {.min = 0, .max = 1});
-  v.choice("too_long", too_long, kTooLong,
-           "problems longer than model.context: an error, cut (prompts at their start, with room "
-           "for max_completion_length; solutions at their end), or left out");
-  v.field("fingerprint", fingerprint,
-          "checksum of the data file; another file is refused; empty: the file of the first start");
-  v.choice("tokenizer", tokenizer, kTokenizers,
-           "char: one token per character of the data; byte: any text");
-}
-
 bool DataConfig::holds_nothing_out() const {
   if (!text.empty()) return held_out_fraction == 0;
   return task.empty() && jsonl.eval_path.empty() && jsonl.held_out() == 0;
-}
-
-void OptimizerConfig::visit(ConfigVisitor& v) {
-  v.field("learning_rate", learning_rate, "peak learning rate; sft: 2e-5, grpo: 1e-6",
-          {.min = 0, .max = 1e3});
-  v.field("min_learning_rate", min_learning_rate, "where the schedule ends",
-          {.min = 0, .max = 1e3});
-  v.choice("lr_schedule", lr_schedule, kSchedules,
-           "from the peak to the minimum over the steps; grpo: linear");
-  v.field("warmup_steps", warmup_steps, "steps of linear warm-up from 0; sft: 3 % of the steps",
-          {.min = 0});
-  v.field("weight_decay", weight_decay, "decoupled, on matrices only; sft, grpo: 0",
-          {.min = 0, .max = 10});
-  v.field("adam_beta1", adam_beta1, "decay of the first moment", {.min = 0, .max = 0.9999999});
-  v.field("adam_beta2", adam_beta2, "decay of the second moment; sft, grpo: 0.999",
-          {.min = 0, .max = 0.9999999});
-  v.field("adam_eps", adam_eps, "added to the root of the second moment", {.min = 1e-30, .max = 1});
-  v.field("max_grad_norm", max_grad_norm, "global gradient clipping; 0: off", {.min = 0});
-}
-
-void CorrectConfig::visit(ConfigVisitor& v) {
-  v.field("reward", reward,
-          "name of one of the rewards; empty: the task's checker, or the only reward");
-  v.field("threshold", threshold, "a completion is right if that reward is at least this",
-          {.min = -1e9, .max = 1e9});
-}
-
-void EvalConfig::visit(ConfigVisitor& v) {
-  v.field("every", every, "steps between evaluations; 0: first and last only", {.min = 0});
-  v.field("size", size, "held-out problems at most; 0: all of a file", {.min = 0, .max = 1 << 24});
-  v.field("num_samples", num_samples, "samples per problem for pass@k; 0: greedy pass@1 only",
-          {.min = 0, .max = 4096});
-  v.field("k", k, "the k of pass@k, each at most num_samples", {.min = 1});
-  v.section("correct", correct, "what is right");
-  v.field("stop_at", stop_at, "end when the held-out pass@1 reaches this; 0: off",
-          {.min = 0, .max = 1});
-}
-
-void CheckpointConfig::visit(ConfigVisitor& v) {
-  v.field("every", every,
-          "steps between checkpoints; 0: off; the best and the last are saved anyway", {.min = 0});
-  v.field("every_minutes", every_minutes, "minutes between checkpoints; 0: off", {.min = 0});
-  v.field("keep_last", keep_last, "checkpoints kept, besides the best", {.min = 1});
-}
-
-void TrainConfig::visit(ConfigVisitor& v) {
-  v.choice("trainer", trainer, kTrainers,
-           "what to do: next-token training, supervised fine-tuning, or GRPO");
-  v.field("name", name, "of the run; empty: the file's name");
-  v.field("output_dir", output_dir,
-          "run directory: DIR, or DIR-2, ... if it exists; empty: runs/NAME");
-  v.field("init_from", init_from, "checkpoint or run directory to start from");
-  v.field("seed", seed, "of initialisation, data order, sampling and dropout", {.min = 0});
-  v.field("device", device, "cpu, cuda or cuda:N");
-  v.choice("dtype", dtype, kDTypes,
-           "of weights and activations: f32; bf16 (CUDA only, with f32 masters); f64 (CPU only)");
-  v.field("num_threads", num_threads, "CPU threads; 0: all cores", {.min = 0, .max = 4096});
-  v.field("ranks", ranks, "data-parallel ranks in this process; the result does not depend on it",
-          {.min = 1, .max = 256});
-  v.field("steps", steps, "optimiser steps (grpo: rollout steps)", {.min = 1, .max = 1e9});
-  v.field("batch_size", batch_size, "sequences per step (pretrain, sft)",
-          {.min = 1, .max = 1 << 20});
-  v.field("prompts_per_step", prompts_per_step, "prompts per step (grpo)",
-          {.min = 1, .max = 1 << 20});
-  v.field("num_generations", num_generations, "completions per prompt (grpo)",
-          {.min = 2, .max = 65536});
-  v.field("micro_batch_tokens", micro_batch_tokens,
-          "tokens per forward and backward; no result depends on it", {.min = 1, .max = 1 << 30});
-  v.field("log_every", log_every, "steps between lines of metrics.jsonl", {.min = 1});
-  v.field("log_completions", log_completions,
-          "completions of each step that go to completions.jsonl (grpo)", {.min = 0});
-  optimizer.visit(v);
-  sampling.visit(v);
-  grpo.visit(v);
-  v.list("rewards", rewards, "weighted rewards (grpo)");
-  v.section("model", model, "the transformer (taken from init_from where that is given)");
-  v.section("data", data, "what to train on: exactly one of task, jsonl, text");
-  v.section("eval", eval, "evaluation on held-out data");
-  v.section("checkpoint", checkpoint, "when to save");
 }
 
 void TrainConfig::validate() const {
@@ -274,7 +167,7 @@ TrainConfig default_config(TrainerType trainer, int64_t steps) {
 }
 
 const char* trainer_name(TrainerType type) {
-  return kTrainers[static_cast<int>(type)].name;
+  return kTrainerNames[static_cast<int>(type)].name;
 }
 
 RunPlan load_plan(const std::string& path, std::span<const std::string> overrides) {

@@ -19,10 +19,21 @@
 namespace cohort {
 
 enum class TrainerType { kPretrain, kSft, kGrpo };
+inline constexpr EnumName<TrainerType> kTrainerNames[] = {
+    {TrainerType::kPretrain, "pretrain"}, {TrainerType::kSft, "sft"}, {TrainerType::kGrpo, "grpo"}};
 enum class Schedule { kCosine, kLinear, kConstant };
+inline constexpr EnumName<Schedule> kScheduleNames[] = {{Schedule::kCosine, "cosine"},
+                                                        {Schedule::kLinear, "linear"},
+                                                        {Schedule::kConstant, "constant"}};
 enum class TokenizerType { kChar, kByte };
+inline constexpr EnumName<TokenizerType> kTokenizerNames[] = {{TokenizerType::kChar, "char"},
+                                                              {TokenizerType::kByte, "byte"}};
 // What becomes of problems that are longer than the model's context.
 enum class TooLong { kError, kTruncate, kSkip };
+inline constexpr EnumName<DType> kDTypeNames[] = {
+    {DType::kF32, "f32"}, {DType::kBF16, "bf16"}, {DType::kF64, "f64"}};
+inline constexpr EnumName<TooLong> kTooLongNames[] = {
+    {TooLong::kError, "error"}, {TooLong::kTruncate, "truncate"}, {TooLong::kSkip, "skip"}};
 
 struct DataConfig {
   std::string task;                // a generated task (data/tasks/), or
@@ -37,7 +48,22 @@ struct DataConfig {
   TokenizerType tokenizer = TokenizerType::kChar;
   // Whether there is nothing to evaluate on, as the fractions say.
   bool holds_nothing_out() const;
-  void visit(ConfigVisitor& v);
+  void visit(ConfigVisitor& v) {
+    v.field("task", task, "generated problems: see `cohort train --help`");
+    v.section("task_sizes", task_sizes, "sizes of the generated problems");
+    v.section("jsonl", jsonl, "problems from a JSONL file");
+    v.field("text", text, "plain text file (trainer: pretrain)");
+    v.field("held_out_fraction", held_out_fraction,
+            "share of the text, from its end, for validation", {.min = 0, .max = 1});
+    v.choice("too_long", too_long, kTooLongNames,
+             "problems longer than model.context: an error, cut (prompts at their start, with room "
+             "for max_completion_length; solutions at their end), or left out");
+    v.field(
+        "fingerprint", fingerprint,
+        "checksum of the data file; another file is refused; empty: the file of the first start");
+    v.choice("tokenizer", tokenizer, kTokenizerNames,
+             "char: one token per character of the data; byte: any text");
+  }
 };
 
 struct OptimizerConfig {
@@ -46,14 +72,36 @@ struct OptimizerConfig {
   int64_t warmup_steps = 0;
   double weight_decay = 0.1, adam_beta1 = 0.9, adam_beta2 = 0.95, adam_eps = 1e-8,
          max_grad_norm = 1;
-  void visit(ConfigVisitor& v);
+  void visit(ConfigVisitor& v) {
+    v.field("learning_rate", learning_rate, "peak learning rate; sft: 2e-5, grpo: 1e-6",
+            {.min = 0, .max = 1e3});
+    v.field("min_learning_rate", min_learning_rate, "where the schedule ends",
+            {.min = 0, .max = 1e3});
+    v.choice("lr_schedule", lr_schedule, kScheduleNames,
+             "from the peak to the minimum over the steps; grpo: linear");
+    v.field("warmup_steps", warmup_steps, "steps of linear warm-up from 0; sft: 3 % of the steps",
+            {.min = 0});
+    v.field("weight_decay", weight_decay, "decoupled, on matrices only; sft, grpo: 0",
+            {.min = 0, .max = 10});
+    v.field("adam_beta1", adam_beta1, "decay of the first moment", {.min = 0, .max = 0.9999999});
+    v.field("adam_beta2", adam_beta2, "decay of the second moment; sft, grpo: 0.999",
+            {.min = 0, .max = 0.9999999});
+    v.field("adam_eps", adam_eps, "added to the root of the second moment",
+            {.min = 1e-30, .max = 1});
+    v.field("max_grad_norm", max_grad_norm, "global gradient clipping; 0: off", {.min = 0});
+  }
 };
 
 // Which completions are right in pass@1 and pass@k.
 struct CorrectConfig {
   std::string reward;    // one of the rewards, by the name RewardSet gives it; empty: the default
   double threshold = 1;  // right: a reward of at least this
-  void visit(ConfigVisitor& v);
+  void visit(ConfigVisitor& v) {
+    v.field("reward", reward,
+            "name of one of the rewards; empty: the task's checker, or the only reward");
+    v.field("threshold", threshold, "a completion is right if that reward is at least this",
+            {.min = -1e9, .max = 1e9});
+  }
 };
 
 struct EvalConfig {
@@ -63,14 +111,30 @@ struct EvalConfig {
   std::vector<int64_t> k;   // for pass@k
   CorrectConfig correct;
   double stop_at = 0;  // end the stage when the greedy pass@1 reaches this; 0: off
-  void visit(ConfigVisitor& v);
+  void visit(ConfigVisitor& v) {
+    v.field("every", every, "steps between evaluations; 0: first and last only", {.min = 0});
+    v.field("size", size, "held-out problems at most; 0: all of a file",
+            {.min = 0, .max = 1 << 24});
+    v.field("num_samples", num_samples, "samples per problem for pass@k; 0: greedy pass@1 only",
+            {.min = 0, .max = 4096});
+    v.field("k", k, "the k of pass@k, each at most num_samples", {.min = 1});
+    v.section("correct", correct, "what is right");
+    v.field("stop_at", stop_at, "end when the held-out pass@1 reaches this; 0: off",
+            {.min = 0, .max = 1});
+  }
 };
 
 struct CheckpointConfig {
   int64_t every = 0;          // steps between checkpoints; 0: off
   double every_minutes = 10;  // between checkpoints; 0: off
   int64_t keep_last = 2;      // checkpoints kept, besides the best
-  void visit(ConfigVisitor& v);
+  void visit(ConfigVisitor& v) {
+    v.field("every", every,
+            "steps between checkpoints; 0: off; the best and the last are saved anyway",
+            {.min = 0});
+    v.field("every_minutes", every_minutes, "minutes between checkpoints; 0: off", {.min = 0});
+    v.field("keep_last", keep_last, "checkpoints kept, besides the best", {.min = 1});
+  }
 };
 
 // The members' initial values are the defaults of pretraining; default_config() has the others.
@@ -104,7 +168,41 @@ struct TrainConfig {
   CheckpointConfig checkpoint;
 
   int64_t completions_per_step() const { return prompts_per_step * num_generations; }
-  void visit(ConfigVisitor& v);
+  void visit(ConfigVisitor& v) {
+    v.choice("trainer", trainer, kTrainerNames,
+             "what to do: next-token training, supervised fine-tuning, or GRPO");
+    v.field("name", name, "of the run; empty: the file's name");
+    v.field("output_dir", output_dir,
+            "run directory: DIR, or DIR-2, ... if it exists; empty: runs/NAME");
+    v.field("init_from", init_from, "checkpoint or run directory to start from");
+    v.field("seed", seed, "of initialisation, data order, sampling and dropout", {.min = 0});
+    v.field("device", device, "cpu, cuda or cuda:N");
+    v.choice("dtype", dtype, kDTypeNames,
+             "of weights and activations: f32; bf16 (CUDA only, with f32 masters); f64 (CPU only)");
+    v.field("num_threads", num_threads, "CPU threads; 0: all cores", {.min = 0, .max = 4096});
+    v.field("ranks", ranks, "data-parallel ranks in this process; the result does not depend on it",
+            {.min = 1, .max = 256});
+    v.field("steps", steps, "optimiser steps (grpo: rollout steps)", {.min = 1, .max = 1e9});
+    v.field("batch_size", batch_size, "sequences per step (pretrain, sft)",
+            {.min = 1, .max = 1 << 20});
+    v.field("prompts_per_step", prompts_per_step, "prompts per step (grpo)",
+            {.min = 1, .max = 1 << 20});
+    v.field("num_generations", num_generations, "completions per prompt (grpo)",
+            {.min = 2, .max = 65536});
+    v.field("micro_batch_tokens", micro_batch_tokens,
+            "tokens per forward and backward; no result depends on it", {.min = 1, .max = 1 << 30});
+    v.field("log_every", log_every, "steps between lines of metrics.jsonl", {.min = 1});
+    v.field("log_completions", log_completions,
+            "completions of each step that go to completions.jsonl (grpo)", {.min = 0});
+    optimizer.visit(v);
+    sampling.visit(v);
+    grpo.visit(v);
+    v.list("rewards", rewards, "weighted rewards (grpo)");
+    v.section("model", model, "the transformer (taken from init_from where that is given)");
+    v.section("data", data, "what to train on: exactly one of task, jsonl, text");
+    v.section("eval", eval, "evaluation on held-out data");
+    v.section("checkpoint", checkpoint, "when to save");
+  }
   // Checks what no single key can tell. Throws InputError naming the keys.
   void validate() const;
 };

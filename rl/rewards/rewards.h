@@ -1,5 +1,4 @@
-// What the files of rl/rewards/ share: one maker each for the table in rl/reward.cpp, and the way
-// to an answer inside a completion.
+// The rewards, and what their files share: the way to an answer inside a completion.
 #pragma once
 
 #include <memory>
@@ -12,11 +11,18 @@
 
 namespace cohort {
 
-RewardFn make_countdown(const RewardConfig& config, const Task* task);
-RewardFn make_exact_match(const RewardConfig& config, const Task* task);
-RewardFn make_format(const RewardConfig& config, const Task* task);
-RewardFn make_numeric(const RewardConfig& config, const Task* task);
-RewardFn make_task(const RewardConfig& config, const Task* task);
+// A new reward is the file rl/rewards/<name>.cpp, which defines make_<name>(), and a line here.
+#define COHORT_REWARDS(R)                                                      \
+  R(countdown, "an expression that reaches fields.target from fields.numbers") \
+  R(exact_match, "the found text is the answer")                               \
+  R(format, "the pattern matches the whole completion")                        \
+  R(numeric, "the found number equals the answer")                             \
+  R(task, "the generated task's own checker")
+
+#define COHORT_DECLARE_REWARD(name, what) \
+  RewardFn make_##name(const RewardConfig& config, const Task* task);
+COHORT_REWARDS(COHORT_DECLARE_REWARD)
+#undef COHORT_DECLARE_REWARD
 
 // Where the answer is: group 1 of the pattern's last match (the whole match if the pattern has no
 // group), or the whole text if the pattern is empty.

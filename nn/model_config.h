@@ -1,0 +1,88 @@
+// The configuration of a model: keys, derived sizes, Hugging Face's names for them.
+#pragma once
+
+#include <cstdint>
+
+#include "core/config.h"
+#include "core/device.h"
+#include "data/json.h"
+
+namespace cohort {
+
+enum class NormType { kRms, kLayer };
+enum class PositionType { kRope, kLearned };
+enum class MlpType { kSwiGlu, kGelu, kGeluTanh };
+enum class Recompute { kNone, kCheap, kBlock };
+inline constexpr EnumName<NormType> kNormNames[] = {{NormType::kRms, "rms_norm"},
+                                                    {NormType::kLayer, "layer_norm"}};
+inline constexpr EnumName<PositionType> kPositionNames[] = {{PositionType::kRope, "rope"},
+                                                            {PositionType::kLearned, "learned"}};
+inline constexpr EnumName<MlpType> kMlpNames[] = {
+    {MlpType::kSwiGlu, "swiglu"}, {MlpType::kGelu, "gelu"}, {MlpType::kGeluTanh, "gelu_tanh"}};
+inline constexpr EnumName<Recompute> kRecomputeNames[] = {
+    {Recompute::kNone, "none"}, {Recompute::kCheap, "cheap"}, {Recompute::kBlock, "block"}};
+
+struct ModelConfig {
+  int64_t num_layers = 4, d_model = 128, num_heads = 4;
+  int64_t num_kv_heads = 0;  // 0: num_heads
+  int64_t head_dim = 0;      // 0: d_model / num_heads
+  int64_t d_ff = 0;          // 0: 4 d_model, or 8/3 d_model rounded up to 16 for SwiGLU
+  int64_t context = 256;     // longest sequence in tokens
+  NormType norm = NormType::kRms;
+  PositionType position = PositionType::kRope;
+  MlpType mlp = MlpType::kSwiGlu;
+  bool bias = false, tie_embeddings = false, qk_norm = false;
+  double dropout = 0, norm_eps = 1e-5, rope_theta = 10000, init_std = 0.02;
+  Recompute recompute = Recompute::kNone;
+  int64_t vocab_size = 0;  // set from the tokenizer
+
+  void visit(ConfigVisitor& v) {
+    v.field("num_layers", num_layers, "transformer blocks", {.min = 1, .max = 1000});
+    v.field("d_model", d_model, "width of the residual stream", {.min = 1, .max = 1 << 20});
+    v.field("num_heads", num_heads, "query heads", {.min = 1, .max = 1 << 16});
+    v.field("num_kv_heads", num_kv_heads, "key/value heads; 0: as many as query heads",
+            {.min = 0, .max = 1 << 16});
+    v.field("head_dim", head_dim, "width of a head; 0: d_model / num_heads",
+            {.min = 0, .max = 1 << 16});
+    v.field("d_ff", d_ff, "width of the MLP; 0: 4 d_model, for swiglu 8/3 d_model",
+            {.min = 0, .max = 1 << 22});
+    v.field("context", context, "longest sequence in tokens", {.min = 1, .max = 1 << 24});
+    v.choice("norm", norm, kNormNames, "normalisation before each sub-layer");
+    v.choice("position", position, kPositionNames, "how positions enter");
+    v.choice("mlp", mlp, kMlpNames, "activation of the MLP");
+    v.field("bias", bias, "biases in linear layers and layer norms");
+    v.field("tie_embeddings", tie_embeddings, "the head shares the embedding table");
+    v.field("qk_norm", qk_norm, "RMSNorm on each head's queries and keys");
+    v.field("dropout", dropout, "on embeddings, attention probabilities and residual branches",
+            {.min = 0, .max = 0.99});
+    v.field("norm_eps", norm_eps, "added to the variance", {.min = 0, .max = 1});
+    v.field("rope_theta", rope_theta, "base of the rotary frequencies", {.min = 1});
+    v.field("init_std", init_std, "standard deviation of initial weights", {.min = 0, .max = 10});
+    v.choice(
+        "recompute", recompute, kRecomputeNames,
+        "what backward computes again instead of storing it: nothing, the outputs of norms and "
+        "activations (cheap), or whole blocks");
+  }
+  // Fills in the sizes that are 0 and checks that all fit together. Throws InputError naming the
+  // key.
+  void resolve();
+  // Throws InputError naming the key if the device's kernels cannot compute such a model.
+  void check_device(Device device) const;
+  // Hugging Face's names for config.json, and back (InputError for a file that lacks one, or has
+  // a number that the configuration's key may not have).
+  Json to_json() const;
+  static ModelConfig from_json(const Json& json);
+};
+
+// Sizes of a model, without building one.
+struct ModelSize {
+  int64_t parameters = 0;  // all of them, a tied table once
+  // Those that take part in a matrix product per token (the head included).
+  int64_t matmul_parameters = 0;
+};
+ModelSize model_size(const ModelConfig& config);
+// Floating point operations of forward and backward for one token in a sequence of `length` tokens,
+// causal attention counted once: 6 N_matmul + 6 L d_attn length.
+double train_flops_per_token(const ModelConfig& config, double length);
+
+}  // namespace cohort
