@@ -13,6 +13,7 @@ namespace cohort {
 
 // A new reward is the file rl/rewards/<name>.cpp, which defines make_<name>(), and a line here.
 #define COHORT_REWARDS(R)                                                      \
+  R(contains, "the answer stands in the found text")                           \
   R(countdown, "an expression that reaches fields.target from fields.numbers") \
   R(exact_match, "the found text is the answer")                               \
   R(format, "the pattern matches the whole completion")                        \

@@ -110,6 +110,19 @@ TEST(ExactMatch, ComparesTheFoundTextWithoutSurroundingBlanks) {
   EXPECT_EQ(no_group({with_answer("34"), "12, then 34!"}), 1);
 }
 
+TEST(Contains, FindsTheAnswerAnywhereInTheFoundText) {
+  const RewardFn whole = make({.name = "contains"});
+  EXPECT_EQ(whole({with_answer(" Paris\n"), "It is Paris."}), 1);
+  EXPECT_EQ(whole({with_answer("Paris"), "It is paris."}), 0);
+  EXPECT_EQ(whole({with_answer("Paris"), ""}), 0);
+  EXPECT_EQ(whole({with_answer(""), "anything"}), 0);
+  EXPECT_EQ(whole({with_answer(" \n"), "any thing"}), 0);
+  const RewardFn tagged = make({.name = "contains", .weight = 1, .pattern = "<a>(.*?)</a>"});
+  EXPECT_EQ(tagged({with_answer("7"), "7 <a>6 or 7</a>"}), 1);
+  EXPECT_EQ(tagged({with_answer("7"), "7 <a>6</a>"}), 0);
+  EXPECT_EQ(tagged({with_answer("7"), "7"}), 0);
+}
+
 TEST(Format, MatchesTheWholeCompletion) {
   const RewardFn reward = make({.name = "format", .weight = 1, .pattern = "<t>[^<]*</t>\\d+"});
   EXPECT_EQ(reward({with_answer(""), "<t>hm</t>42"}), 1);
@@ -276,8 +289,8 @@ TEST(RewardSet, SaysWhatIsWrong) {
   };
   EXPECT_THROW_WITH(set({}), InputError, "the list is empty");
   EXPECT_THROW_WITH(set({{.name = "numeric"}, {.name = "numerik"}}), InputError,
-                    "rewards[1] 'numerik': unknown reward; known: countdown, exact_match, format, "
-                    "numeric, task; did you mean 'numeric'?");
+                    "rewards[1] 'numerik': unknown reward; known: contains, countdown, exact_match, "
+                    "format, numeric, task; did you mean 'numeric'?");
   EXPECT_THROW_WITH(set({{.name = "format"}}), InputError, "rewards[0] 'format': needs a pattern");
   EXPECT_THROW_WITH(set({{.name = "format", .weight = 1, .pattern = "(a"}}), InputError,
                     "rewards[0] 'format': regular expression '(a'");

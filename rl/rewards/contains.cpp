@@ -1,0 +1,16 @@
+// contains: 1 if the example's answer stands somewhere in the text found in the completion, spaces
+// and line breaks around the answer ignored. An empty answer is in no text.
+#include "data/tasks/tasks.h"
+#include "rl/rewards/rewards.h"
+
+namespace cohort {
+
+RewardFn make_contains(const RewardConfig& config, const Task*) {
+  return [finder = AnswerFinder(config.pattern)](const RewardInput& in) {
+    const auto found = finder.find(in.completion);
+    const std::string_view answer = trimmed(in.example.answer);
+    return found && !answer.empty() && found->find(answer) != found->npos ? 1.0 : 0.0;
+  };
+}
+
+}  // namespace cohort
