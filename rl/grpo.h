@@ -30,15 +30,18 @@ struct StepTotals {
 // A new loss type is a line here: its enumerator, its name in a configuration, and what the loss of
 // a token is divided by, from `totals`, `length` (tokens of its sequence in the loss mask) and
 // `max_completion_length`.
-//   grpo     mean over tokens, then over sequences (Shao et al. 2024)
-//   dapo     mean over all tokens of the update (Yu et al. 2025)
-//   dr_grpo  a constant number of tokens per sequence (Liu et al. 2025)
-//   bnpo     mean over the tokens of a batch; see 1. above
+//   grpo          mean over tokens, then over sequences (Shao et al. 2024)
+//   dapo          mean over all tokens of the update (Yu et al. 2025)
+//   dr_grpo       a constant number of tokens per sequence (Liu et al. 2025)
+//   bnpo          mean over the tokens of a batch; see 1. above
+//   sequence_sum  sum over tokens, mean over sequences: the log-prob of the whole completion
+//                 (REINFORCE, Williams 1992)
 #define COHORT_LOSS_TYPES(L)                                        \
   L(kGrpo, "grpo", (totals.sequences * length))                     \
   L(kDapo, "dapo", totals.tokens)                                   \
   L(kDrGrpo, "dr_grpo", (totals.sequences * max_completion_length)) \
-  L(kBnpo, "bnpo", totals.tokens)
+  L(kBnpo, "bnpo", totals.tokens)                                   \
+  L(kSequenceSum, "sequence_sum", totals.sequences)
 
 #define COHORT_ENUMERATOR(type, name, denominator) type,
 enum class LossType { COHORT_LOSS_TYPES(COHORT_ENUMERATOR) };

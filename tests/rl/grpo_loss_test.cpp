@@ -15,7 +15,7 @@ namespace {
 using namespace test;
 
 constexpr LossType kLossTypes[] = {LossType::kGrpo, LossType::kDapo, LossType::kDrGrpo,
-                                   LossType::kBnpo};
+                                   LossType::kBnpo, LossType::kSequenceSum};
 
 // Moves recorded log-probs away from the policy's, so that the ratios are about exp(shift): 0.61,
 // 0.74, 1, 1.16 and 1.57, on both sides of the clip at 0.2 and clear of its edges.
@@ -52,7 +52,7 @@ double naive_loss(const Transformer& model, const Transformer* reference,
     numerator += type == LossType::kGrpo ? sum / length : sum;
     tokens += length;
   }
-  if (type == LossType::kGrpo) return numerator / count;
+  if (type == LossType::kGrpo || type == LossType::kSequenceSum) return numerator / count;
   return numerator / (type == LossType::kDrGrpo ? count * kMaxCompletion : tokens);
 }
 

@@ -35,11 +35,12 @@ TEST(TokenWeight, FollowsTheLossTypes) {
   EXPECT_EQ(token_weight(LossType::kDapo, totals, 5, 16), 1.0 / 50);
   EXPECT_EQ(token_weight(LossType::kBnpo, totals, 5, 16), 1.0 / 50);
   EXPECT_EQ(token_weight(LossType::kDrGrpo, totals, 5, 16), 1.0 / 64);
+  EXPECT_EQ(token_weight(LossType::kSequenceSum, totals, 5, 16), 1.0 / 4);
 }
 
 TEST(TokenWeight, DenominatorsAreAtLeastOne) {
-  for (const LossType type :
-       {LossType::kGrpo, LossType::kDapo, LossType::kBnpo, LossType::kDrGrpo}) {
+  for (const LossType type : {LossType::kGrpo, LossType::kDapo, LossType::kBnpo, LossType::kDrGrpo,
+                              LossType::kSequenceSum}) {
     const double weight = token_weight(type, {}, 3, 8);
     EXPECT_GT(weight, 0);
     EXPECT_LE(weight, 1);
@@ -171,7 +172,7 @@ TEST(GrpoConfig, ReadsItsKeys) {
   EXPECT_TRUE(config.mask_truncated_completions);
   EXPECT_TRUE(config.shuffle_advantages);
   EXPECT_THROW_WITH(read_config(config, parse_yaml("{loss_type: dapoo}", "test")), InputError,
-                    "grpo, dapo, dr_grpo, bnpo");
+                    "grpo, dapo, dr_grpo, bnpo, sequence_sum");
   EXPECT_THROW_WITH(read_config(config, parse_yaml("{beta: -1}", "test")), InputError, "beta");
 }
 

@@ -288,9 +288,10 @@ TEST(RewardSet, SaysWhatIsWrong) {
     return RewardSet(configs, task);
   };
   EXPECT_THROW_WITH(set({}), InputError, "the list is empty");
-  EXPECT_THROW_WITH(set({{.name = "numeric"}, {.name = "numerik"}}), InputError,
-                    "rewards[1] 'numerik': unknown reward; known: contains, countdown, exact_match, "
-                    "format, numeric, task; did you mean 'numeric'?");
+  EXPECT_THROW_WITH(
+      set({{.name = "numeric"}, {.name = "numerik"}}), InputError,
+      "rewards[1] 'numerik': unknown reward; known: contains, countdown, exact_match, "
+      "format, numeric, task; did you mean 'numeric'?");
   EXPECT_THROW_WITH(set({{.name = "format"}}), InputError, "rewards[0] 'format': needs a pattern");
   EXPECT_THROW_WITH(set({{.name = "format", .weight = 1, .pattern = "(a"}}), InputError,
                     "rewards[0] 'format': regular expression '(a'");
