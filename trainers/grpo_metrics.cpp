@@ -11,7 +11,7 @@ namespace {
 struct SampleSums {
   double tokens = 0, longest = 0;
   double mask_tokens = 0, entropy = 0, cut = 0;  // of the completions in the loss mask
-  Moments length, truncated;
+  Moments length, terminated_length, truncated;
 };
 
 SampleSums count_samples(const ScoredRollouts& scored, const TrainConfig& config) {
@@ -20,6 +20,7 @@ SampleSums count_samples(const ScoredRollouts& scored, const TrainConfig& config
     const Trajectory& c = scored.trajectories[i];
     const auto length = static_cast<double>(c.completion_length());
     sums.length.add(length);
+    if (!c.truncated()) sums.terminated_length.add(length);
     sums.longest = std::max(sums.longest, length);
     sums.truncated.add(c.truncated());
     sums.tokens += static_cast<double>(c.tokens.size());
@@ -96,6 +97,7 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
   if (config.sampling.restricts())
     out.add_mean("cut_probability", samples.cut, samples.mask_tokens);
   out.add_mean("completions/mean_length", samples.length);
+  out.add_mean("completions/mean_terminated_length", samples.terminated_length);
   out.add_max("completions/max_length", samples.longest);
   out.add_mean("completions/clipped_ratio", samples.truncated);
   out.add_local("loss", loss.mean());

@@ -412,6 +412,12 @@ TEST(Runs, GrpoMeasuresWhatItSampled) {
                 metric(line, "rewards/format/mean") + metric(line, "rewards/task/mean"), 1e-12);
     EXPECT_GE(metric(line, "completions/mean_length"), 1);
     EXPECT_LE(metric(line, "completions/max_length"), 4);
+    // Truncated completions have all the 4 tokens they may have.
+    if (const double truncated = metric(line, "completions/clipped_ratio"); truncated < 1)
+      EXPECT_NEAR(metric(line, "completions/mean_length"),
+                  4 * truncated +
+                      (1 - truncated) * metric(line, "completions/mean_terminated_length"),
+                  1e-12);
     EXPECT_GT(metric(line, "entropy"), 0);
     // The reference is the start: no distance before the first update.
     if (line.at("step").as_int() == 1)
