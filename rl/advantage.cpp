@@ -18,20 +18,38 @@ double scale_factor(AdvantageScale scale, const GroupStatistics& group) {
   return 1;
 }
 
-void group_advantages(std::span<double> out, std::span<const double> rewards,
-                      AdvantageScale scale) {
+// Those that are not NaN, sorted.
+std::vector<double> valid_rewards(std::span<const double> rewards) {
   std::vector<double> valid;
   std::copy_if(rewards.begin(), rewards.end(), std::back_inserter(valid),
                [](double r) { return !std::isnan(r); });
   std::sort(valid.begin(), valid.end());
+  return valid;
+}
+
+double mean_of(const std::vector<double>& values) {
+  double mean = 0;
+  for (const double v : values) mean += v / static_cast<double>(values.size());
+  return mean;
+}
+
+double std_of(const std::vector<double>& values) {
+  const double mean = mean_of(values);
+  double squares = 0;
+  for (const double v : values) squares += (v - mean) * (v - mean);
+  return std::sqrt(squares / static_cast<double>(values.size() - 1));
+}
+
+void group_advantages(std::span<double> out, std::span<const double> rewards, AdvantageScale scale,
+                      double batch_std) {
+  const std::vector<double> valid = valid_rewards(rewards);
   // The mean of equal values need not equal them: nothing below may see such a group.
   if (valid.empty() || valid.front() == valid.back()) return;
 
-  const auto n = static_cast<double>(valid.size());
-  double mean = 0, squares = 0;
-  for (const double r : valid) mean += r / n;
-  for (const double r : valid) squares += (r - mean) * (r - mean);
-  const double factor = scale_factor(scale, {.n = n, .std = std::sqrt(squares / (n - 1))});
+  const double mean = mean_of(valid);
+  const double factor = scale_factor(
+      scale,
+      {.n = static_cast<double>(valid.size()), .std = std_of(valid), .batch_std = batch_std});
   for (size_t i = 0; i < rewards.size(); ++i)
     if (!std::isnan(rewards[i])) out[i] = (rewards[i] - mean) * factor;
 }
@@ -39,7 +57,7 @@ void group_advantages(std::span<double> out, std::span<const double> rewards,
 }  // namespace
 
 std::vector<double> group_advantages(std::span<const double> rewards, int64_t group_size,
-                                     AdvantageScale scale) {
+                                     AdvantageScale scale, double batch_std) {
   const auto count = static_cast<int64_t>(rewards.size());
   COHORT_CHECK(group_size > 0 && count % group_size == 0, "[advantage] expected groups of ",
                group_size, ", got ", count, " values");
@@ -47,8 +65,13 @@ std::vector<double> group_advantages(std::span<const double> rewards, int64_t gr
   std::vector<double> advantages(rewards.size(), 0.0);
   for (size_t begin = 0; begin < rewards.size(); begin += size)
     group_advantages(std::span(advantages).subspan(begin, size), rewards.subspan(begin, size),
-                     scale);
+                     scale, batch_std);
   return advantages;
+}
+
+double reward_std(std::span<const double> rewards) {
+  const std::vector<double> valid = valid_rewards(rewards);
+  return valid.size() < 2 ? 0 : std_of(valid);
 }
 
 }  // namespace cohort

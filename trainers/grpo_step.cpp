@@ -14,6 +14,12 @@ namespace {
 // The purpose of rng_stream() for advantages that are dealt anew.
 constexpr uint64_t kAblationPurpose = 7;
 
+// Where completion i of a rank stands among all of the step.
+size_t place_of(size_t i, const PromptShare& share, const TrainConfig& config) {
+  const auto group = static_cast<size_t>(config.num_generations);
+  return static_cast<size_t>(share.indices[i / group]) * group + i % group;
+}
+
 // Sets one column of all micro batches to the log-probs under `model`.
 void set_log_probs(std::vector<Minibatch>& minibatches, const char* column,
                    const Transformer& model, double temperature) {
@@ -43,6 +49,14 @@ int64_t count_rewarded(Communicator& comm, const RewardSet::Scores& scores) {
   for (const double reward : scores.total) count += !std::isnan(reward);
   reduce_in_place(comm, {&count});
   return static_cast<int64_t>(count);
+}
+
+// `values`, one for each completion of a rank, of all ranks in the order of the prompts.
+std::vector<double> of_all_ranks(Communicator& comm, const std::vector<double>& values,
+                                 const PromptShare& share, const TrainConfig& config) {
+  std::vector<double> all(static_cast<size_t>(config.completions_per_step()));
+  for (size_t i = 0; i < values.size(); ++i) all[place_of(i, share, config)] = values[i];
+  return reduce_over_ranks(comm, all);
 }
 
 // Whether a sequence can change the update. Without a KL term a zero advantage gives an exactly
@@ -91,7 +105,10 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   });
   const double sampling_time = clock.lap();
   scores = in.rewards.score(in.prompts, trajectories);
-  advantages = group_advantages(scores.total, config.num_generations, config.grpo.scale_rewards);
+  const bool by_batch = config.grpo.scale_rewards == AdvantageScale::kBatch;
+  advantages = group_advantages(
+      scores.total, config.num_generations, config.grpo.scale_rewards,
+      by_batch ? reward_std(of_all_ranks(in.comm, scores.total, in.share, config)) : 0);
   out.rewarded_count = count_rewarded(in.comm, scores);
   const double rewards_time = clock.lap();
   UpdateSums updates;
@@ -119,19 +136,13 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
 std::vector<double> shuffled_advantages(Communicator& comm, const std::vector<double>& advantages,
                                         const PromptShare& share, const TrainConfig& config,
                                         int64_t step) {
-  const auto group = static_cast<size_t>(config.num_generations);
-  const auto place = [&](size_t i) {
-    return static_cast<size_t>(share.indices[i / group]) * group + i % group;
-  };
-  std::vector<double> all(static_cast<size_t>(config.completions_per_step()));
-  for (size_t i = 0; i < advantages.size(); ++i) all[place(i)] = advantages[i];
-  all = reduce_over_ranks(comm, all);
+  std::vector<double> all = of_all_ranks(comm, advantages, share, config);
   Rng rng(static_cast<uint64_t>(config.seed),
           rng_stream(kAblationPurpose, static_cast<uint64_t>(step)));
   for (auto i = static_cast<int64_t>(all.size()) - 1; i > 0; --i)
     std::swap(all[static_cast<size_t>(i)], all[static_cast<size_t>(rng.below(i + 1))]);
   std::vector<double> dealt;
-  for (size_t i = 0; i < advantages.size(); ++i) dealt.push_back(all[place(i)]);
+  for (size_t i = 0; i < advantages.size(); ++i) dealt.push_back(all[place_of(i, share, config)]);
   return dealt;
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr AdvantageScale kScales[] = {AdvantageScale::kNone, AdvantageScale::kGroup,
-                                      AdvantageScale::kLeaveOneOut};
+                                      AdvantageScale::kLeaveOneOut, AdvantageScale::kBatch};
 
 std::vector<double> random_rewards(uint64_t seed, size_t n) {
   Rng rng(seed, rng_stream(kTestPurpose));
@@ -25,7 +25,8 @@ std::vector<double> random_rewards(uint64_t seed, size_t n) {
 }
 
 std::vector<double> of(const std::vector<double>& rewards, AdvantageScale scale) {
-  return group_advantages(rewards, static_cast<int64_t>(rewards.size()), scale);
+  return group_advantages(rewards, static_cast<int64_t>(rewards.size()), scale,
+                          reward_std(rewards));
 }
 
 TEST(Advantage, SumsToZeroInEveryGroup) {
@@ -33,7 +34,7 @@ TEST(Advantage, SumsToZeroInEveryGroup) {
   for (const AdvantageScale scale : kScales) {
     auto rewards = random_rewards(1, static_cast<size_t>(size * groups));
     for (size_t i = 0; i < rewards.size(); i += 5) rewards[i] = kNaN;
-    const auto advantages = group_advantages(rewards, size, scale);
+    const auto advantages = group_advantages(rewards, size, scale, reward_std(rewards));
     for (size_t g = 0; g < static_cast<size_t>(groups); ++g) {
       double sum = 0;
       for (size_t i = g * size; i < (g + 1) * size; ++i) sum += advantages[i];
@@ -70,12 +71,15 @@ TEST(Advantage, PermutingAGroupPermutesTheResultExactly) {
   }
 }
 
+// But by way of the one number that `batch` is given.
 TEST(Advantage, GroupsDoNotSeeEachOther) {
   const auto both = random_rewards(4, 12);
   for (const AdvantageScale scale : kScales) {
-    const auto advantages = group_advantages(both, 6, scale);
-    const auto first = of({both.begin(), both.begin() + 6}, scale);
-    const auto second = of({both.begin() + 6, both.end()}, scale);
+    const auto alone = [&](size_t begin) {
+      return group_advantages(std::span(both).subspan(begin, 6), 6, scale, reward_std(both));
+    };
+    const auto advantages = group_advantages(both, 6, scale, reward_std(both));
+    const auto first = alone(0), second = alone(6);
     EXPECT_TRUE(std::equal(first.begin(), first.end(), advantages.begin()));
     EXPECT_TRUE(std::equal(second.begin(), second.end(), advantages.begin() + 6));
   }
@@ -121,6 +125,19 @@ TEST(Advantage, RejectsASizeThatDoesNotDivide) {
   const std::vector<double> rewards(5, 1.0);
   EXPECT_THROW_WITH(group_advantages(rewards, 2, AdvantageScale::kNone), Error, "groups of 2");
   EXPECT_THROW_WITH(group_advantages(rewards, 0, AdvantageScale::kNone), Error, "groups of 0");
+}
+
+// Two groups of two: means 1 and 4, and squares 1 + 1 + 4 + 4 about them, but the std is that of all
+// four rewards 0, 2, 2, 6 about 2.5: sqrt((6.25 + 0.25 + 0.25 + 12.25) / 3).
+TEST(Advantage, BatchDividesByTheDeviationOfAllRewards) {
+  const std::vector<double> rewards = {0, 2, kNaN, 2, 6, kNaN};
+  EXPECT_DOUBLE_EQ(reward_std(rewards), std::sqrt(19.0 / 3));
+  const auto advantages = group_advantages(rewards, 3, AdvantageScale::kBatch, reward_std(rewards));
+  const double unit = 1 / (std::sqrt(19.0 / 3) + 1e-4);
+  const double expected[] = {-unit, unit, 0, -2 * unit, 2 * unit, 0};
+  for (size_t i = 0; i < rewards.size(); ++i) EXPECT_NEAR(advantages[i], expected[i], 1e-15) << i;
+  EXPECT_EQ(reward_std(std::vector<double>{3}), 0);
+  EXPECT_EQ(reward_std(std::vector<double>{kNaN, kNaN}), 0);
 }
 
 }  // namespace
