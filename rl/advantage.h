@@ -13,8 +13,8 @@
 
 namespace cohort {
 
-// Of the n rewards of a group; std with n - 1, as TRL and verl; batch_std: that of all rewards of the
-// step.
+// Of the n rewards of a group; std with n - 1, as TRL and verl; batch_std: that of all rewards of
+// the step.
 struct GroupStatistics {
   double n = 0, std = 0, batch_std = 0;
 };

@@ -106,6 +106,7 @@ struct CorrectConfig {
 
 struct EvalConfig {
   int64_t every = 0;        // steps between evaluations; 0: only where the trainer needs one
+  bool at_start = true;     // before the first step
   int64_t size = 512;       // held-out problems at most; 0: all there are
   int64_t num_samples = 0;  // samples per problem for pass@k, besides the greedy pass@1; 0: none
   std::vector<int64_t> k;   // for pass@k
@@ -113,6 +114,7 @@ struct EvalConfig {
   double stop_at = 0;  // end the stage when the greedy pass@1 reaches this; 0: off
   void visit(ConfigVisitor& v) {
     v.field("every", every, "steps between evaluations; 0: first and last only", {.min = 0});
+    v.field("at_start", at_start, "also before the first step");
     v.field("size", size, "held-out problems at most; 0: all of a file",
             {.min = 0, .max = 1 << 24});
     v.field("num_samples", num_samples, "samples per problem for pass@k; 0: greedy pass@1 only",

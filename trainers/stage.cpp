@@ -136,8 +136,12 @@ void Stage::check_equal_starts() {
 void Stage::open_logs() {
   metrics_.emplace(dir_ + "/metrics.jsonl");
   completions_.emplace(dir_ + "/completions.jsonl");
-  for (auto* log : {&metrics_, &completions_})
-    (*log)->start(state_.evaluated_step < 0 ? -1 : state_.step);
+  for (auto* log : {&metrics_, &completions_}) (*log)->start(is_new() ? -1 : state_.step);
+}
+
+// Neither a step nor an evaluation has been made.
+bool Stage::is_new() const {
+  return state_.step == 0 && state_.evaluated_step < 0;
 }
 
 // By the clock of this rank.
@@ -148,7 +152,7 @@ bool Stage::is_due() const {
 }
 
 bool Stage::more() {
-  if (state_.evaluated_step < 0) {  // the first evaluation comes before the first step
+  if (is_new() && config_.eval.at_start) {
     evaluate();
     if (state_.best_step == state_.step && !reached_) save(false);
   }

@@ -48,7 +48,8 @@ class Stage {
   // init_from, else fresh. Throws InputError on ranks that do not start alike.
   explicit Stage(const StageSetup& setup);
 
-  // Whether there is another step. Evaluates before the first, and saves when minutes have passed.
+  // Whether there is another step. Evaluates before the first (eval.at_start), and saves when
+  // minutes have passed.
   bool more();
   // Ends step step(): counts it, writes metrics (rank 0), evaluates and saves where due. What is
   // better than all before is saved at once.
@@ -87,6 +88,7 @@ class Stage {
   void evaluate();
   void save(bool finished);
   void open_logs();
+  bool is_new() const;
   bool is_due() const;
   Evaluation evaluation();
   void warn_of_collapse(const Evaluation& evaluation);

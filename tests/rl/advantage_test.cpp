@@ -127,8 +127,8 @@ TEST(Advantage, RejectsASizeThatDoesNotDivide) {
   EXPECT_THROW_WITH(group_advantages(rewards, 0, AdvantageScale::kNone), Error, "groups of 0");
 }
 
-// Two groups of two: means 1 and 4, and squares 1 + 1 + 4 + 4 about them, but the std is that of all
-// four rewards 0, 2, 2, 6 about 2.5: sqrt((6.25 + 0.25 + 0.25 + 12.25) / 3).
+// Two groups of two: means 1 and 4, and squares 1 + 1 + 4 + 4 about them, but the std is that of
+// all four rewards 0, 2, 2, 6 about 2.5: sqrt((6.25 + 0.25 + 0.25 + 12.25) / 3).
 TEST(Advantage, BatchDividesByTheDeviationOfAllRewards) {
   const std::vector<double> rewards = {0, 2, kNaN, 2, 6, kNaN};
   EXPECT_DOUBLE_EQ(reward_std(rewards), std::sqrt(19.0 / 3));

@@ -65,6 +65,21 @@ TEST(Resume, GivesTheWeightsOfAnUninterruptedGrpo) {
                                                   "num_minibatches=2", "checkpoint.every=1"});
 }
 
+TEST(Resume, GivesTheLogOfAStageThatWasNotEvaluatedAtItsStart) {
+  expect_same_after_resume(kCommon + kSmallSft, {"eval.at_start=false"});
+}
+
+TEST(Runs, NeedNotEvaluateBeforeTheFirstStep) {
+  const TempDir dir;
+  const std::string yaml = kCommon + kSmallSft;
+  const std::string with = train_new(small_plan(dir, "with", yaml));
+  const std::string without = train_new(small_plan(dir, "without", yaml, {"eval.at_start=false"}));
+  EXPECT_TRUE(checkpoint_bytes(with) == checkpoint_bytes(without));
+  EXPECT_EQ(logged_steps(with).evaluated.count(0), 1u);
+  EXPECT_EQ(logged_steps(without).evaluated.count(0), 0u);
+  EXPECT_EQ(logged_steps(without).evaluated.size(), 1u);  // the last
+}
+
 TEST(Resume, WorksBeforeTheFirstStep) {
   const TempDir dir;
   const std::string whole = train_new(small_plan(dir, "whole", kCommon + kSmallSft));
@@ -413,11 +428,12 @@ TEST(Runs, GrpoMeasuresWhatItSampled) {
     EXPECT_GE(metric(line, "completions/mean_length"), 1);
     EXPECT_LE(metric(line, "completions/max_length"), 4);
     // Truncated completions have all the 4 tokens they may have.
-    if (const double truncated = metric(line, "completions/clipped_ratio"); truncated < 1)
-      EXPECT_NEAR(metric(line, "completions/mean_length"),
-                  4 * truncated +
-                      (1 - truncated) * metric(line, "completions/mean_terminated_length"),
-                  1e-12);
+    if (const double truncated = metric(line, "completions/clipped_ratio"); truncated < 1) {
+      EXPECT_NEAR(
+          metric(line, "completions/mean_length"),
+          4 * truncated + (1 - truncated) * metric(line, "completions/mean_terminated_length"),
+          1e-12);
+    }
     EXPECT_GT(metric(line, "entropy"), 0);
     // The reference is the start: no distance before the first update.
     if (line.at("step").as_int() == 1)
