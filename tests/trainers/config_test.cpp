@@ -92,7 +92,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "  context: 33, norm: layer_norm, position: learned, mlp: gelu_tanh, bias: true,\n"
       "  tie_embeddings: true, qk_norm: true, dropout: 0.1, norm_eps: 1e-6, rope_theta: 5e5,\n"
       "  init_std: 0.3, recompute: block}\n"
-      "eval: {every: 3, size: 5, num_samples: 8, k: [1, 8], stop_at: 0.5,\n"
+      "eval: {every: 3, at_start: false, size: 5, num_samples: 8, k: [1, 8], stop_at: 0.5,\n"
       "  correct: {reward: format, threshold: 0.25}}\n"
       "checkpoint: {every: 2, every_minutes: 2.5, keep_last: 9}\n"
       "stages:\n"

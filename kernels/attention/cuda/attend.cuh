@@ -48,8 +48,8 @@ struct AttendShape {
 
 // What the rows of a call share.
 struct AttendParams {
-  float c;          // exponents of 2 per unit of score
-  unsigned window;  // how many keys a row sees at most; see key_window()
+  float c;     // exponents of 2 per unit of score
+  int window;  // how many keys a row sees at most
   int head_dim;
   bool vectorized;  // rows may be read and written by 16-byte accesses
   ProbabilityDropout dropout;
@@ -91,23 +91,29 @@ __device__ __forceinline__ void score_step(float (&s)[2 * kGroups][4], uint32_t 
   }
 }
 
-// S becomes P, and goes into l. last[r]: the last key that row r sees, counted in the tile; groups
-// from `groups` on are seen by none of the warp's rows. A row that sees nothing of this tile and of
-// those before has no maximum yet: its exponents are relative to 0.
+// S becomes P, and goes into l. seen[r]: the first key after those that row r sees, counted in the
+// tile; groups from `groups` on are seen by none of the warp's rows. `hides`: whether the window
+// hides keys of the tile from some of them. A row that sees nothing of this tile and of those
+// before has no maximum yet: its exponents are relative to 0.
 template <int kGroups, bool kMasked>
 __device__ __forceinline__ void softmax_step(float (&s)[2 * kGroups][4], RowState& state,
                                              float (&alpha)[2], const AttendParams& params,
-                                             const int (&last)[2], int groups) {
+                                             const int (&seen)[2], int groups, bool hides) {
   const float c = params.c;
   const int column = static_cast<int>(threadIdx.x % 4) * 2;
   float largest[2] = {-INFINITY, -INFINITY};
+  if (kMasked && hides)
+#pragma unroll
+    for (int n = 0; n < 2 * kGroups; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (8 * n + column + e % 2 < seen[e / 2] - params.window) s[n][e] = -INFINITY;
 #pragma unroll
   for (int n = 0; n < 2 * kGroups; ++n) {
     if (kMasked && n >= 2 * groups) break;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      if (kMasked && static_cast<unsigned>(last[e / 2] - (8 * n + column + e % 2)) >= params.window)
-        s[n][e] = -INFINITY;
+      if (kMasked && 8 * n + column + e % 2 >= seen[e / 2]) s[n][e] = -INFINITY;
       largest[e / 2] = fmaxf(largest[e / 2], s[n][e]);
     }
   }
@@ -375,7 +381,7 @@ __device__ __forceinline__ void attend(const Rows& rows, const AttendParams& par
     copy_async_commit();
   };
   // Whether the window hides keys before this one from some of the warp's rows.
-  const int hidden = part.most - static_cast<int>(params.window);
+  const int hidden = part.most - params.window;
   const int first_tile = rows.first_key / kKeys;
   load_queries<Shape>(rows, queries, params);
   load(first_tile);
@@ -385,12 +391,12 @@ __device__ __forceinline__ void attend(const Rows& rows, const AttendParams& par
     __syncthreads();
     if constexpr (Shape::kKeyStages == 2) load(tile + 1);
     const int key0 = tile * kKeys, groups = min(kGroups, max(0, (part.most - key0 + 15) / 16));
-    const int last[2] = {part.visible[0] - 1 - key0, part.visible[1] - 1 - key0};
+    const int seen[2] = {part.visible[0] - key0, part.visible[1] - key0};
     const uint32_t tile_keys = keys + tile % Shape::kKeyStages * kTileBytes;
     const uint32_t tile_values = values + tile % 2 * kTileBytes;
     float s[2 * kGroups][4], alpha[2];
     const auto softmax_and_values = [&]<bool kMasked>() {
-      softmax_step<kGroups, kMasked>(s, state, alpha, params, last, groups);
+      softmax_step<kGroups, kMasked>(s, state, alpha, params, seen, groups, hidden > key0);
       if constexpr (kDropout)
         dropout_step<kGroups>(s, params.dropout, part.streams, rows.head(), key0);
       value_step<Shape::kDim, Shape::kOwnColumns, kGroups, kMasked>(o, s, alpha, tile_values,

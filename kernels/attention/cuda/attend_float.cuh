@@ -79,19 +79,19 @@ __device__ __forceinline__ void float_scores(float (&s)[4][FloatShape<kDim>::kOw
   }
 }
 
-// S becomes P for the thread's four rows; row_max_log2: their m c. last: the last key that each row
-// sees, counted in the tile.
+// S becomes P for the thread's four rows; row_max_log2: their m c. seen: the first key after those
+// that each row sees, counted in the tile.
 template <int kOwnKeys>
 __device__ __forceinline__ void float_softmax(float (&s)[4][kOwnKeys], float (&row_max_log2)[4],
                                               float (&alpha)[4], const AttendParams& params,
-                                              const int (&last)[4], int x) {
+                                              const int (&seen)[4], int x) {
   const float c = params.c;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     float largest = -INFINITY;
 #pragma unroll
     for (int j = 0; j < kOwnKeys; ++j) {
-      if (static_cast<unsigned>(last[i] - (x + 16 * j)) >= params.window) s[i][j] = -INFINITY;
+      if (x + 16 * j >= seen[i] || x + 16 * j < seen[i] - params.window) s[i][j] = -INFINITY;
       largest = fmaxf(largest, s[i][j]);
     }
 #pragma unroll
@@ -163,9 +163,9 @@ __device__ __forceinline__ void float_probabilities(float (&s)[4][FloatShape<kDi
                                                     const Rows& rows, const AttendParams& params,
                                                     int key0) {
   using Shape = FloatShape<kDim>;
-  const int last[4] = {own.visible[0] - 1 - key0, own.visible[1] - 1 - key0,
-                       own.visible[2] - 1 - key0, own.visible[3] - 1 - key0};
-  float_softmax(s, own.row_max_log2, alpha, params, last, own.x);
+  const int seen[4] = {own.visible[0] - key0, own.visible[1] - key0, own.visible[2] - key0,
+                       own.visible[3] - key0};
+  float_softmax(s, own.row_max_log2, alpha, params, seen, own.x);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (own.x == 0) own.row_factor[own.y4 + i] = alpha[i];

@@ -2,8 +2,6 @@
 // memory, dropout of the probabilities, and the choice of an instantiation.
 #pragma once
 
-#include <limits>
-
 #include "kernels/attention/attention.h"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/mma.cuh"
@@ -18,11 +16,10 @@ inline float exponent_scale(const AttentionDesc& desc, int64_t head_dim) {
   return static_cast<float>(softmax_scale(desc, head_dim) * 1.4426950408889634074);
 }
 
-// How many keys a causal query sees at most, as the kernels compare it: unsigned, so that keys
-// after the query, whose distance from it is negative, are as far away as those before the window.
-inline unsigned key_window(const AttentionDesc& desc) {
-  constexpr int64_t kAll = std::numeric_limits<int>::max();
-  return static_cast<unsigned>(desc.window > 0 ? std::min(desc.window, kAll) : kAll);
+// How many keys a causal query sees at most; without a window more than a sequence has.
+inline int key_window(const AttentionDesc& desc) {
+  constexpr int64_t kAll = 1 << 30;
+  return static_cast<int>(desc.window > 0 ? std::min(desc.window, kAll) : kAll);
 }
 
 // Calls fn.operator()<kDim>() with the head dim padded to what kernels are compiled for.

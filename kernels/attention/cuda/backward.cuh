@@ -26,15 +26,11 @@ struct BackwardArgs {
   int sequences, heads, kv_heads, head_dim;
   bool accumulate_q, accumulate_k, accumulate_v;
   bool causal, vectorized;  // vectorized: 16-byte accesses to every row
-  unsigned window;          // see key_window()
+  int window;               // how many keys a query sees at most
   float scale, exponent;    // of the softmax; that times log2(e)
   ProbabilityDropout dropout;
 
   __device__ int group() const { return heads / kv_heads; }
-  // Whether the mask hides `key` from `query`.
-  __device__ bool hides(int key, int query) const {
-    return causal && static_cast<unsigned>(query - key) >= window;
-  }
 };
 
 // dk and dv, then dq.
@@ -72,7 +68,7 @@ __device__ __forceinline__ BackwardShare find_share(const BackwardArgs<T>& args,
                       .first = 0,
                       .end = 0};
   int seen = tile.length;
-  const int window = min(static_cast<int>(args.window), tile.length);
+  const int window = min(args.window, tile.length);
   if (args.causal && kPass == Pass::kKeys) {
     share.first = share.own / per_step;
     seen = min(seen, share.own + per_tile - 1 + window);

@@ -168,7 +168,9 @@ __device__ __forceinline__ void load_rows(uint32_t tile, const HeadRows<const bf
                      false);
 }
 
-template <int kDim, Pass kPass, bool kDropout>
+// kExtras: whether dropout or a window may take part; each is then asked for. Without them the
+// kernel has the registers for itself.
+template <int kDim, Pass kPass, bool kExtras>
 class BackwardBlock {
  public:
   __device__ BackwardBlock(const BackwardArgs<bf16>& args, const BackwardShare& share,
@@ -187,6 +189,7 @@ class BackwardBlock {
   __device__ void load_own_statistics();
   __device__ void work(int stage, int head, int column0, int offset);
   __device__ void probabilities(Scores& s, int stage, int column0, int offset) const;
+  __device__ void hide_before_window(Scores& s, int column0) const;
   __device__ uint32_t kept(int stage, int head, int column0, int offset) const;
   __device__ void store(const Sums<kRows, L::kWidth>& sum, bf16* tensor, float scale,
                         bool accumulate) const;
@@ -227,10 +230,10 @@ class BackwardBlock {
   Sums<kRows, L::kWidth> values_ = {};  // dV; unused for kQueries
 };
 
-template <int kDim, Pass kPass, bool kDropout>
-__device__ BackwardBlock<kDim, kPass, kDropout>::BackwardBlock(const BackwardArgs<bf16>& args,
-                                                               const BackwardShare& share,
-                                                               unsigned char* shared)
+template <int kDim, Pass kPass, bool kExtras>
+__device__ BackwardBlock<kDim, kPass, kExtras>::BackwardBlock(const BackwardArgs<bf16>& args,
+                                                              const BackwardShare& share,
+                                                              unsigned char* shared)
     : args_(args),
       share_(share),
       shared_(shared),
@@ -241,8 +244,8 @@ __device__ BackwardBlock<kDim, kPass, kDropout>::BackwardBlock(const BackwardArg
       row0_(share.own + own_row_),
       column_(static_cast<int>(threadIdx.x) / 32 / (L::kWarps / L::kSplit) * L::kWidth) {}
 
-template <int kDim, Pass kPass, bool kDropout>
-__device__ void BackwardBlock<kDim, kPass, kDropout>::load_own() const {
+template <int kDim, Pass kPass, bool kExtras>
+__device__ void BackwardBlock<kDim, kPass, kExtras>::load_own() const {
   const int heads = own_heads<kPass>(args_);
   const auto load = [&](uint32_t tile, const bf16* tensor) {
     const HeadRows<const bf16> rows(tensor, share_.begin, heads, share_.head, args_.head_dim);
@@ -253,9 +256,9 @@ __device__ void BackwardBlock<kDim, kPass, kDropout>::load_own() const {
   load(base_ + L::kOwnBytes, kKeys ? args_.v : args_.dout);
 }
 
-template <int kDim, Pass kPass, bool kDropout>
-__device__ void BackwardBlock<kDim, kPass, kDropout>::load_stage(int stage, int head,
-                                                                 int step) const {
+template <int kDim, Pass kPass, bool kExtras>
+__device__ void BackwardBlock<kDim, kPass, kExtras>::load_stage(int stage, int head,
+                                                                int step) const {
   const int row0 = step * kStep;
   const uint32_t tile = base_ + L::kStreamed + stage * (2 * L::kStepBytes);
   const auto load = [&](uint32_t to, const bf16* tensor) {
@@ -274,12 +277,12 @@ __device__ void BackwardBlock<kDim, kPass, kDropout>::load_stage(int stage, int 
   const int64_t at = head * args_.tokens + token;
   copy_async_small<4>(shared_address(lse_log2(stage, r)), args_.lse_log2 + at, 4 * live);
   copy_async_small<4>(shared_address(deltas(stage, r)), args_.delta + at, 4 * live);
-  if constexpr (kDropout)
+  if (kExtras && args_.streams != nullptr)
     copy_async_small<8>(shared_address(streams(stage, r)), args_.streams + token, 8 * live);
 }
 
-template <int kDim, Pass kPass, bool kDropout>
-__device__ void BackwardBlock<kDim, kPass, kDropout>::load_own_statistics() {
+template <int kDim, Pass kPass, bool kExtras>
+__device__ void BackwardBlock<kDim, kPass, kExtras>::load_own_statistics() {
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -290,7 +293,7 @@ __device__ void BackwardBlock<kDim, kPass, kDropout>::load_own_statistics() {
       lse_log2_[r][half] = live ? args_.lse_log2[at] : 0.0f;
       delta_[r][half] = live ? args_.delta[at] : 0.0f;
     }
-    if constexpr (kDropout) {
+    if (kExtras && args_.streams != nullptr) {
       const int row = row_of(r, 2 * (quad_ % 2));
       stream_[r] = row < share_.length ? args_.streams[share_.begin + row] : 0;
     }
@@ -298,8 +301,8 @@ __device__ void BackwardBlock<kDim, kPass, kDropout>::load_own_statistics() {
 }
 
 // Steps, and for kKeys the heads of the group as the outer loop.
-template <int kDim, Pass kPass, bool kDropout>
-__device__ void BackwardBlock<kDim, kPass, kDropout>::run() {
+template <int kDim, Pass kPass, bool kExtras>
+__device__ void BackwardBlock<kDim, kPass, kExtras>::run() {
   const int heads = kKeys ? args_.group() : 1;
   const int first_head = kKeys ? share_.head * heads : share_.head / args_.group();
   int head = first_head, step = share_.first;
@@ -329,17 +332,12 @@ __device__ void BackwardBlock<kDim, kPass, kDropout>::run() {
 
 // Streamed rows [column0, column0 + kColumns), which begin at row `offset` of the stage. `head` is
 // the queries'.
-template <int kDim, Pass kPass, bool kDropout>
-__device__ __forceinline__ void BackwardBlock<kDim, kPass, kDropout>::work(int stage, int head,
-                                                                           int column0,
-                                                                           int offset) {
+template <int kDim, Pass kPass, bool kExtras>
+__device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::work(int stage, int head,
+                                                                          int column0, int offset) {
   if (row0_ >= share_.length || column0 >= share_.length) return;
-  const int own_last = row0_ + 16 * kRows - 1, streamed_last = column0 + kColumns - 1;
-  if (args_.causal) {  // is every pair of a key and a query hidden?
-    if ((kKeys ? row0_ - streamed_last : column0 - own_last) > 0) return;
-    if ((kKeys ? column0 - own_last : row0_ - streamed_last) >= static_cast<int>(args_.window))
-      return;
-  }
+  const int last_query = kKeys ? column0 + kColumns - 1 : row0_ + 16 * kRows - 1;
+  if (args_.causal && (kKeys ? row0_ : column0) > last_query) return;
   const uint32_t own = base_ + own_row_ * L::kRowBytes;
   const uint32_t streamed =
       base_ + L::kStreamed + stage * (2 * L::kStepBytes) + offset * L::kRowBytes;
@@ -357,10 +355,11 @@ __device__ __forceinline__ void BackwardBlock<kDim, kPass, kDropout>::work(int s
   };
   scores<kDim, kRows, kColumns>(s, reader_, own, streamed);
   probabilities(s, stage, column0, offset);
-  const uint32_t keep = kDropout ? kept(stage, head, column0, offset) : ~0u;
+  const bool drops = kExtras && args_.streams != nullptr;
+  const uint32_t keep = drops ? kept(stage, head, column0, offset) : ~0u;
   const float factor = args_.dropout.factor;
   const auto dropped = [&](float x, int r, int n, int i) {
-    if constexpr (!kDropout) return x;
+    if constexpr (!kExtras) return x;
     return (keep & bit_of(r, n, i)) != 0 ? x * factor : 0.0f;
   };
   if constexpr (kKeys) {
@@ -378,8 +377,8 @@ __device__ __forceinline__ void BackwardBlock<kDim, kPass, kDropout>::work(int s
 
 // S becomes P, zero where the mask says so and beyond the last key. Own keys beyond it may hold
 // anything: their gradients are not stored.
-template <int kDim, Pass kPass, bool kDropout>
-__device__ __forceinline__ void BackwardBlock<kDim, kPass, kDropout>::probabilities(
+template <int kDim, Pass kPass, bool kExtras>
+__device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::probabilities(
     Scores& s, int stage, int column0, int offset) const {
 #pragma unroll
   for (int r = 0; r < kRows; ++r)
@@ -392,11 +391,11 @@ __device__ __forceinline__ void BackwardBlock<kDim, kPass, kDropout>::probabilit
         s[r][n][i] = fast_exp2(__fmaf_rn(s[r][n][i], args_.exponent, -lse_log2));
       }
     }
-  const int own_last = row0_ + 16 * kRows - 1, streamed_last = column0 + kColumns - 1;
-  const bool crosses_end = !kKeys && streamed_last >= share_.length;
-  if (!crosses_end && !args_.hides(kKeys ? own_last : streamed_last, kKeys ? column0 : row0_) &&
-      !args_.hides(kKeys ? row0_ : column0, kKeys ? streamed_last : own_last))
-    return;
+  const int last_key = kKeys ? row0_ + 16 * kRows - 1 : column0 + kColumns - 1;
+  const int first_query = kKeys ? column0 : row0_;
+  const bool crosses_end = !kKeys && last_key >= share_.length;
+  if (kExtras && args_.window < share_.length) hide_before_window(s, column0);
+  if (!crosses_end && !(args_.causal && last_key > first_query)) return;
 #pragma unroll
   for (int r = 0; r < kRows; ++r)
 #pragma unroll
@@ -405,16 +404,31 @@ __device__ __forceinline__ void BackwardBlock<kDim, kPass, kDropout>::probabilit
       for (int i = 0; i < 4; ++i) {
         const int row = row_of(r, i), column = column0 + column_of(n, i);
         const int key = kKeys ? row : column, query = kKeys ? column : row;
-        if (key >= share_.length || args_.hides(key, query)) s[r][n][i] = 0;
+        if (key >= share_.length || (args_.causal && key > query)) s[r][n][i] = 0;
+      }
+}
+
+// Keys before the window of a query.
+template <int kDim, Pass kPass, bool kExtras>
+__device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::hide_before_window(
+    Scores& s, int column0) const {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r)
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int ahead = row_of(r, i) - (column0 + column_of(n, i));  // own before streamed
+        if ((kKeys ? -ahead : ahead) >= args_.window) s[r][n][i] = 0;
       }
 }
 
 // Which probabilities survive, as bits. One Philox call decides on four neighbouring keys, so lanes
 // share the calls: each makes one per accumulator and the others get its result by a shuffle.
-template <int kDim, Pass kPass, bool kDropout>
-__device__ __forceinline__ uint32_t BackwardBlock<kDim, kPass, kDropout>::kept(int stage, int head,
-                                                                               int column0,
-                                                                               int offset) const {
+template <int kDim, Pass kPass, bool kExtras>
+__device__ __forceinline__ uint32_t BackwardBlock<kDim, kPass, kExtras>::kept(int stage, int head,
+                                                                              int column0,
+                                                                              int offset) const {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   uint32_t bits = 0;
 #pragma unroll
@@ -447,8 +461,8 @@ __device__ __forceinline__ uint32_t BackwardBlock<kDim, kPass, kDropout>::kept(i
   return bits;
 }
 
-template <int kDim, Pass kPass, bool kDropout>
-__device__ void BackwardBlock<kDim, kPass, kDropout>::store() const {
+template <int kDim, Pass kPass, bool kExtras>
+__device__ void BackwardBlock<kDim, kPass, kExtras>::store() const {
   if constexpr (kKeys) {
     store(main_, args_.dk, args_.scale, args_.accumulate_k);
     store(values_, args_.dv, 1.0f, args_.accumulate_v);
@@ -457,10 +471,10 @@ __device__ void BackwardBlock<kDim, kPass, kDropout>::store() const {
   }
 }
 
-template <int kDim, Pass kPass, bool kDropout>
-__device__ void BackwardBlock<kDim, kPass, kDropout>::store(const Sums<kRows, L::kWidth>& sum,
-                                                            bf16* tensor, float scale,
-                                                            bool accumulate) const {
+template <int kDim, Pass kPass, bool kExtras>
+__device__ void BackwardBlock<kDim, kPass, kExtras>::store(const Sums<kRows, L::kWidth>& sum,
+                                                           bf16* tensor, float scale,
+                                                           bool accumulate) const {
   const HeadRows<bf16> rows(tensor, share_.begin, own_heads<kPass>(args_), share_.head,
                             args_.head_dim);
 #pragma unroll
@@ -490,14 +504,14 @@ __device__ void BackwardBlock<kDim, kPass, kDropout>::store(const Sums<kRows, L:
     }
 }
 
-template <int kDim, Pass kPass, bool kDropout>
+template <int kDim, Pass kPass, bool kExtras>
 __global__ void __launch_bounds__(Layout<kDim, kPass>::kThreads, Layout<kDim, kPass>::kBlocks)
     backward_kernel(const __grid_constant__ BackwardArgs<bf16> args) {
   extern __shared__ __align__(128) unsigned char shared[];
   using L = Layout<kDim, kPass>;
   const BackwardShare share = find_share<kPass>(args, L::kOwn, L::kStep);
   if (share.own >= share.length) return;
-  BackwardBlock<kDim, kPass, kDropout> block(args, share, shared);
+  BackwardBlock<kDim, kPass, kExtras> block(args, share, shared);
   block.run();
   block.store();
 }
@@ -505,8 +519,9 @@ __global__ void __launch_bounds__(Layout<kDim, kPass>::kThreads, Layout<kDim, kP
 template <int kDim, Pass kPass>
 void launch_pass(const char* name, const BackwardArgs<bf16>& args, Device device) {
   using L = Layout<kDim, kPass>;
-  const auto kernel = args.streams != nullptr ? backward_kernel<kDim, kPass, true>
-                                              : backward_kernel<kDim, kPass, false>;
+  const bool extras = args.streams != nullptr || args.window < args.tokens;
+  const auto kernel =
+      extras ? backward_kernel<kDim, kPass, true> : backward_kernel<kDim, kPass, false>;
   launch(name, kernel, {backward_blocks<kPass>(args, L::kOwn), L::kThreads, L::kShared}, device,
          args);
 }

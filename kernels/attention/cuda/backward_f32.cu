@@ -140,7 +140,8 @@ __device__ void BackwardBlock<kDim, kPass>::score(float s, float dp, int head, i
   const int own_row = share_.own + own, streamed_row = row0 + streamed;
   const int key = kKeys ? own_row : streamed_row, query = kKeys ? streamed_row : own_row;
   float p = 0, ds = 0;
-  if (max(key, query) < share_.length && !args_.hides(key, query)) {
+  if (max(key, query) < share_.length &&
+      !(args_.causal && (key > query || query - key >= args_.window))) {
     const int64_t token = share_.begin + query, at = head * args_.tokens + token;
     p = fast_exp2(__fmaf_rn(s, args_.exponent, -args_.lse_log2[at]));
     const float undropped = p;

@@ -66,7 +66,7 @@ struct ForwardProblem {
             .number = head,
             .first = first,
             .count = count,
-            .first_key = causal ? max(0, first + 1 - static_cast<int>(params.window)) : 0,
+            .first_key = causal ? max(0, first + 1 - params.window) : 0,
             .keys = causal ? first + count : at.length,
             .causal = causal};
     return true;

@@ -6,6 +6,8 @@
 // the token before; the other tokens' blocks end at once. Up to 16 rows (decode) are worked on by
 // all warps together, more (prefill) by 16 rows per warp. No value is read by the host, so that a
 // call can be captured in a graph.
+#include <limits>
+
 #include "kernels/attention/cuda/attend.cuh"
 #include "kernels/attention/cuda/attend_float.cuh"
 
@@ -146,7 +148,7 @@ struct PagedProblem {
       rows.keys = max(rows.keys, __reduce_max_sync(0xffffffffu, keys));
       fewest = min(fewest, __reduce_min_sync(0xffffffffu, keys));
     }
-    rows.first_key = max(0, fewest - static_cast<int>(params.window));
+    rows.first_key = max(0, fewest - params.window);
     rows.count = count * width;
     if (rows.blocks != nullptr) return true;
     for (int r = 0; r < rows.count; ++r)
