@@ -35,7 +35,9 @@ __device__ void load_elements(float (&x)[kLaneElements], const T* p, int live, b
   }
 }
 
-// `lanes` neighbouring threads, a power of two, have the row of a token and head.
+// delta = dO . O and lse in base 2 of every token and head, and the dropout stream of every token,
+// all of which both passes read many times. `lanes` neighbouring threads, a power of two, have the
+// row of a token and head, each 8 elements of it; their parts are added by shuffles.
 template <class T>
 __global__ void __launch_bounds__(kDeltaThreads)
     delta_kernel(const BackwardArgs<T> args, int lanes) {

@@ -375,7 +375,8 @@ __device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::work(int st
   add_product<kDim, L::kWidth, kRows, kColumns>(main_, factors, reader_, streamed + columns);
 }
 
-// S becomes P, zero where the mask says so and beyond the last key. Own keys beyond it may hold
+// S becomes P, zero where the mask says so and beyond the last key. Most tiles are seen whole, and
+// leave before the loop that asks for each element. Own keys beyond it may hold
 // anything: their gradients are not stored.
 template <int kDim, Pass kPass, bool kExtras>
 __device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::probabilities(
@@ -504,6 +505,10 @@ __device__ void BackwardBlock<kDim, kPass, kExtras>::store(const Sums<kRows, L::
     }
 }
 
+// A block owns a tile of rows of one head of one sequence, keys or queries by the pass, and meets
+// the rows on the other side in steps, in ascending order. Own and streamed tiles lie in shared
+// memory, the streamed ones in two stages; scores and gradients stay in registers until the end.
+// Nobody else adds to these gradients: no atomic sum, one order.
 template <int kDim, Pass kPass, bool kExtras>
 __global__ void __launch_bounds__(Layout<kDim, kPass>::kThreads, Layout<kDim, kPass>::kBlocks)
     backward_kernel(const __grid_constant__ BackwardArgs<bf16> args) {

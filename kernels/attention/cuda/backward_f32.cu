@@ -212,6 +212,10 @@ __device__ void BackwardBlock<kDim, kPass>::store(const Gradient& sum, float* te
   }
 }
 
+// A block owns 32 rows of one head of one sequence (keys or queries, by the pass) and meets the
+// rows on the other side 32 at a time, in ascending order: scores of 32 x 32 pairs into shared
+// memory, a barrier, then their products into the gradients, which stay in registers to the end.
+// Nobody else adds to these gradients, so no atomic sum is needed and the order is fixed.
 template <int kDim, Pass kPass>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(const __grid_constant__ BackwardArgs<float> args) {

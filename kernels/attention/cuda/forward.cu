@@ -76,6 +76,11 @@ struct ForwardProblem {
 template <int kDim>
 using ForwardShape = AttendShape<kDim, kDim <= 128 ? 8 : 4, 2, false>;
 
+// A block has up to 128 query rows (64 for head dims over 128) of one head of one sequence, 16 for
+// each warp, and goes over the tiles of keys that they see. In shared memory lie the queries, and
+// two stages of keys and values: the next tile is on its way while this one is worked on. S, P and
+// O stay in registers. Head dims of 64 leave room for a second block on the multiprocessor, whose
+// products hide this one's exponentials.
 template <int kDim, bool kDropout>
 __global__ void __launch_bounds__(ForwardShape<kDim>::kThreads, kDim == 64 ? 2 : 1)
     attention_forward_kernel(const __grid_constant__ ForwardProblem<__nv_bfloat16> problem) {
@@ -85,6 +90,7 @@ __global__ void __launch_bounds__(ForwardShape<kDim>::kThreads, kDim == 64 ? 2 :
   attend<ForwardShape<kDim>, kDropout>(rows, problem.params, shared);
 }
 
+// The same in f32: 64 rows, one stage, which holds the tile's keys first and then its values.
 template <int kDim>
 __global__ void __launch_bounds__(kFloatThreads)
     attention_forward_float_kernel(const __grid_constant__ ForwardProblem<float> problem) {

@@ -162,6 +162,10 @@ struct PagedProblem {
 template <int kDim, bool kSplit>
 using PagedShape = AttendShape<kDim, 4, 1, kSplit>;
 
+// A block has the rows that PagedProblem::find() gives it. Four warps share 16 rows in decode:
+// there one block per sequence and key head reads all of its keys, so that the warps divide the
+// tile between them. In prefill each has 16 rows of its own. One stage of keys leaves room for a
+// second block on the multiprocessor; the next tile is loaded while the softmax is under way.
 template <int kDim>
 __global__ void __launch_bounds__(PagedShape<kDim, true>::kThreads, kDim <= 128 ? 2 : 1)
     attention_paged_kernel(const __grid_constant__ PagedProblem<__nv_bfloat16> problem) {
@@ -174,6 +178,7 @@ __global__ void __launch_bounds__(PagedShape<kDim, true>::kThreads, kDim <= 128 
     attend<PagedShape<kDim, false>, false>(rows, problem.params, shared);
 }
 
+// The same in f32, for up to 64 rows.
 template <int kDim>
 __global__ void __launch_bounds__(kFloatThreads)
     attention_paged_float_kernel(const __grid_constant__ PagedProblem<float> problem) {
