@@ -66,11 +66,11 @@ template <class T>
 void Attend<T>::tile_step(std::span<const QueryRow<T>> rows, RowState* states, int64_t key0) {
   ProductRow<T> scores[kGroup], values[kGroup];
   const int64_t stride = factors_.numel();
-  for (size_t r = 0; r < rows.size(); ++r) {
+  T* s = scores_.data<T>();
+  for (size_t r = 0; r < rows.size(); ++r, s += stride) {
     const auto [first, last] = rows[r].visible;
     const int64_t begin = std::clamp<int64_t>(first - key0, 0, keys_.count),
                   end = std::clamp<int64_t>(last - key0, 0, keys_.count);
-    T* const s = scores_.data<T>() + static_cast<int64_t>(r) * stride;
     scores[r] = {rows[r].q, s, 0, head_dim_, begin < end ? round_up(end, kKeyRun) : 0};
     values[r] = {s, rows[r].o, begin, end, head_dim_};
   }
@@ -78,12 +78,12 @@ void Attend<T>::tile_step(std::span<const QueryRow<T>> rows, RowState* states, i
   for (size_t r = 0; r < rows.size(); ++r) {
     const int64_t begin = values[r].begin, end = values[r].end;
     if (begin == end) continue;
-    T* const s = scores[r].c;
-    softmax(rows[r], states[r], s, begin, end);
+    T* const p = scores[r].c;
+    softmax(rows[r], states[r], p, begin, end);
     if (dropout_.spec.p == 0) continue;
     T* const factors = factors_.data<T>();
     dropout_.fill(factors, rows[r].token, rows[r].head, key0, end);
-    for (int64_t j = begin; j < end; ++j) s[j] *= factors[j];
+    for (int64_t j = begin; j < end; ++j) p[j] *= factors[j];
   }
   chain_product<T>({values, rows.size()}, 1, values_.rows.data(), Grad::kAccumulate);
 }

@@ -101,10 +101,10 @@ void Backward<T>::load_block(int64_t row0, int64_t key0) {
   T* const dq = args_.dq.tensor.data<T>();
   int64_t offsets[kBlockRows];
   count_ = std::min(kBlockRows, length_ * group - row0);
+  int64_t position = row0 / group, in_group = row0 % group;
   for (int64_t r = 0; r < count_; ++r) {
-    const int64_t position = (row0 + r) / group;
     token_[r] = begin_ + position;
-    head_[r] = kv_head_ * group + (row0 + r) % group;
+    head_[r] = kv_head_ * group + in_group;
     const int64_t offset = offsets[r] = (token_[r] * sizes_.heads + head_[r]) * dim;
     dq_[r] = dq + offset;
     delta_[r] = lane_sum<T>(dim, [&](int64_t d) { return dout[offset + d] * o[offset + d]; });
@@ -112,6 +112,10 @@ void Backward<T>::load_block(int64_t row0, int64_t key0) {
     const VisibleKeys visible = visible_keys(args_.desc, position, length_);
     first_[r] = std::clamp<int64_t>(visible.first - key0, 0, keys_.count);
     last_[r] = std::clamp<int64_t>(visible.last - key0, 0, keys_.count);
+    if (++in_group == group) {
+      in_group = 0;
+      ++position;
+    }
   }
   q_.load(count_, [&](int64_t r) { return q + offsets[r]; });
   dout_.load(count_, [&](int64_t r) { return dout + offsets[r]; });

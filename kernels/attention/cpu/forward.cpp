@@ -35,9 +35,9 @@ void forward(const AttentionForward& args, const PackedSizes& sizes) {
       const auto [s, kv_head, row0] = items[static_cast<size_t>(i)];
       const int64_t length = cu[s + 1] - cu[s];
       const int64_t count = std::min(kQueryRows, length * group - row0);
+      int64_t position = row0 / group, in_group = row0 % group;
       for (int64_t r = 0; r < count; ++r) {
-        const int64_t position = (row0 + r) / group, token = cu[s] + position;
-        const int64_t head = kv_head * group + (row0 + r) % group;
+        const int64_t token = cu[s] + position, head = kv_head * group + in_group;
         const int64_t offset = (token * heads + head) * dim;
         rows[r] = {.q = q + offset,
                    .o = o + offset,
@@ -45,6 +45,10 @@ void forward(const AttentionForward& args, const PackedSizes& sizes) {
                    .visible = visible_keys(args.desc, position, length),
                    .token = token,
                    .head = head};
+        if (++in_group == group) {
+          in_group = 0;
+          ++position;
+        }
       }
       const int64_t start = (cu[s] * sizes.kv_heads + kv_head) * dim;
       attend.run({rows, static_cast<size_t>(count)},

@@ -58,9 +58,9 @@ struct RowTile {
   void load(int64_t n, Row&& row) {
     count = n;
     const int64_t head_dim = memory.dim(1);
-    for (int64_t r = 0; r < n; ++r) {
+    T* to = memory.data<T>();
+    for (int64_t r = 0; r < n; ++r, to += head_dim) {
       const T* const from = row(r);
-      T* const to = memory.data<T>() + r * head_dim;
 #pragma omp simd simdlen(kVectorLanes <T>)
       for (int64_t d = 0; d < head_dim; ++d) to[d] = from[d];
     }
