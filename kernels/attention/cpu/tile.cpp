@@ -11,35 +11,34 @@ namespace {
 
 constexpr int kBlockRows = 4;  // rows of a product that share loads of b
 
-template <class T>
+template <class T, int kBytes>
 struct Vector {
-  typedef T Type __attribute__((vector_size(kVectorBytes), aligned(sizeof(T)), may_alias));
+  typedef T Type __attribute__((vector_size(kBytes), aligned(sizeof(T)), may_alias));
 };
 // a b + c, rounded once.
-template <class T>
-inline typename Vector<T>::Type fused(T a, typename Vector<T>::Type b, typename Vector<T>::Type c) {
+template <class T, int kBytes, class V>
+inline V fused(T a, V b, V c) {
+  [[maybe_unused]] constexpr bool kSingle = sizeof(T) == 4;
 #if defined(__AVX512F__)
-  if constexpr (sizeof(T) == 4)
-    return _mm512_fmadd_ps(_mm512_set1_ps(a), b, c);
-  else
-    return _mm512_fmadd_pd(_mm512_set1_pd(a), b, c);
-#elif defined(__FMA__)
-  if constexpr (sizeof(T) == 4)
-    return _mm256_fmadd_ps(_mm256_set1_ps(a), b, c);
-  else
-    return _mm256_fmadd_pd(_mm256_set1_pd(a), b, c);
-#else
-  for (int i = 0; i < kVectorLanes<T>; ++i) c[i] = std::fma(a, b[i], c[i]);
-  return c;
+  if constexpr (kBytes == 64 && kSingle) return _mm512_fmadd_ps(_mm512_set1_ps(a), b, c);
+  if constexpr (kBytes == 64 && !kSingle) return _mm512_fmadd_pd(_mm512_set1_pd(a), b, c);
 #endif
+#if defined(__FMA__)
+  if constexpr (kBytes == 32 && kSingle) return _mm256_fmadd_ps(_mm256_set1_ps(a), b, c);
+  if constexpr (kBytes == 32 && !kSingle) return _mm256_fmadd_pd(_mm256_set1_pd(a), b, c);
+  if constexpr (kBytes == 16 && kSingle) return _mm_fmadd_ps(_mm_set1_ps(a), b, c);
+  if constexpr (kBytes == 16 && !kSingle) return _mm_fmadd_pd(_mm_set1_pd(a), b, c);
+#endif
+  for (size_t i = 0; i < kBytes / sizeof(T); ++i) c[i] = std::fma(a, b[i], c[i]);
+  return c;
 }
 
 // kRows rows by kVectors vectors from column x on: the sums stay in registers. The rows' ranges
 // overlap in [begin, end); what comes before and after is added row by row.
-template <class T, int kRows, int kVectors>
+template <class T, int kRows, int kVectors, int kBytes = kVectorBytes>
 void product_block(const ProductRow<T>* rows, int64_t step, const T* const* b, int64_t x,
                    Grad out) {
-  using V = typename Vector<T>::Type;
+  using V = typename Vector<T, kBytes>::Type;
   V sum[kRows][kVectors] = {};
   int64_t begin = rows[0].begin, end = rows[0].end;
 #pragma GCC unroll 4
@@ -55,7 +54,7 @@ void product_block(const ProductRow<T>* rows, int64_t step, const T* const* b, i
     const T factor = rows[r].a[t * step];
     const V* const row = reinterpret_cast<const V*>(b[t] + x);
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) sum[r][v] = fused<T>(factor, row[v], sum[r][v]);
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = fused<T, kBytes>(factor, row[v], sum[r][v]);
   };
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r)
@@ -81,6 +80,8 @@ void product_columns(const ProductRow<T>* rows, int64_t step, const T* const* b,
     product_block<T, kRows, 2>(rows, step, b, x, out);
   for (; end - x >= kVectorLanes<T>; x += kVectorLanes<T>)
     product_block<T, kRows, 1>(rows, step, b, x, out);
+  constexpr int kFew = 16 / sizeof(T);  // head dims that are no multiple of a vector
+  for (; end - x >= kFew; x += kFew) product_block<T, kRows, 1, 16>(rows, step, b, x, out);
   for (; x < end; ++x)
     for (int r = 0; r < kRows; ++r) {
       T sum = out == Grad::kAccumulate ? rows[r].c[x] : T{0};
