@@ -16,8 +16,10 @@ namespace cohort::kernels::attention {
 
 #if defined(__AVX512F__)
 inline constexpr int kVectorBytes = 64, kVectorsPerBlock = 4;  // times 4 rows, of 32 registers
-#else
+#elif defined(__AVX__)
 inline constexpr int kVectorBytes = 32, kVectorsPerBlock = 2;  // of 16 registers
+#else
+inline constexpr int kVectorBytes = 16, kVectorsPerBlock = 2;
 #endif
 template <class T>
 inline constexpr int kVectorLanes = kVectorBytes / static_cast<int>(sizeof(T));
