@@ -168,6 +168,8 @@ void add_row_ops(Table& table) {
     const int64_t c = shape[-1];
     table.push_back({"rms_norm", shape.str(), inputs({{shape}, {{c}}}),
                      [eps = eps](Inputs in) { return rms_norm(in[0], in[1], eps); }});
+    table.push_back({"rms_norm", shape.str() + " offset 1", inputs({{shape}, {{c}}}),
+                     [eps = eps](Inputs in) { return rms_norm(in[0], in[1], eps, 1); }});
     table.push_back({"layer_norm", shape.str() + " with bias", inputs({{shape}, {{c}}, {{c}}}),
                      [eps = eps](Inputs in) { return layer_norm(in[0], in[1], in[2], eps); }});
     table.push_back({"layer_norm", shape.str() + " without bias", inputs({{shape}, {{c}}}),
@@ -177,6 +179,11 @@ void add_row_ops(Table& table) {
            const AddNorm y = add_rms_norm(in[0], in[1], in[2], eps);
            return mul(y.sum, y.normed);
          }});
+    table.push_back({"add_rms_norm", shape.str() + " offset 1", inputs({{shape}, {shape}, {{c}}}),
+                     [eps = eps](Inputs in) {
+                       const AddNorm y = add_rms_norm(in[0], in[1], in[2], eps, 1);
+                       return mul(y.sum, y.normed);
+                     }});
     table.push_back({"add_layer_norm", shape.str() + " with bias",
                      inputs({{shape}, {shape}, {{c}}, {{c}}}), [eps = eps](Inputs in) {
                        const AddNorm y = add_layer_norm(in[0], in[1], in[2], in[3], eps);
@@ -188,7 +195,8 @@ void add_row_ops(Table& table) {
 }
 
 Tensor rope_table(int64_t positions, int64_t dim, const Variable& like) {
-  return kernels::rope_table(positions, dim, 100, accumulate_dtype(like.value().dtype()))
+  return kernels::rope_table(positions, kernels::rope_frequencies(dim, 100), 1,
+                             accumulate_dtype(like.value().dtype()))
       .to(like.value().device());
 }
 

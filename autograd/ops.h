@@ -41,7 +41,7 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias = {})
 // table[ids[t], :].
 Variable embedding(const Variable& table, const Tensor& ids);
 
-Variable rms_norm(const Variable& x, const Variable& w, double eps);
+Variable rms_norm(const Variable& x, const Variable& w, double eps, double weight_offset = 0);
 // `b` may be undefined.
 Variable layer_norm(const Variable& x, const Variable& w, const Variable& b, double eps);
 // sum = a + b and normed = the norm of the sum, in one pass over memory where the device has one;
@@ -49,12 +49,13 @@ Variable layer_norm(const Variable& x, const Variable& w, const Variable& b, dou
 struct AddNorm {
   Variable sum, normed;
 };
-AddNorm add_rms_norm(const Variable& a, const Variable& b, const Variable& w, double eps);
+AddNorm add_rms_norm(const Variable& a, const Variable& b, const Variable& w, double eps,
+                     double weight_offset = 0);
 AddNorm add_layer_norm(const Variable& a, const Variable& b, const Variable& w,
                        const Variable& bias, double eps);
 Variable softmax(const Variable& x);
 
-// x: [T, H, D] rotated to `positions` by kernels::rope_table().
+// x: [T, H, D] rotated to `positions` by a table of kernels::rope_table().
 Variable rope(const Variable& x, const Tensor& positions, const Tensor& table);
 // q: [T, H, D], k, v: [T, Hkv, D] -> [T, H, D]; see kernels/attention/attention.h.
 Variable attention(const Variable& q, const Variable& k, const Variable& v,

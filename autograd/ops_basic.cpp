@@ -55,6 +55,8 @@ COHORT_DEFINE_BINARY(Sub, sub)
 COHORT_DEFINE_BINARY(Mul, mul)
 COHORT_DEFINE_BINARY(Div, div)
 COHORT_DEFINE_BINARY(SwiGlu, swiglu)
+COHORT_DEFINE_BINARY(GeGlu, geglu)
+COHORT_DEFINE_BINARY(GeGluTanh, geglu_tanh)
 #undef COHORT_DEFINE_BINARY
 
 // Written out because its backward needs no input values: a residual stream keeps nothing alive.

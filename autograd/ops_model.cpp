@@ -12,11 +12,18 @@ Tensor row_statistic(const Tensor& x) {
   return Tensor::empty({x.rows()}, accumulate_dtype(x.dtype()), x.device());
 }
 
-Variable rms_norm_node(const Tensor& y, const Tensor& rstd, const Variable& x, const Variable& w) {
+Variable rms_norm_node(const Tensor& y, const Tensor& rstd, const Variable& x, const Variable& w,
+                       double weight_offset) {
   return make_node(
-      "rms_norm", y, {x, w}, [x = x.value(), w = w.value(), rstd](const Tensor& dy, Gradients& g) {
-        kernels::rms_norm_backward(
-            {.dx = g.slot(0), .dw = g.weight_slot(1), .dy = dy, .x = x, .w = w, .rstd = rstd});
+      "rms_norm", y, {x, w},
+      [x = x.value(), w = w.value(), rstd, weight_offset](const Tensor& dy, Gradients& g) {
+        kernels::rms_norm_backward({.dx = g.slot(0),
+                                    .dw = g.weight_slot(1),
+                                    .dy = dy,
+                                    .x = x,
+                                    .w = w,
+                                    .rstd = rstd,
+                                    .weight_offset = weight_offset});
       });
 }
 
@@ -44,10 +51,15 @@ Variable add_node(const Tensor& sum, const Variable& a, const Variable& b) {
 
 }  // namespace
 
-Variable rms_norm(const Variable& x, const Variable& w, double eps) {
+Variable rms_norm(const Variable& x, const Variable& w, double eps, double weight_offset) {
   Tensor y = Tensor::empty_like(x.value()), rstd = row_statistic(x.value());
-  kernels::rms_norm_forward({.y = y, .rstd = rstd, .x = x.value(), .w = w.value(), .eps = eps});
-  return rms_norm_node(y, rstd, x, w);
+  kernels::rms_norm_forward({.y = y,
+                             .rstd = rstd,
+                             .x = x.value(),
+                             .w = w.value(),
+                             .eps = eps,
+                             .weight_offset = weight_offset});
+  return rms_norm_node(y, rstd, x, w, weight_offset);
 }
 
 Variable layer_norm(const Variable& x, const Variable& w, const Variable& b, double eps) {
@@ -63,7 +75,8 @@ Variable layer_norm(const Variable& x, const Variable& w, const Variable& b, dou
   return layer_norm_node(y, mean, rstd, x, w, b);
 }
 
-AddNorm add_rms_norm(const Variable& a, const Variable& b, const Variable& w, double eps) {
+AddNorm add_rms_norm(const Variable& a, const Variable& b, const Variable& w, double eps,
+                     double weight_offset) {
   Tensor sum = Tensor::empty_like(a.value()), y = Tensor::empty_like(a.value());
   Tensor rstd = row_statistic(a.value());
   kernels::add_rms_norm_forward({.sum = sum,
@@ -72,9 +85,10 @@ AddNorm add_rms_norm(const Variable& a, const Variable& b, const Variable& w, do
                                  .a = a.value(),
                                  .b = b.value(),
                                  .w = w.value(),
-                                 .eps = eps});
+                                 .eps = eps,
+                                 .weight_offset = weight_offset});
   const Variable total = add_node(sum, a, b);
-  return {total, rms_norm_node(y, rstd, total, w)};
+  return {total, rms_norm_node(y, rstd, total, w, weight_offset)};
 }
 
 AddNorm add_layer_norm(const Variable& a, const Variable& b, const Variable& w,

@@ -238,7 +238,8 @@ void add_row_ops(Rows& rows) {
                          .sequences = counting<int64_t>(g_setup.tokens, 1, g_setup.tokens),
                          .positions = positions};
   add("dropout", 2, [=]() mutable { dropout({y, x, spec}); });
-  const Tensor angles = rope_table(256, heads[2], 10000, DType::kF32).to(g_setup.device);
+  const Tensor angles =
+      rope_table(256, rope_frequencies(heads[2], 10000), 1, DType::kF32).to(g_setup.device);
   add("rope", 2, [=, from = x.reshape(heads), to = y.reshape(heads)]() mutable {
     rope({to, from, positions, angles, RopeDirection::kForward});
   });

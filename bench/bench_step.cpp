@@ -33,7 +33,7 @@ struct Product {
 // the head's logits are computed again in the backward.
 std::vector<Product> products(const ModelConfig& c, int64_t tokens) {
   const int64_t q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
-  const double layers = static_cast<double>(c.num_layers), ups = c.mlp == MlpType::kSwiGlu ? 2 : 1;
+  const double layers = static_cast<double>(c.num_layers), ups = is_gated(c.mlp) ? 2 : 1;
   std::vector<Product> out;
   const auto add = [&](int64_t rows, int64_t columns, double count) {
     out.push_back({tokens, rows, columns, count});

@@ -103,12 +103,23 @@ struct SwiGlu {  // silu(gate) up (Shazeer 2020)
   COHORT_HD static auto da(auto gate, auto up) { return Silu::derivative(gate, gate) * up; }
   COHORT_HD static auto db(auto gate, auto) { return Silu::forward(gate); }
 };
+struct GeGlu {  // gelu(gate) up
+  COHORT_HD static auto forward(auto gate, auto up) { return Gelu::forward(gate) * up; }
+  COHORT_HD static auto da(auto gate, auto up) { return Gelu::derivative(gate, gate) * up; }
+  COHORT_HD static auto db(auto gate, auto) { return Gelu::forward(gate); }
+};
+struct GeGluTanh {  // with the tanh form of GELU: Gemma's
+  COHORT_HD static auto forward(auto gate, auto up) { return GeluTanh::forward(gate) * up; }
+  COHORT_HD static auto da(auto gate, auto up) { return GeluTanh::derivative(gate, gate) * up; }
+  COHORT_HD static auto db(auto gate, auto) { return GeluTanh::forward(gate); }
+};
 
 // clang-format off
 #define COHORT_UNARY_OPS(X) \
   X(Neg, neg) X(Exp, exp) X(Log, log) X(Sqrt, sqrt) X(Square, square) X(Tanh, tanh) X(Sigmoid, sigmoid) \
   X(Relu, relu) X(Silu, silu) X(Gelu, gelu) X(GeluTanh, gelu_tanh)
-#define COHORT_BINARY_OPS(X) X(Add, add) X(Sub, sub) X(Mul, mul) X(Div, div) X(SwiGlu, swiglu)
+#define COHORT_BINARY_OPS(X) \
+  X(Add, add) X(Sub, sub) X(Mul, mul) X(Div, div) X(SwiGlu, swiglu) X(GeGlu, geglu) X(GeGluTanh, geglu_tanh)
 // clang-format on
 
 // On CUDA with bf16 tensors a formula is evaluated in f32 and rounded once, after the old value was

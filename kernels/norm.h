@@ -6,14 +6,15 @@
 
 namespace cohort::kernels {
 
-// y[r, :] = x[r, :] rstd[r] w,  rstd[r] = 1 / sqrt(mean(x[r, :]^2) + eps)
-// (Zhang and Sennrich 2019)
+// y[r, :] = x[r, :] rstd[r] (w + weight_offset),  rstd[r] = 1 / sqrt(mean(x[r, :]^2) + eps)
+// (Zhang and Sennrich 2019). Gemma's norms have an offset of 1.
 struct RmsNormForward {
   Tensor& y;        // [..., C]
   Tensor& rstd;     // [rows], kept for the backward
   const Tensor& x;  // [..., C]
   const Tensor& w;  // [C]
   double eps;
+  double weight_offset = 0;
 };
 void rms_norm_forward(const RmsNormForward& args);
 
@@ -22,6 +23,7 @@ void rms_norm_forward(const RmsNormForward& args);
 struct RmsNormBackward {
   GradOut dx, dw;
   const Tensor &dy, &x, &w, &rstd;
+  double weight_offset = 0;
 };
 void rms_norm_backward(const RmsNormBackward& args);
 
@@ -47,6 +49,7 @@ struct AddRmsNormForward {
   Tensor &sum, &y, &rstd;
   const Tensor &a, &b, &w;
   double eps;
+  double weight_offset = 0;
 };
 void add_rms_norm_forward(const AddRmsNormForward& args);
 

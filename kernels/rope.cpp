@@ -6,23 +6,29 @@
 
 namespace cohort::kernels {
 
-Tensor rope_table(int64_t positions, int64_t head_dim, double theta, DType dtype) {
-  COHORT_CHECK(positions >= 0 && head_dim > 0 && head_dim % 2 == 0 && theta > 0,
-               "[rope_table] expected positions >= 0, an even head_dim and theta > 0, got ",
-               positions, ", ", head_dim, " and ", theta);
-  Tensor table = Tensor::empty({positions, head_dim}, dtype);
+std::vector<double> rope_frequencies(int64_t head_dim, double theta) {
+  COHORT_CHECK(head_dim > 0 && head_dim % 2 == 0 && theta > 0,
+               "[rope_frequencies] expected an even head_dim and theta > 0, got ", head_dim,
+               " and ", theta);
+  std::vector<double> frequencies;
+  for (int64_t i = 0; i < head_dim; i += 2)
+    frequencies.push_back(std::pow(theta, -static_cast<double>(i) / static_cast<double>(head_dim)));
+  return frequencies;
+}
+
+Tensor rope_table(int64_t positions, std::span<const double> frequencies, double scale,
+                  DType dtype) {
+  const auto half = static_cast<int64_t>(frequencies.size());
+  COHORT_CHECK(positions >= 0 && half > 0, "[rope_table] expected positions >= 0 and frequencies");
+  Tensor table = Tensor::empty({positions, 2 * half}, dtype);
   dispatch_float(dtype, "rope_table", [&]<class T>() {
-    const int64_t half = head_dim / 2;
     T* out = table.data<T>();
-    for (int64_t i = 0; i < half; ++i) {
-      const double frequency =
-          std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
-      for (int64_t p = 0; p < positions; ++p) {
-        const double angle = static_cast<double>(p) * frequency;
-        out[p * head_dim + i] = static_cast<T>(std::cos(angle));
-        out[p * head_dim + half + i] = static_cast<T>(std::sin(angle));
+    for (int64_t p = 0; p < positions; ++p, out += 2 * half)
+      for (int64_t i = 0; i < half; ++i) {
+        const double angle = static_cast<double>(p) * frequencies[static_cast<size_t>(i)];
+        out[i] = static_cast<T>(scale * std::cos(angle));
+        out[half + i] = static_cast<T>(scale * std::sin(angle));
       }
-    }
   });
   return table;
 }

@@ -3,14 +3,20 @@
 //   y[i + D/2]   = x[i + D/2] cos + x[i] sin,        angle = position theta^(-2i / D), i < D/2
 #pragma once
 
+#include <span>
+#include <vector>
+
 #include "kernels/common.h"
 
 namespace cohort::kernels {
 
-// The one table that training, prefill and decode share: [positions, D] with cos in the first D/2
-// columns and sin in the rest, computed in f64 and rounded once. D is even. Made on the CPU; for a
-// CUDA device it is copied there.
-Tensor rope_table(int64_t positions, int64_t head_dim, double theta, DType dtype);
+// theta^(-2i / head_dim) for i < head_dim / 2; head_dim is even.
+std::vector<double> rope_frequencies(int64_t head_dim, double theta);
+// The one table that training, prefill and decode share: [positions, 2 x frequencies], the cosines
+// of position x frequency in the first half of the columns and the sines in the rest, all times
+// `scale`, computed in f64 and rounded once. Made on the CPU; for a CUDA device it is copied there.
+Tensor rope_table(int64_t positions, std::span<const double> frequencies, double scale,
+                  DType dtype);
 
 // kInverse applies the transpose of the rotation: the backward of kForward.
 enum class RopeDirection { kForward, kInverse };

@@ -48,13 +48,12 @@ int64_t block_activations(const ModelConfig& c, Counter n) {
   n.add(w.q, 2);                                             // rotated queries, attention output
   n.add(w.kv, 2);                                            // rotated keys, values
   n.add_accumulated(c.num_heads);                            // log-sum-exp
-  if (c.qk_norm) {
+  if (c.qk_norm || c.qk_norm_whole) {
     n.add(w.q);
     n.add(w.kv);
-    n.add_accumulated(c.num_heads);
-    n.add_accumulated(c.num_kv_heads);
+    n.add_accumulated(c.qk_norm ? c.num_heads + c.num_kv_heads : 2);
   }
-  n.add(w.ff, (c.mlp == MlpType::kSwiGlu ? 3 : 2) - cheap);
+  n.add(w.ff, (is_gated(c.mlp) ? 3 : 2) - cheap);
   return n.bytes();
 }
 
@@ -63,7 +62,7 @@ int64_t block_workspace(const ModelConfig& c, Counter mlp) {
   const Widths w(c);
   Counter attention = mlp;
   mlp.add(w.model);
-  mlp.add(w.ff, c.mlp == MlpType::kSwiGlu ? 3 : 2);
+  mlp.add(w.ff, is_gated(c.mlp) ? 3 : 2);
   attention.add(w.model);
   attention.add(w.q, 2);
   attention.add(w.kv, 2);
@@ -131,7 +130,7 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
                               .max_length = shape.rollout_length};
     Counter forward(shape.rollout_prefill_tokens, dtype, shape.device);
     forward.add(c.d_model, 3);
-    forward.add(c.d_ff, c.mlp == MlpType::kSwiGlu ? 3 : 2);
+    forward.add(c.d_ff, is_gated(c.mlp) ? 3 : 2);
     const int64_t drawn = std::min(shape.rollout_sequences,
                                    kernels::head_chunk_tokens(c.vocab_size, 0, shape.device));
     Counter logits(drawn, dtype, shape.device);

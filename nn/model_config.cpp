@@ -2,10 +2,10 @@
 // counts.
 #include "nn/model_config.h"
 
-#include <cmath>
-
 #include "core/sizes.h"
 #include "kernels/attention/attention.h"
+#include "nn/families/family.h"
+#include "nn/transformer.h"
 
 namespace cohort {
 namespace {
@@ -13,6 +13,8 @@ namespace {
 // Of all heads together. With the limits of the keys it keeps every count of parameters and bytes
 // within 64 bits.
 constexpr int64_t kMaxWidth = 1 << 22;
+// The model_type of models that Cohort has made.
+constexpr const char* kOwnType = "cohort";
 
 template <class E, size_t N>
 const char* name_of(const EnumName<E> (&names)[N], E value) {
@@ -52,7 +54,7 @@ void ModelConfig::resolve() {
                                           d_model, "; hint: give head_dim"));
     head_dim = d_model / num_heads;
   }
-  if (d_ff == 0) d_ff = mlp == MlpType::kSwiGlu ? round_up(d_model * 8 / 3, 16) : 4 * d_model;
+  if (d_ff == 0) d_ff = is_gated(mlp) ? round_up(d_model * 8 / 3, 16) : 4 * d_model;
   require(num_heads * head_dim <= kMaxWidth,
           str("head_dim: num_heads times head_dim is ", num_heads * head_dim, ", expected at most ",
               kMaxWidth));
@@ -69,8 +71,9 @@ void ModelConfig::check_device(Device device) const {
 }
 
 Json ModelConfig::to_json() const {
+  if (!file.is_null()) return file;
   Json json;
-  json.set("model_type", "cohort");
+  json.set("model_type", kOwnType);
   json.set("hidden_size", d_model)
       .set("num_hidden_layers", num_layers)
       .set("num_attention_heads", num_heads);
@@ -87,7 +90,9 @@ Json ModelConfig::to_json() const {
   return json;
 }
 
-ModelConfig ModelConfig::from_json(const Json& json) {
+namespace {
+
+ModelConfig read_own(const Json& json) {
   ModelConfig c;
   c.d_model = json.at("hidden_size").as_int();
   c.num_layers = json.at("num_hidden_layers").as_int();
@@ -107,30 +112,45 @@ ModelConfig ModelConfig::from_json(const Json& json) {
   c.qk_norm = json.at("qk_norm").as_bool();
   c.dropout = json.at("dropout").as_double();
   c.init_std = json.at("initializer_range").as_double();
+  return c;
+}
+
+ModelConfig read_family(const std::string& model_type, const Json& json) {
+  const Family& family = find_family(model_type);
+  ConfigFile file(json);
+  ModelConfig c = family.read(file);
+  file.check_all_used();
+  c.file = json;
+  return c;
+}
+
+}  // namespace
+
+ModelConfig ModelConfig::from_json(const Json& json) {
+  const std::string& model_type = json.at("model_type").as_string();
+  ModelConfig c = model_type == kOwnType ? read_own(json) : read_family(model_type, json);
   check_ranges(c);
   return c;
 }
 
 ModelSize model_size(const ModelConfig& c) {
-  const int64_t q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
-  const int64_t attention = c.d_model * (2 * q + 2 * kv);
-  const int64_t mlp = c.d_model * c.d_ff * (c.mlp == MlpType::kSwiGlu ? 3 : 2);
-  const int64_t norm = c.d_model * (c.norm == NormType::kLayer && c.bias ? 2 : 1);
-  const int64_t biases =
-      c.bias ? q + 2 * kv + c.d_model + c.d_model + c.d_ff * (c.mlp == MlpType::kSwiGlu ? 2 : 1)
-             : 0;
-  const int64_t table = c.vocab_size * c.d_model;
   ModelSize size;
-  size.matmul_parameters = c.num_layers * (attention + mlp) + table;
-  size.parameters = size.matmul_parameters + (c.tie_embeddings ? 0 : table) + norm +
-                    c.num_layers * (2 * norm + biases + (c.qk_norm ? 2 * c.head_dim : 0)) +
-                    (c.position == PositionType::kLearned ? c.context * c.d_model : 0);
+  for (const ParameterSpec& spec : describe_parameters(c)) {
+    size.parameters += spec.shape.numel();
+    if (spec.use == ParameterSpec::Use::kProduct) size.matmul_parameters += spec.shape.numel();
+  }
   return size;
 }
 
 double train_flops_per_token(const ModelConfig& c, double length) {
+  // Keys that a query sees on average: half the length, or with a window at most that many.
+  double keys = 0;
+  for (int i = 0; i < c.num_layers; ++i) {
+    const auto window = static_cast<double>(c.window_of(i));
+    keys += window == 0 || window >= length ? length / 2 : window - window * window / (2 * length);
+  }
   return 6.0 * static_cast<double>(model_size(c).matmul_parameters) +
-         6.0 * static_cast<double>(c.num_layers * c.num_heads * c.head_dim) * length;
+         12.0 * static_cast<double>(c.num_heads * c.head_dim) * keys;
 }
 
 }  // namespace cohort

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "core/config.h"
 #include "core/device.h"
@@ -11,14 +12,21 @@ namespace cohort {
 
 enum class NormType { kRms, kLayer };
 enum class PositionType { kRope, kLearned };
-enum class MlpType { kSwiGlu, kGelu, kGeluTanh };
+enum class MlpType { kSwiGlu, kGelu, kGeluTanh, kGeGlu, kGeGluTanh };
 enum class Recompute { kNone, kCheap, kBlock };
 inline constexpr EnumName<NormType> kNormNames[] = {{NormType::kRms, "rms_norm"},
                                                     {NormType::kLayer, "layer_norm"}};
 inline constexpr EnumName<PositionType> kPositionNames[] = {{PositionType::kRope, "rope"},
                                                             {PositionType::kLearned, "learned"}};
-inline constexpr EnumName<MlpType> kMlpNames[] = {
-    {MlpType::kSwiGlu, "swiglu"}, {MlpType::kGelu, "gelu"}, {MlpType::kGeluTanh, "gelu_tanh"}};
+inline constexpr EnumName<MlpType> kMlpNames[] = {{MlpType::kSwiGlu, "swiglu"},
+                                                  {MlpType::kGelu, "gelu"},
+                                                  {MlpType::kGeluTanh, "gelu_tanh"},
+                                                  {MlpType::kGeGlu, "geglu"},
+                                                  {MlpType::kGeGluTanh, "geglu_tanh"}};
+// Whether the MLP is down(activation(gate(x)) up(x)), and not down(activation(up(x))).
+inline bool is_gated(MlpType type) {
+  return type != MlpType::kGelu && type != MlpType::kGeluTanh;
+}
 inline constexpr EnumName<Recompute> kRecomputeNames[] = {
     {Recompute::kNone, "none"}, {Recompute::kCheap, "cheap"}, {Recompute::kBlock, "block"}};
 
@@ -35,6 +43,27 @@ struct ModelConfig {
   double dropout = 0, norm_eps = 1e-5, rope_theta = 10000, init_std = 0.02;
   Recompute recompute = Recompute::kNone;
   int64_t vocab_size = 0;  // set from the tokenizer
+
+  // What the families of nn/families/ have besides, read from their config.json: no keys of a run.
+  bool qkv_bias = false, o_bias = false, mlp_bias = false;  // besides `bias`, which is all of them
+  bool qk_norm_whole = false;  // RMSNorm on the queries and keys of all heads together
+  bool norm_after = false;     // norms after the sub-layers, before their sums (OLMo 2)
+  double norm_offset = 0;      // added to the weights of RMS norms
+  double embedding_scale = 1;  // of the embedding's output
+  int64_t window = 0;          // keys that a query sees; 0: all before it
+  // By layer; empty: all layers have the window, and rotary positions.
+  std::vector<bool> windowed, rotary;
+  std::vector<double> rope_frequencies;  // empty: those of rope_theta
+  double rope_scale = 1;                 // of cosines and sines
+  Json file;  // the family's config.json as it was read; null: a model of ours
+
+  int64_t window_of(int layer) const {
+    return windowed.empty() || windowed[static_cast<size_t>(layer)] ? window : 0;
+  }
+  bool is_rotary(int layer) const {
+    return position == PositionType::kRope &&
+           (rotary.empty() || rotary[static_cast<size_t>(layer)]);
+  }
 
   void visit(ConfigVisitor& v) {
     v.field("num_layers", num_layers, "transformer blocks", {.min = 1, .max = 1000});
@@ -68,13 +97,14 @@ struct ModelConfig {
   void resolve();
   // Throws InputError naming the key if the device's kernels cannot compute such a model.
   void check_device(Device device) const;
-  // Hugging Face's names for config.json, and back (InputError for a file that lacks one, or has
-  // a number that the configuration's key may not have).
+  // config.json, and back: of one of the families (nn/families/), or of ours, with Hugging Face's
+  // names where it has them. Throws InputError naming the field that is missing, has a value that
+  // the configuration's key may not have, or is not supported.
   Json to_json() const;
   static ModelConfig from_json(const Json& json);
 };
 
-// Sizes of a model, without building one.
+// Sizes of a model, from the descriptions of its parameters.
 struct ModelSize {
   int64_t parameters = 0;  // all of them, a tied table once
   // Those that take part in a matrix product per token (the head included).

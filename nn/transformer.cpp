@@ -1,99 +1,89 @@
 #include "nn/transformer.h"
 
-#include <cmath>
-
 #include "core/parallel.h"
 #include "core/rng.h"
 #include "kernels/rope.h"
 
 namespace cohort {
 
-// Creates parameters in their fixed order; the order numbers the initialisation streams and the
-// gradient buckets.
-class Transformer::Builder {
- public:
-  Builder(Transformer& model, std::optional<uint64_t> seed) : model_(model), seed_(seed) {}
-
-  Variable normal(const std::string& name, const Shape& shape, double std) {
-    if (!seed_)
-      return add(name, Tensor::empty(shape, model_.dtype_, model_.device_), shape.rank() > 1);
-    const uint64_t stream = rng_stream(kInitPurpose, model_.parameters_.size());
-    Tensor values = Tensor::empty(shape, DType::kF64);
-    double* p = values.data<double>();
-    parallel_for(values.numel(), 4096, [&](int64_t begin, int64_t end) {
+Variable Transformer::make_parameter(const ParameterSpec& spec, std::optional<uint64_t> seed) {
+  const bool vector = spec.use == ParameterSpec::Use::kVector;
+  Tensor value;
+  if (vector) {
+    value = Tensor::full(spec.shape, spec.init, dtype_);
+  } else if (!seed) {
+    value = Tensor::empty(spec.shape, dtype_, device_);
+  } else {
+    const uint64_t stream = rng_stream(kInitPurpose, parameters_.size());
+    value = Tensor::empty(spec.shape, DType::kF64);
+    double* p = value.data<double>();
+    parallel_for(value.numel(), 4096, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; i += 2) {
-        const auto pair = normal_pair(*seed_, stream, static_cast<uint64_t>(i / 2));
-        p[i] = std * pair[0];
-        if (i + 1 < end) p[i + 1] = std * pair[1];
+        const auto pair = normal_pair(*seed, stream, static_cast<uint64_t>(i / 2));
+        p[i] = spec.init * pair[0];
+        if (i + 1 < end) p[i + 1] = spec.init * pair[1];
       }
     });
-    return add(name, values, shape.rank() > 1);
   }
-  Variable constant(const std::string& name, int64_t size, double value) {
-    return add(name, Tensor::full({size}, value, model_.dtype_), false);
-  }
-  Linear linear(const std::string& name, int64_t out, int64_t in, double std) {
-    Linear layer;
-    layer.weight = normal(name + ".weight", {out, in}, std);
-    if (model_.config_.bias) layer.bias = constant(name + ".bias", out, 0);
-    return layer;
-  }
-  Norm norm(const std::string& name) {
-    const ModelConfig& c = model_.config_;
-    Norm n;
-    n.weight = constant(name + ".weight", c.d_model, 1);
-    if (c.norm == NormType::kLayer && c.bias) n.bias = constant(name + ".bias", c.d_model, 0);
-    return n;
-  }
-
- private:
-  Variable add(const std::string& name, const Tensor& value, bool decay) {
-    Variable v = Variable::parameter(value.to(model_.dtype_).to(model_.device_), name);
-    model_.parameters_.push_back({name, v, decay});
-    return v;
-  }
-  Transformer& model_;
-  std::optional<uint64_t> seed_;
-};
+  const Variable v = Variable::parameter(value.to(dtype_).to(device_), spec.name);
+  parameters_.push_back({spec.name, v, !vector});
+  return v;
+}
 
 Transformer::Transformer(const ModelConfig& config, DType dtype, std::optional<uint64_t> seed,
                          Device device)
     : config_(config), dtype_(dtype), device_(device) {
-  COHORT_CHECK(config.vocab_size > 0 && config.head_dim > 0 && config.d_ff > 0,
-               "[transformer] expected a resolved configuration");
   config.check_device(device);
-  Builder build(*this, seed);
+  build([&](const ParameterSpec& spec) { return make_parameter(spec, seed); });
+  if (config.position != PositionType::kRope) return;
+  const std::vector<double> frequencies =
+      config.rope_frequencies.empty()
+          ? kernels::rope_frequencies(config.head_dim, config.rope_theta)
+          : config.rope_frequencies;
+  rope_table_ =
+      kernels::rope_table(config.context, frequencies, config.rope_scale, accumulate_dtype(dtype))
+          .to(device);
+}
+
+Transformer::Transformer(const ModelConfig& config, const MakeParameter& make) : config_(config) {
+  build(make);
+}
+
+void Transformer::build(const MakeParameter& make) {
+  using Use = ParameterSpec::Use;
   const ModelConfig& c = config_;
-  const double std = c.init_std,
-               out_std = c.init_std / std::sqrt(2.0 * static_cast<double>(c.num_layers));
-  const int64_t q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
-  embedding_ = build.normal("model.embed_tokens.weight", {c.vocab_size, c.d_model}, std);
+  COHORT_CHECK(c.vocab_size > 0 && c.head_dim > 0 && c.d_ff > 0,
+               "[transformer] expected a resolved configuration");
+  const auto table = [&](const char* name, int64_t rows, Use use) {
+    return make({name, {rows, c.d_model}, use, c.init_std});
+  };
+  // A tied table is the head's matrix too.
+  embedding_ = table("model.embed_tokens.weight", c.vocab_size,
+                     c.tie_embeddings ? Use::kProduct : Use::kLookup);
   if (c.position == PositionType::kLearned)
-    position_embedding_ = build.normal("model.embed_positions.weight", {c.context, c.d_model}, std);
-  else
-    rope_table_ = kernels::rope_table(c.context, c.head_dim, c.rope_theta, accumulate_dtype(dtype))
-                      .to(device);
-  for (int64_t i = 0; i < c.num_layers; ++i) {
+    position_embedding_ = table("model.embed_positions.weight", c.context, Use::kLookup);
+  for (int i = 0; i < c.num_layers; ++i) {
     const std::string prefix = str("model.layers.", i, ".");
-    Layer& layer = layers_.emplace_back();
-    layer.attention_norm = build.norm(prefix + "input_layernorm");
-    layer.q = build.linear(prefix + "self_attn.q_proj", q, c.d_model, std);
-    layer.k = build.linear(prefix + "self_attn.k_proj", kv, c.d_model, std);
-    layer.v = build.linear(prefix + "self_attn.v_proj", kv, c.d_model, std);
-    layer.o = build.linear(prefix + "self_attn.o_proj", c.d_model, q, out_std);
-    if (c.qk_norm) {
-      layer.q_norm = build.constant(prefix + "self_attn.q_norm.weight", c.head_dim, 1);
-      layer.k_norm = build.constant(prefix + "self_attn.k_norm.weight", c.head_dim, 1);
-    }
-    layer.mlp_norm = build.norm(prefix + "post_attention_layernorm");
-    if (c.mlp == MlpType::kSwiGlu)
-      layer.gate = build.linear(prefix + "mlp.gate_proj", c.d_ff, c.d_model, std);
-    layer.up = build.linear(prefix + "mlp.up_proj", c.d_ff, c.d_model, std);
-    layer.down = build.linear(prefix + "mlp.down_proj", c.d_model, c.d_ff, out_std);
+    // Each block's norms come before or after what they belong to; the names are Hugging Face's.
+    Block& block = blocks_.emplace_back();
+    if (!c.norm_after) block.attention_norm = Norm(make, prefix + "input_layernorm", c);
+    block.attention = SelfAttention(make, prefix + "self_attn", c, i);
+    if (c.norm_after) block.attention_norm = Norm(make, prefix + "post_attention_layernorm", c);
+    if (!c.norm_after) block.mlp_norm = Norm(make, prefix + "post_attention_layernorm", c);
+    block.mlp = Mlp(make, prefix + "mlp", c);
+    if (c.norm_after) block.mlp_norm = Norm(make, prefix + "post_feedforward_layernorm", c);
   }
-  final_norm_ = build.norm("model.norm");
-  head_ = c.tie_embeddings ? embedding_
-                           : build.normal("lm_head.weight", {c.vocab_size, c.d_model}, std);
+  final_norm_ = Norm(make, "model.norm", c);
+  head_ = c.tie_embeddings ? embedding_ : table("lm_head.weight", c.vocab_size, Use::kProduct);
+}
+
+std::vector<ParameterSpec> describe_parameters(const ModelConfig& config) {
+  std::vector<ParameterSpec> specs;
+  Transformer(config, [&](const ParameterSpec& spec) {
+    specs.push_back(spec);
+    return Variable();
+  });
+  return specs;
 }
 
 PackedBatch Transformer::place(const PackedBatch& batch) const {
@@ -112,21 +102,19 @@ PackedBatch Transformer::place(const PackedBatch& batch) const {
 }
 
 Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& options) const {
-  const Attend attend = [this, cu_seqlens = batch.cu_seqlens](const Pass& pass, int layer,
-                                                              const Variable& q, const Variable& k,
-                                                              const Variable& v) {
-    kernels::AttentionDesc desc;
-    desc.dropout = dropout_spec(pass, layer, DropoutSite::kAttention);
+  const auto attend = [cu_seqlens = batch.cu_seqlens](int, const kernels::AttentionDesc& desc,
+                                                      const Variable& q, const Variable& k,
+                                                      const Variable& v) {
     return attention(q, k, v, cu_seqlens, desc);
   };
-  return run({batch.tokens, batch.positions, batch.sequences, options, attend});
+  return run({batch.tokens, batch.positions, batch.sequences, options, attend, rope_table_});
 }
 
 Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences,
                                    const Tensor& positions, KVCache& cache) const {
   NoGradGuard no_grad;
-  const Attend attend = [&](const Pass&, int layer, const Variable& q, const Variable& k,
-                            const Variable& v) {
+  const auto attend = [&](int layer, const kernels::AttentionDesc& desc, const Variable& q,
+                          const Variable& k, const Variable& v) {
     kernels::PagedKV& pages = cache.layer(layer);
     kernels::paged_kv_write({.cache = pages,
                              .k = k.value(),
@@ -139,122 +127,54 @@ Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences
                               .cache = pages,
                               .sequences = sequences,
                               .positions = positions,
-                              .desc = {}});
+                              .desc = desc});
     return Variable(o);
   };
-  return run({tokens, positions, {}, {}, attend}).value();
+  return run({tokens, positions, {}, {}, attend, rope_table_}).value();
+}
+
+Variable Transformer::drop(const Variable& x, const Pass& pass, int index, DropoutSite site) const {
+  return dropout(x, dropout_spec(config_.dropout, pass, index, site));
 }
 
 Variable Transformer::run(const Pass& pass) const {
   Variable x = embedding(embedding_, pass.tokens);
+  if (config_.embedding_scale != 1) x = scale(x, config_.embedding_scale);
   if (position_embedding_.defined()) x = add(x, embedding(position_embedding_, pass.positions));
-  x = dropout(x, dropout_spec(pass, -1, DropoutSite::kEmbedding));
-  for (int i = 0; i < static_cast<int>(layers_.size()); ++i) {
+  x = drop(x, pass, -1, DropoutSite::kEmbedding);
+  for (int i = 0; i < static_cast<int>(blocks_.size()); ++i) {
     if (config_.recompute == Recompute::kBlock && grad_enabled()) {
       // The closure outlives this call: it needs its own pass, and an attend that refers to nothing
       // on this stack.
       x = checkpoint(
           [this, i, pass](std::span<const Variable> in) { return block(i, in[0], pass); }, {&x, 1},
-          block_parameters(layers_[static_cast<size_t>(i)]));
+          blocks_[static_cast<size_t>(i)].parameters());
     } else {
       x = block(i, x, pass);
     }
   }
-  return norm(x, final_norm_);
+  return final_norm_(x);
 }
 
 Variable Transformer::block(int index, const Variable& x, const Pass& pass) const {
-  const Layer& layer = layers_[static_cast<size_t>(index)];
-  const int64_t tokens = x.value().rows(), d = config_.head_dim;
-  const auto heads = [&](const Variable& h, const Linear& projection, const Variable& head_norm,
-                         int64_t count) {
-    Variable y = reshape(linear(h, projection.weight, projection.bias), {tokens, count, d});
-    return head_norm.defined() ? rms_norm(y, head_norm, config_.norm_eps) : y;
-  };
-  const Variable h = norm(x, layer.attention_norm);
-  Variable q = heads(h, layer.q, layer.q_norm, config_.num_heads);
-  Variable k = heads(h, layer.k, layer.k_norm, config_.num_kv_heads);
-  const Variable v = heads(h, layer.v, {}, config_.num_kv_heads);
-  if (rope_table_.defined()) {
-    q = rope(q, pass.positions, rope_table_);
-    k = rope(k, pass.positions, rope_table_);
+  const Block& b = blocks_[static_cast<size_t>(index)];
+  if (config_.norm_after) {
+    const Variable y = add(
+        x, drop(b.attention_norm(b.attention(x, pass)), pass, index, DropoutSite::kAttentionOut));
+    return add(y, drop(b.mlp_norm(b.mlp(y)), pass, index, DropoutSite::kMlpOut));
   }
-  const Variable o = reshape(pass.attend(pass, index, q, k, v), {tokens, config_.num_heads * d});
-  const Variable attended = dropout(linear(o, layer.o.weight, layer.o.bias),
-                                    dropout_spec(pass, index, DropoutSite::kAttentionOut));
-  const AddNorm y = add_norm(x, attended, layer.mlp_norm);
-  return add(y.sum, dropout(mlp(layer, y.normed), dropout_spec(pass, index, DropoutSite::kMlpOut)));
+  const Variable attended =
+      drop(b.attention(b.attention_norm(x), pass), pass, index, DropoutSite::kAttentionOut);
+  const AddNorm y = b.mlp_norm.add(x, attended);
+  return add(y.sum, drop(b.mlp(y.normed), pass, index, DropoutSite::kMlpOut));
 }
 
-AddNorm Transformer::add_norm(const Variable& a, const Variable& b, const Norm& n) const {
-  const double eps = config_.norm_eps;
-  const AddNorm y = config_.norm == NormType::kRms ? add_rms_norm(a, b, n.weight, eps)
-                                                   : add_layer_norm(a, b, n.weight, n.bias, eps);
-  return {y.sum, recomputable(y.normed, norm_op(), {y.sum, n.weight, n.bias})};
-}
-
-// Keeps y, or with recompute: cheap what it is made of.
-Variable Transformer::recomputable(const Variable& y, const Op& op,
-                                   std::initializer_list<Variable> inputs) const {
-  if (config_.recompute != Recompute::kCheap) return y;
-  return cohort::recomputable(y, op, std::span<const Variable>(inputs.begin(), inputs.size()));
-}
-
-Transformer::Op Transformer::norm_op() const {
-  return [eps = config_.norm_eps, type = config_.norm](std::span<const Variable> in) {
-    return type == NormType::kRms ? rms_norm(in[0], in[1], eps)
-                                  : layer_norm(in[0], in[1], in[2], eps);
-  };
-}
-
-Variable Transformer::norm(const Variable& x, const Norm& n) const {
-  const Op op = norm_op();
-  const std::initializer_list<Variable> inputs = {x, n.weight, n.bias};
-  return recomputable(op(std::span<const Variable>(inputs.begin(), inputs.size())), op, inputs);
-}
-
-Variable Transformer::mlp(const Layer& layer, const Variable& x) const {
-  const Variable up = linear(x, layer.up.weight, layer.up.bias);
-  const Variable gate =
-      config_.mlp == MlpType::kSwiGlu ? linear(x, layer.gate.weight, layer.gate.bias) : Variable();
-  const auto activation = [type = config_.mlp](std::span<const Variable> in) {
-    switch (type) {
-      case MlpType::kGelu:
-        return gelu(in[0]);
-      case MlpType::kGeluTanh:
-        return gelu_tanh(in[0]);
-      default:
-        return swiglu(in[1], in[0]);
-    }
-  };
-  const std::initializer_list<Variable> inputs = {up, gate};
-  const Variable h = recomputable(
-      activation(std::span<const Variable>(inputs.begin(), inputs.size())), activation, inputs);
-  return linear(h, layer.down.weight, layer.down.bias);
-}
-
-kernels::DropoutSpec Transformer::dropout_spec(const Pass& pass, int layer,
-                                               DropoutSite site) const {
-  kernels::DropoutSpec spec;
-  if (pass.options.mode == Mode::kEval || config_.dropout == 0) return spec;
-  spec.p = config_.dropout;
-  spec.seed = pass.options.seed;
-  spec.stream = dropout_stream(pass.options.step, layer + 1, site);
-  spec.sequences = pass.sequences;
-  spec.positions = pass.positions;
-  return spec;
-}
-
-std::vector<Variable> Transformer::block_parameters(const Layer& layer) const {
-  std::vector<Variable> all;
-  for (const Variable* v :
-       {&layer.attention_norm.weight, &layer.attention_norm.bias, &layer.mlp_norm.weight,
-        &layer.mlp_norm.bias, &layer.q_norm, &layer.k_norm})
-    if (v->defined()) all.push_back(*v);
-  for (const Linear* l :
-       {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
-    for (const Variable* v : {&l->weight, &l->bias})
-      if (v->defined()) all.push_back(*v);
+Parameters Transformer::Block::parameters() const {
+  Parameters all;
+  attention_norm.append_to(all);
+  mlp_norm.append_to(all);
+  attention.append_to(all);
+  mlp.append_to(all);
   return all;
 }
 

@@ -13,37 +13,14 @@
 #include <string>
 #include <vector>
 
-#include "autograd/ops.h"
 #include "data/packing.h"
 #include "nn/kv_cache.h"
-#include "nn/model_config.h"
+#include "nn/modules.h"
 
 namespace cohort {
 
-// Where a block drops activations out.
-enum class DropoutSite : uint8_t { kEmbedding, kAttention, kAttentionOut, kMlpOut };
-
 // The purpose of rng_stream() for initial weights.
 inline constexpr uint64_t kInitPurpose = 1;
-// The stream of one dropout of the model; layer 0 is the embedding, block i is i + 1.
-inline uint64_t dropout_stream(int64_t step, int64_t layer, DropoutSite site) {
-  return rng_stream(kernels::kDropoutPurpose, static_cast<uint64_t>(step),
-                    static_cast<uint64_t>(layer) << 8 | static_cast<uint64_t>(site));
-}
-
-struct NamedParameter {
-  std::string name;  // Hugging Face Llama's names: model.layers.0.self_attn.q_proj.weight
-  Variable variable;
-  bool decay = false;  // weight decay applies: matrices, not norms or biases
-};
-
-// Whether dropout acts, and which bits it draws.
-enum class Mode { kEval, kTrain };
-struct ForwardOptions {
-  Mode mode = Mode::kEval;
-  uint64_t seed = 0;  // dropout bits; see kernels/dropout.h
-  int64_t step = 0;
-};
 
 class Transformer {
  public:
@@ -81,50 +58,35 @@ class Transformer {
   void copy_from(const Transformer& source);
 
  private:
-  struct Linear {
-    Variable weight, bias;
-  };
-  struct Norm {
-    Variable weight, bias;
-  };
-  struct Layer {
+  struct Block {
     Norm attention_norm, mlp_norm;
-    Linear q, k, v, o, gate, up, down;
-    Variable q_norm, k_norm;
+    SelfAttention attention;
+    Mlp mlp;
+    Parameters parameters() const;
   };
-  struct Pass;
-  // Queries [T, H, D], keys and values [T, Hkv, D] -> [T, H, D].
-  using Attend = std::function<Variable(const Pass& pass, int layer, const Variable& q,
-                                        const Variable& k, const Variable& v)>;
-  struct Pass {
-    Tensor tokens, positions, sequences;
-    ForwardOptions options;
-    Attend attend;
-  };
-
-  class Builder;
+  // The parameters and the modules that are made of them, in order.
+  void build(const MakeParameter& make);
+  Variable make_parameter(const ParameterSpec& spec, std::optional<uint64_t> seed);
   Variable run(const Pass& pass) const;
-  Variable block(int layer, const Variable& x, const Pass& pass) const;
-  Variable norm(const Variable& x, const Norm& norm) const;
-  // a + b, and its norm.
-  AddNorm add_norm(const Variable& a, const Variable& b, const Norm& norm) const;
-  // A norm or an activation of its inputs.
-  using Op = std::function<Variable(std::span<const Variable>)>;
-  Op norm_op() const;
-  Variable recomputable(const Variable& y, const Op& op,
-                        std::initializer_list<Variable> inputs) const;
-  Variable mlp(const Layer& layer, const Variable& x) const;
-  kernels::DropoutSpec dropout_spec(const Pass& pass, int layer, DropoutSite site) const;
-  std::vector<Variable> block_parameters(const Layer& layer) const;
+  Variable block(int index, const Variable& x, const Pass& pass) const;
+  // What a sub-layer adds, after dropout.
+  Variable drop(const Variable& x, const Pass& pass, int index, DropoutSite site) const;
+
+  // A model that only lists its parameters.
+  Transformer(const ModelConfig& config, const MakeParameter& make);
+  friend std::vector<ParameterSpec> describe_parameters(const ModelConfig& config);
 
   ModelConfig config_;
-  DType dtype_;
+  DType dtype_ = DType::kF32;
   Device device_;
   Variable embedding_, position_embedding_, head_;
   Norm final_norm_;
-  std::vector<Layer> layers_;
+  std::vector<Block> blocks_;
   std::vector<NamedParameter> parameters_;
   Tensor rope_table_;
 };
+
+// The parameters that a model of this configuration would have, in order, without their tensors.
+std::vector<ParameterSpec> describe_parameters(const ModelConfig& config);
 
 }  // namespace cohort

@@ -39,6 +39,15 @@ T mean_of(const T* x, int64_t cols) {
   return lane_sum<T>(cols, [&](int64_t c) { return x[c]; }) / static_cast<T>(cols);
 }
 
+// What is added to the weights: nothing in a layer norm.
+template <class T, bool kLayer, class Args>
+T weight_offset_of(const Args& args) {
+  if constexpr (kLayer)
+    return T(0);
+  else
+    return static_cast<T>(args.weight_offset);
+}
+
 // `mean` and `bias` may be null.
 template <bool kLayer, class Args>
 void forward(const Args& args, Tensor* mean, const Tensor* bias) {
@@ -48,6 +57,7 @@ void forward(const Args& args, Tensor* mean, const Tensor* bias) {
     const T* shift = bias != nullptr && bias->defined() ? bias->data<T>() : nullptr;
     T *py = args.y.template data<T>(), *prstd = args.rstd.template data<T>();
     T* pmean = mean != nullptr ? mean->data<T>() : nullptr;
+    const T offset = weight_offset_of<T, kLayer>(args);
     for_rows(rows, cols, [&](int64_t r) {
       const T* in = px + r * cols;
       T* out = py + r * cols;
@@ -61,7 +71,7 @@ void forward(const Args& args, Tensor* mean, const Tensor* bias) {
                   [=](int64_t c) { return (in[c] - m) * s * weight[c] + shift[c]; });
       else
         write_row(out, cols, Grad::kOverwrite,
-                  [=](int64_t c) { return (in[c] - m) * s * weight[c]; });
+                  [=](int64_t c) { return (in[c] - m) * s * (weight[c] + offset); });
     });
   });
 }
@@ -74,6 +84,7 @@ void backward(const Args& args, const Tensor* mean) {
     const T *px = args.x.template data<T>(), *pdy = args.dy.template data<T>(),
             *weight = args.w.template data<T>(), *prstd = args.rstd.template data<T>();
     const T* pmean = mean != nullptr ? mean->data<T>() : nullptr;
+    const T offset = weight_offset_of<T, kLayer>(args);
     const auto mean_of_row = [=](int64_t r) { return kLayer ? pmean[r] : T(0); };
     if (args.dx.wanted()) {
       T* pdx = args.dx.tensor.template data<T>();
@@ -83,11 +94,11 @@ void backward(const Args& args, const Tensor* mean) {
         T mean_g = 0;  // of dy w
         if constexpr (kLayer)
           mean_g = lane_sum<T>(cols, [&](int64_t c) { return grad[c] * weight[c]; }) / n;
-        const T dot =
-            lane_sum<T>(cols, [&](int64_t c) { return grad[c] * weight[c] * (in[c] - m); });
+        const T dot = lane_sum<T>(
+            cols, [&](int64_t c) { return grad[c] * (weight[c] + offset) * (in[c] - m); });
         const T along = dot * s * s / n;
         write_row(pdx + r * cols, cols, args.dx.mode, [=](int64_t c) {
-          return s * (grad[c] * weight[c] - mean_g - (in[c] - m) * along);
+          return s * (grad[c] * (weight[c] + offset) - mean_g - (in[c] - m) * along);
         });
       });
     }
@@ -123,7 +134,12 @@ void layer_norm_backward(const LayerNormBackward& args) {
 
 void add_rms_norm_forward(const AddRmsNormForward& args) {
   add_forward({.y = args.sum, .a = args.a, .b = args.b});
-  rms_norm_forward({.y = args.y, .rstd = args.rstd, .x = args.sum, .w = args.w, .eps = args.eps});
+  rms_norm_forward({.y = args.y,
+                    .rstd = args.rstd,
+                    .x = args.sum,
+                    .w = args.w,
+                    .eps = args.eps,
+                    .weight_offset = args.weight_offset});
 }
 void add_layer_norm_forward(const AddLayerNormForward& args) {
   add_forward({.y = args.sum, .a = args.a, .b = args.b});

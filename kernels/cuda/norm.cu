@@ -17,6 +17,7 @@ struct NormForward {
   T *sum, *y;
   float *mean, *rstd;
   float eps;
+  float weight_offset = 0;  // of an RMS norm
 };
 
 // Loads a tile of the row that is normalised: of a, or of a + b, which it then stores.
@@ -102,7 +103,8 @@ __global__ void __launch_bounds__(kMaxGroup)
       float y[N];
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        y[n] = (element(x[u], n) - mean) * rstd * element(w[u], n);
+        const float weight = kLayer ? element(w[u], n) : element(w[u], n) + p.weight_offset;
+        y[n] = (element(x[u], n) - mean) * rstd * weight;
         if (kLayer && p.bias != nullptr) y[n] += element(bias[u], n);
       }
       at.store(p.y + start, tile, u, to_raw<T>(y));
@@ -239,7 +241,8 @@ void rms_norm_forward(const RmsNormForward& args) {
                                    .w = pointer<T>(args.w),
                                    .y = pointer<T>(args.y),
                                    .rstd = pointer<float>(args.rstd),
-                                   .eps = static_cast<float>(args.eps)});
+                                   .eps = static_cast<float>(args.eps),
+                                   .weight_offset = static_cast<float>(args.weight_offset)});
   });
 }
 
@@ -252,7 +255,8 @@ void add_rms_norm_forward(const AddRmsNormForward& args) {
                                   .sum = pointer<T>(args.sum),
                                   .y = pointer<T>(args.y),
                                   .rstd = pointer<float>(args.rstd),
-                                  .eps = static_cast<float>(args.eps)});
+                                  .eps = static_cast<float>(args.eps),
+                                  .weight_offset = static_cast<float>(args.weight_offset)});
   });
 }
 

@@ -1,5 +1,6 @@
 // The gradients of the row norms on CUDA. Rows, with d = x - mean and g = dy w:
-//   dx (+)= rstd (g - mean(g) - d mean(g d) rstd^2)     an RMS norm has neither of the means
+//   dx (+)= rstd (g - mean(g) - d mean(g d) rstd^2)     an RMS norm has neither of the means;
+//                                                       its w is w + weight_offset
 //   dw (+)= sum over rows of dy d rstd,  db (+)= sum over rows of dy
 // One pass does both: a fixed number of blocks walk over the rows, each row read once, and keep the
 // column sums in registers; a second kernel adds the blocks' sums in order. Rows of more than 1024
@@ -26,6 +27,12 @@ struct NormBackward {
   const float *mean, *rstd;  // mean is null for an RMS norm
   T* dx;                     // may be null
   bool accumulate;
+  float weight_offset = 0;  // of an RMS norm
+
+  template <bool kLayer>
+  __device__ __forceinline__ float weight(const Raw<T, Slice<T>::N>& pack, int n) const {
+    return kLayer ? element(pack, n) : element(pack, n) + weight_offset;
+  }
 };
 
 // What the threads have of one row besides its elements; zeros past the last row.
@@ -134,8 +141,9 @@ struct ColumnSums {
 
 // The thread's part of sum(g d) and, of a layer norm, sum(g).
 template <int kSums, class T>
-__device__ __forceinline__ void add_dots(const Slots<T>& slots, const Slice<T>& at,
-                                         const RowValues<T>& row, float (&dots)[kSums]) {
+__device__ __forceinline__ void add_dots(const NormBackward<T>& p, const Slots<T>& slots,
+                                         const Slice<T>& at, const RowValues<T>& row,
+                                         float (&dots)[kSums]) {
   constexpr int N = Slice<T>::N;
 #pragma unroll
   for (int u = 0; u < kPacks; ++u) {
@@ -143,7 +151,7 @@ __device__ __forceinline__ void add_dots(const Slots<T>& slots, const Slice<T>& 
     const auto w = slots.pack(Slots<T>::kW, u);
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      const float g = element(row.dy[u], n) * element(w, n);
+      const float g = element(row.dy[u], n) * p.template weight<kSums == 2>(w, n);
       dots[0] = fmaf(g, element(row.x[u], n) - row.mean, dots[0]);
       if constexpr (kSums == 2) dots[1] += g;
     }
@@ -166,7 +174,7 @@ __device__ __forceinline__ void finish_row(const NormBackward<T>& p, int64_t sta
     // x, dy and w in f32; dx is rounded once, below.
     for (int n = 0; n < N; ++n) {
       const float grad = element(row.dy[u], n), d = element(row.x[u], n) - row.mean;
-      dx[n] = row.rstd * fmaf(-d, row.along, grad * element(w, n) - row.mean_g);
+      dx[n] = row.rstd * fmaf(-d, row.along, grad * p.template weight<kLayer>(w, n) - row.mean_g);
       sums.dw[u][n] = fmaf(grad, d * row.rstd, sums.dw[u][n]);
       if constexpr (kLayer) sums.db[u][n] += grad;
     }
@@ -232,7 +240,7 @@ __global__ void __launch_bounds__(kThreadsPerSm, 1)
     next_statistics = RowStatistics<T, kLayer>(p, next);
 
     float dots[kSums] = {};
-    add_dots(slots, at, row, dots);
+    add_dots(p, slots, at, row, dots);
     group_reduce(dots, at.group, scratch[turn], Plus{});
     turn ^= 1;
     row.along = dots[0] * row.rstd * row.rstd * per_column;
@@ -276,7 +284,7 @@ __global__ void __launch_bounds__(kMaxGroup)
     for (int u = 0; u < kPacks; ++u)
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        const float g = element(dy[u], n) * element(w[u], n);
+        const float g = element(dy[u], n) * p.template weight<kLayer>(w[u], n);
         dots[0] = fmaf(g, element(x[u], n) - mean, dots[0]);
         if constexpr (kLayer) dots[1] += g;
       }
@@ -297,7 +305,7 @@ __global__ void __launch_bounds__(kMaxGroup)
       float dx[N];
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        const float g = element(dy[u], n) * element(w[u], n);
+        const float g = element(dy[u], n) * p.template weight<kLayer>(w[u], n);
         dx[n] = rstd * fmaf(mean - element(x[u], n), along, g - mean_g);
         if (p.accumulate) dx[n] += element(old[u], n);
       }
@@ -378,7 +386,8 @@ void rms_norm_backward(const RmsNormBackward& args) {
                              .w = pointer<T>(args.w),
                              .rstd = pointer<float>(args.rstd),
                              .dx = pointer<T>(args.dx.tensor),
-                             .accumulate = args.dx.wanted() && args.dx.mode == Grad::kAccumulate},
+                             .accumulate = args.dx.wanted() && args.dx.mode == Grad::kAccumulate,
+                             .weight_offset = static_cast<float>(args.weight_offset)},
                             {args.dw, {none}});
   });
 }

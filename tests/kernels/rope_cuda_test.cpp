@@ -28,7 +28,7 @@ TEST(CudaRope, F32HasTheBitsOfTheCpu) {
       for (const Start start : kStarts) {
         const Tensor x = rounded_random(shape, DType::kF32, 1);
         const Tensor old = rounded_random(shape, DType::kF32, 2);
-        const Tensor table = rope_table(100, shape[2], kTheta, DType::kF32);
+        const Tensor table = rope_table(100, rope_frequencies(shape[2], kTheta), 1, DType::kF32);
         const Tensor positions = positions_for(shape[0]);
         Tensor expected = Tensor::empty(shape, DType::kF32), sum = old.to(DType::kF32);
         rope({expected, x.to(DType::kF32), positions, table, direction});
@@ -53,7 +53,7 @@ TEST(CudaRope, Bf16IsRoundedOnce) {
       for (const Start start : kStarts) {
         const Tensor x = rounded_random(shape, DType::kBF16, 1);
         const Tensor old = rounded_random(shape, DType::kBF16, 2);
-        const Tensor table = rope_table(100, shape[2], kTheta, DType::kF32);
+        const Tensor table = rope_table(100, rope_frequencies(shape[2], kTheta), 1, DType::kF32);
         const Tensor positions = positions_for(shape[0]);
         Tensor expected = Tensor::empty(shape, DType::kF64), sum = old.clone();
         rope({expected, x, positions, table.to(DType::kF64), direction});
@@ -71,7 +71,7 @@ TEST(CudaRope, Bf16IsRoundedOnce) {
 
 TEST(CudaRope, UnknownPositionsGiveNan) {
   COHORT_REQUIRE_GPU(device);
-  const Tensor table = rope_table(8, 16, kTheta, DType::kF32).to(device);
+  const Tensor table = rope_table(8, rope_frequencies(16, kTheta), 1, DType::kF32).to(device);
   const Tensor positions = ids({7, 8, -1, 0}).to(device);
   for (const DType dtype : kCudaTypes) {
     const Tensor x = random_tensor({4, 2, 16}, dtype, 1).to(device);
@@ -85,7 +85,7 @@ TEST(CudaRope, UnknownPositionsGiveNan) {
 
 TEST(CudaRope, TokensDependOnThemselvesOnly) {
   COHORT_REQUIRE_GPU(device);
-  const Tensor table = rope_table(100, 64, kTheta, DType::kF32).to(device);
+  const Tensor table = rope_table(100, rope_frequencies(64, kTheta), 1, DType::kF32).to(device);
   for (const DType dtype : kCudaTypes) {
     const Tensor x = random_tensor({50, 4, 64}, dtype, 1).to(device);
     const Tensor positions = positions_for(50).to(device);

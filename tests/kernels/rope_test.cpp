@@ -35,9 +35,10 @@ TEST(Rope, RotatesByThePosition) {
          {std::pair{RopeDirection::kForward, 1.0}, {RopeDirection::kInverse, -1.0}}) {
       const Tensor expected = naive_rope(x, positions, sign);
       Tensor y = Tensor::empty(shape, DType::kF32), y64 = Tensor::empty(shape, DType::kF64);
-      rope({y, x, positions, rope_table(100, shape[2], kTheta, DType::kF32), direction});
-      rope({y64, x.to(DType::kF64), positions, rope_table(100, shape[2], kTheta, DType::kF64),
+      rope({y, x, positions, rope_table(100, rope_frequencies(shape[2], kTheta), 1, DType::kF32),
             direction});
+      rope({y64, x.to(DType::kF64), positions,
+            rope_table(100, rope_frequencies(shape[2], kTheta), 1, DType::kF64), direction});
       EXPECT_LE(relative_error(y, expected), kF32Tolerance);
       EXPECT_LE(relative_error(y64, expected), 1e-15);
     }
@@ -47,7 +48,7 @@ TEST(Rope, RotatesByThePosition) {
 TEST(Rope, InverseIsTheBackward) {
   Tensor x = random_tensor({3, 2, 6}, DType::kF64, 1), y = Tensor::empty_like(x);
   const Tensor dy = random_tensor({3, 2, 6}, DType::kF64, 2), positions = ids({5, 0, 41});
-  const Tensor table = rope_table(50, 6, kTheta, DType::kF64);
+  const Tensor table = rope_table(50, rope_frequencies(6, kTheta), 1, DType::kF64);
   Tensor dx = Tensor::empty_like(x);
   rope({dx, dy, positions, table, RopeDirection::kInverse});
   expect_gradient(
@@ -61,7 +62,7 @@ TEST(Rope, InverseIsTheBackward) {
 
 TEST(Rope, AccumulatesAndRunsInPlace) {
   const Tensor x = random_tensor({3, 2, 34}, DType::kF64, 1), positions = ids({1, 2, 3});
-  const Tensor table = rope_table(4, 34, kTheta, DType::kF64);
+  const Tensor table = rope_table(4, rope_frequencies(34, kTheta), 1, DType::kF64);
   Tensor y = Tensor::empty_like(x), sum = Tensor::full({3, 2, 34}, 2, DType::kF64);
   Tensor same = x.clone();
   rope({y, x, positions, table, RopeDirection::kForward});
@@ -75,7 +76,8 @@ TEST(Rope, RowsDependOnTheirPositionOnly) {
   const Tensor x = random_tensor({300, 4, 32}, DType::kF32, 1);
   std::vector<int32_t> values(300);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int32_t>(i * 7 % 50);
-  const Tensor positions = ids(values), table = rope_table(50, 32, kTheta, DType::kF32);
+  const Tensor positions = ids(values),
+               table = rope_table(50, rope_frequencies(32, kTheta), 1, DType::kF32);
   Tensor all = Tensor::empty_like(x);
   rope({all, x, positions, table, RopeDirection::kForward});
   Tensor one = Tensor::empty({1, 4, 32}, DType::kF32);
@@ -89,23 +91,25 @@ TEST(Rope, RowsDependOnTheirPositionOnly) {
 }
 
 TEST(Rope, TablesOfDifferentLengthAgree) {
-  EXPECT_TRUE(bit_equal(rope_table(10, 8, kTheta, DType::kF32),
-                        rope_table(100, 8, kTheta, DType::kF32).narrow(0, 0, 10).contiguous()));
+  EXPECT_TRUE(bit_equal(
+      rope_table(10, rope_frequencies(8, kTheta), 1, DType::kF32),
+      rope_table(100, rope_frequencies(8, kTheta), 1, DType::kF32).narrow(0, 0, 10).contiguous()));
 }
 
 TEST(Rope, BadPositionsAreNamedBeforeAnythingIsWritten) {
   const Tensor x = Tensor::zeros({2, 1, 4}, DType::kF32);
   Tensor y = Tensor::full({2, 1, 4}, 7, DType::kF32);
-  const Tensor table = rope_table(8, 4, kTheta, DType::kF32);
+  const Tensor table = rope_table(8, rope_frequencies(4, kTheta), 1, DType::kF32);
   EXPECT_THROW_WITH(rope({y, x, ids({0, 8}), table, RopeDirection::kForward}), Error,
                     "position 8 of token 1 is outside the table of 8");
   EXPECT_THROW_WITH(rope({y, x, ids({-1, 0}), table, RopeDirection::kForward}), Error,
                     "position -1 of token 0");
   EXPECT_TRUE(bit_equal(y, Tensor::full({2, 1, 4}, 7, DType::kF32)));
   EXPECT_THROW_WITH(
-      rope({y, x, ids({0, 1}), rope_table(8, 6, kTheta, DType::kF32), RopeDirection::kForward}),
+      rope({y, x, ids({0, 1}), rope_table(8, rope_frequencies(6, kTheta), 1, DType::kF32),
+            RopeDirection::kForward}),
       Error, "expected table f32[8, 4]");
-  EXPECT_THROW_WITH(rope_table(8, 5, kTheta, DType::kF32), Error, "even head_dim");
+  EXPECT_THROW_WITH(rope_frequencies(5, kTheta), Error, "even head_dim");
 }
 
 }  // namespace

@@ -1,0 +1,130 @@
+// Fields of a config.json.
+#include <algorithm>
+
+#include "nn/families/family.h"
+
+namespace cohort {
+namespace {
+
+// About training, generation, files and programs, not about what a forward computes.
+constexpr const char* kHarmless[] = {
+    "architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "use_cache",
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id",
+    "decoder_start_token_id", "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop",
+    "hidden_dropout", "hidden_dropout_prob", "initializer_range", "pretraining_tp", "auto_map",
+    "task_specific_params", "output_attentions", "output_hidden_states", "return_dict", "id2label",
+    "label2id", "problem_type", "tokenizer_class", "prefix", "chunk_size_feed_forward",
+    "tf_legacy_loss", "use_bfloat16", "pruned_heads", "torchscript", "finetuning_task",
+    "gradient_checkpointing", "cache_implementation", "transformers.js_config", "max_length",
+    "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
+    "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty",
+    "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
+    "num_return_sequences", "output_scores", "return_dict_in_generate", "forced_bos_token_id",
+    "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
+    "suppress_tokens", "begin_suppress_tokens", "loss_type", "is_llama_config",
+    "rope_interleaved", "model_name", "name_or_path", "keys_to_ignore_at_inference"};
+
+bool is_harmless(const std::string& field) {
+  for (const char* prefix : {"_", "summary_", "unsloth"})
+    if (field.starts_with(prefix)) return true;
+  return std::find(std::begin(kHarmless), std::end(kHarmless), field) != std::end(kHarmless);
+}
+
+bool says_nothing(const Json& value) {
+  return value.is_null() || (value.is_bool() && !value.as_bool()) ||
+         (value.is_string() && value.as_string().empty()) ||
+         (value.is_array() && value.as_array().empty()) ||
+         (value.is_object() && value.as_object().empty());
+}
+
+// as_...() with the field's name in the error.
+template <class Read>
+auto named(const char* field, const Read& read) {
+  try {
+    return read();
+  } catch (const InputError& e) {
+    throw InputError(str(field, ": ", e.what()));
+  }
+}
+
+}  // namespace
+
+const Json* ConfigFile::find(const char* field) {
+  used_.insert(field);
+  const Json* value = json_.find(field);
+  return value != nullptr && value->is_null() ? nullptr : value;
+}
+
+int64_t ConfigFile::integer(const char* field) {
+  const Json* value = find(field);
+  if (value == nullptr) throw InputError(str("the field ", field, " is missing"));
+  return named(field, [&] { return value->as_int(); });
+}
+
+int64_t ConfigFile::integer(const char* field, int64_t otherwise) {
+  const Json* value = find(field);
+  return value == nullptr ? otherwise : named(field, [&] { return value->as_int(); });
+}
+
+double ConfigFile::number(const char* field, double otherwise) {
+  const Json* value = find(field);
+  return value == nullptr ? otherwise : named(field, [&] { return value->as_double(); });
+}
+
+bool ConfigFile::flag(const char* field, bool otherwise) {
+  const Json* value = find(field);
+  return value == nullptr ? otherwise : named(field, [&] { return value->as_bool(); });
+}
+
+std::string ConfigFile::text(const char* field, const std::string& otherwise) {
+  const Json* value = find(field);
+  return value == nullptr ? otherwise : named(field, [&] { return value->as_string(); });
+}
+
+std::vector<double> ConfigFile::numbers(const char* field) {
+  std::vector<double> all;
+  if (const Json* value = find(field))
+    named(field, [&] {
+      for (const Json& item : value->as_array()) all.push_back(item.as_double());
+    });
+  return all;
+}
+
+std::vector<std::string> ConfigFile::texts(const char* field) {
+  std::vector<std::string> all;
+  if (const Json* value = find(field))
+    named(field, [&] {
+      for (const Json& item : value->as_array()) all.push_back(item.as_string());
+    });
+  return all;
+}
+
+void ConfigFile::expect(const char* field, const Json& value) {
+  const Json* found = find(field);
+  if (found == nullptr) return;
+  const bool equal = found->is_number() && value.is_number() ? found->as_double() == value.as_double()
+                                                             : found->dump() == value.dump();
+  if (!equal)
+    refuse(field, str("only ", value.dump(), " is supported"));
+}
+
+void ConfigFile::refuse(const char* field, const std::string& why) const {
+  const Json* found = json_.find(field);
+  throw InputError(str("the field ", field, " is ",
+                       found == nullptr ? std::string("missing") : found->dump(), ": ", why));
+}
+
+void ConfigFile::check_all_used() const {
+  for (const auto& [field, value] : json_.as_object()) {
+    if (field == "quantization_config" && !says_nothing(value))
+      throw InputError("the field quantization_config: quantized weights are not supported; hint: "
+                       "use the model's folder with bf16 weights");
+    if (used_.contains(field) || says_nothing(value) || is_harmless(field)) continue;
+    throw InputError(
+        str("the field ", field, " is not supported for model_type ",
+            json_.at("model_type").as_string(),
+            "; hint: remove it from config.json if it does not change what the model computes"));
+  }
+}
+
+}  // namespace cohort

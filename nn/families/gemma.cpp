@@ -1,0 +1,23 @@
+// Gemma 1 (Mesnard et al. 2024): GeGLU, embeddings times sqrt(d_model), norms with weights 1 + w.
+#include <cmath>
+
+#include "nn/families/family.h"
+
+namespace cohort {
+
+ModelConfig read_gemma(ConfigFile& file) {
+  ModelConfig c = read_decoder(file, {.context = 8192,
+                                      .tie_embeddings = true,
+                                      .activation = "gelu_pytorch_tanh",
+                                      .head_dim = 256});
+  // Its first releases said gelu and meant the tanh form, which hidden_activation then named.
+  file.expect("hidden_activation", "gelu_pytorch_tanh");
+  if (c.mlp == MlpType::kGeGlu) c.mlp = MlpType::kGeGluTanh;
+  c.qkv_bias = c.o_bias = file.flag("attention_bias", false);
+  c.norm_offset = 1;
+  c.embedding_scale = std::sqrt(static_cast<double>(c.d_model));
+  file.expect("use_bidirectional_attention", false);
+  return c;
+}
+
+}  // namespace cohort

@@ -1,0 +1,14 @@
+// Llama 1 to 3 (Touvron et al. 2023, Grattafiori et al. 2024), and what is built like it: SmolLM,
+// TinyLlama, Yi, ...
+#include "nn/families/family.h"
+
+namespace cohort {
+
+ModelConfig read_llama(ConfigFile& file) {
+  ModelConfig c = read_decoder(file, {});
+  c.qkv_bias = c.o_bias = file.flag("attention_bias", false);
+  c.mlp_bias = file.flag("mlp_bias", false);
+  return c;
+}
+
+}  // namespace cohort

@@ -1,0 +1,13 @@
+// Mistral 7B (Jiang et al. 2023): Llama with a sliding window in every layer.
+#include "nn/families/family.h"
+
+namespace cohort {
+
+ModelConfig read_mistral(ConfigFile& file) {
+  ModelConfig c = read_decoder(file, {.context = 4096 * 32});
+  read_window(file, c);
+  if (!file.has("sliding_window")) c.window = 4096;
+  return c;
+}
+
+}  // namespace cohort

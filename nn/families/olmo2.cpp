@@ -1,0 +1,14 @@
+// OLMo 2 (Walsh et al. 2024): norms after the sub-layers, RMSNorm on whole queries and keys.
+#include "nn/families/family.h"
+
+namespace cohort {
+
+ModelConfig read_olmo2(ConfigFile& file) {
+  ModelConfig c = read_decoder(file, {.norm_eps = 1e-5});
+  c.qkv_bias = c.o_bias = file.flag("attention_bias", false);
+  c.norm_after = true;
+  c.qk_norm_whole = true;
+  return c;
+}
+
+}  // namespace cohort

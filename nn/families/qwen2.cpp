@@ -1,0 +1,16 @@
+// Qwen2 and Qwen2.5 (Yang et al. 2024): biases on queries, keys and values only.
+#include "nn/families/family.h"
+
+namespace cohort {
+
+ModelConfig read_qwen2(ConfigFile& file) {
+  ModelConfig c = read_decoder(file, {.context = 32768});
+  c.qkv_bias = true;
+  if (file.flag("use_sliding_window", false))
+    read_window(file, c);
+  else
+    file.ignore({"sliding_window", "max_window_layers", "layer_types"});
+  return c;
+}
+
+}  // namespace cohort

@@ -1,0 +1,17 @@
+// Qwen3 (Yang et al. 2025): RMSNorm on each head's queries and keys, a head size of its own.
+#include "nn/families/family.h"
+
+namespace cohort {
+
+ModelConfig read_qwen3(ConfigFile& file) {
+  ModelConfig c = read_decoder(file, {.context = 32768, .head_dim = 128});
+  c.qk_norm = true;
+  c.qkv_bias = c.o_bias = file.flag("attention_bias", false);
+  if (file.flag("use_sliding_window", false))
+    read_window(file, c);
+  else
+    file.ignore({"sliding_window", "max_window_layers", "layer_types"});
+  return c;
+}
+
+}  // namespace cohort

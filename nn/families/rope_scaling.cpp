@@ -1,0 +1,150 @@
+// Rotary frequencies for texts longer than those a model was first trained on.
+//   linear   f / factor                                                     (Chen et al. 2023)
+//   llama3   long wavelengths by the factor, short ones not, a ramp between (Llama 3.1)
+//   yarn     the same with a ramp over dimensions, and larger logits        (Peng et al. 2023)
+//   dynamic, longrope     depend on the length of the text: here within the original context only
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "kernels/rope.h"
+#include "nn/families/family.h"
+
+namespace cohort {
+namespace {
+
+// rope_parameters or rope_scaling.
+struct Scaling {
+  ConfigFile fields;
+  double theta;
+  int64_t dim, max_positions;
+
+  double positive(const char* field, double otherwise) {
+    const double value = fields.number(field, otherwise);
+    if (!(value > 0 && value < 1e12)) fields.refuse(field, "expected a positive number");
+    return value;
+  }
+  double positive(const char* field) {
+    if (fields.find(field) == nullptr) fields.refuse(field, "expected a positive number");
+    return positive(field, 1);
+  }
+  int64_t original_context(int64_t otherwise) {
+    const int64_t n = fields.integer("original_max_position_embeddings", otherwise);
+    if (n < 1) fields.refuse("original_max_position_embeddings", "expected a number from 1");
+    return n;
+  }
+};
+
+void scale_linear(Scaling& in, ModelConfig& c) {
+  const double factor = in.positive("factor");
+  for (double& f : c.rope_frequencies) f /= factor;
+}
+
+void scale_llama3(Scaling& in, ModelConfig& c) {
+  const double factor = in.positive("factor"), low = in.positive("low_freq_factor"),
+               high = in.positive("high_freq_factor");
+  const auto context = static_cast<double>(in.original_context(in.max_positions));
+  if (!(low < high)) in.fields.refuse("high_freq_factor", "expected more than low_freq_factor");
+  for (double& f : c.rope_frequencies) {
+    const double turns = context * f / (2 * std::numbers::pi);
+    const double ramp = std::clamp((turns - low) / (high - low), 0.0, 1.0);
+    f = (1 - ramp) * f / factor + ramp * f;
+  }
+}
+
+void scale_yarn(Scaling& in, ModelConfig& c) {
+  const auto context = static_cast<double>(in.original_context(in.max_positions));
+  const double factor =
+      in.positive("factor", static_cast<double>(in.max_positions) / context);
+  const auto grow = [](double scale, double mscale) {
+    return scale <= 1 ? 1.0 : 0.1 * mscale * std::log(scale) + 1;
+  };
+  const double mscale = in.fields.number("mscale", 0), all = in.fields.number("mscale_all_dim", 0);
+  c.rope_scale = in.positive("attention_factor", mscale != 0 && all != 0
+                                                     ? grow(factor, mscale) / grow(factor, all)
+                                                     : grow(factor, 1));
+  const auto dim = static_cast<double>(in.dim);
+  // The dimension whose wavelength makes this many turns within the context.
+  const auto dimension = [&](double turns) {
+    return dim * std::log(context / (turns * 2 * std::numbers::pi)) / (2 * std::log(in.theta));
+  };
+  double low = dimension(in.positive("beta_fast", 32)), high = dimension(in.positive("beta_slow", 1));
+  if (in.fields.flag("truncate", true)) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, dim - 1);
+  if (low == high) high += 0.001;
+  for (size_t i = 0; i < c.rope_frequencies.size(); ++i) {
+    double& f = c.rope_frequencies[i];
+    const double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+    f = ramp * f / factor + (1 - ramp) * f;
+  }
+}
+
+// Within the original context the frequencies are those of default.
+void limit_dynamic(Scaling& in, ModelConfig& c) {
+  in.positive("factor", 1);
+  c.context = std::min(c.context, in.original_context(in.max_positions));
+}
+
+void limit_longrope(Scaling& in, ModelConfig& c) {
+  const int64_t context = in.original_context(in.max_positions);
+  const double factor = in.positive(
+      "factor", static_cast<double>(in.max_positions) / static_cast<double>(context));
+  const std::vector<double> divisors = in.fields.numbers("short_factor");
+  in.fields.ignore({"long_factor"});
+  if (divisors.size() != c.rope_frequencies.size())
+    in.fields.refuse("short_factor", str("expected ", c.rope_frequencies.size(), " numbers"));
+  for (size_t i = 0; i < divisors.size(); ++i) {
+    if (!(divisors[i] > 0)) in.fields.refuse("short_factor", "expected positive numbers");
+    c.rope_frequencies[i] /= divisors[i];
+  }
+  c.rope_scale = in.positive(
+      "attention_factor",
+      factor <= 1 ? 1 : std::sqrt(1 + std::log(factor) / std::log(static_cast<double>(context))));
+  c.context = std::min(c.context, context);
+}
+
+struct ScalingType {
+  const char* name;
+  void (*apply)(Scaling& in, ModelConfig& config);
+};
+constexpr ScalingType kTypes[] = {{"linear", scale_linear},
+                                  {"llama3", scale_llama3},
+                                  {"yarn", scale_yarn},
+                                  {"dynamic", limit_dynamic},
+                                  {"longrope", limit_longrope},
+                                  {"su", limit_longrope}};
+
+}  // namespace
+
+void read_rope(ConfigFile& file, ModelConfig& c, double default_theta) {
+  c.rope_theta = file.number("rope_theta", default_theta);
+  file.expect("partial_rotary_factor", 1.0);
+  const int64_t original = file.integer("original_max_position_embeddings", 0);
+  const Json* parameters = file.find("rope_parameters");
+  const Json* found = parameters != nullptr ? parameters : file.find("rope_scaling");
+  if (found == nullptr) return;
+  if (!found->is_object()) file.refuse("rope_scaling", "expected an object");
+  Json json = *found;
+  if (original != 0 && json.find("original_max_position_embeddings") == nullptr)
+    json.set("original_max_position_embeddings", original);
+  Scaling in{.fields = ConfigFile(json), .theta = 0, .dim = c.head_dim, .max_positions = c.context};
+  c.rope_theta = in.theta = in.fields.number("rope_theta", c.rope_theta);
+  const std::string type =
+      in.fields.text("rope_type", in.fields.text("type", std::string("default")));
+  in.fields.expect("partial_rotary_factor", 1.0);
+  if (type == "default") return;
+  const auto* known = std::find_if(std::begin(kTypes), std::end(kTypes),
+                                   [&](const ScalingType& t) { return type == t.name; });
+  if (known == std::end(kTypes))
+    in.fields.refuse("rope_type", "known: default, linear, dynamic, yarn, longrope, llama3");
+  if (!(c.rope_theta > 1) || c.head_dim < 2 || c.head_dim % 2 != 0)
+    in.fields.refuse("rope_type", "it needs a rope_theta over 1 and an even head_dim");
+  c.rope_frequencies = kernels::rope_frequencies(c.head_dim, c.rope_theta);
+  known->apply(in, c);
+}
+
+}  // namespace cohort
