@@ -17,6 +17,8 @@
 #include <span>
 
 #include "core/descriptor.h"
+#include "core/parallel.h"
+#include "data/file.h"
 #include "data/json.h"
 
 namespace cohort {
@@ -26,13 +28,6 @@ static_assert(std::endian::native == std::endian::little, "tensors are stored li
 
 constexpr uint64_t kMaxHeader = 100'000'000;
 constexpr const char* kMetadata = "__metadata__";
-
-struct DTypeName {
-  DType dtype;
-  const char* name;
-};
-constexpr DTypeName kDTypes[] = {{DType::kF64, "F64"}, {DType::kF32, "F32"}, {DType::kBF16, "BF16"},
-                                 {DType::kI64, "I64"}, {DType::kI32, "I32"}, {DType::kU8, "U8"}};
 
 std::string system_reason() {
   return std::strerror(errno);
@@ -50,22 +45,34 @@ bool write_all(int fd, const void* data, size_t size) {
   return true;
 }
 
+const char* stored_name(DType dtype) {
+  constexpr const char* kNames[] = {"F64", "F32", "BF16", "I32", "I64", "U8"};
+  return kNames[static_cast<int>(dtype)];
+}
+
+// IEEE half precision, exactly.
+float half_to_float(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, magnitude = half & 0x7fff;
+  if (magnitude >= 0x7c00)  // infinity, NaN
+    return std::bit_cast<float>(sign | 0x7f800000 | magnitude << 13);
+  // Subnormals become normal by a product with 2^112, which is exact.
+  return std::bit_cast<float>(sign | magnitude << 13) * 0x1p112f;
+}
+
 // The JSON header, padded with spaces so that the first tensor starts at a multiple of 8 bytes.
 std::string make_header(const NamedTensors& tensors) {
-  Json header = Json::Object{};
+  Json header = Json::Object{{kMetadata, Json().set("format", "pt")}};
   std::set<std::string> seen{kMetadata};
   int64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
     COHORT_CHECK(tensor.defined(), "[safetensors] tensor '", name, "' is undefined");
     COHORT_CHECK(seen.insert(name).second, "[safetensors] the name '", name,
                  "' is reserved or given twice");
-    const auto* type = std::find_if(std::begin(kDTypes), std::end(kDTypes),
-                                    [&](const DTypeName& d) { return d.dtype == tensor.dtype(); });
     Json shape = Json::Array{};
     for (const int64_t d : tensor.shape()) shape.push_back(d);
     const int64_t end = offset + tensor.nbytes();
     header.set(name, Json()
-                         .set("dtype", type->name)
+                         .set("dtype", stored_name(tensor.dtype()))
                          .set("shape", std::move(shape))
                          .set("data_offsets", Json::Array{offset, end}));
     offset = end;
@@ -77,27 +84,54 @@ std::string make_header(const NamedTensors& tensors) {
 
 }  // namespace
 
+// The format's types. F16 is read as f32; those without a tensor type are known to have a size.
+const SafetensorsFile::StoredType SafetensorsFile::kTypes[] = {
+    {"F64", 8, DType::kF64},   {"F32", 4, DType::kF32},      {"F16", 2, DType::kF32},
+    {"BF16", 2, DType::kBF16}, {"I64", 8, DType::kI64},      {"I32", 4, DType::kI32},
+    {"U8", 1, DType::kU8},     {"I16", 2, std::nullopt},     {"I8", 1, std::nullopt},
+    {"U64", 8, std::nullopt},  {"U32", 4, std::nullopt},     {"U16", 2, std::nullopt},
+    {"BOOL", 1, std::nullopt}, {"F8_E4M3", 1, std::nullopt}, {"F8_E5M2", 1, std::nullopt}};
+
+namespace {
+
+// A file that is written from its start and then flushed to disk.
+class FlushedFile {
+ public:
+  explicit FlushedFile(const std::string& path)
+      : path_(path), file_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
+    if (file_.get() < 0) fail("cannot be opened for writing");
+  }
+  void write(const void* data, size_t size) {
+    if (!write_all(file_.get(), data, size)) fail("cannot be written");
+  }
+  void finish() {
+    if (::fsync(file_.get()) != 0) fail("cannot be flushed to disk");
+    if (!file_.close()) fail("cannot be closed");
+  }
+
+ private:
+  [[noreturn]] void fail(const char* what) const {
+    throw Error(str(path_, ": ", what, ": ", system_reason()));
+  }
+  const std::string path_;
+  Descriptor file_;
+};
+
+}  // namespace
+
 void write_safetensors(const std::string& path, const NamedTensors& tensors) {
   const std::string header = make_header(tensors);
   COHORT_CHECK(header.size() <= kMaxHeader, "[safetensors] ", path, ": a header of ", header.size(),
                " bytes exceeds the format's ", kMaxHeader);
-  const auto fail = [&](const char* what) {
-    throw Error(str(path, ": ", what, ": ", system_reason()));
-  };
-  Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (file.get() < 0) fail("cannot be opened for writing");
+  FlushedFile file(path);
   const uint64_t length = header.size();
-  if (!write_all(file.get(), &length, sizeof length) ||
-      !write_all(file.get(), header.data(), header.size()))
-    fail("cannot be written");
+  file.write(&length, sizeof length);
+  file.write(header.data(), header.size());
   for (const auto& [name, tensor] : tensors) {
     const Tensor bytes = tensor.to(Device{}).contiguous();
-    if (bytes.numel() > 0 &&
-        !write_all(file.get(), bytes.raw(), static_cast<size_t>(bytes.nbytes())))
-      fail("cannot be written");
+    if (bytes.numel() > 0) file.write(bytes.raw(), static_cast<size_t>(bytes.nbytes()));
   }
-  if (::fsync(file.get()) != 0) fail("cannot be flushed to disk");
-  if (!file.close()) fail("cannot be closed");
+  file.finish();
 }
 
 SafetensorsFile::Map::~Map() {
@@ -178,15 +212,15 @@ void SafetensorsFile::read_entry(const std::string& name, const Json& json) {
   const auto shape = find_sizes(json, "shape"), offsets = find_sizes(json, "data_offsets");
   if (type_name == nullptr || !type_name->is_string() || !shape || !offsets || offsets->size() != 2)
     fail(str("malformed header: ", tensor, " needs dtype, shape and data_offsets"));
-  const auto* type = std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](const DTypeName& d) {
-    return d.name == type_name->as_string();
+  const auto* type = std::find_if(std::begin(kTypes), std::end(kTypes), [&](const StoredType& t) {
+    return t.name == type_name->as_string();
   });
-  if (type == std::end(kDTypes))
+  if (type == std::end(kTypes))
     fail(str(tensor, " has dtype ", type_name->as_string(),
-             "; known: F64, F32, BF16, I64, I32, U8; hint: convert the file to one of these"));
+             ", which is not known; hint: convert the file to F32 or BF16"));
   if (shape->size() > kMaxRank)
     fail(str(tensor, " has ", shape->size(), " dimensions, more than ", kMaxRank));
-  const auto bytes = byte_count(*shape, dtype_size(type->dtype));
+  const auto bytes = byte_count(*shape, type->size);
   const auto begin = static_cast<uint64_t>((*offsets)[0]),
              end = static_cast<uint64_t>((*offsets)[1]);
   if (begin > end || end > data_size_)
@@ -194,7 +228,7 @@ void SafetensorsFile::read_entry(const std::string& name, const Json& json) {
              "; the file is truncated or damaged"));
   if (!bytes || static_cast<uint64_t>(*bytes) != end - begin)
     fail(str(tensor, " has ", end - begin, " bytes, which its shape and dtype contradict"));
-  Entry entry{type->dtype, {}, begin, end};
+  Entry entry{type, {}, begin, end};
   for (const int64_t d : *shape) entry.shape.push_back(d);
   names_.push_back(name);
   entries_.emplace(name, entry);
@@ -232,12 +266,169 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
   read_header();
 }
 
-Tensor SafetensorsFile::read(const std::string& name) const {
+DType SafetensorsFile::dtype(const std::string& name) const {
   const Entry& entry = find(name);
-  Tensor tensor = Tensor::empty(entry.shape, entry.dtype);
-  if (entry.end > entry.begin)
-    std::memcpy(tensor.raw(), data_ + entry.begin, entry.end - entry.begin);
+  if (!entry.type->dtype)
+    fail(str("tensor '", name, "' has dtype ", entry.type->name,
+             ", which is not supported; hint: convert the file to F32 or BF16"));
+  return *entry.type->dtype;
+}
+
+Tensor SafetensorsFile::read(const std::string& name) const {
+  Tensor tensor = Tensor::empty(find(name).shape, dtype(name));
+  if (tensor.rank() > 0) {
+    read_rows(name, 0, tensor);
+  } else {
+    Tensor row = tensor.reshape({1});
+    read_elements(find(name), 0, row);
+  }
   return tensor;
+}
+
+void SafetensorsFile::read_rows(const std::string& name, int64_t first, Tensor& out) const {
+  const Entry& entry = find(name);
+  Shape expected = entry.shape;
+  COHORT_CHECK(out.rank() > 0 && out.rank() == expected.rank() && first >= 0 &&
+                   first + out.dim(0) <= expected[0],
+               "[safetensors] rows ", first, " ... of ", expected.str(), " do not fit ", out.str());
+  expected[0] = out.dim(0);
+  COHORT_CHECK(out.shape() == expected, "[safetensors] expected rows ", expected.str(), ", got ",
+               out.str());
+  dtype(name);  // it must have one
+  const int64_t row = out.dim(0) == 0 ? 0 : out.numel() / out.dim(0);
+  Tensor flat = out.reshape({out.numel()});
+  read_elements(entry, first * row, flat);
+}
+
+// Chunk by chunk: a chunk is copied from the mapping to plain memory, by all threads, because the
+// mapping's pages may still have to come from the disk; from there it goes to its place.
+void SafetensorsFile::read_elements(const Entry& entry, int64_t first, Tensor& out) const {
+  constexpr int64_t kChunk = 4 << 20, kGrain = 64 << 10;  // elements
+  const bool half = std::string_view(entry.type->name) == "F16";
+  const DType dtype = *entry.type->dtype;
+  for (int64_t begin = 0; begin < out.numel(); begin += kChunk) {
+    const int64_t count = std::min(kChunk, out.numel() - begin);
+    Tensor place = out.narrow(0, begin, count);
+    const bool direct = place.device().is_cpu() && place.dtype() == dtype;
+    Tensor chunk = direct ? place : Tensor::empty({count}, dtype);
+    const uint8_t* source =
+        data_ + entry.begin + static_cast<uint64_t>(first + begin) * entry.type->size;
+    parallel_for(count, kGrain, [&](int64_t from, int64_t to) {
+      const size_t size = entry.type->size;
+      const uint8_t* bytes = source + static_cast<size_t>(from) * size;
+      if (half) {
+        for (int64_t i = from; i < to; ++i, bytes += size) {
+          uint16_t value;
+          std::memcpy(&value, bytes, sizeof value);
+          chunk.data<float>()[i] = half_to_float(value);
+        }
+      } else {
+        std::memcpy(static_cast<uint8_t*>(chunk.raw()) + static_cast<size_t>(from) * size, bytes,
+                    static_cast<size_t>(to - from) * size);
+      }
+    });
+    if (!direct) place.copy_(chunk);
+  }
+}
+
+namespace {
+
+std::string file_name(const std::string& stem) {
+  return stem + ".safetensors";
+}
+std::string index_name(const std::string& stem) {
+  return file_name(stem) + ".index.json";
+}
+
+}  // namespace
+
+std::vector<std::string> write_sharded(const std::string& dir, const std::string& stem,
+                                       const NamedTensors& tensors, int64_t shard_bytes) {
+  std::vector<NamedTensors> shards(1);
+  int64_t bytes = 0, total = 0;
+  for (const auto& tensor : tensors) {
+    if (bytes > 0 && bytes + tensor.second.nbytes() > shard_bytes) {
+      shards.emplace_back();
+      bytes = 0;
+    }
+    bytes += tensor.second.nbytes();
+    total += tensor.second.nbytes();
+    shards.back().push_back(tensor);
+  }
+  if (shards.size() == 1) {
+    write_safetensors(dir + "/" + file_name(stem), tensors);
+    return {file_name(stem)};
+  }
+  const auto number = [](size_t n) {
+    const std::string digits = std::to_string(n);
+    return std::string(5 - std::min<size_t>(5, digits.size()), '0') + digits;
+  };
+  std::vector<std::string> names;
+  Json::Object places;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    names.push_back(file_name(stem + "-" + number(i + 1) + "-of-" + number(shards.size())));
+    write_safetensors(dir + "/" + names.back(), shards[i]);
+    for (const auto& [name, tensor] : shards[i]) places.emplace_back(name, names.back());
+  }
+  Json index;
+  index.set("metadata", Json().set("total_size", total)).set("weight_map", std::move(places));
+  FlushedFile file(dir + "/" + index_name(stem));
+  const std::string text = index.dump(2) + "\n";
+  file.write(text.data(), text.size());
+  file.finish();
+  names.push_back(index_name(stem));
+  return names;
+}
+
+bool SafetensorsFolder::is_there(const std::string& dir, const std::string& stem) {
+  for (const std::string& name : {file_name(stem), index_name(stem)})
+    if (::access((dir + "/" + name).c_str(), F_OK) == 0) return true;
+  return false;
+}
+
+SafetensorsFolder::SafetensorsFolder(const std::string& dir, const std::string& stem) {
+  path_ = dir + "/" + file_name(stem);
+  const std::string index = dir + "/" + index_name(stem);
+  if (::access(path_.c_str(), F_OK) != 0 && ::access(index.c_str(), F_OK) == 0) {
+    path_ = index;
+    open_shards(dir);
+    return;
+  }
+  files_.push_back(std::make_unique<SafetensorsFile>(path_));
+  for (const std::string& name : files_[0]->names()) file_of_[name] = files_[0].get();
+}
+
+void SafetensorsFolder::open_shards(const std::string& dir) {
+  const Json index = parse_json(read_input_file(path_), path_);
+  const Json* places = index.find("weight_map");
+  if (places == nullptr || !places->is_object())
+    throw InputError(path_ + ": expected an object weight_map");
+  std::map<std::string, const SafetensorsFile*> shards;
+  for (const auto& [name, place] : places->as_object()) {
+    const std::string& file = place.as_string();
+    if (file.empty() || file.find('/') != file.npos)
+      throw InputError(str(path_, ": weight_map: '", file, "' is no name of a file"));
+    const SafetensorsFile*& shard = shards[file];
+    if (shard == nullptr) {
+      files_.push_back(std::make_unique<SafetensorsFile>(dir + "/" + file));
+      shard = files_.back().get();
+    }
+    if (!shard->contains(name))
+      throw InputError(
+          str(path_, ": weight_map says that ", file, " holds '", name, "', but it does not"));
+    file_of_[name] = shard;
+  }
+}
+
+const SafetensorsFile* SafetensorsFolder::find(const std::string& name) const {
+  const auto it = file_of_.find(name);
+  return it == file_of_.end() ? nullptr : it->second;
+}
+
+std::vector<std::string> SafetensorsFolder::names() const {
+  std::vector<std::string> all;
+  for (const auto& [name, file] : file_of_) all.push_back(name);
+  return all;
 }
 
 }  // namespace cohort

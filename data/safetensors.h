@@ -3,6 +3,8 @@
 #pragma once
 
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +20,12 @@ using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 // Writes in the given order and flushes to disk (fsync). Throws Error with the path and the
 // system's reason.
 void write_safetensors(const std::string& path, const NamedTensors& tensors);
+// Writes DIR/STEM.safetensors, or, where that would have more than `shard_bytes` of tensors, shards
+// STEM-00001-of-00003.safetensors, ... and STEM.safetensors.index.json, which says what is where.
+// Returns the names of the files. Throws as write_safetensors() does.
+std::vector<std::string> write_sharded(const std::string& dir, const std::string& stem,
+                                       const NamedTensors& tensors,
+                                       int64_t shard_bytes = 5'000'000'000);
 
 // A file open for reading (memory-mapped). Throws InputError("PATH: ..."): missing, truncated,
 // overlapping or out-of-range tensors, unknown dtype, malformed header.
@@ -28,13 +36,24 @@ class SafetensorsFile {
   const std::vector<std::string>& names() const { return names_; }
   bool contains(const std::string& name) const { return entries_.contains(name); }
   Shape shape(const std::string& name) const { return find(name).shape; }
-  DType dtype(const std::string& name) const { return find(name).dtype; }
+  // Of read(): f32 for F16. Throws InputError for types that have no tensors here (I16, F8, ...).
+  DType dtype(const std::string& name) const;
+  // The name of the type in the file: "BF16".
+  const char* stored_dtype(const std::string& name) const { return find(name).type->name; }
   // A copy. Throws InputError naming the file and the known names if there is no such tensor.
   Tensor read(const std::string& name) const;
+  // Rows first, first + 1, ... of a tensor, converted to the dtype of `out`, which is contiguous,
+  // on any device, and says how many: no other copy of the whole is made.
+  void read_rows(const std::string& name, int64_t first, Tensor& out) const;
 
  private:
+  struct StoredType {
+    const char* name;
+    size_t size;
+    std::optional<DType> dtype;
+  };
   struct Entry {
-    DType dtype;
+    const StoredType* type;
     Shape shape;
     uint64_t begin, end;  // within the data, which follows the header
   };
@@ -47,6 +66,7 @@ class SafetensorsFile {
     ~Map();
   };
 
+  static const StoredType kTypes[];
   [[noreturn]] void fail(const std::string& what) const { throw InputError(path_ + ": " + what); }
   void open();
   void read_header();
@@ -54,6 +74,7 @@ class SafetensorsFile {
   void read_entry(const std::string& name, const Json& json);
   void check_layout() const;
   const Entry& find(const std::string& name) const;
+  void read_elements(const Entry& entry, int64_t first, Tensor& out) const;
 
   const std::string path_;
   Map map_;
@@ -61,6 +82,27 @@ class SafetensorsFile {
   uint64_t data_size_ = 0;
   std::vector<std::string> names_;
   std::map<std::string, Entry> entries_;
+};
+
+// The tensors of DIR/STEM.safetensors, or of the shards that DIR/STEM.safetensors.index.json lists.
+// Throws InputError as SafetensorsFile does, and for an index that does not fit its shards.
+class SafetensorsFolder {
+ public:
+  SafetensorsFolder(const std::string& dir, const std::string& stem);
+  // Whether there are such files.
+  static bool is_there(const std::string& dir, const std::string& stem);
+
+  // The file that holds a tensor; nullptr: none does.
+  const SafetensorsFile* find(const std::string& name) const;
+  std::vector<std::string> names() const;
+  // The file that says what there is.
+  const std::string& path() const { return path_; }
+
+ private:
+  void open_shards(const std::string& dir);
+  std::string path_;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::map<std::string, const SafetensorsFile*> file_of_;
 };
 
 }  // namespace cohort

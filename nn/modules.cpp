@@ -39,8 +39,7 @@ kernels::DropoutSpec dropout_spec(double p, const Pass& pass, int layer, Dropout
 Linear::Linear(const MakeParameter& make, const std::string& name, int64_t out, int64_t in,
                double std, Bias has_bias)
     : weight(make({name + ".weight", {out, in}, ParameterSpec::Use::kProduct, std})) {
-  if (has_bias == Bias::kYes)
-    bias = make({name + ".bias", {out}, ParameterSpec::Use::kVector, 0});
+  if (has_bias == Bias::kYes) bias = make({name + ".bias", {out}, ParameterSpec::Use::kVector, 0});
 }
 
 Norm::Norm(const MakeParameter& make, const std::string& name, const ModelConfig& c)
@@ -65,9 +64,9 @@ Variable Norm::apply(std::span<const Variable> in) const {
 }
 
 Variable Norm::keep(const Variable& y, const Variable& x) const {
-  return keep_or_recompute(
-      recompute_, y, [norm = *this](std::span<const Variable> in) { return norm.apply(in); },
-      {x, weight_, bias_});
+  return keep_or_recompute(recompute_, y,
+                           [norm = *this](std::span<const Variable> in) { return norm.apply(in); },
+                           {x, weight_, bias_});
 }
 
 Variable Norm::operator()(const Variable& x) const {
@@ -140,7 +139,8 @@ void SelfAttention::append_to(Parameters& all) const {
 Mlp::Mlp(const MakeParameter& make, const std::string& name, const ModelConfig& c)
     : type_(c.mlp), recompute_(c.recompute) {
   const auto bias = c.bias || c.mlp_bias ? Linear::Bias::kYes : Linear::Bias::kNo;
-  if (is_gated(c.mlp)) gate_ = Linear(make, name + ".gate_proj", c.d_ff, c.d_model, c.init_std, bias);
+  if (is_gated(c.mlp))
+    gate_ = Linear(make, name + ".gate_proj", c.d_ff, c.d_model, c.init_std, bias);
   up_ = Linear(make, name + ".up_proj", c.d_ff, c.d_model, c.init_std, bias);
   down_ = Linear(make, name + ".down_proj", c.d_model, c.d_ff, output_init_std(c), bias);
 }

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
-#include <set>
 
 #include "core/log.h"
 #include "core/parallel.h"
@@ -21,9 +20,11 @@ constexpr int64_t kFormat = 1;
 constexpr const char* kPrefix = "step-";
 constexpr const char* kTemporary = ".tmp-";
 constexpr const char* kReplaced = ".old-";
-// What every checkpoint has, besides the manifest.
-constexpr const char* kMembers[] = {"model.safetensors", "optimizer.safetensors", "config.json",
-                                    "tokenizer.json", "state.json"};
+// What every checkpoint has, besides the manifest, the weights and the tokenizer's files.
+constexpr const char* kMembers[] = {"optimizer.safetensors", "config.json", "state.json"};
+// Weights in one file or in shards; a tokenizer of one file or of several.
+constexpr const char* kAlternatives[][2] = {{"model.safetensors", "model.safetensors.index.json"},
+                                            {"tokenizer.json", "vocab.json"}};
 
 std::atomic<int> g_saving{0};
 struct SaveInProgress {
@@ -77,17 +78,11 @@ std::vector<fs::path> list_stages(const std::string& run_dir) {
   return last_first(std::move(found));
 }
 
-NamedTensors weights_of(const Transformer& model) {
-  NamedTensors out;
-  for (const NamedParameter& p : model.parameters()) out.emplace_back(p.name, p.variable.value());
-  return out;
-}
-
 // Of the files that have just been written, whatever else could not be removed from the directory.
-void write_manifest(const fs::path& dir, const CheckpointView& view) {
+void write_manifest(const fs::path& dir, std::vector<std::string> names) {
   Json files;
-  std::set<std::string> names(std::begin(kMembers), std::end(kMembers));
-  if (view.reference != nullptr) names.insert("reference.safetensors");
+  names.insert(names.end(), std::begin(kMembers), std::end(kMembers));
+  std::sort(names.begin(), names.end());
   for (const std::string& name : names) {
     const std::string path = dir / name;
     Json file;
@@ -136,19 +131,8 @@ Json read_json(const std::string& checkpoint, const char* name) {
   return parse_json(read_text_file(path), path);
 }
 
-ModelConfig saved_config(const std::string& checkpoint) {
-  const Json json = read_json(checkpoint, "config.json");
-  try {
-    ModelConfig config = ModelConfig::from_json(json);
-    config.resolve();
-    return config;
-  } catch (const InputError& e) {
-    throw InputError(str((fs::path(checkpoint) / "config.json").string(), ": ", e.what()));
-  }
-}
-
 ModelDescription saved_model(const std::string& checkpoint) {
-  ModelDescription saved{saved_config(checkpoint),
+  ModelDescription saved{load_config(checkpoint),
                          make_tokenizer(read_json(checkpoint, "tokenizer.json"))};
   if (saved.tokenizer->vocab_size() != saved.config.vocab_size)
     throw InputError(str(checkpoint, ": config.json has a vocabulary of ", saved.config.vocab_size,
@@ -161,7 +145,7 @@ LoadedModel load_saved(const std::string& checkpoint, ModelDescription saved, DT
                        Device device) {
   LoadedModel loaded{std::make_unique<Transformer>(saved.config, dtype, std::nullopt, device),
                      std::move(saved.tokenizer)};
-  load_weights(*loaded.model, (fs::path(checkpoint) / "model.safetensors").string());
+  load_weights(*loaded.model, checkpoint);
   return loaded;
 }
 
@@ -237,14 +221,16 @@ void save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t
   const auto write_json = [&](const char* file, const Json& json) {
     write_file_durable(temporary / file, json.dump(2) + "\n");
   };
-  write_safetensors(temporary / "model.safetensors", weights_of(view.model));
+  std::vector<std::string> files = save_weights(view.model, temporary);
   if (view.reference != nullptr)
-    write_safetensors(temporary / "reference.safetensors", weights_of(*view.reference));
+    for (std::string& file : save_weights(*view.reference, temporary, "reference"))
+      files.push_back(std::move(file));
   write_safetensors(temporary / "optimizer.safetensors", view.optimizer.state());
-  write_json("config.json", view.model.config().to_json());
+  write_json("config.json", saved_config(view.model));
   write_json("tokenizer.json", view.tokenizer.to_json());
+  files.push_back("tokenizer.json");
   write_json("state.json", view.state.to_json());
-  write_manifest(temporary, view);
+  write_manifest(temporary, std::move(files));
   sync_directory(temporary.string());
   // The step may be there already: a damaged one that the run went back behind. newest_checkpoint()
   // knows the name that the old one has for a moment.
@@ -289,10 +275,14 @@ void verify_checkpoint(const std::string& checkpoint) {
   const int64_t format = manifest.at("format").as_int();
   if (format != kFormat)
     throw InputError(str(path, ": checkpoint format ", format, ", this version reads ", kFormat));
-  for (const char* name : kMembers)
-    if (manifest.at("files").find(name) == nullptr)
+  const Json& files = manifest.at("files");
+  const auto require = [&](const char* name, const char* other) {
+    if (files.find(name) == nullptr && files.find(other) == nullptr)
       throw InputError(str("damaged checkpoint: ", path, " does not list ", name));
-  for (const auto& [name, file] : manifest.at("files").as_object()) {
+  };
+  for (const char* name : kMembers) require(name, name);
+  for (const auto& [name, other] : kAlternatives) require(name, other);
+  for (const auto& [name, file] : files.as_object()) {
     const std::string member = (dir / name).string();
     const int64_t size = readable_size(member);
     if (size < 0) throw InputError(str("damaged checkpoint: ", member, " is missing"));
@@ -332,6 +322,8 @@ std::string find_checkpoint(const std::string& path) {
     verify_checkpoint(path);
     return path;
   }
+  // A folder of Hugging Face's, which has no checksums.
+  if (is_model_folder(path) && !path_exists(path + "/state.json")) return path;
   std::vector<fs::path> candidates{path, fs::path(path) / "checkpoints"};
   // The last stage that has a checkpoint is what the run arrived at.
   const std::vector<fs::path> stages = list_stages(path);
@@ -340,24 +332,6 @@ std::string find_checkpoint(const std::string& path) {
     if (const auto found = newest_checkpoint(candidate.string())) return *found;
   throw InputError(str("no usable checkpoint in ", path,
                        "; hint: give a run directory, or a directory step-N inside it"));
-}
-
-void load_weights(Transformer& model, const std::string& path) {
-  const SafetensorsFile file(path);
-  std::set<std::string> known;
-  for (const NamedParameter& p : model.parameters()) known.insert(p.name);
-  for (const std::string& name : file.names())
-    if (!known.contains(name))
-      throw InputError(str(path, ": the model has no tensor '", name,
-                           "'; hint: do config.json and the file belong together?"));
-  for (const NamedParameter& p : model.parameters()) {
-    const Tensor saved = file.read(p.name);
-    if (saved.shape() != p.variable.shape())
-      throw InputError(str(path, ": ", p.name, ": expected shape ", p.variable.shape().str(),
-                           ", found ", saved.shape().str()));
-    Tensor value = p.variable.value();
-    value.copy_(saved);
-  }
 }
 
 LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device) {

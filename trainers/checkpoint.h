@@ -23,7 +23,7 @@
 
 #include "data/json.h"
 #include "data/tokenizer.h"
-#include "nn/transformer.h"
+#include "nn/model_folder.h"
 #include "trainers/config.h"
 #include "trainers/files.h"
 #include "trainers/optimizer.h"
@@ -90,7 +90,8 @@ std::optional<std::string> newest_checkpoint(const std::string& dir,
                                              const std::string& before = "");
 
 // What the user may mean by `path`: a checkpoint, a directory of checkpoints, a run directory (its
-// last stage). Throws InputError if there is no usable checkpoint.
+// last stage), a folder with a model from Hugging Face. Throws InputError if there is no usable
+// checkpoint.
 std::string find_checkpoint(const std::string& path);
 
 // load(checkpoint) for find_checkpoint(path); once more where a run in progress, which keeps only
@@ -127,9 +128,6 @@ ModelDescription describe_model(const std::string& checkpoint, const TrainConfig
 // from.
 void check_compatible(const TrainConfig& config, const ModelConfig& model,
                       const Tokenizer& tokenizer, const std::string& source);
-// Weights from one safetensors file into a model. Throws InputError for a missing tensor or another
-// shape.
-void load_weights(Transformer& model, const std::string& file);
 TrainState load_state(const std::string& checkpoint);
 
 }  // namespace cohort

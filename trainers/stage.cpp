@@ -66,7 +66,7 @@ void Stage::build_model(const StageSetup& setup) {
     reference_ =
         std::make_unique<Transformer>(loaded.model->config(), config_.dtype, std::nullopt, device_);
     if (resumed)
-      load_weights(*reference_, *resumed + "/reference.safetensors");
+      load_weights(*reference_, *resumed, "reference");
     else
       reference_->copy_from(*loaded.model);
   }

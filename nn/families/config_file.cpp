@@ -7,22 +7,76 @@ namespace cohort {
 namespace {
 
 // About training, generation, files and programs, not about what a forward computes.
-constexpr const char* kHarmless[] = {
-    "architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "use_cache",
-    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id",
-    "decoder_start_token_id", "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop",
-    "hidden_dropout", "hidden_dropout_prob", "initializer_range", "pretraining_tp", "auto_map",
-    "task_specific_params", "output_attentions", "output_hidden_states", "return_dict", "id2label",
-    "label2id", "problem_type", "tokenizer_class", "prefix", "chunk_size_feed_forward",
-    "tf_legacy_loss", "use_bfloat16", "pruned_heads", "torchscript", "finetuning_task",
-    "gradient_checkpointing", "cache_implementation", "transformers.js_config", "max_length",
-    "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
-    "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty",
-    "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
-    "num_return_sequences", "output_scores", "return_dict_in_generate", "forced_bos_token_id",
-    "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
-    "suppress_tokens", "begin_suppress_tokens", "loss_type", "is_llama_config",
-    "rope_interleaved", "model_name", "name_or_path", "keys_to_ignore_at_inference"};
+constexpr const char* kHarmless[] = {"architectures",
+                                     "model_type",
+                                     "torch_dtype",
+                                     "dtype",
+                                     "transformers_version",
+                                     "use_cache",
+                                     "bos_token_id",
+                                     "eos_token_id",
+                                     "pad_token_id",
+                                     "sep_token_id",
+                                     "unk_token_id",
+                                     "decoder_start_token_id",
+                                     "attention_dropout",
+                                     "attn_pdrop",
+                                     "embd_pdrop",
+                                     "resid_pdrop",
+                                     "hidden_dropout",
+                                     "hidden_dropout_prob",
+                                     "initializer_range",
+                                     "pretraining_tp",
+                                     "auto_map",
+                                     "task_specific_params",
+                                     "output_attentions",
+                                     "output_hidden_states",
+                                     "return_dict",
+                                     "id2label",
+                                     "label2id",
+                                     "problem_type",
+                                     "tokenizer_class",
+                                     "prefix",
+                                     "chunk_size_feed_forward",
+                                     "tf_legacy_loss",
+                                     "use_bfloat16",
+                                     "pruned_heads",
+                                     "torchscript",
+                                     "finetuning_task",
+                                     "gradient_checkpointing",
+                                     "cache_implementation",
+                                     "transformers.js_config",
+                                     "max_length",
+                                     "min_length",
+                                     "do_sample",
+                                     "early_stopping",
+                                     "num_beams",
+                                     "num_beam_groups",
+                                     "diversity_penalty",
+                                     "temperature",
+                                     "top_k",
+                                     "top_p",
+                                     "typical_p",
+                                     "repetition_penalty",
+                                     "length_penalty",
+                                     "no_repeat_ngram_size",
+                                     "encoder_no_repeat_ngram_size",
+                                     "bad_words_ids",
+                                     "num_return_sequences",
+                                     "output_scores",
+                                     "return_dict_in_generate",
+                                     "forced_bos_token_id",
+                                     "forced_eos_token_id",
+                                     "remove_invalid_values",
+                                     "exponential_decay_length_penalty",
+                                     "suppress_tokens",
+                                     "begin_suppress_tokens",
+                                     "loss_type",
+                                     "is_llama_config",
+                                     "rope_interleaved",
+                                     "model_name",
+                                     "name_or_path",
+                                     "keys_to_ignore_at_inference"};
 
 bool is_harmless(const std::string& field) {
   for (const char* prefix : {"_", "summary_", "unsloth"})
@@ -102,10 +156,10 @@ std::vector<std::string> ConfigFile::texts(const char* field) {
 void ConfigFile::expect(const char* field, const Json& value) {
   const Json* found = find(field);
   if (found == nullptr) return;
-  const bool equal = found->is_number() && value.is_number() ? found->as_double() == value.as_double()
-                                                             : found->dump() == value.dump();
-  if (!equal)
-    refuse(field, str("only ", value.dump(), " is supported"));
+  const bool equal = found->is_number() && value.is_number()
+                         ? found->as_double() == value.as_double()
+                         : found->dump() == value.dump();
+  if (!equal) refuse(field, str("only ", value.dump(), " is supported"));
 }
 
 void ConfigFile::refuse(const char* field, const std::string& why) const {
@@ -117,8 +171,9 @@ void ConfigFile::refuse(const char* field, const std::string& why) const {
 void ConfigFile::check_all_used() const {
   for (const auto& [field, value] : json_.as_object()) {
     if (field == "quantization_config" && !says_nothing(value))
-      throw InputError("the field quantization_config: quantized weights are not supported; hint: "
-                       "use the model's folder with bf16 weights");
+      throw InputError(
+          "the field quantization_config: quantized weights are not supported; hint: "
+          "use the model's folder with bf16 weights");
     if (used_.contains(field) || says_nothing(value) || is_harmless(field)) continue;
     throw InputError(
         str("the field ", field, " is not supported for model_type ",

@@ -32,7 +32,9 @@ class ConfigFile {
   const Json* find(const char* field);
 
   // Fields that say nothing about the model's maths.
-  void ignore(std::initializer_list<const char*> fields) { used_.insert(fields.begin(), fields.end()); }
+  void ignore(std::initializer_list<const char*> fields) {
+    used_.insert(fields.begin(), fields.end());
+  }
   // Throws InputError unless the field has this value, or is absent.
   void expect(const char* field, const Json& value);
   [[noreturn]] void refuse(const char* field, const std::string& why) const;
@@ -82,7 +84,7 @@ struct DecoderDefaults {
   int64_t context = 2048;
   bool tie_embeddings = false;
   const char* activation = "silu";  // of the gate
-  int64_t head_dim = 0;              // 0: hidden_size / num_attention_heads
+  int64_t head_dim = 0;             // 0: hidden_size / num_attention_heads
 };
 ModelConfig read_decoder(ConfigFile& file, const DecoderDefaults& defaults);
 // rope_parameters, or rope_theta and rope_scaling: fills rope_theta, rope_frequencies and

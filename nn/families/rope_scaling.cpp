@@ -54,8 +54,7 @@ void scale_llama3(Scaling& in, ModelConfig& c) {
 
 void scale_yarn(Scaling& in, ModelConfig& c) {
   const auto context = static_cast<double>(in.original_context(in.max_positions));
-  const double factor =
-      in.positive("factor", static_cast<double>(in.max_positions) / context);
+  const double factor = in.positive("factor", static_cast<double>(in.max_positions) / context);
   const auto grow = [](double scale, double mscale) {
     return scale <= 1 ? 1.0 : 0.1 * mscale * std::log(scale) + 1;
   };
@@ -68,7 +67,8 @@ void scale_yarn(Scaling& in, ModelConfig& c) {
   const auto dimension = [&](double turns) {
     return dim * std::log(context / (turns * 2 * std::numbers::pi)) / (2 * std::log(in.theta));
   };
-  double low = dimension(in.positive("beta_fast", 32)), high = dimension(in.positive("beta_slow", 1));
+  double low = dimension(in.positive("beta_fast", 32)),
+         high = dimension(in.positive("beta_slow", 1));
   if (in.fields.flag("truncate", true)) {
     low = std::floor(low);
     high = std::ceil(high);
@@ -91,8 +91,8 @@ void limit_dynamic(Scaling& in, ModelConfig& c) {
 
 void limit_longrope(Scaling& in, ModelConfig& c) {
   const int64_t context = in.original_context(in.max_positions);
-  const double factor = in.positive(
-      "factor", static_cast<double>(in.max_positions) / static_cast<double>(context));
+  const double factor =
+      in.positive("factor", static_cast<double>(in.max_positions) / static_cast<double>(context));
   const std::vector<double> divisors = in.fields.numbers("short_factor");
   in.fields.ignore({"long_factor"});
   if (divisors.size() != c.rope_frequencies.size())
@@ -111,12 +111,9 @@ struct ScalingType {
   const char* name;
   void (*apply)(Scaling& in, ModelConfig& config);
 };
-constexpr ScalingType kTypes[] = {{"linear", scale_linear},
-                                  {"llama3", scale_llama3},
-                                  {"yarn", scale_yarn},
-                                  {"dynamic", limit_dynamic},
-                                  {"longrope", limit_longrope},
-                                  {"su", limit_longrope}};
+constexpr ScalingType kTypes[] = {{"linear", scale_linear},     {"llama3", scale_llama3},
+                                  {"yarn", scale_yarn},         {"dynamic", limit_dynamic},
+                                  {"longrope", limit_longrope}, {"su", limit_longrope}};
 
 }  // namespace
 

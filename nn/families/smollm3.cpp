@@ -4,7 +4,8 @@
 namespace cohort {
 
 ModelConfig read_smollm3(ConfigFile& file) {
-  ModelConfig c = read_decoder(file, {.rope_theta = 2000000, .context = 32768, .tie_embeddings = true});
+  ModelConfig c =
+      read_decoder(file, {.rope_theta = 2000000, .context = 32768, .tie_embeddings = true});
   c.qkv_bias = c.o_bias = file.flag("attention_bias", false);
   c.mlp_bias = file.flag("mlp_bias", false);
   const std::vector<double> rotary = file.numbers("no_rope_layers");  // 1: rotary

@@ -102,7 +102,7 @@ TEST_F(Checkpoints, HoldTheReferencePolicyWhereThereIsOne) {
   EXPECT_FALSE(fs::exists(save(1) + "/reference.safetensors"));
   const Transformer reference(model_->config(), DType::kF32, 9);
   Transformer loaded(model_->config(), DType::kF32, 0);
-  load_weights(loaded, save(2, -1, 2, &reference) + "/reference.safetensors");
+  load_weights(loaded, save(2, -1, 2, &reference), "reference");
   for (size_t i = 0; i < loaded.parameters().size(); ++i)
     EXPECT_TRUE(bit_equal(loaded.parameters()[i].variable.value(),
                           reference.parameters()[i].variable.value()));
@@ -367,7 +367,7 @@ TEST_F(Checkpoints, WeightsOfAnotherShapeAreRefused) {
   ModelConfig wider = model_->config();
   wider.d_ff += 16;
   Transformer other(wider, DType::kF32, 1);
-  EXPECT_THROW_WITH(load_weights(other, at + "/model.safetensors"), InputError, "expected shape");
+  EXPECT_THROW_WITH(load_weights(other, at), InputError, "expected shape");
   AdamW optimizer(other.parameters(), OptimizerConfig{});
   EXPECT_THROW_WITH(optimizer.load(SafetensorsFile(at + "/optimizer.safetensors"), 1), InputError,
                     "optimizer state");
@@ -391,7 +391,7 @@ TEST_F(Checkpoints, WeightsThatTheModelHasNotAreRefused) {
     tensors.emplace_back(p.name, p.variable.value());
   tensors.emplace_back("model.layers.9.extra", Tensor::zeros({2}, DType::kF32));
   write_safetensors(temporary_.path("more.safetensors"), tensors);
-  EXPECT_THROW_WITH(load_weights(*model_, temporary_.path("more.safetensors")), InputError,
+  EXPECT_THROW_WITH(load_weights(*model_, temporary_.path(""), "more"), InputError,
                     "the model has no tensor 'model.layers.9.extra'");
 }
 
