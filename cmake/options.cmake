@@ -3,6 +3,7 @@ set(COHORT_CUDA AUTO CACHE STRING "CUDA support: AUTO, ON or OFF")
 set_property(CACHE COHORT_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(COHORT_ARCH native CACHE STRING "CPU to compile for: native, or x86-64-v3 for a binary that travels")
 option(COHORT_SANITIZE "Address and undefined behaviour sanitizers" OFF)
+option(COHORT_FUZZ "Build the fuzz targets of tests/fuzz, and nothing else (clang)" OFF)
 option(COHORT_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(COHORT_BUILD_BENCH "Build the benchmarks" ${PROJECT_IS_TOP_LEVEL})
 
@@ -50,6 +51,9 @@ if(COHORT_SANITIZE)
   target_compile_options(cohort_options INTERFACE -fsanitize=address,undefined
     -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
   target_link_options(cohort_options INTERFACE -fsanitize=address,undefined)
+  if(COHORT_FUZZ)
+    target_compile_options(cohort_options INTERFACE -fsanitize=fuzzer-no-link)
+  endif()
 endif()
 
 # CUDA, for any GPU from sm_80 on.

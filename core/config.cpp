@@ -91,7 +91,7 @@ class Builder final : public YAML::EventHandler {
       set_key(top, std::move(node));
     } else {
       node.line = top.key->line;
-      top.node.entries.emplace_back(std::move(top.key->scalar), std::move(node));
+      top.node.entries.push_back({std::move(top.key->scalar), std::move(node)});
       top.key.reset();
     }
   }
@@ -154,7 +154,7 @@ ConfigNode override_value(const std::string& text) {
     node.file = "command line";
     node.line = 0;
     for (ConfigNode& item : node.items) clear_lines(item);
-    for (auto& entry : node.entries) clear_lines(entry.second);
+    for (auto& entry : node.entries) clear_lines(entry.value);
   };
   clear_lines(value);
   value.typed = text;
@@ -578,7 +578,7 @@ void ConfigNode::set(const std::string& key, ConfigNode value) {
       return;
     }
   }
-  entries.emplace_back(key, std::move(value));
+  entries.push_back({key, std::move(value)});
 }
 
 ConfigNode parse_yaml(const std::string& text, const std::string& file_name) {

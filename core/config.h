@@ -26,12 +26,13 @@ namespace cohort {
 
 // A parsed YAML value with the place it came from.
 struct ConfigNode {
+  struct Entry;
   enum class Kind { kNull, kScalar, kList, kMap };
   Kind kind = Kind::kNull;
   std::string scalar;
-  bool quoted = false;                                      // a quoted scalar is always text
-  std::vector<ConfigNode> items;                            // kList
-  std::vector<std::pair<std::string, ConfigNode>> entries;  // kMap, in file order
+  bool quoted = false;            // a quoted scalar is always text
+  std::vector<ConfigNode> items;  // kList
+  std::vector<Entry> entries;     // kMap, in file order
   std::string file;
   int line = 0;                      // from 1; 0 for values given on the command line
   std::optional<std::string> typed;  // of an override's value: all of its text
@@ -44,6 +45,10 @@ struct ConfigNode {
   std::optional<std::string> text() const;
   // Adds a key or replaces its value.
   void set(const std::string& key, ConfigNode value);
+};
+struct ConfigNode::Entry {
+  std::string key;
+  ConfigNode value;
 };
 
 // Throw InputError for a file that cannot be read or has more than 1 MiB, bad syntax, a duplicate

@@ -6,16 +6,6 @@
 
 namespace cohort::kernels {
 
-std::vector<double> rope_frequencies(int64_t head_dim, double theta) {
-  COHORT_CHECK(head_dim > 0 && head_dim % 2 == 0 && theta > 0,
-               "[rope_frequencies] expected an even head_dim and theta > 0, got ", head_dim,
-               " and ", theta);
-  std::vector<double> frequencies;
-  for (int64_t i = 0; i < head_dim; i += 2)
-    frequencies.push_back(std::pow(theta, -static_cast<double>(i) / static_cast<double>(head_dim)));
-  return frequencies;
-}
-
 Tensor rope_table(int64_t positions, std::span<const double> frequencies, double scale,
                   DType dtype) {
   const auto half = static_cast<int64_t>(frequencies.size());

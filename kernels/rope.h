@@ -3,6 +3,7 @@
 //   y[i + D/2]   = x[i + D/2] cos + x[i] sin,        angle = position theta^(-2i / D), i < D/2
 #pragma once
 
+#include <cmath>
 #include <span>
 #include <vector>
 
@@ -11,7 +12,15 @@
 namespace cohort::kernels {
 
 // theta^(-2i / head_dim) for i < head_dim / 2; head_dim is even.
-std::vector<double> rope_frequencies(int64_t head_dim, double theta);
+inline std::vector<double> rope_frequencies(int64_t head_dim, double theta) {
+  COHORT_CHECK(head_dim > 0 && head_dim % 2 == 0 && theta > 0,
+               "[rope_frequencies] expected an even head_dim and theta > 0, got ", head_dim,
+               " and ", theta);
+  std::vector<double> frequencies;
+  for (int64_t i = 0; i < head_dim; i += 2)
+    frequencies.push_back(std::pow(theta, -static_cast<double>(i) / static_cast<double>(head_dim)));
+  return frequencies;
+}
 // The one table that training, prefill and decode share: [positions, 2 x frequencies], the cosines
 // of position x frequency in the first half of the columns and the sines in the rest, all times
 // `scale`, computed in f64 and rounded once. Made on the CPU; for a CUDA device it is copied there.

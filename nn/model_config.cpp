@@ -1,11 +1,9 @@
-// The model's configuration: keys, derived sizes, Hugging Face's names, parameter and operation
-// counts.
+// The model's configuration: keys, derived sizes, what config.json says of them.
 #include "nn/model_config.h"
 
 #include "core/sizes.h"
 #include "kernels/attention/attention.h"
 #include "nn/families/family.h"
-#include "nn/transformer.h"
 
 namespace cohort {
 namespace {
@@ -37,6 +35,8 @@ void check_ranges(const ModelConfig& config) {
   for (auto& [key, value] : keys.entries) value.line = 0;  // no line of the file
   ModelConfig checked;
   read_config(checked, keys);
+  if (config.context < 1)
+    throw InputError(str("model: context: expected a number from 1, got '", config.context, "'"));
   if (config.vocab_size < 1 || config.vocab_size > INT32_MAX)
     throw InputError(str("vocab_size: expected a number from 1 to ", INT32_MAX, ", got '",
                          config.vocab_size, "'"));
@@ -48,6 +48,7 @@ void ModelConfig::resolve() {
   const auto require = [](bool ok, const std::string& message) {
     if (!ok) throw InputError("model." + message);
   };
+  if (context == 0) context = 256;
   if (num_kv_heads == 0) num_kv_heads = num_heads;
   if (head_dim == 0) {
     require(d_model % num_heads == 0, str("num_heads: ", num_heads, " does not divide d_model ",
@@ -131,26 +132,6 @@ ModelConfig ModelConfig::from_json(const Json& json) {
   ModelConfig c = model_type == kOwnType ? read_own(json) : read_family(model_type, json);
   check_ranges(c);
   return c;
-}
-
-ModelSize model_size(const ModelConfig& c) {
-  ModelSize size;
-  for (const ParameterSpec& spec : describe_parameters(c)) {
-    size.parameters += spec.shape.numel();
-    if (spec.use == ParameterSpec::Use::kProduct) size.matmul_parameters += spec.shape.numel();
-  }
-  return size;
-}
-
-double train_flops_per_token(const ModelConfig& c, double length) {
-  // Keys that a query sees on average: half the length, or with a window at most that many.
-  double keys = 0;
-  for (int i = 0; i < c.num_layers; ++i) {
-    const auto window = static_cast<double>(c.window_of(i));
-    keys += window == 0 || window >= length ? length / 2 : window - window * window / (2 * length);
-  }
-  return 6.0 * static_cast<double>(model_size(c).matmul_parameters) +
-         12.0 * static_cast<double>(c.num_heads * c.head_dim) * keys;
 }
 
 }  // namespace cohort

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/config.h"
@@ -31,11 +32,12 @@ inline constexpr EnumName<Recompute> kRecomputeNames[] = {
     {Recompute::kNone, "none"}, {Recompute::kCheap, "cheap"}, {Recompute::kBlock, "block"}};
 
 struct ModelConfig {
+  std::string path;  // of a model to start from; empty: a new one
   int64_t num_layers = 4, d_model = 128, num_heads = 4;
   int64_t num_kv_heads = 0;  // 0: num_heads
   int64_t head_dim = 0;      // 0: d_model / num_heads
   int64_t d_ff = 0;          // 0: 4 d_model, or 8/3 d_model rounded up to 16 for SwiGLU
-  int64_t context = 256;     // longest sequence in tokens
+  int64_t context = 0;       // longest sequence in tokens; 0: 256
   NormType norm = NormType::kRms;
   PositionType position = PositionType::kRope;
   MlpType mlp = MlpType::kSwiGlu;
@@ -66,6 +68,8 @@ struct ModelConfig {
   }
 
   void visit(ConfigVisitor& v) {
+    v.field("path", path,
+            "folder of a model to start from, of Hugging Face's or a checkpoint; as init_from");
     v.field("num_layers", num_layers, "transformer blocks", {.min = 1, .max = 1000});
     v.field("d_model", d_model, "width of the residual stream", {.min = 1, .max = 1 << 20});
     v.field("num_heads", num_heads, "query heads", {.min = 1, .max = 1 << 16});
@@ -75,7 +79,9 @@ struct ModelConfig {
             {.min = 0, .max = 1 << 16});
     v.field("d_ff", d_ff, "width of the MLP; 0: 4 d_model, for swiglu 8/3 d_model",
             {.min = 0, .max = 1 << 22});
-    v.field("context", context, "longest sequence in tokens", {.min = 1, .max = 1 << 24});
+    v.field("context", context,
+            "longest sequence in tokens; 0: that of the model to start from, or 256",
+            {.min = 0, .max = 1 << 24});
     v.choice("norm", norm, kNormNames, "normalisation before each sub-layer");
     v.choice("position", position, kPositionNames, "how positions enter");
     v.choice("mlp", mlp, kMlpNames, "activation of the MLP");

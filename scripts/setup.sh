@@ -33,10 +33,10 @@ libraries=(libeigen3-dev libspdlog-dev libfmt-dev libyaml-cpp-dev libgtest-dev l
 # Good to have, and no reason to stop: quick rebuilds, and the formatter of check_format.sh.
 optional=()
 if [ "$dev" = yes ]; then
-  optional=(ccache:ccache clang-format-14:clang-format-14)
+  optional=(ccache:ccache clang-format-14:clang-format-14 clang:clang++)
   # Newer systems have no clang-format-14; there any clang-format will do.
   if command -v clang-format >/dev/null && ! apt-cache show clang-format-14 >/dev/null 2>&1; then
-    optional=(ccache:ccache)
+    optional=(ccache:ccache clang:clang++)
   fi
 fi
 

@@ -343,6 +343,7 @@ ModelDescription describe_model(const std::string& checkpoint, const TrainConfig
   check_compatible(config, saved.config, *saved.tokenizer, checkpoint);
   saved.config.dropout = config.model.dropout;
   saved.config.recompute = config.model.recompute;
+  if (config.model.context > 0) saved.config.context = config.model.context;
   return saved;
 }
 
@@ -350,14 +351,24 @@ LoadedModel load_model(const std::string& checkpoint, const TrainConfig& config,
   return load_saved(checkpoint, describe_model(checkpoint, config), config.dtype, device);
 }
 
+namespace {
+
+// A family's positions are a table of angles, which may end earlier.
+bool may_be_shorter(const ModelConfig& model, int64_t context) {
+  return !model.file.is_null() && model.position == PositionType::kRope && context < model.context;
+}
+
+}  // namespace
+
 void check_compatible(const TrainConfig& config, const ModelConfig& model,
                       const Tokenizer& tokenizer, const std::string& source) {
   const ConfigFields wanted = config_fields(config.model), found = config_fields(model),
                      defaults = config_fields(ModelConfig{});
   for (size_t i = 0; i < wanted.size(); ++i) {
     const auto& [key, value] = wanted[i];
-    // What only says how to train, or how to start from nothing.
-    if (key == "dropout" || key == "recompute" || key == "init_std") continue;
+    // What only says how to train, how to start from nothing, or where the model is.
+    if (key == "dropout" || key == "recompute" || key == "init_std" || key == "path") continue;
+    if (key == "context" && may_be_shorter(model, config.model.context)) continue;
     if (value != defaults[i].second && value != found[i].second)
       throw InputError(str("model.", key, ": ", value, " was asked for, but the model of ", source,
                            " has ", key, ": ", found[i].second,

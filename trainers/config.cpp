@@ -13,13 +13,14 @@ namespace fs = std::filesystem;
 
 const std::vector<std::string> kStagesKey = {"stages"};
 
-constexpr std::string_view kPathKeys[] = {"data.text", "data.jsonl.path", "data.jsonl.eval_path",
-                                          "init_from", "output_dir"};
+constexpr std::string_view kPathKeys[] = {"data.text",  "data.jsonl.path", "data.jsonl.eval_path",
+                                          "model.path", "init_from",       "output_dir"};
 
 std::string& path_at(TrainConfig& config, std::string_view key) {
   if (key == "data.text") return config.data.text;
   if (key == "data.jsonl.path") return config.data.jsonl.path;
   if (key == "data.jsonl.eval_path") return config.data.jsonl.eval_path;
+  if (key == "model.path") return config.model.path;
   return key == "init_from" ? config.init_from : config.output_dir;
 }
 
@@ -203,6 +204,12 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> override
     if (config.output_dir.empty())
       config.output_dir = (fs::current_path() / "runs" / config.name).string();
     paths.find_missing(config, plan.missing);
+    if (!config.model.path.empty()) {
+      if (!config.init_from.empty() && config.init_from != config.model.path)
+        throw InputError(str("init_from: ", config.init_from, " contradicts model.path: ",
+                             config.model.path, "; hint: give one of them"));
+      config.init_from = config.model.path;
+    }
     config.validate();
   }
   plan.name = plan.stages[0].name;

@@ -138,8 +138,8 @@ void read_rope(ConfigFile& file, ModelConfig& c, double default_theta) {
                                    [&](const ScalingType& t) { return type == t.name; });
   if (known == std::end(kTypes))
     in.fields.refuse("rope_type", "known: default, linear, dynamic, yarn, longrope, llama3");
-  if (!(c.rope_theta > 1) || c.head_dim < 2 || c.head_dim % 2 != 0)
-    in.fields.refuse("rope_type", "it needs a rope_theta over 1 and an even head_dim");
+  if (!(c.rope_theta > 1) || c.head_dim < 2 || c.head_dim % 2 != 0 || c.head_dim > 1 << 16)
+    in.fields.refuse("rope_type", "it needs a rope_theta over 1 and an even head_dim up to 65536");
   c.rope_frequencies = kernels::rope_frequencies(c.head_dim, c.rope_theta);
   known->apply(in, c);
 }

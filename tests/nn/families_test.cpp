@@ -93,13 +93,15 @@ TEST_P(Families, FoldersRoundTrip) {
   load_weights(model, dir_);
   const TempDir folder;
   save_weights(model, folder.path());
-  const SafetensorsFile before(dir_ + "/model.safetensors"), after(folder.path("model.safetensors"));
+  const SafetensorsFile before(dir_ + "/model.safetensors"),
+      after(folder.path("model.safetensors"));
   std::vector<std::string> names = before.names(), others = after.names();
   std::sort(names.begin(), names.end());
   std::sort(others.begin(), others.end());
   EXPECT_EQ(others, names);
   for (const std::string& name : names) EXPECT_TRUE(bit_equal(before.read(name), after.read(name)));
-  EXPECT_EQ(saved_config(model).dump(), parse_json(read_input_file(dir_ + "/config.json"), "").dump());
+  EXPECT_EQ(saved_config(model).dump(),
+            parse_json(read_input_file(dir_ + "/config.json"), "").dump());
   EXPECT_EQ(ModelConfig::from_json(saved_config(model)).to_json().dump(), config.to_json().dump());
 }
 
@@ -121,9 +123,9 @@ TEST_P(Families, TheCachedForwardHasThePackedOnesBits) {
   cache.reserve(row, tokens);
   const Tensor sequence = Tensor::from(std::vector<int32_t>{row});
   for (int64_t t = 0; t < tokens; ++t) {
-    const Tensor h = model.forward_cached(batch.tokens.narrow(0, t, 1).contiguous(), sequence,
-                                          Tensor::from(std::vector<int32_t>{static_cast<int32_t>(t)}),
-                                          cache);
+    const Tensor h =
+        model.forward_cached(batch.tokens.narrow(0, t, 1).contiguous(), sequence,
+                             Tensor::from(std::vector<int32_t>{static_cast<int32_t>(t)}), cache);
     EXPECT_TRUE(bit_equal(h, packed.narrow(0, t, 1).contiguous())) << t;
   }
 }
