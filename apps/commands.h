@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "data/tokenizer.h"
 #include "trainers/preview.h"
 
 namespace cohort::apps {
@@ -74,6 +75,15 @@ struct EvalOptions {
   std::vector<std::string> overrides;  // key=value
 };
 int evaluate(const EvalOptions& options);
+
+struct TokenizerOptions {
+  std::string folder;  // of a tokenizer's files
+  SpecialTokens added = SpecialTokens::kAdd;
+  SpecialText shown = SpecialText::kShow;
+};
+// JSON strings of standard input, one a line, as lists of ids, and back.
+int tokenizer_encode(const TokenizerOptions& options);
+int tokenizer_decode(const TokenizerOptions& options);
 
 // Checks the gradient of every op (or of those named `op`) and prints a table.
 int gradcheck(const std::string& op);

@@ -174,12 +174,33 @@ void add_gradcheck(CLI::App& app, Command& chosen) {
   command->callback([&, op] { chosen = [op] { return gradcheck(*op); }; });
 }
 
+void add_tokenizer(CLI::App& app, Command& chosen) {
+  CLI::App* command = app.add_subcommand("tokenizer", "text to token ids and back, or a new one");
+  command->require_subcommand(1);
+  const auto options = std::make_shared<TokenizerOptions>();
+  const auto add = [&](const char* name, const char* help, int (*act)(const TokenizerOptions&)) {
+    CLI::App* sub = command->add_subcommand(name, help);
+    sub->add_option("folder", options->folder, "folder of a model or a tokenizer")->required();
+    sub->callback([&chosen, options, act] { chosen = [options, act] { return act(*options); }; });
+    return sub;
+  };
+  add("encode", "JSON strings of standard input, one a line, to lists of ids", tokenizer_encode)
+      ->add_flag_callback(
+          "--no-special", [options] { options->added = SpecialTokens::kNone; },
+          "without the tokens that begin and end a text");
+  add("decode", "lists of ids of standard input, one a line, to JSON strings", tokenizer_decode)
+      ->add_flag_callback(
+          "--skip-special", [options] { options->shown = SpecialText::kHide; },
+          "without the text of special tokens");
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"cohort: train transformers, and make them better with GRPO"};
   app.require_subcommand(1);
   app.set_version_flag("--version", version(), "print the version, and whether CUDA is in it");
   Command chosen;
-  for (const auto add : {add_train, add_check, add_generate, add_logprobs, add_eval, add_gradcheck})
+  for (const auto add :
+       {add_train, add_check, add_generate, add_logprobs, add_eval, add_tokenizer, add_gradcheck})
     add(app, chosen);
 
   std::vector<std::string> names;

@@ -15,6 +15,8 @@ if(TARGET yaml-cpp::yaml-cpp)
   set(COHORT_YAML_CPP yaml-cpp::yaml-cpp)
 endif()
 set(COHORT_PCRE2 PkgConfig::pcre2)
+# Always the archive, which Debian has: no machine needs one package more to run the binary.
+find_library(UTF8PROC_ARCHIVE libutf8proc.a REQUIRED)
 
 # For a binary that travels: archives instead of shared libraries. Debian has none of spdlog and fmt, so core/log.cpp
 # compiles them from their headers.

@@ -22,7 +22,7 @@ constexpr int64_t kItemCost = 16;
 constexpr uint32_t kMaxMatchSteps = 10'000'000, kMaxHeapKiB = 64 * 1024;
 
 struct Budget {
-  int64_t left = kMaxWork;
+  int64_t left;
   size_t position = 0;  // of the last callout
 };
 
@@ -48,11 +48,12 @@ using MatchContext = Handle<pcre2_match_context, pcre2_match_context_free>;
 // One search over one text, with one budget for all its matches.
 class Search {
  public:
-  Search(const void* code, std::string_view text)
+  Search(const void* code, std::string_view text, int64_t work = kMaxWork)
       : code_(static_cast<const pcre2_code*>(code)),
         text_(text),
         data_(pcre2_match_data_create_from_pattern(code_, nullptr)),
-        context_(pcre2_match_context_create(nullptr)) {
+        context_(pcre2_match_context_create(nullptr)),
+        budget_{.left = work} {
     COHORT_CHECK(data_ && context_, "[regex] out of memory");
     pcre2_set_callout(context_.get(), charge, &budget_);
     pcre2_set_match_limit(context_.get(), kMaxMatchSteps);
@@ -73,6 +74,7 @@ class Search {
   }
   // The last search ended at a limit or at invalid text: what lies behind is unknown.
   bool failed() const { return failed_; }
+  int64_t work_left() const { return budget_.left; }
   size_t begin() const { return pcre2_get_ovector_pointer(data_.get())[0]; }
   size_t end() const { return pcre2_get_ovector_pointer(data_.get())[1]; }
 
@@ -94,15 +96,63 @@ class Search {
   bool checked_ = false, failed_ = false;
 };
 
+// Characters of \s and \w for a class in brackets, and those of \S: PCRE2 10.42 counts U+180E as a
+// space and no marks as word characters.
+constexpr const char* kSpaces =
+    R"(\x09-\x0d\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
+constexpr const char* kNoSpaces =
+    R"(\x00-\x08\x0e-\x1f\x21-\x{84}\x{86}-\x{9f}\x{a1}-\x{167f}\x{1681}-\x{1fff}\x{200b}-\x{2027})"
+    R"(\x{202a}-\x{202e}\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{10ffff})";
+constexpr const char* kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
+
+// The pattern with \s, \S, \w and \W written out.
+std::string with_unicode_classes(const std::string& pattern) {
+  std::string out;
+  bool in_class = false;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    const char c = pattern[i], next = i + 1 < pattern.size() ? pattern[i + 1] : '\0';
+    if (c != '\\') {
+      if (c == '[' && !in_class) {
+        in_class = true;
+        out += c;
+        if (next == '^') out += pattern[++i];
+        if (i + 1 < pattern.size() && pattern[i + 1] == ']') out += pattern[++i];  // a member
+        continue;
+      }
+      if (c == ']') in_class = false;
+      out += c;
+      continue;
+    }
+    ++i;
+    const std::string open = in_class ? "" : "[", close = in_class ? "" : "]";
+    if (next == 's')
+      out += open + kSpaces + close;
+    else if (next == 'S')
+      out += open + kNoSpaces + close;
+    else if (next == 'w')
+      out += open + kWord + close;
+    else if (next == 'W' && !in_class)
+      out += "[^" + std::string(kWord) + "]";
+    else if (i < pattern.size())
+      out.append(1, c).append(1, next);
+    else
+      out += c;
+  }
+  return out;
+}
+
 }  // namespace
 
-Regex::Regex(const std::string& pattern) {
+Regex::Regex(const std::string& pattern, Classes classes) {
   constexpr uint32_t kOptions = PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C | PCRE2_AUTO_CALLOUT;
+  const bool unicode = classes == Classes::kUnicode;
+  const std::string source = unicode ? with_unicode_classes(pattern) : pattern;
+  const uint32_t options = kOptions | (unicode ? PCRE2_UCP | PCRE2_MULTILINE : 0);
   int error = 0;
   size_t offset = 0;
   code_ =
-      std::shared_ptr<pcre2_code>(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()),
-                                                pattern.size(), kOptions, &error, &offset, nullptr),
+      std::shared_ptr<pcre2_code>(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(source.data()),
+                                                source.size(), options, &error, &offset, nullptr),
                                   pcre2_code_free);
   if (code_) return;
   char reason[256] = "";
@@ -127,6 +177,25 @@ std::optional<std::vector<std::string>> Regex::find_last(std::string_view text) 
   }
   if (search.failed()) return {};
   return last;
+}
+
+void Regex::find_all(std::string_view text, int64_t& work,
+                     const std::function<void(size_t, size_t)>& found) const {
+  Search search(code_.get(), text, work);
+  size_t start = 0;
+  uint32_t options = 0;
+  while (search.match(start, options)) {
+    // \K in a lookahead can make a match that ends before it begins, or begins before the last.
+    if (search.end() < search.begin() || search.begin() < start)
+      throw InputError("a regular expression with \\K in an assertion finds no text");
+    found(search.begin(), search.end());
+    options = search.begin() == search.end() ? PCRE2_NOTEMPTY_ATSTART : 0;
+    start = search.end();
+  }
+  work = search.work_left();
+  if (search.failed())
+    throw InputError(str("the regular expression needs too much work for a text of ", text.size(),
+                         " bytes; hint: simplify it"));
 }
 
 }  // namespace cohort

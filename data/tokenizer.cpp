@@ -1,38 +1,75 @@
-// The byte and the character tokenizer. Special tokens come after the text tokens, so that a text
-// token's id is its place in the alphabet.
+// The byte and the character tokenizer, whose special tokens come after the text tokens, so that a
+// text token's id is its place in the alphabet; and finding out what a folder's tokenizer is.
 #include "data/tokenizer.h"
 
 #include <algorithm>
+#include <filesystem>
 
+#include "data/file.h"
+#include "data/tokenizers/hugging_face.h"
 #include "data/utf8.h"
 
 namespace cohort {
 namespace {
 
-void check_id(int32_t id, int64_t vocab_size) {
-  COHORT_CHECK(id >= 0 && id < vocab_size, "[tokenizer] id ", id, " is outside the vocabulary of ",
-               vocab_size, " tokens");
-}
+// What a tokenizer reads, or comes along with it.
+constexpr const char* kFiles[] = {
+    "tokenizer.json",          "vocab.json",        "merges.txt",          "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
+    "generation_config.json",  "config.json"};
 
-class ByteTokenizer final : public Tokenizer {
+// A tokenizer whose tokens are texts of their own, and whose last one is end-of-sequence.
+class PlainTokenizer : public Tokenizer {
  public:
-  std::vector<int32_t> encode(std::string_view text) const override {
+  std::string decode(std::span<const int32_t> ids, SpecialText) const final {
+    std::string text;
+    for (const int32_t id : ids) text += text_of(id);
+    return text;
+  }
+  std::unique_ptr<DecodeStream> decode_stream(SpecialText) const final {
+    return std::make_unique<Stream>(*this);
+  }
+  int64_t vocab_size() const final { return int64_t{eos_id()} + 1; }
+
+ protected:
+  // `id` is from 0 on and not end-of-sequence.
+  virtual std::string token(int32_t id) const = 0;
+
+ private:
+  class Stream final : public DecodeStream {
+   public:
+    explicit Stream(const PlainTokenizer& tokenizer) : tokenizer_(tokenizer) {}
+    std::string push(int32_t id) override {
+      held_ += tokenizer_.text_of(id);
+      std::string ready = held_.substr(0, held_.size() - unfinished_utf8(held_));
+      held_.erase(0, ready.size());
+      return ready;
+    }
+    std::string finish() override { return std::move(held_); }
+
+   private:
+    const PlainTokenizer& tokenizer_;
+    std::string held_;  // the begin of a character
+  };
+
+  std::string text_of(int32_t id) const {
+    return id < 0 || id >= eos_id() ? std::string() : token(id);
+  }
+};
+
+class ByteTokenizer final : public PlainTokenizer {
+ public:
+  std::vector<int32_t> encode(std::string_view text, SpecialTokens) const override {
     std::vector<int32_t> ids(text.size());
     std::transform(text.begin(), text.end(), ids.begin(),
                    [](char c) { return static_cast<uint8_t>(c); });
     return ids;
   }
-  std::string decode(std::span<const int32_t> ids) const override {
-    std::string text;
-    for (const int32_t id : ids) {
-      check_id(id, vocab_size());
-      if (id != eos_id()) text += static_cast<char>(id);
-    }
-    return text;
-  }
-  int64_t vocab_size() const override { return 257; }
   int32_t eos_id() const override { return 256; }
   Json to_json() const override { return Json().set("type", "byte"); }
+
+ protected:
+  std::string token(int32_t id) const override { return {static_cast<char>(id)}; }
 };
 
 // Throws InputError("byte N is not UTF-8 text").
@@ -45,12 +82,12 @@ char32_t character_at(std::string_view text, size_t at, size_t& size) {
   return c.code;
 }
 
-class CharTokenizer final : public Tokenizer {
+class CharTokenizer final : public PlainTokenizer {
  public:
   // `alphabet`: ascending, not empty.
   explicit CharTokenizer(std::vector<char32_t> alphabet) : alphabet_(std::move(alphabet)) {}
 
-  std::vector<int32_t> encode(std::string_view text) const override {
+  std::vector<int32_t> encode(std::string_view text, SpecialTokens) const override {
     std::vector<int32_t> ids;
     ids.reserve(text.size());
     for (size_t at = 0, size = 0; at < text.size(); at += size) {
@@ -64,20 +101,16 @@ class CharTokenizer final : public Tokenizer {
     }
     return ids;
   }
-  std::string decode(std::span<const int32_t> ids) const override {
-    std::string text;
-    for (const int32_t id : ids) {
-      check_id(id, vocab_size());
-      if (id != eos_id()) text += encode_utf8(alphabet_[static_cast<size_t>(id)]);
-    }
-    return text;
-  }
-  int64_t vocab_size() const override { return static_cast<int64_t>(alphabet_.size()) + 1; }
   int32_t eos_id() const override { return static_cast<int32_t>(alphabet_.size()); }
   Json to_json() const override {
     std::string characters;
     for (const char32_t code : alphabet_) characters += encode_utf8(code);
     return Json().set("type", "char").set("characters", characters);
+  }
+
+ protected:
+  std::string token(int32_t id) const override {
+    return encode_utf8(alphabet_[static_cast<size_t>(id)]);
   }
 
  private:
@@ -92,6 +125,10 @@ std::vector<char32_t> characters_of(std::string_view text) {
 }
 
 }  // namespace
+
+NamedFiles Tokenizer::files() const {
+  return {{"tokenizer.json", to_json().dump(2)}};
+}
 
 std::unique_ptr<Tokenizer> make_byte_tokenizer() {
   return std::make_unique<ByteTokenizer>();
@@ -123,6 +160,42 @@ std::unique_ptr<Tokenizer> make_tokenizer(const Json& json) {
                            describe_character(alphabet[i]), " follows ",
                            describe_character(alphabet[i - 1])));
   return std::make_unique<CharTokenizer>(std::move(alphabet));
+}
+
+std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& where) {
+  const auto find = [&](const char* name) {
+    return std::find_if(files.begin(), files.end(), [&](const auto& f) { return f.first == name; });
+  };
+  const auto json = find("tokenizer.json");
+  if (json == files.end() &&
+      (find("vocab.json") == files.end() || find("merges.txt") == files.end()))
+    throw InputError(str(where,
+                         ": has no tokenizer; hint: tokenizer.json is needed, or vocab.json ",
+                         "and merges.txt"));
+  // Ours are small, and have a type where Hugging Face's have a model.
+  if (json != files.end() && json->second.find("\"model\"") == std::string::npos) {
+    const std::string path = where + "/tokenizer.json";
+    const Json saved = parse_json(json->second, path);
+    try {
+      return make_tokenizer(saved);
+    } catch (const InputError& e) {
+      throw InputError(str(path, ": ", e.what()));
+    }
+  }
+  return make_hugging_face_tokenizer(std::move(files), where);
+}
+
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(folder, ignored))
+    throw InputError(
+        str(folder, ": is not a folder; hint: name the folder of the tokenizer's files"));
+  NamedFiles files;
+  for (const char* name : kFiles) {
+    const std::string path = folder + "/" + name;
+    if (std::filesystem::exists(path, ignored)) files.emplace_back(name, read_input_file(path));
+  }
+  return make_tokenizer(std::move(files), folder);
 }
 
 }  // namespace cohort

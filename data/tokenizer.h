@@ -1,5 +1,5 @@
-// Text to token ids and back. Byte and character tokenizers; saved as one JSON file with every
-// checkpoint.
+// Text to token ids and back: bytes, characters, and what Hugging Face's files describe. A model's
+// folder holds its tokenizer.
 #pragma once
 
 #include <cstdint>
@@ -7,22 +7,53 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "data/json.h"
 
 namespace cohort {
 
+// Name and content.
+using NamedFiles = std::vector<std::pair<std::string, std::string>>;
+
+// Whether encode() adds what the tokenizer puts around a text (bos, eos).
+enum class SpecialTokens { kNone, kAdd };
+// Whether special tokens give their text.
+enum class SpecialText { kHide, kShow };
+
+// The text of ids that arrive one after the other. Lives no longer than its tokenizer.
+class DecodeStream {
+ public:
+  virtual ~DecodeStream() = default;
+  // What is certain of the text now.
+  virtual std::string push(int32_t id) = 0;
+  // What was held back. No push() follows.
+  virtual std::string finish() = 0;
+};
+
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
-  // Throws InputError naming the first character that has no token and its byte offset.
-  virtual std::vector<int32_t> encode(std::string_view text) const = 0;
-  // Special tokens (end of sequence) give no text; ids outside the vocabulary throw Error.
-  virtual std::string decode(std::span<const int32_t> ids) const = 0;
-  // Ids are 0 .. vocab_size() - 1; the end-of-sequence token is one of them.
+  // Throws InputError naming the first character that has no token and its byte offset, or the
+  // first byte that is no UTF-8. Special tokens in the text become their ids.
+  virtual std::vector<int32_t> encode(std::string_view text,
+                                      SpecialTokens special = SpecialTokens::kNone) const = 0;
+  // Special tokens give no text by default, and ids that no token has give none.
+  virtual std::string decode(std::span<const int32_t> ids,
+                             SpecialText special = SpecialText::kHide) const = 0;
+  // What its outputs are one after the other is decode() of all ids. Holds back a character until
+  // its last byte is there, and what the tokenizer's files say may still change.
+  virtual std::unique_ptr<DecodeStream> decode_stream(
+      SpecialText special = SpecialText::kHide) const = 0;
+  // One more than the largest id.
   virtual int64_t vocab_size() const = 0;
+  // Throws InputError if the tokenizer's files name no end-of-sequence token.
   virtual int32_t eos_id() const = 0;
+  // What a model's folder needs to have this tokenizer again: one read from files gives them back
+  // byte for byte.
+  virtual NamedFiles files() const;
+  // Of the byte and the character tokenizer; Error for others, which have files.
   virtual Json to_json() const = 0;
 };
 
@@ -33,5 +64,22 @@ std::unique_ptr<Tokenizer> make_byte_tokenizer();
 std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text);
 // From what to_json() gave. Throws InputError for an unknown type or a damaged file.
 std::unique_ptr<Tokenizer> make_tokenizer(const Json& json);
+// From what files() gave, or a model's files (data/tokenizers/hugging_face.h says which). `where`
+// names their folder in errors.
+std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& where);
+// The tokenizer of a folder: tokenizer.json (ours or Hugging Face's), else vocab.json and
+// merges.txt. Throws InputError naming the file.
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
+
+// A DecodeStream for code that reads better with an object.
+class StreamDecoder {
+ public:
+  explicit StreamDecoder(const Tokenizer& tokenizer) : stream_(tokenizer.decode_stream()) {}
+  std::string push(int32_t id) { return stream_->push(id); }
+  std::string finish() { return stream_->finish(); }
+
+ private:
+  std::unique_ptr<DecodeStream> stream_;
+};
 
 }  // namespace cohort

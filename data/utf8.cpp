@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 
 #include "core/check.h"
 
@@ -13,8 +14,42 @@ bool is_scalar_value(char32_t code) {
   return code <= 0x10ffff && (code < 0xd800 || code > 0xdfff);
 }
 
+// How many bytes the character has that starts with `lead`, and what its second byte may be; size 0
+// for a byte that starts none.
+struct Lead {
+  size_t size;
+  uint8_t first, last;
+};
+Lead lead_of(uint8_t lead) {
+  if (lead < 0x80) return {1, 0, 0};
+  if (lead < 0xc2 || lead > 0xf4) return {0, 0, 0};
+  if (lead < 0xe0) return {2, 0x80, 0xbf};
+  if (lead < 0xf0)
+    return {3, static_cast<uint8_t>(lead == 0xe0 ? 0xa0 : 0x80),
+            static_cast<uint8_t>(lead == 0xed ? 0x9f : 0xbf)};
+  return {4, static_cast<uint8_t>(lead == 0xf0 ? 0x90 : 0x80),
+          static_cast<uint8_t>(lead == 0xf4 ? 0x8f : 0xbf)};
+}
+
 bool is_continuation(char byte) {
   return (static_cast<uint8_t>(byte) & 0xc0) == 0x80;
+}
+
+// The longest beginning of a character at `at`: its size, and whether that is all of it.
+struct Subpart {
+  size_t size;
+  bool complete;
+};
+Subpart subpart_at(std::string_view text, size_t at) {
+  const Lead lead = lead_of(static_cast<uint8_t>(text[at]));
+  size_t size = 1;
+  while (size < lead.size && at + size < text.size()) {
+    const auto byte = static_cast<uint8_t>(text[at + size]);
+    if (size == 1 ? byte < lead.first || byte > lead.last : !is_continuation(text[at + size]))
+      break;
+    ++size;
+  }
+  return {size, size == lead.size};
 }
 
 }  // namespace
@@ -59,6 +94,47 @@ std::string encode_utf8(char32_t code) {
 size_t next_utf8_boundary(std::string_view text, size_t at) {
   while (at < text.size() && is_continuation(text[at])) ++at;
   return at < text.size() ? at : text.size();
+}
+
+size_t utf8_prefix(std::string_view text) {
+  constexpr uint64_t kHighBits = 0x8080808080808080u;
+  size_t at = 0;
+  while (at < text.size()) {
+    uint64_t eight;
+    if (text.size() - at >= sizeof eight) {
+      std::memcpy(&eight, text.data() + at, sizeof eight);
+      if ((eight & kHighBits) == 0) {
+        at += sizeof eight;
+        continue;
+      }
+    }
+    const Utf8Char c = decode_utf8(text, at);
+    if (c.size == 0) break;
+    at += c.size;
+  }
+  return at;
+}
+
+size_t unfinished_utf8(std::string_view text) {
+  for (size_t size = 1; size <= 3 && size <= text.size(); ++size) {
+    const size_t at = text.size() - size;
+    if (is_continuation(text[at])) continue;
+    const bool unfinished =
+        lead_of(static_cast<uint8_t>(text[at])).size > size && subpart_at(text, at).size == size;
+    return unfinished ? size : 0;
+  }
+  return 0;
+}
+
+std::string repair_utf8(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (size_t at = 0; at < text.size();) {
+    const Subpart part = subpart_at(text, at);
+    out += part.complete ? text.substr(at, part.size) : "\xef\xbf\xbd";
+    at += part.size;
+  }
+  return out;
 }
 
 std::string excerpt(std::string_view text) {

@@ -21,6 +21,19 @@ std::string encode_utf8(char32_t code);
 // The first byte at or after `at` that is not a continuation byte.
 size_t next_utf8_boundary(std::string_view text, size_t at);
 
+// The first byte that is not part of well-formed UTF-8; text.size() if there is none.
+size_t utf8_prefix(std::string_view text);
+inline bool is_utf8(std::string_view text) {
+  return utf8_prefix(text) == text.size();
+}
+
+// How many bytes at the end of a text (0 to 3) begin a character that more bytes could finish.
+size_t unfinished_utf8(std::string_view text);
+
+// The text with U+FFFD for each longest part that begins no character which could be finished, as
+// the Unicode standard recommends (3.9, "maximal subparts").
+std::string repair_utf8(std::string_view text);
+
 // A text in quotes on one line, fit for a message: without its middle if it is long, and with '?'
 // for control characters and for bytes that are no UTF-8.
 std::string excerpt(std::string_view text);

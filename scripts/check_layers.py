@@ -31,6 +31,7 @@ LIBRARIES = {
     "Eigen/": ["kernels/cpu/matmul.cpp", "bench/"],  # in bench/ as a peer to be timed against
     "nlohmann/": ["data/json.cpp"],
     "pcre2.h": ["data/regex.cpp"],
+    "utf8proc.h": ["data/unicode.cpp"],
     "xxhash.h": ["data/", "trainers/"],
     "CLI/": ["apps/", "bench/"],
     "gtest/": ["tests/"],
@@ -155,6 +156,7 @@ SELF_TEST = [
     ("nn/eigen.cpp", "#include <Eigen/Dense>\n", "is known to kernels/cpu/matmul.cpp and bench/ only"),
     ("rl/json.cpp", "#include <nlohmann/json.hpp>\n", "is known to data/json.cpp only"),
     ("data/pcre.cpp", "#include <pcre2.h>\n", "is known to data/regex.cpp only"),
+    ("data/utf8proc.cpp", "#include <utf8proc.h>\n", "is known to data/unicode.cpp only"),
     ("trainers/cli.cpp", "#include <CLI/CLI.hpp>\n", "is known to apps/ and bench/ only"),
     ("bench/a.cpp", "#include <CLI/CLI.hpp>\n#include <Eigen/Core>\n", ""),
     ("dist/xxhash.cpp", "#include <xxhash.h>\n", "is known to data/ and trainers/ only"),

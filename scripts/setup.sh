@@ -29,7 +29,7 @@ done
 # Programs count as there if they can be run, wherever they come from: package:command.
 programs=(cmake:cmake ninja-build:ninja g++:g++ pkg-config:pkg-config python3:python3)
 libraries=(libeigen3-dev libspdlog-dev libfmt-dev libyaml-cpp-dev libgtest-dev libcli11-dev
-           nlohmann-json3-dev libpcre2-dev libxxhash-dev)
+           nlohmann-json3-dev libpcre2-dev libutf8proc-dev libxxhash-dev)
 # Good to have, and no reason to stop: quick rebuilds, and the formatter of check_format.sh.
 optional=()
 if [ "$dev" = yes ]; then

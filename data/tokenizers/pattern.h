@@ -1,0 +1,33 @@
+// What tokenizer.json looks for in a text: {"String": ...} or {"Regex": ...}.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "data/json.h"
+#include "data/regex.h"
+#include "data/tokenizers/work.h"
+
+namespace cohort {
+
+class Pattern {
+ public:
+  // Throws InputError.
+  explicit Pattern(const Json& json);
+
+  // "" for a fixed text.
+  const std::string& regex() const { return regex_text_; }
+  // found(begin, end) for each match from left to right, without overlaps.
+  void find_all(std::string_view text, Work& work,
+                const std::function<void(size_t, size_t)>& found) const;
+  // `text` with `content` for each match.
+  std::string replace_all(std::string_view text, std::string_view content, Work& work) const;
+
+ private:
+  std::string text_, regex_text_;
+  std::optional<Regex> regex_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,38 @@
+// Properties of Unicode characters and the normal forms. data/unicode.cpp is the only file that
+// knows the Unicode library.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort {
+
+// What a character is, as bits: general categories, White_Space, and what regular expressions call
+// a word character (\w: letters, marks, decimal and letter numbers, connectors).
+enum CharClass : uint8_t {
+  kLetter = 1,            // L*
+  kNumber = 2,            // N*
+  kWhiteSpace = 4,        // White_Space, which U+180E is not
+  kPunctuation = 8,       // P*
+  kMark = 16,             // M*
+  kNonspacingMark = 32,   // Mn
+  kOtherCharacter = 64,   // C*
+  kWordCharacter = 128,
+};
+
+// One byte of CharClass bits for each code point below 0x110000.
+const uint8_t* char_classes();
+inline bool has_class(char32_t code, int classes) {
+  return (char_classes()[code] & classes) != 0;
+}
+
+enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
+// `text` must be UTF-8. Takes time in proportion to its length, whatever marks it holds.
+std::string to_normal_form(std::string_view text, NormalForm form);
+
+// As Unicode maps a single character: U+0130 becomes two.
+std::string to_lower_case(char32_t code);
+
+}  // namespace cohort
