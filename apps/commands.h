@@ -85,6 +85,14 @@ struct TokenizerOptions {
 int tokenizer_encode(const TokenizerOptions& options);
 int tokenizer_decode(const TokenizerOptions& options);
 
+struct RenderTemplateOptions {
+  std::string path;     // a template, or a Hugging Face folder that has one
+  std::string context;  // a JSON file: the variables
+  std::string now;      // what strftime_now() tells, as 2025-07-10T12:00:00; empty: the clock
+};
+// Prints what the template makes of its variables, and nothing else.
+int render_template(const RenderTemplateOptions& options);
+
 // Checks the gradient of every op (or of those named `op`) and prints a table.
 int gradcheck(const std::string& op);
 

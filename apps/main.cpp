@@ -194,13 +194,28 @@ void add_tokenizer(CLI::App& app, Command& chosen) {
           "without the text of special tokens");
 }
 
+void add_template(CLI::App& app, Command& chosen) {
+  const auto options = std::make_shared<RenderTemplateOptions>();
+  CLI::App* command = app.add_subcommand("template", "chat templates");
+  command->require_subcommand(1);
+  CLI::App* render = command->add_subcommand(
+      "render", "print what a chat template makes of its variables: that text, no line break added");
+  render->add_option("template", options->path, "a Jinja file, or a Hugging Face folder")->required();
+  render
+      ->add_option("--context", options->context,
+                   "JSON file: the variables (messages, tools, add_generation_prompt, ...)")
+      ->required();
+  render->add_option("--now", options->now, "the time of strftime_now(), as 2025-07-10T12:00:00");
+  render->callback([&, options] { chosen = [options] { return render_template(*options); }; });
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"cohort: train transformers, and make them better with GRPO"};
   app.require_subcommand(1);
   app.set_version_flag("--version", version(), "print the version, and whether CUDA is in it");
   Command chosen;
-  for (const auto add :
-       {add_train, add_check, add_generate, add_logprobs, add_eval, add_tokenizer, add_gradcheck})
+  for (const auto add : {add_train, add_check, add_generate, add_logprobs, add_eval, add_tokenizer,
+                         add_template, add_gradcheck})
     add(app, chosen);
 
   std::vector<std::string> names;

@@ -1,0 +1,61 @@
+// `cohort template render`: what a chat template makes of a conversation.
+#include <cstdio>
+#include <filesystem>
+
+#include "apps/commands.h"
+#include "core/check.h"
+#include "data/chat_template.h"
+#include "data/file.h"
+
+namespace cohort::apps {
+namespace {
+
+// "2025-07-10T12:00:00", or the day alone.
+std::tm parse_time(const std::string& text) {
+  std::tm t{};
+  int end = 0;
+  const int fields = std::sscanf(text.c_str(), "%4d-%2d-%2d%nT%2d:%2d:%2d%n", &t.tm_year,
+                                 &t.tm_mon, &t.tm_mday, &end, &t.tm_hour, &t.tm_min, &t.tm_sec,
+                                 &end);
+  const std::tm given = t;
+  t.tm_year -= 1900;
+  t.tm_mon -= 1;
+  t.tm_isdst = -1;
+  const bool whole = (fields == 3 || fields == 6) && end == static_cast<int>(text.size());
+  // timegm() fills in the days of week and year, and moves dates that do not exist.
+  const bool valid = whole && timegm(&t) != -1 && t.tm_mday == given.tm_mday &&
+                     t.tm_mon == given.tm_mon - 1 && t.tm_hour == given.tm_hour &&
+                     t.tm_min == given.tm_min && t.tm_sec == given.tm_sec;
+  if (!valid)
+    throw InputError("--now: '" + text + "' is no time; hint: like 2025-07-10T12:00:00");
+  return t;
+}
+
+}  // namespace
+
+int render_template(const RenderTemplateOptions& options) {
+  Json context = parse_json(read_input_file(options.context), options.context);
+  if (!context.is_object())
+    throw InputError(options.context + ": expected an object: the variables of the template");
+  std::string source;
+  if (std::filesystem::is_directory(options.path)) {
+    const auto found = find_chat_template(options.path);
+    if (!found)
+      throw InputError(options.path +
+                       ": no chat template; hint: it is looked for in chat_template.jinja and in "
+                       "tokenizer_config.json");
+    source = *found;
+    const Json tokens = special_token_variables(options.path);
+    for (const auto& [name, value] : tokens.as_object())
+      if (context.find(name) == nullptr) context.set(name, value);
+  } else {
+    source = read_input_file(options.path);
+  }
+  RenderOptions render;
+  if (!options.now.empty()) render.now = parse_time(options.now);
+  const std::string text = ChatTemplate(source, options.path).render(context, render).text;
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  return kOk;
+}
+
+}  // namespace cohort::apps

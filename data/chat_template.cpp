@@ -1,0 +1,103 @@
+// Chat templates: the engine of data/template/ behind one class, and where a folder keeps them.
+#include "data/chat_template.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "core/check.h"
+#include "data/file.h"
+#include "data/template/ast.h"
+#include "data/template/interpreter.h"
+#include "data/utf8.h"
+
+namespace cohort {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kMaxSource = 16 << 20;
+
+// "WHERE:LINE:COLUMN: message" for a byte of the source; columns count characters.
+[[noreturn]] void fail(const std::string& where, std::string_view source, size_t at,
+                       const std::string& message) {
+  const std::string_view before = source.substr(0, std::min(at, source.size()));
+  const auto line = 1 + std::count(before.begin(), before.end(), '\n');
+  const std::string_view start = before.substr(before.rfind('\n') + 1);
+  const auto column = 1 + std::count_if(start.begin(), start.end(),
+                                        [](char c) { return (c & 0xc0) != 0x80; });
+  throw InputError(str(where, ":", line, ":", column, ": ", message));
+}
+
+Json read_json_object(const fs::path& path) {
+  if (!fs::exists(path)) return Json(Json::Object{});
+  Json json = parse_json(read_input_file(path.string()), path.string());
+  if (!json.is_object()) throw InputError(path.string() + ": expected an object");
+  return json;
+}
+
+}  // namespace
+
+ChatTemplate::ChatTemplate(std::string_view source, std::string where, TemplateOptions options)
+    : where_(std::move(where)) {
+  if (source.size() > kMaxSource)
+    throw InputError(str(where_, ": a template of more than ", kMaxSource, " bytes"));
+  std::string text = jinja::normalize_lines(source);
+  for (size_t at = 0; at < text.size();) {
+    const Utf8Char c = decode_utf8(text, at);
+    if (c.size == 0) fail(where_, text, at, "the template is not UTF-8");
+    at += c.size;
+  }
+  try {
+    document_ = std::make_shared<const jinja::Document>(jinja::parse(text, options));
+  } catch (const jinja::Fault& fault) {
+    fail(where_, text, fault.at, fault.what());
+  }
+}
+
+ChatTemplate::Rendered ChatTemplate::render(const Json& context,
+                                            const RenderOptions& options) const {
+  if (!context.is_object())
+    throw InputError(where_ + ": the variables of a template are an object");
+  jinja::Interpreter interpreter(*document_, options);
+  try {
+    return interpreter.render(context);
+  } catch (const jinja::Fault& fault) {
+    fail(where_, document_->source, interpreter.place(), fault.what());
+  }
+}
+
+bool ChatTemplate::has_generation_blocks() const { return document_->has_generation_blocks; }
+
+std::optional<std::string> find_chat_template(const std::string& dir) {
+  const fs::path file = fs::path(dir) / "chat_template.jinja";
+  if (fs::exists(file)) return read_input_file(file.string());
+  const fs::path config = fs::path(dir) / "tokenizer_config.json";
+  const Json json = read_json_object(config);
+  const Json* found = json.find("chat_template");
+  if (found == nullptr || found->is_null()) return {};
+  if (found->is_string()) return found->as_string();
+  if (found->is_array())
+    for (const Json& entry : found->as_array()) {
+      const Json *name = entry.find("name"), *text = entry.find("template");
+      if (name != nullptr && text != nullptr && name->is_string() && text->is_string() &&
+          name->as_string() == "default")
+        return text->as_string();
+    }
+  throw InputError(config.string() +
+                   ": 'chat_template' is neither a text nor a list with a template 'default'");
+}
+
+Json special_token_variables(const std::string& dir) {
+  Json variables{Json::Object{}};
+  for (const char* file : {"special_tokens_map.json", "tokenizer_config.json"}) {
+    const Json json = read_json_object(fs::path(dir) / file);
+    for (const auto& [name, value] : json.as_object()) {
+      const Json* content = value.is_object() ? value.find("content") : &value;
+      if (name.ends_with("_token") && content != nullptr && content->is_string())
+        variables.set(name, *content);
+    }
+  }
+  return variables;
+}
+
+}  // namespace cohort
