@@ -82,17 +82,17 @@ std::vector<Value> sorted(Interpreter& in, const std::vector<Value>& items, bool
 }
 
 Value sort(Interpreter& in, const Args& a) {
-  std::vector<Getter> getters;
-  const Value& attribute = a.values[3];
-  std::string_view rest = attribute.text() != nullptr ? attribute.text()->bytes : "";
-  for (size_t comma = 0; comma != rest.npos; rest.remove_prefix(std::min(comma, rest.size() - 1) + 1)) {
-    comma = rest.find(',');
-    getters.emplace_back(in, attribute.text() != nullptr
-                                 ? in.text(std::string(rest.substr(0, comma)))
-                                 : attribute);
-    getters.back().ignore_case(!flag(a, 2));
-    if (comma == rest.npos) break;
+  std::vector<Value> attributes{a.values[3]};
+  if (const Text* names = a.values[3].text()) {
+    attributes.clear();
+    for (size_t begin = 0, comma = 0; comma != std::string::npos; begin = comma + 1) {
+      comma = names->bytes.find(',', begin);
+      attributes.push_back(in.text(names->bytes.substr(begin, comma - begin)));
+    }
   }
+  std::vector<Getter> getters;
+  for (const Value& attribute : attributes)
+    getters.push_back(Getter(in, attribute).ignore_case(!flag(a, 2)));
   return in.list(sorted(in, iterate(in.budget, self(a)), flag(a, 1), [&](const Value& item) {
     std::vector<Value> key;
     for (const Getter& getter : getters) key.push_back(getter(item));

@@ -27,9 +27,9 @@ class Interpreter::Nested {
 // Evaluates inside a new scope while it lives.
 class Interpreter::Inside {
  public:
-  Inside(Interpreter& in, const ScopePtr& parent) : in_(in), outside_(in.scope_) {
+  Inside(Interpreter& in, ScopePtr parent) : in_(in), outside_(in.scope_) {
     in_.scope_ = std::make_shared<Scope>();
-    in_.scope_->parent = parent;
+    in_.scope_->parent = std::move(parent);
   }
   ~Inside() {
     if (in_.scope_.use_count() > 1) in_.scopes_.push_back(in_.scope_);
