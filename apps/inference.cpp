@@ -149,7 +149,7 @@ int logprobs(const LogprobsOptions& options) {
   const int64_t context = loaded.model->config().context;
   NoGradGuard no_grad;
   for (const std::string& text : lines_or_stdin(options.texts)) {
-    TokenSequence sequence{.tokens = loaded.tokenizer->encode(text)};
+    TokenSequence sequence{.tokens = loaded.tokenizer->encode(text, SpecialTokens::kAdd)};
     if (options.end == LogprobsOptions::End::kEos)
       sequence.tokens.push_back(loaded.tokenizer->eos_id());
     const auto n = static_cast<int64_t>(sequence.tokens.size());

@@ -199,8 +199,10 @@ void add_template(CLI::App& app, Command& chosen) {
   CLI::App* command = app.add_subcommand("template", "chat templates");
   command->require_subcommand(1);
   CLI::App* render = command->add_subcommand(
-      "render", "print what a chat template makes of its variables: that text, no line break added");
-  render->add_option("template", options->path, "a Jinja file, or a Hugging Face folder")->required();
+      "render",
+      "print what a chat template makes of its variables: that text, no line break added");
+  render->add_option("template", options->path, "a Jinja file, or a Hugging Face folder")
+      ->required();
   render
       ->add_option("--context", options->context,
                    "JSON file: the variables (messages, tools, add_generation_prompt, ...)")

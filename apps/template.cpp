@@ -14,9 +14,8 @@ namespace {
 std::tm parse_time(const std::string& text) {
   std::tm t{};
   int end = 0;
-  const int fields = std::sscanf(text.c_str(), "%4d-%2d-%2d%nT%2d:%2d:%2d%n", &t.tm_year,
-                                 &t.tm_mon, &t.tm_mday, &end, &t.tm_hour, &t.tm_min, &t.tm_sec,
-                                 &end);
+  const int fields = std::sscanf(text.c_str(), "%4d-%2d-%2d%nT%2d:%2d:%2d%n", &t.tm_year, &t.tm_mon,
+                                 &t.tm_mday, &end, &t.tm_hour, &t.tm_min, &t.tm_sec, &end);
   const std::tm given = t;
   t.tm_year -= 1900;
   t.tm_mon -= 1;
@@ -26,8 +25,7 @@ std::tm parse_time(const std::string& text) {
   const bool valid = whole && timegm(&t) != -1 && t.tm_mday == given.tm_mday &&
                      t.tm_mon == given.tm_mon - 1 && t.tm_hour == given.tm_hour &&
                      t.tm_min == given.tm_min && t.tm_sec == given.tm_sec;
-  if (!valid)
-    throw InputError("--now: '" + text + "' is no time; hint: like 2025-07-10T12:00:00");
+  if (!valid) throw InputError("--now: '" + text + "' is no time; hint: like 2025-07-10T12:00:00");
   return t;
 }
 
@@ -39,13 +37,14 @@ int render_template(const RenderTemplateOptions& options) {
     throw InputError(options.context + ": expected an object: the variables of the template");
   std::string source;
   if (std::filesystem::is_directory(options.path)) {
-    const auto found = find_chat_template(options.path);
+    const NamedFiles files = read_files(options.path, kChatTemplateFiles);
+    const auto found = find_chat_template(files);
     if (!found)
       throw InputError(options.path +
                        ": no chat template; hint: it is looked for in chat_template.jinja and in "
                        "tokenizer_config.json");
     source = *found;
-    const Json tokens = special_token_variables(options.path);
+    const Json tokens = special_token_variables(files);
     for (const auto& [name, value] : tokens.as_object())
       if (context.find(name) == nullptr) context.set(name, value);
   } else {

@@ -23,15 +23,17 @@ constexpr size_t kMaxSource = 16 << 20;
   const std::string_view before = source.substr(0, std::min(at, source.size()));
   const auto line = 1 + std::count(before.begin(), before.end(), '\n');
   const std::string_view start = before.substr(before.rfind('\n') + 1);
-  const auto column = 1 + std::count_if(start.begin(), start.end(),
-                                        [](char c) { return (c & 0xc0) != 0x80; });
+  const auto column =
+      1 + std::count_if(start.begin(), start.end(), [](char c) { return (c & 0xc0) != 0x80; });
   throw InputError(str(where, ":", line, ":", column, ": ", message));
 }
 
-Json read_json_object(const fs::path& path) {
-  if (!fs::exists(path)) return Json(Json::Object{});
-  Json json = parse_json(read_input_file(path.string()), path.string());
-  if (!json.is_object()) throw InputError(path.string() + ": expected an object");
+// An object; an empty one if the file is not there.
+Json read_json_object(const NamedFiles& files, const char* name) {
+  const std::string* text = find_file(files, name);
+  if (text == nullptr) return Json(Json::Object{});
+  Json json = parse_json(*text, name);
+  if (!json.is_object()) throw InputError(str(name, ": expected an object"));
   return json;
 }
 
@@ -66,13 +68,13 @@ ChatTemplate::Rendered ChatTemplate::render(const Json& context,
   }
 }
 
-bool ChatTemplate::has_generation_blocks() const { return document_->has_generation_blocks; }
+bool ChatTemplate::has_generation_blocks() const {
+  return document_->has_generation_blocks;
+}
 
-std::optional<std::string> find_chat_template(const std::string& dir) {
-  const fs::path file = fs::path(dir) / "chat_template.jinja";
-  if (fs::exists(file)) return read_input_file(file.string());
-  const fs::path config = fs::path(dir) / "tokenizer_config.json";
-  const Json json = read_json_object(config);
+std::optional<std::string> find_chat_template(const NamedFiles& files) {
+  if (const std::string* text = find_file(files, "chat_template.jinja")) return *text;
+  const Json json = read_json_object(files, "tokenizer_config.json");
   const Json* found = json.find("chat_template");
   if (found == nullptr || found->is_null()) return {};
   if (found->is_string()) return found->as_string();
@@ -83,14 +85,15 @@ std::optional<std::string> find_chat_template(const std::string& dir) {
           name->as_string() == "default")
         return text->as_string();
     }
-  throw InputError(config.string() +
-                   ": 'chat_template' is neither a text nor a list with a template 'default'");
+  throw InputError(
+      "tokenizer_config.json: 'chat_template' is neither a text nor a list with a template "
+      "'default'");
 }
 
-Json special_token_variables(const std::string& dir) {
+Json special_token_variables(const NamedFiles& files) {
   Json variables{Json::Object{}};
   for (const char* file : {"special_tokens_map.json", "tokenizer_config.json"}) {
-    const Json json = read_json_object(fs::path(dir) / file);
+    const Json json = read_json_object(files, file);
     for (const auto& [name, value] : json.as_object()) {
       const Json* content = value.is_object() ? value.find("content") : &value;
       if (name.ends_with("_token") && content != nullptr && content->is_string())

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "data/file.h"
 #include "data/json.h"
 
 namespace cohort {
@@ -63,13 +64,16 @@ class ChatTemplate {
   std::shared_ptr<const jinja::Document> document_;
 };
 
-// The template of a Hugging Face folder: chat_template.jinja, or `chat_template` of
-// tokenizer_config.json, which is a text or a list of {name, template}, of which "default" counts.
-// Nothing if it has none.
-std::optional<std::string> find_chat_template(const std::string& dir);
+// The files of a model's folder that the two below look into.
+inline constexpr const char* kChatTemplateFiles[] = {"chat_template.jinja", "tokenizer_config.json",
+                                                     "special_tokens_map.json"};
 
-// bos_token, eos_token and their like of the folder's special_tokens_map.json and
-// tokenizer_config.json (which goes first): an object of texts.
-Json special_token_variables(const std::string& dir);
+// The template of a folder: chat_template.jinja, or `chat_template` of tokenizer_config.json, which
+// is a text or a list of {name, template}, of which "default" counts. Nothing if it has none.
+std::optional<std::string> find_chat_template(const NamedFiles& files);
+
+// bos_token, eos_token and their like of special_tokens_map.json and tokenizer_config.json (which
+// goes first): an object of texts.
+Json special_token_variables(const NamedFiles& files);
 
 }  // namespace cohort

@@ -22,6 +22,15 @@ class MemorySet final : public ExampleSet {
 
 }  // namespace
 
+std::vector<int32_t> encode_prompt(const Example& example, const Tokenizer& tokenizer) {
+  std::vector<int32_t> ids = tokenizer.encode(example.prompt, example.special);
+  // Some tokenizers end every text.
+  if (example.special == SpecialTokens::kAdd && !ids.empty() && ids.back() == tokenizer.eos_id() &&
+      ids != tokenizer.encode(example.prompt))
+    ids.pop_back();
+  return ids;
+}
+
 std::unique_ptr<ExampleSet> make_example_set(std::vector<Example> examples) {
   return std::make_unique<MemorySet>(std::move(examples));
 }

@@ -7,11 +7,13 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/config.h"
 #include "core/rng.h"
 #include "data/json.h"
+#include "data/tokenizer.h"
 
 namespace cohort {
 
@@ -20,8 +22,16 @@ struct Example {
   std::string answer;    // ground truth for rewards
   std::string solution;  // the completion that supervised training teaches; `answer` if none given
   Json fields;           // everything the source says about the problem (an object)
-  int64_t line = 0;      // of its file; 0: generated
+  Json messages;         // a conversation that is to be rendered; null: prompt and solution are all
+  // A rendered conversation: what of prompt + solution is to be learned, bytes [begin, end), its
+  // end of sequence included; and its prompt brings its own special tokens.
+  std::vector<std::pair<size_t, size_t>> learned;
+  SpecialTokens special = SpecialTokens::kAdd;
+  int64_t line = 0;  // of its file; 0: generated
 };
+
+// The tokens of a prompt, as the model is given it: without an end of sequence.
+std::vector<int32_t> encode_prompt(const Example& example, const Tokenizer& tokenizer);
 
 enum class Split { kTrain, kHeldOut };
 
@@ -83,6 +93,8 @@ struct JsonlConfig {
   // Templates over the line's fields: "{numbers} = {target}\n"; "{{" and "}}" are braces.
   std::string prompt = "{prompt}", answer = "{answer}";
   std::string solution;  // empty: the answer
+  // The field with a conversation, a list of {role, content}; empty: prompt and solution are texts.
+  std::string messages;
   // Of `path`, chosen by a hash of the prompt: stable under reordering. Where none is given it is a
   // tenth, or nothing beside a file of held-out problems.
   std::optional<double> held_out_fraction;
@@ -95,6 +107,9 @@ struct JsonlConfig {
     v.field("prompt", prompt, "template of the prompt: {name} is a field, {{ and }} are braces");
     v.field("answer", answer, "template of the right answer, for rewards");
     v.field("solution", solution, "template of the completion to teach; empty: the answer");
+    v.field("messages", messages,
+            "field with a conversation, a list of {role, content}, in the place of prompt and "
+            "solution; empty: none");
     v.field(
         "held_out_fraction", held_out_fraction,
         "share of path's prompts that is held out, chosen by a hash of the prompt; none: 0.1, or "

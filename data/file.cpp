@@ -48,4 +48,20 @@ std::string read_input_file(const std::string& path) {
   return text;
 }
 
+NamedFiles read_files(const std::string& folder, std::span<const char* const> names) {
+  NamedFiles files;
+  std::error_code ignored;
+  for (const char* name : names) {
+    const std::string path = folder + "/" + name;
+    if (std::filesystem::exists(path, ignored)) files.emplace_back(name, read_input_file(path));
+  }
+  return files;
+}
+
+const std::string* find_file(const NamedFiles& files, std::string_view name) {
+  for (const auto& [known, content] : files)
+    if (known == name) return &content;
+  return nullptr;
+}
+
 }  // namespace cohort

@@ -3,10 +3,16 @@
 
 #include <fstream>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace cohort {
+
+// Name and content.
+using NamedFiles = std::vector<std::pair<std::string, std::string>>;
 
 // Open for reading. Throws InputError("PATH: ...") if it does not exist, is a folder or cannot be
 // opened.
@@ -18,5 +24,9 @@ void check_read(const std::ifstream& file, const std::string& path);
 int read_chunks(const std::string& path, const std::function<void(std::string_view)>& use);
 // All bytes of `path`. Throws InputError as the two above do.
 std::string read_input_file(const std::string& path);
+// Those of these files that a folder has.
+NamedFiles read_files(const std::string& folder, std::span<const char* const> names);
+// The content of one of them; nullptr: it is not there.
+const std::string* find_file(const NamedFiles& files, std::string_view name);
 
 }  // namespace cohort

@@ -102,6 +102,31 @@ void for_each_line(const std::string& path, int64_t limit, F&& visit) {
     throw InputError(str(path, ": holds no example; hint: write one JSON object per line"));
 }
 
+// A list of messages, each an object with the text `role`. Throws InputError naming the place.
+const Json& messages_of(const Json& fields, const std::string& name, const std::string& where) {
+  const Json* found = fields.find(name);
+  if (found == nullptr)
+    throw InputError(str(where, ": no field '", name, "' (data.jsonl.messages)"));
+  if (!found->is_array() || found->as_array().empty())
+    throw InputError(str(where, ": ", name, ": expected a list of {role, content}"));
+  for (const Json& message : found->as_array()) {
+    const Json* role = message.find("role");
+    if (role == nullptr || !role->is_string())
+      throw InputError(str(where, ": ", name, ": expected messages like {\"role\": \"user\", ",
+                           "\"content\": \"...\"}"));
+  }
+  return *found;
+}
+
+// What the assistant says last; empty: nothing.
+std::string last_words(const Json& messages) {
+  const Json& last = messages.as_array().back();
+  const Json* content = last.find("content");
+  if (last.at("role").as_string() != "assistant" || content == nullptr || !content->is_string())
+    return "";
+  return content->as_string();
+}
+
 }  // namespace
 
 std::string render_prompt(const JsonlConfig& config, const Json& fields, const std::string& where) {
@@ -115,9 +140,18 @@ JsonlSplits load_jsonl(const JsonlConfig& config) {
   std::vector<Example> train, held_out;
   const auto example_of = [&](Json fields, int64_t line, const std::string& where) {
     Example example{.line = line};
-    example.prompt = prompt.render(fields, where);
-    example.answer = answer.render(fields, where);
-    example.solution = config.solution.empty() ? example.answer : solution.render(fields, where);
+    if (config.messages.empty()) {
+      example.prompt = prompt.render(fields, where);
+      example.answer = answer.render(fields, where);
+      example.solution = config.solution.empty() ? example.answer : solution.render(fields, where);
+    } else {
+      example.messages = messages_of(fields, config.messages, where);
+      example.prompt = example.messages.dump();
+      example.solution = last_words(example.messages);
+      // Rewards may need none.
+      if (config.answer != JsonlConfig{}.answer || fields.find("answer") != nullptr)
+        example.answer = answer.render(fields, where);
+    }
     example.fields = std::move(fields);
     return example;
   };

@@ -127,7 +127,7 @@ std::vector<char32_t> characters_of(std::string_view text) {
 }  // namespace
 
 NamedFiles Tokenizer::files() const {
-  return {{"tokenizer.json", to_json().dump(2)}};
+  return {{"tokenizer.json", to_json().dump(2) + "\n"}};
 }
 
 std::unique_ptr<Tokenizer> make_byte_tokenizer() {
@@ -190,12 +190,7 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
   if (!std::filesystem::is_directory(folder, ignored))
     throw InputError(
         str(folder, ": is not a folder; hint: name the folder of the tokenizer's files"));
-  NamedFiles files;
-  for (const char* name : kFiles) {
-    const std::string path = folder + "/" + name;
-    if (std::filesystem::exists(path, ignored)) files.emplace_back(name, read_input_file(path));
-  }
-  return make_tokenizer(std::move(files), folder);
+  return make_tokenizer(read_files(folder, kFiles), folder);
 }
 
 }  // namespace cohort

@@ -10,12 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "data/file.h"
 #include "data/json.h"
 
 namespace cohort {
-
-// Name and content.
-using NamedFiles = std::vector<std::pair<std::string, std::string>>;
 
 // Whether encode() adds what the tokenizer puts around a text (bos, eos).
 enum class SpecialTokens { kNone, kAdd };
@@ -50,6 +48,9 @@ class Tokenizer {
   virtual int64_t vocab_size() const = 0;
   // Throws InputError if the tokenizer's files name no end-of-sequence token.
   virtual int32_t eos_id() const = 0;
+  // What ends a text: eos_id(), then the other ids that the model's generation_config.json or
+  // config.json names.
+  virtual std::vector<int32_t> stop_ids() const { return {eos_id()}; }
   // What a model's folder needs to have this tokenizer again: one read from files gives them back
   // byte for byte.
   virtual NamedFiles files() const;

@@ -12,13 +12,13 @@ namespace cohort {
 // What a character is, as bits: general categories, White_Space, and what regular expressions call
 // a word character (\w: letters, marks, decimal and letter numbers, connectors).
 enum CharClass : uint8_t {
-  kLetter = 1,            // L*
-  kNumber = 2,            // N*
-  kWhiteSpace = 4,        // White_Space, which U+180E is not
-  kPunctuation = 8,       // P*
-  kMark = 16,             // M*
-  kNonspacingMark = 32,   // Mn
-  kOtherCharacter = 64,   // C*
+  kLetter = 1,           // L*
+  kNumber = 2,           // N*
+  kWhiteSpace = 4,       // White_Space, which U+180E is not
+  kPunctuation = 8,      // P*
+  kMark = 16,            // M*
+  kNonspacingMark = 32,  // Mn
+  kOtherCharacter = 64,  // C*
   kWordCharacter = 128,
 };
 

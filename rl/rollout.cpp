@@ -29,6 +29,18 @@ int64_t decoder_rows(int64_t count, Device device) {
   while (rows < count) rows *= 2;
   return rows;
 }
+
+// The text of the ids from `begin` on, where others stand before them: some tokenizers drop a space
+// at the start of a text, and a character may have begun in the prompt.
+std::string text_after(const Tokenizer& tokenizer, std::span<const int32_t> ids, size_t begin) {
+  constexpr size_t kBefore = 4;  // bytes of a character
+  StreamDecoder text(tokenizer);
+  for (size_t i = begin - std::min(begin, kBefore); i < begin; ++i) text.push(ids[i]);
+  std::string out;
+  for (size_t i = begin; i < ids.size(); ++i) out += text.push(ids[i]);
+  return out + text.finish();
+}
+
 }  // namespace
 
 void check_stop_tokens(const SamplingConfig& config, int64_t vocab_size) {
@@ -138,7 +150,7 @@ struct Sampler::Session {
 };
 
 Sampler::Sampler(const Transformer& model, const Tokenizer& tokenizer, const SamplingConfig& config)
-    : model_(model), tokenizer_(tokenizer), config_(config), stop_tokens_{tokenizer.eos_id()} {
+    : model_(model), tokenizer_(tokenizer), config_(config), stop_tokens_(tokenizer.stop_ids()) {
   check_stop_tokens(config, model.config().vocab_size);
   for (const int64_t id : config.stop_tokens) stop_tokens_.push_back(static_cast<int32_t>(id));
 }
@@ -150,7 +162,7 @@ std::vector<Trajectory> Sampler::start(std::span<const Example> prompts, int64_t
   for (size_t i = 0; i < prompts.size(); ++i) {
     const int64_t index =
         address.prompt_indices.empty() ? static_cast<int64_t>(i) : address.prompt_indices.at(i);
-    Trajectory trajectory{.tokens = tokenizer_.encode(prompts[i].prompt), .group = index};
+    Trajectory trajectory{.tokens = encode_prompt(prompts[i], tokenizer_), .group = index};
     const size_t length = trajectory.tokens.size();
     if (length == 0)
       throw InputError(
@@ -301,7 +313,7 @@ void Sampler::append_tokens(Session& session, const Drawn& drawn) const {
       out.stop_reason = s.length() - out.prompt_length >= config_.max_completion_length
                             ? StopReason::kLength
                             : StopReason::kContext;
-    out.text = tokenizer_.decode(std::span<const int32_t>(out.tokens).subspan(prompt));
+    out.text = text_after(tokenizer_, out.tokens, prompt);
   }
 }
 

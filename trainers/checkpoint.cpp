@@ -132,11 +132,12 @@ Json read_json(const std::string& checkpoint, const char* name) {
 }
 
 ModelDescription saved_model(const std::string& checkpoint) {
-  ModelDescription saved{load_config(checkpoint),
-                         make_tokenizer(read_json(checkpoint, "tokenizer.json"))};
-  if (saved.tokenizer->vocab_size() != saved.config.vocab_size)
-    throw InputError(str(checkpoint, ": config.json has a vocabulary of ", saved.config.vocab_size,
-                         ", tokenizer.json one of ", saved.tokenizer->vocab_size(),
+  ModelDescription saved{load_config(checkpoint), load_tokenizer(checkpoint)};
+  const int64_t rows = saved.config.vocab_size, ids = saved.tokenizer->vocab_size();
+  // Models from elsewhere may have rows that no token uses.
+  if (saved.config.file.is_null() ? ids != rows : ids > rows)
+    throw InputError(str(checkpoint, ": config.json has a vocabulary of ", rows,
+                         ", the tokenizer one of ", ids,
                          "; hint: both must come from the same model"));
   return saved;
 }
@@ -227,8 +228,10 @@ void save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t
       files.push_back(std::move(file));
   write_safetensors(temporary / "optimizer.safetensors", view.optimizer.state());
   write_json("config.json", saved_config(view.model));
-  write_json("tokenizer.json", view.tokenizer.to_json());
-  files.push_back("tokenizer.json");
+  for (const auto& [file, content] : view.tokenizer.files()) {
+    write_file_durable(temporary / file, content);
+    files.push_back(file);
+  }
   write_json("state.json", view.state.to_json());
   write_manifest(temporary, std::move(files));
   sync_directory(temporary.string());
@@ -374,10 +377,10 @@ void check_compatible(const TrainConfig& config, const ModelConfig& model,
                            " has ", key, ": ", found[i].second,
                            "; hint: leave the key out, or start without init_from"));
   }
-  const std::string type = tokenizer.to_json().at("type").as_string();
-  if (config.data.tokenizer == TokenizerType::kByte && type != "byte")
+  if (config.data.tokenizer == TokenizerType::kByte &&
+      tokenizer.files() != make_byte_tokenizer()->files())
     throw InputError(str("data.tokenizer: byte was asked for, but the model of ", source,
-                         " has the tokenizer ", type, "; hint: leave the key out"));
+                         " has another tokenizer; hint: leave the key out"));
 }
 
 TrainState load_state(const std::string& checkpoint) {

@@ -30,6 +30,9 @@ inline constexpr EnumName<TokenizerType> kTokenizerNames[] = {{TokenizerType::kC
                                                               {TokenizerType::kByte, "byte"}};
 // What becomes of problems that are longer than the model's context.
 enum class TooLong { kError, kTruncate, kSkip };
+// Whether problems are conversations.
+enum class ChatUse { kNo, kYes };
+inline constexpr EnumName<ChatUse> kChatNames[] = {{ChatUse::kNo, "no"}, {ChatUse::kYes, "yes"}};
 inline constexpr EnumName<DType> kDTypeNames[] = {
     {DType::kF32, "f32"}, {DType::kBF16, "bf16"}, {DType::kF64, "f64"}};
 inline constexpr EnumName<TooLong> kTooLongNames[] = {
@@ -46,6 +49,11 @@ struct DataConfig {
   // one; empty: whatever the files are at the first start.
   std::string fingerprint;
   TokenizerType tokenizer = TokenizerType::kChar;
+  ChatUse chat = ChatUse::kNo;
+  std::string system;                // of conversations that prompts and solutions become
+  std::string chat_template_kwargs;  // a JSON object; empty: none
+  // Whether problems are rendered by the model's chat template.
+  bool is_chat() const { return chat == ChatUse::kYes || !jsonl.messages.empty(); }
   // Whether there is nothing to evaluate on, as the fractions say.
   bool holds_nothing_out() const;
   void visit(ConfigVisitor& v) {
@@ -63,6 +71,13 @@ struct DataConfig {
         "checksum of the data file; another file is refused; empty: the file of the first start");
     v.choice("tokenizer", tokenizer, kTokenizerNames,
              "char: one token per character of the data; byte: any text");
+    v.choice("chat", chat, kChatNames,
+             "yes: prompts are messages of a user, solutions the assistant's, rendered by the "
+             "model's chat template; so are data.jsonl.messages");
+    v.field("system", system, "message of the system before each of them; empty: none");
+    v.field(
+        "chat_template_kwargs", chat_template_kwargs,
+        "further variables of the chat template, a JSON object: '{\"enable_thinking\": false}'");
   }
 };
 

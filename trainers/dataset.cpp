@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "core/log.h"
+#include "data/chat.h"
 #include "data/file.h"
 #include "data/loader.h"
 #include "data/utf8.h"
@@ -43,6 +44,80 @@ std::string checked_fingerprint(const DataConfig& data) {
             "; hint: restore the file, or accept this one with data.fingerprint=", found));
   return found;
 }
+
+// Prompt, solution and what ends it. Of a rendered conversation one text, so that its tokens are
+// those that the model knows.
+std::vector<int32_t> supervised_tokens(const Example& example, const Tokenizer& tokenizer) {
+  if (!example.learned.empty())
+    return tokenizer.encode(example.prompt + example.solution, example.special);
+  std::vector<int32_t> tokens = encode_prompt(example, tokenizer);
+  const std::vector<int32_t> solution = tokenizer.encode(example.solution);
+  tokens.insert(tokens.end(), solution.begin(), solution.end());
+  tokens.push_back(tokenizer.eos_id());
+  return tokens;
+}
+
+// How many of `tokens`, which are those of `text`, come before a byte of it: as many as the text
+// before the byte has in common with them.
+size_t tokens_before(size_t byte, std::string_view text, std::span<const int32_t> tokens,
+                     const Tokenizer& tokenizer) {
+  const std::vector<int32_t> before = tokenizer.encode(text.substr(0, byte), SpecialTokens::kNone);
+  const auto [first, second] =
+      std::mismatch(before.begin(), before.end(), tokens.begin(), tokens.end());
+  return static_cast<size_t>(first - before.begin());
+}
+
+// Examples as conversations in the text that the model's chat template makes of them.
+class ChatSet final : public ExampleSet {
+ public:
+  ChatSet(std::unique_ptr<ExampleSet> examples, std::shared_ptr<const ChatFormat> format,
+          const TrainConfig& config)
+      : examples_(std::move(examples)),
+        format_(std::move(format)),
+        system_(config.data.system),
+        supervised_(config.trainer == TrainerType::kSft) {}
+
+  int64_t size() const override { return examples_->size(); }
+  Example get(int64_t index) const override {
+    Example example = examples_->get(index);
+    try {
+      render(example);
+    } catch (const InputError& e) {
+      throw InputError(str(example.line > 0 ? str("line ", example.line, ": ") : "", e.what()));
+    }
+    return example;
+  }
+
+ private:
+  void render(Example& example) const {
+    Json::Array messages;
+    if (!system_.empty()) messages.push_back(make_message("system", system_));
+    if (example.messages.is_null()) {
+      messages.push_back(make_message("user", example.prompt));
+      messages.push_back(make_message("assistant", example.solution));
+    } else {
+      const Json::Array& given = example.messages.as_array();
+      messages.insert(messages.end(), given.begin(), given.end());
+    }
+    example.special = SpecialTokens::kNone;
+    if (supervised_) {
+      ChatFormat::Conversation all = format_->conversation(messages);
+      const size_t last = all.assistant.back().first;
+      example.prompt = all.text.substr(0, last);
+      example.solution = all.text.substr(last);
+      example.learned = std::move(all.assistant);
+      return;
+    }
+    // The model is to say what the data may have the assistant say.
+    if (messages.back().at("role").as_string() == "assistant") messages.pop_back();
+    example.prompt = format_->prompt(messages);
+  }
+
+  std::unique_ptr<ExampleSet> examples_;
+  std::shared_ptr<const ChatFormat> format_;
+  std::string system_;
+  bool supervised_;
+};
 
 // Checks problems against a model's context, and cuts or leaves out those that are too long.
 class ContextCheck {
@@ -104,12 +179,12 @@ class ContextCheck {
 
   // Whether the problem stays, which may be cut for it.
   bool fit(Example& example, Part& part) {
-    const std::vector<int32_t> ids = tokenizer_.encode(example.prompt);
+    const std::vector<int32_t> ids = encode_prompt(example, tokenizer_);
     auto prompt = static_cast<int64_t>(ids.size());
     if (prompt == 0) throw InputError("the prompt is empty");
     int64_t sequence = prompt;
     if (config_.trainer == TrainerType::kSft)
-      sequence += static_cast<int64_t>(tokenizer_.encode(example.solution).size()) + 1;
+      sequence = static_cast<int64_t>(supervised_tokens(example, tokenizer_).size());
     if (prompt >= context_ || sequence > context_ + 1) {
       note_too_long(example, part, prompt, sequence);
       if (config_.data.too_long != TooLong::kTruncate || context_ < 2) return false;
@@ -117,7 +192,9 @@ class ContextCheck {
         const int64_t kept = context_ - completion_;
         sequence -= prompt - kept;
         prompt = kept;
-        example.prompt = tokenizer_.decode(std::span(ids).last(static_cast<size_t>(kept)));
+        example.prompt =
+            tokenizer_.decode(std::span(ids).last(static_cast<size_t>(kept)), SpecialText::kShow);
+        example.special = SpecialTokens::kNone;
       }
       sequence = std::min(sequence, context_ + 1);
     }
@@ -216,24 +293,53 @@ Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> token
     held_out = std::move(splits.held_out);
     need_tokenizer([&] { return all_text(*out.train) + all_text(*held_out); });
   }
+  if (data.is_chat()) {
+    const Json kwargs = data.chat_template_kwargs.empty()
+                            ? Json()
+                            : parse_json(data.chat_template_kwargs, "data.chat_template_kwargs");
+    if (!kwargs.is_null() && !kwargs.is_object())
+      throw InputError("data.chat_template_kwargs: expected an object like '{\"a\": true}'");
+    const auto format = std::make_shared<ChatFormat>(*out.tokenizer, kwargs);
+    out.end_of_turn = format->end_of_turn(*out.tokenizer);
+    out.train = std::make_unique<ChatSet>(std::move(out.train), format, config);
+    held_out = std::make_unique<ChatSet>(std::move(held_out), format, config);
+  }
   out.held_out_size = held_out->size();
   for (int64_t i = 0; i < out.held_out_size; ++i) out.held_out.push_back(held_out->get(i));
   return out;
 }
 
+SamplingConfig sampling_for(const SamplingConfig& config, const Dataset& data) {
+  SamplingConfig sampling = config;
+  if (data.end_of_turn) sampling.stop_tokens.push_back(*data.end_of_turn);
+  return sampling;
+}
+
 TokenSequence supervised_sequence(const Example& example, const Tokenizer& tokenizer,
                                   int64_t context, TooLong too_long) {
-  TokenSequence sequence;
-  sequence.tokens = tokenizer.encode(example.prompt);
-  if (sequence.tokens.empty()) throw InputError("the prompt is empty");
-  sequence.loss_mask.assign(sequence.tokens.size(), 0);
-  const std::vector<int32_t> solution = tokenizer.encode(example.solution);
-  sequence.tokens.insert(sequence.tokens.end(), solution.begin(), solution.end());
-  sequence.tokens.push_back(tokenizer.eos_id());
+  TokenSequence sequence{.tokens = supervised_tokens(example, tokenizer)};
+  if (example.learned.empty()) {
+    const size_t prompt = encode_prompt(example, tokenizer).size();
+    if (prompt == 0) throw InputError("the prompt is empty");
+    sequence.loss_mask.assign(prompt, 0);
+    sequence.loss_mask.resize(sequence.tokens.size(), 1);
+  } else {
+    const std::string text = example.prompt + example.solution;
+    sequence.loss_mask.assign(sequence.tokens.size(), 0);
+    for (const auto& [begin, end] : example.learned) {
+      const auto place = [&](size_t byte) {
+        return sequence.loss_mask.begin() +
+               static_cast<std::ptrdiff_t>(
+                   byte == text.size() ? sequence.tokens.size()
+                                       : tokens_before(byte, text, sequence.tokens, tokenizer));
+      };
+      std::fill(place(begin), place(end), 1);
+    }
+  }
   const auto most = static_cast<size_t>(context + 1);
   if (too_long == TooLong::kTruncate)
     sequence.tokens.resize(std::min(sequence.tokens.size(), most));
-  sequence.loss_mask.resize(sequence.tokens.size(), 1);
+  sequence.loss_mask.resize(sequence.tokens.size());
   if (sequence.tokens.size() > most)
     throw InputError(str("prompt, solution and end of sequence have ", sequence.tokens.size(),
                          " tokens, the model's context is ", context,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "data/packing.h"
@@ -17,13 +18,17 @@ struct Dataset {
   std::vector<Example> held_out;                       // all there are, until they are checked
   int64_t held_out_size = 0;                           // how many that was
   std::vector<int32_t> train_tokens, held_out_tokens;  // text (pretrain)
-  std::string fingerprint;  // file_checksum() of the files; empty: a generated task
+  std::optional<int32_t> end_of_turn;  // of the chat template; none: no conversations
+  std::string fingerprint;             // file_checksum() of the files; empty: a generated task
 };
 
 // Loads what config.data says. `tokenizer`: of the model the run starts from; nullptr: made from
 // the data. Throws InputError for missing, empty or malformed data, a file that is not the one of
 // data.fingerprint, or text the tokenizer has no token for.
 Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> tokenizer);
+
+// How to sample completions of its problems: as configured, and until a turn ends.
+SamplingConfig sampling_for(const SamplingConfig& config, const Dataset& data);
 
 // Prompt and solution with end of sequence; the solution and the end are learned. What is longer
 // than the context by more than the last target is cut at its end if `too_long` says so. Throws

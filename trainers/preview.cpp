@@ -67,7 +67,7 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start) {
     for (int64_t i = 0; i < std::min<int64_t>(3, data.train->size()); ++i)
       out.examples.push_back(data.train->get(i));
   if (config.trainer == TrainerType::kGrpo) score_solutions(config, data, out);
-  start.tokenizer = make_tokenizer(data.tokenizer->to_json());
+  start.tokenizer = make_tokenizer(data.tokenizer->files(), "the stage before");
   return out;
 }
 

@@ -124,10 +124,11 @@ void Stage::check_equal_starts() {
     for (const NamedParameter& p : model.parameters()) out.emplace_back(p.name, p.variable.value());
     return checksum_of(out);
   };
-  std::vector<RankPart> parts{
-      {"weights", weights(model())},
-      {"optimizer state", checksum_of(learner_->optimizer().state())},
-      {"data", checksum(data_.fingerprint + data_.tokenizer->to_json().dump())}};
+  std::string data = data_.fingerprint;
+  for (const auto& [name, content] : data_.tokenizer->files()) data += name + content;
+  std::vector<RankPart> parts{{"weights", weights(model())},
+                              {"optimizer state", checksum_of(learner_->optimizer().state())},
+                              {"data", checksum(data)}};
   if (reference_ != nullptr) parts.push_back({"reference weights", weights(*reference_)});
   check_equal_ranks(comm_, parts);
 }

@@ -11,12 +11,20 @@
 namespace cohort::jinja {
 namespace {
 
-const Value& self(const Args& a) { return a.values[0]; }
+const Value& self(const Args& a) {
+  return a.values[0];
+}
 
 // What most filters of texts do first: str(), which keeps a text as it is.
-std::string str_of(Interpreter& in, const Value& v) { return to_str(in.budget, v); }
-bool is_markup(const Value& v) { return v.text() != nullptr && v.text()->markup; }
-bool flag(const Args& a, size_t i) { return truthy(a.values[i]); }
+std::string str_of(Interpreter& in, const Value& v) {
+  return to_str(in.budget, v);
+}
+bool is_markup(const Value& v) {
+  return v.text() != nullptr && v.text()->markup;
+}
+bool flag(const Args& a, size_t i) {
+  return truthy(a.values[i]);
+}
 
 // Whoever gets one value of a list may go on with an attribute of it: "a.b.0".
 class Getter {
@@ -53,8 +61,7 @@ class Getter {
   Value operator()(Value value) const {
     for (const Value& part : parts_) {
       value = in_.item(value, part);
-      if (value.is_undefined() && !otherwise_.absent() && !otherwise_.is_none())
-        value = otherwise_;
+      if (value.is_undefined() && !otherwise_.absent() && !otherwise_.is_none()) value = otherwise_;
     }
     if (ignore_case_ && value.text() != nullptr) return in_.text(lower(value.text()->bytes));
     return value;
@@ -163,7 +170,8 @@ Value sum(Interpreter& in, const Args& a) {
   const Getter get(in, a.values[1]);
   Value total = a.values[2].absent() ? Value(int64_t{0}) : a.values[2];
   if (total.text() != nullptr) throw Fault("'sum' adds no texts; hint: use 'join'");
-  for (const Value& item : iterate(in.budget, self(a))) total = binary(in, Op::kAdd, total, get(item));
+  for (const Value& item : iterate(in.budget, self(a)))
+    total = binary(in, Op::kAdd, total, get(item));
   return total;
 }
 
@@ -292,8 +300,8 @@ Value reverse(Interpreter& in, const Args& a) {
   need_reversible(self(a));
   std::vector<Value> items = iterate(in.budget, self(a));
   std::reverse(items.begin(), items.end());
-  const bool once = !(self(a).sequence() != nullptr &&
-                      self(a).sequence()->flavor == Flavor::kIterator);
+  const bool once =
+      !(self(a).sequence() != nullptr && self(a).sequence()->flavor == Flavor::kIterator);
   return in.list(std::move(items), once ? Flavor::kIterator : Flavor::kList);
 }
 
@@ -312,7 +320,8 @@ Value indent(Interpreter& in, const Args& a) {
   if (a.values[1].text() != nullptr)
     indention = a.values[1].text()->bytes;
   else
-    in.budget.append(indention, static_cast<size_t>(std::max<int64_t>(int_argument(a, 1, 4), 0)), ' ');
+    in.budget.append(indention, static_cast<size_t>(std::max<int64_t>(int_argument(a, 1, 4), 0)),
+                     ' ');
   const std::string text = self(a).text()->bytes + "\n";
   std::string out;
   if (flag(a, 2)) in.budget.append(out, indention);
@@ -370,8 +379,7 @@ Value urlencode(Interpreter& in, const Args& a) {
     for (const char c : str_of(in, v)) {
       const auto byte = static_cast<unsigned char>(c);
       if ((byte < 0x80 && (is_alpha(byte) || is_digit(byte))) ||
-          std::string_view("_.-~").find(c) != std::string_view::npos ||
-          safe.find(c) != safe.npos) {
+          std::string_view("_.-~").find(c) != std::string_view::npos || safe.find(c) != safe.npos) {
         out += c;
       } else if (c == ' ' && safe.empty()) {
         out += '+';
@@ -509,7 +517,8 @@ Value tojson(Interpreter& in, const Args& a) {
   style.key_separator = ": ";
   if (!a.values[3].absent() && !a.values[3].is_none()) {
     const std::vector<Value> separators = iterate(in.budget, a.values[3]);
-    if (separators.size() != 2 || separators[0].text() == nullptr || separators[1].text() == nullptr)
+    if (separators.size() != 2 || separators[0].text() == nullptr ||
+        separators[1].text() == nullptr)
       throw Fault("'tojson' needs two texts as separators");
     style.item_separator = separators[0].text()->bytes;
     style.key_separator = separators[1].text()->bytes;
@@ -524,9 +533,9 @@ Value format(Interpreter& in, const Args& a) {
     throw Fault("'format' takes positional or keyword arguments, not both");
   DictItems named;
   for (const auto& [name, value] : a.keywords) named.emplace_back(in.text(name), value);
-  return in.text(format_percent(in, str_of(in, self(a)),
-                                named.empty() ? in.list(values, Flavor::kTuple)
-                                              : make_dict(in.budget, std::move(named))));
+  return in.text(format_percent(
+      in, str_of(in, self(a)),
+      named.empty() ? in.list(values, Flavor::kTuple) : make_dict(in.budget, std::move(named))));
 }
 
 Value items(Interpreter& in, const Args& a) {
@@ -615,8 +624,7 @@ constexpr Native kFilters[] = {
     {"replace", "old new | count", replace},
     {"reverse", "", reverse},
     {"round", "| precision method", round},
-    {"safe", "",
-     [](Interpreter& in, const Args& a) { return in.text(str_of(in, self(a)), true); }},
+    {"safe", "", [](Interpreter& in, const Args& a) { return in.text(str_of(in, self(a)), true); }},
     {"select", "...", select<true, false>},
     {"selectattr", "...", select<true, true>},
     {"slice", "slices | fill_with", slice_into},

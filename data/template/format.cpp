@@ -54,7 +54,7 @@ std::string digits_of(const Value& value, const Spec& spec) {
   }
   if (type == 0 && spec.precision < 0) return float_repr(size);
   const char lower_type = static_cast<char>(type | 32);
-  const auto format = lower_type == 'e'                ? std::chars_format::scientific
+  const auto format = lower_type == 'e'                  ? std::chars_format::scientific
                       : lower_type == 'f' || type == '%' ? std::chars_format::fixed
                                                          : std::chars_format::general;
   std::array<char, 1024> buffer;
@@ -92,7 +92,8 @@ void append_value(Budget& budget, std::string& out, const Value& value, Spec spe
                        (spec.type == 0 && value.is_bool());
   if (as_text) {
     std::string text = to_str(budget, value);
-    if (spec.precision >= 0) text = encode(decode(text).substr(0, static_cast<size_t>(spec.precision)));
+    if (spec.precision >= 0)
+      text = encode(decode(text).substr(0, static_cast<size_t>(spec.precision)));
     if (spec.align == 0) spec.align = '<';
     return append_field(budget, out, "", text, spec);
   }
@@ -108,8 +109,11 @@ void append_value(Budget& budget, std::string& out, const Value& value, Spec spe
   if (spec.comma) body = with_commas(body);
   const double n = value.number();
   const bool negative = value.is_float() ? std::signbit(n) && !std::isnan(n) : value.integer() < 0;
-  append_field(budget, out, negative ? "-" : spec.sign == '-' ? "" : std::string(1, spec.sign), body,
-               spec);
+  append_field(budget, out,
+               negative           ? "-"
+               : spec.sign == '-' ? ""
+                                  : std::string(1, spec.sign),
+               body, spec);
 }
 
 // Reads a number without sign.
@@ -148,9 +152,9 @@ class PercentValues {
     throw Fault("a format names a value that is missing: " + excerpt(name));
   }
   bool all_used() const {
-    return tuple_ != nullptr ? used_ >= tuple_->items.size()
-                             : used_ > 0 || values_.dict() != nullptr ||
-                                   (values_.sequence() != nullptr);
+    return tuple_ != nullptr
+               ? used_ >= tuple_->items.size()
+               : used_ > 0 || values_.dict() != nullptr || (values_.sequence() != nullptr);
   }
 
  private:
@@ -204,8 +208,8 @@ void append_percent(Interpreter& in, std::string& out, std::string_view format, 
   spec.type = peek();
   ++at;
   if (spec.type == '%') return in.budget.append(out, "%");
-  const bool known = spec.type != 0 && std::string_view("sradiuxXoeEfFgGc").find(spec.type) !=
-                                           std::string_view::npos;
+  const bool known = spec.type != 0 &&
+                     std::string_view("sradiuxXoeEfFgGc").find(spec.type) != std::string_view::npos;
   if (!known) throw Fault("a format has an unknown conversion after '%'");
   if (!value) value = values.next();
   if (spec.align == 0) spec.align = '>';
@@ -221,15 +225,17 @@ void append_percent(Interpreter& in, std::string& out, std::string_view format, 
       value = Value(static_cast<int64_t>(value->number()));
     }
     spec.type = 'd';
-  } else if (!text && value->is_float() && std::string_view("xXoc").find(spec.type) != std::string_view::npos) {
+  } else if (!text && value->is_float() &&
+             std::string_view("xXoc").find(spec.type) != std::string_view::npos) {
     throw Fault("a float where a format needs a whole number");
   }
   if (zero && spec.align == '>' && !text) spec.align = '=', spec.fill = "0";
   if (value->is_integral() && !text && spec.precision >= 0 && spec.type == 'd') {
     const std::string digits = digits_of(*value, spec);
     if (static_cast<int>(digits.size()) < spec.precision)
-      value = in.text((value->integer() < 0 ? "-" : "") +
-                      std::string(static_cast<size_t>(spec.precision) - digits.size(), '0') + digits);
+      value =
+          in.text((value->integer() < 0 ? "-" : "") +
+                  std::string(static_cast<size_t>(spec.precision) - digits.size(), '0') + digits);
     if (value->text() != nullptr) spec.type = 's', spec.precision = -1;
   }
   append_value(in.budget, out, *value, spec);
@@ -262,8 +268,8 @@ Spec parse_spec(std::string_view text) {
   }
   spec.type = peek();
   if (spec.type != 0) ++at;
-  if (at < text.size() ||
-      (spec.type != 0 && std::string_view("sdxXobceEfFgG%").find(spec.type) == std::string_view::npos))
+  if (at < text.size() || (spec.type != 0 && std::string_view("sdxXobceEfFgG%").find(spec.type) ==
+                                                 std::string_view::npos))
     throw Fault("an unknown format specification " + excerpt(text));
   return spec;
 }
@@ -292,7 +298,7 @@ Value field_value(Interpreter& in, std::string_view field, const Args& args, siz
     const std::string name(field.substr(at + 1, end - at - 1));
     size_t used = 0;
     const int64_t index = take_number(name, used);
-    value = is_attribute ? in.attribute(*value, name)
+    value = is_attribute                        ? in.attribute(*value, name)
             : index >= 0 && used == name.size() ? in.item(*value, Value(index))
                                                 : in.item(*value, in.text(name));
     at = is_attribute ? end : end + 1;
@@ -481,8 +487,10 @@ std::pair<int, int> iso_week(const std::tm& t) {
   const int weekday = (t.tm_wday + 6) % 7;
   int year = t.tm_year + 1900, thursday = t.tm_yday + 3 - weekday;
   const auto days = [](int y) { return 365 + (y % 4 == 0 && (y % 100 != 0 || y % 400 == 0)); };
-  if (thursday < 0) thursday += days(--year);
-  else if (thursday >= days(year)) thursday -= days(year++);
+  if (thursday < 0)
+    thursday += days(--year);
+  else if (thursday >= days(year))
+    thursday -= days(year++);
   return {year, thursday / 7 + 1};
 }
 
@@ -514,11 +522,18 @@ constexpr TimeNumber kTimeNumbers[] = {
     {'G', 1, '0', [](const std::tm& t) { return iso_week(t).first; }},
     {'f', 6, '0', [](const std::tm&) { return 0; }},
 };
-constexpr std::pair<char, std::string_view> kTimeFormats[] = {
-    {'c', "%a %b %e %H:%M:%S %Y"}, {'D', "%m/%d/%y"}, {'F', "%Y-%m-%d"}, {'R', "%H:%M"},
-    {'r', "%I:%M:%S %p"},          {'T', "%H:%M:%S"}, {'x', "%m/%d/%y"}, {'X', "%H:%M:%S"},
-    {'n', "\n"},                   {'t', "\t"},       {'Z', ""},
-    {'z', ""}};
+constexpr std::pair<char, std::string_view> kTimeFormats[] = {{'c', "%a %b %e %H:%M:%S %Y"},
+                                                              {'D', "%m/%d/%y"},
+                                                              {'F', "%Y-%m-%d"},
+                                                              {'R', "%H:%M"},
+                                                              {'r', "%I:%M:%S %p"},
+                                                              {'T', "%H:%M:%S"},
+                                                              {'x', "%m/%d/%y"},
+                                                              {'X', "%H:%M:%S"},
+                                                              {'n', "\n"},
+                                                              {'t', "\t"},
+                                                              {'Z', ""},
+                                                              {'z', ""}};
 
 }  // namespace
 

@@ -230,7 +230,8 @@ Value Interpreter::eval_native(const Expr& e) {
   Args args = eval_arguments(e);
   at_ = e.at;
   if (e.native == nullptr)
-    throw Fault(str("there is no ", e.kind == ExprKind::kTest ? "test " : "filter ", "'", e.name, "'"));
+    throw Fault(
+        str("there is no ", e.kind == ExprKind::kTest ? "test " : "filter ", "'", e.name, "'"));
   return call_native(*e.native, self, std::move(args));
 }
 
@@ -390,8 +391,9 @@ Value Interpreter::call_macro(const Callable& macro, Args args) {
     throw Fault(str("the macro '", s.text, "' takes no argument '", args.keywords[0].first, "'"));
   }
   if ((s.mentions & kVarargs) && !is_parameter("varargs"))
-    variables["varargs"] = list({args.values.begin() + static_cast<std::ptrdiff_t>(used),
-                                 args.values.end()}, Flavor::kTuple);
+    variables["varargs"] =
+        list({args.values.begin() + static_cast<std::ptrdiff_t>(used), args.values.end()},
+             Flavor::kTuple);
   else if (used < args.values.size())
     throw Fault(str("the macro '", s.text, "' takes at most ", used, " arguments"));
   for (const Expr* p : missing)
@@ -510,8 +512,7 @@ Interpreter::Flow Interpreter::run_if(const Stmt& s) {
 Interpreter::Flow Interpreter::run_for(const Stmt& s, std::vector<Value> items, int64_t depth0) {
   const ScopePtr outside = scope_;
   const auto loop = std::make_shared<Loop>();
-  loop->charge =
-      std::make_unique<Charge>(&budget, sizeof(Loop) + items.size() * sizeof(Value));
+  loop->charge = std::make_unique<Charge>(&budget, sizeof(Loop) + items.size() * sizeof(Value));
   loop->items = std::move(items);
   loop->depth0 = depth0;
   if (s.recursive) {
@@ -610,8 +611,8 @@ void Interpreter::assign(const Expr& target, const Value& value) {
     const Value object = eval(target.kids[0]);
     at_ = target.at;
     if (object.ns() == nullptr)
-      throw Fault(str("cannot assign to an attribute of a ", type_name(object),
-                      ", which is no namespace"));
+      throw Fault(
+          str("cannot assign to an attribute of a ", type_name(object), ", which is no namespace"));
     set_entry(budget, object.ns()->attributes, text(target.name), value);
   } else {
     const std::vector<Value> values = iterate(budget, value);

@@ -33,8 +33,8 @@ class Interpreter {
   Value list(std::vector<Value> items, Flavor flavor = Flavor::kList) {
     return make_list(budget, std::move(items), flavor);
   }
-  Value attribute(const Value& object, std::string_view name);    // object.name
-  Value item(const Value& object, const Value& key);              // object[key]
+  Value attribute(const Value& object, std::string_view name);  // object.name
+  Value item(const Value& object, const Value& key);            // object[key]
   Value call(const Value& function, Args args);
   Value call_native(const Native& native, const Value& self, Args args);
   Value make_namespace(DictItems attributes);

@@ -12,10 +12,9 @@ namespace cohort::jinja {
 namespace {
 
 // Longer ones first.
-constexpr std::string_view kOperators[] = {"//", "**", "==", "!=", ">=", "<=", "+", "-",
-                                           "/",  "*",  "%",  "~",  "[",  "]",  "(", ")",
-                                           "{",  "}",  ">",  "<",  "=",  ".",  ":", "|",
-                                           ",",  ";"};
+constexpr std::string_view kOperators[] = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "/",
+                                           "*",  "%",  "~",  "[",  "]",  "(",  ")", "{", "}",
+                                           ">",  "<",  "=",  ".",  ":",  "|",  ",", ";"};
 
 std::string without_underscores(std::string_view digits) {
   std::string out(digits);
@@ -135,9 +134,9 @@ bool Lexer::take_raw(size_t begin, std::string& data) {
 Token Lexer::next_in_root() {
   const size_t begin = at_;
   size_t tag = source_.find('{', at_);
-  while (tag != source_.npos && !(tag + 1 < source_.size() && (source_[tag + 1] == '%' ||
-                                                               source_[tag + 1] == '{' ||
-                                                               source_[tag + 1] == '#')))
+  while (tag != source_.npos &&
+         !(tag + 1 < source_.size() &&
+           (source_[tag + 1] == '%' || source_[tag + 1] == '{' || source_[tag + 1] == '#')))
     tag = source_.find('{', tag + 1);
   if (tag == source_.npos) {
     at_ = source_.size();
@@ -180,8 +179,8 @@ size_t Lexer::digits_end(size_t at, int base) const {
     int digit = 0;
     return std::from_chars(&source_[i], &source_[i] + 1, digit, base).ec == std::errc();
   };
-  while (is_digit_at(at) || (at > 0 && source_.substr(at, 1) == "_" && is_digit_at(at - 1) &&
-                             is_digit_at(at + 1)))
+  while (is_digit_at(at) ||
+         (at > 0 && source_.substr(at, 1) == "_" && is_digit_at(at - 1) && is_digit_at(at + 1)))
     ++at;
   return at;
 }
@@ -244,7 +243,8 @@ Token Lexer::take_operator() {
     if (bracket % 2 == 0) {
       open_ += kBrackets[bracket + 1];
     } else {
-      if (open_.empty() || open_.back() != (*op)[0]) throw Fault(str("unexpected '", *op, "'"), at_);
+      if (open_.empty() || open_.back() != (*op)[0])
+        throw Fault(str("unexpected '", *op, "'"), at_);
       open_.pop_back();
     }
   }

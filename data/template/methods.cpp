@@ -10,14 +10,18 @@
 namespace cohort::jinja {
 namespace {
 
-const Text& self(const Args& a) { return *a.values[0].text(); }
+const Text& self(const Args& a) {
+  return *a.values[0].text();
+}
 
 // Results of a method of escaped HTML are escaped HTML.
 Value text_like(Interpreter& in, const Args& a, std::string_view bytes) {
   return in.text(std::string(bytes), self(a).markup);
 }
 
-bool given(const Args& a, size_t i) { return !a.values[i].absent() && !a.values[i].is_none(); }
+bool given(const Args& a, size_t i) {
+  return !a.values[i].absent() && !a.values[i].is_none();
+}
 
 template <std::string (*function)(std::string_view)>
 Value mapped(Interpreter& in, const Args& a) {
@@ -67,8 +71,8 @@ std::vector<std::string_view> pieces(std::string_view text, const std::string* s
         size_t at = right ? text.size() : 0;
         const auto step = [&] {  // over one character
           const size_t before = at;
-          if (right)
-            do --at;
+          if (right) do
+              --at;
             while (at > 0 && (text[at] & 0xc0) == 0x80);
           else
             at = next_utf8_boundary(text, at + 1);
@@ -272,7 +276,9 @@ Value all_are(Interpreter&, const Args& a) {
   const std::u32string text = decode(self(a).bytes);
   return Value(!text.empty() && std::all_of(text.begin(), text.end(), kind));
 }
-bool is_alnum(char32_t c) { return is_alpha(c) || is_digit(c); }
+bool is_alnum(char32_t c) {
+  return is_alpha(c) || is_digit(c);
+}
 
 Value is_ascii(Interpreter&, const Args& a) {
   return Value(self(a).length == self(a).bytes.size());
@@ -289,7 +295,8 @@ Value all_cased(Interpreter&, const Args& a) {
 }
 
 Value is_title(Interpreter&, const Args& a) {
-  return Value(self(a).bytes == title(self(a).bytes) && lower(self(a).bytes) != upper(self(a).bytes));
+  return Value(self(a).bytes == title(self(a).bytes) &&
+               lower(self(a).bytes) != upper(self(a).bytes));
 }
 
 Value lines(Interpreter& in, const Args& a) {
@@ -358,12 +365,15 @@ Value view(Interpreter& in, const Args& a) {
 Value get(Interpreter& in, const Args& a) {
   if (const auto found = find_item(in.budget, a.values[0], a.values[1])) return *found;
   const Value& key = a.values[1];
-  if (key.dict() != nullptr || (key.sequence() != nullptr && key.sequence()->flavor == Flavor::kList))
+  if (key.dict() != nullptr ||
+      (key.sequence() != nullptr && key.sequence()->flavor == Flavor::kList))
     throw Fault(str("a ", type_name(key), " is no key of a dict"));
   return a.values[2].absent() ? Value::none() : a.values[2];
 }
 
-Value itself(Interpreter&, const Args& a) { return a.values[0]; }
+Value itself(Interpreter&, const Args& a) {
+  return a.values[0];
+}
 
 constexpr Native kDictMethods[] = {
     {"copy", "", itself},
@@ -412,11 +422,10 @@ Value cycle(Interpreter&, const Args& a) {
 Value changed(Interpreter& in, const Args& a) {
   Loop& loop = *a.values[0].loop();
   std::vector<Value> now(a.values.begin() + 1, a.values.end());
-  const bool same = loop.last_changed && loop.last_changed->size() == now.size() &&
-                    std::equal(now.begin(), now.end(), loop.last_changed->begin(),
-                               [&](const Value& x, const Value& y) {
-                                 return equals(in.budget, x, y);
-                               });
+  const bool same =
+      loop.last_changed && loop.last_changed->size() == now.size() &&
+      std::equal(now.begin(), now.end(), loop.last_changed->begin(),
+                 [&](const Value& x, const Value& y) { return equals(in.budget, x, y); });
   loop.last_changed = std::move(now);
   return Value(!same);
 }

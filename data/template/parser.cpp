@@ -19,9 +19,9 @@ struct NamedOp {
   std::string_view name;
   Op op;
 };
-constexpr NamedOp kComparisons[] = {
-    {"==", Op::kEqual},     {"!=", Op::kNotEqual}, {"<", Op::kLess},
-    {"<=", Op::kLessEqual}, {">", Op::kGreater},   {">=", Op::kGreaterEqual}};
+constexpr NamedOp kComparisons[] = {{"==", Op::kEqual},  {"!=", Op::kNotEqual},
+                                    {"<", Op::kLess},    {"<=", Op::kLessEqual},
+                                    {">", Op::kGreater}, {">=", Op::kGreaterEqual}};
 // Left-associative operators from the weakest to the strongest; '~' takes all its operands at once.
 constexpr NamedOp kSums[] = {{"+", Op::kAdd}, {"-", Op::kSub}};
 constexpr NamedOp kConcats[] = {{"~", Op::kAdd}};
@@ -52,11 +52,11 @@ class Parser {
   using Ends = std::span<const std::string_view>;
   // Which expressions a list of them may hold, and what may end it.
   struct Listing {
-    bool conditionals = true;    // `a if b else c`
-    bool targets = false;        // names only, as something is assigned to them
-    bool fields = false;         // with `targets`: also fields of namespaces
-    bool parentheses = false;    // "()" is the empty one
-    std::string_view end = {};   // a name
+    bool conditionals = true;   // `a if b else c`
+    bool targets = false;       // names only, as something is assigned to them
+    bool fields = false;        // with `targets`: also fields of namespaces
+    bool parentheses = false;   // "()" is the empty one
+    std::string_view end = {};  // a name
   };
 
   // Counts the nesting of what is being parsed.
@@ -236,8 +236,7 @@ Expr Parser::make(ExprKind kind, size_t at, std::vector<Expr> kids) {
   Expr e;
   e.kind = kind;
   e.at = static_cast<uint32_t>(at);
-  for (const Expr& kid : kids)
-    e.height = std::max(e.height, static_cast<uint16_t>(kid.height + 1));
+  for (const Expr& kid : kids) e.height = std::max(e.height, static_cast<uint16_t>(kid.height + 1));
   if (e.height > kMaxNesting)
     throw Fault(str("an expression is nested deeper than ", kMaxNesting), at);
   e.kids = std::move(kids);
@@ -758,9 +757,10 @@ void Parser::arguments(std::vector<Expr>& kids) {
       name = take_name();
       advance();
     }
-    const bool in_order = kind == ExprKind::kConst    ? last == ExprKind::kConst
-                          : kind == ExprKind::kSpread ? last != kind && last != ExprKind::kSpreadKeywords
-                                                      : last != ExprKind::kSpreadKeywords;
+    const bool in_order = kind == ExprKind::kConst ? last == ExprKind::kConst
+                          : kind == ExprKind::kSpread
+                              ? last != kind && last != ExprKind::kSpreadKeywords
+                              : last != ExprKind::kSpreadKeywords;
     if (!in_order) fail("arguments of a call in the wrong order");
     if (last != ExprKind::kSpread || kind != ExprKind::kKeyword) last = kind;
     if (kind == ExprKind::kConst) {

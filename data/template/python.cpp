@@ -28,7 +28,9 @@ constexpr struct {
     {Flavor::kIterator, "generator", "<generator [", "]>"},
 };
 
-const auto& flavor_of(const Sequence& s) { return kFlavors[static_cast<size_t>(s.flavor)]; }
+const auto& flavor_of(const Sequence& s) {
+  return kFlavors[static_cast<size_t>(s.flavor)];
+}
 
 bool is_tuple(const Sequence& s) {
   return s.flavor == Flavor::kTuple || s.flavor == Flavor::kGroup;
@@ -115,8 +117,8 @@ void write_repr(Budget& budget, std::string& out, const Value& value) {
   throw Fault(str("'", op, "' is not defined for ", type_name(a), " and ", type_name(b)));
 }
 
-constexpr const char* kOpNames[] = {"+",  "-", "*",  "/", "//", "%",  "**",    "==",
-                                    "!=", "<", "<=", ">", ">=", "in", "not in"};
+constexpr const char* kOpNames[] = {
+    "+", "-", "*", "/", "//", "%", "**", "==", "!=", "<", "<=", ">", ">=", "in", "not in"};
 
 }  // namespace
 
@@ -204,7 +206,7 @@ bool equals(Budget& budget, const Value& a, const Value& b) {
     return a.text()->bytes == b.text()->bytes;
   }
   if (a.is_undefined() && b.is_undefined()) return true;
-  if (const Sequence *s = a.sequence(), *t = b.sequence(); s != nullptr && t != nullptr) {
+  if (const Sequence* s = a.sequence(), *t = b.sequence(); s != nullptr && t != nullptr) {
     if (s == t) return true;
     if (flavor_of(*s).type != flavor_of(*t).type || s->flavor == Flavor::kIterator ||
         s->flavor == Flavor::kValues || s->items.size() != t->items.size())
@@ -213,7 +215,7 @@ bool equals(Budget& budget, const Value& a, const Value& b) {
       if (!equals(budget, s->items[i], t->items[i])) return false;
     return true;
   }
-  if (const Dict *d = a.dict(), *e = b.dict(); d != nullptr && e != nullptr) {
+  if (const Dict* d = a.dict(), *e = b.dict(); d != nullptr && e != nullptr) {
     if (d == e) return true;
     if (d->items.size() != e->items.size()) return false;
     for (const auto& [key, item] : d->items) {
@@ -312,8 +314,7 @@ std::optional<int64_t> length(const Value& value) {
 
 bool contains(Budget& budget, const Value& container, const Value& item) {
   if (const Text* text = container.text()) {
-    if (item.text() == nullptr)
-      throw Fault(str("'in' a text needs a text, got ", type_name(item)));
+    if (item.text() == nullptr) throw Fault(str("'in' a text needs a text, got ", type_name(item)));
     budget.work(text->bytes.size() / 32);
     return text->bytes.find(item.text()->bytes) != std::string::npos;
   }
@@ -336,8 +337,8 @@ std::optional<Value> find_item(Budget& budget, const Value& container, const Val
   const Sequence* s = container.sequence();
   const Text* text = container.text();
   const bool indexed =
-      text != nullptr || (s != nullptr && (s->flavor == Flavor::kList || is_tuple(*s) ||
-                                           s->flavor == Flavor::kRange));
+      text != nullptr ||
+      (s != nullptr && (s->flavor == Flavor::kList || is_tuple(*s) || s->flavor == Flavor::kRange));
   if (!indexed || !key.is_integral()) return {};
   const int64_t size = *length(container);
   const int64_t index = key.integer() < 0 ? key.integer() + size : key.integer();
@@ -356,8 +357,8 @@ Value slice(Budget& budget, const Value& value, const Value& start, const Value&
   const Sequence* s = value.sequence();
   const Text* text = value.text();
   if (value.is_undefined()) throw Fault(value.why());
-  if (text == nullptr &&
-      (s == nullptr || !(s->flavor == Flavor::kList || is_tuple(*s) || s->flavor == Flavor::kRange)))
+  if (text == nullptr && (s == nullptr || !(s->flavor == Flavor::kList || is_tuple(*s) ||
+                                            s->flavor == Flavor::kRange)))
     throw Fault(str("a ", type_name(value), " cannot be sliced"));
   for (const Value* part : {&start, &stop, &step})
     if (!part->is_none() && !part->is_integral())
@@ -427,8 +428,8 @@ Value add(Interpreter& in, const Value& a, const Value& b) {
     const bool markup = a.text()->markup || b.text()->markup;
     std::string out;
     for (const Text* part : {a.text(), b.text()})
-      in.budget.append(out, markup && !part->markup ? escape_html(in.budget, part->bytes)
-                                                    : part->bytes);
+      in.budget.append(out,
+                       markup && !part->markup ? escape_html(in.budget, part->bytes) : part->bytes);
     return in.text(std::move(out), markup);
   }
   if (s == nullptr || t == nullptr || flavor_of(*s).type != flavor_of(*t).type ||

@@ -9,7 +9,9 @@
 namespace cohort::jinja {
 namespace {
 
-const Value& self(const Args& a) { return a.values[0]; }
+const Value& self(const Args& a) {
+  return a.values[0];
+}
 
 template <Op op>
 Value compared(Interpreter& in, const Args& a) {
@@ -44,18 +46,42 @@ Value check(Interpreter&, const Args& a) {
   return Value(holds(self(a)));
 }
 
-bool is_defined(const Value& v) { return !v.is_undefined(); }
-bool is_undefined(const Value& v) { return v.is_undefined(); }
-bool is_none(const Value& v) { return v.is_none(); }
-bool is_boolean(const Value& v) { return v.is_bool(); }
-bool is_true(const Value& v) { return v.is_bool() && v.integer() == 1; }
-bool is_false(const Value& v) { return v.is_bool() && v.integer() == 0; }
-bool is_integer(const Value& v) { return v.is_int(); }
-bool is_float(const Value& v) { return v.is_float(); }
-bool is_number(const Value& v) { return v.is_number(); }
-bool is_string(const Value& v) { return v.text() != nullptr; }
-bool is_mapping(const Value& v) { return v.dict() != nullptr; }
-bool is_escaped(const Value& v) { return v.text() != nullptr && v.text()->markup; }
+bool is_defined(const Value& v) {
+  return !v.is_undefined();
+}
+bool is_undefined(const Value& v) {
+  return v.is_undefined();
+}
+bool is_none(const Value& v) {
+  return v.is_none();
+}
+bool is_boolean(const Value& v) {
+  return v.is_bool();
+}
+bool is_true(const Value& v) {
+  return v.is_bool() && v.integer() == 1;
+}
+bool is_false(const Value& v) {
+  return v.is_bool() && v.integer() == 0;
+}
+bool is_integer(const Value& v) {
+  return v.is_int();
+}
+bool is_float(const Value& v) {
+  return v.is_float();
+}
+bool is_number(const Value& v) {
+  return v.is_number();
+}
+bool is_string(const Value& v) {
+  return v.text() != nullptr;
+}
+bool is_mapping(const Value& v) {
+  return v.dict() != nullptr;
+}
+bool is_escaped(const Value& v) {
+  return v.text() != nullptr && v.text()->markup;
+}
 bool is_callable(const Value& v) {
   return v.callable() != nullptr || v.loop() != nullptr || v.is_undefined();
 }
@@ -198,15 +224,19 @@ constexpr Native kGlobals[] = {
 
 template <size_t n>
 const Native* find(const Native (&table)[n], std::string_view name) {
-  const auto* found =
-      std::find_if(std::begin(table), std::end(table), [&](const Native& t) { return t.name == name; });
+  const auto* found = std::find_if(std::begin(table), std::end(table),
+                                   [&](const Native& t) { return t.name == name; });
   return found == std::end(table) ? nullptr : found;
 }
 
 }  // namespace
 
-const Native* find_test(std::string_view name) { return find(kTests, name); }
-const Native* find_global(std::string_view name) { return find(kGlobals, name); }
+const Native* find_test(std::string_view name) {
+  return find(kTests, name);
+}
+const Native* find_global(std::string_view name) {
+  return find(kGlobals, name);
+}
 
 const std::string& text_argument(const Args& args, size_t index, const char* what) {
   const Value& value = args.values[index];

@@ -15,7 +15,9 @@ namespace cohort::jinja {
 bool is_space(char32_t c);
 bool is_alpha(char32_t c);
 bool is_printable(char32_t c);
-inline bool is_digit(char32_t c) { return c >= '0' && c <= '9'; }
+inline bool is_digit(char32_t c) {
+  return c >= '0' && c <= '9';
+}
 
 // Simple case mappings of the scripts that have cases (Latin, Greek, Cyrillic, Armenian).
 char32_t to_upper(char32_t c);

@@ -133,7 +133,7 @@ struct Sequence {
   Sequence(Flavor flavor, std::vector<Value> items, Budget* budget);
   Flavor flavor;
   std::vector<Value> items;
-  int depth;                    // containers inside each other
+  int depth;                     // containers inside each other
   mutable bool used_up = false;  // an iterator gives its items once
   Charge charge;
 };

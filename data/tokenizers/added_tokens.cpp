@@ -85,7 +85,8 @@ void AddedTokens::find(const Set& set, std::string_view text, const Sink& sink) 
     if (token.single_word && !stands_alone(text, match)) continue;
     size_t begin = match.begin, end = match.end;
     if (token.lstrip) begin = std::max(space_begin(text, done, begin), done);
-    if (token.rstrip) end = space_known = std::max(space_end(text, std::max(end, space_known)), end);
+    if (token.rstrip)
+      end = space_known = std::max(space_end(text, std::max(end, space_known)), end);
     if (done < begin) sink(done, begin, nullptr);
     sink(begin, end, &token);
     done = end;

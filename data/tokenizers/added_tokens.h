@@ -16,11 +16,11 @@ namespace cohort {
 struct AddedToken {
   std::string content;
   int64_t id = 0;
-  bool single_word = false;     // not inside a word
-  bool lstrip = false;          // takes the white space before it
-  bool rstrip = false;          // and after it
-  bool normalized = false;      // looked for in the normalised text, not in the raw one
-  bool special = false;         // gives no text
+  bool single_word = false;  // not inside a word
+  bool lstrip = false;       // takes the white space before it
+  bool rstrip = false;       // and after it
+  bool normalized = false;   // looked for in the normalised text, not in the raw one
+  bool special = false;      // gives no text
 };
 
 // From an entry of "added_tokens", or of added_tokens_decoder with its id. Throws InputError.

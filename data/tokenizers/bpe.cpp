@@ -125,7 +125,8 @@ struct Sides {
 
 // What the two sides make: the prefix of a token that goes on with a word is there once.
 std::string joined(const Sides& sides, const std::string& prefix) {
-  return sides.left + (sides.right.starts_with(prefix) ? sides.right.substr(prefix.size()) : sides.right);
+  return sides.left +
+         (sides.right.starts_with(prefix) ? sides.right.substr(prefix.size()) : sides.right);
 }
 
 // The two sides of a merge, written as "a b" or as ["a", "b"].
@@ -154,7 +155,8 @@ Sides sides_of(const Json& merge, const Vocabulary& vocabulary) {
 }  // namespace
 
 bool has_lost_spaces(const Json& merge) {
-  return merge.is_string() && std::count(merge.as_string().begin(), merge.as_string().end(), ' ') > 1;
+  return merge.is_string() &&
+         std::count(merge.as_string().begin(), merge.as_string().end(), ' ') > 1;
 }
 
 std::string with_no_break_spaces(const std::string& token) {
@@ -247,8 +249,8 @@ void Bpe::add_characters(std::string_view word, std::vector<int32_t>& ids) const
       continue;
     }
     const auto byte_id = [&](char c) { return byte_ids_[static_cast<uint8_t>(c)]; };
-    if (byte_fallback_ && std::all_of(character.begin(), character.end(),
-                                      [&](char c) { return byte_id(c) >= 0; })) {
+    if (byte_fallback_ &&
+        std::all_of(character.begin(), character.end(), [&](char c) { return byte_id(c) >= 0; })) {
       for (const char c : character) ids.push_back(byte_id(c));
       continue;
     }

@@ -172,8 +172,9 @@ class SuffixStep final : public DecodeStep {
 // What English puts no space before, as BERT's decoder has it.
 std::string clean_up(std::string text) {
   constexpr std::pair<const char*, const char*> kReplacements[] = {
-      {" .", "."},     {" ?", "?"},   {" !", "!"},   {" ,", ","},     {" ' ", "'"},  {" n't", "n't"},
-      {" 'm", "'m"}, {" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
+      {" .", "."},   {" ?", "?"},     {" !", "!"},    {" ,", ","},
+      {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},  {" do not", " don't"},
+      {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
   for (const auto& [from, to] : kReplacements) text = replaced(text, from, to);
   return text;
 }
@@ -190,8 +191,9 @@ struct Reading {
   }
   void add_map(MapStep::Map map) {
     need_whole();
-    steps.push_back(
-        [map = std::make_shared<MapStep::Map>(std::move(map))] { return std::make_unique<MapStep>(*map); });
+    steps.push_back([map = std::make_shared<MapStep::Map>(std::move(map))] {
+      return std::make_unique<MapStep>(*map);
+    });
   }
 };
 
@@ -222,7 +224,8 @@ void read_strip(const Json& json, Reading& in) {
   if (c.size == 0 || c.size != what.character.size())
     throw InputError(str("content must be one character, got ", excerpt(what.character)));
   if (what.start < 0 || what.stop < 0)
-    throw InputError(str("start and stop must be at least 0, got ", what.start, " and ", what.stop));
+    throw InputError(
+        str("start and stop must be at least 0, got ", what.start, " and ", what.stop));
   const auto token = in.fused ? StripStep::Token::kInParts : StripStep::Token::kWhole;
   in.steps.push_back([what = std::make_shared<StripStep::What>(std::move(what)), token] {
     return std::make_unique<StripStep>(*what, token);
@@ -308,8 +311,7 @@ void DecodeSteps::push(size_t step, std::string_view token, Work& work, std::str
     text += token;
     return;
   }
-  steps_[step]->push(token, work,
-                     [&](std::string_view part) { push(step + 1, part, work, text); });
+  steps_[step]->push(token, work, [&](std::string_view part) { push(step + 1, part, work, text); });
 }
 
 std::string DecodeSteps::push(std::string_view token, Work& work) {
@@ -321,8 +323,7 @@ std::string DecodeSteps::push(std::string_view token, Work& work) {
 std::string DecodeSteps::finish(Work& work) {
   std::string text;
   for (size_t step = 0; step < steps_.size(); ++step)
-    steps_[step]->finish(work,
-                         [&](std::string_view part) { push(step + 1, part, work, text); });
+    steps_[step]->finish(work, [&](std::string_view part) { push(step + 1, part, work, text); });
   return text;
 }
 

@@ -21,9 +21,7 @@ class DecodeStep {
   // Takes the next token, or the next part of the only one, and passes on what is certain by now.
   virtual void push(std::string_view token, Work& work, const TextSink& out) = 0;
   // Passes on what was held back for what might have followed.
-  virtual void finish(Work& work, const TextSink& out) {
-    (void)work, (void)out;
-  }
+  virtual void finish(Work& work, const TextSink& out) { (void)work, (void)out; }
 };
 
 // The steps of one text, in order.

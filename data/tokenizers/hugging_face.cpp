@@ -85,6 +85,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
   std::unique_ptr<DecodeStream> decode_stream(SpecialText special) const override;
   int64_t vocab_size() const override { return vocabulary_.size(); }
   int32_t eos_id() const override;
+  std::vector<int32_t> stop_ids() const override;
   NamedFiles files() const override;
   Json to_json() const override {
     throw Error("[tokenizer] to_json() is for byte and character tokenizers; files() is for all");
@@ -98,6 +99,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
   std::vector<AddedToken> read_added_tokens(const Json& json, const Folder& folder) const;
   void add_tokens(std::vector<AddedToken> tokens);
   void find_eos(const Folder& folder);
+  void find_stops(const Folder& folder);
   void encode_text(std::string_view text, bool at_start, Call& call) const;
   void encode_word(std::string_view word, Call& call) const;
   void encode_part(std::string_view part, Call& call) const;
@@ -115,6 +117,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
   AroundText around_;
   std::optional<Decoder> decoder_;
   std::optional<int32_t> eos_;
+  std::vector<int32_t> stops_;  // of the model's files
   std::string where_;
   mutable WordCaches caches_;
 };
@@ -130,12 +133,12 @@ HuggingFaceTokenizer::HuggingFaceTokenizer(NamedFiles files, const std::string& 
     add_tokens(read_added_tokens(json, folder));
   });
   find_eos(folder);
+  find_stops(folder);
 }
 
 void HuggingFaceTokenizer::read(const Json& json) {
   const Json& model = json.at("model");
-  in_place("normalizer",
-           [&] { normalizer_ = make_normalizer(value_or_null(json, "normalizer")); });
+  in_place("normalizer", [&] { normalizer_ = make_normalizer(value_or_null(json, "normalizer")); });
   in_place("pre_tokenizer", [&] {
     pre_tokenization_ =
         make_pre_tokenizer(value_or_null(json, "pre_tokenizer"), readable_words(model));
@@ -195,8 +198,8 @@ void HuggingFaceTokenizer::find_eos(const Folder& folder) {
     if (!text) continue;
     const int32_t id = vocabulary_.find(*text);
     if (id < 0)
-      throw InputError(str(folder.path(name), ": the eos_token ", excerpt(*text),
-                           " is not in the vocabulary"));
+      throw InputError(
+          str(folder.path(name), ": the eos_token ", excerpt(*text), " is not in the vocabulary"));
     eos_ = id;
     return;
   }
@@ -226,11 +229,30 @@ int32_t HuggingFaceTokenizer::eos_id() const {
   return *eos_;
 }
 
+// Ids beyond the tokenizer's are rows of the model that are never meant.
+void HuggingFaceTokenizer::find_stops(const Folder& folder) {
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    const Json json = folder.json(name);
+    const Json* ids = json.find("eos_token_id");
+    if (ids == nullptr || ids->is_null()) continue;
+    for (const Json& id : ids->is_array() ? ids->as_array() : Json::Array{*ids})
+      if (id.as_int() >= 0 && id.as_int() < vocab_size())
+        stops_.push_back(static_cast<int32_t>(id.as_int()));
+    return;
+  }
+}
+
+std::vector<int32_t> HuggingFaceTokenizer::stop_ids() const {
+  std::vector<int32_t> ids{eos_id()};
+  for (const int32_t id : stops_)
+    if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);
+  return ids;
+}
+
+// The model writes its own config.json.
 NamedFiles HuggingFaceTokenizer::files() const {
   NamedFiles kept = files_;
-  std::erase_if(kept, [](const auto& file) {
-    return file.first == "config.json" || file.first == "generation_config.json";
-  });
+  std::erase_if(kept, [](const auto& file) { return file.first == "config.json"; });
   return kept;
 }
 
@@ -243,8 +265,8 @@ struct HuggingFaceTokenizer::Call {
 std::vector<int32_t> HuggingFaceTokenizer::encode(std::string_view text,
                                                   SpecialTokens special) const {
   if (const size_t valid = utf8_prefix(text); valid < text.size())
-    throw InputError(str("byte ", valid, " is not part of UTF-8 text; hint: convert the text to ",
-                         "UTF-8"));
+    throw InputError(
+        str("byte ", valid, " is not part of UTF-8 text; hint: convert the text to ", "UTF-8"));
   std::vector<int32_t> ids;
   if (special == SpecialTokens::kAdd) ids = around_.before;
   const WordCaches::Lease cache(caches_);
@@ -344,8 +366,7 @@ std::string HuggingFaceTokenizer::decode(std::span<const int32_t> ids, SpecialTe
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> make_hugging_face_tokenizer(NamedFiles files,
-                                                       const std::string& where) {
+std::unique_ptr<Tokenizer> make_hugging_face_tokenizer(NamedFiles files, const std::string& where) {
   return std::make_unique<HuggingFaceTokenizer>(std::move(files), where);
 }
 

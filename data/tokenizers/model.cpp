@@ -23,9 +23,9 @@ void read_vocabulary(const Json& json, Vocabulary& vocabulary) {
     for (const auto& [token, id] : object) bytes += token.size();
     vocabulary.reserve(object.size(), bytes);
     const Json& merges = value_or_null(json, "merges");
-    const bool lost_spaces = merges.is_array() &&
-                             std::any_of(merges.as_array().begin(), merges.as_array().end(),
-                                         has_lost_spaces);
+    const bool lost_spaces =
+        merges.is_array() &&
+        std::any_of(merges.as_array().begin(), merges.as_array().end(), has_lost_spaces);
     for (const auto& [token, id] : object)
       vocabulary.add(lost_spaces ? with_no_break_spaces(token) : token, id.as_int());
   });
@@ -194,7 +194,8 @@ class Unigram final : public Model {
     const size_t begin = ids.size();
     for (size_t i = 0; byte_fallback_ && i < part.size(); ++i) {
       char name[8];
-      std::snprintf(name, sizeof name, "<0x%02X>", static_cast<unsigned>(static_cast<uint8_t>(part[i])));
+      std::snprintf(name, sizeof name, "<0x%02X>",
+                    static_cast<unsigned>(static_cast<uint8_t>(part[i])));
       const int32_t id = vocabulary_.find(name);
       if (id < 0) break;
       ids.push_back(id);

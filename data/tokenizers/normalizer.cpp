@@ -95,9 +95,8 @@ Made make_form(NormalForm form) {
 
 Made make_strip(const Json& json) {
   const bool left = flag(json, "strip_left", true), right = flag(json, "strip_right", true);
-  return make_step([=](std::string_view text, Work&) {
-    return std::string(strip(text, left, right));
-  });
+  return make_step(
+      [=](std::string_view text, Work&) { return std::string(strip(text, left, right)); });
 }
 
 Made make_prepend(const Json& json) {
@@ -107,10 +106,9 @@ Made make_prepend(const Json& json) {
 }
 
 Made make_replace(const Json& json) {
-  return make_step([pattern = Pattern(json.at("pattern")),
-                    content = json.at("content").as_string()](std::string_view text, Work& work) {
-    return pattern.replace_all(text, content, work);
-  });
+  return make_step(
+      [pattern = Pattern(json.at("pattern")), content = json.at("content").as_string()](
+          std::string_view text, Work& work) { return pattern.replace_all(text, content, work); });
 }
 
 // BERT's: control characters away, white space to spaces, spaces around Chinese characters, accents

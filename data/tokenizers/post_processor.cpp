@@ -58,10 +58,8 @@ struct Entry {
   AroundText (*read)(const Json& json);
 };
 constexpr Entry kPostProcessors[] = {
-    {"TemplateProcessing", read_template},
-    {"ByteLevel", [](const Json&) { return AroundText(); }},
-    {"RobertaProcessing", read_pairs},
-    {"BertProcessing", read_pairs},
+    {"TemplateProcessing", read_template}, {"ByteLevel", [](const Json&) { return AroundText(); }},
+    {"RobertaProcessing", read_pairs},     {"BertProcessing", read_pairs},
     {"Sequence", read_sequence},
 };
 

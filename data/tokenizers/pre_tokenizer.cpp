@@ -46,10 +46,17 @@ class Joiner {
     bool joins = false;
     switch (behavior_) {
       case Behavior::kRemoved:
-      case Behavior::kIsolated: break;
-      case Behavior::kMergedWithPrevious: joins = match && !last_match_; break;
-      case Behavior::kMergedWithNext: joins = !match && last_match_; break;
-      case Behavior::kContiguous: joins = match == last_match_; break;
+      case Behavior::kIsolated:
+        break;
+      case Behavior::kMergedWithPrevious:
+        joins = match && !last_match_;
+        break;
+      case Behavior::kMergedWithNext:
+        joins = !match && last_match_;
+        break;
+      case Behavior::kContiguous:
+        joins = match == last_match_;
+        break;
     }
     last_match_ = match;
     if (!joins || !held_) flush(begin);
@@ -162,7 +169,8 @@ class Words final : public PreTokenizer {
       const Utf8Char c = decode_utf8(piece.text, end);
       const int next = has_class(c.code, kWordCharacter) || c.code == 0x200c || c.code == 0x200d
                            ? kWord
-                           : has_class(c.code, kWhiteSpace) ? kSpace : kOther;
+                       : has_class(c.code, kWhiteSpace) ? kSpace
+                                                        : kOther;
       if (next != kind) flush(), begin = end, kind = next;
       end += c.size;
     }
@@ -305,7 +313,8 @@ void add_split(const Json& json, Steps& steps) {
 
 void add_byte_level(const Json& json, Steps& steps) {
   if (flag(json, "add_prefix_space", true)) steps.push_back(std::make_unique<PrefixSpace>());
-  if (flag(json, "use_regex", true)) steps.push_back(std::make_unique<KnownSplit>(end_of_gpt2_word));
+  if (flag(json, "use_regex", true))
+    steps.push_back(std::make_unique<KnownSplit>(end_of_gpt2_word));
   steps.push_back(std::make_unique<ByteCharacters>());
 }
 
@@ -330,12 +339,11 @@ constexpr Entry kPreTokenizers[] = {
      [](const Json& json, Steps& steps) { steps.push_back(std::make_unique<Metaspace>(json)); }},
     {"Digits",
      [](const Json& json, Steps& steps) {
-       add_characters(steps, is_number,
-                      flag(json, "individual_digits", false) ? Behavior::kIsolated
-                                                             : Behavior::kContiguous);
+       add_characters(
+           steps, is_number,
+           flag(json, "individual_digits", false) ? Behavior::kIsolated : Behavior::kContiguous);
      }},
-    {"Whitespace",
-     [](const Json&, Steps& steps) { steps.push_back(std::make_unique<Words>()); }},
+    {"Whitespace", [](const Json&, Steps& steps) { steps.push_back(std::make_unique<Words>()); }},
     {"WhitespaceSplit",
      [](const Json&, Steps& steps) { add_characters(steps, is_white_space, Behavior::kRemoved); }},
     {"Punctuation",

@@ -41,10 +41,11 @@ class Reader {
     if (lead < 0xf0)
       return {classes_[(lead & 0x0f) << 12 | (b(1) & 0x3f) << 6 | (b(2) & 0x3f)] & kClasses,
               at + 3};
-    return {classes_[((lead & 0x07) << 18 | (b(1) & 0x3f) << 12 | (b(2) & 0x3f) << 6 |
-                      (b(3) & 0x3f)) % 0x110000] &
-                kClasses,
-            at + 4};
+    return {
+        classes_[((lead & 0x07) << 18 | (b(1) & 0x3f) << 12 | (b(2) & 0x3f) << 6 | (b(3) & 0x3f)) %
+                 0x110000] &
+            kClasses,
+        at + 4};
   }
   // The end of a run of one kind.
   size_t run_end(size_t at, int kind) const {

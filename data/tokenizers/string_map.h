@@ -33,7 +33,8 @@ class StringMap {
 
   std::string text_;
   std::vector<Entry> entries_;
-  std::vector<uint32_t> slots_;  // 1 + index of an entry; 0: free. A power of two, at most half full
+  std::vector<uint32_t>
+      slots_;  // 1 + index of an entry; 0: free. A power of two, at most half full
 };
 
 }  // namespace cohort

@@ -6,7 +6,7 @@
 namespace cohort {
 
 void Vocabulary::add(std::string_view token, int64_t id) {
-  constexpr int64_t kMaxIds = 1 << 24;      // an id takes memory, and a model a row
+  constexpr int64_t kMaxIds = 1 << 24;  // an id takes memory, and a model a row
   constexpr size_t kMaxTokenBytes = 1 << 16;
   if (id < 0 || id >= kMaxIds)
     throw InputError(
@@ -15,12 +15,11 @@ void Vocabulary::add(std::string_view token, int64_t id) {
     throw InputError(str("the token ", excerpt(token), " has ", token.size(), " bytes, more than ",
                          kMaxTokenBytes));
   if (const auto other = this->token(static_cast<int32_t>(id)); other && *other != token)
-    throw InputError(str("the id ", id, " is that of ", excerpt(*other), " and of ",
-                         excerpt(token)));
+    throw InputError(
+        str("the id ", id, " is that of ", excerpt(*other), " and of ", excerpt(token)));
   if (!ids_.insert(token, static_cast<int32_t>(id))) {
     if (find(token) == id) return;
-    throw InputError(
-        str("the token ", excerpt(token), " has the ids ", find(token), " and ", id));
+    throw InputError(str("the token ", excerpt(token), " has the ids ", find(token), " and ", id));
   }
   if (id >= size()) places_.resize(static_cast<size_t>(id) + 1, -1);
   places_[static_cast<size_t>(id)] = static_cast<int32_t>(ids_.size()) - 1;

@@ -1,5 +1,5 @@
-// What the fuzz targets share. An InputError is an answer; anything else that is thrown, and whatever
-// the sanitizers and libFuzzer's limits on time and memory notice, is a finding.
+// What the fuzz targets share. An InputError is an answer; anything else that is thrown, and
+// whatever the sanitizers and libFuzzer's limits on time and memory notice, is a finding.
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,84 @@
+#include "data/chat.h"
+
+#include <algorithm>
+
+namespace cohort {
+namespace {
+
+ChatTemplate template_of(const Tokenizer& tokenizer) {
+  const auto found = find_chat_template(tokenizer.files());
+  if (!found)
+    throw InputError(
+        "the model's folder has no chat template; hint: it is looked for in chat_template.jinja "
+        "and in tokenizer_config.json");
+  return ChatTemplate(*found, "chat template");
+}
+
+// The messages before number `end`.
+Json first_messages(const Json& messages, size_t end) {
+  const Json::Array& all = messages.as_array();
+  return Json::Array(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(end));
+}
+
+bool is_assistant(const Json& message) {
+  const Json* role = message.find("role");
+  return role != nullptr && role->is_string() && role->as_string() == "assistant";
+}
+
+}  // namespace
+
+Json make_message(const std::string& role, const std::string& content) {
+  return Json().set("role", role).set("content", content);
+}
+
+ChatFormat::ChatFormat(const Tokenizer& tokenizer, Json kwargs)
+    : template_(template_of(tokenizer)), variables_(special_token_variables(tokenizer.files())) {
+  if (kwargs.is_null()) return;
+  for (const auto& [name, value] : kwargs.as_object()) variables_.set(name, value);
+}
+
+ChatTemplate::Rendered ChatFormat::render(const Json& messages, Prompt prompt) const {
+  Json context = variables_;
+  context.set("messages", messages).set("add_generation_prompt", prompt == Prompt::kYes);
+  return template_.render(context);
+}
+
+std::string ChatFormat::prompt(const Json& messages) const {
+  return render(messages, Prompt::kYes).text;
+}
+
+ChatFormat::Conversation ChatFormat::conversation(const Json& messages) const {
+  ChatTemplate::Rendered whole = render(messages, Prompt::kNo);
+  Conversation out{std::move(whole.text), std::move(whole.generation_spans)};
+  if (template_.has_generation_blocks() && !out.assistant.empty()) return out;
+  const Json::Array& all = messages.as_array();
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (!is_assistant(all[i])) continue;
+    const std::string before = prompt(first_messages(messages, i));
+    const std::string after = render(first_messages(messages, i + 1), Prompt::kNo).text;
+    if (!after.starts_with(before) || !out.text.starts_with(after))
+      throw InputError(str("message ", i + 1,
+                           ": the chat template changes the text before it, so what the assistant "
+                           "says there cannot be told; hint: a template with {% generation %} "
+                           "blocks, or conversations of one turn"));
+    out.assistant.emplace_back(before.size(), after.size());
+  }
+  if (out.assistant.empty())
+    throw InputError("no message has the role assistant: there is nothing to learn");
+  return out;
+}
+
+std::optional<int32_t> ChatFormat::end_of_turn(const Tokenizer& tokenizer) const {
+  const std::string said = "x";
+  const Conversation c =
+      conversation(Json::Array{make_message("user", said), make_message("assistant", said)});
+  const auto [begin, end] = c.assistant.back();
+  const size_t at = c.text.find(said, begin);
+  if (at == c.text.npos || at >= end) return {};
+  const std::vector<int32_t> after = tokenizer.encode(c.text.substr(at + said.size()));
+  // A special token is one that gives no text.
+  if (after.empty() || !tokenizer.decode({after.data(), 1}).empty()) return {};
+  return after[0];
+}
+
+}  // namespace cohort
