@@ -35,24 +35,25 @@ int render_template(const RenderTemplateOptions& options) {
   Json context = parse_json(read_input_file(options.context), options.context);
   if (!context.is_object())
     throw InputError(options.context + ": expected an object: the variables of the template");
-  std::string source;
-  if (std::filesystem::is_directory(options.path)) {
-    const NamedFiles files = read_files(options.path, kChatTemplateFiles);
-    const auto found = find_chat_template(files);
-    if (!found)
-      throw InputError(options.path +
-                       ": no chat template; hint: it is looked for in chat_template.jinja and in "
-                       "tokenizer_config.json");
-    source = *found;
-    const Json tokens = special_token_variables(files);
-    for (const auto& [name, value] : tokens.as_object())
-      if (context.find(name) == nullptr) context.set(name, value);
-  } else {
-    source = read_input_file(options.path);
-  }
+  const bool is_folder = std::filesystem::is_directory(options.path);
+  NamedFiles files;
+  if (is_folder)
+    files = read_files(options.path, kChatTemplateFiles);
+  else
+    files.emplace_back(options.path.ends_with(".json") ? "tokenizer_config.json"
+                                                       : "chat_template.jinja",
+                       read_input_file(options.path));
+  const auto source = find_chat_template(files);
+  if (!source)
+    throw InputError(options.path +
+                     ": no chat template; hint: it is looked for in chat_template.jinja and in "
+                     "tokenizer_config.json");
+  const Json tokens = special_token_variables(files);
+  for (const auto& [name, value] : tokens.as_object())
+    if (is_folder && context.find(name) == nullptr) context.set(name, value);
   RenderOptions render;
   if (!options.now.empty()) render.now = parse_time(options.now);
-  const std::string text = ChatTemplate(source, options.path).render(context, render).text;
+  const std::string text = ChatTemplate(*source, options.path).render(context, render).text;
   std::fwrite(text.data(), 1, text.size(), stdout);
   return kOk;
 }

@@ -158,12 +158,13 @@ Value extreme(Interpreter& in, const Args& a) {
   key.ignore_case(!flag(a, 1));
   const std::vector<Value> items = iterate(in.budget, self(a));
   if (items.empty()) return Value::undefined("the list was empty");
-  const Value* best = &items[0];
-  for (const Value& item : items) {
-    const auto order = compare(in.budget, key(item), key(*best));
-    if (&item != best && (sign > 0 ? order > 0 : order < 0)) best = &item;
+  Value best = items[0], best_key = key(best);
+  for (size_t i = 1; i < items.size(); ++i) {
+    Value other = key(items[i]);
+    const auto order = compare(in.budget, other, best_key);
+    if (sign > 0 ? order > 0 : order < 0) best = items[i], best_key = std::move(other);
   }
-  return *best;
+  return best;
 }
 
 Value sum(Interpreter& in, const Args& a) {
@@ -582,7 +583,7 @@ Value attr(Interpreter& in, const Args& a) {
 }
 
 Value center(Interpreter& in, const Args& a) {
-  const Value text = in.text(str_of(in, self(a)));
+  const Value text = in.text(str_of(in, self(a)), is_markup(self(a)));
   return in.call_native(*find_method(text, "center"), text,
                         {.values = {Value(int_argument(a, 1, 80))}, .keywords = {}});
 }

@@ -19,7 +19,7 @@ constexpr int kMaxPrecision = 400;
 struct Spec {
   std::string fill = " ";
   char align = 0;  // <, >, ^, or = (between sign and digits)
-  char sign = '-';
+  char sign = 0;
   bool alternate = false, comma = false;
   int64_t width = 0;
   int precision = -1;
@@ -110,9 +110,9 @@ void append_value(Budget& budget, std::string& out, const Value& value, Spec spe
   const double n = value.number();
   const bool negative = value.is_float() ? std::signbit(n) && !std::isnan(n) : value.integer() < 0;
   append_field(budget, out,
-               negative           ? "-"
-               : spec.sign == '-' ? ""
-                                  : std::string(1, spec.sign),
+               negative                               ? "-"
+               : spec.sign == '+' || spec.sign == ' ' ? std::string(1, spec.sign)
+                                                      : "",
                body, spec);
 }
 
@@ -152,9 +152,9 @@ class PercentValues {
     throw Fault("a format names a value that is missing: " + excerpt(name));
   }
   bool all_used() const {
-    return tuple_ != nullptr
-               ? used_ >= tuple_->items.size()
-               : used_ > 0 || values_.dict() != nullptr || (values_.sequence() != nullptr);
+    return tuple_ != nullptr ? used_ >= tuple_->items.size()
+                             : used_ > 0 || values_.dict() != nullptr || values_.is_undefined() ||
+                                   values_.sequence() != nullptr;
   }
 
  private:
@@ -185,7 +185,7 @@ void append_percent(Interpreter& in, std::string& out, std::string_view format, 
   bool zero = false;
   for (; peek() != '\0' && std::string_view("-+ #0").find(peek()) != std::string_view::npos; ++at) {
     if (peek() == '-') spec.align = '<';
-    if (peek() == '+' || (peek() == ' ' && spec.sign == '-')) spec.sign = peek();
+    if (peek() == '+' || (peek() == ' ' && spec.sign == 0)) spec.sign = peek();
     if (peek() == '#') spec.alternate = true;
     if (peek() == '0') zero = true;
   }
@@ -357,8 +357,10 @@ std::string format_braces(Interpreter& in, const std::string& format, const Args
     if (conversion != 0)
       value = in.text(conversion == 's' ? to_str(in.budget, value) : repr(in.budget, value));
     const Spec parsed = parse_spec(spec);
-    if (!spec.empty() && !value.is_number() && value.text() == nullptr)
-      throw Fault(str("a ", type_name(value), " takes no format specification"));
+    if (!spec.empty() && value.is_bool()) value = Value(value.integer());
+    if (!spec.empty() && !value.is_number() &&
+        (value.text() == nullptr || parsed.sign != 0 || parsed.align == '=' || parsed.comma))
+      throw Fault(str("a ", type_name(value), " takes no such format specification"));
     append_value(in.budget, out, value, parsed);
   }
   return out;
