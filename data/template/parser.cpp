@@ -41,6 +41,7 @@ std::string Parser::describe() const {
 }
 
 void Parser::advance() {
+  if (++tokens_ > kMaxTokens) fail(str("a template of more than ", kMaxTokens, " tokens"));
   if (ahead_) {
     token_ = std::move(*ahead_);
     ahead_.reset();

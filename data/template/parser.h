@@ -17,6 +17,8 @@ namespace cohort::jinja {
 
 // Of expressions and blocks: whatever walks the tree is recursive.
 inline constexpr int kMaxNesting = 150;
+// Real templates have some thousands.
+inline constexpr int kMaxTokens = 200'000;
 
 class Parser {
  public:
@@ -125,7 +127,7 @@ class Parser {
   Lexer lexer_;
   Token token_;
   std::optional<Token> ahead_;
-  int depth_ = 0;
+  int depth_ = 0, tokens_ = 0;
   int loops_ = 0;      // {% for %} around, within the innermost macro: where {% break %} may stand
   int all_loops_ = 0;  // and beyond macros
   uint8_t mentions_ = 0;

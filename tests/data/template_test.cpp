@@ -247,6 +247,9 @@ TEST(Template, HostileTemplatesMeetALimit) {
   std::string sum = "{{ 1";
   for (int i = 0; i < 50'000; ++i) sum += " + 1";
   EXPECT_THROW_WITH(render(sum + " }}"), InputError, "nested deeper");
+  std::string list = "{{ [";
+  for (int i = 0; i < 200'000; ++i) list += "1,";
+  EXPECT_THROW_WITH(render(list + "] }}"), InputError, "200000 tokens");
   EXPECT_THROW_WITH(render("{{ 'abc' }}", "{}", {.text_bytes = 2}), InputError, "longer than 2");
 }
 
