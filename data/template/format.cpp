@@ -170,20 +170,12 @@ int64_t star(PercentValues& values) {
   return v.integer();
 }
 
-// One "%..." from behind its percent sign.
-void append_percent(Interpreter& in, std::string& out, std::string_view format, size_t& at,
-                    PercentValues& values) {
+// Flags, width and precision of a "%...".
+Spec take_percent_spec(std::string_view format, size_t& at, PercentValues& values) {
   Spec spec;
-  std::optional<Value> value;
-  const auto peek = [&] { return at < format.size() ? format[at] : '\0'; };
-  if (peek() == '(') {
-    const size_t end = format.find(')', at);
-    if (end == format.npos) throw Fault("a format has '%(' without ')'");
-    value = values.named(std::string(format.substr(at + 1, end - at - 1)));
-    at = end + 1;
-  }
   bool zero = false;
-  for (; peek() != '\0' && std::string_view("-+ #0").find(peek()) != std::string_view::npos; ++at) {
+  const auto peek = [&] { return at < format.size() ? format[at] : '\0'; };
+  for (; std::string_view("-+ #0").find(peek()) != std::string_view::npos; ++at) {
     if (peek() == '-') spec.align = '<';
     if (peek() == '+' || (peek() == ' ' && spec.sign == 0)) spec.sign = peek();
     if (peek() == '#') spec.alternate = true;
@@ -193,17 +185,32 @@ void append_percent(Interpreter& in, std::string& out, std::string_view format, 
     ++at;
     spec.width = star(values);
     if (spec.width < 0) spec.align = '<';
-    spec.width = spec.width < 0 ? -std::max<int64_t>(spec.width, -INT64_MAX) : spec.width;
+    spec.width = std::abs(std::max<int64_t>(spec.width, -INT64_MAX));
   } else {
     spec.width = std::max<int64_t>(take_number(format, at), 0);
   }
   if (peek() == '.') {
     ++at;
-    if (peek() == '*')
-      ++at, spec.precision = checked_precision(std::max<int64_t>(star(values), 0));
-    else
-      spec.precision = checked_precision(std::max<int64_t>(take_number(format, at), 0));
+    const int64_t precision = peek() == '*' ? (++at, star(values)) : take_number(format, at);
+    spec.precision = checked_precision(std::max<int64_t>(precision, 0));
   }
+  if (spec.align == 0) spec.align = zero ? '=' : '>';
+  if (spec.align == '=') spec.fill = "0";
+  return spec;
+}
+
+// One "%..." from behind its percent sign.
+void append_percent(Interpreter& in, std::string& out, std::string_view format, size_t& at,
+                    PercentValues& values) {
+  std::optional<Value> value;
+  const auto peek = [&] { return at < format.size() ? format[at] : '\0'; };
+  if (peek() == '(') {
+    const size_t end = format.find(')', at);
+    if (end == format.npos) throw Fault("a format has '%(' without ')'");
+    value = values.named(std::string(format.substr(at + 1, end - at - 1)));
+    at = end + 1;
+  }
+  Spec spec = take_percent_spec(format, at, values);
   while (peek() == 'l' || peek() == 'h' || peek() == 'L') ++at;
   spec.type = peek();
   ++at;
@@ -212,7 +219,6 @@ void append_percent(Interpreter& in, std::string& out, std::string_view format, 
                      std::string_view("sradiuxXoeEfFgGc").find(spec.type) != std::string_view::npos;
   if (!known) throw Fault("a format has an unknown conversion after '%'");
   if (!value) value = values.next();
-  if (spec.align == 0) spec.align = '>';
   if (spec.type == 'r' || spec.type == 'a') value = in.text(repr(in.budget, *value));
   if (spec.type == 'c' && value->text() != nullptr && value->text()->length != 1)
     throw Fault("%c needs one character");
@@ -229,7 +235,7 @@ void append_percent(Interpreter& in, std::string& out, std::string_view format, 
              std::string_view("xXoc").find(spec.type) != std::string_view::npos) {
     throw Fault("a float where a format needs a whole number");
   }
-  if (zero && spec.align == '>' && !text) spec.align = '=', spec.fill = "0";
+  if (text && spec.align == '=') spec.align = '>', spec.fill = " ";
   if (value->is_integral() && !text && spec.precision >= 0 && spec.type == 'd') {
     const std::string digits = digits_of(*value, spec);
     if (static_cast<int>(digits.size()) < spec.precision)
