@@ -40,9 +40,9 @@ int render_template(const RenderTemplateOptions& options) {
   if (is_folder)
     files = read_files(options.path, kChatTemplateFiles);
   else
-    files.emplace_back(options.path.ends_with(".json") ? "tokenizer_config.json"
-                                                       : "chat_template.jinja",
-                       read_input_file(options.path));
+    files.emplace_back(
+        options.path.ends_with(".json") ? "tokenizer_config.json" : "chat_template.jinja",
+        read_input_file(options.path));
   const auto source = find_chat_template(files);
   if (!source)
     throw InputError(options.path +

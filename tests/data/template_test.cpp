@@ -262,24 +262,25 @@ TEST(Template, WhatRefersToItselfIsPrintedAndGoes) {
 
 TEST(Template, FoldersHaveTemplatesAndSpecialTokens) {
   const test::TempDir dir;
-  EXPECT_FALSE(find_chat_template(dir.path()));
+  EXPECT_FALSE(find_chat_template(read_files(dir.path(), kChatTemplateFiles)));
   const auto configure = [&](const char* text) {
     test::write_file(dir.path("tokenizer_config.json"), text);
   };
   configure(R"({"bos_token": {"content": "<s>"}, "pad_token": null})");
-  EXPECT_FALSE(find_chat_template(dir.path()));
+  EXPECT_FALSE(find_chat_template(read_files(dir.path(), kChatTemplateFiles)));
   test::write_file(dir.path("special_tokens_map.json"),
                    R"({"bos_token": "x", "eos_token": "</s>"})");
-  EXPECT_EQ(special_token_variables(dir.path()).dump(),
+  EXPECT_EQ(special_token_variables(read_files(dir.path(), kChatTemplateFiles)).dump(),
             R"({"bos_token":"<s>","eos_token":"</s>"})");
   configure(
       R"({"chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]})");
-  EXPECT_EQ(find_chat_template(dir.path()), "d");
-  EXPECT_EQ(find_chat_template(dir.path("tokenizer_config.json")), "d");
+  EXPECT_EQ(find_chat_template(read_files(dir.path(), kChatTemplateFiles)), "d");
+  EXPECT_EQ(find_chat_template(read_files(dir.path(), kChatTemplateFiles)), "d");
   configure(R"({"chat_template": 5})");
-  EXPECT_THROW_WITH(find_chat_template(dir.path()), InputError, "neither a text nor a list");
+  EXPECT_THROW_WITH(find_chat_template(read_files(dir.path(), kChatTemplateFiles)), InputError,
+                    "neither a text nor a list");
   test::write_file(dir.path("chat_template.jinja"), "j");
-  EXPECT_EQ(find_chat_template(dir.path()), "j");
+  EXPECT_EQ(find_chat_template(read_files(dir.path(), kChatTemplateFiles)), "j");
 }
 
 // The data of chat_templates/, which says how it was made.

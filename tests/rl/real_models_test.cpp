@@ -53,14 +53,15 @@ class RealModel {
   }
   std::vector<double> log_probs(const std::vector<int32_t>& ids) const {
     NoGradGuard no_grad;
-    return policy_log_probs(model_, model_.place(batch_of(ids)), 1).logprob.value().to_vector<double>();
+    return policy_log_probs(model_, model_.place(batch_of(ids)), 1)
+        .logprob.value()
+        .to_vector<double>();
   }
 
  private:
   static PackedBatch batch_of(const std::vector<int32_t>& ids) {
-    const TokenSequence sequence{.tokens = ids,
-                                 .loss_mask = std::vector<uint8_t>(ids.size(), 1),
-                                 .index = 0};
+    const TokenSequence sequence{
+        .tokens = ids, .loss_mask = std::vector<uint8_t>(ids.size(), 1), .index = 0};
     return pack({&sequence, 1});
   }
   Transformer model_;
@@ -70,7 +71,8 @@ class RealModel {
 void expect_near(const std::vector<double>& got, const std::vector<double>& expected,
                  const char* what) {
   ASSERT_GE(got.size(), expected.size()) << what;
-  for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(got[i], expected[i], kTolerance) << what << " " << i;
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_NEAR(got[i], expected[i], kTolerance) << what << " " << i;
 }
 
 void expect_stories(const std::string& dir, Device device) {

@@ -13,15 +13,16 @@ using namespace test;
 std::unique_ptr<Tokenizer> chat_tokenizer(const std::string& chat_template) {
   Json::Object vocab;
   // GPT-2's names of the bytes that are printable ASCII, a space and a line break.
-  for (char c = '!'; c <= '~'; ++c)
-    vocab.emplace_back(std::string(1, c), static_cast<int64_t>(vocab.size()));
-  vocab.emplace_back("\xc4\xa0", static_cast<int64_t>(vocab.size()));
-  vocab.emplace_back("\xc4\x8a", static_cast<int64_t>(vocab.size()));
+  std::vector<std::string> names = {"\xc4\xa0", "\xc4\x8a"};
+  for (char c = '!'; c <= '~'; ++c) names.emplace_back(1, c);
+  for (const std::string& name : names)
+    vocab.emplace_back(name, static_cast<int64_t>(vocab.size()));
   Json::Array added;
   for (const char* text : {"<|start|>", "<|end|>"}) {
     Json token;
     token.set("id", static_cast<int64_t>(vocab.size() + added.size())).set("content", text);
-    for (const char* flag : {"single_word", "lstrip", "rstrip", "normalized"}) token.set(flag, false);
+    for (const char* flag : {"single_word", "lstrip", "rstrip", "normalized"})
+      token.set(flag, false);
     added.push_back(token.set("special", true));
   }
   const Json byte_level = Json().set("type", "ByteLevel").set("add_prefix_space", false);
@@ -33,7 +34,8 @@ std::unique_ptr<Tokenizer> chat_tokenizer(const std::string& chat_template) {
   Json config;
   config.set("eos_token", "<|end|>").set("chat_template", chat_template);
   return make_tokenizer(
-      NamedFiles{{"tokenizer.json", json.dump()}, {"tokenizer_config.json", config.dump()}}, "test");
+      NamedFiles{{"tokenizer.json", json.dump()}, {"tokenizer_config.json", config.dump()}},
+      "test");
 }
 
 constexpr const char* kTurns =
@@ -63,7 +65,8 @@ class ChatData : public testing::Test {
     const TokenSequence s = supervised_sequence(data.train->get(0), *data.tokenizer, 1000);
     std::string out;
     for (size_t i = 0; i < s.tokens.size(); ++i)
-      out += s.loss_mask[i] != 0 ? data.tokenizer->decode({&s.tokens[i], 1}, SpecialText::kShow) : "_";
+      out += s.loss_mask[i] == 0 ? std::string("_")
+                                 : data.tokenizer->decode({&s.tokens[i], 1}, SpecialText::kShow);
     return out;
   }
   static std::string text(const Dataset& data) {
@@ -131,7 +134,8 @@ TEST_F(ChatData, PoliciesAreAskedForTheAssistantsTurn) {
 TEST_F(ChatData, BadConversationsAreNamed) {
   TrainConfig c = config(TrainerType::kSft, "{\"messages\": [{\"content\": \"x\"}]}\n");
   c.data.jsonl.messages = "messages";
-  EXPECT_THROW_WITH(load_dataset(c, chat_tokenizer(kTurns)), InputError, "lines.jsonl:1: messages:");
+  EXPECT_THROW_WITH(load_dataset(c, chat_tokenizer(kTurns)), InputError,
+                    "lines.jsonl:1: messages:");
   c.data.jsonl.messages = "turns";
   EXPECT_THROW_WITH(load_dataset(c, chat_tokenizer(kTurns)), InputError, "no field 'turns'");
 }
