@@ -64,9 +64,12 @@ class ChatData : public testing::Test {
   static std::string learned(const Dataset& data) {
     const TokenSequence s = supervised_sequence(data.train->get(0), *data.tokenizer, 1000);
     std::string out;
-    for (size_t i = 0; i < s.tokens.size(); ++i)
-      out += s.loss_mask[i] == 0 ? std::string("_")
-                                 : data.tokenizer->decode({&s.tokens[i], 1}, SpecialText::kShow);
+    for (size_t i = 0; i < s.tokens.size(); ++i) {
+      if (s.loss_mask[i] == 0)
+        out.push_back('_');
+      else
+        out += data.tokenizer->decode({&s.tokens[i], 1}, SpecialText::kShow);
+    }
     return out;
   }
   static std::string text(const Dataset& data) {
