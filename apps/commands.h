@@ -93,6 +93,16 @@ struct RenderTemplateOptions {
 // Prints what the template makes of its variables, and nothing else.
 int render_template(const RenderTemplateOptions& options);
 
+struct TokenizerTrainOptions {
+  std::vector<std::string> files;
+  std::string output;                // a folder, made if it is not there
+  std::string pattern = "qwen";      // one of split_pattern_names()
+  std::vector<std::string> special;  // none: <|endoftext|>
+  int64_t vocab_size = 32000;
+};
+std::vector<std::string> split_pattern_names();
+int tokenizer_train(const TokenizerTrainOptions& options);
+
 // Checks the gradient of every op (or of those named `op`) and prints a table.
 int gradcheck(const std::string& op);
 

@@ -192,6 +192,23 @@ void add_tokenizer(CLI::App& app, Command& chosen) {
       ->add_flag_callback(
           "--skip-special", [options] { options->shown = SpecialText::kHide; },
           "without the text of special tokens");
+
+  const auto training = std::make_shared<TokenizerTrainOptions>();
+  CLI::App* train = command->add_subcommand("train", "a byte-level BPE tokenizer from text files");
+  train->add_option("files", training->files, "text files (UTF-8)")->required();
+  train->add_option("--output", training->output, "folder for its files")->required();
+  train->add_option("--vocab-size", training->vocab_size, "with bytes and special tokens")
+      ->capture_default_str();
+  train->add_option("--pattern", training->pattern, "how text is split into words")
+      ->capture_default_str()
+      ->check(CLI::IsMember(split_pattern_names()));
+  train
+      ->add_option("--special", training->special,
+                   "a special token; repeat it for more, the first one ends a text; none: "
+                   "<|endoftext|>")
+      ->allow_extra_args(false);  // the next argument is a file
+  train->callback(
+      [&chosen, training] { chosen = [training] { return tokenizer_train(*training); }; });
 }
 
 void add_template(CLI::App& app, Command& chosen) {

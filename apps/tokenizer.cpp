@@ -1,12 +1,18 @@
-// `cohort tokenizer`: text to ids and back, line by line.
+// `cohort tokenizer`: text to ids and back, line by line; a new tokenizer from text files.
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <iostream>
+#include <memory>
 
 #include "apps/commands.h"
+#include "data/file.h"
+#include "data/tokenizers/bpe_trainer.h"
 #include "data/utf8.h"
 
 namespace cohort::apps {
@@ -60,7 +66,71 @@ std::vector<int32_t> read_ids(const Json& json) {
   return ids;
 }
 
+struct NamedPattern {
+  const char *name, *pattern;
+};
+const NamedPattern kPatterns[] = {
+    {"qwen", kQwenPattern}, {"gpt4", kLlama3Pattern}, {"gpt2", kGpt2Pattern}};
+
+// In parts that end with a line where they can, so that a file of any size fits.
+void add_file(const std::string& path, BpeTrainer& trainer) {
+  constexpr size_t kPart = size_t{16} << 20;
+  open_input_file(path);  // says more about a path that is wrong
+  std::string held;
+  size_t done = 0;
+  const auto add = [&](size_t size) {
+    try {
+      trainer.add_text(std::string_view(held).substr(0, size));
+    } catch (const InputError& e) {
+      throw InputError(str(path, ", from byte ", done, " on: ", e.what()));
+    }
+    held.erase(0, size);
+    done += size;
+  };
+  const int error = read_chunks(path, [&](std::string_view chunk) {
+    held += chunk;
+    if (held.size() < kPart) return;
+    const size_t line = held.rfind('\n');
+    add(line != held.npos ? line + 1 : held.size() - unfinished_utf8(held));
+  });
+  if (error != 0) throw InputError(str(path, ": cannot be read: ", std::strerror(error)));
+  add(held.size());
+}
+
+void write_file(const std::filesystem::path& path, const std::string& content) {
+  std::ofstream file(path, std::ios::binary);
+  file << content << std::flush;
+  if (!file) throw Error(str(path.string(), ": cannot be written: ", std::strerror(errno)));
+}
+
 }  // namespace
+
+std::vector<std::string> split_pattern_names() {
+  std::vector<std::string> names;
+  for (const NamedPattern& entry : kPatterns) names.push_back(entry.name);
+  return names;
+}
+
+int tokenizer_train(const TokenizerTrainOptions& options) {
+  namespace fs = std::filesystem;
+  BpeTrainerOptions training{.vocab_size = options.vocab_size};
+  if (!options.special.empty()) training.special = options.special;
+  for (const NamedPattern& entry : kPatterns)
+    if (options.pattern == entry.name) training.pattern = entry.pattern;
+  const fs::path folder = options.output;
+  std::error_code error;
+  if (fs::exists(folder / "tokenizer.json", error))
+    throw InputError(str(options.output, ": has a tokenizer.json; hint: name another folder"));
+  BpeTrainer trainer(training);
+  for (const std::string& path : options.files) add_file(path, trainer);
+  fs::create_directories(folder, error);
+  if (error) throw InputError(str(options.output, ": cannot be made: ", error.message()));
+  const NamedFiles files = trainer.train();
+  for (const auto& [name, content] : files) write_file(folder / name, content);
+  std::cout << options.output << ": " << make_tokenizer(files, options.output)->vocab_size()
+            << " tokens\n";
+  return kOk;
+}
 
 int tokenizer_encode(const TokenizerOptions& options) {
   const auto tokenizer = load_tokenizer(options.folder);

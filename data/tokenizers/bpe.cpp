@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <queue>
+#include <span>
 
 #include "data/tokenizers/byte_level.h"
 #include "data/tokenizers/json_fields.h"
@@ -51,7 +52,7 @@ size_t merge_short(const MergeTable& table, int32_t* ids, size_t size) {
   return size;
 }
 
-size_t merge_long(const MergeTable& table, std::vector<int32_t>& ids) {
+size_t merge_long(const MergeTable& table, std::span<int32_t> ids) {
   // Symbols are a list through their places; a gone one has the id -1. The heap holds rank and
   // place of every merge that may still come; entries that are out of date are passed over.
   const size_t size = ids.size();
@@ -89,11 +90,10 @@ size_t merge_long(const MergeTable& table, std::vector<int32_t>& ids) {
 
 }  // namespace
 
-void merge_all(const MergeTable& merges, std::vector<int32_t>& ids) {
-  if (ids.size() <= kShortWord)
-    ids.resize(merge_short(merges, ids.data(), ids.size()));
-  else
-    ids.resize(merge_long(merges, ids));
+void merge_all(const MergeTable& merges, std::vector<int32_t>& ids, size_t begin) {
+  const std::span<int32_t> word = std::span(ids).subspan(begin);
+  ids.resize(begin + (word.size() <= kShortWord ? merge_short(merges, word.data(), word.size())
+                                                : merge_long(merges, word)));
 }
 
 namespace {
@@ -270,14 +270,12 @@ void Bpe::encode(std::string_view word, std::vector<int32_t>& ids) const {
       return;
     }
   }
-  std::vector<int32_t> symbols;
-  symbols.reserve(word.size());
+  const size_t begin = ids.size();
   if (words_ == WordText::kBytes)
-    add_bytes(word, symbols);
+    add_bytes(word, ids);
   else
-    add_characters(word, symbols);
-  merge_all(merges_, symbols);
-  ids.insert(ids.end(), symbols.begin(), symbols.end());
+    add_characters(word, ids);
+  merge_all(merges_, ids, begin);
 }
 
 bool Bpe::splits_before(std::string_view character) const {

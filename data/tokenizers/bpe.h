@@ -45,9 +45,9 @@ class MergeTable {
   std::vector<Slot> slots_;  // a power of two, at most half full
 };
 
-// Carries out the merges of a word, the lowest rank first and of equal ones the first, in
-// n log n steps. Shortens `ids` to what is left.
-void merge_all(const MergeTable& merges, std::vector<int32_t>& ids);
+// Carries out the merges of a word, which is ids[begin] and what follows: the lowest rank first and
+// of equal ones the first, in n log n steps. Shortens `ids` to what is left.
+void merge_all(const MergeTable& merges, std::vector<int32_t>& ids, size_t begin);
 
 // Some exports have turned the no-break spaces of Llama 2's tokens into spaces. Merges written as
 // "a b" tell: only there can one have a second space, which no tokenizer could read. The tokens are

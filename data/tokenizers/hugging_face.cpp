@@ -267,8 +267,10 @@ std::vector<int32_t> HuggingFaceTokenizer::encode(std::string_view text,
   if (const size_t valid = utf8_prefix(text); valid < text.size())
     throw InputError(
         str("byte ", valid, " is not part of UTF-8 text; hint: convert the text to ", "UTF-8"));
+  constexpr size_t kBytesPerToken = 4;  // of English; more tokens than expected cost a copy
   std::vector<int32_t> ids;
   if (special == SpecialTokens::kAdd) ids = around_.before;
+  ids.reserve(ids.size() + text.size() / kBytesPerToken + 16);
   const WordCaches::Lease cache(caches_);
   Call call{ids, *cache, Work(text.size())};
   added_.find_in_raw(text, [&](size_t begin, size_t end, const AddedToken* token) {

@@ -124,10 +124,11 @@ bool is_chinese(char32_t code) {
 
 std::string clean(std::string_view text) {
   return map_characters(text, [](char32_t code, std::string_view c, std::string& out) {
-    if (has_class(code, kWhiteSpace))
+    // Most control characters that are white space go, too.
+    if (code == '\t' || code == '\n' || code == '\r')
       out += ' ';
-    else if (code != 0 && code != 0xfffd && !has_class(code, kOtherCharacter))
-      out += c;
+    else if (code != 0xfffd && !has_class(code, kOtherCharacter))
+      out += has_class(code, kWhiteSpace) ? " " : c;
   });
 }
 

@@ -28,13 +28,16 @@ class StringMap {
     uint32_t size;
     int32_t value;
   };
-  size_t slot_of(std::string_view key) const;
+  struct Slot {
+    uint32_t hash = 0;   // most keys that differ do so here, without a look at them
+    uint32_t entry = 0;  // 1 + its index; 0: free
+  };
+  size_t slot_of(std::string_view key, uint32_t hash) const;
   void grow(size_t slots);
 
   std::string text_;
   std::vector<Entry> entries_;
-  std::vector<uint32_t>
-      slots_;  // 1 + index of an entry; 0: free. A power of two, at most half full
+  std::vector<Slot> slots_;  // a power of two, at most half full
 };
 
 }  // namespace cohort

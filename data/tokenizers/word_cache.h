@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -10,23 +11,49 @@
 
 namespace cohort {
 
-// Not for several threads at once. 4 MiB; a new word takes the place of another one.
+// Not for several threads at once. 2 MiB; a new word takes the place of another one.
 class WordCache {
  public:
   WordCache() : entries_(kEntries) {}
-  // Nothing if the word is not there (the size is 0: no word has no ids here).
-  std::span<const int32_t> find(std::string_view word) const;
-  // Long words and those without ids are not kept.
+
+  // Nothing if the word is not there: words without ids are never kept.
+  std::span<const int32_t> find(std::string_view word) const {
+    if (word.size() > kMaxBytes) return {};
+    const Entry& entry = entries_[place_of(word)];
+    if (entry.size != word.size() || std::memcmp(entry.word, word.data(), word.size()) != 0)
+      return {};
+    return {entry.ids, entry.count};
+  }
+  // Long words, and those of many ids, are not kept.
   void store(std::string_view word, std::span<const int32_t> ids);
 
  private:
-  static constexpr size_t kEntries = 1 << 16, kMaxBytes = 30, kMaxIds = 8;
+  static constexpr size_t kEntries = 1 << 15, kMaxBytes = 30, kMaxIds = 8;
   struct Entry {
     uint8_t size = 0, count = 0;
     char word[kMaxBytes];
     int32_t ids[kMaxIds];
   };
   static_assert(sizeof(Entry) == 64);
+
+  // At most kMaxBytes bytes, eight at a time, the last eight overlapping those before.
+  static size_t place_of(std::string_view word) {
+    constexpr uint64_t kMix = 0x9e3779b97f4a7c15u;
+    const char* bytes = word.data();
+    const size_t size = word.size();
+    uint64_t hash = size, part = 0;
+    if (size < sizeof part) {
+      for (size_t i = 0; i < size; ++i) part = part << 8 | static_cast<uint8_t>(bytes[i]);
+    } else {
+      for (size_t i = 0; i + sizeof part < size; i += sizeof part) {
+        std::memcpy(&part, bytes + i, sizeof part);
+        hash = (hash ^ part) * kMix;
+        hash ^= hash >> 29;
+      }
+      std::memcpy(&part, bytes + size - sizeof part, sizeof part);
+    }
+    return static_cast<size_t>(((hash ^ part) * kMix) >> 32) % kEntries;
+  }
 
   std::vector<Entry> entries_;
 };
