@@ -205,8 +205,8 @@ void Bpe::read_merges(const Json& json) {
         if (id < 0) throw InputError(excerpt(token) + " is not in the vocabulary");
         return id;
       };
-      merges_.set(id_of(sides.left), id_of(sides.right),
-                  {static_cast<uint32_t>(i), id_of(joined(sides, prefix_))});
+      const int32_t left = id_of(sides.left), right = id_of(sides.right);
+      merges_.set(left, right, {static_cast<uint32_t>(i), id_of(joined(sides, prefix_))});
     } catch (const InputError& e) {
       throw InputError(str("merge ", i, ": ", e.what()));
     }

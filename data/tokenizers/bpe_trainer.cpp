@@ -77,7 +77,9 @@ class Merger {
     const std::vector<uint32_t> places = std::move(pairs_[pair].words);
     for (const uint32_t place : places) {
       std::vector<int32_t>& ids = words_[place].ids;
-      const auto is_pair = [&](size_t i) { return ids[i] == pair.left && ids[i + 1] == pair.right; };
+      const auto is_pair = [&](size_t i) {
+        return ids[i] == pair.left && ids[i + 1] == pair.right;
+      };
       size_t first = 0;
       while (first + 1 < ids.size() && !is_pair(first)) ++first;
       if (first + 1 >= ids.size()) continue;  // named twice, and merged already
@@ -198,7 +200,8 @@ NamedFiles to_files(Trained trained, const BpeTrainerOptions& options) {
                           .set("tokenizer_class", "PreTrainedTokenizerFast")
                           .set("eos_token", options.special[0])
                           .set("clean_up_tokenization_spaces", false);
-  return {{"tokenizer.json", json.dump(1) + "\n"}, {"tokenizer_config.json", config.dump(2) + "\n"}};
+  return {{"tokenizer.json", json.dump(1) + "\n"},
+          {"tokenizer_config.json", config.dump(2) + "\n"}};
 }
 
 }  // namespace

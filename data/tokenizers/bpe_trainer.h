@@ -1,5 +1,5 @@
-// Learning a byte-level BPE tokenizer from text (Sennrich et al., 2016): the pair of neighbours that
-// is most frequent becomes a token, again and again.
+// Learning a byte-level BPE tokenizer from text (Sennrich et al., 2016): the pair of neighbours
+// that is most frequent becomes a token, again and again.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@
 namespace cohort {
 
 struct BpeTrainerOptions {
-  int64_t vocab_size = 32000;  // with the 256 bytes and the special tokens
+  int64_t vocab_size = 32000;          // with the 256 bytes and the special tokens
   const char* pattern = kQwenPattern;  // one that find_splitter() knows
   std::vector<std::string> special = {"<|endoftext|>"};  // the first one is end-of-sequence
 };
@@ -24,7 +24,7 @@ class BpeTrainer {
   // Throws InputError for a vocabulary that is too small or special tokens that are empty or given
   // twice.
   explicit BpeTrainer(BpeTrainerOptions options);
-  // Counts the words of a text, in which special tokens are none. Throws InputError for text that is
+  // Counts the words of a text; special tokens in it are none. Throws InputError for text that is
   // not UTF-8.
   void add_text(std::string_view text);
   // The tokenizer's files (tokenizer.json, tokenizer_config.json). They depend on the counts only.

@@ -45,13 +45,34 @@ TEST(CharTokenizer, RefusesTextThatIsEmptyOrNotUtf8) {
   EXPECT_THROW_WITH(make_char_tokenizer("ab\xff"), InputError, "byte 2");
 }
 
-TEST(Tokenizer, DecodeChecksIds) {
+TEST(Tokenizer, IdsWithoutATokenGiveNoText) {
   for (const auto& tokenizer : {make_byte_tokenizer(), make_char_tokenizer("abc")}) {
-    EXPECT_EQ(tokenizer->decode(Ids{tokenizer->eos_id()}), "");
-    EXPECT_THROW_WITH(tokenizer->decode(Ids{-1}), Error, "id -1 is outside");
-    EXPECT_THROW_WITH(tokenizer->decode(Ids{static_cast<int32_t>(tokenizer->vocab_size())}), Error,
-                      "outside the vocabulary");
+    const auto past = static_cast<int32_t>(tokenizer->vocab_size());
+    const Ids a = tokenizer->encode("a");
+    EXPECT_EQ(tokenizer->decode(Ids{tokenizer->eos_id(), -1, a[0], past}), "a");
   }
+}
+
+TEST(Tokenizer, FilesMakeItAgain) {
+  for (const auto& tokenizer : {make_byte_tokenizer(), make_char_tokenizer("model \"é")}) {
+    const auto back = make_tokenizer(tokenizer->files(), "folder");
+    EXPECT_EQ(back->to_json().dump(), tokenizer->to_json().dump());
+  }
+}
+
+TEST(Tokenizer, StreamHoldsBackUnfinishedCharacters) {
+  const auto tokenizer = make_byte_tokenizer();
+  StreamDecoder stream(*tokenizer);
+  EXPECT_EQ(stream.push(0xf0), "");
+  EXPECT_EQ(stream.push(0x9f), "");
+  EXPECT_EQ(stream.push(0x98), "");
+  EXPECT_EQ(stream.push(0x80), "\xf0\x9f\x98\x80");
+  EXPECT_EQ(stream.push(0xc3), "");
+  EXPECT_EQ(stream.push('a'),
+            "\xc3"
+            "a");
+  EXPECT_EQ(stream.push(0xe2), "");
+  EXPECT_EQ(stream.finish(), "\xe2");
 }
 
 TEST(Tokenizer, SurvivesItsJson) {
@@ -106,6 +127,30 @@ TEST(Utf8, RefusesIllFormedSequences) {
        {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x80\xaf", "\xf0\x80\x80\xaf", "\xed\xa0\x80",
         "\xf4\x90\x80\x80", "\xe2\x82", "\xf5\x80\x80\x80", "\xc3(", "\xff"})
     EXPECT_EQ(decode_utf8(text, 0).size, 0u);
+}
+
+TEST(Utf8, RepairReplacesEachMaximalSubpart) {
+  // The examples of the Unicode standard, section 3.9, table 3-8 and following.
+  const std::string r = "\xef\xbf\xbd";
+  EXPECT_EQ(repair_utf8("\xc0\xaf\xe0\x80\xbf\xf0\x81\x82"
+                        "A"),
+            r + r + r + r + r + r + r + r + "A");
+  EXPECT_EQ(repair_utf8("\xed\xa0\x80\xed\xbf\xbf\xed\xaf"
+                        "A"),
+            r + r + r + r + r + r + r + r + "A");
+  EXPECT_EQ(repair_utf8("\xe1\x80\xe2\xf0\x91\x92\xf1\xbf"
+                        "A"),
+            r + r + r + r + "A");
+  EXPECT_EQ(repair_utf8("\xe4\xbd\xa0\xe4\xbd"), "\xe4\xbd\xa0" + r);
+}
+
+TEST(Utf8, UnfinishedCountsOnlyWhatCanBeFinished) {
+  EXPECT_EQ(unfinished_utf8("a"), 0u);
+  EXPECT_EQ(unfinished_utf8("a\xc3"), 1u);
+  EXPECT_EQ(unfinished_utf8("\xf0\x9f\x98"), 3u);
+  EXPECT_EQ(unfinished_utf8("\xf0\x9f\x98\x80"), 0u);
+  EXPECT_EQ(unfinished_utf8("\xe0\x80"), 0u);  // overlong
+  EXPECT_EQ(unfinished_utf8("\xff"), 0u);
 }
 
 TEST(Excerpt, IsOneLineWithoutTheMiddle) {

@@ -1,0 +1,49 @@
+// libFuzzer's entry: a tokenizer.json and, behind a zero byte, a text to encode and decode. Any
+// file may be refused with an InputError; a stream must give the text that decode() gives.
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "core/check.h"
+#include "data/tokenizer.h"
+
+namespace {
+
+using namespace cohort;
+
+void expect(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "tokenizer_fuzz: %s\n", what);
+  std::abort();
+}
+
+void use(const Tokenizer& tokenizer, std::string_view text) {
+  const auto ids = tokenizer.encode(text, SpecialTokens::kAdd);
+  expect(ids == tokenizer.encode(text, SpecialTokens::kAdd), "two calls give different ids");
+  for (const SpecialText special : {SpecialText::kHide, SpecialText::kShow}) {
+    const auto stream = tokenizer.decode_stream(special);
+    std::string streamed;
+    for (const int32_t id : ids) streamed += stream->push(id);
+    streamed += stream->finish();
+    expect(streamed == tokenizer.decode(ids, special), "a stream gives another text");
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view input(reinterpret_cast<const char*>(data), size);
+  const size_t zero = input.find('\0');
+  const std::string_view text =
+      zero == input.npos ? "Hello  world, it's 123!\n \xc3\xa9\xe4\xbd\xa0 <s>" : input.substr(zero + 1);
+  try {
+    const auto tokenizer =
+        make_tokenizer({{"tokenizer.json", std::string(input.substr(0, zero))}}, "fuzz");
+    use(*tokenizer, text);
+    tokenizer->eos_id();
+  } catch (const InputError&) {
+  }
+  return 0;
+}
