@@ -116,6 +116,7 @@ class Bpe final : public Model {
   WordText words_;
   StringMap whole_bytes_;  // kBytes with ignore_merges: tokens by their bytes
   std::string prefix_, suffix_, unk_token_;
+  int32_t unk_id_ = -1;
   bool has_unk_ = false, fuses_unk_ = false, byte_fallback_ = false, ignores_merges_ = false;
 };
 
@@ -178,6 +179,7 @@ Bpe::Bpe(const Json& json, WordText words, Vocabulary& vocabulary)
       ignores_merges_(flag(json, "ignore_merges", false)) {
   const Json& unk = value_or_null(json, "unk_token");
   has_unk_ = !unk.is_null();
+  unk_id_ = vocabulary.find(unk_token_);
   const Json& dropout = value_or_null(json, "dropout");
   if (!dropout.is_null() && dropout.as_double() != 0)
     throw InputError("dropout is not supported; hint: set it to null");
@@ -214,10 +216,9 @@ void Bpe::read_merges(const Json& json) {
 }
 
 int32_t Bpe::unk_id() const {
-  const int32_t id = vocabulary_.find(unk_token_);
-  if (id < 0)
+  if (unk_id_ < 0)
     throw InputError(str("the unk_token ", excerpt(unk_token_), " is not in the vocabulary"));
-  return id;
+  return unk_id_;
 }
 
 void Bpe::add_bytes(std::string_view word, std::vector<int32_t>& ids) const {

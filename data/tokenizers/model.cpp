@@ -31,27 +31,35 @@ void read_vocabulary(const Json& json, Vocabulary& vocabulary) {
   });
 }
 
-// The unknown token's id, looked up when it is needed: some vocabularies do without it.
-int32_t find_unk(const Vocabulary& vocabulary, const std::string& token, std::string_view word) {
-  const int32_t id = vocabulary.find(token);
-  if (id < 0)
-    throw InputError(str("the word ", excerpt(word), " needs the unk_token ", excerpt(token),
-                         ", which is not in the vocabulary"));
-  return id;
-}
+// The token of unknown words, which is needed when there is one: some vocabularies do without it.
+class UnknownToken {
+ public:
+  UnknownToken(std::string token, const Vocabulary& vocabulary)
+      : token_(std::move(token)), id_(vocabulary.find(token_)) {}
+  int32_t id_for(std::string_view word) const {
+    if (id_ < 0)
+      throw InputError(str("the word ", excerpt(word), " needs the unk_token ", excerpt(token_),
+                           ", which is not in the vocabulary"));
+    return id_;
+  }
+
+ private:
+  std::string token_;
+  int32_t id_;
+};
 
 class WordLevel final : public Model {
  public:
   WordLevel(const Json& json, const Vocabulary& vocabulary)
-      : vocabulary_(vocabulary), unk_(text_or(json, "unk_token", "<unk>")) {}
+      : vocabulary_(vocabulary), unk_(text_or(json, "unk_token", "<unk>"), vocabulary) {}
   void encode(std::string_view word, std::vector<int32_t>& ids) const override {
     const int32_t id = vocabulary_.find(word);
-    ids.push_back(id >= 0 ? id : find_unk(vocabulary_, unk_, word));
+    ids.push_back(id >= 0 ? id : unk_.id_for(word));
   }
 
  private:
   const Vocabulary& vocabulary_;
-  std::string unk_;
+  UnknownToken unk_;
 };
 
 // The longest token that starts a word, then the longest that goes on with it.
@@ -59,7 +67,7 @@ class WordPiece final : public Model {
  public:
   WordPiece(const Json& json, const Vocabulary& vocabulary)
       : vocabulary_(vocabulary),
-        unk_(text_or(json, "unk_token", "[UNK]")),
+        unk_(text_or(json, "unk_token", "[UNK]"), vocabulary),
         prefix_(text_or(json, "continuing_subword_prefix", "##")) {
     constexpr int64_t kLongest = 1000;  // the time for a word grows with its square
     const Json& longest = value_or_null(json, "max_input_chars_per_word");
@@ -93,12 +101,13 @@ class WordPiece final : public Model {
     }
     if (at == word.size()) return;
     ids.resize(begin);
-    ids.push_back(find_unk(vocabulary_, unk_, word));
+    ids.push_back(unk_.id_for(word));
   }
 
  private:
   const Vocabulary& vocabulary_;
-  std::string unk_, prefix_;
+  UnknownToken unk_;
+  std::string prefix_;
   int64_t max_characters_ = 100;
   size_t longest_token_ = 0;
 };

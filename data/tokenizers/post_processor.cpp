@@ -6,6 +6,9 @@
 namespace cohort {
 namespace {
 
+// A template may name a list of ids again and again.
+constexpr size_t kMaxAround = 1000;
+
 int32_t id_of(const Json& json) {
   const int64_t id = json.as_int();
   if (id < 0 || id > INT32_MAX) throw InputError(str("the id ", id, " is out of range"));
@@ -24,8 +27,11 @@ AroundText read_template(const Json& json) {
     }
     const std::string& name = item.at("SpecialToken").at("id").as_string();
     std::vector<int32_t>& ids = seen ? around.after : around.before;
-    for (const Json& id : json.at("special_tokens").at(name).at("ids").as_array())
+    for (const Json& id : json.at("special_tokens").at(name).at("ids").as_array()) {
       ids.push_back(id_of(id));
+      if (ids.size() > kMaxAround)
+        throw InputError(str("more than ", kMaxAround, " special tokens around a text"));
+    }
   }
   if (!seen) throw InputError("'single' must have the sequence A");
   return around;

@@ -6,16 +6,16 @@ namespace {
 
 class TokenizerCommand : public testing::Test {
  protected:
-  // A folder with a tokenizer of 300 tokens.
+  // A folder with a tokenizer of 280 tokens.
   std::string trained() {
     std::string text;
     for (int i = 0; i < 100; ++i) text += "hello world, it's the same line again\n";
     write_file(dir_.path("text.txt"), text);
     const Output output =
-        run_cohort({"tokenizer", "train", "--vocab-size", "300", "--special", "<end>", "--output",
+        run_cohort({"tokenizer", "train", "--vocab-size", "280", "--special", "<end>", "--output",
                     dir_.path("out"), dir_.path("text.txt")});
     EXPECT_EQ(output.code, 0) << output.err;
-    EXPECT_NE(output.out.find(" 300 tokens"), std::string::npos) << output.out;
+    EXPECT_NE(output.out.find(" 280 tokens"), std::string::npos) << output.out;
     return dir_.path("out");
   }
   TempDir dir_;
@@ -48,7 +48,8 @@ TEST_F(TokenizerCommand, NamesTheLineThatIsWrong) {
 
 TEST_F(TokenizerCommand, RefusesWhatItCannotRead) {
   expect_bad_input(run_cohort({"tokenizer"}), {"cohort tokenizer --help"});
-  expect_bad_input(run_cohort({"tokenizer", "encode", dir_.path("no")}), {"is not a folder", "hint"});
+  expect_bad_input(run_cohort({"tokenizer", "encode", dir_.path("no")}),
+                   {"is not a folder", "hint"});
   expect_bad_input(run_cohort({"tokenizer", "encode", dir_.path()}), {"has no tokenizer", "hint"});
   const std::string out = dir_.path("out");
   expect_bad_input(run_cohort({"tokenizer", "train", "--output", out, dir_.path("no.txt")}),
@@ -58,9 +59,8 @@ TEST_F(TokenizerCommand, RefusesWhatItCannotRead) {
                    {"bad.txt", "byte 2 is not part of UTF-8"});
   EXPECT_FALSE(std::filesystem::exists(out));
   const std::string folder = trained();
-  expect_bad_input(
-      run_cohort({"tokenizer", "train", "--output", folder, dir_.path("text.txt")}),
-      {"has a tokenizer.json", "name another folder"});
+  expect_bad_input(run_cohort({"tokenizer", "train", "--output", folder, dir_.path("text.txt")}),
+                   {"has a tokenizer.json", "name another folder"});
 }
 
 }  // namespace

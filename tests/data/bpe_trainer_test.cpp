@@ -40,8 +40,7 @@ TEST(BpeTrainer, EndsWhereNoPairIsThereTwice) {
 TEST(BpeTrainer, FilesMakeATokenizerThatRoundTrips) {
   std::string text;
   for (int i = 0; i < 50; ++i) text += "the cat's hat, the naïve 你好 123 \n\n aaaaaa<s>";
-  const NamedFiles files =
-      train(text, {.vocab_size = 280, .special = {"<|endoftext|>", "<s>"}});
+  const NamedFiles files = train(text, {.vocab_size = 280, .special = {"<|endoftext|>", "<s>"}});
   const auto tokenizer = make_tokenizer(files, "trained");
   EXPECT_EQ(tokenizer->decode(tokenizer->encode(text), SpecialText::kShow), text);
   EXPECT_LT(tokenizer->encode(text).size(), text.size() / 2);

@@ -28,10 +28,8 @@ Json small_json() {
       .set("added_tokens", added)
       .set("pre_tokenizer", Json().set("type", "ByteLevel").set("add_prefix_space", false))
       .set("decoder", Json().set("type", "ByteLevel"))
-      .set("model", Json()
-                        .set("type", "BPE")
-                        .set("vocab", Json(std::move(vocab)))
-                        .set("merges", merges));
+      .set("model",
+           Json().set("type", "BPE").set("vocab", Json(std::move(vocab))).set("merges", merges));
 }
 
 std::unique_ptr<Tokenizer> make_small(const Json& json = small_json(), NamedFiles more = {}) {
@@ -81,10 +79,10 @@ TEST(TokenizerFiles, ComeBackByteForByte) {
 }
 
 TEST(TokenizerFiles, PostProcessorAddsTokens) {
-  const Json pieces = Json::Array{
-      Json().set("SpecialToken", Json().set("id", "b").set("type_id", 0)),
-      Json().set("Sequence", Json().set("id", "A").set("type_id", 0)),
-      Json().set("SpecialToken", Json().set("id", "e").set("type_id", 0))};
+  const Json pieces =
+      Json::Array{Json().set("SpecialToken", Json().set("id", "b").set("type_id", 0)),
+                  Json().set("Sequence", Json().set("id", "A").set("type_id", 0)),
+                  Json().set("SpecialToken", Json().set("id", "e").set("type_id", 0))};
   const Json ids = Json()
                        .set("b", Json().set("ids", Json::Array{101}))
                        .set("e", Json().set("ids", Json::Array{100, 100}));
@@ -107,7 +105,8 @@ TEST(TokenizerFiles, DamagedFilesAreInputErrors) {
     json[part].set(key, std::move(value));
     return json;
   };
-  refused(with("model", "merges", Json::Array{"a"}), "folder/tokenizer.json: model: merges: merge 0");
+  refused(with("model", "merges", Json::Array{"a"}),
+          "folder/tokenizer.json: model: merges: merge 0");
   refused(with("model", "merges", Json::Array{"h q q"}), "one space");
   refused(with("model", "merges", Json::Array{"h zz"}), "'zz' is not in the vocabulary");
   refused(with("model", "merges", Json::Array{"z z"}), "'zz' is not in the vocabulary");

@@ -21,15 +21,15 @@ namespace {
 class RandomText {
  public:
   explicit RandomText(uint64_t seed) : stream_(rng_stream(kTestPurpose, seed)) {}
-  uint32_t draw(uint32_t below) {
-    return philox(1, stream_, index_++)[0] % below;
-  }
+  uint32_t draw(uint32_t below) { return philox(1, stream_, index_++)[0] % below; }
   std::string next() {
     static const std::vector<std::string> kParts = {
-        " ", "  ", "\n", "\r\n", "\t", "a", "Zz", "s", "ſ", "S", "'", "'S", "'re", "'LL", "é", "你",
-        "1", "22", "½", "!", "-.", "\u3000", "\u00a0", "\u180e", "\u0301", "😀", "_", "\u0085"};
+        " ",  "  ",     "\n",     "\r\n",   "\t",     "a",  "Zz", "s",     "ſ", "S",
+        "'",  "'S",     "'re",    "'LL",    "é",      "你", "1",  "22",    "½", "!",
+        "-.", "\u3000", "\u00a0", "\u180e", "\u0301", "😀",  "_",  "\u0085"};
     std::string text;
-    for (uint32_t n = draw(12); n > 0; --n) text += kParts[draw(static_cast<uint32_t>(kParts.size()))];
+    for (uint32_t n = draw(12); n > 0; --n)
+      text += kParts[draw(static_cast<uint32_t>(kParts.size()))];
     return text;
   }
 
@@ -95,8 +95,7 @@ TEST(LeftmostLongest, PrefersTheFirstThenTheLongest) {
   const LeftmostLongest matcher({"ab", "abcd", "bc", "", "cde"});
   const auto found = [&](const char* text) {
     std::string out;
-    for (const Match& m : matcher.find_all(text))
-      out += str(m.text, "@", m.begin, "-", m.end, " ");
+    for (const Match& m : matcher.find_all(text)) out += str(m.text, "@", m.begin, "-", m.end, " ");
     return out;
   };
   EXPECT_EQ(found("abcde"), "1@0-4 ");
@@ -154,9 +153,8 @@ std::string words_of(const char* json, std::string_view text) {
   const PreTokenization made = make_pre_tokenizer(parse_json(json, "json"), WordText::kCharacters);
   std::string out;
   Work work(text.size());
-  made.splitter->split({text, true}, work, [&](Piece piece) {
-    out += std::string(piece.text) + "|";
-  });
+  made.splitter->split({text, true}, work,
+                       [&](Piece piece) { out += std::string(piece.text) + "|"; });
   return out;
 }
 
@@ -240,9 +238,9 @@ TEST(Decoders, DoWhatTheirNamesSay) {
   EXPECT_EQ(decoded(R"({"type":"ByteFallback"})", {"<0x61>", "<0xFF>"}), "\ufffd\ufffd");
   EXPECT_EQ(decoded(R"({"type":"ByteLevel"})", {"Ġa", "Ã", "©", "â"}), " aé\ufffd");
   EXPECT_EQ(decoded(R"({"type":"ByteLevel"})", {"<|你|>"}), "<|你|>");
-  EXPECT_EQ(decoded(R"({"type":"Metaspace","replacement":"▁","prepend_scheme":"always"})",
-                    {"▁a", "▁b"}),
-            "a b");
+  EXPECT_EQ(
+      decoded(R"({"type":"Metaspace","replacement":"▁","prepend_scheme":"always"})", {"▁a", "▁b"}),
+      "a b");
   EXPECT_EQ(decoded(R"({"type":"WordPiece","prefix":"##","cleanup":true})",
                     {"do", "##ing", "it", "!", "do", "not"}),
             "doing it! do not");

@@ -36,8 +36,9 @@ void use(const Tokenizer& tokenizer, std::string_view text) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view input(reinterpret_cast<const char*>(data), size);
   const size_t zero = input.find('\0');
-  const std::string_view text =
-      zero == input.npos ? "Hello  world, it's 123!\n \xc3\xa9\xe4\xbd\xa0 <s>" : input.substr(zero + 1);
+  const std::string_view text = zero == input.npos
+                                    ? "Hello  world, it's 123!\n \xc3\xa9\xe4\xbd\xa0 <s>"
+                                    : input.substr(zero + 1);
   try {
     const auto tokenizer =
         make_tokenizer({{"tokenizer.json", std::string(input.substr(0, zero))}}, "fuzz");
