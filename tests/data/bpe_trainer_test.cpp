@@ -23,8 +23,8 @@ NamedFiles train(std::string_view text, BpeTrainerOptions options = {}) {
 }
 
 TEST(BpeTrainer, MergesTheMostFrequentPairsFirst) {
-  // "low" 5 times, "lower" twice, "newest" 6 times, "widest" 3 times: es and st 9 times, of which es
-  // comes first by its ids; then es+t; then l+o and o+w 7 times.
+  // "low" 5 times, "lower" twice, "newest" 6 times, "widest" 3 times: es and st 9 times, of which
+  // es comes first by its ids; then es+t; then l+o and o+w 7 times.
   std::string text;
   for (const auto& [word, n] : {std::pair("low", 5), {"lower", 2}, {"newest", 6}, {"widest", 3}})
     for (int i = 0; i < n; ++i) text += std::string(word) + "\n";
