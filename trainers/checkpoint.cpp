@@ -137,7 +137,7 @@ ModelDescription saved_model(const std::string& checkpoint) {
   // Models from elsewhere may have rows that no token uses.
   if (saved.config.file.is_null() ? ids != rows : ids > rows)
     throw InputError(str(checkpoint, ": config.json has a vocabulary of ", rows,
-                         ", the tokenizer one of ", ids,
+                         ", tokenizer.json one of ", ids,
                          "; hint: both must come from the same model"));
   return saved;
 }
@@ -283,8 +283,8 @@ void verify_checkpoint(const std::string& checkpoint) {
     if (files.find(name) == nullptr && files.find(other) == nullptr)
       throw InputError(str("damaged checkpoint: ", path, " does not list ", name));
   };
-  for (const char* name : kMembers) require(name, name);
   for (const auto& [name, other] : kAlternatives) require(name, other);
+  for (const char* name : kMembers) require(name, name);
   for (const auto& [name, file] : files.as_object()) {
     const std::string member = (dir / name).string();
     const int64_t size = readable_size(member);

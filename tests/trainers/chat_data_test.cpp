@@ -86,10 +86,11 @@ const char* const kMessages =
 TEST_F(ChatData, PromptsAndSolutionsBecomeTurns) {
   TrainConfig c = config(TrainerType::kSft, "{\"prompt\": \"1+1\", \"answer\": \"2\"}\n");
   c.data.chat = ChatUse::kYes;
-  c.data.system = "S";
+  c.data.system = "Be kind.";
   const Dataset data = load_dataset(c, chat_tokenizer(kTurns));
   EXPECT_EQ(text(data),
-            "<|start|>system\nS<|end|>\n<|start|>user\n1+1<|end|>\n<|start|>assistant\n2<|end|>\n");
+            "<|start|>system\nBe "
+            "kind.<|end|>\n<|start|>user\n1+1<|end|>\n<|start|>assistant\n2<|end|>\n");
   EXPECT_TRUE(learned(data).ends_with("_2<|end|>\n")) << learned(data);
   EXPECT_EQ(learned(data).find_first_not_of('_'), learned(data).size() - 9);
 }
