@@ -112,6 +112,10 @@ void TrainConfig::validate() const {
     require(data.text.empty(), str("data.text: trainer ", trainer_name(trainer),
                                    " needs problems: data.task or data.jsonl"));
   const JsonlConfig& jsonl = data.jsonl;
+  require(data.text.empty() || !data.is_chat(),
+          "data.chat: data.text is plain text; hint: conversations are for sft and grpo");
+  require(jsonl.messages.empty() || !jsonl.path.empty(),
+          "data.jsonl.messages: is a field of data.jsonl.path, which is not given");
   require(jsonl.eval_path.empty() || !jsonl.path.empty(),
           "data.jsonl.eval_path: holds problems out beside those of data.jsonl.path, which is not "
           "given; hint: to evaluate on one file alone, data.jsonl.path=FILE "

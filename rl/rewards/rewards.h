@@ -15,6 +15,7 @@ namespace cohort {
 #define COHORT_REWARDS(R)                                                      \
   R(contains, "the answer stands in the found text")                           \
   R(countdown, "an expression that reaches fields.target from fields.numbers") \
+  R(distinct, "the share of runs of four words that are not repeated")         \
   R(exact_match, "the found text is the answer")                               \
   R(format, "the pattern matches the whole completion")                        \
   R(numeric, "the found number equals the answer")                             \
