@@ -105,11 +105,11 @@ TEST_P(Families, FoldersRoundTrip) {
   EXPECT_EQ(ModelConfig::from_json(saved_config(model)).to_json().dump(), config.to_json().dump());
 }
 
-TEST_P(Families, TheCachedForwardHasThePackedOnesBits) {
-  Transformer model(load_config(dir_), DType::kF32, std::nullopt);
-  load_weights(model, dir_);
+void expect_cached_bits(const std::string& dir, DType dtype, Device device) {
+  Transformer model(load_config(dir), dtype, std::nullopt, device);
+  load_weights(model, dir);
   NoGradGuard no_grad;
-  const PackedBatch batch = batch_of(golden_);
+  const PackedBatch batch = model.place(batch_of(SafetensorsFile(dir + "/golden.safetensors")));
   const Tensor packed = model.forward(batch).value();
   const ModelConfig& c = model.config();
   const int64_t tokens = packed.dim(0);
@@ -118,16 +118,35 @@ TEST_P(Families, TheCachedForwardHasThePackedOnesBits) {
                  .head_dim = c.head_dim,
                  .num_sequences = 1,
                  .max_length = tokens},
-                DType::kF32);
+                dtype, device);
   const int32_t row = cache.acquire();
   cache.reserve(row, tokens);
-  const Tensor sequence = Tensor::from(std::vector<int32_t>{row});
+  cache.upload();
+  const Tensor sequence = Tensor::from(std::vector<int32_t>{row}).to(device);
   for (int64_t t = 0; t < tokens; ++t) {
+    const Tensor position = Tensor::from(std::vector<int32_t>{static_cast<int32_t>(t)}).to(device);
     const Tensor h =
-        model.forward_cached(batch.tokens.narrow(0, t, 1).contiguous(), sequence,
-                             Tensor::from(std::vector<int32_t>{static_cast<int32_t>(t)}), cache);
+        model.forward_cached(batch.tokens.narrow(0, t, 1).contiguous(), sequence, position, cache);
     EXPECT_TRUE(bit_equal(h, packed.narrow(0, t, 1).contiguous())) << t;
   }
+}
+
+TEST_P(Families, TheCachedForwardHasThePackedOnesBits) {
+  expect_cached_bits(dir_, DType::kF32, {});
+}
+
+class CudaFamilies : public Families {};
+INSTANTIATE_TEST_SUITE_P(, CudaFamilies, testing::ValuesIn(family_names()),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(CudaFamilies, LogitsLossAndGradientsAreThoseOfTransformers) {
+  COHORT_REQUIRE_GPU(device);
+  expect_those_of_transformers(dir_, DType::kF32, device);
+}
+
+TEST_P(CudaFamilies, TheCachedForwardHasThePackedOnesBits) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) expect_cached_bits(dir_, dtype, device);
 }
 
 }  // namespace

@@ -1,0 +1,49 @@
+// GRPO on trained weights from elsewhere: configs/stories_grpo.yaml raises the mean reward, and what
+// it saves is a folder with the same tokenizer.
+#include <filesystem>
+#include <numeric>
+
+#include "data/file.h"
+#include "nn/model_folder.h"
+#include "tests/trainers/small_runs.h"
+#include "trainers/checkpoint.h"
+
+namespace cohort::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+TEST(StoriesSlow, RewardRises) {
+  COHORT_REQUIRE_DATA(data);
+  const TempDir dir;
+  const auto source = fs::path(__FILE__).parent_path().parent_path().parent_path();
+  const std::string model = data + "/models/stories260K";
+  const std::vector<std::string> overrides = {"model.path=" + model, "steps=25",
+                                              "output_dir=" + dir.path("run")};
+  RunPlan plan = load_plan((source / "configs" / "stories_grpo.yaml").string(), overrides);
+  Recorder recorder;
+  const std::atomic<bool> stop{false};
+  // The stories have no end of their own within the limit, at first.
+  const ExpectLog lengths("end at the length limit");
+  const RunResult result = cohort::Run::create(plan).execute(recorder, stop);
+  std::vector<double> rewards;
+  for (const Json& line : json_lines(result.run_dir + "/metrics.jsonl")) {
+    if (line.find("eval") != nullptr) continue;
+    rewards.push_back(metric(line, "reward"));
+    EXPECT_EQ(metric(line, "ratio_deviation"), 0) << line.dump();
+  }
+  ASSERT_EQ(rewards.size(), 25u);
+  const auto mean = [&](size_t begin) {
+    return std::accumulate(rewards.begin() + static_cast<std::ptrdiff_t>(begin),
+                           rewards.begin() + static_cast<std::ptrdiff_t>(begin + 5), 0.0) / 5;
+  };
+  EXPECT_LT(mean(0), 0.9);
+  EXPECT_GT(mean(20), mean(0) + 0.4);
+
+  const std::string saved = find_checkpoint(result.run_dir);
+  EXPECT_EQ(read_input_file(saved + "/tokenizer.json"), read_input_file(model + "/tokenizer.json"));
+  EXPECT_EQ(load_config(saved).vocab_size, 512);
+}
+
+}  // namespace
+}  // namespace cohort::test
