@@ -69,6 +69,14 @@ struct LogprobsOptions {
 };
 int logprobs(const LogprobsOptions& options);
 
+struct InspectOptions {
+  std::string model;    // a folder, checkpoint or run directory
+  Placement place;      // for the memory that it would need
+  int64_t context = 0;  // tokens of a sequence; 0: 4,096, or the model's context if that is less
+};
+// Prints what a model is, what it needs, and what its tokenizer and template do.
+int inspect(const InspectOptions& options);
+
 struct EvalOptions {
   std::string model;                   // a checkpoint or run directory
   std::string config;                  // empty: the run's own

@@ -174,6 +174,19 @@ void add_gradcheck(CLI::App& app, Command& chosen) {
   command->callback([&, op] { chosen = [op] { return gradcheck(*op); }; });
 }
 
+void add_inspect(CLI::App& app, Command& chosen) {
+  const auto options = std::make_shared<InspectOptions>();
+  CLI::App* command = app.add_subcommand(
+      "inspect", "what a model is: architecture, parameters, memory, tokenizer, chat template");
+  command->add_option("model", options->model, "folder, checkpoint or run directory")->required();
+  command
+      ->add_option("--context", options->context,
+                   "tokens of a sequence, for the memory; default: 4096, or the model's context")
+      ->check(CLI::PositiveNumber);
+  add_placement(command, options->place);
+  command->callback([&, options] { chosen = [options] { return inspect(*options); }; });
+}
+
 void add_tokenizer(CLI::App& app, Command& chosen) {
   CLI::App* command = app.add_subcommand("tokenizer", "text to token ids and back, or a new one");
   command->require_subcommand(1);
@@ -233,8 +246,8 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_version_flag("--version", version(), "print the version, and whether CUDA is in it");
   Command chosen;
-  for (const auto add : {add_train, add_check, add_generate, add_logprobs, add_eval, add_tokenizer,
-                         add_template, add_gradcheck})
+  for (const auto add : {add_train, add_check, add_generate, add_logprobs, add_eval, add_inspect,
+                         add_tokenizer, add_template, add_gradcheck})
     add(app, chosen);
 
   std::vector<std::string> names;

@@ -1,5 +1,5 @@
-// GRPO on trained weights from elsewhere: configs/stories_grpo.yaml raises the mean reward, and what
-// it saves is a folder with the same tokenizer.
+// GRPO on trained weights from elsewhere: configs/stories_grpo.yaml raises the mean reward, and
+// what it saves is a folder with the same tokenizer.
 #include <filesystem>
 #include <numeric>
 
@@ -35,7 +35,8 @@ TEST(StoriesSlow, RewardRises) {
   ASSERT_EQ(rewards.size(), 25u);
   const auto mean = [&](size_t begin) {
     return std::accumulate(rewards.begin() + static_cast<std::ptrdiff_t>(begin),
-                           rewards.begin() + static_cast<std::ptrdiff_t>(begin + 5), 0.0) / 5;
+                           rewards.begin() + static_cast<std::ptrdiff_t>(begin + 5), 0.0) /
+           5;
   };
   EXPECT_LT(mean(0), 0.9);
   EXPECT_GT(mean(20), mean(0) + 0.4);

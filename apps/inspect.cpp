@@ -1,0 +1,104 @@
+// `cohort inspect`: what the folder of a model says of it, without reading its weights.
+#include <algorithm>
+#include <cstdio>
+#include <map>
+
+#include "apps/commands.h"
+#include "core/sizes.h"
+#include "data/chat.h"
+#include "data/safetensors.h"
+#include "data/utf8.h"
+#include "trainers/checkpoint.h"
+
+namespace cohort::apps {
+namespace {
+
+void row(const std::string& name, const std::string& value) {
+  std::printf("  %-28s %s\n", name.c_str(), value.c_str());
+}
+
+void print_architecture(const ModelConfig& c) {
+  std::printf("model\n");
+  row("family", c.file.is_null() ? "cohort" : c.file.at("model_type").as_string());
+  row("layers", str(c.num_layers, " of width ", c.d_model, ", MLP ", c.d_ff));
+  row("heads", str(c.num_heads, " query, ", c.num_kv_heads, " key/value, of ", c.head_dim));
+  if (c.window > 0) row("sliding window", str(c.window, " tokens"));
+  row("vocabulary", str(c.vocab_size, " rows", c.tie_embeddings ? ", tied to the head" : ""));
+  row("context", str(c.context, " tokens"));
+}
+
+// Of the parameters whose names hold it.
+struct Part {
+  const char* name;
+  const char* in_names;
+};
+constexpr Part kParts[] = {
+    {"embeddings", "embed_"}, {"attention", "self_attn"}, {"MLPs", "mlp."}, {"head", "lm_head"}};
+
+void print_parameters(const ModelConfig& config, const std::string& dir) {
+  std::map<std::string, int64_t> parts;
+  for (const ParameterSpec& spec : describe_parameters(config)) {
+    const auto* part = std::find_if(std::begin(kParts), std::end(kParts), [&](const Part& p) {
+      return spec.name.find(p.in_names) != spec.name.npos;
+    });
+    parts[part == std::end(kParts) ? "norms" : part->name] += spec.shape.numel();
+  }
+  std::printf("parameters\n");
+  for (const auto& [name, count] : parts) row(name, std::to_string(count));
+  row("all", std::to_string(model_size(config).parameters));
+  const SafetensorsFolder files(dir, "model");
+  std::map<std::string, int64_t> types;
+  for (const std::string& name : files.names()) ++types[files.find(name)->stored_dtype(name)];
+  std::string stored;
+  for (const auto& [type, count] : types) stored += str(stored.empty() ? "" : ", ", count, " ", type);
+  row("stored tensors", stored);
+}
+
+void print_memory(const ModelConfig& config, const InspectOptions& options) {
+  const int64_t length = options.context > 0 ? std::min(options.context, config.context)
+                                             : std::min<int64_t>(4096, config.context);
+  std::printf("memory, %s, %lld tokens\n", dtype_name(options.place.dtype),
+              static_cast<long long>(length));
+  const MemoryEstimate memory = estimate_memory(
+      config, options.place.dtype,
+      {.micro_batch_tokens = length,
+       .rollout_sequences = 1,
+       .rollout_length = length,
+       .rollout_prefill_tokens = length,
+       .device = device_named(options.place.device, "--device")});
+  row("weights", mib(memory.parameters));
+  row("training", mib(memory.persistent() + memory.activations + memory.workspace));
+  row("rollouts, a sequence", mib(memory.rollout));
+}
+
+void print_tokenizer(const std::string& dir) {
+  constexpr const char* kOneOf[] = {"tokenizer.json", "vocab.json"};
+  std::printf("tokenizer\n");
+  if (read_files(dir, kOneOf).empty()) return row("files", "none");
+  const std::unique_ptr<Tokenizer> loaded = load_tokenizer(dir);
+  const Tokenizer& tokenizer = *loaded;
+  row("ids", std::to_string(tokenizer.vocab_size()));
+  std::string stops;
+  for (const int32_t id : tokenizer.stop_ids())
+    stops += str(stops.empty() ? "" : ", ", id, " ",
+                 excerpt(tokenizer.decode({&id, 1}, SpecialText::kShow)));
+  row("ends a text", stops);
+  if (!find_chat_template(tokenizer.files())) return row("chat template", "none");
+  const ChatFormat format(tokenizer, Json());
+  std::printf("chat template\n%s\n",
+              format.prompt(Json::Array{make_message("user", "Hello")}).c_str());
+}
+
+}  // namespace
+
+int inspect(const InspectOptions& options) {
+  const std::string dir = find_checkpoint(options.model);
+  const ModelConfig config = load_config(dir);
+  print_architecture(config);
+  print_parameters(config, dir);
+  print_memory(config, options);
+  print_tokenizer(dir);
+  return kOk;
+}
+
+}  // namespace cohort::apps

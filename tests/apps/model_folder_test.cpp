@@ -1,0 +1,124 @@
+// Folders of Hugging Face's format wherever the command takes a model.
+#include <algorithm>
+#include <filesystem>
+
+#include "data/json.h"
+#include "data/safetensors.h"
+#include "tests/apps/process.h"
+
+namespace cohort::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kFamilies = fs::path(__FILE__).parent_path().parent_path() / "reference/families";
+
+// Letters, a space and the end of sequence: 28 ids for models of 32 rows.
+std::string letters() {
+  Json::Object vocab;
+  std::vector<std::string> names = {"</s>", "\xc4\xa0"};
+  for (char c = 'a'; c <= 'z'; ++c) names.emplace_back(1, c);
+  for (const std::string& name : names) vocab.emplace_back(name, static_cast<int64_t>(vocab.size()));
+  const Json byte_level = Json().set("type", "ByteLevel").set("add_prefix_space", false);
+  Json end = Json().set("id", 0).set("content", "</s>").set("special", true);
+  for (const char* flag : {"single_word", "lstrip", "rstrip", "normalized"}) end.set(flag, false);
+  Json model = Json().set("type", "BPE").set("merges", Json::Array{});
+  return Json()
+      .set("added_tokens", Json::Array{end})
+      .set("pre_tokenizer", byte_level)
+      .set("decoder", byte_level)
+      .set("model", model.set("vocab", std::move(vocab)))
+      .dump();
+}
+
+class ModelFolders : public testing::Test {
+ protected:
+  ModelFolders() {
+    fs::copy(kFamilies / "qwen2", model_);
+    write_file(model_ + "/tokenizer.json", letters());
+    write_file(model_ + "/tokenizer_config.json", R"({"eos_token": "</s>"})");
+    write_file(dir_.path("lines.jsonl"),
+               "{\"prompt\": \"ab\", \"answer\": \"c\"}\n{\"prompt\": \"b\", \"answer\": \"cd\"}\n");
+    write_file(dir_.path("run.yaml"),
+               "trainer: sft\nsteps: 2\nbatch_size: 2\noutput_dir: run\nlearning_rate: 1e-2\n"
+               "model: {path: model}\nmax_completion_length: 4\nrewards: [{name: exact_match}]\n"
+               "data: {jsonl: {path: lines.jsonl, held_out_fraction: 0}}\n");
+  }
+  Output train(std::vector<std::string> more = {}) const {
+    more.insert(more.begin(), {"train", dir_.path("run.yaml")});
+    return run_cohort(more);
+  }
+  TempDir dir_;
+  const std::string model_ = dir_.path("model");
+  const std::string saved_ = dir_.path("run/checkpoints/step-00000002");
+};
+
+TEST_F(ModelFolders, AreTrainedAndSavedAsFoldersAgain) {
+  const Output output = train();
+  ASSERT_EQ(output.code, 0) << output.err;
+  for (const char* file : {"config.json", "tokenizer.json", "tokenizer_config.json",
+                           "generation_config.json"})
+    EXPECT_EQ(parse_json(read_file(saved_ + "/" + file), file).dump(),
+              parse_json(read_file(model_ + "/" + file), file).dump());
+  std::vector<std::string> names = SafetensorsFile(saved_ + "/model.safetensors").names(),
+                           before = SafetensorsFile(model_ + "/model.safetensors").names();
+  std::sort(names.begin(), names.end());
+  std::sort(before.begin(), before.end());
+  EXPECT_EQ(names, before);
+  // What was saved is a model by itself.
+  const std::string copy = dir_.path("copy");
+  fs::create_directory(copy);
+  for (const char* file : {"config.json", "model.safetensors", "tokenizer.json"})
+    fs::copy(saved_ + "/" + file, copy + "/" + file);
+  EXPECT_EQ(run_cohort({"logprobs", copy, "abc"}).out, run_cohort({"logprobs", saved_, "abc"}).out);
+  EXPECT_EQ(train({"init_from=" + copy, "model.path=" + copy, "output_dir=" + dir_.path("on")}).code,
+            0);
+  EXPECT_EQ(run_cohort({"train", "--resume", dir_.path("run"), "steps=3"}).code, 0);
+}
+
+TEST_F(ModelFolders, ContextsCanBeShortenedAndNotLengthened) {
+  const Output shorter = train({"model.context=8"});
+  EXPECT_EQ(shorter.code, 0) << shorter.err;
+  const Output longer = train({"model.context=64", "output_dir=" + dir_.path("longer")});
+  EXPECT_EQ(longer.code, 2);
+  EXPECT_NE(longer.err.find("has context: 32"), std::string::npos) << longer.err;
+}
+
+TEST_F(ModelFolders, WhatDoesNotFitIsNamed) {
+  const auto refused = [&](const std::string& message) {
+    const Output output = run_cohort({"generate", model_, "ab"});
+    EXPECT_EQ(output.code, 2);
+    EXPECT_NE(output.err.find(message), std::string::npos) << output.err;
+  };
+  const std::string config = read_file(model_ + "/config.json");
+  const auto with = [&](const char* field, const Json& value) {
+    Json json = parse_json(config, "");
+    write_file(model_ + "/config.json", json.set(field, value).dump());
+  };
+  with("model_type", "gemma2");
+  refused("config.json: model_type: 'gemma2' is not supported; known: gemma, gpt2");
+  with("final_logit_softcapping", 30.0);
+  refused("the field final_logit_softcapping is not supported for model_type qwen2");
+  with("rope_parameters", Json().set("rope_type", "ntk").set("rope_theta", 1e4));
+  refused("known: default, linear, dynamic, yarn, longrope, llama3");
+  with("vocab_size", 16);
+  refused("config.json has a vocabulary of 16, tokenizer.json one of 28");
+  with("hidden_size", 24);
+  refused("expected shape");
+  write_file(model_ + "/config.json", config);
+  fs::remove(model_ + "/tokenizer.json");
+  refused("has no tokenizer");
+}
+
+TEST_F(ModelFolders, InspectSaysWhatTheyAre) {
+  const Output output = run_cohort({"inspect", model_});
+  EXPECT_EQ(output.code, 0) << output.err;
+  for (const char* line : {"qwen2", "2 of width 16", "4 query, 2 key/value, of 4", "0 '</s>'",
+                           "chat template                none"})
+    EXPECT_NE(output.out.find(line), std::string::npos) << line << "\n" << output.out;
+  fs::remove(model_ + "/tokenizer.json");
+  EXPECT_EQ(run_cohort({"inspect", model_}).code, 0);
+}
+
+}  // namespace
+}  // namespace cohort::test
