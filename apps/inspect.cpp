@@ -50,7 +50,8 @@ void print_parameters(const ModelConfig& config, const std::string& dir) {
   std::map<std::string, int64_t> types;
   for (const std::string& name : files.names()) ++types[files.find(name)->stored_dtype(name)];
   std::string stored;
-  for (const auto& [type, count] : types) stored += str(stored.empty() ? "" : ", ", count, " ", type);
+  for (const auto& [type, count] : types)
+    stored += str(stored.empty() ? "" : ", ", count, " ", type);
   row("stored tensors", stored);
 }
 
@@ -59,13 +60,13 @@ void print_memory(const ModelConfig& config, const InspectOptions& options) {
                                              : std::min<int64_t>(4096, config.context);
   std::printf("memory, %s, %lld tokens\n", dtype_name(options.place.dtype),
               static_cast<long long>(length));
-  const MemoryEstimate memory = estimate_memory(
-      config, options.place.dtype,
-      {.micro_batch_tokens = length,
-       .rollout_sequences = 1,
-       .rollout_length = length,
-       .rollout_prefill_tokens = length,
-       .device = device_named(options.place.device, "--device")});
+  const MemoryEstimate memory =
+      estimate_memory(config, options.place.dtype,
+                      {.micro_batch_tokens = length,
+                       .rollout_sequences = 1,
+                       .rollout_length = length,
+                       .rollout_prefill_tokens = length,
+                       .device = device_named(options.place.device, "--device")});
   row("weights", mib(memory.parameters));
   row("training", mib(memory.persistent() + memory.activations + memory.workspace));
   row("rollouts, a sequence", mib(memory.rollout));

@@ -18,7 +18,8 @@ std::string letters() {
   Json::Object vocab;
   std::vector<std::string> names = {"</s>", "\xc4\xa0"};
   for (char c = 'a'; c <= 'z'; ++c) names.emplace_back(1, c);
-  for (const std::string& name : names) vocab.emplace_back(name, static_cast<int64_t>(vocab.size()));
+  for (const std::string& name : names)
+    vocab.emplace_back(name, static_cast<int64_t>(vocab.size()));
   const Json byte_level = Json().set("type", "ByteLevel").set("add_prefix_space", false);
   Json end = Json().set("id", 0).set("content", "</s>").set("special", true);
   for (const char* flag : {"single_word", "lstrip", "rstrip", "normalized"}) end.set(flag, false);
@@ -37,8 +38,9 @@ class ModelFolders : public testing::Test {
     fs::copy(kFamilies / "qwen2", model_);
     write_file(model_ + "/tokenizer.json", letters());
     write_file(model_ + "/tokenizer_config.json", R"({"eos_token": "</s>"})");
-    write_file(dir_.path("lines.jsonl"),
-               "{\"prompt\": \"ab\", \"answer\": \"c\"}\n{\"prompt\": \"b\", \"answer\": \"cd\"}\n");
+    write_file(
+        dir_.path("lines.jsonl"),
+        "{\"prompt\": \"ab\", \"answer\": \"c\"}\n{\"prompt\": \"b\", \"answer\": \"cd\"}\n");
     write_file(dir_.path("run.yaml"),
                "trainer: sft\nsteps: 2\nbatch_size: 2\noutput_dir: run\nlearning_rate: 1e-2\n"
                "model: {path: model}\nmax_completion_length: 4\nrewards: [{name: exact_match}]\n"
@@ -56,8 +58,8 @@ class ModelFolders : public testing::Test {
 TEST_F(ModelFolders, AreTrainedAndSavedAsFoldersAgain) {
   const Output output = train();
   ASSERT_EQ(output.code, 0) << output.err;
-  for (const char* file : {"config.json", "tokenizer.json", "tokenizer_config.json",
-                           "generation_config.json"})
+  for (const char* file :
+       {"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"})
     EXPECT_EQ(parse_json(read_file(saved_ + "/" + file), file).dump(),
               parse_json(read_file(model_ + "/" + file), file).dump());
   std::vector<std::string> names = SafetensorsFile(saved_ + "/model.safetensors").names(),
@@ -71,8 +73,8 @@ TEST_F(ModelFolders, AreTrainedAndSavedAsFoldersAgain) {
   for (const char* file : {"config.json", "model.safetensors", "tokenizer.json"})
     fs::copy(saved_ + "/" + file, copy + "/" + file);
   EXPECT_EQ(run_cohort({"logprobs", copy, "abc"}).out, run_cohort({"logprobs", saved_, "abc"}).out);
-  EXPECT_EQ(train({"init_from=" + copy, "model.path=" + copy, "output_dir=" + dir_.path("on")}).code,
-            0);
+  EXPECT_EQ(
+      train({"init_from=" + copy, "model.path=" + copy, "output_dir=" + dir_.path("on")}).code, 0);
   EXPECT_EQ(run_cohort({"train", "--resume", dir_.path("run"), "steps=3"}).code, 0);
 }
 

@@ -110,6 +110,16 @@ TEST(ExactMatch, ComparesTheFoundTextWithoutSurroundingBlanks) {
   EXPECT_EQ(no_group({with_answer("34"), "12, then 34!"}), 1);
 }
 
+TEST(Distinct, IsTheShareOfRunsOfFourWordsThatAreNotRepeated) {
+  const RewardFn reward = make({.name = "distinct"});
+  const auto of = [&](const char* text) { return reward({Example{}, text}); };
+  EXPECT_EQ(of("one two three four five"), 1);
+  EXPECT_EQ(of("a a a a a a"), 1.0 / 3);    // three runs, all the same
+  EXPECT_EQ(of("a b c d a\nb  c d"), 0.8);  // a b c d stands there twice, of five
+  EXPECT_EQ(of("too short here"), 0);
+  EXPECT_EQ(of(""), 0);
+}
+
 TEST(Contains, FindsTheAnswerAnywhereInTheFoundText) {
   const RewardFn whole = make({.name = "contains"});
   EXPECT_EQ(whole({with_answer(" Paris\n"), "It is Paris."}), 1);
@@ -290,7 +300,7 @@ TEST(RewardSet, SaysWhatIsWrong) {
   EXPECT_THROW_WITH(set({}), InputError, "the list is empty");
   EXPECT_THROW_WITH(
       set({{.name = "numeric"}, {.name = "numerik"}}), InputError,
-      "rewards[1] 'numerik': unknown reward; known: contains, countdown, exact_match, "
+      "rewards[1] 'numerik': unknown reward; known: contains, countdown, distinct, exact_match, "
       "format, numeric, task; did you mean 'numeric'?");
   EXPECT_THROW_WITH(set({{.name = "format"}}), InputError, "rewards[0] 'format': needs a pattern");
   EXPECT_THROW_WITH(set({{.name = "format", .weight = 1, .pattern = "(a"}}), InputError,
