@@ -2,18 +2,15 @@
 #include "data/chat_template.h"
 
 #include <algorithm>
-#include <filesystem>
 
 #include "core/check.h"
 #include "data/file.h"
-#include "data/template/ast.h"
 #include "data/template/interpreter.h"
+#include "data/template/parser.h"
 #include "data/utf8.h"
 
 namespace cohort {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr size_t kMaxSource = 16 << 20;
 
@@ -26,6 +23,17 @@ constexpr size_t kMaxSource = 16 << 20;
   const auto column =
       1 + std::count_if(start.begin(), start.end(), [](char c) { return (c & 0xc0) != 0x80; });
   throw InputError(str(where, ":", line, ":", column, ": ", message));
+}
+
+// With \n for line breaks, and without one at the end.
+std::string normalize_lines(std::string_view source) {
+  std::string out;
+  for (size_t at = 0; at < source.size(); ++at) {
+    out += source[at] == '\r' ? '\n' : source[at];
+    if (source.substr(at).starts_with("\r\n")) ++at;
+  }
+  if (out.ends_with('\n')) out.pop_back();
+  return out;
 }
 
 // An object; an empty one if the file is not there.
@@ -43,28 +51,27 @@ ChatTemplate::ChatTemplate(std::string_view source, std::string where, TemplateO
     : where_(std::move(where)) {
   if (source.size() > kMaxSource)
     throw InputError(str(where_, ": a template of more than ", kMaxSource, " bytes"));
-  std::string text = jinja::normalize_lines(source);
-  for (size_t at = 0; at < text.size();) {
-    const Utf8Char c = decode_utf8(text, at);
-    if (c.size == 0) fail(where_, text, at, "the template is not UTF-8");
-    at += c.size;
-  }
+  auto document = std::make_shared<jinja::Document>();
+  document->source = normalize_lines(source);
+  if (const size_t at = utf8_prefix(document->source); at < document->source.size())
+    fail(where_, document->source, at, "the template is not UTF-8");
   try {
-    document_ = std::make_shared<const jinja::Document>(jinja::parse(text, options));
+    jinja::parse(*document, options);
   } catch (const jinja::Fault& fault) {
-    fail(where_, text, fault.at, fault.what());
+    fail(where_, document->source, fault.at, fault.what());
   }
+  document_ = std::move(document);
 }
 
 ChatTemplate::Rendered ChatTemplate::render(const Json& context,
                                             const RenderOptions& options) const {
   if (!context.is_object())
     throw InputError(where_ + ": the variables of a template are an object");
-  jinja::Interpreter interpreter(*document_, options);
+  jinja::Interpreter interpreter(options);
   try {
-    return interpreter.render(context);
+    return interpreter.render(*document_, context);
   } catch (const jinja::Fault& fault) {
-    fail(where_, document_->source, interpreter.place(), fault.what());
+    fail(where_, document_->source, fault.at, fault.what());
   }
 }
 

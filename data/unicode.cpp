@@ -224,4 +224,9 @@ std::string to_lower_case(char32_t code) {
   return encode_utf8(static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(code))));
 }
 
+std::string to_upper_case(char32_t code) {
+  if (code == 0xdf) return "SS";
+  return encode_utf8(static_cast<char32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(code))));
+}
+
 }  // namespace cohort

@@ -32,7 +32,8 @@ enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
 // `text` must be UTF-8. Takes time in proportion to its length, whatever marks it holds.
 std::string to_normal_form(std::string_view text, NormalForm form);
 
-// As Unicode maps a single character: U+0130 becomes two.
+// As Unicode maps a single character: U+0130 and U+00DF become two.
 std::string to_lower_case(char32_t code);
+std::string to_upper_case(char32_t code);
 
 }  // namespace cohort

@@ -11,278 +11,242 @@
 namespace cohort::jinja {
 namespace {
 
+// Real templates have some thousands. Bounds what parsing takes.
+constexpr size_t kMaxTokens = 200'000;
+
 // Longer ones first.
 constexpr std::string_view kOperators[] = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "/",
                                            "*",  "%",  "~",  "[",  "]",  "(",  ")", "{", "}",
-                                           ">",  "<",  "=",  ".",  ":",  "|",  ",", ";"};
-
-std::string without_underscores(std::string_view digits) {
-  std::string out(digits);
-  std::erase(out, '_');
-  return out;
-}
-
-// Escapes of string literals that stand for one character.
+                                           ">",  "<",  "=",  ".",  ":",  "|",  ","};
+constexpr std::string_view kBrackets = "()[]{}";
+// Escapes of string literals: the letter, and the character it stands for.
 constexpr std::string_view kEscapes = "\\\\''\"\"a\ab\bf\fn\nr\rt\tv\v";
 
-char32_t take_code(std::string_view text, size_t& at, size_t size, int base, size_t place) {
-  uint32_t code = 0;
-  const char* begin = text.data() + at;
-  const char* end = begin + std::min(size, text.size() - at);
-  const auto result = std::from_chars(begin, end, code, base);
-  const bool whole = base == 8 || result.ptr == begin + size;
-  if (result.ec != std::errc() || !whole || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
-    throw Fault("a string has an escape that stands for no character", place);
-  at += static_cast<size_t>(result.ptr - begin);
-  return code;
-}
+class Lexer {
+ public:
+  Lexer(std::string_view source, TemplateOptions options) : source_(source), options_(options) {}
 
-// What a literal between quotes stands for: the escapes of Python.
-std::string unescape(std::string_view text, size_t place) {
-  std::string out;
-  for (size_t at = 0; at < text.size();) {
-    const size_t slash = std::min(text.find('\\', at), text.size());
-    out += text.substr(at, slash - at);
-    at = slash + 1;
-    if (at >= text.size()) break;
-    const char c = text[at++];
-    const size_t known = kEscapes.find(c);
-    if (c == '\n') continue;
-    if (known != kEscapes.npos && known % 2 == 0) {
-      out += kEscapes[known + 1];
-    } else if (c == 'x' || c == 'u' || c == 'U') {
-      out += encode_utf8(take_code(text, at, c == 'x' ? 2 : c == 'u' ? 4 : 8, 16, place));
-    } else if (c >= '0' && c <= '7') {
-      out += encode_utf8(take_code(text, --at, 3, 8, place));
-    } else if (c == 'N') {
-      throw Fault("a string has a \\N{...} escape, which is not supported", place);
-    } else {
-      out += '\\';
-      out += c;
+  std::vector<Token> take() {
+    while (at_ < source_.size()) {
+      size_t tag = source_.find('{', at_);
+      while (tag < source_.size() &&
+             std::string_view("%{#").find(peek(tag + 1)) == std::string::npos)
+        tag = source_.find('{', tag + 1);
+      tag = std::min(tag, source_.size());
+      push_data(at_, tag);
+      at_ = tag;
+      if (tag == source_.size()) break;
+      if (starts(tag, "{#"))
+        skip_comment();
+      else if (const size_t raw = take_named("raw", Trim::kNo); raw != tag)
+        take_raw(raw);
+      else
+        take_tag();
+    }
+    push(Tok::kEnd, 0);
+    return std::move(tokens_);
+  }
+
+ private:
+  enum class Trim : bool { kNo, kYes };
+
+  char peek(size_t at) const { return at < source_.size() ? source_[at] : '\0'; }
+  bool starts(size_t at, std::string_view text) const {
+    return source_.substr(std::min(at, source_.size())).starts_with(text);
+  }
+  bool has_sign(size_t at) const { return peek(at) == '-' || peek(at) == '+'; }
+  // The end of the characters that are of a kind.
+  size_t end_of(size_t at, bool (*kind)(char32_t)) const {
+    for (Utf8Char c = decode_utf8(source_, at); c.size > 0 && kind(c.code);
+         c = decode_utf8(source_, at))
+      at += c.size;
+    return at;
+  }
+
+  // The next `size` bytes.
+  void push(Tok type, size_t size, Value value = {}) {
+    if (tokens_.size() >= kMaxTokens)
+      throw Fault(str("a template of more than ", kMaxTokens, " tokens"), at_);
+    tokens_.push_back({type, at_, source_.substr(at_, size), std::move(value)});
+    at_ += size;
+  }
+
+  // The text up to a tag, or to the end.
+  void push_data(size_t begin, size_t end) {
+    std::string_view text = source_.substr(begin, end - begin);
+    if (peek(end + 2) == '-') {
+      text = strip(text, Side::kRight);
+    } else if (options_.lstrip_blocks && peek(end + 2) != '+' && !starts(end, "{{") &&
+               end < source_.size()) {
+      const size_t line = text.rfind('\n') + 1;  // 0 if there is none
+      const bool starts_line = line > 0 || begin == 0 || source_[begin - 1] == '\n';
+      if (starts_line && strip(text.substr(line), Side::kRight).empty())
+        text = text.substr(0, line);
+    }
+    if (text.empty()) return;
+    at_ = begin;
+    push(Tok::kData, text.size());
+  }
+
+  // Passes the end of a tag with its sign and the space that goes with it, if it stands here.
+  bool skip_end(std::string_view end, Trim trim) {
+    const char sign = has_sign(at_) ? peek(at_) : '\0';
+    const size_t at = at_ + (sign != '\0');
+    if (!starts(at, end) || (sign == '+' && end == "}}")) return false;
+    at_ = at + 2;
+    if (sign == '-') at_ = end_of(at_, is_space);
+    if (sign == '\0' && trim == Trim::kYes && options_.trim_blocks && peek(at_) == '\n') ++at_;
+    return true;
+  }
+
+  void skip_comment() {
+    const size_t inside = at_ + 2 + has_sign(at_ + 2), end = source_.find("#}", inside);
+    if (end == source_.npos) throw Fault("a comment has no end: '#}'", at_);
+    at_ = end - (end > inside && has_sign(end - 1));
+    skip_end("#}", Trim::kYes);
+  }
+
+  // Passes {% NAME %} if it stands here, and returns where it ends.
+  size_t take_named(std::string_view name, Trim trim) {
+    const size_t begin = at_;
+    at_ = end_of(begin + 2 + has_sign(begin + 2), is_space);
+    if (starts(begin, "{%") && starts(at_, name)) {
+      at_ = end_of(at_ + name.size(), is_space);
+      if (skip_end("%}", trim)) return at_;
+    }
+    return at_ = begin;
+  }
+
+  void take_raw(size_t begin) {
+    while ((at_ = source_.find("{%", at_)) != source_.npos) {
+      const size_t tag = at_, end = take_named("endraw", Trim::kYes);
+      if (end != tag) {
+        push_data(begin, tag);
+        at_ = end;
+        return;
+      }
+      ++at_;
+    }
+    throw Fault("{% raw %} has no {% endraw %}", begin);
+  }
+
+  void take_tag() {
+    const std::string_view end = peek(at_ + 1) == '%' ? "%}" : "}}";
+    push(Tok::kOperator, 2);
+    at_ += has_sign(at_);
+    std::string open;  // what closes the brackets
+    while ((at_ = end_of(at_, is_space)) < source_.size()) {
+      const size_t at = at_;
+      if (open.empty() && skip_end(end, end == "%}" ? Trim::kYes : Trim::kNo)) {
+        tokens_.push_back({Tok::kOperator, at, end, {}});
+        return;
+      }
+      const char c = source_[at_];
+      if (is_digit(static_cast<unsigned char>(c)))
+        take_number();
+      else if (c == '\'' || c == '"')
+        take_string();
+      else if (const size_t name = end_of(at_, is_name); name > at_)
+        push(Tok::kName, name - at_);
+      else
+        take_operator(open);
     }
   }
-  return out;
-}
+
+  static bool is_name(char32_t c) { return is_alpha(c) || is_digit(c) || c == '_'; }
+
+  void take_operator(std::string& open) {
+    const auto* op = std::find_if(std::begin(kOperators), std::end(kOperators),
+                                  [&](std::string_view o) { return starts(at_, o); });
+    if (op == std::end(kOperators))
+      throw Fault("unexpected character " + describe_character(decode_utf8(source_, at_).code),
+                  at_);
+    const size_t bracket = kBrackets.find(*op);
+    if (bracket != kBrackets.npos && bracket % 2 == 0) {
+      open += kBrackets[bracket + 1];
+    } else if (bracket != kBrackets.npos) {
+      if (open.empty() || open.back() != source_[at_])
+        throw Fault(str("unexpected '", *op, "'"), at_);
+      open.pop_back();
+    }
+    push(Tok::kOperator, op->size());
+  }
+
+  void take_number() {
+    const auto digits = [&](size_t at) {
+      return end_of(at, [](char32_t c) { return is_digit(c) || c == '_'; });
+    };
+    size_t end = digits(at_);
+    const bool is_hex = end == at_ + 1 && starts(at_, "0x");
+    if (is_hex) end = end_of(at_ + 2, is_name);
+    bool is_float = false;
+    if (!is_hex && peek(end) == '.' && is_digit(peek(end + 1)) && peek(at_ - 1) != '.')
+      is_float = true, end = digits(end + 1);
+    const size_t exponent = end + 1 + has_sign(end + 1);
+    if (!is_hex && (peek(end) | 32) == 'e' && is_digit(peek(exponent)))
+      is_float = true, end = digits(exponent);
+    std::string text(source_.substr(at_, end - at_));
+    std::erase(text, '_');
+    const char *first = text.data() + (is_hex ? 2 : 0), *last = text.data() + text.size();
+    double number = 0;
+    int64_t whole = 0;
+    const auto result = is_float ? std::from_chars(first, last, number)
+                                 : std::from_chars(first, last, whole, is_hex ? 16 : 10);
+    if (result.ec != std::errc() || result.ptr != last)
+      throw Fault("a number is too large, or none", at_);
+    push(Tok::kConst, end - at_, is_float ? Value(number) : Value(whole));
+  }
+
+  void take_string() {
+    size_t end = at_ + 1;
+    while (end < source_.size() && source_[end] != source_[at_])
+      end += source_[end] == '\\' ? 2 : 1;
+    if (end >= source_.size()) throw Fault("a string has no end", at_);
+    std::string text = unescaped(source_.substr(at_ + 1, end - at_ - 1));
+    push(Tok::kConst, end + 1 - at_,
+         std::make_shared<const Text>(std::move(text), Markup::kNo, nullptr));
+  }
+
+  // What a literal between quotes stands for: the escapes of Python, but for octal ones and names.
+  std::string unescaped(std::string_view text) const {
+    std::string out;
+    for (size_t at = 0; at < text.size();) {
+      if (text[at] != '\\') {
+        out += text[at++];
+        continue;
+      }
+      const char c = text[at + 1];
+      const size_t known = kEscapes.find(c);
+      const size_t digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
+      at += 2;
+      if (known != kEscapes.npos && known % 2 == 0) {
+        out += kEscapes[known + 1];
+      } else if (digits > 0) {
+        const std::string_view hex = text.substr(at, digits);
+        uint32_t code = 0;
+        const auto result = std::from_chars(hex.data(), hex.data() + hex.size(), code, 16);
+        if (result.ec != std::errc() || result.ptr != hex.data() + digits || code > 0x10ffff ||
+            (code >= 0xd800 && code < 0xe000))
+          throw Fault("a string has an escape that stands for no character", at_);
+        out += encode_utf8(code);
+        at += digits;
+      } else if (c != '\n') {
+        out += {'\\', c};
+      }
+    }
+    return out;
+  }
+
+  std::string_view source_;
+  TemplateOptions options_;
+  size_t at_ = 0;
+  std::vector<Token> tokens_;
+};
 
 }  // namespace
 
-size_t Lexer::skip_space(size_t at) const {
-  while (at < source_.size()) {
-    const Utf8Char c = decode_utf8(source_, at);
-    if (c.size == 0 || !is_space(c.code)) break;
-    at += c.size;
-  }
-  return at;
-}
-
-char Lexer::sign_at(size_t at) const {
-  return at < source_.size() && (source_[at] == '-' || source_[at] == '+') ? source_[at] : 0;
-}
-
-// The text before a tag.
-std::string_view Lexer::trimmed(size_t begin, size_t end, char sign, bool is_variable) const {
-  const std::string_view text = source_.substr(begin, end - begin);
-  if (sign == '-') return strip(text, Side::kRight);
-  if (sign == '+' || !options_.lstrip_blocks || is_variable) return text;
-  const size_t line = text.rfind('\n') + 1;  // 0 if there is none
-  const bool starts_line = line > 0 || begin == 0 || source_[begin - 1] == '\n';
-  const bool blank = strip(text.substr(line), Side::kRight).empty();
-  return starts_line && blank ? text.substr(0, line) : text;
-}
-
-// The byte after the end of a tag ("%}", "}}" or "#}") at `at`, with its sign and the space that
-// goes with it; npos if there is none.
-size_t Lexer::match_end(size_t at, char brace, bool plus) const {
-  const std::string end = {brace, '}'};
-  if (const char sign = sign_at(at); sign != 0 && starts(at + 1, end))
-    return sign == '-' ? skip_space(at + 3) : plus ? at + 3 : source_.npos;
-  if (!starts(at, end)) return source_.npos;
-  at += 2;
-  return brace != '}' && options_.trim_blocks && starts(at, "\n") ? at + 1 : at;
-}
-
-// Passes a comment whose text starts at `begin`.
-bool Lexer::skip_comment(size_t begin) {
-  const size_t end = source_.find("#}", begin);
-  if (end == source_.npos) return false;
-  at_ = match_end(end > begin && sign_at(end - 1) != 0 ? end - 1 : end, '#', true);
-  return true;
-}
-
-// Passes {% raw %} to {% endraw %}, where the inside of the first tag starts at `begin`.
-bool Lexer::take_raw(size_t begin, std::string& data) {
-  const size_t word = skip_space(begin);
-  if (!starts(word, "raw")) return false;
-  const size_t after = skip_space(word + 3);
-  const bool minus = starts(after, "-%}");
-  if (!minus && !starts(after, "%}")) return false;
-  const size_t text = minus ? skip_space(after + 3) : after + 2;
-  for (size_t tag = source_.find("{%", text); tag != source_.npos;
-       tag = source_.find("{%", tag + 1)) {
-    const char sign = sign_at(tag + 2);
-    const size_t name = skip_space(tag + 2 + (sign != 0));
-    if (!starts(name, "endraw")) continue;
-    const size_t end = match_end(skip_space(name + 6), '%', true);
-    if (end == source_.npos) continue;
-    data = trimmed(text, tag, sign, false);
-    at_ = end;
-    return true;
-  }
-  throw Fault("{% raw %} has no {% endraw %}", begin);
-}
-
-Token Lexer::next_in_root() {
-  const size_t begin = at_;
-  size_t tag = source_.find('{', at_);
-  while (tag != source_.npos &&
-         !(tag + 1 < source_.size() &&
-           (source_[tag + 1] == '%' || source_[tag + 1] == '{' || source_[tag + 1] == '#')))
-    tag = source_.find('{', tag + 1);
-  if (tag == source_.npos) {
-    at_ = source_.size();
-    if (begin == at_) return {Tok::kEnd, begin};
-    return {Tok::kData, begin, std::string(source_.substr(begin))};
-  }
-  const char kind = source_[tag + 1], sign = sign_at(tag + 2);
-  const size_t inside = tag + 2 + (sign != 0);
-  Token data{Tok::kData, begin, std::string(trimmed(begin, tag, sign, kind == '{'))};
-  if (kind == '#') {
-    if (!skip_comment(inside)) throw Fault("a comment has no end: '#}'", tag);
-    return data;
-  }
-  std::string raw;
-  if (kind == '%' && take_raw(inside, raw)) {
-    data.text += raw;
-    return data;
-  }
-  at_ = inside;
-  state_ = kind == '%' ? State::kBlock : State::kVariable;
-  pending_ = {kind == '%' ? Tok::kBlockBegin : Tok::kVariableBegin, tag};
-  has_pending_ = true;
-  return data;
-}
-
-bool Lexer::take_end(Token& token) {
-  const bool block = state_ == State::kBlock;
-  const size_t end = open_.empty() ? match_end(at_, block ? '%' : '}', block) : source_.npos;
-  if (end == source_.npos) return false;
-  token = {block ? Tok::kBlockEnd : Tok::kVariableEnd, at_};
-  state_ = State::kRoot;
-  at_ = end;
-  return true;
-}
-
-// The end of digits with single underscores between them; `at` if there is none.
-size_t Lexer::digits_end(size_t at, int base) const {
-  const auto is_digit_at = [&](size_t i) {
-    if (i >= source_.size()) return false;
-    int digit = 0;
-    return std::from_chars(&source_[i], &source_[i] + 1, digit, base).ec == std::errc();
-  };
-  while (is_digit_at(at) ||
-         (at > 0 && source_.substr(at, 1) == "_" && is_digit_at(at - 1) && is_digit_at(at + 1)))
-    ++at;
-  return at;
-}
-
-Token Lexer::take_number() {
-  Token token{Tok::kNumber, at_};
-  const auto fraction = [&](size_t at) {
-    const size_t end = starts(at, ".") ? digits_end(at + 1, 10) : at;
-    return end > at + 1 ? end : at;
-  };
-  const size_t whole = digits_end(at_, 10), after = fraction(whole);
-  size_t end = after;
-  if (starts(after, "e") || starts(after, "E")) {
-    const size_t digits = after + 1 + (sign_at(after + 1) != 0);
-    if (digits_end(digits, 10) > digits) end = digits_end(digits, 10);
-  }
-  const auto check = [&](const std::from_chars_result& result) {
-    if (result.ec != std::errc()) throw Fault("a number is too large", at_);
-  };
-  if (end > whole && (at_ == 0 || source_[at_ - 1] != '.')) {
-    const std::string digits = without_underscores(source_.substr(at_, end - at_));
-    double value = 0;
-    check(std::from_chars(digits.data(), digits.data() + digits.size(), value));
-    token.value = Value(value);
-  } else {
-    const char prefix = starts(at_, "0") && at_ + 1 < source_.size() ? source_[at_ + 1] | 32 : 0;
-    int base = prefix == 'x' ? 16 : prefix == 'o' ? 8 : prefix == 'b' ? 2 : 10;
-    if (base != 10 && digits_end(at_ + 2, base) == at_ + 2) base = 10;
-    const size_t begin = at_ + (base == 10 ? 0 : 2);
-    end = digits_end(begin, base);
-    // A zero starts no other number than zero.
-    if (base == 10 && source_[at_] == '0')
-      end = std::min(source_.find_first_not_of("0_", at_), end);
-    const std::string digits = without_underscores(source_.substr(begin, end - begin));
-    int64_t value = 0;
-    check(std::from_chars(digits.data(), digits.data() + digits.size(), value, base));
-    token.value = Value(value);
-  }
-  at_ = end;
-  return token;
-}
-
-Token Lexer::take_string() {
-  size_t end = at_ + 1;
-  while (end < source_.size() && source_[end] != source_[at_]) end += source_[end] == '\\' ? 2 : 1;
-  if (end >= source_.size()) throw Fault("a string has no end", at_);
-  Token token{Tok::kString, at_, unescape(source_.substr(at_ + 1, end - at_ - 1), at_)};
-  at_ = end + 1;
-  return token;
-}
-
-Token Lexer::take_operator() {
-  const auto* op = std::find_if(std::begin(kOperators), std::end(kOperators),
-                                [&](std::string_view o) { return starts(at_, o); });
-  if (op == std::end(kOperators))
-    throw Fault("unexpected character " + describe_character(decode_utf8(source_, at_).code), at_);
-  Token token{Tok::kOperator, at_, std::string(*op)};
-  constexpr std::string_view kBrackets = "()[]{}";
-  if (const size_t bracket = kBrackets.find(*op); bracket != kBrackets.npos) {
-    if (bracket % 2 == 0) {
-      open_ += kBrackets[bracket + 1];
-    } else {
-      if (open_.empty() || open_.back() != (*op)[0])
-        throw Fault(str("unexpected '", *op, "'"), at_);
-      open_.pop_back();
-    }
-  }
-  at_ += op->size();
-  return token;
-}
-
-size_t Lexer::name_end(size_t at) const {
-  while (at < source_.size()) {
-    const Utf8Char c = decode_utf8(source_, at);
-    if (!is_alpha(c.code) && !is_digit(c.code) && c.code != '_') break;
-    at += c.size;
-  }
-  return at;
-}
-
-Token Lexer::next_in_tag() {
-  Token token;
-  if (take_end(token)) return token;
-  at_ = skip_space(at_);
-  if (take_end(token)) return token;
-  if (at_ >= source_.size()) return {Tok::kEnd, at_};
-  const char c = source_[at_];
-  if (is_digit(static_cast<unsigned char>(c))) return take_number();
-  if (c == '\'' || c == '"') return take_string();
-  const size_t end = name_end(at_);
-  if (end == at_) return take_operator();
-  token = {Tok::kName, at_, std::string(source_.substr(at_, end - at_))};
-  at_ = end;
-  return token;
-}
-
-Token Lexer::next() {
-  if (has_pending_) {
-    has_pending_ = false;
-    return std::move(pending_);
-  }
-  return state_ == State::kRoot ? next_in_root() : next_in_tag();
+std::vector<Token> lex(std::string_view source, TemplateOptions options) {
+  return Lexer(source, options).take();
 }
 
 }  // namespace cohort::jinja

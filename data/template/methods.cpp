@@ -1,455 +1,334 @@
-// Methods of texts, dicts, lists and loops. Those that would change a value do not exist.
+// The methods of texts, dicts and lists, and what a loop knows of itself.
 #include <algorithm>
-#include <span>
 
+#include "data/template/interpreter.h"
 #include "data/template/natives.h"
-#include "data/template/python.h"
 #include "data/template/text.h"
 #include "data/utf8.h"
 
 namespace cohort::jinja {
 namespace {
 
-const Text& self(const Args& a) {
-  return *a.values[0].text();
-}
-
-// Results of a method of escaped HTML are escaped HTML.
-Value text_like(Interpreter& in, const Args& a, std::string_view bytes) {
-  return in.text(std::string(bytes), self(a).markup);
-}
-
-bool given(const Args& a, size_t i) {
-  return !a.values[i].absent() && !a.values[i].is_none();
+Value text_like_self(Call& c, std::string_view bytes) {
+  return c.in.text(bytes, c.self().text()->markup);
 }
 
 template <std::string (*function)(std::string_view)>
-Value mapped(Interpreter& in, const Args& a) {
-  return text_like(in, a, function(self(a).bytes));
-}
-
-std::string title(std::string_view text) {
-  std::u32string out;
-  bool inside = false;
-  for (const char32_t c : decode(text)) {
-    out += inside ? to_lower(c) : to_upper(c);
-    inside = to_lower(c) != c || to_upper(c) != c;
-  }
-  return encode(out);
-}
-
-std::string swap_case(std::string_view text) {
-  std::u32string out;
-  for (const char32_t c : decode(text)) out += to_lower(c) != c ? to_lower(c) : to_upper(c);
-  return encode(out);
+Value mapped(Call& c) {
+  return text_like_self(c, function(c.text(0)));
 }
 
 template <Side side>
-Value stripped(Interpreter& in, const Args& a) {
-  const std::string* chars = given(a, 1) ? &text_argument(a, 1, "chars") : nullptr;
-  return text_like(in, a, strip(self(a).bytes, side, chars));
+Value stripped(Call& c) {
+  return text_like_self(c, strip(c.text(0), side, c.args[1].given() ? &c.text(1) : nullptr));
 }
 
-// Pieces of a text between separators, or between runs of white space, at most `limit` cuts from
-// the left or from the right; they stand in the order of the text.
-std::vector<std::string_view> pieces(std::string_view text, const std::string* separator,
-                                     int64_t limit, Side from) {
-  std::vector<std::string_view> out;
-  const bool right = from == Side::kRight;
-  if (separator == nullptr) text = strip(text, from == Side::kRight ? Side::kRight : Side::kLeft);
-  while (separator != nullptr || !text.empty()) {
-    std::string_view piece = text, rest;
-    bool found = false;
-    if (limit < 0 || static_cast<int64_t>(out.size()) < limit) {
-      if (separator != nullptr) {
-        const size_t at = right ? text.rfind(*separator) : text.find(*separator);
-        if (found = at != text.npos; found) {
-          piece = right ? text.substr(at + separator->size()) : text.substr(0, at);
-          rest = right ? text.substr(0, at) : text.substr(at + separator->size());
-        }
-      } else {
-        size_t at = right ? text.size() : 0;
-        const auto step = [&] {  // over one character
-          const size_t before = at;
-          if (right) do
-              --at;
-            while (at > 0 && (text[at] & 0xc0) == 0x80);
-          else
-            at = next_utf8_boundary(text, at + 1);
-          return is_space(decode_utf8(text, std::min(before, at)).code);
-        };
-        size_t edge = at;
-        while (at != (right ? 0 : text.size()) && !found) {
-          edge = at;
-          found = step();
-        }
-        if (found) {
-          piece = right ? text.substr(edge) : text.substr(0, edge);
-          rest = right ? strip(text.substr(0, edge), Side::kRight)
-                       : strip(text.substr(edge), Side::kLeft);
-          if (rest.empty()) found = false;
-        }
-      }
-    } else if (separator == nullptr) {
-      // What is left keeps its spaces at the far end.
-      piece = text;
-    }
-    out.push_back(piece);
-    if (!found) break;
-    text = rest;
+// The first separator, or the first white space, as its begin and end; npos if there is none.
+std::pair<size_t, size_t> find_cut(std::string_view text, const std::string* separator) {
+  if (separator != nullptr) {
+    const size_t at = text.find(*separator);
+    return {at, at + separator->size()};
   }
-  if (right) std::reverse(out.begin(), out.end());
-  return out;
+  for (size_t at = 0; at < text.size(); at = next_utf8_boundary(text, at + 1))
+    if (is_space(decode_utf8(text, at).code))
+      return {at, text.size() - strip(text.substr(at), Side::kLeft).size()};
+  return {text.npos, text.npos};
 }
 
-Value texts(Interpreter& in, const Args& a, const std::vector<std::string_view>& parts,
-            Flavor flavor = Flavor::kList) {
-  in.budget.work(parts.size());
-  std::vector<Value> out;
-  for (const std::string_view part : parts) out.push_back(text_like(in, a, part));
-  return in.list(std::move(out), flavor);
+std::pair<size_t, size_t> find_last_cut(std::string_view text, const std::string* separator) {
+  if (separator != nullptr) {
+    const size_t at = text.rfind(*separator);
+    return {at, at + separator->size()};
+  }
+  for (size_t end = text.size(), at = end; at > 0; end = at) {
+    do --at;
+    while (at > 0 && (text[at] & 0xc0) == 0x80);
+    if (is_space(decode_utf8(text, at).code))
+      return {strip(text.substr(0, end), Side::kRight).size(), end};
+  }
+  return {text.npos, text.npos};
 }
 
-template <Side from>
-Value split(Interpreter& in, const Args& a) {
-  const std::string* separator = given(a, 1) ? &text_argument(a, 1, "sep") : nullptr;
+// split and rsplit: the side from which the cuts are counted.
+template <Side side>
+Value split(Call& c) {
+  const std::string* separator = c.args[1].given() ? &c.text(1) : nullptr;
   if (separator != nullptr && separator->empty()) throw Fault("an empty separator");
-  in.budget.work(self(a).bytes.size() / 8);
-  return texts(in, a, pieces(self(a).bytes, separator, int_argument(a, 2, -1), from));
+  std::string_view rest = c.text(0);
+  c.in.work(rest.size() / 8);
+  if (separator == nullptr) rest = strip(rest, side);
+  std::vector<Value> parts;
+  for (int64_t left = c.integer(2, -1); separator != nullptr || !rest.empty(); --left) {
+    const auto [begin, end] = (side == Side::kLeft ? find_cut : find_last_cut)(rest, separator);
+    // White space at the far end makes no part, unless it is left over.
+    const bool cuts = left != 0 && begin != rest.npos;
+    if (!cuts) {
+      parts.push_back(text_like_self(c, rest));
+      break;
+    }
+    parts.push_back(
+        text_like_self(c, side == Side::kLeft ? rest.substr(0, begin) : rest.substr(end)));
+    rest = side == Side::kLeft ? rest.substr(end) : rest.substr(0, begin);
+  }
+  if (side == Side::kRight) std::reverse(parts.begin(), parts.end());
+  return c.in.list(std::move(parts));
 }
 
-template <Side from>
-Value partition(Interpreter& in, const Args& a) {
-  const std::string& separator = text_argument(a, 1, "sep");
-  if (separator.empty()) throw Fault("an empty separator");
-  const std::string_view text = self(a).bytes;
-  const size_t at = from == Side::kRight ? text.rfind(separator) : text.find(separator);
-  if (at == text.npos && from == Side::kRight) return texts(in, a, {"", "", text}, Flavor::kTuple);
-  if (at == text.npos) return texts(in, a, {text, "", ""}, Flavor::kTuple);
-  return texts(in, a, {text.substr(0, at), separator, text.substr(at + separator.size())},
-               Flavor::kTuple);
+Value split_lines(Call& c) {
+  std::string_view rest = c.text(0);
+  std::vector<Value> lines;
+  while (!rest.empty()) {
+    size_t end = 0;
+    const auto is_break = [](char32_t b) {
+      return (b >= '\n' && b <= '\r') || (b >= 0x1c && b <= 0x1e) || b == 0x85 || b == 0x2028 ||
+             b == 0x2029;
+    };
+    Utf8Char last;
+    while (end < rest.size() && !is_break((last = decode_utf8(rest, end)).code)) end += last.size;
+    size_t next = std::min(end + last.size, rest.size());
+    if (rest.substr(end).starts_with("\r\n")) ++next;
+    lines.push_back(text_like_self(c, rest.substr(0, c.flag(1) ? next : end)));
+    rest.remove_prefix(next);
+  }
+  return c.in.list(std::move(lines));
 }
 
-// A part of the text, by the arguments `i` (start) and `i + 1` (end); nothing where Python finds
-// not even an empty text. `at` is the character where it starts.
-std::optional<std::string_view> section(const Args& a, size_t i, int64_t& at) {
-  const auto size = static_cast<int64_t>(self(a).length);
-  const auto bound = [&](size_t index, int64_t otherwise) {
-    const int64_t v = given(a, index) ? int_argument(a, index, 0) : otherwise;
+// A part of the text, by the arguments 2 (start) and 3 (end); nothing where Python finds not even
+// an empty text. `start` is the character where it starts.
+std::optional<std::string_view> section(const Call& c, int64_t& start) {
+  const auto size = static_cast<int64_t>(c.self().text()->length);
+  const auto bound = [&](size_t i, int64_t otherwise) {
+    const int64_t v = c.args[i].given() ? c.integer(i, 0) : otherwise;
     return v < 0 ? std::max<int64_t>(v + size, 0) : v;
   };
-  at = bound(i, 0);
-  const int64_t end = std::min(bound(i + 1, size), size);
-  if (at > end) return {};
-  const size_t first = byte_of(self(a), static_cast<size_t>(at));
-  return std::string_view(self(a).bytes)
-      .substr(first, byte_of(self(a), static_cast<size_t>(end)) - first);
+  start = bound(2, 0);
+  const int64_t end = std::min(bound(3, size), size);
+  if (start > end) return {};
+  const std::string_view text =
+      std::string_view(c.text(0)).substr(byte_of(c.text(0), static_cast<size_t>(start)));
+  return text.substr(0, byte_of(text, static_cast<size_t>(end - start)));
 }
 
-template <bool at_end>
-Value starts_or_ends(Interpreter& in, const Args& a) {
-  std::vector<Value> affixes{a.values[1]};
-  if (const Sequence* s = a.values[1].sequence(); s != nullptr && s->flavor == Flavor::kTuple)
-    affixes = s->items;
-  int64_t at = 0;
-  const auto text = section(a, 2, at);
-  bool found = false;
-  for (const Value& affix : affixes) {
-    in.budget.work(1);
+template <Side side>
+Value starts_or_ends(Call& c) {
+  const Items affixes(c.in, c.args[1].is_tuple() ? c.args[1] : c.in.list({c.args[1]}));
+  int64_t start = 0;
+  const auto text = section(c, start);
+  return std::any_of(affixes.begin(), affixes.end(), [&](const Value& affix) {
     if (affix.text() == nullptr) throw Fault("expected a text, got " + type_name(affix));
     const std::string& bytes = affix.text()->bytes;
-    found = found || (text && (at_end ? text->ends_with(bytes) : text->starts_with(bytes)));
-  }
-  return Value(found);
+    return text && (side == Side::kLeft ? text->starts_with(bytes) : text->ends_with(bytes));
+  });
 }
 
 // find, rfind, index and rindex.
-template <bool from_right, bool must_find>
-Value find_text(Interpreter& in, const Args& a) {
-  const std::string& part = text_argument(a, 1, "sub");
+template <Side from, bool must_find>
+Value find_text(Call& c) {
   int64_t start = 0;
-  in.budget.work(self(a).bytes.size() / 32);
-  const auto text = section(a, 2, start);
-  const size_t at = !text ? std::string::npos : from_right ? text->rfind(part) : text->find(part);
-  if (at == std::string::npos) {
-    if (must_find) throw Fault("the text " + excerpt(part) + " was not found");
-    return Value(int64_t{-1});
-  }
-  const std::string_view before = text->substr(0, at);
-  return Value(start + std::count_if(before.begin(), before.end(),
-                                     [](char c) { return (c & 0xc0) != 0x80; }));
+  const auto text = section(c, start);
+  c.in.work(c.text(0).size() / 32);
+  const size_t at = !text                 ? std::string::npos
+                    : from == Side::kLeft ? text->find(c.text(1))
+                                          : text->rfind(c.text(1));
+  if (at == std::string::npos && must_find)
+    throw Fault("the text " + excerpt(c.text(1)) + " was not found");
+  if (at == std::string::npos) return int64_t{-1};
+  return start + static_cast<int64_t>(c.in.text(text->substr(0, at)).text()->length);
 }
 
-Value count_text(Interpreter& in, const Args& a) {
-  const std::string& part = text_argument(a, 1, "sub");
-  int64_t start = 0, n = 0;
-  in.budget.work(self(a).bytes.size() / 32);
-  const auto text = section(a, 2, start);
-  if (!text) return Value(n);
-  for (size_t at = 0; (at = text->find(part, at)) != text->npos; ++n)
-    at = part.empty() ? next_utf8_boundary(*text, at + 1) + (at == text->size()) : at + part.size();
-  return Value(n);
+Value count_text(Call& c) {
+  int64_t start = 0;
+  size_t n = 0;
+  const auto text = section(c, start);
+  c.in.work(c.text(0).size() / 32);
+  const std::string& part = c.text(1);
+  if (part.empty()) return make_int(text ? decode(*text).size() + 1 : 0);
+  for (size_t at = 0; text && (at = text->find(part, at)) != text->npos; at += part.size()) ++n;
+  return make_int(n);
 }
 
-Value replace(Interpreter& in, const Args& a) {
-  const std::string &from = text_argument(a, 1, "old"), &to = text_argument(a, 2, "new");
-  const std::string_view text = self(a).bytes;
-  int64_t left = int_argument(a, 3, -1);
+Value replace(Call& c) {
+  const std::string &from = c.text(1), &to = c.text(2);
+  const std::string_view text = c.text(0);
   std::string out;
   size_t at = 0;
-  while (left != 0 && at <= text.size()) {
+  for (int64_t left = c.args[3].given() ? c.integer(3, -1) : -1; left != 0; --left) {
     const size_t found = text.find(from, at);
     if (found == text.npos) break;
-    in.budget.work(1);
-    in.budget.append(out, text.substr(at, found - at));
-    in.budget.append(out, to);
+    c.in.work(1);
+    c.in.append(out, text.substr(at, found - at));
+    c.in.append(out, to);
     at = found + from.size();
-    if (from.empty()) {
-      const size_t next = std::min(next_utf8_boundary(text, at + 1), text.size());
-      in.budget.append(out, text.substr(std::min(at, text.size()), next - std::min(at, next)));
-      at = at == text.size() ? at + 1 : next;
-    }
-    --left;
+    if (!from.empty()) continue;
+    // Nothing is found before every character, and at the end.
+    if (at == text.size()) break;
+    const size_t next = std::min(next_utf8_boundary(text, at + 1), text.size());
+    c.in.append(out, text.substr(at, next - at));
+    at = next;
   }
-  if (at < text.size()) in.budget.append(out, text.substr(at));
-  return text_like(in, a, out);
+  c.in.append(out, text.substr(at));
+  return text_like_self(c, out);
 }
 
-Value join(Interpreter& in, const Args& a) {
+Value join(Call& c) {
   std::string out;
   bool first = true;
-  for (const Value& item : iterate(in.budget, a.values[1])) {
+  for (const Value& item : Items(c.in, c.args[1])) {
     if (item.text() == nullptr) throw Fault("join() needs texts, got " + type_name(item));
-    if (!first) in.budget.append(out, self(a).bytes);
-    in.budget.append(out, item.text()->bytes);
+    if (!first) c.in.append(out, c.text(0));
+    c.in.append(out, item.text()->bytes);
     first = false;
   }
-  return text_like(in, a, out);
-}
-
-// ljust, rjust, center: where the text stands in its field.
-template <Side side>
-Value justified(Interpreter& in, const Args& a) {
-  const int64_t width = int_argument(a, 1, 0), size = static_cast<int64_t>(self(a).length);
-  const std::u32string fill = a.values[2].absent() ? U" " : decode(text_argument(a, 2, "fillchar"));
-  if (fill.size() != 1) throw Fault("a field is filled with one character");
-  const int64_t missing = std::max<int64_t>(width - size, 0);
-  // As CPython rounds the half.
-  const int64_t left = side == Side::kLeft    ? 0
-                       : side == Side::kRight ? missing
-                                              : missing / 2 + (missing & width & 1);
-  std::string out;
-  const auto pad = [&](int64_t n) {
-    for (; n > 0; --n) {
-      in.budget.work(1);
-      in.budget.append(out, encode(fill));
-    }
-  };
-  pad(left);
-  in.budget.append(out, self(a).bytes);
-  pad(missing - left);
-  return text_like(in, a, out);
-}
-
-Value zfill(Interpreter& in, const Args& a) {
-  const std::string& text = self(a).bytes;
-  const bool sign = text.starts_with('-') || text.starts_with('+');
-  const auto missing = int_argument(a, 1, 0) - static_cast<int64_t>(self(a).length);
-  std::string out = text.substr(0, sign);
-  in.budget.append(out, static_cast<size_t>(std::max<int64_t>(missing, 0)), '0');
-  in.budget.append(out, std::string_view(text).substr(sign));
-  return text_like(in, a, out);
-}
-
-template <bool suffix>
-Value remove_affix(Interpreter& in, const Args& a) {
-  const std::string& affix = text_argument(a, 1, suffix ? "suffix" : "prefix");
-  std::string_view text = self(a).bytes;
-  if (suffix && text.ends_with(affix)) text.remove_suffix(affix.size());
-  if (!suffix && text.starts_with(affix)) text.remove_prefix(affix.size());
-  return text_like(in, a, text);
+  return text_like_self(c, out);
 }
 
 // Whether there are characters, and all are of a kind.
 template <bool (*kind)(char32_t)>
-Value all_are(Interpreter&, const Args& a) {
-  const std::u32string text = decode(self(a).bytes);
-  return Value(!text.empty() && std::all_of(text.begin(), text.end(), kind));
-}
-bool is_alnum(char32_t c) {
-  return is_alpha(c) || is_digit(c);
+Value all_are(Call& c) {
+  const std::u32string text = decode(c.text(0));
+  return !text.empty() && std::all_of(text.begin(), text.end(), kind);
 }
 
-Value is_ascii(Interpreter&, const Args& a) {
-  return Value(self(a).length == self(a).bytes.size());
+template <std::string (*map)(std::string_view)>
+Value all_cased(Call& c) {
+  return map(c.text(0)) == c.text(0) && lower(c.text(0)) != upper(c.text(0));
 }
 
-template <char32_t (*map)(char32_t), char32_t (*other)(char32_t)>
-Value all_cased(Interpreter&, const Args& a) {
-  bool all = true, any = false;
-  for (const char32_t c : decode(self(a).bytes)) {
-    all = all && map(c) == c;
-    any = any || other(c) != c;
-  }
-  return Value(all && any);
-}
-
-Value is_title(Interpreter&, const Args& a) {
-  return Value(self(a).bytes == title(self(a).bytes) &&
-               lower(self(a).bytes) != upper(self(a).bytes));
-}
-
-Value lines(Interpreter& in, const Args& a) {
-  return texts(in, a, split_lines(self(a).bytes, truthy(a.values[1])));
-}
-
-Value format(Interpreter& in, const Args& a) {
-  return text_like(in, a, format_braces(in, self(a).bytes, a));
+template <Side side>
+Value remove_affix(Call& c) {
+  std::string_view text = c.text(0);
+  if (side == Side::kLeft && text.starts_with(c.text(1))) text.remove_prefix(c.text(1).size());
+  if (side == Side::kRight && text.ends_with(c.text(1))) text.remove_suffix(c.text(1).size());
+  return text_like_self(c, text);
 }
 
 constexpr Native kTextMethods[] = {
     {"capitalize", "", mapped<capitalize>},
-    {"casefold", "", mapped<lower>},
-    {"center", "width | fillchar", justified<Side::kBoth>},
     {"count", "sub | start end", count_text},
-    {"endswith", "suffix | start end", starts_or_ends<true>},
-    {"find", "sub | start end", find_text<false, false>},
-    {"format", "...", format},
-    {"index", "sub | start end", find_text<false, true>},
-    {"isalnum", "", all_are<is_alnum>},
+    {"endswith", "suffix | start end", starts_or_ends<Side::kRight>},
+    {"find", "sub | start end", find_text<Side::kLeft, false>},
+    {"index", "sub | start end", find_text<Side::kLeft, true>},
+    {"isalnum", "", all_are<[](char32_t c) { return is_alpha(c) || is_digit(c); }>},
     {"isalpha", "", all_are<is_alpha>},
-    {"isascii", "", is_ascii},
-    {"isdecimal", "", all_are<is_digit>},
     {"isdigit", "", all_are<is_digit>},
-    {"islower", "", all_cased<to_lower, to_upper>},
-    {"isnumeric", "", all_are<is_digit>},
+    {"islower", "", all_cased<lower>},
     {"isspace", "", all_are<is_space>},
-    {"istitle", "", is_title},
-    {"isupper", "", all_cased<to_upper, to_lower>},
+    {"isupper", "", all_cased<upper>},
     {"join", "iterable", join},
-    {"ljust", "width | fillchar", justified<Side::kLeft>},
     {"lower", "", mapped<lower>},
     {"lstrip", "| chars", stripped<Side::kLeft>},
-    {"partition", "sep", partition<Side::kLeft>},
-    {"removeprefix", "prefix", remove_affix<false>},
-    {"removesuffix", "suffix", remove_affix<true>},
+    {"removeprefix", "prefix", remove_affix<Side::kLeft>},
+    {"removesuffix", "suffix", remove_affix<Side::kRight>},
     {"replace", "old new | count", replace},
-    {"rfind", "sub | start end", find_text<true, false>},
-    {"rindex", "sub | start end", find_text<true, true>},
-    {"rjust", "width | fillchar", justified<Side::kRight>},
-    {"rpartition", "sep", partition<Side::kRight>},
+    {"rfind", "sub | start end", find_text<Side::kRight, false>},
+    {"rindex", "sub | start end", find_text<Side::kRight, true>},
     {"rsplit", "| sep maxsplit", split<Side::kRight>},
     {"rstrip", "| chars", stripped<Side::kRight>},
     {"split", "| sep maxsplit", split<Side::kLeft>},
-    {"splitlines", "| keepends", lines},
-    {"startswith", "prefix | start end", starts_or_ends<false>},
+    {"splitlines", "| keepends", split_lines},
+    {"startswith", "prefix | start end", starts_or_ends<Side::kLeft>},
     {"strip", "| chars", stripped<Side::kBoth>},
-    {"swapcase", "", mapped<swap_case>},
     {"title", "", mapped<title>},
     {"upper", "", mapped<upper>},
-    {"zfill", "width", zfill},
 };
 
-// Dicts.
-
 template <Flavor flavor>
-Value view(Interpreter& in, const Args& a) {
+Value view(Call& c) {
   std::vector<Value> out;
-  for (const auto& [key, value] : a.values[0].dict()->items)
+  for (const auto& [key, value] : c.self().dict()->entries)
     out.push_back(flavor == Flavor::kKeys     ? key
                   : flavor == Flavor::kValues ? value
-                                              : in.list({key, value}, Flavor::kTuple));
-  return in.list(std::move(out), flavor);
+                                              : c.in.list({key, value}, Flavor::kTuple));
+  return c.in.list(std::move(out), flavor);
 }
 
-Value get(Interpreter& in, const Args& a) {
-  if (const auto found = find_item(in.budget, a.values[0], a.values[1])) return *found;
-  const Value& key = a.values[1];
-  if (key.dict() != nullptr ||
-      (key.sequence() != nullptr && key.sequence()->flavor == Flavor::kList))
-    throw Fault(str("a ", type_name(key), " is no key of a dict"));
-  return a.values[2].absent() ? Value::none() : a.values[2];
-}
-
-Value itself(Interpreter&, const Args& a) {
-  return a.values[0];
+Value get(Call& c) {
+  if (!contains(c.in, c.self(), c.args[1])) return c.args[2].absent() ? Value(None{}) : c.args[2];
+  return *find_item(c.in, c.self(), c.args[1]);
 }
 
 constexpr Native kDictMethods[] = {
-    {"copy", "", itself},
     {"get", "key | default", get},
     {"items", "", view<Flavor::kItems>},
     {"keys", "", view<Flavor::kKeys>},
     {"values", "", view<Flavor::kValues>},
 };
 
-// Lists.
+Value count_items(Call& c) {
+  const auto& items = c.self().list()->items;
+  return int64_t{std::count_if(items.begin(), items.end(),
+                               [&](const Value& item) { return equals(c.in, item, c.args[1]); })};
+}
 
-Value index_of(Interpreter& in, const Args& a) {
-  const std::vector<Value>& items = a.values[0].sequence()->items;
-  const auto size = static_cast<int64_t>(items.size());
-  const auto bound = [&](size_t i, int64_t otherwise) {
-    const int64_t v = int_argument(a, i, otherwise);
-    return v < 0 ? std::max<int64_t>(v + size, 0) : std::min(v, size);
-  };
-  const int64_t end = bound(3, size);
-  for (int64_t i = bound(2, 0); i < end; ++i)
-    if (equals(in.budget, items[static_cast<size_t>(i)], a.values[1])) return Value(i);
+Value index_of(Call& c) {
+  const auto& items = c.self().list()->items;
+  for (size_t i = 0; i < items.size(); ++i)
+    if (equals(c.in, items[i], c.args[1])) return make_int(i);
   throw Fault("index() of a value that is not in the list");
 }
 
-Value count_of(Interpreter& in, const Args& a) {
-  const std::vector<Value>& items = a.values[0].sequence()->items;
-  return Value(int64_t{std::count_if(items.begin(), items.end(), [&](const Value& item) {
-    return equals(in.budget, item, a.values[1]);
-  })});
-}
+constexpr Native kListMethods[] = {{"count", "value", count_items}, {"index", "value", index_of}};
 
-constexpr Native kListMethods[] = {
-    {"copy", "", itself},
-    {"count", "value", count_of},
-    {"index", "value | start stop", index_of},
+constexpr Native kGroupFields[] = {
+    {"grouper", "property", [](Call& c) { return c.self().list()->items[0]; }},
+    {"list", "property", [](Call& c) { return c.self().list()->items[1]; }},
 };
 
-// Loops.
-
-Value cycle(Interpreter&, const Args& a) {
-  if (a.values.size() < 2) throw Fault("cycle() needs something to go through");
-  const auto n = static_cast<int64_t>(a.values.size()) - 1;
-  return a.values[static_cast<size_t>(1 + a.values[0].loop()->index0 % n)];
+const Loop& loop_of(const Call& c) {
+  return *c.self().object<Loop>();
 }
 
-Value changed(Interpreter& in, const Args& a) {
-  Loop& loop = *a.values[0].loop();
-  std::vector<Value> now(a.values.begin() + 1, a.values.end());
-  const bool same =
-      loop.last_changed && loop.last_changed->size() == now.size() &&
-      std::equal(now.begin(), now.end(), loop.last_changed->begin(),
-                 [&](const Value& x, const Value& y) { return equals(in.budget, x, y); });
-  loop.last_changed = std::move(now);
-  return Value(!same);
+Value cycle(Call& c) {
+  if (c.rest.values.empty()) throw Fault("cycle() needs something to go through");
+  return c.rest.values[loop_of(c).index % c.rest.values.size()];
 }
 
-constexpr Native kLoopMethods[] = {
+Value changed(Call& c) {
+  std::vector<Value>& before = c.self().object<Loop>()->last_changed;
+  const auto same = [&](const Value& a, const Value& b) { return equals(c.in, a, b); };
+  const std::vector<Value>& now = c.rest.values;
+  const bool is_same =
+      !now.empty() && std::equal(now.begin(), now.end(), before.begin(), before.end(), same);
+  before = now;
+  return !is_same;
+}
+
+// The item so many passes away.
+template <int away>
+Value neighbour(Call& c) {
+  const auto& items = loop_of(c).list->items;
+  const size_t i = loop_of(c).index + static_cast<size_t>(away);
+  return i < items.size() ? items[i] : Value::undefined("the loop has no item there");
+}
+
+constexpr Native kLoopFields[] = {
     {"changed", "...", changed},
     {"cycle", "...", cycle},
+    {"depth", "property", [](Call&) { return Value(int64_t{1}); }},
+    {"depth0", "property", [](Call&) { return Value(int64_t{0}); }},
+    {"first", "property", [](Call& c) { return Value(loop_of(c).index == 0); }},
+    {"index", "property", [](Call& c) { return make_int(loop_of(c).index + 1); }},
+    {"index0", "property", [](Call& c) { return make_int(loop_of(c).index); }},
+    {"last", "property",
+     [](Call& c) { return Value(loop_of(c).index + 1 == loop_of(c).list->items.size()); }},
+    {"length", "property", [](Call& c) { return make_int(loop_of(c).list->items.size()); }},
+    {"nextitem", "property", neighbour<1>},
+    {"previtem", "property", neighbour<-1>},
+    {"revindex", "property",
+     [](Call& c) { return make_int(loop_of(c).list->items.size() - loop_of(c).index); }},
+    {"revindex0", "property",
+     [](Call& c) { return make_int(loop_of(c).list->items.size() - loop_of(c).index - 1); }},
 };
 
 }  // namespace
 
-const Native* find_method(const Value& self, std::string_view name) {
-  std::span<const Native> table;
-  if (self.text() != nullptr) table = kTextMethods;
-  if (self.dict() != nullptr) table = kDictMethods;
-  if (self.loop() != nullptr) table = kLoopMethods;
-  if (const Sequence* s = self.sequence()) {
-    if (s->flavor == Flavor::kList) table = kListMethods;
-    if (s->flavor == Flavor::kTuple || s->flavor == Flavor::kGroup || s->flavor == Flavor::kRange)
-      table = std::span(kListMethods).subspan(1);  // no copy()
-  }
-  const auto found =
-      std::find_if(table.begin(), table.end(), [&](const Native& n) { return n.name == name; });
-  return found == table.end() ? nullptr : &*found;
+Natives methods_of(const Value& self) {
+  if (self.text() != nullptr) return kTextMethods;
+  if (self.dict() != nullptr) return kDictMethods;
+  if (self.object<Loop>() != nullptr) return kLoopFields;
+  if (self.list() == nullptr) return {};
+  if (self.list()->flavor == Flavor::kGroup) return kGroupFields;
+  return self.list()->flavor <= Flavor::kRange ? Natives(kListMethods) : Natives();
 }
 
 }  // namespace cohort::jinja

@@ -1,40 +1,53 @@
-// What templates can call: filters, tests, methods of values, global functions.
+// What templates can call: filters, tests, methods of values, global functions, as tables.
 #pragma once
 
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
-#include "data/template/interpreter.h"
 #include "data/template/value.h"
 
 namespace cohort::jinja {
 
-// nullptr if there is none of that name.
-const Native* find_filter(std::string_view name);
-const Native* find_test(std::string_view name);
-const Native* find_global(std::string_view name);
-// Of the type of `self`.
-const Native* find_method(const Value& self, std::string_view name);
+class Interpreter;
 
-// Python's `text % values` and text.format(...).
-std::string format_percent(Interpreter& in, const std::string& format, const Value& values);
-std::string format_braces(Interpreter& in, const std::string& format, const Args& args);
+struct Args {
+  std::vector<Value> values;
+  std::vector<std::pair<std::string, Value>> keywords;
 
-struct JsonStyle {
-  std::optional<std::string> indent;  // of one level; nothing: all on one line
-  std::string item_separator, key_separator;
-  bool ascii = false, sort_keys = false;
+  // Removes a keyword argument; absent if it was not given.
+  Value take(std::string_view name);
 };
-// Python's json.dumps().
-std::string to_json(Interpreter& in, const Value& value, const JsonStyle& style);
 
-// Python's time.strftime(), in English.
-std::string format_time(Budget& budget, const std::tm& time, const std::string& format);
+// A call as a native sees it. args[0] is the value that is filtered or tested, or whose method it
+// is; the others are in the order of the parameters, and what was not given is absent.
+struct Call {
+  Interpreter& in;
+  std::vector<Value> args;
+  Args rest;  // of a native with the parameters "...": whatever was given
 
-// Reading arguments; Fault where one has the wrong type.
-const std::string& text_argument(const Args& args, size_t index, const char* what);
-int64_t int_argument(const Args& args, size_t index, int64_t otherwise);
+  const Value& self() const { return args[0]; }
+  bool flag(size_t i) const { return truthy(args[i]); }
+  std::string str(size_t i) const;  // Python's str()
+  // Fault for another type.
+  const std::string& text(size_t i) const;
+  int64_t integer(size_t i, int64_t otherwise) const;  // `otherwise` if it was not given
+};
+
+struct Native {
+  std::string_view name;
+  std::string_view parameters;  // names; those after '|' may be left out
+  Value (*apply)(Call& call);
+};
+
+using Natives = std::span<const Native>;
+Natives filters_table();
+Natives tests_table();
+Natives globals_table();
+Natives methods_of(const Value& self);
+// nullptr if there is none of that name.
+const Native* find_native(Natives natives, std::string_view name);
 
 }  // namespace cohort::jinja

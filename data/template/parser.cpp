@@ -1,363 +1,548 @@
-// The statements of a template.
+// A parser by recursive descent, with Jinja's grammar and precedences.
 #include "data/template/parser.h"
 
 #include <algorithm>
+#include <initializer_list>
 
+#include "data/template/lexer.h"
 #include "data/template/natives.h"
 #include "data/utf8.h"
 
 namespace cohort::jinja {
+namespace {
 
-const Parser::Keyword Parser::kKeywords[] = {
-    {"for", StmtKind::kFor, &Parser::for_statement},
-    {"if", StmtKind::kIf, &Parser::if_statement},
-    {"set", StmtKind::kSet, &Parser::set_statement},
-    {"macro", StmtKind::kMacro, &Parser::macro_statement},
-    {"call", StmtKind::kCallBlock, &Parser::call_statement},
-    {"filter", StmtKind::kFilterBlock, &Parser::filter_statement},
-    {"with", StmtKind::kWith, &Parser::with_statement},
-    {"print", StmtKind::kOutput, &Parser::print_statement},
-    {"block", StmtKind::kScope, &Parser::scope_statement},
-    {"generation", StmtKind::kGeneration, &Parser::generation_statement},
-    {"break", StmtKind::kBreak, &Parser::jump_statement},
-    {"continue", StmtKind::kContinue, &Parser::jump_statement},
+// Of expressions and blocks: whatever walks the tree is recursive.
+constexpr int kMaxNesting = 150;
+
+constexpr std::pair<std::string_view, Mention> kMentions[] = {
+    {"loop", kLoop}, {"kwargs", kKwargs}, {"varargs", kVarargs}};
+
+class Parser {
+ public:
+  Parser(std::string_view source, TemplateOptions options) : tokens_(lex(source, options)) {}
+  Node document() { return statements({}); }
+  bool has_generation_blocks() const { return has_generation_; }
+
+ private:
+  using Names = std::initializer_list<std::string_view>;
+
+  // Counts the nesting of what is being parsed.
+  class Nested {
+   public:
+    explicit Nested(Parser& parser) : parser_(parser) {
+      if (++parser_.depth_ > kMaxNesting) parser_.fail(str("nested deeper than ", kMaxNesting));
+    }
+    ~Nested() { --parser_.depth_; }
+    Nested(const Nested&) = delete;
+    Nested& operator=(const Nested&) = delete;
+
+   private:
+    Parser& parser_;
+  };
+
+  // Tokens.
+
+  const Token& peek(size_t ahead = 0) const {
+    return tokens_[std::min(next_ + ahead, tokens_.size() - 1)];
+  }
+  const Token& take() { return tokens_[std::min(next_++, tokens_.size() - 1)]; }
+  bool is(std::string_view text, size_t ahead = 0) const {
+    const Tok type = peek(ahead).type;
+    return (type == Tok::kName || type == Tok::kOperator) && peek(ahead).text == text;
+  }
+  bool is_any(Names names) const {
+    return std::any_of(names.begin(), names.end(), [&](std::string_view name) { return is(name); });
+  }
+  bool skip(std::string_view text) {
+    const bool found = is(text);
+    next_ += found;
+    return found;
+  }
+  [[noreturn]] void fail(const std::string& message) const { throw Fault(message, peek().at); }
+  [[noreturn]] void fail_expecting(const std::string& what) const {
+    fail(str("expected ", what, ", got ",
+             peek().type == Tok::kEnd ? "the end of the template" : excerpt(peek().text)));
+  }
+  void expect(std::string_view text) {
+    if (!skip(text)) fail_expecting(str("'", text, "'"));
+  }
+  std::string_view take_name() {
+    if (peek().type != Tok::kName) fail_expecting("a name");
+    return take().text;
+  }
+
+  // Nodes.
+
+  template <class... Kids>
+  Node make(Kind kind, size_t at, Kids... kids) {
+    Node node;
+    node.kind = kind;
+    node.at = static_cast<uint32_t>(at);
+    (add(node, std::move(kids)), ...);
+    return node;
+  }
+  Node named(Kind kind, size_t at, std::string_view name) {
+    Node node = make(kind, at);
+    node.name = name;
+    return node;
+  }
+  void add(Node& parent, Node kid) {
+    if (kid.height >= kMaxNesting) throw Fault(str("nested deeper than ", kMaxNesting), parent.at);
+    parent.height = std::max<uint16_t>(parent.height, kid.height + 1);
+    parent.kids.push_back(std::move(kid));
+  }
+
+  // Statements.
+
+  struct Keyword {
+    std::string_view name;
+    Node (Parser::*parse)(size_t at);
+  };
+  static const Keyword kKeywords[];
+
+  // Up to a tag of `ends`, whose name is the next token then; to the end of the template if there
+  // are none.
+  Node statements(Names ends) {
+    const Nested nested(*this);
+    Node body = make(Kind::kBody, peek().at);
+    while (peek().type != Tok::kEnd) {
+      const Token& token = take();
+      if (token.type == Tok::kData) {
+        add(body, named(Kind::kText, token.at, token.text));
+      } else if (token.text == "{{") {
+        add(body, make(Kind::kOutput, token.at, expressions()));
+        expect("}}");
+      } else if (is_any(ends)) {
+        return body;
+      } else {
+        add(body, statement());
+        expect("%}");
+      }
+    }
+    if (ends.size() > 0) fail(str("{% ", *(ends.end() - 1), " %} is missing"));
+    return body;
+  }
+
+  Node statement();
+
+  // The statements of a tag that is complete but for its '%}'.
+  Node block(Names ends) {
+    expect("%}");
+    return statements(ends);
+  }
+  // The same, with the end's name passed.
+  Node whole_block(std::string_view end) {
+    Node body = block({end});
+    take();
+    return body;
+  }
+
+  Node for_statement(size_t at) {
+    Node loop = make(Kind::kFor, at, target());
+    expect("in");
+    add(loop, list_of(&Parser::disjunction));
+    add(loop, skip("if") ? expression() : make(Kind::kConst, at));
+    if (is("recursive")) fail("recursive loops are not supported");
+    const uint8_t outside = std::exchange(mentions_, uint8_t{0});
+    ++loops_;
+    add(loop, block({"else", "endfor"}));
+    --loops_;
+    loop.mentions = std::exchange(mentions_, mentions_ | outside);
+    add(loop, skip("else") ? block({"endfor"}) : make(Kind::kBody, at));
+    take();
+    return loop;
+  }
+
+  Node if_statement(size_t at) {
+    Node node = make(Kind::kIf, at);
+    do {
+      add(node, expression());
+      add(node, block({"elif", "else", "endif"}));
+    } while (skip("elif"));
+    add(node, skip("else") ? block({"endif"}) : make(Kind::kBody, at));
+    take();
+    return node;
+  }
+
+  Node set_statement(size_t at) {
+    Node to = target();
+    if (skip("=")) return make(Kind::kSet, at, std::move(to), expressions());
+    Node filtered = filters(named(Kind::kName, at, kCaptured));
+    Node body = whole_block("endset");
+    return make(Kind::kSetBlock, at, std::move(to), std::move(body), std::move(filtered));
+  }
+
+  Node macro_statement(size_t at) {
+    const std::string_view name = take_name();
+    if (!is("(")) fail_expecting("'('");
+    return macro(at, name, "endmacro");
+  }
+
+  Node macro(size_t at, std::string_view name, std::string_view end) {
+    Node macro = named(Kind::kMacro, at, name);
+    if (skip("("))
+      while (!skip(")")) {
+        Node parameter = named(Kind::kName, peek().at, peek().text);
+        take_name();
+        if (skip("=")) add(parameter, expression());
+        add(macro, std::move(parameter));
+        if (!is(")")) expect(",");
+      }
+    if (end == "endcall") calls_.push_back(expression());
+    const uint8_t outside = std::exchange(mentions_, uint8_t{0});
+    const int loops = std::exchange(loops_, 0);
+    add(macro, whole_block(end));
+    loops_ = loops;
+    macro.mentions = std::exchange(mentions_, outside);
+    return macro;
+  }
+
+  Node call_statement(size_t at) {
+    Node body = macro(at, "caller", "endcall");
+    Node call = std::move(calls_.back());
+    calls_.pop_back();
+    if (call.kind != Kind::kCall) throw Fault("expected a call in {% call %}", at);
+    return make(Kind::kCallBlock, at, std::move(call), std::move(body));
+  }
+
+  Node filter_statement(size_t at) {
+    Node filtered = filters(filter(named(Kind::kName, at, kCaptured)));
+    Node body = whole_block("endfilter");
+    return make(Kind::kFilterBlock, at, std::move(body), std::move(filtered));
+  }
+
+  Node with_statement(size_t at) {
+    Node with = make(Kind::kWith, at);
+    while (!is("%}")) {
+      if (!with.kids.empty()) expect(",");
+      add(with, target_item());
+      expect("=");
+      add(with, expression());
+    }
+    add(with, whole_block("endwith"));
+    return with;
+  }
+
+  Node generation_statement(size_t at) {
+    has_generation_ = true;
+    const int loops = std::exchange(loops_, 0);
+    Node node = make(Kind::kGeneration, at, whole_block("endgeneration"));
+    loops_ = loops;
+    return node;
+  }
+
+  template <Kind kind>
+  Node jump_statement(size_t at) {
+    if (loops_ == 0)
+      throw Fault("{% break %} and {% continue %} stand inside a {% for %} only", at);
+    return make(kind, at);
+  }
+
+  // What something is assigned to: names, fields of namespaces, and tuples of them.
+  Node target() {
+    const size_t at = peek().at;
+    Node first = target_item();
+    if (!is(",")) return first;
+    Node tuple = make(Kind::kTuple, at, std::move(first));
+    while (skip(",") && (peek().type == Tok::kName || is("(")) && !is("in"))
+      add(tuple, target_item());
+    return tuple;
+  }
+
+  Node target_item() {
+    const Nested nested(*this);
+    const size_t at = peek().at;
+    if (skip("(")) {
+      Node inner = target();
+      expect(")");
+      return inner;
+    }
+    if (is_any({"true", "True", "false", "False", "none", "None", "loop"}))
+      fail(str("nothing can be assigned to '", peek().text, "'"));
+    Node name = named(Kind::kName, at, take_name());
+    if (!skip(".")) return name;
+    Node field = make(Kind::kField, at, std::move(name));
+    field.name = take_name();
+    return field;
+  }
+
+  // Expressions, from those that bind loosest.
+
+  Node expressions() { return list_of(&Parser::expression); }
+
+  // One, or a tuple if there are commas.
+  Node list_of(Node (Parser::*parse)()) {
+    const size_t at = peek().at;
+    Node first = (this->*parse)();
+    if (!is(",")) return first;
+    Node tuple = make(Kind::kTuple, at, std::move(first));
+    while (skip(",") && !is_any({")", "}}", "%}"})) add(tuple, (this->*parse)());
+    return tuple;
+  }
+
+  Node expression() {
+    const Nested nested(*this);
+    Node e = disjunction();
+    while (is("if")) {
+      const size_t at = take().at;
+      Node condition = disjunction();
+      e = make(Kind::kConditional, at, std::move(e), std::move(condition),
+               skip("else") ? expression() : make(Kind::kConst, at));
+    }
+    return e;
+  }
+
+  Node disjunction() {
+    Node e = conjunction();
+    while (is("or")) {
+      const size_t at = take().at;
+      e = make(Kind::kOr, at, std::move(e), conjunction());
+    }
+    return e;
+  }
+
+  Node conjunction() {
+    Node e = negation();
+    while (is("and")) {
+      const size_t at = take().at;
+      e = make(Kind::kAnd, at, std::move(e), negation());
+    }
+    return e;
+  }
+
+  Node negation() {
+    if (!is("not")) return comparison();
+    const Nested nested(*this);
+    const size_t at = take().at;
+    return make(Kind::kNot, at, negation());
+  }
+
+  Node comparison() {
+    Node first = arithmetic(Level::kSum);
+    Node all = make(Kind::kCompare, first.at);
+    while (true) {
+      const size_t at = peek().at;
+      const bool is_not_in = is("not") && is("in", 1);
+      const Operator* op = find_operator(Level::kComparison, is_not_in ? "not in" : peek().text);
+      if (op == nullptr || peek().type == Tok::kConst) break;
+      next_ += is_not_in ? 2 : 1;
+      if (all.kids.empty()) add(all, std::move(first));
+      Node operand = make(Kind::kBinary, at, arithmetic(Level::kSum));
+      operand.op = op;
+      add(all, std::move(operand));
+    }
+    return all.kids.empty() ? first : all;
+  }
+
+  Node arithmetic(Level level) {
+    if (level == Level::kEnd) return unary(Filters::kYes);
+    const auto next = static_cast<Level>(static_cast<int>(level) + 1);
+    Node e = arithmetic(next);
+    while (const Operator* op = find_operator(level, is_operator() ? peek().text : "")) {
+      const size_t at = take().at;
+      e = make(Kind::kBinary, at, std::move(e), arithmetic(next));
+      e.op = op;
+    }
+    return e;
+  }
+  bool is_operator() const { return peek().type == Tok::kOperator; }
+
+  enum class Filters : bool { kNo, kYes };
+  Node unary(Filters with) {
+    const Nested nested(*this);
+    const size_t at = peek().at;
+    Node e;
+    if (is("-") || is("+")) {
+      const int64_t sign = take().text == "-" ? -1 : 1;
+      e = make(Kind::kSign, at, unary(Filters::kNo));
+      e.value = sign;
+    } else {
+      e = primary();
+    }
+    e = postfix(std::move(e));
+    return with == Filters::kYes ? filters(std::move(e)) : std::move(e);
+  }
+
+  Node primary() {
+    const Token token = peek();
+    Node e = make(Kind::kConst, token.at);
+    if (token.type == Tok::kConst) {
+      e.value = take().value;
+      if (token.value.text() != nullptr && peek().value.text() != nullptr) {
+        std::string text = token.value.text()->bytes;
+        while (peek().value.text() != nullptr) text += take().value.text()->bytes;
+        e.value = std::make_shared<const Text>(std::move(text), Markup::kNo, nullptr);
+      }
+    } else if (token.type == Tok::kName) {
+      take();
+      if (is_one_of(token.text, {"true", "True", "false", "False"})) {
+        e.value = token.text == "true" || token.text == "True";
+      } else if (is_one_of(token.text, {"none", "None"})) {
+        e.value = None{};
+      } else {
+        e = named(Kind::kName, token.at, token.text);
+        for (const auto& [special, mention] : kMentions)
+          if (token.text == special) mentions_ |= mention;
+      }
+    } else if (skip("(")) {
+      e = is(")") ? make(Kind::kTuple, token.at) : expressions();
+      expect(")");
+    } else if (skip("[")) {
+      e.kind = Kind::kList;
+      while (!skip("]")) {
+        add(e, expression());
+        if (!is("]")) expect(",");
+      }
+    } else if (skip("{")) {
+      e.kind = Kind::kDict;
+      while (!skip("}")) {
+        add(e, expression());
+        expect(":");
+        add(e, expression());
+        if (!is("}")) expect(",");
+      }
+    } else {
+      fail_expecting("an expression");
+    }
+    return e;
+  }
+  static bool is_one_of(std::string_view text, Names names) {
+    return std::find(names.begin(), names.end(), text) != names.end();
+  }
+
+  Node postfix(Node e) {
+    while (true) {
+      const size_t at = peek().at;
+      if (is("(")) {
+        e = make(Kind::kCall, at, std::move(e));
+        arguments(e);
+      } else if (skip("[")) {
+        e = subscript(at, std::move(e));
+      } else if (skip(".")) {
+        const bool is_index = peek().type == Tok::kConst && peek().value.is<int64_t>();
+        e = make(is_index ? Kind::kItem : Kind::kAttribute, at, std::move(e));
+        if (is_index)
+          add(e, primary());
+        else
+          e.name = take_name();
+      } else {
+        return e;
+      }
+    }
+  }
+
+  Node subscript(size_t at, Node object) {
+    Node parts = make(Kind::kSlice, at, std::move(object));
+    Node none = make(Kind::kConst, at);
+    none.value = None{};
+    do add(parts, is_any({":", "]"}) ? none : expression());
+    while (parts.kids.size() < 4 && skip(":"));
+    expect("]");
+    if (parts.kids.size() == 2) {
+      parts.kind = Kind::kItem;
+      return parts;
+    }
+    while (parts.kids.size() < 4) add(parts, none);
+    return parts;
+  }
+
+  // Adds those of a call, from its '('.
+  void arguments(Node& call) {
+    expect("(");
+    bool named_before = false;
+    while (!skip(")")) {
+      const size_t at = peek().at;
+      const bool is_keyword = peek().type == Tok::kName && is("=", 1);
+      const Kind kind = is_keyword   ? Kind::kKeyword
+                        : skip("**") ? Kind::kSpreadKeywords
+                        : skip("*")  ? Kind::kSpread
+                                     : Kind::kConst;
+      if (kind == Kind::kConst && named_before)
+        fail("an argument without a name after a named one");
+      named_before = named_before || kind != Kind::kConst;
+      const std::string_view name = is_keyword ? take().text : "";
+      if (is_keyword) take();
+      Node argument = expression();
+      if (kind != Kind::kConst) {
+        argument = make(kind, at, std::move(argument));
+        argument.name = name;
+      }
+      add(call, std::move(argument));
+      if (!is(")")) expect(",");
+    }
+  }
+
+  Node filters(Node e) {
+    while (true) {
+      if (skip("|"))
+        e = filter(std::move(e));
+      else if (skip("is"))
+        e = test(std::move(e));
+      else
+        return e;
+    }
+  }
+
+  Node filter(Node value) {
+    Node e = make(Kind::kFilter, peek().at, std::move(value));
+    e.name = take_name();
+    e.native = find_native(filters_table(), e.name);
+    if (is("(")) arguments(e);
+    return e;
+  }
+
+  Node test(Node value) {
+    const size_t at = peek().at;
+    const bool negated = skip("not");
+    Node e = make(Kind::kTest, at, std::move(value));
+    e.name = take_name();
+    e.native = find_native(tests_table(), e.name);
+    if (is("("))
+      arguments(e);
+    else if (peek().type == Tok::kConst || is_any({"[", "{"}) ||
+             (peek().type == Tok::kName && !is_any({"else", "or", "and", "is"})))
+      add(e, postfix(primary()));
+    return negated ? make(Kind::kNot, at, std::move(e)) : std::move(e);
+  }
+
+  std::vector<Token> tokens_;
+  size_t next_ = 0;
+  int depth_ = 0;
+  int loops_ = 0;  // {% for %} around, within the innermost macro: where {% break %} may stand
+  uint8_t mentions_ = 0;
+  bool has_generation_ = false;
+  std::vector<Node> calls_;  // of {% call %}, whose bodies are being parsed
 };
 
-std::string Parser::describe() const {
-  switch (token_.type) {
-    case Tok::kEnd:
-      return "the end of the template";
-    case Tok::kVariableEnd:
-      return "'}}'";
-    case Tok::kBlockEnd:
-      return "'%}'";
-    case Tok::kNumber:
-      return "a number";
-    case Tok::kString:
-      return "the string " + excerpt(token_.text);
-    default:
-      return excerpt(token_.text);
-  }
+const Parser::Keyword Parser::kKeywords[] = {
+    {"for", &Parser::for_statement},
+    {"if", &Parser::if_statement},
+    {"set", &Parser::set_statement},
+    {"macro", &Parser::macro_statement},
+    {"call", &Parser::call_statement},
+    {"filter", &Parser::filter_statement},
+    {"with", &Parser::with_statement},
+    {"generation", &Parser::generation_statement},
+    {"break", &Parser::jump_statement<Kind::kBreak>},
+    {"continue", &Parser::jump_statement<Kind::kContinue>},
+};
+
+Node Parser::statement() {
+  const size_t at = peek().at;
+  const std::string_view name = take_name();
+  for (const Keyword& keyword : kKeywords)
+    if (keyword.name == name) return (this->*keyword.parse)(at);
+  const bool loads = name == "include" || name == "import" || name == "from" || name == "extends";
+  throw Fault(str(loads ? "a chat template cannot load others: " : "unknown tag ", "'", name, "'"),
+              at);
 }
 
-void Parser::advance() {
-  if (++tokens_ > kMaxTokens) fail(str("a template of more than ", kMaxTokens, " tokens"));
-  if (ahead_) {
-    token_ = std::move(*ahead_);
-    ahead_.reset();
-  } else {
-    token_ = lexer_.next();
-  }
-}
+}  // namespace
 
-const Token& Parser::look() {
-  if (!ahead_) ahead_ = lexer_.next();
-  return *ahead_;
-}
-
-bool Parser::skip_op(std::string_view text) {
-  if (!is_op(text)) return false;
-  advance();
-  return true;
-}
-
-bool Parser::skip_name(std::string_view text) {
-  if (!is_name(text)) return false;
-  advance();
-  return true;
-}
-
-void Parser::expect_op(std::string_view text) {
-  if (!skip_op(text)) fail(str("expected '", text, "', got ", describe()));
-}
-
-void Parser::expect_name(std::string_view text) {
-  if (!skip_name(text)) fail(str("expected '", text, "', got ", describe()));
-}
-
-std::string Parser::take_name() {
-  if (token_.type != Tok::kName) fail("expected a name, got " + describe());
-  std::string name = std::move(token_.text);
-  advance();
-  return name;
-}
-
-void Parser::expect_end(Tok type) {
-  if (token_.type != type)
-    fail(str("expected ", type == Tok::kBlockEnd ? "'%}'" : "'}}'", ", got ", describe()));
-  advance();
-}
-
-Expr Parser::make(ExprKind kind, size_t at, std::vector<Expr> kids) {
-  Expr e;
-  e.kind = kind;
-  e.at = static_cast<uint32_t>(at);
-  for (const Expr& kid : kids) e.height = std::max(e.height, static_cast<uint16_t>(kid.height + 1));
-  if (e.height > kMaxNesting)
-    throw Fault(str("an expression is nested deeper than ", kMaxNesting), at);
-  e.kids = std::move(kids);
-  return e;
-}
-
-Expr Parser::binary(ExprKind kind, size_t at, Expr left, Expr right, Op op) {
-  std::vector<Expr> kids;
-  kids.push_back(std::move(left));
-  kids.push_back(std::move(right));
-  Expr e = make(kind, at, std::move(kids));
-  e.op = op;
-  return e;
-}
-
-void Parser::refuse_unknown(size_t from) const {
-  if (unknown_.size() > from) throw Fault(unknown_[from].first, unknown_[from].second);
-}
-
-// Statements up to one of the tags of `ends`, whose name is then the current token; to the end of
-// the template if there are none.
-Body Parser::body(Ends ends) {
-  Nested nested(*this);
-  Body out;
-  while (token_.type != Tok::kEnd) {
-    Stmt s;
-    s.at = static_cast<uint32_t>(token_.at);
-    if (token_.type == Tok::kData) {
-      s.text = std::move(token_.text);
-      advance();
-      if (!s.text.empty()) out.push_back(std::move(s));
-    } else if (token_.type == Tok::kVariableBegin) {
-      advance();
-      s.kind = StmtKind::kOutput;
-      s.exprs.push_back(tuple({}));
-      expect_end(Tok::kVariableEnd);
-      out.push_back(std::move(s));
-    } else {
-      advance();
-      if (token_.type != Tok::kName) fail("expected the name of a tag, got " + describe());
-      if (std::find(ends.begin(), ends.end(), token_.text) != ends.end()) return out;
-      out.push_back(statement());
-      expect_end(Tok::kBlockEnd);
-    }
-  }
-  if (!ends.empty()) fail(str("the template ends where {% ", ends.back(), " %} is missing"));
-  return out;
-}
-
-// A body, from the end of its tag.
-Body Parser::block(Ends ends) {
-  skip_op(":");
-  expect_end(Tok::kBlockEnd);
-  return body(ends);
-}
-
-// A body with names of its own: conditions around it guard nothing in it.
-Body Parser::inner_block(Ends ends) {
-  const size_t unknown = unknown_.size();
-  Body out = block(ends);
-  refuse_unknown(unknown);
-  return out;
-}
-
-Stmt Parser::statement() {
-  const auto* keyword = std::find_if(std::begin(kKeywords), std::end(kKeywords),
-                                     [&](const Keyword& k) { return k.name == token_.text; });
-  if (keyword == std::end(kKeywords)) {
-    const bool loads = token_.text == "include" || token_.text == "import" ||
-                       token_.text == "from" || token_.text == "extends";
-    fail(loads ? "a chat template cannot load others: " + describe()
-               : "unknown tag " + describe() + ", or one that closes nothing here");
-  }
-  Stmt s;
-  s.kind = keyword->kind;
-  s.at = static_cast<uint32_t>(token_.at);
-  advance();
-  (this->*keyword->parse)(s);
-  return s;
-}
-
-void Parser::for_statement(Stmt& s) {
-  ++loops_;
-  ++all_loops_;
-  s.exprs.push_back(target({.targets = true, .end = "in"}));
-  expect_name("in");
-  s.exprs.push_back(tuple({.conditionals = false, .end = "recursive"}));
-  if (skip_name("if")) s.exprs.push_back(expression());
-  s.recursive = skip_name("recursive");
-  const uint8_t outside = std::exchange(mentions_, 0);
-  constexpr std::string_view kEnds[] = {"else", "endfor"};
-  s.bodies.push_back(inner_block(kEnds));
-  s.mentions = mentions_;
-  mentions_ |= outside;
-  --loops_;
-  --all_loops_;
-  if (skip_name("else")) s.bodies.push_back(inner_block(std::span(kEnds).subspan(1)));
-  advance();
-}
-
-void Parser::if_statement(Stmt& s) {
-  const size_t unknown = unknown_.size();
-  constexpr std::string_view kEnds[] = {"elif", "else", "endif"};
-  do {
-    s.exprs.push_back(tuple({.conditionals = false}));
-    s.bodies.push_back(block(kEnds));
-  } while (skip_name("elif"));
-  if (skip_name("else")) s.bodies.push_back(block(std::span(kEnds).subspan(2)));
-  advance();
-  unknown_.resize(unknown);
-}
-
-void Parser::set_statement(Stmt& s) {
-  s.exprs.push_back(target({.targets = true, .fields = true}));
-  if (skip_op("=")) {
-    s.exprs.push_back(tuple({}));
-    return;
-  }
-  s.kind = StmtKind::kSetBlock;
-  if (is_op("|")) {
-    Expr captured;
-    captured.kind = ExprKind::kName;
-    captured.name = kCaptured;
-    while (skip_op("|")) captured = filter(std::move(captured));
-    s.exprs.push_back(std::move(captured));
-  }
-  constexpr std::string_view kEnds[] = {"endset"};
-  s.bodies.push_back(inner_block(kEnds));
-  advance();
-}
-
-// Parameters of a macro or of the body of a {% call %}.
-void Parser::signature(Stmt& s) {
-  const size_t first = s.exprs.size();
-  expect_op("(");
-  while (!is_op(")")) {
-    if (s.exprs.size() > first) expect_op(",");
-    Expr parameter;
-    parameter.kind = ExprKind::kName;
-    parameter.at = static_cast<uint32_t>(token_.at);
-    parameter.name = take_name();
-    check_target(parameter);
-    if (skip_op("="))
-      parameter.kids.push_back(expression());
-    else if (s.exprs.size() > first && !s.exprs.back().kids.empty())
-      fail("a parameter without default follows one with a default");
-    s.exprs.push_back(std::move(parameter));
-  }
-  expect_op(")");
-}
-
-Body Parser::function_body(Stmt& s, Ends ends) {
-  const int loops = std::exchange(loops_, 0);
-  const uint8_t outside = std::exchange(mentions_, 0);
-  Body out = inner_block(ends);
-  s.mentions = mentions_;
-  mentions_ |= outside;
-  loops_ = loops;
-  advance();
-  return out;
-}
-
-void Parser::macro_statement(Stmt& s) {
-  s.text = take_name();
-  signature(s);
-  constexpr std::string_view kEnds[] = {"endmacro"};
-  s.bodies.push_back(function_body(s, kEnds));
-  for (const Expr& parameter : s.exprs)
-    if (parameter.name == "caller" && parameter.kids.empty() && (s.mentions & kCaller))
-      throw Fault("the parameter 'caller' of a macro needs a default", parameter.at);
-}
-
-void Parser::call_statement(Stmt& s) {
-  s.exprs.emplace_back();
-  if (is_op("(")) signature(s);
-  s.exprs[0] = expression();
-  if (s.exprs[0].kind != ExprKind::kCall) fail("expected a call in {% call %}");
-  constexpr std::string_view kEnds[] = {"endcall"};
-  s.bodies.push_back(function_body(s, kEnds));
-}
-
-void Parser::filter_statement(Stmt& s) {
-  Expr captured;
-  captured.kind = ExprKind::kName;
-  captured.name = kCaptured;
-  do captured = filter(std::move(captured));
-  while (skip_op("|"));
-  s.exprs.push_back(std::move(captured));
-  constexpr std::string_view kEnds[] = {"endfilter"};
-  s.bodies.push_back(inner_block(kEnds));
-  advance();
-}
-
-void Parser::with_statement(Stmt& s) {
-  while (token_.type != Tok::kBlockEnd) {
-    if (!s.exprs.empty()) expect_op(",");
-    s.exprs.push_back(target({.targets = true}));
-    expect_op("=");
-    s.exprs.push_back(expression());
-  }
-  constexpr std::string_view kEnds[] = {"endwith"};
-  s.bodies.push_back(inner_block(kEnds));
-  advance();
-}
-
-void Parser::print_statement(Stmt& s) {
-  while (token_.type != Tok::kBlockEnd) {
-    if (!s.exprs.empty()) expect_op(",");
-    s.exprs.push_back(expression());
-  }
-}
-
-void Parser::scope_statement(Stmt& s) {
-  const std::string name = take_name();
-  constexpr std::string_view kEnds[] = {"endblock"};
-  s.bodies.push_back(function_body(s, kEnds));
-  skip_name(name);
-}
-
-void Parser::generation_statement(Stmt& s) {
-  has_generation_ = true;
-  constexpr std::string_view kEnds[] = {"endgeneration"};
-  s.bodies.push_back(function_body(s, kEnds));
-}
-
-void Parser::jump_statement(Stmt& s) {
-  if (loops_ == 0)
-    throw Fault("{% break %} and {% continue %} stand inside a {% for %} only", s.at);
-}
-
-Expr Parser::target(Listing listing) {
-  Expr e = tuple(listing);
-  check_target(e);
-  return e;
-}
-
-void Parser::check_target(const Expr& e) const {
-  if (e.kind == ExprKind::kTuple) {
-    for (const Expr& kid : e.kids) check_target(kid);
-  } else if (e.kind != ExprKind::kName && e.kind != ExprKind::kNamespaceField) {
-    throw Fault("nothing can be assigned to this expression", e.at);
-  } else if (e.kind == ExprKind::kName && e.name == "loop" && all_loops_ > 0) {
-    throw Fault("'loop' cannot be assigned to inside a {% for %}", e.at);
-  }
-}
-
-std::string normalize_lines(std::string_view source) {
-  std::string out;
-  out.reserve(source.size());
-  for (size_t at = 0; at < source.size(); ++at) {
-    if (source[at] != '\r') {
-      out += source[at];
-    } else {
-      out += '\n';
-      if (at + 1 < source.size() && source[at + 1] == '\n') ++at;
-    }
-  }
-  if (out.ends_with('\n')) out.pop_back();
-  return out;
-}
-
-Document parse(std::string source, TemplateOptions options) {
-  Document document = Parser(source, options).take();
-  document.source = std::move(source);
-  return document;
+void parse(Document& document, TemplateOptions options) {
+  Parser parser(document.source, options);
+  document.body = parser.document();
+  document.has_generation_blocks = parser.has_generation_blocks();
 }
 
 }  // namespace cohort::jinja

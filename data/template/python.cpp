@@ -1,420 +1,314 @@
 // Printing, comparing, iterating and calculating as Python does.
-#include "data/template/python.h"
-
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 
-#include "data/template/interpreter.h"
-#include "data/template/natives.h"
+#include "data/template/format.h"
 #include "data/template/text.h"
+#include "data/template/value.h"
 #include "data/utf8.h"
 
 namespace cohort::jinja {
 namespace {
 
-constexpr struct {
-  Flavor flavor;
+struct FlavorNames {
   std::string_view type, open, close;
-} kFlavors[] = {
-    {Flavor::kList, "list", "[", "]"},
-    {Flavor::kTuple, "tuple", "(", ")"},
-    {Flavor::kGroup, "tuple", "(", ")"},
-    {Flavor::kRange, "range", "range(", ")"},
-    {Flavor::kKeys, "dict_keys", "dict_keys([", "])"},
-    {Flavor::kValues, "dict_values", "dict_values([", "])"},
-    {Flavor::kItems, "dict_items", "dict_items([", "])"},
-    {Flavor::kIterator, "generator", "<generator [", "]>"},
 };
+constexpr FlavorNames kFlavors[] = {{"list", "[", "]"},
+                                    {"tuple", "(", ")"},
+                                    {"tuple", "(", ")"},
+                                    {"range", "range(", ")"},
+                                    {"dict_keys", "dict_keys([", "])"},
+                                    {"dict_values", "dict_values([", "])"},
+                                    {"dict_items", "dict_items([", "])"},
+                                    {"generator", "<generator [", "]>"}};
 
-const auto& flavor_of(const Sequence& s) {
-  return kFlavors[static_cast<size_t>(s.flavor)];
+const FlavorNames& names_of(const List& list) {
+  return kFlavors[static_cast<size_t>(list.flavor)];
 }
 
-bool is_tuple(const Sequence& s) {
-  return s.flavor == Flavor::kTuple || s.flavor == Flavor::kGroup;
+// Lists, tuples and ranges: what can be indexed.
+bool is_sequence(const Value& value) {
+  return value.list() != nullptr && value.list()->flavor <= Flavor::kRange;
 }
 
-void write_text(Budget& budget, std::string& out, std::string_view text) {
+bool are_alike(const Value& a, const Value& b) {
+  return is_sequence(a) && is_sequence(b) && names_of(*a.list()).type == names_of(*b.list()).type;
+}
+
+std::string quoted(std::string_view text) {
   const char quote = text.find('\'') != text.npos && text.find('"') == text.npos ? '"' : '\'';
-  std::string piece(1, quote);
-  for (size_t at = 0; at < text.size();) {
-    const Utf8Char c = decode_utf8(text, at);
-    char code[12];
-    if (c.code == static_cast<unsigned char>(quote) || c.code == '\\') {
-      piece += '\\';
-      piece += text[at];
-    } else if (c.code == '\n' || c.code == '\r' || c.code == '\t') {
-      piece += c.code == '\n' ? "\\n" : c.code == '\r' ? "\\r" : "\\t";
-    } else if (is_printable(c.code)) {
-      piece += text.substr(at, c.size);
+  std::string out(1, quote);
+  for (const char32_t c : decode(text)) {
+    constexpr std::string_view kFrom = "\n\r\t\\", kTo = "nrt\\";
+    char code[16];
+    if (const size_t known = c < 0x80 ? kFrom.find(static_cast<char>(c)) : kFrom.npos;
+        known != kFrom.npos) {
+      out += {'\\', kTo[known]};
+    } else if (c == static_cast<unsigned char>(quote)) {
+      out += {'\\', quote};
+    } else if (is_printable(c)) {
+      out += encode_utf8(c);
     } else {
-      const char* format = c.code < 0x100 ? "\\x%02x" : c.code < 0x10000 ? "\\u%04x" : "\\U%08x";
-      std::snprintf(code, sizeof code, format, static_cast<unsigned>(c.code));
-      piece += code;
+      const char* format = c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x";
+      std::snprintf(code, sizeof code, format, static_cast<unsigned>(c));
+      out += code;
     }
-    at += std::max<size_t>(c.size, 1);
   }
-  budget.append(out, piece + quote);
+  return out + quote;
 }
 
-void write_repr(Budget& budget, std::string& out, const Value& value);
-
-void write_entries(Budget& budget, std::string& out, const DictItems& items) {
-  budget.append(out, "{");
-  const char* separator = "";
-  for (const auto& [key, item] : items) {
-    budget.append(out, separator);
-    write_repr(budget, out, key);
-    budget.append(out, ": ");
-    write_repr(budget, out, item);
-    separator = ", ";
-  }
-  budget.append(out, "}");
-}
-
-void write_sequence(Budget& budget, std::string& out, const Sequence& s) {
-  const auto& flavor = flavor_of(s);
-  budget.append(out, flavor.open);
-  if (s.flavor == Flavor::kRange) {
-    const auto at = [&](size_t i) { return s.items[i].integer(); };
-    const int64_t step = s.items.size() > 1 ? at(1) - at(0) : 1;
-    budget.append(out, s.items.empty() ? "0, 0" : str(at(0), ", ", at(s.items.size() - 1) + step));
-    if (step != 1) budget.append(out, str(", ", step));
-  } else {
-    const char* separator = "";
-    for (const Value& item : s.items) {
-      budget.append(out, separator);
-      write_repr(budget, out, item);
-      separator = ", ";
-    }
-    if (is_tuple(s) && s.items.size() == 1) budget.append(out, ",");
-  }
-  budget.append(out, flavor.close);
-}
-
-void write_repr(Budget& budget, std::string& out, const Value& value) {
-  budget.work(1);
+void write_repr(Heap& heap, std::string& out, const Value& value) {
+  heap.work(1);
   if (const Text* text = value.text()) {
-    if (text->markup) budget.append(out, "Markup(");
-    write_text(budget, out, text->bytes);
-    if (text->markup) budget.append(out, ")");
-  } else if (const Sequence* s = value.sequence()) {
-    write_sequence(budget, out, *s);
-  } else if (const Dict* d = value.dict()) {
-    write_entries(budget, out, d->items);
-  } else if (value.is_undefined()) {
-    budget.append(out, "Undefined");
+    const bool markup = text->markup == Markup::kYes;
+    heap.append(out, markup ? "Markup(" + quoted(text->bytes) + ")" : quoted(text->bytes));
+  } else if (const List* list = value.list()) {
+    heap.append(out, names_of(*list).open);
+    for (size_t i = 0; i < list->items.size(); ++i) {
+      if (i > 0) heap.append(out, ", ");
+      write_repr(heap, out, list->items[i]);
+    }
+    if (value.is_tuple() && list->items.size() == 1) heap.append(out, ",");
+    heap.append(out, names_of(*list).close);
+  } else if (const Dict* dict = value.dict()) {
+    heap.append(out, "{");
+    for (const auto& entry : dict->entries) {
+      if (&entry != &dict->entries[0]) heap.append(out, ", ");
+      write_repr(heap, out, entry.first);
+      heap.append(out, ": ");
+      write_repr(heap, out, entry.second);
+    }
+    heap.append(out, "}");
   } else {
-    budget.append(out, to_str(budget, value));
+    heap.append(out, value.is<Undefined>() ? "Undefined" : to_str(heap, value));
   }
 }
 
-[[noreturn]] void no_operator(const char* op, const Value& a, const Value& b) {
+[[noreturn]] void no_operator(std::string_view op, const Value& a, const Value& b) {
   for (const Value* v : {&a, &b})
-    if (v->is_undefined()) throw Fault(v->why());
+    if (v->is<Undefined>()) throw Fault(v->why());
   throw Fault(str("'", op, "' is not defined for ", type_name(a), " and ", type_name(b)));
 }
-
-constexpr const char* kOpNames[] = {
-    "+", "-", "*", "/", "//", "%", "**", "==", "!=", "<", "<=", ">", ">=", "in", "not in"};
 
 }  // namespace
 
 std::string type_name(const Value& value) {
-  if (value.is_undefined()) return "Undefined";
-  if (value.is_none()) return "None";
-  if (value.is_bool()) return "bool";
-  if (value.is_int()) return "int";
-  if (value.is_float()) return "float";
+  if (value.is<Undefined>()) return "Undefined";
+  if (value.is<None>()) return "None";
+  if (value.is<bool>()) return "bool";
+  if (value.is<int64_t>()) return "int";
+  if (value.is<double>()) return "float";
   if (value.text() != nullptr) return "str";
-  if (const Sequence* s = value.sequence()) return std::string(flavor_of(*s).type);
+  if (value.list() != nullptr) return std::string(names_of(*value.list()).type);
   if (value.dict() != nullptr) return "dict";
-  if (value.ns() != nullptr) return "namespace";
-  return value.loop() != nullptr ? "loop" : "function";
+  if (value.object<Scope>() != nullptr) return "namespace";
+  return value.object<Loop>() != nullptr ? "loop" : "function";
 }
 
 bool truthy(const Value& value) {
-  if (value.is_undefined() || value.is_none()) return false;
+  if (value.is<Undefined>() || value.is<None>()) return false;
   if (value.is_number()) return value.number() != 0;
-  if (const Sequence* s = value.sequence())
-    return s->flavor == Flavor::kIterator || !s->items.empty();
-  if (Loop* loop = value.loop()) return loop->count() > 0;
   return length(value).value_or(1) != 0;
 }
 
-std::string float_repr(double value) {
-  if (std::isnan(value)) return "nan";
-  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
-  std::array<char, 64> buffer;
-  const double size = std::abs(value);
-  const bool plain = size == 0 || (size >= 1e-4 && size < 1e16);
-  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value,
-                                 plain ? std::chars_format::fixed : std::chars_format::scientific);
-  std::string out(buffer.data(), end.ptr);
-  if (plain && out.find('.') == out.npos) out += ".0";
-  return out;
-}
-
-std::string repr(Budget& budget, const Value& value) {
+std::string repr(Heap& heap, const Value& value) {
   std::string out;
-  write_repr(budget, out, value);
+  write_repr(heap, out, value);
   return out;
 }
 
-std::string to_str(Budget& budget, const Value& value) {
-  if (value.is_undefined()) return "";
-  if (value.is_none()) return "None";
-  if (value.is_bool()) return value.integer() != 0 ? "True" : "False";
-  if (value.is_int()) return std::to_string(value.integer());
-  if (value.is_float()) return float_repr(value.number());
-  if (const Text* text = value.text()) {
-    budget.work(text->bytes.size() / 32);
-    return text->bytes;
+std::string to_str(Heap& heap, const Value& value) {
+  if (value.is<Undefined>()) return "";
+  if (value.is<None>()) return "None";
+  if (value.is<bool>()) return value.integer() != 0 ? "True" : "False";
+  if (value.is<int64_t>()) return std::to_string(value.integer());
+  if (value.is<double>()) return float_repr(value.number());
+  if (value.text() != nullptr) {
+    heap.work(value.text()->bytes.size() / 32);
+    return value.text()->bytes;
   }
-  if (const Namespace* ns = value.ns()) {
-    // A namespace may hold itself.
-    std::string out;
-    DictItems flat = ns->attributes;
-    for (auto& [key, item] : flat)
-      if (item.sequence() != nullptr || item.dict() != nullptr || item.ns() != nullptr)
-        item = make_text(budget, "...");
-    write_entries(budget, out, flat);
-    return "<Namespace " + out + ">";
-  }
-  if (Loop* loop = value.loop())
-    return str("<LoopContext ", loop->index0 + 1, "/", loop->count(), ">");
-  if (value.callable() != nullptr) {
-    const Callable& function = *value.callable();
-    if (function.macro != nullptr && function.macro->kind == StmtKind::kMacro)
-      return "<Macro '" + function.macro->text + "'>";
-    return "<function>";
-  }
-  return repr(budget, value);
+  if (value.list() == nullptr && value.dict() == nullptr) return "<" + type_name(value) + ">";
+  return repr(heap, value);
 }
 
-bool equals(Budget& budget, const Value& a, const Value& b) {
-  budget.work(1);
+bool equals(Heap& heap, const Value& a, const Value& b) {
+  heap.work(1);
   if (a.is_number() && b.is_number()) {
-    if (a.is_float() || b.is_float()) return a.number() == b.number();
+    if (a.is<double>() || b.is<double>()) return a.number() == b.number();
     return a.integer() == b.integer();
   }
   if (a.text() != nullptr && b.text() != nullptr) {
-    if (a.text()->bytes.size() != b.text()->bytes.size()) return false;
-    budget.work(a.text()->bytes.size() / 256);
+    if (a.text()->length != b.text()->length) return false;
+    heap.work(a.text()->bytes.size() / 256);
     return a.text()->bytes == b.text()->bytes;
   }
-  if (a.is_undefined() && b.is_undefined()) return true;
-  if (const Sequence* s = a.sequence(), *t = b.sequence(); s != nullptr && t != nullptr) {
-    if (s == t) return true;
-    if (flavor_of(*s).type != flavor_of(*t).type || s->flavor == Flavor::kIterator ||
-        s->flavor == Flavor::kValues || s->items.size() != t->items.size())
-      return false;
-    for (size_t i = 0; i < s->items.size(); ++i)
-      if (!equals(budget, s->items[i], t->items[i])) return false;
-    return true;
+  if (a.is<Undefined>() && b.is<Undefined>()) return true;
+  if (a.same(b)) return true;
+  if (are_alike(a, b)) {
+    const auto &x = a.list()->items, &y = b.list()->items;
+    return std::equal(x.begin(), x.end(), y.begin(), y.end(),
+                      [&](const Value& v, const Value& w) { return equals(heap, v, w); });
   }
-  if (const Dict* d = a.dict(), *e = b.dict(); d != nullptr && e != nullptr) {
-    if (d == e) return true;
-    if (d->items.size() != e->items.size()) return false;
-    for (const auto& [key, item] : d->items) {
-      const auto other = find_item(budget, b, key);
-      if (!other || !equals(budget, item, *other)) return false;
-    }
-    return true;
-  }
-  return a.same(b);
+  if (a.dict() == nullptr || b.dict() == nullptr) return false;
+  const Entries &x = a.dict()->entries, &y = b.dict()->entries;
+  return x.size() == y.size() && std::all_of(x.begin(), x.end(), [&](const auto& entry) {
+           const auto other = find_item(heap, b, entry.first);
+           return other && equals(heap, entry.second, *other);
+         });
 }
 
-std::partial_ordering compare(Budget& budget, const Value& a, const Value& b) {
-  budget.work(1);
+std::partial_ordering compare(Heap& heap, const Value& a, const Value& b) {
+  heap.work(1);
   if (a.is_number() && b.is_number()) {
-    if (a.is_float() || b.is_float()) return a.number() <=> b.number();
+    if (a.is<double>() || b.is<double>()) return a.number() <=> b.number();
     return a.integer() <=> b.integer();
   }
   if (a.text() != nullptr && b.text() != nullptr) {
-    budget.work(std::min(a.text()->bytes.size(), b.text()->bytes.size()) / 256);
+    heap.work(std::min(a.text()->bytes.size(), b.text()->bytes.size()) / 256);
     // The order of UTF-8 bytes is that of the characters.
     return a.text()->bytes.compare(b.text()->bytes) <=> 0;
   }
-  const Sequence *s = a.sequence(), *t = b.sequence();
-  if (s != nullptr && t != nullptr && flavor_of(*s).type == flavor_of(*t).type &&
-      (s->flavor == Flavor::kList || is_tuple(*s))) {
-    for (size_t i = 0; i < std::min(s->items.size(), t->items.size()); ++i)
-      if (!equals(budget, s->items[i], t->items[i]))
-        return compare(budget, s->items[i], t->items[i]);
-    return s->items.size() <=> t->items.size();
-  }
-  no_operator("<", a, b);
-}
-
-bool compare(Interpreter& in, Op op, const Value& a, const Value& b) {
-  switch (op) {
-    case Op::kEqual:
-      return equals(in.budget, a, b);
-    case Op::kNotEqual:
-      return !equals(in.budget, a, b);
-    case Op::kIn:
-      return contains(in.budget, b, a);
-    case Op::kNotIn:
-      return !contains(in.budget, b, a);
-    case Op::kLess:
-      return compare(in.budget, a, b) < 0;
-    case Op::kLessEqual:
-      return compare(in.budget, a, b) <= 0;
-    case Op::kGreater:
-      return compare(in.budget, a, b) > 0;
-    default:
-      return compare(in.budget, a, b) >= 0;
-  }
+  if (!are_alike(a, b) || a.list()->flavor == Flavor::kRange) no_operator("<", a, b);
+  const auto &x = a.list()->items, &y = b.list()->items;
+  for (size_t i = 0; i < std::min(x.size(), y.size()); ++i)
+    if (!equals(heap, x[i], y[i])) return compare(heap, x[i], y[i]);
+  return x.size() <=> y.size();
 }
 
 bool is_iterable(const Value& value) {
-  return value.is_undefined() || value.text() != nullptr || value.sequence() != nullptr ||
-         value.dict() != nullptr || value.loop() != nullptr;
+  return value.is<Undefined>() || value.text() != nullptr || value.list() != nullptr ||
+         value.dict() != nullptr;
 }
 
-std::vector<Value> iterate(Budget& budget, const Value& value) {
+Items::Items(Heap& heap, const Value& value) {
+  if (!is_iterable(value))
+    throw Fault(str("a value of type ", type_name(value), " cannot be iterated over"));
+  const List* list = value.list();
+  if (list != nullptr && !list->used_up) {
+    list->used_up = list->flavor == Flavor::kGenerator;
+    heap.work(list->items.size());
+    list_ = value.shared_list();
+    return;
+  }
   std::vector<Value> items;
-  if (value.is_undefined()) return items;
-  if (const Sequence* s = value.sequence()) {
-    if (s->used_up) return items;
-    s->used_up = s->flavor == Flavor::kIterator;
-    budget.work(s->items.size());
-    return s->items;
-  }
-  if (const Dict* d = value.dict()) {
-    budget.work(d->items.size());
-    for (const auto& [key, item] : d->items) items.push_back(key);
-    return items;
-  }
-  if (const Text* text = value.text()) {
-    budget.work(text->length);
+  if (const Dict* dict = value.dict()) {
+    for (const auto& [key, item] : dict->entries) items.push_back(key);
+  } else if (const Text* text = value.text()) {
     for (size_t at = 0; at < text->bytes.size();) {
       const size_t next = next_utf8_boundary(text->bytes, at + 1);
-      items.push_back(make_text(budget, text->bytes.substr(at, next - at)));
+      items.push_back(heap.text(text->bytes.substr(at, next - at)));
       at = next;
     }
-    return items;
   }
-  throw Fault(str("a value of type ", type_name(value), " cannot be iterated over"));
+  list_ = heap.list(std::move(items)).shared_list();
 }
 
-std::optional<int64_t> length(const Value& value) {
-  const auto size = [](size_t n) { return static_cast<int64_t>(n); };
-  if (value.is_undefined()) return 0;
-  if (const Text* text = value.text()) return size(text->length);
-  if (const Dict* d = value.dict()) return size(d->items.size());
-  if (Loop* loop = value.loop()) return loop->count();
-  if (const Sequence* s = value.sequence(); s != nullptr && s->flavor != Flavor::kIterator)
-    return size(s->items.size());
+std::optional<size_t> length(const Value& value) {
+  if (value.is<Undefined>()) return 0;
+  if (value.text() != nullptr) return value.text()->length;
+  if (value.dict() != nullptr) return value.dict()->entries.size();
+  if (const List* list = value.list(); list != nullptr && list->flavor != Flavor::kGenerator)
+    return list->items.size();
   return {};
 }
 
-bool contains(Budget& budget, const Value& container, const Value& item) {
+namespace {
+
+void check_key(const Value& key) {
+  if (key.dict() != nullptr || (key.list() != nullptr && !key.is_tuple()))
+    throw Fault(str("a ", type_name(key), " cannot be the key of a dict"));
+}
+
+}  // namespace
+
+bool contains(Heap& heap, const Value& container, const Value& item) {
   if (const Text* text = container.text()) {
     if (item.text() == nullptr) throw Fault(str("'in' a text needs a text, got ", type_name(item)));
-    budget.work(text->bytes.size() / 32);
+    heap.work(text->bytes.size() / 32);
     return text->bytes.find(item.text()->bytes) != std::string::npos;
   }
   if (container.dict() != nullptr) {
-    if (item.dict() != nullptr || (item.sequence() != nullptr && !is_tuple(*item.sequence())))
-      throw Fault(str("a ", type_name(item), " is no key of a dict"));
-    return find_item(budget, container, item).has_value();
+    check_key(item);
+    return find_item(heap, container, item).has_value();
   }
-  const std::vector<Value> items = iterate(budget, container);
+  const Items items(heap, container);
   return std::any_of(items.begin(), items.end(),
-                     [&](const Value& i) { return equals(budget, i, item); });
+                     [&](const Value& other) { return equals(heap, other, item); });
 }
 
-std::optional<Value> find_item(Budget& budget, const Value& container, const Value& key) {
-  if (const Dict* d = container.dict()) {
-    for (const auto& [name, item] : d->items)
-      if (equals(budget, name, key)) return item;
+std::optional<Value> find_item(Heap& heap, const Value& container, const Value& key) {
+  if (const Dict* dict = container.dict()) {
+    for (const auto& [name, item] : dict->entries)
+      if (equals(heap, name, key)) return item;
     return {};
   }
-  const Sequence* s = container.sequence();
-  const Text* text = container.text();
-  const bool indexed =
-      text != nullptr ||
-      (s != nullptr && (s->flavor == Flavor::kList || is_tuple(*s) || s->flavor == Flavor::kRange));
-  if (!indexed || !key.is_integral()) return {};
-  const int64_t size = *length(container);
+  if (!(is_sequence(container) || container.text() != nullptr) || !key.is_integral()) return {};
+  const auto size = static_cast<int64_t>(*length(container));
   const int64_t index = key.integer() < 0 ? key.integer() + size : key.integer();
   if (index < 0 || index >= size) return {};
   const auto i = static_cast<size_t>(index);
-  if (s != nullptr) return s->items[i];
-  budget.work(text->bytes.size() / 32);
-  const size_t begin = byte_of(*text, i);
-  return make_text(budget,
-                   text->bytes.substr(begin, next_utf8_boundary(text->bytes, begin + 1) - begin),
-                   text->markup);
+  if (container.list() != nullptr) return container.list()->items[i];
+  const Text& text = *container.text();
+  heap.work(text.bytes.size() / 32);
+  const size_t begin = byte_of(text.bytes, i);
+  const size_t end = next_utf8_boundary(text.bytes, begin + 1);
+  return heap.text(text.bytes.substr(begin, end - begin), text.markup);
 }
 
-Value slice(Budget& budget, const Value& value, const Value& start, const Value& stop,
-            const Value& step) {
-  const Sequence* s = value.sequence();
-  const Text* text = value.text();
-  if (value.is_undefined()) throw Fault(value.why());
-  if (text == nullptr && (s == nullptr || !(s->flavor == Flavor::kList || is_tuple(*s) ||
-                                            s->flavor == Flavor::kRange)))
-    throw Fault(str("a ", type_name(value), " cannot be sliced"));
-  for (const Value* part : {&start, &stop, &step})
-    if (!part->is_none() && !part->is_integral())
-      throw Fault(str("a slice needs whole numbers, got ", type_name(*part)));
-  const int64_t size = *length(value), by = step.is_none() ? 1 : step.integer();
-  if (by == 0) throw Fault("the step of a slice cannot be 0");
-  // Where a bound lies among -1 (by < 0 only) .. size.
-  const auto bound = [&](const Value& v, int64_t otherwise) {
-    if (v.is_none()) return otherwise;
-    const int64_t low = by < 0 ? -1 : 0, high = by < 0 ? size - 1 : size;
-    const int64_t index = v.integer() < 0 ? v.integer() + size : v.integer();
-    return std::clamp(index, low, std::max(low, high));
-  };
-  const int64_t first = bound(start, by < 0 ? size - 1 : 0), last = bound(stop, by < 0 ? -1 : size);
-  std::vector<size_t> indices;
-  if (by == 1 && text != nullptr) {
-    budget.work(text->bytes.size() / 32);
-    const size_t begin = byte_of(*text, static_cast<size_t>(first));
-    const size_t end = byte_of(*text, static_cast<size_t>(std::max(first, last)));
-    return make_text(budget, text->bytes.substr(begin, end - begin), text->markup);
-  }
-  budget.work(static_cast<size_t>(size));
-  for (int64_t i = first; by < 0 ? i > last : i < last;) {
-    indices.push_back(static_cast<size_t>(i));
-    if (__builtin_add_overflow(i, by, &i)) break;
-  }
-  if (text != nullptr) {
-    const std::u32string characters = decode(text->bytes);
-    std::u32string out;
-    for (const size_t i : indices) out += characters[i];
-    return make_text(budget, encode(out), text->markup);
-  }
-  std::vector<Value> items;
-  for (const size_t i : indices) items.push_back(s->items[i]);
-  return make_list(budget, std::move(items), is_tuple(*s) ? Flavor::kTuple : s->flavor);
-}
-
-void set_entry(Budget& budget, DictItems& items, Value key, Value value) {
-  if (key.dict() != nullptr || (key.sequence() != nullptr && !is_tuple(*key.sequence())))
-    throw Fault(str("a ", type_name(key), " cannot be the key of a dict"));
-  for (auto& [name, item] : items)
-    if (equals(budget, name, key)) {
+void set_entry(Heap& heap, Entries& entries, Value key, Value value) {
+  check_key(key);
+  for (auto& [name, item] : entries)
+    if (equals(heap, name, key)) {
       item = std::move(value);
       return;
     }
-  items.emplace_back(std::move(key), std::move(value));
+  entries.emplace_back(std::move(key), std::move(value));
 }
 
-std::string escape_html(Budget& budget, std::string_view text) {
+Value slice(Heap& heap, const Value& value, const Value (&bounds)[3]) {
+  if (value.is<Undefined>()) throw Fault(value.why());
+  if (value.text() == nullptr && !is_sequence(value))
+    throw Fault(str("a ", type_name(value), " cannot be sliced"));
+  for (const Value& bound : bounds)
+    if (!bound.is<None>() && !bound.is_integral())
+      throw Fault(str("a slice needs whole numbers, got ", type_name(bound)));
+  const auto size = static_cast<int64_t>(*length(value));
+  const int64_t step = bounds[2].is<None>() ? 1 : bounds[2].integer();
+  if (step == 0) throw Fault("the step of a slice cannot be 0");
+  // Where a bound lies in 0 .. size, or one less for steps backwards.
+  const int64_t low = step < 0 ? -1 : 0, high = step < 0 ? size - 1 : size;
+  const auto place = [&](const Value& bound, int64_t otherwise) {
+    if (bound.is<None>()) return otherwise;
+    const int64_t index = bound.integer() < 0 ? bound.integer() + size : bound.integer();
+    return std::clamp(index, low, high);
+  };
+  const int64_t first = place(bounds[0], step < 0 ? high : low);
+  const int64_t last = place(bounds[1], step < 0 ? low : high);
+  const Text* text = value.text();
+  const std::u32string characters = text != nullptr ? decode(text->bytes) : U"";
+  heap.work(static_cast<size_t>(size) / (text != nullptr ? 4 : 1));
+  std::u32string picked;
+  std::vector<Value> items;
+  for (int64_t i = first; step < 0 ? i > last : i < last;) {
+    if (text != nullptr)
+      picked += characters[static_cast<size_t>(i)];
+    else
+      items.push_back(value.list()->items[static_cast<size_t>(i)]);
+    if (__builtin_add_overflow(i, step, &i)) break;
+  }
+  if (text != nullptr) return heap.text(encode(picked), text->markup);
+  return heap.list(std::move(items), value.is_tuple() ? Flavor::kTuple : value.list()->flavor);
+}
+
+std::string escape_html(Heap& heap, std::string_view text) {
   constexpr std::string_view kFrom = "&<>'\"";
   constexpr std::string_view kTo[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
   std::string out;
   for (size_t at = 0; at < text.size();) {
     const size_t next = std::min(text.find_first_of(kFrom, at), text.size());
-    budget.append(out, text.substr(at, next - at));
-    if (next < text.size()) budget.append(out, kTo[kFrom.find(text[next])]);
+    heap.append(out, text.substr(at, next - at));
+    if (next < text.size()) heap.append(out, kTo[kFrom.find(text[next])]);
     at = next + 1;
   }
   return out;
@@ -422,46 +316,58 @@ std::string escape_html(Budget& budget, std::string_view text) {
 
 namespace {
 
-Value add(Interpreter& in, const Value& a, const Value& b) {
-  const Sequence *s = a.sequence(), *t = b.sequence();
-  if (a.text() != nullptr && b.text() != nullptr) {
-    const bool markup = a.text()->markup || b.text()->markup;
-    std::string out;
-    for (const Text* part : {a.text(), b.text()})
-      in.budget.append(out,
-                       markup && !part->markup ? escape_html(in.budget, part->bytes) : part->bytes);
-    return in.text(std::move(out), markup);
+// Two texts, of which one that is no markup is escaped if the other one is.
+Value joined(Heap& heap, const Value& a, const Value& b) {
+  const auto is_markup = [](const Value& v) {
+    return v.text() != nullptr && v.text()->markup == Markup::kYes;
+  };
+  const bool markup = is_markup(a) || is_markup(b);
+  std::string out;
+  for (const Value* part : {&a, &b}) {
+    const std::string text = to_str(heap, *part);
+    heap.append(out, markup && !is_markup(*part) ? escape_html(heap, text) : text);
   }
-  if (s == nullptr || t == nullptr || flavor_of(*s).type != flavor_of(*t).type ||
-      !(s->flavor == Flavor::kList || is_tuple(*s)))
-    no_operator("+", a, b);
-  in.budget.work(s->items.size() + t->items.size());
-  std::vector<Value> items = s->items;
-  items.insert(items.end(), t->items.begin(), t->items.end());
-  return in.list(std::move(items), is_tuple(*s) ? Flavor::kTuple : Flavor::kList);
+  return heap.text(out, markup ? Markup::kYes : Markup::kNo);
+}
+
+Value add(Heap& heap, const Value& a, const Value& b) {
+  if (a.text() != nullptr && b.text() != nullptr) return joined(heap, a, b);
+  if (!are_alike(a, b) || a.list()->flavor == Flavor::kRange) no_operator("+", a, b);
+  std::vector<Value> items = a.list()->items;
+  items.insert(items.end(), b.list()->items.begin(), b.list()->items.end());
+  return heap.list(std::move(items), a.is_tuple() ? Flavor::kTuple : Flavor::kList);
 }
 
 // A text or list so many times.
-Value repeat(Interpreter& in, const Value& value, int64_t times) {
+Value repeated(Heap& heap, const Value& value, int64_t times) {
   const auto n = static_cast<size_t>(std::max<int64_t>(times, 0));
-  const Sequence* s = value.sequence();
-  const size_t size = s != nullptr ? s->items.size() : value.text()->bytes.size();
-  if (size == 0 || n == 0)
-    return s != nullptr ? in.list({}, is_tuple(*s) ? Flavor::kTuple : s->flavor) : in.text("");
-  if (s == nullptr) {
+  if (const Text* text = value.text()) {
     std::string out;
-    for (size_t i = 0; i < n; ++i) {
-      in.budget.work(1);
-      in.budget.append(out, value.text()->bytes);
-    }
-    return in.text(std::move(out), value.text()->markup);
+    heap.append(out, text->bytes, n);
+    return heap.text(out, text->markup);
   }
+  const auto& source = value.list()->items;
   std::vector<Value> items;
-  for (size_t i = 0; i < n; ++i) {
-    in.budget.work(size);
-    items.insert(items.end(), s->items.begin(), s->items.end());
+  for (size_t i = 0; i < n && !source.empty(); ++i) {
+    heap.work(source.size());
+    const Charge charge(&heap, items.size() * sizeof(Value));  // before the vector grows
+    items.insert(items.end(), source.begin(), source.end());
   }
-  return in.list(std::move(items), is_tuple(*s) ? Flavor::kTuple : s->flavor);
+  return heap.list(std::move(items), value.is_tuple() ? Flavor::kTuple : Flavor::kList);
+}
+
+// `op` of two numbers: whole ones by `of_ints`, which returns false where the result leaves 64 bits.
+using OfInts = bool (*)(int64_t a, int64_t b, int64_t* out);
+using OfFloats = double (*)(double a, double b);
+Value calculate(std::string_view op, const Value& a, const Value& b, OfInts of_ints,
+                OfFloats of_floats) {
+  if (!a.is_number() || !b.is_number()) no_operator(op, a, b);
+  if (b.number() == 0 && (op == "/" || op == "//" || op == "%")) throw Fault("division by zero");
+  int64_t out = 0;
+  if (a.is<double>() || b.is<double>() || of_ints == nullptr)
+    return Value(of_floats(a.number(), b.number()));
+  if (!of_ints(a.integer(), b.integer(), &out)) throw Fault("a whole number leaves 64 bits");
+  return Value(out);
 }
 
 double floor_mod(double a, double b) {
@@ -470,104 +376,124 @@ double floor_mod(double a, double b) {
   return std::copysign(0.0, b);
 }
 
-// As Python: the floor of the exact quotient, not of the rounded one.
+// The floor of the exact quotient, not of the rounded one.
 double floor_div(double a, double b) {
-  const double quotient = (a - floor_mod(a, b)) / b;
+  const double quotient = (a - floor_mod(a, b)) / b, whole = std::floor(quotient);
   if (quotient == 0) return std::copysign(0.0, a / b);
-  const double whole = std::floor(quotient);
   return quotient - whole > 0.5 ? whole + 1 : whole;
 }
 
-Value float_arithmetic(Op op, double a, double b) {
-  if (b == 0 && (op == Op::kDiv || op == Op::kFloorDiv || op == Op::kMod))
-    throw Fault("division by zero");
-  switch (op) {
-    case Op::kAdd:
-      return Value(a + b);
-    case Op::kSub:
-      return Value(a - b);
-    case Op::kMul:
-      return Value(a * b);
-    case Op::kDiv:
-      return Value(a / b);
-    case Op::kFloorDiv:
-      return Value(floor_div(a, b));
-    case Op::kMod:
-      return Value(floor_mod(a, b));
-    default:
-      break;
-  }
-  if ((a == 0 && b < 0) || (a < 0 && std::isfinite(b) && b != std::floor(b)))
-    throw Fault("a power that is no real number");
-  const double power = std::pow(a, b);
-  if (std::isinf(power) && std::isfinite(a) && std::isfinite(b))
-    throw Fault("a power is too large");
-  return Value(power);
+double power(double a, double b) {
+  const double out = std::pow(a, b);
+  if (!std::isfinite(out) && std::isfinite(a) && std::isfinite(b))
+    throw Fault("a power that is no finite real number");
+  return out;
 }
 
-Value int_arithmetic(Op op, int64_t a, int64_t b) {
-  int64_t out = 0;
-  bool overflow = false;
-  switch (op) {
-    case Op::kAdd:
-      overflow = __builtin_add_overflow(a, b, &out);
-      break;
-    case Op::kSub:
-      overflow = __builtin_sub_overflow(a, b, &out);
-      break;
-    case Op::kMul:
-      overflow = __builtin_mul_overflow(a, b, &out);
-      break;
-    case Op::kFloorDiv:
-    case Op::kMod: {
-      if (b == 0) throw Fault("division by zero");
-      if (b == -1) return op == Op::kMod ? Value(int64_t{0}) : int_arithmetic(Op::kSub, 0, a);
-      const int64_t rest = a % b;
-      const bool below = rest != 0 && (rest < 0) != (b < 0);
-      out = op == Op::kMod ? rest + (below ? b : 0) : a / b - (below ? 1 : 0);
-      break;
-    }
-    case Op::kPow: {
-      if (b < 0) return float_arithmetic(op, static_cast<double>(a), static_cast<double>(b));
-      out = 1;
-      if (a == 0 || a == 1 || a == -1) {
-        out = b == 0 ? 1 : a == -1 && b % 2 == 0 ? 1 : a;
-        break;
-      }
-      for (; b > 0 && !overflow; --b) overflow = __builtin_mul_overflow(out, a, &out);
-      break;
-    }
-    default:
-      return float_arithmetic(op, static_cast<double>(a), static_cast<double>(b));
-  }
-  if (overflow) throw Fault("a whole number leaves 64 bits");
-  return Value(out);
+// The remainder has the sign of `b`; the quotient is rounded down.
+bool int_div(int64_t a, int64_t b, int64_t* quotient, int64_t* rest) {
+  if (b == -1) return *rest = 0, !__builtin_sub_overflow(int64_t{0}, a, quotient);
+  const bool below = a % b != 0 && (a < 0) != (b < 0);
+  *quotient = a / b - (below ? 1 : 0);
+  *rest = a % b + (below ? b : 0);
+  return true;
 }
+
+bool int_power(int64_t a, int64_t b, int64_t* out) {
+  for (*out = 1; b > 0; b /= 2) {
+    if (b % 2 != 0 && __builtin_mul_overflow(*out, a, out)) return false;
+    if (b > 1 && __builtin_mul_overflow(a, a, &a)) return false;
+  }
+  return true;
+}
+
+Value plus(Heap& heap, const Value& a, const Value& b) {
+  if (!a.is_number() || !b.is_number()) return add(heap, a, b);
+  return calculate(
+      "+", a, b,
+      [](int64_t x, int64_t y, int64_t* out) { return !__builtin_add_overflow(x, y, out); },
+      [](double x, double y) { return x + y; });
+}
+
+Value minus(Heap&, const Value& a, const Value& b) {
+  return calculate(
+      "-", a, b,
+      [](int64_t x, int64_t y, int64_t* out) { return !__builtin_sub_overflow(x, y, out); },
+      [](double x, double y) { return x - y; });
+}
+
+Value times(Heap& heap, const Value& a, const Value& b) {
+  const auto repeats = [](const Value& v) {
+    return v.text() != nullptr || (is_sequence(v) && v.list()->flavor != Flavor::kRange);
+  };
+  if (repeats(a) && b.is_integral()) return repeated(heap, a, b.integer());
+  if (repeats(b) && a.is_integral()) return repeated(heap, b, a.integer());
+  return calculate(
+      "*", a, b,
+      [](int64_t x, int64_t y, int64_t* out) { return !__builtin_mul_overflow(x, y, out); },
+      [](double x, double y) { return x * y; });
+}
+
+Value divided(Heap&, const Value& a, const Value& b) {
+  return calculate("/", a, b, nullptr, [](double x, double y) { return x / y; });
+}
+
+Value floor_divided(Heap&, const Value& a, const Value& b) {
+  const auto of_ints = [](int64_t x, int64_t y, int64_t* out) {
+    int64_t rest = 0;
+    return int_div(x, y, out, &rest);
+  };
+  return calculate("//", a, b, of_ints, floor_div);
+}
+
+Value modulo(Heap& heap, const Value& a, const Value& b) {
+  if (a.text() != nullptr) return heap.text(format_percent(heap, a.text()->bytes, b));
+  const auto of_ints = [](int64_t x, int64_t y, int64_t* out) {
+    int64_t quotient = 0;
+    return int_div(x, y, &quotient, out), true;
+  };
+  return calculate("%", a, b, of_ints, floor_mod);
+}
+
+Value raised(Heap&, const Value& a, const Value& b) {
+  return calculate("**", a, b, b.is_number() && b.number() < 0 ? nullptr : int_power, power);
+}
+
+template <bool (*accepts)(std::partial_ordering)>
+Value ordered(Heap& heap, const Value& a, const Value& b) {
+  return accepts(compare(heap, a, b));
+}
+
+constexpr Operator kOperators[] = {
+    {"==", Level::kComparison,
+     [](Heap& heap, const Value& a, const Value& b) { return Value(equals(heap, a, b)); }},
+    {"!=", Level::kComparison,
+     [](Heap& heap, const Value& a, const Value& b) { return Value(!equals(heap, a, b)); }},
+    {"<", Level::kComparison, ordered<std::is_lt>},
+    {"<=", Level::kComparison, ordered<std::is_lteq>},
+    {">", Level::kComparison, ordered<std::is_gt>},
+    {">=", Level::kComparison, ordered<std::is_gteq>},
+    {"in", Level::kComparison,
+     [](Heap& heap, const Value& a, const Value& b) { return Value(contains(heap, b, a)); }},
+    {"not in", Level::kComparison,
+     [](Heap& heap, const Value& a, const Value& b) { return Value(!contains(heap, b, a)); }},
+    {"+", Level::kSum, plus},
+    {"-", Level::kSum, minus},
+    {"~", Level::kConcat, joined},
+    {"*", Level::kProduct, times},
+    {"/", Level::kProduct, divided},
+    {"//", Level::kProduct, floor_divided},
+    {"%", Level::kProduct, modulo},
+    {"**", Level::kPower, raised},
+};
 
 }  // namespace
 
-Value binary(Interpreter& in, Op op, const Value& a, const Value& b) {
-  if (a.is_number() && b.is_number()) {
-    if (a.is_float() || b.is_float()) return float_arithmetic(op, a.number(), b.number());
-    return int_arithmetic(op, a.integer(), b.integer());
-  }
-  const auto repeatable = [](const Value& v) {
-    const Sequence* s = v.sequence();
-    return v.text() != nullptr || (s != nullptr && (s->flavor == Flavor::kList || is_tuple(*s)));
-  };
-  if (op == Op::kAdd) return add(in, a, b);
-  if (op == Op::kMul && repeatable(a) && b.is_integral()) return repeat(in, a, b.integer());
-  if (op == Op::kMul && repeatable(b) && a.is_integral()) return repeat(in, b, a.integer());
-  if (op == Op::kMod && a.text() != nullptr)
-    return in.text(format_percent(in, a.text()->bytes, b), a.text()->markup);
-  no_operator(kOpNames[static_cast<size_t>(op)], a, b);
-}
-
-Value unary(Op op, const Value& value) {
-  if (value.is_undefined()) throw Fault(value.why());
-  if (!value.is_number()) throw Fault(str("a sign before a ", type_name(value)));
-  if (value.is_float()) return Value(op == Op::kSub ? -value.number() : value.number());
-  return op == Op::kSub ? int_arithmetic(Op::kSub, 0, value.integer()) : Value(value.integer());
+const Operator* find_operator(Level level, std::string_view name) {
+  const auto* found =
+      std::find_if(std::begin(kOperators), std::end(kOperators),
+                   [&](const Operator& o) { return o.level == level && o.name == name; });
+  return found == std::end(kOperators) ? nullptr : found;
 }
 
 }  // namespace cohort::jinja

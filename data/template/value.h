@@ -1,74 +1,38 @@
 // The values of a template: Python's None, bool, int, float, str, list, tuple, dict and functions,
-// and Jinja's undefined, namespace and loop. Containers are shared and never change, but for
-// namespaces and loops.
+// and Jinja's undefined, namespace and loop. All but the last two never change, and may be shared.
 #pragma once
 
+#include <compare>
 #include <cstdint>
-#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "core/check.h"
 #include "data/chat_template.h"
 
 namespace cohort::jinja {
 
-// What a template has done wrong. The place is added where the error leaves the engine.
+// What a template has done wrong.
 class Fault : public std::runtime_error {
  public:
-  static constexpr size_t kHere = static_cast<size_t>(-1);  // where the interpreter is
-  explicit Fault(const std::string& message, size_t at = kHere)
+  static constexpr size_t kNowhere = static_cast<size_t>(-1);  // until a caller fills it in
+  explicit Fault(const std::string& message, size_t at = kNowhere)
       : std::runtime_error(message), at(at) {}
   size_t at;  // byte of the source
 };
 
-// What a rendering has used of its limits.
-class Budget {
- public:
-  explicit Budget(const RenderLimits& limits) : limits_(limits) {}
-  // Throws Fault beyond the limit. To be called before the work is done.
-  void work(size_t steps);
-  // Memory of a value, until it is given back.
-  void take(size_t bytes);
-  void give_back(size_t bytes) { memory_ -= static_cast<int64_t>(bytes); }
-  // Makes one text longer.
-  void append(std::string& out, std::string_view piece);
-  void append(std::string& out, size_t count, char c);
-
- private:
-  RenderLimits limits_;
-  int64_t steps_ = 0, memory_ = 0;
-};
-
-// Bytes taken from a budget for as long as the object lives.
-class Charge {
- public:
-  Charge(Budget* budget, size_t bytes) : budget_(budget), bytes_(bytes) {
-    if (budget_ != nullptr) budget_->take(bytes_);
-  }
-  ~Charge() {
-    if (budget_ != nullptr) budget_->give_back(bytes_);
-  }
-  Charge(const Charge&) = delete;
-  Charge& operator=(const Charge&) = delete;
-
- private:
-  Budget* budget_;
-  size_t bytes_;
-};
-
 struct Text;
-struct Sequence;
+struct List;
 struct Dict;
-struct Namespace;
-struct Callable;
-struct Loop;
+struct Object;
+class Heap;
 
 struct Undefined {
   std::shared_ptr<const std::string> why;  // null: an argument that was not given
@@ -78,36 +42,43 @@ struct None {};
 class Value {
  public:
   using Storage = std::variant<Undefined, None, bool, int64_t, double, std::shared_ptr<const Text>,
-                               std::shared_ptr<const Sequence>, std::shared_ptr<const Dict>,
-                               std::shared_ptr<Namespace>, std::shared_ptr<const Callable>,
-                               std::shared_ptr<Loop>>;
+                               std::shared_ptr<const List>, std::shared_ptr<const Dict>,
+                               std::shared_ptr<Object>>;
   Value() = default;  // absent: an argument that was not given
-  explicit Value(Storage storage) : storage_(std::move(storage)) {}
-  static Value undefined(std::string why);
-  static Value none() { return Value(None{}); }
+  template <class T>
+  requires std::is_constructible_v<Storage, T> Value(T&& value)
+      : storage_(std::forward<T>(value)) {}
+  static Value undefined(std::string why) {
+    return Undefined{std::make_shared<const std::string>(std::move(why))};
+  }
 
-  bool absent() const { return is_undefined() && std::get<Undefined>(storage_).why == nullptr; }
-  bool is_undefined() const { return std::holds_alternative<Undefined>(storage_); }
-  bool is_none() const { return std::holds_alternative<None>(storage_); }
-  bool is_bool() const { return std::holds_alternative<bool>(storage_); }
-  bool is_int() const { return std::holds_alternative<int64_t>(storage_); }  // a bool is none
-  bool is_float() const { return std::holds_alternative<double>(storage_); }
-  bool is_integral() const { return is_int() || is_bool(); }
-  bool is_number() const { return is_integral() || is_float(); }
+  template <class T>
+  bool is() const {
+    return std::holds_alternative<T>(storage_);
+  }
+  bool absent() const { return is<Undefined>() && std::get<Undefined>(storage_).why == nullptr; }
+  bool given() const { return !absent() && !is<None>(); }
+  bool is_integral() const { return is<int64_t>() || is<bool>(); }
+  bool is_number() const { return is_integral() || is<double>(); }
+  bool is_tuple() const;
 
   // nullptr for other kinds.
   const Text* text() const { return pointer<const Text>(); }
-  const Sequence* sequence() const { return pointer<const Sequence>(); }
+  const List* list() const { return pointer<const List>(); }
+  std::shared_ptr<const List> shared_list() const {
+    return std::get<std::shared_ptr<const List>>(storage_);
+  }
   const Dict* dict() const { return pointer<const Dict>(); }
-  Namespace* ns() const { return pointer<Namespace>(); }
-  const Callable* callable() const { return pointer<const Callable>(); }
-  Loop* loop() const { return pointer<Loop>(); }
+  template <class T>
+  T* object() const {
+    return dynamic_cast<T*>(pointer<Object>());
+  }
 
   int64_t integer() const;  // of an integral value
   double number() const;    // of a number
-  // Of an undefined value.
-  std::string why() const;
-  // Whether both are one and the same object, or equal scalars of one type.
+  std::string why() const;  // of an undefined value
+  int depth() const;        // containers inside each other
+  // Whether both are one object, or equal scalars of one type.
   bool same(const Value& other) const;
 
  private:
@@ -119,92 +90,145 @@ class Value {
   Storage storage_;
 };
 
+inline Value make_int(size_t n) {
+  return static_cast<int64_t>(n);
+}
+
+// Bytes taken from a heap for as long as the object lives.
+class Charge {
+ public:
+  Charge(Heap* heap, size_t bytes) : heap_(heap) { add(bytes); }
+  ~Charge();
+  Charge(const Charge&) = delete;
+  Charge& operator=(const Charge&) = delete;
+  void add(size_t bytes);
+
+ private:
+  Heap* heap_;
+  size_t bytes_ = 0;
+};
+
+enum class Markup : bool { kNo, kYes };  // escaped HTML: + escapes what it is joined with
+
 struct Text {
-  Text(std::string text, bool markup, Budget* budget);
+  Text(std::string text, Markup markup, Heap* heap);
   std::string bytes;  // UTF-8
   size_t length;      // characters
-  bool markup;        // escaped HTML: + escapes what it is joined with
+  Markup markup;
   Charge charge;
 };
 
-enum class Flavor { kList, kTuple, kGroup, kRange, kKeys, kValues, kItems, kIterator };
+enum class Flavor : uint8_t { kList, kTuple, kGroup, kRange, kKeys, kValues, kItems, kGenerator };
 
-struct Sequence {
-  Sequence(Flavor flavor, std::vector<Value> items, Budget* budget);
+struct List {
+  List(Flavor flavor, std::vector<Value> values, Heap* heap);
   Flavor flavor;
   std::vector<Value> items;
-  int depth;                     // containers inside each other
-  mutable bool used_up = false;  // an iterator gives its items once
+  int depth;
+  mutable bool used_up = false;  // a generator gives its items once
   Charge charge;
 };
 
-using DictItems = std::vector<std::pair<Value, Value>>;
+using Entries = std::vector<std::pair<Value, Value>>;
 struct Dict {
-  Dict(DictItems items, Budget* budget);
-  DictItems items;
+  Dict(Entries entries, Heap* heap);
+  Entries entries;
   int depth;
   Charge charge;
 };
 
-struct Namespace {
-  DictItems attributes;  // keys are texts
+// What has an identity. The interpreter clears those that outlive their use one by one, as they
+// may refer to themselves, or to a chain of others too long for recursive destructors.
+struct Object {
+  virtual ~Object() = default;
+  virtual void clear() {}
+  int depth = 0;
 };
 
-struct Stmt;
-class Interpreter;
-
-// The arguments of a call. Natives get `values` bound to their parameters: [0] is the value that is
-// filtered or tested, or whose method it is, and what was not given is absent.
-struct Args {
-  std::vector<Value> values;
-  std::vector<std::pair<std::string, Value>> keywords;
-};
-
-// A filter, test, method or global function.
-struct Native {
-  std::string_view name;
-  // Names of the parameters; those after '|' may be left out. "...": whatever comes, not bound.
-  std::string_view parameters;
-  Value (*call)(Interpreter& in, const Args& args);
-};
-
-struct Scope {
-  std::unordered_map<std::string_view, Value> variables;  // names live in the source or the context
+// The variables of a part of the template; without a parent, a namespace.
+struct Scope : Object {
+  Scope(Heap* heap, std::shared_ptr<Scope> parent) : parent(std::move(parent)), charge(heap, 128) {}
+  void set(std::string_view name, Value value);
+  void clear() override {
+    variables.clear();
+    parent.reset();
+  }
+  std::map<std::string, Value, std::less<>> variables;
   std::shared_ptr<Scope> parent;
+  Charge charge;
 };
 
-struct Callable {
-  const Native* native = nullptr;  // with the value whose method it is
-  Value self;
-  const Stmt* macro = nullptr;  // with the scope that it was defined in
-  std::shared_ptr<Scope> scope;
+struct Loop : Object {
+  void clear() override { last_changed.clear(); }
+  std::shared_ptr<const List> list;
+  size_t index = 0, depth0 = 0;
+  std::vector<Value> last_changed;
 };
 
-// `loop` inside a {% for %}. Items are drawn one by one: a condition of the loop may depend on what
-// its body has done.
-struct Loop {
-  std::vector<Value> items;
-  size_t next = 0;
-  bool drained = false;                      // all items have passed the condition
-  std::function<bool(const Value&)> accept;  // the loop's condition, if any
-  std::optional<Value> before, current, after;
-  std::optional<std::vector<Value>> last_changed;
-  std::optional<int64_t> length;
-  int64_t index0 = -1, depth0 = 0;
-  const Stmt* recursive = nullptr;
-  std::shared_ptr<Scope> scope;  // outside the loop; for recursion
-  std::unique_ptr<Charge> charge;
+// What a rendering has used of its limits. All that a template makes comes from here.
+class Heap {
+ public:
+  explicit Heap(const RenderLimits& limits) : limits_(limits) {}
 
-  std::optional<Value> draw();
-  bool advance();
-  const std::optional<Value>& peek();
-  int64_t count();
+  // Both throw Fault beyond the limit, and are called before the work is done.
+  void work(size_t steps);
+  void take(size_t bytes);
+  void give_back(size_t bytes) { memory_ -= static_cast<int64_t>(bytes); }
+  void append(std::string& out, std::string_view piece, size_t times = 1);
+
+  Value text(std::string_view bytes, Markup markup = Markup::kNo);
+  Value list(std::vector<Value> items, Flavor flavor = Flavor::kList);
+  Value dict(Entries entries);
+
+ private:
+  RenderLimits limits_;
+  int64_t steps_ = 0, memory_ = 0;
 };
 
-Value make_text(Budget& budget, std::string bytes, bool markup = false);
-Value make_list(Budget& budget, std::vector<Value> items, Flavor flavor = Flavor::kList);
-Value make_dict(Budget& budget, DictItems items);
 // A value of a context, which is not counted.
 Value from_json(const Json& json);
+
+// The items, keys or characters of a value. Throws Fault for what is not iterable.
+class Items {
+ public:
+  Items(Heap& heap, const Value& value);
+  auto begin() const { return list_->items.begin(); }
+  auto end() const { return list_->items.end(); }
+  size_t size() const { return list_->items.size(); }
+  const Value& operator[](size_t i) const { return list_->items[i]; }
+  const std::shared_ptr<const List>& list() const { return list_; }
+
+ private:
+  std::shared_ptr<const List> list_;
+};
+
+// What Python's built-in functions make of values. `type_name` is for messages: "int", "str", ...
+std::string type_name(const Value& value);
+bool truthy(const Value& value);
+bool is_iterable(const Value& value);
+std::optional<size_t> length(const Value& value);  // nothing for what has no len()
+std::string to_str(Heap& heap, const Value& value);
+std::string repr(Heap& heap, const Value& value);
+bool equals(Heap& heap, const Value& a, const Value& b);
+// Throws Fault for types without an order.
+std::partial_ordering compare(Heap& heap, const Value& a, const Value& b);
+bool contains(Heap& heap, const Value& container, const Value& item);
+// container[key], if there is such an item.
+std::optional<Value> find_item(Heap& heap, const Value& container, const Value& key);
+// Adds or replaces an entry.
+void set_entry(Heap& heap, Entries& entries, Value key, Value value);
+// `bounds`: start, stop, step; None where absent.
+Value slice(Heap& heap, const Value& value, const Value (&bounds)[3]);
+
+// A binary operator; those of a higher level bind tighter.
+enum class Level : uint8_t { kComparison, kSum, kConcat, kProduct, kPower, kEnd };
+struct Operator {
+  std::string_view name;
+  Level level;
+  Value (*apply)(Heap& heap, const Value& a, const Value& b);
+};
+const Operator* find_operator(Level level, std::string_view name);
+
+std::string escape_html(Heap& heap, std::string_view text);
 
 }  // namespace cohort::jinja
