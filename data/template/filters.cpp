@@ -78,23 +78,6 @@ Value dictsort(Call& c) {
   }));
 }
 
-Value groupby(Call& c) {
-  const auto shown = [&](const Value& item) {
-    return attribute_of(c.in, item, c.args[1], c.args[2]);
-  };
-  const auto key = [&](const Value& item) { return folded(c.in, shown(item), c.flag(3)); };
-  const Items all(c.in, c.self());
-  std::vector<Value> groups, group;
-  const std::vector<Value> items = sorted(c.in, all.list()->items, false, key);
-  for (size_t i = 0; i < items.size(); ++i) {
-    group.push_back(items[i]);
-    if (i + 1 < items.size() && equals(c.in, key(items[i]), key(items[i + 1]))) continue;
-    Value name = shown(group[0]);
-    groups.push_back(c.in.list({name, c.in.list(std::exchange(group, {}))}, Flavor::kGroup));
-  }
-  return c.in.list(std::move(groups));
-}
-
 Value unique(Call& c) {
   Entries seen;
   std::vector<Value> out;
@@ -180,19 +163,6 @@ Value select(Call& c) {
   return c.in.list(std::move(out), Flavor::kGenerator);
 }
 
-Value batch(Call& c) {
-  const auto size = static_cast<size_t>(std::max<int64_t>(c.integer(1, 0), 1));
-  std::vector<Value> out, row;
-  for (const Value& item : Items(c.in, c.self())) {
-    if (row.size() == size) out.push_back(c.in.list(std::exchange(row, {})));
-    row.push_back(item);
-  }
-  if (!row.empty() && c.args[2].given())
-    for (; row.size() < size; c.in.work(1)) row.push_back(c.args[2]);
-  if (!row.empty()) out.push_back(c.in.list(std::move(row)));
-  return c.in.list(std::move(out), Flavor::kGenerator);
-}
-
 Value first(Call& c) {
   const Items items(c.in, c.self());
   return items.size() == 0 ? Value::undefined("the list was empty") : items[0];
@@ -239,32 +209,6 @@ Value indent(Call& c) {
     if (c.flag(3) || (!rest.empty() && rest[0] != '\n')) c.in.append(out, indention);
   }
   return c.in.text(out, markup_of(c.self()));
-}
-
-// Each word in lower case, but for its first character.
-Value title(Call& c) {
-  constexpr std::string_view kBreaks = "-({[<";
-  const std::string text = c.str(0);
-  std::string out;
-  for (size_t begin = 0, end = 0; begin < text.size(); begin = end) {
-    while (end < text.size() && !is_space(static_cast<unsigned char>(text[end])) &&
-           kBreaks.find(text[end]) == kBreaks.npos)
-      ++end;
-    c.in.append(out, capitalize(std::string_view(text).substr(begin, end - begin)));
-    if (end < text.size()) out += text[end++];
-  }
-  return c.in.text(out, markup_of(c.self()));
-}
-
-Value wordcount(Call& c) {
-  size_t words = 0;
-  bool inside = false;
-  for (const char32_t character : decode(c.str(0))) {
-    const bool word = is_alpha(character) || is_digit(character) || character == '_';
-    words += word && !inside;
-    inside = word;
-  }
-  return make_int(words);
 }
 
 // Numbers.
@@ -325,14 +269,7 @@ Value round(Call& c) {
   if (method == "floor") return std::floor(value * scale) / scale;
   if (method != "common") throw Fault("'round' has the methods common, ceil and floor");
   if (!std::isfinite(value) || (c.self().is_integral() && digits >= 0)) return c.self();
-  double rounded = std::nearbyint(value * scale) / scale;
-  if (digits >= 0) {
-    // The decimal digits of the exact value, rounded half to even.
-    char buffer[1024];
-    const auto end =
-        std::to_chars(buffer, std::end(buffer), value, std::chars_format::fixed, digits);
-    std::from_chars(buffer, end.ptr, rounded);
-  }
+  const double rounded = std::nearbyint(value * scale) / scale;
   return c.self().is<double>() ? Value(rounded) : Value(static_cast<int64_t>(rounded));
 }
 
@@ -378,7 +315,6 @@ Value escape(Call& c) {
 
 constexpr Native kFilters[] = {
     {"abs", "", absolute},
-    {"batch", "linecount | fill_with", batch},
     {"capitalize", "", of_text<capitalize>},
     {"count", "", count},
     {"d", "| default_value boolean", otherwise},
@@ -388,7 +324,6 @@ constexpr Native kFilters[] = {
     {"escape", "", escape},
     {"first", "", first},
     {"float", "| default", to_float},
-    {"groupby", "attribute | default case_sensitive", groupby},
     {"indent", "| width first blank", indent},
     {"int", "| default base", to_int},
     {"items", "",
@@ -415,7 +350,7 @@ constexpr Native kFilters[] = {
     {"sort", "| reverse case_sensitive attribute", sort},
     {"string", "", [](Call& c) { return c.in.text(c.str(0), markup_of(c.self())); }},
     {"sum", "| attribute start", sum},
-    {"title", "", title},
+    {"title", "", of_text<title_words>},
     {"tojson", "| ensure_ascii indent separators sort_keys", tojson},
     {"trim", "| chars",
      [](Call& c) {
@@ -424,7 +359,6 @@ constexpr Native kFilters[] = {
      }},
     {"unique", "| case_sensitive attribute", unique},
     {"upper", "", of_text<upper>},
-    {"wordcount", "", wordcount},
 };
 
 }  // namespace

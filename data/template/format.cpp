@@ -1,10 +1,9 @@
-// JSON, `%` and strftime as Python has them.
+// JSON and strftime as Python has them.
 #include "data/template/format.h"
-
-#include <locale.h>
 
 #include <algorithm>
 #include <charconv>
+#include <clocale>
 #include <cmath>
 
 #include "data/template/text.h"
@@ -100,44 +99,6 @@ class JsonWriter {
   size_t depth_ = 0;
 };
 
-// Digits of a format; -1 if there are none.
-int take_number(std::string_view text, size_t& at) {
-  int number = -1;
-  const auto result = std::from_chars(text.data() + at, text.data() + text.size(), number);
-  if (result.ec == std::errc::result_out_of_range || number > 1000)
-    throw Fault("a width of more than 1000 in a format");
-  at = static_cast<size_t>(result.ptr - text.data());
-  return number;
-}
-
-// A value as one conversion prints it, but for its width.
-std::string converted(Heap& heap, char type, int precision, const Value& value) {
-  if (type == 's' || type == 'r') {
-    const std::string text = type == 's' ? to_str(heap, value) : repr(heap, value);
-    return precision < 0 ? text : text.substr(0, byte_of(text, static_cast<size_t>(precision)));
-  }
-  const bool is_float = type == 'f' || type == 'e' || type == 'g';
-  if (std::string_view("dixfeg").find(type) == std::string_view::npos)
-    throw Fault(str("an unknown conversion '%", type, "' in a format"));
-  if (!value.is_number() || (type == 'x' && value.is<double>()))
-    throw Fault(str("'%", type, "' needs a number, got ", type_name(value)));
-  if (!is_float && (!std::isfinite(value.number()) || std::abs(value.number()) >= 9.2e18))
-    throw Fault("a number is too large for a whole number");
-  char buffer[1500];
-  std::to_chars_result end{};
-  if (is_float)
-    end = std::to_chars(buffer, std::end(buffer), value.number(),
-                        type == 'f'   ? std::chars_format::fixed
-                        : type == 'e' ? std::chars_format::scientific
-                                      : std::chars_format::general,
-                        precision < 0 ? 6 : precision);
-  else
-    end = std::to_chars(buffer, std::end(buffer),
-                        value.is<double>() ? static_cast<int64_t>(value.number()) : value.integer(),
-                        type == 'x' ? 16 : 10);
-  return {buffer, end.ptr};
-}
-
 }  // namespace
 
 std::string float_repr(double value) {
@@ -154,38 +115,6 @@ std::string float_repr(double value) {
 
 std::string to_json(Heap& heap, const Value& value, const JsonStyle& style) {
   return JsonWriter(heap, style).take(value);
-}
-
-std::string format_percent(Heap& heap, const std::string& format, const Value& values) {
-  const Items items(heap, values.is_tuple() ? values : heap.list({values}));
-  std::string out;
-  size_t used = 0;
-  for (size_t at = 0; at < format.size();) {
-    const size_t percent = std::min(format.find('%', at), format.size());
-    heap.append(out, std::string_view(format).substr(at, percent - at));
-    if (percent == format.size()) break;
-    const size_t flags = percent + 1;
-    at = std::min(format.find_first_not_of("-0", flags), format.size());
-    const std::string_view given = std::string_view(format).substr(flags, at - flags);
-    const auto width = static_cast<size_t>(std::max(take_number(format, at), 0));
-    int precision = -1;
-    if (at < format.size() && format[at] == '.') precision = std::max(take_number(format, ++at), 0);
-    const char type = at < format.size() ? format[at++] : '\0';
-    if (type == '%') {
-      heap.append(out, "%");
-      continue;
-    }
-    if (used == items.size()) throw Fault("a format has fewer values than conversions");
-    std::string text = converted(heap, type, precision, items[used++]);
-    const bool left = given.find('-') != given.npos;
-    const bool zeros = !left && !given.empty() && type != 's' && type != 'r';
-    const size_t length = decode(text).size(), missing = width > length ? width - length : 0;
-    text.insert(left ? text.size() : zeros && text[0] == '-' ? 1 : 0, missing, zeros ? '0' : ' ');
-    heap.append(out, text);
-  }
-  if (used < items.size() && values.dict() == nullptr)
-    throw Fault("a format does not use all its values");
-  return out;
 }
 
 std::string format_time(std::tm time, const std::string& format) {

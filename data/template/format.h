@@ -19,9 +19,6 @@ struct JsonStyle {
 // json.dumps().
 std::string to_json(Heap& heap, const Value& value, const JsonStyle& style);
 
-// `format % values`, without mappings and '*'.
-std::string format_percent(Heap& heap, const std::string& format, const Value& values);
-
 // time.strftime(), in English.
 std::string format_time(std::tm time, const std::string& format);
 

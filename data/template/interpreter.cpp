@@ -194,11 +194,6 @@ Args Interpreter::arguments(const Node& call) {
     } else if (kid.kind == Kind::kSpread) {
       const Items items(*this, eval(kid.kids[0]));
       args.values.insert(args.values.end(), items.begin(), items.end());
-    } else if (kid.kind == Kind::kSpreadKeywords) {
-      const Value value = eval(kid.kids[0]);
-      if (value.dict() == nullptr) throw Fault("** needs a dict, got " + type_name(value));
-      for (const auto& [key, item] : value.dict()->entries)
-        args.keywords.emplace_back(to_str(*this, key), item);
     } else {
       args.values.push_back(eval(kid));
     }
@@ -301,19 +296,8 @@ Value Interpreter::call_macro(const Node& macro, const std::shared_ptr<Scope>& o
       scope_->set(parameter.name, std::move(value));
   }
   if (const Value caller = args.take("caller"); !caller.absent()) scope_->set("caller", caller);
-  if ((macro.mentions & kKwargs) != 0) {
-    Entries entries;
-    for (auto& [name, value] : args.keywords) entries.emplace_back(text(name), value);
-    scope_->set("kwargs", dict(std::move(entries)));
-  } else if (!args.keywords.empty()) {
-    throw Fault(str("the macro '", macro.name, "' takes no '", args.keywords[0].first, "'"));
-  }
-  if ((macro.mentions & kVarargs) != 0)
-    scope_->set("varargs",
-                list({args.values.begin() + static_cast<std::ptrdiff_t>(used), args.values.end()},
-                     Flavor::kTuple));
-  else if (used < args.values.size())
-    throw Fault(str("the macro '", macro.name, "' takes at most ", used, " arguments"));
+  if (used < args.values.size() || !args.keywords.empty())
+    throw Fault(str("the macro '", macro.name, "' does not take all these arguments"));
   // Defaults may refer to other parameters.
   for (const Node* p : missing)
     scope_->set(p->name, p->kids.empty()
@@ -393,8 +377,6 @@ Interpreter::Flow Interpreter::run_node(const Node& s) {
       emit(to_str(*this, call(function, std::move(args))));
       return flow;
     }
-    case Kind::kWith:
-      return run_with(s);
     case Kind::kGeneration: {
       const Inside inside(*this, scope_);
       const size_t begin = out_->size();
@@ -421,7 +403,7 @@ Interpreter::Flow Interpreter::run_for(const Node& s) {
   const Owner<Loop> owner{*this, std::make_shared<Loop>()};
   Loop& loop = *owner.object;
   loop.list = Items(*this, eval(s.kids[1])).list();
-  const bool tells_loop = (s.mentions & kLoop) != 0;
+  const bool tells_loop = s.mentions_loop;
   const bool filters = condition.kind != Kind::kConst || !condition.value.absent();
   if (filters && tells_loop) {
     // `loop` counts the items that pass, so all of them are tested before the first pass.
@@ -456,14 +438,6 @@ Interpreter::Flow Interpreter::run_block(const Node& body, const Node& filters, 
   scope_->set(kCaptured, result);
   if (flow == Flow::kNext) result = eval(filters);
   return flow;
-}
-
-Interpreter::Flow Interpreter::run_with(const Node& s) {
-  std::vector<Value> values;
-  for (size_t i = 1; i < s.kids.size(); i += 2) values.push_back(eval(s.kids[i]));
-  const Inside inside(*this, scope_);
-  for (size_t i = 0; i < values.size(); ++i) assign(s.kids[2 * i], values[i]);
-  return run(s.kids.back());
 }
 
 void Interpreter::assign(const Node& target, const Value& value) {

@@ -52,7 +52,6 @@ class Interpreter : public Heap {
   Flow run_node(const Node& s);
   Flow run_if(const Node& s);
   Flow run_for(const Node& s);
-  Flow run_with(const Node& s);
   // Runs the body and the filters of a block that is captured.
   Flow run_block(const Node& body, const Node& filters, Value& result);
   Flow capture(const Node& body, Value& text);

@@ -9,18 +9,14 @@
 namespace cohort::jinja {
 namespace {
 
-Value text_like_self(Call& c, std::string_view bytes) {
-  return c.in.text(bytes, c.self().text()->markup);
-}
-
 template <std::string (*function)(std::string_view)>
 Value mapped(Call& c) {
-  return text_like_self(c, function(c.text(0)));
+  return c.in.text(function(c.text(0)));
 }
 
 template <Side side>
 Value stripped(Call& c) {
-  return text_like_self(c, strip(c.text(0), side, c.args[1].given() ? &c.text(1) : nullptr));
+  return c.in.text(strip(c.text(0), side, c.args[1].given() ? &c.text(1) : nullptr));
 }
 
 // The first separator, or the first white space, as its begin and end; npos if there is none.
@@ -35,42 +31,21 @@ std::pair<size_t, size_t> find_cut(std::string_view text, const std::string* sep
   return {text.npos, text.npos};
 }
 
-std::pair<size_t, size_t> find_last_cut(std::string_view text, const std::string* separator) {
-  if (separator != nullptr) {
-    const size_t at = text.rfind(*separator);
-    return {at, at + separator->size()};
-  }
-  for (size_t end = text.size(), at = end; at > 0; end = at) {
-    do --at;
-    while (at > 0 && (text[at] & 0xc0) == 0x80);
-    if (is_space(decode_utf8(text, at).code))
-      return {strip(text.substr(0, end), Side::kRight).size(), end};
-  }
-  return {text.npos, text.npos};
-}
-
-// split and rsplit: the side from which the cuts are counted.
-template <Side side>
 Value split(Call& c) {
   const std::string* separator = c.args[1].given() ? &c.text(1) : nullptr;
   if (separator != nullptr && separator->empty()) throw Fault("an empty separator");
   std::string_view rest = c.text(0);
   c.in.work(rest.size() / 8);
-  if (separator == nullptr) rest = strip(rest, side);
+  if (separator == nullptr) rest = strip(rest, Side::kLeft);
   std::vector<Value> parts;
+  // White space at the end makes no part, unless no cuts are left.
   for (int64_t left = c.integer(2, -1); separator != nullptr || !rest.empty(); --left) {
-    const auto [begin, end] = (side == Side::kLeft ? find_cut : find_last_cut)(rest, separator);
-    // White space at the far end makes no part, unless it is left over.
+    const auto [begin, end] = find_cut(rest, separator);
     const bool cuts = left != 0 && begin != rest.npos;
-    if (!cuts) {
-      parts.push_back(text_like_self(c, rest));
-      break;
-    }
-    parts.push_back(
-        text_like_self(c, side == Side::kLeft ? rest.substr(0, begin) : rest.substr(end)));
-    rest = side == Side::kLeft ? rest.substr(end) : rest.substr(0, begin);
+    parts.push_back(c.in.text(cuts ? rest.substr(0, begin) : rest));
+    if (!cuts) break;
+    rest.remove_prefix(end);
   }
-  if (side == Side::kRight) std::reverse(parts.begin(), parts.end());
   return c.in.list(std::move(parts));
 }
 
@@ -78,72 +53,44 @@ Value split_lines(Call& c) {
   std::string_view rest = c.text(0);
   std::vector<Value> lines;
   while (!rest.empty()) {
-    size_t end = 0;
-    const auto is_break = [](char32_t b) {
-      return (b >= '\n' && b <= '\r') || (b >= 0x1c && b <= 0x1e) || b == 0x85 || b == 0x2028 ||
-             b == 0x2029;
-    };
-    Utf8Char last;
-    while (end < rest.size() && !is_break((last = decode_utf8(rest, end)).code)) end += last.size;
-    size_t next = std::min(end + last.size, rest.size());
-    if (rest.substr(end).starts_with("\r\n")) ++next;
-    lines.push_back(text_like_self(c, rest.substr(0, c.flag(1) ? next : end)));
+    const size_t end = std::min(rest.find_first_of("\n\r"), rest.size());
+    const size_t next = std::min(end + (rest.substr(end).starts_with("\r\n") ? 2 : 1), rest.size());
+    lines.push_back(c.in.text(rest.substr(0, c.flag(1) ? next : end)));
     rest.remove_prefix(next);
   }
   return c.in.list(std::move(lines));
 }
 
-// A part of the text, by the arguments 2 (start) and 3 (end); nothing where Python finds not even
-// an empty text. `start` is the character where it starts.
-std::optional<std::string_view> section(const Call& c, int64_t& start) {
-  const auto size = static_cast<int64_t>(c.self().text()->length);
-  const auto bound = [&](size_t i, int64_t otherwise) {
-    const int64_t v = c.args[i].given() ? c.integer(i, 0) : otherwise;
-    return v < 0 ? std::max<int64_t>(v + size, 0) : v;
-  };
-  start = bound(2, 0);
-  const int64_t end = std::min(bound(3, size), size);
-  if (start > end) return {};
-  const std::string_view text =
-      std::string_view(c.text(0)).substr(byte_of(c.text(0), static_cast<size_t>(start)));
-  return text.substr(0, byte_of(text, static_cast<size_t>(end - start)));
-}
-
 template <Side side>
 Value starts_or_ends(Call& c) {
   const Items affixes(c.in, c.args[1].is_tuple() ? c.args[1] : c.in.list({c.args[1]}));
-  int64_t start = 0;
-  const auto text = section(c, start);
   return std::any_of(affixes.begin(), affixes.end(), [&](const Value& affix) {
     if (affix.text() == nullptr) throw Fault("expected a text, got " + type_name(affix));
     const std::string& bytes = affix.text()->bytes;
-    return text && (side == Side::kLeft ? text->starts_with(bytes) : text->ends_with(bytes));
+    return side == Side::kLeft ? c.text(0).starts_with(bytes) : c.text(0).ends_with(bytes);
   });
 }
 
-// find, rfind, index and rindex.
-template <Side from, bool must_find>
+template <Side from>
 Value find_text(Call& c) {
-  int64_t start = 0;
-  const auto text = section(c, start);
   c.in.work(c.text(0).size() / 32);
-  const size_t at = !text                 ? std::string::npos
-                    : from == Side::kLeft ? text->find(c.text(1))
-                                          : text->rfind(c.text(1));
-  if (at == std::string::npos && must_find)
-    throw Fault("the text " + excerpt(c.text(1)) + " was not found");
+  const size_t at = from == Side::kLeft ? c.text(0).find(c.text(1)) : c.text(0).rfind(c.text(1));
   if (at == std::string::npos) return int64_t{-1};
-  return start + static_cast<int64_t>(c.in.text(text->substr(0, at)).text()->length);
+  return make_int(c.in.text(c.text(0).substr(0, at)).text()->length);
+}
+
+Value index_of_text(Call& c) {
+  const Value found = find_text<Side::kLeft>(c);
+  if (found.integer() < 0) throw Fault("the text " + excerpt(c.text(1)) + " was not found");
+  return found;
 }
 
 Value count_text(Call& c) {
-  int64_t start = 0;
-  size_t n = 0;
-  const auto text = section(c, start);
   c.in.work(c.text(0).size() / 32);
-  const std::string& part = c.text(1);
-  if (part.empty()) return make_int(text ? decode(*text).size() + 1 : 0);
-  for (size_t at = 0; text && (at = text->find(part, at)) != text->npos; at += part.size()) ++n;
+  const std::string &text = c.text(0), &part = c.text(1);
+  size_t n = part.empty() ? c.self().text()->length + 1 : 0;
+  for (size_t at = 0; !part.empty() && (at = text.find(part, at)) != text.npos; at += part.size())
+    ++n;
   return make_int(n);
 }
 
@@ -167,7 +114,7 @@ Value replace(Call& c) {
     at = next;
   }
   c.in.append(out, text.substr(at));
-  return text_like_self(c, out);
+  return c.in.text(out);
 }
 
 Value join(Call& c) {
@@ -179,7 +126,7 @@ Value join(Call& c) {
     c.in.append(out, item.text()->bytes);
     first = false;
   }
-  return text_like_self(c, out);
+  return c.in.text(out);
 }
 
 // Whether there are characters, and all are of a kind.
@@ -194,21 +141,12 @@ Value all_cased(Call& c) {
   return map(c.text(0)) == c.text(0) && lower(c.text(0)) != upper(c.text(0));
 }
 
-template <Side side>
-Value remove_affix(Call& c) {
-  std::string_view text = c.text(0);
-  if (side == Side::kLeft && text.starts_with(c.text(1))) text.remove_prefix(c.text(1).size());
-  if (side == Side::kRight && text.ends_with(c.text(1))) text.remove_suffix(c.text(1).size());
-  return text_like_self(c, text);
-}
-
 constexpr Native kTextMethods[] = {
     {"capitalize", "", mapped<capitalize>},
-    {"count", "sub | start end", count_text},
-    {"endswith", "suffix | start end", starts_or_ends<Side::kRight>},
-    {"find", "sub | start end", find_text<Side::kLeft, false>},
-    {"index", "sub | start end", find_text<Side::kLeft, true>},
-    {"isalnum", "", all_are<[](char32_t c) { return is_alpha(c) || is_digit(c); }>},
+    {"count", "sub", count_text},
+    {"endswith", "suffix", starts_or_ends<Side::kRight>},
+    {"find", "sub", find_text<Side::kLeft>},
+    {"index", "sub", index_of_text},
     {"isalpha", "", all_are<is_alpha>},
     {"isdigit", "", all_are<is_digit>},
     {"islower", "", all_cased<lower>},
@@ -217,16 +155,12 @@ constexpr Native kTextMethods[] = {
     {"join", "iterable", join},
     {"lower", "", mapped<lower>},
     {"lstrip", "| chars", stripped<Side::kLeft>},
-    {"removeprefix", "prefix", remove_affix<Side::kLeft>},
-    {"removesuffix", "suffix", remove_affix<Side::kRight>},
     {"replace", "old new | count", replace},
-    {"rfind", "sub | start end", find_text<Side::kRight, false>},
-    {"rindex", "sub | start end", find_text<Side::kRight, true>},
-    {"rsplit", "| sep maxsplit", split<Side::kRight>},
+    {"rfind", "sub", find_text<Side::kRight>},
     {"rstrip", "| chars", stripped<Side::kRight>},
-    {"split", "| sep maxsplit", split<Side::kLeft>},
+    {"split", "| sep maxsplit", split},
     {"splitlines", "| keepends", split_lines},
-    {"startswith", "prefix | start end", starts_or_ends<Side::kLeft>},
+    {"startswith", "prefix", starts_or_ends<Side::kLeft>},
     {"strip", "| chars", stripped<Side::kBoth>},
     {"title", "", mapped<title>},
     {"upper", "", mapped<upper>},
@@ -268,11 +202,6 @@ Value index_of(Call& c) {
 }
 
 constexpr Native kListMethods[] = {{"count", "value", count_items}, {"index", "value", index_of}};
-
-constexpr Native kGroupFields[] = {
-    {"grouper", "property", [](Call& c) { return c.self().list()->items[0]; }},
-    {"list", "property", [](Call& c) { return c.self().list()->items[1]; }},
-};
 
 const Loop& loop_of(const Call& c) {
   return *c.self().object<Loop>();
@@ -327,7 +256,6 @@ Natives methods_of(const Value& self) {
   if (self.dict() != nullptr) return kDictMethods;
   if (self.object<Loop>() != nullptr) return kLoopFields;
   if (self.list() == nullptr) return {};
-  if (self.list()->flavor == Flavor::kGroup) return kGroupFields;
   return self.list()->flavor <= Flavor::kRange ? Natives(kListMethods) : Natives();
 }
 

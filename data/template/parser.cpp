@@ -14,9 +14,6 @@ namespace {
 // Of expressions and blocks: whatever walks the tree is recursive.
 constexpr int kMaxNesting = 150;
 
-constexpr std::pair<std::string_view, Mention> kMentions[] = {
-    {"loop", kLoop}, {"kwargs", kKwargs}, {"varargs", kVarargs}};
-
 class Parser {
  public:
   Parser(std::string_view source, TemplateOptions options) : tokens_(lex(source, options)) {}
@@ -143,11 +140,11 @@ class Parser {
     add(loop, list_of(&Parser::disjunction));
     add(loop, skip("if") ? expression() : make(Kind::kConst, at));
     if (is("recursive")) fail("recursive loops are not supported");
-    const uint8_t outside = std::exchange(mentions_, uint8_t{0});
+    const bool outside = std::exchange(mentions_loop_, false);
     ++loops_;
     add(loop, block({"else", "endfor"}));
     --loops_;
-    loop.mentions = std::exchange(mentions_, mentions_ | outside);
+    loop.mentions_loop = std::exchange(mentions_loop_, mentions_loop_ || outside);
     add(loop, skip("else") ? block({"endfor"}) : make(Kind::kBody, at));
     take();
     return loop;
@@ -189,11 +186,11 @@ class Parser {
         if (!is(")")) expect(",");
       }
     if (end == "endcall") calls_.push_back(expression());
-    const uint8_t outside = std::exchange(mentions_, uint8_t{0});
+    const bool outside = std::exchange(mentions_loop_, false);
     const int loops = std::exchange(loops_, 0);
     add(macro, whole_block(end));
     loops_ = loops;
-    macro.mentions = std::exchange(mentions_, outside);
+    mentions_loop_ = outside;
     return macro;
   }
 
@@ -209,18 +206,6 @@ class Parser {
     Node filtered = filters(filter(named(Kind::kName, at, kCaptured)));
     Node body = whole_block("endfilter");
     return make(Kind::kFilterBlock, at, std::move(body), std::move(filtered));
-  }
-
-  Node with_statement(size_t at) {
-    Node with = make(Kind::kWith, at);
-    while (!is("%}")) {
-      if (!with.kids.empty()) expect(",");
-      add(with, target_item());
-      expect("=");
-      add(with, expression());
-    }
-    add(with, whole_block("endwith"));
-    return with;
   }
 
   Node generation_statement(size_t at) {
@@ -381,8 +366,7 @@ class Parser {
         e.value = None{};
       } else {
         e = named(Kind::kName, token.at, token.text);
-        for (const auto& [special, mention] : kMentions)
-          if (token.text == special) mentions_ |= mention;
+        mentions_loop_ |= token.text == "loop";
       }
     } else if (skip("(")) {
       e = is(")") ? make(Kind::kTuple, token.at) : expressions();
@@ -419,7 +403,7 @@ class Parser {
       } else if (skip("[")) {
         e = subscript(at, std::move(e));
       } else if (skip(".")) {
-        const bool is_index = peek().type == Tok::kConst && peek().value.is<int64_t>();
+        const bool is_index = peek().type == Tok::kConst;
         e = make(is_index ? Kind::kItem : Kind::kAttribute, at, std::move(e));
         if (is_index)
           add(e, primary());
@@ -453,10 +437,7 @@ class Parser {
     while (!skip(")")) {
       const size_t at = peek().at;
       const bool is_keyword = peek().type == Tok::kName && is("=", 1);
-      const Kind kind = is_keyword   ? Kind::kKeyword
-                        : skip("**") ? Kind::kSpreadKeywords
-                        : skip("*")  ? Kind::kSpread
-                                     : Kind::kConst;
+      const Kind kind = is_keyword ? Kind::kKeyword : skip("*") ? Kind::kSpread : Kind::kConst;
       if (kind == Kind::kConst && named_before)
         fail("an argument without a name after a named one");
       named_before = named_before || kind != Kind::kConst;
@@ -509,7 +490,7 @@ class Parser {
   size_t next_ = 0;
   int depth_ = 0;
   int loops_ = 0;  // {% for %} around, within the innermost macro: where {% break %} may stand
-  uint8_t mentions_ = 0;
+  bool mentions_loop_ = false;
   bool has_generation_ = false;
   std::vector<Node> calls_;  // of {% call %}, whose bodies are being parsed
 };
@@ -521,7 +502,6 @@ const Parser::Keyword Parser::kKeywords[] = {
     {"macro", &Parser::macro_statement},
     {"call", &Parser::call_statement},
     {"filter", &Parser::filter_statement},
-    {"with", &Parser::with_statement},
     {"generation", &Parser::generation_statement},
     {"break", &Parser::jump_statement<Kind::kBreak>},
     {"continue", &Parser::jump_statement<Kind::kContinue>},

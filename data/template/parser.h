@@ -34,9 +34,8 @@ enum class Kind : uint8_t {
   kCall,       // kids: the function, then arguments
   kFilter,     // name, native (nullptr: there is none); kids: the value, then arguments
   kTest,
-  kKeyword,         // name; kids: the value. An argument, as the two below
-  kSpread,          // kids: a list
-  kSpreadKeywords,  // kids: a dict
+  kKeyword,  // name; kids: the value. An argument, as is the next
+  kSpread,   // kids: a list
   // Statements.
   kBody,         // kids: statements
   kText,         // name: what is printed
@@ -48,20 +47,16 @@ enum class Kind : uint8_t {
   kFilterBlock,  // kids: body, filters of kCaptured
   kMacro,        // name; kids: parameters (kName, with its default if it has one), body
   kCallBlock,    // kids: the call, a kMacro of its body
-  kWith,         // kids: target, value, ..., body
   kGeneration,   // kids: body
   kBreak,
   kContinue,
 };
 
-// Special names that a body mentions: as bits.
-enum Mention : uint8_t { kLoop = 1, kKwargs = 2, kVarargs = 4 };
-
 struct Node {
   Kind kind = Kind::kConst;
-  uint8_t mentions = 0;  // of kFor and kMacro
-  uint16_t height = 1;   // nodes on the longest way down
-  uint32_t at = 0;       // byte of the source
+  bool mentions_loop = false;  // of kFor
+  uint16_t height = 1;         // nodes on the longest way down
+  uint32_t at = 0;             // byte of the source
   std::string_view name;
   Value value;
   const Native* native = nullptr;

@@ -16,7 +16,6 @@ struct FlavorNames {
 };
 constexpr FlavorNames kFlavors[] = {{"list", "[", "]"},
                                     {"tuple", "(", ")"},
-                                    {"tuple", "(", ")"},
                                     {"range", "range(", ")"},
                                     {"dict_keys", "dict_keys([", "])"},
                                     {"dict_values", "dict_values([", "])"},
@@ -356,70 +355,41 @@ Value repeated(Heap& heap, const Value& value, int64_t times) {
   return heap.list(std::move(items), value.is_tuple() ? Flavor::kTuple : Flavor::kList);
 }
 
-// `op` of two numbers: whole ones by `of_ints`, which returns false where the result leaves 64 bits.
-using OfInts = bool (*)(int64_t a, int64_t b, int64_t* out);
-using OfFloats = double (*)(double a, double b);
-Value calculate(std::string_view op, const Value& a, const Value& b, OfInts of_ints,
-                OfFloats of_floats) {
-  if (!a.is_number() || !b.is_number()) no_operator(op, a, b);
-  if (b.number() == 0 && (op == "/" || op == "//" || op == "%")) throw Fault("division by zero");
+// Whether the result fits into 64 bits. Quotients are rounded down, and remainders have the sign of
+// the divisor, as Python has it; `b` is not 0 there.
+bool of_ints(char op, int64_t a, int64_t b, int64_t* out) {
+  if (op == '+') return !__builtin_add_overflow(a, b, out);
+  if (op == '-' || (op == 'f' && b == -1))
+    return !__builtin_sub_overflow(op == '-' ? a : 0, op == '-' ? b : a, out);
+  if (op == '*') return !__builtin_mul_overflow(a, b, out);
+  const int64_t rest = b == -1 ? 0 : a % b;
+  const bool below = rest != 0 && (rest < 0) != (b < 0);
+  *out = op == '%' ? rest + (below ? b : 0) : a / b - (below ? 1 : 0);
+  return true;
+}
+
+double of_floats(char op, double a, double b) {
+  if (op == '+') return a + b;
+  if (op == '-') return a - b;
+  if (op == '*') return a * b;
+  if (op == '/') return a / b;
+  const double rest = std::fmod(a, b), below = rest != 0 && (rest < 0) != (b < 0) ? 1 : 0;
+  return op == '%' ? rest + below * b : std::round((a - rest) / b) - below;
+}
+
+// 'f' is '//'.
+template <char op>
+Value arithmetic(Heap&, const Value& a, const Value& b) {
+  if (!a.is_number() || !b.is_number()) no_operator(op == 'f' ? "//" : std::string(1, op), a, b);
+  if (b.number() == 0 && (op == '/' || op == 'f' || op == '%')) throw Fault("division by zero");
   int64_t out = 0;
-  if (a.is<double>() || b.is<double>() || of_ints == nullptr)
-    return Value(of_floats(a.number(), b.number()));
-  if (!of_ints(a.integer(), b.integer(), &out)) throw Fault("a whole number leaves 64 bits");
-  return Value(out);
-}
-
-double floor_mod(double a, double b) {
-  const double rest = std::fmod(a, b);
-  if (rest != 0) return (rest < 0) != (b < 0) ? rest + b : rest;
-  return std::copysign(0.0, b);
-}
-
-// The floor of the exact quotient, not of the rounded one.
-double floor_div(double a, double b) {
-  const double quotient = (a - floor_mod(a, b)) / b, whole = std::floor(quotient);
-  if (quotient == 0) return std::copysign(0.0, a / b);
-  return quotient - whole > 0.5 ? whole + 1 : whole;
-}
-
-double power(double a, double b) {
-  const double out = std::pow(a, b);
-  if (!std::isfinite(out) && std::isfinite(a) && std::isfinite(b))
-    throw Fault("a power that is no finite real number");
+  if (a.is<double>() || b.is<double>() || op == '/') return of_floats(op, a.number(), b.number());
+  if (!of_ints(op, a.integer(), b.integer(), &out)) throw Fault("a whole number leaves 64 bits");
   return out;
 }
 
-// The remainder has the sign of `b`; the quotient is rounded down.
-bool int_div(int64_t a, int64_t b, int64_t* quotient, int64_t* rest) {
-  if (b == -1) return *rest = 0, !__builtin_sub_overflow(int64_t{0}, a, quotient);
-  const bool below = a % b != 0 && (a < 0) != (b < 0);
-  *quotient = a / b - (below ? 1 : 0);
-  *rest = a % b + (below ? b : 0);
-  return true;
-}
-
-bool int_power(int64_t a, int64_t b, int64_t* out) {
-  for (*out = 1; b > 0; b /= 2) {
-    if (b % 2 != 0 && __builtin_mul_overflow(*out, a, out)) return false;
-    if (b > 1 && __builtin_mul_overflow(a, a, &a)) return false;
-  }
-  return true;
-}
-
 Value plus(Heap& heap, const Value& a, const Value& b) {
-  if (!a.is_number() || !b.is_number()) return add(heap, a, b);
-  return calculate(
-      "+", a, b,
-      [](int64_t x, int64_t y, int64_t* out) { return !__builtin_add_overflow(x, y, out); },
-      [](double x, double y) { return x + y; });
-}
-
-Value minus(Heap&, const Value& a, const Value& b) {
-  return calculate(
-      "-", a, b,
-      [](int64_t x, int64_t y, int64_t* out) { return !__builtin_sub_overflow(x, y, out); },
-      [](double x, double y) { return x - y; });
+  return a.is_number() && b.is_number() ? arithmetic<'+'>(heap, a, b) : add(heap, a, b);
 }
 
 Value times(Heap& heap, const Value& a, const Value& b) {
@@ -428,35 +398,7 @@ Value times(Heap& heap, const Value& a, const Value& b) {
   };
   if (repeats(a) && b.is_integral()) return repeated(heap, a, b.integer());
   if (repeats(b) && a.is_integral()) return repeated(heap, b, a.integer());
-  return calculate(
-      "*", a, b,
-      [](int64_t x, int64_t y, int64_t* out) { return !__builtin_mul_overflow(x, y, out); },
-      [](double x, double y) { return x * y; });
-}
-
-Value divided(Heap&, const Value& a, const Value& b) {
-  return calculate("/", a, b, nullptr, [](double x, double y) { return x / y; });
-}
-
-Value floor_divided(Heap&, const Value& a, const Value& b) {
-  const auto of_ints = [](int64_t x, int64_t y, int64_t* out) {
-    int64_t rest = 0;
-    return int_div(x, y, out, &rest);
-  };
-  return calculate("//", a, b, of_ints, floor_div);
-}
-
-Value modulo(Heap& heap, const Value& a, const Value& b) {
-  if (a.text() != nullptr) return heap.text(format_percent(heap, a.text()->bytes, b));
-  const auto of_ints = [](int64_t x, int64_t y, int64_t* out) {
-    int64_t quotient = 0;
-    return int_div(x, y, &quotient, out), true;
-  };
-  return calculate("%", a, b, of_ints, floor_mod);
-}
-
-Value raised(Heap&, const Value& a, const Value& b) {
-  return calculate("**", a, b, b.is_number() && b.number() < 0 ? nullptr : int_power, power);
+  return arithmetic<'*'>(heap, a, b);
 }
 
 template <bool (*accepts)(std::partial_ordering)>
@@ -478,13 +420,12 @@ constexpr Operator kOperators[] = {
     {"not in", Level::kComparison,
      [](Heap& heap, const Value& a, const Value& b) { return Value(!contains(heap, b, a)); }},
     {"+", Level::kSum, plus},
-    {"-", Level::kSum, minus},
+    {"-", Level::kSum, arithmetic<'-'>},
     {"~", Level::kConcat, joined},
     {"*", Level::kProduct, times},
-    {"/", Level::kProduct, divided},
-    {"//", Level::kProduct, floor_divided},
-    {"%", Level::kProduct, modulo},
-    {"**", Level::kPower, raised},
+    {"/", Level::kProduct, arithmetic<'/'>},
+    {"//", Level::kProduct, arithmetic<'f'>},
+    {"%", Level::kProduct, arithmetic<'%'>},
 };
 
 }  // namespace

@@ -65,14 +65,29 @@ std::string capitalize(std::string_view text) {
   return upper(text.substr(0, first)) + lower(text.substr(first));
 }
 
-std::string title(std::string_view text) {
+namespace {
+
+// The first of the characters that belong together in upper case, the others in lower case.
+std::string titled(std::string_view text, bool (*belongs)(char32_t)) {
   std::string out;
   bool inside = false;
   for (const char32_t c : decode(text)) {
     out += inside ? to_lower_case(c) : to_upper_case(c);
-    inside = to_lower_case(c) != to_upper_case(c);
+    inside = belongs(c);
   }
   return out;
+}
+
+}  // namespace
+
+std::string title(std::string_view text) {
+  return titled(text, is_alpha);
+}
+
+std::string title_words(std::string_view text) {
+  return titled(text, [](char32_t c) {
+    return !is_space(c) && std::u32string_view(U"-({[<").find(c) == std::u32string_view::npos;
+  });
 }
 
 std::string_view strip(std::string_view text, Side side, const std::string* chars) {

@@ -29,8 +29,7 @@ std::string Value::why() const {
 }
 
 bool Value::is_tuple() const {
-  return list() != nullptr &&
-         (list()->flavor == Flavor::kTuple || list()->flavor == Flavor::kGroup);
+  return list() != nullptr && list()->flavor == Flavor::kTuple;
 }
 
 int Value::depth() const {

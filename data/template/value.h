@@ -118,7 +118,7 @@ struct Text {
   Charge charge;
 };
 
-enum class Flavor : uint8_t { kList, kTuple, kGroup, kRange, kKeys, kValues, kItems, kGenerator };
+enum class Flavor : uint8_t { kList, kTuple, kRange, kKeys, kValues, kItems, kGenerator };
 
 struct List {
   List(Flavor flavor, std::vector<Value> values, Heap* heap);
@@ -221,7 +221,7 @@ void set_entry(Heap& heap, Entries& entries, Value key, Value value);
 Value slice(Heap& heap, const Value& value, const Value (&bounds)[3]);
 
 // A binary operator; those of a higher level bind tighter.
-enum class Level : uint8_t { kComparison, kSum, kConcat, kProduct, kPower, kEnd };
+enum class Level : uint8_t { kComparison, kSum, kConcat, kProduct, kEnd };
 struct Operator {
   std::string_view name;
   Level level;
