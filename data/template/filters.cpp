@@ -41,24 +41,21 @@ Value folded(Interpreter& in, const Value& value, bool cases_count) {
   return cases_count || value.text() == nullptr ? value : in.text(lower(value.text()->bytes));
 }
 
-// Items by their keys; equal ones stay as they are.
-std::vector<Value> sorted(Interpreter& in, const std::vector<Value>& items, bool reverse,
-                          const std::function<Value(const Value&)>& key) {
-  std::vector<std::pair<Value, Value>> keyed;
-  for (const Value& item : items) keyed.emplace_back(key(item), item);
-  std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
-    return compare(in, reverse ? b.first : a.first, reverse ? a.first : b.first) < 0;
-  });
-  std::vector<Value> out;
-  for (auto& [k, item] : keyed) out.push_back(std::move(item));
-  return out;
+// Items in the order of their keys.
+Value sorted(Call& c, const std::vector<Value>& items, bool reverse,
+             const std::function<Value(const Value&)>& key) {
+  std::vector<Value> keys, out;
+  for (const Value& item : items) keys.push_back(key(item));
+  for (const size_t i : sorted_places(c.in, keys, reverse ? Order::kDown : Order::kUp))
+    out.push_back(items[i]);
+  return c.in.list(std::move(out));
 }
 
 Value sort(Call& c) {
   const Items items(c.in, c.self());
-  return c.in.list(sorted(c.in, items.list()->items, c.flag(1), [&](const Value& item) {
+  return sorted(c, items.list()->items, c.flag(1), [&](const Value& item) {
     return folded(c.in, attribute_of(c.in, item, c.args[3]), c.flag(2));
-  }));
+  });
 }
 
 std::vector<Value> pairs_of(Interpreter& in, const Value& value) {
@@ -73,9 +70,9 @@ std::vector<Value> pairs_of(Interpreter& in, const Value& value) {
 Value dictsort(Call& c) {
   const std::string by = c.args[2].absent() ? "key" : c.text(2);
   if (by != "key" && by != "value") throw Fault("'dictsort' sorts by 'key' or 'value'");
-  return c.in.list(sorted(c.in, pairs_of(c.in, c.self()), c.flag(3), [&](const Value& pair) {
+  return sorted(c, pairs_of(c.in, c.self()), c.flag(3), [&](const Value& pair) {
     return folded(c.in, pair.list()->items[by == "key" ? 0 : 1], c.flag(1));
-  }));
+  });
 }
 
 Value unique(Call& c) {
@@ -249,19 +246,15 @@ Value to_float(Call& c) {
   return c.args[1].absent() ? Value(0.0) : c.args[1];
 }
 
-double checked_number(Call& c) {
-  if (!c.self().is_number()) throw Fault("expected a number, got " + type_name(c.self()));
-  return c.self().number();
-}
-
 Value absolute(Call& c) {
-  if (checked_number(c) >= 0 && c.self().is_integral()) return c.self().integer();
-  if (c.self().is<double>()) return std::abs(c.self().number());
-  return find_operator(Level::kSum, "-")->apply(c.in, Value(int64_t{0}), c.self());
+  const Value& number = checked_number(c.self());
+  if (number.is<double>()) return std::abs(number.number());
+  if (number.integer() >= 0) return number.integer();
+  return find_operator(Level::kSum, "-")->apply(c.in, Value(int64_t{0}), number);
 }
 
 Value round(Call& c) {
-  const double value = checked_number(c);
+  const double value = checked_number(c.self()).number();
   const auto digits = static_cast<int>(std::clamp<int64_t>(c.integer(1, 0), -400, 400));
   const std::string method = c.args[2].absent() ? "common" : c.text(2);
   const double scale = std::pow(10.0, digits);

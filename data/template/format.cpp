@@ -77,16 +77,15 @@ class JsonWriter {
                (value.is_tuple() || value.list()->flavor == Flavor::kList)) {
       put_all("[]", value.list()->items, [&](const Value& item) { write(item); });
     } else if (value.dict() != nullptr) {
-      Entries entries = value.dict()->entries;
-      if (style_.sort_keys)
-        std::stable_sort(entries.begin(), entries.end(), [&](const auto& a, const auto& b) {
-          return compare(heap_, a.first, b.first) < 0;
-        });
-      put_all("{}", entries, [&](const auto& entry) {
-        const Text* key = entry.first.text();
-        put_text(key != nullptr ? key->bytes : scalar(entry.first));
+      const Entries& entries = value.dict()->entries;
+      std::vector<Value> keys;
+      for (const auto& [key, item] : entries)
+        keys.push_back(style_.sort_keys ? key : make_int(keys.size()));
+      put_all("{}", sorted_places(heap_, keys, Order::kUp), [&](size_t i) {
+        const Text* key = entries[i].first.text();
+        put_text(key != nullptr ? key->bytes : scalar(entries[i].first));
         put(style_.key_separator);
-        write(entry.second);
+        write(entries[i].second);
       });
     } else {
       put(scalar(value));

@@ -99,17 +99,14 @@ Value Interpreter::eval_node(const Node& e) {
     case Kind::kList:
       return list(eval_all(e));
     case Kind::kDict: {
+      const std::vector<Value> values = eval_all(e);
       Entries entries;
-      for (size_t i = 0; i < e.kids.size(); i += 2) {
-        Value key = kid(i);
-        set_entry(*this, entries, std::move(key), kid(i + 1));
-      }
+      for (size_t i = 0; i < values.size(); i += 2)
+        set_entry(*this, entries, values[i], values[i + 1]);
       return dict(std::move(entries));
     }
-    case Kind::kConditional: {
-      Value value = kid(truthy(kid(1)) ? 0 : 2);
-      return value.absent() ? Value::undefined("a condition without 'else' does not hold") : value;
-    }
+    case Kind::kConditional:
+      return kid(truthy(kid(1)) ? 0 : 2);
     case Kind::kOr:
     case Kind::kAnd: {
       Value first = kid(0);
@@ -123,12 +120,8 @@ Value Interpreter::eval_node(const Node& e) {
       const Value left = kid(0);
       return e.op->apply(*this, left, kid(1));
     }
-    case Kind::kSign: {
-      const Value number = kid(0);
-      if (number.is<Undefined>()) throw Fault(number.why());
-      if (!number.is_number()) throw Fault(str("a sign before a ", type_name(number)));
-      return find_operator(Level::kProduct, "*")->apply(*this, e.value, number);
-    }
+    case Kind::kSign:
+      return find_operator(Level::kProduct, "*")->apply(*this, e.value, checked_number(kid(0)));
     case Kind::kAttribute:
       return attribute(kid(0), e.name);
     case Kind::kItem: {
@@ -143,8 +136,12 @@ Value Interpreter::eval_node(const Node& e) {
       const Value function = kid(0);
       return call(function, arguments(e));
     }
-    default:  // kFilter and kTest
+    case Kind::kFilter:
+    case Kind::kTest:
       return eval_native(e);
+    default:
+      run_statement(e);
+      return {};
   }
 }
 
@@ -303,9 +300,9 @@ Value Interpreter::call_macro(const Node& macro, const std::shared_ptr<Scope>& o
     scope_->set(p->name, p->kids.empty()
                              ? Value::undefined(str("parameter '", p->name, "' was not provided"))
                              : eval(p->kids[0]));
-  Value result;
-  capture(macro.kids.back(), result);
-  return result;
+  const Value printed = capture(macro.kids.back());
+  flow_ = Flow::kNext;
+  return printed;
 }
 
 // Statements.
@@ -316,88 +313,65 @@ void Interpreter::emit(std::string_view piece) {
 }
 
 // What a body prints.
-Interpreter::Flow Interpreter::capture(const Node& body, Value& result) {
+Value Interpreter::capture(const Node& body) {
   std::string printed;
   std::string* const outside = std::exchange(out_, &printed);
   ++captures_;
-  const Flow flow = run(body);
+  run(body);
   --captures_;
   out_ = outside;
   give_back(printed.size());
-  result = text(printed);
-  return flow;
+  return text(printed);
 }
 
-Interpreter::Flow Interpreter::run(const Node& s) {
-  try {
-    const Nested nested(*this);
-    work(1);
-    return run_node(s);
-  } catch (Fault& fault) {
-    if (fault.at == Fault::kNowhere) fault.at = s.at;
-    throw;
-  }
+// Leaves in flow_ how the body is left.
+void Interpreter::run(const Node& body) {
+  flow_ = Flow::kNext;
+  for (size_t i = 0; i < body.kids.size() && flow_ == Flow::kNext; ++i) eval(body.kids[i]);
 }
 
-Interpreter::Flow Interpreter::run_node(const Node& s) {
-  Value value;
-  Flow flow = Flow::kNext;
+void Interpreter::run_statement(const Node& s) {
+  const auto& kids = s.kids;
   switch (s.kind) {
-    case Kind::kBody:
-      for (size_t i = 0; i < s.kids.size() && flow == Flow::kNext; ++i) flow = run(s.kids[i]);
-      return flow;
     case Kind::kText:
-      emit(s.name);
-      return flow;
+      return emit(s.name);
     case Kind::kOutput:
-      emit(to_str(*this, eval(s.kids[0])));
-      return flow;
+      return emit(to_str(*this, eval(kids[0])));
     case Kind::kIf:
-      return run_if(s);
+      for (size_t i = 0; i + 1 < kids.size(); i += 2)
+        if (truthy(eval(kids[i]))) return run(kids[i + 1]);
+      return run(kids.back());
     case Kind::kFor:
       return run_for(s);
     case Kind::kSet:
-      assign(s.kids[0], eval(s.kids[1]));
-      return flow;
+      return assign(kids[0], eval(kids[1]));
     case Kind::kSetBlock:
-      flow = run_block(s.kids[1], s.kids[2], value);
-      if (flow == Flow::kNext) assign(s.kids[0], value);
-      return flow;
-    case Kind::kFilterBlock:
-      flow = run_block(s.kids[0], s.kids[1], value);
-      if (flow == Flow::kNext) emit(to_str(*this, value));
-      return flow;
+    case Kind::kFilterBlock: {
+      const Value value = run_block(kids[1], kids[2]);
+      if (flow_ != Flow::kNext) return;
+      return s.kind == Kind::kSetBlock ? assign(kids[0], value) : emit(to_str(*this, value));
+    }
     case Kind::kMacro:
-      scope_->set(s.name, make_macro(s));
-      return flow;
+      return scope_->set(s.name, make_macro(s));
     case Kind::kCallBlock: {
-      const Value function = eval(s.kids[0].kids[0]);
-      Args args = arguments(s.kids[0]);
-      args.keywords.emplace_back("caller", make_macro(s.kids[1]));
-      emit(to_str(*this, call(function, std::move(args))));
-      return flow;
+      const Value function = eval(kids[0].kids[0]);
+      Args args = arguments(kids[0]);
+      args.keywords.emplace_back("caller", make_macro(kids[1]));
+      return emit(to_str(*this, call(function, std::move(args))));
     }
     case Kind::kGeneration: {
       const Inside inside(*this, scope_);
       const size_t begin = out_->size();
-      run(s.kids[0]);
+      run(kids[0]);
       if (captures_ == 0) rendered_.generation_spans.emplace_back(begin, out_->size());
-      return flow;
+      return;
     }
-    case Kind::kBreak:
-      return Flow::kBreak;
-    default:
-      return Flow::kContinue;
+    default:  // kBreak and kContinue
+      flow_ = s.kind == Kind::kBreak ? Flow::kBreak : Flow::kContinue;
   }
 }
 
-Interpreter::Flow Interpreter::run_if(const Node& s) {
-  for (size_t i = 0; i + 1 < s.kids.size(); i += 2)
-    if (truthy(eval(s.kids[i]))) return run(s.kids[i + 1]);
-  return run(s.kids.back());
-}
-
-Interpreter::Flow Interpreter::run_for(const Node& s) {
+void Interpreter::run_for(const Node& s) {
   const Node &target = s.kids[0], &condition = s.kids[2];
   const std::shared_ptr<Scope> outside = scope_;
   const Owner<Loop> owner{*this, std::make_shared<Loop>()};
@@ -417,27 +391,27 @@ Interpreter::Flow Interpreter::run_for(const Node& s) {
   }
   loop.depth = loop.list->depth + 1;
   bool completed = false;
-  for (; loop.index < loop.list->items.size(); ++loop.index) {
+  for (size_t i = 0; i < loop.list->items.size(); ++i) {
+    loop.index = i;
     const Inside inside(*this, outside);
     if (tells_loop) scope_->set("loop", owner.object);
-    assign(target, loop.list->items[loop.index]);
+    assign(target, loop.list->items[i]);
     if (filters && !tells_loop && !truthy(eval(condition))) continue;
-    const Flow flow = run(s.kids[3]);
-    if (flow == Flow::kBreak) break;
-    completed = completed || flow == Flow::kNext;
+    run(s.kids[3]);
+    completed = completed || flow_ == Flow::kNext;
+    if (std::exchange(flow_, Flow::kNext) == Flow::kBreak) break;
   }
   // As Jinja has it: also where the first pass was left by {% break %} or {% continue %}.
-  if (completed) return Flow::kNext;
+  if (completed) return;
   const Inside inside(*this, outside);
-  return run(s.kids[4]);
+  run(s.kids[4]);
 }
 
-Interpreter::Flow Interpreter::run_block(const Node& body, const Node& filters, Value& result) {
+// What a body prints, through filters.
+Value Interpreter::run_block(const Node& body, const Node& filters) {
   const Inside inside(*this, scope_);
-  const Flow flow = capture(body, result);
-  scope_->set(kCaptured, result);
-  if (flow == Flow::kNext) result = eval(filters);
-  return flow;
+  scope_->set(kCaptured, capture(body));
+  return flow_ == Flow::kNext ? eval(filters) : Value();
 }
 
 void Interpreter::assign(const Node& target, const Value& value) {

@@ -48,18 +48,17 @@ class Interpreter : public Heap {
   Value call_macro(const Node& macro, const std::shared_ptr<Scope>& outside, Args args);
   Value make_macro(const Node& s);
 
-  Flow run(const Node& s);
-  Flow run_node(const Node& s);
-  Flow run_if(const Node& s);
-  Flow run_for(const Node& s);
-  // Runs the body and the filters of a block that is captured.
-  Flow run_block(const Node& body, const Node& filters, Value& result);
-  Flow capture(const Node& body, Value& text);
+  void run(const Node& body);
+  void run_statement(const Node& s);
+  void run_for(const Node& s);
+  Value run_block(const Node& body, const Node& filters);
+  Value capture(const Node& body);
   void emit(std::string_view piece);
   void assign(const Node& target, const Value& value);
 
   const RenderOptions& options_;
   int depth_ = 0, captures_ = 0;
+  Flow flow_ = Flow::kNext;
   ChatTemplate::Rendered rendered_;
   std::string* out_ = &rendered_.text;
   std::shared_ptr<Scope> scope_;

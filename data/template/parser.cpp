@@ -83,6 +83,11 @@ class Parser {
     node.name = name;
     return node;
   }
+  Node constant(size_t at, Value value) {
+    Node node = make(Kind::kConst, at);
+    node.value = std::move(value);
+    return node;
+  }
   void add(Node& parent, Node kid) {
     if (kid.height >= kMaxNesting) throw Fault(str("nested deeper than ", kMaxNesting), parent.at);
     parent.height = std::max<uint16_t>(parent.height, kid.height + 1);
@@ -205,7 +210,8 @@ class Parser {
   Node filter_statement(size_t at) {
     Node filtered = filters(filter(named(Kind::kName, at, kCaptured)));
     Node body = whole_block("endfilter");
-    return make(Kind::kFilterBlock, at, std::move(body), std::move(filtered));
+    return make(Kind::kFilterBlock, at, make(Kind::kConst, at), std::move(body),
+                std::move(filtered));
   }
 
   Node generation_statement(size_t at) {
@@ -272,7 +278,7 @@ class Parser {
       const size_t at = take().at;
       Node condition = disjunction();
       e = make(Kind::kConditional, at, std::move(e), std::move(condition),
-               skip("else") ? expression() : make(Kind::kConst, at));
+               skip("else") ? expression() : constant(at, Value::undefined("no 'else' was given")));
     }
     return e;
   }
@@ -417,8 +423,7 @@ class Parser {
 
   Node subscript(size_t at, Node object) {
     Node parts = make(Kind::kSlice, at, std::move(object));
-    Node none = make(Kind::kConst, at);
-    none.value = None{};
+    const Node none = constant(at, None{});
     do add(parts, is_any({":", "]"}) ? none : expression());
     while (parts.kids.size() < 4 && skip(":"));
     expect("]");

@@ -21,7 +21,7 @@ enum class Kind : uint8_t {
   kTuple,        // kids
   kList,         // kids
   kDict,         // kids: key, value, key, value, ...
-  kConditional,  // kids: then, condition, else (absent: undefined)
+  kConditional,  // kids: then, condition, else
   kOr,           // kids: two
   kAnd,
   kNot,        // kids: one
@@ -44,7 +44,7 @@ enum class Kind : uint8_t {
   kFor,          // kids: target, iterable, condition (a kConst without value: none), body, else
   kSet,          // kids: target, value
   kSetBlock,     // kids: target, body, filters of kCaptured
-  kFilterBlock,  // kids: body, filters of kCaptured
+  kFilterBlock,  // kids: a kConst, body, filters of kCaptured
   kMacro,        // name; kids: parameters (kName, with its default if it has one), body
   kCallBlock,    // kids: the call, a kMacro of its body
   kGeneration,   // kids: body

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <numeric>
 
 #include "data/template/format.h"
 #include "data/template/text.h"
@@ -105,6 +106,12 @@ std::string type_name(const Value& value) {
   return value.object<Loop>() != nullptr ? "loop" : "function";
 }
 
+const Value& checked_number(const Value& value) {
+  if (value.is<Undefined>()) throw Fault(value.why());
+  if (!value.is_number()) throw Fault("expected a number, got " + type_name(value));
+  return value;
+}
+
 bool truthy(const Value& value) {
   if (value.is<Undefined>() || value.is<None>()) return false;
   if (value.is_number()) return value.number() != 0;
@@ -127,7 +134,7 @@ std::string to_str(Heap& heap, const Value& value) {
     heap.work(value.text()->bytes.size() / 32);
     return value.text()->bytes;
   }
-  if (value.list() == nullptr && value.dict() == nullptr) return "<" + type_name(value) + ">";
+  if (value.list() == nullptr && value.dict() == nullptr) return str("<", type_name(value), ">");
   return repr(heap, value);
 }
 
@@ -173,6 +180,16 @@ std::partial_ordering compare(Heap& heap, const Value& a, const Value& b) {
   for (size_t i = 0; i < std::min(x.size(), y.size()); ++i)
     if (!equals(heap, x[i], y[i])) return compare(heap, x[i], y[i]);
   return x.size() <=> y.size();
+}
+
+std::vector<size_t> sorted_places(Heap& heap, const std::vector<Value>& keys, Order order) {
+  std::vector<size_t> places(keys.size());
+  std::iota(places.begin(), places.end(), size_t{0});
+  std::stable_sort(places.begin(), places.end(), [&](size_t a, size_t b) {
+    if (order == Order::kDown) std::swap(a, b);
+    return compare(heap, keys[a], keys[b]) < 0;
+  });
+  return places;
 }
 
 bool is_iterable(const Value& value) {

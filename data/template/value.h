@@ -204,6 +204,7 @@ class Items {
 
 // What Python's built-in functions make of values. `type_name` is for messages: "int", "str", ...
 std::string type_name(const Value& value);
+const Value& checked_number(const Value& value);  // Fault for other types
 bool truthy(const Value& value);
 bool is_iterable(const Value& value);
 std::optional<size_t> length(const Value& value);  // nothing for what has no len()
@@ -212,6 +213,9 @@ std::string repr(Heap& heap, const Value& value);
 bool equals(Heap& heap, const Value& a, const Value& b);
 // Throws Fault for types without an order.
 std::partial_ordering compare(Heap& heap, const Value& a, const Value& b);
+// The places of keys in ascending or descending order; equal ones stay as they are.
+enum class Order : bool { kUp, kDown };
+std::vector<size_t> sorted_places(Heap& heap, const std::vector<Value>& keys, Order order);
 bool contains(Heap& heap, const Value& container, const Value& item);
 // container[key], if there is such an item.
 std::optional<Value> find_item(Heap& heap, const Value& container, const Value& key);
