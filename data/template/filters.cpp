@@ -129,7 +129,7 @@ const Native& take_native(Call& c, Natives natives) {
 
 Value map(Call& c) {
   std::vector<Value> out;
-  const Items items(c.in, c.self());
+  const Items items(c.in, c.flag(0) ? c.self() : Value());  // nothing for None
   if (c.rest.values.empty()) {
     const Value path = c.rest.take("attribute"), otherwise = c.rest.take("default");
     if (path.absent()) throw Fault("'map' needs a filter or attribute=");
@@ -152,7 +152,7 @@ Value select(Call& c) {
   }
   const Native* test = c.rest.values.empty() ? nullptr : &take_native(c, tests_table());
   std::vector<Value> out;
-  for (const Value& item : Items(c.in, c.self())) {
+  for (const Value& item : Items(c.in, c.flag(0) ? c.self() : Value())) {
     const Value value = attribute_of(c.in, item, path);
     if (truthy(test == nullptr ? value : c.in.call_native(*test, value, c.rest)) == wanted)
       out.push_back(item);
@@ -233,8 +233,8 @@ Value to_int(Call& c) {
     if (const auto whole = parse_number<int64_t>(c.text(0), base)) return *whole;
     number = parse_number<double>(c.text(0));
   }
-  if (!number || !(std::abs(*number) < 9.2e18))
-    return c.args[1].absent() ? Value(int64_t{0}) : c.args[1];
+  if (number && std::abs(*number) > 9.2e18) throw Fault("a whole number leaves 64 bits");
+  if (!number || std::isnan(*number)) return c.args[1].absent() ? Value(int64_t{0}) : c.args[1];
   return static_cast<int64_t>(*number);
 }
 
@@ -261,7 +261,8 @@ Value round(Call& c) {
   if (method == "ceil") return std::ceil(value * scale) / scale;
   if (method == "floor") return std::floor(value * scale) / scale;
   if (method != "common") throw Fault("'round' has the methods common, ceil and floor");
-  if (!std::isfinite(value) || (c.self().is_integral() && digits >= 0)) return c.self();
+  if (c.self().is_integral() && digits >= 0) return c.self().integer();
+  if (!std::isfinite(value)) return value;
   const double rounded = std::nearbyint(value * scale) / scale;
   return c.self().is<double>() ? Value(rounded) : Value(static_cast<int64_t>(rounded));
 }

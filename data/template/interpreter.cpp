@@ -287,19 +287,15 @@ Value Interpreter::call_macro(const Node& macro, const std::shared_ptr<Scope>& o
   std::vector<const Node*> missing;
   for (const Node& parameter : parameters) {
     Value value = used < args.values.size() ? args.values[used++] : args.take(parameter.name);
-    if (value.absent())
-      missing.push_back(&parameter);
-    else
-      scope_->set(parameter.name, std::move(value));
+    if (value.absent() && !parameter.kids.empty()) missing.push_back(&parameter);
+    if (value.absent()) value = Value::undefined(str("'", parameter.name, "' was not given"));
+    scope_->set(parameter.name, std::move(value));
   }
   if (const Value caller = args.take("caller"); !caller.absent()) scope_->set("caller", caller);
   if (used < args.values.size() || !args.keywords.empty())
     throw Fault(str("the macro '", macro.name, "' does not take all these arguments"));
   // Defaults may refer to other parameters.
-  for (const Node* p : missing)
-    scope_->set(p->name, p->kids.empty()
-                             ? Value::undefined(str("parameter '", p->name, "' was not provided"))
-                             : eval(p->kids[0]));
+  for (const Node* p : missing) scope_->set(p->name, eval(p->kids[0]));
   const Value printed = capture(macro.kids.back());
   flow_ = Flow::kNext;
   return printed;

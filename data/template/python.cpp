@@ -332,22 +332,22 @@ std::string escape_html(Heap& heap, std::string_view text) {
 
 namespace {
 
-// Two texts, of which one that is no markup is escaped if the other one is.
 Value joined(Heap& heap, const Value& a, const Value& b) {
-  const auto is_markup = [](const Value& v) {
-    return v.text() != nullptr && v.text()->markup == Markup::kYes;
-  };
-  const bool markup = is_markup(a) || is_markup(b);
-  std::string out;
-  for (const Value* part : {&a, &b}) {
-    const std::string text = to_str(heap, *part);
-    heap.append(out, markup && !is_markup(*part) ? escape_html(heap, text) : text);
-  }
-  return heap.text(out, markup ? Markup::kYes : Markup::kNo);
+  std::string out = to_str(heap, a);
+  heap.append(out, to_str(heap, b));
+  return heap.text(out);
 }
 
 Value add(Heap& heap, const Value& a, const Value& b) {
-  if (a.text() != nullptr && b.text() != nullptr) return joined(heap, a, b);
+  if (a.text() != nullptr && b.text() != nullptr) {
+    if (a.text()->markup == b.text()->markup)
+      return heap.text(joined(heap, a, b).text()->bytes, a.text()->markup);
+    // One is escaped already, so the other one has to be.
+    const auto escaped = [&](const Text& text) {
+      return text.markup == Markup::kYes ? text.bytes : escape_html(heap, text.bytes);
+    };
+    return heap.text(escaped(*a.text()) + escaped(*b.text()), Markup::kYes);
+  }
   if (!are_alike(a, b) || a.list()->flavor == Flavor::kRange) no_operator("+", a, b);
   std::vector<Value> items = a.list()->items;
   items.insert(items.end(), b.list()->items.begin(), b.list()->items.end());

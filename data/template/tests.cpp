@@ -16,9 +16,8 @@ Value is_a(Call& c) {
 
 template <int64_t rest>
 Value is_modulo(Call& c) {
-  const int64_t by = c.args.size() > 1 ? c.integer(1, 0) : 2;
-  if (by == 0) throw Fault("division by zero");
-  return by == -1 || c.integer(0, 0) % by == rest || c.integer(0, 0) % by == -rest;
+  const Value by = c.args.size() > 1 ? c.args[1] : Value(int64_t{2});
+  return equals(c.in, find_operator(Level::kProduct, "%")->apply(c.in, c.self(), by), rest);
 }
 
 // `==` and the like as tests.
