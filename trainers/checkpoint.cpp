@@ -344,14 +344,18 @@ LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device
 ModelDescription describe_model(const std::string& checkpoint, const TrainConfig& config) {
   ModelDescription saved = saved_model(checkpoint);
   check_compatible(config, saved.config, *saved.tokenizer, checkpoint);
-  saved.config.dropout = config.model.dropout;
-  saved.config.recompute = config.model.recompute;
-  if (config.model.context > 0) saved.config.context = config.model.context;
+  take_run_options(config, saved.config);
   return saved;
 }
 
 LoadedModel load_model(const std::string& checkpoint, const TrainConfig& config, Device device) {
   return load_saved(checkpoint, describe_model(checkpoint, config), config.dtype, device);
+}
+
+void take_run_options(const TrainConfig& config, ModelConfig& model) {
+  model.dropout = config.model.dropout;
+  model.recompute = config.model.recompute;
+  if (config.model.context > 0) model.context = config.model.context;
 }
 
 namespace {

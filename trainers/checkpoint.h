@@ -113,8 +113,8 @@ struct LoadedModel {
   std::unique_ptr<Tokenizer> tokenizer;
 };
 LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device = {});
-// For training: dropout, recompute and dtype are those of `config`, everything else is the
-// checkpoint's. Throws InputError where check_compatible() does.
+// For training: dropout, recompute, dtype and a shorter context are those of `config`, everything
+// else is the checkpoint's. Throws InputError where check_compatible() does.
 LoadedModel load_model(const std::string& checkpoint, const TrainConfig& config,
                        Device device = {});
 // What such a model will be, without its weights.
@@ -123,6 +123,9 @@ struct ModelDescription {
   std::unique_ptr<Tokenizer> tokenizer;
 };
 ModelDescription describe_model(const std::string& checkpoint, const TrainConfig& config);
+// What a run may change of a model that passes check_compatible(): dropout, recompute, and the
+// context, which it may shorten.
+void take_run_options(const TrainConfig& config, ModelConfig& model);
 // Throws InputError if config.model or config.data.tokenizer asks for something else than `model`
 // and `tokenizer` are; a key with its default value asks for nothing. `source`: where they are
 // from.

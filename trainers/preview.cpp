@@ -108,8 +108,7 @@ std::vector<StagePreview> preview_plan(const RunPlan& plan) {
   for (const TrainConfig& config : plan.stages) {
     if (!out.empty()) {
       check_compatible(config, start.config, *start.tokenizer, "the stage before");
-      start.config.dropout = config.model.dropout;
-      start.config.recompute = config.model.recompute;
+      take_run_options(config, start.config);
     }
     out.push_back(preview_stage(config, start));
   }
