@@ -22,8 +22,8 @@ size_t byte_of(std::string_view text, size_t characters);
 std::string upper(std::string_view text);
 std::string lower(std::string_view text);
 std::string capitalize(std::string_view text);
-// Every word with its first letter in upper case: of the method, whose words are letters, and of
-// the filter, whose words end at spaces and opening brackets.
+// Every word with its first letter in upper case. The words of the method are letters; those of the
+// filter end at spaces and opening brackets.
 std::string title(std::string_view text);
 std::string title_words(std::string_view text);
 
