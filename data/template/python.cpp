@@ -363,10 +363,11 @@ Value repeated(Heap& heap, const Value& value, int64_t times) {
     return heap.text(out, text->markup);
   }
   const auto& source = value.list()->items;
+  Charge charge(&heap, 0);
   std::vector<Value> items;
   for (size_t i = 0; i < n && !source.empty(); ++i) {
     heap.work(source.size());
-    const Charge charge(&heap, items.size() * sizeof(Value));  // before the vector grows
+    charge.add(2 * source.size() * sizeof(Value));  // twice, as the vector doubles
     items.insert(items.end(), source.begin(), source.end());
   }
   return heap.list(std::move(items), value.is_tuple() ? Flavor::kTuple : Flavor::kList);

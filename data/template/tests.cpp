@@ -78,9 +78,11 @@ Value range(Call& c) {
   int64_t start = 0, stop = c.integer(1, 0), step = c.integer(3, 1);
   if (c.args[2].given()) start = stop, stop = c.integer(2, 0);
   if (step == 0) throw Fault("the step of range() cannot be 0");
+  Charge charge(&c.in, 0);
   std::vector<Value> items;
   while (step > 0 ? start < stop : start > stop) {
     c.in.work(1);
+    charge.add(2 * sizeof(Value));  // twice, as the vector doubles
     items.push_back(start);
     if (__builtin_add_overflow(start, step, &start)) break;
   }
