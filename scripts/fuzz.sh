@@ -31,9 +31,10 @@ done
 for target in "${targets[@]}"; do
   found=build/fuzz/corpus/$target
   mkdir -p "$found"
-  dictionary=tests/fuzz/$target.dict
+  inputs=("$found") dictionary=tests/fuzz/$target.dict
+  [ ! -d tests/fuzz/corpus/"$target" ] || inputs+=(tests/fuzz/corpus/"$target")
   log=build/fuzz/$target.log
-  if ! build/fuzz/tests/fuzz/"${target}_fuzz" "$found" tests/fuzz/corpus/"$target" -runs="$runs" \
+  if ! build/fuzz/tests/fuzz/"${target}_fuzz" "${inputs[@]}" -runs="$runs" \
     -max_total_time="$seconds" -max_len=4096 -timeout=10 -rss_limit_mb=1536 -malloc_limit_mb=512 \
     -artifact_prefix="build/fuzz/$target-" $([ ! -f "$dictionary" ] || echo -dict="$dictionary") >"$log" 2>&1; then
     tail -n 30 "$log"
