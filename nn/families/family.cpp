@@ -57,10 +57,11 @@ ModelConfig read_decoder(ConfigFile& file, const DecoderDefaults& defaults) {
   return c;
 }
 
-void read_window(ConfigFile& file, ModelConfig& c) {
+void read_window(ConfigFile& file, ModelConfig& c, const WindowDefaults& defaults) {
   const bool used = file.flag("use_sliding_window", true);
-  const int64_t window = file.integer("sliding_window", 0);
-  const int64_t first = file.integer("max_window_layers", 0);
+  const int64_t window =
+      file.integer("sliding_window", file.has("sliding_window") ? 0 : defaults.window);
+  const int64_t first = file.integer("max_window_layers", defaults.first_layer);
   const std::vector<std::string> types = file.texts("layer_types");
   if (!types.empty() && static_cast<int64_t>(types.size()) != c.num_layers)
     file.refuse("layer_types", str("expected ", c.num_layers, " entries"));

@@ -90,7 +90,11 @@ ModelConfig read_decoder(ConfigFile& file, const DecoderDefaults& defaults);
 // rope_parameters, or rope_theta and rope_scaling: fills rope_theta, rope_frequencies and
 // rope_scale, and shortens the context where angles would depend on the length of the text.
 void read_rope(ConfigFile& file, ModelConfig& config, double default_theta);
-// sliding_window, use_sliding_window, max_window_layers, layer_types.
-void read_window(ConfigFile& file, ModelConfig& config);
+// sliding_window, use_sliding_window, max_window_layers, layer_types; and what the first and the
+// third are where the file has no such field (null is no window).
+struct WindowDefaults {
+  int64_t window = 0, first_layer = 0;
+};
+void read_window(ConfigFile& file, ModelConfig& config, const WindowDefaults& defaults);
 
 }  // namespace cohort

@@ -5,8 +5,7 @@ namespace cohort {
 
 ModelConfig read_mistral(ConfigFile& file) {
   ModelConfig c = read_decoder(file, {.context = 4096 * 32});
-  read_window(file, c);
-  if (!file.has("sliding_window")) c.window = 4096;
+  read_window(file, c, {.window = 4096});
   return c;
 }
 

@@ -8,7 +8,7 @@ ModelConfig read_qwen3(ConfigFile& file) {
   c.qk_norm = true;
   c.qkv_bias = c.o_bias = file.flag("attention_bias", false);
   if (file.flag("use_sliding_window", false))
-    read_window(file, c);
+    read_window(file, c, {.window = 4096, .first_layer = 28});
   else
     file.ignore({"sliding_window", "max_window_layers", "layer_types"});
   return c;

@@ -16,6 +16,29 @@ std::string resolve_error(void (*change)(ModelConfig&)) {
   return "no error";
 }
 
+Json config_of(const char* model_type) {
+  Json json = Json().set("model_type", model_type).set("hidden_size", 16).set("vocab_size", 32);
+  json.set("num_hidden_layers", 30).set("num_attention_heads", 4).set("num_key_value_heads", 2);
+  return json.set("intermediate_size", 24).set("head_dim", 4);
+}
+
+// Where config.json leaves a field out, it means what transformers takes for it.
+TEST(FamilyDefaults, OfWindowsAreThoseOfTransformers) {
+  const auto window = [](const Json& json, int layer) {
+    return ModelConfig::from_json(json).window_of(layer);
+  };
+  EXPECT_EQ(window(config_of("mistral"), 3), 4096);
+  EXPECT_EQ(window(config_of("mistral").set("sliding_window", Json()), 3), 0);
+  EXPECT_EQ(window(config_of("qwen2"), 29), 0);
+  const Json qwen = config_of("qwen2").set("use_sliding_window", true);
+  EXPECT_EQ(window(qwen, 27), 0);
+  EXPECT_EQ(window(qwen, 28), 4096);
+  const Json smol = config_of("smollm3").set("use_sliding_window", true).set("sliding_window", 8);
+  EXPECT_EQ(window(smol, 2), 0);  // rotary
+  EXPECT_EQ(window(smol, 3), 8);
+  EXPECT_EQ(window(config_of("phi3"), 0), 0);
+}
+
 }  // namespace
 
 TEST(ModelConfig, ResolveFillsInWhatIsZero) {
