@@ -104,6 +104,8 @@ fi
 for package in "${libraries[@]}"; do
   installed "$package" || missing+=("$package")
 done
+# The sanitizers and libFuzzer of clang, which it only recommends.
+if [ "$dev" = yes ] && ! installed libclang-rt-dev; then missing_optional+=(libclang-rt-dev); fi
 if [ ${#missing[@]} -eq 0 ] && [ ${#missing_optional[@]} -eq 0 ]; then
   check_versions
   exit 0

@@ -28,11 +28,7 @@ class Folder {
  public:
   Folder(const NamedFiles& files, const std::string& where) : files_(files), where_(where) {}
   std::string path(const std::string& name) const { return where_ + "/" + name; }
-  const std::string* find(const std::string& name) const {
-    for (const auto& [known, content] : files_)
-      if (known == name) return &content;
-    return nullptr;
-  }
+  const std::string* find(const std::string& name) const { return find_file(files_, name); }
   // Null if there is no such file.
   Json json(const std::string& name) const {
     const std::string* content = find(name);

@@ -76,4 +76,11 @@ void read_window(ConfigFile& file, ModelConfig& c, const WindowDefaults& default
                                        : types[static_cast<size_t>(i)] == "sliding_attention");
 }
 
+void read_optional_window(ConfigFile& file, ModelConfig& c, const WindowDefaults& defaults) {
+  if (file.flag("use_sliding_window", false))
+    read_window(file, c, defaults);
+  else
+    file.ignore({"sliding_window", "max_window_layers", "layer_types"});
+}
+
 }  // namespace cohort

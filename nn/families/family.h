@@ -96,5 +96,7 @@ struct WindowDefaults {
   int64_t window = 0, first_layer = 0;
 };
 void read_window(ConfigFile& file, ModelConfig& config, const WindowDefaults& defaults);
+// The same for families whose window is off unless use_sliding_window says otherwise.
+void read_optional_window(ConfigFile& file, ModelConfig& config, const WindowDefaults& defaults);
 
 }  // namespace cohort

@@ -6,10 +6,7 @@ namespace cohort {
 ModelConfig read_qwen2(ConfigFile& file) {
   ModelConfig c = read_decoder(file, {.context = 32768});
   c.qkv_bias = true;
-  if (file.flag("use_sliding_window", false))
-    read_window(file, c, {.window = 4096, .first_layer = 28});
-  else
-    file.ignore({"sliding_window", "max_window_layers", "layer_types"});
+  read_optional_window(file, c, {.window = 4096, .first_layer = 28});
   return c;
 }
 

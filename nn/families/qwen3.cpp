@@ -7,10 +7,7 @@ ModelConfig read_qwen3(ConfigFile& file) {
   ModelConfig c = read_decoder(file, {.context = 32768, .head_dim = 128});
   c.qk_norm = true;
   c.qkv_bias = c.o_bias = file.flag("attention_bias", false);
-  if (file.flag("use_sliding_window", false))
-    read_window(file, c, {.window = 4096, .first_layer = 28});
-  else
-    file.ignore({"sliding_window", "max_window_layers", "layer_types"});
+  read_optional_window(file, c, {.window = 4096, .first_layer = 28});
   return c;
 }
 

@@ -16,14 +16,10 @@ ModelConfig read_smollm3(ConfigFile& file) {
   for (int64_t i = 0; i < c.num_layers; ++i)
     c.rotary.push_back(rotary.empty() ? (i + 1) % interval != 0
                                       : rotary[static_cast<size_t>(i)] != 0);
-  if (file.flag("use_sliding_window", false)) {
-    read_window(file, c, {});
-    // Unless the file says otherwise, layers with rotary positions see everything.
-    if (file.find("layer_types") == nullptr)
-      for (size_t i = 0; i < c.windowed.size(); ++i) c.windowed[i] = !c.rotary[i];
-  } else {
-    file.ignore({"sliding_window", "max_window_layers", "layer_types"});
-  }
+  read_optional_window(file, c, {});
+  // Unless the file says otherwise, layers with rotary positions see everything.
+  if (file.find("layer_types") == nullptr)
+    for (size_t i = 0; i < c.windowed.size(); ++i) c.windowed[i] = !c.rotary[i];
   return c;
 }
 
