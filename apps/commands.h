@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/dtype.h"
 #include "data/tokenizer.h"
+#include "trainers/checkpoint.h"
 #include "trainers/preview.h"
 
 namespace cohort::apps {
@@ -36,6 +38,11 @@ struct Placement {
   std::string device = "cpu";
   DType dtype = DType::kF32;
 };
+// The model and the tokenizer of a folder, checkpoint or run directory.
+LoadedModel load(const std::string& path, const Placement& place);
+// The configuration of the run that a model belongs to: of the nearest directory above it that has
+// one.
+std::optional<std::string> find_config(const std::string& model);
 
 // What each stage of a plan needs of memory in each of so many processes: one line per stage, each
 // after a line break.
@@ -56,6 +63,19 @@ struct GenerateOptions {
   enum class Output { kText, kJson } output = Output::kText;
 };
 int generate(const GenerateOptions& options);
+
+struct ChatOptions {
+  std::string model;  // a folder, checkpoint or run directory with a chat template
+  Placement place;
+  std::string system;           // the first message; empty: none, or that of the model's run
+  std::string template_kwargs;  // variables of the template, a JSON object; empty: as `system`
+  // None: what the folder's generation_config.json recommends, else as `generate`.
+  std::optional<double> temperature, top_p;
+  std::optional<int64_t> top_k;
+  int64_t max_tokens = 2048, seed = 1;
+};
+// A conversation over standard input and output; ends with the input.
+int chat(const ChatOptions& options);
 
 struct LogprobsOptions {
   std::string model;

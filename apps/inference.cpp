@@ -12,7 +12,6 @@
 #include "trainers/evaluate.h"
 
 namespace cohort::apps {
-namespace {
 
 LoadedModel load(const std::string& path, const Placement& place) {
   if (place.dtype == DType::kBF16 && place.device == "cpu")
@@ -21,6 +20,16 @@ LoadedModel load(const std::string& path, const Placement& place) {
     return load_model(checkpoint, place.dtype, parse_device(place.device, "device"));
   });
 }
+
+std::optional<std::string> find_config(const std::string& model) {
+  namespace fs = std::filesystem;
+  for (fs::path dir = fs::absolute(model).lexically_normal(); dir.has_relative_path();
+       dir = dir.parent_path())
+    if (path_exists(dir / "config.yaml")) return (dir / "config.yaml").string();
+  return {};
+}
+
+namespace {
 
 std::vector<std::string> lines_or_stdin(std::vector<std::string> texts) {
   if (!texts.empty()) return texts;
@@ -44,12 +53,8 @@ Json ids_json(std::span<const int32_t> ids) {
   return list;
 }
 
-// The run a checkpoint belongs to: the nearest directory above it with a configuration.
 std::string config_of(const std::string& model) {
-  namespace fs = std::filesystem;
-  for (fs::path dir = fs::absolute(model).lexically_normal(); dir.has_relative_path();
-       dir = dir.parent_path())
-    if (path_exists(dir / "config.yaml")) return (dir / "config.yaml").string();
+  if (const auto found = find_config(model)) return *found;
   throw InputError(str("no config.yaml above ", model,
                        "; hint: say what to evaluate on with --config CONFIG.yaml"));
 }
@@ -140,7 +145,8 @@ int generate(const GenerateOptions& options) {
     }
   };
   Sampler(*loaded.model, *loaded.tokenizer, sampling)
-      .sample(prompts, options.num, {.seed = static_cast<uint64_t>(options.seed)}, print);
+      .sample(prompts, options.num, {.seed = static_cast<uint64_t>(options.seed)},
+              {.on_finished = print});
   return kOk;
 }
 

@@ -137,6 +137,33 @@ void add_generate(CLI::App& app, Command& chosen) {
   command->callback([&, options] { chosen = [options] { return generate(*options); }; });
 }
 
+void add_chat(CLI::App& app, Command& chosen) {
+  const auto options = std::make_shared<ChatOptions>();
+  CLI::App* command = app.add_subcommand(
+      "chat",
+      "talk to a model that has a chat template: a line is a message, Ctrl-C stops a reply, /new "
+      "begins another conversation, Ctrl-D ends");
+  command->add_option("model", options->model, "folder, checkpoint or run directory")->required();
+  command->add_option("--system", options->system, "the system message; default: that of the run");
+  command->add_option("--chat-template-kwargs", options->template_kwargs,
+                      "variables of the template, a JSON object: '{\"enable_thinking\": false}'");
+  command
+      ->add_option("--temperature", options->temperature,
+                   "0: greedy; this and the next two: the model's generation_config.json has the "
+                   "defaults")
+      ->check(CLI::Range(0.0, 100.0));
+  command->add_option("--top-k", options->top_k, "0: off")->check(CLI::NonNegativeNumber);
+  command->add_option("--top-p", options->top_p, "1: off")->check(CLI::Range(1e-6, 1.0));
+  command->add_option("--max-tokens", options->max_tokens, "per reply")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  command->add_option("--seed", options->seed, "of the random draws")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  add_placement(command, options->place);
+  command->callback([&, options] { chosen = [options] { return chat(*options); }; });
+}
+
 void add_logprobs(CLI::App& app, Command& chosen) {
   const auto options = std::make_shared<LogprobsOptions>();
   CLI::App* command = app.add_subcommand(
@@ -246,8 +273,8 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_version_flag("--version", version(), "print the version, and whether CUDA is in it");
   Command chosen;
-  for (const auto add : {add_train, add_check, add_generate, add_logprobs, add_eval, add_inspect,
-                         add_tokenizer, add_template, add_gradcheck})
+  for (const auto add : {add_train, add_check, add_generate, add_chat, add_logprobs, add_eval,
+                         add_inspect, add_tokenizer, add_template, add_gradcheck})
     add(app, chosen);
 
   std::vector<std::string> names;

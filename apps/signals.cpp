@@ -35,6 +35,10 @@ extern "C" void end_interrupted(int) {
   _exit(kInterrupted);
 }
 
+extern "C" void on_interrupt(int) {
+  if (g_stop.exchange(true)) _exit(kInterrupted);
+}
+
 extern "C" void on_hangup(int) {
   g_stop = true;
 }
@@ -60,6 +64,11 @@ void set_signals() {
   std::signal(SIGTERM, end_interrupted);
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
+}
+
+std::atomic<bool>& interrupt_request() {
+  std::signal(SIGINT, on_interrupt);
+  return g_stop;
 }
 
 const std::atomic<bool>& stop_on_signals(SignalVoice voice) {

@@ -10,6 +10,10 @@ namespace cohort::apps {
 // process (SIGPIPE, SIGXFSZ).
 void set_signals();
 
+// From now on SIGINT makes the result true, and ends the process where it is true already. Whoever
+// has seen it sets it to false again.
+std::atomic<bool>& interrupt_request();
+
 // What this process says of signals: all, only that patience is needed (the ranks that it has
 // started say the rest), or nothing (another rank speaks).
 enum class SignalVoice { kAll, kPatience, kNone };

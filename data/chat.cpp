@@ -27,6 +27,13 @@ bool is_assistant(const Json& message) {
 
 }  // namespace
 
+Json parse_template_kwargs(const std::string& text, const std::string& where) {
+  if (text.empty()) return {};
+  Json kwargs = parse_json(text, where);
+  if (!kwargs.is_object()) throw InputError(where + ": expected an object like '{\"a\": true}'");
+  return kwargs;
+}
+
 Json make_message(const std::string& role, const std::string& content) {
   return Json().set("role", role).set("content", content);
 }
@@ -69,13 +76,13 @@ ChatFormat::Conversation ChatFormat::conversation(const Json& messages) const {
 }
 
 std::optional<int32_t> ChatFormat::end_of_turn(const Tokenizer& tokenizer) const {
-  const std::string said = "x";
-  const Conversation c =
-      conversation(Json::Array{make_message("user", said), make_message("assistant", said)});
-  const auto [begin, end] = c.assistant.back();
-  const size_t at = c.text.find(said, begin);
-  if (at == c.text.npos || at >= end) return {};
-  const std::vector<int32_t> after = tokenizer.encode(c.text.substr(at + said.size()));
+  const std::string said = "so it is said";  // by no template itself
+  const std::string text =
+      render(Json::Array{make_message("user", said), make_message("assistant", said)}, Prompt::kNo)
+          .text;
+  const size_t at = text.rfind(said);
+  if (at == text.npos) return {};
+  const std::vector<int32_t> after = tokenizer.encode(text.substr(at + said.size()));
   // A special token is one that gives no text.
   if (after.empty() || !tokenizer.decode({after.data(), 1}).empty()) return {};
   return after[0];

@@ -41,6 +41,10 @@ class ChatFormat {
   Json variables_;
 };
 
+// Variables of a template from the text of a JSON object; null for an empty text. Throws InputError
+// naming `where`.
+Json parse_template_kwargs(const std::string& text, const std::string& where);
+
 // {role, content}
 Json make_message(const std::string& role, const std::string& content);
 

@@ -2,6 +2,7 @@
 // folder holds its tokenizer.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -72,10 +73,15 @@ std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& w
 // merges.txt. Throws InputError naming the file.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
 
-// A DecodeStream for code that reads better with an object.
+// A DecodeStream of what follows other ids: some tokenizers drop a space at the start of a text,
+// and a character may have begun before.
 class StreamDecoder {
  public:
-  explicit StreamDecoder(const Tokenizer& tokenizer) : stream_(tokenizer.decode_stream()) {}
+  explicit StreamDecoder(const Tokenizer& tokenizer, std::span<const int32_t> before = {})
+      : stream_(tokenizer.decode_stream()) {
+    constexpr size_t kCharacter = 4;  // bytes of the longest
+    for (const int32_t id : before.last(std::min(before.size(), kCharacter))) stream_->push(id);
+  }
   std::string push(int32_t id) { return stream_->push(id); }
   std::string finish() { return stream_->finish(); }
 

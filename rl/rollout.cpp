@@ -30,12 +30,9 @@ int64_t decoder_rows(int64_t count, Device device) {
   return rows;
 }
 
-// The text of the ids from `begin` on, where others stand before them: some tokenizers drop a space
-// at the start of a text, and a character may have begun in the prompt.
+// The text of the ids from `begin` on.
 std::string text_after(const Tokenizer& tokenizer, std::span<const int32_t> ids, size_t begin) {
-  constexpr size_t kBefore = 4;  // bytes of a character
-  StreamDecoder text(tokenizer);
-  for (size_t i = begin - std::min(begin, kBefore); i < begin; ++i) text.push(ids[i]);
+  StreamDecoder text(tokenizer, ids.first(begin));
   std::string out;
   for (size_t i = begin; i < ids.size(); ++i) out += text.push(ids[i]);
   return out + text.finish();
@@ -141,6 +138,7 @@ class Sampler::Decoder {
 struct Sampler::Session {
   KVCache cache;
   const uint64_t seed;
+  const SampleCallbacks& callbacks;
   const int32_t idle_row = cache.acquire();  // of the cache: decoders' idle rows write there
   std::vector<Sequence> sequences;
   size_t next = 0;                                       // of the sequences that wait
@@ -182,9 +180,9 @@ std::vector<Trajectory> Sampler::start(std::span<const Example> prompts, int64_t
   return out;
 }
 
-std::vector<Trajectory> Sampler::sample(
-    std::span<const Example> prompts, int64_t num_generations, const SampleAddress& address,
-    const std::function<void(const Trajectory&)>& on_finished) const {
+std::vector<Trajectory> Sampler::sample(std::span<const Example> prompts, int64_t num_generations,
+                                        const SampleAddress& address,
+                                        const SampleCallbacks& callbacks) const {
   std::vector<Trajectory> trajectories = start(prompts, num_generations, address);
   if (trajectories.empty()) return trajectories;
   const ModelConfig& c = model_.config();
@@ -207,6 +205,7 @@ std::vector<Trajectory> Sampler::sample(
       .max_length = longest};
   Session session{.cache = KVCache(rows, model_.dtype(), model_.device()),
                   .seed = address.seed,
+                  .callbacks = callbacks,
                   .sequences = std::move(sequences)};
   session.cache.reserve(session.idle_row, 1);
   while (session.next < session.sequences.size() || !session.active.empty()) {
@@ -220,7 +219,7 @@ std::vector<Trajectory> Sampler::sample(
     for (const Sequence* sequence : session.active) {
       if (!sequence->done) continue;
       session.cache.release(sequence->row);
-      if (on_finished) on_finished(*sequence->out);
+      if (callbacks.on_finished) callbacks.on_finished(*sequence->out);
     }
     std::erase_if(session.active, [](const Sequence* s) { return s->done; });
     if (session.active.size() != before) session.current = nullptr;
@@ -306,11 +305,13 @@ void Sampler::append_tokens(Session& session, const Drawn& drawn) const {
     out.cut += statistics[2 * n + i];
     const bool stopped =
         std::find(stop_tokens_.begin(), stop_tokens_.end(), token) != stop_tokens_.end();
-    s.done = stopped || s.length() >= s.max_length;
+    const bool cancelled = session.callbacks.on_token && !session.callbacks.on_token(out);
+    s.done = stopped || cancelled || s.length() >= s.max_length;
     if (!s.done) continue;
     const auto prompt = static_cast<size_t>(out.prompt_length);
     if (!stopped)
-      out.stop_reason = s.length() - out.prompt_length >= config_.max_completion_length
+      out.stop_reason = s.length() < s.max_length ? StopReason::kCancelled
+                        : s.length() - out.prompt_length >= config_.max_completion_length
                             ? StopReason::kLength
                             : StopReason::kContext;
     out.text = text_after(tokenizer_, out.tokens, prompt);

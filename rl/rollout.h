@@ -65,18 +65,27 @@ struct SampleAddress {
   std::vector<int64_t> prompt_indices;
 };
 
+// What a caller of the sampler hears while it samples.
+struct SampleCallbacks {
+  // Of each completion as soon as it is complete, in the order in which they end.
+  std::function<void(const Trajectory&)> on_finished;
+  // Of each token that was drawn, the last of trajectory.tokens. `text` of the trajectory is not
+  // set yet. False ends the completion here.
+  std::function<bool(const Trajectory&)> on_token;
+};
+
 class Sampler {
  public:
   // The sampler refers to model and tokenizer. Throws InputError for a stop token that the model
   // does not have.
   Sampler(const Transformer& model, const Tokenizer& tokenizer, const SamplingConfig& config);
   // `num_generations` completions of each prompt: completion (i, g) is element
-  // i * num_generations + g. `on_finished` gets each as soon as it is complete, in the order in
-  // which they end. Throws InputError naming the prompt if it is empty, cannot be tokenised, or
-  // leaves no room in the context for one token, NonFiniteError where logits are not finite.
-  std::vector<Trajectory> sample(
-      std::span<const Example> prompts, int64_t num_generations, const SampleAddress& address,
-      const std::function<void(const Trajectory&)>& on_finished = nullptr) const;
+  // i * num_generations + g. Throws InputError naming the prompt if it is empty, cannot be
+  // tokenised, or leaves no room in the context for one token, NonFiniteError where logits are not
+  // finite.
+  std::vector<Trajectory> sample(std::span<const Example> prompts, int64_t num_generations,
+                                 const SampleAddress& address,
+                                 const SampleCallbacks& callbacks = {}) const;
 
  private:
   struct Sequence;

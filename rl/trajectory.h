@@ -10,8 +10,9 @@ namespace cohort {
 
 enum class StopReason {
   kStopToken,
-  kLength,   // max_completion_length
-  kContext,  // the model has no room for more
+  kLength,     // max_completion_length
+  kContext,    // the model has no room for more
+  kCancelled,  // SampleCallbacks::on_token
 };
 
 // A prompt and what was sampled after it.

@@ -294,12 +294,9 @@ Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> token
     need_tokenizer([&] { return all_text(*out.train) + all_text(*held_out); });
   }
   if (data.is_chat()) {
-    const Json kwargs = data.chat_template_kwargs.empty()
-                            ? Json()
-                            : parse_json(data.chat_template_kwargs, "data.chat_template_kwargs");
-    if (!kwargs.is_null() && !kwargs.is_object())
-      throw InputError("data.chat_template_kwargs: expected an object like '{\"a\": true}'");
-    const auto format = std::make_shared<ChatFormat>(*out.tokenizer, kwargs);
+    const auto format = std::make_shared<ChatFormat>(
+        *out.tokenizer,
+        parse_template_kwargs(data.chat_template_kwargs, "data.chat_template_kwargs"));
     out.end_of_turn = format->end_of_turn(*out.tokenizer);
     out.train = std::make_unique<ChatSet>(std::move(out.train), format, config);
     held_out = std::make_unique<ChatSet>(std::move(held_out), format, config);

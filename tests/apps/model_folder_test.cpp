@@ -1,5 +1,8 @@
 // Folders of Hugging Face's format wherever the command takes a model.
+#include <unistd.h>
+
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 
 #include "data/json.h"
@@ -120,6 +123,71 @@ TEST_F(ModelFolders, InspectSaysWhatTheyAre) {
     EXPECT_NE(output.out.find(line), std::string::npos) << line << "\n" << output.out;
   fs::remove(model_ + "/tokenizer.json");
   EXPECT_EQ(run_cohort({"inspect", model_}).code, 0);
+}
+
+class Chat : public ModelFolders {
+ protected:
+  Chat() {
+    write_file(model_ + "/chat_template.jinja",
+               "{% for m in messages %}{{ m.role[0] }}{{ m.content }}</s>{% endfor %}"
+               "{% if add_generation_prompt %}a{{ thinking }}{% endif %}");
+  }
+  // What the model says greedily after a text, up to the end of its turn.
+  std::string completion(const std::string& text) const {
+    const Output output =
+        run_cohort({"generate", model_, text, "--temperature=0", "--max-tokens=5", "--json"});
+    EXPECT_EQ(output.code, 0) << output.err;
+    return parse_json(output.out, "").at("completion").as_string();
+  }
+};
+
+TEST_F(Chat, RepliesToTheWholeConversation) {
+  const std::string first = "sbe</s>uab</s>a", one = completion(first),
+                    two = completion(first + one + "</s>ub\nc</s>a");
+  const std::vector<std::string> chat = {"chat", model_, "--temperature=0", "--max-tokens=5",
+                                         "--system=be"};
+  EXPECT_EQ(run_cohort(chat, "ab\nb\\\nc\n").out, one + "\n" + two + "\n");
+  EXPECT_EQ(run_cohort(chat, "ab\n/new\n\nab\n").out, one + "\n" + one + "\n");
+  std::vector<std::string> thinking = chat;
+  thinking.push_back(R"(--chat-template-kwargs={"thinking": "b"})");
+  EXPECT_EQ(run_cohort(thinking, "ab\n").out, completion(first + "b") + "\n");
+}
+
+TEST_F(Chat, SamplesAsTheFolderRecommends) {
+  write_file(model_ + "/generation_config.json", R"({"temperature": 0.0, "top_k": 20})");
+  EXPECT_EQ(run_cohort({"chat", model_, "--max-tokens=5"}, "ab\n").out,
+            completion("uab</s>a") + "\n");
+}
+
+TEST_F(Chat, InterruptsStopAReply) {
+  Json config = parse_json(read_file(model_ + "/config.json"), "");
+  config.set("max_position_embeddings", 1 << 20).set("eos_token_id", 0);
+  write_file(model_ + "/config.json", config.dump());
+  fs::remove(model_ + "/generation_config.json");
+  write_file(model_ + "/chat_template.jinja", "{{ messages[0].content }}");
+  // The model repeats itself for ever after this text.
+  Process process({"chat", model_, "--temperature=0", "--max-tokens=200000"}, "next\nnext\n");
+  std::string notes;
+  for (int i = 0; i < 2; ++i) {
+    const size_t before = process.out().size();
+    while (process.out().size() < before + 8 && process.running()) usleep(1000);
+    ASSERT_TRUE(process.running()) << process.err();
+    process.signal(SIGINT);
+    notes += "[stopped]\n";
+    while (process.err().size() < notes.size() && process.running()) usleep(1000);
+  }
+  const Output output = process.wait();
+  EXPECT_EQ(output.code, 0);
+  EXPECT_EQ(output.err, notes);
+}
+
+TEST_F(Chat, WhatDoesNotFitIsNamed) {
+  expect_bad_input(run_cohort({"chat", model_}, std::string(40, 'a') + "\n"),
+                   {"prompt 0 has 43 tokens, the model's context is 32"});
+  expect_bad_input(run_cohort({"chat", model_, "--chat-template-kwargs=[]"}, "a\n"),
+                   {"--chat-template-kwargs: expected an object"});
+  fs::remove(model_ + "/chat_template.jinja");
+  expect_bad_input(run_cohort({"chat", model_}, "a\n"), {"has no chat template"});
 }
 
 }  // namespace

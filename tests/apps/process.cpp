@@ -75,6 +75,10 @@ bool Process::running() {
   return !ended_;
 }
 
+std::string Process::out() const {
+  return std::filesystem::exists(dir_.path("out")) ? read_file(dir_.path("out")) : "";
+}
+
 std::string Process::err() const {
   return std::filesystem::exists(dir_.path("err")) ? read_file(dir_.path("err")) : "";
 }

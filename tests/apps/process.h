@@ -37,7 +37,8 @@ class Process {
   // Waits for the end.
   Output wait();
   bool running();
-  // What it has written to standard error so far.
+  // What it has written so far.
+  std::string out() const;
   std::string err() const;
   // Whether it has asked for a signal to be ignored.
   bool ignores(int number) const;

@@ -117,7 +117,8 @@ TEST_F(RolloutTest, ReportsEachCompletionWhenItEnds) {
   std::vector<Trajectory> finished;
   const Sampler sampler(model_, *tokenizer_, config);
   const auto all =
-      sampler.sample(prompts_, 6, {.seed = 2}, [&](const Trajectory& t) { finished.push_back(t); });
+      sampler.sample(prompts_, 6, {.seed = 2},
+                     {.on_finished = [&](const Trajectory& t) { finished.push_back(t); }});
   ASSERT_EQ(finished.size(), all.size());
   std::vector<int64_t> order;
   for (const Trajectory& t : finished) {
@@ -130,6 +131,28 @@ TEST_F(RolloutTest, ReportsEachCompletionWhenItEnds) {
   EXPECT_FALSE(std::is_sorted(order.begin(), order.end()));
   std::sort(order.begin(), order.end());
   for (size_t i = 0; i < order.size(); ++i) EXPECT_EQ(order[i], static_cast<int64_t>(i));
+}
+
+TEST_F(RolloutTest, ReportsEachTokenAndEndsWhatIsNoLongerWanted) {
+  SamplingConfig config;
+  config.max_completion_length = 8;
+  const Sampler sampler(model_, *tokenizer_, config);
+  const auto all = sampler.sample(prompts_, 6, {.seed = 2});
+  const auto cut = sampler.sample(prompts_, 6, {.seed = 2},
+                                  {.on_finished = nullptr, .on_token = [](const Trajectory& t) {
+                                     return t.index % 2 == 0 || t.completion_length() < 3;
+                                   }});
+  for (size_t i = 0; i < all.size(); ++i) {
+    std::vector<int32_t> wanted = all[i].tokens;
+    if (i % 2 == 1 && all[i].completion_length() > 3) {
+      wanted.resize(static_cast<size_t>(all[i].prompt_length) + 3);
+      EXPECT_EQ(cut[i].stop_reason, StopReason::kCancelled);
+      EXPECT_TRUE(all[i].text.starts_with(cut[i].text));
+    } else {
+      EXPECT_EQ(cut[i].text, all[i].text);
+    }
+    EXPECT_EQ(cut[i].tokens, wanted);
+  }
 }
 
 TEST_F(RolloutTest, LogitsThatAreNotFiniteAreAnErrorOfTheirOwn) {

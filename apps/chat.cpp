@@ -1,0 +1,162 @@
+// `cohort chat`: a conversation with a model on the terminal.
+#include <unistd.h>
+
+#include <iostream>
+
+#include "apps/commands.h"
+#include "apps/signals.h"
+#include "data/chat.h"
+#include "rl/rollout.h"
+
+namespace cohort::apps {
+namespace {
+
+// What is said to the model beside the messages: as asked for, else as the model was trained.
+struct Setting {
+  std::string system;
+  Json template_kwargs;
+};
+
+Setting setting_of(const ChatOptions& options) {
+  Setting setting{options.system,
+                  parse_template_kwargs(options.template_kwargs, "--chat-template-kwargs")};
+  const auto config = find_config(options.model);
+  if (!config) return setting;
+  const DataConfig data = load_plan(*config, {}).stages.back().data;
+  if (setting.system.empty()) setting.system = data.system;
+  if (setting.template_kwargs.is_null())
+    setting.template_kwargs =
+        parse_template_kwargs(data.chat_template_kwargs, *config + ": data.chat_template_kwargs");
+  return setting;
+}
+
+// As asked for, else as the model's folder recommends.
+SamplingConfig sampling_of(const ChatOptions& options, const Tokenizer& tokenizer,
+                           const ChatFormat& format) {
+  const NamedFiles files = tokenizer.files();
+  const std::string* text = find_file(files, "generation_config.json");
+  const Json recommended = text == nullptr ? Json() : parse_json(*text, "generation_config.json");
+  const auto number = [&](auto asked, const char* name, auto otherwise) {
+    const Json* found = recommended.find(name);
+    if (asked) return *asked;
+    return found == nullptr || !found->is_number()
+               ? otherwise
+               : static_cast<decltype(otherwise)>(found->as_double());
+  };
+  SamplingConfig sampling;
+  sampling.temperature = number(options.temperature, "temperature", sampling.temperature);
+  sampling.top_p = number(options.top_p, "top_p", sampling.top_p);
+  sampling.top_k = number(options.top_k, "top_k", sampling.top_k);
+  sampling.max_completion_length = options.max_tokens;
+  if (const auto end = format.end_of_turn(tokenizer)) sampling.stop_tokens.push_back(*end);
+  return sampling;
+}
+
+void print(const std::string& text) {
+  std::cout << text << std::flush;
+  if (!std::cout) throw Error("cannot write to standard output");
+}
+
+// What became of a reply that the model has not ended itself.
+const char* note_on(StopReason reason) {
+  switch (reason) {
+    case StopReason::kStopToken:
+      return nullptr;
+    case StopReason::kLength:
+      return "[the reply has reached --max-tokens]";
+    case StopReason::kContext:
+      return "[the context is full; /new begins another conversation]";
+    case StopReason::kCancelled:
+      return "[stopped]";
+  }
+  return nullptr;
+}
+
+class Conversation {
+ public:
+  explicit Conversation(const ChatOptions& options)
+      : seed_(static_cast<uint64_t>(options.seed)),
+        loaded_(load(options.model, options.place)),
+        setting_(setting_of(options)),
+        format_(*loaded_.tokenizer, setting_.template_kwargs),
+        sampler_(*loaded_.model, *loaded_.tokenizer,
+                 sampling_of(options, *loaded_.tokenizer, format_)) {
+    begin();
+  }
+
+  void begin() {
+    messages_ = Json::Array{};
+    if (!setting_.system.empty()) messages_.push_back(make_message("system", setting_.system));
+  }
+
+  // Prints the reply while it is sampled. Throws InputError, as if nothing had been said, for a
+  // message that the template refuses or that the context has no room for.
+  void reply_to(const std::string& text) {
+    Json messages = messages_;
+    messages.push_back(make_message("user", text));
+    const Example prompt{.prompt = format_.prompt(messages), .special = SpecialTokens::kNone};
+    interrupted_ = false;
+    std::optional<StreamDecoder> reply;
+    const auto on_token = [&](const Trajectory& t) {
+      if (!reply)
+        reply.emplace(*loaded_.tokenizer,
+                      std::span(t.tokens).first(static_cast<size_t>(t.prompt_length)));
+      print(reply->push(t.tokens.back()));
+      return !interrupted_;
+    };
+    const Trajectory t =
+        sampler_.sample({&prompt, 1}, 1, {.seed = seed_, .step = replies_++},
+                        {.on_finished = nullptr, .on_token = on_token})[0];
+    print(reply->finish() + "\n");
+    if (const char* note = note_on(t.stop_reason)) std::cerr << note << '\n';
+    messages.push_back(make_message("assistant", t.text));
+    messages_ = std::move(messages);
+  }
+
+ private:
+  std::atomic<bool>& interrupted_ = interrupt_request();
+  const uint64_t seed_;
+  int64_t replies_ = 0;
+  const LoadedModel loaded_;
+  const Setting setting_;
+  const ChatFormat format_;
+  const Sampler sampler_;
+  Json messages_;
+};
+
+// The next message: a line, with those after it where it ends with a backslash. False at the end of
+// the input.
+bool read_message(bool terminal, std::string& message) {
+  message.clear();
+  for (std::string line;;) {
+    if (terminal) std::cerr << (message.empty() ? "> " : ". ") << std::flush;
+    if (!std::getline(std::cin, line)) return !message.empty();
+    message += line;
+    if (!message.ends_with('\\')) return true;
+    message.back() = '\n';
+  }
+}
+
+}  // namespace
+
+int chat(const ChatOptions& options) {
+  const bool terminal = isatty(STDIN_FILENO) == 1;
+  Conversation conversation(options);
+  for (std::string message; read_message(terminal, message);) {
+    if (message.empty()) continue;
+    if (message == "/new") {
+      conversation.begin();
+      continue;
+    }
+    try {
+      conversation.reply_to(message);
+    } catch (const InputError& error) {
+      if (!terminal) throw;
+      std::cerr << "cohort: " << error.what() << '\n';
+    }
+  }
+  if (terminal) std::cerr << '\n';
+  return kOk;
+}
+
+}  // namespace cohort::apps
