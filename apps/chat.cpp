@@ -104,9 +104,8 @@ class Conversation {
       print(reply->push(t.tokens.back()));
       return !interrupted_;
     };
-    const Trajectory t =
-        sampler_.sample({&prompt, 1}, 1, {.seed = seed_, .step = replies_++},
-                        {.on_finished = nullptr, .on_token = on_token})[0];
+    const Trajectory t = sampler_.sample({&prompt, 1}, 1, {.seed = seed_, .step = replies_++},
+                                         {.on_finished = nullptr, .on_token = on_token})[0];
     print(reply->finish() + "\n");
     if (const char* note = note_on(t.stop_reason)) std::cerr << note << '\n';
     messages.push_back(make_message("assistant", t.text));

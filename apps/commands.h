@@ -58,7 +58,7 @@ struct GenerateOptions {
   double temperature = 1, top_p = 1;
   int64_t top_k = 0, max_tokens = 256, num = 1, seed = 1;
   // What a prompt is: its text, the same as a JSON string, or a JSON object whose fields fill
-  // data.jsonl.prompt of the model's run.
+  // data.jsonl.prompt or data.jsonl.messages of the model's run.
   enum class Input { kText, kJson, kFields } input = Input::kText;
   enum class Output { kText, kJson } output = Output::kText;
 };

@@ -59,16 +59,20 @@ std::string config_of(const std::string& model) {
                        "; hint: say what to evaluate on with --config CONFIG.yaml"));
 }
 
-std::vector<Example> prompts_of(const GenerateOptions& options) {
+// The configuration of the model's run, which reads problems from a file.
+TrainConfig problems_config(const std::string& model) {
+  const std::string path = config_of(model);
+  TrainConfig config = load_plan(path, {}).stages.back();
+  if (config.data.jsonl.path.empty())
+    throw InputError(
+        str("--template: ", path, " has no data.jsonl; hint: give the prompts as text"));
+  return config;
+}
+
+// `run`: of prompts that are fields.
+std::vector<Example> prompts_of(const GenerateOptions& options, const TrainConfig& run,
+                                const Tokenizer& tokenizer) {
   using Input = GenerateOptions::Input;
-  JsonlConfig jsonl;
-  if (options.input == Input::kFields) {
-    const std::string config = config_of(options.model);
-    jsonl = load_plan(config, {}).stages.back().data.jsonl;
-    if (jsonl.path.empty())
-      throw InputError(
-          str("--template: ", config, " has no data.jsonl; hint: give the prompts as text"));
-  }
   std::vector<Example> prompts;
   for (std::string& text : lines_or_stdin(options.prompts)) {
     const std::string where = str("prompt ", prompts.size() + 1);
@@ -82,7 +86,8 @@ std::vector<Example> prompts_of(const GenerateOptions& options) {
       throw InputError(str(where, ": expected ",
                            fields ? "an object like {\"question\": ...}"
                                   : "a JSON string like \"1+1=\"; hint: leave out --json-input"));
-    prompts.push_back({.prompt = fields ? render_prompt(jsonl, value, where) : value.as_string()});
+    prompts.push_back(fields ? prompt_of(run, tokenizer, value, where)
+                             : Example{.prompt = value.as_string()});
   }
   return prompts;
 }
@@ -123,8 +128,13 @@ void print_text(const std::string& prompt, const Trajectory& c, int64_t num, int
 
 int generate(const GenerateOptions& options) {
   const LoadedModel loaded = load(options.model, options.place);
-  const std::vector<Example> prompts = prompts_of(options);
+  TrainConfig run;
   SamplingConfig sampling;
+  if (options.input == GenerateOptions::Input::kFields) {
+    run = problems_config(options.model);
+    sampling.stop_tokens = sampling_for(run, *loaded.tokenizer).stop_tokens;
+  }
+  const std::vector<Example> prompts = prompts_of(options, run, *loaded.tokenizer);
   sampling.temperature = options.temperature;
   sampling.top_p = options.top_p;
   sampling.top_k = options.top_k;

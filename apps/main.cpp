@@ -132,7 +132,7 @@ void add_generate(CLI::App& app, Command& chosen) {
   command
       ->add_flag_callback(
           "--template", [options] { options->input = Input::kFields; },
-          "each prompt is a JSON object that fills data.jsonl.prompt of the model's run")
+          "each prompt is a JSON object like a line of the data of the model's run")
       ->excludes(strings);
   command->callback([&, options] { chosen = [options] { return generate(*options); }; });
 }

@@ -125,7 +125,7 @@ struct JsonlSplits {
 // read, malformed JSON, no object, a missing field; or, for any other fraction, no example at all
 // in a split.
 JsonlSplits load_jsonl(const JsonlConfig& config);
-// The prompt of one object. Throws InputError naming `where` for a missing field.
-std::string render_prompt(const JsonlConfig& config, const Json& fields, const std::string& where);
+// What one object asks: prompt or messages. Throws InputError naming `where` for a missing field.
+Example read_prompt(const JsonlConfig& config, const Json& fields, const std::string& where);
 
 }  // namespace cohort

@@ -129,8 +129,9 @@ std::string last_words(const Json& messages) {
 
 }  // namespace
 
-std::string render_prompt(const JsonlConfig& config, const Json& fields, const std::string& where) {
-  return Template("prompt", config.prompt).render(fields, where);
+Example read_prompt(const JsonlConfig& config, const Json& fields, const std::string& where) {
+  if (!config.messages.empty()) return {.messages = messages_of(fields, config.messages, where)};
+  return {.prompt = Template("prompt", config.prompt).render(fields, where)};
 }
 
 JsonlSplits load_jsonl(const JsonlConfig& config) {

@@ -70,12 +70,13 @@ size_t tokens_before(size_t byte, std::string_view text, std::span<const int32_t
 // Examples as conversations in the text that the model's chat template makes of them.
 class ChatSet final : public ExampleSet {
  public:
+  enum class Purpose { kTeach, kAsk };
   ChatSet(std::unique_ptr<ExampleSet> examples, std::shared_ptr<const ChatFormat> format,
-          const TrainConfig& config)
+          const std::string& system, Purpose purpose)
       : examples_(std::move(examples)),
         format_(std::move(format)),
-        system_(config.data.system),
-        supervised_(config.trainer == TrainerType::kSft) {}
+        system_(system),
+        purpose_(purpose) {}
 
   int64_t size() const override { return examples_->size(); }
   Example get(int64_t index) const override {
@@ -100,7 +101,7 @@ class ChatSet final : public ExampleSet {
       messages.insert(messages.end(), given.begin(), given.end());
     }
     example.special = SpecialTokens::kNone;
-    if (supervised_) {
+    if (purpose_ == Purpose::kTeach) {
       ChatFormat::Conversation all = format_->conversation(messages);
       const size_t last = all.assistant.back().first;
       example.prompt = all.text.substr(0, last);
@@ -116,8 +117,13 @@ class ChatSet final : public ExampleSet {
   std::unique_ptr<ExampleSet> examples_;
   std::shared_ptr<const ChatFormat> format_;
   std::string system_;
-  bool supervised_;
+  Purpose purpose_;
 };
+
+std::shared_ptr<const ChatFormat> chat_format(const DataConfig& data, const Tokenizer& tokenizer) {
+  return std::make_shared<ChatFormat>(
+      tokenizer, parse_template_kwargs(data.chat_template_kwargs, "data.chat_template_kwargs"));
+}
 
 // Checks problems against a model's context, and cuts or leaves out those that are too long.
 class ContextCheck {
@@ -294,21 +300,33 @@ Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> token
     need_tokenizer([&] { return all_text(*out.train) + all_text(*held_out); });
   }
   if (data.is_chat()) {
-    const auto format = std::make_shared<ChatFormat>(
-        *out.tokenizer,
-        parse_template_kwargs(data.chat_template_kwargs, "data.chat_template_kwargs"));
-    out.end_of_turn = format->end_of_turn(*out.tokenizer);
-    out.train = std::make_unique<ChatSet>(std::move(out.train), format, config);
-    held_out = std::make_unique<ChatSet>(std::move(held_out), format, config);
+    const auto format = chat_format(data, *out.tokenizer);
+    const auto purpose =
+        config.trainer == TrainerType::kSft ? ChatSet::Purpose::kTeach : ChatSet::Purpose::kAsk;
+    out.train = std::make_unique<ChatSet>(std::move(out.train), format, data.system, purpose);
+    held_out = std::make_unique<ChatSet>(std::move(held_out), format, data.system, purpose);
   }
   out.held_out_size = held_out->size();
   for (int64_t i = 0; i < out.held_out_size; ++i) out.held_out.push_back(held_out->get(i));
   return out;
 }
 
-SamplingConfig sampling_for(const SamplingConfig& config, const Dataset& data) {
-  SamplingConfig sampling = config;
-  if (data.end_of_turn) sampling.stop_tokens.push_back(*data.end_of_turn);
+Example prompt_of(const TrainConfig& config, const Tokenizer& tokenizer, const Json& fields,
+                  const std::string& where) {
+  const DataConfig& data = config.data;
+  Example example = read_prompt(data.jsonl, fields, where);
+  if (!data.is_chat()) return example;
+  std::vector<Example> one{std::move(example)};
+  return ChatSet(make_example_set(std::move(one)), chat_format(data, tokenizer), data.system,
+                 ChatSet::Purpose::kAsk)
+      .get(0);
+}
+
+SamplingConfig sampling_for(const TrainConfig& config, const Tokenizer& tokenizer) {
+  SamplingConfig sampling = config.sampling;
+  if (!config.data.is_chat()) return sampling;
+  if (const auto end = chat_format(config.data, tokenizer)->end_of_turn(tokenizer))
+    sampling.stop_tokens.push_back(*end);
   return sampling;
 }
 

@@ -18,8 +18,7 @@ struct Dataset {
   std::vector<Example> held_out;                       // all there are, until they are checked
   int64_t held_out_size = 0;                           // how many that was
   std::vector<int32_t> train_tokens, held_out_tokens;  // text (pretrain)
-  std::optional<int32_t> end_of_turn;  // of the chat template; none: no conversations
-  std::string fingerprint;             // file_checksum() of the files; empty: a generated task
+  std::string fingerprint;  // file_checksum() of the files; empty: a generated task
 };
 
 // Loads what config.data says. `tokenizer`: of the model the run starts from; nullptr: made from
@@ -27,8 +26,13 @@ struct Dataset {
 // data.fingerprint, or text the tokenizer has no token for.
 Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> tokenizer);
 
+// A problem that has only what it asks, an object like a line of the data: the prompt that the
+// model is given in training. Throws InputError naming `where`.
+Example prompt_of(const TrainConfig& config, const Tokenizer& tokenizer, const Json& fields,
+                  const std::string& where);
+
 // How to sample completions of its problems: as configured, and until a turn ends.
-SamplingConfig sampling_for(const SamplingConfig& config, const Dataset& data);
+SamplingConfig sampling_for(const TrainConfig& config, const Tokenizer& tokenizer);
 
 // Prompt and solution with end of sequence; the solution and the end are learned. What is longer
 // than the context by more than the last target is cut at its end if `too_long` says so. Throws

@@ -44,7 +44,7 @@ Judged sample_and_judge(const ProblemEvaluation& what, Communicator& comm, doubl
   const std::vector<Example>& problems = what.data.held_out;
   const auto count = static_cast<int64_t>(problems.size());
   const RankShare share = share_of(count, comm.rank(), comm.size());
-  SamplingConfig sampling = sampling_for(what.config.sampling, what.data);
+  SamplingConfig sampling = sampling_for(what.config, *what.data.tokenizer);
   sampling.temperature = temperature;
   SampleAddress address{.seed = static_cast<uint64_t>(what.config.seed), .step = -1 - what.step};
   address.prompt_indices.resize(static_cast<size_t>(share.end - share.begin));

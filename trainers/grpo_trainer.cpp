@@ -84,7 +84,7 @@ StageEnd train_grpo(Stage& stage) {
   const TrainConfig& config = stage.config();
   const RewardSet rewards(config.rewards, stage.data().task);
   const Sampler sampler(stage.model(), *stage.data().tokenizer,
-                        sampling_for(config.sampling, stage.data()));
+                        sampling_for(config, *stage.data().tokenizer));
   ShuffledOrder order(stage.data().train->size(), static_cast<uint64_t>(config.seed));
   order.seek(stage.state().data_position);
   GrpoMonitor monitor(config, stage.state().monitor);

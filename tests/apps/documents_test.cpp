@@ -2,6 +2,8 @@
 // program's.
 #include <filesystem>
 
+#include "nn/model_folder.h"
+#include "nn/transformer.h"
 #include "tests/apps/process.h"
 #include "tests/trainers/small_configs.h"
 
@@ -24,8 +26,29 @@ std::string word_problems() {
   return lines;
 }
 
+// A folder like those of chat models, with random weights.
+std::string chat_model(const TempDir& dir) {
+  const std::string model = dir.path("model");
+  write_file(dir.path("text.txt"), word_problems());
+  EXPECT_EQ(run_cohort({"tokenizer", "train", "--vocab-size=300", "--output=" + model,
+                        dir.path("text.txt"), "--special=<|endoftext|>", "--special=<|im_end|>"})
+                .code,
+            0);
+  write_file(model + "/chat_template.jinja",
+             "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>\n{% endfor %}"
+             "{% if add_generation_prompt %}assistant: {% endif %}");
+  write_file(model + "/config.json",
+             R"({"model_type": "qwen2", "vocab_size": 300, "hidden_size": 16, "eos_token_id": 0,
+                 "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+                 "intermediate_size": 24, "max_position_embeddings": 1024,
+                 "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": true})");
+  save_weights(Transformer(load_config(model), DType::kF32, 1), model, "model");
+  return model;
+}
+
 TEST(Documents, WordProblemConfigurationsTrain) {
   const TempDir dir;
+  const std::string model = chat_model(dir);
   write_file(dir.path("train.jsonl"), word_problems());
   const auto train = [&](const char* config, std::vector<std::string> more) {
     const std::vector<std::string> small{source(config),
@@ -35,15 +58,18 @@ TEST(Documents, WordProblemConfigurationsTrain) {
     more.insert(more.begin(), "train");
     const Output output = run_cohort(more);
     EXPECT_EQ(output.code, 0) << output.err;
-    EXPECT_NE(output.out.find("pass@1 (numeric) 0.00 -> "), std::string::npos) << output.out;
+    EXPECT_NE(output.out.find("pass@1 (math) 0.00 -> "), std::string::npos) << output.out;
   };
   const std::string sft = dir.path("sft"), grpo = dir.path("grpo");
-  train("configs/gsm8k_sft.yaml",
-        {"output_dir=" + sft, "model.d_model=16", "model.num_heads=2", "model.num_layers=1"});
-  train("configs/gsm8k_grpo.yaml", {"output_dir=" + grpo, "init_from=" + sft});
+  train("configs/gsm8k_sft.yaml", {"output_dir=" + sft, "model.path=" + model, "batch_size=4"});
+  train("configs/gsm8k_grpo.yaml",
+        {"output_dir=" + grpo, "model.path=" + sft, "prompts_per_step=4"});
   const Output said = run_cohort({"generate", grpo, "--template", "--max-tokens", "2"},
                                  "{\"question\": \"Why?\"}\n");
-  EXPECT_EQ(said.out.rfind("Question: Why?\nAnswer: ", 0), 0u) << said.out << said.err;
+  EXPECT_TRUE(said.out.starts_with(
+      "system: Reason step by step, and give the final answer as a number after ####.<|im_end|>\n"
+      "user: Why?<|im_end|>\nassistant: "))
+      << said.out << said.err;
 }
 
 TEST(Documents, ReadmeShowsTheOpOfTheExample) {

@@ -129,10 +129,8 @@ TEST_F(ChatData, PoliciesAreAskedForTheAssistantsTurn) {
             "<|start|>assistant\n");
   EXPECT_EQ(example.solution, "yz");
   // The token that ends a turn ends a completion.
-  ASSERT_TRUE(data.end_of_turn.has_value());
-  EXPECT_EQ(data.tokenizer->decode({&*data.end_of_turn, 1}, SpecialText::kShow), "<|end|>");
-  EXPECT_EQ(sampling_for(c.sampling, data).stop_tokens,
-            std::vector<int64_t>{int64_t{*data.end_of_turn}});
+  EXPECT_EQ(sampling_for(c, *data.tokenizer).stop_tokens,
+            std::vector<int64_t>{data.tokenizer->encode("<|end|>").at(0)});
 }
 
 TEST_F(ChatData, BadConversationsAreNamed) {
