@@ -18,8 +18,10 @@ namespace cohort {
   R(distinct, "the share of runs of four words that are not repeated")         \
   R(exact_match, "the found text is the answer")                               \
   R(format, "the pattern matches the whole completion")                        \
+  R(math, "the final answer is the answer, as text or as a number")            \
   R(numeric, "the found number equals the answer")                             \
-  R(task, "the generated task's own checker")
+  R(task, "the generated task's own checker")                                  \
+  R(think_format, "<think>...</think> comes first, once")
 
 #define COHORT_DECLARE_REWARD(name, what) \
   RewardFn make_##name(const RewardConfig& config, const Task* task);

@@ -301,7 +301,7 @@ TEST(RewardSet, SaysWhatIsWrong) {
   EXPECT_THROW_WITH(
       set({{.name = "numeric"}, {.name = "numerik"}}), InputError,
       "rewards[1] 'numerik': unknown reward; known: contains, countdown, distinct, exact_match, "
-      "format, numeric, task; did you mean 'numeric'?");
+      "format, math, numeric, task, think_format; did you mean 'numeric'?");
   EXPECT_THROW_WITH(set({{.name = "format"}}), InputError, "rewards[0] 'format': needs a pattern");
   EXPECT_THROW_WITH(set({{.name = "format", .weight = 1, .pattern = "(a"}}), InputError,
                     "rewards[0] 'format': regular expression '(a'");

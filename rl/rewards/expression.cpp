@@ -1,0 +1,221 @@
+// A recursive descent parser that computes while it reads.
+#include "rl/rewards/expression.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numbers>
+
+namespace cohort {
+namespace {
+
+constexpr size_t kMaxLength = 1024;
+constexpr int kMaxDepth = 64;
+constexpr double kTolerance = 1e-9;
+constexpr unsigned kMaxFactorial = 170;  // the largest whose factorial is a finite double
+constexpr unsigned kMaxExponent = 1'000'000'000;
+
+// The exact result if there is one, else the double.
+Number number_of(const std::optional<Rational>& exact, double approx) {
+  return {exact, exact ? to_double(*exact) : approx};
+}
+
+template <class Exact, class Approx>
+Number combine(const Number& a, const Number& b, Exact exact, Approx approx) {
+  return number_of(a.exact && b.exact ? exact(*a.exact, *b.exact) : std::nullopt,
+                   approx(a.approx, b.approx));
+}
+
+std::optional<Rational> whole_power(const Rational& base, const Rational& exponent) {
+  if (exponent.den != 1 || exponent.num > kMaxExponent) return {};
+  const auto size = static_cast<int64_t>(exponent.num);
+  return power(base, exponent.negative ? -size : size);
+}
+
+// sum := product (('+' | '-') product)*
+// product := factor (['*' | '/'] factor)*
+// factor := ('-' | '+') factor | atom '!'* ['^' factor]
+// A fault sets failed_, after which values mean nothing. Every recursion passes through factor().
+class Parser {
+ public:
+  explicit Parser(std::string_view text) : rest_(text) {}
+
+  std::optional<Number> parse() {
+    Number value = sum();
+    while (take("=")) value = sum();
+    skip_spaces();
+    if (failed_ || !rest_.empty()) return {};
+    return value;
+  }
+
+ private:
+  Number sum() {
+    Number value = product();
+    while (!failed_) {
+      if (take("+"))
+        value = plus(value, product());
+      else if (take("-"))
+        value = plus(value, minus(product()));
+      else
+        break;
+    }
+    return value;
+  }
+
+  Number product() {
+    Number value = factor();
+    while (!failed_) {
+      if (take("/"))
+        value = over(value, factor());
+      else if (take("*") || starts_factor())
+        value = times(value, factor());
+      else
+        break;
+    }
+    return value;
+  }
+
+  Number factor() {
+    if (++depth_ > kMaxDepth) return fail();
+    Number value;
+    if (take("-")) {
+      value = minus(factor());
+    } else if (take("+")) {
+      value = factor();
+    } else {
+      value = atom();
+      while (!failed_ && take("!")) value = factorial(value);
+      if (take("^"))
+        value = checked(combine(value, factor(), whole_power,
+                                [](double a, double b) { return std::pow(a, b); }));
+    }
+    --depth_;
+    return value;
+  }
+
+  Number atom() {
+    if (take("(")) return closed_by(")");
+    if (take("{")) return closed_by("}");
+    if (take("\\frac")) return fraction();
+    if (take("\\sqrt")) return root();
+    if (take("sqrt")) return root_of(at_digit() ? literal() : argument(), 2);
+    if (take("\\pi") || take("pi")) return {{}, std::numbers::pi};
+    return literal();
+  }
+
+  Number closed_by(std::string_view closer) {
+    const Number value = sum();
+    return take(closer) ? value : fail();
+  }
+
+  // What a LaTeX command takes: a group, one digit, or another command.
+  Number argument() {
+    if (take("{")) return closed_by("}");
+    if (take("(")) return closed_by(")");
+    if (!at_digit()) return factor();
+    std::string_view digit = rest_.substr(0, 1);
+    rest_.remove_prefix(1);
+    return number_of(take_decimal(digit), 0);
+  }
+
+  Number fraction() {
+    const Number numerator = argument();
+    return over(numerator, argument());
+  }
+
+  Number root() {
+    const double degree = take("[") ? closed_by("]").approx : 2;
+    return root_of(argument(), degree);
+  }
+
+  Number root_of(const Number& radicand, double degree) {
+    const double value = radicand.approx;
+    const bool flip = value < 0 && std::fmod(degree, 2) != 0;  // \sqrt[3]{-8}
+    const Number exponent = checked({{}, 1 / degree});
+    const double size = std::pow(flip ? -value : value, exponent.approx);
+    return checked({{}, flip ? -size : size});
+  }
+
+  Number literal() {
+    const std::string_view before = rest_;
+    const auto decimal = take_decimal(rest_);
+    if (!decimal) return fail();
+    const Number value = number_of(decimal, 0);
+    const bool whole = before.substr(0, before.size() - rest_.size()).find('.') == before.npos;
+    const bool spaced = rest_.starts_with(' ');
+    skip_spaces();
+    if (whole && take("\\frac")) {
+      const Number part = fraction();
+      const bool proper = part.exact && part.exact->num < part.exact->den;
+      return proper ? plus(value, part) : times(value, part);
+    }
+    if (!at_digit()) return value;
+    const auto numerator = whole && spaced ? take_decimal(rest_) : std::nullopt;
+    const auto denominator = numerator && take("/") ? take_decimal(rest_) : std::nullopt;
+    if (!denominator) return fail();
+    return plus(value, over(number_of(numerator, 0), number_of(denominator, 0)));
+  }
+
+  Number factorial(const Number& n) {
+    if (!n.exact || n.exact->negative || n.exact->den != 1 || n.exact->num > kMaxFactorial)
+      return fail();
+    Number result{Rational{1, 1}, 1};
+    for (unsigned i = 2; i <= n.exact->num; ++i)
+      result = times(result, {Rational{i, 1}, static_cast<double>(i)});
+    return result;
+  }
+
+  Number plus(const Number& a, const Number& b) { return checked(combine(a, b, add, std::plus())); }
+  Number times(const Number& a, const Number& b) {
+    return checked(combine(a, b, multiply, std::multiplies()));
+  }
+  Number over(const Number& a, const Number& b) {
+    return checked(combine(a, b, divide, std::divides()));
+  }
+  static Number minus(const Number& a) {
+    return number_of(a.exact ? std::optional(negated(*a.exact)) : std::nullopt, -a.approx);
+  }
+
+  Number checked(const Number& value) { return std::isfinite(value.approx) ? value : fail(); }
+  Number fail() {
+    failed_ = true;
+    return {};
+  }
+
+  void skip_spaces() { rest_.remove_prefix(std::min(rest_.find_first_not_of(' '), rest_.size())); }
+  bool at_digit() {
+    skip_spaces();
+    return !rest_.empty() && rest_[0] >= '0' && rest_[0] <= '9';
+  }
+  bool starts_factor() {
+    skip_spaces();
+    constexpr std::string_view kStarts[] = {"(", "\\frac", "\\sqrt", "\\pi", "sqrt", "pi"};
+    return std::any_of(std::begin(kStarts), std::end(kStarts),
+                       [&](std::string_view start) { return rest_.starts_with(start); });
+  }
+  bool take(std::string_view wanted) {
+    skip_spaces();
+    if (!rest_.starts_with(wanted)) return false;
+    rest_.remove_prefix(wanted.size());
+    return true;
+  }
+
+  std::string_view rest_;
+  int depth_ = 0;
+  bool failed_ = false;
+};
+
+}  // namespace
+
+std::optional<Number> expression_value(std::string_view text) {
+  if (text.size() > kMaxLength) return {};
+  return Parser(text).parse();
+}
+
+bool same_number(const Number& a, const Number& b) {
+  if (a.exact && b.exact) return *a.exact == *b.exact;
+  return std::abs(a.approx - b.approx) <=
+         kTolerance * std::max(std::abs(a.approx), std::abs(b.approx));
+}
+
+}  // namespace cohort

@@ -1,0 +1,22 @@
+// math: 1 if the final answer of the text found in the completion is that of the example's answer,
+// as rl/rewards/math_answer.h defines both. A pattern says where to look instead of the whole
+// completion: '(?s)</think>(.*)' after the thinking only. Expressions count as their value: "6*12"
+// is right where 72 is. Not applicable to an example whose answer has no final answer.
+#include <limits>
+
+#include "rl/rewards/math_answer.h"
+#include "rl/rewards/rewards.h"
+
+namespace cohort {
+
+RewardFn make_math(const RewardConfig& config, const Task*) {
+  return [finder = AnswerFinder(config.pattern)](const RewardInput& in) {
+    const auto wanted = final_answer(in.example.answer);
+    if (!wanted) return std::numeric_limits<double>::quiet_NaN();
+    const auto text = finder.find(in.completion);
+    const auto found = text ? final_answer(*text) : std::nullopt;
+    return found && same_answer(*wanted, *found) ? 1.0 : 0.0;
+  };
+}
+
+}  // namespace cohort

@@ -1,0 +1,372 @@
+// Answers in mathematics: rules that find them, and replacements that make their notation one.
+#include "rl/rewards/math_answer.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "data/regex.h"
+#include "rl/rewards/expression.h"
+
+namespace cohort {
+namespace {
+
+constexpr size_t kMaxAnswer = 1024;
+constexpr std::string_view kBlank = " \t\r\n", kDigits = "0123456789";
+
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+bool is_letter(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+
+std::string_view without(std::string_view text, std::string_view front, std::string_view back) {
+  text.remove_prefix(std::min(text.find_first_not_of(front), text.size()));
+  return text.substr(0, text.find_last_not_of(back) + 1);
+}
+// Without the blanks, the emphasis of Markdown and the punctuation around an answer in a sentence.
+std::string_view bare(std::string_view text) {
+  return without(text, " \t\r\n*`\":", " \t\r\n*`\":.,;");
+}
+
+// The commands whose argument is ordinary text or the answer itself.
+bool is_wrapper(std::string_view command) {
+  constexpr std::string_view kNames[] = {"\\boxed", "\\fbox",   "\\mbox",
+                                         "\\text",  "\\mathrm", "\\mathbf"};
+  return command.starts_with("\\text") ||
+         std::find(std::begin(kNames), std::end(kNames), command) != std::end(kNames);
+}
+
+// The command at the start of `text`, which is a backslash: with its letters, or the one character
+// that is escaped.
+std::string_view command_of(std::string_view text) {
+  size_t end = 1;
+  while (end < text.size() && is_letter(text[end])) ++end;
+  return text.substr(0, std::max<size_t>(end, 2));
+}
+
+// ---- Where an answer stands --------------------------------------------------------------------
+
+using Found = std::optional<std::string_view>;
+
+// What the braces hold that open at the start of `text`.
+Found group(std::string_view text) {
+  if (!text.starts_with('{')) return {};
+  int depth = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\\')
+      ++i;
+    else if (text[i] == '{')
+      ++depth;
+    else if (text[i] == '}' && --depth == 0)
+      return text.substr(1, i - 1);
+  }
+  return {};
+}
+
+Found last_boxed(std::string_view text) {
+  const size_t boxed = text.rfind("\\boxed"), fbox = text.rfind("\\fbox");
+  // One past the backslash, 0 for npos.
+  const size_t at = std::max(boxed + 1, fbox + 1);
+  if (at == 0) return {};
+  std::string_view rest = text.substr(at - 1);
+  const std::string_view command = command_of(rest);
+  if (command != "\\boxed" && command != "\\fbox") return {};
+  rest.remove_prefix(command.size());
+  rest = without(rest, kBlank, "");
+  if (rest.starts_with('{')) return group(rest);
+  return rest.substr(0, rest.find_first_of(" \t\r\n$"));
+}
+
+Found after_hashes(std::string_view text) {
+  constexpr std::string_view kHashes = "####";
+  const size_t at = text.rfind(kHashes);
+  if (at == text.npos) return {};
+  const std::string_view rest = text.substr(at + kHashes.size());
+  return rest.substr(0, rest.find('\n'));
+}
+
+// `math`, or what follows the last "=" of it that is neither in a bracket nor part of "<=".
+std::string_view right_hand_side(std::string_view math) {
+  size_t begin = 0;
+  int depth = 0;
+  for (size_t i = 0; i < math.size(); ++i) {
+    const char c = math[i];
+    if (c == '\\') ++i;
+    if (c == '(' || c == '[' || c == '{') ++depth;
+    if (c == ')' || c == ']' || c == '}') --depth;
+    if (c == '=' && depth <= 0 && (i == 0 || std::string_view("<>!").find(math[i - 1]) == math.npos))
+      begin = i + 1;
+  }
+  return math.substr(begin);
+}
+
+struct Delimiter {
+  std::string_view open, close;
+  bool gone = false;  // none closes in the rest of the text, which need not be searched again
+};
+
+size_t find_close(std::string_view text, size_t from, std::string_view close) {
+  for (size_t at = from; (at = text.find(close, at)) != text.npos; ++at) {
+    if (close != "$") return at;
+    const bool price = at + 1 < text.size() && is_digit(text[at + 1]);
+    if (!price && text[at - 1] != '\\') return at;
+  }
+  return text.npos;
+}
+
+Found last_math(std::string_view text) {
+  Delimiter delimiters[] = {{"$$", "$$"}, {"$", "$"}, {"\\(", "\\)"}, {"\\[", "\\]"}};
+  Found last;
+  for (size_t i = 0; i < text.size();) {
+    const auto delimiter =
+        std::find_if(std::begin(delimiters), std::end(delimiters),
+                     [&](const Delimiter& d) { return text.substr(i).starts_with(d.open); });
+    if (delimiter == std::end(delimiters)) {
+      i += text[i] == '\\' ? 2 : 1;
+      continue;
+    }
+    i += delimiter->open.size();
+    const size_t end = delimiter->gone ? text.npos : find_close(text, i, delimiter->close);
+    delimiter->gone = end == text.npos;
+    if (delimiter->gone) continue;
+    last = right_hand_side(text.substr(i, end - i));
+    i = end + delimiter->close.size();
+  }
+  return last;
+}
+
+// Up to a line break, or to the first of ".!?" that a blank or nothing follows.
+std::string_view sentence(std::string_view text) {
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool ends = i + 1 == text.size() || kBlank.find(text[i + 1]) != kBlank.npos;
+    const bool mark = text[i] == '.' || text[i] == '!' || text[i] == '?';
+    if (text[i] == '\n' || (mark && ends)) return text.substr(0, i);
+  }
+  return text;
+}
+
+Found after_answer(std::string_view text) {
+  constexpr std::string_view kAnswer = "answer";
+  std::string lower(text);
+  for (char& c : lower)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  for (size_t at = lower.rfind(kAnswer); at != lower.npos; at = lower.rfind(kAnswer, at - 1)) {
+    const size_t end = lower.find_first_not_of(" *", at + kAnswer.size());
+    const std::string_view rest = std::string_view(lower).substr(std::min(end, lower.size()));
+    for (const std::string_view word : {":", "is ", "is:", "is\n"})
+      if (rest.starts_with(word)) return sentence(bare(text.substr(end + word.size())));
+    if (at == 0) break;
+  }
+  return {};
+}
+
+// Characters of words: ASCII letters, and whatever begins another character.
+bool in_word(char c) {
+  return is_letter(c) || static_cast<unsigned char>(c) >= 0xc0;
+}
+bool continues_character(char c) {
+  return (static_cast<unsigned char>(c) & 0xc0) == 0x80;
+}
+
+Found whole_line(std::string_view text) {
+  text = bare(text);
+  if (text.size() > kMaxAnswer) return {};
+  const size_t first_digit = text.find_first_of(kDigits);
+  int words = 0, run = 0;  // letters of the word at hand
+  bool says_anything = first_digit != text.npos;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\n') return {};
+    if (continues_character(text[i])) continue;
+    run = in_word(text[i]) ? run + 1 : 0;
+    says_anything = says_anything || run > 0;
+    if (run == 2 && (++words > 2 || (first_digit != text.npos && i < first_digit))) return {};
+    if (text[i] != '\\' || text.substr(i).starts_with("\\\\")) continue;
+    const std::string_view command = command_of(text.substr(i));
+    i += command.size() - 1;
+    if (!is_wrapper(command)) continue;
+    const Found argument = group(text.substr(i + 1));
+    if (!argument) return {};
+    says_anything = says_anything || !argument->empty();
+    i += argument->size() + 2;
+  }
+  return says_anything ? Found(text) : std::nullopt;
+}
+
+std::string cleaned(std::string_view answer);
+
+Found last_expression(std::string_view text) {
+  size_t last = text.find_last_of(kDigits);
+  // The digit of "12 cm^2" is none of the number.
+  while (last != text.npos && last >= 2 && text[last - 1] == '^' && is_letter(text[last - 2]))
+    last = text.find_last_of(kDigits, last - 1);
+  if (last == text.npos) return {};
+  const size_t begin = text.find_last_of(kBlank, last) + 1;
+  const std::string_view token = bare(text.substr(begin, text.find_first_of(kBlank, last) - begin));
+  if (token.size() <= kMaxAnswer && expression_value(cleaned(token))) return token;
+
+  text = text.substr(0, last + 1);
+  const size_t before = text.find_last_not_of("0123456789.,/") + 1;
+  const std::string_view number = without(text.substr(before), ".,/", "");
+  const size_t start = text.size() - number.size();
+  const bool negative = start > 0 && text[start - 1] == '-' &&
+                        (start == 1 || !(is_letter(text[start - 2]) || is_digit(text[start - 2])));
+  return text.substr(start - (negative ? 1 : 0));
+}
+
+// ---- One notation ------------------------------------------------------------------------------
+
+// Made one after the other, everywhere.
+constexpr std::pair<std::string_view, std::string_view> kReplacements[] = {
+    {"\n", " "},         {"\t", " "},       {"\\!", ""},       {"\\\\", "\\"},  {"\\left", ""},
+    {"\\right", ""},     {"tfrac", "frac"}, {"dfrac", "frac"}, {"\\,", ""},     {"\\;", " "},
+    {"\\:", " "},        {"\\ ", " "},      {"\\qquad", " "},  {"\\quad", " "}, {"~", " "},
+    {"^{\\circ}", ""},   {"^\\circ", ""},   {"°", ""},         {"\\$", ""},     {"$", ""},
+    {"\\%", ""},         {"%", ""},         {"€", ""},         {"£", ""},       {"{,}", ","},
+    {"\\cdot", "*"},     {"\\times", "*"},  {"\\div", "/"},    {"·", "*"},      {"×", "*"},
+    {"÷", "/"},          {"**", "^"},       {"−", "-"},        {"π", "\\pi "},  {"√", "sqrt"},
+};
+
+void replace_all(std::string& text, std::string_view from, std::string_view to) {
+  size_t at = text.find(from);
+  if (at == text.npos) return;
+  std::string out;
+  size_t done = 0;
+  for (; at != text.npos; at = text.find(from, done)) {
+    out.append(text, done, at - done).append(to);
+    done = at + from.size();
+  }
+  text = out.append(text, done);
+}
+
+// Without the words behind a number, which are its unit: "42 square", "15\mbox{ cm}^2". Words that
+// are functions or join two answers are none.
+std::string without_units(std::string text) {
+  static const Regex kUnits(
+      R"(^(.*[0-9})\]]) *)"
+      R"((?:\\(?:text[a-z]*|mbox|mathrm(?!\{.\}))\{[^{}]*+\})"
+      R"(|(?!(?:pi|sqrt|sin|cos|tan|log|ln|mod|and|or)\b)(?<= )[A-Za-z]{2}[A-Za-z .]*+))"
+      R"((?:\^\{?[23]\}?|²|³)?[ .]*$)");
+  const auto match = kUnits.find_last(text);
+  return match ? (*match)[1] : text;
+}
+
+// \text{hello} as hello.
+std::string unwrapped(std::string_view text) {
+  std::string out;
+  std::vector<bool> dropped;  // of each open brace, whether it is left out
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\\') {
+      const std::string_view command = command_of(text.substr(i));
+      const size_t next = i + command.size();
+      const bool wraps = is_wrapper(command) && group(text.substr(next));
+      if (wraps) dropped.push_back(true);
+      else out += command;
+      i = wraps ? next : next - 1;
+      continue;
+    }
+    if (text[i] == '{') dropped.push_back(false);
+    if (text[i] == '}' && !dropped.empty()) {
+      const bool drop = dropped.back();
+      dropped.pop_back();
+      if (drop) continue;
+    }
+    out += text[i];
+  }
+  return out;
+}
+
+// What values are read from: spaces still tell "1 2" from "12".
+std::string cleaned(std::string_view answer) {
+  std::string text(answer);
+  for (const auto& [from, to] : kReplacements) replace_all(text, from, to);
+  text = unwrapped(without_units(std::move(text)));
+  const size_t equals = text.find('=');
+  if (equals != text.npos && text.find('=', equals + 1) == text.npos) {
+    const std::string_view left = without(std::string_view(text).substr(0, equals), " ", " ");
+    if (left.size() <= 2 && std::all_of(left.begin(), left.end(), is_letter))
+      text.erase(0, equals + 1);
+  }
+  for (size_t i = 0; i + 1 < text.size(); ++i)  // .5
+    if (text[i] == '.' && is_digit(text[i + 1]) && (i == 0 || !is_digit(text[i - 1])))
+      text.insert(i++, 1, '0');
+  return std::string(bare(text));
+}
+
+// Braces around the arguments of \frac and \sqrt that have none, and no spaces but those between
+// digits: "3 1/2" is not "31/2".
+std::string with_braces(std::string_view text) {
+  std::string out;
+  std::vector<int> wanted = {0};  // arguments that are still to come, at each depth of braces
+  for (size_t i = 0; i < text.size(); ++i) {
+    int& missing = wanted.back();
+    if (text[i] == ' ') {
+      const bool apart = missing == 0 && !out.empty() && is_digit(out.back());
+      if (apart && i + 1 < text.size() && is_digit(text[i + 1])) out += ' ';
+    } else if (text[i] == '\\') {
+      const std::string_view command = command_of(text.substr(i));
+      const bool frac = command.starts_with("\\frac"), sqrt = command.starts_with("\\sqrt");
+      const std::string_view name = frac || sqrt ? command.substr(0, 5) : command;
+      missing = frac ? 2 : sqrt ? 1 : 0;
+      out += name;
+      i += name.size() - 1;
+    } else if (text[i] == '{') {
+      missing = std::max(missing - 1, 0);
+      wanted.push_back(0);
+      out += '{';
+    } else if (missing > 0 && (is_digit(text[i]) || is_letter(text[i]))) {
+      --missing;
+      out.append("{").append(1, text[i]).append("}");
+    } else {
+      missing = 0;
+      if (text[i] == '}' && wanted.size() > 1) wanted.pop_back();
+      out += text[i];
+    }
+  }
+  return out;
+}
+
+bool is_integer(std::string_view text) {
+  if (text.starts_with('-')) text.remove_prefix(1);
+  return !text.empty() && text.find_first_not_of(kDigits) == text.npos;
+}
+
+std::string normalised(std::string text) {
+  std::string_view number = without(text, "-", "");
+  if (take_decimal(number) && number.empty()) std::erase(text, ',');
+  text = with_braces(text);
+  if (text == "0.5") return "\\frac{1}{2}";
+  const size_t slash = text.find('/');
+  if (slash == text.npos) return text;
+  const std::string over = text.substr(0, slash), under = text.substr(slash + 1);
+  return is_integer(over) && is_integer(under) ? "\\frac{" + over + "}{" + under + "}" : text;
+}
+
+}  // namespace
+
+std::optional<std::string> final_answer(std::string_view text) {
+  for (const auto rule :
+       {last_boxed, after_hashes, last_math, after_answer, whole_line, last_expression}) {
+    const std::string_view found = bare(rule(text).value_or(""));
+    if (found.empty()) continue;
+    if (found.size() > kMaxAnswer) return {};
+    return std::string(found);
+  }
+  return {};
+}
+
+std::string normalised_answer(std::string_view answer) {
+  return normalised(cleaned(answer));
+}
+
+bool same_answer(std::string_view a, std::string_view b) {
+  const std::string left = cleaned(a), right = cleaned(b);
+  const std::string text = normalised(left);
+  if (!text.empty() && text == normalised(right)) return true;
+  const auto value = expression_value(left);
+  const auto other = value ? expression_value(right) : std::nullopt;
+  return other && same_number(*value, *other);
+}
+
+}  // namespace cohort

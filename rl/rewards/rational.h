@@ -1,0 +1,31 @@
+// Exact fractions of 128-bit integers, for rewards that compare numbers.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace cohort {
+
+// Lowest terms and no negative zero, so that equal numbers have equal fields.
+struct Rational {
+  using Wide = unsigned __int128;
+  Wide num = 0, den = 1;
+  bool negative = false;
+  bool operator==(const Rational&) const = default;
+};
+
+// Each gives nothing where the result does not fit, or divides by zero.
+std::optional<Rational> add(const Rational& a, const Rational& b);
+std::optional<Rational> multiply(const Rational& a, const Rational& b);
+std::optional<Rational> divide(const Rational& a, const Rational& b);
+std::optional<Rational> power(const Rational& base, int64_t exponent);  // 0^0 is 1
+
+Rational negated(Rational a);
+double to_double(const Rational& a);
+
+// Takes an unsigned decimal, such as "1,234.50" or ".5", off the front of `text`. Nothing if there
+// is none, or if it has more than 38 significant digits.
+std::optional<Rational> take_decimal(std::string_view& text);
+
+}  // namespace cohort

@@ -1,0 +1,370 @@
+// Rewards for answers in mathematics, against what published graders say about cases of their own
+// tests, on GSM8K, and on hostile text.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <map>
+
+#include "data/file.h"
+#include "rl/reward.h"
+#include "rl/rewards/expression.h"
+#include "rl/rewards/math_answer.h"
+#include "tests/support/test_util.h"
+
+namespace cohort {
+namespace {
+
+Example with_answer(const std::string& answer) {
+  return {.prompt = "?", .answer = answer, .solution = answer, .fields = Json::Object{}};
+}
+
+RewardFn make(const RewardConfig& config) {
+  return make_reward(config, nullptr);
+}
+
+double math_reward(const std::string& answer, const std::string& completion) {
+  static const RewardFn reward = make({.name = "math"});
+  return reward({with_answer(answer), completion});
+}
+
+Json load(const std::string& path) {
+  return parse_json(test::read_file(path), path);
+}
+
+std::string text_of(const Json& row, const char* key) {
+  return row.at(key).as_string();
+}
+
+// ---- Where an answer stands --------------------------------------------------------------------
+
+TEST(FinalAnswer, IsFoundByTheFirstRuleThatApplies) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"(#### 1, then \boxed{\frac{1}{2}} and $3$)", R"(\frac{1}{2})"},
+      {R"(\boxed{1} or rather \boxed{\text{\{2\}}}.)", R"(\text{\{2\}})"},
+      {R"(\boxed{1} \fbox{2})", "2"},
+      {R"(So $\boxed 5$.)", "5"},
+      {R"(\boxed{4} no: \boxed{5)", "5"},     // the last box never closes: the last number
+      {R"($3$ and \boxed{\frac{1}{2})", "3"},  // nor does this one
+      {R"(\boxedtext{4} is 5 or so)", "5"},
+      {"It is $7$.\n#### 1,018\nThat is all.", "1,018"},
+      {"#### 5 #### 6 eggs ", "6 eggs"},
+      {R"(First $x=1$, then \(x = 2\), so \[f(x=3) = 4\])", "4"},
+      {R"($$a = \frac{x=1}{2}$$)", R"(\frac{x=1}{2})"},
+      {R"($x >= 5$)", "x >= 5"},
+      {R"($a$ costs $5 or $6)", "a"},
+      {R"(\$5 or $x$ or \$6)", "x"},
+      {"It costs $5 and then $7.", "$7"},  // prices
+      {"The answer is 5. There are 7 of them.", "5"},
+      {"The Answer: **-1.5**\n\nI hope that 3 people like it.", "-1.5"},
+      {"**Answer**: 12", "12"},
+      {"The answer is\n\n42!", "42"},
+      {"No answer isn't 5 or 6.", "6"},
+      {"x^2 + 1", "x^2 + 1"},
+      {"6 and 8", "6 and 8"},
+      {R"(\text{six or seven eggs} + 1)", R"(\text{six or seven eggs} + 1)"},
+      {" Evelyn.\n", "Evelyn"},
+      {"Total: 72", "72"},
+      {"She sold 48/2 = 24 clips in May, 72 in all.", "72"},
+      {"so that makes (2+3)*4.", "(2+3)*4"},
+      {"so that makes 2^3", "2^3"},
+      {"so it is 4-(-5), which is x-9", "9"},
+      {"so it is about -9?", "-9"},
+      {"<answer>-5.5</answer>", "-5.5"},
+      {"The ratio is [1/2].", "1/2"},
+      {"The area is 12 cm^2", "12"},
+  };
+  for (const auto& [text, answer] : cases) EXPECT_EQ(final_answer(text), answer) << text;
+}
+
+TEST(FinalAnswer, IsAbsentWhereNothingLooksLikeOne) {
+  for (const char* text : {"", " \n", "There is no such number.", "####", "$$", "\\boxed{}", "."})
+    EXPECT_EQ(final_answer(text), std::nullopt) << text;
+  EXPECT_EQ(final_answer("5 \\boxed{" + std::string(2000, '1') + "}"), std::nullopt);
+}
+
+// ---- Values ------------------------------------------------------------------------------------
+
+TEST(ExpressionValue, IsThatOfArithmetic) {
+  const std::pair<const char*, double> cases[] = {
+      {"1,234.5", 1234.5},
+      {"-2^2", -4},
+      {"(-2)^2", 4},
+      {"2^3^2", 512},
+      {"2^{-1}", 0.5},
+      {"2*-3", -6},
+      {"7 - 2 - 1", 4},
+      {"12/2/3", 2},
+      {"1/2+1/3", 5.0 / 6},
+      {"3!", 6},
+      {"3!!", 720},
+      {"25!", 15511210043330985984000000.0},
+      {"30!/28!", 870},
+      {"170!/169!", 170},
+      {"0^0", 1},
+      {"\\frac{\\frac{1}{2}}{\\frac34}", 2.0 / 3},
+      {"\\frac1{72}", 1.0 / 72},
+      {"\\frac{1}{2}^2", 0.25},
+      {"\\sqrt{\\sqrt{16}}", 2},
+      {"\\sqrt[3]{-8}", -2},
+      {"\\sqrt2^2", 2},
+      {"sqrt16", 4},
+      {"sqrt(16)/2", 2},
+      {"2\\pi", 2 * 3.141592653589793},
+      {"3\\sqrt{4}(2)", 12},
+      {"3\\frac{1}{2}", 3.5},
+      {"-3 1/2", -3.5},
+      {"3\\frac{\\sqrt{4}}{4}", 1.5},
+      {"1 + 1 = 2", 2},
+  };
+  for (const auto& [text, value] : cases) {
+    const auto number = expression_value(text);
+    ASSERT_TRUE(number) << text;
+    EXPECT_NEAR(number->approx, value, 1e-12 * std::abs(value)) << text;
+  }
+}
+
+TEST(ExpressionValue, IsNothingForAnyOtherText) {
+  const std::string deep(100, '-');
+  for (const std::string& text :
+       {std::string(), std::string("x"), std::string("2x"), std::string("1 2"), std::string("1/0"),
+        std::string("0/0"), std::string("0^-1"), std::string("(1"), std::string("1)"),
+        std::string("1,23"), std::string("\\sqrt{-1}"), std::string("\\sqrt[0]{1}"),
+        std::string("(-8)^(1/3)"), std::string("(-1)!"), std::string("1.5!"), std::string("171!"),
+        std::string("9^9^9^9"), std::string("\\frac"), std::string("\\frac{1}"), std::string("1="),
+        std::string("(1/0)^0"), std::string("nan"), std::string("inf"), std::string("0x10"),
+        std::string(39, '9'), deep + "1", std::string(64, '(') + "1" + std::string(64, ')')})
+    EXPECT_FALSE(expression_value(text)) << text;
+}
+
+TEST(ExpressionValue, IsExactWhereItIsAFraction) {
+  const auto same = [](const char* a, const char* b) {
+    return same_number(*expression_value(a), *expression_value(b));
+  };
+  EXPECT_TRUE(same("1/3", "2/6"));
+  EXPECT_TRUE(same("2^100/2^99", "2"));
+  EXPECT_FALSE(same("1/3", "0.3333333333333333"));
+  EXPECT_FALSE(same("9007199254740993", "9007199254740992"));  // one double, two numbers
+  EXPECT_FALSE(same("2^64", "2^64+1"));
+  EXPECT_TRUE(same("\\sqrt{17}", "4.123105625617661"));
+  EXPECT_FALSE(same("\\sqrt{17}", "4.1231056"));
+  EXPECT_TRUE(same("(1/3)^{200}*3^{200}", "1"));  // leaves 128 bits
+  EXPECT_TRUE(same("(-1)^{999999999}", "-1"));
+}
+
+// ---- Equal answers -----------------------------------------------------------------------------
+
+TEST(SameAnswer, AsTextOrAsANumber) {
+  const std::pair<const char*, const char*> same[] = {
+      {"\\frac{1}{2}", "0.5"},
+      {"-\\frac{1}{2}", "-1/2"},
+      {"\\frac{72}1", "72"},
+      {"x=\\frac12", "1/2"},
+      {"\\left( 3, \\dfrac{\\pi}2 \\right)", "(3,\\frac{\\pi}{2})"},
+      {"50\\%", "50"},
+      {"90^\\circ", "90 degrees"},
+      {"15\\mbox{ cm}^2", "15"},
+      {"\\frac{1}{3} \\textbf{meters}", "1/3"},
+      {"\\$18.00", "18"},
+      {"10{,}000", "10000"},
+      {"10\\,000", "10,000"},
+      {"\\text{(C)}", "(C)"},
+      {"2 \\cdot 3 \\times 4", "24"},
+      {"6 × 4", "24"},
+      {"−3", "-3"},
+      {"√16", "4"},
+      {"2π", "2\\pi"},
+      {"2**3", "8"},
+      {"48 + 24 = 72", "72"},
+      {"{.5}", "0.5"},
+  };
+  for (const auto& [a, b] : same) {
+    EXPECT_TRUE(same_answer(a, b)) << a << " and " << b;
+    EXPECT_TRUE(same_answer(b, a)) << b << " and " << a;
+  }
+  const std::pair<const char*, const char*> different[] = {
+      {"", ""},
+      {"\\text{}", ""},
+      {"1/0", "0/0"},
+      {"nan", "0"},
+      {"(3,4)", "(4,3)"},
+      {"6 \\text{ and } 8", "6"},
+      {"6 and 8", "6"},
+      {"3 1/2", "31/2"},
+      {"1 2", "12"},
+      {"2 pi", "2"},
+      {"x \\le 5", "5"},
+      {"x >= 5", "5"},
+      {"5 + x", "5"},
+      {"Evelyn", "Carla"},
+      {"1112112_3", "1112112"},
+  };
+  for (const auto& [a, b] : different) EXPECT_FALSE(same_answer(a, b)) << a << " and " << b;
+}
+
+TEST(MathReward, LooksWhereThePatternSays) {
+  const RewardFn after = make({.name = "math", .weight = 1, .pattern = "(?s)</think>(.*)"});
+  EXPECT_EQ(after({with_answer("42"), "<think>\\boxed{41}</think> 42"}), 1);
+  EXPECT_EQ(after({with_answer("42"), "<think>\\boxed{42}</think> Some other text."}), 0);
+  EXPECT_EQ(after({with_answer("42"), "<think>\\boxed{42}"}), 0);
+}
+
+TEST(MathReward, IsNotApplicableWithoutARightAnswer) {
+  for (const char* answer : {"", "no number at all", "\\boxed{}"})
+    EXPECT_TRUE(std::isnan(math_reward(answer, "1"))) << answer;
+}
+
+// ---- Published cases ---------------------------------------------------------------------------
+
+TEST(PublishedMathCases, BoxesThatNeverCloseAreNone) {
+  COHORT_REQUIRE_DATA(dir);
+  const Json cases = load(dir + "/math_verify/reward_cases.json");
+  for (const Json& row : cases.at("boxed_cases").as_array()) {
+    const auto expected = row.at("last_boxed").is_null()
+                              ? std::nullopt
+                              : std::optional(text_of(row, "last_boxed"));
+    EXPECT_EQ(final_answer(text_of(row, "text")), expected) << text_of(row, "text");
+  }
+}
+
+TEST(PublishedMathCases, NormalisationIsThePublishedOne) {
+  COHORT_REQUIRE_DATA(dir);
+  const Json cases = load(dir + "/math_verify/reward_cases.json");
+  for (const Json& row : cases.at("normalise_cases").as_array())
+    EXPECT_EQ(normalised_answer(text_of(row, "raw")), text_of(row, "expected")) << row.dump();
+}
+
+TEST(PublishedMathCases, ThinkFormatIsThatOfTrl) {
+  COHORT_REQUIRE_DATA(dir);
+  const RewardFn reward = make({.name = "think_format"});
+  const Json cases = load(dir + "/math_verify/reward_cases.json");
+  for (const Json& row : cases.at("think_format_cases").as_array())
+    EXPECT_EQ(reward({with_answer(""), text_of(row, "completion")}), row.at("reward").as_double())
+        << row.dump();
+}
+
+TEST(PublishedMathCases, CountdownJudgesAlike) {
+  COHORT_REQUIRE_DATA(dir);
+  const RewardFn reward = make({.name = "countdown"});
+  const Json cases = load(dir + "/math_verify/reward_cases.json");
+  for (const Json& row : cases.at("countdown_cases").as_array()) {
+    Example example = with_answer("");
+    example.fields = row;
+    EXPECT_EQ(reward({example, text_of(row, "answer")}), row.at("correct").as_bool() ? 1 : 0)
+        << row.dump();
+  }
+}
+
+// Rows of a rule: how many there are, and how many of them the math reward judges alike.
+struct Tally {
+  int rows = 0, agree = 0;
+  bool operator==(const Tally&) const = default;
+};
+void PrintTo(const Tally& tally, std::ostream* out) {
+  *out << tally.agree << " of " << tally.rows;
+}
+using Tallies = std::map<std::string, Tally>;
+
+TEST(PublishedMathCases, RewardsAreThoseOfTheRulesThatItFollows) {
+  COHORT_REQUIRE_DATA(dir);
+  Tallies tallies;
+  const Json cases = load(dir + "/math_verify/reward_cases.json");
+  for (const Json& row : cases.at("reward_cases").as_array()) {
+    const std::string rule = text_of(row, "rule");
+    const bool after = rule.ends_with("only after </think>");
+    const RewardFn reward = make(
+        {.name = "math", .weight = 1, .pattern = after ? "(?s)</think>(.*)" : ""});
+    const double value = reward({with_answer(text_of(row, "gold")), text_of(row, "completion")});
+    Tally& tally = tallies[rule];
+    ++tally.rows;
+    tally.agree += value == row.at("reward").as_double();
+    if (value != row.at("reward").as_double()) printf("%s\n", row.dump().c_str());
+  }
+  const Tallies expected = {
+  };
+  EXPECT_EQ(tallies, expected);
+}
+
+TEST(PublishedMathCases, EqualAnswersAreThoseOfTheRulesThatItFollows) {
+  COHORT_REQUIRE_DATA(dir);
+  Tallies tallies;
+  const Json triples = load(dir + "/math_verify/equal_triples.json");
+  for (const Json& row : triples.as_array()) {
+    const std::string gold = text_of(row, "gold"), prediction = text_of(row, "pred");
+    const bool equal = row.at("equal").as_bool();
+    const Json* rule = row.at("config").find("rule");
+    const std::string source = text_of(row, "source");
+    Tally& tally =
+        tallies[rule != nullptr ? rule->as_string() : source.substr(source.rfind(':') + 1)];
+    ++tally.rows;
+    const bool agrees = (math_reward(gold, prediction) == 1) == equal;
+    tally.agree += agrees;
+    if (!agrees && getenv("V")) printf("%s\n", row.dump().c_str());
+  }
+  const Tallies expected = {
+  };
+  EXPECT_EQ(tallies, expected);
+}
+
+TEST(MathReward, EveryRealGsm8kSolutionIsRightAndNoOtherIs) {
+  COHORT_REQUIRE_DATA(dir);
+  const auto set = load_jsonl({.path = dir + "/gsm8k/test.jsonl",
+                               .prompt = "{question}",
+                               .held_out_fraction = 0})
+                       .train;
+  const RewardFn reward = make({.name = "math"});
+  const RewardFn numeric = make({.name = "numeric", .weight = 1, .pattern = "####\\s*(\\S+)"});
+  ASSERT_EQ(set->size(), 1319);
+  for (int64_t i = 0; i < set->size(); ++i) {
+    const Example example = set->get(i), other = set->get((i + 1) % set->size());
+    EXPECT_EQ(reward({example, example.solution}), 1) << example.solution;
+    const double equal = numeric({example, other.solution});
+    EXPECT_EQ(reward({example, other.solution}), equal) << example.answer << other.answer;
+  }
+}
+
+// ---- Hostile text ------------------------------------------------------------------------------
+
+TEST(MathReward, HostileCompletionsCostLittle) {
+  const auto times = [](const char* text, int count) {
+    std::string out;
+    for (int i = 0; i < count; ++i) out += text;
+    return out;
+  };
+  std::vector<std::string> hostile;
+  for (const char* unit :
+       {"\\boxed{", "\\boxed{1}", "{", "}", "(", "$", "$1", "$$", "$ $", "\\(", "\\[", "\\", "####",
+        "#### 1\n", "answer", "answer is ", "answer:", "1", "1 ", "1/", "9^", "-", "--1", "!", "1!",
+        ",000", "\\frac", "\\frac{", "\\frac1", "\\sqrt", "sqrt", "\\sqrt[", "\\pi", "\\text{",
+        "1 aa ", "1 \\text{a} ", "=", "a^2 ", ".", ".5", "\\\\", "\\left", " ", "\n", "π", "\xff",
+        "170!*", "1/7+", "2^99*", "\\frac{1}{"})
+    for (const char* end : {"", "1", "}", "$", " aa!", "^2"}) {
+      const std::string text = times(unit, 10'000 / static_cast<int>(std::strlen(unit)));
+      hostile.push_back(text + end);
+      hostile.push_back("\\boxed{" + text.substr(0, 1000) + end + "}");
+    }
+  double slowest = 0;
+  size_t which = 0;
+  for (size_t i = 0; i < hostile.size(); ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    const double value = math_reward("46", hostile[i]);
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    EXPECT_TRUE(value == 0 || value == 1);
+    if (seconds.count() > slowest) slowest = seconds.count(), which = i;
+  }
+  printf("slowest %g %.40s\n", slowest, hostile[which].c_str());
+  EXPECT_LT(slowest, 0.1);  // a busy machine; anything that is not linear takes longer
+}
+
+TEST(MathReward, HostileAnswersAreNoNumbers) {
+  for (const std::string& text :
+       {std::string("9^9^9^9"), std::string("1/0"), std::string("\\frac"), std::string("(((("),
+        std::string("\\boxed{\\boxed{"), std::string(10'000, '9'), "1e" + std::string(400, '9')}) {
+    EXPECT_EQ(math_reward("46", text), 0) << text;
+    const double itself = math_reward(text, text);
+    EXPECT_TRUE(itself == 0 || itself == 1 || std::isnan(itself));
+  }
+}
+
+}  // namespace
+}  // namespace cohort
