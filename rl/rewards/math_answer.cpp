@@ -96,7 +96,8 @@ std::string_view right_hand_side(std::string_view math) {
     if (c == '\\') ++i;
     if (c == '(' || c == '[' || c == '{') ++depth;
     if (c == ')' || c == ']' || c == '}') --depth;
-    if (c == '=' && depth <= 0 && (i == 0 || std::string_view("<>!").find(math[i - 1]) == math.npos))
+    if (c == '=' && depth <= 0 &&
+        (i == 0 || std::string_view("<>!").find(math[i - 1]) == math.npos))
       begin = i + 1;
   }
   return math.substr(begin);
@@ -219,13 +220,13 @@ Found last_expression(std::string_view text) {
 
 // Made one after the other, everywhere.
 constexpr std::pair<std::string_view, std::string_view> kReplacements[] = {
-    {"\n", " "},         {"\t", " "},       {"\\!", ""},       {"\\\\", "\\"},  {"\\left", ""},
-    {"\\right", ""},     {"tfrac", "frac"}, {"dfrac", "frac"}, {"\\,", ""},     {"\\;", " "},
-    {"\\:", " "},        {"\\ ", " "},      {"\\qquad", " "},  {"\\quad", " "}, {"~", " "},
-    {"^{\\circ}", ""},   {"^\\circ", ""},   {"°", ""},         {"\\$", ""},     {"$", ""},
-    {"\\%", ""},         {"%", ""},         {"€", ""},         {"£", ""},       {"{,}", ","},
-    {"\\cdot", "*"},     {"\\times", "*"},  {"\\div", "/"},    {"·", "*"},      {"×", "*"},
-    {"÷", "/"},          {"**", "^"},       {"−", "-"},        {"π", "\\pi "},  {"√", "sqrt"},
+    {"\n", " "},      {"\t", " "},       {"\\!", ""},       {"\\\\", "\\"}, {"\\left", ""},
+    {"\\right", ""},  {"tfrac", "frac"}, {"dfrac", "frac"}, {"\\,", ""},    {"\\;", " "},
+    {"\\:", " "},     {"\\qquad", " "},  {"\\quad", " "},   {"~", " "},     {"^{\\circ}", ""},
+    {"^\\circ", ""},  {"°", ""},         {"\\$", ""},       {"$", ""},      {"\\%", ""},
+    {"%", ""},        {"€", ""},         {"£", ""},         {"{,}", ","},   {"\\cdot", "*"},
+    {"\\times", "*"}, {"\\div", "/"},    {"·", "*"},        {"×", "*"},     {"÷", "/"},
+    {"**", "^"},      {"−", "-"},        {"π", "\\pi "},    {"√", "sqrt"},
 };
 
 void replace_all(std::string& text, std::string_view from, std::string_view to) {
@@ -244,9 +245,10 @@ void replace_all(std::string& text, std::string_view from, std::string_view to) 
 // are functions or join two answers are none.
 std::string without_units(std::string text) {
   static const Regex kUnits(
-      R"(^(.*[0-9})\]]) *)"
+      R"(^(.*[0-9})\]])(?:\\? )*)"
       R"((?:\\(?:text[a-z]*|mbox|mathrm(?!\{.\}))\{[^{}]*+\})"
-      R"(|(?!(?:pi|sqrt|sin|cos|tan|log|ln|mod|and|or)\b)(?<= )[A-Za-z]{2}[A-Za-z .]*+))"
+      R"(|(?<= )(?!(?:sqrt|sin|cos|tan|log|mod|and)\b))"
+      R"((?:[A-Za-z]{3}|(?:[ckm]m|ft|in|mi|[km]g|lb|oz|ml|hr)\b)[A-Za-z ./]*+))"
       R"((?:\^\{?[23]\}?|²|³)?[ .]*$)");
   const auto match = kUnits.find_last(text);
   return match ? (*match)[1] : text;
@@ -261,8 +263,10 @@ std::string unwrapped(std::string_view text) {
       const std::string_view command = command_of(text.substr(i));
       const size_t next = i + command.size();
       const bool wraps = is_wrapper(command) && group(text.substr(next));
-      if (wraps) dropped.push_back(true);
-      else out += command;
+      if (wraps)
+        dropped.push_back(true);
+      else
+        out += command;
       i = wraps ? next : next - 1;
       continue;
     }
@@ -289,7 +293,8 @@ std::string cleaned(std::string_view answer) {
       text.erase(0, equals + 1);
   }
   for (size_t i = 0; i + 1 < text.size(); ++i)  // .5
-    if (text[i] == '.' && is_digit(text[i + 1]) && (i == 0 || !is_digit(text[i - 1])))
+    if (text[i] == '.' && is_digit(text[i + 1]) &&
+        (i == 0 || !(is_digit(text[i - 1]) || text[i - 1] == '}')))
       text.insert(i++, 1, '0');
   return std::string(bare(text));
 }
@@ -307,10 +312,10 @@ std::string with_braces(std::string_view text) {
     } else if (text[i] == '\\') {
       const std::string_view command = command_of(text.substr(i));
       const bool frac = command.starts_with("\\frac"), sqrt = command.starts_with("\\sqrt");
-      const std::string_view name = frac || sqrt ? command.substr(0, 5) : command;
+      const size_t size = frac || sqrt ? 5 : command == "\\ " ? 1 : command.size();
       missing = frac ? 2 : sqrt ? 1 : 0;
-      out += name;
-      i += name.size() - 1;
+      out += command.substr(0, size);
+      i += size - 1;
     } else if (text[i] == '{') {
       missing = std::max(missing - 1, 0);
       wanted.push_back(0);

@@ -7,22 +7,23 @@
 
 namespace cohort {
 
-// The final answer of a solution, a completion or an answer alone: the first of these that there is.
+// The final answer of a solution, a completion or an answer alone: the first of these there is.
 //   1. What the last \boxed{...} or \fbox{...} holds; "\boxed 5" too. One that never closes is none
 //      (last_boxed_only_string() of hendrycks/math).
 //   2. What follows the last "####" on its line (GSM8K, Cobbe et al. 2021).
-//   3. The last $...$, $$...$$, \(...\) or \[...\]; of an equation what follows the last "=" that is
-//      in no bracket. A "$" before a digit closes nothing: it may be a price.
+//   3. The last $...$, $$...$$, \(...\) or \[...\]; of an equation what follows the last "=" that
+//      is in no bracket. A "$" before a digit closes nothing: it may be a price.
 //   4. What follows the last "answer is" or "answer:", up to the end of the sentence.
 //   5. A whole line of at most two words (of two letters or more), none of them before its first
 //      digit, such as "x^2 + 1", "6 and 8" or "18 eggs".
 //   6. The last expression of numbers without spaces, or the last number.
-// Nothing too if that is over 1024 bytes.
+// Nothing where that is over 1024 bytes.
 std::optional<std::string> final_answer(std::string_view text);
 
-// An answer in the one form of its notation that answers are compared in: that of _strip_string() in
-// hendrycks/math (Hendrycks et al. 2021), without units and thousands separators wherever they are
-// unmistakable (normalize_final_answer() of Minerva, Lewkowycz et al. 2022, has a list).
+// An answer in the one notation that answers are compared in: that of _strip_string() in
+// hendrycks/math (Hendrycks et al. 2021), and without thousands separators and units behind a
+// number, as normalize_final_answer() of Minerva (Lewkowycz et al. 2022). Unlike there, spaces
+// between digits stay ("1 2" is not "12"), and text that joins two answers is no unit.
 std::string normalised_answer(std::string_view answer);
 
 // True if the normalised answers are the same text, or expressions of the same number: 2^3 is 8.

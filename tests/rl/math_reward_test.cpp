@@ -44,7 +44,7 @@ TEST(FinalAnswer, IsFoundByTheFirstRuleThatApplies) {
       {R"(\boxed{1} or rather \boxed{\text{\{2\}}}.)", R"(\text{\{2\}})"},
       {R"(\boxed{1} \fbox{2})", "2"},
       {R"(So $\boxed 5$.)", "5"},
-      {R"(\boxed{4} no: \boxed{5)", "5"},     // the last box never closes: the last number
+      {R"(\boxed{4} no: \boxed{5)", "5"},      // the last box never closes: the last number
       {R"($3$ and \boxed{\frac{1}{2})", "3"},  // nor does this one
       {R"(\boxedtext{4} is 5 or so)", "5"},
       {"It is $7$.\n#### 1,018\nThat is all.", "1,018"},
@@ -126,14 +126,33 @@ TEST(ExpressionValue, IsThatOfArithmetic) {
 
 TEST(ExpressionValue, IsNothingForAnyOtherText) {
   const std::string deep(100, '-');
-  for (const std::string& text :
-       {std::string(), std::string("x"), std::string("2x"), std::string("1 2"), std::string("1/0"),
-        std::string("0/0"), std::string("0^-1"), std::string("(1"), std::string("1)"),
-        std::string("1,23"), std::string("\\sqrt{-1}"), std::string("\\sqrt[0]{1}"),
-        std::string("(-8)^(1/3)"), std::string("(-1)!"), std::string("1.5!"), std::string("171!"),
-        std::string("9^9^9^9"), std::string("\\frac"), std::string("\\frac{1}"), std::string("1="),
-        std::string("(1/0)^0"), std::string("nan"), std::string("inf"), std::string("0x10"),
-        std::string(39, '9'), deep + "1", std::string(64, '(') + "1" + std::string(64, ')')})
+  for (const std::string& text : {std::string(),
+                                  std::string("x"),
+                                  std::string("2x"),
+                                  std::string("1 2"),
+                                  std::string("1/0"),
+                                  std::string("0/0"),
+                                  std::string("0^-1"),
+                                  std::string("(1"),
+                                  std::string("1)"),
+                                  std::string("1,23"),
+                                  std::string("\\sqrt{-1}"),
+                                  std::string("\\sqrt[0]{1}"),
+                                  std::string("(-8)^(1/3)"),
+                                  std::string("(-1)!"),
+                                  std::string("1.5!"),
+                                  std::string("171!"),
+                                  std::string("9^9^9^9"),
+                                  std::string("\\frac"),
+                                  std::string("\\frac{1}"),
+                                  std::string("1="),
+                                  std::string("(1/0)^0"),
+                                  std::string("nan"),
+                                  std::string("inf"),
+                                  std::string("0x10"),
+                                  std::string(39, '9'),
+                                  deep + "1",
+                                  std::string(64, '(') + "1" + std::string(64, ')')})
     EXPECT_FALSE(expression_value(text)) << text;
 }
 
@@ -183,21 +202,11 @@ TEST(SameAnswer, AsTextOrAsANumber) {
     EXPECT_TRUE(same_answer(b, a)) << b << " and " << a;
   }
   const std::pair<const char*, const char*> different[] = {
-      {"", ""},
-      {"\\text{}", ""},
-      {"1/0", "0/0"},
-      {"nan", "0"},
-      {"(3,4)", "(4,3)"},
-      {"6 \\text{ and } 8", "6"},
-      {"6 and 8", "6"},
-      {"3 1/2", "31/2"},
-      {"1 2", "12"},
-      {"2 pi", "2"},
-      {"x \\le 5", "5"},
-      {"x >= 5", "5"},
-      {"5 + x", "5"},
-      {"Evelyn", "Carla"},
-      {"1112112_3", "1112112"},
+      {"", ""},         {"\\text{}", ""},    {"1/0", "0/0"},
+      {"nan", "0"},     {"(3,4)", "(4,3)"},  {"6 \\text{ and } 8", "6"},
+      {"6 and 8", "6"}, {"3 1/2", "31/2"},   {"1 2", "12"},
+      {"2 pi", "2"},    {"x \\le 5", "5"},   {"x >= 5", "5"},
+      {"5 + x", "5"},   {"Evelyn", "Carla"}, {"1112112_3", "1112112"},
   };
   for (const auto& [a, b] : different) EXPECT_FALSE(same_answer(a, b)) << a << " and " << b;
 }
@@ -220,9 +229,8 @@ TEST(PublishedMathCases, BoxesThatNeverCloseAreNone) {
   COHORT_REQUIRE_DATA(dir);
   const Json cases = load(dir + "/math_verify/reward_cases.json");
   for (const Json& row : cases.at("boxed_cases").as_array()) {
-    const auto expected = row.at("last_boxed").is_null()
-                              ? std::nullopt
-                              : std::optional(text_of(row, "last_boxed"));
+    const auto expected =
+        row.at("last_boxed").is_null() ? std::nullopt : std::optional(text_of(row, "last_boxed"));
     EXPECT_EQ(final_answer(text_of(row, "text")), expected) << text_of(row, "text");
   }
 }
@@ -272,16 +280,15 @@ TEST(PublishedMathCases, RewardsAreThoseOfTheRulesThatItFollows) {
   for (const Json& row : cases.at("reward_cases").as_array()) {
     const std::string rule = text_of(row, "rule");
     const bool after = rule.ends_with("only after </think>");
-    const RewardFn reward = make(
-        {.name = "math", .weight = 1, .pattern = after ? "(?s)</think>(.*)" : ""});
+    const RewardFn reward =
+        make({.name = "math", .weight = 1, .pattern = after ? "(?s)</think>(.*)" : ""});
     const double value = reward({with_answer(text_of(row, "gold")), text_of(row, "completion")});
     Tally& tally = tallies[rule];
     ++tally.rows;
     tally.agree += value == row.at("reward").as_double();
     if (value != row.at("reward").as_double()) printf("%s\n", row.dump().c_str());
   }
-  const Tallies expected = {
-  };
+  const Tallies expected = {};
   EXPECT_EQ(tallies, expected);
 }
 
@@ -301,17 +308,16 @@ TEST(PublishedMathCases, EqualAnswersAreThoseOfTheRulesThatItFollows) {
     tally.agree += agrees;
     if (!agrees && getenv("V")) printf("%s\n", row.dump().c_str());
   }
-  const Tallies expected = {
-  };
+  const Tallies expected = {};
   EXPECT_EQ(tallies, expected);
 }
 
 TEST(MathReward, EveryRealGsm8kSolutionIsRightAndNoOtherIs) {
   COHORT_REQUIRE_DATA(dir);
-  const auto set = load_jsonl({.path = dir + "/gsm8k/test.jsonl",
-                               .prompt = "{question}",
-                               .held_out_fraction = 0})
-                       .train;
+  const auto set =
+      load_jsonl(
+          {.path = dir + "/gsm8k/test.jsonl", .prompt = "{question}", .held_out_fraction = 0})
+          .train;
   const RewardFn reward = make({.name = "math"});
   const RewardFn numeric = make({.name = "numeric", .weight = 1, .pattern = "####\\s*(\\S+)"});
   ASSERT_EQ(set->size(), 1319);
@@ -333,11 +339,15 @@ TEST(MathReward, HostileCompletionsCostLittle) {
   };
   std::vector<std::string> hostile;
   for (const char* unit :
-       {"\\boxed{", "\\boxed{1}", "{", "}", "(", "$", "$1", "$$", "$ $", "\\(", "\\[", "\\", "####",
-        "#### 1\n", "answer", "answer is ", "answer:", "1", "1 ", "1/", "9^", "-", "--1", "!", "1!",
-        ",000", "\\frac", "\\frac{", "\\frac1", "\\sqrt", "sqrt", "\\sqrt[", "\\pi", "\\text{",
-        "1 aa ", "1 \\text{a} ", "=", "a^2 ", ".", ".5", "\\\\", "\\left", " ", "\n", "π", "\xff",
-        "170!*", "1/7+", "2^99*", "\\frac{1}{"})
+       {"\\boxed{", "\\boxed{1}", "{",      "}",          "(",       "$",
+        "$1",       "$$",         "$ $",    "\\(",        "\\[",     "\\",
+        "####",     "#### 1\n",   "answer", "answer is ", "answer:", "1",
+        "1 ",       "1/",         "9^",     "-",          "--1",     "!",
+        "1!",       ",000",       "\\frac", "\\frac{",    "\\frac1", "\\sqrt",
+        "sqrt",     "\\sqrt[",    "\\pi",   "\\text{",    "1 aa ",   "1 \\text{a} ",
+        "=",        "a^2 ",       ".",      ".5",         "\\\\",    "\\left",
+        " ",        "\n",         "π",      "\xff",       "170!*",   "1/7+",
+        "2^99*",    "\\frac{1}{"})
     for (const char* end : {"", "1", "}", "$", " aa!", "^2"}) {
       const std::string text = times(unit, 10'000 / static_cast<int>(std::strlen(unit)));
       hostile.push_back(text + end);
