@@ -142,18 +142,10 @@ class Parser {
     if (!decimal) return fail();
     const Number value = number_of(decimal, 0);
     const bool whole = before.substr(0, before.size() - rest_.size()).find('.') == before.npos;
-    const bool spaced = rest_.starts_with(' ');
-    skip_spaces();
-    if (whole && take("\\frac")) {
-      const Number part = fraction();
-      const bool proper = part.exact && part.exact->num < part.exact->den;
-      return proper ? plus(value, part) : times(value, part);
-    }
-    if (!at_digit()) return value;
-    const auto numerator = whole && spaced ? take_decimal(rest_) : std::nullopt;
-    const auto denominator = numerator && take("/") ? take_decimal(rest_) : std::nullopt;
-    if (!denominator) return fail();
-    return plus(value, over(number_of(numerator, 0), number_of(denominator, 0)));
+    if (!whole || !take("\\frac")) return value;
+    const Number part = fraction();
+    const bool proper = part.exact && part.exact->num < part.exact->den;
+    return proper ? plus(value, part) : times(value, part);
   }
 
   Number factorial(const Number& n) {

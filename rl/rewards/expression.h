@@ -14,8 +14,8 @@ struct Number {
 };
 
 // + - * / ^ ! and parentheses or braces; \frac, \sqrt[n], sqrt, \pi, pi; decimals with thousands
-// separators; products without a sign, as in 2\pi; mixed numbers, as in 3 1/2 or 3\frac{1}{2} (an
-// integer before a proper fraction is added to it). Of a chain a = b = c the last value. Nothing
+// separators; products without a sign, as in 2\pi; mixed numbers, as in 3\frac{1}{2} (an integer
+// before a proper fraction is added to it). Of a chain a = b = c the last value. Nothing
 // for any other text, an undefined or infinite value, over 1024 bytes or 64 nested parts.
 std::optional<Number> expression_value(std::string_view text);
 

@@ -1,4 +1,4 @@
-// Answers in mathematics: rules that find them, and replacements that make their notation one.
+// Answers in mathematics: replacements that make their notation one, and rules that find them.
 #include "rl/rewards/math_answer.h"
 
 #include <algorithm>
@@ -30,20 +30,136 @@ std::string_view bare(std::string_view text) {
   return without(text, " \t\r\n*`\":", " \t\r\n*`\":.,;");
 }
 
-// The commands whose argument is ordinary text or the answer itself.
-bool is_wrapper(std::string_view command) {
-  constexpr std::string_view kNames[] = {"\\boxed", "\\fbox",   "\\mbox",
-                                         "\\text",  "\\mathrm", "\\mathbf"};
-  return command.starts_with("\\text") ||
-         std::find(std::begin(kNames), std::end(kNames), command) != std::end(kNames);
-}
-
 // The command at the start of `text`, which is a backslash: with its letters, or the one character
 // that is escaped.
 std::string_view command_of(std::string_view text) {
   size_t end = 1;
   while (end < text.size() && is_letter(text[end])) ++end;
   return text.substr(0, std::max<size_t>(end, 2));
+}
+
+// ---- One notation ------------------------------------------------------------------------------
+
+// Made one after the other, everywhere.
+constexpr std::pair<std::string_view, std::string_view> kReplacements[] = {
+    {"\n", " "},      {"\t", " "},       {"\\!", ""},       {"\\\\", "\\"}, {"\\left", ""},
+    {"\\right", ""},  {"tfrac", "frac"}, {"dfrac", "frac"}, {"\\,", ""},    {"\\;", " "},
+    {"\\:", " "},     {"\\qquad", " "},  {"\\quad", " "},   {"~", " "},     {"^{\\circ}", ""},
+    {"^\\circ", ""},  {"°", ""},         {"\\$", ""},       {"$", ""},      {"\\%", ""},
+    {"%", ""},        {"€", ""},         {"£", ""},         {"{,}", ","},   {"\\cdot", "*"},
+    {"\\times", "*"}, {"\\div", "/"},    {"·", "*"},        {"×", "*"},     {"÷", "/"},
+    {"**", "^"},      {"−", "-"},        {"π", "\\pi "},    {"√", "sqrt"},
+};
+
+void replace_all(std::string& text, std::string_view from, std::string_view to) {
+  size_t at = text.find(from);
+  if (at == text.npos) return;
+  std::string out;
+  size_t done = 0;
+  for (; at != text.npos; at = text.find(from, done)) {
+    out.append(text, done, at - done).append(to);
+    done = at + from.size();
+  }
+  text = out.append(text, done);
+}
+
+// Without the words behind a number, which are its unit: "42 square", "15\mbox{ cm}^2". Words that
+// are functions or join two answers are none.
+std::string without_units(std::string text) {
+  static const Regex kUnits(
+      R"(^(.*[0-9})\]])(?:\\? )*)"
+      R"((?:\\(?:text[a-z]*|mbox|mathrm(?!\{.\}))\{[^{}]*+\})"
+      R"(|(?<= )(?!(?:sqrt|sin|cos|tan|log|mod|and)\b))"
+      R"((?:[A-Za-z]{3}|(?:[ckm]m|ft|in|mi|[km]g|lb|oz|ml|hr)\b)[A-Za-z ./]*+))"
+      R"((?:\^\{?[23]\}?|²|³)?[ .]*$)");
+  const auto match = kUnits.find_last(text);
+  return match ? (*match)[1] : text;
+}
+
+// Commands whose argument is ordinary text or the answer itself.
+constexpr std::string_view kWrappers[] = {"\\boxed",  "\\fbox", "\\mbox",   "\\textbf", "\\textrm",
+                                          "\\textit", "\\text", "\\mathrm", "\\mathbf"};
+
+// What values are read from: spaces still tell "1 2" from "12".
+std::string cleaned(std::string_view answer) {
+  std::string text(answer);
+  for (const auto& [from, to] : kReplacements) replace_all(text, from, to);
+  text = without_units(std::move(text));
+  for (const std::string_view wrapper : kWrappers) replace_all(text, wrapper, "");
+  const size_t equals = text.find('=');
+  if (equals != text.npos && text.find('=', equals + 1) == text.npos) {
+    const std::string_view left = without(std::string_view(text).substr(0, equals), " ", " ");
+    if (left.size() <= 2 && std::all_of(left.begin(), left.end(), is_letter))
+      text.erase(0, equals + 1);
+  }
+  for (size_t i = 0; i + 1 < text.size(); ++i)  // .5
+    if (text[i] == '.' && is_digit(text[i + 1]) &&
+        (i == 0 || !(is_digit(text[i - 1]) || text[i - 1] == '}')))
+      text.insert(i++, 1, '0');
+  return std::string(bare(text));
+}
+
+// Braces around the arguments of \frac and \sqrt that have none, none around groups that are no
+// arguments, and no spaces but those between digits: "3 1/2" is not "31/2".
+std::string with_braces(std::string_view text) {
+  struct Level {
+    int missing = 0;  // arguments that are still to come
+    bool kept = true;
+  };
+  std::string out;
+  std::vector<Level> levels(1);
+  bool after_command = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i], last = out.empty() ? ' ' : out.back();
+    int& missing = levels.back().missing;
+    if (c == ' ') {
+      const bool apart = missing == 0 && is_digit(last) && i + 1 < text.size();
+      if (apart && is_digit(text[i + 1])) out += ' ';
+      continue;
+    }
+    const bool argument = missing > 0 || after_command ||
+                          std::string_view("^_]}").find(last) != std::string_view::npos;
+    after_command = false;
+    if (c == '\\') {
+      const std::string_view command = command_of(text.substr(i));
+      const bool frac = command.starts_with("\\frac"), sqrt = command.starts_with("\\sqrt");
+      const size_t size = frac || sqrt ? 5 : command == "\\ " ? 1 : command.size();
+      missing = frac ? 2 : sqrt ? 1 : 0;
+      after_command = true;
+      out += command.substr(0, size);
+      i += size - 1;
+    } else if (c == '{') {
+      missing = std::max(missing - 1, 0);
+      if (argument) out += c;
+      levels.push_back({0, argument});
+    } else if (c == '}' && levels.size() > 1) {
+      if (levels.back().kept) out += c;
+      levels.pop_back();
+    } else if (missing > 0 && (is_digit(c) || is_letter(c))) {
+      --missing;
+      out.append("{").append(1, c).append("}");
+    } else {
+      missing = 0;
+      out += c;
+    }
+  }
+  return out;
+}
+
+bool is_integer(std::string_view text) {
+  if (text.starts_with('-')) text.remove_prefix(1);
+  return !text.empty() && text.find_first_not_of(kDigits) == text.npos;
+}
+
+std::string normalised(std::string text) {
+  std::string_view number = without(text, "-", "");
+  if (take_decimal(number) && number.empty()) std::erase(text, ',');
+  text = with_braces(text);
+  if (text == "0.5") return "\\frac{1}{2}";
+  const size_t slash = text.find('/');
+  if (slash == text.npos) return text;
+  const std::string over = text.substr(0, slash), under = text.substr(slash + 1);
+  return is_integer(over) && is_integer(under) ? "\\frac{" + over + "}{" + under + "}" : text;
 }
 
 // ---- Where an answer stands --------------------------------------------------------------------
@@ -103,39 +219,32 @@ std::string_view right_hand_side(std::string_view math) {
   return math.substr(begin);
 }
 
-struct Delimiter {
-  std::string_view open, close;
-  bool gone = false;  // none closes in the rest of the text, which need not be searched again
-};
-
-size_t find_close(std::string_view text, size_t from, std::string_view close) {
-  for (size_t at = from; (at = text.find(close, at)) != text.npos; ++at) {
-    if (close != "$") return at;
-    const bool price = at + 1 < text.size() && is_digit(text[at + 1]);
-    if (!price && text[at - 1] != '\\') return at;
+// The last "$" before `end` that is neither escaped nor one of "$$".
+size_t last_dollar(std::string_view text, size_t end) {
+  while (end != 0 && (end = text.rfind('$', end - 1)) != text.npos) {
+    const char before = end == 0 ? ' ' : text[end - 1];
+    const char after = end + 1 == text.size() ? ' ' : text[end + 1];
+    if (before != '\\' && before != '$' && after != '$') return end;
   }
   return text.npos;
 }
 
 Found last_math(std::string_view text) {
-  Delimiter delimiters[] = {{"$$", "$$"}, {"$", "$"}, {"\\(", "\\)"}, {"\\[", "\\]"}};
-  Found last;
-  for (size_t i = 0; i < text.size();) {
-    const auto delimiter =
-        std::find_if(std::begin(delimiters), std::end(delimiters),
-                     [&](const Delimiter& d) { return text.substr(i).starts_with(d.open); });
-    if (delimiter == std::end(delimiters)) {
-      i += text[i] == '\\' ? 2 : 1;
-      continue;
-    }
-    i += delimiter->open.size();
-    const size_t end = delimiter->gone ? text.npos : find_close(text, i, delimiter->close);
-    delimiter->gone = end == text.npos;
-    if (delimiter->gone) continue;
-    last = right_hand_side(text.substr(i, end - i));
-    i = end + delimiter->close.size();
+  size_t begin = 0, end = 0;  // of what is between the delimiters that close last
+  const auto offer = [&](size_t open, size_t close) {
+    if (open != text.npos && close != text.npos && close > end) begin = open, end = close;
+  };
+  size_t dollar = last_dollar(text, text.size());
+  while (dollar != text.npos && dollar + 1 < text.size() && is_digit(text[dollar + 1]))
+    dollar = last_dollar(text, dollar);
+  if (dollar != text.npos) offer(last_dollar(text, dollar), dollar);
+  for (const auto& [open, close] : {std::pair("$$", "$$"), {"\\(", "\\)"}, {"\\[", "\\]"}}) {
+    const size_t at = text.rfind(close);
+    if (at != text.npos && at >= 2) offer(text.rfind(open, at - 2), at);
   }
-  return last;
+  if (end == 0) return {};
+  const size_t size = text[begin] == '$' && text[begin + 1] != '$' ? 1 : 2;
+  return right_hand_side(text.substr(begin + size, end - begin - size));
 }
 
 // Up to a line break, or to the first of ".!?" that a blank or nothing follows.
@@ -173,29 +282,19 @@ bool continues_character(char c) {
 
 Found whole_line(std::string_view text) {
   text = bare(text);
-  if (text.size() > kMaxAnswer) return {};
+  const auto has = [&](std::string_view part) { return text.find(part) != text.npos; };
+  if (text.size() > kMaxAnswer || has("\n") || has("\\boxed") || has("\\fbox")) return {};
   const size_t first_digit = text.find_first_of(kDigits);
-  int words = 0, run = 0;  // letters of the word at hand
   bool says_anything = first_digit != text.npos;
+  int words = 0, run = 0;  // letters of the word at hand; far below 0 in a command
   for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '\n') return {};
     if (continues_character(text[i])) continue;
-    run = in_word(text[i]) ? run + 1 : 0;
-    says_anything = says_anything || run > 0;
-    if (run == 2 && (++words > 2 || (first_digit != text.npos && i < first_digit))) return {};
-    if (text[i] != '\\' || text.substr(i).starts_with("\\\\")) continue;
-    const std::string_view command = command_of(text.substr(i));
-    i += command.size() - 1;
-    if (!is_wrapper(command)) continue;
-    const Found argument = group(text.substr(i + 1));
-    if (!argument) return {};
-    says_anything = says_anything || !argument->empty();
-    i += argument->size() + 2;
+    run = in_word(text[i]) ? run + 1 : text[i] == '\\' ? -static_cast<int>(kMaxAnswer) : 0;
+    says_anything = says_anything || in_word(text[i]);
+    if (run == 2 && (++words > 3 || (first_digit != text.npos && i < first_digit))) return {};
   }
   return says_anything ? Found(text) : std::nullopt;
 }
-
-std::string cleaned(std::string_view answer);
 
 Found last_expression(std::string_view text) {
   size_t last = text.find_last_of(kDigits);
@@ -214,138 +313,6 @@ Found last_expression(std::string_view text) {
   const bool negative = start > 0 && text[start - 1] == '-' &&
                         (start == 1 || !(is_letter(text[start - 2]) || is_digit(text[start - 2])));
   return text.substr(start - (negative ? 1 : 0));
-}
-
-// ---- One notation ------------------------------------------------------------------------------
-
-// Made one after the other, everywhere.
-constexpr std::pair<std::string_view, std::string_view> kReplacements[] = {
-    {"\n", " "},      {"\t", " "},       {"\\!", ""},       {"\\\\", "\\"}, {"\\left", ""},
-    {"\\right", ""},  {"tfrac", "frac"}, {"dfrac", "frac"}, {"\\,", ""},    {"\\;", " "},
-    {"\\:", " "},     {"\\qquad", " "},  {"\\quad", " "},   {"~", " "},     {"^{\\circ}", ""},
-    {"^\\circ", ""},  {"°", ""},         {"\\$", ""},       {"$", ""},      {"\\%", ""},
-    {"%", ""},        {"€", ""},         {"£", ""},         {"{,}", ","},   {"\\cdot", "*"},
-    {"\\times", "*"}, {"\\div", "/"},    {"·", "*"},        {"×", "*"},     {"÷", "/"},
-    {"**", "^"},      {"−", "-"},        {"π", "\\pi "},    {"√", "sqrt"},
-};
-
-void replace_all(std::string& text, std::string_view from, std::string_view to) {
-  size_t at = text.find(from);
-  if (at == text.npos) return;
-  std::string out;
-  size_t done = 0;
-  for (; at != text.npos; at = text.find(from, done)) {
-    out.append(text, done, at - done).append(to);
-    done = at + from.size();
-  }
-  text = out.append(text, done);
-}
-
-// Without the words behind a number, which are its unit: "42 square", "15\mbox{ cm}^2". Words that
-// are functions or join two answers are none.
-std::string without_units(std::string text) {
-  static const Regex kUnits(
-      R"(^(.*[0-9})\]])(?:\\? )*)"
-      R"((?:\\(?:text[a-z]*|mbox|mathrm(?!\{.\}))\{[^{}]*+\})"
-      R"(|(?<= )(?!(?:sqrt|sin|cos|tan|log|mod|and)\b))"
-      R"((?:[A-Za-z]{3}|(?:[ckm]m|ft|in|mi|[km]g|lb|oz|ml|hr)\b)[A-Za-z ./]*+))"
-      R"((?:\^\{?[23]\}?|²|³)?[ .]*$)");
-  const auto match = kUnits.find_last(text);
-  return match ? (*match)[1] : text;
-}
-
-// \text{hello} as hello.
-std::string unwrapped(std::string_view text) {
-  std::string out;
-  std::vector<bool> dropped;  // of each open brace, whether it is left out
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '\\') {
-      const std::string_view command = command_of(text.substr(i));
-      const size_t next = i + command.size();
-      const bool wraps = is_wrapper(command) && group(text.substr(next));
-      if (wraps)
-        dropped.push_back(true);
-      else
-        out += command;
-      i = wraps ? next : next - 1;
-      continue;
-    }
-    if (text[i] == '{') dropped.push_back(false);
-    if (text[i] == '}' && !dropped.empty()) {
-      const bool drop = dropped.back();
-      dropped.pop_back();
-      if (drop) continue;
-    }
-    out += text[i];
-  }
-  return out;
-}
-
-// What values are read from: spaces still tell "1 2" from "12".
-std::string cleaned(std::string_view answer) {
-  std::string text(answer);
-  for (const auto& [from, to] : kReplacements) replace_all(text, from, to);
-  text = unwrapped(without_units(std::move(text)));
-  const size_t equals = text.find('=');
-  if (equals != text.npos && text.find('=', equals + 1) == text.npos) {
-    const std::string_view left = without(std::string_view(text).substr(0, equals), " ", " ");
-    if (left.size() <= 2 && std::all_of(left.begin(), left.end(), is_letter))
-      text.erase(0, equals + 1);
-  }
-  for (size_t i = 0; i + 1 < text.size(); ++i)  // .5
-    if (text[i] == '.' && is_digit(text[i + 1]) &&
-        (i == 0 || !(is_digit(text[i - 1]) || text[i - 1] == '}')))
-      text.insert(i++, 1, '0');
-  return std::string(bare(text));
-}
-
-// Braces around the arguments of \frac and \sqrt that have none, and no spaces but those between
-// digits: "3 1/2" is not "31/2".
-std::string with_braces(std::string_view text) {
-  std::string out;
-  std::vector<int> wanted = {0};  // arguments that are still to come, at each depth of braces
-  for (size_t i = 0; i < text.size(); ++i) {
-    int& missing = wanted.back();
-    if (text[i] == ' ') {
-      const bool apart = missing == 0 && !out.empty() && is_digit(out.back());
-      if (apart && i + 1 < text.size() && is_digit(text[i + 1])) out += ' ';
-    } else if (text[i] == '\\') {
-      const std::string_view command = command_of(text.substr(i));
-      const bool frac = command.starts_with("\\frac"), sqrt = command.starts_with("\\sqrt");
-      const size_t size = frac || sqrt ? 5 : command == "\\ " ? 1 : command.size();
-      missing = frac ? 2 : sqrt ? 1 : 0;
-      out += command.substr(0, size);
-      i += size - 1;
-    } else if (text[i] == '{') {
-      missing = std::max(missing - 1, 0);
-      wanted.push_back(0);
-      out += '{';
-    } else if (missing > 0 && (is_digit(text[i]) || is_letter(text[i]))) {
-      --missing;
-      out.append("{").append(1, text[i]).append("}");
-    } else {
-      missing = 0;
-      if (text[i] == '}' && wanted.size() > 1) wanted.pop_back();
-      out += text[i];
-    }
-  }
-  return out;
-}
-
-bool is_integer(std::string_view text) {
-  if (text.starts_with('-')) text.remove_prefix(1);
-  return !text.empty() && text.find_first_not_of(kDigits) == text.npos;
-}
-
-std::string normalised(std::string text) {
-  std::string_view number = without(text, "-", "");
-  if (take_decimal(number) && number.empty()) std::erase(text, ',');
-  text = with_braces(text);
-  if (text == "0.5") return "\\frac{1}{2}";
-  const size_t slash = text.find('/');
-  if (slash == text.npos) return text;
-  const std::string over = text.substr(0, slash), under = text.substr(slash + 1);
-  return is_integer(over) && is_integer(under) ? "\\frac{" + over + "}{" + under + "}" : text;
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace cohort {
 //   3. The last $...$, $$...$$, \(...\) or \[...\]; of an equation what follows the last "=" that
 //      is in no bracket. A "$" before a digit closes nothing: it may be a price.
 //   4. What follows the last "answer is" or "answer:", up to the end of the sentence.
-//   5. A whole line of at most two words (of two letters or more), none of them before its first
+//   5. A whole line of at most three words (of two letters or more), none of them before its first
 //      digit, such as "x^2 + 1", "6 and 8" or "18 eggs".
 //   6. The last expression of numbers without spaces, or the last number.
 // Nothing where that is over 1024 bytes.

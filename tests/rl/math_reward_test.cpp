@@ -6,7 +6,6 @@
 #include <cmath>
 #include <map>
 
-#include "data/file.h"
 #include "rl/reward.h"
 #include "rl/rewards/expression.h"
 #include "rl/rewards/math_answer.h"
@@ -62,7 +61,9 @@ TEST(FinalAnswer, IsFoundByTheFirstRuleThatApplies) {
       {"No answer isn't 5 or 6.", "6"},
       {"x^2 + 1", "x^2 + 1"},
       {"6 and 8", "6 and 8"},
-      {R"(\text{six or seven eggs} + 1)", R"(\text{six or seven eggs} + 1)"},
+      {R"(\text{Navin and Luis})", R"(\text{Navin and Luis})"},
+      {R"(\infty)", R"(\infty)"},
+      {R"(5 apples for $5, so it is $x$)", "x"},
       {" Evelyn.\n", "Evelyn"},
       {"Total: 72", "72"},
       {"She sold 48/2 = 24 clips in May, 72 in all.", "72"},
@@ -113,7 +114,7 @@ TEST(ExpressionValue, IsThatOfArithmetic) {
       {"2\\pi", 2 * 3.141592653589793},
       {"3\\sqrt{4}(2)", 12},
       {"3\\frac{1}{2}", 3.5},
-      {"-3 1/2", -3.5},
+      {"-3\\frac12", -3.5},
       {"3\\frac{\\sqrt{4}}{4}", 1.5},
       {"1 + 1 = 2", 2},
   };
@@ -263,19 +264,33 @@ TEST(PublishedMathCases, CountdownJudgesAlike) {
   }
 }
 
-// Rows of a rule: how many there are, and how many of them the math reward judges alike.
+// Of a rule: how many rows there are, and how many of them the math reward judges alike. Rules with
+// fewer are not followed: they want symbolic algebra, sets, other tolerances or partial credit.
 struct Tally {
-  int rows = 0, agree = 0;
+  int rows = 0, alike = 0;
   bool operator==(const Tally&) const = default;
 };
 void PrintTo(const Tally& tally, std::ostream* out) {
-  *out << tally.agree << " of " << tally.rows;
+  *out << tally.alike << " of " << tally.rows;
 }
 using Tallies = std::map<std::string, Tally>;
 
-TEST(PublishedMathCases, RewardsAreThoseOfTheRulesThatItFollows) {
+TEST(PublishedMathCases, RewardsAreThoseOfTheRulesThatAreFollowed) {
   COHORT_REQUIRE_DATA(dir);
-  Tallies tallies;
+  const std::string tag = "<answer> tag number; tolerance ";
+  const Tallies expected = {
+      {"gsm8k_reward_fn", {17, 17}},
+      {"math-verify", {1, 1}},
+      {"trl accuracy_reward (math-verify)", {2, 2}},
+      {"trl reasoning_accuracy_reward: only after </think>", {3, 3}},
+      {"grade_answer_verl: boxed required", {1, 1}},
+      // Not followed.
+      {"geometry3k_reward_fn", {8, 6}},
+      {tag + "1e-6, partial credit 0.1 when the gold appears outside the tag", {13, 9}},
+      {tag + "1e-3, partial credit 0.2 when the gold appears outside the tag", {3, 1}},
+      {"DAPO compute_score strict box: +1/-1, only last 300 characters", {3, 1}},
+  };
+  Tallies found;
   const Json cases = load(dir + "/math_verify/reward_cases.json");
   for (const Json& row : cases.at("reward_cases").as_array()) {
     const std::string rule = text_of(row, "rule");
@@ -283,33 +298,67 @@ TEST(PublishedMathCases, RewardsAreThoseOfTheRulesThatItFollows) {
     const RewardFn reward =
         make({.name = "math", .weight = 1, .pattern = after ? "(?s)</think>(.*)" : ""});
     const double value = reward({with_answer(text_of(row, "gold")), text_of(row, "completion")});
-    Tally& tally = tallies[rule];
-    ++tally.rows;
-    tally.agree += value == row.at("reward").as_double();
-    if (value != row.at("reward").as_double()) printf("%s\n", row.dump().c_str());
+    const bool alike = value == row.at("reward").as_double();
+    found[rule].rows += 1;
+    found[rule].alike += alike;
+    EXPECT_TRUE(alike || rule != "gsm8k_reward_fn") << row.dump();
   }
-  const Tallies expected = {};
-  EXPECT_EQ(tallies, expected);
+  EXPECT_EQ(found, expected);
 }
 
-TEST(PublishedMathCases, EqualAnswersAreThoseOfTheRulesThatItFollows) {
+TEST(PublishedMathCases, EqualAnswersAreThoseOfTheRulesThatAreFollowed) {
   COHORT_REQUIRE_DATA(dir);
-  Tallies tallies;
+  const Tallies expected = {
+      {"MATH is_equiv: string normalisation only, not symbolic", {10, 10}},
+      {"Hendrycks string normalisation", {1, 1}},
+      // Not followed; test_... are those of Math-Verify.
+      {"symbolic", {1, 0}},
+      {"PRM800K/DeepScaleR rule: fractions must match exactly, unreduced is wrong (math-verify "
+       "says "
+       "equal)",
+       {1, 0}},
+      {"test_boxed", {2, 1}},
+      {"test_complex_math_expressions", {4, 2}},
+      {"test_float_precision", {1, 1}},
+      {"test_latex_notation", {11, 10}},
+      {"test_latex_notation_math", {17, 17}},
+      {"test_math_extraction_additional_cases", {13, 6}},
+      {"test_math_extraction_edge_cases", {8, 7}},
+      {"test_matrix_extraction", {3, 3}},
+      {"test_number_extraction", {10, 8}},
+      {"test_numina_cases", {13, 4}},
+      {"test_open_thoughts", {13, 8}},
+      {"test_percent_notation", {5, 5}},
+      {"test_relations_math", {18, 5}},
+      {"test_set_rel_assymetry", {4, 1}},
+      {"test_sets_handling", {4, 4}},
+      {"test_simple_fraction_notation", {1, 1}},
+      {"test_sqrt_precision", {1, 1}},
+      {"test_strict_variable_comparison", {2, 1}},
+      {"test_string_extraction", {9, 7}},
+  };
+  Tallies found;
   const Json triples = load(dir + "/math_verify/equal_triples.json");
   for (const Json& row : triples.as_array()) {
     const std::string gold = text_of(row, "gold"), prediction = text_of(row, "pred");
-    const bool equal = row.at("equal").as_bool();
     const Json* rule = row.at("config").find("rule");
     const std::string source = text_of(row, "source");
     Tally& tally =
-        tallies[rule != nullptr ? rule->as_string() : source.substr(source.rfind(':') + 1)];
-    ++tally.rows;
-    const bool agrees = (math_reward(gold, prediction) == 1) == equal;
-    tally.agree += agrees;
-    if (!agrees && getenv("V")) printf("%s\n", row.dump().c_str());
+        found[rule != nullptr ? rule->as_string() : source.substr(source.rfind(':') + 1)];
+    tally.rows += 1;
+    tally.alike += (math_reward(gold, prediction) == 1) == row.at("equal").as_bool();
+    if (source.starts_with("hendrycks")) {
+      EXPECT_EQ(same_answer(gold, prediction), row.at("equal").as_bool()) << row.dump();
+    }
   }
-  const Tallies expected = {};
-  EXPECT_EQ(tallies, expected);
+  EXPECT_EQ(found, expected);
+}
+
+// What GSM8K writes after "####", without the thousands separators.
+std::string gsm8k_number(const std::string& answer) {
+  std::string number = answer.substr(answer.rfind("#### ") + 5);
+  std::erase(number, ',');
+  return number;
 }
 
 TEST(MathReward, EveryRealGsm8kSolutionIsRightAndNoOtherIs) {
@@ -319,13 +368,15 @@ TEST(MathReward, EveryRealGsm8kSolutionIsRightAndNoOtherIs) {
           {.path = dir + "/gsm8k/test.jsonl", .prompt = "{question}", .held_out_fraction = 0})
           .train;
   const RewardFn reward = make({.name = "math"});
-  const RewardFn numeric = make({.name = "numeric", .weight = 1, .pattern = "####\\s*(\\S+)"});
   ASSERT_EQ(set->size(), 1319);
   for (int64_t i = 0; i < set->size(); ++i) {
-    const Example example = set->get(i), other = set->get((i + 1) % set->size());
+    const Example example = set->get(i);
     EXPECT_EQ(reward({example, example.solution}), 1) << example.solution;
-    const double equal = numeric({example, other.solution});
-    EXPECT_EQ(reward({example, other.solution}), equal) << example.answer << other.answer;
+    for (const int64_t step : {1, 2, 700}) {
+      const Example other = set->get((i + step) % set->size());
+      const bool equal = gsm8k_number(example.answer) == gsm8k_number(other.answer);
+      EXPECT_EQ(reward({example, other.solution}), equal ? 1 : 0) << example.answer << other.answer;
+    }
   }
 }
 
@@ -353,17 +404,14 @@ TEST(MathReward, HostileCompletionsCostLittle) {
       hostile.push_back(text + end);
       hostile.push_back("\\boxed{" + text.substr(0, 1000) + end + "}");
     }
-  double slowest = 0;
-  size_t which = 0;
-  for (size_t i = 0; i < hostile.size(); ++i) {
+  for (const std::string& text : hostile) {
     const auto start = std::chrono::steady_clock::now();
-    const double value = math_reward("46", hostile[i]);
+    const double value = math_reward("46", text);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     EXPECT_TRUE(value == 0 || value == 1);
-    if (seconds.count() > slowest) slowest = seconds.count(), which = i;
+    // At most 1 ms on a quiet machine; on 10 kB, what is not linear takes longer than this.
+    EXPECT_LT(seconds.count(), 0.1) << text.substr(0, 40);
   }
-  printf("slowest %g %.40s\n", slowest, hostile[which].c_str());
-  EXPECT_LT(slowest, 0.1);  // a busy machine; anything that is not linear takes longer
 }
 
 TEST(MathReward, HostileAnswersAreNoNumbers) {
