@@ -237,7 +237,9 @@ Found last_math(std::string_view text) {
   size_t dollar = last_dollar(text, text.size());
   while (dollar != text.npos && dollar + 1 < text.size() && is_digit(text[dollar + 1]))
     dollar = last_dollar(text, dollar);
-  if (dollar != text.npos) offer(last_dollar(text, dollar), dollar);
+  const size_t opening = dollar == text.npos ? dollar : last_dollar(text, dollar);
+  if (opening == 0 || (opening != text.npos && !is_digit(text[opening - 1])))
+    offer(opening, dollar);
   for (const auto& [open, close] : {std::pair("$$", "$$"), {"\\(", "\\)"}, {"\\[", "\\]"}}) {
     const size_t at = text.rfind(close);
     if (at != text.npos && at >= 2) offer(text.rfind(open, at - 2), at);
