@@ -53,7 +53,7 @@ TEST(FinalAnswer, IsFoundByTheFirstRuleThatApplies) {
       {R"($x >= 5$)", "x >= 5"},
       {R"($a$ costs $5 or $6)", "a"},
       {R"(\$5 or $x$ or \$6)", "x"},
-      {"It costs 5$ and then 7$.", "7"},
+      {"It costs 5$ and then 7$.", "7$"},
       {"It costs $5 and then $7.", "$7"},  // prices
       {"The answer is 5. There are 7 of them.", "5"},
       {"The Answer: **-1.5**\n\nI hope that 3 people like it.", "-1.5"},
