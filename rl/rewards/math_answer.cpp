@@ -40,7 +40,8 @@ std::string_view command_of(std::string_view text) {
 
 // ---- One notation ------------------------------------------------------------------------------
 
-// Made one after the other, everywhere.
+// Those of _strip_string(), and other ways to write its spaces and signs. Made one after the other,
+// everywhere.
 constexpr std::pair<std::string_view, std::string_view> kReplacements[] = {
     {"\n", " "},      {"\t", " "},       {"\\!", ""},       {"\\\\", "\\"}, {"\\left", ""},
     {"\\right", ""},  {"tfrac", "frac"}, {"dfrac", "frac"}, {"\\,", ""},    {"\\;", " "},
