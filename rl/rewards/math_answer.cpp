@@ -260,7 +260,8 @@ std::string_view sentence(std::string_view text) {
   return text;
 }
 
-Found after_answer(std::string_view text) {
+// The sentence after "answer is".
+Found answer_sentence(std::string_view text) {
   constexpr std::string_view kAnswer = "answer";
   std::string lower(text);
   for (char& c : lower)
@@ -318,11 +319,19 @@ Found last_expression(std::string_view text) {
   return text.substr(start - (negative ? 1 : 0));
 }
 
+Found after_answer(std::string_view text) {
+  const Found said = answer_sentence(text);
+  if (!said) return {};
+  for (const auto rule : {last_math, whole_line, last_expression})
+    if (const Found found = rule(*said)) return found;
+  return said;
+}
+
 }  // namespace
 
 std::optional<std::string> final_answer(std::string_view text) {
   for (const auto rule :
-       {last_boxed, after_hashes, last_math, after_answer, whole_line, last_expression}) {
+       {last_boxed, after_hashes, after_answer, last_math, whole_line, last_expression}) {
     const std::string_view found = bare(rule(text).value_or(""));
     if (found.empty()) continue;
     if (found.size() > kMaxAnswer) return {};

@@ -11,10 +11,11 @@ namespace cohort {
 //   1. What the last \boxed{...} or \fbox{...} holds; "\boxed 5" too. One that never closes is none
 //      (last_boxed_only_string() of hendrycks/math).
 //   2. What follows the last "####" on its line (GSM8K, Cobbe et al. 2021).
-//   3. The last $...$, $$...$$, \(...\) or \[...\]; of an equation what follows the last "=" that
+//   3. Of what follows the last "answer is" or "answer:", up to the end of the sentence, the first
+//      of the next three, else all of it.
+//   4. The last $...$, $$...$$, \(...\) or \[...\]; of an equation what follows the last "=" that
 //      is in no bracket. A "$" before a digit closes nothing and one after a digit opens nothing:
 //      they may belong to prices.
-//   4. What follows the last "answer is" or "answer:", up to the end of the sentence.
 //   5. A whole line of at most three words (of two letters or more), none of them before its first
 //      digit, such as "x^2 + 1", "6 and 8" or "18 eggs".
 //   6. The last expression of numbers without spaces, or the last number.
