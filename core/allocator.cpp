@@ -5,10 +5,12 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
 #include "core/cuda_backend.h"
+#include "core/dry_run.h"
 #include "core/with_cuda.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -118,6 +120,29 @@ class HostAllocator final : public Allocator {
   AllocatorStats stats_;
 };
 
+class CountingAllocator final : public Allocator {
+ public:
+  explicit CountingAllocator(Device device) : device_(device) {}
+  void* allocate(size_t bytes) override {
+    stats_.allocations += 1;
+    stats_.live_bytes += static_cast<int64_t>(allocation_size(bytes, device_));
+    stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.live_bytes);
+    return nullptr;
+  }
+  void deallocate(void*, size_t bytes) noexcept override {
+    stats_.live_bytes -= static_cast<int64_t>(allocation_size(bytes, device_));
+  }
+  AllocatorStats stats() const override { return stats_; }
+  void reset_peak() override { stats_.peak_bytes = stats_.live_bytes; }
+  void release_cached() override {}
+
+ private:
+  const Device device_;
+  AllocatorStats stats_;
+};
+
+thread_local Allocator* t_dry_run = nullptr;
+
 // Never destroyed: tensors with static storage may outlive any order of destruction.
 Allocator& cpu_allocator(Device device) {
   COHORT_CHECK(device.is_cpu(), "[allocator] no memory for device ", device.str(),
@@ -134,7 +159,20 @@ void keep_pinned_memory(void*) {}
 
 }  // namespace
 
+bool is_dry_run() {
+  return t_dry_run != nullptr;
+}
+
+DryRun::DryRun(Device device)
+    : memory_(std::make_unique<CountingAllocator>(device)),
+      outer_(std::exchange(t_dry_run, memory_.get())) {}
+
+DryRun::~DryRun() {
+  t_dry_run = outer_;
+}
+
 Allocator& allocator(Device device) {
+  if (is_dry_run()) return *t_dry_run;
   return on_device<cpu_allocator, cuda::device_allocator>(device, device);
 }
 

@@ -48,8 +48,11 @@ class Allocator {
   virtual void release_cached() = 0;
 };
 
-// The process-wide allocator of `device`; safe to use from several threads.
+// The process-wide allocator of `device`; safe to use from several threads. In a dry run
+// (core/dry_run.h) the one that counts.
 Allocator& allocator(Device device);
+// Whether this thread is in one: then tensors have no elements.
+bool is_dry_run();
 
 // Page-locked host memory, for copies to and from a GPU that run beside the host (CUDA builds). It
 // is not ordered by streams: free a block when the copies that use it are over.

@@ -10,10 +10,11 @@ namespace cohort {
 
 struct Tensor::Storage {
   Storage(size_t bytes, Device device)
-      : device(device), bytes(bytes), pointer(allocator(device).allocate(bytes)) {}
-  ~Storage() { allocator(device).deallocate(pointer, bytes); }
+      : memory(allocator(device)), device(device), bytes(bytes), pointer(memory.allocate(bytes)) {}
+  ~Storage() { memory.deallocate(pointer, bytes); }
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
+  Allocator& memory;
   Device device;
   size_t bytes;
   void* pointer;
@@ -123,6 +124,8 @@ void* Tensor::raw() {
 
 const void* Tensor::raw() const {
   COHORT_CHECK(defined(), "[tensor] an undefined tensor has no data");
+  COHORT_CHECK(storage_->pointer != nullptr || numel() == 0, "[tensor] ", str(),
+               " of a dry run has no elements");
   return static_cast<const char*>(storage_->pointer) +
          offset_ * static_cast<int64_t>(dtype_size(dtype_));
 }

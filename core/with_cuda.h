@@ -4,8 +4,10 @@
 // headers that many include.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
+#include "core/allocator.h"
 #include "core/device.h"
 
 namespace cohort {
@@ -16,10 +18,13 @@ inline constexpr bool kWithCuda = true;
 inline constexpr bool kWithCuda = false;
 #endif
 
-// Calls the function that serves `device`: Cpu(args...) or Cuda(args...). A build without CUDA
-// compiles no call of Cuda, which only `.cu` and `*_cuda.cpp` files define.
+// Calls the function that serves `device`: Cpu(args...) or Cuda(args...), but in a dry run
+// (core/dry_run.h) none that returns nothing. A build without CUDA compiles no call of Cuda, which
+// only `.cu` and `*_cuda.cpp` files define.
 template <auto Cpu, auto Cuda, class... Args>
 decltype(auto) on_device(Device device, Args&&... args) {
+  if constexpr (std::is_void_v<std::invoke_result_t<decltype(Cpu), Args...>>)
+    if (is_dry_run()) return;
   if constexpr (kWithCuda)
     if (device.is_cuda()) return Cuda(std::forward<Args>(args)...);
   return Cpu(std::forward<Args>(args)...);

@@ -11,6 +11,7 @@ Tensor rope_table(int64_t positions, std::span<const double> frequencies, double
   const auto half = static_cast<int64_t>(frequencies.size());
   COHORT_CHECK(positions >= 0 && half > 0, "[rope_table] expected positions >= 0 and frequencies");
   Tensor table = Tensor::empty({positions, 2 * half}, dtype);
+  if (is_dry_run()) return table;
   dispatch_float(dtype, "rope_table", [&]<class T>() {
     T* out = table.data<T>();
     for (int64_t p = 0; p < positions; ++p, out += 2 * half)

@@ -1,5 +1,6 @@
-// What a training run needs of memory, from its configuration alone: the tensors that the tape of
-// nn/transformer.cpp keeps, counted one by one with the allocator's size classes.
+// What a training run needs of memory, from its configuration alone: the tensors of a step in a dry
+// run (core/dry_run.h), counted with the allocator's size classes. What kernels take for themselves
+// is left out, but for the head's logits.
 #pragma once
 
 #include <algorithm>

@@ -263,7 +263,7 @@ TEST_P(MemoryEstimateTest, IsWithinTenPercentOfTheMeasuredPeak) {
   const auto measured = static_cast<double>(memory.stats().peak_bytes - before);
   const auto estimated = static_cast<double>(
       estimate_memory(config, DType::kF32, {.micro_batch_tokens = batch.size()}).peak());
-  EXPECT_NEAR(estimated / measured, 1, 0.1) << estimated << " estimated, " << measured;
+  EXPECT_NEAR(estimated / measured, 1, 0.03) << estimated << " estimated, " << measured;
 }
 
 ModelConfig memory_model(const std::function<void(ModelConfig&)>& change) {
