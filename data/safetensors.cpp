@@ -300,6 +300,14 @@ void SafetensorsFile::read_rows(const std::string& name, int64_t first, Tensor& 
   read_elements(entry, first * row, flat);
 }
 
+// Asks for the next bytes of the file, so that the disk is not idle while others are copied.
+void SafetensorsFile::read_ahead(const uint8_t* from) const {
+  constexpr size_t kAhead = 64 << 20, kPage = 4096;
+  auto* const begin = static_cast<uint8_t*>(map_.begin);
+  const size_t at = static_cast<size_t>(from - begin) / kPage * kPage;
+  ::madvise(begin + at, std::min(kAhead, map_.size - at), MADV_WILLNEED);
+}
+
 // Chunk by chunk: a chunk is copied from the mapping to plain memory, by all threads, because the
 // mapping's pages may still have to come from the disk; from there it goes to its place.
 void SafetensorsFile::read_elements(const Entry& entry, int64_t first, Tensor& out) const {
@@ -313,6 +321,7 @@ void SafetensorsFile::read_elements(const Entry& entry, int64_t first, Tensor& o
     Tensor chunk = direct ? place : Tensor::empty({count}, dtype);
     const uint8_t* source =
         data_ + entry.begin + static_cast<uint64_t>(first + begin) * entry.type->size;
+    read_ahead(source);
     parallel_for(count, kGrain, [&](int64_t from, int64_t to) {
       const size_t size = entry.type->size;
       const uint8_t* bytes = source + static_cast<size_t>(from) * size;

@@ -74,6 +74,7 @@ class SafetensorsFile {
   void read_entry(const std::string& name, const Json& json);
   void check_layout() const;
   const Entry& find(const std::string& name) const;
+  void read_ahead(const uint8_t* from) const;
   void read_elements(const Entry& entry, int64_t first, Tensor& out) const;
 
   const std::string path_;

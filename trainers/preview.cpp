@@ -52,8 +52,10 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
 
 StagePreview preview_stage(const TrainConfig& config, ModelDescription& start) {
   Dataset data = load_dataset(config, std::move(start.tokenizer));
-  start.config.vocab_size = data.tokenizer->vocab_size();
-  start.config.resolve();
+  if (start.config.vocab_size == 0) {  // a new model
+    start.config.vocab_size = data.tokenizer->vocab_size();
+    start.config.resolve();
+  }
   start.config.check_device(device_named(config.device, "device"));
   if (config.trainer != TrainerType::kPretrain) correctness_of(config, data.task);
   if (config.trainer == TrainerType::kGrpo) RewardSet(config.rewards, data.task);

@@ -121,6 +121,11 @@ TEST_F(ModelFolders, InspectSaysWhatTheyAre) {
   for (const char* line : {"qwen2", "2 of width 16", "4 query, 2 key/value, of 4", "0 '</s>'",
                            "chat template                none"})
     EXPECT_NE(output.out.find(line), std::string::npos) << line << "\n" << output.out;
+  const auto parameters = [](const std::string& out, const char* row) {
+    return std::stoll(out.substr(out.find(row) + std::strlen(row)));
+  };
+  EXPECT_EQ(parameters(run_cohort({"check", dir_.path("run.yaml")}).out, "  parameters"),
+            parameters(output.out, "\n  all"));  // more rows than the tokenizer has ids
   fs::remove(model_ + "/tokenizer.json");
   EXPECT_EQ(run_cohort({"inspect", model_}).code, 0);
 }
