@@ -11,6 +11,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <future>
 #include <map>
 #include <optional>
 #include <set>
@@ -300,20 +301,21 @@ void SafetensorsFile::read_rows(const std::string& name, int64_t first, Tensor& 
   read_elements(entry, first * row, flat);
 }
 
-// Asks for the next bytes of the file, so that the disk is not idle while others are copied.
+// Brings the next bytes of the file to memory, as far as the system can.
 void SafetensorsFile::read_ahead(const uint8_t* from) const {
-  constexpr size_t kAhead = 64 << 20, kPage = 4096;
+  constexpr size_t kAhead = 16 << 20, kPage = 4096;
   auto* const begin = static_cast<uint8_t*>(map_.begin);
   const size_t at = static_cast<size_t>(from - begin) / kPage * kPage;
-  ::madvise(begin + at, std::min(kAhead, map_.size - at), MADV_WILLNEED);
+  ::madvise(begin + at, std::min(kAhead, map_.size - at), MADV_POPULATE_READ);
 }
 
 // Chunk by chunk: a chunk is copied from the mapping to plain memory, by all threads, because the
 // mapping's pages may still have to come from the disk; from there it goes to its place.
 void SafetensorsFile::read_elements(const Entry& entry, int64_t first, Tensor& out) const {
-  constexpr int64_t kChunk = 4 << 20, kGrain = 64 << 10;  // elements
+  constexpr int64_t kChunk = 4 << 20, kGrain = 64 << 10, kWorthAThread = 1 << 20;  // elements
   const bool half = std::string_view(entry.type->name) == "F16";
   const DType dtype = *entry.type->dtype;
+  std::future<void> ahead;  // so that the disk is not idle while a chunk goes to its place
   for (int64_t begin = 0; begin < out.numel(); begin += kChunk) {
     const int64_t count = std::min(kChunk, out.numel() - begin);
     Tensor place = out.narrow(0, begin, count);
@@ -321,7 +323,10 @@ void SafetensorsFile::read_elements(const Entry& entry, int64_t first, Tensor& o
     Tensor chunk = direct ? place : Tensor::empty({count}, dtype);
     const uint8_t* source =
         data_ + entry.begin + static_cast<uint64_t>(first + begin) * entry.type->size;
-    read_ahead(source);
+    if (count >= kWorthAThread)
+      ahead = std::async([this, next = source + static_cast<size_t>(count) * entry.type->size] {
+        read_ahead(next);
+      });
     parallel_for(count, kGrain, [&](int64_t from, int64_t to) {
       const size_t size = entry.type->size;
       const uint8_t* bytes = source + static_cast<size_t>(from) * size;
