@@ -24,9 +24,8 @@ struct Document;
 
 // What one rendering may use; more is an InputError.
 struct RenderLimits {
-  int64_t steps = 10'000'000;     // evaluated nodes, items passed over, and 32 bytes of text each
+  int64_t steps = 10'000'000;     // evaluated nodes, items passed over, and 16 bytes of values each
   int64_t text_bytes = 32 << 20;  // of one text, and of the output
-  int64_t memory = 128 << 20;     // bytes of all values that are alive
   int depth = 600;                // nested evaluations: a macro that calls itself takes some each
 };
 

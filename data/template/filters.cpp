@@ -2,26 +2,19 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <functional>
 
-#include "data/template/format.h"
 #include "data/template/interpreter.h"
 #include "data/template/natives.h"
 #include "data/template/text.h"
-#include "data/utf8.h"
 
 namespace cohort::jinja {
 namespace {
 
-Markup markup_of(const Value& v) {
-  return v.text() != nullptr ? v.text()->markup : Markup::kNo;
-}
-
 // A value's attribute "a.b.0", or the value itself without one; `otherwise` for what is undefined.
 Value attribute_of(Interpreter& in, Value value, const Value& path, const Value& otherwise = {}) {
   if (!path.given()) return value;
-  if (path.text() == nullptr) return in.item(value, path);
-  std::string_view rest = path.text()->bytes;
+  if (!path.is_text()) return in.item(value, path);
+  std::string_view rest = path.text();
   for (bool more = true; more;) {
     const std::string_view part = rest.substr(0, rest.find('.'));
     more = part.size() < rest.size();
@@ -29,183 +22,227 @@ Value attribute_of(Interpreter& in, Value value, const Value& path, const Value&
     int64_t index = 0;
     const auto end = std::from_chars(part.data(), part.data() + part.size(), index);
     const bool is_index =
-        !part.starts_with('-') && end.ec == std::errc() && end.ptr == part.data() + part.size();
-    value = in.item(value, is_index ? Value(index) : in.text(part));
+        index >= 0 && end.ec == std::errc() && end.ptr == part.data() + part.size();
+    value = in.item(value, is_index ? Value(index) : part);
     if (value.is<Undefined>() && otherwise.given()) value = otherwise;
   }
   return value;
 }
 
-// What a value is sorted by: without cases, unless they count.
-Value folded(Interpreter& in, const Value& value, bool cases_count) {
-  return cases_count || value.text() == nullptr ? value : in.text(lower(value.text()->bytes));
+// Lists.
+
+Value first_of(Call& c, const std::vector<Value>& items) {
+  return items.empty() ? c.in.undefined("the list was empty") : items[0];
 }
 
-// Items in the order of their keys.
-Value sorted(Call& c, const std::vector<Value>& items, bool reverse,
-             const std::function<Value(const Value&)>& key) {
-  std::vector<Value> keys, out;
-  for (const Value& item : items) keys.push_back(key(item));
-  for (const size_t i : sorted_places(c.in, keys, reverse ? Order::kDown : Order::kUp))
-    out.push_back(items[i]);
-  return c.in.list(std::move(out));
+Value first(Call& c) {
+  return first_of(c, c.items(0));
+}
+
+Value last(Call& c) {
+  if (!length(c.self())) throw Fault(str("a ", type_name(c.self()), " has no last item"));
+  const auto& items = c.items(0);
+  return items.empty() ? first_of(c, items) : items.back();
+}
+
+// What a value is sorted by: without cases, unless the argument says that they count.
+Value sort_key(Call& c, const Value& value, size_t case_sensitive) {
+  return c.flag(case_sensitive) || !value.is_text() ? value : c.in.text(lower(value.text()));
+}
+
+// The items with their keys.
+Entries keyed_items(Call& c, size_t attribute, size_t case_sensitive) {
+  Entries keyed;
+  for (const Value& item : c.items(0))
+    keyed.emplace_back(sort_key(c, attribute_of(c.in, item, c.args[attribute]), case_sensitive),
+                       item);
+  return keyed;
+}
+
+enum class Order : bool { kUp, kDown };
+
+// Items in the order of their keys; equal ones stay as they are.
+std::vector<Value> sorted(Call& c, Entries keyed, Order order) {
+  if (order == Order::kDown) std::reverse(keyed.begin(), keyed.end());
+  sort_entries(c.in, keyed);
+  if (order == Order::kDown) std::reverse(keyed.begin(), keyed.end());
+  std::vector<Value> items;
+  for (const auto& [key, item] : keyed) items.push_back(item);
+  return items;
 }
 
 Value sort(Call& c) {
-  const Items items(c.in, c.self());
-  return sorted(c, items.list()->items, c.flag(1), [&](const Value& item) {
-    return folded(c.in, attribute_of(c.in, item, c.args[3]), c.flag(2));
-  });
+  return c.in.list(sorted(c, keyed_items(c, 3, 2), c.flag(1) ? Order::kDown : Order::kUp));
 }
 
-std::vector<Value> pairs_of(Interpreter& in, const Value& value) {
-  if (value.is<Undefined>()) throw Fault(value.why());
-  if (value.dict() == nullptr) throw Fault("expected a dict, got " + type_name(value));
-  std::vector<Value> pairs;
-  for (const auto& [key, item] : value.dict()->entries)
-    pairs.push_back(in.list({key, item}, Flavor::kTuple));
-  return pairs;
-}
-
-Value dictsort(Call& c) {
-  const std::string by = c.args[2].absent() ? "key" : c.text(2);
-  if (by != "key" && by != "value") throw Fault("'dictsort' sorts by 'key' or 'value'");
-  return sorted(c, pairs_of(c.in, c.self()), c.flag(3), [&](const Value& pair) {
-    return folded(c.in, pair.list()->items[by == "key" ? 0 : 1], c.flag(1));
-  });
+template <Order order>
+Value extreme(Call& c) {
+  return first_of(c, sorted(c, keyed_items(c, 2, 1), order));
 }
 
 Value unique(Call& c) {
   Entries seen;
   std::vector<Value> out;
-  for (const Value& item : Items(c.in, c.self())) {
+  for (const auto& [key, item] : keyed_items(c, 2, 1)) {
     const size_t before = seen.size();
-    set_entry(c.in, seen, folded(c.in, attribute_of(c.in, item, c.args[2]), c.flag(1)), None{});
+    set_entry(c.in, seen, key, None{});
     if (seen.size() > before) out.push_back(item);
   }
   return c.in.list(std::move(out), Flavor::kGenerator);
 }
 
-template <bool (*better)(std::partial_ordering)>
-Value extreme(Call& c) {
-  Value best = Value::undefined("the list was empty"), best_key;
-  for (const Value& item : Items(c.in, c.self())) {
-    Value key = folded(c.in, attribute_of(c.in, item, c.args[2]), c.flag(1));
-    if (best_key.absent() || better(compare(c.in, key, best_key))) best = item, best_key = key;
-  }
-  return best;
+std::vector<Value> pairs_of(Call& c) {
+  if (c.self().is<Undefined>()) throw Fault(why_undefined(c.self()));
+  if (c.self().dict() == nullptr) throw Fault("expected a dict, got " + type_name(c.self()));
+  std::vector<Value> pairs;
+  for (const auto& [key, item] : c.self().dict()->entries)
+    pairs.push_back(c.in.list({key, item}, Flavor::kTuple));
+  return pairs;
+}
+
+Value items(Call& c) {
+  const bool none = c.self().is<Undefined>();
+  return c.in.list(none ? std::vector<Value>() : pairs_of(c), Flavor::kGenerator);
+}
+
+Value dictsort(Call& c) {
+  const std::string_view by = c.args[2].absent() ? "key" : c.text(2);
+  if (by != "key" && by != "value") throw Fault("'dictsort' sorts by 'key' or 'value'");
+  Entries keyed;
+  for (const Value& pair : pairs_of(c))
+    keyed.emplace_back(sort_key(c, pair.list()->items[by == "key" ? 0 : 1], 1), pair);
+  return c.in.list(sorted(c, std::move(keyed), c.flag(3) ? Order::kDown : Order::kUp));
 }
 
 Value sum(Call& c) {
-  Value total = c.args[2].absent() ? Value(int64_t{0}) : c.args[2];
-  if (total.text() != nullptr) throw Fault("'sum' adds no texts; hint: use 'join'");
-  for (const Value& item : Items(c.in, c.self()))
-    total =
-        find_operator(Level::kSum, "+")->apply(c.in, total, attribute_of(c.in, item, c.args[1]));
+  Value total = c.args[2].absent() ? Value(0) : c.args[2];
+  if (total.is_text()) throw Fault("'sum' adds no texts; hint: use 'join'");
+  for (const Value& item : c.items(0))
+    total = operate(c.in, Level::kSum, "+", total, attribute_of(c.in, item, c.args[1]));
   return total;
 }
 
 Value join(Call& c) {
-  const std::string separator = c.str(1);
+  const std::string_view separator = c.str(1);
   std::string out;
   bool first = true;
-  for (const Value& item : Items(c.in, c.self())) {
-    if (!first) c.in.append(out, separator);
-    c.in.append(out, to_str(c.in, attribute_of(c.in, item, c.args[2])));
-    first = false;
+  for (const Value& item : c.items(0)) {
+    if (!std::exchange(first, false)) c.in.append(out, separator);
+    print(c.in, out, attribute_of(c.in, item, c.args[2]));
   }
-  return c.in.text(out);
+  return c.in.text(std::move(out));
 }
 
-// Takes the first argument: the name of a filter or test.
-const Native& take_native(Call& c, Natives natives) {
-  const Value name = c.rest.values.empty() ? Value() : c.rest.values[0];
-  const Native* native =
-      name.text() == nullptr ? nullptr : find_native(natives, name.text()->bytes);
-  if (native == nullptr) throw Fault("there is no filter or test " + excerpt(to_str(c.in, name)));
-  c.rest.values.erase(c.rest.values.begin());
-  return *native;
+// The filter or test that an argument names, with the arguments after it, applied to a value.
+Value apply_named(Call& c, Natives natives, size_t name, const Value& value) {
+  const Native* native = find_native(natives, c.args[name].text());
+  if (native == nullptr) throw Fault(str("there is no filter or test '", c.str(name), "'"));
+  const auto rest = c.args.begin() + static_cast<std::ptrdiff_t>(name) + 1;
+  return c.in.call_native(*native, value, {{rest, c.args.end()}, c.keywords});
+}
+
+// The items of a list; none of None.
+const std::vector<Value>& items_or_none(Call& c) {
+  return items_of(c.in, c.flag(0) ? c.self() : Value());
 }
 
 Value map(Call& c) {
+  const bool by_name = c.args.size() > 1;
+  const Value path = by_name ? Value() : take(c.keywords, "attribute");
+  const Value otherwise = by_name ? Value() : take(c.keywords, "default");
+  if (!by_name && path.absent()) throw Fault("'map' needs a filter or attribute=");
   std::vector<Value> out;
-  const Items items(c.in, c.flag(0) ? c.self() : Value());  // nothing for None
-  if (c.rest.values.empty()) {
-    const Value path = c.rest.take("attribute"), otherwise = c.rest.take("default");
-    if (path.absent()) throw Fault("'map' needs a filter or attribute=");
-    for (const Value& item : items) out.push_back(attribute_of(c.in, item, path, otherwise));
-  } else {
-    const Native& filter = take_native(c, filters_table());
-    for (const Value& item : items) out.push_back(c.in.call_native(filter, item, c.rest));
-  }
+  for (const Value& item : items_or_none(c))
+    out.push_back(by_name ? apply_named(c, filters_table(), 1, item)
+                          : attribute_of(c.in, item, path, otherwise));
   return c.in.list(std::move(out), Flavor::kGenerator);
 }
 
 // select, reject, selectattr and rejectattr.
 template <bool wanted, bool by_attribute>
 Value select(Call& c) {
-  Value path;
-  if (by_attribute) {
-    if (c.rest.values.empty()) throw Fault("'selectattr' and 'rejectattr' need an attribute");
-    path = c.rest.values[0];
-    c.rest.values.erase(c.rest.values.begin());
-  }
-  const Native* test = c.rest.values.empty() ? nullptr : &take_native(c, tests_table());
+  constexpr size_t kTest = by_attribute ? 2 : 1;
+  if (c.args.size() < kTest) throw Fault("'selectattr' and 'rejectattr' need an attribute");
   std::vector<Value> out;
-  for (const Value& item : Items(c.in, c.flag(0) ? c.self() : Value())) {
-    const Value value = attribute_of(c.in, item, path);
-    if (truthy(test == nullptr ? value : c.in.call_native(*test, value, c.rest)) == wanted)
-      out.push_back(item);
+  for (const Value& item : items_or_none(c)) {
+    Value value = by_attribute ? attribute_of(c.in, item, c.args[1]) : item;
+    if (c.args.size() > kTest) value = apply_named(c, tests_table(), kTest, value);
+    if (truthy(value) == wanted) out.push_back(item);
   }
   return c.in.list(std::move(out), Flavor::kGenerator);
 }
 
-Value first(Call& c) {
-  const Items items(c.in, c.self());
-  return items.size() == 0 ? Value::undefined("the list was empty") : items[0];
-}
-
-Value last(Call& c) {
-  if (!length(c.self())) throw Fault(str("a ", type_name(c.self()), " has no last item"));
-  const Items items(c.in, c.self());
-  return items.size() == 0 ? Value::undefined("the list was empty") : items[items.size() - 1];
-}
-
 Value reverse(Call& c) {
-  if (const Text* t = c.self().text()) {
-    std::u32string characters = decode(t->bytes);
-    std::reverse(characters.begin(), characters.end());
-    return c.in.text(encode(characters), t->markup);
-  }
-  const Items items(c.in, c.self());
-  return c.in.list(
-      {std::make_reverse_iterator(items.end()), std::make_reverse_iterator(items.begin())},
-      Flavor::kGenerator);
+  if (c.self().is_text()) return slice(c.in, c.self(), {None{}, None{}, -1});
+  const auto& items = c.items(0);
+  return c.in.list({items.rbegin(), items.rend()}, Flavor::kGenerator);
 }
 
-Value replace(Call& c) {
-  Args args{{c.in.text(c.str(1)), c.in.text(c.str(2))}, {}};
-  if (c.args[3].given()) args.values.push_back(c.args[3]);
-  const Value text = c.in.text(c.str(0));
-  return c.in.call_native(*find_native(methods_of(text), "replace"), text, std::move(args));
+Value count(Call& c) {
+  if (const auto n = length(c.self())) return make_int(*n);
+  throw Fault(str("a ", type_name(c.self()), " has no length"));
+}
+
+// Texts.
+
+Value string(Call& c) {
+  return c.str(0);
+}
+
+Value escape(Call& c) {
+  constexpr std::string_view kFrom = "&<>'\"";
+  constexpr std::string_view kTo[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
+  std::string out;
+  for (std::string_view rest = c.str(0); !rest.empty();) {
+    const size_t end = std::min(rest.find_first_of(kFrom), rest.size());
+    c.in.append(out, rest.substr(0, end));
+    if (end < rest.size()) c.in.append(out, kTo[kFrom.find(rest[end])]);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  return c.in.text(std::move(out));
+}
+
+// An argument that is a text, or so many spaces.
+std::string indention_of(Call& c, size_t i, int64_t otherwise) {
+  if (c.args[i].is_text()) return std::string(c.text(i));
+  std::string out;
+  c.in.append(out, " ", static_cast<size_t>(std::max<int64_t>(c.integer(i, otherwise), 0)));
+  return out;
 }
 
 Value indent(Call& c) {
-  std::string indention, out;
-  if (c.args[1].text() != nullptr)
-    indention = c.text(1);
-  else
-    c.in.append(indention, " ", static_cast<size_t>(std::max<int64_t>(c.integer(1, 4), 0)));
-  std::string_view rest = c.text(0);
-  if (c.flag(2)) c.in.append(out, indention);
-  while (true) {
-    const size_t end = rest.find('\n');
-    c.in.append(out, rest.substr(0, end == rest.npos ? end : end + 1));
-    if (end == rest.npos) break;
-    rest.remove_prefix(end + 1);
+  const std::string indention = indention_of(c, 1, 4);
+  std::string out = c.flag(2) ? indention : "";
+  for (std::string_view rest = c.text(0);;) {
+    const size_t end = std::min(rest.find('\n'), rest.size() - 1) + 1;
+    c.in.append(out, rest.substr(0, end));
+    if (rest.empty() || rest[end - 1] != '\n') return c.in.text(std::move(out));
+    rest.remove_prefix(end);
     if (c.flag(3) || (!rest.empty() && rest[0] != '\n')) c.in.append(out, indention);
   }
-  return c.in.text(out, markup_of(c.self()));
+}
+
+Value replace(Call& c) {
+  for (const size_t i : {0, 1, 2}) c.args[i] = c.str(i);
+  const Native& method = *find_native(methods_of(c.self()), "replace");
+  return method.apply(c);
+}
+
+Value tojson(Call& c) {
+  Style style{.syntax = Syntax::kJson, .ascii = c.flag(1), .sort_keys = c.flag(4)};
+  if (c.args[2].given()) {
+    style.indent = indention_of(c, 2, 0);
+    style.item_separator = ",";
+  }
+  if (c.args[3].given()) {
+    const auto& separators = c.items(3);
+    if (separators.size() != 2) throw Fault("'tojson' needs two separators");
+    style.item_separator = to_str(c.in, separators[0]);
+    style.key_separator = to_str(c.in, separators[1]);
+  }
+  std::string out;
+  write(c.in, out, c.self(), style);
+  return c.in.text(std::move(out));
 }
 
 // Numbers.
@@ -219,44 +256,42 @@ std::optional<Number> parse_number(std::string_view text, Base... base) {
   Number value = 0;
   const char* end = digits.data() + digits.size();
   const auto result = std::from_chars(digits.data(), end, value, base...);
-  if (result.ptr != end || digits.empty() || result.ec != std::errc()) return {};
+  if (result.ptr != end || result.ec != std::errc()) return {};
   return value;
 }
 
+// Of a number, or of a text that has one.
+std::optional<double> number_of(const Value& value) {
+  if (value.is<Undefined>()) throw Fault(why_undefined(value));
+  if (value.is_number()) return value.number();
+  return parse_number<double>(value.text());
+}
+
 Value to_int(Call& c) {
-  if (c.self().is<Undefined>()) throw Fault(c.self().why());
   if (c.self().is_integral()) return c.self().integer();
-  std::optional<double> number;
-  if (c.self().is<double>()) number = c.self().number();
-  if (c.self().text() != nullptr) {
-    const auto base = static_cast<int>(std::clamp<int64_t>(c.integer(2, 10), 2, 36));
-    if (const auto whole = parse_number<int64_t>(c.text(0), base)) return *whole;
-    number = parse_number<double>(c.text(0));
-  }
+  const auto base = static_cast<int>(std::clamp<int64_t>(c.integer(2, 10), 2, 36));
+  if (const auto whole = parse_number<int64_t>(c.self().text(), base)) return *whole;
+  const auto number = number_of(c.self());
   if (number && std::abs(*number) > 9.2e18) throw Fault("a whole number leaves 64 bits");
-  if (!number || std::isnan(*number)) return c.args[1].absent() ? Value(int64_t{0}) : c.args[1];
-  return static_cast<int64_t>(*number);
+  if (number && !std::isnan(*number)) return static_cast<int64_t>(*number);
+  return c.args[1].absent() ? Value(0) : c.args[1];
 }
 
 Value to_float(Call& c) {
-  if (c.self().is<Undefined>()) throw Fault(c.self().why());
-  if (c.self().is_number()) return c.self().number();
-  if (c.self().text() != nullptr)
-    if (const auto number = parse_number<double>(c.text(0))) return *number;
+  if (const auto number = number_of(c.self())) return *number;
   return c.args[1].absent() ? Value(0.0) : c.args[1];
 }
 
 Value absolute(Call& c) {
   const Value& number = checked_number(c.self());
   if (number.is<double>()) return std::abs(number.number());
-  if (number.integer() >= 0) return number.integer();
-  return find_operator(Level::kSum, "-")->apply(c.in, Value(int64_t{0}), number);
+  return operate(c.in, Level::kProduct, "*", number, number.integer() < 0 ? -1 : 1);
 }
 
 Value round(Call& c) {
   const double value = checked_number(c.self()).number();
   const auto digits = static_cast<int>(std::clamp<int64_t>(c.integer(1, 0), -400, 400));
-  const std::string method = c.args[2].absent() ? "common" : c.text(2);
+  const std::string_view method = c.args[2].absent() ? "common" : c.text(2);
   const double scale = std::pow(10.0, digits);
   if (method == "ceil") return std::ceil(value * scale) / scale;
   if (method == "floor") return std::floor(value * scale) / scale;
@@ -267,91 +302,57 @@ Value round(Call& c) {
   return c.self().is<double>() ? Value(rounded) : Value(static_cast<int64_t>(rounded));
 }
 
-Value tojson(Call& c) {
-  JsonStyle style{{}, ", ", ": ", c.flag(1), c.flag(4)};
-  if (c.args[2].given()) {
-    style.item_separator = ",";
-    style.indent.emplace();
-    if (c.args[2].text() != nullptr)
-      style.indent = c.text(2);
-    else
-      c.in.append(*style.indent, " ", static_cast<size_t>(std::max<int64_t>(c.integer(2, 0), 0)));
-  }
-  if (c.args[3].given()) {
-    const Items separators(c.in, c.args[3]);
-    if (separators.size() != 2) throw Fault("'tojson' needs two separators");
-    style.item_separator = to_str(c.in, separators[0]);
-    style.key_separator = to_str(c.in, separators[1]);
-  }
-  return c.in.text(to_json(c.in, c.self(), style));
-}
+// The rest.
 
-Value count(Call& c) {
-  if (const auto n = length(c.self())) return make_int(*n);
-  throw Fault(str("a ", type_name(c.self()), " has no length"));
+Value otherwise(Call& c) {
+  if (!c.self().is<Undefined>() && !(c.flag(2) && !c.flag(0))) return c.self();
+  return c.args[1].absent() ? "" : c.args[1];
 }
 
 // A filter that is a function of the text.
 template <std::string (*function)(std::string_view)>
 Value of_text(Call& c) {
-  return c.in.text(function(c.str(0)), markup_of(c.self()));
-}
-
-Value otherwise(Call& c) {
-  if (!c.self().is<Undefined>() && !(c.flag(2) && !c.flag(0))) return c.self();
-  return c.args[1].absent() ? c.in.text("") : c.args[1];
-}
-
-Value escape(Call& c) {
-  if (markup_of(c.self()) == Markup::kYes) return c.self();
-  return c.in.text(escape_html(c.in, c.str(0)), Markup::kYes);
+  return c.in.text(function(c.str(0)));
 }
 
 constexpr Native kFilters[] = {
     {"abs", "", absolute},
     {"capitalize", "", of_text<capitalize>},
     {"count", "", count},
-    {"d", "| default_value boolean", otherwise},
-    {"default", "| default_value boolean", otherwise},
-    {"dictsort", "| case_sensitive by reverse", dictsort},
+    {"d", "?default_value ?boolean", otherwise},
+    {"default", "?default_value ?boolean", otherwise},
+    {"dictsort", "?case_sensitive ?by ?reverse", dictsort},
     {"e", "", escape},
     {"escape", "", escape},
     {"first", "", first},
-    {"float", "| default", to_float},
-    {"indent", "| width first blank", indent},
-    {"int", "| default base", to_int},
-    {"items", "",
-     [](Call& c) {
-       const bool none = c.self().is<Undefined>();
-       return c.in.list(none ? std::vector<Value>() : pairs_of(c.in, c.self()), Flavor::kGenerator);
-     }},
-    {"join", "| d attribute", join},
+    {"float", "?default", to_float},
+    {"indent", "?width ?first ?blank", indent},
+    {"int", "?default ?base", to_int},
+    {"items", "", items},
+    {"join", "?d ?attribute", join},
     {"last", "", last},
     {"length", "", count},
-    {"list", "", [](Call& c) { return c.in.list(Items(c.in, c.self()).list()->items); }},
+    {"list", "", [](Call& c) { return c.in.list(c.items(0)); }},
     {"lower", "", of_text<lower>},
     {"map", "...", map},
-    {"max", "| case_sensitive attribute", extreme<std::is_gt>},
-    {"min", "| case_sensitive attribute", extreme<std::is_lt>},
+    {"max", "?case_sensitive ?attribute", extreme<Order::kDown>},
+    {"min", "?case_sensitive ?attribute", extreme<Order::kUp>},
     {"reject", "...", select<false, false>},
     {"rejectattr", "...", select<false, true>},
-    {"replace", "old new | count", replace},
+    {"replace", "old new ?count", replace},
     {"reverse", "", reverse},
-    {"round", "| precision method", round},
-    {"safe", "", [](Call& c) { return c.in.text(c.str(0), Markup::kYes); }},
+    {"round", "?precision ?method", round},
+    {"safe", "", string},
     {"select", "...", select<true, false>},
     {"selectattr", "...", select<true, true>},
-    {"sort", "| reverse case_sensitive attribute", sort},
-    {"string", "", [](Call& c) { return c.in.text(c.str(0), markup_of(c.self())); }},
-    {"sum", "| attribute start", sum},
+    {"sort", "?reverse ?case_sensitive ?attribute", sort},
+    {"string", "", string},
+    {"sum", "?attribute ?start", sum},
     {"title", "", of_text<title_words>},
-    {"tojson", "| ensure_ascii indent separators sort_keys", tojson},
-    {"trim", "| chars",
-     [](Call& c) {
-       const std::string* chars = c.args[1].given() ? &c.text(1) : nullptr;
-       return c.in.text(strip(c.str(0), Side::kBoth, chars), markup_of(c.self()));
-     }},
-    {"unique", "| case_sensitive attribute", unique},
+    {"tojson", "?ensure_ascii ?indent ?separators ?sort_keys", tojson},
+    {"trim", "?chars",
+     [](Call& c) { return Value(strip(c.str(0), Side::kBoth, c.optional_text(1))); }},
+    {"unique", "?case_sensitive ?attribute", unique},
     {"upper", "", of_text<upper>},
 };
 

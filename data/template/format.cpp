@@ -1,4 +1,4 @@
-// JSON and strftime as Python has them.
+// repr, JSON and strftime as Python has them.
 #include "data/template/format.h"
 
 #include <algorithm>
@@ -7,98 +7,10 @@
 #include <cmath>
 
 #include "data/template/text.h"
+#include "data/utf8.h"
 
 namespace cohort::jinja {
 namespace {
-
-class JsonWriter {
- public:
-  JsonWriter(Heap& heap, const JsonStyle& style) : heap_(heap), style_(style) {}
-  std::string take(const Value& value) {
-    write(value);
-    return std::move(out_);
-  }
-
- private:
-  void put(std::string_view piece) { heap_.append(out_, piece); }
-  void put_line() {
-    if (!style_.indent) return;
-    put("\n");
-    heap_.append(out_, *style_.indent, depth_);
-  }
-
-  // Items between brackets.
-  template <class Items, class Write>
-  void put_all(std::string_view brackets, const Items& items, Write write_item) {
-    if (items.empty()) return put(brackets);
-    put(brackets.substr(0, 1));
-    ++depth_;
-    for (const auto& item : items) {
-      if (&item != &items[0]) put(style_.item_separator);
-      put_line();
-      write_item(item);
-    }
-    --depth_;
-    put_line();
-    put(brackets.substr(1));
-  }
-
-  void put_text(const std::string& text) {
-    const std::string quoted = Json(text).dump();
-    if (!style_.ascii) return put(quoted);
-    for (const char32_t c : decode(quoted)) {
-      const char32_t beyond = c - 0x10000;
-      char code[16] = {static_cast<char>(c)};
-      if (c >= 0x10000)
-        std::snprintf(code, sizeof code, "\\u%04x\\u%04x",
-                      static_cast<unsigned>(0xd800 + (beyond >> 10)),
-                      static_cast<unsigned>(0xdc00 + (beyond & 0x3ff)));
-      else if (c >= 0x7f)
-        std::snprintf(code, sizeof code, "\\u%04x", static_cast<unsigned>(c));
-      put(code);
-    }
-  }
-
-  // A number or a constant.
-  std::string scalar(const Value& value) {
-    if (value.is<None>()) return "null";
-    if (value.is<bool>()) return value.integer() != 0 ? "true" : "false";
-    if (value.is<Undefined>()) throw Fault("undefined in JSON: " + value.why());
-    if (!value.is_number()) throw Fault(str("a ", type_name(value), " cannot be JSON"));
-    if (std::isfinite(value.number())) return to_str(heap_, value);
-    return std::isnan(value.number()) ? "NaN" : value.number() > 0 ? "Infinity" : "-Infinity";
-  }
-
-  void write(const Value& value) {
-    heap_.work(1);
-    if (value.text() != nullptr) {
-      put_text(value.text()->bytes);
-    } else if (value.list() != nullptr &&
-               (value.is_tuple() || value.list()->flavor == Flavor::kList)) {
-      put_all("[]", value.list()->items, [&](const Value& item) { write(item); });
-    } else if (value.dict() != nullptr) {
-      const Entries& entries = value.dict()->entries;
-      std::vector<Value> keys;
-      for (const auto& [key, item] : entries)
-        keys.push_back(style_.sort_keys ? key : make_int(keys.size()));
-      put_all("{}", sorted_places(heap_, keys, Order::kUp), [&](size_t i) {
-        const Text* key = entries[i].first.text();
-        put_text(key != nullptr ? key->bytes : scalar(entries[i].first));
-        put(style_.key_separator);
-        write(entries[i].second);
-      });
-    } else {
-      put(scalar(value));
-    }
-  }
-
-  Heap& heap_;
-  const JsonStyle& style_;
-  std::string out_;
-  size_t depth_ = 0;
-};
-
-}  // namespace
 
 std::string float_repr(double value) {
   if (std::isnan(value)) return "nan";
@@ -112,15 +24,134 @@ std::string float_repr(double value) {
   return plain && out.find('.') == out.npos ? out + ".0" : out;
 }
 
-std::string to_json(Heap& heap, const Value& value, const JsonStyle& style) {
-  return JsonWriter(heap, style).take(value);
+// What is neither a text nor a container.
+std::string scalar(const Value& value, bool json) {
+  if (value.is<None>()) return json ? "null" : "None";
+  if (value.is<bool>() && json) return value.as<bool>() ? "true" : "false";
+  if (value.is<bool>()) return value.as<bool>() ? "True" : "False";
+  if (value.is<int64_t>()) return std::to_string(value.integer());
+  if (value.is<double>()) {
+    if (!json || std::isfinite(value.number())) return float_repr(value.number());
+    return std::isnan(value.number()) ? "NaN" : value.number() > 0 ? "Infinity" : "-Infinity";
+  }
+  if (json && value.is<Undefined>()) throw Fault("undefined in JSON: " + why_undefined(value));
+  if (json) throw Fault(str("a ", type_name(value), " cannot be JSON"));
+  return value.is<Undefined>() ? "Undefined" : str("<", type_name(value), ">");
 }
 
-std::string format_time(std::tm time, const std::string& format) {
+std::string escaped(char32_t c, bool json) {
+  const auto code = static_cast<unsigned>(c), beyond = code - 0x10000;
+  char out[16];
+  if (json && code >= 0x10000)
+    std::snprintf(out, sizeof out, "\\u%04x\\u%04x", 0xd800 + (beyond >> 10),
+                  0xdc00 + (beyond & 0x3ff));
+  else
+    std::snprintf(out, sizeof out,
+                  code >= 0x10000         ? "\\U%08x"
+                  : json || code >= 0x100 ? "\\u%04x"
+                                          : "\\x%02x",
+                  code);
+  return out;
+}
+
+void write_text(Heap& heap, std::string& out, std::string_view text, const Style& style) {
+  constexpr std::string_view kControls = "\n\r\t\b\f", kLetters = "nrtbf";
+  const bool json = style.syntax == Syntax::kJson;
+  const bool single = text.find('\'') == text.npos || text.find('"') != text.npos;
+  const char quote = json || !single ? '"' : '\'';
+  heap.work(text.size() / 4);
+  heap.append(out, {&quote, 1});
+  for (size_t at = 0; at < text.size();) {
+    const Utf8Char c = decode_utf8(text, at);
+    const std::string_view character = text.substr(at, std::max<size_t>(c.size, 1));
+    at += character.size();
+    const size_t known = kControls.substr(0, json ? 5 : 3).find(character);
+    if (known != kControls.npos)
+      heap.append(out, std::string{'\\', kLetters[known]});
+    else if (character == "\\" || character[0] == quote)
+      heap.append(out, std::string{'\\', character[0]});
+    else if (json ? c.code >= 0x20 && (!style.ascii || c.code < 0x7f) : is_printable(c.code))
+      heap.append(out, character);
+    else
+      heap.append(out, escaped(c.code, json));
+  }
+  heap.append(out, {&quote, 1});
+}
+
+}  // namespace
+
+void write(Heap& heap, std::string& out, const Value& value, const Style& style, size_t level) {
+  const Nested nested(heap);
+  heap.work(1);
+  const bool json = style.syntax == Syntax::kJson;
+  const auto line = [&](size_t depth) {
+    if (!style.indent) return;
+    heap.append(out, "\n");
+    heap.append(out, *style.indent, depth);
+  };
+  // Items between brackets.
+  const auto all = [&](std::string_view open, std::string_view close, const auto& items,
+                       auto write_item) {
+    heap.append(out, open);
+    for (const auto& item : items) {
+      if (&item != &items[0]) heap.append(out, style.item_separator);
+      line(level + 1);
+      write_item(item);
+    }
+    if (!items.empty()) line(level);
+    heap.append(out, close);
+  };
+  if (value.is_text()) {
+    write_text(heap, out, value.text(), style);
+  } else if (const Dict* dict = value.dict()) {
+    Entries entries = dict->entries;
+    if (style.sort_keys) sort_entries(heap, entries);
+    all("{", "}", entries, [&](const auto& entry) {
+      const bool quoted = json && !entry.first.is_text();
+      if (quoted)
+        write_text(heap, out, scalar(entry.first, json), style);
+      else
+        write(heap, out, entry.first, style, level + 1);
+      heap.append(out, style.key_separator);
+      write(heap, out, entry.second, style, level + 1);
+    });
+  } else if (const List* list = value.list();
+             list != nullptr && (!json || list->flavor <= Flavor::kTuple)) {
+    constexpr std::string_view kBrackets[][2] = {{"[", "]"},
+                                                 {"(", ")"},
+                                                 {"range(", ")"},
+                                                 {"dict_keys([", "])"},
+                                                 {"dict_values([", "])"},
+                                                 {"dict_items([", "])"},
+                                                 {"<generator [", "]>"}};
+    const auto& [open, close] = kBrackets[json ? 0 : static_cast<size_t>(list->flavor)];
+    const bool alone = open == "(" && list->items.size() == 1;
+    all(open, alone ? ",)" : close, list->items,
+        [&](const Value& item) { write(heap, out, item, style, level + 1); });
+  } else {
+    heap.append(out, scalar(value, json));
+  }
+}
+
+void print(Heap& heap, std::string& out, const Value& value) {
+  if (value.is_text())
+    heap.append(out, value.text());
+  else if (!value.is<Undefined>())
+    write(heap, out, value, {});
+}
+
+std::string_view to_str(Heap& heap, const Value& value) {
+  if (value.is_text() || value.is<Undefined>()) return value.text();
+  std::string out;
+  print(heap, out, value);
+  return heap.text(std::move(out)).text();
+}
+
+std::string format_time(std::tm time, std::string_view format) {
   static const locale_t kEnglish = newlocale(LC_ALL_MASK, "C", nullptr);
   time.tm_isdst = -1;  // no time zone, as Python's datetime.now()
   std::string out(4096, '\0');
-  out.resize(strftime_l(out.data(), out.size(), format.c_str(), &time, kEnglish));
+  out.resize(strftime_l(out.data(), out.size(), std::string(format).c_str(), &time, kEnglish));
   if (out.empty() && !format.empty())
     throw Fault("a format of strftime_now() gives nothing, or more than 4095 bytes");
   return out;

@@ -4,22 +4,27 @@
 #include <ctime>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "data/template/value.h"
 
 namespace cohort::jinja {
 
-std::string float_repr(double value);
-
-struct JsonStyle {
-  std::optional<std::string> indent;  // of one level; nothing: all on one line
-  std::string item_separator, key_separator;
+enum class Syntax : bool { kPython, kJson };
+struct Style {
+  Syntax syntax = Syntax::kPython;
   bool ascii = false, sort_keys = false;
+  std::optional<std::string> indent;  // of one level; nothing: all on one line
+  std::string_view item_separator = ", ", key_separator = ": ";
 };
-// json.dumps().
-std::string to_json(Heap& heap, const Value& value, const JsonStyle& style);
+// Appends repr(), or json.dumps(). Throws Fault for what JSON does not have.
+void write(Heap& heap, std::string& out, const Value& value, const Style& style, size_t level = 0);
+
+// Appends str(). Nothing for an undefined value.
+void print(Heap& heap, std::string& out, const Value& value);
+std::string_view to_str(Heap& heap, const Value& value);
 
 // time.strftime(), in English.
-std::string format_time(std::tm time, const std::string& format);
+std::string format_time(std::tm time, std::string_view format);
 
 }  // namespace cohort::jinja

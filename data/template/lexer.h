@@ -19,7 +19,8 @@ struct Token {
   Value value;            // of kConst
 };
 
-// `source` has \n for line breaks and must outlive the tokens. Throws Fault with its place.
-std::vector<Token> lex(std::string_view source, TemplateOptions options);
+// `source` has \n for line breaks and must outlive the tokens, as must `constants`, which takes the
+// texts that have escapes. Throws Fault with its place.
+std::vector<Token> lex(std::string_view source, TemplateOptions options, Heap& constants);
 
 }  // namespace cohort::jinja

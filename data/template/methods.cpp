@@ -1,4 +1,5 @@
-// The methods of texts, dicts and lists, and what a loop knows of itself.
+// The methods of texts, dicts, lists and loops; the tests of Jinja (`x is defined`), and its global
+// functions.
 #include <algorithm>
 
 #include "data/template/interpreter.h"
@@ -7,7 +8,43 @@
 #include "data/utf8.h"
 
 namespace cohort::jinja {
+
+// Arguments.
+
+std::string_view Call::str(size_t i) const {
+  return to_str(in, args[i]);
+}
+
+const std::vector<Value>& Call::items(size_t i) const {
+  return items_of(in, args[i]);
+}
+
+std::string_view Call::text(size_t i) const {
+  if (args[i].is<Undefined>()) throw Fault(why_undefined(args[i]));
+  if (!args[i].is_text()) throw Fault("expected a text, got " + type_name(args[i]));
+  return args[i].text();
+}
+
+std::optional<std::string_view> Call::optional_text(size_t i) const {
+  if (!args[i].given()) return {};
+  return text(i);
+}
+
+int64_t Call::integer(size_t i, int64_t otherwise) const {
+  if (args[i].absent()) return otherwise;
+  if (!args[i].is_integral()) throw Fault("expected a whole number, got " + type_name(args[i]));
+  return args[i].integer();
+}
+
+const Native* find_native(Natives natives, std::string_view name) {
+  const auto found = std::find_if(natives.begin(), natives.end(),
+                                  [&](const Native& native) { return native.name == name; });
+  return found == natives.end() ? nullptr : &*found;
+}
+
 namespace {
+
+// Texts.
 
 template <std::string (*function)(std::string_view)>
 Value mapped(Call& c) {
@@ -16,46 +53,38 @@ Value mapped(Call& c) {
 
 template <Side side>
 Value stripped(Call& c) {
-  return c.in.text(strip(c.text(0), side, c.args[1].given() ? &c.text(1) : nullptr));
-}
-
-// The first separator, or the first white space, as its begin and end; npos if there is none.
-std::pair<size_t, size_t> find_cut(std::string_view text, const std::string* separator) {
-  if (separator != nullptr) {
-    const size_t at = text.find(*separator);
-    return {at, at + separator->size()};
-  }
-  for (size_t at = 0; at < text.size(); at = next_utf8_boundary(text, at + 1))
-    if (is_space(decode_utf8(text, at).code))
-      return {at, text.size() - strip(text.substr(at), Side::kLeft).size()};
-  return {text.npos, text.npos};
+  return strip(c.text(0), side, c.optional_text(1));
 }
 
 Value split(Call& c) {
-  const std::string* separator = c.args[1].given() ? &c.text(1) : nullptr;
-  if (separator != nullptr && separator->empty()) throw Fault("an empty separator");
+  const auto separator = c.optional_text(1);
+  if (separator && separator->empty()) throw Fault("an empty separator");
   std::string_view rest = c.text(0);
-  c.in.work(rest.size() / 8);
-  if (separator == nullptr) rest = strip(rest, Side::kLeft);
+  c.in.work_for_search(rest, separator.value_or(""));
+  if (!separator) rest = strip(rest, Side::kLeft);
   std::vector<Value> parts;
   // White space at the end makes no part, unless no cuts are left.
-  for (int64_t left = c.integer(2, -1); separator != nullptr || !rest.empty(); --left) {
-    const auto [begin, end] = find_cut(rest, separator);
-    const bool cuts = left != 0 && begin != rest.npos;
-    parts.push_back(c.in.text(cuts ? rest.substr(0, begin) : rest));
-    if (!cuts) break;
-    rest.remove_prefix(end);
+  for (int64_t left = c.integer(2, -1); separator || !rest.empty(); --left) {
+    size_t end = separator ? std::min(rest.find(*separator), rest.size()) : 0;
+    while (!separator && end < rest.size() && !is_space(decode_utf8(rest, end).code))
+      end = next_utf8_boundary(rest, end + 1);
+    if (left == 0) end = rest.size();
+    parts.push_back(rest.substr(0, left == 0 ? rest.npos : end));
+    c.in.work(3);
+    if (left == 0 || end == rest.size()) break;
+    rest.remove_prefix(end + (separator ? separator->size() : 0));
+    if (!separator) rest = strip(rest, Side::kLeft);
   }
   return c.in.list(std::move(parts));
 }
 
 Value split_lines(Call& c) {
-  std::string_view rest = c.text(0);
   std::vector<Value> lines;
-  while (!rest.empty()) {
+  for (std::string_view rest = c.text(0); !rest.empty();) {
     const size_t end = std::min(rest.find_first_of("\n\r"), rest.size());
     const size_t next = std::min(end + (rest.substr(end).starts_with("\r\n") ? 2 : 1), rest.size());
-    lines.push_back(c.in.text(rest.substr(0, c.flag(1) ? next : end)));
+    c.in.work(3);
+    lines.push_back(rest.substr(0, c.flag(1) ? next : end));
     rest.remove_prefix(next);
   }
   return c.in.list(std::move(lines));
@@ -63,20 +92,21 @@ Value split_lines(Call& c) {
 
 template <Side side>
 Value starts_or_ends(Call& c) {
-  const Items affixes(c.in, c.args[1].is_tuple() ? c.args[1] : c.in.list({c.args[1]}));
+  std::vector<Value> affixes{c.args[1]};
+  if (const List* list = c.args[1].list(); list != nullptr && list->flavor == Flavor::kTuple)
+    affixes = c.items(1);
   return std::any_of(affixes.begin(), affixes.end(), [&](const Value& affix) {
-    if (affix.text() == nullptr) throw Fault("expected a text, got " + type_name(affix));
-    const std::string& bytes = affix.text()->bytes;
-    return side == Side::kLeft ? c.text(0).starts_with(bytes) : c.text(0).ends_with(bytes);
+    if (!affix.is_text()) throw Fault("expected a text, got " + type_name(affix));
+    return side == Side::kLeft ? c.text(0).starts_with(affix.text())
+                               : c.text(0).ends_with(affix.text());
   });
 }
 
 template <Side from>
 Value find_text(Call& c) {
-  c.in.work(c.text(0).size() / 32);
+  c.in.work_for_search(c.text(0), c.text(1));
   const size_t at = from == Side::kLeft ? c.text(0).find(c.text(1)) : c.text(0).rfind(c.text(1));
-  if (at == std::string::npos) return int64_t{-1};
-  return make_int(c.in.text(c.text(0).substr(0, at)).text()->length);
+  return at == std::string::npos ? Value(-1) : make_int(count_characters(c.text(0).substr(0, at)));
 }
 
 Value index_of_text(Call& c) {
@@ -86,19 +116,19 @@ Value index_of_text(Call& c) {
 }
 
 Value count_text(Call& c) {
-  c.in.work(c.text(0).size() / 32);
-  const std::string &text = c.text(0), &part = c.text(1);
-  size_t n = part.empty() ? c.self().text()->length + 1 : 0;
+  const std::string_view text = c.text(0), part = c.text(1);
+  c.in.work_for_search(text, part);
+  size_t n = part.empty() ? count_characters(text) + 1 : 0;
   for (size_t at = 0; !part.empty() && (at = text.find(part, at)) != text.npos; at += part.size())
     ++n;
   return make_int(n);
 }
 
 Value replace(Call& c) {
-  const std::string &from = c.text(1), &to = c.text(2);
-  const std::string_view text = c.text(0);
+  const std::string_view text = c.text(0), from = c.text(1), to = c.text(2);
   std::string out;
   size_t at = 0;
+  c.in.work_for_search(text, from);
   for (int64_t left = c.args[3].given() ? c.integer(3, -1) : -1; left != 0; --left) {
     const size_t found = text.find(from, at);
     if (found == text.npos) break;
@@ -109,24 +139,23 @@ Value replace(Call& c) {
     if (!from.empty()) continue;
     // Nothing is found before every character, and at the end.
     if (at == text.size()) break;
-    const size_t next = std::min(next_utf8_boundary(text, at + 1), text.size());
+    const size_t next = next_utf8_boundary(text, at + 1);
     c.in.append(out, text.substr(at, next - at));
     at = next;
   }
   c.in.append(out, text.substr(at));
-  return c.in.text(out);
+  return c.in.text(std::move(out));
 }
 
 Value join(Call& c) {
   std::string out;
   bool first = true;
-  for (const Value& item : Items(c.in, c.args[1])) {
-    if (item.text() == nullptr) throw Fault("join() needs texts, got " + type_name(item));
-    if (!first) c.in.append(out, c.text(0));
-    c.in.append(out, item.text()->bytes);
-    first = false;
+  for (const Value& item : c.items(1)) {
+    if (!item.is_text()) throw Fault("join() needs texts, got " + type_name(item));
+    if (!std::exchange(first, false)) c.in.append(out, c.text(0));
+    c.in.append(out, item.text());
   }
-  return c.in.text(out);
+  return c.in.text(std::move(out));
 }
 
 // Whether there are characters, and all are of a kind.
@@ -136,9 +165,11 @@ Value all_are(Call& c) {
   return !text.empty() && std::all_of(text.begin(), text.end(), kind);
 }
 
+// Whether there are letters, and `map` leaves all of them as they are. Also a test.
 template <std::string (*map)(std::string_view)>
-Value all_cased(Call& c) {
-  return map(c.text(0)) == c.text(0) && lower(c.text(0)) != upper(c.text(0));
+Value is_cased(Call& c) {
+  const std::string_view text = c.str(0);
+  return map(text) == text && lower(text) != upper(text);
 }
 
 constexpr Native kTextMethods[] = {
@@ -149,22 +180,24 @@ constexpr Native kTextMethods[] = {
     {"index", "sub", index_of_text},
     {"isalpha", "", all_are<is_alpha>},
     {"isdigit", "", all_are<is_digit>},
-    {"islower", "", all_cased<lower>},
+    {"islower", "", is_cased<lower>},
     {"isspace", "", all_are<is_space>},
-    {"isupper", "", all_cased<upper>},
+    {"isupper", "", is_cased<upper>},
     {"join", "iterable", join},
     {"lower", "", mapped<lower>},
-    {"lstrip", "| chars", stripped<Side::kLeft>},
-    {"replace", "old new | count", replace},
+    {"lstrip", "?chars", stripped<Side::kLeft>},
+    {"replace", "old new ?count", replace},
     {"rfind", "sub", find_text<Side::kRight>},
-    {"rstrip", "| chars", stripped<Side::kRight>},
-    {"split", "| sep maxsplit", split},
-    {"splitlines", "| keepends", split_lines},
+    {"rstrip", "?chars", stripped<Side::kRight>},
+    {"split", "?sep ?maxsplit", split},
+    {"splitlines", "?keepends", split_lines},
     {"startswith", "prefix", starts_or_ends<Side::kLeft>},
-    {"strip", "| chars", stripped<Side::kBoth>},
+    {"strip", "?chars", stripped<Side::kBoth>},
     {"title", "", mapped<title>},
     {"upper", "", mapped<upper>},
 };
+
+// Dicts and lists.
 
 template <Flavor flavor>
 Value view(Call& c) {
@@ -177,25 +210,25 @@ Value view(Call& c) {
 }
 
 Value get(Call& c) {
-  if (!contains(c.in, c.self(), c.args[1])) return c.args[2].absent() ? Value(None{}) : c.args[2];
-  return *find_item(c.in, c.self(), c.args[1]);
+  if (contains(c.in, c.self(), c.args[1])) return *find_item(c.in, c.self(), c.args[1]);
+  return c.args[2].absent() ? None{} : c.args[2];
 }
 
 constexpr Native kDictMethods[] = {
-    {"get", "key | default", get},
+    {"get", "key ?default", get},
     {"items", "", view<Flavor::kItems>},
     {"keys", "", view<Flavor::kKeys>},
     {"values", "", view<Flavor::kValues>},
 };
 
 Value count_items(Call& c) {
-  const auto& items = c.self().list()->items;
+  const auto& items = c.items(0);
   return int64_t{std::count_if(items.begin(), items.end(),
                                [&](const Value& item) { return equals(c.in, item, c.args[1]); })};
 }
 
 Value index_of(Call& c) {
-  const auto& items = c.self().list()->items;
+  const auto& items = c.items(0);
   for (size_t i = 0; i < items.size(); ++i)
     if (equals(c.in, items[i], c.args[1])) return make_int(i);
   throw Fault("index() of a value that is not in the list");
@@ -203,60 +236,179 @@ Value index_of(Call& c) {
 
 constexpr Native kListMethods[] = {{"count", "value", count_items}, {"index", "value", index_of}};
 
-const Loop& loop_of(const Call& c) {
-  return *c.self().object<Loop>();
-}
+// Loops.
 
 Value cycle(Call& c) {
-  if (c.rest.values.empty()) throw Fault("cycle() needs something to go through");
-  return c.rest.values[loop_of(c).index % c.rest.values.size()];
+  const size_t n = c.args.size() - 1;
+  if (n == 0) throw Fault("cycle() needs something to go through");
+  return c.args[1 + c.self().as<Loop*>()->index % n];
 }
 
 Value changed(Call& c) {
-  std::vector<Value>& before = c.self().object<Loop>()->last_changed;
-  const auto same = [&](const Value& a, const Value& b) { return equals(c.in, a, b); };
-  const std::vector<Value>& now = c.rest.values;
+  std::vector<Value>& before = c.self().as<Loop*>()->last_changed;
+  const std::vector<Value> now(c.args.begin() + 1, c.args.end());
   const bool is_same =
-      !now.empty() && std::equal(now.begin(), now.end(), before.begin(), before.end(), same);
+      !now.empty() &&
+      std::equal(now.begin(), now.end(), before.begin(), before.end(),
+                 [&](const Value& a, const Value& b) { return equals(c.in, a, b); });
   before = now;
   return !is_same;
 }
 
-// The item so many passes away.
-template <int away>
-Value neighbour(Call& c) {
-  const auto& items = loop_of(c).list->items;
-  const size_t i = loop_of(c).index + static_cast<size_t>(away);
-  return i < items.size() ? items[i] : Value::undefined("the loop has no item there");
+constexpr Native kLoopMethods[] = {{"changed", "...", changed}, {"cycle", "...", cycle}};
+
+// Tests.
+
+template <class T>
+Value is_a(Call& c) {
+  return c.self().is<T>();
 }
 
-constexpr Native kLoopFields[] = {
-    {"changed", "...", changed},
-    {"cycle", "...", cycle},
-    {"depth", "property", [](Call&) { return Value(int64_t{1}); }},
-    {"depth0", "property", [](Call&) { return Value(int64_t{0}); }},
-    {"first", "property", [](Call& c) { return Value(loop_of(c).index == 0); }},
-    {"index", "property", [](Call& c) { return make_int(loop_of(c).index + 1); }},
-    {"index0", "property", [](Call& c) { return make_int(loop_of(c).index); }},
-    {"last", "property",
-     [](Call& c) { return Value(loop_of(c).index + 1 == loop_of(c).list->items.size()); }},
-    {"length", "property", [](Call& c) { return make_int(loop_of(c).list->items.size()); }},
-    {"nextitem", "property", neighbour<1>},
-    {"previtem", "property", neighbour<-1>},
-    {"revindex", "property",
-     [](Call& c) { return make_int(loop_of(c).list->items.size() - loop_of(c).index); }},
-    {"revindex0", "property",
-     [](Call& c) { return make_int(loop_of(c).list->items.size() - loop_of(c).index - 1); }},
+template <int64_t rest>
+Value is_modulo(Call& c) {
+  const Value by = c.args.size() > 1 ? c.args[1] : Value(2);
+  return equals(c.in, operate(c.in, Level::kProduct, "%", c.self(), by), rest);
+}
+
+// `==` and the like as tests.
+template <char name, char second = '='>
+Value holds(Call& c) {
+  constexpr char kName[] = {name, second};
+  return operate(c.in, Level::kComparison, {kName, second == ' ' ? 1u : 2u}, c.self(), c.args[1]);
+}
+
+constexpr Native kTests[] = {
+    {"!=", "other", holds<'!'>},
+    {"<", "other", holds<'<', ' '>},
+    {"<=", "other", holds<'<'>},
+    {"==", "other", holds<'='>},
+    {">", "other", holds<'>', ' '>},
+    {">=", "other", holds<'>'>},
+    {"boolean", "", is_a<bool>},
+    {"callable", "", is_a<const Function*>},
+    {"defined", "", [](Call& c) { return Value(!c.self().is<Undefined>()); }},
+    {"divisibleby", "num", is_modulo<0>},
+    {"eq", "other", holds<'='>},
+    {"equalto", "other", holds<'='>},
+    {"even", "", is_modulo<0>},
+    {"false", "", [](Call& c) { return Value(are_same(c.self(), false)); }},
+    {"float", "", is_a<double>},
+    {"ge", "other", holds<'>'>},
+    {"greaterthan", "other", holds<'>', ' '>},
+    {"gt", "other", holds<'>', ' '>},
+    {"in", "seq", holds<'i', 'n'>},
+    {"integer", "", is_a<int64_t>},
+    {"iterable", "", [](Call& c) { return Value(is_iterable(c.self())); }},
+    {"le", "other", holds<'<'>},
+    {"lessthan", "other", holds<'<', ' '>},
+    {"lower", "", is_cased<lower>},
+    {"lt", "other", holds<'<', ' '>},
+    {"mapping", "", is_a<const Dict*>},
+    {"ne", "other", holds<'!'>},
+    {"none", "", is_a<None>},
+    {"number", "", [](Call& c) { return Value(c.self().is_number()); }},
+    {"odd", "", is_modulo<1>},
+    {"sameas", "other", [](Call& c) { return Value(are_same(c.self(), c.args[1])); }},
+    {"sequence", "", [](Call& c) { return Value(length(c.self()).has_value()); }},
+    {"string", "", is_a<std::string_view>},
+    {"true", "", [](Call& c) { return Value(are_same(c.self(), true)); }},
+    {"undefined", "", is_a<Undefined>},
+    {"upper", "", is_cased<upper>},
+};
+
+// Global functions.
+
+Value range(Call& c) {
+  int64_t start = 0, stop = c.integer(1, 0);
+  const int64_t step = c.integer(3, 1);
+  if (c.args[2].given()) start = stop, stop = c.integer(2, 0);
+  if (step == 0) throw Fault("the step of range() cannot be 0");
+  std::vector<Value> items;
+  while (step > 0 ? start < stop : start > stop) {
+    c.in.work(3);
+    items.push_back(start);
+    if (__builtin_add_overflow(start, step, &start)) break;
+  }
+  return c.in.list(std::move(items), Flavor::kRange);
+}
+
+// dict(...) and namespace(...): the entries of a dict, and keyword arguments.
+Entries entries_of(Call& c) {
+  Entries entries;
+  for (size_t i = 1; i < c.args.size(); ++i) {
+    if (c.args[i].dict() == nullptr) throw Fault("expected a dict, got " + type_name(c.args[i]));
+    for (const auto& [key, item] : c.args[i].dict()->entries) set_entry(c.in, entries, key, item);
+  }
+  for (const auto& [name, value] : c.keywords) set_entry(c.in, entries, name, value);
+  return entries;
+}
+
+Value make_namespace(Call& c) {
+  Scope* const made = c.in.make(Scope{});
+  for (const auto& [key, value] : entries_of(c)) made->variables[to_str(c.in, key)] = value;
+  return made;
+}
+
+// joiner(sep): a function that gives nothing the first time, and the separator from then on.
+constexpr Native kJoin = {"joiner", "", [](Call& c) {
+                            auto& variables = c.self().as<Scope*>()->variables;
+                            return std::exchange(variables["now"], variables["separator"]);
+                          }};
+
+Value joiner(Call& c) {
+  const Value separator = c.args[1].absent() ? ", " : c.args[1];
+  Scope* const state = c.in.make(Scope{});
+  state->variables = {{"now", ""}, {"separator", separator}};
+  return c.in.make(Function{.native = &kJoin, .self = state});
+}
+
+constexpr Native kGlobals[] = {
+    {"dict", "...", [](Call& c) { return c.in.dict(entries_of(c)); }},
+    {"joiner", "?sep", joiner},
+    {"namespace", "...", make_namespace},
+    {"raise_exception", "message", [](Call& c) -> Value { throw Fault(std::string(c.str(1))); }},
+    {"range", "start ?stop ?step", range},
+    {"strftime_now", "format",
+     [](Call& c) { return c.in.text(format_time(c.in.now(), c.text(1))); }},
 };
 
 }  // namespace
 
+Value loop_field(const Loop& loop, std::string_view name) {
+  const size_t i = loop.index, n = loop.items.size();
+  const Value none = Undefined{"the loop has no item there"};
+  const std::pair<std::string_view, Value> fields[] = {
+      {"depth", 1},
+      {"depth0", 0},
+      {"first", i == 0},
+      {"index", make_int(i + 1)},
+      {"index0", make_int(i)},
+      {"last", i + 1 == n},
+      {"length", make_int(n)},
+      {"nextitem", i + 1 < n ? loop.items[i + 1] : none},
+      {"previtem", i > 0 ? loop.items[i - 1] : none},
+      {"revindex", make_int(n - i)},
+      {"revindex0", make_int(n - i - 1)},
+  };
+  const auto* found = std::find_if(std::begin(fields), std::end(fields),
+                                   [&](const auto& field) { return field.first == name; });
+  return found == std::end(fields) ? Value() : found->second;
+}
+
 Natives methods_of(const Value& self) {
-  if (self.text() != nullptr) return kTextMethods;
+  if (self.is_text()) return kTextMethods;
   if (self.dict() != nullptr) return kDictMethods;
-  if (self.object<Loop>() != nullptr) return kLoopFields;
-  if (self.list() == nullptr) return {};
-  return self.list()->flavor <= Flavor::kRange ? Natives(kListMethods) : Natives();
+  if (self.is<Loop*>()) return kLoopMethods;
+  const bool is_list = self.list() != nullptr && self.list()->flavor <= Flavor::kRange;
+  return is_list ? Natives(kListMethods) : Natives();
+}
+
+Natives tests_table() {
+  return kTests;
+}
+
+Natives globals_table() {
+  return kGlobals;
 }
 
 }  // namespace cohort::jinja

@@ -1,24 +1,35 @@
 // What templates can call: filters, tests, methods of values, global functions, as tables.
 #pragma once
 
+#include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "data/template/format.h"
 #include "data/template/value.h"
 
 namespace cohort::jinja {
 
 class Interpreter;
 
+using Keywords = std::vector<std::pair<std::string_view, Value>>;
+// Removes a keyword argument; absent if it was not given.
+Value take(Keywords& keywords, std::string_view name);
+
+// The arguments of a call, as its callee takes them.
 struct Args {
   std::vector<Value> values;
-  std::vector<std::pair<std::string, Value>> keywords;
+  Keywords keywords;
+  size_t used = 0;  // of the values
 
-  // Removes a keyword argument; absent if it was not given.
-  Value take(std::string_view name);
+  // The next one, or the one of that name; absent if neither was given.
+  Value next(std::string_view name) {
+    return used < values.size() ? values[used++] : take(keywords, name);
+  }
+  // Throws Fault if some are left.
+  void expect_none(std::string_view callee) const;
 };
 
 // A call as a native sees it. args[0] is the value that is filtered or tested, or whose method it
@@ -26,19 +37,21 @@ struct Args {
 struct Call {
   Interpreter& in;
   std::vector<Value> args;
-  Args rest;  // of a native with the parameters "...": whatever was given
+  Keywords keywords = {};  // of a native with the parameters "..."
 
   const Value& self() const { return args[0]; }
   bool flag(size_t i) const { return truthy(args[i]); }
-  std::string str(size_t i) const;  // Python's str()
+  std::string_view str(size_t i) const;  // Python's str()
+  const std::vector<Value>& items(size_t i) const;
   // Fault for another type.
-  const std::string& text(size_t i) const;
-  int64_t integer(size_t i, int64_t otherwise) const;  // `otherwise` if it was not given
+  std::string_view text(size_t i) const;
+  std::optional<std::string_view> optional_text(size_t i) const;  // nothing for None too
+  int64_t integer(size_t i, int64_t otherwise) const;             // `otherwise` if it was not given
 };
 
 struct Native {
   std::string_view name;
-  std::string_view parameters;  // names; those after '|' may be left out
+  std::string_view parameters;  // names; those with '?' may be left out; "...": any arguments
   Value (*apply)(Call& call);
 };
 
@@ -49,5 +62,8 @@ Natives globals_table();
 Natives methods_of(const Value& self);
 // nullptr if there is none of that name.
 const Native* find_native(Natives natives, std::string_view name);
+
+// loop.name; absent if there is no such field.
+Value loop_field(const Loop& loop, std::string_view name);
 
 }  // namespace cohort::jinja

@@ -11,31 +11,30 @@
 namespace cohort::jinja {
 namespace {
 
-// Of expressions and blocks: whatever walks the tree is recursive.
-constexpr int kMaxNesting = 150;
+struct Constant {
+  std::string_view name;
+  Value value;
+};
+const Constant kConstants[] = {{"true", true},   {"True", true},   {"false", false},
+                               {"False", false}, {"none", None{}}, {"None", None{}}};
+
+const Constant* find_constant(std::string_view name) {
+  const auto* found = std::find_if(std::begin(kConstants), std::end(kConstants),
+                                   [&](const Constant& c) { return c.name == name; });
+  return found == std::end(kConstants) ? nullptr : found;
+}
 
 class Parser {
  public:
-  Parser(std::string_view source, TemplateOptions options) : tokens_(lex(source, options)) {}
-  Node document() { return statements({}); }
-  bool has_generation_blocks() const { return has_generation_; }
+  Parser(Document& document, TemplateOptions options)
+      : document_(document), tokens_(lex(document.source, options, document.constants)) {}
+
+  void parse() {
+    document_.body = located([&] { return peek().at; }, [&] { return statements({}); });
+  }
 
  private:
   using Names = std::initializer_list<std::string_view>;
-
-  // Counts the nesting of what is being parsed.
-  class Nested {
-   public:
-    explicit Nested(Parser& parser) : parser_(parser) {
-      if (++parser_.depth_ > kMaxNesting) parser_.fail(str("nested deeper than ", kMaxNesting));
-    }
-    ~Nested() { --parser_.depth_; }
-    Nested(const Nested&) = delete;
-    Nested& operator=(const Nested&) = delete;
-
-   private:
-    Parser& parser_;
-  };
 
   // Tokens.
 
@@ -55,10 +54,9 @@ class Parser {
     next_ += found;
     return found;
   }
-  [[noreturn]] void fail(const std::string& message) const { throw Fault(message, peek().at); }
   [[noreturn]] void fail_expecting(const std::string& what) const {
-    fail(str("expected ", what, ", got ",
-             peek().type == Tok::kEnd ? "the end of the template" : excerpt(peek().text)));
+    throw Fault(str("expected ", what, ", got ",
+                    peek().type == Tok::kEnd ? "the end of the template" : excerpt(peek().text)));
   }
   void expect(std::string_view text) {
     if (!skip(text)) fail_expecting(str("'", text, "'"));
@@ -72,21 +70,15 @@ class Parser {
 
   template <class... Kids>
   Node make(Kind kind, size_t at, Kids... kids) {
-    Node node;
-    node.kind = kind;
-    node.at = static_cast<uint32_t>(at);
+    Node node{.kind = kind, .at = static_cast<uint32_t>(at)};
     (add(node, std::move(kids)), ...);
     return node;
   }
   Node named(Kind kind, size_t at, std::string_view name) {
-    Node node = make(kind, at);
-    node.name = name;
-    return node;
+    return {.kind = kind, .at = static_cast<uint32_t>(at), .name = name};
   }
   Node constant(size_t at, Value value) {
-    Node node = make(Kind::kConst, at);
-    node.value = std::move(value);
-    return node;
+    return {.at = static_cast<uint32_t>(at), .value = value};
   }
   void add(Node& parent, Node kid) {
     if (kid.height >= kMaxNesting) throw Fault(str("nested deeper than ", kMaxNesting), parent.at);
@@ -105,14 +97,14 @@ class Parser {
   // Up to a tag of `ends`, whose name is the next token then; to the end of the template if there
   // are none.
   Node statements(Names ends) {
-    const Nested nested(*this);
+    const Nested nested(document_.constants);
     Node body = make(Kind::kBody, peek().at);
     while (peek().type != Tok::kEnd) {
       const Token& token = take();
       if (token.type == Tok::kData) {
-        add(body, named(Kind::kText, token.at, token.text));
+        add(body, constant(token.at, token.text));
       } else if (token.text == "{{") {
-        add(body, make(Kind::kOutput, token.at, expressions()));
+        add(body, expressions());
         expect("}}");
       } else if (is_any(ends)) {
         return body;
@@ -121,7 +113,7 @@ class Parser {
         expect("%}");
       }
     }
-    if (ends.size() > 0) fail(str("{% ", *(ends.end() - 1), " %} is missing"));
+    if (ends.size() > 0) throw Fault(str("{% ", *(ends.end() - 1), " %} is missing"));
     return body;
   }
 
@@ -132,9 +124,11 @@ class Parser {
     expect("%}");
     return statements(ends);
   }
-  // The same, with the end's name passed.
-  Node whole_block(std::string_view end) {
+  // The same, with the end's name passed. {% break %} cannot leave it.
+  Node closed_block(std::string_view end) {
+    const int loops = std::exchange(loops_, 0);
     Node body = block({end});
+    loops_ = loops;
     take();
     return body;
   }
@@ -143,13 +137,10 @@ class Parser {
     Node loop = make(Kind::kFor, at, target());
     expect("in");
     add(loop, list_of(&Parser::disjunction));
-    add(loop, skip("if") ? expression() : make(Kind::kConst, at));
-    if (is("recursive")) fail("recursive loops are not supported");
-    const bool outside = std::exchange(mentions_loop_, false);
+    add(loop, skip("if") ? expression() : make(Kind::kBody, at));
     ++loops_;
     add(loop, block({"else", "endfor"}));
     --loops_;
-    loop.mentions_loop = std::exchange(mentions_loop_, mentions_loop_ || outside);
     add(loop, skip("else") ? block({"endfor"}) : make(Kind::kBody, at));
     take();
     return loop;
@@ -169,57 +160,60 @@ class Parser {
   Node set_statement(size_t at) {
     Node to = target();
     if (skip("=")) return make(Kind::kSet, at, std::move(to), expressions());
-    Node filtered = filters(named(Kind::kName, at, kCaptured));
-    Node body = whole_block("endset");
-    return make(Kind::kSetBlock, at, std::move(to), std::move(body), std::move(filtered));
+    if (!is_any({"|", "%}"})) fail_expecting("'='");
+    return make(Kind::kSet, at, std::move(to), captured(at, "endset"));
+  }
+
+  Node filter_statement(size_t at) { return captured(at, "endfilter"); }
+
+  // What a block prints, through the filters of its tag. They are parsed last, from its body on.
+  Node captured(size_t at, std::string_view end) {
+    const size_t filters_at = next_;
+    while (!is("%}") && peek().type != Tok::kEnd) take();
+    Node value = make(Kind::kCapture, at, closed_block(end));
+    const size_t after = std::exchange(next_, filters_at);
+    if (end == "endfilter") value = filter(std::move(value));
+    value = filters(std::move(value));
+    if (!is("%}")) fail_expecting("'%}'");
+    next_ = after;
+    return value;
   }
 
   Node macro_statement(size_t at) {
-    const std::string_view name = take_name();
+    Node name = named(Kind::kName, at, take_name());
+    Node macro = named(Kind::kMacro, at, name.name);
     if (!is("(")) fail_expecting("'('");
-    return macro(at, name, "endmacro");
+    parameters(macro);
+    add(macro, closed_block("endmacro"));
+    return make(Kind::kSet, at, std::move(name), std::move(macro));
   }
 
-  Node macro(size_t at, std::string_view name, std::string_view end) {
-    Node macro = named(Kind::kMacro, at, name);
-    if (skip("("))
-      while (!skip(")")) {
-        Node parameter = named(Kind::kName, peek().at, peek().text);
-        take_name();
-        if (skip("=")) add(parameter, expression());
-        add(macro, std::move(parameter));
-        if (!is(")")) expect(",");
-      }
-    if (end == "endcall") calls_.push_back(expression());
-    const bool outside = std::exchange(mentions_loop_, false);
-    const int loops = std::exchange(loops_, 0);
-    add(macro, whole_block(end));
-    loops_ = loops;
-    mentions_loop_ = outside;
-    return macro;
+  void parameters(Node& macro) {
+    if (!skip("(")) return;
+    items_until(")", [&] {
+      const size_t at = peek().at;
+      Node parameter = named(Kind::kName, at, take_name());
+      if (skip("=")) add(parameter, expression());
+      add(macro, std::move(parameter));
+    });
   }
 
+  // A call whose last argument is the block as a macro.
   Node call_statement(size_t at) {
-    Node body = macro(at, "caller", "endcall");
-    Node call = std::move(calls_.back());
-    calls_.pop_back();
+    Node macro = named(Kind::kMacro, at, "caller");
+    parameters(macro);
+    Node call = expression();
     if (call.kind != Kind::kCall) throw Fault("expected a call in {% call %}", at);
-    return make(Kind::kCallBlock, at, std::move(call), std::move(body));
-  }
-
-  Node filter_statement(size_t at) {
-    Node filtered = filters(filter(named(Kind::kName, at, kCaptured)));
-    Node body = whole_block("endfilter");
-    return make(Kind::kFilterBlock, at, make(Kind::kConst, at), std::move(body),
-                std::move(filtered));
+    add(macro, closed_block("endcall"));
+    Node caller = make(Kind::kKeyword, at, std::move(macro));
+    caller.name = "caller";
+    add(call, std::move(caller));
+    return call;
   }
 
   Node generation_statement(size_t at) {
-    has_generation_ = true;
-    const int loops = std::exchange(loops_, 0);
-    Node node = make(Kind::kGeneration, at, whole_block("endgeneration"));
-    loops_ = loops;
-    return node;
+    document_.has_generation_blocks = true;
+    return make(Kind::kGeneration, at, closed_block("endgeneration"));
   }
 
   template <Kind kind>
@@ -241,18 +235,18 @@ class Parser {
   }
 
   Node target_item() {
-    const Nested nested(*this);
+    const Nested nested(document_.constants);
     const size_t at = peek().at;
     if (skip("(")) {
       Node inner = target();
       expect(")");
       return inner;
     }
-    if (is_any({"true", "True", "false", "False", "none", "None", "loop"}))
-      fail(str("nothing can be assigned to '", peek().text, "'"));
+    if (is("loop") || find_constant(peek().text) != nullptr)
+      throw Fault(str("nothing can be assigned to '", peek().text, "'"));
     Node name = named(Kind::kName, at, take_name());
     if (!skip(".")) return name;
-    Node field = make(Kind::kField, at, std::move(name));
+    Node field = make(Kind::kAttribute, at, std::move(name));
     field.name = take_name();
     return field;
   }
@@ -272,132 +266,97 @@ class Parser {
   }
 
   Node expression() {
-    const Nested nested(*this);
+    const Nested nested(document_.constants);
     Node e = disjunction();
     while (is("if")) {
       const size_t at = take().at;
       Node condition = disjunction();
-      e = make(Kind::kConditional, at, std::move(e), std::move(condition),
-               skip("else") ? expression() : constant(at, Value::undefined("no 'else' was given")));
+      e = make(Kind::kIf, at, std::move(condition), std::move(e),
+               skip("else") ? expression() : constant(at, Undefined{"no 'else' was given"}));
     }
     return e;
   }
 
-  Node disjunction() {
-    Node e = conjunction();
-    while (is("or")) {
-      const size_t at = take().at;
-      e = make(Kind::kOr, at, std::move(e), conjunction());
+  Node disjunction() { return operation(Level::kOr); }
+
+  Node operation(Level level) {
+    const size_t at = peek().at;
+    if (level == Level::kEnd) return filters(unary());
+    if (level == Level::kNot && skip("not")) {
+      const Nested nested(document_.constants);
+      return make(Kind::kNot, at, operation(level));
     }
-    return e;
-  }
-
-  Node conjunction() {
-    Node e = negation();
-    while (is("and")) {
-      const size_t at = take().at;
-      e = make(Kind::kAnd, at, std::move(e), negation());
-    }
-    return e;
-  }
-
-  Node negation() {
-    if (!is("not")) return comparison();
-    const Nested nested(*this);
-    const size_t at = take().at;
-    return make(Kind::kNot, at, negation());
-  }
-
-  Node comparison() {
-    Node first = arithmetic(Level::kSum);
-    Node all = make(Kind::kCompare, first.at);
-    while (true) {
-      const size_t at = peek().at;
-      const bool is_not_in = is("not") && is("in", 1);
-      const Operator* op = find_operator(Level::kComparison, is_not_in ? "not in" : peek().text);
-      if (op == nullptr || peek().type == Tok::kConst) break;
-      next_ += is_not_in ? 2 : 1;
-      if (all.kids.empty()) add(all, std::move(first));
-      Node operand = make(Kind::kBinary, at, arithmetic(Level::kSum));
-      operand.op = op;
-      add(all, std::move(operand));
-    }
-    return all.kids.empty() ? first : all;
-  }
-
-  Node arithmetic(Level level) {
-    if (level == Level::kEnd) return unary(Filters::kYes);
     const auto next = static_cast<Level>(static_cast<int>(level) + 1);
-    Node e = arithmetic(next);
-    while (const Operator* op = find_operator(level, is_operator() ? peek().text : "")) {
-      const size_t at = take().at;
-      e = make(Kind::kBinary, at, std::move(e), arithmetic(next));
+    Node e = operation(next);
+    bool is_chain = false;
+    while (true) {
+      const bool is_not_in = is("not") && is("in", 1);
+      const Operator* op = find_operator(level, is_not_in ? "not in" : peek().text);
+      if (op == nullptr) return e;
+      if (!std::exchange(is_chain, true)) e = make(Kind::kChain, at, std::move(e));
+      Node operand{.kind = Kind::kOperand, .at = static_cast<uint32_t>(peek().at), .op = op};
+      next_ += is_not_in ? 2 : 1;
+      add(operand, operation(next));
+      add(e, std::move(operand));
       e.op = op;
     }
-    return e;
   }
-  bool is_operator() const { return peek().type == Tok::kOperator; }
 
-  enum class Filters : bool { kNo, kYes };
-  Node unary(Filters with) {
-    const Nested nested(*this);
+  Node unary() {
+    const Nested nested(document_.constants);
     const size_t at = peek().at;
-    Node e;
-    if (is("-") || is("+")) {
-      const int64_t sign = take().text == "-" ? -1 : 1;
-      e = make(Kind::kSign, at, unary(Filters::kNo));
-      e.value = sign;
-    } else {
-      e = primary();
-    }
-    e = postfix(std::move(e));
-    return with == Filters::kYes ? filters(std::move(e)) : std::move(e);
+    if (!is_any({"-", "+"})) return postfix(primary());
+    const int64_t sign = take().text == "-" ? -1 : 1;
+    Node e = make(Kind::kSign, at, unary());
+    e.value = sign;
+    return e;
   }
 
   Node primary() {
-    const Token token = peek();
-    Node e = make(Kind::kConst, token.at);
-    if (token.type == Tok::kConst) {
-      e.value = take().value;
-      if (token.value.text() != nullptr && peek().value.text() != nullptr) {
-        std::string text = token.value.text()->bytes;
-        while (peek().value.text() != nullptr) text += take().value.text()->bytes;
-        e.value = std::make_shared<const Text>(std::move(text), Markup::kNo, nullptr);
-      }
-    } else if (token.type == Tok::kName) {
-      take();
-      if (is_one_of(token.text, {"true", "True", "false", "False"})) {
-        e.value = token.text == "true" || token.text == "True";
-      } else if (is_one_of(token.text, {"none", "None"})) {
-        e.value = None{};
-      } else {
-        e = named(Kind::kName, token.at, token.text);
-        mentions_loop_ |= token.text == "loop";
-      }
-    } else if (skip("(")) {
-      e = is(")") ? make(Kind::kTuple, token.at) : expressions();
-      expect(")");
-    } else if (skip("[")) {
-      e.kind = Kind::kList;
-      while (!skip("]")) {
-        add(e, expression());
-        if (!is("]")) expect(",");
-      }
-    } else if (skip("{")) {
-      e.kind = Kind::kDict;
-      while (!skip("}")) {
-        add(e, expression());
-        expect(":");
-        add(e, expression());
-        if (!is("}")) expect(",");
-      }
-    } else {
-      fail_expecting("an expression");
+    const size_t at = peek().at;
+    if (peek().type == Tok::kConst) return literal(at);
+    if (peek().type == Tok::kName) {
+      const std::string_view name = take().text;
+      const Constant* known = find_constant(name);
+      return known != nullptr ? constant(at, known->value) : named(Kind::kName, at, name);
     }
+    Node e = make(Kind::kTuple, at);
+    if (skip("(")) {
+      if (!is(")")) e = expressions();
+      expect(")");
+      return e;
+    }
+    if (skip("[")) {
+      e.kind = Kind::kList;
+      items_until("]", [&] { add(e, expression()); });
+      return e;
+    }
+    if (!skip("{")) fail_expecting("an expression");
+    e.kind = Kind::kDict;
+    items_until("}", [&] {
+      add(e, expression());
+      expect(":");
+      add(e, expression());
+    });
     return e;
   }
-  static bool is_one_of(std::string_view text, Names names) {
-    return std::find(names.begin(), names.end(), text) != names.end();
+
+  // A number, or texts side by side, which are one.
+  Node literal(size_t at) {
+    const Value first = take().value;
+    if (!first.is_text() || !peek().value.is_text()) return constant(at, first);
+    std::string text(first.text());
+    while (peek().value.is_text()) text += take().value.text();
+    return constant(at, document_.constants.text(std::move(text)));
+  }
+
+  // Items with commas between them, and what closes them.
+  template <class TakeItem>
+  void items_until(std::string_view end, TakeItem take_item) {
+    while (!skip(end)) {
+      take_item();
+      if (!is(end)) expect(",");
+    }
   }
 
   Node postfix(Node e) {
@@ -412,7 +371,7 @@ class Parser {
         const bool is_index = peek().type == Tok::kConst;
         e = make(is_index ? Kind::kItem : Kind::kAttribute, at, std::move(e));
         if (is_index)
-          add(e, primary());
+          add(e, constant(at, take().value));
         else
           e.name = take_name();
       } else {
@@ -439,23 +398,21 @@ class Parser {
   void arguments(Node& call) {
     expect("(");
     bool named_before = false;
-    while (!skip(")")) {
+    items_until(")", [&] {
       const size_t at = peek().at;
       const bool is_keyword = peek().type == Tok::kName && is("=", 1);
-      const Kind kind = is_keyword ? Kind::kKeyword : skip("*") ? Kind::kSpread : Kind::kConst;
-      if (kind == Kind::kConst && named_before)
-        fail("an argument without a name after a named one");
-      named_before = named_before || kind != Kind::kConst;
       const std::string_view name = is_keyword ? take().text : "";
+      const bool is_spread = !is_keyword && skip("*");
       if (is_keyword) take();
+      if (named_before && !is_keyword && !is_spread)
+        throw Fault("an argument without a name after a named one", at);
+      named_before = named_before || is_keyword || is_spread;
       Node argument = expression();
-      if (kind != Kind::kConst) {
-        argument = make(kind, at, std::move(argument));
-        argument.name = name;
-      }
+      if (is_keyword || is_spread)
+        argument = make(is_keyword ? Kind::kKeyword : Kind::kSpread, at, std::move(argument));
+      if (is_keyword) argument.name = name;
       add(call, std::move(argument));
-      if (!is(")")) expect(",");
-    }
+    });
   }
 
   Node filters(Node e) {
@@ -491,13 +448,10 @@ class Parser {
     return negated ? make(Kind::kNot, at, std::move(e)) : std::move(e);
   }
 
+  Document& document_;
   std::vector<Token> tokens_;
   size_t next_ = 0;
-  int depth_ = 0;
-  int loops_ = 0;  // {% for %} around, within the innermost macro: where {% break %} may stand
-  bool mentions_loop_ = false;
-  bool has_generation_ = false;
-  std::vector<Node> calls_;  // of {% call %}, whose bodies are being parsed
+  int loops_ = 0;  // {% for %} around, within the innermost block that {% break %} cannot leave
 };
 
 const Parser::Keyword Parser::kKeywords[] = {
@@ -525,9 +479,7 @@ Node Parser::statement() {
 }  // namespace
 
 void parse(Document& document, TemplateOptions options) {
-  Parser parser(document.source, options);
-  document.body = parser.document();
-  document.has_generation_blocks = parser.has_generation_blocks();
+  Parser(document, options).parse();
 }
 
 }  // namespace cohort::jinja

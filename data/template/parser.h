@@ -11,65 +11,54 @@
 
 namespace cohort::jinja {
 
-struct Native;
-
 enum class Kind : uint8_t {
-  // Expressions.
-  kConst,        // value
-  kName,         // name
-  kField,        // name; kids: the namespace. A target of {% set %} only
-  kTuple,        // kids
-  kList,         // kids
-  kDict,         // kids: key, value, key, value, ...
-  kConditional,  // kids: then, condition, else
-  kOr,           // kids: two
-  kAnd,
-  kNot,        // kids: one
-  kCompare,    // kids: the first operand, then a kBinary for each comparison, with one kid
-  kBinary,     // op; kids: two
+  kConst,  // value
+  kName,   // name
+  kTuple,  // kids
+  kList,   // kids
+  kDict,   // kids: key, value, key, value, ...
+  kIf,     // kids: condition, value, condition, value, ..., value of else
+  kNot,    // kids: one
+  kChain,  // op, as the last kid; kids: the first operand, then kOperand for operators of one level
+  kOperand,    // op, which stands before it; kids: one
   kSign,       // value (1 or -1); kids: one
   kAttribute,  // name; kids: the object
   kItem,       // kids: the object, the key
   kSlice,      // kids: the object, start, stop, step
   kCall,       // kids: the function, then arguments
   kFilter,     // name, native (nullptr: there is none); kids: the value, then arguments
-  kTest,
-  kKeyword,  // name; kids: the value. An argument, as is the next
-  kSpread,   // kids: a list
-  // Statements.
-  kBody,         // kids: statements
-  kText,         // name: what is printed
-  kOutput,       // kids: one
-  kIf,           // kids: condition, body, condition, body, ..., body of else (or an empty one)
-  kFor,          // kids: target, iterable, condition (a kConst without value: none), body, else
-  kSet,          // kids: target, value
-  kSetBlock,     // kids: target, body, filters of kCaptured
-  kFilterBlock,  // kids: a kConst, body, filters of kCaptured
-  kMacro,        // name; kids: parameters (kName, with its default if it has one), body
-  kCallBlock,    // kids: the call, a kMacro of its body
-  kGeneration,   // kids: body
+  kTest,       // the same
+  kKeyword,    // name; kids: the value. An argument, as is the next
+  kSpread,     // kids: a list
+  kMacro,      // name; kids: parameters (kName, with its default if it has one), body
+  kCapture,    // kids: a body; its value is what that prints
+  // Statements: their value is undefined, which prints nothing.
+  kBody,        // kids, whose values are printed
+  kFor,         // kids: target, iterable, condition (a kBody: none), body, else
+  kSet,         // kids: target, value
+  kGeneration,  // kids: body
   kBreak,
   kContinue,
 };
 
 struct Node {
   Kind kind = Kind::kConst;
-  bool mentions_loop = false;  // of kFor
-  uint16_t height = 1;         // nodes on the longest way down
-  uint32_t at = 0;             // byte of the source
-  std::string_view name;
-  Value value;
+  uint16_t height = 1;  // nodes on the longest way down
+  uint32_t at = 0;      // byte of the source
+  std::string_view name = {};
+  Value value = {};
   const Native* native = nullptr;
   const Operator* op = nullptr;
-  std::vector<Node> kids;
+  std::vector<Node> kids = {};
 };
 
-// In the filters of a block: the name of what the block has printed.
-inline constexpr std::string_view kCaptured = "";
+// Of expressions and blocks: whatever walks the tree is recursive.
+constexpr int kMaxNesting = 150;
 
 struct Document {
   std::string source;  // with \n for line breaks, and without one at the end
-  Node body;           // refers to the source
+  Heap constants{RenderLimits{.depth = kMaxNesting}};
+  Node body;  // refers to the source and the constants
   bool has_generation_blocks = false;
 };
 

@@ -9,10 +9,20 @@
 namespace cohort::jinja {
 namespace {
 
-template <std::string (*map)(char32_t)>
-std::string map_each(std::string_view text) {
+std::string mapped(std::string_view text, std::string (*map)(char32_t)) {
   std::string out;
   for (const char32_t c : decode(text)) out += map(c);
+  return out;
+}
+
+// The first of the characters that belong together in upper case, the others in lower case.
+std::string titled(std::string_view text, bool (*belongs)(char32_t)) {
+  std::string out;
+  bool inside = false;
+  for (const char32_t c : decode(text)) {
+    out += inside ? to_lower_case(c) : to_upper_case(c);
+    inside = belongs(c);
+  }
   return out;
 }
 
@@ -40,10 +50,9 @@ std::u32string decode(std::string_view text) {
   return out;
 }
 
-std::string encode(std::u32string_view text) {
-  std::string out;
-  for (const char32_t c : text) out += encode_utf8(c);
-  return out;
+size_t count_characters(std::string_view text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
 size_t byte_of(std::string_view text, size_t characters) {
@@ -53,32 +62,17 @@ size_t byte_of(std::string_view text, size_t characters) {
 }
 
 std::string upper(std::string_view text) {
-  return map_each<to_upper_case>(text);
+  return mapped(text, to_upper_case);
 }
 
 std::string lower(std::string_view text) {
-  return map_each<to_lower_case>(text);
+  return mapped(text, to_lower_case);
 }
 
 std::string capitalize(std::string_view text) {
   const size_t first = byte_of(text, 1);
   return upper(text.substr(0, first)) + lower(text.substr(first));
 }
-
-namespace {
-
-// The first of the characters that belong together in upper case, the others in lower case.
-std::string titled(std::string_view text, bool (*belongs)(char32_t)) {
-  std::string out;
-  bool inside = false;
-  for (const char32_t c : decode(text)) {
-    out += inside ? to_lower_case(c) : to_upper_case(c);
-    inside = belongs(c);
-  }
-  return out;
-}
-
-}  // namespace
 
 std::string title(std::string_view text) {
   return titled(text, is_alpha);
@@ -90,12 +84,12 @@ std::string title_words(std::string_view text) {
   });
 }
 
-std::string_view strip(std::string_view text, Side side, const std::string* chars) {
-  std::u32string set = chars == nullptr ? U"" : decode(*chars);
+std::string_view strip(std::string_view text, Side side, std::optional<std::string_view> chars) {
+  std::u32string set = decode(chars.value_or(""));
   std::sort(set.begin(), set.end());
   const auto goes = [&](size_t at) {
     const char32_t c = decode_utf8(text, at).code;
-    return chars == nullptr ? is_space(c) : std::binary_search(set.begin(), set.end(), c);
+    return chars ? std::binary_search(set.begin(), set.end(), c) : is_space(c);
   };
   if (side != Side::kRight)
     while (!text.empty() && goes(0)) text.remove_prefix(byte_of(text, 1));

@@ -1,9 +1,9 @@
 // Characters of texts, as Python's str methods see them.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace cohort::jinja {
 
@@ -15,7 +15,7 @@ inline bool is_digit(char32_t c) {
 }
 
 std::u32string decode(std::string_view text);
-std::string encode(std::u32string_view text);
+size_t count_characters(std::string_view text);
 // The byte after so many characters; the end if there are fewer.
 size_t byte_of(std::string_view text, size_t characters);
 
@@ -28,7 +28,8 @@ std::string title(std::string_view text);
 std::string title_words(std::string_view text);
 
 enum class Side { kLeft, kRight, kBoth };
-// Without the characters of `chars` (nullptr: white space) at its ends.
-std::string_view strip(std::string_view text, Side side, const std::string* chars = nullptr);
+// Without the characters of `chars` (nothing: white space) at its ends.
+std::string_view strip(std::string_view text, Side side,
+                       std::optional<std::string_view> chars = {});
 
 }  // namespace cohort::jinja

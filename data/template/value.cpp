@@ -1,102 +1,16 @@
-// Making values: what they take of the limits, and how deep they may be nested.
+// Making values, and iterating, comparing and calculating as Python does.
 #include "data/template/value.h"
 
 #include <algorithm>
+#include <cmath>
+
+#include "data/template/format.h"
+#include "data/template/text.h"
+#include "data/utf8.h"
 
 namespace cohort::jinja {
-namespace {
 
-// Values are printed, compared and destroyed recursively.
-constexpr int kMaxDepth = 300;
-
-int depth_around(int inner) {
-  if (inner >= kMaxDepth) throw Fault(str("a value is nested deeper than ", kMaxDepth));
-  return inner + 1;
-}
-
-}  // namespace
-
-int64_t Value::integer() const {
-  return is<bool>() ? std::get<bool>(storage_) : std::get<int64_t>(storage_);
-}
-
-double Value::number() const {
-  return is<double>() ? std::get<double>(storage_) : static_cast<double>(integer());
-}
-
-std::string Value::why() const {
-  return absent() ? "a value is undefined" : *std::get<Undefined>(storage_).why;
-}
-
-bool Value::is_tuple() const {
-  return list() != nullptr && list()->flavor == Flavor::kTuple;
-}
-
-int Value::depth() const {
-  if (list() != nullptr) return list()->depth;
-  if (dict() != nullptr) return dict()->depth;
-  return pointer<Object>() != nullptr ? pointer<Object>()->depth : 0;
-}
-
-bool Value::same(const Value& other) const {
-  return std::visit(
-      []<class A, class B>(const A& a, const B& b) {
-        if constexpr (!std::is_same_v<A, B>)
-          return false;
-        else if constexpr (std::is_same_v<A, Undefined>)
-          return a.why == b.why;
-        else if constexpr (std::is_same_v<A, None>)
-          return true;
-        else if constexpr (std::is_same_v<A, std::shared_ptr<const Text>>)
-          return a->bytes == b->bytes;
-        else
-          return a == b;
-      },
-      storage_, other.storage_);
-}
-
-Charge::~Charge() {
-  if (heap_ != nullptr) heap_->give_back(bytes_);
-}
-
-void Charge::add(size_t bytes) {
-  if (heap_ != nullptr) heap_->take(bytes);
-  bytes_ += bytes;
-}
-
-Text::Text(std::string text, Markup markup, Heap* heap)
-    : bytes(std::move(text)),
-      length(static_cast<size_t>(
-          std::count_if(bytes.begin(), bytes.end(), [](char c) { return (c & 0xc0) != 0x80; }))),
-      markup(markup),
-      charge(heap, 2 * sizeof(Text) + bytes.size()) {}
-
-List::List(Flavor flavor, std::vector<Value> values, Heap* heap)
-    : flavor(flavor),
-      items(std::move(values)),
-      charge(heap, sizeof(List) + items.size() * sizeof(Value)) {
-  int inner = 0;
-  for (const Value& item : items) inner = std::max(inner, item.depth());
-  depth = depth_around(inner);
-}
-
-Dict::Dict(Entries entries, Heap* heap)
-    : entries(std::move(entries)),
-      charge(heap, sizeof(Dict) + this->entries.size() * sizeof(this->entries[0])) {
-  int inner = 0;
-  for (const auto& [key, value] : this->entries)
-    inner = std::max({inner, key.depth(), value.depth()});
-  depth = depth_around(inner);
-}
-
-void Scope::set(std::string_view name, Value value) {
-  if (const auto found = variables.find(name); found != variables.end()) {
-    found->second = std::move(value);
-  } else {
-    charge.add(128 + name.size());
-    variables.emplace(name, std::move(value));
-  }
-}
+// The heap.
 
 void Heap::work(size_t steps) {
   if (steps > static_cast<size_t>(limits_.steps) ||
@@ -104,56 +18,394 @@ void Heap::work(size_t steps) {
     throw Fault(str("the template takes more than ", limits_.steps, " steps"));
 }
 
-void Heap::take(size_t bytes) {
-  if (bytes > static_cast<size_t>(limits_.memory) ||
-      memory_ + static_cast<int64_t>(bytes) > limits_.memory)
-    throw Fault(str("the template needs more than ", limits_.memory, " bytes of memory"));
-  memory_ += static_cast<int64_t>(bytes);
-}
-
 void Heap::append(std::string& out, std::string_view piece, size_t times) {
   if (piece.empty()) return;
-  if (times > (static_cast<size_t>(limits_.text_bytes) - out.size()) / piece.size())
+  if (out.size() > static_cast<size_t>(limits_.text_bytes) ||
+      times > (static_cast<size_t>(limits_.text_bytes) - out.size()) / piece.size())
     throw Fault(str("a text is longer than ", limits_.text_bytes, " bytes"));
-  work(times == 1 ? piece.size() / 32 : times * (1 + piece.size() / 32));
+  work(times == 1 ? piece.size() / 16 : times * (1 + piece.size() / 16));
   for (; times > 0; --times) out += piece;
 }
 
-Value Heap::text(std::string_view bytes, Markup markup) {
-  if (bytes.size() > static_cast<size_t>(limits_.text_bytes))
-    throw Fault(str("a text is longer than ", limits_.text_bytes, " bytes"));
-  work(1 + bytes.size() / 32);
-  return Value(std::make_shared<const Text>(std::string(bytes), markup, this));
+Value Heap::text(std::string bytes) {
+  work(bytes.capacity() / 16);
+  return std::string_view(*make(std::move(bytes)));
 }
 
 Value Heap::list(std::vector<Value> items, Flavor flavor) {
-  work(1 + items.size());
-  return Value(std::make_shared<const List>(flavor, std::move(items), this));
+  work(items.capacity() * sizeof(Value) / 16);
+  return static_cast<const List*>(make(List{std::move(items), flavor}));
 }
 
 Value Heap::dict(Entries entries) {
-  work(1 + entries.size());
-  return Value(std::make_shared<const Dict>(std::move(entries), this));
+  work(entries.capacity() * 2 * sizeof(Value) / 16);
+  return static_cast<const Dict*>(make(Dict{std::move(entries)}));
 }
 
-Value from_json(const Json& json) {
-  const auto text = [](const std::string& bytes) {
-    return Value(std::make_shared<const Text>(bytes, Markup::kNo, nullptr));
-  };
-  if (json.is_null()) return Value(None{});
-  if (json.is_bool()) return Value(json.as_bool());
-  if (json.is_int()) return Value(json.as_int());
-  if (json.is_number()) return Value(json.as_double());
-  if (json.is_string()) return text(json.as_string());
+Value Heap::from_json(const Json& json) {
+  if (json.is_null()) return None{};
+  if (json.is_bool()) return json.as_bool();
+  if (json.is_int()) return json.as_int();
+  if (json.is_number()) return json.as_double();
+  if (json.is_string()) return std::string_view(json.as_string());
   if (json.is_array()) {
     std::vector<Value> items;
     for (const Json& item : json.as_array()) items.push_back(from_json(item));
-    return Value(std::make_shared<const List>(Flavor::kList, std::move(items), nullptr));
+    return list(std::move(items));
   }
   Entries entries;
   for (const auto& [key, value] : json.as_object())
-    entries.emplace_back(text(key), from_json(value));
-  return Value(std::make_shared<const Dict>(std::move(entries), nullptr));
+    entries.emplace_back(std::string_view(key), from_json(value));
+  return dict(std::move(entries));
+}
+
+Nested::Nested(Heap& heap) : heap_(heap) {
+  if (heap.depth_ >= heap.limits_.depth)
+    throw Fault(str("nested deeper than ", heap.limits_.depth));
+  ++heap.depth_;
+}
+
+// Properties of values.
+
+namespace {
+
+// Lists, tuples and ranges: what can be indexed.
+bool is_sequence(const Value& value) {
+  return value.list() != nullptr && value.list()->flavor <= Flavor::kRange;
+}
+
+// Lists, or tuples.
+bool are_alike(const Value& a, const Value& b) {
+  return a.list() != nullptr && b.list() != nullptr && a.list()->flavor == b.list()->flavor &&
+         a.list()->flavor <= Flavor::kTuple;
+}
+
+[[noreturn]] void no_operator(std::string_view op, const Value& a, const Value& b) {
+  for (const Value* v : {&a, &b})
+    if (v->is<Undefined>()) throw Fault(why_undefined(*v));
+  throw Fault(str("'", op, "' is not defined for ", type_name(a), " and ", type_name(b)));
+}
+
+}  // namespace
+
+std::string type_name(const Value& value) {
+  constexpr const char* kTypes[] = {"Undefined", "None", "bool",      "int",  "float",   "str",
+                                    "list",      "dict", "namespace", "loop", "function"};
+  constexpr const char* kFlavors[] = {"list",        "tuple",      "range",    "dict_keys",
+                                      "dict_values", "dict_items", "generator"};
+  const List* list = value.list();
+  return list != nullptr ? kFlavors[static_cast<size_t>(list->flavor)] : kTypes[value.index()];
+}
+
+std::string why_undefined(const Value& value) {
+  return value.absent() ? "a value is undefined" : std::string(value.as<Undefined>().why);
+}
+
+const Value& checked_number(const Value& value) {
+  if (value.is<Undefined>()) throw Fault(why_undefined(value));
+  if (!value.is_number()) throw Fault("expected a number, got " + type_name(value));
+  return value;
+}
+
+bool truthy(const Value& value) {
+  if (value.is<Undefined>() || value.is<None>()) return false;
+  if (value.is_number()) return value.number() != 0;
+  if (value.is_text()) return !value.text().empty();
+  return length(value).value_or(1) != 0;
+}
+
+bool is_iterable(const Value& value) {
+  return value.is<Undefined>() || value.is_text() || value.list() != nullptr ||
+         value.dict() != nullptr;
+}
+
+std::optional<size_t> length(const Value& value) {
+  if (value.is<Undefined>()) return 0;
+  if (value.is_text()) return count_characters(value.text());
+  if (value.dict() != nullptr) return value.dict()->entries.size();
+  if (const List* list = value.list(); list != nullptr && list->flavor != Flavor::kGenerator)
+    return list->items.size();
+  return {};
+}
+
+const std::vector<Value>& items_of(Heap& heap, const Value& value) {
+  if (!is_iterable(value))
+    throw Fault(str("a value of type ", type_name(value), " cannot be iterated over"));
+  const List* list = value.list();
+  if (list != nullptr && !list->used_up) {
+    list->used_up = list->flavor == Flavor::kGenerator;
+    heap.work(2 * list->items.size());
+    return list->items;
+  }
+  std::vector<Value> items;
+  if (const Dict* dict = value.dict())
+    for (const auto& [key, item] : dict->entries) items.push_back(key);
+  const std::string_view text = value.text();
+  heap.work(2 * text.size());
+  for (size_t at = 0; at < text.size(); at += items.back().text().size())
+    items.push_back(text.substr(at, next_utf8_boundary(text, at + 1) - at));
+  return heap.list(std::move(items)).list()->items;
+}
+
+// Comparisons.
+
+bool are_same(const Value& a, const Value& b) {
+  if (a.is<Undefined>() || b.is<Undefined>()) return a.index() == b.index();
+  return std::visit(
+      []<class A, class B>(const A& x, const B& y) {
+        if constexpr (std::is_same_v<A, B> && !std::is_same_v<A, Undefined>)
+          return x == y;
+        else
+          return false;
+      },
+      a, b);
+}
+
+bool equals(Heap& heap, const Value& a, const Value& b) {
+  const Nested nested(heap);
+  heap.work(1 + std::min(a.text().size(), b.text().size()) / 256);
+  if (a.is<double>() || b.is<double>())
+    return a.is_number() && b.is_number() && a.number() == b.number();
+  if (a.is_integral() && b.is_integral()) return a.integer() == b.integer();
+  if (are_same(a, b)) return true;
+  if (are_alike(a, b)) {
+    const auto &x = a.list()->items, &y = b.list()->items;
+    return std::equal(x.begin(), x.end(), y.begin(), y.end(),
+                      [&](const Value& v, const Value& w) { return equals(heap, v, w); });
+  }
+  if (a.dict() == nullptr || b.dict() == nullptr) return false;
+  const Entries &x = a.dict()->entries, &y = b.dict()->entries;
+  return x.size() == y.size() && std::all_of(x.begin(), x.end(), [&](const auto& entry) {
+           const auto other = find_item(heap, b, entry.first);
+           return other && equals(heap, entry.second, *other);
+         });
+}
+
+std::partial_ordering compare(Heap& heap, const Value& a, const Value& b) {
+  const Nested nested(heap);
+  heap.work(1 + std::min(a.text().size(), b.text().size()) / 256);
+  if (a.is_integral() && b.is_integral()) return a.integer() <=> b.integer();
+  if (a.is_number() && b.is_number()) return a.number() <=> b.number();
+  // The order of UTF-8 bytes is that of the characters.
+  if (a.is_text() && b.is_text()) return a.text() <=> b.text();
+  if (!are_alike(a, b)) no_operator("<", a, b);
+  const auto &x = a.list()->items, &y = b.list()->items;
+  for (size_t i = 0; i < std::min(x.size(), y.size()); ++i)
+    if (!equals(heap, x[i], y[i])) return compare(heap, x[i], y[i]);
+  return x.size() <=> y.size();
+}
+
+void sort_entries(Heap& heap, Entries& entries) {
+  std::stable_sort(entries.begin(), entries.end(), [&](const auto& a, const auto& b) {
+    return compare(heap, a.first, b.first) < 0;
+  });
+}
+
+// Containers.
+
+namespace {
+
+void check_key(const Value& key) {
+  if (key.dict() != nullptr || (key.list() != nullptr && key.list()->flavor != Flavor::kTuple))
+    throw Fault(str("a ", type_name(key), " cannot be the key of a dict"));
+}
+
+}  // namespace
+
+bool contains(Heap& heap, const Value& container, const Value& item) {
+  if (container.is_text()) {
+    if (!item.is_text()) throw Fault("'in' a text needs a text, got " + type_name(item));
+    heap.work_for_search(container.text(), item.text());
+    return container.text().find(item.text()) != std::string_view::npos;
+  }
+  if (container.dict() != nullptr) {
+    check_key(item);
+    return find_item(heap, container, item).has_value();
+  }
+  const auto& items = items_of(heap, container);
+  return std::any_of(items.begin(), items.end(),
+                     [&](const Value& other) { return equals(heap, other, item); });
+}
+
+std::optional<Value> find_item(Heap& heap, const Value& container, const Value& key) {
+  if (const Dict* dict = container.dict()) {
+    for (const auto& [name, item] : dict->entries)
+      if (equals(heap, name, key)) return item;
+    return {};
+  }
+  if (!(is_sequence(container) || container.is_text()) || !key.is_integral()) return {};
+  heap.work(container.text().size() / 64);
+  const auto size = static_cast<int64_t>(*length(container));
+  const int64_t index = key.integer() < 0 ? key.integer() + size : key.integer();
+  if (index < 0 || index >= size) return {};
+  const auto i = static_cast<size_t>(index);
+  if (container.list() != nullptr) return container.list()->items[i];
+  const std::string_view rest = container.text().substr(byte_of(container.text(), i));
+  return rest.substr(0, byte_of(rest, 1));
+}
+
+void set_entry(Heap& heap, Entries& entries, const Value& key, const Value& value) {
+  check_key(key);
+  for (auto& [name, item] : entries)
+    if (equals(heap, name, key)) {
+      item = value;
+      return;
+    }
+  entries.emplace_back(key, value);
+}
+
+Value slice(Heap& heap, const Value& value, const Value (&bounds)[3]) {
+  if (value.is<Undefined>()) throw Fault(why_undefined(value));
+  if (!value.is_text() && !is_sequence(value))
+    throw Fault(str("a ", type_name(value), " cannot be sliced"));
+  for (const Value& bound : bounds)
+    if (!bound.is<None>() && !bound.is_integral())
+      throw Fault("a slice needs whole numbers, got " + type_name(bound));
+  const auto size = static_cast<int64_t>(*length(value));
+  const int64_t step = bounds[2].is<None>() ? 1 : bounds[2].integer();
+  if (step == 0) throw Fault("the step of a slice cannot be 0");
+  // Where a bound lies in 0 .. size, or one less for steps backwards.
+  const int64_t low = step < 0 ? -1 : 0, high = step < 0 ? size - 1 : size;
+  const auto place = [&](const Value& bound, int64_t otherwise) {
+    if (bound.is<None>()) return otherwise;
+    const int64_t index = bound.integer() < 0 ? bound.integer() + size : bound.integer();
+    return std::clamp(index, low, high);
+  };
+  const int64_t first = place(bounds[0], step < 0 ? high : low);
+  const int64_t last = place(bounds[1], step < 0 ? low : high);
+  if (value.is_text() && step == 1) {
+    heap.work(value.text().size() / 64);
+    const std::string_view rest =
+        value.text().substr(byte_of(value.text(), static_cast<size_t>(first)));
+    return rest.substr(0, byte_of(rest, static_cast<size_t>(std::max(last - first, int64_t{0}))));
+  }
+  const auto& all = items_of(heap, value);
+  std::vector<Value> picked;
+  for (int64_t i = first; step < 0 ? i > last : i < last;) {
+    picked.push_back(all[static_cast<size_t>(i)]);
+    if (__builtin_add_overflow(i, step, &i)) break;
+  }
+  if (!value.is_text()) return heap.list(std::move(picked), value.list()->flavor);
+  std::string out;
+  for (const Value& character : picked) heap.append(out, character.text());
+  return heap.text(std::move(out));
+}
+
+// Operators.
+
+namespace {
+
+Value concatenate(Heap& heap, const Value& a, const Value& b) {
+  std::string out;
+  print(heap, out, a);
+  print(heap, out, b);
+  return heap.text(std::move(out));
+}
+
+// A text or list so many times.
+Value repeated(Heap& heap, const Value& value, int64_t times) {
+  const auto n = static_cast<size_t>(std::max<int64_t>(times, 0));
+  std::string out;
+  heap.append(out, value.text(), n);
+  if (value.is_text()) return heap.text(std::move(out));
+  const auto& source = value.list()->items;
+  std::vector<Value> items;
+  for (size_t i = 0; i < n && !source.empty(); ++i) {
+    heap.work(4 * source.size());
+    items.insert(items.end(), source.begin(), source.end());
+  }
+  return heap.list(std::move(items), value.list()->flavor);
+}
+
+// With a rest that has the sign of the divisor, as Python has it. 'f' is '//'.
+template <char op, class T>
+T calculate(T a, T b, T rest) {
+  if (op == '+') return a + b;
+  if (op == '-') return a - b;
+  if (op == '*') return a * b;
+  if (op == '/') return a / b;
+  if (rest != 0 && (rest < 0) != (b < 0)) rest += b;
+  return op == '%' ? rest : (a - rest) / b;
+}
+
+template <char op>
+Value arithmetic(Heap&, const Value& a, const Value& b) {
+  constexpr bool kDivides = op == '/' || op == 'f' || op == '%';
+  if (!a.is_number() || !b.is_number()) no_operator(op == 'f' ? "//" : std::string(1, op), a, b);
+  if (kDivides && b.number() == 0) throw Fault("division by zero");
+  if (a.is<double>() || b.is<double>() || op == '/') {
+    const double x = a.number(), y = b.number();
+    const double out = calculate<op>(x, y, kDivides ? std::fmod(x, y) : 0);
+    return op == 'f' ? std::round(out) : out;
+  }
+  __extension__ using Wide = __int128;  // holds every result
+  const Wide x = a.integer(), y = b.integer(), out = calculate<op>(x, y, kDivides ? x % y : 0);
+  if (out != static_cast<int64_t>(out)) throw Fault("a whole number leaves 64 bits");
+  return static_cast<int64_t>(out);
+}
+
+Value plus(Heap& heap, const Value& a, const Value& b) {
+  if (a.is_text() && b.is_text()) return concatenate(heap, a, b);
+  if (a.is_number() && b.is_number()) return arithmetic<'+'>(heap, a, b);
+  if (!are_alike(a, b)) no_operator("+", a, b);
+  std::vector<Value> items = items_of(heap, a);
+  const auto& more = items_of(heap, b);
+  items.insert(items.end(), more.begin(), more.end());
+  return heap.list(std::move(items), a.list()->flavor);
+}
+
+Value times(Heap& heap, const Value& a, const Value& b) {
+  const auto repeats = [](const Value& v) { return v.is_text() || are_alike(v, v); };
+  if (repeats(a) && b.is_integral()) return repeated(heap, a, b.integer());
+  if (repeats(b) && a.is_integral()) return repeated(heap, b, a.integer());
+  return arithmetic<'*'>(heap, a, b);
+}
+
+template <bool (*accepts)(std::partial_ordering)>
+Value ordered(Heap& heap, const Value& a, const Value& b) {
+  return accepts(compare(heap, a, b));
+}
+
+template <bool (*holds)(Heap&, const Value&, const Value&), bool wanted>
+Value whether(Heap& heap, const Value& a, const Value& b) {
+  return holds(heap, a, b) == wanted;
+}
+
+bool is_in(Heap& heap, const Value& item, const Value& container) {
+  return contains(heap, container, item);
+}
+
+constexpr Operator kOperators[] = {
+    {"or", Level::kOr, nullptr},
+    {"and", Level::kAnd, nullptr},
+    {"==", Level::kComparison, whether<equals, true>},
+    {"!=", Level::kComparison, whether<equals, false>},
+    {"<", Level::kComparison, ordered<std::is_lt>},
+    {"<=", Level::kComparison, ordered<std::is_lteq>},
+    {">", Level::kComparison, ordered<std::is_gt>},
+    {">=", Level::kComparison, ordered<std::is_gteq>},
+    {"in", Level::kComparison, whether<is_in, true>},
+    {"not in", Level::kComparison, whether<is_in, false>},
+    {"+", Level::kSum, plus},
+    {"-", Level::kSum, arithmetic<'-'>},
+    {"~", Level::kConcat, concatenate},
+    {"*", Level::kProduct, times},
+    {"/", Level::kProduct, arithmetic<'/'>},
+    {"//", Level::kProduct, arithmetic<'f'>},
+    {"%", Level::kProduct, arithmetic<'%'>},
+};
+
+}  // namespace
+
+const Operator* find_operator(Level level, std::string_view name) {
+  const auto* found =
+      std::find_if(std::begin(kOperators), std::end(kOperators),
+                   [&](const Operator& o) { return o.level == level && o.name == name; });
+  return found == std::end(kOperators) ? nullptr : found;
+}
+
+Value operate(Heap& heap, Level level, std::string_view name, const Value& a, const Value& b) {
+  return find_operator(level, name)->apply(heap, a, b);
 }
 
 }  // namespace cohort::jinja

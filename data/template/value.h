@@ -1,15 +1,16 @@
 // The values of a template: Python's None, bool, int, float, str, list, tuple, dict and functions,
-// and Jinja's undefined, namespace and loop. All but the last two never change, and may be shared.
+// and Jinja's undefined, namespace and loop. All but the last two never change.
 #pragma once
 
 #include <compare>
 #include <cstdint>
+#include <deque>
 #include <map>
-#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -28,211 +29,179 @@ class Fault : public std::runtime_error {
   size_t at;  // byte of the source
 };
 
-struct Text;
+// function(), with at() as the place of a Fault that has none.
+template <class At, class Function>
+auto located(At at, Function function) {
+  try {
+    return function();
+  } catch (Fault& fault) {
+    if (fault.at == Fault::kNowhere) fault.at = at();
+    throw;
+  }
+}
+
 struct List;
 struct Dict;
-struct Object;
-class Heap;
+struct Scope;
+struct Loop;
+struct Function;
+struct Native;
+struct Node;
 
 struct Undefined {
-  std::shared_ptr<const std::string> why;  // null: an argument that was not given
+  std::string_view why;  // empty: an argument that was not given
 };
-struct None {};
+struct None {
+  bool operator==(const None&) const = default;
+};
 
-class Value {
- public:
-  using Storage = std::variant<Undefined, None, bool, int64_t, double, std::shared_ptr<const Text>,
-                               std::shared_ptr<const List>, std::shared_ptr<const Dict>,
-                               std::shared_ptr<Object>>;
-  Value() = default;  // absent: an argument that was not given
+// Small, and copied freely. What it refers to belongs to the Heap that made it, to the template's
+// source or to the context, and outlives the rendering.
+struct Value : std::variant<Undefined, None, bool, int64_t, double, std::string_view, const List*,
+                            const Dict*, Scope*, Loop*, const Function*> {
+  using variant::variant;
   template <class T>
-  requires std::is_constructible_v<Storage, T> Value(T&& value)
-      : storage_(std::forward<T>(value)) {}
-  static Value undefined(std::string why) {
-    return Undefined{std::make_shared<const std::string>(std::move(why))};
-  }
+  requires std::is_same_v<std::remove_cvref_t<T>, std::string> Value(T&&)
+  = delete;  // nobody's
 
   template <class T>
   bool is() const {
-    return std::holds_alternative<T>(storage_);
+    return std::holds_alternative<T>(*this);
   }
-  bool absent() const { return is<Undefined>() && std::get<Undefined>(storage_).why == nullptr; }
+  // T() for other types: nullptr, or an empty text.
+  template <class T>
+  T as() const {
+    const T* value = std::get_if<T>(this);
+    return value == nullptr ? T() : *value;
+  }
+  bool absent() const { return is<Undefined>() && as<Undefined>().why.empty(); }
   bool given() const { return !absent() && !is<None>(); }
+  bool is_text() const { return is<std::string_view>(); }
+  std::string_view text() const { return as<std::string_view>(); }
+  const List* list() const { return as<const List*>(); }
+  const Dict* dict() const { return as<const Dict*>(); }
   bool is_integral() const { return is<int64_t>() || is<bool>(); }
   bool is_number() const { return is_integral() || is<double>(); }
-  bool is_tuple() const;
-
-  // nullptr for other kinds.
-  const Text* text() const { return pointer<const Text>(); }
-  const List* list() const { return pointer<const List>(); }
-  std::shared_ptr<const List> shared_list() const {
-    return std::get<std::shared_ptr<const List>>(storage_);
-  }
-  const Dict* dict() const { return pointer<const Dict>(); }
-  template <class T>
-  T* object() const {
-    return dynamic_cast<T*>(pointer<Object>());
-  }
-
-  int64_t integer() const;  // of an integral value
-  double number() const;    // of a number
-  std::string why() const;  // of an undefined value
-  int depth() const;        // containers inside each other
-  // Whether both are one object, or equal scalars of one type.
-  bool same(const Value& other) const;
-
- private:
-  template <class T>
-  T* pointer() const {
-    const auto* p = std::get_if<std::shared_ptr<T>>(&storage_);
-    return p == nullptr ? nullptr : p->get();
-  }
-  Storage storage_;
+  int64_t integer() const { return is<bool>() ? as<bool>() : as<int64_t>(); }
+  double number() const { return is<double>() ? as<double>() : static_cast<double>(integer()); }
 };
 
 inline Value make_int(size_t n) {
   return static_cast<int64_t>(n);
 }
 
-// Bytes taken from a heap for as long as the object lives.
-class Charge {
- public:
-  Charge(Heap* heap, size_t bytes) : heap_(heap) { add(bytes); }
-  ~Charge();
-  Charge(const Charge&) = delete;
-  Charge& operator=(const Charge&) = delete;
-  void add(size_t bytes);
-
- private:
-  Heap* heap_;
-  size_t bytes_ = 0;
-};
-
-enum class Markup : bool { kNo, kYes };  // escaped HTML: + escapes what it is joined with
-
-struct Text {
-  Text(std::string text, Markup markup, Heap* heap);
-  std::string bytes;  // UTF-8
-  size_t length;      // characters
-  Markup markup;
-  Charge charge;
-};
-
 enum class Flavor : uint8_t { kList, kTuple, kRange, kKeys, kValues, kItems, kGenerator };
 
 struct List {
-  List(Flavor flavor, std::vector<Value> values, Heap* heap);
-  Flavor flavor;
   std::vector<Value> items;
-  int depth;
+  Flavor flavor = Flavor::kList;
   mutable bool used_up = false;  // a generator gives its items once
-  Charge charge;
 };
 
 using Entries = std::vector<std::pair<Value, Value>>;
 struct Dict {
-  Dict(Entries entries, Heap* heap);
   Entries entries;
-  int depth;
-  Charge charge;
-};
-
-// What has an identity. The interpreter clears those that outlive their use one by one, as they
-// may refer to themselves, or to a chain of others too long for recursive destructors.
-struct Object {
-  virtual ~Object() = default;
-  virtual void clear() {}
-  int depth = 0;
 };
 
 // The variables of a part of the template; without a parent, a namespace.
-struct Scope : Object {
-  Scope(Heap* heap, std::shared_ptr<Scope> parent) : parent(std::move(parent)), charge(heap, 128) {}
-  void set(std::string_view name, Value value);
-  void clear() override {
-    variables.clear();
-    parent.reset();
-  }
-  std::map<std::string, Value, std::less<>> variables;
-  std::shared_ptr<Scope> parent;
-  Charge charge;
+struct Scope {
+  Scope* parent = nullptr;
+  std::map<std::string_view, Value> variables = {};
 };
 
-struct Loop : Object {
-  void clear() override { last_changed.clear(); }
-  std::shared_ptr<const List> list;
-  size_t index = 0, depth0 = 0;
-  std::vector<Value> last_changed;
+struct Loop {
+  const std::vector<Value>& items;
+  size_t index = 0;
+  std::vector<Value> last_changed = {};
 };
 
-// What a rendering has used of its limits. All that a template makes comes from here.
+// A native with the value whose method it is, or a macro with the scope that it was defined in.
+struct Function {
+  const Native* native = nullptr;
+  Value self = {};
+  const Node* macro = nullptr;
+  Scope* scope = nullptr;
+};
+
+// All that a template makes, until the end of the rendering, and what it has used of its limits.
+// Every 16 bytes are a step, so that the limit of steps is one of memory too.
 class Heap {
  public:
   explicit Heap(const RenderLimits& limits) : limits_(limits) {}
 
-  // Both throw Fault beyond the limit, and are called before the work is done.
+  // Throws Fault beyond the limit; called before the work is done.
   void work(size_t steps);
-  void take(size_t bytes);
-  void give_back(size_t bytes) { memory_ -= static_cast<int64_t>(bytes); }
+  // For a search of a part in a text, which may take time in proportion to both.
+  void work_for_search(std::string_view text, std::string_view part) {
+    work((1 + text.size() / 64) * (1 + part.size() / 64));
+  }
   void append(std::string& out, std::string_view piece, size_t times = 1);
 
-  Value text(std::string_view bytes, Markup markup = Markup::kNo);
+  template <class T>
+  T* make(T object) {
+    work(1 + sizeof(T) / 16);
+    return &std::get<std::deque<T>>(objects_).emplace_back(std::move(object));
+  }
+  Value text(std::string bytes);
   Value list(std::vector<Value> items, Flavor flavor = Flavor::kList);
   Value dict(Entries entries);
+  Value undefined(std::string why) { return Undefined{text(std::move(why)).text()}; }
+  Value from_json(const Json& json);  // which must outlive the value
 
  private:
+  friend class Nested;
   RenderLimits limits_;
-  int64_t steps_ = 0, memory_ = 0;
+  int64_t steps_ = 0;
+  int depth_ = 0;
+  std::tuple<std::deque<std::string>, std::deque<List>, std::deque<Dict>, std::deque<Scope>,
+             std::deque<Loop>, std::deque<Function>>
+      objects_;
 };
 
-// A value of a context, which is not counted.
-Value from_json(const Json& json);
-
-// The items, keys or characters of a value. Throws Fault for what is not iterable.
-class Items {
+// One more evaluation inside others, which are recursive here too. Throws Fault beyond the limit.
+class Nested {
  public:
-  Items(Heap& heap, const Value& value);
-  auto begin() const { return list_->items.begin(); }
-  auto end() const { return list_->items.end(); }
-  size_t size() const { return list_->items.size(); }
-  const Value& operator[](size_t i) const { return list_->items[i]; }
-  const std::shared_ptr<const List>& list() const { return list_; }
+  explicit Nested(Heap& heap);
+  ~Nested() { --heap_.depth_; }
+  Nested(const Nested&) = delete;
+  Nested& operator=(const Nested&) = delete;
 
  private:
-  std::shared_ptr<const List> list_;
+  Heap& heap_;
 };
 
-// What Python's built-in functions make of values. `type_name` is for messages: "int", "str", ...
-std::string type_name(const Value& value);
+// What Python's built-in functions make of values. All throw Fault where Python raises an error.
+std::string type_name(const Value& value);  // for messages: "int", "str", ...
+std::string why_undefined(const Value& value);
 const Value& checked_number(const Value& value);  // Fault for other types
 bool truthy(const Value& value);
 bool is_iterable(const Value& value);
 std::optional<size_t> length(const Value& value);  // nothing for what has no len()
-std::string to_str(Heap& heap, const Value& value);
-std::string repr(Heap& heap, const Value& value);
+// The items, keys or characters of a value.
+const std::vector<Value>& items_of(Heap& heap, const Value& value);
+// Whether both are one object, or equal scalars of one type.
+bool are_same(const Value& a, const Value& b);
 bool equals(Heap& heap, const Value& a, const Value& b);
-// Throws Fault for types without an order.
 std::partial_ordering compare(Heap& heap, const Value& a, const Value& b);
-// The places of keys in ascending or descending order; equal ones stay as they are.
-enum class Order : bool { kUp, kDown };
-std::vector<size_t> sorted_places(Heap& heap, const std::vector<Value>& keys, Order order);
+// By the first of each pair; equal ones stay as they are.
+void sort_entries(Heap& heap, Entries& entries);
 bool contains(Heap& heap, const Value& container, const Value& item);
 // container[key], if there is such an item.
 std::optional<Value> find_item(Heap& heap, const Value& container, const Value& key);
 // Adds or replaces an entry.
-void set_entry(Heap& heap, Entries& entries, Value key, Value value);
+void set_entry(Heap& heap, Entries& entries, const Value& key, const Value& value);
 // `bounds`: start, stop, step; None where absent.
 Value slice(Heap& heap, const Value& value, const Value (&bounds)[3]);
 
 // A binary operator; those of a higher level bind tighter.
-enum class Level : uint8_t { kComparison, kSum, kConcat, kProduct, kEnd };
+enum class Level : uint8_t { kOr, kAnd, kNot, kComparison, kSum, kConcat, kProduct, kEnd };
 struct Operator {
   std::string_view name;
   Level level;
-  Value (*apply)(Heap& heap, const Value& a, const Value& b);
+  Value (*apply)(Heap& heap, const Value& a, const Value& b);  // nullptr: `or` and `and`
 };
 const Operator* find_operator(Level level, std::string_view name);
-
-std::string escape_html(Heap& heap, std::string_view text);
+// With a name that there is.
+Value operate(Heap& heap, Level level, std::string_view name, const Value& a, const Value& b);
 
 }  // namespace cohort::jinja
