@@ -18,7 +18,7 @@ Value attribute_of(Interpreter& in, Value value, const Value& path, const Value&
   for (bool more = true; more;) {
     const std::string_view part = rest.substr(0, rest.find('.'));
     more = part.size() < rest.size();
-    rest.remove_prefix(std::min(part.size() + 1, rest.size()));
+    rest.remove_prefix(part.size() + more);
     int64_t index = 0;
     const auto end = std::from_chars(part.data(), part.data() + part.size(), index);
     const bool is_index =
@@ -35,12 +35,7 @@ Value first_of(Call& c, const std::vector<Value>& items) {
   return items.empty() ? c.in.undefined("the list was empty") : items[0];
 }
 
-Value first(Call& c) {
-  return first_of(c, c.items(0));
-}
-
 Value last(Call& c) {
-  if (!length(c.self())) throw Fault(str("a ", type_name(c.self()), " has no last item"));
   const auto& items = c.items(0);
   return items.empty() ? first_of(c, items) : items.back();
 }
@@ -185,10 +180,6 @@ Value count(Call& c) {
 
 // Texts.
 
-Value string(Call& c) {
-  return c.str(0);
-}
-
 Value escape(Call& c) {
   constexpr std::string_view kFrom = "&<>'\"";
   constexpr std::string_view kTo[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
@@ -289,17 +280,11 @@ Value absolute(Call& c) {
 }
 
 Value round(Call& c) {
-  const double value = checked_number(c.self()).number();
-  const auto digits = static_cast<int>(std::clamp<int64_t>(c.integer(1, 0), -400, 400));
-  const std::string_view method = c.args[2].absent() ? "common" : c.text(2);
-  const double scale = std::pow(10.0, digits);
-  if (method == "ceil") return std::ceil(value * scale) / scale;
-  if (method == "floor") return std::floor(value * scale) / scale;
-  if (method != "common") throw Fault("'round' has the methods common, ceil and floor");
-  if (c.self().is_integral() && digits >= 0) return c.self().integer();
-  if (!std::isfinite(value)) return value;
-  const double rounded = std::nearbyint(value * scale) / scale;
-  return c.self().is<double>() ? Value(rounded) : Value(static_cast<int64_t>(rounded));
+  const Value& number = checked_number(c.self());
+  const auto digits = static_cast<int>(std::clamp<int64_t>(c.integer(1, 0), 0, 300));
+  if (number.is_integral()) return number.integer();
+  const double scale = std::pow(10.0, digits), rounded = std::nearbyint(number.number() * scale);
+  return std::isfinite(rounded) ? rounded / scale : number;
 }
 
 // The rest.
@@ -318,20 +303,17 @@ Value of_text(Call& c) {
 constexpr Native kFilters[] = {
     {"abs", "", absolute},
     {"capitalize", "", of_text<capitalize>},
-    {"count", "", count},
-    {"d", "?default_value ?boolean", otherwise},
-    {"default", "?default_value ?boolean", otherwise},
+    {"count length", "", count},
+    {"default d", "?default_value ?boolean", otherwise},
     {"dictsort", "?case_sensitive ?by ?reverse", dictsort},
-    {"e", "", escape},
-    {"escape", "", escape},
-    {"first", "", first},
+    {"escape e", "", escape},
+    {"first", "", [](Call& c) { return first_of(c, c.items(0)); }},
     {"float", "?default", to_float},
     {"indent", "?width ?first ?blank", indent},
     {"int", "?default ?base", to_int},
     {"items", "", items},
     {"join", "?d ?attribute", join},
     {"last", "", last},
-    {"length", "", count},
     {"list", "", [](Call& c) { return c.in.list(c.items(0)); }},
     {"lower", "", of_text<lower>},
     {"map", "...", map},
@@ -341,12 +323,11 @@ constexpr Native kFilters[] = {
     {"rejectattr", "...", select<false, true>},
     {"replace", "old new ?count", replace},
     {"reverse", "", reverse},
-    {"round", "?precision ?method", round},
-    {"safe", "", string},
+    {"round", "?precision", round},
     {"select", "...", select<true, false>},
     {"selectattr", "...", select<true, true>},
     {"sort", "?reverse ?case_sensitive ?attribute", sort},
-    {"string", "", string},
+    {"string safe", "", [](Call& c) { return Value(c.str(0)); }},
     {"sum", "?attribute ?start", sum},
     {"title", "", of_text<title_words>},
     {"tojson", "?ensure_ascii ?indent ?separators ?sort_keys", tojson},

@@ -11,7 +11,7 @@ namespace cohort::jinja {
 ChatTemplate::Rendered Interpreter::render(const Document& document, const Json& context) {
   enter(nullptr);
   for (const Native& native : globals_table())
-    set(*scope_, native.name, make(Function{.native = &native}));
+    set(*scope_, native.names, make(Function{.native = &native}));
   for (const auto& [name, value] : context.as_object()) set(*scope_, name, from_json(value));
   run(document.body);
   return std::move(rendered_);
@@ -214,15 +214,14 @@ Value Interpreter::call_native(const Native& native, const Value& self, Args arg
     return native.apply(call);
   }
   for (std::string_view rest = native.parameters; !rest.empty();) {
-    std::string_view name = rest.substr(0, rest.find(' '));
-    rest.remove_prefix(std::min(name.size() + 1, rest.size()));
+    std::string_view name = take_word(rest);
     const bool optional = name[0] == '?';
     name.remove_prefix(optional ? 1 : 0);
     call.args.push_back(args.next(name));
     if (!optional && call.args.back().absent())
-      throw Fault(str("'", native.name, "' needs the argument '", name, "'"));
+      throw Fault(str("'", native.names, "' needs the argument '", name, "'"));
   }
-  args.expect_none(native.name);
+  args.expect_none(native.names);
   return native.apply(call);
 }
 

@@ -1,4 +1,4 @@
-// The methods of texts, dicts, lists and loops; the tests of Jinja (`x is defined`), and its global
+// The methods of texts, dicts and loops; the tests of Jinja (`x is defined`), and its global
 // functions.
 #include <algorithm>
 
@@ -37,9 +37,10 @@ int64_t Call::integer(size_t i, int64_t otherwise) const {
 }
 
 const Native* find_native(Natives natives, std::string_view name) {
-  const auto found = std::find_if(natives.begin(), natives.end(),
-                                  [&](const Native& native) { return native.name == name; });
-  return found == natives.end() ? nullptr : &*found;
+  for (const Native& native : natives)
+    for (std::string_view names = native.names; !names.empty();)
+      if (take_word(names) == name) return &native;
+  return nullptr;
 }
 
 namespace {
@@ -109,21 +110,6 @@ Value find_text(Call& c) {
   return at == std::string::npos ? Value(-1) : make_int(count_characters(c.text(0).substr(0, at)));
 }
 
-Value index_of_text(Call& c) {
-  const Value found = find_text<Side::kLeft>(c);
-  if (found.integer() < 0) throw Fault("the text " + excerpt(c.text(1)) + " was not found");
-  return found;
-}
-
-Value count_text(Call& c) {
-  const std::string_view text = c.text(0), part = c.text(1);
-  c.in.work_for_search(text, part);
-  size_t n = part.empty() ? count_characters(text) + 1 : 0;
-  for (size_t at = 0; !part.empty() && (at = text.find(part, at)) != text.npos; at += part.size())
-    ++n;
-  return make_int(n);
-}
-
 Value replace(Call& c) {
   const std::string_view text = c.text(0), from = c.text(1), to = c.text(2);
   std::string out;
@@ -158,31 +144,10 @@ Value join(Call& c) {
   return c.in.text(std::move(out));
 }
 
-// Whether there are characters, and all are of a kind.
-template <bool (*kind)(char32_t)>
-Value all_are(Call& c) {
-  const std::u32string text = decode(c.text(0));
-  return !text.empty() && std::all_of(text.begin(), text.end(), kind);
-}
-
-// Whether there are letters, and `map` leaves all of them as they are. Also a test.
-template <std::string (*map)(std::string_view)>
-Value is_cased(Call& c) {
-  const std::string_view text = c.str(0);
-  return map(text) == text && lower(text) != upper(text);
-}
-
 constexpr Native kTextMethods[] = {
     {"capitalize", "", mapped<capitalize>},
-    {"count", "sub", count_text},
     {"endswith", "suffix", starts_or_ends<Side::kRight>},
     {"find", "sub", find_text<Side::kLeft>},
-    {"index", "sub", index_of_text},
-    {"isalpha", "", all_are<is_alpha>},
-    {"isdigit", "", all_are<is_digit>},
-    {"islower", "", is_cased<lower>},
-    {"isspace", "", all_are<is_space>},
-    {"isupper", "", is_cased<upper>},
     {"join", "iterable", join},
     {"lower", "", mapped<lower>},
     {"lstrip", "?chars", stripped<Side::kLeft>},
@@ -197,7 +162,7 @@ constexpr Native kTextMethods[] = {
     {"upper", "", mapped<upper>},
 };
 
-// Dicts and lists.
+// Dicts.
 
 template <Flavor flavor>
 Value view(Call& c) {
@@ -221,21 +186,6 @@ constexpr Native kDictMethods[] = {
     {"values", "", view<Flavor::kValues>},
 };
 
-Value count_items(Call& c) {
-  const auto& items = c.items(0);
-  return int64_t{std::count_if(items.begin(), items.end(),
-                               [&](const Value& item) { return equals(c.in, item, c.args[1]); })};
-}
-
-Value index_of(Call& c) {
-  const auto& items = c.items(0);
-  for (size_t i = 0; i < items.size(); ++i)
-    if (equals(c.in, items[i], c.args[1])) return make_int(i);
-  throw Fault("index() of a value that is not in the list");
-}
-
-constexpr Native kListMethods[] = {{"count", "value", count_items}, {"index", "value", index_of}};
-
 // Loops.
 
 Value cycle(Call& c) {
@@ -245,14 +195,9 @@ Value cycle(Call& c) {
 }
 
 Value changed(Call& c) {
-  std::vector<Value>& before = c.self().as<Loop*>()->last_changed;
-  const std::vector<Value> now(c.args.begin() + 1, c.args.end());
-  const bool is_same =
-      !now.empty() &&
-      std::equal(now.begin(), now.end(), before.begin(), before.end(),
-                 [&](const Value& a, const Value& b) { return equals(c.in, a, b); });
-  before = now;
-  return !is_same;
+  Value& before = c.self().as<Loop*>()->last_changed;
+  const Value now = c.in.list({c.args.begin() + 1, c.args.end()});
+  return !equals(c.in, now, std::exchange(before, now));
 }
 
 constexpr Native kLoopMethods[] = {{"changed", "...", changed}, {"cycle", "...", cycle}};
@@ -270,6 +215,13 @@ Value is_modulo(Call& c) {
   return equals(c.in, operate(c.in, Level::kProduct, "%", c.self(), by), rest);
 }
 
+// Whether there are letters, and `map` leaves all of them as they are.
+template <std::string (*map)(std::string_view)>
+Value is_cased(Call& c) {
+  const std::string_view text = c.str(0);
+  return map(text) == text && lower(text) != upper(text);
+}
+
 // `==` and the like as tests.
 template <char name, char second = '='>
 Value holds(Call& c) {
@@ -278,33 +230,24 @@ Value holds(Call& c) {
 }
 
 constexpr Native kTests[] = {
-    {"!=", "other", holds<'!'>},
-    {"<", "other", holds<'<', ' '>},
-    {"<=", "other", holds<'<'>},
-    {"==", "other", holds<'='>},
-    {">", "other", holds<'>', ' '>},
-    {">=", "other", holds<'>'>},
+    {"== eq equalto", "other", holds<'='>},
+    {"!= ne", "other", holds<'!'>},
+    {"< lt lessthan", "other", holds<'<', ' '>},
+    {"<= le", "other", holds<'<'>},
+    {"> gt greaterthan", "other", holds<'>', ' '>},
+    {">= ge", "other", holds<'>'>},
     {"boolean", "", is_a<bool>},
     {"callable", "", is_a<const Function*>},
     {"defined", "", [](Call& c) { return Value(!c.self().is<Undefined>()); }},
     {"divisibleby", "num", is_modulo<0>},
-    {"eq", "other", holds<'='>},
-    {"equalto", "other", holds<'='>},
     {"even", "", is_modulo<0>},
     {"false", "", [](Call& c) { return Value(are_same(c.self(), false)); }},
     {"float", "", is_a<double>},
-    {"ge", "other", holds<'>'>},
-    {"greaterthan", "other", holds<'>', ' '>},
-    {"gt", "other", holds<'>', ' '>},
     {"in", "seq", holds<'i', 'n'>},
     {"integer", "", is_a<int64_t>},
     {"iterable", "", [](Call& c) { return Value(is_iterable(c.self())); }},
-    {"le", "other", holds<'<'>},
-    {"lessthan", "other", holds<'<', ' '>},
     {"lower", "", is_cased<lower>},
-    {"lt", "other", holds<'<', ' '>},
     {"mapping", "", is_a<const Dict*>},
-    {"ne", "other", holds<'!'>},
     {"none", "", is_a<None>},
     {"number", "", [](Call& c) { return Value(c.self().is_number()); }},
     {"odd", "", is_modulo<1>},
@@ -398,9 +341,7 @@ Value loop_field(const Loop& loop, std::string_view name) {
 Natives methods_of(const Value& self) {
   if (self.is_text()) return kTextMethods;
   if (self.dict() != nullptr) return kDictMethods;
-  if (self.is<Loop*>()) return kLoopMethods;
-  const bool is_list = self.list() != nullptr && self.list()->flavor <= Flavor::kRange;
-  return is_list ? Natives(kListMethods) : Natives();
+  return self.is<Loop*>() ? Natives(kLoopMethods) : Natives();
 }
 
 Natives tests_table() {

@@ -1,6 +1,7 @@
 // What templates can call: filters, tests, methods of values, global functions, as tables.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -50,10 +51,17 @@ struct Call {
 };
 
 struct Native {
-  std::string_view name;
+  std::string_view names;
   std::string_view parameters;  // names; those with '?' may be left out; "...": any arguments
   Value (*apply)(Call& call);
 };
+
+// Removes the first of words with single spaces between them.
+inline std::string_view take_word(std::string_view& words) {
+  const std::string_view word = words.substr(0, words.find(' '));
+  words.remove_prefix(std::min(word.size() + 1, words.size()));
+  return word;
+}
 
 using Natives = std::span<const Native>;
 Natives filters_table();

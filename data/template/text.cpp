@@ -32,10 +32,6 @@ bool is_space(char32_t c) {
   return has_class(c, kWhiteSpace) || (c >= 0x1c && c <= 0x1f);
 }
 
-bool is_alpha(char32_t c) {
-  return has_class(c, kLetter);
-}
-
 bool is_printable(char32_t c) {
   return c == ' ' || !has_class(c, kOtherCharacter | kWhiteSpace);
 }
@@ -75,7 +71,7 @@ std::string capitalize(std::string_view text) {
 }
 
 std::string title(std::string_view text) {
-  return titled(text, is_alpha);
+  return titled(text, [](char32_t c) { return has_class(c, kLetter); });
 }
 
 std::string title_words(std::string_view text) {

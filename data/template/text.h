@@ -8,7 +8,6 @@
 namespace cohort::jinja {
 
 bool is_space(char32_t c);
-bool is_alpha(char32_t c);
 bool is_printable(char32_t c);
 inline bool is_digit(char32_t c) {
   return c >= '0' && c <= '9';

@@ -55,14 +55,18 @@ struct None {
   bool operator==(const None&) const = default;
 };
 
+using Alternatives = std::variant<Undefined, None, bool, int64_t, double, std::string_view,
+                                  const List*, const Dict*, Scope*, Loop*, const Function*>;
+
 // Small, and copied freely. What it refers to belongs to the Heap that made it, to the template's
 // source or to the context, and outlives the rendering.
-struct Value : std::variant<Undefined, None, bool, int64_t, double, std::string_view, const List*,
-                            const Dict*, Scope*, Loop*, const Function*> {
-  using variant::variant;
+struct Value : Alternatives {
+  Value() = default;
+  // Of no std::string, whose bytes nobody would keep.
   template <class T>
-  requires std::is_same_v<std::remove_cvref_t<T>, std::string> Value(T&&)
-  = delete;  // nobody's
+  requires(std::is_constructible_v<Alternatives, T> &&
+           !std::is_same_v<std::remove_cvref_t<T>, std::string>) Value(T&& value)
+      : Alternatives(std::forward<T>(value)) {}
 
   template <class T>
   bool is() const {
@@ -112,7 +116,7 @@ struct Scope {
 struct Loop {
   const std::vector<Value>& items;
   size_t index = 0;
-  std::vector<Value> last_changed = {};
+  Value last_changed = {};  // the arguments of loop.changed()
 };
 
 // A native with the value whose method it is, or a macro with the scope that it was defined in.
