@@ -1,4 +1,4 @@
-// The evaluation of a template: its tree is walked. A Fault ends the rendering, so nothing is put
+// The rendering of a template by its code. A Fault ends the rendering, so nothing is put
 // back when one is thrown.
 #include "data/template/interpreter.h"
 
@@ -10,10 +10,9 @@ namespace cohort::jinja {
 
 ChatTemplate::Rendered Interpreter::render(const Document& document, const Json& context) {
   enter(nullptr);
-  for (const Native& native : globals_table())
-    set(*scope_, native.names, make(Function{.native = &native}));
-  for (const auto& [name, value] : context.as_object()) set(*scope_, name, from_json(value));
-  run(document.body);
+  for (const Native& native : globals_table()) set(native.names, make(Function{.native = &native}));
+  for (const auto& [name, value] : context.as_object()) set(name, from_json(value));
+  document.body(*this);
   return std::move(rendered_);
 }
 
@@ -25,95 +24,20 @@ std::tm Interpreter::now() const {
   return local;
 }
 
-// Expressions.
-
-Value Interpreter::eval(const Node& e) {
-  return located([&] { return e.at; },
-                 [&] {
-                   const Nested nested(*this);
-                   work(1);
-                   return eval_node(e);
-                 });
-}
-
-Value Interpreter::eval_node(const Node& e) {
-  const auto kid = [&](size_t i) { return eval(e.kids[i]); };
-  switch (e.kind) {
-    case Kind::kConst:
-      return e.value;
-    case Kind::kName:
-      return eval_name(e.name);
-    case Kind::kTuple:
-      return list(eval_all(e), Flavor::kTuple);
-    case Kind::kList:
-      return list(eval_all(e));
-    case Kind::kDict: {
-      Entries entries;
-      for (size_t i = 0; i < e.kids.size(); i += 2) {
-        const Value key = kid(i);
-        set_entry(*this, entries, key, kid(i + 1));
-      }
-      return dict(std::move(entries));
-    }
-    case Kind::kIf:
-      for (size_t i = 0; i + 1 < e.kids.size(); i += 2)
-        if (truthy(kid(i))) return kid(i + 1);
-      return kid(e.kids.size() - 1);
-    case Kind::kNot:
-      return !truthy(kid(0));
-    case Kind::kChain:
-      return eval_chain(e);
-    case Kind::kSign:
-      return operate(*this, Level::kProduct, "*", e.value, checked_number(kid(0)));
-    case Kind::kAttribute:
-      return attribute(kid(0), e.name);
-    case Kind::kItem: {
-      const Value object = kid(0);
-      return item(object, kid(1));
-    }
-    case Kind::kSlice: {
-      const std::vector<Value> parts = eval_all(e);
-      return slice(*this, parts[0], {parts[1], parts[2], parts[3]});
-    }
-    case Kind::kCall: {
-      const Value function = kid(0);
-      return call(function, arguments(e));
-    }
-    case Kind::kFilter:
-    case Kind::kTest: {
-      const Value self = kid(0);
-      if (e.native != nullptr) return call_native(*e.native, self, arguments(e));
-      throw Fault(str("there is no ", e.kind == Kind::kTest ? "test '" : "filter '", e.name, "'"));
-    }
-    case Kind::kMacro:
-      return make(Function{.macro = &e, .scope = scope_});
-    case Kind::kCapture:
-      return capture(e.kids[0]);
-    case Kind::kBody:
-      run(e);
-      break;
-    case Kind::kFor:
-      run_for(e);
-      break;
-    case Kind::kSet:
-      assign(e.kids[0], kid(1));
-      break;
-    case Kind::kGeneration:
-      run_generation(e);
-      break;
-    default:  // kBreak and kContinue; kKeyword and kSpread are seen by arguments() only
-      flow_ = e.kind == Kind::kBreak ? Flow::kBreak : Flow::kContinue;
+Value Code::operator()(Interpreter& in, const Value& left) const {
+  try {
+    const Nested nested(in);
+    in.work(1);
+    return function_(in, left);
+  } catch (Fault& fault) {
+    if (fault.at == Fault::kNowhere) fault.at = at_;
+    throw;
   }
-  return {};
 }
 
-std::vector<Value> Interpreter::eval_all(const Node& e) {
-  std::vector<Value> values;
-  for (const Node& kid : e.kids) values.push_back(eval(kid));
-  return values;
-}
+// Variables.
 
-Value Interpreter::eval_name(std::string_view name) {
+Value Interpreter::variable(std::string_view name) {
   for (const Scope* scope = scope_; scope != nullptr; scope = scope->parent) {
     work(1);
     if (const auto found = scope->variables.find(name); found != scope->variables.end())
@@ -122,23 +46,15 @@ Value Interpreter::eval_name(std::string_view name) {
   return undefined(str("'", name, "' is undefined"));
 }
 
-// a + b - c, a or b, or a < b < c: there, whether all hold. Each operand is evaluated once at most,
-// and none after one that decides.
-Value Interpreter::eval_chain(const Node& e) {
-  const Level level = e.op->level;
-  Value left = eval(e.kids[0]), result = level == Level::kComparison ? true : left;
-  for (size_t i = 1; i < e.kids.size(); ++i) {
-    const Node& operand = e.kids[i];
-    if (level < Level::kSum && truthy(result) == (level == Level::kOr)) break;
-    const Value right = eval(operand.kids[0]);
-    result = located([&] { return operand.at; },
-                     [&] {
-                       return operand.op->apply == nullptr ? right
-                                                           : operand.op->apply(*this, left, right);
-                     });
-    left = level == Level::kComparison ? right : result;
-  }
-  return result;
+void Interpreter::set(Scope& scope, std::string_view name, const Value& value) {
+  work(6);  // an entry of the map takes some 90 bytes
+  scope.variables[name] = value;
+}
+
+void Interpreter::set_field(const Value& object, std::string_view name, const Value& value) {
+  if (!object.is<Scope*>())
+    throw Fault(str("cannot assign to a field of a ", type_name(object), ", only of a namespace"));
+  set(*object.as<Scope*>(), name, value);
 }
 
 Value Interpreter::attribute(const Value& object, std::string_view name) {
@@ -166,17 +82,17 @@ Value Interpreter::item(const Value& object, const Value& key) {
 
 // Calls.
 
-Args Interpreter::arguments(const Node& call) {
+Args Interpreter::evaluate(const Arguments& arguments) {
   Args args;
-  for (size_t i = 1; i < call.kids.size(); ++i) {
-    const Node& kid = call.kids[i];
-    if (kid.kind == Kind::kKeyword) {
-      args.keywords.emplace_back(kid.name, eval(kid.kids[0]));
-    } else if (kid.kind == Kind::kSpread) {
-      const auto& items = items_of(*this, eval(kid.kids[0]));
+  for (const Argument& argument : arguments) {
+    const Value value = argument.value(*this);
+    if (!argument.name.empty()) {
+      args.keywords.emplace_back(argument.name, value);
+    } else if (argument.spread) {
+      const auto& items = items_of(*this, value);
       args.values.insert(args.values.end(), items.begin(), items.end());
     } else {
-      args.values.push_back(eval(kid));
+      args.values.push_back(value);
     }
   }
   return args;
@@ -226,56 +142,52 @@ Value Interpreter::call_native(const Native& native, const Value& self, Args arg
 }
 
 Value Interpreter::call_macro(const Function& function, Args args) {
-  const Node& macro = *function.macro;
+  const Macro& macro = *function.macro;
   Scope* const outside = scope_;
   enter(function.scope);
-  std::vector<const Node*> missing;
-  for (const Node& parameter : std::span(macro.kids).first(macro.kids.size() - 1)) {
+  std::vector<const Argument*> missing;
+  for (const Argument& parameter : macro.parameters) {
     Value value = args.next(parameter.name);
-    if (value.absent() && !parameter.kids.empty()) missing.push_back(&parameter);
+    if (value.absent() && parameter.value) missing.push_back(&parameter);
     if (value.absent()) value = undefined(str("'", parameter.name, "' was not given"));
-    set(*scope_, parameter.name, value);
+    set(parameter.name, value);
   }
-  if (const Value caller = take(args.keywords, "caller"); !caller.absent())
-    set(*scope_, "caller", caller);
+  if (const Value caller = take(args.keywords, "caller"); !caller.absent()) set("caller", caller);
   args.expect_none(macro.name);
   // Defaults may refer to other parameters.
-  for (const Node* p : missing) set(*scope_, p->name, eval(p->kids[0]));
-  const Value printed = capture(macro.kids.back());
+  for (const Argument* parameter : missing) set(parameter->name, parameter->value(*this));
+  const Value printed = capture(macro.body);
   scope_ = outside;
   return printed;
 }
 
 // Statements.
 
-// Leaves in flow_ how the body is left.
-void Interpreter::run(const Node& body) {
-  for (size_t i = 0; i < body.kids.size() && flow_ == Flow::kNext; ++i)
-    print(*this, *out_, eval(body.kids[i]));
+void Interpreter::run(const std::vector<Code>& statements) {
+  for (size_t i = 0; i < statements.size() && flow_ == Flow::kNext; ++i)
+    print(*this, *out_, statements[i](*this));
 }
 
-// What a body prints.
-Value Interpreter::capture(const Node& body) {
+Value Interpreter::capture(const Code& body) {
   std::string printed;
   std::string* const outside = std::exchange(out_, &printed);
   ++captures_;
-  run(body);
+  body(*this);
   --captures_;
   out_ = outside;
   return text(std::move(printed));
 }
 
-void Interpreter::run_for(const Node& s) {
-  const Node &target = s.kids[0], &condition = s.kids[2];
+void Interpreter::run_for(const For& code) {
   Scope* const outside = scope_;
-  const std::vector<Value>* items = &items_of(*this, eval(s.kids[1]));
-  if (condition.kind != Kind::kBody) {
+  const std::vector<Value>* items = &items_of(*this, code.list(*this));
+  if (code.condition) {
     // `loop` counts the items that pass, so all of them are tested before the first pass.
     std::vector<Value> passed;
     for (const Value& item : *items) {
       enter(outside);
-      assign(target, item);
-      if (truthy(eval(condition))) passed.push_back(item);
+      code.target(*this, item);
+      if (truthy(code.condition(*this))) passed.push_back(item);
     }
     items = &list(std::move(passed)).list()->items;
   }
@@ -284,50 +196,27 @@ void Interpreter::run_for(const Node& s) {
   for (size_t i = 0; i < items->size(); ++i) {
     loop->index = i;
     enter(outside);
-    set(*scope_, "loop", loop);
-    assign(target, (*items)[i]);
-    run(s.kids[3]);
+    set("loop", loop);
+    code.target(*this, (*items)[i]);
+    code.body(*this);
     completed = completed || flow_ == Flow::kNext;
     if (std::exchange(flow_, Flow::kNext) == Flow::kBreak) break;
   }
   // As Jinja has it: also where the first pass was left by {% break %} or {% continue %}.
-  if (!completed) {
+  if (!completed && code.otherwise) {
     enter(outside);
-    run(s.kids[4]);
+    code.otherwise(*this);
   }
   scope_ = outside;
 }
 
-void Interpreter::run_generation(const Node& s) {
+void Interpreter::run_generation(const Code& body) {
   Scope* const outside = scope_;
   enter(outside);
   const size_t begin = out_->size();
-  run(s.kids[0]);
+  body(*this);
   if (captures_ == 0) rendered_.generation_spans.emplace_back(begin, out_->size());
   scope_ = outside;
-}
-
-void Interpreter::set(Scope& scope, std::string_view name, const Value& value) {
-  work(6);  // an entry of the map takes some 90 bytes
-  scope.variables[name] = value;
-}
-
-void Interpreter::assign(const Node& target, const Value& value) {
-  if (target.kind == Kind::kName) {
-    set(*scope_, target.name, value);
-  } else if (target.kind == Kind::kAttribute) {
-    const Value object = eval(target.kids[0]);
-    Scope* const ns = object.as<Scope*>();
-    if (ns == nullptr)
-      throw Fault(
-          str("cannot assign to a field of a ", type_name(object), ", only of a namespace"));
-    set(*ns, target.name, value);
-  } else {
-    const auto& values = items_of(*this, value);
-    if (values.size() != target.kids.size())
-      throw Fault(str("expected ", target.kids.size(), " values, got ", values.size()));
-    for (size_t i = 0; i < values.size(); ++i) assign(target.kids[i], values[i]);
-  }
 }
 
 }  // namespace cohort::jinja

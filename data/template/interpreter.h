@@ -1,16 +1,58 @@
-// One rendering of a template.
+// What a template is compiled to, and one rendering of it.
 #pragma once
 
 #include <ctime>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "data/template/natives.h"
-#include "data/template/parser.h"
 #include "data/template/value.h"
 
 namespace cohort::jinja {
+
+// A compiled piece of a template. `left` is the value that a filter, an operator or an assignment
+// is for. An expression has a value; a statement prints, and its value is undefined.
+class Code {
+ public:
+  using Function = std::function<Value(Interpreter& in, const Value& left)>;
+  Code() = default;
+  Code(size_t at, Function function) : at_(at), function_(std::move(function)) {}
+
+  explicit operator bool() const { return function_ != nullptr; }
+  // Throws Fault with its place.
+  Value operator()(Interpreter& in, const Value& left = {}) const;
+
+ private:
+  size_t at_ = 0;  // byte of the source
+  Function function_;
+};
+
+struct Argument {
+  Code value;
+  std::string_view name = {};  // empty: it is known by its place
+  bool spread = false;         // *value
+};
+using Arguments = std::vector<Argument>;
+
+struct Macro {
+  std::string_view name;
+  std::vector<Argument> parameters;  // with their default values, which may be empty
+  Code body;
+};
+
+struct For {
+  Code target, list, condition, body, otherwise;  // `condition` and `otherwise` may be empty
+};
+
+struct Document {
+  std::string source;  // with \n for line breaks, and without one at the end
+  Heap constants{RenderLimits{.depth = 150}};  // how deep expressions and blocks may be nested
+  Code body;                                   // refers to the source and the constants
+  bool has_generation_blocks = false;
+};
 
 class Interpreter : public Heap {
  public:
@@ -25,29 +67,29 @@ class Interpreter : public Heap {
   Value call_native(const Native& native, const Value& self, Args args);
   std::tm now() const;
 
- private:
-  enum class Flow { kNext, kBreak, kContinue };
-
-  Value eval(const Node& e);
-  Value eval_node(const Node& e);
-  std::vector<Value> eval_all(const Node& e);
-  Value eval_name(std::string_view name);
-  Value eval_chain(const Node& e);
-  Args arguments(const Node& call);
+  // For compiled code.
+  Value variable(std::string_view name);
+  void set(std::string_view name, const Value& value) { set(*scope_, name, value); }
+  void set_field(const Value& object, std::string_view name, const Value& value);
+  Args evaluate(const Arguments& arguments);
   Value call(const Value& function, Args args);
-  Value call_macro(const Function& function, Args args);
+  Value make_macro(const Macro& macro) { return make(Function{.macro = &macro, .scope = scope_}); }
+  void run(const std::vector<Code>& statements);  // prints the values
+  Value capture(const Code& body);                // what it prints
+  void run_for(const For& loop);
+  void run_generation(const Code& body);
 
-  void run(const Node& body);
-  void run_for(const Node& s);
-  void run_generation(const Node& s);
-  Value capture(const Node& body);
+  enum class Flow { kNext, kBreak, kContinue };
+  void leave(Flow flow) { flow_ = flow; }
+
+ private:
+  Value call_macro(const Function& function, Args args);
   void enter(Scope* parent) { scope_ = make(Scope{parent}); }
   void set(Scope& scope, std::string_view name, const Value& value);
-  void assign(const Node& target, const Value& value);
 
   const RenderOptions& options_;
   int captures_ = 0;
-  Flow flow_ = Flow::kNext;
+  Flow flow_ = Flow::kNext;  // how the statements at hand are left
   ChatTemplate::Rendered rendered_;
   std::string* out_ = &rendered_.text;
   Scope* scope_ = nullptr;

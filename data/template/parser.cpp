@@ -1,4 +1,6 @@
-// A parser by recursive descent, with Jinja's grammar and precedences.
+// A parser by recursive descent, with Jinja's grammar and precedences. What the source says becomes
+// functions that do it, so that each construct stands in one place: how it is written, and what it
+// means.
 #include "data/template/parser.h"
 
 #include <algorithm>
@@ -11,17 +13,18 @@
 namespace cohort::jinja {
 namespace {
 
-struct Constant {
-  std::string_view name;
-  Value value;
-};
-const Constant kConstants[] = {{"true", true},   {"True", true},   {"false", false},
-                               {"False", false}, {"none", None{}}, {"None", None{}}};
+using In = Interpreter;
+using Flow = Interpreter::Flow;
+using Codes = std::vector<Code>;
 
-const Constant* find_constant(std::string_view name) {
-  const auto* found = std::find_if(std::begin(kConstants), std::end(kConstants),
-                                   [&](const Constant& c) { return c.name == name; });
-  return found == std::end(kConstants) ? nullptr : found;
+const std::pair<std::string_view, Value> kConstants[] = {{"true", true},   {"True", true},
+                                                         {"false", false}, {"False", false},
+                                                         {"none", None{}}, {"None", None{}}};
+
+std::vector<Value> values_of(In& in, const Codes& codes) {
+  std::vector<Value> values;
+  for (const Code& code : codes) values.push_back(code(in));
+  return values;
 }
 
 class Parser {
@@ -30,7 +33,12 @@ class Parser {
       : document_(document), tokens_(lex(document.source, options, document.constants)) {}
 
   void parse() {
-    document_.body = located([&] { return peek().at; }, [&] { return statements({}); });
+    try {
+      document_.body = statements({});
+    } catch (Fault& fault) {
+      if (fault.at == Fault::kNowhere) fault.at = peek().at;
+      throw;
+    }
   }
 
  private:
@@ -66,283 +74,371 @@ class Parser {
     return take().text;
   }
 
-  // Nodes.
+  static Code constant(size_t at, Value value) {
+    return {at, [value](auto&, auto&) { return value; }};
+  }
 
-  template <class... Kids>
-  Node make(Kind kind, size_t at, Kids... kids) {
-    Node node{.kind = kind, .at = static_cast<uint32_t>(at)};
-    (add(node, std::move(kids)), ...);
-    return node;
-  }
-  Node named(Kind kind, size_t at, std::string_view name) {
-    return {.kind = kind, .at = static_cast<uint32_t>(at), .name = name};
-  }
-  Node constant(size_t at, Value value) {
-    return {.at = static_cast<uint32_t>(at), .value = value};
-  }
-  void add(Node& parent, Node kid) {
-    if (kid.height >= kMaxNesting) throw Fault(str("nested deeper than ", kMaxNesting), parent.at);
-    parent.height = std::max<uint16_t>(parent.height, kid.height + 1);
-    parent.kids.push_back(std::move(kid));
+  // A value that goes through one piece of code after the other.
+  static Code chain(size_t at, Code first, Codes steps) {
+    if (steps.empty()) return first;
+    return {at, [first = std::move(first), steps = std::move(steps)](In& in, auto&) {
+              Value value = first(in);
+              for (const Code& step : steps) value = step(in, value);
+              return value;
+            }};
   }
 
   // Statements.
 
   struct Keyword {
     std::string_view name;
-    Node (Parser::*parse)(size_t at);
+    Code (Parser::*parse)(size_t at);
   };
   static const Keyword kKeywords[];
 
   // Up to a tag of `ends`, whose name is the next token then; to the end of the template if there
   // are none.
-  Node statements(Names ends) {
+  Code statements(Names ends) {
     const Nested nested(document_.constants);
-    Node body = make(Kind::kBody, peek().at);
+    const size_t at = peek().at;
+    Codes all;
     while (peek().type != Tok::kEnd) {
       const Token& token = take();
       if (token.type == Tok::kData) {
-        add(body, constant(token.at, token.text));
+        all.push_back(constant(token.at, token.text));
       } else if (token.text == "{{") {
-        add(body, expressions());
+        all.push_back(expressions());
         expect("}}");
       } else if (is_any(ends)) {
-        return body;
+        break;
       } else {
-        add(body, statement());
+        all.push_back(statement());
         expect("%}");
       }
     }
-    if (ends.size() > 0) throw Fault(str("{% ", *(ends.end() - 1), " %} is missing"));
-    return body;
+    if (ends.size() > 0 && !is_any(ends))
+      throw Fault(str("{% ", *(ends.end() - 1), " %} is missing"));
+    return {at, [all = std::move(all)](In& in, auto&) {
+              in.run(all);
+              return Value();
+            }};
   }
 
-  Node statement();
+  Code statement();
 
   // The statements of a tag that is complete but for its '%}'.
-  Node block(Names ends) {
+  Code block(Names ends) {
     expect("%}");
     return statements(ends);
   }
   // The same, with the end's name passed. {% break %} cannot leave it.
-  Node closed_block(std::string_view end) {
+  Code closed_block(std::string_view end) {
     const int loops = std::exchange(loops_, 0);
-    Node body = block({end});
+    Code body = block({end});
     loops_ = loops;
     take();
     return body;
   }
 
-  Node for_statement(size_t at) {
-    Node loop = make(Kind::kFor, at, target());
+  Code for_statement(size_t at) {
+    For loop{.target = target()};
     expect("in");
-    add(loop, list_of(&Parser::disjunction));
-    add(loop, skip("if") ? expression() : make(Kind::kBody, at));
+    loop.list = list_of(&Parser::disjunction);
+    if (skip("if")) loop.condition = expression();
     ++loops_;
-    add(loop, block({"else", "endfor"}));
+    loop.body = block({"else", "endfor"});
     --loops_;
-    add(loop, skip("else") ? block({"endfor"}) : make(Kind::kBody, at));
+    if (skip("else")) loop.otherwise = block({"endfor"});
     take();
-    return loop;
+    return {at, [loop = std::move(loop)](In& in, auto&) {
+              in.run_for(loop);
+              return Value();
+            }};
   }
 
-  Node if_statement(size_t at) {
-    Node node = make(Kind::kIf, at);
+  // Conditions with what follows from them.
+  using Branches = std::vector<std::pair<Code, Code>>;
+  static Code choice(size_t at, Branches branches, Code otherwise) {
+    return {at, [branches = std::move(branches), otherwise = std::move(otherwise)](In& in, auto&) {
+              for (const auto& [condition, then] : branches)
+                if (truthy(condition(in))) return then(in);
+              return otherwise(in);
+            }};
+  }
+  static Code no_else(size_t at) { return constant(at, Undefined{"no 'else' was given"}); }
+
+  Code if_statement(size_t at) {
+    Branches branches;
     do {
-      add(node, expression());
-      add(node, block({"elif", "else", "endif"}));
+      Code condition = expression();
+      branches.emplace_back(std::move(condition), block({"elif", "else", "endif"}));
     } while (skip("elif"));
-    add(node, skip("else") ? block({"endif"}) : make(Kind::kBody, at));
+    Code otherwise = skip("else") ? block({"endif"}) : no_else(at);
     take();
-    return node;
+    return choice(at, std::move(branches), std::move(otherwise));
   }
 
-  Node set_statement(size_t at) {
-    Node to = target();
-    if (skip("=")) return make(Kind::kSet, at, std::move(to), expressions());
-    if (!is_any({"|", "%}"})) fail_expecting("'='");
-    return make(Kind::kSet, at, std::move(to), captured(at, "endset"));
+  Code set_statement(size_t at) {
+    Code to = target();
+    if (!is_any({"=", "|", "%}"})) fail_expecting("'='");
+    return assignment(at, std::move(to), skip("=") ? expressions() : captured(at, "endset"));
   }
 
-  Node filter_statement(size_t at) { return captured(at, "endfilter"); }
-
-  // What a block prints, through the filters of its tag. They are parsed last, from its body on.
-  Node captured(size_t at, std::string_view end) {
-    const size_t filters_at = next_;
-    while (!is("%}") && peek().type != Tok::kEnd) take();
-    Node value = make(Kind::kCapture, at, closed_block(end));
-    const size_t after = std::exchange(next_, filters_at);
-    if (end == "endfilter") value = filter(std::move(value));
-    value = filters(std::move(value));
-    if (!is("%}")) fail_expecting("'%}'");
-    next_ = after;
-    return value;
+  static Code assignment(size_t at, Code to, Code value) {
+    return {at, [to = std::move(to), value = std::move(value)](In& in, auto&) {
+              return to(in, value(in));
+            }};
   }
 
-  Node macro_statement(size_t at) {
-    Node name = named(Kind::kName, at, take_name());
-    Node macro = named(Kind::kMacro, at, name.name);
+  Code filter_statement(size_t at) { return captured(at, "endfilter"); }
+
+  // What a block prints, through the filters of its tag. They are parsed before the block.
+  Code captured(size_t at, std::string_view end) {
+    Codes steps;
+    if (end == "endfilter") steps.push_back(filter());
+    filters(steps);
+    Code value{at, [body = closed_block(end)](In& in, auto&) { return in.capture(body); }};
+    return chain(at, std::move(value), std::move(steps));
+  }
+
+  Code macro_statement(size_t at) {
+    const std::string_view name = take_name();
     if (!is("(")) fail_expecting("'('");
-    parameters(macro);
-    add(macro, closed_block("endmacro"));
-    return make(Kind::kSet, at, std::move(name), std::move(macro));
+    Macro macro{.name = name, .parameters = parameters(), .body = closed_block("endmacro")};
+    return assignment(at, name_target(at, name), function(at, std::move(macro)));
   }
 
-  void parameters(Node& macro) {
-    if (!skip("(")) return;
-    items_until(")", [&] {
-      const size_t at = peek().at;
-      Node parameter = named(Kind::kName, at, take_name());
-      if (skip("=")) add(parameter, expression());
-      add(macro, std::move(parameter));
-    });
+  static Code function(size_t at, Macro macro) {
+    return {at, [macro = std::make_shared<const Macro>(std::move(macro))](In& in, auto&) {
+              return in.make_macro(*macro);
+            }};
+  }
+
+  Arguments parameters() {
+    Arguments all;
+    if (skip("("))
+      items_until(")", [&] {
+        const std::string_view name = take_name();
+        all.push_back({skip("=") ? expression() : Code(), name});
+      });
+    return all;
   }
 
   // A call whose last argument is the block as a macro.
-  Node call_statement(size_t at) {
-    Node macro = named(Kind::kMacro, at, "caller");
-    parameters(macro);
-    Node call = expression();
-    if (call.kind != Kind::kCall) throw Fault("expected a call in {% call %}", at);
-    add(macro, closed_block("endcall"));
-    Node caller = make(Kind::kKeyword, at, std::move(macro));
-    caller.name = "caller";
-    add(call, std::move(caller));
+  Code call_statement(size_t at) {
+    Macro macro{.name = "caller", .parameters = parameters(), .body = {}};
+    std::shared_ptr<Arguments> arguments;
+    Code call = postfix(primary(), &arguments);
+    if (arguments == nullptr) throw Fault("expected a call in {% call %}", at);
+    macro.body = closed_block("endcall");
+    arguments->push_back({function(at, std::move(macro)), "caller"});
     return call;
   }
 
-  Node generation_statement(size_t at) {
+  Code generation_statement(size_t at) {
     document_.has_generation_blocks = true;
-    return make(Kind::kGeneration, at, closed_block("endgeneration"));
+    return {at, [body = closed_block("endgeneration")](In& in, auto&) {
+              in.run_generation(body);
+              return Value();
+            }};
   }
 
-  template <Kind kind>
-  Node jump_statement(size_t at) {
+  template <Flow flow>
+  Code jump_statement(size_t at) {
     if (loops_ == 0)
       throw Fault("{% break %} and {% continue %} stand inside a {% for %} only", at);
-    return make(kind, at);
+    return {at, [](In& in, auto&) {
+              in.leave(flow);
+              return Value();
+            }};
   }
 
   // What something is assigned to: names, fields of namespaces, and tuples of them.
-  Node target() {
+  Code target() {
     const size_t at = peek().at;
-    Node first = target_item();
-    if (!is(",")) return first;
-    Node tuple = make(Kind::kTuple, at, std::move(first));
+    Codes all{target_item()};
+    if (!is(",")) return std::move(all[0]);
     while (skip(",") && (peek().type == Tok::kName || is("(")) && !is("in"))
-      add(tuple, target_item());
-    return tuple;
+      all.push_back(target_item());
+    return {at, [all = std::move(all)](In& in, auto& value) {
+              const auto& values = items_of(in, value);
+              if (values.size() != all.size())
+                throw Fault(str("expected ", all.size(), " values, got ", values.size()));
+              for (size_t i = 0; i < all.size(); ++i) all[i](in, values[i]);
+              return Value();
+            }};
   }
 
-  Node target_item() {
+  Code target_item() {
     const Nested nested(document_.constants);
     const size_t at = peek().at;
     if (skip("(")) {
-      Node inner = target();
+      Code inner = target();
       expect(")");
       return inner;
     }
-    if (is("loop") || find_constant(peek().text) != nullptr)
-      throw Fault(str("nothing can be assigned to '", peek().text, "'"));
-    Node name = named(Kind::kName, at, take_name());
-    if (!skip(".")) return name;
-    Node field = make(Kind::kAttribute, at, std::move(name));
-    field.name = take_name();
-    return field;
+    const std::string_view name = take_name();
+    if (name == "loop" || find_constant(name) != nullptr)
+      throw Fault(str("nothing can be assigned to '", name, "'"), at);
+    if (!skip(".")) return name_target(at, name);
+    return {at, [name, field = take_name()](In& in, auto& value) {
+              in.set_field(in.variable(name), field, value);
+              return Value();
+            }};
+  }
+
+  static Code name_target(size_t at, std::string_view name) {
+    return {at, [name](In& in, auto& value) {
+              in.set(name, value);
+              return Value();
+            }};
   }
 
   // Expressions, from those that bind loosest.
 
-  Node expressions() { return list_of(&Parser::expression); }
+  Code expressions() { return list_of(&Parser::expression); }
 
   // One, or a tuple if there are commas.
-  Node list_of(Node (Parser::*parse)()) {
+  Code list_of(Code (Parser::*parse)()) {
     const size_t at = peek().at;
-    Node first = (this->*parse)();
-    if (!is(",")) return first;
-    Node tuple = make(Kind::kTuple, at, std::move(first));
-    while (skip(",") && !is_any({")", "}}", "%}"})) add(tuple, (this->*parse)());
-    return tuple;
+    Codes items{(this->*parse)()};
+    if (!is(",")) return std::move(items[0]);
+    while (skip(",") && !is_any({")", "}}", "%}"})) items.push_back((this->*parse)());
+    return list(at, std::move(items), Flavor::kTuple);
+  }
+  static Code list(size_t at, Codes items, Flavor flavor) {
+    return {at, [items = std::move(items), flavor](In& in, auto&) {
+              return in.list(values_of(in, items), flavor);
+            }};
   }
 
-  Node expression() {
+  Code expression() {
     const Nested nested(document_.constants);
-    Node e = disjunction();
-    while (is("if")) {
-      const size_t at = take().at;
-      Node condition = disjunction();
-      e = make(Kind::kIf, at, std::move(condition), std::move(e),
-               skip("else") ? expression() : constant(at, Undefined{"no 'else' was given"}));
-    }
-    return e;
+    Code e = disjunction();
+    const size_t at = peek().at;
+    if (!skip("if")) return e;
+    Branches branches(1);
+    branches[0] = {disjunction(), std::move(e)};
+    return choice(at, std::move(branches), skip("else") ? expression() : no_else(at));
   }
 
-  Node disjunction() { return operation(Level::kOr); }
+  Code disjunction() { return operation(Level::kOr); }
 
-  Node operation(Level level) {
+  Code operation(Level level) {
     const size_t at = peek().at;
-    if (level == Level::kEnd) return filters(unary());
+    if (level == Level::kComparison) return comparison();
+    if (level == Level::kEnd) return operand();
+    const auto next = static_cast<Level>(static_cast<int>(level) + 1);
     if (level == Level::kNot && skip("not")) {
       const Nested nested(document_.constants);
-      return make(Kind::kNot, at, operation(level));
+      return negation(at, operation(level));
     }
-    const auto next = static_cast<Level>(static_cast<int>(level) + 1);
-    Node e = operation(next);
-    bool is_chain = false;
+    Code first = operation(next);
+    Codes steps;
     while (true) {
-      const bool is_not_in = is("not") && is("in", 1);
-      const Operator* op = find_operator(level, is_not_in ? "not in" : peek().text);
-      if (op == nullptr) return e;
-      if (!std::exchange(is_chain, true)) e = make(Kind::kChain, at, std::move(e));
-      Node operand{.kind = Kind::kOperand, .at = static_cast<uint32_t>(peek().at), .op = op};
-      next_ += is_not_in ? 2 : 1;
-      add(operand, operation(next));
-      add(e, std::move(operand));
-      e.op = op;
+      const size_t op_at = peek().at;
+      const Operator* op = take_operator(level);
+      if (op == nullptr) return chain(at, std::move(first), std::move(steps));
+      steps.emplace_back(op_at, [op, right = operation(next)](In& in, auto& left) {
+        if (op->apply != nullptr) return op->apply(in, left, right(in));
+        return truthy(left) == (op->level == Level::kOr) ? left : right(in);
+      });
     }
   }
 
-  Node unary() {
+  const Operator* take_operator(Level level) {
+    const bool is_not_in = is("not") && is("in", 1);
+    const Operator* op = find_operator(level, is_not_in ? "not in" : peek().text);
+    if (op != nullptr) next_ += is_not_in ? 2 : 1;
+    return op;
+  }
+
+  static Code negation(size_t at, Code e) {
+    return {at, [e = std::move(e)](In& in, auto& left) { return !truthy(e(in, left)); }};
+  }
+
+  // a < b < c: whether all hold, each operand being evaluated once, and none after one that fails.
+  Code comparison() {
+    const Level next = Level::kSum;
+    Code first = operation(next);
+    const size_t at = peek().at;
+    std::vector<std::pair<const Operator*, Code>> rest;
+    while (const Operator* op = take_operator(Level::kComparison))
+      rest.emplace_back(op, operation(next));
+    if (rest.empty()) return first;
+    return {at, [first = std::move(first), rest = std::move(rest)](In& in, auto&) {
+              Value left = first(in), result;
+              for (const auto& [op, operand] : rest) {
+                const Value right = operand(in);
+                result = op->apply(in, left, right);
+                if (!truthy(result)) break;
+                left = right;
+              }
+              return result;
+            }};
+  }
+
+  Code operand() {
+    const size_t at = peek().at;
+    Code first = unary();
+    Codes steps;
+    filters(steps);
+    return chain(at, std::move(first), std::move(steps));
+  }
+
+  Code unary() {
     const Nested nested(document_.constants);
     const size_t at = peek().at;
     if (!is_any({"-", "+"})) return postfix(primary());
-    const int64_t sign = take().text == "-" ? -1 : 1;
-    Node e = make(Kind::kSign, at, unary());
-    e.value = sign;
-    return e;
+    const Value sign = take().text == "-" ? -1 : 1;
+    return {at, [sign, e = unary()](In& in, auto&) {
+              return operate(in, Level::kProduct, "*", sign, checked_number(e(in)));
+            }};
   }
 
-  Node primary() {
+  Code primary() {
     const size_t at = peek().at;
     if (peek().type == Tok::kConst) return literal(at);
     if (peek().type == Tok::kName) {
       const std::string_view name = take().text;
-      const Constant* known = find_constant(name);
-      return known != nullptr ? constant(at, known->value) : named(Kind::kName, at, name);
+      if (const Value* known = find_constant(name)) return constant(at, *known);
+      return {at, [name](In& in, auto&) { return in.variable(name); }};
     }
-    Node e = make(Kind::kTuple, at);
+    Codes items;
+    const auto add = [&] { items.push_back(expression()); };
     if (skip("(")) {
-      if (!is(")")) e = expressions();
+      if (skip(")")) return list(at, {}, Flavor::kTuple);
+      Code inner = expressions();
       expect(")");
-      return e;
+      return inner;
     }
     if (skip("[")) {
-      e.kind = Kind::kList;
-      items_until("]", [&] { add(e, expression()); });
-      return e;
+      items_until("]", add);
+      return list(at, std::move(items), Flavor::kList);
     }
     if (!skip("{")) fail_expecting("an expression");
-    e.kind = Kind::kDict;
     items_until("}", [&] {
-      add(e, expression());
+      add();
       expect(":");
-      add(e, expression());
+      add();
     });
-    return e;
+    return {at, [items = std::move(items)](In& in, auto&) {
+              const std::vector<Value> values = values_of(in, items);
+              Entries entries;
+              for (size_t i = 0; i < values.size(); i += 2)
+                set_entry(in, entries, values[i], values[i + 1]);
+              return in.dict(std::move(entries));
+            }};
+  }
+
+  static const Value* find_constant(std::string_view name) {
+    for (const auto& [known, value] : kConstants)
+      if (known == name) return &value;
+    return nullptr;
   }
 
   // A number, or texts side by side, which are one.
-  Node literal(size_t at) {
+  Code literal(size_t at) {
     const Value first = take().value;
     if (!first.is_text() || !peek().value.is_text()) return constant(at, first);
     std::string text(first.text());
@@ -359,93 +455,102 @@ class Parser {
     }
   }
 
-  Node postfix(Node e) {
+  // `call`: for the arguments of the last step, if that is a call.
+  Code postfix(Code first, std::shared_ptr<Arguments>* call = nullptr) {
+    const size_t begin = peek().at;
+    Codes steps;
     while (true) {
       const size_t at = peek().at;
       if (is("(")) {
-        e = make(Kind::kCall, at, std::move(e));
-        arguments(e);
-      } else if (skip("[")) {
-        e = subscript(at, std::move(e));
-      } else if (skip(".")) {
-        const bool is_index = peek().type == Tok::kConst;
-        e = make(is_index ? Kind::kItem : Kind::kAttribute, at, std::move(e));
-        if (is_index)
-          add(e, constant(at, take().value));
-        else
-          e.name = take_name();
-      } else {
-        return e;
+        const auto all = std::make_shared<Arguments>(arguments());
+        steps.emplace_back(at,
+                           [all](In& in, auto& left) { return in.call(left, in.evaluate(*all)); });
+        if (call != nullptr) *call = all;
+        continue;
       }
+      if (skip("["))
+        steps.push_back(subscript(at));
+      else if (skip("."))
+        steps.push_back(field(at));
+      else
+        return chain(begin, std::move(first), std::move(steps));
+      if (call != nullptr) call->reset();
     }
   }
 
-  Node subscript(size_t at, Node object) {
-    Node parts = make(Kind::kSlice, at, std::move(object));
-    const Node none = constant(at, None{});
-    do add(parts, is_any({":", "]"}) ? none : expression());
-    while (parts.kids.size() < 4 && skip(":"));
+  Code field(size_t at) {
+    if (peek().type == Tok::kConst)
+      return {at, [key = take().value](In& in, auto& left) { return in.item(left, key); }};
+    return {at, [name = take_name()](In& in, auto& left) { return in.attribute(left, name); }};
+  }
+
+  Code subscript(size_t at) {
+    Codes parts;
+    do parts.push_back(is_any({":", "]"}) ? constant(at, None{}) : expression());
+    while (parts.size() < 3 && skip(":"));
     expect("]");
-    if (parts.kids.size() == 2) {
-      parts.kind = Kind::kItem;
-      return parts;
-    }
-    while (parts.kids.size() < 4) add(parts, none);
-    return parts;
+    if (parts.size() == 1)
+      return {at,
+              [key = std::move(parts[0])](In& in, auto& left) { return in.item(left, key(in)); }};
+    parts.resize(3, constant(at, None{}));
+    return {at, [parts = std::move(parts)](In& in, auto& left) {
+              return slice(in, left, {parts[0](in), parts[1](in), parts[2](in)});
+            }};
   }
 
-  // Adds those of a call, from its '('.
-  void arguments(Node& call) {
+  Arguments arguments() {
+    Arguments all;
     expect("(");
-    bool named_before = false;
     items_until(")", [&] {
-      const size_t at = peek().at;
       const bool is_keyword = peek().type == Tok::kName && is("=", 1);
       const std::string_view name = is_keyword ? take().text : "";
-      const bool is_spread = !is_keyword && skip("*");
+      const bool spread = !is_keyword && skip("*");
       if (is_keyword) take();
-      if (named_before && !is_keyword && !is_spread)
-        throw Fault("an argument without a name after a named one", at);
-      named_before = named_before || is_keyword || is_spread;
-      Node argument = expression();
-      if (is_keyword || is_spread)
-        argument = make(is_keyword ? Kind::kKeyword : Kind::kSpread, at, std::move(argument));
-      if (is_keyword) argument.name = name;
-      add(call, std::move(argument));
+      if (!is_keyword && !spread && !all.empty() && !all.back().name.empty())
+        throw Fault("an argument without a name after a named one", peek().at);
+      all.push_back({expression(), name, spread});
     });
+    return all;
   }
 
-  Node filters(Node e) {
+  void filters(Codes& steps) {
     while (true) {
       if (skip("|"))
-        e = filter(std::move(e));
+        steps.push_back(filter());
       else if (skip("is"))
-        e = test(std::move(e));
+        steps.push_back(test());
       else
-        return e;
+        return;
     }
   }
 
-  Node filter(Node value) {
-    Node e = make(Kind::kFilter, peek().at, std::move(value));
-    e.name = take_name();
-    e.native = find_native(filters_table(), e.name);
-    if (is("(")) arguments(e);
-    return e;
+  Code filter() {
+    const size_t at = peek().at;
+    const std::string_view name = take_name();
+    return native(at, find_native(filters_table(), name), str("filter '", name, "'"),
+                  is("(") ? arguments() : Arguments());
   }
 
-  Node test(Node value) {
+  Code test() {
     const size_t at = peek().at;
     const bool negated = skip("not");
-    Node e = make(Kind::kTest, at, std::move(value));
-    e.name = take_name();
-    e.native = find_native(tests_table(), e.name);
+    const std::string_view name = take_name();
+    Arguments all;
     if (is("("))
-      arguments(e);
+      all = arguments();
     else if (peek().type == Tok::kConst || is_any({"[", "{"}) ||
              (peek().type == Tok::kName && !is_any({"else", "or", "and", "is"})))
-      add(e, postfix(primary()));
-    return negated ? make(Kind::kNot, at, std::move(e)) : std::move(e);
+      all.push_back({postfix(primary())});
+    Code e = native(at, find_native(tests_table(), name), str("test '", name, "'"), std::move(all));
+    return negated ? negation(at, std::move(e)) : std::move(e);
+  }
+
+  // One that is not there is an error only where it is used.
+  static Code native(size_t at, const Native* native, std::string what, Arguments all) {
+    return {at, [native, what = std::move(what), all = std::move(all)](In& in, auto& left) {
+              if (native == nullptr) throw Fault("there is no " + what);
+              return in.call_native(*native, left, in.evaluate(all));
+            }};
   }
 
   Document& document_;
@@ -462,11 +567,11 @@ const Parser::Keyword Parser::kKeywords[] = {
     {"call", &Parser::call_statement},
     {"filter", &Parser::filter_statement},
     {"generation", &Parser::generation_statement},
-    {"break", &Parser::jump_statement<Kind::kBreak>},
-    {"continue", &Parser::jump_statement<Kind::kContinue>},
+    {"break", &Parser::jump_statement<Flow::kBreak>},
+    {"continue", &Parser::jump_statement<Flow::kContinue>},
 };
 
-Node Parser::statement() {
+Code Parser::statement() {
   const size_t at = peek().at;
   const std::string_view name = take_name();
   for (const Keyword& keyword : kKeywords)

@@ -29,24 +29,13 @@ class Fault : public std::runtime_error {
   size_t at;  // byte of the source
 };
 
-// function(), with at() as the place of a Fault that has none.
-template <class At, class Function>
-auto located(At at, Function function) {
-  try {
-    return function();
-  } catch (Fault& fault) {
-    if (fault.at == Fault::kNowhere) fault.at = at();
-    throw;
-  }
-}
-
 struct List;
 struct Dict;
 struct Scope;
 struct Loop;
 struct Function;
 struct Native;
-struct Node;
+struct Macro;
 
 struct Undefined {
   std::string_view why;  // empty: an argument that was not given
@@ -123,7 +112,7 @@ struct Loop {
 struct Function {
   const Native* native = nullptr;
   Value self = {};
-  const Node* macro = nullptr;
+  const Macro* macro = nullptr;
   Scope* scope = nullptr;
 };
 
