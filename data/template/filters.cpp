@@ -87,8 +87,7 @@ Value unique(Call& c) {
 }
 
 std::vector<Value> pairs_of(Call& c) {
-  if (c.self().is<Undefined>()) throw Fault(why_undefined(c.self()));
-  if (c.self().dict() == nullptr) throw Fault("expected a dict, got " + type_name(c.self()));
+  if (c.self().dict() == nullptr) fail_type("a dict", c.self());
   std::vector<Value> pairs;
   for (const auto& [key, item] : c.self().dict()->entries)
     pairs.push_back(c.in.list({key, item}, Flavor::kTuple));
@@ -253,7 +252,7 @@ std::optional<Number> parse_number(std::string_view text, Base... base) {
 
 // Of a number, or of a text that has one.
 std::optional<double> number_of(const Value& value) {
-  if (value.is<Undefined>()) throw Fault(why_undefined(value));
+  check_defined(value);
   if (value.is_number()) return value.number();
   return parse_number<double>(value.text());
 }
@@ -274,13 +273,13 @@ Value to_float(Call& c) {
 }
 
 Value absolute(Call& c) {
-  const Value& number = checked_number(c.self());
+  const Value& number = c.number(0);
   if (number.is<double>()) return std::abs(number.number());
   return operate(c.in, Level::kProduct, "*", number, number.integer() < 0 ? -1 : 1);
 }
 
 Value round(Call& c) {
-  const Value& number = checked_number(c.self());
+  const Value& number = c.number(0);
   const auto digits = static_cast<int>(std::clamp<int64_t>(c.integer(1, 0), 0, 300));
   if (number.is_integral()) return number.integer();
   const double scale = std::pow(10.0, digits), rounded = std::nearbyint(number.number() * scale);

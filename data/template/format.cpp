@@ -34,8 +34,7 @@ std::string scalar(const Value& value, bool json) {
     if (!json || std::isfinite(value.number())) return float_repr(value.number());
     return std::isnan(value.number()) ? "NaN" : value.number() > 0 ? "Infinity" : "-Infinity";
   }
-  if (json && value.is<Undefined>()) throw Fault("undefined in JSON: " + why_undefined(value));
-  if (json) throw Fault(str("a ", type_name(value), " cannot be JSON"));
+  if (json) fail_type("a value that JSON has", value);
   return value.is<Undefined>() ? "Undefined" : str("<", type_name(value), ">");
 }
 

@@ -28,7 +28,7 @@ Value Code::operator()(Interpreter& in, const Value& left) const {
   try {
     const Nested nested(in);
     in.work(1);
-    return function_(in, left);
+    return (*function_)(in, left);
   } catch (Fault& fault) {
     if (fault.at == Fault::kNowhere) fault.at = at_;
     throw;
@@ -46,19 +46,20 @@ Value Interpreter::variable(std::string_view name) {
   return undefined(str("'", name, "' is undefined"));
 }
 
-void Interpreter::set(Scope& scope, std::string_view name, const Value& value) {
+Value Interpreter::set(Scope& scope, std::string_view name, const Value& value) {
   work(6);  // an entry of the map takes some 90 bytes
   scope.variables[name] = value;
+  return {};
 }
 
-void Interpreter::set_field(const Value& object, std::string_view name, const Value& value) {
+Value Interpreter::set_field(const Value& object, std::string_view name, const Value& value) {
   if (!object.is<Scope*>())
     throw Fault(str("cannot assign to a field of a ", type_name(object), ", only of a namespace"));
-  set(*object.as<Scope*>(), name, value);
+  return set(*object.as<Scope*>(), name, value);
 }
 
 Value Interpreter::attribute(const Value& object, std::string_view name) {
-  if (object.is<Undefined>()) throw Fault(why_undefined(object));
+  check_defined(object);
   if (const Scope* ns = object.as<Scope*>())
     if (const auto found = ns->variables.find(name); found != ns->variables.end())
       return found->second;
@@ -72,7 +73,7 @@ Value Interpreter::attribute(const Value& object, std::string_view name) {
 }
 
 Value Interpreter::item(const Value& object, const Value& key) {
-  if (object.is<Undefined>()) throw Fault(why_undefined(object));
+  check_defined(object);
   if (const auto value = find_item(*this, object, key)) return *value;
   if (key.is_text()) return attribute(object, key.text());
   std::string name;
@@ -114,7 +115,7 @@ void Args::expect_none(std::string_view callee) const {
 }
 
 Value Interpreter::call(const Value& value, Args args) {
-  if (value.is<Undefined>()) throw Fault(why_undefined(value));
+  check_defined(value);
   const Function* function = value.as<const Function*>();
   if (function == nullptr) throw Fault(str("a ", type_name(value), " cannot be called"));
   if (function->macro != nullptr) return call_macro(*function, std::move(args));
@@ -163,9 +164,10 @@ Value Interpreter::call_macro(const Function& function, Args args) {
 
 // Statements.
 
-void Interpreter::run(const std::vector<Code>& statements) {
+Value Interpreter::run(const std::vector<Code>& statements) {
   for (size_t i = 0; i < statements.size() && flow_ == Flow::kNext; ++i)
     print(*this, *out_, statements[i](*this));
+  return {};
 }
 
 Value Interpreter::capture(const Code& body) {
@@ -178,7 +180,7 @@ Value Interpreter::capture(const Code& body) {
   return text(std::move(printed));
 }
 
-void Interpreter::run_for(const For& code) {
+Value Interpreter::run_for(const For& code) {
   Scope* const outside = scope_;
   const std::vector<Value>* items = &items_of(*this, code.list(*this));
   if (code.condition) {
@@ -208,15 +210,17 @@ void Interpreter::run_for(const For& code) {
     code.otherwise(*this);
   }
   scope_ = outside;
+  return {};
 }
 
-void Interpreter::run_generation(const Code& body) {
+Value Interpreter::run_generation(const Code& body) {
   Scope* const outside = scope_;
   enter(outside);
   const size_t begin = out_->size();
   body(*this);
   if (captures_ == 0) rendered_.generation_spans.emplace_back(begin, out_->size());
   scope_ = outside;
+  return {};
 }
 
 }  // namespace cohort::jinja

@@ -3,6 +3,7 @@
 
 #include <ctime>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,12 +15,14 @@
 namespace cohort::jinja {
 
 // A compiled piece of a template. `left` is the value that a filter, an operator or an assignment
-// is for. An expression has a value; a statement prints, and its value is undefined.
+// is for. An expression has a value; a statement prints, and its value is undefined. Copies share
+// what they do.
 class Code {
  public:
   using Function = std::function<Value(Interpreter& in, const Value& left)>;
   Code() = default;
-  Code(size_t at, Function function) : at_(at), function_(std::move(function)) {}
+  Code(size_t at, Function function)
+      : at_(at), function_(std::make_shared<const Function>(std::move(function))) {}
 
   explicit operator bool() const { return function_ != nullptr; }
   // Throws Fault with its place.
@@ -27,7 +30,7 @@ class Code {
 
  private:
   size_t at_ = 0;  // byte of the source
-  Function function_;
+  std::shared_ptr<const Function> function_;
 };
 
 struct Argument {
@@ -67,25 +70,28 @@ class Interpreter : public Heap {
   Value call_native(const Native& native, const Value& self, Args args);
   std::tm now() const;
 
-  // For compiled code.
+  // For compiled code. What has no value of its own returns an undefined one.
   Value variable(std::string_view name);
-  void set(std::string_view name, const Value& value) { set(*scope_, name, value); }
-  void set_field(const Value& object, std::string_view name, const Value& value);
+  Value set(std::string_view name, const Value& value) { return set(*scope_, name, value); }
+  Value set_field(const Value& object, std::string_view name, const Value& value);
   Args evaluate(const Arguments& arguments);
   Value call(const Value& function, Args args);
   Value make_macro(const Macro& macro) { return make(Function{.macro = &macro, .scope = scope_}); }
-  void run(const std::vector<Code>& statements);  // prints the values
-  Value capture(const Code& body);                // what it prints
-  void run_for(const For& loop);
-  void run_generation(const Code& body);
+  Value run(const std::vector<Code>& statements);  // prints the values
+  Value capture(const Code& body);                 // what it prints
+  Value run_for(const For& loop);
+  Value run_generation(const Code& body);
 
   enum class Flow { kNext, kBreak, kContinue };
-  void leave(Flow flow) { flow_ = flow; }
+  Value leave(Flow flow) {
+    flow_ = flow;
+    return {};
+  }
 
  private:
   Value call_macro(const Function& function, Args args);
   void enter(Scope* parent) { scope_ = make(Scope{parent}); }
-  void set(Scope& scope, std::string_view name, const Value& value);
+  Value set(Scope& scope, std::string_view name, const Value& value);
 
   const RenderOptions& options_;
   int captures_ = 0;

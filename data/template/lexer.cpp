@@ -55,13 +55,9 @@ class Lexer {
   size_t end_of_space(size_t at) const {
     return source_.size() - strip(source_.substr(at), Side::kLeft).size();
   }
-  size_t end_of_digits(size_t at) const {
-    while (is_digit(static_cast<unsigned char>(peek(at))) || peek(at) == '_') ++at;
-    return at;
-  }
+  static bool is_digit(char c) { return c >= '0' && c <= '9'; }
   static bool is_name(char c) {
-    return c == '_' || is_digit(static_cast<unsigned char>(c)) ||
-           ((c | 32) >= 'a' && (c | 32) <= 'z');
+    return c == '_' || is_digit(c) || ((c | 32) >= 'a' && (c | 32) <= 'z');
   }
 
   // The next `size` bytes.
@@ -144,7 +140,7 @@ class Lexer {
         return;
       }
       const char c = peek(at);
-      if (is_digit(static_cast<unsigned char>(c))) {
+      if (is_digit(c)) {
         take_number();
       } else if (c == '\'' || c == '"') {
         take_string();
@@ -169,24 +165,19 @@ class Lexer {
   }
 
   void take_number() {
-    size_t end = end_of_digits(at_);
-    const size_t whole = end;
-    // In a.0.1 there is no 0.1.
-    if (peek(end) == '.' && is_digit(static_cast<unsigned char>(peek(end + 1))) &&
-        peek(at_ - 1) != '.')
-      end = end_of_digits(end + 1);
-    const size_t exponent = end + 1 + has_sign(end + 1);
-    if ((peek(end) | 32) == 'e' && end_of_digits(exponent) > exponent)
-      end = end_of_digits(exponent);
-    std::string text(source_.substr(at_, end - at_));
-    std::erase(text, '_');
-    const char* last = text.data() + text.size();
-    double number = 0;
+    const char *const begin = source_.data() + at_, *const end = source_.data() + source_.size();
     int64_t integer = 0;
-    const auto result = end > whole ? std::from_chars(text.data(), last, number)
-                                    : std::from_chars(text.data(), last, integer);
+    double number = 0;
+    auto result = std::from_chars(begin, end, integer);
+    const auto after = at_ + static_cast<size_t>(result.ptr - begin);
+    // In a.0.1 there is no 0.1.
+    const bool is_float =
+        source_[at_ - 1] != '.' &&
+        ((peek(after) == '.' && is_digit(peek(after + 1))) || (peek(after) | 32) == 'e');
+    if (is_float) result = std::from_chars(begin, end, number);
     if (result.ec != std::errc()) throw Fault("a number is too large", at_);
-    push(Tok::kConst, end - at_, end > whole ? Value(number) : Value(integer));
+    push(Tok::kConst, static_cast<size_t>(result.ptr - begin),
+         is_float ? Value(number) : Value(integer));
   }
 
   void take_string() {

@@ -20,20 +20,22 @@ const std::vector<Value>& Call::items(size_t i) const {
 }
 
 std::string_view Call::text(size_t i) const {
-  if (args[i].is<Undefined>()) throw Fault(why_undefined(args[i]));
-  if (!args[i].is_text()) throw Fault("expected a text, got " + type_name(args[i]));
+  if (!args[i].is_text()) fail_type("a text", args[i]);
   return args[i].text();
 }
 
 std::optional<std::string_view> Call::optional_text(size_t i) const {
-  if (!args[i].given()) return {};
-  return text(i);
+  return args[i].given() ? std::optional(text(i)) : std::nullopt;
+}
+
+const Value& Call::number(size_t i) const {
+  if (!args[i].is_number()) fail_type("a number", args[i]);
+  return args[i];
 }
 
 int64_t Call::integer(size_t i, int64_t otherwise) const {
-  if (args[i].absent()) return otherwise;
-  if (!args[i].is_integral()) throw Fault("expected a whole number, got " + type_name(args[i]));
-  return args[i].integer();
+  if (!args[i].absent() && !args[i].is_integral()) fail_type("a whole number", args[i]);
+  return args[i].absent() ? otherwise : args[i].integer();
 }
 
 const Native* find_native(Natives natives, std::string_view name) {
@@ -97,7 +99,7 @@ Value starts_or_ends(Call& c) {
   if (const List* list = c.args[1].list(); list != nullptr && list->flavor == Flavor::kTuple)
     affixes = c.items(1);
   return std::any_of(affixes.begin(), affixes.end(), [&](const Value& affix) {
-    if (!affix.is_text()) throw Fault("expected a text, got " + type_name(affix));
+    if (!affix.is_text()) fail_type("a text", affix);
     return side == Side::kLeft ? c.text(0).starts_with(affix.text())
                                : c.text(0).ends_with(affix.text());
   });
@@ -137,7 +139,7 @@ Value join(Call& c) {
   std::string out;
   bool first = true;
   for (const Value& item : c.items(1)) {
-    if (!item.is_text()) throw Fault("join() needs texts, got " + type_name(item));
+    if (!item.is_text()) fail_type("a text", item);
     if (!std::exchange(first, false)) c.in.append(out, c.text(0));
     c.in.append(out, item.text());
   }
@@ -241,7 +243,7 @@ constexpr Native kTests[] = {
     {"defined", "", [](Call& c) { return Value(!c.self().is<Undefined>()); }},
     {"divisibleby", "num", is_modulo<0>},
     {"even", "", is_modulo<0>},
-    {"false", "", [](Call& c) { return Value(are_same(c.self(), false)); }},
+    {"false", "", [](Call& c) { return Value(c.self() == Value(false)); }},
     {"float", "", is_a<double>},
     {"in", "seq", holds<'i', 'n'>},
     {"integer", "", is_a<int64_t>},
@@ -251,10 +253,10 @@ constexpr Native kTests[] = {
     {"none", "", is_a<None>},
     {"number", "", [](Call& c) { return Value(c.self().is_number()); }},
     {"odd", "", is_modulo<1>},
-    {"sameas", "other", [](Call& c) { return Value(are_same(c.self(), c.args[1])); }},
+    {"sameas", "other", [](Call& c) { return Value(c.self() == c.args[1]); }},
     {"sequence", "", [](Call& c) { return Value(length(c.self()).has_value()); }},
     {"string", "", is_a<std::string_view>},
-    {"true", "", [](Call& c) { return Value(are_same(c.self(), true)); }},
+    {"true", "", [](Call& c) { return Value(c.self() == Value(true)); }},
     {"undefined", "", is_a<Undefined>},
     {"upper", "", is_cased<upper>},
 };
@@ -279,7 +281,7 @@ Value range(Call& c) {
 Entries entries_of(Call& c) {
   Entries entries;
   for (size_t i = 1; i < c.args.size(); ++i) {
-    if (c.args[i].dict() == nullptr) throw Fault("expected a dict, got " + type_name(c.args[i]));
+    if (c.args[i].dict() == nullptr) fail_type("a dict", c.args[i]);
     for (const auto& [key, item] : c.args[i].dict()->entries) set_entry(c.in, entries, key, item);
   }
   for (const auto& [name, value] : c.keywords) set_entry(c.in, entries, name, value);

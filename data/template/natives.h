@@ -47,7 +47,8 @@ struct Call {
   // Fault for another type.
   std::string_view text(size_t i) const;
   std::optional<std::string_view> optional_text(size_t i) const;  // nothing for None too
-  int64_t integer(size_t i, int64_t otherwise) const;             // `otherwise` if it was not given
+  const Value& number(size_t i) const;
+  int64_t integer(size_t i, int64_t otherwise) const;  // `otherwise` if it was not given
 };
 
 struct Native {

@@ -75,13 +75,13 @@ class Parser {
   }
 
   static Code constant(size_t at, Value value) {
-    return {at, [value](auto&, auto&) { return value; }};
+    return {at, [=](auto&, auto&) { return value; }};
   }
 
   // A value that goes through one piece of code after the other.
   static Code chain(size_t at, Code first, Codes steps) {
     if (steps.empty()) return first;
-    return {at, [first = std::move(first), steps = std::move(steps)](In& in, auto&) {
+    return {at, [=](In& in, auto&) {
               Value value = first(in);
               for (const Code& step : steps) value = step(in, value);
               return value;
@@ -118,10 +118,7 @@ class Parser {
     }
     if (ends.size() > 0 && !is_any(ends))
       throw Fault(str("{% ", *(ends.end() - 1), " %} is missing"));
-    return {at, [all = std::move(all)](In& in, auto&) {
-              in.run(all);
-              return Value();
-            }};
+    return {at, [=](In& in, auto&) { return in.run(all); }};
   }
 
   Code statement();
@@ -150,16 +147,13 @@ class Parser {
     --loops_;
     if (skip("else")) loop.otherwise = block({"endfor"});
     take();
-    return {at, [loop = std::move(loop)](In& in, auto&) {
-              in.run_for(loop);
-              return Value();
-            }};
+    return {at, [=](In& in, auto&) { return in.run_for(loop); }};
   }
 
   // Conditions with what follows from them.
   using Branches = std::vector<std::pair<Code, Code>>;
   static Code choice(size_t at, Branches branches, Code otherwise) {
-    return {at, [branches = std::move(branches), otherwise = std::move(otherwise)](In& in, auto&) {
+    return {at, [=](In& in, auto&) {
               for (const auto& [condition, then] : branches)
                 if (truthy(condition(in))) return then(in);
               return otherwise(in);
@@ -185,9 +179,7 @@ class Parser {
   }
 
   static Code assignment(size_t at, Code to, Code value) {
-    return {at, [to = std::move(to), value = std::move(value)](In& in, auto&) {
-              return to(in, value(in));
-            }};
+    return {at, [=](In& in, auto&) { return to(in, value(in)); }};
   }
 
   Code filter_statement(size_t at) { return captured(at, "endfilter"); }
@@ -209,9 +201,7 @@ class Parser {
   }
 
   static Code function(size_t at, Macro macro) {
-    return {at, [macro = std::make_shared<const Macro>(std::move(macro))](In& in, auto&) {
-              return in.make_macro(*macro);
-            }};
+    return {at, [=](In& in, auto&) { return in.make_macro(macro); }};
   }
 
   Arguments parameters() {
@@ -238,8 +228,7 @@ class Parser {
   Code generation_statement(size_t at) {
     document_.has_generation_blocks = true;
     return {at, [body = closed_block("endgeneration")](In& in, auto&) {
-              in.run_generation(body);
-              return Value();
+              return in.run_generation(body);
             }};
   }
 
@@ -247,10 +236,7 @@ class Parser {
   Code jump_statement(size_t at) {
     if (loops_ == 0)
       throw Fault("{% break %} and {% continue %} stand inside a {% for %} only", at);
-    return {at, [](In& in, auto&) {
-              in.leave(flow);
-              return Value();
-            }};
+    return {at, [](In& in, auto&) { return in.leave(flow); }};
   }
 
   // What something is assigned to: names, fields of namespaces, and tuples of them.
@@ -260,7 +246,7 @@ class Parser {
     if (!is(",")) return std::move(all[0]);
     while (skip(",") && (peek().type == Tok::kName || is("(")) && !is("in"))
       all.push_back(target_item());
-    return {at, [all = std::move(all)](In& in, auto& value) {
+    return {at, [=](In& in, auto& value) {
               const auto& values = items_of(in, value);
               if (values.size() != all.size())
                 throw Fault(str("expected ", all.size(), " values, got ", values.size()));
@@ -282,16 +268,12 @@ class Parser {
       throw Fault(str("nothing can be assigned to '", name, "'"), at);
     if (!skip(".")) return name_target(at, name);
     return {at, [name, field = take_name()](In& in, auto& value) {
-              in.set_field(in.variable(name), field, value);
-              return Value();
+              return in.set_field(in.variable(name), field, value);
             }};
   }
 
   static Code name_target(size_t at, std::string_view name) {
-    return {at, [name](In& in, auto& value) {
-              in.set(name, value);
-              return Value();
-            }};
+    return {at, [=](In& in, auto& value) { return in.set(name, value); }};
   }
 
   // Expressions, from those that bind loosest.
@@ -307,9 +289,7 @@ class Parser {
     return list(at, std::move(items), Flavor::kTuple);
   }
   static Code list(size_t at, Codes items, Flavor flavor) {
-    return {at, [items = std::move(items), flavor](In& in, auto&) {
-              return in.list(values_of(in, items), flavor);
-            }};
+    return {at, [=](In& in, auto&) { return in.list(values_of(in, items), flavor); }};
   }
 
   Code expression() {
@@ -354,7 +334,7 @@ class Parser {
   }
 
   static Code negation(size_t at, Code e) {
-    return {at, [e = std::move(e)](In& in, auto& left) { return !truthy(e(in, left)); }};
+    return {at, [=](In& in, auto& left) { return !truthy(e(in, left)); }};
   }
 
   // a < b < c: whether all hold, each operand being evaluated once, and none after one that fails.
@@ -366,7 +346,7 @@ class Parser {
     while (const Operator* op = take_operator(Level::kComparison))
       rest.emplace_back(op, operation(next));
     if (rest.empty()) return first;
-    return {at, [first = std::move(first), rest = std::move(rest)](In& in, auto&) {
+    return {at, [=](In& in, auto&) {
               Value left = first(in), result;
               for (const auto& [op, operand] : rest) {
                 const Value right = operand(in);
@@ -392,7 +372,9 @@ class Parser {
     if (!is_any({"-", "+"})) return postfix(primary());
     const Value sign = take().text == "-" ? -1 : 1;
     return {at, [sign, e = unary()](In& in, auto&) {
-              return operate(in, Level::kProduct, "*", sign, checked_number(e(in)));
+              const Value value = e(in);
+              if (!value.is_number()) fail_type("a number", value);
+              return operate(in, Level::kProduct, "*", sign, value);
             }};
   }
 
@@ -402,7 +384,7 @@ class Parser {
     if (peek().type == Tok::kName) {
       const std::string_view name = take().text;
       if (const Value* known = find_constant(name)) return constant(at, *known);
-      return {at, [name](In& in, auto&) { return in.variable(name); }};
+      return {at, [=](In& in, auto&) { return in.variable(name); }};
     }
     Codes items;
     const auto add = [&] { items.push_back(expression()); };
@@ -422,7 +404,7 @@ class Parser {
       expect(":");
       add();
     });
-    return {at, [items = std::move(items)](In& in, auto&) {
+    return {at, [=](In& in, auto&) {
               const std::vector<Value> values = values_of(in, items);
               Entries entries;
               for (size_t i = 0; i < values.size(); i += 2)
@@ -464,7 +446,7 @@ class Parser {
       if (is("(")) {
         const auto all = std::make_shared<Arguments>(arguments());
         steps.emplace_back(at,
-                           [all](In& in, auto& left) { return in.call(left, in.evaluate(*all)); });
+                           [=](In& in, auto& left) { return in.call(left, in.evaluate(*all)); });
         if (call != nullptr) *call = all;
         continue;
       }
@@ -493,7 +475,7 @@ class Parser {
       return {at,
               [key = std::move(parts[0])](In& in, auto& left) { return in.item(left, key(in)); }};
     parts.resize(3, constant(at, None{}));
-    return {at, [parts = std::move(parts)](In& in, auto& left) {
+    return {at, [=](In& in, auto& left) {
               return slice(in, left, {parts[0](in), parts[1](in), parts[2](in)});
             }};
   }
@@ -547,7 +529,7 @@ class Parser {
 
   // One that is not there is an error only where it is used.
   static Code native(size_t at, const Native* native, std::string what, Arguments all) {
-    return {at, [native, what = std::move(what), all = std::move(all)](In& in, auto& left) {
+    return {at, [=](In& in, auto& left) {
               if (native == nullptr) throw Fault("there is no " + what);
               return in.call_native(*native, left, in.evaluate(all));
             }};

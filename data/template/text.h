@@ -9,9 +9,6 @@ namespace cohort::jinja {
 
 bool is_space(char32_t c);
 bool is_printable(char32_t c);
-inline bool is_digit(char32_t c) {
-  return c >= '0' && c <= '9';
-}
 
 std::u32string decode(std::string_view text);
 size_t count_characters(std::string_view text);

@@ -81,8 +81,8 @@ bool are_alike(const Value& a, const Value& b) {
 }
 
 [[noreturn]] void no_operator(std::string_view op, const Value& a, const Value& b) {
-  for (const Value* v : {&a, &b})
-    if (v->is<Undefined>()) throw Fault(why_undefined(*v));
+  check_defined(a);
+  check_defined(b);
   throw Fault(str("'", op, "' is not defined for ", type_name(a), " and ", type_name(b)));
 }
 
@@ -97,14 +97,14 @@ std::string type_name(const Value& value) {
   return list != nullptr ? kFlavors[static_cast<size_t>(list->flavor)] : kTypes[value.index()];
 }
 
-std::string why_undefined(const Value& value) {
-  return value.absent() ? "a value is undefined" : std::string(value.as<Undefined>().why);
+void check_defined(const Value& value) {
+  if (value.absent()) throw Fault("a value is undefined");
+  if (value.is<Undefined>()) throw Fault(std::string(value.as<Undefined>().why));
 }
 
-const Value& checked_number(const Value& value) {
-  if (value.is<Undefined>()) throw Fault(why_undefined(value));
-  if (!value.is_number()) throw Fault("expected a number, got " + type_name(value));
-  return value;
+void fail_type(const char* noun, const Value& value) {
+  check_defined(value);
+  throw Fault(str("expected ", noun, ", got ", type_name(value)));
 }
 
 bool truthy(const Value& value) {
@@ -149,25 +149,13 @@ const std::vector<Value>& items_of(Heap& heap, const Value& value) {
 
 // Comparisons.
 
-bool are_same(const Value& a, const Value& b) {
-  if (a.is<Undefined>() || b.is<Undefined>()) return a.index() == b.index();
-  return std::visit(
-      []<class A, class B>(const A& x, const B& y) {
-        if constexpr (std::is_same_v<A, B> && !std::is_same_v<A, Undefined>)
-          return x == y;
-        else
-          return false;
-      },
-      a, b);
-}
-
 bool equals(Heap& heap, const Value& a, const Value& b) {
   const Nested nested(heap);
   heap.work(1 + std::min(a.text().size(), b.text().size()) / 256);
   if (a.is<double>() || b.is<double>())
     return a.is_number() && b.is_number() && a.number() == b.number();
   if (a.is_integral() && b.is_integral()) return a.integer() == b.integer();
-  if (are_same(a, b)) return true;
+  if (a == b) return true;
   if (are_alike(a, b)) {
     const auto &x = a.list()->items, &y = b.list()->items;
     return std::equal(x.begin(), x.end(), y.begin(), y.end(),
@@ -214,7 +202,7 @@ void check_key(const Value& key) {
 
 bool contains(Heap& heap, const Value& container, const Value& item) {
   if (container.is_text()) {
-    if (!item.is_text()) throw Fault("'in' a text needs a text, got " + type_name(item));
+    if (!item.is_text()) fail_type("a text", item);
     heap.work_for_search(container.text(), item.text());
     return container.text().find(item.text()) != std::string_view::npos;
   }
@@ -255,12 +243,11 @@ void set_entry(Heap& heap, Entries& entries, const Value& key, const Value& valu
 }
 
 Value slice(Heap& heap, const Value& value, const Value (&bounds)[3]) {
-  if (value.is<Undefined>()) throw Fault(why_undefined(value));
+  check_defined(value);
   if (!value.is_text() && !is_sequence(value))
     throw Fault(str("a ", type_name(value), " cannot be sliced"));
   for (const Value& bound : bounds)
-    if (!bound.is<None>() && !bound.is_integral())
-      throw Fault("a slice needs whole numbers, got " + type_name(bound));
+    if (!bound.is<None>() && !bound.is_integral()) fail_type("a whole number", bound);
   const auto size = static_cast<int64_t>(*length(value));
   const int64_t step = bounds[2].is<None>() ? 1 : bounds[2].integer();
   if (step == 0) throw Fault("the step of a slice cannot be 0");

@@ -38,6 +38,7 @@ struct Native;
 struct Macro;
 
 struct Undefined {
+  bool operator==(const Undefined&) const { return true; }
   std::string_view why;  // empty: an argument that was not given
 };
 struct None {
@@ -48,7 +49,8 @@ using Alternatives = std::variant<Undefined, None, bool, int64_t, double, std::s
                                   const List*, const Dict*, Scope*, Loop*, const Function*>;
 
 // Small, and copied freely. What it refers to belongs to the Heap that made it, to the template's
-// source or to the context, and outlives the rendering.
+// source or to the context, and outlives the rendering. == tells whether two are one object, or
+// equal scalars of one type.
 struct Value : Alternatives {
   Value() = default;
   // Of no std::string, whose bytes nobody would keep.
@@ -165,15 +167,14 @@ class Nested {
 
 // What Python's built-in functions make of values. All throw Fault where Python raises an error.
 std::string type_name(const Value& value);  // for messages: "int", "str", ...
-std::string why_undefined(const Value& value);
-const Value& checked_number(const Value& value);  // Fault for other types
+void check_defined(const Value& value);
+// Throws Fault: "expected NOUN, got TYPE", or why the value is undefined.
+[[noreturn]] void fail_type(const char* noun, const Value& value);
 bool truthy(const Value& value);
 bool is_iterable(const Value& value);
 std::optional<size_t> length(const Value& value);  // nothing for what has no len()
 // The items, keys or characters of a value.
 const std::vector<Value>& items_of(Heap& heap, const Value& value);
-// Whether both are one object, or equal scalars of one type.
-bool are_same(const Value& a, const Value& b);
 bool equals(Heap& heap, const Value& a, const Value& b);
 std::partial_ordering compare(Heap& heap, const Value& a, const Value& b);
 // By the first of each pair; equal ones stay as they are.
