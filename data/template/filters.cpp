@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "data/template/interpreter.h"
-#include "data/template/natives.h"
 #include "data/template/text.h"
 
 namespace cohort::jinja {
@@ -87,9 +86,8 @@ Value unique(Call& c) {
 }
 
 std::vector<Value> pairs_of(Call& c) {
-  if (c.self().dict() == nullptr) fail_type("a dict", c.self());
   std::vector<Value> pairs;
-  for (const auto& [key, item] : c.self().dict()->entries)
+  for (const auto& [key, item] : c.dict(0).entries)
     pairs.push_back(c.in.list({key, item}, Flavor::kTuple));
   return pairs;
 }
@@ -110,7 +108,6 @@ Value dictsort(Call& c) {
 
 Value sum(Call& c) {
   Value total = c.args[2].absent() ? Value(0) : c.args[2];
-  if (total.is_text()) throw Fault("'sum' adds no texts; hint: use 'join'");
   for (const Value& item : c.items(0))
     total = operate(c.in, Level::kSum, "+", total, attribute_of(c.in, item, c.args[1]));
   return total;

@@ -3,40 +3,10 @@
 #include <algorithm>
 
 #include "data/template/interpreter.h"
-#include "data/template/natives.h"
 #include "data/template/text.h"
 #include "data/utf8.h"
 
 namespace cohort::jinja {
-
-// Arguments.
-
-std::string_view Call::str(size_t i) const {
-  return to_str(in, args[i]);
-}
-
-const std::vector<Value>& Call::items(size_t i) const {
-  return items_of(in, args[i]);
-}
-
-std::string_view Call::text(size_t i) const {
-  if (!args[i].is_text()) fail_type("a text", args[i]);
-  return args[i].text();
-}
-
-std::optional<std::string_view> Call::optional_text(size_t i) const {
-  return args[i].given() ? std::optional(text(i)) : std::nullopt;
-}
-
-const Value& Call::number(size_t i) const {
-  if (!args[i].is_number()) fail_type("a number", args[i]);
-  return args[i];
-}
-
-int64_t Call::integer(size_t i, int64_t otherwise) const {
-  if (!args[i].absent() && !args[i].is_integral()) fail_type("a whole number", args[i]);
-  return args[i].absent() ? otherwise : args[i].integer();
-}
 
 const Native* find_native(Natives natives, std::string_view name) {
   for (const Native& native : natives)
@@ -99,7 +69,7 @@ Value starts_or_ends(Call& c) {
   if (const List* list = c.args[1].list(); list != nullptr && list->flavor == Flavor::kTuple)
     affixes = c.items(1);
   return std::any_of(affixes.begin(), affixes.end(), [&](const Value& affix) {
-    if (!affix.is_text()) fail_type("a text", affix);
+    checked(affix, affix.is_text(), "a text");
     return side == Side::kLeft ? c.text(0).starts_with(affix.text())
                                : c.text(0).ends_with(affix.text());
   });
@@ -139,7 +109,7 @@ Value join(Call& c) {
   std::string out;
   bool first = true;
   for (const Value& item : c.items(1)) {
-    if (!item.is_text()) fail_type("a text", item);
+    checked(item, item.is_text(), "a text");
     if (!std::exchange(first, false)) c.in.append(out, c.text(0));
     c.in.append(out, item.text());
   }
@@ -169,7 +139,7 @@ constexpr Native kTextMethods[] = {
 template <Flavor flavor>
 Value view(Call& c) {
   std::vector<Value> out;
-  for (const auto& [key, value] : c.self().dict()->entries)
+  for (const auto& [key, value] : c.dict(0).entries)
     out.push_back(flavor == Flavor::kKeys     ? key
                   : flavor == Flavor::kValues ? value
                                               : c.in.list({key, value}, Flavor::kTuple));
@@ -280,10 +250,8 @@ Value range(Call& c) {
 // dict(...) and namespace(...): the entries of a dict, and keyword arguments.
 Entries entries_of(Call& c) {
   Entries entries;
-  for (size_t i = 1; i < c.args.size(); ++i) {
-    if (c.args[i].dict() == nullptr) fail_type("a dict", c.args[i]);
-    for (const auto& [key, item] : c.args[i].dict()->entries) set_entry(c.in, entries, key, item);
-  }
+  for (size_t i = 1; i < c.args.size(); ++i)
+    for (const auto& [key, item] : c.dict(i).entries) set_entry(c.in, entries, key, item);
   for (const auto& [name, value] : c.keywords) set_entry(c.in, entries, name, value);
   return entries;
 }

@@ -7,7 +7,6 @@
 #include <initializer_list>
 
 #include "data/template/lexer.h"
-#include "data/template/natives.h"
 #include "data/utf8.h"
 
 namespace cohort::jinja {
@@ -373,7 +372,7 @@ class Parser {
     const Value sign = take().text == "-" ? -1 : 1;
     return {at, [sign, e = unary()](In& in, auto&) {
               const Value value = e(in);
-              if (!value.is_number()) fail_type("a number", value);
+              checked(value, value.is_number(), "a number");
               return operate(in, Level::kProduct, "*", sign, value);
             }};
   }

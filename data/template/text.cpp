@@ -1,12 +1,18 @@
-// Characters of texts, on top of data/unicode.h.
+// Characters, repr, JSON and strftime as Python has them.
 #include "data/template/text.h"
 
 #include <algorithm>
+#include <charconv>
+#include <clocale>
+#include <cmath>
 
 #include "data/unicode.h"
 #include "data/utf8.h"
 
 namespace cohort::jinja {
+
+// Characters.
+
 namespace {
 
 std::string mapped(std::string_view text, std::string (*map)(char32_t)) {
@@ -96,6 +102,154 @@ std::string_view strip(std::string_view text, Side side, std::optional<std::stri
     text.remove_suffix(text.size() - last);
   }
   return text;
+}
+
+// Formats.
+
+namespace {
+
+std::string float_repr(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  char buffer[64];
+  const double size = std::abs(value);
+  const bool plain = size == 0 || (size >= 1e-4 && size < 1e16);
+  const auto end = std::to_chars(buffer, std::end(buffer), value,
+                                 plain ? std::chars_format::fixed : std::chars_format::scientific);
+  const std::string out(buffer, end.ptr);
+  return plain && out.find('.') == out.npos ? out + ".0" : out;
+}
+
+// What is neither a text nor a container.
+std::string scalar(const Value& value, bool json) {
+  if (value.is<None>()) return json ? "null" : "None";
+  if (value.is<bool>() && json) return value.as<bool>() ? "true" : "false";
+  if (value.is<bool>()) return value.as<bool>() ? "True" : "False";
+  if (value.is<int64_t>()) return std::to_string(value.integer());
+  if (value.is<double>()) {
+    if (!json || std::isfinite(value.number())) return float_repr(value.number());
+    return std::isnan(value.number()) ? "NaN" : value.number() > 0 ? "Infinity" : "-Infinity";
+  }
+  checked(value, !json, "a value that JSON has");
+  return value.is<Undefined>() ? "Undefined" : str("<", type_name(value), ">");
+}
+
+std::string escaped(char32_t c, bool json) {
+  const auto code = static_cast<unsigned>(c), beyond = code - 0x10000;
+  char out[16];
+  if (json && code >= 0x10000)
+    std::snprintf(out, sizeof out, "\\u%04x\\u%04x", 0xd800 + (beyond >> 10),
+                  0xdc00 + (beyond & 0x3ff));
+  else
+    std::snprintf(out, sizeof out,
+                  code >= 0x10000         ? "\\U%08x"
+                  : json || code >= 0x100 ? "\\u%04x"
+                                          : "\\x%02x",
+                  code);
+  return out;
+}
+
+void write_text(Heap& heap, std::string& out, std::string_view text, const Style& style) {
+  constexpr std::string_view kControls = "\n\r\t\b\f", kLetters = "nrtbf";
+  const bool json = style.syntax == Syntax::kJson;
+  const bool single = text.find('\'') == text.npos || text.find('"') != text.npos;
+  const char quote = json || !single ? '"' : '\'';
+  heap.work(text.size() / 4);
+  heap.append(out, {&quote, 1});
+  for (size_t at = 0; at < text.size();) {
+    const Utf8Char c = decode_utf8(text, at);
+    const std::string_view character = text.substr(at, std::max<size_t>(c.size, 1));
+    at += character.size();
+    const size_t known = kControls.substr(0, json ? 5 : 3).find(character);
+    if (known != kControls.npos)
+      heap.append(out, std::string{'\\', kLetters[known]});
+    else if (character == "\\" || character[0] == quote)
+      heap.append(out, std::string{'\\', character[0]});
+    else if (json ? c.code >= 0x20 && (!style.ascii || c.code < 0x7f) : is_printable(c.code))
+      heap.append(out, character);
+    else
+      heap.append(out, escaped(c.code, json));
+  }
+  heap.append(out, {&quote, 1});
+}
+
+}  // namespace
+
+void write(Heap& heap, std::string& out, const Value& value, const Style& style, size_t level) {
+  const Nested nested(heap);
+  heap.work(1);
+  const bool json = style.syntax == Syntax::kJson;
+  const auto line = [&](size_t depth) {
+    if (!style.indent) return;
+    heap.append(out, "\n");
+    heap.append(out, *style.indent, depth);
+  };
+  // Items between brackets.
+  const auto all = [&](std::string_view open, std::string_view close, const auto& items,
+                       auto write_item) {
+    heap.append(out, open);
+    for (const auto& item : items) {
+      if (&item != &items[0]) heap.append(out, style.item_separator);
+      line(level + 1);
+      write_item(item);
+    }
+    if (!items.empty()) line(level);
+    heap.append(out, close);
+  };
+  if (value.is_text()) {
+    write_text(heap, out, value.text(), style);
+  } else if (const Dict* dict = value.dict()) {
+    Entries entries = dict->entries;
+    if (style.sort_keys) sort_entries(heap, entries);
+    all("{", "}", entries, [&](const auto& entry) {
+      const bool quoted = json && !entry.first.is_text();
+      if (quoted)
+        write_text(heap, out, scalar(entry.first, json), style);
+      else
+        write(heap, out, entry.first, style, level + 1);
+      heap.append(out, style.key_separator);
+      write(heap, out, entry.second, style, level + 1);
+    });
+  } else if (const List* list = value.list();
+             list != nullptr && (!json || list->flavor <= Flavor::kTuple)) {
+    constexpr std::string_view kBrackets[][2] = {{"[", "]"},
+                                                 {"(", ")"},
+                                                 {"range(", ")"},
+                                                 {"dict_keys([", "])"},
+                                                 {"dict_values([", "])"},
+                                                 {"dict_items([", "])"},
+                                                 {"<generator [", "]>"}};
+    const auto& [open, close] = kBrackets[json ? 0 : static_cast<size_t>(list->flavor)];
+    const bool alone = open == "(" && list->items.size() == 1;
+    all(open, alone ? ",)" : close, list->items,
+        [&](const Value& item) { write(heap, out, item, style, level + 1); });
+  } else {
+    heap.append(out, scalar(value, json));
+  }
+}
+
+void print(Heap& heap, std::string& out, const Value& value) {
+  if (value.is_text())
+    heap.append(out, value.text());
+  else if (!value.is<Undefined>())
+    write(heap, out, value, {});
+}
+
+std::string_view to_str(Heap& heap, const Value& value) {
+  if (value.is_text() || value.is<Undefined>()) return value.text();
+  std::string out;
+  print(heap, out, value);
+  return heap.text(std::move(out)).text();
+}
+
+std::string format_time(std::tm time, std::string_view format) {
+  static const locale_t kEnglish = newlocale(LC_ALL_MASK, "C", nullptr);
+  time.tm_isdst = -1;  // no time zone, as Python's datetime.now()
+  std::string out(4096, '\0');
+  out.resize(strftime_l(out.data(), out.size(), std::string(format).c_str(), &time, kEnglish));
+  if (out.empty() && !format.empty())
+    throw Fault("a format of strftime_now() gives nothing, or more than 4095 bytes");
+  return out;
 }
 
 }  // namespace cohort::jinja

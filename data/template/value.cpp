@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "data/template/format.h"
 #include "data/template/text.h"
 #include "data/utf8.h"
 
@@ -102,7 +101,8 @@ void check_defined(const Value& value) {
   if (value.is<Undefined>()) throw Fault(std::string(value.as<Undefined>().why));
 }
 
-void fail_type(const char* noun, const Value& value) {
+const Value& checked(const Value& value, bool fits, const char* noun) {
+  if (fits) return value;
   check_defined(value);
   throw Fault(str("expected ", noun, ", got ", type_name(value)));
 }
@@ -129,8 +129,7 @@ std::optional<size_t> length(const Value& value) {
 }
 
 const std::vector<Value>& items_of(Heap& heap, const Value& value) {
-  if (!is_iterable(value))
-    throw Fault(str("a value of type ", type_name(value), " cannot be iterated over"));
+  checked(value, is_iterable(value), "something to iterate over");
   const List* list = value.list();
   if (list != nullptr && !list->used_up) {
     list->used_up = list->flavor == Flavor::kGenerator;
@@ -202,7 +201,7 @@ void check_key(const Value& key) {
 
 bool contains(Heap& heap, const Value& container, const Value& item) {
   if (container.is_text()) {
-    if (!item.is_text()) fail_type("a text", item);
+    checked(item, item.is_text(), "a text");
     heap.work_for_search(container.text(), item.text());
     return container.text().find(item.text()) != std::string_view::npos;
   }
@@ -243,11 +242,9 @@ void set_entry(Heap& heap, Entries& entries, const Value& key, const Value& valu
 }
 
 Value slice(Heap& heap, const Value& value, const Value (&bounds)[3]) {
-  check_defined(value);
-  if (!value.is_text() && !is_sequence(value))
-    throw Fault(str("a ", type_name(value), " cannot be sliced"));
+  checked(value, value.is_text() || is_sequence(value), "a text or list");
   for (const Value& bound : bounds)
-    if (!bound.is<None>() && !bound.is_integral()) fail_type("a whole number", bound);
+    checked(bound, bound.is<None>() || bound.is_integral(), "a whole number");
   const auto size = static_cast<int64_t>(*length(value));
   const int64_t step = bounds[2].is<None>() ? 1 : bounds[2].integer();
   if (step == 0) throw Fault("the step of a slice cannot be 0");

@@ -168,8 +168,8 @@ class Nested {
 // What Python's built-in functions make of values. All throw Fault where Python raises an error.
 std::string type_name(const Value& value);  // for messages: "int", "str", ...
 void check_defined(const Value& value);
-// Throws Fault: "expected NOUN, got TYPE", or why the value is undefined.
-[[noreturn]] void fail_type(const char* noun, const Value& value);
+// The value, if it `fits`. Throws Fault: "expected NOUN, got TYPE", or why it is undefined.
+const Value& checked(const Value& value, bool fits, const char* noun);
 bool truthy(const Value& value);
 bool is_iterable(const Value& value);
 std::optional<size_t> length(const Value& value);  // nothing for what has no len()

@@ -46,9 +46,8 @@ TEST(Template, NumbersAreThoseOfPython) {
       {{"{{ 7 / 2 }} {{ 4 / 2 }} {{ -7 // 2 }} {{ -7 % 3 }} {{ 7.5 // -2 }}", "3.5 2.0 -4 2 -4.0"},
        {"{{ 1e16 }} {{ 1e15 }} {{ 0.0001 }} {{ 0.00001 }} {{ 0.1 + 0.2 }}",
         "1e+16 1000000000000000.0 0.0001 1e-05 0.30000000000000004"},
-       {"{{ true + 1 }} {{ 1_000 }} {{ 1e3 }} {{ 1 == 1.0 }}", "2 1000 1000.0 True"},
-       {"{{ 2.5|round }} {{ 3.14159|round(2) }} {{ 2.1|round(0, 'ceil') }} {{ '42.9'|int }}",
-        "2.0 3.14 3.0 42"}});
+       {"{{ true + 1 }} {{ 1e3 }} {{ 1 == 1.0 }}", "2 1000.0 True"},
+       {"{{ 2.5|round }} {{ 3.14159|round(2) }} {{ '42.9'|int }}", "2.0 3.14 42"}});
 }
 
 TEST(Template, OperatorsBindAsInJinja) {
@@ -227,7 +226,8 @@ TEST(Template, HostileTemplatesMeetALimit) {
            "{{ " + many, "{{ " + std::string(100'000, '-') + "1 }}",
            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
            "{{ 'x' * 999999999 }}", "{{ [0] * 999999999 }}", "{{ strftime_now('%9999d') }}",
-           "{{ 'a\\nb'|indent(99999999) }}", "{{ range(10 ** 9) }}",
+           "{{ 'a\\nb'|indent(99999999) }}", "{{ range(999999999) }}",
+           "{{ ('a' * 20000000).find('a' * 9999999 ~ 'b') }}",
            "{{ ('x' * 9999)|replace('', 'y' * 99999) }}",
            "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
            "{% set n = namespace(x=[]) %}{% for i in range(9999) %}{% set n.x = [n.x] %}{% endfor "
@@ -243,9 +243,8 @@ TEST(Template, HostileTemplatesMeetALimit) {
   std::string sum = "{{ 1";
   for (int i = 0; i < 50'000; ++i) sum += " + 1";
   EXPECT_EQ(render(sum + " }}"), "50001");
-  std::string powers = "{{ 1";
-  for (int i = 0; i < 200; ++i) powers += "|abs";
-  EXPECT_THROW_WITH(render(powers + " }}"), InputError, "nested deeper");
+  EXPECT_THROW_WITH(render("{{ " + std::string(200, '[') + std::string(200, ']') + " }}"),
+                    InputError, "t:1:78: nested deeper than 150");
   std::string list = "{{ [";
   for (int i = 0; i < 200'000; ++i) list += "1,";
   EXPECT_THROW_WITH(render(list + "] }}"), InputError, "200000 tokens");
