@@ -24,7 +24,7 @@ struct Document;
 
 // What one rendering may use; more is an InputError.
 struct RenderLimits {
-  int64_t steps = 10'000'000;     // evaluated nodes, items passed over, and 16 bytes of values each
+  int64_t steps = 15'000'000;     // evaluated nodes, items passed over, and 16 bytes of values each
   int64_t text_bytes = 32 << 20;  // of one text, and of the output
   int depth = 600;                // nested evaluations: a macro that calls itself takes some each
 };

@@ -38,17 +38,22 @@ Value Code::operator()(Interpreter& in, const Value& left) const {
 // Variables.
 
 Value Interpreter::variable(std::string_view name) {
-  for (const Scope* scope = scope_; scope != nullptr; scope = scope->parent) {
-    work(1);
-    if (const auto found = scope->variables.find(name); found != scope->variables.end())
-      return found->second;
+  for (Scope* scope = scope_; scope != nullptr; scope = scope->parent) {
+    work(1 + scope->variables.size() / 16);
+    if (const Value* value = scope->find(name)) return *value;
   }
   return undefined(str("'", name, "' is undefined"));
 }
 
 Value Interpreter::set(Scope& scope, std::string_view name, const Value& value) {
-  work(6);  // an entry of the map takes some 90 bytes
-  scope.variables[name] = value;
+  auto& variables = scope.variables;
+  work(1 + variables.size() / 16);
+  if (Value* const known = scope.find(name)) {
+    *known = value;
+  } else {
+    if (variables.size() == variables.capacity()) work(8 + 6 * variables.size());  // it doubles
+    variables.emplace_back(name, value);
+  }
   return {};
 }
 
@@ -60,9 +65,8 @@ Value Interpreter::set_field(const Value& object, std::string_view name, const V
 
 Value Interpreter::attribute(const Value& object, std::string_view name) {
   check_defined(object);
-  if (const Scope* ns = object.as<Scope*>())
-    if (const auto found = ns->variables.find(name); found != ns->variables.end())
-      return found->second;
+  if (Scope* const ns = object.as<Scope*>())
+    if (const Value* field = ns->find(name)) return *field;
   if (const Native* native = find_native(methods_of(object), name))
     return make(Function{.native = native, .self = object});
   if (const Loop* loop = object.as<Loop*>())
@@ -123,14 +127,15 @@ Value Interpreter::call(const Value& value, Args args) {
 }
 
 Value Interpreter::call_native(const Native& native, const Value& self, Args args) {
-  work(1 + self.text().size() / 64);
+  const Nested nested(*this);
+  work(1 + 4 * (args.values.size() + args.keywords.size()));  // they are copied
   Call call{*this, {self}};
   if (native.parameters == "...") {
     call.args.insert(call.args.end(), args.values.begin(), args.values.end());
-    call.keywords = std::move(args.keywords);
-    return native.apply(call);
+    call.keywords = std::exchange(args.keywords, {});
+    args.used = args.values.size();
   }
-  for (std::string_view rest = native.parameters; !rest.empty();) {
+  for (std::string_view rest = native.parameters; !rest.empty() && rest != "...";) {
     std::string_view name = take_word(rest);
     const bool optional = name[0] == '?';
     name.remove_prefix(optional ? 1 : 0);
@@ -139,7 +144,15 @@ Value Interpreter::call_native(const Native& native, const Value& self, Args arg
       throw Fault(str("'", native.names, "' needs the argument '", name, "'"));
   }
   args.expect_none(native.names);
+  // Natives read their texts, and may have to sort the characters of those besides `self`.
+  work(self.text().size() / 64);
+  for (size_t i = 1; i < call.args.size(); ++i) work(call.args[i].text().size() / 8);
   return native.apply(call);
+}
+
+Value Interpreter::make_macro(const Macro& macro) {
+  for (Scope* scope = scope_; scope != nullptr; scope = scope->parent) scope->is_shared = true;
+  return make(Function{.macro = &macro, .scope = scope_});
 }
 
 Value Interpreter::call_macro(const Function& function, Args args) {
@@ -186,8 +199,9 @@ Value Interpreter::run_for(const For& code) {
   if (code.condition) {
     // `loop` counts the items that pass, so all of them are tested before the first pass.
     std::vector<Value> passed;
+    enter(outside);
     for (const Value& item : *items) {
-      enter(outside);
+      scope_->variables.clear();
       code.target(*this, item);
       if (truthy(code.condition(*this))) passed.push_back(item);
     }
@@ -195,9 +209,13 @@ Value Interpreter::run_for(const For& code) {
   }
   Loop* const loop = make(Loop{*items});
   bool completed = false;
+  Scope* inside = nullptr;
   for (size_t i = 0; i < items->size(); ++i) {
     loop->index = i;
-    enter(outside);
+    // The scope of a pass serves the next one, unless a macro refers to it.
+    if (inside == nullptr || inside->is_shared) inside = make(Scope{outside});
+    inside->variables.clear();
+    scope_ = inside;
     set("loop", loop);
     code.target(*this, (*items)[i]);
     code.body(*this);

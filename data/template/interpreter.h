@@ -128,7 +128,7 @@ class Interpreter : public Heap {
   Value set_field(const Value& object, std::string_view name, const Value& value);
   Args evaluate(const Arguments& arguments);
   Value call(const Value& function, Args args);
-  Value make_macro(const Macro& macro) { return make(Function{.macro = &macro, .scope = scope_}); }
+  Value make_macro(const Macro& macro);
   Value run(const std::vector<Code>& statements);  // prints the values
   Value capture(const Code& body);                 // what it prints
   Value run_for(const For& loop);

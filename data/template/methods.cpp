@@ -191,6 +191,7 @@ Value is_modulo(Call& c) {
 template <std::string (*map)(std::string_view)>
 Value is_cased(Call& c) {
   const std::string_view text = c.str(0);
+  c.in.work(text.size() / 8);
   return map(text) == text && lower(text) != upper(text);
 }
 
@@ -258,14 +259,15 @@ Entries entries_of(Call& c) {
 
 Value make_namespace(Call& c) {
   Scope* const made = c.in.make(Scope{});
-  for (const auto& [key, value] : entries_of(c)) made->variables[to_str(c.in, key)] = value;
+  for (const auto& [key, value] : entries_of(c))
+    made->variables.emplace_back(to_str(c.in, key), value);
   return made;
 }
 
 // joiner(sep): a function that gives nothing the first time, and the separator from then on.
 constexpr Native kJoin = {"joiner", "", [](Call& c) {
-                            auto& variables = c.self().as<Scope*>()->variables;
-                            return std::exchange(variables["now"], variables["separator"]);
+                            Scope& state = *c.self().as<Scope*>();
+                            return std::exchange(*state.find("now"), *state.find("separator"));
                           }};
 
 Value joiner(Call& c) {

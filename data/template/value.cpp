@@ -66,6 +66,12 @@ Nested::Nested(Heap& heap) : heap_(heap) {
 
 // Properties of values.
 
+Value* Scope::find(std::string_view name) {
+  for (auto& [known, value] : variables)
+    if (known == name) return &value;
+  return nullptr;
+}
+
 namespace {
 
 // Lists, tuples and ranges: what can be indexed.
@@ -133,7 +139,7 @@ const std::vector<Value>& items_of(Heap& heap, const Value& value) {
   const List* list = value.list();
   if (list != nullptr && !list->used_up) {
     list->used_up = list->flavor == Flavor::kGenerator;
-    heap.work(2 * list->items.size());
+    heap.work(list->items.size());
     return list->items;
   }
   std::vector<Value> items;
@@ -265,6 +271,7 @@ Value slice(Heap& heap, const Value& value, const Value (&bounds)[3]) {
   }
   const auto& all = items_of(heap, value);
   std::vector<Value> picked;
+  if (step == 1) picked.reserve(static_cast<size_t>(std::max(last - first, int64_t{0})));
   for (int64_t i = first; step < 0 ? i > last : i < last;) {
     picked.push_back(all[static_cast<size_t>(i)]);
     if (__builtin_add_overflow(i, step, &i)) break;

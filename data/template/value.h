@@ -5,7 +5,6 @@
 #include <compare>
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -100,8 +99,11 @@ struct Dict {
 
 // The variables of a part of the template; without a parent, a namespace.
 struct Scope {
+  Value* find(std::string_view name);  // nullptr: there is none of that name
+
   Scope* parent = nullptr;
-  std::map<std::string_view, Value> variables = {};
+  std::vector<std::pair<std::string_view, Value>> variables = {};
+  bool is_shared = false;  // with a macro, which may be called later
 };
 
 struct Loop {
