@@ -216,7 +216,7 @@ Value replace(Call& c) {
 }
 
 Value tojson(Call& c) {
-  Style style{.syntax = Syntax::kJson, .ascii = c.flag(1), .sort_keys = c.flag(4)};
+  Style style{.json = true, .ascii = c.flag(1), .sort_keys = c.flag(4)};
   if (c.args[2].given()) {
     style.indent = indention_of(c, 2, 0);
     style.item_separator = ",";
@@ -277,10 +277,11 @@ Value absolute(Call& c) {
 
 Value round(Call& c) {
   const Value& number = c.number(0);
-  const auto digits = static_cast<int>(std::clamp<int64_t>(c.integer(1, 0), 0, 300));
+  const int64_t digits = c.integer(1, 0);
+  if (digits < 0) throw Fault("'round' needs a precision of 0 or more");
   if (number.is_integral()) return number.integer();
-  const double scale = std::pow(10.0, digits), rounded = std::nearbyint(number.number() * scale);
-  return std::isfinite(rounded) ? rounded / scale : number;
+  const double scale = std::pow(10.0, digits), scaled = std::nearbyint(number.number() * scale);
+  return std::isfinite(scaled) ? scaled / scale : number;
 }
 
 // The rest.

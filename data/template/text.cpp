@@ -151,24 +151,23 @@ std::string escaped(char32_t c, bool json) {
 
 void write_text(Heap& heap, std::string& out, std::string_view text, const Style& style) {
   constexpr std::string_view kControls = "\n\r\t\b\f", kLetters = "nrtbf";
-  const bool json = style.syntax == Syntax::kJson;
   const bool single = text.find('\'') == text.npos || text.find('"') != text.npos;
-  const char quote = json || !single ? '"' : '\'';
+  const char quote = style.json || !single ? '"' : '\'';
   heap.work(text.size() / 4);
   heap.append(out, {&quote, 1});
   for (size_t at = 0; at < text.size();) {
     const Utf8Char c = decode_utf8(text, at);
     const std::string_view character = text.substr(at, std::max<size_t>(c.size, 1));
     at += character.size();
-    const size_t known = kControls.substr(0, json ? 5 : 3).find(character);
+    const size_t known = kControls.substr(0, style.json ? 5 : 3).find(character);
     if (known != kControls.npos)
       heap.append(out, std::string{'\\', kLetters[known]});
     else if (character == "\\" || character[0] == quote)
       heap.append(out, std::string{'\\', character[0]});
-    else if (json ? c.code >= 0x20 && (!style.ascii || c.code < 0x7f) : is_printable(c.code))
+    else if (style.json ? c.code >= 0x20 && (!style.ascii || c.code < 0x7f) : is_printable(c.code))
       heap.append(out, character);
     else
-      heap.append(out, escaped(c.code, json));
+      heap.append(out, escaped(c.code, style.json));
   }
   heap.append(out, {&quote, 1});
 }
@@ -178,7 +177,6 @@ void write_text(Heap& heap, std::string& out, std::string_view text, const Style
 void write(Heap& heap, std::string& out, const Value& value, const Style& style, size_t level) {
   const Nested nested(heap);
   heap.work(1);
-  const bool json = style.syntax == Syntax::kJson;
   const auto line = [&](size_t depth) {
     if (!style.indent) return;
     heap.append(out, "\n");
@@ -202,16 +200,15 @@ void write(Heap& heap, std::string& out, const Value& value, const Style& style,
     Entries entries = dict->entries;
     if (style.sort_keys) sort_entries(heap, entries);
     all("{", "}", entries, [&](const auto& entry) {
-      const bool quoted = json && !entry.first.is_text();
-      if (quoted)
-        write_text(heap, out, scalar(entry.first, json), style);
+      if (style.json && !entry.first.is_text())
+        write_text(heap, out, scalar(entry.first, true), style);
       else
         write(heap, out, entry.first, style, level + 1);
       heap.append(out, style.key_separator);
       write(heap, out, entry.second, style, level + 1);
     });
   } else if (const List* list = value.list();
-             list != nullptr && (!json || list->flavor <= Flavor::kTuple)) {
+             list != nullptr && (!style.json || list->flavor <= Flavor::kTuple)) {
     constexpr std::string_view kBrackets[][2] = {{"[", "]"},
                                                  {"(", ")"},
                                                  {"range(", ")"},
@@ -219,12 +216,12 @@ void write(Heap& heap, std::string& out, const Value& value, const Style& style,
                                                  {"dict_values([", "])"},
                                                  {"dict_items([", "])"},
                                                  {"<generator [", "]>"}};
-    const auto& [open, close] = kBrackets[json ? 0 : static_cast<size_t>(list->flavor)];
+    const auto& [open, close] = kBrackets[style.json ? 0 : static_cast<size_t>(list->flavor)];
     const bool alone = open == "(" && list->items.size() == 1;
     all(open, alone ? ",)" : close, list->items,
         [&](const Value& item) { write(heap, out, item, style, level + 1); });
   } else {
-    heap.append(out, scalar(value, json));
+    heap.append(out, scalar(value, style.json));
   }
 }
 

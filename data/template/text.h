@@ -31,10 +31,8 @@ enum class Side { kLeft, kRight, kBoth };
 std::string_view strip(std::string_view text, Side side,
                        std::optional<std::string_view> chars = {});
 
-enum class Syntax : bool { kPython, kJson };
 struct Style {
-  Syntax syntax = Syntax::kPython;
-  bool ascii = false, sort_keys = false;
+  bool json = false, ascii = false, sort_keys = false;
   std::optional<std::string> indent;  // of one level; nothing: all on one line
   std::string_view item_separator = ", ", key_separator = ": ";
 };

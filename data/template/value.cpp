@@ -79,10 +79,8 @@ bool is_sequence(const Value& value) {
   return value.list() != nullptr && value.list()->flavor <= Flavor::kRange;
 }
 
-// Lists, or tuples.
 bool are_alike(const Value& a, const Value& b) {
-  return a.list() != nullptr && b.list() != nullptr && a.list()->flavor == b.list()->flavor &&
-         a.list()->flavor <= Flavor::kTuple;
+  return is_sequence(a) && is_sequence(b) && a.list()->flavor == b.list()->flavor;
 }
 
 [[noreturn]] void no_operator(std::string_view op, const Value& a, const Value& b) {
@@ -346,9 +344,8 @@ Value plus(Heap& heap, const Value& a, const Value& b) {
 }
 
 Value times(Heap& heap, const Value& a, const Value& b) {
-  const auto repeats = [](const Value& v) { return v.is_text() || are_alike(v, v); };
-  if (repeats(a) && b.is_integral()) return repeated(heap, a, b.integer());
-  if (repeats(b) && a.is_integral()) return repeated(heap, b, a.integer());
+  if (b.is_integral() && (a.is_text() || is_sequence(a))) return repeated(heap, a, b.integer());
+  if (a.is_integral() && (b.is_text() || is_sequence(b))) return repeated(heap, b, a.integer());
   return arithmetic<'*'>(heap, a, b);
 }
 
