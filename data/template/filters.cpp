@@ -5,6 +5,7 @@
 
 #include "data/template/interpreter.h"
 #include "data/template/text.h"
+#include "data/utf8.h"
 
 namespace cohort::jinja {
 namespace {
@@ -108,6 +109,7 @@ Value dictsort(Call& c) {
 
 Value sum(Call& c) {
   Value total = c.args[2].absent() ? Value(0) : c.args[2];
+  checked(total, !total.is_text(), "a number");
   for (const Value& item : c.items(0))
     total = operate(c.in, Level::kSum, "+", total, attribute_of(c.in, item, c.args[1]));
   return total;
@@ -127,7 +129,7 @@ Value join(Call& c) {
 // The filter or test that an argument names, with the arguments after it, applied to a value.
 Value apply_named(Call& c, Natives natives, size_t name, const Value& value) {
   const Native* native = find_native(natives, c.args[name].text());
-  if (native == nullptr) throw Fault(str("there is no filter or test '", c.str(name), "'"));
+  if (native == nullptr) throw Fault("there is no filter or test " + excerpt(c.str(name)));
   const auto rest = c.args.begin() + static_cast<std::ptrdiff_t>(name) + 1;
   return c.in.call_native(*native, value, {{rest, c.args.end()}, c.keywords});
 }
@@ -289,12 +291,6 @@ Value round(Call& c) {
 Value otherwise(Call& c) {
   if (!c.self().is<Undefined>() && !(c.flag(2) && !c.flag(0))) return c.self();
   return c.args[1].absent() ? "" : c.args[1];
-}
-
-// A filter that is a function of the text.
-template <std::string (*function)(std::string_view)>
-Value of_text(Call& c) {
-  return c.in.text(function(c.str(0)));
 }
 
 constexpr Native kFilters[] = {

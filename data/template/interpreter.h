@@ -181,4 +181,10 @@ struct Call {
   }
 };
 
+// A native that is a function of the text.
+template <std::string (*function)(std::string_view)>
+Value of_text(Call& c) {
+  return c.in.text(function(c.str(0)));
+}
+
 }  // namespace cohort::jinja

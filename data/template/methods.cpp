@@ -19,11 +19,6 @@ namespace {
 
 // Texts.
 
-template <std::string (*function)(std::string_view)>
-Value mapped(Call& c) {
-  return c.in.text(function(c.text(0)));
-}
-
 template <Side side>
 Value stripped(Call& c) {
   return strip(c.text(0), side, c.optional_text(1));
@@ -117,11 +112,11 @@ Value join(Call& c) {
 }
 
 constexpr Native kTextMethods[] = {
-    {"capitalize", "", mapped<capitalize>},
+    {"capitalize", "", of_text<capitalize>},
     {"endswith", "suffix", starts_or_ends<Side::kRight>},
     {"find", "sub", find_text<Side::kLeft>},
     {"join", "iterable", join},
-    {"lower", "", mapped<lower>},
+    {"lower", "", of_text<lower>},
     {"lstrip", "?chars", stripped<Side::kLeft>},
     {"replace", "old new ?count", replace},
     {"rfind", "sub", find_text<Side::kRight>},
@@ -130,8 +125,8 @@ constexpr Native kTextMethods[] = {
     {"splitlines", "?keepends", split_lines},
     {"startswith", "prefix", starts_or_ends<Side::kLeft>},
     {"strip", "?chars", stripped<Side::kBoth>},
-    {"title", "", mapped<title>},
-    {"upper", "", mapped<upper>},
+    {"title", "", of_text<title>},
+    {"upper", "", of_text<upper>},
 };
 
 // Dicts.

@@ -216,9 +216,11 @@ class Parser {
   // A call whose last argument is the block as a macro.
   Code call_statement(size_t at) {
     Macro macro{.name = "caller", .parameters = parameters(), .body = {}};
-    std::shared_ptr<Arguments> arguments;
-    Code call = postfix(primary(), &arguments);
-    if (arguments == nullptr) throw Fault("expected a call in {% call %}", at);
+    last_call_ = nullptr;
+    Code call = postfix(primary());
+    const auto arguments = std::exchange(last_call_, nullptr);
+    if (arguments == nullptr || tokens_[next_ - 1].text != ")")
+      throw Fault("expected a call in {% call %}", at);
     macro.body = closed_block("endcall");
     arguments->push_back({function(at, std::move(macro)), "caller"});
     return call;
@@ -436,27 +438,26 @@ class Parser {
     }
   }
 
-  // `call`: for the arguments of the last step, if that is a call.
-  Code postfix(Code first, std::shared_ptr<Arguments>* call = nullptr) {
+  Code postfix(Code first) {
     const size_t begin = peek().at;
     Codes steps;
     while (true) {
       const size_t at = peek().at;
-      if (is("(")) {
-        const auto all = std::make_shared<Arguments>(arguments());
-        steps.emplace_back(at,
-                           [=](In& in, auto& left) { return in.call(left, in.evaluate(*all)); });
-        if (call != nullptr) *call = all;
-        continue;
-      }
-      if (skip("["))
+      if (is("("))
+        steps.push_back(call(at));
+      else if (skip("["))
         steps.push_back(subscript(at));
       else if (skip("."))
         steps.push_back(field(at));
       else
         return chain(begin, std::move(first), std::move(steps));
-      if (call != nullptr) call->reset();
     }
+  }
+
+  Code call(size_t at) {
+    const auto all = std::make_shared<Arguments>(arguments());
+    last_call_ = all;
+    return {at, [=](In& in, auto& left) { return in.call(left, in.evaluate(*all)); }};
   }
 
   Code field(size_t at) {
@@ -537,6 +538,7 @@ class Parser {
   Document& document_;
   std::vector<Token> tokens_;
   size_t next_ = 0;
+  std::shared_ptr<Arguments> last_call_;
   int loops_ = 0;  // {% for %} around, within the innermost block that {% break %} cannot leave
 };
 
