@@ -196,7 +196,7 @@ Value Interpreter::capture(const Code& body) {
 Value Interpreter::run_for(const For& code) {
   Scope* const outside = scope_;
   const std::vector<Value>* items = &items_of(*this, code.list(*this));
-  if (code.condition) {
+  if (code.condition && code.tells_loop) {
     // `loop` counts the items that pass, so all of them are tested before the first pass.
     std::vector<Value> passed;
     enter(outside);
@@ -216,8 +216,9 @@ Value Interpreter::run_for(const For& code) {
     if (inside == nullptr || inside->is_shared) inside = make(Scope{outside});
     inside->variables.clear();
     scope_ = inside;
-    set("loop", loop);
+    if (code.tells_loop) set("loop", loop);
     code.target(*this, (*items)[i]);
+    if (code.condition && !code.tells_loop && !truthy(code.condition(*this))) continue;
     code.body(*this);
     completed = completed || flow_ == Flow::kNext;
     if (std::exchange(flow_, Flow::kNext) == Flow::kBreak) break;

@@ -100,6 +100,7 @@ struct Macro {
 
 struct For {
   Code target, list, condition, body, otherwise;  // `condition` and `otherwise` may be empty
+  bool tells_loop = false;                        // the body has the name `loop`
 };
 
 struct Document {

@@ -141,9 +141,12 @@ class Parser {
     expect("in");
     loop.list = list_of(&Parser::disjunction);
     if (skip("if")) loop.condition = expression();
+    const bool outside = std::exchange(tells_loop_, false);
     ++loops_;
     loop.body = block({"else", "endfor"});
     --loops_;
+    loop.tells_loop = tells_loop_;
+    tells_loop_ = tells_loop_ || outside;
     if (skip("else")) loop.otherwise = block({"endfor"});
     take();
     return {at, [=](In& in, auto&) { return in.run_for(loop); }};
@@ -384,6 +387,7 @@ class Parser {
     if (peek().type == Tok::kConst) return literal(at);
     if (peek().type == Tok::kName) {
       const std::string_view name = take().text;
+      tells_loop_ = tells_loop_ || name == "loop";
       if (const Value* known = find_constant(name)) return constant(at, *known);
       return {at, [=](In& in, auto&) { return in.variable(name); }};
     }
@@ -538,6 +542,7 @@ class Parser {
   Document& document_;
   std::vector<Token> tokens_;
   size_t next_ = 0;
+  bool tells_loop_ = false;  // what was parsed of the {% for %} around has the name `loop`
   std::shared_ptr<Arguments> last_call_;
   int loops_ = 0;  // {% for %} around, within the innermost block that {% break %} cannot leave
 };

@@ -131,6 +131,9 @@ TEST(Template, LoopsKnowWhereTheyAre) {
         "1a2b,2b1ac,3c0b"},
        {"{% for k, v in {'a': 1, 'b': 2}.items() if v > 1 %}{{ k }}{{ loop.length }}{% endfor %}",
         "b1"},
+       {"{% set n = namespace() %}{% for x in [1, 2, 3] if not n.end %}{{ x }}"
+        "{% set n.end = x == 2 %}{% endfor %}",
+        "12"},
        {"{% for x in [] %}x{% else %}none{% endfor %}", "none"},
        {"{% for x in range(9) %}{% if x == 1 %}{% continue %}{% endif %}{% if x == 3 %}{% break %}"
         "{% endif %}{{ x }}{{ loop.cycle('a', 'b') }}{% endfor %}",
