@@ -280,10 +280,16 @@ Value absolute(Call& c) {
 Value round(Call& c) {
   const Value& number = c.number(0);
   const int64_t digits = c.integer(1, 0);
+  const std::string_view method = c.args[2].absent() ? "common" : c.text(2);
+  if (method != "common" && method != "ceil" && method != "floor")
+    throw Fault("'round' has the methods common, ceil and floor");
   if (digits < 0) throw Fault("'round' needs a precision of 0 or more");
-  if (number.is_integral()) return number.integer();
-  const double scale = std::pow(10.0, digits), scaled = std::nearbyint(number.number() * scale);
-  return std::isfinite(scaled) ? scaled / scale : number;
+  if (number.is_integral() && method == "common") return number.integer();
+  const double scale = std::pow(10.0, digits), scaled = number.number() * scale;
+  const double rounded = method == "ceil"    ? std::ceil(scaled)
+                         : method == "floor" ? std::floor(scaled)
+                                             : std::nearbyint(scaled);
+  return std::isfinite(scaled) ? rounded / scale : number;
 }
 
 // The rest.
@@ -316,7 +322,7 @@ constexpr Native kFilters[] = {
     {"rejectattr", "...", select<false, true>},
     {"replace", "old new ?count", replace},
     {"reverse", "", reverse},
-    {"round", "?precision", round},
+    {"round", "?precision ?method", round},
     {"select", "...", select<true, false>},
     {"selectattr", "...", select<true, true>},
     {"sort", "?reverse ?case_sensitive ?attribute", sort},

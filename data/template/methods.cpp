@@ -4,6 +4,7 @@
 
 #include "data/template/interpreter.h"
 #include "data/template/text.h"
+#include "data/unicode.h"
 #include "data/utf8.h"
 
 namespace cohort::jinja {
@@ -100,6 +101,29 @@ Value replace(Call& c) {
   return c.in.text(std::move(out));
 }
 
+bool is_letter(char32_t c) {
+  return has_class(c, kLetter);
+}
+bool is_digit(char32_t c) {
+  return c >= '0' && c <= '9';
+}
+
+// Whether there are characters, and all of a kind.
+template <bool (*kind)(char32_t)>
+Value all_are(Call& c) {
+  c.in.work(c.text(0).size() / 4);
+  const std::u32string characters = decode(c.text(0));
+  return !characters.empty() && std::all_of(characters.begin(), characters.end(), kind);
+}
+
+// Whether there are letters, and `map` leaves all of them as they are.
+template <std::string (*map)(std::string_view)>
+Value is_cased(Call& c) {
+  const std::string_view text = c.str(0);
+  c.in.work(text.size() / 8);
+  return map(text) == text && lower(text) != upper(text);
+}
+
 Value join(Call& c) {
   std::string out;
   bool first = true;
@@ -115,6 +139,11 @@ constexpr Native kTextMethods[] = {
     {"capitalize", "", of_text<capitalize>},
     {"endswith", "suffix", starts_or_ends<Side::kRight>},
     {"find", "sub", find_text<Side::kLeft>},
+    {"isalpha", "", all_are<is_letter>},
+    {"isdigit", "", all_are<is_digit>},
+    {"islower", "", is_cased<lower>},
+    {"isspace", "", all_are<is_space>},
+    {"isupper", "", is_cased<upper>},
     {"join", "iterable", join},
     {"lower", "", of_text<lower>},
     {"lstrip", "?chars", stripped<Side::kLeft>},
@@ -180,14 +209,6 @@ template <int64_t rest>
 Value is_modulo(Call& c) {
   const Value by = c.args.size() > 1 ? c.args[1] : Value(2);
   return equals(c.in, operate(c.in, Level::kProduct, "%", c.self(), by), rest);
-}
-
-// Whether there are letters, and `map` leaves all of them as they are.
-template <std::string (*map)(std::string_view)>
-Value is_cased(Call& c) {
-  const std::string_view text = c.str(0);
-  c.in.work(text.size() / 8);
-  return map(text) == text && lower(text) != upper(text);
 }
 
 // `==` and the like as tests.

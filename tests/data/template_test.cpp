@@ -47,7 +47,9 @@ TEST(Template, NumbersAreThoseOfPython) {
        {"{{ 1e16 }} {{ 1e15 }} {{ 0.0001 }} {{ 0.00001 }} {{ 0.1 + 0.2 }}",
         "1e+16 1000000000000000.0 0.0001 1e-05 0.30000000000000004"},
        {"{{ true + 1 }} {{ 1e3 }} {{ 1 == 1.0 }}", "2 1000.0 True"},
-       {"{{ 2.5|round }} {{ 3.14159|round(2) }} {{ '42.9'|int }}", "2.0 3.14 42"}});
+       {"{{ 2.5|round }} {{ 3.14159|round(2) }} {{ 2.1|round(0, 'ceil') }} {{ '42.9'|int }} "
+        "{{ '12'.isdigit() }} {{ ''.isalpha() }} {{ 'Ab'.isupper() }}",
+        "2.0 3.14 3.0 42 True False False"}});
 }
 
 TEST(Template, OperatorsBindAsInJinja) {
