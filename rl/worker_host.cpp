@@ -1,0 +1,264 @@
+#include "rl/worker_host.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "core/check.h"
+
+namespace cohort {
+namespace {
+
+// A request is one packet: what to do, then texts that end with 0. A start brings three
+// descriptors: the program's standard input, output and error.
+enum class Act : int32_t { kStart, kEnd };
+struct Request {
+  Act act = Act::kStart;
+  pid_t id = -1;
+  int64_t memory = 0;
+  int32_t arguments = 0;  // of the command; the directory follows it
+};
+struct Reply {
+  int32_t value = 0;  // pid or wait status
+  int32_t error = 0;  // errno
+};
+constexpr size_t kMaxPacket = 128 << 10;
+constexpr int kStreams = 3;
+
+// ---- In the host
+
+[[noreturn]] void become_program(const Request& request, const std::vector<char*>& texts,
+                                 const int (&streams)[kStreams], int report) {
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGXFSZ}) ::signal(signal, SIG_DFL);
+  for (int i = 0; i < kStreams; ++i) ::dup2(streams[i], i);
+  const char* directory = texts[static_cast<size_t>(request.arguments)];
+  std::vector<char*> argv(texts.begin(), texts.begin() + request.arguments);
+  argv.push_back(nullptr);
+  const auto bytes = static_cast<rlim_t>(request.memory);
+  const rlimit limit{bytes, bytes};
+  if ((*directory == '\0' || ::chdir(directory) == 0) &&
+      (request.memory == 0 || ::setrlimit(RLIMIT_AS, &limit) == 0))
+    ::execvp(argv[0], argv.data());
+  const int error = errno;
+  if (::write(report, &error, sizeof error) < 0) ::_exit(126);
+  ::_exit(127);
+}
+
+Reply start_program(const Request& request, const std::vector<char*>& texts,
+                    const int (&streams)[kStreams]) {
+  int report[2];
+  if (::pipe2(report, O_CLOEXEC) != 0) return {-1, errno};
+  const Descriptor reading(report[0]);
+  Descriptor writing(report[1]);
+  const pid_t id = ::fork();
+  if (id < 0) return {-1, errno};
+  if (id == 0) become_program(request, texts, streams, report[1]);
+  ::setpgid(id, id);  // here as well: whichever comes first
+  writing.close();
+  int error = 0;
+  if (::read(report[0], &error, sizeof error) != sizeof error) return {id, 0};
+  ::waitpid(id, nullptr, 0);
+  return {-1, error};
+}
+
+// Those that this process is the parent of, also because their own has ended.
+std::vector<pid_t> children() {
+  std::vector<pid_t> out;
+  std::ifstream file("/proc/thread-self/children");
+  for (pid_t id; file >> id;) out.push_back(id);
+  return out;
+}
+
+class Host {
+ public:
+  explicit Host(int socket) : socket_(socket) {}
+
+  [[noreturn]] void serve() {
+    std::vector<char> packet(kMaxPacket);
+    for (;;) {
+      pollfd waiting{socket_, POLLIN, 0};
+      if (::poll(&waiting, 1, 1000) == 0) {
+        reap_orphans();
+        continue;
+      }
+      if (!serve_one(packet)) break;
+    }
+    ::alarm(10);  // what cannot be killed does not hold up the run's end
+    for (const pid_t id : programs_) ::kill(-id, SIGKILL);
+    for (;;) {
+      for (const pid_t id : children()) ::kill(id, SIGKILL);
+      if (::waitpid(-1, nullptr, 0) < 0 && errno == ECHILD) ::_exit(0);
+    }
+  }
+
+ private:
+  bool serve_one(std::vector<char>& packet) {
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int[kStreams]))];
+    iovec data{packet.data(), packet.size()};
+    msghdr message{};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    const ssize_t size = ::recvmsg(socket_, &message, MSG_CMSG_CLOEXEC);
+    if (size < 0 && errno == EINTR) return true;
+    Request request;
+    if (size < static_cast<ssize_t>(sizeof request)) return false;
+    std::memcpy(&request, packet.data(), sizeof request);
+    Reply reply;
+    if (request.act == Act::kEnd) {
+      ::kill(-request.id, SIGKILL);
+      int status = 0;
+      ::waitpid(request.id, &status, 0);
+      std::erase(programs_, request.id);
+      reply.value = status;
+    } else {
+      int streams[kStreams];
+      std::memcpy(streams, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof streams);
+      std::vector<char*> texts;
+      for (char* text = packet.data() + sizeof request; text < packet.data() + size;
+           text += std::strlen(text) + 1)
+        texts.push_back(text);
+      reply = start_program(request, texts, streams);
+      for (const int fd : streams) ::close(fd);
+      if (reply.value > 0) programs_.push_back(reply.value);
+    }
+    reap_orphans();
+    return ::send(socket_, &reply, sizeof reply, MSG_NOSIGNAL) == sizeof reply;
+  }
+
+  // Programs themselves stay until they are asked for, so that no other process gets their number.
+  void reap_orphans() {
+    for (const pid_t id : children())
+      if (std::find(programs_.begin(), programs_.end(), id) == programs_.end())
+        ::waitpid(id, nullptr, WNOHANG);
+  }
+
+  const int socket_;
+  std::vector<pid_t> programs_;
+};
+
+[[noreturn]] void become_host(int socket) {
+  ::setpgid(0, 0);  // what the terminal interrupts is not this
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::signal(signal, SIG_IGN);
+  ::dup2(socket, kStreams);
+  ::close_range(kStreams + 1, ~0U, 0);
+  ::fcntl(kStreams, F_SETFD, FD_CLOEXEC);
+  Host(kStreams).serve();
+}
+
+// ---- In this process
+
+struct Pipe {
+  Pipe() {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0)
+      throw Error(str("cannot make a pipe: ", std::strerror(errno)));
+    reading = Descriptor(ends[0]);
+    writing = Descriptor(ends[1]);
+  }
+  Descriptor reading, writing;
+};
+
+Reply ask(int socket, const std::string& packet, const int* streams) {
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int[kStreams]))] = {};
+  iovec data{const_cast<char*>(packet.data()), packet.size()};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  if (streams != nullptr) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int[kStreams]));
+    std::memcpy(CMSG_DATA(header), streams, sizeof(int[kStreams]));
+  }
+  Reply reply;
+  ssize_t got = -1;
+  if (::sendmsg(socket, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(packet.size())) do
+      got = ::recv(socket, &reply, sizeof reply, 0);
+    while (got < 0 && errno == EINTR);
+  if (got != sizeof reply)
+    throw Error(str("the process that starts reward programs has gone (", std::strerror(errno),
+                    "); hint: was it killed?"));
+  return reply;
+}
+
+std::string as_packet(const Request& request) {
+  return {reinterpret_cast<const char*>(&request), sizeof request};
+}
+
+}  // namespace
+
+WorkerHost::WorkerHost() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+    throw Error(str("cannot make a socket: ", std::strerror(errno)));
+  socket_ = Descriptor(ends[0]);
+  const Descriptor theirs(ends[1]);
+  host_ = ::fork();
+  if (host_ < 0) throw Error(str("cannot start a process: ", std::strerror(errno)));
+  if (host_ == 0) become_host(ends[1]);
+}
+
+WorkerHost::~WorkerHost() {
+  socket_.close();
+  while (::waitpid(host_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+WorkerHost::Started WorkerHost::start(const Program& program) {
+  const std::lock_guard lock(mutex_);
+  Pipe input, output;
+  Descriptor log;
+  if (!log_.empty()) {
+    log = Descriptor(::open(log_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+    if (!log.is_open()) throw InputError(str(log_, " cannot be opened: ", std::strerror(errno)));
+  }
+  std::string packet = as_packet({.act = Act::kStart,
+                                  .memory = program.memory,
+                                  .arguments = static_cast<int32_t>(program.command.size())});
+  for (const std::string& argument : program.command) packet.append(argument).push_back('\0');
+  packet.append(program.directory).push_back('\0');
+  if (packet.size() > kMaxPacket) throw InputError("a command of more than 128 kB");
+  const int streams[] = {input.reading.get(), output.writing.get(),
+                         log.is_open() ? log.get() : STDERR_FILENO};
+  const Reply reply = ask(socket_.get(), packet, streams);
+  if (reply.error != 0)
+    throw InputError(str("cannot run '", program.command[0], "': ", std::strerror(reply.error)));
+  for (const int fd : {input.writing.get(), output.reading.get()}) ::fcntl(fd, F_SETFL, O_NONBLOCK);
+  return {reply.value, std::move(input.writing), std::move(output.reading)};
+}
+
+void WorkerHost::set_log(const std::string& path) {
+  const std::lock_guard lock(mutex_);
+  log_ = path;
+}
+
+std::string WorkerHost::end(pid_t id) {
+  const std::lock_guard lock(mutex_);
+  const int status = ask(socket_.get(), as_packet({.act = Act::kEnd, .id = id}), nullptr).value;
+  return WIFEXITED(status) ? str("exit code ", WEXITSTATUS(status))
+                           : str("signal ", WTERMSIG(status));
+}
+
+WorkerHost& worker_host() {
+  static WorkerHost host;
+  return host;
+}
+
+}  // namespace cohort

@@ -1,0 +1,227 @@
+// A thread that serves the pipes of all programs: each has one request at a time.
+#include "rl/worker_pool.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "core/check.h"
+
+namespace cohort {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kMaxAnswer = 1 << 20;
+constexpr size_t kNone = static_cast<size_t>(-1);
+
+Clock::duration seconds(double count) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(count));
+}
+
+struct Worker {
+  WorkerHost::Started program;
+  bool proven = false;       // it has answered since it was started
+  size_t request = kNone;    // which it has
+  std::string text, answer;  // of the request what is still to be sent; what has come
+  Clock::time_point due;
+};
+
+}  // namespace
+
+class WorkerPool::Loop {
+ public:
+  Loop(WorkerHost& host, WorkerPoolOptions options)
+      : host_(host), options_(std::move(options)), workers_(static_cast<size_t>(options_.workers)) {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
+      throw Error(str("cannot make a pipe: ", std::strerror(errno)));
+    woken_ = Descriptor(ends[0]);
+    wake_ = Descriptor(ends[1]);
+    for (Worker& worker : workers_) worker.program = host_.start(options_.program);
+    thread_ = std::thread([this] { run(); });
+  }
+
+  ~Loop() {
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = true;
+    }
+    wake();
+    thread_.join();
+    for (Worker& worker : workers_)
+      if (worker.program.id > 0) end(worker);
+  }
+
+  void submit(std::string request) {
+    {
+      const std::lock_guard lock(mutex_);
+      requests_.push_back(std::move(request));
+      answers_.emplace_back();
+    }
+    wake();
+  }
+
+  std::vector<Answer> collect() {
+    std::unique_lock lock(mutex_);
+    all_answered_.wait(lock, [&] { return answered_ == answers_.size() || failure_; });
+    if (failure_) std::rethrow_exception(failure_);
+    requests_.clear();
+    next_ = answered_ = 0;
+    return std::exchange(answers_, {});
+  }
+
+ private:
+  void wake() const {
+    const char byte = 0;
+    if (::write(wake_.get(), &byte, 1) < 0 && errno != EAGAIN) std::abort();
+  }
+
+  void run() {
+    sigset_t all;  // signals are for other threads; writing to a program that has gone is an error
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+    try {
+      while (serve()) {
+      }
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      failure_ = std::current_exception();
+      all_answered_.notify_all();
+    }
+  }
+
+  // Waits for something to happen, and does it. False when the loop is to end.
+  bool serve() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (ended_) return false;
+      for (Worker& worker : workers_)
+        if (worker.request == kNone && next_ < requests_.size()) give(worker, next_++);
+    }
+    std::vector<pollfd> fds{{woken_.get(), POLLIN, 0}};
+    Clock::time_point due = Clock::now() + seconds(3600);
+    for (const Worker& worker : workers_) {
+      fds.push_back({worker.program.output.get(), POLLIN, 0});
+      if (!worker.text.empty()) fds.push_back({worker.program.input.get(), POLLOUT, 0});
+      if (worker.request != kNone) due = std::min(due, worker.due);
+    }
+    const auto wait = std::chrono::ceil<std::chrono::milliseconds>(due - Clock::now()).count();
+    ::poll(fds.data(), fds.size(), static_cast<int>(std::max<int64_t>(wait, 0)));
+    for (char bytes[64]; ::read(woken_.get(), bytes, sizeof bytes) > 0;) {
+    }
+    for (Worker& worker : workers_) {
+      send(worker);
+      receive(worker);
+      if (worker.request != kNone && Clock::now() >= worker.due)
+        fail(worker,
+             str("no answer in ", worker.proven ? options_.timeout : options_.start_timeout, " s"));
+    }
+    return true;
+  }
+
+  // The lock is held.
+  void give(Worker& worker, size_t request) {
+    if (worker.program.id < 0) worker.program = host_.start(options_.program);
+    worker.request = request;
+    worker.text = requests_[request] + '\n';
+    worker.answer.clear();
+    worker.due = Clock::now() + seconds(worker.proven ? options_.timeout : options_.start_timeout);
+  }
+
+  void send(Worker& worker) {
+    if (worker.text.empty()) return;
+    const ssize_t n = ::write(worker.program.input.get(), worker.text.data(), worker.text.size());
+    if (n > 0) worker.text.erase(0, static_cast<size_t>(n));
+    // One that does not read is noticed when its output ends, or its time.
+  }
+
+  void receive(Worker& worker) {
+    char bytes[65536];
+    for (;;) {
+      const ssize_t n = ::read(worker.program.output.get(), bytes, sizeof bytes);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return;  // nothing there yet
+      if (n == 0) return fail(worker, "it has ended");
+      worker.answer.append(bytes, static_cast<size_t>(n));
+      if (worker.answer.size() > kMaxAnswer) return fail(worker, "its answer is over 1 MB");
+      const size_t line = worker.answer.find('\n');
+      if (line == std::string::npos) continue;
+      if (line + 1 < worker.answer.size()) return fail(worker, "it wrote more than one line");
+      if (worker.request == kNone || !worker.text.empty())
+        return fail(worker, "it wrote a line before it was asked");
+      worker.answer.pop_back();
+      const std::string fault = options_.fault_of(request_of(worker), worker.answer);
+      if (!fault.empty()) return fail(worker, fault);
+      worker.proven = true;
+      answer(worker, {std::move(worker.answer), ""});
+      return;
+    }
+  }
+
+  std::string request_of(const Worker& worker) {
+    const std::lock_guard lock(mutex_);
+    return requests_[worker.request];
+  }
+
+  void answer(Worker& worker, Answer answer) {
+    const std::lock_guard lock(mutex_);
+    answers_[std::exchange(worker.request, kNone)] = std::move(answer);
+    worker.answer.clear();
+    if (++answered_ == answers_.size()) all_answered_.notify_all();
+  }
+
+  // What the worker was asked has no answer. Another program takes its place with the next request.
+  void fail(Worker& worker, const std::string& fault) {
+    const std::string how = end(worker);
+    if (worker.request != kNone) answer(worker, {"", str(fault, " (", how, ")")});
+    worker = Worker();
+  }
+
+  std::string end(Worker& worker) {
+    worker.program.input.close();
+    worker.program.output.close();
+    return host_.end(std::exchange(worker.program.id, -1));
+  }
+
+  WorkerHost& host_;
+  const WorkerPoolOptions options_;
+  std::vector<Worker> workers_;  // of the thread
+  Descriptor woken_, wake_;
+
+  std::mutex mutex_;
+  std::condition_variable all_answered_;
+  std::deque<std::string> requests_;
+  std::vector<Answer> answers_;
+  size_t next_ = 0, answered_ = 0;
+  bool ended_ = false;
+  std::exception_ptr failure_;
+  std::thread thread_;
+};
+
+WorkerPool::WorkerPool(WorkerHost& host, WorkerPoolOptions options)
+    : loop_(std::make_unique<Loop>(host, std::move(options))) {}
+WorkerPool::~WorkerPool() = default;
+
+void WorkerPool::submit(std::string request) {
+  loop_->submit(std::move(request));
+}
+
+std::vector<WorkerPool::Answer> WorkerPool::collect() {
+  return loop_->collect();
+}
+
+}  // namespace cohort
