@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "data/utf8.h"
+#include "rl/rewards/command.h"
 #include "rl/rewards/rewards.h"
 
 namespace cohort {
@@ -45,6 +46,15 @@ void RewardConfig::visit(ConfigVisitor& v) {
   v.field("pattern", pattern,
           "regular expression: for format what the whole completion must match, for the others "
           "where the answer is (group 1 of the last match; empty: the whole completion)");
+  v.field("run", run, "command: the program and its arguments; no shell is involved");
+  v.field("directory", directory, "command: where it runs; empty: the folder of this file");
+  v.field("workers", workers, "command: programs at once, of each rank", {.min = 1, .max = 1024});
+  v.field("timeout", timeout, "command: seconds for an answer", {.min = 1e-3, .max = 1e6});
+  v.field("start_timeout", start_timeout, "command: seconds for a program's first answer",
+          {.min = 1e-3, .max = 1e6});
+  v.field("memory", memory, "command: MiB of address space for each; 0: no limit",
+          {.min = 0, .max = 1 << 30});
+  v.field("batch", batch, "command: a request is a list of completions");
 }
 
 AnswerFinder::AnswerFinder(const std::string& pattern)
@@ -72,11 +82,17 @@ RewardSet::RewardSet(const std::vector<RewardConfig>& configs, const Task* task)
                                        [&](const auto& c) { return c.name == config.name; });
     names_.push_back(repeats == 0 ? config.name : str(config.name, "_", repeats + 1));
     weights_.push_back(config.weight);
+    commands_.push_back(config.name == "command" ? shared_command(config) : nullptr);
   }
 }
 
+void RewardSet::submit(const Example& example, const Trajectory& trajectory, int64_t step) const {
+  for (const auto& command : commands_)
+    if (command != nullptr) command->submit({example, trajectory.text, trajectory.index, step});
+}
+
 RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
-                                   std::span<const Trajectory> trajectories) const {
+                                   std::span<const Trajectory> trajectories, int64_t step) const {
   const size_t samples = trajectories.size(), group = samples / std::max<size_t>(1, prompts.size());
   COHORT_CHECK(samples == prompts.size() * group,
                "[reward] expected as many completions of each of ", prompts.size(),
@@ -84,6 +100,20 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
   Scores scores;
   scores.each.assign(rewards_.size(), std::vector<double>(samples));
   scores.total.assign(samples, std::numeric_limits<double>::quiet_NaN());
+  scores.failed.resize(rewards_.size());
+  scores.fault.resize(rewards_.size());
+  for (size_t s = 0; s < samples; ++s) submit(prompts[s / group], trajectories[s], step);
+  for (size_t k = 0; k < rewards_.size(); ++k) {
+    if (commands_[k] == nullptr) continue;
+    const std::map<int64_t, CommandReward::Result> results = commands_[k]->collect();
+    int64_t failed = 0;
+    for (size_t s = 0; s < samples; ++s) {
+      const auto& [value, fault] = results.at(trajectories[s].index);
+      scores.each[k][s] = value;
+      if (!fault.empty() && failed++ == 0) scores.fault[k] = fault;
+    }
+    scores.failed[k] = failed;
+  }
   for (size_t s = 0; s < samples; ++s) {
     const std::string& text = trajectories[s].text;
     const auto require_finite = [&](double value, const std::string& name) {
@@ -92,7 +122,8 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
                              excerpt(text), "; hint: rewards and weights must stay finite"));
     };
     for (size_t k = 0; k < rewards_.size(); ++k) {
-      const double value = rewards_[k]({prompts[s / group], text});
+      const double value =
+          commands_[k] != nullptr ? scores.each[k][s] : rewards_[k]({prompts[s / group], text});
       require_finite(value, names_[k]);
       scores.each[k][s] = value;
       if (std::isnan(value)) continue;

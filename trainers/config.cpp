@@ -45,15 +45,17 @@ class RelativePaths {
  public:
   explicit RelativePaths(const std::string& file) : file_(file) {}
 
-  // Makes the paths of a map of keys absolute.
+  // Makes the paths of a map of keys absolute, and those where the programs of rewards run.
   void resolve(ConfigNode& map) {
+    if (ConfigNode* rewards = map.find("rewards"))
+      for (ConfigNode& reward : rewards->items)
+        if (reward.find("run") != nullptr) resolve_directory(reward);
     for (const std::string_view key : kPathKeys) {
       ConfigNode* node = node_at(map, key);
       const auto given = node == nullptr ? std::nullopt : node->text();
       if (!given || given->empty() || fs::path(*given).is_absolute()) continue;
       const bool typed = node->line == 0;
-      const fs::path folder = typed ? fs::path() : fs::path(file_).parent_path();
-      const std::string base = canonical_path(fs::current_path() / folder);
+      const std::string base = base_of(*node);
       const std::string path = canonical_path(fs::path(base) / *given);
       origins_[path] = str("the relative path '", *given, "' was counted from ", base, ", ",
                            typed ? "the current folder" : "the folder of " + file_);
@@ -76,6 +78,21 @@ class RelativePaths {
   }
 
  private:
+  // The folder that a relative path counts from.
+  std::string base_of(const ConfigNode& node) const {
+    const fs::path folder = node.line == 0 ? fs::path() : fs::path(file_).parent_path();
+    return canonical_path(fs::current_path() / folder);
+  }
+
+  void resolve_directory(ConfigNode& reward) const {
+    const ConfigNode* given = reward.find("directory");
+    const std::string folder = given == nullptr ? "" : given->text().value_or("");
+    ConfigNode absolute = *reward.find("run");
+    absolute.scalar = canonical_path(fs::path(base_of(reward)) / folder);
+    absolute.typed.reset();
+    if (given == nullptr || given->text()) reward.set("directory", std::move(absolute));
+  }
+
   std::string file_;
   std::map<std::string, std::string> origins_;  // by absolute path
 };

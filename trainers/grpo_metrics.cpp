@@ -86,6 +86,8 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
     const Moments reward = moments_of(scored.scores.each[k]);
     out.add_mean("rewards/" + reward_names[k] + "/mean", reward);
     out.add_deviation("rewards/" + reward_names[k] + "/std", reward);
+    if (const auto failed = scored.scores.failed[k])
+      out.add_sum("rewards/" + reward_names[k] + "/failed", static_cast<double>(*failed));
   }
   out.add_mean("frac_reward_zero_std", groups.silent);
   out.add_local("ratio_deviation", updates.ratio_deviation);

@@ -13,6 +13,8 @@ namespace {
 
 // The purpose of rng_stream() for advantages that are dealt anew.
 constexpr uint64_t kAblationPurpose = 7;
+// The share of a step's completions for which commands may fail.
+constexpr double kMostFailed = 0.05;
 
 // Where completion i of a rank stands among all of the step.
 size_t place_of(size_t i, const PromptShare& share, const TrainConfig& config) {
@@ -49,6 +51,28 @@ int64_t count_rewarded(Communicator& comm, const RewardSet::Scores& scores) {
   for (const double reward : scores.total) count += !std::isnan(reward);
   reduce_in_place(comm, {&count});
   return static_cast<int64_t>(count);
+}
+
+// Throws Error on all ranks if commands have failed for too many completions.
+void check_failed(Communicator& comm, const RewardSet& rewards, const RewardSet::Scores& scores,
+                  const TrainConfig& config) {
+  double failed = 0;
+  std::vector<std::string> faults(static_cast<size_t>(comm.size()));
+  for (size_t k = 0; k < scores.failed.size(); ++k) {
+    const int64_t count = scores.failed[k].value_or(0);
+    if (count == 0) continue;
+    failed += static_cast<double>(count);
+    const std::string what = str("reward ", rewards.names()[k], ": no value for ", count,
+                                 " completions; the first: ", scores.fault[k]);
+    logging::warn(what, "; the step cannot be reproduced");
+    faults[static_cast<size_t>(comm.rank())] = what;
+  }
+  reduce_in_place(comm, {&failed});
+  if (failed <= kMostFailed * static_cast<double>(config.completions_per_step())) return;
+  faults = gather_texts(comm, faults);
+  const auto first = std::find_if(faults.begin(), faults.end(),
+                                  [](const std::string& fault) { return !fault.empty(); });
+  throw Error(str(*first, "; hint: the programs' own messages are in rewards.log of the run"));
 }
 
 // `values`, one for each completion of a rank, of all ranks in the order of the prompts.
@@ -97,14 +121,22 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   auto& [trajectories, scores, advantages] = out.rollouts;
   Stopwatch clock;
   in.learner.check_weights();
+  const auto submit = [&](const Trajectory& trajectory) {
+    const auto prompt =
+        std::find(in.share.indices.begin(), in.share.indices.end(), trajectory.group) -
+        in.share.indices.begin();
+    in.rewards.submit(in.prompts[static_cast<size_t>(prompt)], trajectory, in.step);
+  };
   on_all_ranks(in.comm, [&] {
     trajectories = in.sampler.sample(in.prompts, config.num_generations,
                                      {.seed = static_cast<uint64_t>(config.seed),
                                       .step = in.step,
-                                      .prompt_indices = in.share.indices});
+                                      .prompt_indices = in.share.indices},
+                                     {.on_finished = submit});
   });
   const double sampling_time = clock.lap();
-  scores = in.rewards.score(in.prompts, trajectories);
+  scores = in.rewards.score(in.prompts, trajectories, in.step);
+  check_failed(in.comm, in.rewards, scores, config);
   const bool by_batch = config.grpo.scale_rewards == AdvantageScale::kBatch;
   advantages = group_advantages(
       scores.total, config.num_generations, config.grpo.scale_rewards,

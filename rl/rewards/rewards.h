@@ -13,6 +13,7 @@ namespace cohort {
 
 // A new reward is the file rl/rewards/<name>.cpp, which defines make_<name>(), and a line here.
 #define COHORT_REWARDS(R)                                                      \
+  R(command, "what a program of your own says: run")                           \
   R(contains, "the answer stands in the found text")                           \
   R(countdown, "an expression that reaches fields.target from fields.numbers") \
   R(distinct, "the share of runs of four words that are not repeated")         \

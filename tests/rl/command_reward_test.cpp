@@ -1,0 +1,114 @@
+// Rewards that other programs compute: through the Python helper, and by hand.
+#include <cmath>
+#include <filesystem>
+
+#include "core/log.h"
+#include "rl/reward.h"
+#include "tests/support/test_util.h"
+
+namespace cohort::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::string kHelper =
+    (fs::path(__FILE__).parent_path().parent_path().parent_path() / "scripts/cohort_reward.py")
+        .string();
+
+class CommandReward : public testing::Test {
+ protected:
+  RewardConfig python(const std::string& body) const {
+    write_file(dir_.path("reward.py"), body);
+    return program("python3 '" + kHelper + "' reward.py");
+  }
+  RewardConfig program(const std::string& run) const {
+    return {.name = "command", .run = run, .directory = dir_.path(""), .workers = 2};
+  }
+  // Of completions of two prompts.
+  RewardSet::Scores score(const RewardSet& rewards, const std::vector<std::string>& texts) const {
+    std::vector<Trajectory> all;
+    for (const std::string& text : texts) {
+      Trajectory& t = all.emplace_back();
+      t.text = text;
+      t.index = 100 + static_cast<int64_t>(all.size());
+    }
+    // Half of them while others would still be sampled, in another order.
+    for (size_t i = all.size() / 2; i-- > 0;)
+      rewards.submit(prompts_[i * 2 / all.size()], all[i], 7);
+    return rewards.score(prompts_, all, 7);
+  }
+  const std::vector<Example> prompts_ = {
+      {.prompt = "a", .answer = "1", .fields = Json().set("unit", "m")},
+      {.prompt = "b", .answer = "22", .fields = Json().set("more", 3)}};
+  TempDir dir_;
+};
+
+TEST_F(CommandReward, EqualsTheBuiltInOne) {
+  RewardConfig own = python(
+      "def reward(completions, answers, **fields):\n"
+      "    return [c.strip() == a for c, a in zip(completions, answers)]\n");
+  for (const bool batch : {false, true}) {
+    own.batch = batch;
+    const RewardSet rewards({own, {.name = "exact_match", .weight = 2}}, nullptr);
+    std::vector<std::string> texts;
+    for (int i = 0; i < 60; ++i) texts.push_back(std::to_string(i % 30));
+    const RewardSet::Scores scores = score(rewards, texts);
+    EXPECT_EQ(scores.each[0], scores.each[1]);
+    EXPECT_EQ(scores.total[1], 3);
+    EXPECT_EQ(scores.failed[0], 0);
+    EXPECT_FALSE(scores.failed[1].has_value());
+  }
+}
+
+TEST_F(CommandReward, SeesAllThatIsKnown) {
+  const RewardSet rewards({python("def reward(completions, prompts, unit=None, more=None, **rest):\n"
+                                  "    print(prompts, unit, more, sorted(rest))\n"
+                                  "    return [len(c) + (more or [0])[0] for c in completions]\n")},
+                          nullptr);
+  EXPECT_EQ(score(rewards, {"x", "\xc3\xa4\n\"", "", "xx"}).each[0],
+            (std::vector<double>{1, 3, 3, 5}));
+}
+
+TEST_F(CommandReward, WhatFailsIsNoReward) {
+  const RewardSet rewards({python("import os\n"
+                                  "def reward(completions, **fields):\n"
+                                  "    if completions[0] == 'die': os._exit(1)\n"
+                                  "    if completions[0] == 'raise': raise ValueError('oh')\n"
+                                  "    if completions[0] == 'nan': return [float('nan')]\n"
+                                  "    return [None if completions[0] == 'none' else 0.5]\n")},
+                          nullptr);
+  const RewardSet::Scores scores = score(rewards, {"x", "die", "raise", "nan", "none", "x"});
+  for (const size_t i : {1, 2, 3, 4}) EXPECT_TRUE(std::isnan(scores.total[i])) << i;
+  EXPECT_EQ(scores.total[0], 0.5);
+  EXPECT_EQ(scores.total[5], 0.5);
+  EXPECT_EQ(scores.failed[0], 3);  // null means that it does not apply
+  EXPECT_NE(scores.fault[0].find("it has ended (exit code 1)"), std::string::npos)
+      << scores.fault[0];
+}
+
+TEST_F(CommandReward, AnswersMustBeWhatWasAskedFor) {
+  const auto fault = [&](const std::string& answer) {
+    write_file(dir_.path("liar.sh"), "while read -r line; do echo '" + answer + "'; done");
+    return score(RewardSet({program("sh liar.sh")}, nullptr), {"x", "y"}).fault[0];
+  };
+  for (const auto& [answer, expected] :
+       {std::pair{"yes", "its answer is no JSON: 'yes'"},
+        {"[]", "is no object"},
+        {"{\"index\": 99, \"reward\": 1}", "does not have the index"},
+        {"{\"reward\": 1}", "does not have the index"},
+        {"{\"index\": 101}", "neither 'reward' nor 'error'"},
+        {"{\"index\": 101, \"reward\": \"1\"}", "neither a number nor null"},
+        {"{\"index\": 101, \"reward\": 1e999}", "is no"},
+        {"{\"index\": 101, \"error\": \"no idea\"}", "it says: 'no idea'"}})
+    EXPECT_NE(fault(answer).find(expected), std::string::npos) << answer << ": " << fault(answer);
+}
+
+TEST_F(CommandReward, WhatCannotRunIsNamed) {
+  EXPECT_THROW_WITH(RewardSet({program("")}, nullptr), InputError,
+                    "rewards[0] 'command': needs a program to run");
+  const RewardSet rewards({program("no-such-program")}, nullptr);
+  EXPECT_THROW_WITH(score(rewards, {"x", "y"}), InputError, "cannot run 'no-such-program'");
+}
+
+}  // namespace
+}  // namespace cohort::test
