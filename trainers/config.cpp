@@ -49,7 +49,8 @@ class RelativePaths {
   void resolve(ConfigNode& map) {
     if (ConfigNode* rewards = map.find("rewards"))
       for (ConfigNode& reward : rewards->items)
-        if (reward.find("run") != nullptr) resolve_directory(reward);
+        if (const ConfigNode* run = reward.find("run"); run != nullptr && run->text() != "")
+          resolve_directory(reward);
     for (const std::string_view key : kPathKeys) {
       ConfigNode* node = node_at(map, key);
       const auto given = node == nullptr ? std::nullopt : node->text();

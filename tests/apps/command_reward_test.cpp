@@ -48,8 +48,9 @@ TEST_F(RewardPrograms, GiveTheWeightsOfTheBuiltInReward) {
   const Json line = json_lines(dir_.path("own/metrics.jsonl")).at(1);
   EXPECT_EQ(metric(line, "rewards/command/failed"), 0);
   // Relative paths stay those of the file, also in a resumed run, and their output is in the log.
-  write_file(dir_.path("reward.py"),
-             "print('resumed')\ndef reward(completions, **fields): return [0] * len(completions)\n");
+  write_file(
+      dir_.path("reward.py"),
+      "print('resumed')\ndef reward(completions, **fields): return [0] * len(completions)\n");
   EXPECT_EQ(run_cohort({"train", "--resume", dir_.path("own"), "steps=5"}).code, 0);
   EXPECT_NE(read_file(dir_.path("own/rewards.log")).find("resumed"), std::string::npos);
 }
@@ -70,14 +71,19 @@ TEST_F(RewardPrograms, ThatFailTooOftenEndTheRun) {
 TEST_F(RewardPrograms, LeaveWithTheRunHoweverItEnds) {
   for (const int signal : {SIGKILL, SIGTERM}) {
     const std::string pids = dir_.path(str("pids", signal));
-    const std::string reward = python("import os, time\n"
-                                      "open('" + pids + "', 'a').write(f'{os.getpid()}\\n')\n"
-                                      "if os.fork() == 0:\n"
-                                      "    os.setsid()\n"
-                                      "    open('" + pids + "', 'a').write(f'{os.getpid()}\\n')\n"
-                                      "    time.sleep(1000)\n"
-                                      "def reward(completions, **fields):\n"
-                                      "    return [1.0] * len(completions)\n");
+    const std::string reward = python(
+        "import os, time\n"
+        "open('" +
+        pids +
+        "', 'a').write(f'{os.getpid()}\\n')\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    open('" +
+        pids +
+        "', 'a').write(f'{os.getpid()}\\n')\n"
+        "    time.sleep(1000)\n"
+        "def reward(completions, **fields):\n"
+        "    return [1.0] * len(completions)\n");
     Process process(run(str("run", signal), reward, {"steps=1000000", "eval.at_start=false"}));
     ASSERT_TRUE(wait_for_path(dir_.path(str("run", signal, "/metrics.jsonl")), process));
     process.signal(signal);

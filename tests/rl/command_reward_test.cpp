@@ -61,10 +61,11 @@ TEST_F(CommandReward, EqualsTheBuiltInOne) {
 }
 
 TEST_F(CommandReward, SeesAllThatIsKnown) {
-  const RewardSet rewards({python("def reward(completions, prompts, unit=None, more=None, **rest):\n"
-                                  "    print(prompts, unit, more, sorted(rest))\n"
-                                  "    return [len(c) + (more or [0])[0] for c in completions]\n")},
-                          nullptr);
+  const RewardSet rewards(
+      {python("def reward(completions, prompts, unit=None, more=None, **rest):\n"
+              "    print(prompts, unit, more, sorted(rest))\n"
+              "    return [len(c) + (more or [0])[0] for c in completions]\n")},
+      nullptr);
   EXPECT_EQ(score(rewards, {"x", "\xc3\xa4\n\"", "", "xx"}).each[0],
             (std::vector<double>{1, 3, 3, 5}));
 }

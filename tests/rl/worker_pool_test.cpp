@@ -84,7 +84,8 @@ TEST_F(Workers, AnswersComeInTheOrderOfTheRequests) {
     for (int i = 0; i < 100; ++i) pool.submit(str("say ", i));
     const auto answers = pool.collect();
     ASSERT_EQ(answers.size(), 100u);
-    for (int i = 0; i < 100; ++i) EXPECT_EQ(answers[static_cast<size_t>(i)].line, std::to_string(i));
+    for (int i = 0; i < 100; ++i)
+      EXPECT_EQ(answers[static_cast<size_t>(i)].line, std::to_string(i));
   }
   EXPECT_TRUE(pool.collect().empty());
   EXPECT_EQ(ask(pool, "say " + std::string(900'000, 'x')).size(), 900'000u);

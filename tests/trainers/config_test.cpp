@@ -78,6 +78,18 @@ TEST_F(Plans, OverrideOfOneStageReachesThatOneOnly) {
 }
 
 // Every key away from its default, so that one the dump forgets would show.
+TEST_F(Plans, ProgramsOfRewardsRunInTheFoldersOfTheirFiles) {
+  const RunPlan plan = load(
+      "trainer: grpo\ndata: {task: parity}\nrewards:\n  - {name: task}\n"
+      "  - {name: command, run: a b}\n  - {name: command, run: a, directory: sub/folder}\n"
+      "  - {name: command, run: a, directory: /}\n");
+  const std::vector<RewardConfig>& rewards = plan.stages[0].rewards;
+  EXPECT_EQ(rewards[0].directory, "");
+  EXPECT_EQ(rewards[1].directory + "/sub/folder", rewards[2].directory);
+  EXPECT_TRUE(rewards[1].directory.starts_with("/") && !rewards[1].directory.ends_with("/"));
+  EXPECT_EQ(rewards[3].directory, "/");
+}
+
 TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
   const RunPlan plan = load(
       "name: all keys\n"
