@@ -235,7 +235,7 @@ void add_tokenizer(CLI::App& app, Command& chosen) {
 
   const auto training = std::make_shared<TokenizerTrainOptions>();
   CLI::App* train = command->add_subcommand("train", "a byte-level BPE tokenizer from text files");
-  train->add_option("files", training->files, "text files (UTF-8)")->required();
+  train->add_option("files", training->files, "text: files, folders, patterns (UTF-8)")->required();
   train->add_option("--output", training->output, "folder for its files")->required();
   train->add_option("--vocab-size", training->vocab_size, "with bytes and special tokens")
       ->capture_default_str();

@@ -12,6 +12,7 @@
 
 #include "apps/commands.h"
 #include "data/file.h"
+#include "data/loader.h"
 #include "data/tokenizers/bpe_trainer.h"
 #include "data/utf8.h"
 
@@ -122,7 +123,8 @@ int tokenizer_train(const TokenizerTrainOptions& options) {
   if (fs::exists(folder / "tokenizer.json", error))
     throw InputError(str(options.output, ": has a tokenizer.json; hint: name another folder"));
   BpeTrainer trainer(training);
-  for (const std::string& path : options.files) add_file(path, trainer);
+  for (const std::string& given : options.files)
+    for (const std::string& path : text_files(given)) add_file(path, trainer);
   fs::create_directories(folder, error);
   if (error) throw InputError(str(options.output, ": cannot be made: ", error.message()));
   const NamedFiles files = trainer.train();

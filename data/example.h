@@ -125,6 +125,8 @@ struct JsonlSplits {
 // read, malformed JSON, no object, a missing field; or, for any other fraction, no example at all
 // in a split.
 JsonlSplits load_jsonl(const JsonlConfig& config);
+// The field `text` of every line. Throws InputError as load_jsonl() does.
+std::vector<std::string> jsonl_texts(const std::string& path);
 // What one object asks: prompt or messages. Throws InputError naming `where` for a missing field.
 Example read_prompt(const JsonlConfig& config, const Json& fields, const std::string& where);
 

@@ -129,6 +129,17 @@ std::string last_words(const Json& messages) {
 
 }  // namespace
 
+std::vector<std::string> jsonl_texts(const std::string& path) {
+  std::vector<std::string> texts;
+  for_each_line(path, 0, [&](Json fields, int64_t, const std::string& where) {
+    const Json* text = fields.find("text");
+    if (text == nullptr || !text->is_string())
+      throw InputError(str(where, ": expected a text as the field 'text'"));
+    texts.push_back(text->as_string());
+  });
+  return texts;
+}
+
 Example read_prompt(const JsonlConfig& config, const Json& fields, const std::string& where) {
   if (!config.messages.empty()) return {.messages = messages_of(fields, config.messages, where)};
   return {.prompt = Template("prompt", config.prompt).render(fields, where)};

@@ -2,12 +2,17 @@
 // alone says where a resumed run goes on.
 #include "data/loader.h"
 
+#include <glob.h>
+
+#include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <numeric>
 #include <utility>
 
 #include "core/check.h"
+#include "data/example.h"
 #include "data/file.h"
 #include "data/utf8.h"
 
@@ -40,19 +45,67 @@ void ShuffledOrder::load_epoch(int64_t epoch) {
   epoch_ = epoch;
 }
 
-TextCorpus::TextCorpus(const std::string& path, double held_out_fraction) {
-  COHORT_CHECK(held_out_fraction >= 0 && held_out_fraction <= 1,
-               "[text_corpus] expected a held-out fraction from 0 to 1, got ", held_out_fraction);
-  train_ = read_input_file(path);
+std::vector<std::string> text_files(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> files;
+  std::error_code error, ignored;
+  if (fs::is_directory(path, ignored)) {
+    fs::recursive_directory_iterator it(path, error);
+    for (; !error && it != fs::end(it); it.increment(error)) {
+      const bool hidden = it->path().filename().string().starts_with('.');
+      if (hidden && it->is_directory(ignored)) it.disable_recursion_pending();
+      if (!hidden && it->is_regular_file(ignored)) files.push_back(it->path().string());
+    }
+    if (error) throw InputError(str(path, ": cannot be read: ", error.message()));
+    if (files.empty()) throw InputError(str(path, ": there is no file in this folder"));
+  } else if (!fs::exists(path, ignored) && path.find_first_of("*?[") != path.npos) {
+    glob_t found{};
+    if (::glob(path.c_str(), 0, nullptr, &found) == 0)
+      files.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    ::globfree(&found);
+    if (files.empty()) throw InputError(str(path, ": no file matches this pattern"));
+  } else {
+    return {path};
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+TextCorpus::TextCorpus(const std::vector<std::string>& files, double held_out_fraction)
+    : has_ends_(files.size() > 1 || files[0].ends_with(".jsonl")) {
+  COHORT_CHECK(!files.empty() && held_out_fraction >= 0 && held_out_fraction <= 1,
+               "[text_corpus] expected files and a held-out fraction from 0 to 1, got ",
+               held_out_fraction);
+  size_t size = 0;
+  for (const std::string& file : files) {
+    std::vector<std::string> documents =
+        file.ends_with(".jsonl") ? jsonl_texts(file) : std::vector{read_input_file(file)};
+    for (std::string& document : documents) {
+      size += document.size();
+      if (!document.empty()) train_.push_back(std::move(document));
+    }
+  }
+  const std::string where = files.size() == 1 ? files[0] : str(files[0], " and others");
   if (train_.empty())
-    throw InputError(str(path, ": is empty; hint: name a file that holds the training text"));
-  const double cut = std::floor(static_cast<double>(train_.size()) * (1 - held_out_fraction));
-  const size_t boundary = next_utf8_boundary(train_, static_cast<size_t>(cut));
-  held_out_ = train_.substr(boundary);
-  train_.resize(boundary);
+    throw InputError(str(where, ": is empty; hint: name a file that holds the training text"));
+  // The last documents go, and the end of the one before them.
+  const double cut = std::floor(static_cast<double>(size) * (1 - held_out_fraction));
+  size_t rest = size - static_cast<size_t>(cut);
+  while (!train_.empty() && rest >= train_.back().size()) {
+    rest -= train_.back().size();
+    held_out_.push_back(std::move(train_.back()));
+    train_.pop_back();
+  }
+  if (rest > 0) {
+    std::string& last = train_.back();
+    const size_t boundary = next_utf8_boundary(last, last.size() - rest);
+    if (boundary < last.size()) held_out_.push_back(last.substr(boundary));
+    last.resize(boundary);
+    if (last.empty()) train_.pop_back();
+  }
+  std::reverse(held_out_.begin(), held_out_.end());
   if ((held_out_fraction < 1 && train_.empty()) || (held_out_fraction > 0 && held_out_.empty()))
-    throw InputError(str(path, ": ", train_.size() + held_out_.size(),
-                         " bytes are too few to hold out ", held_out_fraction,
+    throw InputError(str(where, ": ", size, " bytes are too few to hold out ", held_out_fraction,
                          " of them; hint: use a longer text"));
 }
 

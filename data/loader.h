@@ -26,17 +26,24 @@ class ShuffledOrder {
   std::vector<int64_t> order_;
 };
 
-// One text file for next-token training, split at a character: the last `held_out_fraction` is held
-// out.
+// The files of a text: one, all in a folder and its sub-folders but hidden ones, or those that a
+// pattern matches ("books/*.txt"); by name. Throws InputError if there is none.
+std::vector<std::string> text_files(const std::string& path);
+
+// Documents for next-token training: a file is one, but of a .jsonl file the field `text` of each
+// line. The last `held_out_fraction` of all text is held out, from a character on.
 class TextCorpus {
  public:
-  // Throws InputError: unreadable, empty, or too short to split.
-  TextCorpus(const std::string& path, double held_out_fraction);
-  const std::string& train_text() const { return train_; }
-  const std::string& held_out_text() const { return held_out_; }
+  // `files`: not empty. Throws InputError: unreadable, without text, or too short to split.
+  TextCorpus(const std::vector<std::string>& files, double held_out_fraction);
+  const std::vector<std::string>& train() const { return train_; }
+  const std::vector<std::string>& held_out() const { return held_out_; }
+  // Whether something is to stand between them: a single file of plain text goes on at its cuts.
+  bool has_ends() const { return has_ends_; }
 
  private:
-  std::string train_, held_out_;
+  std::vector<std::string> train_, held_out_;
+  bool has_ends_;
 };
 
 // Start of the i-th random window of `window` tokens in a stream of `size` tokens: addressed by

@@ -49,7 +49,7 @@ ONE_FILE = ["xxhash.h"]
 # C and POSIX headers; those of C++ have neither a dot nor a slash.
 SYSTEM = re.compile(
     r"(sys|linux|netinet|arpa)/\w+\.h$|"
-    r"(unistd|fcntl|pty|sched|signal|poll|dirent|dlfcn|pthread|time|termios|netdb|execinfo|cxxabi|"
+    r"(unistd|fcntl|glob|pty|sched|signal|poll|dirent|dlfcn|pthread|time|termios|netdb|execinfo|cxxabi|"
     r"spawn|cpuid|immintrin|cuda\w*|mma|nvtx3/\w+)\.h$|"
     r"\w+$")
 

@@ -381,10 +381,18 @@ void check_compatible(const TrainConfig& config, const ModelConfig& model,
                            " has ", key, ": ", found[i].second,
                            "; hint: leave the key out, or start without init_from"));
   }
-  if (config.data.tokenizer == TokenizerType::kByte &&
-      tokenizer.files() != make_byte_tokenizer()->files())
-    throw InputError(str("data.tokenizer: byte was asked for, but the model of ", source,
-                         " has another tokenizer; hint: leave the key out"));
+  const auto require_tokenizer = [&](const char* key, const std::string& asked,
+                                     const Tokenizer& other) {
+    if (tokenizer.files() != other.files())
+      throw InputError(str(key, ": ", asked, " was asked for, but the model of ", source,
+                           " has another tokenizer; hint: leave the key out"));
+  };
+  // Nobody needs the folder once a model has been made.
+  if (const std::string& path = config.data.tokenizer_path; !path.empty()) {
+    if (path_exists(path)) require_tokenizer("data.tokenizer_path", path, *load_tokenizer(path));
+  } else if (config.data.tokenizer == TokenizerType::kByte) {
+    require_tokenizer("data.tokenizer", "byte", *make_byte_tokenizer());
+  }
 }
 
 TrainState load_state(const std::string& checkpoint) {

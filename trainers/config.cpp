@@ -13,13 +13,16 @@ namespace fs = std::filesystem;
 
 const std::vector<std::string> kStagesKey = {"stages"};
 
-constexpr std::string_view kPathKeys[] = {"data.text",  "data.jsonl.path", "data.jsonl.eval_path",
-                                          "model.path", "init_from",       "output_dir"};
+constexpr std::string_view kPathKeys[] = {
+    "data.text",           "data.eval_text", "data.jsonl.path", "data.jsonl.eval_path",
+    "data.tokenizer_path", "model.path",     "init_from",       "output_dir"};
 
 std::string& path_at(TrainConfig& config, std::string_view key) {
   if (key == "data.text") return config.data.text;
+  if (key == "data.eval_text") return config.data.eval_text;
   if (key == "data.jsonl.path") return config.data.jsonl.path;
   if (key == "data.jsonl.eval_path") return config.data.jsonl.eval_path;
+  if (key == "data.tokenizer_path") return config.data.tokenizer_path;
   if (key == "model.path") return config.model.path;
   return key == "init_from" ? config.init_from : config.output_dir;
 }
@@ -71,7 +74,9 @@ class RelativePaths {
       const std::string& path = path_at(config, key);
       const auto origin = origins_.find(path);
       std::error_code error;
-      if (key == "output_dir" || origin == origins_.end() || fs::exists(path, error) || error)
+      const bool pattern = key.ends_with("text") && path.find_first_of("*?[") != path.npos;
+      if (key == "output_dir" || origin == origins_.end() || fs::exists(path, error) || error ||
+          pattern)
         continue;
       missing.push_back(str(key, ": ", path, ": No such file or directory; ", origin->second,
                             "; hint: check the path"));
@@ -113,7 +118,7 @@ std::string indented(const std::string& text) {
 }  // namespace
 
 bool DataConfig::holds_nothing_out() const {
-  if (!text.empty()) return held_out_fraction == 0;
+  if (!text.empty()) return eval_text.empty() && held_out_fraction == 0;
   return task.empty() && jsonl.eval_path.empty() && jsonl.held_out() == 0;
 }
 

@@ -42,13 +42,15 @@ struct DataConfig {
   std::string task;                // a generated task (data/tasks/), or
   TaskConfig task_sizes;           // (its sizes)
   JsonlConfig jsonl;               // problems from a file, or
-  std::string text;                // plain text for pretraining
+  std::string text;                // plain text for pretraining: a file, folder or pattern
+  std::string eval_text;           // the same, of held-out text; empty: a part of `text`
   double held_out_fraction = 0.1;  // of the text, from its end
   TooLong too_long = TooLong::kError;
   // Of the file that is meant: file_checksum(), with "+" and that of jsonl.eval_path if there is
   // one; empty: whatever the files are at the first start.
   std::string fingerprint;
   TokenizerType tokenizer = TokenizerType::kChar;
+  std::string tokenizer_path;  // folder of a tokenizer; empty: as `tokenizer` says
   ChatUse chat = ChatUse::kNo;
   std::string system;                // of conversations that prompts and solutions become
   std::string chat_template_kwargs;  // a JSON object; empty: none
@@ -60,9 +62,14 @@ struct DataConfig {
     v.field("task", task, "generated problems: see `cohort train --help`");
     v.section("task_sizes", task_sizes, "sizes of the generated problems");
     v.section("jsonl", jsonl, "problems from a JSONL file");
-    v.field("text", text, "plain text file (trainer: pretrain)");
+    v.field("text", text,
+            "text to pretrain on: a file, all files of a folder, or those of a pattern such as "
+            "books/*.txt; of .jsonl files the field text of each line. Where there are several "
+            "documents, each ends with the end of sequence");
+    v.field("eval_text", eval_text, "held-out text, as text; empty: a part of text");
     v.field("held_out_fraction", held_out_fraction,
-            "share of the text, from its end, for validation", {.min = 0, .max = 1});
+            "share of the text, from its end, for validation, if there is no eval_text",
+            {.min = 0, .max = 1});
     v.choice("too_long", too_long, kTooLongNames,
              "problems longer than model.context: an error, cut (prompts at their start, with room "
              "for max_completion_length; solutions at their end), or left out");
@@ -71,6 +78,10 @@ struct DataConfig {
         "checksum of the data file; another file is refused; empty: the file of the first start");
     v.choice("tokenizer", tokenizer, kTokenizerNames,
              "char: one token per character of the data; byte: any text");
+    v.field(
+        "tokenizer_path", tokenizer_path,
+        "folder with the tokenizer of a new model, such as cohort tokenizer train makes; empty: "
+        "as tokenizer says");
     v.choice("chat", chat, kChatNames,
              "yes: prompts are messages of a user, solutions the assistant's, rendered by the "
              "model's chat template; so are data.jsonl.messages");

@@ -1,9 +1,11 @@
 #include "trainers/dataset.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <functional>
 
 #include "core/log.h"
+#include "core/parallel.h"
 #include "data/chat.h"
 #include "data/file.h"
 #include "data/loader.h"
@@ -25,17 +27,31 @@ std::string all_text(const ExampleSet& set) {
   return text;
 }
 
-std::unique_ptr<Tokenizer> tokenizer_for(TokenizerType type, const std::string& text) {
-  return type == TokenizerType::kByte ? make_byte_tokenizer() : make_char_tokenizer(text);
+// Of one file its own checksum, of several that of their names and checksums.
+std::string files_checksum(const std::vector<std::string>& files) {
+  uint64_t sum = 0;
+  for (const std::string& file : files) {
+    open_input_file(file);  // says more about a path that is wrong
+    const std::string own = file_checksum(file);
+    if (files.size() == 1) return own;
+    sum = checksum(own, checksum(file.substr(file.rfind('/') + 1), sum));
+  }
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(sum));
+  return digits;
 }
 
 // Of the data files; throws InputError if one is not the one that was meant.
 std::string checked_fingerprint(const DataConfig& data) {
-  const std::string& path = data.text.empty() ? data.jsonl.path : data.text;
+  const bool is_text = !data.text.empty();
+  const std::string& path = is_text ? data.text : data.jsonl.path;
+  const std::string& eval_path = is_text ? data.eval_text : data.jsonl.eval_path;
   if (path.empty()) return "";
-  open_input_file(path);  // says more about a path that is wrong
-  const std::string first = file_checksum(path), &eval_path = data.jsonl.eval_path;
-  const std::string found = eval_path.empty() ? first : first + "+" + file_checksum(eval_path);
+  const auto checksum_of = [&](const std::string& text) {
+    return files_checksum(is_text ? text_files(text) : std::vector{text});
+  };
+  const std::string first = checksum_of(path);
+  const std::string found = eval_path.empty() ? first : first + "+" + checksum_of(eval_path);
   if (!data.fingerprint.empty() && data.fingerprint != found)
     throw InputError(
         str(!eval_path.empty() && data.fingerprint.starts_with(first) ? eval_path : path,
@@ -268,6 +284,50 @@ void check_sampling(const TrainConfig& config, const Dataset& data, int64_t shor
         "; hint: max_completion_length=", room, " at most, or a larger model.context"));
 }
 
+// The tokens of documents one after the other. `end`: what follows each; none: nothing does.
+std::vector<int32_t> encode_documents(const std::vector<std::string>& documents,
+                                      const Tokenizer& tokenizer, std::optional<int32_t> end) {
+  std::vector<std::vector<int32_t>> parts(documents.size());
+  std::vector<std::string> faults(documents.size());
+  parallel_for(static_cast<int64_t>(documents.size()), 1, [&](int64_t begin, int64_t last) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(last); ++i) try {
+        parts[i] = tokenizer.encode(documents[i]);
+      } catch (const std::exception& e) {
+        faults[i] = e.what();
+      }
+  });
+  std::vector<int32_t> tokens;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!faults[i].empty())
+      throw InputError(documents.size() == 1 ? faults[i]
+                                             : str("document ", i + 1, ": ", faults[i]));
+    tokens.insert(tokens.end(), parts[i].begin(), parts[i].end());
+    if (end) tokens.push_back(*end);
+    parts[i] = {};
+  }
+  return tokens;
+}
+
+// `need_tokenizer`: makes one of a text if there is none.
+void load_text(const DataConfig& data, Dataset& out,
+               const std::function<void(const std::function<std::string()>&)>& need_tokenizer) {
+  const TextCorpus corpus(text_files(data.text),
+                          data.eval_text.empty() ? data.held_out_fraction : 0);
+  std::optional<TextCorpus> evaluation;
+  if (!data.eval_text.empty()) evaluation.emplace(text_files(data.eval_text), 0);
+  const std::vector<std::string>& held_out = evaluation ? evaluation->train() : corpus.held_out();
+  need_tokenizer([&] {
+    std::string text;
+    for (const auto* documents : {&corpus.train(), &held_out})
+      for (const std::string& document : *documents) text += document;
+    return text;
+  });
+  std::optional<int32_t> end;
+  if (corpus.has_ends()) end = out.tokenizer->eos_id();
+  out.train_tokens = encode_documents(corpus.train(), *out.tokenizer, end);
+  out.held_out_tokens = encode_documents(held_out, *out.tokenizer, end);
+}
+
 }  // namespace
 
 Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> tokenizer) {
@@ -275,14 +335,15 @@ Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> token
   Dataset out;
   out.tokenizer = std::move(tokenizer);
   out.fingerprint = checked_fingerprint(data);
+  if (out.tokenizer == nullptr && !data.tokenizer_path.empty())
+    out.tokenizer = load_tokenizer(data.tokenizer_path);
   const auto need_tokenizer = [&](const auto& text) {
-    if (out.tokenizer == nullptr) out.tokenizer = tokenizer_for(data.tokenizer, text());
+    if (out.tokenizer != nullptr) return;
+    out.tokenizer = data.tokenizer == TokenizerType::kByte ? make_byte_tokenizer()
+                                                           : make_char_tokenizer(text());
   };
   if (!data.text.empty()) {
-    const TextCorpus corpus(data.text, data.held_out_fraction);
-    need_tokenizer([&] { return corpus.train_text() + corpus.held_out_text(); });
-    out.train_tokens = out.tokenizer->encode(corpus.train_text());
-    out.held_out_tokens = out.tokenizer->encode(corpus.held_out_text());
+    load_text(data, out, need_tokenizer);
     return out;
   }
   std::unique_ptr<ExampleSet> held_out;

@@ -21,6 +21,51 @@ class TokenizerCommand : public testing::Test {
   TempDir dir_;
 };
 
+TEST_F(TokenizerCommand, ModelsAreMadeFromNothingButAFolderOfText) {
+  const std::string text = dir_.path("text"), tokenizer = dir_.path("tokenizer"),
+                    run = dir_.path("run");
+  std::filesystem::create_directory(text);
+  for (const char* name : {"one", "two", "three"}) {
+    std::string content;
+    for (int i = 0; i < 40; ++i) content += str("This is line ", i, " of ", name, ".\n");
+    write_file(text + "/" + name + ".txt", content);
+  }
+  const auto succeed = [](const std::vector<std::string>& arguments) {
+    const Output output = run_cohort(arguments);
+    EXPECT_EQ(output.code, 0) << output.err;
+    return output.out;
+  };
+  const std::string source =
+      (std::filesystem::path(__FILE__).parent_path().parent_path().parent_path() /
+       "configs/pretrain.yaml")
+          .string();
+  succeed({"tokenizer", "train", "--vocab-size=300", "--output=" + tokenizer, text});
+  const std::vector<std::string> train = {"train",
+                                          source,
+                                          "data.text=" + text,
+                                          "data.tokenizer_path=" + tokenizer,
+                                          "steps=3",
+                                          "model.context=16",
+                                          "output_dir=" + run};
+  EXPECT_NE(succeed(train).find("validation loss 5."), std::string::npos);
+  const std::string said = succeed({"generate", run, "This is", "--max-tokens=4"});
+  EXPECT_TRUE(said.starts_with("This is")) << said;
+  // The folder of the tokenizer is not needed any more; another one is refused.
+  std::filesystem::rename(tokenizer, tokenizer + "_moved");
+  succeed({"train", "--resume", run, "steps=4"});
+  succeed({"tokenizer", "train", "--special=<end>", "--output=" + tokenizer, text});
+  const auto refused = [&](const char* why) {
+    const Output output = run_cohort({"train", "--resume", run, "steps=5"});
+    EXPECT_EQ(output.code, 2);
+    EXPECT_NE(output.err.find(why), std::string::npos) << output.err;
+  };
+  refused("has another tokenizer");
+  // As are other texts.
+  std::filesystem::remove_all(tokenizer);
+  write_file(text + "/four.txt", "more");
+  refused("is not the file that was meant");
+}
+
 TEST_F(TokenizerCommand, RoundTripsLines) {
   const std::string folder = trained();
   const std::string lines = "\"hello world\"\n\"\"\n\"two\\nlines <end> é\"\n";

@@ -77,18 +77,25 @@ TEST(ShuffledOrder, RefusesBrokenArguments) {
   EXPECT_THROW_WITH(order.seek(-1), Error, "-1");
 }
 
+// Where there is at most one.
+std::string only(const std::vector<std::string>& documents) {
+  EXPECT_LE(documents.size(), 1u);
+  return documents.empty() ? "" : documents[0];
+}
+
 TEST(TextCorpus, HoldsOutTheEnd) {
   const test::TempDir dir;
   test::write_file(dir.path("text"), "0123456789");
-  const TextCorpus corpus(dir.path("text"), 0.25);
-  EXPECT_EQ(corpus.train_text(), "0123456");  // floor(7.5) bytes
-  EXPECT_EQ(corpus.held_out_text(), "789");
-  const TextCorpus all(dir.path("text"), 0);
-  EXPECT_EQ(all.train_text(), "0123456789");
-  EXPECT_EQ(all.held_out_text(), "");
-  const TextCorpus none(dir.path("text"), 1);
-  EXPECT_EQ(none.train_text(), "");
-  EXPECT_EQ(none.held_out_text(), all.train_text());
+  const TextCorpus corpus({dir.path("text")}, 0.25);
+  EXPECT_EQ(only(corpus.train()), "0123456");  // floor(7.5) bytes
+  EXPECT_EQ(only(corpus.held_out()), "789");
+  EXPECT_FALSE(corpus.has_ends());
+  const TextCorpus all({dir.path("text")}, 0);
+  EXPECT_EQ(only(all.train()), "0123456789");
+  EXPECT_EQ(only(all.held_out()), "");
+  const TextCorpus none({dir.path("text")}, 1);
+  EXPECT_EQ(only(none.train()), "");
+  EXPECT_EQ(only(none.held_out()), only(all.train()));
 }
 
 TEST(TextCorpus, NeverCutsACharacter) {
@@ -96,23 +103,52 @@ TEST(TextCorpus, NeverCutsACharacter) {
   const std::string text = "aé€😀aé€😀";
   test::write_file(dir.path("text"), text);
   for (int percent = 20; percent <= 75; ++percent) {
-    const TextCorpus corpus(dir.path("text"), percent / 100.0);
-    EXPECT_EQ(corpus.train_text() + corpus.held_out_text(), text);
-    EXPECT_NE(decode_utf8(corpus.held_out_text(), 0).size, 0u) << percent;
+    const TextCorpus corpus({dir.path("text")}, percent / 100.0);
+    EXPECT_EQ(only(corpus.train()) + only(corpus.held_out()), text);
+    EXPECT_NE(decode_utf8(only(corpus.held_out()), 0).size, 0u) << percent;
   }
+}
+
+TEST(TextCorpus, TakesFoldersPatternsAndLines) {
+  namespace fs = std::filesystem;
+  const test::TempDir dir;
+  fs::create_directories(dir.path("books/more/.git"));
+  test::write_file(dir.path("books/b.txt"), "two");
+  test::write_file(dir.path("books/more/c.txt"), "");
+  test::write_file(dir.path("books/more/.git/x"), "hidden");
+  test::write_file(dir.path("books/.hidden"), "hidden");
+  test::write_file(dir.path("books/a.jsonl"), "{\"text\": \"one\"}\n{\"text\": \"line\\n\"}\n");
+  const auto of = [&](const char* path, double held_out) {
+    return TextCorpus(text_files(dir.path(path)), held_out);
+  };
+  using Texts = std::vector<std::string>;
+  EXPECT_EQ(of("books", 0).train(), (Texts{"one", "line\n", "two"}));
+  EXPECT_TRUE(of("books", 0).has_ends());
+  EXPECT_EQ(of("books", 0.5).train(), (Texts{"one", "li"}));  // 5 of 11 bytes
+  EXPECT_EQ(of("books", 0.5).held_out(), (Texts{"ne\n", "two"}));
+  EXPECT_EQ(of("books", 1).held_out().size(), 3u);
+  EXPECT_EQ(of("books/*.txt", 0).train(), Texts{"two"});
+  EXPECT_EQ(of("books/a.jsonl", 0).train().size(), 2u);
+  EXPECT_TRUE(of("books/a.jsonl", 0).has_ends());
+  EXPECT_THROW_WITH(text_files(dir.path("*.md")), InputError, "no file matches this pattern");
+  EXPECT_THROW_WITH(of("books/more", 0), InputError, "c.txt: is empty");
+  fs::create_directory(dir.path("none"));
+  EXPECT_THROW_WITH(of("none", 0), InputError, "there is no file in this folder");
+  test::write_file(dir.path("bad.jsonl"), "{\"text\": 3}\n");
+  EXPECT_THROW_WITH(of("bad.jsonl", 0), InputError, "bad.jsonl:1: expected a text as the field");
 }
 
 TEST(TextCorpus, ErrorsNameTheFileAndTheNextStep) {
   const test::TempDir dir;
-  EXPECT_THROW_WITH(TextCorpus(dir.path("none"), 0.1), InputError,
+  EXPECT_THROW_WITH(TextCorpus({dir.path("none")}, 0.1), InputError,
                     "none: cannot be opened: No such file or directory; hint: ");
-  EXPECT_THROW_WITH(TextCorpus(dir.path(), 0.1), InputError, "is a folder; hint: ");
+  EXPECT_THROW_WITH(TextCorpus({dir.path()}, 0.1), InputError, "is a folder; hint: ");
   test::write_file(dir.path("empty"), "");
-  EXPECT_THROW_WITH(TextCorpus(dir.path("empty"), 0.1), InputError, "empty: is empty; hint: ");
+  EXPECT_THROW_WITH(TextCorpus({dir.path("empty")}, 0.1), InputError, "empty: is empty; hint: ");
   test::write_file(dir.path("short"), "a");
-  EXPECT_THROW_WITH(TextCorpus(dir.path("short"), 0.1), InputError, "too few to hold out");
+  EXPECT_THROW_WITH(TextCorpus({dir.path("short")}, 0.1), InputError, "too few to hold out");
   test::write_file(dir.path("one"), "é");
-  EXPECT_THROW_WITH(TextCorpus(dir.path("one"), 0.4), InputError, "too few to hold out");
+  EXPECT_THROW_WITH(TextCorpus({dir.path("one")}, 0.4), InputError, "too few to hold out");
 }
 
 TEST(RandomWindow, StaysInsideAndReachesBothEnds) {
