@@ -10,6 +10,7 @@
 #include "dist/communicator.h"
 #include "trainers/checkpoint.h"
 #include "trainers/evaluate.h"
+#include "trainers/run.h"
 
 namespace cohort::apps {
 
@@ -194,6 +195,7 @@ int evaluate(const EvalOptions& options) {
   const std::string checkpoint = find_checkpoint(options.model);
   const RunPlan plan =
       load_plan(options.config.empty() ? config_of(checkpoint) : options.config, options.overrides);
+  prepare_programs(plan);
   const TrainConfig& config = plan.stages.back();
   LoadedModel loaded = load_model(checkpoint, config.dtype, parse_device(config.device, "device"));
   Dataset data = load_dataset(config, std::move(loaded.tokenizer));

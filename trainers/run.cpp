@@ -79,14 +79,6 @@ class BadStart : public NonFiniteError {
   const std::string checkpoint;
 };
 
-// Whether there are rewards that need worker_host(), while this process is small.
-bool uses_programs(const RunPlan& plan) {
-  return std::any_of(plan.stages.begin(), plan.stages.end(), [](const TrainConfig& stage) {
-    return std::any_of(stage.rewards.begin(), stage.rewards.end(),
-                       [](const RewardConfig& reward) { return reward.name == "command"; });
-  });
-}
-
 // What would stop a stage at its start, though nothing of it needs to be loaded to know.
 void check_stages(const RunPlan& plan) {
   for (const TrainConfig& stage : plan.stages) {
@@ -98,20 +90,29 @@ void check_stages(const RunPlan& plan) {
 
 }  // namespace
 
+bool prepare_programs(const RunPlan& plan) {
+  const bool any = std::any_of(plan.stages.begin(), plan.stages.end(), [](const auto& stage) {
+    return std::any_of(stage.rewards.begin(), stage.rewards.end(),
+                       [](const RewardConfig& reward) { return reward.name == "command"; });
+  });
+  if (any) worker_host();
+  return any;
+}
+
 Run::Run(RunPlan plan, std::string dir, ProcessGroup* group)
     : plan_(std::move(plan)), config_(dump_plan(plan_)), dir_(std::move(dir)), group_(group) {
   if (!path_exists(dir_))
     throw InputError(str("the run directory ", dir_,
                          " cannot be seen from this host; hint: set output_dir to a file system "
                          "that all hosts share"));
-  if (uses_programs(plan_)) worker_host().set_log(dir_ + "/rewards.log");
+  if (prepare_programs(plan_)) worker_host().set_log(dir_ + "/rewards.log");
   if (!is_main()) return;
   lock_ = std::make_unique<RunLock>(dir_);
   logging::set_file(dir_ + "/log.txt");
 }
 
 Run Run::create(const RunPlan& plan, ProcessGroup* group) {
-  if (uses_programs(plan)) worker_host();
+  prepare_programs(plan);
   check_for_group(plan, group);
   if (group != nullptr && group->rank() != 0)
     return Run(plan, group->broadcast("run directory", {}), group);
@@ -133,7 +134,7 @@ Run Run::resume(const std::string& run_dir, std::span<const std::string> overrid
         str("nothing to resume: ", config,
             " does not exist; hint: give the run directory that `cohort train` printed"));
   const RunPlan plan = load_plan(config, overrides);
-  if (uses_programs(plan)) worker_host();
+  prepare_programs(plan);
   check_for_group(plan, group);
   check_stages(plan);
   Run run(plan, fs::absolute(run_dir).lexically_normal().string(), group);

@@ -31,6 +31,10 @@ struct RunResult {
   TrainerType last_trainer = TrainerType::kPretrain;
 };
 
+// Starts what the rewards of a plan need that are programs, if there are any: to be called while
+// this process is small, before it has a model. Returns whether there are any.
+bool prepare_programs(const RunPlan& plan);
+
 // A plan ready to run: its directory exists and belongs to this process.
 //
 // With a `group`, which must outlive it, the run is that of all its processes, and every one of

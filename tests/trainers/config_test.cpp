@@ -111,6 +111,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "stages:\n"
       "  - trainer: pretrain\n"
       "    data: {text: some/text.txt, held_out_fraction: 0.25, tokenizer: byte,\n"
+      "      eval_text: more.txt, tokenizer_path: tokens,\n"
       "      fingerprint: 0123456789012345}\n"
       "  - trainer: sft\n"
       "    data:\n"
