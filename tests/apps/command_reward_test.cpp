@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -85,7 +86,12 @@ TEST_F(RewardPrograms, LeaveWithTheRunHoweverItEnds) {
         "def reward(completions, **fields):\n"
         "    return [1.0] * len(completions)\n");
     Process process(run(str("run", signal), reward, {"steps=1000000", "eval.at_start=false"}));
-    ASSERT_TRUE(wait_for_path(dir_.path(str("run", signal, "/metrics.jsonl")), process));
+    ASSERT_TRUE(wait_for_path(pids, process));
+    const auto started = [&] {
+      const std::string lines = read_file(pids);
+      return std::count(lines.begin(), lines.end(), '\n');
+    };
+    while (started() < 2 && process.running()) usleep(1000);
     process.signal(signal);
     process.wait();
     std::ifstream file(pids);
