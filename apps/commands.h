@@ -100,6 +100,7 @@ int inspect(const InspectOptions& options);
 struct EvalOptions {
   std::string model;                   // a checkpoint or run directory
   std::string config;                  // empty: the run's own
+  std::string pass_rates;              // file for the problems with theirs; empty: none
   std::vector<std::string> overrides;  // key=value
 };
 int evaluate(const EvalOptions& options);

@@ -9,7 +9,9 @@
 #include "apps/commands.h"
 #include "dist/communicator.h"
 #include "trainers/checkpoint.h"
+#include "trainers/data_check.h"
 #include "trainers/evaluate.h"
+#include "trainers/files.h"
 #include "trainers/run.h"
 
 namespace cohort::apps {
@@ -191,6 +193,19 @@ int logprobs(const LogprobsOptions& options) {
   return kOk;
 }
 
+namespace {
+
+// The problems as lines of JSON, each with its pass rate.
+void write_pass_rates(const std::string& path, const std::vector<Example>& problems,
+                      const std::vector<double>& rates) {
+  std::string lines;
+  for (size_t i = 0; i < problems.size(); ++i)
+    lines += Json(problems[i].fields).set("pass_rate", rates[i]).dump() + "\n";
+  replace_file(path, lines);
+}
+
+}  // namespace
+
 int evaluate(const EvalOptions& options) {
   const std::string checkpoint = find_checkpoint(options.model);
   const RunPlan plan =
@@ -203,20 +218,24 @@ int evaluate(const EvalOptions& options) {
   Json line;
   line.set("checkpoint", checkpoint);
   if (config.trainer == TrainerType::kPretrain) {
-    line.set("val_loss",
-             evaluate_text(*loaded.model, data.held_out_tokens, config.micro_batch_tokens, *alone));
+    if (!options.pass_rates.empty())
+      throw InputError("--pass-rates: text has no problems; hint: leave it out");
+    log_what_is_used(config, data, "");
+    line.set("val_loss", evaluate_text({*loaded.model, data.held_out_text, config}, *alone));
   } else {
     const Correctness correct = correctness_of(config, data.task);
-    if (data.held_out.empty())
+    if (data.held_out_set->size() == 0)
       throw InputError(
           "nothing is held out to evaluate on; hint: data.jsonl.eval_path=FILE, or "
           "data.jsonl.held_out_fraction=1 for all of data.jsonl.path");
     log_what_is_used(config, data, check_held_out(config, data, loaded.model->config().context));
     const ProblemScores scores = evaluate_problems({*loaded.model, data, correct, config}, *alone);
     line.set("problems", static_cast<int64_t>(data.held_out.size()));
-    line.set("held_out", data.held_out_size);
+    line.set("held_out", data.held_out_set->size());
     for (const auto& [name, value] : scores.metrics) line.set(name, value);
     line.set("correct", correct.rule());
+    if (!options.pass_rates.empty())
+      write_pass_rates(options.pass_rates, data.held_out, scores.pass_rates);
   }
   print_line(line.dump());
   return kOk;

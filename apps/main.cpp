@@ -187,6 +187,9 @@ void add_eval(CLI::App& app, Command& chosen) {
   command->add_option("model", options->model, "checkpoint or run directory")->required();
   command->add_option("overrides", options->overrides,
                       "key=value ... (eval.num_samples=16 eval.k=[1,8])");
+  command->add_option("--pass-rates", options->pass_rates,
+                      "write the problems to this file, each with the share of its samples that is "
+                      "right, for data.curriculum: pass_rate");
   command->add_option("--config", options->config,
                       "data and rewards from this file instead of the run's own");
   command->footer(config_footer);

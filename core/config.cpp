@@ -262,19 +262,22 @@ class Reader final : public ConfigVisitor {
   }
   void field(const char* key, std::vector<std::string>& value, const char*) override {
     const ConfigNode* node = take(key);
-    if (node == nullptr) return;
-    value.clear();
-    for (const ConfigNode& item : list_items(key, *node, "a list of texts")) {
-      if (item.kind != Kind::kScalar && !item.typed) fail(key, item, "a list of texts");
-      value.push_back(item.kind == Kind::kScalar ? item.scalar : *item.typed);
-    }
+    constexpr const char* kExpected = "a text or a list of texts";
+    const auto one = node == nullptr || node->kind == Kind::kList ? std::nullopt : node->text();
+    if (one) value.assign(one->empty() ? 0 : 1, *one);
+    if (one) return;
+    read_list(key, node, value, kExpected, [&](const ConfigNode& item) {
+      if (item.kind != Kind::kScalar && !item.typed) fail(key, item, kExpected);
+      return item.kind == Kind::kScalar ? item.scalar : *item.typed;
+    });
   }
   void field(const char* key, std::vector<int64_t>& value, const char*, Range range) override {
-    const ConfigNode* node = take(key);
-    if (node == nullptr) return;
-    value.clear();
-    for (const ConfigNode& item : list_items(key, *node, "a list of whole numbers"))
-      value.push_back(integer(key, item, range));
+    read_list(key, take(key), value, "a list of whole numbers",
+              [&](const ConfigNode& item) { return integer(key, item, range); });
+  }
+  void field(const char* key, std::vector<double>& value, const char*, Range range) override {
+    read_list(key, take(key), value, "a list of numbers",
+              [&](const ConfigNode& item) { return number(key, item, range); });
   }
 
  protected:
@@ -305,9 +308,9 @@ class Reader final : public ConfigVisitor {
                      const std::function<void(ConfigVisitor&)>&) override {
     const ConfigNode* node = take(key);
     if (node == nullptr) return -1;
-    const std::vector<ConfigNode>& items = list_items(key, *node, "a list");
+    if (node->kind != Kind::kList && !is_null(*node)) fail(key, *node, "a list");
     levels_.push_back({node, {}, {}, 0, path(key)});
-    return static_cast<int64_t>(items.size());
+    return static_cast<int64_t>(node->items.size());
   }
   void begin_item() override {
     Level& list = levels_.back();
@@ -362,10 +365,13 @@ class Reader final : public ConfigVisitor {
     check_range(key, node, value, range);
     return value;
   }
-  const std::vector<ConfigNode>& list_items(const char* key, const ConfigNode& node,
-                                            const char* expected) const {
-    if (node.kind != Kind::kList && !is_null(node)) fail(key, node, expected);
-    return node.items;
+  template <class T, class F>
+  void read_list(const char* key, const ConfigNode* node, std::vector<T>& values,
+                 const char* expected, F&& read) {
+    if (node == nullptr) return;
+    values.clear();
+    if (node->kind != Kind::kList && !is_null(*node)) fail(key, *node, expected);
+    for (const ConfigNode& item : node->items) values.push_back(read(item));
   }
   void check_unknown(const Level& level) const {
     for (const auto& [key, value] : level.node->entries) {
@@ -433,14 +439,15 @@ class Writer : public ConfigVisitor {
     line(key, "text", yaml_text(value), help, "");
   }
   void field(const char* key, std::vector<std::string>& value, const char* help) override {
-    std::vector<std::string> items;
-    for (const std::string& item : value) items.push_back(yaml_text(item));
-    line(key, "texts", "[" + join(items, ", ") + "]", help, "");
+    line(key, "texts", value.size() == 1 ? yaml_text(value[0]) : list_text(value, yaml_text), help,
+         "");
   }
   void field(const char* key, std::vector<int64_t>& value, const char* help, Range range) override {
-    std::vector<std::string> items;
-    for (const int64_t item : value) items.push_back(std::to_string(item));
-    line(key, "ints", "[" + join(items, ", ") + "]", help, range_text(range));
+    const auto text = [](int64_t item) { return std::to_string(item); };
+    line(key, "ints", list_text(value, text), help, range_text(range));
+  }
+  void field(const char* key, std::vector<double>& value, const char* help, Range range) override {
+    line(key, "floats", list_text(value, format_double), help, range_text(range));
   }
 
  protected:
@@ -449,6 +456,12 @@ class Writer : public ConfigVisitor {
   void choose(const char* key, int& index, const std::vector<std::string>& names,
               const char* help) override {
     line(key, "choice", names[static_cast<size_t>(index)], help, join(names, " | "));
+  }
+  template <class T, class F>
+  static std::string list_text(const std::vector<T>& values, F&& text) {
+    std::vector<std::string> items;
+    for (const T& value : values) items.push_back(text(value));
+    return "[" + join(items, ", ") + "]";
   }
   std::string indent() const { return std::string(static_cast<size_t>(2 * depth_), ' '); }
 

@@ -81,8 +81,11 @@ class ConfigVisitor {
                      Range range = {}) = 0;
   virtual void field(const char* key, bool& value, const char* help) = 0;
   virtual void field(const char* key, std::string& value, const char* help) = 0;
+  // A text alone is a list of one.
   virtual void field(const char* key, std::vector<std::string>& value, const char* help) = 0;
   virtual void field(const char* key, std::vector<int64_t>& value, const char* help,
+                     Range range = {}) = 0;
+  virtual void field(const char* key, std::vector<double>& value, const char* help,
                      Range range = {}) = 0;
 
   template <class E, size_t N>

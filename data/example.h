@@ -27,7 +27,7 @@ struct Example {
   // end of sequence included; and its prompt brings its own special tokens.
   std::vector<std::pair<size_t, size_t>> learned;
   SpecialTokens special = SpecialTokens::kAdd;
-  int64_t line = 0;  // of its file; 0: generated
+  std::string where;  // it comes from: "FILE:LINE"; empty: generated
 };
 
 // The tokens of a prompt, as the model is given it: without an end of sequence.
@@ -88,9 +88,11 @@ std::unique_ptr<ExampleSet> make_task_set(const Task& task, const TaskConfig& co
 // ---- JSONL -------------------------------------------------------------------------------------
 
 struct JsonlConfig {
-  std::string path;
-  std::string eval_path;  // a file of held-out problems; empty: they are a part of `path`
-  // Templates over the line's fields: "{numbers} = {target}\n"; "{{" and "}}" are braces.
+  std::vector<std::string> path;  // files, folders and patterns
+  // The same, of held-out problems; empty: they are a part of `path`.
+  std::vector<std::string> eval_path;
+  // Templates over the line's fields: "{numbers} = {target}\n"; "{{" and "}}" are braces, and
+  // "{question|problem}" is the first of these fields that a line has.
   std::string prompt = "{prompt}", answer = "{answer}";
   std::string solution;  // empty: the answer
   // The field with a conversation, a list of {role, content}; empty: prompt and solution are texts.
@@ -98,13 +100,15 @@ struct JsonlConfig {
   // Of `path`, chosen by a hash of the prompt: stable under reordering. Where none is given it is a
   // tenth, or nothing beside a file of held-out problems.
   std::optional<double> held_out_fraction;
-  int64_t limit = 0;  // use the first examples of `path` only; 0: all
+  int64_t limit = 0;  // use the first examples of each entry of `path` only; 0: all
   double held_out() const { return held_out_fraction.value_or(eval_path.empty() ? 0.1 : 0); }
   void visit(ConfigVisitor& v) {
-    v.field("path", path, "JSONL file, one object per line");
-    v.field("eval_path", eval_path,
-            "JSONL file of the held-out problems; empty: they are a part of path");
-    v.field("prompt", prompt, "template of the prompt: {name} is a field, {{ and }} are braces");
+    v.field("path", path,
+            "problems, one JSON object per line; one or a list of files, folders and patterns");
+    v.field("eval_path", eval_path, "held-out problems, as path; empty: they are a part of path");
+    v.field("prompt", prompt,
+            "template of the prompt: {name} is a field, {one|other} the first that a line has, {{ "
+            "and }} are braces");
     v.field("answer", answer, "template of the right answer, for rewards");
     v.field("solution", solution, "template of the completion to teach; empty: the answer");
     v.field("messages", messages,
@@ -115,18 +119,20 @@ struct JsonlConfig {
         "share of path's prompts that is held out, chosen by a hash of the prompt; none: 0.1, or "
         "0 with eval_path",
         {.min = 0, .max = 1});
-    v.field("limit", limit, "use the first examples of path only; 0: all", {.min = 0});
+    v.field("limit", limit, "use the first examples of each entry of path only; 0: all",
+            {.min = 0});
   }
 };
 struct JsonlSplits {
   std::unique_ptr<ExampleSet> train, held_out;
+  // Problems of each entry of `path` in `train`, which has them one after the other.
+  std::vector<int64_t> source_sizes;
 };
-// A fraction of 0 or 1 gives one empty split. Throws InputError naming file and line: cannot be
-// read, malformed JSON, no object, a missing field; or, for any other fraction, no example at all
-// in a split.
+// The problems stay in the files: get() reads one of them again, and throws InputError if it has
+// changed. A fraction of 0 or 1 gives one empty split. Throws InputError naming file and line:
+// cannot be read, malformed JSON, no object, a missing field; or, for any other fraction, no
+// example at all in a split.
 JsonlSplits load_jsonl(const JsonlConfig& config);
-// The field `text` of every line. Throws InputError as load_jsonl() does.
-std::vector<std::string> jsonl_texts(const std::string& path);
 // What one object asks: prompt or messages. Throws InputError naming `where` for a missing field.
 Example read_prompt(const JsonlConfig& config, const Json& fields, const std::string& where);
 

@@ -2,6 +2,8 @@
 #include "data/file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -9,7 +11,6 @@
 #include <vector>
 
 #include "core/check.h"
-#include "core/descriptor.h"
 
 namespace cohort {
 
@@ -26,6 +27,34 @@ std::ifstream open_input_file(const std::string& path) {
 
 void check_read(const std::ifstream& file, const std::string& path) {
   if (file.bad()) throw InputError(str(path, ": cannot be read: ", std::strerror(errno)));
+}
+
+InputFile::InputFile(std::string path) : path_(std::move(path)) {
+  open_input_file(path_);  // says more about a path that is wrong
+  file_ = Descriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat status;
+  if (!file_.is_open() || ::fstat(file_.get(), &status) != 0)
+    throw InputError(str(path_, ": cannot be opened: ", std::strerror(errno)));
+  size_ = status.st_size;
+}
+
+std::string InputFile::read(int64_t begin, int64_t end) const {
+  std::string text(static_cast<size_t>(end - begin), '\0');
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t n = ::pread(file_.get(), text.data() + done, text.size() - done,
+                              begin + static_cast<int64_t>(done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0)
+      throw InputError(
+          str(path_, ": cannot be read: ",
+              n < 0 ? std::strerror(errno) : "it has become shorter; hint: restore it"));
+    done += static_cast<size_t>(n);
+  }
+  return text;
+}
+
+void InputFile::will_read(int64_t begin, int64_t end) const {
+  ::posix_fadvise(file_.get(), begin, end - begin, POSIX_FADV_WILLNEED);
 }
 
 int read_chunks(const std::string& path, const std::function<void(std::string_view)>& use) {

@@ -1,6 +1,7 @@
 // Reading what the user named: whole files and folders told apart, with errors that name the path.
 #pragma once
 
+#include <cstdint>
 #include <fstream>
 #include <functional>
 #include <span>
@@ -8,6 +9,8 @@
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "core/descriptor.h"
 
 namespace cohort {
 
@@ -19,6 +22,24 @@ using NamedFiles = std::vector<std::pair<std::string, std::string>>;
 std::ifstream open_input_file(const std::string& path);
 // Throws InputError if reading `file` has failed, not just ended.
 void check_read(const std::ifstream& file, const std::string& path);
+
+// A file of which threads read parts.
+class InputFile {
+ public:
+  // Throws InputError as open_input_file() does.
+  explicit InputFile(std::string path);
+  const std::string& path() const { return path_; }
+  int64_t size() const { return size_; }  // as it was opened
+  // Bytes [begin, end). Throws InputError if that fails, or if the file does not have them.
+  std::string read(int64_t begin, int64_t end) const;
+  // Tells the system that they will be read soon.
+  void will_read(int64_t begin, int64_t end) const;
+
+ private:
+  std::string path_;
+  Descriptor file_;
+  int64_t size_;
+};
 
 // use(chunk) for all bytes of a file in order. Returns 0, or the error number of what has failed.
 int read_chunks(const std::string& path, const std::function<void(std::string_view)>& use);

@@ -1,13 +1,20 @@
 // JSONL: one problem per line. Prompt, answer and solution are templates over the line's fields.
+// Files may be larger than memory.
+#include <algorithm>
+#include <functional>
+
 #include "core/config.h"
+#include "core/parallel.h"
+#include "data/corpus.h"
 #include "data/example.h"
+#include "data/fault.h"
 #include "data/file.h"
 #include "data/split.h"
 
 namespace cohort {
 namespace {
 
-// "{numbers} = {target}\n" cut into text and field names.
+// "{numbers} = {target}\n" cut into text and names of fields.
 class Template {
  public:
   // `key`: the configuration key, for messages.
@@ -38,9 +45,7 @@ class Template {
     for (const Piece& piece : pieces_) {
       text += piece.literal;
       if (piece.field.empty()) continue;
-      const Json* value = fields.find(piece.field);
-      if (value == nullptr) fail_missing(piece.field, fields, where);
-      text += value->to_text();
+      text += value_of(piece.field, fields, where).to_text();
     }
     return text;
   }
@@ -50,6 +55,16 @@ class Template {
     std::string literal, field;  // the field follows the literal text; "": none does
   };
 
+  // Of the first of the names in "question|problem" that a line has.
+  const Json& value_of(const std::string& names, const Json& fields,
+                       const std::string& where) const {
+    for (size_t begin = 0; begin <= names.size();) {
+      const size_t end = std::min(names.find('|', begin), names.size());
+      if (const Json* value = fields.find(names.substr(begin, end - begin))) return *value;
+      begin = end + 1;
+    }
+    fail_missing(names, fields, where);
+  }
   [[noreturn]] void fail(const std::string& text, const char* fault) const {
     throw InputError(str(key_, ": ", fault, " in '", text,
                          "'; hint: write {name} for a field, and {{ or }} for a brace"));
@@ -71,36 +86,6 @@ class Template {
   const char* key_;
   std::vector<Piece> pieces_;
 };
-
-// Drops what editors and other systems add to a line: a byte order mark, a carriage return.
-std::string_view clean_line(std::string_view line, int64_t number) {
-  if (number == 1 && line.starts_with("\xEF\xBB\xBF")) line.remove_prefix(3);
-  if (line.ends_with('\r')) line.remove_suffix(1);
-  return line;
-}
-
-// Calls visit(fields, line, "FILE:LINE") for every line that is not blank, at most `limit` times if
-// `limit` is not 0.
-template <class F>
-void for_each_line(const std::string& path, int64_t limit, F&& visit) {
-  std::ifstream file = open_input_file(path);
-  std::string line;
-  int64_t visited = 0;
-  for (int64_t number = 1; std::getline(file, line); ++number) {
-    const std::string_view text = clean_line(line, number);
-    if (text.find_first_not_of(" \t") == text.npos) continue;
-    if (limit > 0 && visited == limit) return;
-    const std::string where = str(path, ":", number);
-    Json fields = parse_json(text, where);
-    if (!fields.is_object())
-      throw InputError(str(where, ": expected an object like {\"prompt\": ..., \"answer\": ...}"));
-    visit(std::move(fields), number, where);
-    ++visited;
-  }
-  check_read(file, path);
-  if (visited == 0)
-    throw InputError(str(path, ": holds no example; hint: write one JSON object per line"));
-}
 
 // A list of messages, each an object with the text `role`. Throws InputError naming the place.
 const Json& messages_of(const Json& fields, const std::string& name, const std::string& where) {
@@ -127,18 +112,182 @@ std::string last_words(const Json& messages) {
   return content->as_string();
 }
 
-}  // namespace
+// What a line of a file is as a problem, by the keys of data.jsonl.
+class LineReader {
+ public:
+  explicit LineReader(const JsonlConfig& config)
+      : config_(config),
+        prompt_("prompt", config.prompt),
+        answer_("answer", config.answer),
+        solution_("solution", config.solution) {}
 
-std::vector<std::string> jsonl_texts(const std::string& path) {
-  std::vector<std::string> texts;
-  for_each_line(path, 0, [&](Json fields, int64_t, const std::string& where) {
-    const Json* text = fields.find("text");
-    if (text == nullptr || !text->is_string())
-      throw InputError(str(where, ": expected a text as the field 'text'"));
-    texts.push_back(text->as_string());
-  });
-  return texts;
+  Example read(std::string_view text, int64_t line, const std::string& file) const {
+    const std::string where = str(file, ":", line);
+    Json fields = parse_json(text, where);
+    if (!fields.is_object())
+      throw InputError(str(where, ": expected an object like {\"prompt\": ..., \"answer\": ...}"));
+    Example example{.where = where};
+    if (config_.messages.empty()) {
+      example.prompt = prompt_.render(fields, where);
+      example.answer = answer_.render(fields, where);
+      example.solution =
+          config_.solution.empty() ? example.answer : solution_.render(fields, where);
+    } else {
+      example.messages = messages_of(fields, config_.messages, where);
+      example.prompt = example.messages.dump();
+      example.solution = last_words(example.messages);
+      // Rewards may need none.
+      if (config_.answer != JsonlConfig{}.answer || fields.find("answer") != nullptr)
+        example.answer = answer_.render(fields, where);
+    }
+    example.fields = std::move(fields);
+    return example;
+  }
+
+ private:
+  const JsonlConfig config_;
+  const Template prompt_, answer_, solution_;
+};
+
+// Drops what editors and other systems add to a line: a byte order mark, a carriage return.
+std::string_view clean_line(std::string_view line, int64_t number) {
+  if (number == 1 && line.starts_with("\xEF\xBB\xBF")) line.remove_prefix(3);
+  if (line.ends_with('\r')) line.remove_suffix(1);
+  return line;
 }
+
+// Problems that stay in their files: what is in memory of each is where its line begins.
+class JsonlSet final : public ExampleSet {
+ public:
+  explicit JsonlSet(std::shared_ptr<const LineReader> reader) : reader_(std::move(reader)) {}
+  // The lines that are added from now on are of this file.
+  void begin_file(const std::string& file) { files_.push_back(file); }
+  void add(int64_t begin, int64_t number, std::string_view text) {
+    lines_.push_back({begin, static_cast<uint32_t>(text.size()), static_cast<uint32_t>(number),
+                      hash_of(text), static_cast<uint32_t>(files_.size() - 1)});
+  }
+
+  int64_t size() const override { return static_cast<int64_t>(lines_.size()); }
+  Example get(int64_t index) const override {
+    const Line& line = lines_.at(static_cast<size_t>(index));
+    const std::string& file = files_[line.file];
+    const std::string text = InputFile(file).read(line.begin, line.begin + line.size);
+    if (hash_of(text) != line.hash)
+      throw InputError(
+          str(file, ":", line.number,
+              ": has changed since the run has read it; hint: ", "restore the file and resume"));
+    return reader_->read(clean_line(text, line.number), line.number, file);
+  }
+
+ private:
+  struct Line {
+    int64_t begin;
+    uint32_t size, number, hash, file;
+  };
+  static uint32_t hash_of(std::string_view text) {
+    return static_cast<uint32_t>(std::hash<std::string_view>()(text));
+  }
+
+  std::shared_ptr<const LineReader> reader_;
+  std::vector<std::string> files_;
+  std::vector<Line> lines_;
+};
+
+// Lines of a file in order, those of some megabytes at a time; blank ones are left out.
+class LineBlocks {
+ public:
+  struct Line {
+    int64_t begin, number;
+    std::string_view text;
+  };
+  explicit LineBlocks(const std::string& file) : file_(file) {}
+
+  // The next ones, until the call after this one; none: the file has ended.
+  std::vector<Line> next() {
+    std::vector<Line> lines;
+    while (lines.empty() && at_ < file_.size()) {
+      int64_t size = kBlock;
+      size_t end = 0;  // of the last whole line
+      do {
+        text_ = file_.read(at_, std::min(file_.size(), at_ + size));
+        end = at_ + static_cast<int64_t>(text_.size()) == file_.size() ? text_.size()
+                                                                       : text_.rfind('\n') + 1;
+        size *= 2;
+      } while (end == 0);
+      for (size_t begin = 0; begin < end; ++number_) {
+        const size_t stop = std::min(text_.find('\n', begin), end);
+        const auto line = std::string_view(text_).substr(begin, stop - begin);
+        if (clean_line(line, number_).find_first_not_of(" \t") != line.npos)
+          lines.push_back({at_ + static_cast<int64_t>(begin), number_, line});
+        begin = stop + 1;
+      }
+      at_ += static_cast<int64_t>(end);
+    }
+    return lines;
+  }
+
+ private:
+  static constexpr int64_t kBlock = 8 << 20;  // bytes
+  InputFile file_;
+  std::string text_;
+  int64_t at_ = 0, number_ = 1;
+};
+
+// Reads files once, with all threads, to see that each line is a problem and where it belongs.
+class Indexer {
+ public:
+  Indexer(const LineReader& reader, double held_out) : reader_(reader), fraction_(held_out) {}
+
+  // At most `limit` problems of `files`; 0: all. Returns how many are for training.
+  int64_t add(const std::vector<std::string>& files, int64_t limit, JsonlSet& train,
+              JsonlSet& held_out) const {
+    int64_t seen = 0;
+    const int64_t before = train.size();
+    for (const std::string& file : files) {
+      LineBlocks blocks(file);
+      train.begin_file(file);
+      held_out.begin_file(file);
+      bool empty = true;
+      for (auto lines = blocks.next(); !lines.empty(); lines = blocks.next()) {
+        empty = false;
+        if (limit > 0) lines.resize(std::min(lines.size(), static_cast<size_t>(limit - seen)));
+        seen += static_cast<int64_t>(lines.size());
+        const std::vector<char> held = check(file, lines);
+        for (size_t i = 0; i < lines.size(); ++i)
+          (held[i] != 0 ? held_out : train).add(lines[i].begin, lines[i].number, lines[i].text);
+        if (limit > 0 && seen == limit) return train.size() - before;
+      }
+      if (empty)
+        throw InputError(str(file, ": holds no example; hint: write one JSON object per line"));
+    }
+    return train.size() - before;
+  }
+
+ private:
+  // Whether each line is held out. Throws what is wrong with the first that is.
+  std::vector<char> check(const std::string& file,
+                          const std::vector<LineBlocks::Line>& lines) const {
+    std::vector<char> held(lines.size());
+    FirstFault fault;
+    parallel_for(static_cast<int64_t>(lines.size()), 64, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) try {
+          const LineBlocks::Line& line = lines[static_cast<size_t>(i)];
+          const std::string_view text = clean_line(line.text, line.number);
+          const Example example = reader_.read(text, line.number, file);
+          held[static_cast<size_t>(i)] = is_held_out(example.prompt, fraction_);
+        } catch (const std::exception& e) {
+          fault.note(i, e.what());
+        }
+    });
+    fault.check();
+    return held;
+  }
+
+  const LineReader& reader_;
+  const double fraction_;
+};
+
+}  // namespace
 
 Example read_prompt(const JsonlConfig& config, const Json& fields, const std::string& where) {
   if (!config.messages.empty()) return {.messages = messages_of(fields, config.messages, where)};
@@ -146,42 +295,24 @@ Example read_prompt(const JsonlConfig& config, const Json& fields, const std::st
 }
 
 JsonlSplits load_jsonl(const JsonlConfig& config) {
-  const Template prompt("prompt", config.prompt), answer("answer", config.answer);
-  const Template solution("solution", config.solution);
+  const auto reader = std::make_shared<const LineReader>(config);
   const double fraction = config.held_out();
-  std::vector<Example> train, held_out;
-  const auto example_of = [&](Json fields, int64_t line, const std::string& where) {
-    Example example{.line = line};
-    if (config.messages.empty()) {
-      example.prompt = prompt.render(fields, where);
-      example.answer = answer.render(fields, where);
-      example.solution = config.solution.empty() ? example.answer : solution.render(fields, where);
-    } else {
-      example.messages = messages_of(fields, config.messages, where);
-      example.prompt = example.messages.dump();
-      example.solution = last_words(example.messages);
-      // Rewards may need none.
-      if (config.answer != JsonlConfig{}.answer || fields.find("answer") != nullptr)
-        example.answer = answer.render(fields, where);
-    }
-    example.fields = std::move(fields);
-    return example;
-  };
-  for_each_line(
-      config.path, config.limit, [&](Json fields, int64_t line, const std::string& where) {
-        Example example = example_of(std::move(fields), line, where);
-        (is_held_out(example.prompt, fraction) ? held_out : train).push_back(std::move(example));
-      });
-  if (!config.eval_path.empty())
-    for_each_line(config.eval_path, 0, [&](Json fields, int64_t line, const std::string& where) {
-      held_out.push_back(example_of(std::move(fields), line, where));
-    });
-  const bool lacks_train = train.empty() && fraction != 1;
-  if (lacks_train || (held_out.empty() && fraction != 0))
-    throw InputError(str(config.path, ": no example in the ", lacks_train ? "training" : "held-out",
-                         " split at held_out_fraction ", fraction,
-                         "; hint: change held_out_fraction, or give more examples"));
-  return {make_example_set(std::move(train)), make_example_set(std::move(held_out))};
+  auto train = std::make_unique<JsonlSet>(reader);
+  auto held_out = std::make_unique<JsonlSet>(reader);
+  JsonlSplits out;
+  for (const std::string& path : config.path)
+    out.source_sizes.push_back(
+        Indexer(*reader, fraction).add(text_files(path), config.limit, *train, *held_out));
+  for (const std::string& path : config.eval_path)
+    Indexer(*reader, 1).add(text_files(path), 0, *train, *held_out);
+  const bool lacks_train = train->size() == 0 && fraction != 1;
+  if (lacks_train || (held_out->size() == 0 && fraction != 0))
+    throw InputError(str(config.path.at(0), ": no example in the ",
+                         lacks_train ? "training" : "held-out", " split at held_out_fraction ",
+                         fraction, "; hint: change held_out_fraction, or give more examples"));
+  out.train = std::move(train);
+  out.held_out = std::move(held_out);
+  return out;
 }
 
 }  // namespace cohort

@@ -1,27 +1,23 @@
-// Shuffled orders and text corpora. A permutation is addressed by (seed, epoch), so a position
+// Shuffled orders and windows. A permutation is addressed by (seed, epoch), so a position
 // alone says where a resumed run goes on.
 #include "data/loader.h"
 
-#include <glob.h>
-
 #include <algorithm>
-#include <cmath>
-#include <filesystem>
 #include <limits>
 #include <numeric>
 #include <utility>
 
 #include "core/check.h"
-#include "data/example.h"
-#include "data/file.h"
-#include "data/utf8.h"
 
 namespace cohort {
 
 // The purpose of rng_stream() for the order of examples and text windows.
 constexpr uint64_t kShufflePurpose = 2;
 
-ShuffledOrder::ShuffledOrder(int64_t size, uint64_t seed) : size_(size), seed_(seed) {
+ShuffledOrder::ShuffledOrder(int64_t size, uint64_t seed) : ShuffledOrder(size, seed, {}) {}
+
+ShuffledOrder::ShuffledOrder(int64_t size, uint64_t seed, Options options)
+    : size_(size), seed_(seed), options_(std::move(options)) {
   COHORT_CHECK(size > 0, "[shuffled_order] expected a positive size, got ", size);
 }
 
@@ -39,74 +35,61 @@ int64_t ShuffledOrder::next() {
 void ShuffledOrder::load_epoch(int64_t epoch) {
   order_.resize(static_cast<size_t>(size_));
   std::iota(order_.begin(), order_.end(), int64_t{0});
-  Rng rng(seed_, rng_stream(kShufflePurpose, static_cast<uint64_t>(epoch)));
+  // The third word 1 is that of windows, 2 that of choices.
+  const uint64_t source = options_.source == 0 ? 0 : options_.source + 2;
+  Rng rng(seed_, rng_stream(kShufflePurpose, static_cast<uint64_t>(epoch), source));
   for (int64_t i = size_ - 1; i > 0; --i)
     std::swap(order_[static_cast<size_t>(i)], order_[static_cast<size_t>(rng.below(i + 1))]);
   epoch_ = epoch;
+  if (options_.difficulty.empty()) return;
+  const int64_t span = std::clamp<int64_t>(options_.span, 1, size_);
+  for (int64_t begin = 0; begin < size_; begin += span)
+    std::stable_sort(order_.begin() + begin, order_.begin() + std::min(size_, begin + span),
+                     [&](int64_t a, int64_t b) {
+                       return options_.difficulty[static_cast<size_t>(a)] <
+                              options_.difficulty[static_cast<size_t>(b)];
+                     });
 }
 
-std::vector<std::string> text_files(const std::string& path) {
-  namespace fs = std::filesystem;
-  std::vector<std::string> files;
-  std::error_code error, ignored;
-  if (fs::is_directory(path, ignored)) {
-    fs::recursive_directory_iterator it(path, error);
-    for (; !error && it != fs::end(it); it.increment(error)) {
-      const bool hidden = it->path().filename().string().starts_with('.');
-      if (hidden && it->is_directory(ignored)) it.disable_recursion_pending();
-      if (!hidden && it->is_regular_file(ignored)) files.push_back(it->path().string());
-    }
-    if (error) throw InputError(str(path, ": cannot be read: ", error.message()));
-    if (files.empty()) throw InputError(str(path, ": there is no file in this folder"));
-  } else if (!fs::exists(path, ignored) && path.find_first_of("*?[") != path.npos) {
-    glob_t found{};
-    if (::glob(path.c_str(), 0, nullptr, &found) == 0)
-      files.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-    ::globfree(&found);
-    if (files.empty()) throw InputError(str(path, ": no file matches this pattern"));
-  } else {
-    return {path};
-  }
-  std::sort(files.begin(), files.end());
-  return files;
+MixedOrder::MixedOrder(std::vector<ShuffledOrder> orders, std::vector<int64_t> sizes,
+                       std::vector<double> weights)
+    : orders_(std::move(orders)), shares_(std::move(weights)), taken_(orders_.size()) {
+  COHORT_CHECK(!orders_.empty() && orders_.size() == sizes.size() && sizes.size() == shares_.size(),
+               "[mixed_order] expected an order, a size and a weight of each source");
+  int64_t begin = 0;
+  for (const int64_t size : sizes) begins_.push_back(std::exchange(begin, begin + size));
+  const double sum = std::accumulate(shares_.begin(), shares_.end(), 0.0);
+  for (double& share : shares_) share /= sum;
 }
 
-TextCorpus::TextCorpus(const std::vector<std::string>& files, double held_out_fraction)
-    : has_ends_(files.size() > 1 || files[0].ends_with(".jsonl")) {
-  COHORT_CHECK(!files.empty() && held_out_fraction >= 0 && held_out_fraction <= 1,
-               "[text_corpus] expected files and a held-out fraction from 0 to 1, got ",
-               held_out_fraction);
-  size_t size = 0;
-  for (const std::string& file : files) {
-    std::vector<std::string> documents =
-        file.ends_with(".jsonl") ? jsonl_texts(file) : std::vector{read_input_file(file)};
-    for (std::string& document : documents) {
-      size += document.size();
-      if (!document.empty()) train_.push_back(std::move(document));
-    }
+// The one that lags the most behind its share.
+size_t MixedOrder::next_source() {
+  ++position_;
+  size_t best = 0;
+  double most = -1;
+  for (size_t s = 0; s < shares_.size(); ++s) {
+    const double lag = shares_[s] * static_cast<double>(position_) - static_cast<double>(taken_[s]);
+    if (s > 0 && lag <= most) continue;
+    most = lag;
+    best = s;
   }
-  const std::string where = files.size() == 1 ? files[0] : str(files[0], " and others");
-  if (train_.empty())
-    throw InputError(str(where, ": is empty; hint: name a file that holds the training text"));
-  // The last documents go, and the end of the one before them.
-  const double cut = std::floor(static_cast<double>(size) * (1 - held_out_fraction));
-  size_t rest = size - static_cast<size_t>(cut);
-  while (!train_.empty() && rest >= train_.back().size()) {
-    rest -= train_.back().size();
-    held_out_.push_back(std::move(train_.back()));
-    train_.pop_back();
-  }
-  if (rest > 0) {
-    std::string& last = train_.back();
-    const size_t boundary = next_utf8_boundary(last, last.size() - rest);
-    if (boundary < last.size()) held_out_.push_back(last.substr(boundary));
-    last.resize(boundary);
-    if (last.empty()) train_.pop_back();
-  }
-  std::reverse(held_out_.begin(), held_out_.end());
-  if ((held_out_fraction < 1 && train_.empty()) || (held_out_fraction > 0 && held_out_.empty()))
-    throw InputError(str(where, ": ", size, " bytes are too few to hold out ", held_out_fraction,
-                         " of them; hint: use a longer text"));
+  ++taken_[best];
+  return best;
+}
+
+int64_t MixedOrder::next() {
+  const size_t source = next_source();
+  return begins_[source] + orders_[source].next();
+}
+
+void MixedOrder::seek(int64_t position) {
+  position_ = 0;
+  std::fill(taken_.begin(), taken_.end(), 0);
+  if (orders_.size() == 1)
+    taken_[0] = position_ = position;
+  else
+    while (position_ < position) next_source();
+  for (size_t s = 0; s < orders_.size(); ++s) orders_[s].seek(taken_[s]);
 }
 
 int64_t random_window(int64_t size, int64_t window, uint64_t seed, int64_t i) {
@@ -117,6 +100,14 @@ int64_t random_window(int64_t size, int64_t window, uint64_t seed, int64_t i) {
   // The second word keeps these streams apart from those of epochs.
   Rng rng(seed, rng_stream(kShufflePurpose, static_cast<uint64_t>(i), 1));
   return rng.below(size - window + 1);
+}
+
+size_t weighted_choice(std::span<const double> weights, uint64_t seed, int64_t i) {
+  Rng rng(seed, rng_stream(kShufflePurpose, static_cast<uint64_t>(i), 2));
+  double at = rng.uniform() * std::accumulate(weights.begin(), weights.end(), 0.0);
+  for (size_t chosen = 0; chosen + 1 < weights.size(); ++chosen)
+    if ((at -= weights[chosen]) < 0) return chosen;
+  return weights.size() - 1;
 }
 
 }  // namespace cohort

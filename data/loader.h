@@ -2,8 +2,9 @@
 // a position.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <string>
+#include <span>
 #include <vector>
 
 #include "core/rng.h"
@@ -15,6 +16,14 @@ namespace cohort {
 class ShuffledOrder {
  public:
   ShuffledOrder(int64_t size, uint64_t seed);
+  // An easier example comes before a harder one among each `span` in a row, which are all of an
+  // epoch where that has no more. `difficulty`: of each example; `source`: keeps orders apart.
+  struct Options {
+    std::vector<float> difficulty;
+    int64_t span = 0;
+    uint64_t source = 0;
+  };
+  ShuffledOrder(int64_t size, uint64_t seed, Options options);
   int64_t next();
   int64_t position() const { return position_; }  // indices handed out so far
   void seek(int64_t position);
@@ -23,28 +32,31 @@ class ShuffledOrder {
   void load_epoch(int64_t epoch);
   int64_t size_, position_ = 0, epoch_ = -1;
   uint64_t seed_;
+  Options options_;
   std::vector<int64_t> order_;
 };
 
-// The files of a text: one, all in a folder and its sub-folders but hidden ones, or those that a
-// pattern matches ("books/*.txt"); by name. Throws InputError if there is none.
-std::vector<std::string> text_files(const std::string& path);
-
-// Documents for next-token training: a file is one, but of a .jsonl file the field `text` of each
-// line. The last `held_out_fraction` of all text is held out, from a character on.
-class TextCorpus {
+// Which example comes next of a set that has those of several sources one after the other: of each
+// source as often as its weight says, to within one example at any time, in its own shuffled order.
+class MixedOrder {
  public:
-  // `files`: not empty. Throws InputError: unreadable, without text, or too short to split.
-  TextCorpus(const std::vector<std::string>& files, double held_out_fraction);
-  const std::vector<std::string>& train() const { return train_; }
-  const std::vector<std::string>& held_out() const { return held_out_; }
-  // Whether something is to stand between them: a single file of plain text goes on at its cuts.
-  bool has_ends() const { return has_ends_; }
+  MixedOrder(std::vector<ShuffledOrder> orders, std::vector<int64_t> sizes,
+             std::vector<double> weights);
+  int64_t next();
+  int64_t position() const { return position_; }
+  void seek(int64_t position);
 
  private:
-  std::vector<std::string> train_, held_out_;
-  bool has_ends_;
+  size_t next_source();
+  std::vector<ShuffledOrder> orders_;
+  std::vector<int64_t> begins_;  // of each source in the set
+  std::vector<double> shares_;
+  std::vector<int64_t> taken_;
+  int64_t position_ = 0;
 };
+
+// Which of some weights a draw addressed by (seed, i) falls on.
+size_t weighted_choice(std::span<const double> weights, uint64_t seed, int64_t i);
 
 // Start of the i-th random window of `window` tokens in a stream of `size` tokens: addressed by
 // (seed, i). Throws InputError if the stream is shorter than the window.

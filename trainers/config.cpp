@@ -15,16 +15,22 @@ const std::vector<std::string> kStagesKey = {"stages"};
 
 constexpr std::string_view kPathKeys[] = {
     "data.text",           "data.eval_text", "data.jsonl.path", "data.jsonl.eval_path",
-    "data.tokenizer_path", "model.path",     "init_from",       "output_dir"};
+    "data.tokenizer_path", "data.cache_dir", "model.path",      "init_from",
+    "output_dir"};
 
-std::string& path_at(TrainConfig& config, std::string_view key) {
+std::vector<std::string> paths_at(const TrainConfig& config, std::string_view key) {
   if (key == "data.text") return config.data.text;
   if (key == "data.eval_text") return config.data.eval_text;
   if (key == "data.jsonl.path") return config.data.jsonl.path;
   if (key == "data.jsonl.eval_path") return config.data.jsonl.eval_path;
-  if (key == "data.tokenizer_path") return config.data.tokenizer_path;
-  if (key == "model.path") return config.model.path;
-  return key == "init_from" ? config.init_from : config.output_dir;
+  if (key == "data.tokenizer_path") return {config.data.tokenizer_path};
+  if (key == "model.path") return {config.model.path};
+  return key == "init_from" ? std::vector{config.init_from} : std::vector<std::string>{};
+}
+
+// Of the keys that take several files, folders and patterns.
+bool is_list(std::string_view key) {
+  return key.ends_with("text") || key.starts_with("data.jsonl.");
 }
 
 // The path without links, "." and "..", whatever of it is there. One that cannot be followed stays
@@ -56,34 +62,40 @@ class RelativePaths {
           resolve_directory(reward);
     for (const std::string_view key : kPathKeys) {
       ConfigNode* node = node_at(map, key);
-      const auto given = node == nullptr ? std::nullopt : node->text();
-      if (!given || given->empty() || fs::path(*given).is_absolute()) continue;
-      const bool typed = node->line == 0;
-      const std::string base = base_of(*node);
-      const std::string path = canonical_path(fs::path(base) / *given);
-      origins_[path] = str("the relative path '", *given, "' was counted from ", base, ", ",
-                           typed ? "the current folder" : "the folder of " + file_);
-      node->kind = ConfigNode::Kind::kScalar;
-      node->scalar = path;
-      node->typed.reset();
+      if (node == nullptr) continue;
+      if (node->kind == ConfigNode::Kind::kList && is_list(key))
+        for (ConfigNode& item : node->items) resolve_path(item);
+      else
+        resolve_path(*node);
     }
   }
   // Of each input at which there is nothing, though it was given as a relative path.
-  void find_missing(TrainConfig& config, std::vector<std::string>& missing) const {
-    for (const std::string_view key : kPathKeys) {
-      const std::string& path = path_at(config, key);
-      const auto origin = origins_.find(path);
-      std::error_code error;
-      const bool pattern = key.ends_with("text") && path.find_first_of("*?[") != path.npos;
-      if (key == "output_dir" || origin == origins_.end() || fs::exists(path, error) || error ||
-          pattern)
-        continue;
-      missing.push_back(str(key, ": ", path, ": No such file or directory; ", origin->second,
-                            "; hint: check the path"));
-    }
+  void find_missing(const TrainConfig& config, std::vector<std::string>& missing) const {
+    for (const std::string_view key : kPathKeys)
+      for (const std::string& path : paths_at(config, key)) {
+        const auto origin = origins_.find(path);
+        std::error_code error;
+        const bool pattern = is_list(key) && path.find_first_of("*?[") != path.npos;
+        if (origin == origins_.end() || fs::exists(path, error) || error || pattern) continue;
+        missing.push_back(str(key, ": ", path, ": No such file or directory; ", origin->second,
+                              "; hint: check the path"));
+      }
   }
 
  private:
+  void resolve_path(ConfigNode& node) {
+    const auto given = node.text();
+    if (!given || given->empty() || fs::path(*given).is_absolute()) return;
+    const bool typed = node.line == 0;
+    const std::string base = base_of(node);
+    const std::string path = canonical_path(fs::path(base) / *given);
+    origins_[path] = str("the relative path '", *given, "' was counted from ", base, ", ",
+                         typed ? "the current folder" : "the folder of " + file_);
+    node.kind = ConfigNode::Kind::kScalar;
+    node.scalar = path;
+    node.typed.reset();
+  }
+
   // The folder that a relative path counts from.
   std::string base_of(const ConfigNode& node) const {
     const fs::path folder = node.line == 0 ? fs::path() : fs::path(file_).parent_path();
@@ -153,6 +165,12 @@ void TrainConfig::validate() const {
   require(needs_held_out == nullptr || !data.holds_nothing_out(),
           str(needs_held_out, ": nothing is held out at held_out_fraction 0; hint: ",
               needs_held_out, "=0, another fraction, or data.jsonl.eval_path"));
+  const size_t entries = data.text.empty() ? jsonl.path.size() : data.text.size();
+  require(data.weights.empty() || data.weights.size() == entries,
+          str("data.weights: expected one for each of the ", entries, " entries of ",
+              data.text.empty() ? "data.jsonl.path" : "data.text", ", got ", data.weights.size()));
+  require(data.curriculum == Curriculum::kNone || !jsonl.path.empty(),
+          "data.curriculum: only problems of data.jsonl have an order; hint: leave it out");
   require(data.too_long == TooLong::kError || !jsonl.path.empty(),
           "data.too_long: only problems of data.jsonl can be cut or left out; hint: leave it out");
   require(eval.size > 0 || data.task.empty(),

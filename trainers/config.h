@@ -30,6 +30,11 @@ inline constexpr EnumName<TokenizerType> kTokenizerNames[] = {{TokenizerType::kC
                                                               {TokenizerType::kByte, "byte"}};
 // What becomes of problems that are longer than the model's context.
 enum class TooLong { kError, kTruncate, kSkip };
+// What the order of the problems goes by.
+enum class Curriculum { kNone, kLength, kPassRate };
+inline constexpr EnumName<Curriculum> kCurriculumNames[] = {{Curriculum::kNone, "none"},
+                                                            {Curriculum::kLength, "length"},
+                                                            {Curriculum::kPassRate, "pass_rate"}};
 // Whether problems are conversations.
 enum class ChatUse { kNo, kYes };
 inline constexpr EnumName<ChatUse> kChatNames[] = {{ChatUse::kNo, "no"}, {ChatUse::kYes, "yes"}};
@@ -39,15 +44,19 @@ inline constexpr EnumName<TooLong> kTooLongNames[] = {
     {TooLong::kError, "error"}, {TooLong::kTruncate, "truncate"}, {TooLong::kSkip, "skip"}};
 
 struct DataConfig {
-  std::string task;                // a generated task (data/tasks/), or
-  TaskConfig task_sizes;           // (its sizes)
-  JsonlConfig jsonl;               // problems from a file, or
-  std::string text;                // plain text for pretraining: a file, folder or pattern
-  std::string eval_text;           // the same, of held-out text; empty: a part of `text`
-  double held_out_fraction = 0.1;  // of the text, from its end
+  std::string task;       // a generated task (data/tasks/), or
+  TaskConfig task_sizes;  // (its sizes)
+  JsonlConfig jsonl;      // problems from a file, or
+  // Plain text for pretraining: files, folders and patterns.
+  std::vector<std::string> text;
+  std::vector<std::string> eval_text;  // the same, of held-out text; empty: a part of `text`
+  double held_out_fraction = 0.1;      // of the text, from its end
+  std::vector<double> weights;         // of the entries of `text` or `jsonl.path`; empty: none
+  std::string cache_dir;               // of the tokens of text, see load_tokens()
+  Curriculum curriculum = Curriculum::kNone;
   TooLong too_long = TooLong::kError;
-  // Of the file that is meant: file_checksum(), with "+" and that of jsonl.eval_path if there is
-  // one; empty: whatever the files are at the first start.
+  // Checksums of the files that are meant, as Dataset::fingerprint has them; empty: whatever the
+  // files are at the first start.
   std::string fingerprint;
   TokenizerType tokenizer = TokenizerType::kChar;
   std::string tokenizer_path;  // folder of a tokenizer; empty: as `tokenizer` says
@@ -63,13 +72,24 @@ struct DataConfig {
     v.section("task_sizes", task_sizes, "sizes of the generated problems");
     v.section("jsonl", jsonl, "problems from a JSONL file");
     v.field("text", text,
-            "text to pretrain on: a file, all files of a folder, or those of a pattern such as "
-            "books/*.txt; of .jsonl files the field text of each line. Where there are several "
-            "documents, each ends with the end of sequence");
+            "text to pretrain on, one or a list of these: a file, all files of a folder, those of "
+            "a pattern such as books/*.txt; of .jsonl files the field text of each line. Where "
+            "there are several documents, each ends with the end of sequence");
     v.field("eval_text", eval_text, "held-out text, as text; empty: a part of text");
     v.field("held_out_fraction", held_out_fraction,
             "share of the text, from its end, for validation, if there is no eval_text",
             {.min = 0, .max = 1});
+    v.field("weights", weights,
+            "shares of the entries of text or jsonl.path in what is trained on, such as [3, 1]; "
+            "empty: each as large as it is",
+            {.min = 1e-9, .max = 1e9});
+    v.field("cache_dir", cache_dir,
+            "folder in which the tokens of text are kept; empty: those of text over 64 MB in "
+            "~/.cache/cohort, of less nowhere");
+    v.choice("curriculum", curriculum, kCurriculumNames,
+             "order of the problems: none: shuffled; length: from those with few tokens to those "
+             "with many; pass_rate: from easy to hard, by the field pass_rate (1 to 0) of each "
+             "line");
     v.choice("too_long", too_long, kTooLongNames,
              "problems longer than model.context: an error, cut (prompts at their start, with room "
              "for max_completion_length; solutions at their end), or left out");
@@ -131,11 +151,12 @@ struct CorrectConfig {
 };
 
 struct EvalConfig {
-  int64_t every = 0;        // steps between evaluations; 0: only where the trainer needs one
-  bool at_start = true;     // before the first step
-  int64_t size = 512;       // held-out problems at most; 0: all there are
-  int64_t num_samples = 0;  // samples per problem for pass@k, besides the greedy pass@1; 0: none
-  std::vector<int64_t> k;   // for pass@k
+  int64_t every = 0;           // steps between evaluations; 0: only where the trainer needs one
+  bool at_start = true;        // before the first step
+  int64_t size = 512;          // held-out problems at most; 0: all there are
+  int64_t tokens = 1'000'000;  // held-out tokens of text at most; 0: all there are
+  int64_t num_samples = 0;     // samples per problem for pass@k, besides the greedy pass@1; 0: none
+  std::vector<int64_t> k;      // for pass@k
   CorrectConfig correct;
   double stop_at = 0;  // end the stage when the greedy pass@1 reaches this; 0: off
   void visit(ConfigVisitor& v) {
@@ -143,6 +164,9 @@ struct EvalConfig {
     v.field("at_start", at_start, "also before the first step");
     v.field("size", size, "held-out problems at most; 0: all of a file",
             {.min = 0, .max = 1 << 24});
+    v.field("tokens", tokens,
+            "held-out tokens of text at most, in windows spread over all of it; 0: all",
+            {.min = 0});
     v.field("num_samples", num_samples, "samples per problem for pass@k; 0: greedy pass@1 only",
             {.min = 0, .max = 4096});
     v.field("k", k, "the k of pass@k, each at most num_samples", {.min = 1});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <numeric>
 
 #include "core/log.h"
 #include "core/parallel.h"
@@ -41,36 +42,40 @@ std::string files_checksum(const std::vector<std::string>& files) {
   return digits;
 }
 
-// Of the data files; throws InputError if one is not the one that was meant.
-std::string checked_fingerprint(const DataConfig& data) {
-  const bool is_text = !data.text.empty();
-  const std::string& path = is_text ? data.text : data.jsonl.path;
-  const std::string& eval_path = is_text ? data.eval_text : data.jsonl.eval_path;
-  if (path.empty()) return "";
-  const auto checksum_of = [&](const std::string& text) {
-    return files_checksum(is_text ? text_files(text) : std::vector{text});
-  };
-  const std::string first = checksum_of(path);
-  const std::string found = eval_path.empty() ? first : first + "+" + checksum_of(eval_path);
-  if (!data.fingerprint.empty() && data.fingerprint != found)
-    throw InputError(
-        str(!eval_path.empty() && data.fingerprint.starts_with(first) ? eval_path : path,
-            " is not the file that was meant: its fingerprint is ", found, ", expected ",
-            data.fingerprint,
-            "; hint: restore the file, or accept this one with data.fingerprint=", found));
-  return found;
-}
+// The files of each entry of the data, and their checksums.
+struct Fingerprint {
+  std::vector<std::vector<std::string>> files;
+  std::vector<std::string> checksums;
+  std::vector<std::string> eval_files;
+  std::string eval_checksum;
+  std::string text;  // of all: what data.fingerprint has
+};
 
-// Prompt, solution and what ends it. Of a rendered conversation one text, so that its tokens are
-// those that the model knows.
-std::vector<int32_t> supervised_tokens(const Example& example, const Tokenizer& tokenizer) {
-  if (!example.learned.empty())
-    return tokenizer.encode(example.prompt + example.solution, example.special);
-  std::vector<int32_t> tokens = encode_prompt(example, tokenizer);
-  const std::vector<int32_t> solution = tokenizer.encode(example.solution);
-  tokens.insert(tokens.end(), solution.begin(), solution.end());
-  tokens.push_back(tokenizer.eos_id());
-  return tokens;
+// Throws InputError if a file is not the one that was meant.
+Fingerprint checked_fingerprint(const DataConfig& data) {
+  const bool is_text = !data.text.empty();
+  const std::vector<std::string>& paths = is_text ? data.text : data.jsonl.path;
+  const std::vector<std::string>& eval_paths = is_text ? data.eval_text : data.jsonl.eval_path;
+  Fingerprint out;
+  for (const std::string& path : paths) out.files.push_back(text_files(path));
+  for (const auto& files : out.files) {
+    out.checksums.push_back(files_checksum(files));
+    out.text += (out.text.empty() ? "" : "+") + out.checksums.back();
+  }
+  const std::string first = out.text;
+  if (!eval_paths.empty()) {
+    for (const std::string& path : eval_paths)
+      for (const std::string& file : text_files(path)) out.eval_files.push_back(file);
+    out.eval_checksum = files_checksum(out.eval_files);
+    out.text += "+" + out.eval_checksum;
+  }
+  if (!data.fingerprint.empty() && data.fingerprint != out.text)
+    throw InputError(
+        str(!eval_paths.empty() && data.fingerprint.starts_with(first) ? eval_paths[0] : paths[0],
+            " is not the file that was meant: its fingerprint is ", out.text, ", expected ",
+            data.fingerprint,
+            "; hint: restore the file, or accept this one with data.fingerprint=", out.text));
+  return out;
 }
 
 // How many of `tokens`, which are those of `text`, come before a byte of it: as many as the text
@@ -100,7 +105,7 @@ class ChatSet final : public ExampleSet {
     try {
       render(example);
     } catch (const InputError& e) {
-      throw InputError(str(example.line > 0 ? str("line ", example.line, ": ") : "", e.what()));
+      throw InputError(str(example.where, example.where.empty() ? "" : ": ", e.what()));
     }
     return example;
   }
@@ -141,191 +146,39 @@ std::shared_ptr<const ChatFormat> chat_format(const DataConfig& data, const Toke
       tokenizer, parse_template_kwargs(data.chat_template_kwargs, "data.chat_template_kwargs"));
 }
 
-// Checks problems against a model's context, and cuts or leaves out those that are too long.
-class ContextCheck {
- public:
-  ContextCheck(const TrainConfig& config, const Dataset& data, int64_t context)
-      : config_(config),
-        task_(data.task),
-        tokenizer_(*data.tokenizer),
-        context_(context),
-        completion_(std::min(config.sampling.max_completion_length, context - 1)) {}
+// Makes `out.tokenizer` of the characters of a text, or of bytes, if there is none.
+using NeedTokenizer = std::function<void(const std::function<std::string()>&)>;
 
-  // The first problems that stay, at most `limit` of `size`.
-  std::vector<Example> take(Split split, int64_t size, int64_t limit,
-                            const std::function<Example(int64_t)>& get) {
-    Part& part = split == Split::kTrain ? train_ : held_out_;
-    std::vector<Example> out;
-    for (; part.seen < size && static_cast<int64_t>(out.size()) < limit; ++part.seen) {
-      Example example = get(part.seen);
-      try {
-        if (!fit(example, part)) continue;
-      } catch (const InputError& e) {
-        throw InputError(str(place(example, part), ": ", e.what()));
-      }
-      out.push_back(std::move(example));
-    }
-    if (split == Split::kTrain && !out.empty())
-      lengths_.mean_sequence = total_ / static_cast<double>(out.size());
-    part.kept = static_cast<int64_t>(out.size());
-    return out;
+void load_text(const DataConfig& data, const Fingerprint& fingerprint, Dataset& out,
+               const NeedTokenizer& need_tokenizer) {
+  std::vector<TextCorpus> sources;
+  std::vector<TextSpan> all;
+  for (const auto& files : fingerprint.files) {
+    sources.emplace_back(files, data.eval_text.empty() ? data.held_out_fraction : 0);
+    for (const auto* part : {&sources.back().train(), &sources.back().held_out()})
+      all.insert(all.end(), part->begin(), part->end());
   }
-  // Throws InputError if problems are too long that must not be, or if none is left of a part.
-  DataLengths lengths() const {
-    DataLengths out = lengths_;
-    if (longest_.empty()) return out;
-    std::string counts;
-    for (const Part* part : {&train_, &held_out_})
-      if (part->seen > 0)
-        counts +=
-            str(counts.empty() ? "" : " and ", part->too_long, " of ", part->seen, " ", part->kind);
-    counts += " problems";
-    const bool error = config_.data.too_long == TooLong::kError;
-    if (error || train_.kept < std::min<int64_t>(1, train_.seen) ||
-        held_out_.kept < std::min<int64_t>(1, held_out_.seen))
-      throw InputError(str(longest_, "; ", counts, " are too long, this is the longest; hint: a ",
-                           "larger model.context or ",
-                           !error             ? "shorter problems"
-                           : task_ != nullptr ? "smaller data.task_sizes"
-                                              : "data.too_long: skip or truncate"));
-    out.too_long = str(config_.data.too_long == TooLong::kSkip ? "left out " : "cut ", counts,
-                       "; the longest: ", longest_);
-    return out;
-  }
-
- private:
-  struct Part {
-    const char* kind;
-    int64_t seen = 0, too_long = 0, kept = 0;
+  if (!data.eval_text.empty()) sources.emplace_back(fingerprint.eval_files, 0);
+  if (!data.eval_text.empty())
+    all.insert(all.end(), sources.back().train().begin(), sources.back().train().end());
+  need_tokenizer([&] { return TextPieces(all).characters(); });
+  const auto tokens_of = [&](const TextCorpus& corpus, const std::vector<TextSpan>& part,
+                             const std::string& checksum) {
+    std::optional<int32_t> end;
+    if (corpus.has_ends() || fingerprint.files.size() > 1) end = out.tokenizer->eos_id();
+    return load_tokens(part, *out.tokenizer, end, {data.cache_dir, checksum});
   };
-
-  // Whether the problem stays, which may be cut for it.
-  bool fit(Example& example, Part& part) {
-    const std::vector<int32_t> ids = encode_prompt(example, tokenizer_);
-    auto prompt = static_cast<int64_t>(ids.size());
-    if (prompt == 0) throw InputError("the prompt is empty");
-    int64_t sequence = prompt;
-    if (config_.trainer == TrainerType::kSft)
-      sequence = static_cast<int64_t>(supervised_tokens(example, tokenizer_).size());
-    if (prompt >= context_ || sequence > context_ + 1) {
-      note_too_long(example, part, prompt, sequence);
-      if (config_.data.too_long != TooLong::kTruncate || context_ < 2) return false;
-      if (prompt >= context_) {
-        const int64_t kept = context_ - completion_;
-        sequence -= prompt - kept;
-        prompt = kept;
-        example.prompt =
-            tokenizer_.decode(std::span(ids).last(static_cast<size_t>(kept)), SpecialText::kShow);
-        example.special = SpecialTokens::kNone;
-      }
-      sequence = std::min(sequence, context_ + 1);
-    }
-    const int64_t shortest = lengths_.shortest_prompt;
-    lengths_.shortest_prompt = shortest == 0 ? prompt : std::min(shortest, prompt);
-    lengths_.longest_prompt = std::max(lengths_.longest_prompt, prompt);
-    lengths_.longest_sequence = std::max(lengths_.longest_sequence, sequence);
-    total_ += static_cast<double>(sequence);
-    return true;
+  for (size_t i = 0; i < fingerprint.files.size(); ++i) {
+    const std::string& checksum = fingerprint.checksums[i];
+    TokenStream tokens = tokens_of(sources[i], sources[i].train(), checksum);
+    out.text_weights.push_back(data.weights.empty() ? static_cast<double>(tokens.size())
+                                                    : data.weights[i]);
+    out.train_text.push_back(std::move(tokens));
+    out.held_out_text.append(tokens_of(sources[i], sources[i].held_out(), checksum));
   }
-
-  void note_too_long(const Example& example, Part& part, int64_t prompt, int64_t sequence) {
-    ++part.too_long;
-    if (sequence <= longest_size_) return;
-    longest_size_ = sequence;
-    const bool no_room = prompt >= context_;
-    longest_ = str(place(example, part), ": ",
-                   no_room ? "the prompt has " : "prompt, solution and end of sequence have ",
-                   no_room ? prompt : sequence, " tokens, the model's context is ", context_,
-                   no_room ? ": no room for a completion" : "");
-  }
-
-  // "FILE:12: 'the prompt'".
-  std::string place(const Example& example, const Part& part) const {
-    const JsonlConfig& jsonl = config_.data.jsonl;
-    const bool own = &part == &held_out_ && !jsonl.eval_path.empty();
-    return str(task_ != nullptr ? str(task_->name, ": ", part.kind, " example ", part.seen + 1, ",")
-                                : str(own ? jsonl.eval_path : jsonl.path, ":", example.line, ":"),
-               " ", excerpt(example.prompt));
-  }
-
-  const TrainConfig& config_;
-  const Task* task_;
-  const Tokenizer& tokenizer_;
-  const int64_t context_, completion_;  // tokens: at most, and those a cut prompt leaves room for
-  Part train_{.kind = "training"}, held_out_{.kind = "held-out"};
-  DataLengths lengths_;
-  double total_ = 0;     // tokens of all sequences that stay
-  std::string longest_;  // of the problems that are too long
-  int64_t longest_size_ = 0;
-};
-
-void keep_held_out(const TrainConfig& config, Dataset& data, ContextCheck& check) {
-  data.held_out =
-      check.take(Split::kHeldOut, static_cast<int64_t>(data.held_out.size()),
-                 config.eval.size > 0 ? config.eval.size : data.held_out_size,
-                 [&](int64_t i) { return std::move(data.held_out[static_cast<size_t>(i)]); });
-}
-
-[[noreturn]] void fail_nothing_to_train(const char* key) {
-  throw InputError(str(key,
-                       ": 1 holds everything out, which leaves nothing to train on; hint: a "
-                       "smaller fraction; cohort eval takes 1"));
-}
-
-// What sampling asks for can be.
-void check_sampling(const TrainConfig& config, const Dataset& data, int64_t shortest_prompt,
-                    int64_t context) {
-  check_stop_tokens(config.sampling, data.tokenizer->vocab_size());
-  const int64_t length = config.sampling.max_completion_length, room = context - shortest_prompt;
-  if (config.trainer == TrainerType::kGrpo && length > room)
-    throw InputError(str(
-        "max_completion_length: ", length, " tokens have room after no prompt: the shortest has ",
-        shortest_prompt, ", the model's context is ", context,
-        "; hint: max_completion_length=", room, " at most, or a larger model.context"));
-}
-
-// The tokens of documents one after the other. `end`: what follows each; none: nothing does.
-std::vector<int32_t> encode_documents(const std::vector<std::string>& documents,
-                                      const Tokenizer& tokenizer, std::optional<int32_t> end) {
-  std::vector<std::vector<int32_t>> parts(documents.size());
-  std::vector<std::string> faults(documents.size());
-  parallel_for(static_cast<int64_t>(documents.size()), 1, [&](int64_t begin, int64_t last) {
-    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(last); ++i) try {
-        parts[i] = tokenizer.encode(documents[i]);
-      } catch (const std::exception& e) {
-        faults[i] = e.what();
-      }
-  });
-  std::vector<int32_t> tokens;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    if (!faults[i].empty())
-      throw InputError(documents.size() == 1 ? faults[i]
-                                             : str("document ", i + 1, ": ", faults[i]));
-    tokens.insert(tokens.end(), parts[i].begin(), parts[i].end());
-    if (end) tokens.push_back(*end);
-    parts[i] = {};
-  }
-  return tokens;
-}
-
-// `need_tokenizer`: makes one of a text if there is none.
-void load_text(const DataConfig& data, Dataset& out,
-               const std::function<void(const std::function<std::string()>&)>& need_tokenizer) {
-  const TextCorpus corpus(text_files(data.text),
-                          data.eval_text.empty() ? data.held_out_fraction : 0);
-  std::optional<TextCorpus> evaluation;
-  if (!data.eval_text.empty()) evaluation.emplace(text_files(data.eval_text), 0);
-  const std::vector<std::string>& held_out = evaluation ? evaluation->train() : corpus.held_out();
-  need_tokenizer([&] {
-    std::string text;
-    for (const auto* documents : {&corpus.train(), &held_out})
-      for (const std::string& document : *documents) text += document;
-    return text;
-  });
-  std::optional<int32_t> end;
-  if (corpus.has_ends()) end = out.tokenizer->eos_id();
-  out.train_tokens = encode_documents(corpus.train(), *out.tokenizer, end);
-  out.held_out_tokens = encode_documents(held_out, *out.tokenizer, end);
+  if (!data.eval_text.empty())
+    out.held_out_text.append(
+        tokens_of(sources.back(), sources.back().train(), fingerprint.eval_checksum));
 }
 
 }  // namespace
@@ -334,7 +187,8 @@ Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> token
   const DataConfig& data = config.data;
   Dataset out;
   out.tokenizer = std::move(tokenizer);
-  out.fingerprint = checked_fingerprint(data);
+  const Fingerprint fingerprint = checked_fingerprint(data);
+  out.fingerprint = fingerprint.text;
   if (out.tokenizer == nullptr && !data.tokenizer_path.empty())
     out.tokenizer = load_tokenizer(data.tokenizer_path);
   const auto need_tokenizer = [&](const auto& text) {
@@ -343,10 +197,10 @@ Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> token
                                                            : make_char_tokenizer(text());
   };
   if (!data.text.empty()) {
-    load_text(data, out, need_tokenizer);
+    load_text(data, fingerprint, out, need_tokenizer);
     return out;
   }
-  std::unique_ptr<ExampleSet> held_out;
+  std::unique_ptr<ExampleSet>& held_out = out.held_out_set;
   if (!data.task.empty()) {
     out.task = &find_task(data.task);
     out.train = make_task_set(*out.task, data.task_sizes, Split::kTrain,
@@ -357,6 +211,7 @@ Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> token
   } else {
     JsonlSplits splits = load_jsonl(data.jsonl);
     out.train = std::move(splits.train);
+    out.source_sizes = std::move(splits.source_sizes);
     held_out = std::move(splits.held_out);
     need_tokenizer([&] { return all_text(*out.train) + all_text(*held_out); });
   }
@@ -367,9 +222,36 @@ Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> token
     out.train = std::make_unique<ChatSet>(std::move(out.train), format, data.system, purpose);
     held_out = std::make_unique<ChatSet>(std::move(held_out), format, data.system, purpose);
   }
-  out.held_out_size = held_out->size();
-  for (int64_t i = 0; i < out.held_out_size; ++i) out.held_out.push_back(held_out->get(i));
   return out;
+}
+
+TextWindow text_window(const Dataset& data, int64_t context, uint64_t seed, int64_t i) {
+  const size_t source =
+      data.train_text.size() == 1 ? 0 : weighted_choice(data.text_weights, seed, i);
+  const TokenStream& tokens = data.train_text[source];
+  return {tokens, random_window(tokens.size(), context + 1, seed, i)};
+}
+
+MixedOrder make_order(const TrainConfig& config, const Dataset& data) {
+  const bool mixed = !config.data.weights.empty();
+  const std::vector<int64_t> sizes = mixed ? data.source_sizes : std::vector{data.train->size()};
+  const std::vector<double> weights = mixed ? config.data.weights : std::vector{1.0};
+  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+  const int64_t picks =
+      config.steps *
+      (config.trainer == TrainerType::kGrpo ? config.prompts_per_step : config.batch_size);
+  std::vector<ShuffledOrder> orders;
+  auto difficulty = data.difficulty.begin();
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    ShuffledOrder::Options options{
+        .span = static_cast<int64_t>(static_cast<double>(picks) * weights[i] / sum), .source = i};
+    if (!data.difficulty.empty()) {
+      options.difficulty.assign(difficulty, difficulty + sizes[i]);
+      difficulty += sizes[i];
+    }
+    orders.emplace_back(sizes[i], static_cast<uint64_t>(config.seed), std::move(options));
+  }
+  return MixedOrder(std::move(orders), sizes, weights);
 }
 
 Example prompt_of(const TrainConfig& config, const Tokenizer& tokenizer, const Json& fields,
@@ -389,6 +271,16 @@ SamplingConfig sampling_for(const TrainConfig& config, const Tokenizer& tokenize
   if (const auto end = chat_format(config.data, tokenizer)->end_of_turn(tokenizer))
     sampling.stop_tokens.push_back(*end);
   return sampling;
+}
+
+std::vector<int32_t> supervised_tokens(const Example& example, const Tokenizer& tokenizer) {
+  if (!example.learned.empty())
+    return tokenizer.encode(example.prompt + example.solution, example.special);
+  std::vector<int32_t> tokens = encode_prompt(example, tokenizer);
+  const std::vector<int32_t> solution = tokenizer.encode(example.solution);
+  tokens.insert(tokens.end(), solution.begin(), solution.end());
+  tokens.push_back(tokenizer.eos_id());
+  return tokens;
 }
 
 TokenSequence supervised_sequence(const Example& example, const Tokenizer& tokenizer,
@@ -421,49 +313,6 @@ TokenSequence supervised_sequence(const Example& example, const Tokenizer& token
                          " tokens, the model's context is ", context,
                          "; hint: a larger model.context"));
   return sequence;
-}
-
-DataLengths check_data(const TrainConfig& config, Dataset& data, int64_t context) {
-  constexpr int64_t kOfEndless = 1000;
-  if (config.trainer == TrainerType::kPretrain) {
-    if (config.data.held_out_fraction == 1) fail_nothing_to_train("data.held_out_fraction");
-    const auto tokens = static_cast<int64_t>(data.train_tokens.size());
-    if (tokens <= context)
-      throw InputError(str(config.data.text, ": the training part has ", tokens,
-                           " tokens, a window needs ", context + 1,
-                           "; hint: more text or a smaller model.context"));
-    return {.longest_sequence = context + 1, .mean_sequence = static_cast<double>(context + 1)};
-  }
-  if (data.train->size() == 0) fail_nothing_to_train("data.jsonl.held_out_fraction");
-  const int64_t n =
-      data.task != nullptr ? std::min(kOfEndless, data.train->size()) : data.train->size();
-  ContextCheck check(config, data, context);
-  std::vector<Example> train =
-      check.take(Split::kTrain, n, n, [&](int64_t i) { return data.train->get(i); });
-  keep_held_out(config, data, check);
-  DataLengths lengths = check.lengths();
-  if (!lengths.too_long.empty()) data.train = make_example_set(std::move(train));
-  check_sampling(config, data, lengths.shortest_prompt, context);
-  return lengths;
-}
-
-std::string check_held_out(const TrainConfig& config, Dataset& data, int64_t context) {
-  ContextCheck check(config, data, context);
-  keep_held_out(config, data, check);
-  return check.lengths().too_long;
-}
-
-void log_what_is_used(const TrainConfig& config, const Dataset& data, const std::string& too_long) {
-  if (!too_long.empty()) logging::info("data.too_long: ", too_long);
-  const auto n = static_cast<int64_t>(data.held_out.size());
-  if (config.data.holds_nothing_out())
-    logging::info("held_out_fraction: 0; nothing is held out, so nothing is evaluated");
-  else if (config.trainer != TrainerType::kPretrain && n < config.eval.size)
-    logging::info("eval.size: ", config.eval.size,
-                  " held-out problems were asked for, the data have ", n);
-  else if (n == config.eval.size && n < data.held_out_size)
-    logging::info("eval.size: the first ", n, " of ", data.held_out_size,
-                  " held-out problems; hint: eval.size=0 takes all");
 }
 
 }  // namespace cohort

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "core/config.h"
+#include "core/sizes.h"
 #include "kernels/head.h"
 #include "trainers/across_ranks.h"
 
@@ -148,6 +149,7 @@ ProblemScores evaluate_problems(const ProblemEvaluation& what, Communicator& com
   const Judged greedy = sample_and_judge(what, comm, 0, 1);
   scores.metrics.add("pass@1", mean_pass_at_k(greedy.verdicts, 1, 1));
   scores.told = told_problems(what, comm, greedy);
+  scores.pass_rates = greedy.verdicts;
   if (eval.num_samples > 0) {
     const double temperature =
         what.config.sampling.temperature > 0 ? what.config.sampling.temperature : 1;
@@ -155,6 +157,11 @@ ProblemScores evaluate_problems(const ProblemEvaluation& what, Communicator& com
     for (const int64_t k : eval.k)
       scores.metrics.add(str("sampled_pass@", k),
                          mean_pass_at_k(sampled.verdicts, eval.num_samples, k));
+    for (size_t i = 0; i < scores.pass_rates.size(); ++i) {
+      const auto first = sampled.verdicts.begin() + static_cast<int64_t>(i) * eval.num_samples;
+      scores.pass_rates[i] = std::accumulate(first, first + eval.num_samples, 0.0) /
+                             static_cast<double>(eval.num_samples);
+    }
   }
   if (what.config.trainer == TrainerType::kSft) {
     const auto sequence = [&](int64_t i) {
@@ -168,16 +175,18 @@ ProblemScores evaluate_problems(const ProblemEvaluation& what, Communicator& com
   return scores;
 }
 
-double evaluate_text(const Transformer& model, std::span<const int32_t> tokens,
-                     int64_t micro_batch_tokens, Communicator& comm) {
-  const int64_t context = model.config().context, total = static_cast<int64_t>(tokens.size()) - 1;
+double evaluate_text(const TextEvaluation& what, Communicator& comm) {
+  const int64_t context = what.model.config().context, total = what.tokens.size() - 1;
+  const int64_t all = ceil_div(total, context), most = what.config.eval.tokens / context;
+  const int64_t count = what.config.eval.tokens == 0 ? all : std::clamp<int64_t>(most, 1, all);
   const auto window = [&](int64_t i) {
-    const int64_t begin = i * context, n = std::min(context, total - begin) + 1;
-    const auto part = tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(n));
-    return TokenSequence{.tokens = {part.begin(), part.end()},
-                         .loss_mask = std::vector<uint8_t>(part.size(), 1)};
+    // i * all / count without the product, which may not fit.
+    const int64_t index = all / count * i + all % count * i / count;
+    const int64_t begin = index * context, n = std::min(context, total - begin) + 1;
+    return TokenSequence{.tokens = what.tokens.read(begin, n),
+                         .loss_mask = std::vector<uint8_t>(static_cast<size_t>(n), 1)};
   };
-  return mean_loss(model, (total + context - 1) / context, window, micro_batch_tokens, comm);
+  return mean_loss(what.model, count, window, what.config.micro_batch_tokens, comm);
 }
 
 }  // namespace cohort

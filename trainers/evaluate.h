@@ -44,6 +44,9 @@ struct ProblemScores {
   // "pass@1" (greedy) first, then the sampled "pass@k", then (sft) "val_loss"; NaN: not measured.
   Metrics metrics;
   std::vector<ProblemResult> told;
+  // Of each problem: the share of its samples, or of one greedy completion, that is right; NaN
+  // where one cannot be judged.
+  std::vector<double> pass_rates;
 };
 struct ProblemEvaluation {
   const Transformer& model;
@@ -57,9 +60,14 @@ struct ProblemEvaluation {
 // solutions, as it is trained.
 ProblemScores evaluate_problems(const ProblemEvaluation& what, Communicator& comm);
 
-// Mean next-token loss over a whole token stream in consecutive windows of the model's context; NaN
-// for a stream without a second token.
-double evaluate_text(const Transformer& model, std::span<const int32_t> tokens,
-                     int64_t micro_batch_tokens, Communicator& comm);
+struct TextEvaluation {
+  const Transformer& model;
+  const TokenStream& tokens;
+  const TrainConfig& config;
+};
+// Mean next-token loss over a token stream in consecutive windows of the model's context, of a
+// longer stream than config.eval.tokens in so many of them at equal distances; NaN for a stream
+// without a second token.
+double evaluate_text(const TextEvaluation& what, Communicator& comm);
 
 }  // namespace cohort

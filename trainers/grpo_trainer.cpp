@@ -2,7 +2,6 @@
 // share weights and kernels, so the recorded log-probs are the old policy's exactly and the first
 // minibatch's ratio is 1.
 #include "core/log.h"
-#include "data/loader.h"
 #include "trainers/across_ranks.h"
 #include "trainers/grpo_monitor.h"
 #include "trainers/grpo_step.h"
@@ -27,7 +26,7 @@ void warn_of_settings(Stage& stage) {
                   " ranks without work; hint: more prompts_per_step or fewer num_minibatches");
 }
 
-std::vector<Example> next_prompts(Stage& stage, ShuffledOrder& order, const PromptShare& share) {
+std::vector<Example> next_prompts(Stage& stage, MixedOrder& order, const PromptShare& share) {
   std::vector<int64_t> examples;
   for (int64_t i = 0; i < stage.config().prompts_per_step; ++i) examples.push_back(order.next());
   std::vector<Example> prompts;
@@ -85,7 +84,7 @@ StageEnd train_grpo(Stage& stage) {
   const RewardSet rewards(config.rewards, stage.data().task);
   const Sampler sampler(stage.model(), *stage.data().tokenizer,
                         sampling_for(config, *stage.data().tokenizer));
-  ShuffledOrder order(stage.data().train->size(), static_cast<uint64_t>(config.seed));
+  MixedOrder order = make_order(config, stage.data());
   order.seek(stage.state().data_position);
   GrpoMonitor monitor(config, stage.state().monitor);
   if (stage.is_main() && !stage.finished()) warn_of_settings(stage);

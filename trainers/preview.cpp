@@ -61,10 +61,9 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start) {
   if (config.trainer == TrainerType::kGrpo) RewardSet(config.rewards, data.task);
   StagePreview out{.model = start.config,
                    .lengths = check_data(config, data, start.config.context)};
-  out.held_out_size = data.held_out_size;
-  out.held_out =
-      static_cast<int64_t>(config.trainer == TrainerType::kPretrain ? data.held_out_tokens.size()
-                                                                    : data.held_out.size());
+  const bool is_text = config.trainer == TrainerType::kPretrain;
+  out.held_out_size = is_text ? 0 : data.held_out_set->size();
+  out.held_out = is_text ? data.held_out_text.size() : static_cast<int64_t>(data.held_out.size());
   if (config.trainer != TrainerType::kPretrain)
     for (int64_t i = 0; i < std::min<int64_t>(3, data.train->size()); ++i)
       out.examples.push_back(data.train->get(i));

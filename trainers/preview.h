@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "nn/memory.h"
-#include "trainers/dataset.h"
+#include "trainers/data_check.h"
 
 namespace cohort {
 

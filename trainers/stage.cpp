@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "core/log.h"
+#include "trainers/data_check.h"
 #include "trainers/files.h"
 #include "trainers/start.h"
 
@@ -198,9 +199,8 @@ Evaluation Stage::evaluation() {
   Stopwatch clock;
   if (config_.trainer == TrainerType::kPretrain) {
     out.measure = "validation loss";
-    if (data_.held_out_tokens.size() < 2) return out;
-    const double loss =
-        evaluate_text(model(), data_.held_out_tokens, config_.micro_batch_tokens, comm_);
+    if (data_.held_out_text.size() < 2) return out;
+    const double loss = evaluate_text({model(), data_.held_out_text, config_}, comm_);
     out.metrics = {{"val_loss", loss}};
     out.score = -loss;
   } else {

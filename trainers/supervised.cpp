@@ -1,6 +1,5 @@
 // Pretraining and supervised fine-tuning: the next-token loss over packed sequences.
 #include "core/log.h"
-#include "data/loader.h"
 #include "trainers/across_ranks.h"
 #include "trainers/loops.h"
 
@@ -8,7 +7,7 @@ namespace cohort {
 namespace {
 
 // This rank's sequences of the step that starts at data position `position`.
-std::vector<TokenSequence> next_sequences(Stage& stage, ShuffledOrder* order, int64_t position) {
+std::vector<TokenSequence> next_sequences(Stage& stage, MixedOrder* order, int64_t position) {
   const TrainConfig& config = stage.config();
   const Dataset& data = stage.data();
   const int64_t context = stage.model().config().context;
@@ -22,12 +21,13 @@ std::vector<TokenSequence> next_sequences(Stage& stage, ShuffledOrder* order, in
       out.push_back(supervised_sequence(data.train->get(example), *data.tokenizer, context,
                                         config.data.too_long));
     } else {
-      const int64_t start =
-          random_window(static_cast<int64_t>(data.train_tokens.size()), context + 1,
-                        static_cast<uint64_t>(config.seed), position + i);
-      const auto first = data.train_tokens.begin() + start;
-      out.push_back({.tokens = {first, first + context + 1},
+      const auto seed = static_cast<uint64_t>(config.seed);
+      const TextWindow window = text_window(data, context, seed, position + i);
+      out.push_back({.tokens = window.tokens.read(window.begin, context + 1),
                      .loss_mask = std::vector<uint8_t>(static_cast<size_t>(context + 1), 1)});
+      // Those of the next step come from the disk meanwhile.
+      const TextWindow next = text_window(data, context, seed, position + config.batch_size + i);
+      next.tokens.will_read(next.begin, context + 1);
     }
     out.back().index = i;
   }
@@ -38,9 +38,9 @@ std::vector<TokenSequence> next_sequences(Stage& stage, ShuffledOrder* order, in
 
 StageEnd train_supervised(Stage& stage) {
   const TrainConfig& config = stage.config();
-  std::optional<ShuffledOrder> order;
+  std::optional<MixedOrder> order;
   if (config.trainer == TrainerType::kSft) {
-    order.emplace(stage.data().train->size(), static_cast<uint64_t>(config.seed));
+    order = make_order(config, stage.data());
     order->seek(stage.state().data_position);
   }
   if (const int ranks = stage.comm().size();

@@ -239,6 +239,30 @@ TEST_F(Commands, EvalTakesAWholeFile) {
                    {"nothing is held out to evaluate on; hint: data.jsonl.eval_path=FILE"});
 }
 
+TEST_F(Commands, EvalWritesPassRatesThatACurriculumTakes) {
+  std::string lines;
+  for (int i = 0; i < 30; ++i)
+    lines += str("{\"prompt\": \"", i, "=\", \"answer\": \"", i % 2, "\"}\n");
+  write_file(dir_.path("sums.jsonl"), lines);
+  const std::string config =
+      std::string(kSmallModel) + kSmallSft + "data: {jsonl: {path: sums.jsonl}}\n";
+  train(config);
+  const Json said = json_lines_of(cohort({"eval", run_, "data.jsonl.held_out_fraction=1",
+                                          "eval.size=0", "eval.num_samples=4", "eval.k=[1]",
+                                          "--pass-rates", dir_.path("rated.jsonl")})
+                                      .out)
+                        .at(0);
+  const std::vector<Json> rated = json_lines(dir_.path("rated.jsonl"));
+  ASSERT_EQ(rated.size(), 30u);
+  double sum = 0;
+  for (const Json& problem : rated) sum += metric(problem, "pass_rate");
+  EXPECT_NEAR(sum / 30, metric(said, "sampled_pass@1"), 1e-12);
+  EXPECT_EQ(rated[29].at("prompt").as_string(), "29=");
+  train(config, {"data.jsonl.path=" + dir_.path("rated.jsonl"), "data.curriculum=pass_rate"});
+  expect_bad_input(run_cohort({"train", dir_.path("run.yaml"), "data.curriculum=pass_rate"}),
+                   {"sums.jsonl:1: ", "expected the field 'pass_rate'"});
+}
+
 TEST_F(Commands, EvalTakesAWholeText) {
   train(std::string(kSmallModel) + kSmallPretrain);
   const Json part = json_lines_of(cohort({"eval", run_}).out).at(0),

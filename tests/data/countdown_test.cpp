@@ -99,8 +99,8 @@ TEST(Countdown, LimitsDepthAndLength) {
   EXPECT_TRUE(solved({7}, 7, wrapped(64)));
   EXPECT_FALSE(solved({7}, 7, wrapped(65)));
   EXPECT_FALSE(solved({7}, 7, std::string(1'000'000, '(')));
-  EXPECT_TRUE(solved({7}, 7, "7" + std::string(1023, ' ')));
-  EXPECT_FALSE(solved({7}, 7, "7" + std::string(1024, ' ')));
+  EXPECT_TRUE(solved({7}, 7, str("7", std::string(1023, ' '))));
+  EXPECT_FALSE(solved({7}, 7, str("7", std::string(1024, ' '))));
 }
 
 TEST(Countdown, RejectsValuesThatOverflow) {
@@ -137,12 +137,12 @@ TEST(Countdown, GeneratedNumbersAreSmallAndTargetsPositive) {
 
 TEST(Countdown, RealProblemsAreSolvedByTheirSolutions) {
   COHORT_REQUIRE_DATA(dir);
-  JsonlConfig config{.path = dir + "/countdown/train.jsonl",
+  JsonlConfig config{.path = {dir + "/countdown/train.jsonl"},
                      .prompt = "{numbers} -> {target}\n",
                      .answer = "{target}",
                      .solution = "{solution}"};
   int64_t count = 0;
-  const auto [train, held_out] = load_jsonl(config);
+  const auto [train, held_out, sizes] = load_jsonl(config);
   for (const ExampleSet* set : {train.get(), held_out.get()})
     for (int64_t i = 0; i < set->size(); ++i, ++count) {
       const Example e = set->get(i);

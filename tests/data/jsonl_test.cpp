@@ -1,4 +1,5 @@
 // JSONL loading: templates, splits, and messages that name file and line.
+#include <filesystem>
 #include <set>
 
 #include "core/config.h"
@@ -13,7 +14,7 @@ class Jsonl : public testing::Test {
   // Everything goes to the training split unless a test says otherwise.
   JsonlConfig config(const std::string& text) {
     test::write_file(dir_.path("set.jsonl"), text);
-    return {.path = dir_.path("set.jsonl"), .held_out_fraction = 0};
+    return {.path = {dir_.path("set.jsonl")}, .held_out_fraction = 0};
   }
   std::unique_ptr<ExampleSet> load(const std::string& text) {
     return load_jsonl(config(text)).train;
@@ -69,9 +70,8 @@ TEST_F(Jsonl, ErrorsNameFileAndLine) {
 }
 
 TEST_F(Jsonl, ErrorsOfFilesHaveANextStep) {
-  EXPECT_THROW_WITH(load_jsonl({.path = dir_.path("none.jsonl")}), InputError,
+  EXPECT_THROW_WITH(load_jsonl({.path = {dir_.path("none.jsonl")}}), InputError,
                     "none.jsonl: cannot be opened: No such file or directory; hint: ");
-  EXPECT_THROW_WITH(load_jsonl({.path = dir_.path()}), InputError, "is a folder; hint: ");
   EXPECT_THROW_WITH(load(""), InputError, "set.jsonl: holds no example; hint: ");
   EXPECT_THROW_WITH(load("\n \n"), InputError, "holds no example");
   JsonlConfig c = config("{\"prompt\": \"1\", \"answer\": \"a\"}");
@@ -91,8 +91,8 @@ TEST_F(Jsonl, FractionsOf0And1PutEverythingIntoOneSplit) {
   EXPECT_EQ(load_jsonl(c).train->size(), 0);
   const auto held_out = load_jsonl(c).held_out;
   ASSERT_EQ(held_out->size(), 2);
-  EXPECT_EQ(held_out->get(0).line, 1);
-  EXPECT_EQ(held_out->get(1).line, 3);
+  EXPECT_EQ(held_out->get(0).where, c.path[0] + ":1");
+  EXPECT_EQ(held_out->get(1).where, c.path[0] + ":3");
 }
 
 TEST_F(Jsonl, AFileOfItsOwnIsHeldOutAsAWholeAndTheOtherIsForTraining) {
@@ -101,16 +101,62 @@ TEST_F(Jsonl, AFileOfItsOwnIsHeldOutAsAWholeAndTheOtherIsForTraining) {
   JsonlConfig c = config(text);
   c.held_out_fraction.reset();
   EXPECT_LT(load_jsonl(c).train->size(), 40);
-  c.eval_path = dir_.path("test.jsonl");
+  c.eval_path = {dir_.path("test.jsonl")};
   c.prompt = "{prompt}?";
   c.limit = 30;
-  test::write_file(c.eval_path, text + "{\"prompt\": \"x\", \"answer\": \"y\"}\n");
+  test::write_file(c.eval_path[0], text + "{\"prompt\": \"x\", \"answer\": \"y\"}\n");
   EXPECT_EQ(load_jsonl(c).train->size(), 30);
   const auto held_out = load_jsonl(c).held_out;
   ASSERT_EQ(held_out->size(), 41);
   EXPECT_EQ(held_out->get(40).prompt, "x?");
-  test::write_file(c.eval_path, "{\"promt\": \"x\"}\n");
+  test::write_file(c.eval_path[0], "{\"promt\": \"x\"}\n");
   EXPECT_THROW_WITH(load_jsonl(c), InputError, "test.jsonl:1: no field 'prompt'");
+}
+
+TEST_F(Jsonl, SeveralFilesFoldersAndPatternsCanBeRead) {
+  std::filesystem::create_directory(dir_.path("more"));
+  const auto line = [](const std::string& name, int i) {
+    return str("{\"", name, "\": \"", i, "\", \"answer\": \"\"}\n");
+  };
+  test::write_file(dir_.path("more/b.jsonl"), line("question", 2) + line("question", 3));
+  test::write_file(dir_.path("more/a.jsonl"), "\n" + line("problem", 1));
+  JsonlConfig c = config(line("question", 0));
+  c.prompt = "{question|problem}?";
+  c.path = {c.path[0], dir_.path("more"), dir_.path("more/b*")};
+  const JsonlSplits splits = load_jsonl(c);
+  EXPECT_EQ(splits.source_sizes, (std::vector<int64_t>{1, 3, 2}));
+  std::string prompts;
+  for (int64_t i = 0; i < splits.train->size(); ++i) prompts += splits.train->get(i).prompt;
+  EXPECT_EQ(prompts, "0?1?2?3?2?3?");
+  EXPECT_EQ(splits.train->get(1).where, dir_.path("more/a.jsonl") + ":2");
+  c.limit = 2;  // of each entry
+  EXPECT_EQ(load_jsonl(c).source_sizes, (std::vector<int64_t>{1, 2, 2}));
+  test::write_file(dir_.path("more/c.jsonl"), line("text", 1));
+  c.limit = 0;
+  EXPECT_THROW_WITH(load_jsonl(c), InputError,
+                    "c.jsonl:1: no field 'question|problem', which the prompt template needs");
+}
+
+TEST_F(Jsonl, LinesThatChangeWhileARunReadsThemAreAnError) {
+  const std::string good = "{\"prompt\": \"1\", \"answer\": \"a\"}\n";
+  const auto set = load(good + good);
+  EXPECT_EQ(set->get(1).prompt, "1");
+  test::write_file(dir_.path("set.jsonl"), good + "{\"prompt\": \"2\", \"answer\": \"a\"}\n");
+  EXPECT_EQ(set->get(0).prompt, "1");
+  EXPECT_THROW_WITH(set->get(1), InputError, "set.jsonl:2: has changed since the run has read it");
+  test::write_file(dir_.path("set.jsonl"), good);
+  EXPECT_THROW_WITH(set->get(1), InputError, "set.jsonl: cannot be read: it has become shorter");
+  test::write_file(dir_.path("set.jsonl"), good + good);
+  EXPECT_EQ(set->get(1).prompt, "1");
+}
+
+TEST_F(Jsonl, LinesLongerThanABlockAreRead) {
+  const std::string word(9'000'000, 'w');
+  const auto line = [&](int i) { return str("{\"prompt\": \"", i, word, "\", \"answer\": \"\"}"); };
+  const auto set = load(line(0) + "\n\n" + line(1) + "\n" + line(2));
+  ASSERT_EQ(set->size(), 3);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(set->get(i).prompt, str(i, word));
+  EXPECT_EQ(set->get(2).where, dir_.path("set.jsonl") + ":4");
 }
 
 TEST_F(Jsonl, BadTemplatesNameTheKey) {
@@ -127,7 +173,7 @@ TEST_F(Jsonl, DuplicatesOfAPromptNeverStraddleTheSplits) {
     text += str("{\"prompt\": \"", i % 500, "\", \"answer\": \"", i, "\"}\n");
   JsonlConfig c = config(text);
   c.held_out_fraction = 0.2;
-  const auto [train, held_out] = load_jsonl(c);
+  const auto [train, held_out, sizes] = load_jsonl(c);
   EXPECT_EQ(train->size() + held_out->size(), 3000);
   std::set<std::string> prompts;
   for (int64_t i = 0; i < held_out->size(); ++i) prompts.insert(held_out->get(i).prompt);
@@ -139,7 +185,7 @@ TEST_F(Jsonl, DuplicatesOfAPromptNeverStraddleTheSplits) {
 TEST(JsonlConfig, ReadsItsKeys) {
   JsonlConfig config;
   read_config(config, parse_yaml("path: a.jsonl\nprompt: '{q}'\nlimit: 3\n", "c.yaml"));
-  EXPECT_EQ(config.path, "a.jsonl");
+  EXPECT_EQ(config.path, std::vector<std::string>{"a.jsonl"});
   EXPECT_EQ(config.prompt, "{q}");
   EXPECT_EQ(config.limit, 3);
   EXPECT_EQ(config.answer, "{answer}");
@@ -151,8 +197,8 @@ TEST(JsonlConfig, ReadsItsKeys) {
 
 TEST(JsonlReal, Gsm8kLoads) {
   COHORT_REQUIRE_DATA(dir);
-  const JsonlConfig config{.path = dir + "/gsm8k/test.jsonl", .prompt = "{question}\n"};
-  const auto [train, held_out] = load_jsonl(config);
+  const JsonlConfig config{.path = {dir + "/gsm8k/test.jsonl"}, .prompt = "{question}\n"};
+  const auto [train, held_out, sizes] = load_jsonl(config);
   EXPECT_EQ(train->size() + held_out->size(), 1319);
   EXPECT_NEAR(static_cast<double>(held_out->size()), 132, 55);  // 5 standard deviations of 10.9
   EXPECT_NE(train->get(0).answer.find("#### "), std::string::npos);

@@ -1,4 +1,4 @@
-// Shuffled orders are permutations that a position resumes; text splits at a character.
+// Shuffled orders are permutations that a position resumes; windows.
 #include "data/loader.h"
 
 #include <algorithm>
@@ -6,7 +6,6 @@
 #include <numeric>
 #include <set>
 
-#include "data/utf8.h"
 #include "tests/support/test_util.h"
 
 namespace cohort {
@@ -77,78 +76,69 @@ TEST(ShuffledOrder, RefusesBrokenArguments) {
   EXPECT_THROW_WITH(order.seek(-1), Error, "-1");
 }
 
-// Where there is at most one.
-std::string only(const std::vector<std::string>& documents) {
-  EXPECT_LE(documents.size(), 1u);
-  return documents.empty() ? "" : documents[0];
+TEST(ShuffledOrder, PutsTheEasierOnesFirstAmongThoseOfASpan) {
+  const std::vector<float> difficulty = {5, 3, 9, 1, 7, 0, 2, 8, 4, 6};
+  const auto hardness = [&](const ShuffledOrder::Options& options) {
+    ShuffledOrder order(10, 4, options);
+    std::vector<float> out;
+    for (int i = 0; i < 20; ++i) out.push_back(difficulty[static_cast<size_t>(order.next())]);
+    return out;
+  };
+  const auto epochs = hardness({.difficulty = difficulty, .span = 1000});
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(epochs[static_cast<size_t>(i)], i % 10);
+  // A run that sees 4 of them sees 4 that any order could begin with, the easiest first.
+  const auto parts = hardness({.difficulty = difficulty, .span = 4});
+  EXPECT_TRUE(std::is_sorted(parts.begin(), parts.begin() + 4));
+  ShuffledOrder plain(10, 4);
+  std::set<float> first, expected;
+  for (size_t i = 0; i < 4; ++i) {
+    first.insert(parts[i]);
+    expected.insert(difficulty[static_cast<size_t>(plain.next())]);
+  }
+  EXPECT_EQ(first, expected);
 }
 
-TEST(TextCorpus, HoldsOutTheEnd) {
-  const test::TempDir dir;
-  test::write_file(dir.path("text"), "0123456789");
-  const TextCorpus corpus({dir.path("text")}, 0.25);
-  EXPECT_EQ(only(corpus.train()), "0123456");  // floor(7.5) bytes
-  EXPECT_EQ(only(corpus.held_out()), "789");
-  EXPECT_FALSE(corpus.has_ends());
-  const TextCorpus all({dir.path("text")}, 0);
-  EXPECT_EQ(only(all.train()), "0123456789");
-  EXPECT_EQ(only(all.held_out()), "");
-  const TextCorpus none({dir.path("text")}, 1);
-  EXPECT_EQ(only(none.train()), "");
-  EXPECT_EQ(only(none.held_out()), only(all.train()));
-}
-
-TEST(TextCorpus, NeverCutsACharacter) {
-  const test::TempDir dir;
-  const std::string text = "aé€😀aé€😀";
-  test::write_file(dir.path("text"), text);
-  for (int percent = 20; percent <= 75; ++percent) {
-    const TextCorpus corpus({dir.path("text")}, percent / 100.0);
-    EXPECT_EQ(only(corpus.train()) + only(corpus.held_out()), text);
-    EXPECT_NE(decode_utf8(only(corpus.held_out()), 0).size, 0u) << percent;
+TEST(MixedOrder, TakesOfEachSourceAsItsWeightSaysAndResumes) {
+  const std::vector<int64_t> sizes = {5, 100, 7};
+  const std::vector<double> weights = {3, 1, 0.5};
+  const auto make = [&] {
+    std::vector<ShuffledOrder> orders;
+    for (size_t s = 0; s < sizes.size(); ++s)
+      orders.emplace_back(sizes[s], 9, ShuffledOrder::Options{.source = s});
+    return MixedOrder(std::move(orders), sizes, weights);
+  };
+  MixedOrder order = make();
+  std::vector<int64_t> all;
+  double taken[3] = {};
+  for (int i = 1; i <= 900; ++i) {
+    all.push_back(order.next());
+    ++taken[all.back() < 5 ? 0 : all.back() < 105 ? 1 : 2];
+    for (size_t s = 0; s < 3; ++s) ASSERT_NEAR(taken[s], i * weights[s] / 4.5, 1.01) << i;
+  }
+  // Each source in whole epochs of its own.
+  std::multiset<int64_t> first;
+  for (const int64_t i : all) first.insert(i);
+  EXPECT_EQ(first.count(0), 120u);
+  EXPECT_EQ(first.count(5), 2u);
+  for (const int64_t position : {0, 1, 444, 899}) {
+    MixedOrder resumed = make();
+    resumed.seek(position);
+    EXPECT_EQ(resumed.position(), position);
+    for (auto i = static_cast<size_t>(position); i < all.size(); ++i)
+      ASSERT_EQ(resumed.next(), all[i]);
   }
 }
 
-TEST(TextCorpus, TakesFoldersPatternsAndLines) {
-  namespace fs = std::filesystem;
-  const test::TempDir dir;
-  fs::create_directories(dir.path("books/more/.git"));
-  test::write_file(dir.path("books/b.txt"), "two");
-  test::write_file(dir.path("books/more/c.txt"), "");
-  test::write_file(dir.path("books/more/.git/x"), "hidden");
-  test::write_file(dir.path("books/.hidden"), "hidden");
-  test::write_file(dir.path("books/a.jsonl"), "{\"text\": \"one\"}\n{\"text\": \"line\\n\"}\n");
-  const auto of = [&](const char* path, double held_out) {
-    return TextCorpus(text_files(dir.path(path)), held_out);
-  };
-  using Texts = std::vector<std::string>;
-  EXPECT_EQ(of("books", 0).train(), (Texts{"one", "line\n", "two"}));
-  EXPECT_TRUE(of("books", 0).has_ends());
-  EXPECT_EQ(of("books", 0.5).train(), (Texts{"one", "li"}));  // 5 of 11 bytes
-  EXPECT_EQ(of("books", 0.5).held_out(), (Texts{"ne\n", "two"}));
-  EXPECT_EQ(of("books", 1).held_out().size(), 3u);
-  EXPECT_EQ(of("books/*.txt", 0).train(), Texts{"two"});
-  EXPECT_EQ(of("books/a.jsonl", 0).train().size(), 2u);
-  EXPECT_TRUE(of("books/a.jsonl", 0).has_ends());
-  EXPECT_THROW_WITH(text_files(dir.path("*.md")), InputError, "no file matches this pattern");
-  EXPECT_THROW_WITH(of("books/more", 0), InputError, "c.txt: is empty");
-  fs::create_directory(dir.path("none"));
-  EXPECT_THROW_WITH(of("none", 0), InputError, "there is no file in this folder");
-  test::write_file(dir.path("bad.jsonl"), "{\"text\": 3}\n");
-  EXPECT_THROW_WITH(of("bad.jsonl", 0), InputError, "bad.jsonl:1: expected a text as the field");
-}
-
-TEST(TextCorpus, ErrorsNameTheFileAndTheNextStep) {
-  const test::TempDir dir;
-  EXPECT_THROW_WITH(TextCorpus({dir.path("none")}, 0.1), InputError,
-                    "none: cannot be opened: No such file or directory; hint: ");
-  EXPECT_THROW_WITH(TextCorpus({dir.path()}, 0.1), InputError, "is a folder; hint: ");
-  test::write_file(dir.path("empty"), "");
-  EXPECT_THROW_WITH(TextCorpus({dir.path("empty")}, 0.1), InputError, "empty: is empty; hint: ");
-  test::write_file(dir.path("short"), "a");
-  EXPECT_THROW_WITH(TextCorpus({dir.path("short")}, 0.1), InputError, "too few to hold out");
-  test::write_file(dir.path("one"), "é");
-  EXPECT_THROW_WITH(TextCorpus({dir.path("one")}, 0.4), InputError, "too few to hold out");
+TEST(WeightedChoice, IsAddressedAndFollowsTheWeights) {
+  const std::vector<double> weights = {1, 0.5, 2.5};
+  double count[3] = {};
+  for (int64_t i = 0; i < 20000; ++i) {
+    const size_t chosen = weighted_choice(weights, 3, i);
+    ASSERT_EQ(chosen, weighted_choice(weights, 3, i));
+    ++count[chosen];
+  }
+  for (size_t s = 0; s < 3; ++s)
+    EXPECT_NEAR(count[s] / 20000, weights[s] / 4, 0.017);  // 5 standard deviations of 0.0034
 }
 
 TEST(RandomWindow, StaysInsideAndReachesBothEnds) {

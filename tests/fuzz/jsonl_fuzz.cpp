@@ -12,7 +12,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       .write(reinterpret_cast<const char*>(data), static_cast<std::streamsize>(size));
   return cohort::fuzz::answer(data, size, [](std::string_view) {
     cohort::JsonlConfig config;
-    config.path = kPath;
+    config.path = {kPath};
     config.prompt = "{prompt}{{}}";
     config.held_out_fraction = 0.5;
     const cohort::JsonlSplits splits = cohort::load_jsonl(config);

@@ -372,7 +372,7 @@ TEST(MathReward, EveryRealGsm8kSolutionIsRightAndNoOtherIs) {
   COHORT_REQUIRE_DATA(dir);
   const auto set =
       load_jsonl(
-          {.path = dir + "/gsm8k/test.jsonl", .prompt = "{question}", .held_out_fraction = 0})
+          {.path = {dir + "/gsm8k/test.jsonl"}, .prompt = "{question}", .held_out_fraction = 0})
           .train;
   const RewardFn reward = make({.name = "math"});
   ASSERT_EQ(set->size(), 1319);

@@ -225,7 +225,7 @@ TEST(Numeric, FindsTheNumberInAWorkedAnswerToo) {
 
 TEST(Numeric, EveryRealGsm8kSolutionIsRight) {
   COHORT_REQUIRE_DATA(dir);
-  const auto set = load_jsonl({.path = dir + "/gsm8k/test.jsonl", .prompt = "{question}"}).train;
+  const auto set = load_jsonl({.path = {dir + "/gsm8k/test.jsonl"}, .prompt = "{question}"}).train;
   const RewardFn reward = make({.name = "numeric", .weight = 1, .pattern = "####\\s*(\\S+)"});
   ASSERT_GT(set->size(), 1000);
   for (int64_t i = 0; i < set->size(); ++i) {

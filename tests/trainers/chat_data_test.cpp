@@ -55,9 +55,9 @@ class ChatData : public testing::Test {
   TempDir dir_;
   TrainConfig config(TrainerType trainer, const std::string& lines) const {
     TrainConfig config = default_config(trainer, 10);
-    config.data.jsonl.path = dir_.path("lines.jsonl");
+    config.data.jsonl.path = {dir_.path("lines.jsonl")};
     config.data.jsonl.held_out_fraction = 0;
-    write_file(config.data.jsonl.path, lines);
+    write_file(config.data.jsonl.path[0], lines);
     return config;
   }
   // What is learned of example 0, each token that is not shown as '_'.

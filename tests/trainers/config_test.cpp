@@ -12,6 +12,7 @@ namespace cohort::test {
 namespace {
 
 namespace fs = std::filesystem;
+using Texts = std::vector<std::string>;
 
 class Plans : public testing::Test {
  protected:
@@ -105,13 +106,15 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "  context: 33, norm: layer_norm, position: learned, mlp: gelu_tanh, bias: true,\n"
       "  tie_embeddings: true, qk_norm: true, dropout: 0.1, norm_eps: 1e-6, rope_theta: 5e5,\n"
       "  init_std: 0.3, recompute: block}\n"
-      "eval: {every: 3, at_start: false, size: 5, num_samples: 8, k: [1, 8], stop_at: 0.5,\n"
+      "eval: {every: 3, at_start: false, size: 5, tokens: 7, num_samples: 8, k: [1, 8], stop_at: "
+      "0.5,\n"
       "  correct: {reward: format, threshold: 0.25}}\n"
       "checkpoint: {every: 2, every_minutes: 2.5, keep_last: 9}\n"
       "stages:\n"
       "  - trainer: pretrain\n"
       "    data: {text: some/text.txt, held_out_fraction: 0.25, tokenizer: byte,\n"
-      "      eval_text: more.txt, tokenizer_path: tokens,\n"
+      "      eval_text: [more.txt, x/*.txt], tokenizer_path: tokens, weights: [0.5], cache_dir: "
+      "kept,\n"
       "      fingerprint: 0123456789012345}\n"
       "  - trainer: sft\n"
       "    data:\n"
@@ -119,6 +122,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "        solution: '- {c}', held_out_fraction: 0, limit: 12, eval_path: e.jsonl,\n"
       "        messages: turns}\n"
       "      too_long: skip\n"
+      "      curriculum: length\n"
       "      chat: yes\n"
       "      system: 'Be: brief.'\n"
       "      chat_template_kwargs: '{\"a\": true}'\n"
@@ -218,9 +222,9 @@ TEST_F(Plans, RelativePathsStartAtTheFile) {
   const fs::path base = fs::weakly_canonical(dir_.path("plan.yaml")).parent_path();
   EXPECT_EQ(plan.output_dir, (base.parent_path() / "runs/x").string());
   EXPECT_EQ(plan.stages[0].init_from, (base / "deep/model").string());
-  EXPECT_EQ(plan.stages[0].data.text, (base / "a.txt").string());
+  EXPECT_EQ(plan.stages[0].data.text, Texts{(base / "a.txt").string()});
   const RunPlan absolute = load("data: {text: /some/where.txt}\noutput_dir: /out\n");
-  EXPECT_EQ(absolute.stages[0].data.text, "/some/where.txt");
+  EXPECT_EQ(absolute.stages[0].data.text, Texts{"/some/where.txt"});
   EXPECT_EQ(absolute.output_dir, "/out");
   // None given: beside where the user stands.
   EXPECT_EQ(load("data: {text: a.txt}\nname: n\n").output_dir,
@@ -233,7 +237,7 @@ TEST_F(Plans, RelativePathsOnTheCommandLineStartWhereTheyAreTyped) {
       load("trainer: sft\nstages: [{trainer: sft}, {trainer: sft}]\ninit_from: model\n",
            {"data.jsonl.path=in/a.jsonl", "output_dir=out", "stages.1.init_from=other"});
   const fs::path base = fs::weakly_canonical(dir_.path("plan.yaml")).parent_path();
-  EXPECT_EQ(plan.stages[0].data.jsonl.path, (here / "in/a.jsonl").string());
+  EXPECT_EQ(plan.stages[0].data.jsonl.path, Texts{(here / "in/a.jsonl").string()});
   EXPECT_EQ(plan.output_dir, (here / "out").string());
   EXPECT_EQ(plan.stages[0].init_from, (base / "model").string());
   EXPECT_EQ(plan.stages[1].init_from, (here / "other").string());
@@ -249,13 +253,13 @@ TEST_F(Plans, PathsOnTheCommandLineMayHaveAnyName) {
                                      str("init_from=", name), str("name=", name)});
     EXPECT_EQ(plan.output_dir, (here / name).string());
     EXPECT_EQ(plan.stages[0].init_from, (here / name).string());
-    EXPECT_EQ(plan.stages[0].data.text, str("/in/", name));
+    EXPECT_EQ(plan.stages[0].data.text, Texts{str("/in/", name)});
     EXPECT_EQ(plan.name, name);
     write_file(dir_.path("again.yaml"), dump_plan(plan));
     EXPECT_EQ(load_plan(dir_.path("again.yaml"), {}).output_dir, plan.output_dir);
   }
   EXPECT_EQ(load("data: {text: a.txt}\n", {"data={text: b c.txt}"}).stages[0].data.text,
-            (here / "b c.txt").string());
+            Texts{(here / "b c.txt").string()});
   EXPECT_EQ(load("data: {text: a.txt}\n", {"output_dir=\"x y\""}).output_dir,
             (here / "x y").string());
   EXPECT_EQ(load("data: {text: a.txt}\ninit_from: model\n", {"init_from=\"\""}).stages[0].init_from,
@@ -315,6 +319,25 @@ TEST_F(Plans, WhatNoSingleKeyCanTellIsChecked) {
                  "min_learning_rate");
   expect_refused("trainer: sft\ndata: {task: addition}\neval: {num_samples: 4, k: [1, 8]}\n",
                  "pass@8 needs eval.num_samples of at least 8");
+}
+
+TEST_F(Plans, DataMayHaveSeveralEntries) {
+  const std::string base = fs::weakly_canonical(dir_.path("x")).parent_path().string(),
+                    here = fs::weakly_canonical(fs::current_path()).string();
+  const DataConfig data =
+      load("data: {text: [a.txt, /b, c/*], weights: [1, 2, 0.5]}\n").stages[0].data;
+  EXPECT_EQ(data.text, (Texts{base + "/a.txt", "/b", base + "/c/*"}));
+  EXPECT_EQ(data.weights, (std::vector<double>{1, 2, 0.5}));
+  EXPECT_EQ(load("data: {text: a.txt}\n", {"data.text=[b.txt, c.txt]"}).stages[0].data.text,
+            (Texts{here + "/b.txt", here + "/c.txt"}));
+  EXPECT_EQ(load("data: {text: [a, no]}\n").missing.size(), 2u);
+  expect_refused("data: {text: [a.txt, b.txt], weights: [1]}\n",
+                 "data.weights: expected one for each of the 2 entries of data.text, got 1");
+  expect_refused("data: {text: [a.txt, [b.txt]]}\n",
+                 "data.text: expected a text or a list of texts");
+  expect_refused("data: {text: a.txt, weights: [0]}\n", "data.weights: expected a number");
+  expect_refused("trainer: sft\ndata: {task: addition, curriculum: length}\n",
+                 "data.curriculum: only problems of data.jsonl");
 }
 
 TEST_F(Plans, WhatIsHeldOutFitsTogether) {

@@ -1,9 +1,12 @@
 // Data on its way into training: sequences, checks before the first step.
 #include "trainers/dataset.h"
 
+#include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "tests/support/test_util.h"
+#include "trainers/data_check.h"
 #include "trainers/files.h"
 #include "trainers/preview.h"
 
@@ -23,7 +26,7 @@ class Datasets : public testing::Test {
     write_file(dir_.path("data.jsonl"), text);
     TrainConfig config;
     config.trainer = trainer;
-    config.data.jsonl.path = dir_.path("data.jsonl");
+    config.data.jsonl.path = {dir_.path("data.jsonl")};
     config.data.jsonl.held_out_fraction = 0.3;
     config.eval.size = 1;
     config.sampling.max_completion_length = 3;
@@ -54,8 +57,8 @@ class Datasets : public testing::Test {
     lines.push_back(line("1+1=", "222222"));
     TrainConfig config = jsonl(trainer, lines);
     config.data.jsonl.held_out_fraction.reset();
-    config.data.jsonl.eval_path = dir_.path("test.jsonl");
-    write_file(config.data.jsonl.eval_path,
+    config.data.jsonl.eval_path = {dir_.path("test.jsonl")};
+    write_file(config.data.jsonl.eval_path[0],
                line("9+9=", "18") + "\n" + line("11111111+1=", "11111112") + "\n");
     config.data.too_long = mode;
     config.eval.size = 0;
@@ -121,8 +124,8 @@ TEST_F(Datasets, ExampleThatDoesNotFitIsFoundBeforeTraining) {
 
 TEST_F(Datasets, TextShorterThanAWindowIsFoundBeforeTraining) {
   TrainConfig config;
-  config.data.text = dir_.path("text.txt");
-  write_file(config.data.text, "0123456789");
+  config.data.text = {dir_.path("text.txt")};
+  write_file(config.data.text[0], "0123456789");
   config.data.held_out_fraction = 0.1;
   Dataset data = load_dataset(config, nullptr);
   EXPECT_THROW_WITH(check_data(config, data, 9), InputError,
@@ -133,14 +136,14 @@ TEST_F(Datasets, TextShorterThanAWindowIsFoundBeforeTraining) {
 TEST_F(Datasets, ErrorOfTooLongProblemsCountsThemAndNamesTheLongest) {
   const TrainConfig grpo = too_long(TrainerType::kGrpo, TooLong::kError);
   EXPECT_THROW_WITH(check(grpo), InputError,
-                    grpo.data.jsonl.path +
+                    grpo.data.jsonl.path[0] +
                         ":22: '1+2+3+4+5+6=': the prompt has 12 tokens, the model's context is 8: "
                         "no room for a completion; 2 of 23 training and 1 of 2 held-out problems "
                         "are too long, this is the longest; hint: a larger model.context or "
                         "data.too_long: skip or truncate");
   const TrainConfig sft = too_long(TrainerType::kSft, TooLong::kError);
   EXPECT_THROW_WITH(check(sft), InputError,
-                    sft.data.jsonl.eval_path +
+                    sft.data.jsonl.eval_path[0] +
                         ":2: '11111111+1=': the prompt has 11 tokens, the model's context is 8: no "
                         "room for a completion; 3 of 23 training and 1 of 2 held-out problems");
 }
@@ -154,7 +157,7 @@ TEST_F(Datasets, TooLongProblemsAreLeftOutWhereTheyAreToBeSkipped) {
     EXPECT_EQ(data.train->get(left - 1).prompt, left == 21 ? "1+1=" : "19+1=");
     ASSERT_EQ(data.held_out.size(), 1u);
     EXPECT_EQ(data.held_out[0].prompt, "9+9=");
-    EXPECT_EQ(data.held_out_size, 2);
+    EXPECT_EQ(data.held_out_set->size(), 2);
     EXPECT_EQ(lengths.longest_prompt, 5);
     EXPECT_EQ(lengths.too_long.find(str("left out ", 23 - left,
                                         " of 23 training and 1 of 2 held-out problems; the "
@@ -165,13 +168,13 @@ TEST_F(Datasets, TooLongProblemsAreLeftOutWhereTheyAreToBeSkipped) {
   }
   // What is left out makes room for the next, and eval.size counts what is left.
   TrainConfig config = too_long(TrainerType::kGrpo, TooLong::kSkip);
-  write_file(config.data.jsonl.eval_path,
+  write_file(config.data.jsonl.eval_path[0],
              line("11111111+1=", "1") + "\n" + line("1+1=", "2") + "\n" + line("1+2=", "3") + "\n");
   config.eval.size = 1;
   const auto [data, lengths] = loaded(config);
   ASSERT_EQ(data.held_out.size(), 1u);
   EXPECT_EQ(data.held_out[0].prompt, "1+1=");
-  write_file(config.data.jsonl.eval_path, line("11111111+1=", "1") + "\n");
+  write_file(config.data.jsonl.eval_path[0], line("11111111+1=", "1") + "\n");
   EXPECT_THROW_WITH(check(config), InputError, "1 of 1 held-out problems are too long");
 }
 
@@ -214,12 +217,92 @@ TEST_F(Datasets, NothingIsLeftToTrainOnWhereEverythingIsHeldOut) {
   check_held_out(config, data, 16);
   EXPECT_EQ(data.held_out.size(), 7u);
   TrainConfig text;
-  text.data.text = dir_.path("text.txt");
-  write_file(text.data.text, "0123456789");
+  text.data.text = {dir_.path("text.txt")};
+  write_file(text.data.text[0], "0123456789");
   text.data.held_out_fraction = 1;
   Dataset whole = load_dataset(text, nullptr);
-  EXPECT_EQ(whole.held_out_tokens.size(), 10u);
+  EXPECT_EQ(whole.held_out_text.size(), 10);
   EXPECT_THROW_WITH(check_data(text, whole, 4), InputError, "data.held_out_fraction: 1 holds");
+}
+
+TEST_F(Datasets, SourcesComeAsTheirWeightsSayAlsoWhereSomeAreLeftOut) {
+  TrainConfig config = too_long(TrainerType::kSft, TooLong::kSkip);
+  config.data.jsonl.held_out_fraction = 0;
+  write_file(dir_.path("few.jsonl"),
+             line("11111111+1=", "1") + "\n" + line("9+0=", "9") + "\n" + line("8+0=", "8") + "\n");
+  config.data.jsonl.path.push_back(dir_.path("few.jsonl"));
+  config.data.weights = {1, 3};
+  const auto [data, lengths] = loaded(config);
+  EXPECT_EQ(data.source_sizes, (std::vector<int64_t>{20, 2}));
+  MixedOrder order = make_order(config, data);
+  std::map<std::string, int> seen;
+  for (int i = 0; i < 80; ++i) ++seen[data.train->get(order.next()).prompt];
+  EXPECT_EQ(seen["9+0="], 30);
+  EXPECT_EQ(seen["8+0="], 30);
+  EXPECT_EQ(seen["19+1="], 1);
+  write_file(dir_.path("few.jsonl"), line("11111111+1=", "1") + "\n");
+  EXPECT_THROW_WITH(loaded(config), InputError,
+                    "few.jsonl: has no problem to train on, and a share in data.weights; hint: ");
+}
+
+TEST_F(Datasets, CurriculumSortsByLengthOrPassRate) {
+  TrainConfig config = jsonl(TrainerType::kSft, {});
+  std::string lines;
+  for (int i = 0; i < 9; ++i)
+    lines += Json()
+                 .set("prompt", str(i, "="))
+                 .set("answer", std::string(static_cast<size_t>(1 + i * 4 % 9 / 2), '1'))
+                 .set("pass_rate", i * 5 % 9 / 8.0)
+                 .dump() +
+             "\n";
+  write_file(config.data.jsonl.path[0], lines);
+  config.data.jsonl.held_out_fraction = 0;
+  const auto keys = [&](Curriculum curriculum) {
+    config.data.curriculum = curriculum;
+    const auto [data, lengths] = loaded(config);
+    MixedOrder order = make_order(config, data);
+    std::vector<double> out;
+    for (int i = 0; i < 9; ++i) {
+      const Example e = data.train->get(order.next());
+      out.push_back(curriculum == Curriculum::kLength ? static_cast<double>(e.answer.size())
+                                                      : -e.fields.at("pass_rate").as_double());
+    }
+    return out;
+  };
+  for (const Curriculum each : {Curriculum::kLength, Curriculum::kPassRate}) {
+    const auto order = keys(each);
+    EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+  }
+  write_file(config.data.jsonl.path[0], lines + line("1=", "1") + "\n");
+  EXPECT_THROW_WITH(keys(Curriculum::kPassRate), InputError,
+                    "data.jsonl:10: '1=': data.curriculum: expected the field 'pass_rate', a");
+}
+
+TEST_F(Datasets, WindowsOfTextComeFromEachSourceAsItsWeightSays) {
+  TrainConfig config;
+  write_file(dir_.path("a"), std::string(1000, 'a'));
+  write_file(dir_.path("b"), std::string(300, 'b'));
+  config.data.text = {dir_.path("a"), dir_.path("b")};
+  const auto share_of_b = [&](std::vector<double> weights) {
+    config.data.weights = std::move(weights);
+    Dataset data = load_dataset(config, nullptr);
+    check_data(config, data, 8);
+    int b = 0;
+    for (int64_t i = 0; i < 2000; ++i) {
+      const TextWindow window = text_window(data, 8, 5, i);
+      const std::string text = data.tokenizer->decode(window.tokens.read(window.begin, 9));
+      // Whole windows of one source, whose document may end at their end.
+      EXPECT_TRUE(text.find_first_not_of(text[0]) == text.npos) << text;
+      b += text[0] == 'b';
+    }
+    return b / 2000.0;
+  };
+  EXPECT_NEAR(share_of_b({1, 3}), 0.75, 0.05);
+  EXPECT_NEAR(share_of_b({}), 300.0 / 1300, 0.05);  // as large as they are
+  Dataset data = load_dataset(config, nullptr);
+  // A tenth of each, with its end: 100 and 30 characters.
+  EXPECT_EQ(data.held_out_text.size(), 132);
+  EXPECT_EQ(data.train_text[0].size(), 901);
 }
 
 TEST_F(Datasets, SamplingThatCannotBeIsFoundBeforeTraining) {
@@ -248,22 +331,23 @@ TEST_F(Datasets, HeldOutProblemsOfATaskAreTheSameForEverySeed) {
   const Dataset a = load_dataset(config, nullptr);
   config.seed = 2;
   const Dataset b = load_dataset(config, nullptr);
-  for (size_t i = 0; i < 10; ++i) EXPECT_EQ(a.held_out[i].prompt, b.held_out[i].prompt);
+  for (int64_t i = 0; i < 10; ++i)
+    EXPECT_EQ(a.held_out_set->get(i).prompt, b.held_out_set->get(i).prompt);
   EXPECT_NE(a.train->get(0).prompt, b.train->get(0).prompt);
 }
 
 TEST_F(Datasets, FileOfAnotherFingerprintIsRefused) {
   TrainConfig config = jsonl(TrainerType::kSft, sums());
   const std::string found = load_dataset(config, nullptr).fingerprint;
-  EXPECT_EQ(found, file_checksum(config.data.jsonl.path));
+  EXPECT_EQ(found, file_checksum(config.data.jsonl.path[0]));
   config.data.fingerprint = found;
   load_dataset(config, nullptr);
   auto lines = sums();
   lines.back() = line("19+1=", "2");
   jsonl(TrainerType::kSft, lines);
-  const std::string other = file_checksum(config.data.jsonl.path);
+  const std::string other = file_checksum(config.data.jsonl.path[0]);
   EXPECT_THROW_WITH(load_dataset(config, nullptr), InputError,
-                    config.data.jsonl.path +
+                    config.data.jsonl.path[0] +
                         " is not the file that was meant: its fingerprint is " + other +
                         ", expected " + found);
   EXPECT_THROW_WITH(load_dataset(config, nullptr), InputError,
@@ -272,13 +356,13 @@ TEST_F(Datasets, FileOfAnotherFingerprintIsRefused) {
   load_dataset(config, nullptr);
   // A file of held-out problems counts, too, and the one that has changed is named.
   config.data.jsonl.held_out_fraction = 0;
-  config.data.jsonl.eval_path = dir_.path("test.jsonl");
-  write_file(config.data.jsonl.eval_path, line("1+1=", "2"));
-  const std::string both = other + "+" + file_checksum(config.data.jsonl.eval_path);
+  config.data.jsonl.eval_path = {dir_.path("test.jsonl")};
+  write_file(config.data.jsonl.eval_path[0], line("1+1=", "2"));
+  const std::string both = other + "+" + file_checksum(config.data.jsonl.eval_path[0]);
   EXPECT_THROW_WITH(load_dataset(config, nullptr), InputError, "data.fingerprint=" + both);
   config.data.fingerprint = both;
   EXPECT_EQ(load_dataset(config, nullptr).fingerprint, both);
-  write_file(config.data.jsonl.eval_path, line("1+1=", "3"));
+  write_file(config.data.jsonl.eval_path[0], line("1+1=", "3"));
   EXPECT_THROW_WITH(load_dataset(config, nullptr), InputError,
                     "test.jsonl is not the file that was meant");
   jsonl(TrainerType::kSft, sums());

@@ -33,6 +33,13 @@ std::vector<int32_t> small_tokens() {
   return tokens;
 }
 
+TrainConfig config_with(int64_t micro_batch_tokens, int64_t eval_tokens = 0) {
+  TrainConfig config;
+  config.micro_batch_tokens = micro_batch_tokens;
+  config.eval.tokens = eval_tokens;
+  return config;
+}
+
 TEST(EvaluateText, IsTheMeanOverConsecutiveWindowsHoweverTheyAreBatched) {
   const auto model = small_model(7, 4, DType::kF64);
   const std::vector<int32_t> tokens = small_tokens();
@@ -50,25 +57,44 @@ TEST(EvaluateText, IsTheMeanOverConsecutiveWindowsHoweverTheyAreBatched) {
     for (const double v : lp.to_vector<double>()) loss -= v / 14;
   }
   const auto alone = make_single_communicator();
+  const TokenStream stream(tokens);
   for (const int64_t budget : {1, 8, 1000})
-    EXPECT_NEAR(evaluate_text(*model, tokens, budget, *alone), loss, 1e-14);
+    EXPECT_NEAR(evaluate_text({*model, stream, config_with(budget)}, *alone), loss, 1e-14);
 }
 
 TEST(EvaluateText, IsTheSameToTheBitOnAnyNumberOfRanks) {
   const auto model = small_model(7, 4, DType::kF32);
-  const std::vector<int32_t> tokens = small_tokens();
-  const double one = evaluate_text(*model, tokens, 8, *make_single_communicator());
+  const TokenStream stream(small_tokens());
+  const double one = evaluate_text({*model, stream, config_with(8)}, *make_single_communicator());
   for (const int ranks : {2, 3, 6})  // of 4 windows
     run_local_ranks(ranks, [&](Communicator& comm) {
-      EXPECT_EQ(evaluate_text(*model, tokens, 8, comm), one) << ranks;
+      EXPECT_EQ(evaluate_text({*model, stream, config_with(8)}, comm), one) << ranks;
     });
+}
+
+TEST(EvaluateText, OfALongStreamTakesWindowsAtEqualDistances) {
+  const auto model = small_model(7, 4, DType::kF64);
+  const auto alone = make_single_communicator();
+  std::vector<int32_t> tokens, taken;
+  for (int i = 0; i < 41; ++i) tokens.push_back(i * i % 7);
+  // Of 10 windows these 3.
+  double mean = 0;
+  for (const int64_t window : {0, 3, 6}) {
+    const TokenStream part({tokens.begin() + 4 * window, tokens.begin() + 4 * window + 5});
+    mean += evaluate_text({*model, part, config_with(8)}, *alone) / 3;
+  }
+  const TokenStream stream(tokens);
+  EXPECT_NEAR(evaluate_text({*model, stream, config_with(8, 12)}, *alone), mean, 1e-14);
+  const double all = evaluate_text({*model, stream, config_with(8)}, *alone);
+  EXPECT_EQ(evaluate_text({*model, stream, config_with(8, 40)}, *alone), all);
+  EXPECT_NE(evaluate_text({*model, stream, config_with(8, 39)}, *alone), all);
 }
 
 TEST(EvaluateText, OfNothingIsNotMeasured) {
   const auto model = small_model(7, 4, DType::kF64);
   const auto alone = make_single_communicator();
-  EXPECT_TRUE(std::isnan(evaluate_text(*model, {}, 8, *alone)));
-  EXPECT_TRUE(std::isnan(evaluate_text(*model, std::vector<int32_t>{1}, 8, *alone)));
+  EXPECT_TRUE(std::isnan(evaluate_text({*model, {}, config_with(8)}, *alone)));
+  EXPECT_TRUE(std::isnan(evaluate_text({*model, TokenStream({1}), config_with(8)}, *alone)));
 }
 
 class EvaluateProblems : public testing::Test {

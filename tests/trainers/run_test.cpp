@@ -591,8 +591,9 @@ class RareReward : public testing::Test {
   std::string seed_with_reward_at(int64_t step) {
     for (int64_t seed = 0;; ++seed) {
       const std::string override = str("seed=", seed);
-      const Dataset data = load_dataset(plan({override}).stages[0], nullptr);
-      ShuffledOrder order(data.train->size(), static_cast<uint64_t>(seed));
+      const TrainConfig config = plan({override}).stages[0];
+      const Dataset data = load_dataset(config, nullptr);
+      MixedOrder order = make_order(config, data);
       order.seek(step);
       if (data.train->get(order.next()).answer == "1") return override;
     }

@@ -1,0 +1,339 @@
+// Tokens in memory and in shards. A shard is a header and the tokens, 16 bits each where the
+// vocabulary allows. Tokens are read with pread(): a mapping would count as resident memory, and
+// end the process where the file can no longer be read.
+#include "trainers/token_stream.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <string_view>
+
+#include "core/check.h"
+#include "core/log.h"
+#include "core/parallel.h"
+#include "core/sizes.h"
+#include "trainers/files.h"
+#include "trainers/metrics.h"
+
+namespace cohort {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "shards hold little-endian numbers");
+
+constexpr int64_t kPiecesPerShard = 4096;  // about 1 GB of text
+constexpr int64_t kChunk = 1 << 20;        // bytes of tokens that are summed at a time
+
+struct Header {
+  char magic[8] = {'c', 'o', 'h', 't', 'o', 'k', '0', '1'};
+  uint64_t fingerprint = 0;  // of what the tokens depend on
+  uint64_t count = 0;        // of tokens
+  uint64_t sum = 0;          // checksum() over chunks of kChunk bytes
+};
+
+std::string hex(uint64_t value) {
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(value));
+  return digits;
+}
+
+template <class T>
+void widen(std::string_view bytes, std::vector<int32_t>& out) {
+  for (size_t at = 0; at < bytes.size(); at += sizeof(T)) {
+    T token;
+    std::memcpy(&token, bytes.data() + at, sizeof token);
+    out.push_back(static_cast<int32_t>(token));
+  }
+}
+
+template <class T>
+void narrow(const std::vector<int32_t>& tokens, std::string& out) {
+  for (const int32_t each : tokens) {
+    const auto token = static_cast<T>(each);
+    out.append(reinterpret_cast<const char*>(&token), sizeof token);
+  }
+}
+
+// A file that appears under its name only as a whole.
+class ShardWriter {
+ public:
+  ShardWriter(std::string path, uint64_t fingerprint, int64_t width)
+      : path_(std::move(path)),
+        temporary_(path_ + ".tmp"),
+        width_(width),
+        file_(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
+    header_.fingerprint = fingerprint;
+    if (!file_.is_open()) fail("created");
+    write(&header_, sizeof header_);
+  }
+  ~ShardWriter() {
+    if (file_.is_open()) ::unlink(temporary_.c_str());
+  }
+  ShardWriter(const ShardWriter&) = delete;
+  ShardWriter& operator=(const ShardWriter&) = delete;
+
+  void add(const std::vector<int32_t>& tokens) {
+    width_ == 2 ? narrow<uint16_t>(tokens, waiting_) : narrow<uint32_t>(tokens, waiting_);
+    header_.count += tokens.size();
+    size_t done = 0;
+    for (; waiting_.size() - done >= kChunk; done += kChunk) put(done, kChunk);
+    waiting_.erase(0, done);
+  }
+  void finish() {
+    if (!waiting_.empty()) put(0, waiting_.size());
+    if (::lseek(file_.get(), 0, SEEK_SET) != 0) fail("written");
+    write(&header_, sizeof header_);
+    if (::fsync(file_.get()) != 0) fail("written");
+    if (!file_.close()) fail("written");
+    rename_entry(temporary_, path_);
+    sync_directory(std::filesystem::path(path_).parent_path().string());
+  }
+
+ private:
+  [[noreturn]] void fail(const char* what) const {
+    throw Error(str(temporary_, ": cannot be ", what, ": ", std::strerror(errno),
+                    "; hint: data.cache_dir names a folder with room for the tokens of the text"));
+  }
+  void put(size_t begin, size_t size) {
+    header_.sum = checksum(std::string_view(waiting_).substr(begin, size), header_.sum);
+    write(waiting_.data() + begin, size);
+  }
+  void write(const void* bytes, size_t size) {
+    const auto* at = static_cast<const char*>(bytes);
+    while (size > 0) {
+      const ssize_t n = ::write(file_.get(), at, size);
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) fail("written");
+      at += n;
+      size -= static_cast<size_t>(n);
+    }
+  }
+
+  const std::string path_, temporary_;
+  const int64_t width_;
+  Descriptor file_;
+  Header header_;
+  std::string waiting_;
+};
+
+// One process at a time makes what is in a folder.
+class FolderLock {
+ public:
+  explicit FolderLock(const std::string& dir) {
+    const std::string path = dir + "/.lock";
+    file_ = Descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+    if (!file_.is_open())
+      throw Error(str(path, ": cannot be created: ", std::strerror(errno),
+                      "; hint: data.cache_dir names a folder that you may write to"));
+    if (::flock(file_.get(), LOCK_EX | LOCK_NB) == 0) return;
+    logging::info("waiting for another process that makes the tokens in ", dir);
+    while (::flock(file_.get(), LOCK_EX) != 0)
+      if (errno != EINTR) throw Error(str(path, ": cannot be locked: ", std::strerror(errno)));
+  }
+
+ private:
+  Descriptor file_;
+};
+
+std::string cache_folder(const std::string& given) {
+  if (!given.empty()) return given;
+  const auto in = [](const char* name, const char* below) {
+    const char* value = std::getenv(name);
+    return value == nullptr || value[0] != '/' ? std::string() : std::string(value) + below;
+  };
+  std::string dir = in("XDG_CACHE_HOME", "/cohort");
+  if (dir.empty()) dir = in("HOME", "/.cache/cohort");
+  if (dir.empty())
+    throw InputError("data.cache_dir: the tokens of the text need a folder; hint: name one");
+  return dir;
+}
+
+uint64_t fingerprint_of(const std::vector<TextSpan>& text, const Tokenizer& tokenizer,
+                        std::optional<int32_t> document_end, const std::string& text_checksum) {
+  std::string all = str("tokens 1 ", text_checksum, " ", document_end.value_or(-1), "\n");
+  for (const TextSpan& span : text)
+    all += str(std::filesystem::path(span.file).filename().string(), " ", span.begin, " ", span.end,
+               "\n");
+  uint64_t sum = checksum(all);
+  for (const auto& [name, content] : tokenizer.files()) sum = checksum(content, checksum(name, sum));
+  return sum;
+}
+
+}  // namespace
+
+TokenStream::TokenStream(std::vector<int32_t> tokens) {
+  const auto count = static_cast<int64_t>(tokens.size());
+  add({.tokens = std::move(tokens)}, count);
+}
+
+void TokenStream::add(Part part, int64_t count) {
+  if (count == 0) return;
+  part.begin = size_;
+  part.end = size_ += count;
+  parts_.push_back(std::move(part));
+}
+
+void TokenStream::append(TokenStream other) {
+  for (Part& part : other.parts_) add(std::move(part), part.end - part.begin);
+}
+
+std::vector<int32_t> TokenStream::read(int64_t begin, int64_t count) const {
+  COHORT_CHECK(begin >= 0 && count >= 0 && begin + count <= size_, "[token_stream] expected a part of ",
+               size_, " tokens, got ", count, " from ", begin, " on");
+  std::vector<int32_t> out;
+  out.reserve(static_cast<size_t>(count));
+  for (const Part& part : parts_) {
+    const int64_t first = std::max(begin, part.begin), last = std::min(begin + count, part.end);
+    if (first >= last) continue;
+    const int64_t from = first - part.begin, to = last - part.begin;
+    if (part.file == nullptr) {
+      out.insert(out.end(), part.tokens.begin() + from, part.tokens.begin() + to);
+      continue;
+    }
+    constexpr int64_t kHeader = sizeof(Header);
+    const std::string bytes =
+        part.file->read(kHeader + from * part.width, kHeader + to * part.width);
+    part.width == 2 ? widen<uint16_t>(bytes, out) : widen<uint32_t>(bytes, out);
+    for (auto token = out.end() - (to - from); token != out.end(); ++token)
+      if (*token < 0 || *token >= part.vocab_size)
+        throw InputError(str(part.file->path(), ": is damaged: it has the token ", *token, " of ",
+                             part.vocab_size, "; hint: delete it and start again"));
+  }
+  return out;
+}
+
+void TokenStream::will_read(int64_t begin, int64_t count) const {
+  for (const Part& part : parts_) {
+    const int64_t first = std::max(begin, part.begin), last = std::min(begin + count, part.end);
+    if (first < last && part.file != nullptr)
+      part.file->will_read((first - part.begin) * part.width, (last - part.begin) * part.width);
+  }
+}
+
+// The files of one text in one folder.
+class TokenShards {
+ public:
+  TokenShards(const TextPieces& pieces, const Tokenizer& tokenizer,
+              std::optional<int32_t> document_end)
+      : pieces_(pieces), tokenizer_(tokenizer), document_end_(document_end) {}
+
+  TokenStream in_memory() const {
+    std::vector<int32_t> tokens;
+    encode(0, pieces_.size(),
+           [&](const auto& part) { tokens.insert(tokens.end(), part.begin(), part.end()); });
+    return TokenStream(std::move(tokens));
+  }
+
+  TokenStream in_files(const std::string& dir, uint64_t fingerprint) {
+    make_directory(dir);
+    const FolderLock lock(dir);
+    const int64_t count = ceil_div(pieces_.size(), kPiecesPerShard);
+    std::vector<TokenStream::Part> shards(static_cast<size_t>(count));
+    const auto path = [&](int64_t i) {
+      char name[32];
+      std::snprintf(name, sizeof name, "/%05lld.tokens", static_cast<long long>(i));
+      return dir + name;
+    };
+    parallel_for(count, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i)
+        shards[static_cast<size_t>(i)] = open(path(i), fingerprint);
+    });
+    TokenStream stream;
+    for (int64_t i = 0; i < count; ++i) {
+      TokenStream::Part& shard = shards[static_cast<size_t>(i)];
+      if (shard.file == nullptr) {
+        make(path(i), fingerprint, i);
+        shard = open(path(i), fingerprint);
+        if (shard.file == nullptr)
+          throw Error(str(path(i), ": does not hold what was written to it; hint: data.cache_dir "
+                                   "names a folder on another disk"));
+      }
+      const int64_t tokens = shard.end;
+      stream.add(std::move(shard), tokens);
+    }
+    return stream;
+  }
+
+ private:
+  int64_t width() const { return tokenizer_.vocab_size() <= 1 << 16 ? 2 : 4; }
+
+  // In order, as many pieces at a time as keep all threads busy.
+  template <class Use>
+  void encode(int64_t begin, int64_t end, Use&& use) const {
+    const int64_t batch = 8 * int64_t{num_threads()};
+    for (int64_t at = begin; at < end; at += batch)
+      for (const std::vector<int32_t>& part :
+           pieces_.encode(at, std::min(end, at + batch), tokenizer_, document_end_))
+        use(part);
+  }
+
+  // Nothing, where there is no file or not the right one.
+  TokenStream::Part open(const std::string& path, uint64_t fingerprint) const try {
+    if (!std::filesystem::exists(path)) return {};
+    auto file = std::make_unique<InputFile>(path);
+    Header header;
+    const Header expected;
+    const std::string bytes = file->read(0, sizeof header);
+    std::memcpy(&header, bytes.data(), sizeof header);
+    const auto count = static_cast<int64_t>(header.count);
+    const bool known = std::memcmp(header.magic, expected.magic, sizeof header.magic) == 0 &&
+                       header.fingerprint == fingerprint && count >= 0 &&
+                       count <= file->size() / width() &&
+                       file->size() == static_cast<int64_t>(sizeof header) + count * width();
+    uint64_t sum = 0;
+    for (int64_t at = sizeof header; known && at < file->size(); at += kChunk)
+      sum = checksum(file->read(at, std::min(at + kChunk, file->size())), sum);
+    if (!known || sum != header.sum) {
+      logging::warn(path, ": is damaged, and made again");
+      return {};
+    }
+    return {.file = std::move(file),
+            .width = width(),
+            .vocab_size = static_cast<int32_t>(tokenizer_.vocab_size()),
+            .end = count};
+  } catch (const std::exception& e) {
+    logging::warn(e.what(), "; it is made again");
+    return {};
+  }
+
+  void make(const std::string& path, uint64_t fingerprint, int64_t shard) {
+    const int64_t begin = shard * kPiecesPerShard;
+    const int64_t end = std::min(begin + kPiecesPerShard, pieces_.size());
+    ShardWriter writer(path, fingerprint, width());
+    int64_t done = begin;
+    encode(begin, end, [&](const std::vector<int32_t>& part) {
+      writer.add(part);
+      ++done;
+      if ((since_last_ += watch_.lap()) < kSecondsBetweenReports) return;
+      since_last_ = 0;
+      logging::info("making tokens of ", mib(pieces_.bytes()), " of text: ",
+                    100 * done / pieces_.size(), " %");
+    });
+    writer.finish();
+  }
+
+  static constexpr double kSecondsBetweenReports = 10;
+  const TextPieces& pieces_;
+  const Tokenizer& tokenizer_;
+  const std::optional<int32_t> document_end_;
+  Stopwatch watch_;
+  double since_last_ = 0;
+};
+
+TokenStream load_tokens(const std::vector<TextSpan>& text, const Tokenizer& tokenizer,
+                        std::optional<int32_t> document_end, const TokenCache& cache) {
+  const TextPieces pieces(text);
+  TokenShards shards(pieces, tokenizer, document_end);
+  if (cache.dir.empty() && pieces.bytes() <= kShortText) return shards.in_memory();
+  const uint64_t fingerprint = fingerprint_of(text, tokenizer, document_end, cache.checksum);
+  return shards.in_files(cache_folder(cache.dir) + "/" + hex(fingerprint), fingerprint);
+}
+
+}  // namespace cohort
