@@ -103,9 +103,13 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
   scores.failed.resize(rewards_.size());
   scores.fault.resize(rewards_.size());
   for (size_t s = 0; s < samples; ++s) submit(prompts[s / group], trajectories[s], step);
+  std::map<const CommandReward*, std::map<int64_t, CommandReward::Result>> answers;
+  for (const auto& command : commands_)  // several may be one
+    if (command != nullptr && !answers.contains(command.get()))
+      answers[command.get()] = command->collect();
   for (size_t k = 0; k < rewards_.size(); ++k) {
     if (commands_[k] == nullptr) continue;
-    const std::map<int64_t, CommandReward::Result> results = commands_[k]->collect();
+    const std::map<int64_t, CommandReward::Result>& results = answers.at(commands_[k].get());
     int64_t failed = 0;
     for (size_t s = 0; s < samples; ++s) {
       const auto& [value, fault] = results.at(trajectories[s].index);

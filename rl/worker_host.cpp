@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -25,7 +26,8 @@ struct Request {
   Act act = Act::kStart;
   pid_t id = -1;
   int64_t memory = 0;
-  int32_t arguments = 0;  // of the command; the directory follows it
+  int32_t arguments = 0;      // of the command; the directory follows it
+  int32_t errors_to_log = 0;  // 1: its standard error is a log, which may be cut
 };
 struct Reply {
   int32_t value = 0;  // pid or wait status
@@ -33,6 +35,8 @@ struct Reply {
 };
 constexpr size_t kMaxPacket = 128 << 10;
 constexpr int kStreams = 3;
+constexpr int64_t kMaxLog = 256 << 20;
+constexpr const char* kCut = "(cohort: this log was longer than 256 MB, and begins again here)\n";
 
 // ---- In the host
 
@@ -89,7 +93,7 @@ class Host {
     for (;;) {
       pollfd waiting{socket_, POLLIN, 0};
       if (::poll(&waiting, 1, 1000) == 0) {
-        reap_orphans();
+        tidy();
         continue;
       }
       if (!serve_one(packet)) break;
@@ -118,43 +122,66 @@ class Host {
     std::memcpy(&request, packet.data(), sizeof request);
     Reply reply;
     if (request.act == Act::kEnd) {
-      ::kill(-request.id, SIGKILL);
-      int status = 0;
-      ::waitpid(request.id, &status, 0);
-      std::erase(programs_, request.id);
-      reply.value = status;
+      reply = end_program(request.id);
+    } else if ((message.msg_flags & MSG_CTRUNC) != 0) {
+      reply = {-1, EMFILE};
     } else {
+      Descriptor owned[kStreams];
       int streams[kStreams];
       std::memcpy(streams, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof streams);
+      for (int i = 0; i < kStreams; ++i) owned[i] = Descriptor(streams[i]);
       std::vector<char*> texts;
       for (char* text = packet.data() + sizeof request; text < packet.data() + size;
            text += std::strlen(text) + 1)
         texts.push_back(text);
       reply = start_program(request, texts, streams);
-      for (const int fd : streams) ::close(fd);
       if (reply.value > 0) programs_.push_back(reply.value);
+      if (request.errors_to_log != 0) log_ = std::move(owned[STDERR_FILENO]);
     }
-    reap_orphans();
+    tidy();
     return ::send(socket_, &reply, sizeof reply, MSG_NOSIGNAL) == sizeof reply;
   }
 
-  // Programs themselves stay until they are asked for, so that no other process gets their number.
-  void reap_orphans() {
+  Reply end_program(pid_t id) {
+    ::kill(-id, SIGKILL);
+    ::kill(id, SIGKILL);  // it may have left its group
+    std::erase(programs_, id);
+    // What a driver or a dead disk holds cannot die now, and is an orphan from here on.
+    for (int i = 0; i < 2000; ++i) {
+      int status = 0;
+      if (::waitpid(id, &status, WNOHANG) != 0) return {status, 0};
+      ::usleep(1000);
+    }
+    return {0, ETIMEDOUT};
+  }
+
+  void tidy() {
+    // Programs themselves stay until they are asked for, so that no other process gets their
+    // number.
     for (const pid_t id : children())
       if (std::find(programs_.begin(), programs_.end(), id) == programs_.end())
         ::waitpid(id, nullptr, WNOHANG);
+    // A program that floods its log must not fill the disk.
+    struct stat status;
+    if (log_.is_open() && ::fstat(log_.get(), &status) == 0 && status.st_size > kMaxLog &&
+        ::ftruncate(log_.get(), 0) == 0 && ::write(log_.get(), kCut, std::strlen(kCut)) < 0)
+      log_.close();
   }
 
   const int socket_;
   std::vector<pid_t> programs_;
+  Descriptor log_;
 };
 
 [[noreturn]] void become_host(int socket) {
   ::setpgid(0, 0);  // what the terminal interrupts is not this
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  ::prctl(PR_SET_NAME, "reward-host");  // else `killall -9 cohort` would leave orphans
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::signal(signal, SIG_IGN);
+  ::signal(SIGCHLD, SIG_DFL);  // a parent may have had it ignored: statuses would be lost
   ::dup2(socket, kStreams);
-  ::close_range(kStreams + 1, ~0U, 0);
+  if (::close_range(kStreams + 1, ~0U, 0) != 0)  // before Linux 5.9
+    for (long fd = ::sysconf(_SC_OPEN_MAX); fd > kStreams; --fd) ::close(static_cast<int>(fd));
   ::fcntl(kStreams, F_SETFD, FD_CLOEXEC);
   Host(kStreams).serve();
 }
@@ -165,7 +192,8 @@ struct Pipe {
   Pipe() {
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0)
-      throw Error(str("cannot make a pipe: ", std::strerror(errno)));
+      throw InputError(str("cannot make a pipe to a reward program: ", std::strerror(errno),
+                           "; hint: fewer workers, or a higher limit (ulimit -n)"));
     reading = Descriptor(ends[0]);
     writing = Descriptor(ends[1]);
   }
@@ -193,8 +221,7 @@ Reply ask(int socket, const std::string& packet, const int* streams) {
       got = ::recv(socket, &reply, sizeof reply, 0);
     while (got < 0 && errno == EINTR);
   if (got != sizeof reply)
-    throw Error(str("the process that starts reward programs has gone (", std::strerror(errno),
-                    "); hint: was it killed?"));
+    throw Error("the process that starts reward programs has gone; hint: was it killed?");
   return reply;
 }
 
@@ -231,7 +258,8 @@ WorkerHost::Started WorkerHost::start(const Program& program) {
   }
   std::string packet = as_packet({.act = Act::kStart,
                                   .memory = program.memory,
-                                  .arguments = static_cast<int32_t>(program.command.size())});
+                                  .arguments = static_cast<int32_t>(program.command.size()),
+                                  .errors_to_log = log.is_open()});
   for (const std::string& argument : program.command) packet.append(argument).push_back('\0');
   packet.append(program.directory).push_back('\0');
   if (packet.size() > kMaxPacket) throw InputError("a command of more than 128 kB");
@@ -251,7 +279,8 @@ void WorkerHost::set_log(const std::string& path) {
 
 std::string WorkerHost::end(pid_t id) {
   const std::lock_guard lock(mutex_);
-  const int status = ask(socket_.get(), as_packet({.act = Act::kEnd, .id = id}), nullptr).value;
+  const auto [status, error] = ask(socket_.get(), as_packet({.act = Act::kEnd, .id = id}), nullptr);
+  if (error != 0) return "it cannot be killed";
   return WIFEXITED(status) ? str("exit code ", WEXITSTATUS(status))
                            : str("signal ", WTERMSIG(status));
 }

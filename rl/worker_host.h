@@ -35,9 +35,9 @@ class WorkerHost {
   // Throws InputError if it cannot be started.
   Started start(const Program& program);
   // The file to which the standard error of programs that are started from now on is appended;
-  // empty, as at first: that of this process.
+  // empty, as at first: that of this process. When it is longer than 256 MB it is cut to nothing.
   void set_log(const std::string& path);
-  // Kills the program's process group. Returns how it had ended: "exit code 1", "signal 9".
+  // Kills the program and its process group. Returns how it had ended: "exit code 1", "signal 9".
   std::string end(pid_t id);
 
  private:

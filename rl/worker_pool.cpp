@@ -25,7 +25,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kMaxAnswer = 1 << 20;
+constexpr size_t kMaxAnswer = 1 << 20;  // bytes beyond those of the request
+// A program that has not answered any of so many requests in its time never will.
+constexpr int kHopeless = 3;
 constexpr size_t kNone = static_cast<size_t>(-1);
 
 Clock::duration seconds(double count) {
@@ -36,7 +38,8 @@ struct Worker {
   WorkerHost::Started program;
   bool proven = false;       // it has answered since it was started
   size_t request = kNone;    // which it has
-  std::string text, answer;  // of the request what is still to be sent; what has come
+  std::string text, answer;  // the request as it is sent; what has come
+  size_t sent = 0;           // of the text
   Clock::time_point due;
 };
 
@@ -62,8 +65,11 @@ class WorkerPool::Loop {
     }
     wake();
     thread_.join();
-    for (Worker& worker : workers_)
-      if (worker.program.id > 0) end(worker);
+    try {
+      for (Worker& worker : workers_)
+        if (worker.program.id > 0) end(worker);
+    } catch (const Error&) {  // the host has gone, and all programs with it
+    }
   }
 
   void submit(std::string request) {
@@ -110,13 +116,13 @@ class WorkerPool::Loop {
       const std::lock_guard lock(mutex_);
       if (ended_) return false;
       for (Worker& worker : workers_)
-        if (worker.request == kNone && next_ < requests_.size()) give(worker, next_++);
+        while (worker.request == kNone && next_ < requests_.size()) give(worker, next_++);
     }
     std::vector<pollfd> fds{{woken_.get(), POLLIN, 0}};
     Clock::time_point due = Clock::now() + seconds(3600);
     for (const Worker& worker : workers_) {
       fds.push_back({worker.program.output.get(), POLLIN, 0});
-      if (!worker.text.empty()) fds.push_back({worker.program.input.get(), POLLOUT, 0});
+      if (worker.sent < worker.text.size()) fds.push_back({worker.program.input.get(), POLLOUT, 0});
       if (worker.request != kNone) due = std::min(due, worker.due);
     }
     const auto wait = std::chrono::ceil<std::chrono::milliseconds>(due - Clock::now()).count();
@@ -126,27 +132,32 @@ class WorkerPool::Loop {
     for (Worker& worker : workers_) {
       send(worker);
       receive(worker);
-      if (worker.request != kNone && Clock::now() >= worker.due)
-        fail(worker,
-             str("no answer in ", worker.proven ? options_.timeout : options_.start_timeout, " s"));
+      if (worker.request != kNone && Clock::now() >= worker.due) overdue(worker);
     }
     return true;
   }
 
   // The lock is held.
   void give(Worker& worker, size_t request) {
-    if (worker.program.id < 0) worker.program = host_.start(options_.program);
+    if (silent_ >= kHopeless) return settle(request, {"", "no program has ever answered"});
+    try {
+      if (worker.program.id < 0) worker.program = host_.start(options_.program);
+    } catch (const InputError& e) {  // others could be started: this may pass
+      return settle(request, {"", e.what()});
+    }
     worker.request = request;
     worker.text = requests_[request] + '\n';
+    worker.sent = 0;
     worker.answer.clear();
     worker.due = Clock::now() + seconds(worker.proven ? options_.timeout : options_.start_timeout);
   }
 
   void send(Worker& worker) {
-    if (worker.text.empty()) return;
-    const ssize_t n = ::write(worker.program.input.get(), worker.text.data(), worker.text.size());
-    if (n > 0) worker.text.erase(0, static_cast<size_t>(n));
-    // One that does not read is noticed when its output ends, or its time.
+    if (worker.sent == worker.text.size()) return;
+    const ssize_t n = ::write(worker.program.input.get(), worker.text.data() + worker.sent,
+                              worker.text.size() - worker.sent);
+    if (n > 0) worker.sent += static_cast<size_t>(n);
+    if (n < 0 && errno == EPIPE) fail(worker, "it has ended, or closed its input");
   }
 
   void receive(Worker& worker) {
@@ -155,18 +166,21 @@ class WorkerPool::Loop {
       const ssize_t n = ::read(worker.program.output.get(), bytes, sizeof bytes);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) return;  // nothing there yet
-      if (n == 0) return fail(worker, "it has ended");
+      if (n == 0) return fail(worker, "it has ended, or closed its output");
+      const size_t before = worker.answer.size();
       worker.answer.append(bytes, static_cast<size_t>(n));
-      if (worker.answer.size() > kMaxAnswer) return fail(worker, "its answer is over 1 MB");
-      const size_t line = worker.answer.find('\n');
+      if (worker.answer.size() > kMaxAnswer + worker.text.size())
+        return fail(worker, "its answer is over 1 MB");
+      const size_t line = worker.answer.find('\n', before);
       if (line == std::string::npos) continue;
       if (line + 1 < worker.answer.size()) return fail(worker, "it wrote more than one line");
-      if (worker.request == kNone || !worker.text.empty())
+      if (worker.request == kNone || worker.sent < worker.text.size())
         return fail(worker, "it wrote a line before it was asked");
       worker.answer.pop_back();
       const std::string fault = options_.fault_of(request_of(worker), worker.answer);
       if (!fault.empty()) return fail(worker, fault);
-      worker.proven = true;
+      worker.proven = proven_ = true;
+      silent_ = 0;
       answer(worker, {std::move(worker.answer), ""});
       return;
     }
@@ -179,9 +193,21 @@ class WorkerPool::Loop {
 
   void answer(Worker& worker, Answer answer) {
     const std::lock_guard lock(mutex_);
-    answers_[std::exchange(worker.request, kNone)] = std::move(answer);
+    settle(std::exchange(worker.request, kNone), std::move(answer));
     worker.answer.clear();
+  }
+
+  // The lock is held.
+  void settle(size_t request, Answer answer) {
+    answers_[request] = std::move(answer);
     if (++answered_ == answers_.size()) all_answered_.notify_all();
+  }
+
+  void overdue(Worker& worker) {
+    if (worker.proven) return fail(worker, str("no answer in ", options_.timeout, " s"));
+    silent_ += !proven_;
+    fail(worker, str("no answer in ", options_.start_timeout,
+                     " s to its first request; does it flush its output after each line?"));
   }
 
   // What the worker was asked has no answer. Another program takes its place with the next request.
@@ -199,7 +225,10 @@ class WorkerPool::Loop {
 
   WorkerHost& host_;
   const WorkerPoolOptions options_;
-  std::vector<Worker> workers_;  // of the thread
+  // Of the thread.
+  std::vector<Worker> workers_;
+  bool proven_ = false;  // some program has answered
+  int silent_ = 0;       // requests that were never answered, before that
   Descriptor woken_, wake_;
 
   std::mutex mutex_;

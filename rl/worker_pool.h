@@ -34,8 +34,10 @@ class WorkerPool {
     std::string fault;  // why there is none; empty: there is one
   };
   // Waits for all that have been submitted since the last call, in that order. A program that takes
-  // too long, ends, writes more than 1 MB, or gives an answer that fault_of() refuses is started
-  // anew, and costs the request it had: a request is never sent twice.
+  // too long, ends, writes 1 MB more than it was sent, or gives an answer that fault_of() refuses
+  // is started anew, and costs the request it had: a request is never sent twice. Where three first
+  // answers have not come in time, and no other answer ever, none is waited for any more.
+  // Throws Error if the host has gone.
   std::vector<Answer> collect();
 
  private:

@@ -60,6 +60,17 @@ TEST_F(CommandReward, EqualsTheBuiltInOne) {
   }
 }
 
+TEST_F(CommandReward, CountsAsOftenAsItIsNamed) {
+  RewardConfig one =
+      python("def reward(completions, **fields): return [len(c) for c in completions]");
+  RewardConfig twice = one;
+  twice.weight = 10;
+  const RewardSet::Scores scores = score(RewardSet({one, twice}, nullptr), {"x", "xx"});
+  EXPECT_EQ(scores.each[0], (std::vector<double>{1, 2}));
+  EXPECT_EQ(scores.each[1], scores.each[0]);
+  EXPECT_EQ(scores.total[1], 22);
+}
+
 TEST_F(CommandReward, SeesAllThatIsKnown) {
   const RewardSet rewards(
       {python("def reward(completions, prompts, unit=None, more=None, **rest):\n"
@@ -83,8 +94,7 @@ TEST_F(CommandReward, WhatFailsIsNoReward) {
   EXPECT_EQ(scores.total[0], 0.5);
   EXPECT_EQ(scores.total[5], 0.5);
   EXPECT_EQ(scores.failed[0], 3);  // null means that it does not apply
-  EXPECT_NE(scores.fault[0].find("it has ended (exit code 1)"), std::string::npos)
-      << scores.fault[0];
+  EXPECT_NE(scores.fault[0].find("(exit code 1)"), std::string::npos) << scores.fault[0];
 }
 
 TEST_F(CommandReward, AnswersMustBeWhatWasAskedFor) {

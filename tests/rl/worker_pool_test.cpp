@@ -2,6 +2,8 @@
 #include "rl/worker_pool.h"
 
 #include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -21,7 +23,8 @@ namespace fs = std::filesystem;
 
 // Does what each line says.
 constexpr const char* kProgram = R"(
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 def say(text):
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
@@ -43,6 +46,27 @@ for line in sys.stdin:
     elif what[0] == "detach": say(str(child(True)))
     elif what[0] == "hide": child(False), os._exit(4)
     elif what[0] == "where": say(os.getcwd())
+    elif what[0] == "long": say("y" * int(what[1]))
+    elif what[0] == "slow":
+        for letter in "slowly\n":
+            sys.stdout.write(letter), sys.stdout.flush()
+            time.sleep(0.01)
+    elif what[0] == "deaf": say("deaf"), os.close(0), time.sleep(1000)
+    elif what[0] == "mute": os.close(1), time.sleep(1000)
+    elif what[0] == "leave": os.setpgid(0, os.getpgid(os.getppid())), time.sleep(1000)
+    elif what[0] == "stop": os.kill(os.getpid(), signal.SIGSTOP)
+    elif what[0] == "unasked": say("1"), time.sleep(0.1), say("2"), time.sleep(1000)
+    elif what[0] == "host": os.kill(os.getppid(), signal.SIGKILL), time.sleep(1000)
+    elif what[0] == "fill": os.ftruncate(2, 300 << 20), say("full")
+    elif what[0] == "crowd":
+        for _ in range(50):
+            if os.fork() == 0:
+                os.setsid()
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                if os.fork(): time.sleep(1000)
+                os.setsid()
+                time.sleep(1000)
+        say(str(os.getpid()))
     elif what[0] == "take": sys.stderr.write("taking\n"), say(str(len(bytearray(1 << 30))))
 )";
 
@@ -52,7 +76,7 @@ class Workers : public testing::Test {
   WorkerPoolOptions options(int workers = 3) const {
     return {.program = {.command = {"python3", dir_.path("program.py")}},
             .workers = workers,
-            .timeout = 3,
+            .timeout = 2,
             .start_timeout = 3,
             .fault_of = [](const std::string&, const std::string& answer) {
               return std::string(answer.find("lie") == answer.npos ? "" : "it lies");
@@ -89,6 +113,107 @@ TEST_F(Workers, AnswersComeInTheOrderOfTheRequests) {
   }
   EXPECT_TRUE(pool.collect().empty());
   EXPECT_EQ(ask(pool, "say " + std::string(900'000, 'x')).size(), 900'000u);
+  EXPECT_EQ(ask(pool, "slow"), "slowly");
+}
+
+// A list of many completions has an answer that is as long.
+TEST_F(Workers, AnswersMayBeAsLongAsTheirRequests) {
+  WorkerHost host;
+  WorkerPool pool(host, options(1));
+  EXPECT_EQ(ask(pool, "long 2000000 " + std::string(2'000'000, ' ')).size(), 2'000'000u);
+  EXPECT_NE(ask(pool, "long 2000000").find("its answer is over 1 MB"), std::string::npos);
+}
+
+// Without waiting for its time, and without turning round meanwhile.
+TEST_F(Workers, OneThatNoLongerReadsIsReplacedAtOnce) {
+  WorkerHost host;
+  WorkerPoolOptions patient = options(1);
+  patient.timeout = 60;
+  WorkerPool pool(host, patient);
+  EXPECT_EQ(ask(pool, "deaf"), "deaf");
+  usleep(300'000);  // it closes its input after it has answered
+  EXPECT_NE(ask(pool, "say 1").find("closed its input (signal 9)"), std::string::npos);
+  EXPECT_EQ(ask(pool, "say 2"), "2");
+}
+
+TEST_F(Workers, WhatIsSaidUnaskedCostsNoRequest) {
+  WorkerHost host;
+  WorkerPool pool(host, options(1));
+  EXPECT_EQ(ask(pool, "unasked"), "1");
+  usleep(500'000);
+  EXPECT_EQ(ask(pool, "say 3"), "3");
+}
+
+// As one that does not flush its output, with a timeout that a large model needs to load.
+TEST_F(Workers, ProgramsThatNeverAnswerAreNotWaitedForOverAndOver) {
+  WorkerHost host;
+  WorkerPoolOptions silent = options(2);
+  silent.start_timeout = 1;
+  WorkerPool pool(host, silent);
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < 100; ++i) pool.submit("hang");
+  const auto answers = pool.collect();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+  EXPECT_NE(answers[0].fault.find("does it flush its output"), std::string::npos);
+  EXPECT_EQ(answers[99].fault, "no program has ever answered");
+}
+
+TEST_F(Workers, OneThatCannotBeStartedAgainCostsItsRequest) {
+  WorkerHost host;
+  WorkerPoolOptions moving = options(1);
+  moving.program.directory = dir_.path("place");
+  fs::create_directory(dir_.path("place"));
+  WorkerPool pool(host, moving);
+  EXPECT_EQ(ask(pool, "say 1"), "1");
+  fs::remove(dir_.path("place"));
+  EXPECT_NE(ask(pool, "die").find("(exit code 3)"), std::string::npos);
+  for (int i = 0; i < 2; ++i)
+    EXPECT_EQ(ask(pool, "say 2"), "! cannot run 'python3': No such file or directory");
+  fs::create_directory(dir_.path("place"));
+  EXPECT_EQ(ask(pool, "say 3"), "3");
+}
+
+TEST_F(Workers, ADeadHostIsAnError) {
+  WorkerHost host;
+  WorkerPool pool(host, options(3));
+  EXPECT_EQ(ask(pool, "say 1"), "1");
+  EXPECT_THROW_WITH(ask(pool, "host"), Error, "the process that starts reward programs has gone");
+  EXPECT_THROW_WITH(ask(pool, "say 2"), Error, "the process that starts reward programs has gone");
+}
+
+TEST_F(Workers, TooFewDescriptorsAreAnInputError) {
+  WorkerHost host;
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few{open_descriptors() + 20, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  EXPECT_THROW_WITH(WorkerPool(host, options(64)), InputError, "hint: fewer workers");
+  {
+    WorkerPool pool(host, options(4));
+    EXPECT_EQ(ask(pool, "die").substr(0, 1), "!");
+    EXPECT_EQ(ask(pool, "say 1"), "1");
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
+// As after `trap '' CHLD`.
+TEST_F(Workers, EndAsTheyDidWhereTheRunHasSignalsOfChildrenIgnored) {
+  ::signal(SIGCHLD, SIG_IGN);
+  {
+    WorkerHost host;
+    WorkerPool pool(host, options(1));
+    EXPECT_NE(ask(pool, "die").find("(exit code 3)"), std::string::npos);
+  }
+  ::signal(SIGCHLD, SIG_DFL);
+}
+
+TEST_F(Workers, CannotFillTheDiskThroughTheirLog) {
+  WorkerHost host;
+  host.set_log(dir_.path("log"));
+  WorkerPool pool(host, options(1));
+  EXPECT_EQ(ask(pool, "fill"), "full");
+  for (int i = 0; i < 3000 && fs::file_size(dir_.path("log")) > 1000; ++i) usleep(1000);
+  EXPECT_NE(read_file(dir_.path("log")).find("this log was longer than 256 MB"), std::string::npos);
 }
 
 TEST_F(Workers, WhatGoesWrongCostsOneRequest) {
@@ -97,12 +222,15 @@ TEST_F(Workers, WhatGoesWrongCostsOneRequest) {
     WorkerHost host;
     WorkerPool pool(host, options());
     const std::map<std::string, std::string> faults = {
-        {"hang", "no answer in 3 s (signal 9)"},
-        {"die", "it has ended (exit code 3)"},
+        {"hang", "no answer in "},
+        {"die", "it has ended, or closed its output (exit code 3)"},
         {"flood", "its answer is over 1 MB"},
         {"two", "it wrote more than one line"},
         {"lie", "it lies"},
         {"hide", "(exit code 4)"},
+        {"mute", "it has ended, or closed its output (signal 9)"},
+        {"leave", "no answer in "},
+        {"stop", "no answer in "},
     };
     std::vector<std::string> sent;
     for (int round = 0; round < 2; ++round)
@@ -133,7 +261,8 @@ TEST_F(Workers, ThoseThatAreKilledAreStartedAgain) {
     const std::string answer = ask(pool, "pid");
     // It may have been killed before the request came to it.
     if (answer.starts_with("!")) {
-      EXPECT_NE(answer.find("it has ended (signal 9)"), std::string::npos) << answer;
+      EXPECT_NE(answer.find("it has ended, or closed its"), std::string::npos) << answer;
+      EXPECT_NE(answer.find("(signal 9)"), std::string::npos) << answer;
       continue;
     }
     ++killed;
@@ -159,6 +288,27 @@ TEST_F(Workers, EndWithTheHostWhateverTheyHaveStarted) {
   for (const pid_t id : all) EXPECT_TRUE(is_gone(id)) << id;
 }
 
+TEST_F(Workers, EndWithTheirCrowds) {
+  const auto crowd = [&] {
+    int count = 0;
+    for (const auto& entry : fs::directory_iterator("/proc")) {
+      std::ifstream file(entry.path() / "cmdline");
+      std::string text((std::istreambuf_iterator<char>(file)), {});
+      count += text.find(dir_.path("program.py")) != std::string::npos;
+    }
+    return count;
+  };
+  const auto start = [&] {
+    WorkerHost host;
+    WorkerPool pool(host, options(4));
+    for (int i = 0; i < 8; ++i) EXPECT_GT(std::stoi(ask(pool, "crowd")), 0);
+    EXPECT_GE(crowd(), 700);
+    return std::chrono::steady_clock::now();
+  }();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
+  EXPECT_EQ(crowd(), 0);
+}
+
 TEST_F(Workers, RunWhereTheyShouldAndTakeWhatTheyMay) {
   WorkerHost host;
   host.set_log(dir_.path("log"));
@@ -168,7 +318,7 @@ TEST_F(Workers, RunWhereTheyShouldAndTakeWhatTheyMay) {
   small.program.memory = 512 << 20;
   WorkerPool pool(host, small);
   EXPECT_EQ(fs::canonical(ask(pool, "where")), fs::canonical(dir_.path("")));
-  EXPECT_NE(ask(pool, "take").find("it has ended (exit code 1)"), std::string::npos);
+  EXPECT_NE(ask(pool, "take").find("(exit code 1)"), std::string::npos);
   const std::string log = read_file(dir_.path("log"));
   EXPECT_NE(log.find("taking\n"), std::string::npos);
   EXPECT_NE(log.find("MemoryError"), std::string::npos);
