@@ -1,5 +1,5 @@
 # The installed package: the `cohort` command, headers under include/cohort, static libraries, and what
-# find_package(cohort) needs to offer cohort::cohort.
+# find_package(cohort) needs to offer cohort::cohort; share/cohort/cohort_reward.py.
 if(NOT PROJECT_IS_TOP_LEVEL)
   return()
 endif()
@@ -23,6 +23,7 @@ install(TARGETS cohort ${COHORT_TARGETS} EXPORT cohortTargets ARCHIVE DESTINATIO
 install(EXPORT cohortTargets NAMESPACE cohort:: DESTINATION ${COHORT_CMAKE_DIR})
 if(TARGET cohort_cli)
   install(TARGETS cohort_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(PROGRAMS scripts/cohort_reward.py DESTINATION ${CMAKE_INSTALL_DATADIR}/cohort)
 endif()
 
 configure_package_config_file(cmake/cohortConfig.cmake.in ${PROJECT_BINARY_DIR}/cohortConfig.cmake

@@ -3,35 +3,51 @@
 
 FILE.py defines reward(completions, **fields), as for TRL: lists of equal length, of texts and of every field of the
 data's lines besides `prompts`, `answers` and `messages`. It returns a list of numbers, None where it does not apply. Its
-prints go to rewards.log in the run's directory.
+prints go to rewards.log in the run's directory. `cmake --install` puts this file into PREFIX/share/cohort.
 """
 import importlib.util
 import json
+import math
+import os
 import sys
+
+
+def load(path, name):
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    spec = importlib.util.spec_from_file_location("user_reward", path)
+    module = sys.modules["user_reward"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name)
+
+
+def score(function, batch):
+    fields = {name: [one["fields"].get(name) for one in batch] for name in {n for one in batch for n in one["fields"]}}
+    for name in ("prompt", "completion", "answer"):
+        fields[name + "s"] = [one[name] for one in batch]
+    fields["messages"] = [one.get("messages") for one in batch]
+    try:
+        values = [None if value is None else float(value) for value in function(**fields)]
+        if len(values) != len(batch):
+            raise ValueError(f"{len(values)} rewards of {len(batch)} completions")
+        faults = [None if value is None or math.isfinite(value) else f"the reward is {value}" for value in values]
+    except Exception as error:
+        values, faults = batch, [repr(error)] * len(batch)
+    return [{"index": one["index"], **({"error": fault} if fault else {"reward": value})}
+            for one, value, fault in zip(batch, values, faults)]
 
 
 def main():
     if len(sys.argv) not in (2, 3):
         sys.exit("usage: cohort_reward.py FILE.py [FUNCTION]")
-    requests, answers = sys.stdin, sys.stdout
+    # Whatever the function or what it starts reads or prints, these two are not it.
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
     sys.stdout = sys.stderr
-    spec = importlib.util.spec_from_file_location("user_reward", sys.argv[1])
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    function = getattr(module, sys.argv[2] if len(sys.argv) == 3 else "reward")
+    function = load(sys.argv[1], sys.argv[2] if len(sys.argv) == 3 else "reward")
     for line in requests:
         request = json.loads(line)
-        batch = request if isinstance(request, list) else [request]
-        names = {name for one in batch for name in one["fields"]}
-        fields = {name: [one["fields"].get(name) for one in batch] for name in names}
-        for name, key in (("prompts", "prompt"), ("answers", "answer"), ("messages", "messages")):
-            fields[name] = [one.get(key) for one in batch]
-        try:
-            values = function(completions=[one["completion"] for one in batch], **fields)
-            values = [None if value is None else float(value) for value in values]
-            results = [{"index": one["index"], "reward": value} for one, value in zip(batch, values, strict=True)]
-        except Exception as error:
-            results = [{"index": one["index"], "error": repr(error)} for one in batch]
+        results = score(function, request if isinstance(request, list) else [request])
         answers.write(json.dumps(results if isinstance(request, list) else results[0]) + "\n")
         answers.flush()
 

@@ -97,6 +97,35 @@ TEST_F(CommandReward, WhatFailsIsNoReward) {
   EXPECT_NE(scores.fault[0].find("(exit code 1)"), std::string::npos) << scores.fault[0];
 }
 
+// Not even with a reward that is no number, or with programs of its own that read and print.
+TEST_F(CommandReward, ThePythonHelperStaysAliveAndInStep) {
+  write_file(dir_.path("beside.py"), "import os\npids = set()\n");
+  RewardConfig own = python(
+      "from __future__ import annotations\n"
+      "import beside, dataclasses, os\n"
+      "@dataclasses.dataclass\n"
+      "class Value: x: float\n"
+      "def reward(completions, **fields):\n"
+      "    os.system('cat; echo printed')\n"
+      "    beside.pids.add(os.getpid())\n"
+      "    known = {'nan': float('nan'), 'inf': float('inf'), '\u00e4': 7, 'two': 2}\n"
+      "    if 'many' in completions: return [1] * 9\n"
+      "    return [Value(known.get(c, len(beside.pids))).x for c in completions]\n");
+  own.workers = 1;
+  // Whatever the locale says.
+  own.run = "env PYTHONUTF8=0 PYTHONIOENCODING=latin-1 " + own.run;
+  const RewardSet::Scores one =
+      score(RewardSet({own}, nullptr), {"nan", "inf", "\xc3\xa4", "many"});
+  EXPECT_EQ(one.failed[0], 3);
+  EXPECT_EQ(one.fault[0], "it says: 'the reward is nan'");
+  EXPECT_EQ(one.total[2], 7);
+  own.batch = true;
+  const RewardSet::Scores list = score(RewardSet({own}, nullptr), {"x", "nan", "two", "\xc3\xa4"});
+  EXPECT_EQ(list.failed[0], 1);
+  EXPECT_TRUE(std::isnan(list.total[1]));
+  EXPECT_EQ(list.total[0] + list.total[2] + list.total[3], 10);
+}
+
 TEST_F(CommandReward, AnswersMustBeWhatWasAskedFor) {
   const auto fault = [&](const std::string& answer) {
     write_file(dir_.path("liar.sh"), "while read -r line; do echo '" + answer + "'; done");
