@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "core/config.h"
+#include "core/log.h"
 #include "core/sizes.h"
 #include "kernels/head.h"
 #include "trainers/across_ranks.h"
@@ -40,6 +41,19 @@ struct Judged {
   std::vector<double> verdicts;  // of every problem's samples, on every rank
 };
 
+// Those of a program, of the completions that were submitted.
+void collect_verdicts(const Correctness& correct, std::vector<double>& verdicts) {
+  int64_t failed = 0;
+  std::string first;
+  for (const auto& [index, result] : correct.command->collect()) {
+    verdicts[static_cast<size_t>(index)] = correct.verdict(result.value);
+    if (!result.fault.empty() && failed++ == 0) first = result.fault;
+  }
+  if (failed > 0)
+    logging::warn("evaluation: reward ", correct.name, ": no value for ", failed,
+                  " completions, which are left out; the first: ", first);
+}
+
 Judged sample_and_judge(const ProblemEvaluation& what, Communicator& comm, double temperature,
                         int64_t samples) {
   const std::vector<Example>& problems = what.data.held_out;
@@ -50,15 +64,22 @@ Judged sample_and_judge(const ProblemEvaluation& what, Communicator& comm, doubl
   SampleAddress address{.seed = static_cast<uint64_t>(what.config.seed), .step = -1 - what.step};
   address.prompt_indices.resize(static_cast<size_t>(share.end - share.begin));
   std::iota(address.prompt_indices.begin(), address.prompt_indices.end(), share.begin);
+  const auto input_of = [&](const Trajectory& t) {
+    return RewardInput{problems[static_cast<size_t>(t.group)], t.text, t.index, what.step};
+  };
+  const auto submit = [&](const Trajectory& t) {
+    if (what.correct.command != nullptr) what.correct.command->submit(input_of(t));
+  };
   Judged out;
   out.trajectories = Sampler(what.model, *what.data.tokenizer, sampling)
                          .sample(std::span(problems).subspan(static_cast<size_t>(share.begin),
                                                              address.prompt_indices.size()),
-                                 samples, address);
+                                 samples, address, {.on_finished = submit});
   out.verdicts.assign(static_cast<size_t>(count * samples), 0);
   for (const Trajectory& t : out.trajectories)
-    out.verdicts[static_cast<size_t>(t.index)] =
-        what.correct.judge({problems[static_cast<size_t>(t.group)], t.text});
+    if (what.correct.command == nullptr)
+      out.verdicts[static_cast<size_t>(t.index)] = what.correct.judge(input_of(t));
+  if (what.correct.command != nullptr) collect_verdicts(what.correct, out.verdicts);
   // One rank has each verdict and the others 0, so the sums are exact; a NaN stays one.
   out.verdicts = reduce_over_ranks(comm, out.verdicts);
   return out;
@@ -111,8 +132,7 @@ double mean_loss(const Transformer& model, int64_t count,
 
 }  // namespace
 
-double Correctness::judge(const RewardInput& input) const {
-  const double value = reward(input);
+double Correctness::verdict(double value) const {
   return std::isnan(value) ? kNaN : value >= threshold ? 1 : 0;
 }
 
@@ -140,7 +160,8 @@ Correctness correctness_of(const TrainConfig& config, const Task* task) {
     chosen = config.rewards[index];
     name = names[index];
   }
-  return {name, correct.threshold, make_reward(chosen, task)};
+  return {name, correct.threshold, make_reward(chosen, task),
+          chosen.name == "command" ? shared_command(chosen) : nullptr};
 }
 
 ProblemScores evaluate_problems(const ProblemEvaluation& what, Communicator& comm) {

@@ -2,12 +2,14 @@
 // have the scores, with the bits that one rank alone would give.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "rl/evaluate.h"
+#include "rl/rewards/command.h"
 #include "trainers/dataset.h"
 #include "trainers/reporter.h"
 
@@ -20,9 +22,12 @@ struct Correctness {
   std::string name;  // of the reward
   double threshold = 1;
   RewardFn reward;
+  // Of a reward that is a program, which judges completions while others are sampled; else null.
+  std::shared_ptr<CommandReward> command = nullptr;
 
   // 1 (right), 0 (wrong), or NaN where the reward does not apply.
-  double judge(const RewardInput& input) const;
+  double verdict(double reward) const;
+  double judge(const RewardInput& input) const { return verdict(reward(input)); }
   // "countdown >= 1".
   std::string rule() const;
   // The greedy score with its name: "pass@1 (countdown)", "pass@1 (countdown >= 0.5)".

@@ -7,6 +7,8 @@
 //             "fields": {...}, "messages": [...]}     (messages: of conversations only)
 //   answer   {"index": 3, "reward": 0.5}              null: the reward does not apply
 //        or  {"index": 3, "error": "why there is none"}
+// An evaluation asks in the same way; `step` is the number of steps made, `index` that of its own
+// completions.
 // With `batch: true` a request is a list of such objects, all of a step that are there, and the
 // answer the list of theirs in the same order.
 #pragma once

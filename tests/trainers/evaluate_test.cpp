@@ -217,6 +217,36 @@ TEST_F(EvaluateProblems, GiveTheSameToTheBitOnAnyNumberOfRanks) {
     });
 }
 
+// Right where the completion has a 1; of lists of one completion, nothing is.
+constexpr const char* kJudge = R"(
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    print(json.dumps([{"index": one["index"], "error": "no idea"} if one["prompt"] == "01" else
+                      {"index": one["index"], "reward": "1" in one["completion"] and len(asked) > 1}
+                      for one in asked]).replace("true", "1").replace("false", "0"), flush=True)
+)";
+
+TEST_F(EvaluateProblems, ProgramsJudgeAllCompletionsAtOnce) {
+  const TempDir dir;
+  write_file(dir.path("judge.py"), kJudge);
+  config_.rewards = {
+      {.name = "command", .run = "python3 judge.py", .directory = dir.path(""), .batch = true}};
+  const Correctness own = correctness_of(config_, nullptr);
+  Correctness built_in = has_one_;
+  built_in.reward = [this](const RewardInput& in) {
+    return in.example.prompt == "01" ? std::numeric_limits<double>::quiet_NaN()
+                                     : has_one_.reward(in);
+  };
+  const ProblemScores one = evaluate(built_in);
+  EXPECT_GT(one.metrics.at("sampled_pass@4"), 0);
+  const ExpectLog failures("left out; the first: it says: 'no idea'");
+  EXPECT_TRUE(same(evaluate(own).metrics, one.metrics));
+  run_local_ranks(2, [&](Communicator& comm) {
+    EXPECT_TRUE(same(evaluate(correctness_of(config_, nullptr), comm).metrics, one.metrics));
+  });
+}
+
 TEST_F(EvaluateProblems, LeaveOutWhereTheRewardDoesNotApply) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const Correctness some{.name = "some", .threshold = 1, .reward = [&](const RewardInput& in) {
