@@ -105,6 +105,88 @@ TEST_F(RewardPrograms, LeaveWithTheRunHoweverItEnds) {
   }
 }
 
+// Of the 256 completions of a step five fail, as index and step say; four others are answered by
+// programs that leave children behind. With `polite` as its argument it only says which five.
+constexpr const char* kFaults = R"(
+import json, os, signal, sys, time
+polite = sys.argv[1] == "polite"
+def child(detached):
+    if os.fork(): return
+    if detached: os.setsid()
+    os.closerange(0, 3)
+    time.sleep(1000)
+for line in sys.stdin:
+    one = json.loads(line)
+    index = one["index"]
+    place = (index * 37 + one["step"] * 11) % 256
+    answer = json.dumps({"index": index, "reward": float("1" in one["completion"])})
+    if place < 5 and polite: answer = json.dumps({"index": index, "error": "no"})
+    elif place < 5:
+        kind = (place + one["step"]) % 16
+        if kind == 0: time.sleep(1000)
+        elif kind == 1: os.kill(os.getpid(), signal.SIGSEGV)
+        elif kind == 2: child(False), os._exit(2)
+        elif kind == 3: child(True), os._exit(3)
+        elif kind == 4: sys.stdout.write("x" * 3000000)
+        elif kind == 5: sys.stderr.write("y" * 3000000), os._exit(5)
+        elif kind == 6: answer += "\n" + answer
+        elif kind == 7: answer = json.dumps({"index": index + 1, "reward": 1})
+        elif kind == 8: answer = '{"index": %d, "reward": NaN}' % index
+        elif kind == 9: answer = '{"index": %d, "reward": 1e999}' % index
+        elif kind == 10: answer = '{"index": %d, "reward": true}' % index
+        elif kind == 11: os.close(0), os.close(1), time.sleep(1000)
+        elif kind == 12: sys.stdout.write(answer), sys.stdout.flush(), os._exit(0)
+        elif kind == 13: answer = "[" * 100000
+        elif kind == 14: answer = json.dumps([json.loads(answer)])
+        elif kind == 15: os.kill(0, signal.SIGKILL)
+    elif place < 9 and not polite: child(place % 2)
+    sys.stdout.write(answer + "\n")
+    sys.stdout.flush()
+)";
+
+using RewardProgramsSlow = RewardPrograms;
+
+// 10,240 completions, 200 failures of all kinds.
+TEST_F(RewardProgramsSlow, ThatFailInEveryWayChangeTheWeightsByTheirValuesOnly) {
+  write_file(dir_.path("faults.py"), kFaults);
+  const auto train = [&](const std::string& how) {
+    const std::string reward = "{name: command, run: python3 -I -S " + dir_.path("faults.py") +
+                               " " + how + ", workers: 4, timeout: 2}";
+    const Output output = run_cohort(
+        run(how, reward,
+            {"steps=40", "prompts_per_step=16", "num_generations=16", "eval.at_start=false"}));
+    EXPECT_EQ(output.code, 0) << output.err;
+    int steps = 0;
+    for (const Json& line : json_lines(dir_.path(how + "/metrics.jsonl")))
+      if (line.find("rewards/command/failed") != nullptr) {
+        ++steps;
+        EXPECT_EQ(metric(line, "rewards/command/failed"), 5) << how << ", step " << steps;
+      }
+    EXPECT_EQ(steps, 40);
+    return checkpoint_bytes(dir_.path(how));
+  };
+  EXPECT_EQ(train("rude"), train("polite"));
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    std::ifstream file(entry.path() / "cmdline");
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    EXPECT_EQ(text.find(dir_.path("faults.py")), std::string::npos) << entry.path();
+  }
+}
+
+TEST_F(RewardPrograms, GiveTheSameWeightsOnTwoRanks) {
+  const std::string own = python(
+      "import random, time\n"
+      "def reward(completions, **fields):\n"
+      "    time.sleep(random.random() / 100)\n"
+      "    return ['1' in c for c in completions]\n");
+  const Output built_in =
+      run_cohort(run("built_in", "{name: format, pattern: '.*1.*'}", {"ranks=2"}));
+  ASSERT_EQ(built_in.code, 0) << built_in.err;
+  const Output two = run_cohort(run("two", own, {"ranks=2"}));
+  ASSERT_EQ(two.code, 0) << two.err;
+  EXPECT_EQ(checkpoint_bytes(dir_.path("two")), checkpoint_bytes(dir_.path("built_in")));
+}
+
 TEST_F(RewardPrograms, TheExampleTrains) {
   const Output output =
       run_cohort({"train", (kRoot / "examples/python_reward/config.yaml").string(), "steps=2",
