@@ -116,7 +116,9 @@ void check_gpus(const TrainOptions& options, const RankInfo& info) {
                          " that ", info.source, " started; hint: leave --gpus out"));
   const std::string config =
       options.resume.empty() ? options.config : options.resume + "/config.yaml";
-  expect_cuda(load_plan(config, overrides_of(options)));
+  const RunPlan plan = load_plan(config, overrides_of(options));
+  expect_cuda(plan);
+  if (options.gpus == 1) prepare_programs(plan);  // before this process uses CUDA
   parse_device("cuda", "device");
   if (options.gpus > cuda_device_count())
     throw InputError(

@@ -28,6 +28,7 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kMaxAnswer = 1 << 20;  // bytes beyond those of the request
 // A program that has not answered any of so many requests in its time never will.
 constexpr int kHopeless = 3;
+constexpr const char* kFlush = "; does it flush its output after each line?";
 constexpr size_t kNone = static_cast<size_t>(-1);
 
 Clock::duration seconds(double count) {
@@ -139,7 +140,8 @@ class WorkerPool::Loop {
 
   // The lock is held.
   void give(Worker& worker, size_t request) {
-    if (silent_ >= kHopeless) return settle(request, {"", "no program has ever answered"});
+    if (silent_ >= kHopeless)
+      return settle(request, {"", str("no program has ever answered", kFlush)});
     try {
       if (worker.program.id < 0) worker.program = host_.start(options_.program);
     } catch (const InputError& e) {  // others could be started: this may pass
@@ -206,8 +208,7 @@ class WorkerPool::Loop {
   void overdue(Worker& worker) {
     if (worker.proven) return fail(worker, str("no answer in ", options_.timeout, " s"));
     silent_ += !proven_;
-    fail(worker, str("no answer in ", options_.start_timeout,
-                     " s to its first request; does it flush its output after each line?"));
+    fail(worker, str("no answer in ", options_.start_timeout, " s to its first request", kFlush));
   }
 
   // What the worker was asked has no answer. Another program takes its place with the next request.

@@ -154,8 +154,8 @@ TEST_F(Workers, ProgramsThatNeverAnswerAreNotWaitedForOverAndOver) {
   for (int i = 0; i < 100; ++i) pool.submit("hang");
   const auto answers = pool.collect();
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
-  EXPECT_NE(answers[0].fault.find("does it flush its output"), std::string::npos);
-  EXPECT_EQ(answers[99].fault, "no program has ever answered");
+  for (const size_t i : {0, 99})
+    EXPECT_NE(answers[i].fault.find("does it flush its output"), std::string::npos);
 }
 
 TEST_F(Workers, OneThatCannotBeStartedAgainCostsItsRequest) {
