@@ -70,7 +70,7 @@ TEST_F(RewardPrograms, ThatFailTooOftenEndTheRun) {
 }
 
 TEST_F(RewardPrograms, LeaveWithTheRunHoweverItEnds) {
-  for (const int signal : {SIGKILL, SIGTERM}) {
+  for (const int signal : {SIGKILL, SIGTERM, SIGINT}) {
     const std::string pids = dir_.path(str("pids", signal));
     const std::string reward = python(
         "import os, time\n"

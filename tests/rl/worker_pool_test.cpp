@@ -94,6 +94,8 @@ class Workers : public testing::Test {
   TempDir dir_;
 };
 
+using WorkersSlow = Workers;
+
 // Also where only the zombie is left.
 bool is_gone(pid_t id) {
   std::ifstream file(str("/proc/", id, "/stat"));
@@ -145,7 +147,7 @@ TEST_F(Workers, WhatIsSaidUnaskedCostsNoRequest) {
 }
 
 // As one that does not flush its output, with a timeout that a large model needs to load.
-TEST_F(Workers, ProgramsThatNeverAnswerAreNotWaitedForOverAndOver) {
+TEST_F(WorkersSlow, ProgramsThatNeverAnswerAreNotWaitedForOverAndOver) {
   WorkerHost host;
   WorkerPoolOptions silent = options(2);
   silent.start_timeout = 1;
@@ -216,7 +218,7 @@ TEST_F(Workers, CannotFillTheDiskThroughTheirLog) {
   EXPECT_NE(read_file(dir_.path("log")).find("this log was longer than 256 MB"), std::string::npos);
 }
 
-TEST_F(Workers, WhatGoesWrongCostsOneRequest) {
+TEST_F(WorkersSlow, WhatGoesWrongCostsOneRequest) {
   const size_t before = open_descriptors();
   {
     WorkerHost host;
@@ -252,7 +254,7 @@ TEST_F(Workers, WhatGoesWrongCostsOneRequest) {
   EXPECT_EQ(open_descriptors(), before);
 }
 
-TEST_F(Workers, ThoseThatAreKilledAreStartedAgain) {
+TEST_F(WorkersSlow, ThoseThatAreKilledAreStartedAgain) {
   WorkerHost host;
   WorkerPool pool(host, options(2));
   const size_t before = open_descriptors();
@@ -288,7 +290,7 @@ TEST_F(Workers, EndWithTheHostWhateverTheyHaveStarted) {
   for (const pid_t id : all) EXPECT_TRUE(is_gone(id)) << id;
 }
 
-TEST_F(Workers, EndWithTheirCrowds) {
+TEST_F(WorkersSlow, EndWithTheirCrowds) {
   const auto crowd = [&] {
     int count = 0;
     for (const auto& entry : fs::directory_iterator("/proc")) {
