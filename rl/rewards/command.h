@@ -10,7 +10,8 @@
 // An evaluation asks in the same way; `step` is the number of steps made, `index` that of its own
 // completions.
 // With `batch: true` a request is a list of such objects, all of a step that are there, and the
-// answer the list of theirs in the same order.
+// answer the list of theirs in the same order. A program that fails costs its whole list; an
+// `error` one completion.
 #pragma once
 
 #include <map>
