@@ -1,23 +1,15 @@
 #include "trainers/log_file.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
+#include <optional>
+#include <vector>
 
 #include "core/log.h"
+#include "data/json.h"
 #include "trainers/files.h"
 
 namespace cohort {
 namespace {
-
-int open_to_append(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (fd < 0) throw Error(str("cannot open ", path, " for writing: ", std::strerror(errno)));
-  return fd;
-}
 
 // The text's lines with their ends; the last may have none.
 std::vector<std::string> lines_of(const std::string& text) {
@@ -45,9 +37,7 @@ LogFile::LogFile(std::string path) : path_(std::move(path)) {
 }
 
 LogFile::~LogFile() {
-  if (fd_ < 0) return;
-  write_kept();
-  ::close(fd_);
+  if (file_.is_open()) write_kept();
 }
 
 void LogFile::start(int64_t step) {
@@ -68,7 +58,8 @@ void LogFile::start(int64_t step) {
   }
   if (good != before_) replace_file(path_, good);
   before_.clear();
-  fd_ = open_to_append(path_);
+  if (const std::string why = file_.open(path_); !why.empty())
+    throw Error(str("cannot open ", path_, " for writing: ", why));
 }
 
 void LogFile::write(const std::string& line) {
@@ -89,26 +80,11 @@ void LogFile::finish() {
 bool LogFile::write_kept() {
   while (!kept_.empty()) {
     const std::string line = kept_.substr(0, kept_.find('\n') + 1);
-    if (!write_line(line)) return false;
+    why_ = file_.append(line);
+    if (!why_.empty()) return false;
     kept_.erase(0, line.size());
   }
   return true;
-}
-
-bool LogFile::write_line(const std::string& line) {
-  if (torn_at_.has_value() && ::ftruncate(fd_, *torn_at_) != 0) {
-    why_ = std::strerror(errno);
-    return false;
-  }
-  torn_at_.reset();
-  const off_t end = ::lseek(fd_, 0, SEEK_END);
-  ssize_t n;
-  do n = ::write(fd_, line.data(), line.size());
-  while (n < 0 && errno == EINTR);
-  if (n == static_cast<ssize_t>(line.size())) return true;
-  why_ = n < 0 ? std::strerror(errno) : str("only ", n, " of ", line.size(), " bytes were written");
-  if (n > 0 && ::ftruncate(fd_, end) != 0) torn_at_ = end;
-  return false;
 }
 
 }  // namespace cohort

@@ -2,10 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
-#include "data/json.h"
+#include "trainers/append_file.h"
 
 namespace cohort {
 
@@ -28,14 +27,12 @@ class LogFile {
 
  private:
   bool write_kept();
-  bool write_line(const std::string& line);
 
   const std::string path_;
-  std::string before_;              // the file as it was found
-  std::string kept_;                // lines that are not in the file
-  std::string why_;                 // the last one could not be written
-  std::optional<int64_t> torn_at_;  // where part of a line is, which could not be cut
-  int fd_ = -1;
+  std::string before_;  // the file as it was found
+  std::string kept_;    // lines that are not in the file
+  std::string why_;     // the last one could not be written
+  AppendFile file_;
   bool warned_ = false;
 };
 

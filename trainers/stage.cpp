@@ -138,7 +138,14 @@ void Stage::check_equal_starts() {
 void Stage::open_logs() {
   metrics_.emplace(dir_ + "/metrics.jsonl");
   completions_.emplace(dir_ + "/completions.jsonl");
-  for (auto* log : {&metrics_, &completions_}) (*log)->start(is_new() ? -1 : state_.step);
+  const int64_t kept = is_new() ? -1 : state_.step;
+  for (auto* log : {&metrics_, &completions_}) (*log)->start(kept);
+  events_.emplace(dir_, kept + 1);
+}
+
+void Stage::log_metrics(const Json& line) {
+  metrics_->write(line.dump());
+  events_->write(line);
 }
 
 // Neither a step nor an evaluation has been made.
@@ -183,7 +190,7 @@ void Stage::end_step(const Metrics& metrics) {
       Json line;
       line.set("step", state_.step).set("time", utc_now());
       for (const auto& [name, value] : all) line.set(name, value);
-      metrics_->write(line.dump());
+      log_metrics(line);
     }
     reporter_.step(state_.step, all);
   }
@@ -259,7 +266,7 @@ void Stage::note_score(const Evaluation& evaluation) {
 }
 
 void Stage::tell(const Evaluation& evaluation) {
-  metrics_->write(evaluation_json(evaluation).dump());
+  log_metrics(evaluation_json(evaluation));
   for (const ProblemResult& problem : evaluation.told)
     log_completion(told_json(evaluation, problem).dump());
   reporter_.message(evaluation_text(evaluation));

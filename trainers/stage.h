@@ -19,6 +19,7 @@
 #include "dist/communicator.h"
 #include "trainers/checkpoint.h"
 #include "trainers/dataset.h"
+#include "trainers/event_file.h"
 #include "trainers/learner.h"
 #include "trainers/log_file.h"
 #include "trainers/report.h"
@@ -28,7 +29,7 @@ namespace cohort {
 
 struct StageSetup {
   const TrainConfig& config;
-  std::string dir;  // metrics.jsonl, completions.jsonl, checkpoints/
+  std::string dir;  // metrics.jsonl, completions.jsonl, event files, checkpoints/
   Communicator& comm;
   Reporter& reporter;             // used by rank 0 only
   const std::atomic<bool>& stop;  // set by SIGINT and SIGTERM
@@ -88,6 +89,7 @@ class Stage {
   void evaluate();
   void save(bool finished);
   void open_logs();
+  void log_metrics(const Json& line);
   bool is_new() const;
   bool is_due() const;
   Evaluation evaluation();
@@ -107,8 +109,9 @@ class Stage {
   Correctness correct_;
   TrainState state_;
   std::optional<LogFile> metrics_, completions_;  // of rank 0
-  std::string resumed_from_;                      // a checkpoint; empty: a new stage
-  int64_t resumed_updates_ = 0;                   // that it had seen
+  std::optional<EventFile> events_;
+  std::string resumed_from_;     // a checkpoint; empty: a new stage
+  int64_t resumed_updates_ = 0;  // that it had seen
   int64_t saved_step_ = -1;
   bool interrupted_ = false, reached_ = false, warned_ = false, collapsed_ = false;
   std::chrono::steady_clock::time_point step_start_, saved_at_;
