@@ -132,6 +132,13 @@ struct TokenizerTrainOptions {
 std::vector<std::string> split_pattern_names();
 int tokenizer_train(const TokenizerTrainOptions& options);
 
+struct ReportOptions {
+  std::vector<std::string> runs;  // run directories, or those of stages
+  std::string output;             // an HTML file; empty: report.html in the first run's directory
+};
+// Writes a page with what there is to see of runs, side by side.
+int report(const ReportOptions& options);
+
 // Checks the gradient of every op (or of those named `op`) and prints a table.
 int gradcheck(const std::string& op);
 

@@ -271,13 +271,25 @@ void add_template(CLI::App& app, Command& chosen) {
   render->callback([&, options] { chosen = [options] { return render_template(*options); }; });
 }
 
+void add_report(CLI::App& app, Command& chosen) {
+  const auto options = std::make_shared<ReportOptions>();
+  CLI::App* command = app.add_subcommand(
+      "report",
+      "write one HTML page with curves, completions, warnings and configuration of runs, to be "
+      "opened in a browser");
+  command->add_option("runs", options->runs, "run directories; several are compared")->required();
+  command->add_option("--output", options->output,
+                      "the page to write; default: report.html in the first run directory");
+  command->callback([&, options] { chosen = [options] { return report(*options); }; });
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"cohort: train transformers, and make them better with GRPO"};
   app.require_subcommand(1);
   app.set_version_flag("--version", version(), "print the version, and whether CUDA is in it");
   Command chosen;
   for (const auto add : {add_train, add_check, add_generate, add_chat, add_logprobs, add_eval,
-                         add_inspect, add_tokenizer, add_template, add_gradcheck})
+                         add_inspect, add_report, add_tokenizer, add_template, add_gradcheck})
     add(app, chosen);
 
   std::vector<std::string> names;

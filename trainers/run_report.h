@@ -1,0 +1,17 @@
+// What there is to see of a run, read from its folder, whatever state the run is in: in progress,
+// killed, resumed or finished.
+#pragma once
+
+#include <string>
+
+#include "data/json.h"
+
+namespace cohort {
+
+// {"name", "path", "status", "detail", "stages": [...], "warnings": [...]}; a stage has
+// {"name", "trainer", "facts", "curves", "completions", "config"}. The names below are those that
+// apps/report/page.html reads. `path` is a run directory or that of one of its stages; a curve has
+// at most `points` points. Throws InputError if it is neither, Error if it cannot be read.
+Json run_report(const std::string& path, size_t points);
+
+}  // namespace cohort
