@@ -1,7 +1,8 @@
 // `cohort report`: runs as one HTML page that needs nothing else. What it shows is collected by
 // trainers/run_report, drawn by the script of apps/report/page.html.
+#include <algorithm>
 #include <cstdio>
-#include <set>
+#include <filesystem>
 
 #include "apps/commands.h"
 #include "trainers/files.h"
@@ -36,7 +37,8 @@ int report(const ReportOptions& options) {
   std::string page = kReportPage;
   page.replace(page.find(kPlace), kPlace.size(), script_json(data));
   const std::string output =
-      options.output.empty() ? options.runs[0] + "/report.html" : options.output;
+      !options.output.empty() ? options.output
+                              : (std::filesystem::path(options.runs[0]) / "report.html").string();
   replace_file(output, page);
   std::printf("%s\n", output.c_str());
   return kOk;

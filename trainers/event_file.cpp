@@ -73,9 +73,11 @@ std::string session_start(double time, int64_t step) {
 }
 std::string scalars(double time, const Json& line) {
   std::string summary;
-  for (const auto& [name, value] : line.as_object())
-    if (value.is_number() && name != "step" && std::isfinite(value.as_double()))
-      summary += field(1, field(1, name) + field(2, static_cast<float>(value.as_double())));
+  for (const auto& [name, value] : line.as_object()) {
+    if (!value.is_number() || name == "step") continue;
+    const auto number = static_cast<float>(value.as_double());
+    if (std::isfinite(number)) summary += field(1, field(1, name) + field(2, number));
+  }
   return field(1, time) + field(2, line.at("step").as_int()) + field(5, summary);
 }
 

@@ -19,14 +19,15 @@ namespace {
 
 constexpr size_t kMaxLine = 16 << 20;  // bytes; what follows in a longer line is not read
 constexpr size_t kMaxCurves = 1000;
-constexpr size_t kMaxText = 1500;   // bytes of a prompt or completion
-constexpr size_t kMaxGroups = 12;   // steps whose completions are kept
-constexpr size_t kMaxSamples = 8;   // completions of a step
+constexpr size_t kMaxText = 1500;  // bytes of a prompt or completion
+constexpr size_t kMaxGroups = 12;  // steps whose completions are kept
+constexpr size_t kMaxSamples = 8;  // completions of a step
 constexpr size_t kMaxWarnings = 200, kMaxWarning = 4000;
 
 enum class Line { kWhole, kLast };  // kLast: it has no end, and may be cut short
 
-void for_each_line(const std::string& path, const std::function<void(const std::string&, Line)>& use) {
+void for_each_line(const std::string& path,
+                   const std::function<void(const std::string&, Line)>& use) {
   if (!path_exists(path)) return;
   std::error_code ignored;
   if (!std::filesystem::is_regular_file(path, ignored))
@@ -69,7 +70,9 @@ std::string cut(const std::string& text, size_t limit) {
 }
 
 Json short_text(const Json& value) {
-  return value.is_string() ? Json(cut(value.as_string(), kMaxText)) : value.is_object() || value.is_array() ? Json(cut(value.dump(), kMaxText)) : value;
+  return value.is_string()                       ? Json(cut(value.as_string(), kMaxText))
+         : value.is_object() || value.is_array() ? Json(cut(value.dump(), kMaxText))
+                                                 : value;
 }
 
 // The fields of a line of completions.jsonl that are shown.
@@ -98,7 +101,8 @@ class SampledSteps {
   }
   std::vector<Json> samples() {
     std::vector<Json> out;
-    for (const Group& group : kept_) out.insert(out.end(), group.samples.begin(), group.samples.end());
+    for (const Group& group : kept_)
+      out.insert(out.end(), group.samples.begin(), group.samples.end());
     if (last_.has_value()) out.insert(out.end(), last_->samples.begin(), last_->samples.end());
     return out;
   }
@@ -128,8 +132,10 @@ std::string pattern_of(const std::string& text) {
   std::string out;
   for (const char c : text) {
     const bool digit = c >= '0' && c <= '9';
-    if (!digit) out += c;
-    else if (out.empty() || out.back() != '#') out += '#';
+    if (!digit)
+      out += c;
+    else if (out.empty() || out.back() != '#')
+      out += '#';
   }
   return out;
 }
@@ -203,13 +209,14 @@ MessageLog read_messages(const std::string& path) {
   std::optional<Message> open;  // a warning whose further lines may follow
   const auto close = [&] {
     if (!open.has_value()) return;
-    const auto [place, is_new] = places.try_emplace(pattern_of(open->text), log.warnings.size());
+    const size_t hint = open->text.find("; hint: ");
+    const std::string text = open->text.substr(0, hint);
+    const auto [place, is_new] = places.try_emplace(pattern_of(text), log.warnings.size());
     if (is_new && log.warnings.size() < kMaxWarnings)
       log.warnings.push_back({.level = open->level, .first = open->time});
     if (place->second < log.warnings.size()) {
       Warning& warning = log.warnings[place->second];
-      const size_t hint = open->text.find("; hint: ");
-      warning.text = open->text.substr(0, hint);
+      warning.text = text;
       warning.hint = hint == open->text.npos ? "" : open->text.substr(hint + 8);
       warning.last = open->time;
       ++warning.count;

@@ -1,7 +1,6 @@
-// The logs of a run, read for looking at: curves, samples of completions and warnings, each in
-// bounded memory and whatever state the files are in. A file that is not there is empty, and a last
-// line that a kill cut short counts for nothing. All throw InputError if the path leads to something
-// else than a file, and Error if it cannot be read.
+// The logs of a run, read to be looked at: curves, samples of completions, warnings. A file that is
+// not there is empty, and a last line that a kill cut short counts for nothing. All functions throw
+// InputError if the path leads to something else than a file, and Error if it cannot be read.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +21,9 @@ struct Curve {
 struct MetricsLog {
   std::vector<Curve> curves;  // in the order in which they appear; the first thousand
   int64_t last_step = 0;
-  std::string begin, end;   // the times of the first and the last line; empty: there is none
-  std::string rule;         // what counts as right: "task >= 1"; empty: nothing is judged
-  int64_t unreadable = 0;   // lines
+  std::string begin, end;  // the times of the first and the last line; empty: there is none
+  std::string rule;        // what counts as right: "task >= 1"; empty: nothing is judged
+  int64_t unreadable = 0;  // lines
 };
 MetricsLog read_metrics(const std::string& path);
 

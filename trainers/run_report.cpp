@@ -50,9 +50,8 @@ Place find_place(const std::string& path) {
   if (has_metrics(dir)) return {dir, {""}};
   for (const std::string& name : list_directory(dir))
     if (position_of(name) > 0 && has_metrics(dir / name)) place.stages.push_back(name);
-  std::sort(place.stages.begin(), place.stages.end(), [](const auto& a, const auto& b) {
-    return position_of(a) < position_of(b);
-  });
+  std::sort(place.stages.begin(), place.stages.end(),
+            [](const auto& a, const auto& b) { return position_of(a) < position_of(b); });
   if (place.stages.empty() && !has_config)
     fail("is no run directory: it has neither config.yaml nor metrics.jsonl", kHint);
   return place;
@@ -65,8 +64,7 @@ void flatten(const ConfigNode& node, const std::string& key, Json::Object& out) 
       flatten(value, key.empty() ? name : key + "." + name, out);
   } else if (node.kind == ConfigNode::Kind::kList && !node.items.empty() &&
              node.items[0].kind != ConfigNode::Kind::kScalar) {
-    for (size_t i = 0; i < node.items.size(); ++i)
-      flatten(node.items[i], str(key, ".", i), out);
+    for (size_t i = 0; i < node.items.size(); ++i) flatten(node.items[i], str(key, ".", i), out);
   } else {
     std::string text = node.scalar;
     for (const ConfigNode& item : node.items) text += (text.empty() ? "" : ", ") + item.scalar;
@@ -104,9 +102,7 @@ void add_checkpoint_facts(const fs::path& checkpoints, Json& facts) {
       const TrainState state = load_state(path);
       facts.set("parameters", model_size(load_config(path)).parameters)
           .set("finished", state.finished)
-          .set("seconds", state.seconds)
-          .set("saved_step", state.step);
-      if (state.best_step >= 0) facts.set("best_step", state.best_step);
+          .set("seconds", state.seconds);
       return;
     } catch (const Error&) {
     }
@@ -201,7 +197,6 @@ Json run_report(const std::string& path, size_t points) {
                                      : place.run.filename().string() + "/" + place.stages[0]))
       .set("path", repair_utf8(dir.string()))
       .set("status", status_of(stages, whole ? configs.size() : 1, messages.last))
-      .set("detail", messages.last.substr(0, 400))
       .set("stages", std::move(stages))
       .set("warnings", warnings_json(messages, doubts));
 }

@@ -8,7 +8,7 @@
 
 namespace cohort {
 
-// {"name", "path", "status", "detail", "stages": [...], "warnings": [...]}; a stage has
+// {"name", "path", "status", "stages": [...], "warnings": [...]}; a stage has
 // {"name", "trainer", "facts", "curves", "completions", "config"}. The names below are those that
 // apps/report/page.html reads. `path` is a run directory or that of one of its stages; a curve has
 // at most `points` points. Throws InputError if it is neither, Error if it cannot be read.

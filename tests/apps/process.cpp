@@ -139,6 +139,14 @@ bool wait_for_path(const std::string& path, Process& process) {
   return true;
 }
 
+bool have_tool(const std::string& name, const std::string& command) {
+  if (std::system((command + " >/dev/null 2>&1").c_str()) == 0) return true;
+  const char* require = std::getenv("COHORT_REQUIRE");
+  if (require != nullptr && std::string(require).find(name) != std::string::npos)
+    ADD_FAILURE() << "COHORT_REQUIRE asks for " << name << " and there is none: " << command;
+  return false;
+}
+
 void expect_bad_input(const Output& output, const std::vector<std::string>& texts) {
   EXPECT_EQ(output.code, 2) << output.err;
   EXPECT_EQ(output.err.rfind("cohort: ", 0), 0u) << output.err;

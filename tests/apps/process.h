@@ -72,6 +72,10 @@ class FolderWatch {
 // Waits for a path to exist; false when `process` ends before.
 bool wait_for_path(const std::string& path, Process& process);
 
+// Whether a shell's `command`, which looks for a tool that tests can do without, succeeds. Where
+// COHORT_REQUIRE has `name`, it is a test failure that it does not.
+bool have_tool(const std::string& name, const std::string& command);
+
 // Expects exit code 2, nothing else than one "cohort: ..." line on standard error, and every text
 // in it.
 void expect_bad_input(const Output& output, const std::vector<std::string>& texts);

@@ -1,0 +1,401 @@
+// `cohort report`: the page holds what the run's files have, whatever is in them, and a browser
+// draws it.
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+
+#include "data/utf8.h"
+#include "tests/apps/process.h"
+#include "tests/trainers/small_configs.h"
+
+namespace cohort::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+size_t count_of(const std::string& text, const std::string& what) {
+  size_t count = 0;
+  for (size_t at = 0; (at = text.find(what, at)) != text.npos; at += what.size()) ++count;
+  return count;
+}
+
+class Report : public testing::Test {
+ protected:
+  // Writes the page of some runs and returns its data.
+  Json report(std::vector<std::string> runs) const {
+    runs.insert(runs.begin(), {"report", "--output", page_});
+    const Output output = run_cohort(runs);
+    EXPECT_EQ(output.code, 0) << output.err;
+    EXPECT_EQ(output.out, page_ + "\n");
+    const std::string page = read_file(page_), tag = "<script type=\"application/json\" id=\"data\">";
+    const size_t begin = page.find(tag) + tag.size();
+    return parse_json(page.substr(begin, page.find("</script", begin) - begin), page_);
+  }
+  // A small run of two stages.
+  std::string train(const std::string& name, std::vector<std::string> more = {}) const {
+    write_file(dir_.path("run.yaml"),
+               str("output_dir: ", name, "\n", kSmallData,
+                   "model: {num_layers: 1, d_model: 16, num_heads: 2, context: 16, init_std: 0.1}\n"
+                   "num_threads: 1\nlearning_rate: 1e-2\nmax_completion_length: 4\n"
+                   "eval: {every: 2, size: 8, num_samples: 4, k: [2]}\n"
+                   "stages:\n  - {trainer: sft, steps: 6, batch_size: 8}\n"
+                   "  - trainer: grpo\n    steps: 4\n    prompts_per_step: 4\n"
+                   "    num_generations: 6\n"
+                   "    rewards: [{name: format, pattern: '.*1.*'}, {name: task}]\n"));
+    more.insert(more.begin(), {"train", dir_.path("run.yaml")});
+    const Output output = run_cohort(more);
+    EXPECT_EQ(output.code, 0) << output.err;
+    return dir_.path(name);
+  }
+  // A run directory with just these files.
+  std::string make_run(const std::string& name, const std::string& metrics,
+                       const std::string& completions = "", const std::string& log = "") const {
+    const std::string run = dir_.path(name);
+    fs::create_directories(run);
+    write_file(run + "/metrics.jsonl", metrics);
+    if (!completions.empty()) write_file(run + "/completions.jsonl", completions);
+    if (!log.empty()) write_file(run + "/log.txt", log);
+    return run;
+  }
+
+  TempDir dir_;
+  const std::string page_ = dir_.path("page.html");
+};
+
+using Points = std::vector<std::pair<int64_t, double>>;
+using Curves = std::map<std::string, Points>;
+
+Curves curves_of(const Json& stage) {
+  Curves curves;
+  for (const Json& curve : stage.at("curves").as_array()) {
+    Points& points = curves[curve.at("name").as_string()];
+    const Json::Array &steps = curve.at("steps").as_array(), &values = curve.at("values").as_array();
+    EXPECT_EQ(steps.size(), values.size());
+    for (size_t i = 0; i < steps.size(); ++i)
+      points.emplace_back(steps[i].as_int(), values[i].as_double());
+  }
+  return curves;
+}
+
+Curves logged_curves(const std::string& path) {
+  Curves curves;
+  for (const Json& line : json_lines(path))
+    for (const auto& [name, value] : line.as_object())
+      if (value.is_number() && name != "step")
+        curves[name].emplace_back(line.at("step").as_int(), value.as_double());
+  return curves;
+}
+
+TEST_F(Report, HoldsEveryNumberOfMetricsJsonl) {
+  const std::string run = train("run");
+  const Json data = report({run});
+  const Json& shown = data.at("runs").as_array().at(0);
+  EXPECT_EQ(shown.at("name").as_string(), "run");
+  EXPECT_EQ(shown.at("status").as_string(), "finished");
+  const Json::Array& stages = shown.at("stages").as_array();
+  ASSERT_EQ(stages.size(), 2u);
+  for (const Json& stage : stages) {
+    const std::string dir = run + "/" + stage.at("name").as_string();
+    EXPECT_EQ(curves_of(stage), logged_curves(dir + "/metrics.jsonl")) << dir;
+    EXPECT_EQ(stage.at("config").at("trainer").as_string(), stage.at("trainer").as_string());
+    const LoadedModel model = load_model(find_checkpoint(dir), DType::kF32);
+    EXPECT_EQ(stage.at("facts").at("parameters").as_int(),
+              model_size(model.model->config()).parameters);
+  }
+  EXPECT_GT(curves_of(stages[1]).size(), 20u);
+  const Json::Array& samples = stages[1].at("completions").as_array();
+  EXPECT_EQ(samples.size(), json_lines(run + "/2-grpo/completions.jsonl").size());
+  EXPECT_EQ(samples.back().at("rewards").as_object().size(), 2u);
+  EXPECT_EQ(stages[1].at("config").at("rewards.0.name").as_string(), "format");
+  // A stage alone, and the default place of the page.
+  EXPECT_EQ(run_cohort({"report", run + "/2-grpo/"}).out, run + "/2-grpo/report.html\n");
+  const Json stage = report({run + "/2-grpo"}).at("runs").as_array()[0];
+  EXPECT_EQ(stage.at("stages").dump(), Json(Json::Array{stages[1]}).dump());
+  EXPECT_EQ(stage.at("name").as_string(), "run/2-grpo");
+}
+
+TEST_F(Report, HostileTextsAreText) {
+  const std::string attack = "</script><script>alert(1)</script><!--<script>";
+  const std::string path = dir_.path("run") + "/completions.jsonl";
+  std::string lines;
+  lines += Json().set("step", 1).set("prompt", attack).set("completion", attack).dump() + "\n";
+  lines += "{\"step\": 1, \"prompt\": \"\\u0000\\u001b[31m\\u202e\", \"completion\": \"\xff\xfe\"}\n";
+  lines += Json().set("step", 1).set("completion", std::string(1 << 20, 'x') + "\xc3\xa9").dump() + "\n";
+  lines += Json().set("step", 2).set("prompt", Json::Array{1, "two"}).set("rewards", attack).dump() + "\n";
+  lines += std::string(100000, '[') + "\n{\"step\": 1e400}\nnot JSON\n{\"step\": \"1\"}\n[]\n";
+  const std::string run = make_run(
+      "run", "{\"step\": 1, \"" + attack + "\": 0.5, \"loss\": null, \"correct\": {\"a\": 1}}\n", lines,
+      "[2026-11-22 07:13:48.164 warning] " + attack + "\xff; hint: " + attack + "\n[2\n[2] \n");
+  write_file(run + "/config.yaml", "trainer: grpo\nname: \"" + attack + "\"\n");
+  const Json data = report({run});
+  const std::string page = read_file(page_);
+  EXPECT_TRUE(is_utf8(page));
+  EXPECT_EQ(count_of(page, "</script"), 2u);
+  EXPECT_EQ(count_of(page, "<script"), 2u);
+  EXPECT_EQ(count_of(page, "<!--"), 1u);
+  EXPECT_LT(page.size(), 100000u);
+  const Json& shown = data.at("runs").as_array()[0];
+  const Json& stage = shown.at("stages").as_array()[0];
+  const Json::Array& samples = stage.at("completions").as_array();
+  ASSERT_EQ(samples.size(), 4u);
+  EXPECT_EQ(samples[0].at("completion").as_string(), attack);
+  EXPECT_EQ(samples[1].at("completion").as_string(), "\xef\xbf\xbd\xef\xbf\xbd");
+  EXPECT_NE(samples[2].at("completion").as_string().find("cut: 1048578 bytes"), std::string::npos);
+  EXPECT_EQ(stage.at("curves").as_array().size(), 1u);
+  const Json::Array& warnings = shown.at("warnings").as_array();
+  ASSERT_EQ(warnings.size(), 2u);
+  EXPECT_EQ(warnings[0].at("text").as_string(), path + ": 5 damaged lines are left out");
+  EXPECT_EQ(warnings[1].at("hint").as_string(), attack + "\n[2\n[2] ");  // no messages of their own
+}
+
+// No spike of a long run is lost, and its page stays small.
+TEST_F(Report, LongRunsAreThinnedWithTheirSpikes) {
+  std::string metrics;
+  for (int step = 1; step <= 10000; ++step) {
+    Json line = Json().set("step", step).set("time", "2026-11-22T07:13:48.750Z");
+    for (int i = 0; i < 60; ++i)
+      line.set(str("rewards/reward_", i, "/mean"), step == 5003 + i ? 100.0 : 1.0 / (step + i + 0.5));
+    metrics += line.dump() + "\n";
+  }
+  const std::string run = make_run("run", metrics);
+  const auto start = std::chrono::steady_clock::now();
+  const Json data = report({run});
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  RecordProperty("milliseconds", static_cast<int>(1000 * seconds.count()));
+  EXPECT_LT(seconds.count(), 30);  // one without sanitizers
+  EXPECT_LT(fs::file_size(page_), 2u << 20);
+  const Json& stage = data.at("runs").as_array()[0].at("stages").as_array()[0];
+  const Curves all = logged_curves(run + "/metrics.jsonl");
+  int i = 0;
+  for (const auto& curve : stage.at("curves").as_array()) {
+    const Points& logged = all.at(curve.at("name").as_string());
+    EXPECT_EQ(curve.at("of").as_int(), 10000);
+    EXPECT_LE(curve.at("steps").as_array().size(), 1000u);
+    Points points = curves_of(stage).at(curve.at("name").as_string());
+    EXPECT_EQ(points.front(), logged.front());
+    EXPECT_EQ(points.back(), logged.back());
+    EXPECT_EQ(std::count(points.begin(), points.end(), std::pair(int64_t{5003} + i++, 100.0)), 1);
+    for (const auto& point : points) EXPECT_EQ(logged[static_cast<size_t>(point.first - 1)], point);
+    if (i == 5) break;  // the others differ by their numbers only
+  }
+}
+
+TEST_F(Report, ShowsRunsInAnyState) {
+  const std::string line = "{\"step\": 1, \"time\": \"2026-11-22T07:13:48.750Z\", \"loss\": 0.5}\n";
+  const auto status = [&](const std::string& run) {
+    return report({run}).at("runs").as_array().at(0).at("status").as_string();
+  };
+  // Killed within a line: what is whole counts.
+  const std::string torn = make_run("torn", line + "{\"step\": 2, \"lo");
+  EXPECT_EQ(status(torn), "unfinished");
+  const Json first = report({torn}).at("runs").as_array()[0];
+  EXPECT_EQ(curves_of(first.at("stages").as_array()[0]), (Curves{{"loss", {{1, 0.5}}}}));
+  EXPECT_TRUE(first.at("warnings").as_array().empty());
+
+  EXPECT_EQ(status(make_run("empty", "")), "unfinished");
+  const std::string said = "[2026-11-22 07:13:48.164 info] ";
+  EXPECT_EQ(status(make_run("failed", line, "", said + "failed: no space; hint: more\n")), "failed");
+  EXPECT_EQ(status(make_run("stopped", line, "", said + "interrupted; saved.\n")), "interrupted");
+  // Nothing but a configuration; one that no one can read; no checkpoint that can be read.
+  fs::create_directories(dir_.path("new"));
+  write_file(dir_.path("new/config.yaml"), "stages:\n  - {trainer: sft}\n");
+  EXPECT_EQ(status(dir_.path("new")), "unfinished");
+  write_file(torn + "/config.yaml", "a: [");
+  fs::create_directories(torn + "/checkpoints/step-00000001");
+  write_file(torn + "/checkpoints/step-00000001/state.json", "{");
+  EXPECT_EQ(report({torn}).at("runs").as_array()[0].at("warnings").as_array().size(), 1u);
+}
+
+TEST_F(Report, GroupsWarningsThatDifferByNumbers) {
+  const auto line = [](int second, const std::string& level, const std::string& text) {
+    return str("[2026-11-22 07:13:", second, ".164 ", level, "] ", text, "\n");
+  };
+  const std::string run = make_run(
+      "run", "",
+      "", line(10, "info", "run directory: runs/demo") +
+              line(11, "warning", "step 3: the reward has collapsed: 0.1; hint: a lower learning_rate") +
+              line(12, "warning", "two lines\nmemory plan") + line(13, "info", "step 4") +
+              line(14, "warning", "step 12: the reward has collapsed: 0.25; hint: a lower learning_rate") +
+              line(15, "info", "failed: out of memory; hint: a smaller model"));
+  const Json data = report({run});
+  const Json::Array& warnings = data.at("runs").as_array()[0].at("warnings").as_array();
+  ASSERT_EQ(warnings.size(), 3u);
+  EXPECT_EQ(warnings[0].at("count").as_int(), 2);
+  EXPECT_EQ(warnings[0].at("text").as_string(), "step 12: the reward has collapsed: 0.25");
+  EXPECT_EQ(warnings[0].at("hint").as_string(), "a lower learning_rate");
+  EXPECT_EQ(warnings[0].at("first").as_string(), "2026-11-22 07:13:11");
+  EXPECT_EQ(warnings[0].at("last").as_string(), "2026-11-22 07:13:14");
+  EXPECT_EQ(warnings[1].at("text").as_string(), "two lines\nmemory plan");
+  EXPECT_EQ(warnings[2].at("level").as_string(), "failed");
+}
+
+TEST_F(Report, SaysWhatIsWrongWithAPath) {
+  const std::string run = make_run("run", "{\"step\": 1, \"loss\": 0.5}\n"), file = run + "/metrics.jsonl";
+  expect_bad_input(run_cohort({"report", dir_.path("none")}), {"none: does not exist; hint: "});
+  expect_bad_input(run_cohort({"report", file}), {file + ": is a file, not a run directory; hint: "});
+  expect_bad_input(run_cohort({"report", run, dir_.path()}), {"is no run directory", "hint: "});
+  expect_bad_input(run_cohort({"report"}), {"runs is required", "hint: "});
+  fs::remove(file);
+  fs::create_directory(file);
+  expect_bad_input(run_cohort({"report", run}), {"metrics.jsonl: is no file"});
+  const Output output = run_cohort({"report", make_run("other", ""), "--output", dir_.path("no/page")});
+  EXPECT_EQ(output.code, 1);
+  EXPECT_NE(output.err.find("cannot create " + dir_.path("no/page")), std::string::npos) << output.err;
+}
+
+// The disk is full: the page that was there stays.
+TEST_F(Report, IsReplacedAsAWhole) {
+  const std::string run = make_run("run", "{\"step\": 1, \"loss\": 0.5}\n");
+  report({run});
+  const std::string before = read_file(page_);
+  const Output output = run_cohort_with({.call = "write", .path = "page.html", .error = ENOSPC},
+                                        {"report", run, "--output", page_});
+  EXPECT_EQ(output.code, 1);
+  EXPECT_EQ(read_file(page_), before);
+}
+
+// ---- In a browser ----
+
+// Opens the page in a frame of a phone's width, looks at what is drawn, and writes what it finds.
+constexpr const char* kLooker = R"(<!DOCTYPE html>
+<iframe id="frame" width="360" height="740" src="page.html"></iframe><pre id="found"></pre><script>
+onload = () => {
+  const {contentDocument: page, contentWindow: view} = document.getElementById("frame");
+  const lines = [...page.querySelectorAll("polyline")].map((line) => ({
+    run: Number(line.dataset.run), stage: line.dataset.stage, metric: line.dataset.metric,
+    y: [...line.points].map((point) => point.y), x: [...line.points].map((point) => point.x)}));
+  const svg = page.querySelector("svg.chart"), box = svg.getBoundingClientRect();
+  svg.dispatchEvent(new view.PointerEvent("pointermove", {clientX: box.right - 2, clientY: box.top + 5}));
+  const tip = page.querySelector(".tip")?.textContent;
+  for (const select of page.querySelectorAll("select")) for (const option of select.options) {
+    select.value = option.value;
+    select.dispatchEvent(new view.Event("change"));
+  }
+  for (const details of page.querySelectorAll("details")) details.open = true;
+  console.log("looked");
+  document.getElementById("found").textContent = JSON.stringify({lines, tip, title: page.title,
+    text: page.body.innerText.length, width: page.documentElement.scrollWidth, room: view.innerWidth,
+    markup: page.querySelectorAll("script, img, iframe, link").length});
+};
+</script>)";
+
+class Browser : public Report {
+ protected:
+  void SetUp() override {
+    if (!have_tool("browser", "command -v chromium"))
+      GTEST_SKIP() << "no chromium: install it to run this test (scripts/setup.sh --dev)";
+  }
+  // What kLooker finds in the page, once the console is known to be empty but for its own line.
+  Json look() const {
+    write_file(dir_.path("look.html"), kLooker);
+    const std::string dom = dir_.path("dom"), err = dir_.path("err");
+    const int status = std::system(
+        str("timeout 100 chromium --headless --disable-gpu --no-first-run --disable-component-update ",
+            geteuid() == 0 ? "--no-sandbox " : "",
+            "--disable-background-networking --host-resolver-rules='MAP * ~NOTFOUND' ",
+            "--allow-file-access-from-files --enable-logging=stderr --user-data-dir=",
+            dir_.path("profile"), " --virtual-time-budget=5000 --dump-dom file://",
+            dir_.path("look.html"), " > ", dom, " 2> ", err)
+            .c_str());
+    EXPECT_EQ(status, 0) << read_file(err);
+    EXPECT_EQ(count_of(read_file(err), "CONSOLE"), 1u) << read_file(err);
+    const std::string out = read_file(dom), tag = "<pre id=\"found\">";
+    const size_t begin = out.find(tag) + tag.size();
+    std::string found = out.substr(begin, out.find("</pre>", begin) - begin);
+    for (const auto& [entity, character] : {std::pair{"&lt;", "<"}, {"&gt;", ">"}, {"&amp;", "&"}})
+      for (size_t at = 0; (at = found.find(entity, at)) != found.npos; ++at)
+        found.replace(at, std::string(entity).size(), character);
+    return parse_json(found, "what was found");
+  }
+};
+
+// A polyline's heights must be an affine function of the values, and its places one of the steps.
+void expect_drawn(const Json& line, const Points& points) {
+  const std::string name = line.at("metric").as_string();
+  const Json::Array &x = line.at("x").as_array(), &y = line.at("y").as_array();
+  ASSERT_EQ(y.size(), points.size()) << name;
+  const auto by_value = [](const auto& a, const auto& b) { return a.second < b.second; };
+  const auto [low, high] = std::minmax_element(points.begin(), points.end(), by_value);
+  const auto at = [&](const Json::Array& list, const auto& point) {
+    return list[static_cast<size_t>(point - points.begin())].as_double();
+  };
+  const double range = std::max(high->second - low->second, 1e-300),
+               steps = std::max<double>(1, static_cast<double>(points.back().first - points[0].first));
+  if (low->second < high->second) {
+    EXPECT_GT(at(y, low), at(y, high)) << name;
+  }
+  for (size_t i = 0; i < points.size(); ++i) {  // coordinates have two decimals
+    const double share = (points[i].second - low->second) / range,
+                 part = static_cast<double>(points[i].first - points[0].first) / steps;
+    EXPECT_NEAR(y[i].as_double(), at(y, low) + share * (at(y, high) - at(y, low)), 0.02) << name;
+    EXPECT_NEAR(x[i].as_double(), x[0].as_double() + part * (x.back().as_double() - x[0].as_double()),
+                0.02)
+        << name;
+  }
+}
+
+TEST_F(Browser, DrawsEveryCurveOnAPhone) {
+  const std::string one = train("one"), two = train("two", {"learning_rate=1e-3", "seed=3"});
+  for (const std::vector<std::string>& runs : {std::vector{one}, {one, two}}) {
+    const Json data = report(runs);
+    const Json found = look();
+    std::map<std::string, const Json*> lines;
+    for (const Json& line : found.at("lines").as_array())
+      EXPECT_TRUE(lines.emplace(str(line.at("run").as_int(), line.at("stage").as_string(), " ",
+                                    line.at("metric").as_string()),
+                                &line)
+                      .second);
+    size_t expected = 0;
+    for (size_t run = 0; run < runs.size(); ++run)
+      for (const Json& stage : data.at("runs").as_array()[run].at("stages").as_array())
+        for (const auto& [name, points] : curves_of(stage)) {
+          const auto line = lines.find(str(run, stage.at("trainer").as_string(), " ", name));
+          ASSERT_NE(line, lines.end()) << name;
+          expect_drawn(*line->second, points);
+          ++expected;
+        }
+    EXPECT_EQ(lines.size(), expected);
+    EXPECT_LE(found.at("width").as_int(), found.at("room").as_int());
+    EXPECT_EQ(found.at("room").as_int(), 360);
+    // The first chart is that of pass@1; the pointer is at its end.
+    const std::string tip = found.at("tip").as_string();
+    EXPECT_EQ(tip.find("grpo step 4"), 0u) << tip;
+    const Points scores =
+        curves_of(data.at("runs").as_array()[0].at("stages").as_array()[1]).at("pass@1");
+    const std::string score = Json(scores.back().second).dump();  // "0.0" is "0" there
+    EXPECT_NE(tip.find(score.substr(0, score.find(".0"))), std::string::npos) << tip;
+  }
+}
+
+TEST_F(Browser, ShowsHostileTextsAsText) {
+  const std::string attack = "</script><img src=x onerror=console.log(1)><script>console.log(2)</script>";
+  const std::string name(300, 'w');
+  const std::string run = make_run(
+      "run",
+      Json().set("step", 1).set("time", attack).set(attack, 1.5).set(name, 1e300).set("x", -1e-300).dump() +
+          "\n{\"step\": 9007199254740993, \"loss\": 1}\n",
+      Json().set("step", 1).set("prompt", attack).set("completion", name + name).dump() + "\n" +
+          Json().set("step", 2).set("eval", true).set("correct", attack).set("rewards", attack).dump() + "\n",
+      "[2026-11-22 07:13:48.164 warning] " + attack + "; hint: " + name + "\n");
+  write_file(run + "/config.yaml", "stages:\n  - {name: \"" + attack + "\", __proto__: 1}\n");
+  report({run});
+  const Json found = look();
+  EXPECT_EQ(found.at("markup").as_int(), 2);  // the page's own scripts
+  EXPECT_EQ(found.at("lines").as_array().size(), 4u);
+  EXPECT_LE(found.at("width").as_int(), 360);
+}
+
+TEST_F(Browser, DrawsWhatHasHardlyBegun) {
+  fs::create_directories(dir_.path("new"));
+  write_file(dir_.path("new/config.yaml"), "stages:\n  - {trainer: sft}\n");
+  report({dir_.path("new"), make_run("empty", ""), make_run("one", "{\"step\": 1, \"loss\": 0.5}\n")});
+  const Json found = look();
+  EXPECT_EQ(found.at("lines").as_array().size(), 1u);
+  EXPECT_GT(found.at("text").as_int(), 100);
+}
+
+}  // namespace
+}  // namespace cohort::test
