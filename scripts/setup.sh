@@ -10,7 +10,7 @@ usage: scripts/setup.sh [--dev] [--cuda]
 
 Installs the packages that Cohort is built with, if any is missing.
 
-  --dev    also what only developers use: ccache and the formatter
+  --dev    also what only developers use: ccache, the formatter, and a browser for tests
   --cuda   also looks for CUDA 13 and NCCL, and says how to install what is missing
   --help   print this text
 TEXT
@@ -30,13 +30,14 @@ done
 programs=(cmake:cmake ninja-build:ninja g++:g++ pkg-config:pkg-config python3:python3)
 libraries=(libeigen3-dev libspdlog-dev libfmt-dev libyaml-cpp-dev libgtest-dev libcli11-dev
            nlohmann-json3-dev libpcre2-dev libutf8proc-dev libxxhash-dev)
-# Good to have, and no reason to stop: quick rebuilds, and the formatter of check_format.sh.
+# Good to have, and no reason to stop: quick rebuilds, the formatter of check_format.sh, and the
+# browser that tests open the page of `cohort report` in.
 optional=()
 if [ "$dev" = yes ]; then
-  optional=(ccache:ccache clang-format-14:clang-format-14 clang:clang++)
+  optional=(ccache:ccache clang-format-14:clang-format-14 clang:clang++ chromium:chromium)
   # Newer systems have no clang-format-14; there any clang-format will do.
   if command -v clang-format >/dev/null && ! apt-cache show clang-format-14 >/dev/null 2>&1; then
-    optional=(ccache:ccache clang:clang++)
+    optional=(ccache:ccache clang:clang++ chromium:chromium)
   fi
 fi
 

@@ -65,6 +65,8 @@ class Report : public testing::Test {
   const std::string page_ = dir_.path("page.html");
 };
 
+class ReportSlow : public Report {};
+
 using Points = std::vector<std::pair<int64_t, double>>;
 using Curves = std::map<std::string, Points>;
 
@@ -152,7 +154,7 @@ TEST_F(Report, HostileTextsAreText) {
 }
 
 // No spike of a long run is lost, and its page stays small.
-TEST_F(Report, LongRunsAreThinnedWithTheirSpikes) {
+TEST_F(ReportSlow, LongRunsAreThinnedWithTheirSpikes) {
   std::string metrics;
   for (int step = 1; step <= 10000; ++step) {
     Json line = Json().set("step", step).set("time", "2026-11-22T07:13:48.750Z");
@@ -282,7 +284,7 @@ onload = () => {
 };
 </script>)";
 
-class Browser : public Report {
+class BrowserSlow : public Report {
  protected:
   void SetUp() override {
     if (!have_tool("browser", "command -v chromium"))
@@ -337,7 +339,7 @@ void expect_drawn(const Json& line, const Points& points) {
   }
 }
 
-TEST_F(Browser, DrawsEveryCurveOnAPhone) {
+TEST_F(BrowserSlow, DrawsEveryCurveOnAPhone) {
   const std::string one = train("one"), two = train("two", {"learning_rate=1e-3", "seed=3"});
   for (const std::vector<std::string>& runs : {std::vector{one}, {one, two}}) {
     const Json data = report(runs);
@@ -370,7 +372,7 @@ TEST_F(Browser, DrawsEveryCurveOnAPhone) {
   }
 }
 
-TEST_F(Browser, ShowsHostileTextsAsText) {
+TEST_F(BrowserSlow, ShowsHostileTextsAsText) {
   const std::string attack = "</script><img src=x onerror=console.log(1)><script>console.log(2)</script>";
   const std::string name(300, 'w');
   const std::string run = make_run(
@@ -388,7 +390,7 @@ TEST_F(Browser, ShowsHostileTextsAsText) {
   EXPECT_LE(found.at("width").as_int(), 360);
 }
 
-TEST_F(Browser, DrawsWhatHasHardlyBegun) {
+TEST_F(BrowserSlow, DrawsWhatHasHardlyBegun) {
   fs::create_directories(dir_.path("new"));
   write_file(dir_.path("new/config.yaml"), "stages:\n  - {trainer: sft}\n");
   report({dir_.path("new"), make_run("empty", ""), make_run("one", "{\"step\": 1, \"loss\": 0.5}\n")});
