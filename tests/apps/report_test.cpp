@@ -30,7 +30,8 @@ class Report : public testing::Test {
     const Output output = run_cohort(runs);
     EXPECT_EQ(output.code, 0) << output.err;
     EXPECT_EQ(output.out, page_ + "\n");
-    const std::string page = read_file(page_), tag = "<script type=\"application/json\" id=\"data\">";
+    const std::string page = read_file(page_),
+                      tag = "<script type=\"application/json\" id=\"data\">";
     const size_t begin = page.find(tag) + tag.size();
     return parse_json(page.substr(begin, page.find("</script", begin) - begin), page_);
   }
@@ -74,7 +75,8 @@ Curves curves_of(const Json& stage) {
   Curves curves;
   for (const Json& curve : stage.at("curves").as_array()) {
     Points& points = curves[curve.at("name").as_string()];
-    const Json::Array &steps = curve.at("steps").as_array(), &values = curve.at("values").as_array();
+    const Json::Array &steps = curve.at("steps").as_array(),
+                      &values = curve.at("values").as_array();
     EXPECT_EQ(steps.size(), values.size());
     for (size_t i = 0; i < steps.size(); ++i)
       points.emplace_back(steps[i].as_int(), values[i].as_double());
@@ -124,12 +126,17 @@ TEST_F(Report, HostileTextsAreText) {
   const std::string path = dir_.path("run") + "/completions.jsonl";
   std::string lines;
   lines += Json().set("step", 1).set("prompt", attack).set("completion", attack).dump() + "\n";
-  lines += "{\"step\": 1, \"prompt\": \"\\u0000\\u001b[31m\\u202e\", \"completion\": \"\xff\xfe\"}\n";
-  lines += Json().set("step", 1).set("completion", std::string(1 << 20, 'x') + "\xc3\xa9").dump() + "\n";
-  lines += Json().set("step", 2).set("prompt", Json::Array{1, "two"}).set("rewards", attack).dump() + "\n";
+  lines +=
+      "{\"step\": 1, \"prompt\": \"\\u0000\\u001b[31m\\u202e\", \"completion\": \"\xff\xfe\"}\n";
+  lines +=
+      Json().set("step", 1).set("completion", std::string(1 << 20, 'x') + "\xc3\xa9").dump() + "\n";
+  lines +=
+      Json().set("step", 2).set("prompt", Json::Array{1, "two"}).set("rewards", attack).dump() +
+      "\n";
   lines += std::string(100000, '[') + "\n{\"step\": 1e400}\nnot JSON\n{\"step\": \"1\"}\n[]\n";
   const std::string run = make_run(
-      "run", "{\"step\": 1, \"" + attack + "\": 0.5, \"loss\": null, \"correct\": {\"a\": 1}}\n", lines,
+      "run", "{\"step\": 1, \"" + attack + "\": 0.5, \"loss\": null, \"correct\": {\"a\": 1}}\n",
+      lines,
       "[2026-11-22 07:13:48.164 warning] " + attack + "\xff; hint: " + attack + "\n[2\n[2] \n");
   write_file(run + "/config.yaml", "trainer: grpo\nname: \"" + attack + "\"\n");
   const Json data = report({run});
@@ -159,7 +166,8 @@ TEST_F(ReportSlow, LongRunsAreThinnedWithTheirSpikes) {
   for (int step = 1; step <= 10000; ++step) {
     Json line = Json().set("step", step).set("time", "2026-11-22T07:13:48.750Z");
     for (int i = 0; i < 60; ++i)
-      line.set(str("rewards/reward_", i, "/mean"), step == 5003 + i ? 100.0 : 1.0 / (step + i + 0.5));
+      line.set(str("rewards/reward_", i, "/mean"),
+               step == 5003 + i ? 100.0 : 1.0 / (step + i + 0.5));
     metrics += line.dump() + "\n";
   }
   const std::string run = make_run("run", metrics);
@@ -199,7 +207,8 @@ TEST_F(Report, ShowsRunsInAnyState) {
 
   EXPECT_EQ(status(make_run("empty", "")), "unfinished");
   const std::string said = "[2026-11-22 07:13:48.164 info] ";
-  EXPECT_EQ(status(make_run("failed", line, "", said + "failed: no space; hint: more\n")), "failed");
+  EXPECT_EQ(status(make_run("failed", line, "", said + "failed: no space; hint: more\n")),
+            "failed");
   EXPECT_EQ(status(make_run("stopped", line, "", said + "interrupted; saved.\n")), "interrupted");
   // Nothing but a configuration; one that no one can read; no checkpoint that can be read.
   fs::create_directories(dir_.path("new"));
@@ -215,13 +224,15 @@ TEST_F(Report, GroupsWarningsThatDifferByNumbers) {
   const auto line = [](int second, const std::string& level, const std::string& text) {
     return str("[2026-11-22 07:13:", second, ".164 ", level, "] ", text, "\n");
   };
-  const std::string run = make_run(
-      "run", "",
-      "", line(10, "info", "run directory: runs/demo") +
-              line(11, "warning", "step 3: the reward has collapsed: 0.1; hint: a lower learning_rate") +
-              line(12, "warning", "two lines\nmemory plan") + line(13, "info", "step 4") +
-              line(14, "warning", "step 12: the reward has collapsed: 0.25; hint: a lower learning_rate") +
-              line(15, "info", "failed: out of memory; hint: a smaller model"));
+  const std::string run =
+      make_run("run", "", "",
+               line(10, "info", "run directory: runs/demo") +
+                   line(11, "warning",
+                        "step 3: the reward has collapsed: 0.1; hint: a lower learning_rate") +
+                   line(12, "warning", "two lines\nmemory plan") + line(13, "info", "step 4") +
+                   line(14, "warning",
+                        "step 12: the reward has collapsed: 0.25; hint: a lower learning_rate") +
+                   line(15, "info", "failed: out of memory; hint: a smaller model"));
   const Json data = report({run});
   const Json::Array& warnings = data.at("runs").as_array()[0].at("warnings").as_array();
   ASSERT_EQ(warnings.size(), 3u);
@@ -235,17 +246,21 @@ TEST_F(Report, GroupsWarningsThatDifferByNumbers) {
 }
 
 TEST_F(Report, SaysWhatIsWrongWithAPath) {
-  const std::string run = make_run("run", "{\"step\": 1, \"loss\": 0.5}\n"), file = run + "/metrics.jsonl";
+  const std::string run = make_run("run", "{\"step\": 1, \"loss\": 0.5}\n"),
+                    file = run + "/metrics.jsonl";
   expect_bad_input(run_cohort({"report", dir_.path("none")}), {"none: does not exist; hint: "});
-  expect_bad_input(run_cohort({"report", file}), {file + ": is a file, not a run directory; hint: "});
+  expect_bad_input(run_cohort({"report", file}),
+                   {file + ": is a file, not a run directory; hint: "});
   expect_bad_input(run_cohort({"report", run, dir_.path()}), {"is no run directory", "hint: "});
   expect_bad_input(run_cohort({"report"}), {"runs is required", "hint: "});
   fs::remove(file);
   fs::create_directory(file);
   expect_bad_input(run_cohort({"report", run}), {"metrics.jsonl: is no file"});
-  const Output output = run_cohort({"report", make_run("other", ""), "--output", dir_.path("no/page")});
+  const Output output =
+      run_cohort({"report", make_run("other", ""), "--output", dir_.path("no/page")});
   EXPECT_EQ(output.code, 1);
-  EXPECT_NE(output.err.find("cannot create " + dir_.path("no/page")), std::string::npos) << output.err;
+  EXPECT_NE(output.err.find("cannot create " + dir_.path("no/page")), std::string::npos)
+      << output.err;
 }
 
 // The disk is full: the page that was there stays.
@@ -294,14 +309,15 @@ class BrowserSlow : public Report {
   Json look() const {
     write_file(dir_.path("look.html"), kLooker);
     const std::string dom = dir_.path("dom"), err = dir_.path("err");
-    const int status = std::system(
-        str("timeout 100 chromium --headless --disable-gpu --no-first-run --disable-component-update ",
-            geteuid() == 0 ? "--no-sandbox " : "",
-            "--disable-background-networking --host-resolver-rules='MAP * ~NOTFOUND' ",
-            "--allow-file-access-from-files --enable-logging=stderr --user-data-dir=",
-            dir_.path("profile"), " --virtual-time-budget=5000 --dump-dom file://",
-            dir_.path("look.html"), " > ", dom, " 2> ", err)
-            .c_str());
+    const int status =
+        std::system(str("timeout 100 chromium --headless --disable-gpu --no-first-run "
+                        "--disable-component-update ",
+                        geteuid() == 0 ? "--no-sandbox " : "",
+                        "--disable-background-networking --host-resolver-rules='MAP * ~NOTFOUND' ",
+                        "--allow-file-access-from-files --enable-logging=stderr --user-data-dir=",
+                        dir_.path("profile"), " --virtual-time-budget=5000 --dump-dom file://",
+                        dir_.path("look.html"), " > ", dom, " 2> ", err)
+                        .c_str());
     EXPECT_EQ(status, 0) << read_file(err);
     EXPECT_EQ(count_of(read_file(err), "CONSOLE"), 1u) << read_file(err);
     const std::string out = read_file(dom), tag = "<pre id=\"found\">";
@@ -325,7 +341,8 @@ void expect_drawn(const Json& line, const Points& points) {
     return list[static_cast<size_t>(point - points.begin())].as_double();
   };
   const double range = std::max(high->second - low->second, 1e-300),
-               steps = std::max<double>(1, static_cast<double>(points.back().first - points[0].first));
+               steps =
+                   std::max<double>(1, static_cast<double>(points.back().first - points[0].first));
   if (low->second < high->second) {
     EXPECT_GT(at(y, low), at(y, high)) << name;
   }
@@ -333,8 +350,8 @@ void expect_drawn(const Json& line, const Points& points) {
     const double share = (points[i].second - low->second) / range,
                  part = static_cast<double>(points[i].first - points[0].first) / steps;
     EXPECT_NEAR(y[i].as_double(), at(y, low) + share * (at(y, high) - at(y, low)), 0.02) << name;
-    EXPECT_NEAR(x[i].as_double(), x[0].as_double() + part * (x.back().as_double() - x[0].as_double()),
-                0.02)
+    EXPECT_NEAR(x[i].as_double(),
+                x[0].as_double() + part * (x.back().as_double() - x[0].as_double()), 0.02)
         << name;
   }
 }
@@ -346,9 +363,10 @@ TEST_F(BrowserSlow, DrawsEveryCurveOnAPhone) {
     const Json found = look();
     std::map<std::string, const Json*> lines;
     for (const Json& line : found.at("lines").as_array())
-      EXPECT_TRUE(lines.emplace(str(line.at("run").as_int(), line.at("stage").as_string(), " ",
-                                    line.at("metric").as_string()),
-                                &line)
+      EXPECT_TRUE(lines
+                      .emplace(str(line.at("run").as_int(), line.at("stage").as_string(), " ",
+                                   line.at("metric").as_string()),
+                               &line)
                       .second);
     size_t expected = 0;
     for (size_t run = 0; run < runs.size(); ++run)
@@ -373,14 +391,26 @@ TEST_F(BrowserSlow, DrawsEveryCurveOnAPhone) {
 }
 
 TEST_F(BrowserSlow, ShowsHostileTextsAsText) {
-  const std::string attack = "</script><img src=x onerror=console.log(1)><script>console.log(2)</script>";
+  const std::string attack =
+      "</script><img src=x onerror=console.log(1)><script>console.log(2)</script>";
   const std::string name(300, 'w');
   const std::string run = make_run(
       "run",
-      Json().set("step", 1).set("time", attack).set(attack, 1.5).set(name, 1e300).set("x", -1e-300).dump() +
+      Json().set("step", 1)
+              .set("time", attack)
+              .set(attack, 1.5)
+              .set(name, 1e300)
+              .set("x", -1e-300)
+              .dump() +
           "\n{\"step\": 9007199254740993, \"loss\": 1}\n",
       Json().set("step", 1).set("prompt", attack).set("completion", name + name).dump() + "\n" +
-          Json().set("step", 2).set("eval", true).set("correct", attack).set("rewards", attack).dump() + "\n",
+          Json()
+              .set("step", 2)
+              .set("eval", true)
+              .set("correct", attack)
+              .set("rewards", attack)
+              .dump() +
+          "\n",
       "[2026-11-22 07:13:48.164 warning] " + attack + "; hint: " + name + "\n");
   write_file(run + "/config.yaml", "stages:\n  - {name: \"" + attack + "\", __proto__: 1}\n");
   report({run});
@@ -393,7 +423,8 @@ TEST_F(BrowserSlow, ShowsHostileTextsAsText) {
 TEST_F(BrowserSlow, DrawsWhatHasHardlyBegun) {
   fs::create_directories(dir_.path("new"));
   write_file(dir_.path("new/config.yaml"), "stages:\n  - {trainer: sft}\n");
-  report({dir_.path("new"), make_run("empty", ""), make_run("one", "{\"step\": 1, \"loss\": 0.5}\n")});
+  report(
+      {dir_.path("new"), make_run("empty", ""), make_run("one", "{\"step\": 1, \"loss\": 0.5}\n")});
   const Json found = look();
   EXPECT_EQ(found.at("lines").as_array().size(), 1u);
   EXPECT_GT(found.at("text").as_int(), 100);

@@ -66,8 +66,8 @@ TEST_F(TensorBoard, ItsReaderSeesWhatMetricsJsonlHas) {
   train_killed_and_resumed();
   write_file(dir_.path("compare.py"), kCompare);
   const std::string said = dir_.path("said");
-  EXPECT_EQ(std::system(str(python, " ", dir_.path("compare.py"), " ", run_, " > ", said, " 2>&1")
-                            .c_str()),
+  EXPECT_EQ(std::system(
+                str(python, " ", dir_.path("compare.py"), " ", run_, " > ", said, " 2>&1").c_str()),
             0)
       << read_file(said);
 }

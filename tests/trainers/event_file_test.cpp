@@ -21,7 +21,7 @@ Scalars logged_scalars(const std::string& dir) {
 }
 
 TEST(EventFile, ChecksumIsThatOfTheStandard) {
-  EXPECT_EQ(crc32c("123456789"), 0xe3069283u);  // the check value of CRC-32C
+  EXPECT_EQ(crc32c("123456789"), 0xe3069283u);            // the check value of CRC-32C
   EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8a9136aau);  // RFC 3720, B.4
   EXPECT_EQ(crc32c(""), 0u);
 }
@@ -30,12 +30,13 @@ TEST(EventFile, HoldsVersionStartAndTheNumbersOfEachLine) {
   const TempDir dir;
   EventFile file(dir.path(), 7);
   EXPECT_TRUE(event_files(dir.path()).empty());  // until there is something to say
-  const double before = std::chrono::duration<double>(
-                            std::chrono::system_clock::now().time_since_epoch()).count();
+  const double before =
+      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   const std::string long_name(300, 'x');
   file.write(parse_json(R"({"step": 7, "time": "now", "eval": true, "loss": -0.1, "kl": null,
-                            "correct": "task >= 1", "tokens": 16777217, ")" + long_name +
-                            R"(": 2, "too_large": 1e300})", "test"));
+                            "correct": "task >= 1", "tokens": 16777217, ")" +
+                            long_name + R"(": 2, "too_large": 1e300})",
+                        "test"));
   file.write(Json().set("step", int64_t{1} << 40).set("loss", 2.5).set("kl", std::nan("")));
 
   ASSERT_EQ(event_files(dir.path()).size(), 1u);
@@ -93,14 +94,16 @@ TEST(EventFile, ARunsNumbersAreThoseOfMetricsJsonl) {
 // What was logged after the last checkpoint is logged again, and must not be seen twice.
 TEST(EventFile, AResumedRunsNumbersAreThoseOfMetricsJsonl) {
   const TempDir dir;
-  const RunPlan plan = small_plan(dir, "sft", std::string(kSmallModel) + kSmallData + kSmallSft +
-                                                  "checkpoint: {every: 2, keep_last: 9}\n");
+  const RunPlan plan = small_plan(
+      dir, "sft",
+      std::string(kSmallModel) + kSmallData + kSmallSft + "checkpoint: {every: 2, keep_last: 9}\n");
   const std::string run = train_interrupted(plan, 4);
   std::filesystem::remove_all(run + "/checkpoints/step-00000004");
   train_rest(run);
   const auto files = event_files(run);
   ASSERT_EQ(files.size(), 2u);
-  EXPECT_EQ(read_events(files[1])[1].step, 3);  // the checkpoint's step and what came before it stay
+  EXPECT_EQ(read_events(files[1])[1].step,
+            3);  // the checkpoint's step and what came before it stay
   EXPECT_EQ(read_scalars(run), logged_scalars(run));
   // Nothing to do: no file.
   train_rest(run);
