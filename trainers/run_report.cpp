@@ -30,8 +30,9 @@ bool has_metrics(const fs::path& dir) {
 
 // Where the parts of a run are.
 struct Place {
-  fs::path run;                     // has config.yaml and log.txt
-  std::vector<std::string> stages;  // names of directories in it; "": the run's own
+  fs::path dir;                     // as it was given
+  fs::path run;                     // has config.yaml and log.txt: `dir`, or the one above
+  std::vector<std::string> stages;  // names of directories in `run`; "": its own
 };
 
 Place find_place(const std::string& path) {
@@ -45,9 +46,9 @@ Place find_place(const std::string& path) {
   if (!fs::is_directory(dir)) fail("is a file, not a run directory", kHint);
   const bool has_config = path_exists(dir / "config.yaml");
   if (!has_config && position_of(dir.filename()) > 0 && has_metrics(dir))
-    return {dir.parent_path(), {dir.filename()}};
-  Place place{dir, {}};
-  if (has_metrics(dir)) return {dir, {""}};
+    return {dir, dir.parent_path(), {dir.filename()}};
+  if (has_metrics(dir)) return {dir, dir, {""}};
+  Place place{dir, dir, {}};
   for (const std::string& name : list_directory(dir))
     if (position_of(name) > 0 && has_metrics(dir / name)) place.stages.push_back(name);
   std::sort(place.stages.begin(), place.stages.end(),
@@ -91,8 +92,9 @@ std::vector<Json> read_configs(const fs::path& run, Json& doubts) {
   return configs;
 }
 
-// What the newest readable checkpoint of a stage says; a damaged one says nothing.
-void add_checkpoint_facts(const fs::path& checkpoints, Json& facts) {
+// What the newest readable checkpoint of a stage says, which has come to `step`; a damaged one says
+// nothing. A finished stage that is trained on has left its checkpoint behind.
+void add_checkpoint_facts(const fs::path& checkpoints, int64_t step, Json& facts) {
   std::vector<std::string> names = list_directory(checkpoints);
   std::sort(names.rbegin(), names.rend());
   for (const std::string& name : names) {
@@ -101,7 +103,7 @@ void add_checkpoint_facts(const fs::path& checkpoints, Json& facts) {
     try {
       const TrainState state = load_state(path);
       facts.set("parameters", model_size(load_config(path)).parameters)
-          .set("finished", state.finished)
+          .set("finished", state.finished && step <= state.step)
           .set("seconds", state.seconds);
       return;
     } catch (const Error&) {
@@ -138,7 +140,7 @@ Json stage_json(const fs::path& dir, const Json& config, size_t points, Json& do
   Json facts;
   facts.set("step", metrics.last_step).set("begin", metrics.begin).set("end", metrics.end);
   if (!metrics.rule.empty()) facts.set("rule", metrics.rule);
-  add_checkpoint_facts(dir / "checkpoints", facts);
+  add_checkpoint_facts(dir / "checkpoints", metrics.last_step, facts);
   const std::string name = position_of(dir.filename()) > 0 ? dir.filename().string() : "";
   const Json* trainer = config.find("trainer");
   return Json()
@@ -189,13 +191,12 @@ Json run_report(const std::string& path, size_t points) {
                                 index < configs.size() ? configs[index] : Json(Json::Object{}),
                                 points, doubts));
   }
-  const bool whole = place.stages.size() != 1 || place.stages[0].empty();
-  const fs::path dir = whole ? place.run : place.run / place.stages[0];
+  const bool whole = place.dir == place.run;
+  const fs::path name = whole ? place.dir.filename() : place.run.filename() / place.stages[0];
   const MessageLog messages = read_messages(place.run / "log.txt");
   return Json()
-      .set("name", repair_utf8(whole ? dir.filename().string()
-                                     : place.run.filename().string() + "/" + place.stages[0]))
-      .set("path", repair_utf8(dir.string()))
+      .set("name", repair_utf8(name.string()))
+      .set("path", repair_utf8(place.dir.string()))
       .set("status", status_of(stages, whole ? configs.size() : 1, messages.last))
       .set("stages", std::move(stages))
       .set("warnings", warnings_json(messages, doubts));

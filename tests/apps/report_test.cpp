@@ -114,11 +114,20 @@ TEST_F(Report, HoldsEveryNumberOfMetricsJsonl) {
   EXPECT_EQ(samples.size(), json_lines(run + "/2-grpo/completions.jsonl").size());
   EXPECT_EQ(samples.back().at("rewards").as_object().size(), 2u);
   EXPECT_EQ(stages[1].at("config").at("rewards.0.name").as_string(), "format");
-  // A stage alone, and the default place of the page.
+  // Its second stage has yet to begin; a stage alone, and the default place of the page.
+  fs::rename(run + "/2-grpo", run + "/later");
+  EXPECT_EQ(report({run}).at("runs").as_array()[0].at("status").as_string(), "unfinished");
+  EXPECT_EQ(report({run}).at("runs").as_array()[0].at("name").as_string(), "run");
+  fs::rename(run + "/later", run + "/2-grpo");
   EXPECT_EQ(run_cohort({"report", run + "/2-grpo/"}).out, run + "/2-grpo/report.html\n");
   const Json stage = report({run + "/2-grpo"}).at("runs").as_array()[0];
   EXPECT_EQ(stage.at("stages").dump(), Json(Json::Array{stages[1]}).dump());
   EXPECT_EQ(stage.at("name").as_string(), "run/2-grpo");
+  EXPECT_EQ(stage.at("status").as_string(), "finished");
+  // It is trained on, and killed: what its checkpoint says is no longer so.
+  const std::string log = run + "/2-grpo/metrics.jsonl";
+  write_file(log, read_file(log) + "{\"step\":5}\n");
+  EXPECT_EQ(report({run}).at("runs").as_array()[0].at("status").as_string(), "unfinished");
 }
 
 TEST_F(Report, HostileTextsAreText) {

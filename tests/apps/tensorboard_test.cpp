@@ -1,5 +1,5 @@
-// Event files of runs that are killed, or cannot write them; and what TensorBoard's own reader makes
-// of them. For that one COHORT_TEST_PYTHON names a Python that has the package `tensorboard`.
+// Event files of runs that are killed, or cannot write them; and what TensorBoard's own reader
+// makes of them. For that, COHORT_TEST_PYTHON names a Python that has the package `tensorboard`.
 #include <cerrno>
 #include <cstdlib>
 
