@@ -38,12 +38,13 @@ class TensorBoard : public testing::Test {
   Output train(const Fault& fault) const {
     return run_cohort_with(fault, {"train", dir_.path("run.yaml"), "steps=8", "eval.every=3"});
   }
-  // Trains until the process is killed at its seventh line, and then to the end.
+  // Trains until the process is killed, after step 5 and the checkpoint of step 4, then to the end.
   void train_killed_and_resumed() const {
-    ASSERT_EQ(train({.call = "write", .path = "/metrics.jsonl", .error = -1, .pass = 6}).code, 137);
+    ASSERT_EQ(train({.call = "write", .path = "/metrics.jsonl", .error = -1, .pass = 7}).code, 137);
     const Output rest = run_cohort({"train", "--resume", run_});
     ASSERT_EQ(rest.code, 0) << rest.err;
     ASSERT_EQ(event_files(run_).size(), 2u);
+    EXPECT_EQ(read_events(event_files(run_)[0]).back().step, 5);
   }
   // Of metrics.jsonl: how many numbers there are.
   size_t logged() const {

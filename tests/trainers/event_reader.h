@@ -2,6 +2,7 @@
 // checksums bit by bit, and the few fields of the messages that there are.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -121,7 +122,8 @@ inline std::vector<std::string> event_files(const std::string& dir) {
   return paths;
 }
 
-// Tag and step -> value, of all files of a stage: what a START makes forget left out.
+// Tag and step -> value, of all files of a stage, without what a START makes forget. Throws Error
+// for a value that is there twice.
 using Scalars = std::map<std::pair<std::string, int64_t>, float>;
 inline Scalars read_scalars(const std::string& dir) {
   Scalars scalars;
@@ -129,7 +131,9 @@ inline Scalars read_scalars(const std::string& dir) {
     for (const ReadEvent& event : read_events(path)) {
       if (event.session == 1)
         std::erase_if(scalars, [&](const auto& s) { return s.first.second >= event.step; });
-      for (const auto& [tag, value] : event.scalars) scalars[{tag, event.step}] = value;
+      for (const auto& [tag, value] : event.scalars)
+        if (!scalars.emplace(std::pair(tag, event.step), value).second)
+          throw Error(str(tag, " of step ", event.step, " is there twice"));
     }
   return scalars;
 }
