@@ -192,6 +192,20 @@ std::vector<size_t> kept_points(const std::vector<double>& values, size_t limit)
   return kept;
 }
 
+Curve trend_of(const Curve& curve) {
+  constexpr size_t kStretches = 100;
+  Curve trend;
+  const size_t n = curve.values.size();
+  for (size_t s = 0; s < kStretches && n > 2 * kStretches; ++s) {
+    const size_t begin = n * s / kStretches, end = n * (s + 1) / kStretches;
+    double sum = 0;
+    for (size_t i = begin; i < end; ++i) sum += curve.values[i];
+    trend.steps.push_back(curve.steps[(begin + end) / 2]);
+    trend.values.push_back(sum / static_cast<double>(end - begin));
+  }
+  return trend;
+}
+
 CompletionsLog read_completions(const std::string& path) {
   CompletionsLog log;
   SampledSteps training, evaluations;

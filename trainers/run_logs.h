@@ -31,6 +31,10 @@ MetricsLog read_metrics(const std::string& path);
 // the least and the greatest value of each of equal stretches, so that no spike is lost.
 std::vector<size_t> kept_points(const std::vector<double>& values, size_t limit);
 
+// A curve without its noise: the mean of each of a hundred equal stretches, at the step in its
+// middle. Empty for curves of up to 200 points, which can be seen through.
+Curve trend_of(const Curve& curve);
+
 struct CompletionsLog {
   Json samples = Json(Json::Array{});  // objects as in the file, with long texts cut
   int64_t unreadable = 0;

@@ -111,19 +111,24 @@ void add_checkpoint_facts(const fs::path& checkpoints, int64_t step, Json& facts
   }
 }
 
+// {"steps": [...], "values": [...]} of those of a curve's points.
+Json points_json(const Curve& curve, const std::vector<size_t>& kept) {
+  Json steps = Json(Json::Array{}), values = Json(Json::Array{});
+  for (const size_t i : kept) {
+    steps.push_back(curve.steps[i]);
+    values.push_back(curve.values[i]);
+  }
+  return Json().set("steps", std::move(steps)).set("values", std::move(values));
+}
+
 Json curves_json(const MetricsLog& log, size_t points) {
   Json curves = Json(Json::Array{});
   for (const Curve& curve : log.curves) {
-    Json steps = Json(Json::Array{}), values = Json(Json::Array{});
-    for (const size_t i : kept_points(curve.values, points)) {
-      steps.push_back(curve.steps[i]);
-      values.push_back(curve.values[i]);
-    }
-    curves.push_back(Json()
-                         .set("name", curve.name)
-                         .set("of", static_cast<int64_t>(curve.values.size()))
-                         .set("steps", std::move(steps))
-                         .set("values", std::move(values)));
+    const Curve trend = trend_of(curve);
+    Json json = points_json(curve, kept_points(curve.values, points));
+    json.set("name", curve.name).set("of", static_cast<int64_t>(curve.values.size()));
+    json.set("trend", points_json(trend, kept_points(trend.values, points)));
+    curves.push_back(std::move(json));
   }
   return curves;
 }
