@@ -283,7 +283,7 @@ COMMANDS = [
     ("eval", "jsonl", ["eval", "{}/run"]), ("eval", "text", ["eval", "{}/run"]),
     ("logprobs", "task", ["logprobs", "{}/run", "11+11=22", "--eos"]),
     ("check", "jsonl", ["check", "{}/run.yaml", "init_from={}/run", "stages.1.beta=0"]),
-    ("check", "text", ["check", "{}/run.yaml"]),
+    ("check", "text", ["check", "{}/run.yaml"]), ("report", "jsonl", ["report", "{}/run"]),
 ]
 OPEN = [errno.EACCES, errno.EMFILE, errno.EIO]
 FULL = [errno.ENOSPC, errno.EIO, errno.EDQUOT]

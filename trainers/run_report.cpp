@@ -92,9 +92,9 @@ std::vector<Json> read_configs(const fs::path& run, Json& doubts) {
   return configs;
 }
 
-// What the newest readable checkpoint of a stage says, which has come to `step`; a damaged one says
-// nothing. A finished stage that is trained on has left its checkpoint behind.
-void add_checkpoint_facts(const fs::path& checkpoints, int64_t step, Json& facts) {
+// What the newest readable checkpoint of a stage says, which has come to `step`. A finished stage
+// that is trained on has left its checkpoint behind.
+void add_checkpoint_facts(const fs::path& checkpoints, int64_t step, Json& facts, Json& doubts) {
   std::vector<std::string> names = list_directory(checkpoints);
   std::sort(names.rbegin(), names.rend());
   for (const std::string& name : names) {
@@ -106,7 +106,8 @@ void add_checkpoint_facts(const fs::path& checkpoints, int64_t step, Json& facts
           .set("finished", state.finished && step <= state.step)
           .set("seconds", state.seconds);
       return;
-    } catch (const Error&) {
+    } catch (const Error& e) {
+      doubts.push_back(e.what());
     }
   }
 }
@@ -145,7 +146,7 @@ Json stage_json(const fs::path& dir, const Json& config, size_t points, Json& do
   Json facts;
   facts.set("step", metrics.last_step).set("begin", metrics.begin).set("end", metrics.end);
   if (!metrics.rule.empty()) facts.set("rule", metrics.rule);
-  add_checkpoint_facts(dir / "checkpoints", metrics.last_step, facts);
+  add_checkpoint_facts(dir / "checkpoints", metrics.last_step, facts, doubts);
   const std::string name = position_of(dir.filename()) > 0 ? dir.filename().string() : "";
   const Json* trainer = config.find("trainer");
   return Json()

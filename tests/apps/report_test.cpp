@@ -230,7 +230,7 @@ TEST_F(Report, ShowsRunsInAnyState) {
   write_file(torn + "/config.yaml", "a: [");
   fs::create_directories(torn + "/checkpoints/step-00000001");
   write_file(torn + "/checkpoints/step-00000001/state.json", "{");
-  EXPECT_EQ(report({torn}).at("runs").as_array()[0].at("warnings").as_array().size(), 1u);
+  EXPECT_EQ(report({torn}).at("runs").as_array()[0].at("warnings").as_array().size(), 2u);
 }
 
 TEST_F(Report, GroupsWarningsThatDifferByNumbers) {
