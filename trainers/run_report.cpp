@@ -36,14 +36,14 @@ struct Place {
 };
 
 Place find_place(const std::string& path) {
-  fs::path dir = fs::absolute(path).lexically_normal();
+  fs::path dir = (fs::current_path() / path).lexically_normal();
   if (!dir.has_filename()) dir = dir.parent_path();  // "runs/demo/"
-  const auto fail = [&](const char* what, const char* hint) {
-    throw InputError(str(path, ": ", what, "; hint: ", hint));
+  const auto fail = [&](const char* what) {
+    throw InputError(str(path.empty() ? "''" : path, ": ", what,
+                         "; hint: give the run directory that `cohort train` printed"));
   };
-  const char* kHint = "give the run directory that `cohort train` printed";
-  if (!path_exists(dir)) fail("does not exist", kHint);
-  if (!fs::is_directory(dir)) fail("is a file, not a run directory", kHint);
+  if (path.empty() || !path_exists(dir)) fail("does not exist");
+  if (!fs::is_directory(dir)) fail("is a file, not a run directory");
   const bool has_config = path_exists(dir / "config.yaml");
   if (!has_config && position_of(dir.filename()) > 0 && has_metrics(dir))
     return {dir, dir.parent_path(), {dir.filename()}};
@@ -54,7 +54,7 @@ Place find_place(const std::string& path) {
   std::sort(place.stages.begin(), place.stages.end(),
             [](const auto& a, const auto& b) { return position_of(a) < position_of(b); });
   if (place.stages.empty() && !has_config)
-    fail("is no run directory: it has neither config.yaml nor metrics.jsonl", kHint);
+    fail("is no run directory: it has neither config.yaml nor metrics.jsonl");
   return place;
 }
 

@@ -265,6 +265,7 @@ TEST_F(Report, SaysWhatIsWrongWithAPath) {
   expect_bad_input(run_cohort({"report", file}),
                    {file + ": is a file, not a run directory; hint: "});
   expect_bad_input(run_cohort({"report", run, dir_.path()}), {"is no run directory", "hint: "});
+  expect_bad_input(run_cohort({"report", ""}), {"'': does not exist; hint: "});
   expect_bad_input(run_cohort({"report"}), {"runs is required", "hint: "});
   fs::remove(file);
   fs::create_directory(file);
@@ -322,15 +323,15 @@ class BrowserSlow : public Report {
   Json look() const {
     write_file(dir_.path("look.html"), kLooker);
     const std::string dom = dir_.path("dom"), err = dir_.path("err");
-    const int status =
-        std::system(str("timeout 100 chromium --headless --disable-gpu --no-first-run "
-                        "--disable-component-update ",
-                        geteuid() == 0 ? "--no-sandbox " : "",
-                        "--disable-background-networking --host-resolver-rules='MAP * ~NOTFOUND' ",
-                        "--allow-file-access-from-files --enable-logging=stderr --user-data-dir=",
-                        dir_.path("profile"), " --virtual-time-budget=5000 --dump-dom file://",
-                        dir_.path("look.html"), " > ", dom, " 2> ", err)
-                        .c_str());
+    const int status = std::system(
+        str("timeout 100 chromium --headless --disable-gpu --disable-dev-shm-usage --no-first-run "
+            "--disable-component-update ",
+            geteuid() == 0 ? "--no-sandbox " : "",
+            "--disable-background-networking --host-resolver-rules='MAP * ~NOTFOUND' ",
+            "--allow-file-access-from-files --enable-logging=stderr --user-data-dir=",
+            dir_.path("profile"), " --virtual-time-budget=5000 --dump-dom file://",
+            dir_.path("look.html"), " > ", dom, " 2> ", err)
+            .c_str());
     EXPECT_EQ(status, 0) << read_file(err);
     EXPECT_EQ(count_of(read_file(err), "CONSOLE"), 1u) << read_file(err);
     const std::string out = read_file(dom), tag = "<pre id=\"found\">";
