@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kPiece = 256 << 10;  // bytes
 // Bytes that are searched for a place to cut, and those on each side of it that are looked at.
-constexpr int64_t kSearched = 16 << 10, kAround = 1 << 10;
+constexpr int64_t kSearched = 16 << 10, kAround = 512;
 constexpr int64_t kPiecesWithoutCut = 256;
 
 bool is_jsonl(const std::string& file) {

@@ -48,9 +48,9 @@ class TextPieces {
 
   // The tokens of each of the pieces [begin, end), by all threads: together those of the documents
   // one after the other, each with `document_end` after it where that is given. A document is cut
-  // only where its tokens are the same without the cut, as far as a thousand bytes on both sides
-  // tell; one of which 64 MB have no such place is cut there anyway. Throws InputError naming the
-  // file: it cannot be read, a line is no object with a text, or text has no token.
+  // only where its tokens are the same without the cut, as far as 512 bytes on both sides tell;
+  // one of which 64 MB have no such place is cut there anyway. Throws InputError naming the file:
+  // it cannot be read, a line is no object with a text, or text has no token.
   std::vector<std::vector<int32_t>> encode(int64_t begin, int64_t end, const Tokenizer& tokenizer,
                                            std::optional<int32_t> document_end) const;
   // Every character that occurs, once. Throws InputError naming the file, also for what is not

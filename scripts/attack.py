@@ -289,7 +289,7 @@ OPEN = [errno.EACCES, errno.EMFILE, errno.EIO]
 FULL = [errno.ENOSPC, errno.EIO, errno.EDQUOT]
 ERRORS = collections.defaultdict(lambda: [errno.EIO], {
     "open": OPEN, "openat": OPEN, "fopen": OPEN, "opendir": OPEN, "fread": [errno.EIO],
-    "read": [errno.EIO, errno.EINTR, errno.ESTALE, 0], "write": [*FULL, errno.EINTR, 0],
+    "read": [errno.EIO, errno.EINTR, errno.ESTALE, 0], "pread": [errno.EIO, errno.EINTR, errno.ESTALE, 0], "write": [*FULL, errno.EINTR, 0],
     "fwrite": FULL, "fflush": FULL, "fsync": FULL, "close": FULL, "mkdir": [*FULL, errno.EACCES],
     "rename": [*FULL, errno.EACCES], "symlink": [*FULL, errno.EPERM], "mmap": [errno.ENOMEM],
     "unlinkat": [errno.EACCES, errno.EBUSY, errno.EROFS], "flock": [errno.ENOLCK],

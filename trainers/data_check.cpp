@@ -171,8 +171,7 @@ class ContextCheck {
     return true;
   }
 
-  void note_longest(const Measured& size, const Example& example, int64_t index,
-                    const Part& part) {
+  void note_longest(const Measured& size, const Example& example, int64_t index, const Part& part) {
     longest_size_ = size.sequence;
     const bool no_room = size.prompt >= context_;
     longest_ = str(place(example, index, part), ": ",
@@ -203,7 +202,7 @@ class ContextCheck {
 void keep_held_out(const TrainConfig& config, Dataset& data, ContextCheck& check) {
   const int64_t size = data.held_out_set->size();
   const std::vector<int64_t> kept = check.keep(Split::kHeldOut, *data.held_out_set, size,
-                                         config.eval.size > 0 ? config.eval.size : size);
+                                               config.eval.size > 0 ? config.eval.size : size);
   data.held_out.clear();
   for (const int64_t i : kept) {
     data.held_out.push_back(data.held_out_set->get(i));

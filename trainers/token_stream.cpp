@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <future>
 #include <string_view>
 
 #include "core/check.h"
@@ -79,12 +80,16 @@ class ShardWriter {
   ShardWriter(const ShardWriter&) = delete;
   ShardWriter& operator=(const ShardWriter&) = delete;
 
-  void add(const std::vector<int32_t>& tokens) {
-    width_ == 2 ? narrow<uint16_t>(tokens, waiting_) : narrow<uint32_t>(tokens, waiting_);
-    header_.count += tokens.size();
+  void add(const std::vector<std::vector<int32_t>>& pieces) {
+    for (const std::vector<int32_t>& tokens : pieces) {
+      width_ == 2 ? narrow<uint16_t>(tokens, waiting_) : narrow<uint32_t>(tokens, waiting_);
+      header_.count += tokens.size();
+    }
     size_t done = 0;
     for (; waiting_.size() - done >= kChunk; done += kChunk) put(done, kChunk);
     waiting_.erase(0, done);
+    // The disk begins now, so that fsync() has little left to do.
+    ::sync_file_range(file_.get(), 0, 0, SYNC_FILE_RANGE_WRITE);
   }
   void finish() {
     if (!waiting_.empty()) put(0, waiting_.size());
@@ -162,7 +167,8 @@ uint64_t fingerprint_of(const std::vector<TextSpan>& text, const Tokenizer& toke
     all += str(std::filesystem::path(span.file).filename().string(), " ", span.begin, " ", span.end,
                "\n");
   uint64_t sum = checksum(all);
-  for (const auto& [name, content] : tokenizer.files()) sum = checksum(content, checksum(name, sum));
+  for (const auto& [name, content] : tokenizer.files())
+    sum = checksum(content, checksum(name, sum));
   return sum;
 }
 
@@ -185,8 +191,9 @@ void TokenStream::append(TokenStream other) {
 }
 
 std::vector<int32_t> TokenStream::read(int64_t begin, int64_t count) const {
-  COHORT_CHECK(begin >= 0 && count >= 0 && begin + count <= size_, "[token_stream] expected a part of ",
-               size_, " tokens, got ", count, " from ", begin, " on");
+  COHORT_CHECK(begin >= 0 && count >= 0 && begin + count <= size_,
+               "[token_stream] expected a part of ", size_, " tokens, got ", count, " from ", begin,
+               " on");
   std::vector<int32_t> out;
   out.reserve(static_cast<size_t>(count));
   for (const Part& part : parts_) {
@@ -226,8 +233,10 @@ class TokenShards {
 
   TokenStream in_memory() const {
     std::vector<int32_t> tokens;
-    encode(0, pieces_.size(),
-           [&](const auto& part) { tokens.insert(tokens.end(), part.begin(), part.end()); });
+    encode(0, pieces_.size(), [&](auto parts) {
+      for (const std::vector<int32_t>& part : parts)
+        tokens.insert(tokens.end(), part.begin(), part.end());
+    });
     return TokenStream(std::move(tokens));
   }
 
@@ -252,8 +261,9 @@ class TokenShards {
         make(path(i), fingerprint, i);
         shard = open(path(i), fingerprint);
         if (shard.file == nullptr)
-          throw Error(str(path(i), ": does not hold what was written to it; hint: data.cache_dir "
-                                   "names a folder on another disk"));
+          throw Error(str(path(i),
+                          ": does not hold what was written to it; hint: data.cache_dir "
+                          "names a folder on another disk"));
       }
       const int64_t tokens = shard.end;
       stream.add(std::move(shard), tokens);
@@ -267,11 +277,9 @@ class TokenShards {
   // In order, as many pieces at a time as keep all threads busy.
   template <class Use>
   void encode(int64_t begin, int64_t end, Use&& use) const {
-    const int64_t batch = 8 * int64_t{num_threads()};
+    const int64_t batch = 16 * int64_t{num_threads()};
     for (int64_t at = begin; at < end; at += batch)
-      for (const std::vector<int32_t>& part :
-           pieces_.encode(at, std::min(end, at + batch), tokenizer_, document_end_))
-        use(part);
+      use(pieces_.encode(at, std::min(end, at + batch), tokenizer_, document_end_));
   }
 
   // Nothing, where there is no file or not the right one.
@@ -308,14 +316,18 @@ class TokenShards {
     const int64_t end = std::min(begin + kPiecesPerShard, pieces_.size());
     ShardWriter writer(path, fingerprint, width());
     int64_t done = begin;
-    encode(begin, end, [&](const std::vector<int32_t>& part) {
-      writer.add(part);
-      ++done;
+    std::future<void> writing;  // of what was encoded before, while more is encoded
+    encode(begin, end, [&](std::vector<std::vector<int32_t>> parts) {
+      done += static_cast<int64_t>(parts.size());
+      if (writing.valid()) writing.get();
+      writing = std::async(std::launch::async,
+                           [&writer, parts = std::move(parts)] { writer.add(parts); });
       if ((since_last_ += watch_.lap()) < kSecondsBetweenReports) return;
       since_last_ = 0;
-      logging::info("making tokens of ", mib(pieces_.bytes()), " of text: ",
-                    100 * done / pieces_.size(), " %");
+      logging::info("making tokens of ", mib(pieces_.bytes()),
+                    " of text: ", 100 * done / pieces_.size(), " %");
     });
+    if (writing.valid()) writing.get();
     writer.finish();
   }
 

@@ -76,9 +76,10 @@ TEST_F(TokenStreams, DamageIsFoundAndMended) {
     bytes[at] = static_cast<char>(bytes[at] ^ by);
     return bytes;
   };
-  for (const std::string& bytes : {damage(0, 1), damage(9, 1), damage(17, 1), damage(25, 1),
-                                   damage(32, 1), damage(good.size() - 1, 64), std::string(),
-                                   good.substr(0, 20), good.substr(0, good.size() - 2), good + "xy"}) {
+  for (const std::string& bytes :
+       {damage(0, 1), damage(9, 1), damage(17, 1), damage(25, 1), damage(32, 1),
+        damage(good.size() - 1, 64), std::string(), good.substr(0, 20),
+        good.substr(0, good.size() - 2), good + "xy"}) {
     write_file(shard, bytes);
     const ExpectLog told(bytes.size() < 32 ? "it is made again" : "is damaged, and made again");
     EXPECT_EQ(load("cache").read(0, 1000), all);
@@ -89,8 +90,11 @@ TEST_F(TokenStreams, DamageIsFoundAndMended) {
 TEST_F(TokenStreams, DamageWhileTheyAreReadIsAnError) {
   const TokenStream stream = load("cache");
   const std::string shard = shards("cache").at(0);
-  std::fstream(shard, std::ios::in | std::ios::out | std::ios::binary).seekp(32).write("\xff\xff", 2);
-  EXPECT_THROW_WITH(stream.read(0, 5), InputError, "is damaged: it has the token 65535 of 12; hint: ");
+  std::fstream(shard, std::ios::in | std::ios::out | std::ios::binary)
+      .seekp(32)
+      .write("\xff\xff", 2);
+  EXPECT_THROW_WITH(stream.read(0, 5), InputError,
+                    "is damaged: it has the token 65535 of 12; hint: ");
   fs::resize_file(shard, 40);
   EXPECT_THROW_WITH(stream.read(2, 5), InputError, "it has become shorter");
 }

@@ -4,7 +4,7 @@
 //   COHORT_FAULT=CALL|PATH|ERROR|PASS|FAIL
 //
 // Of the calls CALL ("*": all that are below) for a path that contains PATH the first PASS succeed,
-// the next FAIL set errno to ERROR, and all others succeed. ERROR 0: read() and write() do half.
+// the next FAIL set errno to ERROR, and all others succeed. ERROR 0: read(), pread() and write() do half.
 // ERROR -1: the process is killed there. A close that fails has closed.
 //
 //   COHORT_FAULT_LOG=FILE
@@ -145,6 +145,11 @@ FILE* fopen64(const char* path, const char* mode) {
 ssize_t read(int fd, void* to, size_t size) {
   if (!fails("read", fd)) return COHORT_NEXT(read)(fd, to, size);
   return errno != 0 ? -1 : COHORT_NEXT(read)(fd, to, (size + 1) / 2);
+}
+
+ssize_t pread(int fd, void* to, size_t size, off_t at) {
+  if (!fails("pread", fd)) return COHORT_NEXT(pread)(fd, to, size, at);
+  return errno != 0 ? -1 : COHORT_NEXT(pread)(fd, to, (size + 1) / 2, at);
 }
 
 size_t fread(void* to, size_t size, size_t count, FILE* stream) {
