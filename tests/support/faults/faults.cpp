@@ -4,8 +4,8 @@
 //   COHORT_FAULT=CALL|PATH|ERROR|PASS|FAIL
 //
 // Of the calls CALL ("*": all that are below) for a path that contains PATH the first PASS succeed,
-// the next FAIL set errno to ERROR, and all others succeed. ERROR 0: read(), pread() and write() do half.
-// ERROR -1: the process is killed there. A close that fails has closed.
+// the next FAIL set errno to ERROR, and all others succeed. ERROR 0: read(), pread() and write() do
+// half. ERROR -1: the process is killed there. A close that fails has closed.
 //
 //   COHORT_FAULT_LOG=FILE
 //
