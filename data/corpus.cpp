@@ -4,7 +4,6 @@
 #include <glob.h>
 
 #include <algorithm>
-#include <bitset>
 #include <cmath>
 #include <filesystem>
 #include <mutex>
@@ -180,6 +179,24 @@ TextCorpus::TextCorpus(const std::vector<std::string>& files, double held_out_fr
                          " of them; hint: use a longer text"));
 }
 
+void CharacterSet::add(std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    const Utf8Char c = decode_utf8(text, at);
+    if (c.size == 0)
+      throw InputError(str("byte ", at, " is not part of UTF-8 text; hint: convert the text to ",
+                           "UTF-8, or use data.tokenizer: byte"));
+    found_->set(c.code);
+    at += c.size;
+  }
+}
+
+std::string CharacterSet::text() const {
+  std::string out;
+  for (char32_t code = 0; code < found_->size(); ++code)
+    if (found_->test(code)) out += encode_utf8(code);
+  return out;
+}
+
 TextPieces::TextPieces(std::vector<TextSpan> spans) : spans_(std::move(spans)), first_{0} {
   for (const TextSpan& span : spans_) {
     first_.push_back(first_.back() + ceil_div(span.end - span.begin, kPiece));
@@ -265,35 +282,21 @@ std::vector<std::vector<int32_t>> TextPieces::encode(int64_t begin, int64_t end,
 }
 
 std::string TextPieces::characters() const {
-  using Characters = std::bitset<0x110000>;
-  const auto found = std::make_unique<Characters>();
+  CharacterSet found;
   std::mutex mutex;
   FirstFault fault;
   parallel_for(size(), 1, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) try {
-        const auto own = std::make_unique<Characters>();
-        for_each_text(i, nullptr, [&](std::string_view text, bool) {
-          for (size_t at = 0; at < text.size();) {
-            const Utf8Char c = decode_utf8(text, at);
-            if (c.size == 0)
-              throw InputError(str("byte ", at,
-                                   " is not part of UTF-8 text; hint: convert the text to UTF-8, "
-                                   "or use data.tokenizer: byte"));
-            own->set(c.code);
-            at += c.size;
-          }
-        });
+        CharacterSet own;
+        for_each_text(i, nullptr, [&](std::string_view text, bool) { own.add(text); });
         const std::lock_guard lock(mutex);
-        *found |= *own;
+        found.add(own);
       } catch (const std::exception& e) {
         fault.note(i, e.what());
       }
   });
   fault.check();
-  std::string out;
-  for (char32_t code = 0; code < found->size(); ++code)
-    if (found->test(code)) out += encode_utf8(code);
-  return out;
+  return found.text();
 }
 
 }  // namespace cohort

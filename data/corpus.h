@@ -1,10 +1,13 @@
 // Text for next-token training: files that may be larger than memory, read and encoded in pieces.
 #pragma once
 
+#include <bitset>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "data/tokenizer.h"
@@ -37,6 +40,20 @@ class TextCorpus {
  private:
   std::vector<TextSpan> train_, held_out_;
   bool has_ends_;
+};
+
+// The characters that occur in texts.
+class CharacterSet {
+ public:
+  // Throws InputError naming the first byte that is not UTF-8.
+  void add(std::string_view text);
+  void add(const CharacterSet& other) { *found_ |= *other.found_; }
+  // Each of them once.
+  std::string text() const;
+
+ private:
+  using Found = std::bitset<0x110000>;
+  std::unique_ptr<Found> found_ = std::make_unique<Found>();
 };
 
 // Text in pieces of about 256 KB, each of which can be encoded without the others.

@@ -19,13 +19,11 @@ namespace {
 // Held-out problems are the same for every seed, so that runs can be compared.
 constexpr uint64_t kHeldOutSeed = 0;
 
-std::string all_text(const ExampleSet& set) {
-  std::string text;
+void add_characters(const ExampleSet& set, CharacterSet& found) {
   for (int64_t i = 0; i < set.size(); ++i) {
     const Example e = set.get(i);
-    text += e.prompt + e.answer + e.solution;
+    for (const std::string* text : {&e.prompt, &e.answer, &e.solution}) found.add(*text);
   }
-  return text;
 }
 
 // Of one file its own checksum, of several that of their names and checksums.
@@ -57,6 +55,7 @@ Fingerprint checked_fingerprint(const DataConfig& data) {
   const std::vector<std::string>& paths = is_text ? data.text : data.jsonl.path;
   const std::vector<std::string>& eval_paths = is_text ? data.eval_text : data.jsonl.eval_path;
   Fingerprint out;
+  if (paths.empty()) return out;
   for (const std::string& path : paths) out.files.push_back(text_files(path));
   for (const auto& files : out.files) {
     out.checksums.push_back(files_checksum(files));
@@ -213,7 +212,11 @@ Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> token
     out.train = std::move(splits.train);
     out.source_sizes = std::move(splits.source_sizes);
     held_out = std::move(splits.held_out);
-    need_tokenizer([&] { return all_text(*out.train) + all_text(*held_out); });
+    need_tokenizer([&] {
+      CharacterSet found;
+      for (const ExampleSet* set : {out.train.get(), held_out.get()}) add_characters(*set, found);
+      return found.text();
+    });
   }
   if (data.is_chat()) {
     const auto format = chat_format(data, *out.tokenizer);

@@ -314,6 +314,7 @@ class TokenShards {
   void make(const std::string& path, uint64_t fingerprint, int64_t shard) {
     const int64_t begin = shard * kPiecesPerShard;
     const int64_t end = std::min(begin + kPiecesPerShard, pieces_.size());
+    if (shard == 0) logging::info("the tokens of the text are made, and kept as ", path);
     ShardWriter writer(path, fingerprint, width());
     int64_t done = begin;
     std::future<void> writing;  // of what was encoded before, while more is encoded

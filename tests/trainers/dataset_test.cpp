@@ -372,6 +372,7 @@ TEST_F(Datasets, FileOfAnotherFingerprintIsRefused) {
   TrainConfig task;
   task.trainer = TrainerType::kSft;
   task.data.task = "addition";
+  task.data.fingerprint = "0123456789012345";  // of no file
   EXPECT_EQ(load_dataset(task, nullptr).fingerprint, "");
 }
 
