@@ -3,7 +3,7 @@
 // Exactness: rows of a product whose left factor is not transposed must not depend on how many rows
 // there are. cuBLASLt's tensor core kernels for bf16 all add ascending k in the same way as long as
 // none splits it, so split-K is excluded there; one kernel for very few rows is an exception, which
-// asking for the algorithm of kFewRows rows avoids. The kernels for f32 and for rows that are not
+// asking for the algorithm of few_rows() rows avoids. The kernels for f32 and for rows that are not
 // aligned to 16 bytes differ among themselves, so there one algorithm per weight serves every
 // number of rows. tests/kernels/matmul_cuda_test.cpp holds all of it.
 //
@@ -26,7 +26,6 @@ namespace cohort::kernels::cuda {
 namespace {
 
 constexpr size_t kWorkspace = size_t{32} << 20;
-constexpr int64_t kFewRows = 128;      // bf16: fewer rows use the algorithm of this many
 constexpr int64_t kRowsForAll = 2048;  // f32: every number of rows uses the algorithm of this many
 
 void check(cublasStatus_t status, const char* what) {
@@ -199,10 +198,18 @@ Key with_rounded_tokens(Key key) {
   return key;
 }
 
+// bf16: fewer rows use the algorithm of this many. For 128 rows of narrow products with a long K
+// cuBLASLt 13 suggests a kernel that is ten times slower than that for 256 (896 x 4,864 on an H200:
+// 114 us against 10), for wide ones the other way round by up to 1.5.
+int64_t few_rows(const Key& key) {
+  constexpr int64_t kNarrow = 2048;
+  return key.n <= kNarrow ? 256 : 128;
+}
+
 const Choice& cached_choice(Key key) {
   if (key.split_k == SplitK::kNever)
-    key.m =
-        key.in == DType::kBF16 && rows_of_16_bytes(key) ? std::max(key.m, kFewRows) : kRowsForAll;
+    key.m = key.in == DType::kBF16 && rows_of_16_bytes(key) ? std::max(key.m, few_rows(key))
+                                                            : kRowsForAll;
   static std::map<Key, Choice> choices;
   static std::mutex mutex;
   std::lock_guard lock(mutex);

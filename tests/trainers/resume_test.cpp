@@ -223,6 +223,35 @@ TEST(ResumeData, ThatHaveChangedAreRefusedUntilAccepted) {
   train_new(small_plan(dir, "new", yaml));
 }
 
+TEST(ResumeData, OfSeveralSourcesGoOnWhereTheyWere) {
+  const TempDir dir;
+  write_file(dir.path("text.txt"), small_text());
+  write_file(dir.path("lines.jsonl"), "{\"text\": \"" + std::string(400, 'x') + "\"}\n");
+  std::string sums, more;
+  for (int i = 0; i < 40; ++i)
+    (i % 3 == 0 ? sums : more) +=
+        str("{\"prompt\": \"", i, "+1=\", \"answer\": \"", i + 1, "\"}\n");
+  write_file(dir.path("sums.jsonl"), sums);
+  write_file(dir.path("more.jsonl"), more);
+  const std::string text =
+      std::string(kSmallModel) +
+      "trainer: pretrain\nsteps: 6\nbatch_size: 4\n"
+      "data: {text: [text.txt, lines.jsonl], weights: [1, 3], cache_dir: kept}\n";
+  const std::string problems = std::string(kSmallModel) + kSmallSft +
+                               "data: {jsonl: {path: [sums.jsonl, more.jsonl]}, weights: [3, 1],\n"
+                               "  curriculum: length}\n";
+  for (const std::string& yaml : {text, problems}) {
+    const std::string whole = train_new(small_plan(dir, "whole", yaml));
+    const std::string run = train_interrupted(small_plan(dir, "run", yaml), 3);
+    train_rest(run);
+    for (const char* file : {"model.safetensors", "optimizer.safetensors"})
+      EXPECT_TRUE(checkpoint_bytes(run, file) == checkpoint_bytes(whole, file)) << yaml << file;
+    const std::string alone = train_new(small_plan(dir, "alone", yaml, {"data.weights=[1, 1]"}));
+    EXPECT_FALSE(checkpoint_bytes(alone, "model.safetensors") ==
+                 checkpoint_bytes(whole, "model.safetensors"));
+  }
+}
+
 TEST(ResumeData, OfAnEvaluationThatHaveChangedAreRefused) {
   const TempDir dir;
   std::string lines;
