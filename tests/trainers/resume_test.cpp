@@ -226,8 +226,9 @@ TEST(ResumeData, ThatHaveChangedAreRefusedUntilAccepted) {
 TEST(ResumeData, OfSeveralSourcesGoOnWhereTheyWere) {
   const TempDir dir;
   write_file(dir.path("text.txt"), small_text());
-  write_file(dir.path("lines.jsonl"), "{\"text\": \"" + std::string(400, 'x') + "\"}\n");
-  std::string sums, more;
+  std::string lines, sums, more;
+  for (int i = 0; i < 20; ++i) lines += "{\"text\": \"" + std::string(20, 'x') + "\"}\n";
+  write_file(dir.path("lines.jsonl"), lines);
   for (int i = 0; i < 40; ++i)
     (i % 3 == 0 ? sums : more) +=
         str("{\"prompt\": \"", i, "+1=\", \"answer\": \"", i + 1, "\"}\n");
