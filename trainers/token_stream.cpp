@@ -140,7 +140,9 @@ class FolderLock {
     if (::flock(file_.get(), LOCK_EX | LOCK_NB) == 0) return;
     logging::info("waiting for another process that makes the tokens in ", dir);
     while (::flock(file_.get(), LOCK_EX) != 0)
-      if (errno != EINTR) throw Error(str(path, ": cannot be locked: ", std::strerror(errno)));
+      if (errno != EINTR)
+        throw Error(str(path, ": cannot be locked: ", std::strerror(errno),
+                        "; hint: data.cache_dir names a folder on a file system with locks"));
   }
 
  private:
