@@ -9,7 +9,6 @@
 #include <mutex>
 
 #include "core/check.h"
-#include "core/parallel.h"
 #include "core/sizes.h"
 #include "data/fault.h"
 #include "data/json.h"
@@ -264,38 +263,26 @@ std::vector<std::vector<int32_t>> TextPieces::encode(int64_t begin, int64_t end,
                                                      const Tokenizer& tokenizer,
                                                      std::optional<int32_t> document_end) const {
   std::vector<std::vector<int32_t>> tokens(static_cast<size_t>(end - begin));
-  FirstFault fault;
-  parallel_for(end - begin, 1, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) try {
-        std::vector<int32_t>& out = tokens[static_cast<size_t>(i)];
-        for_each_text(begin + i, &tokenizer, [&](std::string_view text, bool ends_document) {
-          const std::vector<int32_t> ids = tokenizer.encode(text);
-          out.insert(out.end(), ids.begin(), ids.end());
-          if (ends_document && document_end) out.push_back(*document_end);
-        });
-      } catch (const std::exception& e) {
-        fault.note(i, e.what());
-      }
+  parallel_try(end - begin, 1, [&](int64_t i) {
+    std::vector<int32_t>& out = tokens[static_cast<size_t>(i)];
+    for_each_text(begin + i, &tokenizer, [&](std::string_view text, bool ends_document) {
+      const std::vector<int32_t> ids = tokenizer.encode(text);
+      out.insert(out.end(), ids.begin(), ids.end());
+      if (ends_document && document_end) out.push_back(*document_end);
+    });
   });
-  fault.check();
   return tokens;
 }
 
 std::string TextPieces::characters() const {
   CharacterSet found;
   std::mutex mutex;
-  FirstFault fault;
-  parallel_for(size(), 1, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) try {
-        CharacterSet own;
-        for_each_text(i, nullptr, [&](std::string_view text, bool) { own.add(text); });
-        const std::lock_guard lock(mutex);
-        found.add(own);
-      } catch (const std::exception& e) {
-        fault.note(i, e.what());
-      }
+  parallel_try(size(), 1, [&](int64_t i) {
+    CharacterSet own;
+    for_each_text(i, nullptr, [&](std::string_view text, bool) { own.add(text); });
+    const std::lock_guard lock(mutex);
+    found.add(own);
   });
-  fault.check();
   return found.text();
 }
 

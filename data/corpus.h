@@ -14,8 +14,9 @@
 
 namespace cohort {
 
-// The files of a text: one, all in a folder and its sub-folders but hidden ones, or those that a
-// pattern matches ("books/*.txt"); by name. Throws InputError if there is none.
+// The files that an entry of data.text or data.jsonl.path means: one, all in a folder and its
+// sub-folders but hidden ones, or those that a pattern matches ("books/*.txt"); by name. Throws
+// InputError if there is none.
 std::vector<std::string> text_files(const std::string& path);
 
 // Bytes [begin, end) of a file, not empty: a document or a part of one; of a .jsonl file whole

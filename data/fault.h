@@ -1,32 +1,34 @@
-// What goes wrong in parallel_for(), whose functions must not throw.
+// parallel_for() over work that may fail.
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <string>
 
 #include "core/check.h"
+#include "core/parallel.h"
 
 namespace cohort {
 
-// Keeps the message that belongs to the smallest index, whichever thread comes first.
-class FirstFault {
- public:
-  void note(int64_t index, const char* what) {
-    const std::lock_guard lock(mutex_);
-    if (index_ >= 0 && index_ < index) return;
-    index_ = index;
-    what_ = what;
-  }
-  // Throws it as an InputError, if there is one.
-  void check() const {
-    if (index_ >= 0) throw InputError(what_);
-  }
-
- private:
-  std::mutex mutex_;
-  int64_t index_ = -1;
-  std::string what_;
-};
+// fn(i) for every i of [0, n), by all threads in blocks of `grain`. Throws an InputError with the
+// message of the smallest i whose fn(i) has thrown, whichever thread comes first.
+template <class F>
+void parallel_try(int64_t n, int64_t grain, F&& fn) {
+  std::mutex mutex;
+  int64_t first = n;
+  std::string fault;
+  parallel_for(n, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) try {
+        fn(i);
+      } catch (const std::exception& e) {
+        const std::lock_guard lock(mutex);
+        if (i > first) continue;
+        first = i;
+        fault = e.what();
+      }
+  });
+  if (first < n) throw InputError(fault);
+}
 
 }  // namespace cohort

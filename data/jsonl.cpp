@@ -4,7 +4,6 @@
 #include <functional>
 
 #include "core/config.h"
-#include "core/parallel.h"
 #include "data/corpus.h"
 #include "data/example.h"
 #include "data/fault.h"
@@ -268,18 +267,12 @@ class Indexer {
   std::vector<char> check(const std::string& file,
                           const std::vector<LineBlocks::Line>& lines) const {
     std::vector<char> held(lines.size());
-    FirstFault fault;
-    parallel_for(static_cast<int64_t>(lines.size()), 64, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) try {
-          const LineBlocks::Line& line = lines[static_cast<size_t>(i)];
-          const std::string_view text = clean_line(line.text, line.number);
-          const Example example = reader_.read(text, line.number, file);
-          held[static_cast<size_t>(i)] = is_held_out(example.prompt, fraction_);
-        } catch (const std::exception& e) {
-          fault.note(i, e.what());
-        }
+    parallel_try(static_cast<int64_t>(lines.size()), 64, [&](int64_t i) {
+      const LineBlocks::Line& line = lines[static_cast<size_t>(i)];
+      const std::string_view text = clean_line(line.text, line.number);
+      const Example example = reader_.read(text, line.number, file);
+      held[static_cast<size_t>(i)] = is_held_out(example.prompt, fraction_);
     });
-    fault.check();
     return held;
   }
 

@@ -1,7 +1,6 @@
 #include "trainers/dataset.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <functional>
 #include <numeric>
 
@@ -35,9 +34,7 @@ std::string files_checksum(const std::vector<std::string>& files) {
     if (files.size() == 1) return own;
     sum = checksum(own, checksum(file.substr(file.rfind('/') + 1), sum));
   }
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(sum));
-  return digits;
+  return hex(sum);
 }
 
 // The files of each entry of the data, and their checksums.
@@ -157,9 +154,10 @@ void load_text(const DataConfig& data, const Fingerprint& fingerprint, Dataset& 
     for (const auto* part : {&sources.back().train(), &sources.back().held_out()})
       all.insert(all.end(), part->begin(), part->end());
   }
-  if (!data.eval_text.empty()) sources.emplace_back(fingerprint.eval_files, 0);
-  if (!data.eval_text.empty())
-    all.insert(all.end(), sources.back().train().begin(), sources.back().train().end());
+  if (!data.eval_text.empty()) {
+    const TextCorpus& evaluation = sources.emplace_back(fingerprint.eval_files, 0);
+    all.insert(all.end(), evaluation.train().begin(), evaluation.train().end());
+  }
   need_tokenizer([&] { return TextPieces(all).characters(); });
   const auto tokens_of = [&](const TextCorpus& corpus, const std::vector<TextSpan>& part,
                              const std::string& checksum) {

@@ -149,10 +149,13 @@ std::string file_checksum(const std::string& path) {
   read_whole(path, [&](std::string_view chunk) {
     XXH3_64bits_update(state.get(), chunk.data(), chunk.size());
   });
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx",
-                static_cast<unsigned long long>(XXH3_64bits_digest(state.get())));
-  return text;
+  return hex(XXH3_64bits_digest(state.get()));
+}
+
+std::string hex(uint64_t checksum) {
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(checksum));
+  return digits;
 }
 
 uint64_t checksum(std::string_view bytes, uint64_t before) {

@@ -38,6 +38,8 @@ void sync_directory(const std::string& path);
 // XXH3-64 of a file as 16 hex digits. Throws InputError if there is no such file, Error if it
 // cannot be read.
 std::string file_checksum(const std::string& path);
+// 16 hex digits.
+std::string hex(uint64_t checksum);
 // XXH3-64 of bytes, with the checksum of what comes before them as its seed.
 uint64_t checksum(std::string_view bytes, uint64_t before = 0);
 

@@ -39,12 +39,6 @@ struct Header {
   uint64_t sum = 0;          // checksum() over chunks of kChunk bytes
 };
 
-std::string hex(uint64_t value) {
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(value));
-  return digits;
-}
-
 template <class T>
 void widen(std::string_view bytes, std::vector<int32_t>& out) {
   for (size_t at = 0; at < bytes.size(); at += sizeof(T)) {
