@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <iostream>
+#include <numeric>
 #include <set>
 
 #include "bench/eigen_sgemm.h"
@@ -197,10 +198,28 @@ void add_head(Rows& rows) {
             .logprob = random_sum({logits[0]}),
             .entropy = random_sum({logits[0]}),
             .cut = random_sum({logits[0]})};
-  for (const auto& [name, top_p] : {std::pair{"sample", 1.0}, {"sample_top_p", 0.9}})
-    rows.push_back({name, logits.str(), moves(logits, 1), [=, top_p = top_p]() mutable {
-                      sample_logits({out, z, address, address, {.top_p = top_p}});
+  const Tensor slots = Tensor::zeros({logits[0]}, DType::kI32, g_setup.device);
+  const auto add_sample = [&](const char* name, const DrawParams& params) {
+    SamplingState state{.params = pack_params({&params, 1}).to(g_setup.device)};
+    rows.push_back({name, logits.str(), moves(logits, 1), [=]() mutable {
+                      sample_logits({out, state, z, slots, address});
                     }});
+  };
+  add_sample("sample", {});
+  add_sample("sample_top_p", {.top_p = 0.9});
+  add_sample("sample_min_p", {.min_p = 0.05});
+  // With counts, every row has a slot of its own. Beside the logits the counts are read, and the
+  // modified logits written and read.
+  const std::vector<DrawParams> penalties(static_cast<size_t>(logits[0]),
+                                          {.presence_penalty = 0.5});
+  std::vector<int32_t> each(penalties.size());
+  std::iota(each.begin(), each.end(), 0);
+  SamplingState state{.params = pack_params(penalties).to(g_setup.device),
+                      .counts = Tensor::zeros(logits, DType::kI32, g_setup.device)};
+  rows.push_back({"sample_penalties", logits.str(), moves(logits, 4),
+                  [=, own = Tensor::from(each).to(g_setup.device)]() mutable {
+                    sample_logits({out, state, z, own, address});
+                  }});
 }
 
 // Ops on [tokens, channels], which share their tensors.

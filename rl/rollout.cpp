@@ -50,9 +50,9 @@ void check_stop_tokens(const SamplingConfig& config, int64_t vocab_size) {
 struct Sampler::Sequence {
   Trajectory* out = nullptr;
   int64_t max_length = 0;  // prompt and completion
-  uint64_t stream = 0;     // of its random draws
-  int64_t cached = 0;      // tokens the cache holds
-  int32_t row = -1;        // of the cache; -1: waiting
+  kernels::DrawParams draw;
+  int64_t cached = 0;  // tokens the cache holds
+  int32_t row = -1;    // of the cache; -1: waiting
   bool done = false;
   int64_t length() const { return static_cast<int64_t>(out->tokens.size()); }
 };
@@ -61,7 +61,9 @@ struct Sampler::Sequence {
 // the last of each sequence. A sequence that is decoded has one such token.
 struct Sampler::Inputs {
   std::vector<int32_t> tokens, rows, positions;  // per token
-  std::vector<int64_t> streams, indices;         // per sequence: addresses of the draw
+  std::vector<kernels::DrawParams> params;       // per sequence
+  std::vector<int32_t> slots;                    // of params
+  std::vector<int64_t> indices;                  // of the draws
   std::vector<int32_t> last;                     // per sequence: its last token
   explicit Inputs(const std::vector<Sequence*>& active) {
     for (const Sequence* s : active) {
@@ -71,7 +73,8 @@ struct Sampler::Inputs {
         positions.push_back(static_cast<int32_t>(p));
       }
       last.push_back(static_cast<int32_t>(tokens.size() - 1));
-      streams.push_back(static_cast<int64_t>(s->stream));
+      slots.push_back(static_cast<int32_t>(params.size()));
+      params.push_back(s->draw);
       indices.push_back(s->length());
     }
   }
@@ -83,7 +86,7 @@ struct Sampler::Drawn {
   Tensor tokens;      // [n] i32
   Tensor statistics;  // [3, n]: log-probs, entropies, what was cut
   Drawn(int64_t n, const Transformer& model)
-      : tokens(Tensor::empty({n}, DType::kI32, model.device())),
+      : tokens(Tensor::zeros({n}, DType::kI32, model.device())),  // idle rows stay so
         statistics(Tensor::empty({3, n}, accumulate_dtype(model.dtype()), model.device())) {}
 };
 
@@ -91,20 +94,21 @@ struct Sampler::Drawn {
 // itself moves on to the next one; they are set again only when other sequences come to be decoded.
 class Sampler::Decoder {
  public:
-  Decoder(const Sampler& sampler, KVCache& cache, int32_t idle_row, int64_t rows, uint64_t seed)
+  Decoder(const Sampler& sampler, KVCache& cache, int32_t idle_row, int64_t rows)
       : rows_(rows),
         idle_row_(idle_row),
         device_(sampler.model_.device()),
         tokens_(Tensor::zeros({rows}, DType::kI32, device_)),
         cache_rows_(Tensor::zeros({rows}, DType::kI32, device_)),
         positions_(Tensor::zeros({rows}, DType::kI32, device_)),
-        streams_(Tensor::zeros({rows}, DType::kI64, device_)),
+        slots_(Tensor::full({rows}, -1, DType::kI32, device_)),
         indices_(Tensor::zeros({rows}, DType::kI64, device_)),
         drawn_(rows, sampler.model_),
-        replay_(device_, [this, &sampler, &cache, seed] {
+        state_{.params = Tensor::zeros({rows, sizeof(kernels::DrawParams)}, DType::kU8, device_)},
+        replay_(device_, [this, &sampler, &cache] {
           const Tensor hidden =
               sampler.model_.forward_cached(tokens_, cache_rows_, positions_, cache);
-          sampler.draw(drawn_, hidden, streams_, indices_, seed);
+          sampler.draw(drawn_, hidden, state_, slots_, indices_);
           tokens_.copy_(drawn_.tokens);
           kernels::increment(positions_);
           kernels::increment(indices_);
@@ -115,11 +119,14 @@ class Sampler::Decoder {
     const auto n = static_cast<size_t>(rows_);
     in.rows.resize(n, idle_row_);
     for (auto* values : {&in.tokens, &in.positions}) values->resize(n);
-    for (auto* values : {&in.streams, &in.indices}) values->resize(n);
+    in.slots.resize(n, -1);
+    in.indices.resize(n);
+    in.params.resize(n);
     tokens_.copy_(Tensor::from(in.tokens));
     cache_rows_.copy_(Tensor::from(in.rows));
     positions_.copy_(Tensor::from(in.positions));
-    streams_.copy_(Tensor::from(in.streams));
+    state_.params.copy_(kernels::pack_params(in.params));
+    slots_.copy_(Tensor::from(in.slots));
     indices_.copy_(Tensor::from(in.indices));
   }
   void run() { replay_.run(); }
@@ -129,15 +136,15 @@ class Sampler::Decoder {
   const int64_t rows_;
   const int32_t idle_row_;
   const Device device_;
-  Tensor tokens_, cache_rows_, positions_, streams_, indices_;
+  Tensor tokens_, cache_rows_, positions_, slots_, indices_;
   Drawn drawn_;
+  kernels::SamplingState state_;
   Replay replay_;
 };
 
 // One call of sample().
 struct Sampler::Session {
   KVCache cache;
-  const uint64_t seed;
   const SampleCallbacks& callbacks;
   const int32_t idle_row = cache.acquire();  // of the cache: decoders' idle rows write there
   std::vector<Sequence> sequences;
@@ -194,7 +201,12 @@ std::vector<Trajectory> Sampler::sample(std::span<const Example> prompts, int64_
     sequences.push_back(
         {.out = &t,
          .max_length = config_.max_length(t.prompt_length, c.context),
-         .stream = rng_stream(kSamplePurpose, static_cast<uint64_t>(address.step), sample)});
+         .draw = {
+             .temperature = config_.temperature,
+             .top_k = config_.top_k,
+             .top_p = config_.top_p,
+             .seed = address.seed,
+             .stream = rng_stream(kSamplePurpose, static_cast<uint64_t>(address.step), sample)}});
     longest = std::max(longest, sequences.back().max_length);
   }
   const KVCacheConfig rows{
@@ -204,7 +216,6 @@ std::vector<Trajectory> Sampler::sample(std::span<const Example> prompts, int64_
       .num_sequences = kIdleSequences + config_.concurrent(static_cast<int64_t>(sequences.size())),
       .max_length = longest};
   Session session{.cache = KVCache(rows, model_.dtype(), model_.device()),
-                  .seed = address.seed,
                   .callbacks = callbacks,
                   .sequences = std::move(sequences)};
   session.cache.reserve(session.idle_row, 1);
@@ -241,21 +252,18 @@ void Sampler::admit(Session& session) const {
   session.cache.upload();
 }
 
-void Sampler::draw(Drawn& out, const Tensor& hidden, const Tensor& streams, const Tensor& indices,
-                   uint64_t seed) const {
+void Sampler::draw(Drawn& out, const Tensor& hidden, kernels::SamplingState& state,
+                   const Tensor& slots, const Tensor& indices) const {
   kernels::Draws draws{.tokens = out.tokens,
                        .logprob = out.statistics.select(0, 0),
                        .entropy = out.statistics.select(0, 1),
                        .cut = out.statistics.select(0, 2)};
   kernels::head_sample({.out = draws,
+                        .state = state,
                         .x = hidden,
                         .w = model_.head().value(),
-                        .rng_stream = streams,
-                        .rng_index = indices,
-                        .desc = {.temperature = config_.temperature,
-                                 .top_k = config_.top_k,
-                                 .top_p = config_.top_p,
-                                 .seed = seed}});
+                        .slots = slots,
+                        .rng_index = indices});
 }
 
 void Sampler::prefill_step(Session& session) const {
@@ -268,7 +276,8 @@ void Sampler::prefill_step(Session& session) const {
   Tensor x = Tensor::empty({n, hidden.dim(1)}, hidden.dtype(), device);
   kernels::embedding_forward({.y = x, .table = hidden, .ids = upload(in.last)});
   Drawn drawn(n, model_);
-  draw(drawn, x, upload(in.streams), upload(in.indices), session.seed);
+  kernels::SamplingState state{.params = kernels::pack_params(in.params).to(device)};
+  draw(drawn, x, state, upload(in.slots), upload(in.indices));
   session.current = nullptr;
   append_tokens(session, drawn);
 }
@@ -278,8 +287,7 @@ void Sampler::decode_step(Session& session) const {
     const int64_t rows = decoder_rows(static_cast<int64_t>(session.active.size()), model_.device());
     std::unique_ptr<Decoder>& decoder = session.decoders[rows];
     if (decoder == nullptr)
-      decoder =
-          std::make_unique<Decoder>(*this, session.cache, session.idle_row, rows, session.seed);
+      decoder = std::make_unique<Decoder>(*this, session.cache, session.idle_row, rows);
     decoder->set(Inputs(session.active));
     session.current = decoder.get();
   }

@@ -17,6 +17,10 @@
 #include "nn/transformer.h"
 #include "rl/trajectory.h"
 
+namespace cohort::kernels {
+struct SamplingState;
+}
+
 namespace cohort {
 
 // Prompts are admitted to one forward up to this many tokens, so that its activations stay small.
@@ -93,8 +97,8 @@ class Sampler {
   struct Inputs;
   struct Drawn;
   class Decoder;
-  void draw(Drawn& out, const Tensor& hidden, const Tensor& streams, const Tensor& indices,
-            uint64_t seed) const;
+  void draw(Drawn& out, const Tensor& hidden, kernels::SamplingState& state, const Tensor& slots,
+            const Tensor& indices) const;
   void prefill_step(Session& session) const;
   void decode_step(Session& session) const;
   std::vector<Trajectory> start(std::span<const Example> prompts, int64_t num_generations,

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
+#include <limits>
 
 #include "core/rng.h"
 #include "kernels/cpu/row_softmax.h"
@@ -12,7 +14,7 @@
 namespace cohort::kernels::cpu {
 namespace {
 
-// One row of logits with its distribution.
+// One row of logits, the model's or modified, with its distribution.
 template <class T>
 struct Row {
   const T* logits = nullptr;
@@ -100,18 +102,21 @@ Ranked<T> nucleus_end(const Row<T>& row, std::vector<Ranked<T>>& tokens, double 
 
 // The least probable token that top-k and top-p leave: every token not behind it may be drawn.
 template <class T>
-Ranked<T> last_allowed(const Row<T>& row, const SamplingDesc& desc) {
+Ranked<T> last_allowed(const Row<T>& row, const DrawParams& params) {
+  const bool top_k = params.top_k > 0 && params.top_k < row.vocab;
+  if (!top_k && params.top_p >= 1)
+    return {-std::numeric_limits<T>::infinity(), std::numeric_limits<int32_t>::max()};
   std::vector<Ranked<T>> tokens(static_cast<size_t>(row.vocab));
   for (int64_t v = 0; v < row.vocab; ++v)
     tokens[static_cast<size_t>(v)] = {row.logits[v], static_cast<int32_t>(v)};
-  if (desc.top_k > 0 && desc.top_k < row.vocab) {
-    std::nth_element(tokens.begin(), tokens.begin() + desc.top_k - 1, tokens.end());
-    tokens.resize(static_cast<size_t>(desc.top_k));
-    if (desc.top_p >= 1) return tokens.back();
+  if (top_k) {
+    std::nth_element(tokens.begin(), tokens.begin() + params.top_k - 1, tokens.end());
+    tokens.resize(static_cast<size_t>(params.top_k));
+    if (params.top_p >= 1) return tokens.back();
   }
   double total = 0;
   for (const Ranked<T>& t : tokens) total += row.weight(t.id);
-  return nucleus_end(row, tokens, desc.top_p * total);
+  return nucleus_end(row, tokens, params.top_p * total);
 }
 
 struct Choice {
@@ -120,10 +125,16 @@ struct Choice {
 };
 
 template <class T>
-Choice draw_from_allowed(const Row<T>& row, const SamplingDesc& desc, double u) {
-  const Ranked<T> last = last_allowed(row, desc);
+Choice draw_from_allowed(const Row<T>& row, const DrawParams& params, double u) {
+  const Ranked<T> last = last_allowed(row, params);
+  // Min-p compares logits, which have the order of the probabilities without their rounding.
+  const T largest = static_cast<T>(row.softmax.largest),
+          inverse = static_cast<T>(row.softmax.inverse_temperature),
+          least = static_cast<T>(std::log(params.min_p));
   const auto keep = [&](int64_t v) {
-    return !(last < Ranked<T>{row.logits[v], static_cast<int32_t>(v)});
+    const T logit = row.logits[v];
+    return !(last < Ranked<T>{logit, static_cast<int32_t>(v)}) &&
+           scaled_logit(logit, largest, inverse) >= least;
   };
   double kept = 0, cut = 0;
   for (int64_t v = 0; v < row.vocab; ++v) (keep(v) ? kept : cut) += row.weight(v);
@@ -131,62 +142,143 @@ Choice draw_from_allowed(const Row<T>& row, const SamplingDesc& desc, double u) 
 }
 
 template <class T>
-Choice choose(const Row<T>& row, const SamplingDesc& desc, double u) {
-  if (desc.temperature == 0)
+Choice choose(const Row<T>& row, const DrawParams& params, double u) {
+  if (params.temperature == 0)
     return {std::find(row.logits, row.logits + row.vocab, static_cast<T>(row.softmax.largest)) -
                 row.logits,
             0};
-  if ((desc.top_k == 0 || desc.top_k >= row.vocab) && desc.top_p >= 1)
+  if ((params.top_k == 0 || params.top_k >= row.vocab) && params.top_p >= 1 && params.min_p <= 0)
     return {draw_from_all(row, u), 0};
-  return draw_from_allowed(row, desc, u);
+  return draw_from_allowed(row, params, u);
 }
+
+// The elements of a SamplingState.
+template <class T>
+struct State {
+  const uint8_t* params;
+  int32_t* counts;
+  const int32_t* bias_ids;
+  const T* bias_values;
+  int64_t slots, vocab, max_bias;
+
+  State(SamplingState& state, int64_t vocab)
+      : params(state.params.data<uint8_t>()),
+        counts(state.counts.defined() ? state.counts.data<int32_t>() : nullptr),
+        bias_ids(state.bias_ids.defined() ? state.bias_ids.data<int32_t>() : nullptr),
+        bias_values(state.bias_ids.defined() ? state.bias_values.data<T>() : nullptr),
+        slots(state.params.dim(0)),
+        vocab(vocab),
+        max_bias(state.bias_ids.defined() ? state.bias_ids.dim(1) : 0) {}
+
+  DrawParams of(int32_t slot) const {
+    DrawParams p;
+    std::memcpy(&p, params + slot * static_cast<int64_t>(sizeof p), sizeof p);
+    return p;
+  }
+
+  // Steps 1 to 3 of the contract.
+  void modify(T* out, const T* logits, int32_t slot, const DrawParams& p) const {
+    std::copy_n(logits, vocab, out);
+    for (int64_t b = slot * max_bias; b < slot * max_bias + p.num_bias; ++b)
+      out[bias_ids[b]] += bias_values[b];
+    if (!has_penalty(p)) return;
+    for (int64_t v = 0; v < vocab; ++v) out[v] = penalised(out[v], counts[slot * vocab + v], p);
+  }
+
+  void check(int32_t slot, const char* op) const {
+    COHORT_CHECK(slot >= 0 && slot < slots, "[", op, "] expected slots below ", slots, ", got ",
+                 slot);
+    const DrawParams p = of(slot);
+    if (const char* expected = expectation_missed(p))
+      throw Error(str("[", op, "] slot ", slot, ": expected ", expected));
+    COHORT_CHECK(counts != nullptr || !has_penalty(p), "[", op, "] slot ", slot,
+                 ": expected counts for its penalties");
+    COHORT_CHECK(p.num_bias <= max_bias, "[", op, "] slot ", slot, ": expected at most ", max_bias,
+                 " biases, got ", p.num_bias);
+    for (int64_t b = slot * max_bias; b < slot * max_bias + p.num_bias; ++b)
+      COHORT_CHECK(bias_ids[b] >= 0 && bias_ids[b] < vocab, "[", op, "] slot ", slot, ": bias of ",
+                   bias_ids[b], ", which is outside the vocabulary of ", vocab);
+  }
+};
 
 // The tensors of a call beside the logits, as pointers.
 template <class T>
 struct Rows {
   int32_t* tokens;
   T *logprob, *entropy, *cut;
-  const int64_t *stream, *index;
+  const int32_t* slots;
+  const int64_t* index;
+  const State<T> state;
+  const char* op;
 
-  Rows(Draws& out, const Tensor& rng_stream, const Tensor& rng_index)
-      : tokens(out.tokens.data<int32_t>()),
-        logprob(out.logprob.data<T>()),
-        entropy(out.entropy.data<T>()),
-        cut(out.cut.data<T>()),
-        stream(rng_stream.data<int64_t>()),
-        index(rng_index.data<int64_t>()) {}
+  // Checks all rows, before any is drawn.
+  template <class Args>
+  Rows(const Args& args, int64_t vocab, const char* op)
+      : tokens(args.out.tokens.template data<int32_t>()),
+        logprob(args.out.logprob.template data<T>()),
+        entropy(args.out.entropy.template data<T>()),
+        cut(args.out.cut.template data<T>()),
+        slots(args.slots.template data<int32_t>()),
+        index(args.rng_index.template data<int64_t>()),
+        state(args.state, vocab),
+        op(op) {
+    std::vector<uint8_t> taken(static_cast<size_t>(state.slots));
+    for (int64_t i = 0; i < args.slots.numel(); ++i) {
+      if (slots[i] == -1) continue;
+      state.check(slots[i], op);
+      COHORT_CHECK(taken[static_cast<size_t>(slots[i])]++ == 0 || state.counts == nullptr, "[", op,
+                   "] slot ", slots[i], " has counts and two rows");
+    }
+  }
 };
+
+// Row `at` of a call; `draws` is scratch memory, `modified` of [vocab] or empty. False where the
+// row has no distribution.
+template <class T>
+bool sample_row(const Rows<T>& rows, int64_t at, const T* logits, Row<T>& draws,
+                std::vector<T>& modified) {
+  const int32_t slot = rows.slots[at];
+  if (slot == -1) return true;
+  const DrawParams p = rows.state.of(slot);
+  const double temperature = p.temperature == 0 ? 1 : p.temperature;
+  draws.logits = logits;
+  draws.softmax = row_softmax(logits, draws.vocab, temperature, &draws.kept);
+  const RowSoftmax policy = draws.softmax;
+  if (policy.valid() && changes_logits(p)) {
+    modified.resize(static_cast<size_t>(draws.vocab));
+    rows.state.modify(modified.data(), logits, slot, p);
+    draws.logits = modified.data();
+    draws.softmax = row_softmax(draws.logits, draws.vocab, temperature, &draws.kept);
+  }
+  if (!policy.valid() || !draws.softmax.valid()) return false;
+  const auto words = philox(p.seed, p.stream, static_cast<uint64_t>(rows.index[at]));
+  const Choice choice = choose(draws, p, uniform_f64(words[0], words[1]));
+  rows.tokens[at] = static_cast<int32_t>(choice.token);
+  rows.logprob[at] = row_logprob(policy, logits[choice.token]);
+  rows.entropy[at] = static_cast<T>(policy.entropy());
+  rows.cut[at] = static_cast<T>(choice.cut);
+  if (rows.state.counts != nullptr) ++rows.state.counts[slot * draws.vocab + choice.token];
+  return true;
+}
 
 // Draws for rows [first, first + count), whose logits are given. Throws after the loop, as the loop
 // may run in threads, naming the first row that has no distribution.
 template <class T>
-void sample_rows(const Rows<T>& rows, const T* logits, int64_t first, int64_t count, int64_t vocab,
-                 const SamplingDesc& desc, const char* op) {
+void sample_rows(const Rows<T>& rows, const T* logits, int64_t first, int64_t count) {
+  const int64_t vocab = rows.state.vocab;
   std::atomic<int64_t> bad = count;
   parallel_for(count, row_grain(vocab), [&](int64_t begin, int64_t end) {
-    Row<T> row{.vocab = vocab, .softmax = {}, .kept = SoftmaxWeights<T>(vocab)};
+    Row<T> draws{.vocab = vocab, .softmax = {}, .kept = SoftmaxWeights<T>(vocab)};
+    std::vector<T> modified;
     for (int64_t i = begin; i < end; ++i) {
-      row.logits = logits + i * vocab;
-      row.softmax =
-          row_softmax(row.logits, vocab, desc.temperature == 0 ? 1 : desc.temperature, &row.kept);
-      if (!row.softmax.valid()) {
-        int64_t lowest = bad.load();
-        while (i < lowest && !bad.compare_exchange_weak(lowest, i)) {
-        }
-        continue;
+      if (sample_row(rows, first + i, logits + i * vocab, draws, modified)) continue;
+      int64_t lowest = bad.load();
+      while (i < lowest && !bad.compare_exchange_weak(lowest, i)) {
       }
-      const int64_t at = first + i;
-      const auto words = philox(desc.seed, static_cast<uint64_t>(rows.stream[at]),
-                                static_cast<uint64_t>(rows.index[at]));
-      const Choice choice = choose(row, desc, uniform_f64(words[0], words[1]));
-      rows.tokens[at] = static_cast<int32_t>(choice.token);
-      rows.logprob[at] = row_logprob(row.softmax, row.logits[choice.token]);
-      rows.entropy[at] = static_cast<T>(row.softmax.entropy());
-      rows.cut[at] = static_cast<T>(choice.cut);
     }
   });
   if (bad != count)
-    throw NonFiniteError(str("[", op, "] row ", first + bad,
+    throw NonFiniteError(str("[", rows.op, "] row ", first + bad,
                              ": the logits hold NaN or infinity, or leave no token"));
 }
 
@@ -194,22 +286,32 @@ void sample_rows(const Rows<T>& rows, const T* logits, int64_t first, int64_t co
 
 void head_sample(const HeadSample& args) {
   dispatch_float(args.x.dtype(), "head_sample", [&]<class T>() {
-    const int64_t chunk = args.desc.chunk_tokens > 0
-                              ? args.desc.chunk_tokens
+    const int64_t chunk = args.chunk_tokens > 0
+                              ? args.chunk_tokens
                               : head_chunk_tokens(args.w.dim(0), 0, args.x.device());
-    const Rows<T> rows(args.out, args.rng_stream, args.rng_index);
+    const Rows<T> rows(args, args.w.dim(0), "head_sample");
     for_logit_chunks(args.x, args.w, chunk, [&](int64_t begin, Tensor& logits) {
-      sample_rows(rows, logits.data<T>(), begin, logits.dim(0), logits.dim(1), args.desc,
-                  "head_sample");
+      sample_rows(rows, logits.data<T>(), begin, logits.dim(0));
     });
   });
 }
 
 void sample_logits(const SampleLogits& args) {
   dispatch_float(args.logits.dtype(), "sample_logits", [&]<class T>() {
-    sample_rows(Rows<T>(args.out, args.rng_stream, args.rng_index), args.logits.data<T>(), 0,
-                args.logits.dim(0), args.logits.dim(1), args.desc, "sample_logits");
+    const Rows<T> rows(args, args.logits.dim(1), "sample_logits");
+    sample_rows(rows, args.logits.data<T>(), 0, args.logits.dim(0));
   });
+}
+
+void count_prompt(const CountPrompt& args) {
+  const int64_t vocab = args.counts.dim(1);
+  const int32_t* token = args.tokens.data<int32_t>();
+  for (int64_t t = 0; t < args.tokens.numel(); ++t)
+    COHORT_CHECK(token[t] >= 0 && token[t] < vocab, "[count_prompt] token ", token[t],
+                 " at position ", t, " is outside the vocabulary of ", vocab);
+  int32_t* counts = args.counts.data<int32_t>() + args.slot * vocab;
+  std::fill_n(counts, vocab, 0);
+  for (int64_t t = 0; t < args.tokens.numel(); ++t) counts[token[t]] = kInPrompt;
 }
 
 }  // namespace cohort::kernels::cpu

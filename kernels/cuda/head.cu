@@ -26,9 +26,10 @@ __global__ void __launch_bounds__(kRowThreads)
   const int64_t t = blockIdx.x;
   const int32_t target = targets[t];
   const float* z = logits + t * vocab;
-  RowSoftmax row;
+  __shared__ double sum_of_warp[kRowWarps];
+  RowSoftmax row{};
   // The same branch for all threads of the block, as row_softmax() has barriers.
-  if (target != -1) row = row_softmax(z, vocab, inverse_temperature);
+  if (target != -1) row = row_softmax(z, vocab, inverse_temperature, sum_of_warp);
   if (threadIdx.x > 0) return;
   // One thread writes what all threads know by now; the target's logit is a second read of one
   // float.

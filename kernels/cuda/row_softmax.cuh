@@ -1,7 +1,8 @@
 // The one row function behind every log-prob on CUDA: training's fused head and the sampler call it
-// on the same f32 logits and get the same bits. One block per row reads it once: each thread keeps
-// the largest logit so far and the sums relative to it, over ids that depend on the vocabulary's
-// size only; the threads' sums are added in a fixed order.
+// on the same f32 logits and get the same bits. One block per row reads it once: each warp has one
+// run of consecutive ids, and each of its threads keeps the largest logit so far and the sums
+// relative to it, over ids that depend on the vocabulary's size only; the threads' sums are added
+// in a fixed order. The warps' sums tell a sampler in which run its draw lies.
 #pragma once
 
 #include <cmath>
@@ -10,14 +11,19 @@
 
 namespace cohort::kernels::cuda {
 
-inline constexpr int kRowThreads = 512;
-// Ids that a block reads at a time, four consecutive ones per thread.
-inline constexpr int kRowTile = 4 * kRowThreads;
+inline constexpr int kRowThreads = 512, kRowWarps = kRowThreads / 32;
+// Ids that a warp and a block read at a time, four consecutive ones per thread.
+inline constexpr int kWarpTile = 4 * 32, kRowTile = 4 * kRowThreads;
+
+// Ids of each warp's run; the last runs may be shorter, or empty.
+__device__ inline int64_t run_length(int64_t vocab) {
+  return (vocab + kRowTile - 1) / kRowTile * kWarpTile;
+}
 
 // With d[v] = (logits[v] - largest) inverse_temperature:
 struct RowSoftmax {
-  float largest = 0, inverse_temperature = 1;
-  double sum = 0, weighted = 0;  // of e^d, of e^d d
+  float largest, inverse_temperature;
+  double sum, weighted;  // of e^d, of e^d d
 
   __device__ double log_sum() const { return log(sum); }
   // Log-sum-exp of the logits at the temperature.
@@ -34,16 +40,15 @@ struct RowSoftmax {
   __device__ bool valid() const { return isfinite(largest) && isfinite(sum); }
 };
 
-// Logits [v, v + 4) of a row of `vocab`; -inf past its end.
-__device__ __forceinline__ Pack<float, 4> load_logits(const float* logits, int64_t v,
-                                                      int64_t vocab) {
+// Logits [v, v + 4) of a row; -inf from `end` on.
+__device__ __forceinline__ Pack<float, 4> load_logits(const float* logits, int64_t v, int64_t end) {
   // A row of a vocabulary that is no multiple of 4 may start at any float; its logits are then read
   // one by one, in the same order.
-  if (v + 4 <= vocab && reinterpret_cast<uintptr_t>(logits) % 16 == 0)
+  if (v + 4 <= end && reinterpret_cast<uintptr_t>(logits) % 16 == 0)
     return load_pack<4>(logits + v);
   Pack<float, 4> out;
 #pragma unroll
-  for (int k = 0; k < 4; ++k) out.v[k] = v + k < vocab ? logits[v + k] : -INFINITY;
+  for (int k = 0; k < 4; ++k) out.v[k] = v + k < end ? logits[v + k] : -INFINITY;
   return out;
 }
 
@@ -87,18 +92,23 @@ struct PartialSoftmax {
   }
 };
 
-// Called by all kRowThreads threads of a block, at most once; all get the result.
+// Called by all kRowThreads threads of a block; all get the result, and may call it again at once:
+// between a thread's last look at an array of warps' values and the next write to it lies a barrier
+// of another reduction. `sum_of_warp`, [kRowWarps] in shared memory, gets the sums of e^d over the
+// warps' runs; they add up to `sum` in ascending order, to the bit.
 __device__ inline RowSoftmax row_softmax(const float* logits, int64_t vocab,
-                                         float inverse_temperature) {
+                                         float inverse_temperature, double* sum_of_warp) {
   constexpr int kBatch = 4;  // loads in flight
-  __shared__ float largest_of_warp[kRowThreads / 32];
-  __shared__ double sum_of_warp[kRowThreads / 32], weighted_of_warp[kRowThreads / 32];
+  __shared__ float largest_of_warp[kRowWarps];
+  __shared__ double weighted_of_warp[kRowWarps];
+  const int64_t run = run_length(vocab), begin = threadIdx.x / 32 * run;
+  const int64_t end = min(vocab, begin + run);
   PartialSoftmax own;
-  for (int64_t v = 4 * threadIdx.x; v < vocab; v += kBatch * kRowTile) {
+  for (int64_t v = begin + 4 * (threadIdx.x % 32); v < end; v += kBatch * kWarpTile) {
     Pack<float, 4> batch[kBatch];
     // All loads before the arithmetic, so that four are under way at a time.
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) batch[b] = load_logits(logits, v + b * kRowTile, vocab);
+    for (int b = 0; b < kBatch; ++b) batch[b] = load_logits(logits, v + b * kWarpTile, end);
     own.add(batch, inverse_temperature);
   }
   // Each thread's sums become relative to the row's largest logit; then they are added in f64.

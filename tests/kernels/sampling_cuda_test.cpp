@@ -2,46 +2,24 @@
 // by its definition in f64.
 #include "kernels/sampling.h"
 
-#include <algorithm>
-#include <numeric>
 #include <set>
 
-#include "core/rng.h"
 #include "kernels/head.h"
 #include "tests/kernels/cuda_test.h"
+#include "tests/kernels/sampling_reference.h"
 
 namespace cohort::kernels {
 namespace {
 
 using namespace test;
 
-Tensor addresses(int64_t n, int64_t first) {
-  std::vector<int64_t> values(static_cast<size_t>(n));
-  std::iota(values.begin(), values.end(), first);
-  return Tensor::from(values);
-}
-
 double uniform(uint64_t seed, int64_t stream, int64_t index) {
   const auto words = philox(seed, static_cast<uint64_t>(stream), static_cast<uint64_t>(index));
   return uniform_f64(words[0], words[1]);
 }
 
-// Draws on the host.
-struct Drawn {
-  std::vector<int32_t> tokens;
-  std::vector<double> logprobs, entropies, cuts;
-};
-
-Draws empty_draws(int64_t n, Device device) {
-  const auto statistic = [&] { return Tensor::empty({n}, DType::kF32, device); };
-  return {.tokens = Tensor::empty({n}, DType::kI32, device),
-          .logprob = statistic(),
-          .entropy = statistic(),
-          .cut = statistic()};
-}
-
 // Draws from logits [n, V] of the CPU, row i at the address (i, 100 + i).
-Drawn draw(const Tensor& logits, const SamplingDesc& desc, Device device,
+Drawn draw(const Tensor& logits, const DrawParams& params, Device device,
            Start start = Start::kAligned) {
   const int64_t n = logits.dim(0);
   Guarded z(logits, DType::kF32, device, start), logprob(Shape{n}, DType::kF32, device, start);
@@ -51,42 +29,11 @@ Drawn draw(const Tensor& logits, const SamplingDesc& desc, Device device,
             .logprob = logprob.tensor(),
             .entropy = entropy.tensor(),
             .cut = cut.tensor()};
-  sample_logits({out, z.tensor(), addresses(n, 0).to(device), addresses(n, 100).to(device), desc});
+  SamplingState state = plain_state(params, n, 0, device);
+  sample_logits({out, state, z.tensor(), own_slots(n).to(device), addresses(n, 100).to(device)});
   EXPECT_TRUE(z.intact() && tokens.intact() && logprob.intact() && entropy.intact() &&
               cut.intact());
-  return {out.tokens.to_vector<int32_t>(), out.logprob.to_vector<double>(),
-          out.entropy.to_vector<double>(), out.cut.to_vector<double>()};
-}
-
-// n rows with the same logits.
-Tensor repeat(const std::vector<float>& row, int64_t n) {
-  std::vector<float> values;
-  for (int64_t i = 0; i < n; ++i) values.insert(values.end(), row.begin(), row.end());
-  return Tensor::from(values, {n, static_cast<int64_t>(row.size())});
-}
-
-// The probabilities by definition, 0 for tokens that top-k or top-p leave out.
-std::vector<double> distribution(const std::vector<double>& logits, const SamplingDesc& desc) {
-  std::vector<size_t> order(logits.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return logits[a] > logits[b]; });
-  if (desc.top_k > 0) order.resize(std::min(order.size(), static_cast<size_t>(desc.top_k)));
-  std::vector<double> p(logits.size());
-  double total = 0, mass = 0;
-  for (const size_t v : order) {
-    p[v] = std::exp((logits[v] - logits[order[0]]) / desc.temperature);
-    total += p[v];
-  }
-  const double goal = desc.top_p * total;
-  total = 0;
-  for (const size_t v : order) {
-    if (desc.top_p < 1 && mass >= goal) p[v] = 0;
-    mass += p[v];
-    total += p[v];
-  }
-  for (double& x : p) x /= total;
-  return p;
+  return on_host(out);
 }
 
 // That token is where the CDF of p passes u; f32 masses move its steps by less than 1e-5.
@@ -110,15 +57,13 @@ TEST(CudaSampling, LogprobAndEntropyAreTheTrainersToTheBit) {
         const Tensor all = random_tensor({total, channels}, dtype, 1).to(device);
         const Tensor w = random_tensor({vocab, channels}, dtype, 2, 0.3).to(device);
         Guarded logprob(Shape{n}, DType::kF32, device), sampled(Shape{n}, DType::kF32, device);
-        Draws out = empty_draws(n, device);
+        Draws out = empty_draws(n, DType::kF32, device);
         out.logprob = logprob.tensor();
         out.entropy = sampled.tensor();
-        head_sample({out,
-                     all.narrow(0, first, n),
-                     w,
-                     addresses(n, 3).to(device),
-                     addresses(n, 4).to(device),
-                     {.temperature = temperature, .top_k = 5, .seed = 6, .chunk_tokens = 24}});
+        SamplingState state =
+            plain_state({.temperature = temperature, .top_k = 5, .seed = 6}, n, 3, device);
+        head_sample({out, state, all.narrow(0, first, n), w, own_slots(n).to(device),
+                     addresses(n, 4).to(device), 24});
         EXPECT_TRUE(logprob.intact() && sampled.intact());
         Tensor targets = Tensor::full({total}, 1, DType::kI32).to(device);
         targets.narrow(0, first, n).copy_(out.tokens);
@@ -141,32 +86,30 @@ TEST(CudaSampling, LogprobAndEntropyAreTheTrainersToTheBit) {
 TEST(CudaSampling, DrawsAreTheInverseOfTheCdf) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t vocab : {1, 2, 5, 127, 128, 129, 1030, 2049, 5003})
-    for (const SamplingDesc& desc : {SamplingDesc{.seed = 1},
+    for (const DrawParams& params : {DrawParams{.seed = 1},
                                      {.temperature = 0.5, .seed = 2},
                                      {.top_k = 3, .seed = 3},
                                      {.top_p = 0.8, .seed = 4},
+                                     {.min_p = 0.1, .seed = 4},
                                      {.temperature = 2, .top_k = 40, .top_p = 0.6, .seed = 5}}) {
       const int64_t n = 50;
       const Tensor logits = random_tensor({n, vocab}, DType::kF32, 1, 2);
       for (const Start start : kStarts) {
-        const Drawn draws = draw(logits, desc, device, start);
+        const Drawn draws = draw(logits, params, device, start);
         for (int64_t i = 0; i < n; ++i) {
           const auto row = logits.select(0, i).to_vector<double>();
           const int32_t token = draws.tokens[static_cast<size_t>(i)];
-          expect_inverse(distribution(row, desc), uniform(desc.seed, i, 100 + i), token);
+          expect_inverse(distribution(row, params).p, uniform(params.seed, i, 100 + i), token);
           // The recorded log-prob is that of the full distribution all the same.
-          const auto full = distribution(row, {.temperature = desc.temperature});
+          const auto full = distribution(row, {.temperature = params.temperature}).p;
           EXPECT_NEAR(draws.logprobs[static_cast<size_t>(i)],
                       std::log(full[static_cast<size_t>(token)]), 1e-5);
-          double entropy = 0, cut = 0;
-          const auto allowed = distribution(row, desc);
-          for (size_t v = 0; v < full.size(); ++v) {
-            if (full[v] > 0) entropy -= full[v] * std::log(full[v]);
-            if (allowed[v] == 0) cut += full[v];
-          }
+          double entropy = 0;
+          for (const double p : full)
+            if (p > 0) entropy -= p * std::log(p);
           EXPECT_NEAR(draws.entropies[static_cast<size_t>(i)], entropy, 1e-5);
-          EXPECT_NEAR(draws.cuts[static_cast<size_t>(i)], cut, 1e-5);
-          if (desc.top_k == 0 && desc.top_p == 1) {
+          EXPECT_NEAR(draws.cuts[static_cast<size_t>(i)], distribution(row, params).cut, 1e-5);
+          if (params.top_k == 0 && params.top_p == 1 && params.min_p == 0) {
             EXPECT_EQ(draws.cuts[static_cast<size_t>(i)], 0);
           }
         }
@@ -179,34 +122,25 @@ TEST(CudaSampling, FrequenciesAreTheProbabilities) {
   const std::vector<float> logits = {0, 1, -1, 2, 0.5f, -INFINITY, 1.5f, -0.5f};
   const int64_t n = 20000;
   const Drawn draws = draw(repeat(logits, n), {.seed = 1}, device);
-  const auto p = distribution({logits.begin(), logits.end()}, {});
-  std::vector<double> counts(logits.size());
-  for (const int32_t token : draws.tokens) counts[static_cast<size_t>(token)] += 1;
-  EXPECT_EQ(counts[5], 0);
-  double statistic = 0;
-  for (size_t v = 0; v < p.size(); ++v) {
-    const double mean = p[v] * static_cast<double>(n);
-    if (mean > 0) statistic += (counts[v] - mean) * (counts[v] - mean) / mean;
-  }
-  // Seven outcomes: mean 6 and variance 12; four deviations are allowed.
-  EXPECT_LE(statistic, 6 + 4 * std::sqrt(12.0));
+  const auto p = distribution({logits.begin(), logits.end()}, {}).p;
+  EXPECT_LE(chi_square(draws.tokens, p), chi_square_limit(7));
 }
 
 TEST(CudaSampling, GreedyTakesTheLowestIdAmongEquals) {
   COHORT_REQUIRE_GPU(device);
-  const SamplingDesc desc{.temperature = 0, .top_k = 2, .seed = 4};
-  const Drawn draws = draw(repeat({1, 3, 0, 3, 2}, 2), desc, device);
+  const DrawParams params{.temperature = 0, .top_k = 2, .seed = 4};
+  const Drawn draws = draw(repeat({1, 3, 0, 3, 2}, 2), params, device);
   EXPECT_EQ(draws.tokens, (std::vector{1, 1}));
   EXPECT_EQ(draws.cuts, (std::vector{0.0, 0.0}));
-  EXPECT_EQ(draw(repeat({-1, -0.0f, 0.0f}, 1), desc, device).tokens, (std::vector{1}));
+  EXPECT_EQ(draw(repeat({-1, -0.0f, 0.0f}, 1), params, device).tokens, (std::vector{1}));
   std::vector<float> wide(5003, -1);
   wide[4100] = wide[3000] = wide[4999] = 7;
-  EXPECT_EQ(draw(repeat(wide, 1), desc, device).tokens, (std::vector{3000}));
+  EXPECT_EQ(draw(repeat(wide, 1), params, device).tokens, (std::vector{3000}));
 }
 
-std::set<int32_t> support(const std::vector<float>& logits, const SamplingDesc& desc,
+std::set<int32_t> support(const std::vector<float>& logits, const DrawParams& params,
                           Device device) {
-  const Drawn draws = draw(repeat(logits, 3000), desc, device);
+  const Drawn draws = draw(repeat(logits, 3000), params, device);
   return {draws.tokens.begin(), draws.tokens.end()};
 }
 
@@ -244,11 +178,11 @@ TEST(CudaSampling, TopPKeepsTheSmallestSetThatReachesTheMass) {
 TEST(CudaSampling, ARowWithoutADistributionGivesNoToken) {
   COHORT_REQUIRE_GPU(device);
   for (const auto& [bad, position] : {std::pair{NAN, 3}, {NAN, 1299}, {INFINITY, 600}})
-    for (const SamplingDesc& desc :
-         {SamplingDesc{}, {.temperature = 0}, {.top_k = 3}, {.top_p = 0.5}}) {
+    for (const DrawParams& params :
+         {DrawParams{}, {.temperature = 0}, {.top_k = 3}, {.top_p = 0.5}}) {
       Tensor logits = random_tensor({4, 1300}, DType::kF32, 1);
       logits.data<float>()[2 * 1300 + position] = bad;
-      const Drawn draws = draw(logits, desc, device);
+      const Drawn draws = draw(logits, params, device);
       for (size_t i = 0; i < 4; ++i) {
         EXPECT_EQ(draws.tokens[i] == -1, i == 2) << i;
         for (const auto statistic : {&Drawn::logprobs, &Drawn::entropies, &Drawn::cuts})
@@ -268,21 +202,22 @@ TEST(CudaSampling, DrawsDoNotDependOnTheBatch) {
     for (const int64_t vocab : {704, 1031}) {
       const Tensor x = random_tensor({n, 40}, dtype, 1).to(device);
       const Tensor w = random_tensor({vocab, 40}, dtype, 2).to(device);
-      const Tensor streams = addresses(n, 3).to(device), index = addresses(n, 4).to(device);
-      const auto run = [&](int64_t first, int64_t count, const SamplingDesc& desc) {
-        Draws out = empty_draws(count, device);
-        head_sample({out, x.narrow(0, first, count), w, streams.narrow(0, first, count),
-                     index.narrow(0, first, count), desc});
-        return std::vector{out.tokens.to(Device{}), out.logprob.to(Device{}),
-                           out.entropy.to(Device{}), out.cut.to(Device{})};
-      };
-      for (SamplingDesc desc : {SamplingDesc{.seed = 9}, {.top_k = 20, .top_p = 0.9, .seed = 9}}) {
-        const auto all = run(0, n, desc);
-        expect_reproducible([&] { return run(0, n, desc); });
+      const Tensor slots = own_slots(n).to(device), index = addresses(n, 4).to(device);
+      for (const DrawParams& params :
+           {DrawParams{.seed = 9}, {.top_k = 20, .top_p = 0.9, .seed = 9}}) {
+        SamplingState state = plain_state(params, n, 3, device);
+        const auto run = [&](int64_t first, int64_t count, int64_t chunk) {
+          Draws out = empty_draws(count, DType::kF32, device);
+          head_sample({out, state, x.narrow(0, first, count), w, slots.narrow(0, first, count),
+                       index.narrow(0, first, count), chunk});
+          return std::vector{out.tokens.to(Device{}), out.logprob.to(Device{}),
+                             out.entropy.to(Device{}), out.cut.to(Device{})};
+        };
+        const auto all = run(0, n, 0);
+        expect_reproducible([&] { return run(0, n, 0); });
         for (const int64_t chunk : {1, 7, 1000})
           for (const auto& [first, count] : {std::pair{0, 50}, {13, 1}, {20, 30}}) {
-            desc.chunk_tokens = chunk;
-            const auto part = run(first, count, desc);
+            const auto part = run(first, count, chunk);
             for (size_t i = 0; i < part.size(); ++i)
               EXPECT_TRUE(bit_equal(part[i], all[i].narrow(0, first, count)))
                   << vocab << " " << chunk << " " << first;
@@ -296,11 +231,11 @@ TEST(CudaSampling, LargeVocabulariesWork) {
   COHORT_REQUIRE_GPU(device);
   const int64_t vocab = 151936, n = 4;
   const Tensor logits = random_tensor({n, vocab}, DType::kF32, 1, 3);
-  for (const SamplingDesc& desc :
-       {SamplingDesc{.seed = 1}, {.top_k = 5000, .seed = 1}, {.top_p = 0.9, .seed = 1}}) {
-    const Drawn draws = draw(logits, desc, device);
+  for (const DrawParams& params :
+       {DrawParams{.seed = 1}, {.top_k = 5000, .seed = 1}, {.top_p = 0.9, .seed = 1}}) {
+    const Drawn draws = draw(logits, params, device);
     for (int64_t i = 0; i < n; ++i)
-      expect_inverse(distribution(logits.select(0, i).to_vector<double>(), desc),
+      expect_inverse(distribution(logits.select(0, i).to_vector<double>(), params).p,
                      uniform(1, i, 100 + i), draws.tokens[static_cast<size_t>(i)]);
   }
 }
@@ -309,14 +244,16 @@ TEST(CudaSampling, NoRowsWorkAndErrorsSayWhatIsWrong) {
   COHORT_REQUIRE_GPU(device);
   EXPECT_TRUE(draw(Tensor::empty({0, 5}, DType::kF32), {}, device).tokens.empty());
   const Tensor logits = Tensor::zeros({1, 5}, DType::kF32, device);
-  const Tensor here = addresses(1, 0), there = here.to(device);
-  Draws out = empty_draws(1, device);
-  EXPECT_THROW_WITH(sample_logits({out, logits, here, there, {}}), Error,
-                    "expected rng_stream on cuda:0");
-  EXPECT_THROW_WITH(sample_logits({out, logits.to(DType::kBF16), there, there, {}}), Error,
+  const Tensor here = addresses(1, 0), there = here.to(device), slots = own_slots(1).to(device);
+  Draws out = empty_draws(1, DType::kF32, device);
+  SamplingState state = plain_state({}, 1, 0, device);
+  EXPECT_THROW_WITH(sample_logits({out, state, logits, slots, here}), Error,
+                    "expected rng_index on cuda:0");
+  EXPECT_THROW_WITH(sample_logits({out, state, logits.to(DType::kBF16), slots, there}), Error,
                     "expected f32 logits");
   const Tensor wide = Tensor::zeros({1, (1 << 20) + 1}, DType::kF32, device);
-  EXPECT_THROW_WITH(sample_logits({out, wide, there, there, {}}), Error, "at most 1048576 tokens");
+  EXPECT_THROW_WITH(sample_logits({out, state, wide, slots, there}), Error,
+                    "at most 1048576 tokens");
 }
 
 }  // namespace

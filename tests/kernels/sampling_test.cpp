@@ -2,9 +2,8 @@
 
 #include <set>
 
-#include "core/rng.h"
 #include "kernels/head.h"
-#include "tests/kernels/kernel_test.h"
+#include "tests/kernels/sampling_reference.h"
 
 namespace cohort::kernels {
 namespace {
@@ -15,31 +14,12 @@ int32_t token(const Draws& draws, int64_t i) {
   return draws.tokens.data<int32_t>()[i];
 }
 
-Tensor addresses(int64_t n, int64_t first) {
-  std::vector<int64_t> values(static_cast<size_t>(n));
-  for (int64_t i = 0; i < n; ++i) values[static_cast<size_t>(i)] = first + i;
-  return Tensor::from(values);
-}
-
-Draws empty_draws(int64_t n, DType dtype) {
-  return {.tokens = Tensor::full({n}, -7, DType::kI32),
-          .logprob = Tensor::full({n}, NAN, dtype),
-          .entropy = Tensor::full({n}, NAN, dtype),
-          .cut = Tensor::full({n}, NAN, dtype)};
-}
-
-Draws draw(const Tensor& logits, const SamplingDesc& desc, int64_t first_stream = 0) {
+Draws draw(const Tensor& logits, const DrawParams& params, int64_t first_stream = 0) {
   const int64_t n = logits.dim(0);
   Draws out = empty_draws(n, logits.dtype());
-  sample_logits({out, logits, addresses(n, first_stream), addresses(n, 100), desc});
+  SamplingState state = plain_state(params, n, first_stream);
+  sample_logits({out, state, logits, own_slots(n), addresses(n, 100)});
   return out;
-}
-
-// n rows with the same logits.
-Tensor repeat(const std::vector<float>& row, int64_t n) {
-  std::vector<float> values;
-  for (int64_t i = 0; i < n; ++i) values.insert(values.end(), row.begin(), row.end());
-  return Tensor::from(values, {n, static_cast<int64_t>(row.size())});
 }
 
 std::vector<double> softmax(const std::vector<float>& logits, double temperature) {
@@ -63,14 +43,11 @@ TEST(Sampling, LogprobAndEntropyAreTheTrainersToTheBit) {
         const Tensor w = random_tensor({vocab, channels}, dtype, 2, 0.3);
         const Tensor x = all.narrow(0, first, n);
         Draws out = empty_draws(n, dtype);
+        SamplingState state =
+            plain_state({.temperature = temperature, .top_k = 5, .seed = 6}, n, 3);
         {
           const Threads guard(2);
-          head_sample({out,
-                       x,
-                       w,
-                       addresses(n, 3),
-                       addresses(n, 4),
-                       {.temperature = temperature, .top_k = 5, .seed = 6, .chunk_tokens = 3}});
+          head_sample({out, state, x, w, own_slots(n), addresses(n, 4), 3});
         }
         Tensor targets = Tensor::full({total}, 1, DType::kI32);
         targets.narrow(0, first, n).copy_(out.tokens);
@@ -95,58 +72,34 @@ TEST(Sampling, DrawsDoNotDependOnTheBatch) {
   const int64_t n = 50, vocab = 700;
   const Tensor x = random_tensor({n, 33}, DType::kF32, 1),
                w = random_tensor({vocab, 33}, DType::kF32, 2);
-  const Tensor streams = addresses(n, 3), index = addresses(n, 4);
-  for (const SamplingDesc& base :
-       {SamplingDesc{.seed = 9}, {.top_k = 20, .top_p = 0.9, .seed = 9}}) {
+  const Tensor index = addresses(n, 4), slots = own_slots(n);
+  for (const DrawParams& base : {DrawParams{.seed = 9}, {.top_k = 20, .top_p = 0.9, .seed = 9}}) {
+    SamplingState state = plain_state(base, n, 3);
     Draws all = empty_draws(n, DType::kF32);
-    head_sample({all, x, w, streams, index, base});
-    for (const int64_t chunk : {1, 7, 1000}) {
-      SamplingDesc desc = base;
-      desc.chunk_tokens = chunk;
+    head_sample({all, state, x, w, slots, index});
+    for (const int64_t chunk : {1, 7, 1000})
       for (const auto& [first, count] : {std::pair{0, 50}, {13, 1}, {20, 30}}) {
         Draws part = empty_draws(count, DType::kF32);
-        head_sample({part, x.narrow(0, first, count), w, streams.narrow(0, first, count),
-                     index.narrow(0, first, count), desc});
+        head_sample({part, state, x.narrow(0, first, count), w, slots.narrow(0, first, count),
+                     index.narrow(0, first, count), chunk});
         EXPECT_TRUE(bit_equal(part.tokens, all.tokens.narrow(0, first, count)));
         for (const auto statistic : {&Draws::logprob, &Draws::entropy, &Draws::cut})
           EXPECT_TRUE(bit_equal(part.*statistic, (all.*statistic).narrow(0, first, count)));
       }
-    }
     expect_thread_invariant([&] {
       Draws d = empty_draws(n, DType::kF32);
-      head_sample({d, x, w, streams, index, base});
+      head_sample({d, state, x, w, slots, index});
       return std::vector{d.tokens, d.logprob, d.entropy, d.cut};
     });
   }
-}
-
-// Pearson's statistic of the draws; `expected` are the probabilities.
-double chi_square(const Draws& draws, const std::vector<double>& expected) {
-  const int64_t n = draws.tokens.numel();
-  std::vector<double> counts(expected.size());
-  for (int64_t i = 0; i < n; ++i) counts[static_cast<size_t>(token(draws, i))] += 1;
-  double statistic = 0;
-  for (size_t v = 0; v < counts.size(); ++v) {
-    if (expected[v] == 0) {
-      EXPECT_EQ(counts[v], 0) << "impossible token " << v;
-      continue;
-    }
-    const double mean = expected[v] * static_cast<double>(n);
-    statistic += (counts[v] - mean) * (counts[v] - mean) / mean;
-  }
-  return statistic;
-}
-
-// The statistic of k outcomes has mean k - 1 and variance 2 (k - 1): four deviations are allowed.
-double chi_square_limit(double outcomes) {
-  return outcomes - 1 + 4 * std::sqrt(2 * (outcomes - 1));
 }
 
 TEST(Sampling, FrequenciesAreTheProbabilities) {
   const std::vector<float> logits = {0, 1, -1, 2, 0.5f, -INFINITY, 1.5f, -0.5f};
   for (const double temperature : {1.0, 0.5, 3.0}) {
     const Draws draws = draw(repeat(logits, 20000), {.temperature = temperature, .seed = 1});
-    EXPECT_LE(chi_square(draws, softmax(logits, temperature)), chi_square_limit(7));
+    EXPECT_LE(chi_square(draws.tokens.to_vector<int32_t>(), softmax(logits, temperature)),
+              chi_square_limit(7));
   }
 }
 
@@ -165,7 +118,7 @@ TEST(Sampling, FrequenciesAreRightAcrossBlocks) {
     const auto* at = std::find(ids, ids + 6, v);
     grouped.tokens.data<int32_t>()[i] = static_cast<int32_t>(at - ids);
   }
-  EXPECT_LE(chi_square(grouped, expected), chi_square_limit(7));
+  EXPECT_LE(chi_square(grouped.tokens.to_vector<int32_t>(), expected), chi_square_limit(7));
 }
 
 TEST(Sampling, DrawIsTheInverseOfTheCdf) {
@@ -193,7 +146,8 @@ TEST(Sampling, RoundingNeverYieldsAnImpossibleToken) {
   const auto words = philox(1, 0, index);
   ASSERT_GT(uniform_f64(words[0], words[1]), 1 - 1e-8);
   Draws out = empty_draws(1, DType::kF32);
-  sample_logits({out, repeat(logits, 1), addresses(1, 0), addresses(1, index), {.seed = 1}});
+  SamplingState state = plain_state({.seed = 1}, 1, 0);
+  sample_logits({out, state, repeat(logits, 1), own_slots(1), addresses(1, index)});
   EXPECT_EQ(token(out, 0), 510);
 }
 
@@ -206,7 +160,7 @@ TEST(Sampling, GreedyTakesTheLowestIdAmongEquals) {
   }
 }
 
-std::set<int32_t> support(const std::vector<float>& logits, const SamplingDesc& desc) {
+std::set<int32_t> support(const std::vector<float>& logits, const DrawParams& desc) {
   const Draws draws = draw(repeat(logits, 3000), desc);
   const auto tokens = draws.tokens.to_vector<int32_t>();
   return {tokens.begin(), tokens.end()};
@@ -248,7 +202,7 @@ TEST(Sampling, RestrictedFrequenciesAreRenormalised) {
   p[0] = p[2] = 0;
   const double kept = p[1] + p[3] + p[4];
   for (double& v : p) v /= kept;
-  EXPECT_LE(chi_square(draws, p), chi_square_limit(3));
+  EXPECT_LE(chi_square(draws.tokens.to_vector<int32_t>(), p), chi_square_limit(3));
   // The recorded log-prob is that of the full distribution all the same.
   const double full = std::log(softmax(logits, 1)[3]);
   for (int64_t i = 0; i < 100; ++i) {
@@ -261,10 +215,10 @@ TEST(Sampling, RestrictedFrequenciesAreRenormalised) {
 // Entropy is that of all tokens at the temperature, whatever may be drawn.
 TEST(Sampling, EntropyIsThatOfTheFullDistribution) {
   const std::vector<float> logits = {0, 1, -1, 2, 0.5f, -INFINITY};
-  for (const SamplingDesc& desc : {SamplingDesc{.temperature = 0.5},
-                                   {.temperature = 2, .top_k = 2},
-                                   {.temperature = 1, .top_p = 0.5},
-                                   {.temperature = 0}}) {
+  for (const DrawParams& desc : {DrawParams{.temperature = 0.5},
+                                 {.temperature = 2, .top_k = 2},
+                                 {.temperature = 1, .top_p = 0.5},
+                                 {.temperature = 0}}) {
     double expected = 0;
     for (const double p : softmax(logits, desc.temperature == 0 ? 1 : desc.temperature))
       if (p > 0) expected -= p * std::log(p);
@@ -277,7 +231,7 @@ TEST(Sampling, CutIsTheProbabilityThatIsLeftOut) {
   const std::vector<float> logits = {std::log(0.125f), std::log(0.25f), std::log(0.125f),
                                      std::log(0.5f)};
   struct Case {
-    SamplingDesc desc;
+    DrawParams desc;
     double cut;
   };
   for (const Case& c : {Case{{.top_k = 1}, 0.5},
@@ -289,18 +243,18 @@ TEST(Sampling, CutIsTheProbabilityThatIsLeftOut) {
     for (const double cut : draw(repeat(logits, 5), c.desc).cut.to_vector<double>())
       EXPECT_NEAR(cut, c.cut, 1e-6) << c.desc.top_k << " " << c.desc.top_p;
   // Exactly nothing where nothing is left out.
-  for (const SamplingDesc& desc : {SamplingDesc{},
-                                   {.top_k = 4},
-                                   {.top_p = 0.999999},
-                                   {.temperature = 0, .top_k = 1, .top_p = 0.1}})
+  for (const DrawParams& desc : {DrawParams{},
+                                 {.top_k = 4},
+                                 {.top_p = 0.999999},
+                                 {.temperature = 0, .top_k = 1, .top_p = 0.1}})
     for (const double cut : draw(repeat(logits, 5), desc).cut.to_vector<double>())
       EXPECT_EQ(cut, 0);
 }
 
 TEST(Sampling, ARowWithoutADistributionIsAnErrorThatNamesIt) {
   for (const auto& [bad, position] : {std::pair{NAN, 3}, {NAN, 1299}, {INFINITY, 600}})
-    for (const SamplingDesc& desc :
-         {SamplingDesc{}, {.temperature = 0}, {.top_k = 3}, {.top_p = 0.5}}) {
+    for (const DrawParams& desc :
+         {DrawParams{}, {.temperature = 0}, {.top_k = 3}, {.top_p = 0.5}}) {
       Tensor logits = random_tensor({6, 1300}, DType::kF32, 1);
       logits.data<float>()[2 * 1300 + position] = static_cast<float>(bad);
       logits.data<float>()[4 * 1300 + position] = static_cast<float>(bad);
@@ -310,12 +264,9 @@ TEST(Sampling, ARowWithoutADistributionIsAnErrorThatNamesIt) {
   Tensor x = random_tensor({9, 4}, DType::kF32, 1);
   x.data<float>()[7 * 4] = NAN;
   Draws out = empty_draws(9, DType::kF32);
-  EXPECT_THROW_WITH(head_sample({out,
-                                 x,
-                                 random_tensor({5, 4}, DType::kF32, 2),
-                                 addresses(9, 0),
-                                 addresses(9, 0),
-                                 {.chunk_tokens = 2}}),
+  SamplingState state = plain_state({}, 9, 0);
+  const Tensor w = random_tensor({5, 4}, DType::kF32, 2);
+  EXPECT_THROW_WITH(head_sample({out, state, x, w, own_slots(9), addresses(9, 0), 2}),
                     NonFiniteError, "[head_sample] row 7");
 }
 
@@ -331,14 +282,19 @@ TEST(Sampling, SaysWhatIsWrong) {
   EXPECT_THROW_WITH(draw(logits, {.temperature = -1}), Error, "temperature of 0 or more");
   EXPECT_THROW_WITH(draw(logits, {.top_k = -1}), Error, "top_k of 0 or more");
   EXPECT_THROW_WITH(draw(logits, {.top_p = 0}), Error, "top_p in (0, 1]");
+  EXPECT_THROW_WITH(draw(logits, {.min_p = 1.5}), Error, "row 0: expected min_p in [0, 1]");
+  SamplingState state = plain_state({}, 2, 0);
+  const Tensor slots = own_slots(2), index = addresses(2, 0);
   Draws out = empty_draws(3, DType::kF32);
-  EXPECT_THROW_WITH(sample_logits({out, logits, addresses(2, 0), addresses(2, 0), {}}), Error,
+  EXPECT_THROW_WITH(sample_logits({out, state, logits, slots, index}), Error,
                     "expected tokens i32[2]");
   Draws two = empty_draws(2, DType::kF32);
-  EXPECT_THROW_WITH(sample_logits({two, logits, addresses(3, 0), addresses(2, 0), {}}), Error,
-                    "expected rng_stream i64[2]");
+  EXPECT_THROW_WITH(sample_logits({two, state, logits, own_slots(3), index}), Error,
+                    "expected slots i32[2]");
+  EXPECT_THROW_WITH(sample_logits({two, state, logits, slots, addresses(3, 0)}), Error,
+                    "expected rng_index i64[2]");
   two.cut = Tensor::empty({2}, DType::kF64);
-  EXPECT_THROW_WITH(sample_logits({two, logits, addresses(2, 0), addresses(2, 0), {}}), Error,
+  EXPECT_THROW_WITH(sample_logits({two, state, logits, slots, index}), Error,
                     "expected cut f32[2]");
 }
 
