@@ -61,6 +61,7 @@ void print(const std::string& text) {
 const char* note_on(StopReason reason) {
   switch (reason) {
     case StopReason::kStopToken:
+    case StopReason::kStopString:
       return nullptr;
     case StopReason::kLength:
       return "[the reply has reached --max-tokens]";
@@ -79,8 +80,8 @@ class Conversation {
         loaded_(load(options.model, options.place)),
         setting_(setting_of(options)),
         format_(*loaded_.tokenizer, setting_.template_kwargs),
-        sampler_(*loaded_.model, *loaded_.tokenizer,
-                 sampling_of(options, *loaded_.tokenizer, format_)) {
+        engine_(*loaded_.model, {}),
+        sampler_(engine_, *loaded_.tokenizer, sampling_of(options, *loaded_.tokenizer, format_)) {
     begin();
   }
 
@@ -119,6 +120,7 @@ class Conversation {
   const LoadedModel loaded_;
   const Setting setting_;
   const ChatFormat format_;
+  Engine engine_;
   const Sampler sampler_;
   Json messages_;
 };

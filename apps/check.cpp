@@ -69,7 +69,7 @@ Rows memory_rows(const TrainConfig& config, const StagePreview& stage, const Ste
   if (memory.reference > 0) rows.emplace_back("reference", mib(memory.reference));
   rows.emplace_back("activations", mib(memory.activations));
   rows.emplace_back("workspace", mib(memory.workspace));
-  if (memory.rollout > 0) rows.emplace_back("rollouts", mib(memory.rollout));
+  if (memory.rollout > 0) rows.emplace_back("rollouts", mib(memory.cache + memory.rollout));
   rows.emplace_back("peak per rank", mib(memory.peak()));
   return rows;
 }

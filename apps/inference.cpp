@@ -157,7 +157,8 @@ int generate(const GenerateOptions& options) {
       waiting.erase(it);
     }
   };
-  Sampler(*loaded.model, *loaded.tokenizer, sampling)
+  Engine engine(*loaded.model, {});
+  Sampler(engine, *loaded.tokenizer, sampling)
       .sample(prompts, options.num, {.seed = static_cast<uint64_t>(options.seed)},
               {.on_finished = print});
   return kOk;
@@ -229,7 +230,8 @@ int evaluate(const EvalOptions& options) {
           "nothing is held out to evaluate on; hint: data.jsonl.eval_path=FILE, or "
           "data.jsonl.held_out_fraction=1 for all of data.jsonl.path");
     log_what_is_used(config, data, check_held_out(config, data, loaded.model->config().context));
-    const ProblemScores scores = evaluate_problems({*loaded.model, data, correct, config}, *alone);
+    Engine engine(*loaded.model, config.rollout);
+    const ProblemScores scores = evaluate_problems({engine, data, correct, config}, *alone);
     line.set("problems", static_cast<int64_t>(data.held_out.size()));
     line.set("held_out", data.held_out_set->size());
     for (const auto& [name, value] : scores.metrics) line.set(name, value);

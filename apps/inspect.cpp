@@ -69,7 +69,7 @@ void print_memory(const ModelConfig& config, const InspectOptions& options) {
                        .device = device_named(options.place.device, "--device")});
   row("weights", mib(memory.parameters));
   row("training", mib(memory.persistent() + memory.activations + memory.workspace));
-  row("rollouts, a sequence", mib(memory.rollout));
+  row("rollouts, a sequence", mib(memory.cache + memory.rollout));
 }
 
 void print_tokenizer(const std::string& dir) {

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
+#include <fstream>
 #include <map>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -157,6 +160,16 @@ Allocator& cpu_allocator(Device device) {
 }
 void keep_pinned_memory(void*) {}
 
+// What the system could give without swapping; a lot where it does not say.
+int64_t free_host_memory(Device) {
+  std::ifstream file("/proc/meminfo");
+  for (std::string line; std::getline(file, line);) {
+    constexpr std::string_view kKey = "MemAvailable:";
+    if (line.starts_with(kKey)) return std::atoll(line.c_str() + kKey.size()) << 10;
+  }
+  return int64_t{1} << 40;
+}
+
 }  // namespace
 
 bool is_dry_run() {
@@ -174,6 +187,12 @@ DryRun::~DryRun() {
 Allocator& allocator(Device device) {
   if (is_dry_run()) return *t_dry_run;
   return on_device<cpu_allocator, cuda::device_allocator>(device, device);
+}
+
+int64_t available_memory(Device device) {
+  const AllocatorStats stats = allocator(device).stats();
+  return on_device<free_host_memory, cuda::free_memory>(device, device) + stats.reserved_bytes -
+         stats.live_bytes;
 }
 
 Allocator& pinned_allocator() {

@@ -31,6 +31,10 @@ struct AllocatorStats {
   int64_t allocations = 0;     // requests so far
 };
 
+// Bytes that the device has left for this process: what is free there, and what allocator(device)
+// keeps for later requests.
+int64_t available_memory(Device device);
+
 // Bytes that a request for `bytes` takes.
 size_t allocation_size(size_t bytes, Device device = {});
 

@@ -290,6 +290,13 @@ Allocator& device_allocator(Device device) {
   return cuda_allocator(device);
 }
 
+int64_t free_memory(Device device) {
+  activate(device);
+  size_t available = 0, total = 0;
+  COHORT_CUDA_CHECK(cudaMemGetInfo(&available, &total));
+  return static_cast<int64_t>(available);
+}
+
 void* take_pinned(size_t bytes) {
   void* pointer = nullptr;
   const cudaError_t code = cudaHostAlloc(&pointer, bytes, cudaHostAllocPortable);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/allocator.h"
+#include "core/replay.h"
 #include "core/tensor.h"
 
 namespace cohort::cuda {
@@ -18,6 +19,7 @@ Stream default_stream(Device device);
 void synchronize(Stream stream);
 
 Allocator& device_allocator(Device device);
+int64_t free_memory(Device device);  // by the driver's count
 // Page-locked host memory; null when there is no more.
 void* take_pinned(size_t bytes);
 void give_back_pinned(void* pointer);
@@ -27,8 +29,14 @@ void copy(Tensor& to, const Tensor& from);
 void fill(Tensor& t, double value);
 void zero(Tensor& t);  // contiguous
 
+// Enqueues the copy of `t` to page-locked memory, and makes `host` a tensor for it; the other
+// function waits for the copy and fills `host`.
+std::shared_ptr<void> start_readback(const Tensor& t, Tensor& host);
+void finish_readback(const std::shared_ptr<void>& copy, Tensor& host);
+
 // Starts the graph on the device's current stream. A null one is recorded first: what `work`
 // enqueues.
-void replay(Device device, std::shared_ptr<void>& graph, const std::function<void()>& work);
+void replay(Device device, std::shared_ptr<void>& graph, ReplayMemory& memory,
+            const std::function<void()>& work);
 
 }  // namespace cohort::cuda

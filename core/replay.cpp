@@ -8,18 +8,18 @@
 namespace cohort {
 namespace {
 
-void call_again(Device, std::shared_ptr<void>&, const std::function<void()>& work) {
+void call_again(Device, std::shared_ptr<void>&, ReplayMemory&, const std::function<void()>& work) {
   work();
 }
 
 }  // namespace
 
-Replay::Replay(Device device, std::function<void()> work)
-    : device_(device), work_(std::move(work)) {}
+Replay::Replay(Device device, std::function<void()> work, std::shared_ptr<ReplayMemory> memory)
+    : device_(device), work_(std::move(work)), memory_(std::move(memory)) {}
 
 void Replay::run() {
   if (++runs_ == 1) return work_();
-  on_device<call_again, cuda::replay>(device_, device_, graph_, work_);
+  on_device<call_again, cuda::replay>(device_, device_, graph_, *memory_, work_);
 }
 
 }  // namespace cohort

@@ -9,11 +9,17 @@
 
 namespace cohort {
 
+// What works allocate while they are recorded. Those that never run at the same time may share it.
+struct ReplayMemory {
+  std::shared_ptr<void> pool;  // made by the first recording
+};
+
 class Replay {
  public:
   // `work` enqueues the same kernels on the same addresses whenever it is called; what it allocates
   // it frees. It must not wait for the device, nor copy from the host.
-  Replay(Device device, std::function<void()> work);
+  Replay(Device device, std::function<void()> work,
+         std::shared_ptr<ReplayMemory> memory = std::make_shared<ReplayMemory>());
   Replay(const Replay&) = delete;
   Replay& operator=(const Replay&) = delete;
 
@@ -24,6 +30,7 @@ class Replay {
  private:
   Device device_;
   std::function<void()> work_;
+  std::shared_ptr<ReplayMemory> memory_;
   int64_t runs_ = 0;
   std::shared_ptr<void> graph_;
 };

@@ -11,24 +11,28 @@ namespace cohort::cuda {
 namespace {
 
 struct Graph {
-  explicit Graph(Device device) : device(device), pool(device) {}
+  explicit Graph(Device device, std::shared_ptr<void> pool)
+      : device(device), pool(std::move(pool)) {}
   ~Graph() {
     if (executable == nullptr) return;
     cudaStreamSynchronize(static_cast<cudaStream_t>(current_stream(device).handle));
     cudaGraphExecDestroy(executable);
   }
   Device device;
-  MemoryPool pool;
+  std::shared_ptr<void> pool;  // what its kernels write to
   cudaGraphExec_t executable = nullptr;
 };
 
-std::shared_ptr<Graph> record(Device device, const std::function<void()>& work) {
-  auto graph = std::make_shared<Graph>(device);
+std::shared_ptr<Graph> record(Device device, ReplayMemory& memory,
+                              const std::function<void()>& work) {
+  if (memory.pool == nullptr) memory.pool = std::make_shared<MemoryPool>(device);
+  const MemoryPool& pool = *static_cast<MemoryPool*>(memory.pool.get());
+  auto graph = std::make_shared<Graph>(device, memory.pool);
   const cudaStream_t queue = stream(device);
   cudaGraph_t recorded = nullptr;
   COHORT_CUDA_CHECK(cudaStreamBeginCapture(queue, cudaStreamCaptureModeThreadLocal));
   try {
-    const MemoryPool::Use use(graph->pool);
+    const MemoryPool::Use use(pool);
     work();
   } catch (...) {
     cudaStreamEndCapture(queue, &recorded);
@@ -37,7 +41,7 @@ std::shared_ptr<Graph> record(Device device, const std::function<void()>& work) 
     throw;
   }
   COHORT_CUDA_CHECK(cudaStreamEndCapture(queue, &recorded));
-  const int64_t live = graph->pool.live_bytes();
+  const int64_t live = pool.live_bytes();
   if (live > 0) cudaGraphDestroy(recorded);
   COHORT_CHECK(live == 0, "[replay] the recorded work has left ", live,
                " bytes, which every later run would write to again");
@@ -49,8 +53,9 @@ std::shared_ptr<Graph> record(Device device, const std::function<void()>& work) 
 
 }  // namespace
 
-void replay(Device device, std::shared_ptr<void>& graph, const std::function<void()>& work) {
-  if (graph == nullptr) graph = record(device, work);
+void replay(Device device, std::shared_ptr<void>& graph, ReplayMemory& memory,
+            const std::function<void()>& work) {
+  if (graph == nullptr) graph = record(device, memory, work);
   COHORT_CUDA_CHECK(cudaGraphLaunch(static_cast<Graph*>(graph.get())->executable, stream(device)));
 }
 

@@ -1,8 +1,10 @@
 #include "nn/kv_cache.h"
 
 #include <numeric>
+#include <utility>
 
 #include "core/sizes.h"
+#include "kernels/decode.h"
 
 namespace cohort {
 namespace {
@@ -11,22 +13,37 @@ int64_t blocks_per_row(const KVCacheConfig& c) {
   return ceil_div(c.max_length, c.block_tokens);
 }
 
+int64_t count_blocks(const KVCacheConfig& c) {
+  return c.num_blocks > 0 ? c.num_blocks : blocks_per_row(c) * c.num_sequences;
+}
+
+Shape page_shape(const KVCacheConfig& c) {
+  return {2 * c.num_layers, count_blocks(c), c.block_tokens, c.num_kv_heads, c.head_dim};
+}
+
 }  // namespace
 
 KVCache::KVCache(const KVCacheConfig& config, DType dtype, Device device)
-    : config_(config), blocks_of_(static_cast<size_t>(config.num_sequences), 0) {
-  const int64_t per_row = blocks_per_row(config), blocks = per_row * config.num_sequences;
-  block_table_ = Tensor::full({config.num_sequences, per_row}, -1, DType::kI32);
-  device_table_ = block_table_.to(device);
-  const Shape shape{blocks, config.block_tokens, config.num_kv_heads, config.head_dim};
+    : config_(config),
+      pages_(Tensor::empty(page_shape(config), dtype, device)),
+      blocks_of_(static_cast<size_t>(config.num_sequences)),
+      table_(static_cast<size_t>(config.num_sequences * blocks_per_row(config)), -1),
+      block_table_(
+          Tensor::full({config.num_sequences, blocks_per_row(config)}, -1, DType::kI32, device)),
+      free_rows_(static_cast<size_t>(config.num_sequences)),
+      free_blocks_(static_cast<size_t>(count_blocks(config))),
+      holders_(free_blocks_.size(), 0) {
+  COHORT_CHECK(block_table_.numel() < int64_t{1} << 31, "[kv_cache] a block table of ",
+               block_table_.str(), " has too many elements");
   for (int64_t i = 0; i < config.num_layers; ++i)
-    layers_.push_back(
-        {Tensor::empty(shape, dtype, device), Tensor::empty(shape, dtype, device), device_table_});
+    layers_.push_back({pages_.select(0, 2 * i), pages_.select(0, 2 * i + 1), block_table_});
   // Stacks with the lowest number on top.
-  free_rows_.resize(static_cast<size_t>(config.num_sequences));
   std::iota(free_rows_.rbegin(), free_rows_.rend(), 0);
-  free_blocks_.resize(static_cast<size_t>(blocks));
   std::iota(free_blocks_.rbegin(), free_blocks_.rend(), 0);
+}
+
+int64_t KVCache::blocks_for(int64_t tokens) const {
+  return ceil_div(tokens, config_.block_tokens);
 }
 
 int32_t KVCache::acquire() {
@@ -37,37 +54,96 @@ int32_t KVCache::acquire() {
   return row;
 }
 
-void KVCache::reserve(int32_t row, int64_t length) {
+int32_t KVCache::take_block() {
+  const int32_t block = free_blocks_.back();
+  free_blocks_.pop_back();
+  holders_[static_cast<size_t>(block)] = 1;
+  return block;
+}
+
+void KVCache::set_table(int32_t row, int64_t index, int32_t block) {
+  const int64_t at = row * block_table_.dim(1) + index;
+  table_[static_cast<size_t>(at)] = block;
+  changes_.push_back(static_cast<int32_t>(at));
+}
+
+bool KVCache::reserve(int32_t row, int64_t length) {
   COHORT_CHECK(length <= config_.max_length, "[kv_cache] a sequence of ", length,
                " tokens, room for ", config_.max_length);
-  int64_t& held = blocks_of_[static_cast<size_t>(row)];
-  int32_t* table = block_table_.data<int32_t>() + row * block_table_.dim(1);
-  while (held * config_.block_tokens < length) {
-    table[held++] = free_blocks_.back();
-    free_blocks_.pop_back();
-    table_changed_ = true;
+  Blocks& blocks = blocks_of_[static_cast<size_t>(row)];
+  const int64_t missing = blocks_for(length) - static_cast<int64_t>(blocks.size());
+  if (missing > free_blocks()) return false;
+  for (int64_t i = 0; i < missing; ++i) {
+    set_table(row, static_cast<int64_t>(blocks.size()), free_blocks_.back());
+    blocks.push_back(take_block());
   }
+  return true;
 }
 
 void KVCache::release(int32_t row) {
-  int64_t& held = blocks_of_[static_cast<size_t>(row)];
-  int32_t* table = block_table_.data<int32_t>() + row * block_table_.dim(1);
-  while (held > 0) {
-    free_blocks_.push_back(table[--held]);
-    table[held] = -1;
-    table_changed_ = true;
-  }
+  Blocks& blocks = blocks_of_[static_cast<size_t>(row)];
+  drop(blocks);
+  for (size_t i = 0; i < blocks.size(); ++i) set_table(row, static_cast<int64_t>(i), -1);
+  blocks.clear();
   free_rows_.push_back(row);
 }
 
+KVCache::Blocks KVCache::hold(int32_t row, int64_t length) {
+  const Blocks& all = blocks_of_[static_cast<size_t>(row)];
+  const auto count = static_cast<size_t>(blocks_for(length));
+  COHORT_CHECK(count <= all.size(), "[kv_cache] row ", row, " has no ", length, " tokens");
+  Blocks blocks(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count));
+  for (const int32_t block : blocks) ++holders_[static_cast<size_t>(block)];
+  return blocks;
+}
+
+void KVCache::drop(const Blocks& blocks) {
+  // The last block first: the next sequence gets the lowest numbers first.
+  for (auto block = blocks.rbegin(); block != blocks.rend(); ++block) {
+    if (--holders_[static_cast<size_t>(*block)] > 0) continue;
+    free_blocks_.push_back(*block);
+    std::erase_if(copies_, [&](const Copy& copy) { return copy.to == *block; });
+  }
+}
+
+bool KVCache::start_with(int32_t row, const Blocks& blocks, int64_t length) {
+  Blocks& own = blocks_of_[static_cast<size_t>(row)];
+  COHORT_CHECK(own.empty() && blocks_for(length) == static_cast<int64_t>(blocks.size()),
+               "[kv_cache] expected an empty row and the blocks of ", length, " tokens");
+  const bool partial = length % config_.block_tokens != 0;
+  if (partial && free_blocks_.empty()) return false;
+  own = blocks;
+  for (const int32_t block : blocks) ++holders_[static_cast<size_t>(block)];
+  if (partial) {
+    const int32_t from = std::exchange(own.back(), take_block());
+    --holders_[static_cast<size_t>(from)];
+    copies_.push_back({from, own.back()});
+  }
+  for (size_t i = 0; i < own.size(); ++i) set_table(row, static_cast<int64_t>(i), own[i]);
+  return true;
+}
+
 void KVCache::upload() {
-  if (table_changed_ && device_table_.device().is_cuda()) device_table_.copy_(block_table_);
-  table_changed_ = false;
+  const auto on_device = [&](const std::vector<int32_t>& values) {
+    return Tensor::from(values).to(pages_.device());
+  };
+  if (!changes_.empty()) {
+    std::vector<int32_t> values;
+    for (const int32_t at : changes_) values.push_back(table_[static_cast<size_t>(at)]);
+    kernels::set_elements(
+        {.t = block_table_, .at = on_device(changes_), .values = on_device(values)});
+  }
+  if (!copies_.empty()) {
+    std::vector<int32_t> from_to;
+    for (const Copy& copy : copies_) from_to.insert(from_to.end(), {copy.from, copy.to});
+    kernels::copy_blocks({.pages = pages_, .from_to = on_device(from_to)});
+  }
+  changes_.clear();
+  copies_.clear();
 }
 
 int64_t KVCache::bytes(const KVCacheConfig& c, DType dtype) {
-  return 2 * c.num_layers * c.num_sequences * blocks_per_row(c) * c.block_tokens * c.num_kv_heads *
-         c.head_dim * static_cast<int64_t>(dtype_size(dtype));
+  return page_shape(c).numel() * static_cast<int64_t>(dtype_size(dtype));
 }
 
 }  // namespace cohort

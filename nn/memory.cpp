@@ -11,10 +11,10 @@ namespace {
 void check_countable(const ModelConfig& c, const MemoryShape& shape) {
   const int64_t heads = (c.num_heads + c.num_kv_heads) * c.head_dim;
   const auto columns = static_cast<double>(8 * (c.d_model + heads) + 4 * c.d_ff + 64);
-  const double tokens = static_cast<double>(shape.micro_batch_tokens) +
-                        static_cast<double>(shape.rollout_prefill_tokens) +
-                        static_cast<double>(shape.rollout_sequences + shape.idle_sequences) *
-                            static_cast<double>(shape.rollout_length);
+  const double tokens =
+      static_cast<double>(shape.micro_batch_tokens) +
+      static_cast<double>(shape.rollout_prefill_tokens) +
+      static_cast<double>(shape.rollout_sequences) * static_cast<double>(shape.rollout_length);
   // 8 bytes, twice that where an allocation is rounded up.
   const double bytes =
       16 * tokens *
@@ -95,12 +95,12 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
     const KVCacheConfig cache{.num_layers = c.num_layers,
                               .num_kv_heads = c.num_kv_heads,
                               .head_dim = c.head_dim,
-                              .num_sequences = shape.rollout_sequences + shape.idle_sequences,
+                              .num_sequences = shape.rollout_sequences,
                               .max_length = shape.rollout_length};
     const int64_t logits = head_chunk(c, shape.rollout_sequences, shape.device) * c.vocab_size *
                            static_cast<int64_t>(dtype_size(sums));
+    out.cache = KVCache::bytes(cache, dtype);
     out.rollout =
-        KVCache::bytes(cache, dtype) +
         std::max(measure_forward(c, dtype, shape.rollout_prefill_tokens, shape.device), logits);
   }
   return out;

@@ -13,16 +13,16 @@ struct MemoryEstimate {
   int64_t parameters = 0, gradients = 0, optimizer = 0, reference = 0;
   int64_t activations = 0;  // kept for the backward of one micro batch
   int64_t workspace = 0;    // of that micro batch's backward
-  // Cache and activations while sampling; not held at the same time as the two above.
+  int64_t cache = 0;        // of keys and values, kept between rollouts
+  // Activations while sampling; not held at the same time as those of training.
   int64_t rollout = 0;
   int64_t persistent() const { return parameters + gradients + optimizer + reference; }
-  int64_t peak() const { return persistent() + std::max(activations + workspace, rollout); }
+  int64_t peak() const { return persistent() + cache + std::max(activations + workspace, rollout); }
 };
 
 struct MemoryShape {
   int64_t micro_batch_tokens = 0;  // of the largest micro batch
   int64_t rollout_sequences = 0;   // sampled at once; 0: no sampling
-  int64_t idle_sequences = 0;      // rows of the cache beside them
   int64_t rollout_length = 0;      // tokens each can reach
   int64_t rollout_prefill_tokens = 0;
   enum class Reference { kNone, kHeld } reference = Reference::kNone;

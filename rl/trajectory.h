@@ -10,6 +10,7 @@ namespace cohort {
 
 enum class StopReason {
   kStopToken,
+  kStopString,
   kLength,     // max_completion_length
   kContext,    // the model has no room for more
   kCancelled,  // SampleCallbacks::on_token
@@ -32,7 +33,9 @@ struct Trajectory {
   double entropy = 0, cut = 0;
   StopReason stop_reason = StopReason::kStopToken;
   std::string text;  // the completion, decoded; special tokens (end of sequence) give no text
-  bool truncated() const { return stop_reason != StopReason::kStopToken; }
+  bool truncated() const {
+    return stop_reason != StopReason::kStopToken && stop_reason != StopReason::kStopString;
+  }
   // Tokens that were drawn.
   int64_t completion_length() const { return std::count(loss_mask.begin(), loss_mask.end(), 1); }
   void append_drawn(int32_t token, double logprob) {

@@ -214,6 +214,7 @@ struct TrainConfig {
   DataConfig data;
   OptimizerConfig optimizer;
   SamplingConfig sampling;
+  EngineConfig rollout;
   GrpoConfig grpo;
   std::vector<RewardConfig> rewards;
   EvalConfig eval;
@@ -248,10 +249,14 @@ struct TrainConfig {
             "completions of each step that go to completions.jsonl (grpo)", {.min = 0});
     optimizer.visit(v);
     sampling.visit(v);
+    v.field("max_concurrent", rollout.max_concurrent,
+            "sequences sampled at once; 0: as many as there is room for; no result depends on it",
+            {.min = 0, .max = 1 << 20});
     grpo.visit(v);
     v.list("rewards", rewards, "weighted rewards (grpo)");
     v.section("model", model, "the transformer (taken from init_from where that is given)");
     v.section("data", data, "what to train on: exactly one of task, jsonl, text");
+    v.section("rollout", rollout, "the rollout engine");
     v.section("eval", eval, "evaluation on held-out data");
     v.section("checkpoint", checkpoint, "when to save");
   }

@@ -219,7 +219,7 @@ void keep_held_out(const TrainConfig& config, Dataset& data, ContextCheck& check
 // What sampling asks for can be.
 void check_sampling(const TrainConfig& config, const Dataset& data, int64_t shortest_prompt,
                     int64_t context) {
-  check_stop_tokens(config.sampling, data.tokenizer->vocab_size());
+  check_sampling_tokens(config.sampling, data.tokenizer->vocab_size());
   const int64_t length = config.sampling.max_completion_length, room = context - shortest_prompt;
   if (config.trainer == TrainerType::kGrpo && length > room)
     throw InputError(str(

@@ -71,7 +71,7 @@ Judged sample_and_judge(const ProblemEvaluation& what, Communicator& comm, doubl
     if (what.correct.command != nullptr) what.correct.command->submit(input_of(t));
   };
   Judged out;
-  out.trajectories = Sampler(what.model, *what.data.tokenizer, sampling)
+  out.trajectories = Sampler(what.engine, *what.data.tokenizer, sampling)
                          .sample(std::span(problems).subspan(static_cast<size_t>(share.begin),
                                                              address.prompt_indices.size()),
                                  samples, address, {.on_finished = submit});
@@ -187,11 +187,11 @@ ProblemScores evaluate_problems(const ProblemEvaluation& what, Communicator& com
   if (what.config.trainer == TrainerType::kSft) {
     const auto sequence = [&](int64_t i) {
       return supervised_sequence(what.data.held_out[static_cast<size_t>(i)], *what.data.tokenizer,
-                                 what.model.config().context, what.config.data.too_long);
+                                 what.engine.model().config().context, what.config.data.too_long);
     };
     scores.metrics.add(
-        "val_loss", mean_loss(what.model, static_cast<int64_t>(what.data.held_out.size()), sequence,
-                              what.config.micro_batch_tokens, comm));
+        "val_loss", mean_loss(what.engine.model(), static_cast<int64_t>(what.data.held_out.size()),
+                              sequence, what.config.micro_batch_tokens, comm));
   }
   return scores;
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "rl/engine.h"
 #include "rl/evaluate.h"
 #include "rl/rewards/command.h"
 #include "trainers/dataset.h"
@@ -54,7 +55,7 @@ struct ProblemScores {
   std::vector<double> pass_rates;
 };
 struct ProblemEvaluation {
-  const Transformer& model;
+  Engine& engine;  // of the model
   const Dataset& data;
   const Correctness& correct;
   const TrainConfig& config;

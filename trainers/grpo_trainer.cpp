@@ -17,8 +17,10 @@ void warn_of_settings(Stage& stage) {
   const TrainConfig& config = stage.config();
   if (config.sampling.restricts())
     logging::warn(
-        "top_k and top_p restrict sampling only: the update treats samples as if drawn from the "
-        "full distribution; cut_probability in metrics.jsonl is what they leave out");
+        "top_k, top_p, min_p, penalties and logit_bias change sampling only: the update treats "
+        "samples as if drawn from the policy; cut_probability in metrics.jsonl is what top_k, "
+        "top_p "
+        "and min_p leave out");
   const int64_t smallest = config.prompts_per_step / config.grpo.num_minibatches;
   if (smallest < stage.comm().size())
     logging::warn("prompts_per_step: a minibatch of ", smallest, " prompts leaves ",
@@ -82,7 +84,7 @@ void log_completions(Stage& stage, std::span<const Example> prompts, const Score
 StageEnd train_grpo(Stage& stage) {
   const TrainConfig& config = stage.config();
   const RewardSet rewards(config.rewards, stage.data().task);
-  const Sampler sampler(stage.model(), *stage.data().tokenizer,
+  const Sampler sampler(stage.engine(), *stage.data().tokenizer,
                         sampling_for(config, *stage.data().tokenizer));
   MixedOrder order = make_order(config, stage.data());
   order.seek(stage.state().data_position);

@@ -88,8 +88,7 @@ StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t
         config.sampling.max_length(stage.lengths.longest_prompt, stage.model.context);
     out.longest_sequence = memory.rollout_length - 1;
     out.tokens = config.completions_per_step() * out.longest_sequence;
-    memory.rollout_sequences = config.sampling.concurrent(of_rank);
-    memory.idle_sequences = kIdleSequences;
+    memory.rollout_sequences = config.rollout.concurrent(of_rank);
     memory.rollout_prefill_tokens =
         std::min(kPrefillTokens, memory.rollout_sequences * stage.lengths.longest_prompt);
     if (config.grpo.beta > 0) memory.reference = MemoryShape::Reference::kHeld;

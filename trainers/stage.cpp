@@ -72,6 +72,7 @@ void Stage::build_model(const StageSetup& setup) {
       reference_->copy_from(*loaded.model);
   }
   learner_ = std::make_unique<Learner>(std::move(loaded.model), config_.optimizer, comm_);
+  engine_ = std::make_unique<Engine>(learner_->model(), config_.rollout);
   if (resumed)
     learner_->optimizer().load(SafetensorsFile(*resumed + "/optimizer.safetensors"),
                                state_.updates);
@@ -215,7 +216,7 @@ Evaluation Stage::evaluation() {
     out.rule = correct_.rule();
     if (data_.held_out.empty()) return out;
     ProblemScores scores =
-        evaluate_problems({model(), data_, correct_, config_, state_.step}, comm_);
+        evaluate_problems({engine(), data_, correct_, config_, state_.step}, comm_);
     out.metrics = std::move(scores.metrics);
     out.told = std::move(scores.told);
     out.score = out.metrics.front().second;

@@ -72,6 +72,7 @@ class Stage {
   Dataset& data() { return data_; }
   Learner& learner() { return *learner_; }
   Transformer& model() { return learner_->model(); }
+  Engine& engine() { return *engine_; }
   // The frozen reference policy (grpo with beta > 0), else nullptr.
   const Transformer* reference() const { return reference_.get(); }
   TrainState& state() { return state_; }
@@ -105,6 +106,7 @@ class Stage {
   const Device device_;
   Dataset data_;
   std::unique_ptr<Learner> learner_;
+  std::unique_ptr<Engine> engine_;  // of the learner's model
   std::unique_ptr<Transformer> reference_;
   Correctness correct_;
   TrainState state_;

@@ -31,7 +31,8 @@ class RandomServer {
     // Rows that other sequences have used: their blocks are out of order and full of old keys.
     std::vector<int32_t> rows;
     for (size_t i = 0; i < sequences.size(); ++i) rows.push_back(cache_.acquire());
-    for (const int32_t row : rows) cache_.reserve(row, rng_.between(1, model.config().context));
+    for (const int32_t row : rows)
+      EXPECT_TRUE(cache_.reserve(row, rng_.between(1, model.config().context)));
     while (!rows.empty()) {
       const auto pick = static_cast<size_t>(rng_.below(static_cast<int64_t>(rows.size())));
       cache_.release(rows[pick]);
@@ -77,7 +78,7 @@ class RandomServer {
     for (User* user : order) {
       const int64_t n =
           rng_.below(3) == 0 ? rng_.between(1, user->left()) : std::min<int64_t>(2, user->left());
-      cache_.reserve(user->row, user->done + n);
+      EXPECT_TRUE(cache_.reserve(user->row, user->done + n));
       for (int64_t i = 0; i < n; ++i, ++user->done) {
         tokens.push_back(user->sequence->tokens[static_cast<size_t>(user->done)]);
         rows.push_back(user->row);
@@ -191,7 +192,8 @@ TEST(ForwardCached, LeavesNoTape) {
   const Transformer model(config, DType::kF32, 1);
   KVCache cache(cache_config(config, 1, 16), DType::kF32);
   const int32_t row = cache.acquire();
-  cache.reserve(row, 1);
+  ASSERT_TRUE(cache.reserve(row, 1));
+  cache.upload();
   model.forward_cached(Tensor::from(std::vector<int32_t>{3}),
                        Tensor::from(std::vector<int32_t>{row}),
                        Tensor::from(std::vector<int32_t>{0}), cache);
@@ -203,7 +205,8 @@ TEST(ForwardCached, BadTokensRowsAndPositionsThrow) {
   const Transformer model(config, DType::kF32, 1);
   KVCache cache(cache_config(config, 2, 16), DType::kF32);
   const int32_t row = cache.acquire();
-  cache.reserve(row, 16);
+  ASSERT_TRUE(cache.reserve(row, 16));
+  cache.upload();
   const auto call = [&](int32_t token, int32_t sequence, int32_t position) {
     const auto one = [](int32_t v) { return Tensor::from(std::vector<int32_t>{v}); };
     return model.forward_cached(one(token), one(sequence), one(position), cache);
@@ -226,32 +229,94 @@ TEST(KVCache, RowsAndBlocksAreReused) {
                  .block_tokens = 4},
                 DType::kF32);
   const auto blocks_of = [&](int32_t row) {
+    cache.upload();
     return cache.layer(0).block_table.select(0, row).to_vector<int32_t>();
   };
   EXPECT_EQ(cache.free_rows(), 3);
   const int32_t a = cache.acquire(), b = cache.acquire(), c = cache.acquire();
   EXPECT_EQ((std::vector<int32_t>{a, b, c}), (std::vector<int32_t>{0, 1, 2}));
   EXPECT_THROW_WITH(cache.acquire(), Error, "all 3 sequences are in use");
-  cache.reserve(a, 1);
-  cache.reserve(b, 5);
-  cache.reserve(a, 4);  // fits the block it has
-  cache.reserve(a, 10);
+  ASSERT_TRUE(cache.reserve(a, 1));
+  ASSERT_TRUE(cache.reserve(b, 5));
+  ASSERT_TRUE(cache.reserve(a, 4));  // fits the block it has
+  ASSERT_TRUE(cache.reserve(a, 10));
   EXPECT_EQ(blocks_of(a), (std::vector<int32_t>{0, 3, 4}));
   EXPECT_EQ(blocks_of(b), (std::vector<int32_t>{1, 2, -1}));
-  cache.reserve(a, 2);  // never shrinks
+  ASSERT_TRUE(cache.reserve(a, 2));  // never shrinks
   EXPECT_EQ(blocks_of(a), (std::vector<int32_t>{0, 3, 4}));
-  EXPECT_THROW_WITH(cache.reserve(c, 11), Error, "11 tokens, room for 10");
+  EXPECT_THROW_WITH((void)cache.reserve(c, 11), Error, "11 tokens, room for 10");
   cache.release(a);
   EXPECT_EQ(blocks_of(a), (std::vector<int32_t>{-1, -1, -1}));
   EXPECT_EQ(cache.free_rows(), 1);
   // Every row can still be filled to the end.
   EXPECT_EQ(cache.acquire(), a);
-  for (const int32_t row : {a, b, c}) cache.reserve(row, 10);
+  for (const int32_t row : {a, b, c}) EXPECT_TRUE(cache.reserve(row, 10));
   std::vector<int32_t> all;
   for (const int32_t row : {a, b, c})
     for (const int32_t block : blocks_of(row)) all.push_back(block);
   std::sort(all.begin(), all.end());
   EXPECT_EQ(all, (std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 8}));
+}
+
+TEST(KVCache, RowsShareHeldBlocksAndCopyThePartialOne) {
+  KVCache cache({.num_layers = 2,
+                 .num_kv_heads = 1,
+                 .head_dim = 1,
+                 .num_sequences = 3,
+                 .max_length = 12,
+                 .num_blocks = 6,
+                 .block_tokens = 4},
+                DType::kF32);
+  const auto blocks_of = [&](int32_t row) {
+    cache.upload();
+    return cache.layer(0).block_table.select(0, row).to_vector<int32_t>();
+  };
+  const auto fill = [&](int32_t block, double value) {
+    for (int layer = 0; layer < 2; ++layer)
+      for (Tensor* pages : {&cache.layer(layer).k, &cache.layer(layer).v})
+        pages->select(0, block).fill_(value);
+  };
+  const auto sum_of = [&](int32_t block) {
+    double sum = 0;
+    for (int layer = 0; layer < 2; ++layer)
+      for (const Tensor* pages : {&cache.layer(layer).k, &cache.layer(layer).v})
+        for (const double x : pages->select(0, block).to_vector<double>()) sum += x;
+    return sum;
+  };
+  const int32_t a = cache.acquire(), b = cache.acquire(), c = cache.acquire();
+  EXPECT_TRUE(cache.reserve(a, 6));
+  for (const int32_t block : {0, 1}) fill(block, block + 1);
+  for (const int32_t block : {2, 3, 4, 5}) fill(block, 0);
+  const KVCache::Blocks prompt = cache.hold(a, 6);
+  EXPECT_EQ(prompt, (KVCache::Blocks{0, 1}));
+  EXPECT_TRUE(cache.start_with(b, prompt, 6));
+  EXPECT_EQ(blocks_of(b), (std::vector<int32_t>{0, 2, -1}));
+  EXPECT_EQ(sum_of(2), sum_of(1));
+  EXPECT_EQ(sum_of(2), 4 * 4 * 2);
+  EXPECT_EQ(cache.free_blocks(), 3);
+  // What only some give up stays.
+  cache.release(a);
+  EXPECT_EQ(cache.free_blocks(), 3);
+  cache.release(b);
+  EXPECT_EQ(cache.free_blocks(), 4);
+  // Whole blocks need no copy.
+  const KVCache::Blocks whole{prompt[0]};
+  EXPECT_TRUE(cache.start_with(c, whole, 4));
+  EXPECT_EQ(cache.free_blocks(), 4);
+  cache.drop(prompt);
+  EXPECT_EQ(cache.free_blocks(), 5);
+  EXPECT_EQ(blocks_of(c), (std::vector<int32_t>{0, -1, -1}));
+  // Without a free block nothing changes; a copy that is no longer wanted is not made.
+  const KVCache::Blocks held = cache.hold(c, 3);
+  const int32_t d = cache.acquire(), e = cache.acquire();
+  EXPECT_TRUE(cache.start_with(d, held, 3));
+  cache.release(d);
+  EXPECT_TRUE(cache.reserve(e, 12));
+  const int32_t f = cache.acquire();
+  EXPECT_TRUE(cache.reserve(f, 8));
+  EXPECT_FALSE(cache.reserve(f, 9));
+  EXPECT_EQ(cache.free_blocks(), 0);
+  for (const int32_t block : blocks_of(e)) EXPECT_EQ(sum_of(block) == sum_of(0), false);
 }
 
 TEST(KVCache, BytesCountKeysAndValuesOfAllLayers) {

@@ -120,7 +120,7 @@ void expect_cached_bits(const std::string& dir, DType dtype, Device device) {
                  .max_length = tokens},
                 dtype, device);
   const int32_t row = cache.acquire();
-  cache.reserve(row, tokens);
+  ASSERT_TRUE(cache.reserve(row, tokens));
   cache.upload();
   const Tensor sequence = Tensor::from(std::vector<int32_t>{row}).to(device);
   for (int64_t t = 0; t < tokens; ++t) {

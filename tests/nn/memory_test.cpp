@@ -46,21 +46,22 @@ TEST(MemoryEstimate, WhatCannotBeCountedIsRefused) {
       InputError, "memory: this model and batch");
 }
 
-TEST(MemoryEstimate, RolloutsNeedTheCacheWithIdleRowsAndLogits) {
+TEST(MemoryEstimate, RolloutsNeedTheCacheAndLogits) {
   ModelConfig config = kModel;
   config.vocab_size = 50000;
   const MemoryShape shape{.rollout_sequences = 3,
-                          .idle_sequences = 1,
                           .rollout_length = 40,
                           .rollout_prefill_tokens = 6,
                           .device = Device::cuda()};
   const int64_t cache = KVCache::bytes({.num_layers = config.num_layers,
                                         .num_kv_heads = config.num_kv_heads,
                                         .head_dim = config.head_dim,
-                                        .num_sequences = 4,
+                                        .num_sequences = 3,
                                         .max_length = 40},
                                        DType::kBF16);
-  EXPECT_EQ(estimate_memory(config, DType::kBF16, shape).rollout, cache + 3 * 50000 * 4);
+  const MemoryEstimate memory = estimate_memory(config, DType::kBF16, shape);
+  EXPECT_EQ(memory.cache, cache);
+  EXPECT_EQ(memory.rollout, 3 * 50000 * 4);
 }
 
 }  // namespace

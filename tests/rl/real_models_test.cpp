@@ -83,8 +83,9 @@ void expect_stories(const std::string& dir, Device device) {
   config.temperature = 0;
   config.max_completion_length = 200;
   const Example nothing{.prompt = ""};
+  Engine engine(real.model(), {});
   const std::vector<Trajectory> greedy =
-      Sampler(real.model(), *tokenizer, config).sample({&nothing, 1}, 1, {});
+      Sampler(engine, *tokenizer, config).sample({&nothing, 1}, 1, {});
   EXPECT_EQ(greedy[0].tokens, ids_of(golden.at("greedy_ids")));
   EXPECT_EQ(greedy[0].text, golden.at("expected_greedy_text").as_string());
   // Drawn greedily, the log-probs are those of temperature 1.

@@ -23,8 +23,8 @@ class RolloutTest : public testing::Test {
   // Few at once, so that some start beside others that go on.
   std::vector<Trajectory> sample(SamplingConfig config) const {
     config.max_completion_length = 8;
-    config.max_concurrent = 5;
-    return Sampler(model_, *tokenizer_, config).sample(prompts_, 6, {.seed = 2});
+    Engine engine(model_, {.max_concurrent = 5});
+    return Sampler(engine, *tokenizer_, config).sample(prompts_, 6, {.seed = 2});
   }
   TokenLogProbs trained(const Trajectory& c, double temperature) const {
     NoGradGuard no_grad;
@@ -113,9 +113,9 @@ TEST_F(RolloutTest, CutIsWhatTopKLeavesOutSummedOverTheCompletion) {
 TEST_F(RolloutTest, ReportsEachCompletionWhenItEnds) {
   SamplingConfig config;
   config.max_completion_length = 8;
-  config.max_concurrent = 5;
   std::vector<Trajectory> finished;
-  const Sampler sampler(model_, *tokenizer_, config);
+  Engine engine(model_, {.max_concurrent = 5});
+  const Sampler sampler(engine, *tokenizer_, config);
   const auto all =
       sampler.sample(prompts_, 6, {.seed = 2},
                      {.on_finished = [&](const Trajectory& t) { finished.push_back(t); }});
@@ -136,7 +136,8 @@ TEST_F(RolloutTest, ReportsEachCompletionWhenItEnds) {
 TEST_F(RolloutTest, ReportsEachTokenAndEndsWhatIsNoLongerWanted) {
   SamplingConfig config;
   config.max_completion_length = 8;
-  const Sampler sampler(model_, *tokenizer_, config);
+  Engine engine(model_, {});
+  const Sampler sampler(engine, *tokenizer_, config);
   const auto all = sampler.sample(prompts_, 6, {.seed = 2});
   const auto cut = sampler.sample(prompts_, 6, {.seed = 2},
                                   {.on_finished = nullptr, .on_token = [](const Trajectory& t) {

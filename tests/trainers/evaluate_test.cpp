@@ -109,7 +109,8 @@ class EvaluateProblems : public testing::Test {
     config_.eval.k = {1, 4};
   }
   ProblemScores evaluate(const Correctness& correct, Communicator& comm, int64_t step = 3) {
-    return evaluate_problems({*model_, data_, correct, config_, step}, comm);
+    Engine engine(*model_, config_.rollout);
+    return evaluate_problems({engine, data_, correct, config_, step}, comm);
   }
   ProblemScores evaluate(const Correctness& correct, int64_t step = 3) {
     return evaluate(correct, *make_single_communicator(), step);

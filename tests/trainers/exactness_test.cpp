@@ -40,14 +40,14 @@ class Exactness : public testing::Test {
   }
 
   std::vector<Trajectory> sample(double temperature, int64_t max_concurrent = 256) const {
-    return Sampler(*model_, *tokenizer_, sampling(temperature, max_concurrent))
+    Engine engine(*model_, {.max_concurrent = max_concurrent});
+    return Sampler(engine, *tokenizer_, sampling(temperature))
         .sample(prompts_, generations_, {.seed = 11, .step = 4, .prompt_indices = {}});
   }
-  static SamplingConfig sampling(double temperature, int64_t max_concurrent) {
+  static SamplingConfig sampling(double temperature) {
     SamplingConfig sampling;
     sampling.temperature = temperature;
     sampling.max_completion_length = 24;
-    sampling.max_concurrent = max_concurrent;
     return sampling;
   }
 
@@ -194,7 +194,8 @@ TEST_F(Exactness, SamplesDoNotDependOnThreads) {
 
 TEST_F(Exactness, SamplesDoNotDependOnHowPromptsAreSplitOverCalls) {
   const std::vector<Trajectory> together = sample(1);
-  const Sampler sampler(*model_, *tokenizer_, sampling(1, 256));
+  Engine engine(*model_, {});
+  const Sampler sampler(engine, *tokenizer_, sampling(1));
   // In three calls, the prompts of each in an order of their own.
   std::vector<Trajectory> joined = together;
   for (const std::vector<int64_t>& part :
@@ -211,7 +212,8 @@ TEST_F(Exactness, SamplesDoNotDependOnHowPromptsAreSplitOverCalls) {
 }
 
 TEST_F(Exactness, SamplesDependOnSeedStepPromptAndSample) {
-  const Sampler sampler(*model_, *tokenizer_, sampling(1, 256));
+  Engine engine(*model_, {});
+  const Sampler sampler(engine, *tokenizer_, sampling(1));
   const std::vector<Example> prompt{prompts_[1]};
   const auto tokens = [&](uint64_t seed, int64_t step, int64_t index) {
     const std::vector<Trajectory> r =

@@ -78,7 +78,8 @@ class GrpoStep : public testing::Test {
 
   ScoredRollouts sampled(const Transformer& model, const PromptShare& share) const {
     ScoredRollouts out;
-    out.trajectories = Sampler(model, *data_.tokenizer, config_.sampling)
+    Engine engine(model, {});
+    out.trajectories = Sampler(engine, *data_.tokenizer, config_.sampling)
                            .sample(prompts(share), config_.num_generations,
                                    {.seed = 1, .step = 0, .prompt_indices = share.indices});
     for (const Trajectory& t : out.trajectories) {
@@ -135,7 +136,8 @@ TEST_F(GrpoStep, IsAFunctionOfItsInputs) {
   for (const bool again : {false, true}) {
     const auto comm = make_single_communicator();
     const auto mine = learner(*comm);
-    const Sampler sampler(mine->model(), *data_.tokenizer, config_.sampling);
+    Engine engine(mine->model(), {});
+    const Sampler sampler(engine, *data_.tokenizer, config_.sampling);
     for (int64_t step = 0; step < 2; ++step) {
       const PromptShare share = share_prompts(*comm, config_, step);
       const std::vector<Example> problems = prompts(share);
@@ -172,7 +174,8 @@ TEST_F(GrpoStep, TakesAReferenceAndNeedsAReward) {
   const auto comm = make_single_communicator();
   const auto mine = learner(*comm);
   const Transformer reference(config_.model, config_.dtype, 1);
-  const Sampler sampler(mine->model(), *data_.tokenizer, config_.sampling);
+  Engine engine(mine->model(), {});
+  const Sampler sampler(engine, *data_.tokenizer, config_.sampling);
   const PromptShare share = share_prompts(*comm, config_, 0);
   const std::vector<Example> problems = prompts(share);
   const auto step_with = [&](const RewardSet& rewards) {

@@ -156,12 +156,13 @@ TEST(Ranks, SampleWhatOneRankSamplesToTheBit) {
   model_config.vocab_size = data.tokenizer->vocab_size();
   model_config.resolve();
   const Transformer model(model_config, DType::kF32, 1);
-  const Sampler sampler(model, *data.tokenizer, config.sampling);
   constexpr int64_t kPrompts = 5, kGenerations = 3;
   std::vector<std::vector<Trajectory>> by_ranks;
   for (const int ranks : {1, 2, 3}) {
     std::vector<Trajectory> joined(kPrompts * kGenerations);
     run_local_ranks(ranks, [&](Communicator& comm) {
+      Engine engine(model, {});
+      const Sampler sampler(engine, *data.tokenizer, config.sampling);
       std::vector<Example> prompts;
       std::vector<int64_t> indices;
       for (int64_t i = comm.rank(); i < kPrompts; i += comm.size()) {

@@ -1,0 +1,28 @@
+#include "core/readback.h"
+
+#include "core/cuda_backend.h"
+#include "core/with_cuda.h"
+
+namespace cohort {
+namespace {
+
+std::shared_ptr<void> copy_now(const Tensor& t, Tensor& host) {
+  host = t.clone();
+  return nullptr;
+}
+
+void already_there(const std::shared_ptr<void>&, Tensor&) {}
+
+}  // namespace
+
+Readback::Readback(const Tensor& t)
+    : copy_(on_device<copy_now, cuda::start_readback>(t.device(), t, host_)) {}
+
+const Tensor& Readback::on_host() {
+  if (copy_ != nullptr)
+    on_device<already_there, cuda::finish_readback>(Device::cuda(), copy_, host_);
+  copy_ = nullptr;
+  return host_;
+}
+
+}  // namespace cohort

@@ -1,0 +1,50 @@
+// Copies from the device through page-locked memory, which the device writes to while the host goes
+// on.
+#include <cstring>
+
+#include "core/cuda.h"
+#include "core/cuda_backend.h"
+
+namespace cohort::cuda {
+namespace {
+
+struct Copy {
+  explicit Copy(const Tensor& t)
+      : bytes(static_cast<size_t>(t.nbytes())),
+        memory(pinned_allocator().allocate(bytes)),
+        done(t.device()) {}
+  ~Copy() {
+    // The device may still be writing, where nobody has waited.
+    try {
+      done.synchronize();
+    } catch (const Error&) {
+    }
+    pinned_allocator().deallocate(memory, bytes);
+  }
+  Copy(const Copy&) = delete;
+  Copy& operator=(const Copy&) = delete;
+  size_t bytes;
+  void* memory;
+  Event done;
+};
+
+}  // namespace
+
+std::shared_ptr<void> start_readback(const Tensor& t, Tensor& host) {
+  COHORT_CHECK(t.is_contiguous(), "[readback] expected a contiguous tensor, got ", t.str());
+  host = Tensor::empty(t.shape(), t.dtype());
+  auto copy = std::make_shared<Copy>(t);
+  const cudaStream_t queue = stream(t.device());
+  COHORT_CUDA_CHECK(
+      cudaMemcpyAsync(copy->memory, t.raw(), copy->bytes, cudaMemcpyDeviceToHost, queue));
+  copy->done.record(current_stream(t.device()));
+  return copy;
+}
+
+void finish_readback(const std::shared_ptr<void>& copy, Tensor& host) {
+  auto& done = *static_cast<Copy*>(copy.get());
+  done.done.synchronize();
+  std::memcpy(host.raw(), done.memory, done.bytes);
+}
+
+}  // namespace cohort::cuda

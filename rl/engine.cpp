@@ -1,0 +1,581 @@
+#include "rl/engine.h"
+
+#include <bit>
+#include <cmath>
+
+#include "core/allocator.h"
+#include "core/log.h"
+#include "core/sizes.h"
+#include "kernels/embedding.h"
+
+namespace cohort {
+namespace {
+
+// A forward of few tokens costs about as much as one of this many: fewer wait for others, but not
+// for long.
+constexpr int64_t kWorthPrefill = 1024, kLongestWait = 16;
+// What the first token of another completion counts as beside the tokens of a prompt.
+constexpr int64_t kForkWorth = 64;
+
+}  // namespace
+
+// A prompt, and where it is in the cache.
+struct Engine::Request {
+  int64_t id = 0;
+  EngineRequest in;
+  Sequences completions;
+  int64_t unfinished = 0;
+  // Held from when the prompt is computed until its last completion has ended, or until blocks
+  // become scarce.
+  KVCache::Blocks blocks;
+  Tensor hidden;  // of a forward: its row `last` is that of the prompt's last token
+  int32_t last = 0;
+  bool is_computed() const { return hidden.defined(); }
+  auto prompt_length() const { return static_cast<int64_t>(in.prompt.size()); }
+};
+
+struct Engine::Sequence {
+  Request* request = nullptr;
+  int64_t completion = 0;
+  std::vector<int32_t> drawn;  // that the host has seen
+  int64_t in_flight = 0;       // tokens that are being drawn
+  int32_t slot = -1;           // -1: not in the cache
+  bool done = false;
+
+  int64_t length() const {
+    return request->prompt_length() + static_cast<int64_t>(drawn.size()) + in_flight;
+  }
+  bool is_full() const { return length() >= request->in.max_length; }
+  int32_t token(int64_t position) const {
+    const int64_t prompt = request->prompt_length();
+    return position < prompt ? request->in.prompt[static_cast<size_t>(position)]
+                             : drawn[static_cast<size_t>(position - prompt)];
+  }
+  // Tokens that must be in the cache before the next can be drawn from the prompt's hidden state,
+  // or from a decode step of the last one.
+  int64_t prefill_length() const { return drawn.empty() ? length() : length() - 1; }
+  const kernels::DrawParams& draw() const {
+    return request->in.completions[static_cast<size_t>(completion)];
+  }
+};
+
+// Tokens [next, end) of a sequence are not in the cache yet.
+struct Engine::Prefill {
+  SequencePtr sequence;
+  int64_t next = 0, end = 0;
+};
+
+struct Engine::Flight {
+  DrawnTokens drawn;
+  Sequences rows;
+};
+
+Engine::Engine(const Transformer& model, const EngineConfig& config)
+    : model_(model), config_(config), depth_(model.device().is_cuda() ? 1 : 0) {}
+
+Engine::~Engine() = default;
+
+int64_t Engine::submit(EngineRequest in) {
+  const auto prompt = static_cast<int64_t>(in.prompt.size());
+  COHORT_CHECK(prompt > 0 && prompt < in.max_length && in.max_length <= model_.config().context,
+               "[engine] expected a prompt of at least one token that leaves room within a length "
+               "of at most ",
+               model_.config().context, ", got ", prompt, " tokens and a length of ",
+               in.max_length);
+  for (const int32_t token : in.prompt)
+    COHORT_CHECK(token >= 0 && token < model_.config().vocab_size, "[engine] token ", token,
+                 " of a prompt is outside the vocabulary of ", model_.config().vocab_size);
+  for (const auto& [id, bias] : in.logit_bias)
+    COHORT_CHECK(id >= 0 && id < model_.config().vocab_size && std::isfinite(bias),
+                 "[engine] expected finite biases of tokens of the vocabulary, got ", bias, " of ",
+                 id);
+  for (const kernels::DrawParams& draw : in.completions) {
+    const char* const expected = kernels::expectation_missed(draw);
+    COHORT_CHECK(expected == nullptr, "[engine] expected ", expected);
+  }
+  auto request = std::make_shared<Request>();
+  request->id = next_request_++;
+  request->in = std::move(in);
+  for (size_t i = 0; i < request->in.completions.size(); ++i) {
+    auto sequence = std::make_shared<Sequence>();
+    sequence->request = request.get();
+    sequence->completion = static_cast<int64_t>(i);
+    request->completions.push_back(sequence);
+    waiting_.push_back(sequence);
+    ++request->unfinished;
+  }
+  has_new_ = true;
+  if (request->unfinished > 0) requests_[request->id] = request;
+  return request->id;
+}
+
+void Engine::cancel(int64_t request, int64_t completion) {
+  const auto it = requests_.find(request);
+  if (it == requests_.end()) return;
+  const SequencePtr sequence = it->second->completions.at(static_cast<size_t>(completion));
+  if (sequence->done) return;
+  stop(*sequence);
+  end(sequence);
+}
+
+void Engine::cancel_all() {
+  flights_.clear();
+  for (const auto& [id, request] : decltype(requests_)(requests_))
+    for (const SequencePtr& sequence : request->completions) cancel(id, sequence->completion);
+}
+
+bool Engine::step() {
+  if (requests_.empty()) return false;
+  try {
+    work();
+  } catch (...) {
+    cancel_all();
+    throw;
+  }
+  return !requests_.empty();
+}
+
+void Engine::work() {
+  if (prefills_.empty() && running_.empty() && has_new_) make_room();
+  bool admitted = admit();
+  while (flights_.size() > depth_) collect();
+  const bool decoded = decode();
+  if (!admitted && !decoded && flights_.empty()) {
+    // Prompts whose completions wait have filled the cache.
+    for (const auto& [id, request] : requests_) drop_prompt(*request);
+    admitted = admit();
+  }
+  COHORT_CHECK(admitted || decoded || !flights_.empty(), "[engine] nothing can be done for ",
+               requests_.size(), " requests");
+  while (flights_.size() > (admitted || decoded ? depth_ : 0)) collect();
+}
+
+void Engine::note_use() {
+  stats_.most_running = std::max(stats_.most_running, static_cast<int64_t>(running_.size()));
+  stats_.most_blocks = std::max(stats_.most_blocks, cache_->num_blocks() - cache_->free_blocks());
+}
+
+EngineStats Engine::stats() const {
+  EngineStats out = stats_;
+  out.running = static_cast<int64_t>(running_.size() + prefills_.size());
+  out.waiting = static_cast<int64_t>(waiting_.size());
+  if (cache_ != nullptr) {
+    out.blocks = cache_->num_blocks();
+    out.used_blocks = out.blocks - cache_->free_blocks();
+  }
+  return out;
+}
+
+// ---- Room
+
+SlotLimits Engine::limits_of_waiting() const {
+  SlotLimits limits;
+  for (const SequencePtr& s : waiting_)
+    limits = limits.with({.stop_tokens = static_cast<int64_t>(s->request->in.stop_tokens.size()),
+                          .biases = static_cast<int64_t>(s->request->in.logit_bias.size()),
+                          .penalties = kernels::has_penalty(s->draw())});
+  return limits;
+}
+
+KVCacheConfig Engine::cache_for_waiting() const {
+  const ModelConfig& c = model_.config();
+  KVCacheConfig out{.num_layers = c.num_layers,
+                    .num_kv_heads = c.num_kv_heads,
+                    .head_dim = c.head_dim,
+                    .max_length = c.context,
+                    .num_blocks = 1};
+  // What all of them would fill together, and the longest alone. The first completion of a prompt
+  // counts its blocks; the prompt's last one may be held beside those of its completions.
+  int64_t all = 0, longest = 0;
+  for (const SequencePtr& s : waiting_) {
+    const int64_t length = ceil_div(s->request->in.max_length, out.block_tokens);
+    const int64_t shared = s->completion > 0 ? s->request->prompt_length() / out.block_tokens : -1;
+    all += length - shared;
+    longest = std::max(longest, length + 1);
+  }
+  const auto count = static_cast<int64_t>(waiting_.size());
+  const int64_t concurrent = config_.concurrent(count);
+  // A power of two has eight steps: what the next requests need is likely the same.
+  const auto rounded = [](int64_t n) {
+    return round_up(n, std::max<int64_t>(1, std::bit_floor(static_cast<uint64_t>(n)) / 8));
+  };
+  const int64_t useful = rounded(std::max(longest, std::min(all, concurrent * longest)));
+  const int64_t allowed =
+      config_.max_cache_tokens > 0
+          ? config_.max_cache_tokens / out.block_tokens
+          : static_cast<int64_t>(config_.memory_fraction *
+                                 static_cast<double>(available_memory(model_.device())) /
+                                 static_cast<double>(KVCache::bytes(out, model_.dtype())));
+  out.num_blocks = std::max(longest, std::min(useful, allowed));
+  // Sequences that would soon be put back need not start: each is expected to get half as long.
+  out.num_sequences = concurrent;
+  if (config_.max_concurrent == 0)
+    out.num_sequences =
+        std::clamp<int64_t>(2 * out.num_blocks * count / std::max<int64_t>(1, all), 1, concurrent);
+  return out;
+}
+
+void Engine::make_room() {
+  has_new_ = false;
+  const SlotLimits limits = limits_of_waiting();
+  KVCacheConfig wanted = cache_for_waiting();
+  const bool is_enough = cache_ != nullptr &&
+                         cache_->config().num_sequences >= wanted.num_sequences &&
+                         cache_->num_blocks() >= wanted.num_blocks;
+  if (is_enough && slots_->limits().cover(limits)) return;
+  const SlotLimits both = slots_ == nullptr ? limits : limits.with(slots_->limits());
+  slots_.reset();
+  if (!is_enough) {
+    const int64_t sequences = cache_ == nullptr ? 0 : cache_->config().num_sequences;
+    for (const auto& [id, request] : requests_) drop_prompt(*request);
+    cache_.reset();
+    wanted = cache_for_waiting();  // with the memory that was given back
+    wanted.num_sequences = std::max(wanted.num_sequences, sequences);
+    cache_ = std::make_unique<KVCache>(wanted, model_.dtype(), model_.device());
+    logging::info("rollouts: up to ", wanted.num_sequences, " sequences at once, a cache of ",
+                  wanted.num_blocks * wanted.block_tokens, " tokens (",
+                  mib(KVCache::bytes(wanted, model_.dtype())), ")");
+  }
+  slots_ = std::make_unique<DecodeSlots>(model_, *cache_, both);
+  rows_.clear();
+  rows_changed_ = true;
+  stopped_.clear();
+}
+
+// Others wait until the cache is empty, and then there is.
+bool Engine::has_room_for(const Request& request) const {
+  return cache_->blocks_for(request.in.max_length) < cache_->num_blocks() &&
+         slots_->limits().cover(
+             {.stop_tokens = static_cast<int64_t>(request.in.stop_tokens.size()),
+              .biases = static_cast<int64_t>(request.in.logit_bias.size()),
+              .penalties = std::any_of(request.in.completions.begin(), request.in.completions.end(),
+                                       kernels::has_penalty)});
+}
+
+// ---- Admission
+
+bool Engine::admit() {
+  Sequences ready;
+  if (is_worth_admitting()) {
+    choose_prefills();
+    fork_completions(ready);
+  }
+  const bool forward = !prefills_.empty();
+  if (forward) {
+    for (SequencePtr& s : run_prefills()) ready.push_back(std::move(s));
+    fork_completions(ready);
+  }
+  cache_->upload();
+  if (!ready.empty()) start(ready);
+  return forward || !ready.empty();
+}
+
+bool Engine::is_worth_admitting() {
+  if (waiting_.empty() || cache_->free_rows() == 0) return false;
+  if (running_.empty()) return true;
+  int64_t worth = 0;
+  const auto rows = static_cast<size_t>(cache_->free_rows());
+  const Request* last = nullptr;
+  for (size_t i = 0; i < std::min(rows, waiting_.size()) && worth < kWorthPrefill; ++i) {
+    const Sequence& s = *waiting_[i];
+    const bool shares = s.request->is_computed() || s.request == last;
+    worth += shares ? kForkWorth : s.prefill_length();
+    last = s.request;
+  }
+  if (worth < kWorthPrefill && ++postponed_ < kLongestWait) return false;
+  postponed_ = 0;
+  return true;
+}
+
+// The first of the waiting ones whose prompts are not computed begin to be, as far as there are
+// rows, blocks, and tokens of one forward.
+void Engine::choose_prefills() {
+  int64_t tokens = 0, rows = cache_->free_rows();
+  std::set<const Request*> begun;
+  for (const Prefill& p : prefills_) {
+    tokens += p.end - p.next;
+    begun.insert(p.sequence->request);
+  }
+  std::deque<SequencePtr> left;
+  bool full = false;
+  for (SequencePtr& s : waiting_) {
+    Request& request = *s->request;
+    full = full || rows <= 0 || tokens >= kPrefillTokens || !has_room_for(request);
+    // Completions of a prompt that is being computed follow it.
+    if (full || request.is_computed() || begun.contains(&request)) {
+      left.push_back(std::move(s));
+      --rows;
+      continue;
+    }
+    // What runs may grow by a block each before anything has to be put back.
+    const int64_t length = s->prefill_length(),
+                  spare = cache_->blocks_for(length) + static_cast<int64_t>(running_.size());
+    const bool alone = running_.empty() && prefills_.empty();
+    const int32_t row = cache_->acquire();
+    if ((!alone && cache_->free_blocks() < spare) || !cache_->reserve(row, length)) {
+      cache_->release(row);
+      full = true;
+      left.push_back(std::move(s));
+      continue;
+    }
+    s->slot = row;
+    begun.insert(&request);
+    tokens += length;
+    --rows;
+    prefills_.push_back({.sequence = std::move(s), .next = 0, .end = length});
+  }
+  waiting_ = std::move(left);
+}
+
+// One forward of the next tokens of all prefills. Returns the sequences that are ready to go on.
+Engine::Sequences Engine::run_prefills() {
+  std::vector<int32_t> tokens, rows, positions;
+  struct Last {
+    Request* request;
+    int64_t length;
+    int32_t slot, index;
+  };
+  std::vector<Last> lasts;
+  Sequences ready;
+  for (Prefill& p : prefills_) {
+    const Sequence& s = *p.sequence;
+    for (; p.next < p.end && static_cast<int64_t>(tokens.size()) < kPrefillTokens; ++p.next) {
+      tokens.push_back(s.token(p.next));
+      rows.push_back(s.slot);
+      positions.push_back(static_cast<int32_t>(p.next));
+      if (p.next + 1 == s.request->prompt_length() && !s.request->is_computed())
+        lasts.push_back({s.request, p.next + 1, s.slot, static_cast<int32_t>(tokens.size()) - 1});
+    }
+    if (p.next == p.end) ready.push_back(p.sequence);
+  }
+  std::erase_if(prefills_, [](const Prefill& p) { return p.next == p.end; });
+  cache_->upload();
+  const auto upload = [&](const std::vector<int32_t>& values) {
+    return Tensor::from(values).to(model_.device());
+  };
+  const Tensor hidden =
+      model_.forward_cached(upload(tokens), upload(rows), upload(positions), *cache_);
+  stats_.prefilled_tokens += static_cast<int64_t>(tokens.size());
+  if (lasts.empty()) return ready;
+  std::vector<int32_t> indices;
+  for (const Last& last : lasts) indices.push_back(last.index);
+  Tensor kept = Tensor::empty({static_cast<int64_t>(lasts.size()), hidden.dim(1)}, hidden.dtype(),
+                              model_.device());
+  kernels::embedding_forward({.y = kept, .table = hidden, .ids = upload(indices)});
+  for (size_t i = 0; i < lasts.size(); ++i) {
+    lasts[i].request->hidden = kept;
+    lasts[i].request->last = static_cast<int32_t>(i);
+    lasts[i].request->blocks = cache_->hold(lasts[i].slot, lasts[i].length);
+  }
+  return ready;
+}
+
+// Waiting completions of prompts that are computed enter the cache with the prompt's blocks.
+void Engine::fork_completions(Sequences& ready) {
+  std::deque<SequencePtr> left;
+  bool full = false;
+  for (SequencePtr& s : waiting_) {
+    Request& request = *s->request;
+    full = full || cache_->free_rows() == 0;
+    if (full || !request.is_computed()) {
+      left.push_back(std::move(s));
+      continue;
+    }
+    const int64_t prompt = request.prompt_length(), length = s->prefill_length();
+    const int32_t row = cache_->acquire();
+    if (!cache_->start_with(row, request.blocks, prompt) || !cache_->reserve(row, length)) {
+      cache_->release(row);
+      full = true;
+      left.push_back(std::move(s));
+      continue;
+    }
+    s->slot = row;
+    if (length > prompt)
+      prefills_.push_back({.sequence = std::move(s), .next = prompt, .end = length});
+    else
+      ready.push_back(std::move(s));
+  }
+  waiting_ = std::move(left);
+}
+
+void Engine::start(const Sequences& ready) {
+  slots_->stop(std::exchange(stopped_, {}));
+  std::vector<SlotStart> starts;
+  for (const SequencePtr& s : ready) {
+    const Request& request = *s->request;
+    starts.push_back({.slot = s->slot,
+                      .prompt = request.in.prompt,
+                      .drawn = s->drawn,
+                      .max_length = request.in.max_length,
+                      .draw = s->draw(),
+                      .stop_tokens = request.in.stop_tokens,
+                      .logit_bias = &request.in.logit_bias});
+    running_.push_back(s);
+  }
+  slots_->start(starts);
+  rows_changed_ = true;
+  note_use();
+  draw_first_tokens(ready);
+}
+
+void Engine::draw_first_tokens(const Sequences& ready) {
+  // Prompts of one forward have their hidden states in one tensor.
+  std::map<const void*, Sequences> by_tensor;
+  for (const SequencePtr& s : ready)
+    if (s->drawn.empty()) by_tensor[s->request->hidden.raw()].push_back(s);
+  for (auto& [tensor, sequences] : by_tensor) {
+    std::vector<int32_t> rows, slots;
+    for (const SequencePtr& s : sequences) {
+      rows.push_back(s->request->last);
+      slots.push_back(s->slot);
+      ++s->in_flight;
+    }
+    const Tensor& table = sequences[0]->request->hidden;
+    Tensor x = Tensor::empty({static_cast<int64_t>(rows.size()), table.dim(1)}, table.dtype(),
+                             model_.device());
+    kernels::embedding_forward(
+        {.y = x, .table = table, .ids = Tensor::from(rows).to(model_.device())});
+    flights_.push_back({.drawn = slots_->draw(x, slots), .rows = std::move(sequences)});
+  }
+}
+
+// ---- Decoding
+
+bool Engine::decode() {
+  // Each sequence needs a place for the token that it is to compute: its last.
+  for (size_t i = 0; i < running_.size();) {
+    Sequence& s = *running_[i];
+    if (s.is_full() || cache_->reserve(s.slot, s.length())) {
+      ++i;
+    } else {
+      free_blocks();
+      i = 0;
+    }
+  }
+  const auto wanted = std::count_if(running_.begin(), running_.end(),
+                                    [](const SequencePtr& s) { return !s->is_full(); });
+  if (wanted == 0) return false;
+  note_use();
+  cache_->upload();
+  slots_->stop(std::exchange(stopped_, {}));
+  // Rows of sequences that have ended are idle; the step is made anew when fewer rows will do.
+  if (rows_changed_ || slots_->rows_for(running_.size()) < slots_->rows_for(rows_.size())) {
+    rows_ = running_;
+    std::vector<int32_t> slots;
+    for (const SequencePtr& s : rows_) slots.push_back(s->slot);
+    slots_->choose(slots);
+    rows_changed_ = false;
+  }
+  Flight flight{.drawn = slots_->decode(), .rows = rows_};
+  for (SequencePtr& s : flight.rows) {
+    // What has ended has no token to come.
+    if (s->done || s->is_full())
+      s = nullptr;
+    else
+      ++s->in_flight;
+  }
+  flights_.push_back(std::move(flight));
+  ++stats_.decode_steps;
+  return true;
+}
+
+// Called when no block is left: takes some from those who can do without.
+void Engine::free_blocks() {
+  // A prompt none of whose completions is in the cache.
+  for (const auto& [id, request] : requests_) {
+    const bool used = std::any_of(request->completions.begin(), request->completions.end(),
+                                  [](const SequencePtr& s) { return s->slot >= 0; });
+    if (!used && request->is_computed()) return drop_prompt(*request);
+  }
+  // Sequences that have ended, which the host may not know yet.
+  if (!flights_.empty()) {
+    while (!flights_.empty()) collect();
+    return;
+  }
+  // The youngest.
+  if (!prefills_.empty()) {
+    const SequencePtr youngest = prefills_.back().sequence;
+    prefills_.pop_back();
+    return put_back(youngest);
+  }
+  COHORT_CHECK(running_.size() > 1, "[engine] a sequence alone has filled the cache of ",
+               cache_->num_blocks(), " blocks");
+  const SequencePtr youngest = running_.back();
+  running_.pop_back();
+  put_back(youngest);
+}
+
+void Engine::put_back(const SequencePtr& sequence) {
+  stop(*sequence);
+  waiting_.push_front(sequence);
+  ++stats_.preemptions;
+}
+
+// Takes a sequence out of the cache that the device would go on with.
+void Engine::stop(Sequence& sequence) {
+  if (sequence.slot < 0) return;
+  stopped_.push_back(sequence.slot);
+  rows_changed_ = true;
+  leave_cache(sequence);
+}
+
+void Engine::leave_cache(Sequence& sequence) {
+  if (sequence.slot >= 0) cache_->release(std::exchange(sequence.slot, -1));
+}
+
+void Engine::drop_prompt(Request& request) {
+  if (cache_ != nullptr) cache_->drop(std::exchange(request.blocks, {}));
+  request.hidden = Tensor();
+}
+
+// ---- What has come
+
+void Engine::collect() {
+  Flight flight = std::move(flights_.front());
+  flights_.pop_front();
+  const std::vector<int32_t> tokens = flight.drawn.tokens.wait<int32_t>();
+  const std::vector<double> statistics = flight.drawn.statistics.wait<double>();
+  const size_t n = tokens.size();
+  for (size_t i = 0; i < flight.rows.size(); ++i) {
+    const SequencePtr& s = flight.rows[i];
+    if (s == nullptr || s->done) continue;
+    --s->in_flight;
+    take_token(s, {.request = s->request->id,
+                   .completion = s->completion,
+                   .token = tokens[i],
+                   .logprob = statistics[i],
+                   .entropy = statistics[n + i],
+                   .cut = statistics[2 * n + i]});
+  }
+}
+
+void Engine::take_token(const SequencePtr& s, EngineToken token) {
+  if (token.token < 0)
+    throw NonFiniteError(str("[engine] request ", token.request, ", completion ", token.completion,
+                             ", position ", s->length() - s->in_flight,
+                             ": the model's logits hold NaN or infinity"));
+  s->drawn.push_back(token.token);
+  ++stats_.decoded_tokens;
+  const std::vector<int32_t>& stops = s->request->in.stop_tokens;
+  // The device judges by the same rule (kernels/decode.h).
+  if (std::find(stops.begin(), stops.end(), token.token) != stops.end())
+    token.end = EngineToken::End::kStopToken;
+  else if (s->is_full() && s->in_flight == 0)
+    token.end = EngineToken::End::kLength;
+  tokens_.push_back(token);
+  if (token.end != EngineToken::End::kNone) end(s);
+}
+
+void Engine::end(const SequencePtr& sequence) {
+  sequence->done = true;
+  std::erase(waiting_, sequence);
+  std::erase(running_, sequence);
+  std::erase_if(prefills_, [&](const Prefill& p) { return p.sequence == sequence; });
+  leave_cache(*sequence);
+  Request& request = *sequence->request;
+  if (--request.unfinished > 0) return;
+  drop_prompt(request);
+  requests_.erase(request.id);
+}
+
+}  // namespace cohort
