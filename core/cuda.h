@@ -37,6 +37,9 @@ cudaStream_t stream(Device device);
 // Lets blocks of the kernel have all dynamic shared memory that the current device has for it.
 // Throws Error naming `name` if that is less than `bytes`.
 void allow_shared_memory(const char* name, const void* kernel, size_t bytes, Device device);
+// Whether the code of the kernel that runs on `device` was compiled for sm_90 or newer, not for an
+// older GPU and translated.
+bool is_for_hopper(const void* kernel, Device device);
 void check_shared_memory(const char* name, size_t bytes, size_t most);
 
 // A stream of its own, for work beside the device's main stream.

@@ -110,6 +110,20 @@ void allow_shared_memory(const char* name, const void* kernel, size_t bytes, Dev
   check_shared_memory(name, bytes, it->second);
 }
 
+bool is_for_hopper(const void* kernel, Device device) {
+  static std::map<std::pair<const void*, int>, bool> known;
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  auto [it, is_new] = known.try_emplace({kernel, device.index}, false);
+  if (is_new) {
+    activate(device);
+    cudaFuncAttributes attributes;
+    COHORT_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+    it->second = attributes.ptxVersion >= 90;
+  }
+  return it->second;
+}
+
 void check_shared_memory(const char* name, size_t bytes, size_t most) {
   COHORT_CHECK(bytes <= most, "[", name, "] needs ", bytes >> 10,
                " KiB of shared memory per block, this GPU has ", most >> 10);

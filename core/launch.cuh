@@ -1,4 +1,5 @@
-// The one place that starts kernels: `<<<>>>`, the error check and the range that a profiler shows.
+// The one place that starts kernels: the launch, the error check and the range that a profiler
+// shows.
 //
 //   cuda::launch("rms_norm", rms_norm_kernel<float>, {rows, 256}, x.device(), px, pw, py);
 #pragma once
@@ -12,10 +13,34 @@
 
 namespace cohort::cuda {
 
+enum class Start {
+  kAfterPrevious,  // when all that was enqueued before has ended
+  // When the kernel before it has let it or ends, to hide what a launch costs. Every thread of the
+  // kernel calls wait_for_previous() before it touches memory that another kernel writes or reads.
+  // GPUs older than sm_90, and code for them, start it after the previous one.
+  kBesidePrevious
+};
+
 struct LaunchShape {
   dim3 grid, block;
   size_t shared_bytes = 0;  // dynamic shared memory; over 48 KiB is asked for as needed
+  Start start = Start::kAfterPrevious;
 };
+
+// Waits until all kernels that were enqueued before this one have ended and what they wrote can be
+// read.
+__device__ __forceinline__ void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+// Lets the next kernel start beside this one, once every block has called it: to be called early,
+// since the next one waits by itself.
+__device__ __forceinline__ void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
+}
 
 // Enqueues `kernel` on the device's current stream. An empty grid launches nothing. Throws Error
 // naming `name` if the GPU has too little shared memory, CudaError if the launch fails; what goes
@@ -28,11 +53,23 @@ void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shap
   // The limit of 48 KiB that needs no asking includes what the kernel declares itself.
   if (shape.shared_bytes > (32u << 10))
     allow_shared_memory(name, reinterpret_cast<const void*>(kernel), shape.shared_bytes, device);
+  cudaLaunchAttribute beside{};
+  beside.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  beside.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = queue;
+  config.attrs = &beside;
+  // Code for older GPUs holds no wait.
+  const bool waits = shape.start == Start::kBesidePrevious &&
+                     is_for_hopper(reinterpret_cast<const void*>(kernel), device);
+  config.numAttrs = waits ? 1 : 0;
   nvtxRangePushA(name);
-  kernel<<<shape.grid, shape.block, shape.shared_bytes, queue>>>(std::forward<Args>(args)...);
+  const cudaError_t code = cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
   nvtxRangePop();
-  if (const cudaError_t code = cudaGetLastError(); code != cudaSuccess)
-    throw_error(code, name, __FILE__, __LINE__);
+  if (code != cudaSuccess) throw_error(code, name, __FILE__, __LINE__);
 }
 
 // Blocks for `n` items at `per_block` each, as a grid dimension. Throws Error past its limit.

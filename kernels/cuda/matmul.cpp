@@ -1,4 +1,4 @@
-// Matrix products on CUDA by cuBLASLt, the only file that knows it.
+// Matrix products on CUDA by cuBLASLt, the only file that knows it; those of few rows by skinny.cu.
 //
 // Exactness: rows of a product whose left factor is not transposed must not depend on how many rows
 // there are. cuBLASLt's tensor core kernels for bf16 all add ascending k in the same way as long as
@@ -20,6 +20,7 @@
 
 #include "core/cuda.h"
 #include "core/sizes.h"
+#include "kernels/cuda/skinny.h"
 #include "kernels/matmul.h"
 
 namespace cohort::kernels::cuda {
@@ -189,6 +190,11 @@ bool rows_of_16_bytes(const Key& key) {
          (key.b == Transpose::kYes || row_alignment(key.n, key.in) == 16);
 }
 
+// True for products that every algorithm without split-K adds up in the same order.
+bool has_one_order(const Key& key) {
+  return key.split_k == SplitK::kNever && key.in == DType::kBF16 && rows_of_16_bytes(key);
+}
+
 // The same with the number of tokens rounded up to one of eight sizes per power of two: batches of
 // any length share few algorithms.
 Key with_rounded_tokens(Key key) {
@@ -208,8 +214,7 @@ int64_t few_rows(const Key& key) {
 
 const Choice& cached_choice(Key key) {
   if (key.split_k == SplitK::kNever)
-    key.m = key.in == DType::kBF16 && rows_of_16_bytes(key) ? std::max(key.m, few_rows(key))
-                                                            : kRowsForAll;
+    key.m = has_one_order(key) ? std::max(key.m, few_rows(key)) : kRowsForAll;
   static std::map<Key, Choice> choices;
   static std::mutex mutex;
   std::lock_guard lock(mutex);
@@ -241,6 +246,9 @@ void product(Tensor& c, const Tensor& a, const Tensor& b, const Tensor& bias,
     if (desc.out == Grad::kOverwrite) c.zero_();
     return;
   }
+  if (desc.out == Grad::kOverwrite && key.b == Transpose::kYes && has_one_order(key) &&
+      is_skinny({key.m, key.n, key.k}, device))
+    return skinny_product({.y = c, .x = a, .w = b, .bias = bias});
   const cudaStream_t queue = ::cohort::cuda::stream(device);
   const Problem problem(key, bias.defined() ? bias.raw() : nullptr);
   const float alpha = 1, beta = desc.out == Grad::kAccumulate ? 1 : 0;

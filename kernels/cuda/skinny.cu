@@ -1,0 +1,301 @@
+// Products of few rows, bound by reading the weights and by how long one sum over k takes.
+//
+// An output is one chain of mma.m16n8k16 with ascending k (a step takes 24 cycles on an H200), so
+// blocks share out outputs, never k. A block computes tiles of kTokens rows of x and kRows rows of w
+// one after the other. One thread of a warp copies pieces of w, one of another warp those of x, by
+// the copy engine into a ring of stages; the other warps multiply, each its part of the tile. A
+// stage holds 128 columns as two boxes of 64 (128 bytes), swizzled by the copy engine so that
+// ldmatrix has no bank conflicts. The registers for a box are loaded while the box before it is
+// multiplied: a chain waits for nothing but itself.
+#include "kernels/cuda/skinny.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/tma.cuh"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+using Bf16 = __nv_bfloat16;
+constexpr int kBox = 64, kStageColumns = 2 * kBox, kRowBytes = kBox * int{sizeof(Bf16)};
+constexpr int kSharedPerSm = 227 << 10, kSharedReserved = 1 << 10;  // of sm_90, for a block
+
+// How a block of `Out` is made: its tile, the part of a warp, the stages of its ring.
+template <class Out_, int kTokens_, int kRows_, int kWarpTokens_, int kWarpRows_, int kStages_>
+struct Tiling {
+  using Out = Out_;
+  static constexpr int kTokens = kTokens_, kRows = kRows_, kStages = kStages_;
+  static constexpr int kWarpTokens = kWarpTokens_, kWarpRows = kWarpRows_;
+  static constexpr int kAcross = kTokens / kWarpTokens;
+  static constexpr int kConsumers = kAcross * (kRows / kWarpRows);  // warps that multiply
+  static constexpr int kThreads = 32 * (kConsumers + 2);
+  // A stage: the two boxes of w, then those of x.
+  static constexpr int kBytesW = 2 * kRows * kRowBytes, kBytesX = 2 * kTokens * kRowBytes;
+  static constexpr int kStageBytes = kBytesW + kBytesX;
+  // Boxes are aligned to 1 KiB, the period of the swizzle. The barriers follow the stages.
+  static constexpr int kShared = 1024 + kStages * (kStageBytes + 2 * int{sizeof(uint64_t)});
+  static constexpr int kBlocksPerSm = (kSharedPerSm + kSharedReserved) / (kShared + kSharedReserved);
+  static_assert(kRows % 8 == 0 && kTokens % 16 == 0 && kStages <= kThreads && kBlocksPerSm > 0);
+};
+
+struct Sizes {
+  int m, n, k;
+  int tiles_m, tiles;  // tiles of the same rows of w are neighbours, so that w is read once
+};
+
+// Where a block is in the ring.
+template <class T>
+struct Ring {
+  uint32_t base;
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ uint32_t at() const { return base + stage * T::kStageBytes; }
+  __device__ uint32_t full() const { return base + T::kStages * T::kStageBytes + stage * 8; }
+  __device__ uint32_t empty() const { return full() + T::kStages * 8; }
+  __device__ void advance() {
+    if (++stage < T::kStages) return;
+    stage = 0;
+    parity ^= 1;
+  }
+};
+
+// One thread copies all pieces of w or of x that the block's tiles need.
+template <class T>
+__device__ void copy_pieces(const CUtensorMap* map, bool is_w, Ring<T> ring, const Sizes& size) {
+  bool first_round = true;
+  for (int tile = blockIdx.x; tile < size.tiles; tile += gridDim.x) {
+    const int row = is_w ? tile / size.tiles_m * T::kRows : tile % size.tiles_m * T::kTokens;
+    for (int box = 0; box < size.k / kBox; box += 2) {
+      // A stage that was never full is empty; the first one to be emptied ends a phase of parity 0.
+      if (!first_round) barrier_wait(ring.empty(), ring.parity ^ 1);
+      barrier_arrive_expect(ring.full(), is_w ? T::kBytesW : T::kBytesX);
+      tma_load(ring.at() + (is_w ? 0 : T::kBytesW), map, 0, row, box, ring.full());
+      ring.advance();
+      first_round = first_round && ring.stage > 0;
+    }
+  }
+}
+
+// A warp's part of a tile: kA tiles of 16 rows of x times kB of 8 rows of w.
+template <class T>
+struct WarpTile {
+  static constexpr int kA = T::kWarpTokens / 16, kB = T::kWarpRows / 8;
+  // The operands of a box: four steps of 16 columns, and of w two halves of two steps.
+  struct Operands {
+    uint32_t x[4][kA][4], w[2][kB][4];
+  };
+  float sum[kA][kB][4] = {};
+  uint32_t from_x, from_w, swizzle_x, swizzle_w;  // of this lane, in a stage
+
+  __device__ WarpTile(int warp, int lane)
+      : from_x(T::kBytesW + (warp % T::kAcross * T::kWarpTokens + lane % 16) * kRowBytes),
+        from_w((warp / T::kAcross * T::kWarpRows + lane % 8) * kRowBytes),
+        swizzle_x((lane / 16 ^ lane % 8) * 16),
+        swizzle_w((lane / 8 ^ lane % 8) * 16) {}
+
+  __device__ void load(Operands& to, uint32_t stage, int box) const {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+#pragma unroll
+      for (int i = 0; i < kA; ++i)
+        load_matrices(to.x[step][i], stage + from_x + (box * T::kTokens + i * 16) * kRowBytes +
+                                         (swizzle_x ^ step * 32));
+      if (step % 2 == 1) continue;
+#pragma unroll
+      for (int j = 0; j < kB; ++j)
+        load_matrices(to.w[step / 2][j], stage + from_w + (box * T::kRows + j * 8) * kRowBytes +
+                                             (swizzle_w ^ step * 32));
+    }
+  }
+
+  template <int kFrom, int kTo>
+  __device__ void multiply(const Operands& box) {
+#pragma unroll
+    for (int step = kFrom; step < kTo; ++step)
+#pragma unroll
+      for (int i = 0; i < kA; ++i)
+#pragma unroll
+        for (int j = 0; j < kB; ++j)
+          mma_bf16(sum[i][j], box.x[step][i], box.w[step / 2][j][step % 2 * 2],
+                   box.w[step / 2][j][step % 2 * 2 + 1]);
+  }
+
+  // Writes the tile's outputs and starts the next sums.
+  __device__ void finish(typename T::Out* y, const Bf16* bias, const Sizes& size, int tile) {
+    const int warp = threadIdx.x / 32, group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
+    const int m0 = tile % size.tiles_m * T::kTokens + warp % T::kAcross * T::kWarpTokens + group;
+    const int n0 = tile / size.tiles_m * T::kRows + warp / T::kAcross * T::kWarpRows + quad * 2;
+#pragma unroll
+    for (int j = 0; j < kB; ++j) {
+      const int n = n0 + j * 8;
+      const bool inside = n < size.n;  // N is even
+      const float b0 = inside && bias != nullptr ? to_float(bias[n]) : 0;
+      const float b1 = inside && bias != nullptr ? to_float(bias[n + 1]) : 0;
+#pragma unroll
+      for (int i = 0; i < kA; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int m = m0 + i * 16 + h * 8;
+          float(&c)[4] = sum[i][j];
+          if (inside && m < size.m) {
+            // Without a bias nothing is added: -0 + 0 is +0.
+            const float u = bias != nullptr ? c[2 * h] + b0 : c[2 * h];
+            const float v = bias != nullptr ? c[2 * h + 1] + b1 : c[2 * h + 1];
+            store_pack(y + int64_t{m} * size.n + n,
+                       Pack<typename T::Out, 2>{
+                           {from_float<typename T::Out>(u), from_float<typename T::Out>(v)}});
+          }
+          c[2 * h] = c[2 * h + 1] = 0;
+        }
+    }
+  }
+};
+
+// Stages of all tiles in a row, so that the next tile's first operands are loaded while the last
+// ones of this tile are multiplied.
+template <class T>
+__device__ void multiply_tiles(typename T::Out* y, const Bf16* bias, Ring<T> ring,
+                               const Sizes& size) {
+  const int lane = threadIdx.x % 32, stages = size.k / kStageColumns;
+  WarpTile<T> part(threadIdx.x / 32, lane);
+  typename WarpTile<T>::Operands even, odd;
+  barrier_wait(ring.full(), ring.parity);
+  __syncwarp();
+  part.load(even, ring.at(), 0);
+  for (int tile = blockIdx.x; tile < size.tiles; tile += gridDim.x) {
+    const bool last_tile = tile + static_cast<int>(gridDim.x) >= size.tiles;
+    for (int i = 0; i < stages; ++i) {
+      const Ring<T> now = ring;
+      ring.advance();
+      // Asked early, the next stage's barrier costs the chain nothing. Behind the last stage lies
+      // one that was read before; its operands are loaded and not used.
+      const bool ready = (last_tile && i + 1 == stages) || barrier_is_done(ring.full(), ring.parity);
+      part.template multiply<0, 1>(even);
+      part.load(odd, now.at(), 1);
+      part.template multiply<1, 4>(even);
+      part.template multiply<0, 1>(odd);
+      if (!ready) barrier_wait(ring.full(), ring.parity);
+      __syncwarp();
+      part.load(even, ring.at(), 0);
+      part.template multiply<1, 4>(odd);
+      // All lanes have used what they read from the stage.
+      __syncwarp();
+      if (lane == 0) barrier_arrive(now.empty());
+    }
+    part.finish(y, bias, size, tile);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(T::kThreads)
+    skinny_kernel(typename T::Out* y, const Bf16* bias, const __grid_constant__ CUtensorMap x,
+                  const __grid_constant__ CUtensorMap w, const Sizes size) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  using ::cohort::cuda::let_next_start;
+  using ::cohort::cuda::wait_for_previous;
+  extern __shared__ char shared[];
+  const int warp = threadIdx.x / 32, thread = threadIdx.x;
+  Ring<T> ring{.base = (shared_address(shared) + 1023) / 1024 * 1024};
+  if (thread < T::kStages) {
+    ring.stage = thread;
+    barrier_init(ring.full(), 2);
+    barrier_init(ring.empty(), T::kConsumers);
+    ring.stage = 0;
+  }
+  const bool is_w = warp == T::kConsumers, is_x = warp == T::kConsumers + 1;
+  if ((is_w || is_x) && thread % 32 == 0) tma_prefetch(is_w ? &w : &x);
+  __syncthreads();
+  let_next_start();
+  wait_for_previous();
+  if (!is_w && !is_x)
+    multiply_tiles<T>(y, bias, ring, size);
+  else if (thread % 32 == 0)
+    copy_pieces<T>(is_w ? &w : &x, is_w, ring, size);
+#endif
+}
+
+// Describes t[rows, cols] to the copy engine as [cols / 64, rows, 64], of which a stage takes
+// [2, box_rows, 64].
+CUtensorMap describe(const Tensor& t, int box_rows) {
+  using Encode = decltype(&cuTensorMapEncodeTiled);
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    COHORT_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                       cudaEnableDefault, &found));
+    COHORT_CHECK(found == cudaDriverEntryPointSuccess,
+                 "[skinny] the driver has no cuTensorMapEncodeTiled");
+    return reinterpret_cast<Encode>(function);
+  }();
+  const auto rows = static_cast<cuuint64_t>(t.rows()), cols = static_cast<cuuint64_t>(t.cols());
+  const cuuint64_t sizes[] = {kBox, rows, cols / kBox}, strides[] = {cols * sizeof(Bf16), kRowBytes};
+  const cuuint32_t box[] = {kBox, static_cast<cuuint32_t>(box_rows), 2}, steps[] = {1, 1, 1};
+  CUtensorMap map;
+  const CUresult result = encode(
+      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(t.raw()), sizes, strides, box,
+      steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  COHORT_CHECK(result == CUDA_SUCCESS, "[skinny] the copy engine does not take ", t.str(),
+               ", error ", static_cast<int>(result));
+  return map;
+}
+
+template <class T>
+void run(const SkinnyProduct& args) {
+  Sizes size{.m = static_cast<int>(args.x.rows()),
+             .n = static_cast<int>(args.w.rows()),
+             .k = static_cast<int>(args.x.cols())};
+  size.tiles_m = (size.m + T::kTokens - 1) / T::kTokens;
+  size.tiles = size.tiles_m * ((size.n + T::kRows - 1) / T::kRows);
+  const Device device = args.x.device();
+  int multiprocessors = 0;
+  COHORT_CUDA_CHECK(
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device.index));
+  const int blocks = std::min(size.tiles, multiprocessors * T::kBlocksPerSm);
+  launch("skinny_product", skinny_kernel<T>,
+         {.grid = static_cast<unsigned>(blocks),
+          .block = T::kThreads,
+          .shared_bytes = T::kShared,
+          .start = ::cohort::cuda::Start::kBesidePrevious},
+         device, pointer<typename T::Out>(args.y), pointer<Bf16>(args.bias),
+         describe(args.x, T::kTokens), describe(args.w, T::kRows), size);
+}
+
+// Measured on an H200: tall tiles where w has many rows, so that all of them run at once and x is
+// copied to few; else low ones, so that every multiprocessor has one.
+template <class Out>
+void dispatch(const SkinnyProduct& args) {
+  constexpr int64_t kManyRows = 8192;
+  const int64_t m = args.x.rows(), n = args.w.rows();
+  if (n < kManyRows) {
+    if (m <= 16) return run<Tiling<Out, 16, 16, 16, 8, 8>>(args);
+    return run<Tiling<Out, 32, 16, 16, 16, 10>>(args);
+  }
+  if (m <= 16) return run<Tiling<Out, 16, 80, 16, 16, 4>>(args);
+  if (m <= 32) return run<Tiling<Out, 32, 80, 32, 16, 3>>(args);
+  return run<Tiling<Out, 64, 80, 32, 40, 5>>(args);
+}
+
+}  // namespace
+
+bool is_skinny(const SkinnySize& size, Device device) {
+  const auto& [m, n, k] = size;
+  return m > 0 && m <= kSkinnyRows && k > 0 && k % kStageColumns == 0 && n % 8 == 0 &&
+         std::max(n, k) < (int64_t{1} << 30) &&
+         ::cohort::cuda::is_for_hopper(
+             reinterpret_cast<const void*>(skinny_kernel<Tiling<Bf16, 16, 16, 16, 8, 8>>), device);
+}
+
+void skinny_product(const SkinnyProduct& args) {
+  COHORT_CHECK(is_skinny({args.x.rows(), args.w.rows(), args.x.cols()}, args.x.device()),
+               "[skinny] does not take ", args.x.str(), " times ", args.w.str());
+  if (args.y.dtype() == DType::kF32)
+    dispatch<float>(args);
+  else
+    dispatch<Bf16>(args);
+}
+
+}  // namespace cohort::kernels::cuda

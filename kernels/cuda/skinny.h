@@ -1,0 +1,29 @@
+// Products of few rows by a kernel of our own: at the speed at which the weights can be read, with
+// the bits that cuBLASLt's products have at any number of rows.
+#pragma once
+
+#include "kernels/common.h"
+
+namespace cohort::kernels::cuda {
+
+// y = x w^T + bias in bf16, with the sums in f32: k in ascending steps of 16, the bias added before
+// the one rounding. Overwrites y.
+struct SkinnyProduct {
+  Tensor& y;           // [M, N], bf16 or f32
+  const Tensor& x;     // [M, K] bf16; M up to kSkinnyRows
+  const Tensor& w;     // [N, K] bf16
+  const Tensor& bias;  // [N] bf16; may be undefined
+};
+void skinny_product(const SkinnyProduct& args);
+
+// From more rows on cuBLASLt is as fast: measured for the layers of models of 0.5 billion
+// parameters (bench/results/h200.md).
+inline constexpr int64_t kSkinnyRows = 64;
+// Whether skinny_product() takes these sizes on this device: K a multiple of 128, N of 8, an sm_90
+// GPU or a newer one for which the program was compiled. All tensors start at multiples of 16 bytes.
+struct SkinnySize {
+  int64_t m, n, k;
+};
+bool is_skinny(const SkinnySize& size, Device device);
+
+}  // namespace cohort::kernels::cuda
