@@ -1,11 +1,13 @@
-// Matrix products on CUDA by cuBLASLt, the only file that knows it; those of few rows by skinny.cu.
+// Matrix products on CUDA: by cuBLASLt, which only this file knows; of few rows by skinny.cu.
 //
 // Exactness: rows of a product whose left factor is not transposed must not depend on how many rows
 // there are. cuBLASLt's tensor core kernels for bf16 all add ascending k in the same way as long as
-// none splits it, so split-K is excluded there; one kernel for very few rows is an exception, which
-// asking for the algorithm of few_rows() rows avoids. The kernels for f32 and for rows that are not
-// aligned to 16 bytes differ among themselves, so there one algorithm per weight serves every
-// number of rows. tests/kernels/matmul_cuda_test.cpp holds all of it.
+// none splits it, so split-K is excluded there. That is not taken on trust: before an algorithm is
+// used, its product of random matrices is compared with product_order.cu, and one that differs is
+// passed over.
+// The kernels for f32 and for rows that are not aligned to 16 bytes differ among themselves, so
+// there one algorithm per weight serves every number of rows; likewise for bf16 on a GPU whose
+// cuBLASLt adds in another order. tests/kernels/matmul_cuda_test.cpp holds all of it.
 //
 // Determinism: an algorithm is a function of shapes and dtypes alone; nothing is timed. It is
 // chosen for the number of tokens rounded up where it can be, so that a run whose batches vary
@@ -17,9 +19,13 @@
 #include <bit>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <vector>
 
 #include "core/cuda.h"
+#include "core/log.h"
 #include "core/sizes.h"
+#include "kernels/cuda/product_order.h"
 #include "kernels/cuda/skinny.h"
 #include "kernels/matmul.h"
 
@@ -27,7 +33,9 @@ namespace cohort::kernels::cuda {
 namespace {
 
 constexpr size_t kWorkspace = size_t{32} << 20;
-constexpr int64_t kRowsForAll = 2048;  // f32: every number of rows uses the algorithm of this many
+constexpr int64_t kRowsForAll = 2048;  // where one algorithm serves all, it is that of this many
+// What an algorithm is compared on: it adds in one way, however many rows and columns there are.
+constexpr int64_t kComparedRows = 256, kComparedCols = 1024;
 
 void check(cublasStatus_t status, const char* what) {
   COHORT_CHECK(status == CUBLAS_STATUS_SUCCESS, "[matmul] ", what, ": ",
@@ -146,7 +154,8 @@ bool is_unsplit(const cublasLtMatmulAlgo_t& algorithm) {
   return status == CUBLAS_STATUS_SUCCESS && written == sizeof parts && parts == 1;
 }
 
-Choice choose(const Key& key) {
+// What cuBLASLt suggests, the best first, without what splits k where that is excluded.
+std::vector<Choice> suggestions(const Key& key) {
   const Problem problem(key, nullptr);
   Preference preference;
   check(cublasLtMatmulPreferenceCreate(preference.out()), "preference");
@@ -173,15 +182,101 @@ Choice choose(const Key& key) {
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
       handle(Device::cuda(key.device)), problem.operation, problem.b, problem.a, problem.c,
       problem.c, preference, static_cast<int>(results.size()), results.data(), &count);
+  std::vector<Choice> out;
   for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < count; ++i) {
     const auto& result = results[static_cast<size_t>(i)];
     if (result.state != CUBLAS_STATUS_SUCCESS) continue;
     if (key.split_k == SplitK::kNever && !is_unsplit(result.algo)) continue;
-    return {result.algo, result.workspaceSize};
+    out.push_back({result.algo, result.workspaceSize});
   }
+  if (!out.empty()) return out;
   throw Error(str("[matmul] cuBLASLt has no algorithm for ", key.m, " x ", key.k, " times ", key.k,
                   " x ", key.n, " in ", dtype_name(key.in), " to ", dtype_name(key.out), ": ",
                   cublasLtGetStatusString(status)));
+}
+
+// The matrices of a product; `bias` may be undefined.
+struct Operands {
+  Tensor& c;
+  const Tensor &a, &b, &bias;
+};
+
+cublasStatus_t run(const Choice& choice, const Key& key, const Operands& operands, Grad out) {
+  const auto& [c, a, b, bias] = operands;
+  const Device device = a.device();
+  const cudaStream_t queue = ::cohort::cuda::stream(device);
+  const Problem problem(key, bias.defined() ? bias.raw() : nullptr);
+  const float alpha = 1, beta = out == Grad::kAccumulate ? 1 : 0;
+  Tensor workspace;
+  if (choice.workspace > 0)
+    workspace = Tensor::empty({static_cast<int64_t>(choice.workspace)}, DType::kU8, device);
+  return cublasLtMatmul(handle(device), problem.operation, &alpha, b.raw(), problem.b, a.raw(),
+                        problem.a, &beta, c.raw(), problem.c, c.raw(), problem.c, &choice.algorithm,
+                        workspace.defined() ? workspace.raw() : nullptr, choice.workspace, queue);
+}
+
+// Random matrices of the key's layouts, small in M and N, on which algorithms are compared with the
+// order that products are defined by. Waits for the device.
+class Comparison {
+ public:
+  explicit Comparison(Key key) : key_(key), device_(Device::cuda(key.device)) {
+    cudaStreamCaptureStatus recording;
+    COHORT_CUDA_CHECK(cudaStreamIsCapturing(::cohort::cuda::stream(device_), &recording));
+    COHORT_CHECK(recording == cudaStreamCaptureStatusNone,
+                 "[matmul] a product is recorded before it was done once: its algorithm cannot be "
+                 "compared now");
+    key_.m = kComparedRows;
+    key_.n = std::min(key_.n, kComparedCols);
+    uint64_t seed = 0;
+    const auto random = [&](int64_t rows, int64_t cols) {
+      Tensor t = Tensor::empty({rows, cols}, key_.in, device_);
+      fill_for_comparison(t, seed++);
+      return t;
+    };
+    a_ = random(key_.m, key_.k);
+    b_ = key_.b == Transpose::kYes ? random(key_.n, key_.k) : random(key_.k, key_.n);
+    if (key_.with_bias) bias_ = random(1, key_.n).reshape({key_.n});
+    c_ = Tensor::empty({key_.m, key_.n}, key_.out, device_);
+  }
+
+  bool adds_in_order(const Choice& choice) {
+    const cublasStatus_t status =
+        run(choice, key_, {.c = c_, .a = a_, .b = b_, .bias = bias_}, Grad::kOverwrite);
+    if (status != CUBLAS_STATUS_SUCCESS) return false;
+    Tensor differing = Tensor::zeros({1}, DType::kI32, device_);
+    count_out_of_order({.differing = differing,
+                        .c = c_,
+                        .a = a_,
+                        .b = b_,
+                        .bias = bias_,
+                        .transpose_a = key_.a,
+                        .transpose_b = key_.b});
+    return differing.to_vector<int32_t>()[0] == 0;
+  }
+
+ private:
+  Key key_;
+  Device device_;
+  Tensor a_, b_, bias_, c_;
+};
+
+// The best suggestion that adds in order, if there is one.
+std::optional<Choice> choose_in_order(const Key& key) {
+  Comparison comparison(key);
+  int refused = 0;
+  std::optional<Choice> out;
+  for (const Choice& choice : suggestions(key)) {
+    if (comparison.adds_in_order(choice)) {
+      out = choice;
+      break;
+    }
+    ++refused;
+  }
+  const auto say = refused > 0 ? logging::Level::kInfo : logging::Level::kDebug;
+  logging::write(
+      say, str("[matmul] ", key.m, " x ", key.k, " times ", key.k, " x ", key.n, ": ", refused,
+               " of cuBLASLt's algorithms do not add in order", out ? "" : "; none is left"));
+  return out;
 }
 
 // True if every row of all three matrices may be read 16 bytes at a time.
@@ -212,16 +307,52 @@ int64_t few_rows(const Key& key) {
   return key.n <= kNarrow ? 256 : 128;
 }
 
-const Choice& cached_choice(Key key) {
-  if (key.split_k == SplitK::kNever)
-    key.m = has_one_order(key) ? std::max(key.m, few_rows(key)) : kRowsForAll;
-  static std::map<Key, Choice> choices;
-  static std::mutex mutex;
-  std::lock_guard lock(mutex);
-  auto it = choices.find(key);
-  if (it == choices.end()) it = choices.emplace(key, choose(key)).first;
-  return it->second;
-}
+class Choices {
+ public:
+  static Choices& get() {
+    static Choices all;
+    return all;
+  }
+
+  const Choice& find(Key key) {
+    std::lock_guard lock(mutex_);
+    if (has_one_order(key)) {
+      const std::optional<Choice>& any = in_order(key);
+      if (any) {
+        key.m = std::max(key.m, few_rows(key));
+        return remember(key, [&] { return choose_in_order(key).value_or(*any); });
+      }
+    }
+    if (key.split_k == SplitK::kNever) key.m = kRowsForAll;
+    return remember(key, [&] { return suggestions(key).front(); });
+  }
+
+  // Whether the weight's products are summed in the order of product_order.h.
+  bool are_in_order(const Key& key) {
+    std::lock_guard lock(mutex_);
+    return has_one_order(key) && in_order(key).has_value();
+  }
+
+ private:
+  // An algorithm in order for the weight of any number of rows. It is asked for first, so that the
+  // answer does not depend on which number of rows comes first.
+  const std::optional<Choice>& in_order(Key key) {
+    key.m = kRowsForAll;
+    auto it = in_order_.find(key);
+    if (it == in_order_.end()) it = in_order_.emplace(key, choose_in_order(key)).first;
+    return it->second;
+  }
+  template <class Choose>
+  const Choice& remember(const Key& key, Choose&& choose) {
+    auto it = choices_.find(key);
+    if (it == choices_.end()) it = choices_.emplace(key, choose()).first;
+    return it->second;
+  }
+
+  std::mutex mutex_;
+  std::map<Key, std::optional<Choice>> in_order_;
+  std::map<Key, Choice> choices_;
+};
 
 // c (+)= op(a) op(b) + bias; `bias` may be undefined.
 void product(Tensor& c, const Tensor& a, const Tensor& b, const Tensor& bias,
@@ -246,25 +377,16 @@ void product(Tensor& c, const Tensor& a, const Tensor& b, const Tensor& bias,
     if (desc.out == Grad::kOverwrite) c.zero_();
     return;
   }
-  if (desc.out == Grad::kOverwrite && key.b == Transpose::kYes && has_one_order(key) &&
-      is_skinny({key.m, key.n, key.k}, device))
+  if (desc.out == Grad::kOverwrite && key.b == Transpose::kYes &&
+      is_skinny({key.m, key.n, key.k}, device) && Choices::get().are_in_order(key))
     return skinny_product({.y = c, .x = a, .w = b, .bias = bias});
-  const cudaStream_t queue = ::cohort::cuda::stream(device);
-  const Problem problem(key, bias.defined() ? bias.raw() : nullptr);
-  const float alpha = 1, beta = desc.out == Grad::kAccumulate ? 1 : 0;
-  const auto run = [&](const Choice& choice) {
-    Tensor workspace;
-    if (choice.workspace > 0)
-      workspace = Tensor::empty({static_cast<int64_t>(choice.workspace)}, DType::kU8, device);
-    return cublasLtMatmul(handle(device), problem.operation, &alpha, b.raw(), problem.b, a.raw(),
-                          problem.a, &beta, c.raw(), problem.c, c.raw(), problem.c,
-                          &choice.algorithm, workspace.defined() ? workspace.raw() : nullptr,
-                          choice.workspace, queue);
+  const auto run_as = [&](const Key& chosen) {
+    return run(Choices::get().find(chosen), key, {.c = c, .a = a, .b = b, .bias = bias}, desc.out);
   };
-  cublasStatus_t status = run(cached_choice(with_rounded_tokens(key)));
+  cublasStatus_t status = run_as(with_rounded_tokens(key));
   // Some algorithms that sum over tokens take multiples of a few of them only.
   if (status == CUBLAS_STATUS_INVALID_VALUE || status == CUBLAS_STATUS_NOT_SUPPORTED)
-    status = run(cached_choice(key));
+    status = run_as(key);
   check(status, "cublasLtMatmul");
 }
 

@@ -1,9 +1,9 @@
 // Products of few rows, bound by reading the weights and by how long one sum over k takes.
 //
 // An output is one chain of mma.m16n8k16 with ascending k (a step takes 24 cycles on an H200), so
-// blocks share out outputs, never k. A block computes tiles of kTokens rows of x and kRows rows of w
-// one after the other. One thread of a warp copies pieces of w, one of another warp those of x, by
-// the copy engine into a ring of stages; the other warps multiply, each its part of the tile. A
+// blocks share out outputs, never k. A block computes tiles of kTokens rows of x and kRows rows of
+// w one after the other. One thread of a warp copies pieces of w, one of another warp those of x,
+// by the copy engine into a ring of stages; the other warps multiply, each its part of the tile. A
 // stage holds 128 columns as two boxes of 64 (128 bytes), swizzled by the copy engine so that
 // ldmatrix has no bank conflicts. The registers for a box are loaded while the box before it is
 // multiplied: a chain waits for nothing but itself.
@@ -36,7 +36,8 @@ struct Tiling {
   static constexpr int kStageBytes = kBytesW + kBytesX;
   // Boxes are aligned to 1 KiB, the period of the swizzle. The barriers follow the stages.
   static constexpr int kShared = 1024 + kStages * (kStageBytes + 2 * int{sizeof(uint64_t)});
-  static constexpr int kBlocksPerSm = (kSharedPerSm + kSharedReserved) / (kShared + kSharedReserved);
+  static constexpr int kBlocksPerSm =
+      (kSharedPerSm + kSharedReserved) / (kShared + kSharedReserved);
   static_assert(kRows % 8 == 0 && kTokens % 16 == 0 && kStages <= kThreads && kBlocksPerSm > 0);
 };
 
@@ -172,7 +173,8 @@ __device__ void multiply_tiles(typename T::Out* y, const Bf16* bias, Ring<T> rin
       ring.advance();
       // Asked early, the next stage's barrier costs the chain nothing. Behind the last stage lies
       // one that was read before; its operands are loaded and not used.
-      const bool ready = (last_tile && i + 1 == stages) || barrier_is_done(ring.full(), ring.parity);
+      const bool ready =
+          (last_tile && i + 1 == stages) || barrier_is_done(ring.full(), ring.parity);
       part.template multiply<0, 1>(even);
       part.load(odd, now.at(), 1);
       part.template multiply<1, 4>(even);
@@ -231,13 +233,14 @@ CUtensorMap describe(const Tensor& t, int box_rows) {
     return reinterpret_cast<Encode>(function);
   }();
   const auto rows = static_cast<cuuint64_t>(t.rows()), cols = static_cast<cuuint64_t>(t.cols());
-  const cuuint64_t sizes[] = {kBox, rows, cols / kBox}, strides[] = {cols * sizeof(Bf16), kRowBytes};
+  const cuuint64_t sizes[] = {kBox, rows, cols / kBox},
+                   strides[] = {cols * sizeof(Bf16), kRowBytes};
   const cuuint32_t box[] = {kBox, static_cast<cuuint32_t>(box_rows), 2}, steps[] = {1, 1, 1};
   CUtensorMap map;
-  const CUresult result = encode(
-      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(t.raw()), sizes, strides, box,
-      steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(t.raw()), sizes, strides,
+             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   COHORT_CHECK(result == CUDA_SUCCESS, "[skinny] the copy engine does not take ", t.str(),
                ", error ", static_cast<int>(result));
   return map;

@@ -19,8 +19,8 @@ void skinny_product(const SkinnyProduct& args);
 // From more rows on cuBLASLt is as fast: measured for the layers of models of 0.5 billion
 // parameters (bench/results/h200.md).
 inline constexpr int64_t kSkinnyRows = 64;
-// Whether skinny_product() takes these sizes on this device: K a multiple of 128, N of 8, an sm_90
-// GPU or a newer one for which the program was compiled. All tensors start at multiples of 16 bytes.
+// Whether skinny_product() takes these sizes on this device: K a multiple of 128, N of 8, a GPU
+// from sm_90 on that the program was compiled for. All tensors start at multiples of 16 bytes.
 struct SkinnySize {
   int64_t m, n, k;
 };

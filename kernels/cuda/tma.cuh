@@ -8,8 +8,8 @@
 
 namespace cohort::kernels::cuda {
 
-// A barrier's phase ends when `arrivals` threads have arrived and all announced bytes are there. The
-// threads that use it wait for each other (__syncthreads()) after the calls.
+// A barrier's phase ends when `arrivals` threads have arrived and all announced bytes are there.
+// The threads that use it wait for each other (__syncthreads()) after the calls.
 __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
   asm volatile(
       "mbarrier.init.shared.b64 [%0], %1;\n"
@@ -23,8 +23,8 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
 // Arrives, and announces bytes that tma_load() will copy.
 __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, int bytes) {
   asm volatile("{.reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1;}\n" ::"r"(barrier),
-              "r"(bytes)
-              : "memory");
+               "r"(bytes)
+               : "memory");
 }
 // Whether the phase of this parity (0 for the first one) has ended.
 __device__ __forceinline__ bool barrier_is_done(uint32_t barrier, uint32_t parity) {

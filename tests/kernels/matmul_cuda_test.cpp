@@ -4,6 +4,9 @@
 
 #include <array>
 
+#include "core/replay.h"
+#include "kernels/cuda/product_order.h"
+#include "kernels/cuda/skinny.h"
 #include "tests/kernels/cuda_test.h"
 
 namespace cohort::kernels::test {
@@ -173,6 +176,157 @@ TEST(CudaMatmul, ARowHasTheSameBitsAmongAnyNumberOfRows) {
           linear_forward({c, a, w, bias});
         });
     }
+}
+
+Tensor random_on(Device device, const Shape& shape, uint64_t seed) {
+  Tensor t = Tensor::empty(shape, DType::kBF16, device);
+  cuda::fill_for_comparison(t, seed);
+  return t;
+}
+
+// How many elements of y = x w^T + bias differ from the definition.
+int out_of_order(const Tensor& y, const Tensor& x, const Tensor& w, const Tensor& bias) {
+  Tensor differing = Tensor::zeros({1}, DType::kI32, y.device());
+  cuda::count_out_of_order({.differing = differing,
+                            .c = y,
+                            .a = x,
+                            .b = w,
+                            .bias = bias,
+                            .transpose_b = Transpose::kYes});
+  return differing.to_vector<int32_t>()[0];
+}
+
+TEST(CudaProductOrder, FindsAnotherOrderAndAnotherElement) {
+  COHORT_REQUIRE_GPU(device);
+  const int64_t m = 128, n = 256, k = 2048;
+  // The same products summed from the other end.
+  const Tensor x = random_on(device, {m, k}, 1), w = random_on(device, {n, k}, 2);
+  const auto reversed = [&](const Tensor& t) {
+    const auto values = t.to_vector<double>();
+    std::vector<double> out(values.size());
+    for (size_t i = 0; i < out.size(); ++i) {
+      const size_t row = i / static_cast<size_t>(k);
+      out[i] = values[(2 * row + 1) * static_cast<size_t>(k) - 1 - i];
+    }
+    return Tensor::from(out).reshape(t.shape()).to(DType::kBF16).to(device);
+  };
+  for (const DType out : {DType::kF32, DType::kBF16}) {
+    Tensor y = Tensor::empty({m, n}, out, device);
+    matmul({y, x, w, {.b = Transpose::kYes}});
+    EXPECT_EQ(out_of_order(y, x, w, {}), 0);
+    EXPECT_GT(out_of_order(y, reversed(x), reversed(w), {}), 0);
+    Tensor one = y.narrow(0, 77, 1).narrow(1, 200, 1);
+    one.copy_(Tensor::full({1, 1}, 9, out, device));
+    EXPECT_EQ(out_of_order(y, x, w, {}), 1);
+  }
+}
+
+// A layer's weight in a model of 0.5 or 1.5 billion parameters, some of them merged.
+struct Layer {
+  int64_t n, k;
+  bool with_bias;
+};
+constexpr Layer kLayers[] = {{1152, 896, true},    {896, 896, false},   {128, 896, true},
+                             {4864, 896, false},   {9728, 896, false},  {896, 4864, false},
+                             {2048, 1536, true},   {1536, 1536, false}, {8960, 1536, false},
+                             {17920, 1536, false}, {1536, 8960, false}};
+
+TEST(CudaMatmul, LayersOfAModelAddInOrderForAnyNumberOfRows) {
+  COHORT_REQUIRE_GPU(device);
+  std::vector<int64_t> sizes;
+  for (int64_t m = 1; m <= 256; ++m) sizes.push_back(m);
+  for (const int64_t m : {768, 2560, 8192, 12345, 32768}) sizes.push_back(m);
+  for (const auto& [n, k, with_bias] : kLayers) {
+    const Tensor w = random_on(device, {n, k}, 1);
+    const Tensor bias = with_bias ? random_on(device, {n}, 2) : Tensor();
+    const Tensor all = random_on(device, {sizes.back(), k}, 3);
+    for (const int64_t m : sizes) {
+      const Tensor x = all.narrow(0, (sizes.back() - m) / 2, m);
+      Tensor y = Tensor::full({m, n}, NAN, DType::kBF16, device);
+      linear_forward({y, x, w, bias});
+      ASSERT_EQ(out_of_order(y, x, w, bias), 0) << m << " rows, " << n << " x " << k;
+    }
+  }
+}
+
+TEST(CudaMatmul, HeadsAddInOrderForAnyNumberOfRows) {
+  COHORT_REQUIRE_GPU(device);
+  for (const int64_t k : {896, 1536}) {
+    const int64_t n = 151936, most = 2560;
+    const Tensor w = random_on(device, {n, k}, 1), all = random_on(device, {most, k}, 2);
+    for (const int64_t m : {1,  2,  3,  8,  15,  16,  17,  31,  32,  33,  48,
+                            63, 64, 65, 96, 127, 128, 129, 255, 256, 768, 2560}) {
+      const Tensor x = all.narrow(0, (most - m) / 2, m);
+      Tensor y = Tensor::full({m, n}, NAN, DType::kF32, device);
+      matmul({y, x, w, {.b = Transpose::kYes}});
+      ASSERT_EQ(out_of_order(y, x, w, {}), 0) << m << " rows, " << n << " x " << k;
+    }
+  }
+}
+
+// Rows and columns past the end of a tile, and NaN around everything that is read.
+TEST(CudaSkinny, HandlesPartsOfTiles) {
+  COHORT_REQUIRE_GPU(device);
+  if (!cuda::is_skinny({1, 8, 128}, device)) GTEST_SKIP() << "needs an sm_90 GPU";
+  for (const int64_t n : {8, 24, 80, 88, 8192, 8200})
+    for (const int64_t k : {128, 256, 896})
+      for (const int64_t m : {1, 7, 8, 9, 16, 17, 31, 33, 63, 64})
+        for (const DType out : {DType::kBF16, DType::kF32}) {
+          SCOPED_TRACE(str(m, " x ", k, " times ", k, " x ", n, " to ", dtype_name(out)));
+          const auto guarded = [&](const Shape& shape, uint64_t seed) {
+            Guarded g(Tensor::zeros(shape, DType::kF64), DType::kBF16, device, Start::kAligned,
+                      NAN);
+            cuda::fill_for_comparison(g.tensor(), seed);
+            return g;
+          };
+          Guarded x = guarded({m, k}, 1), w = guarded({n, k}, 2), bias = guarded({n}, 3);
+          Guarded y(Shape{m, n}, out, device);
+          cuda::skinny_product(
+              {.y = y.tensor(), .x = x.tensor(), .w = w.tensor(), .bias = bias.tensor()});
+          ASSERT_EQ(out_of_order(y.tensor(), x.tensor(), w.tensor(), bias.tensor()), 0);
+          ASSERT_TRUE(y.intact());
+        }
+}
+
+TEST(CudaSkinny, TakesOnlyWhatItCan) {
+  COHORT_REQUIRE_GPU(device);
+  if (!cuda::is_skinny({1, 8, 128}, device)) GTEST_SKIP() << "needs an sm_90 GPU";
+  EXPECT_TRUE(cuda::is_skinny({64, 896, 4864}, device));
+  for (const cuda::SkinnySize& size : {cuda::SkinnySize{65, 896, 896},
+                                       {0, 896, 896},
+                                       {1, 896, 0},
+                                       {1, 896, 64},
+                                       {1, 896, 136},
+                                       {1, 4, 128}})
+    EXPECT_FALSE(cuda::is_skinny(size, device)) << size.m << " " << size.n << " " << size.k;
+}
+
+// The kernel starts while the one before it still runs: it may read x and w, and overwrite y, only
+// when that one has ended. Recorded as a graph, too.
+TEST(CudaSkinny, WaitsForTheKernelBefore) {
+  COHORT_REQUIRE_GPU(device);
+  const int64_t m = 64, size = 2048;
+  const Tensor source = random_on(device, {size, size}, 1), x = random_on(device, {m, size}, 2);
+  Tensor w = Tensor::empty({size, size}, DType::kBF16, device);
+  Tensor y = Tensor::empty({m, size}, DType::kBF16, device), before = y.clone(), h = y.clone();
+  Tensor expected_y = y.clone(), expected_h = y.clone();
+  matmul({expected_y, x, source, {.b = Transpose::kYes}});
+  matmul({expected_h, expected_y, source, {.b = Transpose::kYes}});
+  Replay work(device, [&] {
+    w.copy_(source);                                 // writes w,
+    matmul({y, x, w, {.b = Transpose::kYes}});       // which this reads at once;
+    matmul({h, y, w, {.b = Transpose::kYes}});       // reads the y just written,
+    before.copy_(y);                                 // which this copies
+    matmul({y, h, source, {.b = Transpose::kYes}});  // before it is overwritten
+    w.zero_();
+  });
+  for (int i = 0; i < 50; ++i) {
+    y.zero_();
+    h.zero_();
+    work.run();
+    ASSERT_TRUE(bit_equal(before, expected_y)) << i;
+    ASSERT_TRUE(bit_equal(h, expected_h)) << i;
+  }
 }
 
 TEST(CudaMatmul, RepeatsToTheBitAndLeavesTheRestAlone) {
