@@ -123,8 +123,9 @@ inline Distribution distribution(const std::vector<double>& z, const DrawParams&
     order.resize(n);
   }
   std::erase_if(order, [&](size_t v) { return weight[v] < params.min_p; });
-  Distribution out{.p = std::vector<double>(z.size()), .cut = 1 - sum() / all};
-  for (const size_t v : order) out.p[v] = weight[v] / sum();
+  const double kept = sum();
+  Distribution out{.p = std::vector<double>(z.size()), .cut = 1 - kept / all};
+  for (const size_t v : order) out.p[v] = weight[v] / kept;
   return out;
 }
 
