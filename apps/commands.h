@@ -55,8 +55,10 @@ struct GenerateOptions {
   std::string model;  // a checkpoint or run directory
   Placement place;
   std::vector<std::string> prompts;  // empty: the lines of standard input
-  double temperature = 1, top_p = 1;
-  int64_t top_k = 0, max_tokens = 256, num = 1, seed = 1;
+  SamplingConfig sampling;
+  // Of the best_of completions of a prompt that are drawn (0: num), num are printed: those whose
+  // tokens have the largest mean log-prob.
+  int64_t num = 1, best_of = 0, seed = 1;
   // What a prompt is: its text, the same as a JSON string, or a JSON object whose fields fill
   // data.jsonl.prompt or data.jsonl.messages of the model's run.
   enum class Input { kText, kJson, kFields } input = Input::kText;

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <iostream>
 #include <map>
+#include <numeric>
 
 #include "apps/commands.h"
 #include "dist/communicator.h"
@@ -45,9 +46,12 @@ std::vector<std::string> lines_or_stdin(std::vector<std::string> texts) {
 }
 
 // At once, so that a reader that has gone is noticed.
-void print_line(const std::string& line) {
-  std::cout << line << '\n' << std::flush;
+void print(const std::string& text) {
+  std::cout << text << std::flush;
   if (!std::cout) throw Error(str("cannot write to standard output: ", std::strerror(errno)));
+}
+void print_line(const std::string& line) {
+  print(line + "\n");
 }
 
 Json ids_json(std::span<const int32_t> ids) {
@@ -96,6 +100,7 @@ std::vector<Example> prompts_of(const GenerateOptions& options, const TrainConfi
 }
 
 const char* end_of(const Trajectory& trajectory) {
+  if (trajectory.stop_reason == StopReason::kStopString) return "stop";
   if (!trajectory.truncated()) return "eos";
   return trajectory.stop_reason == StopReason::kLength ? "length" : "context";
 }
@@ -118,49 +123,115 @@ void print_json(const std::string& prompt, const Trajectory& c) {
   print_line(line.dump());
 }
 
-void print_text(const std::string& prompt, const Trajectory& c, int64_t num, int64_t context) {
-  const std::string name = str("prompt ", c.group + 1, ", sample ", c.index % num + 1, " of ", num);
-  if (num > 1) print_line("--- " + name);
-  print_line(prompt + c.text);
-  if (c.stop_reason == StopReason::kContext)
-    std::cerr << "cohort: " << name << " ended (context full): the model has room for " << context
-              << " tokens, prompt included\n";
+// Completions in the order of the prompts: what ends before its turn waits. As text, the tokens of
+// the one whose turn it is are printed as they come.
+class CompletionPrinter {
+ public:
+  CompletionPrinter(const GenerateOptions& options, const LoadedModel& model,
+                    const std::vector<Example>& prompts)
+      : options_(options), model_(model), prompts_(prompts) {}
+
+  void show_token(const Trajectory& t) {
+    if (t.index != next_ || options_.output == GenerateOptions::Output::kJson) return;
+    std::string text = stream_ ? "" : begin(t);
+    for (; shown_ < t.tokens.size(); ++shown_) text += stream_->push(t.tokens[shown_]);
+    print(text);
+  }
+
+  void show_finished(const Trajectory& finished) {
+    waiting_[finished.index] = finished;
+    for (auto it = waiting_.find(next_); it != waiting_.end(); it = waiting_.find(next_)) {
+      const Trajectory& t = it->second;
+      if (options_.output == GenerateOptions::Output::kJson) {
+        print_json(prompts_[static_cast<size_t>(t.group)].prompt, t);
+      } else {
+        show_token(t);
+        print_line(stream_->finish());
+        note_end(t);
+      }
+      stream_.reset();
+      ++next_;
+      waiting_.erase(it);
+    }
+  }
+
+ private:
+  std::string name_of(const Trajectory& t) const {
+    return str("prompt ", t.group + 1, ", sample ", t.index % options_.num + 1, " of ",
+               options_.num);
+  }
+  std::string begin(const Trajectory& t) {
+    shown_ = static_cast<size_t>(t.prompt_length);
+    stream_.emplace(*model_.tokenizer, std::span(t.tokens).first(shown_));
+    return (options_.num > 1 ? "--- " + name_of(t) + "\n" : "") +
+           prompts_[static_cast<size_t>(t.group)].prompt;
+  }
+  void note_end(const Trajectory& t) const {
+    if (t.stop_reason == StopReason::kContext)
+      std::cerr << "cohort: " << name_of(t) << " ended (context full): the model has room for "
+                << model_.model->config().context << " tokens, prompt included\n";
+  }
+
+  const GenerateOptions& options_;
+  const LoadedModel& model_;
+  const std::vector<Example>& prompts_;
+  std::map<int64_t, Trajectory> waiting_;
+  int64_t next_ = 0;
+  std::optional<StreamDecoder> stream_;  // of completion next_
+  size_t shown_ = 0;                     // tokens of it
+};
+
+double mean_logprob(const Trajectory& t) {
+  const double sum = std::accumulate(t.logprobs.begin(), t.logprobs.end(), 0.0);
+  return sum / static_cast<double>(t.completion_length());
+}
+
+// The best of each prompt's completions, the best first, numbered anew.
+std::vector<Trajectory> best_of(std::vector<Trajectory> all, int64_t drawn, int64_t wanted) {
+  std::vector<Trajectory> out;
+  for (auto group = all.begin(); group != all.end(); group += drawn) {
+    std::stable_sort(group, group + drawn, [](const Trajectory& a, const Trajectory& b) {
+      return mean_logprob(a) > mean_logprob(b);
+    });
+    for (int64_t i = 0; i < wanted; ++i) {
+      out.push_back(std::move(group[i]));
+      out.back().index = out.back().group * wanted + i;
+    }
+  }
+  return out;
 }
 
 }  // namespace
 
 int generate(const GenerateOptions& options) {
+  if (options.best_of > 0 && options.best_of < options.num)
+    throw InputError(
+        str("--best-of: expected at least --num ", options.num, ", got ", options.best_of));
   const LoadedModel loaded = load(options.model, options.place);
   TrainConfig run;
-  SamplingConfig sampling;
+  SamplingConfig sampling = options.sampling;
   if (options.input == GenerateOptions::Input::kFields) {
     run = problems_config(options.model);
     sampling.stop_tokens = sampling_for(run, *loaded.tokenizer).stop_tokens;
   }
   const std::vector<Example> prompts = prompts_of(options, run, *loaded.tokenizer);
-  sampling.temperature = options.temperature;
-  sampling.top_p = options.top_p;
-  sampling.top_k = options.top_k;
-  sampling.max_completion_length = options.max_tokens;
-  // In the order of the prompts: what ends before its turn waits.
-  std::map<int64_t, Trajectory> waiting;
-  int64_t next = 0;
-  const auto print = [&](const Trajectory& finished) {
-    waiting[finished.index] = finished;
-    for (auto it = waiting.find(next); it != waiting.end(); it = waiting.find(++next)) {
-      const Trajectory& c = it->second;
-      const std::string& prompt = prompts[static_cast<size_t>(c.group)].prompt;
-      if (options.output == GenerateOptions::Output::kJson)
-        print_json(prompt, c);
-      else
-        print_text(prompt, c, options.num, loaded.model->config().context);
-      waiting.erase(it);
-    }
-  };
+  CompletionPrinter printer(options, loaded, prompts);
   Engine engine(*loaded.model, {});
-  Sampler(engine, *loaded.tokenizer, sampling)
-      .sample(prompts, options.num, {.seed = static_cast<uint64_t>(options.seed)},
-              {.on_finished = print});
+  const Sampler sampler(engine, *loaded.tokenizer, sampling);
+  const SampleAddress address{.seed = static_cast<uint64_t>(options.seed)};
+  if (options.best_of > 0) {
+    for (const Trajectory& t :
+         best_of(sampler.sample(prompts, options.best_of, address), options.best_of, options.num))
+      printer.show_finished(t);
+    return kOk;
+  }
+  sampler.sample(prompts, options.num, address,
+                 {.on_finished = [&](const Trajectory& t) { printer.show_finished(t); },
+                  .on_token =
+                      [&](const Trajectory& t) {
+                        printer.show_token(t);
+                        return true;
+                      }});
   return kOk;
 }
 

@@ -115,17 +115,36 @@ void add_generate(CLI::App& app, Command& chosen) {
   const auto option = [&](const char* name, auto& value, const char* help) {
     return command->add_option(name, value, help)->capture_default_str();
   };
-  option("--temperature", options->temperature, "0: greedy")->check(CLI::Range(0.0, 100.0));
-  option("--top-k", options->top_k, "0: off")->check(CLI::NonNegativeNumber);
-  option("--top-p", options->top_p, "1: off")->check(CLI::Range(1e-6, 1.0));
-  option("--max-tokens", options->max_tokens, "per completion")->check(CLI::PositiveNumber);
+  SamplingConfig& sampling = options->sampling;
+  sampling.max_completion_length = 256;
+  option("--temperature", sampling.temperature, "0: greedy")->check(CLI::Range(0.0, 100.0));
+  option("--top-k", sampling.top_k, "0: off")->check(CLI::NonNegativeNumber);
+  option("--top-p", sampling.top_p, "1: off")->check(CLI::Range(1e-6, 1.0));
+  option("--min-p", sampling.min_p, "share of the largest probability; 0: off")
+      ->check(CLI::Range(0.0, 1.0));
+  option("--repetition-penalty", sampling.repetition_penalty,
+         "of tokens that prompt or completion have; 1: off")
+      ->check(CLI::Range(0.01, 100.0));
+  option("--presence-penalty", sampling.presence_penalty,
+         "of tokens that the completion has; 0: off")
+      ->check(CLI::Range(-100.0, 100.0));
+  option("--frequency-penalty", sampling.frequency_penalty, "the same each time; 0: off")
+      ->check(CLI::Range(-100.0, 100.0));
+  command->add_option("--logit-bias", sampling.logit_bias, "added to tokens' logits: ID:BIAS");
+  command->add_option("--stop", sampling.stop_strings, "texts that end a completion");
+  option("--max-tokens", sampling.max_completion_length, "per completion")
+      ->check(CLI::PositiveNumber);
   option("--num", options->num, "completions per prompt")->check(CLI::PositiveNumber);
+  command
+      ->add_option("--best-of", options->best_of,
+                   "draw so many, print the --num whose tokens have the largest mean log-prob")
+      ->check(CLI::PositiveNumber);
   option("--seed", options->seed, "of the random draws")->check(CLI::NonNegativeNumber);
   add_placement(command, options->place);
   command->add_flag_callback(
       "--json", [options] { options->output = GenerateOptions::Output::kJson; },
-      "one JSON line per completion: text, token ids, log-probs, what stopped it (eos, length: "
-      "--max-tokens, context)");
+      "one JSON line per completion: text, token ids, log-probs, what stopped it (eos, stop: "
+      "--stop, length: --max-tokens, context)");
   CLI::Option* strings = command->add_flag_callback(
       "--json-input", [options] { options->input = Input::kJson; },
       "each prompt is a JSON string: \"two\\nlines\"");

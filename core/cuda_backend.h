@@ -15,6 +15,7 @@ namespace cohort::cuda {
 int device_count();
 // Why there is none.
 const std::string& no_device_reason();
+double memory_bandwidth(Device device);
 Stream default_stream(Device device);
 void synchronize(Stream stream);
 

@@ -21,6 +21,9 @@ Stream no_stream(Device device) {
   return {device, nullptr};
 }
 void synchronize_nothing(Stream) {}
+double no_bandwidth(Device) {
+  return 0;
+}
 
 }  // namespace
 
@@ -37,6 +40,10 @@ std::string usable_cuda_devices() {
   const std::string& reason = on_device<no_reason, cuda::no_device_reason>(Device::cuda());
   return str(count, " usable CUDA device", count == 1 ? "" : "s",
              count == 0 && !reason.empty() ? " (" + reason + ")" : "");
+}
+
+double memory_bandwidth(Device device) {
+  return on_device<no_bandwidth, cuda::memory_bandwidth>(device, device);
 }
 
 Device device_named(const std::string& text, const std::string& key) {

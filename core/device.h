@@ -25,6 +25,9 @@ int cuda_device_count();
 // "2 usable CUDA devices", and if there are none, why.
 std::string usable_cuda_devices();
 
+// Bytes per second that a CUDA device's memory could move by its clock and width; 0 for others.
+double memory_bandwidth(Device device);
+
 // "cpu", "cuda" or "cuda:N". Throws InputError for other text; `key`: what errors call the setting.
 Device device_named(const std::string& text, const std::string& key);
 // The same; throws InputError for a CUDA device that this build or machine does not have, too,

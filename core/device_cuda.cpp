@@ -85,6 +85,13 @@ const std::string& no_device_reason() {
   return devices().none;
 }
 
+double memory_bandwidth(Device device) {
+  int kilohertz = 0, bits = 0;
+  COHORT_CUDA_CHECK(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, device.index));
+  COHORT_CUDA_CHECK(cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device.index));
+  return 2e3 * kilohertz * bits / 8;  // two transfers a cycle
+}
+
 void activate(Device device) {
   int current = -1;
   COHORT_CUDA_CHECK(cudaGetDevice(&current));  // other code of the process may have changed it

@@ -17,6 +17,24 @@ constexpr int64_t kWorthPrefill = 1024, kLongestWait = 16;
 // What the first token of another completion counts as beside the tokens of a prompt.
 constexpr int64_t kForkWorth = 64;
 
+// What a decode step reads of the weights: all but tables of which it looks up a row.
+int64_t weight_bytes(const Transformer& model) {
+  int64_t elements = 0;
+  for (const ParameterSpec& spec : describe_parameters(model.config()))
+    if (spec.use != ParameterSpec::Use::kLookup) elements += spec.shape.numel();
+  return elements * static_cast<int64_t>(dtype_size(model.dtype()));
+}
+
+// A cache of one block.
+KVCacheConfig cache_of_block(const ModelConfig& c, int64_t block_tokens) {
+  return {.num_layers = c.num_layers,
+          .num_kv_heads = c.num_kv_heads,
+          .head_dim = c.head_dim,
+          .max_length = c.context,
+          .num_blocks = 1,
+          .block_tokens = block_tokens};
+}
+
 }  // namespace
 
 // A prompt, and where it is in the cache.
@@ -71,7 +89,11 @@ struct Engine::Flight {
 };
 
 Engine::Engine(const Transformer& model, const EngineConfig& config)
-    : model_(model), config_(config), depth_(model.device().is_cuda() ? 1 : 0) {}
+    : model_(model),
+      config_(config),
+      depth_(model.device().is_cuda() ? 1 : 0),
+      weight_bytes_(weight_bytes(model)),
+      token_bytes_(KVCache::bytes(cache_of_block(model.config(), 1), model.dtype())) {}
 
 Engine::~Engine() = default;
 
@@ -86,9 +108,8 @@ int64_t Engine::submit(EngineRequest in) {
     COHORT_CHECK(token >= 0 && token < model_.config().vocab_size, "[engine] token ", token,
                  " of a prompt is outside the vocabulary of ", model_.config().vocab_size);
   for (const auto& [id, bias] : in.logit_bias)
-    COHORT_CHECK(id >= 0 && id < model_.config().vocab_size && std::isfinite(bias),
-                 "[engine] expected finite biases of tokens of the vocabulary, got ", bias, " of ",
-                 id);
+    COHORT_CHECK(id >= 0 && id < model_.config().vocab_size && !std::isnan(bias) && bias < INFINITY,
+                 "[engine] expected biases of tokens of the vocabulary, got ", bias, " of ", id);
   for (const kernels::DrawParams& draw : in.completions) {
     const char* const expected = kernels::expectation_missed(draw);
     COHORT_CHECK(expected == nullptr, "[engine] expected ", expected);
@@ -166,6 +187,10 @@ EngineStats Engine::stats() const {
   return out;
 }
 
+int64_t Engine::cache_bytes() const {
+  return cache_ == nullptr ? 0 : KVCache::bytes(cache_->config(), model_.dtype());
+}
+
 // ---- Room
 
 SlotLimits Engine::limits_of_waiting() const {
@@ -178,12 +203,8 @@ SlotLimits Engine::limits_of_waiting() const {
 }
 
 KVCacheConfig Engine::cache_for_waiting() const {
-  const ModelConfig& c = model_.config();
-  KVCacheConfig out{.num_layers = c.num_layers,
-                    .num_kv_heads = c.num_kv_heads,
-                    .head_dim = c.head_dim,
-                    .max_length = c.context,
-                    .num_blocks = 1};
+  constexpr int64_t kBlockTokens = 16;
+  KVCacheConfig out = cache_of_block(model_.config(), kBlockTokens);
   // What all of them would fill together, and the longest alone. The first completion of a prompt
   // counts its blocks; the prompt's last one may be held beside those of its completions.
   int64_t all = 0, longest = 0;
@@ -467,12 +488,15 @@ bool Engine::decode() {
     rows_changed_ = false;
   }
   Flight flight{.drawn = slots_->decode(), .rows = rows_};
+  stats_.decode_bytes += weight_bytes_;
   for (SequencePtr& s : flight.rows) {
     // What has ended has no token to come.
-    if (s->done || s->is_full())
+    if (s->done || s->is_full()) {
       s = nullptr;
-    else
-      ++s->in_flight;
+      continue;
+    }
+    stats_.decode_bytes += token_bytes_ * s->length();
+    ++s->in_flight;
   }
   flights_.push_back(std::move(flight));
   ++stats_.decode_steps;

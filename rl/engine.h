@@ -67,8 +67,9 @@ struct EngineToken {
 };
 
 struct EngineStats {
-  // Since the engine was made.
+  // Since the engine was made, or reset_stats().
   int64_t decode_steps = 0, decoded_tokens = 0, prefilled_tokens = 0, preemptions = 0;
+  int64_t decode_bytes = 0;  // of weights and cache that decode steps had to read
   int64_t most_running = 0, most_blocks = 0;
   // Now: sequences, and blocks of the cache.
   int64_t running = 0, waiting = 0, used_blocks = 0, blocks = 0;
@@ -92,6 +93,9 @@ class Engine {
   std::vector<EngineToken> poll() { return std::exchange(tokens_, {}); }
 
   EngineStats stats() const;
+  void reset_stats() { stats_ = {}; }
+  // Bytes of the cache, as it is now.
+  int64_t cache_bytes() const;
   const Transformer& model() const { return model_; }
 
  private:
@@ -132,6 +136,7 @@ class Engine {
   const Transformer& model_;
   const EngineConfig config_;
   const size_t depth_;  // draws that may be under way while others are enqueued
+  const int64_t weight_bytes_, token_bytes_;  // read by a step, and for each token in the cache
   std::unique_ptr<KVCache> cache_;
   std::unique_ptr<DecodeSlots> slots_;
 

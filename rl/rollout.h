@@ -70,6 +70,8 @@ class Sampler {
                                  const SampleAddress& address,
                                  const SampleCallbacks& callbacks = {}) const;
 
+  Engine& engine() const { return engine_; }
+
  private:
   struct Open;
   std::vector<Trajectory> start(std::span<const Example> prompts, int64_t num_generations,

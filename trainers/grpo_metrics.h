@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "rl/engine.h"
 #include "rl/grpo.h"
 #include "rl/reward.h"
 #include "trainers/learner.h"
@@ -29,5 +30,7 @@ struct UpdateSums {
 // docs/grpo.md, section 9, has the names and their meaning. What was not measured is NaN.
 MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::string>& reward_names,
                         const UpdateSums& updates, const TrainConfig& config, double learning_rate);
+// What the engine has done in so many seconds, since its statistics were reset.
+void add_rollout_metrics(MetricSums& out, const Engine& engine, double seconds);
 
 }  // namespace cohort

@@ -121,6 +121,8 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   auto& [trajectories, scores, advantages] = out.rollouts;
   Stopwatch clock;
   in.learner.check_weights();
+  Engine& engine = in.sampler.engine();
+  engine.reset_stats();
   const auto submit = [&](const Trajectory& trajectory) {
     const auto prompt =
         std::find(in.share.indices.begin(), in.share.indices.end(), trajectory.group) -
@@ -144,6 +146,7 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   out.rewarded_count = count_rewarded(in.comm, scores);
   const double rewards_time = clock.lap();
   UpdateSums updates;
+  double packing_time = 0;
   if (out.rewarded_count > 0) {
     std::vector<Minibatch> minibatches =
         pack_minibatches(in.comm, in.learner.model(), out.rollouts,
@@ -151,6 +154,7 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
                              ? shuffled_advantages(in.comm, advantages, in.share, config, in.step)
                              : advantages,
                          in.share, config);
+    packing_time = clock.lap();
     if (in.reference != nullptr)
       set_log_probs(minibatches, "ref_logprob", *in.reference, config.sampling.temperature);
     updates = update_policy(in.comm, in.learner, minibatches, config, in.learning_rate);
@@ -158,10 +162,13 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   const double update_time = clock.lap();
   MetricSums sums =
       grpo_metrics(out.rollouts, in.rewards.names(), updates, config, in.learning_rate);
+  add_rollout_metrics(sums, engine, sampling_time);
   sums.add_local("time/sampling", sampling_time);
   sums.add_local("time/rewards", rewards_time);
+  sums.add_local("time/packing", packing_time);
   sums.add_local("time/update", update_time);
   out.metrics = sums.reduce(in.comm);
+  out.metrics.add("update/tokens_per_second", out.metrics.at("num_tokens") / update_time);
   return out;
 }
 

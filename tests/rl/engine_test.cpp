@@ -276,8 +276,8 @@ TEST(Engine, RequestsThatCannotBeServedAreRefused) {
   refused("leaves room", [](auto& r) { r.max_length = static_cast<int64_t>(r.prompt.size()); });
   refused("a length of at most 96", [](auto& r) { r.max_length = 97; });
   refused("outside the vocabulary", [](auto& r) { r.prompt[0] = kVocab; });
-  refused("finite biases", [](auto& r) { r.logit_bias = {{kVocab, 1.0F}}; });
-  refused("finite biases", [](auto& r) { r.logit_bias = {{0, NAN}}; });
+  refused("expected biases", [](auto& r) { r.logit_bias = {{kVocab, 1.0F}}; });
+  refused("expected biases", [](auto& r) { r.logit_bias = {{0, NAN}}; });
   refused("top_p in (0, 1]", [](auto& r) { r.completions[0].top_p = 0; });
   EXPECT_FALSE(engine.step());
 }
