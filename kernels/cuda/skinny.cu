@@ -43,7 +43,11 @@ struct Tiling {
 
 struct Sizes {
   int m, n, k;
-  int tiles_m, tiles;  // tiles of the same rows of w are neighbours, so that w is read once
+  int tiles;
+  int shift;  // 1 << shift tiles share rows of w; they are neighbours, so that w is read once
+
+  __device__ int tile_m(int tile) const { return tile & ((1 << shift) - 1); }
+  __device__ int tile_n(int tile) const { return tile >> shift; }
 };
 
 // Where a block is in the ring.
@@ -68,7 +72,7 @@ template <class T>
 __device__ void copy_pieces(const CUtensorMap* map, bool is_w, Ring<T> ring, const Sizes& size) {
   bool first_round = true;
   for (int tile = blockIdx.x; tile < size.tiles; tile += gridDim.x) {
-    const int row = is_w ? tile / size.tiles_m * T::kRows : tile % size.tiles_m * T::kTokens;
+    const int row = is_w ? size.tile_n(tile) * T::kRows : size.tile_m(tile) * T::kTokens;
     for (int box = 0; box < size.k / kBox; box += 2) {
       // A stage that was never full is empty; the first one to be emptied ends a phase of parity 0.
       if (!first_round) barrier_wait(ring.empty(), ring.parity ^ 1);
@@ -127,8 +131,8 @@ struct WarpTile {
   // Writes the tile's outputs and starts the next sums.
   __device__ void finish(typename T::Out* y, const Bf16* bias, const Sizes& size, int tile) {
     const int warp = threadIdx.x / 32, group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
-    const int m0 = tile % size.tiles_m * T::kTokens + warp % T::kAcross * T::kWarpTokens + group;
-    const int n0 = tile / size.tiles_m * T::kRows + warp / T::kAcross * T::kWarpRows + quad * 2;
+    const int m0 = size.tile_m(tile) * T::kTokens + warp % T::kAcross * T::kWarpTokens + group;
+    const int n0 = size.tile_n(tile) * T::kRows + warp / T::kAcross * T::kWarpRows + quad * 2;
 #pragma unroll
     for (int j = 0; j < kB; ++j) {
       const int n = n0 + j * 8;
@@ -166,15 +170,16 @@ __device__ void multiply_tiles(typename T::Out* y, const Bf16* bias, Ring<T> rin
   barrier_wait(ring.full(), ring.parity);
   __syncwarp();
   part.load(even, ring.at(), 0);
+  const int tiles =
+      (size.tiles - 1 - static_cast<int>(blockIdx.x)) / static_cast<int>(gridDim.x) + 1;
+  int left = tiles * stages;
   for (int tile = blockIdx.x; tile < size.tiles; tile += gridDim.x) {
-    const bool last_tile = tile + static_cast<int>(gridDim.x) >= size.tiles;
     for (int i = 0; i < stages; ++i) {
       const Ring<T> now = ring;
       ring.advance();
-      // Asked early, the next stage's barrier costs the chain nothing. Behind the last stage lies
-      // one that was read before; its operands are loaded and not used.
-      const bool ready =
-          (last_tile && i + 1 == stages) || barrier_is_done(ring.full(), ring.parity);
+      // Asked early, the next stage's barrier costs the chain nothing. What is loaded behind the
+      // last stage is not used.
+      const bool ready = --left == 0 || barrier_is_done(ring.full(), ring.parity);
       part.template multiply<0, 1>(even);
       part.load(odd, now.at(), 1);
       part.template multiply<1, 4>(even);
@@ -251,8 +256,8 @@ void run(const SkinnyProduct& args) {
   Sizes size{.m = static_cast<int>(args.x.rows()),
              .n = static_cast<int>(args.w.rows()),
              .k = static_cast<int>(args.x.cols())};
-  size.tiles_m = (size.m + T::kTokens - 1) / T::kTokens;
-  size.tiles = size.tiles_m * ((size.n + T::kRows - 1) / T::kRows);
+  size.shift = size.m > T::kTokens ? 1 : 0;
+  size.tiles = ((size.n + T::kRows - 1) / T::kRows) << size.shift;
   const Device device = args.x.device();
   int multiprocessors = 0;
   COHORT_CUDA_CHECK(
@@ -267,18 +272,32 @@ void run(const SkinnyProduct& args) {
          describe(args.x, T::kTokens), describe(args.w, T::kRows), size);
 }
 
-// Measured on an H200: tall tiles where w has many rows, so that all of them run at once and x is
-// copied to few; else low ones, so that every multiprocessor has one.
+// Numbers of rows of w, measured on an H200 (132 multiprocessors): up to kFew, tiles of 16 give
+// every multiprocessor at most one; from kMany on, tiles of 80 are enough for all of them, so that
+// x is copied to few blocks.
+constexpr int64_t kFew = 132 * 16, kMany = 132 * 40;
+
+// Whether this is faster than cuBLASLt. It is not where two tiles of tokens would share a
+// multiprocessor for a long sum, and not between the two numbers.
+bool is_faster(const SkinnySize& size) {
+  const auto& [m, n, k] = size;
+  if (n > kFew && n < kMany) return m <= 16;
+  return m <= 32 || n <= kFew / 2 || n >= kMany || k <= 4096;
+}
+
+// For more than 16 tokens one block per multiprocessor is faster where that is enough for all
+// tiles: those of the next product, which start early, would gather on some of them.
 template <class Out>
 void dispatch(const SkinnyProduct& args) {
-  constexpr int64_t kManyRows = 8192;
   const int64_t m = args.x.rows(), n = args.w.rows();
-  if (n < kManyRows) {
+  if (n <= kFew) {
     if (m <= 16) return run<Tiling<Out, 16, 16, 16, 8, 8>>(args);
-    return run<Tiling<Out, 32, 16, 16, 16, 10>>(args);
+    if (m <= 32 || n <= kFew / 2) return run<Tiling<Out, 32, 16, 16, 16, 10>>(args);
+    return run<Tiling<Out, 32, 16, 16, 16, 8>>(args);
   }
-  if (m <= 16) return run<Tiling<Out, 16, 80, 16, 16, 4>>(args);
-  if (m <= 32) return run<Tiling<Out, 32, 80, 32, 16, 3>>(args);
+  if (n < kMany) return run<Tiling<Out, 16, 40, 16, 40, 7>>(args);
+  if (m <= 16) return run<Tiling<Out, 16, 80, 16, 16, 8>>(args);
+  if (m <= 32) return run<Tiling<Out, 32, 80, 32, 16, 7>>(args);
   return run<Tiling<Out, 64, 80, 32, 40, 5>>(args);
 }
 
@@ -287,7 +306,7 @@ void dispatch(const SkinnyProduct& args) {
 bool is_skinny(const SkinnySize& size, Device device) {
   const auto& [m, n, k] = size;
   return m > 0 && m <= kSkinnyRows && k > 0 && k % kStageColumns == 0 && n % 8 == 0 &&
-         std::max(n, k) < (int64_t{1} << 30) &&
+         std::max(n, k) < (int64_t{1} << 30) && is_faster(size) &&
          ::cohort::cuda::is_for_hopper(
              reinterpret_cast<const void*>(skinny_kernel<Tiling<Bf16, 16, 16, 16, 8, 8>>), device);
 }

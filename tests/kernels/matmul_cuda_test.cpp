@@ -268,11 +268,12 @@ TEST(CudaMatmul, HeadsAddInOrderForAnyNumberOfRows) {
 TEST(CudaSkinny, HandlesPartsOfTiles) {
   COHORT_REQUIRE_GPU(device);
   if (!cuda::is_skinny({1, 8, 128}, device)) GTEST_SKIP() << "needs an sm_90 GPU";
-  for (const int64_t n : {8, 24, 80, 88, 8192, 8200})
+  for (const int64_t n : {8, 24, 1056, 1064, 2200, 8192, 8200})
     for (const int64_t k : {128, 256, 896})
       for (const int64_t m : {1, 7, 8, 9, 16, 17, 31, 33, 63, 64})
         for (const DType out : {DType::kBF16, DType::kF32}) {
           SCOPED_TRACE(str(m, " x ", k, " times ", k, " x ", n, " to ", dtype_name(out)));
+          if (!cuda::is_skinny({m, n, k}, device)) continue;
           const auto guarded = [&](const Shape& shape, uint64_t seed) {
             Guarded g(Tensor::zeros(shape, DType::kF64), DType::kBF16, device, Start::kAligned,
                       NAN);
@@ -297,6 +298,8 @@ TEST(CudaSkinny, TakesOnlyWhatItCan) {
                                        {1, 896, 0},
                                        {1, 896, 64},
                                        {1, 896, 136},
+                                       {17, 4864, 896},
+                                       {33, 1536, 8960},
                                        {1, 4, 128}})
     EXPECT_FALSE(cuda::is_skinny(size, device)) << size.m << " " << size.n << " " << size.k;
 }
