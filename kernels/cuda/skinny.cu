@@ -159,39 +159,49 @@ struct WarpTile {
   }
 };
 
-// Stages of all tiles in a row, so that the next tile's first operands are loaded while the last
-// ones of this tile are multiplied.
+// A turn of the inner loop is the last three steps of one stage and the first five of the next. It
+// is cut there because the compiler moves loads within a turn only, and to just before their step
+// where that is in another one.
 template <class T>
 __device__ void multiply_tiles(typename T::Out* y, const Bf16* bias, Ring<T> ring,
                                const Sizes& size) {
   const int lane = threadIdx.x % 32, stages = size.k / kStageColumns;
   WarpTile<T> part(threadIdx.x / 32, lane);
-  typename WarpTile<T>::Operands even, odd;
-  barrier_wait(ring.full(), ring.parity);
-  __syncwarp();
-  part.load(even, ring.at(), 0);
-  const int tiles =
-      (size.tiles - 1 - static_cast<int>(blockIdx.x)) / static_cast<int>(gridDim.x) + 1;
-  int left = tiles * stages;
+  typename WarpTile<T>::Operands even, odd;  // boxes
+  bool ready = false;
+  const auto load_even = [&] {
+    if (!ready) barrier_wait(ring.full(), ring.parity);
+    __syncwarp();
+    part.load(even, ring.at(), 0);
+  };
+  const auto first_steps = [&] {
+    const uint32_t stage = ring.at();
+    ring.advance();
+    // Asked early, the next stage's barrier costs the chain nothing.
+    ready = barrier_is_done(ring.full(), ring.parity);
+    part.template multiply<0, 1>(even);
+    part.load(odd, stage, 1);
+    part.template multiply<1, 4>(even);
+    part.template multiply<0, 1>(odd);
+  };
+  const auto release = [&](uint32_t empty) {
+    __syncwarp();  // all lanes have used what they read
+    if (lane == 0) barrier_arrive(empty);
+  };
   for (int tile = blockIdx.x; tile < size.tiles; tile += gridDim.x) {
-    for (int i = 0; i < stages; ++i) {
-      const Ring<T> now = ring;
-      ring.advance();
-      // Asked early, the next stage's barrier costs the chain nothing. What is loaded behind the
-      // last stage is not used.
-      const bool ready = --left == 0 || barrier_is_done(ring.full(), ring.parity);
-      part.template multiply<0, 1>(even);
-      part.load(odd, now.at(), 1);
-      part.template multiply<1, 4>(even);
-      part.template multiply<0, 1>(odd);
-      if (!ready) barrier_wait(ring.full(), ring.parity);
-      __syncwarp();
-      part.load(even, ring.at(), 0);
+    uint32_t empty = ring.empty();
+    load_even();
+    first_steps();
+    for (int i = 1; i < stages; ++i) {
+      const uint32_t next = ring.empty();
+      load_even();
       part.template multiply<1, 4>(odd);
-      // All lanes have used what they read from the stage.
-      __syncwarp();
-      if (lane == 0) barrier_arrive(now.empty());
+      release(empty);
+      empty = next;
+      first_steps();
     }
+    part.template multiply<1, 4>(odd);
+    release(empty);
     part.finish(y, bias, size, tile);
   }
 }
