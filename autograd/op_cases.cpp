@@ -96,13 +96,25 @@ void add_binary(Table& table, const std::string& op,
                    }});
 }
 
+void add_gated(Table& table, const std::string& op, Variable (*fn)(const Variable&)) {
+  for (const Shape& shape : {Shape{2}, Shape{3, 2}, Shape{2, 3, 14}, Shape{5, 70}})
+    table.push_back({op, shape.str(), inputs({{shape}}), [fn](Inputs in) { return fn(in[0]); }});
+  table.push_back({op, "its input used outside too", inputs({{{3, 10}}}), [fn](Inputs in) {
+                     const Variable x = scale(in[0], 1.5);
+                     return add(sum(fn(x)), sum(square(x)));
+                   }});
+}
+
 void add_elementwise(Table& table) {
 #define COHORT_ADD_UNARY(Op, name) add_unary(table, #name, cohort::name);
 #define COHORT_ADD_BINARY(Op, name) add_binary(table, #name, cohort::name);
   COHORT_UNARY_OPS(COHORT_ADD_UNARY)
+#define COHORT_ADD_GATED(Op, name) add_gated(table, #name, cohort::name);
   COHORT_BINARY_OPS(COHORT_ADD_BINARY)
+  COHORT_GATED_OPS(COHORT_ADD_GATED)
 #undef COHORT_ADD_UNARY
 #undef COHORT_ADD_BINARY
+#undef COHORT_ADD_GATED
 }
 
 void add_reductions_and_views(Table& table) {
@@ -202,16 +214,37 @@ Tensor rope_table(int64_t positions, int64_t dim, const Variable& like) {
 
 void add_rope(Table& table) {
   struct Size {
-    int64_t heads, dim;
+    int64_t heads, kv_heads, dim;
     std::vector<int32_t> positions;
   };
-  for (const Size& size : {Size{1, 2, {3}}, Size{2, 6, {0, 1, 2, 0, 9}}, Size{3, 10, {5, 5, 8}}}) {
-    const Shape shape{static_cast<int64_t>(size.positions.size()), size.heads, size.dim};
-    table.push_back({"rope", shape.str(), inputs({{shape}}), [size](Inputs in) {
-                       return rope(in[0], ids(size.positions, in[0]),
-                                   rope_table(10, size.dim, in[0]));
-                     }});
+  for (const Size& size :
+       {Size{1, 1, 2, {3}}, Size{2, 2, 6, {0, 1, 2, 0, 9}}, Size{4, 1, 10, {5, 5, 8}}}) {
+    const Shape shape{static_cast<int64_t>(size.positions.size()), size.heads + 2 * size.kv_heads,
+                      size.dim};
+    const auto rotate = [size](Variable x) {
+      const Tensor at = ids(size.positions, x), angles = rope_table(10, size.dim, x);
+      return rope(std::move(x), at, angles, size.kv_heads);
+    };
+    table.push_back(
+        {"rope", shape.str(), inputs({{shape}}), [rotate](Inputs in) { return rotate(in[0]); }});
+    table.push_back({"rope", shape.str() + " where it is", inputs({{shape}}),
+                     [rotate](Inputs in) { return scale(rotate(scale(in[0], -1.5)), 2); }});
   }
+}
+
+void add_qk_norm(Table& table) {
+  const Shape qkv{5, 8, 6};  // 4 heads on 2
+  table.push_back({"qk_norm", "each head", inputs({{qkv}, {{6}}, {{6}}}), [](Inputs in) {
+                     return qk_norm(in[0], {in[1], in[2]}, 2, 1e-3);
+                   }});
+  table.push_back({"qk_norm", "all heads together", inputs({{qkv}, {{24}}, {{12}}}), [](Inputs in) {
+                     return qk_norm(in[0], {in[1], in[2]}, 2, 1e-3);
+                   }});
+  table.push_back(
+      {"qk_norm", "its input used outside too", inputs({{qkv}, {{6}}, {{6}}}), [](Inputs in) {
+         const Variable x = scale(in[0], 1.5);
+         return add(qk_norm(x, {in[1], in[2]}, 2, 1e-3), x);
+       }});
 }
 
 kernels::DropoutSpec dropout_spec(int64_t tokens, double p, uint64_t stream, const Variable& like) {
@@ -251,18 +284,18 @@ void add_attention(Table& table) {
   };
   for (const Row& row : rows) {
     const int64_t tokens = row.starts.back();
-    const Shape q{tokens, row.heads, row.dim}, k{tokens, row.kv_heads, row.dim};
-    table.push_back({"attention", row.variant, inputs({{q}, {k}, {k}}), [row](Inputs in) {
+    const Shape qkv{tokens, row.heads + 2 * row.kv_heads, row.dim};
+    table.push_back({"attention", row.variant, inputs({{qkv}}), [row](Inputs in) {
                        kernels::AttentionDesc desc = row.desc;
                        if (row.dropout > 0)
                          desc.dropout =
                              dropout_spec(row.starts.back(), row.dropout, 1 << 8 | 1, in[0]);
-                       return attention(in[0], in[1], in[2], ids(row.starts, in[0]), desc);
+                       return attention(in[0], row.kv_heads, ids(row.starts, in[0]), desc);
                      }});
   }
-  table.push_back({"attention", "one variable as q, k and v", inputs({{{6, 2, 3}}}), [](Inputs in) {
+  table.push_back({"attention", "its input used outside too", inputs({{{6, 4, 3}}}), [](Inputs in) {
                      const Variable x = scale(in[0], 1.5);
-                     return attention(x, x, x, ids({0, 2, 6}, x), {});
+                     return add(sum(attention(x, 1, ids({0, 2, 6}, x), {})), sum(square(x)));
                    }});
   for (const Shape& shape : {Shape{1, 1}, Shape{9, 7}, Shape{6, 33}})
     table.push_back({"dropout", shape.str(), inputs({{shape}}), [shape](Inputs in) {
@@ -371,7 +404,7 @@ void add_policy_loss(Table& table) {
 // A feed-forward block with a residual: every parameter enters as an input.
 Variable mlp_block(const Variable& x, Inputs w) {
   const Variable h = rms_norm(x, w[0], 1e-5);
-  return add(x, linear(swiglu(linear(h, w[1]), linear(h, w[2], w[3])), w[4]));
+  return add(x, linear(swiglu(linear(h, w[1], w[2])), w[3]));
 }
 
 Variable attention_block(const Variable& x, Inputs w) {
@@ -379,16 +412,15 @@ Variable attention_block(const Variable& x, Inputs w) {
   const Tensor positions = ids({0, 1, 2, 0, 1, 2, 3}, x);
   const Tensor angles = rope_table(4, 4, x);
   const Variable h = layer_norm(x, w[0], w[1], 1e-5);
-  const Variable q = rope(reshape(linear(h, w[2]), {tokens, 2, 4}), positions, angles);
-  const Variable k = rope(reshape(linear(h, w[3]), {tokens, 1, 4}), positions, angles);
-  const Variable v = reshape(linear(h, w[4]), {tokens, 1, 4});
-  const Variable o = attention(q, k, v, ids({0, 3, 7}, x), {});
-  return add(x, linear(reshape(o, {tokens, 8}), w[5]));
+  const Variable qkv =
+      rope(reshape(linear(h, w[2]), {tokens, 4, 4}), positions, angles, 1);  // 2 heads on 1
+  const Variable o = attention(qkv, 1, ids({0, 3, 7}, x), {});
+  return add(x, linear(reshape(o, {tokens, 8}), w[3]));
 }
 
 void add_composites(Table& table) {
   const Shape x{7, 6};
-  const std::vector<InputSpec> mlp = {{x}, {{6}}, {{9, 6}}, {{9, 6}}, {{9}}, {{6, 9}}};
+  const std::vector<InputSpec> mlp = {{x}, {{6}}, {{18, 6}}, {{18}}, {{6, 9}}};
   table.push_back({"composite", "residual MLP block", inputs(mlp),
                    [](Inputs in) { return mlp_block(in[0], in.subspan(1)); }});
   table.push_back({"checkpoint", "residual MLP block", inputs(mlp), [](Inputs in) {
@@ -406,7 +438,7 @@ void add_composites(Table& table) {
          return mul(checkpoint(outer, {&y, 1}, {}), in[0]);
        }});
   table.push_back({"composite", "residual attention block",
-                   inputs({{x}, {{6}}, {{6}}, {{8, 6}}, {{4, 6}}, {{4, 6}}, {{6, 8}}}),
+                   inputs({{x}, {{6}}, {{6}}, {{16, 6}}, {{6, 8}}}),
                    [](Inputs in) { return attention_block(in[0], in.subspan(1)); }});
 }
 
@@ -419,6 +451,7 @@ std::vector<OpCase> op_cases() {
   add_products(table);
   add_row_ops(table);
   add_rope(table);
+  add_qk_norm(table);
   add_attention(table);
   add_head(table);
   add_policy_loss(table);

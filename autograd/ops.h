@@ -11,12 +11,13 @@
 
 namespace cohort {
 
-// The elementwise families of kernels/elementwise.h: exp(x), silu(x), add(a, b), swiglu(gate, up),
-// ...
+// The elementwise families of kernels/elementwise.h: exp(x), silu(x), add(a, b), swiglu(gate | up)
+// of [..., 2 F], ...
 #define COHORT_DECLARE_UNARY(Op, name) Variable name(const Variable& x);
 #define COHORT_DECLARE_BINARY(Op, name) Variable name(const Variable& a, const Variable& b);
 COHORT_UNARY_OPS(COHORT_DECLARE_UNARY)
 COHORT_BINARY_OPS(COHORT_DECLARE_BINARY)
+COHORT_GATED_OPS(COHORT_DECLARE_UNARY)
 #undef COHORT_DECLARE_UNARY
 #undef COHORT_DECLARE_BINARY
 
@@ -55,11 +56,20 @@ AddNorm add_layer_norm(const Variable& a, const Variable& b, const Variable& w,
                        const Variable& bias, double eps);
 Variable softmax(const Variable& x);
 
-// x: [T, H, D] rotated to `positions` by a table of kernels::rope_table().
-Variable rope(const Variable& x, const Tensor& positions, const Tensor& table);
-// q: [T, H, D], k, v: [T, Hkv, D] -> [T, H, D]; see kernels/attention/attention.h.
-Variable attention(const Variable& q, const Variable& k, const Variable& v,
-                   const Tensor& cu_seqlens, const kernels::AttentionDesc& desc);
+// A token's queries, keys and values side by side are qkv: [T, H + 2 Hkv, D].
+
+// qkv with its queries and keys normalised by RMS norms: over each head, with weights [D], or over
+// all heads of a token together, with weights [H D] and [Hkv D].
+struct QkNormWeights {
+  Variable q, k;
+};
+Variable qk_norm(const Variable& qkv, const QkNormWeights& w, int64_t kv_heads, double eps);
+// qkv with its queries and keys rotated to `positions` by a table of kernels::rope_table(). The
+// result takes qkv's memory if the argument is its only owner.
+Variable rope(Variable qkv, const Tensor& positions, const Tensor& table, int64_t kv_heads);
+// -> [T, H, D]; see kernels/attention/attention.h.
+Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
+                   const kernels::AttentionDesc& desc);
 Variable dropout(const Variable& x, const kernels::DropoutSpec& spec);
 
 // Per-token log-prob of `targets` and entropy under softmax(x w^T / temperature), both [T] and

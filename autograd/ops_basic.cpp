@@ -54,10 +54,29 @@ Variable binary(const char* name, void (*forward)(const kernels::BinaryForward&)
 COHORT_DEFINE_BINARY(Sub, sub)
 COHORT_DEFINE_BINARY(Mul, mul)
 COHORT_DEFINE_BINARY(Div, div)
-COHORT_DEFINE_BINARY(SwiGlu, swiglu)
-COHORT_DEFINE_BINARY(GeGlu, geglu)
-COHORT_DEFINE_BINARY(GeGluTanh, geglu_tanh)
 #undef COHORT_DEFINE_BINARY
+
+namespace {
+
+Variable gated(const char* name, void (*forward)(const kernels::GatedForward&),
+               void (*backward)(const kernels::GatedBackward&), const Variable& x) {
+  Shape shape = x.shape();
+  shape[-1] /= 2;
+  Tensor y = Tensor::empty(shape, x.value().dtype(), x.value().device());
+  forward({.y = y, .x = x.value()});
+  return make_node(name, y, {x}, [backward, x = x.value()](const Tensor& dy, Gradients& g) {
+    backward({.dx = g.slot(0), .dy = dy, .x = x});
+  });
+}
+
+}  // namespace
+
+#define COHORT_DEFINE_GATED(Op, name)                                          \
+  Variable name(const Variable& x) {                                           \
+    return gated(#name, kernels::name##_forward, kernels::name##_backward, x); \
+  }
+COHORT_GATED_OPS(COHORT_DEFINE_GATED)
+#undef COHORT_DEFINE_GATED
 
 // Written out because its backward needs no input values: a residual stream keeps nothing alive.
 Variable add(const Variable& a, const Variable& b) {

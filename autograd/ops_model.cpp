@@ -116,55 +116,112 @@ Variable softmax(const Variable& x) {
   });
 }
 
-Variable rope(const Variable& x, const Tensor& positions, const Tensor& table) {
-  Tensor y = Tensor::empty_like(x.value());
-  kernels::rope({.y = y,
-                 .x = x.value(),
-                 .positions = positions,
-                 .table = table,
-                 .direction = kernels::RopeDirection::kForward});
-  return make_node("rope", y, {x}, [positions, table](const Tensor& dy, Gradients& g) {
-    GradSlot dx = g.slot(0);
+namespace {
+
+// The heads of [T, H + 2 Hkv, D].
+struct QkvViews {
+  Tensor q, k, v;
+  QkvViews(const Tensor& qkv, int64_t kv_heads) {
+    COHORT_CHECK(qkv.rank() == 3 && kv_heads >= 1 && qkv.dim(1) > 2 * kv_heads,
+                 "[qkv] expected [T, H + 2 Hkv, D] with ", kv_heads, " key heads, got ", qkv.str());
+    const int64_t heads = qkv.dim(1) - 2 * kv_heads;
+    q = qkv.narrow(1, 0, heads);
+    k = qkv.narrow(1, heads, kv_heads);
+    v = qkv.narrow(1, heads + kv_heads, kv_heads);
+  }
+};
+
+// Heads [first, first + count) of qkv as the rows that a norm with weight w sees: each by itself,
+// or all of a token together.
+Tensor norm_rows(const Tensor& qkv, int64_t first, int64_t count, const Tensor& w) {
+  const int64_t dim = qkv.dim(2);
+  if (w.numel() == dim) return qkv.narrow(1, first, count);
+  return qkv.reshape({qkv.dim(0), qkv.dim(1) * dim}).narrow(1, first * dim, count * dim);
+}
+
+}  // namespace
+
+Variable qk_norm(const Variable& qkv, const QkNormWeights& w, int64_t kv_heads, double eps) {
+  const Tensor x = qkv.value();
+  Tensor y = Tensor::empty_like(x);
+  const int64_t heads = x.dim(1) - 2 * kv_heads;
+  const auto normalise = [&](int64_t first, int64_t count, const Tensor& weight) {
+    const Tensor rows = norm_rows(x, first, count, weight);
+    Tensor normed = norm_rows(y, first, count, weight), rstd = row_statistic(rows);
+    kernels::rms_norm_forward({.y = normed, .rstd = rstd, .x = rows, .w = weight, .eps = eps});
+    return rstd;
+  };
+  const Tensor q_rstd = normalise(0, heads, w.q.value());
+  const Tensor k_rstd = normalise(heads, kv_heads, w.k.value());
+  QkvViews(y, kv_heads).v.copy_(QkvViews(x, kv_heads).v);
+  return make_node("qk_norm", y, {qkv, w.q, w.k},
+                   [x, wq = w.q.value(), wk = w.k.value(), q_rstd, k_rstd, heads, kv_heads](
+                       const Tensor& dy, Gradients& g) {
+                     Tensor dx = g.needed(0) ? Tensor::empty_like(x) : Tensor();
+                     const auto backward = [&](int64_t first, int64_t count, const Tensor& weight,
+                                               const Tensor& rstd, GradSlot dw) {
+                       Tensor to = dx.defined() ? norm_rows(dx, first, count, weight) : Tensor();
+                       kernels::rms_norm_backward({.dx = {to},
+                                                   .dw = dw,
+                                                   .dy = norm_rows(dy, first, count, weight),
+                                                   .x = norm_rows(x, first, count, weight),
+                                                   .w = weight,
+                                                   .rstd = rstd});
+                     };
+                     backward(0, heads, wq, q_rstd, g.weight_slot(1));
+                     backward(heads, kv_heads, wk, k_rstd, g.weight_slot(2));
+                     if (!dx.defined()) return;
+                     QkvViews(dx, kv_heads).v.copy_(QkvViews(dy, kv_heads).v);
+                     g.pass(0, dx);
+                   });
+}
+
+Variable rope(Variable qkv, const Tensor& positions, const Tensor& table, int64_t kv_heads) {
+  const bool in_place = qkv.value().sole_owner();
+  Tensor y = in_place ? qkv.value() : Tensor::empty_like(qkv.value());
+  kernels::rope(
+      {.y = y, .x = qkv.value(), .positions = positions, .table = table, .plain_heads = kv_heads});
+  return make_node("rope", y, {qkv}, [positions, table, kv_heads](const Tensor& dy, Gradients& g) {
+    if (!g.needed(0)) return;
+    // The gradient, too, is rotated where it is if nobody else holds it.
+    const bool in_place = dy.sole_owner();
+    GradSlot dx = in_place ? GradSlot{dy} : g.slot(0);
     kernels::rope({.y = dx.tensor,
                    .x = dy,
                    .positions = positions,
                    .table = table,
                    .direction = kernels::RopeDirection::kInverse,
-                   .mode = dx.mode});
+                   .mode = dx.mode,
+                   .plain_heads = kv_heads});
+    if (in_place) g.pass(0, dy);
   });
 }
 
-Variable attention(const Variable& q, const Variable& k, const Variable& v,
-                   const Tensor& cu_seqlens, const kernels::AttentionDesc& desc) {
-  const Tensor& qv = q.value();
-  Tensor o = Tensor::empty_like(qv),
-         lse = Tensor::empty({qv.dim(1), qv.dim(0)}, accumulate_dtype(qv.dtype()), qv.device());
+Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
+                   const kernels::AttentionDesc& desc) {
+  const Tensor x = qkv.value();
+  const QkvViews in(x, kv_heads);
+  Tensor o = Tensor::empty(in.q.shape(), x.dtype(), x.device());
+  Tensor lse = Tensor::empty({o.dim(1), o.dim(0)}, accumulate_dtype(x.dtype()), x.device());
   kernels::attention_forward({.o = o,
                               .lse = lse,
-                              .q = qv,
-                              .k = k.value(),
-                              .v = v.value(),
+                              .q = in.q,
+                              .k = in.k,
+                              .v = in.v,
                               .cu_seqlens = cu_seqlens,
                               .desc = desc});
-  return make_node("attention", o, {q, k, v},
-                   [q = qv, k = k.value(), v = v.value(), o, lse, cu_seqlens, desc](
-                       const Tensor& dy, Gradients& g) {
-                     // The kernel writes all three; one that nobody needs goes to scratch.
-                     const auto slot_or_scratch = [&](int i, const Tensor& like) {
-                       GradSlot slot = g.slot(i);
-                       return slot.tensor.defined()
-                                  ? slot
-                                  : GradSlot{Tensor::empty_like(like), kernels::Grad::kOverwrite};
-                     };
-                     GradSlot dq = slot_or_scratch(0, q), dk = slot_or_scratch(1, k),
-                              dv = slot_or_scratch(2, v);
-                     kernels::attention_backward({.dq = dq,
-                                                  .dk = dk,
-                                                  .dv = dv,
+  return make_node("attention", o, {qkv},
+                   [x, kv_heads, o, lse, cu_seqlens, desc](const Tensor& dy, Gradients& g) {
+                     const GradSlot dx = g.slot(0);
+                     const QkvViews in(x, kv_heads);
+                     QkvViews grad(dx.tensor, kv_heads);
+                     kernels::attention_backward({.dq = {grad.q, dx.mode},
+                                                  .dk = {grad.k, dx.mode},
+                                                  .dv = {grad.v, dx.mode},
                                                   .dout = dy,
-                                                  .q = q,
-                                                  .k = k,
-                                                  .v = v,
+                                                  .q = in.q,
+                                                  .k = in.k,
+                                                  .v = in.v,
                                                   .o = o,
                                                   .lse = lse,
                                                   .cu_seqlens = cu_seqlens,

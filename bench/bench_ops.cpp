@@ -283,10 +283,17 @@ void add_row_ops(Rows& rows) {
   add(#name "_backward", 5, [=]() mutable {                                               \
     kernels::name##_backward({{dx}, {y}, dy, x, positive});                               \
   });
+  const Tensor halves = random({shape[0], 2 * shape[1]});
+  Tensor dhalves = random(halves.shape());
+#define COHORT_ADD_GATED(Op, name)                                                   \
+  add(#name "_forward", 3, [=]() mutable { kernels::name##_forward({y, halves}); }); \
+  add(#name "_backward", 5, [=]() mutable { kernels::name##_backward({{dhalves}, dy, halves}); });
   COHORT_UNARY_OPS(COHORT_ADD_UNARY)
   COHORT_BINARY_OPS(COHORT_ADD_BINARY)
+  COHORT_GATED_OPS(COHORT_ADD_GATED)
 #undef COHORT_ADD_UNARY
 #undef COHORT_ADD_BINARY
+#undef COHORT_ADD_GATED
 }
 
 void add_training(Rows& rows) {

@@ -17,6 +17,7 @@
 //  * Every gradient output says by enum whether it is overwritten or accumulated into.
 #pragma once
 
+#include "core/host_device.h"
 #include "core/tensor.h"
 
 namespace cohort::kernels {
@@ -34,6 +35,29 @@ struct GradOut {
 // Throws Error unless `t` is contiguous, on `device`, and has this shape and dtype.
 void check_tensor(const Tensor& t, const Shape& shape, DType dtype, const char* op,
                   const char* name, Device device = {});
+// The same for a tensor whose t[i] may lie apart, at multiples of strides()[0]: columns of a wider
+// one. Each of them is contiguous.
+void check_rows(const Tensor& t, const Shape& shape, DType dtype, const char* op, const char* name,
+                Device device = {});
+// Where the rows that row operations see start in a tensor that check_rows() accepts, in elements
+// from its first.
+struct RowStarts {
+  int64_t inner = 1;  // rows of one t[i]
+  int64_t outer = 0;  // from t[i] to t[i + 1]
+  int64_t cols = 0;
+
+  RowStarts() = default;
+  explicit RowStarts(const Tensor& t) {
+    if (!t.defined()) return;
+    outer = cols = t.cols();
+    if (t.rank() < 2 || t.is_contiguous()) return;
+    inner = t.dim(0) == 0 ? 1 : t.rows() / t.dim(0);
+    outer = t.strides()[0];
+  }
+  COHORT_HD int64_t operator()(int64_t row) const {
+    return inner == 1 ? row * outer : row / inner * outer + row % inner * cols;
+  }
+};
 // The same for a gradient, if it is wanted.
 void check_grad(const GradOut& grad, const Shape& shape, DType dtype, const char* op,
                 const char* name, Device device = {});

@@ -27,6 +27,15 @@ void check_binary_backward(const BinaryBackward& args, const char* op) {
   check_grad(args.da, a.shape(), a.dtype(), op, "da", a.device());
   check_grad(args.db, a.shape(), a.dtype(), op, "db", a.device());
 }
+// x has the halves of each row of y, or of its gradient.
+void check_gated(const Tensor& y, const Tensor& x, const char* op, const char* name) {
+  COHORT_CHECK(x.rank() >= 1 && x.dim(-1) % 2 == 0, "[", op,
+               "] expected x with rows of two halves, got ", x.str());
+  Shape half = x.shape();
+  half[-1] /= 2;
+  check_tensor(x, x.shape(), x.dtype(), op, "x", x.device());
+  check_tensor(y, half, x.dtype(), op, name, x.device());
+}
 void check_scalar(const Tensor& value, const Tensor& x, const char* op, const char* name) {
   COHORT_CHECK(value.numel() == 1, "[", op, "] expected ", name, " of one element, got ",
                value.str());
@@ -64,6 +73,20 @@ COHORT_UNARY_OPS(COHORT_DEFINE_UNARY)
   }
 COHORT_BINARY_OPS(COHORT_DEFINE_BINARY)
 #undef COHORT_DEFINE_BINARY
+
+#define COHORT_DEFINE_GATED(Op, name)                                                        \
+  void name##_forward(const GatedForward& args) {                                            \
+    check_gated(args.y, args.x, #name, "y");                                                 \
+    on_device<cpu::name##_forward, cuda::name##_forward>(args.x.device(), args);             \
+  }                                                                                          \
+  void name##_backward(const GatedBackward& args) {                                          \
+    const Tensor& x = args.x;                                                                \
+    check_gated(args.dy, x, #name "_backward", "dy");                                        \
+    check_tensor(args.dx.tensor, x.shape(), x.dtype(), #name "_backward", "dx", x.device()); \
+    on_device<cpu::name##_backward, cuda::name##_backward>(x.device(), args);                \
+  }
+COHORT_GATED_OPS(COHORT_DEFINE_GATED)
+#undef COHORT_DEFINE_GATED
 
 void scale(const Scale& args) {
   check_scale(args.y, args.x, "scale");

@@ -98,6 +98,8 @@ struct Div {
   COHORT_HD static auto da(auto, auto b) { return 1 / b; }
   COHORT_HD static auto db(auto a, auto b) { return -a / (b * b); }
 };
+
+// Gated: y = forward(gate, up) of the two halves of a row, as one product makes them side by side.
 struct SwiGlu {  // silu(gate) up (Shazeer 2020)
   COHORT_HD static auto forward(auto gate, auto up) { return Silu::forward(gate) * up; }
   COHORT_HD static auto da(auto gate, auto up) { return Silu::derivative(gate, gate) * up; }
@@ -119,13 +121,15 @@ struct GeGluTanh {  // with the tanh form of GELU: Gemma's
   X(Neg, neg) X(Exp, exp) X(Log, log) X(Sqrt, sqrt) X(Square, square) X(Tanh, tanh) X(Sigmoid, sigmoid) \
   X(Relu, relu) X(Silu, silu) X(Gelu, gelu) X(GeluTanh, gelu_tanh)
 #define COHORT_BINARY_OPS(X) \
-  X(Add, add) X(Sub, sub) X(Mul, mul) X(Div, div) X(SwiGlu, swiglu) X(GeGlu, geglu) X(GeGluTanh, geglu_tanh)
+  X(Add, add) X(Sub, sub) X(Mul, mul) X(Div, div)
+#define COHORT_GATED_OPS(X) \
+  X(SwiGlu, swiglu) X(GeGlu, geglu) X(GeGluTanh, geglu_tanh)
 // clang-format on
 
 // On CUDA with bf16 tensors a formula is evaluated in f32 and rounded once, after the old value was
 // added where it accumulates.
 
-// y = f(x). All tensors of these calls have one shape.
+// y = f(x). All tensors of the unary and binary calls have one shape.
 struct UnaryForward {
   Tensor& y;
   const Tensor& x;
@@ -144,6 +148,16 @@ struct BinaryForward {
 struct BinaryBackward {
   GradOut da, db;
   const Tensor &dy, &a, &b;
+};
+// y[r, c] = f(x[r, c], x[r, F + c])
+struct GatedForward {
+  Tensor& y;        // [..., F]
+  const Tensor& x;  // [..., 2 F]: gate | up
+};
+// dx[r, c] (+)= dy[r, c] df/dgate,  dx[r, F + c] (+)= dy[r, c] df/dup
+struct GatedBackward {
+  GradOut dx;
+  const Tensor &dy, &x;
 };
 
 // y (+)= factor x. On CUDA one may be bf16 and the other f32: that is how a bf16 gradient is added
@@ -181,8 +195,12 @@ struct BroadcastScalar {
 #define COHORT_DECLARE_BINARY(Op, name)           \
   void name##_forward(const BinaryForward& args); \
   void name##_backward(const BinaryBackward& args);
+#define COHORT_DECLARE_GATED(Op, name)           \
+  void name##_forward(const GatedForward& args); \
+  void name##_backward(const GatedBackward& args);
 COHORT_UNARY_OPS(COHORT_DECLARE_UNARY)
 COHORT_BINARY_OPS(COHORT_DECLARE_BINARY)
+COHORT_GATED_OPS(COHORT_DECLARE_GATED)
 void scale(const Scale& args);
 void scale_by(const ScaleBy& args);
 void sum(const Sum& args);
@@ -191,6 +209,7 @@ void broadcast_scalar(const BroadcastScalar& args);
 namespace cpu {
 COHORT_UNARY_OPS(COHORT_DECLARE_UNARY)
 COHORT_BINARY_OPS(COHORT_DECLARE_BINARY)
+COHORT_GATED_OPS(COHORT_DECLARE_GATED)
 void scale(const Scale& args);
 void scale_by(const ScaleBy& args);
 void sum(const Sum& args);
@@ -200,6 +219,7 @@ void broadcast_scalar(const BroadcastScalar& args);
 namespace cuda {
 COHORT_UNARY_OPS(COHORT_DECLARE_UNARY)
 COHORT_BINARY_OPS(COHORT_DECLARE_BINARY)
+COHORT_GATED_OPS(COHORT_DECLARE_GATED)
 void scale(const Scale& args);
 void scale_by(const ScaleBy& args);
 void sum(const Sum& args);
@@ -207,5 +227,6 @@ void broadcast_scalar(const BroadcastScalar& args);
 }  // namespace cuda
 #undef COHORT_DECLARE_UNARY
 #undef COHORT_DECLARE_BINARY
+#undef COHORT_DECLARE_GATED
 
 }  // namespace cohort::kernels

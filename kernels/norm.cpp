@@ -6,13 +6,17 @@
 namespace cohort::kernels {
 namespace {
 
+// check_tensor or check_rows.
+using Check = void(const Tensor& t, const Shape& shape, DType dtype, const char* op,
+                   const char* name, Device device);
+
 // What every norm's forward takes.
 void check_forward(const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& w,
-                   const char* op) {
+                   const char* op, Check* check = check_tensor) {
   const Device device = x.device();
-  check_tensor(x, x.shape(), x.dtype(), op, "x", device);
+  check(x, x.shape(), x.dtype(), op, "x", device);
   check_tensor(w, {x.cols()}, x.dtype(), op, "w", device);
-  check_tensor(y, x.shape(), x.dtype(), op, "y", device);
+  check(y, x.shape(), x.dtype(), op, "y", device);
   check_tensor(rstd, {x.rows()}, accumulate_dtype(x.dtype()), op, "rstd", device);
 }
 // What a layer norm's forward takes besides.
@@ -28,27 +32,27 @@ void check_sum(const Tensor& sum, const Tensor& a, const Tensor& b, const char* 
 
 // What every norm's backward takes.
 template <class Args>
-void check_backward(const Args& args, const char* op) {
+void check_backward(const Args& args, const char* op, Check* check = check_tensor) {
   const Shape &shape = args.x.shape(), columns = {args.x.cols()};
   const Device device = args.x.device();
   const DType dtype = args.x.dtype(), sums = accumulate_dtype(dtype);
-  check_tensor(args.x, shape, dtype, op, "x", device);
-  check_tensor(args.dy, shape, dtype, op, "dy", device);
+  check(args.x, shape, dtype, op, "x", device);
+  check(args.dy, shape, dtype, op, "dy", device);
   check_tensor(args.w, columns, dtype, op, "w", device);
   check_tensor(args.rstd, {args.x.rows()}, sums, op, "rstd", device);
-  check_grad(args.dx, shape, dtype, op, "dx", device);
+  if (args.dx.wanted()) check(args.dx.tensor, shape, dtype, op, "dx", device);
   check_grad(args.dw, columns, sums, op, "dw", device);
 }
 
 }  // namespace
 
 void rms_norm_forward(const RmsNormForward& args) {
-  check_forward(args.y, args.rstd, args.x, args.w, "rms_norm");
+  check_forward(args.y, args.rstd, args.x, args.w, "rms_norm", check_rows);
   on_device<cpu::rms_norm_forward, cuda::rms_norm_forward>(args.x.device(), args);
 }
 
 void rms_norm_backward(const RmsNormBackward& args) {
-  check_backward(args, "rms_norm_backward");
+  check_backward(args, "rms_norm_backward", check_rows);
   on_device<cpu::rms_norm_backward, cuda::rms_norm_backward>(args.x.device(), args);
 }
 

@@ -7,7 +7,9 @@
 namespace cohort::kernels {
 
 // y[r, :] = x[r, :] rstd[r] (w + weight_offset),  rstd[r] = 1 / sqrt(mean(x[r, :]^2) + eps)
-// (Zhang and Sennrich 2019). Gemma's norms have an offset of 1.
+// (Zhang and Sennrich 2019). Gemma's norms have an offset of 1. x, y and their gradients may be
+// columns of wider tensors, such as the queries beside keys and values: x[i] and x[i + 1] lie any
+// distance apart.
 struct RmsNormForward {
   Tensor& y;        // [..., C]
   Tensor& rstd;     // [rows], kept for the backward

@@ -31,6 +31,8 @@ void rope(const Rope& args) {
                x.str(), " and ", table.str());
   const int64_t tokens = x.dim(0), dim = x.dim(2), rows = table.dim(0);
   COHORT_CHECK(dim % 2 == 0, "[rope] expected an even head size, got ", x.str());
+  COHORT_CHECK(args.plain_heads >= 0 && args.plain_heads <= x.dim(1),
+               "[rope] expected plain_heads from 0 to ", x.dim(1), ", got ", args.plain_heads);
   const Device device = x.device();
   check_tensor(x, x.shape(), x.dtype(), kOp, "x", device);
   check_tensor(y, x.shape(), x.dtype(), kOp, "y", device);

@@ -29,8 +29,9 @@ Tensor rope_table(int64_t positions, std::span<const double> frequencies, double
 
 // kInverse applies the transpose of the rotation: the backward of kForward.
 enum class RopeDirection { kForward, kInverse };
-// y (+)= rotated x. A position outside [0, rows) is an Error on the CPU; on CUDA its token becomes
-// NaN. Products and sums are rounded one by one, so that f32 results have the same bits everywhere.
+// y (+)= rotated x, but for the last heads of each token, which stay as they are. A position
+// outside [0, rows) is an Error on the CPU; on CUDA what is to be rotated becomes NaN. Products and
+// sums are rounded one by one, so that f32 results have the same bits everywhere.
 struct Rope {
   Tensor& y;                // [T, H, D]; may be x when overwriting
   const Tensor& x;          // [T, H, D]
@@ -38,6 +39,7 @@ struct Rope {
   const Tensor& table;      // [rows, D] of rope_table(), accumulate_dtype(x)
   RopeDirection direction = RopeDirection::kForward;
   Grad mode = Grad::kOverwrite;
+  int64_t plain_heads = 0;  // of H: not rotated, as the values beside queries and keys
 };
 void rope(const Rope& args);
 

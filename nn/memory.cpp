@@ -29,7 +29,7 @@ void check_countable(const ModelConfig& c, const MemoryShape& shape) {
 struct DryModel {
   DryModel(const ModelConfig& config, DType dtype, int64_t tokens, Device device)
       : run(device), model(config, dtype, std::nullopt, device) {
-    for (const NamedParameter& p : model.parameters()) p.variable.grad();
+    for (const Variable& leaf : model.leaves()) leaf.grad();
     for (Tensor* t : {&batch.tokens, &batch.targets, &batch.positions})
       *t = Tensor::empty({tokens}, DType::kI32, device);
     batch.sequences = Tensor::empty({tokens}, DType::kI64, device);

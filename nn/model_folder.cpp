@@ -20,11 +20,11 @@ struct StoredTensor {
 
   int64_t rows() const {
     int64_t n = 0;
-    for (const NamedParameter* p : parameters) n += p->variable.shape()[0];
+    for (const NamedParameter* p : parameters) n += p->value.shape()[0];
     return n;
   }
   Shape shape() const {
-    Shape shape = parameters[0]->variable.shape();
+    Shape shape = parameters[0]->value.shape();
     shape[0] = rows();
     if (layout == TensorRule::Layout::kTransposed) std::swap(shape[0], shape[1]);
     return shape;
@@ -84,7 +84,7 @@ void load(const StoredTensor& stored, const SafetensorsFile& file, const std::st
     const Tensor all = file.read(name).transpose(0, 1).contiguous();
     int64_t first = 0;
     for (const NamedParameter* p : stored.parameters) {
-      Tensor value = p->variable.value();
+      Tensor value = p->value;
       value.copy_(all.narrow(0, first, value.dim(0)).contiguous());
       first += value.dim(0);
     }
@@ -92,7 +92,7 @@ void load(const StoredTensor& stored, const SafetensorsFile& file, const std::st
   }
   int64_t first = 0;
   for (const NamedParameter* p : stored.parameters) {
-    Tensor value = p->variable.value();
+    Tensor value = p->value;
     file.read_rows(name, first, value);
     first += value.dim(0);
   }
@@ -100,15 +100,15 @@ void load(const StoredTensor& stored, const SafetensorsFile& file, const std::st
 
 // On the host, unless it is one parameter as it is.
 Tensor assemble(const StoredTensor& stored) {
-  const Tensor first = stored.parameters[0]->variable.value();
+  const Tensor first = stored.parameters[0]->value;
   if (stored.parameters.size() == 1 && stored.layout == TensorRule::Layout::kSame) return first;
   Shape shape = first.shape();
   shape[0] = stored.rows();
   Tensor all = Tensor::empty(shape, first.dtype());
   int64_t row = 0;
   for (const NamedParameter* p : stored.parameters) {
-    Tensor part = all.narrow(0, row, p->variable.shape()[0]);
-    part.copy_(p->variable.value().to(Device{}));
+    Tensor part = all.narrow(0, row, p->value.shape()[0]);
+    part.copy_(p->value.to(Device{}));
     row += part.dim(0);
   }
   return stored.layout == TensorRule::Layout::kTransposed ? all.transpose(0, 1).contiguous() : all;

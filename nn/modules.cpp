@@ -36,10 +36,28 @@ kernels::DropoutSpec dropout_spec(double p, const Pass& pass, int layer, Dropout
   return spec;
 }
 
-Linear::Linear(const MakeParameter& make, const std::string& name, int64_t out, int64_t in,
-               double std, Bias has_bias)
-    : weight(make({name + ".weight", {out, in}, ParameterSpec::Use::kProduct, std})) {
-  if (has_bias == Bias::kYes) bias = make({name + ".bias", {out}, ParameterSpec::Use::kVector, 0});
+Linear::Linear(const MakeParameter& make, std::initializer_list<Part> parts, int64_t in, double std,
+               Bias has_bias) {
+  using Use = ParameterSpec::Use;
+  int64_t rows = 0, first = 0;
+  for (const Part& part : parts) rows += part.out;
+  for (const Part& part : parts) {
+    weight = make({.name = part.name + ".weight",
+                   .shape = {part.out, in},
+                   .use = Use::kProduct,
+                   .init = std,
+                   .leaf = weight,
+                   .first_row = first,
+                   .leaf_rows = rows});
+    if (has_bias == Bias::kYes)
+      bias = make({.name = part.name + ".bias",
+                   .shape = {part.out},
+                   .use = Use::kVector,
+                   .leaf = bias,
+                   .first_row = first,
+                   .leaf_rows = rows});
+    first += part.out;
+  }
 }
 
 Norm::Norm(const MakeParameter& make, const std::string& name, const ModelConfig& c)
@@ -48,14 +66,6 @@ Norm::Norm(const MakeParameter& make, const std::string& name, const ModelConfig
   weight_ = make({name + ".weight", {c.d_model}, ParameterSpec::Use::kVector, 1 - c.norm_offset});
   if (c.norm == NormType::kLayer && c.bias)
     bias_ = make({name + ".bias", {c.d_model}, ParameterSpec::Use::kVector, 0});
-}
-
-Norm Norm::rms(const MakeParameter& make, const std::string& name, const ModelConfig& c,
-               int64_t size) {
-  Norm norm;
-  norm.eps_ = c.norm_eps;
-  norm.weight_ = make({name + ".weight", {size}, ParameterSpec::Use::kVector, 1});
-  return norm;
 }
 
 Variable Norm::apply(std::span<const Variable> in) const {
@@ -93,60 +103,52 @@ SelfAttention::SelfAttention(const MakeParameter& make, const std::string& name,
       head_dim_(c.head_dim),
       window_(c.window_of(layer)),
       dropout_(c.dropout),
-      rotary_(c.is_rotary(layer)),
-      norm_each_head_(c.qk_norm) {
+      norm_eps_(c.norm_eps),
+      rotary_(c.is_rotary(layer)) {
   const int64_t q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
-  const auto bias = c.bias || c.qkv_bias ? Linear::Bias::kYes : Linear::Bias::kNo;
-  q_ = Linear(make, name + ".q_proj", q, c.d_model, c.init_std, bias);
-  k_ = Linear(make, name + ".k_proj", kv, c.d_model, c.init_std, bias);
-  v_ = Linear(make, name + ".v_proj", kv, c.d_model, c.init_std, bias);
-  o_ = Linear(make, name + ".o_proj", c.d_model, q, output_init_std(c),
+  qkv_ =
+      Linear(make, {{name + ".q_proj", q}, {name + ".k_proj", kv}, {name + ".v_proj", kv}},
+             c.d_model, c.init_std, c.bias || c.qkv_bias ? Linear::Bias::kYes : Linear::Bias::kNo);
+  o_ = Linear(make, {{name + ".o_proj", c.d_model}}, q, output_init_std(c),
               c.bias || c.o_bias ? Linear::Bias::kYes : Linear::Bias::kNo);
   if (c.qk_norm || c.qk_norm_whole) {
-    q_norm_ = Norm::rms(make, name + ".q_norm", c, c.qk_norm ? c.head_dim : q);
-    k_norm_ = Norm::rms(make, name + ".k_norm", c, c.qk_norm ? c.head_dim : kv);
+    const auto weight = [&](const char* norm, int64_t size) {
+      return make({name + norm, {size}, ParameterSpec::Use::kVector, 1});
+    };
+    q_norm_ = weight(".q_norm.weight", c.qk_norm ? c.head_dim : q);
+    k_norm_ = weight(".k_norm.weight", c.qk_norm ? c.head_dim : kv);
   }
-}
-
-// [T, count, D], normalised head by head, all heads of a token together, or not at all.
-Variable SelfAttention::heads(const Variable& x, const Linear& projection, const Norm& norm,
-                              int64_t count) const {
-  Variable y = projection(x);
-  if (norm.defined() && !norm_each_head_) y = norm(y);
-  y = reshape(y, {x.value().rows(), count, head_dim_});
-  return norm.defined() && norm_each_head_ ? norm(y) : y;
 }
 
 Variable SelfAttention::operator()(const Variable& x, const Pass& pass) const {
-  Variable q = heads(x, q_, q_norm_, num_heads_), k = heads(x, k_, k_norm_, num_kv_heads_);
-  const Variable v = heads(x, v_, {}, num_kv_heads_);
-  if (rotary_) {
-    q = rope(q, pass.positions, pass.rope_table);
-    k = rope(k, pass.positions, pass.rope_table);
-  }
-  kernels::AttentionDesc desc;
-  desc.window = window_;
-  desc.dropout = dropout_spec(dropout_, pass, layer_, DropoutSite::kAttention);
-  const Variable o = pass.attend(layer_, desc, q, k, v);
-  return o_(reshape(o, {x.value().rows(), num_heads_ * head_dim_}));
+  const int64_t tokens = x.value().rows();
+  AttendCall call{.layer = layer_, .num_kv_heads = num_kv_heads_};
+  call.desc.window = window_;
+  call.desc.dropout = dropout_spec(dropout_, pass, layer_, DropoutSite::kAttention);
+  if (rotary_) call.rope_table = pass.rope_table;
+  call.qkv = reshape(qkv_(x), {tokens, num_heads_ + 2 * num_kv_heads_, head_dim_});
+  if (q_norm_.defined()) call.qkv = qk_norm(call.qkv, {q_norm_, k_norm_}, num_kv_heads_, norm_eps_);
+  const Variable o = pass.attend(std::move(call));
+  return o_(reshape(o, {tokens, num_heads_ * head_dim_}));
 }
 
 void SelfAttention::append_to(Parameters& all) const {
-  append(all, {&q_, &k_, &v_, &o_});
-  for (const Norm* norm : {&q_norm_, &k_norm_}) norm->append_to(all);
+  append(all, {&qkv_, &o_});
+  for (const Variable* v : {&q_norm_, &k_norm_})
+    if (v->defined()) all.push_back(*v);
 }
 
 Mlp::Mlp(const MakeParameter& make, const std::string& name, const ModelConfig& c)
     : type_(c.mlp), recompute_(c.recompute) {
   const auto bias = c.bias || c.mlp_bias ? Linear::Bias::kYes : Linear::Bias::kNo;
-  if (is_gated(c.mlp))
-    gate_ = Linear(make, name + ".gate_proj", c.d_ff, c.d_model, c.init_std, bias);
-  up_ = Linear(make, name + ".up_proj", c.d_ff, c.d_model, c.init_std, bias);
-  down_ = Linear(make, name + ".down_proj", c.d_model, c.d_ff, output_init_std(c), bias);
+  const Linear::Part gate{name + ".gate_proj", c.d_ff}, up{name + ".up_proj", c.d_ff};
+  up_ = is_gated(c.mlp) ? Linear(make, {gate, up}, c.d_model, c.init_std, bias)
+                        : Linear(make, {up}, c.d_model, c.init_std, bias);
+  down_ = Linear(make, {{name + ".down_proj", c.d_model}}, c.d_ff, output_init_std(c), bias);
 }
 
 Variable Mlp::operator()(const Variable& x) const {
-  const Variable up = up_(x), gate = is_gated(type_) ? gate_(x) : Variable();
+  const Variable up = up_(x);
   const auto activation = [type = type_](std::span<const Variable> in) {
     switch (type) {
       case MlpType::kGelu:
@@ -154,19 +156,18 @@ Variable Mlp::operator()(const Variable& x) const {
       case MlpType::kGeluTanh:
         return gelu_tanh(in[0]);
       case MlpType::kGeGlu:
-        return geglu(in[1], in[0]);
+        return geglu(in[0]);
       case MlpType::kGeGluTanh:
-        return geglu_tanh(in[1], in[0]);
+        return geglu_tanh(in[0]);
       default:
-        return swiglu(in[1], in[0]);
+        return swiglu(in[0]);
     }
   };
-  const Variable inputs[] = {up, gate};
-  return down_(keep_or_recompute(recompute_, activation(inputs), activation, {up, gate}));
+  return down_(keep_or_recompute(recompute_, activation({&up, 1}), activation, {up}));
 }
 
 void Mlp::append_to(Parameters& all) const {
-  append(all, {&gate_, &up_, &down_});
+  append(all, {&up_, &down_});
 }
 
 }  // namespace cohort

@@ -24,12 +24,19 @@ struct ForwardOptions {
   int64_t step = 0;
 };
 
+// A layer's attention, from what its heads are to rotating and attending.
+struct AttendCall {
+  int layer = 0;
+  int64_t num_kv_heads = 0;
+  kernels::AttentionDesc desc;
+  Tensor rope_table;  // undefined: queries and keys are not rotated
+  Variable qkv;       // [T, H + 2 Hkv, D]: a token's queries, keys and values; may be overwritten
+};
+
 // What the blocks of one forward share.
 struct Pass {
-  // Queries [T, H, D], keys and values [T, Hkv, D] -> [T, H, D]: over the packed batch, or over the
-  // cache.
-  using Attend = std::function<Variable(int layer, const kernels::AttentionDesc& desc,
-                                        const Variable& q, const Variable& k, const Variable& v)>;
+  // -> [T, H, D]: over the packed batch, or over the cache.
+  using Attend = std::function<Variable(AttendCall call)>;
   Tensor tokens, positions, sequences;
   ForwardOptions options;
   Attend attend;
@@ -41,11 +48,17 @@ using Parameters = std::vector<Variable>;
 
 struct Linear {
   enum class Bias { kNo, kYes };
+  // One of the layers that share an input: weight [out, in], bias [out].
+  struct Part {
+    std::string name;
+    int64_t out = 0;
+  };
   Variable weight, bias;
 
   Linear() = default;
-  // A weight [out, in] that starts from N(0, std).
-  Linear(const MakeParameter& make, const std::string& name, int64_t out, int64_t in, double std,
+  // Weights start from N(0, std). Those of several parts are rows of one leaf, and so are the
+  // biases: one product gives the parts' outputs side by side.
+  Linear(const MakeParameter& make, std::initializer_list<Part> parts, int64_t in, double std,
          Bias has_bias);
   Variable operator()(const Variable& x) const { return linear(x, weight, bias); }
 };
@@ -55,11 +68,6 @@ class Norm {
  public:
   Norm() = default;
   Norm(const MakeParameter& make, const std::string& name, const ModelConfig& config);
-  // An RMSNorm over `size` elements, whatever config.norm is: of queries and keys.
-  static Norm rms(const MakeParameter& make, const std::string& name, const ModelConfig& config,
-                  int64_t size);
-
-  bool defined() const { return weight_.defined(); }
   Variable operator()(const Variable& x) const;
   // a + b, and its norm.
   AddNorm add(const Variable& a, const Variable& b) const;
@@ -85,16 +93,13 @@ class SelfAttention {
   void append_to(Parameters& all) const;
 
  private:
-  Variable heads(const Variable& x, const Linear& projection, const Norm& norm,
-                 int64_t count) const;
-
   int layer_ = 0;
   int64_t num_heads_ = 0, num_kv_heads_ = 0, head_dim_ = 0;
   int64_t window_ = 0;
-  double dropout_ = 0;
-  bool rotary_ = false, norm_each_head_ = false;
-  Linear q_, k_, v_, o_;
-  Norm q_norm_, k_norm_;  // undefined: none
+  double dropout_ = 0, norm_eps_ = 0;
+  bool rotary_ = false;
+  Linear qkv_, o_;
+  Variable q_norm_, k_norm_;  // undefined: none
 };
 
 class Mlp {
@@ -108,7 +113,7 @@ class Mlp {
  private:
   MlpType type_ = MlpType::kSwiGlu;
   Recompute recompute_ = Recompute::kNone;
-  Linear gate_, up_, down_;  // gate: of the gated types
+  Linear up_, down_;  // up: of the gated types gate and up
 };
 
 // The stream of one dropout of the model; layer 0 is the embedding, block i is i + 1.

@@ -1,33 +1,49 @@
 #include "nn/transformer.h"
 
+#include <algorithm>
+
 #include "core/parallel.h"
 #include "core/rng.h"
 #include "kernels/rope.h"
 
 namespace cohort {
 
+namespace {
+
+// N(0, std), the same values on every device: f64 on the CPU.
+Tensor normal_values(const Shape& shape, double std, uint64_t seed, uint64_t stream) {
+  Tensor value = Tensor::empty(shape, DType::kF64);
+  double* p = value.data<double>();
+  parallel_for(value.numel(), 4096, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i += 2) {
+      const auto pair = normal_pair(seed, stream, static_cast<uint64_t>(i / 2));
+      p[i] = std * pair[0];
+      if (i + 1 < end) p[i + 1] = std * pair[1];
+    }
+  });
+  return value;
+}
+
+}  // namespace
+
 Variable Transformer::make_parameter(const ParameterSpec& spec, std::optional<uint64_t> seed) {
-  const bool vector = spec.use == ParameterSpec::Use::kVector;
-  Tensor value;
-  if (vector) {
-    value = Tensor::full(spec.shape, spec.init, dtype_);
-  } else if (!seed) {
-    value = Tensor::empty(spec.shape, dtype_, device_);
-  } else {
-    const uint64_t stream = rng_stream(kInitPurpose, parameters_.size());
-    value = Tensor::empty(spec.shape, DType::kF64);
-    double* p = value.data<double>();
-    parallel_for(value.numel(), 4096, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; i += 2) {
-        const auto pair = normal_pair(*seed, stream, static_cast<uint64_t>(i / 2));
-        p[i] = spec.init * pair[0];
-        if (i + 1 < end) p[i + 1] = spec.init * pair[1];
-      }
-    });
+  Variable leaf = spec.leaf;
+  if (spec.first_row == 0) {
+    Shape shape = spec.shape;
+    shape[0] = std::max(shape[0], spec.leaf_rows);
+    leaf =
+        leaves_.emplace_back(Variable::parameter(Tensor::empty(shape, dtype_, device_), spec.name));
   }
-  const Variable v = Variable::parameter(value.to(dtype_).to(device_), spec.name);
-  parameters_.push_back({spec.name, v, !vector});
-  return v;
+  Tensor value = leaf.value().narrow(0, spec.first_row, spec.shape[0]);
+  const bool vector = spec.use == ParameterSpec::Use::kVector;
+  if (vector)
+    value.fill_(spec.init);
+  else if (seed)
+    value.copy_(
+        normal_values(spec.shape, spec.init, *seed, rng_stream(kInitPurpose, parameters_.size()))
+            .to(dtype_));
+  parameters_.push_back({spec.name, value, leaf, spec.first_row, !vector});
+  return leaf;
 }
 
 Transformer::Transformer(const ModelConfig& config, DType dtype, std::optional<uint64_t> seed,
@@ -102,10 +118,12 @@ PackedBatch Transformer::place(const PackedBatch& batch) const {
 }
 
 Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& options) const {
-  const auto attend = [cu_seqlens = batch.cu_seqlens](int, const kernels::AttentionDesc& desc,
-                                                      const Variable& q, const Variable& k,
-                                                      const Variable& v) {
-    return attention(q, k, v, cu_seqlens, desc);
+  const auto attend = [cu_seqlens = batch.cu_seqlens,
+                       positions = batch.positions](AttendCall call) {
+    Variable& qkv = call.qkv;
+    if (call.rope_table.defined())
+      qkv = rope(std::move(qkv), positions, call.rope_table, call.num_kv_heads);
+    return attention(qkv, call.num_kv_heads, cu_seqlens, call.desc);
   };
   return run({batch.tokens, batch.positions, batch.sequences, options, attend, rope_table_});
 }
@@ -113,21 +131,22 @@ Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& op
 Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences,
                                    const Tensor& positions, KVCache& cache) const {
   NoGradGuard no_grad;
-  const auto attend = [&](int layer, const kernels::AttentionDesc& desc, const Variable& q,
-                          const Variable& k, const Variable& v) {
-    kernels::PagedKV& pages = cache.layer(layer);
-    kernels::paged_kv_write({.cache = pages,
-                             .k = k.value(),
-                             .v = v.value(),
-                             .sequences = sequences,
-                             .positions = positions});
-    Tensor o = Tensor::empty_like(q.value());
+  const auto attend = [&](AttendCall call) {
+    kernels::PagedKV& pages = cache.layer(call.layer);
+    Tensor& qkv = call.qkv.value();
+    kernels::rope_kv_write({.cache = pages,
+                            .qkv = qkv,
+                            .sequences = sequences,
+                            .positions = positions,
+                            .table = call.rope_table});
+    const Tensor q = qkv.narrow(1, 0, qkv.dim(1) - 2 * call.num_kv_heads);
+    Tensor o = Tensor::empty(q.shape(), q.dtype(), q.device());
     kernels::attention_paged({.o = o,
-                              .q = q.value(),
+                              .q = q,
                               .cache = pages,
                               .sequences = sequences,
                               .positions = positions,
-                              .desc = desc});
+                              .desc = call.desc});
     return Variable(o);
   };
   return run({tokens, positions, {}, {}, attend, rope_table_}).value();
@@ -142,31 +161,55 @@ Variable Transformer::run(const Pass& pass) const {
   if (config_.embedding_scale != 1) x = scale(x, config_.embedding_scale);
   if (position_embedding_.defined()) x = add(x, embedding(position_embedding_, pass.positions));
   x = drop(x, pass, -1, DropoutSite::kEmbedding);
-  for (int i = 0; i < static_cast<int>(blocks_.size()); ++i) {
-    if (config_.recompute == Recompute::kBlock && grad_enabled()) {
-      // The closure outlives this call: it needs its own pass, and an attend that refers to nothing
-      // on this stack.
-      x = checkpoint(
-          [this, i, pass](std::span<const Variable> in) { return block(i, in[0], pass); }, {&x, 1},
-          blocks_[static_cast<size_t>(i)].parameters());
-    } else {
-      x = block(i, x, pass);
-    }
+  const auto num_blocks = static_cast<int>(blocks_.size());
+  if (config_.recompute == Recompute::kBlock && grad_enabled()) {
+    for (int i = 0; i < num_blocks; ++i) x = recomputed_block(i, x, pass);
+    return final_norm_(x);
   }
-  return final_norm_(x);
+  Variable normed = first_norm(0, x);
+  for (int i = 0; i < num_blocks; ++i) {
+    const Sum end = block(i, x, normed, pass);
+    const bool last = i + 1 == num_blocks;
+    if (!last && config_.norm_after) {
+      x = add(end.x, end.branch);
+      continue;
+    }
+    // The sum and the norm that comes next, the following block's or the model's, are one kernel.
+    const Norm& next = last ? final_norm_ : blocks_[static_cast<size_t>(i) + 1].attention_norm;
+    const AddNorm y = next.add(end.x, end.branch);
+    x = y.sum;
+    normed = y.normed;
+  }
+  return normed;
 }
 
-Variable Transformer::block(int index, const Variable& x, const Pass& pass) const {
+Variable Transformer::first_norm(int index, const Variable& x) const {
+  return config_.norm_after ? Variable() : blocks_[static_cast<size_t>(index)].attention_norm(x);
+}
+
+Transformer::Sum Transformer::block(int index, const Variable& x, const Variable& normed,
+                                    const Pass& pass) const {
   const Block& b = blocks_[static_cast<size_t>(index)];
   if (config_.norm_after) {
     const Variable y = add(
         x, drop(b.attention_norm(b.attention(x, pass)), pass, index, DropoutSite::kAttentionOut));
-    return add(y, drop(b.mlp_norm(b.mlp(y)), pass, index, DropoutSite::kMlpOut));
+    return {y, drop(b.mlp_norm(b.mlp(y)), pass, index, DropoutSite::kMlpOut)};
   }
   const Variable attended =
-      drop(b.attention(b.attention_norm(x), pass), pass, index, DropoutSite::kAttentionOut);
+      drop(b.attention(normed, pass), pass, index, DropoutSite::kAttentionOut);
   const AddNorm y = b.mlp_norm.add(x, attended);
-  return add(y.sum, drop(b.mlp(y.normed), pass, index, DropoutSite::kMlpOut));
+  return {y.sum, drop(b.mlp(y.normed), pass, index, DropoutSite::kMlpOut)};
+}
+
+Variable Transformer::recomputed_block(int index, const Variable& x, const Pass& pass) const {
+  // The closure outlives this call: it needs its own pass, and an attend that refers to nothing on
+  // this stack.
+  return checkpoint(
+      [this, index, pass](std::span<const Variable> in) {
+        const Sum end = block(index, in[0], first_norm(index, in[0]), pass);
+        return add(end.x, end.branch);
+      },
+      {&x, 1}, blocks_[static_cast<size_t>(index)].parameters());
 }
 
 Parameters Transformer::Block::parameters() const {
@@ -181,7 +224,7 @@ Parameters Transformer::Block::parameters() const {
 void Transformer::copy_from(const Transformer& source) {
   COHORT_CHECK(parameters_.size() == source.parameters_.size(), "[copy_from] models differ");
   for (size_t i = 0; i < parameters_.size(); ++i)
-    parameters_[i].variable.value().copy_(source.parameters_[i].variable.value());
+    parameters_[i].value.copy_(source.parameters_[i].value);
 }
 
 }  // namespace cohort

@@ -50,6 +50,8 @@ class Transformer {
   // The head's matrix [vocab, d_model] (the embedding table when tied).
   const Variable& head() const { return head_; }
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
+  // The tensors that hold them, each whole: some parameters are rows of one (nn/parameter.h).
+  const std::vector<Variable>& leaves() const { return leaves_; }
   const ModelConfig& config() const { return config_; }
   DType dtype() const { return dtype_; }
   Device device() const { return device_; }
@@ -68,7 +70,15 @@ class Transformer {
   void build(const MakeParameter& make);
   Variable make_parameter(const ParameterSpec& spec, std::optional<uint64_t> seed);
   Variable run(const Pass& pass) const;
-  Variable block(int index, const Variable& x, const Pass& pass) const;
+  // The residual stream after a block, as the summands of its last step.
+  struct Sum {
+    Variable x, branch;
+  };
+  // x: the residual stream. normed: first_norm() of it.
+  Sum block(int index, const Variable& x, const Variable& normed, const Pass& pass) const;
+  // What a block's first norm makes of the residual stream; undefined where norms come after.
+  Variable first_norm(int index, const Variable& x) const;
+  Variable recomputed_block(int index, const Variable& x, const Pass& pass) const;
   // What a sub-layer adds, after dropout.
   Variable drop(const Variable& x, const Pass& pass, int index, DropoutSite site) const;
 
@@ -83,6 +93,7 @@ class Transformer {
   Norm final_norm_;
   std::vector<Block> blocks_;
   std::vector<NamedParameter> parameters_;
+  std::vector<Variable> leaves_;
   Tensor rope_table_;
 };
 

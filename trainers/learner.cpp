@@ -6,13 +6,13 @@
 namespace cohort {
 namespace {
 
-// Where the gradient of each parameter ends in one tensor of all.
+// Where the gradient of each leaf ends in one tensor of all.
 std::vector<int64_t> gradient_ends(const Transformer& model) {
   constexpr int64_t kUnit = 64;  // elements: parts start where wide accesses may
   std::vector<int64_t> ends;
   int64_t end = 0;
-  for (const NamedParameter& p : model.parameters())
-    ends.push_back(end += (p.variable.value().numel() + kUnit - 1) / kUnit * kUnit);
+  for (const Variable& leaf : model.leaves())
+    ends.push_back(end += (leaf.value().numel() + kUnit - 1) / kUnit * kUnit);
   return ends;
 }
 
@@ -21,10 +21,9 @@ Tensor flat_gradients(const Transformer& model) {
   const std::vector<int64_t> ends = gradient_ends(model);
   Tensor flat = Tensor::zeros({ends.back()}, accumulate_dtype(model.dtype()), model.device());
   for (size_t i = 0; i < ends.size(); ++i) {
-    const Variable& parameter = model.parameters()[i].variable;
-    const Shape& shape = parameter.shape();
-    parameter.set_grad_storage(
-        flat.narrow(0, i == 0 ? 0 : ends[i - 1], shape.numel()).reshape(shape));
+    const Variable& leaf = model.leaves()[i];
+    const Shape& shape = leaf.shape();
+    leaf.set_grad_storage(flat.narrow(0, i == 0 ? 0 : ends[i - 1], shape.numel()).reshape(shape));
   }
   return flat;
 }
@@ -45,9 +44,9 @@ Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& conf
       health_(Tensor::zeros({2}, DType::kF64, model_->device())),
       optimizer_(model_->parameters(), config),
       reducer_(comm, gradients_, gradient_ends(*model_)) {
-  const auto& parameters = model_->parameters();
-  for (size_t i = 0; i < parameters.size(); ++i)
-    parameters[i].variable.on_gradient([this, i] {
+  const std::vector<Variable>& leaves = model_->leaves();
+  for (size_t i = 0; i < leaves.size(); ++i)
+    leaves[i].on_gradient([this, i] {
       if (last_micro_batch_) reducer_.mark_ready(static_cast<int64_t>(i));
     });
 }
@@ -107,7 +106,7 @@ void Learner::check_losses(double total, const std::vector<double>& losses) cons
 void Learner::check_gradients(double norm) const {
   if (std::isfinite(norm)) return;
   for (const NamedParameter& p : model_->parameters())
-    for (const double g : p.variable.grad().to_vector<double>())
+    for (const double g : p.grad().to_vector<double>())
       if (!std::isfinite(g))
         throw NonFiniteError(
             str("the gradient of ", p.name, " has a value of ", g,

@@ -9,8 +9,8 @@ namespace cohort {
 AdamW::AdamW(const std::vector<NamedParameter>& parameters, const OptimizerConfig& config)
     : config_(config) {
   for (const NamedParameter& p : parameters) {
-    const Tensor& value = p.variable.value();
-    const Tensor& grad = p.variable.grad();
+    const Tensor& value = p.value;
+    const Tensor& grad = p.grad();
     names_.push_back(p.name);
     tensors_.push_back({.param = value,
                         .grad = grad,
@@ -73,7 +73,7 @@ double scheduled_learning_rate(const OptimizerConfig& c, int64_t step, int64_t s
 
 void global_grad_norm(Tensor& norm, const std::vector<NamedParameter>& parameters) {
   std::vector<Tensor> gradients;
-  for (const NamedParameter& p : parameters) gradients.push_back(p.variable.grad());
+  for (const NamedParameter& p : parameters) gradients.push_back(p.grad());
   kernels::grad_norm(norm, gradients);
 }
 

@@ -123,7 +123,7 @@ void Stage::check_equal_starts() {
   if (comm_.size() == 1) return;
   const auto weights = [](const Transformer& model) {
     NamedTensors out;
-    for (const NamedParameter& p : model.parameters()) out.emplace_back(p.name, p.variable.value());
+    for (const NamedParameter& p : model.parameters()) out.emplace_back(p.name, p.value);
     return checksum_of(out);
   };
   std::string data = data_.fingerprint;

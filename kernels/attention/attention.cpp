@@ -1,5 +1,7 @@
 #include "kernels/attention/attention.h"
 
+#include <array>
+
 #include "core/with_cuda.h"
 #include "kernels/attention/sizes.h"
 
@@ -29,6 +31,16 @@ void check_dropout(const DropoutSpec& dropout, int64_t tokens, Device device, co
   check_tensor(dropout.positions, {tokens}, DType::kI32, op, "dropout.positions", device);
 }
 
+// Keys and values, or their gradients.
+void check_keys(const Tensor& k, const Tensor& v, const Shape& shape, DType dtype, const char* op,
+                std::array<const char*, 2> names, Device device) {
+  check_rows(k, shape, dtype, op, names[0], device);
+  check_rows(v, shape, dtype, op, names[1], device);
+  COHORT_CHECK(k.strides()[0] == v.strides()[0], "[", op, "] expected tokens of ", names[0],
+               " and ", names[1], " equally far apart, got ", k.strides()[0], " and ",
+               v.strides()[0], " elements");
+}
+
 // What both calls on packed sequences take.
 template <class Args>
 PackedSizes check_packed(const Args& args, const char* op) {
@@ -42,9 +54,8 @@ PackedSizes check_packed(const Args& args, const char* op) {
                " and ", sizes.kv_heads);
   const Device device = q.device();
   const Shape keys = {sizes.tokens, sizes.kv_heads, sizes.head_dim};
-  check_tensor(q, q.shape(), q.dtype(), op, "q", device);
-  check_tensor(k, keys, q.dtype(), op, "k", device);
-  check_tensor(args.v, keys, q.dtype(), op, "v", device);
+  check_rows(q, q.shape(), q.dtype(), op, "q", device);
+  check_keys(k, args.v, keys, q.dtype(), op, {"k", "v"}, device);
   check_tensor(args.o, q.shape(), q.dtype(), op, "o", device);
   check_tensor(args.lse, {sizes.heads, sizes.tokens}, accumulate_dtype(q.dtype()), op, "lse",
                device);
@@ -86,25 +97,31 @@ void attention_backward(const AttentionBackward& args) {
   check_packed(args, kOp);
   const Tensor &q = args.q, &k = args.k;
   const Device device = q.device();
-  check_tensor(args.dq.tensor, q.shape(), q.dtype(), kOp, "dq", device);
-  check_tensor(args.dk.tensor, k.shape(), q.dtype(), kOp, "dk", device);
-  check_tensor(args.dv.tensor, k.shape(), q.dtype(), kOp, "dv", device);
+  check_rows(args.dq.tensor, q.shape(), q.dtype(), kOp, "dq", device);
+  check_keys(args.dk.tensor, args.dv.tensor, k.shape(), q.dtype(), kOp, {"dk", "dv"}, device);
   check_tensor(args.dout, q.shape(), q.dtype(), kOp, "dout", device);
   on_device<cpu::attention_backward, cuda::attention_backward>(device, args);
 }
 
-void paged_kv_write(const PagedKvWrite& args) {
-  constexpr const char* kOp = "paged_kv_write";
+void rope_kv_write(const RopeKvWrite& args) {
+  constexpr const char* kOp = "rope_kv_write";
   const CacheSizes sizes = check_cache(args.cache, kOp);
-  const int64_t tokens = args.sequences.numel();
-  const Shape keys = {tokens, sizes.kv_heads, sizes.head_dim};
+  const Tensor &qkv = args.qkv, &table = args.table;
+  const int64_t tokens = args.sequences.numel(), dim = sizes.head_dim;
+  COHORT_CHECK(qkv.rank() == 3 && qkv.dim(1) > 2 * sizes.kv_heads, "[", kOp,
+               "] expected qkv [T, H + 2 Hkv, D] with ", sizes.kv_heads, " key heads, got ",
+               qkv.str());
   const DType dtype = args.cache.k.dtype();
   const Device device = args.cache.k.device();
-  check_tensor(args.k, keys, dtype, kOp, "k", device);
-  check_tensor(args.v, keys, dtype, kOp, "v", device);
+  check_tensor(qkv, {tokens, qkv.dim(1), dim}, dtype, kOp, "qkv", device);
   check_tensor(args.sequences, {tokens}, DType::kI32, kOp, "sequences", device);
   check_tensor(args.positions, {tokens}, DType::kI32, kOp, "positions", device);
-  on_device<cpu::paged_kv_write, cuda::paged_kv_write>(device, args);
+  if (table.defined()) {
+    COHORT_CHECK(dim % 2 == 0 && table.rank() == 2, "[", kOp,
+                 "] expected an even head size and a table, got ", qkv.str(), " and ", table.str());
+    check_tensor(table, {table.dim(0), dim}, accumulate_dtype(dtype), kOp, "table", device);
+  }
+  on_device<cpu::rope_kv_write, cuda::rope_kv_write>(device, args);
 }
 
 void attention_paged(const AttentionPaged& args) {
@@ -117,7 +134,7 @@ void attention_paged(const AttentionPaged& args) {
                "] expected q [T, H, D] with H a multiple of ", sizes.kv_heads, ", got ", q.str());
   const int64_t tokens = q.dim(0);
   const Device device = args.cache.k.device();
-  check_tensor(q, {tokens, q.dim(1), sizes.head_dim}, args.cache.k.dtype(), kOp, "q", device);
+  check_rows(q, {tokens, q.dim(1), sizes.head_dim}, args.cache.k.dtype(), kOp, "q", device);
   check_tensor(args.o, q.shape(), q.dtype(), kOp, "o", device);
   check_tensor(args.sequences, {tokens}, DType::kI32, kOp, "sequences", device);
   check_tensor(args.positions, {tokens}, DType::kI32, kOp, "positions", device);

@@ -45,6 +45,9 @@ inline int64_t attention_tile(int64_t head_dim) {
   return head_dim > 128 ? 64 : 128;
 }
 
+// Queries, keys and values, and their gradients, may be heads of wider tensors, such as [T, H + 2
+// Hkv, D]: the tokens of each lie any distance apart, one for keys and values.
+//
 // Sequence s is tokens [cu_seqlens[s], cu_seqlens[s + 1]) of the packed tensors; empty ones are
 // allowed. H is a multiple of Hkv (grouped-query attention). Any D >= 1 (up to kMaxCudaHeadDim on
 // CUDA). Query i sees keys j <= i of its own sequence (causal; with a window only those with j > i
@@ -80,25 +83,31 @@ struct PagedKV {
   Tensor k, v, block_table;
 };
 
-// Writes new tokens' keys and values. Throws before writing if a token's block is missing from the
-// table; CUDA skips such a token.
-struct PagedKvWrite {
+// What lies between the product that makes queries, keys and values and attention_paged(): rotates
+// new tokens' queries where they are, and writes their rotated keys and their values to the cache.
+// The bits are those of rope() and of copies. A token is idle if its sequence or its position is
+// negative: nothing is written for it. Throws before writing if a token's block is missing from the
+// block table, or its position from the rotary table; CUDA writes no keys for the former, and NaN
+// for the latter.
+struct RopeKvWrite {
   PagedKV& cache;
-  const Tensor &k, &v;      // [T, Hkv, D]
+  Tensor& qkv;              // [T, H + 2 Hkv, D]: a token's queries, keys and values
   const Tensor& sequences;  // [T] i32, rows of the block table
   const Tensor& positions;  // [T] i32
+  const Tensor& table;      // of rope_table(), [rows, D]; undefined: nothing is rotated
 };
-void paged_kv_write(const PagedKvWrite& args);
+void rope_kv_write(const RopeKvWrite& args);
 
 // Prefill and decode in one: query token t of sequence sequences[t] at positions[t] attends to
 // cached keys 0..positions[t], or the window's last of them. Bits equal attention_forward's
 // (causal, no dropout; any other desc throws) for the same row. Tokens of a sequence that stand
-// together share the work of reading its keys. On CUDA, where nothing is checked, a token whose
-// sequence is not in the table gets zeros, a position outside the table counts as its first or last
-// one, and keys without a block count as zeros.
+// together share the work of reading its keys. An idle token, whose sequence or position is
+// negative, gets zeros. On CUDA, where nothing is checked, so does a token whose sequence is not in
+// the table, a position beyond the table counts as its last one, and keys without a block count as
+// zeros.
 struct AttentionPaged {
   Tensor& o;        // [T, H, D]
-  const Tensor& q;  // [T, H, D]
+  const Tensor& q;  // [T, H, D], the tokens any distance apart
   const PagedKV& cache;
   const Tensor &sequences, &positions;  // [T] i32
   AttentionDesc desc = {};
@@ -108,14 +117,14 @@ void attention_paged(const AttentionPaged& args);
 namespace cpu {
 void attention_forward(const AttentionForward& args);
 void attention_backward(const AttentionBackward& args);
-void paged_kv_write(const PagedKvWrite& args);
+void rope_kv_write(const RopeKvWrite& args);
 void attention_paged(const AttentionPaged& args);
 }  // namespace cpu
 
 namespace cuda {
 void attention_forward(const AttentionForward& args);
 void attention_backward(const AttentionBackward& args);
-void paged_kv_write(const PagedKvWrite& args);
+void rope_kv_write(const RopeKvWrite& args);
 void attention_paged(const AttentionPaged& args);
 }  // namespace cuda
 

@@ -72,6 +72,42 @@ void binary_backward(const BinaryBackward& args, const char* op) {
   });
 }
 
+// Rows of F elements, whose two inputs, and their gradients, lie in rows of 2 F.
+template <class Op>
+void gated_forward(const GatedForward& args, const char* op) {
+  const int64_t half = args.y.cols();
+  dispatch_float(args.x.dtype(), op, [&]<class T>() {
+    const T* in = args.x.data<T>();
+    T* out = args.y.data<T>();
+    parallel_for(args.y.rows(), row_grain(half), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const T *gate = in + r * 2 * half, *up = gate + half;
+        write_range(out + r * half, 0, half, Grad::kOverwrite,
+                    [=](int64_t i) { return Op::forward(gate[i], up[i]); });
+      }
+    });
+  });
+}
+
+template <class Op>
+void gated_backward(const GatedBackward& args, const char* op) {
+  const int64_t half = args.dy.cols();
+  dispatch_float(args.x.dtype(), op, [&]<class T>() {
+    const T *in = args.x.data<T>(), *dy = args.dy.data<T>();
+    T* out = args.dx.tensor.data<T>();
+    parallel_for(args.dy.rows(), row_grain(half), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const T *gate = in + r * 2 * half, *up = gate + half, *grad = dy + r * half;
+        T *dgate = out + r * 2 * half, *dup = dgate + half;
+        write_range(dgate, 0, half, args.dx.mode,
+                    [=](int64_t i) { return grad[i] * Op::da(gate[i], up[i]); });
+        write_range(dup, 0, half, args.dx.mode,
+                    [=](int64_t i) { return grad[i] * Op::db(gate[i], up[i]); });
+      }
+    });
+  });
+}
+
 // y (+)= factor x
 template <class T>
 void scale_values(Tensor& y, const Tensor& x, T factor, Grad mode) {
@@ -100,6 +136,16 @@ COHORT_UNARY_OPS(COHORT_DEFINE_UNARY)
   }
 COHORT_BINARY_OPS(COHORT_DEFINE_BINARY)
 #undef COHORT_DEFINE_BINARY
+
+#define COHORT_DEFINE_GATED(Op, name)               \
+  void name##_forward(const GatedForward& args) {   \
+    gated_forward<Op>(args, #name);                 \
+  }                                                 \
+  void name##_backward(const GatedBackward& args) { \
+    gated_backward<Op>(args, #name "_backward");    \
+  }
+COHORT_GATED_OPS(COHORT_DEFINE_GATED)
+#undef COHORT_DEFINE_GATED
 
 void scale(const Scale& args) {
   dispatch_float(args.x.dtype(), "scale", [&]<class T>() {

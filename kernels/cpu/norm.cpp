@@ -58,9 +58,10 @@ void forward(const Args& args, Tensor* mean, const Tensor* bias) {
     T *py = args.y.template data<T>(), *prstd = args.rstd.template data<T>();
     T* pmean = mean != nullptr ? mean->data<T>() : nullptr;
     const T offset = weight_offset_of<T, kLayer>(args);
+    const RowStarts x_rows(args.x), y_rows(args.y);
     for_rows(rows, cols, [&](int64_t r) {
-      const T* in = px + r * cols;
-      T* out = py + r * cols;
+      const T* in = px + x_rows(r);
+      T* out = py + y_rows(r);
       const T m = mean_of<kLayer>(in, cols);
       const T squares = lane_sum<T>(cols, [&](int64_t c) { return (in[c] - m) * (in[c] - m); });
       const T s = T(1) / std::sqrt(squares / static_cast<T>(cols) + static_cast<T>(args.eps));
@@ -85,11 +86,13 @@ void backward(const Args& args, const Tensor* mean) {
             *weight = args.w.template data<T>(), *prstd = args.rstd.template data<T>();
     const T* pmean = mean != nullptr ? mean->data<T>() : nullptr;
     const T offset = weight_offset_of<T, kLayer>(args);
+    const RowStarts x_rows(args.x), dy_rows(args.dy);
     const auto mean_of_row = [=](int64_t r) { return kLayer ? pmean[r] : T(0); };
     if (args.dx.wanted()) {
       T* pdx = args.dx.tensor.template data<T>();
+      const RowStarts dx_rows(args.dx.tensor);
       for_rows(rows, cols, [&](int64_t r) {
-        const T *in = px + r * cols, *grad = pdy + r * cols;
+        const T *in = px + x_rows(r), *grad = pdy + dy_rows(r);
         const T m = mean_of_row(r), s = prstd[r], n = static_cast<T>(cols);
         T mean_g = 0;  // of dy w
         if constexpr (kLayer)
@@ -97,7 +100,7 @@ void backward(const Args& args, const Tensor* mean) {
         const T dot = lane_sum<T>(
             cols, [&](int64_t c) { return grad[c] * (weight[c] + offset) * (in[c] - m); });
         const T along = dot * s * s / n;
-        write_row(pdx + r * cols, cols, args.dx.mode, [=](int64_t c) {
+        write_row(pdx + dx_rows(r), cols, args.dx.mode, [=](int64_t c) {
           return s * (grad[c] * (weight[c] + offset) - mean_g - (in[c] - m) * along);
         });
       });
@@ -106,7 +109,7 @@ void backward(const Args& args, const Tensor* mean) {
       column_sum(args.dw.tensor.template data<T>(), rows, cols, args.dw.mode,
                  [&](int64_t begin, int64_t end, T* partial) {
                    for (int64_t r = begin; r < end; ++r) {
-                     const T *in = px + r * cols, *grad = pdy + r * cols;
+                     const T *in = px + x_rows(r), *grad = pdy + dy_rows(r);
                      const T m = mean_of_row(r), s = prstd[r];
                      COHORT_VECTORIZE
                      for (int64_t c = 0; c < cols; ++c) partial[c] += grad[c] * ((in[c] - m) * s);

@@ -1,38 +1,16 @@
-// Rotary embedding from a table on the CPU. The rotation uses separate products and sums (no fma),
-// each rounded once, so that every implementation of the formula gives the same bits.
+// Rotary embedding from a table on the CPU.
 #include "kernels/rope.h"
+
+#include <algorithm>
+
 #include "core/parallel.h"
 #include "kernels/cpu/reduce.h"
-#include "kernels/vector_math.h"
+#include "kernels/cpu/rotate.h"
 
 namespace cohort::kernels::cpu {
-namespace {
-
-// One head: y (+)= x rotated by the angles with these cosines and sines, sin times `sign`.
-template <class T>
-void rotate(T* y, const T* x, const T* cos, const T* sin, T sign, int64_t half, Grad mode) {
-  if (mode == Grad::kOverwrite) {
-    COHORT_VECTORIZE
-    for (int64_t i = 0; i < half; ++i) {
-      const T a = x[i], b = x[i + half], s = sign * sin[i];
-      y[i] = a * cos[i] - b * s;
-      y[i + half] = b * cos[i] + a * s;
-    }
-  } else {
-    COHORT_VECTORIZE
-    for (int64_t i = 0; i < half; ++i) {
-      const T a = x[i], b = x[i + half], s = sign * sin[i];
-      y[i] += a * cos[i] - b * s;
-      y[i + half] += b * cos[i] + a * s;
-    }
-  }
-}
-
-}  // namespace
-
 void rope(const Rope& args) {
   const int64_t tokens = args.x.dim(0), heads = args.x.dim(1), dim = args.x.dim(2);
-  const int64_t rows = args.table.dim(0);
+  const int64_t rows = args.table.dim(0), rotated = heads - args.plain_heads;
   dispatch_float(args.x.dtype(), "rope", [&]<class T>() {
     const int32_t* position = args.positions.data<int32_t>();
     for (int64_t t = 0; t < tokens; ++t)
@@ -44,10 +22,14 @@ void rope(const Rope& args) {
     parallel_for(tokens, row_grain(heads * dim), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const T* cos = angles + position[t] * dim;
-        for (int64_t h = 0; h < heads; ++h) {
-          const int64_t at = (t * heads + h) * dim;
-          rotate(out + at, in + at, cos, cos + dim / 2, sign, dim / 2, args.mode);
-        }
+        const T* x = in + t * heads * dim;
+        T* y = out + t * heads * dim;
+        for (int64_t h = 0; h < rotated; ++h, x += dim, y += dim)
+          rotate(y, x, cos, cos + dim / 2, sign, dim / 2, args.mode);
+        if (args.mode == Grad::kAccumulate)
+          for (int64_t i = 0; i < args.plain_heads * dim; ++i) y[i] += x[i];
+        else if (y != x)
+          std::copy_n(x, args.plain_heads * dim, y);
       }
     });
   });

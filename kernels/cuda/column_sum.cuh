@@ -35,13 +35,18 @@ struct ColumnOutputs {
 // Reads the N elements of a tensor that a thread adds for one row.
 template <class T, bool kVectorized>
 struct ColumnLoad {
-  int64_t offset;
-  int live;
+  int64_t start;  // of the row
+  int column, live;
+  // From a contiguous tensor.
   __device__ __forceinline__ Raw<T, kPackSize<T>> operator()(const T* p) const {
+    return row(p + start);
+  }
+  // From a row anywhere.
+  __device__ __forceinline__ Raw<T, kPackSize<T>> row(const T* p) const {
     if constexpr (kVectorized)
-      return load_raw<kPackSize<T>>(p + offset);
+      return load_raw<kPackSize<T>>(p + column);
     else
-      return load_some<kPackSize<T>>(p + offset, live);
+      return load_some<kPackSize<T>>(p + column, live);
   }
 };
 
@@ -61,7 +66,7 @@ __device__ __forceinline__ void add_rows(const Term& term, const ColumnLayout& l
 #pragma unroll 4
   for (int k = 0; k < count; ++k) {
     const int64_t row = first + k * down;
-    term.add(row, ColumnLoad<T, kVectorized>{row * layout.cols + c, layout.cols - c}, sum);
+    term.add(row, ColumnLoad<T, kVectorized>{row * layout.cols, c, layout.cols - c}, sum);
   }
 }
 

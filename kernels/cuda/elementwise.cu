@@ -18,6 +18,7 @@ struct Loop {
   Out* out[kOut];
   bool accumulate[kOut];
   Fn fn;
+  uint32_t half = 0;  // of the rows of gated ops
 
   // What a thread has in registers of one pack: N elements of each input, and of each output's old
   // values where the op adds to them.
@@ -26,15 +27,25 @@ struct Loop {
     Raw<In, N> in[kIn];
     Raw<Out, N> old[kOut];
   };
+  // Where element i lies in tensor k: as it is, or in a half of each row of 2 `half` elements, for
+  // those tensors that have a bit in kWide. A pack lies in one row.
+  template <unsigned kWide>
+  __device__ __forceinline__ int64_t at(int k, int64_t i) const {
+    if ((kWide >> k & 1) == 0) return i;
+    // A division of 32 bits where that is enough, as it nearly always is: 64 take several times as
+    // long.
+    const int64_t row = i <= 0xffffffffll ? static_cast<uint32_t>(i) / half : i / half;
+    return i + row * half;
+  }
   // Only loads, so that a caller can put those of several packs before any arithmetic.
   template <int N>
   __device__ __forceinline__ void load(int64_t i, Values<N>& values) const {
 #pragma unroll
-    for (int k = 0; k < kIn; ++k) values.in[k] = load_raw<N>(in[k] + i);
+    for (int k = 0; k < kIn; ++k) values.in[k] = load_raw<N>(in[k] + at<Fn::kWideIn>(k, i));
     if constexpr (Fn::kAccumulates) {
 #pragma unroll
       for (int k = 0; k < kOut; ++k)
-        if (accumulate[k]) values.old[k] = load_raw<N>(out[k] + i);
+        if (accumulate[k]) values.old[k] = load_raw<N>(out[k] + at<Fn::kWideOut>(k, i));
     }
   }
   // The formula on f32 values of each of the N positions, then a vectorized store per output. A
@@ -59,7 +70,7 @@ struct Loop {
 #pragma unroll
         for (int n = 0; n < N; ++n) result[k][n] += element(values.old[k], n);
       }
-      store_raw(out[k] + i, to_raw<Out>(result[k]));
+      store_raw(out[k] + at<Fn::kWideOut>(k, i), to_raw<Out>(result[k]));
     }
   }
 };
@@ -100,6 +111,8 @@ void run(const char* name, const Loop<In, Out, Fn>& loop, int64_t n, Device devi
   bool vectorized = true;
   for (const In* p : loop.in) vectorized &= aligned(p);
   for (const Out* p : loop.out) vectorized &= aligned(p);
+  // Both halves of a row begin where packs do.
+  if (loop.half > 0) vectorized &= loop.half % kWidth == 0;
   const int64_t packs = vectorized ? n / kWidth : 0;
   launch(name, elementwise_kernel<kWidth, kUnroll, Loop<In, Out, Fn>>,
          {blocks_for(n, int64_t{kThreads} * kUnroll * kWidth), kThreads}, device, loop, n, packs);
@@ -110,6 +123,8 @@ template <int kInputs, int kOutputs, Grad kMode>
 struct Formula {
   static constexpr int kIn = kInputs, kOut = kOutputs;
   static constexpr bool kAccumulates = kMode == Grad::kAccumulate;
+  // Inputs and outputs, as bits, that are halves of the rows of a tensor twice as wide.
+  static constexpr unsigned kWideIn = 0, kWideOut = 0;
   __device__ void begin() {}
 };
 template <class Op>
@@ -134,6 +149,14 @@ struct BinaryGradients : Formula<3, 2, Grad::kAccumulate> {  // of dy, a, b
     d[0] = in[0] * Op::da(in[1], in[2]);
     d[1] = in[0] * Op::db(in[1], in[2]);
   }
+};
+template <class Op>
+struct GatedValue : BinaryValue<Op> {
+  static constexpr unsigned kWideIn = 0b11;
+};
+template <class Op>
+struct GatedGradients : BinaryGradients<Op> {  // of dy, gate, up
+  static constexpr unsigned kWideIn = 0b110, kWideOut = 0b11;
 };
 // factor x; the factor comes from the device's memory where `source` is given.
 struct Factor : Formula<1, 1, Grad::kAccumulate> {
@@ -258,6 +281,36 @@ void binary_backward(const BinaryBackward& args, const char* name) {
   });
 }
 
+// The length of the rows of y, as a loop of a gated op takes it.
+uint32_t gated_half(const Tensor& rows, const char* name) {
+  COHORT_CHECK(rows.cols() < (1 << 30), "[", name, "] rows of ", rows.str(), " are too long");
+  return static_cast<uint32_t>(rows.cols());
+}
+
+template <class Op>
+void gated_forward(const GatedForward& args, const char* name) {
+  const uint32_t half = gated_half(args.y, name);
+  dispatch_device(args.x.dtype(), name, [&]<class T>() {
+    const T* x = pointer<T>(args.x);
+    run<T, T, GatedValue<Op>>(name, {{x, x + half}, {pointer<T>(args.y)}, {false}, {}, half},
+                              args.y.numel(), args.x.device());
+  });
+}
+
+template <class Op>
+void gated_backward(const GatedBackward& args, const char* name) {
+  const uint32_t half = gated_half(args.dy, name);
+  const bool accumulates = adds(args.dx);
+  dispatch_device(args.x.dtype(), name, [&]<class T>() {
+    const T* x = pointer<T>(args.x);
+    T* dx = pointer<T>(args.dx.tensor);
+    run<T, T, GatedGradients<Op>>(
+        name,
+        {{pointer<T>(args.dy), x, x + half}, {dx, dx + half}, {accumulates, accumulates}, {}, half},
+        args.dy.numel(), args.x.device());
+  });
+}
+
 void scale_values(const char* name, Tensor& y, const Tensor& x, const Factor& factor, Grad mode) {
   dispatch_device(x.dtype(), name, [&]<class In>() {
     dispatch_device(y.dtype(), name, [&]<class Out>() {
@@ -288,6 +341,16 @@ COHORT_UNARY_OPS(COHORT_DEFINE_UNARY)
   }
 COHORT_BINARY_OPS(COHORT_DEFINE_BINARY)
 #undef COHORT_DEFINE_BINARY
+
+#define COHORT_DEFINE_GATED(Op, name)               \
+  void name##_forward(const GatedForward& args) {   \
+    gated_forward<Op>(args, #name);                 \
+  }                                                 \
+  void name##_backward(const GatedBackward& args) { \
+    gated_backward<Op>(args, #name "_backward");    \
+  }
+COHORT_GATED_OPS(COHORT_DEFINE_GATED)
+#undef COHORT_DEFINE_GATED
 
 void scale(const Scale& args) {
   scale_values("scale", args.y, args.x, {nullptr, static_cast<float>(args.factor)}, args.mode);

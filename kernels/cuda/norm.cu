@@ -10,11 +10,12 @@ namespace cohort::kernels::cuda {
 namespace {
 
 // What the norms read and write. An RMS norm has no mean and no bias; `b` and `sum` belong to the
-// fused residual step.
+// fused residual step, whose rows are contiguous.
 template <class T>
 struct NormForward {
   const T *a, *b, *w, *bias;
   T *sum, *y;
+  RowStarts a_rows, y_rows;
   float *mean, *rstd;
   float eps;
   float weight_offset = 0;  // of an RMS norm
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(kMaxGroup)
   constexpr int N = RowSlice<T>::N;
   __shared__ float scratch[2][32];
   const RowSlice<T> at(layout);
-  const int64_t start = at.row * layout.cols;
+  const int64_t start = p.a_rows(at.row);
   const T* stored = (kResidual ? p.sum : p.a) + start;
   const auto cols = static_cast<float>(layout.cols);
   typename RowSlice<T>::Packs x, w;
@@ -107,7 +108,7 @@ __global__ void __launch_bounds__(kMaxGroup)
         y[n] = (element(x[u], n) - mean) * rstd * weight;
         if (kLayer && p.bias != nullptr) y[n] += element(bias[u], n);
       }
-      at.store(p.y + start, tile, u, to_raw<T>(y));
+      at.store(p.y + p.y_rows(at.row), tile, u, to_raw<T>(y));
     }
   }
 }
@@ -226,7 +227,8 @@ __global__ void __launch_bounds__(kMaxGroup)
 
 template <class T, bool kLayer, bool kResidual>
 void norm_forward(const char* name, const Tensor& x, const NormForward<T>& p) {
-  const bool vectorized = vectorized_rows(x.cols(), p.a, p.b, p.w, p.bias, p.sum, p.y);
+  const bool vectorized = vectorized_rows(x.cols(), p.a, p.b, p.w, p.bias, p.sum, p.y) &&
+                          vectorized_starts<T>(p.a_rows) && vectorized_starts<T>(p.y_rows);
   const RowLayout layout = row_layout<T>(x.rows(), x.cols(), vectorized);
   launch(name, norm_forward_kernel<T, kLayer, kResidual>, layout.launch_shape(), x.device(), p,
          layout);
@@ -240,6 +242,8 @@ void rms_norm_forward(const RmsNormForward& args) {
                                   {.a = pointer<T>(args.x),
                                    .w = pointer<T>(args.w),
                                    .y = pointer<T>(args.y),
+                                   .a_rows = RowStarts(args.x),
+                                   .y_rows = RowStarts(args.y),
                                    .rstd = pointer<float>(args.rstd),
                                    .eps = static_cast<float>(args.eps),
                                    .weight_offset = static_cast<float>(args.weight_offset)});
@@ -254,6 +258,8 @@ void add_rms_norm_forward(const AddRmsNormForward& args) {
                                   .w = pointer<T>(args.w),
                                   .sum = pointer<T>(args.sum),
                                   .y = pointer<T>(args.y),
+                                  .a_rows = RowStarts(args.a),
+                                  .y_rows = RowStarts(args.y),
                                   .rstd = pointer<float>(args.rstd),
                                   .eps = static_cast<float>(args.eps),
                                   .weight_offset = static_cast<float>(args.weight_offset)});
@@ -267,6 +273,8 @@ void layer_norm_forward(const LayerNormForward& args) {
                                   .w = pointer<T>(args.w),
                                   .bias = pointer<T>(args.b),
                                   .y = pointer<T>(args.y),
+                                  .a_rows = RowStarts(args.x),
+                                  .y_rows = RowStarts(args.y),
                                   .mean = pointer<float>(args.mean),
                                   .rstd = pointer<float>(args.rstd),
                                   .eps = static_cast<float>(args.eps)});
@@ -282,6 +290,8 @@ void add_layer_norm_forward(const AddLayerNormForward& args) {
                                  .bias = pointer<T>(args.bias),
                                  .sum = pointer<T>(args.sum),
                                  .y = pointer<T>(args.y),
+                                 .a_rows = RowStarts(args.a),
+                                 .y_rows = RowStarts(args.y),
                                  .mean = pointer<float>(args.mean),
                                  .rstd = pointer<float>(args.rstd),
                                  .eps = static_cast<float>(args.eps)});

@@ -26,6 +26,7 @@ struct NormBackward {
   const T *dy, *x, *w;
   const float *mean, *rstd;  // mean is null for an RMS norm
   T* dx;                     // may be null
+  RowStarts dy_rows, x_rows, dx_rows;
   bool accumulate;
   float weight_offset = 0;  // of an RMS norm
 
@@ -209,12 +210,12 @@ __global__ void __launch_bounds__(kThreadsPerSm, 1)
 
   Slice<T> next(layout);
   const auto fetch_inputs = [&] {
-    slots.fetch(Slot::kX, p.x + next.row * layout.cols, next);
-    slots.fetch(Slot::kDy, p.dy + next.row * layout.cols, next);
+    slots.fetch(Slot::kX, p.x + p.x_rows(next.row), next);
+    slots.fetch(Slot::kDy, p.dy + p.dy_rows(next.row), next);
     slots.commit();
   };
   const auto fetch_old = [&] {
-    if (p.accumulate) slots.fetch(Slot::kOld, p.dx + next.row * layout.cols, next);
+    if (p.accumulate) slots.fetch(Slot::kOld, p.dx + p.dx_rows(next.row), next);
     slots.commit();
   };
   slots.fetch(Slot::kW, p.w, next);
@@ -247,7 +248,7 @@ __global__ void __launch_bounds__(kThreadsPerSm, 1)
     row.mean_g = kLayer ? dots[kSums - 1] * per_column : 0.0f;
 
     slots.template arrive<1>();  // the old dx; the next row's x and dy may be on their way
-    finish_row<kLayer>(p, at.row * layout.cols, slots, at, row, sums);
+    finish_row<kLayer>(p, p.dx_rows(at.row), slots, at, row, sums);
     slots.fence();
     fetch_old();
   }
@@ -267,12 +268,11 @@ __global__ void __launch_bounds__(kMaxGroup)
   __shared__ float scratch[32 * kSums];
   const Slice<T> at(layout);
   const auto [mean, rstd] = RowStatistics<T, kLayer>(p, at);
-  const int64_t start = at.row * layout.cols;
   const auto cols = static_cast<float>(layout.cols);
   typename Slice<T>::Packs x, dy, w;
   const auto load = [&](int tile) {
-    at.load(p.x + start, tile, x);
-    at.load(p.dy + start, tile, dy);
+    at.load(p.x + p.x_rows(at.row), tile, x);
+    at.load(p.dy + p.dy_rows(at.row), tile, dy);
     at.load(p.w, tile, w);
   };
 
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(kMaxGroup)
     // Second pass: the same elements again, and the old dx where it is added to.
     load(tile);
     typename Slice<T>::Packs old{};
-    if (p.accumulate) at.load(p.dx + start, tile, old);
+    if (p.accumulate) at.load(p.dx + p.dx_rows(at.row), tile, old);
 #pragma unroll
     for (int u = 0; u < kPacks; ++u) {
       float dx[N];
@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(kMaxGroup)
         if (p.accumulate) dx[n] += element(old[u], n);
       }
       // Rounded once, after the old value was added.
-      at.store(p.dx + start, tile, u, to_raw<T>(dx));
+      at.store(p.dx + p.dx_rows(at.row), tile, u, to_raw<T>(dx));
     }
   }
 }
@@ -321,11 +321,12 @@ struct WeightTerm {
   static constexpr int kOutputs = kLayer ? 2 : 1;
   const T *dy, *x;
   const float *mean, *rstd;
+  RowStarts dy_rows, x_rows;
   template <class Load, int N>
   __device__ __forceinline__ void add(int64_t row, const Load& load,
                                       float (&sum)[kOutputs][N]) const {
     // Threads side by side have the same row, and so the same statistics.
-    const auto grad = load(dy), in = load(x);
+    const auto grad = load.row(dy + dy_rows(row)), in = load.row(x + x_rows(row));
     const float m = kLayer ? mean[row] : 0.0f, s = rstd[row];
 #pragma unroll
     for (int n = 0; n < N; ++n) {
@@ -340,8 +341,14 @@ void backward_of_long_rows(const char* op, const Tensor& x, const NormBackward<T
                            const RowLayout& layout, const std::array<GradOut, 2>& out) {
   if (p.dx != nullptr)
     launch(op, long_rows_kernel<T, kLayer>, layout.launch_shape(), x.device(), p, layout);
-  const WeightTerm<T, kLayer> term{.dy = p.dy, .x = p.x, .mean = p.mean, .rstd = p.rstd};
-  const bool vectorized = vectorized_rows(x.cols(), p.dy, p.x);
+  const WeightTerm<T, kLayer> term{.dy = p.dy,
+                                   .x = p.x,
+                                   .mean = p.mean,
+                                   .rstd = p.rstd,
+                                   .dy_rows = p.dy_rows,
+                                   .x_rows = p.x_rows};
+  const bool vectorized = vectorized_rows(x.cols(), p.dy, p.x) && vectorized_starts<T>(p.dy_rows) &&
+                          vectorized_starts<T>(p.x_rows);
   if constexpr (kLayer)
     column_sum<T, WeightTerm<T, true>, 2>(op, term, x.rows(), x.cols(), vectorized, out);
   else
@@ -353,8 +360,10 @@ template <class T, bool kLayer>
 void norm_backward(const char* op, const Tensor& x, const NormBackward<T>& p,
                    const std::array<GradOut, 2>& out) {
   const Device device = x.device();
-  const RowLayout layout =
-      row_layout<T, kPacks>(x.rows(), x.cols(), vectorized_rows(x.cols(), p.dy, p.x, p.w, p.dx));
+  const bool vectorized = vectorized_rows(x.cols(), p.dy, p.x, p.w, p.dx) &&
+                          vectorized_starts<T>(p.dy_rows) && vectorized_starts<T>(p.x_rows) &&
+                          vectorized_starts<T>(p.dx_rows);
+  const RowLayout layout = row_layout<T, kPacks>(x.rows(), x.cols(), vectorized);
   const auto threads = static_cast<unsigned>(layout.threads());
   if (layout.tiles > 1) return backward_of_long_rows<T, kLayer>(op, x, p, layout, out);
   static_assert(sizeof(uint4) * kMaxGroup * kPacks * Slots<T>::kArrays <= size_t{96} << 10,
@@ -386,6 +395,9 @@ void rms_norm_backward(const RmsNormBackward& args) {
                              .w = pointer<T>(args.w),
                              .rstd = pointer<float>(args.rstd),
                              .dx = pointer<T>(args.dx.tensor),
+                             .dy_rows = RowStarts(args.dy),
+                             .x_rows = RowStarts(args.x),
+                             .dx_rows = RowStarts(args.dx.tensor),
                              .accumulate = args.dx.wanted() && args.dx.mode == Grad::kAccumulate,
                              .weight_offset = static_cast<float>(args.weight_offset)},
                             {args.dw, {none}});
@@ -402,6 +414,9 @@ void layer_norm_backward(const LayerNormBackward& args) {
                             .mean = pointer<float>(args.mean),
                             .rstd = pointer<float>(args.rstd),
                             .dx = pointer<T>(args.dx.tensor),
+                            .dy_rows = RowStarts(args.dy),
+                            .x_rows = RowStarts(args.x),
+                            .dx_rows = RowStarts(args.dx.tensor),
                             .accumulate = args.dx.wanted() && args.dx.mode == Grad::kAccumulate},
                            {args.dw, args.db});
   });

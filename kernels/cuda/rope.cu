@@ -1,7 +1,6 @@
-// Rotary embedding on CUDA. A thread rotates N neighbouring pairs: N elements of a head's first
-// half with those of its second half. Threads along x share a token, and with it the row of the
-// table.
-#include "kernels/cuda/raw.cuh"
+// Rotary embedding on CUDA; a thread rotates N neighbouring pairs. Threads along x share a token,
+// and with it the row of the table.
+#include "kernels/cuda/rotate.cuh"
 #include "kernels/rope.h"
 
 namespace cohort::kernels::cuda {
@@ -13,69 +12,50 @@ template <class T>
 struct Rotation {
   T* y;
   const T* x;
-  const float* table;
+  RopeTable table;
   const int32_t* positions;
-  int64_t tokens, rows;  // of x and of the table
-  int heads, half;       // half of the head size
-  float sign;            // of the sines
+  int64_t tokens;
+  int rotated, plain;  // heads of a token that are, and that stay as they are
+  float sign;          // of the sines
   bool accumulate;
 };
 
-// y (+)= x at offsets i and i + half, rotated by the angles with these cosines and sines.
-template <int N, class T>
-__device__ __forceinline__ void rotate(const Rotation<T>& p, int64_t i, const float (&cos)[N],
-                                       const float (&sin)[N]) {
-  // Both halves are loaded before either is written: y may be x.
-  const auto first = load_raw<N>(p.x + i), second = load_raw<N>(p.x + i + p.half);
-  float y[2][N];
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    const float a = element(first, n), b = element(second, n), s = p.sign * sin[n];
-    y[0][n] = a * cos[n] - b * s;
-    y[1][n] = b * cos[n] + a * s;
-  }
-#pragma unroll
-  for (int part = 0; part < 2; ++part) {
-    T* out = p.y + i + part * p.half;
-    if (p.accumulate) {
-      const auto old = load_raw<N>(out);
-#pragma unroll
-      for (int n = 0; n < N; ++n) y[part][n] += element(old, n);
-    }
-    store_raw(out, to_raw<T>(y[part]));
-  }
-}
-
-// A block has blockDim.y tokens. The threads of a token go over the packs of all its heads: pack k
-// is head k / packs, pairs from (k mod packs) N on. The table's row, [cos of half pairs, sin of
-// half pairs] in f32, is the same for all heads and comes from the caches but for the first. A
-// position outside the table has no angles: its outputs are NaN, where a wrong row would look
-// right.
+// A block has blockDim.y tokens. The threads of a token go over the packs of all heads that are
+// rotated: pack k is head k / packs, pairs from (k mod packs) N on. The table's row, in f32, is the
+// same for all heads and comes from the caches but for the first. The heads after them are copied,
+// or added, unless they are in their place already.
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads) rope_kernel(const Rotation<T> p) {
   const int64_t token = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (token >= p.tokens) return;
-  const int position = p.positions[token];
-  const bool known = position >= 0 && position < p.rows;
-  const float* angles = p.table + int64_t{known ? position : 0} * 2 * p.half;
-  const unsigned packs = p.half / N, count = p.heads * packs;  // of a head, of the token
+  const int position = p.positions[token], half = p.table.half;
+  const int64_t start = token * (p.rotated + p.plain) * 2 * half;
+  const unsigned packs = half / N, count = p.rotated * packs;  // of a head, of the token
   for (unsigned k = threadIdx.x; k < count; k += blockDim.x) {
     // Neighbouring threads have neighbouring packs of pairs, first of one head, then of the next.
     const unsigned head = k / packs, pair = (k - head * packs) * N;
-    float cos[N], sin[N];
+    const int64_t at = start + int64_t{head} * 2 * half + pair;
+    rotate<N>(p.y + at, p.x + at, half, Angles<N>(p.table, position, pair), p.sign, p.accumulate);
+  }
+  if (p.y == p.x && !p.accumulate) return;
+  const int64_t first = start + int64_t{p.rotated} * 2 * half;
+  for (unsigned k = threadIdx.x; k < p.plain * 2 * packs; k += blockDim.x) {
+    const int64_t at = first + int64_t{k} * N;
+    auto values = load_raw<N>(p.x + at);
+    if (p.accumulate) {
+      const auto old = load_raw<N>(p.y + at);
+      float sum[N];
 #pragma unroll
-    for (int n = 0; n < N; ++n) cos[n] = sin[n] = NAN;
-    if (known) {
-      load_floats(angles + pair, cos);
-      load_floats(angles + p.half + pair, sin);
+      for (int n = 0; n < N; ++n) sum[n] = element(values, n) + element(old, n);
+      values = to_raw<T>(sum);
     }
-    rotate<N>(p, (token * p.heads + head) * 2 * p.half + pair, cos, sin);
+    store_raw(p.y + at, values);
   }
 }
 
 template <class T, int N>
 void run(const Rotation<T>& p, Device device) {
-  const int64_t packs = int64_t{p.heads} * p.half / N;
+  const int64_t packs = int64_t{p.rotated} * p.table.half / N;
   unsigned across = 1;
   // Threads of a block: the least power of two that covers a token's packs, and as many tokens as
   // fill the block.
@@ -93,16 +73,17 @@ void rope(const Rope& args) {
   dispatch_device(args.x.dtype(), "rope", [&]<class T>() {
     const Rotation<T> p{.y = pointer<T>(args.y),
                         .x = pointer<T>(args.x),
-                        .table = pointer<float>(args.table),
+                        .table = {.data = pointer<float>(args.table),
+                                  .rows = args.table.dim(0),
+                                  .half = static_cast<int>(half)},
                         .positions = pointer<int32_t>(args.positions),
                         .tokens = args.x.dim(0),
-                        .rows = args.table.dim(0),
-                        .heads = static_cast<int>(heads),
-                        .half = static_cast<int>(half),
+                        .rotated = static_cast<int>(heads - args.plain_heads),
+                        .plain = static_cast<int>(args.plain_heads),
                         .sign = args.direction == RopeDirection::kForward ? 1.0f : -1.0f,
                         .accumulate = args.mode == Grad::kAccumulate};
     constexpr int kWidth = kPackSize<T>;
-    if (half % kWidth == 0 && aligned(p.x, p.y, p.table))
+    if (half % kWidth == 0 && aligned(p.x, p.y, p.table.data))
       run<T, kWidth>(p, args.x.device());
     else
       run<T, 1>(p, args.x.device());

@@ -4,6 +4,7 @@
 // the element size alone; where rows are not aligned, the same elements are moved one by one.
 #pragma once
 
+#include "kernels/common.h"
 #include "kernels/cuda/raw.cuh"
 
 namespace cohort::kernels::cuda {
@@ -44,6 +45,12 @@ RowLayout row_layout(int64_t rows, int64_t cols, bool vectorized) {
 template <class... T>
 bool vectorized_rows(int64_t cols, const T*... rows) {
   return aligned(rows...) && ((cols * static_cast<int64_t>(sizeof(T)) % 16 == 0) && ...);
+}
+
+// The same for rows that a tensor may have apart.
+template <class T>
+bool vectorized_starts(const RowStarts& starts) {
+  return starts.outer % kPackSize<T> == 0 && starts.cols % kPackSize<T> == 0;
 }
 
 // One thread's slice of its row, in the rows of a block. A thread past the last row has no columns:

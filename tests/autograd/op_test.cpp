@@ -68,6 +68,7 @@ TEST(OpTable, CoversEveryDifferentiableOp) {
 #define COHORT_EXPECT_ROW(Op, name) EXPECT_TRUE(covered.count(#name)) << #name;
   COHORT_UNARY_OPS(COHORT_EXPECT_ROW)
   COHORT_BINARY_OPS(COHORT_EXPECT_ROW)
+  COHORT_GATED_OPS(COHORT_EXPECT_ROW)
 #undef COHORT_EXPECT_ROW
   const auto root = std::filesystem::path(__FILE__).parent_path().parent_path().parent_path();
   std::istringstream header(test::read_file((root / "autograd" / "ops.h").string()));

@@ -327,6 +327,22 @@ TEST(CudaAttentionBackward, PaddingOfATileDoesNotCount) {
       }
 }
 
+TEST(CudaAttentionBackward, TokensMayLieApart) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const int64_t dim : {5, 64, 128, 256}) {
+      const AttentionCase c =
+          on_device(make_case({.heads = 6, .kv_heads = 2, .dim = dim, .dtype = dtype},
+                              {{1, 40}, {2, 1}, {3, 300}}),
+                    device);
+      const AttentionOutput out = run_forward(c);
+      const AttentionGrads own = run_backward(c, out), together = run_merged_backward(c, out);
+      EXPECT_TRUE(bit_equal(own.dq, together.dq) && bit_equal(own.dk, together.dk) &&
+                  bit_equal(own.dv, together.dv))
+          << dim;
+    }
+}
+
 TEST(CudaAttentionBackward, RunsGiveTheSameBits) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)

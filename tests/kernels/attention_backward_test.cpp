@@ -176,6 +176,18 @@ TEST(AttentionBackward, BitsDoNotDependOnThreads) {
 }
 
 // Each gradient follows its own mode.
+TEST(AttentionBackward, TokensMayLieApart) {
+  for (const int64_t dim : {5, 64}) {
+    const AttentionCase c = make_case({.heads = 6, .kv_heads = 2, .dim = dim, .dtype = DType::kF32},
+                                      {{1, 40}, {2, 1}, {3, 130}});
+    const AttentionOutput out = run_forward(c);
+    const AttentionGrads own = run_backward(c, out), together = run_merged_backward(c, out);
+    EXPECT_TRUE(bit_equal(own.dq, together.dq) && bit_equal(own.dk, together.dk) &&
+                bit_equal(own.dv, together.dv))
+        << dim;
+  }
+}
+
 TEST(AttentionBackward, AccumulatesIntoWhatIsThere) {
   const AttentionCase c =
       make_case({.heads = 4, .kv_heads = 2, .dim = 10}, {{1, 140}, {2, 0}, {3, 9}});

@@ -153,6 +153,41 @@ inline AttentionCase in_f32(const AttentionCase& c) {
   return in_dtype(c, DType::kF32);
 }
 
+// [T, H + 2 Hkv, D]: heads side by side.
+inline Tensor side_by_side(const Tensor& q, const Tensor& k, const Tensor& v) {
+  const int64_t heads = q.dim(1), kv_heads = k.dim(1);
+  Tensor all = Tensor::empty({q.dim(0), heads + 2 * kv_heads, q.dim(2)}, q.dtype(), q.device());
+  all.narrow(1, 0, heads).copy_(q);
+  all.narrow(1, heads, kv_heads).copy_(k);
+  all.narrow(1, heads + kv_heads, kv_heads).copy_(v);
+  return all;
+}
+// The same numbers, queries, keys and values as views of one tensor.
+inline AttentionCase merged(const AttentionCase& c) {
+  AttentionCase f = c;
+  const Tensor all = side_by_side(c.q, c.k, c.v);
+  const int64_t heads = c.q.dim(1), kv_heads = c.k.dim(1);
+  f.q = all.narrow(1, 0, heads);
+  f.k = all.narrow(1, heads, kv_heads);
+  f.v = all.narrow(1, heads + kv_heads, kv_heads);
+  return f;
+}
+// run_backward() with gradients as views of one tensor, too.
+inline AttentionGrads run_merged_backward(const AttentionCase& c, const AttentionOutput& out) {
+  const AttentionGrads own{Tensor::full(c.q.shape(), NAN, c.q.dtype(), c.q.device()),
+                           Tensor::full(c.k.shape(), NAN, c.q.dtype(), c.q.device()),
+                           Tensor::full(c.k.shape(), NAN, c.q.dtype(), c.q.device())};
+  AttentionCase grads = c;
+  grads.q = own.dq;
+  grads.k = own.dk;
+  grads.v = own.dv;
+  grads = merged(grads);
+  const AttentionCase m = merged(c);
+  kernels::attention_backward(
+      {{grads.q}, {grads.k}, {grads.v}, m.dout, m.q, m.k, m.v, out.o, out.lse, m.cu, m.desc});
+  return {grads.q.clone(), grads.k.clone(), grads.v.clone()};
+}
+
 // start() is for cases on the CPU.
 inline AttentionCase on_device(const AttentionCase& c, Device device) {
   AttentionCase f = c;

@@ -189,6 +189,19 @@ TEST(CudaAttentionForward, FollowsARisingMaximum) {
     }
 }
 
+TEST(CudaAttentionForward, TokensMayLieApart) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const int64_t dim : {5, 64, 128, 256}) {
+      const AttentionCase c =
+          on_device(make_case({.heads = 6, .kv_heads = 2, .dim = dim, .dtype = dtype},
+                              {{1, 40}, {2, 1}, {3, 300}}),
+                    device);
+      const AttentionOutput own = run_forward(c), together = run_forward(merged(c));
+      EXPECT_TRUE(bit_equal(own.o, together.o) && bit_equal(own.lse, together.lse)) << dim;
+    }
+}
+
 TEST(CudaAttentionForward, RunsGiveTheSameBits) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)

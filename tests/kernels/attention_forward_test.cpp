@@ -224,6 +224,15 @@ TEST(AttentionForward, BitsDoNotDependOnLaterTokens) {
   }
 }
 
+TEST(AttentionForward, TokensMayLieApart) {
+  for (const int64_t dim : {5, 64}) {
+    const AttentionCase c = make_case({.heads = 6, .kv_heads = 2, .dim = dim, .dtype = DType::kF32},
+                                      {{1, 40}, {2, 1}, {3, 130}});
+    const AttentionOutput own = run_forward(c), together = run_forward(merged(c));
+    EXPECT_TRUE(bit_equal(own.o, together.o) && bit_equal(own.lse, together.lse)) << dim;
+  }
+}
+
 TEST(AttentionForward, BitsDoNotDependOnThreads) {
   const int before = num_threads();
   for (const DType dtype : {DType::kF32, DType::kF64}) {

@@ -60,8 +60,9 @@ inline void run_step(kernels::PagedKV& cache, const AttentionCase& c,
     return rows.to(device);
   };
   const Tensor seq = Tensor::from(sequences).to(device), pos = Tensor::from(positions).to(device);
-  kernels::paged_kv_write({cache, gather(c.k), gather(c.v), seq, pos});
-  const Tensor q = gather(c.q);
+  Tensor qkv = side_by_side(gather(c.q), gather(c.k), gather(c.v));
+  kernels::rope_kv_write({cache, qkv, seq, pos, {}});
+  const Tensor q = qkv.narrow(1, 0, c.q.dim(1));
   Tensor o = Tensor::full(q.shape(), NAN, q.dtype(), device);
   kernels::attention_paged({o, q, cache, seq, pos, c.desc});
   o = o.to(Device{});

@@ -3,6 +3,7 @@
 // written into the cache is NaN in these tests.
 #include <algorithm>
 
+#include "kernels/rope.h"
 #include "tests/kernels/attention_paged_cases.h"
 #include "tests/kernels/cuda_test.h"
 
@@ -13,6 +14,8 @@ using kernels::PagedKV;
 using kernels::test::expect_reproducible;
 using kernels::test::Guarded;
 using kernels::test::kCudaTypes;
+using kernels::test::kStarts;
+using kernels::test::Start;
 
 Tensor forward_on(const AttentionCase& c, Device device) {
   return run_forward(on_device(c, device)).o.to(Device{});
@@ -143,24 +146,66 @@ TEST(CudaAttentionPaged, WriteTouchesOnlyItsSlots) {
   Rng rng(8, rng_stream(kTestPurpose, 9));
   for (const DType dtype : kCudaTypes)
     for (const int64_t dim : {3, 64}) {
-      const AttentionCase c = make_case({.dim = dim, .dtype = dtype}, {{1, 20}, {2, 7}});
-      const PagedKV start = make_cache(c, 4, rng);
-      PagedKV cpu{start.k.clone(), start.v.clone(), start.block_table};
-      PagedKV cuda{start.k.to(device), start.v.to(device), start.block_table.to(device)};
+      // Values that every type holds.
+      const AttentionCase c =
+          in_f32(make_case({.dim = dim, .dtype = DType::kBF16}, {{1, 20}, {2, 7}}));
+      PagedKV cpu = make_cache(c, 4, rng);
+      PagedKV cuda{cpu.k.to(dtype).to(device), cpu.v.to(dtype).to(device),
+                   cpu.block_table.to(device)};
       const Tensor sequences = Tensor::from(std::vector<int32_t>{1, 0, 0, 1});
       const Tensor positions = Tensor::from(std::vector<int32_t>{6, 0, 17, 3});
-      const Tensor k = c.k.narrow(0, 0, 4), v = c.v.narrow(0, 0, 4);
-      kernels::paged_kv_write({cpu, k, v, sequences, positions});
-      kernels::paged_kv_write(
-          {cuda, k.to(device), v.to(device), sequences.to(device), positions.to(device)});
-      EXPECT_TRUE(bit_equal(cuda.k.to(Device{}), cpu.k));
-      EXPECT_TRUE(bit_equal(cuda.v.to(Device{}), cpu.v));
+      Tensor qkv = side_by_side(c.q, c.k, c.v).narrow(0, 0, 4);
+      Guarded own(qkv, dtype, device);
+      kernels::rope_kv_write({cpu, qkv, sequences, positions, {}});
+      kernels::rope_kv_write({cuda, own.tensor(), sequences.to(device), positions.to(device), {}});
+      EXPECT_TRUE(bit_equal(cuda.k.to(Device{}).to(DType::kF32), cpu.k));
+      EXPECT_TRUE(bit_equal(cuda.v.to(Device{}).to(DType::kF32), cpu.v));
+      EXPECT_TRUE(bit_equal(own.tensor().to(Device{}).to(DType::kF32), qkv));
+      EXPECT_TRUE(own.intact());
     }
+}
+
+// The composed specification: rope() of queries and keys, then a write without angles.
+TEST(CudaAttentionPaged, WriteRotatesAsRopeDoes) {
+  COHORT_REQUIRE_GPU(device);
+  Rng rng(9, rng_stream(kTestPurpose, 9));
+  for (const DType dtype : kCudaTypes)
+    for (const int64_t dim : {6, 64, 128})
+      for (const Start start : kStarts) {
+        const AttentionCase c =
+            make_case({.heads = 6, .kv_heads = 2, .dim = dim, .dtype = dtype}, {{1, 20}, {2, 7}});
+        const PagedKV cache = make_cache(c, 4, rng, device);
+        PagedKV fused{cache.k.clone(), cache.v.clone(), cache.block_table}, composed = cache;
+        const auto place = [&](const std::vector<int32_t>& v) {
+          return Tensor::from(v).to(device);
+        };
+        const Tensor sequences = place({1, 0, 0, -1, 1}), positions = place({6, 0, 17, 3, -1});
+        const Tensor table =
+            kernels::rope_table(18, kernels::rope_frequencies(dim, 100), 1, DType::kF32).to(device);
+        const Tensor all = side_by_side(c.q, c.k, c.v).narrow(0, 0, 5);
+        Guarded qkv(all, dtype, device, start);
+        const Tensor before = qkv.tensor().clone();
+        kernels::rope_kv_write({fused, qkv.tensor(), sequences, positions, table});
+        Tensor rotated = Tensor::empty_like(before);
+        kernels::rope({.y = rotated,
+                       .x = before,
+                       .positions = place({6, 0, 17, 3, 0}),
+                       .table = table,
+                       .plain_heads = 2});
+        kernels::rope_kv_write({composed, rotated, sequences, positions, {}});
+        EXPECT_TRUE(bit_equal(fused.k, composed.k) && bit_equal(fused.v, composed.v));
+        const auto queries = [](const Tensor& t) {
+          return t.narrow(0, 0, 3).narrow(1, 0, 6).clone();
+        };
+        EXPECT_TRUE(bit_equal(queries(qkv.tensor()), queries(rotated)));
+        EXPECT_TRUE(bit_equal(qkv.tensor().narrow(0, 3, 2), before.narrow(0, 3, 2)));  // idle
+        EXPECT_TRUE(qkv.intact());
+      }
 }
 
 // Nothing is checked on the device, but nothing outside the cache is touched either. All keys weigh
 // the same here, and values are 1, so that a token gets the share of its keys that the cache has:
-// of (0, 4) four of five, of (1, 3) two of four; (0, -1) counts as (0, 0) and (0, 6) as (0, 5).
+// of (0, 4) four of five, of (1, 3) two of four; (0, -1) is idle and (0, 6) counts as (0, 5).
 TEST(CudaAttentionPaged, TokensOutsideTheTable) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes) {
@@ -171,7 +216,8 @@ TEST(CudaAttentionPaged, TokensOutsideTheTable) {
     const Tensor sequences = Tensor::from(std::vector<int32_t>{-1, 2, 0, 0, 0, 1}).to(device);
     const Tensor positions = Tensor::from(std::vector<int32_t>{0, 0, -1, 6, 4, 3}).to(device);
     const Tensor x = Tensor::full({6, 1, 8}, 1, dtype, device);
-    kernels::paged_kv_write({cache, x, x, sequences, positions});
+    Tensor qkv = Tensor::full({6, 3, 8}, 1, dtype, device);
+    kernels::rope_kv_write({cache, qkv, sequences, positions, {}});
     EXPECT_TRUE(k.intact() && v.intact());
     for (const double y : k.tensor().to_vector<double>()) EXPECT_EQ(y, 0);
     for (const double y : v.tensor().to_vector<double>()) EXPECT_EQ(y, 0);
@@ -180,7 +226,7 @@ TEST(CudaAttentionPaged, TokensOutsideTheTable) {
     kernels::attention_paged({o.tensor(), x, cache, sequences, positions, {}});
     EXPECT_TRUE(o.intact());
     const auto got = o.tensor().to_vector<double>();
-    const double expected[] = {0, 0, 1, 4.0 / 6, 0.8, 0.5};
+    const double expected[] = {0, 0, 0, 4.0 / 6, 0.8, 0.5};
     for (size_t i = 0; i < got.size(); ++i)
       EXPECT_NEAR(got[i], expected[i / 8], dtype == DType::kF32 ? 1e-6 : 0x1p-9) << i / 8;
   }
@@ -191,10 +237,10 @@ TEST(CudaAttentionPaged, NothingToDoForNoTokens) {
   const Tensor pages = Tensor::zeros({2, 4, 1, 8}, DType::kF32, device);
   const Tensor none = Tensor::zeros({0}, DType::kI32, device);
   const Tensor x = Tensor::zeros({0, 2, 8}, DType::kF32, device);
-  const Tensor k = Tensor::zeros({0, 1, 8}, DType::kF32, device);
+  Tensor qkv = Tensor::zeros({0, 4, 8}, DType::kF32, device);
   Tensor o = Tensor::zeros({0, 2, 8}, DType::kF32, device);
   PagedKV cache{pages, pages.clone(), Tensor::zeros({1, 2}, DType::kI32, device)};
-  kernels::paged_kv_write({cache, k, k, none, none});
+  kernels::rope_kv_write({cache, qkv, none, none, {}});
   kernels::attention_paged({o, x, cache, none, none, {}});
   synchronize(device);
 }

@@ -1,6 +1,7 @@
 // Prefill and decode on a paged cache give the bits of the training forward pass, however a
 // sequence is cut into steps, whoever shares the batch, and wherever its blocks lie.
 #include "core/parallel.h"
+#include "kernels/rope.h"
 #include "tests/kernels/attention_paged_cases.h"
 
 namespace cohort::test {
@@ -70,8 +71,8 @@ TEST(AttentionPaged, SequencesMayShareBlocks) {
     return Tensor::from(std::vector<int32_t>(static_cast<size_t>(n), s));
   };
   const Tensor positions = Tensor::from(std::vector<int32_t>{4, 5});
-  kernels::paged_kv_write(
-      {cache, c.k.narrow(0, 4, 2), c.v.narrow(0, 4, 2), table(1, 2), positions});
+  Tensor qkv = side_by_side(c.q, c.k, c.v).narrow(0, 4, 2);
+  kernels::rope_kv_write({cache, qkv, table(1, 2), positions, {}});
   Tensor o = Tensor::zeros({2, 2, 8}, DType::kF32);
   kernels::attention_paged({o, c.q.narrow(0, 4, 2), cache, table(1, 2), positions, c.desc});
   EXPECT_TRUE(bit_equal(o, first.narrow(0, 4, 2)));
@@ -94,13 +95,75 @@ TEST(AttentionPaged, BitsDoNotDependOnThreads) {
 TEST(AttentionPaged, WriteTouchesOnlyItsSlots) {
   PagedKV cache{Tensor::zeros({3, 2, 1, 2}, DType::kF32), Tensor::zeros({3, 2, 1, 2}, DType::kF32),
                 Tensor::from(std::vector<int32_t>{2, 0}, {1, 2})};
-  const Tensor k = Tensor::from(std::vector<float>{1, 2, 3, 4}, {2, 1, 2});
-  const Tensor v = Tensor::from(std::vector<float>{5, 6, 7, 8}, {2, 1, 2});
-  kernels::paged_kv_write({cache, k, v, Tensor::from(std::vector<int32_t>{0, 0}),
-                           Tensor::from(std::vector<int32_t>{1, 2})});
+  const std::vector<float> values = {-1, -2, 1, 2, 5, 6, -3, -4, 3, 4, 7, 8};
+  Tensor qkv = Tensor::from(values, {2, 3, 2});
+  kernels::rope_kv_write({cache,
+                          qkv,
+                          Tensor::from(std::vector<int32_t>{0, 0}),
+                          Tensor::from(std::vector<int32_t>{1, 2}),
+                          {}});
+  EXPECT_EQ(qkv.to_vector<float>(), values);
   // Position 1 is slot 1 of block 2, position 2 is slot 0 of block 0.
   EXPECT_EQ(cache.k.to_vector<float>(), (std::vector<float>{3, 4, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2}));
   EXPECT_EQ(cache.v.to_vector<float>(), (std::vector<float>{7, 8, 0, 0, 0, 0, 0, 0, 0, 0, 5, 6}));
+}
+
+// The composed specification: rope() of queries and keys, then a write without angles.
+TEST(AttentionPaged, WriteRotatesAsRopeDoes) {
+  Rng rng(9, rng_stream(kTestPurpose, 9));
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    const AttentionCase c =
+        make_case({.heads = 6, .kv_heads = 2, .dim = 10, .dtype = dtype}, {{1, 20}, {2, 7}});
+    const PagedKV start = make_cache(c, 4, rng);
+    PagedKV fused{start.k.clone(), start.v.clone(), start.block_table}, composed = start;
+    const Tensor sequences = Tensor::from(std::vector<int32_t>{1, 0, 0, -1, 1});
+    const Tensor positions = Tensor::from(std::vector<int32_t>{6, 0, 17, 3, -1});
+    const Tensor table = kernels::rope_table(18, kernels::rope_frequencies(10, 100), 1, dtype);
+    const Tensor qkv = side_by_side(c.q, c.k, c.v).narrow(0, 0, 5);
+    Tensor in_place = qkv.clone();
+    kernels::rope_kv_write({fused, in_place, sequences, positions, table});
+
+    Tensor rotated = Tensor::empty_like(qkv);
+    // rope() knows no idle tokens.
+    const Tensor known = Tensor::from(std::vector<int32_t>{6, 0, 17, 3, 0});
+    kernels::rope({.y = rotated, .x = qkv, .positions = known, .table = table, .plain_heads = 2});
+    kernels::rope_kv_write({composed, rotated, sequences, positions, {}});
+    EXPECT_TRUE(bit_equal(fused.k, composed.k));
+    EXPECT_TRUE(bit_equal(fused.v, composed.v));
+    EXPECT_TRUE(bit_equal(in_place.narrow(0, 0, 3).narrow(1, 0, 6).contiguous(),
+                          rotated.narrow(0, 0, 3).narrow(1, 0, 6).contiguous()));
+    EXPECT_TRUE(bit_equal(in_place.narrow(0, 3, 2), qkv.narrow(0, 3, 2)));  // idle
+
+    EXPECT_THROW_WITH(
+        kernels::rope_kv_write({fused, in_place, sequences, positions, table.narrow(0, 0, 17)}),
+        Error, "position 17 of token 2 is outside the table of 17");
+  }
+}
+
+TEST(AttentionPaged, IdleTokensGetZerosAndChangeNobody) {
+  Rng rng(10, rng_stream(kTestPurpose, 9));
+  const AttentionCase c =
+      make_case({.heads = 4, .kv_heads = 2, .dim = 8, .dtype = DType::kF32}, {{1, 9}, {2, 5}});
+  PagedKV cache = make_cache(c, 4, rng);
+  Tensor all = Tensor::full(c.q.shape(), NAN, DType::kF32);
+  run_step(cache, c, {{0, 0, 9}, {1, 0, 5}}, all);
+  // Tokens 7 and 8 of the first sequence, 4 of the second, and idle ones among them.
+  const auto at = [&](int64_t token) { return c.q.narrow(0, token, 1); };
+  Tensor q = Tensor::full({6, 4, 8}, 1, DType::kF32), o = Tensor::full({6, 4, 8}, NAN, DType::kF32);
+  q.narrow(0, 1, 1).copy_(at(7));
+  q.narrow(0, 3, 1).copy_(at(8));
+  q.narrow(0, 5, 1).copy_(at(13));
+  kernels::attention_paged({o,
+                            q,
+                            cache,
+                            Tensor::from(std::vector<int32_t>{-1, 0, 0, 0, -5, 1}),
+                            Tensor::from(std::vector<int32_t>{3, 7, -1, 8, -2, 4}),
+                            {}});
+  for (const int64_t idle : {0, 2, 4})
+    for (const float x : o.select(0, idle).to_vector<float>()) EXPECT_EQ(x, 0);
+  EXPECT_TRUE(bit_equal(o.narrow(0, 1, 1), all.narrow(0, 7, 1)));
+  EXPECT_TRUE(bit_equal(o.narrow(0, 3, 1), all.narrow(0, 8, 1)));
+  EXPECT_TRUE(bit_equal(o.narrow(0, 5, 1), all.narrow(0, 13, 1)));
 }
 
 TEST(AttentionPaged, SaysWhatIsWrong) {
@@ -113,7 +176,8 @@ TEST(AttentionPaged, SaysWhatIsWrong) {
     kernels::attention_paged({o, x, cache, one(s), one(p), {}});
   };
   const auto write = [&](int32_t s, int32_t p) {
-    kernels::paged_kv_write({cache, x, x, one(s), one(p)});
+    Tensor qkv = Tensor::zeros({1, 3, 3}, DType::kF32);
+    kernels::rope_kv_write({cache, qkv, one(s), one(p), {}});
   };
   attend(0, 3);
   EXPECT_THROW_WITH(attend(0, 4), Error,
@@ -121,7 +185,6 @@ TEST(AttentionPaged, SaysWhatIsWrong) {
   EXPECT_THROW_WITH(attend(1, 5), Error, "block_table[1, 1]: expected a block from 0 to 3");
   EXPECT_THROW_WITH(attend(0, 6), Error,
                     "position 6 of sequence 0 is beyond its block table: 3 blocks of 2 tokens");
-  EXPECT_THROW_WITH(attend(0, -1), Error, "position -1");
   EXPECT_THROW_WITH(attend(2, 0), Error, "expected a sequence from 0 to 1, got 2");
   // The second sequence of a batch is looked at afresh.
   const Tensor two = Tensor::zeros({2, 1, 3}, DType::kF32);
@@ -133,9 +196,9 @@ TEST(AttentionPaged, SaysWhatIsWrong) {
                                               Tensor::from(std::vector<int32_t>{3, 3}),
                                               {}}),
                     Error, "block_table[1, 1]");
-  EXPECT_THROW_WITH(write(0, 4), Error, "[paged_kv_write] block_table[0, 2]");
-  EXPECT_THROW_WITH(write(1, 2), Error, "[paged_kv_write] block_table[1, 1]");
-  EXPECT_THROW_WITH(write(0, 7), Error, "[paged_kv_write] token 0: position 7");
+  EXPECT_THROW_WITH(write(0, 4), Error, "[rope_kv_write] block_table[0, 2]");
+  EXPECT_THROW_WITH(write(1, 2), Error, "[rope_kv_write] block_table[1, 1]");
+  EXPECT_THROW_WITH(write(0, 7), Error, "[rope_kv_write] token 0: position 7");
   write(1, 4);  // needs that one block only
   EXPECT_THROW_WITH(
       kernels::attention_paged({o, x, cache, one(0), one(0), {.mask = kernels::Mask::kFull}}),

@@ -21,6 +21,12 @@ struct Binary {
 #define ROW(Op, op) {#op, op##_forward, op##_backward},
 const Unary kUnary[] = {COHORT_UNARY_OPS(ROW)};
 const Binary kBinary[] = {COHORT_BINARY_OPS(ROW)};
+struct Gated {
+  const char* name;
+  void (*forward)(const GatedForward&);
+  void (*backward)(const GatedBackward&);
+};
+const Gated kGated[] = {COHORT_GATED_OPS(ROW)};
 #undef ROW
 
 // The last is more than one block of either element type, with a tail.
@@ -81,6 +87,33 @@ TEST(CudaElementwise, UnaryBackwardFollowsTheCpu) {
           expect_close(dx.tensor(), expected, op.name);
           expect_close(sum.tensor(), plus(old, expected), op.name);
           EXPECT_TRUE(dx.intact() && sum.intact()) << op.name;
+        }
+}
+
+TEST(CudaElementwise, GatedOpsFollowTheCpu) {
+  COHORT_REQUIRE_GPU(device);
+  for (const Gated& op : kGated)
+    for (const DType dtype : kCudaTypes)
+      for (const Shape& shape :
+           {Shape{0, 4}, Shape{1}, Shape{3, 5}, Shape{17, 8}, Shape{2, 3, 72}, Shape{3, 4104}})
+        for (const Start start : kStarts) {
+          Shape wide = shape;
+          wide[-1] *= 2;
+          const Tensor x = rounded_random(wide, dtype, 1), dy = rounded_random(shape, dtype, 2);
+          const Tensor old = rounded_random(wide, dtype, 3);
+          Tensor expected = Tensor::empty_like(dy), gradient = Tensor::empty_like(x);
+          op.forward({expected, x});
+          op.backward({{gradient}, dy, x});
+          Guarded in(x, dtype, device, start), grad(dy, dtype, device, start);
+          Guarded y(shape, dtype, device, start), dx(wide, dtype, device, start);
+          Guarded sum(old, dtype, device, start);
+          op.forward({y.tensor(), in.tensor()});
+          op.backward({{dx.tensor()}, grad.tensor(), in.tensor()});
+          op.backward({{sum.tensor(), Grad::kAccumulate}, grad.tensor(), in.tensor()});
+          expect_close(y.tensor(), expected, op.name);
+          expect_close(dx.tensor(), gradient, op.name);
+          expect_close(sum.tensor(), plus(old, gradient), op.name);
+          EXPECT_TRUE(y.intact() && dx.intact() && sum.intact()) << op.name;
         }
 }
 

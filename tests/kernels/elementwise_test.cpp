@@ -29,6 +29,17 @@ const Unary kUnary[] = {COHORT_UNARY_OPS(ROW)};
 const Binary kBinary[] = {COHORT_BINARY_OPS(ROW)};
 #undef ROW
 
+struct Gated {
+  const char* name;
+  void (*forward)(const GatedForward&);
+  void (*backward)(const GatedBackward&);
+  double (*formula)(double, double);
+};
+#define ROW(Op, op) \
+  {#op, op##_forward, op##_backward, [](double a, double b) { return Op::forward(a, b); }},
+const Gated kGated[] = {COHORT_GATED_OPS(ROW)};
+#undef ROW
+
 const Shape kShapes[] = {{0}, {1}, {3}, {17, 1}, {1, 65}, {3, 5, 7}, {40000}};
 
 // Positive where the op needs it (every op is tested there), of both signs otherwise, and away from
@@ -132,6 +143,51 @@ TEST(Elementwise, BinaryBackwardIsTheDerivative) {
   }
 }
 
+TEST(Elementwise, GatedForwardIsTheFormulaOfTheHalvesOfRows) {
+  for (const Gated& op : kGated)
+    for (const Shape& shape :
+         {Shape{0, 3}, Shape{1}, Shape{5, 1}, Shape{2, 3, 17}, Shape{9, 4000}}) {
+      Shape wide = shape;
+      wide[-1] *= 2;
+      const Tensor x = random_tensor(wide, DType::kF32, 1, 2);
+      const auto in = x.to_vector<double>();
+      Tensor expected = Tensor::empty(shape, DType::kF64);
+      const int64_t half = shape[-1];
+      for (int64_t i = 0; i < expected.numel(); ++i) {
+        const auto at = static_cast<size_t>(i + i / half * half);
+        expected.data<double>()[i] = op.formula(in[at], in[at + static_cast<size_t>(half)]);
+      }
+      Tensor y = Tensor::empty(shape, DType::kF64), y32 = Tensor::empty(shape, DType::kF32);
+      op.forward({y, x.to(DType::kF64)});
+      EXPECT_TRUE(bit_equal(y, expected)) << op.name;
+      op.forward({y32, x});
+      EXPECT_LE(relative_error(y32, expected), kF32Tolerance) << op.name;
+    }
+}
+
+TEST(Elementwise, GatedBackwardIsTheDerivative) {
+  for (const Gated& op : kGated) {
+    Tensor x = random_tensor({3, 34}, DType::kF64, 2);
+    const Tensor dy = random_tensor({3, 17}, DType::kF64, 4);
+    Tensor dx = Tensor::full({3, 34}, NAN, DType::kF64), y = Tensor::empty_like(dy);
+    op.backward({{dx}, dy, x});
+    expect_gradient(
+        x, dx,
+        [&] {
+          op.forward({y, x});
+          return dot(y, dy);
+        },
+        op.name);
+    Tensor sum = Tensor::full({3, 34}, 2, DType::kF64);
+    op.backward({{sum, Grad::kAccumulate}, dy, x});
+    for (int64_t i = 0; i < dx.numel(); ++i)
+      EXPECT_EQ(sum.data<double>()[i], 2 + dx.data<double>()[i]) << op.name;
+    Tensor dx32 = Tensor::empty({3, 34}, DType::kF32);
+    op.backward({{dx32}, dy.to(DType::kF32), x.to(DType::kF32)});
+    EXPECT_LE(relative_error(dx32, dx), kF32Tolerance) << op.name;
+  }
+}
+
 TEST(Elementwise, ThreadCountDoesNotChangeBits) {
   const Tensor a = input("log", {50001}, DType::kF32, 1), b = input("log", {50001}, DType::kF32, 2);
   for (const Unary& op : kUnary)
@@ -147,6 +203,15 @@ TEST(Elementwise, ThreadCountDoesNotChangeBits) {
       op.forward({y, a, b});
       op.backward({{da}, {db}, a, a, b});
       return std::vector{y, da, db};
+    });
+  const Tensor halves = random_tensor({77, 1300}, DType::kF32, 5),
+               dy = random_tensor({77, 650}, DType::kF32, 6);
+  for (const Gated& op : kGated)
+    expect_thread_invariant([&] {
+      Tensor y = Tensor::empty_like(dy), dx = Tensor::empty_like(halves);
+      op.forward({y, halves});
+      op.backward({{dx}, dy, halves});
+      return std::vector{y, dx};
     });
 }
 

@@ -173,6 +173,46 @@ TEST(CudaNorm, LayerNormBiasMayBeMissing) {
 }
 
 // The bits of a row depend neither on the other rows nor on where the tensor starts.
+// Heads and columns of a wider tensor give the bits of copies of them.
+TEST(CudaNorm, RowsOfRmsNormsMayLieApart) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const Shape& shape : {Shape{0, 3, 8}, Shape{1, 2, 5}, Shape{37, 3, 64}, Shape{130, 6, 128},
+                               Shape{70, 520}, Shape{5, 9000}, Shape{3, 17000}}) {
+      Shape wide = shape;
+      wide[1] += 24;  // whole packs of both types
+      const auto part = [&](const Tensor& all) { return all.narrow(1, 16, shape[1]); };
+      const auto random = [&](uint64_t seed) {
+        return part(random_tensor(wide, DType::kF64, seed).to(dtype).to(device));
+      };
+      const Tensor x = random(1), dy = random(2), old = random(4);
+      const Tensor w = random_tensor({shape[-1]}, DType::kF64, 3).to(dtype).to(device);
+      Guarded y_all(wide, dtype, device), dx_all(wide, dtype, device);
+      Tensor y = part(y_all.tensor()), dx = part(dx_all.tensor()), sum = random(5);
+      sum.copy_(old);
+      Tensor rstd = Tensor::empty({x.rows()}, DType::kF32, device), rstd2 = rstd.clone();
+      Tensor dw = Tensor::empty({shape[-1]}, DType::kF32, device), dw2 = dw.clone();
+      Tensor dw3 = dw.clone(), dw4 = dw.clone();
+      rms_norm_forward({y, rstd, x, w, kEps});
+      rms_norm_backward({{dx}, {dw}, dy, x, w, rstd});
+      rms_norm_backward({{sum, Grad::kAccumulate}, {dw3}, dy, x, w, rstd});
+
+      Tensor y2 = Tensor::empty(shape, dtype, device), dx2 = y2.clone(), sum2 = old.clone();
+      rms_norm_forward({y2, rstd2, x.clone(), w, kEps});
+      rms_norm_backward({{dx2}, {dw2}, dy.clone(), x.clone(), w, rstd2});
+      rms_norm_backward({{sum2, Grad::kAccumulate}, {dw4}, dy.clone(), x.clone(), w, rstd2});
+      EXPECT_TRUE(bit_equal(y.clone(), y2) && bit_equal(rstd, rstd2)) << shape.str();
+      EXPECT_TRUE(bit_equal(dx.clone(), dx2) && bit_equal(dw, dw2)) << shape.str();
+      EXPECT_TRUE(bit_equal(sum.clone(), sum2) && bit_equal(dw3, dw4)) << shape.str();
+      EXPECT_TRUE(y_all.intact() && dx_all.intact());
+      // The columns beside them hold the NaN that they began with.
+      for (const Tensor& all : {y_all.tensor(), dx_all.tensor()})
+        for (const int64_t column : {int64_t{15}, 16 + shape[1]})
+          for (const double v : all.narrow(1, column, 1).clone().to_vector<double>())
+            EXPECT_TRUE(std::isnan(v));
+    }
+}
+
 TEST(CudaNorm, RowsDependOnThemselvesOnly) {
   COHORT_REQUIRE_GPU(device);
   for (const Norm norm : {Norm::kRms, Norm::kLayer})

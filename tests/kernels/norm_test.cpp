@@ -205,6 +205,38 @@ TEST(Norms, FusedResidualEqualsTheTwoSteps) {
   }
 }
 
+// Heads and columns of a wider tensor give the bits of copies of them.
+TEST(RmsNorm, RowsMayLieApart) {
+  for (const Shape& shape : {Shape{0, 3, 4}, Shape{1, 2, 5}, Shape{7, 3, 16}, Shape{70, 33}}) {
+    Shape wide = shape;
+    wide[1] += 3;
+    const auto part = [&](const Tensor& all) { return all.narrow(1, 2, shape[1]); };
+    const auto random = [&](uint64_t seed) { return part(random_tensor(wide, DType::kF32, seed)); };
+    const Tensor x = random(1), dy = random(2), old = random(4);
+    const Tensor w = random_tensor({shape[-1]}, DType::kF32, 3);
+    Tensor y_all = Tensor::full(wide, 42, DType::kF32), dx_all = y_all.clone();
+    Tensor y = part(y_all), dx = part(dx_all), sum = part(Tensor::zeros(wide, DType::kF32));
+    sum.copy_(old);
+    Tensor rstd = Tensor::empty({x.rows()}, DType::kF32), rstd2 = rstd.clone();
+    Tensor dw = Tensor::empty_like(w), dw2 = dw.clone(), dw3 = dw.clone();
+    rms_norm_forward({y, rstd, x, w, kEps});
+    rms_norm_backward({{dx}, {dw}, dy, x, w, rstd});
+    rms_norm_backward({{sum, Grad::kAccumulate}, {dw3}, dy, x, w, rstd});
+
+    Tensor y2 = Tensor::empty(shape, DType::kF32), dx2 = y2.clone(), sum2 = old.clone();
+    rms_norm_forward({y2, rstd2, x.clone(), w, kEps});
+    rms_norm_backward({{dx2}, {dw2}, dy.clone(), x.clone(), w, rstd2});
+    rms_norm_backward({{sum2, Grad::kAccumulate}, {none()}, dy.clone(), x.clone(), w, rstd2});
+    EXPECT_TRUE(bit_equal(y.clone(), y2) && bit_equal(rstd, rstd2)) << shape.str();
+    EXPECT_TRUE(bit_equal(dx.clone(), dx2) && bit_equal(dw, dw2)) << shape.str();
+    EXPECT_TRUE(bit_equal(sum.clone(), sum2) && bit_equal(dw3, dw2)) << shape.str();
+    // The columns beside them are untouched.
+    for (const Tensor& all : {y_all, dx_all})
+      for (const int64_t column : {int64_t{0}, int64_t{1}, wide[1] - 1})
+        for (const float v : all.narrow(1, column, 1).to_vector<float>()) EXPECT_EQ(v, 42);
+  }
+}
+
 TEST(Norms, ThreadCountDoesNotChangeBits) {
   const NormInputs in({700, 65}, DType::kF32);
   for (const auto run : {run_rms, run_layer})

@@ -69,6 +69,36 @@ TEST(CudaRope, Bf16IsRoundedOnce) {
       }
 }
 
+TEST(CudaRope, PlainHeadsStayAsTheyAre) {
+  COHORT_REQUIRE_GPU(device);
+  for (const Shape& shape : kShapes)
+    for (const Start start : kStarts) {
+      Shape wide = shape;
+      wide[1] += 3;
+      const Tensor x = rounded_random(wide, DType::kF32, 1).to(DType::kF32);
+      const Tensor table = rope_table(100, rope_frequencies(shape[2], kTheta), 1, DType::kF32);
+      const Tensor positions = positions_for(shape[0]), at = positions.to(device),
+                   angles = table.to(device);
+      Tensor expected = Tensor::empty(wide, DType::kF32), sum = Tensor::full(wide, 1, DType::kF32);
+      const auto run = [](Tensor& y, const Tensor& in, const Tensor& where, const Tensor& angles,
+                          Grad mode) {
+        rope(
+            {.y = y, .x = in, .positions = where, .table = angles, .mode = mode, .plain_heads = 3});
+      };
+      run(expected, x, positions, table, Grad::kOverwrite);
+      run(sum, x, positions, table, Grad::kAccumulate);
+      Guarded in(x, DType::kF32, device, start), y(wide, DType::kF32, device, start);
+      Guarded added(Tensor::full(wide, 1, DType::kF64), DType::kF32, device, start);
+      run(y.tensor(), in.tensor(), at, angles, Grad::kOverwrite);
+      run(added.tensor(), in.tensor(), at, angles, Grad::kAccumulate);
+      run(in.tensor(), in.tensor(), at, angles, Grad::kOverwrite);
+      EXPECT_TRUE(bit_equal(y.tensor().to(Device{}), expected)) << wide.str();
+      EXPECT_TRUE(bit_equal(added.tensor().to(Device{}), sum)) << wide.str();
+      EXPECT_TRUE(bit_equal(in.tensor().to(Device{}), expected)) << wide.str();
+      EXPECT_TRUE(y.intact() && added.intact() && in.intact());
+    }
+}
+
 TEST(CudaRope, UnknownPositionsGiveNan) {
   COHORT_REQUIRE_GPU(device);
   const Tensor table = rope_table(8, rope_frequencies(16, kTheta), 1, DType::kF32).to(device);

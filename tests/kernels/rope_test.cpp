@@ -72,6 +72,32 @@ TEST(Rope, AccumulatesAndRunsInPlace) {
   for (int64_t i = 0; i < y.numel(); ++i) EXPECT_EQ(sum.data<double>()[i], 2 + y.data<double>()[i]);
 }
 
+TEST(Rope, PlainHeadsStayAsTheyAre) {
+  const Tensor x = random_tensor({3, 5, 6}, DType::kF32, 1), positions = ids({5, 0, 41});
+  const Tensor table = rope_table(50, rope_frequencies(6, kTheta), 1, DType::kF32);
+  const Tensor head = x.narrow(1, 0, 3).clone();
+  Tensor rotated = Tensor::empty_like(head), y = Tensor::full({3, 5, 6}, NAN, DType::kF32);
+  Tensor same = x.clone(), sum = Tensor::full({3, 5, 6}, 1, DType::kF32), none = y.clone();
+  rope({rotated, head, positions, table});
+  rope({.y = y, .x = x, .positions = positions, .table = table, .plain_heads = 2});
+  rope({.y = same, .x = same, .positions = positions, .table = table, .plain_heads = 2});
+  rope({.y = sum,
+        .x = x,
+        .positions = positions,
+        .table = table,
+        .mode = Grad::kAccumulate,
+        .plain_heads = 2});
+  rope({.y = none, .x = x, .positions = positions, .table = table, .plain_heads = 5});
+  EXPECT_TRUE(bit_equal(y.narrow(1, 0, 3).clone(), rotated));
+  EXPECT_TRUE(bit_equal(y.narrow(1, 3, 2).clone(), x.narrow(1, 3, 2).clone()));
+  EXPECT_TRUE(bit_equal(same, y));
+  EXPECT_TRUE(bit_equal(none, x));
+  for (int64_t i = 0; i < y.numel(); ++i) EXPECT_EQ(sum.data<float>()[i], 1 + y.data<float>()[i]);
+  EXPECT_THROW_WITH(
+      rope({.y = y, .x = x, .positions = positions, .table = table, .plain_heads = 6}), Error,
+      "plain_heads from 0 to 5, got 6");
+}
+
 TEST(Rope, RowsDependOnTheirPositionOnly) {
   const Tensor x = random_tensor({300, 4, 32}, DType::kF32, 1);
   std::vector<int32_t> values(300);

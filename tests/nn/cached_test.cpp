@@ -1,6 +1,8 @@
 // The cached forward gives the bits of the packed one, however a sequence is cut into prefill and
 // decode steps and whoever else is in the batch. This is what makes a sampled log-prob equal the
 // trainer's.
+#include <cmath>
+
 #include "core/rng.h"
 #include "tests/nn/models.h"
 
@@ -135,6 +137,39 @@ TEST(ForwardCached, GivesThePackedForwardsBits) {
   for (const test::ModelCase& model : test::model_cases())
     for (const DType dtype : {DType::kF32, DType::kF64})
       expect_packed_bits(model, dtype, {}, {{1, 1, 2}, {2, 5, 3}, {3, 16, 4}, {1, 64, 5}});
+}
+
+// Rows without a sequence fill a decode step up to a fixed size.
+void expect_idle_rows_change_nothing(DType dtype, Device device) {
+  for (const auto& [name, config] : test::model_cases()) {
+    const Transformer model(config, dtype, 1, device);
+    KVCache alone(cache_config(config, 2, 16), dtype, device),
+        filled(cache_config(config, 2, 16), dtype, device);
+    const auto place = [&](const std::vector<int32_t>& v) { return Tensor::from(v).to(device); };
+    for (KVCache* cache : {&alone, &filled}) {
+      for (const int64_t length : {4, 3}) cache->reserve(cache->acquire(), length);
+      cache->upload();
+      model.forward_cached(place({1, 2, 3, 4, 5}), place({0, 0, 0, 1, 1}), place({0, 1, 2, 0, 1}),
+                           *cache);
+    }
+    const Tensor expected =
+        model.forward_cached(place({5, 6}), place({0, 1}), place({3, 2}), alone);
+    const Tensor got = model.forward_cached(place({0, 5, 0, 6, 0}), place({-1, 0, -1, 1, -1}),
+                                            place({0, 3, 0, 2, 0}), filled);
+    EXPECT_TRUE(bit_equal(rows_of(got, 1, 1), rows_of(expected, 0, 1))) << name;
+    EXPECT_TRUE(bit_equal(rows_of(got, 3, 1), rows_of(expected, 1, 1))) << name;
+    for (const double x : got.to_vector<double>()) EXPECT_TRUE(std::isfinite(x)) << name;
+  }
+}
+
+TEST(ForwardCached, IdleRowsChangeNothing) {
+  expect_idle_rows_change_nothing(DType::kF32, {});
+}
+
+TEST(CudaForwardCached, IdleRowsChangeNothing) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : {DType::kF32, DType::kBF16})
+    expect_idle_rows_change_nothing(dtype, device);
 }
 
 // Besides the small models, one of the sizes that GPU kernels are made for.

@@ -63,8 +63,8 @@ void expect_those_of_transformers(const std::string& dir, DType dtype, Device de
   // Saved in the place of the weights, gradients have the layout of the files.
   Transformer gradients(model.config(), dtype, std::nullopt);
   for (size_t i = 0; i < model.parameters().size(); ++i) {
-    Tensor place = gradients.parameters()[i].variable.value();
-    place.copy_(model.parameters()[i].variable.grad().to(Device{}));
+    Tensor place = gradients.parameters()[i].value;
+    place.copy_(model.parameters()[i].grad().to(Device{}));
   }
   const TempDir folder;
   save_weights(gradients, folder.path());

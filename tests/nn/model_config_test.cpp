@@ -173,12 +173,12 @@ TEST(ModelSize, EqualsTheSumOfTheParameters) {
       c.bias = bias;
       const Transformer model(c, DType::kF32, 1);
       int64_t all = 0, products = 0;
-      for (const auto& [key, variable, decay] : model.parameters()) {
-        const int64_t n = variable.value().numel();
+      for (const NamedParameter& p : model.parameters()) {
+        const int64_t n = p.value.numel();
         all += n;
-        const bool table = key.find("embed") != std::string::npos;
-        if (variable.shape().rank() == 2 && !table) products += n;
-        EXPECT_EQ(decay, variable.shape().rank() == 2) << key;
+        const bool table = p.name.find("embed") != std::string::npos;
+        if (p.value.rank() == 2 && !table) products += n;
+        EXPECT_EQ(p.decay, p.value.rank() == 2) << p.name;
       }
       if (c.tie_embeddings) products += c.vocab_size * c.d_model;
       EXPECT_EQ(model_size(c).parameters, all) << name;

@@ -31,7 +31,7 @@ struct Reference {
         grpo(metadata(name, "grpo")),
         model(ModelConfig::from_json(metadata(name, "config")), type, 1, device) {
     for (const NamedParameter& p : model.parameters()) {
-      Tensor value = p.variable.value();
+      Tensor value = p.value;
       value.copy_(file.read("param." + p.name));
     }
     batch.tokens = file.read("batch.tokens");
@@ -70,11 +70,10 @@ struct Reference {
     for (const NamedParameter& p : model.parameters()) {
       const Tensor expected = file.read(prefix + p.name);
       if (norm(expected) < 1e-12 * all)
-        EXPECT_LT(norm(p.variable.grad()), tolerance() * all) << prefix << p.name;
+        EXPECT_LT(norm(p.grad()), tolerance() * all) << prefix << p.name;
       else
-        EXPECT_LT(test::relative_error(p.variable.grad(), expected), tolerance())
-            << prefix << p.name;
-      p.variable.zero_grad();
+        EXPECT_LT(test::relative_error(p.grad(), expected), tolerance()) << prefix << p.name;
+      p.grad().zero_();
     }
   }
 };
@@ -111,15 +110,14 @@ void check_gradients(const Reference& ref) {
 void check_adamw(const Reference& ref) {
   std::vector<kernels::AdamWTensor> states;
   for (const NamedParameter& p : ref.model.parameters()) {
-    const Tensor& value = p.variable.value();
-    states.push_back({value, p.variable.grad(), Tensor::zeros_like(value),
-                      Tensor::zeros_like(value),
+    const Tensor& value = p.value;
+    states.push_back({value, p.grad(), Tensor::zeros_like(value), Tensor::zeros_like(value),
                       p.decay ? ref.adamw.at("weight_decay").as_double() : 0});
   }
   const auto expected = ref.file.read("adamw.losses").to_vector<double>();
   ASSERT_EQ(expected.size(), 10u);
   for (size_t i = 0; i < expected.size(); ++i) {
-    for (const NamedParameter& p : ref.model.parameters()) p.variable.zero_grad();
+    for (const NamedParameter& p : ref.model.parameters()) p.grad().zero_();
     const Variable loss = test::mean_loss(ref.model, ref.batch);
     EXPECT_NEAR(loss.value().item() / expected[i], 1, ref.tolerance()) << "step " << i;
     backward(loss);

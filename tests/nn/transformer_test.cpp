@@ -1,5 +1,6 @@
 // The transformer: initial values, gradients of all parameters, rows that do not depend on their
 // company, dropout by address, recomputation without a difference.
+#include <map>
 #include <set>
 
 #include "autograd/gradcheck.h"
@@ -16,7 +17,7 @@ using test::rows_of;
 
 std::vector<Tensor> gradients(const Transformer& model) {
   std::vector<Tensor> out;
-  for (const NamedParameter& p : model.parameters()) out.push_back(p.variable.grad().clone());
+  for (const NamedParameter& p : model.parameters()) out.push_back(p.grad().clone());
   return out;
 }
 
@@ -25,15 +26,15 @@ std::vector<Tensor> gradients(const Transformer& model) {
 Variable loss_of_parameters(const Transformer& model, const PackedBatch& batch,
                             std::span<const Variable> values) {
   for (size_t i = 0; i < values.size(); ++i) {
-    Tensor target = model.parameters()[i].variable.value();
+    Tensor target = model.parameters()[i].value;
     target.copy_(values[i].value());
   }
   const Variable loss = test::mean_loss(model, batch, {.mode = Mode::kTrain, .seed = 3});
   return make_node("model", loss.value(), values, [&model, loss](const Tensor& dy, Gradients& g) {
-    for (const NamedParameter& p : model.parameters()) p.variable.zero_grad();
+    for (const NamedParameter& p : model.parameters()) p.grad().zero_();
     backward(loss, dy);
     for (size_t i = 0; i < model.parameters().size(); ++i)
-      g.pass(static_cast<int>(i), model.parameters()[i].variable.grad().clone());
+      g.pass(static_cast<int>(i), model.parameters()[i].grad().clone());
   });
 }
 
@@ -49,7 +50,7 @@ void check_all_gradients(ModelConfig config, double dropout, GradcheckOptions op
   std::vector<Tensor> values;
   Rng rng(5, rng_stream(kTestPurpose));
   for (const NamedParameter& p : model.parameters()) {
-    values.push_back(p.variable.value().clone());
+    values.push_back(p.value.clone());
     // Away from the initial ones and zeros, where some gradients vanish.
     for (int64_t i = 0; i < values.back().numel(); ++i)
       values.back().data<double>()[i] += 0.1 * rng.normal();
@@ -84,9 +85,10 @@ TEST(TransformerInit, HasItsStatistics) {
   c.d_ff = 120;
   c.init_std = 0.02;
   const Transformer model(c, DType::kF64, 7);
-  for (const auto& [name, variable, decay] : model.parameters()) {
-    const auto values = variable.value().to_vector<double>();
-    if (variable.shape().rank() == 1) {
+  for (const NamedParameter& p : model.parameters()) {
+    const std::string& name = p.name;
+    const auto values = p.value.to_vector<double>();
+    if (p.value.rank() == 1) {
       const double expected = name.ends_with("norm.weight") ? 1 : 0;
       EXPECT_EQ(values, std::vector<double>(values.size(), expected)) << name;
       continue;
@@ -111,14 +113,14 @@ TEST(TransformerInit, DependsOnTheSeedOnly) {
     const Transformer a(config, DType::kF64, 7), b(config, DType::kF64, 7),
         single(config, DType::kF32, 7), other(config, DType::kF64, 8);
     for (size_t i = 0; i < a.parameters().size(); ++i) {
-      const Tensor& value = a.parameters()[i].variable.value();
-      EXPECT_TRUE(bit_equal(value, b.parameters()[i].variable.value())) << name;
-      EXPECT_TRUE(bit_equal(value.to(DType::kF32), single.parameters()[i].variable.value()));
-      const bool same = bit_equal(value, other.parameters()[i].variable.value());
+      const Tensor& value = a.parameters()[i].value;
+      EXPECT_TRUE(bit_equal(value, b.parameters()[i].value)) << name;
+      EXPECT_TRUE(bit_equal(value.to(DType::kF32), single.parameters()[i].value));
+      const bool same = bit_equal(value, other.parameters()[i].value);
       EXPECT_EQ(same, value.rank() == 1) << name;
     }
-    EXPECT_NE(a.parameters()[0].variable.value().to_vector<double>()[0],
-              a.parameters()[2].variable.value().to_vector<double>()[0]);
+    EXPECT_NE(a.parameters()[0].value.to_vector<double>()[0],
+              a.parameters()[2].value.to_vector<double>()[0]);
   }
 }
 
@@ -129,9 +131,44 @@ TEST(Transformer, NamesAreUniqueAndTheHeadIsTiedWhereAsked) {
     for (const NamedParameter& p : model.parameters()) names.push_back(p.name);
     std::sort(names.begin(), names.end());
     EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end()) << name;
-    const bool tied = model.head().value().raw() == model.parameters()[0].variable.value().raw();
+    const bool tied = model.head().value().raw() == model.parameters()[0].value.raw();
     EXPECT_EQ(tied, config.tie_embeddings) << name;
     EXPECT_EQ(std::count(names.begin(), names.end(), "lm_head.weight"), tied ? 0 : 1) << name;
+  }
+}
+
+// One product gives queries, keys and values, and one gate and up: what it multiplies by, and the
+// gradient that it gets, are one tensor, of which the parameters are consecutive rows.
+TEST(Transformer, ParametersOfOneProductAreRowsOfOneLeaf) {
+  for (const auto& [name, config] : test::model_cases()) {
+    const Transformer model(config, DType::kF32, 1);
+    std::map<std::string, const NamedParameter*> by_name;
+    for (const NamedParameter& p : model.parameters()) by_name[p.name] = &p;
+    std::set<const void*> leaves;
+    for (const NamedParameter& p : model.parameters()) leaves.insert(p.leaf.value().raw());
+    EXPECT_EQ(leaves.size(), model.leaves().size()) << name;
+    const std::string block = "model.layers.1.";
+    std::vector<std::vector<std::string>> groups;
+    for (const char* kind : {".weight", ".bias"}) {
+      groups.push_back({});
+      for (const char* part : {"q_proj", "k_proj", "v_proj"})
+        groups.back().push_back(block + "self_attn." + part + kind);
+      groups.push_back({block + "mlp.gate_proj" + kind, block + "mlp.up_proj" + kind});
+    }
+    for (const auto& group : groups) {
+      if (!by_name.contains(group[0])) continue;
+      const Variable& leaf = by_name[group[0]]->leaf;
+      int64_t row = 0;
+      for (const std::string& part : group) {
+        const NamedParameter& p = *by_name[part];
+        const int64_t rows = p.value.dim(0);
+        EXPECT_EQ(p.leaf.value().raw(), leaf.value().raw()) << name << " " << part;
+        EXPECT_EQ(p.value.raw(), leaf.value().narrow(0, row, rows).raw()) << name << " " << part;
+        EXPECT_EQ(p.grad().raw(), leaf.grad().narrow(0, row, rows).raw()) << name << " " << part;
+        row += rows;
+      }
+      EXPECT_EQ(row, leaf.value().dim(0)) << name << " " << group[0];
+    }
   }
 }
 
@@ -141,8 +178,7 @@ TEST(Transformer, CopyFromCopiesValues) {
   Transformer target(config, DType::kF32, 2);
   target.copy_from(source);
   for (size_t i = 0; i < source.parameters().size(); ++i) {
-    const Tensor &a = source.parameters()[i].variable.value(),
-                 &b = target.parameters()[i].variable.value();
+    const Tensor &a = source.parameters()[i].value, &b = target.parameters()[i].value;
     EXPECT_TRUE(bit_equal(a, b));
     EXPECT_NE(a.raw(), b.raw());
   }
@@ -229,7 +265,7 @@ TEST(TransformerDropout, LayersAndBranchesDrawTheirOwnBits) {
                                       std::pair{str("layers.1.", out), str("layers.1.", down)}}) {
     const Transformer model(config, DType::kF64, 1);
     for (const NamedParameter& p : model.parameters()) {
-      Tensor value = p.variable.value();
+      Tensor value = p.value;
       if (value.rank() == 2) value.zero_();
       if (p.name.ends_with(first) || p.name.ends_with(second)) value.fill_(1);
     }
@@ -305,7 +341,7 @@ std::vector<int64_t> expect_same_bits(const char* name, DType dtype, Device devi
   for (const Recompute recompute : {Recompute::kNone, Recompute::kCheap, Recompute::kBlock}) {
     config.recompute = recompute;
     const Transformer model(config, dtype, 1, device);
-    for (const NamedParameter& p : model.parameters()) p.variable.zero_grad();
+    for (const NamedParameter& p : model.parameters()) p.grad().zero_();
     Allocator& memory = allocator(device);
     memory.reset_peak();
     const int64_t start = memory.stats().live_bytes;
@@ -349,15 +385,15 @@ TEST(TransformerRecompute, HooksFireOncePerParameter) {
     std::vector<int> fired(model.parameters().size(), 0);
     std::vector<Tensor> at_hook(fired.size());
     for (size_t i = 0; i < fired.size(); ++i)
-      model.parameters()[i].variable.on_gradient([&, i] {
+      model.parameters()[i].leaf.on_gradient([&, i] {
         ++fired[i];
-        at_hook[i] = model.parameters()[i].variable.grad().clone();
+        at_hook[i] = model.parameters()[i].grad().clone();
       });
     backward(test::mean_loss(model, pack(test::random_sequences({7, 5}, config.vocab_size, 2))));
     for (size_t i = 0; i < fired.size(); ++i) {
       const NamedParameter& p = model.parameters()[i];
       ASSERT_EQ(fired[i], 1) << p.name;
-      EXPECT_TRUE(bit_equal(at_hook[i], p.variable.grad())) << p.name;
+      EXPECT_TRUE(bit_equal(at_hook[i], p.grad())) << p.name;
     }
   }
 }

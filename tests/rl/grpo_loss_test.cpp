@@ -238,16 +238,17 @@ TEST_F(GrpoUpdate, LogProbsAreThoseOfLogitsOverTemperature) {
 Variable loss_of_parameters(const Transformer& model, const PackedBatch& batch,
                             const GrpoConfig& config, std::span<const Variable> in) {
   for (size_t i = 0; i < in.size(); ++i) {
-    Variable parameter = model.parameters()[i].variable;
-    parameter.value().copy_(in[i].value());
-    parameter.zero_grad();
+    const NamedParameter& parameter = model.parameters()[i];
+    Tensor value = parameter.value;
+    value.copy_(in[i].value());
+    parameter.grad().zero_();
   }
   const Variable loss = grpo_loss(policy_log_probs(model, batch, 1).logprob, batch, config).loss;
   return make_node("loss_of_parameters", loss.value(), in,
                    [&model, loss](const Tensor& dy, Gradients& g) {
                      backward(loss, dy);
                      for (size_t i = 0; i < model.parameters().size(); ++i)
-                       g.pass(static_cast<int>(i), model.parameters()[i].variable.grad().clone());
+                       g.pass(static_cast<int>(i), model.parameters()[i].grad().clone());
                    });
 }
 
@@ -261,8 +262,7 @@ TEST_F(GrpoUpdate, GradientPassesFiniteDifferences) {
   ASSERT_GT(at_start.stats.clipped_high, 0);
   ASSERT_LT(at_start.stats.clipped_low + at_start.stats.clipped_high, at_start.stats.tokens);
   std::vector<Tensor> parameters;
-  for (const NamedParameter& p : model_.parameters())
-    parameters.push_back(p.variable.value().clone());
+  for (const NamedParameter& p : model_.parameters()) parameters.push_back(p.value.clone());
   const GradcheckResult result = gradcheck(
       [&](std::span<const Variable> in) { return loss_of_parameters(model_, batch, config, in); },
       parameters, {.step = 2e-4, .elements = 8});

@@ -116,7 +116,7 @@ struct UpdateResult {
 inline UpdateResult run_update(const Transformer& model, const Minibatch& minibatch,
                                const GrpoConfig& config) {
   UpdateResult result;
-  for (const NamedParameter& p : model.parameters()) p.variable.zero_grad();
+  for (const NamedParameter& p : model.parameters()) p.grad().zero_();
   for (const PackedBatch& batch : minibatch) {
     const auto [loss, stats] = grpo_loss(policy_log_probs(model, batch, 1).logprob, batch, config);
     backward(loss);
@@ -124,8 +124,7 @@ inline UpdateResult run_update(const Transformer& model, const Minibatch& miniba
     result.stats = kernels::PolicyLossStats::from(stats);
     result.max_ratio_deviations.push_back(result.stats.max_ratio_deviation);
   }
-  for (const NamedParameter& p : model.parameters())
-    result.gradients.push_back(p.variable.grad().clone());
+  for (const NamedParameter& p : model.parameters()) result.gradients.push_back(p.grad().clone());
   return result;
 }
 

@@ -33,7 +33,7 @@ class Checkpoints : public testing::Test {
   std::string save(int64_t step, int64_t best_step = -1, int64_t keep_last = 2,
                    const Transformer* reference = nullptr) {
     for (const NamedParameter& p : model_->parameters()) {
-      Tensor grad = p.variable.grad();
+      Tensor grad = p.grad();
       grad.fill_(static_cast<double>(step % 3) - 0.5);
     }
     optimizer_->step(1e-2, {});
@@ -84,8 +84,7 @@ TEST_F(Checkpoints, RestoreModelOptimizerTokenizerAndState) {
   const LoadedModel loaded = load_model(at, DType::kF32);
   ASSERT_EQ(loaded.model->parameters().size(), model_->parameters().size());
   for (size_t i = 0; i < model_->parameters().size(); ++i)
-    EXPECT_TRUE(bit_equal(loaded.model->parameters()[i].variable.value(),
-                          model_->parameters()[i].variable.value()));
+    EXPECT_TRUE(bit_equal(loaded.model->parameters()[i].value, model_->parameters()[i].value));
   EXPECT_EQ(loaded.tokenizer->to_json().dump(), tokenizer_->to_json().dump());
   EXPECT_EQ(loaded.model->config().to_json().dump(), model_->config().to_json().dump());
 
@@ -104,8 +103,7 @@ TEST_F(Checkpoints, HoldTheReferencePolicyWhereThereIsOne) {
   Transformer loaded(model_->config(), DType::kF32, 0);
   load_weights(loaded, save(2, -1, 2, &reference), "reference");
   for (size_t i = 0; i < loaded.parameters().size(); ++i)
-    EXPECT_TRUE(bit_equal(loaded.parameters()[i].variable.value(),
-                          reference.parameters()[i].variable.value()));
+    EXPECT_TRUE(bit_equal(loaded.parameters()[i].value, reference.parameters()[i].value));
 }
 
 TEST_F(Checkpoints, KeepTheLastAndTheBest) {
@@ -387,8 +385,7 @@ TEST_F(Checkpoints, ManifestsThatLeaveOutAFileAreFound) {
 
 TEST_F(Checkpoints, WeightsThatTheModelHasNotAreRefused) {
   NamedTensors tensors;
-  for (const NamedParameter& p : model_->parameters())
-    tensors.emplace_back(p.name, p.variable.value());
+  for (const NamedParameter& p : model_->parameters()) tensors.emplace_back(p.name, p.value);
   tensors.emplace_back("model.layers.9.extra", Tensor::zeros({2}, DType::kF32));
   write_safetensors(temporary_.path("more.safetensors"), tensors);
   EXPECT_THROW_WITH(load_weights(*model_, temporary_.path(""), "more"), InputError,

@@ -114,7 +114,7 @@ class GrpoStep : public testing::Test {
       if (comm.rank() != 0) return;
       out.metrics = summary;
       for (const NamedParameter& p : mine->model().parameters())
-        out.weights.push_back(p.variable.value().clone());
+        out.weights.push_back(p.value.clone());
     });
     return out;
   }
@@ -162,7 +162,7 @@ TEST_F(GrpoStep, IsAFunctionOfItsInputs) {
       EXPECT_EQ(mine->optimizer().updates(), 2 * (step + 1));
     }
     for (const NamedParameter& p : mine->model().parameters())
-      weights[again].push_back(p.variable.value().clone());
+      weights[again].push_back(p.value.clone());
   }
   expect_same_weights(weights[0], weights[1]);
 }

@@ -49,7 +49,7 @@ std::vector<Tensor> copies(const NamedTensors& tensors) {
 }
 std::vector<Tensor> copies(const Transformer& model) {
   std::vector<Tensor> out;
-  for (const NamedParameter& p : model.parameters()) out.push_back(p.variable.value().clone());
+  for (const NamedParameter& p : model.parameters()) out.push_back(p.value.clone());
   return out;
 }
 
@@ -80,7 +80,7 @@ class LearnerTest : public testing::Test {
 
   // A finite loss whose gradient at the model's last parameter is `value`.
   Variable bad_gradient(double value) {
-    const Variable p = learner_.model().parameters().back().variable;
+    const Variable p = learner_.model().parameters().back().leaf;
     return make_node(
         "bad", Tensor::full({1}, 0.5, DType::kF32), {p},
         [value](const Tensor&, Gradients& gradients) { gradients.slot(0).tensor.fill_(value); });

@@ -73,18 +73,17 @@ TEST(AdamW, DecaysMatricesButNeitherNormsNorBiases) {
   c.resolve();
   const Transformer model(c, DType::kF64, 1);
   for (const NamedParameter& p : model.parameters()) {
-    Tensor value = p.variable.value();
+    Tensor value = p.value;
     value.fill_(1);
-    p.variable.zero_grad();
+    p.grad().zero_();
   }
   OptimizerConfig config;
   config.weight_decay = 0.5;
   AdamW(model.parameters(), config).step(0.1, {});
   int decayed = 0, kept = 0;
   for (const NamedParameter& p : model.parameters()) {
-    const bool matrix = p.variable.shape().rank() == 2;
-    EXPECT_DOUBLE_EQ(p.variable.value().to_vector<double>()[0], matrix ? 1 - 0.1 * 0.5 : 1)
-        << p.name;
+    const bool matrix = p.value.shape().rank() == 2;
+    EXPECT_DOUBLE_EQ(p.value.to_vector<double>()[0], matrix ? 1 - 0.1 * 0.5 : 1) << p.name;
     (matrix ? decayed : kept) += 1;
   }
   EXPECT_GE(decayed, 8);  // embeddings, head, q, k, v, o, MLP
@@ -96,7 +95,7 @@ TEST(AdamW, ScalesGradientsDownToTheMaximumOnly) {
                  b = Variable::parameter(Tensor::zeros({1}, DType::kF64));
   a.grad().copy_(Tensor::from(std::vector<double>{2, 1}));
   b.grad().copy_(Tensor::from(std::vector<double>{-2}));
-  const std::vector<NamedParameter> parameters{{"a", a, false}, {"b", b, false}};
+  const std::vector<NamedParameter> parameters{{"a", a.value(), a}, {"b", b.value(), b}};
   Tensor norm = Tensor::empty({1}, DType::kF64);
   global_grad_norm(norm, parameters);
   EXPECT_DOUBLE_EQ(norm.item(), 3);

@@ -33,9 +33,9 @@ class Backward {
   void add_transposed(const Tensor& weights, const T* const* rows, Tensor& grad, int64_t row0,
                       int64_t key0);
 
-  // Where key `key` of the sequence starts in k, v and their gradients.
-  int64_t key_offset(int64_t key) const {
-    return ((begin_ + key) * sizes_.kv_heads + kv_head_) * sizes_.head_dim;
+  // Where key `key` of the sequence starts in k, v or one of their gradients.
+  int64_t key_offset(const Tensor& t, int64_t key) const {
+    return (begin_ + key) * t.strides()[0] + kv_head_ * sizes_.head_dim;
   }
 
   const AttentionBackward& args_;
@@ -80,8 +80,8 @@ void Backward<T>::run(int64_t sequence, int64_t kv_head) {
   for (int64_t key0 = 0; key0 < length_; key0 += tile) {
     const int64_t count = std::min(tile, length_ - key0);
     const T *const k = args_.k.data<T>(), *const v = args_.v.data<T>();
-    keys_.load(count, [&](int64_t j) { return k + key_offset(key0 + j); });
-    values_.load(count, [&](int64_t j) { return v + key_offset(key0 + j); });
+    keys_.load(count, [&](int64_t j) { return k + key_offset(args_.k, key0 + j); });
+    values_.load(count, [&](int64_t j) { return v + key_offset(args_.v, key0 + j); });
     // Causal queries before the tile's first key see none of it, nor do those a window after its
     // last one.
     const int64_t first = causal ? key0 : 0;
@@ -98,15 +98,16 @@ void Backward<T>::load_block(int64_t row0, int64_t key0) {
   const int64_t group = sizes_.group(), dim = sizes_.head_dim;
   const T *const q = args_.q.data<T>(), *const dout = args_.dout.data<T>();
   const T *const o = args_.o.data<T>(), *const lse = args_.lse.data<T>();
+  const int64_t q_stride = args_.q.strides()[0], dq_stride = args_.dq.tensor.strides()[0];
   T* const dq = args_.dq.tensor.data<T>();
-  int64_t offsets[kBlockRows];
+  int64_t offsets[kBlockRows];  // in o and dout
   count_ = std::min(kBlockRows, length_ * group - row0);
   int64_t position = row0 / group, in_group = row0 % group;
   for (int64_t r = 0; r < count_; ++r) {
     token_[r] = begin_ + position;
     head_[r] = kv_head_ * group + in_group;
     const int64_t offset = offsets[r] = (token_[r] * sizes_.heads + head_[r]) * dim;
-    dq_[r] = dq + offset;
+    dq_[r] = dq + token_[r] * dq_stride + head_[r] * dim;
     delta_[r] = lane_sum<T>(dim, [&](int64_t d) { return dout[offset + d] * o[offset + d]; });
     lse_log2_[r] = lse[head_[r] * sizes_.tokens + token_[r]] * static_cast<T>(kLog2e);
     const VisibleKeys visible = visible_keys(args_.desc, position, length_);
@@ -117,7 +118,7 @@ void Backward<T>::load_block(int64_t row0, int64_t key0) {
       ++position;
     }
   }
-  q_.load(count_, [&](int64_t r) { return q + offsets[r]; });
+  q_.load(count_, [&](int64_t r) { return q + token_[r] * q_stride + head_[r] * dim; });
   dout_.load(count_, [&](int64_t r) { return dout + offsets[r]; });
 }
 
@@ -183,7 +184,7 @@ void Backward<T>::add_transposed(const Tensor& weights, const T* const* rows, Te
     const int64_t first = causal ? std::clamp<int64_t>(key * group - row0, 0, count_) : 0;
     const int64_t last =
         window > 0 ? std::clamp<int64_t>((key + window) * group - row0, 0, count_) : count_;
-    products[j] = {columns + j, sums + key_offset(key), first, last, sizes_.head_dim};
+    products[j] = {columns + j, sums + key_offset(grad, key), first, last, sizes_.head_dim};
   }
   chain_product<T>({products, static_cast<size_t>(keys_.count)}, weights.dim(1), rows,
                    Grad::kAccumulate);
@@ -197,8 +198,12 @@ void backward(const AttentionBackward& args, const PackedSizes& sizes) {
     const int64_t length = cu[s + 1] - cu[s];
     cost += 5 * length * length * sizes.heads * sizes.head_dim / 2;
   }
-  for (const GradOut* grad : {&args.dq, &args.dk, &args.dv})
-    if (grad->mode == Grad::kOverwrite) grad->tensor.zero_();
+  for (const GradOut* grad : {&args.dq, &args.dk, &args.dv}) {
+    if (grad->mode == Grad::kAccumulate) continue;
+    Tensor& t = grad->tensor;
+    for (int64_t i = 0; i < sizes.tokens; ++i)
+      std::fill_n(t.data<T>() + i * t.strides()[0], t.dim(1) * t.dim(2), T{0});
+  }
   parallel_items(static_cast<size_t>(sizes.sequences * sizes.kv_heads), cost,
                  [&](int64_t first, int64_t last) {
                    Backward<T> backward(args);

@@ -17,6 +17,7 @@ template <class T>
 void forward(const AttentionForward& args, const PackedSizes& sizes) {
   const int32_t* const cu = args.cu_seqlens.data<int32_t>();
   const int64_t heads = sizes.heads, group = sizes.group(), dim = sizes.head_dim;
+  const int64_t q_stride = args.q.strides()[0], kv_stride = args.k.strides()[0];
   const T* const q = args.q.data<T>();
   T *const o = args.o.data<T>(), *const lse = args.lse.data<T>();
   std::vector<ForwardItem> items;
@@ -38,9 +39,8 @@ void forward(const AttentionForward& args, const PackedSizes& sizes) {
       int64_t position = row0 / group, in_group = row0 % group;
       for (int64_t r = 0; r < count; ++r) {
         const int64_t token = cu[s] + position, head = kv_head * group + in_group;
-        const int64_t offset = (token * heads + head) * dim;
-        rows[r] = {.q = q + offset,
-                   .o = o + offset,
+        rows[r] = {.q = q + token * q_stride + head * dim,
+                   .o = o + (token * heads + head) * dim,
                    .lse = lse + head * sizes.tokens + token,
                    .visible = visible_keys(args.desc, position, length),
                    .token = token,
@@ -50,10 +50,10 @@ void forward(const AttentionForward& args, const PackedSizes& sizes) {
           ++position;
         }
       }
-      const int64_t start = (cu[s] * sizes.kv_heads + kv_head) * dim;
+      const int64_t start = cu[s] * kv_stride + kv_head * dim;
       attend.run({rows, static_cast<size_t>(count)},
-                 {.data = args.k.data<T>() + start, .stride = sizes.kv_heads * dim},
-                 {.data = args.v.data<T>() + start, .stride = sizes.kv_heads * dim});
+                 {.data = args.k.data<T>() + start, .stride = kv_stride},
+                 {.data = args.v.data<T>() + start, .stride = kv_stride});
     }
   });
 }

@@ -1,6 +1,8 @@
 // The paged key/value cache on the CPU: writing it, and attention over it. Work items are runs of
 // tokens of one sequence, per key head; each row goes through the same routine as in training.
 #include "kernels/attention/cpu/attend.h"
+#include "kernels/cpu/reduce.h"
+#include "kernels/cpu/rotate.h"
 
 namespace cohort::kernels::cpu {
 
@@ -8,13 +10,18 @@ namespace {
 
 using namespace attention;
 
-// Throws unless token t's sequence and position are inside the block table.
+// A token that takes no part.
+bool is_idle(int32_t sequence, int32_t position) {
+  return sequence < 0 || position < 0;
+}
+
+// Throws unless sequence and position of token t, which is not idle, are inside the block table.
 void check_address(const CacheSizes& sizes, int64_t t, int64_t sequence, int64_t position,
                    const char* op) {
-  COHORT_CHECK(sequence >= 0 && sequence < sizes.sequences, "[", op, "] token ", t,
+  COHORT_CHECK(sequence < sizes.sequences, "[", op, "] token ", t,
                ": expected a sequence from 0 to ", sizes.sequences - 1, ", got ", sequence);
-  COHORT_CHECK(position >= 0 && position < sizes.max_blocks * sizes.block_tokens, "[", op,
-               "] token ", t, ": position ", position, " of sequence ", sequence,
+  COHORT_CHECK(position < sizes.max_blocks * sizes.block_tokens, "[", op, "] token ", t,
+               ": position ", position, " of sequence ", sequence,
                " is beyond its block table: ", sizes.max_blocks, " blocks of ", sizes.block_tokens,
                " tokens");
 }
@@ -35,6 +42,7 @@ struct PagedItem {
 template <class T>
 void paged(const AttentionPaged& args, const CacheSizes& sizes) {
   const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = sizes.head_dim;
+  const int64_t q_stride = args.q.strides()[0];
   const int64_t group = heads / sizes.kv_heads, most = std::max<int64_t>(kQueryRows / group, 1);
   const int32_t *const sequences = args.sequences.data<int32_t>(),
                        *const positions = args.positions.data<int32_t>(),
@@ -44,7 +52,13 @@ void paged(const AttentionPaged& args, const CacheSizes& sizes) {
   std::vector<PagedItem> items;
   int64_t cost = 0;
   for (int64_t begin = 0, end = 0; begin < tokens; begin = end) {
-    for (end = begin; end < tokens && end - begin < most && sequences[end] == sequences[begin];)
+    end = begin + 1;
+    if (is_idle(sequences[begin], positions[begin])) {
+      std::fill_n(o + begin * heads * dim, heads * dim, T{0});
+      continue;
+    }
+    while (end < tokens && end - begin < most && sequences[end] == sequences[begin] &&
+           positions[end] >= 0)
       ++end;
     // Gathering a key costs about as much as four rows' work on it.
     cost += 2 * positions[end - 1] * ((end - begin) * heads + 4 * sizes.kv_heads) * dim;
@@ -64,9 +78,8 @@ void paged(const AttentionPaged& args, const CacheSizes& sizes) {
       rows.clear();
       for (int64_t t = begin; t < end; ++t)
         for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-          const int64_t offset = (t * heads + head) * dim;
-          rows.push_back({.q = q + offset,
-                          .o = o + offset,
+          rows.push_back({.q = q + t * q_stride + head * dim,
+                          .o = o + (t * heads + head) * dim,
                           .lse = nullptr,
                           .visible = visible_keys(args.desc, positions[t], 0),
                           .token = t,
@@ -79,35 +92,63 @@ void paged(const AttentionPaged& args, const CacheSizes& sizes) {
   });
 }
 
-}  // namespace
-
-void paged_kv_write(const PagedKvWrite& args) {
-  const CacheSizes sizes = cache_sizes(args.cache);
-  const int64_t tokens = args.sequences.numel();
+// Throws if a token has no place in the cache or no angles.
+void check_writes(const RopeKvWrite& args, const CacheSizes& sizes) {
+  constexpr const char* kOp = "rope_kv_write";
   const int32_t *const sequence = args.sequences.data<int32_t>(),
                        *const position = args.positions.data<int32_t>(),
                        *const table = args.cache.block_table.data<int32_t>();
-  const auto block = [&](int64_t t) {
-    return sequence[t] * sizes.max_blocks + position[t] / sizes.block_tokens;
-  };
-  for (int64_t t = 0; t < tokens; ++t) {
-    check_address(sizes, t, sequence[t], position[t], "paged_kv_write");
-    check_block(sizes, sequence[t], position[t] / sizes.block_tokens, table[block(t)],
-                "paged_kv_write");
+  for (int64_t t = 0; t < args.sequences.numel(); ++t) {
+    if (is_idle(sequence[t], position[t])) continue;
+    check_address(sizes, t, sequence[t], position[t], kOp);
+    const int64_t index = position[t] / sizes.block_tokens;
+    check_block(sizes, sequence[t], index, table[sequence[t] * sizes.max_blocks + index], kOp);
+    COHORT_CHECK(!args.table.defined() || position[t] < args.table.dim(0), "[", kOp, "] position ",
+                 position[t], " of token ", t, " is outside the table of ", args.table.dim(0),
+                 " positions");
   }
-  const size_t bytes =
-      static_cast<size_t>(sizes.kv_heads * sizes.head_dim) * dtype_size(args.cache.k.dtype());
-  const auto write = [&](Tensor& cache, const Tensor& rows) {
-    char* const to = static_cast<char*>(cache.raw());
-    const char* const from = static_cast<const char*>(rows.raw());
-    for (int64_t t = 0; t < tokens; ++t) {
-      const int64_t slot = table[block(t)] * sizes.block_tokens + position[t] % sizes.block_tokens;
-      std::memcpy(to + static_cast<size_t>(slot) * bytes, from + static_cast<size_t>(t) * bytes,
-                  bytes);
-    }
+}
+
+template <class T>
+void rope_and_write(const RopeKvWrite& args, const CacheSizes& sizes) {
+  const int64_t dim = sizes.head_dim, kv_heads = sizes.kv_heads, all_heads = args.qkv.dim(1);
+  const int64_t heads = all_heads - 2 * kv_heads;
+  const int32_t *const sequence = args.sequences.data<int32_t>(),
+                       *const position = args.positions.data<int32_t>(),
+                       *const blocks = args.cache.block_table.data<int32_t>();
+  const T* const angles = args.table.defined() ? args.table.data<T>() : nullptr;
+  T *const qkv = args.qkv.data<T>(), *const keys = args.cache.k.data<T>(),
+           *const values = args.cache.v.data<T>();
+  const auto rotate_head = [&](T* to, const T* from, int64_t at) {
+    const T* const cos = angles + at * dim;
+    rotate(to, from, cos, cos + dim / 2, T{1}, dim / 2, Grad::kOverwrite);
   };
-  write(args.cache.k, args.k);
-  write(args.cache.v, args.v);
+  parallel_for(args.qkv.dim(0), row_grain(all_heads * dim), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      if (is_idle(sequence[t], position[t])) continue;
+      const int64_t block =
+          blocks[sequence[t] * sizes.max_blocks + position[t] / sizes.block_tokens];
+      const int64_t slot = block * sizes.block_tokens + position[t] % sizes.block_tokens;
+      T *const q = qkv + t * all_heads * dim, *const k = q + heads * dim,
+               *const v = k + kv_heads * dim, *const to = keys + slot * kv_heads * dim;
+      if (angles != nullptr) {
+        for (int64_t h = 0; h < heads; ++h) rotate_head(q + h * dim, q + h * dim, position[t]);
+        for (int64_t h = 0; h < kv_heads; ++h) rotate_head(to + h * dim, k + h * dim, position[t]);
+      } else {
+        std::copy_n(k, kv_heads * dim, to);
+      }
+      std::copy_n(v, kv_heads * dim, values + slot * kv_heads * dim);
+    }
+  });
+}
+
+}  // namespace
+
+void rope_kv_write(const RopeKvWrite& args) {
+  const CacheSizes sizes = cache_sizes(args.cache);
+  check_writes(args, sizes);
+  dispatch_float(args.qkv.dtype(), "rope_kv_write",
+                 [&]<class T>() { rope_and_write<T>(args, sizes); });
 }
 
 void attention_paged(const AttentionPaged& args) {
@@ -119,6 +160,7 @@ void attention_paged(const AttentionPaged& args) {
   // Blocks of a sequence below this are known to be good.
   int64_t checked = 0;
   for (int64_t t = 0; t < args.q.dim(0); ++t) {
+    if (is_idle(sequence[t], position[t])) continue;
     check_address(sizes, t, sequence[t], position[t], kOp);
     if (t > 0 && sequence[t] != sequence[t - 1]) checked = 0;
     for (; checked <= position[t] / sizes.block_tokens; ++checked)

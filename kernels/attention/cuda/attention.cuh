@@ -98,10 +98,12 @@ __device__ __forceinline__ void load_chunk(uint32_t tile, int row, int chunk,
   }
 }
 
-// True if rows of these tensors can be moved by 16-byte accesses.
-template <class T, class... P>
-bool vectorized_heads(int64_t head_dim, const P*... pointers) {
-  return head_dim % kPackSize<T> == 0 && aligned(pointers...);
+// True if every head of these tensors [T, heads, head_dim] can be moved by 16-byte accesses.
+template <class T, class... Tensors>
+bool vectorized_heads(const Tensors&... heads) {
+  return ((heads.dim(-1) % kPackSize<T> == 0 && heads.strides()[0] % kPackSize<T> == 0 &&
+           aligned(pointer<T>(heads))) &&
+          ...);
 }
 
 // Begins to copy 4 elements of a row of `head_dim` (null: zeros) to their place in a row of shared

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kDeltaThreads)
   const int live = row < rows ? args.head_dim - lane * kLaneElements : 0;
   const int64_t start = (row < rows ? row : 0) * args.head_dim + lane * kLaneElements;
   float a[kLaneElements], b[kLaneElements], sum = 0;
-  load_elements(a, args.dout + start, live, args.vectorized);
+  load_elements(a, args.dout.data + start, live, args.vectorized);
   load_elements(b, args.o + start, live, args.vectorized);
 #pragma unroll
   for (int e = 0; e < kLaneElements; ++e) sum = __fmaf_rn(a[e], b[e], sum);
@@ -59,6 +59,15 @@ __global__ void __launch_bounds__(kDeltaThreads)
   args.delta[at] = sum;
   args.lse_log2[at] = args.lse[at] * kLog2e;
   if (args.streams != nullptr && head == 0) args.streams[token] = args.dropout.row(token);
+}
+
+template <class T>
+Heads<T> heads_of(Tensor& t) {
+  return {pointer<T>(t), t.strides()[0]};
+}
+template <class T>
+Heads<const T> heads_of(const Tensor& t) {
+  return {pointer<T>(t), t.strides()[0]};
 }
 
 template <class T>
@@ -79,13 +88,13 @@ void attention_backward(const AttentionBackward& args) {
   Tensor streams;
   if (args.desc.dropout.p > 0) streams = Tensor::empty({tokens}, DType::kI64, device);
   dispatch_device(args.q.dtype(), "attention_backward", [&]<class T>() {
-    BackwardArgs<T> problem{.dq = pointer<T>(args.dq.tensor),
-                            .dk = pointer<T>(args.dk.tensor),
-                            .dv = pointer<T>(args.dv.tensor),
-                            .dout = pointer<T>(args.dout),
-                            .q = pointer<T>(args.q),
-                            .k = pointer<T>(args.k),
-                            .v = pointer<T>(args.v),
+    BackwardArgs<T> problem{.dq = heads_of<T>(args.dq.tensor),
+                            .dk = heads_of<T>(args.dk.tensor),
+                            .dv = heads_of<T>(args.dv.tensor),
+                            .dout = heads_of<T>(args.dout),
+                            .q = heads_of<T>(args.q),
+                            .k = heads_of<T>(args.k),
+                            .v = heads_of<T>(args.v),
                             .o = pointer<T>(args.o),
                             .lse = pointer<float>(args.lse),
                             .cu = pointer<int32_t>(args.cu_seqlens),
@@ -106,8 +115,8 @@ void attention_backward(const AttentionBackward& args) {
                             .scale = static_cast<float>(softmax_scale(args.desc, dim)),
                             .exponent = exponent_scale(args.desc, dim),
                             .dropout = ProbabilityDropout(args.desc.dropout)};
-    problem.vectorized = vectorized_heads<T>(dim, problem.dq, problem.dk, problem.dv, problem.dout,
-                                             problem.q, problem.k, problem.v, problem.o);
+    problem.vectorized = vectorized_heads<T>(args.dq.tensor, args.dk.tensor, args.dv.tensor,
+                                             args.dout, args.q, args.k, args.v, args.o);
     make_deltas(problem, device);
     if constexpr (sizeof(T) == 4)
       run_backward_f32(problem, device);

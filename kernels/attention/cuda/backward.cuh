@@ -13,11 +13,33 @@ namespace cohort::kernels::cuda {
 //   kQueries  owns queries (Q, dO) of a head, streams keys (K, V); dQ
 enum class Pass { kKeys, kQueries };
 
+// Rows of one head: row r is the sequence's token r.
+template <class T>
+struct HeadRows {
+  T* data;
+  int64_t stride;
+
+  __device__ T* row(int r) const { return data + r * stride; }
+};
+
+// A tensor [T, heads, head_dim] whose tokens are `stride` elements apart.
+template <class T>
+struct Heads {
+  T* data = nullptr;
+  int64_t stride = 0;
+
+  // Of a head, from token `begin` on.
+  __device__ HeadRows<T> rows(int begin, int head, int head_dim) const {
+    return {data + begin * stride + static_cast<int64_t>(head) * head_dim, stride};
+  }
+};
+
 // q, dout, o, dq: [T, heads, head_dim]; k, v, dk, dv: [T, kv_heads, head_dim].
 template <class T>
 struct BackwardArgs {
-  T *dq, *dk, *dv;
-  const T *dout, *q, *k, *v, *o;
+  Heads<T> dq, dk, dv;
+  Heads<const T> dout, q, k, v;
+  const T* o;        // contiguous, as dout
   const float* lse;  // [heads, T]
   const int32_t* cu;
   float *lse_log2, *delta;  // [heads, T]: lse log2(e), and dO . O
@@ -87,18 +109,5 @@ unsigned backward_blocks(const BackwardArgs<T>& args, int64_t per_tile) {
   const int64_t heads = kPass == Pass::kKeys ? args.kv_heads : args.heads;
   return blocks_for(tile_slots(args.tokens, args.sequences, per_tile) * heads, 1);
 }
-
-// Rows of one head: row r is the sequence's token r.
-template <class T>
-struct HeadRows {
-  T* data;
-  int64_t stride;
-
-  // `heads` and `head` are the tensor's own.
-  __device__ HeadRows(T* tensor, int begin, int heads, int head, int head_dim)
-      : data(tensor + (static_cast<int64_t>(begin) * heads + head) * head_dim),
-        stride(static_cast<int64_t>(heads) * head_dim) {}
-  __device__ T* row(int r) const { return data + r * stride; }
-};
 
 }  // namespace cohort::kernels::cuda

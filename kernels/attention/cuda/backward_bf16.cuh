@@ -191,7 +191,7 @@ class BackwardBlock {
   __device__ void probabilities(Scores& s, int stage, int column0, int offset) const;
   __device__ void hide_before_window(Scores& s, int column0) const;
   __device__ uint32_t kept(int stage, int head, int column0, int offset) const;
-  __device__ void store(const Sums<kRows, L::kWidth>& sum, bf16* tensor, float scale,
+  __device__ void store(const Sums<kRows, L::kWidth>& sum, const Heads<bf16>& tensor, float scale,
                         bool accumulate) const;
 
   // Element i of accumulator n of row block r.
@@ -246,9 +246,8 @@ __device__ BackwardBlock<kDim, kPass, kExtras>::BackwardBlock(const BackwardArgs
 
 template <int kDim, Pass kPass, bool kExtras>
 __device__ void BackwardBlock<kDim, kPass, kExtras>::load_own() const {
-  const int heads = own_heads<kPass>(args_);
-  const auto load = [&](uint32_t tile, const bf16* tensor) {
-    const HeadRows<const bf16> rows(tensor, share_.begin, heads, share_.head, args_.head_dim);
+  const auto load = [&](uint32_t tile, const Heads<const bf16>& tensor) {
+    const auto rows = tensor.rows(share_.begin, share_.head, args_.head_dim);
     load_rows<kDim, L::kOwn, L::kThreads>(tile, rows, share_.own, share_.length, args_.head_dim,
                                           args_.vectorized);
   };
@@ -261,9 +260,8 @@ __device__ void BackwardBlock<kDim, kPass, kExtras>::load_stage(int stage, int h
                                                                 int step) const {
   const int row0 = step * kStep;
   const uint32_t tile = base_ + L::kStreamed + stage * (2 * L::kStepBytes);
-  const auto load = [&](uint32_t to, const bf16* tensor) {
-    const HeadRows<const bf16> rows(tensor, share_.begin, kKeys ? args_.heads : args_.kv_heads,
-                                    head, args_.head_dim);
+  const auto load = [&](uint32_t to, const Heads<const bf16>& tensor) {
+    const auto rows = tensor.rows(share_.begin, head, args_.head_dim);
     load_rows<kDim, kStep, L::kThreads>(to, rows, row0, share_.length, args_.head_dim,
                                         args_.vectorized);
   };
@@ -474,10 +472,9 @@ __device__ void BackwardBlock<kDim, kPass, kExtras>::store() const {
 
 template <int kDim, Pass kPass, bool kExtras>
 __device__ void BackwardBlock<kDim, kPass, kExtras>::store(const Sums<kRows, L::kWidth>& sum,
-                                                           bf16* tensor, float scale,
+                                                           const Heads<bf16>& tensor, float scale,
                                                            bool accumulate) const {
-  const HeadRows<bf16> rows(tensor, share_.begin, own_heads<kPass>(args_), share_.head,
-                            args_.head_dim);
+  const auto rows = tensor.rows(share_.begin, share_.head, args_.head_dim);
 #pragma unroll
   for (int r = 0; r < kRows; ++r)
 #pragma unroll

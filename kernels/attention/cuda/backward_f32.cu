@@ -54,7 +54,8 @@ class BackwardBlock {
   __device__ void scores(int head, int row0);
   __device__ void score(float s, float dp, int head, int own, int streamed, int row0);
   __device__ void add_products();
-  __device__ void store(const Gradient& sum, float* tensor, float scale, bool accumulate) const;
+  __device__ void store(const Gradient& sum, const Heads<float>& tensor, float scale,
+                        bool accumulate) const;
 
   const BackwardArgs<float>& args_;
   const BackwardShare& share_;
@@ -65,20 +66,18 @@ class BackwardBlock {
 
 template <int kDim, Pass kPass>
 __device__ void BackwardBlock<kDim, kPass>::load_own() {
-  const int heads = own_heads<kPass>(args_);
   for (int i = 0; i < 2; ++i) {
-    const float* tensor = kKeys ? (i == 0 ? args_.k : args_.v) : (i == 0 ? args_.q : args_.dout);
-    load_rows<kDim>(shared_.own[i], {tensor, share_.begin, heads, share_.head, args_.head_dim},
+    const auto& tensor = kKeys ? (i == 0 ? args_.k : args_.v) : (i == 0 ? args_.q : args_.dout);
+    load_rows<kDim>(shared_.own[i], tensor.rows(share_.begin, share_.head, args_.head_dim),
                     share_.own, share_.length, args_.head_dim, args_.vectorized);
   }
 }
 
 template <int kDim, Pass kPass>
 __device__ void BackwardBlock<kDim, kPass>::load_streamed(int head, int row0) {
-  const int heads = kKeys ? args_.heads : args_.kv_heads;
   for (int i = 0; i < 2; ++i) {
-    const float* tensor = kKeys ? (i == 0 ? args_.q : args_.dout) : (i == 0 ? args_.k : args_.v);
-    load_rows<kDim>(shared_.streamed[i], {tensor, share_.begin, heads, head, args_.head_dim}, row0,
+    const auto& tensor = kKeys ? (i == 0 ? args_.q : args_.dout) : (i == 0 ? args_.k : args_.v);
+    load_rows<kDim>(shared_.streamed[i], tensor.rows(share_.begin, head, args_.head_dim), row0,
                     share_.length, args_.head_dim, args_.vectorized);
   }
 }
@@ -191,10 +190,9 @@ __device__ void BackwardBlock<kDim, kPass>::store() const {
 }
 
 template <int kDim, Pass kPass>
-__device__ void BackwardBlock<kDim, kPass>::store(const Gradient& sum, float* tensor, float scale,
-                                                  bool accumulate) const {
-  const HeadRows<float> rows(tensor, share_.begin, own_heads<kPass>(args_), share_.head,
-                             args_.head_dim);
+__device__ void BackwardBlock<kDim, kPass>::store(const Gradient& sum, const Heads<float>& tensor,
+                                                  float scale, bool accumulate) const {
+  const auto rows = tensor.rows(share_.begin, share_.head, args_.head_dim);
   const int first = share_.own + static_cast<int>(threadIdx.x) / 32 * kOwnRows;
 #pragma unroll
   for (int r = 0; r < kOwnRows; ++r) {

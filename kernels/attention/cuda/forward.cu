@@ -12,14 +12,16 @@ struct PackedRows {
   const T *q, *k, *v;  // of the head, at the sequence's first token
   T* o;
   float* lse;
-  int64_t stride, kv_stride;  // elements from token to token
-  int64_t begin;              // the sequence's first token
-  int number;                 // of the head
-  int first, count;           // the rows are at positions first .. first + count - 1
-  int first_key, keys;        // they see keys first_key .. keys - 1, each some of them
+  int64_t stride, q_stride, kv_stride;  // elements from token to token: of o, q, and k and v
+  int64_t begin;                        // the sequence's first token
+  int number;                           // of the head
+  int first, count;                     // the rows are at positions first .. first + count - 1
+  int first_key, keys;                  // they see keys first_key .. keys - 1, each some of them
   bool causal;
 
-  __device__ const T* query(int r) const { return r < count ? q + (first + r) * stride : nullptr; }
+  __device__ const T* query(int r) const {
+    return r < count ? q + (first + r) * q_stride : nullptr;
+  }
   __device__ T* output(int r) const { return o + (first + r) * stride; }
   __device__ int visible(int r) const { return r >= count ? 1 : causal ? first + r + 1 : keys; }
   __device__ int64_t key_offset(int j) const { return j < keys ? j * kv_stride : -1; }
@@ -34,7 +36,7 @@ struct ForwardProblem {
   T* o;
   float* lse;
   const int32_t* cu;
-  int64_t tokens;
+  int64_t tokens, q_stride, kv_stride;  // strides: elements from token to token
   int heads, kv_heads, sequences;
   int slots;  // of tiles; see find_tile()
   int run;    // heads that are worked on side by side
@@ -51,16 +53,16 @@ struct ForwardProblem {
     const SequenceTile at = find_tile(cu, sequences, slots - 1 - in_run / width, per_block);
     const int first = at.tile * per_block;
     if (first >= at.length) return false;
-    const int64_t dim = params.head_dim, stride = heads * dim, kv_stride = kv_heads * dim;
-    const int64_t start = at.begin * stride + head * dim;
+    const int64_t dim = params.head_dim, stride = heads * dim;
     const int64_t kv_start = at.begin * kv_stride + head / (heads / kv_heads) * dim;
     const int count = min(per_block, at.length - first);
-    rows = {.q = q + start,
+    rows = {.q = q + at.begin * q_stride + head * dim,
             .k = k + kv_start,
             .v = v + kv_start,
-            .o = o + start,
+            .o = o + at.begin * stride + head * dim,
             .lse = lse + head * tokens + at.begin,
             .stride = stride,
+            .q_stride = q_stride,
             .kv_stride = kv_stride,
             .begin = at.begin,
             .number = head,
@@ -123,6 +125,8 @@ void attention_forward(const AttentionForward& args) {
         .lse = pointer<float>(args.lse),
         .cu = pointer<int32_t>(args.cu_seqlens),
         .tokens = tokens,
+        .q_stride = args.q.strides()[0],
+        .kv_stride = args.k.strides()[0],
         .heads = static_cast<int>(heads),
         .kv_heads = static_cast<int>(kv_heads),
         .sequences = static_cast<int>(sequences),
@@ -132,8 +136,7 @@ void attention_forward(const AttentionForward& args) {
         .params = {.c = exponent_scale(args.desc, dim),
                    .window = key_window(args.desc),
                    .head_dim = static_cast<int>(dim),
-                   .vectorized = vectorized_heads<T>(dim, pointer<T>(args.q), pointer<T>(args.k),
-                                                     pointer<T>(args.v), pointer<T>(args.o)),
+                   .vectorized = vectorized_heads<T>(args.q, args.k, args.v, args.o),
                    .dropout = ProbabilityDropout(args.desc.dropout)}};
     const auto start = [&](auto* kernel, int rows, int threads, size_t shared) {
       const int64_t slots = tile_slots(tokens, sequences, rows);

@@ -1,15 +1,16 @@
 // The paged key/value cache on CUDA: writing it, and attention over it.
 //
-// A block takes tokens of one sequence that stand together in the batch, with up to 64 of the query
-// heads that share a key head: up to 64 rows. Which tokens these are only the device knows: a token
-// leads a block if its number is a multiple of what a block holds, or its sequence is not that of
-// the token before; the other tokens' blocks end at once. Up to 16 rows (decode) are worked on by
-// all warps together, more (prefill) by 16 rows per warp. No value is read by the host, so that a
-// call can be captured in a graph.
+// In attention a block takes tokens of one sequence that stand together in the batch, with up to
+// 64 of the query heads that share a key head: up to 64 rows. Which tokens these are only the
+// device knows: a token leads a block if its number is a multiple of what a block holds, or its
+// sequence is not that of the token before; the other tokens' blocks end at once. Up to 16 rows
+// (decode) are worked on by all warps together, more (prefill) by 16 rows per warp. No value is
+// read by the host, so that a call can be captured in a graph.
 #include <limits>
 
 #include "kernels/attention/cuda/attend.cuh"
 #include "kernels/attention/cuda/attend_float.cuh"
+#include "kernels/cuda/rotate.cuh"
 
 namespace cohort::kernels::cuda {
 namespace {
@@ -43,21 +44,49 @@ PageTable page_table(const PagedKV& cache) {
           .blocks = static_cast<int>(cache.k.dim(0))};
 }
 
-// A block copies one token's keys and values, `words` of each.
-template <class Word>
-__global__ void __launch_bounds__(128)
-    paged_kv_write_kernel(Word* k_cache, Word* v_cache, const Word* k, const Word* v,
-                          const int32_t* sequences, const int32_t* positions, const PageTable table,
-                          int64_t words) {
+template <class T>
+struct WriteProblem {
+  T *k_cache, *v_cache, *qkv;
+  const int32_t *sequences, *positions;
+  PageTable table;
+  RopeTable rope;
+  int heads, kv_heads, head_dim;
+};
+
+constexpr int kWriteThreads = 128;
+
+// A block has one token, and a thread N elements at a time. First come the packs that are rotated:
+// the queries, which stay in their place, and the keys, which go to the token's slot of the cache.
+// Then those that are copied there: values, and keys that are not rotated.
+template <class T, int N>
+__global__ void __launch_bounds__(kWriteThreads)
+    rope_kv_write_kernel(const __grid_constant__ WriteProblem<T> p) {
   const int64_t token = blockIdx.x;
-  const int sequence = sequences[token];
-  if (!table.has(sequence)) return;
-  const int64_t slot = table.slot(table.row(sequence), positions[token]);
-  if (slot < 0) return;
-  for (int64_t i = threadIdx.x; i < words; i += blockDim.x) {
-    const Word key = k[token * words + i], value = v[token * words + i];
-    k_cache[slot * words + i] = key;
-    v_cache[slot * words + i] = value;
+  const int sequence = p.sequences[token], position = p.positions[token];
+  if (sequence < 0 || position < 0) return;  // idle
+  const int64_t slot =
+      p.table.has(sequence) ? p.table.slot(p.table.row(sequence), position) : int64_t{-1};
+  const int dim = p.head_dim, width = p.kv_heads * dim;  // of a slot
+  T* const q = p.qkv + token * (p.heads * dim + 2 * width);
+  T* const keys = p.k_cache + slot * width;
+  T* const values = p.v_cache + slot * width;
+  const bool rotates = p.rope.data != nullptr;
+  const int packs = dim / 2 / N;  // of pairs, of a head
+  const int rotated = rotates ? (p.heads + p.kv_heads) * packs : 0;
+  const int copied = (rotates ? width : 2 * width) / N;
+  for (int i = static_cast<int>(threadIdx.x); i < rotated + copied; i += kWriteThreads) {
+    if (i < rotated) {
+      const int head = i / packs, pair = (i - head * packs) * N;
+      T* const x = q + head * dim + pair;
+      if (head >= p.heads && slot < 0) continue;
+      T* const y = head < p.heads ? x : keys + (head - p.heads) * dim + pair;
+      rotate<N>(y, x, dim / 2, Angles<N>(p.rope, position, pair), 1.0f, false);
+    } else if (slot >= 0) {
+      // Counted from the token's first key.
+      const int at = (rotates ? width : 0) + (i - rotated) * N;
+      store_raw(at < width ? keys + at : values + (at - width),
+                load_raw<N>(q + p.heads * dim + at));
+    }
   }
 }
 
@@ -69,17 +98,18 @@ struct PagedRows {
   const int32_t* positions;  // of the first row's token on
   const int32_t* blocks;     // the sequence's row of the table
   PageTable table;
-  int64_t stride, kv_stride;  // elements from token to token and from slot to slot
+  int64_t stride, q_stride;  // elements from token to token, of o and q
+  int64_t kv_stride;         // and from slot to slot
   int heads, head_dim, count;
   int first_key, keys;  // the rows see keys first_key .. keys - 1, each some of them
 
-  __device__ int64_t offset(int r) const {
-    return r / heads * stride + static_cast<int64_t>(r % heads) * head_dim;
+  __device__ int64_t offset(int r, int64_t per_token) const {
+    return r / heads * per_token + static_cast<int64_t>(r % heads) * head_dim;
   }
-  __device__ const T* query(int r) const { return r < count ? q + offset(r) : nullptr; }
-  __device__ T* output(int r) const { return o + offset(r); }
+  __device__ const T* query(int r) const { return r < count ? q + offset(r, q_stride) : nullptr; }
+  __device__ T* output(int r) const { return o + offset(r, stride); }
   __device__ int visible(int r) const { return r >= count ? 1 : keys_of(positions[r / heads]); }
-  // How many keys a token at `position` sees; positions outside the table count as its ends.
+  // How many keys a token at `position` sees; positions beyond the table count as its end.
   __device__ int keys_of(int position) const {
     const int64_t capacity = static_cast<int64_t>(table.max_blocks) * table.block_tokens;
     return static_cast<int>(max(int64_t{1}, min(static_cast<int64_t>(position) + 1, capacity)));
@@ -103,10 +133,15 @@ struct PagedProblem {
   T* o;
   const int32_t *sequences, *positions;
   PageTable table;
-  int64_t tokens;
+  int64_t tokens, q_stride;
   int heads, kv_heads;
   int parts;  // blocks that the heads of a group need
   AttendParams params;
+
+  // The sequence of a token that takes part.
+  __device__ int sequence_of(int64_t token) const {
+    return positions[token] < 0 ? -1 : sequences[token];
+  }
 
   // The block's rows. False if its token leads no block. A token of no sequence gets zeros.
   __device__ __forceinline__ bool find(PagedRows<T>& rows) const {
@@ -114,18 +149,18 @@ struct PagedProblem {
     const int in_group = static_cast<int>(blockIdx.y) % parts * kPagedRows;
     const int width = min(kPagedRows, group - in_group), per_block = kPagedRows / width;
     const int64_t first = blockIdx.x;
-    const int in_block = static_cast<int>(first % per_block), sequence = sequences[first];
-    if (in_block != 0 && sequences[first - 1] == sequence) return false;
-    const int64_t dim = params.head_dim;
-    const int64_t start = (first * heads + kv_head * group + in_group) * dim;
-    rows = {.q = q + start,
+    const int in_block = static_cast<int>(first % per_block), sequence = sequence_of(first);
+    if (in_block != 0 && sequence_of(first - 1) == sequence) return false;
+    const int64_t dim = params.head_dim, head = kv_head * group + in_group;
+    rows = {.q = q + first * q_stride + head * dim,
             .k = k + kv_head * dim,
             .v = v + kv_head * dim,
-            .o = o + start,
+            .o = o + (first * heads + head) * dim,
             .positions = positions + first,
             .blocks = table.has(sequence) ? table.row(sequence) : nullptr,
             .table = table,
             .stride = heads * dim,
+            .q_stride = q_stride,
             .kv_stride = kv_heads * dim,
             .heads = width,
             .head_dim = params.head_dim,
@@ -139,7 +174,7 @@ struct PagedProblem {
     int count = limit;
     for (int i = lane; i - lane < limit && count == limit; i += 32) {
       const uint32_t others =
-          __ballot_sync(0xffffffffu, i < limit && sequences[first + i] != sequence);
+          __ballot_sync(0xffffffffu, i < limit && sequence_of(first + i) != sequence);
       if (others != 0) count = i - lane + __ffs(static_cast<int>(others)) - 1;
     }
     int fewest = std::numeric_limits<int>::max();
@@ -192,22 +227,33 @@ static_assert(kPagedRows == PagedShape<64, false>::kRows && kPagedRows == kFloat
 
 }  // namespace
 
-void paged_kv_write(const PagedKvWrite& args) {
-  const int64_t tokens = args.sequences.numel(),
-                bytes = args.cache.k.dim(2) * args.cache.k.dim(3) *
-                        static_cast<int64_t>(dtype_size(args.k.dtype()));
-  const auto start = [&]<class Word>() {
-    launch("paged_kv_write", paged_kv_write_kernel<Word>, {blocks_for(tokens, 1), 128},
-           args.k.device(), pointer<Word>(args.cache.k), pointer<Word>(args.cache.v),
-           pointer<Word>(args.k), pointer<Word>(args.v), pointer<int32_t>(args.sequences),
-           pointer<int32_t>(args.positions), page_table(args.cache),
-           bytes / static_cast<int64_t>(sizeof(Word)));
-  };
-  if (bytes % 16 == 0 &&
-      aligned(args.cache.k.raw(), args.cache.v.raw(), args.k.raw(), args.v.raw()))
-    start.template operator()<Pack<uint32_t, 4>>();
-  else
-    start.template operator()<uint16_t>();
+void rope_kv_write(const RopeKvWrite& args) {
+  const Tensor& qkv = args.qkv;
+  const int64_t tokens = qkv.dim(0), dim = qkv.dim(2), kv_heads = args.cache.k.dim(2);
+  COHORT_CHECK(qkv.dim(1) * dim < (1 << 30), "[rope_kv_write] tokens of ", qkv.str(),
+               " are too large");
+  dispatch_device(qkv.dtype(), "rope_kv_write", [&]<class T>() {
+    WriteProblem<T> problem{.k_cache = pointer<T>(args.cache.k),
+                            .v_cache = pointer<T>(args.cache.v),
+                            .qkv = pointer<T>(args.qkv),
+                            .sequences = pointer<int32_t>(args.sequences),
+                            .positions = pointer<int32_t>(args.positions),
+                            .table = page_table(args.cache),
+                            .rope = {},
+                            .heads = static_cast<int>(qkv.dim(1) - 2 * kv_heads),
+                            .kv_heads = static_cast<int>(kv_heads),
+                            .head_dim = static_cast<int>(dim)};
+    if (args.table.defined())
+      problem.rope = {.data = pointer<float>(args.table),
+                      .rows = args.table.dim(0),
+                      .half = static_cast<int>(dim / 2)};
+    constexpr int kWidth = kPackSize<T>;
+    const bool vectorized = dim % (2 * kWidth) == 0 && aligned(problem.k_cache, problem.v_cache,
+                                                               problem.qkv, problem.rope.data);
+    launch("rope_kv_write",
+           vectorized ? rope_kv_write_kernel<T, kWidth> : rope_kv_write_kernel<T, 1>,
+           {blocks_for(tokens, 1), kWriteThreads}, qkv.device(), problem);
+  });
 }
 
 void attention_paged(const AttentionPaged& args) {
@@ -223,16 +269,15 @@ void attention_paged(const AttentionPaged& args) {
         .positions = pointer<int32_t>(args.positions),
         .table = page_table(args.cache),
         .tokens = tokens,
+        .q_stride = args.q.strides()[0],
         .heads = static_cast<int>(heads),
         .kv_heads = static_cast<int>(kv_heads),
         .parts = static_cast<int>((heads / kv_heads + kPagedRows - 1) / kPagedRows),
-        .params = {
-            .c = exponent_scale(args.desc, dim),
-            .window = key_window(args.desc),
-            .head_dim = static_cast<int>(dim),
-            .vectorized = vectorized_heads<T>(dim, pointer<T>(args.q), pointer<T>(args.cache.k),
-                                              pointer<T>(args.cache.v), pointer<T>(args.o)),
-            .dropout = {}}};
+        .params = {.c = exponent_scale(args.desc, dim),
+                   .window = key_window(args.desc),
+                   .head_dim = static_cast<int>(dim),
+                   .vectorized = vectorized_heads<T>(args.q, args.cache.k, args.cache.v, args.o),
+                   .dropout = {}}};
     const dim3 grid(blocks_for(tokens, 1), static_cast<unsigned>(kv_heads * problem.parts));
     dispatch_head_dim(dim, [&]<int kDim>() {
       if constexpr (std::is_same_v<T, float>)
