@@ -123,8 +123,43 @@ void copy_bytes(Tensor& to, const Tensor& from) {
   if (to.device().is_cpu()) COHORT_CUDA_CHECK(cudaStreamSynchronize(queue));
 }
 
+// What a thread moves at a time where it can.
+struct alignas(16) Word {
+  uint32_t part[4];
+};
+
+// The layout of a copy in words: the runs of elements that are contiguous in both tensors consist
+// of whole ones. Rank 0 if some do not.
+Layout word_layout(const Tensor& to, const Tensor& from) {
+  int64_t run = 1;
+  int outer = to.rank();  // dimensions around the runs
+  for (; outer > 0 && to.strides()[outer - 1] == run && from.strides()[outer - 1] == run; --outer)
+    run *= to.dim(outer - 1);
+  const auto size = static_cast<int64_t>(dtype_size(to.dtype()));
+  constexpr int64_t kWord = sizeof(Word);
+  Layout layout = layout_of(to, from);
+  layout.rank = outer + 1;
+  layout.size[outer] = run * size / kWord;
+  layout.to[outer] = layout.from[outer] = 1;
+  bool whole = run * size % kWord == 0 && reinterpret_cast<uintptr_t>(to.raw()) % kWord == 0 &&
+               reinterpret_cast<uintptr_t>(from.raw()) % kWord == 0;
+  for (int d = 0; d < outer; ++d)
+    for (int64_t* stride : {&layout.to[d], &layout.from[d]}) {
+      whole = whole && *stride * size % kWord == 0;
+      *stride = *stride * size / kWord;
+    }
+  return whole ? layout : Layout{};
+}
+
 // Both on one device.
 void copy_elements(Tensor& to, const Tensor& from) {
+  if (to.dtype() == from.dtype() && to.rank() < kMaxRank)
+    if (const Layout layout = word_layout(to, from); layout.rank > 0) {
+      const int64_t words = to.nbytes() / static_cast<int64_t>(sizeof(Word));
+      return launch("copy", copy_strided<Word, Word>, grid_for(words), to.device(),
+                    static_cast<Word*>(to.raw()), static_cast<const Word*>(from.raw()), words,
+                    layout);
+    }
   if (to.dtype() == from.dtype())
     return dispatch_bits(to.dtype(), [&]<class T>() { launch_copy<T, T>(to, from); });
   dispatch_floats(to.dtype(), [&]<class To>() {

@@ -1,5 +1,6 @@
-// The rotation of one head, of rope() and of what writes keys to the cache. Separate products and
-// sums (no fma), each rounded once, so that every implementation of the formula gives the same bits.
+// The rotation of one head, of rope() and of what writes keys to the cache. It has separate
+// products and sums (no fma), each rounded once, so that all implementations of the formula give
+// the same bits.
 #pragma once
 
 #include "kernels/common.h"

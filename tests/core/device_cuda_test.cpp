@@ -191,6 +191,21 @@ TEST(CudaTensor, CopiesViewsAndConverts) {
   EXPECT_THROW_WITH(Tensor::zeros({2}, DType::kI32, device).to(DType::kF32), Error, "on the CPU");
 }
 
+// Heads of rows that are 16 bytes or more, and of some that are not.
+TEST(CudaTensor, CopiesPartsOfRows) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : {DType::kBF16, DType::kF32, DType::kF64})
+    for (const int64_t dim : {1, 3, 4, 8, 64}) {
+      const Tensor host = random_tensor({9, 7, dim}, DType::kF64, 1).to(dtype);
+      Tensor expected = Tensor::zeros({9, 6, dim}, dtype), got = expected.to(device);
+      const Tensor part = host.narrow(1, 4, 2);
+      expected.narrow(1, 1, 2).copy_(part);
+      got.narrow(1, 1, 2).copy_(host.to(device).narrow(1, 4, 2));
+      EXPECT_TRUE(bit_equal(got, expected)) << dtype_name(dtype) << " " << dim;
+      EXPECT_TRUE(bit_equal(host.to(device).narrow(1, 4, 2).contiguous(), part.contiguous()));
+    }
+}
+
 TEST(CudaStream, WorkOnAnotherStreamIsOrderedByEvents) {
   COHORT_REQUIRE_GPU(device);
   const cuda::OwnedStream side(device);
