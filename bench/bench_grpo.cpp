@@ -146,8 +146,7 @@ Result run_grpo(const ModelConfig& model, TrainConfig config) {
   std::vector<Example> prompts;
   for (int64_t i = 0; i < config.prompts_per_step; ++i) {
     prompts.emplace_back();
-    for (int k = 0; k < 128; ++k)
-      prompts.back().prompt += static_cast<char>('a' + rng.below(26));
+    for (int k = 0; k < 128; ++k) prompts.back().prompt += static_cast<char>('a' + rng.below(26));
   }
   allocator(device).reset_peak();
   constexpr int kSteps = 6;
@@ -165,8 +164,8 @@ Result run_grpo(const ModelConfig& model, TrainConfig config) {
       rollouts.advantages.push_back(static_cast<double>(rng.below(1000)) / 500 - 1);
       if (step == 0) tokens += static_cast<double>(t.tokens.size());
     }
-    std::vector<Minibatch> minibatches = pack_minibatches(
-        *comm, learner.model(), rollouts, rollouts.advantages, share, config);
+    std::vector<Minibatch> minibatches =
+        pack_minibatches(*comm, learner.model(), rollouts, rollouts.advantages, share, config);
     packing.push_back(clock.lap());
     update_policy(*comm, learner, minibatches, config, 1e-6);
     learner.check_weights();  // waits for the device

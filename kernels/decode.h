@@ -26,9 +26,9 @@ struct DecodeInputs {
 };
 void decode_inputs(const DecodeInputs& args);
 
-// Hands row i's slot its token: it goes on after it, or becomes idle where the token is one of
-// the slot's stop_tokens or negative (no distribution), or fills the sequence. Rows with active[i] < 0 are
-// passed over.
+// Hands row i's slot its token: it goes on after it, or becomes idle where the token is one of the
+// slot's stop_tokens or negative (no distribution), or fills the sequence. Rows with active[i] < 0
+// are passed over.
 struct DecodeAdvance {
   Tensor& slots;
   const Tensor& active;       // [n] i32

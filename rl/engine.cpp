@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "core/allocator.h"
-#include "core/log.h"
 #include "core/sizes.h"
 #include "kernels/embedding.h"
 
@@ -191,6 +190,13 @@ int64_t Engine::cache_bytes() const {
   return cache_ == nullptr ? 0 : KVCache::bytes(cache_->config(), model_.dtype());
 }
 
+std::string Engine::room() const {
+  if (cache_ == nullptr) return "none";
+  const KVCacheConfig& c = cache_->config();
+  return str("up to ", c.num_sequences, " sequences at once, a cache of ",
+             c.num_blocks * c.block_tokens, " tokens (", mib(cache_bytes()), ")");
+}
+
 // ---- Room
 
 SlotLimits Engine::limits_of_waiting() const {
@@ -253,9 +259,6 @@ void Engine::make_room() {
     wanted = cache_for_waiting();  // with the memory that was given back
     wanted.num_sequences = std::max(wanted.num_sequences, sequences);
     cache_ = std::make_unique<KVCache>(wanted, model_.dtype(), model_.device());
-    logging::info("rollouts: up to ", wanted.num_sequences, " sequences at once, a cache of ",
-                  wanted.num_blocks * wanted.block_tokens, " tokens (",
-                  mib(KVCache::bytes(wanted, model_.dtype())), ")");
   }
   slots_ = std::make_unique<DecodeSlots>(model_, *cache_, both);
   rows_.clear();

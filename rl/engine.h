@@ -20,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -94,8 +95,9 @@ class Engine {
 
   EngineStats stats() const;
   void reset_stats() { stats_ = {}; }
-  // Bytes of the cache, as it is now.
+  // The cache as it is now, in bytes and in words.
   int64_t cache_bytes() const;
+  std::string room() const;
   const Transformer& model() const { return model_; }
 
  private:

@@ -91,6 +91,7 @@ StageEnd train_grpo(Stage& stage) {
   GrpoMonitor monitor(config, stage.state().monitor);
   if (stage.is_main() && !stage.finished()) warn_of_settings(stage);
 
+  std::string room;
   while (stage.more()) {
     const PromptShare share = share_prompts(stage.comm(), config, stage.step());
     const std::vector<Example> prompts = next_prompts(stage, order, share);
@@ -104,6 +105,10 @@ StageEnd train_grpo(Stage& stage) {
                                              .share = share,
                                              .step = stage.step(),
                                              .learning_rate = stage.learning_rate()});
+    if (const std::string now = stage.engine().room(); now != room) {
+      if (stage.is_main()) logging::info("rollouts: ", now);
+      room = now;
+    }
     check_rewarded(stage, result.rewarded_count);
     stage.state().data_position = order.position();
     log_completions(stage, prompts, result.rollouts, rewards);

@@ -129,6 +129,46 @@ TEST_F(Commands, GenerateSaysWhatEndedACompletion) {
   EXPECT_EQ(generate({"--max-tokens", "2"}).err, "");
 }
 
+TEST_F(Commands, GenerateStopsAtTextsAndChoosesTheBest) {
+  train(sft_);
+  const std::vector<std::string> base{"generate",      run_, "1+1=", "2+2=", "--json",
+                                      "--temperature", "1.5"};
+  const auto lines = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), base.begin(), base.end());
+    const Output output = run_cohort(more);
+    EXPECT_EQ(output.code, 0) << output.err;
+    return json_lines_of(output.out);
+  };
+  int stopped = 0;
+  for (const Json& line : lines({"--num", "8", "--stop", "1", "--stop", "2"})) {
+    const std::string text = line.at("completion").as_string();
+    EXPECT_EQ(text.find_first_of("12") == std::string::npos,
+              line.at("stopped").as_string() != "stop");
+    if (text.find_first_of("12") != std::string::npos) {
+      EXPECT_EQ(text.find_first_of("12"), text.size() - 1);
+      ++stopped;
+    }
+  }
+  EXPECT_GT(stopped, 0);
+  // The best of 8 are those of 8 with the largest mean log-prob.
+  const auto mean = [](const Json& line) {
+    double sum = 0;
+    for (const Json& value : line.at("logprobs").as_array()) sum += value.as_double();
+    return sum / static_cast<double>(line.at("logprobs").as_array().size());
+  };
+  const auto all = lines({"--num", "8"}), best = lines({"--num", "2", "--best-of", "8"});
+  ASSERT_EQ(best.size(), 4u);
+  for (size_t prompt = 0; prompt < 2; ++prompt) {
+    std::vector<double> means;
+    for (size_t i = 0; i < 8; ++i) means.push_back(mean(all[prompt * 8 + i]));
+    std::sort(means.rbegin(), means.rend());
+    for (size_t i = 0; i < 2; ++i) EXPECT_EQ(mean(best[prompt * 2 + i]), means[i]);
+  }
+  const Output refused = run_cohort({"generate", run_, "1", "--num", "3", "--best-of", "2"});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_NE(refused.err.find("--best-of: expected at least --num 3, got 2"), std::string::npos);
+}
+
 TEST_F(Commands, GenerateKeepsSamplesApart) {
   train(sft_);
   const auto lines = json_lines_of(

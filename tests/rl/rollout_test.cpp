@@ -156,6 +156,59 @@ TEST_F(RolloutTest, ReportsEachTokenAndEndsWhatIsNoLongerWanted) {
   }
 }
 
+TEST_F(RolloutTest, StopStringsEndACompletionWhichKeepsThem) {
+  const std::vector<Trajectory> all = sample({});
+  SamplingConfig config;
+  config.stop_strings = {"77", "4"};
+  const std::vector<Trajectory> cut = sample(config);
+  int stopped = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const size_t two = all[i].text.find("77"), one = all[i].text.find('4');
+    const size_t first = std::min(two == std::string::npos ? two : two + 2,
+                                  one == std::string::npos ? one : one + 1);
+    const bool has = first != std::string::npos;
+    EXPECT_EQ(cut[i].text, all[i].text.substr(0, first));
+    EXPECT_EQ(cut[i].stop_reason == StopReason::kStopString, has);
+    if (!has) {
+      EXPECT_EQ(cut[i].tokens, all[i].tokens);
+    }
+    EXPECT_FALSE(has && cut[i].truncated());
+    stopped += has ? 1 : 0;
+  }
+  EXPECT_GT(stopped, 3);
+  EXPECT_LT(stopped, 24);
+}
+
+TEST_F(RolloutTest, ABiasedAwayTokenIsNeverDrawnAndKeepsItsLogProbsShare) {
+  SamplingConfig config;
+  config.logit_bias = {"3:-inf", "4:5"};
+  double fours = 0;
+  for (const Trajectory& c : sample(config)) {
+    const auto logprobs = trained(c, 1).logprob.value().to_vector<double>();
+    for (size_t t = static_cast<size_t>(c.prompt_length); t < c.tokens.size(); ++t) {
+      EXPECT_NE(c.tokens[t], 3);
+      fours += c.tokens[t] == 4 ? 1 : 0;
+      EXPECT_EQ(c.logprobs[t], logprobs[t - 1]);
+    }
+  }
+  EXPECT_GT(fours, 50);
+}
+
+TEST_F(RolloutTest, OptionsThatCannotBeAreInputErrors) {
+  Engine engine(model_, {});
+  const auto refused = [&](const char* text, const auto& change) {
+    SamplingConfig config;
+    change(config);
+    EXPECT_THROW_WITH(Sampler(engine, *tokenizer_, config), InputError, text);
+  };
+  refused("stop_tokens: 11 is outside", [](auto& c) { c.stop_tokens = {11}; });
+  refused("logit_bias: 11 is outside", [](auto& c) { c.logit_bias = {"11:1"}; });
+  for (const char* bias :
+       {"", "3", "3:", ":3", "3:x", "3:1 ", "-1:2", "3:nan", "3:inf", "99999999999999999999:1"})
+    refused("expected ID:BIAS", [&](auto& c) { c.logit_bias = {bias}; });
+  refused("stop_strings: an empty text", [](auto& c) { c.stop_strings = {"a", ""}; });
+}
+
 TEST_F(RolloutTest, LogitsThatAreNotFiniteAreAnErrorOfTheirOwn) {
   Tensor head = model_.head().value();
   head.fill_(NAN);
