@@ -59,11 +59,12 @@ Variable softmax(const Variable& x);
 // A token's queries, keys and values side by side are qkv: [T, H + 2 Hkv, D].
 
 // qkv with its queries and keys normalised by RMS norms: over each head, with weights [D], or over
-// all heads of a token together, with weights [H D] and [Hkv D].
+// all heads of a token together, with weights [H D] and [Hkv D]. With gradients off the result
+// takes qkv's memory if the argument is its only owner.
 struct QkNormWeights {
   Variable q, k;
 };
-Variable qk_norm(const Variable& qkv, const QkNormWeights& w, int64_t kv_heads, double eps);
+Variable qk_norm(Variable qkv, const QkNormWeights& w, int64_t kv_heads, double eps);
 // qkv with its queries and keys rotated to `positions` by a table of kernels::rope_table(). The
 // result takes qkv's memory if the argument is its only owner.
 Variable rope(Variable qkv, const Tensor& positions, const Tensor& table, int64_t kv_heads);

@@ -141,9 +141,10 @@ Tensor norm_rows(const Tensor& qkv, int64_t first, int64_t count, const Tensor& 
 
 }  // namespace
 
-Variable qk_norm(const Variable& qkv, const QkNormWeights& w, int64_t kv_heads, double eps) {
+Variable qk_norm(Variable qkv, const QkNormWeights& w, int64_t kv_heads, double eps) {
+  const bool in_place = !grad_enabled() && qkv.value().sole_owner();
   const Tensor x = qkv.value();
-  Tensor y = Tensor::empty_like(x);
+  Tensor y = in_place ? x : Tensor::empty_like(x);
   const int64_t heads = x.dim(1) - 2 * kv_heads;
   const auto normalise = [&](int64_t first, int64_t count, const Tensor& weight) {
     const Tensor rows = norm_rows(x, first, count, weight);
@@ -153,7 +154,7 @@ Variable qk_norm(const Variable& qkv, const QkNormWeights& w, int64_t kv_heads, 
   };
   const Tensor q_rstd = normalise(0, heads, w.q.value());
   const Tensor k_rstd = normalise(heads, kv_heads, w.k.value());
-  QkvViews(y, kv_heads).v.copy_(QkvViews(x, kv_heads).v);
+  if (!in_place) QkvViews(y, kv_heads).v.copy_(QkvViews(x, kv_heads).v);
   return make_node("qk_norm", y, {qkv, w.q, w.k},
                    [x, wq = w.q.value(), wk = w.k.value(), q_rstd, k_rstd, heads, kv_heads](
                        const Tensor& dy, Gradients& g) {

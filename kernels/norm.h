@@ -11,7 +11,7 @@ namespace cohort::kernels {
 // columns of wider tensors, such as the queries beside keys and values: x[i] and x[i + 1] lie any
 // distance apart.
 struct RmsNormForward {
-  Tensor& y;        // [..., C]
+  Tensor& y;        // [..., C]; may be x
   Tensor& rstd;     // [rows], kept for the backward
   const Tensor& x;  // [..., C]
   const Tensor& w;  // [C]

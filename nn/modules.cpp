@@ -127,7 +127,8 @@ Variable SelfAttention::operator()(const Variable& x, const Pass& pass) const {
   call.desc.dropout = dropout_spec(dropout_, pass, layer_, DropoutSite::kAttention);
   if (rotary_) call.rope_table = pass.rope_table;
   call.qkv = reshape(qkv_(x), {tokens, num_heads_ + 2 * num_kv_heads_, head_dim_});
-  if (q_norm_.defined()) call.qkv = qk_norm(call.qkv, {q_norm_, k_norm_}, num_kv_heads_, norm_eps_);
+  if (q_norm_.defined())
+    call.qkv = qk_norm(std::move(call.qkv), {q_norm_, k_norm_}, num_kv_heads_, norm_eps_);
   const Variable o = pass.attend(std::move(call));
   return o_(reshape(o, {tokens, num_heads_ * head_dim_}));
 }

@@ -25,6 +25,23 @@ int64_t live_bytes() {
 
 }  // namespace
 
+TEST(Tape, QkNormTakesTheMemoryWhereNoBackwardNeedsIt) {
+  const Variable x = Variable::parameter(test::random_tensor({3, 5, 4}, DType::kF64, 1));
+  const QkNormWeights w{Variable(test::random_tensor({4}, DType::kF64, 2)),
+                        Variable(test::random_tensor({4}, DType::kF64, 3))};
+  const Tensor before = x.value().clone();
+  Variable own = scale(x, 1);
+  const Variable taped = qk_norm(std::move(own), w, 1, 1e-5);
+  const NoGradGuard no_grad;
+  EXPECT_TRUE(test::bit_equal(qk_norm(x, w, 1, 1e-5).value(), taped.value()));
+  EXPECT_TRUE(test::bit_equal(x.value(), before));
+  Variable alone = scale(x, 1);
+  const void* const memory = alone.value().raw();
+  const Variable y = qk_norm(std::move(alone), w, 1, 1e-5);
+  EXPECT_EQ(y.value().raw(), memory);
+  EXPECT_TRUE(test::bit_equal(y.value(), taped.value()));
+}
+
 // In place where nobody can tell, and only there: the values that others hold stay.
 TEST(Tape, RopeTakesTheMemoryOfWhatOnlyItHolds) {
   const Tensor positions = Tensor::from(std::vector<int32_t>{3, 1});

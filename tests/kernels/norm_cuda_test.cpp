@@ -204,6 +204,10 @@ TEST(CudaNorm, RowsOfRmsNormsMayLieApart) {
       EXPECT_TRUE(bit_equal(y.clone(), y2) && bit_equal(rstd, rstd2)) << shape.str();
       EXPECT_TRUE(bit_equal(dx.clone(), dx2) && bit_equal(dw, dw2)) << shape.str();
       EXPECT_TRUE(bit_equal(sum.clone(), sum2) && bit_equal(dw3, dw4)) << shape.str();
+      Tensor same = old;  // a view: y may be x
+      same.copy_(x);
+      rms_norm_forward({same, rstd2, same, w, kEps});
+      EXPECT_TRUE(bit_equal(same.clone(), y2)) << shape.str();
       EXPECT_TRUE(y_all.intact() && dx_all.intact());
       // The columns beside them hold the NaN that they began with.
       for (const Tensor& all : {y_all.tensor(), dx_all.tensor()})

@@ -230,6 +230,10 @@ TEST(RmsNorm, RowsMayLieApart) {
     EXPECT_TRUE(bit_equal(y.clone(), y2) && bit_equal(rstd, rstd2)) << shape.str();
     EXPECT_TRUE(bit_equal(dx.clone(), dx2) && bit_equal(dw, dw2)) << shape.str();
     EXPECT_TRUE(bit_equal(sum.clone(), sum2) && bit_equal(dw3, dw2)) << shape.str();
+    Tensor same = old;  // a view: y may be x
+    same.copy_(x);
+    rms_norm_forward({same, rstd2, same, w, kEps});
+    EXPECT_TRUE(bit_equal(same.clone(), y2)) << shape.str();
     // The columns beside them are untouched.
     for (const Tensor& all : {y_all, dx_all})
       for (const int64_t column : {int64_t{0}, int64_t{1}, wide[1] - 1})
