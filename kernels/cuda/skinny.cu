@@ -295,20 +295,20 @@ bool is_faster(const SkinnySize& size) {
   return m <= 32 || n <= kFew / 2 || n >= kMany || k <= 4096;
 }
 
-// For more than 16 tokens one block per multiprocessor is faster where that is enough for all
+// Rings are so large that a multiprocessor has room for one block, where that is enough for all
 // tiles: those of the next product, which start early, would gather on some of them.
 template <class Out>
 void dispatch(const SkinnyProduct& args) {
   const int64_t m = args.x.rows(), n = args.w.rows();
   if (n <= kFew) {
-    if (m <= 16) return run<Tiling<Out, 16, 16, 16, 8, 8>>(args);
+    if (m <= 16) return run<Tiling<Out, 16, 16, 16, 8, 14>>(args);
     if (m <= 32 || n <= kFew / 2) return run<Tiling<Out, 32, 16, 16, 16, 10>>(args);
     return run<Tiling<Out, 32, 16, 16, 16, 8>>(args);
   }
-  if (n < kMany) return run<Tiling<Out, 16, 40, 16, 40, 7>>(args);
-  if (m <= 16) return run<Tiling<Out, 16, 80, 16, 16, 8>>(args);
-  if (m <= 32) return run<Tiling<Out, 32, 80, 32, 16, 7>>(args);
-  return run<Tiling<Out, 64, 80, 32, 40, 5>>(args);
+  if (n < kMany) return run<Tiling<Out, 16, 40, 16, 8, 8>>(args);
+  if (m <= 16) return run<Tiling<Out, 16, 80, 16, 16, 5>>(args);
+  if (m <= 32) return run<Tiling<Out, 32, 80, 32, 16, 4>>(args);
+  return run<Tiling<Out, 64, 80, 32, 40, 4>>(args);
 }
 
 }  // namespace
@@ -318,7 +318,7 @@ bool is_skinny(const SkinnySize& size, Device device) {
   return m > 0 && m <= kSkinnyRows && k > 0 && k % kStageColumns == 0 && n % 8 == 0 &&
          std::max(n, k) < (int64_t{1} << 30) && is_faster(size) &&
          ::cohort::cuda::is_for_hopper(
-             reinterpret_cast<const void*>(skinny_kernel<Tiling<Bf16, 16, 16, 16, 8, 8>>), device);
+             reinterpret_cast<const void*>(skinny_kernel<Tiling<Bf16, 16, 16, 16, 8, 14>>), device);
 }
 
 void skinny_product(const SkinnyProduct& args) {
