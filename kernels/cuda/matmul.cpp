@@ -307,6 +307,7 @@ int64_t few_rows(const Key& key) {
   return key.n <= kNarrow ? 256 : 128;
 }
 
+// The algorithms that the process has chosen and compared, each once.
 class Choices {
  public:
   static Choices& get() {

@@ -22,6 +22,12 @@ using Bf16 = __nv_bfloat16;
 constexpr int kBox = 64, kStageColumns = 2 * kBox, kRowBytes = kBox * int{sizeof(Bf16)};
 constexpr int kSharedPerSm = 227 << 10, kSharedReserved = 1 << 10;  // of sm_90, for a block
 
+struct Sizes {
+  int m, n, k;
+  int tiles;
+  int shift;  // 1 << shift tiles share rows of w; they are neighbours, so that w is read once
+};
+
 // How a block of `Out` is made: its tile, the part of a warp, the stages of its ring.
 template <class Out_, int kTokens_, int kRows_, int kWarpTokens_, int kWarpRows_, int kStages_>
 struct Tiling {
@@ -38,16 +44,15 @@ struct Tiling {
   static constexpr int kShared = 1024 + kStages * (kStageBytes + 2 * int{sizeof(uint64_t)});
   static constexpr int kBlocksPerSm =
       (kSharedPerSm + kSharedReserved) / (kShared + kSharedReserved);
+
+  // The first row of x and of w in a tile.
+  static __device__ int first_token(const Sizes& size, int tile) {
+    return (tile & ((1 << size.shift) - 1)) * kTokens;
+  }
+  static __device__ int first_row(const Sizes& size, int tile) {
+    return (tile >> size.shift) * kRows;
+  }
   static_assert(kRows % 8 == 0 && kTokens % 16 == 0 && kStages <= kThreads && kBlocksPerSm > 0);
-};
-
-struct Sizes {
-  int m, n, k;
-  int tiles;
-  int shift;  // 1 << shift tiles share rows of w; they are neighbours, so that w is read once
-
-  __device__ int tile_m(int tile) const { return tile & ((1 << shift) - 1); }
-  __device__ int tile_n(int tile) const { return tile >> shift; }
 };
 
 // Where a block is in the ring.
@@ -72,7 +77,7 @@ template <class T>
 __device__ void copy_pieces(const CUtensorMap* map, bool is_w, Ring<T> ring, const Sizes& size) {
   bool first_round = true;
   for (int tile = blockIdx.x; tile < size.tiles; tile += gridDim.x) {
-    const int row = is_w ? size.tile_n(tile) * T::kRows : size.tile_m(tile) * T::kTokens;
+    const int row = is_w ? T::first_row(size, tile) : T::first_token(size, tile);
     for (int box = 0; box < size.k / kBox; box += 2) {
       // A stage that was never full is empty; the first one to be emptied ends a phase of parity 0.
       if (!first_round) barrier_wait(ring.empty(), ring.parity ^ 1);
@@ -131,8 +136,8 @@ struct WarpTile {
   // Writes the tile's outputs and starts the next sums.
   __device__ void finish(typename T::Out* y, const Bf16* bias, const Sizes& size, int tile) {
     const int warp = threadIdx.x / 32, group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
-    const int m0 = size.tile_m(tile) * T::kTokens + warp % T::kAcross * T::kWarpTokens + group;
-    const int n0 = size.tile_n(tile) * T::kRows + warp / T::kAcross * T::kWarpRows + quad * 2;
+    const int m0 = T::first_token(size, tile) + warp % T::kAcross * T::kWarpTokens + group;
+    const int n0 = T::first_row(size, tile) + warp / T::kAcross * T::kWarpRows + quad * 2;
 #pragma unroll
     for (int j = 0; j < kB; ++j) {
       const int n = n0 + j * 8;
