@@ -42,6 +42,12 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
+// Both: the first line of a kernel that has nothing to do before the previous one has ended.
+__device__ __forceinline__ void start_beside_previous() {
+  let_next_start();
+  wait_for_previous();
+}
+
 // Enqueues `kernel` on the device's current stream. An empty grid launches nothing. Throws Error
 // naming `name` if the GPU has too little shared memory, CudaError if the launch fails; what goes
 // wrong later shows at the next synchronisation.

@@ -7,8 +7,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-LaunchShape grid_for(int64_t n) {
-  return {{blocks_for(n, kThreads)}, {kThreads}};
+LaunchShape grid_for(int64_t n, Start start = Start::kAfterPrevious) {
+  return {.grid = blocks_for(n, kThreads), .block = kThreads, .start = start};
 }
 
 __device__ int64_t element() {
@@ -19,6 +19,7 @@ __device__ int64_t element() {
 __global__ void decode_inputs_kernel(int32_t* tokens, int32_t* positions, int32_t* active,
                                      int64_t* rng_index, const int32_t* slots, const int32_t* rows,
                                      int64_t n) {
+  start_beside_previous();
   const int64_t i = element();
   if (i >= n) return;
   const int32_t slot = rows[i];
@@ -33,6 +34,7 @@ __global__ void decode_inputs_kernel(int32_t* tokens, int32_t* positions, int32_
 // One thread per row; a slot stands in one row only.
 __global__ void decode_advance_kernel(int32_t* slots, const int32_t* active, const int32_t* tokens,
                                       const int32_t* stop_tokens, int64_t n, int64_t stops) {
+  start_beside_previous();
   const int64_t i = element();
   if (i >= n || active[i] < 0) return;
   int32_t* const state = slots + static_cast<int64_t>(active[i]) * kSlotColumns;
@@ -82,17 +84,18 @@ void with_words(int64_t bytes, bool is_aligned, F&& fn) {
 
 void decode_inputs(const DecodeInputs& args) {
   const int64_t n = args.rows.numel();
-  launch("decode_inputs", decode_inputs_kernel, grid_for(n), args.slots.device(),
-         pointer<int32_t>(args.tokens), pointer<int32_t>(args.positions),
+  launch("decode_inputs", decode_inputs_kernel, grid_for(n, Start::kBesidePrevious),
+         args.slots.device(), pointer<int32_t>(args.tokens), pointer<int32_t>(args.positions),
          pointer<int32_t>(args.active), pointer<int64_t>(args.rng_index),
          pointer<int32_t>(args.slots), pointer<int32_t>(args.rows), n);
 }
 
 void decode_advance(const DecodeAdvance& args) {
   const int64_t n = args.active.numel();
-  launch("decode_advance", decode_advance_kernel, grid_for(n), args.slots.device(),
-         pointer<int32_t>(args.slots), pointer<int32_t>(args.active), pointer<int32_t>(args.tokens),
-         pointer<int32_t>(args.stop_tokens), n, args.stop_tokens.dim(1));
+  launch("decode_advance", decode_advance_kernel, grid_for(n, Start::kBesidePrevious),
+         args.slots.device(), pointer<int32_t>(args.slots), pointer<int32_t>(args.active),
+         pointer<int32_t>(args.tokens), pointer<int32_t>(args.stop_tokens), n,
+         args.stop_tokens.dim(1));
 }
 
 void set_elements(const SetElements& args) {

@@ -14,6 +14,10 @@ namespace cohort::kernels::cuda {
 using ::cohort::cuda::blocks_for;
 using ::cohort::cuda::launch;
 using ::cohort::cuda::LaunchShape;
+using ::cohort::cuda::let_next_start;
+using ::cohort::cuda::Start;
+using ::cohort::cuda::start_beside_previous;
+using ::cohort::cuda::wait_for_previous;
 
 // Calls fn.operator()<T>() with the device's element type: float or __nv_bfloat16. Throws Error
 // naming `op` for any other dtype.

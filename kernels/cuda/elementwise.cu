@@ -79,6 +79,7 @@ struct Loop {
 template <int N, int kUnroll, class Loop>
 __global__ void __launch_bounds__(kThreads, 4)
     elementwise_kernel(Loop loop, int64_t n, int64_t packs) {
+  start_beside_previous();
   // A thread has kUnroll packs, kThreads apart: neighbouring threads have neighbouring packs, and
   // all its loads are under way before the first result is computed and stored.
   loop.fn.begin();
@@ -115,7 +116,10 @@ void run(const char* name, const Loop<In, Out, Fn>& loop, int64_t n, Device devi
   if (loop.half > 0) vectorized &= loop.half % kWidth == 0;
   const int64_t packs = vectorized ? n / kWidth : 0;
   launch(name, elementwise_kernel<kWidth, kUnroll, Loop<In, Out, Fn>>,
-         {blocks_for(n, int64_t{kThreads} * kUnroll * kWidth), kThreads}, device, loop, n, packs);
+         {.grid = blocks_for(n, int64_t{kThreads} * kUnroll * kWidth),
+          .block = kThreads,
+          .start = Start::kBesidePrevious},
+         device, loop, n, packs);
 }
 
 // What an op computes for one element, in f32. begin() runs once in every thread.

@@ -22,6 +22,7 @@ constexpr int kGroup = 64;  // tokens summed one after the other; embedding.h pr
 template <class T>
 __global__ void __launch_bounds__(kMaxGroup)
     lookup_kernel(T* y, const T* table, const int32_t* ids, int64_t vocab, const RowLayout layout) {
+  start_beside_previous();
   constexpr int N = RowSlice<T>::N;
   const RowSlice<T> at(layout);
   if (at.cols == 0) return;
@@ -266,8 +267,8 @@ void embedding_forward(const EmbeddingForward& args) {
     T* out = pointer<T>(args.y);
     const int64_t cols = args.table.dim(1);
     const RowLayout layout = row_layout<T>(args.y.rows(), cols, vectorized_rows(cols, in, out));
-    launch("embedding", lookup_kernel<T>, layout.launch_shape(), args.table.device(), out, in,
-           pointer<int32_t>(args.ids), args.table.dim(0), layout);
+    launch("embedding", lookup_kernel<T>, layout.launch_shape(Start::kBesidePrevious),
+           args.table.device(), out, in, pointer<int32_t>(args.ids), args.table.dim(0), layout);
   });
 }
 

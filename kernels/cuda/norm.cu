@@ -52,6 +52,7 @@ __device__ __forceinline__ void load_row(const RowSlice<T>& at, const NormForwar
 template <class T, bool kLayer, bool kResidual>
 __global__ void __launch_bounds__(kMaxGroup)
     norm_forward_kernel(const NormForward<T> p, const RowLayout layout) {
+  start_beside_previous();
   constexpr int N = RowSlice<T>::N;
   __shared__ float scratch[2][32];
   const RowSlice<T> at(layout);
@@ -230,8 +231,8 @@ void norm_forward(const char* name, const Tensor& x, const NormForward<T>& p) {
   const bool vectorized = vectorized_rows(x.cols(), p.a, p.b, p.w, p.bias, p.sum, p.y) &&
                           vectorized_starts<T>(p.a_rows) && vectorized_starts<T>(p.y_rows);
   const RowLayout layout = row_layout<T>(x.rows(), x.cols(), vectorized);
-  launch(name, norm_forward_kernel<T, kLayer, kResidual>, layout.launch_shape(), x.device(), p,
-         layout);
+  launch(name, norm_forward_kernel<T, kLayer, kResidual>,
+         layout.launch_shape(Start::kBesidePrevious), x.device(), p, layout);
 }
 
 }  // namespace

@@ -23,8 +23,8 @@ struct RowLayout {
   int threads() const { return std::max(128, group()); }
   // Blocks if each has its rows once.
   unsigned blocks() const { return blocks_for(rows, threads() / group()); }
-  cohort::cuda::LaunchShape launch_shape() const {
-    return {blocks(), static_cast<unsigned>(threads())};
+  LaunchShape launch_shape(Start start = Start::kAfterPrevious) const {
+    return {.grid = blocks(), .block = static_cast<unsigned>(threads()), .start = start};
   }
 };
 

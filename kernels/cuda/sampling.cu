@@ -392,6 +392,7 @@ __device__ Outcome sample_row(const SampleCall& call, int64_t i, int32_t slot, W
 // memory holds sums of weights, by digit or by segment of ids. Log-prob and entropy are those of
 // the model's logits, whatever is cut or modified.
 __global__ void __launch_bounds__(kThreads) sample_kernel(SampleCall call) {
+  start_beside_previous();
   extern __shared__ Weight sums[];
   __shared__ Shared shared;
   const int64_t i = blockIdx.x;
@@ -486,7 +487,10 @@ void sample_rows(const Args& args, int64_t first, const Tensor& logits, Tensor& 
           static_cast<int>(std::bit_width(static_cast<uint64_t>(std::max<int64_t>(vocab - 1, 0))))};
   const int64_t sums = std::max<int64_t>(kDigits, (vocab + kSegment - 1) / kSegment);
   launch("sample", sample_kernel,
-         {blocks_for(count, 1), kThreads, static_cast<size_t>(sums) * sizeof(Weight)},
+         {.grid = blocks_for(count, 1),
+          .block = kThreads,
+          .shared_bytes = static_cast<size_t>(sums) * sizeof(Weight),
+          .start = Start::kBesidePrevious},
          logits.device(), call);
 }
 

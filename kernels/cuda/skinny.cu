@@ -216,8 +216,6 @@ __global__ void __launch_bounds__(T::kThreads)
     skinny_kernel(typename T::Out* y, const Bf16* bias, const __grid_constant__ CUtensorMap x,
                   const __grid_constant__ CUtensorMap w, const Sizes size) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  using ::cohort::cuda::let_next_start;
-  using ::cohort::cuda::wait_for_previous;
   extern __shared__ char shared[];
   const int warp = threadIdx.x / 32, thread = threadIdx.x;
   Ring<T> ring{.base = (shared_address(shared) + 1023) / 1024 * 1024};
@@ -282,7 +280,7 @@ void run(const SkinnyProduct& args) {
          {.grid = static_cast<unsigned>(blocks),
           .block = T::kThreads,
           .shared_bytes = T::kShared,
-          .start = ::cohort::cuda::Start::kBesidePrevious},
+          .start = Start::kBesidePrevious},
          device, pointer<typename T::Out>(args.y), pointer<Bf16>(args.bias),
          describe(args.x, T::kTokens), describe(args.w, T::kRows), size);
 }

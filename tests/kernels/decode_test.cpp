@@ -1,23 +1,38 @@
-// Steps of the sampler's state.
-#include "kernels/decode.h"
-
-#include "tests/kernels/kernel_test.h"
+// The state of sequences that are decoded.
+#include "tests/kernels/decode_cases.h"
 
 namespace cohort::kernels {
 namespace {
 
 using namespace test;
 
-TEST(Increment, AddsOneEverywhere) {
-  Tensor a = Tensor::from<int32_t>({-1, 0, 7}), b = Tensor::from<int64_t>({int64_t{1} << 40, -1});
-  increment(a);
-  increment(b);
-  EXPECT_EQ(a.to_vector<int32_t>(), (std::vector<int32_t>{0, 1, 8}));
-  EXPECT_EQ(b.to_vector<int64_t>(), (std::vector<int64_t>{(int64_t{1} << 40) + 1, 0}));
-  Tensor none = Tensor::empty({0}, DType::kI32);
-  increment(none);
-  Tensor real = Tensor::zeros({1}, DType::kF32);
-  EXPECT_THROW_WITH(increment(real), Error, "[increment] expected i32 or i64");
+TEST(Decode, InputsComeFromSlots) {
+  expect_inputs_come_from_slots({});
+}
+
+TEST(Decode, SlotsAdvance) {
+  expect_slots_advance({});
+}
+
+TEST(Decode, ElementsAndRowsAreSet) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kI32})
+    expect_elements_and_rows_are_set(dtype, {});
+}
+
+TEST(Decode, BlocksAreCopied) {
+  for (const DType dtype : {DType::kF64, DType::kF32}) expect_blocks_are_copied(dtype, {});
+}
+
+TEST(Decode, ArgumentsAreChecked) {
+  Tensor slots = some_slots({}), t = Tensor::zeros({2, 2}, DType::kF32);
+  const Tensor one = ids({0}, Device{}), two = ids({0, 1}, Device{});
+  EXPECT_THROW_WITH(decode_advance({.slots = t, .active = one, .tokens = one, .stop_tokens = two}),
+                    Error, "[decode_advance] expected slots [S, 3]");
+  EXPECT_THROW_WITH(
+      decode_advance({.slots = slots, .active = one, .tokens = one, .stop_tokens = two}), Error,
+      "[decode_advance] expected stop_tokens [S, K]");
+  EXPECT_THROW_WITH(set_elements({.t = slots, .at = one, .values = two}), Error, "[set_elements]");
+  EXPECT_THROW_WITH(set_rows({.t = slots, .at = one, .rows = two}), Error, "[set_rows]");
 }
 
 }  // namespace

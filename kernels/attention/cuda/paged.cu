@@ -61,6 +61,7 @@ constexpr int kWriteThreads = 128;
 template <class T, int N>
 __global__ void __launch_bounds__(kWriteThreads)
     rope_kv_write_kernel(const __grid_constant__ WriteProblem<T> p) {
+  start_beside_previous();
   const int64_t token = blockIdx.x;
   const int sequence = p.sequences[token], position = p.positions[token];
   if (sequence < 0 || position < 0) return;  // idle
@@ -205,6 +206,7 @@ template <int kDim>
 __global__ void __launch_bounds__(PagedShape<kDim, true>::kThreads, kDim <= 128 ? 2 : 1)
     attention_paged_kernel(const __grid_constant__ PagedProblem<__nv_bfloat16> problem) {
   extern __shared__ __align__(128) char shared[];
+  start_beside_previous();
   PagedRows<__nv_bfloat16> rows;
   if (!problem.find(rows)) return;
   if (rows.count <= PagedShape<kDim, true>::kRows)
@@ -252,7 +254,8 @@ void rope_kv_write(const RopeKvWrite& args) {
                                                                problem.qkv, problem.rope.data);
     launch("rope_kv_write",
            vectorized ? rope_kv_write_kernel<T, kWidth> : rope_kv_write_kernel<T, 1>,
-           {blocks_for(tokens, 1), kWriteThreads}, qkv.device(), problem);
+           {.grid = blocks_for(tokens, 1), .block = kWriteThreads, .start = Start::kBesidePrevious},
+           qkv.device(), problem);
   });
 }
 
@@ -284,11 +287,13 @@ void attention_paged(const AttentionPaged& args) {
         launch("attention_paged", attention_paged_float_kernel<kDim>,
                {grid, kFloatThreads, FloatShape<kDim>::kSharedBytes}, args.q.device(), problem);
       else
-        launch(
-            "attention_paged", attention_paged_kernel<kDim>,
-            {grid, PagedShape<kDim, true>::kThreads,
-             std::max(PagedShape<kDim, true>::kSharedBytes, PagedShape<kDim, false>::kSharedBytes)},
-            args.q.device(), problem);
+        launch("attention_paged", attention_paged_kernel<kDim>,
+               {.grid = grid,
+                .block = PagedShape<kDim, true>::kThreads,
+                .shared_bytes = std::max(PagedShape<kDim, true>::kSharedBytes,
+                                         PagedShape<kDim, false>::kSharedBytes),
+                .start = Start::kBesidePrevious},
+               args.q.device(), problem);
     });
   });
 }
