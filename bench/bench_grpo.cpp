@@ -1,7 +1,8 @@
 // Rollouts by the engine and whole GRPO steps, on a model of random weights: a table, and with
 // --json FILE the same as JSON. Tokens per second are drawn tokens over wall time, prompts
 // included; a decode step's share of the roofline is the time that reading weights and cache would
-// take at the device's bandwidth, over the measured.
+// take at the device's bandwidth, over the measured. "exactness" compares sampled log-probs with
+// those of training, bit for bit.
 //
 //   cohort_bench_grpo bench/configs/qwen2_0_5b.yaml --vocab 151936
 //   cohort_bench_grpo bench/configs/qwen2_0_5b.yaml --vocab 151936 --only decode/1 --only grpo
@@ -128,6 +129,61 @@ Result run_workload(const Transformer& model, const Workload& load) {
   return out;
 }
 
+// Draws with shared prompts, in a cache that is too small for all, and compares their log-probs with
+// those of packed training forwards, bit for bit.
+Result run_exactness(const Transformer& model) {
+  const ModelConfig& c = model.config();
+  Engine engine(model, {.max_concurrent = 96, .max_cache_tokens = 40000});
+  Rng rng(3, rng_stream(kBenchPurpose, 10));
+  std::map<int64_t, std::vector<Trajectory>> all;
+  for (const int64_t prompt : {1,    2,  100, 128, 129,  2050, 5000, 7,    640, 33,
+                               1000, 17, 511, 3,   4090, 255,  64,   1500, 300, 11})
+    for (const int64_t count : {1, 3, 8}) {
+      EngineRequest request{.max_length = std::min(c.context, prompt + rng.between(150, 900))};
+      for (int64_t i = 0; i < prompt; ++i)
+        request.prompt.push_back(static_cast<int32_t>(rng.below(c.vocab_size)));
+      const auto id = static_cast<uint64_t>(all.size());
+      for (int64_t i = 0; i < count; ++i)
+        request.completions.push_back({.seed = id, .stream = static_cast<uint64_t>(i)});
+      const std::vector<int32_t> tokens = request.prompt;
+      Trajectory start{.tokens = tokens, .prompt_length = prompt};
+      start.loss_mask.assign(tokens.size(), 0);
+      start.logprobs.assign(tokens.size(), 0);
+      all[engine.submit(std::move(request))].assign(static_cast<size_t>(count), start);
+    }
+  for (bool more = true; more;) {
+    more = engine.step();
+    for (const EngineToken& t : engine.poll())
+      all.at(t.request)[static_cast<size_t>(t.completion)].append_drawn(t.token, t.logprob);
+  }
+  NoGradGuard no_grad;
+  std::vector<TokenSequence> sequences;
+  std::vector<double> drawn;
+  for (const auto& [id, group] : all)
+    for (const Trajectory& t : group) {
+      sequences.push_back(policy_sequence(t, 0));
+      drawn.insert(drawn.end(), t.logprobs.begin() + 1, t.logprobs.end());
+    }
+  std::vector<double> trained;
+  for (const PackedBatch& packed : pack_micro_batches(sequences, 16384)) {
+    const auto some =
+        policy_log_probs(model, model.place(packed), 1).logprob.value().to_vector<double>();
+    trained.insert(trained.end(), some.begin(), some.end());
+  }
+  double compared = 0, different = 0;
+  for (size_t i = 0; i < drawn.size(); ++i) {
+    if (drawn[i] == 0) continue;  // of a prompt
+    ++compared;
+    different += drawn[i] != trained[i] ? 1 : 0;
+  }
+  Result out{"exactness", {}};
+  out.metrics.add("log_probs", compared);
+  out.metrics.add("different", different);
+  out.metrics.add("preemptions", static_cast<double>(engine.stats().preemptions));
+  out.metrics.add("most_rows", static_cast<double>(engine.stats().most_running));
+  return out;
+}
+
 // Steps of 64 prompts of 128 tokens with 8 completions of 256 each and random rewards, on a model
 // that is trained: rollout, packing, update.
 Result run_grpo(const ModelConfig& model, TrainConfig config) {
@@ -212,7 +268,7 @@ int run(int argc, char** argv) {
   if (config.num_threads > 0) set_num_threads(static_cast<int>(config.num_threads));
   ModelConfig model_config = config.model;
   model_config.vocab_size = vocab;
-  model_config.context = std::max<int64_t>(model_config.context, 2176);
+  model_config.context = std::max<int64_t>(model_config.context, 8192);
   model_config.resolve();
   const auto wanted = [&](const std::string& name) {
     return only.empty() || std::any_of(only.begin(), only.end(), [&](const std::string& prefix) {
@@ -228,6 +284,7 @@ int run(int argc, char** argv) {
     const Transformer model(model_config, config.dtype, 1, parse_device(config.device, "device"));
     for (const Workload& load : workloads())
       if (wanted(load.name)) take(run_workload(model, load));
+    if (wanted("exactness")) take(run_exactness(model));
   }
   if (wanted("grpo")) take(run_grpo(model_config, config));
   Json all = Json(Json::Object{});

@@ -81,8 +81,7 @@ inline void expect_blocks_are_copied(DType dtype, Device device) {
     const int64_t source[] = {0, 4, 2, 0, 4, 0};
     for (int64_t i = 0; i < pages.numel(); ++i) {
       const int64_t plane = i / (6 * 2 * cols), block = i / (2 * cols) % 6;
-      EXPECT_EQ(values[static_cast<size_t>(i)],
-                static_cast<double>(10 * plane + source[block]));
+      EXPECT_EQ(values[static_cast<size_t>(i)], static_cast<double>(10 * plane + source[block]));
     }
   }
 }
