@@ -129,7 +129,7 @@ Result run_workload(const Transformer& model, const Workload& load) {
   return out;
 }
 
-// Draws with shared prompts, in a cache that is too small for all, and compares their log-probs with
+// Draws with shared prompts, in a cache that is too small for all, and compares log-probs with
 // those of packed training forwards, bit for bit.
 Result run_exactness(const Transformer& model) {
   const ModelConfig& c = model.config();
