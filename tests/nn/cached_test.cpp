@@ -147,7 +147,7 @@ void expect_idle_rows_change_nothing(DType dtype, Device device) {
         filled(cache_config(config, 2, 16), dtype, device);
     const auto place = [&](const std::vector<int32_t>& v) { return Tensor::from(v).to(device); };
     for (KVCache* cache : {&alone, &filled}) {
-      for (const int64_t length : {4, 3}) cache->reserve(cache->acquire(), length);
+      for (const int64_t length : {4, 3}) EXPECT_TRUE(cache->reserve(cache->acquire(), length));
       cache->upload();
       model.forward_cached(place({1, 2, 3, 4, 5}), place({0, 0, 0, 1, 1}), place({0, 1, 2, 0, 1}),
                            *cache);
