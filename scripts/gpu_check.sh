@@ -14,6 +14,7 @@ usage: scripts/gpu_check.sh PHASE...
   racecheck   compute-sanitizer racecheck over those of kernels and autograd; FILTER, PROGRAMS and LIMIT (seconds a test) narrow both
   ops         the op table and attention, beside PyTorch's attention
   steps       the training steps, beside PyTorch's
+  rollouts    decoding, rollouts and a GRPO step; sampled log-probs against training's; ONLY narrows it ("--only decode")
   against     the training steps beside those of another build, whose bench and cohort are in BASE (a folder)
   profile     GPU time of a training step by kernel (ncu)
   demo        configs/demo.yaml on the GPU
@@ -126,6 +127,10 @@ run_steps() {
     note "$OUT/peer_$shape.log" 1
   done
 }
+run_rollouts() {
+  build/cuda/bench/cohort_bench_grpo bench/configs/qwen2_0_5b.yaml --vocab 151936 --json "$OUT/rollouts.json" ${ONLY:-} >"$OUT/rollouts.log" 2>&1 || failed=1
+  note "$OUT/rollouts.log"
+}
 # Ours and theirs in turn, with pauses: (theirs, ours) three times.
 run_against() {
   local base=${BASE:?names the folder of the other build} round build shape
@@ -200,10 +205,11 @@ for phase in "$@"; do
     tests) run_tests ;;
     multi) run_multi ;;
     scale) run_scale ;;
-    memcheck) sanitize memcheck 6 "${FILTER:-$cuda_tests}" ${PROGRAMS:-trainers_test core_test kernels_test autograd_test nn_test} ;;
+    memcheck) sanitize memcheck 6 "${FILTER:-$cuda_tests}" ${PROGRAMS:-trainers_test core_test kernels_test autograd_test nn_test rl_test} ;;
     racecheck) sanitize racecheck 1 "${FILTER:-$cuda_tests}" ${PROGRAMS:-kernels_test autograd_test} ;;
     ops) run_ops ;;
     steps) run_steps ;;
+    rollouts) run_rollouts ;;
     against) run_against ;;
     profile) run_profile ;;
     demo) run_demo ;;
