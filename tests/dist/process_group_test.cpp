@@ -296,11 +296,11 @@ TEST(ProcessGroup, ASilentRankIsNamed) {
 
 TEST(ProcessGroup, HeartbeatsKeepAnIdleRunAlive) {
   auto options = quick_options();
-  options.silence = milliseconds(200);
+  options.silence = milliseconds(1000);
   expect_no_errors(run_process_ranks(
       3,
       [](ProcessGroup& group) {
-        sleep_ms(600);
+        sleep_ms(3000);
         group.exchange("x", "");
       },
       options));
