@@ -180,7 +180,7 @@ def log_lines(path):
     """The lines of a log without what differs from run to run."""
     text = path.read_text() if path.exists() else ""
     lines = [json.loads(line) for line in text.splitlines()]
-    timed = re.compile(r"time|step_time|tokens_per_second")
+    timed = re.compile(r"time|step_time|(.*/)?tokens_per_second")
     return [json.dumps({k: v for k, v in line.items() if not timed.match(k)}) for line in lines]
 
 

@@ -115,8 +115,8 @@ void add_rollout_metrics(MetricSums& out, const Engine& engine, double seconds) 
   out.add_sum("rollout/tokens_per_second", as_double(stats.decoded_tokens) / seconds);
   out.add_sum("rollout/prompt_tokens", as_double(stats.prefilled_tokens));
   out.add_max("rollout/sequences", as_double(stats.most_running));
-  out.add_max("rollout/cache_used",
-              as_double(stats.most_blocks) / as_double(std::max<int64_t>(1, stats.blocks)));
+  const int64_t block_bytes = engine.cache_bytes() / std::max<int64_t>(1, stats.blocks);
+  out.add_max("rollout/cache_mib", as_double(stats.most_blocks * block_bytes) / (1 << 20));
   out.add_sum("rollout/preemptions", as_double(stats.preemptions));
   if (const double bandwidth = memory_bandwidth(engine.model().device()); bandwidth > 0)
     out.add_local("rollout/roofline", as_double(stats.decode_bytes) / bandwidth / seconds);
