@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <iostream>
+#include <memory>
 #include <numeric>
 #include <set>
 
@@ -131,11 +132,9 @@ void add_attention(Rows& rows) {
   std::vector<std::array<int64_t, 5>> sizes = {
       {128, 32, 4, 4, 16}, {16, 256, 8, 8, 64}, {2, 2048, 8, 8, 64}};
   if (g_setup.device.is_cuda())
-    sizes = {{64, 256, 6, 6, 64},
-             {32, 1024, 12, 12, 64},
-             {8, 2048, 14, 2, 64},
-             {4, 4096, 32, 32, 64},
-             {4, 4096, 16, 16, 128}};
+    sizes = {{64, 256, 6, 6, 64},    {32, 1024, 12, 12, 64}, {8, 2048, 14, 2, 64},
+             {4, 4096, 32, 32, 64},  {1, 16384, 32, 32, 64}, {4, 4096, 16, 16, 128},
+             {1, 16384, 16, 16, 128}};
   for (const auto& [sequences, length, heads, kv_heads, dim] : sizes) {
     const std::string grouped = heads == kv_heads ? "" : str("/", kv_heads);
     const std::string shape =
@@ -155,21 +154,40 @@ void add_attention(Rows& rows) {
                       attention_backward({{dq}, {dk}, {dv}, dout, q, k, v, o, lse, starts, {}});
                     }});
   }
-  // Decode: each sequence brings one token and reads all its cached keys and values.
-  const int64_t kSequences = g_setup.device.is_cuda() ? 256 : 64, kCached = 256;
-  constexpr int64_t kBlock = 16, kHeads = 8, kDim = 64;
-  const int64_t blocks = kSequences * kCached / kBlock;
-  const Shape pages{blocks, kBlock, kHeads, kDim};
-  const PagedKV cache{random(pages), random(pages),
-                      counting<int32_t>(blocks, 1, blocks).reshape({kSequences, -1})};
-  Tensor q = random({kSequences, kHeads, kDim}), o = random({kSequences, kHeads, kDim});
-  const Tensor sequences = counting<int32_t>(kSequences, 1, kSequences);
-  const Tensor positions =
-      Tensor::full({kSequences}, static_cast<double>(kCached - 1), DType::kI32, g_setup.device);
-  rows.push_back({"attention_paged", str(kSequences, " x 1 token on ", kCached, " cached"),
-                  moves(pages, 2), [=]() mutable {
-                    attention_paged({o, q, cache, sequences, positions, {}});
-                  }});
+}
+
+// Decode: each sequence brings one token and reads all its cached keys and values. Calls go round
+// several caches, as a model's layers do, so that what is read is not left in the device's cache.
+void add_decode(Rows& rows) {
+  constexpr int64_t kBlock = 16, kCaches = 5;
+  std::vector<std::array<int64_t, 5>> sizes = {{64, 256, 8, 8, 64}};
+  if (g_setup.device.is_cuda())
+    sizes = {{1, 640, 14, 2, 64},   {64, 640, 14, 2, 64},  {256, 256, 14, 2, 64},
+             {512, 384, 14, 2, 64}, {1, 1024, 32, 8, 128}, {1, 32768, 32, 8, 128},
+             {32, 4096, 32, 8, 128}};
+  for (const auto& [sequences, cached, heads, kv_heads, dim] : sizes) {
+    const int64_t blocks = sequences * cached / kBlock;
+    const Shape pages{blocks, kBlock, kv_heads, dim};
+    const Tensor table = counting<int32_t>(blocks, 1, blocks).reshape({sequences, -1});
+    auto caches = std::make_shared<std::vector<PagedKV>>();
+    for (int64_t i = 0; i < kCaches; ++i) caches->push_back({random(pages), random(pages), table});
+    Tensor q = random({sequences, heads, dim}), o = random({sequences, heads, dim});
+    const Tensor numbers = counting<int32_t>(sequences, 1, sequences);
+    const Tensor positions =
+        Tensor::full({sequences}, static_cast<double>(cached - 1), DType::kI32, g_setup.device);
+    rows.push_back(
+        {"attention_paged",
+         str(sequences, " on ", cached, " keys, ", heads, "/", kv_heads, " heads of ", dim),
+         moves(pages, 2), [=, next = size_t{0}]() mutable {
+           const PagedKV& cache = (*caches)[next++ % caches->size()];
+           attention_paged({.o = o,
+                            .q = q,
+                            .cache = cache,
+                            .sequences = numbers,
+                            .positions = positions,
+                            .work = PagedWork::kDecode});
+         }});
+  }
 }
 
 void add_head(Rows& rows) {
@@ -413,7 +431,9 @@ int run(int argc, char** argv) {
   }
 
   Rows rows;
-  for (const auto add : {add_matmul, add_attention, add_head, add_row_ops, add_training}) add(rows);
+  for (const auto add :
+       {add_matmul, add_attention, add_decode, add_head, add_row_ops, add_training})
+    add(rows);
   std::erase_if(rows, [&](const Row& row) { return row.name.find(filter) == row.name.npos; });
   if (rows.empty()) throw InputError(str("no op has '", filter, "' in its name"));
   if (g_setup.device.is_cuda())

@@ -25,6 +25,7 @@ struct LaunchShape {
   dim3 grid, block;
   size_t shared_bytes = 0;  // dynamic shared memory; over 48 KiB is asked for as needed
   Start start = Start::kAfterPrevious;
+  dim3 cluster = 1;  // blocks of a thread block cluster, which sm_90 has
 };
 
 // Waits until all kernels that were enqueued before this one have ended and what they wrote can be
@@ -59,19 +60,25 @@ void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shap
   // The limit of 48 KiB that needs no asking includes what the kernel declares itself.
   if (shape.shared_bytes > (32u << 10))
     allow_shared_memory(name, reinterpret_cast<const void*>(kernel), shape.shared_bytes, device);
-  cudaLaunchAttribute beside{};
-  beside.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  beside.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = queue;
-  config.attrs = &beside;
+  config.attrs = attributes;
   // Code for older GPUs holds no wait.
-  const bool waits = shape.start == Start::kBesidePrevious &&
-                     is_for_hopper(reinterpret_cast<const void*>(kernel), device);
-  config.numAttrs = waits ? 1 : 0;
+  if (shape.start == Start::kBesidePrevious &&
+      is_for_hopper(reinterpret_cast<const void*>(kernel), device)) {
+    cudaLaunchAttribute& beside = attributes[config.numAttrs++];
+    beside.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    beside.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (const dim3& c = shape.cluster; c.x * c.y * c.z > 1) {
+    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {c.x, c.y, c.z};
+  }
   nvtxRangePushA(name);
   const cudaError_t code = cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
   nvtxRangePop();

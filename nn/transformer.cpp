@@ -129,7 +129,8 @@ Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& op
 }
 
 Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences,
-                                   const Tensor& positions, KVCache& cache) const {
+                                   const Tensor& positions, KVCache& cache,
+                                   kernels::PagedWork work) const {
   NoGradGuard no_grad;
   const auto attend = [&](AttendCall call) {
     kernels::PagedKV& pages = cache.layer(call.layer);
@@ -146,7 +147,8 @@ Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences
                               .cache = pages,
                               .sequences = sequences,
                               .positions = positions,
-                              .desc = call.desc});
+                              .desc = call.desc,
+                              .work = work});
     return Variable(o);
   };
   return run({tokens, positions, {}, {}, attend, rope_table_}).value();

@@ -4,14 +4,20 @@
 //
 //   S = scale Q K^T (masked),  lse = log sum exp S,  P = exp(S - lse),  O = dropout(P) V
 //
-// Canonical order (the same bits in training forward, prefill and decode): keys in tiles of 128 (64
-// for head dims over 128) counted from key 0, ascending; one running (m, l, O) per query row; P =
-// exp2(fma(S, c, -m c)), c = scale log2(e), with the running max that includes this tile; O and l
-// scaled by alpha = exp2(m_old c - m c), each product rounded; l as four partial sums by
-// (key mod 8) / 2, joined as (l0 + l1) + (l2 + l3) at the end; O (1 / l);
-// lse = fma(m c, ln 2, log l). S is summed over head dims and O over keys, ascending: one by one,
-// in bf16 on CUDA in steps of 16, each joined as mma.m16n8k16 does. A row's bits depend on its own
-// query and keys only.
+// Canonical order (the same bits in training forward, prefill and decode): keys in chunks of 4,096
+// and in tiles of 128 (64 for head dims over 128), both counted from key 0, ascending; one running
+// (m, l, O) per query row and chunk; P = exp2(fma(S, c, -m c)), c = scale log2(e), with the running
+// max of the chunk that includes this tile; O and l scaled by alpha = exp2(m_old c - m c), each
+// product rounded; l as four partial sums by (key mod 8) / 2, joined as (l0 + l1) + (l2 + l3) at
+// the chunk's end. Chunks are joined in ascending order, one by one, those in which the row sees no
+// key left out: with r = m c, l and O of the chunks so far (T) and of the next (C),
+//
+//   r = max(rT, rC),  a = exp2(rT - r),  b = exp2(rC - r)
+//   l = fma(lC, b, lT a),  O = fma(OC, b, OT a),  lT a and OT a rounded
+//
+// In the end O (1 / l); lse = fma(r, ln 2, log l). S is summed over head dims and O over keys,
+// ascending: one by one, in bf16 on CUDA in steps of 16, each joined as mma.m16n8k16 does. A row's bits depend on its own query and keys only. Chunks may be computed
+// side by side, which is what decoding of few rows on long contexts needs.
 #pragma once
 
 #include <cmath>
@@ -44,6 +50,9 @@ inline constexpr int64_t kMaxCudaHeadDim = 256;
 inline int64_t attention_tile(int64_t head_dim) {
   return head_dim > 128 ? 64 : 128;
 }
+
+// Keys per chunk in the canonical order, a multiple of every tile.
+inline constexpr int64_t kAttentionChunk = 4096;
 
 // Queries, keys and values, and their gradients, may be heads of wider tensors, such as [T, H + 2
 // Hkv, D]: the tokens of each lie any distance apart, one for keys and values.
@@ -98,6 +107,10 @@ struct RopeKvWrite {
 };
 void rope_kv_write(const RopeKvWrite& args);
 
+// What the tokens of a call are: any, such as runs of a sequence's next tokens; or each of another
+// sequence. Results are the same; the latter, where it is true, is faster.
+enum class PagedWork { kPrefill, kDecode };
+
 // Prefill and decode in one: query token t of sequence sequences[t] at positions[t] attends to
 // cached keys 0..positions[t], or the window's last of them. Bits equal attention_forward's
 // (causal, no dropout; any other desc throws) for the same row. Tokens of a sequence that stand
@@ -111,6 +124,7 @@ struct AttentionPaged {
   const PagedKV& cache;
   const Tensor &sequences, &positions;  // [T] i32
   AttentionDesc desc = {};
+  PagedWork work = PagedWork::kPrefill;
 };
 void attention_paged(const AttentionPaged& args);
 

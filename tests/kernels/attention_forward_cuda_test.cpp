@@ -113,6 +113,47 @@ TEST(CudaAttentionForward, AWindowHidesEarlierKeys) {
       }
 }
 
+// Over several chunks of keys, against f64 on the CPU. bf16 rounds P and O to 2^-9 each.
+TEST(CudaAttentionForward, ChunksAreJoined) {
+  COHORT_REQUIRE_GPU(device);
+  const int64_t chunk = kernels::kAttentionChunk;
+  struct Row {
+    int64_t dim, length;
+    Mask mask = Mask::kCausal;
+    int64_t window = 0;
+  };
+  for (const DType dtype : kCudaTypes)
+    for (const Row& row :
+         {Row{16, 2 * chunk + 100}, Row{64, chunk + 200}, Row{64, chunk + 1, Mask::kFull},
+          Row{64, chunk + 500, {}, 700}, Row{128, chunk + 130}, Row{256, chunk + 70}}) {
+      const AttentionCase c = rounded(
+          make_case(
+              {.heads = 1, .kv_heads = 1, .dim = row.dim, .mask = row.mask, .window = row.window},
+              {{1, row.length}, {2, 50}}),
+          dtype);
+      SCOPED_TRACE(str(dtype_name(dtype), ", ", describe(c.shape), ", ", row.length, " tokens"));
+      const AttentionOutput out = run_guarded(c, dtype, device), exact = run_forward(c);
+      EXPECT_LE(relative_error(out.o, exact.o), dtype == DType::kBF16 ? 0x1p-8 : 1e-5);
+      EXPECT_LE(relative_error(out.lse, exact.lse), 1e-5);
+    }
+}
+
+// What lies in later chunks changes no bit of a row in the first.
+TEST(CudaAttentionForward, TheFirstChunkDoesNotKnowOfTheOthers) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes) {
+    AttentionCase c = make_case({.heads = 2, .kv_heads = 1, .dim = 64, .dtype = dtype},
+                                {{1, kernels::kAttentionChunk + 300}});
+    const Tensor o = run_forward(on_device(c, device)).o.to(Device{});
+    const auto first = [](const Tensor& t) {
+      return t.narrow(0, 0, kernels::kAttentionChunk).clone();
+    };
+    for (Tensor* t : {&c.q, &c.k, &c.v, &c.dout}) *t = first(*t);
+    c.cu = Tensor::from(std::vector<int32_t>{0, static_cast<int32_t>(kernels::kAttentionChunk)});
+    EXPECT_TRUE(bit_equal(run_forward(on_device(c, device)).o.to(Device{}), first(o)));
+  }
+}
+
 // A window that no sequence fills changes no bit; and neither do values before the window, as long
 // as they are finite.
 TEST(CudaAttentionForward, AWindowLeavesTheBitsOfWhatItShows) {

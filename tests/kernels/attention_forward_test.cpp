@@ -102,26 +102,45 @@ TEST(AttentionForward, AWindowLeavesTheBitsOfWhatItShows) {
   }
 }
 
-// attention.h's canonical order, spelled out for one row and one head at a time.
+// attention.h's canonical order, spelled out for one row and one head at a time; of rows from
+// position `from` on.
 template <class T>
-AttentionOutput canonical_attention(const AttentionCase& c) {
+AttentionOutput canonical_attention(const AttentionCase& c, int64_t from = 0) {
   AttentionOutput out{Tensor::empty_like(c.q),
                       Tensor::empty({c.q.dim(1), c.tokens()}, c.q.dtype())};
   const int64_t heads = c.q.dim(1), kv_heads = c.k.dim(1), dim = c.q.dim(2);
   const int64_t tile = kernels::attention_tile(dim);
-  const T scale2 = static_cast<T>(1 / std::sqrt(static_cast<double>(dim)) * 1.4426950408889634074);
+  const T scale2 = static_cast<T>(kernels::softmax_scale(c.desc, dim) * 1.4426950408889634074);
   for (size_t s = 0; s < c.sequences.size(); ++s)
-    for (int64_t i = 0; i < c.sequences[s].length; ++i)
+    for (int64_t i = from; i < c.sequences[s].length; ++i)
       for (int64_t h = 0; h < heads; ++h) {
         const int64_t t = c.start(s) + i;
         const T* q = c.q.data<T>() + (t * heads + h) * dim;
         const int64_t first = (c.start(s) * kv_heads + h / (heads / kv_heads)) * dim;
         std::vector<T> o(static_cast<size_t>(dim), T{0}), p(static_cast<size_t>(tile));
-        T m = -INFINITY, l[4] = {};
-        for (int64_t key0 = 0; key0 <= i; key0 += tile) {
-          const int64_t n = std::min(tile, i + 1 - key0);
+        std::vector<T> joined_o(static_cast<size_t>(dim), T{0});
+        T m = -INFINITY, l[4] = {}, joined_m = -INFINITY, joined_l = 0;
+        const int64_t end = c.shape.mask == Mask::kFull ? c.sequences[s].length : i + 1;
+        const int64_t hidden = c.shape.window > 0 ? std::max<int64_t>(0, end - c.shape.window) : 0;
+        const auto end_chunk = [&] {
+          const T sum = (l[0] + l[1]) + (l[2] + l[3]);
+          if (joined_l == 0) {
+            joined_o = o, joined_m = m, joined_l = sum;
+          } else {
+            const T largest = std::max(joined_m, m);
+            const T a = kernels::vexp2(joined_m - largest), b = kernels::vexp2(m - largest);
+            joined_m = largest;
+            joined_l = std::fma(sum, b, joined_l * a);
+            for (size_t d = 0; d < o.size(); ++d) joined_o[d] = std::fma(o[d], b, joined_o[d] * a);
+          }
+          m = -INFINITY;
+          std::fill_n(l, 4, T{0});
+          std::fill(o.begin(), o.end(), T{0});
+        };
+        for (int64_t key0 = hidden / tile * tile; key0 < end; key0 += tile) {
+          const int64_t n = std::min(tile, end - key0), begin = std::max<int64_t>(0, hidden - key0);
           T largest = -INFINITY;
-          for (int64_t j = 0; j < n; ++j) {
+          for (int64_t j = begin; j < n; ++j) {
             const T* k = c.k.data<T>() + first + (key0 + j) * kv_heads * dim;
             T score = 0;
             for (int64_t d = 0; d < dim; ++d) score = std::fma(q[d], k[d], score);
@@ -133,7 +152,7 @@ AttentionOutput canonical_attention(const AttentionCase& c) {
           const T alpha = kernels::vexp2(m_old - m);
           for (T& x : l) x *= alpha;
           for (T& x : o) x *= alpha;
-          for (int64_t j = 0; j < n; ++j) {
+          for (int64_t j = begin; j < n; ++j) {
             T& x = p[static_cast<size_t>(j)];
             x = kernels::vexp2(std::fma(x, scale2, -m));
             l[j % 8 / 2] += x;
@@ -143,12 +162,13 @@ AttentionOutput canonical_attention(const AttentionCase& c) {
               sum = std::fma(x, v[d], sum);
             }
           }
+          if ((key0 + tile) % kernels::kAttentionChunk == 0 || key0 + tile >= end) end_chunk();
         }
-        const T sum = (l[0] + l[1]) + (l[2] + l[3]), inverse = 1 / sum;
         for (int64_t d = 0; d < dim; ++d)
-          out.o.data<T>()[(t * heads + h) * dim + d] = o[static_cast<size_t>(d)] * inverse;
+          out.o.data<T>()[(t * heads + h) * dim + d] =
+              joined_o[static_cast<size_t>(d)] * (1 / joined_l);
         out.lse.data<T>()[h * c.tokens() + t] =
-            std::fma(m, static_cast<T>(0.69314718055994530942), std::log(sum));
+            std::fma(joined_m, static_cast<T>(0.69314718055994530942), std::log(joined_l));
       }
   return out;
 }
@@ -162,6 +182,35 @@ TEST(AttentionForward, BitsFollowTheCanonicalOrder) {
     const AttentionOutput x = run_forward(in_f32(c)), y = canonical_attention<float>(in_f32(c));
     EXPECT_TRUE(bit_equal(x.o, y.o));
     EXPECT_TRUE(bit_equal(x.lse, y.lse));
+  }
+}
+
+// Rows that see two or three chunks, and under a window some that see none of the first.
+TEST(AttentionForward, ChunksAreJoinedInOrder) {
+  const int64_t chunk = kernels::kAttentionChunk;
+  struct Row {
+    int64_t dim, length;
+    Mask mask = Mask::kCausal;
+    int64_t window = 0;
+    double scale = 0;
+  };
+  for (const Row& row :
+       {Row{3, chunk + 200}, Row{132, chunk + 3}, Row{2, 2 * chunk + 70},
+        Row{4, chunk + 1, Mask::kFull}, Row{4, chunk + 300, Mask::kCausal, 150},
+        Row{4, chunk + 130, Mask::kCausal, chunk}, Row{2, chunk + 130, {}, 0, 40}}) {
+    SCOPED_TRACE(str("D ", row.dim, ", ", row.length, " tokens, window ", row.window));
+    const AttentionCase c = in_f32(make_case({.heads = 1,
+                                              .kv_heads = 1,
+                                              .dim = row.dim,
+                                              .mask = row.mask,
+                                              .scale = row.scale,
+                                              .window = row.window},
+                                             {{1, row.length}}));
+    const int64_t from = chunk - 3, count = row.length - from;
+    const AttentionOutput a = run_forward(c), b = canonical_attention<float>(c, from);
+    EXPECT_TRUE(bit_equal(a.o.narrow(0, from, count), b.o.narrow(0, from, count)));
+    EXPECT_TRUE(
+        bit_equal(a.lse.narrow(1, from, count).clone(), b.lse.narrow(1, from, count).clone()));
   }
 }
 

@@ -40,7 +40,7 @@ struct Step {
 };
 
 // Gathers the steps' tokens into one batch, writes the cache, attends on its device, and puts o
-// back into `all`.
+// back into `all`. What attention calls the work changes nothing.
 inline void run_step(kernels::PagedKV& cache, const AttentionCase& c,
                      const std::vector<Step>& steps, Tensor& all) {
   std::vector<int32_t> sequences, positions;
@@ -65,6 +65,15 @@ inline void run_step(kernels::PagedKV& cache, const AttentionCase& c,
   const Tensor q = qkv.narrow(1, 0, c.q.dim(1));
   Tensor o = Tensor::full(q.shape(), NAN, q.dtype(), device);
   kernels::attention_paged({o, q, cache, seq, pos, c.desc});
+  Tensor decoded = Tensor::full(q.shape(), NAN, q.dtype(), device);
+  kernels::attention_paged({.o = decoded,
+                            .q = q,
+                            .cache = cache,
+                            .sequences = seq,
+                            .positions = pos,
+                            .desc = c.desc,
+                            .work = kernels::PagedWork::kDecode});
+  EXPECT_TRUE(bit_equal(decoded, o));
   o = o.to(Device{});
   for (size_t i = 0; i < tokens.size(); ++i)
     all.select(0, tokens[i]).copy_(o.select(0, static_cast<int64_t>(i)));

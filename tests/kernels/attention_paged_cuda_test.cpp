@@ -97,6 +97,56 @@ TEST(CudaAttentionPaged, TokensMayStandInAnyOrder) {
     }
 }
 
+// Two and three chunks of keys. Tokens around the chunks' ends come last, once with all others and
+// once alone, where blocks share the chunks of a token.
+TEST(CudaAttentionPaged, BitsAreThoseOfTheForwardPassAcrossChunks) {
+  COHORT_REQUIRE_GPU(device);
+  const int64_t chunk = kernels::kAttentionChunk;
+  Rng rng(10, rng_stream(kTestPurpose, 9));
+  struct Row {
+    int64_t dim, group, window;
+  };
+  for (const DType dtype : kCudaTypes)
+    for (const Row& row : {Row{64, 7, 0}, Row{128, 4, 0}, Row{256, 1, 0}, Row{20, 17, 0},
+                           Row{64, 2, 300}, Row{128, 2, chunk}, Row{64, 2, chunk + 900}}) {
+      SCOPED_TRACE(
+          str(dtype_name(dtype), ", D ", row.dim, ", group ", row.group, ", window ", row.window));
+      const AttentionCase c = make_case(
+          {.heads = row.group, .kv_heads = 1, .dim = row.dim, .dtype = dtype, .window = row.window},
+          {{1, 2 * chunk + 70}, {2, chunk + 5}});
+      const Tensor expected = forward_on(c, device);
+      PagedKV cache = make_cache(c, 16, rng, device);
+      Tensor all = Tensor::full(c.q.shape(), NAN, c.q.dtype());
+      run_step(cache, c, {{0, 0, 4000}, {1, 0, chunk + 5}}, all);
+      run_step(cache, c, {{0, 4000, 4130}}, all);
+      run_step(cache, c, {{0, 4130, 2 * chunk + 70}}, all);
+      EXPECT_TRUE(bit_equal(all, expected));
+      for (const int64_t end :
+           {chunk, chunk + 1, chunk + 2, chunk + 129, 2 * chunk, 2 * chunk + 1, 2 * chunk + 70})
+        run_step(cache, c,
+                 {{0, end - 1, end}, {1, std::min(end, chunk + 5) - 1, std::min(end, chunk + 5)}},
+                 all);
+      EXPECT_TRUE(bit_equal(all, expected));
+    }
+}
+
+// More chunks than blocks that can share them.
+TEST(CudaAttentionPaged, ManyChunksAreSharedInRounds) {
+  COHORT_REQUIRE_GPU(device);
+  Rng rng(11, rng_stream(kTestPurpose, 9));
+  const int64_t length = 9 * kernels::kAttentionChunk + 333;
+  const AttentionCase c =
+      make_case({.heads = 3, .kv_heads = 1, .dim = 16, .dtype = DType::kBF16}, {{1, length}});
+  const Tensor expected = forward_on(c, device);
+  PagedKV cache = make_cache(c, 16, rng, device);
+  Tensor all = Tensor::full(c.q.shape(), NAN, c.q.dtype());
+  run_step(cache, c, {{0, 0, length}}, all);
+  for (const int64_t end : {1, 129, 5000, 16384, 16385, 32768, 32769, 36864, 36865, 37000})
+    run_step(cache, c, {{0, end - 1, end}}, all);
+  run_step(cache, c, {{0, length - 1, length}}, all);
+  EXPECT_TRUE(bit_equal(all, expected));
+}
+
 // More query heads per key head than rows in a block.
 TEST(CudaAttentionPaged, LargeGroups) {
   COHORT_REQUIRE_GPU(device);

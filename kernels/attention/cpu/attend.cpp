@@ -32,17 +32,45 @@ Attend<T>::Attend(int64_t head_dim, const AttentionDesc& desc)
 template <class T>
 void Attend<T>::run(std::span<const QueryRow<T>> rows, const KeyRows<T>& keys,
                     const KeyRows<T>& values) {
-  const auto tile = attention_tile(head_dim_), count = static_cast<int64_t>(rows.size());
+  const size_t count = rows.size();
   RowState states[kQueryRows];
+  Joined joined[kQueryRows];
   VisibleKeys all = rows[0].visible;
-  for (int64_t r = 0; r < count; ++r) {
-    const QueryRow<T>& row = rows[static_cast<size_t>(r)];
+  for (const QueryRow<T>& row : rows)
     all = {std::min(all.first, row.visible.first), std::max(all.last, row.visible.last)};
-    states[r] = {-std::numeric_limits<T>::infinity(), {}};
-    std::fill_n(row.o, head_dim_, T{0});
+  for (int64_t begin = all.first / kAttentionChunk * kAttentionChunk; begin < all.last;
+       begin += kAttentionChunk) {
+    const VisibleKeys range = {std::max(begin, all.first),
+                               std::min(begin + kAttentionChunk, all.last)};
+    for (size_t r = 0; r < count; ++r) {
+      if (joined[r].any && !chunk_o_.defined())
+        chunk_o_ = Tensor::empty({kQueryRows, head_dim_}, dtype_of<T>);
+      T* const o =
+          joined[r].any ? chunk_o_.data<T>() + static_cast<int64_t>(r) * head_dim_ : rows[r].o;
+      states[r] = {o, -std::numeric_limits<T>::infinity(), {}};
+      std::fill_n(o, head_dim_, T{0});
+    }
+    chunk(rows, states, keys, values, range);
+    for (size_t r = 0; r < count; ++r)
+      if (rows[r].visible.first < range.last && rows[r].visible.last > range.first)
+        join(rows[r], states[r], joined[r]);
   }
-  for (int64_t key0 = all.first / tile * tile; key0 < all.last; key0 += tile) {
-    const int64_t n = std::min(tile, all.last - key0);
+  for (size_t r = 0; r < count; ++r) {
+    const auto& [any, row_max_log2, l] = joined[r];
+    const T inverse = 1 / l;
+    for (int64_t d = 0; d < head_dim_; ++d) rows[r].o[d] *= inverse;
+    if (rows[r].lse != nullptr)
+      *rows[r].lse = std::fma(row_max_log2, static_cast<T>(kLn2), std::log(l));
+  }
+}
+
+// The tiles of keys [range.first, range.last), which lie in one chunk.
+template <class T>
+void Attend<T>::chunk(std::span<const QueryRow<T>> rows, RowState* states, const KeyRows<T>& keys,
+                      const KeyRows<T>& values, VisibleKeys range) {
+  const auto tile = attention_tile(head_dim_), count = static_cast<int64_t>(rows.size());
+  for (int64_t key0 = range.first / tile * tile; key0 < range.last; key0 += tile) {
+    const int64_t n = std::min(tile, range.last - key0);
     keys_.load(n, [&](int64_t j) { return keys.row(key0 + j); });
     values_.load(n, [&](int64_t j) { return values.row(key0 + j); });
     for (int64_t r = 0; r < count; r += kGroup)
@@ -50,14 +78,22 @@ void Attend<T>::run(std::span<const QueryRow<T>> rows, const KeyRows<T>& keys,
           rows.subspan(static_cast<size_t>(r), static_cast<size_t>(std::min(kGroup, count - r))),
           states + r, key0);
   }
-  for (int64_t r = 0; r < count; ++r) {
-    const QueryRow<T>& row = rows[static_cast<size_t>(r)];
-    const T* const l = states[r].partial;
-    const T sum = (l[0] + l[1]) + (l[2] + l[3]), inverse = 1 / sum;
-    for (int64_t d = 0; d < head_dim_; ++d) row.o[d] *= inverse;
-    if (row.lse != nullptr)
-      *row.lse = std::fma(states[r].row_max_log2, static_cast<T>(kLn2), std::log(sum));
+}
+
+template <class T>
+void Attend<T>::join(const QueryRow<T>& row, const RowState& chunk, Joined& joined) const {
+  const T* const part = chunk.partial;
+  const T l = (part[0] + part[1]) + (part[2] + part[3]);
+  if (!joined.any) {
+    joined = {true, chunk.row_max_log2, l};
+    return;
   }
+  const T row_max_log2 = std::max(joined.row_max_log2, chunk.row_max_log2);
+  const T a = vexp2(joined.row_max_log2 - row_max_log2),
+          b = vexp2(chunk.row_max_log2 - row_max_log2);
+  joined.row_max_log2 = row_max_log2;
+  joined.l = std::fma(l, b, joined.l * a);
+  for (int64_t d = 0; d < head_dim_; ++d) row.o[d] = std::fma(chunk.o[d], b, row.o[d] * a);
 }
 
 // One group of rows against the tile in scratch. O takes each row's products over exactly the keys
@@ -72,14 +108,14 @@ void Attend<T>::tile_step(std::span<const QueryRow<T>> rows, RowState* states, i
     const int64_t begin = std::clamp<int64_t>(first - key0, 0, keys_.count),
                   end = std::clamp<int64_t>(last - key0, 0, keys_.count);
     scores[r] = {rows[r].q, s, 0, head_dim_, begin < end ? round_up(end, kKeyRun) : 0};
-    values[r] = {s, rows[r].o, begin, end, head_dim_};
+    values[r] = {s, states[r].o, begin, end, head_dim_};
   }
   chain_product<T>({scores, rows.size()}, 1, keys_.transposed.data(), Grad::kOverwrite);
   for (size_t r = 0; r < rows.size(); ++r) {
     const int64_t begin = values[r].begin, end = values[r].end;
     if (begin == end) continue;
     T* const p = scores[r].c;
-    softmax(rows[r], states[r], p, begin, end);
+    softmax(states[r], p, begin, end);
     if (dropout_.spec.p == 0) continue;
     T* const factors = factors_.data<T>();
     dropout_.fill(factors, rows[r].token, rows[r].head, key0, end);
@@ -92,8 +128,7 @@ void Attend<T>::tile_step(std::span<const QueryRow<T>> rows, RowState* states, i
 // row_max_log2 m c rounded, exp2(S c - m c) and alpha refer to the same number, and alpha is
 // exactly 1 while m stays.
 template <class T>
-void Attend<T>::softmax(const QueryRow<T>& row, RowState& state, T* s, int64_t first,
-                        int64_t last) {
+void Attend<T>::softmax(RowState& state, T* s, int64_t first, int64_t last) const {
   const int64_t end = round_up(last, kKeyRun);
   const T c = exponent_scale_;
   // Masked scores: a visible one, where -inf would do too but for its exponential, which is slow.
@@ -102,10 +137,10 @@ void Attend<T>::softmax(const QueryRow<T>& row, RowState& state, T* s, int64_t f
 #pragma omp simd simdlen(kVectorLanes <T>) reduction(max : largest)
   for (int64_t j = 0; j < end; ++j) largest = s[j] > largest ? s[j] : largest;
   if (const T row_max_log2 = largest * c; row_max_log2 > state.row_max_log2) {
-    if (std::isfinite(state.row_max_log2)) {  // not the row's first tile, where l and O are 0
+    if (std::isfinite(state.row_max_log2)) {  // not the chunk's first tile, where l and O are 0
       const T alpha = vexp2(state.row_max_log2 - row_max_log2);
       for (T& l : state.partial) l *= alpha;
-      for (int64_t d = 0; d < head_dim_; ++d) row.o[d] *= alpha;
+      for (int64_t d = 0; d < head_dim_; ++d) state.o[d] *= alpha;
     }
     state.row_max_log2 = row_max_log2;
   }

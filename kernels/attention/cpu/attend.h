@@ -44,17 +44,27 @@ class Attend {
  private:
   static constexpr int64_t kGroup = 16;  // rows between which a tile stays in the nearest cache
   struct RowState {
+    T* o;            // of the chunk: the row's own in its first, scratch in those after it
     T row_max_log2;  // m c: what the exponents are relative to
     T partial[4];    // l, by (key mod 8) / 2
   };
+  // Of the chunks so far, whose O is the row's own.
+  struct Joined {
+    bool any = false;
+    T row_max_log2 = 0, l = 0;
+  };
+  void chunk(std::span<const QueryRow<T>> rows, RowState* states, const KeyRows<T>& keys,
+             const KeyRows<T>& values, VisibleKeys range);
+  void join(const QueryRow<T>& row, const RowState& chunk, Joined& joined) const;
   void tile_step(std::span<const QueryRow<T>> rows, RowState* states, int64_t key0);
-  void softmax(const QueryRow<T>& row, RowState& state, T* s, int64_t first, int64_t last);
+  void softmax(RowState& state, T* s, int64_t first, int64_t last) const;
 
   const int64_t head_dim_;
   const T exponent_scale_;  // c = scale log2(e)
   const ProbabilityDropout dropout_;
   KeyTile<T> keys_;
   RowTile<T> values_;
+  Tensor chunk_o_;  // [kQueryRows, head_dim]; made when a second chunk is seen
   Tensor scores_;   // [kGroup, score_stride]
   Tensor factors_;  // [score_stride]
 };

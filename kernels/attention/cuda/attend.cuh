@@ -1,6 +1,6 @@
 // Flash attention in bf16 for one block: up to 16 query rows per warp against the keys they see, in
-// the canonical order of attention.h. Training forward, prefill and decode all come here, and so a
-// row gets the same bits from each of them.
+// the canonical order of attention.h. Training forward and prefill come here, and decode.cuh builds
+// on the same steps, and so a row gets the same bits from each of them.
 //
 // Per tile of keys (K and V tiles arrive in shared memory by cp.async while the tile before is
 // worked on), a warp with 16 rows does the following.
@@ -20,9 +20,8 @@
 // Rows of K and V that no row of the block sees are zeros in shared memory: what lies there in
 // global memory may be anything, and 0 times NaN would show.
 //
-// In a split block all warps share the same 16 rows (decode: the heads that share a key head). Each
-// computes S for a share of the tile's keys; the scores go round through shared memory, every warp
-// does the softmax of the whole tile, and P V for its share of the head dim.
+// At the end of a chunk its l and O are joined with those of the chunks before. These wait in
+// memory until then, where each thread reads what it has written.
 #pragma once
 
 #include "kernels/attention/cuda/attention.cuh"
@@ -30,21 +29,36 @@
 namespace cohort::kernels::cuda {
 
 // kKeyStages: 2, so that one barrier per tile is enough, or 1, which leaves room for another block.
-template <int kDim_, int kWarps_, int kKeyStages_, bool kSplit_>
+template <int kDim_, int kWarps_, int kKeyStages_>
 struct AttendShape {
   static constexpr int kDim = kDim_, kWarps = kWarps_, kKeyStages = kKeyStages_;
-  static constexpr bool kSplit = kSplit_;
-  static constexpr int kThreads = 32 * kWarps, kRows = kSplit ? 16 : 16 * kWarps;
+  static constexpr int kThreads = 32 * kWarps, kRows = 16 * kWarps;
   static constexpr int kKeys = kTileKeys<kDim>, kGroups = kKeys / 16;  // groups of 16 keys
-  // A warp's share of the tile's groups for S, and of the head dim for P V.
-  static constexpr int kOwnGroups = kSplit ? kGroups / kWarps : kGroups;
-  static constexpr int kOwnColumns = kSplit ? kDim / kWarps : kDim;
   static constexpr int kTileBytes = 2 * kKeys * kDim, kQueryBytes = 2 * kRows * kDim;
-  // Row length of the scores that go round; off the multiples of 32 banks.
-  static constexpr int kExchangeStride = kKeys + 8;
-  static constexpr size_t kSharedBytes =
-      (kKeyStages + 2) * kTileBytes + kQueryBytes + (kSplit ? 4 * kRows * kExchangeStride : 0);
+  static constexpr size_t kSharedBytes = (kKeyStages + 2) * kTileBytes + kQueryBytes;
 };
+
+// Where the chunks of a block's rows are joined: for each row kDim values of O, and m c and l.
+struct JoinedChunks {
+  float *o, *states;
+
+  __device__ ChunkState load_state(int64_t row) const {
+    const auto pair = load_pack<2>(states + 2 * row);
+    return {pair.v[0], pair.v[1]};
+  }
+  __device__ void store_state(int64_t row, const ChunkState& state) const {
+    store_pack(states + 2 * row, Pack<float, 2>{state.row_max_log2, state.l});
+  }
+  // A thread's pair of columns 8 n + 2 quad. The packs of 8 columns are swapped around by the row's
+  // number: the eight rows that a warp has at once lie in different banks of shared memory.
+  template <int kDim>
+  __device__ float* pair(int64_t row, int n) const {
+    const int quad = static_cast<int>(threadIdx.x % 4);
+    return o + row * kDim + 8 * (n ^ static_cast<int>(row & 7)) + 2 * quad;
+  }
+};
+template <class Shape>
+inline constexpr size_t kJoinedBytes = sizeof(float) * Shape::kRows*(Shape::kDim + 2);
 
 // What the rows of a call share.
 struct AttendParams {
@@ -232,84 +246,92 @@ __device__ __forceinline__ void load_queries(const Rows& rows, uint32_t queries,
                             params.head_dim, params.vectorized);
 }
 
-// The scores of a split block go round. Each warp puts in those of its groups, and after a barrier
-// gets the whole tile's; the layout of a thread's elements is the same.
-template <class Shape>
-__device__ __forceinline__ void put_scores(float* exchange,
-                                           const float (&s)[2 * Shape::kOwnGroups][4], int warp) {
-  const int group = static_cast<int>(threadIdx.x % 32 / 4);
-  const int column = warp * 16 * Shape::kOwnGroups + static_cast<int>(threadIdx.x % 4) * 2;
+// A chunk ends: l of a row is summed up.
+__device__ __forceinline__ void sum_parts(RowState& state) {
 #pragma unroll
-  for (int n = 0; n < 2 * Shape::kOwnGroups; ++n)
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-      store_pack(exchange + (group + 8 * r) * Shape::kExchangeStride + column + 8 * n,
-                 Pack<float, 2>{s[n][2 * r], s[n][2 * r + 1]});
+  for (float& l : state.l) {
+    l += __shfl_xor_sync(0xffffffffu, l, 1);
+    l += __shfl_xor_sync(0xffffffffu, l, 2);
+  }
 }
-template <class Shape>
-__device__ __forceinline__ void get_scores(const float* exchange,
-                                           float (&s)[2 * Shape::kGroups][4]) {
-  const int group = static_cast<int>(threadIdx.x % 32 / 4);
-  const int column = static_cast<int>(threadIdx.x % 4) * 2;
+
+// Joins a chunk, whose l are summed up, with those before it, if the row has seen keys of both.
+template <class Shape, class Rows>
+__device__ __forceinline__ void join_chunk(float (&o)[Shape::kDim / 8][4], RowState& state,
+                                           const Rows& rows, const JoinedChunks& joined,
+                                           int own_row) {
 #pragma unroll
-  for (int n = 0; n < 2 * Shape::kGroups; ++n)
+  for (int r = 0; r < 2; ++r) {
+    if (own_row + 8 * r >= rows.count) continue;
+    const int64_t at = rows.joined_row(own_row + 8 * r);
+    const ChunkState before = joined.load_state(at);
+    if (before.row_max_log2 == -INFINITY) continue;
+    // A chunk without a key, whose O is 0, leaves the others as they are.
+    const bool seen = state.row_max_log2[r] != -INFINITY;
+    const ChunkState chunk{state.row_max_log2[r], state.l[r]};
+    const JoinFactors by = seen ? join_factors(before, chunk) : JoinFactors{1, 0};
+    const ChunkState both = seen ? join(before, chunk, by) : before;
+    state.row_max_log2[r] = both.row_max_log2;
+    state.l[r] = both.l;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const auto pair =
-          load_pack<2>(exchange + (group + 8 * r) * Shape::kExchangeStride + column + 8 * n);
-      s[n][2 * r] = pair.v[0];
-      s[n][2 * r + 1] = pair.v[1];
+    for (int n = 0; n < Shape::kDim / 8; ++n) {
+      const auto pair = load_pack<2>(joined.pair<Shape::kDim>(at, n));
+#pragma unroll
+      for (int e = 0; e < 2; ++e) o[n][2 * r + e] = join(pair.v[e], o[n][2 * r + e], by);
     }
+  }
 }
 
-// s = Q K^T of a split block's tile: each warp computes its share, and all get the whole.
-// `load_next` begins to load the next tile once every warp has done with this one's keys.
-template <class Shape, class Load>
-__device__ __forceinline__ void split_scores(float (&s)[2 * Shape::kGroups][4], float* exchange,
-                                             uint32_t queries, uint32_t keys, int groups,
-                                             const Load& load_next) {
-  float own[2 * Shape::kOwnGroups][4];
-  const int warp = static_cast<int>(threadIdx.x / 32), first = warp * Shape::kOwnGroups;
-  score_step<Shape::kDim, Shape::kOwnGroups, true>(own, queries, 0, keys, 16 * first,
-                                                   groups - first);
-  put_scores<Shape>(exchange, own, warp);
-  __syncthreads();
-  load_next();
-  get_scores<Shape>(exchange, s);
+// Keeps what has been joined and starts the next chunk.
+template <class Shape, class Rows>
+__device__ __forceinline__ void keep_chunk(float (&o)[Shape::kDim / 8][4], RowState& state,
+                                           const Rows& rows, const JoinedChunks& joined,
+                                           int own_row) {
+  __syncwarp();  // what was joined before has been read
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int64_t at = rows.joined_row(own_row + 8 * r);
+    const bool live = own_row + 8 * r < rows.count;
+    if (live) joined.store_state(at, {state.row_max_log2[r], state.l[r]});
+#pragma unroll
+    for (int n = 0; n < Shape::kDim / 8; ++n) {
+      if (live)
+        store_pack(joined.pair<Shape::kDim>(at, n), Pack<float, 2>{o[n][2 * r], o[n][2 * r + 1]});
+      o[n][2 * r] = o[n][2 * r + 1] = 0;
+    }
+  }
+  state = RowState();
 }
 
-// O (1 / l) and the log-sum-exp of a warp's rows. O goes through shared memory, in the place of the
-// queries, so that rows are written by whole chunks.
+// O (1 / l) and the log-sum-exp of a warp's rows, whose l are summed up. O goes through shared
+// memory, in the place of the queries, so that rows are written by whole chunks of 16 bytes.
 template <class Shape, class Rows>
 __device__ __forceinline__ void store_rows(const Rows& rows, const AttendParams& params,
-                                           float (&o)[Shape::kOwnColumns / 8][4],
-                                           const RowState& state, uint32_t queries, int row,
-                                           int column) {
-  constexpr int kChunks = Shape::kOwnColumns / 8;
+                                           const float (&o)[Shape::kDim / 8][4],
+                                           const RowState& state, uint32_t queries, int row) {
+  constexpr int kChunks = Shape::kDim / 8;
   const int lane = static_cast<int>(threadIdx.x % 32), group = lane / 4, quad = lane % 4;
   __syncwarp();  // the warp's reads of its queries are over
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float l = state.l[r] + __shfl_xor_sync(0xffffffffu, state.l[r], 1);
-    l += __shfl_xor_sync(0xffffffffu, l, 2);
-    const float inverse = 1.0f / l;
+    const float l = state.l[r], inverse = 1.0f / l;
     const int at = row + group + 8 * r;
-    if (quad == 0 && column == 0 && at < rows.count)
+    if (quad == 0 && at < rows.count)
       rows.store_lse(at, __fmaf_rn(state.row_max_log2[r], kLn2, logf(l)));
 #pragma unroll
     for (int n = 0; n < kChunks; ++n) {
       const uint32_t pair =
           pack_bf16(o[n][2 * r] * inverse + 0.0f, o[n][2 * r + 1] * inverse + 0.0f);
-      asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(
-                       queries + chunk_offset<Shape::kDim>(at, column / 8 + n) + 4 * quad),
-                   "r"(pair)
-                   : "memory");
+      asm volatile(
+          "st.shared.b32 [%0], %1;\n" ::"r"(queries + chunk_offset<Shape::kDim>(at, n) + 4 * quad),
+          "r"(pair)
+          : "memory");
     }
   }
   __syncwarp();
 #pragma unroll 1
   for (int i = lane; i < 16 * kChunks; i += 32) {
-    const int at = row + i / kChunks, chunk = column / 8 + i % kChunks;
+    const int at = row + i / kChunks, chunk = i % kChunks;
     if (at >= rows.count) continue;
     Pack<uint32_t, 4> words;
     asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];\n"
@@ -328,9 +350,9 @@ __device__ __forceinline__ void store_rows(const Rows& rows, const AttendParams&
 }
 
 // What a warp works on in a block: 16 rows from `row` on, of which the thread has a part of
-// `own_row` and `own_row` + 8, and columns of O from `column` on.
+// `own_row` and `own_row` + 8.
 struct WarpPart {
-  int row, own_row, column;
+  int row, own_row;
   int visible[2];       // of the thread's rows; see Rows below
   int least, most;      // of the warp's
   uint64_t streams[2];  // of the thread's rows, for dropout
@@ -340,9 +362,8 @@ template <class Shape, bool kDropout, class Rows>
 __device__ __forceinline__ WarpPart warp_part(const Rows& rows, const AttendParams& params) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   WarpPart part{};
-  part.row = Shape::kSplit ? 0 : 16 * warp;
+  part.row = 16 * warp;
   part.own_row = part.row + lane / 4;
-  part.column = Shape::kSplit ? warp * Shape::kOwnColumns : 0;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = part.own_row + 8 * r;
@@ -361,18 +382,19 @@ __device__ __forceinline__ WarpPart warp_part(const Rows& rows, const AttendPara
 //   query(r), output(r)    where row r starts; no query (null) from `count` on
 //   visible(r)             row r sees the window's last of keys 0 .. visible - 1; 1 from `count` on
 //   store_lse(r, value), head(), token(r)
+//   joined_row(r)          where row r lies in `joined`
 template <class Shape, bool kDropout, class Rows>
-__device__ __forceinline__ void attend(const Rows& rows, const AttendParams& params, char* shared) {
+__device__ __forceinline__ void attend(const Rows& rows, const AttendParams& params, char* shared,
+                                       const JoinedChunks& joined) {
   constexpr int kKeys = Shape::kKeys, kGroups = Shape::kGroups;
+  constexpr int kChunkTiles = kAttentionChunk / kKeys;
   constexpr uint32_t kTileBytes = Shape::kTileBytes;
   const uint32_t keys = shared_address(shared), values = keys + Shape::kKeyStages * kTileBytes;
   const uint32_t queries = values + 2 * kTileBytes;
-  auto* const exchange =
-      reinterpret_cast<float*>(shared + (queries - keys) + Shape::kQueryBytes);  // if split
 
   const WarpPart part = warp_part<Shape, kDropout>(rows, params);
   RowState state;
-  float o[Shape::kOwnColumns / 8][4] = {};
+  float o[Shape::kDim / 8][4] = {};
   const int tiles = (rows.keys + kKeys - 1) / kKeys;
   const auto load = [&](int tile) {
     if (tile < tiles)
@@ -385,40 +407,45 @@ __device__ __forceinline__ void attend(const Rows& rows, const AttendParams& par
   const int first_tile = rows.first_key / kKeys;
   load_queries<Shape>(rows, queries, params);
   load(first_tile);
+  const int first_end = (first_tile / kChunkTiles + 1) * kChunkTiles;
 #pragma unroll 1
-  for (int tile = first_tile; tile < tiles; ++tile) {
-    copy_async_wait<0>();
-    __syncthreads();
-    if constexpr (Shape::kKeyStages == 2) load(tile + 1);
-    const int key0 = tile * kKeys, groups = min(kGroups, max(0, (part.most - key0 + 15) / 16));
-    const int seen[2] = {part.visible[0] - key0, part.visible[1] - key0};
-    const uint32_t tile_keys = keys + tile % Shape::kKeyStages * kTileBytes;
-    const uint32_t tile_values = values + tile % 2 * kTileBytes;
-    float s[2 * kGroups][4], alpha[2];
-    const auto softmax_and_values = [&]<bool kMasked>() {
-      softmax_step<kGroups, kMasked>(s, state, alpha, params, seen, groups, hidden > key0);
-      if constexpr (kDropout)
-        dropout_step<kGroups>(s, params.dropout, part.streams, rows.head(), key0);
-      value_step<Shape::kDim, Shape::kOwnColumns, kGroups, kMasked>(o, s, alpha, tile_values,
-                                                                    part.column, groups);
-    };
-    if constexpr (Shape::kSplit) {
-      split_scores<Shape>(s, exchange, queries, tile_keys, groups, [&] { load(tile + 1); });
-      softmax_and_values.template operator()<true>();
-    } else if constexpr (Shape::kKeyStages == 1) {
-      score_step<Shape::kDim, kGroups, true>(s, queries, part.row, tile_keys, 0, groups);
+  for (int tile = first_tile, end = min(first_end, tiles);;) {  // chunks, [tile, end)
+#pragma unroll 1
+    for (; tile < end; ++tile) {
+      copy_async_wait<0>();
       __syncthreads();
-      load(tile + 1);
-      if (groups > 0) softmax_and_values.template operator()<true>();
-    } else if (!kDropout && part.least >= key0 + kKeys && hidden <= key0) {
-      score_step<Shape::kDim, kGroups, false>(s, queries, part.row, tile_keys, 0, groups);
-      softmax_and_values.template operator()<false>();
-    } else if (groups > 0) {
-      score_step<Shape::kDim, kGroups, true>(s, queries, part.row, tile_keys, 0, groups);
-      softmax_and_values.template operator()<true>();
+      if constexpr (Shape::kKeyStages == 2) load(tile + 1);
+      const int key0 = tile * kKeys, groups = min(kGroups, max(0, (part.most - key0 + 15) / 16));
+      const int seen[2] = {part.visible[0] - key0, part.visible[1] - key0};
+      const uint32_t tile_keys = keys + tile % Shape::kKeyStages * kTileBytes;
+      const uint32_t tile_values = values + tile % 2 * kTileBytes;
+      float s[2 * kGroups][4], alpha[2];
+      const auto softmax_and_values = [&]<bool kMasked>() {
+        softmax_step<kGroups, kMasked>(s, state, alpha, params, seen, groups, hidden > key0);
+        if constexpr (kDropout)
+          dropout_step<kGroups>(s, params.dropout, part.streams, rows.head(), key0);
+        value_step<Shape::kDim, Shape::kDim, kGroups, kMasked>(o, s, alpha, tile_values, 0, groups);
+      };
+      if constexpr (Shape::kKeyStages == 1) {
+        score_step<Shape::kDim, kGroups, true>(s, queries, part.row, tile_keys, 0, groups);
+        __syncthreads();
+        load(tile + 1);
+        if (groups > 0) softmax_and_values.template operator()<true>();
+      } else if (!kDropout && part.least >= key0 + kKeys && hidden <= key0) {
+        score_step<Shape::kDim, kGroups, false>(s, queries, part.row, tile_keys, 0, groups);
+        softmax_and_values.template operator()<false>();
+      } else if (groups > 0) {
+        score_step<Shape::kDim, kGroups, true>(s, queries, part.row, tile_keys, 0, groups);
+        softmax_and_values.template operator()<true>();
+      }
     }
+    sum_parts(state);
+    if (end > first_end) join_chunk<Shape>(o, state, rows, joined, part.own_row);
+    if (end == tiles) break;
+    keep_chunk<Shape>(o, state, rows, joined, part.own_row);
+    end = min(end + kChunkTiles, tiles);
   }
-  store_rows<Shape>(rows, params, o, state, queries, part.row, part.column);
+  store_rows<Shape>(rows, params, o, state, queries, part.row);
 }
 
 }  // namespace cohort::kernels::cuda

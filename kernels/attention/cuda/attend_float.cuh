@@ -19,8 +19,10 @@ struct FloatShape {
   // Row lengths in shared memory: aligned, and off the multiples of 32 banks.
   static constexpr int kStride = kDim + 4, kScoreStride = kKeys + 4;
   static constexpr int kOwnKeys = kKeys / 16, kOwnPacks = kDim / 64;
-  static constexpr size_t kSharedBytes = sizeof(float) * (kKeys * kStride + kFloatRows * kStride +
-                                                          kFloatRows * kScoreStride + kFloatRows);
+  static constexpr int kJoined = kFloatRows * (kDim + 2);  // floats for the chunks that are joined
+  static constexpr size_t kSharedBytes =
+      sizeof(float) *
+      (kKeys * kStride + kFloatRows * kStride + kFloatRows * kScoreStride + kFloatRows + kJoined);
 };
 
 using Float4 = Pack<float, 4>;
@@ -34,7 +36,7 @@ struct FloatRows {
   float l = 0;
   uint64_t stream = 0;          // of sum_row, for dropout
   float* p = nullptr;           // in shared memory: P of the tile
-  float* row_factor = nullptr;  // in shared memory: alpha of each row, in the end l
+  float* row_factor = nullptr;  // in shared memory: alpha of each row, at a chunk's end l
 };
 
 // Begins to load a tile of keys or values.
@@ -179,21 +181,73 @@ __device__ __forceinline__ void float_probabilities(float (&s)[4][FloatShape<kDi
                            rows.head(), key0);
 }
 
-// O (1 / l) and the log-sum-exp of the thread's rows.
-template <int kDim, class Rows>
-__device__ __forceinline__ void float_store(const float (&o)[4][FloatShape<kDim>::kOwnPacks][4],
-                                            FloatRows& own, const Rows& rows,
-                                            const AttendParams& params) {
+// A chunk ends: the l of the thread's rows.
+__device__ __forceinline__ void float_chunk_sums(float (&l)[4], FloatRows& own) {
   own.l += __shfl_xor_sync(0xffffffffu, own.l, 1);
   own.l += __shfl_xor_sync(0xffffffffu, own.l, 2);
   __syncwarp();
   if (threadIdx.x % 4 == 0) own.row_factor[own.sum_row] = own.l;
   __syncwarp();
 #pragma unroll
+  for (int i = 0; i < 4; ++i) l[i] = own.row_factor[own.y4 + i];
+}
+
+// Joins a chunk with those before it, for rows that have seen keys of both; as join_chunk().
+template <int kDim>
+__device__ __forceinline__ void float_join(float (&o)[4][FloatShape<kDim>::kOwnPacks][4],
+                                           float (&l)[4], FloatRows& own,
+                                           const JoinedChunks& joined) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = own.y4 + i;
+    const ChunkState before = joined.load_state(row), chunk{own.row_max_log2[i], l[i]};
+    if (before.row_max_log2 == -INFINITY) continue;
+    const bool seen = chunk.row_max_log2 != -INFINITY;
+    const JoinFactors by = seen ? join_factors(before, chunk) : JoinFactors{1, 0};
+    const ChunkState both = seen ? join(before, chunk, by) : before;
+    own.row_max_log2[i] = both.row_max_log2;
+    l[i] = both.l;
+#pragma unroll
+    for (int n = 0; n < FloatShape<kDim>::kOwnPacks; ++n) {
+      const Float4 pack = load_pack<4>(joined.o + row * kDim + 4 * (own.x + 16 * n));
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o[i][n][e] = join(pack.v[e], o[i][n][e], by);
+    }
+  }
+}
+
+// Keeps what has been joined and starts the next chunk.
+template <int kDim>
+__device__ __forceinline__ void float_keep(float (&o)[4][FloatShape<kDim>::kOwnPacks][4],
+                                           const float (&l)[4], FloatRows& own,
+                                           const JoinedChunks& joined) {
+  __syncwarp();  // what was joined before has been read
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = own.y4 + i;
+    if (own.x == 0) joined.store_state(row, {own.row_max_log2[i], l[i]});
+    own.row_max_log2[i] = -INFINITY;
+#pragma unroll
+    for (int n = 0; n < FloatShape<kDim>::kOwnPacks; ++n) {
+      store_pack(joined.o + row * kDim + 4 * (own.x + 16 * n),
+                 Float4{o[i][n][0], o[i][n][1], o[i][n][2], o[i][n][3]});
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o[i][n][e] = 0;
+    }
+  }
+  own.l = 0;
+}
+
+// O (1 / l) and the log-sum-exp of the thread's rows.
+template <int kDim, class Rows>
+__device__ __forceinline__ void float_store(const float (&o)[4][FloatShape<kDim>::kOwnPacks][4],
+                                            const float (&l)[4], const FloatRows& own,
+                                            const Rows& rows, const AttendParams& params) {
+#pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int row = own.y4 + i;
     if (row >= rows.count) continue;
-    const float sum = own.row_factor[row], inverse = 1.0f / sum;
+    const float sum = l[i], inverse = 1.0f / sum;
     if (own.x == 0) rows.store_lse(row, __fmaf_rn(own.row_max_log2[i], kLn2, logf(sum)));
     float* const to = rows.output(row);
 #pragma unroll
@@ -216,13 +270,15 @@ template <int kDim, class Rows>
 __device__ __forceinline__ void attend_float(const Rows& rows, const AttendParams& params,
                                              float* shared) {
   using Shape = FloatShape<kDim>;
-  constexpr int kKeys = Shape::kKeys;
+  constexpr int kKeys = Shape::kKeys, kChunkTiles = kAttentionChunk / kKeys;
   float* const tile_rows = shared;  // keys, then values
   float* const queries = tile_rows + kKeys * Shape::kStride;
   const int thread = static_cast<int>(threadIdx.x);
   FloatRows own{.y4 = thread / 16 * 4, .x = thread % 16, .sum_row = thread / 4};
   own.p = queries + kFloatRows * Shape::kStride;
   own.row_factor = own.p + kFloatRows * Shape::kScoreStride;
+  const JoinedChunks joined{.o = own.row_factor + kFloatRows,
+                            .states = own.row_factor + kFloatRows + kFloatRows * kDim};
   int most = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -237,32 +293,42 @@ __device__ __forceinline__ void attend_float(const Rows& rows, const AttendParam
   for (int i = thread; i < kFloatRows * (kDim / 4); i += kFloatThreads)
     load_float_chunk(queries + i / (kDim / 4) * Shape::kStride, i % (kDim / 4),
                      rows.query(i / (kDim / 4)), params.head_dim, params.vectorized);
-  const int tiles = (rows.keys + kKeys - 1) / kKeys;
+  const int first_tile = rows.first_key / kKeys, tiles = (rows.keys + kKeys - 1) / kKeys;
+  float l[4];
+  const int first_end = (first_tile / kChunkTiles + 1) * kChunkTiles;
 #pragma unroll 1
-  for (int tile = rows.first_key / kKeys; tile < tiles; ++tile) {
-    const int key0 = tile * kKeys;
-    const bool any = most > key0;  // the same in a warp
-    __syncthreads();               // the values before are done with
-    load_float_tile<kDim>(tile_rows, rows, rows.k, tile, params);
-    copy_async_wait<0>();
-    __syncthreads();
-    float s[4][Shape::kOwnKeys], alpha[4];
-    if (any) float_scores<kDim>(s, queries, tile_rows, own.y4, own.x, params.head_dim);
-    __syncthreads();
-    load_float_tile<kDim>(tile_rows, rows, rows.v, tile, params);
-    if (any) float_probabilities<kDim>(s, own, alpha, rows, params, key0);
-    copy_async_wait<0>();
-    __syncthreads();
-    if (!any) continue;
+  for (int tile = first_tile, end = min(first_end, tiles);;) {  // chunks, [tile, end)
+#pragma unroll 1
+    for (; tile < end; ++tile) {
+      const int key0 = tile * kKeys;
+      const bool any = most > key0;  // the same in a warp
+      __syncthreads();               // the values before are done with
+      load_float_tile<kDim>(tile_rows, rows, rows.k, tile, params);
+      copy_async_wait<0>();
+      __syncthreads();
+      float s[4][Shape::kOwnKeys], alpha[4];
+      if (any) float_scores<kDim>(s, queries, tile_rows, own.y4, own.x, params.head_dim);
+      __syncthreads();
+      load_float_tile<kDim>(tile_rows, rows, rows.v, tile, params);
+      if (any) float_probabilities<kDim>(s, own, alpha, rows, params, key0);
+      copy_async_wait<0>();
+      __syncthreads();
+      if (!any) continue;
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
+      for (int i = 0; i < 4; ++i)
 #pragma unroll
-      for (int n = 0; n < Shape::kOwnPacks; ++n)
+        for (int n = 0; n < Shape::kOwnPacks; ++n)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) o[i][n][e] *= alpha[i];
-    float_values<kDim>(o, own.p, tile_rows, own.y4, own.x, min(kKeys, (most - key0 + 3) / 4 * 4));
+          for (int e = 0; e < 4; ++e) o[i][n][e] *= alpha[i];
+      float_values<kDim>(o, own.p, tile_rows, own.y4, own.x, min(kKeys, (most - key0 + 3) / 4 * 4));
+    }
+    float_chunk_sums(l, own);
+    if (end > first_end) float_join<kDim>(o, l, own, joined);
+    if (end == tiles) break;
+    float_keep<kDim>(o, l, own, joined);
+    end = min(end + kChunkTiles, tiles);
   }
-  float_store<kDim>(o, own, rows, params);
+  float_store<kDim>(o, l, own, rows, params);
 }
 
 }  // namespace cohort::kernels::cuda

@@ -65,6 +65,29 @@ __device__ __forceinline__ SequenceTile find_tile(const int32_t* cu, int sequenc
   return {begin, cu[first + 1] - begin, slot - begin / per_tile - first};
 }
 
+// A row's m c and l over a chunk, or over chunks that are joined; no key seen: m c is -infinity.
+struct ChunkState {
+  float row_max_log2, l;
+};
+// What both sides of a join are multiplied by: a and b of the canonical order.
+struct JoinFactors {
+  float before, chunk;
+};
+__device__ __forceinline__ JoinFactors join_factors(const ChunkState& before,
+                                                    const ChunkState& chunk) {
+  const float row_max_log2 = fmaxf(before.row_max_log2, chunk.row_max_log2);
+  return {fast_exp2(before.row_max_log2 - row_max_log2),
+          fast_exp2(chunk.row_max_log2 - row_max_log2)};
+}
+// l, or an element of O.
+__device__ __forceinline__ float join(float before, float chunk, const JoinFactors& by) {
+  return __fmaf_rn(chunk, by.chunk, __fmul_rn(before, by.before));
+}
+__device__ __forceinline__ ChunkState join(const ChunkState& before, const ChunkState& chunk,
+                                           const JoinFactors& by) {
+  return {fmaxf(before.row_max_log2, chunk.row_max_log2), join(before.l, chunk.l, by)};
+}
+
 // A tile of rows of kDim bf16 values in shared memory, in chunks of 16 bytes. A row's chunks are
 // swapped around by the row's number, so that the eight rows of a matrix that ldmatrix reads lie in
 // different banks. The byte offset of a chunk:

@@ -28,6 +28,7 @@ struct PackedRows {
   __device__ int head() const { return number; }
   __device__ int64_t token(int r) const { return begin + first + r; }
   __device__ void store_lse(int r, float value) const { lse[first + r] = value; }
+  __device__ int64_t joined_row(int r) const { return r; }
 };
 
 template <class T>
@@ -76,7 +77,11 @@ struct ForwardProblem {
 };
 
 template <int kDim>
-using ForwardShape = AttendShape<kDim, kDim <= 128 ? 8 : 4, 2, false>;
+using ForwardShape = AttendShape<kDim, kDim <= 128 ? 8 : 4, 2>;
+// With the chunks that are joined, which only sequences of several use.
+template <int kDim>
+inline constexpr size_t kForwardBytes =
+    ForwardShape<kDim>::kSharedBytes + kJoinedBytes<ForwardShape<kDim>>;
 
 // A block has up to 128 query rows (64 for head dims over 128) of one head of one sequence, 16 for
 // each warp, and goes over the tiles of keys that they see. In shared memory lie the queries, and
@@ -89,7 +94,10 @@ __global__ void __launch_bounds__(ForwardShape<kDim>::kThreads, kDim == 64 ? 2 :
   extern __shared__ __align__(128) char shared[];
   PackedRows<__nv_bfloat16> rows;
   if (!problem.find(ForwardShape<kDim>::kRows, rows)) return;
-  attend<ForwardShape<kDim>, kDropout>(rows, problem.params, shared);
+  using Shape = ForwardShape<kDim>;
+  auto* const joined = reinterpret_cast<float*>(shared + Shape::kSharedBytes);
+  attend<Shape, kDropout>(rows, problem.params, shared,
+                          {.o = joined, .states = joined + Shape::kRows * kDim});
 }
 
 // The same in f32: 64 rows, one stage, which holds the tile's keys first and then its values.
@@ -153,7 +161,7 @@ void attention_forward(const AttentionForward& args) {
       else
         start(args.desc.dropout.p > 0 ? attention_forward_kernel<kDim, true>
                                       : attention_forward_kernel<kDim, false>,
-              Shape::kRows, Shape::kThreads, Shape::kSharedBytes);
+              Shape::kRows, Shape::kThreads, kForwardBytes<kDim>);
     });
   });
 }

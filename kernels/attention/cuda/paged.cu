@@ -3,46 +3,18 @@
 // In attention a block takes tokens of one sequence that stand together in the batch, with up to
 // 64 of the query heads that share a key head: up to 64 rows. Which tokens these are only the
 // device knows: a token leads a block if its number is a multiple of what a block holds, or its
-// sequence is not that of the token before; the other tokens' blocks end at once. Up to 16 rows
-// (decode) are worked on by all warps together, more (prefill) by 16 rows per warp. No value is
-// read by the host, so that a call can be captured in a graph.
+// sequence is not that of the token before; the other tokens' blocks end at once. No value is read
+// by the host, so that a call can be captured in a graph. Tokens that are known to be of different
+// sequences, in bf16, have a kernel of their own: decode.cu.
 #include <limits>
 
 #include "kernels/attention/cuda/attend.cuh"
 #include "kernels/attention/cuda/attend_float.cuh"
+#include "kernels/attention/cuda/paged.cuh"
 #include "kernels/cuda/rotate.cuh"
 
 namespace cohort::kernels::cuda {
 namespace {
-
-// Where a token's keys and values lie.
-struct PageTable {
-  const int32_t* table;
-  int sequences, max_blocks, block_tokens, blocks;
-
-  // The slot of token `position` of the sequence whose row of the table starts at `row`; negative
-  // if the table has no block for it.
-  __device__ __forceinline__ int64_t slot(const int32_t* row, int position) const {
-    if (position < 0) return -1;
-    const int index = position / block_tokens;
-    if (index >= max_blocks) return -1;
-    const int block = row[index];
-    if (block < 0 || block >= blocks) return -1;
-    return static_cast<int64_t>(block) * block_tokens + (position - index * block_tokens);
-  }
-  __device__ bool has(int sequence) const { return sequence >= 0 && sequence < sequences; }
-  __device__ const int32_t* row(int sequence) const {
-    return table + static_cast<int64_t>(sequence) * max_blocks;
-  }
-};
-
-PageTable page_table(const PagedKV& cache) {
-  return {.table = pointer<int32_t>(cache.block_table),
-          .sequences = static_cast<int>(cache.block_table.dim(0)),
-          .max_blocks = static_cast<int>(cache.block_table.dim(1)),
-          .block_tokens = static_cast<int>(cache.k.dim(1)),
-          .blocks = static_cast<int>(cache.k.dim(0))};
-}
 
 template <class T>
 struct WriteProblem {
@@ -99,21 +71,22 @@ struct PagedRows {
   const int32_t* positions;  // of the first row's token on
   const int32_t* blocks;     // the sequence's row of the table
   PageTable table;
-  int64_t stride, q_stride;  // elements from token to token, of o and q
-  int64_t kv_stride;         // and from slot to slot
-  int heads, head_dim, count;
+  int64_t row0;                 // the first row's token and head, counted together
+  int64_t q_stride, kv_stride;  // elements from token to token of q, from slot to slot
+  int all_heads, heads;         // of a token, and those of them in this block
+  int head_dim, count;
   int first_key, keys;  // the rows see keys first_key .. keys - 1, each some of them
 
-  __device__ int64_t offset(int r, int64_t per_token) const {
-    return r / heads * per_token + static_cast<int64_t>(r % heads) * head_dim;
+  __device__ const T* query(int r) const {
+    return r < count ? q + r / heads * q_stride + static_cast<int64_t>(r % heads) * head_dim
+                     : nullptr;
   }
-  __device__ const T* query(int r) const { return r < count ? q + offset(r, q_stride) : nullptr; }
-  __device__ T* output(int r) const { return o + offset(r, stride); }
-  __device__ int visible(int r) const { return r >= count ? 1 : keys_of(positions[r / heads]); }
-  // How many keys a token at `position` sees; positions beyond the table count as its end.
-  __device__ int keys_of(int position) const {
-    const int64_t capacity = static_cast<int64_t>(table.max_blocks) * table.block_tokens;
-    return static_cast<int>(max(int64_t{1}, min(static_cast<int64_t>(position) + 1, capacity)));
+  __device__ int64_t joined_row(int r) const {
+    return row0 + static_cast<int64_t>(r / heads) * all_heads + r % heads;
+  }
+  __device__ T* output(int r) const { return o + joined_row(r) * head_dim; }
+  __device__ int visible(int r) const {
+    return r >= count ? 1 : table.keys_of(positions[r / heads]);
   }
   __device__ int64_t key_offset(int j) const {
     if (j >= keys) return -1;
@@ -138,6 +111,7 @@ struct PagedProblem {
   int heads, kv_heads;
   int parts;  // blocks that the heads of a group need
   AttendParams params;
+  JoinedChunks joined;  // for all tokens and heads, in bf16
 
   // The sequence of a token that takes part.
   __device__ int sequence_of(int64_t token) const {
@@ -156,13 +130,14 @@ struct PagedProblem {
     rows = {.q = q + first * q_stride + head * dim,
             .k = k + kv_head * dim,
             .v = v + kv_head * dim,
-            .o = o + (first * heads + head) * dim,
+            .o = o,
             .positions = positions + first,
             .blocks = table.has(sequence) ? table.row(sequence) : nullptr,
             .table = table,
-            .stride = heads * dim,
+            .row0 = first * heads + head,
             .q_stride = q_stride,
             .kv_stride = kv_heads * dim,
+            .all_heads = heads,
             .heads = width,
             .head_dim = params.head_dim,
             .count = 0,
@@ -180,7 +155,7 @@ struct PagedProblem {
     }
     int fewest = std::numeric_limits<int>::max();
     for (int i = lane; i - lane < count; i += 32) {
-      const int keys = rows.keys_of(rows.positions[min(i, count - 1)]);
+      const int keys = table.keys_of(rows.positions[min(i, count - 1)]);
       rows.keys = max(rows.keys, __reduce_max_sync(0xffffffffu, keys));
       fewest = min(fewest, __reduce_min_sync(0xffffffffu, keys));
     }
@@ -195,24 +170,22 @@ struct PagedProblem {
   }
 };
 
-template <int kDim, bool kSplit>
-using PagedShape = AttendShape<kDim, 4, 1, kSplit>;
-
-// A block has the rows that PagedProblem::find() gives it. Four warps share 16 rows in decode:
-// there one block per sequence and key head reads all of its keys, so that the warps divide the
-// tile between them. In prefill each has 16 rows of its own. One stage of keys leaves room for a
-// second block on the multiprocessor; the next tile is loaded while the softmax is under way.
 template <int kDim>
-__global__ void __launch_bounds__(PagedShape<kDim, true>::kThreads, kDim <= 128 ? 2 : 1)
+using PagedShape = AttendShape<kDim, 4, 1>;
+
+// A block has the rows that PagedProblem::find() gives it, 16 for each warp. One stage of keys
+// leaves room for other blocks on the multiprocessor; the next tile is loaded while the softmax is
+// under way.
+template <int kDim>
+__global__ void __launch_bounds__(PagedShape<kDim>::kThreads, kDim == 64    ? 3
+                                                              : kDim == 128 ? 2
+                                                                            : 1)
     attention_paged_kernel(const __grid_constant__ PagedProblem<__nv_bfloat16> problem) {
   extern __shared__ __align__(128) char shared[];
   start_beside_previous();
   PagedRows<__nv_bfloat16> rows;
   if (!problem.find(rows)) return;
-  if (rows.count <= PagedShape<kDim, true>::kRows)
-    attend<PagedShape<kDim, true>, false>(rows, problem.params, shared);
-  else
-    attend<PagedShape<kDim, false>, false>(rows, problem.params, shared);
+  attend<PagedShape<kDim>, false>(rows, problem.params, shared, problem.joined);
 }
 
 // The same in f32, for up to 64 rows.
@@ -225,7 +198,7 @@ __global__ void __launch_bounds__(kFloatThreads)
   attend_float<kDim>(rows, problem.params, reinterpret_cast<float*>(shared));
 }
 
-static_assert(kPagedRows == PagedShape<64, false>::kRows && kPagedRows == kFloatRows);
+static_assert(kPagedRows == PagedShape<64>::kRows && kPagedRows == kFloatRows);
 
 }  // namespace
 
@@ -260,6 +233,8 @@ void rope_kv_write(const RopeKvWrite& args) {
 }
 
 void attention_paged(const AttentionPaged& args) {
+  if (args.work == PagedWork::kDecode && args.q.dtype() == DType::kBF16)
+    return attention_decode(args);
   const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2),
                 kv_heads = args.cache.k.dim(2);
   dispatch_device(args.q.dtype(), "attention_paged", [&]<class T>() {
@@ -280,20 +255,27 @@ void attention_paged(const AttentionPaged& args) {
                    .window = key_window(args.desc),
                    .head_dim = static_cast<int>(dim),
                    .vectorized = vectorized_heads<T>(args.q, args.cache.k, args.cache.v, args.o),
-                   .dropout = {}}};
+                   .dropout = {}},
+        .joined = {}};
     const dim3 grid(blocks_for(tokens, 1), static_cast<unsigned>(kv_heads * problem.parts));
     dispatch_head_dim(dim, [&]<int kDim>() {
-      if constexpr (std::is_same_v<T, float>)
+      if constexpr (std::is_same_v<T, float>) {
         launch("attention_paged", attention_paged_float_kernel<kDim>,
                {grid, kFloatThreads, FloatShape<kDim>::kSharedBytes}, args.q.device(), problem);
-      else
+      } else {
+        Tensor joined;
+        if (problem.table.capacity() > kAttentionChunk) {
+          joined = Tensor::empty({tokens * heads * (kDim + 2)}, DType::kF32, args.q.device());
+          auto* const o = pointer<float>(joined);
+          problem.joined = {.o = o, .states = o + tokens * heads * kDim};
+        }
         launch("attention_paged", attention_paged_kernel<kDim>,
                {.grid = grid,
-                .block = PagedShape<kDim, true>::kThreads,
-                .shared_bytes = std::max(PagedShape<kDim, true>::kSharedBytes,
-                                         PagedShape<kDim, false>::kSharedBytes),
+                .block = PagedShape<kDim>::kThreads,
+                .shared_bytes = PagedShape<kDim>::kSharedBytes,
                 .start = Start::kBesidePrevious},
                args.q.device(), problem);
+      }
     });
   });
 }
