@@ -16,8 +16,9 @@
 //   l = fma(lC, b, lT a),  O = fma(OC, b, OT a),  lT a and OT a rounded
 //
 // In the end O (1 / l); lse = fma(r, ln 2, log l). S is summed over head dims and O over keys,
-// ascending: one by one, in bf16 on CUDA in steps of 16, each joined as mma.m16n8k16 does. A row's bits depend on its own query and keys only. Chunks may be computed
-// side by side, which is what decoding of few rows on long contexts needs.
+// ascending: one by one, in bf16 on CUDA in steps of 16, each joined as mma.m16n8k16 does. A row's
+// bits depend on its own query and keys only. Chunks may be computed side by side, which is what
+// decoding of few rows on long contexts needs.
 #pragma once
 
 #include <cmath>

@@ -114,10 +114,9 @@ class TileLoader {
  private:
   __device__ void find() {
     const int lane = static_cast<int>(threadIdx.x % 32);
-    const int key = tile_ * Shape::kKeys +
-                    static_cast<int>(threadIdx.x / 32) * Shape::kOwnKeys + lane % Shape::kOwnKeys;
-    const int64_t slot =
-        key < rows_.visible ? problem_.table.slot(rows_.blocks, key) : int64_t{-1};
+    const int key = tile_ * Shape::kKeys + static_cast<int>(threadIdx.x / 32) * Shape::kOwnKeys +
+                    lane % Shape::kOwnKeys;
+    const int64_t slot = key < rows_.visible ? problem_.table.slot(rows_.blocks, key) : int64_t{-1};
     offset_ = slot < 0 ? -1 : slot * problem_.kv_heads * problem_.params.head_dim;
   }
   __device__ void copy(uint32_t to, const Bf16* from, int64_t offset) const {
@@ -150,6 +149,7 @@ class TileLoader {
 template <class Shape>
 struct DecodeWarp {
   float row_max_log2[2], l, o[Shape::kOwnColumns / 8][4];
+  uint32_t q[Shape::kDim / 16][4];  // the rows' queries, for S
   char* shared;
   int warp, group, quad;
   int sum_row, part;  // of l
@@ -174,13 +174,39 @@ struct DecodeWarp {
       for (float& x : n) x = 0;
   }
 
-  // S of the warp's keys, masked, and its row max for the others. key0: the tile's first key.
+  __device__ void load_q() {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+    for (int d = 0; d < Shape::kDim / 16; ++d)
+      load_matrices(q[d], shared_address(shared) + Shape::kQueries +
+                              chunk_offset<Shape::kDim>(lane % 16, 2 * d + lane / 16));
+  }
+
+  // S of the warp's keys, masked, and its row max for the others. key0: the tile's first key. All
+  // operands are asked for before the first product, which would wait for each in turn.
   __device__ void scores(float (&s)[2 * Shape::kOwnGroups][4], uint32_t keys, int key0,
                          const DecodeRows& rows, const AttendParams& params) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
     const int first = warp * Shape::kOwnKeys, seen = rows.visible - key0;
-    score_step<Shape::kDim, Shape::kOwnGroups, true>(
-        s, shared_address(shared) + Shape::kQueries, 0, keys, first,
-        (seen + 15) / 16 - warp * Shape::kOwnGroups);
+    uint32_t k[Shape::kOwnGroups][Shape::kDim / 16][4];
+#pragma unroll
+    for (int d = 0; d < Shape::kDim / 16; ++d)
+#pragma unroll
+      for (int g = 0; g < Shape::kOwnGroups; ++g)
+        load_matrices(k[g][d],
+                      keys + chunk_offset<Shape::kDim>(first + 16 * g + lane / 16 * 8 + lane % 8,
+                                                       2 * d + lane / 8 % 2));
+#pragma unroll
+    for (auto& n : s)
+#pragma unroll
+      for (float& x : n) x = 0;
+#pragma unroll
+    for (int d = 0; d < Shape::kDim / 16; ++d)
+#pragma unroll
+      for (int g = 0; g < Shape::kOwnGroups; ++g) {
+        mma_bf16(s[2 * g], q[d], k[g][d][0], k[g][d][1]);
+        mma_bf16(s[2 * g + 1], q[d], k[g][d][2], k[g][d][3]);
+      }
     float largest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int n = 0; n < 2 * Shape::kOwnGroups; ++n)
@@ -235,34 +261,39 @@ struct DecodeWarp {
       }
   }
 
-  // l and O go up by the tile's P. groups: of 16 keys that the rows see.
-  __device__ void sums(const char* keys, uint32_t values, int groups) {
+  // l and O go up by the tile's P. Keys that the rows do not see add zeros.
+  __device__ void sums(const char* keys, uint32_t values) {
+    constexpr int kBlocks = Shape::kOwnColumns / 16;
     const int lane = static_cast<int>(threadIdx.x % 32);
     const auto* const exact =
         reinterpret_cast<const float*>(keys) + sum_row * Shape::kScoreStride + 2 * part;
     const uint32_t rounded = shared_address(keys) + Shape::kScoreBytes;
-    l *= floats(Shape::kAlphas)[sum_row];
+    Pack<float, 2> p[Shape::kKeys / 8];
+    uint32_t a[Shape::kGroups][4], v[Shape::kGroups][kBlocks][4];
+#pragma unroll
+    for (int i = 0; i < Shape::kKeys / 8; ++i) p[i] = load_pack<2>(exact + 8 * i);
 #pragma unroll
     for (int g = 0; g < Shape::kGroups; ++g) {
+      load_matrices(a[g], rounded + chunk_offset<Shape::kKeys>(lane % 16, 2 * g + lane / 16));
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const auto pair = load_pack<2>(exact + 16 * g + 8 * half);
-        l += pair.v[0];
-        l += pair.v[1];
-      }
-      if (g >= groups) continue;
-      uint32_t a[4];
-      load_matrices(a, rounded + chunk_offset<Shape::kKeys>(lane % 16, 2 * g + lane / 16));
-#pragma unroll
-      for (int n = 0; n < Shape::kOwnColumns / 16; ++n) {
-        uint32_t b[4];
-        const int chunk = warp * Shape::kOwnColumns / 8 + 2 * n + lane / 16;
-        load_matrices_transposed(b,
-                                 values + chunk_offset<Shape::kDim>(16 * g + lane % 16, chunk));
-        mma_bf16(o[2 * n], a, b[0], b[1]);
-        mma_bf16(o[2 * n + 1], a, b[2], b[3]);
-      }
+      for (int n = 0; n < kBlocks; ++n)
+        load_matrices_transposed(
+            v[g][n], values + chunk_offset<Shape::kDim>(16 * g + lane % 16,
+                                                        2 * (warp * kBlocks + n) + lane / 16));
     }
+    l *= floats(Shape::kAlphas)[sum_row];
+#pragma unroll
+    for (const auto& pair : p) {
+      l += pair.v[0];
+      l += pair.v[1];
+    }
+#pragma unroll
+    for (int g = 0; g < Shape::kGroups; ++g)
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) {
+        mma_bf16(o[2 * n], a[g], v[g][n][0], v[g][n][1]);
+        mma_bf16(o[2 * n + 1], a[g], v[g][n][2], v[g][n][3]);
+      }
   }
 
   // Where pack `pack` of 4 columns of O's row lies: eights of columns are swapped around as in
@@ -282,8 +313,8 @@ struct DecodeWarp {
       if (warp == 0 && quad == 0) states[row].row_max_log2 = row_max_log2[r];
 #pragma unroll
       for (int n = 0; n < Shape::kOwnColumns / 8; ++n)
-        store_pack(floats(Shape::kOutputs) +
-                       place(row, (warp * Shape::kOwnColumns + 8 * n) / 4) + 2 * quad,
+        store_pack(floats(Shape::kOutputs) + place(row, (warp * Shape::kOwnColumns + 8 * n) / 4) +
+                       2 * quad,
                    Pack<float, 2>{o[n][2 * r], o[n][2 * r + 1]});
     }
     start();
@@ -307,9 +338,9 @@ struct JoinedShare {
           in_block(reinterpret_cast<const float*>(shared + Shape::kStates), from) + 2 * row;
       const auto pair = load_pack<2>(state_of);
       const ChunkState chunk{pair.v[0], pair.v[1]};
-      const auto values = load_pack<4>(
-          in_block(reinterpret_cast<const float*>(shared + Shape::kOutputs), from) +
-          DecodeWarp<Shape>::place(row, pack % (Shape::kDim / 4)));
+      const auto values =
+          load_pack<4>(in_block(reinterpret_cast<const float*>(shared + Shape::kOutputs), from) +
+                       DecodeWarp<Shape>::place(row, pack % (Shape::kDim / 4)));
       if (first) {
         states[i] = chunk;
         o[i] = values;
@@ -352,7 +383,7 @@ struct JoinedShare {
 template <class Shape>
 __device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp, TileLoader<Shape>& loader,
                                             const DecodeRows& rows, const AttendParams& params,
-                                            int tile, int& stage) {
+                                            int tile, int& stage, bool& is_first) {
   constexpr uint32_t kTileBytes = Shape::kTileBytes;
   const int chunk = tile / Shape::kChunkTiles;
   const uint32_t base = shared_address(warp.shared);
@@ -362,6 +393,8 @@ __device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp, TileLoader<
     const int key0 = tile * Shape::kKeys;
     copy_async_wait<2 * Shape::kStages - 3>();  // the keys are there
     __syncthreads();
+    if (is_first) warp.load_q();
+    is_first = false;
     const int free = stage == 0 ? Shape::kStages - 1 : stage - 1;
     loader.load(keys_at(free), keys_at(free) + kTileBytes);
     float s[2 * Shape::kOwnGroups][4];
@@ -371,8 +404,7 @@ __device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp, TileLoader<
     warp.probabilities(s, probabilities, params.c);
     copy_async_wait<2 * Shape::kStages - 2>();  // and the values
     __syncthreads();
-    warp.sums(probabilities, keys_at(stage) + kTileBytes,
-              min(Shape::kGroups, (rows.visible - key0 + 15) / 16));
+    warp.sums(probabilities, keys_at(stage) + kTileBytes);
     stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
   }
   return tile;
@@ -409,10 +441,11 @@ __global__ void __launch_bounds__(Shape::kThreads)
   DecodeWarp<Shape> warp(shared);
   JoinedShare<Shape> share;
   int stage = 0;
+  bool is_first = true;
 #pragma unroll 1
   for (int done = 0; done < chunks; done += blocks) {
     if (done + rank < chunks) {
-      tile = decode_chunk(warp, loader, rows, params, tile, stage);
+      tile = decode_chunk(warp, loader, rows, params, tile, stage, is_first);
       warp.finish();
     }
     blocks > 1 ? cluster_sync() : __syncthreads();
@@ -473,9 +506,7 @@ void attention_decode(const AttentionPaged& args) {
                  .head_dim = static_cast<int>(dim),
                  .vectorized = vectorized_heads<Bf16>(args.q, args.cache.k, args.cache.v, args.o),
                  .dropout = {}}};
-  dispatch_head_dim(dim, [&]<int kDim>() {
-    run<DecodeShape<kDim, 3>>(args, problem);
-  });
+  dispatch_head_dim(dim, [&]<int kDim>() { run<DecodeShape<kDim, 3>>(args, problem); });
 }
 
 }  // namespace cohort::kernels::cuda
