@@ -59,6 +59,13 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, co
       "l"(map), "r"(from.at[0]), "r"(from.at[1]), "r"(from.at[2]), "r"(from.at[3]), "r"(barrier)
       : "memory");
 }
+// Asks for the box to be brought to the L2: a hint, which changes no memory.
+__device__ __forceinline__ void tma_prefetch_box(const CUtensorMap* map, const TmaPlace& from) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];\n" ::"l"(map),
+      "r"(from.at[0]), "r"(from.at[1]), "r"(from.at[2]), "r"(from.at[3])
+      : "memory");
+}
 // Fetches the description of a tensor, which the first copy would wait for.
 __device__ __forceinline__ void tma_prefetch(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
