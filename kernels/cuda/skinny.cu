@@ -119,6 +119,16 @@ __device__ void ask_early(const CUtensorMap* w, const Sizes& size) {
   for (int box = 0; box < boxes; box += 2) tma_prefetch_box(w, {0, row, 0, box});
 }
 
+// What the elementwise kernel of the op makes of these.
+template <class Op, class Out>
+__device__ Pack<Out, 2> gated(const Pack<Out, 2>& gate, const Pack<Out, 2>& up) {
+  Pack<Out, 2> y;
+#pragma unroll
+  for (int e = 0; e < 2; ++e)
+    y.v[e] = from_float<Out>(Op::forward(to_float(gate.v[e]), to_float(up.v[e])));
+  return y;
+}
+
 // A warp's part of a tile: kA tiles of 16 rows of x times kB of 8 rows of w, kPartB of each part.
 template <class T>
 struct WarpTile {
@@ -211,15 +221,9 @@ struct WarpTile {
       finish(to, size, tile, [](const Pair(&sums)[1]) { return sums[0]; });
     } else {
       switch (to.op) {
-#define COHORT_FINISH(Op, name)                                                                    \
-  case GatedOp::k##Op:                                                                             \
-    return finish(to, size, tile, [](const Pair(&sums)[2]) {                                       \
-      const auto [gate, up] = sums;                                                                \
-      Pair y;                                                                                      \
-      for (int e = 0; e < 2; ++e)                                                                  \
-        y.v[e] = from_float<typename T::Out>(Op::forward(to_float(gate.v[e]), to_float(up.v[e]))); \
-      return y;                                                                                    \
-    });
+#define COHORT_FINISH(Op, name) \
+  case GatedOp::k##Op:          \
+    return finish(to, size, tile, [](const Pair(&v)[2]) { return gated<Op>(v[0], v[1]); });
         COHORT_GATED_OPS(COHORT_FINISH)
 #undef COHORT_FINISH
       }
