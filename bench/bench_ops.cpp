@@ -118,7 +118,15 @@ void add_matmul(Rows& rows) {
     rows.push_back({"linear_forward", shape, multiplies(tokens, out, in), [=]() mutable {
                       linear_forward({y, x, w, {}});
                     }});
-    if (tokens <= 32) continue;
+    if (tokens <= 32) {
+      const Tensor both = random({2 * out, in});
+      rows.push_back({"gated_linear_forward",
+                      str("x[", tokens, ", ", in, "] w", both.shape().str()),
+                      multiplies(tokens, 2 * out, in), [=]() mutable {
+                        gated_linear_forward({y, x, both, {}, GatedOp::kSwiGlu});
+                      }});
+      continue;
+    }
     rows.push_back({"linear_dgrad", shape, multiplies(tokens, in, out), [=]() mutable {
                       matmul({dx, dy, w});
                     }});

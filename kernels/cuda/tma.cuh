@@ -45,14 +45,25 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       : "memory");
 }
 
-// Starts the copy of the box at (x, y, z) of a tensor to shared memory (aligned to 1 KiB for the
+// A place in a tensor of four dimensions, the innermost first.
+struct TmaPlace {
+  int at[4];
+};
+// Starts the copy of the box at `from` of a tensor to shared memory (aligned to 1 KiB for the
 // swizzle of 128 bytes); what lies outside the tensor becomes zeros. One thread calls it.
-__device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, int x, int y, int z,
+__device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, const TmaPlace& from,
                                          uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
-      "{%2, %3, %4}], [%5];\n" ::"r"(to),
-      "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+      "{%2, %3, %4, %5}], [%6];\n" ::"r"(to),
+      "l"(map), "r"(from.at[0]), "r"(from.at[1]), "r"(from.at[2]), "r"(from.at[3]), "r"(barrier)
+      : "memory");
+}
+// Asks for the box to be brought to the L2: a hint, which changes no memory.
+__device__ __forceinline__ void tma_prefetch_box(const CUtensorMap* map, const TmaPlace& from) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];\n" ::"l"(map),
+      "r"(from.at[0]), "r"(from.at[1]), "r"(from.at[2]), "r"(from.at[3])
       : "memory");
 }
 // Fetches the description of a tensor, which the first copy would wait for.
