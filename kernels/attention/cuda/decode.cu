@@ -144,8 +144,8 @@ class TileLoader {
   int64_t offset_;  // of the lane's row of tile_, from k and v; negative: zeros
 };
 
-// What a warp computes of a chunk: rows `group` and `group` + 8 of O, its columns; l of four rows in
-// its parts, lane % 16 = 4 row + part.
+// What a warp computes of a chunk: rows `group` and `group` + 8 of O, its columns; l of four rows
+// in its parts, lane % 16 = 4 row + part.
 template <class Shape>
 struct DecodeWarp {
   float row_max_log2[2], l, o[Shape::kOwnColumns / 8][4];
@@ -321,8 +321,8 @@ struct DecodeWarp {
   }
 };
 
-// A thread's share of the rows' joined O: packs of 4 columns, block b of the cluster the packs p with
-// p / kThreads % blocks = b.
+// A thread's share of the rows' joined O: packs of 4 columns, block b of the cluster the packs p
+// with p / kThreads % blocks = b.
 template <class Shape>
 struct JoinedShare {
   ChunkState states[Shape::kPacks];
