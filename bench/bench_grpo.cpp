@@ -1,8 +1,10 @@
 // Rollouts by the engine and whole GRPO steps, on a model of random weights: a table, and with
 // --json FILE the same as JSON. Tokens per second are drawn tokens over wall time, prompts
-// included; a decode step's share of the roofline is the time that reading weights and cache would
-// take at the device's bandwidth, over the measured. "exactness" compares sampled log-probs with
-// those of training, bit for bit.
+// included; queue_tokens_per_second are those until no request waits any more, where there are more
+// sequences than rows. A decode step's share of the roofline is the time that reading weights and
+// cache would take at the device's bandwidth, over the measured. rollout_exactness.h explains
+// "exactness". GRPO steps on a given number of rows ("grpo/128", "grpo/256", "grpo/512") are run
+// only where --only names them or their beginning.
 //
 //   cohort_bench_grpo bench/configs/qwen2_0_5b.yaml --vocab 151936
 //   cohort_bench_grpo bench/configs/qwen2_0_5b.yaml --vocab 151936 --only decode/1 --only grpo
@@ -11,6 +13,8 @@
 #include <cstdio>
 #include <iostream>
 
+#include "bench/rollout_exactness.h"
+#include "bench/rollout_workloads.h"
 #include "bench/timing.h"
 #include "core/allocator.h"
 #include "core/parallel.h"
@@ -22,71 +26,21 @@
 namespace {
 
 using namespace cohort;
+using bench::Workload;
 
-// A prompt and how many tokens follow it, in each of so many completions.
-struct Work {
-  int64_t prompt = 0, completion = 0, completions = 1;
+// How long requests waited for a row, and what was drawn in that time.
+struct Queue {
+  double seconds = 0, tokens = 0;
 };
-
-struct Workload {
-  std::string name;
-  std::vector<Work> work;
-  int64_t max_concurrent = 0;
-  int repeats = 5;
-};
-
-std::vector<Work> equal(int64_t count, const Work& work) {
-  return std::vector<Work>(static_cast<size_t>(count), work);
-}
-
-// Lengths that users send: in and out each uniform in 100 to 1,024 (nano-vllm's benchmark).
-std::vector<Work> mixed(Rng& rng, int64_t count) {
-  std::vector<Work> out;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t in = rng.between(100, 1024);
-    out.push_back({.prompt = in, .completion = 1124 - in});
-  }
-  return out;
-}
-
-// Few long ones among many short ones; prompt and completion together are equally long.
-std::vector<Work> long_tailed(Rng& rng, int64_t count) {
-  std::vector<Work> out;
-  for (int64_t i = 0; i < count; ++i) {
-    const double uniform = (static_cast<double>(rng.below(1 << 24)) + 0.5) / (1 << 24);
-    const auto length = static_cast<int64_t>(-200 * std::log(uniform));
-    const int64_t completion = std::clamp<int64_t>(length, 16, 2048);
-    out.push_back({.prompt = 2176 - completion, .completion = completion});
-  }
-  return out;
-}
-
-std::vector<Workload> workloads() {
-  Rng rng(0, rng_stream(kBenchPurpose, 7));
-  std::vector<Workload> out;
-  for (const int64_t rows : {1, 8, 64, 256, 512})
-    out.push_back({str("decode/", rows), equal(rows, {.prompt = 128, .completion = 512}), rows});
-  const Work group{.prompt = 128, .completion = 256, .completions = 8};
-  out.push_back({"groups", equal(64, group)});
-  out.push_back({"groups/256_rows", equal(64, group), 256});
-  out.push_back({"groups/128_rows", equal(64, group), 128});
-  out.push_back({"mixed", mixed(rng, 256), 256});
-  out.push_back({"long_tailed", long_tailed(rng, 1024), 128, 3});
-  return out;
-}
-
-int64_t tokens_of(const std::vector<Work>& work) {
-  int64_t sum = 0;
-  for (const Work& w : work) sum += w.completion * w.completions;
-  return sum;
-}
 
 // Runs the work to its end.
-void roll_out(Engine& engine, const std::vector<Work>& work, uint64_t seed) {
+Queue roll_out(Engine& engine, const Workload& load, uint64_t seed) {
   const int64_t vocab = engine.model().config().vocab_size;
   Rng rng(seed, rng_stream(kBenchPurpose, 8));
+  Queue queue;
+  Stopwatch clock;
   uint64_t stream = 0;
-  for (const Work& w : work) {
+  for (const bench::Work& w : load.work) {
     EngineRequest request{.max_length = w.prompt + w.completion};
     for (int64_t i = 0; i < w.prompt; ++i)
       request.prompt.push_back(static_cast<int32_t>(rng.below(vocab)));
@@ -95,12 +49,16 @@ void roll_out(Engine& engine, const std::vector<Work>& work, uint64_t seed) {
     engine.submit(std::move(request));
   }
   int64_t drawn = 0;
+  double seconds = 0;
   for (bool more = true; more;) {
     more = engine.step();
     drawn += static_cast<int64_t>(engine.poll().size());
+    seconds += clock.lap();
+    if (engine.stats().waiting > 0) queue = {seconds, static_cast<double>(drawn)};
   }
-  COHORT_CHECK(drawn == tokens_of(work), "[bench] expected ", tokens_of(work), " tokens, got ",
-               drawn);
+  COHORT_CHECK(drawn == load.drawn_tokens(), "[bench] expected ", load.drawn_tokens(),
+               " tokens, got ", drawn);
+  return queue;
 }
 
 struct Result {
@@ -111,14 +69,20 @@ struct Result {
 Result run_workload(const Transformer& model, const Workload& load) {
   Engine engine(model, {.max_concurrent = load.max_concurrent});
   uint64_t seed = 0;
-  const auto run = [&] { roll_out(engine, load.work, seed++); };
+  std::vector<double> queue_rates;
+  const auto run = [&] {
+    const Queue queue = roll_out(engine, load, seed++);
+    if (seed > 1) queue_rates.push_back(queue.tokens / queue.seconds);  // the first warms up
+  };
   const double seconds = bench::median_seconds(run, load.repeats, 0);
   const EngineStats stats = engine.stats();
   const auto runs = static_cast<double>(seed);
   const double steps = static_cast<double>(stats.decode_steps) / runs;
   Result out{load.name, {}};
   out.metrics.add("seconds", seconds);
-  out.metrics.add("tokens_per_second", static_cast<double>(tokens_of(load.work)) / seconds);
+  out.metrics.add("tokens_per_second", static_cast<double>(load.drawn_tokens()) / seconds);
+  if (stats.most_running < load.sequences())
+    out.metrics.add("queue_tokens_per_second", bench::median(queue_rates));
   out.metrics.add("ms_per_step", 1e3 * seconds / steps);
   if (const double bandwidth = memory_bandwidth(model.device()); bandwidth > 0)
     out.metrics.add("roofline",
@@ -126,67 +90,14 @@ Result run_workload(const Transformer& model, const Workload& load) {
   out.metrics.add("rows", static_cast<double>(stats.most_running));
   out.metrics.add("cache_mib", static_cast<double>(engine.cache_bytes()) / (1 << 20));
   out.metrics.add("preemptions", static_cast<double>(stats.preemptions) / runs);
-  return out;
-}
-
-// Draws with shared prompts, in a cache that is too small for all, and compares log-probs with
-// those of packed training forwards, bit for bit.
-Result run_exactness(const Transformer& model) {
-  const ModelConfig& c = model.config();
-  Engine engine(model, {.max_concurrent = 96, .max_cache_tokens = 40000});
-  Rng rng(3, rng_stream(kBenchPurpose, 10));
-  std::map<int64_t, std::vector<Trajectory>> all;
-  for (const int64_t prompt : {1,    2,  100, 128, 129,  2050, 5000, 7,    640, 33,
-                               1000, 17, 511, 3,   4090, 255,  64,   1500, 300, 11})
-    for (const int64_t count : {1, 3, 8}) {
-      EngineRequest request{.max_length = std::min(c.context, prompt + rng.between(150, 900))};
-      for (int64_t i = 0; i < prompt; ++i)
-        request.prompt.push_back(static_cast<int32_t>(rng.below(c.vocab_size)));
-      const auto id = static_cast<uint64_t>(all.size());
-      for (int64_t i = 0; i < count; ++i)
-        request.completions.push_back({.seed = id, .stream = static_cast<uint64_t>(i)});
-      const std::vector<int32_t> tokens = request.prompt;
-      Trajectory start{.tokens = tokens, .prompt_length = prompt};
-      start.loss_mask.assign(tokens.size(), 0);
-      start.logprobs.assign(tokens.size(), 0);
-      all[engine.submit(std::move(request))].assign(static_cast<size_t>(count), start);
-    }
-  for (bool more = true; more;) {
-    more = engine.step();
-    for (const EngineToken& t : engine.poll())
-      all.at(t.request)[static_cast<size_t>(t.completion)].append_drawn(t.token, t.logprob);
-  }
-  NoGradGuard no_grad;
-  std::vector<TokenSequence> sequences;
-  std::vector<double> drawn;
-  for (const auto& [id, group] : all)
-    for (const Trajectory& t : group) {
-      sequences.push_back(policy_sequence(t, 0));
-      drawn.insert(drawn.end(), t.logprobs.begin() + 1, t.logprobs.end());
-    }
-  std::vector<double> trained;
-  for (const PackedBatch& packed : pack_micro_batches(sequences, 16384)) {
-    const auto some =
-        policy_log_probs(model, model.place(packed), 1).logprob.value().to_vector<double>();
-    trained.insert(trained.end(), some.begin(), some.end());
-  }
-  double compared = 0, different = 0;
-  for (size_t i = 0; i < drawn.size(); ++i) {
-    if (drawn[i] == 0) continue;  // of a prompt
-    ++compared;
-    different += drawn[i] != trained[i] ? 1 : 0;
-  }
-  Result out{"exactness", {}};
-  out.metrics.add("log_probs", compared);
-  out.metrics.add("different", different);
-  out.metrics.add("preemptions", static_cast<double>(engine.stats().preemptions));
-  out.metrics.add("most_rows", static_cast<double>(engine.stats().most_running));
+  out.metrics.add("tokens_in", static_cast<double>(load.prompt_tokens()));
+  out.metrics.add("tokens_out", static_cast<double>(load.drawn_tokens()));
   return out;
 }
 
 // Steps of 64 prompts of 128 tokens with 8 completions of 256 each and random rewards, on a model
 // that is trained: rollout, packing, update.
-Result run_grpo(const ModelConfig& model, TrainConfig config) {
+Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config) {
   config.trainer = TrainerType::kGrpo;
   config.prompts_per_step = 64;
   config.num_generations = 8;
@@ -227,13 +138,11 @@ Result run_grpo(const ModelConfig& model, TrainConfig config) {
     learner.check_weights();  // waits for the device
     update.push_back(clock.lap());
   }
-  const auto median = [](std::vector<double> values) {
-    values.erase(values.begin());  // the first step warms up
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
+  const auto median = [](const std::vector<double>& values) {
+    return bench::median({values.begin() + 1, values.end()});  // the first step warms up
   };
   const double seconds = median(rollout) + median(packing) + median(update);
-  Result out{"grpo", {}};
+  Result out{std::move(name), {}};
   out.metrics.add("seconds", seconds);
   out.metrics.add("rollout", median(rollout));
   out.metrics.add("packing", median(packing));
@@ -248,7 +157,8 @@ Result run_grpo(const ModelConfig& model, TrainConfig config) {
 
 void print(const Result& result) {
   std::printf("%-18s", result.name.c_str());
-  for (const auto& [name, value] : result.metrics) std::printf(" %s %.4g", name.c_str(), value);
+  for (const auto& [name, value] : result.metrics)
+    std::printf(value == std::trunc(value) ? " %s %.0f" : " %s %.6g", name.c_str(), value);
   std::printf("\n");
   std::fflush(stdout);
 }
@@ -257,24 +167,25 @@ int run(int argc, char** argv) {
   CLI::App app{"rollout and GRPO benchmark"};
   std::string path, json;
   std::vector<std::string> overrides, only;
-  int64_t vocab = 66;
+  int64_t vocab = 66, runs = 3;
   app.add_option("config", path, "CONFIG.yaml: the model")->required();
   app.add_option("overrides", overrides, "key=value ...");
   app.add_option("--vocab", vocab, "vocabulary size")->capture_default_str();
   app.add_option("--only", only, "names of workloads, or their beginnings");
+  app.add_option("--runs", runs, "of exactness")->capture_default_str();
   app.add_option("--json", json, "file for the table as JSON");
   CLI11_PARSE(app, argc, argv);
   const TrainConfig config = load_plan(path, overrides).stages.back();
   if (config.num_threads > 0) set_num_threads(static_cast<int>(config.num_threads));
   ModelConfig model_config = config.model;
   model_config.vocab_size = vocab;
-  model_config.context = std::max<int64_t>(model_config.context, 8192);
+  model_config.context = std::max<int64_t>(model_config.context, 9216);
   model_config.resolve();
-  const auto wanted = [&](const std::string& name) {
-    return only.empty() || std::any_of(only.begin(), only.end(), [&](const std::string& prefix) {
-             return name.starts_with(prefix);
-           });
+  const auto named = [&](const std::string& name) {
+    return std::any_of(only.begin(), only.end(),
+                       [&](const std::string& prefix) { return name.starts_with(prefix); });
   };
+  const auto wanted = [&](const std::string& name) { return only.empty() || named(name); };
   std::vector<Result> results;
   const auto take = [&](Result result) {
     print(result);
@@ -282,11 +193,17 @@ int run(int argc, char** argv) {
   };
   {
     const Transformer model(model_config, config.dtype, 1, parse_device(config.device, "device"));
-    for (const Workload& load : workloads())
+    for (const Workload& load : bench::rollout_workloads())
       if (wanted(load.name)) take(run_workload(model, load));
-    if (wanted("exactness")) take(run_exactness(model));
+    if (wanted("exactness")) take({"exactness", bench::compare_exactness(model, runs)});
   }
-  if (wanted("grpo")) take(run_grpo(model_config, config));
+  if (wanted("grpo")) take(run_grpo("grpo", model_config, config));
+  for (const int64_t rows : {128, 256, 512}) {
+    const std::string name = str("grpo/", rows);
+    TrainConfig with_rows = config;
+    with_rows.rollout.max_concurrent = rows;
+    if (named(name)) take(run_grpo(name, model_config, with_rows));
+  }
   Json all = Json(Json::Object{});
   for (const Result& result : results) {
     Json one = Json(Json::Object{});

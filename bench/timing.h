@@ -13,6 +13,12 @@ inline constexpr uint64_t kBenchPurpose = 6;
 
 namespace cohort::bench {
 
+inline double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<long>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 // Median seconds of one call: at least `repeats` calls and `seconds` of them, after one to warm up.
 template <class F>
 double median_seconds(F&& fn, int repeats = 5, double seconds = 0.5) {
@@ -26,8 +32,7 @@ double median_seconds(F&& fn, int repeats = 5, double seconds = 0.5) {
     fn();
     times.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
   }
-  std::nth_element(times.begin(), times.begin() + static_cast<long>(times.size() / 2), times.end());
-  return times[times.size() / 2];
+  return median(times);
 }
 
 }  // namespace cohort::bench

@@ -14,7 +14,8 @@ usage: scripts/gpu_check.sh PHASE...
   racecheck   compute-sanitizer racecheck over those of kernels and autograd; FILTER, PROGRAMS and LIMIT (seconds a test) narrow both
   ops         the op table and attention, beside PyTorch's attention
   steps       the training steps, beside PyTorch's
-  rollouts    decoding, rollouts and a GRPO step; sampled log-probs against training's; ONLY narrows it ("--only decode")
+  rollouts    decoding, rollouts and a GRPO step; sampled log-probs against training's; beside transformers' generate, where there is
+              one (PEER=0: without it); ONLY narrows both ("--only decode"), RUNS repeats the draws that must have equal bits
   against     the training steps beside those of another build, whose bench and cohort are in BASE (a folder)
   profile     GPU time of a training step by kernel (ncu)
   demo        configs/demo.yaml on the GPU
@@ -128,8 +129,14 @@ run_steps() {
   done
 }
 run_rollouts() {
-  build/cuda/bench/cohort_bench_grpo bench/configs/qwen2_0_5b.yaml --vocab 151936 --json "$OUT/rollouts.json" ${ONLY:-} >"$OUT/rollouts.log" 2>&1 || failed=1
+  build/cuda/bench/cohort_bench_grpo bench/configs/qwen2_0_5b.yaml --vocab 151936 --json "$OUT/rollouts.json" --runs "${RUNS:-3}" ${ONLY:-} >"$OUT/rollouts.log" 2>&1 || failed=1
   note "$OUT/rollouts.log"
+  [ "${PEER:-1}" != 0 ] || return
+  python3 -c 'import torch, transformers; print("-- PyTorch", torch.__version__, "and transformers", transformers.__version__)' 2>/dev/null ||
+    { echo "-- no PyTorch or no transformers: nothing beside it"; return; }
+  sleep 3
+  python3 bench/peers/generate.py ${ONLY:-} >"$OUT/rollouts_peer.log" 2>&1 || failed=1
+  note "$OUT/rollouts_peer.log"
 }
 # Ours and theirs in turn, with pauses: (theirs, ours) three times.
 run_against() {

@@ -7,6 +7,7 @@
 #include "core/replay.h"
 #include "kernels/cuda/product_order.h"
 #include "kernels/cuda/skinny.h"
+#include "kernels/head.h"
 #include "tests/kernels/cuda_test.h"
 
 namespace cohort::kernels::test {
@@ -260,6 +261,44 @@ TEST(CudaMatmul, HeadsAddInOrderForAnyNumberOfRows) {
       Tensor y = Tensor::full({m, n}, NAN, DType::kF32, device);
       matmul({y, x, w, {.b = Transpose::kYes}});
       ASSERT_EQ(out_of_order(y, x, w, {}), 0) << m << " rows, " << n << " x " << k;
+    }
+  }
+}
+
+// Every number of rows of a decode step, and more rows at once than a chunk of the head has.
+TEST(CudaMatmulSlow, HeadsAddInOrderForAnyNumberOfRows) {
+  COHORT_REQUIRE_GPU(device);
+  std::vector<int64_t> sizes = {768, 2560, 8192};
+  for (int64_t m = 1; m <= 256; ++m) sizes.push_back(m);
+  for (const int64_t k : {896, 1536}) {
+    const int64_t n = 151936, most = 8192;
+    const Tensor w = random_on(device, {n, k}, 1), all = random_on(device, {most, k}, 2);
+    for (const int64_t m : sizes) {
+      const Tensor x = all.narrow(0, (most - m) / 2, m);
+      Tensor y = Tensor::full({m, n}, NAN, DType::kF32, device);
+      matmul({y, x, w, {.b = Transpose::kYes}});
+      ASSERT_EQ(out_of_order(y, x, w, {}), 0) << m << " rows, " << n << " x " << k;
+    }
+  }
+}
+
+// As a packed forward computes the logits of many tokens: chunks that share their memory.
+TEST(CudaMatmulSlow, ChunksOfHeadsAddInOrder) {
+  COHORT_REQUIRE_GPU(device);
+  for (const int64_t k : {896, 1536}) {
+    const int64_t n = 151936, most = 32768;
+    const Tensor w = random_on(device, {n, k}, 1), all = random_on(device, {most, k}, 2);
+    for (const int64_t m : {8192, 12345, 32768}) {
+      const Tensor x = all.narrow(0, (most - m) / 2, m);
+      int64_t compared = 0;
+      for_logit_chunks(x, w, head_chunk_tokens(n, 0, device), [&](int64_t begin, Tensor& logits) {
+        const int64_t rows = logits.dim(0);
+        EXPECT_EQ(out_of_order(logits, x.narrow(0, begin, rows), w, {}), 0)
+            << rows << " of " << m << " rows, from " << begin << ", " << n << " x " << k;
+        logits.fill_(NAN);
+        compared += rows;
+      });
+      EXPECT_EQ(compared, m);
     }
   }
 }

@@ -1,0 +1,140 @@
+#include "bench/rollout_exactness.h"
+
+#include <algorithm>
+#include <bit>
+#include <map>
+
+#include "bench/timing.h"
+#include "rl/engine.h"
+#include "rl/grpo.h"
+#include "trainers/grpo_step.h"
+
+namespace cohort::bench {
+namespace {
+
+// An engine, and which requests it serves: every so many-th.
+struct Room {
+  EngineConfig engine;
+  size_t stride = 1;
+};
+const Room kRooms[] = {{.engine = {.max_concurrent = 96, .max_cache_tokens = 40000}},
+                       {.engine = {.max_concurrent = 256}},
+                       {.engine = {.max_concurrent = 7, .max_cache_tokens = 6000}, .stride = 7}};
+
+std::vector<EngineRequest> odd_requests(const ModelConfig& c) {
+  Rng rng(3, rng_stream(kBenchPurpose, 10));
+  std::vector<EngineRequest> out;
+  for (const int64_t prompt : {1,  2,   100, 128,  129, 2050, 5000, 7,  640, 33, 1000,
+                               17, 511, 3,   4090, 255, 8150, 1500, 64, 300, 11})
+    for (const int64_t count : {1, 3, 8}) {
+      EngineRequest request{.max_length = std::min(c.context, prompt + rng.between(150, 900))};
+      for (int64_t i = 0; i < prompt; ++i)
+        request.prompt.push_back(static_cast<int32_t>(rng.below(c.vocab_size)));
+      for (int64_t i = 0; i < count; ++i)
+        request.completions.push_back({.seed = out.size(), .stream = static_cast<uint64_t>(i)});
+      out.push_back(std::move(request));
+    }
+  return out;
+}
+
+struct Draws {
+  std::map<size_t, std::vector<Trajectory>> of_request;  // by the index of the request
+  EngineStats stats;
+};
+
+Draws draw(const Transformer& model, const Room& room, std::span<const EngineRequest> requests) {
+  Engine engine(model, room.engine);
+  Draws out;
+  std::map<int64_t, size_t> index_of;
+  for (size_t i = 0; i < requests.size(); i += room.stride) {
+    const EngineRequest& request = requests[i];
+    Trajectory start{.tokens = request.prompt,
+                     .prompt_length = static_cast<int64_t>(request.prompt.size())};
+    start.loss_mask.assign(request.prompt.size(), 0);
+    start.logprobs.assign(request.prompt.size(), 0);
+    out.of_request[i].assign(request.completions.size(), start);
+    index_of[engine.submit(request)] = i;
+  }
+  for (bool more = true; more;) {
+    more = engine.step();
+    for (const EngineToken& t : engine.poll())
+      out.of_request.at(index_of.at(t.request))[static_cast<size_t>(t.completion)].append_drawn(
+          t.token, t.logprob);
+  }
+  out.stats = engine.stats();
+  return out;
+}
+
+bool same_bits(double a, double b) {
+  return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
+}
+
+// Tokens of `some` that `all` has otherwise, or with another log-prob.
+int64_t count_different(const Draws& all, const Draws& some) {
+  int64_t different = 0;
+  for (const auto& [index, completions] : some.of_request)
+    for (size_t g = 0; g < completions.size(); ++g) {
+      const Trajectory &a = all.of_request.at(index)[g], &b = completions[g];
+      COHORT_CHECK(a.tokens.size() == b.tokens.size(), "[bench] request ", index, ": expected ",
+                   a.tokens.size(), " tokens, got ", b.tokens.size());
+      for (size_t i = 0; i < a.tokens.size(); ++i)
+        different += a.tokens[i] != b.tokens[i] || !same_bits(a.logprobs[i], b.logprobs[i]) ? 1 : 0;
+    }
+  return different;
+}
+
+// Adds how many log-probs are compared with those of training, and how many differ.
+void compare_with_training(Metrics& out, const Transformer& model, const Draws& draws) {
+  NoGradGuard no_grad;
+  std::vector<TokenSequence> sequences;
+  std::vector<double> drawn;
+  std::vector<uint8_t> mask;
+  size_t longest = 0;
+  for (const auto& [index, completions] : draws.of_request)
+    for (const Trajectory& t : completions) {
+      sequences.push_back(policy_sequence(t, 0));
+      drawn.insert(drawn.end(), t.logprobs.begin() + 1, t.logprobs.end());
+      mask.insert(mask.end(), t.loss_mask.begin() + 1, t.loss_mask.end());
+      longest = std::max(longest, t.tokens.size());
+    }
+  std::vector<double> trained;
+  for (const PackedBatch& packed : pack_micro_batches(sequences, 16384)) {
+    const auto some =
+        policy_log_probs(model, model.place(packed), 1).logprob.value().to_vector<double>();
+    trained.insert(trained.end(), some.begin(), some.end());
+  }
+  COHORT_CHECK(trained.size() == drawn.size(), "[bench] expected ", drawn.size(),
+               " log-probs of training, got ", trained.size());
+  int64_t compared = 0, different = 0;
+  for (size_t i = 0; i < drawn.size(); ++i) {
+    compared += mask[i];
+    different += mask[i] != 0 && !same_bits(drawn[i], trained[i]) ? 1 : 0;
+  }
+  out.add("log_probs", static_cast<double>(compared));
+  out.add("different", static_cast<double>(different));
+  out.add("longest", static_cast<double>(longest));
+}
+
+}  // namespace
+
+Metrics compare_exactness(const Transformer& model, int64_t runs) {
+  const std::vector<EngineRequest> requests = odd_requests(model.config());
+  const Draws first = draw(model, kRooms[0], requests);
+  Metrics out;
+  compare_with_training(out, model, first);
+  int64_t different = 0, preemptions = first.stats.preemptions,
+          most_rows = first.stats.most_running;
+  for (int64_t run = 1; run < runs; ++run) {
+    const Draws again = draw(model, kRooms[static_cast<size_t>(run) % std::size(kRooms)], requests);
+    different += count_different(first, again);
+    preemptions += again.stats.preemptions;
+    most_rows = std::max(most_rows, again.stats.most_running);
+  }
+  out.add("runs", static_cast<double>(runs));
+  out.add("runs_different", static_cast<double>(different));
+  out.add("preemptions", static_cast<double>(preemptions));
+  out.add("most_rows", static_cast<double>(most_rows));
+  return out;
+}
+
+}  // namespace cohort::bench
