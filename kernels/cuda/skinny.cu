@@ -307,31 +307,13 @@ __global__ void __launch_bounds__(T::kThreads)
 // Describes t[parts rows, cols] to the copy engine as [cols / 64, parts, rows, 64], of which a
 // stage takes [2, parts, box_rows, 64].
 CUtensorMap describe(const Tensor& t, int parts, int box_rows) {
-  using Encode = decltype(&cuTensorMapEncodeTiled);
-  static const auto encode = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    COHORT_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                                       cudaEnableDefault, &found));
-    COHORT_CHECK(found == cudaDriverEntryPointSuccess,
-                 "[skinny] the driver has no cuTensorMapEncodeTiled");
-    return reinterpret_cast<Encode>(function);
-  }();
   const auto rows = static_cast<cuuint64_t>(t.rows() / parts),
              cols = static_cast<cuuint64_t>(t.cols());
-  const cuuint64_t sizes[] = {kBox, rows, static_cast<cuuint64_t>(parts), cols / kBox},
-                   strides[] = {cols * sizeof(Bf16), rows * cols * sizeof(Bf16), kRowBytes};
-  const cuuint32_t box[] = {kBox, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(parts),
-                            2},
-                   steps[] = {1, 1, 1, 1};
-  CUtensorMap map;
-  const CUresult result =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(t.raw()), sizes, strides,
-             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  COHORT_CHECK(result == CUDA_SUCCESS, "[skinny] the copy engine does not take ", t.str(),
-               ", error ", static_cast<int>(result));
-  return map;
+  return tma_describe(
+      {.t = t,
+       .sizes = {kBox, rows, static_cast<cuuint64_t>(parts), cols / kBox},
+       .strides = {cols * sizeof(Bf16), rows * cols * sizeof(Bf16), kRowBytes},
+       .box = {kBox, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(parts), 2}});
 }
 
 // `op` is for tiles of two parts.

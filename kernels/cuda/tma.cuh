@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "core/cuda.h"
+
 namespace cohort::kernels::cuda {
 
 // A barrier's phase ends when `arrivals` threads have arrived and all announced bytes are there.
@@ -66,9 +68,44 @@ __device__ __forceinline__ void tma_prefetch_box(const CUtensorMap* map, const T
       "r"(from.at[0]), "r"(from.at[1]), "r"(from.at[2]), "r"(from.at[3])
       : "memory");
 }
+// Orders what this thread has written to shared memory before copies to it that are started after
+// the next barrier of the block.
+__device__ __forceinline__ void fence_before_tma() {
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
 // Fetches the description of a tensor, which the first copy would wait for.
 __device__ __forceinline__ void tma_prefetch(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
+}
+
+// A bf16 tensor as the copy engine sees it, the innermost dimension first: elements, bytes from one
+// to the next of all dimensions but the innermost, and elements of a box, whose rows of up to 128
+// bytes are swizzled by that period.
+struct TmaTensor {
+  const Tensor& t;
+  cuuint64_t sizes[4], strides[3];
+  cuuint32_t box[4];
+};
+inline CUtensorMap tma_describe(const TmaTensor& in) {
+  using Encode = decltype(&cuTensorMapEncodeTiled);
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    COHORT_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                       cudaEnableDefault, &found));
+    COHORT_CHECK(found == cudaDriverEntryPointSuccess,
+                 "[tma] the driver has no cuTensorMapEncodeTiled");
+    return reinterpret_cast<Encode>(function);
+  }();
+  const cuuint32_t steps[] = {1, 1, 1, 1};
+  CUtensorMap map;
+  const CUresult result =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(in.t.raw()), in.sizes,
+             in.strides, in.box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  COHORT_CHECK(result == CUDA_SUCCESS, "[tma] the copy engine does not take ", in.t.str(),
+               ", error ", static_cast<int>(result));
+  return map;
 }
 
 }  // namespace cohort::kernels::cuda

@@ -1,35 +1,41 @@
-// attention_paged() in bf16 for single tokens: decoding. A step is bound by reading keys and values
-// where there are many sequences, and by how long one takes where there are few.
+// attention_paged() in bf16 for single tokens on sm_90: decoding. A step is bound by reading keys
+// and values where there are many sequences, and by how long one takes where there are few.
 //
 // A block has one token and the query heads that share a key head, up to 16 rows, and goes over the
 // tiles of keys of its chunks. All warps share the rows: each computes S and P for a share of the
 // tile's keys and O for a share of the head dim. Between them go round, in shared memory, the row
-// max, P in f32 (for l, whose order is that of one thread that sees all keys) and P in bf16 (for P
-// V). Several tiles are on their way at a time; the table's entries for the next one are fetched a
-// tile earlier.
+// max, P in f32 (for l, whose order is that of one thread that sees all keys) and P in bf16 (for
+// P V). The copy engine brings the tiles, several at a time, a box for each block of the cache and
+// 64 columns, with rows of 128 bytes swizzled for ldmatrix; the table's entries for the next tile
+// are fetched a tile earlier. Operands are asked for before the first product of a chain, which
+// would wait for each in turn.
 //
 // Where there are fewer blocks than the device can run, those of a cluster share the rows' chunks:
 // block b takes chunks b, b + size, ... of those that the rows see. After each round every block
 // joins a share of O's elements, reading the chunks' in ascending order from the shared memory of
 // the others; one chunk of one block is the same with nothing to wait for.
-#include "kernels/attention/cuda/attend.cuh"
+#include "kernels/attention/cuda/attention.cuh"
 #include "kernels/attention/cuda/cluster.cuh"
 #include "kernels/attention/cuda/paged.cuh"
+#include "kernels/cuda/tma.cuh"
 
 namespace cohort::kernels::cuda {
 namespace {
 
 using Bf16 = __nv_bfloat16;
+constexpr int kBoxColumns = 64, kRowBytes = kBoxColumns * int{sizeof(Bf16)};
 
 struct DecodeProblem {
-  const Bf16 *q, *k, *v;
+  const Bf16* q;
   Bf16* o;
   const int32_t *sequences, *positions;
   PageTable table;
   int64_t q_stride;
-  int heads, kv_heads;
-  int parts;  // blocks that the heads of a group need
-  AttendParams params;
+  int heads, kv_heads, head_dim;
+  int parts;       // blocks that the heads of a group need
+  int box_tokens;  // a copy's, of one block of the cache
+  float c;         // exponents of 2 per unit of score
+  int window;      // how many keys a row sees at most
 };
 
 template <int kDim_, int kStages_>
@@ -38,72 +44,112 @@ struct DecodeShape {
   static constexpr int kWarps = 4, kThreads = 32 * kWarps, kRows = 16;
   static constexpr int kKeys = kTileKeys<kDim>, kGroups = kKeys / 16;
   static constexpr int kChunkTiles = kAttentionChunk / kKeys;
-  // A warp's share of the tile's groups of 16 keys, of its rows to load, and of the head dim.
+  // A warp's share of the tile's groups of 16 keys, and of the head dim in columns.
   static constexpr int kOwnGroups = kGroups / kWarps, kOwnKeys = 16 * kOwnGroups;
   static constexpr int kOwnColumns = kDim / kWarps;
+  // A stage has keys, then values, each as kDim / 64 boxes of [kKeys, 64].
   static constexpr int kTileBytes = 2 * kKeys * kDim;
   // P takes the place of the tile's keys: in f32, rows off the multiples of 32 banks, then in bf16.
   static constexpr int kScoreStride = kKeys + 8, kScoreBytes = 4 * kRows * kScoreStride;
   static_assert(kScoreBytes + 2 * kRows * kKeys <= kTileBytes);
-  // Elements of O that a thread joins and writes, in packs of 4, if its block is alone.
+  // Packs of 4 elements of O that a thread joins and writes, if its block is alone.
   static constexpr int kPacks = kRows * kDim / 4 / kThreads;
-  // After the stages of keys and values: the queries, O of a chunk, its states, the row max of each
-  // warp's keys, alpha.
-  static constexpr int kQueries = 2 * kStages * kTileBytes;
-  static constexpr int kOutputs = kQueries + 2 * kRows * kDim;
+  // After the stages: O of a chunk, its states, the row max of each warp's keys, alpha, barriers.
+  static constexpr int kOutputs = 2 * kStages * kTileBytes;
   static constexpr int kStates = kOutputs + 4 * kRows * kDim;
   static constexpr int kMaxima = kStates + kRows * int{sizeof(ChunkState)};
   static constexpr int kAlphas = kMaxima + 4 * kWarps * kRows;
-  static constexpr size_t kSharedBytes = kAlphas + 4 * kRows;
+  static constexpr int kBarriers = kAlphas + 4 * kRows;
+  // Boxes are aligned to 1 KiB, the period of the swizzle.
+  static constexpr size_t kSharedBytes = 1024 + kBarriers + 2 * kStages * sizeof(uint64_t);
 };
+
+// Byte offset of 8 columns of a row in a tile.
+template <class Shape>
+__device__ __forceinline__ uint32_t box_offset(int row, int chunk) {
+  return static_cast<uint32_t>(((chunk / 8) * Shape::kKeys + row) * kRowBytes +
+                               ((chunk % 8) ^ (row & 7)) * 16);
+}
 
 // The block's rows, and the tiles that its keys lie in.
 struct DecodeRows {
-  const Bf16 *q, *k, *v;
+  const Bf16* q;
   Bf16* o;
   const int32_t* blocks;  // the sequence's row of the table; null: the token is idle
-  int count, head_dim;    // rows, and their length
-  int visible;            // they see the window's last of keys 0 .. visible - 1
+  int kv_head;
+  int count;    // rows
+  int visible;  // they see the window's last of keys 0 .. visible - 1
   int first_tile, tiles;
 
   __device__ DecodeRows(const DecodeProblem& p, int keys_per_tile) {
     const int64_t token = blockIdx.x;
-    const int kv_head = static_cast<int>(blockIdx.y) / p.parts, group = p.heads / p.kv_heads;
+    const int group = p.heads / p.kv_heads;
     const int in_group = static_cast<int>(blockIdx.y) % p.parts * 16;
-    const int head = kv_head * group + in_group;
-    const int64_t dim = head_dim = p.params.head_dim;
+    kv_head = static_cast<int>(blockIdx.y) / p.parts;
+    const int64_t head = kv_head * group + in_group;
     const int position = p.positions[token], sequence = p.sequences[token];
-    q = p.q + token * p.q_stride + head * dim;
-    k = p.k + kv_head * dim;
-    v = p.v + kv_head * dim;
-    o = p.o + (token * p.heads + head) * dim;
+    q = p.q + token * p.q_stride + head * p.head_dim;
+    o = p.o + (token * p.heads + head) * p.head_dim;
     blocks = position >= 0 && p.table.has(sequence) ? p.table.row(sequence) : nullptr;
     count = min(16, group - in_group);
     visible = p.table.keys_of(position);
-    first_tile = max(0, visible - p.params.window) / keys_per_tile;
+    first_tile = max(0, visible - p.window) / keys_per_tile;
     tiles = (visible + keys_per_tile - 1) / keys_per_tile;
   }
-  __device__ const Bf16* query(int r) const { return r < count ? q + r * head_dim : nullptr; }
 };
 
-// Loads the block's tiles one after the other. A lane knows where one row of the next tile lies.
+// The ring of stages, and the tiles that go through it. One warp loads.
 template <class Shape>
-class TileLoader {
+class TileRing {
  public:
-  __device__ TileLoader(const DecodeProblem& problem, const DecodeRows& rows, int tile, int step)
-      : problem_(problem), rows_(rows), tile_(tile), step_(step) {
-    find();
+  __device__ TileRing(uint32_t base, const CUtensorMap* k, const CUtensorMap* v,
+                      const DecodeProblem& problem)
+      : base_(base), k_(k), v_(v), problem_(problem) {}
+
+  // Called by one thread, before the barrier of the block that all others wait for.
+  __device__ void init() const {
+    for (int s = 0; s < 2 * Shape::kStages; ++s) barrier_init(barrier(s), 1);
   }
-  // Begins to load the next tile, if there is one, as two groups of copies: keys and values.
-  __device__ void load(uint32_t keys, uint32_t values) {
-    const bool more = tile_ < rows_.tiles;
-    const int64_t offset = offset_;
-    tile_ = next_tile(tile_);
-    find();
-    if (more) copy(keys, rows_.k, offset);
-    copy_async_commit();
-    if (more) copy(values, rows_.v, offset);
-    copy_async_commit();
+  // The first tile to load is `tile`; `step`: blocks that share the chunks.
+  __device__ void start(const DecodeRows& rows, int tile, int step) {
+    step_ = step;
+    if (threadIdx.x >= 32) return;
+    tile_ = tile;
+    find(rows);
+    for (int s = 0; s + 1 < Shape::kStages; ++s) load(rows, s);
+  }
+  // Begins to load the next tile, if there is one.
+  __device__ void load(const DecodeRows& rows, int stage) {
+    if (threadIdx.x >= 32) return;
+    const int tile = tile_, block = block_;
+    if (tile >= rows.tiles) return;
+    tile_ = next_tile(tile);
+    find(rows);
+    const int lane = static_cast<int>(threadIdx.x), boxes = Shape::kKeys / problem_.box_tokens;
+    const uint32_t keys = keys_at(stage);
+    if (lane == 0) {
+      barrier_arrive_expect(barrier(2 * stage), Shape::kTileBytes);
+      barrier_arrive_expect(barrier(2 * stage + 1), Shape::kTileBytes);
+    }
+    __syncwarp();
+    if (lane >= boxes * (Shape::kDim / kBoxColumns)) return;
+    const int row = lane % boxes * problem_.box_tokens, column = lane / boxes;
+    const TmaPlace from{{column * kBoxColumns, rows.kv_head,
+                         (tile * Shape::kKeys + row) % problem_.table.block_tokens, block}};
+    const uint32_t to = keys + (column * Shape::kKeys + row) * kRowBytes;
+    tma_load(to, k_, from, barrier(2 * stage));
+    tma_load(to + Shape::kTileBytes, v_, from, barrier(2 * stage + 1));
+  }
+  __device__ uint32_t keys() const { return keys_at(stage_); }
+  __device__ uint32_t values() const { return keys_at(stage_) + Shape::kTileBytes; }
+  __device__ void wait_for_keys() const { barrier_wait(barrier(2 * stage_), parity_); }
+  __device__ void wait_for_values() const { barrier_wait(barrier(2 * stage_ + 1), parity_); }
+  // The stage of the tile before, once all are done with it.
+  __device__ int free_stage() const { return (stage_ == 0 ? Shape::kStages : stage_) - 1; }
+  __device__ void advance() {
+    if (++stage_ < Shape::kStages) return;
+    stage_ = 0;
+    parity_ ^= 1;
   }
   // The block's tile after this one: the next in its chunk, or the first of the block's next chunk.
   __device__ int next_tile(int tile) const {
@@ -112,36 +158,24 @@ class TileLoader {
   }
 
  private:
-  __device__ void find() {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    const int key = tile_ * Shape::kKeys + static_cast<int>(threadIdx.x / 32) * Shape::kOwnKeys +
-                    lane % Shape::kOwnKeys;
-    const int64_t slot = key < rows_.visible ? problem_.table.slot(rows_.blocks, key) : int64_t{-1};
-    offset_ = slot < 0 ? -1 : slot * problem_.kv_heads * problem_.params.head_dim;
-  }
-  __device__ void copy(uint32_t to, const Bf16* from, int64_t offset) const {
-    constexpr int kChunks = Shape::kDim / 8;
-    const int lane = static_cast<int>(threadIdx.x % 32), chunk = lane % kChunks;
-    const int first = static_cast<int>(threadIdx.x / 32) * Shape::kOwnKeys;
-    const AttendParams& params = problem_.params;
-#pragma unroll
-    for (int i = 0; i < Shape::kOwnKeys; i += 32 / kChunks) {
-      const int row = i + lane / kChunks;
-      const int64_t at = __shfl_sync(0xffffffffu, offset, row);
-      const bool live = at >= 0 && 8 * chunk < params.head_dim;
-      if (params.vectorized)
-        copy_async(to + chunk_offset<Shape::kDim>(first + row, chunk),
-                   live ? from + at + 8 * chunk : nullptr, live ? 16 : 0);
-      else
-        load_chunk<Shape::kDim>(to, first + row, chunk, at < 0 ? nullptr : from + at,
-                                params.head_dim, false);
-    }
+  __device__ uint32_t keys_at(int stage) const { return base_ + 2 * stage * Shape::kTileBytes; }
+  __device__ uint32_t barrier(int i) const { return base_ + Shape::kBarriers + 8 * i; }
+  // The block of the cache that the lane copies of tile_. None (-1) lies outside of the cache, and
+  // its rows become zeros.
+  __device__ void find(const DecodeRows& rows) {
+    const int boxes = Shape::kKeys / problem_.box_tokens;
+    const int key =
+        tile_ * Shape::kKeys + static_cast<int>(threadIdx.x) % boxes * problem_.box_tokens;
+    block_ = key < rows.visible ? rows.blocks[key / problem_.table.block_tokens] : -1;
   }
 
+  uint32_t base_;
+  const CUtensorMap *k_, *v_;
   const DecodeProblem& problem_;
-  const DecodeRows& rows_;
-  int tile_, step_;
-  int64_t offset_;  // of the lane's row of tile_, from k and v; negative: zeros
+  int stage_ = 0;
+  uint32_t parity_ = 0;
+  int tile_ = 0, step_ = 1;  // of the next load
+  int block_ = -1;
 };
 
 // What a warp computes of a chunk: rows `group` and `group` + 8 of O, its columns; l of four rows
@@ -174,18 +208,21 @@ struct DecodeWarp {
       for (float& x : n) x = 0;
   }
 
-  __device__ void load_q() {
-    const int lane = static_cast<int>(threadIdx.x % 32);
+  __device__ void load_queries(const DecodeRows& rows, int head_dim) {
 #pragma unroll
     for (int d = 0; d < Shape::kDim / 16; ++d)
-      load_matrices(q[d], shared_address(shared) + Shape::kQueries +
-                              chunk_offset<Shape::kDim>(lane % 16, 2 * d + lane / 16));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = group + i % 2 * 8, column = 16 * d + i / 2 * 8 + 2 * quad;
+        const bool live = row < rows.count && column < head_dim;
+        q[d][i] = live ? *reinterpret_cast<const uint32_t*>(rows.q + row * head_dim + column) : 0;
+      }
   }
 
   // S of the warp's keys, masked, and its row max for the others. key0: the tile's first key. All
   // operands are asked for before the first product, which would wait for each in turn.
   __device__ void scores(float (&s)[2 * Shape::kOwnGroups][4], uint32_t keys, int key0,
-                         const DecodeRows& rows, const AttendParams& params) {
+                         const DecodeRows& rows, int window) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int first = warp * Shape::kOwnKeys, seen = rows.visible - key0;
     uint32_t k[Shape::kOwnGroups][Shape::kDim / 16][4];
@@ -193,9 +230,8 @@ struct DecodeWarp {
     for (int d = 0; d < Shape::kDim / 16; ++d)
 #pragma unroll
       for (int g = 0; g < Shape::kOwnGroups; ++g)
-        load_matrices(k[g][d],
-                      keys + chunk_offset<Shape::kDim>(first + 16 * g + lane / 16 * 8 + lane % 8,
-                                                       2 * d + lane / 8 % 2));
+        load_matrices(k[g][d], keys + box_offset<Shape>(first + 16 * g + lane / 16 * 8 + lane % 8,
+                                                        2 * d + lane / 8 % 2));
 #pragma unroll
     for (auto& n : s)
 #pragma unroll
@@ -213,7 +249,7 @@ struct DecodeWarp {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int key = first + 8 * n + 2 * quad + e % 2;
-        if (key >= seen || key < seen - params.window) s[n][e] = -INFINITY;
+        if (key >= seen || key < seen - window) s[n][e] = -INFINITY;
         largest[e / 2] = fmaxf(largest[e / 2], s[n][e]);
       }
 #pragma unroll
@@ -224,7 +260,8 @@ struct DecodeWarp {
     }
   }
 
-  // P of the warp's keys, to the place of the tile's keys; O is scaled.
+  // P of the warp's keys, to the place of the tile's keys, which the copy engine fills again; O is
+  // scaled.
   __device__ void probabilities(const float (&s)[2 * Shape::kOwnGroups][4], char* keys, float c) {
     float origin[2];
 #pragma unroll
@@ -259,6 +296,7 @@ struct DecodeWarp {
                      "r"(pack_bf16(p.v[0], p.v[1]))
                      : "memory");
       }
+    fence_before_tma();
   }
 
   // l and O go up by the tile's P. Keys that the rows do not see add zeros.
@@ -278,8 +316,8 @@ struct DecodeWarp {
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n)
         load_matrices_transposed(
-            v[g][n], values + chunk_offset<Shape::kDim>(16 * g + lane % 16,
-                                                        2 * (warp * kBlocks + n) + lane / 16));
+            v[g][n],
+            values + box_offset<Shape>(16 * g + lane % 16, 2 * (warp * kBlocks + n) + lane / 16));
     }
     l *= floats(Shape::kAlphas)[sum_row];
 #pragma unroll
@@ -353,22 +391,17 @@ struct JoinedShare {
     }
   }
 
-  __device__ void store(const DecodeRows& rows, const AttendParams& params, int blocks) const {
+  __device__ void store(const DecodeRows& rows, int head_dim, int blocks) const {
 #pragma unroll
     for (int i = 0; i < Shape::kPacks; ++i) {
       const int pack = pack_of(i, blocks), row = pack / (Shape::kDim / 4);
-      const int column = 4 * (pack % (Shape::kDim / 4)), live = params.head_dim - column;
-      if (row >= rows.count || live <= 0) continue;
+      const int column = 4 * (pack % (Shape::kDim / 4)), at = row * head_dim + column;
+      if (row >= rows.count || column >= head_dim) continue;
       const float inverse = 1.0f / states[i].l;
       Pack<Bf16, 4> out;
 #pragma unroll
       for (int e = 0; e < 4; ++e) out.v[e] = from_float<Bf16>(o[i].v[e] * inverse + 0.0f);
-      Bf16* const to = rows.o + row * params.head_dim + column;
-      if (params.vectorized) store_pack(to, out);
-      if (!params.vectorized)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          if (e < live) to[e] = out.v[e];
+      store_pack(rows.o + at, out);
     }
   }
 
@@ -379,48 +412,63 @@ struct JoinedShare {
   }
 };
 
+// Rows of values that no query sees, in blocks that are partly written, become zeros.
+template <class Shape>
+__device__ __forceinline__ void clear_values(char* values, int first) {
+  constexpr int kChunks = Shape::kDim / 8;
+  for (int i = static_cast<int>(threadIdx.x); i < (Shape::kKeys - first) * kChunks;
+       i += Shape::kThreads)
+    *reinterpret_cast<uint4*>(values + box_offset<Shape>(first + i / kChunks, i % kChunks)) =
+        uint4{};
+}
+
 // The tiles of one chunk, from `tile` on. Returns the block's next tile.
 template <class Shape>
-__device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp, TileLoader<Shape>& loader,
-                                            const DecodeRows& rows, const AttendParams& params,
-                                            int tile, int& stage, bool& is_first) {
-  constexpr uint32_t kTileBytes = Shape::kTileBytes;
+__device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp, TileRing<Shape>& ring,
+                                            const DecodeRows& rows, const DecodeProblem& problem,
+                                            int tile) {
   const int chunk = tile / Shape::kChunkTiles;
-  const uint32_t base = shared_address(warp.shared);
-  const auto keys_at = [&](int s) { return base + 2 * s * kTileBytes; };
 #pragma unroll 1
-  for (; tile < rows.tiles && tile / Shape::kChunkTiles == chunk; tile = loader.next_tile(tile)) {
+  for (; tile < rows.tiles && tile / Shape::kChunkTiles == chunk; tile = ring.next_tile(tile)) {
     const int key0 = tile * Shape::kKeys;
-    copy_async_wait<2 * Shape::kStages - 3>();  // the keys are there
+    char* const keys = warp.shared + (ring.keys() - shared_address(warp.shared));
+    ring.wait_for_keys();
     __syncthreads();
-    if (is_first) warp.load_q();
-    is_first = false;
-    const int free = stage == 0 ? Shape::kStages - 1 : stage - 1;
-    loader.load(keys_at(free), keys_at(free) + kTileBytes);
+    ring.load(rows, ring.free_stage());
     float s[2 * Shape::kOwnGroups][4];
-    warp.scores(s, keys_at(stage), key0, rows, params);
+    warp.scores(s, ring.keys(), key0, rows, problem.window);
     __syncthreads();
-    char* const probabilities = warp.shared + 2 * stage * Shape::kTileBytes;
-    warp.probabilities(s, probabilities, params.c);
-    copy_async_wait<2 * Shape::kStages - 2>();  // and the values
+    warp.probabilities(s, keys, problem.c);
+    ring.wait_for_values();
+    if (rows.visible < key0 + Shape::kKeys)
+      clear_values<Shape>(keys + Shape::kTileBytes, rows.visible - key0);
     __syncthreads();
-    warp.sums(probabilities, keys_at(stage) + kTileBytes);
-    stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
+    warp.sums(keys, ring.values());
+    ring.advance();
   }
   return tile;
 }
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads)
-    attention_decode_kernel(const __grid_constant__ DecodeProblem problem) {
-  extern __shared__ __align__(128) char shared[];
+    attention_decode_kernel(const __grid_constant__ DecodeProblem problem,
+                            const __grid_constant__ CUtensorMap k,
+                            const __grid_constant__ CUtensorMap v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  extern __shared__ char memory[];
+  char* const shared = memory + (1024 - shared_address(memory) % 1024) % 1024;
+  TileRing<Shape> ring(shared_address(shared), &k, &v, problem);
+  if (threadIdx.x == 0) {
+    ring.init();
+    tma_prefetch(&k);
+    tma_prefetch(&v);
+  }
   start_beside_previous();
-  const AttendParams& params = problem.params;
   const DecodeRows rows(problem, Shape::kKeys);
   const auto rank = static_cast<int>(blockIdx.z);
   if (rows.blocks == nullptr) {
     if (rank == 0)
-      for (int i = static_cast<int>(threadIdx.x); i < rows.count * params.head_dim;
+      for (int i = static_cast<int>(threadIdx.x); i < rows.count * problem.head_dim;
            i += Shape::kThreads)
         rows.o[i] = from_float<Bf16>(0.0f);
     return;
@@ -432,20 +480,16 @@ __global__ void __launch_bounds__(Shape::kThreads)
   if (rank >= blocks) return;
 
   int tile = rank == 0 ? rows.first_tile : (first_chunk + rank) * Shape::kChunkTiles;
-  TileLoader<Shape> loader(problem, rows, tile, blocks);
-  load_queries<Shape>(rows, shared_address(shared) + Shape::kQueries, params);
-  for (int stage = 0; stage + 1 < Shape::kStages; ++stage) {
-    const uint32_t keys = shared_address(shared) + 2 * stage * Shape::kTileBytes;
-    loader.load(keys, keys + Shape::kTileBytes);
-  }
+  __syncwarp();
+  ring.start(rows, tile, blocks);  // by the warp that has made the barriers
   DecodeWarp<Shape> warp(shared);
+  warp.load_queries(rows, problem.head_dim);
   JoinedShare<Shape> share;
-  int stage = 0;
-  bool is_first = true;
+  __syncthreads();  // the barriers can be waited for
 #pragma unroll 1
   for (int done = 0; done < chunks; done += blocks) {
     if (done + rank < chunks) {
-      tile = decode_chunk(warp, loader, rows, params, tile, stage, is_first);
+      tile = decode_chunk(warp, ring, rows, problem, tile);
       warp.finish();
     }
     blocks > 1 ? cluster_sync() : __syncthreads();
@@ -457,56 +501,87 @@ __global__ void __launch_bounds__(Shape::kThreads)
     else if (done + 1 < chunks)
       __syncthreads();
   }
-  share.store(rows, params, blocks);
+  share.store(rows, problem.head_dim, blocks);
+#endif
+}
+
+// Describes keys or values [blocks, block_tokens, Hkv, D] to the copy engine.
+CUtensorMap describe(const Tensor& t, int box_tokens) {
+  const auto size = [&](int i) { return static_cast<cuuint64_t>(t.dim(i)); };
+  const cuuint64_t head = size(3) * sizeof(Bf16), token = size(2) * head, block = size(1) * token;
+  return tma_describe({.t = t,
+                       .sizes = {size(3), size(2), size(1), size(0)},
+                       .strides = {head, token, block},
+                       .box = {kBoxColumns, 1, static_cast<cuuint32_t>(box_tokens), 1}});
 }
 
 template <class Shape>
-void run(const AttentionPaged& args, const DecodeProblem& problem) {
-  const Device device = args.q.device();
-  const int64_t tokens = args.q.dim(0), columns = problem.kv_heads * problem.parts;
-  auto* const kernel = attention_decode_kernel<Shape>;
-  // Blocks share a row's chunks as long as there are multiprocessors without one.
-  int multiprocessors = 0;
-  COHORT_CUDA_CHECK(
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device.index));
-  constexpr unsigned kMostBlocks = 8;  // of a cluster, on any GPU that has them
-  const int64_t chunks = (problem.table.capacity() + kAttentionChunk - 1) / kAttentionChunk;
-  unsigned cluster = 1;
-  if (::cohort::cuda::is_for_hopper(reinterpret_cast<const void*>(kernel), device))
-    while (cluster < kMostBlocks && cluster < chunks &&
-           tokens * columns * cluster < multiprocessors)
-      cluster *= 2;
-  launch("attention_decode", kernel,
-         {.grid = dim3(blocks_for(tokens, 1), static_cast<unsigned>(columns), cluster),
+void run(const AttentionPaged& args, const DecodeProblem& problem, unsigned cluster) {
+  launch("attention_decode", attention_decode_kernel<Shape>,
+         {.grid = dim3(blocks_for(args.q.dim(0), 1),
+                       static_cast<unsigned>(problem.kv_heads * problem.parts), cluster),
           .block = Shape::kThreads,
           .shared_bytes = Shape::kSharedBytes,
           .start = Start::kBesidePrevious,
           .cluster = dim3(1, 1, cluster)},
-         device, problem);
+         args.q.device(), problem, describe(args.cache.k, problem.box_tokens),
+         describe(args.cache.v, problem.box_tokens));
+}
+
+// Tokens of a block of the cache that one copy takes: a divisor of the tile, or 0 if there is none
+// that keeps the swizzle's period.
+int box_tokens(const AttentionPaged& args) {
+  const int64_t block = args.cache.k.dim(1);
+  const int64_t tile = attention_tile(args.cache.k.dim(3));
+  if (block % tile == 0) return static_cast<int>(tile);
+  return tile % block == 0 && block % 8 == 0 ? static_cast<int>(block) : 0;
 }
 
 }  // namespace
 
+bool can_decode(const AttentionPaged& args) {
+  const PagedKV& cache = args.cache;
+  return args.q.dtype() == DType::kBF16 && box_tokens(args) > 0 && cache.k.numel() > 0 &&
+         vectorized_heads<Bf16>(args.q, cache.k, cache.v, args.o) &&
+         ::cohort::cuda::is_for_hopper(
+             reinterpret_cast<const void*>(attention_decode_kernel<DecodeShape<64, 2>>),
+             args.q.device());
+}
+
 void attention_decode(const AttentionPaged& args) {
-  const int64_t heads = args.q.dim(1), dim = args.q.dim(2), kv_heads = args.cache.k.dim(2);
-  const DecodeProblem problem{
-      .q = pointer<Bf16>(args.q),
-      .k = pointer<Bf16>(args.cache.k),
-      .v = pointer<Bf16>(args.cache.v),
-      .o = pointer<Bf16>(args.o),
-      .sequences = pointer<int32_t>(args.sequences),
-      .positions = pointer<int32_t>(args.positions),
-      .table = page_table(args.cache),
-      .q_stride = args.q.strides()[0],
-      .heads = static_cast<int>(heads),
-      .kv_heads = static_cast<int>(kv_heads),
-      .parts = static_cast<int>((heads / kv_heads + 15) / 16),
-      .params = {.c = exponent_scale(args.desc, dim),
-                 .window = key_window(args.desc),
-                 .head_dim = static_cast<int>(dim),
-                 .vectorized = vectorized_heads<Bf16>(args.q, args.cache.k, args.cache.v, args.o),
-                 .dropout = {}}};
-  dispatch_head_dim(dim, [&]<int kDim>() { run<DecodeShape<kDim, 3>>(args, problem); });
+  const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2),
+                kv_heads = args.cache.k.dim(2);
+  const DecodeProblem problem{.q = pointer<Bf16>(args.q),
+                              .o = pointer<Bf16>(args.o),
+                              .sequences = pointer<int32_t>(args.sequences),
+                              .positions = pointer<int32_t>(args.positions),
+                              .table = page_table(args.cache),
+                              .q_stride = args.q.strides()[0],
+                              .heads = static_cast<int>(heads),
+                              .kv_heads = static_cast<int>(kv_heads),
+                              .head_dim = static_cast<int>(dim),
+                              .parts = static_cast<int>((heads / kv_heads + 15) / 16),
+                              .box_tokens = box_tokens(args),
+                              .c = exponent_scale(args.desc, dim),
+                              .window = key_window(args.desc)};
+  int multiprocessors = 0;
+  COHORT_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
+                                           args.q.device().index));
+  // Blocks share a row's chunks as long as there are multiprocessors without one.
+  constexpr unsigned kMostBlocks = 8;  // of a cluster, on any GPU that has them
+  const int64_t blocks = tokens * kv_heads * problem.parts;
+  const int64_t chunks = (problem.table.capacity() + kAttentionChunk - 1) / kAttentionChunk;
+  unsigned cluster = 1;
+  while (cluster < kMostBlocks && cluster < chunks && blocks * cluster < multiprocessors)
+    cluster *= 2;
+  // With few blocks, more stages for each; with many, more blocks for a multiprocessor.
+  if (dim <= 64 && blocks * cluster > multiprocessors) {
+    run<DecodeShape<64, 2>>(args, problem, cluster);
+  } else {
+    dispatch_head_dim(dim, [&]<int kDim>() {
+      run<DecodeShape<kDim, kDim == 64 ? 4 : 3>>(args, problem, cluster);
+    });
+  }
 }
 
 }  // namespace cohort::kernels::cuda

@@ -233,8 +233,7 @@ void rope_kv_write(const RopeKvWrite& args) {
 }
 
 void attention_paged(const AttentionPaged& args) {
-  if (args.work == PagedWork::kDecode && args.q.dtype() == DType::kBF16)
-    return attention_decode(args);
+  if (args.work == PagedWork::kDecode && can_decode(args)) return attention_decode(args);
   const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2),
                 kv_heads = args.cache.k.dim(2);
   dispatch_device(args.q.dtype(), "attention_paged", [&]<class T>() {

@@ -43,8 +43,12 @@ inline PageTable page_table(const PagedKV& cache) {
           .blocks = static_cast<int>(cache.k.dim(0))};
 }
 
-// attention_paged() in bf16 with a block per token and key head, for tokens of different sequences
+// attention_paged() with a block per token and key head, for tokens of different sequences
 // (decode.cu).
 void attention_decode(const AttentionPaged& args);
+// Whether it takes the call: bf16, heads whose rows are aligned to 16 bytes, blocks of the cache
+// that divide a tile of keys or are divided by it, in at least 8 tokens, a GPU from sm_90 on that
+// the program was compiled for.
+bool can_decode(const AttentionPaged& args);
 
 }  // namespace cohort::kernels::cuda
