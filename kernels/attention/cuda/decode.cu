@@ -14,6 +14,8 @@
 // block b takes chunks b, b + size, ... of those that the rows see. After each round every block
 // joins a share of O's elements, reading the chunks' in ascending order from the shared memory of
 // the others; one chunk of one block is the same with nothing to wait for.
+#include <bit>
+
 #include "kernels/attention/cuda/attention.cuh"
 #include "kernels/attention/cuda/cluster.cuh"
 #include "kernels/attention/cuda/paged.cuh"
@@ -32,10 +34,11 @@ struct DecodeProblem {
   PageTable table;
   int64_t q_stride;
   int heads, kv_heads, head_dim;
-  int parts;       // blocks that the heads of a group need
-  int box_tokens;  // a copy's, of one block of the cache
-  float c;         // exponents of 2 per unit of score
-  int window;      // how many keys a row sees at most
+  int parts;        // blocks that the heads of a group need
+  int block_shift;  // 1 << block_shift tokens make a block of the cache
+  int box_tokens;   // a copy's, of one block of the cache
+  float c;          // exponents of 2 per unit of score
+  int window;       // how many keys a row sees at most
 };
 
 template <int kDim_, int kStages_>
@@ -104,7 +107,12 @@ class TileRing {
  public:
   __device__ TileRing(uint32_t base, const CUtensorMap* k, const CUtensorMap* v,
                       const DecodeProblem& problem)
-      : base_(base), k_(k), v_(v), problem_(problem) {}
+      : base_(base), k_(k), v_(v), problem_(problem) {
+    const int lane = static_cast<int>(threadIdx.x % 32), boxes = Shape::kKeys / problem.box_tokens;
+    copies_ = lane < boxes * (Shape::kDim / kBoxColumns);
+    row_ = lane % boxes * problem.box_tokens;
+    column_ = lane / boxes;
+  }
 
   // Called by one thread, before the barrier of the block that all others wait for.
   __device__ void init() const {
@@ -125,18 +133,15 @@ class TileRing {
     if (tile >= rows.tiles) return;
     tile_ = next_tile(tile);
     find(rows);
-    const int lane = static_cast<int>(threadIdx.x), boxes = Shape::kKeys / problem_.box_tokens;
-    const uint32_t keys = keys_at(stage);
-    if (lane == 0) {
+    if (threadIdx.x == 0) {
       barrier_arrive_expect(barrier(2 * stage), Shape::kTileBytes);
       barrier_arrive_expect(barrier(2 * stage + 1), Shape::kTileBytes);
     }
     __syncwarp();
-    if (lane >= boxes * (Shape::kDim / kBoxColumns)) return;
-    const int row = lane % boxes * problem_.box_tokens, column = lane / boxes;
-    const TmaPlace from{{column * kBoxColumns, rows.kv_head,
-                         (tile * Shape::kKeys + row) % problem_.table.block_tokens, block}};
-    const uint32_t to = keys + (column * Shape::kKeys + row) * kRowBytes;
+    if (!copies_) return;
+    const int in_block = (tile * Shape::kKeys + row_) & (problem_.table.block_tokens - 1);
+    const TmaPlace from{{column_ * kBoxColumns, rows.kv_head, in_block, block}};
+    const uint32_t to = keys_at(stage) + (column_ * Shape::kKeys + row_) * kRowBytes;
     tma_load(to, k_, from, barrier(2 * stage));
     tma_load(to + Shape::kTileBytes, v_, from, barrier(2 * stage + 1));
   }
@@ -163,10 +168,8 @@ class TileRing {
   // The block of the cache that the lane copies of tile_. None (-1) lies outside of the cache, and
   // its rows become zeros.
   __device__ void find(const DecodeRows& rows) {
-    const int boxes = Shape::kKeys / problem_.box_tokens;
-    const int key =
-        tile_ * Shape::kKeys + static_cast<int>(threadIdx.x) % boxes * problem_.box_tokens;
-    block_ = key < rows.visible ? rows.blocks[key / problem_.table.block_tokens] : -1;
+    const int key = tile_ * Shape::kKeys + row_;
+    block_ = key < rows.visible ? rows.blocks[key >> problem_.block_shift] : -1;
   }
 
   uint32_t base_;
@@ -175,7 +178,9 @@ class TileRing {
   int stage_ = 0;
   uint32_t parity_ = 0;
   int tile_ = 0, step_ = 1;  // of the next load
-  int block_ = -1;
+  bool copies_;              // whether the lane copies a box: from this row and column of boxes on,
+  int row_, column_;
+  int block_ = -1;  // from this block of the cache
 };
 
 // What a warp computes of a chunk: rows `group` and `group` + 8 of O, its columns; l of four rows
@@ -187,6 +192,9 @@ struct DecodeWarp {
   char* shared;
   int warp, group, quad;
   int sum_row, part;  // of l
+  // Where the lane's rows of operands lie in a tile of keys, of values and in P: steps along a row
+  // change the swizzled bits, and others are added.
+  uint32_t k_row, k_swizzle, v_row, v_swizzle, p_row, p_swizzle;
 
   __device__ explicit DecodeWarp(char* memory)
       : shared(memory),
@@ -195,6 +203,14 @@ struct DecodeWarp {
         quad(static_cast<int>(threadIdx.x % 4)),
         sum_row(4 * warp + static_cast<int>(threadIdx.x % 16 / 4)),
         part(static_cast<int>(threadIdx.x % 4)) {
+    const uint32_t lane = threadIdx.x % 32, own = warp;
+    const uint32_t chunk = own * (Shape::kOwnColumns / 8) + lane / 16;  // of 8 columns of values
+    k_row = (own * Shape::kOwnKeys + lane / 16 * 8 + lane % 8) * kRowBytes;
+    k_swizzle = (lane / 8 % 2 ^ lane % 8) * 16;
+    v_row = (chunk / 8 * Shape::kKeys + lane % 16) * kRowBytes;
+    v_swizzle = (chunk % 8 ^ lane % 8) * 16;
+    p_row = Shape::kScoreBytes + lane % 16 * (2 * Shape::kKeys);
+    p_swizzle = (lane / 16 ^ lane % 8) * 16;
     start();
   }
   __device__ float* floats(int offset) const { return reinterpret_cast<float*>(shared + offset); }
@@ -223,15 +239,15 @@ struct DecodeWarp {
   // operands are asked for before the first product, which would wait for each in turn.
   __device__ void scores(float (&s)[2 * Shape::kOwnGroups][4], uint32_t keys, int key0,
                          const DecodeRows& rows, int window) {
-    const int lane = static_cast<int>(threadIdx.x % 32);
     const int first = warp * Shape::kOwnKeys, seen = rows.visible - key0;
     uint32_t k[Shape::kOwnGroups][Shape::kDim / 16][4];
 #pragma unroll
-    for (int d = 0; d < Shape::kDim / 16; ++d)
+    for (int d = 0; d < Shape::kDim / 16; ++d) {
+      const uint32_t at =
+          keys + k_row + d / 4 * (Shape::kKeys * kRowBytes) + (k_swizzle ^ d % 4 * 32);
 #pragma unroll
-      for (int g = 0; g < Shape::kOwnGroups; ++g)
-        load_matrices(k[g][d], keys + box_offset<Shape>(first + 16 * g + lane / 16 * 8 + lane % 8,
-                                                        2 * d + lane / 8 % 2));
+      for (int g = 0; g < Shape::kOwnGroups; ++g) load_matrices(k[g][d], at + 16 * g * kRowBytes);
+    }
 #pragma unroll
     for (auto& n : s)
 #pragma unroll
@@ -243,15 +259,20 @@ struct DecodeWarp {
         mma_bf16(s[2 * g], q[d], k[g][d][0], k[g][d][1]);
         mma_bf16(s[2 * g + 1], q[d], k[g][d][2], k[g][d][3]);
       }
+    if (seen < Shape::kKeys || seen > window) {  // the tile has keys that the rows do not see
+#pragma unroll
+      for (int n = 0; n < 2 * Shape::kOwnGroups; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int key = first + 8 * n + 2 * quad + e % 2;
+          if (key >= seen || key < seen - window) s[n][e] = -INFINITY;
+        }
+    }
     float largest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int n = 0; n < 2 * Shape::kOwnGroups; ++n)
+    for (const auto& n : s)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int key = first + 8 * n + 2 * quad + e % 2;
-        if (key >= seen || key < seen - window) s[n][e] = -INFINITY;
-        largest[e / 2] = fmaxf(largest[e / 2], s[n][e]);
-      }
+      for (int e = 0; e < 4; ++e) largest[e / 2] = fmaxf(largest[e / 2], n[e]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       largest[r] = fmaxf(largest[r], __shfl_xor_sync(0xffffffffu, largest[r], 1));
@@ -281,43 +302,44 @@ struct DecodeWarp {
         n[2 * r + 1] *= alpha;
       }
     }
-    auto* const exact = reinterpret_cast<float*>(keys);
-    const uint32_t rounded = shared_address(keys) + Shape::kScoreBytes;
+    auto* const exact = reinterpret_cast<float*>(keys) + group * Shape::kScoreStride +
+                        warp * Shape::kOwnKeys + 2 * quad;
+    const uint32_t rounded =
+        shared_address(keys) + Shape::kScoreBytes + group * (2 * Shape::kKeys) + 4 * quad;
 #pragma unroll
-    for (int n = 0; n < 2 * Shape::kOwnGroups; ++n)
+    for (int n = 0; n < 2 * Shape::kOwnGroups; ++n) {
+      const uint32_t swizzled = ((warp * Shape::kOwnKeys / 8 + n) ^ group) * 16;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int row = group + 8 * r, key = warp * Shape::kOwnKeys + 8 * n + 2 * quad;
         const Pack<float, 2> p{fast_exp2(__fmaf_rn(s[n][2 * r], c, -origin[r])),
                                fast_exp2(__fmaf_rn(s[n][2 * r + 1], c, -origin[r]))};
-        store_pack(exact + row * Shape::kScoreStride + key, p);
-        asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(
-                         rounded + chunk_offset<Shape::kKeys>(row, key / 8) + 4 * quad),
-                     "r"(pack_bf16(p.v[0], p.v[1]))
-                     : "memory");
+        store_pack(exact + 8 * r * Shape::kScoreStride + 8 * n, p);
+        asm volatile(
+            "st.shared.b32 [%0], %1;\n" ::"r"(rounded + swizzled + 8 * r * (2 * Shape::kKeys)),
+            "r"(pack_bf16(p.v[0], p.v[1]))
+            : "memory");
       }
+    }
     fence_before_tma();
   }
 
   // l and O go up by the tile's P. Keys that the rows do not see add zeros.
   __device__ void sums(const char* keys, uint32_t values) {
     constexpr int kBlocks = Shape::kOwnColumns / 16;
-    const int lane = static_cast<int>(threadIdx.x % 32);
     const auto* const exact =
         reinterpret_cast<const float*>(keys) + sum_row * Shape::kScoreStride + 2 * part;
-    const uint32_t rounded = shared_address(keys) + Shape::kScoreBytes;
+    const uint32_t rounded = shared_address(keys) + p_row;
     Pack<float, 2> p[Shape::kKeys / 8];
     uint32_t a[Shape::kGroups][4], v[Shape::kGroups][kBlocks][4];
 #pragma unroll
     for (int i = 0; i < Shape::kKeys / 8; ++i) p[i] = load_pack<2>(exact + 8 * i);
 #pragma unroll
     for (int g = 0; g < Shape::kGroups; ++g) {
-      load_matrices(a[g], rounded + chunk_offset<Shape::kKeys>(lane % 16, 2 * g + lane / 16));
+      load_matrices(a[g], rounded + (p_swizzle ^ g * 32));
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n)
-        load_matrices_transposed(
-            v[g][n],
-            values + box_offset<Shape>(16 * g + lane % 16, 2 * (warp * kBlocks + n) + lane / 16));
+        load_matrices_transposed(v[g][n],
+                                 values + v_row + 16 * g * kRowBytes + (v_swizzle ^ n * 32));
     }
     l *= floats(Shape::kAlphas)[sum_row];
 #pragma unroll
@@ -528,13 +550,12 @@ void run(const AttentionPaged& args, const DecodeProblem& problem, unsigned clus
          describe(args.cache.v, problem.box_tokens));
 }
 
-// Tokens of a block of the cache that one copy takes: a divisor of the tile, or 0 if there is none
-// that keeps the swizzle's period.
+// Tokens of a block of the cache that one copy takes, or 0 if blocks do not suit: they are powers
+// of two, not less than the swizzle's period.
 int box_tokens(const AttentionPaged& args) {
   const int64_t block = args.cache.k.dim(1);
-  const int64_t tile = attention_tile(args.cache.k.dim(3));
-  if (block % tile == 0) return static_cast<int>(tile);
-  return tile % block == 0 && block % 8 == 0 ? static_cast<int>(block) : 0;
+  if (block < 8 || !std::has_single_bit(static_cast<uint64_t>(block))) return 0;
+  return static_cast<int>(std::min(block, attention_tile(args.cache.k.dim(3))));
 }
 
 }  // namespace
@@ -551,19 +572,21 @@ bool can_decode(const AttentionPaged& args) {
 void attention_decode(const AttentionPaged& args) {
   const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2),
                 kv_heads = args.cache.k.dim(2);
-  const DecodeProblem problem{.q = pointer<Bf16>(args.q),
-                              .o = pointer<Bf16>(args.o),
-                              .sequences = pointer<int32_t>(args.sequences),
-                              .positions = pointer<int32_t>(args.positions),
-                              .table = page_table(args.cache),
-                              .q_stride = args.q.strides()[0],
-                              .heads = static_cast<int>(heads),
-                              .kv_heads = static_cast<int>(kv_heads),
-                              .head_dim = static_cast<int>(dim),
-                              .parts = static_cast<int>((heads / kv_heads + 15) / 16),
-                              .box_tokens = box_tokens(args),
-                              .c = exponent_scale(args.desc, dim),
-                              .window = key_window(args.desc)};
+  const DecodeProblem problem{
+      .q = pointer<Bf16>(args.q),
+      .o = pointer<Bf16>(args.o),
+      .sequences = pointer<int32_t>(args.sequences),
+      .positions = pointer<int32_t>(args.positions),
+      .table = page_table(args.cache),
+      .q_stride = args.q.strides()[0],
+      .heads = static_cast<int>(heads),
+      .kv_heads = static_cast<int>(kv_heads),
+      .head_dim = static_cast<int>(dim),
+      .parts = static_cast<int>((heads / kv_heads + 15) / 16),
+      .block_shift = std::countr_zero(static_cast<uint64_t>(args.cache.k.dim(1))),
+      .box_tokens = box_tokens(args),
+      .c = exponent_scale(args.desc, dim),
+      .window = key_window(args.desc)};
   int multiprocessors = 0;
   COHORT_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
                                            args.q.device().index));

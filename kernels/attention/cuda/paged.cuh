@@ -46,9 +46,8 @@ inline PageTable page_table(const PagedKV& cache) {
 // attention_paged() with a block per token and key head, for tokens of different sequences
 // (decode.cu).
 void attention_decode(const AttentionPaged& args);
-// Whether it takes the call: bf16, heads whose rows are aligned to 16 bytes, blocks of the cache
-// that divide a tile of keys or are divided by it, in at least 8 tokens, a GPU from sm_90 on that
-// the program was compiled for.
+// Whether it takes the call: bf16, heads whose rows are aligned to 16 bytes, blocks of the cache of
+// 8, 16, 32, ... tokens, a GPU from sm_90 on that the program was compiled for.
 bool can_decode(const AttentionPaged& args);
 
 }  // namespace cohort::kernels::cuda
