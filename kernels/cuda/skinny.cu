@@ -14,7 +14,6 @@
 
 #include <algorithm>
 
-#include "core/sizes.h"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/tma.cuh"
@@ -31,7 +30,7 @@ constexpr int kEarlyBytes = 96 << 10;
 struct Sizes {
   int m, n, k;  // n: outputs of a row of x
   int tiles;
-  int across;  // tiles that share rows of w; they are neighbours, so that w is read once
+  int shift;  // 1 << shift tiles share rows of w; they are neighbours, so that w is read once
 };
 
 // What becomes of the sums.
@@ -67,10 +66,10 @@ struct Tiling {
 
   // The first row of x, and of each part of w, in a tile.
   static __device__ int first_token(const Sizes& size, int tile) {
-    return tile % size.across * kTokens;
+    return (tile & ((1 << size.shift) - 1)) * kTokens;
   }
   static __device__ int first_row(const Sizes& size, int tile) {
-    return tile / size.across * kPartRows;
+    return (tile >> size.shift) * kPartRows;
   }
   static_assert(kPartRows % 8 == 0 && kWarpPartRows % 8 == 0 && kTokens % 16 == 0 &&
                 kStages <= kThreads && kBlocksPerSm > 0);
@@ -323,8 +322,8 @@ void run(const SkinnyProduct& args, GatedOp op = {}) {
   Sizes size{.m = static_cast<int>(args.x.rows()),
              .n = static_cast<int>(args.y.cols()),
              .k = static_cast<int>(args.x.cols())};
-  size.across = (size.m + T::kTokens - 1) / T::kTokens;
-  size.tiles = (size.n + T::kPartRows - 1) / T::kPartRows * size.across;
+  size.shift = size.m > T::kTokens ? 1 : 0;
+  size.tiles = ((size.n + T::kPartRows - 1) / T::kPartRows) << size.shift;
   const Device device = args.x.device();
   int multiprocessors = 0;
   COHORT_CUDA_CHECK(
@@ -345,19 +344,10 @@ void run(const SkinnyProduct& args, GatedOp op = {}) {
 // x is copied to few blocks.
 constexpr int64_t kFew = 132 * 16, kMany = 132 * 40;
 
-// Over this many rows of x, tiles have this many of them.
-constexpr int64_t kWideTokens = 64;
-// Columns of x and of w that all tiles of `rows` rows of w read: what the L2 has to give.
-int64_t columns_read(const SkinnySize& size, int64_t rows) {
-  return ceil_div(size.m, kWideTokens) * ceil_div(size.n, rows) * size.k * (kWideTokens + rows);
-}
-
 // Whether this is faster than cuBLASLt. It is not where two tiles of tokens would share a
-// multiprocessor for a long sum, not between the two numbers, and not where tiles would read x and
-// w so often that the L2 is the limit: at about 6 TB/s, 27 million columns take 9 us.
+// multiprocessor for a long sum, and not between the two numbers.
 bool is_faster(const SkinnySize& size) {
   const auto& [m, n, k] = size;
-  if (m > kWideTokens) return n <= kFew && columns_read(size, 32) <= 27'000'000;
   if (n > kFew && n < kMany) return m <= 16;
   return m <= 32 || n <= kFew / 2 || n >= kMany || k <= 4096;
 }
@@ -368,7 +358,6 @@ template <class Out>
 void dispatch(const SkinnyProduct& args) {
   const int64_t m = args.x.rows(), n = args.w.rows();
   if (n <= kFew) {
-    if (m > kWideTokens) return run<Tiling<Out, 64, 32, 32, 16, 8>>(args);
     if (m <= 16) return run<Tiling<Out, 16, 16, 16, 8, 14>>(args);
     if (m <= 32 || n <= kFew / 2) return run<Tiling<Out, 32, 16, 16, 16, 10>>(args);
     return run<Tiling<Out, 32, 16, 16, 16, 8>>(args);
@@ -381,19 +370,12 @@ void dispatch(const SkinnyProduct& args) {
 
 }  // namespace
 
-namespace {
-// Whether the kernels can take the product, faster or not.
-bool is_possible(const SkinnySize& size, Device device) {
+bool is_skinny(const SkinnySize& size, Device device) {
   const auto& [m, n, k] = size;
   return m > 0 && m <= kSkinnyRows && k > 0 && k % kStageColumns == 0 && n % 8 == 0 &&
-         std::max(n, k) < (int64_t{1} << 30) &&
+         std::max(n, k) < (int64_t{1} << 30) && is_faster(size) &&
          ::cohort::cuda::is_for_hopper(
              reinterpret_cast<const void*>(skinny_kernel<Tiling<Bf16, 16, 16, 16, 8, 14>>), device);
-}
-}  // namespace
-
-bool is_skinny(const SkinnySize& size, Device device) {
-  return is_possible(size, device) && is_faster(size);
 }
 
 void skinny_product(const SkinnyProduct& args) {
@@ -406,9 +388,7 @@ void skinny_product(const SkinnyProduct& args) {
 }
 
 bool is_gated_skinny(const SkinnySize& size, Device device) {
-  // Over kWideTokens rows the gain is the op's kernel.
-  return size.n >= kMany && is_possible(size, device) &&
-         (size.m <= kWideTokens || columns_read(size, 80) <= 48'000'000);
+  return size.n >= kMany && is_skinny(size, device);
 }
 
 void gated_skinny_product(const SkinnyProduct& args, GatedOp op) {

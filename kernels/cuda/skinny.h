@@ -17,7 +17,7 @@ struct SkinnyProduct {
 void skinny_product(const SkinnyProduct& args);
 
 // For more rows cuBLASLt is as fast.
-inline constexpr int64_t kSkinnyRows = 256;
+inline constexpr int64_t kSkinnyRows = 64;
 // Whether skinny_product() takes these sizes on this device: K a multiple of 128, N of 8, a GPU
 // from sm_90 on that the program was compiled for, and sizes for which it was measured to be faster
 // than cuBLASLt (bench/results/h200.md). All tensors start at multiples of 16 bytes.
