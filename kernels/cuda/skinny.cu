@@ -24,8 +24,6 @@ namespace {
 using Bf16 = __nv_bfloat16;
 constexpr int kBox = 64, kStageColumns = 2 * kBox, kRowBytes = kBox * int{sizeof(Bf16)};
 constexpr int kSharedPerSm = 227 << 10, kSharedReserved = 1 << 10;  // of sm_90, for a block
-// How much of w a block asks the L2 for before the previous kernel has ended.
-constexpr int kEarlyBytes = 96 << 10;
 
 struct Sizes {
   int m, n, k;  // n: outputs of a row of x
@@ -107,16 +105,6 @@ __device__ void copy_pieces(const CUtensorMap* map, bool is_w, Ring<T> ring, con
       first_round = first_round && ring.stage > 0;
     }
   }
-}
-
-// One thread asks for what the block's first stages hold of w, before wait_for_previous(). It does
-// not matter who wrote it, and when: it is read into the L2 and no further, and the L2 sees every
-// write, so that the copies after the wait find what was written last.
-template <class T>
-__device__ void ask_early(const CUtensorMap* w, const Sizes& size) {
-  const int row = T::first_row(size, blockIdx.x);
-  const int boxes = min(size.k / kBox, kEarlyBytes / T::kBytesW * 2);
-  for (int box = 0; box < boxes; box += 2) tma_prefetch_box(w, {0, row, 0, box});
 }
 
 // What the elementwise kernel of the op makes of these.
@@ -295,7 +283,6 @@ __global__ void __launch_bounds__(T::kThreads)
   if ((is_w || is_x) && thread % 32 == 0) tma_prefetch(is_w ? &w : &x);
   __syncthreads();
   let_next_start();
-  if (is_w && thread % 32 == 0) ask_early<T>(&w, size);
   wait_for_previous();
   if (!is_w && !is_x)
     multiply_tiles<T>(to, ring, size);

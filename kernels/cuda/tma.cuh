@@ -61,13 +61,6 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, co
       "l"(map), "r"(from.at[0]), "r"(from.at[1]), "r"(from.at[2]), "r"(from.at[3]), "r"(barrier)
       : "memory");
 }
-// Asks for the box to be brought to the L2: a hint, which changes no memory.
-__device__ __forceinline__ void tma_prefetch_box(const CUtensorMap* map, const TmaPlace& from) {
-  asm volatile(
-      "cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];\n" ::"l"(map),
-      "r"(from.at[0]), "r"(from.at[1]), "r"(from.at[2]), "r"(from.at[3])
-      : "memory");
-}
 // Orders what this thread has written to shared memory before copies to it that are started after
 // the next barrier of the block.
 __device__ __forceinline__ void fence_before_tma() {

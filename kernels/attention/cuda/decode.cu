@@ -5,10 +5,10 @@
 // tiles of keys of its chunks. All warps share the rows: each computes S and P for a share of the
 // tile's keys and O for a share of the head dim. Between them go round, in shared memory, the row
 // max, P in f32 (for l, whose order is that of one thread that sees all keys) and P in bf16 (for
-// P V). The copy engine brings the tiles, several at a time, a box for each block of the cache and
-// 64 columns, with rows of 128 bytes swizzled for ldmatrix; the table's entries for the next tile
-// are fetched a tile earlier. Operands are asked for before the first product of a chain, which
-// would wait for each in turn.
+// P V). Two warps more have the copy engine bring keys and values, several tiles at a time: a lane
+// asks for a box of one block of the cache and 64 columns, whose rows of 128 bytes are swizzled for
+// ldmatrix. Operands are asked for before the first product of a chain, which would wait for each in
+// turn.
 //
 // Where there are fewer blocks than the device can run, those of a cluster share the rows' chunks:
 // block b takes chunks b, b + size, ... of those that the rows see. After each round every block
@@ -44,7 +44,9 @@ struct DecodeProblem {
 template <int kDim_, int kStages_>
 struct DecodeShape {
   static constexpr int kDim = kDim_, kStages = kStages_;
-  static constexpr int kWarps = 4, kThreads = 32 * kWarps, kRows = 16;
+  // Warps that compute; two more copy keys and values.
+  static constexpr int kWarps = 4, kComputing = 32 * kWarps, kThreads = kComputing + 64;
+  static constexpr int kRows = 16;
   static constexpr int kKeys = kTileKeys<kDim>, kGroups = kKeys / 16;
   static constexpr int kChunkTiles = kAttentionChunk / kKeys;
   // A warp's share of the tile's groups of 16 keys, and of the head dim in columns.
@@ -56,7 +58,7 @@ struct DecodeShape {
   static constexpr int kScoreStride = kKeys + 8, kScoreBytes = 4 * kRows * kScoreStride;
   static_assert(kScoreBytes + 2 * kRows * kKeys <= kTileBytes);
   // Packs of 4 elements of O that a thread joins and writes, if its block is alone.
-  static constexpr int kPacks = kRows * kDim / 4 / kThreads;
+  static constexpr int kPacks = kRows * kDim / 4 / kComputing;
   // After the stages: O of a chunk, its states, the row max of each warp's keys, alpha, barriers.
   static constexpr int kOutputs = 2 * kStages * kTileBytes;
   static constexpr int kStates = kOutputs + 4 * kRows * kDim;
@@ -64,7 +66,7 @@ struct DecodeShape {
   static constexpr int kAlphas = kMaxima + 4 * kWarps * kRows;
   static constexpr int kBarriers = kAlphas + 4 * kRows;
   // Boxes are aligned to 1 KiB, the period of the swizzle.
-  static constexpr size_t kSharedBytes = 1024 + kBarriers + 2 * kStages * sizeof(uint64_t);
+  static constexpr size_t kSharedBytes = 1024 + kBarriers + 3 * kStages * sizeof(uint64_t);
 };
 
 // Byte offset of 8 columns of a row in a tile.
@@ -101,86 +103,82 @@ struct DecodeRows {
   }
 };
 
-// The ring of stages, and the tiles that go through it. One warp loads.
+// Where a warp is in the ring of stages.
 template <class Shape>
-class TileRing {
+struct TileRing {
+  uint32_t base;
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ uint32_t keys() const { return base + 2 * stage * Shape::kTileBytes; }
+  __device__ uint32_t values() const { return keys() + Shape::kTileBytes; }
+  __device__ uint32_t keys_full() const { return base + Shape::kBarriers + 24 * stage; }
+  __device__ uint32_t values_full() const { return keys_full() + 8; }
+  __device__ uint32_t empty() const { return keys_full() + 16; }
+  __device__ void advance() {
+    if (++stage < Shape::kStages) return;
+    stage = 0;
+    parity ^= 1;
+  }
+};
+
+// The tiles of a block: those of its chunks, `blocks` chunks apart.
+template <class Shape>
+__device__ __forceinline__ int next_tile(int tile, int blocks) {
+  const bool ends_chunk = (tile + 1) % Shape::kChunkTiles == 0;
+  return tile + 1 + (ends_chunk ? (blocks - 1) * Shape::kChunkTiles : 0);
+}
+
+// A warp that loads the keys, or the values, of the block's tiles.
+template <class Shape>
+class TileCopier {
  public:
-  __device__ TileRing(uint32_t base, const CUtensorMap* k, const CUtensorMap* v,
-                      const DecodeProblem& problem)
-      : base_(base), k_(k), v_(v), problem_(problem) {
+  // The lane copies a box of each tile: from this row and column of boxes on.
+  __device__ TileCopier(const CUtensorMap* map, const TileRing<Shape>& ring,
+                        const DecodeProblem& problem, const DecodeRows& rows, int tile, int blocks)
+      : map_(map), ring_(ring), problem_(problem), rows_(rows), blocks_(blocks) {
     const int lane = static_cast<int>(threadIdx.x % 32), boxes = Shape::kKeys / problem.box_tokens;
     copies_ = lane < boxes * (Shape::kDim / kBoxColumns);
     row_ = lane % boxes * problem.box_tokens;
     column_ = lane / boxes;
+    find(tile);
   }
-
-  // Called by one thread, before the barrier of the block that all others wait for.
-  __device__ void init() const {
-    for (int s = 0; s < 2 * Shape::kStages; ++s) barrier_init(barrier(s), 1);
-  }
-  // The first tile to load is `tile`; `step`: blocks that share the chunks.
-  __device__ void start(const DecodeRows& rows, int tile, int step) {
-    step_ = step;
-    if (threadIdx.x >= 32) return;
-    tile_ = tile;
-    find(rows);
-    for (int s = 0; s + 1 < Shape::kStages; ++s) load(rows, s);
-  }
-  // Begins to load the next tile, if there is one.
-  __device__ void load(const DecodeRows& rows, int stage) {
-    if (threadIdx.x >= 32) return;
-    const int tile = tile_, block = block_;
-    if (tile >= rows.tiles) return;
-    tile_ = next_tile(tile);
-    find(rows);
-    if (threadIdx.x == 0) {
-      barrier_arrive_expect(barrier(2 * stage), Shape::kTileBytes);
-      barrier_arrive_expect(barrier(2 * stage + 1), Shape::kTileBytes);
+  // The tiles of one chunk, from `tile` on. Returns the block's next tile.
+  __device__ int copy_chunk(int tile, bool is_keys) {
+    const int chunk = tile / Shape::kChunkTiles;
+    while (tile < rows_.tiles && tile / Shape::kChunkTiles == chunk) {
+      const int in_block = (tile * Shape::kKeys + row_) & (problem_.table.block_tokens - 1);
+      const TmaPlace from{{column_ * kBoxColumns, rows_.kv_head, in_block, block_}};
+      tile = next_tile<Shape>(tile, blocks_);
+      find(tile);  // early, before it is needed
+      // A stage that was never full is empty; the first one to be emptied ends a phase of parity 0.
+      if (!first_round_) barrier_wait(ring_.empty(), ring_.parity ^ 1);
+      const uint32_t full = is_keys ? ring_.keys_full() : ring_.values_full();
+      if (threadIdx.x % 32 == 0) barrier_arrive_expect(full, Shape::kTileBytes);
+      __syncwarp();
+      const uint32_t to = is_keys ? ring_.keys() : ring_.values();
+      if (copies_) tma_load(to + (column_ * Shape::kKeys + row_) * kRowBytes, map_, from, full);
+      ring_.advance();
+      first_round_ = first_round_ && ring_.stage > 0;
     }
-    __syncwarp();
-    if (!copies_) return;
-    const int in_block = (tile * Shape::kKeys + row_) & (problem_.table.block_tokens - 1);
-    const TmaPlace from{{column_ * kBoxColumns, rows.kv_head, in_block, block}};
-    const uint32_t to = keys_at(stage) + (column_ * Shape::kKeys + row_) * kRowBytes;
-    tma_load(to, k_, from, barrier(2 * stage));
-    tma_load(to + Shape::kTileBytes, v_, from, barrier(2 * stage + 1));
-  }
-  __device__ uint32_t keys() const { return keys_at(stage_); }
-  __device__ uint32_t values() const { return keys_at(stage_) + Shape::kTileBytes; }
-  __device__ void wait_for_keys() const { barrier_wait(barrier(2 * stage_), parity_); }
-  __device__ void wait_for_values() const { barrier_wait(barrier(2 * stage_ + 1), parity_); }
-  // The stage of the tile before, once all are done with it.
-  __device__ int free_stage() const { return (stage_ == 0 ? Shape::kStages : stage_) - 1; }
-  __device__ void advance() {
-    if (++stage_ < Shape::kStages) return;
-    stage_ = 0;
-    parity_ ^= 1;
-  }
-  // The block's tile after this one: the next in its chunk, or the first of the block's next chunk.
-  __device__ int next_tile(int tile) const {
-    return (tile + 1) % Shape::kChunkTiles == 0 ? tile + 1 + (step_ - 1) * Shape::kChunkTiles
-                                                : tile + 1;
+    return tile;
   }
 
  private:
-  __device__ uint32_t keys_at(int stage) const { return base_ + 2 * stage * Shape::kTileBytes; }
-  __device__ uint32_t barrier(int i) const { return base_ + Shape::kBarriers + 8 * i; }
-  // The block of the cache that the lane copies of tile_. None (-1) lies outside of the cache, and
-  // its rows become zeros.
-  __device__ void find(const DecodeRows& rows) {
-    const int key = tile_ * Shape::kKeys + row_;
-    block_ = key < rows.visible ? rows.blocks[key >> problem_.block_shift] : -1;
+  // The block of the cache that the lane copies of. None (-1) lies outside of the cache, and its
+  // rows become zeros.
+  __device__ void find(int tile) {
+    const int key = tile * Shape::kKeys + row_;
+    block_ = key < rows_.visible ? rows_.blocks[key >> problem_.block_shift] : -1;
   }
 
-  uint32_t base_;
-  const CUtensorMap *k_, *v_;
+  const CUtensorMap* map_;
+  TileRing<Shape> ring_;
   const DecodeProblem& problem_;
-  int stage_ = 0;
-  uint32_t parity_ = 0;
-  int tile_ = 0, step_ = 1;  // of the next load
-  bool copies_;              // whether the lane copies a box: from this row and column of boxes on,
-  int row_, column_;
-  int block_ = -1;  // from this block of the cache
+  const DecodeRows& rows_;
+  int blocks_;
+  bool copies_, first_round_ = true;
+  int row_, column_, block_;
 };
 
 // What a warp computes of a chunk: rows `group` and `group` + 8 of O, its columns; l of four rows
@@ -429,17 +427,23 @@ struct JoinedShare {
 
  private:
   static __device__ int pack_of(int i, int blocks) {
-    return (i * blocks + static_cast<int>(blockIdx.z)) * Shape::kThreads +
+    return (i * blocks + static_cast<int>(blockIdx.z)) * Shape::kComputing +
            static_cast<int>(threadIdx.x);
   }
 };
+
+// A barrier of the warps that compute.
+template <class Shape>
+__device__ __forceinline__ void sync_computing() {
+  asm volatile("bar.sync 1, %0;\n" ::"n"(Shape::kComputing) : "memory");
+}
 
 // Rows of values that no query sees, in blocks that are partly written, become zeros.
 template <class Shape>
 __device__ __forceinline__ void clear_values(char* values, int first) {
   constexpr int kChunks = Shape::kDim / 8;
   for (int i = static_cast<int>(threadIdx.x); i < (Shape::kKeys - first) * kChunks;
-       i += Shape::kThreads)
+       i += Shape::kComputing)
     *reinterpret_cast<uint4*>(values + box_offset<Shape>(first + i / kChunks, i % kChunks)) =
         uint4{};
 }
@@ -448,27 +452,51 @@ __device__ __forceinline__ void clear_values(char* values, int first) {
 template <class Shape>
 __device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp, TileRing<Shape>& ring,
                                             const DecodeRows& rows, const DecodeProblem& problem,
-                                            int tile) {
+                                            int tile, int blocks) {
   const int chunk = tile / Shape::kChunkTiles;
 #pragma unroll 1
-  for (; tile < rows.tiles && tile / Shape::kChunkTiles == chunk; tile = ring.next_tile(tile)) {
+  for (; tile < rows.tiles && tile / Shape::kChunkTiles == chunk;
+       tile = next_tile<Shape>(tile, blocks)) {
     const int key0 = tile * Shape::kKeys;
-    char* const keys = warp.shared + (ring.keys() - shared_address(warp.shared));
-    ring.wait_for_keys();
-    __syncthreads();
-    ring.load(rows, ring.free_stage());
+    char* const keys = warp.shared + (ring.keys() - ring.base);
+    barrier_wait(ring.keys_full(), ring.parity);
     float s[2 * Shape::kOwnGroups][4];
     warp.scores(s, ring.keys(), key0, rows, problem.window);
-    __syncthreads();
+    sync_computing<Shape>();
     warp.probabilities(s, keys, problem.c);
-    ring.wait_for_values();
+    barrier_wait(ring.values_full(), ring.parity);
     if (rows.visible < key0 + Shape::kKeys)
       clear_values<Shape>(keys + Shape::kTileBytes, rows.visible - key0);
-    __syncthreads();
+    sync_computing<Shape>();
     warp.sums(keys, ring.values());
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(ring.empty());
     ring.advance();
   }
   return tile;
+}
+
+// Computes a block's rows: see the top of the file.
+template <class Shape>
+__device__ __forceinline__ void decode(TileRing<Shape> ring, char* shared, const DecodeRows& rows,
+                                       const DecodeProblem& problem, int tile, int chunks,
+                                       int blocks) {
+  DecodeWarp<Shape> warp(shared);
+  warp.load_queries(rows, problem.head_dim);
+  JoinedShare<Shape> share;
+#pragma unroll 1
+  for (int done = 0; done < chunks; done += blocks) {
+    if (done + static_cast<int>(blockIdx.z) < chunks) {
+      tile = decode_chunk(warp, ring, rows, problem, tile, blocks);
+      warp.finish();
+    }
+    blocks > 1 ? cluster_sync() : sync_computing<Shape>();
+    for (int from = 0; from < min(blocks, chunks - done); ++from)
+      share.take(shared, from, blocks, done + from == 0);
+    // The places are used again, and a block's memory is read until all are here.
+    blocks > 1 ? cluster_sync() : sync_computing<Shape>();
+  }
+  share.store(rows, problem.head_dim, blocks);
 }
 
 template <class Shape>
@@ -479,19 +507,25 @@ __global__ void __launch_bounds__(Shape::kThreads)
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ char memory[];
   char* const shared = memory + (1024 - shared_address(memory) % 1024) % 1024;
-  TileRing<Shape> ring(shared_address(shared), &k, &v, problem);
-  if (threadIdx.x == 0) {
-    ring.init();
-    tma_prefetch(&k);
-    tma_prefetch(&v);
+  const int thread = static_cast<int>(threadIdx.x);
+  TileRing<Shape> ring{.base = shared_address(shared)};
+  if (thread < Shape::kStages) {
+    ring.stage = thread;
+    barrier_init(ring.keys_full(), 1);
+    barrier_init(ring.values_full(), 1);
+    barrier_init(ring.empty(), Shape::kWarps);
+    ring.stage = 0;
   }
+  const bool copies = thread >= Shape::kComputing, is_keys = thread < Shape::kComputing + 32;
+  const CUtensorMap* const map = is_keys ? &k : &v;
+  if (copies && thread % 32 == 0) tma_prefetch(map);
+  __syncthreads();
   start_beside_previous();
   const DecodeRows rows(problem, Shape::kKeys);
   const auto rank = static_cast<int>(blockIdx.z);
   if (rows.blocks == nullptr) {
     if (rank == 0)
-      for (int i = static_cast<int>(threadIdx.x); i < rows.count * problem.head_dim;
-           i += Shape::kThreads)
+      for (int i = thread; i < rows.count * problem.head_dim; i += Shape::kThreads)
         rows.o[i] = from_float<Bf16>(0.0f);
     return;
   }
@@ -500,30 +534,15 @@ __global__ void __launch_bounds__(Shape::kThreads)
   // One chunk needs no company.
   const int blocks = chunks > 1 ? static_cast<int>(gridDim.z) : 1;
   if (rank >= blocks) return;
-
   int tile = rank == 0 ? rows.first_tile : (first_chunk + rank) * Shape::kChunkTiles;
-  __syncwarp();
-  ring.start(rows, tile, blocks);  // by the warp that has made the barriers
-  DecodeWarp<Shape> warp(shared);
-  warp.load_queries(rows, problem.head_dim);
-  JoinedShare<Shape> share;
-  __syncthreads();  // the barriers can be waited for
-#pragma unroll 1
+  if (!copies) return decode(ring, shared, rows, problem, tile, chunks, blocks);
+  TileCopier<Shape> copier(map, ring, problem, rows, tile, blocks);
   for (int done = 0; done < chunks; done += blocks) {
-    if (done + rank < chunks) {
-      tile = decode_chunk(warp, ring, rows, problem, tile);
-      warp.finish();
-    }
-    blocks > 1 ? cluster_sync() : __syncthreads();
-    for (int from = 0; from < min(blocks, chunks - done); ++from)
-      share.take(shared, from, blocks, done + from == 0);
-    // The places are used again, and a block's memory is read until all are here.
-    if (blocks > 1)
-      cluster_sync();
-    else if (done + 1 < chunks)
-      __syncthreads();
+    if (done + rank < chunks) tile = copier.copy_chunk(tile, is_keys);
+    if (blocks == 1) continue;
+    cluster_sync();
+    cluster_sync();
   }
-  share.store(rows, problem.head_dim, blocks);
 #endif
 }
 
