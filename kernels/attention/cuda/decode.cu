@@ -7,8 +7,8 @@
 // max, P in f32 (for l, whose order is that of one thread that sees all keys) and P in bf16 (for
 // P V). Two warps more have the copy engine bring keys and values, several tiles at a time: a lane
 // asks for a box of one block of the cache and 64 columns, whose rows of 128 bytes are swizzled for
-// ldmatrix. Operands are asked for before the first product of a chain, which would wait for each in
-// turn.
+// ldmatrix. Operands are asked for before the first product of a chain, which would wait for each
+// in turn.
 //
 // Where there are fewer blocks than the device can run, those of a cluster share the rows' chunks:
 // block b takes chunks b, b + size, ... of those that the rows see. After each round every block
