@@ -67,6 +67,7 @@ struct DecodeShape {
   static constexpr int kBarriers = kAlphas + 4 * kRows;
   // Boxes are aligned to 1 KiB, the period of the swizzle.
   static constexpr size_t kSharedBytes = 1024 + kBarriers + 3 * kStages * sizeof(uint64_t);
+  static constexpr int kBlocksPerSm = (228 << 10) / (kSharedBytes + 1024);  // of sm_90
 };
 
 // Byte offset of 8 columns of a row in a tile.
@@ -500,7 +501,7 @@ __device__ __forceinline__ void decode(TileRing<Shape> ring, char* shared, const
 }
 
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads)
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     attention_decode_kernel(const __grid_constant__ DecodeProblem problem,
                             const __grid_constant__ CUtensorMap k,
                             const __grid_constant__ CUtensorMap v) {
