@@ -183,21 +183,24 @@ void add_decode(Rows& rows) {
     const Tensor table = counting<int32_t>(blocks, 1, blocks).reshape({sequences, -1});
     std::vector<PagedKV> caches;
     for (int i = 0; i < kCaches; ++i) caches.push_back({random(pages), random(pages), table});
-    Tensor q = random({sequences, heads, dim}), o = random({sequences, heads, dim});
+    Tensor qkv = random({sequences, heads + 2 * kv_heads, dim});
+    Tensor o = random({sequences, heads, dim});
+    const Tensor angles =
+        rope_table(cached, rope_frequencies(dim, 10000), 1, DType::kF32).to(g_setup.device);
     const Tensor numbers = counting<int32_t>(sequences, 1, sequences);
     const Tensor positions =
         Tensor::full({sequences}, static_cast<double>(cached - 1), DType::kI32, g_setup.device);
     const auto replay = std::make_shared<Replay>(g_setup.device, [=]() mutable {
-      for (const PagedKV& cache : caches)
-        attention_paged({.o = o,
-                         .q = q,
-                         .cache = cache,
-                         .sequences = numbers,
-                         .positions = positions,
-                         .work = PagedWork::kDecode});
+      for (PagedKV& cache : caches)
+        attention_decode({.o = o,
+                          .cache = cache,
+                          .qkv = qkv,
+                          .sequences = numbers,
+                          .positions = positions,
+                          .table = angles});
     });
     rows.push_back(
-        {"attention_paged",
+        {"attention_decode",
          str(sequences, " on ", cached, " keys, ", heads, "/", kv_heads, " heads of ", dim),
          moves(pages, 2), [replay] { replay->run(); }, kCaches});
   }

@@ -1,14 +1,15 @@
-// attention_paged() in bf16 for single tokens on sm_90: decoding. A step is bound by reading keys
-// and values where there are many sequences, and by how long one takes where there are few.
+// attention_decode() in bf16 on sm_90. A step is bound by reading keys and values where there are
+// many sequences, and by how long one takes where there are few.
 //
-// A block has one token and the query heads that share a key head, up to 16 rows, and goes over the
-// tiles of keys of its chunks. All warps share the rows: each computes S and P for a share of the
-// tile's keys and O for a share of the head dim. Between them go round, in shared memory, the row
-// max, P in f32 (for l, whose order is that of one thread that sees all keys) and P in bf16 (for
-// P V). Two warps more have the copy engine bring keys and values, several tiles at a time: a lane
-// asks for a box of one block of the cache and 64 columns, whose rows of 128 bytes are swizzled for
-// ldmatrix. Operands are asked for before the first product of a chain, which would wait for each
-// in turn.
+// A block has one token and the query heads that share a key head, up to 16 rows, which it rotates,
+// and goes over the tiles of keys of its chunks. The token's own key and value go to the cache and,
+// without waiting for that, into the tile that they belong to. All warps share the rows: each
+// computes S and P for a share of the tile's keys and O for a share of the head dim. Between them
+// go round, in shared memory, the row max, P in f32 (for l, whose order is that of one thread that
+// sees all keys) and P in bf16 (for P V). Two warps more have the copy engine bring keys and
+// values, several tiles at a time: a lane asks for a box of one block of the cache and 64 columns,
+// whose rows of 128 bytes are swizzled for ldmatrix. Operands are asked for before the first
+// product of a chain, which would wait for each in turn.
 //
 // Where there are fewer blocks than the device can run, those of a cluster share the rows' chunks:
 // block b takes chunks b, b + size, ... of those that the rows see. After each round every block
@@ -19,6 +20,7 @@
 #include "kernels/attention/cuda/attention.cuh"
 #include "kernels/attention/cuda/cluster.cuh"
 #include "kernels/attention/cuda/paged.cuh"
+#include "kernels/cuda/rotate.cuh"
 #include "kernels/cuda/tma.cuh"
 
 namespace cohort::kernels::cuda {
@@ -28,11 +30,11 @@ using Bf16 = __nv_bfloat16;
 constexpr int kBoxColumns = 64, kRowBytes = kBoxColumns * int{sizeof(Bf16)};
 
 struct DecodeProblem {
-  const Bf16* q;
-  Bf16* o;
+  const Bf16* qkv;
+  Bf16 *o, *k_cache, *v_cache;
   const int32_t *sequences, *positions;
   PageTable table;
-  int64_t q_stride;
+  RopeTable rope;
   int heads, kv_heads, head_dim;
   int parts;        // blocks that the heads of a group need
   int block_shift;  // 1 << block_shift tokens make a block of the cache
@@ -59,9 +61,11 @@ struct DecodeShape {
   static_assert(kScoreBytes + 2 * kRows * kKeys <= kTileBytes);
   // Packs of 4 elements of O that a thread joins and writes, if its block is alone.
   static constexpr int kPacks = kRows * kDim / 4 / kComputing;
-  // After the stages: O of a chunk, its states, the row max of each warp's keys, alpha, barriers.
+  // After the stages: O of a chunk, and before it the queries; the token's key and value; states of
+  // the chunk, the row max of each warp's keys, alpha, barriers.
   static constexpr int kOutputs = 2 * kStages * kTileBytes;
-  static constexpr int kStates = kOutputs + 4 * kRows * kDim;
+  static constexpr int kNewKey = kOutputs + 4 * kRows * kDim, kNewValue = kNewKey + 2 * kDim;
+  static constexpr int kStates = kNewValue + 2 * kDim;
   static constexpr int kMaxima = kStates + kRows * int{sizeof(ChunkState)};
   static constexpr int kAlphas = kMaxima + 4 * kWarps * kRows;
   static constexpr int kBarriers = kAlphas + 4 * kRows;
@@ -79,12 +83,13 @@ __device__ __forceinline__ uint32_t box_offset(int row, int chunk) {
 
 // The block's rows, and the tiles that its keys lie in.
 struct DecodeRows {
-  const Bf16* q;
+  const Bf16 *q, *k, *v;  // the token's own
   Bf16* o;
   const int32_t* blocks;  // the sequence's row of the table; null: the token is idle
-  int kv_head;
-  int count;    // rows
-  int visible;  // they see the window's last of keys 0 .. visible - 1
+  int position, kv_head;
+  int count;     // rows
+  int64_t slot;  // of the token in the cache; negative: it has none
+  int visible;   // the rows see the window's last of keys 0 .. visible - 1
   int first_tile, tiles;
 
   __device__ DecodeRows(const DecodeProblem& p, int keys_per_tile) {
@@ -93,10 +98,14 @@ struct DecodeRows {
     const int in_group = static_cast<int>(blockIdx.y) % p.parts * 16;
     kv_head = static_cast<int>(blockIdx.y) / p.parts;
     const int64_t head = kv_head * group + in_group;
-    const int position = p.positions[token], sequence = p.sequences[token];
-    q = p.q + token * p.q_stride + head * p.head_dim;
+    const int sequence = p.sequences[token];
+    position = p.positions[token];
+    q = p.qkv + (token * (p.heads + 2 * p.kv_heads) + head) * p.head_dim;
+    k = q + (p.heads + kv_head - head) * p.head_dim;
+    v = k + p.kv_heads * p.head_dim;
     o = p.o + (token * p.heads + head) * p.head_dim;
     blocks = position >= 0 && p.table.has(sequence) ? p.table.row(sequence) : nullptr;
+    slot = blocks != nullptr ? p.table.slot(blocks, position) : -1;
     count = min(16, group - in_group);
     visible = p.table.keys_of(position);
     first_tile = max(0, visible - p.window) / keys_per_tile;
@@ -182,6 +191,12 @@ class TileCopier {
   int row_, column_, block_;
 };
 
+// A barrier of the warps that compute.
+template <class Shape>
+__device__ __forceinline__ void sync_computing() {
+  asm volatile("bar.sync 1, %0;\n" ::"n"(Shape::kComputing) : "memory");
+}
+
 // What a warp computes of a chunk: rows `group` and `group` + 8 of O, its columns; l of four rows
 // in its parts, lane % 16 = 4 row + part.
 template <class Shape>
@@ -214,6 +229,23 @@ struct DecodeWarp {
   }
   __device__ float* floats(int offset) const { return reinterpret_cast<float*>(shared + offset); }
 
+  // Rows of head_dim elements, rotated, to rows of kDim; zeros in the rest of them and of `all`.
+  static __device__ void rotate_rows(Bf16* to, const Bf16* from, int count, int all, int position,
+                                     const DecodeProblem& p) {
+    const int half = p.head_dim / 2;
+    for (int i = static_cast<int>(threadIdx.x); i < all * (Shape::kDim / 8);
+         i += Shape::kComputing) {
+      const int row = i / (Shape::kDim / 8), column = i % (Shape::kDim / 8) * 8;
+      const bool live = row < count && column < p.head_dim;
+      Bf16* const y = to + row * Shape::kDim + column;
+      const Bf16* const x = from + row * p.head_dim + column;
+      if (!live || p.rope.data == nullptr)
+        store_raw(y, live ? load_raw<8>(x) : Raw<Bf16, 8>{});
+      else if (column < half)
+        rotate<8>(y, x, half, Angles<8>(p.rope, position, column), 1.0f, false);
+    }
+  }
+
   __device__ void start() {
     row_max_log2[0] = row_max_log2[1] = -INFINITY;
     l = 0;
@@ -223,15 +255,38 @@ struct DecodeWarp {
       for (float& x : n) x = 0;
   }
 
-  __device__ void load_queries(const DecodeRows& rows, int head_dim) {
+  // The rows' queries, rotated, and the token's key and value.
+  __device__ void prepare(const DecodeRows& rows, const DecodeProblem& p) {
+    rotate_rows(reinterpret_cast<Bf16*>(shared + Shape::kOutputs), rows.q, rows.count, Shape::kRows,
+                rows.position, p);
+    rotate_rows(reinterpret_cast<Bf16*>(shared + Shape::kNewKey), rows.k, 1, 1, rows.position, p);
+    const int column = 8 * static_cast<int>(threadIdx.x);
+    const bool live = column < p.head_dim;
+    auto* const value = reinterpret_cast<Bf16*>(shared + Shape::kNewValue) + column;
+    if (column < Shape::kDim)
+      store_raw(value, live ? load_raw<8>(rows.v + column) : Raw<Bf16, 8>{});
+    sync_computing<Shape>();
+    const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int d = 0; d < Shape::kDim / 16; ++d)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = group + i % 2 * 8, column = 16 * d + i / 2 * 8 + 2 * quad;
-        const bool live = row < rows.count && column < head_dim;
-        q[d][i] = live ? *reinterpret_cast<const uint32_t*>(rows.q + row * head_dim + column) : 0;
-      }
+      load_matrices(q[d], shared_address(shared) + Shape::kOutputs + lane % 16 * (2 * Shape::kDim) +
+                              32 * d + lane / 16 * 16);
+  }
+  // Writes the token's key and value to the cache.
+  __device__ void write_to_cache(const DecodeRows& rows, const DecodeProblem& p) const {
+    const int column = 8 * static_cast<int>(threadIdx.x);
+    if (rows.slot < 0 || column >= p.head_dim) return;
+    const int64_t at = (rows.slot * p.kv_heads + rows.kv_head) * p.head_dim + column;
+    const auto* const row = reinterpret_cast<const Bf16*>(shared + Shape::kNewKey) + column;
+    store_raw(p.k_cache + at, load_raw<8>(row));
+    store_raw(p.v_cache + at, load_raw<8>(row + Shape::kDim));
+  }
+  // Puts the token's key (kNewKey) or value (kNewValue) into row `row` of a tile.
+  __device__ void insert(char* tile, int row, int from) const {
+    const int chunk = static_cast<int>(threadIdx.x);
+    if (chunk >= Shape::kDim / 8) return;
+    *reinterpret_cast<uint4*>(tile + box_offset<Shape>(row, chunk)) =
+        *reinterpret_cast<const uint4*>(shared + from + 16 * chunk);
   }
 
   // S of the warp's keys, masked, and its row max for the others. key0: the tile's first key. All
@@ -433,12 +488,6 @@ struct JoinedShare {
   }
 };
 
-// A barrier of the warps that compute.
-template <class Shape>
-__device__ __forceinline__ void sync_computing() {
-  asm volatile("bar.sync 1, %0;\n" ::"n"(Shape::kComputing) : "memory");
-}
-
 // Rows of values that no query sees, in blocks that are partly written, become zeros.
 template <class Shape>
 __device__ __forceinline__ void clear_values(char* values, int first) {
@@ -460,7 +509,13 @@ __device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp, TileRing<Sh
        tile = next_tile<Shape>(tile, blocks)) {
     const int key0 = tile * Shape::kKeys;
     char* const keys = warp.shared + (ring.keys() - ring.base);
+    // The last key is the token's own, if the cache has a place for it.
+    const int own = rows.slot >= 0 && tile == rows.tiles - 1 ? rows.visible - 1 - key0 : -1;
     barrier_wait(ring.keys_full(), ring.parity);
+    if (own >= 0) {
+      warp.insert(keys, own, Shape::kNewKey);
+      sync_computing<Shape>();
+    }
     float s[2 * Shape::kOwnGroups][4];
     warp.scores(s, ring.keys(), key0, rows, problem.window);
     sync_computing<Shape>();
@@ -468,6 +523,7 @@ __device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp, TileRing<Sh
     barrier_wait(ring.values_full(), ring.parity);
     if (rows.visible < key0 + Shape::kKeys)
       clear_values<Shape>(keys + Shape::kTileBytes, rows.visible - key0);
+    if (own >= 0) warp.insert(keys + Shape::kTileBytes, own, Shape::kNewValue);
     sync_computing<Shape>();
     warp.sums(keys, ring.values());
     __syncwarp();
@@ -483,7 +539,10 @@ __device__ __forceinline__ void decode(TileRing<Shape> ring, char* shared, const
                                        const DecodeProblem& problem, int tile, int chunks,
                                        int blocks) {
   DecodeWarp<Shape> warp(shared);
-  warp.load_queries(rows, problem.head_dim);
+  warp.prepare(rows, problem);
+  const bool has_last = (chunks - 1) % blocks == static_cast<int>(blockIdx.z);
+  if (has_last && static_cast<int>(blockIdx.y) % problem.parts == 0)
+    warp.write_to_cache(rows, problem);
   JoinedShare<Shape> share;
 #pragma unroll 1
   for (int done = 0; done < chunks; done += blocks) {
@@ -558,58 +617,62 @@ CUtensorMap describe(const Tensor& t, int box_tokens) {
 }
 
 template <class Shape>
-void run(const AttentionPaged& args, const DecodeProblem& problem, unsigned cluster) {
+void run(const AttentionDecode& args, const DecodeProblem& problem, unsigned cluster) {
   launch("attention_decode", attention_decode_kernel<Shape>,
-         {.grid = dim3(blocks_for(args.q.dim(0), 1),
+         {.grid = dim3(blocks_for(args.o.dim(0), 1),
                        static_cast<unsigned>(problem.kv_heads * problem.parts), cluster),
           .block = Shape::kThreads,
           .shared_bytes = Shape::kSharedBytes,
           .start = Start::kBesidePrevious,
           .cluster = dim3(1, 1, cluster)},
-         args.q.device(), problem, describe(args.cache.k, problem.box_tokens),
+         args.o.device(), problem, describe(args.cache.k, problem.box_tokens),
          describe(args.cache.v, problem.box_tokens));
 }
 
-// Tokens of a block of the cache that one copy takes, or 0 if blocks do not suit: they are powers
-// of two, not less than the swizzle's period.
-int box_tokens(const AttentionPaged& args) {
-  const int64_t block = args.cache.k.dim(1);
-  if (block < 8 || !std::has_single_bit(static_cast<uint64_t>(block))) return 0;
-  return static_cast<int>(std::min(block, attention_tile(args.cache.k.dim(3))));
+// Whether the kernel takes the call: bf16, heads whose halves are rows of 16 bytes, blocks of the
+// cache of 8, 16, 32, ... tokens (8 rows are the swizzle's period), a GPU from sm_90 on that the
+// program was compiled for.
+bool takes(const AttentionDecode& args) {
+  const Tensor& cache = args.cache.k;
+  const auto block = static_cast<uint64_t>(cache.dim(1));
+  return args.qkv.dtype() == DType::kBF16 && cache.numel() > 0 && cache.dim(3) % 16 == 0 &&
+         block >= 8 && std::has_single_bit(block) &&
+         aligned(pointer<Bf16>(args.qkv), pointer<Bf16>(cache), pointer<Bf16>(args.cache.v),
+                 pointer<Bf16>(args.o), pointer<float>(args.table)) &&
+         ::cohort::cuda::is_for_hopper(
+             reinterpret_cast<const void*>(attention_decode_kernel<DecodeShape<64, 2>>),
+             args.o.device());
 }
 
 }  // namespace
 
-bool can_decode(const AttentionPaged& args) {
-  const PagedKV& cache = args.cache;
-  return args.q.dtype() == DType::kBF16 && box_tokens(args) > 0 && cache.k.numel() > 0 &&
-         vectorized_heads<Bf16>(args.q, cache.k, cache.v, args.o) &&
-         ::cohort::cuda::is_for_hopper(
-             reinterpret_cast<const void*>(attention_decode_kernel<DecodeShape<64, 2>>),
-             args.q.device());
-}
-
-void attention_decode(const AttentionPaged& args) {
-  const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2),
-                kv_heads = args.cache.k.dim(2);
-  const DecodeProblem problem{
-      .q = pointer<Bf16>(args.q),
-      .o = pointer<Bf16>(args.o),
-      .sequences = pointer<int32_t>(args.sequences),
-      .positions = pointer<int32_t>(args.positions),
-      .table = page_table(args.cache),
-      .q_stride = args.q.strides()[0],
-      .heads = static_cast<int>(heads),
-      .kv_heads = static_cast<int>(kv_heads),
-      .head_dim = static_cast<int>(dim),
-      .parts = static_cast<int>((heads / kv_heads + 15) / 16),
-      .block_shift = std::countr_zero(static_cast<uint64_t>(args.cache.k.dim(1))),
-      .box_tokens = box_tokens(args),
-      .c = exponent_scale(args.desc, dim),
-      .window = key_window(args.desc)};
+bool attention_decode(const AttentionDecode& args) {
+  if (!takes(args)) return false;
+  const int64_t tokens = args.o.dim(0), heads = args.o.dim(1), dim = args.o.dim(2),
+                block = args.cache.k.dim(1), kv_heads = args.cache.k.dim(2);
+  DecodeProblem problem{.qkv = pointer<Bf16>(args.qkv),
+                        .o = pointer<Bf16>(args.o),
+                        .k_cache = pointer<Bf16>(args.cache.k),
+                        .v_cache = pointer<Bf16>(args.cache.v),
+                        .sequences = pointer<int32_t>(args.sequences),
+                        .positions = pointer<int32_t>(args.positions),
+                        .table = page_table(args.cache),
+                        .rope = {},
+                        .heads = static_cast<int>(heads),
+                        .kv_heads = static_cast<int>(kv_heads),
+                        .head_dim = static_cast<int>(dim),
+                        .parts = static_cast<int>((heads / kv_heads + 15) / 16),
+                        .block_shift = std::countr_zero(static_cast<uint64_t>(block)),
+                        .box_tokens = static_cast<int>(std::min(block, attention_tile(dim))),
+                        .c = exponent_scale(args.desc, dim),
+                        .window = key_window(args.desc)};
+  if (args.table.defined())
+    problem.rope = {.data = pointer<float>(args.table),
+                    .rows = args.table.dim(0),
+                    .half = static_cast<int>(dim / 2)};
   int multiprocessors = 0;
   COHORT_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
-                                           args.q.device().index));
+                                           args.o.device().index));
   // Blocks share a row's chunks as long as there are multiprocessors without one.
   constexpr unsigned kMostBlocks = 8;  // of a cluster, on any GPU that has them
   const int64_t blocks = tokens * kv_heads * problem.parts;
@@ -625,6 +688,7 @@ void attention_decode(const AttentionPaged& args) {
       run<DecodeShape<kDim, kDim == 64 ? 4 : 3>>(args, problem, cluster);
     });
   }
+  return true;
 }
 
 }  // namespace cohort::kernels::cuda
