@@ -22,9 +22,6 @@ namespace cohort {
 // The purpose of rng_stream() for initial weights.
 inline constexpr uint64_t kInitPurpose = 1;
 
-// What the tokens of forward_cached() are: any, or one of each of several cache rows.
-enum class CachedStep { kPrefill, kDecode };
-
 class Transformer {
  public:
   // Initialises every parameter from (seed, its index): N(0, init_std), output projections scaled
@@ -46,9 +43,10 @@ class Transformer {
 
   // The same through the cache, without a tape: token t belongs to cache row sequences[t] at
   // positions[t] (both [T] i32). Keys and values are written to the cache, whose rows must have
-  // room.
+  // room. Decode steps, with a token of each row at most, say so by `work`.
   Tensor forward_cached(const Tensor& tokens, const Tensor& sequences, const Tensor& positions,
-                        KVCache& cache, CachedStep step = CachedStep::kPrefill) const;
+                        KVCache& cache,
+                        kernels::PagedWork work = kernels::PagedWork::kPrefill) const;
 
   // The head's matrix [vocab, d_model] (the embedding table when tied).
   const Variable& head() const { return head_; }

@@ -1,4 +1,4 @@
-// The paged key/value cache as kernels see it.
+// The paged key/value cache as kernels see it, and attention over it for single tokens.
 #pragma once
 
 #include "kernels/attention/attention.h"
@@ -42,5 +42,9 @@ inline PageTable page_table(const PagedKV& cache) {
           .block_tokens = static_cast<int>(cache.k.dim(1)),
           .blocks = static_cast<int>(cache.k.dim(0))};
 }
+
+// attention_paged() in bf16 with a block per token and key head, for tokens of different sequences
+// (decode.cu).
+void attention_decode(const AttentionPaged& args);
 
 }  // namespace cohort::kernels::cuda
