@@ -147,6 +147,45 @@ TEST(CudaAttentionPaged, ManyChunksAreSharedInRounds) {
   EXPECT_TRUE(bit_equal(all, expected));
 }
 
+// More blocks than a device runs at a time, tokens of very different numbers of keys side by side,
+// and blocks of the cache that several sequences share; again and again.
+TEST(CudaAttentionPaged, ManyDecodeAtOnce) {
+  COHORT_REQUIRE_GPU(device);
+  constexpr int64_t kSequences = 300, kBlocks = 2000, kBlockTokens = 16, kMaxBlocks = 576;
+  Rng rng(13, rng_stream(kTestPurpose, 9));
+  std::vector<int32_t> table, numbers, positions;
+  for (int64_t s = 0; s < kSequences; ++s) {
+    numbers.push_back(static_cast<int32_t>(s));
+    const int64_t most = s % 20 == 0 ? kMaxBlocks * kBlockTokens : 1500;
+    positions.push_back(static_cast<int32_t>(rng.below(most)));
+    for (int64_t b = 0; b < kMaxBlocks; ++b)
+      table.push_back(static_cast<int32_t>(rng.below(kBlocks)));
+  }
+  const auto place = [&](const Tensor& t) { return t.to(device); };
+  const Tensor blocks = place(Tensor::from(table, {kSequences, kMaxBlocks}));
+  const Tensor sequences = place(Tensor::from(numbers)), at = place(Tensor::from(positions));
+  for (const int64_t dim : {64, 128}) {
+    const auto random = [&](const Shape& shape, uint64_t seed) {
+      return random_tensor(shape, DType::kF32, seed).to(DType::kBF16).to(device);
+    };
+    const Shape pages{kBlocks, kBlockTokens, 2, dim};
+    const PagedKV cache{random(pages, 1), random(pages, 2), blocks};
+    const Tensor q = random({kSequences, 14, dim}, 3);
+    Tensor expected = Tensor::empty_like(q);
+    kernels::attention_paged({expected, q, cache, sequences, at, {}});
+    for (int run = 0; run < 20; ++run) {
+      Tensor o = Tensor::full(q.shape(), NAN, q.dtype(), device);
+      kernels::attention_paged({.o = o,
+                                .q = q,
+                                .cache = cache,
+                                .sequences = sequences,
+                                .positions = at,
+                                .work = kernels::PagedWork::kDecode});
+      ASSERT_TRUE(bit_equal(o, expected)) << "D " << dim << ", run " << run;
+    }
+  }
+}
+
 // More query heads per key head than rows in a block.
 TEST(CudaAttentionPaged, LargeGroups) {
   COHORT_REQUIRE_GPU(device);
