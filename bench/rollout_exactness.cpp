@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdio>
 #include <map>
+#include <set>
 
 #include "bench/timing.h"
 #include "rl/engine.h"
@@ -69,6 +71,16 @@ bool same_bits(double a, double b) {
   return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
 }
 
+// Says where a value differs first, once for each completion.
+struct Place {
+  size_t request, completion, token, prompt;  // token: its index in the sequence
+};
+void say_where(const char* what, const Place& at, double a, double b) {
+  std::fprintf(stderr,
+               "%s: request %zu, completion %zu, token %zu after a prompt of %zu: %.9g, %.9g\n",
+               what, at.request, at.completion, at.token, at.prompt, a, b);
+}
+
 // Tokens of `some` that `all` has otherwise, or with another log-prob.
 int64_t count_different(const Draws& all, const Draws& some) {
   int64_t different = 0;
@@ -77,8 +89,14 @@ int64_t count_different(const Draws& all, const Draws& some) {
       const Trajectory &a = all.of_request.at(index)[g], &b = completions[g];
       COHORT_CHECK(a.tokens.size() == b.tokens.size(), "[bench] request ", index, ": expected ",
                    a.tokens.size(), " tokens, got ", b.tokens.size());
-      for (size_t i = 0; i < a.tokens.size(); ++i)
-        different += a.tokens[i] != b.tokens[i] || !same_bits(a.logprobs[i], b.logprobs[i]) ? 1 : 0;
+      int64_t here = 0;
+      for (size_t i = 0; i < a.tokens.size(); ++i) {
+        if (a.tokens[i] == b.tokens[i] && same_bits(a.logprobs[i], b.logprobs[i])) continue;
+        if (here++ == 0)
+          say_where("runs differ", {index, g, i, static_cast<size_t>(a.prompt_length)},
+                    a.logprobs[i], b.logprobs[i]);
+      }
+      different += here;
     }
   return different;
 }
@@ -89,9 +107,13 @@ void compare_with_training(Metrics& out, const Transformer& model, const Draws& 
   std::vector<TokenSequence> sequences;
   std::vector<double> drawn;
   std::vector<uint8_t> mask;
+  std::vector<Place> places;
   size_t longest = 0;
   for (const auto& [index, completions] : draws.of_request)
     for (const Trajectory& t : completions) {
+      const auto completion = static_cast<size_t>(&t - completions.data());
+      for (size_t i = 1; i < t.tokens.size(); ++i)
+        places.push_back({index, completion, i, static_cast<size_t>(t.prompt_length)});
       sequences.push_back(policy_sequence(t, 0));
       drawn.insert(drawn.end(), t.logprobs.begin() + 1, t.logprobs.end());
       mask.insert(mask.end(), t.loss_mask.begin() + 1, t.loss_mask.end());
@@ -106,9 +128,13 @@ void compare_with_training(Metrics& out, const Transformer& model, const Draws& 
   COHORT_CHECK(trained.size() == drawn.size(), "[bench] expected ", drawn.size(),
                " log-probs of training, got ", trained.size());
   int64_t compared = 0, different = 0;
+  std::set<std::pair<size_t, size_t>> said;
   for (size_t i = 0; i < drawn.size(); ++i) {
     compared += mask[i];
-    different += mask[i] != 0 && !same_bits(drawn[i], trained[i]) ? 1 : 0;
+    if (mask[i] == 0 || same_bits(drawn[i], trained[i])) continue;
+    ++different;
+    if (said.insert({places[i].request, places[i].completion}).second)
+      say_where("sampled and trained differ", places[i], drawn[i], trained[i]);
   }
   out.add("log_probs", static_cast<double>(compared));
   out.add("different", static_cast<double>(different));
