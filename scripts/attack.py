@@ -606,13 +606,18 @@ def prepare():
             LAB.keys.append(".".join(groups).replace("rewards.", "rewards.0."))
 
 
+def start_worker():
+    """A worker ends with its parent, and at once when it is told to."""
+    ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def attack(options):
     """Makes all cases in two processes; returns the findings and prints the counts."""
     findings, start = [], time.monotonic()
     plan = [(kills, options.kills, 0.3), (faults, options.faults, 0.65),
             (mutations, options.mutations, 1.0)]
-    with multiprocessing.get_context("fork").Pool(
-            WORKERS, ctypes.CDLL(None).prctl, (PDEATHSIG, signal.SIGKILL)) as pool:
+    with multiprocessing.get_context("fork").Pool(WORKERS, start_worker) as pool:
         for kind, wanted, share in plan:
             if options.only and not options.only.startswith(kind.__name__ + ":"):
                 continue
@@ -634,6 +639,9 @@ def attack(options):
                     break
             listed = ", ".join(f"{name} {n}" for name, n in sorted(counts.items()))
             print(f"{sum(counts.values())} of {wanted} {kind.__name__}: {listed}", flush=True)
+        # Ended by a signal, a worker could leave with the lock that the other one waits for.
+        pool.close()
+        pool.join()
     print(f"{len(findings)} findings in {time.monotonic() - start:.0f} s, seed {options.seed}")
     return findings
 
