@@ -71,10 +71,10 @@ bool same_bits(double a, double b) {
   return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
 }
 
-// Says where a value differs first, once for each completion.
 struct Place {
   size_t request, completion, token, prompt;  // token: its index in the sequence
 };
+// Of each completion the first difference is said.
 void say_where(const char* what, const Place& at, double a, double b) {
   std::fprintf(stderr,
                "%s: request %zu, completion %zu, token %zu after a prompt of %zu: %.9g, %.9g\n",

@@ -1,5 +1,5 @@
 // Flash attention in bf16 for one block: up to 16 query rows per warp against the keys they see, in
-// the canonical order of attention.h. Training forward and prefill come here, and decode.cuh builds
+// the canonical order of attention.h. Training forward and prefill come here, and decode.cu builds
 // on the same steps, and so a row gets the same bits from each of them.
 //
 // Per tile of keys (K and V tiles arrive in shared memory by cp.async while the tile before is
@@ -42,6 +42,10 @@ struct AttendShape {
 struct JoinedChunks {
   float *o, *states;
 
+  // Those of rows from `row` on.
+  __device__ JoinedChunks from(int64_t row, int dim) const {
+    return {o + row * dim, states + 2 * row};
+  }
   __device__ ChunkState load_state(int64_t row) const {
     const auto pair = load_pack<2>(states + 2 * row);
     return {pair.v[0], pair.v[1]};
@@ -57,8 +61,24 @@ struct JoinedChunks {
     return o + row * kDim + 8 * (n ^ static_cast<int>(row & 7)) + 2 * quad;
   }
 };
-template <class Shape>
-inline constexpr size_t kJoinedBytes = sizeof(float) * Shape::kRows*(Shape::kDim + 2);
+inline constexpr size_t joined_bytes(int rows, int dim) {
+  return sizeof(float) * static_cast<size_t>(rows) * static_cast<size_t>(dim + 2);
+}
+
+// Whether the kernels of packed sequences, and all in f32, join chunks in shared memory, of which
+// sm_90 has enough. Others have scratch for it, where a sequence may have several.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+inline constexpr bool kJoinsInShared = false;
+#else
+inline constexpr bool kJoinsInShared = true;
+#endif
+// Points `joined` to scratch for so many rows of kernels compiled for `dim`.
+inline Tensor joined_scratch(JoinedChunks& joined, int64_t rows, int dim, Device device) {
+  Tensor scratch = Tensor::empty({rows * (dim + 2)}, DType::kF32, device);
+  auto* const o = pointer<float>(scratch);
+  joined = {.o = o, .states = o + rows * dim};
+  return scratch;
+}
 
 // What the rows of a call share.
 struct AttendParams {

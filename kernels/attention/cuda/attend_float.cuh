@@ -19,10 +19,8 @@ struct FloatShape {
   // Row lengths in shared memory: aligned, and off the multiples of 32 banks.
   static constexpr int kStride = kDim + 4, kScoreStride = kKeys + 4;
   static constexpr int kOwnKeys = kKeys / 16, kOwnPacks = kDim / 64;
-  static constexpr int kJoined = kFloatRows * (kDim + 2);  // floats for the chunks that are joined
-  static constexpr size_t kSharedBytes =
-      sizeof(float) *
-      (kKeys * kStride + kFloatRows * kStride + kFloatRows * kScoreStride + kFloatRows + kJoined);
+  static constexpr size_t kSharedBytes = sizeof(float) * (kKeys * kStride + kFloatRows * kStride +
+                                                          kFloatRows * kScoreStride + kFloatRows);
 };
 
 using Float4 = Pack<float, 4>;
@@ -193,13 +191,14 @@ __device__ __forceinline__ void float_chunk_sums(float (&l)[4], FloatRows& own) 
 }
 
 // Joins a chunk with those before it, for rows that have seen keys of both; as join_chunk().
-template <int kDim>
+template <int kDim, class Rows>
 __device__ __forceinline__ void float_join(float (&o)[4][FloatShape<kDim>::kOwnPacks][4],
-                                           float (&l)[4], FloatRows& own,
+                                           float (&l)[4], FloatRows& own, const Rows& rows,
                                            const JoinedChunks& joined) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int row = own.y4 + i;
+    if (!kJoinsInShared && own.y4 + i >= rows.count) continue;
+    const int64_t row = kJoinsInShared ? own.y4 + i : rows.joined_row(own.y4 + i);
     const ChunkState before = joined.load_state(row), chunk{own.row_max_log2[i], l[i]};
     if (before.row_max_log2 == -INFINITY) continue;
     const bool seen = chunk.row_max_log2 != -INFINITY;
@@ -217,20 +216,22 @@ __device__ __forceinline__ void float_join(float (&o)[4][FloatShape<kDim>::kOwnP
 }
 
 // Keeps what has been joined and starts the next chunk.
-template <int kDim>
+template <int kDim, class Rows>
 __device__ __forceinline__ void float_keep(float (&o)[4][FloatShape<kDim>::kOwnPacks][4],
-                                           const float (&l)[4], FloatRows& own,
+                                           const float (&l)[4], FloatRows& own, const Rows& rows,
                                            const JoinedChunks& joined) {
   __syncwarp();  // what was joined before has been read
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int row = own.y4 + i;
-    if (own.x == 0) joined.store_state(row, {own.row_max_log2[i], l[i]});
+    const bool live = kJoinsInShared || own.y4 + i < rows.count;
+    const int64_t row = kJoinsInShared ? own.y4 + i : rows.joined_row(own.y4 + i);
+    if (live && own.x == 0) joined.store_state(row, {own.row_max_log2[i], l[i]});
     own.row_max_log2[i] = -INFINITY;
 #pragma unroll
     for (int n = 0; n < FloatShape<kDim>::kOwnPacks; ++n) {
-      store_pack(joined.o + row * kDim + 4 * (own.x + 16 * n),
-                 Float4{o[i][n][0], o[i][n][1], o[i][n][2], o[i][n][3]});
+      if (live)
+        store_pack(joined.o + row * kDim + 4 * (own.x + 16 * n),
+                   Float4{o[i][n][0], o[i][n][1], o[i][n][2], o[i][n][3]});
 #pragma unroll
       for (int e = 0; e < 4; ++e) o[i][n][e] = 0;
     }
@@ -268,7 +269,7 @@ __device__ __forceinline__ void float_store(const float (&o)[4][FloatShape<kDim>
 // A block's work; Rows as in attend().
 template <int kDim, class Rows>
 __device__ __forceinline__ void attend_float(const Rows& rows, const AttendParams& params,
-                                             float* shared) {
+                                             float* shared, const JoinedChunks& scratch) {
   using Shape = FloatShape<kDim>;
   constexpr int kKeys = Shape::kKeys, kChunkTiles = kAttentionChunk / kKeys;
   float* const tile_rows = shared;  // keys, then values
@@ -277,8 +278,9 @@ __device__ __forceinline__ void attend_float(const Rows& rows, const AttendParam
   FloatRows own{.y4 = thread / 16 * 4, .x = thread % 16, .sum_row = thread / 4};
   own.p = queries + kFloatRows * Shape::kStride;
   own.row_factor = own.p + kFloatRows * Shape::kScoreStride;
-  const JoinedChunks joined{.o = own.row_factor + kFloatRows,
-                            .states = own.row_factor + kFloatRows + kFloatRows * kDim};
+  float* const after = own.row_factor + kFloatRows;
+  const JoinedChunks joined =
+      kJoinsInShared ? JoinedChunks{.o = after, .states = after + kFloatRows * kDim} : scratch;
   int most = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -323,9 +325,9 @@ __device__ __forceinline__ void attend_float(const Rows& rows, const AttendParam
       float_values<kDim>(o, own.p, tile_rows, own.y4, own.x, min(kKeys, (most - key0 + 3) / 4 * 4));
     }
     float_chunk_sums(l, own);
-    if (end > first_end) float_join<kDim>(o, l, own, joined);
+    if (end > first_end) float_join<kDim>(o, l, own, rows, joined);
     if (end == tiles) break;
-    float_keep<kDim>(o, l, own, joined);
+    float_keep<kDim>(o, l, own, rows, joined);
     end = min(end + kChunkTiles, tiles);
   }
   float_store<kDim>(o, l, own, rows, params);

@@ -1,5 +1,5 @@
-// attention_paged() in bf16 for single tokens: decoding. A step is bound by reading keys and values
-// where there are many sequences, and by how long one takes where there are few.
+// attention_paged() in bf16 for single tokens on sm_90: decoding. A step is bound by reading keys
+// and values where there are many sequences, and by how long one takes where there are few.
 //
 // A block has one token and the query heads that share a key head, up to 16 rows, and goes over the
 // tiles of keys of its chunks. All warps share the rows: each computes S and P for a share of the
@@ -379,6 +379,7 @@ __device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp, TileLoader<
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads)
     attention_decode_kernel(const __grid_constant__ DecodeProblem problem) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) char shared[];
   start_beside_previous();
   const AttendParams& params = problem.params;
@@ -423,13 +424,13 @@ __global__ void __launch_bounds__(Shape::kThreads)
       __syncthreads();
   }
   share.store(rows, params, blocks);
+#endif
 }
 
 template <class Shape>
 void run(const AttentionPaged& args, const DecodeProblem& problem) {
   const Device device = args.q.device();
   const int64_t tokens = args.q.dim(0), columns = problem.kv_heads * problem.parts;
-  auto* const kernel = attention_decode_kernel<Shape>;
   // Blocks share a row's chunks as long as there are multiprocessors without one.
   int multiprocessors = 0;
   COHORT_CUDA_CHECK(
@@ -437,11 +438,9 @@ void run(const AttentionPaged& args, const DecodeProblem& problem) {
   constexpr unsigned kMostBlocks = 8;  // of a cluster, on any GPU that has them
   const int64_t chunks = (problem.table.capacity() + kAttentionChunk - 1) / kAttentionChunk;
   unsigned cluster = 1;
-  if (::cohort::cuda::is_for_hopper(reinterpret_cast<const void*>(kernel), device))
-    while (cluster < kMostBlocks && cluster < chunks &&
-           tokens * columns * cluster < multiprocessors)
-      cluster *= 2;
-  launch("attention_decode", kernel,
+  while (cluster < kMostBlocks && cluster < chunks && tokens * columns * cluster < multiprocessors)
+    cluster *= 2;
+  launch("attention_decode", attention_decode_kernel<Shape>,
          {.grid = dim3(blocks_for(tokens, 1), static_cast<unsigned>(columns), cluster),
           .block = Shape::kThreads,
           .shared_bytes = Shape::kSharedBytes,
@@ -451,6 +450,13 @@ void run(const AttentionPaged& args, const DecodeProblem& problem) {
 }
 
 }  // namespace
+
+bool can_decode(const AttentionPaged& args) {
+  return args.q.dtype() == DType::kBF16 &&
+         ::cohort::cuda::is_for_hopper(
+             reinterpret_cast<const void*>(attention_decode_kernel<DecodeShape<64, 3>>),
+             args.q.device());
+}
 
 void attention_decode(const AttentionPaged& args) {
   const int64_t heads = args.q.dim(1), dim = args.q.dim(2), kv_heads = args.cache.k.dim(2);

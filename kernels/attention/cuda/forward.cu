@@ -29,6 +29,8 @@ struct PackedRows {
   __device__ int64_t token(int r) const { return begin + first + r; }
   __device__ void store_lse(int r, float value) const { lse[first + r] = value; }
   __device__ int64_t joined_row(int r) const { return r; }
+  // The first row among those of all heads.
+  __device__ int64_t row0(int64_t tokens) const { return number * tokens + token(0); }
 };
 
 template <class T>
@@ -43,6 +45,7 @@ struct ForwardProblem {
   int run;    // heads that are worked on side by side
   bool causal;
   AttendParams params;
+  JoinedChunks joined;  // for all heads and tokens, or null
 
   // The block's rows, at most `per_block`. Blocks of the same keys run close to each other in time,
   // and of each sequence those with the most keys first. False for an empty slot.
@@ -78,10 +81,6 @@ struct ForwardProblem {
 
 template <int kDim>
 using ForwardShape = AttendShape<kDim, kDim <= 128 ? 8 : 4, 2>;
-// With the chunks that are joined, which only sequences of several use.
-template <int kDim>
-inline constexpr size_t kForwardBytes =
-    ForwardShape<kDim>::kSharedBytes + kJoinedBytes<ForwardShape<kDim>>;
 
 // A block has up to 128 query rows (64 for head dims over 128) of one head of one sequence, 16 for
 // each warp, and goes over the tiles of keys that they see. In shared memory lie the queries, and
@@ -95,9 +94,11 @@ __global__ void __launch_bounds__(ForwardShape<kDim>::kThreads, kDim == 64 ? 2 :
   PackedRows<__nv_bfloat16> rows;
   if (!problem.find(ForwardShape<kDim>::kRows, rows)) return;
   using Shape = ForwardShape<kDim>;
-  auto* const joined = reinterpret_cast<float*>(shared + Shape::kSharedBytes);
+  auto* const after = reinterpret_cast<float*>(shared + Shape::kSharedBytes);
   attend<Shape, kDropout>(rows, problem.params, shared,
-                          {.o = joined, .states = joined + Shape::kRows * kDim});
+                          kJoinsInShared
+                              ? JoinedChunks{.o = after, .states = after + Shape::kRows * kDim}
+                              : problem.joined.from(rows.row0(problem.tokens), kDim));
 }
 
 // The same in f32: 64 rows, one stage, which holds the tile's keys first and then its values.
@@ -107,7 +108,8 @@ __global__ void __launch_bounds__(kFloatThreads)
   extern __shared__ __align__(128) char shared[];
   PackedRows<float> rows;
   if (!problem.find(kFloatRows, rows)) return;
-  attend_float<kDim>(rows, problem.params, reinterpret_cast<float*>(shared));
+  attend_float<kDim>(rows, problem.params, reinterpret_cast<float*>(shared),
+                     problem.joined.from(rows.row0(problem.tokens), kDim));
 }
 
 // As many heads side by side as let their keys and values stay in the L2 cache.
@@ -145,8 +147,14 @@ void attention_forward(const AttentionForward& args) {
                    .window = key_window(args.desc),
                    .head_dim = static_cast<int>(dim),
                    .vectorized = vectorized_heads<T>(args.q, args.k, args.v, args.o),
-                   .dropout = ProbabilityDropout(args.desc.dropout)}};
-    const auto start = [&](auto* kernel, int rows, int threads, size_t shared) {
+                   .dropout = ProbabilityDropout(args.desc.dropout)},
+        .joined = {}};
+    const auto start = [&](auto* kernel, int rows, int threads, size_t shared, int kernel_dim) {
+      Tensor scratch;
+      if (::cohort::cuda::is_for_hopper(reinterpret_cast<const void*>(kernel), args.q.device()))
+        shared += joined_bytes(rows, kernel_dim);
+      else if (tokens > kAttentionChunk)
+        scratch = joined_scratch(problem.joined, tokens * heads, kernel_dim, args.q.device());
       const int64_t slots = tile_slots(tokens, sequences, rows);
       problem.slots = static_cast<int>(slots);
       launch("attention_forward", kernel,
@@ -157,11 +165,11 @@ void attention_forward(const AttentionForward& args) {
       using Shape = ForwardShape<kDim>;
       if constexpr (kFloat)
         start(attention_forward_float_kernel<kDim>, kFloatRows, kFloatThreads,
-              FloatShape<kDim>::kSharedBytes);
+              FloatShape<kDim>::kSharedBytes, kDim);
       else
         start(args.desc.dropout.p > 0 ? attention_forward_kernel<kDim, true>
                                       : attention_forward_kernel<kDim, false>,
-              Shape::kRows, Shape::kThreads, kForwardBytes<kDim>);
+              Shape::kRows, Shape::kThreads, Shape::kSharedBytes, kDim);
     });
   });
 }

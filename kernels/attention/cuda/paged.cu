@@ -111,7 +111,7 @@ struct PagedProblem {
   int heads, kv_heads;
   int parts;  // blocks that the heads of a group need
   AttendParams params;
-  JoinedChunks joined;  // for all tokens and heads, in bf16
+  JoinedChunks joined;  // for all tokens and heads, or null
 
   // The sequence of a token that takes part.
   __device__ int sequence_of(int64_t token) const {
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kFloatThreads)
   extern __shared__ __align__(128) char shared[];
   PagedRows<float> rows;
   if (!problem.find(rows)) return;
-  attend_float<kDim>(rows, problem.params, reinterpret_cast<float*>(shared));
+  attend_float<kDim>(rows, problem.params, reinterpret_cast<float*>(shared), problem.joined);
 }
 
 static_assert(kPagedRows == PagedShape<64>::kRows && kPagedRows == kFloatRows);
@@ -233,8 +233,7 @@ void rope_kv_write(const RopeKvWrite& args) {
 }
 
 void attention_paged(const AttentionPaged& args) {
-  if (args.work == PagedWork::kDecode && args.q.dtype() == DType::kBF16)
-    return attention_decode(args);
+  if (args.work == PagedWork::kDecode && can_decode(args)) return attention_decode(args);
   const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2),
                 kv_heads = args.cache.k.dim(2);
   dispatch_device(args.q.dtype(), "attention_paged", [&]<class T>() {
@@ -259,16 +258,20 @@ void attention_paged(const AttentionPaged& args) {
         .joined = {}};
     const dim3 grid(blocks_for(tokens, 1), static_cast<unsigned>(kv_heads * problem.parts));
     dispatch_head_dim(dim, [&]<int kDim>() {
-      if constexpr (std::is_same_v<T, float>) {
+      constexpr bool kFloat = std::is_same_v<T, float>;
+      const bool in_shared =
+          kFloat &&
+          ::cohort::cuda::is_for_hopper(
+              reinterpret_cast<const void*>(attention_paged_float_kernel<kDim>), args.q.device());
+      Tensor scratch;
+      if (!in_shared && problem.table.capacity() > kAttentionChunk)
+        scratch = joined_scratch(problem.joined, tokens * heads, kDim, args.q.device());
+      if constexpr (kFloat) {
+        const size_t joined = in_shared ? joined_bytes(kFloatRows, kDim) : 0;
         launch("attention_paged", attention_paged_float_kernel<kDim>,
-               {grid, kFloatThreads, FloatShape<kDim>::kSharedBytes}, args.q.device(), problem);
+               {grid, kFloatThreads, FloatShape<kDim>::kSharedBytes + joined}, args.q.device(),
+               problem);
       } else {
-        Tensor joined;
-        if (problem.table.capacity() > kAttentionChunk) {
-          joined = Tensor::empty({tokens * heads * (kDim + 2)}, DType::kF32, args.q.device());
-          auto* const o = pointer<float>(joined);
-          problem.joined = {.o = o, .states = o + tokens * heads * kDim};
-        }
         launch("attention_paged", attention_paged_kernel<kDim>,
                {.grid = grid,
                 .block = PagedShape<kDim>::kThreads,

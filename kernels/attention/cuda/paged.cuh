@@ -43,8 +43,10 @@ inline PageTable page_table(const PagedKV& cache) {
           .blocks = static_cast<int>(cache.k.dim(0))};
 }
 
-// attention_paged() in bf16 with a block per token and key head, for tokens of different sequences
-// (decode.cu).
+// attention_paged() with a block per token and key head, for tokens of different sequences
+// (decode.cu); and whether it takes the call: bf16, and a GPU from sm_90 on that the program was
+// compiled for, because others have too little shared memory.
 void attention_decode(const AttentionPaged& args);
+bool can_decode(const AttentionPaged& args);
 
 }  // namespace cohort::kernels::cuda
