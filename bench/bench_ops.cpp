@@ -16,6 +16,7 @@
 #include "bench/eigen_sgemm.h"
 #include "bench/timing.h"
 #include "core/parallel.h"
+#include "core/replay.h"
 #include "kernels/attention/attention.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
@@ -53,6 +54,7 @@ struct Row {
   std::string name, shape;
   Work work;
   std::function<void()> call;
+  int times = 1;  // that call() does it
 };
 using Rows = std::vector<Row>;
 
@@ -118,7 +120,15 @@ void add_matmul(Rows& rows) {
     rows.push_back({"linear_forward", shape, multiplies(tokens, out, in), [=]() mutable {
                       linear_forward({y, x, w, {}});
                     }});
-    if (tokens <= 32) continue;
+    if (tokens <= 32) {
+      const Tensor both = random({2 * out, in});
+      rows.push_back({"gated_linear_forward",
+                      str("x[", tokens, ", ", in, "] w", both.shape().str()),
+                      multiplies(tokens, 2 * out, in), [=]() mutable {
+                        gated_linear_forward({y, x, both, {}, GatedOp::kSwiGlu});
+                      }});
+      continue;
+    }
     rows.push_back({"linear_dgrad", shape, multiplies(tokens, in, out), [=]() mutable {
                       matmul({dx, dy, w});
                     }});
@@ -157,9 +167,11 @@ void add_attention(Rows& rows) {
 }
 
 // Decode: each sequence brings one token and reads all its cached keys and values. Calls go round
-// several caches, as a model's layers do, so that what is read is not left in the device's cache.
+// several caches, as a model's layers do, so that what is read is not left in the device's cache;
+// they are replayed as a graph, as decode steps are.
 void add_decode(Rows& rows) {
-  constexpr int64_t kBlock = 16, kCaches = 5;
+  constexpr int64_t kBlock = 16;
+  constexpr int kCaches = 5;
   std::vector<std::array<int64_t, 5>> sizes = {{64, 256, 8, 8, 64}};
   if (g_setup.device.is_cuda())
     sizes = {{1, 640, 14, 2, 64},   {64, 640, 14, 2, 64},  {256, 256, 14, 2, 64},
@@ -169,24 +181,28 @@ void add_decode(Rows& rows) {
     const int64_t blocks = sequences * cached / kBlock;
     const Shape pages{blocks, kBlock, kv_heads, dim};
     const Tensor table = counting<int32_t>(blocks, 1, blocks).reshape({sequences, -1});
-    auto caches = std::make_shared<std::vector<PagedKV>>();
-    for (int64_t i = 0; i < kCaches; ++i) caches->push_back({random(pages), random(pages), table});
-    Tensor q = random({sequences, heads, dim}), o = random({sequences, heads, dim});
+    std::vector<PagedKV> caches;
+    for (int i = 0; i < kCaches; ++i) caches.push_back({random(pages), random(pages), table});
+    Tensor qkv = random({sequences, heads + 2 * kv_heads, dim});
+    Tensor o = random({sequences, heads, dim});
+    const Tensor angles =
+        rope_table(cached, rope_frequencies(dim, 10000), 1, DType::kF32).to(g_setup.device);
     const Tensor numbers = counting<int32_t>(sequences, 1, sequences);
     const Tensor positions =
         Tensor::full({sequences}, static_cast<double>(cached - 1), DType::kI32, g_setup.device);
+    const auto replay = std::make_shared<Replay>(g_setup.device, [=]() mutable {
+      for (PagedKV& cache : caches)
+        attention_decode({.o = o,
+                          .cache = cache,
+                          .qkv = qkv,
+                          .sequences = numbers,
+                          .positions = positions,
+                          .table = angles});
+    });
     rows.push_back(
-        {"attention_paged",
+        {"attention_decode",
          str(sequences, " on ", cached, " keys, ", heads, "/", kv_heads, " heads of ", dim),
-         moves(pages, 2), [=, next = size_t{0}]() mutable {
-           const PagedKV& cache = (*caches)[next++ % caches->size()];
-           attention_paged({.o = o,
-                            .q = q,
-                            .cache = cache,
-                            .sequences = numbers,
-                            .positions = positions,
-                            .work = PagedWork::kDecode});
-         }});
+         moves(pages, 2), [replay] { replay->run(); }, kCaches});
   }
 }
 
@@ -397,7 +413,7 @@ double bound_seconds(const Work& w) {
 
 void print_row(const Row& row) {
   const double bound = bound_seconds(row.work);
-  const double seconds = call_seconds(row.call);
+  const double seconds = call_seconds(row.call) / row.times;
   const bool product = row.work.flops > 0;
   std::printf("%-22s %-38s %11.1f %9.1f %-7s %7.0f %%\n", row.name.c_str(), row.shape.c_str(),
               seconds * 1e6, (product ? row.work.flops : row.work.bytes) / seconds * 1e-9,

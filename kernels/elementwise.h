@@ -126,6 +126,13 @@ struct GeGluTanh {  // with the tanh form of GELU: Gemma's
   X(SwiGlu, swiglu) X(GeGlu, geglu) X(GeGluTanh, geglu_tanh)
 // clang-format on
 
+// A gated op as a value: GatedOp::kSwiGlu, ...
+enum class GatedOp {
+#define COHORT_GATED_VALUE(Op, name) k##Op,
+  COHORT_GATED_OPS(COHORT_GATED_VALUE)
+#undef COHORT_GATED_VALUE
+};
+
 // On CUDA with bf16 tensors a formula is evaluated in f32 and rounded once, after the old value was
 // added where it accumulates.
 

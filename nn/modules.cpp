@@ -13,6 +13,27 @@ Variable keep_or_recompute(Recompute recompute, const Variable& y, const Op& op,
   return recomputable(y, op, std::span<const Variable>(inputs.begin(), inputs.size()));
 }
 
+kernels::GatedOp gated_op(MlpType type) {
+  switch (type) {
+    case MlpType::kGeGlu:
+      return kernels::GatedOp::kGeGlu;
+    case MlpType::kGeGluTanh:
+      return kernels::GatedOp::kGeGluTanh;
+    default:
+      return kernels::GatedOp::kSwiGlu;
+  }
+}
+
+// The gated op of gate | up = both(x), where no gradient is recorded.
+Variable gated_linear(const Variable& x, const Linear& both, kernels::GatedOp op) {
+  Shape shape = x.shape();
+  shape[-1] = both.weight.value().dim(0) / 2;
+  Tensor y = Tensor::empty(shape, x.value().dtype(), x.value().device());
+  kernels::gated_linear_forward(
+      {.y = y, .x = x.value(), .w = both.weight.value(), .bias = both.bias.value(), .op = op});
+  return Variable(y);
+}
+
 void append(Parameters& all, std::initializer_list<const Linear*> layers) {
   for (const Linear* layer : layers)
     for (const Variable* v : {&layer->weight, &layer->bias})
@@ -149,6 +170,7 @@ Mlp::Mlp(const MakeParameter& make, const std::string& name, const ModelConfig& 
 }
 
 Variable Mlp::operator()(const Variable& x) const {
+  if (is_gated(type_) && !grad_enabled()) return down_(gated_linear(x, up_, gated_op(type_)));
   const Variable up = up_(x);
   const auto activation = [type = type_](std::span<const Variable> in) {
     switch (type) {

@@ -129,26 +129,34 @@ Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& op
 }
 
 Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences,
-                                   const Tensor& positions, KVCache& cache,
-                                   kernels::PagedWork work) const {
+                                   const Tensor& positions, KVCache& cache, CachedStep step) const {
   NoGradGuard no_grad;
   const auto attend = [&](AttendCall call) {
     kernels::PagedKV& pages = cache.layer(call.layer);
     Tensor& qkv = call.qkv.value();
+    const Tensor q = qkv.narrow(1, 0, qkv.dim(1) - 2 * call.num_kv_heads);
+    Tensor o = Tensor::empty(q.shape(), q.dtype(), q.device());
+    if (step == CachedStep::kDecode) {
+      kernels::attention_decode({.o = o,
+                                 .cache = pages,
+                                 .qkv = qkv,
+                                 .sequences = sequences,
+                                 .positions = positions,
+                                 .table = call.rope_table,
+                                 .desc = call.desc});
+      return Variable(o);
+    }
     kernels::rope_kv_write({.cache = pages,
                             .qkv = qkv,
                             .sequences = sequences,
                             .positions = positions,
                             .table = call.rope_table});
-    const Tensor q = qkv.narrow(1, 0, qkv.dim(1) - 2 * call.num_kv_heads);
-    Tensor o = Tensor::empty(q.shape(), q.dtype(), q.device());
     kernels::attention_paged({.o = o,
                               .q = q,
                               .cache = pages,
                               .sequences = sequences,
                               .positions = positions,
-                              .desc = call.desc,
-                              .work = work});
+                              .desc = call.desc});
     return Variable(o);
   };
   return run({tokens, positions, {}, {}, attend, rope_table_}).value();

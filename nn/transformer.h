@@ -22,6 +22,9 @@ namespace cohort {
 // The purpose of rng_stream() for initial weights.
 inline constexpr uint64_t kInitPurpose = 1;
 
+// What the tokens of forward_cached() are: any, or one of each of several cache rows.
+enum class CachedStep { kPrefill, kDecode };
+
 class Transformer {
  public:
   // Initialises every parameter from (seed, its index): N(0, init_std), output projections scaled
@@ -43,10 +46,9 @@ class Transformer {
 
   // The same through the cache, without a tape: token t belongs to cache row sequences[t] at
   // positions[t] (both [T] i32). Keys and values are written to the cache, whose rows must have
-  // room. Decode steps, with a token of each row at most, say so by `work`.
+  // room.
   Tensor forward_cached(const Tensor& tokens, const Tensor& sequences, const Tensor& positions,
-                        KVCache& cache,
-                        kernels::PagedWork work = kernels::PagedWork::kPrefill) const;
+                        KVCache& cache, CachedStep step = CachedStep::kPrefill) const;
 
   // The head's matrix [vocab, d_model] (the embedding table when tied).
   const Variable& head() const { return head_; }

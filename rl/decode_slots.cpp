@@ -55,8 +55,8 @@ class DecodeSlots::Step {
                                       .rng_index = rng_index_,
                                       .slots = slots.slots_,
                                       .rows = rows_});
-              const Tensor hidden = slots.model_.forward_cached(
-                  tokens_, active_, positions_, slots.cache_, kernels::PagedWork::kDecode);
+              const Tensor hidden = slots.model_.forward_cached(tokens_, active_, positions_,
+                                                                slots.cache_, CachedStep::kDecode);
               slots.draw_rows(drawn_, hidden, active_, rng_index_);
             },
             slots.memory_) {}

@@ -85,6 +85,43 @@ CacheSizes check_cache(const PagedKV& cache, const char* op) {
   return sizes;
 }
 
+// What rope_kv_write() takes.
+void check_write(const RopeKvWrite& args, const char* op) {
+  const CacheSizes sizes = check_cache(args.cache, op);
+  const Tensor &qkv = args.qkv, &table = args.table;
+  const int64_t tokens = args.sequences.numel(), dim = sizes.head_dim;
+  COHORT_CHECK(qkv.rank() == 3 && qkv.dim(1) > 2 * sizes.kv_heads, "[", op,
+               "] expected qkv [T, H + 2 Hkv, D] with ", sizes.kv_heads, " key heads, got ",
+               qkv.str());
+  const DType dtype = args.cache.k.dtype();
+  const Device device = args.cache.k.device();
+  check_tensor(qkv, {tokens, qkv.dim(1), dim}, dtype, op, "qkv", device);
+  check_tensor(args.sequences, {tokens}, DType::kI32, op, "sequences", device);
+  check_tensor(args.positions, {tokens}, DType::kI32, op, "positions", device);
+  if (table.defined()) {
+    COHORT_CHECK(dim % 2 == 0 && table.rank() == 2, "[", op,
+                 "] expected an even head size and a table, got ", qkv.str(), " and ", table.str());
+    check_tensor(table, {table.dim(0), dim}, accumulate_dtype(dtype), op, "table", device);
+  }
+}
+
+// What attention_paged() takes.
+void check_paged(const AttentionPaged& args, const char* op) {
+  const CacheSizes sizes = check_cache(args.cache, op);
+  const Tensor& q = args.q;
+  COHORT_CHECK(args.desc.mask == Mask::kCausal && args.desc.dropout.p == 0, "[", op,
+               "] expected a causal mask and no dropout");
+  COHORT_CHECK(q.rank() == 3 && q.dim(1) >= 1 && q.dim(1) % sizes.kv_heads == 0, "[", op,
+               "] expected q [T, H, D] with H a multiple of ", sizes.kv_heads, ", got ", q.str());
+  const int64_t tokens = q.dim(0);
+  const Device device = args.cache.k.device();
+  check_rows(q, {tokens, q.dim(1), sizes.head_dim}, args.cache.k.dtype(), op, "q", device);
+  check_tensor(args.o, q.shape(), q.dtype(), op, "o", device);
+  check_tensor(args.sequences, {tokens}, DType::kI32, op, "sequences", device);
+  check_tensor(args.positions, {tokens}, DType::kI32, op, "positions", device);
+  check_desc(args.desc, op);
+}
+
 }  // namespace
 
 void attention_forward(const AttentionForward& args) {
@@ -104,42 +141,37 @@ void attention_backward(const AttentionBackward& args) {
 }
 
 void rope_kv_write(const RopeKvWrite& args) {
-  constexpr const char* kOp = "rope_kv_write";
-  const CacheSizes sizes = check_cache(args.cache, kOp);
-  const Tensor &qkv = args.qkv, &table = args.table;
-  const int64_t tokens = args.sequences.numel(), dim = sizes.head_dim;
-  COHORT_CHECK(qkv.rank() == 3 && qkv.dim(1) > 2 * sizes.kv_heads, "[", kOp,
-               "] expected qkv [T, H + 2 Hkv, D] with ", sizes.kv_heads, " key heads, got ",
-               qkv.str());
-  const DType dtype = args.cache.k.dtype();
-  const Device device = args.cache.k.device();
-  check_tensor(qkv, {tokens, qkv.dim(1), dim}, dtype, kOp, "qkv", device);
-  check_tensor(args.sequences, {tokens}, DType::kI32, kOp, "sequences", device);
-  check_tensor(args.positions, {tokens}, DType::kI32, kOp, "positions", device);
-  if (table.defined()) {
-    COHORT_CHECK(dim % 2 == 0 && table.rank() == 2, "[", kOp,
-                 "] expected an even head size and a table, got ", qkv.str(), " and ", table.str());
-    check_tensor(table, {table.dim(0), dim}, accumulate_dtype(dtype), kOp, "table", device);
-  }
-  on_device<cpu::rope_kv_write, cuda::rope_kv_write>(device, args);
+  check_write(args, "rope_kv_write");
+  on_device<cpu::rope_kv_write, cuda::rope_kv_write>(args.cache.k.device(), args);
 }
 
 void attention_paged(const AttentionPaged& args) {
-  constexpr const char* kOp = "attention_paged";
-  const CacheSizes sizes = check_cache(args.cache, kOp);
-  const Tensor& q = args.q;
-  COHORT_CHECK(args.desc.mask == Mask::kCausal && args.desc.dropout.p == 0, "[", kOp,
-               "] expected a causal mask and no dropout");
-  COHORT_CHECK(q.rank() == 3 && q.dim(1) >= 1 && q.dim(1) % sizes.kv_heads == 0, "[", kOp,
-               "] expected q [T, H, D] with H a multiple of ", sizes.kv_heads, ", got ", q.str());
-  const int64_t tokens = q.dim(0);
+  check_paged(args, "attention_paged");
+  on_device<cpu::attention_paged, cuda::attention_paged>(args.cache.k.device(), args);
+}
+
+void attention_decode(const AttentionDecode& args) {
+  constexpr const char* kOp = "attention_decode";
   const Device device = args.cache.k.device();
-  check_rows(q, {tokens, q.dim(1), sizes.head_dim}, args.cache.k.dtype(), kOp, "q", device);
-  check_tensor(args.o, q.shape(), q.dtype(), kOp, "o", device);
-  check_tensor(args.sequences, {tokens}, DType::kI32, kOp, "sequences", device);
-  check_tensor(args.positions, {tokens}, DType::kI32, kOp, "positions", device);
-  check_desc(args.desc, kOp);
-  on_device<cpu::attention_paged, cuda::attention_paged>(device, args);
+  const RopeKvWrite write{.cache = args.cache,
+                          .qkv = args.qkv,
+                          .sequences = args.sequences,
+                          .positions = args.positions,
+                          .table = args.table};
+  check_write(write, kOp);
+  const int64_t heads = args.qkv.dim(1) - 2 * args.cache.k.dim(2);
+  const Tensor q = args.qkv.narrow(1, 0, heads);
+  const AttentionPaged attend{.o = args.o,
+                              .q = q,
+                              .cache = args.cache,
+                              .sequences = args.sequences,
+                              .positions = args.positions,
+                              .desc = args.desc};
+  check_paged(attend, kOp);
+  if constexpr (kWithCuda)
+    if (device.is_cuda() && !is_dry_run() && cuda::attention_decode(args)) return;
+  on_device<cpu::rope_kv_write, cuda::rope_kv_write>(device, write);
+  on_device<cpu::attention_paged, cuda::attention_paged>(device, attend);
 }
 
 }  // namespace cohort::kernels

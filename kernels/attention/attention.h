@@ -108,10 +108,6 @@ struct RopeKvWrite {
 };
 void rope_kv_write(const RopeKvWrite& args);
 
-// What the tokens of a call are: any, such as runs of a sequence's next tokens; or each of another
-// sequence. Results are the same; the latter, where it is true, is faster.
-enum class PagedWork { kPrefill, kDecode };
-
 // Prefill and decode in one: query token t of sequence sequences[t] at positions[t] attends to
 // cached keys 0..positions[t], or the window's last of them. Bits equal attention_forward's
 // (causal, no dropout; any other desc throws) for the same row. Tokens of a sequence that stand
@@ -125,9 +121,21 @@ struct AttentionPaged {
   const PagedKV& cache;
   const Tensor &sequences, &positions;  // [T] i32
   AttentionDesc desc = {};
-  PagedWork work = PagedWork::kPrefill;
 };
 void attention_paged(const AttentionPaged& args);
+
+// A decode step: rope_kv_write() and attention_paged() of one token of each of several sequences,
+// with their bits and for idle tokens, too. Tokens that are not idle must be of different
+// sequences. Whether the queries in qkv are rotated afterwards is not specified.
+struct AttentionDecode {
+  Tensor& o;  // [T, H, D]
+  PagedKV& cache;
+  Tensor& qkv;                          // [T, H + 2 Hkv, D]
+  const Tensor &sequences, &positions;  // [T] i32
+  const Tensor& table;                  // of rope_table(), [rows, D]; undefined: nothing is rotated
+  AttentionDesc desc = {};
+};
+void attention_decode(const AttentionDecode& args);
 
 namespace cpu {
 void attention_forward(const AttentionForward& args);
@@ -141,6 +149,8 @@ void attention_forward(const AttentionForward& args);
 void attention_backward(const AttentionBackward& args);
 void rope_kv_write(const RopeKvWrite& args);
 void attention_paged(const AttentionPaged& args);
+// In one kernel, if it takes the call; otherwise it does nothing and returns false.
+bool attention_decode(const AttentionDecode& args);
 }  // namespace cuda
 
 }  // namespace cohort::kernels

@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(kMaxGroup)
   const auto cols = static_cast<float>(layout.cols);
   typename RowSlice<T>::Packs x, w;
 
+  if (layout.tiles == 1) at.load(p.w, 0, w);  // on its way together with the row
   float sum = 0;  // of the elements for a layer norm, of their squares for an RMS norm
   for (int tile = 0; tile < layout.tiles; ++tile) {
     load_row<T, kResidual>(at, p, start, tile, x);
@@ -72,7 +73,6 @@ __global__ void __launch_bounds__(kMaxGroup)
         sum = kLayer ? sum + v : fmaf(v, v, sum);
       }
   }
-  if (layout.tiles == 1) at.load(p.w, 0, w);  // on its way during the reduction
   sum = group_reduce(sum, at.group, scratch[0], Plus{});
   float mean = 0, squares = sum;
   if constexpr (kLayer) {

@@ -11,6 +11,8 @@ namespace cohort::kernels::cuda {
 
 inline constexpr int kRowPacks = 4;  // packs that a thread holds, where a kernel does not say
 inline constexpr int kMaxGroup = 512;
+// Fewer blocks than this leave multiprocessors of an H100 without one.
+inline constexpr unsigned kFewBlocks = 132;
 
 struct RowLayout {
   int64_t rows = 0;
@@ -23,8 +25,13 @@ struct RowLayout {
   int threads() const { return std::max(128, group()); }
   // Blocks if each has its rows once.
   unsigned blocks() const { return blocks_for(rows, threads() / group()); }
+  // For kernels whose rows have nothing to do with each other: of few rows, a block has one, or as
+  // many as a warp has, so that they are read through more multiprocessors.
   LaunchShape launch_shape(Start start = Start::kAfterPrevious) const {
-    return {.grid = blocks(), .block = static_cast<unsigned>(threads()), .start = start};
+    const int block = blocks() < kFewBlocks ? std::max(32, group()) : threads();
+    return {.grid = blocks_for(rows, block / group()),
+            .block = static_cast<unsigned>(block),
+            .start = start};
   }
 };
 

@@ -7,6 +7,9 @@
 // stage holds 128 columns as two boxes of 64 (128 bytes), swizzled by the copy engine so that
 // ldmatrix has no bank conflicts. The registers for a box are loaded while the box before it is
 // multiplied: a chain waits for nothing but itself.
+//
+// Where the outputs are gated, half of a tile's rows of w are of the gate and half, the same ones,
+// of up. A warp has both for its outputs, so that they meet in its registers.
 #include "kernels/cuda/skinny.h"
 
 #include <algorithm>
@@ -23,19 +26,33 @@ constexpr int kBox = 64, kStageColumns = 2 * kBox, kRowBytes = kBox * int{sizeof
 constexpr int kSharedPerSm = 227 << 10, kSharedReserved = 1 << 10;  // of sm_90, for a block
 
 struct Sizes {
-  int m, n, k;
+  int m, n, k;  // n: outputs of a row of x
   int tiles;
   int shift;  // 1 << shift tiles share rows of w; they are neighbours, so that w is read once
 };
 
-// How a block of `Out` is made: its tile, the part of a warp, the stages of its ring.
-template <class Out_, int kTokens_, int kRows_, int kWarpTokens_, int kWarpRows_, int kStages_>
+// What becomes of the sums.
+template <class Out>
+struct Target {
+  Out* y;
+  const Bf16* bias;
+  GatedOp op;  // with two parts
+};
+
+// How a block of `Out` is made: its tile, the part of a warp, the stages of its ring. The rows of w
+// of a tile, and those of a warp, are of kParts parts of w: one, or gate and up.
+template <class Out_, int kTokens_, int kRows_, int kWarpTokens_, int kWarpRows_, int kStages_,
+          int kParts_ = 1>
 struct Tiling {
   using Out = Out_;
   static constexpr int kTokens = kTokens_, kRows = kRows_, kStages = kStages_;
   static constexpr int kWarpTokens = kWarpTokens_, kWarpRows = kWarpRows_;
+  static constexpr int kParts = kParts_;
+  static constexpr int kPartRows = kRows / kParts, kWarpPartRows = kWarpRows / kParts;
   static constexpr int kAcross = kTokens / kWarpTokens;
-  static constexpr int kConsumers = kAcross * (kRows / kWarpRows);  // warps that multiply
+  // Warps that multiply. The last ones may have rows past the tile's: what lies behind it in the
+  // stage is multiplied, too, and not written.
+  static constexpr int kConsumers = kAcross * ((kPartRows + kWarpPartRows - 1) / kWarpPartRows);
   static constexpr int kThreads = 32 * (kConsumers + 2);
   // A stage: the two boxes of w, then those of x.
   static constexpr int kBytesW = 2 * kRows * kRowBytes, kBytesX = 2 * kTokens * kRowBytes;
@@ -45,14 +62,15 @@ struct Tiling {
   static constexpr int kBlocksPerSm =
       (kSharedPerSm + kSharedReserved) / (kShared + kSharedReserved);
 
-  // The first row of x and of w in a tile.
+  // The first row of x, and of each part of w, in a tile.
   static __device__ int first_token(const Sizes& size, int tile) {
     return (tile & ((1 << size.shift) - 1)) * kTokens;
   }
   static __device__ int first_row(const Sizes& size, int tile) {
-    return (tile >> size.shift) * kRows;
+    return (tile >> size.shift) * kPartRows;
   }
-  static_assert(kRows % 8 == 0 && kTokens % 16 == 0 && kStages <= kThreads && kBlocksPerSm > 0);
+  static_assert(kPartRows % 8 == 0 && kWarpPartRows % 8 == 0 && kTokens % 16 == 0 &&
+                kStages <= kThreads && kBlocksPerSm > 0);
 };
 
 // Where a block is in the ring.
@@ -82,17 +100,27 @@ __device__ void copy_pieces(const CUtensorMap* map, bool is_w, Ring<T> ring, con
       // A stage that was never full is empty; the first one to be emptied ends a phase of parity 0.
       if (!first_round) barrier_wait(ring.empty(), ring.parity ^ 1);
       barrier_arrive_expect(ring.full(), is_w ? T::kBytesW : T::kBytesX);
-      tma_load(ring.at() + (is_w ? 0 : T::kBytesW), map, 0, row, box, ring.full());
+      tma_load(ring.at() + (is_w ? 0 : T::kBytesW), map, {0, row, 0, box}, ring.full());
       ring.advance();
       first_round = first_round && ring.stage > 0;
     }
   }
 }
 
-// A warp's part of a tile: kA tiles of 16 rows of x times kB of 8 rows of w.
+// What the elementwise kernel of the op makes of these.
+template <class Op, class Out>
+__device__ Pack<Out, 2> gated(const Pack<Out, 2>& gate, const Pack<Out, 2>& up) {
+  Pack<Out, 2> y;
+#pragma unroll
+  for (int e = 0; e < 2; ++e)
+    y.v[e] = from_float<Out>(Op::forward(to_float(gate.v[e]), to_float(up.v[e])));
+  return y;
+}
+
+// A warp's part of a tile: kA tiles of 16 rows of x times kB of 8 rows of w, kPartB of each part.
 template <class T>
 struct WarpTile {
-  static constexpr int kA = T::kWarpTokens / 16, kB = T::kWarpRows / 8;
+  static constexpr int kA = T::kWarpTokens / 16, kB = T::kWarpRows / 8, kPartB = kB / T::kParts;
   // The operands of a box: four steps of 16 columns, and of w two halves of two steps.
   struct Operands {
     uint32_t x[4][kA][4], w[2][kB][4];
@@ -102,7 +130,7 @@ struct WarpTile {
 
   __device__ WarpTile(int warp, int lane)
       : from_x(T::kBytesW + (warp % T::kAcross * T::kWarpTokens + lane % 16) * kRowBytes),
-        from_w((warp / T::kAcross * T::kWarpRows + lane % 8) * kRowBytes),
+        from_w((warp / T::kAcross * T::kWarpPartRows + lane % 8) * kRowBytes),
         swizzle_x((lane / 16 ^ lane % 8) * 16),
         swizzle_w((lane / 8 ^ lane % 8) * 16) {}
 
@@ -116,8 +144,11 @@ struct WarpTile {
       if (step % 2 == 1) continue;
 #pragma unroll
       for (int j = 0; j < kB; ++j)
-        load_matrices(to.w[step / 2][j], stage + from_w + (box * T::kRows + j * 8) * kRowBytes +
-                                             (swizzle_w ^ step * 32));
+        load_matrices(
+            to.w[step / 2][j],
+            stage + from_w +
+                (box * T::kRows + j / kPartB * T::kPartRows + j % kPartB * 8) * kRowBytes +
+                (swizzle_w ^ step * 32));
     }
   }
 
@@ -133,33 +164,57 @@ struct WarpTile {
                    box.w[step / 2][j][step % 2 * 2 + 1]);
   }
 
-  // Writes the tile's outputs and starts the next sums.
-  __device__ void finish(typename T::Out* y, const Bf16* bias, const Sizes& size, int tile) {
+  // Writes the tile's outputs, each of the values that its parts have there, and starts the next
+  // sums.
+  template <class Output>
+  __device__ void finish(const Target<typename T::Out>& to, const Sizes& size, int tile,
+                         const Output& output) {
+    using Pair = Pack<typename T::Out, 2>;
     const int warp = threadIdx.x / 32, group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
     const int m0 = T::first_token(size, tile) + warp % T::kAcross * T::kWarpTokens + group;
-    const int n0 = T::first_row(size, tile) + warp / T::kAcross * T::kWarpRows + quad * 2;
+    const int row0 = warp / T::kAcross * T::kWarpPartRows + quad * 2;  // in the tile
 #pragma unroll
-    for (int j = 0; j < kB; ++j) {
-      const int n = n0 + j * 8;
-      const bool inside = n < size.n;  // N is even
-      const float b0 = inside && bias != nullptr ? to_float(bias[n]) : 0;
-      const float b1 = inside && bias != nullptr ? to_float(bias[n + 1]) : 0;
+    for (int j = 0; j < kPartB; ++j) {
+      const int row = row0 + j * 8, n = T::first_row(size, tile) + row;
+      const bool inside = row < T::kPartRows && n < size.n;  // N is even
+      float bias[T::kParts][2] = {};
+      if (inside && to.bias != nullptr)
+#pragma unroll
+        for (int part = 0; part < T::kParts; ++part)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) bias[part][e] = to_float(to.bias[part * size.n + n + e]);
 #pragma unroll
       for (int i = 0; i < kA; ++i)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const int m = m0 + i * 16 + h * 8;
-          float(&c)[4] = sum[i][j];
-          if (inside && m < size.m) {
-            // Without a bias nothing is added: -0 + 0 is +0.
-            const float u = bias != nullptr ? c[2 * h] + b0 : c[2 * h];
-            const float v = bias != nullptr ? c[2 * h + 1] + b1 : c[2 * h + 1];
-            store_pack(y + int64_t{m} * size.n + n,
-                       Pack<typename T::Out, 2>{
-                           {from_float<typename T::Out>(u), from_float<typename T::Out>(v)}});
-          }
-          c[2 * h] = c[2 * h + 1] = 0;
+          Pair values[T::kParts];
+#pragma unroll
+          for (int part = 0; part < T::kParts; ++part)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              float& c = sum[i][part * kPartB + j][2 * h + e];
+              // Without a bias nothing is added: -0 + 0 is +0.
+              values[part].v[e] =
+                  from_float<typename T::Out>(to.bias != nullptr ? c + bias[part][e] : c);
+              c = 0;
+            }
+          if (inside && m < size.m) store_pack(to.y + int64_t{m} * size.n + n, output(values));
         }
+    }
+  }
+  __device__ void finish(const Target<typename T::Out>& to, const Sizes& size, int tile) {
+    using Pair = Pack<typename T::Out, 2>;
+    if constexpr (T::kParts == 1) {
+      finish(to, size, tile, [](const Pair(&sums)[1]) { return sums[0]; });
+    } else {
+      switch (to.op) {
+#define COHORT_FINISH(Op, name) \
+  case GatedOp::k##Op:          \
+    return finish(to, size, tile, [](const Pair(&v)[2]) { return gated<Op>(v[0], v[1]); });
+        COHORT_GATED_OPS(COHORT_FINISH)
+#undef COHORT_FINISH
+      }
     }
   }
 };
@@ -168,8 +223,7 @@ struct WarpTile {
 // is cut there because the compiler moves loads within a turn only, and to just before their step
 // where that is in another one.
 template <class T>
-__device__ void multiply_tiles(typename T::Out* y, const Bf16* bias, Ring<T> ring,
-                               const Sizes& size) {
+__device__ void multiply_tiles(const Target<typename T::Out>& to, Ring<T> ring, const Sizes& size) {
   const int lane = threadIdx.x % 32, stages = size.k / kStageColumns;
   WarpTile<T> part(threadIdx.x / 32, lane);
   typename WarpTile<T>::Operands even, odd;  // boxes
@@ -207,13 +261,13 @@ __device__ void multiply_tiles(typename T::Out* y, const Bf16* bias, Ring<T> rin
     }
     part.template multiply<1, 4>(odd);
     release(empty);
-    part.finish(y, bias, size, tile);
+    part.finish(to, size, tile);
   }
 }
 
 template <class T>
 __global__ void __launch_bounds__(T::kThreads)
-    skinny_kernel(typename T::Out* y, const Bf16* bias, const __grid_constant__ CUtensorMap x,
+    skinny_kernel(const Target<typename T::Out> to, const __grid_constant__ CUtensorMap x,
                   const __grid_constant__ CUtensorMap w, const Sizes size) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ char shared[];
@@ -231,46 +285,32 @@ __global__ void __launch_bounds__(T::kThreads)
   let_next_start();
   wait_for_previous();
   if (!is_w && !is_x)
-    multiply_tiles<T>(y, bias, ring, size);
+    multiply_tiles<T>(to, ring, size);
   else if (thread % 32 == 0)
     copy_pieces<T>(is_w ? &w : &x, is_w, ring, size);
 #endif
 }
 
-// Describes t[rows, cols] to the copy engine as [cols / 64, rows, 64], of which a stage takes
-// [2, box_rows, 64].
-CUtensorMap describe(const Tensor& t, int box_rows) {
-  using Encode = decltype(&cuTensorMapEncodeTiled);
-  static const auto encode = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    COHORT_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                                       cudaEnableDefault, &found));
-    COHORT_CHECK(found == cudaDriverEntryPointSuccess,
-                 "[skinny] the driver has no cuTensorMapEncodeTiled");
-    return reinterpret_cast<Encode>(function);
-  }();
-  const auto rows = static_cast<cuuint64_t>(t.rows()), cols = static_cast<cuuint64_t>(t.cols());
-  const cuuint64_t sizes[] = {kBox, rows, cols / kBox},
-                   strides[] = {cols * sizeof(Bf16), kRowBytes};
-  const cuuint32_t box[] = {kBox, static_cast<cuuint32_t>(box_rows), 2}, steps[] = {1, 1, 1};
-  CUtensorMap map;
-  const CUresult result =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(t.raw()), sizes, strides,
-             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  COHORT_CHECK(result == CUDA_SUCCESS, "[skinny] the copy engine does not take ", t.str(),
-               ", error ", static_cast<int>(result));
-  return map;
+// Describes t[parts rows, cols] to the copy engine as [cols / 64, parts, rows, 64], of which a
+// stage takes [2, parts, box_rows, 64].
+CUtensorMap describe(const Tensor& t, int parts, int box_rows) {
+  const auto rows = static_cast<cuuint64_t>(t.rows() / parts),
+             cols = static_cast<cuuint64_t>(t.cols());
+  return tma_describe(
+      {.t = t,
+       .sizes = {kBox, rows, static_cast<cuuint64_t>(parts), cols / kBox},
+       .strides = {cols * sizeof(Bf16), rows * cols * sizeof(Bf16), kRowBytes},
+       .box = {kBox, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(parts), 2}});
 }
 
+// `op` is for tiles of two parts.
 template <class T>
-void run(const SkinnyProduct& args) {
+void run(const SkinnyProduct& args, GatedOp op = {}) {
   Sizes size{.m = static_cast<int>(args.x.rows()),
-             .n = static_cast<int>(args.w.rows()),
+             .n = static_cast<int>(args.y.cols()),
              .k = static_cast<int>(args.x.cols())};
   size.shift = size.m > T::kTokens ? 1 : 0;
-  size.tiles = ((size.n + T::kRows - 1) / T::kRows) << size.shift;
+  size.tiles = ((size.n + T::kPartRows - 1) / T::kPartRows) << size.shift;
   const Device device = args.x.device();
   int multiprocessors = 0;
   COHORT_CUDA_CHECK(
@@ -281,8 +321,9 @@ void run(const SkinnyProduct& args) {
           .block = T::kThreads,
           .shared_bytes = T::kShared,
           .start = Start::kBesidePrevious},
-         device, pointer<typename T::Out>(args.y), pointer<Bf16>(args.bias),
-         describe(args.x, T::kTokens), describe(args.w, T::kRows), size);
+         device,
+         Target<typename T::Out>{pointer<typename T::Out>(args.y), pointer<Bf16>(args.bias), op},
+         describe(args.x, 1, T::kTokens), describe(args.w, T::kParts, T::kPartRows), size);
 }
 
 // Numbers of rows of w, measured on an H200 (132 multiprocessors): up to kFew, tiles of 16 give
@@ -331,6 +372,21 @@ void skinny_product(const SkinnyProduct& args) {
     dispatch<float>(args);
   else
     dispatch<Bf16>(args);
+}
+
+bool is_gated_skinny(const SkinnySize& size, Device device) {
+  return size.n >= kMany && is_skinny(size, device);
+}
+
+void gated_skinny_product(const SkinnyProduct& args, GatedOp op) {
+  const int64_t m = args.x.rows();
+  COHORT_CHECK(is_gated_skinny({m, args.w.rows(), args.x.cols()}, args.x.device()),
+               "[skinny] does not take ", args.x.str(), " times ", args.w.str(), " gated");
+  if (m <= 16) return run<Tiling<Bf16, 16, 80, 16, 16, 5, 2>>(args, op);
+  if (m <= 32) return run<Tiling<Bf16, 32, 80, 32, 16, 4, 2>>(args, op);
+  // A warp of few rows of w would read x, which all of them need, more often than shared memory
+  // gives it: two warps have 24 rows of each part and two 16 (and 8 for nothing).
+  run<Tiling<Bf16, 64, 80, 32, 48, 4, 2>>(args, op);
 }
 
 }  // namespace cohort::kernels::cuda

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "core/cuda.h"
+
 namespace cohort::kernels::cuda {
 
 // A barrier's phase ends when `arrivals` threads have arrived and all announced bytes are there.
@@ -45,19 +47,58 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       : "memory");
 }
 
-// Starts the copy of the box at (x, y, z) of a tensor to shared memory (aligned to 1 KiB for the
+// A place in a tensor of four dimensions, the innermost first.
+struct TmaPlace {
+  int at[4];
+};
+// Starts the copy of the box at `from` of a tensor to shared memory (aligned to 1 KiB for the
 // swizzle of 128 bytes); what lies outside the tensor becomes zeros. One thread calls it.
-__device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, int x, int y, int z,
+__device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, const TmaPlace& from,
                                          uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
-      "{%2, %3, %4}], [%5];\n" ::"r"(to),
-      "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+      "{%2, %3, %4, %5}], [%6];\n" ::"r"(to),
+      "l"(map), "r"(from.at[0]), "r"(from.at[1]), "r"(from.at[2]), "r"(from.at[3]), "r"(barrier)
       : "memory");
+}
+// Orders what this thread has written to shared memory before copies to it that are started after
+// the next barrier of the block.
+__device__ __forceinline__ void fence_before_tma() {
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 // Fetches the description of a tensor, which the first copy would wait for.
 __device__ __forceinline__ void tma_prefetch(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
+}
+
+// A bf16 tensor as the copy engine sees it, the innermost dimension first: elements, bytes from one
+// to the next of all dimensions but the innermost, and elements of a box, whose rows of up to 128
+// bytes are swizzled by that period.
+struct TmaTensor {
+  const Tensor& t;
+  cuuint64_t sizes[4], strides[3];
+  cuuint32_t box[4];
+};
+inline CUtensorMap tma_describe(const TmaTensor& in) {
+  using Encode = decltype(&cuTensorMapEncodeTiled);
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    COHORT_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                       cudaEnableDefault, &found));
+    COHORT_CHECK(found == cudaDriverEntryPointSuccess,
+                 "[tma] the driver has no cuTensorMapEncodeTiled");
+    return reinterpret_cast<Encode>(function);
+  }();
+  const cuuint32_t steps[] = {1, 1, 1, 1};
+  CUtensorMap map;
+  const CUresult result =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(in.t.raw()), in.sizes,
+             in.strides, in.box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  COHORT_CHECK(result == CUDA_SUCCESS, "[tma] the copy engine does not take ", in.t.str(),
+               ", error ", static_cast<int>(result));
+  return map;
 }
 
 }  // namespace cohort::kernels::cuda

@@ -2,6 +2,7 @@
 // CPU, the cache and the work on any device.
 #pragma once
 
+#include <algorithm>
 #include <numeric>
 
 #include "core/rng.h"
@@ -39,8 +40,24 @@ struct Step {
   int64_t sequence, begin, end;  // positions of one sequence
 };
 
+// A decode step, rotated by `table` if it is defined, does to o and the cache what a write and
+// attention do; o and the cache are those from before.
+inline void expect_decode(Tensor o, const kernels::PagedKV& cache, const Tensor& qkv,
+                          const Tensor& sequences, const Tensor& positions, const Tensor& table,
+                          const kernels::AttentionDesc& desc) {
+  kernels::PagedKV fused{cache.k.clone(), cache.v.clone(), cache.block_table},
+      composed{cache.k.clone(), cache.v.clone(), cache.block_table};
+  Tensor once = qkv.clone(), rotated = qkv.clone(), expected = o.clone();
+  kernels::rope_kv_write({composed, rotated, sequences, positions, table});
+  const Tensor q = rotated.narrow(1, 0, o.dim(1));
+  kernels::attention_paged({expected, q, composed, sequences, positions, desc});
+  kernels::attention_decode({o, fused, once, sequences, positions, table, desc});
+  EXPECT_TRUE(bit_equal(o, expected));
+  EXPECT_TRUE(bit_equal(fused.k, composed.k) && bit_equal(fused.v, composed.v));
+}
+
 // Gathers the steps' tokens into one batch, writes the cache, attends on its device, and puts o
-// back into `all`. What attention calls the work changes nothing.
+// back into `all`. Tokens of different sequences are a decode step, too.
 inline void run_step(kernels::PagedKV& cache, const AttentionCase& c,
                      const std::vector<Step>& steps, Tensor& all) {
   std::vector<int32_t> sequences, positions;
@@ -61,19 +78,18 @@ inline void run_step(kernels::PagedKV& cache, const AttentionCase& c,
   };
   const Tensor seq = Tensor::from(sequences).to(device), pos = Tensor::from(positions).to(device);
   Tensor qkv = side_by_side(gather(c.q), gather(c.k), gather(c.v));
+  const bool different = std::all_of(steps.begin(), steps.end(), [&](const Step& s) {
+    return s.end == s.begin + 1 && std::count_if(steps.begin(), steps.end(), [&](const Step& t) {
+                                     return t.sequence == s.sequence;
+                                   }) == 1;
+  });
+  if (different)
+    expect_decode(Tensor::full({seq.numel(), c.q.dim(1), c.q.dim(2)}, NAN, c.q.dtype(), device),
+                  cache, qkv, seq, pos, {}, c.desc);
   kernels::rope_kv_write({cache, qkv, seq, pos, {}});
   const Tensor q = qkv.narrow(1, 0, c.q.dim(1));
   Tensor o = Tensor::full(q.shape(), NAN, q.dtype(), device);
   kernels::attention_paged({o, q, cache, seq, pos, c.desc});
-  Tensor decoded = Tensor::full(q.shape(), NAN, q.dtype(), device);
-  kernels::attention_paged({.o = decoded,
-                            .q = q,
-                            .cache = cache,
-                            .sequences = seq,
-                            .positions = pos,
-                            .desc = c.desc,
-                            .work = kernels::PagedWork::kDecode});
-  EXPECT_TRUE(bit_equal(decoded, o));
   o = o.to(Device{});
   for (size_t i = 0; i < tokens.size(); ++i)
     all.select(0, tokens[i]).copy_(o.select(0, static_cast<int64_t>(i)));

@@ -292,6 +292,42 @@ TEST(CudaAttentionPaged, WriteRotatesAsRopeDoes) {
       }
 }
 
+// Decode steps of one kernel and composed: idle tokens, tokens whose block is missing, positions
+// outside of the rotary table and of the block table, and shapes that have no kernel of their own.
+TEST(CudaAttentionDecode, IsTheWriteAndTheAttention) {
+  COHORT_REQUIRE_GPU(device);
+  Rng rng(12, rng_stream(kTestPurpose, 9));
+  const auto place = [&](const std::vector<int32_t>& v) { return Tensor::from(v).to(device); };
+  for (const DType dtype : kCudaTypes)
+    for (const int64_t dim : {16, 24, 64, 80, 96, 128, 256})
+      for (const int64_t group : {1, 7, 20})
+        for (const int64_t block : {4, 8, 16, 64, 256}) {
+          SCOPED_TRACE(
+              str(dtype_name(dtype), ", D ", dim, ", group ", group, ", blocks of ", block));
+          const AttentionCase c =
+              make_case({.heads = 2 * group, .kv_heads = 2, .dim = dim, .dtype = dtype},
+                        {{1, 300}, {2, 7}, {3, 129}, {4, 128}, {5, 1}});
+          PagedKV cache = make_cache(c, block, rng, device);
+          // All but the last token of each sequence; it has a block, and -1 stands after it.
+          Tensor all = Tensor::full(c.q.shape(), NAN, c.q.dtype());
+          run_step(cache, c, {{0, 0, 299}, {1, 0, 6}, {2, 0, 128}, {3, 0, 127}}, all);
+          const Tensor table =
+              kernels::rope_table(290, kernels::rope_frequencies(dim, 100), 1, DType::kF32)
+                  .to(device);
+          const Tensor qkv = side_by_side(c.q, c.k, c.v).narrow(0, 0, 7).clone().to(device);
+          const Tensor sequences = place({2, 4, -1, 0, 1, 3, 9});
+          const auto end = static_cast<int32_t>(cache.block_table.dim(1) * block);
+          // Of sequences 0 and 3, which have 300 and 128 tokens.
+          for (const auto& [first, third] :
+               {std::pair{299, 127}, {10, 128}, {end, 63}, {end + 5, 0}})
+            for (const Tensor& angles : {table, Tensor()}) {
+              const Tensor o = Tensor::full({7, 2 * group, dim}, NAN, dtype, device);
+              expect_decode(o, cache, qkv, sequences, place({128, 0, 5, first, 6, third, 0}),
+                            angles, {});
+            }
+        }
+}
+
 // Nothing is checked on the device, but nothing outside the cache is touched either. All keys weigh
 // the same here, and values are 1, so that a token gets the share of its keys that the cache has:
 // of (0, 4) four of five, of (1, 3) two of four; (0, -1) is idle and (0, 6) counts as (0, 5).

@@ -1,157 +1,214 @@
-// attention_paged() in bf16 for single tokens on sm_90: decoding. A step is bound by reading keys
-// and values where there are many sequences, and by how long one takes where there are few.
+// attention_decode() in bf16 on sm_90. A step is bound by reading keys and values where there are
+// many sequences, and by how long one takes where there are few.
 //
-// A block has one token and the query heads that share a key head, up to 16 rows, and goes over the
-// tiles of keys of its chunks. All warps share the rows: each computes S and P for a share of the
-// tile's keys and O for a share of the head dim. Between them go round, in shared memory, the row
-// max, P in f32 (for l, whose order is that of one thread that sees all keys) and P in bf16 (for P
-// V). Several tiles are on their way at a time; the table's entries for the next one are fetched a
-// tile earlier.
+// A block has one token and the query heads that share a key head, up to 16 rows, which it rotates,
+// and goes over the tiles of keys of its chunks. The token's own key and value go to the cache and,
+// without waiting for that, into the tile that they belong to. All warps share the rows: each
+// computes S and P for a share of the tile's keys and O for a share of the head dim. Between them
+// go round, in shared memory, the row max, P in f32 (for l, whose order is that of one thread that
+// sees all keys) and P in bf16 (for P V). Two warps more have the copy engine bring keys and
+// values, several tiles at a time: a lane asks for a box of one block of the cache and 64 columns,
+// whose rows of 128 bytes are swizzled for ldmatrix. Operands are asked for before the first
+// product of a chain, which would wait for each in turn.
 //
 // Where there are fewer blocks than the device can run, those of a cluster share the rows' chunks:
 // block b takes chunks b, b + size, ... of those that the rows see. After each round every block
 // joins a share of O's elements, reading the chunks' in ascending order from the shared memory of
 // the others; one chunk of one block is the same with nothing to wait for.
-#include "kernels/attention/cuda/attend.cuh"
+#include <bit>
+
+#include "kernels/attention/cuda/attention.cuh"
 #include "kernels/attention/cuda/cluster.cuh"
 #include "kernels/attention/cuda/paged.cuh"
+#include "kernels/cuda/rotate.cuh"
+#include "kernels/cuda/tma.cuh"
 
 namespace cohort::kernels::cuda {
 namespace {
 
 using Bf16 = __nv_bfloat16;
+constexpr int kBoxColumns = 64, kRowBytes = kBoxColumns * int{sizeof(Bf16)};
 
 struct DecodeProblem {
-  const Bf16 *q, *k, *v;
-  Bf16* o;
+  const Bf16* qkv;
+  Bf16 *o, *k_cache, *v_cache;
   const int32_t *sequences, *positions;
   PageTable table;
-  int64_t q_stride;
-  int heads, kv_heads;
-  int parts;  // blocks that the heads of a group need
-  AttendParams params;
+  RopeTable rope;
+  int heads, kv_heads, head_dim;
+  int parts;        // blocks that the heads of a group need
+  int block_shift;  // 1 << block_shift tokens make a block of the cache
+  int box_tokens;   // a copy's, of one block of the cache
+  float c;          // exponents of 2 per unit of score
+  int window;       // how many keys a row sees at most
 };
 
 template <int kDim_, int kStages_>
 struct DecodeShape {
   static constexpr int kDim = kDim_, kStages = kStages_;
-  static constexpr int kWarps = 4, kThreads = 32 * kWarps, kRows = 16;
+  // Warps that compute; two more copy keys and values.
+  static constexpr int kWarps = 4, kComputing = 32 * kWarps, kThreads = kComputing + 64;
+  static constexpr int kRows = 16;
   static constexpr int kKeys = kTileKeys<kDim>, kGroups = kKeys / 16;
   static constexpr int kChunkTiles = kAttentionChunk / kKeys;
-  // A warp's share of the tile's groups of 16 keys, of its rows to load, and of the head dim.
+  // A warp's share of the tile's groups of 16 keys, and of the head dim in columns.
   static constexpr int kOwnGroups = kGroups / kWarps, kOwnKeys = 16 * kOwnGroups;
   static constexpr int kOwnColumns = kDim / kWarps;
+  // A stage has keys, then values, each as kDim / 64 boxes of [kKeys, 64].
   static constexpr int kTileBytes = 2 * kKeys * kDim;
   // P takes the place of the tile's keys: in f32, rows off the multiples of 32 banks, then in bf16.
   static constexpr int kScoreStride = kKeys + 8, kScoreBytes = 4 * kRows * kScoreStride;
   static_assert(kScoreBytes + 2 * kRows * kKeys <= kTileBytes);
-  // Elements of O that a thread joins and writes, in packs of 4, if its block is alone.
-  static constexpr int kPacks = kRows * kDim / 4 / kThreads;
-  // After the stages of keys and values: the queries, O of a chunk, its states, the row max of each
-  // warp's keys, alpha.
-  static constexpr int kQueries = 2 * kStages * kTileBytes;
-  static constexpr int kOutputs = kQueries + 2 * kRows * kDim;
-  static constexpr int kStates = kOutputs + 4 * kRows * kDim;
+  // Packs of 4 elements of O that a thread joins and writes, if its block is alone.
+  static constexpr int kPacks = kRows * kDim / 4 / kComputing;
+  // After the stages: O of a chunk, and before it the queries; the token's key and value; states of
+  // the chunk, the row max of each warp's keys, alpha, barriers.
+  static constexpr int kOutputs = 2 * kStages * kTileBytes;
+  static constexpr int kNewKey = kOutputs + 4 * kRows * kDim, kNewValue = kNewKey + 2 * kDim;
+  static constexpr int kStates = kNewValue + 2 * kDim;
   static constexpr int kMaxima = kStates + kRows * int{sizeof(ChunkState)};
   static constexpr int kAlphas = kMaxima + 4 * kWarps * kRows;
-  static constexpr size_t kSharedBytes = kAlphas + 4 * kRows;
+  static constexpr int kBarriers = kAlphas + 4 * kRows;
+  // Boxes are aligned to 1 KiB, the period of the swizzle.
+  static constexpr size_t kSharedBytes = 1024 + kBarriers + 3 * kStages * sizeof(uint64_t);
+  static constexpr int kBlocksPerSm = (228 << 10) / (kSharedBytes + 1024);  // of sm_90
 };
+
+// Byte offset of 8 columns of a row in a tile.
+template <class Shape>
+__device__ __forceinline__ uint32_t box_offset(int row, int chunk) {
+  return static_cast<uint32_t>(((chunk / 8) * Shape::kKeys + row) * kRowBytes +
+                               ((chunk % 8) ^ (row & 7)) * 16);
+}
 
 // The block's rows, and the tiles that its keys lie in.
 struct DecodeRows {
-  const Bf16 *q, *k, *v;
+  const Bf16 *q, *k, *v;  // the token's own
   Bf16* o;
   const int32_t* blocks;  // the sequence's row of the table; null: the token is idle
-  int count, head_dim;    // rows, and their length
-  int visible;            // they see the window's last of keys 0 .. visible - 1
+  int position, kv_head;
+  int count;     // rows
+  int64_t slot;  // of the token in the cache; negative: it has none
+  int visible;   // the rows see the window's last of keys 0 .. visible - 1
   int first_tile, tiles;
 
   __device__ DecodeRows(const DecodeProblem& p, int keys_per_tile) {
     const int64_t token = blockIdx.x;
-    const int kv_head = static_cast<int>(blockIdx.y) / p.parts, group = p.heads / p.kv_heads;
+    const int group = p.heads / p.kv_heads;
     const int in_group = static_cast<int>(blockIdx.y) % p.parts * 16;
-    const int head = kv_head * group + in_group;
-    const int64_t dim = head_dim = p.params.head_dim;
-    const int position = p.positions[token], sequence = p.sequences[token];
-    q = p.q + token * p.q_stride + head * dim;
-    k = p.k + kv_head * dim;
-    v = p.v + kv_head * dim;
-    o = p.o + (token * p.heads + head) * dim;
+    kv_head = static_cast<int>(blockIdx.y) / p.parts;
+    const int64_t head = kv_head * group + in_group;
+    const int sequence = p.sequences[token];
+    position = p.positions[token];
+    q = p.qkv + (token * (p.heads + 2 * p.kv_heads) + head) * p.head_dim;
+    k = q + (p.heads + kv_head - head) * p.head_dim;
+    v = k + p.kv_heads * p.head_dim;
+    o = p.o + (token * p.heads + head) * p.head_dim;
     blocks = position >= 0 && p.table.has(sequence) ? p.table.row(sequence) : nullptr;
+    slot = blocks != nullptr ? p.table.slot(blocks, position) : -1;
     count = min(16, group - in_group);
     visible = p.table.keys_of(position);
-    first_tile = max(0, visible - p.params.window) / keys_per_tile;
+    first_tile = max(0, visible - p.window) / keys_per_tile;
     tiles = (visible + keys_per_tile - 1) / keys_per_tile;
   }
-  __device__ const Bf16* query(int r) const { return r < count ? q + r * head_dim : nullptr; }
 };
 
-// Loads the block's tiles one after the other. A lane knows where one row of the next tile lies.
+// Where a warp is in the ring of stages.
 template <class Shape>
-class TileLoader {
+struct TileRing {
+  uint32_t base;
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ uint32_t keys() const { return base + 2 * stage * Shape::kTileBytes; }
+  __device__ uint32_t values() const { return keys() + Shape::kTileBytes; }
+  __device__ uint32_t keys_full() const { return base + Shape::kBarriers + 24 * stage; }
+  __device__ uint32_t values_full() const { return keys_full() + 8; }
+  __device__ uint32_t empty() const { return keys_full() + 16; }
+  __device__ void advance() {
+    if (++stage < Shape::kStages) return;
+    stage = 0;
+    parity ^= 1;
+  }
+};
+
+// The tiles of a block: those of its chunks, `blocks` chunks apart.
+template <class Shape>
+__device__ __forceinline__ int next_tile(int tile, int blocks) {
+  const bool ends_chunk = (tile + 1) % Shape::kChunkTiles == 0;
+  return tile + 1 + (ends_chunk ? (blocks - 1) * Shape::kChunkTiles : 0);
+}
+
+// A warp that loads the keys, or the values, of the block's tiles.
+template <class Shape>
+class TileCopier {
  public:
-  __device__ TileLoader(const DecodeProblem& problem, const DecodeRows& rows, int tile, int step)
-      : problem_(problem), rows_(rows), tile_(tile), step_(step) {
-    find();
+  // The lane copies a box of each tile: from this row and column of boxes on.
+  __device__ TileCopier(const CUtensorMap* map, const TileRing<Shape>& ring,
+                        const DecodeProblem& problem, const DecodeRows& rows, int tile, int blocks)
+      : map_(map), ring_(ring), problem_(problem), rows_(rows), blocks_(blocks) {
+    const int lane = static_cast<int>(threadIdx.x % 32), boxes = Shape::kKeys / problem.box_tokens;
+    copies_ = lane < boxes * (Shape::kDim / kBoxColumns);
+    row_ = lane % boxes * problem.box_tokens;
+    column_ = lane / boxes;
+    find(tile);
   }
-  // Begins to load the next tile, if there is one, as two groups of copies: keys and values.
-  __device__ void load(uint32_t keys, uint32_t values) {
-    const bool more = tile_ < rows_.tiles;
-    const int64_t offset = offset_;
-    tile_ = next_tile(tile_);
-    find();
-    if (more) copy(keys, rows_.k, offset);
-    copy_async_commit();
-    if (more) copy(values, rows_.v, offset);
-    copy_async_commit();
-  }
-  // The block's tile after this one: the next in its chunk, or the first of the block's next chunk.
-  __device__ int next_tile(int tile) const {
-    return (tile + 1) % Shape::kChunkTiles == 0 ? tile + 1 + (step_ - 1) * Shape::kChunkTiles
-                                                : tile + 1;
+  // The tiles of one chunk, from `tile` on. Returns the block's next tile.
+  __device__ int copy_chunk(int tile, bool is_keys) {
+    const int chunk = tile / Shape::kChunkTiles;
+    while (tile < rows_.tiles && tile / Shape::kChunkTiles == chunk) {
+      const int in_block = (tile * Shape::kKeys + row_) & (problem_.table.block_tokens - 1);
+      const TmaPlace from{{column_ * kBoxColumns, rows_.kv_head, in_block, block_}};
+      tile = next_tile<Shape>(tile, blocks_);
+      find(tile);  // early, before it is needed
+      // A stage that was never full is empty; the first one to be emptied ends a phase of parity 0.
+      if (!first_round_) barrier_wait(ring_.empty(), ring_.parity ^ 1);
+      const uint32_t full = is_keys ? ring_.keys_full() : ring_.values_full();
+      if (threadIdx.x % 32 == 0) barrier_arrive_expect(full, Shape::kTileBytes);
+      __syncwarp();
+      const uint32_t to = is_keys ? ring_.keys() : ring_.values();
+      if (copies_) tma_load(to + (column_ * Shape::kKeys + row_) * kRowBytes, map_, from, full);
+      ring_.advance();
+      first_round_ = first_round_ && ring_.stage > 0;
+    }
+    return tile;
   }
 
  private:
-  __device__ void find() {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    const int key = tile_ * Shape::kKeys + static_cast<int>(threadIdx.x / 32) * Shape::kOwnKeys +
-                    lane % Shape::kOwnKeys;
-    const int64_t slot = key < rows_.visible ? problem_.table.slot(rows_.blocks, key) : int64_t{-1};
-    offset_ = slot < 0 ? -1 : slot * problem_.kv_heads * problem_.params.head_dim;
-  }
-  __device__ void copy(uint32_t to, const Bf16* from, int64_t offset) const {
-    constexpr int kChunks = Shape::kDim / 8;
-    const int lane = static_cast<int>(threadIdx.x % 32), chunk = lane % kChunks;
-    const int first = static_cast<int>(threadIdx.x / 32) * Shape::kOwnKeys;
-    const AttendParams& params = problem_.params;
-#pragma unroll
-    for (int i = 0; i < Shape::kOwnKeys; i += 32 / kChunks) {
-      const int row = i + lane / kChunks;
-      const int64_t at = __shfl_sync(0xffffffffu, offset, row);
-      const bool live = at >= 0 && 8 * chunk < params.head_dim;
-      if (params.vectorized)
-        copy_async(to + chunk_offset<Shape::kDim>(first + row, chunk),
-                   live ? from + at + 8 * chunk : nullptr, live ? 16 : 0);
-      else
-        load_chunk<Shape::kDim>(to, first + row, chunk, at < 0 ? nullptr : from + at,
-                                params.head_dim, false);
-    }
+  // The block of the cache that the lane copies of. None (-1) lies outside of the cache, and its
+  // rows become zeros.
+  __device__ void find(int tile) {
+    const int key = tile * Shape::kKeys + row_;
+    block_ = key < rows_.visible ? rows_.blocks[key >> problem_.block_shift] : -1;
   }
 
+  const CUtensorMap* map_;
+  TileRing<Shape> ring_;
   const DecodeProblem& problem_;
   const DecodeRows& rows_;
-  int tile_, step_;
-  int64_t offset_;  // of the lane's row of tile_, from k and v; negative: zeros
+  int blocks_;
+  bool copies_, first_round_ = true;
+  int row_, column_, block_;
 };
+
+// A barrier of the warps that compute.
+template <class Shape>
+__device__ __forceinline__ void sync_computing() {
+  asm volatile("bar.sync 1, %0;\n" ::"n"(Shape::kComputing) : "memory");
+}
 
 // What a warp computes of a chunk: rows `group` and `group` + 8 of O, its columns; l of four rows
 // in its parts, lane % 16 = 4 row + part.
 template <class Shape>
 struct DecodeWarp {
   float row_max_log2[2], l, o[Shape::kOwnColumns / 8][4];
+  uint32_t q[Shape::kDim / 16][4];  // the rows' queries, for S
   char* shared;
   int warp, group, quad;
   int sum_row, part;  // of l
+  // Where the lane's rows of operands lie in a tile of keys, of values and in P: steps along a row
+  // change the swizzled bits, and others are added.
+  uint32_t k_row, k_swizzle, v_row, v_swizzle, p_row, p_swizzle;
 
   __device__ explicit DecodeWarp(char* memory)
       : shared(memory),
@@ -160,9 +217,34 @@ struct DecodeWarp {
         quad(static_cast<int>(threadIdx.x % 4)),
         sum_row(4 * warp + static_cast<int>(threadIdx.x % 16 / 4)),
         part(static_cast<int>(threadIdx.x % 4)) {
+    const uint32_t lane = threadIdx.x % 32, own = warp;
+    const uint32_t chunk = own * (Shape::kOwnColumns / 8) + lane / 16;  // of 8 columns of values
+    k_row = (own * Shape::kOwnKeys + lane / 16 * 8 + lane % 8) * kRowBytes;
+    k_swizzle = (lane / 8 % 2 ^ lane % 8) * 16;
+    v_row = (chunk / 8 * Shape::kKeys + lane % 16) * kRowBytes;
+    v_swizzle = (chunk % 8 ^ lane % 8) * 16;
+    p_row = Shape::kScoreBytes + lane % 16 * (2 * Shape::kKeys);
+    p_swizzle = (lane / 16 ^ lane % 8) * 16;
     start();
   }
   __device__ float* floats(int offset) const { return reinterpret_cast<float*>(shared + offset); }
+
+  // Rows of head_dim elements, rotated, to rows of kDim; zeros in the rest of them and of `all`.
+  static __device__ void rotate_rows(Bf16* to, const Bf16* from, int count, int all, int position,
+                                     const DecodeProblem& p) {
+    const int half = p.head_dim / 2;
+    for (int i = static_cast<int>(threadIdx.x); i < all * (Shape::kDim / 8);
+         i += Shape::kComputing) {
+      const int row = i / (Shape::kDim / 8), column = i % (Shape::kDim / 8) * 8;
+      const bool live = row < count && column < p.head_dim;
+      Bf16* const y = to + row * Shape::kDim + column;
+      const Bf16* const x = from + row * p.head_dim + column;
+      if (!live || p.rope.data == nullptr)
+        store_raw(y, live ? load_raw<8>(x) : Raw<Bf16, 8>{});
+      else if (column < half)
+        rotate<8>(y, x, half, Angles<8>(p.rope, position, column), 1.0f, false);
+    }
+  }
 
   __device__ void start() {
     row_max_log2[0] = row_max_log2[1] = -INFINITY;
@@ -173,22 +255,78 @@ struct DecodeWarp {
       for (float& x : n) x = 0;
   }
 
-  // S of the warp's keys, masked, and its row max for the others. key0: the tile's first key.
+  // The rows' queries, rotated, and the token's key and value.
+  __device__ void prepare(const DecodeRows& rows, const DecodeProblem& p) {
+    rotate_rows(reinterpret_cast<Bf16*>(shared + Shape::kOutputs), rows.q, rows.count, Shape::kRows,
+                rows.position, p);
+    rotate_rows(reinterpret_cast<Bf16*>(shared + Shape::kNewKey), rows.k, 1, 1, rows.position, p);
+    const int column = 8 * static_cast<int>(threadIdx.x);
+    const bool live = column < p.head_dim;
+    auto* const value = reinterpret_cast<Bf16*>(shared + Shape::kNewValue) + column;
+    if (column < Shape::kDim)
+      store_raw(value, live ? load_raw<8>(rows.v + column) : Raw<Bf16, 8>{});
+    sync_computing<Shape>();
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int d = 0; d < Shape::kDim / 16; ++d)
+      load_matrices(q[d], shared_address(shared) + Shape::kOutputs + lane % 16 * (2 * Shape::kDim) +
+                              32 * d + lane / 16 * 16);
+  }
+  // Writes the token's key and value to the cache.
+  __device__ void write_to_cache(const DecodeRows& rows, const DecodeProblem& p) const {
+    const int column = 8 * static_cast<int>(threadIdx.x);
+    if (rows.slot < 0 || column >= p.head_dim) return;
+    const int64_t at = (rows.slot * p.kv_heads + rows.kv_head) * p.head_dim + column;
+    const auto* const row = reinterpret_cast<const Bf16*>(shared + Shape::kNewKey) + column;
+    store_raw(p.k_cache + at, load_raw<8>(row));
+    store_raw(p.v_cache + at, load_raw<8>(row + Shape::kDim));
+  }
+  // Puts the token's key (kNewKey) or value (kNewValue) into row `row` of a tile.
+  __device__ void insert(char* tile, int row, int from) const {
+    const int chunk = static_cast<int>(threadIdx.x);
+    if (chunk >= Shape::kDim / 8) return;
+    *reinterpret_cast<uint4*>(tile + box_offset<Shape>(row, chunk)) =
+        *reinterpret_cast<const uint4*>(shared + from + 16 * chunk);
+  }
+
+  // S of the warp's keys, masked, and its row max for the others. key0: the tile's first key. All
+  // operands are asked for before the first product, which would wait for each in turn.
   __device__ void scores(float (&s)[2 * Shape::kOwnGroups][4], uint32_t keys, int key0,
-                         const DecodeRows& rows, const AttendParams& params) {
+                         const DecodeRows& rows, int window) {
     const int first = warp * Shape::kOwnKeys, seen = rows.visible - key0;
-    score_step<Shape::kDim, Shape::kOwnGroups, true>(s, shared_address(shared) + Shape::kQueries, 0,
-                                                     keys, first,
-                                                     (seen + 15) / 16 - warp * Shape::kOwnGroups);
+    uint32_t k[Shape::kOwnGroups][Shape::kDim / 16][4];
+#pragma unroll
+    for (int d = 0; d < Shape::kDim / 16; ++d) {
+      const uint32_t at =
+          keys + k_row + d / 4 * (Shape::kKeys * kRowBytes) + (k_swizzle ^ d % 4 * 32);
+#pragma unroll
+      for (int g = 0; g < Shape::kOwnGroups; ++g) load_matrices(k[g][d], at + 16 * g * kRowBytes);
+    }
+#pragma unroll
+    for (auto& n : s)
+#pragma unroll
+      for (float& x : n) x = 0;
+#pragma unroll
+    for (int d = 0; d < Shape::kDim / 16; ++d)
+#pragma unroll
+      for (int g = 0; g < Shape::kOwnGroups; ++g) {
+        mma_bf16(s[2 * g], q[d], k[g][d][0], k[g][d][1]);
+        mma_bf16(s[2 * g + 1], q[d], k[g][d][2], k[g][d][3]);
+      }
+    if (seen < Shape::kKeys || seen > window) {  // the tile has keys that the rows do not see
+#pragma unroll
+      for (int n = 0; n < 2 * Shape::kOwnGroups; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int key = first + 8 * n + 2 * quad + e % 2;
+          if (key >= seen || key < seen - window) s[n][e] = -INFINITY;
+        }
+    }
     float largest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int n = 0; n < 2 * Shape::kOwnGroups; ++n)
+    for (const auto& n : s)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int key = first + 8 * n + 2 * quad + e % 2;
-        if (key >= seen || key < seen - params.window) s[n][e] = -INFINITY;
-        largest[e / 2] = fmaxf(largest[e / 2], s[n][e]);
-      }
+      for (int e = 0; e < 4; ++e) largest[e / 2] = fmaxf(largest[e / 2], n[e]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       largest[r] = fmaxf(largest[r], __shfl_xor_sync(0xffffffffu, largest[r], 1));
@@ -197,7 +335,8 @@ struct DecodeWarp {
     }
   }
 
-  // P of the warp's keys, to the place of the tile's keys; O is scaled.
+  // P of the warp's keys, to the place of the tile's keys, which the copy engine fills again; O is
+  // scaled.
   __device__ void probabilities(const float (&s)[2 * Shape::kOwnGroups][4], char* keys, float c) {
     float origin[2];
 #pragma unroll
@@ -217,50 +356,58 @@ struct DecodeWarp {
         n[2 * r + 1] *= alpha;
       }
     }
-    auto* const exact = reinterpret_cast<float*>(keys);
-    const uint32_t rounded = shared_address(keys) + Shape::kScoreBytes;
+    auto* const exact = reinterpret_cast<float*>(keys) + group * Shape::kScoreStride +
+                        warp * Shape::kOwnKeys + 2 * quad;
+    const uint32_t rounded =
+        shared_address(keys) + Shape::kScoreBytes + group * (2 * Shape::kKeys) + 4 * quad;
 #pragma unroll
-    for (int n = 0; n < 2 * Shape::kOwnGroups; ++n)
+    for (int n = 0; n < 2 * Shape::kOwnGroups; ++n) {
+      const uint32_t swizzled = ((warp * Shape::kOwnKeys / 8 + n) ^ group) * 16;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int row = group + 8 * r, key = warp * Shape::kOwnKeys + 8 * n + 2 * quad;
         const Pack<float, 2> p{fast_exp2(__fmaf_rn(s[n][2 * r], c, -origin[r])),
                                fast_exp2(__fmaf_rn(s[n][2 * r + 1], c, -origin[r]))};
-        store_pack(exact + row * Shape::kScoreStride + key, p);
-        asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(
-                         rounded + chunk_offset<Shape::kKeys>(row, key / 8) + 4 * quad),
-                     "r"(pack_bf16(p.v[0], p.v[1]))
-                     : "memory");
-      }
-  }
-
-  // l and O go up by the tile's P. groups: of 16 keys that the rows see.
-  __device__ void sums(const char* keys, uint32_t values, int groups) {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    const auto* const exact =
-        reinterpret_cast<const float*>(keys) + sum_row * Shape::kScoreStride + 2 * part;
-    const uint32_t rounded = shared_address(keys) + Shape::kScoreBytes;
-    l *= floats(Shape::kAlphas)[sum_row];
-#pragma unroll
-    for (int g = 0; g < Shape::kGroups; ++g) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const auto pair = load_pack<2>(exact + 16 * g + 8 * half);
-        l += pair.v[0];
-        l += pair.v[1];
-      }
-      if (g >= groups) continue;
-      uint32_t a[4];
-      load_matrices(a, rounded + chunk_offset<Shape::kKeys>(lane % 16, 2 * g + lane / 16));
-#pragma unroll
-      for (int n = 0; n < Shape::kOwnColumns / 16; ++n) {
-        uint32_t b[4];
-        const int chunk = warp * Shape::kOwnColumns / 8 + 2 * n + lane / 16;
-        load_matrices_transposed(b, values + chunk_offset<Shape::kDim>(16 * g + lane % 16, chunk));
-        mma_bf16(o[2 * n], a, b[0], b[1]);
-        mma_bf16(o[2 * n + 1], a, b[2], b[3]);
+        store_pack(exact + 8 * r * Shape::kScoreStride + 8 * n, p);
+        asm volatile(
+            "st.shared.b32 [%0], %1;\n" ::"r"(rounded + swizzled + 8 * r * (2 * Shape::kKeys)),
+            "r"(pack_bf16(p.v[0], p.v[1]))
+            : "memory");
       }
     }
+    fence_before_tma();
+  }
+
+  // l and O go up by the tile's P. Keys that the rows do not see add zeros.
+  __device__ void sums(const char* keys, uint32_t values) {
+    constexpr int kBlocks = Shape::kOwnColumns / 16;
+    const auto* const exact =
+        reinterpret_cast<const float*>(keys) + sum_row * Shape::kScoreStride + 2 * part;
+    const uint32_t rounded = shared_address(keys) + p_row;
+    Pack<float, 2> p[Shape::kKeys / 8];
+    uint32_t a[Shape::kGroups][4], v[Shape::kGroups][kBlocks][4];
+#pragma unroll
+    for (int i = 0; i < Shape::kKeys / 8; ++i) p[i] = load_pack<2>(exact + 8 * i);
+#pragma unroll
+    for (int g = 0; g < Shape::kGroups; ++g) {
+      load_matrices(a[g], rounded + (p_swizzle ^ g * 32));
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n)
+        load_matrices_transposed(v[g][n],
+                                 values + v_row + 16 * g * kRowBytes + (v_swizzle ^ n * 32));
+    }
+    l *= floats(Shape::kAlphas)[sum_row];
+#pragma unroll
+    for (const auto& pair : p) {
+      l += pair.v[0];
+      l += pair.v[1];
+    }
+#pragma unroll
+    for (int g = 0; g < Shape::kGroups; ++g)
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) {
+        mma_bf16(o[2 * n], a[g], v[g][n][0], v[g][n][1]);
+        mma_bf16(o[2 * n + 1], a[g], v[g][n][2], v[g][n][3]);
+      }
   }
 
   // Where pack `pack` of 4 columns of O's row lies: eights of columns are swapped around as in
@@ -320,75 +467,125 @@ struct JoinedShare {
     }
   }
 
-  __device__ void store(const DecodeRows& rows, const AttendParams& params, int blocks) const {
+  __device__ void store(const DecodeRows& rows, int head_dim, int blocks) const {
 #pragma unroll
     for (int i = 0; i < Shape::kPacks; ++i) {
       const int pack = pack_of(i, blocks), row = pack / (Shape::kDim / 4);
-      const int column = 4 * (pack % (Shape::kDim / 4)), live = params.head_dim - column;
-      if (row >= rows.count || live <= 0) continue;
+      const int column = 4 * (pack % (Shape::kDim / 4)), at = row * head_dim + column;
+      if (row >= rows.count || column >= head_dim) continue;
       const float inverse = 1.0f / states[i].l;
       Pack<Bf16, 4> out;
 #pragma unroll
       for (int e = 0; e < 4; ++e) out.v[e] = from_float<Bf16>(o[i].v[e] * inverse + 0.0f);
-      Bf16* const to = rows.o + row * params.head_dim + column;
-      if (params.vectorized) store_pack(to, out);
-      if (!params.vectorized)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          if (e < live) to[e] = out.v[e];
+      store_pack(rows.o + at, out);
     }
   }
 
  private:
   static __device__ int pack_of(int i, int blocks) {
-    return (i * blocks + static_cast<int>(blockIdx.z)) * Shape::kThreads +
+    return (i * blocks + static_cast<int>(blockIdx.z)) * Shape::kComputing +
            static_cast<int>(threadIdx.x);
   }
 };
 
+// Rows of values that no query sees, in blocks that are partly written, become zeros.
+template <class Shape>
+__device__ __forceinline__ void clear_values(char* values, int first) {
+  constexpr int kChunks = Shape::kDim / 8;
+  for (int i = static_cast<int>(threadIdx.x); i < (Shape::kKeys - first) * kChunks;
+       i += Shape::kComputing)
+    *reinterpret_cast<uint4*>(values + box_offset<Shape>(first + i / kChunks, i % kChunks)) =
+        uint4{};
+}
+
 // The tiles of one chunk, from `tile` on. Returns the block's next tile.
 template <class Shape>
-__device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp, TileLoader<Shape>& loader,
-                                            const DecodeRows& rows, const AttendParams& params,
-                                            int tile, int& stage) {
-  constexpr uint32_t kTileBytes = Shape::kTileBytes;
+__device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp, TileRing<Shape>& ring,
+                                            const DecodeRows& rows, const DecodeProblem& problem,
+                                            int tile, int blocks) {
   const int chunk = tile / Shape::kChunkTiles;
-  const uint32_t base = shared_address(warp.shared);
-  const auto keys_at = [&](int s) { return base + 2 * s * kTileBytes; };
 #pragma unroll 1
-  for (; tile < rows.tiles && tile / Shape::kChunkTiles == chunk; tile = loader.next_tile(tile)) {
+  for (; tile < rows.tiles && tile / Shape::kChunkTiles == chunk;
+       tile = next_tile<Shape>(tile, blocks)) {
     const int key0 = tile * Shape::kKeys;
-    copy_async_wait<2 * Shape::kStages - 3>();  // the keys are there
-    __syncthreads();
-    const int free = stage == 0 ? Shape::kStages - 1 : stage - 1;
-    loader.load(keys_at(free), keys_at(free) + kTileBytes);
+    char* const keys = warp.shared + (ring.keys() - ring.base);
+    // The last key is the token's own, if the cache has a place for it.
+    const int own = rows.slot >= 0 && tile == rows.tiles - 1 ? rows.visible - 1 - key0 : -1;
+    barrier_wait(ring.keys_full(), ring.parity);
+    if (own >= 0) {
+      warp.insert(keys, own, Shape::kNewKey);
+      sync_computing<Shape>();
+    }
     float s[2 * Shape::kOwnGroups][4];
-    warp.scores(s, keys_at(stage), key0, rows, params);
-    __syncthreads();
-    char* const probabilities = warp.shared + 2 * stage * Shape::kTileBytes;
-    warp.probabilities(s, probabilities, params.c);
-    copy_async_wait<2 * Shape::kStages - 2>();  // and the values
-    __syncthreads();
-    warp.sums(probabilities, keys_at(stage) + kTileBytes,
-              min(Shape::kGroups, (rows.visible - key0 + 15) / 16));
-    stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
+    warp.scores(s, ring.keys(), key0, rows, problem.window);
+    sync_computing<Shape>();
+    warp.probabilities(s, keys, problem.c);
+    barrier_wait(ring.values_full(), ring.parity);
+    if (rows.visible < key0 + Shape::kKeys)
+      clear_values<Shape>(keys + Shape::kTileBytes, rows.visible - key0);
+    if (own >= 0) warp.insert(keys + Shape::kTileBytes, own, Shape::kNewValue);
+    sync_computing<Shape>();
+    warp.sums(keys, ring.values());
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(ring.empty());
+    ring.advance();
   }
   return tile;
 }
 
+// Computes a block's rows: see the top of the file.
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads)
-    attention_decode_kernel(const __grid_constant__ DecodeProblem problem) {
+__device__ __forceinline__ void decode(TileRing<Shape> ring, char* shared, const DecodeRows& rows,
+                                       const DecodeProblem& problem, int tile, int chunks,
+                                       int blocks) {
+  DecodeWarp<Shape> warp(shared);
+  warp.prepare(rows, problem);
+  const bool has_last = (chunks - 1) % blocks == static_cast<int>(blockIdx.z);
+  if (has_last && static_cast<int>(blockIdx.y) % problem.parts == 0)
+    warp.write_to_cache(rows, problem);
+  JoinedShare<Shape> share;
+#pragma unroll 1
+  for (int done = 0; done < chunks; done += blocks) {
+    if (done + static_cast<int>(blockIdx.z) < chunks) {
+      tile = decode_chunk(warp, ring, rows, problem, tile, blocks);
+      warp.finish();
+    }
+    blocks > 1 ? cluster_sync() : sync_computing<Shape>();
+    for (int from = 0; from < min(blocks, chunks - done); ++from)
+      share.take(shared, from, blocks, done + from == 0);
+    // The places are used again, and a block's memory is read until all are here.
+    blocks > 1 ? cluster_sync() : sync_computing<Shape>();
+  }
+  share.store(rows, problem.head_dim, blocks);
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
+    attention_decode_kernel(const __grid_constant__ DecodeProblem problem,
+                            const __grid_constant__ CUtensorMap k,
+                            const __grid_constant__ CUtensorMap v) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  extern __shared__ __align__(128) char shared[];
+  extern __shared__ char memory[];
+  char* const shared = memory + (1024 - shared_address(memory) % 1024) % 1024;
+  const int thread = static_cast<int>(threadIdx.x);
+  TileRing<Shape> ring{.base = shared_address(shared)};
+  if (thread < Shape::kStages) {
+    ring.stage = thread;
+    barrier_init(ring.keys_full(), 1);
+    barrier_init(ring.values_full(), 1);
+    barrier_init(ring.empty(), Shape::kWarps);
+    ring.stage = 0;
+  }
+  const bool copies = thread >= Shape::kComputing, is_keys = thread < Shape::kComputing + 32;
+  const CUtensorMap* const map = is_keys ? &k : &v;
+  if (copies && thread % 32 == 0) tma_prefetch(map);
+  __syncthreads();
   start_beside_previous();
-  const AttendParams& params = problem.params;
   const DecodeRows rows(problem, Shape::kKeys);
   const auto rank = static_cast<int>(blockIdx.z);
   if (rows.blocks == nullptr) {
     if (rank == 0)
-      for (int i = static_cast<int>(threadIdx.x); i < rows.count * params.head_dim;
-           i += Shape::kThreads)
+      for (int i = thread; i < rows.count * problem.head_dim; i += Shape::kThreads)
         rows.o[i] = from_float<Bf16>(0.0f);
     return;
   }
@@ -397,87 +594,101 @@ __global__ void __launch_bounds__(Shape::kThreads)
   // One chunk needs no company.
   const int blocks = chunks > 1 ? static_cast<int>(gridDim.z) : 1;
   if (rank >= blocks) return;
-
   int tile = rank == 0 ? rows.first_tile : (first_chunk + rank) * Shape::kChunkTiles;
-  TileLoader<Shape> loader(problem, rows, tile, blocks);
-  load_queries<Shape>(rows, shared_address(shared) + Shape::kQueries, params);
-  for (int stage = 0; stage + 1 < Shape::kStages; ++stage) {
-    const uint32_t keys = shared_address(shared) + 2 * stage * Shape::kTileBytes;
-    loader.load(keys, keys + Shape::kTileBytes);
-  }
-  DecodeWarp<Shape> warp(shared);
-  JoinedShare<Shape> share;
-  int stage = 0;
-#pragma unroll 1
+  if (!copies) return decode(ring, shared, rows, problem, tile, chunks, blocks);
+  TileCopier<Shape> copier(map, ring, problem, rows, tile, blocks);
   for (int done = 0; done < chunks; done += blocks) {
-    if (done + rank < chunks) {
-      tile = decode_chunk(warp, loader, rows, params, tile, stage);
-      warp.finish();
-    }
-    blocks > 1 ? cluster_sync() : __syncthreads();
-    for (int from = 0; from < min(blocks, chunks - done); ++from)
-      share.take(shared, from, blocks, done + from == 0);
-    // The places are used again, and a block's memory is read until all are here.
-    if (blocks > 1)
-      cluster_sync();
-    else if (done + 1 < chunks)
-      __syncthreads();
+    if (done + rank < chunks) tile = copier.copy_chunk(tile, is_keys);
+    if (blocks == 1) continue;
+    cluster_sync();
+    cluster_sync();
   }
-  share.store(rows, params, blocks);
 #endif
 }
 
+// Describes keys or values [blocks, block_tokens, Hkv, D] to the copy engine.
+CUtensorMap describe(const Tensor& t, int box_tokens) {
+  const auto size = [&](int i) { return static_cast<cuuint64_t>(t.dim(i)); };
+  const cuuint64_t head = size(3) * sizeof(Bf16), token = size(2) * head, block = size(1) * token;
+  return tma_describe({.t = t,
+                       .sizes = {size(3), size(2), size(1), size(0)},
+                       .strides = {head, token, block},
+                       .box = {kBoxColumns, 1, static_cast<cuuint32_t>(box_tokens), 1}});
+}
+
 template <class Shape>
-void run(const AttentionPaged& args, const DecodeProblem& problem) {
-  const Device device = args.q.device();
-  const int64_t tokens = args.q.dim(0), columns = problem.kv_heads * problem.parts;
-  // Blocks share a row's chunks as long as there are multiprocessors without one.
-  int multiprocessors = 0;
-  COHORT_CUDA_CHECK(
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device.index));
-  constexpr unsigned kMostBlocks = 8;  // of a cluster, on any GPU that has them
-  const int64_t chunks = (problem.table.capacity() + kAttentionChunk - 1) / kAttentionChunk;
-  unsigned cluster = 1;
-  while (cluster < kMostBlocks && cluster < chunks && tokens * columns * cluster < multiprocessors)
-    cluster *= 2;
+void run(const AttentionDecode& args, const DecodeProblem& problem, unsigned cluster) {
   launch("attention_decode", attention_decode_kernel<Shape>,
-         {.grid = dim3(blocks_for(tokens, 1), static_cast<unsigned>(columns), cluster),
+         {.grid = dim3(blocks_for(args.o.dim(0), 1),
+                       static_cast<unsigned>(problem.kv_heads * problem.parts), cluster),
           .block = Shape::kThreads,
           .shared_bytes = Shape::kSharedBytes,
           .start = Start::kBesidePrevious,
           .cluster = dim3(1, 1, cluster)},
-         device, problem);
+         args.o.device(), problem, describe(args.cache.k, problem.box_tokens),
+         describe(args.cache.v, problem.box_tokens));
+}
+
+// Whether the kernel takes the call: bf16, heads whose halves are rows of 16 bytes, blocks of the
+// cache of 8, 16, 32, ... tokens (8 rows are the swizzle's period), a GPU from sm_90 on that the
+// program was compiled for.
+bool takes(const AttentionDecode& args) {
+  const Tensor& cache = args.cache.k;
+  const auto block = static_cast<uint64_t>(cache.dim(1));
+  return args.qkv.dtype() == DType::kBF16 && cache.numel() > 0 && cache.dim(3) % 16 == 0 &&
+         block >= 8 && std::has_single_bit(block) &&
+         aligned(pointer<Bf16>(args.qkv), pointer<Bf16>(cache), pointer<Bf16>(args.cache.v),
+                 pointer<Bf16>(args.o), pointer<float>(args.table)) &&
+         ::cohort::cuda::is_for_hopper(
+             reinterpret_cast<const void*>(attention_decode_kernel<DecodeShape<64, 2>>),
+             args.o.device());
 }
 
 }  // namespace
 
-bool can_decode(const AttentionPaged& args) {
-  return args.q.dtype() == DType::kBF16 &&
-         ::cohort::cuda::is_for_hopper(
-             reinterpret_cast<const void*>(attention_decode_kernel<DecodeShape<64, 3>>),
-             args.q.device());
-}
-
-void attention_decode(const AttentionPaged& args) {
-  const int64_t heads = args.q.dim(1), dim = args.q.dim(2), kv_heads = args.cache.k.dim(2);
-  const DecodeProblem problem{
-      .q = pointer<Bf16>(args.q),
-      .k = pointer<Bf16>(args.cache.k),
-      .v = pointer<Bf16>(args.cache.v),
-      .o = pointer<Bf16>(args.o),
-      .sequences = pointer<int32_t>(args.sequences),
-      .positions = pointer<int32_t>(args.positions),
-      .table = page_table(args.cache),
-      .q_stride = args.q.strides()[0],
-      .heads = static_cast<int>(heads),
-      .kv_heads = static_cast<int>(kv_heads),
-      .parts = static_cast<int>((heads / kv_heads + 15) / 16),
-      .params = {.c = exponent_scale(args.desc, dim),
-                 .window = key_window(args.desc),
-                 .head_dim = static_cast<int>(dim),
-                 .vectorized = vectorized_heads<Bf16>(args.q, args.cache.k, args.cache.v, args.o),
-                 .dropout = {}}};
-  dispatch_head_dim(dim, [&]<int kDim>() { run<DecodeShape<kDim, 3>>(args, problem); });
+bool attention_decode(const AttentionDecode& args) {
+  if (!takes(args)) return false;
+  const int64_t tokens = args.o.dim(0), heads = args.o.dim(1), dim = args.o.dim(2),
+                block = args.cache.k.dim(1), kv_heads = args.cache.k.dim(2);
+  DecodeProblem problem{.qkv = pointer<Bf16>(args.qkv),
+                        .o = pointer<Bf16>(args.o),
+                        .k_cache = pointer<Bf16>(args.cache.k),
+                        .v_cache = pointer<Bf16>(args.cache.v),
+                        .sequences = pointer<int32_t>(args.sequences),
+                        .positions = pointer<int32_t>(args.positions),
+                        .table = page_table(args.cache),
+                        .rope = {},
+                        .heads = static_cast<int>(heads),
+                        .kv_heads = static_cast<int>(kv_heads),
+                        .head_dim = static_cast<int>(dim),
+                        .parts = static_cast<int>((heads / kv_heads + 15) / 16),
+                        .block_shift = std::countr_zero(static_cast<uint64_t>(block)),
+                        .box_tokens = static_cast<int>(std::min(block, attention_tile(dim))),
+                        .c = exponent_scale(args.desc, dim),
+                        .window = key_window(args.desc)};
+  if (args.table.defined())
+    problem.rope = {.data = pointer<float>(args.table),
+                    .rows = args.table.dim(0),
+                    .half = static_cast<int>(dim / 2)};
+  int multiprocessors = 0;
+  COHORT_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
+                                           args.o.device().index));
+  // Blocks share a row's chunks as long as there are multiprocessors without one.
+  constexpr unsigned kMostBlocks = 8;  // of a cluster, on any GPU that has them
+  const int64_t blocks = tokens * kv_heads * problem.parts;
+  const int64_t chunks = (problem.table.capacity() + kAttentionChunk - 1) / kAttentionChunk;
+  unsigned cluster = 1;
+  while (cluster < kMostBlocks && cluster < chunks && blocks * cluster < multiprocessors)
+    cluster *= 2;
+  // With few blocks, more stages for each; with many, more blocks for a multiprocessor.
+  if (dim <= 64 && blocks * cluster > multiprocessors) {
+    run<DecodeShape<64, 2>>(args, problem, cluster);
+  } else {
+    dispatch_head_dim(dim, [&]<int kDim>() {
+      run<DecodeShape<kDim, kDim == 64 ? 4 : 3>>(args, problem, cluster);
+    });
+  }
+  return true;
 }
 
 }  // namespace cohort::kernels::cuda

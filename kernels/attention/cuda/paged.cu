@@ -4,8 +4,8 @@
 // 64 of the query heads that share a key head: up to 64 rows. Which tokens these are only the
 // device knows: a token leads a block if its number is a multiple of what a block holds, or its
 // sequence is not that of the token before; the other tokens' blocks end at once. No value is read
-// by the host, so that a call can be captured in a graph. Tokens that are known to be of different
-// sequences, in bf16, have a kernel of their own: decode.cu.
+// by the host, so that a call can be captured in a graph. Decode steps have a kernel of their own
+// (decode.cu) where it takes them.
 #include <limits>
 
 #include "kernels/attention/cuda/attend.cuh"
@@ -233,7 +233,6 @@ void rope_kv_write(const RopeKvWrite& args) {
 }
 
 void attention_paged(const AttentionPaged& args) {
-  if (args.work == PagedWork::kDecode && can_decode(args)) return attention_decode(args);
   const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2),
                 kv_heads = args.cache.k.dim(2);
   dispatch_device(args.q.dtype(), "attention_paged", [&]<class T>() {

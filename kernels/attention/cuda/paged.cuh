@@ -1,4 +1,4 @@
-// The paged key/value cache as kernels see it, and attention over it for single tokens.
+// The paged key/value cache as kernels see it.
 #pragma once
 
 #include "kernels/attention/attention.h"
@@ -42,11 +42,5 @@ inline PageTable page_table(const PagedKV& cache) {
           .block_tokens = static_cast<int>(cache.k.dim(1)),
           .blocks = static_cast<int>(cache.k.dim(0))};
 }
-
-// attention_paged() with a block per token and key head, for tokens of different sequences
-// (decode.cu); and whether it takes the call: bf16, and a GPU from sm_90 on that the program was
-// compiled for, because others have too little shared memory.
-void attention_decode(const AttentionPaged& args);
-bool can_decode(const AttentionPaged& args);
 
 }  // namespace cohort::kernels::cuda
