@@ -61,8 +61,9 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, co
       "l"(map), "r"(from.at[0]), "r"(from.at[1]), "r"(from.at[2]), "r"(from.at[3]), "r"(barrier)
       : "memory");
 }
-// Orders what this thread has written to shared memory before copies to it that are started after
-// the next barrier of the block.
+// Orders what this thread has read from and written to shared memory before copies to it that are
+// started after a barrier at which the thread arrives next. Without it a load that is under way
+// when the thread arrives may see what is copied.
 __device__ __forceinline__ void fence_before_tma() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }

@@ -148,42 +148,44 @@ TEST(CudaAttentionPaged, ManyChunksAreSharedInRounds) {
 }
 
 // More blocks than a device runs at a time, tokens of very different numbers of keys side by side,
-// and blocks of the cache that several sequences share; again and again.
+// and blocks of the cache that several sequences share, but for their last one; again and again.
 TEST(CudaAttentionPaged, ManyDecodeAtOnce) {
   COHORT_REQUIRE_GPU(device);
-  constexpr int64_t kSequences = 300, kBlocks = 2000, kBlockTokens = 16, kMaxBlocks = 576;
+  constexpr int64_t kBlocks = 2000, kBlockTokens = 16, kMaxBlocks = 576;
   Rng rng(13, rng_stream(kTestPurpose, 9));
-  std::vector<int32_t> table, numbers, positions;
-  for (int64_t s = 0; s < kSequences; ++s) {
-    numbers.push_back(static_cast<int32_t>(s));
-    const int64_t most = s % 20 == 0 ? kMaxBlocks * kBlockTokens : 1500;
-    positions.push_back(static_cast<int32_t>(rng.below(most)));
-    for (int64_t b = 0; b < kMaxBlocks; ++b)
-      table.push_back(static_cast<int32_t>(rng.below(kBlocks)));
-  }
-  const auto place = [&](const Tensor& t) { return t.to(device); };
-  const Tensor blocks = place(Tensor::from(table, {kSequences, kMaxBlocks}));
-  const Tensor sequences = place(Tensor::from(numbers)), at = place(Tensor::from(positions));
-  for (const int64_t dim : {64, 128}) {
-    const auto random = [&](const Shape& shape, uint64_t seed) {
-      return random_tensor(shape, DType::kF32, seed).to(DType::kBF16).to(device);
-    };
-    const Shape pages{kBlocks, kBlockTokens, 2, dim};
-    const PagedKV cache{random(pages, 1), random(pages, 2), blocks};
-    const Tensor q = random({kSequences, 14, dim}, 3);
-    Tensor expected = Tensor::empty_like(q);
-    kernels::attention_paged({expected, q, cache, sequences, at, {}});
-    for (int run = 0; run < 20; ++run) {
-      Tensor o = Tensor::full(q.shape(), NAN, q.dtype(), device);
-      kernels::attention_paged({.o = o,
-                                .q = q,
-                                .cache = cache,
-                                .sequences = sequences,
-                                .positions = at,
-                                .work = kernels::PagedWork::kDecode});
-      ASSERT_TRUE(bit_equal(o, expected)) << "D " << dim << ", run " << run;
+  for (const int64_t count : {70, 300})
+    for (const int64_t dim : {64, 128}) {
+      std::vector<int32_t> table, numbers, positions;
+      for (int64_t s = 0; s < count; ++s) {
+        const int64_t most = s % 20 == 0 ? kMaxBlocks * kBlockTokens : 1500;
+        numbers.push_back(static_cast<int32_t>(s));
+        positions.push_back(static_cast<int32_t>(rng.below(most)));
+        for (int64_t b = 0; b < kMaxBlocks; ++b)
+          table.push_back(static_cast<int32_t>(
+              b == positions.back() / kBlockTokens ? s : count + rng.below(kBlocks - count)));
+      }
+      const auto random = [&](const Shape& shape, uint64_t seed) {
+        return random_tensor(shape, DType::kF32, seed).to(DType::kBF16).to(device);
+      };
+      const Shape pages{kBlocks, kBlockTokens, 2, dim};
+      PagedKV cache{random(pages, 1), random(pages, 2),
+                    Tensor::from(table, {count, kMaxBlocks}).to(device)};
+      const Tensor qkv = random({count, 14 + 2 * 2, dim}, 3);
+      const Tensor sequences = Tensor::from(numbers).to(device),
+                   at = Tensor::from(positions).to(device);
+      const Tensor rotary =
+          kernels::rope_table(kMaxBlocks * kBlockTokens, kernels::rope_frequencies(dim, 10000), 1,
+                              DType::kF32)
+              .to(device);
+      Tensor all = qkv.clone(), expected = Tensor::empty({count, 14, dim}, DType::kBF16, device);
+      kernels::rope_kv_write({cache, all, sequences, at, rotary});
+      kernels::attention_paged({expected, all.narrow(1, 0, 14), cache, sequences, at, {}});
+      for (int run = 0; run < 20; ++run) {
+        Tensor o = Tensor::full(expected.shape(), NAN, DType::kBF16, device), own = qkv.clone();
+        kernels::attention_decode({o, cache, own, sequences, at, rotary, {}});
+        ASSERT_TRUE(bit_equal(o, expected)) << count << " tokens, D " << dim << ", run " << run;
+      }
     }
-  }
 }
 
 // More query heads per key head than rows in a block.

@@ -374,7 +374,6 @@ struct DecodeWarp {
             : "memory");
       }
     }
-    fence_before_tma();
   }
 
   // l and O go up by the tile's P. Keys that the rows do not see add zeros.
@@ -526,6 +525,7 @@ __device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp, TileRing<Sh
     if (own >= 0) warp.insert(keys + Shape::kTileBytes, own, Shape::kNewValue);
     sync_computing<Shape>();
     warp.sums(keys, ring.values());
+    fence_before_tma();
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(ring.empty());
     ring.advance();
