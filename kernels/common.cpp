@@ -1,5 +1,7 @@
 #include "kernels/common.h"
 
+#include <utility>
+
 namespace cohort::kernels {
 
 namespace {
@@ -33,6 +35,20 @@ void check_rows(const Tensor& t, const Shape& shape, DType dtype, const char* op
 void check_grad(const GradOut& grad, const Shape& shape, DType dtype, const char* op,
                 const char* name, Device device) {
   if (grad.wanted()) check_tensor(grad.tensor, shape, dtype, op, name, device);
+}
+
+namespace {
+thread_local bool early_reads = false;
+}
+
+EarlyReads::EarlyReads() : previous_(std::exchange(early_reads, true)) {}
+
+EarlyReads::~EarlyReads() {
+  early_reads = previous_;
+}
+
+bool EarlyReads::are_allowed() {
+  return early_reads;
 }
 
 }  // namespace cohort::kernels

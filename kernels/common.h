@@ -62,4 +62,20 @@ struct RowStarts {
 void check_grad(const GradOut& grad, const Shape& shape, DType dtype, const char* op,
                 const char* name, Device device = {});
 
+// While one lives, the CUDA kernels that this thread enqueues may read before the kernels ahead of
+// them have ended: products of few rows their weights, attention_decode() the cache, its block
+// table, sequences and positions. None of these may have been written since before the last
+// embedding_forward(), but for what attention_decode() itself writes.
+class EarlyReads {
+ public:
+  EarlyReads();
+  ~EarlyReads();
+  EarlyReads(const EarlyReads&) = delete;
+  EarlyReads& operator=(const EarlyReads&) = delete;
+  static bool are_allowed();
+
+ private:
+  bool previous_;
+};
+
 }  // namespace cohort::kernels

@@ -6,7 +6,8 @@
 namespace cohort::kernels {
 
 // An id outside [0, V) is an Error on the CPU, which names the first one and its position; on CUDA
-// its row becomes NaN.
+// its row becomes NaN, and no kernel that is enqueued later starts before all that was enqueued
+// before this one has ended (EarlyReads builds on that).
 struct EmbeddingForward {
   Tensor& y;            // [T, C]
   const Tensor& table;  // [V, C]

@@ -131,6 +131,7 @@ Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& op
 Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences,
                                    const Tensor& positions, KVCache& cache, CachedStep step) const {
   NoGradGuard no_grad;
+  const kernels::EarlyReads early;  // run() begins with the embedding
   const auto attend = [&](AttendCall call) {
     kernels::PagedKV& pages = cache.layer(call.layer);
     Tensor& qkv = call.qkv.value();

@@ -22,7 +22,8 @@ constexpr int kGroup = 64;  // tokens summed one after the other; embedding.h pr
 template <class T>
 __global__ void __launch_bounds__(kMaxGroup)
     lookup_kernel(T* y, const T* table, const int32_t* ids, int64_t vocab, const RowLayout layout) {
-  start_beside_previous();
+  wait_for_previous();
+  let_next_start();  // only now: see embedding.h
   constexpr int N = RowSlice<T>::N;
   const RowSlice<T> at(layout);
   if (at.cols == 0) return;

@@ -29,6 +29,7 @@ struct Sizes {
   int m, n, k;  // n: outputs of a row of x
   int tiles;
   int shift;  // 1 << shift tiles share rows of w; they are neighbours, so that w is read once
+  bool reads_early;  // of w (EarlyReads)
 };
 
 // What becomes of the sums.
@@ -283,7 +284,7 @@ __global__ void __launch_bounds__(T::kThreads)
   if ((is_w || is_x) && thread % 32 == 0) tma_prefetch(is_w ? &w : &x);
   __syncthreads();
   let_next_start();
-  wait_for_previous();
+  if (!is_w || !size.reads_early) wait_for_previous();
   if (!is_w && !is_x)
     multiply_tiles<T>(to, ring, size);
   else if (thread % 32 == 0)
@@ -308,7 +309,8 @@ template <class T>
 void run(const SkinnyProduct& args, GatedOp op = {}) {
   Sizes size{.m = static_cast<int>(args.x.rows()),
              .n = static_cast<int>(args.y.cols()),
-             .k = static_cast<int>(args.x.cols())};
+             .k = static_cast<int>(args.x.cols()),
+             .reads_early = EarlyReads::are_allowed()};
   size.shift = size.m > T::kTokens ? 1 : 0;
   size.tiles = ((size.n + T::kPartRows - 1) / T::kPartRows) << size.shift;
   const Device device = args.x.device();

@@ -36,11 +36,12 @@ struct DecodeProblem {
   PageTable table;
   RopeTable rope;
   int heads, kv_heads, head_dim;
-  int parts;        // blocks that the heads of a group need
-  int block_shift;  // 1 << block_shift tokens make a block of the cache
-  int box_tokens;   // a copy's, of one block of the cache
-  float c;          // exponents of 2 per unit of score
-  int window;       // how many keys a row sees at most
+  int parts;         // blocks that the heads of a group need
+  int block_shift;   // 1 << block_shift tokens make a block of the cache
+  int box_tokens;    // a copy's, of one block of the cache
+  float c;           // exponents of 2 per unit of score
+  int window;        // how many keys a row sees at most
+  bool reads_early;  // of all but qkv (EarlyReads)
 };
 
 template <int kDim_, int kStages_>
@@ -87,19 +88,24 @@ struct DecodeRows {
   Bf16* o;
   const int32_t* blocks;  // the sequence's row of the table; null: the token is idle
   int position, kv_head;
+  bool is_first_part;
   int count;     // rows
   int64_t slot;  // of the token in the cache; negative: it has none
   int visible;   // the rows see the window's last of keys 0 .. visible - 1
   int first_tile, tiles;
 
   __device__ DecodeRows(const DecodeProblem& p, int keys_per_tile) {
-    const int64_t token = blockIdx.x;
+    // Blocks of a token are neighbours: its heads lie side by side in memory.
+    const int columns = p.kv_heads * p.parts, column = static_cast<int>(blockIdx.x) % columns;
+    const int64_t token = static_cast<int>(blockIdx.x) / columns;
     const int group = p.heads / p.kv_heads;
-    const int in_group = static_cast<int>(blockIdx.y) % p.parts * 16;
-    kv_head = static_cast<int>(blockIdx.y) / p.parts;
+    const int in_group = column % p.parts * 16;
+    kv_head = column / p.parts;
+    is_first_part = column % p.parts == 0;
     const int64_t head = kv_head * group + in_group;
-    const int sequence = p.sequences[token];
-    position = p.positions[token];
+    // Early reads must not find what a multiprocessor's own cache has of them.
+    const int sequence = __ldcg(p.sequences + token);
+    position = __ldcg(p.positions + token);
     q = p.qkv + (token * (p.heads + 2 * p.kv_heads) + head) * p.head_dim;
     k = q + (p.heads + kv_head - head) * p.head_dim;
     v = k + p.kv_heads * p.head_dim;
@@ -179,7 +185,7 @@ class TileCopier {
   // rows become zeros.
   __device__ void find(int tile) {
     const int key = tile * Shape::kKeys + row_;
-    block_ = key < rows_.visible ? rows_.blocks[key >> problem_.block_shift] : -1;
+    block_ = key < rows_.visible ? __ldcg(rows_.blocks + (key >> problem_.block_shift)) : -1;
   }
 
   const CUtensorMap* map_;
@@ -541,8 +547,7 @@ __device__ __forceinline__ void decode(TileRing<Shape> ring, char* shared, const
   DecodeWarp<Shape> warp(shared);
   warp.prepare(rows, problem);
   const bool has_last = (chunks - 1) % blocks == static_cast<int>(blockIdx.z);
-  if (has_last && static_cast<int>(blockIdx.y) % problem.parts == 0)
-    warp.write_to_cache(rows, problem);
+  if (has_last && rows.is_first_part) warp.write_to_cache(rows, problem);
   JoinedShare<Shape> share;
 #pragma unroll 1
   for (int done = 0; done < chunks; done += blocks) {
@@ -580,12 +585,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   const CUtensorMap* const map = is_keys ? &k : &v;
   if (copies && thread % 32 == 0) tma_prefetch(map);
   __syncthreads();
-  start_beside_previous();
+  let_next_start();
+  if (!copies || !problem.reads_early) wait_for_previous();
   const DecodeRows rows(problem, Shape::kKeys);
   const auto rank = static_cast<int>(blockIdx.z);
   if (rows.blocks == nullptr) {
-    if (rank == 0)
-      for (int i = thread; i < rows.count * problem.head_dim; i += Shape::kThreads)
+    if (rank == 0 && !copies)
+      for (int i = thread; i < rows.count * problem.head_dim; i += Shape::kComputing)
         rows.o[i] = from_float<Bf16>(0.0f);
     return;
   }
@@ -619,8 +625,7 @@ CUtensorMap describe(const Tensor& t, int box_tokens) {
 template <class Shape>
 void run(const AttentionDecode& args, const DecodeProblem& problem, unsigned cluster) {
   launch("attention_decode", attention_decode_kernel<Shape>,
-         {.grid = dim3(blocks_for(args.o.dim(0), 1),
-                       static_cast<unsigned>(problem.kv_heads * problem.parts), cluster),
+         {.grid = dim3(blocks_for(args.o.dim(0) * problem.kv_heads * problem.parts, 1), 1, cluster),
           .block = Shape::kThreads,
           .shared_bytes = Shape::kSharedBytes,
           .start = Start::kBesidePrevious,
@@ -665,7 +670,8 @@ bool attention_decode(const AttentionDecode& args) {
                         .block_shift = std::countr_zero(static_cast<uint64_t>(block)),
                         .box_tokens = static_cast<int>(std::min(block, attention_tile(dim))),
                         .c = exponent_scale(args.desc, dim),
-                        .window = key_window(args.desc)};
+                        .window = key_window(args.desc),
+                        .reads_early = EarlyReads::are_allowed()};
   if (args.table.defined())
     problem.rope = {.data = pointer<float>(args.table),
                     .rows = args.table.dim(0),
