@@ -1,6 +1,6 @@
 // Flash attention in bf16 for one block: up to 16 query rows per warp against the keys they see, in
-// the canonical order of attention.h. Training forward and prefill come here, and decode.cu builds
-// on the same steps, and so a row gets the same bits from each of them.
+// the canonical order of attention.h. Training forward and prefill come here; decode.cu takes
+// the same steps in the same order, and so a row gets the same bits from each of them.
 //
 // Per tile of keys (K and V tiles arrive in shared memory by cp.async while the tile before is
 // worked on), a warp with 16 rows does the following.
@@ -95,14 +95,14 @@ struct RowState {
   float l[2] = {0, 0};                             // the quad thread's partial sum
 };
 
-// s = Q K^T for 16 rows of `queries` from `row` on, and kGroups groups of 16 keys from row `key` of
-// `keys` on. Groups from `groups` on may be left out, and are zero then.
+// s = Q K^T for 16 rows of `queries` from `row` on, and kGroups groups of 16 rows of `keys`. Groups
+// from `groups` on may be left out, and are zero then.
 template <int kDim, int kGroups, bool kMasked>
 __device__ __forceinline__ void score_step(float (&s)[2 * kGroups][4], uint32_t queries, int row,
-                                           uint32_t keys, int key, int groups) {
+                                           uint32_t keys, int groups) {
   constexpr int kRun = kMasked && kGroups > 4 ? 4 : kGroups;  // groups that share loads of Q
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int q_row = row + lane % 16, k_row = key + lane / 16 * 8 + lane % 8;
+  const int q_row = row + lane % 16, k_row = lane / 16 * 8 + lane % 8;
 #pragma unroll
   for (int n = 0; n < 2 * kGroups; ++n)
 #pragma unroll
@@ -194,15 +194,14 @@ __device__ __forceinline__ void dropout_step(float (&s)[2 * kGroups][4],
       s[n][e] = (keep >> (4 * n + e) & 1) != 0 ? s[n][e] * dropout.factor : 0.0f;
 }
 
-// o = alpha o + P V for kColumns columns of V from `column` on.
-template <int kDim, int kColumns, int kGroups, bool kMasked>
-__device__ __forceinline__ void value_step(float (&o)[kColumns / 8][4],
+// o = alpha o + P V.
+template <int kDim, int kGroups, bool kMasked>
+__device__ __forceinline__ void value_step(float (&o)[kDim / 8][4],
                                            const float (&s)[2 * kGroups][4],
-                                           const float (&alpha)[2], uint32_t values, int column,
-                                           int groups) {
+                                           const float (&alpha)[2], uint32_t values, int groups) {
   const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
-  for (int n = 0; n < kColumns / 8; ++n)
+  for (int n = 0; n < kDim / 8; ++n)
 #pragma unroll
     for (int e = 0; e < 4; ++e) o[n][e] *= alpha[e / 2];
 #pragma unroll
@@ -212,10 +211,10 @@ __device__ __forceinline__ void value_step(float (&o)[kColumns / 8][4],
                            pack_bf16(s[2 * g + 1][0], s[2 * g + 1][1]),
                            pack_bf16(s[2 * g + 1][2], s[2 * g + 1][3])};
 #pragma unroll
-    for (int n = 0; n < kColumns / 16; ++n) {
+    for (int n = 0; n < kDim / 16; ++n) {
       uint32_t b[4];
-      load_matrices_transposed(
-          b, values + chunk_offset<kDim>(16 * g + lane % 16, column / 8 + 2 * n + lane / 16));
+      load_matrices_transposed(b,
+                               values + chunk_offset<kDim>(16 * g + lane % 16, 2 * n + lane / 16));
       mma_bf16(o[2 * n], a, b[0], b[1]);
       mma_bf16(o[2 * n + 1], a, b[2], b[3]);
     }
@@ -444,18 +443,18 @@ __device__ __forceinline__ void attend(const Rows& rows, const AttendParams& par
         softmax_step<kGroups, kMasked>(s, state, alpha, params, seen, groups, hidden > key0);
         if constexpr (kDropout)
           dropout_step<kGroups>(s, params.dropout, part.streams, rows.head(), key0);
-        value_step<Shape::kDim, Shape::kDim, kGroups, kMasked>(o, s, alpha, tile_values, 0, groups);
+        value_step<Shape::kDim, kGroups, kMasked>(o, s, alpha, tile_values, groups);
       };
       if constexpr (Shape::kKeyStages == 1) {
-        score_step<Shape::kDim, kGroups, true>(s, queries, part.row, tile_keys, 0, groups);
+        score_step<Shape::kDim, kGroups, true>(s, queries, part.row, tile_keys, groups);
         __syncthreads();
         load(tile + 1);
         if (groups > 0) softmax_and_values.template operator()<true>();
       } else if (!kDropout && part.least >= key0 + kKeys && hidden <= key0) {
-        score_step<Shape::kDim, kGroups, false>(s, queries, part.row, tile_keys, 0, groups);
+        score_step<Shape::kDim, kGroups, false>(s, queries, part.row, tile_keys, groups);
         softmax_and_values.template operator()<false>();
       } else if (groups > 0) {
-        score_step<Shape::kDim, kGroups, true>(s, queries, part.row, tile_keys, 0, groups);
+        score_step<Shape::kDim, kGroups, true>(s, queries, part.row, tile_keys, groups);
         softmax_and_values.template operator()<true>();
       }
     }
