@@ -62,10 +62,11 @@ struct RowStarts {
 void check_grad(const GradOut& grad, const Shape& shape, DType dtype, const char* op,
                 const char* name, Device device = {});
 
-// While one lives, the CUDA kernels that this thread enqueues may read before the kernels ahead of
-// them have ended: products of few rows their weights, attention_decode() the cache, its block
-// table, sequences and positions. None of these may have been written since before the last
-// embedding_forward(), but for what attention_decode() itself writes.
+// While one lives, the CUDA kernels that this thread enqueues may read some inputs before the
+// kernels ahead of them have ended: products of few rows their weights, attention_decode() the
+// cache, its block table, sequences and positions. What writes these has been enqueued before the
+// last embedding_forward(), which holds later kernels back; attention_decode() itself aside, which
+// has its own token's key and value from qkv.
 class EarlyReads {
  public:
   EarlyReads();

@@ -52,7 +52,8 @@ struct TmaPlace {
   int at[4];
 };
 // Starts the copy of the box at `from` of a tensor to shared memory (aligned to 1 KiB for the
-// swizzle of 128 bytes); what lies outside the tensor becomes zeros. One thread calls it.
+// swizzle of 128 bytes); what lies outside the tensor becomes zeros. Each thread that calls it
+// starts a copy of its own.
 __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, const TmaPlace& from,
                                          uint32_t barrier) {
   asm volatile(
