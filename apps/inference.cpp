@@ -253,7 +253,7 @@ int logprobs(const LogprobsOptions& options) {
     if (n > 0) values.push_back(Json());
     if (n > 1) {
       const PackedBatch batch = loaded.model->place(pack({&sequence, 1}));
-      const Variable hidden = loaded.model->forward(batch);
+      const Variable hidden = loaded.model->forward_learned(batch);
       const auto result = token_log_probs(hidden, loaded.model->head(), batch.targets,
                                           {.temperature = options.temperature});
       for (const double lp : result.logprob.value().to_vector<double>()) values.push_back(lp);

@@ -32,6 +32,9 @@ Variable weighted_sum(const Variable& x, const Tensor& weights);
 Variable reshape(const Variable& x, const Shape& shape);
 // x[i] of the first dimension.
 Variable select(const Variable& x, int64_t i);
+// [L, C]: rows `rows` [L] i32 of x [T, C], each at most once; x itself if these are all of them, which
+// are in ascending order then.
+Variable select_rows(const Variable& x, const Tensor& rows);
 
 // [M, N] = op(a) op(b).
 Variable matmul(const Variable& a, const Variable& b,

@@ -1,5 +1,6 @@
 // Elementwise ops, sums, shapes, matmul and embedding: forward and backward side by side.
 #include "autograd/ops.h"
+#include "kernels/decode.h"
 #include "kernels/embedding.h"
 #include "kernels/matmul.h"
 
@@ -177,6 +178,18 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias) {
                      if (GradSlot db = g.weight_slot(2); db.tensor.defined())
                        kernels::bias_backward({.dbias = db, .dy = dy});
                    });
+}
+
+Variable select_rows(const Variable& x, const Tensor& rows) {
+  const Shape shape = x.shape();
+  if (rows.numel() == shape[0]) return x;
+  Tensor y = Tensor::empty({rows.numel(), shape[1]}, x.value().dtype(), x.value().device());
+  kernels::embedding_forward({.y = y, .table = x.value(), .ids = rows});
+  return make_node("select_rows", y, {x}, [rows, shape](const Tensor& dy, Gradients& g) {
+    Tensor dx = Tensor::zeros(shape, dy.dtype(), dy.device());
+    kernels::set_rows({.t = dx, .at = rows, .rows = dy});
+    g.pass(0, dx);
+  });
 }
 
 Variable embedding(const Variable& table, const Tensor& ids) {

@@ -102,13 +102,14 @@ int run(int argc, char** argv) {
   Learner learner(std::make_unique<Transformer>(model, config.dtype, 1, device), config.optimizer,
                   *comm);
   const PackedBatch batch = learner.model().place(random_batch(model, config.batch_size));
-  const Tensor weights = Tensor::full({batch.size()}, 1.0 / static_cast<double>(batch.size()),
-                                      accumulate_dtype(config.dtype), device);
+  const Tensor weights =
+      Tensor::full({batch.num_targets()}, 1.0 / static_cast<double>(batch.num_targets()),
+                   accumulate_dtype(config.dtype), device);
   const auto step = [&] {
     learner.update(
         1,
         [&](int64_t) {
-          return cross_entropy(learner.model().forward(batch, {.mode = Mode::kTrain}),
+          return cross_entropy(learner.model().forward_learned(batch, {.mode = Mode::kTrain}),
                                learner.model().head(), batch.targets, weights);
         },
         1e-4);

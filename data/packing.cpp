@@ -29,7 +29,8 @@ Tensor column_of(std::span<const TokenSequence> sequences, const std::string& na
   std::vector<double> out;
   for (const TokenSequence& s : sequences) {
     const std::vector<double>& values = s.columns.at(name);
-    for (size_t i = 1; i < values.size(); ++i) out.push_back(s.loss_mask[i] ? values[i] : 0);
+    for (size_t i = 1; i < values.size(); ++i)
+      if (s.loss_mask[i]) out.push_back(values[i]);
   }
   return Tensor::from(out);
 }
@@ -52,26 +53,29 @@ PackedBatch pack(std::span<const TokenSequence> sequences, DType column_dtype) {
                " tokens exceed what cu_seqlens can address");
 
   const auto n = static_cast<size_t>(total);
-  std::vector<int32_t> tokens, targets, positions, cu_seqlens{0};
+  std::vector<int32_t> tokens, positions, cu_seqlens{0}, learned, targets;
   std::vector<int64_t> indices;
-  for (auto* v : {&tokens, &targets, &positions}) v->reserve(n);
+  for (auto* v : {&tokens, &positions}) v->reserve(n);
   indices.reserve(n);
   PackedBatch batch;
   for (const TokenSequence& s : sequences) {
     for (size_t i = 0; i + 1 < s.tokens.size(); ++i) {
+      if (s.loss_mask[i + 1]) {
+        learned.push_back(static_cast<int32_t>(tokens.size()));
+        targets.push_back(s.tokens[i + 1]);
+      }
       tokens.push_back(s.tokens[i]);
-      targets.push_back(s.loss_mask[i + 1] ? s.tokens[i + 1] : -1);
       positions.push_back(static_cast<int32_t>(i));
       indices.push_back(s.index);
     }
     cu_seqlens.push_back(static_cast<int32_t>(tokens.size()));
-    batch.num_targets += s.num_targets();
   }
   batch.tokens = Tensor::from(tokens);
-  batch.targets = Tensor::from(targets);
   batch.positions = Tensor::from(positions);
   batch.sequences = Tensor::from(indices);
   batch.cu_seqlens = Tensor::from(cu_seqlens);
+  batch.learned = Tensor::from(learned);
+  batch.targets = Tensor::from(targets);
   if (!sequences.empty())
     for (const auto& [name, values] : sequences.front().columns)
       batch.columns[name] = column_of(sequences, name).to(column_dtype);
@@ -99,7 +103,8 @@ const Tensor& PackedBatch::column(const std::string& name) const {
 
 PackedBatch PackedBatch::to(Device device) const {
   PackedBatch out = *this;
-  for (Tensor* t : {&out.tokens, &out.targets, &out.positions, &out.sequences, &out.cu_seqlens})
+  for (Tensor* t :
+       {&out.tokens, &out.positions, &out.sequences, &out.cu_seqlens, &out.learned, &out.targets})
     *t = t->to(device);
   for (auto& [name, values] : out.columns) values = values.to(device);
   return out;

@@ -23,17 +23,18 @@ struct TokenSequence {
   int64_t num_targets() const;
 };
 
-// n tokens give n - 1 inputs, each with the next token as its target.
+// n tokens give n - 1 inputs. Those whose next token is in the loss mask are learned: L of the T.
 struct PackedBatch {
   Tensor tokens;      // [T] i32
-  Tensor targets;     // [T] i32; -1: not in the loss mask
   Tensor positions;   // [T] i32, from 0 in each sequence
   Tensor sequences;   // [T] i64, TokenSequence::index of each token
   Tensor cu_seqlens;  // [S + 1] i32
-  int64_t num_targets = 0;
-  // [T] each: the target's value in TokenSequence::columns; 0 where it is not in the loss mask.
+  Tensor learned;     // [L] i32: which tokens, ascending
+  Tensor targets;     // [L] i32: the tokens that follow them
+  // [L] each: the target's value in TokenSequence::columns.
   std::map<std::string, Tensor> columns;
   int64_t size() const { return tokens.numel(); }
+  int64_t num_targets() const { return targets.numel(); }
   // Throws Error naming the column if there is none.
   const Tensor& column(const std::string& name) const;
   PackedBatch to(Device device) const;

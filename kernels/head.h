@@ -20,9 +20,8 @@ struct HeadDesc {
   int64_t chunk_tokens = 0;
 };
 
-// A target is in [0, V), or -1 for a token that is skipped: its outputs are 0 and its gradient is
-// exactly 0; on the CPU it costs nothing, on CUDA its x has to be finite, as dw gets 0 times it.
-// Another target throws Error on the CPU and gives NaN on CUDA. Logits are accumulate_dtype(x).
+// A target outside [0, V) throws Error on the CPU and gives NaN on CUDA. Logits are
+// accumulate_dtype(x).
 struct HeadLogprobForward {
   Tensor &logprob, &entropy, &lse;  // [T], statistics
   const Tensor& x;                  // [T, C]

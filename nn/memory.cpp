@@ -30,7 +30,7 @@ struct DryModel {
   DryModel(const ModelConfig& config, DType dtype, int64_t tokens, Device device)
       : run(device), model(config, dtype, std::nullopt, device) {
     for (const Variable& leaf : model.leaves()) leaf.grad();
-    for (Tensor* t : {&batch.tokens, &batch.targets, &batch.positions})
+    for (Tensor* t : {&batch.tokens, &batch.positions, &batch.learned, &batch.targets})
       *t = Tensor::empty({tokens}, DType::kI32, device);
     batch.sequences = Tensor::empty({tokens}, DType::kI64, device);
     batch.cu_seqlens = Tensor::empty({2}, DType::kI32, device);
@@ -53,7 +53,7 @@ struct StepMemory {
 StepMemory measure_step(const ModelConfig& config, DType dtype, int64_t tokens, Device device) {
   const DryModel dry(config, dtype, tokens, device);
   const Tensor weights = Tensor::empty({tokens}, accumulate_dtype(dtype), device);
-  const Variable loss = cross_entropy(dry.model.forward(dry.batch, {.mode = Mode::kTrain}),
+  const Variable loss = cross_entropy(dry.model.forward_learned(dry.batch, {.mode = Mode::kTrain}),
                                       dry.model.head(), dry.batch.targets, weights);
   const int64_t kept = dry.live();
   backward(loss);

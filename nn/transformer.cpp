@@ -111,8 +111,9 @@ PackedBatch Transformer::place(const PackedBatch& batch) const {
                      " at index ", t, " of the batch, expected ", low, " to ", end - 1);
     };
     check("token", batch.tokens, 0, config_.vocab_size);
-    check("target", batch.targets, -1, config_.vocab_size);
     check("position", batch.positions, 0, config_.context);
+    check("learned token", batch.learned, 0, batch.size());
+    check("target", batch.targets, 0, config_.vocab_size);
   }
   return batch.to(device_);
 }
@@ -126,6 +127,11 @@ Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& op
     return attention(qkv, call.num_kv_heads, cu_seqlens, call.desc);
   };
   return run({batch.tokens, batch.positions, batch.sequences, options, attend, rope_table_});
+}
+
+Variable Transformer::forward_learned(const PackedBatch& batch,
+                                      const ForwardOptions& options) const {
+  return select_rows(forward(batch, options), batch.learned);
 }
 
 Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences,

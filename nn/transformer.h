@@ -43,6 +43,8 @@ class Transformer {
   // Hidden states after the last norm, [T, d_model], of packed sequences on the model's device.
   // Throws Error as place() does on the CPU.
   Variable forward(const PackedBatch& batch, const ForwardOptions& options = {}) const;
+  // Those of the tokens that are learned: [L, d_model].
+  Variable forward_learned(const PackedBatch& batch, const ForwardOptions& options = {}) const;
 
   // The same through the cache, without a tape: token t belongs to cache row sequences[t] at
   // positions[t] (both [T] i32). Keys and values are written to the cache, whose rows must have

@@ -47,8 +47,8 @@ Minibatch pack_policy(std::vector<TokenSequence> sequences, const PackPolicyDesc
 
 TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batch,
                                double temperature) {
-  const Variable hidden = model.forward(batch, {.mode = Mode::kEval});
-  return token_log_probs(hidden, model.head(), batch.targets, {.temperature = temperature});
+  return token_log_probs(model.forward_learned(batch, {.mode = Mode::kEval}), model.head(),
+                         batch.targets, {.temperature = temperature});
 }
 
 LossAndStats grpo_loss(const Variable& logprob, const PackedBatch& batch,

@@ -115,15 +115,15 @@ double mean_loss(const Transformer& model, int64_t count,
   auto of_sequence = losses.begin() + share.begin;
   for (const PackedBatch& packed : pack_micro_batches(mine, micro_batch_tokens)) {
     const PackedBatch batch = model.place(packed);
-    const Variable hidden = model.forward(batch);
+    const Variable hidden = model.forward_learned(batch);
     const auto logprobs =
         token_log_probs(hidden, model.head(), batch.targets).logprob.value().to_vector<double>();
-    const auto targets = packed.targets.to_vector<int32_t>();
+    const auto learned = packed.learned.to_vector<int32_t>();
     const auto begins = packed.cu_seqlens.to_vector<int32_t>();
+    size_t i = 0;
     for (size_t s = 0; s + 1 < begins.size(); ++s, ++of_sequence)
-      for (auto t = static_cast<size_t>(begins[s]); t < static_cast<size_t>(begins[s + 1]); ++t)
-        if (targets[t] >= 0) *of_sequence -= logprobs[t];
-    tokens += static_cast<double>(batch.num_targets);
+      for (; i < learned.size() && learned[i] < begins[s + 1]; ++i) *of_sequence -= logprobs[i];
+    tokens += static_cast<double>(batch.num_targets());
   }
   reduce_in_place(comm, {&tokens});
   for (const double each : reduce_over_ranks(comm, losses)) loss += each;

@@ -54,7 +54,7 @@ StageEnd train_supervised(Stage& stage) {
     const auto batches = pack_micro_batches(sequences, config.micro_batch_tokens);
     double targets = 0, tokens = 0;
     for (const PackedBatch& batch : batches) {
-      targets += static_cast<double>(batch.num_targets);
+      targets += static_cast<double>(batch.num_targets());
       tokens += static_cast<double>(batch.size());
     }
     reduce_in_place(stage.comm(), {&targets, &tokens});
@@ -63,9 +63,9 @@ StageEnd train_supervised(Stage& stage) {
 
     const auto loss = [&](int64_t i) {
       const PackedBatch batch = stage.model().place(batches[static_cast<size_t>(i)]);
-      const Variable hidden = stage.model().forward(batch, options);
+      const Variable hidden = stage.model().forward_learned(batch, options);
       const Tensor weights =
-          Tensor::full({batch.size()}, 1 / targets, accumulate_dtype(stage.model().dtype()),
+          Tensor::full({batch.num_targets()}, 1 / targets, accumulate_dtype(stage.model().dtype()),
                        stage.model().device());
       return cross_entropy(hidden, stage.model().head(), batch.targets, weights);
     };

@@ -1,6 +1,5 @@
 // The fused head on CUDA: chunk by chunk the logits by the row-independent product, then one block
-// per token over its row. Skipped tokens stay in their chunk, as only the device knows which they
-// are; their rows are not read.
+// per token over its row.
 #include "kernels/head.h"
 
 #include <algorithm>
@@ -18,8 +17,7 @@ struct Statistics {
 };
 
 // One block per token: all threads reduce the token's row of logits, [vocab] f32 in global memory,
-// then thread 0 writes three numbers. A skipped token (target -1) costs nothing and gets zeros; a
-// target outside the vocabulary gives NaN.
+// then thread 0 writes three numbers. A target outside the vocabulary gives NaN.
 __global__ void __launch_bounds__(kRowThreads)
     logprob_kernel(Statistics out, const float* logits, const int32_t* targets, int64_t vocab,
                    float inverse_temperature) {
@@ -27,23 +25,15 @@ __global__ void __launch_bounds__(kRowThreads)
   const int32_t target = targets[t];
   const float* z = logits + t * vocab;
   __shared__ double sum_of_warp[kRowWarps];
-  RowSoftmax row{};
-  // The same branch for all threads of the block, as row_softmax() has barriers.
-  if (target != -1) row = row_softmax(z, vocab, inverse_temperature, sum_of_warp);
+  const RowSoftmax row = row_softmax(z, vocab, inverse_temperature, sum_of_warp);
   if (threadIdx.x > 0) return;
   // One thread writes what all threads know by now; the target's logit is a second read of one
   // float.
-  float logprob = 0, entropy = 0, lse = 0;
-  if (target >= 0 && target < vocab) {
-    logprob = row.logprob(z[target]);
-    entropy = row.entropy();
-    lse = row.lse();
-  } else if (target != -1) {
-    logprob = entropy = lse = __int_as_float(0x7fc00000);
-  }
-  out.logprob[t] = logprob;
-  out.entropy[t] = entropy;
-  out.lse[t] = lse;
+  const bool known = target >= 0 && target < vocab;
+  const float nan = __int_as_float(0x7fc00000);
+  out.logprob[t] = known ? row.logprob(z[target]) : nan;
+  out.entropy[t] = known ? row.entropy() : nan;
+  out.lse[t] = known ? row.lse() : nan;
 }
 
 // The tokens of one chunk; dentropy may be null.
@@ -86,8 +76,7 @@ __device__ void write_row(T* dz, const float* logits, int64_t vocab, const Logit
 
 // One block per token turns its row of logits into their gradients. Every element depends on itself
 // and on the token's numbers only, which the forward has kept: no reduction, and so no barrier. f32
-// gradients overwrite the logits, each thread the elements that it has just read. A skipped token's
-// row becomes zeros, because the two products that follow read it.
+// gradients overwrite the logits, each thread the elements that it has just read.
 template <class T>
 __global__ void __launch_bounds__(kRowThreads)
     logits_backward_kernel(T* dz, const float* logits, TokenGrads tokens, int64_t vocab,
@@ -95,11 +84,6 @@ __global__ void __launch_bounds__(kRowThreads)
   const int64_t t = blockIdx.x;
   dz += t * vocab;
   logits += t * vocab;
-  const int32_t target = tokens.targets[t];
-  if (target == -1) {
-    for (int64_t v = threadIdx.x; v < vocab; v += kRowThreads) dz[v] = from_float<T>(0);
-    return;
-  }
   // The token's numbers, read by every thread from the same addresses, stay in registers for the
   // whole row.
   const LogitGrad grad{.inverse_temperature = inverse_temperature,
@@ -107,7 +91,7 @@ __global__ void __launch_bounds__(kRowThreads)
                        .entropy = tokens.entropy[t],
                        .dlogprob = tokens.dlogprob[t],
                        .dentropy = tokens.dentropy != nullptr ? tokens.dentropy[t] : 0,
-                       .target = target};
+                       .target = tokens.targets[t]};
   // Rows of a vocabulary that is no multiple of a pack start at odd addresses.
   const auto bits = reinterpret_cast<uintptr_t>(dz) | reinterpret_cast<uintptr_t>(logits);
   if (bits % 16 == 0 && vocab % kPackSize<T> == 0)

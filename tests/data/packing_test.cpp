@@ -16,14 +16,16 @@ TEST(Pack, LaysSequencesEndToEnd) {
       {.tokens = {1, 2, 3}, .loss_mask = {0, 0, 0}, .index = int64_t{1} << 40}};
   const PackedBatch batch = pack(sequences);
   EXPECT_EQ(batch.size(), 6);
-  EXPECT_EQ(batch.num_targets, 3);
+  EXPECT_EQ(batch.num_targets(), 3);
   EXPECT_EQ(batch.tokens.to_vector<int32_t>(), (I32{5, 6, 7, 9, 1, 2}));
-  EXPECT_EQ(batch.targets.to_vector<int32_t>(), (I32{-1, 7, 8, 10, -1, -1}));
   EXPECT_EQ(batch.positions.to_vector<int32_t>(), (I32{0, 1, 2, 0, 0, 1}));
   EXPECT_EQ(batch.sequences.to_vector<int64_t>(),
             (I64{40, 40, 40, 7, int64_t{1} << 40, int64_t{1} << 40}));
   EXPECT_EQ(batch.cu_seqlens.to_vector<int32_t>(), (I32{0, 3, 4, 6}));
-  for (const Tensor& t : {batch.tokens, batch.targets, batch.positions, batch.cu_seqlens})
+  EXPECT_EQ(batch.learned.to_vector<int32_t>(), (I32{1, 2, 3}));
+  EXPECT_EQ(batch.targets.to_vector<int32_t>(), (I32{7, 8, 10}));
+  for (const Tensor& t :
+       {batch.tokens, batch.positions, batch.cu_seqlens, batch.learned, batch.targets})
     EXPECT_EQ(t.dtype(), DType::kI32);
   EXPECT_EQ(batch.sequences.dtype(), DType::kI64);
 }
@@ -46,7 +48,7 @@ TEST(Pack, ColumnsAreThoseOfTheTargets) {
       {.tokens = {5, 6, 7}, .loss_mask = {1, 0, 1}, .columns = {{"x", {1, 2, 3}}}},
       {.tokens = {8, 9}, .loss_mask = {0, 1}, .columns = {{"x", {4, 0.1}}}}};
   const PackedBatch batch = pack(sequences);
-  EXPECT_EQ(batch.column("x").to_vector<double>(), (std::vector<double>{0, 3, 0.1}));
+  EXPECT_EQ(batch.column("x").to_vector<double>(), (std::vector<double>{3, 0.1}));
   EXPECT_EQ(batch.column("x").dtype(), DType::kF64);
   EXPECT_EQ(pack(sequences, DType::kF32).column("x").dtype(), DType::kF32);
   EXPECT_THROW_WITH(batch.column("y"), Error, "no column y");

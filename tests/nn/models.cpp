@@ -96,9 +96,11 @@ Tensor rows_of(const Tensor& x, int64_t begin, int64_t length) {
 Variable mean_loss(const Transformer& model, const PackedBatch& batch,
                    const ForwardOptions& options) {
   const PackedBatch placed = model.place(batch);
-  const Tensor weights = Tensor::full({batch.size()}, 1.0 / static_cast<double>(batch.num_targets),
-                                      accumulate_dtype(model.dtype()), model.device());
-  return cross_entropy(model.forward(placed, options), model.head(), placed.targets, weights);
+  const Tensor weights =
+      Tensor::full({batch.num_targets()}, 1.0 / static_cast<double>(batch.num_targets()),
+                   accumulate_dtype(model.dtype()), model.device());
+  return cross_entropy(model.forward_learned(placed, options), model.head(), placed.targets,
+                       weights);
 }
 
 }  // namespace cohort::test

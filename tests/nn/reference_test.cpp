@@ -35,11 +35,19 @@ struct Reference {
       value.copy_(file.read("param." + p.name));
     }
     batch.tokens = file.read("batch.tokens");
-    batch.targets = file.read("batch.targets");
     batch.positions = file.read("batch.positions");
     batch.sequences = file.read("batch.sequences");
     batch.cu_seqlens = file.read("batch.cu_seqlens");
-    for (const int32_t t : batch.targets.to_vector<int32_t>()) batch.num_targets += t >= 0;
+    // In the file every token has a target; that of a token that is not learned is -1.
+    const auto next = file.read("batch.targets").to_vector<int32_t>();
+    std::vector<int32_t> learned, targets;
+    for (size_t t = 0; t < next.size(); ++t) {
+      if (next[t] < 0) continue;
+      learned.push_back(static_cast<int32_t>(t));
+      targets.push_back(next[t]);
+    }
+    batch.learned = Tensor::from(learned);
+    batch.targets = Tensor::from(targets);
     batch = model.place(batch);
   }
 
@@ -56,8 +64,13 @@ struct Reference {
     return parse_json(header.at("__metadata__").at(key).as_string(), key);
   }
   double tolerance() const { return dtype == DType::kF64 ? 1e-9 : 1e-5; }
+  // A value of each token, for those that are learned.
   Tensor constant(const std::string& name) const {
-    return file.read(name).to(dtype).to(model.device());
+    const auto all = file.read(name).to_vector<double>();
+    std::vector<double> values;
+    for (const int32_t t : batch.learned.to_vector<int32_t>())
+      values.push_back(all[static_cast<size_t>(t)]);
+    return Tensor::from(values).to(dtype).to(model.device());
   }
 
   // Every gradient of the model against the tensors called prefix + name. A gradient that is zero
@@ -135,7 +148,7 @@ void check_grpo(const Reference& ref) {
                                      .beta = ref.grpo.at("beta").as_double()};
   for (const std::string kind : {"grpo.dapo.", "grpo.grpo."}) {
     const Variable logprob =
-        token_log_probs(ref.model.forward(ref.batch), ref.model.head(), ref.batch.targets,
+        token_log_probs(ref.model.forward_learned(ref.batch), ref.model.head(), ref.batch.targets,
                         {.temperature = ref.grpo.at("temperature").as_double()})
             .logprob;
     const auto [loss, sums] = policy_loss(logprob,
@@ -146,7 +159,7 @@ void check_grpo(const Reference& ref) {
                                           desc);
     const auto stats = kernels::PolicyLossStats::from(sums);
     EXPECT_LT(test::relative_error(loss.value(), ref.file.read(kind + "loss")), ref.tolerance());
-    EXPECT_EQ(stats.tokens, static_cast<double>(ref.batch.num_targets));
+    EXPECT_EQ(stats.tokens, static_cast<double>(ref.batch.num_targets()));
     EXPECT_GT(stats.clipped_low, 0);
     EXPECT_GT(stats.clipped_high, 0);
     backward(loss);

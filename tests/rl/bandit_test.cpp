@@ -144,7 +144,7 @@ TEST(Bandit, OneBalancedGroupThroughTheWholePathIsExact) {
                                 .micro_batch_tokens = 3,
                                 .dtype = DType::kF64};
       for (const PackedBatch& batch : pack_policy(sequences, desc)) {
-        const Variable x = embedding(bandit.logits, batch.tokens);
+        const Variable x = select_rows(embedding(bandit.logits, batch.tokens), batch.learned);
         const Variable logprob = token_log_probs(x, bandit.head, batch.targets).logprob;
         backward(grpo_loss(logprob, batch, {}).loss);
       }

@@ -72,14 +72,15 @@ TEST(PackPolicy, PutsValuesWhereTheNextTokenIsACompletionToken) {
   using D = std::vector<double>;
   EXPECT_EQ(batch.tokens.to_vector<int>(), (I{4, 5, 6, 7}));
   // The end of sequence is an action like any other; prompt tokens are none.
-  EXPECT_EQ(batch.targets.to_vector<int>(), (I{-1, 6, kEos, 8}));
+  EXPECT_EQ(batch.learned.to_vector<int>(), (I{1, 2, 3}));
+  EXPECT_EQ(batch.targets.to_vector<int>(), (I{6, kEos, 8}));
   EXPECT_EQ(batch.positions.to_vector<int>(), (I{0, 1, 2, 0}));
   EXPECT_EQ(batch.sequences.to_vector<int>(), (I{20, 20, 20, 21}));
   EXPECT_EQ(batch.cu_seqlens.to_vector<int>(), (I{0, 3, 4}));
-  EXPECT_EQ(batch.num_targets, 3);
-  EXPECT_EQ(batch.column("old_logprob").to_vector<double>(), (D{0, -0.5, -0.25, -2}));
-  EXPECT_EQ(batch.column("advantage").to_vector<double>(), (D{0, 3, 3, -1}));
-  EXPECT_EQ(batch.column("weight").to_vector<double>(), (D{0, 0.25, 0.25, 0.5}));
+  EXPECT_EQ(batch.num_targets(), 3);
+  EXPECT_EQ(batch.column("old_logprob").to_vector<double>(), (D{-0.5, -0.25, -2}));
+  EXPECT_EQ(batch.column("advantage").to_vector<double>(), (D{3, 3, -1}));
+  EXPECT_EQ(batch.column("weight").to_vector<double>(), (D{0.25, 0.25, 0.5}));
   EXPECT_FALSE(batch.columns.contains("ref_logprob"));
 }
 
@@ -94,10 +95,10 @@ TEST(PackPolicy, TakesSeveralSpansOfDrawnTokens) {
   EXPECT_EQ(count_totals(sequences).tokens, 3);
   const PackedBatch batch = pack_policy(sequences, pack_desc(LossType::kGrpo, sequences)).at(0);
   using D = std::vector<double>;
-  EXPECT_EQ(batch.targets.to_vector<int>(), (std::vector<int>{2, -1, -1, 5, 6}));
-  EXPECT_EQ(batch.column("old_logprob").to_vector<double>(), (D{-1, 0, 0, -2, -3}));
-  EXPECT_EQ(batch.column("advantage").to_vector<double>(), (D{2, 0, 0, 2, 2}));
-  EXPECT_EQ(batch.column("weight").to_vector<double>(), (D{1.0 / 3, 0, 0, 1.0 / 3, 1.0 / 3}));
+  EXPECT_EQ(batch.targets.to_vector<int>(), (std::vector<int>{2, 5, 6}));
+  EXPECT_EQ(batch.column("old_logprob").to_vector<double>(), (D{-1, -2, -3}));
+  EXPECT_EQ(batch.column("advantage").to_vector<double>(), (D{2, 2, 2}));
+  EXPECT_EQ(batch.column("weight").to_vector<double>(), (D{1.0 / 3, 1.0 / 3, 1.0 / 3}));
 }
 
 TEST(PackPolicy, MaskedSequencesHaveNoTargetsAndNoWeight) {
@@ -106,9 +107,9 @@ TEST(PackPolicy, MaskedSequencesHaveNoTargetsAndNoWeight) {
   PackPolicyDesc desc = pack_desc(LossType::kDapo, sequences);
   const PackedBatch batch = pack_policy(sequences, desc).at(0);
   EXPECT_EQ(batch.tokens.to_vector<int>(), (std::vector<int>{1, 2, 4}));
-  EXPECT_EQ(batch.targets.to_vector<int>(), (std::vector<int>{-1, -1, 5}));
-  EXPECT_EQ(batch.column("weight").to_vector<double>(), (std::vector<double>{0, 0, 1}));
-  EXPECT_EQ(batch.column("advantage").to_vector<double>(), (std::vector<double>{0, 0, 1}));
+  EXPECT_EQ(batch.targets.to_vector<int>(), (std::vector<int>{5}));
+  EXPECT_EQ(batch.column("weight").to_vector<double>(), (std::vector<double>{1}));
+  EXPECT_EQ(batch.column("advantage").to_vector<double>(), (std::vector<double>{1}));
 }
 
 TEST(PackPolicy, WeightsOfAnUpdateSumToItsMean) {

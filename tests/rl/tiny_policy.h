@@ -58,10 +58,12 @@ inline std::vector<double> completion_logprobs(const Transformer& model, const T
   NoGradGuard no_grad;
   const TokenSequence sequence{.tokens = c.tokens, .loss_mask = c.loss_mask};
   const PackedBatch batch = pack({&sequence, 1});
-  auto all = policy_log_probs(model, batch, temperature).logprob.value().to_vector<double>();
-  all.insert(all.begin(), 0);
-  for (size_t t = 0; t < all.size(); ++t)
-    if (c.loss_mask[t] == 0) all[t] = 0;
+  const auto drawn =
+      policy_log_probs(model, batch, temperature).logprob.value().to_vector<double>();
+  std::vector<double> all(c.tokens.size(), 0.0);
+  auto next = drawn.begin();
+  for (size_t t = 1; t < all.size(); ++t)
+    if (c.loss_mask[t] != 0) all[t] = *next++;
   return all;
 }
 

@@ -168,10 +168,10 @@ TEST_F(EvaluateProblems, OfSftHaveTheMeanLossOverAllTokensOfTheSolutions) {
     for (const Example& e : data_.held_out) {
       const TokenSequence s = supervised_sequence(e, *data_.tokenizer, 12, config_.data.too_long);
       const PackedBatch batch = pack({&s, 1});
-      const auto lp =
-          token_log_probs(model_->forward(batch), model_->head(), batch.targets).logprob.value();
-      const auto values = lp.to_vector<double>();
-      for (size_t t = e.prompt.size() - 1; t < values.size(); ++t, ++tokens) loss -= values[t];
+      const auto lp = token_log_probs(model_->forward_learned(batch), model_->head(), batch.targets)
+                          .logprob.value();
+      for (const double value : lp.to_vector<double>()) loss -= value;
+      tokens += static_cast<double>(s.tokens.size() - e.prompt.size());
     }
   }
   EXPECT_EQ(tokens, 2 + 5 + 1 + 8);

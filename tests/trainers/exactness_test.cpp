@@ -69,10 +69,9 @@ class Exactness : public testing::Test {
     std::vector<std::vector<double>> out(rollouts.size());
     auto at = all.begin();
     for (const size_t i : order) {
-      const auto n = static_cast<int64_t>(rollouts[i].tokens.size());
       out[i].assign(static_cast<size_t>(rollouts[i].prompt_length), 0);
-      out[i].insert(out[i].end(), at + rollouts[i].prompt_length - 1, at + n - 1);
-      at += n - 1;
+      out[i].insert(out[i].end(), at, at + rollouts[i].completion_length());
+      at += rollouts[i].completion_length();
     }
     return out;
   }
