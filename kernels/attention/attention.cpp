@@ -64,6 +64,11 @@ PackedSizes check_packed(const Args& args, const char* op) {
   check_tensor(cu_seqlens, {sizes.sequences + 1}, DType::kI32, op, "cu_seqlens", device);
   check_desc(args.desc, op);
   check_dropout(args.desc.dropout, sizes.tokens, device, op);
+  if (args.desc.prefixes.defined()) {
+    check_tensor(args.desc.prefixes, {sizes.sequences, 2}, DType::kI32, op, "prefixes", device);
+    COHORT_CHECK(args.desc.mask == Mask::kCausal && args.desc.dropout.p == 0, "[", op,
+                 "] expected a causal mask and no dropout beside prefixes");
+  }
   return sizes;
 }
 

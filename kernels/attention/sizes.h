@@ -26,6 +26,14 @@ inline VisibleKeys visible_keys(const AttentionDesc& desc, int64_t position, int
   return {desc.window > 0 ? std::max<int64_t>(0, last - desc.window) : 0, last};
 }
 
+// Which tokens the keys of a packed sequence are: those of another's beginning, then its own.
+struct KeyTokens {
+  int64_t prefix_begin = 0, prefix = 0, begin = 0;
+  int64_t operator()(int64_t key) const {
+    return key < prefix ? prefix_begin + key : begin + key - prefix;
+  }
+};
+
 struct CacheSizes {
   int64_t blocks, block_tokens, kv_heads, head_dim, sequences, max_blocks;
 };

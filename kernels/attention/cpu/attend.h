@@ -23,12 +23,14 @@ template <class T>
 struct KeyRows {
   const T* data;
   int64_t stride;
-  const int32_t* blocks = nullptr;  // null: slot(j) = j
+  const int32_t* blocks = nullptr;  // null: the keys of packed sequences, of which
   int64_t block_tokens = 1;
+  KeyTokens tokens = {};
 
   const T* row(int64_t key) const {
-    const int64_t slot =
-        blocks == nullptr ? key : blocks[key / block_tokens] * block_tokens + key % block_tokens;
+    const int64_t slot = blocks == nullptr
+                             ? tokens(key)
+                             : blocks[key / block_tokens] * block_tokens + key % block_tokens;
     return data + slot * stride;
   }
 };

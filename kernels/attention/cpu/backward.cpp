@@ -3,10 +3,12 @@
 //   P = exp(S - lse),  dP = keep / (1 - p) (dO V^T),  dS = P (dP - delta) scale,  delta = dO . O
 //   dV += dropout(P)^T dO,  dK += dS^T Q,  dQ += dS K
 //
-// A thread has a sequence and key head for itself and goes over the tiles of keys, and for each
-// over the query blocks that see some of it. Every element of dq, dk and dv is one fma chain, begun
-// at the old value when accumulating: dq over ascending keys, dk and dv over ascending (token, head
-// of the group).
+// A thread has a key head of a sequence, and of those that share its beginning, for itself, and
+// goes over the tiles of keys, and for each over the query blocks that see some of it. Every element
+// of dq, dk and dv is one fma chain, begun at the old value when accumulating: dq over ascending
+// keys, dk and dv over ascending (token, head of the group).
+#include <map>
+
 #include "kernels/attention/cpu/tile.h"
 #include "kernels/cpu/reduce.h"
 #include "kernels/vector_math.h"
@@ -18,12 +20,12 @@ using namespace attention;
 
 constexpr int64_t kBlockRows = 64;
 
-// The gradients of one sequence and key head after the other.
+// The gradients of one sequence and key head after the other, sequences ascending.
 template <class T>
 class Backward {
  public:
   explicit Backward(const AttentionBackward& args);
-  void run(int64_t sequence, int64_t kv_head);
+  void run(const KeyTokens& tokens, int64_t length, int64_t kv_head);
 
  private:
   void load_block(int64_t row0, int64_t key0);
@@ -35,7 +37,7 @@ class Backward {
 
   // Where key `key` of the sequence starts in k, v or one of their gradients.
   int64_t key_offset(const Tensor& t, int64_t key) const {
-    return (begin_ + key) * t.strides()[0] + kv_head_ * sizes_.head_dim;
+    return tokens_(key) * t.strides()[0] + kv_head_ * sizes_.head_dim;
   }
 
   const AttentionBackward& args_;
@@ -43,9 +45,10 @@ class Backward {
   const T scale_;
   const ProbabilityDropout dropout_;
   KeyTile<T> keys_, values_;
-  Tensor p_, ds_;                                 // [kBlockRows, score_stride]
-  Tensor factors_;                                // [score_stride]
-  int64_t begin_ = 0, length_ = 0, kv_head_ = 0;  // of the sequence
+  Tensor p_, ds_;   // [kBlockRows, score_stride]
+  Tensor factors_;  // [score_stride]
+  KeyTokens tokens_;
+  int64_t length_ = 0, kv_head_ = 0;  // of the sequence, without its prefix
   // The query block. Rows are (token, head of the group); row r sees [first, last) of the tile.
   int64_t count_ = 0;
   RowTile<T> q_, dout_;
@@ -70,23 +73,24 @@ Backward<T>::Backward(const AttentionBackward& args)
 }
 
 template <class T>
-void Backward<T>::run(int64_t sequence, int64_t kv_head) {
-  const int32_t* const cu = args_.cu_seqlens.data<int32_t>();
+void Backward<T>::run(const KeyTokens& tokens, int64_t length, int64_t kv_head) {
   const int64_t tile = attention_tile(sizes_.head_dim), group = sizes_.group();
-  begin_ = cu[sequence];
-  length_ = cu[sequence + 1] - begin_;
+  tokens_ = tokens;
+  length_ = length;
   kv_head_ = kv_head;
   const bool causal = args_.desc.mask == Mask::kCausal;
-  for (int64_t key0 = 0; key0 < length_; key0 += tile) {
-    const int64_t count = std::min(tile, length_ - key0);
+  const int64_t prefix = tokens.prefix, all = length > 0 ? prefix + length : 0;
+  for (int64_t key0 = 0; key0 < all; key0 += tile) {
+    const int64_t count = std::min(tile, all - key0);
     const T *const k = args_.k.data<T>(), *const v = args_.v.data<T>();
     keys_.load(count, [&](int64_t j) { return k + key_offset(args_.k, key0 + j); });
     values_.load(count, [&](int64_t j) { return v + key_offset(args_.v, key0 + j); });
     // Causal queries before the tile's first key see none of it, nor do those a window after its
     // last one.
-    const int64_t first = causal ? key0 : 0;
-    const int64_t last =
-        args_.desc.window > 0 ? std::min(length_, key0 + count - 1 + args_.desc.window) : length_;
+    const int64_t first = causal ? std::max<int64_t>(0, key0 - prefix) : 0;
+    const int64_t last = args_.desc.window > 0
+                             ? std::min(length_, key0 + count - 1 + args_.desc.window - prefix)
+                             : length_;
     for (int64_t row0 = first * group / kBlockRows * kBlockRows; row0 < last * group;
          row0 += kBlockRows)
       block_step(row0, key0);
@@ -102,20 +106,20 @@ void Backward<T>::load_block(int64_t row0, int64_t key0) {
   T* const dq = args_.dq.tensor.data<T>();
   int64_t offsets[kBlockRows];  // in o and dout
   count_ = std::min(kBlockRows, length_ * group - row0);
-  int64_t position = row0 / group, in_group = row0 % group;
+  int64_t own = row0 / group, in_group = row0 % group;
   for (int64_t r = 0; r < count_; ++r) {
-    token_[r] = begin_ + position;
+    token_[r] = tokens_.begin + own;
     head_[r] = kv_head_ * group + in_group;
     const int64_t offset = offsets[r] = (token_[r] * sizes_.heads + head_[r]) * dim;
     dq_[r] = dq + token_[r] * dq_stride + head_[r] * dim;
     delta_[r] = lane_sum<T>(dim, [&](int64_t d) { return dout[offset + d] * o[offset + d]; });
     lse_log2_[r] = lse[head_[r] * sizes_.tokens + token_[r]] * static_cast<T>(kLog2e);
-    const VisibleKeys visible = visible_keys(args_.desc, position, length_);
+    const VisibleKeys visible = visible_keys(args_.desc, tokens_.prefix + own, length_);
     first_[r] = std::clamp<int64_t>(visible.first - key0, 0, keys_.count);
     last_[r] = std::clamp<int64_t>(visible.last - key0, 0, keys_.count);
     if (++in_group == group) {
       in_group = 0;
-      ++position;
+      ++own;
     }
   }
   q_.load(count_, [&](int64_t r) { return q + token_[r] * q_stride + head_[r] * dim; });
@@ -181,9 +185,10 @@ void Backward<T>::add_transposed(const Tensor& weights, const T* const* rows, Te
   ProductRow<T> products[128];
   for (int64_t j = 0; j < keys_.count; ++j) {
     const int64_t key = key0 + j, window = args_.desc.window;
-    const int64_t first = causal ? std::clamp<int64_t>(key * group - row0, 0, count_) : 0;
+    const int64_t own = key - tokens_.prefix;  // the query at this position; before all: negative
+    const int64_t first = causal ? std::clamp<int64_t>(own * group - row0, 0, count_) : 0;
     const int64_t last =
-        window > 0 ? std::clamp<int64_t>((key + window) * group - row0, 0, count_) : count_;
+        window > 0 ? std::clamp<int64_t>((own + window) * group - row0, 0, count_) : count_;
     products[j] = {columns + j, sums + key_offset(grad, key), first, last, sizes_.head_dim};
   }
   chain_product<T>({products, static_cast<size_t>(keys_.count)}, weights.dim(1), rows,
@@ -193,23 +198,33 @@ void Backward<T>::add_transposed(const Tensor& weights, const T* const* rows, Te
 template <class T>
 void backward(const AttentionBackward& args, const PackedSizes& sizes) {
   const int32_t* const cu = args.cu_seqlens.data<int32_t>();
+  const std::vector<KeyTokens> keys =
+      key_tokens(args.cu_seqlens, args.desc.prefixes, "attention_backward");
+  // Sequences that share a beginning, its own first.
+  std::map<int64_t, std::vector<int64_t>> families;
   int64_t cost = 0;
   for (int64_t s = 0; s < sizes.sequences; ++s) {
+    const KeyTokens& tokens = keys[static_cast<size_t>(s)];
     const int64_t length = cu[s + 1] - cu[s];
-    cost += 5 * length * length * sizes.heads * sizes.head_dim / 2;
+    if (length == 0) continue;
+    cost += 5 * length * (2 * tokens.prefix + length) * sizes.heads * sizes.head_dim / 2;
+    families[tokens.prefix > 0 ? tokens.prefix_begin : tokens.begin].push_back(s);
   }
+  std::vector<const std::vector<int64_t>*> items;
+  for (const auto& [begin, sequences] : families) items.push_back(&sequences);
   for (const GradOut* grad : {&args.dq, &args.dk, &args.dv}) {
     if (grad->mode == Grad::kAccumulate) continue;
     Tensor& t = grad->tensor;
     for (int64_t i = 0; i < sizes.tokens; ++i)
       std::fill_n(t.data<T>() + i * t.strides()[0], t.dim(1) * t.dim(2), T{0});
   }
-  parallel_items(static_cast<size_t>(sizes.sequences * sizes.kv_heads), cost,
-                 [&](int64_t first, int64_t last) {
-                   Backward<T> backward(args);
-                   for (int64_t i = first; i < last; ++i)
-                     backward.run(i / sizes.kv_heads, i % sizes.kv_heads);
-                 });
+  parallel_items(
+      items.size() * static_cast<size_t>(sizes.kv_heads), cost, [&](int64_t first, int64_t last) {
+        Backward<T> backward(args);
+        for (int64_t i = first; i < last; ++i)
+          for (const int64_t s : *items[static_cast<size_t>(i / sizes.kv_heads)])
+            backward.run(keys[static_cast<size_t>(s)], cu[s + 1] - cu[s], i % sizes.kv_heads);
+      });
 }
 
 }  // namespace

@@ -20,11 +20,13 @@ void forward(const AttentionForward& args, const PackedSizes& sizes) {
   const int64_t q_stride = args.q.strides()[0], kv_stride = args.k.strides()[0];
   const T* const q = args.q.data<T>();
   T *const o = args.o.data<T>(), *const lse = args.lse.data<T>();
+  const std::vector<KeyTokens> keys =
+      key_tokens(args.cu_seqlens, args.desc.prefixes, "attention_forward");
   std::vector<ForwardItem> items;
   int64_t cost = 0;
   for (int64_t s = 0; s < sizes.sequences; ++s) {
     const int64_t length = cu[s + 1] - cu[s];
-    cost += length * length * heads * dim;
+    cost += length * (2 * keys[static_cast<size_t>(s)].prefix + length) * heads * dim;
     for (int64_t h = 0; h < sizes.kv_heads; ++h)
       for (int64_t row0 = 0; row0 < length * group; row0 += kQueryRows)
         items.push_back({s, h, row0});
@@ -34,26 +36,26 @@ void forward(const AttentionForward& args, const PackedSizes& sizes) {
     QueryRow<T> rows[kQueryRows];
     for (int64_t i = first; i < last; ++i) {
       const auto [s, kv_head, row0] = items[static_cast<size_t>(i)];
+      const KeyTokens& tokens = keys[static_cast<size_t>(s)];
       const int64_t length = cu[s + 1] - cu[s];
       const int64_t count = std::min(kQueryRows, length * group - row0);
-      int64_t position = row0 / group, in_group = row0 % group;
+      int64_t own = row0 / group, in_group = row0 % group;
       for (int64_t r = 0; r < count; ++r) {
-        const int64_t token = cu[s] + position, head = kv_head * group + in_group;
+        const int64_t token = cu[s] + own, head = kv_head * group + in_group;
         rows[r] = {.q = q + token * q_stride + head * dim,
                    .o = o + (token * heads + head) * dim,
                    .lse = lse + head * sizes.tokens + token,
-                   .visible = visible_keys(args.desc, position, length),
+                   .visible = visible_keys(args.desc, tokens.prefix + own, length),
                    .token = token,
                    .head = head};
         if (++in_group == group) {
           in_group = 0;
-          ++position;
+          ++own;
         }
       }
-      const int64_t start = cu[s] * kv_stride + kv_head * dim;
       attend.run({rows, static_cast<size_t>(count)},
-                 {.data = args.k.data<T>() + start, .stride = kv_stride},
-                 {.data = args.v.data<T>() + start, .stride = kv_stride});
+                 {.data = args.k.data<T>() + kv_head * dim, .stride = kv_stride, .tokens = tokens},
+                 {.data = args.v.data<T>() + kv_head * dim, .stride = kv_stride, .tokens = tokens});
     }
   });
 }

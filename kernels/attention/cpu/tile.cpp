@@ -181,6 +181,27 @@ void check_cu_seqlens(const Tensor& cu_seqlens, int64_t tokens, const char* op) 
                  " before ", cu[s + 1], " at sequence ", s);
 }
 
+std::vector<KeyTokens> key_tokens(const Tensor& cu_seqlens, const Tensor& prefixes,
+                                  const char* op) {
+  const int32_t* const cu = cu_seqlens.data<int32_t>();
+  std::vector<KeyTokens> out;
+  for (int64_t s = 0; s + 1 < cu_seqlens.numel(); ++s) {
+    KeyTokens& keys = out.emplace_back(KeyTokens{.begin = cu[s]});
+    if (!prefixes.defined()) continue;
+    const int32_t* const prefix = prefixes.data<int32_t>() + 2 * s;
+    keys.prefix_begin = prefix[0];
+    keys.prefix = prefix[1];
+    if (keys.prefix == 0) continue;
+    const int32_t* const next = std::upper_bound(cu, cu + s, prefix[0]);
+    COHORT_CHECK(keys.prefix > 0 && next > cu && next[-1] == prefix[0] && prefix[0] < cu[s] &&
+                     keys.prefix <= next[0] - next[-1] &&
+                     out[static_cast<size_t>(next - cu - 1)].prefix == 0,
+                 "[", op, "] expected the beginning of a sequence before ", s,
+                 " that has no prefix, got tokens ", prefix[0], " to ", prefix[0] + prefix[1]);
+  }
+  return out;
+}
+
 template void chain_product<float>(std::span<const ProductRow<float>>, int64_t, const float* const*,
                                    Grad);
 template void chain_product<double>(std::span<const ProductRow<double>>, int64_t,

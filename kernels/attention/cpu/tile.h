@@ -98,6 +98,9 @@ struct ProbabilityDropout {
 
 // Throws unless the sequences ascend from 0 to `tokens`.
 void check_cu_seqlens(const Tensor& cu_seqlens, int64_t tokens, const char* op);
+// Of each sequence, by cu_seqlens, which have been checked, and AttentionDesc::prefixes, which this
+// checks.
+std::vector<KeyTokens> key_tokens(const Tensor& cu_seqlens, const Tensor& prefixes, const char* op);
 
 // Runs fn(begin, end) over consecutive items, in chunks worth a thread's while: `cost` is that of
 // all items in multiply-adds.
