@@ -1,6 +1,7 @@
 // Packing of training sequences: plain copies into host vectors, then one tensor per field.
 #include "data/packing.h"
 
+#include <algorithm>
 #include <limits>
 
 namespace cohort {
@@ -10,11 +11,21 @@ int64_t inputs(const TokenSequence& sequence) {
   return static_cast<int64_t>(sequence.tokens.size()) - 1;
 }
 
+// Whether b, packed behind a, shares its prefix.
+bool share_prefix(const TokenSequence& a, const TokenSequence& b) {
+  return b.group >= 0 && b.group == a.group && b.prefix > 0;
+}
+
 void check(const TokenSequence& s, const TokenSequence& first) {
   const size_t n = s.tokens.size();
   COHORT_CHECK(n >= 2, "[pack] expected at least two tokens in sequence ", s.index, ", got ", n);
   COHORT_CHECK(s.loss_mask.size() == n, "[pack] sequence ", s.index, " has ", n, " tokens and ",
                s.loss_mask.size(), " flags of the loss mask");
+  COHORT_CHECK(
+      s.prefix >= 0 && s.prefix < inputs(s) &&
+          std::count(s.loss_mask.begin() + 1, s.loss_mask.begin() + 1 + s.prefix, 0) == s.prefix,
+      "[pack] sequence ", s.index, " has a prefix of ", s.prefix, " of its ", n,
+      " tokens: expected a target beyond it, and none up to the token that follows it");
   COHORT_CHECK(s.columns.size() == first.columns.size(), "[pack] sequence ", s.index, " has ",
                s.columns.size(), " columns, sequence ", first.index, " ", first.columns.size());
   for (const auto& [name, values] : s.columns) {
@@ -52,28 +63,46 @@ PackedBatch pack(std::span<const TokenSequence> sequences, DType column_dtype) {
   COHORT_CHECK(total <= std::numeric_limits<int32_t>::max(), "[pack] ", total,
                " tokens exceed what cu_seqlens can address");
 
-  const auto n = static_cast<size_t>(total);
-  std::vector<int32_t> tokens, positions, cu_seqlens{0}, learned, targets;
+  std::vector<int32_t> tokens, positions, cu_seqlens{0}, prefixes, learned, targets;
   std::vector<int64_t> indices;
-  for (auto* v : {&tokens, &positions}) v->reserve(n);
-  indices.reserve(n);
-  PackedBatch batch;
-  for (const TokenSequence& s : sequences) {
-    for (size_t i = 0; i + 1 < s.tokens.size(); ++i) {
-      if (s.loss_mask[i + 1]) {
+  // Inputs [begin, end) of a sequence, after a prefix at `prefix_begin`.
+  const auto add = [&](const TokenSequence& s, int64_t begin, int64_t end, int32_t prefix_begin) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto at = static_cast<size_t>(i);
+      if (s.loss_mask[at + 1]) {
         learned.push_back(static_cast<int32_t>(tokens.size()));
-        targets.push_back(s.tokens[i + 1]);
+        targets.push_back(s.tokens[at + 1]);
       }
-      tokens.push_back(s.tokens[i]);
+      tokens.push_back(s.tokens[at]);
       positions.push_back(static_cast<int32_t>(i));
       indices.push_back(s.index);
     }
     cu_seqlens.push_back(static_cast<int32_t>(tokens.size()));
+    prefixes.insert(prefixes.end(), {prefix_begin, static_cast<int32_t>(begin)});
+  };
+  bool any_shared = false;
+  for (size_t begin = 0, end = 0; begin < sequences.size(); begin = end) {
+    const TokenSequence& first = sequences[begin];
+    for (end = begin + 1; end < sequences.size() && share_prefix(first, sequences[end]); ++end)
+      COHORT_CHECK(sequences[end].prefix == first.prefix &&
+                       std::equal(first.tokens.begin(), first.tokens.begin() + first.prefix,
+                                  sequences[end].tokens.begin()),
+                   "[pack] sequences ", first.index, " and ", sequences[end].index, " of group ",
+                   first.group, " begin with other tokens");
+    const bool shared = end > begin + 1;
+    const auto root = static_cast<int32_t>(tokens.size());
+    any_shared = any_shared || shared;
+    if (shared) add(first, 0, first.prefix, 0);
+    for (size_t i = begin; i < end; ++i)
+      add(sequences[i], shared ? first.prefix : 0, inputs(sequences[i]), shared ? root : 0);
   }
+  PackedBatch batch;
   batch.tokens = Tensor::from(tokens);
   batch.positions = Tensor::from(positions);
   batch.sequences = Tensor::from(indices);
   batch.cu_seqlens = Tensor::from(cu_seqlens);
+  if (any_shared)
+    batch.prefixes = Tensor::from(prefixes, {static_cast<int64_t>(prefixes.size()) / 2, 2});
   batch.learned = Tensor::from(learned);
   batch.targets = Tensor::from(targets);
   if (!sequences.empty())
@@ -88,8 +117,13 @@ std::vector<PackedBatch> pack_micro_batches(std::span<const TokenSequence> seque
   std::vector<PackedBatch> batches;
   for (size_t begin = 0, end = 0; begin < sequences.size(); begin = end) {
     int64_t used = 0;
-    while (end < sequences.size() && (end == begin || inputs(sequences[end]) <= budget - used))
-      used += inputs(sequences[end++]);
+    for (; end < sequences.size(); ++end) {
+      const TokenSequence& next = sequences[end];
+      const bool shares = end > begin && share_prefix(sequences[end - 1], next);
+      const int64_t more = inputs(next) - (shares ? next.prefix : 0);
+      if (end > begin && more > budget - used) break;
+      used += more;
+    }
     batches.push_back(pack(sequences.subspan(begin, end - begin), column_dtype));
   }
   return batches;
@@ -106,6 +140,7 @@ PackedBatch PackedBatch::to(Device device) const {
   for (Tensor* t :
        {&out.tokens, &out.positions, &out.sequences, &out.cu_seqlens, &out.learned, &out.targets})
     *t = t->to(device);
+  if (prefixes.defined()) out.prefixes = prefixes.to(device);
   for (auto& [name, values] : out.columns) values = values.to(device);
   return out;
 }

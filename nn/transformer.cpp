@@ -119,9 +119,10 @@ PackedBatch Transformer::place(const PackedBatch& batch) const {
 }
 
 Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& options) const {
-  const auto attend = [cu_seqlens = batch.cu_seqlens,
+  const auto attend = [cu_seqlens = batch.cu_seqlens, prefixes = batch.prefixes,
                        positions = batch.positions](AttendCall call) {
     Variable& qkv = call.qkv;
+    call.desc.prefixes = prefixes;
     if (call.rope_table.defined())
       qkv = rope(std::move(qkv), positions, call.rope_table, call.num_kv_heads);
     return attention(qkv, call.num_kv_heads, cu_seqlens, call.desc);

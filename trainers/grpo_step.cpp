@@ -199,6 +199,11 @@ std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& m
       if (std::isnan(rollouts.scores.total[i])) continue;
       const Trajectory& trajectory = rollouts.trajectories[i];
       TokenSequence& s = sequences.emplace_back(policy_sequence(trajectory, advantages[i]));
+      // The prompt's last token is each completion's own: it learns their first ones.
+      if (model.device().is_cpu()) {
+        s.group = trajectory.group;
+        s.prefix = trajectory.prompt_length - 1;
+      }
       if (config.grpo.mask_truncated_completions && trajectory.truncated())
         s.loss_mask.assign(s.tokens.size(), 0);
     }

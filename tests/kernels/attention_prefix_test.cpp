@@ -10,7 +10,7 @@ using namespace test;
 
 struct Family {
   int64_t heads, kv_heads, dim, window;
-  int64_t beginning;            // tokens of it
+  int64_t beginning;             // tokens of it
   std::vector<int64_t> lengths;  // of those that go on from it, without it
 };
 
@@ -65,9 +65,9 @@ Packed shared(const Family& f, DType dtype) {
           .v = rows(tokens, f.kv_heads, f.dim, dtype, 3),
           .dout = rows(tokens, f.heads, f.dim, dtype, 4),
           .cu_seqlens = Tensor::from(cu),
-          .desc = {.window = f.window,
-                   .prefixes = Tensor::from(
-                       prefixes, {static_cast<int64_t>(f.lengths.size()) + 1, 2})}};
+          .desc = {
+              .window = f.window,
+              .prefixes = Tensor::from(prefixes, {static_cast<int64_t>(f.lengths.size()) + 1, 2})}};
 }
 
 // The beginning and, repeating it, one of those that follow. Its tokens' own outputs are of the

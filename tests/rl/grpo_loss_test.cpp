@@ -145,6 +145,46 @@ TEST_F(GrpoUpdate, MicroBatchSplitChangesNothing) {
     }
 }
 
+TEST_F(GrpoUpdate, SharedPromptsChangeNothingButTheirCost) {
+  Rng rng(9, rng_stream(kTestPurpose, 4));
+  std::vector<Trajectory> completions;
+  for (const int64_t prompt : {1, 2, 6, 3})
+    for (int64_t g = 0; g < prompt; ++g) {  // as many completions as it has tokens
+      Trajectory c{.prompt_length = prompt,
+                   .index = static_cast<int64_t>(completions.size()),
+                   .group = prompt};
+      const int64_t length = prompt + rng.between(1, 5);
+      for (int64_t t = 0; t < length; ++t) {
+        const bool is_prompt = t < prompt;
+        c.tokens.push_back(
+            static_cast<int32_t>(is_prompt ? (prompt + 2 * t) % kEos : rng.below(kEos)));
+        c.loss_mask.push_back(!is_prompt);
+      }
+      completions.push_back(c);
+    }
+  record_logprobs(model_, completions);
+  const auto advantages = random_advantages(completions.size(), 3);
+  std::vector<TokenSequence> apart = sequences_of(completions, advantages), together = apart;
+  for (size_t i = 0; i < together.size(); ++i) {
+    together[i].group = completions[i].group;
+    together[i].prefix = completions[i].prompt_length - 1;
+  }
+  for (const int64_t tokens : {1, 12, 1000}) {
+    const PackPolicyDesc desc = pack_desc(LossType::kDapo, apart, tokens);
+    const Minibatch shared = pack_policy(together, desc);
+    int64_t rows = 0;
+    for (const PackedBatch& batch : shared) rows += batch.size();
+    if (tokens == 1000) {
+      EXPECT_EQ(rows, pack_policy(apart, desc).at(0).size() - (1 * 1 + 5 * 5 + 2 * 2));
+    }
+    const UpdateResult a = run_update(model_, pack_policy(apart, desc), {}),
+                       b = run_update(model_, shared, {});
+    for (const double d : b.max_ratio_deviations) EXPECT_EQ(d, 0) << tokens;
+    EXPECT_NEAR(a.loss, b.loss, 1e-13);
+    EXPECT_LT(gradient_error(a, b), 1e-12);
+  }
+}
+
 TEST_F(GrpoUpdate, LeavingMaskedSequencesOutChangesNothing) {
   auto sequences = sequences_of(completions_, advantages_, Truncated::kMask);
   const PackPolicyDesc desc = pack_desc(LossType::kGrpo, sequences);
