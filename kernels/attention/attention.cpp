@@ -68,7 +68,6 @@ PackedSizes check_packed(const Args& args, const char* op) {
     check_tensor(args.desc.prefixes, {sizes.sequences, 2}, DType::kI32, op, "prefixes", device);
     COHORT_CHECK(args.desc.mask == Mask::kCausal && args.desc.dropout.p == 0, "[", op,
                  "] expected a causal mask and no dropout beside prefixes");
-    COHORT_CHECK(device.is_cpu(), "[", op, "] takes no prefixes on a CUDA device yet");
   }
   return sizes;
 }

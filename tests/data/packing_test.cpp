@@ -70,47 +70,6 @@ TEST(Pack, RefusesColumnsThatDoNotFit) {
 TEST(Pack, SharesPrefixesWithinAGroup) {
   const auto of_group = [](int64_t group, I32 tokens, int64_t prefix) {
     std::vector<uint8_t> mask(tokens.size(), 0);
-    std::fill(mask.begin() + prefix + 2, mask.end(), 1);
-    return TokenSequence{.tokens = tokens,
-                         .loss_mask = mask,
-                         .index = tokens.back(),
-                         .group = group,
-                         .prefix = prefix};
-  };
-  const std::vector<TokenSequence> sequences = {
-      of_group(0, {1, 2, 3, 4, 5}, 2), of_group(0, {1, 2, 3, 6}, 2),    // a prompt of 1, 2, 3
-      of_group(1, {7, 8, 9, 10}, 1),                                    // the only one of its group
-      of_group(-1, {1, 2, 3, 11}, 2),  of_group(-1, {1, 2, 3, 12}, 2),  // of none
-      of_group(2, {13, 14}, 0),        of_group(2, {13, 15}, 0)};       // with nothing to share
-  const PackedBatch batch = pack(sequences);
-  EXPECT_EQ(batch.tokens.to_vector<int32_t>(),
-            (I32{1, 2, 3, 4, 3, 7, 8, 9, 1, 2, 3, 1, 2, 3, 13, 13}));
-  EXPECT_EQ(batch.positions.to_vector<int32_t>(),
-            (I32{0, 1, 2, 3, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 0}));
-  EXPECT_EQ(batch.cu_seqlens.to_vector<int32_t>(), (I32{0, 2, 4, 5, 8, 11, 14, 15, 16}));
-  EXPECT_EQ(batch.prefixes.to_vector<int32_t>(),
-            (I32{0, 0, 0, 2, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}));
-  EXPECT_EQ(batch.targets.to_vector<int32_t>(), (I32{5 - 1, 5, 6, 10, 11, 12, 14, 15}));
-  EXPECT_FALSE(pack({sequences.begin() + 1, sequences.end()}).prefixes.defined());
-}
-
-TEST(Pack, RefusesPrefixesThatDiffer) {
-  std::vector<TokenSequence> two(
-      2, {.tokens = {1, 2, 3}, .loss_mask = {0, 0, 1}, .index = 4, .group = 0, .prefix = 1});
-  two[1].tokens[0] = 9;
-  EXPECT_THROW_WITH(pack(two), Error, "sequences 4 and 4 of group 0 begin with other tokens");
-  two[1].tokens[0] = 1;
-  two[1].loss_mask[1] = 1;
-  EXPECT_THROW_WITH(pack(two), Error, "prefix of 1 of its 3 tokens");
-  two[1].loss_mask = {0, 0, 1};
-  two[1].prefix = 2;
-  EXPECT_THROW_WITH(pack(two), Error, "prefix of 2 of its 3 tokens");
-}
-
-// Sequences of a group that stand side by side have their prefix once, in front of them.
-TEST(Pack, SharesPrefixesWithinAGroup) {
-  const auto of_group = [](int64_t group, I32 tokens, int64_t prefix) {
-    std::vector<uint8_t> mask(tokens.size(), 0);
     std::fill(mask.begin() + prefix + 1, mask.end(), uint8_t{1});
     return TokenSequence{.tokens = tokens,
                          .loss_mask = mask,

@@ -150,11 +150,11 @@ TEST(AttentionPrefix, SaysWhatIsWrong) {
     all.desc.prefixes = Tensor::from(prefixes, {3, 2});
     return all;
   };
-  EXPECT_THROW_WITH(run(with({0, 0, 1, 4, 0, 5})), Error, "beginning of a sequence before 1");
-  EXPECT_THROW_WITH(run(with({0, 0, 0, 6, 0, 5})), Error, "got tokens 0 to 6");
-  EXPECT_THROW_WITH(run(with({0, 0, 5, 3, 0, 5})), Error, "got tokens 5 to 8");
-  EXPECT_THROW_WITH(run(with({0, 0, 0, 5, 5, 3})), Error, "that has no prefix");
-  EXPECT_THROW_WITH(run(with({0, 0, 0, -1, 0, 5})), Error, "got tokens 0 to -1");
+  EXPECT_THROW_WITH(run(with({0, 0, 1, 4, 0, 5})), Error, "prefix of sequence 1");
+  EXPECT_THROW_WITH(run(with({0, 0, 0, 6, 0, 5})), Error, "got 6 tokens from 0 on");
+  EXPECT_THROW_WITH(run(with({0, 0, 5, 3, 0, 5})), Error, "got 3 tokens from 5 on");
+  EXPECT_THROW_WITH(run(with({0, 0, 0, 5, 5, 3})), Error, "prefix of sequence 2");
+  EXPECT_THROW_WITH(run(with({0, 0, 0, -1, 0, 5})), Error, "got -1 tokens from 0 on");
   Packed full = shared(f, DType::kF32);
   full.desc.mask = Mask::kFull;
   EXPECT_THROW_WITH(run(full), Error, "expected a causal mask");

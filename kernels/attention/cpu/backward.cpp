@@ -7,8 +7,6 @@
 // goes over the tiles of keys, and for each over the query blocks that see some of it. Every element
 // of dq, dk and dv is one fma chain, begun at the old value when accumulating: dq over ascending
 // keys, dk and dv over ascending (token, head of the group).
-#include <map>
-
 #include "kernels/attention/cpu/tile.h"
 #include "kernels/cpu/reduce.h"
 #include "kernels/vector_math.h"
@@ -200,31 +198,30 @@ void backward(const AttentionBackward& args, const PackedSizes& sizes) {
   const int32_t* const cu = args.cu_seqlens.data<int32_t>();
   const std::vector<KeyTokens> keys =
       key_tokens(args.cu_seqlens, args.desc.prefixes, "attention_backward");
-  // Sequences that share a beginning, its own first.
-  std::map<int64_t, std::vector<int64_t>> families;
+  std::vector<int64_t> families;  // where each begins: a sequence, and those that go on from it
   int64_t cost = 0;
   for (int64_t s = 0; s < sizes.sequences; ++s) {
     const KeyTokens& tokens = keys[static_cast<size_t>(s)];
     const int64_t length = cu[s + 1] - cu[s];
-    if (length == 0) continue;
     cost += 5 * length * (2 * tokens.prefix + length) * sizes.heads * sizes.head_dim / 2;
-    families[tokens.prefix > 0 ? tokens.prefix_begin : tokens.begin].push_back(s);
+    if (tokens.prefix == 0) families.push_back(s);
   }
-  std::vector<const std::vector<int64_t>*> items;
-  for (const auto& [begin, sequences] : families) items.push_back(&sequences);
+  const size_t items = families.size() * static_cast<size_t>(sizes.kv_heads);
+  families.push_back(sizes.sequences);
   for (const GradOut* grad : {&args.dq, &args.dk, &args.dv}) {
     if (grad->mode == Grad::kAccumulate) continue;
     Tensor& t = grad->tensor;
     for (int64_t i = 0; i < sizes.tokens; ++i)
       std::fill_n(t.data<T>() + i * t.strides()[0], t.dim(1) * t.dim(2), T{0});
   }
-  parallel_items(
-      items.size() * static_cast<size_t>(sizes.kv_heads), cost, [&](int64_t first, int64_t last) {
-        Backward<T> backward(args);
-        for (int64_t i = first; i < last; ++i)
-          for (const int64_t s : *items[static_cast<size_t>(i / sizes.kv_heads)])
-            backward.run(keys[static_cast<size_t>(s)], cu[s + 1] - cu[s], i % sizes.kv_heads);
-      });
+  parallel_items(items, cost, [&](int64_t first, int64_t last) {
+    Backward<T> backward(args);
+    for (int64_t i = first; i < last; ++i) {
+      const auto family = static_cast<size_t>(i / sizes.kv_heads);
+      for (int64_t s = families[family]; s < families[family + 1]; ++s)
+        backward.run(keys[static_cast<size_t>(s)], cu[s + 1] - cu[s], i % sizes.kv_heads);
+    }
+  });
 }
 
 }  // namespace

@@ -185,19 +185,20 @@ std::vector<KeyTokens> key_tokens(const Tensor& cu_seqlens, const Tensor& prefix
                                   const char* op) {
   const int32_t* const cu = cu_seqlens.data<int32_t>();
   std::vector<KeyTokens> out;
+  int64_t whole = -1;  // the last sequence without a prefix
   for (int64_t s = 0; s + 1 < cu_seqlens.numel(); ++s) {
-    KeyTokens& keys = out.emplace_back(KeyTokens{.begin = cu[s]});
-    if (!prefixes.defined()) continue;
-    const int32_t* const prefix = prefixes.data<int32_t>() + 2 * s;
-    keys.prefix_begin = prefix[0];
-    keys.prefix = prefix[1];
-    if (keys.prefix == 0) continue;
-    const int32_t* const next = std::upper_bound(cu, cu + s, prefix[0]);
-    COHORT_CHECK(keys.prefix > 0 && next > cu && next[-1] == prefix[0] && prefix[0] < cu[s] &&
-                     keys.prefix <= next[0] - next[-1] &&
-                     out[static_cast<size_t>(next - cu - 1)].prefix == 0,
-                 "[", op, "] expected the beginning of a sequence before ", s,
-                 " that has no prefix, got tokens ", prefix[0], " to ", prefix[0] + prefix[1]);
+    out.push_back({.begin = cu[s]});
+    const int32_t* const prefix = prefixes.defined() ? prefixes.data<int32_t>() + 2 * s : nullptr;
+    if (prefix == nullptr || prefix[1] == 0) {
+      whole = s;
+      continue;
+    }
+    COHORT_CHECK(whole >= 0 && prefix[0] == cu[whole] && prefix[1] == cu[whole + 1] - cu[whole],
+                 "[", op, "] expected the prefix of sequence ", s,
+                 " to be the last one before it without a prefix, got ", prefix[1], " tokens from ",
+                 prefix[0], " on");
+    out.back().prefix_begin = prefix[0];
+    out.back().prefix = prefix[1];
   }
   return out;
 }

@@ -46,6 +46,7 @@ inline int64_t tile_slots(int64_t tokens, int64_t sequences, int64_t per_tile) {
 struct SequenceTile {
   int begin, length;  // the sequence's tokens [begin, begin + length)
   int tile;           // its tokens [tile * per_tile, ...); beyond `length` in an empty slot
+  int sequence;
 };
 // The slot's tile; called by whole warps, each of which finds it for itself, 32 sequences at a
 // time.
@@ -62,7 +63,7 @@ __device__ __forceinline__ SequenceTile find_tile(const int32_t* cu, int sequenc
     count = min(step, count - skip);
   }
   const int begin = cu[first];
-  return {begin, cu[first + 1] - begin, slot - begin / per_tile - first};
+  return {begin, cu[first + 1] - begin, slot - begin / per_tile - first, first};
 }
 
 // A row's m c and l over a chunk, or over chunks that are joined; no key seen: m c is -infinity.

@@ -98,6 +98,7 @@ void attention_backward(const AttentionBackward& args) {
                             .o = pointer<T>(args.o),
                             .lse = pointer<float>(args.lse),
                             .cu = pointer<int32_t>(args.cu_seqlens),
+                            .prefixes = pointer<int32_t>(args.desc.prefixes),
                             .lse_log2 = pointer<float>(statistics),
                             .delta = pointer<float>(statistics) + heads * tokens,
                             .streams = pointer<uint64_t>(streams),

@@ -13,13 +13,16 @@ namespace cohort::kernels::cuda {
 //   kQueries  owns queries (Q, dO) of a head, streams keys (K, V); dQ
 enum class Pass { kKeys, kQueries };
 
-// Rows of one head: row r is the sequence's token r.
+// Rows of one head: row r is token r of a sequence, or key r, of which those from `own` on lie
+// `shift` elements further than they would if they followed the prefix.
 template <class T>
 struct HeadRows {
   T* data;
   int64_t stride;
+  int own = 0;
+  int64_t shift = 0;
 
-  __device__ T* row(int r) const { return data + r * stride; }
+  __device__ T* row(int r) const { return data + r * stride + (r < own ? 0 : shift); }
 };
 
 // A tensor [T, heads, head_dim] whose tokens are `stride` elements apart.
@@ -39,11 +42,11 @@ template <class T>
 struct BackwardArgs {
   Heads<T> dq, dk, dv;
   Heads<const T> dout, q, k, v;
-  const T* o;        // contiguous, as dout
-  const float* lse;  // [heads, T]
-  const int32_t* cu;
-  float *lse_log2, *delta;  // [heads, T]: lse log2(e), and dO . O
-  uint64_t* streams;        // [T]: the dropout's draws of a query
+  const T* o;                    // contiguous, as dout
+  const float* lse;              // [heads, T]
+  const int32_t *cu, *prefixes;  // prefixes: null, or [sequences, 2]
+  float *lse_log2, *delta;       // [heads, T]: lse log2(e), and dO . O
+  uint64_t* streams;             // [T]: the dropout's draws of a query
   int64_t tokens;
   int sequences, heads, kv_heads, head_dim;
   bool accumulate_q, accumulate_k, accumulate_v;
@@ -60,12 +63,21 @@ template <int kDim>  // the padded head dim
 void run_backward_bf16(const BackwardArgs<__nv_bfloat16>& args, Device device);
 void run_backward_f32(const BackwardArgs<float>& args, Device device);
 
+// Streamed rows of a sequence: its queries, or its keys with those of its prefix.
+struct BackwardStream {
+  int begin, length;  // the queries' tokens [begin, begin + length), or `length` keys
+  int position;       // of the first query
+  int first, end;     // the steps that a block meets
+};
+
 // A block's share of the work.
 struct BackwardShare {
-  int begin, length;  // its sequence: tokens [begin, begin + length)
-  int own;            // its first own row, counted in the sequence; at least `length` if empty
-  int head;           // its own head
-  int first, end;     // the steps of streamed rows that it meets
+  int begin, length;         // its sequence: tokens [begin, begin + length)
+  int prefix_begin, prefix;  // the tokens of keys before its own
+  int sequence;
+  int own;   // its first own row, counted in the sequence; at least `length` if empty
+  int head;  // its own head
+  BackwardStream stream;
 };
 
 template <Pass kPass, class T>
@@ -85,22 +97,62 @@ __device__ __forceinline__ BackwardShare find_share(const BackwardArgs<T>& args,
   const SequenceTile tile = find_tile(args.cu, args.sequences, slot, per_tile);
   BackwardShare share{.begin = tile.begin,
                       .length = tile.length,
+                      .prefix_begin = tile.begin,
+                      .prefix = 0,
+                      .sequence = tile.sequence,
                       .own = tile.tile * per_tile,
                       .head = static_cast<int>(blockIdx.x) % heads,
-                      .first = 0,
-                      .end = 0};
-  int seen = tile.length;
-  const int window = min(args.window, tile.length);
+                      .stream = {.begin = tile.begin, .length = tile.length}};
+  if (args.prefixes != nullptr && args.prefixes[2 * tile.sequence + 1] > 0) {
+    share.prefix_begin = args.prefixes[2 * tile.sequence];
+    share.prefix = args.prefixes[2 * tile.sequence + 1];
+  }
+  BackwardStream& stream = share.stream;
+  if (kPass == Pass::kQueries) stream.length += share.prefix;
+  int seen = stream.length;
+  const int window = min(args.window, seen);
   if (args.causal && kPass == Pass::kKeys) {
-    share.first = share.own / per_step;
+    stream.first = share.own / per_step;
     seen = min(seen, share.own + per_tile - 1 + window);
   }
   if (args.causal && kPass == Pass::kQueries) {
-    share.first = max(0, share.own + 1 - window) / per_step;
-    seen = min(seen, share.own + per_tile);
+    stream.first = max(0, share.prefix + share.own + 1 - window) / per_step;
+    seen = min(seen, share.prefix + share.own + per_tile);
   }
-  share.end = (seen + per_step - 1) / per_step;
+  stream.end = (seen + per_step - 1) / per_step;
   return share;
+}
+
+// The keys that the share's queries see, from key 0 on.
+template <class T>
+__device__ __forceinline__ HeadRows<T> key_rows(const Heads<T>& tensor, const BackwardShare& share,
+                                                int head, int head_dim) {
+  HeadRows<T> rows = tensor.rows(share.prefix_begin, head, head_dim);
+  rows.own = share.prefix;
+  rows.shift = (share.begin - share.prefix - share.prefix_begin) * rows.stride;
+  return rows;
+}
+
+// Moves on to the queries of the next sequence whose prefix is the share's own, and which sees some
+// of its keys. False if there is none. Such sequences stand behind the one that they go on from.
+template <class T>
+__device__ __forceinline__ bool next_stream(const BackwardArgs<T>& args, const BackwardShare& share,
+                                            int& sequence, BackwardStream& stream, int per_tile,
+                                            int per_step) {
+  if (args.prefixes == nullptr || share.prefix > 0) return false;
+  while (++sequence < args.sequences && args.prefixes[2 * sequence + 1] > 0) {
+    const int begin = args.cu[sequence], length = args.cu[sequence + 1] - begin;
+    const int position = args.prefixes[2 * sequence + 1];
+    const int64_t seen = int64_t{share.own} + per_tile - 1 + args.window - position;
+    stream = {.begin = begin,
+              .length = length,
+              .position = position,
+              .first = 0,
+              .end = static_cast<int>((max(int64_t{0}, min(int64_t{length}, seen)) + per_step - 1) /
+                                      per_step)};
+    if (stream.end > 0) return true;
+  }
+  return false;
 }
 
 // Blocks of a pass.

@@ -155,11 +155,13 @@ __device__ __forceinline__ void load_rows(uint32_t tile, const HeadRows<const bf
   const int chunk = static_cast<int>(threadIdx.x) % kChunks;
   const int first = static_cast<int>(threadIdx.x) / kChunks;
   if (vectorized) {  // decided once: this stands in the inner loop
-    const bf16* source = from.row(row0 + first) + 8 * chunk;
+    const bf16* source = from.data + (row0 + first) * from.stride + 8 * chunk;
     const int end = 8 * chunk < head_dim ? length - row0 : 0;
 #pragma unroll
-    for (int r = first; r < first + kCount; r += kAtOnce, source += kAtOnce * from.stride)
-      copy_async(tile + chunk_offset<kDim>(r, chunk), r < end ? source : nullptr, r < end ? 16 : 0);
+    for (int r = first; r < first + kCount; r += kAtOnce, source += kAtOnce * from.stride) {
+      const bf16* const row = source + (row0 + r < from.own ? 0 : from.shift);
+      copy_async(tile + chunk_offset<kDim>(r, chunk), r < end ? row : nullptr, r < end ? 16 : 0);
+    }
     return;
   }
 #pragma unroll 1
@@ -185,11 +187,17 @@ class BackwardBlock {
   using Scores = Sums<kRows, kColumns>;
 
   __device__ void load_own() const;
-  __device__ void load_stage(int stage, int head, int step) const;
+  __device__ void load_stage(int stage, const BackwardStream& stream, int head, int step) const;
   __device__ void load_own_statistics();
-  __device__ void work(int stage, int head, int column0, int offset);
-  __device__ void probabilities(Scores& s, int stage, int column0, int offset) const;
-  __device__ void hide_before_window(Scores& s, int column0) const;
+  __device__ void work(int stage, const BackwardStream& stream, int head, int column0, int offset);
+  __device__ void probabilities(Scores& s, int stage, const BackwardStream& stream, int column0,
+                                int offset) const;
+  __device__ void hide_before_window(Scores& s, const BackwardStream& stream, int column0) const;
+  // By how many positions the queries are ahead of their rows.
+  __device__ int ahead(const BackwardStream& stream) const {
+    if constexpr (!kExtras) return 0;
+    return kKeys ? stream.position : share_.prefix;
+  }
   __device__ uint32_t kept(int stage, int head, int column0, int offset) const;
   __device__ void store(const Sums<kRows, L::kWidth>& sum, const Heads<bf16>& tensor, float scale,
                         bool accumulate) const;
@@ -256,13 +264,15 @@ __device__ void BackwardBlock<kDim, kPass, kExtras>::load_own() const {
 }
 
 template <int kDim, Pass kPass, bool kExtras>
-__device__ void BackwardBlock<kDim, kPass, kExtras>::load_stage(int stage, int head,
-                                                                int step) const {
+__device__ void BackwardBlock<kDim, kPass, kExtras>::load_stage(int stage,
+                                                                const BackwardStream& stream,
+                                                                int head, int step) const {
   const int row0 = step * kStep;
   const uint32_t tile = base_ + L::kStreamed + stage * (2 * L::kStepBytes);
   const auto load = [&](uint32_t to, const Heads<const bf16>& tensor) {
-    const auto rows = tensor.rows(share_.begin, head, args_.head_dim);
-    load_rows<kDim, kStep, L::kThreads>(to, rows, row0, share_.length, args_.head_dim,
+    const auto rows = kExtras && !kKeys ? key_rows(tensor, share_, head, args_.head_dim)
+                                        : tensor.rows(stream.begin, head, args_.head_dim);
+    load_rows<kDim, kStep, L::kThreads>(to, rows, row0, stream.length, args_.head_dim,
                                         args_.vectorized);
   };
   load(tile, kKeys ? args_.q : args_.k);
@@ -270,8 +280,8 @@ __device__ void BackwardBlock<kDim, kPass, kExtras>::load_stage(int stage, int h
   const int r = static_cast<int>(threadIdx.x);
   if (!kKeys || r >= kStep) return;
   // A query beyond the end has zeros throughout: P = 1 then, but dO = 0 and dS = 0.
-  const int live = row0 + r < share_.length ? 1 : 0;
-  const int64_t token = share_.begin + (live != 0 ? row0 + r : 0);
+  const int live = row0 + r < stream.length ? 1 : 0;
+  const int64_t token = stream.begin + (live != 0 ? row0 + r : 0);
   const int64_t at = head * args_.tokens + token;
   copy_async_small<4>(shared_address(lse_log2(stage, r)), args_.lse_log2 + at, 4 * live);
   copy_async_small<4>(shared_address(deltas(stage, r)), args_.delta + at, 4 * live);
@@ -298,31 +308,40 @@ __device__ void BackwardBlock<kDim, kPass, kExtras>::load_own_statistics() {
   }
 }
 
-// Steps, and for kKeys the heads of the group as the outer loop.
+// Steps, for kKeys in a loop over the heads of the group, and that over the sequences whose queries
+// see the own keys.
 template <int kDim, Pass kPass, bool kExtras>
 __device__ void BackwardBlock<kDim, kPass, kExtras>::run() {
   const int heads = kKeys ? args_.group() : 1;
   const int first_head = kKeys ? share_.head * heads : share_.head / args_.group();
-  int head = first_head, step = share_.first;
+  BackwardStream stream = share_.stream;
+  int head = first_head, step = stream.first, sequence = share_.sequence;
   load_own();
-  load_stage(0, head, step);
+  load_stage(0, stream, head, step);
   copy_async_commit();
   if constexpr (!kKeys) load_own_statistics();
   for (int stage = 0; head < first_head + heads; stage ^= 1) {
+    BackwardStream next = stream;
     int next_head = head, next_step = step + 1;
-    if (next_step == share_.end) {
-      next_step = share_.first;
+    if (next_step == stream.end) {
+      next_step = stream.first;
       ++next_head;
+    }
+    if (kExtras && kKeys && next_head == first_head + heads &&
+        next_stream(args_, share_, sequence, next, L::kOwn, kStep)) {
+      next_head = first_head;
+      next_step = next.first;
     }
     copy_async_wait<0>();
     __syncthreads();  // this stage is there, and every warp has done with the other one
     if (next_head < first_head + heads) {
-      load_stage(stage ^ 1, next_head, next_step);
+      load_stage(stage ^ 1, next, next_head, next_step);
       copy_async_commit();
     }
 #pragma unroll 1
     for (int offset = 0; offset < kStep; offset += kColumns)
-      work(stage, kKeys ? head : share_.head, step * kStep + offset, offset);
+      work(stage, stream, kKeys ? head : share_.head, step * kStep + offset, offset);
+    if constexpr (kExtras) stream = next;
     head = next_head;
     step = next_step;
   }
@@ -331,10 +350,10 @@ __device__ void BackwardBlock<kDim, kPass, kExtras>::run() {
 // Streamed rows [column0, column0 + kColumns), which begin at row `offset` of the stage. `head` is
 // the queries'.
 template <int kDim, Pass kPass, bool kExtras>
-__device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::work(int stage, int head,
-                                                                          int column0, int offset) {
-  if (row0_ >= share_.length || column0 >= share_.length) return;
-  const int last_query = kKeys ? column0 + kColumns - 1 : row0_ + 16 * kRows - 1;
+__device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::work(
+    int stage, const BackwardStream& stream, int head, int column0, int offset) {
+  if (row0_ >= share_.length || column0 >= stream.length) return;
+  const int last_query = ahead(stream) + (kKeys ? column0 + kColumns : row0_ + 16 * kRows) - 1;
   if (args_.causal && (kKeys ? row0_ : column0) > last_query) return;
   const uint32_t own = base_ + own_row_ * L::kRowBytes;
   const uint32_t streamed =
@@ -352,7 +371,7 @@ __device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::work(int st
           factors[r][n / 2][n % 2 * 2 + i / 2] = pack_bf16(value(r, n, i), value(r, n, i + 1));
   };
   scores<kDim, kRows, kColumns>(s, reader_, own, streamed);
-  probabilities(s, stage, column0, offset);
+  probabilities(s, stage, stream, column0, offset);
   const bool drops = kExtras && args_.streams != nullptr;
   const uint32_t keep = drops ? kept(stage, head, column0, offset) : ~0u;
   const float factor = args_.dropout.factor;
@@ -378,7 +397,7 @@ __device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::work(int st
 // anything: their gradients are not stored.
 template <int kDim, Pass kPass, bool kExtras>
 __device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::probabilities(
-    Scores& s, int stage, int column0, int offset) const {
+    Scores& s, int stage, const BackwardStream& stream, int column0, int offset) const {
 #pragma unroll
   for (int r = 0; r < kRows; ++r)
 #pragma unroll
@@ -391,9 +410,11 @@ __device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::probabiliti
       }
     }
   const int last_key = kKeys ? row0_ + 16 * kRows - 1 : column0 + kColumns - 1;
-  const int first_query = kKeys ? column0 : row0_;
-  const bool crosses_end = !kKeys && last_key >= share_.length;
-  if (kExtras && args_.window < share_.length) hide_before_window(s, column0);
+  const int first_query = ahead(stream) + (kKeys ? column0 : row0_);
+  const int keys = kKeys ? share_.length : stream.length;
+  const bool crosses_end = !kKeys && last_key >= keys;
+  if (kExtras && args_.window < ahead(stream) + stream.length)
+    hide_before_window(s, stream, column0);
   if (!crosses_end && !(args_.causal && last_key > first_query)) return;
 #pragma unroll
   for (int r = 0; r < kRows; ++r)
@@ -402,23 +423,23 @@ __device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::probabiliti
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int row = row_of(r, i), column = column0 + column_of(n, i);
-        const int key = kKeys ? row : column, query = kKeys ? column : row;
-        if (key >= share_.length || (args_.causal && key > query)) s[r][n][i] = 0;
+        const int key = kKeys ? row : column, query = ahead(stream) + (kKeys ? column : row);
+        if (key >= keys || (args_.causal && key > query)) s[r][n][i] = 0;
       }
 }
 
 // Keys before the window of a query.
 template <int kDim, Pass kPass, bool kExtras>
 __device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::hide_before_window(
-    Scores& s, int column0) const {
+    Scores& s, const BackwardStream& stream, int column0) const {
 #pragma unroll
   for (int r = 0; r < kRows; ++r)
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int ahead = row_of(r, i) - (column0 + column_of(n, i));  // own before streamed
-        if ((kKeys ? -ahead : ahead) >= args_.window) s[r][n][i] = 0;
+        const int rows = row_of(r, i) - (column0 + column_of(n, i));  // own before streamed
+        if (ahead(stream) + (kKeys ? -rows : rows) >= args_.window) s[r][n][i] = 0;
       }
 }
 
@@ -521,7 +542,8 @@ __global__ void __launch_bounds__(Layout<kDim, kPass>::kThreads, Layout<kDim, kP
 template <int kDim, Pass kPass>
 void launch_pass(const char* name, const BackwardArgs<bf16>& args, Device device) {
   using L = Layout<kDim, kPass>;
-  const bool extras = args.streams != nullptr || args.window < args.tokens;
+  const bool extras =
+      args.streams != nullptr || args.prefixes != nullptr || args.window < args.tokens;
   const auto kernel =
       extras ? backward_kernel<kDim, kPass, true> : backward_kernel<kDim, kPass, false>;
   launch(name, kernel, {backward_blocks<kPass>(args, L::kOwn), L::kThreads, L::kShared}, device,

@@ -50,9 +50,10 @@ class BackwardBlock {
   using Gradient = float[kOwnRows][kVectors][kVector];
 
   __device__ void load_own();
-  __device__ void load_streamed(int head, int row0);
-  __device__ void scores(int head, int row0);
-  __device__ void score(float s, float dp, int head, int own, int streamed, int row0);
+  __device__ void load_streamed(const BackwardStream& stream, int head, int row0);
+  __device__ void scores(const BackwardStream& stream, int head, int row0);
+  __device__ void score(float s, float dp, const BackwardStream& stream, int head, int own,
+                        int streamed, int row0);
   __device__ void add_products();
   __device__ void store(const Gradient& sum, const Heads<float>& tensor, float scale,
                         bool accumulate) const;
@@ -74,36 +75,45 @@ __device__ void BackwardBlock<kDim, kPass>::load_own() {
 }
 
 template <int kDim, Pass kPass>
-__device__ void BackwardBlock<kDim, kPass>::load_streamed(int head, int row0) {
+__device__ void BackwardBlock<kDim, kPass>::load_streamed(const BackwardStream& stream, int head,
+                                                          int row0) {
   for (int i = 0; i < 2; ++i) {
     const auto& tensor = kKeys ? (i == 0 ? args_.q : args_.dout) : (i == 0 ? args_.k : args_.v);
-    load_rows<kDim>(shared_.streamed[i], tensor.rows(share_.begin, head, args_.head_dim), row0,
-                    share_.length, args_.head_dim, args_.vectorized);
+    const auto rows = kKeys ? tensor.rows(stream.begin, head, args_.head_dim)
+                            : key_rows(tensor, share_, head, args_.head_dim);
+    load_rows<kDim>(shared_.streamed[i], rows, row0, stream.length, args_.head_dim,
+                    args_.vectorized);
   }
 }
 
-// Steps, and for kKeys the heads of the group as the outer loop.
+// Steps, for kKeys in a loop over the heads of the group, and that over the sequences whose queries
+// see the own keys.
 template <int kDim, Pass kPass>
 __device__ void BackwardBlock<kDim, kPass>::run() {
   const int heads = kKeys ? args_.group() : 1;
   const int first_head = kKeys ? share_.head * heads : share_.head / args_.group();
   load_own();
-  for (int head = first_head; head < first_head + heads; ++head)
-    for (int step = share_.first; step < share_.end; ++step) {
-      __syncthreads();  // every thread has done with the last step
-      load_streamed(head, step * kTile);
-      copy_async_commit();
-      copy_async_wait<0>();  // and for the own rows, the first time
-      __syncthreads();
-      scores(kKeys ? head : share_.head, step * kTile);
-      __syncthreads();
-      add_products();
-    }
+  BackwardStream stream = share_.stream;
+  int sequence = share_.sequence;
+  do {
+    for (int head = first_head; head < first_head + heads; ++head)
+      for (int step = stream.first; step < stream.end; ++step) {
+        __syncthreads();  // every thread has done with the last step
+        load_streamed(stream, head, step * kTile);
+        copy_async_commit();
+        copy_async_wait<0>();  // and for the own rows, the first time
+        __syncthreads();
+        scores(stream, kKeys ? head : share_.head, step * kTile);
+        __syncthreads();
+        add_products();
+      }
+  } while (kKeys && next_stream(args_, share_, sequence, stream, kTile, kTile));
 }
 
 // S and dP for own rows y, y + 16 and streamed rows x, x + 16. `head` is the queries'.
 template <int kDim, Pass kPass>
-__device__ void BackwardBlock<kDim, kPass>::scores(int head, int row0) {
+__device__ void BackwardBlock<kDim, kPass>::scores(const BackwardStream& stream, int head,
+                                                   int row0) {
   const int y = static_cast<int>(threadIdx.x) / 16, x = static_cast<int>(threadIdx.x) % 16;
   float sum[2][2][2] = {};  // S or dP, own, streamed
 #pragma unroll 4
@@ -128,20 +138,22 @@ __device__ void BackwardBlock<kDim, kPass>::scores(int head, int row0) {
   for (int i = 0; i < 2; ++i)
 #pragma unroll
     for (int j = 0; j < 2; ++j)
-      score(sum[0][i][j], sum[1][i][j], head, y + 16 * i, x + 16 * j, row0);
+      score(sum[0][i][j], sum[1][i][j], stream, head, y + 16 * i, x + 16 * j, row0);
 }
 
 // From S and dP of an own and a streamed row, both counted in their tiles: P as dropped and dS,
 // zero where the mask says so and for rows beyond the sequence.
 template <int kDim, Pass kPass>
-__device__ void BackwardBlock<kDim, kPass>::score(float s, float dp, int head, int own,
-                                                  int streamed, int row0) {
+__device__ void BackwardBlock<kDim, kPass>::score(float s, float dp, const BackwardStream& stream,
+                                                  int head, int own, int streamed, int row0) {
   const int own_row = share_.own + own, streamed_row = row0 + streamed;
-  const int key = kKeys ? own_row : streamed_row, query = kKeys ? streamed_row : own_row;
+  const int key = kKeys ? own_row : streamed_row, query_row = kKeys ? streamed_row : own_row;
+  const int query = query_row + (kKeys ? stream.position : share_.prefix);  // its position
   float p = 0, ds = 0;
-  if (max(key, query) < share_.length &&
+  if (own_row < share_.length && streamed_row < stream.length &&
       !(args_.causal && (key > query || query - key >= args_.window))) {
-    const int64_t token = share_.begin + query, at = head * args_.tokens + token;
+    const int64_t token = (kKeys ? stream.begin : share_.begin) + query_row,
+                  at = head * args_.tokens + token;
     p = fast_exp2(__fmaf_rn(s, args_.exponent, -args_.lse_log2[at]));
     const float undropped = p;
     if (args_.streams != nullptr) {

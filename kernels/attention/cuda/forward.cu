@@ -9,13 +9,16 @@ namespace {
 // Rows of one head of one sequence.
 template <class T>
 struct PackedRows {
-  const T *q, *k, *v;  // of the head, at the sequence's first token
+  const T* q;      // of the head, at the sequence's first token
+  const T *k, *v;  // at its first key's
   T* o;
   float* lse;
   int64_t stride, q_stride, kv_stride;  // elements from token to token: of o, q, and k and v
   int64_t begin;                        // the sequence's first token
+  int64_t own_shift;                    // what lies between the prefix and the sequence's own keys
+  int prefix;                           // keys of other tokens before its own
   int number;                           // of the head
-  int first, count;                     // the rows are at positions first .. first + count - 1
+  int first, count;                     // the rows are tokens begin + first and those after it
   int first_key, keys;                  // they see keys first_key .. keys - 1, each some of them
   bool causal;
 
@@ -23,8 +26,12 @@ struct PackedRows {
     return r < count ? q + (first + r) * q_stride : nullptr;
   }
   __device__ T* output(int r) const { return o + (first + r) * stride; }
-  __device__ int visible(int r) const { return r >= count ? 1 : causal ? first + r + 1 : keys; }
-  __device__ int64_t key_offset(int j) const { return j < keys ? j * kv_stride : -1; }
+  __device__ int visible(int r) const {
+    return r >= count ? 1 : causal ? prefix + first + r + 1 : keys;
+  }
+  __device__ int64_t key_offset(int j) const {
+    return j < keys ? j * kv_stride + (j < prefix ? 0 : own_shift) : -1;
+  }
   __device__ int head() const { return number; }
   __device__ int64_t token(int r) const { return begin + first + r; }
   __device__ void store_lse(int r, float value) const { lse[first + r] = value; }
@@ -38,7 +45,7 @@ struct ForwardProblem {
   const T *q, *k, *v;
   T* o;
   float* lse;
-  const int32_t* cu;
+  const int32_t *cu, *prefixes;         // prefixes: null, or [sequences, 2]
   int64_t tokens, q_stride, kv_stride;  // strides: elements from token to token
   int heads, kv_heads, sequences;
   int slots;  // of tiles; see find_tile()
@@ -58,7 +65,12 @@ struct ForwardProblem {
     const int first = at.tile * per_block;
     if (first >= at.length) return false;
     const int64_t dim = params.head_dim, stride = heads * dim;
-    const int64_t kv_start = at.begin * kv_stride + head / (heads / kv_heads) * dim;
+    int prefix_begin = at.begin, prefix = 0;
+    if (prefixes != nullptr) {
+      prefix = prefixes[2 * at.sequence + 1];
+      if (prefix > 0) prefix_begin = prefixes[2 * at.sequence];
+    }
+    const int64_t kv_start = prefix_begin * kv_stride + head / (heads / kv_heads) * dim;
     const int count = min(per_block, at.length - first);
     rows = {.q = q + at.begin * q_stride + head * dim,
             .k = k + kv_start,
@@ -69,11 +81,13 @@ struct ForwardProblem {
             .q_stride = q_stride,
             .kv_stride = kv_stride,
             .begin = at.begin,
+            .own_shift = (at.begin - prefix - prefix_begin) * kv_stride,
+            .prefix = prefix,
             .number = head,
             .first = first,
             .count = count,
-            .first_key = causal ? max(0, first + 1 - params.window) : 0,
-            .keys = causal ? first + count : at.length,
+            .first_key = causal ? max(0, prefix + first + 1 - params.window) : 0,
+            .keys = causal ? prefix + first + count : at.length,
             .causal = causal};
     return true;
   }
@@ -134,6 +148,7 @@ void attention_forward(const AttentionForward& args) {
         .o = pointer<T>(args.o),
         .lse = pointer<float>(args.lse),
         .cu = pointer<int32_t>(args.cu_seqlens),
+        .prefixes = pointer<int32_t>(args.desc.prefixes),
         .tokens = tokens,
         .q_stride = args.q.strides()[0],
         .kv_stride = args.k.strides()[0],
