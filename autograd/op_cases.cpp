@@ -404,6 +404,17 @@ void add_policy_loss(Table& table) {
                        return policy_loss(in[0], constants, row.desc).loss;
                      }});
   }
+  table.push_back({"policy_loss", "with the head", inputs({{{7, 6}}, {{9, 6}}}), [](Inputs in) {
+                     const auto constants = [&](double value) {
+                       return constant(std::vector<double>(7, value), in[0]);
+                     };
+                     return policy_loss(
+                                in[0], in[1], ids({2, 1, 0, 8, 8, 3, 5}, in[0]),
+                                {constants(-2), constants(-3), constants(0.5), constants(1)},
+                                {.epsilon_low = 0.99, .epsilon_high = 1000, .beta = 0.3},
+                                {.temperature = 0.7, .chunk_tokens = 2})
+                         .loss;
+                   }});
 }
 
 // A feed-forward block with a residual: every parameter enters as an input.

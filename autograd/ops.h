@@ -83,6 +83,9 @@ struct TokenLogProbs {
 };
 TokenLogProbs token_log_probs(const Variable& x, const Variable& w, const Tensor& targets,
                               const kernels::HeadDesc& desc = {});
+// Losses over log-probs compute the logits once: with gradients on, they compute those of x [T, C] and
+// w [V, C] as well, which wait for the backward.
+//
 // [1]: - sum_t weights[t] log p(targets[t]). weights: [T] constants.
 Variable cross_entropy(const Variable& x, const Variable& w, const Tensor& targets,
                        const Tensor& weights, const kernels::HeadDesc& desc = {});
@@ -99,5 +102,9 @@ struct LossAndStats {
 };
 LossAndStats policy_loss(const Variable& logprob, const PolicyLossInputs& inputs,
                          const kernels::PolicyLossDesc& desc);
+// The same over the log-probs of `targets`, with the head in one node.
+LossAndStats policy_loss(const Variable& x, const Variable& w, const Tensor& targets,
+                         const PolicyLossInputs& inputs, const kernels::PolicyLossDesc& loss_desc,
+                         const kernels::HeadDesc& desc = {});
 
 }  // namespace cohort

@@ -35,9 +35,68 @@ TokenLogProbs token_log_probs(const Variable& x, const Variable& w, const Tensor
   return {select(node, 0), select(node, 1)};
 }
 
+namespace {
+
+// Fills `loss` [1] from the log-probs of all tokens.
+using FillLoss = std::function<void(Tensor& loss, const Tensor& logprob)>;
+// Fills `dlogprob`, the loss's gradient, of `count` tokens from `begin` on.
+using FillGradient =
+    std::function<void(Tensor& dlogprob, const Tensor& logprob, int64_t begin, int64_t count)>;
+
+// A loss that is a sum over the log-probs of tokens, as one node with the head. The gradients of x
+// and w come from the logits that give the loss; the backward multiplies them by its own.
+Variable head_loss(const char* name, const Variable& x, const Variable& w, const Tensor& targets,
+                   const kernels::HeadDesc& desc, const FillLoss& fill_loss,
+                   const FillGradient& fill_gradient) {
+  const Tensor &xv = x.value(), &wv = w.value();
+  const DType dtype = accumulate_dtype(xv.dtype());
+  const Device device = xv.device();
+  Tensor dx, dw, loss = Tensor::empty({1}, dtype, device);
+  if (grad_enabled() && x.requires_grad()) dx = Tensor::empty(xv.shape(), xv.dtype(), device);
+  if (grad_enabled() && w.requires_grad()) dw = Tensor::empty(wv.shape(), dtype, device);
+  Tensor logprob = Tensor::empty({xv.rows()}, dtype, device);
+  Tensor entropy = Tensor::empty_like(logprob), lse = Tensor::empty_like(logprob),
+         dlogprob = Tensor::empty_like(logprob);
+  const kernels::HeadLossGradients gradients{.dx = {dx},
+                                             .dw = {dw},
+                                             .dlogprob = dlogprob,
+                                             .set_dlogprob = [&](int64_t begin, int64_t count) {
+                                               Tensor part = dlogprob.narrow(0, begin, count);
+                                               fill_gradient(part, logprob.narrow(0, begin, count),
+                                                             begin, count);
+                                             }};
+  kernels::head_logprob_forward({.logprob = logprob,
+                                 .entropy = entropy,
+                                 .lse = lse,
+                                 .x = xv,
+                                 .w = wv,
+                                 .targets = targets,
+                                 .desc = desc,
+                                 .gradients = dx.defined() || dw.defined() ? &gradients : nullptr});
+  fill_loss(loss, logprob);
+  return make_node(name, loss, {x, w}, [dx, dw](const Tensor& dy, Gradients& g) {
+    const auto give = [&](GradSlot slot, const Tensor& gradient) {
+      if (slot.tensor.defined())
+        kernels::scale_by({.y = slot.tensor, .x = gradient, .factor = dy, .mode = slot.mode});
+    };
+    give(g.slot(0), dx);
+    give(g.weight_slot(1), dw);
+  });
+}
+
+}  // namespace
+
 Variable cross_entropy(const Variable& x, const Variable& w, const Tensor& targets,
                        const Tensor& weights, const kernels::HeadDesc& desc) {
-  return scale(weighted_sum(token_log_probs(x, w, targets, desc).logprob, weights), -1);
+  return head_loss(
+      "cross_entropy", x, w, targets, desc,
+      [&](Tensor& loss, const Tensor& logprob) {
+        NoGradGuard no_grad;
+        loss = scale(weighted_sum(Variable(logprob), weights), -1).value();
+      },
+      [&](Tensor& dlogprob, const Tensor&, int64_t begin, int64_t count) {
+        kernels::scale({.y = dlogprob, .x = weights.narrow(0, begin, count), .factor = -1});
+      });
 }
 
 LossAndStats policy_loss(const Variable& logprob, const PolicyLossInputs& inputs,
@@ -59,6 +118,41 @@ LossAndStats policy_loss(const Variable& logprob, const PolicyLossInputs& inputs
     kernels::scale_by({.y = dx.tensor, .x = dlogprob, .factor = dy, .mode = dx.mode});
   };
   return {make_node("policy_loss", loss, {logprob}, backward), stats};
+}
+
+LossAndStats policy_loss(const Variable& x, const Variable& w, const Tensor& targets,
+                         const PolicyLossInputs& inputs, const kernels::PolicyLossDesc& loss_desc,
+                         const kernels::HeadDesc& desc) {
+  const Device device = x.value().device();
+  const auto fill = [&](Tensor& loss, Tensor& dlogprob, Tensor& stats, const Tensor& logprob,
+                        int64_t begin) {
+    const auto part = [&](const Tensor& t) {
+      return t.defined() ? t.narrow(0, begin, logprob.dim(0)) : t;
+    };
+    kernels::policy_loss({.loss = loss,
+                          .dlogprob = dlogprob,
+                          .stats = stats,
+                          .logprob = logprob,
+                          .old_logprob = part(inputs.old_logprob),
+                          .ref_logprob = part(inputs.ref_logprob),
+                          .advantage = part(inputs.advantage),
+                          .weight = part(inputs.weight),
+                          .desc = loss_desc});
+  };
+  Tensor stats = kernels::PolicyLossStats::zeros(device);
+  const Variable loss = head_loss(
+      "policy_loss", x, w, targets, desc,
+      [&](Tensor& loss, const Tensor& logprob) {
+        Tensor dlogprob = Tensor::empty_like(logprob);
+        fill(loss, dlogprob, stats, logprob, 0);
+      },
+      // The sums over a part of the tokens are not wanted: those over all have one order.
+      [&](Tensor& dlogprob, const Tensor& logprob, int64_t begin, int64_t) {
+        Tensor loss = Tensor::empty({1}, logprob.dtype(), device);
+        Tensor stats = kernels::PolicyLossStats::zeros(device);
+        fill(loss, dlogprob, stats, logprob, begin);
+      });
+  return {loss, stats};
 }
 
 }  // namespace cohort

@@ -42,6 +42,12 @@ void head_logprob_forward(const HeadLogprobForward& args) {
   for (const auto& [t, name] :
        {std::pair{&args.logprob, "logprob"}, {&args.entropy, "entropy"}, {&args.lse, "lse"}})
     check_tensor(*t, {shape.tokens}, statistic, kOp, name, args.x.device());
+  if (args.gradients != nullptr) {
+    check_tensor(args.gradients->dlogprob, {shape.tokens}, statistic, kOp, "dlogprob",
+                 args.x.device());
+    check_grad(args.gradients->dx, args.x.shape(), args.x.dtype(), kOp, "dx", args.x.device());
+    check_grad(args.gradients->dw, args.w.shape(), statistic, kOp, "dw", args.x.device());
+  }
   on_device<cpu::head_logprob_forward, cuda::head_logprob_forward>(args.x.device(), args);
 }
 
@@ -62,10 +68,12 @@ void head_logprob_backward(const HeadLogprobBackward& args) {
 
 int64_t head_chunk_tokens(int64_t vocab, int64_t wanted, Device device) {
   if (wanted == 0 && device.is_cuda()) {
-    // Long products, and room for other things: up to 512 MiB of f32 logits.
-    constexpr int64_t kBytes = int64_t{512} << 20, kMost = 4096;
-    const int64_t rows = kBytes / (4 * std::max<int64_t>(vocab, 1)) / kChunkUnit * kChunkUnit;
-    return std::clamp(rows, kChunkUnit, kMost);
+    // Long products, and room for other things: up to 512 MiB of f32 logits, in chunks that divide
+    // what the gradients' products take at a time.
+    constexpr int64_t kBytes = int64_t{512} << 20;
+    int64_t rows = kHeadGradientTokens;
+    while (rows > kChunkUnit && rows * 4 * vocab > kBytes) rows /= 2;
+    return rows;
   }
   return std::max(kChunkUnit, round_up(wanted, kChunkUnit));
 }
@@ -83,11 +91,17 @@ void for_logit_chunks(const Tensor& x, const Tensor& w, int64_t rows,
   }
 }
 
-int64_t head_workspace_bytes(int64_t vocab, DType dtype, const HeadDesc& desc, Device device) {
+int64_t head_workspace_bytes(int64_t tokens, int64_t vocab, DType dtype, const HeadDesc& desc,
+                             Device device) {
+  const int64_t rows = std::min(tokens, head_chunk_tokens(vocab, desc.chunk_tokens, device));
   const auto logit = static_cast<int64_t>(dtype_size(accumulate_dtype(dtype)));
   // A bf16 gradient does not fit into its f32 logit's place.
-  const auto gradient = dtype == DType::kBF16 ? static_cast<int64_t>(dtype_size(dtype)) : 0;
-  return head_chunk_tokens(vocab, desc.chunk_tokens, device) * vocab * (logit + gradient);
+  const int64_t kept = dtype == DType::kBF16 ? head_gradient_tokens(tokens, rows) : 0;
+  return vocab * (rows * logit + kept * static_cast<int64_t>(dtype_size(dtype)));
+}
+
+int64_t head_gradient_tokens(int64_t tokens, int64_t rows) {
+  return std::min(tokens, std::max(rows, kHeadGradientTokens / rows * rows));
 }
 
 }  // namespace cohort::kernels

@@ -16,8 +16,23 @@ namespace cohort::kernels {
 struct HeadDesc {
   double temperature = 1;  // > 0
   // Logits held at a time, rounded up to a multiple of 128; 0: what suits the device. No result
-  // depends on it but the rounding of dx and dw on CUDA.
+  // depends on it but the rounding of dx and dw on CUDA, where gradients of bf16 logits wait until
+  // there are kHeadGradientTokens of them.
   int64_t chunk_tokens = 0;
+};
+
+// On CUDA the products that give dx and dw take this many tokens at a time, where they are bf16.
+inline constexpr int64_t kHeadGradientTokens = 4096;
+
+// For a loss that is a sum over tokens: the gradients of x and w, from the logits that give the
+// log-probs.
+struct HeadLossGradients {
+  GradOut dx;              // [T, C]
+  GradOut dw;              // [V, C], a weight gradient
+  const Tensor& dlogprob;  // [T], statistics
+  // Called in ascending order once the log-probs of `count` tokens from `begin` on are known: sets
+  // their dlogprob. May be empty: dlogprob is set already.
+  std::function<void(int64_t begin, int64_t count)> set_dlogprob;
 };
 
 // A target outside [0, V) throws Error on the CPU and gives NaN on CUDA. Logits are
@@ -28,10 +43,11 @@ struct HeadLogprobForward {
   const Tensor& w;                  // [V, C]
   const Tensor& targets;            // [T] i32
   HeadDesc desc = {};
+  const HeadLossGradients* gradients = nullptr;
 };
 void head_logprob_forward(const HeadLogprobForward& args);
 
-// Recomputes the logits chunk by chunk.
+// Recomputes the logits chunk by chunk. HeadLossGradients follow the same formula, without dentropy.
 //   dz[t, v] = (dlogprob[t] ([v = target] - p_v) - dentropy[t] p_v (log p_v + entropy[t]))
 //              / temperature
 // dz is rounded to x's dtype. On CUDA dx's sum over V may be cut into parts, so its bits depend on
@@ -49,13 +65,18 @@ void head_logprob_backward(const HeadLogprobBackward& args);
 // Rows of logits held at a time where `wanted` are asked for, as in HeadDesc.
 int64_t head_chunk_tokens(int64_t vocab, int64_t wanted, Device device);
 
+// Tokens whose bf16 gradients of logits are held at a time, where the logits of `rows` are: a multiple
+// of `rows`, or all.
+int64_t head_gradient_tokens(int64_t tokens, int64_t rows);
+
 // fn(begin, logits) for chunks of at most `rows` tokens in ascending order: logits of tokens from
 // `begin` on, x w^T in accumulate_dtype(x). The chunks share their memory.
 void for_logit_chunks(const Tensor& x, const Tensor& w, int64_t rows,
                       const std::function<void(int64_t begin, Tensor& logits)>& fn);
 
-// Workspace bytes of forward / backward for the memory estimate; dtype: that of x.
-int64_t head_workspace_bytes(int64_t vocab, DType dtype, const HeadDesc& desc, Device device = {});
+// Workspace bytes of a pass with gradients over `tokens` for the memory estimate; dtype: that of x.
+int64_t head_workspace_bytes(int64_t tokens, int64_t vocab, DType dtype, const HeadDesc& desc,
+                             Device device = {});
 
 namespace cpu {
 void head_logprob_forward(const HeadLogprobForward& args);

@@ -87,9 +87,8 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
   if (const int64_t tokens = shape.micro_batch_tokens; tokens > 0) {
     const StepMemory step = measure_step(c, dtype, tokens, shape.device);
     out.activations = step.kept;
-    const kernels::HeadDesc chunk{.chunk_tokens = head_chunk(c, tokens, shape.device)};
-    out.workspace = std::max(
-        step.workspace, kernels::head_workspace_bytes(c.vocab_size, dtype, chunk, shape.device));
+    out.workspace = std::max(step.workspace, kernels::head_workspace_bytes(
+                                                 tokens, c.vocab_size, dtype, {}, shape.device));
   }
   if (shape.rollout_sequences > 0) {
     const KVCacheConfig cache{.num_layers = c.num_layers,

@@ -51,16 +51,16 @@ TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batc
                          batch.targets, {.temperature = temperature});
 }
 
-LossAndStats grpo_loss(const Variable& logprob, const PackedBatch& batch,
-                       const GrpoConfig& config) {
+LossAndStats grpo_loss(const Variable& hidden, const Variable& head, const PackedBatch& batch,
+                       const GrpoConfig& config, double temperature) {
   const auto reference = batch.columns.find("ref_logprob");
   return policy_loss(
-      logprob,
+      hidden, head, batch.targets,
       {.old_logprob = batch.column("old_logprob"),
        .ref_logprob = reference == batch.columns.end() ? Tensor() : reference->second,
        .advantage = batch.column("advantage"),
        .weight = batch.column("weight")},
-      config.loss_desc());
+      config.loss_desc(), {.temperature = temperature});
 }
 
 }  // namespace cohort

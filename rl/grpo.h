@@ -113,7 +113,9 @@ Minibatch pack_policy(std::vector<TokenSequence> sequences, const PackPolicyDesc
 // packed tokens.
 TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batch,
                                double temperature);
-// This micro batch's share of the step's loss, with its sums for metrics.
-LossAndStats grpo_loss(const Variable& logprob, const PackedBatch& batch, const GrpoConfig& config);
+// This micro batch's share of the step's loss, with its sums for metrics: the policy loss of its
+// targets under the softmax of `hidden` [L, C] and `head` [V, C] at `temperature`.
+LossAndStats grpo_loss(const Variable& hidden, const Variable& head, const PackedBatch& batch,
+                       const GrpoConfig& config, double temperature);
 
 }  // namespace cohort

@@ -200,7 +200,7 @@ std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& m
       const Trajectory& trajectory = rollouts.trajectories[i];
       TokenSequence& s = sequences.emplace_back(policy_sequence(trajectory, advantages[i]));
       // The prompt's last token is each completion's own: it learns their first ones.
-      if (model.device().is_cpu()) {
+      if (group > 1) {
         s.group = trajectory.group;
         s.prefix = trajectory.prompt_length - 1;
       }
@@ -233,8 +233,9 @@ UpdateSums update_policy(Communicator& comm, Learner& learner, std::vector<Minib
                           learner.model().device());
     const auto loss_of = [&](int64_t i) {
       const PackedBatch& batch = minibatch[static_cast<size_t>(i)];
-      const TokenLogProbs policy = policy_log_probs(learner.model(), batch, temperature);
-      const LossAndStats loss = grpo_loss(policy.logprob, batch, config.grpo);
+      const Transformer& model = learner.model();
+      const LossAndStats loss = grpo_loss(model.forward_learned(batch, {.mode = Mode::kEval}),
+                                          model.head(), batch, config.grpo, temperature);
       stats.select(0, i).copy_(loss.stats);
       return loss.loss;
     };

@@ -35,18 +35,53 @@ void logits_backward(T* z, int64_t vocab, int64_t target, const TokenGrad<T>& g)
   z[target] += g.dlogprob * g.inverse_temperature;
 }
 
+// Turns the logits of the tokens from `first` on into their gradients, and these into those of x and
+// w, which they add to. `dentropy` may be undefined.
+template <class T>
+void chunk_backward(const HeadLogprobBackward& args, int64_t first, Tensor& logits) {
+  const int64_t count = logits.dim(0), vocab = logits.dim(1);
+  const int32_t* target = args.targets.data<int32_t>();
+  const T *lse = args.lse.data<T>(), *entropy = args.entropy.data<T>(),
+          *dlogprob = args.dlogprob.data<T>();
+  const T* dentropy = args.dentropy.defined() ? args.dentropy.data<T>() : nullptr;
+  parallel_for(count, row_grain(vocab), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t t = first + i;
+      logits_backward(logits.data<T>() + i * vocab, vocab, target[t],
+                      {.inverse_temperature = static_cast<T>(1 / args.desc.temperature),
+                       .lse = lse[t],
+                       .entropy = entropy[t],
+                       .dlogprob = dlogprob[t],
+                       .dentropy = dentropy != nullptr ? dentropy[t] : T(0)});
+    }
+  });
+  if (args.dw.wanted())
+    matmul({.c = args.dw.tensor,
+            .a = logits,
+            .b = args.x.narrow(0, first, count),
+            .desc = {.a = Transpose::kYes, .out = Grad::kAccumulate}});
+  if (args.dx.wanted()) {
+    Tensor dx = args.dx.tensor.narrow(0, first, count);
+    matmul({.c = dx, .a = logits, .b = args.w, .desc = {.out = args.dx.mode}});
+  }
+}
+
 }  // namespace
 
 void head_logprob_forward(const HeadLogprobForward& args) {
   const int64_t vocab = args.w.dim(0);
   check_targets(args.targets, vocab, "head");
+  const HeadLossGradients* gradients = args.gradients;
+  if (gradients != nullptr && gradients->dw.wanted() && gradients->dw.mode == Grad::kOverwrite)
+    gradients->dw.tensor.zero_();
   dispatch_float(args.x.dtype(), "head", [&]<class T>() {
     T *plogprob = args.logprob.data<T>(), *pentropy = args.entropy.data<T>(),
       *plse = args.lse.data<T>();
     const int32_t* target = args.targets.data<int32_t>();
     const int64_t rows = head_chunk_tokens(vocab, args.desc.chunk_tokens, {});
     for_logit_chunks(args.x, args.w, rows, [&](int64_t first, Tensor& logits) {
-      parallel_for(logits.dim(0), row_grain(vocab), [&](int64_t begin, int64_t end) {
+      const int64_t count = logits.dim(0);
+      parallel_for(count, row_grain(vocab), [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
           const int64_t t = first + i;
           const T* z = logits.data<T>() + i * vocab;
@@ -56,6 +91,19 @@ void head_logprob_forward(const HeadLogprobForward& args) {
           plse[t] = static_cast<T>(row.lse());
         }
       });
+      if (gradients == nullptr) return;
+      if (gradients->set_dlogprob) gradients->set_dlogprob(first, count);
+      chunk_backward<T>({.dx = gradients->dx,
+                         .dw = gradients->dw,
+                         .dlogprob = gradients->dlogprob,
+                         .dentropy = {},
+                         .x = args.x,
+                         .w = args.w,
+                         .targets = args.targets,
+                         .lse = args.lse,
+                         .entropy = args.entropy,
+                         .desc = args.desc},
+                        first, logits);
     });
   });
 }
@@ -63,35 +111,11 @@ void head_logprob_forward(const HeadLogprobForward& args) {
 void head_logprob_backward(const HeadLogprobBackward& args) {
   const int64_t vocab = args.w.dim(0);
   check_targets(args.targets, vocab, "head_backward");
+  if (args.dw.wanted() && args.dw.mode == Grad::kOverwrite) args.dw.tensor.zero_();
   dispatch_float(args.x.dtype(), "head_backward", [&]<class T>() {
-    if (args.dw.wanted() && args.dw.mode == Grad::kOverwrite) args.dw.tensor.zero_();
-    const int32_t* target = args.targets.data<int32_t>();
-    const T *plse = args.lse.data<T>(), *pentropy = args.entropy.data<T>(),
-            *dlp = args.dlogprob.data<T>();
-    const T* dent = args.dentropy.defined() ? args.dentropy.data<T>() : nullptr;
     const int64_t rows = head_chunk_tokens(vocab, args.desc.chunk_tokens, {});
     for_logit_chunks(args.x, args.w, rows, [&](int64_t first, Tensor& logits) {
-      const int64_t count = logits.dim(0);
-      parallel_for(count, row_grain(vocab), [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          const int64_t t = first + i;
-          logits_backward(logits.data<T>() + i * vocab, vocab, target[t],
-                          {.inverse_temperature = static_cast<T>(1 / args.desc.temperature),
-                           .lse = plse[t],
-                           .entropy = pentropy[t],
-                           .dlogprob = dlp[t],
-                           .dentropy = dent != nullptr ? dent[t] : T(0)});
-        }
-      });
-      if (args.dw.wanted())
-        matmul({.c = args.dw.tensor,
-                .a = logits,
-                .b = args.x.narrow(0, first, count),
-                .desc = {.a = Transpose::kYes, .out = Grad::kAccumulate}});
-      if (args.dx.wanted()) {
-        Tensor dx = args.dx.tensor.narrow(0, first, count);
-        matmul({.c = dx, .a = logits, .b = args.w, .desc = {.out = args.dx.mode}});
-      }
+      chunk_backward<T>(args, first, logits);
     });
   });
 }

@@ -3,6 +3,7 @@
 #include "kernels/head.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "kernels/cuda/row_softmax.cuh"
@@ -100,65 +101,118 @@ __global__ void __launch_bounds__(kRowThreads)
     write_row<false>(dz, logits, vocab, grad);
 }
 
+// Turns logits into the gradients of x and w, chunk by chunk in ascending order. bf16 gradients of
+// logits are kept until there are enough for long products: one of few tokens would read and write
+// all of dw for little work.
+class HeadBackward {
+ public:
+  struct Args {
+    const Tensor &x, &w, &targets;
+    GradOut dx, dw;
+    int64_t rows;  // of a chunk
+    float inverse_temperature;
+  };
+  explicit HeadBackward(const Args& args) : args_(args) {
+    const Tensor& dw = args.dw.tensor;
+    if (args.x.dim(0) == 0 && dw.defined() && args.dw.mode == Grad::kOverwrite) dw.zero_();
+    if (args.x.dtype() == accumulate_dtype(args.x.dtype())) return;
+    const int64_t kept = head_gradient_tokens(args.x.dim(0), args.rows);
+    kept_ = Tensor::empty({kept, args.w.dim(0)}, args.x.dtype(), args.x.device());
+  }
+
+  // `logits` of the tokens from `begin` on, which may be overwritten; `tokens` are theirs.
+  void add(int64_t begin, Tensor& logits, const TokenGrads& tokens) {
+    const int64_t count = logits.dim(0), vocab = logits.dim(1), end = begin + count;
+    const int64_t first = kept_.defined() ? begin / kept_.dim(0) * kept_.dim(0) : begin;
+    Tensor dz = kept_.defined() ? kept_.narrow(0, begin - first, count) : logits;
+    dispatch_device(args_.x.dtype(), "head_backward", [&]<class T>() {
+      launch("head_logits_backward", logits_backward_kernel<T>, {blocks_for(count, 1), kRowThreads},
+             args_.x.device(), pointer<T>(dz), pointer<float>(std::as_const(logits)), tokens, vocab,
+             args_.inverse_temperature);
+    });
+    if (!kept_.defined())
+      products(first, dz);
+    else if (end - first == kept_.dim(0) || end == args_.x.dim(0))
+      products(first, kept_.narrow(0, 0, end - first));
+  }
+
+ private:
+  void products(int64_t begin, const Tensor& dz) {
+    const int64_t count = dz.dim(0);
+    // The wgrad adds up over the parts: the first overwrites or adds as asked, the others add.
+    if (args_.dw.tensor.defined())
+      matmul(
+          {.c = args_.dw.tensor,
+           .a = dz,
+           .b = args_.x.narrow(0, begin, count),
+           .desc = {.a = Transpose::kYes, .out = begin == 0 ? args_.dw.mode : Grad::kAccumulate}});
+    if (args_.dx.tensor.defined()) {
+      Tensor dx = args_.dx.tensor.narrow(0, begin, count);
+      // This dgrad has few rows and a sum over the whole vocabulary: split-K is allowed, so that it
+      // fills the device. No log-prob depends on it.
+      matmul({.c = dx,
+              .a = dz,
+              .b = args_.w,
+              .desc = {.out = args_.dx.mode, .split_k = SplitK::kAllowed}});
+    }
+  }
+
+  Args args_;
+  Tensor kept_;  // gradients of logits that wait; undefined where they take the logits' place
+};
+
 }  // namespace
 
 void head_logprob_forward(const HeadLogprobForward& args) {
   const auto inverse_temperature = static_cast<float>(1 / args.desc.temperature);
   const int64_t vocab = args.w.dim(0);
   const int64_t rows = head_chunk_tokens(vocab, args.desc.chunk_tokens, args.x.device());
-  for_logit_chunks(args.x, args.w, rows, [&](int64_t begin, const Tensor& logits) {
+  std::optional<HeadBackward> backward;
+  if (args.gradients != nullptr)
+    backward.emplace(HeadBackward::Args{.x = args.x,
+                                        .w = args.w,
+                                        .targets = args.targets,
+                                        .dx = args.gradients->dx,
+                                        .dw = args.gradients->dw,
+                                        .rows = rows,
+                                        .inverse_temperature = inverse_temperature});
+  for_logit_chunks(args.x, args.w, rows, [&](int64_t begin, Tensor& logits) {
     const Statistics out{.logprob = pointer<float>(args.logprob) + begin,
                          .entropy = pointer<float>(args.entropy) + begin,
                          .lse = pointer<float>(args.lse) + begin};
+    const int32_t* const targets = pointer<int32_t>(args.targets) + begin;
     launch("head_logprob", logprob_kernel, {blocks_for(logits.dim(0), 1), kRowThreads},
-           args.x.device(), out, pointer<float>(logits), pointer<int32_t>(args.targets) + begin,
-           vocab, inverse_temperature);
+           args.x.device(), out, pointer<float>(std::as_const(logits)), targets, vocab,
+           inverse_temperature);
+    if (!backward) return;
+    if (args.gradients->set_dlogprob) args.gradients->set_dlogprob(begin, logits.dim(0));
+    backward->add(begin, logits,
+                  {.dlogprob = pointer<float>(args.gradients->dlogprob) + begin,
+                   .dentropy = nullptr,
+                   .lse = out.lse,
+                   .entropy = out.entropy,
+                   .targets = targets});
   });
 }
 
 void head_logprob_backward(const HeadLogprobBackward& args) {
-  const auto inverse_temperature = static_cast<float>(1 / args.desc.temperature);
-  if (args.x.dim(0) == 0 && args.dw.tensor.defined() && args.dw.mode == Grad::kOverwrite)
-    args.dw.tensor.zero_();
-  Tensor rounded;  // a chunk's dz where its dtype is not that of the logits
   const int64_t vocab = args.w.dim(0);
   const int64_t rows = head_chunk_tokens(vocab, args.desc.chunk_tokens, args.x.device());
+  HeadBackward backward({.x = args.x,
+                         .w = args.w,
+                         .targets = args.targets,
+                         .dx = args.dx,
+                         .dw = args.dw,
+                         .rows = rows,
+                         .inverse_temperature = static_cast<float>(1 / args.desc.temperature)});
   for_logit_chunks(args.x, args.w, rows, [&](int64_t begin, Tensor& logits) {
-    const int64_t count = logits.dim(0);
-    Tensor dz = logits;
-    if (args.x.dtype() != logits.dtype()) {
-      if (!rounded.defined())
-        rounded = Tensor::empty(logits.shape(), args.x.dtype(), args.x.device());
-      dz = rounded.narrow(0, 0, count);
-    }
-    const TokenGrads tokens{
-        .dlogprob = pointer<float>(args.dlogprob) + begin,
-        .dentropy = args.dentropy.defined() ? pointer<float>(args.dentropy) + begin : nullptr,
-        .lse = pointer<float>(args.lse) + begin,
-        .entropy = pointer<float>(args.entropy) + begin,
-        .targets = pointer<int32_t>(args.targets) + begin};
-    dispatch_device(args.x.dtype(), "head_backward", [&]<class T>() {
-      launch("head_logits_backward", logits_backward_kernel<T>, {blocks_for(count, 1), kRowThreads},
-             args.x.device(), pointer<T>(dz), pointer<float>(std::as_const(logits)), tokens, vocab,
-             inverse_temperature);
-    });
-    const Tensor hidden = args.x.narrow(0, begin, count);
-    // The wgrad adds up over the chunks: the first overwrites or adds as asked, the others add.
-    if (args.dw.tensor.defined())
-      matmul(
-          {.c = args.dw.tensor,
-           .a = dz,
-           .b = hidden,
-           .desc = {.a = Transpose::kYes, .out = begin == 0 ? args.dw.mode : Grad::kAccumulate}});
-    if (args.dx.tensor.defined()) {
-      Tensor dhidden = args.dx.tensor.narrow(0, begin, count);
-      // This dgrad has few rows and a sum over the whole vocabulary: split-K is allowed, so that it
-      // fills the device. No log-prob depends on it.
-      matmul({.c = dhidden,
-              .a = dz,
-              .b = args.w,
-              .desc = {.out = args.dx.mode, .split_k = SplitK::kAllowed}});
-    }
+    backward.add(
+        begin, logits,
+        {.dlogprob = pointer<float>(args.dlogprob) + begin,
+         .dentropy = args.dentropy.defined() ? pointer<float>(args.dentropy) + begin : nullptr,
+         .lse = pointer<float>(args.lse) + begin,
+         .entropy = pointer<float>(args.entropy) + begin,
+         .targets = pointer<int32_t>(args.targets) + begin});
   });
 }
 

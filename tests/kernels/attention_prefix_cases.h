@@ -6,7 +6,6 @@
 
 namespace cohort::kernels::test {
 
-
 struct SharedBeginning {
   int64_t heads, kv_heads, dim, window;
   int64_t beginning;             // tokens of it
@@ -35,27 +34,26 @@ inline Results run(const Packed& from, Device device = {}) {
     return Tensor::full(shape, NAN, dtype, device);
   };
   const DType dtype = in.q.dtype();
-  Results out{nan(in.q.shape(), dtype),
-              nan({in.q.dim(1), in.q.dim(0)}, accumulate_dtype(dtype)),
+  Results out{nan(in.q.shape(), dtype), nan({in.q.dim(1), in.q.dim(0)}, accumulate_dtype(dtype)),
               nan(in.q.shape(), dtype), nan(in.k.shape(), dtype), nan(in.k.shape(), dtype)};
   kernels::attention_forward({.o = out.o,
-                     .lse = out.lse,
-                     .q = in.q,
-                     .k = in.k,
-                     .v = in.v,
-                     .cu_seqlens = in.cu_seqlens,
-                     .desc = in.desc});
+                              .lse = out.lse,
+                              .q = in.q,
+                              .k = in.k,
+                              .v = in.v,
+                              .cu_seqlens = in.cu_seqlens,
+                              .desc = in.desc});
   kernels::attention_backward({.dq = {out.dq},
-                      .dk = {out.dk},
-                      .dv = {out.dv},
-                      .dout = in.dout,
-                      .q = in.q,
-                      .k = in.k,
-                      .v = in.v,
-                      .o = out.o,
-                      .lse = out.lse,
-                      .cu_seqlens = in.cu_seqlens,
-                      .desc = in.desc});
+                               .dk = {out.dk},
+                               .dv = {out.dv},
+                               .dout = in.dout,
+                               .q = in.q,
+                               .k = in.k,
+                               .v = in.v,
+                               .o = out.o,
+                               .lse = out.lse,
+                               .cu_seqlens = in.cu_seqlens,
+                               .desc = in.desc});
   for (Tensor* t : {&out.o, &out.lse, &out.dq, &out.dk, &out.dv}) *t = t->to(Device{});
   return out;
 }
@@ -92,7 +90,8 @@ inline Packed alone(const Packed& all, const SharedBeginning& f, size_t i) {
              .k = with_beginning(all.k),
              .v = with_beginning(all.v),
              .dout = with_beginning(all.dout),
-             .cu_seqlens = Tensor::from(std::vector<int32_t>{0, static_cast<int32_t>(f.beginning + length)}),
+             .cu_seqlens =
+                 Tensor::from(std::vector<int32_t>{0, static_cast<int32_t>(f.beginning + length)}),
              .desc = {.window = f.window}};
   out.dout.narrow(0, 0, f.beginning).zero_();
   return out;
@@ -100,7 +99,8 @@ inline Packed alone(const Packed& all, const SharedBeginning& f, size_t i) {
 
 // The bits are those of repeating the beginning, but for its keys' and values' gradients, which are
 // sums of those.
-inline void expect_as_repeated(const SharedBeginning& f, DType dtype, double tolerance, Device device = {}) {
+inline void expect_as_repeated(const SharedBeginning& f, DType dtype, double tolerance,
+                               Device device = {}) {
   const Packed all = shared(f, dtype);
   const Results got = run(all, device);
   // The beginning's own, to which those of all that follow it add up.

@@ -51,6 +51,31 @@ Backward backward(const Case& c, const Tensor& dentropy) {
   return out;
 }
 
+// The gradients that come with the log-probs, where each chunk's dlogprob is set when it is asked for.
+Backward beside_the_loss(const Case& c) {
+  const DType dtype = accumulate_dtype(c.x.dtype());
+  Tensor logprob = Tensor::empty({c.x.dim(0)}, dtype, c.x.device());
+  Tensor entropy = Tensor::empty_like(logprob), lse = Tensor::empty_like(logprob),
+         dlogprob = Tensor::zeros({c.x.dim(0)}, dtype, c.x.device());
+  Backward out{Tensor::empty_like(c.x), Tensor::empty(c.w.shape(), dtype, c.x.device())};
+  int64_t next = 0;
+  const HeadLossGradients gradients{
+      .dx = {out.dx},
+      .dw = {out.dw},
+      .dlogprob = dlogprob,
+      .set_dlogprob = [&](int64_t begin, int64_t count) {
+        EXPECT_EQ(begin, next);
+        next += count;
+        dlogprob.narrow(0, begin, count).copy_(c.dlogprob.narrow(0, begin, count));
+      }};
+  head_logprob_forward({logprob, entropy, lse, c.x, c.w, c.targets, c.desc, &gradients});
+  EXPECT_EQ(next, c.x.dim(0));
+  const Forward alone = forward(c);
+  EXPECT_TRUE(bit_equal(logprob.to(Device{}), alone.logprob.to(Device{})));
+  EXPECT_TRUE(bit_equal(lse.to(Device{}), alone.lse.to(Device{})));
+  return out;
+}
+
 // The definition in f64: {logprob, entropy, lse}.
 Forward naive(const Case& c) {
   const auto x = c.x.to_vector<double>(), w = c.w.to_vector<double>();
@@ -110,6 +135,15 @@ TEST(Head, BackwardIsTheDerivative) {
     const auto logprob_loss = [&] { return dot(forward(c).logprob, c.dlogprob); };
     expect_gradient(c.x, plain.dx, logprob_loss, "dx without entropy");
     expect_gradient(c.w, plain.dw, logprob_loss, "dw without entropy");
+  }
+}
+
+TEST(Head, GradientsBesideTheLossAreTheBackwards) {
+  for (const int64_t tokens : {0, 1, 128, 300}) {
+    const Case c(tokens, 7, 65, DType::kF32, 0.7);
+    const Backward a = backward(c, {}), b = beside_the_loss(c);
+    EXPECT_TRUE(bit_equal(a.dx, b.dx)) << tokens;
+    EXPECT_TRUE(bit_equal(a.dw, b.dw)) << tokens;
   }
 }
 
@@ -207,23 +241,30 @@ TEST(Head, SaysWhatIsWrong) {
 }
 
 TEST(Head, WorkspaceIsOneChunkOfLogits) {
-  EXPECT_EQ(head_workspace_bytes(1000, DType::kF32, {.chunk_tokens = 128}), 128 * 1000 * 4);
-  EXPECT_EQ(head_workspace_bytes(1000, DType::kF64, {.chunk_tokens = 129}), 256 * 1000 * 8);
-  EXPECT_EQ(head_workspace_bytes(1000, DType::kF32, {}), 128 * 1000 * 4);
+  EXPECT_EQ(head_workspace_bytes(999, 1000, DType::kF32, {.chunk_tokens = 128}), 128 * 1000 * 4);
+  EXPECT_EQ(head_workspace_bytes(999, 1000, DType::kF64, {.chunk_tokens = 129}), 256 * 1000 * 8);
+  EXPECT_EQ(head_workspace_bytes(999, 1000, DType::kF32, {}), 128 * 1000 * 4);
+  EXPECT_EQ(head_workspace_bytes(7, 1000, DType::kF32, {}), 7 * 1000 * 4);
 }
 
-// By default a GPU holds up to 512 MiB of f32 logits, and up to 4096 rows; beside bf16 hidden
-// states their gradient takes 2 bytes more each.
+// By default a GPU holds up to 512 MiB of f32 logits, and 4096 rows or a power of two less; beside
+// bf16 hidden states the gradients of up to 4096 rows take 2 bytes each.
 TEST(Head, ChunksOnAGpuFollowTheVocabulary) {
   const Device gpu = Device::cuda();
   EXPECT_EQ(head_chunk_tokens(100, 0, gpu), 4096);
   EXPECT_EQ(head_chunk_tokens(32768, 0, gpu), 4096);
-  EXPECT_EQ(head_chunk_tokens(50257, 0, gpu), 2560);
-  EXPECT_EQ(head_chunk_tokens(151936, 0, gpu), 768);
+  EXPECT_EQ(head_chunk_tokens(50257, 0, gpu), 2048);
+  EXPECT_EQ(head_chunk_tokens(151936, 0, gpu), 512);
   EXPECT_EQ(head_chunk_tokens(int64_t{1} << 24, 0, gpu), 128);
   EXPECT_EQ(head_chunk_tokens(100, 129, gpu), 256);
-  EXPECT_EQ(head_workspace_bytes(32768, DType::kBF16, {}, gpu), int64_t{4096} * 32768 * 6);
-  EXPECT_EQ(head_workspace_bytes(32768, DType::kF32, {}, gpu), int64_t{4096} * 32768 * 4);
+  constexpr int64_t kTokens = 16384;
+  EXPECT_EQ(head_workspace_bytes(kTokens, 32768, DType::kBF16, {}, gpu), int64_t{4096} * 32768 * 6);
+  EXPECT_EQ(head_workspace_bytes(kTokens, 32768, DType::kF32, {}, gpu), int64_t{4096} * 32768 * 4);
+  EXPECT_EQ(head_workspace_bytes(kTokens, 50257, DType::kBF16, {}, gpu),
+            int64_t{50257} * (2048 * 4 + 4096 * 2));
+  EXPECT_EQ(head_gradient_tokens(kTokens, 768), 5 * 768);
+  EXPECT_EQ(head_gradient_tokens(kTokens, 8192), 8192);
+  EXPECT_EQ(head_gradient_tokens(100, 128), 100);
 }
 
 }  // namespace

@@ -19,8 +19,10 @@ int64_t activations(DType dtype, int64_t tokens, Device device) {
 TEST(MemoryEstimate, Bf16KeepsStatisticsInF32) {
   const int64_t tokens = 512;  // no tensor is rounded up
   const Device gpu = Device::cuda();
-  // Of each block two norms' and the attention's; the last norm's, the head's three, the weights.
-  const int64_t statistics = tokens * (kModel.num_layers * (2 + kModel.num_heads) + 1 + 3 + 1);
+  // Of each block two norms' and the attention's; the last norm's, the weights of the loss, and the
+  // head's weight gradient.
+  const int64_t statistics = tokens * (kModel.num_layers * (2 + kModel.num_heads) + 1 + 1) +
+                             kModel.vocab_size * kModel.d_model;
   constexpr int64_t kLoss = 512;  // one element, rounded up
   EXPECT_EQ(2 * activations(DType::kBF16, tokens, gpu) - activations(DType::kF32, tokens, gpu),
             4 * statistics + kLoss);

@@ -57,10 +57,11 @@ struct Bandit {
     for (double& x : p) x = std::exp(x);
     for (int32_t a = 0; a < kActions; ++a) advantage.push_back((a == kBest) - p[kBest]);
     PackedBatch batch;
+    batch.targets = actions;
     batch.columns = {{"old_logprob", lp.value().clone()},
                      {"advantage", Tensor::from(advantage)},
                      {"weight", Tensor::from(p)}};
-    const auto [loss, stats] = grpo_loss(lp, batch, {});
+    const auto [loss, stats] = grpo_loss(embedding(logits, row), head, batch, {}, 1);
     backward(loss);
     ASSERT_EQ(kernels::PolicyLossStats::from(stats).max_ratio_deviation, 0.0);
   }
@@ -145,8 +146,7 @@ TEST(Bandit, OneBalancedGroupThroughTheWholePathIsExact) {
                                 .dtype = DType::kF64};
       for (const PackedBatch& batch : pack_policy(sequences, desc)) {
         const Variable x = select_rows(embedding(bandit.logits, batch.tokens), batch.learned);
-        const Variable logprob = token_log_probs(x, bandit.head, batch.targets).logprob;
-        backward(grpo_loss(logprob, batch, {}).loss);
+        backward(grpo_loss(x, bandit.head, batch, {}, 1).loss);
       }
       const auto gradient = bandit.gradient();
       for (int32_t a = 0; a < kActions; ++a) {

@@ -218,8 +218,7 @@ TEST_F(GrpoUpdate, TokensOutsideTheMaskGetExactlyNoGradient) {
   const PackedBatch batch = pack_policy(sequences, pack_desc(LossType::kDapo, sequences)).at(0);
   const Variable hidden = Variable::parameter(random_tensor({batch.size(), 16}, DType::kF64, 5));
   const Variable learned = select_rows(hidden, batch.learned);
-  backward(
-      grpo_loss(token_log_probs(learned, model_.head(), batch.targets).logprob, batch, {}).loss);
+  backward(grpo_loss(learned, model_.head(), batch, {}, 1).loss);
   std::set<int32_t> inside;
   for (const int32_t t : batch.learned.to_vector<int32_t>()) inside.insert(t);
   int64_t nonzero = 0;
@@ -281,7 +280,8 @@ Variable loss_of_parameters(const Transformer& model, const PackedBatch& batch,
     value.copy_(in[i].value());
     parameter.grad().zero_();
   }
-  const Variable loss = grpo_loss(policy_log_probs(model, batch, 1).logprob, batch, config).loss;
+  const Variable loss =
+      grpo_loss(model.forward_learned(batch), model.head(), batch, config, 1).loss;
   return make_node("loss_of_parameters", loss.value(), in,
                    [&model, loss](const Tensor& dy, Gradients& g) {
                      backward(loss, dy);

@@ -168,7 +168,11 @@ double aggregate(const std::vector<LossRow>& rows, LossType type, const StepTota
                             .micro_batch_tokens = 1000,
                             .dtype = DType::kF64};
   const PackedBatch batch = pack_policy(sequences_of(rows), desc).at(0);
-  return grpo_loss(Variable(batch.column("old_logprob").clone()), batch, {}).loss.value().item();
+  const Tensor& logprob = batch.column("old_logprob");
+  const PolicyLossInputs inputs{logprob, {}, batch.column("advantage"), batch.column("weight")};
+  return policy_loss(Variable(logprob.clone()), inputs, GrpoConfig{}.loss_desc())
+      .loss.value()
+      .item();
 }
 
 StepTotals totals_of(const std::vector<LossRow>& rows) {

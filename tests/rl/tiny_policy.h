@@ -120,7 +120,8 @@ inline UpdateResult run_update(const Transformer& model, const Minibatch& miniba
   UpdateResult result;
   for (const NamedParameter& p : model.parameters()) p.grad().zero_();
   for (const PackedBatch& batch : minibatch) {
-    const auto [loss, stats] = grpo_loss(policy_log_probs(model, batch, 1).logprob, batch, config);
+    const auto [loss, stats] =
+        grpo_loss(model.forward_learned(batch), model.head(), batch, config, 1);
     backward(loss);
     result.loss += loss.value().item();
     result.stats = kernels::PolicyLossStats::from(stats);
