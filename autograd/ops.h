@@ -32,8 +32,8 @@ Variable weighted_sum(const Variable& x, const Tensor& weights);
 Variable reshape(const Variable& x, const Shape& shape);
 // x[i] of the first dimension.
 Variable select(const Variable& x, int64_t i);
-// [L, C]: rows `rows` [L] i32 of x [T, C], each at most once; x itself if these are all of them, which
-// are in ascending order then.
+// [L, C]: rows `rows` [L] i32 of x [T, C], each at most once; x itself if these are all of them,
+// which are in ascending order then.
 Variable select_rows(const Variable& x, const Tensor& rows);
 
 // [M, N] = op(a) op(b).
@@ -83,8 +83,8 @@ struct TokenLogProbs {
 };
 TokenLogProbs token_log_probs(const Variable& x, const Variable& w, const Tensor& targets,
                               const kernels::HeadDesc& desc = {});
-// Losses over log-probs compute the logits once: with gradients on, they compute those of x [T, C] and
-// w [V, C] as well, which wait for the backward.
+// Losses over log-probs compute the logits once: with gradients on, they compute those of x [T, C]
+// and w [V, C] as well, which wait for the backward.
 //
 // [1]: - sum_t weights[t] log p(targets[t]). weights: [T] constants.
 Variable cross_entropy(const Variable& x, const Variable& w, const Tensor& targets,

@@ -47,7 +47,8 @@ struct HeadLogprobForward {
 };
 void head_logprob_forward(const HeadLogprobForward& args);
 
-// Recomputes the logits chunk by chunk. HeadLossGradients follow the same formula, without dentropy.
+// Recomputes the logits chunk by chunk. HeadLossGradients follow the same formula, without
+// dentropy.
 //   dz[t, v] = (dlogprob[t] ([v = target] - p_v) - dentropy[t] p_v (log p_v + entropy[t]))
 //              / temperature
 // dz is rounded to x's dtype. On CUDA dx's sum over V may be cut into parts, so its bits depend on
@@ -65,8 +66,8 @@ void head_logprob_backward(const HeadLogprobBackward& args);
 // Rows of logits held at a time where `wanted` are asked for, as in HeadDesc.
 int64_t head_chunk_tokens(int64_t vocab, int64_t wanted, Device device);
 
-// Tokens whose bf16 gradients of logits are held at a time, where the logits of `rows` are: a multiple
-// of `rows`, or all.
+// Tokens whose bf16 gradients of logits are held at a time, where the logits of `rows` are: a
+// multiple of `rows`, or all.
 int64_t head_gradient_tokens(int64_t tokens, int64_t rows);
 
 // fn(begin, logits) for chunks of at most `rows` tokens in ascending order: logits of tokens from

@@ -38,9 +38,10 @@ struct AttentionDesc {
   // On the probabilities; element = head * 2^32 + key position in its sequence.
   DropoutSpec dropout;
   // Of packed sequences that go on from the same beginning, [S, 2] i32: where that begins and how
-  // many tokens it has. The keys of sequence s are tokens [begin, begin + length), then its own, and
-  // its first query is at position `length`. A beginning is the whole of the last sequence before it
-  // that has none itself (a length of 0). Undefined: no sequence has one. Causal, without dropout.
+  // many tokens it has. The keys of sequence s are tokens [begin, begin + length), then its own,
+  // and its first query is at position `length`. A beginning is the whole of the last sequence
+  // before it that has none itself (a length of 0). Undefined: no sequence has one. Causal, without
+  // dropout.
   Tensor prefixes;
 };
 

@@ -35,8 +35,8 @@ void logits_backward(T* z, int64_t vocab, int64_t target, const TokenGrad<T>& g)
   z[target] += g.dlogprob * g.inverse_temperature;
 }
 
-// Turns the logits of the tokens from `first` on into their gradients, and these into those of x and
-// w, which they add to. `dentropy` may be undefined.
+// Turns the logits of the tokens from `first` on into their gradients, and these into those of x
+// and w, which they add to. `dentropy` may be undefined.
 template <class T>
 void chunk_backward(const HeadLogprobBackward& args, int64_t first, Tensor& logits) {
   const int64_t count = logits.dim(0), vocab = logits.dim(1);

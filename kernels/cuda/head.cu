@@ -113,7 +113,7 @@ class HeadBackward {
     float inverse_temperature;
   };
   explicit HeadBackward(const Args& args) : args_(args) {
-    const Tensor& dw = args.dw.tensor;
+    Tensor& dw = args_.dw.tensor;
     if (args.x.dim(0) == 0 && dw.defined() && args.dw.mode == Grad::kOverwrite) dw.zero_();
     if (args.x.dtype() == accumulate_dtype(args.x.dtype())) return;
     const int64_t kept = head_gradient_tokens(args.x.dim(0), args.rows);

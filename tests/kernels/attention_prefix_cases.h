@@ -98,7 +98,7 @@ inline Packed alone(const Packed& all, const SharedBeginning& f, size_t i) {
 }
 
 // The bits are those of repeating the beginning, but for its keys' and values' gradients, which are
-// sums of those.
+// sums of those, and for bf16 gradients, whose tiles begin elsewhere.
 inline void expect_as_repeated(const SharedBeginning& f, DType dtype, double tolerance,
                                Device device = {}) {
   const Packed all = shared(f, dtype);
@@ -116,10 +116,14 @@ inline void expect_as_repeated(const SharedBeginning& f, DType dtype, double tol
   for (size_t i = 0; i < f.lengths.size(); ++i) {
     const Results one = run(alone(all, f, i), device);
     const int64_t begin = all.cu_seqlens.data<int32_t>()[i + 1], length = f.lengths[i];
-    for (const auto field : {&Results::o, &Results::dq, &Results::dk, &Results::dv})
-      EXPECT_TRUE(bit_equal((got.*field).narrow(0, begin, length).clone(),
-                            (one.*field).narrow(0, f.beginning, length).clone()))
-          << "sequence " << i;
+    for (const auto field : {&Results::o, &Results::dq, &Results::dk, &Results::dv}) {
+      const Tensor own = (got.*field).narrow(0, begin, length).clone(),
+                   repeated = (one.*field).narrow(0, f.beginning, length).clone();
+      if (dtype == DType::kBF16 && field != &Results::o)
+        EXPECT_LT(relative_error(own, repeated), 4e-3) << "sequence " << i;
+      else
+        EXPECT_TRUE(bit_equal(own, repeated)) << "sequence " << i;
+    }
     for (int64_t h = 0; h < f.heads; ++h)
       EXPECT_TRUE(bit_equal(got.lse.select(0, h).narrow(0, begin, length).clone(),
                             one.lse.select(0, h).narrow(0, f.beginning, length).clone()));

@@ -51,7 +51,8 @@ Backward backward(const Case& c, const Tensor& dentropy) {
   return out;
 }
 
-// The gradients that come with the log-probs, where each chunk's dlogprob is set when it is asked for.
+// The gradients that come with the log-probs, where each chunk's dlogprob is set when it is asked
+// for.
 Backward beside_the_loss(const Case& c) {
   const DType dtype = accumulate_dtype(c.x.dtype());
   Tensor logprob = Tensor::empty({c.x.dim(0)}, dtype, c.x.device());

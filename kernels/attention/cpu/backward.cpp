@@ -4,9 +4,9 @@
 //   dV += dropout(P)^T dO,  dK += dS^T Q,  dQ += dS K
 //
 // A thread has a key head of a sequence, and of those that share its beginning, for itself, and
-// goes over the tiles of keys, and for each over the query blocks that see some of it. Every element
-// of dq, dk and dv is one fma chain, begun at the old value when accumulating: dq over ascending
-// keys, dk and dv over ascending (token, head of the group).
+// goes over the tiles of keys, and for each over the query blocks that see some of it. Every
+// element of dq, dk and dv is one fma chain, begun at the old value when accumulating: dq over
+// ascending keys, dk and dv over ascending (token, head of the group).
 #include "kernels/attention/cpu/tile.h"
 #include "kernels/cpu/reduce.h"
 #include "kernels/vector_math.h"
