@@ -3,6 +3,7 @@
 #include "nn/memory.h"
 
 #include "core/allocator.h"
+#include "core/sizes.h"
 #include "nn/kv_cache.h"
 #include "tests/nn/models.h"
 
