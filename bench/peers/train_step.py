@@ -2,8 +2,8 @@
 tokens. On CUDA compiled, in bf16 autocast over f32 weights; on the CPU in f32, as it is. Prints tokens/s and, on CUDA, peak
 memory.
 
-  python3 bench/peers/train_step.py gpt2_124m | qwen2_0_5b     CUDA
-  python3 bench/peers/train_step.py char_128 | char_384        CPU, with OMP_NUM_THREADS threads
+  python3 bench/peers/train_step.py gpt2_124m | qwen2_0_5b | qwen2_1_5b     CUDA
+  python3 bench/peers/train_step.py char_128 | char_384                     CPU, with OMP_NUM_THREADS threads
 """
 import sys
 import time
@@ -15,6 +15,7 @@ from torch import nn
 SHAPES = {
     "gpt2_124m": dict(layers=12, d=768, heads=12, kv=12, ff=3072, context=1024, batch=32, vocab=50304, gpt=True),
     "qwen2_0_5b": dict(layers=24, d=896, heads=14, kv=2, ff=4864, context=2048, batch=8, vocab=151936, gpt=False),
+    "qwen2_1_5b": dict(layers=28, d=1536, heads=12, kv=2, ff=8960, context=4096, batch=4, vocab=151936, gpt=False),
     # configs/shakespeare_char.yaml; configs/shakespeare_char_gpu.yaml with batch_size=8 model.dropout=0
     "char_128": dict(layers=4, d=128, heads=4, kv=4, ff=512, context=64, batch=12, vocab=66, gpt=True, cpu=True),
     "char_384": dict(layers=6, d=384, heads=6, kv=6, ff=1536, context=256, batch=8, vocab=66, gpt=True, cpu=True),
