@@ -29,8 +29,7 @@ struct Product {
   double count;  // per step
 };
 
-// Every matrix product of a step over `tokens` tokens: forward, and two of the same size backward;
-// the head's logits are computed again in the backward.
+// Every matrix product of a step over `tokens` tokens: forward, and two of the same size backward.
 std::vector<Product> products(const ModelConfig& c, int64_t tokens) {
   const int64_t q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
   const double layers = static_cast<double>(c.num_layers), ups = is_gated(c.mlp) ? 2 : 1;
