@@ -39,9 +39,8 @@ namespace {
 
 // Fills `loss` [1] from the log-probs of all tokens.
 using FillLoss = std::function<void(Tensor& loss, const Tensor& logprob)>;
-// Fills `dlogprob`, the loss's gradient, of `count` tokens from `begin` on.
-using FillGradient =
-    std::function<void(Tensor& dlogprob, const Tensor& logprob, int64_t begin, int64_t count)>;
+// Fills `dlogprob`, the loss's gradient, of a part of the tokens, from `begin` on.
+using FillGradient = std::function<void(Tensor& dlogprob, const Tensor& logprob, int64_t begin)>;
 
 // A loss that is a sum over the log-probs of tokens, as one node with the head. The gradients of x
 // and w come from the logits that give the loss; the backward multiplies them by its own.
@@ -63,7 +62,7 @@ Variable head_loss(const char* name, const Variable& x, const Variable& w, const
                                              .set_dlogprob = [&](int64_t begin, int64_t count) {
                                                Tensor part = dlogprob.narrow(0, begin, count);
                                                fill_gradient(part, logprob.narrow(0, begin, count),
-                                                             begin, count);
+                                                             begin);
                                              }};
   kernels::head_logprob_forward({.logprob = logprob,
                                  .entropy = entropy,
@@ -94,8 +93,9 @@ Variable cross_entropy(const Variable& x, const Variable& w, const Tensor& targe
         NoGradGuard no_grad;
         loss = scale(weighted_sum(Variable(logprob), weights), -1).value();
       },
-      [&](Tensor& dlogprob, const Tensor&, int64_t begin, int64_t count) {
-        kernels::scale({.y = dlogprob, .x = weights.narrow(0, begin, count), .factor = -1});
+      [&](Tensor& dlogprob, const Tensor&, int64_t begin) {
+        const Tensor part = weights.narrow(0, begin, dlogprob.dim(0));
+        kernels::scale({.y = dlogprob, .x = part, .factor = -1});
       });
 }
 
@@ -147,7 +147,7 @@ LossAndStats policy_loss(const Variable& x, const Variable& w, const Tensor& tar
         fill(loss, dlogprob, stats, logprob, 0);
       },
       // The sums over a part of the tokens are not wanted: those over all have one order.
-      [&](Tensor& dlogprob, const Tensor& logprob, int64_t begin, int64_t) {
+      [&](Tensor& dlogprob, const Tensor& logprob, int64_t begin) {
         Tensor loss = Tensor::empty({1}, logprob.dtype(), device);
         Tensor stats = kernels::PolicyLossStats::zeros(device);
         fill(loss, dlogprob, stats, logprob, begin);

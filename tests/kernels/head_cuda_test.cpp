@@ -4,6 +4,7 @@
 #include "core/rng.h"
 #include "kernels/matmul.h"
 #include "tests/kernels/cuda_test.h"
+#include "tests/kernels/head_gradients.h"
 
 namespace cohort::kernels {
 namespace {
@@ -75,32 +76,6 @@ Backward backward(const Case& c, const Tensor& dentropy) {
                          c.desc});
   EXPECT_TRUE(dx.intact() && dw.intact());
   return {dx.tensor(), dw.tensor()};
-}
-
-// The gradients that come with the log-probs, where each chunk's dlogprob is set when it is asked
-// for.
-Backward beside_the_loss(const Case& c) {
-  const DType dtype = accumulate_dtype(c.x.dtype());
-  Tensor logprob = Tensor::empty({c.x.dim(0)}, dtype, c.x.device());
-  Tensor entropy = Tensor::empty_like(logprob), lse = Tensor::empty_like(logprob),
-         dlogprob = Tensor::zeros({c.x.dim(0)}, dtype, c.x.device());
-  Backward out{Tensor::empty_like(c.x), Tensor::empty(c.w.shape(), dtype, c.x.device())};
-  int64_t next = 0;
-  const HeadLossGradients gradients{
-      .dx = {out.dx},
-      .dw = {out.dw},
-      .dlogprob = dlogprob,
-      .set_dlogprob = [&](int64_t begin, int64_t count) {
-        EXPECT_EQ(begin, next);
-        next += count;
-        dlogprob.narrow(0, begin, count).copy_(c.dlogprob.narrow(0, begin, count));
-      }};
-  head_logprob_forward({logprob, entropy, lse, c.x, c.w, c.targets, c.desc, &gradients});
-  EXPECT_EQ(next, c.x.dim(0));
-  const Forward alone = forward(c);
-  EXPECT_TRUE(bit_equal(logprob.to(Device{}), alone.logprob.to(Device{})));
-  EXPECT_TRUE(bit_equal(lse.to(Device{}), alone.lse.to(Device{})));
-  return out;
 }
 
 // The gradients of an f64 case with dz rounded to bf16, as the contract has it.
@@ -177,7 +152,11 @@ TEST(CudaHead, GradientsBesideTheLossAreTheBackwards) {
     for (const int64_t tokens : {0, 1, 300, 4096, 9000}) {
       Case c = Case(tokens, 24, 130, dtype, 0.7).to(dtype, device);
       c.desc.chunk_tokens = 1024;
-      const Backward a = backward(c, {}), b = beside_the_loss(c);
+      const Backward a = backward(c, {});
+      const BesideTheLoss b = beside_the_loss(c.x, c.w, c.targets, c.dlogprob, c.desc);
+      const Forward f = forward(c);
+      EXPECT_TRUE(bit_equal(b.logprob.to(Device{}), f.logprob.to(Device{}))) << tokens;
+      EXPECT_TRUE(bit_equal(b.lse.to(Device{}), f.lse.to(Device{}))) << tokens;
       EXPECT_TRUE(bit_equal(a.dx.to(Device{}), b.dx.to(Device{}))) << tokens;
       EXPECT_TRUE(bit_equal(a.dw.to(Device{}), b.dw.to(Device{}))) << tokens;
       if (tokens == 0) continue;

@@ -1,0 +1,36 @@
+// The gradients that come with the log-probs, for the tests of the head on either device.
+#pragma once
+
+#include "kernels/head.h"
+#include "tests/kernels/kernel_test.h"
+
+namespace cohort::kernels::test {
+
+struct BesideTheLoss {
+  Tensor logprob, lse, dx, dw;
+};
+
+// Each chunk's dlogprob is set when it is asked for.
+inline BesideTheLoss beside_the_loss(const Tensor& x, const Tensor& w, const Tensor& targets,
+                                     const Tensor& dlogprob, const HeadDesc& desc) {
+  const DType dtype = accumulate_dtype(x.dtype());
+  BesideTheLoss out{Tensor::empty({x.dim(0)}, dtype, x.device()),
+                    Tensor::empty({x.dim(0)}, dtype, x.device()), Tensor::empty_like(x),
+                    Tensor::empty(w.shape(), dtype, x.device())};
+  Tensor entropy = Tensor::empty_like(out.lse), asked = Tensor::zeros(out.lse.shape(), dtype, x.device());
+  int64_t next = 0;
+  const HeadLossGradients gradients{
+      .dx = {out.dx},
+      .dw = {out.dw},
+      .dlogprob = asked,
+      .set_dlogprob = [&](int64_t begin, int64_t count) {
+        EXPECT_EQ(begin, next);
+        next += count;
+        asked.narrow(0, begin, count).copy_(dlogprob.narrow(0, begin, count));
+      }};
+  head_logprob_forward({out.logprob, entropy, out.lse, x, w, targets, desc, &gradients});
+  EXPECT_EQ(next, x.dim(0));
+  return out;
+}
+
+}  // namespace cohort::kernels::test
