@@ -17,7 +17,8 @@ inline BesideTheLoss beside_the_loss(const Tensor& x, const Tensor& w, const Ten
   BesideTheLoss out{Tensor::empty({x.dim(0)}, dtype, x.device()),
                     Tensor::empty({x.dim(0)}, dtype, x.device()), Tensor::empty_like(x),
                     Tensor::empty(w.shape(), dtype, x.device())};
-  Tensor entropy = Tensor::empty_like(out.lse), asked = Tensor::zeros(out.lse.shape(), dtype, x.device());
+  Tensor entropy = Tensor::empty_like(out.lse),
+         asked = Tensor::zeros(out.lse.shape(), dtype, x.device());
   int64_t next = 0;
   const HeadLossGradients gradients{
       .dx = {out.dx},
