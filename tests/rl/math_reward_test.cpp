@@ -2,8 +2,8 @@
 // tests, on GSM8K, and on hostile text.
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cmath>
+#include <ctime>
 #include <map>
 
 #include "rl/reward.h"
@@ -412,12 +412,12 @@ TEST(MathReward, HostileCompletionsCostLittle) {
       hostile.push_back("\\boxed{" + text.substr(0, 1000) + end + "}");
     }
   for (const std::string& text : hostile) {
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();  // of the processor: others may use the machine
     const double value = math_reward("46", text);
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
     EXPECT_TRUE(value == 0 || value == 1);
     // At most 1 ms on a quiet machine; on 10 kB, what is not linear takes longer than this.
-    EXPECT_LT(seconds.count(), 0.1) << text.substr(0, 40);
+    EXPECT_LT(seconds, 0.1) << text.substr(0, 40);
   }
 }
 

@@ -80,7 +80,12 @@ TEST(EventFile, CostsNextToNothing) {
     best = std::min(best, clock.lap() / 100);
   }
   RecordProperty("microseconds", static_cast<int>(best * 1e6));
-  EXPECT_LT(best, 500e-6);
+#if defined(__SANITIZE_ADDRESS__)
+  constexpr double kMost = 5e-3;
+#else
+  constexpr double kMost = 500e-6;
+#endif
+  EXPECT_LT(best, kMost);
 }
 
 TEST(EventFile, ARunsNumbersAreThoseOfMetricsJsonl) {
