@@ -22,6 +22,7 @@ struct TrainOptions {
   std::string resume;                  // a run directory
   std::vector<std::string> overrides;  // key=value
   int gpus = 0;                        // > 0: that many, one process each, all of this machine
+  int64_t profile = 0;                 // steps that are traced
 };
 // Takes over the signals of the process (apps/signals.h).
 int train(const TrainOptions& options);

@@ -90,6 +90,11 @@ void add_train(CLI::App& app, Command& chosen) {
       ->add_option("--gpus", options->gpus,
                    "train on the first N GPUs of this machine, one process each")
       ->check(CLI::PositiveNumber);
+  command
+      ->add_option("--profile", options->profile,
+                   "trace so many steps, from the third on, into the run's trace.json: kernels, "
+                   "host, phases")
+      ->check(CLI::PositiveNumber);
   command->footer(config_footer);
   command->callback([&, options] { chosen = [options] { return train(*options); }; });
 }

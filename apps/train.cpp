@@ -28,10 +28,10 @@ std::vector<std::string> overrides_of(const TrainOptions& options) {
   return out;
 }
 
-RunResult execute(Run& run, Reporter& reporter, const std::atomic<bool>& stop,
-                  ProcessGroup* group) {
+RunResult execute(Run& run, Reporter& reporter, const TrainOptions& options,
+                  const std::atomic<bool>& stop, ProcessGroup* group) {
   try {
-    return run.execute(reporter, stop);
+    return run.execute(reporter, stop, options.profile);
   } catch (const std::exception& e) {
     if (group != nullptr) group->fail(e.what());  // before this rank takes itself apart
     reporter.end_stage();
@@ -70,11 +70,12 @@ int train_rank(const TrainOptions& options, const std::atomic<bool>& stop, Proce
                                    : Run::resume(options.resume, overrides, group);
   if (group != nullptr && group->rank() != 0) {
     Reporter silent;
-    return execute(run, silent, stop, group).end == StageEnd::kInterrupted ? kInterrupted : kOk;
+    return execute(run, silent, options, stop, group).end == StageEnd::kInterrupted ? kInterrupted
+                                                                                    : kOk;
   }
   Console console;
   console.message("run directory: " + run.dir());
-  const RunResult result = execute(run, console, stop, group);
+  const RunResult result = execute(run, console, options, stop, group);
   if (result.end == StageEnd::kInterrupted) {
     console.message(str("interrupted; saved. Go on with: cohort train --resume ", run.dir()));
     return kInterrupted;
@@ -130,6 +131,8 @@ int launch(const TrainOptions& options, const std::atomic<bool>& stop) {
   what.command = {std::filesystem::read_symlink("/proc/self/exe").string(), "train"};
   if (!options.resume.empty())
     what.command.insert(what.command.end(), {"--resume", options.resume});
+  if (options.profile > 0)
+    what.command.insert(what.command.end(), {"--profile", std::to_string(options.profile)});
   if (!options.config.empty()) what.command.push_back(options.config);
   what.command.insert(what.command.end(), options.overrides.begin(), options.overrides.end());
   what.on_line = [](int rank, const std::string& line) {

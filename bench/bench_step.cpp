@@ -1,7 +1,7 @@
 // One training step (forward, backward, clipping, AdamW) of a configuration's model on random
 // tokens: tokens/s, FLOP/s and memory. On the CPU also the share of the FLOP/s that Eigen's own
 // multi-threaded sgemm reaches on the matrix products of that step; on CUDA the share of the H200's
-// dense bf16 peak, 989 TFLOP/s (MFU).
+// dense bf16 peak, 989 TFLOP/s (MFU). Then where the time goes, op by op (bench/op_times.h).
 //
 //   cohort_bench_step configs/shakespeare_char.yaml data.text=...
 //   cohort_bench_step bench/configs/gpt2_124m.yaml --vocab 50304
@@ -13,6 +13,7 @@
 #include <iostream>
 
 #include "bench/eigen_sgemm.h"
+#include "bench/op_times.h"
 #include "bench/timing.h"
 #include "core/allocator.h"
 #include "core/parallel.h"
@@ -140,6 +141,7 @@ int run(int argc, char** argv) {
     std::printf("MFU                   %.1f %%\n", 100 * flops / seconds / 989e12);
   else
     print_cpu_share(model, batch.size(), flops / seconds);
+  bench::print_op_times(device, step, bench::step_costs(learner.model(), batch.size()));
   return 0;
 }
 

@@ -8,6 +8,7 @@
 #include "core/allocator.h"
 #include "core/replay.h"
 #include "core/tensor.h"
+#include "core/trace.h"
 
 namespace cohort::cuda {
 
@@ -39,5 +40,12 @@ void finish_readback(const std::shared_ptr<void>& copy, Tensor& host);
 // enqueues.
 void replay(Device device, std::shared_ptr<void>& graph, ReplayMemory& memory,
             const std::function<void()>& work);
+
+// What Trace has of CUDA: kernels and copies of this process, by CUPTI. Those that this thread
+// starts between enter_op() and leave_op() belong to the op of that index.
+void start_kernel_trace();
+std::vector<TraceEvent> finish_kernel_trace();
+void enter_op(int64_t index);
+void leave_op();
 
 }  // namespace cohort::cuda

@@ -37,6 +37,7 @@ LIBRARIES = {
     "gtest/": ["tests/"],
     "nccl.h": ["dist/nccl_comm_cuda.cpp"],
     "cublasLt.h": ["kernels/cuda/matmul.cpp"],
+    "cupti.h": ["core/trace_cuda.cpp"],
 }
 # Who may hold __global__ besides kernels/: copies and fills of tensors, which are no maths.
 KERNEL_FILES = ["core/tensor_cuda.cu"]

@@ -136,7 +136,7 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
                                       .prompt_indices = in.share.indices},
                                      {.on_finished = submit});
   });
-  const double sampling_time = clock.lap();
+  const double sampling_time = clock.lap("sampling");
   scores = in.rewards.score(in.prompts, trajectories, in.step);
   check_failed(in.comm, in.rewards, scores, config);
   const bool by_batch = config.grpo.scale_rewards == AdvantageScale::kBatch;
@@ -144,7 +144,7 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
       scores.total, config.num_generations, config.grpo.scale_rewards,
       by_batch ? reward_std(of_all_ranks(in.comm, scores.total, in.share, config)) : 0);
   out.rewarded_count = count_rewarded(in.comm, scores);
-  const double rewards_time = clock.lap();
+  const double rewards_time = clock.lap("rewards");
   UpdateSums updates;
   double packing_time = 0;
   if (out.rewarded_count > 0) {
@@ -154,12 +154,12 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
                              ? shuffled_advantages(in.comm, advantages, in.share, config, in.step)
                              : advantages,
                          in.share, config);
-    packing_time = clock.lap();
+    packing_time = clock.lap("packing");
     if (in.reference != nullptr)
       set_log_probs(minibatches, "ref_logprob", *in.reference, config.sampling.temperature);
     updates = update_policy(in.comm, in.learner, minibatches, config, in.learning_rate);
   }
-  const double update_time = clock.lap();
+  const double update_time = clock.lap("update");
   MetricSums sums =
       grpo_metrics(out.rollouts, in.rewards.names(), updates, config, in.learning_rate);
   add_rollout_metrics(sums, engine, sampling_time);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "trainers/metrics.h"
+
 namespace cohort {
 namespace {
 
@@ -55,11 +57,14 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<Varia
                                 double learning_rate, const std::function<bool()>& accept) {
   gradients_.zero_();
   Tensor losses = Tensor::empty({micro_batches}, gradients_.dtype(), gradients_.device());
+  Stopwatch clock;
   for (int64_t i = 0; i < micro_batches; ++i) {
     last_micro_batch_ = i + 1 == micro_batches;
     const Variable value = loss(i);
     losses.narrow(0, i, 1).copy_(value.value());
+    clock.lap("forward");
     backward(value);
+    clock.lap("backward");
   }
   last_micro_batch_ = false;
   reducer_.finish();
@@ -78,6 +83,7 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<Varia
   out.grad_norm = health[0];
   check_gradients(out.grad_norm);
   if (out.made) optimizer_.step(learning_rate, norm, health_.narrow(0, 1, 1));
+  clock.lap("optimizer");
   return out;
 }
 

@@ -2,13 +2,14 @@
 // over the ranks.
 #pragma once
 
-#include <chrono>
 #include <cmath>
 #include <initializer_list>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "core/trace.h"
 
 namespace cohort {
 
@@ -82,14 +83,16 @@ class MetricSums {
 // Seconds between calls.
 class Stopwatch {
  public:
-  // Since the last call, or since the watch was made.
-  double lap() {
-    const auto now = std::chrono::steady_clock::now();
-    return std::chrono::duration<double>(now - std::exchange(last_, now)).count();
+  // Since the last call, or since the watch was made. A Trace shows it under the name of `phase`,
+  // where there is one.
+  double lap(const char* phase = nullptr) {
+    const int64_t begin = std::exchange(last_, trace_clock());
+    if (phase != nullptr) trace_phase(phase, begin, last_);
+    return 1e-9 * static_cast<double>(last_ - begin);
   }
 
  private:
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+  int64_t last_ = trace_clock();
 };
 
 }  // namespace cohort

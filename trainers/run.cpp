@@ -149,7 +149,8 @@ std::string Run::stage_dir(size_t index) const {
   return str(dir_, "/", index + 1, "-", trainer_name(plan_.stages[index].trainer));
 }
 
-RunResult Run::execute(Reporter& reporter, const std::atomic<bool>& stop) {
+RunResult Run::execute(Reporter& reporter, const std::atomic<bool>& stop, int64_t profile_steps) {
+  profile_steps_ = profile_steps;
   RunResult result{.run_dir = dir_};
   for (size_t i = 0; i < plan_.stages.size() && result.end == StageEnd::kFinished; ++i) {
     if (i > 0) plan_.stages[i].init_from = stage_dir(i - 1);
@@ -220,7 +221,8 @@ StageEnd Run::train_stage(size_t index, const std::string& before, Reporter& rep
   StageEnd end = StageEnd::kFinished;
   const auto train = [&](Communicator& comm) {
     Stage stage({config, stage_dir(index), comm, reporter, stop, device, before, why_fixed(index),
-                 plan_.stages.size() == 1 ? "steps" : str("stages.", index, ".steps")});
+                 plan_.stages.size() == 1 ? "steps" : str("stages.", index, ".steps"),
+                 profile_steps_});
     if (comm.rank() == 0 && !stage.finished()) record_start();
     try {
       const StageEnd how =

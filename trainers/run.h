@@ -55,8 +55,9 @@ class Run {
   // What preview_plan() found out: of a new run, on rank 0; else empty.
   const std::vector<StagePreview>& preview() const { return preview_; }
   // Runs what is left. `stop` asks for a checkpoint and an early end. A resumed stage whose first
-  // update is not finite goes back one checkpoint, as often as there is one.
-  RunResult execute(Reporter& reporter, const std::atomic<bool>& stop);
+  // update is not finite goes back one checkpoint, as often as there is one. Rank 0 writes a trace
+  // of `profile_steps` steps into the directory of each stage.
+  RunResult execute(Reporter& reporter, const std::atomic<bool>& stop, int64_t profile_steps = 0);
 
  private:
   Run(RunPlan plan, std::string dir, ProcessGroup* group);
@@ -69,6 +70,7 @@ class Run {
   bool is_main() const { return group_ == nullptr || group_->rank() == 0; }
   Communicator& communicator(Device device);
 
+  int64_t profile_steps_ = 0;
   RunPlan plan_;
   std::string config_;             // the plan as it will be kept
   std::string start_ = "new run";  // or the overrides

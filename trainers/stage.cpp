@@ -1,5 +1,6 @@
 #include "trainers/stage.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
@@ -7,6 +8,7 @@
 #include "trainers/data_check.h"
 #include "trainers/files.h"
 #include "trainers/start.h"
+#include "trainers/trace_file.h"
 
 namespace cohort {
 
@@ -19,12 +21,18 @@ Stage::Stage(const StageSetup& setup)
       reporter_(setup.reporter),
       stop_(setup.stop),
       device_(setup.device),
-      step_start_(std::chrono::steady_clock::now()),
-      saved_at_(step_start_) {
+      saved_at_(std::chrono::steady_clock::now()) {
   build_model(setup);
   check_equal_starts();
   if (config_.trainer != TrainerType::kPretrain) correct_ = correctness_of(config_, data_.task);
   if (!is_main()) return;
+  if (setup.profile_steps > 0) {
+    Trace attempt(device_);  // throws now, not after two steps
+    // The first steps are not like others: memory is asked for, algorithms are chosen.
+    const int64_t left = config_.steps - state_.step;
+    trace_begin_ = state_.step + std::clamp<int64_t>(left - setup.profile_steps, 0, 2);
+    trace_end_ = std::min(trace_begin_ + setup.profile_steps, config_.steps);
+  }
   open_logs();
   // A kill may have come between a checkpoint and its link, or before what it replaces was removed;
   // what has ended is not saved again.
@@ -172,13 +180,13 @@ bool Stage::more() {
   const bool going_on =
       state_.step < config_.steps && !interrupted_ && !reached_ && !state_.finished;
   if (going_on && due > 0 && saved_step_ != state_.step) save(false);
-  step_start_ = std::chrono::steady_clock::now();
+  if (going_on && state_.step == trace_begin_) trace_.emplace(device_);
+  step_watch_.lap();
   return going_on;
 }
 
 void Stage::end_step(const Metrics& metrics) {
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - step_start_).count();
+  const double seconds = step_watch_.lap("step");
   state_.seconds += seconds;
   state_.step += 1;
   state_.updates = learner_->optimizer().updates();
@@ -194,6 +202,7 @@ void Stage::end_step(const Metrics& metrics) {
       log_metrics(line);
     }
     reporter_.step(state_.step, all);
+    if (state_.step == trace_end_) write_trace();
   }
   if (state_.step == config_.steps) return;  // finish() evaluates and saves
   const auto due = [&](int64_t every) { return every > 0 && state_.step % every == 0; };
@@ -221,7 +230,7 @@ Evaluation Stage::evaluation() {
     out.told = std::move(scores.told);
     out.score = out.metrics.front().second;
   }
-  out.seconds = clock.lap();
+  out.seconds = clock.lap("evaluation");
   return out;
 }
 
@@ -277,7 +286,16 @@ void Stage::tell(const Evaluation& evaluation) {
                 data_.held_out.size(), " held-out problems; hint: another eval.correct.reward");
 }
 
+void Stage::write_trace() {
+  const std::string path = dir_ + "/trace.json";
+  replace_file(path, chrome_trace(trace_->finish()));
+  trace_.reset();
+  reporter_.message(str("trace of steps ", trace_begin_ + 1, " to ", state_.step, ": ", path,
+                        " (for https://ui.perfetto.dev or chrome://tracing)"));
+}
+
 void Stage::save(bool finished) {
+  Stopwatch clock;
   learner_->check_weights();  // no checkpoint holds what is not finite
   if (is_main() && !path_exists(dir_))
     throw Error(str("the run directory ", dir_,
@@ -292,6 +310,7 @@ void Stage::save(bool finished) {
         config_.checkpoint.keep_last);
   saved_at_ = std::chrono::steady_clock::now();
   comm_.barrier();
+  clock.lap("checkpoint");
 }
 
 void Stage::log_completion(const std::string& line) {
@@ -311,6 +330,7 @@ void Stage::warn(const std::string& warning) const {
 }
 
 StageEnd Stage::finish() {
+  if (trace_) write_trace();  // the stage ends before the steps that were to be traced
   const bool interrupted =
       interrupted_ && state_.step < config_.steps && !reached_ && !state_.finished;
   if (interrupted) {

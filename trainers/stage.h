@@ -29,7 +29,7 @@ namespace cohort {
 
 struct StageSetup {
   const TrainConfig& config;
-  std::string dir;  // metrics.jsonl, completions.jsonl, event files, checkpoints/
+  std::string dir;  // metrics.jsonl, completions.jsonl, event files, checkpoints/, trace.json
   Communicator& comm;
   Reporter& reporter;             // used by rank 0 only
   const std::atomic<bool>& stop;  // set by SIGINT and SIGTERM
@@ -39,6 +39,7 @@ struct StageSetup {
   // Why the stage must end where it did, should it be asked for more; empty: it need not.
   std::string fixed = {};
   std::string steps_key = "steps";  // the override that lengthens this stage alone
+  int64_t profile_steps = 0;        // that are traced, into trace.json
 };
 
 enum class StageEnd { kFinished, kInterrupted };
@@ -89,6 +90,7 @@ class Stage {
   void check_equal_starts();
   void evaluate();
   void save(bool finished);
+  void write_trace();
   void open_logs();
   void log_metrics(const Json& line);
   bool is_new() const;
@@ -116,7 +118,10 @@ class Stage {
   int64_t resumed_updates_ = 0;  // that it had seen
   int64_t saved_step_ = -1;
   bool interrupted_ = false, reached_ = false, warned_ = false, collapsed_ = false;
-  std::chrono::steady_clock::time_point step_start_, saved_at_;
+  std::chrono::steady_clock::time_point saved_at_;
+  Stopwatch step_watch_;
+  int64_t trace_begin_ = -1, trace_end_ = -1;  // steps
+  std::optional<Trace> trace_;                 // of the steps under way
 };
 
 }  // namespace cohort

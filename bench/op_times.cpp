@@ -1,0 +1,124 @@
+#include "bench/op_times.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <vector>
+
+#include "core/trace.h"
+
+namespace cohort::bench {
+namespace {
+
+constexpr int kSteps = 3;
+constexpr double kPeakFlops = 989e12;
+
+// Nanoseconds of each event that count for its op.
+std::vector<int64_t> own_times(const std::vector<TraceEvent>& events, Device device) {
+  using Kind = TraceEvent::Kind;
+  std::vector<int64_t> own(events.size(), 0);
+  for (size_t i = 0; i < events.size(); ++i) {
+    const TraceEvent& event = events[i];
+    const int64_t time = event.end - event.begin;
+    if (device.is_cuda()) {
+      if (event.kind == Kind::kKernel || event.kind == Kind::kCopy) own[i] = time;
+    } else if (event.kind == Kind::kOp) {
+      own[i] += time;
+      if (event.op >= 0) own[static_cast<size_t>(event.op)] -= time;
+    }
+  }
+  return own;
+}
+
+}  // namespace
+
+OpCosts step_costs(const Transformer& model, int64_t tokens) {
+  const ModelConfig& c = model.config();
+  const auto element = static_cast<double>(dtype_size(model.dtype()));
+  const auto sums = static_cast<double>(dtype_size(accumulate_dtype(model.dtype())));
+  const auto t = static_cast<double>(tokens), layers = static_cast<double>(c.num_layers),
+             d = static_cast<double>(c.d_model), ff = static_cast<double>(c.d_ff),
+             vocab = static_cast<double>(c.vocab_size),
+             q = static_cast<double>(c.num_heads * c.head_dim),
+             kv = static_cast<double>(c.num_kv_heads * c.head_dim),
+             parameters = static_cast<double>(model_size(c).parameters);
+  OpCosts out;
+  // The backward of a linear layer is two products.
+  const auto linear = [&](double n, double k) {
+    const double flops = 2 * t * n * k, activations = t * (n + k) * element;
+    out["linear_forward"].flops += layers * flops;
+    out["linear_forward"].bytes += layers * (activations + n * k * element);
+    out["matmul"].flops += layers * 2 * flops;
+    out["matmul"].bytes += layers * (2 * activations + n * k * (element + sums));
+  };
+  linear(q + 2 * kv, d);
+  linear(d, q);
+  linear(is_gated(c.mlp) ? 2 * ff : ff, d);
+  linear(d, ff);
+  // A causal token sees half of its sequence on average.
+  const double scores = layers * 2 * t * static_cast<double>(c.context) / 2 * q;
+  out["attention_forward"] = {2 * scores, layers * t * (2 * q + 2 * kv) * element};
+  out["attention_backward"] = {5 * scores, layers * t * (4 * q + 4 * kv) * element};
+  out["head_logprob_forward"] = {6 * t * d * vocab, 2 * t * d * element + vocab * d * (element + sums)};
+  const std::string norm = c.norm == NormType::kRms ? "rms_norm" : "layer_norm";
+  out["add_" + norm + "_forward"].bytes = 2 * layers * t * 4 * d * element;
+  out[norm + "_backward"].bytes = 2 * layers * t * 4 * d * element;
+  const double columns = is_gated(c.mlp) ? 3 * ff : 2 * ff;  // activation: in and out
+  const std::string activation = c.mlp == MlpType::kSwiGlu       ? "swiglu"
+                                 : c.mlp == MlpType::kGeGlu      ? "geglu"
+                                 : c.mlp == MlpType::kGeGluTanh ? "geglu_tanh"
+                                 : c.mlp == MlpType::kGelu       ? "gelu"
+                                                                 : "gelu_tanh";
+  out[activation + "_forward"].bytes = layers * t * columns * element;
+  out[activation + "_backward"].bytes =
+      layers * t * (columns + (is_gated(c.mlp) ? 2 : 1) * ff) * element;
+  if (c.position == PositionType::kRope)
+    out["rope"].bytes = 2 * layers * t * 2 * (q + kv) * element;
+  // Weight, master where there is one, and both moments are read and written, gradients read.
+  const double weight = model.dtype() == DType::kBF16 ? element + sums : element;
+  out["adamw_step"].bytes = parameters * (2 * (weight + 2 * sums) + sums);
+  out["grad_norm"].bytes = parameters * sums;
+  return out;
+}
+
+void print_op_times(Device device, const std::function<void()>& step, const OpCosts& costs) {
+  step();
+  Trace trace(device);
+  for (int i = 0; i < kSteps; ++i) step();
+  const std::vector<TraceEvent> events = trace.finish();
+  const std::vector<int64_t> own = own_times(events, device);
+  struct Time {
+    int64_t nanoseconds = 0, calls = 0;
+  };
+  std::map<std::string, Time> times;
+  int64_t all = 0;
+  for (size_t i = 0; i < events.size(); ++i) {
+    const TraceEvent& event = events[i];
+    const bool is_op = event.kind == TraceEvent::Kind::kOp;
+    const TraceEvent* op = is_op ? &event : event.op >= 0 ? &events[static_cast<size_t>(event.op)] : nullptr;
+    Time& time = times[op == nullptr ? event.name : op->name];
+    time.nanoseconds += own[i];
+    time.calls += is_op;
+    all += own[i];
+  }
+  std::vector<std::pair<std::string, Time>> sorted(times.begin(), times.end());
+  std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) {
+    return a.second.nanoseconds > b.second.nanoseconds;
+  });
+  std::printf("\n%-24s %6s %9s %6s %9s\n", "op", "calls", "ms", "share", "roofline");
+  const double bandwidth = memory_bandwidth(device);
+  for (const auto& [name, time] : sorted) {
+    const double seconds = 1e-9 * static_cast<double>(time.nanoseconds) / kSteps;
+    const double share = static_cast<double>(time.nanoseconds) / static_cast<double>(all);
+    if (share < 1e-3) continue;
+    std::printf("%-24s %6lld %9.3f %4.1f %%", name.c_str(),
+                static_cast<long long>(time.calls / kSteps), seconds * 1e3, 100 * share);
+    if (const auto cost = costs.find(name); cost != costs.end() && bandwidth > 0)
+      std::printf(" %7.0f %%",
+                  100 * std::max(cost->second.flops / kPeakFlops, cost->second.bytes / bandwidth) /
+                      seconds);
+    std::printf("\n");
+  }
+  std::printf("%-24s %6s %9.3f\n", "all", "", 1e-6 * static_cast<double>(all) / kSteps);
+}
+
+}  // namespace cohort::bench

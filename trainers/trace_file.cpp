@@ -1,0 +1,88 @@
+#include "trainers/trace_file.h"
+
+#include <algorithm>
+#include <map>
+
+#include "data/json.h"
+
+namespace cohort {
+namespace {
+
+using Kind = TraceEvent::Kind;
+
+// Where an event is shown: Chrome's "process" and "thread".
+struct Row {
+  int64_t group, row;
+  bool operator<(const Row& other) const {
+    return group != other.group ? group < other.group : row < other.row;
+  }
+};
+constexpr int64_t kHost = 1, kGpu = 2;
+
+Row row_of(const TraceEvent& event) {
+  switch (event.kind) {
+    case Kind::kPhase:
+      return {kHost, 1};
+    case Kind::kOp:
+      return {kHost, 2};
+    default:
+      return {kGpu, event.stream};
+  }
+}
+
+std::string row_name(Row row) {
+  if (row.group == kGpu) return str("stream ", row.row);
+  return row.row == 1 ? "phases" : "ops";
+}
+
+Json name_event(const char* what, Row row, const std::string& name) {
+  Json args;
+  args.set("name", name);
+  Json out;
+  return out.set("ph", "M")
+      .set("name", what)
+      .set("pid", row.group)
+      .set("tid", row.row)
+      .set("args", std::move(args));
+}
+
+double microseconds(int64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-3; }
+
+}  // namespace
+
+std::string chrome_trace(std::span<const TraceEvent> events) {
+  int64_t first = events.empty() ? 0 : events[0].begin;
+  std::map<Row, int64_t> rows;
+  for (const TraceEvent& event : events) {
+    first = std::min(first, event.begin);
+    rows[row_of(event)] += 1;
+  }
+  std::string out = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
+  const auto add = [&](const Json& event) {
+    out += out.back() == '[' ? "\n" : ",\n";
+    out += event.dump();
+  };
+  for (const auto& [row, count] : rows) {
+    add(name_event("process_name", row, row.group == kGpu ? "GPU" : "host"));
+    add(name_event("thread_name", row, row_name(row)));
+  }
+  for (const TraceEvent& event : events) {
+    const Row row = row_of(event);
+    Json line;
+    line.set("ph", "X")
+        .set("name", event.name)
+        .set("pid", row.group)
+        .set("tid", row.row)
+        .set("ts", microseconds(event.begin - first))
+        .set("dur", microseconds(event.end - event.begin));
+    if (row.group == kGpu && event.op >= 0) {
+      Json args;
+      args.set("op", events[static_cast<size_t>(event.op)].name);
+      line.set("args", std::move(args));
+    }
+    add(line);
+  }
+  return out + "\n]}\n";
+}
+
+}  // namespace cohort
