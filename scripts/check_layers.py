@@ -27,7 +27,7 @@ TOPS = ["apps", "tests", "bench", "examples"]
 LIBRARIES = {
     "spdlog/": ["core/log.cpp"],
     "fmt/": ["core/log.cpp"],
-    "yaml-cpp/": ["core/config.cpp"],
+    "yaml-cpp/": ["core/config_node.cpp"],
     "Eigen/": ["kernels/cpu/matmul.cpp", "bench/"],  # in bench/ as a peer to be timed against
     "nlohmann/": ["data/json.cpp"],
     "pcre2.h": ["data/regex.cpp"],
