@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "apps/commands.h"
+#include "core/allocator.h"
 #include "core/log.h"
 #include "core/sizes.h"
 #include "data/utf8.h"
@@ -47,6 +48,21 @@ void print_sizes(const TrainConfig& config, const StagePreview& stage, const Ste
                 train_flops_per_token(model, static_cast<double>(size.longest_sequence)) *
                     static_cast<double>(size.tokens));
   row("FLOP per step (training)", flops);
+}
+
+// The configuration with the micro batches that a run would choose here, and what they are.
+TrainConfig with_micro_batch(const TrainConfig& config, StagePreview& stage, int64_t ranks,
+                             std::string& chosen) {
+  TrainConfig out = config;
+  const Device device = device_named(config.device, "device");
+  if (config.micro_batch_tokens) return out;
+  if (device.is_cuda() && device.index >= cuda_device_count()) {
+    chosen = str("by the memory where it trains; here ", out.micro_batch(), " tokens");
+    return out;
+  }
+  chosen = choose_micro_batch(out, stage, ranks, available_memory(device) / config.ranks);
+  stage.model.recompute = out.model.recompute;
+  return out;
 }
 
 void print_examples(const StagePreview& stage) {
@@ -101,12 +117,14 @@ std::string memory_plan(const RunPlan& plan, const std::vector<StagePreview>& st
 int check(const CheckOptions& options) {
   const RunPlan plan = load_plan(options.config, options.overrides);
   if (options.gpus > 0) expect_cuda(plan);
-  const std::vector<StagePreview> stages = preview_plan(plan);
+  std::vector<StagePreview> stages = preview_plan(plan);
   for (size_t i = 0; i < stages.size(); ++i) {
-    const TrainConfig& config = plan.stages[i];
-    const int64_t ranks = std::max<int64_t>(config.ranks, options.gpus);
+    const int64_t ranks = std::max<int64_t>(plan.stages[i].ranks, options.gpus);
+    std::string chosen;
+    const TrainConfig config = with_micro_batch(plan.stages[i], stages[i], ranks, chosen);
     const StepSize size = step_size(config, stages[i], ranks);
     print_sizes(config, stages[i], size);
+    if (!chosen.empty()) row("micro_batch_tokens: auto", chosen);
     row("device", place(config, ranks));
     for (const auto& [name, value] : memory_rows(config, stages[i], size))
       row(("memory: " + name).c_str(), value);

@@ -58,16 +58,17 @@ OpCosts step_costs(const Transformer& model, int64_t tokens) {
   const double scores = layers * 2 * t * static_cast<double>(c.context) / 2 * q;
   out["attention_forward"] = {2 * scores, layers * t * (2 * q + 2 * kv) * element};
   out["attention_backward"] = {5 * scores, layers * t * (4 * q + 4 * kv) * element};
-  out["head_logprob_forward"] = {6 * t * d * vocab, 2 * t * d * element + vocab * d * (element + sums)};
+  out["head_logprob_forward"] = {6 * t * d * vocab,
+                                 2 * t * d * element + vocab * d * (element + sums)};
   const std::string norm = c.norm == NormType::kRms ? "rms_norm" : "layer_norm";
   out["add_" + norm + "_forward"].bytes = 2 * layers * t * 4 * d * element;
   out[norm + "_backward"].bytes = 2 * layers * t * 4 * d * element;
   const double columns = is_gated(c.mlp) ? 3 * ff : 2 * ff;  // activation: in and out
-  const std::string activation = c.mlp == MlpType::kSwiGlu       ? "swiglu"
-                                 : c.mlp == MlpType::kGeGlu      ? "geglu"
+  const std::string activation = c.mlp == MlpType::kSwiGlu      ? "swiglu"
+                                 : c.mlp == MlpType::kGeGlu     ? "geglu"
                                  : c.mlp == MlpType::kGeGluTanh ? "geglu_tanh"
-                                 : c.mlp == MlpType::kGelu       ? "gelu"
-                                                                 : "gelu_tanh";
+                                 : c.mlp == MlpType::kGelu      ? "gelu"
+                                                                : "gelu_tanh";
   out[activation + "_forward"].bytes = layers * t * columns * element;
   out[activation + "_backward"].bytes =
       layers * t * (columns + (is_gated(c.mlp) ? 2 : 1) * ff) * element;
@@ -94,7 +95,9 @@ void print_op_times(Device device, const std::function<void()>& step, const OpCo
   for (size_t i = 0; i < events.size(); ++i) {
     const TraceEvent& event = events[i];
     const bool is_op = event.kind == TraceEvent::Kind::kOp;
-    const TraceEvent* op = is_op ? &event : event.op >= 0 ? &events[static_cast<size_t>(event.op)] : nullptr;
+    const TraceEvent* op = is_op           ? &event
+                           : event.op >= 0 ? &events[static_cast<size_t>(event.op)]
+                                           : nullptr;
     Time& time = times[op == nullptr ? event.name : op->name];
     time.nanoseconds += own[i];
     time.calls += is_op;

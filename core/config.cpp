@@ -10,6 +10,8 @@ namespace {
 
 using Kind = ConfigNode::Kind;
 
+constexpr const char* kAuto = "auto";
+
 int64_t edit_distance(const std::string& a, const std::string& b) {
   std::vector<int64_t> row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int64_t>(j);
@@ -72,6 +74,14 @@ class Reader final : public ConfigVisitor {
       value.reset();
     else
       value = number(key, *node, range);
+  }
+  void field(const char* key, std::optional<int64_t>& value, const char*, Range range) override {
+    const ConfigNode* node = take(key);
+    if (node == nullptr) return;
+    if (node->kind == Kind::kScalar && !node->quoted && node->scalar == kAuto)
+      value.reset();
+    else
+      value = integer(key, *node, range, "a whole number or auto");
   }
   void field(const char* key, bool& value, const char*) override {
     const ConfigNode* node = take(key);
@@ -181,9 +191,10 @@ class Reader final : public ConfigVisitor {
     if (!(value >= range.min && value <= range.max))
       fail(key, node, "a number " + range_text(range));
   }
-  int64_t integer(const char* key, const ConfigNode& node, const Range& range) const {
+  int64_t integer(const char* key, const ConfigNode& node, const Range& range,
+                  const char* expected = "a whole number") const {
     int64_t value = 0;
-    if (!parse_number(node, value)) fail(key, node, "a whole number");
+    if (!parse_number(node, value)) fail(key, node, expected);
     check_range(key, node, static_cast<double>(value), range);
     return value;
   }
@@ -222,8 +233,8 @@ class Reader final : public ConfigVisitor {
 std::string yaml_text(const std::string& text) {
   ConfigNode probe{.kind = Kind::kScalar, .scalar = text};
   double number = 0;
-  bool plain = !text.empty() && !parse_number(probe, number) && !probe.is_null() && text != "true" &&
-               text != "false";
+  bool plain = !text.empty() && !parse_number(probe, number) && !probe.is_null() &&
+               text != "true" && text != "false";
   for (const char c : text)
     plain &=
         std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '/' || c == '.' || c == '-';
@@ -260,6 +271,10 @@ class Writer : public ConfigVisitor {
              Range range) override {
     line(key, "float", value ? format_double(*value) : "none", help, range_text(range));
   }
+  void field(const char* key, std::optional<int64_t>& value, const char* help,
+             Range range) override {
+    line(key, "int or auto", value ? std::to_string(*value) : kAuto, help, range_text(range));
+  }
   void field(const char* key, bool& value, const char* help) override {
     line(key, "bool", value ? "true" : "false", help, "");
   }
@@ -289,7 +304,7 @@ class Writer : public ConfigVisitor {
   static std::string list_text(const std::vector<T>& values, F&& text) {
     std::vector<std::string> items;
     for (const T& value : values) items.push_back(text(value));
-    return "[" + join(items, ", ") + "]";
+    return str("[", join(items, ", "), "]");
   }
   std::string indent() const { return std::string(static_cast<size_t>(2 * depth_), ' '); }
 

@@ -43,6 +43,9 @@ class ConfigVisitor {
   virtual void field(const char* key, double& value, const char* help, Range range = {}) = 0;
   virtual void field(const char* key, std::optional<double>& value, const char* help,
                      Range range = {}) = 0;
+  // A whole number, or "auto", which is no value here.
+  virtual void field(const char* key, std::optional<int64_t>& value, const char* help,
+                     Range range = {}) = 0;
   virtual void field(const char* key, bool& value, const char* help) = 0;
   virtual void field(const char* key, std::string& value, const char* help) = 0;
   // A text alone is a list of one.

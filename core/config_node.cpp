@@ -179,10 +179,9 @@ ConfigNode* ConfigNode::find(const std::string& key) {
 }
 
 bool ConfigNode::is_null() const {
-  return kind == Kind::kNull ||
-         (kind == Kind::kScalar && !quoted &&
-          (scalar == "null" || scalar == "Null" || scalar == "NULL" || scalar == "none" ||
-           scalar == "~"));
+  return kind == Kind::kNull || (kind == Kind::kScalar && !quoted &&
+                                 (scalar == "null" || scalar == "Null" || scalar == "NULL" ||
+                                  scalar == "none" || scalar == "~"));
 }
 
 std::string ConfigNode::describe() const {

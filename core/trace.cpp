@@ -13,7 +13,9 @@ thread_local Trace* t_trace = nullptr;
 
 void no_kernels() {}
 
-std::vector<TraceEvent> no_events() { return {}; }
+std::vector<TraceEvent> no_events() {
+  return {};
+}
 
 }  // namespace
 
@@ -37,8 +39,7 @@ std::vector<TraceEvent> Trace::finish() {
   COHORT_CHECK(t_trace == this && open_ < 0, "[trace] expected to end once, and outside of ops");
   synchronize(device_);
   t_trace = nullptr;
-  const std::vector<TraceEvent> kernels =
-      on_device<no_events, cuda::finish_kernel_trace>(device_);
+  const std::vector<TraceEvent> kernels = on_device<no_events, cuda::finish_kernel_trace>(device_);
   events_.insert(events_.end(), kernels.begin(), kernels.end());
   return std::move(events_);
 }
@@ -58,8 +59,9 @@ void trace_phase(const char* name, int64_t begin, int64_t end) {
 OpSpan::OpSpan(std::string_view name) : trace_(t_trace) {
   if (trace_ == nullptr) return;
   index_ = static_cast<int64_t>(trace_->events_.size());
-  trace_->events_.push_back(
-      {.name = std::string(name), .begin = trace_clock(), .op = std::exchange(trace_->open_, index_)});
+  trace_->events_.push_back({.name = std::string(name),
+                             .begin = trace_clock(),
+                             .op = std::exchange(trace_->open_, index_)});
   if constexpr (kWithCuda)
     if (trace_->device_.is_cuda()) cuda::enter_op(index_);
 }

@@ -15,9 +15,9 @@
 namespace cohort::cuda {
 namespace {
 
-constexpr CUpti_ActivityKind kKinds[] = {
-    CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET,
-    CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION};
+constexpr CUpti_ActivityKind kKinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
+                                         CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET,
+                                         CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION};
 constexpr auto kOps = CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0;
 
 // The library's functions.
@@ -79,8 +79,8 @@ void check(CUptiResult result, const char* what) {
 struct Records {
   std::mutex mutex;
   std::vector<TraceEvent> events;
-  std::vector<uint32_t> launches;                // of each event: the call that started it
-  std::unordered_map<uint32_t, int64_t> ops;     // of a call
+  std::vector<uint32_t> launches;             // of each event: the call that started it
+  std::unordered_map<uint32_t, int64_t> ops;  // of a call
 };
 Records& records() {
   static Records all;
@@ -160,7 +160,9 @@ void CUPTIAPI take_buffer(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t v
   std::free(buffer);
 }
 
-uint64_t CUPTIAPI clock_now() { return static_cast<uint64_t>(trace_clock()); }
+uint64_t CUPTIAPI clock_now() {
+  return static_cast<uint64_t>(trace_clock());
+}
 
 }  // namespace
 
@@ -184,7 +186,9 @@ std::vector<TraceEvent> finish_kernel_trace() {
   return std::exchange(all.events, {});
 }
 
-void enter_op(int64_t index) { cupti().push(kOps, static_cast<uint64_t>(index)); }
+void enter_op(int64_t index) {
+  cupti().push(kOps, static_cast<uint64_t>(index));
+}
 
 void leave_op() {
   uint64_t index = 0;

@@ -5,6 +5,7 @@
 // with the file's top-level keys as its defaults.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -189,6 +190,8 @@ struct CheckpointConfig {
   }
 };
 
+inline constexpr int64_t kMicroBatchTokens = 8192;
+
 // The members' initial values are the defaults of pretraining; default_config() has the others.
 struct TrainConfig {
   TrainerType trainer = TrainerType::kPretrain;
@@ -206,7 +209,8 @@ struct TrainConfig {
   // (grpo) The batch is prompts_per_step * num_generations completions.
   int64_t prompts_per_step = 32;
   int64_t num_generations = 8;
-  int64_t micro_batch_tokens = 8192;  // tokens per forward and backward; no result depends on it
+  // Tokens per forward and backward; no result depends on it. None: choose_micro_batch() says.
+  std::optional<int64_t> micro_batch_tokens = kMicroBatchTokens;
   int64_t log_every = 1;
   int64_t log_completions = 2;  // (grpo) of each step, in completions.jsonl
 
@@ -220,6 +224,8 @@ struct TrainConfig {
   EvalConfig eval;
   CheckpointConfig checkpoint;
 
+  // Those of "auto" are the default's where nothing has chosen.
+  int64_t micro_batch() const { return micro_batch_tokens.value_or(kMicroBatchTokens); }
   int64_t completions_per_step() const { return prompts_per_step * num_generations; }
   void visit(ConfigVisitor& v) {
     v.choice("trainer", trainer, kTrainerNames,
@@ -243,7 +249,9 @@ struct TrainConfig {
     v.field("num_generations", num_generations, "completions per prompt (grpo)",
             {.min = 2, .max = 65536});
     v.field("micro_batch_tokens", micro_batch_tokens,
-            "tokens per forward and backward; no result depends on it", {.min = 1, .max = 1 << 30});
+            "tokens per forward and backward; no result depends on it; auto: as many as the memory "
+            "has room for when the run starts, with more of model.recompute where it must be",
+            {.min = 1, .max = 1 << 30});
     v.field("log_every", log_every, "steps between lines of metrics.jsonl", {.min = 1});
     v.field("log_completions", log_completions,
             "completions of each step that go to completions.jsonl (grpo)", {.min = 0});

@@ -191,7 +191,7 @@ ProblemScores evaluate_problems(const ProblemEvaluation& what, Communicator& com
     };
     scores.metrics.add(
         "val_loss", mean_loss(what.engine.model(), static_cast<int64_t>(what.data.held_out.size()),
-                              sequence, what.config.micro_batch_tokens, comm));
+                              sequence, what.config.micro_batch(), comm));
   }
   return scores;
 }
@@ -207,7 +207,7 @@ double evaluate_text(const TextEvaluation& what, Communicator& comm) {
     return TokenSequence{.tokens = what.tokens.read(begin, n),
                          .loss_mask = std::vector<uint8_t>(static_cast<size_t>(n), 1)};
   };
-  return mean_loss(what.model, count, window, what.config.micro_batch_tokens, comm);
+  return mean_loss(what.model, count, window, what.config.micro_batch(), comm);
 }
 
 }  // namespace cohort

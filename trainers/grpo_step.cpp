@@ -216,7 +216,7 @@ std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& m
                               {.loss_type = config.grpo.loss_type,
                                .totals = totals,
                                .max_completion_length = config.sampling.max_completion_length,
-                               .micro_batch_tokens = config.micro_batch_tokens,
+                               .micro_batch_tokens = config.micro_batch(),
                                .dtype = accumulate_dtype(config.dtype)}));
     for (PackedBatch& batch : out.back()) batch = model.place(batch);
   }

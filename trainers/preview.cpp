@@ -96,9 +96,45 @@ StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t
     out.tokens = static_cast<int64_t>(static_cast<double>(config.batch_size) *
                                       (stage.lengths.mean_sequence - 1));
   }
-  memory.micro_batch_tokens = std::min(std::max(config.micro_batch_tokens, out.longest_sequence),
-                                       ceil_div(out.tokens, ranks));
+  memory.micro_batch_tokens =
+      std::min(std::max(config.micro_batch(), out.longest_sequence), ceil_div(out.tokens, ranks));
   return out;
+}
+
+std::string choose_micro_batch(TrainConfig& config, const StagePreview& stage, int64_t ranks,
+                               int64_t available) {
+  if (config.micro_batch_tokens) return "";
+  constexpr int64_t kUnit = 1024, kGood = 8192, kMost = 32768;
+  constexpr double kShare = 0.9;  // the rest is for what kernels and libraries take for themselves
+  const auto room = static_cast<int64_t>(kShare * static_cast<double>(available));
+  ModelConfig model = stage.model;
+  // What a micro batch of so many tokens takes; the tokens are those that it can have.
+  int64_t peak = 0;
+  const auto fits = [&](int64_t tokens) {
+    config.micro_batch_tokens = tokens;
+    const MemoryShape shape = step_size(config, stage, ranks).memory;
+    config.micro_batch_tokens = shape.micro_batch_tokens;
+    peak = estimate_memory(model, config.dtype, shape).peak();
+    return peak <= room;
+  };
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kCheap, Recompute::kBlock}) {
+    if (recompute < stage.model.recompute) continue;
+    model.recompute = recompute;
+    if (recompute != Recompute::kBlock && !fits(kGood)) continue;
+    // Fewer than `good` units fit or are taken anyway, `bad` do not.
+    int64_t good = 0, bad = kMost / kUnit + 1;
+    while (bad - good > 1) {
+      const int64_t middle = (good + bad) / 2;
+      (fits(middle * kUnit) ? good : bad) = middle;
+    }
+    const bool any = fits(std::max<int64_t>(1, good * kUnit));
+    config.model.recompute = recompute;
+    return str(*config.micro_batch_tokens,
+               " tokens, model.recompute: ", kRecomputeNames[static_cast<size_t>(recompute)].name,
+               "; estimated ", mib(peak), " of ", mib(available), " free",
+               any ? "" : ", which is too little");
+  }
+  return "";
 }
 
 std::vector<StagePreview> preview_plan(const RunPlan& plan) {

@@ -30,6 +30,14 @@ struct StepSize {
 };
 StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t ranks);
 
+// Gives `micro_batch_tokens: auto` a value for `ranks` that have `available` bytes each, and
+// model.recompute too: the least of it, from the configured one on, with which 8,192 tokens (or all
+// of a rank's) fit, then as many tokens as fit, up to 32,768. Without room for a single sequence it
+// is one sequence all the same. Returns what was chosen, and why, for people; "" where nothing was
+// to be chosen.
+std::string choose_micro_batch(TrainConfig& config, const StagePreview& stage, int64_t ranks,
+                               int64_t available);
+
 // Loads what every stage needs and checks that it fits together: data, the model a run starts from,
 // rewards; each stage against the model and tokenizer of the one before. Throws InputError for what
 // would otherwise stop the run at the start of a stage. The devices need not be there.

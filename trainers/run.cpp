@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <iterator>
+#include <sstream>
 
+#include "core/allocator.h"
 #include "core/log.h"
 #include "core/parallel.h"
 #include "rl/worker_host.h"
@@ -71,6 +74,62 @@ void check_for_group(const RunPlan& plan, ProcessGroup* group) {
   check_equal_plans(plan, *group);
 }
 
+// Bytes that each stage of the plan would find free on this rank.
+std::vector<int64_t> free_memory(const RunPlan& plan, const ProcessGroup* group) {
+  std::vector<int64_t> out;
+  for (const TrainConfig& config : plan.stages)
+    out.push_back(available_memory(device_of(config, group)) / config.ranks);
+  return out;
+}
+
+std::string numbers_text(const std::vector<int64_t>& numbers) {
+  std::string text;
+  for (const int64_t number : numbers) text += str(number, " ");
+  return text;
+}
+std::vector<int64_t> numbers_of(const std::string& text) {
+  std::istringstream in(text);
+  return {std::istream_iterator<int64_t>(in), {}};
+}
+
+// Whether micro batches are to be chosen.
+bool has_choice(const RunPlan& plan) {
+  return std::any_of(plan.stages.begin(), plan.stages.end(),
+                     [](const TrainConfig& config) { return !config.micro_batch_tokens; });
+}
+
+// Gives micro batches that are to be chosen a size that suits the rank with the least memory. Rank
+// 0, which has a preview, decides; every rank calls it. Returns what it has chosen, for people.
+std::string choose_micro_batches(RunPlan& plan, const std::vector<StagePreview>& preview,
+                                 ProcessGroup* group) {
+  if (!has_choice(plan)) return "";
+  std::vector<int64_t> least = free_memory(plan, group);
+  if (group != nullptr)
+    for (const std::string& other : group->exchange("free memory", numbers_text(least))) {
+      const std::vector<int64_t> free = numbers_of(other);
+      for (size_t i = 0; i < least.size(); ++i) least[i] = std::min(least[i], free[i]);
+    }
+  std::string chosen;
+  std::vector<int64_t> numbers;
+  for (size_t i = 0; i < preview.size(); ++i) {
+    TrainConfig& config = plan.stages[i];
+    const std::string line = choose_micro_batch(
+        config, preview[i], group == nullptr ? config.ranks : group->size(), least[i]);
+    if (!line.empty())
+      chosen += str(chosen.empty() ? "" : "\n", trainer_name(config.trainer),
+                    ": micro_batch_tokens: auto: ", line);
+    numbers.insert(numbers.end(),
+                   {config.micro_batch(), static_cast<int64_t>(config.model.recompute)});
+  }
+  if (group == nullptr) return chosen;
+  numbers = numbers_of(group->broadcast("micro batches", numbers_text(numbers)));
+  for (size_t i = 0; i < plan.stages.size(); ++i) {
+    plan.stages[i].micro_batch_tokens = numbers[2 * i];
+    plan.stages[i].model.recompute = static_cast<Recompute>(numbers[2 * i + 1]);
+  }
+  return chosen;
+}
+
 // The first update after a resume is not finite: the checkpoint may be bad, though undamaged.
 class BadStart : public NonFiniteError {
  public:
@@ -111,15 +170,19 @@ Run::Run(RunPlan plan, std::string dir, ProcessGroup* group)
   logging::set_file(dir_ + "/log.txt");
 }
 
-Run Run::create(const RunPlan& plan, ProcessGroup* group) {
+Run Run::create(RunPlan plan, ProcessGroup* group) {
   prepare_programs(plan);
   check_for_group(plan, group);
-  if (group != nullptr && group->rank() != 0)
+  if (group != nullptr && group->rank() != 0) {
+    choose_micro_batches(plan, {}, group);
     return Run(plan, group->broadcast("run directory", {}), group);
+  }
   // Bad input is an error before there is a directory.
   for (const TrainConfig& stage : plan.stages) parse_device(stage.device, "device");
   std::vector<StagePreview> preview = preview_plan(plan);
+  const std::string chosen = choose_micro_batches(plan, preview, group);
   Run run(plan, create_run_directory(plan.output_dir), group);
+  if (!chosen.empty()) logging::info(chosen);
   run.preview_ = std::move(preview);
   replace_file(run.dir_ + "/config.yaml", run.config_);
   if (group != nullptr) group->broadcast("run directory", run.dir_);
@@ -133,11 +196,16 @@ Run Run::resume(const std::string& run_dir, std::span<const std::string> overrid
     throw InputError(
         str("nothing to resume: ", config,
             " does not exist; hint: give the run directory that `cohort train` printed"));
-  const RunPlan plan = load_plan(config, overrides);
+  RunPlan plan = load_plan(config, overrides);
   prepare_programs(plan);
   check_for_group(plan, group);
   check_stages(plan);
+  // The configuration of a run has numbers; an override may ask for others.
+  std::vector<StagePreview> preview;
+  if (has_choice(plan) && (group == nullptr || group->rank() == 0)) preview = preview_plan(plan);
+  const std::string chosen = choose_micro_batches(plan, preview, group);
   Run run(plan, fs::absolute(run_dir).lexically_normal().string(), group);
+  if (!chosen.empty()) logging::info(chosen);
   run.start_ = "resumed";
   for (const std::string& o : overrides) run.start_ += " " + o;
   if (group != nullptr) group->broadcast("run directory", run.dir_);  // rank 0 has the lock

@@ -42,8 +42,9 @@ bool prepare_programs(const RunPlan& plan);
 // shared file system. A process takes the GPU of its local rank.
 class Run {
  public:
-  // Makes a new run directory and writes the resolved configuration there.
-  static Run create(const RunPlan& plan, ProcessGroup* group = nullptr);
+  // Makes a new run directory and writes the resolved configuration there: with micro batches that
+  // were chosen for this machine, where they are "auto".
+  static Run create(RunPlan plan, ProcessGroup* group = nullptr);
   // Takes up RUN_DIR where it ended, with the configuration it has and key=value overrides, which
   // become part of it as soon as there is something to train with them. Throws InputError if it is
   // no run directory.

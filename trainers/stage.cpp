@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "core/allocator.h"
 #include "core/log.h"
 #include "trainers/data_check.h"
 #include "trainers/files.h"
@@ -193,6 +194,9 @@ void Stage::end_step(const Metrics& metrics) {
   if (is_main()) {
     if (const auto reward = metrics.find("reward")) state_.report["curve"].push_back(*reward);
     Metrics all = metrics;
+    const AllocatorStats memory = allocator(device_).stats();
+    all.add("memory/peak_bytes", static_cast<double>(memory.peak_bytes));
+    all.add("memory/reserved_bytes", static_cast<double>(memory.reserved_bytes));
     all.add("step_time", seconds);
     all.add("tokens_per_second", metrics.at("num_tokens") / seconds);
     if (state_.step % config_.log_every == 0 || state_.step == config_.steps) {

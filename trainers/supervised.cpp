@@ -51,7 +51,7 @@ StageEnd train_supervised(Stage& stage) {
     Stopwatch clock;
     const auto sequences =
         next_sequences(stage, order ? &*order : nullptr, stage.state().data_position);
-    const auto batches = pack_micro_batches(sequences, config.micro_batch_tokens);
+    const auto batches = pack_micro_batches(sequences, config.micro_batch());
     double targets = 0, tokens = 0;
     for (const PackedBatch& batch : batches) {
       targets += static_cast<double>(batch.num_targets());

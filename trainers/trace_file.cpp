@@ -46,7 +46,9 @@ Json name_event(const char* what, Row row, const std::string& name) {
       .set("args", std::move(args));
 }
 
-double microseconds(int64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-3; }
+double microseconds(int64_t nanoseconds) {
+  return static_cast<double>(nanoseconds) * 1e-3;
+}
 
 }  // namespace
 

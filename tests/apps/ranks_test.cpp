@@ -11,6 +11,7 @@
 #include "dist/wire.h"
 #include "tests/apps/process.h"
 #include "tests/trainers/small_configs.h"
+#include "trainers/config.h"
 
 namespace cohort::test {
 namespace {
@@ -76,6 +77,18 @@ TEST_F(RankProcesses, TrainTheWeightsOfAsManyThreads) {
     fs::remove_all(dir_.path("run"));
     fs::remove_all(dir_.path("threads"));
   }
+}
+
+TEST_F(RankProcesses, ChooseTheSameMicroBatches) {
+  write_config(sft_);
+  for (const Output& output : run(2, train({"micro_batch_tokens=auto"})))
+    ASSERT_EQ(output.code, 0) << output.err;
+  const auto tokens =
+      load_plan(dir_.path("run/config.yaml"), {}).stages[0].micro_batch_tokens.value();
+  for (const Output& output :
+       run(2, train({str("micro_batch_tokens=", tokens), "output_dir=" + dir_.path("number")})))
+    ASSERT_EQ(output.code, 0) << output.err;
+  EXPECT_TRUE(model_of("run") == model_of("number"));
 }
 
 TEST_F(RankProcesses, AreStoppedBySignalsAndResume) {

@@ -26,6 +26,7 @@ struct Everything {
   int64_t steps = 10;
   double rate = 0.1;
   std::optional<double> clip = 1.5;
+  std::optional<int64_t> budget = 7;
   bool verbose = false;
   std::string name = "run";
   std::vector<std::string> words = {"a", "b"};
@@ -37,6 +38,7 @@ struct Everything {
     v.field("steps", steps, "number of steps", {.min = 0});
     v.field("rate", rate, "learning rate", {.min = 0, .max = 1});
     v.field("clip", clip, "clip above", {.min = 0});
+    v.field("budget", budget, "how many", {.min = 1});
     v.field("verbose", verbose, "say more");
     v.field("name", name, "name of the run");
     v.field("words", words, "some words");
@@ -123,6 +125,25 @@ TEST(Config, WrongTypesSayWhatWasExpected) {
   EXPECT_EQ(read_error("inner: {width: 65}\n"),
             "run.yaml:1: inner.width: expected a number from 1 to 64, got '65'");
   EXPECT_EQ(read_error("parts: [1]\n"), "run.yaml:1: parts: expected a list of maps, got '1'");
+}
+
+TEST(Config, ANumberMayBeLeftToTheProgram) {
+  EXPECT_EQ(read("budget: auto\n").budget, std::nullopt);
+  EXPECT_EQ(read("budget: 12\n").budget, 12);
+  EXPECT_EQ(read("").budget, 7);
+  for (const char* bad : {"automatic", "'auto'", "1.5", "[auto]"})
+    EXPECT_NE(
+        read_error(str("budget: ", bad, "\n")).find("budget: expected a whole number or auto"),
+        std::string::npos)
+        << bad;
+  EXPECT_EQ(read_error("budget:\n"),
+            "run.yaml:1: budget: expected a whole number or auto, got nothing");
+  EXPECT_EQ(read_error("budget: 0\n"), "run.yaml:1: budget: expected a number at least 1, got '0'");
+  Everything config;
+  config.budget.reset();
+  EXPECT_NE(dump_config(config).find("budget: auto\n"), std::string::npos);
+  EXPECT_EQ(read(dump_config(config)), config);
+  EXPECT_NE(config_help(config).find("int or auto"), std::string::npos);
 }
 
 TEST(Config, UnknownChoiceListsAllAndNamesTheNearest) {
@@ -337,6 +358,7 @@ TEST(Config, DumpReadsBackAsItself) {
   c.steps = -0;
   c.rate = 0.1 + 0.2;  // needs all 17 digits
   c.clip = std::nullopt;
+  c.budget = 123456789012;
   c.verbose = true;
   c.words.clear();
   c.sizes.clear();

@@ -11,8 +11,12 @@ namespace {
 using Kind = TraceEvent::Kind;
 
 void inner() {}
-void outer() { on_device<inner, inner>({}); }
-int not_work() { return 1; }
+void outer() {
+  on_device<inner, inner>({});
+}
+int not_work() {
+  return 1;
+}
 
 TEST(Trace, HasOpsWithWhatLiesInThem) {
   on_device<outer, outer>({});  // before it began
