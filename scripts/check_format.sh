@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks that all tracked C++ and CUDA sources are formatted as .clang-format says. To format them:
+# Checks that all C++ and CUDA sources that git does not ignore are formatted as .clang-format says. To format them:
 #   scripts/check_format.sh --fix
 set -euo pipefail
 
@@ -21,7 +21,7 @@ if ! command -v "$formatter" >/dev/null; then
   echo "check_format.sh: no clang-format-14, using $($formatter --version); its opinion may differ" >&2
 fi
 # A checkout that belongs to another user, as in a container, is as good as one's own.
-sources() { git -c safe.directory='*' ls-files -z '*.h' '*.cpp' '*.cu' '*.cuh'; }
+sources() { git -c safe.directory='*' ls-files -z --cached --others --exclude-standard '*.h' '*.cpp' '*.cu' '*.cuh'; }
 sources | xargs -0 -r -n 50 "$formatter" "${mode[@]}"
 # The formatter leaves comments alone (formulas stand in them), also those that are too long.
 long=$(sources | xargs -0 -r awk 'length > 100 && /\/\// { print FILENAME ":" FNR ": a comment beyond column 100" }')

@@ -16,8 +16,8 @@ int64_t peak_of(const TrainConfig& config, StagePreview stage, int64_t ranks) {
 
 TEST(MicroBatches, AreAsLargeAsTheMemoryAllows) {
   const TempDir dir;
-  const RunPlan plan = small_plan(
-      dir, "run", kCommon + kSmallSft, {"micro_batch_tokens=auto", "batch_size=100000"});
+  const RunPlan plan =
+      small_plan(dir, "run", kCommon + kSmallSft, {"micro_batch_tokens=auto", "batch_size=100000"});
   const TrainConfig& asked = plan.stages[0];
   ASSERT_FALSE(asked.micro_batch_tokens.has_value());
   const StagePreview stage = preview_plan(plan)[0];
@@ -65,8 +65,7 @@ TEST(MicroBatches, AreAsLargeAsTheMemoryAllows) {
 
 TEST(MicroBatches, NeverHaveMoreThanARanksShare) {
   const TempDir dir;
-  const RunPlan plan =
-      small_plan(dir, "run", kCommon + kSmallGrpo + "micro_batch_tokens: auto\n");
+  const RunPlan plan = small_plan(dir, "run", kCommon + kSmallGrpo + "micro_batch_tokens: auto\n");
   const StagePreview stage = preview_plan(plan)[0];
   for (const int64_t ranks : {1, 2, 4}) {
     TrainConfig config = plan.stages[0];
@@ -98,8 +97,8 @@ TEST(MicroBatches, AreChosenOnce) {
                 .find(str("sft: micro_batch_tokens: auto: ", tokens, " tokens, model.recompute: ")),
             std::string::npos);
   train_rest(run);
-  const std::string same = train_new(
-      small_plan(dir, "number", yaml, {str("micro_batch_tokens=", tokens), "ranks=2"}));
+  const std::string same =
+      train_new(small_plan(dir, "number", yaml, {str("micro_batch_tokens=", tokens), "ranks=2"}));
   EXPECT_TRUE(checkpoint_bytes(run) == checkpoint_bytes(same));
   // Another start may ask for another choice.
   train_rest(run, {"steps=8", "micro_batch_tokens=auto"});
