@@ -153,7 +153,7 @@ SELF_TEST = [
     ("core/flat.cpp", '#include "a.h"\n', "does not start with a folder"),
     ("core/spdlog.cpp", "#include <spdlog/spdlog.h>\n", "is known to core/log.cpp only"),
     ("core/fmt.cpp", "  #  include <fmt/core.h>\n", "is known to core/log.cpp only"),
-    ("apps/yaml.cpp", "#include <yaml-cpp/yaml.h>\n", "is known to core/config.cpp only"),
+    ("apps/yaml.cpp", "#include <yaml-cpp/yaml.h>\n", "is known to core/config_node.cpp only"),
     ("nn/eigen.cpp", "#include <Eigen/Dense>\n", "is known to kernels/cpu/matmul.cpp and bench/ only"),
     ("rl/json.cpp", "#include <nlohmann/json.hpp>\n", "is known to data/json.cpp only"),
     ("data/pcre.cpp", "#include <pcre2.h>\n", "is known to data/regex.cpp only"),
