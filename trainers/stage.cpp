@@ -6,6 +6,7 @@
 
 #include "core/allocator.h"
 #include "core/log.h"
+#include "core/sizes.h"
 #include "trainers/data_check.h"
 #include "trainers/files.h"
 #include "trainers/start.h"
@@ -194,9 +195,6 @@ void Stage::end_step(const Metrics& metrics) {
   if (is_main()) {
     if (const auto reward = metrics.find("reward")) state_.report["curve"].push_back(*reward);
     Metrics all = metrics;
-    const AllocatorStats memory = allocator(device_).stats();
-    all.add("memory/peak_bytes", static_cast<double>(memory.peak_bytes));
-    all.add("memory/reserved_bytes", static_cast<double>(memory.reserved_bytes));
     all.add("step_time", seconds);
     all.add("tokens_per_second", metrics.at("num_tokens") / seconds);
     if (state_.step % config_.log_every == 0 || state_.step == config_.steps) {
@@ -346,6 +344,9 @@ StageEnd Stage::finish() {
       reporter_.message(final_report(state_.report));
   }
   if (is_main()) {
+    const AllocatorStats memory = allocator(device_).stats();
+    logging::record(str("memory of ", device_.str(), ": at most ", mib(memory.peak_bytes),
+                        " in use, ", mib(memory.reserved_bytes), " held from the system"));
     reporter_.end_stage();
     for (auto* log : {&metrics_, &completions_}) (*log)->finish();
   }

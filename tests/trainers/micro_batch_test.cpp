@@ -97,6 +97,7 @@ TEST(MicroBatches, AreChosenOnce) {
                 .find(str("sft: micro_batch_tokens: auto: ", tokens, " tokens, model.recompute: ")),
             std::string::npos);
   train_rest(run);
+  EXPECT_NE(read_file(run + "/log.txt").find("memory of cpu: at most "), std::string::npos);
   const std::string same =
       train_new(small_plan(dir, "number", yaml, {str("micro_batch_tokens=", tokens), "ranks=2"}));
   EXPECT_TRUE(checkpoint_bytes(run) == checkpoint_bytes(same));
