@@ -136,7 +136,14 @@ COHORT_HD inline float normal_cdf(float x, float e) {
   q = std::fma(q, t, 1.39863519e-1f);
   q = std::fma(q, t, 1.39621307e-1f);
   const float tail = e * (t * q);
+#ifdef __CUDA_ARCH__
   return x > 0.0f ? 1.0f - tail : tail;
+#else
+  // The same as a choice of constants: compilers do not compute what may not be chosen, and would
+  // not vectorise the loop.
+  const float sign = x > 0.0f ? -1.0f : 1.0f, one = x > 0.0f ? 1.0f : 0.0f;
+  return std::fma(sign, tail, one);
+#endif
 }
 COHORT_HD inline double normal_cdf(double x, double) {
   return 0.5 * std::erfc(-x * 0.70710678118654752440);
