@@ -4,7 +4,7 @@
 // dense bf16 peak, 989 TFLOP/s (MFU). Then where the time goes, op by op (bench/op_times.h).
 //
 //   cohort_bench_step configs/shakespeare_char.yaml data.text=...
-//   cohort_bench_step bench/configs/gpt2_124m.yaml --vocab 50304
+//   cohort_bench_step bench/configs/gpt2_124m.yaml --vocab 50304 micro_batch_tokens=8192
 //
 // With RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set it is one rank of several,
 // each with a batch of its own; rank 0 prints.
@@ -57,7 +57,7 @@ double eigen_flops_per_second(const std::vector<Product>& all) {
   return flops / seconds;
 }
 
-PackedBatch random_batch(const ModelConfig& c, int64_t sequences) {
+std::vector<TokenSequence> random_sequences(const ModelConfig& c, int64_t sequences) {
   Rng rng(1, rng_stream(kBenchPurpose));
   std::vector<TokenSequence> list;
   for (int64_t s = 0; s < sequences; ++s) {
@@ -67,7 +67,7 @@ PackedBatch random_batch(const ModelConfig& c, int64_t sequences) {
     sequence.loss_mask.assign(sequence.tokens.size(), 1);
     list.push_back(std::move(sequence));
   }
-  return pack(list);
+  return list;
 }
 
 void print_cpu_share(const ModelConfig& model, int64_t tokens, double flops_per_second) {
@@ -101,19 +101,22 @@ int run(int argc, char** argv) {
   const auto comm = group ? make_communicator(*group, device) : make_single_communicator();
   Learner learner(std::make_unique<Transformer>(model, config.dtype, 1, device), config.optimizer,
                   *comm);
-  const PackedBatch batch = learner.model().place(random_batch(model, config.batch_size));
-  const Tensor weights =
-      Tensor::full({batch.num_targets()}, 1.0 / static_cast<double>(batch.num_targets()),
-                   accumulate_dtype(config.dtype), device);
-  const auto step = [&] {
-    learner.update(
-        1,
-        [&](int64_t) {
-          return cross_entropy(learner.model().forward_learned(batch, {.mode = Mode::kTrain}),
-                               learner.model().head(), batch.targets, weights);
-        },
-        1e-4);
+  std::vector<PackedBatch> batches =
+      pack_micro_batches(random_sequences(model, config.batch_size), config.micro_batch());
+  int64_t tokens = 0, largest = 0;
+  for (PackedBatch& batch : batches) {
+    batch = learner.model().place(batch);
+    tokens += batch.size();
+    largest = std::max(largest, batch.size());
+  }
+  const auto loss = [&](int64_t i) {
+    const PackedBatch& batch = batches[static_cast<size_t>(i)];
+    const Tensor weights = Tensor::full({batch.num_targets()}, 1.0 / static_cast<double>(tokens),
+                                        accumulate_dtype(config.dtype), device);
+    return cross_entropy(learner.model().forward_learned(batch, {.mode = Mode::kTrain}),
+                         learner.model().head(), batch.targets, weights);
   };
+  const auto step = [&] { learner.update(static_cast<int64_t>(batches.size()), loss, 1e-4); };
   allocator(device).reset_peak();
   step();
   const double seconds = bench::median_seconds(step, 10, group ? 0 : 3);
@@ -121,15 +124,15 @@ int run(int argc, char** argv) {
   const AllocatorStats memory = allocator(device).stats();
   const int64_t peak = memory.peak_bytes;
   const int64_t estimate =
-      estimate_memory(model, config.dtype, {.micro_batch_tokens = batch.size(), .device = device})
+      estimate_memory(model, config.dtype, {.micro_batch_tokens = largest, .device = device})
           .peak();
   const double flops = train_flops_per_token(model, static_cast<double>(model.context)) *
-                       static_cast<double>(batch.size());
-  std::printf("tokens per step       %d x %lld\n", ranks.size,
-              static_cast<long long>(batch.size()));
+                       static_cast<double>(tokens);
+  std::printf("tokens per step       %d x %lld, in micro batches of %lld\n", ranks.size,
+              static_cast<long long>(tokens), static_cast<long long>(largest));
   std::printf("step                  %.2f ms\n", seconds * 1e3);
   std::printf("tokens/s              %.0f\n",
-              static_cast<double>(ranks.size) * static_cast<double>(batch.size()) / seconds);
+              static_cast<double>(ranks.size) * static_cast<double>(tokens) / seconds);
   std::printf("GFLOP/s               %.1f  (6 N_matmul + 6 L d_attn T per token)\n",
               flops / seconds * 1e-9);
   std::printf("peak memory           %.1f MiB, estimated %.1f MiB (%+.1f %%)\n",
@@ -140,8 +143,8 @@ int run(int argc, char** argv) {
   if (device.is_cuda())
     std::printf("MFU                   %.1f %%\n", 100 * flops / seconds / 989e12);
   else
-    print_cpu_share(model, batch.size(), flops / seconds);
-  bench::print_op_times(device, step, bench::step_costs(learner.model(), batch.size()));
+    print_cpu_share(model, tokens, flops / seconds);
+  bench::print_op_times(device, step, bench::step_costs(learner.model(), tokens));
   return 0;
 }
 
