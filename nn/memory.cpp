@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "core/allocator.h"
 #include "core/dry_run.h"
+#include "core/sizes.h"
 
 namespace cohort {
 namespace {
@@ -45,6 +47,34 @@ struct DryModel {
   int64_t before = 0;
 };
 
+// Bytes of the tensors that are held as long as a model is.
+struct Held {
+  int64_t weights = 0;     // of leaves
+  int64_t sums = 0;        // gradients, all in one tensor
+  int64_t per_tensor = 0;  // one tensor of the sums' dtype for each parameter: a moment
+};
+
+Held count_held(const ModelConfig& config, DType dtype, Device device) {
+  constexpr int64_t kUnit = 64;  // elements: where parts of the gradients start
+  const auto bytes = [&](int64_t elements, DType type) {
+    return static_cast<int64_t>(
+        allocation_size(static_cast<size_t>(elements) * dtype_size(type), device));
+  };
+  const DType sums = accumulate_dtype(dtype);
+  Held out;
+  int64_t gradients = 0;
+  for (const ParameterSpec& spec : describe_parameters(config)) {
+    const int64_t elements = spec.shape.numel(), row = elements / spec.shape[0];
+    out.per_tensor += bytes(elements, sums);
+    if (spec.first_row > 0) continue;
+    const int64_t leaf = std::max(spec.shape[0], spec.leaf_rows) * row;
+    out.weights += bytes(leaf, dtype);
+    gradients += round_up(leaf, kUnit);
+  }
+  out.sums = bytes(gradients, sums);
+  return out;
+}
+
 struct StepMemory {
   int64_t kept = 0;       // by the tape, for the backward
   int64_t workspace = 0;  // beside it
@@ -76,12 +106,12 @@ int64_t head_chunk(const ModelConfig& c, int64_t tokens, Device device) {
 
 MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemoryShape& shape) {
   check_countable(c, shape);
-  const int64_t parameters = model_size(c).parameters;
   const DType sums = accumulate_dtype(dtype);
+  const Held held = count_held(c, dtype, shape.device);
   MemoryEstimate out;
-  out.parameters = parameters * static_cast<int64_t>(dtype_size(dtype));
-  out.gradients = parameters * static_cast<int64_t>(dtype_size(sums));
-  out.optimizer = (sums == dtype ? 2 : 3) * out.gradients;  // moments, masters
+  out.parameters = held.weights;
+  out.gradients = held.sums;
+  out.optimizer = (sums == dtype ? 2 : 3) * held.per_tensor;  // moments, masters
   if (shape.reference == MemoryShape::Reference::kHeld) out.reference = out.parameters;
 
   if (const int64_t tokens = shape.micro_batch_tokens; tokens > 0) {
