@@ -9,7 +9,9 @@
 // and dV, another owns tiles of queries and makes dQ (backward.cuh). That is seven products where
 // one pass with atomic sums would need five, but every element of a gradient is the sum of one
 // block in one order: over ascending queries, head after head of the group (dK, dV), or ascending
-// keys (dQ). So the bits neither change between runs nor depend on the other sequences.
+// keys (dQ). Where key heads are few, bf16 dK and dV are sums of several blocks, each with a slice
+// of the group's heads, added in ascending order by a last kernel. So the bits neither change
+// between runs nor depend on the other sequences.
 //
 // bf16: products on the tensor cores with f32 sums; rounded to bf16 are dropout(P) and dS as
 // factors and the gradients as stored, once, the old value of an accumulated one included. f32: fma
@@ -61,6 +63,45 @@ __global__ void __launch_bounds__(kDeltaThreads)
   if (args.streams != nullptr && head == 0) args.streams[token] = args.dropout.row(token);
 }
 
+// dk, or dv in the second row of blocks, as the sum of their slices. A thread has kN elements of a
+// head.
+template <int kN>
+__global__ void __launch_bounds__(kDeltaThreads)
+    add_slices_kernel(const BackwardArgs<__nv_bfloat16> args) {
+  const bool values = blockIdx.y == 1;
+  const float* const slices = values ? args.slices_v : args.slices_k;
+  const Heads<__nv_bfloat16>& out = values ? args.dv : args.dk;
+  const bool accumulate = values ? args.accumulate_v : args.accumulate_k;
+  const int64_t width = int64_t{args.kv_heads} * args.head_dim, count = args.tokens * width;
+  const int64_t at = (static_cast<int64_t>(blockIdx.x) * kDeltaThreads + threadIdx.x) * kN;
+  if (at >= count) return;
+  Pack<float, kN> sum = load_pack<kN>(slices + at);
+  for (int s = 1; s < args.slices; ++s) {
+    const Pack<float, kN> more = load_pack<kN>(slices + s * count + at);
+#pragma unroll
+    for (int i = 0; i < kN; ++i) sum.v[i] += more.v[i];
+  }
+  __nv_bfloat16* const to = out.data + at / width * out.stride + at % width;
+#pragma unroll
+  for (int i = 0; i < kN; ++i)
+    to[i] = from_float<__nv_bfloat16>(accumulate ? sum.v[i] + to_float(to[i]) : sum.v[i]);
+}
+
+void add_slices(const BackwardArgs<__nv_bfloat16>& args, Device device) {
+  const int64_t count = args.tokens * args.kv_heads * args.head_dim;
+  const int per_thread = args.head_dim % 4 == 0 ? 4 : 1;
+  const auto kernel = per_thread == 4 ? add_slices_kernel<4> : add_slices_kernel<1>;
+  const dim3 blocks(blocks_for(count / per_thread, kDeltaThreads), 2);
+  launch("attention_backward_slices", kernel, {blocks, kDeltaThreads}, device, args);
+}
+
+// Slices of a group's heads: enough to fill a device with few key heads. A function of the model's
+// shape alone, so that no bit depends on the tokens beside a sequence.
+int slices_of(int64_t heads, int64_t kv_heads) {
+  constexpr int64_t kBlocksOfATile = 8;
+  return static_cast<int>(std::clamp<int64_t>(kBlocksOfATile / kv_heads, 1, heads / kv_heads));
+}
+
 template <class T>
 Heads<T> heads_of(Tensor& t) {
   return {pointer<T>(t), t.strides()[0]};
@@ -85,7 +126,8 @@ void attention_backward(const AttentionBackward& args) {
   const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2);
   const Device device = args.q.device();
   Tensor statistics = Tensor::empty({2, heads, tokens}, DType::kF32, device);
-  Tensor streams;
+  const int64_t kv_heads = args.k.dim(1);
+  Tensor streams, parts;
   if (args.desc.dropout.p > 0) streams = Tensor::empty({tokens}, DType::kI64, device);
   dispatch_device(args.q.dtype(), "attention_backward", [&]<class T>() {
     BackwardArgs<T> problem{.dq = heads_of<T>(args.dq.tensor),
@@ -102,11 +144,14 @@ void attention_backward(const AttentionBackward& args) {
                             .lse_log2 = pointer<float>(statistics),
                             .delta = pointer<float>(statistics) + heads * tokens,
                             .streams = pointer<uint64_t>(streams),
+                            .slices_k = nullptr,
+                            .slices_v = nullptr,
                             .tokens = tokens,
                             .sequences = static_cast<int>(args.cu_seqlens.numel() - 1),
                             .heads = static_cast<int>(heads),
-                            .kv_heads = static_cast<int>(args.k.dim(1)),
+                            .kv_heads = static_cast<int>(kv_heads),
                             .head_dim = static_cast<int>(dim),
+                            .slices = 1,
                             .accumulate_q = args.dq.mode == Grad::kAccumulate,
                             .accumulate_k = args.dk.mode == Grad::kAccumulate,
                             .accumulate_v = args.dv.mode == Grad::kAccumulate,
@@ -119,10 +164,19 @@ void attention_backward(const AttentionBackward& args) {
     problem.vectorized = vectorized_heads<T>(args.dq.tensor, args.dk.tensor, args.dv.tensor,
                                              args.dout, args.q, args.k, args.v, args.o);
     make_deltas(problem, device);
-    if constexpr (sizeof(T) == 4)
+    if constexpr (sizeof(T) == 4) {
       run_backward_f32(problem, device);
-    else
+    } else {
+      problem.slices = slices_of(heads, kv_heads);
+      if (problem.slices > 1) {
+        const int64_t of_tensor = problem.slices * tokens * kv_heads * dim;
+        parts = Tensor::empty({2, of_tensor}, DType::kF32, device);
+        problem.slices_k = pointer<float>(parts);
+        problem.slices_v = problem.slices_k + of_tensor;
+      }
       dispatch_head_dim(dim, [&]<int kDim>() { run_backward_bf16<kDim>(problem, device); });
+      if (problem.slices > 1) add_slices(problem, device);
+    }
   });
 }
 

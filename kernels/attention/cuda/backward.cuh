@@ -8,8 +8,8 @@ namespace cohort::kernels::cuda {
 
 // Which gradients a kernel makes. A block owns a tile of rows of one sequence and head, and streams
 // the rows on the other side past it, in ascending steps:
-//   kKeys     owns keys (K, V) of a key head, streams queries (Q, dO) of each head of its group in
-//             turn; dK and dV
+//   kKeys     owns keys (K, V) of a key head, streams queries (Q, dO) of the heads of its group in
+//             turn, or of a slice of them; dK and dV
 //   kQueries  owns queries (Q, dO) of a head, streams keys (K, V); dQ
 enum class Pass { kKeys, kQueries };
 
@@ -47,15 +47,20 @@ struct BackwardArgs {
   const int32_t *cu, *prefixes;  // prefixes: null, or [sequences, 2]
   float *lse_log2, *delta;       // [heads, T]: lse log2(e), and dO . O
   uint64_t* streams;             // [T]: the dropout's draws of a query
+  // [slices, T, kv_heads, head_dim]: dk and dv of each slice; null if there is one.
+  float *slices_k, *slices_v;
   int64_t tokens;
   int sequences, heads, kv_heads, head_dim;
+  int slices;  // of the heads of a group, each with a block of its own for a tile of keys
   bool accumulate_q, accumulate_k, accumulate_v;
   bool causal, vectorized;  // vectorized: 16-byte accesses to every row
   int window;               // how many keys a query sees at most
   float scale, exponent;    // of the softmax; that times log2(e)
   ProbabilityDropout dropout;
 
-  __device__ int group() const { return heads / kv_heads; }
+  __host__ __device__ int group() const { return heads / kv_heads; }
+  // The first head of a slice, counted in its group.
+  __device__ int slice_begin(int slice) const { return slice * group() / slices; }
 };
 
 // dk and dv, then dq.
@@ -75,14 +80,16 @@ struct BackwardShare {
   int begin, length;         // its sequence: tokens [begin, begin + length)
   int prefix_begin, prefix;  // the tokens of keys before its own
   int sequence;
-  int own;   // its first own row, counted in the sequence; at least `length` if empty
-  int head;  // its own head
+  int own;        // its first own row, counted in the sequence; at least `length` if empty
+  int head;       // its own head
+  int slice = 0;  // of the heads that it streams
   BackwardStream stream;
 };
 
+// Blocks of a tile.
 template <Pass kPass, class T>
-__device__ __forceinline__ int own_heads(const BackwardArgs<T>& args) {
-  return kPass == Pass::kKeys ? args.kv_heads : args.heads;
+__host__ __device__ __forceinline__ int tile_blocks(const BackwardArgs<T>& args) {
+  return kPass == Pass::kKeys ? args.kv_heads * args.slices : args.heads;
 }
 
 // Neighbouring blocks have the same tile in different heads. Under a causal mask the first keys and
@@ -90,9 +97,9 @@ __device__ __forceinline__ int own_heads(const BackwardArgs<T>& args) {
 template <Pass kPass, class T>
 __device__ __forceinline__ BackwardShare find_share(const BackwardArgs<T>& args, int per_tile,
                                                     int per_step) {
-  const int heads = own_heads<kPass>(args);
-  const int order = static_cast<int>(blockIdx.x) / heads;
-  const int slots = static_cast<int>(gridDim.x) / heads;
+  const int blocks = tile_blocks<kPass>(args);
+  const int order = static_cast<int>(blockIdx.x) / blocks;
+  const int slots = static_cast<int>(gridDim.x) / blocks;
   const int slot = kPass == Pass::kKeys ? order : slots - 1 - order;
   const SequenceTile tile = find_tile(args.cu, args.sequences, slot, per_tile);
   BackwardShare share{.begin = tile.begin,
@@ -101,11 +108,15 @@ __device__ __forceinline__ BackwardShare find_share(const BackwardArgs<T>& args,
                       .prefix = 0,
                       .sequence = tile.sequence,
                       .own = tile.tile * per_tile,
-                      .head = static_cast<int>(blockIdx.x) % heads,
+                      .head = static_cast<int>(blockIdx.x) % blocks,
                       .stream = {.begin = tile.begin, .length = tile.length}};
   if (args.prefixes != nullptr && args.prefixes[2 * tile.sequence + 1] > 0) {
     share.prefix_begin = args.prefixes[2 * tile.sequence];
     share.prefix = args.prefixes[2 * tile.sequence + 1];
+  }
+  if (kPass == Pass::kKeys) {
+    share.slice = share.head % args.slices;
+    share.head /= args.slices;
   }
   BackwardStream& stream = share.stream;
   if (kPass == Pass::kQueries) stream.length += share.prefix;
@@ -158,8 +169,8 @@ __device__ __forceinline__ bool next_stream(const BackwardArgs<T>& args, const B
 // Blocks of a pass.
 template <Pass kPass, class T>
 unsigned backward_blocks(const BackwardArgs<T>& args, int64_t per_tile) {
-  const int64_t heads = kPass == Pass::kKeys ? args.kv_heads : args.heads;
-  return blocks_for(tile_slots(args.tokens, args.sequences, per_tile) * heads, 1);
+  return blocks_for(tile_slots(args.tokens, args.sequences, per_tile) * tile_blocks<kPass>(args),
+                    1);
 }
 
 }  // namespace cohort::kernels::cuda

@@ -201,6 +201,7 @@ class BackwardBlock {
   __device__ uint32_t kept(int stage, int head, int column0, int offset) const;
   __device__ void store(const Sums<kRows, L::kWidth>& sum, const Heads<bf16>& tensor, float scale,
                         bool accumulate) const;
+  __device__ void store_slice(const Sums<kRows, L::kWidth>& sum, float* slices, float scale) const;
 
   // Element i of accumulator n of row block r.
   __device__ int row_of(int r, int i) const { return row0_ + 16 * r + group_ + 8 * (i / 2); }
@@ -308,12 +309,13 @@ __device__ void BackwardBlock<kDim, kPass, kExtras>::load_own_statistics() {
   }
 }
 
-// Steps, for kKeys in a loop over the heads of the group, and that over the sequences whose queries
+// Steps, for kKeys in a loop over the heads of the slice, and that over the sequences whose queries
 // see the own keys.
 template <int kDim, Pass kPass, bool kExtras>
 __device__ void BackwardBlock<kDim, kPass, kExtras>::run() {
-  const int heads = kKeys ? args_.group() : 1;
-  const int first_head = kKeys ? share_.head * heads : share_.head / args_.group();
+  const int begin = kKeys ? args_.slice_begin(share_.slice) : 0;
+  const int heads = kKeys ? args_.slice_begin(share_.slice + 1) - begin : 1;
+  const int first_head = kKeys ? share_.head * args_.group() + begin : share_.head / args_.group();
   BackwardStream stream = share_.stream;
   int head = first_head, step = stream.first, sequence = share_.sequence;
   load_own();
@@ -484,6 +486,11 @@ __device__ __forceinline__ uint32_t BackwardBlock<kDim, kPass, kExtras>::kept(in
 template <int kDim, Pass kPass, bool kExtras>
 __device__ void BackwardBlock<kDim, kPass, kExtras>::store() const {
   if constexpr (kKeys) {
+    if (args_.slices > 1) {
+      store_slice(main_, args_.slices_k, args_.scale);
+      store_slice(values_, args_.slices_v, 1.0f);
+      return;
+    }
     store(main_, args_.dk, args_.scale, args_.accumulate_k);
     store(values_, args_.dv, 1.0f, args_.accumulate_v);
   } else {
@@ -523,10 +530,30 @@ __device__ void BackwardBlock<kDim, kPass, kExtras>::store(const Sums<kRows, L::
     }
 }
 
+template <int kDim, Pass kPass, bool kExtras>
+__device__ void BackwardBlock<kDim, kPass, kExtras>::store_slice(const Sums<kRows, L::kWidth>& sum,
+                                                                 float* slices, float scale) const {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r)
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const int row = row_of(r, i);
+      if (row >= share_.length) continue;
+      const int64_t token = share_.slice * args_.tokens + share_.begin + row;
+      float* const out = slices + (token * args_.kv_heads + share_.head) * args_.head_dim;
+#pragma unroll
+      for (int n = 0; n < L::kWidth / 8; ++n) {
+        const int column = column_ + column_of(n, 0);
+        if (column < args_.head_dim) out[column] = sum[r][n][i] * scale;
+        if (column + 1 < args_.head_dim) out[column + 1] = sum[r][n][i + 1] * scale;
+      }
+    }
+}
+
 // A block owns a tile of rows of one head of one sequence, keys or queries by the pass, and meets
 // the rows on the other side in steps, in ascending order. Own and streamed tiles lie in shared
 // memory, the streamed ones in two stages; scores and gradients stay in registers until the end.
-// Nobody else adds to these gradients: no atomic sum, one order.
+// Nobody else adds to these gradients, or to this slice of them: no atomic sum, one order.
 template <int kDim, Pass kPass, bool kExtras>
 __global__ void __launch_bounds__(Layout<kDim, kPass>::kThreads, Layout<kDim, kPass>::kBlocks)
     backward_kernel(const __grid_constant__ BackwardArgs<bf16> args) {
