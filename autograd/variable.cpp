@@ -26,6 +26,7 @@ struct TapeNode {
   uint64_t id = 0;  // in order of creation
   Kind kind = Kind::kResult;
   bool freed = false;  // a backward has consumed it
+  bool stale = false;  // a parameter's gradient is to be zero, whatever it holds
   Tensor grad;         // parameters: persistent; others: while a backward is under way
   std::vector<std::shared_ptr<TapeNode>> inputs;
   BackwardFn backward;
@@ -89,8 +90,14 @@ bool is_parameter(const std::shared_ptr<TapeNode>& node) {
   return node != nullptr && node->kind == Kind::kParameter;
 }
 
+// Zeros a parameter's gradient if zero_grad() has left that to be done.
+void settle(TapeNode* node) {
+  if (std::exchange(node->stale, false)) node->grad.zero_();
+}
+
 // Where the next contribution to a node's gradient goes.
 GradSlot grad_buffer(TapeNode* node) {
+  if (std::exchange(node->stale, false)) return {node->grad, Grad::kOverwrite};
   if (node->grad.defined()) {
     // What was passed on may be another node's gradient, too, which that node has yet to read.
     if (node->kind != Kind::kParameter && !node->grad.sole_owner()) node->grad = node->grad.clone();
@@ -141,11 +148,13 @@ Tensor& Variable::grad() const {
   COHORT_CHECK(is_parameter(node_), "[grad] only a parameter has a gradient");
   if (!node_->grad.defined())
     node_->grad = Tensor::zeros(node_->shape, node_->grad_dtype, node_->device);
+  settle(node_.get());
   return node_->grad;
 }
 
 void Variable::zero_grad() const {
-  grad().zero_();
+  COHORT_CHECK(is_parameter(node_), "[zero_grad] only a parameter has a gradient");
+  node_->stale = node_->grad.defined();
 }
 
 void Variable::on_gradient(std::function<void()> hook) const {
@@ -158,6 +167,7 @@ void Variable::set_grad_storage(Tensor storage) const {
   kernels::check_tensor(storage, node_->shape, node_->grad_dtype, "set_grad_storage", "storage",
                         node_->device);
   node_->grad = std::move(storage);
+  node_->stale = false;
 }
 
 bool Gradients::needed(int i) const {
@@ -262,9 +272,11 @@ void backward(const Variable& loss, const Tensor& seed) {
       if (input->kind == Kind::kResult) {
         alive.push_back(input);
         ready.push(input.get());
-      } else if (t_hooks_enabled) {
-        for (const auto& hook : input->hooks) hook();
+        continue;
       }
+      settle(input.get());  // no gradient may have reached it
+      if (!t_hooks_enabled) continue;
+      for (const auto& hook : input->hooks) hook();
     }
   }
 }

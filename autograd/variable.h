@@ -45,7 +45,8 @@ class Variable {
 
   // Leaves only. The gradient accumulates over backwards until zero_grad(); it is allocated (as
   // zeros) when first asked for. That of a bf16 leaf is f32: sums over micro batches must not
-  // round.
+  // round. zero_grad() writes no zeros unless the gradient is asked for before a backward has
+  // overwritten it.
   Tensor& grad() const;
   void zero_grad() const;
   // Called in each backward at the moment this leaf's gradient is final for it.

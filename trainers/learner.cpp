@@ -18,7 +18,7 @@ std::vector<int64_t> gradient_ends(const Transformer& model) {
   return ends;
 }
 
-// That tensor: one call zeroes all gradients, and a few reduce them.
+// That tensor: a few calls reduce all gradients.
 Tensor flat_gradients(const Transformer& model) {
   const std::vector<int64_t> ends = gradient_ends(model);
   Tensor flat = Tensor::zeros({ends.back()}, accumulate_dtype(model.dtype()), model.device());
@@ -55,7 +55,7 @@ Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& conf
 
 Learner::Update Learner::update(int64_t micro_batches, const std::function<Variable(int64_t)>& loss,
                                 double learning_rate, const std::function<bool()>& accept) {
-  gradients_.zero_();
+  for (const Variable& leaf : model_->leaves()) leaf.zero_grad();
   Tensor losses = Tensor::empty({micro_batches}, gradients_.dtype(), gradients_.device());
   Stopwatch clock;
   for (int64_t i = 0; i < micro_batches; ++i) {
@@ -67,6 +67,7 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<Varia
     clock.lap("backward");
   }
   last_micro_batch_ = false;
+  for (const Variable& leaf : model_->leaves()) leaf.grad();  // zeros where no loss has reached
   reducer_.finish();
   Tensor norm = health_.narrow(0, 0, 1);
   global_grad_norm(norm, model_->parameters());

@@ -68,6 +68,30 @@ TEST(Tape, RopeTakesTheMemoryOfWhatOnlyItHolds) {
   EXPECT_TRUE(test::bit_equal(got, leaf.grad()));
 }
 
+// What a gradient holds when it is to be zero does not matter: it is overwritten, or zeroed where
+// it is asked for or where a backward does not reach it.
+TEST(Tape, ZeroGradForgetsWhatTheGradientHeld) {
+  const Variable w = Variable::parameter(Tensor::from(Values{2, 3})),
+                 unreached = Variable::parameter(Tensor::from(Values{5}));
+  const auto forget = [&] {
+    for (const Variable& v : {w, unreached}) {
+      v.grad() = Tensor::full(v.shape(), NAN, DType::kF64);
+      v.zero_grad();
+    }
+  };
+  forget();
+  EXPECT_EQ(w.grad().to_vector<double>(), (Values{0, 0}));
+  forget();
+  backward(sum(square(w)));
+  EXPECT_EQ(w.grad().to_vector<double>(), (Values{4, 6}));
+  EXPECT_EQ(unreached.grad().to_vector<double>(), (Values{0}));
+  backward(sum(square(w)));
+  EXPECT_EQ(w.grad().to_vector<double>(), (Values{8, 12}));
+  forget();
+  backward(sum(add(square(w), w)));  // two contributions, of which the first overwrites
+  EXPECT_EQ(w.grad().to_vector<double>(), (Values{5, 7}));
+}
+
 TEST(Tape, GradientsAccumulateUntilZeroed) {
   const Variable w = parameter({1, -2, 3});
   backward(sum(square(w)));
