@@ -2,8 +2,6 @@
 // bench_step measure.
 #include "nn/memory.h"
 
-#include "core/sizes.h"
-
 #include "core/allocator.h"
 #include "core/sizes.h"
 #include "nn/kv_cache.h"
