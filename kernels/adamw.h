@@ -2,7 +2,9 @@
 // it without contraction, so that f32 gives the same bits on either.
 #pragma once
 
+#include <bit>
 #include <cmath>
+#include <cstdint>
 
 #include "core/host_device.h"
 #include "kernels/optimizer.h"
@@ -36,6 +38,22 @@ T adamw_decay(const AdamWDesc& d, double weight_decay) {
 // What clipping multiplies every gradient with; the norm is finite.
 COHORT_HD inline double clip_scale(double norm, double max_norm) {
   return max_norm > 0 && norm > max_norm ? max_norm / (norm + 1e-6) : 1;
+}
+
+// An f32 master as the bits of a bf16 weight and 16 bits that complete it: the weight is the master
+// rounded to nearest, halves away from zero. To nearest even would lose a bit: of two neighbours of
+// a half the sum of weight and low bits would be the same.
+struct MasterParts {
+  uint16_t weight, low;
+};
+COHORT_HD inline MasterParts master_parts(float master) {
+  const auto bits = std::bit_cast<uint32_t>(master);
+  return {static_cast<uint16_t>((bits + 0x8000u) >> 16), static_cast<uint16_t>(bits)};
+}
+COHORT_HD inline float joined(MasterParts parts) {
+  // Low bits of a half or more have rounded the magnitude up by one.
+  const uint32_t bits = uint32_t{parts.weight} << 16 | parts.low;
+  return std::bit_cast<float>(bits - ((parts.low & 0x8000u) << 1));
 }
 
 // m is moved towards g (PyTorch's lerp) instead of being summed from two products.

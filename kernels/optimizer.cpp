@@ -1,6 +1,7 @@
 #include "kernels/optimizer.h"
 
 #include "core/with_cuda.h"
+#include "kernels/adamw.h"
 
 namespace cohort::kernels {
 namespace {
@@ -26,11 +27,14 @@ void check_adamw(std::span<AdamWTensor> tensors, const AdamWDesc& d, Device devi
     check_tensor(t.grad, shape, accumulate_dtype(dtype), kOp, "grad", device);
     check_tensor(t.m, shape, accumulate_dtype(dtype), kOp, "m", device);
     check_tensor(t.v, shape, accumulate_dtype(dtype), kOp, "v", device);
-    if (dtype == DType::kBF16)
+    COHORT_CHECK(dtype == DType::kBF16 || !(t.master.defined() || t.low_bits.defined()), "[adamw] ",
+                 t.param.str(), " needs no master");
+    COHORT_CHECK(!(t.master.defined() && t.low_bits.defined()), "[adamw] ", t.param.str(),
+                 " has a master and low bits");
+    if (dtype == DType::kBF16 && t.low_bits.defined())
+      check_tensor(t.low_bits, {2 * shape.numel()}, DType::kU8, kOp, "low_bits", device);
+    else if (dtype == DType::kBF16)
       check_tensor(t.master, shape, DType::kF32, kOp, "master", device);
-    else
-      COHORT_CHECK(!t.master.defined(), "[adamw] ", t.param.str(), " needs no master, got ",
-                   t.master.str());
     if (device.is_cpu()) dispatch_float(dtype, kOp, []<class T>() {});
   }
 }
@@ -53,6 +57,31 @@ void grad_norm(Tensor& norm, std::span<const Tensor> tensors) {
     if (device.is_cpu()) dispatch_float(t.dtype(), kOp, []<class T>() {});
   }
   on_device<cpu::grad_norm, cuda::grad_norm>(device, norm, tensors);
+}
+
+Tensor join_master(const Tensor& param, const Tensor& low_bits) {
+  check_tensor(param, param.shape(), DType::kBF16, "join_master", "param", {});
+  check_tensor(low_bits, {2 * param.numel()}, DType::kU8, "join_master", "low_bits", {});
+  Tensor master = Tensor::empty(param.shape(), DType::kF32);
+  const auto* weight = static_cast<const uint16_t*>(param.raw());
+  const auto* low = static_cast<const uint16_t*>(low_bits.raw());
+  float* out = master.data<float>();
+  for (int64_t i = 0; i < param.numel(); ++i) out[i] = joined({weight[i], low[i]});
+  return master;
+}
+
+void split_master(Tensor& param, Tensor& low_bits, const Tensor& master) {
+  check_tensor(master, master.shape(), DType::kF32, "split_master", "master", {});
+  check_tensor(param, master.shape(), DType::kBF16, "split_master", "param", {});
+  check_tensor(low_bits, {2 * master.numel()}, DType::kU8, "split_master", "low_bits", {});
+  const float* in = master.data<float>();
+  auto* weight = static_cast<uint16_t*>(param.raw());
+  auto* low = static_cast<uint16_t*>(low_bits.raw());
+  for (int64_t i = 0; i < master.numel(); ++i) {
+    const MasterParts parts = master_parts(in[i]);
+    weight[i] = parts.weight;
+    low[i] = parts.low;
+  }
 }
 
 }  // namespace cohort::kernels

@@ -8,12 +8,14 @@
 namespace cohort::kernels {
 
 // One parameter with its gradient and moments, all of one shape. grad, m and v have
-// accumulate_dtype(param); a bf16 parameter comes with its f32 master, which takes the update and
-// is rounded to nearest even into param. Otherwise master is undefined.
+// accumulate_dtype(param). A bf16 parameter stands for an f32 master, which takes the update and is
+// rounded into param, to nearest and halves away from zero (master_parts()). It comes with one of
+// two, the other is undefined: the master, or its low bits, u8 [2 * elements], which together with
+// param are the master. The bits of an update are the same.
 struct AdamWTensor {
   Tensor param, grad, m, v;
   double weight_decay = 0;
-  Tensor master = {};
+  Tensor master = {}, low_bits = {};
 };
 struct AdamWDesc {
   double learning_rate = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
@@ -37,6 +39,11 @@ void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc);
 // norm[0] (f64) = sqrt(sum of squares over all tensors), which are on norm's device, accumulated in
 // f64 over fixed blocks. NaN or Inf propagate.
 void grad_norm(Tensor& norm, std::span<const Tensor> tensors);
+
+// A master [...] f32 of a bf16 parameter and its low bits, and these taken from a master. All are
+// on the CPU.
+Tensor join_master(const Tensor& param, const Tensor& low_bits);
+void split_master(Tensor& param, Tensor& low_bits, const Tensor& master);
 
 namespace cpu {
 void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc);

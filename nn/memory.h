@@ -26,6 +26,7 @@ struct MemoryShape {
   int64_t rollout_length = 0;      // tokens each can reach
   int64_t rollout_prefill_tokens = 0;
   enum class Reference { kNone, kHeld } reference = Reference::kNone;
+  bool whole_masters = false;  // of bf16 weights: f32, not 16 bits beside the weight
   Device device = {};
 };
 

@@ -113,12 +113,27 @@ struct DataConfig {
   }
 };
 
+// What the f32 masters of bf16 weights are: the 16 bits that complete a weight to its master, or
+// masters of their own. No bit of a run depends on it.
+enum class MasterKind { kSplit, kF32 };
+inline constexpr EnumName<MasterKind> kMasterKindNames[] = {{MasterKind::kSplit, "split"},
+                                                            {MasterKind::kF32, "f32"}};
+struct OptimizerStorage {
+  MasterKind master = MasterKind::kSplit;
+  void visit(ConfigVisitor& v) {
+    v.choice("master", master, kMasterKindNames,
+             "f32 masters of bf16 weights: as 16 bits beside the weight, or whole (2 bytes more a "
+             "parameter); the same bits");
+  }
+};
+
 struct OptimizerConfig {
   double learning_rate = 1e-3, min_learning_rate = 0;
   Schedule lr_schedule = Schedule::kCosine;
   int64_t warmup_steps = 0;
   double weight_decay = 0.1, adam_beta1 = 0.9, adam_beta2 = 0.95, adam_eps = 1e-8,
          max_grad_norm = 1;
+  OptimizerStorage storage;
   void visit(ConfigVisitor& v) {
     v.field("learning_rate", learning_rate, "peak learning rate; sft: 2e-5, grpo: 1e-6",
             {.min = 0, .max = 1e3});
@@ -136,6 +151,7 @@ struct OptimizerConfig {
     v.field("adam_eps", adam_eps, "added to the root of the second moment",
             {.min = 1e-30, .max = 1});
     v.field("max_grad_norm", max_grad_norm, "global gradient clipping; 0: off", {.min = 0});
+    v.section("optimizer", storage, "what the optimizer keeps");
   }
 };
 

@@ -17,7 +17,11 @@ AdamW::AdamW(const std::vector<NamedParameter>& parameters, const OptimizerConfi
                         .m = Tensor::zeros_like(grad),
                         .v = Tensor::zeros_like(grad),
                         .weight_decay = p.decay ? config.weight_decay : 0});
-    if (value.dtype() != grad.dtype()) tensors_.back().master = value.to(grad.dtype());
+    if (value.dtype() == grad.dtype()) continue;
+    if (config.storage.master == MasterKind::kSplit)
+      tensors_.back().low_bits = Tensor::zeros({2 * value.numel()}, DType::kU8, value.device());
+    else
+      tensors_.back().master = value.to(grad.dtype());
   }
 }
 
@@ -37,23 +41,42 @@ NamedTensors AdamW::state() const {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     out.emplace_back(names_[i] + ".m", tensors_[i].m);
     out.emplace_back(names_[i] + ".v", tensors_[i].v);
-    if (tensors_[i].master.defined()) out.emplace_back(names_[i] + ".master", tensors_[i].master);
+    const kernels::AdamWTensor& t = tensors_[i];
+    if (t.master.defined()) out.emplace_back(names_[i] + ".master", t.master);
+    if (t.low_bits.defined())
+      out.emplace_back(names_[i] + ".master",
+                       kernels::join_master(t.param.to(Device{}), t.low_bits.to(Device{})));
   }
   return out;
 }
 
 void AdamW::load(const SafetensorsFile& file, int64_t updates) {
-  for (auto& [name, tensor] : state()) {
+  const auto read = [&](const std::string& name, const Tensor& like) {
     const Tensor saved = file.read(name);
-    if (saved.shape() != tensor.shape() || saved.dtype() != tensor.dtype())
-      throw InputError(str("optimizer state '", name, "': expected ", tensor.str(),
+    if (saved.shape() != like.shape() || saved.dtype() != like.dtype())
+      throw InputError(str("optimizer state '", name, "': expected ", like.str(),
                            ", the checkpoint has ", saved.str()));
-    tensor.copy_(saved);
-    Tensor norm = Tensor::empty({1}, DType::kF64, tensor.device());
-    kernels::grad_norm(norm, {&tensor, 1});
+    Tensor norm = Tensor::empty({1}, DType::kF64);
+    kernels::grad_norm(norm, {&saved, 1});
     if (!std::isfinite(norm.item()))
       throw InputError(str("optimizer state '", name, "' holds a number that is not finite",
                            "; hint: resume from an earlier checkpoint"));
+    return saved;
+  };
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    kernels::AdamWTensor& t = tensors_[i];
+    t.m.copy_(read(names_[i] + ".m", t.m));
+    t.v.copy_(read(names_[i] + ".v", t.v));
+    if (t.param.dtype() != DType::kBF16) continue;
+    const Tensor master = read(names_[i] + ".master", t.m);
+    Tensor param = Tensor::empty(master.shape(), DType::kBF16),
+           low_bits = Tensor::empty({2 * master.numel()}, DType::kU8);
+    kernels::split_master(param, low_bits, master);
+    t.param.copy_(param);
+    if (t.low_bits.defined())
+      t.low_bits.copy_(low_bits);
+    else
+      t.master.copy_(master);
   }
   updates_ = updates;
 }

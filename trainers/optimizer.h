@@ -12,8 +12,8 @@ namespace cohort {
 
 class AdamW {
  public:
-  // Zero moments; bf16 parameters get f32 masters. Refers to the parameters' gradients, which must
-  // stay where they are.
+  // Zero moments; bf16 parameters get f32 masters, split or whole. Refers to the parameters'
+  // gradients, which must stay where they are.
   AdamW(const std::vector<NamedParameter>& parameters, const OptimizerConfig& config);
   // One update, with gradients scaled down where their norm (global_grad_norm(), or undefined: no
   // clipping) exceeds max_grad_norm. A norm that is not finite leaves everything as it is. Sets
@@ -21,8 +21,10 @@ class AdamW {
   void step(double learning_rate, const Tensor& norm, const Tensor& non_finite = {});
   int64_t updates() const { return updates_; }
 
-  // "NAME.m", "NAME.v" and, where there is one, "NAME.master" of every parameter; load() throws
-  // InputError if one is missing, has another shape or holds what is not finite.
+  // "NAME.m", "NAME.v" and, where there is one, the f32 "NAME.master" of every parameter, whole
+  // whatever is kept here; split ones are joined on the CPU. load() also rounds masters into their
+  // parameters; it throws InputError if one is missing, has another shape or holds what is not
+  // finite.
   NamedTensors state() const;
   void load(const SafetensorsFile& file, int64_t updates);
 

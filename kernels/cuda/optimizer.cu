@@ -13,9 +13,10 @@ namespace {
 constexpr size_t kMaxParameterBytes = 32764;  // of one launch, on sm_70 and later
 
 struct AdamWEntry {
-  float *weights, *m, *v;
+  float *weights, *m, *v;  // weights: null where they are split
   const float* grad;
-  __nv_bfloat16* rounded;  // null for an f32 parameter
+  uint16_t* rounded;  // bf16; null for an f32 parameter
+  uint16_t* low;      // bits that complete `rounded` to the weights; null where these are whole
   int64_t size;
   unsigned first_block;
   float decay;
@@ -62,22 +63,34 @@ struct AdamWLaunch {
   const double* norm;  // may be null
   double max_norm;
   double* non_finite;  // may be null
-  Table<AdamWEntry, 512> table;
+  Table<AdamWEntry, 450> table;
 };
 static_assert(sizeof(AdamWLaunch) <= kMaxParameterBytes);
 
 // Updates elements [i, i + N) of one tensor; returns whether all of them are finite.
-template <int N>
+template <int N, bool kSplit>
 __device__ __forceinline__ bool update(const AdamWEntry& e, const AdamWFactors<float>& factors,
                                        float grad_scale, int64_t i) {
-  // All four tensors are loaded before the arithmetic. The f32 weights are the master of a bf16
-  // parameter, or the parameter itself.
-  auto p = load_pack<N>(e.weights + i), m = load_pack<N>(e.m + i), v = load_pack<N>(e.v + i);
+  // All tensors are loaded before the arithmetic. The f32 weights are the master of a bf16
+  // parameter, whole or in two parts, or the parameter itself.
+  Pack<float, N> p;
+  Pack<uint16_t, N> rounded, low;
+  if constexpr (kSplit) {
+    rounded = load_pack<N>(e.rounded + i);
+    low = load_pack<N>(e.low + i);
+  } else {
+    p = load_pack<N>(e.weights + i);
+  }
+  auto m = load_pack<N>(e.m + i), v = load_pack<N>(e.v + i);
   const auto g = load_pack<N>(e.grad + i);
+  if constexpr (kSplit) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) p.v[k] = joined({rounded.v[k], low.v[k]});
+  }
 #pragma unroll
   for (int k = 0; k < N; ++k)
     adamw_element(p.v[k], m.v[k], v.v[k], g.v[k] * grad_scale, e.decay, factors);
-  store_pack(e.weights + i, p);
+  if constexpr (!kSplit) store_pack(e.weights + i, p);
   store_pack(e.m + i, m);
   store_pack(e.v + i, v);
   bool finite = true;
@@ -85,20 +98,43 @@ __device__ __forceinline__ bool update(const AdamWEntry& e, const AdamWFactors<f
   for (int k = 0; k < N; ++k)
     finite = finite && isfinite(p.v[k]) && isfinite(m.v[k]) && isfinite(v.v[k]);
   if (e.rounded == nullptr) return finite;
-  Pack<__nv_bfloat16, N> rounded;
 #pragma unroll
   for (int k = 0; k < N; ++k) {
-    rounded.v[k] = from_float<__nv_bfloat16>(p.v[k]);
-    finite = finite && isfinite(to_float(rounded.v[k]));  // the largest floats round to infinity
+    const MasterParts parts = master_parts(p.v[k]);
+    rounded.v[k] = parts.weight;
+    low.v[k] = parts.low;
+    finite = finite && (parts.weight & 0x7f80) != 0x7f80;  // the largest floats round to infinity
   }
   store_pack(e.rounded + i, rounded);
+  if constexpr (kSplit) store_pack(e.low + i, low);
+  return finite;
+}
+
+template <bool kSplit>
+__device__ __forceinline__ bool update_piece(const AdamWEntry& e,
+                                             const AdamWFactors<float>& factors, float grad_scale,
+                                             int64_t begin) {
+  const int64_t end = min(e.size, begin + kAdamWPerBlock);
+  // 16-bit packs of 4 are half as long, but pieces start at multiples of 16 bytes all the same.
+  const auto bits = reinterpret_cast<uintptr_t>(e.weights) | reinterpret_cast<uintptr_t>(e.m) |
+                    reinterpret_cast<uintptr_t>(e.v) | reinterpret_cast<uintptr_t>(e.grad) |
+                    2 * reinterpret_cast<uintptr_t>(e.rounded) |
+                    2 * reinterpret_cast<uintptr_t>(e.low);
+  // Elements of whole packs by vectorized accesses, the last few one by one.
+  const int64_t packed = bits % 16 == 0 ? begin + (end - begin) / 4 * 4 : begin;
+  bool finite = true;
+  for (int64_t i = begin + 4 * threadIdx.x; i < packed; i += 4 * kThreads)
+    finite &= update<4, kSplit>(e, factors, grad_scale, i);
+  for (int64_t i = packed + threadIdx.x; i < end; i += kThreads)
+    finite &= update<1, kSplit>(e, factors, grad_scale, i);
   return finite;
 }
 
 // A block updates one piece of kAdamWPerBlock elements of one tensor: weights, moments and gradient
-// are read once, each element is updated in registers and stored, with the bf16 copy where there is
-// one. An element has one thread and no sum, so no order matters. The norm comes from the device's
-// memory; if it is not finite, the step is left out without asking the host.
+// are read once, each element is updated in registers and stored, with the bf16 copy or the parts
+// of the weights where there are such. An element has one thread and no sum, so no order matters.
+// The norm comes from the device's memory; if it is not finite, the step is left out without asking
+// the host.
 __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__ AdamWLaunch a) {
   const double norm = a.norm != nullptr ? *a.norm : 0;
   if (!isfinite(norm)) return;
@@ -106,18 +142,8 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__
   // The tensor and the piece of it that are this block's.
   const AdamWEntry& e = a.table.owner(blockIdx.x);
   const int64_t begin = static_cast<int64_t>(blockIdx.x - e.first_block) * kAdamWPerBlock;
-  const int64_t end = min(e.size, begin + kAdamWPerBlock);
-  // bf16 packs of 4 are half as long, but pieces start at multiples of 16 bytes all the same.
-  const auto bits = reinterpret_cast<uintptr_t>(e.weights) | reinterpret_cast<uintptr_t>(e.m) |
-                    reinterpret_cast<uintptr_t>(e.v) | reinterpret_cast<uintptr_t>(e.grad) |
-                    2 * reinterpret_cast<uintptr_t>(e.rounded);
-  // Elements of whole packs by vectorized accesses, the last few one by one.
-  const int64_t packed = bits % 16 == 0 ? begin + (end - begin) / 4 * 4 : begin;
-  bool finite = true;
-  for (int64_t i = begin + 4 * threadIdx.x; i < packed; i += 4 * kThreads)
-    finite &= update<4>(e, a.factors, grad_scale, i);
-  for (int64_t i = packed + threadIdx.x; i < end; i += kThreads)
-    finite &= update<1>(e, a.factors, grad_scale, i);
+  const bool finite = e.low != nullptr ? update_piece<true>(e, a.factors, grad_scale, begin)
+                                       : update_piece<false>(e, a.factors, grad_scale, begin);
   // Every thread that finds one writes the same number.
   if (!finite && a.non_finite != nullptr) *a.non_finite = 1;
 }
@@ -209,12 +235,13 @@ void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc) {
   };
   for (AdamWTensor& t : tensors) {
     if (t.param.numel() == 0) continue;
-    const bool rounds = t.master.defined();
+    const bool rounds = t.param.dtype() == DType::kBF16;
     batch.table.add({.weights = pointer<float>(rounds ? t.master : t.param),
                      .m = pointer<float>(t.m),
                      .v = pointer<float>(t.v),
                      .grad = pointer<float>(t.grad),
-                     .rounded = rounds ? pointer<__nv_bfloat16>(t.param) : nullptr,
+                     .rounded = rounds ? pointer<uint16_t>(t.param) : nullptr,
+                     .low = pointer<uint16_t>(t.low_bits),
                      .size = t.param.numel(),
                      .first_block = 0,
                      .decay = adamw_decay<float>(desc, t.weight_decay)},

@@ -1,7 +1,9 @@
 #include "kernels/optimizer.h"
 
+#include <bit>
 #include <functional>
 
+#include "core/rng.h"
 #include "tests/kernels/kernel_test.h"
 
 namespace cohort::kernels {
@@ -196,6 +198,38 @@ TEST(AdamW, SaysWhatIsWrongBeforeItWrites) {
   EXPECT_THROW_WITH(adamw_step(t, {.learning_rate = 0.1, .max_norm = -1}), Error, "max_norm");
   t[0].master = t[0].param.clone();
   EXPECT_THROW_WITH(adamw_step(t, {.learning_rate = 0.1}), Error, "needs no master");
+}
+
+// The weight is the nearest bf16, halves away from zero, and with the low bits gives the master
+// back.
+TEST(AdamW, MastersAreTheirPartsTogether) {
+  Rng rng(1, rng_stream(kTestPurpose));
+  std::vector<float> masters = {0.0f,    -0.0f, 1.0f,     -1.0f,    1e-45f,
+                                -1e-39f, 3e38f, INFINITY, -INFINITY};
+  for (uint32_t high = 0; high < 0x7f80; high += 37)  // finite ones: around halves, of either sign
+    for (const uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu})
+      for (const uint32_t sign : {0u, 0x80000000u})
+        masters.push_back(std::bit_cast<float>(sign | high << 16 | low));
+  for (int i = 0; i < 100000; ++i)
+    masters.push_back(
+        static_cast<float>((rng.uniform() - 0.5) * std::exp(40 * rng.uniform() - 20)));
+  const auto count = static_cast<int64_t>(masters.size());
+  const Tensor all = Tensor::from(masters);
+  Tensor param = Tensor::empty({count}, DType::kBF16), low = Tensor::empty({2 * count}, DType::kU8);
+  split_master(param, low, all);
+  EXPECT_TRUE(bit_equal(join_master(param, low), all));
+  const std::vector<double> weights = param.to_vector<double>();
+  const std::vector<double> even = all.to(DType::kBF16).to_vector<double>();
+  int64_t halves = 0;
+  for (size_t i = 0; i < masters.size(); ++i) {
+    const bool is_half = (std::bit_cast<uint32_t>(masters[i]) & 0xffff) == 0x8000;
+    if (!is_half)
+      EXPECT_EQ(weights[i], even[i]) << masters[i];
+    else
+      EXPECT_GT(std::fabs(weights[i]), std::fabs(static_cast<double>(masters[i])));
+    halves += is_half;
+  }
+  EXPECT_GT(halves, 1000);
 }
 
 TEST(GradNorm, IsTheNormOverAllTensors) {

@@ -90,6 +90,40 @@ TEST(AdamW, DecaysMatricesButNeitherNormsNorBiases) {
   EXPECT_GE(kept, 10);
 }
 
+// Either kind of masters goes on from what either has saved.
+TEST(CudaAdamWState, ServesEitherKindOfMasters) {
+  COHORT_REQUIRE_GPU(device);
+  TempDir dir;
+  const auto make = [&](MasterKind kind) {
+    OptimizerConfig config;
+    config.storage.master = kind;
+    return config;
+  };
+  const Tensor start = random_tensor({300, 7}, DType::kF32, 1).to(DType::kBF16);
+  const auto leaf = [&] { return Variable::parameter(start.to(device), "w"); };
+  const auto train = [&](AdamW& optimizer, const Variable& w, int64_t first) {
+    for (int64_t step = first; step < first + 20; ++step) {
+      w.grad().copy_(random_tensor({300, 7}, DType::kF32, static_cast<uint64_t>(step)));
+      optimizer.step(1e-3, {});
+    }
+  };
+  std::vector<Tensor> results;
+  for (const MasterKind saved : {MasterKind::kSplit, MasterKind::kF32})
+    for (const MasterKind resumed : {MasterKind::kSplit, MasterKind::kF32}) {
+      const Variable w = leaf(), other = leaf();
+      AdamW first({{"w", w.value(), w}}, make(saved));
+      train(first, w, 2);
+      const std::string path = dir.path("optimizer.safetensors");
+      write_safetensors(path, first.state());
+      AdamW second({{"w", other.value(), other}}, make(resumed));
+      second.load(SafetensorsFile(path), first.updates());
+      EXPECT_TRUE(bit_equal(other.value().to(Device{}), w.value().to(Device{})));
+      train(second, other, 22);
+      results.push_back(other.value().to(Device{}));
+    }
+  for (const Tensor& result : results) EXPECT_TRUE(bit_equal(result, results[0]));
+}
+
 TEST(AdamW, ScalesGradientsDownToTheMaximumOnly) {
   const Variable a = Variable::parameter(Tensor::zeros({2}, DType::kF64)),
                  b = Variable::parameter(Tensor::zeros({1}, DType::kF64));
