@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "core/host_device.h"
+#include "core/rng.h"
 #include "kernels/optimizer.h"
 
 namespace cohort::kernels {
@@ -54,6 +55,25 @@ COHORT_HD inline float joined(MasterParts parts) {
   // Low bits of a half or more have rounded the magnitude up by one.
   const uint32_t bits = uint32_t{parts.weight} << 16 | parts.low;
   return std::bit_cast<float>(bits - ((parts.low & 0x8000u) << 1));
+}
+
+// Moments in bf16. Stochastic rounding (Gupta et al. 2015) adds 16 random bits below the 16 that
+// stay; the words of one Philox call serve four neighbouring elements, the halves of a word both
+// moments of one.
+inline constexpr uint64_t kMomentsPurpose = 9;  // of rng_stream(), with step and tensor
+inline uint64_t moments_stream(const AdamWDesc& d, size_t tensor) {
+  return rng_stream(kMomentsPurpose, static_cast<uint64_t>(d.step), tensor);
+}
+COHORT_HD inline uint16_t stochastic_bf16(float x, uint32_t random16) {
+  return static_cast<uint16_t>((std::bit_cast<uint32_t>(x) + random16) >> 16);
+}
+COHORT_HD inline float bf16_value(uint16_t bits) {
+  return std::bit_cast<float>(uint32_t{bits} << 16);
+}
+COHORT_HD inline void store_moments(uint16_t& m_bits, uint16_t& v_bits, float m, float v,
+                                    uint32_t random) {
+  m_bits = stochastic_bf16(m, random & 0xffff);
+  v_bits = stochastic_bf16(v, random >> 16);
 }
 
 // m is moved towards g (PyTorch's lerp) instead of being summed from two products.

@@ -25,8 +25,10 @@ void check_adamw(std::span<AdamWTensor> tensors, const AdamWDesc& d, Device devi
     const Shape& shape = t.param.shape();
     check_tensor(t.param, shape, dtype, kOp, "param", device);
     check_tensor(t.grad, shape, accumulate_dtype(dtype), kOp, "grad", device);
-    check_tensor(t.m, shape, accumulate_dtype(dtype), kOp, "m", device);
-    check_tensor(t.v, shape, accumulate_dtype(dtype), kOp, "v", device);
+    const bool small = t.m.dtype() == DType::kBF16 && accumulate_dtype(dtype) == DType::kF32;
+    const DType moments = small ? DType::kBF16 : accumulate_dtype(dtype);
+    check_tensor(t.m, shape, moments, kOp, "m", device);
+    check_tensor(t.v, shape, moments, kOp, "v", device);
     COHORT_CHECK(dtype == DType::kBF16 || !(t.master.defined() || t.low_bits.defined()), "[adamw] ",
                  t.param.str(), " needs no master");
     COHORT_CHECK(!(t.master.defined() && t.low_bits.defined()), "[adamw] ", t.param.str(),

@@ -111,7 +111,8 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
   MemoryEstimate out;
   out.parameters = held.weights;
   out.gradients = held.sums;
-  out.optimizer = 2 * held.per_tensor;  // moments
+  const bool small = shape.bf16_moments && sums == DType::kF32;
+  out.optimizer = small ? held.per_tensor : 2 * held.per_tensor;  // moments
   if (sums != dtype) out.optimizer += shape.whole_masters ? held.per_tensor : held.per_tensor / 2;
   if (shape.reference == MemoryShape::Reference::kHeld) out.reference = out.parameters;
 

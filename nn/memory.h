@@ -27,6 +27,7 @@ struct MemoryShape {
   int64_t rollout_prefill_tokens = 0;
   enum class Reference { kNone, kHeld } reference = Reference::kNone;
   bool whole_masters = false;  // of bf16 weights: f32, not 16 bits beside the weight
+  bool bf16_moments = false;   // where sums are f32
   Device device = {};
 };
 

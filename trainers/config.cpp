@@ -141,6 +141,8 @@ void TrainConfig::validate() const {
   const int sources = !data.task.empty() + !data.jsonl.path.empty() + !data.text.empty();
   require(sources == 1,
           str("data: expected exactly one of task, jsonl.path and text, got ", sources));
+  require(optimizer.storage.moments == MomentKind::kF32 || dtype != DType::kF64,
+          "optimizer.moments: bf16 beside dtype f64 makes no sense; hint: leave one of them out");
   if (trainer == TrainerType::kPretrain)
     require(!data.text.empty(), "data.text: trainer pretrain needs a text file");
   else

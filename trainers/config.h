@@ -118,12 +118,20 @@ struct DataConfig {
 enum class MasterKind { kSplit, kF32 };
 inline constexpr EnumName<MasterKind> kMasterKindNames[] = {{MasterKind::kSplit, "split"},
                                                             {MasterKind::kF32, "f32"}};
+// The dtype of AdamW's moments: that of the sums, or bf16, stochastically rounded.
+enum class MomentKind { kF32, kBF16 };
+inline constexpr EnumName<MomentKind> kMomentKindNames[] = {{MomentKind::kF32, "f32"},
+                                                            {MomentKind::kBF16, "bf16"}};
 struct OptimizerStorage {
   MasterKind master = MasterKind::kSplit;
+  MomentKind moments = MomentKind::kF32;
   void visit(ConfigVisitor& v) {
     v.choice("master", master, kMasterKindNames,
              "f32 masters of bf16 weights: as 16 bits beside the weight, or whole (2 bytes more a "
              "parameter); the same bits");
+    v.choice("moments", moments, kMomentKindNames,
+             "AdamW's moments: f32 (f64 beside dtype f64), or bf16 with stochastic rounding, 4 "
+             "bytes less a parameter");
   }
 };
 

@@ -39,12 +39,12 @@ Tensor flat_gradients(const Transformer& model) {
 }  // namespace
 
 Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& config,
-                 Communicator& comm)
+                 Communicator& comm, uint64_t seed)
     : model_(std::move(model)),
       comm_(comm),
       gradients_(flat_gradients(*model_)),
       health_(Tensor::zeros({2}, DType::kF64, model_->device())),
-      optimizer_(model_->parameters(), config),
+      optimizer_(model_->parameters(), config, seed),
       reducer_(comm, gradients_, gradient_ends(*model_)) {
   const std::vector<Variable>& leaves = model_->leaves();
   for (size_t i = 0; i < leaves.size(); ++i)

@@ -12,7 +12,9 @@ namespace cohort {
 
 class Learner {
  public:
-  Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& config, Communicator& comm);
+  // `seed`: see AdamW.
+  Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& config, Communicator& comm,
+          uint64_t seed = 0);
   Learner(const Learner&) = delete;  // the parameters' hooks hold its address
   Learner& operator=(const Learner&) = delete;
 

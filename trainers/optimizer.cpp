@@ -6,16 +6,21 @@
 
 namespace cohort {
 
-AdamW::AdamW(const std::vector<NamedParameter>& parameters, const OptimizerConfig& config)
-    : config_(config) {
+AdamW::AdamW(const std::vector<NamedParameter>& parameters, const OptimizerConfig& config,
+             uint64_t seed)
+    : config_(config), seed_(seed) {
   for (const NamedParameter& p : parameters) {
     const Tensor& value = p.value;
     const Tensor& grad = p.grad();
+    const bool small = config.storage.moments == MomentKind::kBF16 && grad.dtype() == DType::kF32;
+    const auto moment = [&] {
+      return Tensor::zeros(grad.shape(), small ? DType::kBF16 : grad.dtype(), grad.device());
+    };
     names_.push_back(p.name);
     tensors_.push_back({.param = value,
                         .grad = grad,
-                        .m = Tensor::zeros_like(grad),
-                        .v = Tensor::zeros_like(grad),
+                        .m = moment(),
+                        .v = moment(),
                         .weight_decay = p.decay ? config.weight_decay : 0});
     if (value.dtype() == grad.dtype()) continue;
     if (config.storage.master == MasterKind::kSplit)
@@ -31,6 +36,7 @@ void AdamW::step(double learning_rate, const Tensor& norm, const Tensor& non_fin
                                  .beta2 = config_.adam_beta2,
                                  .eps = config_.adam_eps,
                                  .step = ++updates_,
+                                 .seed = seed_,
                                  .norm = norm,
                                  .max_norm = config_.max_grad_norm,
                                  .non_finite = non_finite});
@@ -51,11 +57,14 @@ NamedTensors AdamW::state() const {
 }
 
 void AdamW::load(const SafetensorsFile& file, int64_t updates) {
-  const auto read = [&](const std::string& name, const Tensor& like) {
-    const Tensor saved = file.read(name);
-    if (saved.shape() != like.shape() || saved.dtype() != like.dtype())
-      throw InputError(str("optimizer state '", name, "': expected ", like.str(),
-                           ", the checkpoint has ", saved.str()));
+  // In the dtype of sums, or as it was saved in bf16 where that may be.
+  enum class Saved { kAsSums, kOrBF16 };
+  const auto read = [&](const std::string& name, const Tensor& grad, Saved how) {
+    Tensor saved = file.read(name);
+    if (saved.dtype() == DType::kBF16 && how == Saved::kOrBF16) saved = saved.to(DType::kF32);
+    if (saved.shape() != grad.shape() || saved.dtype() != grad.dtype())
+      throw InputError(str("optimizer state '", name, "': expected ", dtype_name(grad.dtype()),
+                           grad.shape().str(), ", the checkpoint has ", saved.str()));
     Tensor norm = Tensor::empty({1}, DType::kF64);
     kernels::grad_norm(norm, {&saved, 1});
     if (!std::isfinite(norm.item()))
@@ -65,10 +74,10 @@ void AdamW::load(const SafetensorsFile& file, int64_t updates) {
   };
   for (size_t i = 0; i < tensors_.size(); ++i) {
     kernels::AdamWTensor& t = tensors_[i];
-    t.m.copy_(read(names_[i] + ".m", t.m));
-    t.v.copy_(read(names_[i] + ".v", t.v));
+    for (const auto& [name, moment] : {std::pair{".m", &t.m}, {".v", &t.v}})
+      moment->copy_(read(names_[i] + name, t.grad, Saved::kOrBF16).to(moment->dtype()));
     if (t.param.dtype() != DType::kBF16) continue;
-    const Tensor master = read(names_[i] + ".master", t.m);
+    const Tensor master = read(names_[i] + ".master", t.grad, Saved::kAsSums);
     Tensor param = Tensor::empty(master.shape(), DType::kBF16),
            low_bits = Tensor::empty({2 * master.numel()}, DType::kU8);
     kernels::split_master(param, low_bits, master);

@@ -13,8 +13,9 @@ namespace cohort {
 class AdamW {
  public:
   // Zero moments; bf16 parameters get f32 masters, split or whole. Refers to the parameters'
-  // gradients, which must stay where they are.
-  AdamW(const std::vector<NamedParameter>& parameters, const OptimizerConfig& config);
+  // gradients, which must stay where they are. `seed`: of the rounding of bf16 moments.
+  AdamW(const std::vector<NamedParameter>& parameters, const OptimizerConfig& config,
+        uint64_t seed = 0);
   // One update, with gradients scaled down where their norm (global_grad_norm(), or undefined: no
   // clipping) exceeds max_grad_norm. A norm that is not finite leaves everything as it is. Sets
   // non_finite (f64 [1], may be undefined) to 1 where an updated weight or moment is not finite.
@@ -23,13 +24,14 @@ class AdamW {
 
   // "NAME.m", "NAME.v" and, where there is one, the f32 "NAME.master" of every parameter, whole
   // whatever is kept here; split ones are joined on the CPU. load() also rounds masters into their
-  // parameters; it throws InputError if one is missing, has another shape or holds what is not
-  // finite.
+  // parameters, and moments to nearest where they are bf16 here and were not; it throws InputError
+  // if one is missing, has another shape or holds what is not finite.
   NamedTensors state() const;
   void load(const SafetensorsFile& file, int64_t updates);
 
  private:
   OptimizerConfig config_;
+  uint64_t seed_;
   std::vector<std::string> names_;
   std::vector<kernels::AdamWTensor> tensors_;
   int64_t updates_ = 0;

@@ -97,6 +97,7 @@ StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t
                                       (stage.lengths.mean_sequence - 1));
   }
   memory.whole_masters = config.optimizer.storage.master == MasterKind::kF32;
+  memory.bf16_moments = config.optimizer.storage.moments == MomentKind::kBF16;
   memory.micro_batch_tokens =
       std::min(std::max(config.micro_batch(), out.longest_sequence), ceil_div(out.tokens, ranks));
   return out;

@@ -81,7 +81,8 @@ void Stage::build_model(const StageSetup& setup) {
     else
       reference_->copy_from(*loaded.model);
   }
-  learner_ = std::make_unique<Learner>(std::move(loaded.model), config_.optimizer, comm_);
+  learner_ = std::make_unique<Learner>(std::move(loaded.model), config_.optimizer, comm_,
+                                       static_cast<uint64_t>(config_.seed));
   engine_ = std::make_unique<Engine>(learner_->model(), config_.rollout);
   if (resumed)
     learner_->optimizer().load(SafetensorsFile(*resumed + "/optimizer.safetensors"),

@@ -2,7 +2,9 @@
 // many): a table of pointers travels as a kernel parameter, each tensor is cut into fixed pieces,
 // and a block looks up in the table whose piece it has.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <type_traits>
 
 #include "kernels/adamw.h"
 #include "kernels/cuda/device.cuh"
@@ -13,10 +15,12 @@ namespace {
 constexpr size_t kMaxParameterBytes = 32764;  // of one launch, on sm_70 and later
 
 struct AdamWEntry {
-  float *weights, *m, *v;  // weights: null where they are split
+  float* weights;  // null where they are split
+  void *m, *v;     // f32, or bf16 with stream != 0
   const float* grad;
   uint16_t* rounded;  // bf16; null for an f32 parameter
   uint16_t* low;      // bits that complete `rounded` to the weights; null where these are whole
+  uint64_t stream;    // of the draws that round moments
   int64_t size;
   unsigned first_block;
   float decay;
@@ -60,6 +64,7 @@ constexpr int kAdamWPerBlock = 4096;
 
 struct AdamWLaunch {
   AdamWFactors<float> factors;
+  uint64_t seed;
   const double* norm;  // may be null
   double max_norm;
   double* non_finite;  // may be null
@@ -67,10 +72,23 @@ struct AdamWLaunch {
 };
 static_assert(sizeof(AdamWLaunch) <= kMaxParameterBytes);
 
-// Updates elements [i, i + N) of one tensor; returns whether all of them are finite.
-template <int N, bool kSplit>
-__device__ __forceinline__ bool update(const AdamWEntry& e, const AdamWFactors<float>& factors,
-                                       float grad_scale, int64_t i) {
+// What is kept of a tensor besides its gradient: masters whole or as low bits, moments in f32 or
+// bf16.
+template <bool kSplitMasters, bool kSmallMoments>
+struct Kept {
+  static constexpr bool kSplit = kSplitMasters, kSmall = kSmallMoments;
+  using Moment = std::conditional_t<kSmall, uint16_t, float>;
+};
+
+// Updates elements [i, i + N) of one tensor; returns whether all of them are finite. Four elements
+// start at a multiple of 4.
+template <int N, class K>
+__device__ __forceinline__ bool update(const AdamWEntry& e, const AdamWLaunch& a, float grad_scale,
+                                       int64_t i) {
+  using Moment = typename K::Moment;
+  constexpr bool kSplit = K::kSplit;
+  auto* const m_kept = static_cast<Moment*>(e.m) + i;
+  auto* const v_kept = static_cast<Moment*>(e.v) + i;
   // All tensors are loaded before the arithmetic. The f32 weights are the master of a bf16
   // parameter, whole or in two parts, or the parameter itself.
   Pack<float, N> p;
@@ -81,22 +99,41 @@ __device__ __forceinline__ bool update(const AdamWEntry& e, const AdamWFactors<f
   } else {
     p = load_pack<N>(e.weights + i);
   }
-  auto m = load_pack<N>(e.m + i), v = load_pack<N>(e.v + i);
+  Pack<Moment, N> m_pack = load_pack<N>(m_kept), v_pack = load_pack<N>(v_kept);
   const auto g = load_pack<N>(e.grad + i);
   if constexpr (kSplit) {
 #pragma unroll
     for (int k = 0; k < N; ++k) p.v[k] = joined({rounded.v[k], low.v[k]});
   }
-#pragma unroll
-  for (int k = 0; k < N; ++k)
-    adamw_element(p.v[k], m.v[k], v.v[k], g.v[k] * grad_scale, e.decay, factors);
-  if constexpr (!kSplit) store_pack(e.weights + i, p);
-  store_pack(e.m + i, m);
-  store_pack(e.v + i, v);
+  std::array<uint32_t, 4> random = {};
+  if constexpr (K::kSmall) random = philox(a.seed, e.stream, static_cast<uint64_t>(i) / 4);
   bool finite = true;
 #pragma unroll
-  for (int k = 0; k < N; ++k)
-    finite = finite && isfinite(p.v[k]) && isfinite(m.v[k]) && isfinite(v.v[k]);
+  for (int k = 0; k < N; ++k) {
+    float m, v;
+    if constexpr (K::kSmall) {
+      m = bf16_value(m_pack.v[k]);
+      v = bf16_value(v_pack.v[k]);
+    } else {
+      m = m_pack.v[k];
+      v = v_pack.v[k];
+    }
+    adamw_element(p.v[k], m, v, g.v[k] * grad_scale, e.decay, a.factors);
+    finite = finite && isfinite(p.v[k]) && isfinite(m) && isfinite(v);
+    if constexpr (K::kSmall) {
+      uint32_t word = random[0];
+#pragma unroll
+      for (int place = 1; place < 4; ++place)  // an index known to the compiler stays in registers
+        if (place == (N == 4 ? k : i % 4)) word = random[place];
+      store_moments(m_pack.v[k], v_pack.v[k], m, v, word);
+    } else {
+      m_pack.v[k] = m;
+      v_pack.v[k] = v;
+    }
+  }
+  if constexpr (!kSplit) store_pack(e.weights + i, p);
+  store_pack(m_kept, m_pack);
+  store_pack(v_kept, v_pack);
   if (e.rounded == nullptr) return finite;
 #pragma unroll
   for (int k = 0; k < N; ++k) {
@@ -110,23 +147,22 @@ __device__ __forceinline__ bool update(const AdamWEntry& e, const AdamWFactors<f
   return finite;
 }
 
-template <bool kSplit>
-__device__ __forceinline__ bool update_piece(const AdamWEntry& e,
-                                             const AdamWFactors<float>& factors, float grad_scale,
-                                             int64_t begin) {
+template <class K>
+__device__ __forceinline__ bool update_piece(const AdamWEntry& e, const AdamWLaunch& a,
+                                             float grad_scale, int64_t begin) {
   const int64_t end = min(e.size, begin + kAdamWPerBlock);
   // 16-bit packs of 4 are half as long, but pieces start at multiples of 16 bytes all the same.
-  const auto bits = reinterpret_cast<uintptr_t>(e.weights) | reinterpret_cast<uintptr_t>(e.m) |
-                    reinterpret_cast<uintptr_t>(e.v) | reinterpret_cast<uintptr_t>(e.grad) |
-                    2 * reinterpret_cast<uintptr_t>(e.rounded) |
-                    2 * reinterpret_cast<uintptr_t>(e.low);
+  const auto bits =
+      reinterpret_cast<uintptr_t>(e.weights) | reinterpret_cast<uintptr_t>(e.grad) |
+      (K::kSmall ? 2 : 1) * (reinterpret_cast<uintptr_t>(e.m) | reinterpret_cast<uintptr_t>(e.v)) |
+      2 * reinterpret_cast<uintptr_t>(e.rounded) | 2 * reinterpret_cast<uintptr_t>(e.low);
   // Elements of whole packs by vectorized accesses, the last few one by one.
   const int64_t packed = bits % 16 == 0 ? begin + (end - begin) / 4 * 4 : begin;
   bool finite = true;
   for (int64_t i = begin + 4 * threadIdx.x; i < packed; i += 4 * kThreads)
-    finite &= update<4, kSplit>(e, factors, grad_scale, i);
+    finite &= update<4, K>(e, a, grad_scale, i);
   for (int64_t i = packed + threadIdx.x; i < end; i += kThreads)
-    finite &= update<1, kSplit>(e, factors, grad_scale, i);
+    finite &= update<1, K>(e, a, grad_scale, i);
   return finite;
 }
 
@@ -142,8 +178,11 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__
   // The tensor and the piece of it that are this block's.
   const AdamWEntry& e = a.table.owner(blockIdx.x);
   const int64_t begin = static_cast<int64_t>(blockIdx.x - e.first_block) * kAdamWPerBlock;
-  const bool finite = e.low != nullptr ? update_piece<true>(e, a.factors, grad_scale, begin)
-                                       : update_piece<false>(e, a.factors, grad_scale, begin);
+  const bool split = e.low != nullptr, small = e.stream != 0;
+  const bool finite = split   ? small ? update_piece<Kept<true, true>>(e, a, grad_scale, begin)
+                                      : update_piece<Kept<true, false>>(e, a, grad_scale, begin)
+                        : small ? update_piece<Kept<false, true>>(e, a, grad_scale, begin)
+                              : update_piece<Kept<false, false>>(e, a, grad_scale, begin);
   // Every thread that finds one writes the same number.
   if (!finite && a.non_finite != nullptr) *a.non_finite = 1;
 }
@@ -224,6 +263,7 @@ void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc) {
   for (const AdamWTensor& t : tensors) dispatch_device(t.param.dtype(), "adamw", [&]<class T>() {});
   Tensor non_finite = desc.non_finite;
   AdamWLaunch batch{.factors = adamw_factors<float>(desc),
+                    .seed = desc.seed,
                     .norm = pointer<double>(desc.norm),
                     .max_norm = desc.max_norm,
                     .non_finite = pointer<double>(non_finite),
@@ -233,15 +273,18 @@ void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc) {
     batch.table.count = 0;
     batch.table.blocks = 0;
   };
-  for (AdamWTensor& t : tensors) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    AdamWTensor& t = tensors[i];
     if (t.param.numel() == 0) continue;
+    const bool small = t.m.dtype() == DType::kBF16;
     const bool rounds = t.param.dtype() == DType::kBF16;
     batch.table.add({.weights = pointer<float>(rounds ? t.master : t.param),
-                     .m = pointer<float>(t.m),
-                     .v = pointer<float>(t.v),
+                     .m = t.m.raw(),
+                     .v = t.v.raw(),
                      .grad = pointer<float>(t.grad),
                      .rounded = rounds ? pointer<uint16_t>(t.param) : nullptr,
                      .low = pointer<uint16_t>(t.low_bits),
+                     .stream = small ? moments_stream(desc, i) : 0,
                      .size = t.param.numel(),
                      .first_block = 0,
                      .decay = adamw_decay<float>(desc, t.weight_decay)},

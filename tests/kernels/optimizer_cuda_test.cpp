@@ -133,6 +133,53 @@ TEST(CudaAdamW, SplitMastersHaveTheBitsOfWholeOnes) {
   }
 }
 
+TEST(CudaAdamW, Bf16MomentsHaveTheBitsOfTheCpu) {
+  COHORT_REQUIRE_GPU(device);
+  enum class Weights { kF32, kWhole, kSplit };
+  for (const Start start : kStarts)
+    for (const Weights weights : {Weights::kF32, Weights::kWhole, Weights::kSplit}) {
+      std::vector<AdamWTensor> expected, tensors;
+      std::vector<Guarded> moments;
+      moments.reserve(2 * std::size(kSizes));
+      for (const int64_t n : kSizes) {
+        AdamWTensor t = parameter(n, static_cast<uint64_t>(10 * n));
+        // The masters: what bf16 holds, so that all kinds start alike.
+        t.param = t.param.to(DType::kBF16).to(DType::kF32);
+        t.m = t.m.to(DType::kBF16);
+        t.v = t.v.to(DType::kBF16);
+        for (const Tensor& moment : {t.m, t.v})
+          moments.emplace_back(moment, DType::kBF16, device, start);
+        AdamWTensor there{.param = t.param.to(device),
+                          .grad = t.grad.to(device),
+                          .m = moments[moments.size() - 2].tensor(),
+                          .v = moments.back().tensor(),
+                          .weight_decay = t.weight_decay};
+        if (weights != Weights::kF32) there.param = t.param.to(DType::kBF16).to(device);
+        if (weights == Weights::kWhole) there.master = t.param.to(device);
+        if (weights == Weights::kSplit) there.low_bits = Tensor::zeros({2 * n}, DType::kU8, device);
+        expected.push_back(std::move(t));
+        tensors.push_back(std::move(there));
+      }
+      for (int64_t step = 1; step <= 3; ++step) {
+        const AdamWDesc desc{.learning_rate = 1e-2, .step = step, .seed = 9};
+        adamw_step(expected, desc);
+        adamw_step(tensors, desc);
+      }
+      for (size_t i = 0; i < tensors.size(); ++i) {
+        const AdamWTensor& t = tensors[i];
+        const Tensor param = t.param.to(Device{});
+        const Tensor master = weights == Weights::kF32 ? param
+                              : weights == Weights::kWhole
+                                  ? t.master.to(Device{})
+                                  : join_master(param, t.low_bits.to(Device{}));
+        EXPECT_TRUE(bit_equal(master, expected[i].param)) << param.str();
+        EXPECT_TRUE(bit_equal(t.m.to(Device{}), expected[i].m)) << param.str();
+        EXPECT_TRUE(bit_equal(t.v.to(Device{}), expected[i].v)) << param.str();
+      }
+      for (const Guarded& moment : moments) EXPECT_TRUE(moment.intact());
+    }
+}
+
 TEST(CudaAdamW, ManyTensorsTakeSeveralTables) {
   COHORT_REQUIRE_GPU(device);
   std::vector<AdamWTensor> expected, tensors;

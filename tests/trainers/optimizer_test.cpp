@@ -124,6 +124,43 @@ TEST(CudaAdamWState, ServesEitherKindOfMasters) {
   for (const Tensor& result : results) EXPECT_TRUE(bit_equal(result, results[0]));
 }
 
+// Moments of either kind go on from what either has saved; bf16 ones to the bit.
+TEST(AdamWState, ServesEitherKindOfMoments) {
+  TempDir dir;
+  const auto make = [&](MomentKind kind) {
+    OptimizerConfig config;
+    config.storage.moments = kind;
+    return config;
+  };
+  const Tensor start = random_tensor({300, 7}, DType::kF32, 1);
+  const auto leaf = [&] { return Variable::parameter(start.clone(), "w"); };
+  const auto train = [&](AdamW& optimizer, const Variable& w, int64_t first) {
+    for (int64_t step = first; step < first + 20; ++step) {
+      w.grad().copy_(random_tensor({300, 7}, DType::kF32, static_cast<uint64_t>(step)));
+      optimizer.step(1e-3, {});
+    }
+  };
+  for (const MomentKind saved : {MomentKind::kF32, MomentKind::kBF16})
+    for (const MomentKind resumed : {MomentKind::kF32, MomentKind::kBF16}) {
+      const Variable w = leaf(), other = leaf();
+      AdamW first({{"w", w.value(), w}}, make(saved), 5);
+      train(first, w, 2);
+      const std::string path = dir.path("optimizer.safetensors");
+      write_safetensors(path, first.state());
+      EXPECT_EQ(SafetensorsFile(path).read("w.m").dtype(),
+                saved == MomentKind::kBF16 ? DType::kBF16 : DType::kF32);
+      AdamW second({{"w", other.value(), other}}, make(resumed), 5);
+      second.load(SafetensorsFile(path), first.updates());
+      Tensor(other.value()).copy_(w.value());
+      train(first, w, 22);
+      train(second, other, 22);
+      if (saved == resumed)
+        EXPECT_TRUE(bit_equal(other.value(), w.value()));
+      else
+        EXPECT_LT(relative_error(other.value(), w.value()), 1e-3);
+    }
+}
+
 TEST(AdamW, ScalesGradientsDownToTheMaximumOnly) {
   const Variable a = Variable::parameter(Tensor::zeros({2}, DType::kF64)),
                  b = Variable::parameter(Tensor::zeros({1}, DType::kF64));

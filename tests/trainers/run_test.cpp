@@ -58,6 +58,7 @@ TEST(Resume, GivesTheWeightsOfAnUninterruptedPretraining) {
 
 TEST(Resume, GivesTheWeightsOfAnUninterruptedSft) {
   expect_same_after_resume(kCommon + kSmallSft, {"model.recompute=block", "eval.every=3"});
+  expect_same_after_resume(kCommon + kSmallSft, {"optimizer.moments=bf16"});
 }
 
 TEST(Resume, GivesTheWeightsOfAnUninterruptedGrpo) {
