@@ -169,6 +169,12 @@ void add_products(Table& table) {
                      [](Inputs in) { return linear(in[0], in[1], in[2]); }});
     table.push_back({"linear", x.str() + " without bias", inputs({{x}, {{n, k}}}),
                      [](Inputs in) { return linear(in[0], in[1]); }});
+    Shape wide = x;
+    wide[-1] *= 2;
+    table.push_back(
+        {"gated_then_linear", wide.str(), inputs({{wide}, {{n, k}}, {{n}}}), [](Inputs in) {
+           return gated_then_linear(in[0], kernels::GatedOp::kSwiGlu, in[1], in[2]);
+         }});
   }
   table.push_back({"embedding", "repeated and unused rows", inputs({{{6, 5}}}), [](Inputs in) {
                      return embedding(in[0], ids({4, 0, 4, 2, 4, 0, 1}, in[0]));

@@ -42,6 +42,10 @@ Variable matmul(const Variable& a, const Variable& b,
                 kernels::Transpose trans_b = kernels::Transpose::kNo);
 // x[..., K] w[N, K]^T + bias[N]; `bias` may be undefined.
 Variable linear(const Variable& x, const Variable& w, const Variable& bias = {});
+// linear(op(x), w, bias) of x [..., 2 F], with the bits of the two ops. The backward keeps x alone
+// and computes op(x) again beside its gradient.
+Variable gated_then_linear(const Variable& x, kernels::GatedOp op, const Variable& w,
+                           const Variable& bias = {});
 // table[ids[t], :].
 Variable embedding(const Variable& table, const Tensor& ids);
 

@@ -180,6 +180,57 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias) {
                    });
 }
 
+namespace {
+
+struct GatedCalls {
+  void (*forward)(const kernels::GatedForward&);
+  void (*backward)(const kernels::GatedBackward&);
+};
+GatedCalls calls_of(kernels::GatedOp op) {
+  switch (op) {
+#define COHORT_GATED_CALLS(Op, name) \
+  case kernels::GatedOp::k##Op:      \
+    return {kernels::name##_forward, kernels::name##_backward};
+    COHORT_GATED_OPS(COHORT_GATED_CALLS)
+#undef COHORT_GATED_CALLS
+  }
+  throw Error("[gated_then_linear] no such op");
+}
+
+}  // namespace
+
+Variable gated_then_linear(const Variable& x, kernels::GatedOp op, const Variable& w,
+                           const Variable& bias) {
+  const auto empty_of = [](const Tensor& x, int64_t columns) {
+    Shape shape = x.shape();
+    shape[-1] = columns;
+    return Tensor::empty(shape, x.dtype(), x.device());
+  };
+  const GatedCalls calls = calls_of(op);
+  Tensor gated = empty_of(x.value(), x.value().dim(-1) / 2);
+  calls.forward({.y = gated, .x = x.value()});
+  Tensor y = empty_of(x.value(), w.value().dim(0));
+  kernels::linear_forward({.y = y, .x = gated, .w = w.value(), .bias = bias.value()});
+  return make_node("gated_then_linear", y, {x, w, bias},
+                   [calls, empty_of, x = x.value(), w = w.value()](const Tensor& dy, Gradients& g) {
+                     // The gradient of op(x), then op(x) in its place.
+                     Tensor gated = empty_of(x, x.dim(-1) / 2);
+                     if (GradSlot dx = g.slot(0); dx.tensor.defined()) {
+                       kernels::matmul({.c = gated, .a = dy, .b = w});
+                       calls.backward({.dx = dx, .dy = gated, .x = x, .y = gated});
+                     } else {
+                       calls.forward({.y = gated, .x = x});
+                     }
+                     if (GradSlot dw = g.weight_slot(1); dw.tensor.defined())
+                       kernels::matmul({.c = dw.tensor,
+                                        .a = dy,
+                                        .b = gated,
+                                        .desc = {.a = Transpose::kYes, .out = dw.mode}});
+                     if (GradSlot db = g.weight_slot(2); db.tensor.defined())
+                       kernels::bias_backward({.dbias = db, .dy = dy});
+                   });
+}
+
 Variable select_rows(const Variable& x, const Tensor& rows) {
   const Shape shape = x.shape();
   if (rows.numel() == shape[0]) return x;

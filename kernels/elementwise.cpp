@@ -83,6 +83,7 @@ COHORT_BINARY_OPS(COHORT_DEFINE_BINARY)
     const Tensor& x = args.x;                                                                \
     check_gated(args.dy, x, #name "_backward", "dy");                                        \
     check_tensor(args.dx.tensor, x.shape(), x.dtype(), #name "_backward", "dx", x.device()); \
+    if (args.y.defined()) check_gated(args.y, x, #name "_backward", "y");                    \
     on_device<cpu::name##_backward, cuda::name##_backward>(x.device(), args);                \
   }
 COHORT_GATED_OPS(COHORT_DEFINE_GATED)

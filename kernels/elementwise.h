@@ -165,6 +165,8 @@ struct GatedForward {
 struct GatedBackward {
   GradOut dx;
   const Tensor &dy, &x;
+  // Where defined: what the forward gave, once more, for those that did not keep it; may be dy.
+  Tensor y = {};
 };
 
 // y (+)= factor x. On CUDA one may be bf16 and the other f32: that is how a bf16 gradient is added

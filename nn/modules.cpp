@@ -172,6 +172,8 @@ Mlp::Mlp(const MakeParameter& make, const std::string& name, const ModelConfig& 
 Variable Mlp::operator()(const Variable& x) const {
   if (is_gated(type_) && !grad_enabled()) return down_(gated_linear(x, up_, gated_op(type_)));
   const Variable up = up_(x);
+  if (is_gated(type_) && recompute_ == Recompute::kCheap)
+    return gated_then_linear(up, gated_op(type_), down_.weight, down_.bias);
   const auto activation = [type = type_](std::span<const Variable> in) {
     switch (type) {
       case MlpType::kGelu:

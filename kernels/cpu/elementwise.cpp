@@ -95,6 +95,7 @@ void gated_backward(const GatedBackward& args, const char* op) {
   dispatch_float(args.x.dtype(), op, [&]<class T>() {
     const T *in = args.x.data<T>(), *dy = args.dy.data<T>();
     T* out = args.dx.tensor.data<T>();
+    T* values = args.y.defined() ? Tensor(args.y).data<T>() : nullptr;
     parallel_for(args.dy.rows(), row_grain(half), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         const T *gate = in + r * 2 * half, *up = gate + half, *grad = dy + r * half;
@@ -103,6 +104,9 @@ void gated_backward(const GatedBackward& args, const char* op) {
                     [=](int64_t i) { return grad[i] * Op::da(gate[i], up[i]); });
         write_range(dup, 0, half, args.dx.mode,
                     [=](int64_t i) { return grad[i] * Op::db(gate[i], up[i]); });
+        if (values != nullptr)  // last: it may be where dy was
+          write_range(values + r * half, 0, half, Grad::kOverwrite,
+                      [=](int64_t i) { return Op::forward(gate[i], up[i]); });
       }
     });
   });

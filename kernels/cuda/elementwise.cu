@@ -108,7 +108,7 @@ void run(const char* name, const Loop<In, Out, Fn>& loop, int64_t n, Device devi
   // Elements of a pack: 16 bytes of the larger type. Packs per thread: fewer where there are more
   // tensors, so that the registers suffice for four blocks on an SM.
   constexpr int kWidth = kPackSize<std::conditional_t<(sizeof(In) > sizeof(Out)), In, Out>>;
-  constexpr int kUnroll = Fn::kIn + Fn::kOut <= 2 ? 4 : 2;
+  constexpr int kTensors = Fn::kIn + Fn::kOut, kUnroll = kTensors <= 2 ? 4 : kTensors < 6 ? 2 : 1;
   bool vectorized = true;
   for (const In* p : loop.in) vectorized &= aligned(p);
   for (const Out* p : loop.out) vectorized &= aligned(p);
@@ -161,6 +161,15 @@ struct GatedValue : BinaryValue<Op> {
 template <class Op>
 struct GatedGradients : BinaryGradients<Op> {  // of dy, gate, up
   static constexpr unsigned kWideIn = 0b110, kWideOut = 0b11;
+};
+template <class Op>
+struct GatedGradientsAndValue : Formula<3, 3, Grad::kAccumulate> {  // of dy, gate, up
+  static constexpr unsigned kWideIn = 0b110, kWideOut = 0b011;
+  __device__ void operator()(const float (&in)[3], float (&out)[3]) const {
+    out[0] = in[0] * Op::da(in[1], in[2]);
+    out[1] = in[0] * Op::db(in[1], in[2]);
+    out[2] = Op::forward(in[1], in[2]);
+  }
 };
 // factor x; the factor comes from the device's memory where `source` is given.
 struct Factor : Formula<1, 1, Grad::kAccumulate> {
@@ -306,12 +315,22 @@ void gated_backward(const GatedBackward& args, const char* name) {
   const uint32_t half = gated_half(args.dy, name);
   const bool accumulates = adds(args.dx);
   dispatch_device(args.x.dtype(), name, [&]<class T>() {
-    const T* x = pointer<T>(args.x);
+    const T *x = pointer<T>(args.x), *dy = pointer<T>(args.dy);
     T* dx = pointer<T>(args.dx.tensor);
-    run<T, T, GatedGradients<Op>>(
-        name,
-        {{pointer<T>(args.dy), x, x + half}, {dx, dx + half}, {accumulates, accumulates}, {}, half},
-        args.dy.numel(), args.x.device());
+    Tensor y = args.y;
+    const int64_t count = args.dy.numel();
+    if (args.y.defined())
+      run<T, T, GatedGradientsAndValue<Op>>(name,
+                                            {{dy, x, x + half},
+                                             {dx, dx + half, pointer<T>(y)},
+                                             {accumulates, accumulates, false},
+                                             {},
+                                             half},
+                                            count, args.x.device());
+    else
+      run<T, T, GatedGradients<Op>>(
+          name, {{dy, x, x + half}, {dx, dx + half}, {accumulates, accumulates}, {}, half}, count,
+          args.x.device());
   });
 }
 

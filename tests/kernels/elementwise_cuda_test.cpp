@@ -113,7 +113,13 @@ TEST(CudaElementwise, GatedOpsFollowTheCpu) {
           expect_close(y.tensor(), expected, op.name);
           expect_close(dx.tensor(), gradient, op.name);
           expect_close(sum.tensor(), plus(old, gradient), op.name);
-          EXPECT_TRUE(y.intact() && dx.intact() && sum.intact()) << op.name;
+          // The value once more, where the gradient was, has the forward's bits.
+          Guarded other(wide, dtype, device, start);
+          op.backward({{other.tensor()}, grad.tensor(), in.tensor(), grad.tensor()});
+          EXPECT_TRUE(bit_equal(other.tensor().to(Device{}), dx.tensor().to(Device{}))) << op.name;
+          EXPECT_TRUE(bit_equal(grad.tensor().to(Device{}), y.tensor().to(Device{}))) << op.name;
+          EXPECT_TRUE(y.intact() && dx.intact() && sum.intact() && grad.intact() && other.intact())
+              << op.name;
         }
 }
 

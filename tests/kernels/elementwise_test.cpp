@@ -165,6 +165,29 @@ TEST(Elementwise, GatedForwardIsTheFormulaOfTheHalvesOfRows) {
     }
 }
 
+TEST(Elementwise, GatedBackwardGivesTheValueOnceMore) {
+  for (const Gated& op : kGated)
+    for (const DType dtype : {DType::kF32, DType::kF64})
+      for (const Shape& shape : {Shape{0, 3}, Shape{5, 1}, Shape{2, 3, 17}, Shape{9, 4000}}) {
+        Shape wide = shape;
+        wide[-1] *= 2;
+        const Tensor x = random_tensor(wide, dtype, 1, 2), dy = random_tensor(shape, dtype, 2);
+        Tensor y = Tensor::empty(shape, dtype), dx = Tensor::empty(wide, dtype);
+        op.forward({y, x});
+        op.backward({{dx}, dy, x});
+        // Beside dy, and in its place.
+        for (const bool in_place : {false, true}) {
+          const Tensor grad = dy.clone();
+          Tensor again = in_place ? grad : Tensor::empty(shape, dtype);
+          Tensor other = Tensor::empty(wide, dtype);
+          op.backward({{other}, grad, x, again});
+          EXPECT_TRUE(bit_equal(again, y)) << op.name;
+          EXPECT_TRUE(bit_equal(other, dx)) << op.name;
+        }
+        EXPECT_THROW_WITH(op.backward({{dx}, dy, x, dx}), Error, "expected y");
+      }
+}
+
 TEST(Elementwise, GatedBackwardIsTheDerivative) {
   for (const Gated& op : kGated) {
     Tensor x = random_tensor({3, 34}, DType::kF64, 2);
