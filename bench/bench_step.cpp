@@ -124,7 +124,11 @@ int run(int argc, char** argv) {
   const AllocatorStats memory = allocator(device).stats();
   const int64_t peak = memory.peak_bytes;
   const int64_t estimate =
-      estimate_memory(model, config.dtype, {.micro_batch_tokens = largest, .device = device})
+      estimate_memory(model, config.dtype,
+                      {.micro_batch_tokens = largest,
+                       .whole_masters = config.optimizer.storage.master == MasterKind::kF32,
+                       .bf16_moments = config.optimizer.storage.moments == MomentKind::kBF16,
+                       .device = device})
           .peak();
   const double flops = train_flops_per_token(model, static_cast<double>(model.context)) *
                        static_cast<double>(tokens);
@@ -144,7 +148,8 @@ int run(int argc, char** argv) {
     std::printf("MFU                   %.1f %%\n", 100 * flops / seconds / 989e12);
   else
     print_cpu_share(model, tokens, flops / seconds);
-  bench::print_op_times(device, step, bench::step_costs(learner.model(), tokens));
+  bench::print_op_times(device, step,
+                        bench::step_costs(learner.model(), config.optimizer.storage, tokens));
   return 0;
 }
 

@@ -31,7 +31,7 @@ std::vector<int64_t> own_times(const std::vector<TraceEvent>& events, Device dev
 
 }  // namespace
 
-OpCosts step_costs(const Transformer& model, int64_t tokens) {
+OpCosts step_costs(const Transformer& model, const OptimizerStorage& storage, int64_t tokens) {
   const ModelConfig& c = model.config();
   const auto element = static_cast<double>(dtype_size(model.dtype()));
   const auto sums = static_cast<double>(dtype_size(accumulate_dtype(model.dtype())));
@@ -75,8 +75,10 @@ OpCosts step_costs(const Transformer& model, int64_t tokens) {
   if (c.position == PositionType::kRope)
     out["rope"].bytes = 2 * layers * t * 2 * (q + kv) * element;
   // Weight, master where there is one, and both moments are read and written, gradients read.
-  const double weight = model.dtype() == DType::kBF16 ? element + sums : element;
-  out["adamw_step"].bytes = parameters * (2 * (weight + 2 * sums) + sums);
+  const bool split = storage.master == MasterKind::kSplit;
+  const double master = model.dtype() == DType::kBF16 ? split ? 2 : 4 : 0;
+  const double moment = storage.moments == MomentKind::kBF16 ? 2 : sums;
+  out["adamw_step"].bytes = parameters * (2 * (element + master + 2 * moment) + sums);
   out["grad_norm"].bytes = parameters * sums;
   return out;
 }

@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-#include "nn/transformer.h"
+#include "trainers/config.h"
 
 namespace cohort::bench {
 
@@ -17,7 +17,7 @@ struct OpCost {
 using OpCosts = std::map<std::string, OpCost>;
 
 // Of the ops of a step over `tokens` tokens, in sequences of the model's context, that take time.
-OpCosts step_costs(const Transformer& model, int64_t tokens);
+OpCosts step_costs(const Transformer& model, const OptimizerStorage& storage, int64_t tokens);
 
 // Traces a few steps and prints a line for each op, the longest first: milliseconds a step, share
 // of the step and, on CUDA, share of the roofline (Williams et al. 2009) of an H100 or H200 in
