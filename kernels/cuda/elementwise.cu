@@ -163,8 +163,11 @@ struct GatedGradients : BinaryGradients<Op> {  // of dy, gate, up
   static constexpr unsigned kWideIn = 0b110, kWideOut = 0b11;
 };
 template <class Op>
-struct GatedGradientsAndValue : Formula<3, 3, Grad::kAccumulate> {  // of dy, gate, up
+struct GatedGradientsAndValue {  // of dy, gate, up
+  static constexpr int kIn = 3, kOut = 3;
+  static constexpr bool kAccumulates = true;
   static constexpr unsigned kWideIn = 0b110, kWideOut = 0b011;
+  __device__ void begin() {}
   __device__ void operator()(const float (&in)[3], float (&out)[3]) const {
     out[0] = in[0] * Op::da(in[1], in[2]);
     out[1] = in[0] * Op::db(in[1], in[2]);
