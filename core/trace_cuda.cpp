@@ -15,9 +15,14 @@
 namespace cohort::cuda {
 namespace {
 
+// Calls of the driver and the runtime are of no interest in themselves, but what they have started
+// is correlated with an op only where they are recorded.
 constexpr CUpti_ActivityKind kKinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
-                                         CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET,
-                                         CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION};
+                                         CUPTI_ACTIVITY_KIND_MEMCPY,
+                                         CUPTI_ACTIVITY_KIND_MEMSET,
+                                         CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION,
+                                         CUPTI_ACTIVITY_KIND_RUNTIME,
+                                         CUPTI_ACTIVITY_KIND_DRIVER};
 constexpr auto kOps = CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0;
 
 // The library's functions.
@@ -96,7 +101,14 @@ std::string kernel_name(const char* mangled) {
   for (const std::string_view part :
        {"(anonymous namespace)::", "cohort::", "kernels::", "cuda::", "void "})
     for (size_t at; (at = name.find(part)) != std::string::npos;) name.erase(at, part.size());
-  return name.substr(0, name.find('('));
+  if (!name.ends_with(')')) return name;
+  // The parenthesis that the last one closes: there may be others in template arguments.
+  size_t begin = name.size() - 1;
+  for (int open = 1; open > 0 && begin > 0;) {
+    const char c = name[--begin];
+    open += (c == ')') - (c == '(');
+  }
+  return name.substr(0, begin);
 }
 
 const char* copy_name(uint8_t kind) {
