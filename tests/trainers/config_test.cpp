@@ -143,7 +143,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "    max_completion_length: 6\n"
       "    max_concurrent: 2\n"
       "    stop_tokens: [1, 2]\n"
-      "    optimizer: {master: f32, moments: bf16}\n"
+      "    dtype: f32\n    optimizer: {master: f32, moments: bf16}\n"
       "    epsilon: 0.1\n"
       "    epsilon_high: 0.28\n"
       "    beta: 0.04\n"
