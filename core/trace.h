@@ -37,8 +37,8 @@ class Trace {
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
-  // Waits for the device; ends the recording. Phases and ops in the order in which they ended
-  // or, where others lie in them, began; then kernels and copies.
+  // Waits for the device and ends the recording. Ops come in the order in which they began, phases
+  // among them in that in which they ended; then kernels and copies.
   std::vector<TraceEvent> finish();
 
  private:
