@@ -59,11 +59,16 @@ COHORT_DEFINE_BINARY(Div, div)
 
 namespace {
 
+// For a result whose rows have other lengths than those of x.
+Tensor empty_rows(const Tensor& x, int64_t columns) {
+  Shape shape = x.shape();
+  shape[-1] = columns;
+  return Tensor::empty(shape, x.dtype(), x.device());
+}
+
 Variable gated(const char* name, void (*forward)(const kernels::GatedForward&),
                void (*backward)(const kernels::GatedBackward&), const Variable& x) {
-  Shape shape = x.shape();
-  shape[-1] /= 2;
-  Tensor y = Tensor::empty(shape, x.value().dtype(), x.value().device());
+  Tensor y = empty_rows(x.value(), x.shape()[-1] / 2);
   forward({.y = y, .x = x.value()});
   return make_node(name, y, {x}, [backward, x = x.value()](const Tensor& dy, Gradients& g) {
     backward({.dx = g.slot(0), .dy = dy, .x = x});
@@ -161,22 +166,27 @@ Variable matmul(const Variable& a, const Variable& b, Transpose trans_a, Transpo
   });
 }
 
+namespace {
+
+// The gradients of w and bias, inputs 1 and 2 of a node that ends with linear(x, w, bias).
+void linear_weight_gradients(const Tensor& dy, const SavedTensor& x, Gradients& g) {
+  if (GradSlot dw = g.weight_slot(1); dw.tensor.defined())
+    kernels::matmul(
+        {.c = dw.tensor, .a = dy, .b = x.get(), .desc = {.a = Transpose::kYes, .out = dw.mode}});
+  if (GradSlot db = g.weight_slot(2); db.tensor.defined())
+    kernels::bias_backward({.dbias = db, .dy = dy});
+}
+
+}  // namespace
+
 Variable linear(const Variable& x, const Variable& w, const Variable& bias) {
-  Shape shape = x.shape();
-  shape[-1] = w.value().dim(0);
-  Tensor y = Tensor::empty(shape, x.value().dtype(), x.value().device());
+  Tensor y = empty_rows(x.value(), w.value().dim(0));
   kernels::linear_forward({.y = y, .x = x.value(), .w = w.value(), .bias = bias.value()});
   return make_node("linear", y, {x, w, bias},
                    [x = SavedTensor(x), w = w.value()](const Tensor& dy, Gradients& g) {
                      if (GradSlot dx = g.slot(0); dx.tensor.defined())
                        kernels::matmul({.c = dx.tensor, .a = dy, .b = w, .desc = {.out = dx.mode}});
-                     if (GradSlot dw = g.weight_slot(1); dw.tensor.defined())
-                       kernels::matmul({.c = dw.tensor,
-                                        .a = dy,
-                                        .b = x.get(),
-                                        .desc = {.a = Transpose::kYes, .out = dw.mode}});
-                     if (GradSlot db = g.weight_slot(2); db.tensor.defined())
-                       kernels::bias_backward({.dbias = db, .dy = dy});
+                     linear_weight_gradients(dy, x, g);
                    });
 }
 
@@ -201,33 +211,22 @@ GatedCalls calls_of(kernels::GatedOp op) {
 
 Variable gated_then_linear(const Variable& x, kernels::GatedOp op, const Variable& w,
                            const Variable& bias) {
-  const auto empty_of = [](const Tensor& x, int64_t columns) {
-    Shape shape = x.shape();
-    shape[-1] = columns;
-    return Tensor::empty(shape, x.dtype(), x.device());
-  };
   const GatedCalls calls = calls_of(op);
-  Tensor gated = empty_of(x.value(), x.value().dim(-1) / 2);
+  Tensor gated = empty_rows(x.value(), x.value().dim(-1) / 2);
   calls.forward({.y = gated, .x = x.value()});
-  Tensor y = empty_of(x.value(), w.value().dim(0));
+  Tensor y = empty_rows(x.value(), w.value().dim(0));
   kernels::linear_forward({.y = y, .x = gated, .w = w.value(), .bias = bias.value()});
   return make_node("gated_then_linear", y, {x, w, bias},
-                   [calls, empty_of, x = x.value(), w = w.value()](const Tensor& dy, Gradients& g) {
+                   [calls, x = x.value(), w = w.value()](const Tensor& dy, Gradients& g) {
                      // The gradient of op(x), then op(x) in its place.
-                     Tensor gated = empty_of(x, x.dim(-1) / 2);
+                     Tensor gated = empty_rows(x, x.dim(-1) / 2);
                      if (GradSlot dx = g.slot(0); dx.tensor.defined()) {
                        kernels::matmul({.c = gated, .a = dy, .b = w});
                        calls.backward({.dx = dx, .dy = gated, .x = x, .y = gated});
                      } else {
                        calls.forward({.y = gated, .x = x});
                      }
-                     if (GradSlot dw = g.weight_slot(1); dw.tensor.defined())
-                       kernels::matmul({.c = dw.tensor,
-                                        .a = dy,
-                                        .b = gated,
-                                        .desc = {.a = Transpose::kYes, .out = dw.mode}});
-                     if (GradSlot db = g.weight_slot(2); db.tensor.defined())
-                       kernels::bias_backward({.dbias = db, .dy = dy});
+                     linear_weight_gradients(dy, SavedTensor(Variable(gated)), g);
                    });
 }
 

@@ -148,8 +148,10 @@ int run(int argc, char** argv) {
     std::printf("MFU                   %.1f %%\n", 100 * flops / seconds / 989e12);
   else
     print_cpu_share(model, tokens, flops / seconds);
-  bench::print_op_times(device, step,
-                        bench::step_costs(learner.model(), config.optimizer.storage, tokens));
+  // A step of several ranks is made by all of them.
+  if (!group)
+    bench::print_op_times(device, step,
+                          bench::step_costs(learner.model(), config.optimizer.storage, tokens));
   return 0;
 }
 

@@ -59,7 +59,7 @@ run_scale() {
       eval.every=0 data.text="$COHORT_TEST_DATA/tinyshakespeare/input.txt" output_dir="$OUT/curve$gpus" >"$OUT/curve$gpus.log" 2>&1 || failed=1
     grep -h '"loss"' "$OUT/curve$gpus/metrics.jsonl" | sed -n '1p;2p;50p' | cut -c1-90
   done
-  build/cuda/bench/cohort_bench_step bench/configs/qwen2_0_5b.yaml --vocab 151936 | grep -E 'step|tokens'
+  build/cuda/bench/cohort_bench_step bench/configs/qwen2_0_5b.yaml --vocab 151936 | grep -E '^(step|tokens)'
   for rank in 1 0; do
     RANK=$rank LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 100 \
       build/cuda/bench/cohort_bench_step bench/configs/qwen2_0_5b.yaml --vocab 151936 >"$OUT/scale$rank.log" 2>&1 &
@@ -123,8 +123,8 @@ run_steps() {
     sleep 3
     build/cuda/bench/cohort_bench_step "bench/configs/$shape.yaml" --vocab "$vocab" model.recompute=cheap ${STEP_OVERRIDES:-} >"$OUT/step_${shape}_cheap.log" 2>&1 || failed=1
     echo "-- $shape; with recompute: cheap; PyTorch"
-    note "$OUT/step_$shape.log" 12
-    note "$OUT/step_${shape}_cheap.log" 12
+    note "$OUT/step_$shape.log" 30
+    head -n 7 "$OUT/step_${shape}_cheap.log"
     note "$OUT/peer_$shape.log" 1
   done
 }
@@ -145,7 +145,7 @@ run_against() {
     for build in "$base" build/cuda; do
       for shape in gpt2_124m:50304 qwen2_0_5b:151936; do
         echo "-- $round $build ${shape%:*}"
-        "$build/bench/cohort_bench_step" "bench/configs/${shape%:*}.yaml" --vocab "${shape#*:}" 2>&1 | grep -E 'tokens/s|step'
+        "$build/bench/cohort_bench_step" "bench/configs/${shape%:*}.yaml" --vocab "${shape#*:}" 2>&1 | grep -E '^(tokens/s|step)'
         sleep 3
       done
       "$build/cohort" train configs/demo.yaml device=cuda stages.0.steps=50 stages.1.steps=200 eval.every=0 \

@@ -106,11 +106,12 @@ StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t
 std::string choose_micro_batch(TrainConfig& config, const StagePreview& stage, int64_t ranks,
                                int64_t available) {
   if (config.micro_batch_tokens) return "";
-  constexpr int64_t kUnit = 1024, kGood = 8192, kMost = 32768;
+  constexpr int64_t kUnit = 1024, kMost = 32768;
   constexpr double kShare = 0.9;  // the rest is for what kernels and libraries take for themselves
   const auto room = static_cast<int64_t>(kShare * static_cast<double>(available));
   ModelConfig model = stage.model;
-  // What a micro batch of so many tokens takes; the tokens are those that it can have.
+  // Whether micro batches of so many tokens fit. config gets the tokens that they can have: at
+  // least a sequence, at most a rank's share of the step; peak what these take.
   int64_t peak = 0;
   const auto fits = [&](int64_t tokens) {
     config.micro_batch_tokens = tokens;
@@ -122,8 +123,8 @@ std::string choose_micro_batch(TrainConfig& config, const StagePreview& stage, i
   for (const Recompute recompute : {Recompute::kNone, Recompute::kCheap, Recompute::kBlock}) {
     if (recompute < stage.model.recompute) continue;
     model.recompute = recompute;
-    if (recompute != Recompute::kBlock && !fits(kGood)) continue;
-    // Fewer than `good` units fit or are taken anyway, `bad` do not.
+    if (recompute != Recompute::kBlock && !fits(kMicroBatchTokens)) continue;
+    // `good` units fit, or it is 0; `bad` do not.
     int64_t good = 0, bad = kMost / kUnit + 1;
     while (bad - good > 1) {
       const int64_t middle = (good + bad) / 2;

@@ -1,7 +1,8 @@
 #include "trainers/trace_file.h"
 
 #include <algorithm>
-#include <map>
+#include <compare>
+#include <set>
 
 #include "data/json.h"
 
@@ -13,9 +14,7 @@ using Kind = TraceEvent::Kind;
 // Where an event is shown: Chrome's "process" and "thread".
 struct Row {
   int64_t group, row;
-  bool operator<(const Row& other) const {
-    return group != other.group ? group < other.group : row < other.row;
-  }
+  auto operator<=>(const Row&) const = default;
 };
 constexpr int64_t kHost = 1, kGpu = 2;
 
@@ -54,17 +53,17 @@ double microseconds(int64_t nanoseconds) {
 
 std::string chrome_trace(std::span<const TraceEvent> events) {
   int64_t first = events.empty() ? 0 : events[0].begin;
-  std::map<Row, int64_t> rows;
+  std::set<Row> rows;
   for (const TraceEvent& event : events) {
     first = std::min(first, event.begin);
-    rows[row_of(event)] += 1;
+    rows.insert(row_of(event));
   }
   std::string out = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
   const auto add = [&](const Json& event) {
     out += out.back() == '[' ? "\n" : ",\n";
     out += event.dump();
   };
-  for (const auto& [row, count] : rows) {
+  for (const Row& row : rows) {
     add(name_event("process_name", row, row.group == kGpu ? "GPU" : "host"));
     add(name_event("thread_name", row, row_name(row)));
   }
