@@ -12,21 +12,18 @@ namespace {
 constexpr int kSteps = 3;
 constexpr double kPeakFlops = 989e12;
 
-// Nanoseconds of each event that count for its op.
-std::vector<int64_t> own_times(const std::vector<TraceEvent>& events, Device device) {
+// The op that an event belongs to, itself not called by another; null: none.
+const TraceEvent* outermost_op(const std::vector<TraceEvent>& events, const TraceEvent& event) {
+  const TraceEvent* op = event.kind == TraceEvent::Kind::kOp ? &event : nullptr;
+  for (int64_t next = event.op; next >= 0; next = op->op) op = &events[static_cast<size_t>(next)];
+  return op;
+}
+
+// Whether an event's time counts: kernels and copies on CUDA, on the CPU ops.
+bool counts(const TraceEvent& event, Device device) {
   using Kind = TraceEvent::Kind;
-  std::vector<int64_t> own(events.size(), 0);
-  for (size_t i = 0; i < events.size(); ++i) {
-    const TraceEvent& event = events[i];
-    const int64_t time = event.end - event.begin;
-    if (device.is_cuda()) {
-      if (event.kind == Kind::kKernel || event.kind == Kind::kCopy) own[i] = time;
-    } else if (event.kind == Kind::kOp) {
-      own[i] += time;
-      if (event.op >= 0) own[static_cast<size_t>(event.op)] -= time;
-    }
-  }
-  return own;
+  if (device.is_cuda()) return event.kind == Kind::kKernel || event.kind == Kind::kCopy;
+  return event.kind == Kind::kOp && event.op < 0;
 }
 
 }  // namespace
@@ -88,22 +85,18 @@ void print_op_times(Device device, const std::function<void()>& step, const OpCo
   Trace trace(device);
   for (int i = 0; i < kSteps; ++i) step();
   const std::vector<TraceEvent> events = trace.finish();
-  const std::vector<int64_t> own = own_times(events, device);
   struct Time {
     int64_t nanoseconds = 0, calls = 0;
   };
   std::map<std::string, Time> times;
   int64_t all = 0;
-  for (size_t i = 0; i < events.size(); ++i) {
-    const TraceEvent& event = events[i];
-    const bool is_op = event.kind == TraceEvent::Kind::kOp;
-    const TraceEvent* op = is_op           ? &event
-                           : event.op >= 0 ? &events[static_cast<size_t>(event.op)]
-                                           : nullptr;
+  for (const TraceEvent& event : events) {
+    const TraceEvent* op = outermost_op(events, event);
     Time& time = times[op == nullptr ? event.name : op->name];
-    time.nanoseconds += own[i];
-    time.calls += is_op;
-    all += own[i];
+    time.calls += op == &event;
+    if (!counts(event, device)) continue;
+    time.nanoseconds += event.end - event.begin;
+    all += event.end - event.begin;
   }
   std::vector<std::pair<std::string, Time>> sorted(times.begin(), times.end());
   std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) {

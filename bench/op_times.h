@@ -22,7 +22,7 @@ OpCosts step_costs(const Transformer& model, const OptimizerStorage& storage, in
 // Traces a few steps and prints a line for each op, the longest first: milliseconds a step, share
 // of the step and, on CUDA, share of the roofline (Williams et al. 2009) of an H100 or H200 in
 // bf16: the larger of FLOPs / 989 TFLOP/s and bytes / the memory's bandwidth, over the time. Time
-// is that of kernels on CUDA, on the CPU that of the op without ops that it calls.
+// is that of kernels on CUDA, on the CPU that of the op, ops that it calls included.
 void print_op_times(Device device, const std::function<void()>& step, const OpCosts& costs);
 
 }  // namespace cohort::bench

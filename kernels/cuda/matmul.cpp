@@ -9,14 +9,17 @@
 // there one algorithm per weight serves every number of rows; likewise for bf16 on a GPU whose
 // cuBLASLt adds in another order. tests/kernels/matmul_cuda_test.cpp holds all of it.
 //
-// Determinism: an algorithm is a function of shapes and dtypes alone; nothing is timed. It is
-// chosen for the number of tokens rounded up where it can be, so that a run whose batches vary
-// remembers few.
+// Determinism: the bits of a product are a function of shapes and dtypes alone. Which of the
+// algorithms that add in the same order is the fastest is measured at the first product of its
+// size; what adds in another order, because it splits a long sum over tokens, is cuBLASLt's first
+// suggestion. Algorithms are chosen for the number of tokens rounded up where they can be, so that
+// a run whose batches vary remembers few.
 #include <cublasLt.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -34,6 +37,7 @@ namespace {
 
 constexpr size_t kWorkspace = size_t{32} << 20;
 constexpr int64_t kRowsForAll = 2048;  // where one algorithm serves all, it is that of this many
+constexpr int64_t kFewRows = 128;      // bf16: fewer rows use the algorithm of this many
 // What an algorithm is compared on: it adds in one way, however many rows and columns there are.
 constexpr int64_t kComparedRows = 256, kComparedCols = 1024;
 
@@ -215,27 +219,33 @@ cublasStatus_t run(const Choice& choice, const Key& key, const Operands& operand
                         workspace.defined() ? workspace.raw() : nullptr, choice.workspace, queue);
 }
 
+// True while a stream's work becomes a CUDA graph: then nothing can be waited for.
+bool is_recording(Device device) {
+  cudaStreamCaptureStatus status;
+  COHORT_CUDA_CHECK(cudaStreamIsCapturing(::cohort::cuda::stream(device), &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
 // Random matrices of the key's layouts, small in M and N, on which algorithms are compared with the
 // order that products are defined by. Waits for the device.
 class Comparison {
  public:
   explicit Comparison(Key key) : key_(key), device_(Device::cuda(key.device)) {
-    cudaStreamCaptureStatus recording;
-    COHORT_CUDA_CHECK(cudaStreamIsCapturing(::cohort::cuda::stream(device_), &recording));
-    COHORT_CHECK(recording == cudaStreamCaptureStatusNone,
+    COHORT_CHECK(!is_recording(device_),
                  "[matmul] a product is recorded before it was done once: its algorithm cannot be "
                  "compared now");
     key_.m = kComparedRows;
     key_.n = std::min(key_.n, kComparedCols);
     uint64_t seed = 0;
-    const auto random = [&](int64_t rows, int64_t cols) {
-      Tensor t = Tensor::empty({rows, cols}, key_.in, device_);
-      fill_for_comparison(t, seed++);
-      return t;
+    const auto random = [&](int64_t rows, int64_t cols, Transpose t) {
+      if (t == Transpose::kYes) std::swap(rows, cols);
+      Tensor out = Tensor::empty({rows, cols}, key_.in, device_);
+      fill_for_comparison(out, seed++);
+      return out;
     };
-    a_ = random(key_.m, key_.k);
-    b_ = key_.b == Transpose::kYes ? random(key_.n, key_.k) : random(key_.k, key_.n);
-    if (key_.with_bias) bias_ = random(1, key_.n).reshape({key_.n});
+    a_ = random(key_.m, key_.k, key_.a);
+    b_ = random(key_.k, key_.n, key_.b);
+    if (key_.with_bias) bias_ = random(1, key_.n, Transpose::kNo).reshape({key_.n});
     c_ = Tensor::empty({key_.m, key_.n}, key_.out, device_);
   }
 
@@ -260,29 +270,72 @@ class Comparison {
   Tensor a_, b_, bias_, c_;
 };
 
-// The best suggestion that adds in order, if there is one.
-std::optional<Choice> choose_in_order(const Key& key) {
+// The suggestions that add in order, the best first.
+std::vector<Choice> suggestions_in_order(const Key& key) {
   Comparison comparison(key);
-  int refused = 0;
-  std::optional<Choice> out;
-  for (const Choice& choice : suggestions(key)) {
-    if (comparison.adds_in_order(choice)) {
-      out = choice;
-      break;
-    }
-    ++refused;
-  }
+  const std::vector<Choice> all = suggestions(key);
+  std::vector<Choice> out;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(out),
+               [&](const Choice& choice) { return comparison.adds_in_order(choice); });
+  const size_t refused = all.size() - out.size();
   const auto say = refused > 0 ? logging::Level::kInfo : logging::Level::kDebug;
-  logging::write(
-      say, str("[matmul] ", key.m, " x ", key.k, " times ", key.k, " x ", key.n, ": ", refused,
-               " of cuBLASLt's algorithms do not add in order", out ? "" : "; none is left"));
+  logging::write(say,
+                 str("[matmul] ", key.m, " x ", key.k, " times ", key.k, " x ", key.n, ": ",
+                     refused, " of ", all.size(), " of cuBLASLt's algorithms do not add in order"));
   return out;
+}
+
+// A stretch of a stream, timed.
+class Stopwatch {
+ public:
+  explicit Stopwatch(cudaStream_t queue) : queue_(queue) {
+    for (cudaEvent_t& event : events_) COHORT_CUDA_CHECK(cudaEventCreate(&event));
+  }
+  ~Stopwatch() {
+    for (cudaEvent_t event : events_) cudaEventDestroy(event);
+  }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+  void start() { COHORT_CUDA_CHECK(cudaEventRecord(events_[0], queue_)); }
+  float milliseconds() {
+    COHORT_CUDA_CHECK(cudaEventRecord(events_[1], queue_));
+    COHORT_CUDA_CHECK(cudaEventSynchronize(events_[1]));
+    float out = 0;
+    COHORT_CUDA_CHECK(cudaEventElapsedTime(&out, events_[0], events_[1]));
+    return out;
+  }
+
+ private:
+  cudaStream_t queue_;
+  std::array<cudaEvent_t, 2> events_{};
+};
+
+// The fastest of several algorithms with equal bits, by products that overwrite c. An algorithm
+// that does not take these operands is no candidate.
+Choice fastest(const std::vector<Choice>& choices, const Key& key, const Operands& operands) {
+  constexpr int kRounds = 4, kRepeats = 2;  // the first round warms up
+  Stopwatch watch(::cohort::cuda::stream(operands.a.device()));
+  constexpr float kNever = std::numeric_limits<float>::infinity();
+  std::vector<float> best(choices.size(), kNever);
+  for (int round = 0; round < kRounds; ++round)
+    for (size_t i = 0; i < choices.size(); ++i) {
+      if (round > 0 && best[i] == kNever) continue;
+      cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+      watch.start();
+      for (int repeat = 0; repeat < kRepeats && status == CUBLAS_STATUS_SUCCESS; ++repeat)
+        status = run(choices[i], key, operands, Grad::kOverwrite);
+      const float time = watch.milliseconds();
+      if (status == CUBLAS_STATUS_SUCCESS)
+        best[i] = round > 0 ? std::min(best[i], time) : std::numeric_limits<float>::max();
+    }
+  return choices[static_cast<size_t>(std::min_element(best.begin(), best.end()) - best.begin())];
 }
 
 // True if every row of all three matrices may be read 16 bytes at a time.
 bool rows_of_16_bytes(const Key& key) {
-  return row_alignment(key.k, key.in) == 16 && row_alignment(key.n, key.out) == 16 &&
-         (key.b == Transpose::kYes || row_alignment(key.n, key.in) == 16);
+  return row_alignment(key.a == Transpose::kYes ? key.m : key.k, key.in) == 16 &&
+         row_alignment(key.b == Transpose::kYes ? key.k : key.n, key.in) == 16 &&
+         row_alignment(key.n, key.out) == 16;
 }
 
 // True for products that every algorithm without split-K adds up in the same order.
@@ -299,14 +352,6 @@ Key with_rounded_tokens(Key key) {
   return key;
 }
 
-// bf16: fewer rows use the algorithm of this many. For 128 rows of narrow products with a long K
-// cuBLASLt 13 suggests a kernel that is ten times slower than that for 256 (896 x 4,864 on an H200:
-// 114 us against 10), for wide ones the other way round by up to 1.5.
-int64_t few_rows(const Key& key) {
-  constexpr int64_t kNarrow = 2048;
-  return key.n <= kNarrow ? 256 : 128;
-}
-
 // The algorithms that the process has chosen and compared, each once.
 class Choices {
  public:
@@ -315,44 +360,60 @@ class Choices {
     return all;
   }
 
-  const Choice& find(Key key) {
+  // The algorithm for products of `chosen`'s sizes. Several with equal bits are compared by time in
+  // the first product of `key`, which is at hand, that overwrites c.
+  Choice find(Key chosen, const Key& key, const Operands& operands, Grad out) {
     std::lock_guard lock(mutex_);
-    if (has_one_order(key)) {
-      const std::optional<Choice>& any = in_order(key);
-      if (any) {
-        key.m = std::max(key.m, few_rows(key));
-        return remember(key, [&] { return choose_in_order(key).value_or(*any); });
-      }
-    }
-    if (key.split_k == SplitK::kNever) key.m = kRowsForAll;
-    return remember(key, [&] { return suggestions(key).front(); });
+    std::vector<Choice>& choices = candidates(chosen);
+    if (choices.size() > 1 && out == Grad::kOverwrite && !is_recording(operands.a.device()))
+      choices = {fastest(choices, key, operands)};
+    return choices.front();
   }
 
   // Whether the weight's products are summed in the order of product_order.h.
   bool are_in_order(const Key& key) {
     std::lock_guard lock(mutex_);
-    return has_one_order(key) && in_order(key).has_value();
+    return has_one_order(key) && !in_order(key).empty();
   }
 
  private:
-  // An algorithm in order for the weight of any number of rows. It is asked for first, so that the
-  // answer does not depend on which number of rows comes first.
-  const std::optional<Choice>& in_order(Key key) {
-    key.m = kRowsForAll;
-    auto it = in_order_.find(key);
-    if (it == in_order_.end()) it = in_order_.emplace(key, choose_in_order(key)).first;
-    return it->second;
+  // Algorithms with equal bits, the best guess first.
+  std::vector<Choice>& candidates(Key key) {
+    if (has_one_order(key)) {
+      if (const std::vector<Choice>& any = in_order(key); !any.empty()) {
+        key.m = std::max(key.m, kFewRows);
+        return remember(choices_, key, [&] {
+          std::vector<Choice> out = suggestions_in_order(key);
+          return out.empty() ? any : out;
+        });
+      }
+    }
+    if (key.split_k == SplitK::kNever) key.m = kRowsForAll;
+    return remember(choices_, key, [&]() -> std::vector<Choice> {
+      const Choice first = suggestions(key).front();
+      Key unsplit = key;
+      unsplit.split_k = SplitK::kNever;
+      if (is_unsplit(first.algorithm) && has_one_order(unsplit))
+        if (std::vector<Choice> out = suggestions_in_order(unsplit); !out.empty()) return out;
+      return {first};
+    });
   }
+  // Algorithms in order for the weight of any number of rows. They are asked for first, so that the
+  // answer does not depend on which number of rows comes first.
+  const std::vector<Choice>& in_order(Key key) {
+    key.m = kRowsForAll;
+    return remember(in_order_, key, [&] { return suggestions_in_order(key); });
+  }
+  using Known = std::map<Key, std::vector<Choice>>;
   template <class Choose>
-  const Choice& remember(const Key& key, Choose&& choose) {
-    auto it = choices_.find(key);
-    if (it == choices_.end()) it = choices_.emplace(key, choose()).first;
+  static std::vector<Choice>& remember(Known& known, const Key& key, Choose&& choose) {
+    auto it = known.find(key);
+    if (it == known.end()) it = known.emplace(key, choose()).first;
     return it->second;
   }
 
   std::mutex mutex_;
-  std::map<Key, std::optional<Choice>> in_order_;
-  std::map<Key, Choice> choices_;
+  Known in_order_, choices_;
 };
 
 // c (+)= op(a) op(b) + bias; `bias` may be undefined.
@@ -381,8 +442,9 @@ void product(Tensor& c, const Tensor& a, const Tensor& b, const Tensor& bias,
   if (desc.out == Grad::kOverwrite && key.b == Transpose::kYes &&
       is_skinny({key.m, key.n, key.k}, device) && Choices::get().are_in_order(key))
     return skinny_product({.y = c, .x = a, .w = b, .bias = bias});
+  const Operands operands{.c = c, .a = a, .b = b, .bias = bias};
   const auto run_as = [&](const Key& chosen) {
-    return run(Choices::get().find(chosen), key, {.c = c, .a = a, .b = b, .bias = bias}, desc.out);
+    return run(Choices::get().find(chosen, key, operands, desc.out), key, operands, desc.out);
   };
   cublasStatus_t status = run_as(with_rounded_tokens(key));
   // Some algorithms that sum over tokens take multiples of a few of them only.
