@@ -279,9 +279,9 @@ std::vector<Choice> suggestions_in_order(const Key& key) {
                [&](const Choice& choice) { return comparison.adds_in_order(choice); });
   const size_t refused = all.size() - out.size();
   const auto say = refused > 0 ? logging::Level::kInfo : logging::Level::kDebug;
-  logging::write(say,
-                 str("[matmul] ", key.m, " x ", key.k, " times ", key.k, " x ", key.n, ": ",
-                     refused, " of ", all.size(), " of cuBLASLt's algorithms do not add in order"));
+  logging::write(
+      say, str("[matmul] ", key.m, " x ", key.k, " times ", key.k, " x ", key.n, ": ", refused,
+               " of ", all.size(), " of cuBLASLt's algorithms do not add in order"));
   return out;
 }
 
