@@ -51,8 +51,9 @@ void head_logprob_forward(const HeadLogprobForward& args);
 // dentropy.
 //   dz[t, v] = (dlogprob[t] ([v = target] - p_v) - dentropy[t] p_v (log p_v + entropy[t]))
 //              / temperature
-// dz is rounded to x's dtype. On CUDA dx's sum over V may be cut into parts, so its bits depend on
-// the chunk; dw is summed over chunks in ascending order.
+// dz is rounded to x's dtype; where the gradients come beside log-probs in bf16, dz / dlogprob and
+// dlogprob x may be instead (cuda/head.cu). On CUDA dx's sum over V may be cut into parts, so its
+// bits depend on the chunk; dw is summed over chunks in ascending order.
 struct HeadLogprobBackward {
   GradOut dx;  // [T, C]
   GradOut dw;  // [V, C], a weight gradient

@@ -1,11 +1,16 @@
 // The fused head on CUDA: chunk by chunk the logits by the row-independent product, then one block
-// per token over its row.
+// per token over its row. Where gradients come beside the log-probs (bf16, sm_90), it is a cluster
+// of blocks that read the row once and hold it in registers: statistics first, then gradients. They
+// cannot contain dlogprob yet, which the caller computes from the log-probs; what it multiplies is
+// a token's row of x and of dx:
+//   dz[t, :] = dlogprob[t] d[t, :],  dx[t, :] = dlogprob[t] (d w)[t, :],  dw = d^T (dlogprob x)
 #include "kernels/head.h"
 
 #include <algorithm>
 #include <optional>
 #include <utility>
 
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/row_softmax.cuh"
 #include "kernels/matmul.h"
 
@@ -101,6 +106,160 @@ __global__ void __launch_bounds__(kRowThreads)
     write_row<false>(dz, logits, vocab, grad);
 }
 
+// A row over the blocks of a cluster: each has some of the runs of row_softmax(), and each of its
+// warps one chain of one run.
+constexpr int kParts = 8, kPartRuns = kRowWarps / kParts, kPartWarps = kPartRuns * kChains;
+constexpr int kPartThreads = 32 * kPartWarps;
+
+// What the blocks of a cluster show each other.
+struct PartSums {
+  float largest[kPartWarps];
+  double sum[kPartRuns], weighted[kPartRuns];
+};
+
+// The sum over all runs, in ascending order, of one value of each run.
+template <class ValueOf>
+__device__ double sum_of_runs(ValueOf&& value_of) {
+  const int run = threadIdx.x % kRowWarps;
+  const double mine = *in_block(value_of(run % kPartRuns), run / kPartRuns);
+  double total = __shfl_sync(0xffffffffu, mine, 0);
+  for (int r = 1; r < kRowWarps; ++r) total += __shfl_sync(0xffffffffu, mine, r);
+  return total;
+}
+
+// Statistics of each token, as row_softmax() gives them, and d[t, v] = ([v = target] - p_v) /
+// temperature in bf16. kPacks: packs of four logits that a thread holds at most.
+template <int kPacks>
+__global__ void __launch_bounds__(kPartThreads)
+    logprob_gradient_kernel(Statistics out, __nv_bfloat16* d, const float* logits,
+                            const int32_t* targets, int64_t vocab, float inverse_temperature) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  __shared__ PartSums shared;
+  __shared__ float sums[kPartWarps][32], weighted[kPartWarps][32];
+  const int64_t t = blockIdx.x / kParts;
+  const int part = blockIdx.x % kParts, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  logits += t * vocab;
+  d += t * vocab;
+  const int64_t run = run_length(vocab);
+  const int64_t begin = (part * kPartRuns + warp / kChains) * run, end = min(vocab, begin + run);
+  const int64_t first = begin + warp % kChains * kWarpTile + 4 * lane;
+  constexpr int kStep = kChains * kWarpTile;
+
+  // A pack is in the vocabulary, which is a multiple of 4, or behind it.
+  Pack<float, 4> z[kPacks];
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i)
+    if (first + i * kStep < end) z[i] = load_pack<4>(logits + first + i * kStep);
+  PartialSoftmax own;
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i)
+    if (first + i * kStep < end) own.add(z[i], inverse_temperature);
+
+  // The largest logit of all warps of the cluster, two of which each lane looks at.
+  float largest = own.largest;
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2)
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+  if (lane == 0) shared.largest[warp] = largest;
+  cluster_sync();
+  static_assert(kParts * kPartWarps == 64);
+  const float* const of_warp = &shared.largest[lane % kPartWarps];
+  largest = fmaxf(*in_block(of_warp, lane / kPartWarps),
+                  *in_block(of_warp, lane / kPartWarps + kParts / 2));
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2)
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+
+  // A run's sums: over its chains, then over the lanes, then over the runs.
+  own.rebase(largest, inverse_temperature);
+  sums[warp][lane] = own.sum;
+  weighted[warp][lane] = own.weighted;
+  __syncthreads();
+  if (warp % kChains == 0) {
+    double sum = 0, weighted_sum = 0;
+#pragma unroll
+    for (int c = 0; c < kChains; ++c) {
+      sum += static_cast<double>(sums[warp + c][lane]);
+      weighted_sum += static_cast<double>(weighted[warp + c][lane]);
+    }
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+      weighted_sum += __shfl_xor_sync(0xffffffffu, weighted_sum, offset);
+    }
+    if (lane == 0) {
+      shared.sum[warp / kChains] = sum;
+      shared.weighted[warp / kChains] = weighted_sum;
+    }
+  }
+  cluster_sync();
+  const RowSoftmax row{
+      .largest = largest,
+      .inverse_temperature = inverse_temperature,
+      .sum = sum_of_runs([&](int r) { return &shared.sum[r]; }),
+      .weighted = sum_of_runs([&](int r) { return &shared.weighted[r]; }),
+  };
+  const int32_t target = targets[t];
+  if (part == 0 && threadIdx.x == 0) {
+    const bool known = target >= 0 && target < vocab;
+    const float nan = __int_as_float(0x7fc00000);
+    out.logprob[t] = known ? row.logprob(logits[target]) : nan;
+    out.entropy[t] = known ? row.entropy() : nan;
+    out.lse[t] = known ? row.lse() : nan;
+  }
+  const LogitGrad grad{.inverse_temperature = inverse_temperature,
+                       .lse = row.lse(),
+                       .entropy = 0,
+                       .dlogprob = 1,
+                       .dentropy = 0,
+                       .target = target};
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i) {
+    const int64_t v = first + i * kStep;
+    if (v >= end) continue;
+    Pack<__nv_bfloat16, 4> packed;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) packed.v[n] = from_float<__nv_bfloat16>(grad(z[i].v[n], v + n));
+    store_pack(d + v, packed);
+  }
+  cluster_sync();  // no block ends while another reads its sums
+#endif
+}
+
+using LogprobGradient = void (*)(Statistics, __nv_bfloat16*, const float*, const int32_t*, int64_t,
+                                 float);
+// The kernel for rows of `vocab` logits; null where there is none.
+LogprobGradient logprob_gradient(int64_t vocab, DType dtype, Device device) {
+  if (dtype != DType::kBF16 || vocab % 4 != 0) return nullptr;
+  const auto holds = [&](int64_t packs) {
+    return vocab <= packs * kRowWarps * kChains * kWarpTile;
+  };
+  const LogprobGradient kernel = holds(8)    ? logprob_gradient_kernel<8>
+                                 : holds(20) ? logprob_gradient_kernel<20>
+                                 : holds(32) ? logprob_gradient_kernel<32>
+                                             : nullptr;
+  const bool runs = kernel != nullptr &&
+                    ::cohort::cuda::is_for_hopper(reinterpret_cast<const void*>(kernel), device);
+  return runs ? kernel : nullptr;
+}
+
+// out[t, c] (+)= factor[t] in[t, c], rounded once.
+template <class Out, class In>
+__global__ void scale_rows_kernel(Out* out, const In* in, const float* factor, int64_t count,
+                                  int64_t cols, bool accumulate) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const float scaled = factor[i / cols] * to_float(in[i]);
+  out[i] = from_float<Out>(accumulate ? to_float(out[i]) + scaled : scaled);
+}
+template <class Out, class In>
+void scale_rows(Tensor& out, const Tensor& in, const float* factor, Grad mode) {
+  constexpr int kThreads = 256;
+  launch("scale_rows", scale_rows_kernel<Out, In>, {blocks_for(in.numel(), kThreads), kThreads},
+         in.device(), pointer<Out>(out), pointer<In>(in), factor, in.numel(), in.cols(),
+         mode == Grad::kAccumulate);
+}
+
 // Turns logits into the gradients of x and w, chunk by chunk in ascending order. bf16 gradients of
 // logits are kept until there are enough for long products: one of few tokens would read and write
 // all of dw for little work.
@@ -122,38 +281,58 @@ class HeadBackward {
 
   // `logits` of the tokens from `begin` on, which may be overwritten; `tokens` are theirs.
   void add(int64_t begin, Tensor& logits, const TokenGrads& tokens) {
-    const int64_t count = logits.dim(0), vocab = logits.dim(1), end = begin + count;
-    const int64_t first = kept_.defined() ? begin / kept_.dim(0) * kept_.dim(0) : begin;
-    Tensor dz = kept_.defined() ? kept_.narrow(0, begin - first, count) : logits;
+    const int64_t count = logits.dim(0), vocab = logits.dim(1);
+    Tensor dz = kept_.defined() ? waiting(begin, count) : logits;
     dispatch_device(args_.x.dtype(), "head_backward", [&]<class T>() {
       launch("head_logits_backward", logits_backward_kernel<T>, {blocks_for(count, 1), kRowThreads},
              args_.x.device(), pointer<T>(dz), pointer<float>(std::as_const(logits)), tokens, vocab,
              args_.inverse_temperature);
     });
-    if (!kept_.defined())
-      products(first, dz);
-    else if (end - first == kept_.dim(0) || end == args_.x.dim(0))
-      products(first, kept_.narrow(0, 0, end - first));
+    if (kept_.defined())
+      added(begin + count, nullptr);
+    else
+      products(begin, dz, nullptr);
+  }
+
+  // Where the bf16 gradients of the logits of `count` tokens from `begin` on are to be written.
+  Tensor waiting(int64_t begin, int64_t count) {
+    return kept_.narrow(0, begin % kept_.dim(0), count);
+  }
+  // They are there up to `end`. dlogprob, of all tokens, is what they are still to be multiplied
+  // by; null: nothing.
+  void added(int64_t end, const float* dlogprob) {
+    if (end % kept_.dim(0) != 0 && end != args_.x.dim(0)) return;
+    const int64_t first = (end - 1) / kept_.dim(0) * kept_.dim(0);
+    products(first, kept_.narrow(0, 0, end - first), dlogprob);
   }
 
  private:
-  void products(int64_t begin, const Tensor& dz) {
+  void products(int64_t begin, const Tensor& dz, const float* dlogprob) {
     const int64_t count = dz.dim(0);
     // The wgrad adds up over the parts: the first overwrites or adds as asked, the others add.
-    if (args_.dw.tensor.defined())
+    if (args_.dw.tensor.defined()) {
+      Tensor x = args_.x.narrow(0, begin, count);
+      if (dlogprob != nullptr) {
+        const Tensor plain = x;
+        x = Tensor::empty_like(plain);
+        scale_rows<__nv_bfloat16, __nv_bfloat16>(x, plain, dlogprob + begin, Grad::kOverwrite);
+      }
       matmul(
           {.c = args_.dw.tensor,
            .a = dz,
-           .b = args_.x.narrow(0, begin, count),
+           .b = x,
            .desc = {.a = Transpose::kYes, .out = begin == 0 ? args_.dw.mode : Grad::kAccumulate}});
+    }
     if (args_.dx.tensor.defined()) {
       Tensor dx = args_.dx.tensor.narrow(0, begin, count);
       // This dgrad has few rows and a sum over the whole vocabulary: split-K is allowed, so that it
       // fills the device. No log-prob depends on it.
-      matmul({.c = dx,
-              .a = dz,
-              .b = args_.w,
-              .desc = {.out = args_.dx.mode, .split_k = SplitK::kAllowed}});
+      MatmulDesc desc{.out = args_.dx.mode, .split_k = SplitK::kAllowed};
+      if (dlogprob == nullptr) return matmul({.c = dx, .a = dz, .b = args_.w, .desc = desc});
+      desc.out = Grad::kOverwrite;
+      Tensor sums = Tensor::empty(dx.shape(), DType::kF32, dx.device());
+      matmul({.c = sums, .a = dz, .b = args_.w, .desc = desc});
+      scale_rows<__nv_bfloat16, float>(dx, sums, dlogprob + begin, args_.dx.mode);
     }
   }
 
@@ -176,16 +355,27 @@ void head_logprob_forward(const HeadLogprobForward& args) {
                                         .dw = args.gradients->dw,
                                         .rows = rows,
                                         .inverse_temperature = inverse_temperature});
+  const LogprobGradient with_gradient =
+      backward ? logprob_gradient(vocab, args.x.dtype(), args.x.device()) : nullptr;
   for_logit_chunks(args.x, args.w, rows, [&](int64_t begin, Tensor& logits) {
+    const int64_t count = logits.dim(0);
     const Statistics out{.logprob = pointer<float>(args.logprob) + begin,
                          .entropy = pointer<float>(args.entropy) + begin,
                          .lse = pointer<float>(args.lse) + begin};
     const int32_t* const targets = pointer<int32_t>(args.targets) + begin;
-    launch("head_logprob", logprob_kernel, {blocks_for(logits.dim(0), 1), kRowThreads},
-           args.x.device(), out, pointer<float>(std::as_const(logits)), targets, vocab,
-           inverse_temperature);
+    if (with_gradient != nullptr) {
+      Tensor d = backward->waiting(begin, count);
+      launch("head_logprob_gradient", with_gradient,
+             {.grid = blocks_for(count * kParts, 1), .block = kPartThreads, .cluster = kParts},
+             args.x.device(), out, pointer<__nv_bfloat16>(d), pointer<float>(std::as_const(logits)),
+             targets, vocab, inverse_temperature);
+      if (args.gradients->set_dlogprob) args.gradients->set_dlogprob(begin, count);
+      return backward->added(begin + count, pointer<float>(args.gradients->dlogprob));
+    }
+    launch("head_logprob", logprob_kernel, {blocks_for(count, 1), kRowThreads}, args.x.device(),
+           out, pointer<float>(std::as_const(logits)), targets, vocab, inverse_temperature);
     if (!backward) return;
-    if (args.gradients->set_dlogprob) args.gradients->set_dlogprob(begin, logits.dim(0));
+    if (args.gradients->set_dlogprob) args.gradients->set_dlogprob(begin, count);
     backward->add(begin, logits,
                   {.dlogprob = pointer<float>(args.gradients->dlogprob) + begin,
                    .dentropy = nullptr,

@@ -39,7 +39,7 @@ constexpr size_t kWorkspace = size_t{32} << 20;
 constexpr int64_t kRowsForAll = 2048;  // where one algorithm serves all, it is that of this many
 constexpr int64_t kFewRows = 128;      // bf16: fewer rows use the algorithm of this many
 // What an algorithm is compared on: it adds in one way, however many rows and columns there are.
-constexpr int64_t kComparedRows = 256, kComparedCols = 1024;
+constexpr int64_t kComparedRows = 256, kComparedCols = 256;
 
 void check(cublasStatus_t status, const char* what) {
   COHORT_CHECK(status == CUBLAS_STATUS_SUCCESS, "[matmul] ", what, ": ",

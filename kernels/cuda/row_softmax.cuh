@@ -1,8 +1,10 @@
 // The one row function behind every log-prob on CUDA: training's fused head and the sampler call it
 // on the same f32 logits and get the same bits. One block per row reads it once: each warp has one
-// run of consecutive ids, and each of its threads keeps the largest logit so far and the sums
-// relative to it, over ids that depend on the vocabulary's size only; the threads' sums are added
-// in a fixed order. The warps' sums tell a sampler in which run its draw lies.
+// run of consecutive ids, and each of its threads has kChains running sums, each with the largest
+// logit so far, over ids that depend on the vocabulary's size only; all sums are added in a fixed
+// order. The warps' sums tell a sampler in which run its draw lies. Training, which wants the
+// gradients of the same logits, spreads a row over the blocks of a cluster instead (head.cu), where
+// a warp has one chain of a run.
 #pragma once
 
 #include <cmath>
@@ -14,6 +16,8 @@ namespace cohort::kernels::cuda {
 inline constexpr int kRowThreads = 512, kRowWarps = kRowThreads / 32;
 // Ids that a warp and a block read at a time, four consecutive ones per thread.
 inline constexpr int kWarpTile = 4 * 32, kRowTile = 4 * kRowThreads;
+// Chain c of a run has every kChains-th tile of a warp from tile c on.
+inline constexpr int kChains = 4;
 
 // Ids of each warp's run; the last runs may be shorter, or empty.
 __device__ inline int64_t run_length(int64_t vocab) {
@@ -52,7 +56,7 @@ __device__ __forceinline__ Pack<float, 4> load_logits(const float* logits, int64
   return out;
 }
 
-// A thread's running sums.
+// The running sums of one chain over a thread's ids.
 struct PartialSoftmax {
   float largest = -INFINITY, sum = 0, weighted = 0;
 
@@ -68,27 +72,22 @@ struct PartialSoftmax {
     largest = to;
   }
 
-  template <int N>
-  __device__ void add(const Pack<float, 4> (&logits)[N], float inverse_temperature) {
-    float top = logits[0].v[0];
+  __device__ void add(const Pack<float, 4>& logits, float inverse_temperature) {
+    float top = logits.v[0];
 #pragma unroll
-    for (const auto& pack : logits)
-#pragma unroll
-      for (const float z : pack.v) top = fmaxf(top, z);
-    // One rescaling for a batch of 16 logits, and none once the largest is among those seen:
+    for (const float z : logits.v) top = fmaxf(top, z);
+    // One rescaling for a pack of logits, and none once the largest is among those seen:
     // exponentials are the cost here.
     if (top > largest) rebase(top, inverse_temperature);
     // While only excluded tokens (-inf) were seen, any finite number will do.
     const float from = largest == -INFINITY ? 0 : largest;
 #pragma unroll
-    for (const auto& pack : logits)
-#pragma unroll
-      for (const float z : pack.v) {
-        const float d = (z - from) * inverse_temperature, e = expf(d);
-        sum += e;
-        // An excluded token adds 0 rather than 0 times -inf.
-        weighted = e > 0 ? __fmaf_rn(e, d, weighted) : weighted;
-      }
+    for (const float z : logits.v) {
+      const float d = (z - from) * inverse_temperature, e = expf(d);
+      sum += e;
+      // An excluded token adds 0 rather than 0 times -inf.
+      weighted = e > 0 ? __fmaf_rn(e, d, weighted) : weighted;
+    }
   }
 };
 
@@ -98,27 +97,35 @@ struct PartialSoftmax {
 // warps' runs; they add up to `sum` in ascending order, to the bit.
 __device__ inline RowSoftmax row_softmax(const float* logits, int64_t vocab,
                                          float inverse_temperature, double* sum_of_warp) {
-  constexpr int kBatch = 4;  // loads in flight
   __shared__ float largest_of_warp[kRowWarps];
   __shared__ double weighted_of_warp[kRowWarps];
   const int64_t run = run_length(vocab), begin = threadIdx.x / 32 * run;
   const int64_t end = min(vocab, begin + run);
-  PartialSoftmax own;
-  for (int64_t v = begin + 4 * (threadIdx.x % 32); v < end; v += kBatch * kWarpTile) {
-    Pack<float, 4> batch[kBatch];
+  PartialSoftmax chains[kChains];
+  for (int64_t v = begin + 4 * (threadIdx.x % 32); v < end; v += kChains * kWarpTile) {
+    Pack<float, 4> batch[kChains];
     // All loads before the arithmetic, so that four are under way at a time.
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) batch[b] = load_logits(logits, v + b * kWarpTile, end);
-    own.add(batch, inverse_temperature);
+    for (int c = 0; c < kChains; ++c) batch[c] = load_logits(logits, v + c * kWarpTile, end);
+#pragma unroll
+    for (int c = 0; c < kChains; ++c) chains[c].add(batch[c], inverse_temperature);
   }
-  // Each thread's sums become relative to the row's largest logit; then they are added in f64.
-  const float largest = block_reduce<kRowThreads>(own.largest, largest_of_warp, Larger{});
-  own.rebase(largest, inverse_temperature);
+  float own = -INFINITY;
+#pragma unroll
+  for (const PartialSoftmax& chain : chains) own = fmaxf(own, chain.largest);
+  const float largest = block_reduce<kRowThreads>(own, largest_of_warp, Larger{});
+  // All sums become relative to the row's largest logit; then they are added in f64.
+  double sum = 0, weighted = 0;
+#pragma unroll
+  for (PartialSoftmax& chain : chains) {
+    chain.rebase(largest, inverse_temperature);
+    sum += static_cast<double>(chain.sum);
+    weighted += static_cast<double>(chain.weighted);
+  }
   return {.largest = largest,
           .inverse_temperature = inverse_temperature,
-          .sum = block_reduce<kRowThreads>(static_cast<double>(own.sum), sum_of_warp, Plus{}),
-          .weighted = block_reduce<kRowThreads>(static_cast<double>(own.weighted), weighted_of_warp,
-                                                Plus{})};
+          .sum = block_reduce<kRowThreads>(sum, sum_of_warp, Plus{}),
+          .weighted = block_reduce<kRowThreads>(weighted, weighted_of_warp, Plus{})};
 }
 
 }  // namespace cohort::kernels::cuda

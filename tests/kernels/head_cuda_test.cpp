@@ -166,6 +166,59 @@ TEST(CudaHead, GradientsBesideTheLossAreTheBackwards) {
     }
 }
 
+// A cluster of blocks holds a row, in packs whose number depends on the vocabulary: the same
+// log-probs to the bit, the gradients within their rounding.
+TEST(CudaHead, RowsThatAClusterHoldsGiveTheSameLogProbs) {
+  COHORT_REQUIRE_GPU(device);
+  for (const int64_t vocab : {4, 132, 2052, 50304, 65536, 65540, 151936, 163844, 262144, 262148})
+    for (const double temperature : {1.0, 0.7}) {
+      const int64_t tokens = 37;
+      const Case c = Case(tokens, 16, vocab, DType::kBF16, temperature).to(DType::kBF16, device);
+      const Forward f = forward(c);
+      const BesideTheLoss got = beside_the_loss(c.x, c.w, c.targets, c.dlogprob, c.desc);
+      EXPECT_TRUE(bit_equal(got.logprob.to(Device{}), f.logprob.to(Device{}))) << vocab;
+      EXPECT_TRUE(bit_equal(got.entropy.to(Device{}), f.entropy.to(Device{}))) << vocab;
+      EXPECT_TRUE(bit_equal(got.lse.to(Device{}), f.lse.to(Device{}))) << vocab;
+      const Backward exact = backward(c.to(DType::kF32, Device{}), {});
+      EXPECT_LE(relative_error(got.dw, exact.dw), 5e-3) << vocab;
+      EXPECT_LE(relative_error(got.dx, exact.dx), 1e-2) << vocab;
+      // Added to what is there.
+      Tensor dx = Tensor::full(c.x.shape(), 2, DType::kBF16, device);
+      Tensor dw = Tensor::full(c.w.shape(), 3, DType::kF32, device);
+      Tensor logprob = Tensor::empty({tokens}, DType::kF32, device),
+             entropy = Tensor::empty_like(logprob), lse = Tensor::empty_like(logprob);
+      const HeadLossGradients gradients{.dx = {dx, Grad::kAccumulate},
+                                        .dw = {dw, Grad::kAccumulate},
+                                        .dlogprob = c.dlogprob,
+                                        .set_dlogprob = {}};
+      head_logprob_forward({logprob, entropy, lse, c.x, c.w, c.targets, c.desc, &gradients});
+      const auto plus = [](const Tensor& t, double by) {
+        std::vector<double> values = t.to_vector<double>();
+        for (double& v : values) v += by;
+        return Tensor::from(values, t.shape());
+      };
+      EXPECT_LE(relative_error(dw, plus(exact.dw, 3)), 5e-3) << vocab;
+      EXPECT_LE(relative_error(dx, plus(exact.dx, 2)), 1e-2) << vocab;
+    }
+}
+
+// Excluded, infinite and unordered logits, where a row is held by a cluster and where it is not.
+TEST(CudaHead, UnusualLogitsGiveTheSameStatisticsBesideTheLoss) {
+  COHORT_REQUIRE_GPU(device);
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  for (const double odd : {-kInf, kInf, std::numeric_limits<double>::quiet_NaN()}) {
+    Case c(5, 8, 4104, DType::kBF16);
+    for (const int64_t v : {0, 7, 1000, 4103}) c.w.data<double>()[v * 8 + 3] = odd;
+    c.targets = ids({3, 7, -1, 4104, 4103});
+    c = c.to(DType::kBF16, device);
+    const Forward f = forward(c);
+    const BesideTheLoss got = beside_the_loss(c.x, c.w, c.targets, c.dlogprob, c.desc);
+    EXPECT_TRUE(bit_equal(got.logprob.to(Device{}), f.logprob.to(Device{}))) << odd;
+    EXPECT_TRUE(bit_equal(got.entropy.to(Device{}), f.entropy.to(Device{}))) << odd;
+    EXPECT_TRUE(bit_equal(got.lse.to(Device{}), f.lse.to(Device{}))) << odd;
+  }
+}
+
 TEST(CudaHead, BackwardAccumulatesAndSkips) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes) {
@@ -243,6 +296,12 @@ TEST(CudaHead, TwentyRunsHaveTheSameBits) {
       const Forward f = forward(c);
       const Backward b = backward(c, c.dentropy);
       return std::vector{f.logprob, f.entropy, f.lse, b.dx, b.dw};
+    });
+    const Case aligned = Case(300, 40, 50304, dtype).to(dtype, device);
+    expect_reproducible([&] {
+      const BesideTheLoss b =
+          beside_the_loss(aligned.x, aligned.w, aligned.targets, aligned.dlogprob, aligned.desc);
+      return std::vector{b.logprob, b.entropy, b.lse, b.dx, b.dw};
     });
   }
 }

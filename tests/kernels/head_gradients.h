@@ -7,18 +7,17 @@
 namespace cohort::kernels::test {
 
 struct BesideTheLoss {
-  Tensor logprob, lse, dx, dw;
+  Tensor logprob, entropy, lse, dx, dw;
 };
 
 // Each chunk's dlogprob is set when it is asked for.
 inline BesideTheLoss beside_the_loss(const Tensor& x, const Tensor& w, const Tensor& targets,
                                      const Tensor& dlogprob, const HeadDesc& desc) {
   const DType dtype = accumulate_dtype(x.dtype());
-  BesideTheLoss out{Tensor::empty({x.dim(0)}, dtype, x.device()),
-                    Tensor::empty({x.dim(0)}, dtype, x.device()), Tensor::empty_like(x),
+  const auto statistic = [&] { return Tensor::empty({x.dim(0)}, dtype, x.device()); };
+  BesideTheLoss out{statistic(), statistic(), statistic(), Tensor::empty_like(x),
                     Tensor::empty(w.shape(), dtype, x.device())};
-  Tensor entropy = Tensor::empty_like(out.lse),
-         asked = Tensor::zeros(out.lse.shape(), dtype, x.device());
+  Tensor asked = Tensor::zeros(out.lse.shape(), dtype, x.device());
   int64_t next = 0;
   const HeadLossGradients gradients{
       .dx = {out.dx},
@@ -29,7 +28,7 @@ inline BesideTheLoss beside_the_loss(const Tensor& x, const Tensor& w, const Ten
         next += count;
         asked.narrow(0, begin, count).copy_(dlogprob.narrow(0, begin, count));
       }};
-  head_logprob_forward({out.logprob, entropy, out.lse, x, w, targets, desc, &gradients});
+  head_logprob_forward({out.logprob, out.entropy, out.lse, x, w, targets, desc, &gradients});
   EXPECT_EQ(next, x.dim(0));
   return out;
 }

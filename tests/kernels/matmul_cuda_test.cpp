@@ -250,6 +250,31 @@ TEST(CudaMatmul, LayersOfAModelAddInOrderForAnyNumberOfRows) {
   }
 }
 
+// The fastest algorithm is chosen by time, so all that may be chosen have to have the same bits. An
+// output that fills the device has no reason to split the sum over tokens.
+TEST(CudaMatmul, GradientsOfLargeWeightsAddInOrder) {
+  COHORT_REQUIRE_GPU(device);
+  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{9728, 896}, {17920, 1536}, {50304, 768}})
+    for (const int64_t tokens : {2048, 8192, 10000}) {
+      Tensor dy = Tensor::empty({tokens, n}, DType::kBF16, device),
+             x = Tensor::empty({tokens, k}, DType::kBF16, device),
+             dw = Tensor::empty({n, k}, DType::kF32, device);
+      cuda::fill_for_comparison(dy, 1);
+      cuda::fill_for_comparison(x, 2);
+      for (int call = 0; call < 3; ++call) {  // the first one measures
+        matmul({dw, dy, x, {.a = Transpose::kYes}});
+        Tensor differing = Tensor::zeros({1}, DType::kI32, device);
+        cuda::count_out_of_order({.differing = differing,
+                                  .c = dw,
+                                  .a = dy,
+                                  .b = x,
+                                  .bias = {},
+                                  .transpose_a = Transpose::kYes});
+        EXPECT_EQ(differing.to_vector<int32_t>()[0], 0) << n << " " << tokens;
+      }
+    }
+}
+
 TEST(CudaMatmul, HeadsAddInOrderForAnyNumberOfRows) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t k : {896, 1536}) {

@@ -17,8 +17,8 @@
 // the others; one chunk of one block is the same with nothing to wait for.
 #include <bit>
 
-#include "kernels/attention/cuda/cluster.cuh"
 #include "kernels/attention/cuda/decode_tiles.cuh"
+#include "kernels/cuda/cluster.cuh"
 
 namespace cohort::kernels::cuda {
 namespace {
