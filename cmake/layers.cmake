@@ -1,5 +1,6 @@
 # cohort_layer(NAME DEPENDS LAYER...): the static library cohort_NAME from all sources of folder NAME. Files *.cu and
-# *_cuda.cpp and folders cuda/ belong to CUDA builds only.
+# *_cuda.cpp and folders cuda/ belong to CUDA builds only; folders hopper/ use what sm_90a alone has, and are compiled for
+# nothing else.
 function(cohort_layer name)
   cmake_parse_arguments(PARSE_ARGV 1 LAYER "" "" "DEPENDS")
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${name}/*.cpp ${name}/*.cu)
@@ -9,6 +10,16 @@ function(cohort_layer name)
   endif()
   if(NOT sources)
     set(sources ${PROJECT_SOURCE_DIR}/cmake/empty.cpp)
+  endif()
+  set(hopper ${sources})
+  list(FILTER hopper INCLUDE REGEX "/hopper/")
+  if(hopper)
+    list(REMOVE_ITEM sources ${hopper})
+    add_library(cohort_${name}_hopper OBJECT ${hopper})
+    set_target_properties(cohort_${name}_hopper PROPERTIES CUDA_ARCHITECTURES 90a-real)
+    target_include_directories(cohort_${name}_hopper PRIVATE ${PROJECT_SOURCE_DIR})
+    target_link_libraries(cohort_${name}_hopper PRIVATE ${LAYER_DEPENDS} cohort_options cohort_cuda_options)
+    list(APPEND sources $<TARGET_OBJECTS:cohort_${name}_hopper>)
   endif()
   add_library(cohort_${name} STATIC ${sources})
   target_include_directories(cohort_${name} PUBLIC

@@ -1,0 +1,8 @@
+// The bf16 forward on sm_90 for head dims of 64: a file of its own, so that they compile side by side.
+#include "kernels/attention/cuda/hopper/forward.cuh"
+
+namespace cohort::kernels::cuda {
+
+template void run_forward_hopper<64>(ForwardProblem<__nv_bfloat16>, Device);
+
+}  // namespace cohort::kernels::cuda
