@@ -71,13 +71,13 @@ __device__ __forceinline__ void wgmma_hold(float (&c)[kN][4]) {
 
 enum class Read { kAlongRows, kAcrossRows };
 
-#define COHORT_SUMS_8(c, n)                                                                  \
-  "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3]), "+f"(c[n + 1][0]),             \
+#define COHORT_SUMS_8(c, n)                                                      \
+  "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3]), "+f"(c[n + 1][0]), \
       "+f"(c[n + 1][1]), "+f"(c[n + 1][2]), "+f"(c[n + 1][3])
 #define COHORT_SUMS_32(c, n) \
   COHORT_SUMS_8(c, n), COHORT_SUMS_8(c, n + 2), COHORT_SUMS_8(c, n + 4), COHORT_SUMS_8(c, n + 6)
-#define COHORT_NAMES_32                                                                 \
-  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,"  \
+#define COHORT_NAMES_32                                                                \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22," \
   "%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define COHORT_NAMES_64                                                                   \
   COHORT_NAMES_32                                                                         \

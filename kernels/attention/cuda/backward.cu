@@ -174,7 +174,13 @@ void attention_backward(const AttentionBackward& args) {
         problem.slices_k = pointer<float>(parts);
         problem.slices_v = problem.slices_k + of_tensor;
       }
-      dispatch_head_dim(dim, [&]<int kDim>() { run_backward_bf16<kDim>(problem, device); });
+      const bool hopper =
+          problem.vectorized && problem.streams == nullptr && ::cohort::cuda::is_hopper(device);
+      dispatch_head_dim(dim, [&]<int kDim>() {
+        if constexpr (kDim <= 128)
+          if (hopper && dim == kDim) return run_backward_hopper<kDim>(problem, device);
+        run_backward_bf16<kDim>(problem, device);
+      });
       if (problem.slices > 1) add_slices(problem, device);
     }
   });

@@ -67,6 +67,9 @@ struct BackwardArgs {
 template <int kDim>  // the padded head dim
 void run_backward_bf16(const BackwardArgs<__nv_bfloat16>& args, Device device);
 void run_backward_f32(const BackwardArgs<float>& args, Device device);
+// The same for head dims of kDim exactly, 16-byte accesses, without dropout, on sm_90.
+template <int kDim>
+void run_backward_hopper(const BackwardArgs<__nv_bfloat16>& args, Device device);
 
 // Streamed rows of a sequence: its queries, or its keys with those of its prefix.
 struct BackwardStream {
@@ -93,14 +96,14 @@ __host__ __device__ __forceinline__ int tile_blocks(const BackwardArgs<T>& args)
 }
 
 // Neighbouring blocks have the same tile in different heads. Under a causal mask the first keys and
-// the last queries have the most work, so they come first.
-template <Pass kPass, class T>
+// the last queries have the most work, so they come first; with kLastKeysFirst the last keys do.
+template <Pass kPass, bool kLastKeysFirst = false, class T>
 __device__ __forceinline__ BackwardShare find_share(const BackwardArgs<T>& args, int per_tile,
                                                     int per_step) {
   const int blocks = tile_blocks<kPass>(args);
   const int order = static_cast<int>(blockIdx.x) / blocks;
   const int slots = static_cast<int>(gridDim.x) / blocks;
-  const int slot = kPass == Pass::kKeys ? order : slots - 1 - order;
+  const int slot = kPass == Pass::kKeys && !kLastKeysFirst ? order : slots - 1 - order;
   const SequenceTile tile = find_tile(args.cu, args.sequences, slot, per_tile);
   BackwardShare share{.begin = tile.begin,
                       .length = tile.length,

@@ -16,13 +16,12 @@
 #pragma once
 
 #include "kernels/attention/cuda/forward.cuh"
-#include "kernels/cuda/tma.cuh"
-#include "kernels/cuda/wgmma.cuh"
+#include "kernels/attention/cuda/hopper/stages.cuh"
 
 namespace cohort::kernels::cuda {
 namespace {
 
-constexpr int kStages = 2, kWarpgroup = 128, kHopperKeys = 128;
+constexpr int kHopperKeys = 128;
 
 // kConsumers warpgroups compute. Registers a thread: what a block of so many threads starts with is
 // the same for all; the producer gives up some of its own.
@@ -52,64 +51,6 @@ struct Barriers {
   __device__ uint32_t no_values(int stage) const { return first + 8 * (1 + 3 * kStages + stage); }
 };
 
-// Tile number i of a block uses this stage, for the time `turn`.
-struct Turn {
-  int stage;
-  uint32_t parity;
-  __device__ explicit Turn(int i)
-      : stage(i % kStages), parity(static_cast<uint32_t>(i / kStages % 2)) {}
-};
-
-// Copies by one warpgroup. What a group of copies has brought is made known one group later, so that
-// two are under way at a time: when the thread's own copies have ended, what they wrote is shown to
-// the tensor cores, and the thread arrives.
-class Producer {
- public:
-  // Ends a group of copies; those that wait at `barrier` may read when it is there.
-  __device__ __forceinline__ void submit(uint32_t barrier) {
-    copy_async_commit();
-    if (waiting_ != 0) {
-      copy_async_wait<1>();
-      show();
-    }
-    waiting_ = barrier;
-  }
-  // Waits until a stage is empty; what is under way is made known first, since those who empty the
-  // stage may wait for it.
-  __device__ __forceinline__ void wait_empty(uint32_t barrier, uint32_t parity) {
-    if (barrier_is_done(barrier, parity)) return;
-    finish();
-    barrier_wait(barrier, parity);
-  }
-  __device__ __forceinline__ void finish() {
-    if (waiting_ == 0) return;
-    copy_async_wait<0>();
-    show();
-    waiting_ = 0;
-  }
-
- private:
-  __device__ __forceinline__ void show() {
-    fence_before_tma();  // also orders what was written before reads by the tensor cores
-    barrier_arrive(waiting_);
-  }
-  uint32_t waiting_ = 0;
-};
-
-// Begins to copy kRows rows of kDim values to panels; row_of(r): where row r starts, null: zeros.
-template <int kDim, int kRows, class RowOf>
-__device__ __forceinline__ void copy_rows(uint32_t to, RowOf&& row_of) {
-  constexpr int kChunks = kDim / 8, kAtOnce = kWarpgroup / kChunks;
-  const int thread = static_cast<int>(threadIdx.x % kWarpgroup);
-  const int chunk = thread % kChunks;
-#pragma unroll 4
-  for (int r = thread / kChunks; r < kRows; r += kAtOnce) {
-    const __nv_bfloat16* const row = row_of(r);
-    copy_async(to + panel_offset<kRows>(r, chunk), row != nullptr ? row + 8 * chunk : nullptr,
-               row != nullptr ? 16 : 0);
-  }
-}
-
 template <class Shape>
 __device__ __forceinline__ void produce(const PackedRows<__nv_bfloat16>& rows, uint32_t shared,
                                         const Barriers& barriers, int first_tile, int tiles) {
@@ -117,15 +58,15 @@ __device__ __forceinline__ void produce(const PackedRows<__nv_bfloat16>& rows, u
   Producer producer;
 #pragma unroll 1
   for (int w = 0; w < Shape::kConsumers; ++w)
-    copy_rows<kDim, 64>(shared + w * Shape::kQueryBytes,
-                        [&](int r) { return rows.query(64 * w + r); });
+    copy_rows<kDim, 64, kWarpgroup>(shared + w * Shape::kQueryBytes,
+                                    [&](int r) { return rows.query(64 * w + r); });
   producer.submit(barriers.queries());
 #pragma unroll 1
   for (int i = 0; first_tile + i < tiles; ++i) {
     const Turn turn(i);
     const int key0 = (first_tile + i) * kHopperKeys;
     const auto copy = [&](uint32_t to, const __nv_bfloat16* from) {
-      copy_rows<kDim, kHopperKeys>(to, [&](int r) {
+      copy_rows<kDim, kHopperKeys, kWarpgroup>(to, [&](int r) {
         const int64_t offset = rows.key_offset(key0 + r);
         return offset < 0 ? nullptr : from + offset;
       });
@@ -138,17 +79,6 @@ __device__ __forceinline__ void produce(const PackedRows<__nv_bfloat16>& rows, u
     producer.submit(barriers.values(turn.stage));
   }
   producer.finish();
-}
-
-// One warp of four arrives for all of its threads.
-__device__ __forceinline__ void release(uint32_t barrier) {
-  if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
-}
-
-// A number that all threads of a warp have, where the compiler does not see that: what depends on it
-// alone takes one register for the warp.
-__device__ __forceinline__ int uniform(int x) {
-  return __shfl_sync(0xffffffffu, x, 0);
 }
 
 template <class Shape>
@@ -204,9 +134,9 @@ class Consumer {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k)
-      wgmma<Read::kAlongRows, Read::kAlongRows>(
-          s_, wgmma_factor(along_rows<64>(queries, k)),
-          wgmma_factor(along_rows<kHopperKeys>(keys, k)), k > 0);
+      wgmma<Read::kAlongRows, Read::kAlongRows>(s_, wgmma_factor(along_rows<64>(queries, k)),
+                                                wgmma_factor(along_rows<kHopperKeys>(keys, k)),
+                                                k > 0);
     wgmma_commit();
   }
   // O += P V is issued.
@@ -217,8 +147,7 @@ class Consumer {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kGroups; ++k)
-      wgmma<Read::kAcrossRows>(
-          o_, p_[k], wgmma_factor(across_rows(values, k), kHopperKeys * 128));
+      wgmma<Read::kAcrossRows>(o_, p_[k], wgmma_factor(across_rows(values, k), kHopperKeys * 128));
     wgmma_commit();
   }
 
@@ -342,9 +271,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   } else {
     take_registers<Shape::kConsumerRegisters>();
     auto* const joined = reinterpret_cast<float*>(memory + Shape::kJoined);
-    Consumer<Shape> consumer(
-        rows, problem.params, shared, barriers,
-        {.o = joined, .states = joined + Shape::kRows * Shape::kDim});
+    Consumer<Shape> consumer(rows, problem.params, shared, barriers,
+                             {.o = joined, .states = joined + Shape::kRows * Shape::kDim});
     consumer.run(first_tile, tiles);
   }
 }

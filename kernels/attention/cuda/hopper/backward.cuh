@@ -1,0 +1,523 @@
+// The attention backward on the tensor cores of sm_90, after FlashAttention-3 (Shah et al. 2024):
+// five products for each tile of scores instead of the seven of backward_bf16.cuh, and sums in one
+// order all the same.
+//
+// A block owns 128 keys of one key head and streams the queries that see them past it, kStep at a
+// time. Two warpgroups compute, each for 64 of the keys, with keys as rows, so that P and dS go
+// from the sums of one product into the factors of the next:
+//
+//   S^T = K Q^T,  dP^T = V dO^T         sums in registers
+//   P^T = exp2(c S^T - lse log2(e)),  dS^T = P^T (dP^T - delta)
+//   dV += P^T dO,  dK += dS^T Q         factors from registers
+//   dQ += dS K                          over all keys: dS through shared memory, then into memory
+//
+// A warpgroup of three warps that copy and one that brings out dQ is the fourth party. Many blocks
+// add to a tile of dQ. They take turns, last keys first: those that a causal mask leaves the fewest
+// queries reach a tile first, so that nobody waits for long. A block waits only for blocks that
+// were started before it. dQ is summed in f32 and rounded by a last kernel.
+#pragma once
+
+#include "kernels/attention/cuda/backward.cuh"
+#include "kernels/attention/cuda/hopper/stages.cuh"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+using bf16 = __nv_bfloat16;
+
+constexpr int kOwnKeys = 128, kComputing = 2;  // warpgroups
+constexpr int kCopying = 96;                   // threads
+
+template <int kDim_>
+struct BackwardShape {
+  static constexpr int kDim = kDim_, kStep = kDim == 64 ? 128 : 64;
+  static constexpr int kThreads = kWarpgroup * (1 + kComputing);
+  static constexpr int kProducerRegisters = 32, kConsumerRegisters = 240;
+  static constexpr int kOwnBytes = 2 * kOwnKeys * kDim, kStepBytes = 2 * kStep * kDim;
+  static constexpr int kScoreBytes = 2 * kOwnKeys * kStep;
+  // A half of a tile of dQ, 64 x 64 in f32: one of each warpgroup.
+  static constexpr int kHalfBytes = 4 * 64 * 64;
+  static_assert(2 * kHalfBytes == 4 * kStep * kDim);
+  static constexpr int kKeys = 0, kValues = kOwnBytes, kQueries = 2 * kOwnBytes;
+  static constexpr int kGradients = kQueries + kStages * kStepBytes;  // dO
+  static constexpr int kScores = kGradients + kStages * kStepBytes;   // dS
+  static constexpr int kOut = kScores + kStages * kScoreBytes;        // dQ
+  static constexpr int kLse = kOut + 2 * kHalfBytes;                  // [kStages][kStep]
+  static constexpr int kDelta = kLse + kStages * kStep * 4;
+  static constexpr int kBarriers = kDelta + kStages * kStep * 4;
+  static constexpr int kShare = kBarriers + 8 * 16;
+  static constexpr int kSharedBytes = kShare + static_cast<int>(sizeof(BackwardShare));
+};
+
+struct BackwardBarriers {
+  uint32_t first;
+  __device__ uint32_t own() const { return first; }
+  __device__ uint32_t queries(int stage) const { return first + 8 * (1 + stage); }
+  __device__ uint32_t gradients(int stage) const { return first + 8 * (3 + stage); }
+  __device__ uint32_t no_queries(int stage) const { return first + 8 * (5 + stage); }
+  __device__ uint32_t no_gradients(int stage) const { return first + 8 * (7 + stage); }
+  __device__ uint32_t out(int half) const { return first + 8 * (9 + half); }
+  __device__ uint32_t no_out(int half) const { return first + 8 * (11 + half); }
+};
+
+// Sums of dQ, in tiles of kStep queries of a sequence, and whose turn it is at each.
+struct QuerySums {
+  float* sums;     // [heads, slots, kStep, kDim]; see find_tile() for slots
+  int32_t* turns;  // [heads, slots]
+  int slots;
+};
+
+// The steps of a block: over the sequences whose queries see its keys, over the heads of its slice,
+// over tiles of queries. All parties of a block walk the same way.
+template <int kStep>
+class Walk {
+ public:
+  __device__ Walk(const BackwardArgs<bf16>& args, const BackwardShare& share)
+      : args_(args), share_(share), stream_(share.stream), sequence_(share.sequence) {
+    const int begin = args.slice_begin(share.slice);
+    first_head_ = share.head * args.group() + begin;
+    end_head_ = first_head_ + args.slice_begin(share.slice + 1) - begin;
+    head_ = first_head_;
+    step_ = stream_.first;
+  }
+  __device__ bool done() const { return head_ >= end_head_; }
+  __device__ void next() {
+    if (++step_ < stream_.end) return;
+    step_ = stream_.first;
+    if (++head_ < end_head_) return;
+    if (!next_stream(args_, share_, sequence_, stream_, kOwnKeys, kStep)) return;
+    head_ = first_head_;
+    step_ = stream_.first;
+  }
+  __device__ const BackwardStream& stream() const { return stream_; }
+  __device__ int sequence() const { return sequence_; }
+  __device__ int head() const { return head_; }
+  __device__ int query0() const { return step_ * kStep; }
+
+ private:
+  const BackwardArgs<bf16>& args_;
+  const BackwardShare& share_;
+  BackwardStream stream_;
+  int sequence_, first_head_, end_head_, head_, step_;
+};
+
+// How many blocks add to a tile of dQ before this one: those with later keys of the tile's own
+// sequence, then those with later keys of its prefix.
+template <int kStep>
+__device__ __forceinline__ int turn_of(const BackwardArgs<bf16>& args, const BackwardShare& share,
+                                       const Walk<kStep>& walk) {
+  const BackwardStream& stream = walk.stream();
+  const int query0 = walk.query0(), last = min(query0 + kStep, stream.length) - 1;
+  const int last_tile = (args.causal ? last : stream.length - 1) / kOwnKeys;
+  const int tile = share.own / kOwnKeys;
+  if (walk.sequence() == share.sequence) return last_tile - tile;
+  const int first_tile =
+      max(int64_t{0}, int64_t{query0} + 1 - args.window) / kOwnKeys;  // of the sequence's own keys
+  return last_tile - first_tile + 1 + (share.length - 1) / kOwnKeys - tile;
+}
+
+template <int kDim>
+__device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
+                                             const BackwardShare& share, char* memory,
+                                             const BackwardBarriers& barriers) {
+  using S = BackwardShape<kDim>;
+  constexpr int kStep = S::kStep;
+  const uint32_t shared = shared_address(memory);
+  Producer producer;
+  const auto own = [&](uint32_t to, const Heads<const bf16>& tensor) {
+    const auto rows = tensor.rows(share.begin, share.head, kDim);
+    copy_rows<kDim, kOwnKeys, kCopying>(to, [&](int r) {
+      return share.own + r < share.length ? rows.row(share.own + r) : nullptr;
+    });
+  };
+  own(shared + S::kKeys, args.k);
+  own(shared + S::kValues, args.v);
+  producer.submit(barriers.own());
+  int i = 0;
+#pragma unroll 1
+  for (Walk<kStep> walk(args, share); !walk.done(); walk.next(), ++i) {
+    const Turn turn(i);
+    const BackwardStream& stream = walk.stream();
+    const auto copy = [&](uint32_t to, const Heads<const bf16>& tensor, char* numbers,
+                          const float* of_queries) {
+      const auto rows = tensor.rows(stream.begin, walk.head(), kDim);
+      copy_rows<kDim, kStep, kCopying>(to, [&](int r) {
+        const int query = walk.query0() + r;
+        return query < stream.length ? rows.row(query) : nullptr;
+      });
+      // A query beyond the end has zeros throughout: P = 1 then, but dO = 0 and dS = 0.
+      const float* const from = of_queries + walk.head() * args.tokens + stream.begin;
+      for (int r = static_cast<int>(threadIdx.x); r < kStep; r += kCopying) {
+        const int query = walk.query0() + r;
+        const bool live = query < stream.length;
+        copy_async_small<4>(shared_address(numbers) + 4 * r, from + (live ? query : 0),
+                            live ? 4 : 0);
+      }
+    };
+    const int s = turn.stage;
+    producer.wait_empty(barriers.no_queries(s), turn.parity ^ 1);
+    copy(shared + S::kQueries + s * S::kStepBytes, args.q, memory + S::kLse + s * kStep * 4,
+         args.lse_log2);
+    producer.submit(barriers.queries(s));
+    producer.wait_empty(barriers.no_gradients(s), turn.parity ^ 1);
+    copy(shared + S::kGradients + s * S::kStepBytes, args.dout, memory + S::kDelta + s * kStep * 4,
+         args.delta);
+    producer.submit(barriers.gradients(s));
+  }
+  producer.finish();
+}
+
+// From shared memory to memory, as a copy or as a sum, beside the thread's own work.
+__device__ __forceinline__ void bulk_copy(float* to, uint32_t from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_add(float* to, uint32_t from, int bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(to),
+      "r"(from), "r"(bytes)
+      : "memory");
+}
+
+// One thread adds a block's part of dQ to its tile, tile after tile, when it is the block's turn.
+template <int kDim>
+__device__ __forceinline__ void bring_out(const BackwardArgs<bf16>& args,
+                                          const BackwardShare& share, const QuerySums& out,
+                                          uint32_t shared, const BackwardBarriers& barriers) {
+  using S = BackwardShape<kDim>;
+  uint32_t parity = 0;
+#pragma unroll 1
+  for (Walk<S::kStep> walk(args, share); !walk.done(); walk.next(), parity ^= 1) {
+    const int slot = walk.stream().begin / S::kStep + walk.sequence() + walk.query0() / S::kStep;
+    const int64_t tile = static_cast<int64_t>(walk.head()) * out.slots + slot;
+    float* const to = out.sums + tile * (S::kStep * kDim);
+    int32_t* const turns = out.turns + tile;
+    const int turn = turn_of(args, share, walk);
+    for (int now = -1; now != turn;)
+      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(now) : "l"(turns) : "memory");
+    // What others have added, by the copy engine as well, comes before this.
+    asm volatile("fence.proxy.async;\n" ::: "memory");
+    for (int half = 0; half < 2; ++half) {
+      barrier_wait(barriers.out(half), parity);
+      const uint32_t from = shared + S::kOut + half * S::kHalfBytes;
+      float* const to_half = to + half * (64 * 64);
+      if (turn == 0)
+        bulk_copy(to_half, from, S::kHalfBytes);
+      else
+        bulk_add(to_half, from, S::kHalfBytes);
+    }
+    asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory");
+    for (int half = 0; half < 2; ++half) barrier_arrive(barriers.no_out(half));
+    // Not only read from shared memory, but there.
+    asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
+    asm volatile("fence.proxy.async;\n" ::: "memory");
+    asm volatile("red.release.gpu.global.add.s32 [%0], 1;\n" ::"l"(turns) : "memory");
+  }
+}
+
+// Four 8x8 matrices of bf16 to shared memory, as load_matrices() reads them.
+__device__ __forceinline__ void store_matrices(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};\n" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+// Where a thread's pair of dQ, columns 8 n + 2 quad and the next of row r, lies in a half: packs of
+// 16 bytes are swapped around by the row's number, against conflicts of banks.
+__device__ __forceinline__ int half_offset(int row, int pack) {
+  return row * 256 + ((pack ^ (row % 8 * 2)) << 4);
+}
+
+template <int kDim>
+class BackwardConsumer {
+ public:
+  __device__ BackwardConsumer(const BackwardArgs<bf16>& args, const BackwardShare& share,
+                              char* memory, const BackwardBarriers& barriers)
+      : args_(args),
+        share_(share),
+        memory_(memory),
+        shared_(shared_address(memory)),
+        barriers_(barriers),
+        group_(uniform(static_cast<int>(threadIdx.x) / kWarpgroup - 1)),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        warp_row_(64 * group_ + static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16) {}
+
+  __device__ __forceinline__ void run() {
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) dk_[n][i] = dv_[n][i] = 0;
+    barrier_wait(barriers_.own(), 0);
+    int i = 0;
+#pragma unroll 1
+    for (Walk<kStep> walk(args_, share_); !walk.done(); walk.next(), ++i)
+      work(Turn(i), static_cast<uint32_t>(i % 2), walk.stream(), walk.query0());
+    if (args_.slices > 1) {
+      store_slice(dk_, args_.slices_k, args_.scale);
+      store_slice(dv_, args_.slices_v, 1.0f);
+    } else {
+      store(dk_, args_.dk, args_.scale, args_.accumulate_k);
+      store(dv_, args_.dv, 1.0f, args_.accumulate_v);
+    }
+  }
+
+ private:
+  using S = BackwardShape<kDim>;
+  static constexpr int kStep = S::kStep;
+
+  __device__ __forceinline__ void work(const Turn& turn, uint32_t parity,
+                                       const BackwardStream& stream, int query0) {
+    const uint32_t queries = shared_ + S::kQueries + turn.stage * S::kStepBytes;
+    const uint32_t gradients = shared_ + S::kGradients + turn.stage * S::kStepBytes;
+    const uint32_t keys = shared_ + S::kKeys,
+                   scores = shared_ + S::kScores + turn.stage * S::kScoreBytes;
+    float s[kStep / 8][4], dp[kStep / 8][4];
+    barrier_wait(barriers_.queries(turn.stage), turn.parity);
+    wgmma_fence();
+    product(s, keys, queries);
+    wgmma_commit();
+    barrier_wait(barriers_.gradients(turn.stage), turn.parity);
+    product(dp, shared_ + S::kValues, gradients);
+    wgmma_commit();
+    wgmma_wait<1>();
+    wgmma_hold(s);
+    probabilities(s, turn.stage, stream, query0);
+    wgmma_wait<0>();
+    wgmma_hold(dp);
+    uint32_t p[kStep / 16][4], ds[kStep / 16][4];
+    const float* const delta =
+        reinterpret_cast<const float*>(memory_ + S::kDelta) + turn.stage * kStep + 2 * (lane_ % 4);
+#pragma unroll
+    for (int n = 0; n < kStep / 8; ++n) {
+      const auto pair = load_pack<2>(delta + 8 * n);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float low = s[n][2 * h], high = s[n][2 * h + 1];
+        p[n / 2][n % 2 * 2 + h] = pack_bf16(low, high);
+        ds[n / 2][n % 2 * 2 + h] =
+            pack_bf16(low * (dp[n][2 * h] - pair.v[0]), high * (dp[n][2 * h + 1] - pair.v[1]));
+      }
+    }
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kStep / 16; ++k)
+      wgmma<Read::kAcrossRows>(dv_, p[k], wgmma_factor(across_rows(gradients, k), kStep * 128));
+    wgmma_commit();
+    // dS^T as rows of keys; the other warpgroup reads it, too.
+#pragma unroll
+    for (int k = 0; k < kStep / 16; ++k)
+      store_matrices(scores + panel_offset<kOwnKeys>(warp_row_ + lane_ % 16, 2 * k + lane_ / 16),
+                     ds[k]);
+    fence_before_tma();
+    named_barrier(1, kComputing * kWarpgroup);
+    // A warpgroup has 64 of the queries, or 64 of the columns.
+    float dq[8][4];
+    const uint32_t own_scores = scores + (kStep > 64 ? group_ * (kOwnKeys * 128) : 0);
+    const uint32_t own_columns = keys + (kDim > 64 ? group_ * (kOwnKeys * 128) : 0);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kOwnKeys / 16; ++k)
+      wgmma<Read::kAcrossRows, Read::kAcrossRows>(dq, wgmma_factor(across_rows(own_scores, k)),
+                                                  wgmma_factor(across_rows(own_columns, k)), k > 0);
+    wgmma_commit();
+#pragma unroll
+    for (int k = 0; k < kStep / 16; ++k)
+      wgmma<Read::kAcrossRows>(dk_, ds[k], wgmma_factor(across_rows(queries, k), kStep * 128));
+    wgmma_commit();
+    wgmma_wait<1>();
+    wgmma_hold(dq);
+    release(barriers_.no_gradients(turn.stage));
+    barrier_wait(barriers_.no_out(group_), parity ^ 1);
+    hand_over(dq);
+    wgmma_wait<0>();
+    wgmma_hold(dk_);
+    wgmma_hold(dv_);
+    release(barriers_.no_queries(turn.stage));
+  }
+
+  // c = the warpgroup's rows of `own` times all of `streamed`, over the head dim.
+  __device__ __forceinline__ void product(float (&c)[kStep / 8][4], uint32_t own,
+                                          uint32_t streamed) const {
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k)
+      wgmma<Read::kAlongRows, Read::kAlongRows>(
+          c, wgmma_factor(along_rows<kOwnKeys>(own + group_ * (64 * 128), k)),
+          wgmma_factor(along_rows<kStep>(streamed, k)), k > 0);
+  }
+
+  // S^T becomes P^T, zero where the mask says so and beyond the last key.
+  __device__ __forceinline__ void probabilities(float (&s)[kStep / 8][4], int stage,
+                                                const BackwardStream& stream, int query0) const {
+    const float* const lse_log2 =
+        reinterpret_cast<const float*>(memory_ + S::kLse) + stage * kStep + 2 * (lane_ % 4);
+#pragma unroll
+    for (int n = 0; n < kStep / 8; ++n) {
+      const auto pair = load_pack<2>(lse_log2 + 8 * n);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        s[n][i] = fast_exp2(__fmaf_rn(s[n][i], args_.exponent, -pair.v[i % 2]));
+    }
+    const int key0 = share_.own + warp_row_, first = stream.position + query0;
+    const bool all_seen =
+        !args_.causal || (key0 + 15 <= first && first + kStep - 1 - key0 < args_.window);
+    if (all_seen && key0 + 16 <= share_.length) return;
+    const int own = key0 + lane_ / 4;
+#pragma unroll
+    for (int n = 0; n < kStep / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int key = own + i / 2 * 8;
+        const int before = first + 8 * n + 2 * (lane_ % 4) + i % 2 - key;  // the query
+        const bool seen = !args_.causal || (before >= 0 && before < args_.window);
+        if (!seen || key >= share_.length) s[n][i] = 0;
+      }
+  }
+
+  // The warpgroup's half of a tile of dQ, for bring_out().
+  __device__ __forceinline__ void hand_over(const float (&dq)[8][4]) const {
+    char* const half = memory_ + S::kOut + group_ * S::kHalfBytes;
+    const int row = warp_row_ % 64 + lane_ / 4;
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        store_pack(reinterpret_cast<float*>(half + half_offset(row + 8 * h, 2 * n + lane_ % 4 / 2) +
+                                            lane_ % 2 * 8),
+                   Pack<float, 2>{dq[n][2 * h], dq[n][2 * h + 1]});
+    fence_before_tma();
+    barrier_arrive(barriers_.out(group_));
+  }
+
+  // Calls fn(key, column, value, next) for the thread's pairs of a gradient of the own keys.
+  template <class Fn>
+  __device__ __forceinline__ void for_pairs(const float (&sum)[kDim / 8][4], float scale,
+                                            Fn&& fn) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int key = share_.own + warp_row_ + lane_ / 4 + 8 * h;
+      if (key >= share_.length) continue;
+#pragma unroll
+      for (int n = 0; n < kDim / 8; ++n)
+        fn(key, 8 * n + 2 * (lane_ % 4), sum[n][2 * h] * scale, sum[n][2 * h + 1] * scale);
+    }
+  }
+  __device__ __forceinline__ void store(const float (&sum)[kDim / 8][4], const Heads<bf16>& tensor,
+                                        float scale, bool accumulate) const {
+    const auto rows = tensor.rows(share_.begin, share_.head, kDim);
+    for_pairs(sum, scale, [&](int key, int column, float low, float high) {
+      bf16* const out = rows.row(key) + column;
+      if (accumulate) {
+        low += to_float(out[0]);
+        high += to_float(out[1]);
+      }
+      *reinterpret_cast<uint32_t*>(out) = pack_bf16(low, high);
+    });
+  }
+  __device__ __forceinline__ void store_slice(const float (&sum)[kDim / 8][4], float* slices,
+                                              float scale) const {
+    for_pairs(sum, scale, [&](int key, int column, float low, float high) {
+      const int64_t token = share_.slice * args_.tokens + share_.begin + key;
+      store_pack(slices + (token * args_.kv_heads + share_.head) * kDim + column,
+                 Pack<float, 2>{low, high});
+    });
+  }
+
+  const BackwardArgs<bf16>& args_;
+  const BackwardShare& share_;
+  char* const memory_;
+  const uint32_t shared_;
+  const BackwardBarriers barriers_;
+  const int group_, lane_, warp_row_;  // warp_row_: the warp's first key, in the block
+  float dk_[kDim / 8][4], dv_[kDim / 8][4];
+};
+
+template <int kDim>
+__global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
+    backward_hopper_kernel(const __grid_constant__ BackwardArgs<bf16> args,
+                           const __grid_constant__ QuerySums out) {
+  using S = BackwardShape<kDim>;
+  extern __shared__ __align__(1024) char memory[];
+  const BackwardBarriers barriers{shared_address(memory) + S::kBarriers};
+  auto& share = *reinterpret_cast<BackwardShare*>(memory + S::kShare);
+  if (threadIdx.x < 32) {
+    const BackwardShare found = find_share<Pass::kKeys, true>(args, kOwnKeys, S::kStep);
+    if (threadIdx.x == 0) {
+      share = found;
+      barrier_init(barriers.own(), kCopying);
+      for (int stage = 0; stage < kStages; ++stage) {
+        barrier_init(barriers.queries(stage), kCopying);
+        barrier_init(barriers.gradients(stage), kCopying);
+        barrier_init(barriers.no_queries(stage), 4 * kComputing);
+        barrier_init(barriers.no_gradients(stage), 4 * kComputing);
+      }
+      for (int half = 0; half < 2; ++half) {
+        barrier_init(barriers.out(half), kWarpgroup);
+        barrier_init(barriers.no_out(half), 1);
+      }
+    }
+  }
+  __syncthreads();
+  if (share.own >= share.length) return;
+  if (threadIdx.x < kWarpgroup) {
+    release_registers<S::kProducerRegisters>();
+    if (threadIdx.x < kCopying)
+      copy_streams<kDim>(args, share, memory, barriers);
+    else if (threadIdx.x == kCopying)
+      bring_out<kDim>(args, share, out, shared_address(memory), barriers);
+  } else {
+    take_registers<S::kConsumerRegisters>();
+    BackwardConsumer<kDim>(args, share, memory, barriers).run();
+  }
+}
+
+// dq (+)= scale times its sums. A block has a tile of one head; a thread 4 columns at a time.
+constexpr int kRoundThreads = 256;
+template <int kDim>
+__global__ void __launch_bounds__(kRoundThreads)
+    round_queries_kernel(const __grid_constant__ BackwardArgs<bf16> args,
+                         const __grid_constant__ QuerySums in) {
+  constexpr int kStep = BackwardShape<kDim>::kStep, kPacks = kDim / 4;
+  const int head = static_cast<int>(blockIdx.x) % args.heads;
+  const int slot = static_cast<int>(blockIdx.x) / args.heads;
+  const SequenceTile tile = find_tile(args.cu, args.sequences, slot, kStep);
+  const auto* const sums = reinterpret_cast<const char*>(
+      in.sums + (static_cast<int64_t>(head) * in.slots + slot) * (kStep * kDim));
+  const auto rows = args.dq.rows(tile.begin, head, kDim);
+  for (int i = static_cast<int>(threadIdx.x); i < kStep * kPacks; i += kRoundThreads) {
+    const int row = i / kPacks, pack = i % kPacks, query = tile.tile * kStep + row;
+    if (query >= tile.length) return;
+    // One of the halves has other queries, or other columns.
+    const int half = kStep > 64 ? row / 64 : pack / 16;
+    const auto sum = load_pack<4>(reinterpret_cast<const float*>(
+        sums + half * BackwardShape<kDim>::kHalfBytes + half_offset(row % 64, pack % 16)));
+    bf16* const out = rows.row(query) + 4 * pack;
+    float x[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      x[e] = sum.v[e] * args.scale;
+      if (args.accumulate_q) x[e] += to_float(out[e]);
+    }
+    store_pack(reinterpret_cast<uint32_t*>(out),
+               Pack<uint32_t, 2>{pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3])});
+  }
+}
+
+}  // namespace
+
+template <int kDim>
+void run_backward_hopper(const BackwardArgs<bf16>& args, Device device) {
+  using S = BackwardShape<kDim>;
+  const int64_t slots = tile_slots(args.tokens, args.sequences, S::kStep);
+  Tensor sums = Tensor::empty(Shape{args.heads * slots, S::kStep, kDim}, DType::kF32, device);
+  Tensor turns = Tensor::zeros(Shape{args.heads * slots}, DType::kI32, device);
+  const QuerySums out{pointer<float>(sums), pointer<int32_t>(turns), static_cast<int>(slots)};
+  launch("attention_backward", backward_hopper_kernel<kDim>,
+         {backward_blocks<Pass::kKeys>(args, kOwnKeys), S::kThreads, S::kSharedBytes}, device, args,
+         out);
+  launch("attention_backward_queries", round_queries_kernel<kDim>,
+         {blocks_for(slots * args.heads, 1), kRoundThreads}, device, args, out);
+}
+
+}  // namespace cohort::kernels::cuda
