@@ -1,5 +1,5 @@
-// Packed sequences as the kernels of the forward see them: which rows a block works on, and the keys
-// that those see.
+// Packed sequences as the kernels of the forward see them: which rows a block works on, and the
+// keys that those see.
 #pragma once
 
 #include "kernels/attention/cuda/attend.cuh"

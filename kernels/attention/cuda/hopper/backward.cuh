@@ -32,7 +32,7 @@ template <int kDim_>
 struct BackwardShape {
   static constexpr int kDim = kDim_, kStep = kDim == 64 ? 128 : 64;
   static constexpr int kThreads = kWarpgroup * (1 + kComputing);
-  static constexpr int kProducerRegisters = 32, kConsumerRegisters = 240;
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static constexpr int kOwnBytes = 2 * kOwnKeys * kDim, kStepBytes = 2 * kStep * kDim;
   static constexpr int kScoreBytes = 2 * kOwnKeys * kStep;
   // A half of a tile of dQ, 64 x 64 in f32: one of each warpgroup.
@@ -305,11 +305,12 @@ class BackwardConsumer {
     for (int k = 0; k < kStep / 16; ++k)
       wgmma<Read::kAcrossRows>(dv_, p[k], wgmma_factor(across_rows(gradients, k), kStep * 128));
     wgmma_commit();
-    // dS^T as rows of keys; the other warpgroup reads it, too.
+    // dS^T as rows of keys; the other warpgroup reads it, too. Two chunks further on is another bit
+    // of the address, or the next panel.
+    const uint32_t to = scores + panel_offset<kOwnKeys>(warp_row_ + lane_ % 16, lane_ / 16);
 #pragma unroll
     for (int k = 0; k < kStep / 16; ++k)
-      store_matrices(scores + panel_offset<kOwnKeys>(warp_row_ + lane_ % 16, 2 * k + lane_ / 16),
-                     ds[k]);
+      store_matrices((to ^ (k % 4 << 5)) + k / 4 * (kOwnKeys * 128), ds[k]);
     fence_before_tma();
     named_barrier(1, kComputing * kWarpgroup);
     // A warpgroup has 64 of the queries, or 64 of the columns.
@@ -379,12 +380,12 @@ class BackwardConsumer {
   __device__ __forceinline__ void hand_over(const float (&dq)[8][4]) const {
     char* const half = memory_ + S::kOut + group_ * S::kHalfBytes;
     const int row = warp_row_ % 64 + lane_ / 4;
+    const int first = half_offset(row, lane_ % 4 / 2) + lane_ % 2 * 8;
 #pragma unroll
     for (int n = 0; n < 8; ++n)
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        store_pack(reinterpret_cast<float*>(half + half_offset(row + 8 * h, 2 * n + lane_ % 4 / 2) +
-                                            lane_ % 2 * 8),
+      for (int h = 0; h < 2; ++h)  // two packs further on is another bit of the offset
+        store_pack(reinterpret_cast<float*>(half + (first ^ n << 5) + h * (8 * 256)),
                    Pack<float, 2>{dq[n][2 * h], dq[n][2 * h + 1]});
     fence_before_tma();
     barrier_arrive(barriers_.out(group_));

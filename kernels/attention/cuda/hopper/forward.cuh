@@ -1,5 +1,5 @@
-// The attention forward on the tensor cores of sm_90, in the canonical order of attention.h and with
-// the bits of attend.cuh, after FlashAttention-3 (Shah et al. 2024).
+// The attention forward on the tensor cores of sm_90, in the canonical order of attention.h and
+// with the bits of attend.cuh, after FlashAttention-3 (Shah et al. 2024).
 //
 // A block has 64 query rows of one head for each of its warpgroups that compute. One more
 // warpgroup, the producer, only copies: tiles of 128 keys and values into two stages each. Both

@@ -1,4 +1,5 @@
-// The bf16 forward on sm_90 for head dims of 128: a file of its own, so that they compile side by side.
+// The bf16 forward on sm_90 for head dims of 128: a file of its own, so that they compile side by
+// side.
 #include "kernels/attention/cuda/hopper/forward.cuh"
 
 namespace cohort::kernels::cuda {

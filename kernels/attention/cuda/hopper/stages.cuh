@@ -17,9 +17,9 @@ struct Turn {
       : stage(i % kStages), parity(static_cast<uint32_t>(i / kStages % 2)) {}
 };
 
-// Copies by some warps of a block. What a group of copies has brought is made known one group later, so that
-// two are under way at a time: when the thread's own copies have ended, what they wrote is shown to
-// the tensor cores, and the thread arrives.
+// Copies by some warps of a block. What a group of copies has brought is made known one group
+// later, so that two are under way at a time: when the thread's own copies have ended, what they
+// wrote is shown to the tensor cores, and the thread arrives.
 class Producer {
  public:
   // Ends a group of copies; those that wait at `barrier` may read when it is there.
@@ -73,8 +73,8 @@ __device__ __forceinline__ void release(uint32_t barrier) {
   if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 
-// A number that all threads of a warp have, where the compiler does not see that: what depends on it
-// alone takes one register for the warp.
+// A number that all threads of a warp have, where the compiler does not see that: what depends on
+// it alone takes one register for the warp.
 __device__ __forceinline__ int uniform(int x) {
   return __shfl_sync(0xffffffffu, x, 0);
 }
