@@ -40,6 +40,7 @@ void allow_shared_memory(const char* name, const void* kernel, size_t bytes, Dev
 // Whether the code of the kernel that runs on `device` was compiled for sm_90 or newer, not for an
 // older GPU and translated.
 bool is_for_hopper(const void* kernel, Device device);
+int multiprocessors(Device device);
 // Whether the GPU is of the one kind that code for sm_90a runs on.
 bool is_hopper(Device device);
 void check_shared_memory(const char* name, size_t bytes, size_t most);

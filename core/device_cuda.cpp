@@ -131,19 +131,21 @@ bool is_for_hopper(const void* kernel, Device device) {
   return it->second;
 }
 
+namespace {
+int attribute(cudaDeviceAttr which, Device device) {
+  int value = 0;
+  COHORT_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, device.index));
+  return value;
+}
+}  // namespace
+
+int multiprocessors(Device device) {
+  return attribute(cudaDevAttrMultiProcessorCount, device);
+}
+
 bool is_hopper(Device device) {
-  static std::array<std::once_flag, kMaxDevices> known;
-  static std::array<bool, kMaxDevices> answers{};
-  const auto i = static_cast<size_t>(device.index);
-  std::call_once(known[i], [&] {
-    int major = 0, minor = 0;
-    COHORT_CUDA_CHECK(
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index));
-    COHORT_CUDA_CHECK(
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index));
-    answers[i] = major == 9 && minor == 0;
-  });
-  return answers[i];
+  return attribute(cudaDevAttrComputeCapabilityMajor, device) == 9 &&
+         attribute(cudaDevAttrComputeCapabilityMinor, device) == 0;
 }
 
 void check_shared_memory(const char* name, size_t bytes, size_t most) {

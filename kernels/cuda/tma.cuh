@@ -28,6 +28,12 @@ __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, int byte
                "r"(bytes)
                : "memory");
 }
+// Announces bytes that tma_load() will copy; the thread arrives later.
+__device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;\n" ::"r"(barrier),
+               "r"(bytes)
+               : "memory");
+}
 // Whether the phase of this parity (0 for the first one) has ended.
 __device__ __forceinline__ bool barrier_is_done(uint32_t barrier, uint32_t parity) {
   uint32_t done = 0;

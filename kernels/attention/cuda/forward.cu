@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(ForwardShape<kDim>::kThreads, kDim == 64 ? 2 :
     attention_forward_kernel(const __grid_constant__ ForwardProblem<__nv_bfloat16> problem) {
   extern __shared__ __align__(128) char shared[];
   PackedRows<__nv_bfloat16> rows;
-  if (!problem.find(ForwardShape<kDim>::kRows, rows)) return;
+  if (!problem.find(static_cast<int>(blockIdx.x), ForwardShape<kDim>::kRows, rows)) return;
   using Shape = ForwardShape<kDim>;
   auto* const after = reinterpret_cast<float*>(shared + Shape::kSharedBytes);
   attend<Shape, kDropout>(rows, problem.params, shared,
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kFloatThreads)
     attention_forward_float_kernel(const __grid_constant__ ForwardProblem<float> problem) {
   extern __shared__ __align__(128) char shared[];
   PackedRows<float> rows;
-  if (!problem.find(kFloatRows, rows)) return;
+  if (!problem.find(static_cast<int>(blockIdx.x), kFloatRows, rows)) return;
   attend_float<kDim>(rows, problem.params, reinterpret_cast<float*>(shared),
                      problem.joined.from(rows.row0(problem.tokens), kDim));
 }
@@ -94,7 +94,7 @@ void attention_forward(const AttentionForward& args) {
       if constexpr (!kFloat && kDim <= 128)
         if (dim == kDim && problem.params.vectorized && args.desc.dropout.p == 0 &&
             ::cohort::cuda::is_hopper(args.q.device()))
-          return run_forward_hopper<kDim>(problem, args.q.device());
+          return run_forward_hopper<kDim>(problem, args.k, args.v);
       if constexpr (kFloat)
         start(attention_forward_float_kernel<kDim>, kFloatRows, kFloatThreads,
               FloatShape<kDim>::kSharedBytes, kDim);

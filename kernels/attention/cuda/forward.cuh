@@ -20,6 +20,8 @@ struct PackedRows {
   int number;                           // of the head
   int first, count;                     // the rows are tokens begin + first and those after it
   int first_key, keys;                  // they see keys first_key .. keys - 1, each some of them
+  int all_keys;                         // of the sequence, those of its prefix among them
+  int prefix_begin, kv_head;            // the prefix's first token; the head of keys and values
   bool causal;
 
   __device__ const T* query(int r) const {
@@ -54,11 +56,10 @@ struct ForwardProblem {
   AttendParams params;
   JoinedChunks joined;  // for all heads and tokens, or null
 
-  // The block's rows, at most `per_block`. Blocks of the same keys run close to each other in time,
-  // and of each sequence those with the most keys first. False for an empty slot.
-  __device__ __forceinline__ bool find(int per_block, PackedRows<T>& rows) const {
-    const int run_size = slots * run, run_index = static_cast<int>(blockIdx.x) / run_size;
-    const int in_run = static_cast<int>(blockIdx.x) % run_size;
+  // The rows of block number `block`, at most `per_block`. Blocks of the same keys run close to each
+  // other in time, and of each sequence those with the most keys first. False for an empty slot.
+  __device__ __forceinline__ bool find(int block, int per_block, PackedRows<T>& rows) const {
+    const int run_size = slots * run, run_index = block / run_size, in_run = block % run_size;
     const int width = min(run, heads - run_index * run);
     const int head = run_index * run + in_run % width;
     const SequenceTile at = find_tile(cu, sequences, slots - 1 - in_run / width, per_block);
@@ -70,7 +71,8 @@ struct ForwardProblem {
       prefix = prefixes[2 * at.sequence + 1];
       if (prefix > 0) prefix_begin = prefixes[2 * at.sequence];
     }
-    const int64_t kv_start = prefix_begin * kv_stride + head / (heads / kv_heads) * dim;
+    const int kv_head = head / (heads / kv_heads);
+    const int64_t kv_start = prefix_begin * kv_stride + kv_head * dim;
     const int count = min(per_block, at.length - first);
     rows = {.q = q + at.begin * q_stride + head * dim,
             .k = k + kv_start,
@@ -88,6 +90,9 @@ struct ForwardProblem {
             .count = count,
             .first_key = causal ? max(0, prefix + first + 1 - params.window) : 0,
             .keys = causal ? prefix + first + count : at.length,
+            .all_keys = prefix + at.length,
+            .prefix_begin = prefix_begin,
+            .kv_head = kv_head,
             .causal = causal};
     return true;
   }
@@ -96,6 +101,6 @@ struct ForwardProblem {
 // For head dims of kDim exactly, in bf16, rows of 16-byte alignment, without dropout, on sm_90. A
 // file for each compiles it.
 template <int kDim>
-void run_forward_hopper(ForwardProblem<__nv_bfloat16> problem, Device device);
+void run_forward_hopper(ForwardProblem<__nv_bfloat16> problem, const Tensor& k, const Tensor& v);
 
 }  // namespace cohort::kernels::cuda

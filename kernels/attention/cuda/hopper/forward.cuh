@@ -2,8 +2,10 @@
 // with the bits of attend.cuh, after FlashAttention-3 (Shah et al. 2024).
 //
 // A block has 64 query rows of one head for each of its warpgroups that compute. One more
-// warpgroup, the producer, only copies: tiles of 128 keys and values into two stages each. Both
-// sides meet at barriers in shared memory, a pair for each stage: full, and empty again.
+// warpgroup, the producer, only copies: the queries, then tiles of 128 keys and values into two
+// stages each. Both sides meet at barriers in shared memory, a pair for each stage: full, and empty
+// again. When a block has done with some rows it draws the next ones, whose queries and keys are
+// copied while the last O is written.
 //
 // A warpgroup overlaps the two products of neighbouring tiles with the exponentials between them:
 //
@@ -13,6 +15,9 @@
 //
 // S, P and O stay in registers. Where a chunk of keys ends nothing overlaps: O and l are joined
 // with those of the chunks before.
+//
+// The copy engine brings tiles that are rows of one tensor one after the other; the threads of the
+// producer copy a tile in which a prefix or the sequence ends, with zeros for what is not there.
 #pragma once
 
 #include "kernels/attention/cuda/forward.cuh"
@@ -22,6 +27,15 @@ namespace cohort::kernels::cuda {
 namespace {
 
 constexpr int kHopperKeys = 128;
+
+// What a block works on next; none: there is nothing left.
+struct Item {
+  PackedRows<__nv_bfloat16> rows;
+  bool none;
+
+  __device__ int first_tile() const { return rows.first_key / kHopperKeys; }
+  __device__ int tiles() const { return (rows.keys + kHopperKeys - 1) / kHopperKeys; }
+};
 
 // kConsumers warpgroups compute. Registers a thread: what a block of so many threads starts with is
 // the same for all; the producer gives up some of its own.
@@ -36,57 +50,146 @@ struct HopperShape {
   static constexpr int kValueTiles = kKeyTiles + kStages * kTileBytes;
   static constexpr int kJoined = kValueTiles + kStages * kTileBytes;
   static constexpr int kBarriers = kJoined + static_cast<int>(joined_bytes(kRows, kDim));
-  static constexpr int kBlockRows = kBarriers + 8 * (1 + 4 * kStages);  // a PackedRows
-  static constexpr int kSharedBytes =
-      kBlockRows + static_cast<int>(sizeof(PackedRows<__nv_bfloat16>));
+  static constexpr int kItems = kBarriers + 8 * (2 + 6 * kStages);  // see Item
+  static constexpr int kSharedBytes = kItems + kStages * static_cast<int>(sizeof(Item));
 };
 
-// Addresses of barriers.
+// Addresses of barriers: what is there, and what has been used.
 struct Barriers {
   uint32_t first;
   __device__ uint32_t queries() const { return first; }
-  __device__ uint32_t keys(int stage) const { return first + 8 * (1 + stage); }
-  __device__ uint32_t values(int stage) const { return first + 8 * (1 + kStages + stage); }
-  __device__ uint32_t no_keys(int stage) const { return first + 8 * (1 + 2 * kStages + stage); }
-  __device__ uint32_t no_values(int stage) const { return first + 8 * (1 + 3 * kStages + stage); }
+  __device__ uint32_t no_queries() const { return first + 8; }
+  __device__ uint32_t item(int stage) const { return at(0, stage); }
+  __device__ uint32_t no_item(int stage) const { return at(1, stage); }
+  __device__ uint32_t keys(int stage) const { return at(2, stage); }
+  __device__ uint32_t no_keys(int stage) const { return at(3, stage); }
+  __device__ uint32_t values(int stage) const { return at(4, stage); }
+  __device__ uint32_t no_values(int stage) const { return at(5, stage); }
+
+ private:
+  __device__ uint32_t at(int kind, int stage) const {
+    return first + 8 * (2 + kind * kStages + stage);
+  }
+};
+
+// Keys and values as the copy engine sees them: [tokens, kv_heads, kDim], in boxes of 128 tokens
+// of 64 columns of one head.
+struct KeyMaps {
+  CUtensorMap k, v;
 };
 
 template <class Shape>
-__device__ __forceinline__ void produce(const PackedRows<__nv_bfloat16>& rows, uint32_t shared,
-                                        const Barriers& barriers, int first_tile, int tiles) {
-  constexpr int kDim = Shape::kDim;
-  Producer producer;
+class ForwardProducer {
+ public:
+  __device__ ForwardProducer(const ForwardProblem<__nv_bfloat16>& problem, const KeyMaps& maps,
+                             int32_t* next, char* memory, const Barriers& barriers)
+      : problem_(problem),
+        maps_(maps),
+        next_(next),
+        items_(reinterpret_cast<Item*>(memory + Shape::kItems)),
+        shared_(shared_address(memory)),
+        barriers_(barriers) {}
+
+  __device__ __forceinline__ void run() {
+    int tile_number = 0;
 #pragma unroll 1
-  for (int w = 0; w < Shape::kConsumers; ++w)
-    copy_rows<kDim, 64, kWarpgroup>(shared + w * Shape::kQueryBytes,
-                                    [&](int r) { return rows.query(64 * w + r); });
-  producer.submit(barriers.queries());
+    for (int n = 0;; ++n) {
+      const Item& item = draw(n);
+      if (item.none) break;
+      const int first_tile = item.first_tile(), tiles = item.tiles();
+      producer_.wait_empty(barriers_.no_queries(), static_cast<uint32_t>(n % 2) ^ 1);
 #pragma unroll 1
-  for (int i = 0; first_tile + i < tiles; ++i) {
-    const Turn turn(i);
-    const int key0 = (first_tile + i) * kHopperKeys;
-    const auto copy = [&](uint32_t to, const __nv_bfloat16* from) {
-      copy_rows<kDim, kHopperKeys, kWarpgroup>(to, [&](int r) {
-        const int64_t offset = rows.key_offset(key0 + r);
-        return offset < 0 ? nullptr : from + offset;
-      });
-    };
-    producer.wait_empty(barriers.no_keys(turn.stage), turn.parity ^ 1);
-    copy(shared + Shape::kKeyTiles + turn.stage * Shape::kTileBytes, rows.k);
-    producer.submit(barriers.keys(turn.stage));
-    producer.wait_empty(barriers.no_values(turn.stage), turn.parity ^ 1);
-    copy(shared + Shape::kValueTiles + turn.stage * Shape::kTileBytes, rows.v);
-    producer.submit(barriers.values(turn.stage));
+      for (int w = 0; w < Shape::kConsumers; ++w)
+        copy_rows<Shape::kDim, 64, kWarpgroup>(shared_ + w * Shape::kQueryBytes, [&](int r) {
+          return item.rows.query(64 * w + r);
+        });
+      producer_.submit(barriers_.queries());
+#pragma unroll 1
+      for (int tile = first_tile; tile < tiles; ++tile, ++tile_number) {
+        const Turn turn(tile_number);
+        producer_.wait_empty(barriers_.no_keys(turn.stage), turn.parity ^ 1);
+        copy(item.rows, tile, Shape::kKeyTiles + turn.stage * Shape::kTileBytes, item.rows.k,
+             &maps_.k, barriers_.keys(turn.stage));
+        producer_.wait_empty(barriers_.no_values(turn.stage), turn.parity ^ 1);
+        copy(item.rows, tile, Shape::kValueTiles + turn.stage * Shape::kTileBytes, item.rows.v,
+             &maps_.v, barriers_.values(turn.stage));
+      }
+    }
+    producer_.finish();
   }
-  producer.finish();
-}
+
+ private:
+  // Item number n of the block, made known to all. The first warp looks for it.
+  __device__ __forceinline__ const Item& draw(int n) {
+    const Turn turn(n);
+    Item& item = items_[turn.stage];
+    if (threadIdx.x < 32) {
+      producer_.wait_empty(barriers_.no_item(turn.stage), turn.parity ^ 1);
+      const int blocks = problem_.slots * problem_.heads;
+      PackedRows<__nv_bfloat16> rows;
+      int block = 0;
+      do {
+        if (threadIdx.x == 0) block = atomicAdd(next_, 1);
+        block = uniform(block);
+      } while (block < blocks && !problem_.find(block, Shape::kRows, rows));
+      if (threadIdx.x == 0) {
+        item.none = block >= blocks;
+        if (!item.none) item.rows = rows;
+        barrier_arrive(barriers_.item(turn.stage));
+      }
+    }
+    named_barrier(1, kWarpgroup);
+    return item;
+  }
+
+  __device__ __forceinline__ void copy(const PackedRows<__nv_bfloat16>& rows, int tile,
+                                       uint32_t offset, const __nv_bfloat16* from,
+                                       const CUtensorMap* map, uint32_t barrier) {
+    const int key0 = tile * kHopperKeys, end = key0 + kHopperKeys;
+    const uint32_t to = shared_ + offset;
+    if (end <= rows.all_keys && (key0 >= rows.prefix || end <= rows.prefix)) {
+      producer_.finish();
+      if (threadIdx.x == 0) {
+        const int token = key0 < rows.prefix ? rows.prefix_begin + key0
+                                             : static_cast<int>(rows.begin) + key0 - rows.prefix;
+        barrier_expect(barrier, Shape::kTileBytes);
+        for (int panel = 0; panel < Shape::kDim / 64; ++panel)
+          tma_load(to + panel * (kHopperKeys * 128), map, {{64 * panel, rows.kv_head, token, 0}},
+                   barrier);
+      }
+      barrier_arrive(barrier);
+      return;
+    }
+    copy_rows<Shape::kDim, kHopperKeys, kWarpgroup>(to, [&](int r) {
+      const int64_t row = rows.key_offset(key0 + r);
+      return row < 0 ? nullptr : from + row;
+    });
+    producer_.submit(barrier);
+  }
+
+  const ForwardProblem<__nv_bfloat16>& problem_;
+  const KeyMaps& maps_;
+  int32_t* const next_;
+  Item* const items_;
+  const uint32_t shared_;
+  const Barriers barriers_;
+  Producer producer_;
+};
 
 template <class Shape>
 class Consumer {
  public:
+  // tile_number: of the item's first tile, among all of the block; parity: that of the item.
   __device__ Consumer(const PackedRows<__nv_bfloat16>& rows, const AttendParams& params,
-                      uint32_t shared, const Barriers& barriers, const JoinedChunks& joined)
-      : rows_(rows), params_(params), shared_(shared), barriers_(barriers), joined_(joined) {
+                      char* memory, const Barriers& barriers, int tile_number, uint32_t parity)
+      : rows_(rows),
+        params_(params),
+        shared_(shared_address(memory)),
+        barriers_(barriers),
+        tile_number_(tile_number),
+        parity_(parity) {
+    auto* const joined = reinterpret_cast<float*>(memory + Shape::kJoined);
+    joined_ = {.o = joined, .states = joined + Shape::kRows * Shape::kDim};
     group_ = uniform(static_cast<int>(threadIdx.x) / kWarpgroup - 1);
     const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -107,7 +210,12 @@ class Consumer {
     const int first = uniform(any ? max(first_tile, before / kHopperKeys) : first_tile);
 #pragma unroll 1
     for (int tile = first_tile; tile < first; ++tile) pass(tile - first_tile);
-    if (any) attend(first_tile, first, end);
+    if (any) {
+      attend(first_tile, first, end);
+    } else {
+      barrier_wait(barriers_.queries(), parity_);
+      release(barriers_.no_queries());
+    }
 #pragma unroll 1
     for (int tile = any ? end : first; tile < tiles; ++tile) pass(tile - first_tile);
   }
@@ -118,7 +226,7 @@ class Consumer {
 
   // Lets a tile go by.
   __device__ __forceinline__ void pass(int i) {
-    const Turn turn(i);
+    const Turn turn(tile_number_ + i);
     barrier_wait(barriers_.keys(turn.stage), turn.parity);
     release(barriers_.no_keys(turn.stage));
     barrier_wait(barriers_.values(turn.stage), turn.parity);
@@ -127,7 +235,7 @@ class Consumer {
 
   // S = Q K^T is issued.
   __device__ __forceinline__ void issue_scores(int i) {
-    const Turn turn(i);
+    const Turn turn(tile_number_ + i);
     barrier_wait(barriers_.keys(turn.stage), turn.parity);
     const uint32_t queries = shared_ + group_ * Shape::kQueryBytes;
     const uint32_t keys = shared_ + Shape::kKeyTiles + turn.stage * Shape::kTileBytes;
@@ -141,7 +249,7 @@ class Consumer {
   }
   // O += P V is issued.
   __device__ __forceinline__ void issue_values(int i) {
-    const Turn turn(i);
+    const Turn turn(tile_number_ + i);
     barrier_wait(barriers_.values(turn.stage), turn.parity);
     const uint32_t values = shared_ + Shape::kValueTiles + turn.stage * Shape::kTileBytes;
     wgmma_fence();
@@ -176,28 +284,29 @@ class Consumer {
       for (int i = 0; i < 4; ++i) o_[n][i] = 0;
     const int first_chunk = first / kChunkTiles;
     float alpha[2];
-    barrier_wait(barriers_.queries(), 0);
+    barrier_wait(barriers_.queries(), parity_);
     issue_scores(first - first_tile);
     wgmma_wait<0>();
     wgmma_hold(s_);
-    release(barriers_.no_keys(Turn(first - first_tile).stage));
+    release(barriers_.no_keys(Turn(tile_number_ + first - first_tile).stage));
     softmax(first, alpha);
     round_probabilities();
 #pragma unroll 1
     for (int tile = first;; ++tile) {
       const int i = tile - first_tile;
       if (tile + 1 == end) {
+        release(barriers_.no_queries());
         issue_values(i);
         wgmma_wait<0>();
         wgmma_hold(o_);
-        release(barriers_.no_values(Turn(i).stage));
+        release(barriers_.no_values(Turn(tile_number_ + i).stage));
         break;
       }
       issue_scores(i + 1);
       issue_values(i);
       wgmma_wait<1>();
       wgmma_hold(s_);
-      release(barriers_.no_keys(Turn(i + 1).stage));
+      release(barriers_.no_keys(Turn(tile_number_ + i + 1).stage));
       const bool chunk_ends = (tile + 1) % kChunkTiles == 0;
       if (chunk_ends) {
         wgmma_wait<0>();
@@ -216,22 +325,25 @@ class Consumer {
 #pragma unroll
           for (int e = 0; e < 4; ++e) o_[n][e] *= alpha[e / 2];
       }
-      release(barriers_.no_values(Turn(i).stage));
+      release(barriers_.no_values(Turn(tile_number_ + i).stage));
       round_probabilities();
     }
     sum_parts(state_);
     if ((end - 1) / kChunkTiles > first_chunk)
       join_chunk<Shape>(o_, state_, rows_, joined_, own_row_);
-    // All warps of the group have read their queries, whose place the rows of O take.
-    named_barrier(1 + group_, kWarpgroup);
-    store_rows<Shape>(rows_, params_, o_, state_, shared_, row_);
+    // O goes through where the warp's own rows would wait for other chunks.
+    constexpr int kWaiting = 4 * kDim, kRow = 2 * kDim;
+    store_rows<Shape>(rows_, params_, o_, state_,
+                      shared_ + Shape::kJoined + row_ * (kWaiting - kRow), row_);
   }
 
   const PackedRows<__nv_bfloat16>& rows_;
   const AttendParams& params_;
   const uint32_t shared_;
   const Barriers barriers_;
-  const JoinedChunks joined_;
+  const int tile_number_;
+  const uint32_t parity_;
+  JoinedChunks joined_;
   int group_, row_, own_row_;
   int visible_[2], least_, hidden_;
   RowState state_;
@@ -241,52 +353,72 @@ class Consumer {
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
-    forward_hopper_kernel(const __grid_constant__ ForwardProblem<__nv_bfloat16> problem) {
+    forward_hopper_kernel(const __grid_constant__ ForwardProblem<__nv_bfloat16> problem,
+                          const __grid_constant__ KeyMaps maps, int32_t* next) {
   extern __shared__ __align__(1024) char memory[];
-  const uint32_t shared = shared_address(memory);
-  const Barriers barriers{shared + Shape::kBarriers};
-  // Registers are for S, P and O: what describes the block lies in shared memory.
-  auto& rows = *reinterpret_cast<PackedRows<__nv_bfloat16>*>(memory + Shape::kBlockRows);
-  bool none = false;
-  if (threadIdx.x < 32) {
-    PackedRows<__nv_bfloat16> found;
-    none = !problem.find(Shape::kRows, found);
-    if (!none && threadIdx.x == 0) rows = found;
-  }
+  const Barriers barriers{shared_address(memory) + Shape::kBarriers};
   if (threadIdx.x == 0) {
+    constexpr int kConsumingWarps = 4 * Shape::kConsumers;
     barrier_init(barriers.queries(), kWarpgroup);
+    barrier_init(barriers.no_queries(), kConsumingWarps);
     for (int stage = 0; stage < kStages; ++stage) {
+      barrier_init(barriers.item(stage), 1);
+      barrier_init(barriers.no_item(stage), kConsumingWarps);
       barrier_init(barriers.keys(stage), kWarpgroup);
+      barrier_init(barriers.no_keys(stage), kConsumingWarps);
       barrier_init(barriers.values(stage), kWarpgroup);
-      barrier_init(barriers.no_keys(stage), 4 * Shape::kConsumers);
-      barrier_init(barriers.no_values(stage), 4 * Shape::kConsumers);
+      barrier_init(barriers.no_values(stage), kConsumingWarps);
     }
+    tma_prefetch(&maps.k);
+    tma_prefetch(&maps.v);
   }
-  if (__syncthreads_or(none)) return;
-  const int tiles = uniform((rows.keys + kHopperKeys - 1) / kHopperKeys);
-  const int first_tile = uniform(rows.first_key / kHopperKeys);
+  __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     release_registers<Shape::kProducerRegisters>();
-    produce<Shape>(rows, shared, barriers, first_tile, tiles);
-  } else {
-    take_registers<Shape::kConsumerRegisters>();
-    auto* const joined = reinterpret_cast<float*>(memory + Shape::kJoined);
-    Consumer<Shape> consumer(rows, problem.params, shared, barriers,
-                             {.o = joined, .states = joined + Shape::kRows * Shape::kDim});
-    consumer.run(first_tile, tiles);
+    ForwardProducer<Shape>(problem, maps, next, memory, barriers).run();
+    return;
+  }
+  take_registers<Shape::kConsumerRegisters>();
+  const auto* const items = reinterpret_cast<const Item*>(memory + Shape::kItems);
+  int tile_number = 0;
+#pragma unroll 1
+  for (int n = 0;; ++n) {
+    const Turn turn(n);
+    barrier_wait(barriers.item(turn.stage), turn.parity);
+    const Item& item = items[turn.stage];
+    if (item.none) return;
+    const int first_tile = uniform(item.first_tile()), tiles = uniform(item.tiles());
+    Consumer<Shape>(item.rows, problem.params, memory, barriers, tile_number,
+                    static_cast<uint32_t>(n % 2))
+        .run(first_tile, tiles);
+    tile_number += tiles - first_tile;
+    __syncwarp();
+    release(barriers.no_item(turn.stage));
   }
 }
 
 }  // namespace
 
 template <int kDim>
-void run_forward_hopper(ForwardProblem<__nv_bfloat16> problem, Device device) {
+void run_forward_hopper(ForwardProblem<__nv_bfloat16> problem, const Tensor& k, const Tensor& v) {
   using Shape = HopperShape<kDim>;
+  const Device device = k.device();
   const int64_t slots = tile_slots(problem.tokens, problem.sequences, Shape::kRows);
   problem.slots = static_cast<int>(slots);
+  if (slots == 0) return;
+  const auto map = [&](const Tensor& t) {
+    const auto bytes = static_cast<cuuint64_t>(problem.kv_stride) * 2;
+    return tma_describe({.t = t,
+                         .sizes = {kDim, static_cast<cuuint64_t>(problem.kv_heads),
+                                   static_cast<cuuint64_t>(problem.tokens), 1},
+                         .strides = {2 * kDim, bytes, bytes * problem.tokens},
+                         .box = {64, 1, kHopperKeys, 1}});
+  };
+  Tensor next = Tensor::zeros({1}, DType::kI32, device);
   launch("attention_forward", forward_hopper_kernel<Shape>,
-         {blocks_for(slots * problem.heads, 1), Shape::kThreads, Shape::kSharedBytes}, device,
-         problem);
+         {blocks_for(std::min<int64_t>(slots * problem.heads, ::cohort::cuda::multiprocessors(device)), 1),
+          Shape::kThreads, Shape::kSharedBytes},
+         device, problem, KeyMaps{map(k), map(v)}, pointer<int32_t>(next));
 }
 
 }  // namespace cohort::kernels::cuda
