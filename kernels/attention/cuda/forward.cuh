@@ -56,8 +56,9 @@ struct ForwardProblem {
   AttendParams params;
   JoinedChunks joined;  // for all heads and tokens, or null
 
-  // The rows of block number `block`, at most `per_block`. Blocks of the same keys run close to each
-  // other in time, and of each sequence those with the most keys first. False for an empty slot.
+  // The rows of block number `block`, at most `per_block`. Blocks of the same keys run close to
+  // each other in time, and of each sequence those with the most keys first. False for an empty
+  // slot.
   __device__ __forceinline__ bool find(int block, int per_block, PackedRows<T>& rows) const {
     const int run_size = slots * run, run_index = block / run_size, in_run = block % run_size;
     const int width = min(run, heads - run_index * run);

@@ -60,6 +60,12 @@ struct BackwardBarriers {
   __device__ uint32_t no_out(int half) const { return first + 8 * (11 + half); }
 };
 
+// Queries and dO as the copy engine sees them: [tokens, heads, kDim], in boxes of kStep tokens of
+// 64 columns of one head.
+struct QueryMaps {
+  CUtensorMap q, dout;
+};
+
 // Sums of dQ, in tiles of kStep queries of a sequence, and whose turn it is at each.
 struct QuerySums {
   float* sums;     // [heads, slots, kStep, kDim]; see find_tile() for slots
@@ -118,8 +124,8 @@ __device__ __forceinline__ int turn_of(const BackwardArgs<bf16>& args, const Bac
 
 template <int kDim>
 __device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
-                                             const BackwardShare& share, char* memory,
-                                             const BackwardBarriers& barriers) {
+                                             const BackwardShare& share, const QueryMaps& maps,
+                                             char* memory, const BackwardBarriers& barriers) {
   using S = BackwardShape<kDim>;
   constexpr int kStep = S::kStep;
   const uint32_t shared = shared_address(memory);
@@ -138,13 +144,22 @@ __device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
   for (Walk<kStep> walk(args, share); !walk.done(); walk.next(), ++i) {
     const Turn turn(i);
     const BackwardStream& stream = walk.stream();
-    const auto copy = [&](uint32_t to, const Heads<const bf16>& tensor, char* numbers,
-                          const float* of_queries) {
-      const auto rows = tensor.rows(stream.begin, walk.head(), kDim);
-      copy_rows<kDim, kStep, kCopying>(to, [&](int r) {
-        const int query = walk.query0() + r;
-        return query < stream.length ? rows.row(query) : nullptr;
-      });
+    const auto copy = [&](uint32_t to, const Heads<const bf16>& tensor, const CUtensorMap* map,
+                          uint32_t barrier, char* numbers, const float* of_queries) {
+      if (walk.query0() + kStep <= stream.length) {
+        if (threadIdx.x == 0) {
+          barrier_expect(barrier, S::kStepBytes);
+          for (int panel = 0; panel < kDim / 64; ++panel)
+            tma_load(to + panel * (kStep * 128), map,
+                     {{64 * panel, walk.head(), stream.begin + walk.query0(), 0}}, barrier);
+        }
+      } else {
+        const auto rows = tensor.rows(stream.begin, walk.head(), kDim);
+        copy_rows<kDim, kStep, kCopying>(to, [&](int r) {
+          const int query = walk.query0() + r;
+          return query < stream.length ? rows.row(query) : nullptr;
+        });
+      }
       // A query beyond the end has zeros throughout: P = 1 then, but dO = 0 and dS = 0.
       const float* const from = of_queries + walk.head() * args.tokens + stream.begin;
       for (int r = static_cast<int>(threadIdx.x); r < kStep; r += kCopying) {
@@ -156,12 +171,12 @@ __device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
     };
     const int s = turn.stage;
     producer.wait_empty(barriers.no_queries(s), turn.parity ^ 1);
-    copy(shared + S::kQueries + s * S::kStepBytes, args.q, memory + S::kLse + s * kStep * 4,
-         args.lse_log2);
+    copy(shared + S::kQueries + s * S::kStepBytes, args.q, &maps.q, barriers.queries(s),
+         memory + S::kLse + s * kStep * 4, args.lse_log2);
     producer.submit(barriers.queries(s));
     producer.wait_empty(barriers.no_gradients(s), turn.parity ^ 1);
-    copy(shared + S::kGradients + s * S::kStepBytes, args.dout, memory + S::kDelta + s * kStep * 4,
-         args.delta);
+    copy(shared + S::kGradients + s * S::kStepBytes, args.dout, &maps.dout, barriers.gradients(s),
+         memory + S::kDelta + s * kStep * 4, args.delta);
     producer.submit(barriers.gradients(s));
   }
   producer.finish();
@@ -437,6 +452,7 @@ class BackwardConsumer {
 template <int kDim>
 __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
     backward_hopper_kernel(const __grid_constant__ BackwardArgs<bf16> args,
+                           const __grid_constant__ QueryMaps maps,
                            const __grid_constant__ QuerySums out) {
   using S = BackwardShape<kDim>;
   extern __shared__ __align__(1024) char memory[];
@@ -464,7 +480,7 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
   if (threadIdx.x < kWarpgroup) {
     release_registers<S::kProducerRegisters>();
     if (threadIdx.x < kCopying)
-      copy_streams<kDim>(args, share, memory, barriers);
+      copy_streams<kDim>(args, share, maps, memory, barriers);
     else if (threadIdx.x == kCopying)
       bring_out<kDim>(args, share, out, shared_address(memory), barriers);
   } else {
@@ -508,15 +524,25 @@ __global__ void __launch_bounds__(kRoundThreads)
 }  // namespace
 
 template <int kDim>
-void run_backward_hopper(const BackwardArgs<bf16>& args, Device device) {
+void run_backward_hopper(const BackwardArgs<bf16>& args, const Tensor& q, const Tensor& dout) {
   using S = BackwardShape<kDim>;
+  const Device device = q.device();
+  if (args.tokens == 0) return;
+  const auto map = [&](const Tensor& t) {
+    const auto tokens = static_cast<cuuint64_t>(args.tokens);
+    const cuuint64_t bytes = static_cast<cuuint64_t>(t.strides()[0]) * sizeof(bf16);
+    return tma_describe({.t = t,
+                         .sizes = {kDim, static_cast<cuuint64_t>(args.heads), tokens, 1},
+                         .strides = {kDim * sizeof(bf16), bytes, bytes * tokens},
+                         .box = {64, 1, S::kStep, 1}});
+  };
   const int64_t slots = tile_slots(args.tokens, args.sequences, S::kStep);
   Tensor sums = Tensor::empty(Shape{args.heads * slots, S::kStep, kDim}, DType::kF32, device);
   Tensor turns = Tensor::zeros(Shape{args.heads * slots}, DType::kI32, device);
   const QuerySums out{pointer<float>(sums), pointer<int32_t>(turns), static_cast<int>(slots)};
   launch("attention_backward", backward_hopper_kernel<kDim>,
          {backward_blocks<Pass::kKeys>(args, kOwnKeys), S::kThreads, S::kSharedBytes}, device, args,
-         out);
+         QueryMaps{map(q), map(dout)}, out);
   launch("attention_backward_queries", round_queries_kernel<kDim>,
          {blocks_for(slots * args.heads, 1), kRoundThreads}, device, args, out);
 }

@@ -4,6 +4,7 @@
 
 namespace cohort::kernels::cuda {
 
-template void run_backward_hopper<64>(const BackwardArgs<__nv_bfloat16>&, Device);
+template void run_backward_hopper<64>(const BackwardArgs<__nv_bfloat16>&, const Tensor&,
+                                      const Tensor&);
 
 }  // namespace cohort::kernels::cuda

@@ -100,9 +100,8 @@ class ForwardProducer {
       producer_.wait_empty(barriers_.no_queries(), static_cast<uint32_t>(n % 2) ^ 1);
 #pragma unroll 1
       for (int w = 0; w < Shape::kConsumers; ++w)
-        copy_rows<Shape::kDim, 64, kWarpgroup>(shared_ + w * Shape::kQueryBytes, [&](int r) {
-          return item.rows.query(64 * w + r);
-        });
+        copy_rows<Shape::kDim, 64, kWarpgroup>(shared_ + w * Shape::kQueryBytes,
+                                               [&](int r) { return item.rows.query(64 * w + r); });
       producer_.submit(barriers_.queries());
 #pragma unroll 1
       for (int tile = first_tile; tile < tiles; ++tile, ++tile_number) {
@@ -392,7 +391,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                     static_cast<uint32_t>(n % 2))
         .run(first_tile, tiles);
     tile_number += tiles - first_tile;
-    __syncwarp();
     release(barriers.no_item(turn.stage));
   }
 }
@@ -407,16 +405,18 @@ void run_forward_hopper(ForwardProblem<__nv_bfloat16> problem, const Tensor& k, 
   problem.slots = static_cast<int>(slots);
   if (slots == 0) return;
   const auto map = [&](const Tensor& t) {
-    const auto bytes = static_cast<cuuint64_t>(problem.kv_stride) * 2;
+    const auto tokens = static_cast<cuuint64_t>(problem.tokens);
+    const cuuint64_t element = sizeof(__nv_bfloat16),
+                     bytes = static_cast<cuuint64_t>(problem.kv_stride) * element;
     return tma_describe({.t = t,
-                         .sizes = {kDim, static_cast<cuuint64_t>(problem.kv_heads),
-                                   static_cast<cuuint64_t>(problem.tokens), 1},
-                         .strides = {2 * kDim, bytes, bytes * problem.tokens},
+                         .sizes = {kDim, static_cast<cuuint64_t>(problem.kv_heads), tokens, 1},
+                         .strides = {kDim * element, bytes, bytes * tokens},
                          .box = {64, 1, kHopperKeys, 1}});
   };
   Tensor next = Tensor::zeros({1}, DType::kI32, device);
   launch("attention_forward", forward_hopper_kernel<Shape>,
-         {blocks_for(std::min<int64_t>(slots * problem.heads, ::cohort::cuda::multiprocessors(device)), 1),
+         {blocks_for(
+              std::min<int64_t>(slots * problem.heads, ::cohort::cuda::multiprocessors(device)), 1),
           Shape::kThreads, Shape::kSharedBytes},
          device, problem, KeyMaps{map(k), map(v)}, pointer<int32_t>(next));
 }

@@ -68,8 +68,9 @@ __device__ __forceinline__ void copy_rows(uint32_t to, RowOf&& row_of) {
   }
 }
 
-// One warp of four arrives for all of its threads.
+// A warp's first thread arrives when all of its threads are here.
 __device__ __forceinline__ void release(uint32_t barrier) {
+  __syncwarp();
   if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 
