@@ -169,18 +169,42 @@ void add_products(Table& table) {
                      [](Inputs in) { return linear(in[0], in[1], in[2]); }});
     table.push_back({"linear", x.str() + " without bias", inputs({{x}, {{n, k}}}),
                      [](Inputs in) { return linear(in[0], in[1]); }});
-    Shape wide = x;
-    wide[-1] *= 2;
-    table.push_back(
-        {"gated_then_linear", wide.str(), inputs({{wide}, {{n, k}}, {{n}}}), [](Inputs in) {
-           return gated_then_linear(in[0], kernels::GatedOp::kSwiGlu, in[1], in[2]);
-         }});
   }
   table.push_back({"embedding", "repeated and unused rows", inputs({{{6, 5}}}), [](Inputs in) {
                      return embedding(in[0], ids({4, 0, 4, 2, 4, 0, 1}, in[0]));
                    }});
   table.push_back({"embedding", "one row", inputs({{{1, 1}}}),
                    [](Inputs in) { return embedding(in[0], ids({0}, in[0])); }});
+}
+
+void add_mlp(Table& table) {
+  using kernels::Activation;
+  struct Row {
+    const char* name;
+    Activation activation;
+    Shape x;
+    int64_t hidden;
+  };
+  for (const Row& row : {Row{"gelu", Activation::kGelu, {7}, 33},
+                         Row{"gelu_tanh", Activation::kGeluTanh, {2, 3, 4}, 17},
+                         Row{"swiglu", Activation::kSwiGlu, {5, 7}, 9},
+                         Row{"geglu", Activation::kGeGlu, {19, 8}, 12},
+                         Row{"geglu_tanh", Activation::kGeGluTanh, {2, 3, 4}, 8}}) {
+    const int64_t c = row.x[-1], up = is_gated(row.activation) ? 2 * row.hidden : row.hidden;
+    for (const bool recompute : {false, true}) {
+      const MlpDesc desc{.activation = row.activation, .recompute = recompute};
+      const char* kept = recompute ? ", recomputed" : "";
+      table.push_back({"mlp", str(row.name, " of ", row.x.str(), " with biases", kept),
+                       inputs({{row.x}, {{up, c}}, {{up}}, {{c, row.hidden}}, {{c}}}),
+                       [desc](Inputs in) {
+                         return mlp(in[0], {in[1], in[2], in[3], in[4]}, desc);
+                       }});
+      table.push_back({"mlp", str(row.name, " of ", row.x.str(), " without biases", kept),
+                       inputs({{row.x}, {{up, c}}, {{c, row.hidden}}}), [desc](Inputs in) {
+                         return mlp(in[0], {in[1], {}, in[2], {}}, desc);
+                       }});
+    }
+  }
 }
 
 void add_row_ops(Table& table) {
@@ -471,6 +495,7 @@ std::vector<OpCase> op_cases() {
   add_elementwise(table);
   add_reductions_and_views(table);
   add_products(table);
+  add_mlp(table);
   add_row_ops(table);
   add_rope(table);
   add_qk_norm(table);

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "autograd/variable.h"
+#include "kernels/activation.h"
 #include "kernels/attention/attention.h"
-#include "kernels/elementwise.h"
 #include "kernels/head.h"
 #include "kernels/matmul.h"
 #include "kernels/policy_loss.h"
@@ -42,10 +42,17 @@ Variable matmul(const Variable& a, const Variable& b,
                 kernels::Transpose trans_b = kernels::Transpose::kNo);
 // x[..., K] w[N, K]^T + bias[N]; `bias` may be undefined.
 Variable linear(const Variable& x, const Variable& w, const Variable& bias = {});
-// linear(op(x), w, bias) of x [..., 2 F], with the bits of the two ops. The backward keeps x alone
-// and computes op(x) again beside its gradient.
-Variable gated_then_linear(const Variable& x, kernels::GatedOp op, const Variable& w,
-                           const Variable& bias = {});
+// linear(f(linear(x, up, up_bias)), down, down_bias), with the bits of the three ops. The rows of
+// `up` are those of gate and up for a gated f. The biases may be undefined.
+struct MlpWeights {
+  Variable up, up_bias, down, down_bias;
+};
+struct MlpDesc {
+  kernels::Activation activation;
+  // The backward does not keep what f gives, but computes it again beside f's gradient.
+  bool recompute = false;
+};
+Variable mlp(const Variable& x, const MlpWeights& w, const MlpDesc& desc);
 // table[ids[t], :].
 Variable embedding(const Variable& table, const Tensor& ids);
 

@@ -1,4 +1,7 @@
-// Elementwise ops, sums, shapes, matmul and embedding: forward and backward side by side.
+// Elementwise ops, sums, shapes, products, linear layers, MLPs and embedding: forward and backward
+// side by side.
+#include <utility>
+
 #include "autograd/ops.h"
 #include "kernels/decode.h"
 #include "kernels/embedding.h"
@@ -168,13 +171,19 @@ Variable matmul(const Variable& a, const Variable& b, Transpose trans_a, Transpo
 
 namespace {
 
-// The gradients of w and bias, inputs 1 and 2 of a node that ends with linear(x, w, bias).
-void linear_weight_gradients(const Tensor& dy, const SavedTensor& x, Gradients& g) {
-  if (GradSlot dw = g.weight_slot(1); dw.tensor.defined())
+// The gradients of linear(x, w, bias), whose x and w are inputs of the node, given that of its
+// output.
+void linear_input_gradient(const Tensor& dy, const Tensor& w, GradSlot dx) {
+  if (dx.tensor.defined())
+    kernels::matmul({.c = dx.tensor, .a = dy, .b = w, .desc = {.out = dx.mode}});
+}
+void linear_weight_gradient(const Tensor& dy, const SavedTensor& x, GradSlot dw) {
+  if (dw.tensor.defined())
     kernels::matmul(
         {.c = dw.tensor, .a = dy, .b = x.get(), .desc = {.a = Transpose::kYes, .out = dw.mode}});
-  if (GradSlot db = g.weight_slot(2); db.tensor.defined())
-    kernels::bias_backward({.dbias = db, .dy = dy});
+}
+void linear_bias_gradient(const Tensor& dy, GradSlot dbias) {
+  if (dbias.tensor.defined()) kernels::bias_backward({.dbias = dbias, .dy = dy});
 }
 
 }  // namespace
@@ -184,50 +193,68 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias) {
   kernels::linear_forward({.y = y, .x = x.value(), .w = w.value(), .bias = bias.value()});
   return make_node("linear", y, {x, w, bias},
                    [x = SavedTensor(x), w = w.value()](const Tensor& dy, Gradients& g) {
-                     if (GradSlot dx = g.slot(0); dx.tensor.defined())
-                       kernels::matmul({.c = dx.tensor, .a = dy, .b = w, .desc = {.out = dx.mode}});
-                     linear_weight_gradients(dy, x, g);
+                     linear_input_gradient(dy, w, g.slot(0));
+                     linear_weight_gradient(dy, x, g.weight_slot(1));
+                     linear_bias_gradient(dy, g.weight_slot(2));
                    });
 }
 
 namespace {
 
-struct GatedCalls {
-  void (*forward)(const kernels::GatedForward&);
-  void (*backward)(const kernels::GatedBackward&);
-};
-GatedCalls calls_of(kernels::GatedOp op) {
-  switch (op) {
-#define COHORT_GATED_CALLS(Op, name) \
-  case kernels::GatedOp::k##Op:      \
-    return {kernels::name##_forward, kernels::name##_backward};
-    COHORT_GATED_OPS(COHORT_GATED_CALLS)
-#undef COHORT_GATED_CALLS
+struct MlpBackward {
+  enum { kX, kUp, kUpBias, kDown, kDownBias };  // inputs of the node
+  SavedTensor x;
+  Tensor u, f;  // u = linear(x, up, up_bias), and f of it, or undefined: not kept
+  Tensor up, down;
+  kernels::Activation op;
+
+  // Frees u, f and their gradients each after its last use: a step takes most of its memory here.
+  void operator()(const Tensor& dy, Gradients& g) {
+    const bool needs_du = g.needed(kX) || g.needed(kUp) || g.needed(kUpBias);
+    const bool needs_f = g.needed(kDown) && !f.defined();
+    const auto down_gradient = [&](const Tensor& value) {
+      linear_weight_gradient(dy, SavedTensor(Variable(value)), g.weight_slot(kDown));
+    };
+    linear_bias_gradient(dy, g.weight_slot(kDownBias));
+    Tensor df = empty_rows(u, down.dim(1)), du;  // df: where f is not kept, then f in its place
+    if (needs_du) linear_input_gradient(dy, down, {df});
+    if (f.defined()) down_gradient(std::exchange(f, {}));
+    if (needs_du) {
+      du = Tensor::empty_like(u);
+      kernels::activation_backward({.du = du,
+                                    .dbias = g.weight_slot(kUpBias),
+                                    .dy = df,
+                                    .u = u,
+                                    .op = op,
+                                    .y = needs_f ? df : Tensor()});
+    } else if (needs_f) {
+      kernels::activation_forward({.y = df, .u = u, .op = op});
+    }
+    u = {};
+    if (needs_f) down_gradient(df);
+    df = {};
+    if (!needs_du) return;
+    linear_input_gradient(du, up, g.slot(kX));
+    linear_weight_gradient(du, x, g.weight_slot(kUp));
   }
-  throw Error("[gated_then_linear] no such op");
-}
+};
 
 }  // namespace
 
-Variable gated_then_linear(const Variable& x, kernels::GatedOp op, const Variable& w,
-                           const Variable& bias) {
-  const GatedCalls calls = calls_of(op);
-  Tensor gated = empty_rows(x.value(), x.value().dim(-1) / 2);
-  calls.forward({.y = gated, .x = x.value()});
-  Tensor y = empty_rows(x.value(), w.value().dim(0));
-  kernels::linear_forward({.y = y, .x = gated, .w = w.value(), .bias = bias.value()});
-  return make_node("gated_then_linear", y, {x, w, bias},
-                   [calls, x = x.value(), w = w.value()](const Tensor& dy, Gradients& g) {
-                     // The gradient of op(x), then op(x) in its place.
-                     Tensor gated = empty_rows(x, x.dim(-1) / 2);
-                     if (GradSlot dx = g.slot(0); dx.tensor.defined()) {
-                       kernels::matmul({.c = gated, .a = dy, .b = w});
-                       calls.backward({.dx = dx, .dy = gated, .x = x, .y = gated});
-                     } else {
-                       calls.forward({.y = gated, .x = x});
-                     }
-                     linear_weight_gradients(dy, SavedTensor(Variable(gated)), g);
-                   });
+Variable mlp(const Variable& x, const MlpWeights& w, const MlpDesc& desc) {
+  Tensor u = empty_rows(x.value(), w.up.value().dim(0));
+  kernels::linear_forward({.y = u, .x = x.value(), .w = w.up.value(), .bias = w.up_bias.value()});
+  Tensor f = empty_rows(x.value(), w.down.value().dim(1));
+  kernels::activation_forward({.y = f, .u = u, .op = desc.activation});
+  Tensor y = empty_rows(x.value(), w.down.value().dim(0));
+  kernels::linear_forward({.y = y, .x = f, .w = w.down.value(), .bias = w.down_bias.value()});
+  return make_node("mlp", y, {x, w.up, w.up_bias, w.down, w.down_bias},
+                   MlpBackward{.x = SavedTensor(x),
+                               .u = u,
+                               .f = desc.recompute ? Tensor() : f,
+                               .up = w.up.value(),
+                               .down = w.down.value(),
+                               .op = desc.activation});
 }
 
 Variable select_rows(const Variable& x, const Tensor& rows) {

@@ -130,8 +130,8 @@ Variable checkpoint(const std::function<Variable(std::span<const Variable>)>& fn
                     std::span<const Variable> inputs, std::span<const Variable> parameters);
 
 // y = fn(inputs), already computed, marked as recomputable: an op that saves it for its
-// backward (SavedTensor) keeps the inputs instead. The lightest recompute: for norms and
-// activations, whose inputs are kept anyway. fn must give y's bits.
+// backward (SavedTensor) keeps the inputs instead. The lightest recompute: for norms, whose inputs
+// are kept anyway. fn must give y's bits.
 Variable recomputable(Variable y, const std::function<Variable(std::span<const Variable>)>& fn,
                       std::span<const Variable> inputs);
 

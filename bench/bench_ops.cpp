@@ -17,8 +17,8 @@
 #include "bench/timing.h"
 #include "core/parallel.h"
 #include "core/replay.h"
+#include "kernels/activation.h"
 #include "kernels/attention/attention.h"
-#include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "kernels/head.h"
 #include "kernels/matmul.h"
@@ -322,6 +322,11 @@ void add_row_ops(Rows& rows) {
 #define COHORT_ADD_GATED(Op, name)                                                   \
   add(#name "_forward", 3, [=]() mutable { kernels::name##_forward({y, halves}); }); \
   add(#name "_backward", 5, [=]() mutable { kernels::name##_backward({{dhalves}, dy, halves}); });
+  // As in an MLP with biases whose activation is recomputed.
+  Tensor dbias = random_sum({g_setup.channels}), dy_then_y = random(shape);
+  add("activation_backward", 4, [=]() mutable {
+    activation_backward({dx, {dbias}, dy_then_y, x, Activation::kGeluTanh, dy_then_y});
+  });
   COHORT_UNARY_OPS(COHORT_ADD_UNARY)
   COHORT_BINARY_OPS(COHORT_ADD_BINARY)
   COHORT_GATED_OPS(COHORT_ADD_GATED)

@@ -67,7 +67,7 @@ OpCosts step_costs(const Transformer& model, const OptimizerStorage& storage, in
                                  : c.mlp == MlpType::kGelu      ? "gelu"
                                                                 : "gelu_tanh";
   out[activation + "_forward"].bytes = layers * t * columns * element;
-  out[activation + "_backward"].bytes =
+  out["activation_backward"].bytes =
       layers * t * (columns + (is_gated(c.mlp) ? 2 : 1) * ff) * element;
   if (c.position == PositionType::kRope)
     out["rope"].bytes = 2 * layers * t * 2 * (q + kv) * element;

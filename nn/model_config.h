@@ -8,12 +8,13 @@
 #include "core/config.h"
 #include "core/device.h"
 #include "data/json.h"
+#include "kernels/activation.h"
 
 namespace cohort {
 
 enum class NormType { kRms, kLayer };
 enum class PositionType { kRope, kLearned };
-enum class MlpType { kSwiGlu, kGelu, kGeluTanh, kGeGlu, kGeGluTanh };
+using MlpType = kernels::Activation;
 enum class Recompute { kNone, kCheap, kBlock };
 inline constexpr EnumName<NormType> kNormNames[] = {{NormType::kRms, "rms_norm"},
                                                     {NormType::kLayer, "layer_norm"}};
@@ -24,10 +25,6 @@ inline constexpr EnumName<MlpType> kMlpNames[] = {{MlpType::kSwiGlu, "swiglu"},
                                                   {MlpType::kGeluTanh, "gelu_tanh"},
                                                   {MlpType::kGeGlu, "geglu"},
                                                   {MlpType::kGeGluTanh, "geglu_tanh"}};
-// Whether the MLP is down(activation(gate(x)) up(x)), and not down(activation(up(x))).
-inline bool is_gated(MlpType type) {
-  return type != MlpType::kGelu && type != MlpType::kGeluTanh;
-}
 inline constexpr EnumName<Recompute> kRecomputeNames[] = {
     {Recompute::kNone, "none"}, {Recompute::kCheap, "cheap"}, {Recompute::kBlock, "block"}};
 

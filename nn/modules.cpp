@@ -5,14 +5,6 @@
 namespace cohort {
 namespace {
 
-// Keeps y, or with recompute: cheap what it is made of.
-template <class Op>
-Variable keep_or_recompute(Recompute recompute, const Variable& y, const Op& op,
-                           std::initializer_list<Variable> inputs) {
-  if (recompute != Recompute::kCheap) return y;
-  return recomputable(y, op, std::span<const Variable>(inputs.begin(), inputs.size()));
-}
-
 kernels::GatedOp gated_op(MlpType type) {
   switch (type) {
     case MlpType::kGeGlu:
@@ -95,9 +87,10 @@ Variable Norm::apply(std::span<const Variable> in) const {
 }
 
 Variable Norm::keep(const Variable& y, const Variable& x) const {
-  return keep_or_recompute(recompute_, y,
-                           [norm = *this](std::span<const Variable> in) { return norm.apply(in); },
-                           {x, weight_, bias_});
+  if (recompute_ != Recompute::kCheap) return y;
+  const Variable inputs[] = {x, weight_, bias_};
+  return recomputable(
+      y, [norm = *this](std::span<const Variable> in) { return norm.apply(in); }, inputs);
 }
 
 Variable Norm::operator()(const Variable& x) const {
@@ -171,24 +164,8 @@ Mlp::Mlp(const MakeParameter& make, const std::string& name, const ModelConfig& 
 
 Variable Mlp::operator()(const Variable& x) const {
   if (is_gated(type_) && !grad_enabled()) return down_(gated_linear(x, up_, gated_op(type_)));
-  const Variable up = up_(x);
-  if (is_gated(type_) && recompute_ == Recompute::kCheap)
-    return gated_then_linear(up, gated_op(type_), down_.weight, down_.bias);
-  const auto activation = [type = type_](std::span<const Variable> in) {
-    switch (type) {
-      case MlpType::kGelu:
-        return gelu(in[0]);
-      case MlpType::kGeluTanh:
-        return gelu_tanh(in[0]);
-      case MlpType::kGeGlu:
-        return geglu(in[0]);
-      case MlpType::kGeGluTanh:
-        return geglu_tanh(in[0]);
-      default:
-        return swiglu(in[0]);
-    }
-  };
-  return down_(keep_or_recompute(recompute_, activation({&up, 1}), activation, {up}));
+  return mlp(x, {up_.weight, up_.bias, down_.weight, down_.bias},
+             {.activation = type_, .recompute = recompute_ == Recompute::kCheap});
 }
 
 void Mlp::append_to(Parameters& all) const {

@@ -8,10 +8,16 @@ namespace {
 // What column_sum() adds for one row: the row of dy itself.
 template <class T>
 struct BiasTerm {
+  static constexpr int kUnderWay = 4, kBlocks = 5, N = kPackSize<T>;
   const T* dy;
-  template <class Load, int N>
-  __device__ __forceinline__ void add(int64_t, const Load& load, float (&sum)[1][N]) const {
-    const auto grad = load(dy);
+
+  using Values = Raw<T, N>;
+  template <class Place>
+  __device__ __forceinline__ Values load(const Place& at) const {
+    return at.load(dy);
+  }
+  template <class Place>
+  __device__ __forceinline__ void add(const Place&, const Values& grad, float (&sum)[1][N]) const {
 #pragma unroll
     for (int n = 0; n < N; ++n) sum[0][n] += element(grad, n);
   }

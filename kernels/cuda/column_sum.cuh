@@ -32,25 +32,34 @@ struct ColumnOutputs {
   bool accumulate[kOutputs];
 };
 
-// Reads the N elements of a tensor that a thread adds for one row.
+// Where the N elements of one row are that a thread adds.
 template <class T, bool kVectorized>
-struct ColumnLoad {
-  int64_t start;  // of the row
+struct ColumnPlace {
+  static constexpr int N = kPackSize<T>;
+  int64_t row, start;  // start: of the row in a contiguous tensor
   int column, live;
   // From a contiguous tensor.
-  __device__ __forceinline__ Raw<T, kPackSize<T>> operator()(const T* p) const {
-    return row(p + start);
-  }
+  __device__ __forceinline__ Raw<T, N> load(const T* p) const { return load_row(p + start); }
   // From a row anywhere.
-  __device__ __forceinline__ Raw<T, kPackSize<T>> row(const T* p) const {
+  __device__ __forceinline__ Raw<T, N> load_row(const T* p) const {
     if constexpr (kVectorized)
-      return load_raw<kPackSize<T>>(p + column);
+      return load_raw<N>(p + column);
     else
-      return load_some<kPackSize<T>>(p + column, live);
+      return load_some<N>(p + column, live);
+  }
+  // To a contiguous tensor.
+  __device__ __forceinline__ void store(T* p, const Raw<T, N>& raw) const {
+    if constexpr (kVectorized)
+      store_raw(p + start + column, raw);
+    else
+      store_some(p + start + column, raw, live);
   }
 };
 
-// This thread's rows, ascending. term.add(row, load, sum) adds one row to sum[output][n].
+// This thread's rows, ascending. term.load(place) reads what it needs of one row, and
+// term.add(place, values, sum) adds it to sum[output][n]. Term::kUnderWay rows of a thread are read
+// before the first of them is added, and so before the term stores anything of them;
+// Term::kBlocks blocks have room on an SM.
 template <class T, bool kVectorized, class Term, int kOutputs, int N>
 __device__ __forceinline__ void add_rows(const Term& term, const ColumnLayout& layout,
                                          float (&sum)[kOutputs][N]) {
@@ -61,13 +70,24 @@ __device__ __forceinline__ void add_rows(const Term& term, const ColumnLayout& l
   const int64_t left = (layout.rows - first + down - 1) / down;
   const int count =
       c < layout.cols && left > 0 ? static_cast<int>(min(left, int64_t{kColumnRows})) : 0;
-  // Neighbouring threads of a row read neighbouring packs. Rows are `down` apart; four of them are
-  // under way at a time, and they are added in ascending order.
-#pragma unroll 4
-  for (int k = 0; k < count; ++k) {
+  // Neighbouring threads of a row read neighbouring packs. Rows are `down` apart, and are added in
+  // ascending order.
+  const auto place = [&](int k) {
     const int64_t row = first + k * down;
-    term.add(row, ColumnLoad<T, kVectorized>{row * layout.cols, c, layout.cols - c}, sum);
-  }
+    return ColumnPlace<T, kVectorized>{row, row * layout.cols, c, layout.cols - c};
+  };
+  const auto add = [&]<int kBatch>(int k) {
+    typename Term::Values values[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) values[i] = term.load(place(k + i));
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) term.add(place(k + i), values[i], sum);
+  };
+  int k = 0;
+  for (; k + Term::kUnderWay <= count; k += Term::kUnderWay)
+    add.template operator()<Term::kUnderWay>(k);
+#pragma unroll 1
+  for (; k < count; ++k) add.template operator()<1>(k);
 }
 
 // Block (b, j) adds rows [b, b + 1) * rows_per_block() of the columns j * across * N and on. across
@@ -76,7 +96,7 @@ __device__ __forceinline__ void add_rows(const Term& term, const ColumnLayout& l
 // have the same columns meet in shared memory, where one thread per column adds them from top to
 // bottom.
 template <class T, class Term, int kOutputs>
-__global__ void __launch_bounds__(kColumnThreads)
+__global__ void __launch_bounds__(kColumnThreads, Term::kBlocks)
     column_sum_kernel(const Term term, const ColumnLayout layout,
                       const ColumnOutputs<kOutputs> outputs) {
   constexpr int N = kPackSize<T>;

@@ -318,20 +318,28 @@ __global__ void __launch_bounds__(kMaxGroup)
 // A row's terms of dw and db, where rows are too long.
 template <class T, bool kLayer>
 struct WeightTerm {
-  static constexpr int kOutputs = kLayer ? 2 : 1;
+  static constexpr int kUnderWay = 4, kBlocks = 3, kOutputs = kLayer ? 2 : 1, N = kPackSize<T>;
   const T *dy, *x;
   const float *mean, *rstd;
   RowStarts dy_rows, x_rows;
-  template <class Load, int N>
-  __device__ __forceinline__ void add(int64_t row, const Load& load,
-                                      float (&sum)[kOutputs][N]) const {
+
+  struct Values {
+    Raw<T, N> dy, x;
+    float mean, rstd;
+  };
+  template <class Place>
+  __device__ __forceinline__ Values load(const Place& at) const {
     // Threads side by side have the same row, and so the same statistics.
-    const auto grad = load.row(dy + dy_rows(row)), in = load.row(x + x_rows(row));
-    const float m = kLayer ? mean[row] : 0.0f, s = rstd[row];
+    return {at.load_row(dy + dy_rows(at.row)), at.load_row(x + x_rows(at.row)),
+            kLayer ? mean[at.row] : 0.0f, rstd[at.row]};
+  }
+  template <class Place>
+  __device__ __forceinline__ void add(const Place&, const Values& v,
+                                      float (&sum)[kOutputs][N]) const {
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      sum[0][n] = fmaf(element(grad, n), (element(in, n) - m) * s, sum[0][n]);
-      if constexpr (kLayer) sum[1][n] += element(grad, n);
+      sum[0][n] = fmaf(element(v.dy, n), (element(v.x, n) - v.mean) * v.rstd, sum[0][n]);
+      if constexpr (kLayer) sum[1][n] += element(v.dy, n);
     }
   }
 };

@@ -50,12 +50,12 @@ bool starts_with(const std::string& text, const char* prefix) {
 
 // How many roundings to bf16 lie one behind the other in a case.
 int rounding_points(const OpCase& test) {
-  if (test.op == "attention" || test.variant == "its input used outside too") return 4;
+  if (test.op == "attention" || test.op == "mlp" || test.variant == "its input used outside too")
+    return 4;
   if (starts_with(test.op, "add_") || test.variant == "two overlapping rows") return 3;
   for (const char* two : {"one variable as both operands", "x x^T", "the table as input and head"})
     if (test.variant == two) return 2;
   if (test.op == "rope" && test.variant.ends_with("where it is")) return 2;
-  if (test.op == "gated_then_linear") return 2;
   // Their backward reads the rounded output.
   for (const char* two : {"exp", "sqrt", "tanh", "sigmoid", "softmax"})
     if (test.op == two) return 2;
