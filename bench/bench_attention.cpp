@@ -1,0 +1,257 @@
+// Attention's time on a GPU: bf16, random normal data, 16,384 tokens and the shapes that kernels
+// are usually compared on. Bursts of launches that are queued one behind the other, with a pause
+// between bursts (at its power limit a GPU slows down), medians. FLOPs: two products forward and
+// five backward, of what a causal mask shows; what runs before and after the backward's products
+// is part of its time.
+//
+//   cohort_bench_attention                 a table
+//   bench/attention                        beside cuDNN in the same minutes, burst by burst
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+#include <numbers>
+#include <thread>
+
+#include "bench/timing.h"
+#include "core/rng.h"
+#include "kernels/attention/attention.h"
+
+namespace {
+
+using namespace cohort;
+using namespace cohort::kernels;
+
+struct Case {
+  std::string name;
+  int64_t heads, kv_heads, dim;
+  bool causal;
+  std::vector<int64_t> lengths;
+
+  int64_t tokens() const {
+    int64_t sum = 0;
+    for (const int64_t length : lengths) sum += length;
+    return sum;
+  }
+  // Of one product of all queries with the keys that they see.
+  double product_flops() const {
+    double pairs = 0;
+    for (const int64_t length : lengths)
+      pairs += static_cast<double>(causal ? length * (length + 1) / 2 : length * length);
+    return 2 * pairs * static_cast<double>(heads * dim);
+  }
+};
+
+std::vector<Case> make_cases() {
+  constexpr int64_t kTokens = 16384;
+  std::vector<Case> cases;
+  const auto add = [&](const std::string& name, int64_t heads, int64_t kv_heads, int64_t dim,
+                       bool causal, int64_t length) {
+    cases.push_back({name, heads, kv_heads, dim, causal,
+                     std::vector<int64_t>(static_cast<size_t>(kTokens / length), length)});
+  };
+  for (const int64_t dim : {64, 128, 256})
+    for (const bool causal : {false, true})
+      for (const int64_t length : {1024, 4096, 16384})
+        add(str("d", dim, causal ? " causal " : " full ", length / 1024, "k"), 2048 / dim,
+            2048 / dim, dim, causal, length);
+  for (const int64_t length : {2048, 8192})
+    add(str("GQA 32/8 d128 causal ", length / 1024, "k"), 32, 8, 128, true, length);
+  add("GQA 14/2 d64 causal 2k", 14, 2, 64, true, 2048);
+  // Packed sequences of 200 to 3,000 tokens, and equal ones of their mean.
+  Rng rng(1, rng_stream(kBenchPurpose));
+  Case packed{.name = "64 lengths d128 causal",
+              .heads = 16,
+              .kv_heads = 16,
+              .dim = 128,
+              .causal = true,
+              .lengths = {}};
+  for (int i = 0; i < 64; ++i) packed.lengths.push_back(200 + rng.below(2801));
+  Case equal = packed;
+  equal.name = "64 equal d128 causal";
+  equal.lengths.assign(64, packed.tokens() / 64);
+  cases.push_back(packed);
+  cases.push_back(equal);
+  return cases;
+}
+
+// Normal numbers, made once: enough for any tensor.
+class Normals {
+ public:
+  explicit Normals(Device device) : device_(device) {}
+  Tensor operator()(const Shape& shape) {
+    if (offset_ + shape.numel() > kCount) offset_ = 0;
+    if (!all_.defined()) {
+      Tensor t = Tensor::empty({kCount}, DType::kF32);
+      float* const values = t.data<float>();
+      for (int64_t i = 0; i < kCount; i += 4) {
+        const auto words = philox(3, rng_stream(kBenchPurpose), static_cast<uint64_t>(i / 4));
+        for (size_t k = 0; k < 4; k += 2) {  // Box and Muller
+          const double radius = std::sqrt(-2 * std::log(1 - uniform_f32(words[k]))),
+                       angle = 2 * std::numbers::pi * uniform_f32(words[k + 1]);
+          values[i + static_cast<int64_t>(k)] = static_cast<float>(radius * std::cos(angle));
+          values[i + static_cast<int64_t>(k) + 1] = static_cast<float>(radius * std::sin(angle));
+        }
+      }
+      all_ = t.to(DType::kBF16).to(device_);
+    }
+    Tensor out = all_.narrow(0, offset_, shape.numel()).reshape(shape);
+    offset_ += (shape.numel() + 63) / 64 * 64;
+    return out;
+  }
+
+ private:
+  static constexpr int64_t kCount = int64_t{1} << 27;
+  Device device_;
+  Tensor all_;
+  int64_t offset_ = 0;
+};
+
+// A case's tensors: queries, keys and values side by side, as the model has them.
+class Attention {
+ public:
+  Attention(const Case& c, Normals& normals, Device device) : case_(c) {
+    const int64_t tokens = c.tokens();
+    const Tensor qkv = normals({tokens, c.heads + 2 * c.kv_heads, c.dim});
+    q_ = qkv.narrow(1, 0, c.heads);
+    k_ = qkv.narrow(1, c.heads, c.kv_heads);
+    v_ = qkv.narrow(1, c.heads + c.kv_heads, c.kv_heads);
+    dout_ = normals({tokens, c.heads, c.dim});
+    o_ = Tensor::empty(dout_.shape(), DType::kBF16, device);
+    lse_ = Tensor::empty({c.heads, tokens}, DType::kF32, device);
+    const Tensor dqkv = Tensor::empty(qkv.shape(), DType::kBF16, device);
+    dq_ = dqkv.narrow(1, 0, c.heads);
+    dk_ = dqkv.narrow(1, c.heads, c.kv_heads);
+    dv_ = dqkv.narrow(1, c.heads + c.kv_heads, c.kv_heads);
+    std::vector<int32_t> starts = {0};
+    for (const int64_t length : c.lengths)
+      starts.push_back(starts.back() + static_cast<int32_t>(length));
+    cu_ = Tensor::from(starts).to(device);
+    desc_.mask = c.causal ? Mask::kCausal : Mask::kFull;
+    forward();
+  }
+  void forward() {
+    attention_forward(
+        {.o = o_, .lse = lse_, .q = q_, .k = k_, .v = v_, .cu_seqlens = cu_, .desc = desc_});
+  }
+  void backward() {
+    attention_backward({.dq = {dq_},
+                        .dk = {dk_},
+                        .dv = {dv_},
+                        .dout = dout_,
+                        .q = q_,
+                        .k = k_,
+                        .v = v_,
+                        .o = o_,
+                        .lse = lse_,
+                        .cu_seqlens = cu_,
+                        .desc = desc_});
+  }
+  // Seconds of one launch in a burst of so many.
+  double burst(bool backwards, int launches) {
+    synchronize(q_.device());
+    using Clock = std::chrono::steady_clock;
+    const auto begin = Clock::now();
+    for (int i = 0; i < launches; ++i) backwards ? backward() : forward();
+    synchronize(q_.device());
+    return std::chrono::duration<double>(Clock::now() - begin).count() / launches;
+  }
+  double flops(bool backwards) const { return case_.product_flops() * (backwards ? 5 : 2); }
+
+ private:
+  Case case_;
+  AttentionDesc desc_;
+  Tensor q_, k_, v_, dout_, o_, lse_, dq_, dk_, dv_, cu_;
+};
+
+constexpr int kLaunches = 20, kBursts = 7;
+
+void pause() {
+  std::this_thread::sleep_for(std::chrono::milliseconds(60));
+}
+
+// A line of fields that tabs separate: name, heads, key heads, head dim, causal (0 or 1), FLOPs of a
+// product, lengths.
+void print_fields(const Case& c) {
+  std::printf("%s\t%lld\t%lld\t%lld\t%d\t%.17g\t", c.name.c_str(), static_cast<long long>(c.heads),
+              static_cast<long long>(c.kv_heads), static_cast<long long>(c.dim), c.causal,
+              c.product_flops());
+  for (const int64_t length : c.lengths) std::printf("%lld ", static_cast<long long>(length));
+  std::printf("\n");
+}
+
+// Obeys lines "CASE forward|backward LAUNCHES" with the seconds of one launch in such a burst, so
+// that another program's bursts can take turns with ours. Ends with its input.
+void obey(const std::vector<Case>& cases, Normals& normals, Device device) {
+  std::unique_ptr<Attention> attention;
+  size_t current = cases.size();
+  size_t which = 0;
+  std::string pass;
+  int launches = 0;
+  while (std::cin >> which >> pass >> launches) {
+    if (which >= cases.size() || (pass != "forward" && pass != "backward") || launches < 1)
+      throw InputError("--obey: expected lines of a case's number, forward or backward, launches");
+    if (which != current) {
+      attention.reset();
+      attention = std::make_unique<Attention>(cases[which], normals, device);
+      current = which;
+    }
+    std::printf("%.9g\n", attention->burst(pass == "backward", launches));
+    std::fflush(stdout);
+  }
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"attention benchmark"};
+  std::string filter, device_name = "cuda";
+  bool list = false, obeys = false;
+  app.add_option("--filter", filter, "only cases whose name contains this text");
+  app.add_option("--device", device_name, "cuda or cuda:N")->capture_default_str();
+  app.add_flag("--list", list, "print the cases, with tabs between their fields");
+  app.add_flag("--obey", obeys, "time what is asked for on standard input; see bench/attention");
+  CLI11_PARSE(app, argc, argv);
+  const std::vector<Case> cases = make_cases();
+  if (list) {
+    for (const Case& c : cases) print_fields(c);
+    return 0;
+  }
+  const Device device = parse_device(device_name, "device");
+  if (!device.is_cuda()) throw InputError("--device: expected cuda or cuda:N, got " + device_name);
+  Normals normals(device);
+  if (obeys) {
+    obey(cases, normals, device);
+    return 0;
+  }
+  std::printf("%-24s %12s %8s %12s %8s\n", "bf16", "forward us", "TFLOP/s", "backward us",
+              "TFLOP/s");
+  for (const Case& c : cases) {
+    if (c.name.find(filter) == c.name.npos) continue;
+    Attention attention(c, normals, device);
+    double seconds[2];
+    for (const bool backwards : {false, true}) {
+      std::vector<double> times;
+      attention.burst(backwards, 3);
+      for (int i = 0; i < kBursts; ++i) {
+        pause();
+        times.push_back(attention.burst(backwards, kLaunches));
+      }
+      seconds[backwards] = bench::median(times);
+    }
+    std::printf("%-24s %12.1f %8.0f %12.1f %8.0f\n", c.name.c_str(), seconds[0] * 1e6,
+                attention.flops(false) / seconds[0] * 1e-12, seconds[1] * 1e6,
+                attention.flops(true) / seconds[1] * 1e-12);
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& e) {
+    std::cerr << "cohort_bench_attention: " << e.what() << '\n';
+    return 2;
+  }
+}
