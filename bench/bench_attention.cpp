@@ -170,8 +170,8 @@ void pause() {
   std::this_thread::sleep_for(std::chrono::milliseconds(60));
 }
 
-// A line of fields that tabs separate: name, heads, key heads, head dim, causal (0 or 1), FLOPs of a
-// product, lengths.
+// A line of fields that tabs separate: name, heads, key heads, head dim, causal (0 or 1), FLOPs of
+// a product, lengths.
 void print_fields(const Case& c) {
   std::printf("%s\t%lld\t%lld\t%lld\t%d\t%.17g\t", c.name.c_str(), static_cast<long long>(c.heads),
               static_cast<long long>(c.kv_heads), static_cast<long long>(c.dim), c.causal,

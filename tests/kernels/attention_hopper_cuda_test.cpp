@@ -104,7 +104,7 @@ TEST(CudaAttentionHopper, TheForwardHasTheBitsOfThePortableKernel) {
 
 TEST(CudaAttentionHopper, WindowsAndGroupsOfHeadsHaveTheBitsOfThePortableKernel) {
   COHORT_REQUIRE_GPU(device);
-  for (const int64_t dim : {64, 128})
+  for (const int64_t dim : {8, 40, 64, 80, 96, 128})
     for (const auto& [heads, kv_heads] : {std::pair<int64_t, int64_t>{14, 2}, {8, 8}, {32, 1}})
       for (const int64_t window : {1, 2, 63, 64, 65, 128, 500, 4096, 5000}) {
         Call call = make_call(device, dim, heads, kv_heads, {9000, 3, 200, 64, 192, 193}, 1, false);

@@ -178,7 +178,7 @@ void attention_backward(const AttentionBackward& args) {
           problem.vectorized && problem.streams == nullptr && ::cohort::cuda::is_hopper(device);
       dispatch_head_dim(dim, [&]<int kDim>() {
         if constexpr (kDim <= 128)
-          if (hopper && dim == kDim) return run_backward_hopper<kDim>(problem, args.q, args.dout);
+          if (hopper) return run_backward_hopper<kDim>(problem, args.q, args.dout);
         run_backward_bf16<kDim>(problem, device);
       });
       if (problem.slices > 1) add_slices(problem, device);

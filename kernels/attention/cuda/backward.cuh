@@ -67,7 +67,7 @@ struct BackwardArgs {
 template <int kDim>  // the padded head dim
 void run_backward_bf16(const BackwardArgs<__nv_bfloat16>& args, Device device);
 void run_backward_f32(const BackwardArgs<float>& args, Device device);
-// The same for head dims of kDim exactly, 16-byte accesses, without dropout, on sm_90.
+// The same with 16-byte accesses, without dropout, on sm_90.
 template <int kDim>
 void run_backward_hopper(const BackwardArgs<__nv_bfloat16>& args, const Tensor& q,
                          const Tensor& dout);

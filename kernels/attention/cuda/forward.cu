@@ -1,5 +1,5 @@
 // attention_forward on CUDA: a block per (tile of query rows, head); see attend.cuh for what it
-// does in bf16, hopper/forward.cuh for head dims of 64 and 128 on sm_90, attend_float.cuh for f32.
+// does in bf16, hopper/forward.cuh for head dims up to 128 on sm_90, attend_float.cuh for f32.
 #include "kernels/attention/cuda/attend_float.cuh"
 #include "kernels/attention/cuda/forward.cuh"
 
@@ -92,7 +92,7 @@ void attention_forward(const AttentionForward& args) {
     dispatch_head_dim(dim, [&]<int kDim>() {
       using Shape = ForwardShape<kDim>;
       if constexpr (!kFloat && kDim <= 128)
-        if (dim == kDim && problem.params.vectorized && args.desc.dropout.p == 0 &&
+        if (problem.params.vectorized && args.desc.dropout.p == 0 &&
             ::cohort::cuda::is_hopper(args.q.device()))
           return run_forward_hopper<kDim>(problem, args.k, args.v);
       if constexpr (kFloat)

@@ -60,8 +60,7 @@ struct BackwardBarriers {
   __device__ uint32_t no_out(int half) const { return first + 8 * (11 + half); }
 };
 
-// Queries and dO as the copy engine sees them: [tokens, heads, kDim], in boxes of kStep tokens of
-// 64 columns of one head.
+// Of describe_heads(), for tiles of queries.
 struct QueryMaps {
   CUtensorMap q, dout;
 };
@@ -131,8 +130,8 @@ __device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
   const uint32_t shared = shared_address(memory);
   Producer producer;
   const auto own = [&](uint32_t to, const Heads<const bf16>& tensor) {
-    const auto rows = tensor.rows(share.begin, share.head, kDim);
-    copy_rows<kDim, kOwnKeys, kCopying>(to, [&](int r) {
+    const auto rows = tensor.rows(share.begin, share.head, args.head_dim);
+    copy_rows<kDim, kOwnKeys, kCopying>(to, args.head_dim, [&](int r) {
       return share.own + r < share.length ? rows.row(share.own + r) : nullptr;
     });
   };
@@ -154,8 +153,8 @@ __device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
                      {{64 * panel, walk.head(), stream.begin + walk.query0(), 0}}, barrier);
         }
       } else {
-        const auto rows = tensor.rows(stream.begin, walk.head(), kDim);
-        copy_rows<kDim, kStep, kCopying>(to, [&](int r) {
+        const auto rows = tensor.rows(stream.begin, walk.head(), args.head_dim);
+        copy_rows<kDim, kStep, kCopying>(to, args.head_dim, [&](int r) {
           const int query = walk.query0() + r;
           return query < stream.length ? rows.row(query) : nullptr;
         });
@@ -416,12 +415,13 @@ class BackwardConsumer {
       if (key >= share_.length) continue;
 #pragma unroll
       for (int n = 0; n < kDim / 8; ++n)
-        fn(key, 8 * n + 2 * (lane_ % 4), sum[n][2 * h] * scale, sum[n][2 * h + 1] * scale);
+        if (8 * n < args_.head_dim)
+          fn(key, 8 * n + 2 * (lane_ % 4), sum[n][2 * h] * scale, sum[n][2 * h + 1] * scale);
     }
   }
   __device__ __forceinline__ void store(const float (&sum)[kDim / 8][4], const Heads<bf16>& tensor,
                                         float scale, bool accumulate) const {
-    const auto rows = tensor.rows(share_.begin, share_.head, kDim);
+    const auto rows = tensor.rows(share_.begin, share_.head, args_.head_dim);
     for_pairs(sum, scale, [&](int key, int column, float low, float high) {
       bf16* const out = rows.row(key) + column;
       if (accumulate) {
@@ -435,7 +435,7 @@ class BackwardConsumer {
                                               float scale) const {
     for_pairs(sum, scale, [&](int key, int column, float low, float high) {
       const int64_t token = share_.slice * args_.tokens + share_.begin + key;
-      store_pack(slices + (token * args_.kv_heads + share_.head) * kDim + column,
+      store_pack(slices + (token * args_.kv_heads + share_.head) * args_.head_dim + column,
                  Pack<float, 2>{low, high});
     });
   }
@@ -501,10 +501,11 @@ __global__ void __launch_bounds__(kRoundThreads)
   const SequenceTile tile = find_tile(args.cu, args.sequences, slot, kStep);
   const auto* const sums = reinterpret_cast<const char*>(
       in.sums + (static_cast<int64_t>(head) * in.slots + slot) * (kStep * kDim));
-  const auto rows = args.dq.rows(tile.begin, head, kDim);
+  const auto rows = args.dq.rows(tile.begin, head, args.head_dim);
   for (int i = static_cast<int>(threadIdx.x); i < kStep * kPacks; i += kRoundThreads) {
     const int row = i / kPacks, pack = i % kPacks, query = tile.tile * kStep + row;
     if (query >= tile.length) return;
+    if (4 * pack >= args.head_dim) continue;
     // One of the halves has other queries, or other columns.
     const int half = kStep > 64 ? row / 64 : pack / 16;
     const auto sum = load_pack<4>(reinterpret_cast<const float*>(
@@ -528,21 +529,13 @@ void run_backward_hopper(const BackwardArgs<bf16>& args, const Tensor& q, const 
   using S = BackwardShape<kDim>;
   const Device device = q.device();
   if (args.tokens == 0) return;
-  const auto map = [&](const Tensor& t) {
-    const auto tokens = static_cast<cuuint64_t>(args.tokens);
-    const cuuint64_t bytes = static_cast<cuuint64_t>(t.strides()[0]) * sizeof(bf16);
-    return tma_describe({.t = t,
-                         .sizes = {kDim, static_cast<cuuint64_t>(args.heads), tokens, 1},
-                         .strides = {kDim * sizeof(bf16), bytes, bytes * tokens},
-                         .box = {64, 1, S::kStep, 1}});
-  };
   const int64_t slots = tile_slots(args.tokens, args.sequences, S::kStep);
   Tensor sums = Tensor::empty(Shape{args.heads * slots, S::kStep, kDim}, DType::kF32, device);
   Tensor turns = Tensor::zeros(Shape{args.heads * slots}, DType::kI32, device);
   const QuerySums out{pointer<float>(sums), pointer<int32_t>(turns), static_cast<int>(slots)};
   launch("attention_backward", backward_hopper_kernel<kDim>,
          {backward_blocks<Pass::kKeys>(args, kOwnKeys), S::kThreads, S::kSharedBytes}, device, args,
-         QueryMaps{map(q), map(dout)}, out);
+         QueryMaps{describe_heads(q, S::kStep), describe_heads(dout, S::kStep)}, out);
   launch("attention_backward_queries", round_queries_kernel<kDim>,
          {blocks_for(slots * args.heads, 1), kRoundThreads}, device, args, out);
 }

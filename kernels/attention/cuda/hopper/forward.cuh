@@ -72,8 +72,7 @@ struct Barriers {
   }
 };
 
-// Keys and values as the copy engine sees them: [tokens, kv_heads, kDim], in boxes of 128 tokens
-// of 64 columns of one head.
+// Of describe_heads(), for tiles of keys.
 struct KeyMaps {
   CUtensorMap k, v;
 };
@@ -101,6 +100,7 @@ class ForwardProducer {
 #pragma unroll 1
       for (int w = 0; w < Shape::kConsumers; ++w)
         copy_rows<Shape::kDim, 64, kWarpgroup>(shared_ + w * Shape::kQueryBytes,
+                                               problem_.params.head_dim,
                                                [&](int r) { return item.rows.query(64 * w + r); });
       producer_.submit(barriers_.queries());
 #pragma unroll 1
@@ -159,7 +159,7 @@ class ForwardProducer {
       barrier_arrive(barrier);
       return;
     }
-    copy_rows<Shape::kDim, kHopperKeys, kWarpgroup>(to, [&](int r) {
+    copy_rows<Shape::kDim, kHopperKeys, kWarpgroup>(to, problem_.params.head_dim, [&](int r) {
       const int64_t row = rows.key_offset(key0 + r);
       return row < 0 ? nullptr : from + row;
     });
@@ -404,21 +404,13 @@ void run_forward_hopper(ForwardProblem<__nv_bfloat16> problem, const Tensor& k, 
   const int64_t slots = tile_slots(problem.tokens, problem.sequences, Shape::kRows);
   problem.slots = static_cast<int>(slots);
   if (slots == 0) return;
-  const auto map = [&](const Tensor& t) {
-    const auto tokens = static_cast<cuuint64_t>(problem.tokens);
-    const cuuint64_t element = sizeof(__nv_bfloat16),
-                     bytes = static_cast<cuuint64_t>(problem.kv_stride) * element;
-    return tma_describe({.t = t,
-                         .sizes = {kDim, static_cast<cuuint64_t>(problem.kv_heads), tokens, 1},
-                         .strides = {kDim * element, bytes, bytes * tokens},
-                         .box = {64, 1, kHopperKeys, 1}});
-  };
   Tensor next = Tensor::zeros({1}, DType::kI32, device);
   launch("attention_forward", forward_hopper_kernel<Shape>,
          {blocks_for(
               std::min<int64_t>(slots * problem.heads, ::cohort::cuda::multiprocessors(device)), 1),
           Shape::kThreads, Shape::kSharedBytes},
-         device, problem, KeyMaps{map(k), map(v)}, pointer<int32_t>(next));
+         device, problem, KeyMaps{describe_heads(k, kHopperKeys), describe_heads(v, kHopperKeys)},
+         pointer<int32_t>(next));
 }
 
 }  // namespace cohort::kernels::cuda

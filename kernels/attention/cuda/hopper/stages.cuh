@@ -53,19 +53,33 @@ class Producer {
   uint32_t waiting_ = 0;
 };
 
-// The first kThreads threads of the block begin to copy kRows rows of kDim values to panels;
-// row_of(r): where row r starts, null: zeros.
+// The first kThreads threads of the block begin to copy kRows rows of `head_dim` values, a multiple
+// of 8, to panels of kDim; row_of(r): where row r starts, null: zeros. Zeros, too, are the columns
+// beyond the head dim.
 template <int kDim, int kRows, int kThreads, class RowOf>
-__device__ __forceinline__ void copy_rows(uint32_t to, RowOf&& row_of) {
+__device__ __forceinline__ void copy_rows(uint32_t to, int head_dim, RowOf&& row_of) {
   constexpr int kChunks = kDim / 8, kAtOnce = kThreads / kChunks;
   const int thread = static_cast<int>(threadIdx.x);
   const int chunk = thread % kChunks;
+  const bool inside = 8 * chunk < head_dim;
 #pragma unroll 4
   for (int r = thread / kChunks; r < kRows; r += kAtOnce) {
     const __nv_bfloat16* const row = row_of(r);
-    copy_async(to + panel_offset<kRows>(r, chunk), row != nullptr ? row + 8 * chunk : nullptr,
-               row != nullptr ? 16 : 0);
+    const bool live = inside && row != nullptr;
+    copy_async(to + panel_offset<kRows>(r, chunk), live ? row + 8 * chunk : nullptr, live ? 16 : 0);
   }
+}
+
+// Heads of a tensor [tokens, heads, head_dim] as the copy engine sees them, in boxes of
+// `box_tokens` tokens of 64 columns of one head. Columns beyond the head dim become zeros.
+inline CUtensorMap describe_heads(const Tensor& t, int box_tokens) {
+  const auto size = [&](int i) { return static_cast<cuuint64_t>(t.dim(i)); };
+  const cuuint64_t head = size(2) * sizeof(__nv_bfloat16),
+                   token = static_cast<cuuint64_t>(t.strides()[0]) * sizeof(__nv_bfloat16);
+  return tma_describe({.t = t,
+                       .sizes = {size(2), size(1), size(0), 1},
+                       .strides = {head, token, token * size(0)},
+                       .box = {64, 1, static_cast<cuuint32_t>(box_tokens), 1}});
 }
 
 // A warp's first thread arrives when all of its threads are here.
