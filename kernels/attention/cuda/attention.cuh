@@ -2,6 +2,11 @@
 // memory, dropout of the probabilities, and the choice of an instantiation.
 #pragma once
 
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "core/log.h"
 #include "kernels/attention/attention.h"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/mma.cuh"
@@ -31,6 +36,24 @@ void dispatch_head_dim(int64_t head_dim, F&& fn) {
     fn.template operator()<128>();
   else
     fn.template operator()<256>();
+}
+
+// Whether the kernels for sm_90 take a bf16 call; if not, on a GPU that has them, the log says once
+// for each head dim why the portable ones are used.
+inline bool takes_hopper(const char* name, int64_t head_dim, bool vectorized, bool drops,
+                         Device device) {
+  if (!::cohort::cuda::is_hopper(device)) return false;
+  const char* const reason = head_dim > 128 ? "heads are wider than 128"
+                             : drops        ? "probabilities are dropped"
+                             : !vectorized  ? "rows are not aligned to 16 bytes"
+                                            : nullptr;
+  if (reason == nullptr) return true;
+  static std::mutex mutex;
+  static std::set<std::pair<std::string, int64_t>> said;
+  const std::lock_guard lock(mutex);
+  if (said.emplace(name, head_dim).second)
+    logging::info("[", name, "] heads of ", head_dim, ": the portable kernel, since ", reason);
+  return false;
 }
 
 // Keys per tile in the canonical order, for a padded head dim.

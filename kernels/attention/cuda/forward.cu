@@ -89,12 +89,12 @@ void attention_forward(const AttentionForward& args) {
              {blocks_for(slots * heads, 1), static_cast<unsigned>(threads), shared},
              args.q.device(), problem);
     };
+    const bool hopper = !kFloat && takes_hopper("attention_forward", dim, problem.params.vectorized,
+                                                args.desc.dropout.p > 0, args.q.device());
     dispatch_head_dim(dim, [&]<int kDim>() {
       using Shape = ForwardShape<kDim>;
       if constexpr (!kFloat && kDim <= 128)
-        if (problem.params.vectorized && args.desc.dropout.p == 0 &&
-            ::cohort::cuda::is_hopper(args.q.device()))
-          return run_forward_hopper<kDim>(problem, args.k, args.v);
+        if (hopper) return run_forward_hopper<kDim>(problem, args.k, args.v);
       if constexpr (kFloat)
         start(attention_forward_float_kernel<kDim>, kFloatRows, kFloatThreads,
               FloatShape<kDim>::kSharedBytes, kDim);
