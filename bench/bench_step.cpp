@@ -119,6 +119,8 @@ int run(int argc, char** argv) {
   const auto step = [&] { learner.update(static_cast<int64_t>(batches.size()), loss, 1e-4); };
   allocator(device).reset_peak();
   step();
+  step();
+  const int64_t held = allocator(device).stats().reserved_bytes;
   const double seconds = bench::median_seconds(step, 10, group ? 0 : 3);
   if (ranks.rank != 0) return 0;
   const AllocatorStats memory = allocator(device).stats();
@@ -142,15 +144,16 @@ int run(int argc, char** argv) {
   std::printf("peak memory           %.1f MiB, estimated %.1f MiB (%+.1f %%)\n",
               static_cast<double>(peak) / (1 << 20), static_cast<double>(estimate) / (1 << 20),
               100 * (static_cast<double>(estimate) / static_cast<double>(peak) - 1));
-  std::printf("held from the system  %.1f MiB\n",
-              static_cast<double>(memory.reserved_bytes) / (1 << 20));
+  std::printf("held from the system  %.1f MiB, %+.1f MiB since step 2\n",
+              static_cast<double>(memory.reserved_bytes) / (1 << 20),
+              static_cast<double>(memory.reserved_bytes - held) / (1 << 20));
   if (device.is_cuda())
     std::printf("MFU                   %.1f %%\n", 100 * flops / seconds / 989e12);
   else
     print_cpu_share(model, tokens, flops / seconds);
   // A step of several ranks is made by all of them.
   if (!group)
-    bench::print_op_times(device, step,
+    bench::print_op_times(device, step, seconds,
                           bench::step_costs(learner.model(), config.optimizer.storage, tokens));
   return 0;
 }

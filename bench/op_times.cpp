@@ -80,7 +80,8 @@ OpCosts step_costs(const Transformer& model, const OptimizerStorage& storage, in
   return out;
 }
 
-void print_op_times(Device device, const std::function<void()>& step, const OpCosts& costs) {
+void print_op_times(Device device, const std::function<void()>& step, double seconds,
+                    const OpCosts& costs) {
   step();
   Trace trace(device);
   for (int i = 0; i < kSteps; ++i) step();
@@ -105,18 +106,19 @@ void print_op_times(Device device, const std::function<void()>& step, const OpCo
   std::printf("\n%-24s %6s %9s %6s %9s\n", "op", "calls", "ms", "share", "roofline");
   const double bandwidth = memory_bandwidth(device);
   for (const auto& [name, time] : sorted) {
-    const double seconds = 1e-9 * static_cast<double>(time.nanoseconds) / kSteps;
+    const double spent = 1e-9 * static_cast<double>(time.nanoseconds) / kSteps;
     const double share = static_cast<double>(time.nanoseconds) / static_cast<double>(all);
     if (share < 1e-3) continue;
     std::printf("%-24s %6lld %9.3f %4.1f %%", name.c_str(),
-                static_cast<long long>(time.calls / kSteps), seconds * 1e3, 100 * share);
+                static_cast<long long>(time.calls / kSteps), spent * 1e3, 100 * share);
     if (const auto cost = costs.find(name); cost != costs.end() && bandwidth > 0)
-      std::printf(" %7.0f %%",
-                  100 * std::max(cost->second.flops / kPeakFlops, cost->second.bytes / bandwidth) /
-                      seconds);
+      std::printf(
+          " %7.0f %%",
+          100 * std::max(cost->second.flops / kPeakFlops, cost->second.bytes / bandwidth) / spent);
     std::printf("\n");
   }
-  std::printf("%-24s %6s %9.3f\n", "all", "", 1e-6 * static_cast<double>(all) / kSteps);
+  const double sum = 1e-9 * static_cast<double>(all) / kSteps;
+  std::printf("%-24s %6s %9.3f, %.1f %% of the step\n", "all", "", 1e3 * sum, 100 * sum / seconds);
 }
 
 }  // namespace cohort::bench

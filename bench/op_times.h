@@ -23,6 +23,8 @@ OpCosts step_costs(const Transformer& model, const OptimizerStorage& storage, in
 // of the step and, on CUDA, share of the roofline (Williams et al. 2009) of an H100 or H200 in
 // bf16: the larger of FLOPs / 989 TFLOP/s and bytes / the memory's bandwidth, over the time. Time
 // is that of kernels on CUDA, on the CPU that of the op, ops that it calls included.
-void print_op_times(Device device, const std::function<void()>& step, const OpCosts& costs);
+// The last line: all ops, and their share of the `seconds` that a step takes untraced.
+void print_op_times(Device device, const std::function<void()>& step, double seconds,
+                    const OpCosts& costs);
 
 }  // namespace cohort::bench
