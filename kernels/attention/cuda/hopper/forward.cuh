@@ -310,10 +310,10 @@ class Consumer {
       if (chunk_ends) {
         wgmma_wait<0>();
         wgmma_hold(o_);
+        const int row = opaque(own_row_);
         sum_parts(state_);
-        if (tile / kChunkTiles > first_chunk)
-          join_chunk<Shape>(o_, state_, rows_, joined_, own_row_);
-        keep_chunk<Shape>(o_, state_, rows_, joined_, own_row_);
+        if (tile / kChunkTiles > first_chunk) join_chunk<Shape>(o_, state_, rows_, joined_, row);
+        keep_chunk<Shape>(o_, state_, rows_, joined_, row);
       }
       softmax(tile + 1, alpha);
       if (!chunk_ends) {
@@ -329,11 +329,11 @@ class Consumer {
     }
     sum_parts(state_);
     if ((end - 1) / kChunkTiles > first_chunk)
-      join_chunk<Shape>(o_, state_, rows_, joined_, own_row_);
+      join_chunk<Shape>(o_, state_, rows_, joined_, opaque(own_row_));
     // O goes through where the warp's own rows would wait for other chunks.
     constexpr int kWaiting = 4 * kDim, kRow = 2 * kDim;
     store_rows<Shape>(rows_, params_, o_, state_,
-                      shared_ + Shape::kJoined + row_ * (kWaiting - kRow), row_);
+                      shared_ + Shape::kJoined + row_ * (kWaiting - kRow), opaque(row_));
   }
 
   const PackedRows<__nv_bfloat16>& rows_;

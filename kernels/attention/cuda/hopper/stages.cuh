@@ -94,5 +94,12 @@ __device__ __forceinline__ int uniform(int x) {
   return __shfl_sync(0xffffffffu, x, 0);
 }
 
+// The same number, of which the compiler knows nothing: what depends on it is computed where it
+// stands, and takes no register before. For what happens rarely inside a loop.
+__device__ __forceinline__ int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 }  // namespace
 }  // namespace cohort::kernels::cuda
