@@ -83,12 +83,18 @@ enum class Read { kAlongRows, kAcrossRows };
   COHORT_NAMES_32                                                                         \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52," \
   "%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define COHORT_NAMES_128                                                                      \
+  COHORT_NAMES_64                                                                             \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85," \
+  "%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,"    \
+  "%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,"     \
+  "%123,%124,%125,%126,%127"
 
 // c = a b, or c += a b. A: 64 rows, by wgmma_factor(); B: 8 kN columns. kA, kB: how the two lie in
 // shared memory; kAlongRows: rows of A, columns of B are rows there.
 template <Read kA, Read kB, int kN>
 __device__ __forceinline__ void wgmma(float (&c)[kN][4], uint64_t a, uint64_t b, bool add) {
-  static_assert(kN == 8 || kN == 16);
+  static_assert(kN == 8 || kN == 16 || kN == 32);
   if constexpr (kN == 8)
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -98,12 +104,21 @@ __device__ __forceinline__ void wgmma(float (&c)[kN][4], uint64_t a, uint64_t b,
         : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kA == Read::kAcrossRows),
           "n"(kB == Read::kAcrossRows)
         : "memory");
-  else
+  else if constexpr (kN == 16)
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" COHORT_NAMES_64
         "}, %64, %65, p, 1, 1, %67, %68;\n}\n"
         : COHORT_SUMS_32(c, 0), COHORT_SUMS_32(c, 8)
+        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kA == Read::kAcrossRows),
+          "n"(kB == Read::kAcrossRows)
+        : "memory");
+  else
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" COHORT_NAMES_128
+        "}, %128, %129, p, 1, 1, %131, %132;\n}\n"
+        : COHORT_SUMS_32(c, 0), COHORT_SUMS_32(c, 8), COHORT_SUMS_32(c, 16), COHORT_SUMS_32(c, 24)
         : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kA == Read::kAcrossRows),
           "n"(kB == Read::kAcrossRows)
         : "memory");
@@ -135,6 +150,7 @@ __device__ __forceinline__ void wgmma(float (&c)[kN][4], const uint32_t (&a)[4],
 #undef COHORT_SUMS_32
 #undef COHORT_NAMES_32
 #undef COHORT_NAMES_64
+#undef COHORT_NAMES_128
 
 // Gives registers of a warpgroup to the others, or takes them; `kRegisters` a thread from now on.
 template <int kRegisters>

@@ -43,8 +43,8 @@ template <int kDim_>
 struct HopperShape {
   static constexpr int kDim = kDim_, kConsumers = kDim == 64 ? 3 : 2;
   static constexpr int kRows = 64 * kConsumers, kThreads = kWarpgroup * (kConsumers + 1);
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 56;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 224;
   static constexpr int kTileBytes = 2 * kHopperKeys * kDim, kQueryBytes = 2 * 64 * kDim;
   static constexpr int kKeyTiles = kConsumers * kQueryBytes;
   static constexpr int kValueTiles = kKeyTiles + kStages * kTileBytes;
@@ -125,17 +125,14 @@ class ForwardProducer {
     if (threadIdx.x < 32) {
       producer_.wait_empty(barriers_.no_item(turn.stage), turn.parity ^ 1);
       const int blocks = problem_.slots * problem_.heads;
-      PackedRows<__nv_bfloat16> rows;
       int block = 0;
-      do {
+      do {  // all threads write the same rows
         if (threadIdx.x == 0) block = atomicAdd(next_, 1);
         block = uniform(block);
-      } while (block < blocks && !problem_.find(block, Shape::kRows, rows));
-      if (threadIdx.x == 0) {
-        item.none = block >= blocks;
-        if (!item.none) item.rows = rows;
-        barrier_arrive(barriers_.item(turn.stage));
-      }
+      } while (block < blocks && !problem_.find(block, Shape::kRows, item.rows));
+      item.none = block >= blocks;
+      __syncwarp();
+      if (threadIdx.x == 0) barrier_arrive(barriers_.item(turn.stage));
     }
     named_barrier(1, kWarpgroup);
     return item;
