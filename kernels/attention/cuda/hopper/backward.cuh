@@ -45,8 +45,15 @@ struct BackwardShape {
   static constexpr int kLse = kOut + 2 * kHalfBytes;                  // [kStages][kStep]
   static constexpr int kDelta = kLse + kStages * kStep * 4;
   static constexpr int kBarriers = kDelta + kStages * kStep * 4;
-  static constexpr int kShare = kBarriers + 8 * 16;
+  static constexpr int kSteps = kBarriers + 8 * 16;  // [kStages], see Step
+  static constexpr int kShare = kSteps + kStages * 8;
   static constexpr int kSharedBytes = kShare + static_cast<int>(sizeof(BackwardShare));
+};
+
+// What those that compute have to know of the queries of a stage.
+struct Step {
+  int first;  // the position of the first of them
+  int last;   // whether no more come
 };
 
 struct BackwardBarriers {
@@ -170,6 +177,12 @@ __device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
     };
     const int s = turn.stage;
     producer.wait_empty(barriers.no_queries(s), turn.parity ^ 1);
+    if (threadIdx.x == 0) {
+      Walk<kStep> next = walk;
+      next.next();
+      reinterpret_cast<Step*>(memory + S::kSteps)[s] = {stream.position + walk.query0(),
+                                                        next.done()};
+    }
     copy(shared + S::kQueries + s * S::kStepBytes, args.q, &maps.q, barriers.queries(s),
          memory + S::kLse + s * kStep * 4, args.lse_log2);
     producer.submit(barriers.queries(s));
@@ -264,10 +277,9 @@ class BackwardConsumer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) dk_[n][i] = dv_[n][i] = 0;
     barrier_wait(barriers_.own(), 0);
-    int i = 0;
 #pragma unroll 1
-    for (Walk<kStep> walk(args_, share_); !walk.done(); walk.next(), ++i)
-      work(Turn(i), static_cast<uint32_t>(i % 2), walk.stream(), walk.query0());
+    for (int i = 0; !work(Turn(i), static_cast<uint32_t>(i % 2)); ++i) {
+    }
     if (args_.slices > 1) {
       store_slice(dk_, args_.slices_k, args_.scale);
       store_slice(dv_, args_.slices_v, 1.0f);
@@ -281,8 +293,8 @@ class BackwardConsumer {
   using S = BackwardShape<kDim>;
   static constexpr int kStep = S::kStep;
 
-  __device__ __forceinline__ void work(const Turn& turn, uint32_t parity,
-                                       const BackwardStream& stream, int query0) {
+  // True after the last step.
+  __device__ __forceinline__ bool work(const Turn& turn, uint32_t parity) {
     const uint32_t queries = shared_ + S::kQueries + turn.stage * S::kStepBytes;
     const uint32_t gradients = shared_ + S::kGradients + turn.stage * S::kStepBytes;
     const uint32_t keys = shared_ + S::kKeys,
@@ -297,7 +309,8 @@ class BackwardConsumer {
     wgmma_commit();
     wgmma_wait<1>();
     wgmma_hold(s);
-    probabilities(s, turn.stage, stream, query0);
+    const Step step = reinterpret_cast<const Step*>(memory_ + S::kSteps)[turn.stage];
+    probabilities(s, turn.stage, step.first);
     wgmma_wait<0>();
     wgmma_hold(dp);
     uint32_t p[kStep / 16][4], ds[kStep / 16][4];
@@ -350,6 +363,7 @@ class BackwardConsumer {
     wgmma_hold(dk_);
     wgmma_hold(dv_);
     release(barriers_.no_queries(turn.stage));
+    return step.last != 0;
   }
 
   // c = the warpgroup's rows of `own` times all of `streamed`, over the head dim.
@@ -364,7 +378,7 @@ class BackwardConsumer {
 
   // S^T becomes P^T, zero where the mask says so and beyond the last key.
   __device__ __forceinline__ void probabilities(float (&s)[kStep / 8][4], int stage,
-                                                const BackwardStream& stream, int query0) const {
+                                                int first) const {
     const float* const lse_log2 =
         reinterpret_cast<const float*>(memory_ + S::kLse) + stage * kStep + 2 * (lane_ % 4);
 #pragma unroll
@@ -374,20 +388,24 @@ class BackwardConsumer {
       for (int i = 0; i < 4; ++i)
         s[n][i] = fast_exp2(__fmaf_rn(s[n][i], args_.exponent, -pair.v[i % 2]));
     }
-    const int key0 = share_.own + warp_row_, first = stream.position + query0;
+    const int key0 = share_.own + warp_row_;
     const bool all_seen =
         !args_.causal || (key0 + 15 <= first && first + kStep - 1 - key0 < args_.window);
     if (all_seen && key0 + 16 <= share_.length) return;
-    const int own = key0 + lane_ / 4;
+      // A query sees a key that is `before` it, by 0 to window - 1 positions: as an unsigned number,
+      // before < limit.
 #pragma unroll
-    for (int n = 0; n < kStep / 8; ++n)
+    for (int h = 0; h < 2; ++h) {
+      const int key = key0 + lane_ / 4 + 8 * h;
+      const int nearest = args_.causal ? first + 2 * (lane_ % 4) - key : 0;
+      const int seen = args_.causal ? args_.window : 1 << 30;
+      const auto limit = static_cast<uint32_t>(key < share_.length ? seen : 0);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int key = own + i / 2 * 8;
-        const int before = first + 8 * n + 2 * (lane_ % 4) + i % 2 - key;  // the query
-        const bool seen = !args_.causal || (before >= 0 && before < args_.window);
-        if (!seen || key >= share_.length) s[n][i] = 0;
-      }
+      for (int n = 0; n < kStep / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          if (static_cast<uint32_t>(nearest + 8 * n + i) >= limit) s[n][2 * h + i] = 0;
+    }
   }
 
   // The warpgroup's half of a tile of dQ, for bring_out().
