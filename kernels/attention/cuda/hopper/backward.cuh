@@ -392,8 +392,8 @@ class BackwardConsumer {
     const bool all_seen =
         !args_.causal || (key0 + 15 <= first && first + kStep - 1 - key0 < args_.window);
     if (all_seen && key0 + 16 <= share_.length) return;
-    // A query sees the keys that are 0 to window - 1 positions before it: one comparison, if that
-    // is an unsigned number.
+      // A query sees the keys that are 0 to window - 1 positions before it: one comparison, if that
+      // is an unsigned number.
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int key = key0 + lane_ / 4 + 8 * h;
