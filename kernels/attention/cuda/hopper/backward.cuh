@@ -32,7 +32,8 @@ template <int kDim_>
 struct BackwardShape {
   static constexpr int kDim = kDim_, kStep = kDim == 64 ? 128 : 64;
   static constexpr int kThreads = kWarpgroup * (1 + kComputing);
-  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static constexpr int kProducerRegisters = kDim == 64 ? 24 : 40;
+  static constexpr int kConsumerRegisters = kDim == 64 ? 240 : 232;
   static constexpr int kOwnBytes = 2 * kOwnKeys * kDim, kStepBytes = 2 * kStep * kDim;
   static constexpr int kScoreBytes = 2 * kOwnKeys * kStep;
   // A half of a tile of dQ, 64 x 64 in f32: one of each warpgroup.
@@ -53,7 +54,7 @@ struct BackwardShape {
 // What those that compute have to know of the queries of a stage.
 struct Step {
   int first;  // the position of the first of them
-  int last;   // whether no more come
+  int none;   // whether there are none: no more come
 };
 
 struct BackwardBarriers {
@@ -145,6 +146,7 @@ __device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
   own(shared + S::kKeys, args.k);
   own(shared + S::kValues, args.v);
   producer.submit(barriers.own());
+  auto* const steps = reinterpret_cast<Step*>(memory + S::kSteps);
   int i = 0;
 #pragma unroll 1
   for (Walk<kStep> walk(args, share); !walk.done(); walk.next(), ++i) {
@@ -177,12 +179,7 @@ __device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
     };
     const int s = turn.stage;
     producer.wait_empty(barriers.no_queries(s), turn.parity ^ 1);
-    if (threadIdx.x == 0) {
-      Walk<kStep> next = walk;
-      next.next();
-      reinterpret_cast<Step*>(memory + S::kSteps)[s] = {stream.position + walk.query0(),
-                                                        next.done()};
-    }
+    if (threadIdx.x == 0) steps[s] = {stream.position + walk.query0(), 0};
     copy(shared + S::kQueries + s * S::kStepBytes, args.q, &maps.q, barriers.queries(s),
          memory + S::kLse + s * kStep * 4, args.lse_log2);
     producer.submit(barriers.queries(s));
@@ -191,6 +188,10 @@ __device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
          memory + S::kDelta + s * kStep * 4, args.delta);
     producer.submit(barriers.gradients(s));
   }
+  const Turn turn(i);
+  producer.wait_empty(barriers.no_queries(turn.stage), turn.parity ^ 1);
+  if (threadIdx.x == 0) steps[turn.stage].none = 1;
+  producer.submit(barriers.queries(turn.stage));
   producer.finish();
 }
 
@@ -278,7 +279,12 @@ class BackwardConsumer {
       for (int i = 0; i < 4; ++i) dk_[n][i] = dv_[n][i] = 0;
     barrier_wait(barriers_.own(), 0);
 #pragma unroll 1
-    for (int i = 0; !work(Turn(i), static_cast<uint32_t>(i % 2)); ++i) {
+    for (int i = 0;; ++i) {
+      const Turn turn(i);
+      barrier_wait(barriers_.queries(turn.stage), turn.parity);
+      const Step step = reinterpret_cast<const Step*>(memory_ + S::kSteps)[turn.stage];
+      if (step.none != 0) break;
+      work(turn, static_cast<uint32_t>(i % 2), step.first);
     }
     if (args_.slices > 1) {
       store_slice(dk_, args_.slices_k, args_.scale);
@@ -293,14 +299,13 @@ class BackwardConsumer {
   using S = BackwardShape<kDim>;
   static constexpr int kStep = S::kStep;
 
-  // True after the last step.
-  __device__ __forceinline__ bool work(const Turn& turn, uint32_t parity) {
+  // `first`: the position of the stage's first query.
+  __device__ __forceinline__ void work(const Turn& turn, uint32_t parity, int first) {
     const uint32_t queries = shared_ + S::kQueries + turn.stage * S::kStepBytes;
     const uint32_t gradients = shared_ + S::kGradients + turn.stage * S::kStepBytes;
     const uint32_t keys = shared_ + S::kKeys,
                    scores = shared_ + S::kScores + turn.stage * S::kScoreBytes;
     float s[kStep / 8][4], dp[kStep / 8][4];
-    barrier_wait(barriers_.queries(turn.stage), turn.parity);
     wgmma_fence();
     product(s, keys, queries);
     wgmma_commit();
@@ -309,8 +314,7 @@ class BackwardConsumer {
     wgmma_commit();
     wgmma_wait<1>();
     wgmma_hold(s);
-    const Step step = reinterpret_cast<const Step*>(memory_ + S::kSteps)[turn.stage];
-    probabilities(s, turn.stage, step.first);
+    probabilities(s, turn.stage, first);
     wgmma_wait<0>();
     wgmma_hold(dp);
     uint32_t p[kStep / 16][4], ds[kStep / 16][4];
@@ -363,7 +367,6 @@ class BackwardConsumer {
     wgmma_hold(dk_);
     wgmma_hold(dv_);
     release(barriers_.no_queries(turn.stage));
-    return step.last != 0;
   }
 
   // c = the warpgroup's rows of `own` times all of `streamed`, over the head dim.

@@ -62,7 +62,7 @@ __device__ __forceinline__ void copy_rows(uint32_t to, int head_dim, RowOf&& row
   const int thread = static_cast<int>(threadIdx.x);
   const int chunk = thread % kChunks;
   const bool inside = 8 * chunk < head_dim;
-#pragma unroll 4
+#pragma unroll 2
   for (int r = thread / kChunks; r < kRows; r += kAtOnce) {
     const __nv_bfloat16* const row = row_of(r);
     const bool live = inside && row != nullptr;
