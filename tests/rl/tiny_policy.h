@@ -57,7 +57,7 @@ inline std::vector<double> completion_logprobs(const Transformer& model, const T
                                                double temperature = 1) {
   NoGradGuard no_grad;
   const TokenSequence sequence{.tokens = c.tokens, .loss_mask = c.loss_mask};
-  const PackedBatch batch = pack({&sequence, 1});
+  const PackedBatch batch = model.place(pack({&sequence, 1}));
   const auto drawn =
       policy_log_probs(model, batch, temperature).logprob.value().to_vector<double>();
   std::vector<double> all(c.tokens.size(), 0.0);
