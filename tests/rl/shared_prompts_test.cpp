@@ -12,6 +12,7 @@ using namespace test;
 // Heads of 64, which the fastest kernels take.
 ModelConfig model_config() {
   ModelConfig config = tiny_model();
+  config.num_layers = 1;
   config.d_model = 64;
   config.head_dim = 64;
   config.num_heads = 2;
@@ -92,10 +93,11 @@ double distance(const Tensor& a, const Tensor& b) {
 }
 
 void expect_same_gradients(DType dtype, Device device, double tolerance) {
-  for (const auto& groups : kCases)
-    for (const int64_t tokens : {300, 10000}) {
-      SharedPrompts policy(dtype, device, groups);
-      const UpdateResult apart = policy.update(false, tokens), shared = policy.update(true, tokens);
+  for (const auto& groups : kCases) {
+    SharedPrompts policy(dtype, device, groups);
+    const UpdateResult apart = policy.update(false, 10000);
+    for (const int64_t tokens : {300, 10000}) {  // a group is cut, or is not
+      const UpdateResult shared = policy.update(true, tokens);
       for (const UpdateResult* result : {&apart, &shared})
         for (const double d : result->max_ratio_deviations) EXPECT_EQ(d, 0) << groups[0].prompt;
       for (size_t i = 0; i < apart.gradients.size(); ++i)
@@ -104,6 +106,7 @@ void expect_same_gradients(DType dtype, Device device, double tolerance) {
             << policy.model().parameters()[i].name << ", prompt of " << groups[0].prompt
             << ", micro batches of " << tokens;
     }
+  }
 }
 
 TEST(SharedPrompts, GiveTheSameGradients) {
