@@ -19,10 +19,11 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <mutex>
-#include <optional>
+#include <utility>
 #include <vector>
 
 #include "core/cuda.h"
@@ -315,11 +316,11 @@ class Stopwatch {
 Choice fastest(const std::vector<Choice>& choices, const Key& key, const Operands& operands) {
   constexpr int kRounds = 4, kRepeats = 2;  // the first round warms up
   Stopwatch watch(::cohort::cuda::stream(operands.a.device()));
-  constexpr float kNever = std::numeric_limits<float>::infinity();
-  std::vector<float> best(choices.size(), kNever);
+  constexpr float kNotRun = std::numeric_limits<float>::infinity();
+  std::vector<float> best(choices.size(), kNotRun);
   for (int round = 0; round < kRounds; ++round)
     for (size_t i = 0; i < choices.size(); ++i) {
-      if (round > 0 && best[i] == kNever) continue;
+      if (round > 0 && best[i] == kNotRun) continue;
       cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
       watch.start();
       for (int repeat = 0; repeat < kRepeats && status == CUBLAS_STATUS_SUCCESS; ++repeat)
