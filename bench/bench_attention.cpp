@@ -7,6 +7,7 @@
 //   cohort_bench_attention                 a table
 //   bench/attention                        beside cuDNN in the same minutes, burst by burst
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <iostream>
@@ -75,12 +76,11 @@ std::vector<Case> make_cases() {
   return cases;
 }
 
-// Normal numbers, made once: enough for any tensor.
+// Normal numbers: made once, and repeated in larger tensors.
 class Normals {
  public:
   explicit Normals(Device device) : device_(device) {}
   Tensor operator()(const Shape& shape) {
-    if (offset_ + shape.numel() > kCount) offset_ = 0;
     if (!all_.defined()) {
       Tensor t = Tensor::empty({kCount}, DType::kF32);
       float* const values = t.data<float>();
@@ -95,13 +95,18 @@ class Normals {
       }
       all_ = t.to(DType::kBF16).to(device_);
     }
-    Tensor out = all_.narrow(0, offset_, shape.numel()).reshape(shape);
-    offset_ += (shape.numel() + 63) / 64 * 64;
-    return out;
+    Tensor out = Tensor::empty({shape.numel()}, DType::kBF16, device_);
+    for (int64_t done = 0; done < out.numel();) {
+      const int64_t count = std::min(out.numel() - done, kCount - offset_);
+      out.narrow(0, done, count).copy_(all_.narrow(0, offset_, count));
+      done += count;
+      offset_ = (offset_ + count) % kCount;
+    }
+    return out.reshape(shape);
   }
 
  private:
-  static constexpr int64_t kCount = int64_t{1} << 27;
+  static constexpr int64_t kCount = int64_t{1} << 24;
   Device device_;
   Tensor all_;
   int64_t offset_ = 0;

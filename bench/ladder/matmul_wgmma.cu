@@ -115,8 +115,8 @@ __device__ __forceinline__ void multiply(float (&sums)[kColumns / 8][4], int ste
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kStep / 16; ++k)
-      wgmma<Read::kAlongRows, Read::kAlongRows>(sums, wgmma_factor(along_rows<kRows>(a, k)),
-                                                wgmma_factor(along_rows<kColumns>(b, k)),
+      wgmma<Read::kAlongRows, Read::kAlongRows>(sums, along_rows<kRows>(wgmma_factor(a), k),
+                                                along_rows<kColumns>(wgmma_factor(b), k),
                                                 step > 0 || k > 0);
     wgmma_commit();
     wgmma_wait<1>();

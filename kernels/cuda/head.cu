@@ -132,7 +132,7 @@ __device__ double sum_of_runs(ValueOf&& value_of) {
 template <int kPacks>
 __global__ void __launch_bounds__(kPartThreads)
     logprob_gradient_kernel(Statistics out, __nv_bfloat16* d, const float* logits,
-                            const int32_t* targets, int64_t vocab, float inverse_temperature) {
+                            const int32_t* targets, int vocab, float inverse_temperature) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   __shared__ PartSums shared;
   __shared__ float sums[kPartWarps][32], weighted[kPartWarps][32];
@@ -140,9 +140,10 @@ __global__ void __launch_bounds__(kPartThreads)
   const int part = blockIdx.x % kParts, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   logits += t * vocab;
   d += t * vocab;
-  const int64_t run = run_length(vocab);
-  const int64_t begin = (part * kPartRuns + warp / kChains) * run, end = min(vocab, begin + run);
-  const int64_t first = begin + warp % kChains * kWarpTile + 4 * lane;
+  const float exponent = inverse_temperature * kLog2e;
+  const int run = static_cast<int>(run_length(vocab));
+  const int begin = (part * kPartRuns + warp / kChains) * run, end = min(vocab, begin + run);
+  const int first = begin + warp % kChains * kWarpTile + 4 * lane;
   constexpr int kStep = kChains * kWarpTile;
 
   // A pack is in the vocabulary, which is a multiple of 4, or behind it.
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(kPartThreads)
   PartialSoftmax own;
 #pragma unroll
   for (int i = 0; i < kPacks; ++i)
-    if (first + i * kStep < end) own.add(z[i], inverse_temperature);
+    if (first + i * kStep < end) own.add(z[i], exponent);
 
   // The largest logit of all warps of the cluster, two of which each lane looks at.
   float largest = own.largest;
@@ -171,7 +172,7 @@ __global__ void __launch_bounds__(kPartThreads)
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
 
   // A run's sums: over its chains, then over the lanes, then over the runs.
-  own.rebase(largest, inverse_temperature);
+  own.rebase(largest, exponent);
   sums[warp][lane] = own.sum;
   weighted[warp][lane] = own.weighted;
   __syncthreads();
@@ -197,7 +198,8 @@ __global__ void __launch_bounds__(kPartThreads)
       .largest = largest,
       .inverse_temperature = inverse_temperature,
       .sum = sum_of_runs([&](int r) { return &shared.sum[r]; }),
-      .weighted = sum_of_runs([&](int r) { return &shared.weighted[r]; }),
+      .weighted = static_cast<double>(inverse_temperature) *
+                  sum_of_runs([&](int r) { return &shared.weighted[r]; }),
   };
   const int32_t target = targets[t];
   if (part == 0 && threadIdx.x == 0) {
@@ -207,26 +209,28 @@ __global__ void __launch_bounds__(kPartThreads)
     out.entropy[t] = known ? row.entropy() : nan;
     out.lse[t] = known ? row.lse() : nan;
   }
-  const LogitGrad grad{.inverse_temperature = inverse_temperature,
-                       .lse = row.lse(),
-                       .entropy = 0,
-                       .dlogprob = 1,
-                       .dentropy = 0,
-                       .target = target};
+  // p_v / temperature = 2^(exponent z_v - offset).
+  const float offset = row.lse() * kLog2e - log2f(inverse_temperature);
 #pragma unroll
   for (int i = 0; i < kPacks; ++i) {
-    const int64_t v = first + i * kStep;
+    const int v = first + i * kStep;
     if (v >= end) continue;
-    Pack<__nv_bfloat16, 4> packed;
+    float grad[4];
 #pragma unroll
-    for (int n = 0; n < 4; ++n) packed.v[n] = from_float<__nv_bfloat16>(grad(z[i].v[n], v + n));
-    store_pack(d + v, packed);
+    for (int n = 0; n < 4; ++n) grad[n] = -fast_exp2(__fmaf_rn(z[i].v[n], exponent, -offset));
+    if (v <= target && target < v + 4) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n)
+        if (v + n == target) grad[n] += inverse_temperature;
+    }
+    store_pack(reinterpret_cast<uint32_t*>(d + v),
+               Pack<uint32_t, 2>{pack_bf16(grad[0], grad[1]), pack_bf16(grad[2], grad[3])});
   }
   cluster_sync();  // no block ends while another reads its sums
 #endif
 }
 
-using LogprobGradient = void (*)(Statistics, __nv_bfloat16*, const float*, const int32_t*, int64_t,
+using LogprobGradient = void (*)(Statistics, __nv_bfloat16*, const float*, const int32_t*, int,
                                  float);
 // The kernel for rows of `vocab` logits; null where there is none.
 LogprobGradient logprob_gradient(int64_t vocab, DType dtype, Device device) {
@@ -368,7 +372,7 @@ void head_logprob_forward(const HeadLogprobForward& args) {
       launch("head_logprob_gradient", with_gradient,
              {.grid = blocks_for(count * kParts, 1), .block = kPartThreads, .cluster = kParts},
              args.x.device(), out, pointer<__nv_bfloat16>(d), pointer<float>(std::as_const(logits)),
-             targets, vocab, inverse_temperature);
+             targets, static_cast<int>(vocab), inverse_temperature);
       if (args.gradients->set_dlogprob) args.gradients->set_dlogprob(begin, count);
       return backward->added(begin + count, pointer<float>(args.gradients->dlogprob));
     }

@@ -7,9 +7,11 @@
 // a warp has one chain of a run.
 #pragma once
 
+#include <cfloat>
 #include <cmath>
 
 #include "kernels/cuda/device.cuh"
+#include "kernels/cuda/mma.cuh"
 
 namespace cohort::kernels::cuda {
 
@@ -56,37 +58,38 @@ __device__ __forceinline__ Pack<float, 4> load_logits(const float* logits, int64
   return out;
 }
 
-// The running sums of one chain over a thread's ids.
+// The running sums of one chain over a thread's ids: of e = 2^(exponent (z - largest)), and of
+// e (z - largest). exponent: log2(e) inverse_temperature.
 struct PartialSoftmax {
   float largest = -INFINITY, sum = 0, weighted = 0;
 
   // Makes the sums relative to another largest logit. Sums of nothing stay so; a NaN stays one.
-  __device__ void rebase(float to, float inverse_temperature) {
+  __device__ void rebase(float to, float exponent) {
     if (sum != 0) {
-      // sum e^(z - to) = e^(largest - to) sum e^(z - largest), and the weighted sum gets its shift
-      // besides. Where the factor is 0 the shift may be -inf: 0 times it would be NaN.
-      const float shift = (largest - to) * inverse_temperature, factor = expf(shift);
+      // The weighted sum gets the shift besides. Where the factor is 0 the shift may be -inf: 0
+      // times it would be NaN.
+      const float shift = largest - to, factor = fast_exp2(shift * exponent);
       weighted = factor > 0 ? factor * __fmaf_rn(shift, sum, weighted) : 0;
       sum *= factor;
     }
     largest = to;
   }
 
-  __device__ void add(const Pack<float, 4>& logits, float inverse_temperature) {
+  __device__ void add(const Pack<float, 4>& logits, float exponent) {
     float top = logits.v[0];
 #pragma unroll
     for (const float z : logits.v) top = fmaxf(top, z);
     // One rescaling for a pack of logits, and none once the largest is among those seen:
     // exponentials are the cost here.
-    if (top > largest) rebase(top, inverse_temperature);
+    if (top > largest) rebase(top, exponent);
     // While only excluded tokens (-inf) were seen, any finite number will do.
     const float from = largest == -INFINITY ? 0 : largest;
 #pragma unroll
     for (const float z : logits.v) {
-      const float d = (z - from) * inverse_temperature, e = expf(d);
+      const float d = z - from, e = fast_exp2(d * exponent);
       sum += e;
       // An excluded token adds 0 rather than 0 times -inf.
-      weighted = e > 0 ? __fmaf_rn(e, d, weighted) : weighted;
+      weighted = __fmaf_rn(e, fmaxf(d, -FLT_MAX), weighted);
     }
   }
 };
@@ -101,6 +104,7 @@ __device__ inline RowSoftmax row_softmax(const float* logits, int64_t vocab,
   __shared__ double weighted_of_warp[kRowWarps];
   const int64_t run = run_length(vocab), begin = threadIdx.x / 32 * run;
   const int64_t end = min(vocab, begin + run);
+  const float exponent = inverse_temperature * kLog2e;
   PartialSoftmax chains[kChains];
   for (int64_t v = begin + 4 * (threadIdx.x % 32); v < end; v += kChains * kWarpTile) {
     Pack<float, 4> batch[kChains];
@@ -108,7 +112,7 @@ __device__ inline RowSoftmax row_softmax(const float* logits, int64_t vocab,
 #pragma unroll
     for (int c = 0; c < kChains; ++c) batch[c] = load_logits(logits, v + c * kWarpTile, end);
 #pragma unroll
-    for (int c = 0; c < kChains; ++c) chains[c].add(batch[c], inverse_temperature);
+    for (int c = 0; c < kChains; ++c) chains[c].add(batch[c], exponent);
   }
   float own = -INFINITY;
 #pragma unroll
@@ -118,14 +122,15 @@ __device__ inline RowSoftmax row_softmax(const float* logits, int64_t vocab,
   double sum = 0, weighted = 0;
 #pragma unroll
   for (PartialSoftmax& chain : chains) {
-    chain.rebase(largest, inverse_temperature);
+    chain.rebase(largest, exponent);
     sum += static_cast<double>(chain.sum);
     weighted += static_cast<double>(chain.weighted);
   }
   return {.largest = largest,
           .inverse_temperature = inverse_temperature,
           .sum = block_reduce<kRowThreads>(sum, sum_of_warp, Plus{}),
-          .weighted = block_reduce<kRowThreads>(weighted, weighted_of_warp, Plus{})};
+          .weighted = static_cast<double>(inverse_temperature) *
+                      block_reduce<kRowThreads>(weighted, weighted_of_warp, Plus{})};
 }
 
 }  // namespace cohort::kernels::cuda

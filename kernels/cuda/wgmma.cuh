@@ -27,24 +27,32 @@ __device__ __forceinline__ uint32_t panel_offset(int row, int chunk) {
                                (((chunk ^ row) & 7) << 4));
 }
 
-// How the hardware finds a factor that begins at `address`. Groups of eight rows follow each other
-// by 1 KiB; `panel_bytes`, between panels, counts where a factor that is read across its rows has
-// more than 64 columns.
-__device__ __forceinline__ uint64_t wgmma_factor(uint32_t address, uint32_t panel_bytes = 16) {
-  constexpr uint64_t kGroupBytes = 1024, kSwizzle128 = 1;
-  return static_cast<uint64_t>((address & 0x3ffff) >> 4) |
-         static_cast<uint64_t>(panel_bytes >> 4) << 16 | (kGroupBytes >> 4) << 32 |
-         kSwizzle128 << 62;
+// How the hardware finds a factor: the lower half of its descriptor, which counts in 16 bytes. The
+// upper half is the same for all: groups of eight rows follow each other by 1 KiB, chunks are
+// swapped around in 128 bytes.
+struct WgmmaFactor {
+  static constexpr uint32_t kUpper = 1024 >> 4 | 1u << 30;
+  uint32_t lower;
+
+  // The factor that begins so many bytes later.
+  __device__ __forceinline__ WgmmaFactor plus(int bytes) const {
+    return {lower + static_cast<uint32_t>(bytes / 16)};
+  }
+};
+
+// The factor that begins at `address`; `panel_bytes`, between panels, counts where a factor that is
+// read across its rows has more than 64 columns.
+__device__ __forceinline__ WgmmaFactor wgmma_factor(uint32_t address, uint32_t panel_bytes = 16) {
+  return {(address & 0x3ffff) >> 4 | panel_bytes >> 4 << 16};
 }
 
-// Where step k of 16 begins in a factor whose first byte is `address`: 16 columns further along
-// the rows, or 16 rows further.
+// Step k of 16 of a factor: 16 columns further along the rows, or 16 rows further.
 template <int kPanelRows>
-__device__ __forceinline__ uint32_t along_rows(uint32_t address, int k) {
-  return address + static_cast<uint32_t>(k / 4 * (kPanelRows * 128) + k % 4 * 32);
+__device__ __forceinline__ WgmmaFactor along_rows(WgmmaFactor factor, int k) {
+  return factor.plus(k / 4 * (kPanelRows * 128) + k % 4 * 32);
 }
-__device__ __forceinline__ uint32_t across_rows(uint32_t address, int k) {
-  return address + static_cast<uint32_t>(k * (16 * 128));
+__device__ __forceinline__ WgmmaFactor across_rows(WgmmaFactor factor, int k) {
+  return factor.plus(k * (16 * 128));
 }
 
 // Before the first product that reads registers which the threads have written.
@@ -93,56 +101,61 @@ enum class Read { kAlongRows, kAcrossRows };
 // c = a b, or c += a b. A: 64 rows, by wgmma_factor(); B: 8 kN columns. kA, kB: how the two lie in
 // shared memory; kAlongRows: rows of A, columns of B are rows there.
 template <Read kA, Read kB, int kN>
-__device__ __forceinline__ void wgmma(float (&c)[kN][4], uint64_t a, uint64_t b, bool add) {
+__device__ __forceinline__ void wgmma(float (&c)[kN][4], WgmmaFactor a, WgmmaFactor b, bool add) {
   static_assert(kN == 8 || kN == 16 || kN == 32);
   if constexpr (kN == 8)
     asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+        "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\n"
+        "mov.b64 a, {%32, %37};\nmov.b64 b, {%33, %37};\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" COHORT_NAMES_32
-        "}, %32, %33, p, 1, 1, %35, %36;\n}\n"
+        "}, a, b, p, 1, 1, %35, %36;\n}\n"
         : COHORT_SUMS_32(c, 0)
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kA == Read::kAcrossRows),
-          "n"(kB == Read::kAcrossRows)
+        : "r"(a.lower), "r"(b.lower), "r"(static_cast<int>(add)), "n"(kA == Read::kAcrossRows),
+          "n"(kB == Read::kAcrossRows), "n"(WgmmaFactor::kUpper)
         : "memory");
   else if constexpr (kN == 16)
     asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+        "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %66, 0;\n"
+        "mov.b64 a, {%64, %69};\nmov.b64 b, {%65, %69};\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" COHORT_NAMES_64
-        "}, %64, %65, p, 1, 1, %67, %68;\n}\n"
+        "}, a, b, p, 1, 1, %67, %68;\n}\n"
         : COHORT_SUMS_32(c, 0), COHORT_SUMS_32(c, 8)
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kA == Read::kAcrossRows),
-          "n"(kB == Read::kAcrossRows)
+        : "r"(a.lower), "r"(b.lower), "r"(static_cast<int>(add)), "n"(kA == Read::kAcrossRows),
+          "n"(kB == Read::kAcrossRows), "n"(WgmmaFactor::kUpper)
         : "memory");
   else
     asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+        "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %130, 0;\n"
+        "mov.b64 a, {%128, %133};\nmov.b64 b, {%129, %133};\n"
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" COHORT_NAMES_128
-        "}, %128, %129, p, 1, 1, %131, %132;\n}\n"
+        "}, a, b, p, 1, 1, %131, %132;\n}\n"
         : COHORT_SUMS_32(c, 0), COHORT_SUMS_32(c, 8), COHORT_SUMS_32(c, 16), COHORT_SUMS_32(c, 24)
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kA == Read::kAcrossRows),
-          "n"(kB == Read::kAcrossRows)
+        : "r"(a.lower), "r"(b.lower), "r"(static_cast<int>(add)), "n"(kA == Read::kAcrossRows),
+          "n"(kB == Read::kAcrossRows), "n"(WgmmaFactor::kUpper)
         : "memory");
 }
 
 // c += a b with A in registers.
 template <Read kB, int kN>
-__device__ __forceinline__ void wgmma(float (&c)[kN][4], const uint32_t (&a)[4], uint64_t b) {
+__device__ __forceinline__ void wgmma(float (&c)[kN][4], const uint32_t (&a)[4], WgmmaFactor b) {
   static_assert(kN == 8 || kN == 16);
   if constexpr (kN == 8)
     asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
+        "{\n.reg .pred p;\n.reg .b64 b;\nsetp.eq.b32 p, 0, 0;\nmov.b64 b, {%36, %38};\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" COHORT_NAMES_32
-        "}, {%32,%33,%34,%35}, %36, p, 1, 1, %37;\n}\n"
+        "}, {%32,%33,%34,%35}, b, p, 1, 1, %37;\n}\n"
         : COHORT_SUMS_32(c, 0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kB == Read::kAcrossRows)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.lower), "n"(kB == Read::kAcrossRows),
+          "n"(WgmmaFactor::kUpper)
         : "memory");
   else
     asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
+        "{\n.reg .pred p;\n.reg .b64 b;\nsetp.eq.b32 p, 0, 0;\nmov.b64 b, {%68, %70};\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" COHORT_NAMES_64
-        "}, {%64,%65,%66,%67}, %68, p, 1, 1, %69;\n}\n"
+        "}, {%64,%65,%66,%67}, b, p, 1, 1, %69;\n}\n"
         : COHORT_SUMS_32(c, 0), COHORT_SUMS_32(c, 8)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kB == Read::kAcrossRows)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.lower), "n"(kB == Read::kAcrossRows),
+          "n"(WgmmaFactor::kUpper)
         : "memory");
 }
 
@@ -165,6 +178,10 @@ __device__ __forceinline__ void take_registers() {
 // A barrier of `threads` of a block's threads, whole warps; 0 is that of __syncthreads().
 __device__ __forceinline__ void named_barrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(number), "r"(threads) : "memory");
+}
+// Arrives at such a barrier without waiting there.
+__device__ __forceinline__ void named_arrive(int number, int threads) {
+  asm volatile("bar.arrive %0, %1;\n" ::"r"(number), "r"(threads) : "memory");
 }
 
 }  // namespace cohort::kernels::cuda

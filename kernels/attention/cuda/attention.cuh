@@ -13,7 +13,6 @@
 
 namespace cohort::kernels::cuda {
 
-inline constexpr float kLog2e = 1.4426950408889634074f;
 inline constexpr float kLn2 = 0.69314718055994530942f;
 
 // c of the canonical order: exponents of 2 are c times scores.

@@ -96,14 +96,17 @@ __host__ __device__ __forceinline__ int tile_blocks(const BackwardArgs<T>& args)
   return kPass == Pass::kKeys ? args.kv_heads * args.slices : args.heads;
 }
 
-// Neighbouring blocks have the same tile in different heads. Under a causal mask the first keys and
-// the last queries have the most work, so they come first; with kLastKeysFirst the last keys do.
+// Neighbouring blocks have the same tile in different heads; all tiles of `at_once` heads come
+// before those of the next. Under a causal mask the first keys and the last queries have the most
+// work, so they come first; with kLastKeysFirst the last keys do.
 template <Pass kPass, bool kLastKeysFirst = false, class T>
 __device__ __forceinline__ BackwardShare find_share(const BackwardArgs<T>& args, int per_tile,
-                                                    int per_step) {
-  const int blocks = tile_blocks<kPass>(args);
-  const int order = static_cast<int>(blockIdx.x) / blocks;
+                                                    int per_step, int at_once) {
+  const int blocks = tile_blocks<kPass>(args), block = static_cast<int>(blockIdx.x);
   const int slots = static_cast<int>(gridDim.x) / blocks;
+  const int first_head = block / (slots * at_once) * at_once, among = block % (slots * at_once);
+  const int heads = min(at_once, blocks - first_head);
+  const int order = among / heads;
   const int slot = kPass == Pass::kKeys && !kLastKeysFirst ? order : slots - 1 - order;
   const SequenceTile tile = find_tile(args.cu, args.sequences, slot, per_tile);
   BackwardShare share{.begin = tile.begin,
@@ -112,7 +115,7 @@ __device__ __forceinline__ BackwardShare find_share(const BackwardArgs<T>& args,
                       .prefix = 0,
                       .sequence = tile.sequence,
                       .own = tile.tile * per_tile,
-                      .head = static_cast<int>(blockIdx.x) % blocks,
+                      .head = first_head + among % heads,
                       .stream = {.begin = tile.begin, .length = tile.length}};
   if (args.prefixes != nullptr && args.prefixes[2 * tile.sequence + 1] > 0) {
     share.prefix_begin = args.prefixes[2 * tile.sequence];

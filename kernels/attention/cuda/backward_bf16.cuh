@@ -559,7 +559,7 @@ __global__ void __launch_bounds__(Layout<kDim, kPass>::kThreads, Layout<kDim, kP
     backward_kernel(const __grid_constant__ BackwardArgs<bf16> args) {
   extern __shared__ __align__(128) unsigned char shared[];
   using L = Layout<kDim, kPass>;
-  const BackwardShare share = find_share<kPass>(args, L::kOwn, L::kStep);
+  const BackwardShare share = find_share<kPass>(args, L::kOwn, L::kStep, tile_blocks<kPass>(args));
   if (share.own >= share.length) return;
   BackwardBlock<kDim, kPass, kExtras> block(args, share, shared);
   block.run();

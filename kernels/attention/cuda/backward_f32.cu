@@ -230,7 +230,7 @@ template <int kDim, Pass kPass>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(const __grid_constant__ BackwardArgs<float> args) {
   extern __shared__ __align__(16) unsigned char shared[];
-  const BackwardShare share = find_share<kPass>(args, kTile, kTile);
+  const BackwardShare share = find_share<kPass>(args, kTile, kTile, tile_blocks<kPass>(args));
   if (share.own >= share.length) return;
   BackwardBlock<kDim, kPass> block(args, share, *reinterpret_cast<SharedTiles<kDim>*>(shared));
   block.run();

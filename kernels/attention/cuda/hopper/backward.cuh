@@ -11,11 +11,17 @@
 //   dV += P^T dO,  dK += dS^T Q         factors from registers
 //   dQ += dS K                          over all keys: dS through shared memory, then into memory
 //
-// A warpgroup of three warps that copy and one that brings out dQ is the fourth party. Many blocks
-// add to a tile of dQ. They take turns, last keys first: those that a causal mask leaves the fewest
-// queries reach a tile first, so that nobody waits for long. A block waits only for blocks that
-// were started before it. dQ is summed in f32 and rounded by a last kernel.
+// The product for dQ comes a step later than the others: a warpgroup needs the dS of both, and need
+// not wait for the other one then. They start half a step apart, so that one has products where the
+// other has exponentials.
+//
+// A third warpgroup copies, and brings out dQ. Many blocks add to a tile of dQ. They take turns,
+// last keys first: those that a causal mask leaves the fewest queries reach a tile first, so that
+// nobody waits for long. A block waits only for blocks that were started before it. dQ is summed in
+// f32 and rounded by a last kernel.
 #pragma once
+
+#include <algorithm>
 
 #include "kernels/attention/cuda/backward.cuh"
 #include "kernels/attention/cuda/hopper/stages.cuh"
@@ -26,7 +32,8 @@ namespace {
 using bf16 = __nv_bfloat16;
 
 constexpr int kOwnKeys = 128, kComputing = 2;  // warpgroups
-constexpr int kCopying = 96;                   // threads
+constexpr int kCopying = 64;                   // threads
+constexpr int kOuts = 2;                       // tiles of dQ on their way, each with a thread
 
 template <int kDim_>
 struct BackwardShape {
@@ -43,10 +50,10 @@ struct BackwardShape {
   static constexpr int kGradients = kQueries + kStages * kStepBytes;  // dO
   static constexpr int kScores = kGradients + kStages * kStepBytes;   // dS
   static constexpr int kOut = kScores + kStages * kScoreBytes;        // dQ
-  static constexpr int kLse = kOut + 2 * kHalfBytes;                  // [kStages][kStep]
+  static constexpr int kLse = kOut + kOuts * 2 * kHalfBytes;          // [kStages][kStep]
   static constexpr int kDelta = kLse + kStages * kStep * 4;
   static constexpr int kBarriers = kDelta + kStages * kStep * 4;
-  static constexpr int kSteps = kBarriers + 8 * 16;  // [kStages], see Step
+  static constexpr int kSteps = kBarriers + 8 * 20;  // [kStages], see Step
   static constexpr int kShare = kSteps + kStages * 8;
   static constexpr int kSharedBytes = kShare + static_cast<int>(sizeof(BackwardShare));
 };
@@ -64,8 +71,12 @@ struct BackwardBarriers {
   __device__ uint32_t gradients(int stage) const { return first + 8 * (3 + stage); }
   __device__ uint32_t no_queries(int stage) const { return first + 8 * (5 + stage); }
   __device__ uint32_t no_gradients(int stage) const { return first + 8 * (7 + stage); }
-  __device__ uint32_t out(int half) const { return first + 8 * (9 + half); }
-  __device__ uint32_t no_out(int half) const { return first + 8 * (11 + half); }
+  __device__ uint32_t scores(int stage) const { return first + 8 * (9 + stage); }
+  __device__ uint32_t no_scores(int stage) const { return first + 8 * (11 + stage); }
+  __device__ uint32_t out(int number, int half) const {
+    return first + 8 * (13 + 2 * number + half);
+  }
+  __device__ uint32_t no_out(int number) const { return first + 8 * (17 + number); }
 };
 
 // Of describe_heads(), for tiles of queries.
@@ -78,6 +89,7 @@ struct QuerySums {
   float* sums;     // [heads, slots, kStep, kDim]; see find_tile() for slots
   int32_t* turns;  // [heads, slots]
   int slots;
+  int heads_at_once;  // that fit the L2 cache, see find_share()
 };
 
 // The steps of a block: over the sequences whose queries see its keys, over the heads of its slice,
@@ -208,15 +220,19 @@ __device__ __forceinline__ void bulk_add(float* to, uint32_t from, int bytes) {
       : "memory");
 }
 
-// One thread adds a block's part of dQ to its tile, tile after tile, when it is the block's turn.
+// Thread `number` of kOuts adds the block's part of dQ of every kOuts-th step to its tile, when it
+// is the block's turn there. An addition takes about as long as a step.
 template <int kDim>
 __device__ __forceinline__ void bring_out(const BackwardArgs<bf16>& args,
                                           const BackwardShare& share, const QuerySums& out,
-                                          uint32_t shared, const BackwardBarriers& barriers) {
+                                          uint32_t shared, const BackwardBarriers& barriers,
+                                          int number) {
   using S = BackwardShape<kDim>;
-  uint32_t parity = 0;
+  int i = 0;
 #pragma unroll 1
-  for (Walk<S::kStep> walk(args, share); !walk.done(); walk.next(), parity ^= 1) {
+  for (Walk<S::kStep> walk(args, share); !walk.done(); walk.next(), ++i) {
+    if (i % kOuts != number) continue;
+    const auto parity = static_cast<uint32_t>(i / kOuts % 2);
     const int slot = walk.stream().begin / S::kStep + walk.sequence() + walk.query0() / S::kStep;
     const int64_t tile = static_cast<int64_t>(walk.head()) * out.slots + slot;
     float* const to = out.sums + tile * (S::kStep * kDim);
@@ -225,10 +241,10 @@ __device__ __forceinline__ void bring_out(const BackwardArgs<bf16>& args,
     for (int now = -1; now != turn;)
       asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(now) : "l"(turns) : "memory");
     // What others have added, by the copy engine as well, comes before this.
-    asm volatile("fence.proxy.async;\n" ::: "memory");
+    asm volatile("fence.proxy.async.global;\n" ::: "memory");
     for (int half = 0; half < 2; ++half) {
-      barrier_wait(barriers.out(half), parity);
-      const uint32_t from = shared + S::kOut + half * S::kHalfBytes;
+      barrier_wait(barriers.out(number, half), parity);
+      const uint32_t from = shared + S::kOut + (2 * number + half) * S::kHalfBytes;
       float* const to_half = to + half * (64 * 64);
       if (turn == 0)
         bulk_copy(to_half, from, S::kHalfBytes);
@@ -237,10 +253,9 @@ __device__ __forceinline__ void bring_out(const BackwardArgs<bf16>& args,
     }
     asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
     asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory");
-    for (int half = 0; half < 2; ++half) barrier_arrive(barriers.no_out(half));
+    barrier_arrive(barriers.no_out(number));
     // Not only read from shared memory, but there.
     asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
-    asm volatile("fence.proxy.async;\n" ::: "memory");
     asm volatile("red.release.gpu.global.add.s32 [%0], 1;\n" ::"l"(turns) : "memory");
   }
 }
@@ -278,14 +293,25 @@ class BackwardConsumer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) dk_[n][i] = dv_[n][i] = 0;
     barrier_wait(barriers_.own(), 0);
+    if (group_ > 0) named_barrier(1, kComputing * kWarpgroup);
+    int i = 0;
 #pragma unroll 1
-    for (int i = 0;; ++i) {
+    for (;; ++i) {
       const Turn turn(i);
       barrier_wait(barriers_.queries(turn.stage), turn.parity);
       const Step step = reinterpret_cast<const Step*>(memory_ + S::kSteps)[turn.stage];
       if (step.none != 0) break;
-      work(turn, static_cast<uint32_t>(i % 2), step.first);
+      work(i, step.first);
     }
+    // The last step's part of dQ; a block has at least one step.
+    float dq[8][4];
+    barrier_wait(barriers_.scores(Turn(i - 1).stage), Turn(i - 1).parity);
+    wgmma_fence();
+    add_queries(dq, Turn(i - 1).stage);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_hold(dq);
+    hand_over(dq, i - 1);
     if (args_.slices > 1) {
       store_slice(dk_, args_.slices_k, args_.scale);
       store_slice(dv_, args_.slices_v, 1.0f);
@@ -299,70 +325,72 @@ class BackwardConsumer {
   using S = BackwardShape<kDim>;
   static constexpr int kStep = S::kStep;
 
-  // `first`: the position of the stage's first query.
-  __device__ __forceinline__ void work(const Turn& turn, uint32_t parity, int first) {
+  // Step i of the block; `first`: the position of its first query.
+  __device__ __forceinline__ void work(int i, int first) {
+    const Turn turn(i);
     const uint32_t queries = shared_ + S::kQueries + turn.stage * S::kStepBytes;
     const uint32_t gradients = shared_ + S::kGradients + turn.stage * S::kStepBytes;
-    const uint32_t keys = shared_ + S::kKeys,
-                   scores = shared_ + S::kScores + turn.stage * S::kScoreBytes;
     float s[kStep / 8][4], dp[kStep / 8][4];
     wgmma_fence();
-    product(s, keys, queries);
+    product(s, shared_ + S::kKeys, queries);
     wgmma_commit();
     barrier_wait(barriers_.gradients(turn.stage), turn.parity);
     product(dp, shared_ + S::kValues, gradients);
     wgmma_commit();
+    // As many of the numbers as there are registers for are read while the products run.
+    float lse_log2[kStep / 8][2], delta[kStep / 8][2];
+    load_numbers<0, 8>(lse_log2, S::kLse, turn.stage);
     wgmma_wait<1>();
     wgmma_hold(s);
-    probabilities(s, turn.stage, first);
+    load_numbers<8, kStep / 8>(lse_log2, S::kLse, turn.stage);
+    probabilities(s, lse_log2, first);
+    if (group_ == 0 && i == 0) named_arrive(1, kComputing * kWarpgroup);
+    load_numbers<0, 8>(delta, S::kDelta, turn.stage);
     wgmma_wait<0>();
     wgmma_hold(dp);
+    load_numbers<8, kStep / 8>(delta, S::kDelta, turn.stage);
     uint32_t p[kStep / 16][4], ds[kStep / 16][4];
-    const float* const delta =
-        reinterpret_cast<const float*>(memory_ + S::kDelta) + turn.stage * kStep + 2 * (lane_ % 4);
 #pragma unroll
-    for (int n = 0; n < kStep / 8; ++n) {
-      const auto pair = load_pack<2>(delta + 8 * n);
+    for (int n = 0; n < kStep / 8; ++n)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float low = s[n][2 * h], high = s[n][2 * h + 1];
         p[n / 2][n % 2 * 2 + h] = pack_bf16(low, high);
         ds[n / 2][n % 2 * 2 + h] =
-            pack_bf16(low * (dp[n][2 * h] - pair.v[0]), high * (dp[n][2 * h + 1] - pair.v[1]));
+            pack_bf16(low * (dp[n][2 * h] - delta[n][0]), high * (dp[n][2 * h + 1] - delta[n][1]));
       }
-    }
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kStep / 16; ++k)
-      wgmma<Read::kAcrossRows>(dv_, p[k], wgmma_factor(across_rows(gradients, k), kStep * 128));
+      wgmma<Read::kAcrossRows>(dv_, p[k], across_rows(wgmma_factor(gradients, kStep * 128), k));
     wgmma_commit();
     // dS^T as rows of keys; the other warpgroup reads it, too. Two chunks further on is another bit
     // of the address, or the next panel.
-    const uint32_t to = scores + panel_offset<kOwnKeys>(warp_row_ + lane_ % 16, lane_ / 16);
+    barrier_wait(barriers_.no_scores(turn.stage), turn.parity ^ 1);
+    const uint32_t to = shared_ + S::kScores + turn.stage * S::kScoreBytes +
+                        panel_offset<kOwnKeys>(warp_row_ + lane_ % 16, lane_ / 16);
 #pragma unroll
     for (int k = 0; k < kStep / 16; ++k)
       store_matrices((to ^ (k % 4 << 5)) + k / 4 * (kOwnKeys * 128), ds[k]);
     fence_before_tma();
-    named_barrier(1, kComputing * kWarpgroup);
-    // A warpgroup has 64 of the queries, or 64 of the columns.
-    float dq[8][4];
-    const uint32_t own_scores = scores + (kStep > 64 ? group_ * (kOwnKeys * 128) : 0);
-    const uint32_t own_columns = keys + (kDim > 64 ? group_ * (kOwnKeys * 128) : 0);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < kOwnKeys / 16; ++k)
-      wgmma<Read::kAcrossRows, Read::kAcrossRows>(dq, wgmma_factor(across_rows(own_scores, k)),
-                                                  wgmma_factor(across_rows(own_columns, k)), k > 0);
-    wgmma_commit();
-#pragma unroll
-    for (int k = 0; k < kStep / 16; ++k)
-      wgmma<Read::kAcrossRows>(dk_, ds[k], wgmma_factor(across_rows(queries, k), kStep * 128));
-    wgmma_commit();
-    wgmma_wait<1>();
-    wgmma_hold(dq);
-    release(barriers_.no_gradients(turn.stage));
-    barrier_wait(barriers_.no_out(group_), parity ^ 1);
-    hand_over(dq);
+    release(barriers_.scores(turn.stage));
+    if (i == 0) {
+      add_keys(ds, queries);
+      wgmma_wait<1>();
+      release(barriers_.no_gradients(turn.stage));
+    } else {
+      const Turn last(i - 1);
+      barrier_wait(barriers_.scores(last.stage), last.parity);
+      float dq[8][4];
+      add_queries(dq, last.stage);
+      wgmma_commit();
+      add_keys(ds, queries);
+      wgmma_wait<1>();
+      wgmma_hold(dq);
+      release(barriers_.no_gradients(turn.stage));
+      release(barriers_.no_scores(last.stage));
+      hand_over(dq, i - 1);
+    }
     wgmma_wait<0>();
     wgmma_hold(dk_);
     wgmma_hold(dv_);
@@ -375,22 +403,51 @@ class BackwardConsumer {
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k)
       wgmma<Read::kAlongRows, Read::kAlongRows>(
-          c, wgmma_factor(along_rows<kOwnKeys>(own + group_ * (64 * 128), k)),
-          wgmma_factor(along_rows<kStep>(streamed, k)), k > 0);
+          c, along_rows<kOwnKeys>(wgmma_factor(own + group_ * (64 * 128)), k),
+          along_rows<kStep>(wgmma_factor(streamed), k), k > 0);
+  }
+  // dK += dS^T Q is issued.
+  __device__ __forceinline__ void add_keys(const uint32_t (&ds)[kStep / 16][4], uint32_t queries) {
+#pragma unroll
+    for (int k = 0; k < kStep / 16; ++k)
+      wgmma<Read::kAcrossRows>(dk_, ds[k], across_rows(wgmma_factor(queries, kStep * 128), k));
+    wgmma_commit();
+  }
+  // The block's part of dQ, of a stage's dS, is issued: a warpgroup has 64 of the queries, or 64 of
+  // the columns.
+  __device__ __forceinline__ void add_queries(float (&dq)[8][4], int stage) const {
+    const uint32_t scores = shared_ + S::kScores + stage * S::kScoreBytes +
+                            (kStep > 64 ? group_ * (kOwnKeys * 128) : 0);
+    const uint32_t columns = shared_ + S::kKeys + (kDim > 64 ? group_ * (kOwnKeys * 128) : 0);
+#pragma unroll
+    for (int k = 0; k < kOwnKeys / 16; ++k)
+      wgmma<Read::kAcrossRows, Read::kAcrossRows>(dq, across_rows(wgmma_factor(scores), k),
+                                                  across_rows(wgmma_factor(columns), k), k > 0);
+  }
+
+  // Numbers of the thread's queries of columns [8 kFirst, 8 kEnd): lse or delta.
+  template <int kFirst, int kEnd>
+  __device__ __forceinline__ void load_numbers(float (&numbers)[kStep / 8][2], int from,
+                                               int stage) const {
+    const float* const first =
+        reinterpret_cast<const float*>(memory_ + from) + stage * kStep + 2 * (lane_ % 4);
+#pragma unroll
+    for (int n = kFirst; n < kEnd; ++n) {
+      const auto pair = load_pack<2>(first + 8 * n);
+      numbers[n][0] = pair.v[0];
+      numbers[n][1] = pair.v[1];
+    }
   }
 
   // S^T becomes P^T, zero where the mask says so and beyond the last key.
-  __device__ __forceinline__ void probabilities(float (&s)[kStep / 8][4], int stage,
+  __device__ __forceinline__ void probabilities(float (&s)[kStep / 8][4],
+                                                const float (&lse_log2)[kStep / 8][2],
                                                 int first) const {
-    const float* const lse_log2 =
-        reinterpret_cast<const float*>(memory_ + S::kLse) + stage * kStep + 2 * (lane_ % 4);
 #pragma unroll
-    for (int n = 0; n < kStep / 8; ++n) {
-      const auto pair = load_pack<2>(lse_log2 + 8 * n);
+    for (int n = 0; n < kStep / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        s[n][i] = fast_exp2(__fmaf_rn(s[n][i], args_.exponent, -pair.v[i % 2]));
-    }
+        s[n][i] = fast_exp2(__fmaf_rn(s[n][i], args_.exponent, -lse_log2[n][i % 2]));
     const int key0 = share_.own + warp_row_;
     const bool all_seen =
         !args_.causal || (key0 + 15 <= first && first + kStep - 1 - key0 < args_.window);
@@ -411,9 +468,11 @@ class BackwardConsumer {
     }
   }
 
-  // The warpgroup's half of a tile of dQ, for bring_out().
-  __device__ __forceinline__ void hand_over(const float (&dq)[8][4]) const {
-    char* const half = memory_ + S::kOut + group_ * S::kHalfBytes;
+  // The warpgroup's half of step i's tile of dQ, for bring_out().
+  __device__ __forceinline__ void hand_over(const float (&dq)[8][4], int i) const {
+    const int number = i % kOuts;
+    barrier_wait(barriers_.no_out(number), static_cast<uint32_t>(i / kOuts % 2) ^ 1);
+    char* const half = memory_ + S::kOut + (2 * number + group_) * S::kHalfBytes;
     const int row = warp_row_ % 64 + lane_ / 4;
     const int first = half_offset(row, lane_ % 4 / 2) + lane_ % 2 * 8;
 #pragma unroll
@@ -423,7 +482,7 @@ class BackwardConsumer {
         store_pack(reinterpret_cast<float*>(half + (first ^ n << 5) + h * (8 * 256)),
                    Pack<float, 2>{dq[n][2 * h], dq[n][2 * h + 1]});
     fence_before_tma();
-    barrier_arrive(barriers_.out(group_));
+    release(barriers_.out(number, group_));
   }
 
   // Calls fn(key, column, value, next) for the thread's pairs of a gradient of the own keys.
@@ -480,7 +539,8 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
   const BackwardBarriers barriers{shared_address(memory) + S::kBarriers};
   auto& share = *reinterpret_cast<BackwardShare*>(memory + S::kShare);
   if (threadIdx.x < 32) {
-    const BackwardShare found = find_share<Pass::kKeys, true>(args, kOwnKeys, S::kStep);
+    const BackwardShare found =
+        find_share<Pass::kKeys, true>(args, kOwnKeys, S::kStep, out.heads_at_once);
     if (threadIdx.x == 0) {
       share = found;
       barrier_init(barriers.own(), kCopying);
@@ -489,10 +549,12 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
         barrier_init(barriers.gradients(stage), kCopying);
         barrier_init(barriers.no_queries(stage), 4 * kComputing);
         barrier_init(barriers.no_gradients(stage), 4 * kComputing);
+        barrier_init(barriers.scores(stage), 4 * kComputing);
+        barrier_init(barriers.no_scores(stage), 4 * kComputing);
       }
-      for (int half = 0; half < 2; ++half) {
-        barrier_init(barriers.out(half), kWarpgroup);
-        barrier_init(barriers.no_out(half), 1);
+      for (int number = 0; number < kOuts; ++number) {
+        for (int half = 0; half < 2; ++half) barrier_init(barriers.out(number, half), 4);
+        barrier_init(barriers.no_out(number), 1);
       }
     }
   }
@@ -502,8 +564,9 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
     release_registers<S::kProducerRegisters>();
     if (threadIdx.x < kCopying)
       copy_streams<kDim>(args, share, maps, memory, barriers);
-    else if (threadIdx.x == kCopying)
-      bring_out<kDim>(args, share, out, shared_address(memory), barriers);
+    else if (threadIdx.x % 32 == 0)
+      bring_out<kDim>(args, share, out, shared_address(memory), barriers,
+                      static_cast<int>(threadIdx.x - kCopying) / 32);
   } else {
     take_registers<S::kConsumerRegisters>();
     BackwardConsumer<kDim>(args, share, memory, barriers).run();
@@ -553,7 +616,16 @@ void run_backward_hopper(const BackwardArgs<bf16>& args, const Tensor& q, const 
   const int64_t slots = tile_slots(args.tokens, args.sequences, S::kStep);
   Tensor sums = Tensor::empty(Shape{args.heads * slots, S::kStep, kDim}, DType::kF32, device);
   Tensor turns = Tensor::zeros(Shape{args.heads * slots}, DType::kI32, device);
-  const QuerySums out{pointer<float>(sums), pointer<int32_t>(turns), static_cast<int>(slots)};
+  // Each of a head's blocks reads all its queries and adds to all its sums.
+  constexpr int64_t kCache = 32 << 20;
+  const int64_t head_bytes =
+      args.tokens / args.sequences * kDim * int64_t{sizeof(float) + 2 * sizeof(bf16)};
+  const QuerySums out{
+      .sums = pointer<float>(sums),
+      .turns = pointer<int32_t>(turns),
+      .slots = static_cast<int>(slots),
+      .heads_at_once = static_cast<int>(std::clamp<int64_t>(
+          kCache / std::max<int64_t>(head_bytes, 1), 1, tile_blocks<Pass::kKeys>(args)))};
   launch("attention_backward", backward_hopper_kernel<kDim>,
          {backward_blocks<Pass::kKeys>(args, kOwnKeys), S::kThreads, S::kSharedBytes}, device, args,
          QueryMaps{describe_heads(q, S::kStep), describe_heads(dout, S::kStep)}, out);

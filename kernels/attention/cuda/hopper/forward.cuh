@@ -238,8 +238,8 @@ class Consumer {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k)
-      wgmma<Read::kAlongRows, Read::kAlongRows>(s_, wgmma_factor(along_rows<64>(queries, k)),
-                                                wgmma_factor(along_rows<kHopperKeys>(keys, k)),
+      wgmma<Read::kAlongRows, Read::kAlongRows>(s_, along_rows<64>(wgmma_factor(queries), k),
+                                                along_rows<kHopperKeys>(wgmma_factor(keys), k),
                                                 k > 0);
     wgmma_commit();
   }
@@ -251,7 +251,7 @@ class Consumer {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kGroups; ++k)
-      wgmma<Read::kAcrossRows>(o_, p_[k], wgmma_factor(across_rows(values, k), kHopperKeys * 128));
+      wgmma<Read::kAcrossRows>(o_, p_[k], across_rows(wgmma_factor(values, kHopperKeys * 128), k));
     wgmma_commit();
   }
 
