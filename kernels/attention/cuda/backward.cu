@@ -179,7 +179,7 @@ void attention_backward(const AttentionBackward& args) {
                                        problem.streams != nullptr, device);
       dispatch_head_dim(dim, [&]<int kDim>() {
         if constexpr (kDim <= 128)
-          if (hopper) return run_backward_hopper<kDim>(problem, args.q, args.dout);
+          if (hopper) return run_backward_hopper<kDim>(problem, args);
         run_backward_bf16<kDim>(problem, device);
       });
       if (problem.slices > 1) add_slices(problem, device);

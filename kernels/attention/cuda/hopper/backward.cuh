@@ -79,9 +79,9 @@ struct BackwardBarriers {
   __device__ uint32_t no_out(int number) const { return first + 8 * (17 + number); }
 };
 
-// Of describe_heads(), for tiles of queries.
-struct QueryMaps {
-  CUtensorMap q, dout;
+// Of describe_heads(), for the block's tile of keys and for tiles of queries.
+struct BackwardMaps {
+  CUtensorMap k, v, q, dout;
 };
 
 // Sums of dQ, in tiles of kStep queries of a sequence, and whose turn it is at each.
@@ -141,22 +141,38 @@ __device__ __forceinline__ int turn_of(const BackwardArgs<bf16>& args, const Bac
   return last_tile - first_tile + 1 + (share.length - 1) / kOwnKeys - tile;
 }
 
+// Begins to copy rows [row0, row0 + kRows) of a head of a sequence, tokens [begin, begin + length);
+// zeros for what lies beyond its end. `barrier` learns of the copy engine's bytes.
+template <int kDim, int kRows>
+__device__ __forceinline__ void copy_tile(uint32_t to, const Heads<const bf16>& tensor,
+                                          const CUtensorMap& map, uint32_t barrier, int begin,
+                                          int length, int row0, int head, int head_dim) {
+  if (row0 + kRows <= length) {
+    if (threadIdx.x > 0) return;
+    barrier_expect(barrier, 2 * kRows * kDim);
+    for (int panel = 0; panel < kDim / 64; ++panel)
+      tma_load(to + panel * (kRows * 128), &map, {{64 * panel, head, begin + row0, 0}}, barrier);
+    return;
+  }
+  const auto rows = tensor.rows(begin, head, head_dim);
+  copy_rows<kDim, kRows, kCopying>(
+      to, head_dim, [&](int r) { return row0 + r < length ? rows.row(row0 + r) : nullptr; });
+}
+
 template <int kDim>
 __device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
-                                             const BackwardShare& share, const QueryMaps& maps,
+                                             const BackwardShare& share, const BackwardMaps& maps,
                                              char* memory, const BackwardBarriers& barriers) {
   using S = BackwardShape<kDim>;
   constexpr int kStep = S::kStep;
   const uint32_t shared = shared_address(memory);
   Producer producer;
-  const auto own = [&](uint32_t to, const Heads<const bf16>& tensor) {
-    const auto rows = tensor.rows(share.begin, share.head, args.head_dim);
-    copy_rows<kDim, kOwnKeys, kCopying>(to, args.head_dim, [&](int r) {
-      return share.own + r < share.length ? rows.row(share.own + r) : nullptr;
-    });
+  const auto own = [&](uint32_t to, const Heads<const bf16>& tensor, const CUtensorMap& map) {
+    copy_tile<kDim, kOwnKeys>(to, tensor, map, barriers.own(), share.begin, share.length, share.own,
+                              share.head, args.head_dim);
   };
-  own(shared + S::kKeys, args.k);
-  own(shared + S::kValues, args.v);
+  own(shared + S::kKeys, args.k, maps.k);
+  own(shared + S::kValues, args.v, maps.v);
   producer.submit(barriers.own());
   auto* const steps = reinterpret_cast<Step*>(memory + S::kSteps);
   int i = 0;
@@ -164,22 +180,10 @@ __device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
   for (Walk<kStep> walk(args, share); !walk.done(); walk.next(), ++i) {
     const Turn turn(i);
     const BackwardStream& stream = walk.stream();
-    const auto copy = [&](uint32_t to, const Heads<const bf16>& tensor, const CUtensorMap* map,
+    const auto copy = [&](uint32_t to, const Heads<const bf16>& tensor, const CUtensorMap& map,
                           uint32_t barrier, char* numbers, const float* of_queries) {
-      if (walk.query0() + kStep <= stream.length) {
-        if (threadIdx.x == 0) {
-          barrier_expect(barrier, S::kStepBytes);
-          for (int panel = 0; panel < kDim / 64; ++panel)
-            tma_load(to + panel * (kStep * 128), map,
-                     {{64 * panel, walk.head(), stream.begin + walk.query0(), 0}}, barrier);
-        }
-      } else {
-        const auto rows = tensor.rows(stream.begin, walk.head(), args.head_dim);
-        copy_rows<kDim, kStep, kCopying>(to, args.head_dim, [&](int r) {
-          const int query = walk.query0() + r;
-          return query < stream.length ? rows.row(query) : nullptr;
-        });
-      }
+      copy_tile<kDim, kStep>(to, tensor, map, barrier, stream.begin, stream.length, walk.query0(),
+                             walk.head(), args.head_dim);
       // A query beyond the end has zeros throughout: P = 1 then, but dO = 0 and dS = 0.
       const float* const from = of_queries + walk.head() * args.tokens + stream.begin;
       for (int r = static_cast<int>(threadIdx.x); r < kStep; r += kCopying) {
@@ -192,11 +196,11 @@ __device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
     const int s = turn.stage;
     producer.wait_empty(barriers.no_queries(s), turn.parity ^ 1);
     if (threadIdx.x == 0) steps[s] = {stream.position + walk.query0(), 0};
-    copy(shared + S::kQueries + s * S::kStepBytes, args.q, &maps.q, barriers.queries(s),
+    copy(shared + S::kQueries + s * S::kStepBytes, args.q, maps.q, barriers.queries(s),
          memory + S::kLse + s * kStep * 4, args.lse_log2);
     producer.submit(barriers.queries(s));
     producer.wait_empty(barriers.no_gradients(s), turn.parity ^ 1);
-    copy(shared + S::kGradients + s * S::kStepBytes, args.dout, &maps.dout, barriers.gradients(s),
+    copy(shared + S::kGradients + s * S::kStepBytes, args.dout, maps.dout, barriers.gradients(s),
          memory + S::kDelta + s * kStep * 4, args.delta);
     producer.submit(barriers.gradients(s));
   }
@@ -306,7 +310,6 @@ class BackwardConsumer {
     // The last step's part of dQ; a block has at least one step.
     float dq[8][4];
     barrier_wait(barriers_.scores(Turn(i - 1).stage), Turn(i - 1).parity);
-    wgmma_fence();
     add_queries(dq, Turn(i - 1).stage);
     wgmma_commit();
     wgmma_wait<0>();
@@ -331,7 +334,6 @@ class BackwardConsumer {
     const uint32_t queries = shared_ + S::kQueries + turn.stage * S::kStepBytes;
     const uint32_t gradients = shared_ + S::kGradients + turn.stage * S::kStepBytes;
     float s[kStep / 8][4], dp[kStep / 8][4];
-    wgmma_fence();
     product(s, shared_ + S::kKeys, queries);
     wgmma_commit();
     barrier_wait(barriers_.gradients(turn.stage), turn.parity);
@@ -400,6 +402,7 @@ class BackwardConsumer {
   // c = the warpgroup's rows of `own` times all of `streamed`, over the head dim.
   __device__ __forceinline__ void product(float (&c)[kStep / 8][4], uint32_t own,
                                           uint32_t streamed) const {
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k)
       wgmma<Read::kAlongRows, Read::kAlongRows>(
@@ -408,6 +411,7 @@ class BackwardConsumer {
   }
   // dK += dS^T Q is issued.
   __device__ __forceinline__ void add_keys(const uint32_t (&ds)[kStep / 16][4], uint32_t queries) {
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kStep / 16; ++k)
       wgmma<Read::kAcrossRows>(dk_, ds[k], across_rows(wgmma_factor(queries, kStep * 128), k));
@@ -419,6 +423,7 @@ class BackwardConsumer {
     const uint32_t scores = shared_ + S::kScores + stage * S::kScoreBytes +
                             (kStep > 64 ? group_ * (kOwnKeys * 128) : 0);
     const uint32_t columns = shared_ + S::kKeys + (kDim > 64 ? group_ * (kOwnKeys * 128) : 0);
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kOwnKeys / 16; ++k)
       wgmma<Read::kAcrossRows, Read::kAcrossRows>(dq, across_rows(wgmma_factor(scores), k),
@@ -532,7 +537,7 @@ class BackwardConsumer {
 template <int kDim>
 __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
     backward_hopper_kernel(const __grid_constant__ BackwardArgs<bf16> args,
-                           const __grid_constant__ QueryMaps maps,
+                           const __grid_constant__ BackwardMaps maps,
                            const __grid_constant__ QuerySums out) {
   using S = BackwardShape<kDim>;
   extern __shared__ __align__(1024) char memory[];
@@ -609,9 +614,9 @@ __global__ void __launch_bounds__(kRoundThreads)
 }  // namespace
 
 template <int kDim>
-void run_backward_hopper(const BackwardArgs<bf16>& args, const Tensor& q, const Tensor& dout) {
+void run_backward_hopper(const BackwardArgs<bf16>& args, const AttentionBackward& in) {
   using S = BackwardShape<kDim>;
-  const Device device = q.device();
+  const Device device = in.q.device();
   if (args.tokens == 0) return;
   const int64_t slots = tile_slots(args.tokens, args.sequences, S::kStep);
   Tensor sums = Tensor::empty(Shape{args.heads * slots, S::kStep, kDim}, DType::kF32, device);
@@ -628,7 +633,11 @@ void run_backward_hopper(const BackwardArgs<bf16>& args, const Tensor& q, const 
           kCache / std::max<int64_t>(head_bytes, 1), 1, tile_blocks<Pass::kKeys>(args)))};
   launch("attention_backward", backward_hopper_kernel<kDim>,
          {backward_blocks<Pass::kKeys>(args, kOwnKeys), S::kThreads, S::kSharedBytes}, device, args,
-         QueryMaps{describe_heads(q, S::kStep), describe_heads(dout, S::kStep)}, out);
+         BackwardMaps{.k = describe_heads(in.k, kOwnKeys),
+                      .v = describe_heads(in.v, kOwnKeys),
+                      .q = describe_heads(in.q, S::kStep),
+                      .dout = describe_heads(in.dout, S::kStep)},
+         out);
   launch("attention_backward_queries", round_queries_kernel<kDim>,
          {blocks_for(slots * args.heads, 1), kRoundThreads}, device, args, out);
 }

@@ -4,7 +4,7 @@
 
 namespace cohort::kernels::cuda {
 
-template void run_backward_hopper<128>(const BackwardArgs<__nv_bfloat16>&, const Tensor&,
-                                       const Tensor&);
+template void run_backward_hopper<128>(const BackwardArgs<__nv_bfloat16>&,
+                                       const AttentionBackward&);
 
 }  // namespace cohort::kernels::cuda

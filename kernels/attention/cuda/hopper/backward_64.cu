@@ -4,7 +4,6 @@
 
 namespace cohort::kernels::cuda {
 
-template void run_backward_hopper<64>(const BackwardArgs<__nv_bfloat16>&, const Tensor&,
-                                      const Tensor&);
+template void run_backward_hopper<64>(const BackwardArgs<__nv_bfloat16>&, const AttentionBackward&);
 
 }  // namespace cohort::kernels::cuda
