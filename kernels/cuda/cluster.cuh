@@ -6,12 +6,18 @@
 
 namespace cohort::kernels::cuda {
 
-// A barrier of all threads of the cluster, which orders their accesses to shared memory.
+// The two halves of a barrier of all threads of the cluster, which orders their accesses to memory:
+// those before any thread's first half come before those after any thread's second half. The first
+// half waits for the thread's own writes.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+}
 __device__ __forceinline__ void cluster_sync() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;\n" ::
-          : "memory");
+  cluster_arrive();
+  cluster_wait();
 }
 
 // What `p`, in this block's shared memory, is in that of block `rank` of the cluster.

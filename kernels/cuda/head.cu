@@ -201,6 +201,7 @@ __global__ void __launch_bounds__(kPartThreads)
       .weighted = static_cast<double>(inverse_temperature) *
                   sum_of_runs([&](int r) { return &shared.weighted[r]; }),
   };
+  cluster_arrive();
   const int32_t target = targets[t];
   if (part == 0 && threadIdx.x == 0) {
     const bool known = target >= 0 && target < vocab;
@@ -226,7 +227,7 @@ __global__ void __launch_bounds__(kPartThreads)
     store_pack(reinterpret_cast<uint32_t*>(d + v),
                Pack<uint32_t, 2>{pack_bf16(grad[0], grad[1]), pack_bf16(grad[2], grad[3])});
   }
-  cluster_sync();  // no block ends while another reads its sums
+  cluster_wait();  // no block ends while another reads its sums
 #endif
 }
 

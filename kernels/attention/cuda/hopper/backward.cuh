@@ -308,6 +308,7 @@ class BackwardConsumer {
       work(i, step.first);
     }
     // The last step's part of dQ; a block has at least one step.
+    if (i > 1) show_queries(i - 2);
     float dq[8][4];
     barrier_wait(barriers_.scores(Turn(i - 1).stage), Turn(i - 1).parity);
     add_queries(dq, Turn(i - 1).stage);
@@ -315,6 +316,7 @@ class BackwardConsumer {
     wgmma_wait<0>();
     wgmma_hold(dq);
     hand_over(dq, i - 1);
+    show_queries(i - 1);
     if (args_.slices > 1) {
       store_slice(dk_, args_.slices_k, args_.scale);
       store_slice(dv_, args_.slices_v, 1.0f);
@@ -334,23 +336,24 @@ class BackwardConsumer {
     const uint32_t queries = shared_ + S::kQueries + turn.stage * S::kStepBytes;
     const uint32_t gradients = shared_ + S::kGradients + turn.stage * S::kStepBytes;
     float s[kStep / 8][4], dp[kStep / 8][4];
+    // As many of lse and delta as there are registers for are read before the products.
+    float lse_log2[kStep / 8][2], delta[kStep / 8][2];
+    load_numbers<0, 8>(lse_log2, S::kLse, turn.stage);
     product(s, shared_ + S::kKeys, queries);
     wgmma_commit();
     barrier_wait(barriers_.gradients(turn.stage), turn.parity);
     product(dp, shared_ + S::kValues, gradients);
     wgmma_commit();
-    // As many of the numbers as there are registers for are read while the products run.
-    float lse_log2[kStep / 8][2], delta[kStep / 8][2];
-    load_numbers<0, 8>(lse_log2, S::kLse, turn.stage);
+    if (i > 1) show_queries(i - 2);
+    load_numbers<0, 2>(delta, S::kDelta, turn.stage);
     wgmma_wait<1>();
     wgmma_hold(s);
     load_numbers<8, kStep / 8>(lse_log2, S::kLse, turn.stage);
     probabilities(s, lse_log2, first);
     if (group_ == 0 && i == 0) named_arrive(1, kComputing * kWarpgroup);
-    load_numbers<0, 8>(delta, S::kDelta, turn.stage);
     wgmma_wait<0>();
     wgmma_hold(dp);
-    load_numbers<8, kStep / 8>(delta, S::kDelta, turn.stage);
+    load_numbers<2, kStep / 8>(delta, S::kDelta, turn.stage);
     uint32_t p[kStep / 16][4], ds[kStep / 16][4];
 #pragma unroll
     for (int n = 0; n < kStep / 8; ++n)
@@ -374,10 +377,9 @@ class BackwardConsumer {
 #pragma unroll
     for (int k = 0; k < kStep / 16; ++k)
       store_matrices((to ^ (k % 4 << 5)) + k / 4 * (kOwnKeys * 128), ds[k]);
-    fence_before_tma();
-    release(barriers_.scores(turn.stage));
     if (i == 0) {
       add_keys(ds, queries);
+      show_scores(turn.stage);
       wgmma_wait<1>();
       release(barriers_.no_gradients(turn.stage));
     } else {
@@ -387,6 +389,7 @@ class BackwardConsumer {
       add_queries(dq, last.stage);
       wgmma_commit();
       add_keys(ds, queries);
+      show_scores(turn.stage);
       wgmma_wait<1>();
       wgmma_hold(dq);
       release(barriers_.no_gradients(turn.stage));
@@ -434,14 +437,13 @@ class BackwardConsumer {
   template <int kFirst, int kEnd>
   __device__ __forceinline__ void load_numbers(float (&numbers)[kStep / 8][2], int from,
                                                int stage) const {
-    const float* const first =
-        reinterpret_cast<const float*>(memory_ + from) + stage * kStep + 2 * (lane_ % 4);
+    const uint32_t first = shared_ + from + (stage * kStep + 2 * (lane_ % 4)) * 4;
 #pragma unroll
-    for (int n = kFirst; n < kEnd; ++n) {
-      const auto pair = load_pack<2>(first + 8 * n);
-      numbers[n][0] = pair.v[0];
-      numbers[n][1] = pair.v[1];
-    }
+    for (int n = kFirst; n < kEnd; ++n)  // here, not where the compiler thinks that it is time
+      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n"
+                   : "=f"(numbers[n][0]), "=f"(numbers[n][1])
+                   : "r"(first + 32 * n)
+                   : "memory");
   }
 
   // S^T becomes P^T, zero where the mask says so and beyond the last key.
@@ -486,8 +488,16 @@ class BackwardConsumer {
       for (int h = 0; h < 2; ++h)  // two packs further on is another bit of the offset
         store_pack(reinterpret_cast<float*>(half + (first ^ n << 5) + h * (8 * 256)),
                    Pack<float, 2>{dq[n][2 * h], dq[n][2 * h + 1]});
+  }
+  // Makes known what hand_over() and the stores of dS have written: later than they, since a fence
+  // waits until the writes have ended.
+  __device__ __forceinline__ void show_queries(int i) const {
     fence_before_tma();
-    release(barriers_.out(number, group_));
+    release(barriers_.out(i % kOuts, group_));
+  }
+  __device__ __forceinline__ void show_scores(int stage) const {
+    fence_before_tma();
+    release(barriers_.scores(stage));
   }
 
   // Calls fn(key, column, value, next) for the thread's pairs of a gradient of the own keys.
@@ -621,10 +631,10 @@ void run_backward_hopper(const BackwardArgs<bf16>& args, const AttentionBackward
   const int64_t slots = tile_slots(args.tokens, args.sequences, S::kStep);
   Tensor sums = Tensor::empty(Shape{args.heads * slots, S::kStep, kDim}, DType::kF32, device);
   Tensor turns = Tensor::zeros(Shape{args.heads * slots}, DType::kI32, device);
-  // Each of a head's blocks reads all its queries and adds to all its sums.
+  // A head's blocks read all the queries of its slice and add to all their sums.
   constexpr int64_t kCache = 32 << 20;
-  const int64_t head_bytes =
-      args.tokens / args.sequences * kDim * int64_t{sizeof(float) + 2 * sizeof(bf16)};
+  const int64_t head_bytes = args.tokens / args.sequences * args.group() / args.slices * kDim *
+                             int64_t{sizeof(float) + 2 * sizeof(bf16)};
   const QuerySums out{
       .sums = pointer<float>(sums),
       .turns = pointer<int32_t>(turns),

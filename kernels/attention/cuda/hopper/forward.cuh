@@ -400,7 +400,7 @@ void run_forward_hopper(ForwardProblem<__nv_bfloat16> problem, const Tensor& k, 
   const Device device = k.device();
   const int64_t slots = tile_slots(problem.tokens, problem.sequences, Shape::kRows);
   problem.slots = static_cast<int>(slots);
-  if (slots == 0) return;
+  if (problem.tokens == 0) return;
   Tensor next = Tensor::zeros({1}, DType::kI32, device);
   launch("attention_forward", forward_hopper_kernel<Shape>,
          {blocks_for(
