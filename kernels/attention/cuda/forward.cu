@@ -94,7 +94,7 @@ void attention_forward(const AttentionForward& args) {
     dispatch_head_dim(dim, [&]<int kDim>() {
       using Shape = ForwardShape<kDim>;
       if constexpr (!kFloat && kDim <= 128)
-        if (hopper) return run_forward_hopper<kDim>(problem, args.k, args.v);
+        if (hopper) return run_forward_hopper<kDim>(problem, args);
       if constexpr (kFloat)
         start(attention_forward_float_kernel<kDim>, kFloatRows, kFloatThreads,
               FloatShape<kDim>::kSharedBytes, kDim);

@@ -102,6 +102,6 @@ struct ForwardProblem {
 // For head dims padded to kDim, in bf16, rows of 16-byte alignment, without dropout, on sm_90. A
 // file for each compiles it.
 template <int kDim>
-void run_forward_hopper(ForwardProblem<__nv_bfloat16> problem, const Tensor& k, const Tensor& v);
+void run_forward_hopper(ForwardProblem<__nv_bfloat16> problem, const AttentionForward& in);
 
 }  // namespace cohort::kernels::cuda

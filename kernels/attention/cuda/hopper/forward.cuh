@@ -7,6 +7,10 @@
 // again. When a block has done with some rows it draws the next ones, whose queries and keys are
 // copied while the last O is written.
 //
+// With two warpgroups that compute, they take turns to issue their products, so that one has
+// exponentials where the other has products. Each takes a turn for every tile of the block, those
+// that its rows do not see among them: none waits for a turn that does not come.
+//
 // A warpgroup overlaps the two products of neighbouring tiles with the exponentials between them:
 //
 //   S(t + 1) = Q K(t + 1)^T and O += P(t) V(t) are issued;
@@ -18,6 +22,8 @@
 //
 // The copy engine brings tiles that are rows of one tensor one after the other; the threads of the
 // producer copy a tile in which a prefix or the sequence ends, with zeros for what is not there.
+// Queries beyond the end may be anything: a row's results depend on itself alone, and those of such
+// rows are not stored.
 #pragma once
 
 #include "kernels/attention/cuda/forward.cuh"
@@ -38,49 +44,60 @@ struct Item {
 };
 
 // kConsumers warpgroups compute. Registers a thread: what a block of so many threads starts with is
-// the same for all; the producer gives up some of its own.
+// the same for all; the producer gives up some of its own. Item n has its queries in stage
+// n % kQueryStages.
 template <int kDim_>
 struct HopperShape {
   static constexpr int kDim = kDim_, kConsumers = kDim == 64 ? 3 : 2;
   static constexpr int kRows = 64 * kConsumers, kThreads = kWarpgroup * (kConsumers + 1);
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 56;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 224;
+  static constexpr int kQueryStages = kDim == 64 ? 2 : 1;
+  static constexpr bool kTurns = kConsumers == 2;  // whether warpgroups take turns
   static constexpr int kTileBytes = 2 * kHopperKeys * kDim, kQueryBytes = 2 * 64 * kDim;
-  static constexpr int kKeyTiles = kConsumers * kQueryBytes;
+  static constexpr int kKeyTiles = kQueryStages * kConsumers * kQueryBytes;
   static constexpr int kValueTiles = kKeyTiles + kStages * kTileBytes;
   static constexpr int kJoined = kValueTiles + kStages * kTileBytes;
   static constexpr int kBarriers = kJoined + static_cast<int>(joined_bytes(kRows, kDim));
-  static constexpr int kItems = kBarriers + 8 * (2 + 6 * kStages);  // see Item
+  static constexpr int kItems = kBarriers + 8 * 8 * kStages;  // see Item
   static constexpr int kSharedBytes = kItems + kStages * static_cast<int>(sizeof(Item));
 };
 
 // Addresses of barriers: what is there, and what has been used.
 struct Barriers {
   uint32_t first;
-  __device__ uint32_t queries() const { return first; }
-  __device__ uint32_t no_queries() const { return first + 8; }
   __device__ uint32_t item(int stage) const { return at(0, stage); }
   __device__ uint32_t no_item(int stage) const { return at(1, stage); }
   __device__ uint32_t keys(int stage) const { return at(2, stage); }
   __device__ uint32_t no_keys(int stage) const { return at(3, stage); }
   __device__ uint32_t values(int stage) const { return at(4, stage); }
   __device__ uint32_t no_values(int stage) const { return at(5, stage); }
+  __device__ uint32_t queries(int stage) const { return at(6, stage); }
+  __device__ uint32_t no_queries(int stage) const { return at(7, stage); }
 
  private:
-  __device__ uint32_t at(int kind, int stage) const {
-    return first + 8 * (2 + kind * kStages + stage);
-  }
+  __device__ uint32_t at(int kind, int stage) const { return first + 8 * (kind * kStages + stage); }
 };
 
-// Of describe_heads(), for tiles of keys.
-struct KeyMaps {
-  CUtensorMap k, v;
+// Of describe_heads(), for 64 queries, and for tiles of keys.
+struct ForwardMaps {
+  CUtensorMap q, k, v;
+};
+
+// Where item n has its queries, and the parity of the times that others were there.
+template <class Shape>
+struct QueryTurn {
+  int stage;
+  uint32_t parity;
+  __device__ explicit QueryTurn(int n)
+      : stage(n % Shape::kQueryStages),
+        parity(static_cast<uint32_t>(n / Shape::kQueryStages % 2)) {}
 };
 
 template <class Shape>
 class ForwardProducer {
  public:
-  __device__ ForwardProducer(const ForwardProblem<__nv_bfloat16>& problem, const KeyMaps& maps,
+  __device__ ForwardProducer(const ForwardProblem<__nv_bfloat16>& problem, const ForwardMaps& maps,
                              int32_t* next, char* memory, const Barriers& barriers)
       : problem_(problem),
         maps_(maps),
@@ -96,19 +113,13 @@ class ForwardProducer {
       const Item& item = draw(n);
       if (item.none) break;
       const int first_tile = item.first_tile(), tiles = item.tiles();
-      producer_.wait_empty(barriers_.no_queries(), static_cast<uint32_t>(n % 2) ^ 1);
-#pragma unroll 1
-      for (int w = 0; w < Shape::kConsumers; ++w)
-        copy_rows<Shape::kDim, 64, kWarpgroup>(shared_ + w * Shape::kQueryBytes,
-                                               problem_.params.head_dim,
-                                               [&](int r) { return item.rows.query(64 * w + r); });
-      producer_.submit(barriers_.queries());
 #pragma unroll 1
       for (int tile = first_tile; tile < tiles; ++tile, ++tile_number) {
         const Turn turn(tile_number);
         producer_.wait_empty(barriers_.no_keys(turn.stage), turn.parity ^ 1);
         copy(item.rows, tile, Shape::kKeyTiles + turn.stage * Shape::kTileBytes, item.rows.k,
              &maps_.k, barriers_.keys(turn.stage));
+        if (tile == first_tile) copy_queries(n, item.rows);
         producer_.wait_empty(barriers_.no_values(turn.stage), turn.parity ^ 1);
         copy(item.rows, tile, Shape::kValueTiles + turn.stage * Shape::kTileBytes, item.rows.v,
              &maps_.v, barriers_.values(turn.stage));
@@ -138,6 +149,24 @@ class ForwardProducer {
     return item;
   }
 
+  __device__ __forceinline__ void copy_queries(int n, const PackedRows<__nv_bfloat16>& rows) {
+    const QueryTurn<Shape> turn(n);
+    const uint32_t barrier = barriers_.queries(turn.stage);
+    producer_.wait_empty(barriers_.no_queries(turn.stage), turn.parity ^ 1);
+    if (threadIdx.x == 0) {
+      barrier_expect(barrier, Shape::kConsumers * Shape::kQueryBytes);
+      for (int w = 0; w < Shape::kConsumers; ++w) {
+        // Of a warpgroup without rows: the first ones again.
+        const int row = 64 * w < rows.count ? 64 * w : 0;
+        const uint32_t to = shared_ + (turn.stage * Shape::kConsumers + w) * Shape::kQueryBytes;
+        for (int panel = 0; panel < Shape::kDim / 64; ++panel)
+          tma_load(to + panel * (64 * 128), &maps_.q,
+                   {{64 * panel, rows.number, static_cast<int>(rows.token(row)), 0}}, barrier);
+      }
+      barrier_arrive(barrier);
+    }
+  }
+
   __device__ __forceinline__ void copy(const PackedRows<__nv_bfloat16>& rows, int tile,
                                        uint32_t offset, const __nv_bfloat16* from,
                                        const CUtensorMap* map, uint32_t barrier) {
@@ -164,7 +193,7 @@ class ForwardProducer {
   }
 
   const ForwardProblem<__nv_bfloat16>& problem_;
-  const KeyMaps& maps_;
+  const ForwardMaps& maps_;
   int32_t* const next_;
   Item* const items_;
   const uint32_t shared_;
@@ -175,15 +204,15 @@ class ForwardProducer {
 template <class Shape>
 class Consumer {
  public:
-  // tile_number: of the item's first tile, among all of the block; parity: that of the item.
+  // tile_number: of the item's first tile, among all of the block; n: of the item.
   __device__ Consumer(const PackedRows<__nv_bfloat16>& rows, const AttendParams& params,
-                      char* memory, const Barriers& barriers, int tile_number, uint32_t parity)
+                      char* memory, const Barriers& barriers, int tile_number, int n)
       : rows_(rows),
         params_(params),
         shared_(shared_address(memory)),
         barriers_(barriers),
         tile_number_(tile_number),
-        parity_(parity) {
+        queries_(n) {
     auto* const joined = reinterpret_cast<float*>(memory + Shape::kJoined);
     joined_ = {.o = joined, .states = joined + Shape::kRows * Shape::kDim};
     group_ = uniform(static_cast<int>(threadIdx.x) / kWarpgroup - 1);
@@ -209,8 +238,8 @@ class Consumer {
     if (any) {
       attend(first_tile, first, end);
     } else {
-      barrier_wait(barriers_.queries(), parity_);
-      release(barriers_.no_queries());
+      barrier_wait(barriers_.queries(queries_.stage), queries_.parity);
+      release(barriers_.no_queries(queries_.stage));
     }
 #pragma unroll 1
     for (int tile = any ? end : first; tile < tiles; ++tile) pass(tile - first_tile);
@@ -220,8 +249,19 @@ class Consumer {
   static constexpr int kDim = Shape::kDim, kGroups = kHopperKeys / 16;
   static constexpr int kChunkTiles = static_cast<int>(kAttentionChunk) / kHopperKeys;
 
+  // A warpgroup's turn begins when the one before it ends its own; the first one's begins when the
+  // last one has ended that for the tile before.
+  __device__ __forceinline__ void begin_turn() const {
+    if constexpr (Shape::kTurns) named_barrier(2 + group_, 2 * kWarpgroup);
+  }
+  __device__ __forceinline__ void end_turn() const {
+    if constexpr (Shape::kTurns) named_arrive(2 + (group_ + 1) % Shape::kConsumers, 2 * kWarpgroup);
+  }
+
   // Lets a tile go by.
   __device__ __forceinline__ void pass(int i) {
+    begin_turn();
+    end_turn();
     const Turn turn(tile_number_ + i);
     barrier_wait(barriers_.keys(turn.stage), turn.parity);
     release(barriers_.no_keys(turn.stage));
@@ -233,7 +273,8 @@ class Consumer {
   __device__ __forceinline__ void issue_scores(int i) {
     const Turn turn(tile_number_ + i);
     barrier_wait(barriers_.keys(turn.stage), turn.parity);
-    const uint32_t queries = shared_ + group_ * Shape::kQueryBytes;
+    const uint32_t queries =
+        shared_ + (queries_.stage * Shape::kConsumers + group_) * Shape::kQueryBytes;
     const uint32_t keys = shared_ + Shape::kKeyTiles + turn.stage * Shape::kTileBytes;
     wgmma_fence();
 #pragma unroll
@@ -280,8 +321,10 @@ class Consumer {
       for (int i = 0; i < 4; ++i) o_[n][i] = 0;
     const int first_chunk = first / kChunkTiles;
     float alpha[2];
-    barrier_wait(barriers_.queries(), parity_);
+    barrier_wait(barriers_.queries(queries_.stage), queries_.parity);
+    begin_turn();
     issue_scores(first - first_tile);
+    end_turn();
     wgmma_wait<0>();
     wgmma_hold(s_);
     release(barriers_.no_keys(Turn(tile_number_ + first - first_tile).stage));
@@ -291,15 +334,17 @@ class Consumer {
     for (int tile = first;; ++tile) {
       const int i = tile - first_tile;
       if (tile + 1 == end) {
-        release(barriers_.no_queries());
+        release(barriers_.no_queries(queries_.stage));
         issue_values(i);
         wgmma_wait<0>();
         wgmma_hold(o_);
         release(barriers_.no_values(Turn(tile_number_ + i).stage));
         break;
       }
+      begin_turn();
       issue_scores(i + 1);
       issue_values(i);
+      end_turn();
       wgmma_wait<1>();
       wgmma_hold(s_);
       release(barriers_.no_keys(Turn(tile_number_ + i + 1).stage));
@@ -338,7 +383,7 @@ class Consumer {
   const uint32_t shared_;
   const Barriers barriers_;
   const int tile_number_;
-  const uint32_t parity_;
+  const QueryTurn<Shape> queries_;
   JoinedChunks joined_;
   int group_, row_, own_row_;
   int visible_[2], least_, hidden_;
@@ -350,21 +395,22 @@ class Consumer {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     forward_hopper_kernel(const __grid_constant__ ForwardProblem<__nv_bfloat16> problem,
-                          const __grid_constant__ KeyMaps maps, int32_t* next) {
+                          const __grid_constant__ ForwardMaps maps, int32_t* next) {
   extern __shared__ __align__(1024) char memory[];
   const Barriers barriers{shared_address(memory) + Shape::kBarriers};
   if (threadIdx.x == 0) {
     constexpr int kConsumingWarps = 4 * Shape::kConsumers;
-    barrier_init(barriers.queries(), kWarpgroup);
-    barrier_init(barriers.no_queries(), kConsumingWarps);
     for (int stage = 0; stage < kStages; ++stage) {
       barrier_init(barriers.item(stage), 1);
       barrier_init(barriers.no_item(stage), kConsumingWarps);
+      barrier_init(barriers.queries(stage), 1);
+      barrier_init(barriers.no_queries(stage), kConsumingWarps);
       barrier_init(barriers.keys(stage), kWarpgroup);
       barrier_init(barriers.no_keys(stage), kConsumingWarps);
       barrier_init(barriers.values(stage), kWarpgroup);
       barrier_init(barriers.no_values(stage), kConsumingWarps);
     }
+    tma_prefetch(&maps.q);
     tma_prefetch(&maps.k);
     tma_prefetch(&maps.v);
   }
@@ -376,6 +422,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
   take_registers<Shape::kConsumerRegisters>();
   const auto* const items = reinterpret_cast<const Item*>(memory + Shape::kItems);
+  // The first turn of the first warpgroup.
+  if (Shape::kTurns && threadIdx.x / kWarpgroup == Shape::kConsumers)
+    named_arrive(2, 2 * kWarpgroup);
   int tile_number = 0;
 #pragma unroll 1
   for (int n = 0;; ++n) {
@@ -384,8 +433,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     const Item& item = items[turn.stage];
     if (item.none) return;
     const int first_tile = uniform(item.first_tile()), tiles = uniform(item.tiles());
-    Consumer<Shape>(item.rows, problem.params, memory, barriers, tile_number,
-                    static_cast<uint32_t>(n % 2))
+    Consumer<Shape>(item.rows, problem.params, memory, barriers, tile_number, n)
         .run(first_tile, tiles);
     tile_number += tiles - first_tile;
     release(barriers.no_item(turn.stage));
@@ -395,9 +443,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 }  // namespace
 
 template <int kDim>
-void run_forward_hopper(ForwardProblem<__nv_bfloat16> problem, const Tensor& k, const Tensor& v) {
+void run_forward_hopper(ForwardProblem<__nv_bfloat16> problem, const AttentionForward& in) {
   using Shape = HopperShape<kDim>;
-  const Device device = k.device();
+  const Device device = in.q.device();
   const int64_t slots = tile_slots(problem.tokens, problem.sequences, Shape::kRows);
   problem.slots = static_cast<int>(slots);
   if (problem.tokens == 0) return;
@@ -406,7 +454,10 @@ void run_forward_hopper(ForwardProblem<__nv_bfloat16> problem, const Tensor& k, 
          {blocks_for(
               std::min<int64_t>(slots * problem.heads, ::cohort::cuda::multiprocessors(device)), 1),
           Shape::kThreads, Shape::kSharedBytes},
-         device, problem, KeyMaps{describe_heads(k, kHopperKeys), describe_heads(v, kHopperKeys)},
+         device, problem,
+         ForwardMaps{.q = describe_heads(in.q, 64),
+                     .k = describe_heads(in.k, kHopperKeys),
+                     .v = describe_heads(in.v, kHopperKeys)},
          pointer<int32_t>(next));
 }
 

@@ -4,6 +4,6 @@
 
 namespace cohort::kernels::cuda {
 
-template void run_forward_hopper<64>(ForwardProblem<__nv_bfloat16>, const Tensor&, const Tensor&);
+template void run_forward_hopper<64>(ForwardProblem<__nv_bfloat16>, const AttentionForward&);
 
 }  // namespace cohort::kernels::cuda
