@@ -84,16 +84,6 @@ struct ForwardMaps {
   CUtensorMap q, k, v;
 };
 
-// Where item n has its queries, and the parity of the times that others were there.
-template <class Shape>
-struct QueryTurn {
-  int stage;
-  uint32_t parity;
-  __device__ explicit QueryTurn(int n)
-      : stage(n % Shape::kQueryStages),
-        parity(static_cast<uint32_t>(n / Shape::kQueryStages % 2)) {}
-};
-
 template <class Shape>
 class ForwardProducer {
  public:
@@ -150,7 +140,7 @@ class ForwardProducer {
   }
 
   __device__ __forceinline__ void copy_queries(int n, const PackedRows<__nv_bfloat16>& rows) {
-    const QueryTurn<Shape> turn(n);
+    const Turn<Shape::kQueryStages> turn(n);
     const uint32_t barrier = barriers_.queries(turn.stage);
     producer_.wait_empty(barriers_.no_queries(turn.stage), turn.parity ^ 1);
     if (threadIdx.x == 0) {
@@ -383,7 +373,7 @@ class Consumer {
   const uint32_t shared_;
   const Barriers barriers_;
   const int tile_number_;
-  const QueryTurn<Shape> queries_;
+  const Turn<Shape::kQueryStages> queries_;
   JoinedChunks joined_;
   int group_, row_, own_row_;
   int visible_[2], least_, hidden_;

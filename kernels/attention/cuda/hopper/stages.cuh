@@ -9,12 +9,14 @@ namespace {
 
 constexpr int kStages = 2, kWarpgroup = 128;
 
-// Tile number i of a block uses this stage, for the time `turn`.
+// Number i of the things that use kCount stages one after the other is in `stage`; parity: of the
+// times that others were there before.
+template <int kCount = kStages>
 struct Turn {
   int stage;
   uint32_t parity;
   __device__ explicit Turn(int i)
-      : stage(i % kStages), parity(static_cast<uint32_t>(i / kStages % 2)) {}
+      : stage(i % kCount), parity(static_cast<uint32_t>(i / kCount % 2)) {}
 };
 
 // Copies by some warps of a block. What a group of copies has brought is made known one group
