@@ -46,6 +46,12 @@ class Allocator {
   virtual void* allocate(size_t bytes) = 0;
   // `bytes` must be what allocate() was given.
   virtual void deallocate(void* pointer, size_t bytes) noexcept = 0;
+  // Lets other requests use the memory of a live `pointer`, whose contents are lost, until
+  // take_back(). That is false while one of them is still live; then `pointer` stays lent, and all
+  // that can be done with it is to try again or deallocate() it. Memory is lent on CUDA, where it
+  // is cached and more than 1 MiB; elsewhere these do nothing.
+  virtual void lend(void* /*pointer*/) {}
+  virtual bool take_back(void* /*pointer*/) { return true; }
   virtual AllocatorStats stats() const = 0;
   virtual void reset_peak() = 0;
   // Returns cached blocks to the system, except those of a MemoryPool.

@@ -22,6 +22,7 @@ namespace {
 
 constexpr size_t kSmallRequest = size_t{1} << 20;   // served from segments of their own: a small
 constexpr size_t kSmallSegment = size_t{2} << 20;   // tensor that lives long must not keep a large
+constexpr size_t kLentBlock = 512;                  // what a lent block keeps
 constexpr size_t kLargeSegment = size_t{32} << 20;  // segment from being whole again
 
 thread_local uint64_t t_pool = 0;  // MemoryPool in use; 0: the stream's own
@@ -100,19 +101,16 @@ class CudaAllocator final : public Allocator {
     block->is_free = false;
     live_.emplace(block->begin, block);
     stats_.allocations += 1;
-    stats_.live_bytes += static_cast<int64_t>(block->size);
-    stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.live_bytes);
+    count_live(block->size);
     return block->begin;
   }
 
   void deallocate(void* pointer, size_t) noexcept override {
     if (pointer == nullptr) return;
     std::lock_guard lock(mutex_);
-    const auto it = live_.find(pointer);
-    // Memory is corrupt; thrown from here, the message ends the process.
-    COHORT_CHECK(it != live_.end(), "[allocator] ", pointer, " is not live on ", device_.str());
-    Block* block = it->second;
-    live_.erase(it);
+    lent_.erase(pointer);
+    Block* block = live_block(pointer);
+    live_.erase(pointer);
     stats_.live_bytes -= static_cast<int64_t>(block->size);
     block->is_free = true;
     Pool& pool = *block->pool;
@@ -130,6 +128,35 @@ class CudaAllocator final : public Allocator {
       close(pool.id);
     else if (pool.owner == Owner::kStream && !cached_)
       release(block);
+  }
+
+  // The block keeps its first bytes, so that nothing else is served at its address; what follows
+  // them is free.
+  void lend(void* pointer) override {
+    std::lock_guard lock(mutex_);
+    Block* block = live_block(pointer);
+    const size_t size = block->size;
+    if (!cached_ || size <= kSmallRequest) return;
+    split(block, kLentBlock);
+    absorb_free_next(block->next);
+    lent_.emplace(pointer, size);
+    stats_.live_bytes -= static_cast<int64_t>(size - kLentBlock);
+  }
+
+  bool take_back(void* pointer) override {
+    std::lock_guard lock(mutex_);
+    const auto it = lent_.find(pointer);
+    if (it == lent_.end()) return true;
+    const size_t size = it->second;
+    Block* block = live_block(pointer);
+    Block* next = block->next;
+    if (!next->is_free || block->size + next->size < size) return false;
+    block->pool->free.erase(next);
+    absorb_next(block);
+    if (block->size > size) split(block, size);
+    lent_.erase(it);
+    count_live(size - kLentBlock);
+    return true;
   }
 
   AllocatorStats stats() const override {
@@ -160,6 +187,28 @@ class CudaAllocator final : public Allocator {
   }
 
  private:
+  void count_live(size_t bytes) {
+    stats_.live_bytes += static_cast<int64_t>(bytes);
+    stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.live_bytes);
+  }
+
+  Block* live_block(void* pointer) const {
+    const auto it = live_.find(pointer);
+    // Memory is corrupt; thrown from deallocate(), the message ends the process.
+    COHORT_CHECK(it != live_.end(), "[allocator] ", pointer, " is not live on ", device_.str());
+    return it->second;
+  }
+
+  // Merges the block behind a free one into it if that is free, too.
+  static void absorb_free_next(Block* block) {
+    Pool& pool = *block->pool;
+    if (block->next == nullptr || !block->next->is_free) return;
+    pool.free.erase(block);
+    pool.free.erase(block->next);
+    absorb_next(block);
+    pool.free.insert(block);
+  }
+
   static Block* take(Pool& pool, size_t size) {
     Block wanted;
     wanted.size = size;
@@ -268,6 +317,7 @@ class CudaAllocator final : public Allocator {
   mutable std::mutex mutex_;
   std::map<PoolKey, Pool> pools_;
   std::unordered_map<void*, Block*> live_;
+  std::map<void*, size_t> lent_;  // and their sizes
   AllocatorStats stats_;
 };
 

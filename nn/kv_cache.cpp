@@ -3,6 +3,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/allocator.h"
 #include "core/sizes.h"
 #include "kernels/decode.h"
 
@@ -140,6 +141,15 @@ void KVCache::upload() {
   }
   changes_.clear();
   copies_.clear();
+}
+
+void KVCache::lend() {
+  if (!std::exchange(lent_, true)) allocator(pages_.device()).lend(pages_.raw());
+}
+
+bool KVCache::take_back() {
+  if (lent_) lent_ = !allocator(pages_.device()).take_back(pages_.raw());
+  return !lent_;
 }
 
 int64_t KVCache::bytes(const KVCacheConfig& c, DType dtype) {

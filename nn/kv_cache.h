@@ -51,6 +51,10 @@ class KVCache {
   // Brings the layers' block table up to date and copies blocks, in the order of the device's
   // stream; call it after the functions above, before kernels read the cache. Addresses stay.
   void upload();
+  // While nobody uses the cache: lends the memory of keys and values to whatever asks for some, and
+  // takes it back. False while that is not possible. Without effect where it is done already.
+  void lend();
+  [[nodiscard]] bool take_back();
   // Bytes of keys and values.
   static int64_t bytes(const KVCacheConfig& config, DType dtype);
 
@@ -62,6 +66,7 @@ class KVCache {
   void set_table(int32_t row, int64_t index, int32_t block);
 
   KVCacheConfig config_;
+  bool lent_ = false;
   Tensor pages_;  // [2 layers, blocks, block_tokens, Hkv, D]
   std::vector<kernels::PagedKV> layers_;
   std::vector<Blocks> blocks_of_;  // of each row

@@ -108,7 +108,7 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
   check_countable(c, shape);
   const DType sums = accumulate_dtype(dtype);
   const Held held = count_held(c, dtype, shape.device);
-  MemoryEstimate out;
+  MemoryEstimate out{.lends_cache = shape.device.is_cuda()};
   out.parameters = held.weights;
   out.gradients = held.sums;
   const bool small = shape.bf16_moments && sums == DType::kF32;

@@ -13,11 +13,15 @@ struct MemoryEstimate {
   int64_t parameters = 0, gradients = 0, optimizer = 0, reference = 0;
   int64_t activations = 0;  // kept for the backward of one micro batch
   int64_t workspace = 0;    // of that micro batch's backward
-  int64_t cache = 0;        // of keys and values, kept between rollouts
+  int64_t cache = 0;        // of keys and values
   // Activations while sampling; not held at the same time as those of training.
   int64_t rollout = 0;
+  bool lends_cache = false;  // its memory serves the micro batches too (Allocator::lend)
   int64_t persistent() const { return parameters + gradients + optimizer + reference; }
-  int64_t peak() const { return persistent() + cache + std::max(activations + workspace, rollout); }
+  int64_t peak() const {
+    return persistent() +
+           std::max(activations + workspace + (lends_cache ? 0 : cache), rollout + cache);
+  }
 };
 
 struct MemoryShape {

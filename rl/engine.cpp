@@ -145,14 +145,15 @@ void Engine::cancel_all() {
 }
 
 bool Engine::step() {
-  if (requests_.empty()) return false;
   try {
-    work();
+    if (!requests_.empty()) work();
   } catch (...) {
     cancel_all();
     throw;
   }
-  return !requests_.empty();
+  if (!requests_.empty()) return true;
+  if (cache_ != nullptr) cache_->lend();
+  return false;
 }
 
 void Engine::work() {
@@ -246,7 +247,7 @@ void Engine::make_room() {
   has_new_ = false;
   const SlotLimits limits = limits_of_waiting();
   KVCacheConfig wanted = cache_for_waiting();
-  const bool is_enough = cache_ != nullptr &&
+  const bool is_enough = cache_ != nullptr && cache_->take_back() &&
                          cache_->config().num_sequences >= wanted.num_sequences &&
                          cache_->num_blocks() >= wanted.num_blocks;
   if (is_enough && slots_->limits().cover(limits)) return;

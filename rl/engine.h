@@ -1,6 +1,7 @@
 // The rollout engine: requests go in, tokens come out, by continuous batching (Yu et al. 2022) over
 // a paged cache. It computes on the trained weights themselves and lives as long as the model: its
-// cache and its recorded decode steps serve one request after the other.
+// cache and its recorded decode steps serve one request after the other. Between them the cache's
+// memory is lent to others, such as an update's activations.
 //
 //   const int64_t id = engine.submit({.prompt = tokens, .max_length = 512, .completions = {draw}});
 //   while (engine.step())

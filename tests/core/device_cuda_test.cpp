@@ -103,6 +103,37 @@ TEST(CudaAllocator, APoolGoesWithItsLastBlock) {
   EXPECT_EQ(reserved(), before);
 }
 
+TEST(CudaAllocator, WhatIsLentServesOthersUntilItIsTakenBack) {
+  COHORT_REQUIRE_GPU(device);
+  Allocator& memory = allocator(device);
+  memory.release_cached();
+  const size_t size = size_t{96} << 20, part = size_t{40} << 20;
+  void* first = memory.allocate(part);
+  void* lent = memory.allocate(size);
+  const AllocatorStats before = memory.stats();
+  memory.lend(lent);
+  EXPECT_LE(memory.stats().live_bytes, before.live_bytes - static_cast<int64_t>(size) + 512);
+  memory.release_cached();  // not what is lent
+  void* others[] = {memory.allocate(part), memory.allocate(part)};
+  for (void* other : others) EXPECT_NE(other, lent);
+  EXPECT_EQ(memory.stats().reserved_bytes, before.reserved_bytes);
+  for (void* other : others) {
+    EXPECT_FALSE(memory.take_back(lent));
+    memory.deallocate(other, part);
+  }
+  EXPECT_TRUE(memory.take_back(lent));
+  EXPECT_TRUE(memory.take_back(lent));  // it is no longer lent
+  EXPECT_EQ(memory.stats().live_bytes, before.live_bytes);
+  void* other = memory.allocate(part);
+  EXPECT_TRUE(other < lent || other >= static_cast<char*>(lent) + size);
+  memory.deallocate(other, part);
+  memory.lend(lent);
+  memory.deallocate(lent, size);
+  memory.deallocate(first, part);
+  memory.release_cached();
+  EXPECT_LE(memory.stats().reserved_bytes, before.reserved_bytes - static_cast<int64_t>(size));
+}
+
 TEST(CudaAllocator, ABlockServesItsOwnStreamOnly) {
   COHORT_REQUIRE_GPU(device);
   Allocator& memory = allocator(device);

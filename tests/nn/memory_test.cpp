@@ -65,6 +65,27 @@ TEST(MemoryEstimate, RolloutsNeedTheCacheAndLogits) {
   const MemoryEstimate memory = estimate_memory(config, DType::kBF16, shape);
   EXPECT_EQ(memory.cache, cache);
   EXPECT_EQ(memory.rollout, 3 * 50000 * 4);
+  EXPECT_EQ(memory.peak(), memory.persistent() + memory.rollout + cache);
+}
+
+// On CUDA an update's activations have the memory of the idle cache.
+TEST(MemoryEstimate, TheCacheIsLentOnCuda) {
+  MemoryShape shape{.micro_batch_tokens = 4000,
+                    .rollout_sequences = 3,
+                    .rollout_length = 40,
+                    .rollout_prefill_tokens = 6,
+                    .device = Device::cuda()};
+  const auto beyond_weights = [&] {
+    const MemoryEstimate memory = estimate_memory(kModel, DType::kF32, shape);
+    EXPECT_GT(memory.activations, memory.cache + memory.rollout);
+    return std::tuple{memory.peak() - memory.persistent(), memory.activations + memory.workspace,
+                      memory.cache};
+  };
+  const auto [on_cuda, step, cache] = beyond_weights();
+  EXPECT_EQ(on_cuda, step);
+  shape.device = Device{};
+  const auto [on_cpu, cpu_step, cpu_cache] = beyond_weights();
+  EXPECT_EQ(on_cpu, cpu_step + cpu_cache);
 }
 
 }  // namespace

@@ -205,6 +205,26 @@ TEST_P(CudaEngine, LosesNoBlockInTenThousandSteps) {
   EXPECT_EQ(allocator(device).stats().live_bytes, live);
 }
 
+TEST_P(CudaEngine, LendsItsCacheBetweenRequests) {
+  COHORT_REQUIRE_GPU(device);
+  const EngineTest test(GetParam(), device);
+  const std::vector<EngineRequest> all = test.requests(200);
+  Engine engine(test.model(), {});
+  const Completions expected = EngineTest::run(engine, all);
+  const int64_t bytes = engine.cache_bytes();
+  ASSERT_GT(bytes, int64_t{1} << 20);
+  const auto take_all = [&] { return Tensor::full({bytes}, 0xff, DType::kU8, device); };
+  const AllocatorStats before = allocator(device).stats();
+  take_all();
+  EXPECT_EQ(allocator(device).stats().reserved_bytes, before.reserved_bytes);
+  EXPECT_EQ(EngineTest::run(engine, all), expected);
+  EXPECT_EQ(allocator(device).stats().live_bytes, before.live_bytes);
+  // What still lives there keeps it, and the engine makes another cache.
+  const Tensor kept = take_all();
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(EngineTest::run(engine, all), expected);
+  EXPECT_TRUE(bit_equal(kept, take_all()));
+}
+
 INSTANTIATE_TEST_SUITE_P(Dtypes, CudaEngine, testing::Values(DType::kF32, DType::kBF16),
                          [](const auto& info) { return dtype_name(info.param); });
 
