@@ -2,7 +2,10 @@
 #include "data/packing.h"
 
 #include <algorithm>
+#include <exception>
 #include <limits>
+
+#include "core/parallel.h"
 
 namespace cohort {
 namespace {
@@ -36,14 +39,35 @@ void check(const TokenSequence& s, const TokenSequence& first) {
 }
 
 // The values of a column at the targets.
-Tensor column_of(std::span<const TokenSequence> sequences, const std::string& name) {
+Tensor column_of(std::span<const TokenSequence> sequences, const std::string& name,
+                 size_t targets) {
   std::vector<double> out;
+  out.reserve(targets);
   for (const TokenSequence& s : sequences) {
     const std::vector<double>& values = s.columns.at(name);
     for (size_t i = 1; i < values.size(); ++i)
       if (s.loss_mask[i]) out.push_back(values[i]);
   }
   return Tensor::from(out);
+}
+
+// Where micro batches of at most `budget` inputs begin, and the end.
+std::vector<size_t> cut(std::span<const TokenSequence> sequences, int64_t budget) {
+  std::vector<size_t> begins;
+  int64_t used = 0;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const int64_t all = inputs(sequences[i]);
+    const bool shares = i > 0 && share_prefix(sequences[i - 1], sequences[i]);
+    const int64_t more = all - (shares ? sequences[i].prefix : 0);
+    if (i > 0 && more <= budget - used) {
+      used += more;
+    } else {
+      begins.push_back(i);
+      used = all;
+    }
+  }
+  begins.push_back(sequences.size());
+  return begins;
 }
 
 }  // namespace
@@ -65,6 +89,9 @@ PackedBatch pack(std::span<const TokenSequence> sequences, DType column_dtype) {
 
   std::vector<int32_t> tokens, positions, cu_seqlens{0}, prefixes, learned, targets;
   std::vector<int64_t> indices;
+  const auto most = static_cast<size_t>(total);
+  for (auto* values : {&tokens, &positions, &learned, &targets}) values->reserve(most);
+  indices.reserve(most);
   // Inputs [begin, end) of a sequence, after a prefix at `prefix_begin`.
   const auto add = [&](const TokenSequence& s, int64_t begin, int64_t end, int32_t prefix_begin) {
     for (int64_t i = begin; i < end; ++i) {
@@ -107,25 +134,38 @@ PackedBatch pack(std::span<const TokenSequence> sequences, DType column_dtype) {
   batch.targets = Tensor::from(targets);
   if (!sequences.empty())
     for (const auto& [name, values] : sequences.front().columns)
-      batch.columns[name] = column_of(sequences, name).to(column_dtype);
+      batch.columns[name] = column_of(sequences, name, targets.size()).to(column_dtype);
   return batch;
 }
 
 std::vector<PackedBatch> pack_micro_batches(std::span<const TokenSequence> sequences,
                                             int64_t budget, DType column_dtype) {
   COHORT_CHECK(budget > 0, "[pack_micro_batches] expected a positive budget, got ", budget);
-  std::vector<PackedBatch> batches;
-  for (size_t begin = 0, end = 0; begin < sequences.size(); begin = end) {
-    int64_t used = 0;
-    for (; end < sequences.size(); ++end) {
-      const TokenSequence& next = sequences[end];
-      const bool shares = end > begin && share_prefix(sequences[end - 1], next);
-      const int64_t more = inputs(next) - (shares ? next.prefix : 0);
-      if (end > begin && more > budget - used) break;
-      used += more;
+  std::vector<size_t> begins = cut(sequences, budget);
+  // The smallest budget for as many: the last one is not smaller than it need be, nor the others
+  // larger.
+  int64_t too_small = 0;
+  while (budget - too_small > 1) {
+    const int64_t middle = too_small + (budget - too_small) / 2;
+    if (std::vector<size_t> even = cut(sequences, middle); even.size() == begins.size()) {
+      budget = middle;
+      begins = std::move(even);
+    } else {
+      too_small = middle;
     }
-    batches.push_back(pack(sequences.subspan(begin, end - begin), column_dtype));
   }
+  std::vector<PackedBatch> batches(begins.size() - 1);
+  std::vector<std::exception_ptr> faults(batches.size());
+  parallel_for(static_cast<int64_t>(batches.size()), 1, [&](int64_t i, int64_t) {
+    const auto b = static_cast<size_t>(i);
+    try {
+      batches[b] = pack(sequences.subspan(begins[b], begins[b + 1] - begins[b]), column_dtype);
+    } catch (...) {
+      faults[b] = std::current_exception();
+    }
+  });
+  for (const std::exception_ptr& fault : faults)
+    if (fault != nullptr) std::rethrow_exception(fault);
   return batches;
 }
 

@@ -50,7 +50,8 @@ struct PackedBatch {
 PackedBatch pack(std::span<const TokenSequence> sequences, DType column_dtype = DType::kF64);
 
 // Micro batches: consecutive sequences of together at most `budget` inputs, those that they share
-// counted once (a longer sequence gets a batch of its own), packed.
+// counted once (a longer sequence gets a batch of its own), packed. There are as few as that
+// allows, and the largest is as small as so many allow.
 std::vector<PackedBatch> pack_micro_batches(std::span<const TokenSequence> sequences,
                                             int64_t budget, DType column_dtype = DType::kF64);
 

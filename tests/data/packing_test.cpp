@@ -124,8 +124,10 @@ std::vector<I64> micro_batches(const I64& inputs, int64_t budget) {
   return out;
 }
 
-TEST(PackMicroBatches, FillsThemGreedilyInOrder) {
+TEST(PackMicroBatches, AreAsFewAndAsEvenAsTheOrderAllows) {
   using Batches = std::vector<I64>;
+  EXPECT_EQ(micro_batches({2, 2, 2, 2, 2}, 8), (Batches{{2, 2, 2}, {2, 2}}));
+  EXPECT_EQ(micro_batches({1, 1, 5, 1, 1}, int64_t{1} << 62), (Batches{{1, 1, 5, 1, 1}}));
   EXPECT_EQ(micro_batches({3, 4, 3, 1, 9, 2}, 7), (Batches{{3, 4}, {3, 1}, {9}, {2}}));
   EXPECT_EQ(micro_batches({3, 4}, 7), (Batches{{3, 4}}));
   EXPECT_EQ(micro_batches({100, 1}, 7), (Batches{{100}, {1}}));
