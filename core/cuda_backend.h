@@ -38,6 +38,7 @@ void finish_readback(const std::shared_ptr<void>& copy, Tensor& host);
 
 // Starts the graph on the device's current stream. A null one is recorded first: what `work`
 // enqueues.
+bool is_recording(Device device);
 void replay(Device device, std::shared_ptr<void>& graph, ReplayMemory& memory,
             const std::function<void()>& work);
 

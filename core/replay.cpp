@@ -12,7 +12,15 @@ void call_again(Device, std::shared_ptr<void>&, ReplayMemory&, const std::functi
   work();
 }
 
+bool never_records(Device) {
+  return false;
+}
+
 }  // namespace
+
+bool is_recording(Device device) {
+  return on_device<never_records, cuda::is_recording>(device, device);
+}
 
 Replay::Replay(Device device, std::function<void()> work, std::shared_ptr<ReplayMemory> memory)
     : device_(device), work_(std::move(work)), memory_(std::move(memory)) {}

@@ -9,6 +9,9 @@
 
 namespace cohort {
 
+// True while this thread's work on `device` is being recorded: then nothing can be waited for.
+bool is_recording(Device device);
+
 // What works allocate while they are recorded. Those that never run at the same time may share it.
 struct ReplayMemory {
   std::shared_ptr<void> pool;  // made by the first recording

@@ -53,6 +53,12 @@ std::shared_ptr<Graph> record(Device device, ReplayMemory& memory,
 
 }  // namespace
 
+bool is_recording(Device device) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  COHORT_CUDA_CHECK(cudaStreamIsCapturing(stream(device), &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
 void replay(Device device, std::shared_ptr<void>& graph, ReplayMemory& memory,
             const std::function<void()>& work) {
   if (graph == nullptr) graph = record(device, memory, work);

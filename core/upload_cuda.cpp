@@ -8,6 +8,7 @@
 
 #include "core/allocator.h"
 #include "core/cuda.h"
+#include "core/replay.h"
 
 namespace cohort::cuda {
 namespace {
@@ -64,9 +65,7 @@ void upload(void* to, const void* from, size_t bytes, Device device) {
   static std::array<UploadRing*, kMaxDevices> rings{};  // never destroyed: see allocator()
   static std::array<std::once_flag, kMaxDevices> known;
   const auto i = static_cast<size_t>(device.index);
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  COHORT_CUDA_CHECK(cudaStreamIsCapturing(stream(device), &capture));
-  COHORT_CHECK(capture == cudaStreamCaptureStatusNone,
+  COHORT_CHECK(!is_recording(device),
                "[upload] not in recorded work: replays would read what the chunk holds by then");
   std::call_once(known[i], [&] { rings[i] = new UploadRing(device); });
   rings[i]->upload(static_cast<char*>(to), static_cast<const char*>(from), bytes,

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <utility>
 
 #include "core/allocator.h"
 #include "core/log.h"
 #include "core/sizes.h"
+#include "kernels/attention/attention.h"
 #include "trainers/data_check.h"
 #include "trainers/files.h"
 #include "trainers/start.h"
@@ -198,6 +200,11 @@ void Stage::end_step(const Metrics& metrics) {
     Metrics all = metrics;
     all.add("step_time", seconds);
     all.add("tokens_per_second", metrics.at("num_tokens") / seconds);
+    if (device_.is_cuda()) {
+      const int64_t calls = kernels::portable_attention_calls();
+      all.add("attention/portable_calls",
+              static_cast<double>(calls - std::exchange(portable_calls_, calls)));
+    }
     if (state_.step % config_.log_every == 0 || state_.step == config_.steps) {
       Json line;
       line.set("step", state_.step).set("time", utc_now());

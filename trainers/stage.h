@@ -120,6 +120,7 @@ class Stage {
   bool interrupted_ = false, reached_ = false, warned_ = false, collapsed_ = false;
   std::chrono::steady_clock::time_point saved_at_;
   Stopwatch step_watch_;
+  int64_t portable_calls_ = 0;                 // of attention, as of the last step
   int64_t trace_begin_ = -1, trace_end_ = -1;  // steps
   std::optional<Trace> trace_;                 // of the steps under way
 };

@@ -50,6 +50,12 @@ inline double softmax_scale(const AttentionDesc& desc, int64_t head_dim) {
   return desc.scale > 0 ? desc.scale : 1 / std::sqrt(static_cast<double>(head_dim));
 }
 
+// Calls of forward and backward so far that the portable CUDA kernels took on a GPU that has faster
+// ones; the log says why, for each head dim.
+int64_t portable_attention_calls();
+// Counts one.
+void count_portable_attention();
+
 // The largest head dim of the CUDA kernels.
 inline constexpr int64_t kMaxCudaHeadDim = 256;
 

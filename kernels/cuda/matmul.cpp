@@ -28,6 +28,7 @@
 
 #include "core/cuda.h"
 #include "core/log.h"
+#include "core/replay.h"
 #include "core/sizes.h"
 #include "kernels/cuda/product_order.h"
 #include "kernels/cuda/skinny.h"
@@ -220,19 +221,12 @@ cublasStatus_t run(const Choice& choice, const Key& key, const Operands& operand
                         workspace.defined() ? workspace.raw() : nullptr, choice.workspace, queue);
 }
 
-// True while a stream's work becomes a CUDA graph: then nothing can be waited for.
-bool is_recording(Device device) {
-  cudaStreamCaptureStatus status;
-  COHORT_CUDA_CHECK(cudaStreamIsCapturing(::cohort::cuda::stream(device), &status));
-  return status != cudaStreamCaptureStatusNone;
-}
-
 // Random matrices of the key's layouts, small in M and N, on which algorithms are compared with the
 // order that products are defined by. Waits for the device.
 class Comparison {
  public:
   explicit Comparison(Key key) : key_(key), device_(Device::cuda(key.device)) {
-    COHORT_CHECK(!is_recording(device_),
+    COHORT_CHECK(!::cohort::is_recording(device_),
                  "[matmul] a product is recorded before it was done once: its algorithm cannot be "
                  "compared now");
     key_.m = kComparedRows;
@@ -366,7 +360,8 @@ class Choices {
   Choice find(Key chosen, const Key& key, const Operands& operands, Grad out) {
     std::lock_guard lock(mutex_);
     std::vector<Choice>& choices = candidates(chosen);
-    if (choices.size() > 1 && out == Grad::kOverwrite && !is_recording(operands.a.device()))
+    if (choices.size() > 1 && out == Grad::kOverwrite &&
+        !::cohort::is_recording(operands.a.device()))
       choices = {fastest(choices, key, operands)};
     return choices.front();
   }

@@ -138,7 +138,7 @@ __device__ __forceinline__ void wgmma(float (&c)[kN][4], WgmmaFactor a, WgmmaFac
 // c += a b with A in registers.
 template <Read kB, int kN>
 __device__ __forceinline__ void wgmma(float (&c)[kN][4], const uint32_t (&a)[4], WgmmaFactor b) {
-  static_assert(kN == 8 || kN == 16);
+  static_assert(kN == 8 || kN == 16 || kN == 32);
   if constexpr (kN == 8)
     asm volatile(
         "{\n.reg .pred p;\n.reg .b64 b;\nsetp.eq.b32 p, 0, 0;\nmov.b64 b, {%36, %38};\n"
@@ -148,12 +148,21 @@ __device__ __forceinline__ void wgmma(float (&c)[kN][4], const uint32_t (&a)[4],
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.lower), "n"(kB == Read::kAcrossRows),
           "n"(WgmmaFactor::kUpper)
         : "memory");
-  else
+  else if constexpr (kN == 16)
     asm volatile(
         "{\n.reg .pred p;\n.reg .b64 b;\nsetp.eq.b32 p, 0, 0;\nmov.b64 b, {%68, %70};\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" COHORT_NAMES_64
         "}, {%64,%65,%66,%67}, b, p, 1, 1, %69;\n}\n"
         : COHORT_SUMS_32(c, 0), COHORT_SUMS_32(c, 8)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.lower), "n"(kB == Read::kAcrossRows),
+          "n"(WgmmaFactor::kUpper)
+        : "memory");
+  else
+    asm volatile(
+        "{\n.reg .pred p;\n.reg .b64 b;\nsetp.eq.b32 p, 0, 0;\nmov.b64 b, {%132, %134};\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" COHORT_NAMES_128
+        "}, {%128,%129,%130,%131}, b, p, 1, 1, %133;\n}\n"
+        : COHORT_SUMS_32(c, 0), COHORT_SUMS_32(c, 8), COHORT_SUMS_32(c, 16), COHORT_SUMS_32(c, 24)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.lower), "n"(kB == Read::kAcrossRows),
           "n"(WgmmaFactor::kUpper)
         : "memory");

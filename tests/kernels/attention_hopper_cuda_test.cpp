@@ -90,7 +90,7 @@ void expect_portable_bits(const Call& call, const std::string& what) {
 // zeros of both signs.
 TEST(CudaAttentionHopper, TheForwardHasTheBitsOfThePortableKernel) {
   COHORT_REQUIRE_GPU(device);
-  for (const int64_t dim : {64, 128})
+  for (const int64_t dim : {64, 128, 256})
     for (const double factor : {1.0, 30.0, 1e-19, 0.0})
       for (const bool uneven : {false, true})
         for (const Mask mask : {Mask::kCausal, Mask::kFull}) {
@@ -104,7 +104,7 @@ TEST(CudaAttentionHopper, TheForwardHasTheBitsOfThePortableKernel) {
 
 TEST(CudaAttentionHopper, WindowsAndGroupsOfHeadsHaveTheBitsOfThePortableKernel) {
   COHORT_REQUIRE_GPU(device);
-  for (const int64_t dim : {8, 40, 64, 80, 96, 128})
+  for (const int64_t dim : {8, 40, 64, 80, 96, 128, 136, 256})
     for (const auto& [heads, kv_heads] : {std::pair<int64_t, int64_t>{14, 2}, {8, 8}, {32, 1}})
       for (const int64_t window : {1, 2, 63, 64, 65, 128, 500, 4096, 5000}) {
         Call call = make_call(device, dim, heads, kv_heads, {9000, 3, 200, 64, 192, 193}, 1, false);
@@ -116,7 +116,7 @@ TEST(CudaAttentionHopper, WindowsAndGroupsOfHeadsHaveTheBitsOfThePortableKernel)
 // Sequences of every length up to two tiles, with NaN on both sides.
 TEST(CudaAttentionHopper, NeighboursDoNotShowAtAnyLength) {
   COHORT_REQUIRE_GPU(device);
-  for (const int64_t dim : {64, 128})
+  for (const int64_t dim : {64, 128, 256})
     for (int64_t length = 1; length <= 260; length += length < 130 ? 1 : 13) {
       Call clean = make_call(device, dim, 4, 2, {70, length, 60}, 1, false);
       Call dirty = clean;
@@ -134,10 +134,25 @@ TEST(CudaAttentionHopper, NeighboursDoNotShowAtAnyLength) {
     }
 }
 
+// Little enough for a sanitizer that watches every access.
+TEST(CudaAttentionHopper, SmallCallsHaveTheSameBitsEachTime) {
+  COHORT_REQUIRE_GPU(device);
+  for (const int64_t dim : {64, 128, 256})
+    for (const int64_t window : {0, 90}) {
+      Call call = make_call(device, dim, 2, 1, {200, 1, 70}, 1, false);
+      call.desc.window = window;
+      const AttentionOutput out = call(false), again = call(false);
+      EXPECT_TRUE(bit_equal(out.o, again.o) && bit_equal(out.lse, again.lse)) << dim;
+      const AttentionGrads a = gradients(call, out), b = gradients(call, out);
+      for (const auto field : {&AttentionGrads::dq, &AttentionGrads::dk, &AttentionGrads::dv})
+        EXPECT_TRUE(bit_equal(a.*field, b.*field)) << dim;
+    }
+}
+
 // Many blocks add to each tile of dQ: their order does not depend on which of them is there first.
 TEST(CudaAttentionHopper, LongBackwardsHaveTheSameBitsEachTime) {
   COHORT_REQUIRE_GPU(device);
-  for (const int64_t dim : {64, 128})
+  for (const int64_t dim : {64, 128, 256})
     for (const Mask mask : {Mask::kCausal, Mask::kFull}) {
       Call call = make_call(device, dim, 8, 2, {4500, 300, 2000, 5, 1100}, 1, false);
       call.desc.mask = mask;

@@ -42,11 +42,11 @@ void dispatch_head_dim(int64_t head_dim, F&& fn) {
 inline bool takes_hopper(const char* name, int64_t head_dim, bool vectorized, bool drops,
                          Device device) {
   if (!::cohort::cuda::is_hopper(device)) return false;
-  const char* const reason = head_dim > 128 ? "heads are wider than 128"
-                             : drops        ? "probabilities are dropped"
-                             : !vectorized  ? "rows are not aligned to 16 bytes"
-                                            : nullptr;
+  const char* const reason = drops         ? "probabilities are dropped"
+                             : !vectorized ? "rows are not aligned to 16 bytes"
+                                           : nullptr;
   if (reason == nullptr) return true;
+  count_portable_attention();
   static std::mutex mutex;
   static std::set<std::pair<std::string, int64_t>> said;
   const std::lock_guard lock(mutex);

@@ -5,14 +5,14 @@
 //   dP = keep / (1 - p) (dO V^T),  delta = rowsum(dO O),  dS = P (dP - delta)
 //   dV = dropout(P)^T dO,  dK = scale dS^T Q,  dQ = scale dS K
 //
-// On sm_90 heads up to 128 go another way (hopper/backward.cuh). A small kernel first makes delta
-// from O as stored. Then one pass owns tiles of keys and makes dK and dV, another owns tiles of
-// queries and makes dQ (backward.cuh). That is seven products where one pass with atomic sums would
-// need five, but every element of a gradient is the sum of one block in one order: over ascending
-// queries, head after head of the group (dK, dV), or ascending keys (dQ). Where key heads are few,
-// bf16 dK and dV are sums of several blocks, each with a slice of the group's heads, added in
-// ascending order by a last kernel. So the bits neither change between runs nor depend on the other
-// sequences.
+// sm_90 has kernels of its own for bf16 (hopper/backward.cuh, backward_wide.cuh). A small kernel
+// first makes delta from O as stored. Then one pass owns tiles of keys and makes dK and dV, another
+// owns tiles of queries and makes dQ (backward.cuh). That is seven products where one pass with
+// atomic sums would need five, but every element of a gradient is the sum of one block in one
+// order: over ascending queries, head after head of the group (dK, dV), or ascending keys (dQ).
+// Where key heads are few, bf16 dK and dV are sums of several blocks, each with a slice of the
+// group's heads, added in ascending order by a last kernel. So the bits neither change between runs
+// nor depend on the other sequences.
 //
 // bf16: products on the tensor cores with f32 sums; rounded to bf16 are dropout(P) and dS as
 // factors and the gradients as stored, once, the old value of an accumulated one included. f32: fma
@@ -178,9 +178,10 @@ void attention_backward(const AttentionBackward& args) {
       const bool hopper = takes_hopper("attention_backward", dim, problem.vectorized,
                                        problem.streams != nullptr, device);
       dispatch_head_dim(dim, [&]<int kDim>() {
-        if constexpr (kDim <= 128)
-          if (hopper) return run_backward_hopper<kDim>(problem, args);
-        run_backward_bf16<kDim>(problem, device);
+        if (hopper)
+          run_backward_hopper<kDim>(problem, args);
+        else
+          run_backward_bf16<kDim>(problem, device);
       });
       if (problem.slices > 1) add_slices(problem, device);
     }

@@ -1,5 +1,5 @@
 // attention_forward on CUDA: a block per (tile of query rows, head); see attend.cuh for what it
-// does in bf16, hopper/forward.cuh for head dims up to 128 on sm_90, attend_float.cuh for f32.
+// does in bf16, hopper/forward.cuh on sm_90, attend_float.cuh for f32.
 #include "kernels/attention/cuda/attend_float.cuh"
 #include "kernels/attention/cuda/forward.cuh"
 
@@ -93,7 +93,7 @@ void attention_forward(const AttentionForward& args) {
                                                 args.desc.dropout.p > 0, args.q.device());
     dispatch_head_dim(dim, [&]<int kDim>() {
       using Shape = ForwardShape<kDim>;
-      if constexpr (!kFloat && kDim <= 128)
+      if constexpr (!kFloat)
         if (hopper) return run_forward_hopper<kDim>(problem, args);
       if constexpr (kFloat)
         start(attention_forward_float_kernel<kDim>, kFloatRows, kFloatThreads,

@@ -64,8 +64,13 @@ struct ForwardProblem {
     const int width = min(run, heads - run_index * run);
     const int head = run_index * run + in_run % width;
     const SequenceTile at = find_tile(cu, sequences, slots - 1 - in_run / width, per_block);
-    const int first = at.tile * per_block;
-    if (first >= at.length) return false;
+    const int tiles = (at.length + per_block - 1) / per_block;
+    if (at.tile >= tiles) return false;
+    // Blocks of 192 rows do not end where tiles of keys do: there the first has the fewest rows,
+    // which see the fewest keys under a causal mask. All begin at a multiple of 64.
+    const int missing = per_block % 128 == 0 ? 0 : (tiles * per_block - at.length) / 64 * 64;
+    const int first = max(0, at.tile * per_block - missing);
+    const int end = min(at.length, (at.tile + 1) * per_block - missing);
     const int64_t dim = params.head_dim, stride = heads * dim;
     int prefix_begin = at.begin, prefix = 0;
     if (prefixes != nullptr) {
@@ -74,7 +79,7 @@ struct ForwardProblem {
     }
     const int kv_head = head / (heads / kv_heads);
     const int64_t kv_start = prefix_begin * kv_stride + kv_head * dim;
-    const int count = min(per_block, at.length - first);
+    const int count = end - first;
     rows = {.q = q + at.begin * q_stride + head * dim,
             .k = k + kv_start,
             .v = v + kv_start,

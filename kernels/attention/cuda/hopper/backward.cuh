@@ -31,13 +31,13 @@ namespace {
 
 using bf16 = __nv_bfloat16;
 
-constexpr int kOwnKeys = 128, kComputing = 2;  // warpgroups
-constexpr int kCopying = 64;                   // threads
-constexpr int kOuts = 2;                       // tiles of dQ on their way, each with a thread
+constexpr int kComputing = 2;  // warpgroups
+constexpr int kCopying = 64;   // threads
+constexpr int kOuts = 2;       // tiles of dQ on their way, each with a thread
 
 template <int kDim_>
 struct BackwardShape {
-  static constexpr int kDim = kDim_, kStep = kDim == 64 ? 128 : 64;
+  static constexpr int kDim = kDim_, kOwnKeys = 128, kStep = kDim == 64 ? 128 : 64;
   static constexpr int kThreads = kWarpgroup * (1 + kComputing);
   static constexpr int kProducerRegisters = kDim == 64 ? 24 : 40;
   static constexpr int kConsumerRegisters = kDim == 64 ? 240 : 232;
@@ -94,7 +94,7 @@ struct QuerySums {
 
 // The steps of a block: over the sequences whose queries see its keys, over the heads of its slice,
 // over tiles of queries. All parties of a block walk the same way.
-template <int kStep>
+template <class Shape>
 class Walk {
  public:
   __device__ Walk(const BackwardArgs<bf16>& args, const BackwardShare& share)
@@ -110,14 +110,14 @@ class Walk {
     if (++step_ < stream_.end) return;
     step_ = stream_.first;
     if (++head_ < end_head_) return;
-    if (!next_stream(args_, share_, sequence_, stream_, kOwnKeys, kStep)) return;
+    if (!next_stream(args_, share_, sequence_, stream_, Shape::kOwnKeys, Shape::kStep)) return;
     head_ = first_head_;
     step_ = stream_.first;
   }
   __device__ const BackwardStream& stream() const { return stream_; }
   __device__ int sequence() const { return sequence_; }
   __device__ int head() const { return head_; }
-  __device__ int query0() const { return step_ * kStep; }
+  __device__ int query0() const { return step_ * Shape::kStep; }
 
  private:
   const BackwardArgs<bf16>& args_;
@@ -128,9 +128,10 @@ class Walk {
 
 // How many blocks add to a tile of dQ before this one: those with later keys of the tile's own
 // sequence, then those with later keys of its prefix.
-template <int kStep>
+template <class Shape>
 __device__ __forceinline__ int turn_of(const BackwardArgs<bf16>& args, const BackwardShare& share,
-                                       const Walk<kStep>& walk) {
+                                       const Walk<Shape>& walk) {
+  constexpr int kOwnKeys = Shape::kOwnKeys, kStep = Shape::kStep;
   const BackwardStream& stream = walk.stream();
   const int query0 = walk.query0(), last = min(query0 + kStep, stream.length) - 1;
   const int last_tile = (args.causal ? last : stream.length - 1) / kOwnKeys;
@@ -159,17 +160,16 @@ __device__ __forceinline__ void copy_tile(uint32_t to, const Heads<const bf16>& 
       to, head_dim, [&](int r) { return row0 + r < length ? rows.row(row0 + r) : nullptr; });
 }
 
-template <int kDim>
+template <class S>
 __device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
                                              const BackwardShare& share, const BackwardMaps& maps,
                                              char* memory, const BackwardBarriers& barriers) {
-  using S = BackwardShape<kDim>;
-  constexpr int kStep = S::kStep;
+  constexpr int kDim = S::kDim, kStep = S::kStep;
   const uint32_t shared = shared_address(memory);
   Producer producer;
   const auto own = [&](uint32_t to, const Heads<const bf16>& tensor, const CUtensorMap& map) {
-    copy_tile<kDim, kOwnKeys>(to, tensor, map, barriers.own(), share.begin, share.length, share.own,
-                              share.head, args.head_dim);
+    copy_tile<kDim, S::kOwnKeys>(to, tensor, map, barriers.own(), share.begin, share.length,
+                                 share.own, share.head, args.head_dim);
   };
   own(shared + S::kKeys, args.k, maps.k);
   own(shared + S::kValues, args.v, maps.v);
@@ -177,7 +177,7 @@ __device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
   auto* const steps = reinterpret_cast<Step*>(memory + S::kSteps);
   int i = 0;
 #pragma unroll 1
-  for (Walk<kStep> walk(args, share); !walk.done(); walk.next(), ++i) {
+  for (Walk<S> walk(args, share); !walk.done(); walk.next(), ++i) {
     const Turn turn(i);
     const BackwardStream& stream = walk.stream();
     const auto copy = [&](uint32_t to, const Heads<const bf16>& tensor, const CUtensorMap& map,
@@ -234,7 +234,7 @@ __device__ __forceinline__ void bring_out(const BackwardArgs<bf16>& args,
   using S = BackwardShape<kDim>;
   int i = 0;
 #pragma unroll 1
-  for (Walk<S::kStep> walk(args, share); !walk.done(); walk.next(), ++i) {
+  for (Walk<S> walk(args, share); !walk.done(); walk.next(), ++i) {
     if (i % kOuts != number) continue;
     const auto parity = static_cast<uint32_t>(i / kOuts % 2);
     const int slot = walk.stream().begin / S::kStep + walk.sequence() + walk.query0() / S::kStep;
@@ -277,6 +277,100 @@ __device__ __forceinline__ int half_offset(int row, int pack) {
   return row * 256 + ((pack ^ (row % 8 * 2)) << 4);
 }
 
+// Numbers of the thread's queries of columns [8 kFirst, 8 kEnd), lse or delta of those from address
+// `from` on.
+template <int kFirst, int kEnd, int kN>
+__device__ __forceinline__ void load_numbers(float (&numbers)[kN][2], uint32_t from) {
+  const uint32_t first = from + threadIdx.x % 4 * 8;
+#pragma unroll
+  for (int n = kFirst; n < kEnd; ++n)  // here, not where the compiler thinks that it is time
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n"
+                 : "=f"(numbers[n][0]), "=f"(numbers[n][1])
+                 : "r"(first + 32 * n)
+                 : "memory");
+}
+
+// S^T of 16 keys from key0 on and 8 kN queries, the first at position `first`, becomes P^T: zero
+// where the mask says so and beyond the last key.
+template <int kN>
+__device__ __forceinline__ void probabilities(float (&s)[kN][4], const float (&lse_log2)[kN][2],
+                                              const BackwardArgs<bf16>& args, int length, int key0,
+                                              int first) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      s[n][i] = fast_exp2(__fmaf_rn(s[n][i], args.exponent, -lse_log2[n][i % 2]));
+  const bool all_seen =
+      !args.causal || (key0 + 15 <= first && first + 8 * kN - 1 - key0 < args.window);
+  if (all_seen && key0 + 16 <= length) return;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  // A query sees the keys that are 0 to window - 1 positions before it: one comparison, if that
+  // is an unsigned number.
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int key = key0 + lane / 4 + 8 * h;
+    const int nearest = args.causal ? first + 2 * (lane % 4) - key : 0;
+    const int seen = args.causal ? args.window : 1 << 30;
+    const auto limit = static_cast<uint32_t>(key < length ? seen : 0);
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (static_cast<uint32_t>(nearest + 8 * n + i) >= limit) s[n][2 * h + i] = 0;
+  }
+}
+
+// Calls fn(row, column, value, next) for the thread's pairs of a gradient of a warp's rows, which
+// start at `row0`; `length`: where they end.
+template <int kN, class Fn>
+__device__ __forceinline__ void for_pairs(const float (&sum)[kN][4], float scale, int row0,
+                                          int length, int head_dim, Fn&& fn) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = row0 + lane / 4 + 8 * h;
+    if (row >= length) continue;
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+      if (8 * n < head_dim)
+        fn(row, 8 * n + 2 * (lane % 4), sum[n][2 * h] * scale, sum[n][2 * h + 1] * scale);
+  }
+}
+
+template <int kN>
+__device__ __forceinline__ void store_rows(const float (&sum)[kN][4], HeadRows<bf16> rows,
+                                           float scale, bool accumulate, int row0, int length,
+                                           int head_dim) {
+  for_pairs(sum, scale, row0, length, head_dim, [&](int row, int column, float low, float high) {
+    bf16* const out = rows.row(row) + column;
+    if (accumulate) {
+      low += to_float(out[0]);
+      high += to_float(out[1]);
+    }
+    *reinterpret_cast<uint32_t*>(out) = pack_bf16(low, high);
+  });
+}
+
+// A gradient of a warp's own keys, which start at `row0`: dk or dv, or this slice's part of it.
+template <int kN>
+__device__ __forceinline__ void store_keys(const float (&sum)[kN][4],
+                                           const BackwardArgs<bf16>& args,
+                                           const BackwardShare& share, const Heads<bf16>& out,
+                                           float* slices, float scale, bool accumulate, int row0) {
+  if (args.slices == 1) {
+    store_rows(sum, out.rows(share.begin, share.head, args.head_dim), scale, accumulate, row0,
+               share.length, args.head_dim);
+    return;
+  }
+  for_pairs(sum, scale, row0, share.length, args.head_dim,
+            [&](int key, int column, float low, float high) {
+              const int64_t token = share.slice * args.tokens + share.begin + key;
+              store_pack(slices + (token * args.kv_heads + share.head) * args.head_dim + column,
+                         Pack<float, 2>{low, high});
+            });
+}
+
 template <int kDim>
 class BackwardConsumer {
  public:
@@ -317,18 +411,14 @@ class BackwardConsumer {
     wgmma_hold(dq);
     hand_over(dq, i - 1);
     show_queries(i - 1);
-    if (args_.slices > 1) {
-      store_slice(dk_, args_.slices_k, args_.scale);
-      store_slice(dv_, args_.slices_v, 1.0f);
-    } else {
-      store(dk_, args_.dk, args_.scale, args_.accumulate_k);
-      store(dv_, args_.dv, 1.0f, args_.accumulate_v);
-    }
+    const int key0 = share_.own + warp_row_;
+    store_keys(dk_, args_, share_, args_.dk, args_.slices_k, args_.scale, args_.accumulate_k, key0);
+    store_keys(dv_, args_, share_, args_.dv, args_.slices_v, 1.0f, args_.accumulate_v, key0);
   }
 
  private:
   using S = BackwardShape<kDim>;
-  static constexpr int kStep = S::kStep;
+  static constexpr int kOwnKeys = S::kOwnKeys, kStep = S::kStep;
 
   // Step i of the block; `first`: the position of its first query.
   __device__ __forceinline__ void work(int i, int first) {
@@ -338,22 +428,24 @@ class BackwardConsumer {
     float s[kStep / 8][4], dp[kStep / 8][4];
     // As many of lse and delta as there are registers for are read before the products.
     float lse_log2[kStep / 8][2], delta[kStep / 8][2];
-    load_numbers<0, 8>(lse_log2, S::kLse, turn.stage);
+    const uint32_t of_lse = shared_ + S::kLse + turn.stage * (4 * kStep);
+    const uint32_t of_delta = shared_ + S::kDelta + turn.stage * (4 * kStep);
+    load_numbers<0, 8>(lse_log2, of_lse);
     product(s, shared_ + S::kKeys, queries);
     wgmma_commit();
     barrier_wait(barriers_.gradients(turn.stage), turn.parity);
     product(dp, shared_ + S::kValues, gradients);
     wgmma_commit();
     if (i > 1) show_queries(i - 2);
-    load_numbers<0, 2>(delta, S::kDelta, turn.stage);
+    load_numbers<0, 2>(delta, of_delta);
     wgmma_wait<1>();
     wgmma_hold(s);
-    load_numbers<8, kStep / 8>(lse_log2, S::kLse, turn.stage);
-    probabilities(s, lse_log2, first);
+    load_numbers<8, kStep / 8>(lse_log2, of_lse);
+    probabilities(s, lse_log2, args_, share_.length, share_.own + warp_row_, first);
     if (group_ == 0 && i == 0) named_arrive(1, kComputing * kWarpgroup);
     wgmma_wait<0>();
     wgmma_hold(dp);
-    load_numbers<2, kStep / 8>(delta, S::kDelta, turn.stage);
+    load_numbers<2, kStep / 8>(delta, of_delta);
     uint32_t p[kStep / 16][4], ds[kStep / 16][4];
 #pragma unroll
     for (int n = 0; n < kStep / 8; ++n)
@@ -433,48 +525,6 @@ class BackwardConsumer {
                                                   across_rows(wgmma_factor(columns), k), k > 0);
   }
 
-  // Numbers of the thread's queries of columns [8 kFirst, 8 kEnd): lse or delta.
-  template <int kFirst, int kEnd>
-  __device__ __forceinline__ void load_numbers(float (&numbers)[kStep / 8][2], int from,
-                                               int stage) const {
-    const uint32_t first = shared_ + from + (stage * kStep + 2 * (lane_ % 4)) * 4;
-#pragma unroll
-    for (int n = kFirst; n < kEnd; ++n)  // here, not where the compiler thinks that it is time
-      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n"
-                   : "=f"(numbers[n][0]), "=f"(numbers[n][1])
-                   : "r"(first + 32 * n)
-                   : "memory");
-  }
-
-  // S^T becomes P^T, zero where the mask says so and beyond the last key.
-  __device__ __forceinline__ void probabilities(float (&s)[kStep / 8][4],
-                                                const float (&lse_log2)[kStep / 8][2],
-                                                int first) const {
-#pragma unroll
-    for (int n = 0; n < kStep / 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        s[n][i] = fast_exp2(__fmaf_rn(s[n][i], args_.exponent, -lse_log2[n][i % 2]));
-    const int key0 = share_.own + warp_row_;
-    const bool all_seen =
-        !args_.causal || (key0 + 15 <= first && first + kStep - 1 - key0 < args_.window);
-    if (all_seen && key0 + 16 <= share_.length) return;
-      // A query sees the keys that are 0 to window - 1 positions before it: one comparison, if that
-      // is an unsigned number.
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int key = key0 + lane_ / 4 + 8 * h;
-      const int nearest = args_.causal ? first + 2 * (lane_ % 4) - key : 0;
-      const int seen = args_.causal ? args_.window : 1 << 30;
-      const auto limit = static_cast<uint32_t>(key < share_.length ? seen : 0);
-#pragma unroll
-      for (int n = 0; n < kStep / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          if (static_cast<uint32_t>(nearest + 8 * n + i) >= limit) s[n][2 * h + i] = 0;
-    }
-  }
-
   // The warpgroup's half of step i's tile of dQ, for bring_out().
   __device__ __forceinline__ void hand_over(const float (&dq)[8][4], int i) const {
     const int number = i % kOuts;
@@ -500,41 +550,6 @@ class BackwardConsumer {
     release(barriers_.scores(stage));
   }
 
-  // Calls fn(key, column, value, next) for the thread's pairs of a gradient of the own keys.
-  template <class Fn>
-  __device__ __forceinline__ void for_pairs(const float (&sum)[kDim / 8][4], float scale,
-                                            Fn&& fn) const {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int key = share_.own + warp_row_ + lane_ / 4 + 8 * h;
-      if (key >= share_.length) continue;
-#pragma unroll
-      for (int n = 0; n < kDim / 8; ++n)
-        if (8 * n < args_.head_dim)
-          fn(key, 8 * n + 2 * (lane_ % 4), sum[n][2 * h] * scale, sum[n][2 * h + 1] * scale);
-    }
-  }
-  __device__ __forceinline__ void store(const float (&sum)[kDim / 8][4], const Heads<bf16>& tensor,
-                                        float scale, bool accumulate) const {
-    const auto rows = tensor.rows(share_.begin, share_.head, args_.head_dim);
-    for_pairs(sum, scale, [&](int key, int column, float low, float high) {
-      bf16* const out = rows.row(key) + column;
-      if (accumulate) {
-        low += to_float(out[0]);
-        high += to_float(out[1]);
-      }
-      *reinterpret_cast<uint32_t*>(out) = pack_bf16(low, high);
-    });
-  }
-  __device__ __forceinline__ void store_slice(const float (&sum)[kDim / 8][4], float* slices,
-                                              float scale) const {
-    for_pairs(sum, scale, [&](int key, int column, float low, float high) {
-      const int64_t token = share_.slice * args_.tokens + share_.begin + key;
-      store_pack(slices + (token * args_.kv_heads + share_.head) * args_.head_dim + column,
-                 Pack<float, 2>{low, high});
-    });
-  }
-
   const BackwardArgs<bf16>& args_;
   const BackwardShare& share_;
   char* const memory_;
@@ -555,7 +570,7 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
   auto& share = *reinterpret_cast<BackwardShare*>(memory + S::kShare);
   if (threadIdx.x < 32) {
     const BackwardShare found =
-        find_share<Pass::kKeys, true>(args, kOwnKeys, S::kStep, out.heads_at_once);
+        find_share<Pass::kKeys, true>(args, S::kOwnKeys, S::kStep, out.heads_at_once);
     if (threadIdx.x == 0) {
       share = found;
       barrier_init(barriers.own(), kCopying);
@@ -578,7 +593,7 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
   if (threadIdx.x < kWarpgroup) {
     release_registers<S::kProducerRegisters>();
     if (threadIdx.x < kCopying)
-      copy_streams<kDim>(args, share, maps, memory, barriers);
+      copy_streams<S>(args, share, maps, memory, barriers);
     else if (threadIdx.x % 32 == 0)
       bring_out<kDim>(args, share, out, shared_address(memory), barriers,
                       static_cast<int>(threadIdx.x - kCopying) / 32);
@@ -642,9 +657,10 @@ void run_backward_hopper(const BackwardArgs<bf16>& args, const AttentionBackward
       .heads_at_once = static_cast<int>(std::clamp<int64_t>(
           kCache / std::max<int64_t>(head_bytes, 1), 1, tile_blocks<Pass::kKeys>(args)))};
   launch("attention_backward", backward_hopper_kernel<kDim>,
-         {backward_blocks<Pass::kKeys>(args, kOwnKeys), S::kThreads, S::kSharedBytes}, device, args,
-         BackwardMaps{.k = describe_heads(in.k, kOwnKeys),
-                      .v = describe_heads(in.v, kOwnKeys),
+         {backward_blocks<Pass::kKeys>(args, S::kOwnKeys), S::kThreads, S::kSharedBytes}, device,
+         args,
+         BackwardMaps{.k = describe_heads(in.k, S::kOwnKeys),
+                      .v = describe_heads(in.v, S::kOwnKeys),
                       .q = describe_heads(in.q, S::kStep),
                       .dout = describe_heads(in.dout, S::kStep)},
          out);

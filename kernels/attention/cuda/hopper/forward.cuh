@@ -5,7 +5,8 @@
 // warpgroup, the producer, only copies: the queries, then tiles of 128 keys and values into two
 // stages each. Both sides meet at barriers in shared memory, a pair for each stage: full, and empty
 // again. When a block has done with some rows it draws the next ones, whose queries and keys are
-// copied while the last O is written.
+// copied while the last O is written. Heads of more than 128 columns have tiles of 64 keys, and O
+// takes the place of their queries on its way out.
 //
 // With two warpgroups that compute, they take turns to issue their products, so that one has
 // exponentials where the other has products. Each takes a turn for every tile of the block, those
@@ -18,7 +19,7 @@
 //   O = alpha O, and so on.
 //
 // S, P and O stay in registers. Where a chunk of keys ends nothing overlaps: O and l are joined
-// with those of the chunks before.
+// with those of the chunks before, which wait in shared memory, of wide heads in global memory.
 //
 // The copy engine brings tiles that are rows of one tensor one after the other; the threads of the
 // producer copy a tile in which a prefix or the sequence ends, with zeros for what is not there.
@@ -26,39 +27,52 @@
 // rows are not stored.
 #pragma once
 
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "core/replay.h"
 #include "kernels/attention/cuda/forward.cuh"
 #include "kernels/attention/cuda/hopper/stages.cuh"
 
 namespace cohort::kernels::cuda {
 namespace {
 
-constexpr int kHopperKeys = 128;
+// How many items have been drawn, and how many blocks have found none left. The last of these sets
+// both to zero, for the next launch.
+struct Drawn {
+  int32_t items, blocks;
+};
 
 // What a block works on next; none: there is nothing left.
 struct Item {
   PackedRows<__nv_bfloat16> rows;
   bool none;
 
-  __device__ int first_tile() const { return rows.first_key / kHopperKeys; }
-  __device__ int tiles() const { return (rows.keys + kHopperKeys - 1) / kHopperKeys; }
+  __device__ int first_tile(int tile_keys) const { return rows.first_key / tile_keys; }
+  __device__ int tiles(int tile_keys) const { return (rows.keys + tile_keys - 1) / tile_keys; }
 };
 
 // kConsumers warpgroups compute. Registers a thread: what a block of so many threads starts with is
-// the same for all; the producer gives up some of its own. Item n has its queries in stage
+// the same for all; the producer gives up some of its own. All of them together may be no more than
+// that: 168 of each of 384 threads, 128 of each of 512. Item n has its queries in stage
 // n % kQueryStages.
 template <int kDim_>
 struct HopperShape {
   static constexpr int kDim = kDim_, kConsumers = kDim == 64 ? 3 : 2;
   static constexpr int kRows = 64 * kConsumers, kThreads = kWarpgroup * (kConsumers + 1);
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 56;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 224;
+  static constexpr int kProducerRegisters = kDim == 64 ? 32 : kDim == 128 ? 56 : 24;
+  static constexpr int kConsumerRegisters = kDim == 64 ? 160 : kDim == 128 ? 224 : 240;
   static constexpr int kQueryStages = kDim == 64 ? 2 : 1;
   static constexpr bool kTurns = kConsumers == 2;  // whether warpgroups take turns
-  static constexpr int kTileBytes = 2 * kHopperKeys * kDim, kQueryBytes = 2 * 64 * kDim;
+  static constexpr bool kJoinsInShared = kDim <= 128;
+  static constexpr int kKeys = kTileKeys<kDim>;
+  static constexpr int kTileBytes = 2 * kKeys * kDim, kQueryBytes = 2 * 64 * kDim;
   static constexpr int kKeyTiles = kQueryStages * kConsumers * kQueryBytes;
   static constexpr int kValueTiles = kKeyTiles + kStages * kTileBytes;
   static constexpr int kJoined = kValueTiles + kStages * kTileBytes;
-  static constexpr int kBarriers = kJoined + static_cast<int>(joined_bytes(kRows, kDim));
+  static constexpr int kBarriers =
+      kJoined + (kJoinsInShared ? static_cast<int>(joined_bytes(kRows, kDim)) : 0);
   static constexpr int kItems = kBarriers + 8 * 8 * kStages;  // see Item
   static constexpr int kSharedBytes = kItems + kStages * static_cast<int>(sizeof(Item));
 };
@@ -88,10 +102,10 @@ template <class Shape>
 class ForwardProducer {
  public:
   __device__ ForwardProducer(const ForwardProblem<__nv_bfloat16>& problem, const ForwardMaps& maps,
-                             int32_t* next, char* memory, const Barriers& barriers)
+                             Drawn* drawn, char* memory, const Barriers& barriers)
       : problem_(problem),
         maps_(maps),
-        next_(next),
+        drawn_(drawn),
         items_(reinterpret_cast<Item*>(memory + Shape::kItems)),
         shared_(shared_address(memory)),
         barriers_(barriers) {}
@@ -102,7 +116,7 @@ class ForwardProducer {
     for (int n = 0;; ++n) {
       const Item& item = draw(n);
       if (item.none) break;
-      const int first_tile = item.first_tile(), tiles = item.tiles();
+      const int first_tile = item.first_tile(Shape::kKeys), tiles = item.tiles(Shape::kKeys);
 #pragma unroll 1
       for (int tile = first_tile; tile < tiles; ++tile, ++tile_number) {
         const Turn turn(tile_number);
@@ -116,6 +130,8 @@ class ForwardProducer {
       }
     }
     producer_.finish();
+    if (threadIdx.x == 0 && atomicAdd(&drawn_->blocks, 1) + 1 == static_cast<int>(gridDim.x))
+      *drawn_ = {0, 0};
   }
 
  private:
@@ -128,12 +144,11 @@ class ForwardProducer {
       const int blocks = problem_.slots * problem_.heads;
       int block = 0;
       do {  // all threads write the same rows
-        if (threadIdx.x == 0) block = atomicAdd(next_, 1);
+        if (threadIdx.x == 0) block = atomicAdd(&drawn_->items, 1);
         block = uniform(block);
       } while (block < blocks && !problem_.find(block, Shape::kRows, item.rows));
       item.none = block >= blocks;
-      __syncwarp();
-      if (threadIdx.x == 0) barrier_arrive(barriers_.item(turn.stage));
+      barrier_arrive(barriers_.item(turn.stage));
     }
     named_barrier(1, kWarpgroup);
     return item;
@@ -160,7 +175,7 @@ class ForwardProducer {
   __device__ __forceinline__ void copy(const PackedRows<__nv_bfloat16>& rows, int tile,
                                        uint32_t offset, const __nv_bfloat16* from,
                                        const CUtensorMap* map, uint32_t barrier) {
-    const int key0 = tile * kHopperKeys, end = key0 + kHopperKeys;
+    const int key0 = tile * Shape::kKeys, end = key0 + Shape::kKeys;
     const uint32_t to = shared_ + offset;
     if (end <= rows.all_keys && (key0 >= rows.prefix || end <= rows.prefix)) {
       producer_.finish();
@@ -169,13 +184,13 @@ class ForwardProducer {
                                              : static_cast<int>(rows.begin) + key0 - rows.prefix;
         barrier_expect(barrier, Shape::kTileBytes);
         for (int panel = 0; panel < Shape::kDim / 64; ++panel)
-          tma_load(to + panel * (kHopperKeys * 128), map, {{64 * panel, rows.kv_head, token, 0}},
+          tma_load(to + panel * (Shape::kKeys * 128), map, {{64 * panel, rows.kv_head, token, 0}},
                    barrier);
       }
       barrier_arrive(barrier);
       return;
     }
-    copy_rows<Shape::kDim, kHopperKeys, kWarpgroup>(to, problem_.params.head_dim, [&](int r) {
+    copy_rows<Shape::kDim, Shape::kKeys, kWarpgroup>(to, problem_.params.head_dim, [&](int r) {
       const int64_t row = rows.key_offset(key0 + r);
       return row < 0 ? nullptr : from + row;
     });
@@ -184,7 +199,7 @@ class ForwardProducer {
 
   const ForwardProblem<__nv_bfloat16>& problem_;
   const ForwardMaps& maps_;
-  int32_t* const next_;
+  Drawn* const drawn_;
   Item* const items_;
   const uint32_t shared_;
   const Barriers barriers_;
@@ -195,16 +210,20 @@ template <class Shape>
 class Consumer {
  public:
   // tile_number: of the item's first tile, among all of the block; n: of the item.
-  __device__ Consumer(const PackedRows<__nv_bfloat16>& rows, const AttendParams& params,
-                      char* memory, const Barriers& barriers, int tile_number, int n)
+  __device__ Consumer(const PackedRows<__nv_bfloat16>& rows,
+                      const ForwardProblem<__nv_bfloat16>& problem, char* memory,
+                      const Barriers& barriers, int tile_number, int n)
       : rows_(rows),
-        params_(params),
+        params_(problem.params),
         shared_(shared_address(memory)),
         barriers_(barriers),
         tile_number_(tile_number),
         queries_(n) {
     auto* const joined = reinterpret_cast<float*>(memory + Shape::kJoined);
-    joined_ = {.o = joined, .states = joined + Shape::kRows * Shape::kDim};
+    if constexpr (Shape::kJoinsInShared)
+      joined_ = {.o = joined, .states = joined + Shape::kRows * kDim};
+    else
+      joined_ = problem.joined.from(int64_t{Shape::kRows} * blockIdx.x, kDim);
     group_ = uniform(static_cast<int>(threadIdx.x) / kWarpgroup - 1);
     const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -212,7 +231,7 @@ class Consumer {
     own_row_ = row_ + lane / 4;
     for (int r = 0; r < 2; ++r) visible_[r] = rows.visible(own_row_ + 8 * r);
     least_ = __reduce_min_sync(0xffffffffu, min(visible_[0], visible_[1]));
-    hidden_ = __reduce_max_sync(0xffffffffu, max(visible_[0], visible_[1])) - params.window;
+    hidden_ = __reduce_max_sync(0xffffffffu, max(visible_[0], visible_[1])) - params_.window;
   }
 
   // Tiles [first_tile, tiles) of the block; this warpgroup's rows see some of [first, end) alone.
@@ -220,9 +239,9 @@ class Consumer {
     const int last_row = min(rows_.count, 64 * group_ + 64) - 1;
     const bool any = 64 * group_ < rows_.count;
     const int seen = any ? rows_.visible(last_row) : 0;
-    const int end = uniform((seen + kHopperKeys - 1) / kHopperKeys);
+    const int end = uniform((seen + kKeys - 1) / kKeys);
     const int before = any ? rows_.visible(64 * group_) - params_.window : 0;
-    const int first = uniform(any ? max(first_tile, before / kHopperKeys) : first_tile);
+    const int first = uniform(any ? max(first_tile, before / kKeys) : first_tile);
 #pragma unroll 1
     for (int tile = first_tile; tile < first; ++tile) pass(tile - first_tile);
     if (any) {
@@ -236,8 +255,11 @@ class Consumer {
   }
 
  private:
-  static constexpr int kDim = Shape::kDim, kGroups = kHopperKeys / 16;
-  static constexpr int kChunkTiles = static_cast<int>(kAttentionChunk) / kHopperKeys;
+  static constexpr int kDim = Shape::kDim, kKeys = Shape::kKeys, kGroups = kKeys / 16;
+  static constexpr int kChunkTiles = static_cast<int>(kAttentionChunk) / kKeys;
+
+  // Whether O goes through where the queries were.
+  static constexpr bool kThroughQueries = !Shape::kJoinsInShared;
 
   // A warpgroup's turn begins when the one before it ends its own; the first one's begins when the
   // last one has ended that for the tile before.
@@ -270,8 +292,7 @@ class Consumer {
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k)
       wgmma<Read::kAlongRows, Read::kAlongRows>(s_, along_rows<64>(wgmma_factor(queries), k),
-                                                along_rows<kHopperKeys>(wgmma_factor(keys), k),
-                                                k > 0);
+                                                along_rows<kKeys>(wgmma_factor(keys), k), k > 0);
     wgmma_commit();
   }
   // O += P V is issued.
@@ -282,16 +303,16 @@ class Consumer {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kGroups; ++k)
-      wgmma<Read::kAcrossRows>(o_, p_[k], across_rows(wgmma_factor(values, kHopperKeys * 128), k));
+      wgmma<Read::kAcrossRows>(o_, p_[k], across_rows(wgmma_factor(values, kKeys * 128), k));
     wgmma_commit();
   }
 
   // S becomes P, unrounded, in place.
   __device__ __forceinline__ void softmax(int tile, float (&alpha)[2]) {
-    const int key0 = tile * kHopperKeys;
+    const int key0 = tile * kKeys;
     const int seen[2] = {visible_[0] - key0, visible_[1] - key0};
     const bool hides = hidden_ > key0;
-    if (least_ >= key0 + kHopperKeys && !hides)
+    if (least_ >= key0 + kKeys && !hides)
       softmax_step<kGroups, false>(s_, state_, alpha, params_, seen, kGroups, false);
     else
       softmax_step<kGroups, true>(s_, state_, alpha, params_, seen, kGroups, hides);
@@ -324,7 +345,7 @@ class Consumer {
     for (int tile = first;; ++tile) {
       const int i = tile - first_tile;
       if (tile + 1 == end) {
-        release(barriers_.no_queries(queries_.stage));
+        if (!kThroughQueries) release(barriers_.no_queries(queries_.stage));
         issue_values(i);
         wgmma_wait<0>();
         wgmma_hold(o_);
@@ -351,10 +372,12 @@ class Consumer {
       if (!chunk_ends) {
         wgmma_wait<0>();
         wgmma_hold(o_);
+        // Most tiles leave the largest scores as they are.
+        if (__any_sync(0xffffffffu, alpha[0] != 1.0f || alpha[1] != 1.0f))
 #pragma unroll
-        for (int n = 0; n < kDim / 8; ++n)
+          for (int n = 0; n < kDim / 8; ++n)
 #pragma unroll
-          for (int e = 0; e < 4; ++e) o_[n][e] *= alpha[e / 2];
+            for (int e = 0; e < 4; ++e) o_[n][e] *= alpha[e / 2];
       }
       release(barriers_.no_values(Turn(tile_number_ + i).stage));
       round_probabilities();
@@ -362,10 +385,18 @@ class Consumer {
     sum_parts(state_);
     if ((end - 1) / kChunkTiles > first_chunk)
       join_chunk<Shape>(o_, state_, rows_, joined_, opaque(own_row_));
-    // O goes through where the warp's own rows would wait for other chunks.
-    constexpr int kWaiting = 4 * kDim, kRow = 2 * kDim;
-    store_rows<Shape>(rows_, params_, o_, state_,
-                      shared_ + Shape::kJoined + row_ * (kWaiting - kRow), opaque(row_));
+    if constexpr (kThroughQueries) {
+      static_assert(Shape::kQueryStages == 1);
+      named_barrier(4 + group_, kWarpgroup);  // the warpgroup has read its queries
+      store_rows<Shape>(rows_, params_, o_, state_, shared_, opaque(row_));
+      fence_before_tma();
+      release(barriers_.no_queries(queries_.stage));
+    } else {
+      // O goes through where the warp's own rows would wait for other chunks.
+      constexpr int kWaiting = 4 * kDim, kRow = 2 * kDim;
+      store_rows<Shape>(rows_, params_, o_, state_,
+                        shared_ + Shape::kJoined + row_ * (kWaiting - kRow), opaque(row_));
+    }
   }
 
   const PackedRows<__nv_bfloat16>& rows_;
@@ -385,14 +416,14 @@ class Consumer {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     forward_hopper_kernel(const __grid_constant__ ForwardProblem<__nv_bfloat16> problem,
-                          const __grid_constant__ ForwardMaps maps, int32_t* next) {
+                          const __grid_constant__ ForwardMaps maps, Drawn* drawn) {
   extern __shared__ __align__(1024) char memory[];
   const Barriers barriers{shared_address(memory) + Shape::kBarriers};
   if (threadIdx.x == 0) {
     constexpr int kConsumingWarps = 4 * Shape::kConsumers;
     for (int stage = 0; stage < kStages; ++stage) {
-      barrier_init(barriers.item(stage), 1);
-      barrier_init(barriers.no_item(stage), kConsumingWarps);
+      barrier_init(barriers.item(stage), 32);
+      barrier_init(barriers.no_item(stage), 32 * kConsumingWarps);
       barrier_init(barriers.queries(stage), 1);
       barrier_init(barriers.no_queries(stage), kConsumingWarps);
       barrier_init(barriers.keys(stage), kWarpgroup);
@@ -407,7 +438,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     release_registers<Shape::kProducerRegisters>();
-    ForwardProducer<Shape>(problem, maps, next, memory, barriers).run();
+    ForwardProducer<Shape>(problem, maps, drawn, memory, barriers).run();
     return;
   }
   take_registers<Shape::kConsumerRegisters>();
@@ -422,12 +453,29 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     barrier_wait(barriers.item(turn.stage), turn.parity);
     const Item& item = items[turn.stage];
     if (item.none) return;
-    const int first_tile = uniform(item.first_tile()), tiles = uniform(item.tiles());
-    Consumer<Shape>(item.rows, problem.params, memory, barriers, tile_number, n)
-        .run(first_tile, tiles);
+    const int first_tile = uniform(item.first_tile(Shape::kKeys)),
+              tiles = uniform(item.tiles(Shape::kKeys));
+    Consumer<Shape>(item.rows, problem, memory, barriers, tile_number, n).run(first_tile, tiles);
     tile_number += tiles - first_tile;
-    release(barriers.no_item(turn.stage));
+    barrier_arrive(barriers.no_item(turn.stage));
   }
+}
+
+// Zeros for a launch on the device's current stream, which sets them to zero again.
+inline Tensor zeros_for_launch(Device device) {
+  static std::mutex mutex;
+  static auto& of_streams = *new std::map<std::pair<int, void*>, Tensor>;  // never destroyed
+  const auto make = [&] {
+    return Tensor::zeros({static_cast<int64_t>(sizeof(Drawn) / sizeof(int32_t))}, DType::kI32,
+                         device);
+  };
+  const cudaStream_t stream = ::cohort::cuda::stream(device);
+  // What is recorded now would be set to zero when it is replayed, and not before.
+  if (::cohort::is_recording(device)) return make();
+  const std::lock_guard lock(mutex);
+  Tensor& zeros = of_streams[{device.index, stream}];
+  if (!zeros.defined()) zeros = make();
+  return zeros;
 }
 
 }  // namespace
@@ -439,16 +487,17 @@ void run_forward_hopper(ForwardProblem<__nv_bfloat16> problem, const AttentionFo
   const int64_t slots = tile_slots(problem.tokens, problem.sequences, Shape::kRows);
   problem.slots = static_cast<int>(slots);
   if (problem.tokens == 0) return;
-  Tensor next = Tensor::zeros({1}, DType::kI32, device);
+  const int64_t blocks =
+      std::min<int64_t>(slots * problem.heads, ::cohort::cuda::multiprocessors(device));
+  Tensor drawn = zeros_for_launch(device), scratch;
+  if (!Shape::kJoinsInShared && problem.tokens > kAttentionChunk)
+    scratch = joined_scratch(problem.joined, blocks * Shape::kRows, kDim, device);
   launch("attention_forward", forward_hopper_kernel<Shape>,
-         {blocks_for(
-              std::min<int64_t>(slots * problem.heads, ::cohort::cuda::multiprocessors(device)), 1),
-          Shape::kThreads, Shape::kSharedBytes},
-         device, problem,
+         {blocks_for(blocks, 1), Shape::kThreads, Shape::kSharedBytes}, device, problem,
          ForwardMaps{.q = describe_heads(in.q, 64),
-                     .k = describe_heads(in.k, kHopperKeys),
-                     .v = describe_heads(in.v, kHopperKeys)},
-         pointer<int32_t>(next));
+                     .k = describe_heads(in.k, Shape::kKeys),
+                     .v = describe_heads(in.v, Shape::kKeys)},
+         reinterpret_cast<Drawn*>(pointer<int32_t>(drawn)));
 }
 
 }  // namespace cohort::kernels::cuda
