@@ -95,7 +95,8 @@ struct TokenLogProbs {
 TokenLogProbs token_log_probs(const Variable& x, const Variable& w, const Tensor& targets,
                               const kernels::HeadDesc& desc = {});
 // Losses over log-probs compute the logits once: with gradients on, they compute those of x [T, C]
-// and w [V, C] as well, which wait for the backward.
+// and w [V, C] as well, which wait for the backward; inside backward(make) that of w is added to
+// its leaf at once.
 //
 // [1]: - sum_t weights[t] log p(targets[t]). weights: [T] constants.
 Variable cross_entropy(const Variable& x, const Variable& w, const Tensor& targets,

@@ -43,43 +43,49 @@ using FillLoss = std::function<void(Tensor& loss, const Tensor& logprob)>;
 using FillGradient = std::function<void(Tensor& dlogprob, const Tensor& logprob, int64_t begin)>;
 
 // A loss that is a sum over the log-probs of tokens, as one node with the head. The gradients of x
-// and w come from the logits that give the loss; the backward multiplies them by its own.
+// and w come from the logits that give the loss; the backward multiplies them by its own. Inside
+// backward(make) that of w is where it belongs by then.
 Variable head_loss(const char* name, const Variable& x, const Variable& w, const Tensor& targets,
                    const kernels::HeadDesc& desc, const FillLoss& fill_loss,
                    const FillGradient& fill_gradient) {
   const Tensor &xv = x.value(), &wv = w.value();
   const DType dtype = accumulate_dtype(xv.dtype());
   const Device device = xv.device();
-  Tensor dx, dw, loss = Tensor::empty({1}, dtype, device);
+  Tensor dx, loss = Tensor::empty({1}, dtype, device);
   if (grad_enabled() && x.requires_grad()) dx = Tensor::empty(xv.shape(), xv.dtype(), device);
-  if (grad_enabled() && w.requires_grad()) dw = Tensor::empty(wv.shape(), dtype, device);
+  GradSlot dw = early_slot(w);
+  const bool is_early = dw.tensor.defined();
+  if (grad_enabled() && w.requires_grad() && !is_early)
+    dw = {Tensor::empty(wv.shape(), dtype, device)};
   Tensor logprob = Tensor::empty({xv.rows()}, dtype, device);
   Tensor entropy = Tensor::empty_like(logprob), lse = Tensor::empty_like(logprob),
          dlogprob = Tensor::empty_like(logprob);
   const kernels::HeadLossGradients gradients{.dx = {dx},
-                                             .dw = {dw},
+                                             .dw = {dw.tensor, dw.mode},
                                              .dlogprob = dlogprob,
                                              .set_dlogprob = [&](int64_t begin, int64_t count) {
                                                Tensor part = dlogprob.narrow(0, begin, count);
                                                fill_gradient(part, logprob.narrow(0, begin, count),
                                                              begin);
                                              }};
-  kernels::head_logprob_forward({.logprob = logprob,
-                                 .entropy = entropy,
-                                 .lse = lse,
-                                 .x = xv,
-                                 .w = wv,
-                                 .targets = targets,
-                                 .desc = desc,
-                                 .gradients = dx.defined() || dw.defined() ? &gradients : nullptr});
+  kernels::head_logprob_forward(
+      {.logprob = logprob,
+       .entropy = entropy,
+       .lse = lse,
+       .x = xv,
+       .w = wv,
+       .targets = targets,
+       .desc = desc,
+       .gradients = dx.defined() || dw.tensor.defined() ? &gradients : nullptr});
   fill_loss(loss, logprob);
-  return make_node(name, loss, {x, w}, [dx, dw](const Tensor& dy, Gradients& g) {
+  return make_node(name, loss, {x, w}, [=](const Tensor& dy, Gradients& g) {
+    if (is_early) return g.pass(0, dx);  // dy is 1
     const auto give = [&](GradSlot slot, const Tensor& gradient) {
       if (slot.tensor.defined())
         kernels::scale_by({.y = slot.tensor, .x = gradient, .factor = dy, .mode = slot.mode});
     };
     give(g.slot(0), dx);
-    give(g.weight_slot(1), dw);
+    give(g.weight_slot(1), dw.tensor);
   });
 }
 

@@ -55,6 +55,23 @@ using Kind = TapeNode::Kind;
 thread_local bool t_grad_enabled = true;
 thread_local bool t_hooks_enabled = true;
 
+// While backward(make) calls make(): whether an op has added to a leaf's gradient, and its node.
+class EarlyGradients;
+thread_local EarlyGradients* t_early = nullptr;
+class EarlyGradients {
+ public:
+  EarlyGradients() : outer_(std::exchange(t_early, this)) {}
+  ~EarlyGradients() { t_early = outer_; }
+  EarlyGradients(const EarlyGradients&) = delete;
+  EarlyGradients& operator=(const EarlyGradients&) = delete;
+
+  bool given = false;
+  const TapeNode* node = nullptr;
+
+ private:
+  EarlyGradients* outer_;
+};
+
 uint64_t next_id() {
   static std::atomic<uint64_t> counter{0};
   return ++counter;
@@ -223,6 +240,8 @@ Variable make_node(const char* name, Tensor y, std::span<const Variable> inputs,
   out.node_ = new_node(name, out.value_);
   for (const Variable& input : inputs) out.node_->inputs.push_back(input.node_);
   out.node_->backward = std::move(fn);
+  if (t_early != nullptr && t_early->given && t_early->node == nullptr)
+    t_early->node = out.node_.get();
   return out;
 }
 
@@ -279,6 +298,26 @@ void backward(const Variable& loss, const Tensor& seed) {
       for (const auto& hook : input->hooks) hook();
     }
   }
+}
+
+Variable backward(const std::function<Variable()>& make) {
+  Variable loss;
+  {
+    EarlyGradients early;
+    loss = make();
+    COHORT_CHECK(!early.given || early.node == loss.node_.get(),
+                 "[backward] a gradient was added to its leaf for a loss that is not the whole; "
+                 "hint: make the loss first, then backward(loss)");
+  }
+  backward(loss);
+  return loss;
+}
+
+GradSlot early_slot(const Variable& leaf) {
+  if (t_early == nullptr || t_early->given || !t_grad_enabled || !is_parameter(leaf.node_))
+    return {};
+  t_early->given = true;
+  return grad_buffer(leaf.node_.get());
 }
 
 NoGradGuard::NoGradGuard() : previous_(t_grad_enabled) {

@@ -22,6 +22,7 @@
 namespace cohort {
 
 class Gradients;
+struct GradSlot;
 struct TapeNode;
 
 // Writes the gradients of a node's inputs, given that of its output.
@@ -58,6 +59,8 @@ class Variable {
   friend Variable make_node(const char*, Tensor, std::initializer_list<Variable>, BackwardFn);
   friend Variable make_node(const char*, Tensor, std::span<const Variable>, BackwardFn);
   friend void backward(const Variable&, const Tensor&);
+  friend Variable backward(const std::function<Variable()>&);
+  friend GradSlot early_slot(const Variable&);
   friend Variable checkpoint(const std::function<Variable(std::span<const Variable>)>&,
                              std::span<const Variable>, std::span<const Variable>);
   friend Variable recomputable(Variable, const std::function<Variable(std::span<const Variable>)>&,
@@ -109,6 +112,17 @@ Variable make_node(const char* name, Tensor y, std::span<const Variable> inputs,
 // one element. Iterative, in descending order of creation. Throws Error if nothing in `loss`
 // requires a gradient.
 void backward(const Variable& loss, const Tensor& seed = {});
+
+// loss = make(), then backward(loss); returns the loss. For one that nothing else is made of: an op
+// that computes gradients beside the loss need not hold them until the backward (early_slot()).
+// Throws Error if such an op's result is not the loss itself. If make() throws, gradients of leaves
+// may hold a part of theirs.
+Variable backward(const std::function<Variable()>& make);
+
+// For an op that computes the gradients of its inputs beside a loss, its result: where that of
+// `leaf` goes at once, inside backward(make). The result's node must be the next that is made; its
+// own gradient will be 1. An undefined tensor elsewhere, and where `leaf` is none.
+GradSlot early_slot(const Variable& leaf);
 
 // Gradients off in this thread while the guard lives.
 class NoGradGuard {

@@ -83,10 +83,14 @@ struct StepMemory {
 StepMemory measure_step(const ModelConfig& config, DType dtype, int64_t tokens, Device device) {
   const DryModel dry(config, dtype, tokens, device);
   const Tensor weights = Tensor::empty({tokens}, accumulate_dtype(dtype), device);
-  const Variable loss = cross_entropy(dry.model.forward_learned(dry.batch, {.mode = Mode::kTrain}),
-                                      dry.model.head(), dry.batch.targets, weights);
-  const int64_t kept = dry.live();
-  backward(loss);
+  int64_t kept = 0;
+  backward([&] {
+    const Variable loss =
+        cross_entropy(dry.model.forward_learned(dry.batch, {.mode = Mode::kTrain}),
+                      dry.model.head(), dry.batch.targets, weights);
+    kept = dry.live();
+    return loss;
+  });
   return {kept, dry.peak() - kept};
 }
 

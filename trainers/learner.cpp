@@ -60,10 +60,12 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<Varia
   Stopwatch clock;
   for (int64_t i = 0; i < micro_batches; ++i) {
     last_micro_batch_ = i + 1 == micro_batches;
-    const Variable value = loss(i);
+    const Variable value = backward([&] {
+      const Variable made = loss(i);
+      clock.lap("forward");
+      return made;
+    });
     losses.narrow(0, i, 1).copy_(value.value());
-    clock.lap("forward");
-    backward(value);
     clock.lap("backward");
   }
   last_micro_batch_ = false;

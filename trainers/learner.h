@@ -23,12 +23,12 @@ class Learner {
     double grad_norm = 0;
     bool made = true;  // false: refused
   };
-  // One optimiser update: backward of loss(0) ... loss(micro_batches - 1), whose sum over micro
-  // batches and ranks is the step's loss, then reduction, clipping and AdamW. Every rank calls it,
-  // also with no micro batch. The host waits for the device once, before the update. Throws
-  // NonFiniteError naming what is not finite, the same on every rank: a loss or gradient, or what
-  // check_weights() looks for. Nothing is updated then. `accept`, where given, is asked when all
-  // losses are known; if it says no on any rank, weights and optimiser state stay as they are.
+  // One optimiser update: backward(make) of loss(0) ... loss(micro_batches - 1), whose sum over
+  // micro batches and ranks is the step's loss, then reduction, clipping and AdamW. Every rank
+  // calls it, also with no micro batch. The host waits for the device once, before the update.
+  // Throws NonFiniteError naming what is not finite, the same on every rank: a loss or gradient, or
+  // what check_weights() looks for. Nothing is updated then. `accept`, where given, is asked when
+  // all losses are known; if it says no on any rank, weights and optimiser state stay as they are.
   Update update(int64_t micro_batches, const std::function<Variable(int64_t)>& loss,
                 double learning_rate, const std::function<bool()>& accept = nullptr);
   // Throws NonFiniteError if an update has made weights or moments that are not finite. Waits for

@@ -192,6 +192,70 @@ TEST(Tape, BackwardFreesWhatItHasUsed) {
   EXPECT_LT(live_bytes() - before, 5 * 8192);
 }
 
+// A head whose rows of x come from its own weights, so that these have two gradients.
+class EarlyGradients : public ::testing::Test {
+ protected:
+  Variable loss(const Variable& w) const {
+    return cross_entropy(square(embedding(w, ids_)), w, targets_, weights_);
+  }
+
+  Tensor ids_ = Tensor::from(std::vector<int32_t>{4, 0, 2, 4});
+  Tensor targets_ = Tensor::from(std::vector<int32_t>{1, 3, 3, 0});
+  Tensor weights_ = test::random_tensor({4}, DType::kF64, 5);
+  Variable w_ = Variable::parameter(test::random_tensor({5, 3}, DType::kF64, 6), "w");
+};
+
+TEST_F(EarlyGradients, AreThoseOfALossThatIsMadeFirst) {
+  const Variable expected = Variable::parameter(w_.value().clone(), "expected");
+  int fired = 0;
+  w_.on_gradient([&] { ++fired; });
+  for (int micro_batch = 1; micro_batch <= 3; ++micro_batch) {
+    const Variable made = loss(expected);
+    backward(made);
+    const Variable early = backward([&] { return loss(w_); });
+    EXPECT_TRUE(test::bit_equal(early.value(), made.value()));
+    EXPECT_LT(test::relative_error(w_.grad(), expected.grad()), 1e-15);
+    EXPECT_EQ(fired, micro_batch);
+  }
+  w_.zero_grad();
+  expected.zero_grad();
+  backward(loss(expected));
+  backward([&] { return loss(w_); });
+  EXPECT_TRUE(test::bit_equal(w_.grad(), expected.grad()));
+}
+
+TEST_F(EarlyGradients, WaitForNoBackward) {
+  Tensor during;
+  w_.zero_grad();
+  backward([&] {
+    const Variable made = loss(w_);
+    during = w_.grad().clone();
+    return made;
+  });
+  EXPECT_NE(test::norm(during), 0);
+  EXPECT_FALSE(test::bit_equal(during, w_.grad()));  // the embedding's is missing
+}
+
+TEST_F(EarlyGradients, RefuseALossThatIsNotTheWhole) {
+  EXPECT_THROW(backward([&] { return scale(loss(w_), 2); }), Error);
+  EXPECT_THROW(backward([&] { return add(loss(w_), loss(w_)); }), Error);
+}
+
+TEST_F(EarlyGradients, OfAnIntermediateValueOrInACheckpointTakeTheUsualWay) {
+  const Variable expected = Variable::parameter(w_.value().clone(), "expected");
+  backward(loss(scale(expected, 2)));
+  backward([&] { return loss(scale(w_, 2)); });
+  EXPECT_TRUE(test::bit_equal(w_.grad(), expected.grad()));
+  w_.zero_grad();
+  expected.zero_grad();
+  backward(scale(loss(expected), 3));
+  backward([&] {
+    const auto head = [&](std::span<const Variable>) { return loss(w_); };
+    return scale(checkpoint(head, {}, std::vector{w_}), 3);
+  });
+  EXPECT_TRUE(test::bit_equal(w_.grad(), expected.grad()));
+}
+
 TEST(Tape, DeepChainsNeedNoStack) {
   constexpr int kDepth = 200000;
   const Variable w = parameter({1});
