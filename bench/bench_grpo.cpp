@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <iostream>
 
+#include "bench/op_times.h"
 #include "bench/rollout_exactness.h"
 #include "bench/rollout_workloads.h"
 #include "bench/timing.h"
@@ -96,8 +97,8 @@ Result run_workload(const Transformer& model, const Workload& load) {
 }
 
 // Steps of 64 prompts of 128 tokens with 8 completions of 256 each and random rewards, on a model
-// that is trained: rollout, packing, update.
-Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config) {
+// that is trained: rollout, packing, update. With `ops` the time of each op is printed.
+Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config, bool ops) {
   config.trainer = TrainerType::kGrpo;
   config.prompts_per_step = 64;
   config.num_generations = 8;
@@ -119,7 +120,8 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config) 
   constexpr int kSteps = 6;
   std::vector<double> rollout, packing, update;
   double tokens = 0;
-  for (int64_t step = 0; step < kSteps; ++step) {
+  int64_t step = 0;
+  const auto make_step = [&] {
     const PromptShare share = share_prompts(*comm, config, step);
     Stopwatch clock;
     ScoredRollouts rollouts;
@@ -137,6 +139,12 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config) 
     update_policy(*comm, learner, minibatches, config, 1e-6);
     learner.check_weights();  // waits for the device
     update.push_back(clock.lap());
+    ++step;
+  };
+  int64_t held = 0;  // by the allocator after two steps
+  while (step < kSteps) {
+    make_step();
+    if (step == 2) held = allocator(device).stats().reserved_bytes;
   }
   const auto median = [](const std::vector<double>& values) {
     return bench::median({values.begin() + 1, values.end()});  // the first step warms up
@@ -152,6 +160,9 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config) 
   out.metrics.add("cache_mib", static_cast<double>(engine.cache_bytes()) / (1 << 20));
   out.metrics.add("peak_mib",
                   static_cast<double>(allocator(device).stats().peak_bytes) / (1 << 20));
+  const int64_t more = allocator(device).stats().reserved_bytes - held;
+  out.metrics.add("held_since_step_2_mib", static_cast<double>(more) / (1 << 20));
+  if (ops) bench::print_op_times(device, make_step, seconds, {});
   return out;
 }
 
@@ -168,11 +179,13 @@ int run(int argc, char** argv) {
   std::string path, json;
   std::vector<std::string> overrides, only;
   int64_t vocab = 66, runs = 3;
+  bool ops = false;
   app.add_option("config", path, "CONFIG.yaml: the model")->required();
   app.add_option("overrides", overrides, "key=value ...");
   app.add_option("--vocab", vocab, "vocabulary size")->capture_default_str();
   app.add_option("--only", only, "names of workloads, or their beginnings");
   app.add_option("--runs", runs, "of exactness")->capture_default_str();
+  app.add_flag("--ops", ops, "also where the time of GRPO steps goes, op by op");
   app.add_option("--json", json, "file for the table as JSON");
   CLI11_PARSE(app, argc, argv);
   const TrainConfig config = load_plan(path, overrides).stages.back();
@@ -197,12 +210,12 @@ int run(int argc, char** argv) {
       if (wanted(load.name)) take(run_workload(model, load));
     if (wanted("exactness")) take({"exactness", bench::compare_exactness(model, runs)});
   }
-  if (wanted("grpo")) take(run_grpo("grpo", model_config, config));
+  if (wanted("grpo")) take(run_grpo("grpo", model_config, config, ops));
   for (const int64_t rows : {128, 256, 512}) {
     const std::string name = str("grpo/", rows);
     TrainConfig with_rows = config;
     with_rows.rollout.max_concurrent = rows;
-    if (named(name)) take(run_grpo(name, model_config, with_rows));
+    if (named(name)) take(run_grpo(name, model_config, with_rows, ops));
   }
   Json all = Json(Json::Object{});
   for (const Result& result : results) {
