@@ -52,6 +52,15 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       "r"(parity)
       : "memory");
 }
+// Arrives, and waits until the phase has ended.
+__device__ __forceinline__ void barrier_arrive_and_wait(uint32_t barrier) {
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .b64 s;\n"
+      "mbarrier.arrive.shared.b64 s, [%0];\n"
+      "again: mbarrier.try_wait.shared.b64 p, [%0], s;\n"
+      "@!p bra again;\n}\n" ::"r"(barrier)
+      : "memory");
+}
 
 // A place in a tensor of four dimensions, the innermost first.
 struct TmaPlace {
@@ -66,6 +75,15 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, co
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
       "{%2, %3, %4, %5}], [%6];\n" ::"r"(to),
       "l"(map), "r"(from.at[0]), "r"(from.at[1]), "r"(from.at[2]), "r"(from.at[3]), "r"(barrier)
+      : "memory");
+}
+// The same for `bytes` that lie one after the other: a multiple of 16, as both addresses are.
+__device__ __forceinline__ void bulk_load(uint32_t to, const void* from, int bytes,
+                                          uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
 // Orders what this thread has read from and written to shared memory before copies to it that are

@@ -125,50 +125,73 @@ __device__ __forceinline__ void score_step(float (&s)[2 * kGroups][4], uint32_t 
   }
 }
 
-// S becomes P, and goes into l. seen[r]: the first key after those that row r sees, counted in the
-// tile; groups from `groups` on are seen by none of the warp's rows. `hides`: whether the window
-// hides keys of the tile from some of them. A row that sees nothing of this tile and of those
-// before has no maximum yet: its exponents are relative to 0.
-template <int kGroups, bool kMasked>
-__device__ __forceinline__ void softmax_step(float (&s)[2 * kGroups][4], RowState& state,
-                                             float (&alpha)[2], const AttendParams& params,
-                                             const int (&seen)[2], int groups, bool hides) {
-  const float c = params.c;
+// Hides scores of keys that a row does not see. seen[r]: the first key after those that row r sees,
+// counted in the tile; groups from `groups` on are seen by none of the warp's rows. `hides`:
+// whether the window hides keys of the tile from some of them.
+template <int kGroups>
+__device__ __forceinline__ void mask_scores(float (&s)[2 * kGroups][4], const int (&seen)[2],
+                                            int window, int groups, bool hides) {
   const int column = static_cast<int>(threadIdx.x % 4) * 2;
-  float largest[2] = {-INFINITY, -INFINITY};
-  if (kMasked && hides)
+  if (hides)
 #pragma unroll
     for (int n = 0; n < 2 * kGroups; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        if (8 * n + column + e % 2 < seen[e / 2] - params.window) s[n][e] = -INFINITY;
+        if (8 * n + column + e % 2 < seen[e / 2] - window) s[n][e] = -INFINITY;
+#pragma unroll
+  for (int n = 0; n < 2 * kGroups; ++n) {
+    if (n >= 2 * groups) break;
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (8 * n + column + e % 2 >= seen[e / 2]) s[n][e] = -INFINITY;
+  }
+}
+
+// The largest of `least` and the thread's scores of row r. Four chains of maxima, so that one need
+// not wait for the other.
+template <int kGroups, bool kMasked>
+__device__ __forceinline__ float largest_score(const float (&s)[2 * kGroups][4], int r, float least,
+                                               int groups) {
+  float largest[4] = {least, least, least, least};
 #pragma unroll
   for (int n = 0; n < 2 * kGroups; ++n) {
     if (kMasked && n >= 2 * groups) break;
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      if (kMasked && 8 * n + column + e % 2 >= seen[e / 2]) s[n][e] = -INFINITY;
-      largest[e / 2] = fmaxf(largest[e / 2], s[n][e]);
+    for (int e = 0; e < 2; ++e) {
+      float& of_chain = largest[n % 2 * 2 + e];
+      of_chain = fmaxf(of_chain, s[n][2 * r + e]);
     }
   }
-  float origin[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    largest[r] = fmaxf(largest[r], __shfl_xor_sync(0xffffffffu, largest[r], 1));
-    largest[r] = fmaxf(largest[r], __shfl_xor_sync(0xffffffffu, largest[r], 2));
-    const float row_max_log2 = fmaxf(state.row_max_log2[r], largest[r] * c);
-    origin[r] = kMasked && row_max_log2 == -INFINITY ? 0.0f : row_max_log2;
-    alpha[r] = fast_exp2(state.row_max_log2[r] - origin[r]);
-    state.row_max_log2[r] = row_max_log2;
-    state.l[r] *= alpha[r];
-  }
+  return fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
+}
+
+// Raises the maximum of row r to `largest` of all its threads, and scales l to it by alpha. Returns
+// what exponents are relative to: with kMasked 0 for a row that sees nothing of this tile and of
+// those before, and so has no maximum yet.
+template <bool kMasked>
+__device__ __forceinline__ float raise_maximum(float largest, int r, RowState& state, float& alpha,
+                                               float c) {
+  largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+  largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+  const float row_max_log2 = fmaxf(state.row_max_log2[r], largest * c);
+  const float origin = kMasked && row_max_log2 == -INFINITY ? 0.0f : row_max_log2;
+  alpha = fast_exp2(state.row_max_log2[r] - origin);
+  state.row_max_log2[r] = row_max_log2;
+  state.l[r] *= alpha;
+  return origin;
+}
+
+// Row r of S becomes P, and goes into l. Groups of 16 keys from `groups` on may be left out.
+template <int kGroups, bool kMasked>
+__device__ __forceinline__ void exponentiate(float (&s)[2 * kGroups][4], int r, RowState& state,
+                                             float c, float origin, int groups) {
 #pragma unroll
   for (int n = 0; n < 2 * kGroups; ++n) {
     if (kMasked && n >= 2 * groups) break;
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      s[n][e] = fast_exp2(__fmaf_rn(s[n][e], c, -origin[e / 2]));
-      state.l[e / 2] += s[n][e];
+    for (int e = 2 * r; e < 2 * r + 2; ++e) {
+      s[n][e] = fast_exp2(__fmaf_rn(s[n][e], c, -origin));
+      state.l[r] += s[n][e];
     }
   }
 }
@@ -440,7 +463,13 @@ __device__ __forceinline__ void attend(const Rows& rows, const AttendParams& par
       const uint32_t tile_values = values + tile % 2 * kTileBytes;
       float s[2 * kGroups][4], alpha[2];
       const auto softmax_and_values = [&]<bool kMasked>() {
-        softmax_step<kGroups, kMasked>(s, state, alpha, params, seen, groups, hidden > key0);
+        if (kMasked) mask_scores<kGroups>(s, seen, params.window, groups, hidden > key0);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float largest = largest_score<kGroups, kMasked>(s, r, -INFINITY, groups);
+          const float origin = raise_maximum<kMasked>(largest, r, state, alpha[r], params.c);
+          exponentiate<kGroups, kMasked>(s, r, state, params.c, origin, groups);
+        }
         if constexpr (kDropout)
           dropout_step<kGroups>(s, params.dropout, part.streams, rows.head(), key0);
         value_step<Shape::kDim, kGroups, kMasked>(o, s, alpha, tile_values, groups);

@@ -98,7 +98,7 @@ __device__ __forceinline__ void float_softmax(float (&s)[4][kOwnKeys], float (&r
     for (int offset = 8; offset > 0; offset /= 2)  // the 16 threads of the row
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
     const float raised = fmaxf(row_max_log2[i], largest * c);
-    const float origin = raised == -INFINITY ? 0.0f : raised;  // as in softmax_step()
+    const float origin = raised == -INFINITY ? 0.0f : raised;  // as in raise_maximum()
     alpha[i] = fast_exp2(row_max_log2[i] - origin);
     row_max_log2[i] = raised;
 #pragma unroll

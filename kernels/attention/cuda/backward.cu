@@ -5,11 +5,12 @@
 //   dP = keep / (1 - p) (dO V^T),  delta = rowsum(dO O),  dS = P (dP - delta)
 //   dV = dropout(P)^T dO,  dK = scale dS^T Q,  dQ = scale dS K
 //
-// sm_90 has kernels of its own for bf16 (hopper/backward.cuh, backward_wide.cuh). A small kernel
-// first makes delta from O as stored. Then one pass owns tiles of keys and makes dK and dV, another
-// owns tiles of queries and makes dQ (backward.cuh). That is seven products where one pass with
-// atomic sums would need five, but every element of a gradient is the sum of one block in one
-// order: over ascending queries, head after head of the group (dK, dV), or ascending keys (dQ).
+// sm_90 has kernels of its own for bf16 (hopper/backward.cuh, backward_wide.cuh). The portable
+// ones: a small kernel first makes delta from O as stored. Then one pass owns tiles of keys and
+// makes dK and dV, another owns tiles of queries and makes dQ (backward.cuh). That is seven
+// products where one pass with atomic sums would need five, but every element of a gradient is the
+// sum of one block in one order: over ascending queries, head after head of the group (dK, dV), or
+// ascending keys (dQ).
 // Where key heads are few, bf16 dK and dV are sums of several blocks, each with a slice of the
 // group's heads, added in ascending order by a last kernel. So the bits neither change between runs
 // nor depend on the other sequences.
@@ -113,7 +114,7 @@ Heads<const T> heads_of(const Tensor& t) {
 }
 
 template <class T>
-void make_deltas(const BackwardArgs<T>& args, Device device) {
+void run_deltas(const BackwardArgs<T>& args, Device device) {
   int lanes = 1;
   while (lanes * kLaneElements < args.head_dim) lanes *= 2;
   const int64_t threads = args.tokens * args.heads * lanes;
@@ -126,9 +127,8 @@ void make_deltas(const BackwardArgs<T>& args, Device device) {
 void attention_backward(const AttentionBackward& args) {
   const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2);
   const Device device = args.q.device();
-  Tensor statistics = Tensor::empty({2, heads, tokens}, DType::kF32, device);
   const int64_t kv_heads = args.k.dim(1);
-  Tensor streams, parts;
+  Tensor statistics, streams, parts;
   if (args.desc.dropout.p > 0) streams = Tensor::empty({tokens}, DType::kI64, device);
   dispatch_device(args.q.dtype(), "attention_backward", [&]<class T>() {
     BackwardArgs<T> problem{.dq = heads_of<T>(args.dq.tensor),
@@ -142,8 +142,8 @@ void attention_backward(const AttentionBackward& args) {
                             .lse = pointer<float>(args.lse),
                             .cu = pointer<int32_t>(args.cu_seqlens),
                             .prefixes = pointer<int32_t>(args.desc.prefixes),
-                            .lse_log2 = pointer<float>(statistics),
-                            .delta = pointer<float>(statistics) + heads * tokens,
+                            .lse_log2 = nullptr,
+                            .delta = nullptr,
                             .streams = pointer<uint64_t>(streams),
                             .slices_k = nullptr,
                             .slices_v = nullptr,
@@ -164,8 +164,14 @@ void attention_backward(const AttentionBackward& args) {
                             .dropout = ProbabilityDropout(args.desc.dropout)};
     problem.vectorized = vectorized_heads<T>(args.dq.tensor, args.dk.tensor, args.dv.tensor,
                                              args.dout, args.q, args.k, args.v, args.o);
-    make_deltas(problem, device);
+    const auto make_deltas = [&] {
+      statistics = Tensor::empty({2, heads, tokens}, DType::kF32, device);
+      problem.lse_log2 = pointer<float>(statistics);
+      problem.delta = problem.lse_log2 + heads * tokens;
+      run_deltas(problem, device);
+    };
     if constexpr (sizeof(T) == 4) {
+      make_deltas();
       run_backward_f32(problem, device);
     } else {
       problem.slices = slices_of(heads, kv_heads);
@@ -177,6 +183,7 @@ void attention_backward(const AttentionBackward& args) {
       }
       const bool hopper = takes_hopper("attention_backward", dim, problem.vectorized,
                                        problem.streams != nullptr, device);
+      if (!hopper) make_deltas();
       dispatch_head_dim(dim, [&]<int kDim>() {
         if (hopper)
           run_backward_hopper<kDim>(problem, args);

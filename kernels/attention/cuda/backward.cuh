@@ -45,7 +45,7 @@ struct BackwardArgs {
   const T* o;                    // contiguous, as dout
   const float* lse;              // [heads, T]
   const int32_t *cu, *prefixes;  // prefixes: null, or [sequences, 2]
-  float *lse_log2, *delta;       // [heads, T]: lse log2(e), and dO . O
+  float *lse_log2, *delta;       // [heads, T]: lse log2(e), and dO . O; null on sm_90
   uint64_t* streams;             // [T]: the dropout's draws of a query
   // [slices, T, kv_heads, head_dim]: dk and dv of each slice; null if there is one.
   float *slices_k, *slices_v;

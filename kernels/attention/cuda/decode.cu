@@ -178,7 +178,7 @@ struct DecodeWarp {
 #pragma unroll
       for (int w = 1; w < Shape::kWarps; ++w) largest = fmaxf(largest, maxima[w * Shape::kRows]);
       const float raised = fmaxf(row_max_log2[r], largest * c);
-      origin[r] = raised == -INFINITY ? 0.0f : raised;  // as in softmax_step()
+      origin[r] = raised == -INFINITY ? 0.0f : raised;  // as in raise_maximum()
       const float alpha = fast_exp2(row_max_log2[r] - origin[r]);
       row_max_log2[r] = raised;
       if (warp == 0 && quad == 0) floats(Shape::kAlphas)[group + 8 * r] = alpha;

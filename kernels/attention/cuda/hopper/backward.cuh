@@ -15,15 +15,15 @@
 // not wait for the other one then. They start half a step apart, so that one has products where the
 // other has exponentials.
 //
-// A third warpgroup copies, and brings out dQ. Many blocks add to a tile of dQ. They take turns,
-// last keys first: those that a causal mask leaves the fewest queries reach a tile first, so that
-// nobody waits for long. A block waits only for blocks that were started before it. dQ is summed in
-// f32 and rounded by a last kernel.
+// Of a third warpgroup one warp copies, and two threads bring out dQ. Many blocks add to a tile of
+// dQ. They take turns, last keys first: those that a causal mask leaves the fewest queries reach a
+// tile first, so that nobody waits for long. A block waits only for blocks that were started before
+// it. dQ is summed in f32 and rounded by a last kernel.
 #pragma once
 
 #include <algorithm>
 
-#include "kernels/attention/cuda/backward.cuh"
+#include "kernels/attention/cuda/hopper/query_tiles.cuh"
 #include "kernels/attention/cuda/hopper/stages.cuh"
 
 namespace cohort::kernels::cuda {
@@ -32,7 +32,6 @@ namespace {
 using bf16 = __nv_bfloat16;
 
 constexpr int kComputing = 2;  // warpgroups
-constexpr int kCopying = 64;   // threads
 constexpr int kOuts = 2;       // tiles of dQ on their way, each with a thread
 
 template <int kDim_>
@@ -69,27 +68,20 @@ struct BackwardBarriers {
   __device__ uint32_t own() const { return first; }
   __device__ uint32_t queries(int stage) const { return first + 8 * (1 + stage); }
   __device__ uint32_t gradients(int stage) const { return first + 8 * (3 + stage); }
-  __device__ uint32_t no_queries(int stage) const { return first + 8 * (5 + stage); }
-  __device__ uint32_t no_gradients(int stage) const { return first + 8 * (7 + stage); }
-  __device__ uint32_t scores(int stage) const { return first + 8 * (9 + stage); }
-  __device__ uint32_t no_scores(int stage) const { return first + 8 * (11 + stage); }
+  __device__ uint32_t scores(int stage) const { return first + 8 * (5 + stage); }
+  __device__ uint32_t no_scores(int stage) const { return first + 8 * (7 + stage); }
   __device__ uint32_t out(int number, int half) const {
-    return first + 8 * (13 + 2 * number + half);
+    return first + 8 * (9 + 2 * number + half);
   }
-  __device__ uint32_t no_out(int number) const { return first + 8 * (17 + number); }
+  __device__ uint32_t no_out(int number) const { return first + 8 * (13 + number); }
+  __device__ uint32_t tail() const { return first + 8 * 15; }
+  __device__ uint32_t no_queries(int stage) const { return first + 8 * (16 + stage); }
+  __device__ uint32_t no_gradients(int stage) const { return first + 8 * (18 + stage); }
 };
 
 // Of describe_heads(), for the block's tile of keys and for tiles of queries.
 struct BackwardMaps {
   CUtensorMap k, v, q, dout;
-};
-
-// Sums of dQ, in tiles of kStep queries of a sequence, and whose turn it is at each.
-struct QuerySums {
-  float* sums;     // [heads, slots, kStep, kDim]; see find_tile() for slots
-  int32_t* turns;  // [heads, slots]
-  int slots;
-  int heads_at_once;  // that fit the L2 cache, see find_share()
 };
 
 // The steps of a block: over the sequences whose queries see its keys, over the heads of its slice,
@@ -98,32 +90,41 @@ template <class Shape>
 class Walk {
  public:
   __device__ Walk(const BackwardArgs<bf16>& args, const BackwardShare& share)
-      : args_(args), share_(share), stream_(share.stream), sequence_(share.sequence) {
-    const int begin = args.slice_begin(share.slice);
-    first_head_ = share.head * args.group() + begin;
-    end_head_ = first_head_ + args.slice_begin(share.slice + 1) - begin;
-    head_ = first_head_;
-    step_ = stream_.first;
-  }
-  __device__ bool done() const { return head_ >= end_head_; }
+      : args_(args),
+        share_(share),
+        stream_(share.stream),
+        sequence_(share.sequence),
+        head_(first_head(share.slice)),
+        step_(stream_.first) {}
+  __device__ bool done() const { return done_; }
   __device__ void next() {
     if (++step_ < stream_.end) return;
-    step_ = stream_.first;
-    if (++head_ < end_head_) return;
-    if (!next_stream(args_, share_, sequence_, stream_, Shape::kOwnKeys, Shape::kStep)) return;
-    head_ = first_head_;
+    if (++head_ == first_head(share_.slice + 1)) {
+      done_ = !next_stream(args_, share_, sequence_, stream_, Shape::kOwnKeys, Shape::kStep);
+      head_ = first_head(share_.slice);
+    }
     step_ = stream_.first;
   }
   __device__ const BackwardStream& stream() const { return stream_; }
   __device__ int sequence() const { return sequence_; }
   __device__ int head() const { return head_; }
   __device__ int query0() const { return step_ * Shape::kStep; }
+  __device__ int rows() const { return stream_.length - query0(); }  // from there on
+  __device__ int64_t tile(const QueryTiles& tiles) const {
+    return tiles.tile<Shape::kStep>(head_, stream_.begin, sequence_, query0());
+  }
 
  private:
+  // Computed where it is needed: registers are few.
+  __device__ int first_head(int slice) const {
+    return share_.head * args_.group() + args_.slice_begin(slice);
+  }
+
   const BackwardArgs<bf16>& args_;
   const BackwardShare& share_;
   BackwardStream stream_;
-  int sequence_, first_head_, end_head_, head_, step_;
+  int sequence_, head_, step_;
+  bool done_ = false;
 };
 
 // How many blocks add to a tile of dQ before this one: those with later keys of the tile's own
@@ -137,78 +138,105 @@ __device__ __forceinline__ int turn_of(const BackwardArgs<bf16>& args, const Bac
   const int last_tile = (args.causal ? last : stream.length - 1) / kOwnKeys;
   const int tile = share.own / kOwnKeys;
   if (walk.sequence() == share.sequence) return last_tile - tile;
-  const int first_tile =
-      max(int64_t{0}, int64_t{query0} + 1 - args.window) / kOwnKeys;  // of the sequence's own keys
+  const int first_tile = max(0, query0 + 1 - args.window) / kOwnKeys;  // of the sequence's own keys
   return last_tile - first_tile + 1 + (share.length - 1) / kOwnKeys - tile;
 }
 
-// Begins to copy rows [row0, row0 + kRows) of a head of a sequence, tokens [begin, begin + length);
-// zeros for what lies beyond its end. `barrier` learns of the copy engine's bytes.
+// A thread begins to copy kRows rows of a head, from `token` on; `barrier` has to expect them.
 template <int kDim, int kRows>
-__device__ __forceinline__ void copy_tile(uint32_t to, const Heads<const bf16>& tensor,
-                                          const CUtensorMap& map, uint32_t barrier, int begin,
-                                          int length, int row0, int head, int head_dim) {
-  if (row0 + kRows <= length) {
-    if (threadIdx.x > 0) return;
-    barrier_expect(barrier, 2 * kRows * kDim);
-    for (int panel = 0; panel < kDim / 64; ++panel)
-      tma_load(to + panel * (kRows * 128), &map, {{64 * panel, head, begin + row0, 0}}, barrier);
-    return;
-  }
-  const auto rows = tensor.rows(begin, head, head_dim);
-  copy_rows<kDim, kRows, kCopying>(
-      to, head_dim, [&](int r) { return row0 + r < length ? rows.row(row0 + r) : nullptr; });
+__device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap& map, uint32_t barrier,
+                                          int token, int head) {
+#pragma unroll 1
+  for (int panel = 0; panel < kDim / 64; ++panel)
+    tma_load(to + panel * (kRows * 128), &map, {{64 * panel, head, token, 0}}, barrier);
 }
 
+// The first warp sets a tile's rows from `row` on to zero, before it arrives where the tile is made
+// known.
+template <int kDim, int kRows>
+__device__ __forceinline__ void clear_rows(uint32_t tile, int row) {
+  for (int panel = 0; panel < kDim / 64; ++panel)
+    for (int at = row * 128 + static_cast<int>(threadIdx.x) * 16; at < kRows * 128; at += 32 * 16)
+      asm volatile(
+          "st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(tile + panel * (kRows * 128) + at),
+          "r"(0)
+          : "memory");
+  fence_before_tma();
+  __syncwarp();
+}
+
+// The first warp copies. A tile in which a sequence ends comes with what follows there, which
+// becomes zeros before others see the tile: it is there at a barrier of its own first.
 template <class S>
 __device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
                                              const BackwardShare& share, const BackwardMaps& maps,
-                                             char* memory, const BackwardBarriers& barriers) {
-  constexpr int kDim = S::kDim, kStep = S::kStep;
-  const uint32_t shared = shared_address(memory);
-  Producer producer;
-  const auto own = [&](uint32_t to, const Heads<const bf16>& tensor, const CUtensorMap& map) {
-    copy_tile<kDim, S::kOwnKeys>(to, tensor, map, barriers.own(), share.begin, share.length,
-                                 share.own, share.head, args.head_dim);
-  };
-  own(shared + S::kKeys, args.k, maps.k);
-  own(shared + S::kValues, args.v, maps.v);
-  producer.submit(barriers.own());
+                                             const QueryTiles& tiles, char* memory,
+                                             const BackwardBarriers& barriers) {
+  constexpr int kDim = S::kDim, kStep = S::kStep, kOwnKeys = S::kOwnKeys;
+  const uint32_t shared = shared_address(memory), tail = barriers.tail();
+  const bool first = threadIdx.x == 0;
+  const int own_rows = share.length - share.own;
+  if (first) {
+    const uint32_t barrier = own_rows >= kOwnKeys ? barriers.own() : tail;
+    barrier_expect(barrier, 2 * S::kOwnBytes);
+    const int token = share.begin + share.own;
+    load_tile<kDim, kOwnKeys>(shared + S::kKeys, maps.k, barrier, token, share.head);
+    load_tile<kDim, kOwnKeys>(shared + S::kValues, maps.v, barrier, token, share.head);
+    if (own_rows >= kOwnKeys) barrier_arrive(barrier);
+  }
+  if (own_rows < kOwnKeys) {
+    if (first) barrier_arrive_and_wait(tail);
+    __syncwarp();
+    clear_rows<kDim, kOwnKeys>(shared + S::kKeys, own_rows);
+    clear_rows<kDim, kOwnKeys>(shared + S::kValues, own_rows);
+    if (first) barrier_arrive(barriers.own());
+  }
   auto* const steps = reinterpret_cast<Step*>(memory + S::kSteps);
   int i = 0;
 #pragma unroll 1
   for (Walk<S> walk(args, share); !walk.done(); walk.next(), ++i) {
     const Turn turn(i);
-    const BackwardStream& stream = walk.stream();
-    const auto copy = [&](uint32_t to, const Heads<const bf16>& tensor, const CUtensorMap& map,
-                          uint32_t barrier, char* numbers, const float* of_queries) {
-      copy_tile<kDim, kStep>(to, tensor, map, barrier, stream.begin, stream.length, walk.query0(),
-                             walk.head(), args.head_dim);
-      // A query beyond the end has zeros throughout: P = 1 then, but dO = 0 and dS = 0.
-      const float* const from = of_queries + walk.head() * args.tokens + stream.begin;
-      for (int r = static_cast<int>(threadIdx.x); r < kStep; r += kCopying) {
-        const int query = walk.query0() + r;
-        const bool live = query < stream.length;
-        copy_async_small<4>(shared_address(numbers) + 4 * r, from + (live ? query : 0),
-                            live ? 4 : 0);
-      }
-    };
     const int s = turn.stage;
-    producer.wait_empty(barriers.no_queries(s), turn.parity ^ 1);
-    if (threadIdx.x == 0) steps[s] = {stream.position + walk.query0(), 0};
-    copy(shared + S::kQueries + s * S::kStepBytes, args.q, maps.q, barriers.queries(s),
-         memory + S::kLse + s * kStep * 4, args.lse_log2);
-    producer.submit(barriers.queries(s));
-    producer.wait_empty(barriers.no_gradients(s), turn.parity ^ 1);
-    copy(shared + S::kGradients + s * S::kStepBytes, args.dout, maps.dout, barriers.gradients(s),
-         memory + S::kDelta + s * kStep * 4, args.delta);
-    producer.submit(barriers.gradients(s));
+    const uint32_t queries = shared + S::kQueries + s * S::kStepBytes;
+    const uint32_t gradients = shared + S::kGradients + s * S::kStepBytes;
+    const auto load = [&](uint32_t to, const CUtensorMap& map, uint32_t barrier, uint32_t numbers,
+                          const float* of_queries) {
+      const int token = walk.stream().begin + walk.query0();
+      barrier_expect(barrier, 4 * kStep);
+      bulk_load(numbers, of_queries + kStep * walk.tile(tiles), 4 * kStep, barrier);
+      const uint32_t of_rows = walk.rows() >= kStep ? barrier : tail;
+      barrier_expect(of_rows, S::kStepBytes);
+      load_tile<kDim, kStep>(to, map, of_rows, token, walk.head());
+    };
+    barrier_wait(barriers.no_queries(s), turn.parity ^ 1);
+    if (first) {
+      load(queries, maps.q, barriers.queries(s), shared + S::kLse + s * kStep * 4, tiles.lse_log2);
+      steps[s] = {walk.stream().position + walk.query0(), 0};
+      if (walk.rows() >= kStep) barrier_arrive(barriers.queries(s));
+    }
+    barrier_wait(barriers.no_gradients(s), turn.parity ^ 1);
+    if (first) {
+      load(gradients, maps.dout, barriers.gradients(s), shared + S::kDelta + s * kStep * 4,
+           tiles.delta);
+      if (walk.rows() >= kStep) barrier_arrive(barriers.gradients(s));
+    }
+    if (walk.rows() < kStep) {
+      if (first) barrier_arrive_and_wait(tail);
+      __syncwarp();
+      // A query beyond the end has zeros throughout: P = 1 then, but dO = 0 and dS = 0.
+      clear_rows<kDim, kStep>(queries, walk.rows());
+      clear_rows<kDim, kStep>(gradients, walk.rows());
+      if (first) {
+        barrier_arrive(barriers.queries(s));
+        barrier_arrive(barriers.gradients(s));
+      }
+    }
   }
   const Turn turn(i);
-  producer.wait_empty(barriers.no_queries(turn.stage), turn.parity ^ 1);
-  if (threadIdx.x == 0) steps[turn.stage].none = 1;
-  producer.submit(barriers.queries(turn.stage));
-  producer.finish();
+  barrier_wait(barriers.no_queries(turn.stage), turn.parity ^ 1);
+  if (!first) return;
+  steps[turn.stage].none = 1;
+  barrier_arrive(barriers.queries(turn.stage));
 }
 
 // From shared memory to memory, as a copy or as a sum, beside the thread's own work.
@@ -228,7 +256,7 @@ __device__ __forceinline__ void bulk_add(float* to, uint32_t from, int bytes) {
 // is the block's turn there. An addition takes about as long as a step.
 template <int kDim>
 __device__ __forceinline__ void bring_out(const BackwardArgs<bf16>& args,
-                                          const BackwardShare& share, const QuerySums& out,
+                                          const BackwardShare& share, const QueryTiles& out,
                                           uint32_t shared, const BackwardBarriers& barriers,
                                           int number) {
   using S = BackwardShape<kDim>;
@@ -237,8 +265,7 @@ __device__ __forceinline__ void bring_out(const BackwardArgs<bf16>& args,
   for (Walk<S> walk(args, share); !walk.done(); walk.next(), ++i) {
     if (i % kOuts != number) continue;
     const auto parity = static_cast<uint32_t>(i / kOuts % 2);
-    const int slot = walk.stream().begin / S::kStep + walk.sequence() + walk.query0() / S::kStep;
-    const int64_t tile = static_cast<int64_t>(walk.head()) * out.slots + slot;
+    const int64_t tile = walk.tile(out);
     float* const to = out.sums + tile * (S::kStep * kDim);
     int32_t* const turns = out.turns + tile;
     const int turn = turn_of(args, share, walk);
@@ -246,6 +273,7 @@ __device__ __forceinline__ void bring_out(const BackwardArgs<bf16>& args,
       asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(now) : "l"(turns) : "memory");
     // What others have added, by the copy engine as well, comes before this.
     asm volatile("fence.proxy.async.global;\n" ::: "memory");
+#pragma unroll 1
     for (int half = 0; half < 2; ++half) {
       barrier_wait(barriers.out(number, half), parity);
       const uint32_t from = shared + S::kOut + (2 * number + half) * S::kHalfBytes;
@@ -563,20 +591,21 @@ template <int kDim>
 __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
     backward_hopper_kernel(const __grid_constant__ BackwardArgs<bf16> args,
                            const __grid_constant__ BackwardMaps maps,
-                           const __grid_constant__ QuerySums out) {
+                           const __grid_constant__ QueryTiles tiles) {
   using S = BackwardShape<kDim>;
   extern __shared__ __align__(1024) char memory[];
   const BackwardBarriers barriers{shared_address(memory) + S::kBarriers};
   auto& share = *reinterpret_cast<BackwardShare*>(memory + S::kShare);
   if (threadIdx.x < 32) {
     const BackwardShare found =
-        find_share<Pass::kKeys, true>(args, S::kOwnKeys, S::kStep, out.heads_at_once);
+        find_share<Pass::kKeys, true>(args, S::kOwnKeys, S::kStep, tiles.heads_at_once);
     if (threadIdx.x == 0) {
       share = found;
-      barrier_init(barriers.own(), kCopying);
+      barrier_init(barriers.own(), 1);
+      barrier_init(barriers.tail(), 1);
       for (int stage = 0; stage < kStages; ++stage) {
-        barrier_init(barriers.queries(stage), kCopying);
-        barrier_init(barriers.gradients(stage), kCopying);
+        barrier_init(barriers.queries(stage), 1);
+        barrier_init(barriers.gradients(stage), 1);
         barrier_init(barriers.no_queries(stage), 4 * kComputing);
         barrier_init(barriers.no_gradients(stage), 4 * kComputing);
         barrier_init(barriers.scores(stage), 4 * kComputing);
@@ -592,23 +621,22 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
   if (share.own >= share.length) return;
   if (threadIdx.x < kWarpgroup) {
     release_registers<S::kProducerRegisters>();
-    if (threadIdx.x < kCopying)
-      copy_streams<S>(args, share, maps, memory, barriers);
-    else if (threadIdx.x % 32 == 0)
-      bring_out<kDim>(args, share, out, shared_address(memory), barriers,
-                      static_cast<int>(threadIdx.x - kCopying) / 32);
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    if (warp == 0)
+      copy_streams<S>(args, share, maps, tiles, memory, barriers);
+    else if (warp <= kOuts && threadIdx.x % 32 == 0)
+      bring_out<kDim>(args, share, tiles, shared_address(memory), barriers, warp - 1);
   } else {
     take_registers<S::kConsumerRegisters>();
     BackwardConsumer<kDim>(args, share, memory, barriers).run();
   }
 }
 
-// dq (+)= scale times its sums. A block has a tile of one head; a thread 4 columns at a time.
-constexpr int kRoundThreads = 256;
+// dq (+)= scale times its sums. A thread has 4 columns at a time.
 template <int kDim>
-__global__ void __launch_bounds__(kRoundThreads)
+__global__ void __launch_bounds__(kTileThreads)
     round_queries_kernel(const __grid_constant__ BackwardArgs<bf16> args,
-                         const __grid_constant__ QuerySums in) {
+                         const __grid_constant__ QueryTiles in) {
   constexpr int kStep = BackwardShape<kDim>::kStep, kPacks = kDim / 4;
   const int head = static_cast<int>(blockIdx.x) % args.heads;
   const int slot = static_cast<int>(blockIdx.x) / args.heads;
@@ -616,7 +644,7 @@ __global__ void __launch_bounds__(kRoundThreads)
   const auto* const sums = reinterpret_cast<const char*>(
       in.sums + (static_cast<int64_t>(head) * in.slots + slot) * (kStep * kDim));
   const auto rows = args.dq.rows(tile.begin, head, args.head_dim);
-  for (int i = static_cast<int>(threadIdx.x); i < kStep * kPacks; i += kRoundThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < kStep * kPacks; i += kTileThreads) {
     const int row = i / kPacks, pack = i % kPacks, query = tile.tile * kStep + row;
     if (query >= tile.length) return;
     if (4 * pack >= args.head_dim) continue;
@@ -645,17 +673,16 @@ void run_backward_hopper(const BackwardArgs<bf16>& args, const AttentionBackward
   if (args.tokens == 0) return;
   const int64_t slots = tile_slots(args.tokens, args.sequences, S::kStep);
   Tensor sums = Tensor::empty(Shape{args.heads * slots, S::kStep, kDim}, DType::kF32, device);
-  Tensor turns = Tensor::zeros(Shape{args.heads * slots}, DType::kI32, device);
+  Tensor turns = Tensor::empty(Shape{args.heads * slots}, DType::kI32, device), numbers;
+  QueryTiles tiles =
+      make_query_tiles<kDim, S::kStep>(args, numbers, pointer<int32_t>(turns), device);
+  tiles.sums = pointer<float>(sums);
   // A head's blocks read all the queries of its slice and add to all their sums.
   constexpr int64_t kCache = 32 << 20;
   const int64_t head_bytes = args.tokens / args.sequences * args.group() / args.slices * kDim *
                              int64_t{sizeof(float) + 2 * sizeof(bf16)};
-  const QuerySums out{
-      .sums = pointer<float>(sums),
-      .turns = pointer<int32_t>(turns),
-      .slots = static_cast<int>(slots),
-      .heads_at_once = static_cast<int>(std::clamp<int64_t>(
-          kCache / std::max<int64_t>(head_bytes, 1), 1, tile_blocks<Pass::kKeys>(args)))};
+  tiles.heads_at_once = static_cast<int>(std::clamp<int64_t>(
+      kCache / std::max<int64_t>(head_bytes, 1), 1, tile_blocks<Pass::kKeys>(args)));
   launch("attention_backward", backward_hopper_kernel<kDim>,
          {backward_blocks<Pass::kKeys>(args, S::kOwnKeys), S::kThreads, S::kSharedBytes}, device,
          args,
@@ -663,9 +690,9 @@ void run_backward_hopper(const BackwardArgs<bf16>& args, const AttentionBackward
                       .v = describe_heads(in.v, S::kOwnKeys),
                       .q = describe_heads(in.q, S::kStep),
                       .dout = describe_heads(in.dout, S::kStep)},
-         out);
+         tiles);
   launch("attention_backward_queries", round_queries_kernel<kDim>,
-         {blocks_for(slots * args.heads, 1), kRoundThreads}, device, args, out);
+         {blocks_for(slots * args.heads, 1), kTileThreads}, device, args, tiles);
 }
 
 }  // namespace cohort::kernels::cuda

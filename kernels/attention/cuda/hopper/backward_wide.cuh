@@ -24,7 +24,6 @@ namespace {
 
 constexpr int kWideDim = 256, kWideTile = 64;  // keys or queries, of which a step has as many
 constexpr int kWideThreads = kWarpgroup * (1 + kComputing);
-constexpr int kWideProducerRegisters = 24, kWideConsumerRegisters = 240;
 
 // c = 64 rows of `a` times 64 rows of `b`, over the head dim. Panels of `a` have kRows rows.
 template <int kRows>
@@ -107,10 +106,13 @@ class WideKeysConsumer {
 #pragma unroll 1
     for (int i = 0;; ++i) {
       round_scores(factor_, s_);
-      step = wait_step(i + 1);
       const Turn turn(i);
       barrier_wait(barriers_.gradients(turn.stage), turn.parity);
-      if (step.none != 0) break;
+      step = wait_step(i + 1);
+      if (step.none != 0) {
+        add_last(streamed(S::kGradients, i));
+        break;
+      }
       wide_scores<kWideTile>(s_, shared_ + S::kKeys, streamed(S::kQueries, i + 1));
       wide_add(sum_, factor_, streamed(S::kGradients, i));
       wgmma_wait<1>();
@@ -120,7 +122,6 @@ class WideKeysConsumer {
       wgmma_hold(sum_);
       release(barriers_.no_gradients(turn.stage));
     }
-    add_last(S::kGradients);
     store_keys(sum_, args_, share_, args_.dv, args_.slices_v, 1.0f, args_.accumulate_v, key0_);
   }
 
@@ -135,7 +136,10 @@ class WideKeysConsumer {
 #pragma unroll 1
     for (int i = 0;; ++i) {
       round_scores(factor_, s_);
-      if (wait_step(i + 1).none != 0) break;
+      if (wait_step(i + 1).none != 0) {
+        add_last(streamed(S::kQueries, i));
+        break;
+      }
       const Turn next(i + 1);
       barrier_wait(barriers_.gradients(next.stage), next.parity);
       wide_scores<kWideTile>(s_, shared_ + S::kValues, streamed(S::kGradients, i + 1));
@@ -147,7 +151,6 @@ class WideKeysConsumer {
       wgmma_hold(sum_);
       release(barriers_.no_queries(Turn(i).stage));
     }
-    add_last(S::kQueries);
     store_keys(sum_, args_, share_, args_.dk, args_.slices_k, args_.scale, args_.accumulate_k,
                key0_);
   }
@@ -157,15 +160,14 @@ class WideKeysConsumer {
 
   __device__ __forceinline__ Step wait_step(int i) {
     const Turn turn(i);
-    last_ = i - 1;
     barrier_wait(barriers_.queries(turn.stage), turn.parity);
     return reinterpret_cast<const Step*>(memory_ + S::kSteps)[turn.stage];
   }
   __device__ __forceinline__ uint32_t streamed(int from, int i) const {
     return shared_ + from + Turn(i).stage * S::kStepBytes;
   }
-  __device__ __forceinline__ void add_last(int from) {
-    wide_add(sum_, factor_, streamed(from, last_));
+  __device__ __forceinline__ void add_last(uint32_t from) {
+    wide_add(sum_, factor_, from);
     wgmma_wait<0>();
     wgmma_hold(sum_);
   }
@@ -180,8 +182,8 @@ class WideKeysConsumer {
     const Turn turn(i);
     float lse_log2[kWideTile / 8][2];
     load_numbers<0, kWideTile / 8>(lse_log2, shared_ + S::kLse + turn.stage * (4 * S::kStep));
-    release(barriers_.no_queries(turn.stage));
     probabilities(s_, lse_log2, args_, share_.length, key0_, first);
+    release(barriers_.no_queries(turn.stage));
     barrier_wait(barriers_.no_scores(turn.stage), turn.parity ^ 1);
 #pragma unroll
     for (int n = 0; n < kWideTile / 8; ++n)
@@ -194,7 +196,6 @@ class WideKeysConsumer {
     const Turn turn(i);
     float delta[kWideTile / 8][2];
     load_numbers<0, kWideTile / 8>(delta, shared_ + S::kDelta + turn.stage * (4 * S::kStep));
-    release(barriers_.no_gradients(turn.stage));
     barrier_wait(barriers_.scores(turn.stage), turn.parity);
 #pragma unroll
     for (int n = 0; n < kWideTile / 8; ++n) {
@@ -203,6 +204,7 @@ class WideKeysConsumer {
       for (int e = 0; e < 4; ++e) s_[n][e] = p.v[e] * (s_[n][e] - delta[n][e % 2]);
     }
     barrier_arrive(barriers_.no_scores(turn.stage));
+    release(barriers_.no_gradients(turn.stage));
   }
 
   const BackwardArgs<bf16>& args_;
@@ -211,26 +213,28 @@ class WideKeysConsumer {
   const uint32_t shared_;
   const BackwardBarriers barriers_;
   const int thread_, key0_;  // key0_: the warp's first key, in the sequence
-  int last_ = 0;             // the step before the one that was waited for
   float s_[kWideTile / 8][4], sum_[kWideDim / 8][4];
   uint32_t factor_[kWideTile / 16][4];
 };
 
 __global__ void __launch_bounds__(kWideThreads, 1)
     backward_wide_keys_kernel(const __grid_constant__ BackwardArgs<bf16> args,
-                              const __grid_constant__ BackwardMaps maps, int heads_at_once) {
+                              const __grid_constant__ BackwardMaps maps,
+                              const __grid_constant__ QueryTiles tiles) {
   using S = WideKeysShape;
   extern __shared__ __align__(1024) char memory[];
   const BackwardBarriers barriers{shared_address(memory) + S::kBarriers};
   auto& share = *reinterpret_cast<BackwardShare*>(memory + S::kShare);
   if (threadIdx.x < 32) {
-    const BackwardShare found = find_share<Pass::kKeys>(args, S::kOwnKeys, S::kStep, heads_at_once);
+    const BackwardShare found =
+        find_share<Pass::kKeys>(args, S::kOwnKeys, S::kStep, tiles.heads_at_once);
     if (threadIdx.x == 0) {
       share = found;
-      barrier_init(barriers.own(), kCopying);
+      barrier_init(barriers.own(), 1);
+      barrier_init(barriers.tail(), 1);
       for (int stage = 0; stage < kStages; ++stage) {
-        barrier_init(barriers.queries(stage), kCopying);
-        barrier_init(barriers.gradients(stage), kCopying);
+        barrier_init(barriers.queries(stage), 1);
+        barrier_init(barriers.gradients(stage), 1);
         barrier_init(barriers.no_queries(stage), 4 * kComputing);
         barrier_init(barriers.no_gradients(stage), 4 * kComputing);
         barrier_init(barriers.scores(stage), kWarpgroup);
@@ -241,11 +245,11 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   __syncthreads();
   if (share.own >= share.length) return;
   if (threadIdx.x < kWarpgroup) {
-    release_registers<kWideProducerRegisters>();
-    if (threadIdx.x < kCopying) copy_streams<S>(args, share, maps, memory, barriers);
+    release_registers<40>();
+    if (threadIdx.x < 32) copy_streams<S>(args, share, maps, tiles, memory, barriers);
     return;
   }
-  take_registers<kWideConsumerRegisters>();
+  take_registers<232>();
   WideKeysConsumer consumer(args, share, memory, barriers);
   if (uniform(static_cast<int>(threadIdx.x) / kWarpgroup) == 1)
     consumer.sum_values();
@@ -274,54 +278,60 @@ struct WideQueriesBarriers {
   __device__ uint32_t no_values() const { return first + 8 * 6; }
 };
 
+// The first warp copies.
 __device__ __forceinline__ void copy_wide_keys(const BackwardArgs<bf16>& args,
                                                const BackwardShare& share, const BackwardMaps& maps,
                                                uint32_t shared,
                                                const WideQueriesBarriers& barriers) {
   using S = WideQueriesShape;
-  Producer producer;
+  // Rows [row0, row0 + kRows) of `rows`, zeros from row `end` on. Those that lie one after the
+  // other, from `token` on, come by the copy engine.
+  const auto copy = [&]<int kRows>(uint32_t to, const HeadRows<const bf16>& rows, int row0, int end,
+                                   const CUtensorMap& map, uint32_t barrier, int token, int head) {
+    if (row0 + kRows <= end && (row0 >= rows.own || row0 + kRows <= rows.own)) {
+      if (threadIdx.x > 0) return;
+      barrier_arrive_expect(barrier, 2 * kRows * kWideDim);
+      return load_tile<kWideDim, kRows>(to, map, barrier, token, head);
+    }
+    copy_rows<kWideDim, kRows, 32>(
+        to, args.head_dim, [&](int r) { return row0 + r < end ? rows.row(row0 + r) : nullptr; });
+    copy_async_commit();
+    copy_async_wait<0>();
+    fence_before_tma();
+    release(barrier);
+  };
   const auto own = [&](uint32_t to, const Heads<const bf16>& tensor, const CUtensorMap& map) {
-    copy_tile<kWideDim, S::kRows>(to, tensor, map, barriers.own(), share.begin, share.length,
-                                  share.own, share.head, args.head_dim);
+    copy.template operator()<S::kRows>(to, tensor.rows(share.begin, share.head, args.head_dim),
+                                       share.own, share.length, map, barriers.own(),
+                                       share.begin + share.own, share.head);
   };
   own(shared + S::kQueries, args.q, maps.q);
   own(shared + S::kGradients, args.dout, maps.dout);
-  producer.submit(barriers.own());
-  const int head = share.head / args.group(), keys = share.stream.length;
-  // A tile of rows of one tensor one after the other comes by the copy engine.
-  const auto copy = [&](uint32_t to, const Heads<const bf16>& tensor, const CUtensorMap& map,
-                        uint32_t barrier, int key0) {
-    const int end = key0 + kWideTile;
-    if (end <= keys && (key0 >= share.prefix || end <= share.prefix)) {
-      const bool in_prefix = key0 < share.prefix;
-      const int begin = in_prefix ? share.prefix_begin : share.begin - share.prefix;
-      copy_tile<kWideDim, kWideTile>(to, tensor, map, barrier, begin, keys, key0, head,
-                                     args.head_dim);
-    } else {
-      const HeadRows<const bf16> rows = key_rows(tensor, share, head, args.head_dim);
-      copy_rows<kWideDim, kWideTile, kCopying>(
-          to, args.head_dim, [&](int r) { return key0 + r < keys ? rows.row(key0 + r) : nullptr; });
-    }
-    producer.submit(barrier);
+  const int head = share.head / args.group();
+  const auto copy_keys = [&](uint32_t to, const Heads<const bf16>& tensor, const CUtensorMap& map,
+                             uint32_t barrier, int key0) {
+    const int begin = key0 < share.prefix ? share.prefix_begin : share.begin - share.prefix;
+    copy.template operator()<kWideTile>(to, key_rows(tensor, share, head, args.head_dim), key0,
+                                        share.stream.length, map, barrier, begin + key0, head);
   };
   int i = 0;
 #pragma unroll 1
   for (int step = share.stream.first; step < share.stream.end; ++step, ++i) {
     const Turn turn(i);
     const Turn<1> of_values(i);
-    producer.wait_empty(barriers.no_keys(turn.stage), turn.parity ^ 1);
-    copy(shared + S::kKeys + turn.stage * S::kTileBytes, args.k, maps.k, barriers.keys(turn.stage),
-         step * kWideTile);
-    producer.wait_empty(barriers.no_values(), of_values.parity ^ 1);
-    copy(shared + S::kValues, args.v, maps.v, barriers.values(), step * kWideTile);
+    barrier_wait(barriers.no_keys(turn.stage), turn.parity ^ 1);
+    copy_keys(shared + S::kKeys + turn.stage * S::kTileBytes, args.k, maps.k,
+              barriers.keys(turn.stage), step * kWideTile);
+    barrier_wait(barriers.no_values(), of_values.parity ^ 1);
+    copy_keys(shared + S::kValues, args.v, maps.v, barriers.values(), step * kWideTile);
   }
-  producer.finish();
 }
 
 class WideQueriesConsumer {
  public:
   __device__ WideQueriesConsumer(const BackwardArgs<bf16>& args, const BackwardShare& share,
-                                 uint32_t shared, const WideQueriesBarriers& barriers)
+                                 const QueryTiles& tiles, uint32_t shared,
+                                 const WideQueriesBarriers& barriers)
       : args_(args),
         share_(share),
         shared_(shared),
@@ -333,9 +343,10 @@ class WideQueriesConsumer {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = row0_ + lane_ / 4 + 8 * h;
-      const int64_t at = share.head * args.tokens + share.begin + row;
-      lse_log2_[h] = row < share.length ? args.lse_log2[at] : 0.0f;
-      delta_[h] = row < share.length ? args.delta[at] : 0.0f;
+      const int64_t at =
+          kWideTile * tiles.tile<kWideTile>(share.head, share.begin, share.sequence, 0) + row;
+      lse_log2_[h] = row < share.length ? tiles.lse_log2[at] : 0.0f;
+      delta_[h] = row < share.length ? tiles.delta[at] : 0.0f;
     }
   }
 
@@ -412,34 +423,35 @@ class WideQueriesConsumer {
 
 __global__ void __launch_bounds__(kWideThreads, 1)
     backward_wide_queries_kernel(const __grid_constant__ BackwardArgs<bf16> args,
-                                 const __grid_constant__ BackwardMaps maps, int heads_at_once) {
+                                 const __grid_constant__ BackwardMaps maps,
+                                 const __grid_constant__ QueryTiles tiles) {
   using S = WideQueriesShape;
   extern __shared__ __align__(1024) char memory[];
   const WideQueriesBarriers barriers{shared_address(memory) + S::kBarriers};
   auto& share = *reinterpret_cast<BackwardShare*>(memory + S::kShare);
   if (threadIdx.x < 32) {
     const BackwardShare found =
-        find_share<Pass::kQueries>(args, S::kRows, kWideTile, heads_at_once);
+        find_share<Pass::kQueries>(args, S::kRows, kWideTile, tiles.heads_at_once);
     if (threadIdx.x == 0) {
       share = found;
-      barrier_init(barriers.own(), kCopying);
+      barrier_init(barriers.own(), 2);
       for (int stage = 0; stage < kStages; ++stage) {
-        barrier_init(barriers.keys(stage), kCopying);
+        barrier_init(barriers.keys(stage), 1);
         barrier_init(barriers.no_keys(stage), 4 * kComputing);
       }
-      barrier_init(barriers.values(), kCopying);
+      barrier_init(barriers.values(), 1);
       barrier_init(barriers.no_values(), 4 * kComputing);
     }
   }
   __syncthreads();
   if (share.own >= share.length) return;
   if (threadIdx.x < kWarpgroup) {
-    release_registers<kWideProducerRegisters>();
-    if (threadIdx.x < kCopying) copy_wide_keys(args, share, maps, shared_address(memory), barriers);
+    release_registers<24>();
+    if (threadIdx.x < 32) copy_wide_keys(args, share, maps, shared_address(memory), barriers);
     return;
   }
-  take_registers<kWideConsumerRegisters>();
-  WideQueriesConsumer(args, share, shared_address(memory), barriers).run();
+  take_registers<240>();
+  WideQueriesConsumer(args, share, tiles, shared_address(memory), barriers).run();
 }
 
 }  // namespace
@@ -462,14 +474,17 @@ void run_backward_hopper<kWideDim>(const BackwardArgs<bf16>& args, const Attenti
                         .q = describe_heads(in.q, own_queries),
                         .dout = describe_heads(in.dout, own_queries)};
   };
+  Tensor numbers;
+  QueryTiles tiles = make_query_tiles<kWideDim, kWideTile>(args, numbers, nullptr, device);
+  tiles.heads_at_once = at_once(args.group() / args.slices, tile_blocks<Pass::kKeys>(args));
   launch("attention_backward", backward_wide_keys_kernel,
          {backward_blocks<Pass::kKeys>(args, kWideTile), kWideThreads, WideKeysShape::kSharedBytes},
-         device, args, maps(kWideTile, kWideTile),
-         at_once(args.group() / args.slices, tile_blocks<Pass::kKeys>(args)));
+         device, args, maps(kWideTile, kWideTile), tiles);
+  tiles.heads_at_once = at_once(1, args.heads);
   launch("attention_backward_queries", backward_wide_queries_kernel,
          {backward_blocks<Pass::kQueries>(args, WideQueriesShape::kRows), kWideThreads,
           WideQueriesShape::kSharedBytes},
-         device, args, maps(kWideTile, WideQueriesShape::kRows), at_once(1, args.heads));
+         device, args, maps(kWideTile, WideQueriesShape::kRows), tiles);
 }
 
 }  // namespace cohort::kernels::cuda

@@ -8,15 +8,18 @@
 // copied while the last O is written. Heads of more than 128 columns have tiles of 64 keys, and O
 // takes the place of their queries on its way out.
 //
-// With two warpgroups that compute, they take turns to issue their products, so that one has
-// exponentials where the other has products. Each takes a turn for every tile of the block, those
-// that its rows do not see among them: none waits for a turn that does not come.
+// For heads of 128 the two warpgroups that compute take turns to issue their products, so that one
+// has exponentials where the other has products. Each takes a turn for every tile of the block,
+// those that its rows do not see among them: none waits for a turn that does not come.
 //
-// A warpgroup overlaps the two products of neighbouring tiles with the exponentials between them:
+// A warpgroup overlaps the two products of neighbouring tiles with the exponentials between them.
+// A thread has parts of two rows:
 //
 //   S(t + 1) = Q K(t + 1)^T and O += P(t) V(t) are issued;
-//   while the second runs, S(t + 1) becomes P(t + 1), alpha;
-//   O = alpha O, and so on.
+//   when the first is there, the first row's S(t + 1) becomes P(t + 1), alpha, and beside its
+//   exponentials the second row's maximum is looked for;
+//   when the second is there, O = alpha O;
+//   the second row's exponentials, and beside them P(t + 1) is rounded; and so on.
 //
 // S, P and O stay in registers. Where a chunk of keys ends nothing overlaps: O and l are joined
 // with those of the chunks before, which wait in shared memory, of wide heads in global memory.
@@ -64,7 +67,7 @@ struct HopperShape {
   static constexpr int kProducerRegisters = kDim == 64 ? 32 : kDim == 128 ? 56 : 24;
   static constexpr int kConsumerRegisters = kDim == 64 ? 160 : kDim == 128 ? 224 : 240;
   static constexpr int kQueryStages = kDim == 64 ? 2 : 1;
-  static constexpr bool kTurns = kConsumers == 2;  // whether warpgroups take turns
+  static constexpr bool kTurns = kDim == 128;  // whether warpgroups take turns
   static constexpr bool kJoinsInShared = kDim <= 128;
   static constexpr int kKeys = kTileKeys<kDim>;
   static constexpr int kTileBytes = 2 * kKeys * kDim, kQueryBytes = 2 * 64 * kDim;
@@ -98,6 +101,42 @@ struct ForwardMaps {
   CUtensorMap q, k, v;
 };
 
+// Copies by some warps of a block. What a group of copies has brought is made known one group
+// later, so that two are under way at a time: when the thread's own copies have ended, what they
+// wrote is shown to the tensor cores, and the thread arrives.
+class Producer {
+ public:
+  // Ends a group of copies; those that wait at `barrier` may read when it is there.
+  __device__ __forceinline__ void submit(uint32_t barrier) {
+    copy_async_commit();
+    if (waiting_ != 0) {
+      copy_async_wait<1>();
+      show();
+    }
+    waiting_ = barrier;
+  }
+  // Waits until a stage is empty; what is under way is made known first, since those who empty the
+  // stage may wait for it.
+  __device__ __forceinline__ void wait_empty(uint32_t barrier, uint32_t parity) {
+    if (barrier_is_done(barrier, parity)) return;
+    finish();
+    barrier_wait(barrier, parity);
+  }
+  __device__ __forceinline__ void finish() {
+    if (waiting_ == 0) return;
+    copy_async_wait<0>();
+    show();
+    waiting_ = 0;
+  }
+
+ private:
+  __device__ __forceinline__ void show() {
+    fence_before_tma();  // also orders what was written before reads by the tensor cores
+    barrier_arrive(waiting_);
+  }
+  uint32_t waiting_ = 0;
+};
+
 template <class Shape>
 class ForwardProducer {
  public:
@@ -117,16 +156,13 @@ class ForwardProducer {
       const Item& item = draw(n);
       if (item.none) break;
       const int first_tile = item.first_tile(Shape::kKeys), tiles = item.tiles(Shape::kKeys);
+      copy_keys(item.rows, first_tile, tile_number);
+      copy_queries(n, item.rows);
+      // A tile's keys are used before the values of the tile before it.
 #pragma unroll 1
       for (int tile = first_tile; tile < tiles; ++tile, ++tile_number) {
-        const Turn turn(tile_number);
-        producer_.wait_empty(barriers_.no_keys(turn.stage), turn.parity ^ 1);
-        copy(item.rows, tile, Shape::kKeyTiles + turn.stage * Shape::kTileBytes, item.rows.k,
-             &maps_.k, barriers_.keys(turn.stage));
-        if (tile == first_tile) copy_queries(n, item.rows);
-        producer_.wait_empty(barriers_.no_values(turn.stage), turn.parity ^ 1);
-        copy(item.rows, tile, Shape::kValueTiles + turn.stage * Shape::kTileBytes, item.rows.v,
-             &maps_.v, barriers_.values(turn.stage));
+        if (tile + 1 < tiles) copy_keys(item.rows, tile + 1, tile_number + 1);
+        copy_values(item.rows, tile, tile_number);
       }
     }
     producer_.finish();
@@ -170,6 +206,21 @@ class ForwardProducer {
       }
       barrier_arrive(barrier);
     }
+  }
+
+  __device__ __forceinline__ void copy_keys(const PackedRows<__nv_bfloat16>& rows, int tile,
+                                            int number) {
+    const Turn turn(number);
+    producer_.wait_empty(barriers_.no_keys(turn.stage), turn.parity ^ 1);
+    copy(rows, tile, Shape::kKeyTiles + turn.stage * Shape::kTileBytes, rows.k, &maps_.k,
+         barriers_.keys(turn.stage));
+  }
+  __device__ __forceinline__ void copy_values(const PackedRows<__nv_bfloat16>& rows, int tile,
+                                              int number) {
+    const Turn turn(number);
+    producer_.wait_empty(barriers_.no_values(turn.stage), turn.parity ^ 1);
+    copy(rows, tile, Shape::kValueTiles + turn.stage * Shape::kTileBytes, rows.v, &maps_.v,
+         barriers_.values(turn.stage));
   }
 
   __device__ __forceinline__ void copy(const PackedRows<__nv_bfloat16>& rows, int tile,
@@ -225,13 +276,9 @@ class Consumer {
     else
       joined_ = problem.joined.from(int64_t{Shape::kRows} * blockIdx.x, kDim);
     group_ = uniform(static_cast<int>(threadIdx.x) / kWarpgroup - 1);
-    const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / 32;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    row_ = 64 * group_ + 16 * warp;
-    own_row_ = row_ + lane / 4;
-    for (int r = 0; r < 2; ++r) visible_[r] = rows.visible(own_row_ + 8 * r);
-    least_ = __reduce_min_sync(0xffffffffu, min(visible_[0], visible_[1]));
-    hidden_ = __reduce_max_sync(0xffffffffu, max(visible_[0], visible_[1])) - params_.window;
+    const int seen[2] = {rows.visible(own_row()), rows.visible(own_row() + 8)};
+    least_ = __reduce_min_sync(0xffffffffu, min(seen[0], seen[1]));
+    hidden_ = __reduce_max_sync(0xffffffffu, max(seen[0], seen[1])) - params_.window;
   }
 
   // Tiles [first_tile, tiles) of the block; this warpgroup's rows see some of [first, end) alone.
@@ -257,6 +304,14 @@ class Consumer {
  private:
   static constexpr int kDim = Shape::kDim, kKeys = Shape::kKeys, kGroups = kKeys / 16;
   static constexpr int kChunkTiles = static_cast<int>(kAttentionChunk) / kKeys;
+
+  // The first row of the warp, and of the thread; computed where they are needed.
+  __device__ __forceinline__ int row() const {
+    return opaque(static_cast<int>(threadIdx.x)) / 32 * 16 - kWarpgroup / 32 * 16;
+  }
+  __device__ __forceinline__ int own_row() const {
+    return row() + opaque(static_cast<int>(threadIdx.x)) % 32 / 4;
+  }
 
   // Whether O goes through where the queries were.
   static constexpr bool kThroughQueries = !Shape::kJoinsInShared;
@@ -285,39 +340,55 @@ class Consumer {
   __device__ __forceinline__ void issue_scores(int i) {
     const Turn turn(tile_number_ + i);
     barrier_wait(barriers_.keys(turn.stage), turn.parity);
-    const uint32_t queries =
-        shared_ + (queries_.stage * Shape::kConsumers + group_) * Shape::kQueryBytes;
-    const uint32_t keys = shared_ + Shape::kKeyTiles + turn.stage * Shape::kTileBytes;
+    const WgmmaFactor queries = wgmma_factor(shared_).plus(
+        (queries_.stage * Shape::kConsumers + group_) * Shape::kQueryBytes);
+    const WgmmaFactor keys =
+        wgmma_factor(shared_).plus(Shape::kKeyTiles).plus(turn.stage * Shape::kTileBytes);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k)
-      wgmma<Read::kAlongRows, Read::kAlongRows>(s_, along_rows<64>(wgmma_factor(queries), k),
-                                                along_rows<kKeys>(wgmma_factor(keys), k), k > 0);
+      wgmma<Read::kAlongRows, Read::kAlongRows>(s_, along_rows<64>(queries, k),
+                                                along_rows<kKeys>(keys, k), k > 0);
     wgmma_commit();
   }
   // O += P V is issued.
   __device__ __forceinline__ void issue_values(int i) {
     const Turn turn(tile_number_ + i);
     barrier_wait(barriers_.values(turn.stage), turn.parity);
-    const uint32_t values = shared_ + Shape::kValueTiles + turn.stage * Shape::kTileBytes;
+    const WgmmaFactor values = wgmma_factor(shared_, kKeys * 128)
+                                   .plus(Shape::kValueTiles)
+                                   .plus(turn.stage * Shape::kTileBytes);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kGroups; ++k)
-      wgmma<Read::kAcrossRows>(o_, p_[k], across_rows(wgmma_factor(values, kKeys * 128), k));
+    for (int k = 0; k < kGroups; ++k) wgmma<Read::kAcrossRows>(o_, p_[k], across_rows(values, k));
     wgmma_commit();
   }
 
-  // S becomes P, unrounded, in place.
-  __device__ __forceinline__ void softmax(int tile, float (&alpha)[2]) {
-    const int key0 = tile * kKeys;
-    const int seen[2] = {visible_[0] - key0, visible_[1] - key0};
-    const bool hides = hidden_ > key0;
-    if (least_ >= key0 + kKeys && !hides)
-      softmax_step<kGroups, false>(s_, state_, alpha, params_, seen, kGroups, false);
-    else
-      softmax_step<kGroups, true>(s_, state_, alpha, params_, seen, kGroups, hides);
+  // The first row's half of P. Returns what the second row's exponents are relative to.
+  template <bool kMasked>
+  __device__ __forceinline__ float begin_softmax(float (&alpha)[2]) {
+    const float c = params_.c;
+    const float first = largest_score<kGroups, kMasked>(s_, 0, -INFINITY, kGroups);
+    const float origin = raise_maximum<kMasked>(first, 0, state_, alpha[0], c);
+    exponentiate<kGroups, kMasked>(s_, 0, state_, c, origin, kGroups);
+    // -infinity, or NaN, which any score replaces; but not before `first` is there, so that the
+    // compiler puts the second row's maxima beside the first one's exponentials.
+    const float least = __fmaf_rn(first, 0.0f, -INFINITY);
+    const float second = largest_score<kGroups, kMasked>(s_, 1, least, kGroups);
+    return raise_maximum<kMasked>(second, 1, state_, alpha[1], c);
   }
-  __device__ __forceinline__ void round_probabilities() {
+  __device__ __forceinline__ float begin_softmax(int tile, float (&alpha)[2]) {
+    const int key0 = tile * kKeys;
+    const bool hides = hidden_ > key0;
+    if (least_ >= key0 + kKeys && !hides) return begin_softmax<false>(alpha);
+    const int row = own_row();
+    mask_scores<kGroups>(s_, {rows_.visible(row) - key0, rows_.visible(row + 8) - key0},
+                         params_.window, kGroups, hides);
+    return begin_softmax<true>(alpha);
+  }
+  // The second row's half, and P rounded.
+  __device__ __forceinline__ void end_softmax(float origin) {
+    exponentiate<kGroups, false>(s_, 1, state_, params_.c, origin, kGroups);
 #pragma unroll
     for (int k = 0; k < kGroups; ++k)
 #pragma unroll
@@ -339,8 +410,7 @@ class Consumer {
     wgmma_wait<0>();
     wgmma_hold(s_);
     release(barriers_.no_keys(Turn(tile_number_ + first - first_tile).stage));
-    softmax(first, alpha);
-    round_probabilities();
+    end_softmax(begin_softmax(first, alpha));
 #pragma unroll 1
     for (int tile = first;; ++tile) {
       const int i = tile - first_tile;
@@ -359,43 +429,42 @@ class Consumer {
       wgmma_wait<1>();
       wgmma_hold(s_);
       release(barriers_.no_keys(Turn(tile_number_ + i + 1).stage));
-      const bool chunk_ends = (tile + 1) % kChunkTiles == 0;
-      if (chunk_ends) {
+      if ((tile + 1) % kChunkTiles == 0) {  // a chunk ends
         wgmma_wait<0>();
         wgmma_hold(o_);
-        const int row = opaque(own_row_);
+        const int row = own_row();
         sum_parts(state_);
         if (tile / kChunkTiles > first_chunk) join_chunk<Shape>(o_, state_, rows_, joined_, row);
         keep_chunk<Shape>(o_, state_, rows_, joined_, row);
       }
-      softmax(tile + 1, alpha);
-      if (!chunk_ends) {
-        wgmma_wait<0>();
-        wgmma_hold(o_);
-        // Most tiles leave the largest scores as they are.
-        if (__any_sync(0xffffffffu, alpha[0] != 1.0f || alpha[1] != 1.0f))
-#pragma unroll
-          for (int n = 0; n < kDim / 8; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) o_[n][e] *= alpha[e / 2];
-      }
+      const float origin = begin_softmax(tile + 1, alpha);
+      // Most tiles leave the largest scores as they are.
+      const bool raised = __any_sync(0xffffffffu, alpha[0] != 1.0f || alpha[1] != 1.0f);
+      wgmma_wait<0>();
+      wgmma_hold(o_);
       release(barriers_.no_values(Turn(tile_number_ + i).stage));
-      round_probabilities();
+      if (raised) {
+#pragma unroll
+        for (int n = 0; n < kDim / 8; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) o_[n][e] *= alpha[e / 2];
+      }
+      end_softmax(origin);
     }
     sum_parts(state_);
     if ((end - 1) / kChunkTiles > first_chunk)
-      join_chunk<Shape>(o_, state_, rows_, joined_, opaque(own_row_));
+      join_chunk<Shape>(o_, state_, rows_, joined_, own_row());
     if constexpr (kThroughQueries) {
       static_assert(Shape::kQueryStages == 1);
       named_barrier(4 + group_, kWarpgroup);  // the warpgroup has read its queries
-      store_rows<Shape>(rows_, params_, o_, state_, shared_, opaque(row_));
+      store_rows<Shape>(rows_, params_, o_, state_, shared_, row());
       fence_before_tma();
       release(barriers_.no_queries(queries_.stage));
     } else {
       // O goes through where the warp's own rows would wait for other chunks.
       constexpr int kWaiting = 4 * kDim, kRow = 2 * kDim;
       store_rows<Shape>(rows_, params_, o_, state_,
-                        shared_ + Shape::kJoined + row_ * (kWaiting - kRow), opaque(row_));
+                        shared_ + Shape::kJoined + row() * (kWaiting - kRow), row());
     }
   }
 
@@ -406,8 +475,9 @@ class Consumer {
   const int tile_number_;
   const Turn<Shape::kQueryStages> queries_;
   JoinedChunks joined_;
-  int group_, row_, own_row_;
-  int visible_[2], least_, hidden_;
+  int group_;
+  // How many of the first keys all rows of the warp see, and how many the window hides from some.
+  int least_, hidden_;
   RowState state_;
   float s_[2 * kGroups][4], o_[kDim / 8][4];
   uint32_t p_[kGroups][4];

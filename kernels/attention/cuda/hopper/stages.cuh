@@ -16,43 +16,8 @@ struct Turn {
   int stage;
   uint32_t parity;
   __device__ explicit Turn(int i)
-      : stage(i % kCount), parity(static_cast<uint32_t>(i / kCount % 2)) {}
-};
-
-// Copies by some warps of a block. What a group of copies has brought is made known one group
-// later, so that two are under way at a time: when the thread's own copies have ended, what they
-// wrote is shown to the tensor cores, and the thread arrives.
-class Producer {
- public:
-  // Ends a group of copies; those that wait at `barrier` may read when it is there.
-  __device__ __forceinline__ void submit(uint32_t barrier) {
-    copy_async_commit();
-    if (waiting_ != 0) {
-      copy_async_wait<1>();
-      show();
-    }
-    waiting_ = barrier;
-  }
-  // Waits until a stage is empty; what is under way is made known first, since those who empty the
-  // stage may wait for it.
-  __device__ __forceinline__ void wait_empty(uint32_t barrier, uint32_t parity) {
-    if (barrier_is_done(barrier, parity)) return;
-    finish();
-    barrier_wait(barrier, parity);
-  }
-  __device__ __forceinline__ void finish() {
-    if (waiting_ == 0) return;
-    copy_async_wait<0>();
-    show();
-    waiting_ = 0;
-  }
-
- private:
-  __device__ __forceinline__ void show() {
-    fence_before_tma();  // also orders what was written before reads by the tensor cores
-    barrier_arrive(waiting_);
-  }
-  uint32_t waiting_ = 0;
+      : stage(static_cast<int>(static_cast<uint32_t>(i) % kCount)),
+        parity(static_cast<uint32_t>(i) / kCount % 2) {}
 };
 
 // The first kThreads threads of the block begin to copy kRows rows of `head_dim` values, a multiple
