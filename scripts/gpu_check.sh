@@ -13,11 +13,13 @@ usage: scripts/gpu_check.sh PHASE...
   memcheck    compute-sanitizer memcheck over the CUDA tests
   racecheck   compute-sanitizer racecheck over those of kernels and autograd; FILTER, PROGRAMS and LIMIT (seconds a test) narrow both
   ops         the op table and attention, beside PyTorch's attention
+  attention   bench/attention; FILTER narrows it, and with BASE (a folder) another build is timed beside
   steps       the training steps, beside PyTorch's
   rollouts    decoding, rollouts and a GRPO step; sampled log-probs against training's; beside transformers' generate, where there is
               one (PEER=0: without it); ONLY narrows both ("--only decode"), RUNS repeats the draws that must have equal bits
   against     the training steps beside those of another build, whose bench and cohort are in BASE (a folder)
   profile     GPU time of a training step by kernel (ncu)
+  stalls      where the warps of one launch of attention are, by instruction (ncu): KERNEL (a regular expression), FILTER (the case)
   demo        configs/demo.yaml on the GPU
   defaults    300 GRPO steps with the defaults alone after the demo's supervised stage, seeds 0 to 2
   shakespeare nanoGPT's larger character setting in f32 and bf16
@@ -113,6 +115,10 @@ run_ops() {
   build/cuda/bench/cohort_bench_ops --device cuda --dtype bf16 --filter attention >>"$OUT/ops.log" 2>&1 || failed=1
   cat "$OUT/ops.log" "$OUT/attention_peer.log"
 }
+run_attention() {
+  bench/attention --filter "${FILTER:-}" ${BASE:+--against "$BASE/bench/cohort_bench_attention"} --json "$OUT/attention.json" >"$OUT/attention.log" 2>&1 || failed=1
+  cat "$OUT/attention.log"
+}
 run_steps() {
   local shape vocab
   for shape in gpt2_124m:50304 qwen2_0_5b:151936; do
@@ -175,6 +181,31 @@ for name, us in total.most_common(30):
     print(f"{us / 1e3:10.2f} ms {count[name]:6d} x {us / count[name]:9.1f} us  {name}")
 PYTHON
 }
+# Instructions with at least 0.7 % of the samples, in their order, and what the sampled warps waited for; then the same by kind.
+run_stalls() {
+  ncu --clock-control none --section SourceCounters --import-source no -k "regex:${KERNEL:-forward_hopper}" --launch-skip 3 --launch-count 1 \
+    -f -o "$OUT/stalls" build/cuda/bench/cohort_bench_attention --filter "${FILTER:-d128 full 4k}" >"$OUT/stalls.log" 2>&1 || failed=1
+  ncu -i "$OUT/stalls.ncu-rep" --page source --csv >"$OUT/stalls.csv" 2>>"$OUT/stalls.log" || failed=1
+  python3 - "$OUT/stalls.csv" <<'PYTHON'
+import collections, csv, sys
+lines = [line for line in open(sys.argv[1]) if line.startswith('"')]
+rows = list(csv.DictReader(lines[next(i for i, line in enumerate(lines) if line.startswith('"Address"')):]))
+samples = lambda row: int(row["# Samples"] or 0)
+total = sum(map(samples, rows))
+reasons = [name for name in rows[0] if name.startswith("stall_") and "Not Issued" not in name]
+for i, row in enumerate(rows):
+    if samples(row) < 0.007 * total:
+        continue
+    most = sorted(((int(row[name] or 0), name[6:]) for name in reasons), reverse=True)[:2]
+    print(f"{i:6d} {100 * samples(row) / total:5.1f} % {row['Source'].strip()[:70]:70s} "
+          + ", ".join(f"{name} {100 * count / total:.1f}" for count, name in most))
+kinds = collections.Counter()
+for row in rows:
+    words = [word for word in row["Source"].split() if not word.startswith("@")]
+    kinds[words[0].split(".")[0]] += samples(row)
+print(", ".join(f"{kind} {100 * count / total:.1f} %" for kind, count in kinds.most_common(12)))
+PYTHON
+}
 run_demo() {
   build/cuda/cohort train configs/demo.yaml device=cuda output_dir="$OUT/demo" >"$OUT/demo.log" 2>&1 || failed=1
   note "$OUT/demo.log" 30
@@ -215,10 +246,12 @@ for phase in "$@"; do
     memcheck) sanitize memcheck 6 "${FILTER:-$cuda_tests}" ${PROGRAMS:-trainers_test core_test kernels_test autograd_test nn_test rl_test} ;;
     racecheck) sanitize racecheck 1 "${FILTER:-$cuda_tests}" ${PROGRAMS:-kernels_test autograd_test} ;;
     ops) run_ops ;;
+    attention) run_attention ;;
     steps) run_steps ;;
     rollouts) run_rollouts ;;
     against) run_against ;;
     profile) run_profile ;;
+    stalls) run_stalls ;;
     demo) run_demo ;;
     defaults) run_defaults ;;
     shakespeare) run_shakespeare ;;
