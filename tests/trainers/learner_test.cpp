@@ -118,6 +118,12 @@ TEST_F(LearnerTest, GoesOnAfterARefusedUpdateAsIfItHadNotBeen) {
   EXPECT_THROW(learner_.update(
                    1, [&](int64_t) { return bad_gradient(kNaN); }, 1e-3),
                NonFiniteError);
+  // One that ends when the head's gradient is in its leaf already.
+  const auto interrupted = [&](int64_t) -> Variable {
+    small_loss(learner_.model(), 3);
+    throw InputError("interrupted");
+  };
+  EXPECT_THROW(learner_.update(1, interrupted, 1e-3), InputError);
   learner_.update(
       1, [&](int64_t) { return small_loss(learner_.model(), 2); }, 1e-3);
 
