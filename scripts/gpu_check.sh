@@ -184,8 +184,8 @@ PYTHON
 # Instructions with at least 0.7 % of the samples, in their order, and what the sampled warps waited for; then the same by kind.
 run_stalls() {
   ncu --clock-control none --section SourceCounters --import-source no -k "regex:${KERNEL:-forward_hopper}" --launch-skip 3 --launch-count 1 \
-    -f -o "$OUT/stalls" build/cuda/bench/cohort_bench_attention --filter "${FILTER:-d128 full 4k}" >"$OUT/stalls.log" 2>&1 || failed=1
-  ncu -i "$OUT/stalls.ncu-rep" --page source --csv >"$OUT/stalls.csv" 2>>"$OUT/stalls.log" || failed=1
+    -f -o "$OUT/stalls" build/cuda/bench/cohort_bench_attention --filter "${FILTER:-d128 full 4k}" >"$OUT/stalls.log" 2>&1 &&
+    ncu -i "$OUT/stalls.ncu-rep" --page source --csv >"$OUT/stalls.csv" 2>>"$OUT/stalls.log" || { failed=1; note "$OUT/stalls.log"; return; }
   python3 - "$OUT/stalls.csv" <<'PYTHON'
 import collections, csv, sys
 lines = [line for line in open(sys.argv[1]) if line.startswith('"')]

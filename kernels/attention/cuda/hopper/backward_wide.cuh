@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   __syncthreads();
   if (share.own >= share.length) return;
   if (threadIdx.x < kWarpgroup) {
-    release_registers<40>();
+    release_registers<40>();  // the walk over streams needs more than the copies of the other pass
     if (threadIdx.x < 32) copy_streams<S>(args, share, maps, tiles, memory, barriers);
     return;
   }
