@@ -1,0 +1,108 @@
+// Attention and its gradients as a framework computes them that has no fused kernel: scores and
+// probabilities are held, and each operation rounds its result. What flash-attention's errors are
+// measured by (Dao et al. 2022 and later do so, too).
+#pragma once
+
+#include "tests/kernels/attention_cases.h"
+
+namespace cohort::test {
+
+struct EagerAttention {
+  AttentionOutput out;  // O, and the log-sum-exp of the rounded scores, not rounded itself
+  AttentionGrads grads;
+};
+
+// Row-major. Products add up in f64.
+struct EagerMatrix {
+  int64_t rows, columns;
+  std::vector<double> values;
+
+  EagerMatrix(int64_t rows_, int64_t columns_)
+      : rows(rows_), columns(columns_), values(static_cast<size_t>(rows_ * columns_)) {}
+  double* row(int64_t i) { return values.data() + i * columns; }
+  const double* row(int64_t i) const { return values.data() + i * columns; }
+  void round_to(DType storage) {
+    if (storage != DType::kBF16) return;
+    for (double& x : values) x = static_cast<double>(bf16(static_cast<float>(x)));
+  }
+  EagerMatrix transposed() const {
+    EagerMatrix t(columns, rows);
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < columns; ++j) t.row(j)[i] = row(i)[j];
+    return t;
+  }
+};
+
+inline EagerMatrix eager_product(const EagerMatrix& a, const EagerMatrix& b, DType storage) {
+  EagerMatrix c(a.rows, b.columns);
+  for (int64_t i = 0; i < a.rows; ++i)
+    for (int64_t k = 0; k < a.columns; ++k)
+      for (int64_t j = 0; j < b.columns; ++j) c.row(i)[j] += a.row(i)[k] * b.row(k)[j];
+  c.round_to(storage);
+  return c;
+}
+
+// Of a case on the CPU in f64, without dropout and shared beginnings. With f64 as `storage` nothing
+// is rounded.
+inline EagerAttention eager_attention(const AttentionCase& c, DType storage) {
+  const int64_t heads = c.q.dim(1), kv_heads = c.k.dim(1), dim = c.q.dim(2);
+  const int64_t group = heads / kv_heads;
+  const double scale = kernels::softmax_scale(c.desc, dim);
+  const auto zeros = [](const Shape& shape) { return Tensor::zeros(shape, DType::kF64); };
+  EagerAttention e{
+      .out = {zeros(c.q.shape()), zeros({heads, c.tokens()})},
+      .grads = {.dq = zeros(c.q.shape()), .dk = zeros(c.k.shape()), .dv = zeros(c.k.shape())}};
+  for (size_t s = 0; s < c.sequences.size(); ++s) {
+    const int64_t start = c.start(s), n = c.sequences[s].length;
+    const auto head = [&](const Tensor& t, int64_t h) {
+      EagerMatrix m(n, dim);
+      for (int64_t i = 0; i < n; ++i)
+        std::copy_n(t.data<double>() + ((start + i) * t.dim(1) + h) * dim, dim, m.row(i));
+      return m;
+    };
+    const auto add = [&](Tensor& t, int64_t h, const EagerMatrix& m) {
+      for (int64_t i = 0; i < n; ++i)
+        for (int64_t d = 0; d < dim; ++d)
+          t.data<double>()[((start + i) * t.dim(1) + h) * dim + d] += m.row(i)[d];
+    };
+    for (int64_t h = 0; h < heads; ++h) {
+      const EagerMatrix q = head(c.q, h), k = head(c.k, h / group), v = head(c.v, h / group),
+                        dout = head(c.dout, h);
+      EagerMatrix p = eager_product(q, k.transposed(), storage);
+      for (double& x : p.values) x *= scale;
+      p.round_to(storage);
+      for (int64_t i = 0; i < n; ++i) {  // the softmax of each row, of the keys that it sees
+        const int64_t end = c.desc.mask == kernels::Mask::kCausal ? i + 1 : n;
+        const int64_t first = c.desc.window > 0 ? std::max<int64_t>(0, end - c.desc.window) : 0;
+        double* const row = p.row(i);
+        const double largest = *std::max_element(row + first, row + end);
+        double sum = 0;
+        for (int64_t j = 0; j < n; ++j) {
+          row[j] = j >= first && j < end ? std::exp(row[j] - largest) : 0;
+          sum += row[j];
+        }
+        for (int64_t j = 0; j < n; ++j) row[j] /= sum;
+        e.out.lse.data<double>()[h * c.tokens() + start + i] = largest + std::log(sum);
+      }
+      p.round_to(storage);
+      add(e.out.o, h, eager_product(p, v, storage));
+      add(e.grads.dv, h / group, eager_product(p.transposed(), dout, storage));
+      EagerMatrix ds = eager_product(dout, v.transposed(), storage);
+      for (int64_t i = 0; i < n; ++i) {
+        double delta = 0;
+        for (int64_t j = 0; j < n; ++j) delta += p.row(i)[j] * ds.row(i)[j];
+        for (int64_t j = 0; j < n; ++j) ds.row(i)[j] = p.row(i)[j] * (ds.row(i)[j] - delta);
+      }
+      ds.round_to(storage);
+      for (double& x : ds.values) x *= scale;
+      ds.round_to(storage);
+      add(e.grads.dq, h, eager_product(ds, k, storage));
+      add(e.grads.dk, h / group, eager_product(ds.transposed(), q, storage));
+    }
+  }
+  // Sums over the heads of a group are an operation, too.
+  for (Tensor* t : {&e.grads.dk, &e.grads.dv}) *t = t->to(storage).to(DType::kF64);
+  return e;
+}
+
+}  // namespace cohort::test
