@@ -59,6 +59,10 @@ std::vector<Case> make_cases() {
   for (const int64_t length : {2048, 8192})
     add(str("GQA 32/8 d128 causal ", length / 1024, "k"), 32, 8, 128, true, length);
   add("GQA 14/2 d64 causal 2k", 14, 2, 64, true, 2048);
+  for (const int64_t dim : {96, 192})
+    for (const bool causal : {false, true})
+      add(str("d", dim, causal ? " causal 4k" : " full 4k"), 1536 / dim, 1536 / dim, dim, causal,
+          4096);
   // Packed sequences of 200 to 3,000 tokens, and equal ones of their mean.
   Rng rng(1, rng_stream(kBenchPurpose));
   Case packed{.name = "64 lengths d128 causal",

@@ -87,16 +87,20 @@ enum class Read { kAlongRows, kAcrossRows };
 #define COHORT_NAMES_32                                                                \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22," \
   "%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define COHORT_NAMES_64                                                                   \
-  COHORT_NAMES_32                                                                         \
-  ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52," \
-  "%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define COHORT_NAMES_128                                                                      \
-  COHORT_NAMES_64                                                                             \
-  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85," \
-  "%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,"    \
-  "%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,"     \
-  "%123,%124,%125,%126,%127"
+#define COHORT_NAMES_48 \
+  COHORT_NAMES_32       \
+  ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define COHORT_NAMES_64 \
+  COHORT_NAMES_48       \
+  ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define COHORT_NAMES_96                                                                   \
+  COHORT_NAMES_64                                                                         \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84," \
+  "%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define COHORT_NAMES_128                                                          \
+  COHORT_NAMES_96                                                                 \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111," \
+  "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // c = a b, or c += a b. A: 64 rows, by wgmma_factor(); B: 8 kN columns. kA, kB: how the two lie in
 // shared memory; kAlongRows: rows of A, columns of B are rows there.
@@ -138,7 +142,7 @@ __device__ __forceinline__ void wgmma(float (&c)[kN][4], WgmmaFactor a, WgmmaFac
 // c += a b with A in registers.
 template <Read kB, int kN>
 __device__ __forceinline__ void wgmma(float (&c)[kN][4], const uint32_t (&a)[4], WgmmaFactor b) {
-  static_assert(kN == 8 || kN == 16 || kN == 32);
+  static_assert(kN == 8 || kN == 12 || kN == 16 || kN == 24 || kN == 32);
   if constexpr (kN == 8)
     asm volatile(
         "{\n.reg .pred p;\n.reg .b64 b;\nsetp.eq.b32 p, 0, 0;\nmov.b64 b, {%36, %38};\n"
@@ -148,12 +152,30 @@ __device__ __forceinline__ void wgmma(float (&c)[kN][4], const uint32_t (&a)[4],
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.lower), "n"(kB == Read::kAcrossRows),
           "n"(WgmmaFactor::kUpper)
         : "memory");
+  else if constexpr (kN == 12)
+    asm volatile(
+        "{\n.reg .pred p;\n.reg .b64 b;\nsetp.eq.b32 p, 0, 0;\nmov.b64 b, {%52, %54};\n"
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" COHORT_NAMES_48
+        "}, {%48,%49,%50,%51}, b, p, 1, 1, %53;\n}\n"
+        : COHORT_SUMS_32(c, 0), COHORT_SUMS_8(c, 8), COHORT_SUMS_8(c, 10)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.lower), "n"(kB == Read::kAcrossRows),
+          "n"(WgmmaFactor::kUpper)
+        : "memory");
   else if constexpr (kN == 16)
     asm volatile(
         "{\n.reg .pred p;\n.reg .b64 b;\nsetp.eq.b32 p, 0, 0;\nmov.b64 b, {%68, %70};\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" COHORT_NAMES_64
         "}, {%64,%65,%66,%67}, b, p, 1, 1, %69;\n}\n"
         : COHORT_SUMS_32(c, 0), COHORT_SUMS_32(c, 8)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.lower), "n"(kB == Read::kAcrossRows),
+          "n"(WgmmaFactor::kUpper)
+        : "memory");
+  else if constexpr (kN == 24)
+    asm volatile(
+        "{\n.reg .pred p;\n.reg .b64 b;\nsetp.eq.b32 p, 0, 0;\nmov.b64 b, {%100, %102};\n"
+        "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" COHORT_NAMES_96
+        "}, {%96,%97,%98,%99}, b, p, 1, 1, %101;\n}\n"
+        : COHORT_SUMS_32(c, 0), COHORT_SUMS_32(c, 8), COHORT_SUMS_32(c, 16)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.lower), "n"(kB == Read::kAcrossRows),
           "n"(WgmmaFactor::kUpper)
         : "memory");
@@ -171,7 +193,9 @@ __device__ __forceinline__ void wgmma(float (&c)[kN][4], const uint32_t (&a)[4],
 #undef COHORT_SUMS_8
 #undef COHORT_SUMS_32
 #undef COHORT_NAMES_32
+#undef COHORT_NAMES_48
 #undef COHORT_NAMES_64
+#undef COHORT_NAMES_96
 #undef COHORT_NAMES_128
 
 // Gives registers of a warpgroup to the others, or takes them; `kRegisters` a thread from now on.

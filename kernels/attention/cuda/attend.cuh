@@ -29,16 +29,17 @@
 namespace cohort::kernels::cuda {
 
 // kKeyStages: 2, so that one barrier per tile is enough, or 1, which leaves room for another block.
+// kColumns: of a row in shared memory.
 template <int kDim_, int kWarps_, int kKeyStages_>
 struct AttendShape {
-  static constexpr int kDim = kDim_, kWarps = kWarps_, kKeyStages = kKeyStages_;
+  static constexpr int kDim = kDim_, kColumns = kDim, kWarps = kWarps_, kKeyStages = kKeyStages_;
   static constexpr int kThreads = 32 * kWarps, kRows = 16 * kWarps;
   static constexpr int kKeys = kTileKeys<kDim>, kGroups = kKeys / 16;  // groups of 16 keys
   static constexpr int kTileBytes = 2 * kKeys * kDim, kQueryBytes = 2 * kRows * kDim;
   static constexpr size_t kSharedBytes = (kKeyStages + 2) * kTileBytes + kQueryBytes;
 };
 
-// Where the chunks of a block's rows are joined: for each row kDim values of O, and m c and l.
+// Where the chunks of a block's rows are joined: for each row kColumns values of O, and m c and l.
 struct JoinedChunks {
   float *o, *states;
 
@@ -55,10 +56,10 @@ struct JoinedChunks {
   }
   // A thread's pair of columns 8 n + 2 quad. The packs of 8 columns are swapped around by the row's
   // number: the eight rows that a warp has at once lie in different banks of shared memory.
-  template <int kDim>
+  template <int kColumns>
   __device__ float* pair(int64_t row, int n) const {
     const int quad = static_cast<int>(threadIdx.x % 4);
-    return o + row * kDim + 8 * (n ^ static_cast<int>(row & 7)) + 2 * quad;
+    return o + row * kColumns + 8 * (n ^ static_cast<int>(row & 7)) + 2 * quad;
   }
 };
 inline constexpr size_t joined_bytes(int rows, int dim) {
@@ -317,7 +318,7 @@ __device__ __forceinline__ void join_chunk(float (&o)[Shape::kDim / 8][4], RowSt
     state.l[r] = both.l;
 #pragma unroll
     for (int n = 0; n < Shape::kDim / 8; ++n) {
-      const auto pair = load_pack<2>(joined.pair<Shape::kDim>(at, n));
+      const auto pair = load_pack<2>(joined.pair<Shape::kColumns>(at, n));
 #pragma unroll
       for (int e = 0; e < 2; ++e) o[n][2 * r + e] = join(pair.v[e], o[n][2 * r + e], by);
     }
@@ -338,7 +339,8 @@ __device__ __forceinline__ void keep_chunk(float (&o)[Shape::kDim / 8][4], RowSt
 #pragma unroll
     for (int n = 0; n < Shape::kDim / 8; ++n) {
       if (live)
-        store_pack(joined.pair<Shape::kDim>(at, n), Pack<float, 2>{o[n][2 * r], o[n][2 * r + 1]});
+        store_pack(joined.pair<Shape::kColumns>(at, n),
+                   Pack<float, 2>{o[n][2 * r], o[n][2 * r + 1]});
       o[n][2 * r] = o[n][2 * r + 1] = 0;
     }
   }
@@ -364,10 +366,10 @@ __device__ __forceinline__ void store_rows(const Rows& rows, const AttendParams&
     for (int n = 0; n < kChunks; ++n) {
       const uint32_t pair =
           pack_bf16(o[n][2 * r] * inverse + 0.0f, o[n][2 * r + 1] * inverse + 0.0f);
-      asm volatile(
-          "st.shared.b32 [%0], %1;\n" ::"r"(queries + chunk_offset<Shape::kDim>(at, n) + 4 * quad),
-          "r"(pair)
-          : "memory");
+      asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(
+                       queries + chunk_offset<Shape::kColumns>(at, n) + 4 * quad),
+                   "r"(pair)
+                   : "memory");
     }
   }
   __syncwarp();
@@ -378,7 +380,7 @@ __device__ __forceinline__ void store_rows(const Rows& rows, const AttendParams&
     Pack<uint32_t, 4> words;
     asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];\n"
                  : "=r"(words.v[0]), "=r"(words.v[1]), "=r"(words.v[2]), "=r"(words.v[3])
-                 : "r"(queries + chunk_offset<Shape::kDim>(at, chunk))
+                 : "r"(queries + chunk_offset<Shape::kColumns>(at, chunk))
                  : "memory");
     __nv_bfloat16* const to = rows.output(at) + 8 * chunk;
     const int live = params.head_dim - 8 * chunk;

@@ -37,6 +37,17 @@ void dispatch_head_dim(int64_t head_dim, F&& fn) {
     fn.template operator()<256>();
 }
 
+// The same with what the kernels for sm_90 are compiled for.
+template <class F>
+void dispatch_hopper_dim(int64_t head_dim, F&& fn) {
+  if (head_dim > 64 && head_dim <= 96)
+    fn.template operator()<96>();
+  else if (head_dim > 128 && head_dim <= 192)
+    fn.template operator()<192>();
+  else
+    dispatch_head_dim(head_dim, fn);
+}
+
 // Whether the kernels for sm_90 take a bf16 call; if not, on a GPU that has them, the log says once
 // for each head dim why the portable ones are used.
 inline bool takes_hopper(const char* name, int64_t head_dim, bool vectorized, bool drops,

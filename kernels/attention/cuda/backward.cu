@@ -183,13 +183,12 @@ void attention_backward(const AttentionBackward& args) {
       }
       const bool hopper = takes_hopper("attention_backward", dim, problem.vectorized,
                                        problem.streams != nullptr, device);
-      if (!hopper) make_deltas();
-      dispatch_head_dim(dim, [&]<int kDim>() {
-        if (hopper)
-          run_backward_hopper<kDim>(problem, args);
-        else
-          run_backward_bf16<kDim>(problem, device);
-      });
+      if (hopper) {
+        dispatch_hopper_dim(dim, [&]<int kDim>() { run_backward_hopper<kDim>(problem, args); });
+      } else {
+        make_deltas();
+        dispatch_head_dim(dim, [&]<int kDim>() { run_backward_bf16<kDim>(problem, device); });
+      }
       if (problem.slices > 1) add_slices(problem, device);
     }
   });

@@ -71,6 +71,8 @@ void run_backward_f32(const BackwardArgs<float>& args, Device device);
 template <int kDim>
 void run_backward_hopper(const BackwardArgs<__nv_bfloat16>& args, const AttentionBackward& in);
 template <>
+void run_backward_hopper<192>(const BackwardArgs<__nv_bfloat16>& args, const AttentionBackward& in);
+template <>
 void run_backward_hopper<256>(const BackwardArgs<__nv_bfloat16>& args, const AttentionBackward& in);
 
 // Streamed rows of a sequence: its queries, or its keys with those of its prefix.

@@ -91,10 +91,12 @@ void attention_forward(const AttentionForward& args) {
     };
     const bool hopper = !kFloat && takes_hopper("attention_forward", dim, problem.params.vectorized,
                                                 args.desc.dropout.p > 0, args.q.device());
+    if constexpr (!kFloat)
+      if (hopper)
+        return dispatch_hopper_dim(dim,
+                                   [&]<int kDim>() { run_forward_hopper<kDim>(problem, args); });
     dispatch_head_dim(dim, [&]<int kDim>() {
       using Shape = ForwardShape<kDim>;
-      if constexpr (!kFloat)
-        if (hopper) return run_forward_hopper<kDim>(problem, args);
       if constexpr (kFloat)
         start(attention_forward_float_kernel<kDim>, kFloatRows, kFloatThreads,
               FloatShape<kDim>::kSharedBytes, kDim);

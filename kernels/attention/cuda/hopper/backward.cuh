@@ -36,15 +36,16 @@ constexpr int kOuts = 2;       // tiles of dQ on their way, each with a thread
 
 template <int kDim_>
 struct BackwardShape {
-  static constexpr int kDim = kDim_, kOwnKeys = 128, kStep = kDim == 64 ? 128 : 64;
+  static constexpr int kDim = kDim_, kColumns = kPanelColumns<kDim>;
+  static constexpr int kOwnKeys = 128, kStep = kDim == 64 ? 128 : 64;
   static constexpr int kThreads = kWarpgroup * (1 + kComputing);
   static constexpr int kProducerRegisters = kDim == 64 ? 24 : 40;
   static constexpr int kConsumerRegisters = kDim == 64 ? 240 : 232;
-  static constexpr int kOwnBytes = 2 * kOwnKeys * kDim, kStepBytes = 2 * kStep * kDim;
+  static constexpr int kOwnBytes = 2 * kOwnKeys * kColumns, kStepBytes = 2 * kStep * kColumns;
   static constexpr int kScoreBytes = 2 * kOwnKeys * kStep;
   // A half of a tile of dQ, 64 x 64 in f32: one of each warpgroup.
   static constexpr int kHalfBytes = 4 * 64 * 64;
-  static_assert(2 * kHalfBytes == 4 * kStep * kDim);
+  static_assert(2 * kHalfBytes == 4 * kStep * kColumns);
   static constexpr int kKeys = 0, kValues = kOwnBytes, kQueries = 2 * kOwnBytes;
   static constexpr int kGradients = kQueries + kStages * kStepBytes;  // dO
   static constexpr int kScores = kGradients + kStages * kStepBytes;   // dS
@@ -143,19 +144,19 @@ __device__ __forceinline__ int turn_of(const BackwardArgs<bf16>& args, const Bac
 }
 
 // A thread begins to copy kRows rows of a head, from `token` on; `barrier` has to expect them.
-template <int kDim, int kRows>
+template <int kColumns, int kRows>
 __device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap& map, uint32_t barrier,
                                           int token, int head) {
 #pragma unroll 1
-  for (int panel = 0; panel < kDim / 64; ++panel)
+  for (int panel = 0; panel < kColumns / 64; ++panel)
     tma_load(to + panel * (kRows * 128), &map, {{64 * panel, head, token, 0}}, barrier);
 }
 
 // The first warp sets a tile's rows from `row` on to zero, before it arrives where the tile is made
 // known.
-template <int kDim, int kRows>
+template <int kColumns, int kRows>
 __device__ __forceinline__ void clear_rows(uint32_t tile, int row) {
-  for (int panel = 0; panel < kDim / 64; ++panel)
+  for (int panel = 0; panel < kColumns / 64; ++panel)
     for (int at = row * 128 + static_cast<int>(threadIdx.x) * 16; at < kRows * 128; at += 32 * 16)
       asm volatile(
           "st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(tile + panel * (kRows * 128) + at),
@@ -172,7 +173,7 @@ __device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
                                              const BackwardShare& share, const BackwardMaps& maps,
                                              const QueryTiles& tiles, char* memory,
                                              const BackwardBarriers& barriers) {
-  constexpr int kDim = S::kDim, kStep = S::kStep, kOwnKeys = S::kOwnKeys;
+  constexpr int kColumns = S::kColumns, kStep = S::kStep, kOwnKeys = S::kOwnKeys;
   const uint32_t shared = shared_address(memory), tail = barriers.tail();
   const bool first = threadIdx.x == 0;
   const int own_rows = share.length - share.own;
@@ -180,15 +181,15 @@ __device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
     const uint32_t barrier = own_rows >= kOwnKeys ? barriers.own() : tail;
     barrier_expect(barrier, 2 * S::kOwnBytes);
     const int token = share.begin + share.own;
-    load_tile<kDim, kOwnKeys>(shared + S::kKeys, maps.k, barrier, token, share.head);
-    load_tile<kDim, kOwnKeys>(shared + S::kValues, maps.v, barrier, token, share.head);
+    load_tile<kColumns, kOwnKeys>(shared + S::kKeys, maps.k, barrier, token, share.head);
+    load_tile<kColumns, kOwnKeys>(shared + S::kValues, maps.v, barrier, token, share.head);
     if (own_rows >= kOwnKeys) barrier_arrive(barrier);
   }
   if (own_rows < kOwnKeys) {
     if (first) barrier_arrive_and_wait(tail);
     __syncwarp();
-    clear_rows<kDim, kOwnKeys>(shared + S::kKeys, own_rows);
-    clear_rows<kDim, kOwnKeys>(shared + S::kValues, own_rows);
+    clear_rows<kColumns, kOwnKeys>(shared + S::kKeys, own_rows);
+    clear_rows<kColumns, kOwnKeys>(shared + S::kValues, own_rows);
     if (first) barrier_arrive(barriers.own());
   }
   auto* const steps = reinterpret_cast<Step*>(memory + S::kSteps);
@@ -206,7 +207,7 @@ __device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
       bulk_load(numbers, of_queries + kStep * walk.tile(tiles), 4 * kStep, barrier);
       const uint32_t of_rows = walk.rows() >= kStep ? barrier : tail;
       barrier_expect(of_rows, S::kStepBytes);
-      load_tile<kDim, kStep>(to, map, of_rows, token, walk.head());
+      load_tile<kColumns, kStep>(to, map, of_rows, token, walk.head());
     };
     barrier_wait(barriers.no_queries(s), turn.parity ^ 1);
     if (first) {
@@ -224,8 +225,8 @@ __device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
       if (first) barrier_arrive_and_wait(tail);
       __syncwarp();
       // A query beyond the end has zeros throughout: P = 1 then, but dO = 0 and dS = 0.
-      clear_rows<kDim, kStep>(queries, walk.rows());
-      clear_rows<kDim, kStep>(gradients, walk.rows());
+      clear_rows<kColumns, kStep>(queries, walk.rows());
+      clear_rows<kColumns, kStep>(gradients, walk.rows());
       if (first) {
         barrier_arrive(barriers.queries(s));
         barrier_arrive(barriers.gradients(s));
@@ -266,7 +267,7 @@ __device__ __forceinline__ void bring_out(const BackwardArgs<bf16>& args,
     if (i % kOuts != number) continue;
     const auto parity = static_cast<uint32_t>(i / kOuts % 2);
     const int64_t tile = walk.tile(out);
-    float* const to = out.sums + tile * (S::kStep * kDim);
+    float* const to = out.sums + tile * (S::kStep * S::kColumns);
     int32_t* const turns = out.turns + tile;
     const int turn = turn_of(args, share, walk);
     for (int now = -1; now != turn;)
@@ -637,12 +638,13 @@ template <int kDim>
 __global__ void __launch_bounds__(kTileThreads)
     round_queries_kernel(const __grid_constant__ BackwardArgs<bf16> args,
                          const __grid_constant__ QueryTiles in) {
-  constexpr int kStep = BackwardShape<kDim>::kStep, kPacks = kDim / 4;
+  constexpr int kStep = BackwardShape<kDim>::kStep, kColumns = BackwardShape<kDim>::kColumns;
+  constexpr int kPacks = kColumns / 4;
   const int head = static_cast<int>(blockIdx.x) % args.heads;
   const int slot = static_cast<int>(blockIdx.x) / args.heads;
   const SequenceTile tile = find_tile(args.cu, args.sequences, slot, kStep);
   const auto* const sums = reinterpret_cast<const char*>(
-      in.sums + (static_cast<int64_t>(head) * in.slots + slot) * (kStep * kDim));
+      in.sums + (static_cast<int64_t>(head) * in.slots + slot) * (kStep * kColumns));
   const auto rows = args.dq.rows(tile.begin, head, args.head_dim);
   for (int i = static_cast<int>(threadIdx.x); i < kStep * kPacks; i += kTileThreads) {
     const int row = i / kPacks, pack = i % kPacks, query = tile.tile * kStep + row;
@@ -672,7 +674,8 @@ void run_backward_hopper(const BackwardArgs<bf16>& args, const AttentionBackward
   const Device device = in.q.device();
   if (args.tokens == 0) return;
   const int64_t slots = tile_slots(args.tokens, args.sequences, S::kStep);
-  Tensor sums = Tensor::empty(Shape{args.heads * slots, S::kStep, kDim}, DType::kF32, device);
+  Tensor sums =
+      Tensor::empty(Shape{args.heads * slots, S::kStep, S::kColumns}, DType::kF32, device);
   Tensor turns = Tensor::empty(Shape{args.heads * slots}, DType::kI32, device), numbers;
   QueryTiles tiles =
       make_query_tiles<kDim, S::kStep>(args, numbers, pointer<int32_t>(turns), device);

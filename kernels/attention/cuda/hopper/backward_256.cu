@@ -1,3 +1,12 @@
-// The bf16 backward on sm_90 for head dims over 128: a file of its own, so that they compile side
-// by side.
+// The bf16 backward on sm_90 for head dims of 256: a file of its own, so that they compile side by
+// side.
 #include "kernels/attention/cuda/hopper/backward_wide.cuh"
+
+namespace cohort::kernels::cuda {
+
+template <>
+void run_backward_hopper<256>(const BackwardArgs<bf16>& args, const AttentionBackward& in) {
+  run_backward_wide<256>(args, in);
+}
+
+}  // namespace cohort::kernels::cuda

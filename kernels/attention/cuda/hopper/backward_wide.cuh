@@ -22,22 +22,23 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-constexpr int kWideDim = 256, kWideTile = 64;  // keys or queries, of which a step has as many
+constexpr int kWideTile = 64;  // keys or queries, of which a step has as many
 constexpr int kWideThreads = kWarpgroup * (1 + kComputing);
 
 // c = 64 rows of `a` times 64 rows of `b`, over the head dim. Panels of `a` have kRows rows.
-template <int kRows>
+template <int kDim, int kRows>
 __device__ __forceinline__ void wide_scores(float (&c)[kWideTile / 8][4], uint32_t a, uint32_t b) {
   wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < kWideDim / 16; ++k)
+  for (int k = 0; k < kDim / 16; ++k)
     wgmma<Read::kAlongRows, Read::kAlongRows>(c, along_rows<kRows>(wgmma_factor(a), k),
                                               along_rows<kWideTile>(wgmma_factor(b), k), k > 0);
   wgmma_commit();
 }
 
 // sum += factor times the 64 rows of `b`.
-__device__ __forceinline__ void wide_add(float (&sum)[kWideDim / 8][4],
+template <int kN>
+__device__ __forceinline__ void wide_add(float (&sum)[kN][4],
                                          const uint32_t (&factor)[kWideTile / 16][4], uint32_t b) {
   wgmma_fence();
 #pragma unroll
@@ -65,9 +66,10 @@ __device__ __forceinline__ void set_zero(float (&sum)[kN][4]) {
 
 // ---- dK and dV
 
+template <int kDim>
 struct WideKeysShape {
-  static constexpr int kDim = kWideDim, kOwnKeys = kWideTile, kStep = kWideTile;
-  static constexpr int kOwnBytes = 2 * kOwnKeys * kDim, kStepBytes = 2 * kStep * kDim;
+  static constexpr int kColumns = kDim, kOwnKeys = kWideTile, kStep = kWideTile;
+  static constexpr int kOwnBytes = 2 * kOwnKeys * kColumns, kStepBytes = 2 * kStep * kColumns;
   static constexpr int kScoreBytes = 4 * kOwnKeys * kStep;
   static constexpr int kKeys = 0, kValues = kOwnBytes, kQueries = 2 * kOwnBytes;
   static constexpr int kGradients = kQueries + kStages * kStepBytes;  // dO
@@ -81,6 +83,7 @@ struct WideKeysShape {
 };
 
 // Of both warpgroups.
+template <int kDim>
 class WideKeysConsumer {
  public:
   __device__ WideKeysConsumer(const BackwardArgs<bf16>& args, const BackwardShare& share,
@@ -99,7 +102,7 @@ class WideKeysConsumer {
   // dV, of the first.
   __device__ __forceinline__ void sum_values() {
     Step step = wait_step(0);
-    wide_scores<kWideTile>(s_, shared_ + S::kKeys, streamed(S::kQueries, 0));
+    wide_scores<kDim, kWideTile>(s_, shared_ + S::kKeys, streamed(S::kQueries, 0));
     wgmma_wait<0>();
     wgmma_hold(s_);
     make_probabilities(0, step.first);
@@ -113,7 +116,7 @@ class WideKeysConsumer {
         add_last(streamed(S::kGradients, i));
         break;
       }
-      wide_scores<kWideTile>(s_, shared_ + S::kKeys, streamed(S::kQueries, i + 1));
+      wide_scores<kDim, kWideTile>(s_, shared_ + S::kKeys, streamed(S::kQueries, i + 1));
       wide_add(sum_, factor_, streamed(S::kGradients, i));
       wgmma_wait<1>();
       wgmma_hold(s_);
@@ -129,7 +132,7 @@ class WideKeysConsumer {
   __device__ __forceinline__ void sum_keys() {
     wait_step(0);
     barrier_wait(barriers_.gradients(0), 0);
-    wide_scores<kWideTile>(s_, shared_ + S::kValues, streamed(S::kGradients, 0));
+    wide_scores<kDim, kWideTile>(s_, shared_ + S::kValues, streamed(S::kGradients, 0));
     wgmma_wait<0>();
     wgmma_hold(s_);
     make_gradients(0);
@@ -142,7 +145,7 @@ class WideKeysConsumer {
       }
       const Turn next(i + 1);
       barrier_wait(barriers_.gradients(next.stage), next.parity);
-      wide_scores<kWideTile>(s_, shared_ + S::kValues, streamed(S::kGradients, i + 1));
+      wide_scores<kDim, kWideTile>(s_, shared_ + S::kValues, streamed(S::kGradients, i + 1));
       wide_add(sum_, factor_, streamed(S::kQueries, i));
       wgmma_wait<1>();
       wgmma_hold(s_);
@@ -156,7 +159,7 @@ class WideKeysConsumer {
   }
 
  private:
-  using S = WideKeysShape;
+  using S = WideKeysShape<kDim>;
 
   __device__ __forceinline__ Step wait_step(int i) {
     const Turn turn(i);
@@ -213,15 +216,16 @@ class WideKeysConsumer {
   const uint32_t shared_;
   const BackwardBarriers barriers_;
   const int thread_, key0_;  // key0_: the warp's first key, in the sequence
-  float s_[kWideTile / 8][4], sum_[kWideDim / 8][4];
+  float s_[kWideTile / 8][4], sum_[kDim / 8][4];
   uint32_t factor_[kWideTile / 16][4];
 };
 
+template <int kDim>
 __global__ void __launch_bounds__(kWideThreads, 1)
     backward_wide_keys_kernel(const __grid_constant__ BackwardArgs<bf16> args,
                               const __grid_constant__ BackwardMaps maps,
                               const __grid_constant__ QueryTiles tiles) {
-  using S = WideKeysShape;
+  using S = WideKeysShape<kDim>;
   extern __shared__ __align__(1024) char memory[];
   const BackwardBarriers barriers{shared_address(memory) + S::kBarriers};
   auto& share = *reinterpret_cast<BackwardShare*>(memory + S::kShare);
@@ -250,7 +254,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     return;
   }
   take_registers<232>();
-  WideKeysConsumer consumer(args, share, memory, barriers);
+  WideKeysConsumer<kDim> consumer(args, share, memory, barriers);
   if (uniform(static_cast<int>(threadIdx.x) / kWarpgroup) == 1)
     consumer.sum_values();
   else
@@ -259,9 +263,10 @@ __global__ void __launch_bounds__(kWideThreads, 1)
 
 // ---- dQ
 
+template <int kDim>
 struct WideQueriesShape {
   static constexpr int kRows = 64 * kComputing;
-  static constexpr int kOwnBytes = 2 * kRows * kWideDim, kTileBytes = 2 * kWideTile * kWideDim;
+  static constexpr int kOwnBytes = 2 * kRows * kDim, kTileBytes = 2 * kWideTile * kDim;
   static constexpr int kQueries = 0, kGradients = kOwnBytes;                           // dO
   static constexpr int kKeys = 2 * kOwnBytes, kValues = kKeys + kStages * kTileBytes;  // one stage
   static constexpr int kBarriers = kValues + kTileBytes;
@@ -279,21 +284,22 @@ struct WideQueriesBarriers {
 };
 
 // The first warp copies.
+template <int kDim>
 __device__ __forceinline__ void copy_wide_keys(const BackwardArgs<bf16>& args,
                                                const BackwardShare& share, const BackwardMaps& maps,
                                                uint32_t shared,
                                                const WideQueriesBarriers& barriers) {
-  using S = WideQueriesShape;
+  using S = WideQueriesShape<kDim>;
   // Rows [row0, row0 + kRows) of `rows`, zeros from row `end` on. Those that lie one after the
   // other, from `token` on, come by the copy engine.
   const auto copy = [&]<int kRows>(uint32_t to, const HeadRows<const bf16>& rows, int row0, int end,
                                    const CUtensorMap& map, uint32_t barrier, int token, int head) {
     if (row0 + kRows <= end && (row0 >= rows.own || row0 + kRows <= rows.own)) {
       if (threadIdx.x > 0) return;
-      barrier_arrive_expect(barrier, 2 * kRows * kWideDim);
-      return load_tile<kWideDim, kRows>(to, map, barrier, token, head);
+      barrier_arrive_expect(barrier, 2 * kRows * kDim);
+      return load_tile<kDim, kRows>(to, map, barrier, token, head);
     }
-    copy_rows<kWideDim, kRows, 32>(
+    copy_rows<kDim, kRows, 32>(
         to, args.head_dim, [&](int r) { return row0 + r < end ? rows.row(row0 + r) : nullptr; });
     copy_async_commit();
     copy_async_wait<0>();
@@ -327,6 +333,7 @@ __device__ __forceinline__ void copy_wide_keys(const BackwardArgs<bf16>& args,
   }
 }
 
+template <int kDim>
 class WideQueriesConsumer {
  public:
   __device__ WideQueriesConsumer(const BackwardArgs<bf16>& args, const BackwardShare& share,
@@ -362,9 +369,9 @@ class WideQueriesConsumer {
       const uint32_t own = group_ * (64 * 128);
       float s[kWideTile / 8][4], dp[kWideTile / 8][4];
       barrier_wait(barriers_.keys(turn.stage), turn.parity);
-      wide_scores<S::kRows>(s, shared_ + S::kQueries + own, keys);
+      wide_scores<kDim, S::kRows>(s, shared_ + S::kQueries + own, keys);
       barrier_wait(barriers_.values(), of_values.parity);
-      wide_scores<S::kRows>(dp, shared_ + S::kGradients + own, shared_ + S::kValues);
+      wide_scores<kDim, S::kRows>(dp, shared_ + S::kGradients + own, shared_ + S::kValues);
       wgmma_wait<1>();  // dQ of the step before is there, too
       wgmma_hold(s);
       wgmma_hold(sum_);
@@ -387,7 +394,7 @@ class WideQueriesConsumer {
   }
 
  private:
-  using S = WideQueriesShape;
+  using S = WideQueriesShape<kDim>;
 
   // S becomes P, zero where the mask says so and beyond the last key.
   __device__ __forceinline__ void make_probabilities(float (&s)[kWideTile / 8][4], int key0) const {
@@ -417,15 +424,16 @@ class WideQueriesConsumer {
   const uint32_t shared_;
   const WideQueriesBarriers barriers_;
   const int group_, lane_, row0_;  // row0_: the warp's first query, in the sequence
-  float lse_log2_[2], delta_[2], sum_[kWideDim / 8][4];
+  float lse_log2_[2], delta_[2], sum_[kDim / 8][4];
   uint32_t factor_[kWideTile / 16][4];
 };
 
+template <int kDim>
 __global__ void __launch_bounds__(kWideThreads, 1)
     backward_wide_queries_kernel(const __grid_constant__ BackwardArgs<bf16> args,
                                  const __grid_constant__ BackwardMaps maps,
                                  const __grid_constant__ QueryTiles tiles) {
-  using S = WideQueriesShape;
+  using S = WideQueriesShape<kDim>;
   extern __shared__ __align__(1024) char memory[];
   const WideQueriesBarriers barriers{shared_address(memory) + S::kBarriers};
   auto& share = *reinterpret_cast<BackwardShare*>(memory + S::kShare);
@@ -447,17 +455,15 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   if (share.own >= share.length) return;
   if (threadIdx.x < kWarpgroup) {
     release_registers<24>();
-    if (threadIdx.x < 32) copy_wide_keys(args, share, maps, shared_address(memory), barriers);
+    if (threadIdx.x < 32) copy_wide_keys<kDim>(args, share, maps, shared_address(memory), barriers);
     return;
   }
   take_registers<240>();
-  WideQueriesConsumer(args, share, tiles, shared_address(memory), barriers).run();
+  WideQueriesConsumer<kDim>(args, share, tiles, shared_address(memory), barriers).run();
 }
 
-}  // namespace
-
-template <>
-void run_backward_hopper<kWideDim>(const BackwardArgs<bf16>& args, const AttentionBackward& in) {
+template <int kDim>
+void run_backward_wide(const BackwardArgs<bf16>& args, const AttentionBackward& in) {
   const Device device = in.q.device();
   if (args.tokens == 0) return;
   // Blocks that read the same rows run close to each other in time: as many heads side by side as
@@ -465,7 +471,7 @@ void run_backward_hopper<kWideDim>(const BackwardArgs<bf16>& args, const Attenti
   const auto at_once = [&](int64_t heads_read, int blocks) {
     constexpr int64_t kCache = 32 << 20;
     const int64_t bytes =
-        args.tokens / args.sequences * heads_read * kWideDim * int64_t{2 * sizeof(bf16)};
+        args.tokens / args.sequences * heads_read * kDim * int64_t{2 * sizeof(bf16)};
     return static_cast<int>(std::clamp<int64_t>(kCache / std::max<int64_t>(bytes, 1), 1, blocks));
   };
   const auto maps = [&](int own_keys, int own_queries) {
@@ -475,16 +481,19 @@ void run_backward_hopper<kWideDim>(const BackwardArgs<bf16>& args, const Attenti
                         .dout = describe_heads(in.dout, own_queries)};
   };
   Tensor numbers;
-  QueryTiles tiles = make_query_tiles<kWideDim, kWideTile>(args, numbers, nullptr, device);
+  QueryTiles tiles = make_query_tiles<kDim, kWideTile>(args, numbers, nullptr, device);
   tiles.heads_at_once = at_once(args.group() / args.slices, tile_blocks<Pass::kKeys>(args));
-  launch("attention_backward", backward_wide_keys_kernel,
-         {backward_blocks<Pass::kKeys>(args, kWideTile), kWideThreads, WideKeysShape::kSharedBytes},
+  launch("attention_backward", backward_wide_keys_kernel<kDim>,
+         {backward_blocks<Pass::kKeys>(args, kWideTile), kWideThreads,
+          WideKeysShape<kDim>::kSharedBytes},
          device, args, maps(kWideTile, kWideTile), tiles);
   tiles.heads_at_once = at_once(1, args.heads);
-  launch("attention_backward_queries", backward_wide_queries_kernel,
-         {backward_blocks<Pass::kQueries>(args, WideQueriesShape::kRows), kWideThreads,
-          WideQueriesShape::kSharedBytes},
-         device, args, maps(kWideTile, WideQueriesShape::kRows), tiles);
+  using OfQueries = WideQueriesShape<kDim>;
+  launch("attention_backward_queries", backward_wide_queries_kernel<kDim>,
+         {backward_blocks<Pass::kQueries>(args, OfQueries::kRows), kWideThreads,
+          OfQueries::kSharedBytes},
+         device, args, maps(kWideTile, OfQueries::kRows), tiles);
 }
 
+}  // namespace
 }  // namespace cohort::kernels::cuda

@@ -6,9 +6,10 @@
 // stages each. Both sides meet at barriers in shared memory, a pair for each stage: full, and empty
 // again. When a block has done with some rows it draws the next ones, whose queries and keys are
 // copied while the last O is written. Heads of more than 128 columns have tiles of 64 keys, and O
-// takes the place of their queries on its way out.
+// takes the place of their queries on its way out. A head of 96 lies in shared memory as one of
+// 128, whose last columns no product reads.
 //
-// For heads of 128 the two warpgroups that compute take turns to issue their products, so that one
+// For heads of 96 and 128 the two warpgroups that compute take turns to issue their products, so that one
 // has exponentials where the other has products. Each takes a turn for every tile of the block,
 // those that its rows do not see among them: none waits for a turn that does not come.
 //
@@ -62,20 +63,27 @@ struct Item {
 // n % kQueryStages.
 template <int kDim_>
 struct HopperShape {
-  static constexpr int kDim = kDim_, kConsumers = kDim == 64 ? 3 : 2;
+  static constexpr int kDim = kDim_, kColumns = kPanelColumns<kDim>;
+  static constexpr int kConsumers = kDim == 64 ? 3 : 2;
   static constexpr int kRows = 64 * kConsumers, kThreads = kWarpgroup * (kConsumers + 1);
-  static constexpr int kProducerRegisters = kDim == 64 ? 32 : kDim == 128 ? 56 : 24;
-  static constexpr int kConsumerRegisters = kDim == 64 ? 160 : kDim == 128 ? 224 : 240;
+  static constexpr int kProducerRegisters = kDim == 64    ? 32
+                                            : kDim <= 128 ? 56
+                                            : kDim <= 192 ? 40
+                                                          : 24;
+  static constexpr int kConsumerRegisters = kDim == 64    ? 160
+                                            : kDim <= 128 ? 224
+                                            : kDim <= 192 ? 232
+                                                          : 240;
   static constexpr int kQueryStages = kDim == 64 ? 2 : 1;
-  static constexpr bool kTurns = kDim == 128;  // whether warpgroups take turns
+  static constexpr bool kTurns = kDim > 64 && kDim <= 128;  // whether warpgroups take turns
   static constexpr bool kJoinsInShared = kDim <= 128;
   static constexpr int kKeys = kTileKeys<kDim>;
-  static constexpr int kTileBytes = 2 * kKeys * kDim, kQueryBytes = 2 * 64 * kDim;
+  static constexpr int kTileBytes = 2 * kKeys * kColumns, kQueryBytes = 2 * 64 * kColumns;
   static constexpr int kKeyTiles = kQueryStages * kConsumers * kQueryBytes;
   static constexpr int kValueTiles = kKeyTiles + kStages * kTileBytes;
   static constexpr int kJoined = kValueTiles + kStages * kTileBytes;
   static constexpr int kBarriers =
-      kJoined + (kJoinsInShared ? static_cast<int>(joined_bytes(kRows, kDim)) : 0);
+      kJoined + (kJoinsInShared ? static_cast<int>(joined_bytes(kRows, kColumns)) : 0);
   static constexpr int kItems = kBarriers + 8 * 8 * kStages;  // see Item
   static constexpr int kSharedBytes = kItems + kStages * static_cast<int>(sizeof(Item));
 };
@@ -200,7 +208,7 @@ class ForwardProducer {
         // Of a warpgroup without rows: the first ones again.
         const int row = 64 * w < rows.count ? 64 * w : 0;
         const uint32_t to = shared_ + (turn.stage * Shape::kConsumers + w) * Shape::kQueryBytes;
-        for (int panel = 0; panel < Shape::kDim / 64; ++panel)
+        for (int panel = 0; panel < Shape::kColumns / 64; ++panel)
           tma_load(to + panel * (64 * 128), &maps_.q,
                    {{64 * panel, rows.number, static_cast<int>(rows.token(row)), 0}}, barrier);
       }
@@ -234,14 +242,14 @@ class ForwardProducer {
         const int token = key0 < rows.prefix ? rows.prefix_begin + key0
                                              : static_cast<int>(rows.begin) + key0 - rows.prefix;
         barrier_expect(barrier, Shape::kTileBytes);
-        for (int panel = 0; panel < Shape::kDim / 64; ++panel)
+        for (int panel = 0; panel < Shape::kColumns / 64; ++panel)
           tma_load(to + panel * (Shape::kKeys * 128), map, {{64 * panel, rows.kv_head, token, 0}},
                    barrier);
       }
       barrier_arrive(barrier);
       return;
     }
-    copy_rows<Shape::kDim, Shape::kKeys, kWarpgroup>(to, problem_.params.head_dim, [&](int r) {
+    copy_rows<Shape::kColumns, Shape::kKeys, kWarpgroup>(to, problem_.params.head_dim, [&](int r) {
       const int64_t row = rows.key_offset(key0 + r);
       return row < 0 ? nullptr : from + row;
     });
@@ -272,9 +280,9 @@ class Consumer {
         queries_(n) {
     auto* const joined = reinterpret_cast<float*>(memory + Shape::kJoined);
     if constexpr (Shape::kJoinsInShared)
-      joined_ = {.o = joined, .states = joined + Shape::kRows * kDim};
+      joined_ = {.o = joined, .states = joined + Shape::kRows * kColumns};
     else
-      joined_ = problem.joined.from(int64_t{Shape::kRows} * blockIdx.x, kDim);
+      joined_ = problem.joined.from(int64_t{Shape::kRows} * blockIdx.x, kColumns);
     group_ = uniform(static_cast<int>(threadIdx.x) / kWarpgroup - 1);
     const int seen[2] = {rows.visible(own_row()), rows.visible(own_row() + 8)};
     least_ = __reduce_min_sync(0xffffffffu, min(seen[0], seen[1]));
@@ -302,7 +310,8 @@ class Consumer {
   }
 
  private:
-  static constexpr int kDim = Shape::kDim, kKeys = Shape::kKeys, kGroups = kKeys / 16;
+  static constexpr int kDim = Shape::kDim, kColumns = Shape::kColumns;
+  static constexpr int kKeys = Shape::kKeys, kGroups = kKeys / 16;
   static constexpr int kChunkTiles = static_cast<int>(kAttentionChunk) / kKeys;
 
   // The first row of the warp, and of the thread; computed where they are needed.
@@ -462,7 +471,7 @@ class Consumer {
       release(barriers_.no_queries(queries_.stage));
     } else {
       // O goes through where the warp's own rows would wait for other chunks.
-      constexpr int kWaiting = 4 * kDim, kRow = 2 * kDim;
+      constexpr int kWaiting = 4 * kColumns, kRow = 2 * kColumns;
       store_rows<Shape>(rows_, params_, o_, state_,
                         shared_ + Shape::kJoined + row() * (kWaiting - kRow), row());
     }
@@ -561,7 +570,7 @@ void run_forward_hopper(ForwardProblem<__nv_bfloat16> problem, const AttentionFo
       std::min<int64_t>(slots * problem.heads, ::cohort::cuda::multiprocessors(device));
   Tensor drawn = zeros_for_launch(device), scratch;
   if (!Shape::kJoinsInShared && problem.tokens > kAttentionChunk)
-    scratch = joined_scratch(problem.joined, blocks * Shape::kRows, kDim, device);
+    scratch = joined_scratch(problem.joined, blocks * Shape::kRows, Shape::kColumns, device);
   launch("attention_forward", forward_hopper_kernel<Shape>,
          {blocks_for(blocks, 1), Shape::kThreads, Shape::kSharedBytes}, device, problem,
          ForwardMaps{.q = describe_heads(in.q, 64),

@@ -2,6 +2,8 @@
 // dQ. A kernel before the others fills in the numbers.
 #pragma once
 
+#include <bit>
+
 #include "kernels/attention/cuda/backward.cuh"
 
 namespace cohort::kernels::cuda {
@@ -11,7 +13,7 @@ namespace {
 // tile's numbers; see find_tile() for slots. Zeros follow the last query of a sequence.
 struct QueryTiles {
   float *lse_log2, *delta;  // [heads, slots, kStep]: lse log2(e), and dO . O
-  float* sums;              // [heads, slots, kStep, kDim]: of dQ
+  float* sums;              // [heads, slots, kStep, columns of whole panels]: of dQ
   int32_t* turns;           // [heads, slots]: whose turn it is at the sums
   int slots;
   int heads_at_once;  // that fit the L2 cache, see find_share()
@@ -26,13 +28,12 @@ struct QueryTiles {
 // Kernels whose blocks have a tile of queries of one head each.
 constexpr int kTileThreads = 256;
 
-// A tile's numbers, and its first turn. kDim / 8 neighbouring threads have 8 elements of a row
-// each.
+// A tile's numbers, and its first turn. kLanes neighbouring threads have 8 elements of a row each.
 template <int kDim, int kStep>
 __global__ void __launch_bounds__(kTileThreads)
     query_numbers_kernel(const __grid_constant__ BackwardArgs<__nv_bfloat16> args,
                          const __grid_constant__ QueryTiles out) {
-  constexpr int kLanes = kDim / 8;
+  constexpr int kLanes = std::bit_ceil(kDim / 8u);
   const int head = static_cast<int>(blockIdx.x) % args.heads;
   const int slot = static_cast<int>(blockIdx.x) / args.heads;
   const SequenceTile tile = find_tile(args.cu, args.sequences, slot, kStep);

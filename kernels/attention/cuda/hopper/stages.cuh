@@ -20,13 +20,18 @@ struct Turn {
         parity(static_cast<uint32_t>(i) / kCount % 2) {}
 };
 
+// Columns of shared memory that a head of kDim takes: whole panels.
+template <int kDim>
+inline constexpr int kPanelColumns = (kDim + 63) / 64 * 64;
+
 // The first kThreads threads of the block begin to copy kRows rows of `head_dim` values, a multiple
-// of 8, to panels of kDim; row_of(r): where row r starts, null: zeros. Zeros, too, are the columns
-// beyond the head dim.
-template <int kDim, int kRows, int kThreads, class RowOf>
+// of 8, to panels of kColumns; row_of(r): where row r starts, null: zeros. Zeros, too, are the
+// columns beyond the head dim.
+template <int kColumns, int kRows, int kThreads, class RowOf>
 __device__ __forceinline__ void copy_rows(uint32_t to, int head_dim, RowOf&& row_of) {
-  constexpr int kChunks = kDim / 8, kAtOnce = kThreads / kChunks;
+  constexpr int kChunks = kColumns / 8, kAtOnce = kThreads / kChunks;
   const int thread = static_cast<int>(threadIdx.x);
+  if (kThreads % kChunks != 0 && thread >= kAtOnce * kChunks) return;
   const int chunk = thread % kChunks;
   const bool inside = 8 * chunk < head_dim;
 #pragma unroll 2
