@@ -216,23 +216,23 @@ struct MlpBackward {
       linear_weight_gradient(dy, SavedTensor(Variable(value)), g.weight_slot(kDown));
     };
     linear_bias_gradient(dy, g.weight_slot(kDownBias));
-    Tensor df = empty_rows(u, down.dim(1)), du;  // df: where f is not kept, then f in its place
-    if (needs_du) linear_input_gradient(dy, down, {df});
     if (f.defined()) down_gradient(std::exchange(f, {}));
+    if (needs_f) f = empty_rows(u, down.dim(1));
+    Tensor du;
     if (needs_du) {
       du = Tensor::empty_like(u);
-      kernels::activation_backward({.du = du,
-                                    .dbias = g.weight_slot(kUpBias),
-                                    .dy = df,
-                                    .u = u,
-                                    .op = op,
-                                    .y = needs_f ? df : Tensor()});
+      kernels::linear_activation_backward({.du = du,
+                                           .dbias = g.weight_slot(kUpBias),
+                                           .dy = dy,
+                                           .w = down,
+                                           .u = u,
+                                           .op = op,
+                                           .y = f});
     } else if (needs_f) {
-      kernels::activation_forward({.y = df, .u = u, .op = op});
+      kernels::activation_forward({.y = f, .u = u, .op = op});
     }
     u = {};
-    if (needs_f) down_gradient(df);
-    df = {};
+    if (needs_f) down_gradient(std::exchange(f, {}));
     if (!needs_du) return;
     linear_input_gradient(du, up, g.slot(kX));
     linear_weight_gradient(du, x, g.weight_slot(kUp));
@@ -242,13 +242,21 @@ struct MlpBackward {
 }  // namespace
 
 Variable mlp(const Variable& x, const MlpWeights& w, const MlpDesc& desc) {
-  Tensor u = empty_rows(x.value(), w.up.value().dim(0));
-  kernels::linear_forward({.y = u, .x = x.value(), .w = w.up.value(), .bias = w.up_bias.value()});
+  const Variable inputs[] = {x, w.up, w.up_bias, w.down, w.down_bias};
+  const bool differentiated =
+      grad_enabled() && std::any_of(std::begin(inputs), std::end(inputs),
+                                    [](const Variable& v) { return v.requires_grad(); });
+  Tensor u = differentiated ? empty_rows(x.value(), w.up.value().dim(0)) : Tensor();
   Tensor f = empty_rows(x.value(), w.down.value().dim(1));
-  kernels::activation_forward({.y = f, .u = u, .op = desc.activation});
+  kernels::linear_activation({.y = f,
+                              .x = x.value(),
+                              .w = w.up.value(),
+                              .bias = w.up_bias.value(),
+                              .op = desc.activation,
+                              .u = u});
   Tensor y = empty_rows(x.value(), w.down.value().dim(0));
   kernels::linear_forward({.y = y, .x = f, .w = w.down.value(), .bias = w.down_bias.value()});
-  return make_node("mlp", y, {x, w.up, w.up_bias, w.down, w.down_bias},
+  return make_node("mlp", y, inputs,
                    MlpBackward{.x = SavedTensor(x),
                                .u = u,
                                .f = desc.recompute ? Tensor() : f,

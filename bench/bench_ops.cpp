@@ -122,10 +122,9 @@ void add_matmul(Rows& rows) {
                     }});
     if (tokens <= 32) {
       const Tensor both = random({2 * out, in});
-      rows.push_back({"gated_linear_forward",
-                      str("x[", tokens, ", ", in, "] w", both.shape().str()),
+      rows.push_back({"linear_activation", str("x[", tokens, ", ", in, "] w", both.shape().str()),
                       multiplies(tokens, 2 * out, in), [=]() mutable {
-                        gated_linear_forward({y, x, both, {}, GatedOp::kSwiGlu});
+                        linear_activation({y, x, both, {}, Activation::kSwiGlu});
                       }});
       continue;
     }

@@ -17,6 +17,7 @@
 #include "bench/timing.h"
 #include "core/allocator.h"
 #include "core/parallel.h"
+#include "core/replay.h"
 #include "dist/process_group.h"
 #include "nn/memory.h"
 #include "trainers/learner.h"
@@ -82,9 +83,12 @@ int run(int argc, char** argv) {
   std::string path;
   std::vector<std::string> overrides;
   int64_t vocab = 66;
+  bool graph = false;
   app.add_option("config", path, "CONFIG.yaml")->required();
   app.add_option("overrides", overrides, "key=value ...");
   app.add_option("--vocab", vocab, "vocabulary size")->capture_default_str();
+  app.add_flag("--graph", graph,
+               "also what a CUDA graph of a micro batch's forward and backward would save");
   CLI11_PARSE(app, argc, argv);
   const TrainConfig config = load_plan(path, overrides).stages.back();
   if (config.num_threads > 0) set_num_threads(static_cast<int>(config.num_threads));
@@ -151,6 +155,23 @@ int run(int argc, char** argv) {
     std::printf("MFU                   %.1f %%\n", 100 * flops / seconds / 989e12);
   else
     print_cpu_share(model, tokens, flops / seconds);
+  if (graph) {
+    const auto forward_and_backward = [&] { backward([&] { return loss(0); }); };
+    Replay recorded(device, forward_and_backward);
+    recorded.run();
+    const auto seconds_of = [&](const std::function<void()>& work) {
+      return bench::median_seconds(
+          [&] {
+            work();
+            synchronize(device);
+          },
+          10, 2);
+    };
+    const double called = seconds_of(forward_and_backward),
+                 replayed = seconds_of([&] { recorded.run(); });
+    std::printf("forward and backward  %.3f ms, replayed as a CUDA graph %.3f ms (%.1f %% less)\n",
+                called * 1e3, replayed * 1e3, 100 * (1 - replayed / called));
+  }
   // A step of several ranks is made by all of them.
   if (!group)
     bench::print_op_times(device, step, seconds,

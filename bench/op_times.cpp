@@ -39,18 +39,33 @@ OpCosts step_costs(const Transformer& model, const OptimizerStorage& storage, in
              kv = static_cast<double>(c.num_kv_heads * c.head_dim),
              parameters = static_cast<double>(model_size(c).parameters);
   OpCosts out;
-  // The backward of a linear layer is two products.
-  const auto linear = [&](double n, double k) {
-    const double flops = 2 * t * n * k, activations = t * (n + k) * element;
-    out["linear_forward"].flops += layers * flops;
-    out["linear_forward"].bytes += layers * (activations + n * k * element);
-    out["matmul"].flops += layers * 2 * flops;
-    out["matmul"].bytes += layers * (2 * activations + n * k * (element + sums));
+  const auto add = [&](const char* op, double flops, double bytes) {
+    out[op].flops += layers * flops;
+    out[op].bytes += layers * bytes;
   };
-  linear(q + 2 * kv, d);
-  linear(d, q);
-  linear(is_gated(c.mlp) ? 2 * ff : ff, d);
-  linear(d, ff);
+  const auto forward = [&](double n, double k) {
+    add("linear_forward", 2 * t * n * k, (t * (n + k) + n * k) * element);
+  };
+  const auto input_gradient = [&](double n, double k) {
+    add("matmul", 2 * t * n * k, (t * (n + k) + n * k) * element);
+  };
+  const auto weight_gradient = [&](double n, double k) {
+    add("matmul", 2 * t * n * k, t * (n + k) * element + n * k * sums);
+  };
+  for (const auto& [n, k] : {std::pair{q + 2 * kv, d}, {d, q}}) {
+    forward(n, k);
+    input_gradient(n, k);
+    weight_gradient(n, k);
+  }
+  // Of an MLP the up product and the activation are one op, and so are its gradient and the
+  // product before it.
+  const double up = is_gated(c.mlp) ? 2 * ff : ff;
+  add("linear_activation", 2 * t * up * d, (t * (d + up + ff) + up * d) * element);
+  forward(d, ff);
+  weight_gradient(d, ff);
+  add("linear_activation_backward", 2 * t * d * ff, (t * (d + 2 * up) + d * ff) * element);
+  input_gradient(up, d);
+  weight_gradient(up, d);
   // A causal token sees half of its sequence on average.
   const double scores = layers * 2 * t * static_cast<double>(c.context) / 2 * q;
   out["attention_forward"] = {2 * scores, layers * t * (2 * q + 2 * kv) * element};
@@ -60,15 +75,6 @@ OpCosts step_costs(const Transformer& model, const OptimizerStorage& storage, in
   const std::string norm = c.norm == NormType::kRms ? "rms_norm" : "layer_norm";
   out["add_" + norm + "_forward"].bytes = 2 * layers * t * 4 * d * element;
   out[norm + "_backward"].bytes = 2 * layers * t * 4 * d * element;
-  const double columns = is_gated(c.mlp) ? 3 * ff : 2 * ff;  // activation: in and out
-  const std::string activation = c.mlp == MlpType::kSwiGlu      ? "swiglu"
-                                 : c.mlp == MlpType::kGeGlu     ? "geglu"
-                                 : c.mlp == MlpType::kGeGluTanh ? "geglu_tanh"
-                                 : c.mlp == MlpType::kGelu      ? "gelu"
-                                                                : "gelu_tanh";
-  out[activation + "_forward"].bytes = layers * t * columns * element;
-  out["activation_backward"].bytes =
-      layers * t * (columns + (is_gated(c.mlp) ? 2 : 1) * ff) * element;
   if (c.position == PositionType::kRope)
     out["rope"].bytes = 2 * layers * t * 2 * (q + kv) * element;
   // Weight, master where there is one, and both moments are read and written, gradients read.

@@ -1,6 +1,8 @@
 #include "kernels/activation.h"
 
+#include "core/dry_run.h"
 #include "core/with_cuda.h"
+#include "kernels/matmul.h"
 
 namespace cohort::kernels {
 
@@ -30,6 +32,59 @@ void activation_backward(const ActivationBackward& args) {
   check_grad(dbias, {u.cols()}, accumulate_dtype(u.dtype()), kOp, "dbias", device);
   if (y.defined()) check_tensor(y, shape, u.dtype(), kOp, "y", device);
   on_device<cpu::activation_backward, cuda::activation_backward>(device, args);
+}
+
+void linear_activation(const LinearActivation& args) {
+  constexpr const char* kOp = "linear_activation";
+  const auto& [y, x, w, bias, op, u] = args;
+  const int64_t halves = is_gated(op) ? 2 : 1;
+  COHORT_CHECK(w.rank() == 2 && w.dim(0) % halves == 0, "[", kOp,
+               "] expected w with rows of two halves, got ", w.str());
+  COHORT_CHECK(x.cols() == w.dim(1), "[", kOp, "] expected x with rows of ", w.dim(1), ", got ",
+               x.str());
+  Shape shape = x.shape();
+  const Device device = x.device();
+  check_tensor(x, shape, x.dtype(), kOp, "x", device);
+  check_tensor(w, w.shape(), x.dtype(), kOp, "w", device);
+  if (bias.defined()) check_tensor(bias, {w.dim(0)}, x.dtype(), kOp, "bias", device);
+  shape[-1] = w.dim(0) / halves;
+  check_tensor(y, shape, x.dtype(), kOp, "y", device);
+  shape[-1] = w.dim(0);
+  if (u.defined()) check_tensor(u, shape, x.dtype(), kOp, "u", device);
+  const OpSpan span(kOp);
+  if constexpr (kWithCuda)
+    if (device.is_cuda() && !is_dry_run() && cuda::linear_activation_at_once(args)) return;
+  // Here and not on the device, so that a dry run counts it.
+  Tensor sums = u.defined() ? u : Tensor::empty(shape, x.dtype(), device);
+  linear_forward({.y = sums, .x = x, .w = w, .bias = bias});
+  activation_forward({.y = y, .u = sums, .op = op});
+}
+
+void linear_activation_backward(const LinearActivationBackward& args) {
+  constexpr const char* kOp = "linear_activation_backward";
+  const auto& [du, dbias, dy, w, u, op, y] = args;
+  const int64_t halves = is_gated(op) ? 2 : 1;
+  COHORT_CHECK(w.rank() == 2 && dy.cols() == w.dim(0), "[", kOp, "] expected w with ", dy.cols(),
+               " rows, got ", w.str());
+  Shape shape = dy.shape();
+  const Device device = dy.device();
+  check_tensor(dy, shape, dy.dtype(), kOp, "dy", device);
+  check_tensor(w, w.shape(), dy.dtype(), kOp, "w", device);
+  shape[-1] = w.dim(1) * halves;
+  check_tensor(u, shape, dy.dtype(), kOp, "u", device);
+  check_tensor(du, shape, dy.dtype(), kOp, "du", device);
+  check_grad(dbias, {u.cols()}, accumulate_dtype(dy.dtype()), kOp, "dbias", device);
+  shape[-1] = w.dim(1);
+  if (y.defined()) check_tensor(y, shape, dy.dtype(), kOp, "y", device);
+  const OpSpan span(kOp);
+  if constexpr (kWithCuda)
+    if (device.is_cuda() && !is_dry_run() && cuda::linear_activation_backward_at_once(args)) {
+      if (dbias.wanted()) bias_backward({.dbias = dbias, .dy = du});
+      return;
+    }
+  Tensor product = y.defined() ? y : Tensor::empty(shape, dy.dtype(), device);
+  matmul({.c = product, .a = dy, .b = w});
+  activation_backward({.du = du, .dbias = dbias, .dy = product, .u = u, .op = op, .y = y});
 }
 
 }  // namespace cohort::kernels

@@ -41,7 +41,7 @@ struct Tanh {
 };
 struct Sigmoid {
   static constexpr bool kUsesOutput = true;
-  COHORT_HD static auto forward(auto x) { return 1 / (1 + vexp(-x)); }
+  COHORT_HD static auto forward(auto x) { return vsigmoid(x); }
   COHORT_HD static auto derivative(auto, auto y) { return y * (1 - y); }
 };
 struct Relu {
@@ -49,9 +49,9 @@ struct Relu {
   COHORT_HD static auto derivative(auto x, auto) { return decltype(x)(x > 0); }
 };
 struct Silu {  // x sigmoid(x)
-  COHORT_HD static auto forward(auto x) { return x / (1 + vexp(-x)); }
+  COHORT_HD static auto forward(auto x) { return x * vsigmoid(x); }
   COHORT_HD static auto derivative(auto x, auto) {
-    const auto s = 1 / (1 + vexp(-x));
+    const auto s = vsigmoid(x);
     return s * (1 + x * (1 - s));
   }
 };
@@ -73,7 +73,7 @@ struct GeluTanh {  // the tanh form of GPT-2: 0.5 x (1 + tanh(u)) = x sigmoid(2u
   }
   template <class T>
   COHORT_HD static T gate(T x) {
-    return 1 / (1 + vexp(T(-1.59576912160573071176) * (x + T(0.044715) * x * x * x)));
+    return vsigmoid(T(1.59576912160573071176) * (x + T(0.044715) * x * x * x));
   }
 };
 
@@ -125,13 +125,6 @@ struct GeGluTanh {  // with the tanh form of GELU: Gemma's
 #define COHORT_GATED_OPS(X) \
   X(SwiGlu, swiglu) X(GeGlu, geglu) X(GeGluTanh, geglu_tanh)
 // clang-format on
-
-// A gated op as a value: GatedOp::kSwiGlu, ...
-enum class GatedOp {
-#define COHORT_GATED_VALUE(Op, name) k##Op,
-  COHORT_GATED_OPS(COHORT_GATED_VALUE)
-#undef COHORT_GATED_VALUE
-};
 
 // On CUDA with bf16 tensors a formula is evaluated in f32 and rounded once, after the old value was
 // added where it accumulates.

@@ -36,34 +36,6 @@ void linear_forward(const LinearForward& args) {
   on_device<cpu::linear_forward, cuda::linear_forward>(device, args);
 }
 
-void gated_linear_forward(const GatedLinearForward& args) {
-  const auto& [y, x, w, bias, op] = args;
-  COHORT_CHECK(w.rank() == 2 && w.dim(0) % 2 == 0,
-               "[gated_linear] expected w with the rows of gate and up, got ", w.str());
-  const int64_t k = w.dim(1), n = w.dim(0);
-  COHORT_CHECK(x.cols() == k, "[gated_linear] expected x with rows of ", k, ", got ", x.str());
-  Shape shape = x.shape();
-  shape[-1] = n / 2;
-  const Device device = x.device();
-  check_tensor(x, x.shape(), x.dtype(), "gated_linear", "x", device);
-  check_tensor(w, w.shape(), x.dtype(), "gated_linear", "w", device);
-  check_tensor(y, shape, x.dtype(), "gated_linear", "y", device);
-  if (bias.defined()) check_tensor(bias, {n}, x.dtype(), "gated_linear", "bias", device);
-  if constexpr (kWithCuda)
-    if (device.is_cuda() && !is_dry_run() && cuda::gated_linear_at_once(args)) return;
-  // Here and not on the device, so that a dry run counts it.
-  shape[-1] = n;
-  Tensor both = Tensor::empty(shape, x.dtype(), device);
-  linear_forward({.y = both, .x = x, .w = w, .bias = bias});
-  switch (op) {
-#define COHORT_CASE(Op, name) \
-  case GatedOp::k##Op:        \
-    return name##_forward({.y = y, .x = both});
-    COHORT_GATED_OPS(COHORT_CASE)
-#undef COHORT_CASE
-  }
-}
-
 void bias_backward(const BiasBackward& args) {
   const auto& [dbias, dy] = args;
   const DType sums = accumulate_dtype(dy.dtype());

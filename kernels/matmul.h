@@ -37,18 +37,6 @@ struct LinearForward {
 };
 void linear_forward(const LinearForward& args);
 
-// A gated MLP's first half: y = op(gate, up) of gate | up = x w^T + bias, with the bits of
-// linear_forward() and the op's forward, but on CUDA in one kernel for few rows. No backward: where
-// a gradient is wanted, the two are called.
-struct GatedLinearForward {
-  Tensor& y;           // [T, F]
-  const Tensor& x;     // [T, K]
-  const Tensor& w;     // [2 F, K]: the gate's rows first
-  const Tensor& bias;  // [2 F]; may be undefined
-  GatedOp op;
-};
-void gated_linear_forward(const GatedLinearForward& args);
-
 // dbias (+)= column sums of dy, in a fixed order.
 struct BiasBackward {
   GradOut dbias;     // [N], a weight gradient
@@ -65,8 +53,6 @@ void bias_backward(const BiasBackward& args);
 namespace cuda {
 void matmul(const Matmul& args);
 void linear_forward(const LinearForward& args);
-// Does it where one kernel takes these sizes; false: nothing was done.
-bool gated_linear_at_once(const GatedLinearForward& args);
 void bias_backward(const BiasBackward& args);
 }  // namespace cuda
 

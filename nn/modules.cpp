@@ -5,27 +5,6 @@
 namespace cohort {
 namespace {
 
-kernels::GatedOp gated_op(MlpType type) {
-  switch (type) {
-    case MlpType::kGeGlu:
-      return kernels::GatedOp::kGeGlu;
-    case MlpType::kGeGluTanh:
-      return kernels::GatedOp::kGeGluTanh;
-    default:
-      return kernels::GatedOp::kSwiGlu;
-  }
-}
-
-// The gated op of gate | up = both(x), where no gradient is recorded.
-Variable gated_linear(const Variable& x, const Linear& both, kernels::GatedOp op) {
-  Shape shape = x.shape();
-  shape[-1] = both.weight.value().dim(0) / 2;
-  Tensor y = Tensor::empty(shape, x.value().dtype(), x.value().device());
-  kernels::gated_linear_forward(
-      {.y = y, .x = x.value(), .w = both.weight.value(), .bias = both.bias.value(), .op = op});
-  return Variable(y);
-}
-
 void append(Parameters& all, std::initializer_list<const Linear*> layers) {
   for (const Linear* layer : layers)
     for (const Variable* v : {&layer->weight, &layer->bias})
@@ -163,7 +142,6 @@ Mlp::Mlp(const MakeParameter& make, const std::string& name, const ModelConfig& 
 }
 
 Variable Mlp::operator()(const Variable& x) const {
-  if (is_gated(type_) && !grad_enabled()) return down_(gated_linear(x, up_, gated_op(type_)));
   return mlp(x, {up_.weight, up_.bias, down_.weight, down_.bias},
              {.activation = type_, .recompute = recompute_ == Recompute::kCheap});
 }

@@ -1,7 +1,14 @@
-// The backward of an MLP's activation on CUDA: of one that is not gated with the gradient of the
-// bias before it, and where it is wanted with the activation once more, in one kernel.
+// The activation of an MLP on CUDA: its backward, of one that is not gated with the gradient of the
+// bias before it, and where it is wanted with the activation once more, in one kernel; and whether
+// a gated one goes into the kernel of the product beside it (hopper/product_activation.cuh).
 #include "kernels/activation.h"
+
+#include <algorithm>
+
 #include "kernels/cuda/column_sum.cuh"
+#include "kernels/cuda/hopper/product.h"
+#include "kernels/cuda/product_order.h"
+#include "kernels/cuda/skinny.h"
 #include "kernels/matmul.h"
 
 namespace cohort::kernels::cuda {
@@ -75,6 +82,76 @@ void activation_backward(const ActivationBackward& args) {
     return;
     COHORT_GATED_OPS(COHORT_CASE)
 #undef COHORT_CASE
+  }
+}
+
+namespace {
+
+// Whether rows of these can be read and written by 16 bytes.
+template <class... Tensors>
+bool in_rows_of_16_bytes(const Tensors&... tensors) {
+  const auto fits = [](const Tensor& t) {
+    return !t.defined() || (t.dtype() == DType::kBF16 && t.cols() % kPackSize<__nv_bfloat16> == 0 &&
+                            aligned(static_cast<const char*>(t.raw())));
+  };
+  return (fits(tensors) && ...);
+}
+
+// Whether a kernel of hopper/product.cuh takes a product of rows x k times k x cols: too few tiles
+// for the multiprocessors, or for their last turn, are better cut otherwise.
+bool takes_product(int64_t rows, int64_t cols, int64_t k, Device device) {
+  if (std::min({rows, cols, k}) == 0 || std::max({rows, cols, k}) >= 1 << 30 ||
+      !::cohort::cuda::is_hopper(device))
+    return false;
+  const int64_t tiles = (rows + 127) / 128 * ((cols + 191) / 192);
+  const int64_t blocks = ::cohort::cuda::multiprocessors(device);
+  return 10 * tiles >= 6 * ((tiles + blocks - 1) / blocks * blocks);
+}
+
+}  // namespace
+
+bool linear_activation_at_once(const LinearActivation& args) {
+  const auto& [y, x, w, bias, op, u] = args;
+  const Device device = x.device();
+  if (!is_gated(op) || !in_rows_of_16_bytes(x, w, y, u, bias)) return false;
+  // Measured with 896 channels. With more than this the pass that is saved is less than a fifteenth
+  // of the product.
+  constexpr int64_t kMostChannels = 4096;
+  const bool few = !u.defined() && is_gated_skinny({x.rows(), w.rows(), x.cols()}, device);
+  const bool many =
+      x.cols() <= kMostChannels && takes_product(x.rows(), w.rows(), x.cols(), device);
+  if (!few && !many) return false;
+  if (!linear_adds_in_order(x, w, bias)) return false;
+  if (few) {
+    gated_skinny_product({.y = y, .x = x, .w = w, .bias = bias}, op);
+    return true;
+  }
+  switch (op) {
+#define COHORT_CASE(Op, name)     \
+  case Activation::k##Op:         \
+    product_activation<Op>(args); \
+    return true;
+    COHORT_GATED_OPS(COHORT_CASE)
+#undef COHORT_CASE
+    default:
+      return false;
+  }
+}
+
+bool linear_activation_backward_at_once(const LinearActivationBackward& args) {
+  const auto& [du, dbias, dy, w, u, op, y] = args;
+  if (!in_rows_of_16_bytes(dy, w, u, du, y) ||
+      !takes_product(dy.rows(), w.cols(), dy.cols(), dy.device()))
+    return false;
+  switch (op) {
+#define COHORT_CASE(Op, name)              \
+  case Activation::k##Op:                  \
+    product_activation_backward<Op>(args); \
+    return true;
+    COHORT_GATED_OPS(COHORT_CASE)
+#undef COHORT_CASE
+    default:
+      return false;
   }
 }
 

@@ -87,6 +87,12 @@ struct Larger {  // passes over NaN
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
+// A number that all threads of a warp have, where the compiler does not see that: what depends on
+// it alone takes one register for the warp.
+__device__ __forceinline__ int uniform(int x) {
+  return __shfl_sync(0xffffffffu, x, 0);
+}
+
 // Combines a value of each of a block's kThreads threads (a multiple of 32): a butterfly over the
 // lanes of a warp, then the warps' values in ascending order; every thread gets the same bits.
 // `scratch` holds kThreads / 32 values and may be used again after the next __syncthreads().

@@ -459,27 +459,17 @@ void linear_forward(const LinearForward& args) {
   product(args.y, args.x, args.w, args.bias, {.b = Transpose::kYes});
 }
 
-bool gated_linear_at_once(const GatedLinearForward& args) {
-  const auto& [y, x, w, bias, op] = args;
-  // That of linear_forward(), whose bits it is to have.
-  const Key key{.device = x.device().index,
-                .m = x.rows(),
-                .n = w.rows(),
-                .k = w.cols(),
-                .a = Transpose::kNo,
-                .b = Transpose::kYes,
-                .in = x.dtype(),
-                .out = x.dtype(),
-                .with_bias = bias.defined(),
-                .split_k = SplitK::kNever};
-  if (!is_gated_skinny({key.m, key.n, key.k}, x.device()) || !Choices::get().are_in_order(key))
-    return false;
-  check_operand(x, "a");
-  check_operand(w, "b");
-  check_operand(y, "c");
-  if (bias.defined()) check_operand(bias, "bias");
-  gated_skinny_product({.y = y, .x = x, .w = w, .bias = bias}, op);
-  return true;
+bool linear_adds_in_order(const Tensor& x, const Tensor& w, const Tensor& bias) {
+  return Choices::get().are_in_order({.device = x.device().index,
+                                      .m = x.rows(),
+                                      .n = w.rows(),
+                                      .k = w.cols(),
+                                      .a = Transpose::kNo,
+                                      .b = Transpose::kYes,
+                                      .in = x.dtype(),
+                                      .out = x.dtype(),
+                                      .with_bias = bias.defined(),
+                                      .split_k = SplitK::kNever});
 }
 
 }  // namespace cohort::kernels::cuda

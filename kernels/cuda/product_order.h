@@ -20,6 +20,10 @@ struct ProductOrder {
 };
 void count_out_of_order(const ProductOrder& args);
 
+// Whether linear_forward() of these sums in this order, whatever the number of rows: then another
+// kernel that does may take its place.
+bool linear_adds_in_order(const Tensor& x, const Tensor& w, const Tensor& bias);
+
 // The purpose of rng_stream() for the matrices that products are compared on.
 inline constexpr uint64_t kProductPurpose = 8;
 // Fills a bf16 matrix with values from [-1, 1), other ones for another seed.

@@ -37,7 +37,7 @@ template <class Out>
 struct Target {
   Out* y;
   const Bf16* bias;
-  GatedOp op;  // with two parts
+  Activation op;  // with two parts
 };
 
 // How a block of `Out` is made: its tile, the part of a warp, the stages of its ring. The rows of w
@@ -211,10 +211,12 @@ struct WarpTile {
     } else {
       switch (to.op) {
 #define COHORT_FINISH(Op, name) \
-  case GatedOp::k##Op:          \
+  case Activation::k##Op:       \
     return finish(to, size, tile, [](const Pair(&v)[2]) { return gated<Op>(v[0], v[1]); });
         COHORT_GATED_OPS(COHORT_FINISH)
 #undef COHORT_FINISH
+        default:
+          return;
       }
     }
   }
@@ -306,7 +308,7 @@ CUtensorMap describe(const Tensor& t, int parts, int box_rows) {
 
 // `op` is for tiles of two parts.
 template <class T>
-void run(const SkinnyProduct& args, GatedOp op = {}) {
+void run(const SkinnyProduct& args, Activation op = {}) {
   Sizes size{.m = static_cast<int>(args.x.rows()),
              .n = static_cast<int>(args.y.cols()),
              .k = static_cast<int>(args.x.cols()),
@@ -380,7 +382,7 @@ bool is_gated_skinny(const SkinnySize& size, Device device) {
   return size.n >= kMany && is_skinny(size, device);
 }
 
-void gated_skinny_product(const SkinnyProduct& args, GatedOp op) {
+void gated_skinny_product(const SkinnyProduct& args, Activation op) {
   const int64_t m = args.x.rows();
   COHORT_CHECK(is_gated_skinny({m, args.w.rows(), args.x.cols()}, args.x.device()),
                "[skinny] does not take ", args.x.str(), " times ", args.w.str(), " gated");

@@ -2,7 +2,7 @@
 // the bits that cuBLASLt's products have at any number of rows.
 #pragma once
 
-#include "kernels/elementwise.h"
+#include "kernels/activation.h"
 
 namespace cohort::kernels::cuda {
 
@@ -28,7 +28,7 @@ bool is_skinny(const SkinnySize& size, Device device);
 
 // y = op(gate, up) in bf16, where gate | up = x w^T + bias as skinny_product() rounds it; y is [M,
 // N / 2]. In is_gated_skinny() n is that of w, too.
-void gated_skinny_product(const SkinnyProduct& args, GatedOp op);
+void gated_skinny_product(const SkinnyProduct& args, Activation op);
 bool is_gated_skinny(const SkinnySize& size, Device device);
 
 }  // namespace cohort::kernels::cuda

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cuda.h>
+#include <cuda_bf16.h>
 
 #include <cstdint>
 
@@ -62,6 +63,22 @@ __device__ __forceinline__ void barrier_arrive_and_wait(uint32_t barrier) {
       : "memory");
 }
 
+// A warp's first thread arrives when all of its threads are here.
+__device__ __forceinline__ void release(uint32_t barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+}
+// Number i of the things that use kCount stages one after the other is in `stage`; parity: of the
+// times that others were there before.
+template <int kCount>
+struct Turn {
+  int stage;
+  uint32_t parity;
+  __device__ explicit Turn(int i)
+      : stage(static_cast<int>(static_cast<uint32_t>(i) % kCount)),
+        parity(static_cast<uint32_t>(i) / kCount % 2) {}
+};
+
 // A place in a tensor of four dimensions, the innermost first.
 struct TmaPlace {
   int at[4];
@@ -86,6 +103,28 @@ __device__ __forceinline__ void bulk_load(uint32_t to, const void* from, int byt
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
+// Starts the copy of the box at `to` of a tensor from shared memory; what lies outside the tensor
+// is left out.
+__device__ __forceinline__ void tma_store(const CUtensorMap* map, const TmaPlace& to,
+                                          uint32_t from) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], "
+      "[%5];\n" ::"l"(map),
+      "r"(to.at[0]), "r"(to.at[1]), "r"(to.at[2]), "r"(to.at[3]), "r"(from)
+      : "memory");
+}
+// Ends a group of the thread's copies to memory.
+__device__ __forceinline__ void bulk_commit() {
+  asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
+}
+// Waits until the thread's groups have been read from shared memory; or until they are there, too.
+__device__ __forceinline__ void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory");
+}
+__device__ __forceinline__ void bulk_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
+}
+
 // Orders what this thread has read from and written to shared memory before copies to it that are
 // started after a barrier at which the thread arrives next. Without it a load that is under way
 // when the thread arrives may see what is copied.
@@ -99,7 +138,7 @@ __device__ __forceinline__ void tma_prefetch(const CUtensorMap* map) {
 
 // A bf16 tensor as the copy engine sees it, the innermost dimension first: elements, bytes from one
 // to the next of all dimensions but the innermost, and elements of a box, whose rows of up to 128
-// bytes are swizzled by that period.
+// bytes are swizzled by that period, or by 64 if that is what they have.
 struct TmaTensor {
   const Tensor& t;
   cuuint64_t sizes[4], strides[3];
@@ -118,9 +157,12 @@ inline CUtensorMap tma_describe(const TmaTensor& in) {
   }();
   const cuuint32_t steps[] = {1, 1, 1, 1};
   CUtensorMap map;
+  const CUtensorMapSwizzle swizzle = in.box[0] * sizeof(__nv_bfloat16) == 64
+                                         ? CU_TENSOR_MAP_SWIZZLE_64B
+                                         : CU_TENSOR_MAP_SWIZZLE_128B;
   const CUresult result =
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(in.t.raw()), in.sizes,
-             in.strides, in.box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             in.strides, in.box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   COHORT_CHECK(result == CUDA_SUCCESS, "[tma] the copy engine does not take ", in.t.str(),
                ", error ", static_cast<int>(result));

@@ -20,6 +20,8 @@
 
 namespace cohort::kernels::cuda {
 
+inline constexpr int kWarpgroup = 128;
+
 // The byte offset of a chunk of 8 values of a row, counted over all panels of `rows` rows.
 template <int kPanelRows>
 __device__ __forceinline__ uint32_t panel_offset(int row, int chunk) {
@@ -106,7 +108,7 @@ enum class Read { kAlongRows, kAcrossRows };
 // shared memory; kAlongRows: rows of A, columns of B are rows there.
 template <Read kA, Read kB, int kN>
 __device__ __forceinline__ void wgmma(float (&c)[kN][4], WgmmaFactor a, WgmmaFactor b, bool add) {
-  static_assert(kN == 8 || kN == 16 || kN == 32);
+  static_assert(kN == 8 || kN == 16 || kN == 24 || kN == 32);
   if constexpr (kN == 8)
     asm volatile(
         "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\n"
@@ -124,6 +126,16 @@ __device__ __forceinline__ void wgmma(float (&c)[kN][4], WgmmaFactor a, WgmmaFac
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" COHORT_NAMES_64
         "}, a, b, p, 1, 1, %67, %68;\n}\n"
         : COHORT_SUMS_32(c, 0), COHORT_SUMS_32(c, 8)
+        : "r"(a.lower), "r"(b.lower), "r"(static_cast<int>(add)), "n"(kA == Read::kAcrossRows),
+          "n"(kB == Read::kAcrossRows), "n"(WgmmaFactor::kUpper)
+        : "memory");
+  else if constexpr (kN == 24)
+    asm volatile(
+        "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %98, 0;\n"
+        "mov.b64 a, {%96, %101};\nmov.b64 b, {%97, %101};\n"
+        "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" COHORT_NAMES_96
+        "}, a, b, p, 1, 1, %99, %100;\n}\n"
+        : COHORT_SUMS_32(c, 0), COHORT_SUMS_32(c, 8), COHORT_SUMS_32(c, 16)
         : "r"(a.lower), "r"(b.lower), "r"(static_cast<int>(add)), "n"(kA == Read::kAcrossRows),
           "n"(kB == Read::kAcrossRows), "n"(WgmmaFactor::kUpper)
         : "memory");

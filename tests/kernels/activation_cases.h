@@ -94,4 +94,54 @@ inline void expect_bits_of_single_ops(const ActivationCase& test, const Shape& s
     }
 }
 
+// Sizes of the products beside an activation: rows x k times k x cols, backward rows x c times c x
+// cols.
+struct LinearActivationSizes {
+  int64_t rows, k, cols, c;
+};
+// They have the bits of the calls they stand for. `random` makes inputs, `output` what is written.
+inline void expect_bits_of_composition(const ActivationCase& test,
+                                       const LinearActivationSizes& size,
+                                       const std::function<Tensor(const Shape&, uint64_t)>& random,
+                                       const std::function<Tensor(const Shape&, DType)>& output) {
+  const auto& [rows, k, cols, c] = size;
+  SCOPED_TRACE(str(test.name, " of ", rows, " x ", k, ", F = ", cols, ", C = ", c));
+  const int64_t wide = is_gated(test.op) ? 2 * cols : cols;
+  const auto equal = [](const Tensor& a, const Tensor& b) {
+    return bit_equal(a.to(Device{}), b.to(Device{}));
+  };
+  const Tensor x = random({rows, k}, 1), up = random({wide, k}, 2), some_bias = random({wide}, 3);
+  const Tensor dy = random({rows, c}, 4), down = random({c, cols}, 5);
+  const DType dtype = x.dtype(), sums = accumulate_dtype(dtype);
+  Tensor u = Tensor::empty({rows, wide}, dtype, x.device()),
+         f = Tensor::empty({rows, cols}, dtype, x.device());
+  for (const Tensor& bias : {none(), some_bias}) {
+    linear_forward({u, x, up, bias});
+    test.forward(f, u);
+    Tensor got_u = output(u.shape(), dtype), got_f = output(f.shape(), dtype);
+    linear_activation({.y = got_f, .x = x, .w = up, .bias = bias, .op = test.op, .u = got_u});
+    EXPECT_TRUE(equal(got_u, u) && equal(got_f, f)) << bias.defined();
+    Tensor alone = output(f.shape(), dtype);
+    linear_activation({.y = alone, .x = x, .w = up, .bias = bias, .op = test.op});
+    EXPECT_TRUE(equal(alone, f)) << bias.defined();
+  }
+  Tensor df = f.clone(), du = Tensor::empty_like(u),
+         dbias = Tensor::empty({wide}, sums, x.device());
+  matmul({.c = df, .a = dy, .b = down});
+  activation_backward({.du = du, .dbias = {dbias}, .dy = df, .u = u, .op = test.op});
+  for (const bool again : {false, true}) {
+    Tensor got_du = output(u.shape(), dtype), got_dbias = output({wide}, sums),
+           got_f = again ? output(f.shape(), dtype) : none();
+    linear_activation_backward({.du = got_du,
+                                .dbias = {again ? got_dbias : none()},
+                                .dy = dy,
+                                .w = down,
+                                .u = u,
+                                .op = test.op,
+                                .y = got_f});
+    EXPECT_TRUE(equal(got_du, du)) << again;
+    EXPECT_TRUE(!again || (equal(got_f, f) && equal(got_dbias, dbias)));
+  }
+}
+
 }  // namespace cohort::kernels::test

@@ -1,4 +1,5 @@
 // On CUDA the backward of gelu and gelu_tanh is one kernel with the bias's gradient.
+#include "kernels/cuda/product_order.h"
 #include "tests/kernels/activation_cases.h"
 
 namespace cohort::kernels {
@@ -58,6 +59,80 @@ TEST(CudaActivation, BackwardHasTheSameBitsEveryTime) {
       return std::vector{du, dbias, y};
     });
   }
+}
+
+// Sizes of models and others, of which sm_90 has kernels for those with enough tiles: rows and
+// columns that end inside of a tile, and sums from one step to many; NaN around all that is
+// written.
+TEST(CudaActivation, BesideProductsHasTheBitsOfTheSingleOps) {
+  COHORT_REQUIRE_GPU(device);
+  constexpr int64_t kMargin = 4096;
+  std::vector<std::pair<Tensor, int64_t>> written;  // with margins, and the elements between them
+  const auto random_in = [&](DType dtype) {
+    return [&, dtype](const Shape& shape, uint64_t seed) {
+      Tensor t = Tensor::empty(shape, DType::kBF16, device);
+      cuda::fill_for_comparison(t, seed);
+      return t.to(dtype);
+    };
+  };
+  const auto output = [&](const Shape& shape, DType dtype) {
+    const int64_t count = shape.numel();
+    written.emplace_back(Tensor::full({count + 2 * kMargin}, NAN, dtype, device), count);
+    return written.back().first.narrow(0, kMargin, count).reshape(shape);
+  };
+  const auto check = [&](const ActivationCase& test, const LinearActivationSizes& size,
+                         DType dtype) {
+    expect_bits_of_composition(test, size, random_in(dtype), output);
+    for (const auto& [t, count] : written)
+      for (const int64_t begin : {int64_t{0}, kMargin + count})
+        for (const double x : t.narrow(0, begin, kMargin).to_vector<double>())
+          ASSERT_TRUE(std::isnan(x)) << test.name << ", written outside of a tensor";
+    written.clear();
+  };
+  for (const ActivationCase& test : activation_cases()) {
+    // Few rows: F of models, small ones, and parts of tiles.
+    for (const auto& [cols, k] : {std::pair<int64_t, int64_t>{4864, 896},
+                                  {8960, 1536},
+                                  {2644, 256},
+                                  {256, 896},
+                                  {264, 128},
+                                  {4864, 72}})
+      for (const int64_t rows : {1, 2, 3, 8, 15, 16, 17, 31, 33, 64, 65, 256})
+        check(test, {rows, k, cols, 24}, DType::kBF16);
+    for (const LinearActivationSizes& size : {LinearActivationSizes{2051, 896, 4864, 896},
+                                              {9001, 8, 1048, 24},
+                                              {131, 64, 60000, 72},
+                                              {70000, 200, 136, 136},
+                                              {8192, 1536, 1000, 768},
+                                              {3000, 136, 2304, 2008}})
+      check(test, size, DType::kBF16);
+    for (const LinearActivationSizes& size :
+         {LinearActivationSizes{0, 8, 16, 8}, {5, 8, 16, 8}, {300, 40, 72, 24}})
+      for (const DType dtype : kCudaTypes) check(test, size, dtype);
+  }
+}
+
+TEST(CudaActivation, BesideProductsHasTheSameBitsEveryTime) {
+  COHORT_REQUIRE_GPU(device);
+  const auto random = [&, device = device](const Shape& shape, uint64_t seed) {
+    return random_tensor(shape, DType::kF32, seed).to(DType::kBF16).to(device);
+  };
+  const Tensor x = random({5000, 128}, 1), up = random({2 * 1200, 128}, 2), no_bias;
+  const Tensor dy = random({5000, 128}, 3), down = random({128, 1200}, 4);
+  expect_reproducible([&] {
+    Tensor u = Tensor::empty({5000, 2400}, DType::kBF16, device), du = Tensor::empty_like(u);
+    Tensor y = Tensor::empty({5000, 1200}, DType::kBF16, device), again = Tensor::empty_like(y),
+           unwanted;
+    linear_activation({y, x, up, no_bias, Activation::kSwiGlu, u});
+    linear_activation_backward({.du = du,
+                                .dbias = {unwanted},
+                                .dy = dy,
+                                .w = down,
+                                .u = u,
+                                .op = Activation::kSwiGlu,
+                                .y = again});
+    return std::vector{u, y, du, again};
+  });
 }
 
 }  // namespace

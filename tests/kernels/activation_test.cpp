@@ -38,5 +38,45 @@ TEST(Activation, MismatchesNameTheTensor) {
   EXPECT_THROW_WITH(call(du, columns, half, Activation::kSwiGlu, u), Error, "expected y f32[3, 2]");
 }
 
+TEST(Activation, BesideProductsHasTheBitsOfTheSingleOps) {
+  for (const ActivationCase& test : activation_cases())
+    for (const DType dtype : {DType::kF32, DType::kF64})
+      for (const LinearActivationSizes& size :
+           {LinearActivationSizes{37, 5, 11, 3}, {1, 1, 1, 1}, {0, 4, 8, 4}, {20, 40, 24, 17}})
+        expect_bits_of_composition(
+            test, size,
+            [&](const Shape& shape, uint64_t seed) { return random_tensor(shape, dtype, seed); },
+            [](const Shape& shape, DType dtype) { return Tensor::full(shape, NAN, dtype); });
+}
+
+TEST(Activation, MismatchesBesideProductsNameTheTensor) {
+  const auto zeros = [](const Shape& shape) { return Tensor::zeros(shape, DType::kF32); };
+  const auto forward = [&](const Shape& y, const Shape& u, const Shape& w, const Shape& bias) {
+    Tensor out = zeros(y), kept = zeros(u);
+    linear_activation({out, zeros({3, 5}), zeros(w), zeros(bias), Activation::kSwiGlu, kept});
+  };
+  forward({3, 2}, {3, 4}, {4, 5}, {4});
+  EXPECT_THROW_WITH(forward({3, 2}, {3, 4}, {3, 5}, {4}), Error, "w with rows of two halves");
+  EXPECT_THROW_WITH(forward({3, 2}, {3, 4}, {4, 6}, {4}), Error, "expected x with rows of 6");
+  EXPECT_THROW_WITH(forward({3, 2}, {3, 2}, {4, 5}, {4}), Error, "expected u f32[3, 4]");
+  EXPECT_THROW_WITH(forward({3, 4}, {3, 4}, {4, 5}, {4}), Error, "expected y f32[3, 2]");
+  EXPECT_THROW_WITH(forward({3, 2}, {3, 4}, {4, 5}, {2}), Error, "expected bias f32[4]");
+  const auto backward = [&](const Shape& du, const Shape& w, const Shape& u, const Shape& y) {
+    Tensor out = zeros(du), none;
+    linear_activation_backward({.du = out,
+                                .dbias = {none},
+                                .dy = zeros({3, 5}),
+                                .w = zeros(w),
+                                .u = zeros(u),
+                                .op = Activation::kSwiGlu,
+                                .y = zeros(y)});
+  };
+  backward({3, 4}, {5, 2}, {3, 4}, {3, 2});
+  EXPECT_THROW_WITH(backward({3, 4}, {4, 2}, {3, 4}, {3, 2}), Error, "expected w with 5 rows");
+  EXPECT_THROW_WITH(backward({3, 2}, {5, 2}, {3, 4}, {3, 2}), Error, "expected du f32[3, 4]");
+  EXPECT_THROW_WITH(backward({3, 4}, {5, 2}, {3, 2}, {3, 2}), Error, "expected u f32[3, 4]");
+  EXPECT_THROW_WITH(backward({3, 4}, {5, 2}, {3, 4}, {3, 4}), Error, "expected y f32[3, 2]");
+}
+
 }  // namespace
 }  // namespace cohort::kernels

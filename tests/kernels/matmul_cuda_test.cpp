@@ -353,52 +353,6 @@ TEST(CudaSkinny, HandlesPartsOfTiles) {
         }
 }
 
-struct Gate {
-  GatedOp op;
-  void (*forward)(const GatedForward&);
-};
-constexpr Gate kGates[] = {{GatedOp::kSwiGlu, swiglu_forward},
-                           {GatedOp::kGeGlu, geglu_forward},
-                           {GatedOp::kGeGluTanh, geglu_tanh_forward}};
-
-// In one kernel and composed: F of models, small ones, and parts of tiles; NaN around what is read.
-TEST(CudaMatmul, AGatedLinearLayerIsTheLayerAndTheOp) {
-  COHORT_REQUIRE_GPU(device);
-  struct Size {
-    DType dtype;
-    int64_t half, k;
-  };
-  for (const auto& [dtype, half, k] : {Size{DType::kBF16, 4864, 896},
-                                       {DType::kBF16, 8960, 1536},
-                                       {DType::kBF16, 2644, 256},
-                                       {DType::kBF16, 256, 896},
-                                       {DType::kBF16, 264, 128},
-                                       {DType::kBF16, 4864, 72},
-                                       {DType::kF32, 264, 896}}) {
-    const auto guarded = [&, dtype = dtype](const Shape& shape, uint64_t seed) {
-      return Guarded(random_tensor(shape, DType::kF32, seed), dtype, device, Start::kAligned, NAN);
-    };
-    Guarded w = guarded({2 * half, k}, 1), some_bias = guarded({2 * half}, 2);
-    for (const int64_t m : {1, 2, 3, 8, 15, 16, 17, 31, 33, 64, 65}) {
-      Guarded x = guarded({m, k}, 3);
-      for (const Tensor& bias : {none(), some_bias.tensor()}) {
-        Tensor both = Tensor::empty({m, 2 * half}, dtype, device);
-        linear_forward({both, x.tensor(), w.tensor(), bias});
-        for (const auto& [op, forward] : kGates) {
-          SCOPED_TRACE(str(m, " x ", k, ", F = ", half, ", ", dtype_name(dtype), ", op ",
-                           static_cast<int>(op), bias.defined() ? ", bias" : ""));
-          Tensor expected = Tensor::empty({m, half}, dtype, device);
-          forward({expected, both});
-          Guarded y(expected.shape(), dtype, device);
-          gated_linear_forward({y.tensor(), x.tensor(), w.tensor(), bias, op});
-          ASSERT_TRUE(bit_equal(y.tensor(), expected));
-          ASSERT_TRUE(y.intact());
-        }
-      }
-    }
-  }
-}
-
 TEST(CudaSkinny, TakesOnlyWhatItCan) {
   COHORT_REQUIRE_GPU(device);
   if (!cuda::is_skinny({1, 8, 128}, device)) GTEST_SKIP() << "needs an sm_90 GPU";

@@ -137,23 +137,6 @@ TEST(Matmul, HigherRankInputsAreRowsOfTheLastDimension) {
   EXPECT_TRUE(bit_equal(y.reshape({6, 5}), flat));
 }
 
-TEST(Matmul, AGatedLinearLayerIsTheLayerAndTheOp) {
-  using Op = void (*)(const GatedForward&);
-  for (const auto& [op, forward] : {std::pair<GatedOp, Op>{GatedOp::kSwiGlu, swiglu_forward},
-                                    {GatedOp::kGeGlu, geglu_forward},
-                                    {GatedOp::kGeGluTanh, geglu_tanh_forward}})
-    for (const DType dtype : {DType::kF32, DType::kF64})
-      for (const Tensor& bias : {none(), random_tensor({34}, dtype, 3)}) {
-        const Tensor x = random_tensor({2, 3, 5}, dtype, 1), w = random_tensor({34, 5}, dtype, 2);
-        Tensor both = Tensor::empty({2, 3, 34}, dtype);
-        Tensor expected = Tensor::empty({2, 3, 17}, dtype), y = expected.clone();
-        linear_forward({both, x, w, bias});
-        forward({expected, both});
-        gated_linear_forward({y, x, w, bias, op});
-        EXPECT_TRUE(bit_equal(y, expected)) << dtype_name(dtype) << ", bias " << bias.defined();
-      }
-}
-
 TEST(Matmul, NoRowsMeansNoWork) {
   const Tensor x = Tensor::empty({0, 4}, DType::kF32), w = random_tensor({5, 4}, DType::kF32, 1);
   Tensor y = Tensor::empty({0, 5}, DType::kF32), dw = Tensor::full({5, 4}, 7, DType::kF32);
@@ -188,18 +171,6 @@ TEST(Matmul, MismatchesNameTheSizes) {
   EXPECT_THROW_WITH(
       linear_forward({c, a, Tensor::zeros({5, 3}, DType::kF32), Tensor::zeros({4}, DType::kF32)}),
       Error, "expected bias f32[5]");
-  const auto gated = [&](const Shape& y_shape, const Shape& w_shape, const Shape& bias) {
-    Tensor y = Tensor::zeros(y_shape, DType::kF32);
-    gated_linear_forward({.y = y,
-                          .x = a,
-                          .w = Tensor::zeros(w_shape, DType::kF32),
-                          .bias = Tensor::zeros(bias, DType::kF32),
-                          .op = GatedOp::kSwiGlu});
-  };
-  EXPECT_THROW_WITH(gated({2, 2}, {5, 3}, {5}), Error, "[gated_linear] expected w with the rows");
-  EXPECT_THROW_WITH(gated({2, 2}, {4, 2}, {4}), Error, "expected x with rows of 2");
-  EXPECT_THROW_WITH(gated({2, 4}, {4, 3}, {4}), Error, "expected y f32[2, 2]");
-  EXPECT_THROW_WITH(gated({2, 2}, {4, 3}, {2}), Error, "expected bias f32[4]");
 }
 
 }  // namespace

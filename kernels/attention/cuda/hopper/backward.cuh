@@ -196,7 +196,7 @@ __device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
   int i = 0;
 #pragma unroll 1
   for (Walk<S> walk(args, share); !walk.done(); walk.next(), ++i) {
-    const Turn turn(i);
+    const Turn<kStages> turn(i);
     const int s = turn.stage;
     const uint32_t queries = shared + S::kQueries + s * S::kStepBytes;
     const uint32_t gradients = shared + S::kGradients + s * S::kStepBytes;
@@ -233,7 +233,7 @@ __device__ __forceinline__ void copy_streams(const BackwardArgs<bf16>& args,
       }
     }
   }
-  const Turn turn(i);
+  const Turn<kStages> turn(i);
   barrier_wait(barriers.no_queries(turn.stage), turn.parity ^ 1);
   if (!first) return;
   steps[turn.stage].none = 1;
@@ -284,11 +284,10 @@ __device__ __forceinline__ void bring_out(const BackwardArgs<bf16>& args,
       else
         bulk_add(to_half, from, S::kHalfBytes);
     }
-    asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
-    asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory");
+    bulk_commit();
+    bulk_wait_read();
     barrier_arrive(barriers.no_out(number));
-    // Not only read from shared memory, but there.
-    asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
+    bulk_wait();
     asm volatile("red.release.gpu.global.add.s32 [%0], 1;\n" ::"l"(turns) : "memory");
   }
 }
@@ -424,7 +423,7 @@ class BackwardConsumer {
     int i = 0;
 #pragma unroll 1
     for (;; ++i) {
-      const Turn turn(i);
+      const Turn<kStages> turn(i);
       barrier_wait(barriers_.queries(turn.stage), turn.parity);
       const Step step = reinterpret_cast<const Step*>(memory_ + S::kSteps)[turn.stage];
       if (step.none != 0) break;
@@ -433,8 +432,8 @@ class BackwardConsumer {
     // The last step's part of dQ; a block has at least one step.
     if (i > 1) show_queries(i - 2);
     float dq[8][4];
-    barrier_wait(barriers_.scores(Turn(i - 1).stage), Turn(i - 1).parity);
-    add_queries(dq, Turn(i - 1).stage);
+    barrier_wait(barriers_.scores(Turn<kStages>(i - 1).stage), Turn<kStages>(i - 1).parity);
+    add_queries(dq, Turn<kStages>(i - 1).stage);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_hold(dq);
@@ -451,7 +450,7 @@ class BackwardConsumer {
 
   // Step i of the block; `first`: the position of its first query.
   __device__ __forceinline__ void work(int i, int first) {
-    const Turn turn(i);
+    const Turn<kStages> turn(i);
     const uint32_t queries = shared_ + S::kQueries + turn.stage * S::kStepBytes;
     const uint32_t gradients = shared_ + S::kGradients + turn.stage * S::kStepBytes;
     float s[kStep / 8][4], dp[kStep / 8][4];
@@ -504,7 +503,7 @@ class BackwardConsumer {
       wgmma_wait<1>();
       release(barriers_.no_gradients(turn.stage));
     } else {
-      const Turn last(i - 1);
+      const Turn<kStages> last(i - 1);
       barrier_wait(barriers_.scores(last.stage), last.parity);
       float dq[8][4];
       add_queries(dq, last.stage);

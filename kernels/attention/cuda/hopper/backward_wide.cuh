@@ -109,7 +109,7 @@ class WideKeysConsumer {
 #pragma unroll 1
     for (int i = 0;; ++i) {
       round_scores(factor_, s_);
-      const Turn turn(i);
+      const Turn<kStages> turn(i);
       barrier_wait(barriers_.gradients(turn.stage), turn.parity);
       step = wait_step(i + 1);
       if (step.none != 0) {
@@ -143,7 +143,7 @@ class WideKeysConsumer {
         add_last(streamed(S::kQueries, i));
         break;
       }
-      const Turn next(i + 1);
+      const Turn<kStages> next(i + 1);
       barrier_wait(barriers_.gradients(next.stage), next.parity);
       wide_scores<kDim, kWideTile>(s_, shared_ + S::kValues, streamed(S::kGradients, i + 1));
       wide_add(sum_, factor_, streamed(S::kQueries, i));
@@ -152,7 +152,7 @@ class WideKeysConsumer {
       make_gradients(i + 1);
       wgmma_wait<0>();
       wgmma_hold(sum_);
-      release(barriers_.no_queries(Turn(i).stage));
+      release(barriers_.no_queries(Turn<kStages>(i).stage));
     }
     store_keys(sum_, args_, share_, args_.dk, args_.slices_k, args_.scale, args_.accumulate_k,
                key0_);
@@ -162,12 +162,12 @@ class WideKeysConsumer {
   using S = WideKeysShape<kDim>;
 
   __device__ __forceinline__ Step wait_step(int i) {
-    const Turn turn(i);
+    const Turn<kStages> turn(i);
     barrier_wait(barriers_.queries(turn.stage), turn.parity);
     return reinterpret_cast<const Step*>(memory_ + S::kSteps)[turn.stage];
   }
   __device__ __forceinline__ uint32_t streamed(int from, int i) const {
-    return shared_ + from + Turn(i).stage * S::kStepBytes;
+    return shared_ + from + Turn<kStages>(i).stage * S::kStepBytes;
   }
   __device__ __forceinline__ void add_last(uint32_t from) {
     wide_add(sum_, factor_, from);
@@ -182,7 +182,7 @@ class WideKeysConsumer {
 
   // S^T of step i becomes P^T, for the other warpgroup, too.
   __device__ __forceinline__ void make_probabilities(int i, int first) {
-    const Turn turn(i);
+    const Turn<kStages> turn(i);
     float lse_log2[kWideTile / 8][2];
     load_numbers<0, kWideTile / 8>(lse_log2, shared_ + S::kLse + turn.stage * (4 * S::kStep));
     probabilities(s_, lse_log2, args_, share_.length, key0_, first);
@@ -196,7 +196,7 @@ class WideKeysConsumer {
 
   // dP^T of step i becomes dS^T.
   __device__ __forceinline__ void make_gradients(int i) {
-    const Turn turn(i);
+    const Turn<kStages> turn(i);
     float delta[kWideTile / 8][2];
     load_numbers<0, kWideTile / 8>(delta, shared_ + S::kDelta + turn.stage * (4 * S::kStep));
     barrier_wait(barriers_.scores(turn.stage), turn.parity);
@@ -323,7 +323,7 @@ __device__ __forceinline__ void copy_wide_keys(const BackwardArgs<bf16>& args,
   int i = 0;
 #pragma unroll 1
   for (int step = share.stream.first; step < share.stream.end; ++step, ++i) {
-    const Turn turn(i);
+    const Turn<kStages> turn(i);
     const Turn<1> of_values(i);
     barrier_wait(barriers.no_keys(turn.stage), turn.parity ^ 1);
     copy_keys(shared + S::kKeys + turn.stage * S::kTileBytes, args.k, maps.k,
@@ -363,7 +363,7 @@ class WideQueriesConsumer {
     int i = 0;
 #pragma unroll 1
     for (int step = share_.stream.first; step < share_.stream.end; ++step, ++i) {
-      const Turn turn(i);
+      const Turn<kStages> turn(i);
       const Turn<1> of_values(i);
       const uint32_t keys = shared_ + S::kKeys + turn.stage * S::kTileBytes;
       const uint32_t own = group_ * (64 * 128);
@@ -375,7 +375,7 @@ class WideQueriesConsumer {
       wgmma_wait<1>();  // dQ of the step before is there, too
       wgmma_hold(s);
       wgmma_hold(sum_);
-      if (i > 0) release(barriers_.no_keys(Turn(i - 1).stage));
+      if (i > 0) release(barriers_.no_keys(Turn<kStages>(i - 1).stage));
       make_probabilities(s, step * kWideTile);
       wgmma_wait<0>();
       wgmma_hold(dp);

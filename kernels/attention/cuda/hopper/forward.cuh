@@ -9,9 +9,9 @@
 // takes the place of their queries on its way out. A head of 96 lies in shared memory as one of
 // 128, whose last columns no product reads.
 //
-// For heads of 96 and 128 the two warpgroups that compute take turns to issue their products, so that one
-// has exponentials where the other has products. Each takes a turn for every tile of the block,
-// those that its rows do not see among them: none waits for a turn that does not come.
+// For heads of 96 and 128 the two warpgroups that compute take turns to issue their products, so
+// that one has exponentials where the other has products. Each takes a turn for every tile of the
+// block, those that its rows do not see among them: none waits for a turn that does not come.
 //
 // A warpgroup overlaps the two products of neighbouring tiles with the exponentials between them.
 // A thread has parts of two rows:
@@ -181,7 +181,7 @@ class ForwardProducer {
  private:
   // Item number n of the block, made known to all. The first warp looks for it.
   __device__ __forceinline__ const Item& draw(int n) {
-    const Turn turn(n);
+    const Turn<kStages> turn(n);
     Item& item = items_[turn.stage];
     if (threadIdx.x < 32) {
       producer_.wait_empty(barriers_.no_item(turn.stage), turn.parity ^ 1);
@@ -218,14 +218,14 @@ class ForwardProducer {
 
   __device__ __forceinline__ void copy_keys(const PackedRows<__nv_bfloat16>& rows, int tile,
                                             int number) {
-    const Turn turn(number);
+    const Turn<kStages> turn(number);
     producer_.wait_empty(barriers_.no_keys(turn.stage), turn.parity ^ 1);
     copy(rows, tile, Shape::kKeyTiles + turn.stage * Shape::kTileBytes, rows.k, &maps_.k,
          barriers_.keys(turn.stage));
   }
   __device__ __forceinline__ void copy_values(const PackedRows<__nv_bfloat16>& rows, int tile,
                                               int number) {
-    const Turn turn(number);
+    const Turn<kStages> turn(number);
     producer_.wait_empty(barriers_.no_values(turn.stage), turn.parity ^ 1);
     copy(rows, tile, Shape::kValueTiles + turn.stage * Shape::kTileBytes, rows.v, &maps_.v,
          barriers_.values(turn.stage));
@@ -338,7 +338,7 @@ class Consumer {
   __device__ __forceinline__ void pass(int i) {
     begin_turn();
     end_turn();
-    const Turn turn(tile_number_ + i);
+    const Turn<kStages> turn(tile_number_ + i);
     barrier_wait(barriers_.keys(turn.stage), turn.parity);
     release(barriers_.no_keys(turn.stage));
     barrier_wait(barriers_.values(turn.stage), turn.parity);
@@ -347,7 +347,7 @@ class Consumer {
 
   // S = Q K^T is issued.
   __device__ __forceinline__ void issue_scores(int i) {
-    const Turn turn(tile_number_ + i);
+    const Turn<kStages> turn(tile_number_ + i);
     barrier_wait(barriers_.keys(turn.stage), turn.parity);
     const WgmmaFactor queries = wgmma_factor(shared_).plus(
         (queries_.stage * Shape::kConsumers + group_) * Shape::kQueryBytes);
@@ -362,7 +362,7 @@ class Consumer {
   }
   // O += P V is issued.
   __device__ __forceinline__ void issue_values(int i) {
-    const Turn turn(tile_number_ + i);
+    const Turn<kStages> turn(tile_number_ + i);
     barrier_wait(barriers_.values(turn.stage), turn.parity);
     const WgmmaFactor values = wgmma_factor(shared_, kKeys * 128)
                                    .plus(Shape::kValueTiles)
@@ -418,7 +418,7 @@ class Consumer {
     end_turn();
     wgmma_wait<0>();
     wgmma_hold(s_);
-    release(barriers_.no_keys(Turn(tile_number_ + first - first_tile).stage));
+    release(barriers_.no_keys(Turn<kStages>(tile_number_ + first - first_tile).stage));
     end_softmax(begin_softmax(first, alpha));
 #pragma unroll 1
     for (int tile = first;; ++tile) {
@@ -428,7 +428,7 @@ class Consumer {
         issue_values(i);
         wgmma_wait<0>();
         wgmma_hold(o_);
-        release(barriers_.no_values(Turn(tile_number_ + i).stage));
+        release(barriers_.no_values(Turn<kStages>(tile_number_ + i).stage));
         break;
       }
       begin_turn();
@@ -437,7 +437,7 @@ class Consumer {
       end_turn();
       wgmma_wait<1>();
       wgmma_hold(s_);
-      release(barriers_.no_keys(Turn(tile_number_ + i + 1).stage));
+      release(barriers_.no_keys(Turn<kStages>(tile_number_ + i + 1).stage));
       if ((tile + 1) % kChunkTiles == 0) {  // a chunk ends
         wgmma_wait<0>();
         wgmma_hold(o_);
@@ -451,7 +451,7 @@ class Consumer {
       const bool raised = __any_sync(0xffffffffu, alpha[0] != 1.0f || alpha[1] != 1.0f);
       wgmma_wait<0>();
       wgmma_hold(o_);
-      release(barriers_.no_values(Turn(tile_number_ + i).stage));
+      release(barriers_.no_values(Turn<kStages>(tile_number_ + i).stage));
       if (raised) {
 #pragma unroll
         for (int n = 0; n < kDim / 8; ++n)
@@ -528,7 +528,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   int tile_number = 0;
 #pragma unroll 1
   for (int n = 0;; ++n) {
-    const Turn turn(n);
+    const Turn<kStages> turn(n);
     barrier_wait(barriers.item(turn.stage), turn.parity);
     const Item& item = items[turn.stage];
     if (item.none) return;

@@ -7,18 +7,7 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-constexpr int kStages = 2, kWarpgroup = 128;
-
-// Number i of the things that use kCount stages one after the other is in `stage`; parity: of the
-// times that others were there before.
-template <int kCount = kStages>
-struct Turn {
-  int stage;
-  uint32_t parity;
-  __device__ explicit Turn(int i)
-      : stage(static_cast<int>(static_cast<uint32_t>(i) % kCount)),
-        parity(static_cast<uint32_t>(i) / kCount % 2) {}
-};
+constexpr int kStages = 2;
 
 // Columns of shared memory that a head of kDim takes: whole panels.
 template <int kDim>
@@ -52,18 +41,6 @@ inline CUtensorMap describe_heads(const Tensor& t, int box_tokens) {
                        .sizes = {size(2), size(1), size(0), 1},
                        .strides = {head, token, token * size(0)},
                        .box = {64, 1, static_cast<cuuint32_t>(box_tokens), 1}});
-}
-
-// A warp's first thread arrives when all of its threads are here.
-__device__ __forceinline__ void release(uint32_t barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
-}
-
-// A number that all threads of a warp have, where the compiler does not see that: what depends on
-// it alone takes one register for the warp.
-__device__ __forceinline__ int uniform(int x) {
-  return __shfl_sync(0xffffffffu, x, 0);
 }
 
 // The same number, of which the compiler knows nothing: what depends on it is computed where it
