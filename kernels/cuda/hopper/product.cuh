@@ -4,14 +4,12 @@
 // One warpgroup, the producer, only has the copy engine at work: its first warp brings 128 rows of
 // A and 192 columns of op(B), 64 of k at a time, into a ring of stages in shared memory. Two more
 // warpgroups, the consumers, compute tiles of C in turns: while the products of one consumer's tile
-// run, the other makes its results of the sums, parts of 64 rows and 32 columns, in buffers in
-// shared memory. Two more warps of the producer, one for each consumer, have the copy engine take
-// them from there, and bring what the next parts need. So neither memory nor formulas keep the
-// tensor cores waiting, which counts where k is short: a tile of a model with 896 channels has 14
-// steps. Blocks are persistent: each multiprocessor has one.
+// run, the other makes its results of the sums, parts of 64 rows and 32 columns, in one of two
+// buffers in shared memory. Two more warps of the producer, one for each consumer, have the copy
+// engine take them from there, and bring what the next parts need. So neither memory nor formulas
+// keep the tensor cores waiting, which counts where k is short: a tile of a model with 896 channels
+// has 14 steps. Blocks are persistent: each multiprocessor has one.
 #pragma once
-
-#include <algorithm>
 
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/mma.cuh"
@@ -29,21 +27,19 @@ enum class Factor {
   kColumns   // [K, N]: 192
 };
 
-constexpr int kPartRows = 64, kPartColumns = 32;
+constexpr int kPartRows = 64, kPartColumns = 32, kPartBuffers = 2;
 
 template <class Result>
 struct ProductShape {
   static constexpr int kConsumers = 2, kThreads = kWarpgroup * (1 + kConsumers);
-  static constexpr int kRows = 2 * kPartRows, kColumns = 192, kStep = 64;
+  static constexpr int kRows = 2 * kPartRows, kColumns = 192, kStep = 64, kStages = 4;
   // Registers of a thread: a block of 384 starts with 168 each, and the sum stays the same.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static constexpr int kABytes = 2 * kRows * kStep, kBBytes = 2 * kColumns * kStep;
   static constexpr int kStageBytes = kABytes + kBBytes;
-  static constexpr int kPartBytes = kConsumers * Result::kBuffers * Result::kPartBytes;
-  static constexpr int kStages = std::min(4, ((226 << 10) - kPartBytes) / kStageBytes);
   static constexpr int kPartsBegin = kStages * kStageBytes;
-  static constexpr int kBarriers = kPartsBegin + kPartBytes;
-  static constexpr int kSharedBytes = kBarriers + 8 * (2 * kStages + 4 * Result::kBuffers);
+  static constexpr int kBarriers = kPartsBegin + kConsumers * kPartBuffers * Result::kPartBytes;
+  static constexpr int kSharedBytes = kBarriers + 8 * (2 * kStages + 4 * kPartBuffers);
 };
 
 // A thread's part of 64 rows of a tile: sums[n][0 .. 3] as wgmma.cuh says.
@@ -78,13 +74,13 @@ struct ProductMemory {
   __device__ uint32_t a(int stage) const { return first + stage * S::kStageBytes; }
   __device__ uint32_t b(int stage) const { return a(stage) + S::kABytes; }
   __device__ uint32_t part(int consumer, int buffer) const {
-    return first + S::kPartsBegin + (consumer * Result::kBuffers + buffer) * Result::kPartBytes;
+    return first + S::kPartsBegin + (consumer * kPartBuffers + buffer) * Result::kPartBytes;
   }
   // Barriers: factors are there, and have been used; a part may be made, and has been made.
   __device__ uint32_t full(int stage) const { return first + S::kBarriers + 8 * stage; }
   __device__ uint32_t empty(int stage) const { return full(S::kStages + stage); }
   __device__ uint32_t ready(int consumer, int buffer) const {
-    return full(2 * S::kStages + consumer * Result::kBuffers + buffer);
+    return full(2 * S::kStages + consumer * kPartBuffers + buffer);
   }
   __device__ uint32_t made(int consumer, int buffer) const {
     return ready(S::kConsumers + consumer, buffer);
@@ -161,11 +157,11 @@ __device__ __forceinline__ void take_parts(const ProductTiles& tiles, const Resu
                  memory.ready(consumer, buffer));
     ahead.next();
   };
-  for (int buffer = 0; buffer < Result::kBuffers; ++buffer) begin(buffer);
+  for (int buffer = 0; buffer < kPartBuffers; ++buffer) begin(buffer);
   int number = 0;
 #pragma unroll 1
   for (PartWalk<Result> walk(tiles, consumer); !walk.done(); walk.next(), ++number) {
-    const Turn<Result::kBuffers> turn(number);
+    const Turn<kPartBuffers> turn(number);
     barrier_wait(memory.made(consumer, turn.stage), turn.parity);
     result.take(memory.part(consumer, turn.stage), walk.row(), walk.column());
     bulk_commit();
@@ -243,7 +239,7 @@ class ProductConsumer {
   __device__ __forceinline__ void make(const TileSums& sums, int column) {
 #pragma unroll
     for (int part = 0; part < Result::kParts; ++part) {
-      const Turn<Result::kBuffers> turn(part_number_++);
+      const Turn<kPartBuffers> turn(part_number_++);
       const uint32_t at = memory_.part(consumer_, turn.stage);
       barrier_wait(memory_.ready(consumer_, turn.stage), turn.parity);
       result_.make(part, sums, at, column + kPartColumns * part);
@@ -259,8 +255,7 @@ class ProductConsumer {
   int part_number_ = 0;
 };
 
-// A Result makes parts of 64 rows and 32 columns of the sums, in kPartBytes of shared memory, of
-// which each consumer has kBuffers:
+// A Result makes parts of 64 rows and 32 columns of the sums, in kPartBytes of shared memory:
 //   kFactor, kColumns, kParts            which of B; columns of a tile, and parts of a row of it
 //   make(part, sums, at, column)         columns 32 part to 32 part + 31 of the sums
 //   begin(at, row, column, ready)        one thread arrives at `ready`, with what make() reads
@@ -280,7 +275,7 @@ __global__ void __launch_bounds__(ProductShape<Result>::kThreads, 1)
       barrier_init(at.empty(stage), 4);
     }
     for (int consumer = 0; consumer < S::kConsumers; ++consumer)
-      for (int buffer = 0; buffer < Result::kBuffers; ++buffer) {
+      for (int buffer = 0; buffer < kPartBuffers; ++buffer) {
         barrier_init(at.ready(consumer, buffer), 1);
         barrier_init(at.made(consumer, buffer), 4);
       }

@@ -39,7 +39,7 @@ template <class Op>
 struct ActivationOfSums {
   static constexpr Factor kFactor = Factor::kTwoRows;
   static constexpr int kColumns = 96, kParts = kColumns / kPartColumns;
-  static constexpr int kPartBytes = 3 * kMatrixBytes, kBuffers = 2;
+  static constexpr int kPartBytes = 3 * kMatrixBytes;
   CUtensorMap u, y;
   bool keeps_u;
   const bf16* bias;  // may be null
@@ -90,8 +90,7 @@ template <class Op>
 struct ActivationGradient {
   static constexpr Factor kFactor = Factor::kColumns;
   static constexpr int kColumns = 192, kParts = kColumns / kPartColumns;
-  // As many buffers as hide that u comes from memory.
-  static constexpr int kPartBytes = 3 * kMatrixBytes, kBuffers = 4;
+  static constexpr int kPartBytes = 3 * kMatrixBytes;
   CUtensorMap u, du, y;
   bool wants_y;
 
