@@ -243,10 +243,7 @@ struct MlpBackward {
 
 Variable mlp(const Variable& x, const MlpWeights& w, const MlpDesc& desc) {
   const Variable inputs[] = {x, w.up, w.up_bias, w.down, w.down_bias};
-  const bool differentiated =
-      grad_enabled() && std::any_of(std::begin(inputs), std::end(inputs),
-                                    [](const Variable& v) { return v.requires_grad(); });
-  Tensor u = differentiated ? empty_rows(x.value(), w.up.value().dim(0)) : Tensor();
+  Tensor u = needs_gradient(inputs) ? empty_rows(x.value(), w.up.value().dim(0)) : Tensor();
   Tensor f = empty_rows(x.value(), w.down.value().dim(1));
   kernels::linear_activation({.y = f,
                               .x = x.value(),

@@ -231,12 +231,14 @@ void Gradients::pass(int i, const Tensor& gradient) {
       {.y = target.tensor, .x = gradient.contiguous(), .factor = 1, .mode = target.mode});
 }
 
+bool needs_gradient(std::span<const Variable> inputs) {
+  return t_grad_enabled && std::any_of(inputs.begin(), inputs.end(),
+                                       [](const Variable& v) { return v.requires_grad(); });
+}
+
 Variable make_node(const char* name, Tensor y, std::span<const Variable> inputs, BackwardFn fn) {
   Variable out(std::move(y));
-  const bool wanted =
-      t_grad_enabled && std::any_of(inputs.begin(), inputs.end(),
-                                    [](const Variable& v) { return v.requires_grad(); });
-  if (!wanted) return out;
+  if (!needs_gradient(inputs)) return out;
   out.node_ = new_node(name, out.value_);
   for (const Variable& input : inputs) out.node_->inputs.push_back(input.node_);
   out.node_->backward = std::move(fn);

@@ -101,8 +101,11 @@ class Gradients {
   std::vector<std::pair<int, Tensor>> separate_;  // slots that are added to the gradient afterwards
 };
 
+// Whether gradients are on and one of the inputs requires one.
+bool needs_gradient(std::span<const Variable> inputs);
+
 // The extension point: an op is a forward, and a call of make_node() with its backward. `y` becomes
-// a constant when gradients are off or no input requires one.
+// a constant unless needs_gradient(inputs).
 Variable make_node(const char* name, Tensor y, std::initializer_list<Variable> inputs,
                    BackwardFn backward);
 Variable make_node(const char* name, Tensor y, std::span<const Variable> inputs,

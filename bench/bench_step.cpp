@@ -88,7 +88,7 @@ int run(int argc, char** argv) {
   app.add_option("overrides", overrides, "key=value ...");
   app.add_option("--vocab", vocab, "vocabulary size")->capture_default_str();
   app.add_flag("--graph", graph,
-               "also what a CUDA graph of a micro batch's forward and backward would save");
+               "on CUDA, also what a graph of a micro batch's forward and backward would save");
   CLI11_PARSE(app, argc, argv);
   const TrainConfig config = load_plan(path, overrides).stages.back();
   if (config.num_threads > 0) set_num_threads(static_cast<int>(config.num_threads));
@@ -155,7 +155,7 @@ int run(int argc, char** argv) {
     std::printf("MFU                   %.1f %%\n", 100 * flops / seconds / 989e12);
   else
     print_cpu_share(model, tokens, flops / seconds);
-  if (graph) {
+  if (graph && device.is_cuda()) {
     const auto forward_and_backward = [&] { backward([&] { return loss(0); }); };
     Replay recorded(device, forward_and_backward);
     recorded.run();

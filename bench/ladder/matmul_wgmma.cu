@@ -10,8 +10,7 @@
 //
 // Blocks are persistent: each multiprocessor has one, which computes tiles of C one after the
 // other, so that the producer already fills the stages for the next tile while the consumers write
-// the last one. Tiles follow each other in groups of rows (Tillet et al. 2019, Triton): those under
-// way at a time form a near-square of C, whose factors stay in the L2 cache.
+// the last one. Tiles follow each other in groups of rows (grouped_tile()).
 #include "bench/ladder/ladder.h"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/mma.cuh"
@@ -43,19 +42,12 @@ struct Maps {
   CUtensorMap a, b;
 };
 
-// C in tiles, and the order in which they are computed.
+// C in tiles.
 struct Tiles {
   int m, n, steps, rows, columns;  // rows, columns: of tiles
 
   __device__ int count() const { return rows * columns; }
-  // Tile number i: down the rows of a group, then on to the next column.
-  __device__ void find(int i, int& row, int& column) const {
-    constexpr int kGroupRows = 16;
-    const int group = i / (kGroupRows * columns), in_group = i % (kGroupRows * columns);
-    const int width = min(kGroupRows, rows - group * kGroupRows);
-    row = group * kGroupRows + in_group % width;
-    column = in_group / width;
-  }
+  __device__ TilePlace find(int i) const { return grouped_tile(i, rows, columns); }
 };
 
 // Goes round the stages; parity: that of the phase in which the barriers of a stage are.
@@ -84,8 +76,7 @@ __device__ __forceinline__ void produce(const Tiles& tiles, const Maps& maps,
   Turn turn;
 #pragma unroll 1
   for (int i = static_cast<int>(blockIdx.x); i < tiles.count(); i += static_cast<int>(gridDim.x)) {
-    int row, column;
-    tiles.find(i, row, column);
+    const auto [row, column] = tiles.find(i);
 #pragma unroll 1
     for (int step = 0; step < tiles.steps; ++step, turn.next()) {
       barrier_wait(memory.empty(turn.stage), turn.parity ^ 1);
@@ -187,8 +178,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
   for (int i = static_cast<int>(blockIdx.x); i < tiles.count(); i += static_cast<int>(gridDim.x)) {
     multiply(sums, tiles.steps, warp / 4, at, turn);
-    int row, column;
-    tiles.find(i, row, column);
+    const auto [row, column] = tiles.find(i);
     store(sums, memory + kHalves + warp * kWarpHalfBytes, c, tiles, row * kRows + 16 * warp,
           column * kColumns);
   }

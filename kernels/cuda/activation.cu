@@ -87,7 +87,7 @@ void activation_backward(const ActivationBackward& args) {
 
 namespace {
 
-// Whether rows of these can be read and written by 16 bytes.
+// Whether these start at multiples of 16 bytes, and so do their rows.
 template <class... Tensors>
 bool in_rows_of_16_bytes(const Tensors&... tensors) {
   const auto fits = [](const Tensor& t) {
@@ -97,9 +97,9 @@ bool in_rows_of_16_bytes(const Tensors&... tensors) {
   return (fits(tensors) && ...);
 }
 
-// Whether a kernel of hopper/product.cuh takes a product of rows x k times k x cols: too few tiles
-// for the multiprocessors, or for their last turn, are better cut otherwise.
-bool takes_product(int64_t rows, int64_t cols, int64_t k, Device device) {
+// Whether hopper/product.cuh is for a product of rows x k times k x cols: its tiles of 128 x 192
+// are to keep 60 % of the multiprocessors busy, the last turn among them.
+bool makes_enough_tiles(int64_t rows, int64_t cols, int64_t k, Device device) {
   if (std::min({rows, cols, k}) == 0 || std::max({rows, cols, k}) >= 1 << 30 ||
       !::cohort::cuda::is_hopper(device))
     return false;
@@ -108,28 +108,13 @@ bool takes_product(int64_t rows, int64_t cols, int64_t k, Device device) {
   return 10 * tiles >= 6 * ((tiles + blocks - 1) / blocks * blocks);
 }
 
-}  // namespace
-
-bool linear_activation_at_once(const LinearActivation& args) {
-  const auto& [y, x, w, bias, op, u] = args;
-  const Device device = x.device();
-  if (!is_gated(op) || !in_rows_of_16_bytes(x, w, y, u, bias)) return false;
-  // Measured with 896 channels. With more than this the pass that is saved is less than a fifteenth
-  // of the product.
-  constexpr int64_t kMostChannels = 4096;
-  const bool few = !u.defined() && is_gated_skinny({x.rows(), w.rows(), x.cols()}, device);
-  const bool many =
-      x.cols() <= kMostChannels && takes_product(x.rows(), w.rows(), x.cols(), device);
-  if (!few && !many) return false;
-  if (!linear_adds_in_order(x, w, bias)) return false;
-  if (few) {
-    gated_skinny_product({.y = y, .x = x, .w = w, .bias = bias}, op);
-    return true;
-  }
+// Calls fn.operator()<Op>() for a gated op; false: it is none.
+template <class F>
+bool for_gated_op(Activation op, F&& fn) {
   switch (op) {
 #define COHORT_CASE(Op, name)     \
   case Activation::k##Op:         \
-    product_activation<Op>(args); \
+    fn.template operator()<Op>(); \
     return true;
     COHORT_GATED_OPS(COHORT_CASE)
 #undef COHORT_CASE
@@ -138,21 +123,30 @@ bool linear_activation_at_once(const LinearActivation& args) {
   }
 }
 
+}  // namespace
+
+bool linear_activation_at_once(const LinearActivation& args) {
+  const auto& [y, x, w, bias, op, u] = args;
+  const Device device = x.device();
+  if (!is_gated(op) || !in_rows_of_16_bytes(x, w, bias)) return false;
+  // Measured with 896 channels. With more than this the pass that is saved is less than a fifteenth
+  // of the product.
+  constexpr int64_t kMostChannels = 4096;
+  const bool few = !u.defined() && aligned(static_cast<const char*>(y.raw())) &&
+                   is_gated_skinny({x.rows(), w.rows(), x.cols()}, device);
+  const bool many = in_rows_of_16_bytes(y, u) && x.cols() <= kMostChannels &&
+                    makes_enough_tiles(x.rows(), w.rows(), x.cols(), device);
+  if ((!few && !many) || !linear_adds_in_order(x, w, bias)) return false;
+  if (!few) return for_gated_op(op, [&]<class Op>() { product_activation<Op>(args); });
+  gated_skinny_product({.y = y, .x = x, .w = w, .bias = bias}, op);
+  return true;
+}
+
 bool linear_activation_backward_at_once(const LinearActivationBackward& args) {
   const auto& [du, dbias, dy, w, u, op, y] = args;
-  if (!in_rows_of_16_bytes(dy, w, u, du, y) ||
-      !takes_product(dy.rows(), w.cols(), dy.cols(), dy.device()))
-    return false;
-  switch (op) {
-#define COHORT_CASE(Op, name)              \
-  case Activation::k##Op:                  \
-    product_activation_backward<Op>(args); \
-    return true;
-    COHORT_GATED_OPS(COHORT_CASE)
-#undef COHORT_CASE
-    default:
-      return false;
-  }
+  return in_rows_of_16_bytes(dy, w, u, du, y) &&
+         makes_enough_tiles(dy.rows(), w.cols(), dy.cols(), dy.device()) &&
+         for_gated_op(op, [&]<class Op>() { product_activation_backward<Op>(args); });
 }
 
 }  // namespace cohort::kernels::cuda

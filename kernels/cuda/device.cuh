@@ -93,6 +93,19 @@ __device__ __forceinline__ int uniform(int x) {
   return __shfl_sync(0xffffffffu, x, 0);
 }
 
+// Place of tile number i of `rows` times `columns` tiles of a product, down the rows of a group of
+// them, then on to the next column (Tillet et al. 2019, Triton): tiles that are under way at a time
+// form a near-square, whose factors stay in the L2 cache.
+struct TilePlace {
+  int row, column;
+};
+__device__ __forceinline__ TilePlace grouped_tile(int i, int rows, int columns) {
+  constexpr int kGroupRows = 16;
+  const int group = i / (kGroupRows * columns), in_group = i % (kGroupRows * columns);
+  const int width = min(kGroupRows, rows - group * kGroupRows);
+  return {group * kGroupRows + in_group % width, in_group / width};
+}
+
 // Combines a value of each of a block's kThreads threads (a multiple of 32): a butterfly over the
 // lanes of a warp, then the warps' values in ascending order; every thread gets the same bits.
 // `scratch` holds kThreads / 32 values and may be used again after the next __syncthreads().

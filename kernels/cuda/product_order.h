@@ -20,8 +20,8 @@ struct ProductOrder {
 };
 void count_out_of_order(const ProductOrder& args);
 
-// Whether linear_forward() of these sums in this order, whatever the number of rows: then another
-// kernel that does may take its place.
+// Whether linear_forward() adds x w^T + bias up in this order, however many rows x has: then
+// another kernel that does may take its place.
 bool linear_adds_in_order(const Tensor& x, const Tensor& w, const Tensor& bias);
 
 // The purpose of rng_stream() for the matrices that products are compared on.

@@ -1,4 +1,5 @@
 // On CUDA the backward of gelu and gelu_tanh is one kernel with the bias's gradient.
+#include "core/cuda.h"
 #include "kernels/cuda/product_order.h"
 #include "tests/kernels/activation_cases.h"
 
@@ -110,6 +111,34 @@ TEST(CudaActivation, BesideProductsHasTheBitsOfTheSingleOps) {
          {LinearActivationSizes{0, 8, 16, 8}, {5, 8, 16, 8}, {300, 40, 72, 24}})
       for (const DType dtype : kCudaTypes) check(test, size, dtype);
   }
+}
+
+// Or the tests of bits would compare the single ops with themselves.
+TEST(CudaActivation, BesideProductsTakesOnlyWhatItCan) {
+  COHORT_REQUIRE_GPU(device);
+  if (!::cohort::cuda::is_hopper(device)) GTEST_SKIP() << "needs an sm_90 GPU";
+  const auto zeros = [&, device = device](int64_t rows, int64_t cols, DType dtype) {
+    return Tensor::zeros({rows, cols}, dtype, device);
+  };
+  const auto takes = [&](Activation op, int64_t rows, int64_t k, int64_t cols,
+                         DType dtype = DType::kBF16) {
+    const int64_t wide = is_gated(op) ? 2 * cols : cols;
+    Tensor u = zeros(rows, wide, dtype), y = zeros(rows, cols, dtype), du = u.clone(), unwanted;
+    const Tensor x = zeros(rows, k, dtype), w = zeros(wide, k, dtype), down = zeros(k, cols, dtype);
+    const bool forward = cuda::linear_activation_at_once({y, x, w, none(), op, u});
+    const bool backward =
+        cuda::linear_activation_backward_at_once({du, {unwanted}, x, down, u, op, y});
+    return std::pair{forward, backward};
+  };
+  for (const Activation op : {Activation::kSwiGlu, Activation::kGeGlu, Activation::kGeGluTanh})
+    EXPECT_EQ(takes(op, 2051, 896, 4864), (std::pair{true, true}));
+  constexpr std::pair kNeither{false, false};
+  EXPECT_EQ(takes(Activation::kGelu, 2051, 896, 4864), kNeither);
+  EXPECT_EQ(takes(Activation::kSwiGlu, 2051, 896, 4864, DType::kF32), kNeither);
+  EXPECT_EQ(takes(Activation::kSwiGlu, 2051, 896, 4860), kNeither);  // no rows of 16 bytes
+  EXPECT_EQ(takes(Activation::kSwiGlu, 2051, 4104, 4864), (std::pair{false, true}));
+  EXPECT_EQ(takes(Activation::kSwiGlu, 64, 896, 1024), kNeither);
+  EXPECT_EQ(takes(Activation::kSwiGlu, 0, 896, 4864), kNeither);
 }
 
 TEST(CudaActivation, BesideProductsHasTheSameBitsEveryTime) {

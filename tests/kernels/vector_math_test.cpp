@@ -53,6 +53,17 @@ TEST(VectorMath, Exp2IsWithinOneUlp) {
   expect_within_one_ulp([](float x) { return vexp2(x); }, [](double x) { return std::exp2(x); });
 }
 
+// 2^-23 from the exponential, and half of it each from the roundings of sum and quotient.
+TEST(VectorMath, SigmoidIsWithinItsThreeRoundings) {
+  for (float x = -87.0f; x < 30; x += 0.00037f) {
+    const double expected = vsigmoid(static_cast<double>(x));
+    EXPECT_LE(std::fabs(static_cast<double>(vsigmoid(x)) - expected), 0x1p-22 * expected) << x;
+  }
+  EXPECT_EQ(vsigmoid(-kInf), 0.0f);
+  EXPECT_EQ(vsigmoid(kInf), 1.0f);
+  EXPECT_TRUE(std::isnan(vsigmoid(std::nanf(""))));
+}
+
 TEST(VectorMath, SpecialValuesAreExact) {
   EXPECT_EQ(vexp(0.0f), 1.0f);
   EXPECT_EQ(vexp(-kInf), 0.0f);

@@ -50,20 +50,12 @@ struct ProductMaps {
   CUtensorMap a, b;
 };
 
-// C in tiles, and the order in which they are computed.
+// C in tiles.
 struct ProductTiles {
   int steps, rows, columns;  // of k; of tiles
 
   __device__ int count() const { return rows * columns; }
-  // Tile number i: down the rows of a group, then on to the next column, so that those which are
-  // under way at a time share their factors in the L2 cache.
-  __device__ void find(int i, int& row, int& column) const {
-    constexpr int kGroupRows = 16;
-    const int group = i / (kGroupRows * columns), in_group = i % (kGroupRows * columns);
-    const int width = min(kGroupRows, rows - group * kGroupRows);
-    row = group * kGroupRows + in_group % width;
-    column = in_group / width;
-  }
+  __device__ TilePlace find(int i) const { return grouped_tile(i, rows, columns); }
 };
 
 // Addresses in shared memory.
@@ -95,8 +87,7 @@ __device__ __forceinline__ void bring_factors(const ProductTiles& tiles, const P
   int number = 0;
 #pragma unroll 1
   for (int i = static_cast<int>(blockIdx.x); i < tiles.count(); i += static_cast<int>(gridDim.x)) {
-    int row, column;
-    tiles.find(i, row, column);
+    const auto [row, column] = tiles.find(i);
 #pragma unroll 1
     for (int step = 0; step < tiles.steps; ++step, ++number) {
       const Turn<S::kStages> turn(number);
@@ -132,18 +123,19 @@ class PartWalk {
     find();
   }
   __device__ int row() const {
-    return row_ * ProductShape<Result>::kRows + part_ / Result::kParts * kPartRows;
+    return place_.row * ProductShape<Result>::kRows + part_ / Result::kParts * kPartRows;
   }
   __device__ int column() const {
-    return column_ * Result::kColumns + part_ % Result::kParts * kPartColumns;
+    return place_.column * Result::kColumns + part_ % Result::kParts * kPartColumns;
   }
 
  private:
   __device__ void find() {
-    if (!done()) tiles_.find(tile_, row_, column_);
+    if (!done()) place_ = tiles_.find(tile_);
   }
   const ProductTiles& tiles_;
-  int tile_, row_ = 0, column_ = 0, part_ = 0;
+  int tile_, part_ = 0;
+  TilePlace place_{};
 };
 
 // A thread takes a consumer's parts to memory, and brings what the next ones are made of.
@@ -192,10 +184,9 @@ class ProductConsumer {
       TileSums upper, lower;
       if (number > 0) named_barrier(1 + consumer_, S::kConsumers * kWarpgroup);
       multiply(upper, lower, number * tiles_.steps, tile + stride < tiles_.count());
-      int row, column;
-      tiles_.find(tile, row, column);
-      make(upper, column * Result::kColumns);
-      make(lower, column * Result::kColumns);
+      const int column = tiles_.find(tile).column * Result::kColumns;
+      make(upper, column);
+      make(lower, column);
     }
   }
 

@@ -3,13 +3,14 @@
 //   forward    gate | up = u = x w^T + bias, y = f(u)
 //   backward   du = (dy w) f'(u), and y = f(u) once more where it was not kept
 //
-// Rounded to bf16 are u, y, du and dy w, as by the single ops, whose bits these are. (Activations
-// that are not gated have a third of the work less here, and kernels of their own that sum up the
-// gradient of the bias besides: those were measured to be as fast or faster.)
+// Rounded to bf16 are u, y, du and dy w, as by the single ops, whose bits these are. Activations
+// that are not gated stay with those ops: beside its product GELU was no faster, since its own
+// kernel sums up the gradient of the bias, too (bench/results/h200.md).
 #pragma once
 
 #include "kernels/cuda/hopper/product.cuh"
 #include "kernels/cuda/hopper/product.h"
+#include "kernels/cuda/raw.cuh"
 
 namespace cohort::kernels::cuda {
 namespace {
@@ -19,20 +20,15 @@ namespace {
 constexpr int kMatrixBytes = 2 * kPartRows * kPartColumns;
 constexpr int kBlocks = kPartColumns / 8;
 
-__device__ __forceinline__ float low(uint32_t word) {
-  return __uint_as_float(word << 16);
-}
-__device__ __forceinline__ float high(uint32_t word) {
-  return __uint_as_float(word & 0xffff0000u);
-}
-// A formula of pairs of bf16 values, rounded.
+using Pair = Raw<bf16, 2>;
+// A formula of pairs, rounded.
 template <class Formula, class... In>
-__device__ __forceinline__ uint32_t for_pair(Formula&& formula, In... words) {
-  return pack_bf16(formula(low(words)...), formula(high(words)...));
+__device__ __forceinline__ uint32_t for_pair(Formula&& formula, In... pairs) {
+  return pack_bf16(formula(element(pairs, 0)...), formula(element(pairs, 1)...));
 }
 template <class Op>
-__device__ __forceinline__ uint32_t activate(const uint32_t (&u)[2]) {
-  return for_pair([](float gate, float up) { return Op::forward(gate, up); }, u[0], u[1]);
+__device__ __forceinline__ uint32_t activate(Pair gate, Pair up) {
+  return for_pair([](float g, float v) { return Op::forward(g, v); }, gate, up);
 }
 
 template <class Op>
@@ -48,30 +44,30 @@ struct ActivationOfSums {
   __device__ __forceinline__ void make(int part, const TileSums& sums, uint32_t at,
                                        int column) const {
     const int row = part_row(), first = column + 2 * static_cast<int>(threadIdx.x % 4);
-    uint32_t of_bias[kBlocks][2] = {};
+    Pair of_bias[kBlocks][2] = {};
     if (bias != nullptr)
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
           if (first + 8 * n < cols)
-            of_bias[n][half] =
-                *reinterpret_cast<const uint32_t*>(bias + half * cols + first + 8 * n);
+            of_bias[n][half] = load_raw<2>(bias + half * cols + first + 8 * n);
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const uint32_t to = at + pair_offset(row + 8 * h, n);
-        uint32_t input[2];
+        Pair input[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float* const pair = sums[kColumns / 8 * half + kBlocks * part + n] + 2 * h;
-          const uint32_t shift = of_bias[n][half];
-          input[half] = bias == nullptr ? pack_bf16(pair[0], pair[1])
-                                        : pack_bf16(pair[0] + low(shift), pair[1] + high(shift));
-          if (keeps_u) store_shared(to + half * kMatrixBytes, input[half]);
+          const float* const sum = sums[kColumns / 8 * half + kBlocks * part + n] + 2 * h;
+          const Pair shift = of_bias[n][half];
+          input[half] = {bias == nullptr
+                             ? pack_bf16(sum[0], sum[1])
+                             : pack_bf16(sum[0] + element(shift, 0), sum[1] + element(shift, 1))};
+          if (keeps_u) store_shared(to + half * kMatrixBytes, input[half].word[0]);
         }
-        store_shared(to + 2 * kMatrixBytes, activate<Op>(input));
+        store_shared(to + 2 * kMatrixBytes, activate<Op>(input[0], input[1]));
       }
     }
   }
@@ -101,17 +97,18 @@ struct ActivationGradient {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const uint32_t to = at + pair_offset(row + 8 * h, n);
-        const float* const pair = sums[kBlocks * part + n] + 2 * h;
-        const uint32_t dy = pack_bf16(pair[0], pair[1]);
-        uint32_t in[2];
+        const float* const sum = sums[kBlocks * part + n] + 2 * h;
+        const Pair dy{pack_bf16(sum[0], sum[1])};
+        Pair u_of[2];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) in[half] = load_shared(to + half * kMatrixBytes);
-        store_shared(to, for_pair([](float d, float g, float v) { return d * Op::da(g, v); }, dy,
-                                  in[0], in[1]));
+        for (int half = 0; half < 2; ++half) u_of[half] = {load_shared(to + half * kMatrixBytes)};
+        const auto& [gate, up] = u_of;
+        store_shared(
+            to, for_pair([](float d, float g, float v) { return d * Op::da(g, v); }, dy, gate, up));
         store_shared(
             to + kMatrixBytes,
-            for_pair([](float d, float g, float v) { return d * Op::db(g, v); }, dy, in[0], in[1]));
-        if (wants_y) store_shared(to + 2 * kMatrixBytes, activate<Op>(in));
+            for_pair([](float d, float g, float v) { return d * Op::db(g, v); }, dy, gate, up));
+        if (wants_y) store_shared(to + 2 * kMatrixBytes, activate<Op>(gate, up));
       }
   }
   __device__ __forceinline__ void begin(uint32_t at, int row, int column, uint32_t ready) const {
