@@ -97,13 +97,21 @@ void print_op_times(Device device, const std::function<void()>& step, double sec
   };
   std::map<std::string, Time> times;
   int64_t all = 0;
-  for (const TraceEvent& event : events) {
-    const TraceEvent* op = outermost_op(events, event);
-    Time& time = times[op == nullptr ? event.name : op->name];
-    time.calls += op == &event;
-    if (!counts(event, device)) continue;
-    time.nanoseconds += event.end - event.begin;
-    all += event.end - event.begin;
+  std::vector<const TraceEvent*> in_order;
+  for (const TraceEvent& event : events) in_order.push_back(&event);
+  std::sort(in_order.begin(), in_order.end(), [](auto* a, auto* b) { return a->end < b->end; });
+  std::map<int64_t, int64_t> busy_until;  // of a stream
+  for (const TraceEvent* event : in_order) {
+    const TraceEvent* op = outermost_op(events, *event);
+    Time& time = times[op == nullptr ? event->name : op->name];
+    time.calls += op == event;
+    if (!counts(*event, device)) continue;
+    // A kernel that was started beside the one before it has waited until that one's end.
+    int64_t& busy = busy_until[event->stream];
+    const int64_t spent = event->end - std::max(event->begin, busy);
+    busy = event->end;
+    time.nanoseconds += spent;
+    all += spent;
   }
   std::vector<std::pair<std::string, Time>> sorted(times.begin(), times.end());
   std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) {

@@ -99,6 +99,7 @@ template <class T, class Term, int kOutputs>
 __global__ void __launch_bounds__(kColumnThreads, Term::kBlocks)
     column_sum_kernel(const Term term, const ColumnLayout layout,
                       const ColumnOutputs<kOutputs> outputs) {
+  start_beside_previous();
   constexpr int N = kPackSize<T>;
   __shared__ float shared[kOutputs][kColumnThreads * N];
   float sum[kOutputs][N] = {};
@@ -144,6 +145,7 @@ template <size_t kOutputs>
 __global__ void __launch_bounds__(kPartialsWidth* kPartialsWidth)
     reduce_partials_kernel(const __grid_constant__ ColumnPartials<kOutputs> partials, int blocks,
                            int cols) {
+  start_beside_previous();
   __shared__ float scratch[kPartialsWidth][kPartialsWidth];
   // blockIdx.y names an output; one that nobody wants costs a block that ends here.
   const float* partial = partials.partial[blockIdx.y];
@@ -181,7 +183,9 @@ void reduce_partials(const std::array<Tensor, kOutputs>& partial,
   }
   if (any == nullptr) return;
   launch("reduce_partials", reduce_partials_kernel<kOutputs>,
-         {{blocks_for(any->cols(), kPartialsWidth), kOutputs}, {kPartialsWidth, kPartialsWidth}},
+         {.grid = {blocks_for(any->cols(), kPartialsWidth), kOutputs},
+          .block = {kPartialsWidth, kPartialsWidth},
+          .start = Start::kBesidePrevious},
          any->device(), partials, static_cast<int>(any->rows()), static_cast<int>(any->cols()));
 }
 
@@ -208,8 +212,10 @@ void column_sum(const char* name, const Term& term, int64_t rows, int64_t cols, 
     outputs.accumulate[o] = blocks <= 1 && out[o].mode == Grad::kAccumulate;
   }
   launch(name, column_sum_kernel<T, Term, static_cast<int>(kOutputs)>,
-         {{blocks, blocks_for(cols, int64_t{layout.across()} * N)}, kColumnThreads}, device, term,
-         layout, outputs);
+         {.grid = {blocks, blocks_for(cols, int64_t{layout.across()} * N)},
+          .block = kColumnThreads,
+          .start = Start::kBesidePrevious},
+         device, term, layout, outputs);
   reduce_partials(partial, out);
 }
 

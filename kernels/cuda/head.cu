@@ -1,8 +1,8 @@
 // The fused head on CUDA: chunk by chunk the logits by the row-independent product, then one block
-// per token over its row. Where gradients come beside the log-probs (bf16, sm_90), it is a cluster
-// of blocks that read the row once and hold it in registers: statistics first, then gradients. They
-// cannot contain dlogprob yet, which the caller computes from the log-probs; what it multiplies is
-// a token's row of x and of dx:
+// per token over its row. Where gradients come beside the log-probs (bf16, sm_90), a cluster of
+// blocks reads the row once and holds it in registers: statistics first, then gradients, while the
+// next row is on its way. They cannot contain dlogprob yet, which the caller computes from the
+// log-probs; what it multiplies is a token's row of x and of dx:
 //   dz[t, :] = dlogprob[t] d[t, :],  dx[t, :] = dlogprob[t] (d w)[t, :],  dw = d^T (dlogprob x)
 #include "kernels/head.h"
 
@@ -12,6 +12,7 @@
 
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/row_softmax.cuh"
+#include "kernels/cuda/tma.cuh"
 #include "kernels/matmul.h"
 
 namespace cohort::kernels::cuda {
@@ -111,147 +112,210 @@ __global__ void __launch_bounds__(kRowThreads)
 constexpr int kParts = 8, kPartRuns = kRowWarps / kParts, kPartWarps = kPartRuns * kChains;
 constexpr int kPartThreads = 32 * kPartWarps;
 
-// What the blocks of a cluster show each other.
-struct PartSums {
-  float largest[kPartWarps];
-  double sum[kPartRuns], weighted[kPartRuns];
-};
+// Blocks that a multiprocessor's registers have room for.
+template <int kPacks>
+constexpr int kPartBlocks = kPacks <= 8    ? 4
+                            : kPacks <= 20 ? 2
+                                           : 1;
 
-// The sum over all runs, in ascending order, of one value of each run.
-template <class ValueOf>
-__device__ double sum_of_runs(ValueOf&& value_of) {
-  const int run = threadIdx.x % kRowWarps;
-  const double mine = *in_block(value_of(run % kPartRuns), run / kPartRuns);
-  double total = __shfl_sync(0xffffffffu, mine, 0);
-  for (int r = 1; r < kRowWarps; ++r) total += __shfl_sync(0xffffffffu, mine, r);
-  return total;
-}
+// What the blocks of a cluster tell each other about a row; each of them receives all of it. One
+// place serves all rows: nobody goes on before the numbers of all warps are there, and a warp whose
+// sums are there has used the row's largest logits, one whose next largest logit is there its sums.
+struct SharedRow {
+  float largest[kParts * kPartWarps];  // of each warp
+  double2 sums[kRowWarps];             // of each run: of e^d, of e^d d
+};
 
 // Statistics of each token, as row_softmax() gives them, and d[t, v] = ([v = target] - p_v) /
 // temperature in bf16. kPacks: packs of four logits that a thread holds at most.
+//
+// Each cluster takes every so many-th token. While its threads compute, with a token's logits in
+// registers, the copy engine brings the next token's to shared memory, `next`.
 template <int kPacks>
-__global__ void __launch_bounds__(kPartThreads)
+__global__ void __launch_bounds__(kPartThreads, kPartBlocks<kPacks>)
     logprob_gradient_kernel(Statistics out, __nv_bfloat16* d, const float* logits,
-                            const int32_t* targets, int vocab, float inverse_temperature) {
+                            const int32_t* targets, int tokens, int vocab,
+                            float inverse_temperature) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  __shared__ PartSums shared;
+  extern __shared__ __align__(16) float next[];
+  __shared__ SharedRow shared;
   __shared__ float sums[kPartWarps][32], weighted[kPartWarps][32];
-  const int64_t t = blockIdx.x / kParts;
-  const int part = blockIdx.x % kParts, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  logits += t * vocab;
-  d += t * vocab;
+  __shared__ uint64_t barriers[3];
+  const uint32_t next_is_there = shared_address(&barriers[0]),
+                 largest_are_there = shared_address(&barriers[1]),
+                 sums_are_there = shared_address(&barriers[2]);
+  let_next_start();
+  if (threadIdx.x == 0)
+    for (uint64_t& barrier : barriers) barrier_init(shared_address(&barrier), 1);
+  wait_for_previous();
+  cluster_sync();
+
+  const int clusters = static_cast<int>(gridDim.x) / kParts;
+  const int first_token = static_cast<int>(blockIdx.x) / kParts, part = blockIdx.x % kParts;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const float exponent = inverse_temperature * kLog2e;
-  const int run = static_cast<int>(run_length(vocab));
-  const int begin = (part * kPartRuns + warp / kChains) * run, end = min(vocab, begin + run);
-  const int first = begin + warp % kChains * kWarpTile + 4 * lane;
+  // The block's part of a row; in it the thread's first pack, and how far behind that its run ends.
+  const int run = static_cast<int>(run_length(vocab)), part_begin = part * kPartRuns * run;
+  const int part_size = max(0, min(vocab - part_begin, kPartRuns * run));
+  const int first = warp / kChains * run + warp % kChains * kWarpTile + 4 * lane;
+  const int behind = min(part_size, (warp / kChains + 1) * run) - first;
   constexpr int kStep = kChains * kWarpTile;
-
-  // A pack is in the vocabulary, which is a multiple of 4, or behind it.
-  Pack<float, 4> z[kPacks];
-#pragma unroll
-  for (int i = 0; i < kPacks; ++i)
-    if (first + i * kStep < end) z[i] = load_pack<4>(logits + first + i * kStep);
-  PartialSoftmax own;
-#pragma unroll
-  for (int i = 0; i < kPacks; ++i)
-    if (first + i * kStep < end) own.add(z[i], exponent);
-
-  // The largest logit of all warps of the cluster, two of which each lane looks at.
-  float largest = own.largest;
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
-  if (lane == 0) shared.largest[warp] = largest;
-  cluster_sync();
-  static_assert(kParts * kPartWarps == 64);
-  const float* const of_warp = &shared.largest[lane % kPartWarps];
-  largest = fmaxf(*in_block(of_warp, lane / kPartWarps),
-                  *in_block(of_warp, lane / kPartWarps + kParts / 2));
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
-
-  // A run's sums: over its chains, then over the lanes, then over the runs.
-  own.rebase(largest, exponent);
-  sums[warp][lane] = own.sum;
-  weighted[warp][lane] = own.weighted;
-  __syncthreads();
-  if (warp % kChains == 0) {
-    double sum = 0, weighted_sum = 0;
-#pragma unroll
-    for (int c = 0; c < kChains; ++c) {
-      sum += static_cast<double>(sums[warp + c][lane]);
-      weighted_sum += static_cast<double>(weighted[warp + c][lane]);
-    }
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-      sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-      weighted_sum += __shfl_xor_sync(0xffffffffu, weighted_sum, offset);
-    }
-    if (lane == 0) {
-      shared.sum[warp / kChains] = sum;
-      shared.weighted[warp / kChains] = weighted_sum;
-    }
-  }
-  cluster_sync();
-  const RowSoftmax row{
-      .largest = largest,
-      .inverse_temperature = inverse_temperature,
-      .sum = sum_of_runs([&](int r) { return &shared.sum[r]; }),
-      .weighted = static_cast<double>(inverse_temperature) *
-                  sum_of_runs([&](int r) { return &shared.weighted[r]; }),
+  // By one thread.
+  const auto bring = [&](int t) {
+    if (t >= tokens) return;
+    const int bytes = part_size * static_cast<int>(sizeof(float));
+    barrier_arrive_expect(next_is_there, bytes);
+    if (bytes > 0)
+      bulk_load(shared_address(next), logits + int64_t{t} * vocab + part_begin, bytes,
+                next_is_there);
   };
-  cluster_arrive();
-  const int32_t target = targets[t];
-  if (part == 0 && threadIdx.x == 0) {
+  if (threadIdx.x == 0) bring(first_token);
+
+  uint32_t parity = 0;
+#pragma unroll 1
+  for (int t = first_token; t < tokens; t += clusters, parity ^= 1) {
+    // A pack is in the run, whose length is a multiple of 4, or behind it.
+    Pack<float, 4> z[kPacks];
+    barrier_wait(next_is_there, parity);
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i)
+      if (i * kStep < behind) z[i] = load_pack<4>(next + first + i * kStep);
+    PartialSoftmax own;
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i)
+      if (i * kStep < behind) own.add(z[i], exponent);
+
+    // The largest logit of all warps of the cluster, two of which each lane looks at.
+    float largest = own.largest;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+    if (threadIdx.x == 0) barrier_arrive_expect(largest_are_there, sizeof(shared.largest));
+    if (lane < kParts)
+      store_in_block(lane, &shared.largest[part * kPartWarps + warp], largest, largest_are_there);
+    barrier_wait(largest_are_there, parity);
+    // All warps of the block have used what `next` had, or they would not know their largest.
+    if (threadIdx.x == 0) bring(t + clusters);
+    static_assert(kParts * kPartWarps == 64);
+    largest = fmaxf(shared.largest[lane], shared.largest[32 + lane]);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+
+    const int32_t target = targets[t];
     const bool known = target >= 0 && target < vocab;
+    const bool has_statistics = part == 0 && threadIdx.x == 0;
     const float nan = __int_as_float(0x7fc00000);
-    out.logprob[t] = known ? row.logprob(logits[target]) : nan;
+    const float of_target = known && has_statistics ? logits[int64_t{t} * vocab + target] : nan;
+
+    // A run's sums: over its chains, then over the lanes, then over the runs.
+    own.rebase(largest, exponent);
+    sums[warp][lane] = own.sum;
+    weighted[warp][lane] = own.weighted;
+    __syncthreads();
+    if (threadIdx.x == 0) barrier_arrive_expect(sums_are_there, sizeof(shared.sums));
+    if (warp % kChains == 0) {
+      double2 total{0, 0};
+#pragma unroll
+      for (int c = 0; c < kChains; ++c) {
+        total.x += static_cast<double>(sums[warp + c][lane]);
+        total.y += static_cast<double>(weighted[warp + c][lane]);
+      }
+#pragma unroll
+      for (int offset = 16; offset > 0; offset /= 2) {
+        total.x += __shfl_xor_sync(0xffffffffu, total.x, offset);
+        total.y += __shfl_xor_sync(0xffffffffu, total.y, offset);
+      }
+      if (lane < kParts)
+        store_in_block(lane, &shared.sums[part * kPartRuns + warp / kChains], total,
+                       sums_are_there);
+    }
+    barrier_wait(sums_are_there, parity);
+
+    // p_v / temperature = 2^(exponent z_v - offset). The gradients' rounding to bf16 hides that of
+    // these sums, whose order is not row_softmax()'s.
+    auto sum = static_cast<float>(shared.sums[lane % kRowWarps].x);
+#pragma unroll
+    for (int offset = kRowWarps / 2; offset > 0; offset /= 2)
+      sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    const float offset = __fmaf_rn(largest, exponent, __log2f(sum) - __log2f(inverse_temperature));
+    const int own_target = target - (part_begin + first);
+    __nv_bfloat16* const own_d = d + int64_t{t} * vocab + (part_begin + first);
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      if (i * kStep >= behind) continue;
+      float grad[4];
+#pragma unroll
+      for (int n = 0; n < 4; ++n) grad[n] = -fast_exp2(__fmaf_rn(z[i].v[n], exponent, -offset));
+      if (const auto at = static_cast<uint32_t>(own_target - i * kStep); at < 4) {
+#pragma unroll
+        for (uint32_t n = 0; n < 4; ++n)
+          if (n == at) grad[n] += inverse_temperature;
+      }
+      store_pack(reinterpret_cast<uint32_t*>(own_d + i * kStep),
+                 Pack<uint32_t, 2>{pack_bf16(grad[0], grad[1]), pack_bf16(grad[2], grad[3])});
+    }
+    if (!has_statistics) continue;
+    RowSoftmax row{.largest = largest,
+                   .inverse_temperature = inverse_temperature,
+                   .sum = shared.sums[0].x,
+                   .weighted = shared.sums[0].y};
+    for (int r = 1; r < kRowWarps; ++r) {
+      row.sum += shared.sums[r].x;
+      row.weighted += shared.sums[r].y;
+    }
+    row.weighted *= static_cast<double>(inverse_temperature);
+    out.logprob[t] = known ? row.logprob(of_target) : nan;
     out.entropy[t] = known ? row.entropy() : nan;
     out.lse[t] = known ? row.lse() : nan;
   }
-  // p_v / temperature = 2^(exponent z_v - offset).
-  const float offset = row.lse() * kLog2e - log2f(inverse_temperature);
-#pragma unroll
-  for (int i = 0; i < kPacks; ++i) {
-    const int v = first + i * kStep;
-    if (v >= end) continue;
-    float grad[4];
-#pragma unroll
-    for (int n = 0; n < 4; ++n) grad[n] = -fast_exp2(__fmaf_rn(z[i].v[n], exponent, -offset));
-    if (v <= target && target < v + 4) {
-#pragma unroll
-      for (int n = 0; n < 4; ++n)
-        if (v + n == target) grad[n] += inverse_temperature;
-    }
-    store_pack(reinterpret_cast<uint32_t*>(d + v),
-               Pack<uint32_t, 2>{pack_bf16(grad[0], grad[1]), pack_bf16(grad[2], grad[3])});
-  }
-  cluster_wait();  // no block ends while another reads its sums
 #endif
 }
 
-using LogprobGradient = void (*)(Statistics, __nv_bfloat16*, const float*, const int32_t*, int,
-                                 float);
-// The kernel for rows of `vocab` logits; null where there is none.
+// The kernel for rows of some size, and how many of its clusters run at the same time.
+struct LogprobGradient {
+  void (*kernel)(Statistics, __nv_bfloat16*, const float*, const int32_t*, int, int,
+                 float) = nullptr;
+  LaunchShape shape;  // of one cluster
+  int64_t clusters = 0;
+};
+// Without a kernel where there is none for rows of `vocab` logits.
 LogprobGradient logprob_gradient(int64_t vocab, DType dtype, Device device) {
-  if (dtype != DType::kBF16 || vocab % 4 != 0) return nullptr;
+  if (dtype != DType::kBF16 || vocab % 4 != 0) return {};
   const auto holds = [&](int64_t packs) {
     return vocab <= packs * kRowWarps * kChains * kWarpTile;
   };
-  const LogprobGradient kernel = holds(8)    ? logprob_gradient_kernel<8>
-                                 : holds(20) ? logprob_gradient_kernel<20>
-                                 : holds(32) ? logprob_gradient_kernel<32>
-                                             : nullptr;
-  const bool runs = kernel != nullptr &&
-                    ::cohort::cuda::is_for_hopper(reinterpret_cast<const void*>(kernel), device);
-  return runs ? kernel : nullptr;
+  LogprobGradient out{.kernel = holds(8)    ? logprob_gradient_kernel<8>
+                                : holds(20) ? logprob_gradient_kernel<20>
+                                : holds(32) ? logprob_gradient_kernel<32>
+                                            : nullptr};
+  const auto* const code = reinterpret_cast<const void*>(out.kernel);
+  if (out.kernel == nullptr || !::cohort::cuda::is_for_hopper(code, device)) return {};
+  out.shape = {.grid = kParts,
+               .block = kPartThreads,
+               .shared_bytes = static_cast<size_t>(kPartRuns * run_length(vocab)) * sizeof(float),
+               .start = Start::kBesidePrevious,
+               .cluster = kParts};
+  ::cohort::cuda::allow_shared_memory("head_logprob_gradient", code, out.shape.shared_bytes,
+                                      device);
+  cudaLaunchAttribute cluster{.id = cudaLaunchAttributeClusterDimension};
+  cluster.val.clusterDim = {kParts, 1, 1};
+  cudaLaunchConfig_t config{.gridDim = out.shape.grid,
+                            .blockDim = out.shape.block,
+                            .dynamicSmemBytes = out.shape.shared_bytes};
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  int clusters = 0;
+  COHORT_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, out.kernel, &config));
+  out.clusters = std::max(clusters, 1);
+  return out;
 }
 
 // out[t, c] (+)= factor[t] in[t, c], rounded once.
 template <class Out, class In>
 __global__ void scale_rows_kernel(Out* out, const In* in, const float* factor, int64_t count,
                                   int64_t cols, bool accumulate) {
+  start_beside_previous();
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= count) return;
   const float scaled = factor[i / cols] * to_float(in[i]);
@@ -260,7 +324,10 @@ __global__ void scale_rows_kernel(Out* out, const In* in, const float* factor, i
 template <class Out, class In>
 void scale_rows(Tensor& out, const Tensor& in, const float* factor, Grad mode) {
   constexpr int kThreads = 256;
-  launch("scale_rows", scale_rows_kernel<Out, In>, {blocks_for(in.numel(), kThreads), kThreads},
+  launch("scale_rows", scale_rows_kernel<Out, In>,
+         {.grid = blocks_for(in.numel(), kThreads),
+          .block = kThreads,
+          .start = Start::kBesidePrevious},
          in.device(), pointer<Out>(out), pointer<In>(in), factor, in.numel(), in.cols(),
          mode == Grad::kAccumulate);
 }
@@ -350,7 +417,8 @@ class HeadBackward {
 void head_logprob_forward(const HeadLogprobForward& args) {
   const auto inverse_temperature = static_cast<float>(1 / args.desc.temperature);
   const int64_t vocab = args.w.dim(0);
-  const int64_t rows = head_chunk_tokens(vocab, args.desc.chunk_tokens, args.x.device());
+  const Device device = args.x.device();
+  const int64_t rows = head_chunk_tokens(vocab, args.desc.chunk_tokens, device);
   std::optional<HeadBackward> backward;
   if (args.gradients != nullptr)
     backward.emplace(HeadBackward::Args{.x = args.x,
@@ -361,24 +429,25 @@ void head_logprob_forward(const HeadLogprobForward& args) {
                                         .rows = rows,
                                         .inverse_temperature = inverse_temperature});
   const LogprobGradient with_gradient =
-      backward ? logprob_gradient(vocab, args.x.dtype(), args.x.device()) : nullptr;
+      backward ? logprob_gradient(vocab, args.x.dtype(), device) : LogprobGradient{};
   for_logit_chunks(args.x, args.w, rows, [&](int64_t begin, Tensor& logits) {
     const int64_t count = logits.dim(0);
     const Statistics out{.logprob = pointer<float>(args.logprob) + begin,
                          .entropy = pointer<float>(args.entropy) + begin,
                          .lse = pointer<float>(args.lse) + begin};
     const int32_t* const targets = pointer<int32_t>(args.targets) + begin;
-    if (with_gradient != nullptr) {
+    if (with_gradient.kernel != nullptr) {
       Tensor d = backward->waiting(begin, count);
-      launch("head_logprob_gradient", with_gradient,
-             {.grid = blocks_for(count * kParts, 1), .block = kPartThreads, .cluster = kParts},
-             args.x.device(), out, pointer<__nv_bfloat16>(d), pointer<float>(std::as_const(logits)),
-             targets, static_cast<int>(vocab), inverse_temperature);
+      LaunchShape shape = with_gradient.shape;
+      shape.grid = blocks_for(kParts * std::min(count, with_gradient.clusters), 1);
+      launch("head_logprob_gradient", with_gradient.kernel, shape, device, out,
+             pointer<__nv_bfloat16>(d), pointer<float>(std::as_const(logits)), targets,
+             static_cast<int>(count), static_cast<int>(vocab), inverse_temperature);
       if (args.gradients->set_dlogprob) args.gradients->set_dlogprob(begin, count);
       return backward->added(begin + count, pointer<float>(args.gradients->dlogprob));
     }
-    launch("head_logprob", logprob_kernel, {blocks_for(count, 1), kRowThreads}, args.x.device(),
-           out, pointer<float>(std::as_const(logits)), targets, vocab, inverse_temperature);
+    launch("head_logprob", logprob_kernel, {blocks_for(count, 1), kRowThreads}, device, out,
+           pointer<float>(std::as_const(logits)), targets, vocab, inverse_temperature);
     if (!backward) return;
     if (args.gradients->set_dlogprob) args.gradients->set_dlogprob(begin, count);
     backward->add(begin, logits,

@@ -26,6 +26,7 @@ struct Rotation {
 // or added, unless they are in their place already.
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads) rope_kernel(const Rotation<T> p) {
+  start_beside_previous();
   const int64_t token = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (token >= p.tokens) return;
   const int position = p.positions[token], half = p.table.half;
@@ -61,7 +62,11 @@ void run(const Rotation<T>& p, Device device) {
   // fill the block.
   while (across < kThreads && across < packs) across *= 2;
   const unsigned down = kThreads / across;
-  launch("rope", rope_kernel<T, N>, {blocks_for(p.tokens, down), {across, down}}, device, p);
+  launch("rope", rope_kernel<T, N>,
+         {.grid = blocks_for(p.tokens, down),
+          .block = {across, down},
+          .start = Start::kBesidePrevious},
+         device, p);
 }
 
 }  // namespace

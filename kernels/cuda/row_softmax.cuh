@@ -22,7 +22,7 @@ inline constexpr int kWarpTile = 4 * 32, kRowTile = 4 * kRowThreads;
 inline constexpr int kChains = 4;
 
 // Ids of each warp's run; the last runs may be shorter, or empty.
-__device__ inline int64_t run_length(int64_t vocab) {
+__host__ __device__ inline int64_t run_length(int64_t vocab) {
   return (vocab + kRowTile - 1) / kRowTile * kWarpTile;
 }
 

@@ -592,6 +592,7 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
     backward_hopper_kernel(const __grid_constant__ BackwardArgs<bf16> args,
                            const __grid_constant__ BackwardMaps maps,
                            const __grid_constant__ QueryTiles tiles) {
+  start_beside_previous();
   using S = BackwardShape<kDim>;
   extern __shared__ __align__(1024) char memory[];
   const BackwardBarriers barriers{shared_address(memory) + S::kBarriers};
@@ -637,6 +638,7 @@ template <int kDim>
 __global__ void __launch_bounds__(kTileThreads)
     round_queries_kernel(const __grid_constant__ BackwardArgs<bf16> args,
                          const __grid_constant__ QueryTiles in) {
+  start_beside_previous();
   constexpr int kStep = BackwardShape<kDim>::kStep, kColumns = BackwardShape<kDim>::kColumns;
   constexpr int kPacks = kColumns / 4;
   const int head = static_cast<int>(blockIdx.x) % args.heads;
@@ -686,15 +688,21 @@ void run_backward_hopper(const BackwardArgs<bf16>& args, const AttentionBackward
   tiles.heads_at_once = static_cast<int>(std::clamp<int64_t>(
       kCache / std::max<int64_t>(head_bytes, 1), 1, tile_blocks<Pass::kKeys>(args)));
   launch("attention_backward", backward_hopper_kernel<kDim>,
-         {backward_blocks<Pass::kKeys>(args, S::kOwnKeys), S::kThreads, S::kSharedBytes}, device,
-         args,
+         {.grid = backward_blocks<Pass::kKeys>(args, S::kOwnKeys),
+          .block = S::kThreads,
+          .shared_bytes = S::kSharedBytes,
+          .start = Start::kBesidePrevious},
+         device, args,
          BackwardMaps{.k = describe_heads(in.k, S::kOwnKeys),
                       .v = describe_heads(in.v, S::kOwnKeys),
                       .q = describe_heads(in.q, S::kStep),
                       .dout = describe_heads(in.dout, S::kStep)},
          tiles);
   launch("attention_backward_queries", round_queries_kernel<kDim>,
-         {blocks_for(slots * args.heads, 1), kTileThreads}, device, args, tiles);
+         {.grid = blocks_for(slots * args.heads, 1),
+          .block = kTileThreads,
+          .start = Start::kBesidePrevious},
+         device, args, tiles);
 }
 
 }  // namespace cohort::kernels::cuda

@@ -496,6 +496,7 @@ template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     forward_hopper_kernel(const __grid_constant__ ForwardProblem<__nv_bfloat16> problem,
                           const __grid_constant__ ForwardMaps maps, Drawn* drawn) {
+  start_beside_previous();
   extern __shared__ __align__(1024) char memory[];
   const Barriers barriers{shared_address(memory) + Shape::kBarriers};
   if (threadIdx.x == 0) {
@@ -572,7 +573,11 @@ void run_forward_hopper(ForwardProblem<__nv_bfloat16> problem, const AttentionFo
   if (!Shape::kJoinsInShared && problem.tokens > kAttentionChunk)
     scratch = joined_scratch(problem.joined, blocks * Shape::kRows, Shape::kColumns, device);
   launch("attention_forward", forward_hopper_kernel<Shape>,
-         {blocks_for(blocks, 1), Shape::kThreads, Shape::kSharedBytes}, device, problem,
+         {.grid = blocks_for(blocks, 1),
+          .block = Shape::kThreads,
+          .shared_bytes = Shape::kSharedBytes,
+          .start = Start::kBesidePrevious},
+         device, problem,
          ForwardMaps{.q = describe_heads(in.q, 64),
                      .k = describe_heads(in.k, Shape::kKeys),
                      .v = describe_heads(in.v, Shape::kKeys)},

@@ -33,6 +33,7 @@ template <int kDim, int kStep>
 __global__ void __launch_bounds__(kTileThreads)
     query_numbers_kernel(const __grid_constant__ BackwardArgs<__nv_bfloat16> args,
                          const __grid_constant__ QueryTiles out) {
+  start_beside_previous();
   constexpr int kLanes = std::bit_ceil(kDim / 8u);
   const int head = static_cast<int>(blockIdx.x) % args.heads;
   const int slot = static_cast<int>(blockIdx.x) / args.heads;
@@ -74,7 +75,10 @@ QueryTiles make_query_tiles(const BackwardArgs<__nv_bfloat16>& args, Tensor& mem
                          .turns = turns,
                          .slots = static_cast<int>(slots)};
   launch("attention_backward_delta", query_numbers_kernel<kDim, kStep>,
-         {blocks_for(slots * args.heads, 1), kTileThreads}, device, args, tiles);
+         {.grid = blocks_for(slots * args.heads, 1),
+          .block = kTileThreads,
+          .start = Start::kBesidePrevious},
+         device, args, tiles);
   return tiles;
 }
 
