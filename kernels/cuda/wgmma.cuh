@@ -210,6 +210,13 @@ __device__ __forceinline__ void wgmma(float (&c)[kN][4], const uint32_t (&a)[4],
 #undef COHORT_NAMES_96
 #undef COHORT_NAMES_128
 
+// Four 8x8 matrices of bf16 to shared memory, as load_matrices() reads them.
+__device__ __forceinline__ void store_matrices(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};\n" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 // Gives registers of a warpgroup to the others, or takes them; `kRegisters` a thread from now on.
 template <int kRegisters>
 __device__ __forceinline__ void release_registers() {

@@ -292,13 +292,6 @@ __device__ __forceinline__ void bring_out(const BackwardArgs<bf16>& args,
   }
 }
 
-// Four 8x8 matrices of bf16 to shared memory, as load_matrices() reads them.
-__device__ __forceinline__ void store_matrices(uint32_t address, const uint32_t (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};\n" ::"r"(address),
-               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-}
-
 // Where a thread's pair of dQ, columns 8 n + 2 quad and the next of row r, lies in a half: packs of
 // 16 bytes are swapped around by the row's number, against conflicts of banks.
 __device__ __forceinline__ int half_offset(int row, int pack) {
@@ -688,10 +681,8 @@ void run_backward_hopper(const BackwardArgs<bf16>& args, const AttentionBackward
   tiles.heads_at_once = static_cast<int>(std::clamp<int64_t>(
       kCache / std::max<int64_t>(head_bytes, 1), 1, tile_blocks<Pass::kKeys>(args)));
   launch("attention_backward", backward_hopper_kernel<kDim>,
-         {.grid = backward_blocks<Pass::kKeys>(args, S::kOwnKeys),
-          .block = S::kThreads,
-          .shared_bytes = S::kSharedBytes,
-          .start = Start::kBesidePrevious},
+         {backward_blocks<Pass::kKeys>(args, S::kOwnKeys), S::kThreads, S::kSharedBytes,
+          Start::kBesidePrevious},
          device, args,
          BackwardMaps{.k = describe_heads(in.k, S::kOwnKeys),
                       .v = describe_heads(in.v, S::kOwnKeys),
@@ -699,10 +690,8 @@ void run_backward_hopper(const BackwardArgs<bf16>& args, const AttentionBackward
                       .dout = describe_heads(in.dout, S::kStep)},
          tiles);
   launch("attention_backward_queries", round_queries_kernel<kDim>,
-         {.grid = blocks_for(slots * args.heads, 1),
-          .block = kTileThreads,
-          .start = Start::kBesidePrevious},
-         device, args, tiles);
+         {blocks_for(slots * args.heads, 1), kTileThreads, 0, Start::kBesidePrevious}, device, args,
+         tiles);
 }
 
 }  // namespace cohort::kernels::cuda
