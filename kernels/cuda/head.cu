@@ -154,11 +154,11 @@ __global__ void __launch_bounds__(kPartThreads, kPartBlocks<kPacks>)
   const int first_token = static_cast<int>(blockIdx.x) / kParts, part = blockIdx.x % kParts;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const float exponent = inverse_temperature * kLog2e;
-  // The block's part of a row; in it the thread's first pack, and how far behind that its run ends.
+  // The block's part of a row; in it the thread's first pack, and what its run has left from there.
   const int run = static_cast<int>(run_length(vocab)), part_begin = part * kPartRuns * run;
   const int part_size = max(0, min(vocab - part_begin, kPartRuns * run));
   const int first = warp / kChains * run + warp % kChains * kWarpTile + 4 * lane;
-  const int behind = min(part_size, (warp / kChains + 1) * run) - first;
+  const int left = min(part_size, (warp / kChains + 1) * run) - first;
   constexpr int kStep = kChains * kWarpTile;
   // By one thread.
   const auto bring = [&](int t) {
@@ -179,11 +179,11 @@ __global__ void __launch_bounds__(kPartThreads, kPartBlocks<kPacks>)
     barrier_wait(next_is_there, parity);
 #pragma unroll
     for (int i = 0; i < kPacks; ++i)
-      if (i * kStep < behind) z[i] = load_pack<4>(next + first + i * kStep);
+      if (i * kStep < left) z[i] = load_pack<4>(next + first + i * kStep);
     PartialSoftmax own;
 #pragma unroll
     for (int i = 0; i < kPacks; ++i)
-      if (i * kStep < behind) own.add(z[i], exponent);
+      if (i * kStep < left) own.add(z[i], exponent);
 
     // The largest logit of all warps of the cluster, two of which each lane looks at.
     float largest = own.largest;
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(kPartThreads, kPartBlocks<kPacks>)
     __nv_bfloat16* const own_d = d + int64_t{t} * vocab + (part_begin + first);
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
-      if (i * kStep >= behind) continue;
+      if (i * kStep >= left) continue;
       float grad[4];
 #pragma unroll
       for (int n = 0; n < 4; ++n) grad[n] = -fast_exp2(__fmaf_rn(z[i].v[n], exponent, -offset));
@@ -307,7 +307,7 @@ LogprobGradient logprob_gradient(int64_t vocab, DType dtype, Device device) {
   config.numAttrs = 1;
   int clusters = 0;
   COHORT_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, out.kernel, &config));
-  out.clusters = std::max(clusters, 1);
+  out.clusters = std::max(clusters, 1);  // a launch that cannot be had says so
   return out;
 }
 
