@@ -48,7 +48,7 @@ SamplingConfig sampling_of(const ChatOptions& options, const Tokenizer& tokenize
   sampling.top_p = number(options.top_p, "top_p", sampling.top_p);
   sampling.top_k = number(options.top_k, "top_k", sampling.top_k);
   sampling.max_completion_length = options.max_tokens;
-  if (const auto end = format.end_of_turn(tokenizer)) sampling.stop_tokens.push_back(*end);
+  add_end_of_turn(sampling, format.end_of_turn(tokenizer));
   return sampling;
 }
 
@@ -107,7 +107,7 @@ class Conversation {
     };
     const Trajectory t = sampler_.sample({&prompt, 1}, 1, {.seed = seed_, .step = replies_++},
                                          {.on_finished = nullptr, .on_token = on_token})[0];
-    print(reply->finish() + "\n");
+    print(reply->peek() + "\n");
     if (const char* note = note_on(t.stop_reason)) std::cerr << note << '\n';
     messages.push_back(make_message("assistant", t.text));
     messages_ = std::move(messages);

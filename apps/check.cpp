@@ -129,11 +129,9 @@ int check(const CheckOptions& options) {
     for (const auto& [name, value] : memory_rows(config, stages[i], size))
       row(("memory: " + name).c_str(), value);
     print_examples(stages[i]);
-    if (!stages[i].doubt.empty())
-      logging::warn(
-          "rewards: ", stages[i].doubt,
-          "; hint: the gold answer is the solution, or the answer where there is none; do the "
-          "patterns of the rewards fit it?");
+    for (const std::string& doubt : config.doubts()) logging::warn(doubt);
+    if (!stages[i].leak.empty()) logging::warn(stages[i].leak);
+    if (!stages[i].doubt.empty()) logging::warn(stages[i].doubt);
   }
   std::printf("%s: ok; a run would go to %s\n", options.config.c_str(), plan.output_dir.c_str());
   return kOk;

@@ -146,7 +146,7 @@ class CompletionPrinter {
         print_json(prompts_[static_cast<size_t>(t.group)].prompt, t);
       } else {
         show_token(t);
-        print_line(stream_->finish());
+        print_line(stream_->peek());
         note_end(t);
       }
       stream_.reset();
@@ -292,7 +292,7 @@ int evaluate(const EvalOptions& options) {
   if (config.trainer == TrainerType::kPretrain) {
     if (!options.pass_rates.empty())
       throw InputError("--pass-rates: text has no problems; hint: leave it out");
-    log_what_is_used(config, data, "");
+    log_what_is_used(config, data, {});
     line.set("val_loss", evaluate_text({*loaded.model, data.held_out_text, config}, *alone));
   } else {
     const Correctness correct = correctness_of(config, data.task);
@@ -303,7 +303,6 @@ int evaluate(const EvalOptions& options) {
     log_what_is_used(config, data, check_held_out(config, data, loaded.model->config().context));
     Engine engine(*loaded.model, config.rollout);
     const ProblemScores scores = evaluate_problems({engine, data, correct, config}, *alone);
-    line.set("problems", static_cast<int64_t>(data.held_out.size()));
     line.set("held_out", data.held_out_set->size());
     for (const auto& [name, value] : scores.metrics) line.set(name, value);
     line.set("correct", correct.rule());

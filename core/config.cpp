@@ -86,10 +86,11 @@ class Reader final : public ConfigVisitor {
   void field(const char* key, bool& value, const char*) override {
     const ConfigNode* node = take(key);
     if (node == nullptr) return;
-    if (node->kind != Kind::kScalar || node->quoted ||
-        (node->scalar != "true" && node->scalar != "false"))
-      fail(key, *node, "true or false");
-    value = node->scalar == "true";
+    std::string text = node->kind == Kind::kScalar && !node->quoted ? node->scalar : "";
+    for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    const bool yes = text == "true" || text == "yes";
+    if (!yes && text != "false" && text != "no") fail(key, *node, "true, false, yes or no");
+    value = yes;
   }
   void field(const char* key, std::string& value, const char*) override {
     const ConfigNode* node = take(key);

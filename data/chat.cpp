@@ -75,17 +75,18 @@ ChatFormat::Conversation ChatFormat::conversation(const Json& messages) const {
   return out;
 }
 
-std::optional<int32_t> ChatFormat::end_of_turn(const Tokenizer& tokenizer) const {
+ChatFormat::EndOfTurn ChatFormat::end_of_turn(const Tokenizer& tokenizer) const {
   const std::string said = "so it is said";  // by no template itself
   const std::string text =
       render(Json::Array{make_message("user", said), make_message("assistant", said)}, Prompt::kNo)
           .text;
   const size_t at = text.rfind(said);
   if (at == text.npos) return {};
-  const std::vector<int32_t> after = tokenizer.encode(text.substr(at + said.size()));
-  // A special token is one that gives no text.
-  if (after.empty() || !tokenizer.decode({after.data(), 1}).empty()) return {};
-  return after[0];
+  EndOfTurn end{.text = text.substr(at + said.size())};
+  for (const int32_t id : tokenizer.encode(end.text))
+    // A special token is one that gives no text.
+    if (tokenizer.decode({&id, 1}).empty()) return {.token = id};
+  return end;
 }
 
 }  // namespace cohort

@@ -30,8 +30,13 @@ class ChatFormat {
   // Throws InputError too if nothing is the assistant's, or if a turn changes the text before it.
   Conversation conversation(const Json& messages) const;
 
-  // The special token that ends the assistant's turns; nothing if none does.
-  std::optional<int32_t> end_of_turn(const Tokenizer& tokenizer) const;
+  // How the assistant's turns end: the first special token after what is said, or, where there is
+  // none, the text after it, which may be empty.
+  struct EndOfTurn {
+    std::optional<int32_t> token;
+    std::string text;
+  };
+  EndOfTurn end_of_turn(const Tokenizer& tokenizer) const;
 
  private:
   enum class Prompt { kNo, kYes };

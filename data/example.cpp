@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "data/split.h"
+
 namespace cohort {
 namespace {
 
@@ -29,6 +31,11 @@ std::vector<int32_t> encode_prompt(const Example& example, const Tokenizer& toke
       ids != tokenizer.encode(example.prompt))
     ids.pop_back();
   return ids;
+}
+
+ExampleId ExampleSet::id(int64_t index) const {
+  const Example example = get(index);
+  return {.split = split_hash(example.split_key.empty() ? example.prompt : example.split_key)};
 }
 
 std::unique_ptr<ExampleSet> make_example_set(std::vector<Example> examples) {

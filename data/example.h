@@ -27,13 +27,24 @@ struct Example {
   // end of sequence included; and its prompt brings its own special tokens.
   std::vector<std::pair<size_t, size_t>> learned;
   SpecialTokens special = SpecialTokens::kAdd;
-  std::string where;  // it comes from: "FILE:LINE"; empty: generated
+  std::string where;      // it comes from: "FILE:LINE"; empty: generated
+  std::string split_key;  // the text that decides the split; empty: the prompt
+  // A rendered conversation: its messages, the system's included (null: not rendered), and the last
+  // of a user.
+  Json conversation;
+  std::string question;
 };
 
 // The tokens of a prompt, as the model is given it: without an end of sequence.
 std::vector<int32_t> encode_prompt(const Example& example, const Tokenizer& tokenizer);
 
 enum class Split { kTrain, kHeldOut };
+
+// What tells that two examples are the same problem: one hash in common.
+struct ExampleId {
+  uint64_t split = 0;    // split_hash() of its split_key
+  uint64_t content = 0;  // of all that its source says; 0: nothing but the prompt
+};
 
 // A deterministic, indexable set of examples: get(i) depends on i and the set's own seed only.
 class ExampleSet {
@@ -42,6 +53,7 @@ class ExampleSet {
   // Number of distinct indices; generated training sets are endless and say INT64_MAX.
   virtual int64_t size() const = 0;
   virtual Example get(int64_t index) const = 0;
+  virtual ExampleId id(int64_t index) const;
 };
 
 // The given examples, in their order.
@@ -97,8 +109,11 @@ struct JsonlConfig {
   std::string solution;  // empty: the answer
   // The field with a conversation, a list of {role, content}; empty: prompt and solution are texts.
   std::string messages;
-  // Of `path`, chosen by a hash of the prompt: stable under reordering. Where none is given it is a
-  // tenth, or nothing beside a file of held-out problems.
+  // Fields whose hash decides what is held out (data.split_by); empty: the prompt, or the messages
+  // before the assistant's last. Lists count without their order: permuted problems are one.
+  std::vector<std::string> split_by;
+  // Of `path`, chosen by that hash: stable under reordering. Where none is given it is a tenth, or
+  // nothing beside a file of held-out problems.
   std::optional<double> held_out_fraction;
   int64_t limit = 0;  // use the first examples of each entry of `path` only; 0: all
   double held_out() const { return held_out_fraction.value_or(eval_path.empty() ? 0.1 : 0); }
@@ -114,11 +129,10 @@ struct JsonlConfig {
     v.field("messages", messages,
             "field with a conversation, a list of {role, content}, in the place of prompt and "
             "solution; empty: none");
-    v.field(
-        "held_out_fraction", held_out_fraction,
-        "share of path's prompts that is held out, chosen by a hash of the prompt; none: 0.1, or "
-        "0 with eval_path",
-        {.min = 0, .max = 1});
+    v.field("held_out_fraction", held_out_fraction,
+            "share of path's problems that is held out, chosen by the hash of data.split_by; none: "
+            "0.1, or 0 with eval_path",
+            {.min = 0, .max = 1});
     v.field("limit", limit, "use the first examples of each entry of path only; 0: all",
             {.min = 0});
   }

@@ -38,13 +38,15 @@ class Template {
     pieces_.push_back({std::move(literal), ""});
   }
 
+  using ValueText = std::function<std::string(const Json&)>;
   // `where`: file and line of `fields`.
-  std::string render(const Json& fields, const std::string& where) const {
+  std::string render(const Json& fields, const std::string& where,
+                     const ValueText& text_of = &Json::to_text) const {
     std::string text;
     for (const Piece& piece : pieces_) {
       text += piece.literal;
       if (piece.field.empty()) continue;
-      text += value_of(piece.field, fields, where).to_text();
+      text += text_of(value_of(piece.field, fields, where));
     }
     return text;
   }
@@ -102,6 +104,42 @@ const Json& messages_of(const Json& fields, const std::string& name, const std::
   return *found;
 }
 
+bool is_conversation(const Json& value) {
+  return value.is_array() && !value.as_array().empty() &&
+         value.as_array().front().find("role") != nullptr;
+}
+
+// The messages before the assistant's last: problems with several answers are one.
+Json without_last_answer(const Json& messages) {
+  Json::Array before = messages.as_array();
+  const auto last = std::find_if(before.rbegin(), before.rend(), [](const Json& message) {
+    const Json* role = message.find("role");
+    return role != nullptr && role->is_string() && role->as_string() == "assistant";
+  });
+  if (last != before.rend()) before.erase(last.base() - 1, before.end());
+  return before;
+}
+
+// A value for the split: equal for lists that differ in their order alone, and for conversations
+// that differ in their last answer.
+std::string split_text(const Json& value) {
+  if (is_conversation(value)) return without_last_answer(value).dump();
+  if (!value.is_array()) return value.to_text();
+  std::vector<std::string> items;
+  for (const Json& item : value.as_array()) items.push_back(item.to_text());
+  std::sort(items.begin(), items.end());
+  std::string text;
+  for (const std::string& item : items) text += (text.empty() ? "" : ", ") + item;
+  return text;
+}
+
+// The template of the fields that decide the split: one line each.
+std::string split_template(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "{" : "\n{") + name + "}";
+  return text;
+}
+
 // What the assistant says last; empty: nothing.
 std::string last_words(const Json& messages) {
   const Json& last = messages.as_array().back();
@@ -118,7 +156,8 @@ class LineReader {
       : config_(config),
         prompt_("prompt", config.prompt),
         answer_("answer", config.answer),
-        solution_("solution", config.solution) {}
+        solution_("solution", config.solution),
+        split_("data.split_by", split_template(config.split_by)) {}
 
   Example read(std::string_view text, int64_t line, const std::string& file) const {
     const std::string where = str(file, ":", line);
@@ -128,24 +167,27 @@ class LineReader {
     Example example{.where = where};
     if (config_.messages.empty()) {
       example.prompt = prompt_.render(fields, where);
+      example.split_key = prompt_.render(fields, where, split_text);
       example.answer = answer_.render(fields, where);
       example.solution =
           config_.solution.empty() ? example.answer : solution_.render(fields, where);
     } else {
       example.messages = messages_of(fields, config_.messages, where);
       example.prompt = example.messages.dump();
+      example.split_key = split_text(example.messages);
       example.solution = last_words(example.messages);
       // Rewards may need none.
       if (config_.answer != JsonlConfig{}.answer || fields.find("answer") != nullptr)
         example.answer = answer_.render(fields, where);
     }
+    if (!config_.split_by.empty()) example.split_key = split_.render(fields, where, split_text);
     example.fields = std::move(fields);
     return example;
   }
 
  private:
   const JsonlConfig config_;
-  const Template prompt_, answer_, solution_;
+  const Template prompt_, answer_, solution_, split_;
 };
 
 // Drops what editors and other systems add to a line: a byte order mark, a carriage return.
@@ -161,9 +203,12 @@ class JsonlSet final : public ExampleSet {
   explicit JsonlSet(std::shared_ptr<const LineReader> reader) : reader_(std::move(reader)) {}
   // The lines that are added from now on are of this file.
   void begin_file(const std::string& file) { files_.push_back(file); }
-  void add(int64_t begin, int64_t number, std::string_view text) {
-    lines_.push_back({begin, static_cast<uint32_t>(text.size()), static_cast<uint32_t>(number),
-                      hash_of(text), static_cast<uint32_t>(files_.size() - 1)});
+  void add(int64_t begin, int64_t number, std::string_view text, uint64_t split) {
+    lines_.push_back({begin,
+                      static_cast<uint32_t>(text.size()),
+                      static_cast<uint32_t>(number),
+                      static_cast<uint32_t>(files_.size() - 1),
+                      {split, hash_of(text)}});
   }
 
   int64_t size() const override { return static_cast<int64_t>(lines_.size()); }
@@ -171,21 +216,21 @@ class JsonlSet final : public ExampleSet {
     const Line& line = lines_.at(static_cast<size_t>(index));
     const std::string& file = files_[line.file];
     const std::string text = InputFile(file).read(line.begin, line.begin + line.size);
-    if (hash_of(text) != line.hash)
+    if (hash_of(text) != line.id.content)
       throw InputError(
           str(file, ":", line.number,
               ": has changed since the run has read it; hint: ", "restore the file and resume"));
     return reader_->read(clean_line(text, line.number), line.number, file);
   }
+  ExampleId id(int64_t index) const override { return lines_.at(static_cast<size_t>(index)).id; }
 
  private:
   struct Line {
     int64_t begin;
-    uint32_t size, number, hash, file;
+    uint32_t size, number, file;
+    ExampleId id;
   };
-  static uint32_t hash_of(std::string_view text) {
-    return static_cast<uint32_t>(std::hash<std::string_view>()(text));
-  }
+  static uint64_t hash_of(std::string_view text) { return std::hash<std::string_view>()(text); }
 
   std::shared_ptr<const LineReader> reader_;
   std::vector<std::string> files_;
@@ -251,9 +296,10 @@ class Indexer {
         empty = false;
         if (limit > 0) lines.resize(std::min(lines.size(), static_cast<size_t>(limit - seen)));
         seen += static_cast<int64_t>(lines.size());
-        const std::vector<char> held = check(file, lines);
+        const std::vector<uint64_t> splits = check(file, lines);
         for (size_t i = 0; i < lines.size(); ++i)
-          (held[i] != 0 ? held_out : train).add(lines[i].begin, lines[i].number, lines[i].text);
+          (is_held_out(splits[i], fraction_) ? held_out : train)
+              .add(lines[i].begin, lines[i].number, lines[i].text, splits[i]);
         if (limit > 0 && seen == limit) return train.size() - before;
       }
       if (empty)
@@ -263,17 +309,17 @@ class Indexer {
   }
 
  private:
-  // Whether each line is held out. Throws what is wrong with the first that is.
-  std::vector<char> check(const std::string& file,
-                          const std::vector<LineBlocks::Line>& lines) const {
-    std::vector<char> held(lines.size());
+  // ExampleId::split of each line. Throws what is wrong with the first that is.
+  std::vector<uint64_t> check(const std::string& file,
+                              const std::vector<LineBlocks::Line>& lines) const {
+    std::vector<uint64_t> splits(lines.size());
     parallel_try(static_cast<int64_t>(lines.size()), 64, [&](int64_t i) {
       const LineBlocks::Line& line = lines[static_cast<size_t>(i)];
       const std::string_view text = clean_line(line.text, line.number);
       const Example example = reader_.read(text, line.number, file);
-      held[static_cast<size_t>(i)] = is_held_out(example.prompt, fraction_);
+      splits[static_cast<size_t>(i)] = split_hash(example.split_key);
     });
-    return held;
+    return splits;
   }
 
   const LineReader& reader_;

@@ -28,27 +28,47 @@ void ShuffledOrder::seek(int64_t position) {
 
 int64_t ShuffledOrder::next() {
   if (size_ == std::numeric_limits<int64_t>::max()) return position_++;
-  if (position_ / size_ != epoch_) load_epoch(position_ / size_);
-  return order_[static_cast<size_t>(position_++ % size_)];
+  const int64_t position = position_++;
+  if (position < begin_ || position >= begin_ + static_cast<int64_t>(order_.size())) {
+    const auto [begin, end] = span_at(position);
+    begin_ = begin;
+    order_.clear();
+    for (int64_t at = begin; at < end;) {
+      const std::vector<int64_t> epoch = shuffled_epoch(at / size_);
+      const int64_t next = std::min(end, (at / size_ + 1) * size_);
+      order_.insert(order_.end(), epoch.begin() + at % size_,
+                    epoch.begin() + at % size_ + (next - at));
+      at = next;
+    }
+    const auto difficulty = [&](int64_t i) { return options_.difficulty[static_cast<size_t>(i)]; };
+    if (!options_.difficulty.empty())
+      std::stable_sort(order_.begin(), order_.end(), [&](int64_t a, int64_t b) {
+        return difficulty(a) < difficulty(b);
+      });
+  }
+  return order_[static_cast<size_t>(position - begin_)];
 }
 
-void ShuffledOrder::load_epoch(int64_t epoch) {
-  order_.resize(static_cast<size_t>(size_));
-  std::iota(order_.begin(), order_.end(), int64_t{0});
+std::pair<int64_t, int64_t> ShuffledOrder::span_at(int64_t position) const {
+  int64_t begin = 0;
+  if (!options_.difficulty.empty())
+    for (const int64_t end : options_.span_ends) {
+      if (position < end) return {begin, end};
+      begin = end;
+    }
+  begin += (position - begin) / size_ * size_;
+  return {begin, begin + size_};
+}
+
+std::vector<int64_t> ShuffledOrder::shuffled_epoch(int64_t epoch) const {
+  std::vector<int64_t> order(static_cast<size_t>(size_));
+  std::iota(order.begin(), order.end(), int64_t{0});
   // The third word 1 is that of windows, 2 that of choices.
   const uint64_t source = options_.source == 0 ? 0 : options_.source + 2;
   Rng rng(seed_, rng_stream(kShufflePurpose, static_cast<uint64_t>(epoch), source));
   for (int64_t i = size_ - 1; i > 0; --i)
-    std::swap(order_[static_cast<size_t>(i)], order_[static_cast<size_t>(rng.below(i + 1))]);
-  epoch_ = epoch;
-  if (options_.difficulty.empty()) return;
-  const int64_t span = std::clamp<int64_t>(options_.span, 1, size_);
-  for (int64_t begin = 0; begin < size_; begin += span)
-    std::stable_sort(order_.begin() + begin, order_.begin() + std::min(size_, begin + span),
-                     [&](int64_t a, int64_t b) {
-                       return options_.difficulty[static_cast<size_t>(a)] <
-                              options_.difficulty[static_cast<size_t>(b)];
-                     });
+    std::swap(order[static_cast<size_t>(i)], order[static_cast<size_t>(rng.below(i + 1))]);
+  return order;
 }
 
 MixedOrder::MixedOrder(std::vector<ShuffledOrder> orders, std::vector<int64_t> sizes,

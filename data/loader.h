@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/rng.h"
@@ -16,11 +17,12 @@ namespace cohort {
 class ShuffledOrder {
  public:
   ShuffledOrder(int64_t size, uint64_t seed);
-  // An easier example comes before a harder one among each `span` in a row, which are all of an
-  // epoch where that has no more. `difficulty`: of each example; `source`: keeps orders apart.
+  // A curriculum: of the shuffled order, the examples up to each of `span_ends` (ascending), from
+  // the one before on, come sorted, the easier before the harder; beyond the last one so does each
+  // epoch. `difficulty`: of each example; none: no curriculum. `source`: keeps orders apart.
   struct Options {
     std::vector<float> difficulty;
-    int64_t span = 0;
+    std::vector<int64_t> span_ends;
     uint64_t source = 0;
   };
   ShuffledOrder(int64_t size, uint64_t seed, Options options);
@@ -29,11 +31,15 @@ class ShuffledOrder {
   void seek(int64_t position);
 
  private:
-  void load_epoch(int64_t epoch);
-  int64_t size_, position_ = 0, epoch_ = -1;
+  // The positions [begin, end) that are sorted together with `position`; without a curriculum those
+  // of its epoch.
+  std::pair<int64_t, int64_t> span_at(int64_t position) const;
+  std::vector<int64_t> shuffled_epoch(int64_t epoch) const;
+  int64_t size_, position_ = 0;
   uint64_t seed_;
   Options options_;
-  std::vector<int64_t> order_;
+  int64_t begin_ = 0;
+  std::vector<int64_t> order_;  // of the positions from begin_ on
 };
 
 // Which example comes next of a set that has those of several sources one after the other: of each

@@ -39,17 +39,13 @@ class PlainTokenizer : public Tokenizer {
   class Stream final : public DecodeStream {
    public:
     explicit Stream(const PlainTokenizer& tokenizer) : tokenizer_(tokenizer) {}
-    std::string push(int32_t id) override {
-      held_ += tokenizer_.text_of(id);
-      std::string ready = held_.substr(0, held_.size() - unfinished_utf8(held_));
-      held_.erase(0, ready.size());
-      return ready;
-    }
-    std::string finish() override { return std::move(held_); }
+    std::string push(int32_t id) override { return bytes_.push(tokenizer_.text_of(id)); }
+    std::string peek() const override { return bytes_.held(); }
+    void discard() override { bytes_.discard(); }
 
    private:
     const PlainTokenizer& tokenizer_;
-    std::string held_;  // the begin of a character
+    Utf8Stream bytes_;
   };
 
   std::string text_of(int32_t id) const {

@@ -25,10 +25,13 @@ enum class SpecialText { kHide, kShow };
 class DecodeStream {
  public:
   virtual ~DecodeStream() = default;
-  // What is certain of the text now.
+  // The text that is certain now.
   virtual std::string push(int32_t id) = 0;
-  // What was held back. No push() follows.
-  virtual std::string finish() = 0;
+  // What was held back: the rest of the text if it ends here. The stream is unchanged.
+  virtual std::string peek() const = 0;
+  // Leaves out of the text what is held back now, as push() and peek() will return it; the first
+  // bytes of a character stay where the ids that follow finish it. May be called once.
+  virtual void discard() = 0;
 };
 
 class Tokenizer {
@@ -73,17 +76,18 @@ std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& w
 // merges.txt. Throws InputError naming the file.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
 
-// A DecodeStream of what follows other ids: some tokenizers drop a space at the start of a text,
-// and a character may have begun before.
+// A DecodeStream of the text that follows other ids: some tokenizers drop a space at the start of a
+// text, and a character may have begun before.
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer, std::span<const int32_t> before = {})
       : stream_(tokenizer.decode_stream()) {
     constexpr size_t kCharacter = 4;  // bytes of the longest
     for (const int32_t id : before.last(std::min(before.size(), kCharacter))) stream_->push(id);
+    if (!before.empty()) stream_->discard();
   }
   std::string push(int32_t id) { return stream_->push(id); }
-  std::string finish() { return stream_->finish(); }
+  std::string peek() const { return stream_->peek(); }
 
  private:
   std::unique_ptr<DecodeStream> stream_;

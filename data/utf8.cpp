@@ -126,6 +126,19 @@ size_t unfinished_utf8(std::string_view text) {
   return 0;
 }
 
+std::string Utf8Stream::push(std::string_view bytes) {
+  held_ += bytes;
+  if (discarded_ > 0) {
+    const bool finished = decode_utf8(held_, 0).size > discarded_;
+    if (!finished && unfinished_utf8(held_) == held_.size()) return "";
+    if (!finished) held_.erase(0, discarded_);
+    discarded_ = 0;
+  }
+  std::string ready = held_.substr(0, held_.size() - unfinished_utf8(held_));
+  held_.erase(0, ready.size());
+  return ready;
+}
+
 std::string repair_utf8(std::string_view text) {
   std::string out;
   out.reserve(text.size());

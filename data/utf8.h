@@ -30,6 +30,22 @@ inline bool is_utf8(std::string_view text) {
 // How many bytes at the end of a text (0 to 3) begin a character that more bytes could finish.
 size_t unfinished_utf8(std::string_view text);
 
+// Bytes that arrive one after the other, as text: a character is held back until its last byte is
+// there. What is held back when discard() is called is part of what comes next only if that
+// finishes the character.
+class Utf8Stream {
+ public:
+  // The bytes that are certain now.
+  std::string push(std::string_view bytes);
+  // The bytes held back so far. The stream is unchanged.
+  std::string held() const { return held_.substr(discarded_); }
+  void discard() { discarded_ = held_.size(); }
+
+ private:
+  std::string held_;      // the beginning of a character
+  size_t discarded_ = 0;  // bytes of held_
+};
+
 // The text with U+FFFD for each longest part that begins no character which could be finished, as
 // the Unicode standard recommends (3.9, "maximal subparts").
 std::string repair_utf8(std::string_view text);

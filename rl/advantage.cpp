@@ -18,6 +18,12 @@ double scale_factor(AdvantageScale scale, const GroupStatistics& group) {
   return 1;
 }
 
+// Whether two totals differ by no more than the rounding of their sums: 0.3 and 0.1 + 0.2 are equal.
+bool equal_rewards(double a, double b) {
+  constexpr double kRelative = 1e-9;
+  return std::abs(a - b) <= kRelative * std::max(std::abs(a), std::abs(b));
+}
+
 // Those that are not NaN, sorted.
 std::vector<double> valid_rewards(std::span<const double> rewards) {
   std::vector<double> valid;
@@ -44,7 +50,7 @@ void group_advantages(std::span<double> out, std::span<const double> rewards, Ad
                       double batch_std) {
   const std::vector<double> valid = valid_rewards(rewards);
   // The mean of equal values need not equal them: nothing below may see such a group.
-  if (valid.empty() || valid.front() == valid.back()) return;
+  if (valid.empty() || equal_rewards(valid.front(), valid.back())) return;
 
   const double mean = mean_of(valid);
   const double factor = scale_factor(

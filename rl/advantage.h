@@ -1,7 +1,7 @@
 // Group-relative advantages: A = (r - mean) times a factor of the group.
 //
 // A NaN reward leaves its sample out of the statistics and gives it advantage 0. A group whose
-// rewards are all equal gets exact zeros (tested by equality: float noise must not become +-1).
+// rewards are all equal, to 1e-9 of the largest, gets exact zeros: rounding must not become +-1.
 // Permuting the samples of a group permutes its advantages, to the bit.
 #pragma once
 

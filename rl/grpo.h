@@ -59,6 +59,9 @@ struct GrpoConfig {
   AdvantageScale scale_rewards = AdvantageScale::kGroup;
   int64_t num_iterations = 1;   // passes over each step's rollouts
   int64_t num_minibatches = 1;  // optimiser updates per pass
+  // Steps between those in which the ratios of every minibatch are checked before the first update;
+  // in the others those of the first minibatch are. 0: in all.
+  int64_t ratio_check_every = 20;
   bool mask_truncated_completions = false;
   bool shuffle_advantages = false;  // ablation: the control experiment of the tests
   void visit(ConfigVisitor& v) {
@@ -69,16 +72,24 @@ struct GrpoConfig {
             {.min = 0});
     v.choice("loss_type", loss_type, kLossTypeNames, "how token losses are averaged");
     v.choice("scale_rewards", scale_rewards, kAdvantageScaleNames,
-             "advantage: (r - mean) / std of the group, r - mean, or r - mean of the others");
+             "advantage: group: (r - mean) / (std + 1e-4) of the group; batch: the same with the "
+             "std of all rewards of the step; none: r - mean; leave_one_out: r - mean of the "
+             "others");
     v.field("num_iterations", num_iterations, "passes over each step's completions",
             {.min = 1, .max = 1000});
     v.field("num_minibatches", num_minibatches, "optimiser updates per pass",
             {.min = 1, .max = 100000});
+    v.field(
+        "ratio_check_every", ratio_check_every,
+        "every so many steps, whether the ratio is exactly 1 is checked on every minibatch before "
+        "the first update (a forward pass of the others than the first); 0: on the first alone",
+        {.min = 0});
     v.field("mask_truncated_completions", mask_truncated_completions,
             "completions cut at the length limit teach nothing");
     v.field("shuffle_advantages", shuffle_advantages,
             "control experiment: advantages of random other completions");
   }
+  int64_t updates_per_step() const { return num_iterations * num_minibatches; }
   kernels::PolicyLossDesc loss_desc() const {
     return {epsilon, epsilon_high.value_or(epsilon), beta};
   }

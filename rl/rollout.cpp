@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "data/utf8.h"
+
 namespace cohort {
 
 namespace {
@@ -15,7 +17,24 @@ std::string text_after(const Tokenizer& tokenizer, std::span<const int32_t> ids,
   StreamDecoder text(tokenizer, ids.first(begin));
   std::string out;
   for (size_t i = begin; i < ids.size(); ++i) out += text.push(ids[i]);
-  return out + text.finish();
+  return out + text.peek();
+}
+
+void check_stop_string(const std::string& text, const Tokenizer& tokenizer) {
+  if (text.empty()) throw InputError("stop_strings: an empty text would end every completion");
+  std::vector<int32_t> ids;
+  try {
+    ids = tokenizer.encode(text);
+  } catch (const InputError&) {
+    return;  // a character that this tokenizer never writes
+  }
+  for (const int32_t id : ids)
+    if (tokenizer.decode({&id, 1}).empty() &&
+        !tokenizer.decode({&id, 1}, SpecialText::kShow).empty())
+      throw InputError(str(
+          "stop_strings: ", excerpt(text),
+          " can never end a completion: ", excerpt(tokenizer.decode({&id, 1}, SpecialText::kShow)),
+          " is a special token, which gives no text; hint: stop_tokens: [", id, "]"));
 }
 
 // Of "ID:BIAS".
@@ -67,7 +86,8 @@ void SamplingConfig::visit(ConfigVisitor& v) {
   v.field("stop_strings", stop_strings, "texts that end a completion, which keeps them");
 }
 
-void check_sampling_tokens(const SamplingConfig& config, int64_t vocab_size) {
+void check_sampling_tokens(const SamplingConfig& config, const Tokenizer& tokenizer,
+                           int64_t vocab_size) {
   const auto check = [&](const char* key, int64_t id) {
     if (id >= vocab_size)
       throw InputError(str(key, ": ", id, " is outside the vocabulary of ", vocab_size,
@@ -75,8 +95,7 @@ void check_sampling_tokens(const SamplingConfig& config, int64_t vocab_size) {
   };
   for (const int64_t id : config.stop_tokens) check("stop_tokens", id);
   for (const std::string& bias : config.logit_bias) check("logit_bias", parse_bias(bias).first);
-  for (const std::string& text : config.stop_strings)
-    if (text.empty()) throw InputError("stop_strings: an empty text would end every completion");
+  for (const std::string& text : config.stop_strings) check_stop_string(text, tokenizer);
 }
 
 // A trajectory whose completion is being drawn.
@@ -89,7 +108,9 @@ struct Sampler::Open {
 
 Sampler::Sampler(Engine& engine, const Tokenizer& tokenizer, const SamplingConfig& config)
     : engine_(engine), tokenizer_(tokenizer), config_(config), stop_tokens_(tokenizer.stop_ids()) {
-  check_sampling_tokens(config, engine.model().config().vocab_size);
+  check_sampling_tokens(config, tokenizer, engine.model().config().vocab_size);
+  for (const std::string& text : config.stop_strings)
+    longest_stop_string_ = std::max(longest_stop_string_, text.size());
   for (const int64_t id : config.stop_tokens) stop_tokens_.push_back(static_cast<int32_t>(id));
   for (const std::string& bias : config.logit_bias) logit_bias_.push_back(parse_bias(bias));
 }
@@ -191,13 +212,13 @@ bool Sampler::append(Open& open, const EngineToken& drawn, const SampleCallbacks
   out.cut += drawn.cut;
   bool has_stop_string = false;
   if (open.decoder) {
-    const std::string piece = open.decoder->push(drawn.token);
-    open.text += piece;
-    for (const std::string& stop : config_.stop_strings) {
-      const size_t searched = piece.size() + stop.size();
-      const size_t from = open.text.size() - std::min(open.text.size(), searched);
-      has_stop_string = has_stop_string || open.text.find(stop, from) != std::string::npos;
-    }
+    // A stop string may lie in what the text would end with if it ended here.
+    const size_t certain = open.text.size();
+    open.text += open.decoder->push(drawn.token);
+    const std::string text =
+        open.text.substr(certain - std::min(certain, longest_stop_string_)) + open.decoder->peek();
+    for (const std::string& stop : config_.stop_strings)
+      has_stop_string = has_stop_string || text.find(stop) != std::string::npos;
   }
   const bool wanted = !callbacks.on_token || callbacks.on_token(out);
   if (drawn.end == EngineToken::End::kStopToken)

@@ -37,8 +37,11 @@ struct SamplingConfig {
   void visit(ConfigVisitor& v);
 };
 
-// Throws InputError naming a stop token or a bias that is outside the vocabulary.
-void check_sampling_tokens(const SamplingConfig& config, int64_t vocab_size);
+// Throws InputError naming a stop token or a bias outside the vocabulary of `vocab_size` tokens, or
+// a stop string that no completion can contain: an empty one, or one with a special token, which
+// gives no text.
+void check_sampling_tokens(const SamplingConfig& config, const Tokenizer& tokenizer,
+                           int64_t vocab_size);
 
 // The address of the random draws of one call.
 struct SampleAddress {
@@ -82,6 +85,7 @@ class Sampler {
   const Tokenizer& tokenizer_;
   SamplingConfig config_;
   std::vector<int32_t> stop_tokens_;
+  size_t longest_stop_string_ = 0;  // bytes
   LogitBias logit_bias_;
 };
 

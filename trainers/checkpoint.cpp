@@ -169,10 +169,14 @@ Json TrainState::to_json() const {
   json.set("data_position", data_position).set("evaluated_step", evaluated_step);
   json.set("best_step", best_step)
       .set("best", best)
+      .set("best_loss", best_loss)
       .set("seconds", seconds)
       .set("finished", finished)
       .set("unrewarded_steps", unrewarded_steps)
       .set("monitor", monitor);
+  Json planned = Json(Json::Array{});
+  for (const int64_t number : planned_steps) planned.push_back(number);
+  json.set("planned_steps", std::move(planned));
   json.set("data_fingerprint", data_fingerprint).set("report", report);
   return json;
 }
@@ -190,6 +194,10 @@ TrainState TrainState::from_json(const Json& json) {
   if (const Json* steps = json.find("unrewarded_steps")) s.unrewarded_steps = steps->as_int();
   if (const Json* monitor = json.find("monitor")) s.monitor = *monitor;
   s.report = json.at("report");
+  if (const Json* planned = json.find("planned_steps"))
+    for (const Json& number : planned->as_array()) s.planned_steps.push_back(number.as_int());
+  const Json* best_loss = json.find("best_loss");
+  s.best_loss = number_or_nan(best_loss == nullptr ? Json() : *best_loss);
   // Earlier versions wrote none of these, and had a best step from the first evaluation on.
   const Json* steps = json.find("steps");
   const Json* evaluated = json.find("evaluated_step");

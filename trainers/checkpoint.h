@@ -32,13 +32,17 @@ namespace cohort {
 
 // Everything of a run that is not a tensor. Randomness needs no state: it is addressed by step.
 struct TrainState {
-  int64_t step = 0;             // steps done
-  int64_t steps = 0;            // the run was planned for; 0: not known
-  int64_t updates = 0;          // optimiser updates done
-  int64_t data_position = 0;    // of the data order
+  int64_t step = 0;           // steps done
+  int64_t steps = 0;          // the run was planned for; 0: not known
+  int64_t updates = 0;        // optimiser updates done
+  int64_t data_position = 0;  // of the data order
+  // The steps of each plan so far, ascending: a curriculum sorts what each adds on its own, so that
+  // a longer run continues where it was.
+  std::vector<int64_t> planned_steps;
   int64_t evaluated_step = -1;  // of the last evaluation; -1: none yet
   int64_t best_step = -1;       // -1: no evaluation has measured anything
-  double best = 0;              // evaluation at best_step
+  double best = 0;              // evaluation at best_step; NaN: only the loss was measured
+  double best_loss = 0;         // on held-out data at best_step; NaN: not measured
   double seconds = 0;           // training time so far
   bool finished = false;
   int64_t unrewarded_steps = 0;  // (grpo) in a row, up to now

@@ -171,6 +171,12 @@ void TrainConfig::validate() const {
   require(data.weights.empty() || data.weights.size() == entries,
           str("data.weights: expected one for each of the ", entries, " entries of ",
               data.text.empty() ? "data.jsonl.path" : "data.text", ", got ", data.weights.size()));
+  require(jsonl.split_by.empty() || !jsonl.path.empty(),
+          "data.split_by: names fields of data.jsonl.path, which is not given");
+  constexpr int64_t kMostPicks = int64_t{1} << 27;
+  require(data.curriculum == Curriculum::kNone || steps <= kMostPicks / examples_per_step(),
+          str("data.curriculum: sorts all problems of the run, ", steps, " steps of ",
+              examples_per_step(), "; hint: fewer steps, at most ", kMostPicks, " problems"));
   require(data.curriculum == Curriculum::kNone || !jsonl.path.empty(),
           "data.curriculum: only problems of data.jsonl have an order; hint: leave it out");
   require(data.too_long == TooLong::kError || !jsonl.path.empty(),
@@ -194,6 +200,19 @@ void TrainConfig::validate() const {
   for (const int64_t k : eval.k)
     require(k <= eval.num_samples,
             str("eval.k: pass@", k, " needs eval.num_samples of at least ", k));
+}
+
+std::vector<std::string> TrainConfig::doubts() const {
+  std::vector<std::string> out;
+  if (optimizer.warmup_steps > steps)
+    out.push_back(str("warmup_steps: ", optimizer.warmup_steps, " of ", steps,
+                      " steps: the learning rate never reaches its peak; hint: warmup_steps=",
+                      (3 * steps + 99) / 100));
+  if (trainer == TrainerType::kGrpo && grpo.epsilon_high && grpo.updates_per_step() == 1)
+    out.push_back(
+        "epsilon_high: does nothing with one update a step, whose ratio is exactly 1; hint: "
+        "num_minibatches or num_iterations above 1, or leave it out");
+  return out;
 }
 
 TrainConfig default_config(TrainerType trainer, int64_t steps) {
@@ -247,6 +266,7 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> override
     const TrainConfig first = read({});  // says whose defaults the stage has
     TrainConfig& config =
         plan.stages.emplace_back(read(default_config(first.trainer, first.steps)));
+    config.stage = static_cast<int64_t>(i);
     if (config.name.empty()) config.name = fs::path(path).stem().string();
     if (config.output_dir.empty())
       config.output_dir = (fs::current_path() / "runs" / config.name).string();
@@ -258,6 +278,12 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> override
       config.init_from = config.model.path;
     }
     config.validate();
+    for (const TrainConfig& other : plan.stages)
+      if (!other.data.jsonl.path.empty() && !config.data.jsonl.path.empty() &&
+          other.data.jsonl.split_by != config.data.jsonl.split_by)
+        throw InputError(str("stages.", i,
+                             ".data.split_by: differs from that of an earlier stage, so that they "
+                             "would hold out other problems; hint: give it once, beside stages"));
   }
   plan.name = plan.stages[0].name;
   plan.output_dir = plan.stages[0].output_dir;

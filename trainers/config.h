@@ -5,6 +5,7 @@
 // with the file's top-level keys as its defaults.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -36,9 +37,6 @@ enum class Curriculum { kNone, kLength, kPassRate };
 inline constexpr EnumName<Curriculum> kCurriculumNames[] = {{Curriculum::kNone, "none"},
                                                             {Curriculum::kLength, "length"},
                                                             {Curriculum::kPassRate, "pass_rate"}};
-// Whether problems are conversations.
-enum class ChatUse { kNo, kYes };
-inline constexpr EnumName<ChatUse> kChatNames[] = {{ChatUse::kNo, "no"}, {ChatUse::kYes, "yes"}};
 inline constexpr EnumName<DType> kDTypeNames[] = {
     {DType::kF32, "f32"}, {DType::kBF16, "bf16"}, {DType::kF64, "f64"}};
 inline constexpr EnumName<TooLong> kTooLongNames[] = {
@@ -60,18 +58,22 @@ struct DataConfig {
   // files are at the first start.
   std::string fingerprint;
   TokenizerType tokenizer = TokenizerType::kChar;
-  std::string tokenizer_path;  // folder of a tokenizer; empty: as `tokenizer` says
-  ChatUse chat = ChatUse::kNo;
-  std::string system;                // of conversations that prompts and solutions become
+  std::string tokenizer_path;        // folder of a tokenizer; empty: as `tokenizer` says
+  bool chat = false;                 // prompts and solutions become conversations
+  std::string system;                // the first message of conversations that have none
   std::string chat_template_kwargs;  // a JSON object; empty: none
   // Whether problems are rendered by the model's chat template.
-  bool is_chat() const { return chat == ChatUse::kYes || !jsonl.messages.empty(); }
+  bool is_chat() const { return chat || !jsonl.messages.empty(); }
   // Whether there is nothing to evaluate on, as the fractions say.
   bool holds_nothing_out() const;
   void visit(ConfigVisitor& v) {
     v.field("task", task, "generated problems: see `cohort train --help`");
     v.section("task_sizes", task_sizes, "sizes of the generated problems");
     v.section("jsonl", jsonl, "problems from a JSONL file");
+    v.field("split_by", jsonl.split_by,
+            "fields of data.jsonl's lines whose hash decides what is held out, the same for all "
+            "stages, such as question; {one|other} of a template is one|other here; empty: the "
+            "prompt, or the messages before the assistant's last. Lists count without their order");
     v.field("text", text,
             "text to pretrain on, one or a list of these: a file, all files of a folder, those of "
             "a pattern such as books/*.txt; of .jsonl files the field text of each line. Where "
@@ -93,7 +95,8 @@ struct DataConfig {
              "line");
     v.choice("too_long", too_long, kTooLongNames,
              "problems longer than model.context: an error, cut (prompts at their start, with room "
-             "for max_completion_length; solutions at their end), or left out");
+             "for max_completion_length; of conversations the earliest messages, with room for the "
+             "last answer; solutions at their end), or left out");
     v.field(
         "fingerprint", fingerprint,
         "checksum of the data file; another file is refused; empty: the file of the first start");
@@ -103,10 +106,11 @@ struct DataConfig {
         "tokenizer_path", tokenizer_path,
         "folder with the tokenizer of a new model, such as cohort tokenizer train makes; empty: "
         "as tokenizer says");
-    v.choice("chat", chat, kChatNames,
-             "yes: prompts are messages of a user, solutions the assistant's, rendered by the "
-             "model's chat template; so are data.jsonl.messages");
-    v.field("system", system, "message of the system before each of them; empty: none");
+    v.field("chat", chat,
+            "prompts are messages of a user, solutions the assistant's, rendered by the model's "
+            "chat template; so are data.jsonl.messages");
+    v.field("system", system,
+            "message of the system before each of them that has none of its own; empty: none");
     v.field(
         "chat_template_kwargs", chat_template_kwargs,
         "further variables of the chat template, a JSON object: '{\"enable_thinking\": false}'");
@@ -237,6 +241,8 @@ struct TrainConfig {
   std::optional<int64_t> micro_batch_tokens = kMicroBatchTokens;
   int64_t log_every = 1;
   int64_t log_completions = 2;  // (grpo) of each step, in completions.jsonl
+  // Position among the stages of the plan, which load_plan() sets: it is no key.
+  int64_t stage = 0;
 
   ModelConfig model;
   DataConfig data;
@@ -251,6 +257,14 @@ struct TrainConfig {
   // Those of "auto" are the default's where nothing has chosen.
   int64_t micro_batch() const { return micro_batch_tokens.value_or(kMicroBatchTokens); }
   int64_t completions_per_step() const { return prompts_per_step * num_generations; }
+  // Examples or prompts of a step.
+  int64_t examples_per_step() const {
+    return trainer == TrainerType::kGrpo ? prompts_per_step : batch_size;
+  }
+  // Of the order of the data: each stage has its own, and the first that of `seed` itself.
+  uint64_t data_seed() const {
+    return static_cast<uint64_t>(seed) ^ static_cast<uint64_t>(stage) * 0x9e3779b97f4a7c15u;
+  }
   void visit(ConfigVisitor& v) {
     v.choice("trainer", trainer, kTrainerNames,
              "what to do: next-token training, supervised fine-tuning, or GRPO");
@@ -263,7 +277,8 @@ struct TrainConfig {
     v.choice("dtype", dtype, kDTypeNames,
              "of weights and activations: f32; bf16 (CUDA only, with f32 masters); f64 (CPU only)");
     v.field("num_threads", num_threads, "CPU threads; 0: all cores", {.min = 0, .max = 4096});
-    v.field("ranks", ranks, "data-parallel ranks in this process; the result does not depend on it",
+    v.field("ranks", ranks,
+            "data-parallel ranks in this process; an update depends on it by rounding only",
             {.min = 1, .max = 256});
     v.field("steps", steps, "optimiser steps (grpo: rollout steps)", {.min = 1, .max = 1e9});
     v.field("batch_size", batch_size, "sequences per step (pretrain, sft)",
@@ -272,10 +287,12 @@ struct TrainConfig {
             {.min = 1, .max = 1 << 20});
     v.field("num_generations", num_generations, "completions per prompt (grpo)",
             {.min = 2, .max = 65536});
-    v.field("micro_batch_tokens", micro_batch_tokens,
-            "tokens per forward and backward; no result depends on it; auto: as many as the memory "
-            "has room for when the run starts, with more of model.recompute where it must be",
-            {.min = 1, .max = 1 << 30});
+    v.field(
+        "micro_batch_tokens", micro_batch_tokens,
+        "tokens per forward and backward, at least a sequence; an update depends on it by "
+        "rounding only; auto: as many as the memory has room for when the run starts, with more "
+        "of model.recompute where it must be",
+        {.min = 1, .max = 1 << 30});
     v.field("log_every", log_every, "steps between lines of metrics.jsonl", {.min = 1});
     v.field("log_completions", log_completions,
             "completions of each step that go to completions.jsonl (grpo)", {.min = 0});
@@ -294,6 +311,8 @@ struct TrainConfig {
   }
   // Checks what no single key can tell. Throws InputError naming the keys.
   void validate() const;
+  // Keys that are possible and do not do what they seem to, each with a next step.
+  std::vector<std::string> doubts() const;
 };
 
 // The configuration of a trainer in which no key is given. For sft and grpo these keys differ from

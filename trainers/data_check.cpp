@@ -1,6 +1,8 @@
 #include "trainers/data_check.h"
 
 #include <algorithm>
+#include <numeric>
+#include <unordered_set>
 #include <vector>
 
 #include "core/log.h"
@@ -13,6 +15,8 @@ namespace {
 // What a problem takes of the context, in tokens, and where data.curriculum has it.
 struct Measured {
   int64_t prompt = 0, sequence = 0;
+  int64_t uncut_prompt = 0, uncut_sequence = 0;  // before it was cut to fit
+  int64_t solution = 0;                          // with its end of sequence
   float difficulty = 0;
   std::string fault;  // what is wrong with it; empty: nothing
 };
@@ -25,83 +29,100 @@ float difficulty_of(const Example& example, Curriculum curriculum, int64_t seque
   return static_cast<float>(1 - rate->as_double());
 }
 
-// How long a prompt may be, and what is kept of one that is longer.
-struct PromptRoom {
-  int64_t context, kept;
-};
+// Cuts problems to a model's context: texts lose their start, conversations the start of their
+// earliest messages. What is too long of a solution is cut where it is encoded.
+struct ContextFit {
+  TrainerType trainer = TrainerType::kSft;
+  const Tokenizer& tokenizer;
+  std::shared_ptr<const ChatRenderer> chat;  // null: no conversations
+  int64_t context = 0, max_completion_length = 0;
 
-// Takes the start away of a prompt that leaves no room for a completion.
-void cut_prompt(Example& example, const Tokenizer& tokenizer, PromptRoom room) {
-  const std::vector<int32_t> ids = encode_prompt(example, tokenizer);
-  if (static_cast<int64_t>(ids.size()) < room.context) return;
-  example.prompt =
-      tokenizer.decode(std::span(ids).last(static_cast<size_t>(room.kept)), SpecialText::kShow);
-  example.special = SpecialTokens::kNone;
-}
+  bool too_long(int64_t prompt, int64_t sequence) const {
+    return prompt >= context || sequence > context + 1;
+  }
+  void cut(Example& example) const {
+    const std::vector<int32_t> ids = encode_prompt(example, tokenizer);
+    const auto prompt = static_cast<int64_t>(ids.size());
+    int64_t room = context - std::min(max_completion_length, context - 1);
+    if (chat == nullptr) {
+      if (prompt < context) return;
+      example.prompt =
+          tokenizer.decode(std::span(ids).last(static_cast<size_t>(room)), SpecialText::kShow);
+      example.special = SpecialTokens::kNone;
+      return;
+    }
+    int64_t sequence = prompt;
+    if (trainer == TrainerType::kSft) {
+      // The last answer stays whole, where half of the context is enough for it.
+      sequence = static_cast<int64_t>(supervised_sequence(example, tokenizer).tokens.size());
+      room = std::max(context / 2, context + 1 - (sequence - prompt));
+    }
+    if (too_long(prompt, sequence)) chat->truncate(example, std::min(room, context - 1));
+  }
+};
 
 // The problems of a set that stay.
 class FittedSet final : public ExampleSet {
  public:
-  FittedSet(std::unique_ptr<ExampleSet> all, std::vector<int64_t> kept, const Tokenizer& tokenizer,
-            PromptRoom room)
-      : all_(std::move(all)), kept_(std::move(kept)), tokenizer_(tokenizer), room_(room) {}
+  FittedSet(std::unique_ptr<ExampleSet> all, std::vector<int64_t> kept, ContextFit fit)
+      : all_(std::move(all)), kept_(std::move(kept)), fit_(std::move(fit)) {}
 
   int64_t size() const override { return static_cast<int64_t>(kept_.size()); }
+  ExampleId id(int64_t index) const override {
+    return all_->id(kept_.at(static_cast<size_t>(index)));
+  }
   Example get(int64_t index) const override {
     Example example = all_->get(kept_.at(static_cast<size_t>(index)));
-    cut_prompt(example, tokenizer_, room_);
+    fit_.cut(example);
     return example;
   }
 
  private:
   std::unique_ptr<ExampleSet> all_;
   std::vector<int64_t> kept_;
-  const Tokenizer& tokenizer_;
-  PromptRoom room_;
+  ContextFit fit_;
 };
 
 // Checks problems against a model's context, and cuts or leaves out those that are too long.
 class ContextCheck {
  public:
   ContextCheck(const TrainConfig& config, const Dataset& data, int64_t context)
-      : config_(config), task_(data.task), tokenizer_(*data.tokenizer), context_(context) {
-    kept_prompt_ = context - std::min(config.sampling.max_completion_length, context - 1);
-  }
+      : config_(config),
+        task_(data.task),
+        fit_{config.trainer, *data.tokenizer, data.chat, context,
+             config.sampling.max_completion_length} {}
 
-  // Which of the first `size` problems of a set stay, at most `limit`.
-  std::vector<int64_t> keep(Split split, const ExampleSet& set, int64_t size, int64_t limit) {
-    constexpr int64_t kBlock = 1024;
+  // Which of the problems `order` names, in that order, stay, at most `limit`.
+  std::vector<int64_t> keep(Split split, const ExampleSet& set, std::span<const int64_t> order,
+                            int64_t limit) {
+    constexpr size_t kBlock = 1024;
     Part& part = split == Split::kTrain ? train_ : held_out_;
     std::vector<int64_t> kept;
-    for (int64_t begin = 0; begin < size; begin += kBlock) {
-      const int64_t end = std::min(size, begin + kBlock);
-      const std::vector<Measured> block = measure(set, begin, end, part);
-      for (int64_t i = begin; i < end; ++i, ++part.seen) {
+    for (size_t begin = 0; begin < order.size(); begin += kBlock) {
+      const auto indices = order.subspan(begin, std::min(kBlock, order.size() - begin));
+      const std::vector<Measured> block = measure(set, indices, part);
+      for (size_t i = 0; i < indices.size(); ++i, ++part.seen) {
         if (static_cast<int64_t>(kept.size()) == limit) return kept;
-        const Measured& measured = block[static_cast<size_t>(i - begin)];
-        if (!measured.fault.empty()) throw InputError(measured.fault);
-        if (!fit(measured, part, set, i)) continue;
-        kept.push_back(i);
+        if (!block[i].fault.empty()) throw InputError(block[i].fault);
+        if (!fits(block[i], part, set, indices[i])) continue;
+        kept.push_back(indices[i]);
         ++part.kept;
-        if (split == Split::kTrain) difficulty_.push_back(measured.difficulty);
+        if (split == Split::kTrain) difficulty_.push_back(block[i].difficulty);
       }
     }
     return kept;
   }
-  PromptRoom room() const { return {context_, kept_prompt_}; }
+  const ContextFit& fit() const { return fit_; }
   std::vector<float> take_difficulty() { return std::move(difficulty_); }
 
   // Throws InputError if problems are too long that must not be, or if none is left of a part.
   DataLengths lengths() const {
     DataLengths out = lengths_;
     if (train_.kept > 0) out.mean_sequence = train_.total / static_cast<double>(train_.kept);
+    add_notes(out.notes);
     if (longest_.empty()) return out;
-    std::string counts;
-    for (const Part* part : {&train_, &held_out_})
-      if (part->seen > 0)
-        counts +=
-            str(counts.empty() ? "" : " and ", part->too_long, " of ", part->seen, " ", part->kind);
-    counts += " problems";
+    const std::string counts =
+        counts_text([](const Part& part) { return std::pair(part.too_long, part.seen); });
     const bool error = config_.data.too_long == TooLong::kError;
     if (error || train_.kept < std::min<int64_t>(1, train_.seen) ||
         held_out_.kept < std::min<int64_t>(1, held_out_.seen))
@@ -119,17 +140,60 @@ class ContextCheck {
   struct Part {
     const char* kind;
     int64_t seen = 0, too_long = 0, kept = 0;
-    double total = 0;  // tokens of all sequences that stay
+    int64_t short_of_room = 0;   // prompts that leave less than max_completion_length
+    int64_t long_solutions = 0;  // longer than max_completion_length
+    double total = 0;            // tokens of all sequences that stay
   };
 
-  std::vector<Measured> measure(const ExampleSet& set, int64_t begin, int64_t end,
+  // "3 of 23 training and 1 of 2 held-out problems".
+  template <class F>
+  std::string counts_text(const F& count_of) const {
+    std::string text;
+    for (const Part* part : {&train_, &held_out_}) {
+      const auto [count, all] = count_of(*part);
+      if (part->seen > 0)
+        text += str(text.empty() ? "" : " and ", count, " of ", all, " ", part->kind);
+    }
+    return text + " problems";
+  }
+
+  void add_notes(std::vector<std::string>& notes) const {
+    const int64_t length = config_.sampling.max_completion_length;
+    if (train_.short_of_room + held_out_.short_of_room > 0)
+      notes.push_back(
+          str("max_completion_length: the prompts of ",
+              counts_text([](const Part& p) { return std::pair(p.short_of_room, p.kept); }),
+              " leave room for fewer than ", length, " tokens in the context of ", fit_.context,
+              ", the longest for ", fit_.context - lengths_.longest_prompt,
+              "; hint: a larger model.context or shorter prompts"));
+    if (train_.long_solutions + held_out_.long_solutions > 0)
+      notes.push_back(
+          str("max_completion_length: the solutions of ",
+              counts_text([](const Part& p) { return std::pair(p.long_solutions, p.kept); }),
+              " have more than ", length, " tokens, the longest ", longest_solution_,
+              ": a completion as long as they are is cut; hint: max_completion_length=",
+              longest_solution_));
+    if (fit_.chat == nullptr) return;
+    if (fit_.chat->has_own_system())
+      notes.push_back(
+          "data.system: conversations with a system message of their own keep that one");
+    const auto end = chat_format(config_.data, fit_.tokenizer).end_of_turn(fit_.tokenizer);
+    if (!end.token)
+      notes.push_back(str(
+          "chat template: no special token ends the assistant's turns; ",
+          end.text.empty() ? std::string("only the end of sequence does")
+                           : "the text " + excerpt(end.text) + " is a stop string in its place"));
+  }
+
+  std::vector<Measured> measure(const ExampleSet& set, std::span<const int64_t> indices,
                                 const Part& part) const {
-    std::vector<Measured> out(static_cast<size_t>(end - begin));
-    parallel_for(end - begin, 16, [&](int64_t first, int64_t last) {
+    std::vector<Measured> out(indices.size());
+    parallel_for(static_cast<int64_t>(indices.size()), 16, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
         Measured& measured = out[static_cast<size_t>(i)];
+        const int64_t index = indices[static_cast<size_t>(i)];
         try {
-          measure(set.get(begin + i), begin + i, part, measured);
+          measure(set.get(index), index, part, measured);
         } catch (const std::exception& e) {
           measured.fault = e.what();
         }
@@ -137,47 +201,81 @@ class ContextCheck {
     });
     return out;
   }
-  void measure(const Example& example, int64_t index, const Part& part, Measured& out) const {
+  void measure(Example example, int64_t index, const Part& part, Measured& out) const {
     try {
-      out.prompt = static_cast<int64_t>(encode_prompt(example, tokenizer_).size());
-      if (out.prompt == 0) throw InputError("the prompt is empty");
-      out.sequence = out.prompt;
-      if (config_.trainer == TrainerType::kSft)
-        out.sequence = static_cast<int64_t>(supervised_tokens(example, tokenizer_).size());
+      measure_tokens(example, out);
+      out.uncut_prompt = out.prompt;
+      out.uncut_sequence = out.sequence;
       if (config_.data.curriculum != Curriculum::kNone && &part == &train_)
         out.difficulty = difficulty_of(example, config_.data.curriculum, out.sequence);
+      if (!cuts() || !fit_.too_long(out.prompt, out.sequence)) return;
+      fit_.cut(example);
+      measure_tokens(example, out);
+      if (out.prompt >= fit_.context)
+        throw InputError(str("what is left of the prompt when it is cut has ", out.prompt,
+                             " tokens, the model's context is ", fit_.context,
+                             "; hint: a larger model.context, or data.too_long: skip"));
     } catch (const InputError& e) {
       throw InputError(str(place(example, index, part), ": ", e.what()));
     }
   }
+  void measure_tokens(const Example& example, Measured& out) const {
+    out.prompt = static_cast<int64_t>(encode_prompt(example, fit_.tokenizer).size());
+    if (out.prompt == 0) throw InputError("the prompt is empty");
+    out.sequence = out.prompt;
+    if (config_.trainer != TrainerType::kSft) {
+      out.solution = solution_length(example);
+      return;
+    }
+    TokenSequence sequence = supervised_sequence(example, fit_.tokenizer);
+    out.sequence = static_cast<int64_t>(sequence.tokens.size());
+    out.solution = out.sequence - out.prompt;
+    if (config_.data.too_long == TooLong::kTruncate && out.sequence > fit_.context + 1)
+      sequence.loss_mask.resize(static_cast<size_t>(fit_.context + 1));
+    if (std::find(sequence.loss_mask.begin() + 1, sequence.loss_mask.end(), 1) ==
+            sequence.loss_mask.end() &&
+        (out.prompt < fit_.context || !cuts()))
+      throw InputError("nothing of it would be learned; hint: a conversation needs an answer");
+  }
+  // With its end of sequence; 0: there is none, or the model cannot write it.
+  int64_t solution_length(const Example& example) const {
+    try {
+      const size_t tokens = fit_.tokenizer.encode(example.solution).size();
+      return tokens == 0 ? 0 : static_cast<int64_t>(tokens) + 1;
+    } catch (const InputError&) {
+      return 0;
+    }
+  }
+  bool cuts() const { return config_.data.too_long == TooLong::kTruncate && fit_.context >= 2; }
 
   // Whether a problem stays, which may be cut for it.
-  bool fit(Measured size, Part& part, const ExampleSet& set, int64_t index) {
-    if (size.prompt >= context_ || size.sequence > context_ + 1) {
+  bool fits(const Measured& size, Part& part, const ExampleSet& set, int64_t index) {
+    if (fit_.too_long(size.uncut_prompt, size.uncut_sequence)) {
       ++part.too_long;
-      if (size.sequence > longest_size_) note_longest(size, set.get(index), index, part);
-      if (config_.data.too_long != TooLong::kTruncate || context_ < 2) return false;
-      if (size.prompt >= context_) {
-        size.sequence -= size.prompt - kept_prompt_;
-        size.prompt = kept_prompt_;
-      }
-      size.sequence = std::min(size.sequence, context_ + 1);
+      if (size.uncut_sequence > longest_size_) note_longest(size, set.get(index), index, part);
+      if (!cuts()) return false;
     }
+    const int64_t sequence = std::min(size.sequence, fit_.context + 1),
+                  length = config_.sampling.max_completion_length;
     const int64_t shortest = lengths_.shortest_prompt;
     lengths_.shortest_prompt = shortest == 0 ? size.prompt : std::min(shortest, size.prompt);
     lengths_.longest_prompt = std::max(lengths_.longest_prompt, size.prompt);
-    lengths_.longest_sequence = std::max(lengths_.longest_sequence, size.sequence);
-    part.total += static_cast<double>(size.sequence);
+    lengths_.longest_sequence = std::max(lengths_.longest_sequence, sequence);
+    part.total += static_cast<double>(sequence);
+    part.short_of_room += fit_.context - size.prompt < length;
+    part.long_solutions += size.solution > length;
+    if (size.solution > length) longest_solution_ = std::max(longest_solution_, size.solution);
     return true;
   }
 
   void note_longest(const Measured& size, const Example& example, int64_t index, const Part& part) {
-    longest_size_ = size.sequence;
-    const bool no_room = size.prompt >= context_;
-    longest_ = str(place(example, index, part), ": ",
-                   no_room ? "the prompt has " : "prompt, solution and end of sequence have ",
-                   no_room ? size.prompt : size.sequence, " tokens, the model's context is ",
-                   context_, no_room ? ": no room for a completion" : "");
+    longest_size_ = size.uncut_sequence;
+    const bool no_room = size.uncut_prompt >= fit_.context;
+    longest_ =
+        str(place(example, index, part), ": ",
+            no_room ? "the prompt has " : "prompt, solution and end of sequence have ",
+            no_room ? size.uncut_prompt : size.uncut_sequence, " tokens, the model's context is ",
+            fit_.context, no_room ? ": no room for a completion" : "");
   }
 
   // "FILE:12: 'the prompt'".
@@ -189,24 +287,39 @@ class ContextCheck {
 
   const TrainConfig& config_;
   const Task* task_;
-  const Tokenizer& tokenizer_;
-  const int64_t context_;
-  int64_t kept_prompt_;  // tokens of one that is cut: a completion has room after them
+  const ContextFit fit_;
   Part train_{.kind = "training"}, held_out_{.kind = "held-out"};
   DataLengths lengths_;
   std::vector<float> difficulty_;  // of the training problems that stay
   std::string longest_;            // of the problems that are too long
-  int64_t longest_size_ = 0;
+  int64_t longest_size_ = 0, longest_solution_ = 0;
 };
 
+std::vector<int64_t> first_indices(int64_t count) {
+  std::vector<int64_t> out(static_cast<size_t>(count));
+  std::iota(out.begin(), out.end(), int64_t{0});
+  return out;
+}
+
+// A sample that does not depend on the order of the files: the problems with the smallest hashes.
 void keep_held_out(const TrainConfig& config, Dataset& data, ContextCheck& check) {
-  const int64_t size = data.held_out_set->size();
-  const std::vector<int64_t> kept = check.keep(Split::kHeldOut, *data.held_out_set, size,
-                                               config.eval.size > 0 ? config.eval.size : size);
+  const ExampleSet& set = *data.held_out_set;
+  const int64_t size = set.size();
+  std::vector<int64_t> order = first_indices(size);
+  if (data.task == nullptr && config.eval.size > 0) {
+    std::vector<uint64_t> hashes;
+    for (const int64_t i : order) hashes.push_back(set.id(i).split);
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+      return hashes[static_cast<size_t>(a)] < hashes[static_cast<size_t>(b)];
+    });
+  }
+  std::vector<int64_t> kept =
+      check.keep(Split::kHeldOut, set, order, config.eval.size > 0 ? config.eval.size : size);
+  std::sort(kept.begin(), kept.end());
   data.held_out.clear();
   for (const int64_t i : kept) {
-    data.held_out.push_back(data.held_out_set->get(i));
-    cut_prompt(data.held_out.back(), *data.tokenizer, check.room());
+    data.held_out.push_back(set.get(i));
+    check.fit().cut(data.held_out.back());
   }
 }
 
@@ -219,7 +332,7 @@ void keep_held_out(const TrainConfig& config, Dataset& data, ContextCheck& check
 // What sampling asks for can be.
 void check_sampling(const TrainConfig& config, const Dataset& data, int64_t shortest_prompt,
                     int64_t context) {
-  check_sampling_tokens(config.sampling, data.tokenizer->vocab_size());
+  check_sampling_tokens(config.sampling, *data.tokenizer, data.tokenizer->vocab_size());
   const int64_t length = config.sampling.max_completion_length, room = context - shortest_prompt;
   if (config.trainer == TrainerType::kGrpo && length > room)
     throw InputError(str(
@@ -260,26 +373,84 @@ DataLengths check_data(const TrainConfig& config, Dataset& data, int64_t context
   const int64_t all = data.train->size();
   const int64_t n = data.task != nullptr ? std::min(kOfEndless, all) : all;
   ContextCheck check(config, data, context);
-  std::vector<int64_t> kept = check.keep(Split::kTrain, *data.train, n, n);
+  std::vector<int64_t> kept = check.keep(Split::kTrain, *data.train, first_indices(n), n);
   keep_held_out(config, data, check);
   DataLengths lengths = check.lengths();
   if (config.data.curriculum != Curriculum::kNone) data.difficulty = check.take_difficulty();
   count_sources(config, data, kept);
   if (!lengths.too_long.empty())
-    data.train = std::make_unique<FittedSet>(std::move(data.train), std::move(kept),
-                                             *data.tokenizer, check.room());
+    data.train = std::make_unique<FittedSet>(std::move(data.train), std::move(kept), check.fit());
   check_sampling(config, data, lengths.shortest_prompt, context);
   return lengths;
 }
 
-std::string check_held_out(const TrainConfig& config, Dataset& data, int64_t context) {
+DataLengths check_held_out(const TrainConfig& config, Dataset& data, int64_t context) {
   ContextCheck check(config, data, context);
   keep_held_out(config, data, check);
-  return check.lengths().too_long;
+  return check.lengths();
 }
 
-void log_what_is_used(const TrainConfig& config, const Dataset& data, const std::string& too_long) {
-  if (!too_long.empty()) logging::info("data.too_long: ", too_long);
+namespace {
+
+// Hashes by which problems are known again.
+struct KnownProblems {
+  std::unordered_set<uint64_t> splits, contents;
+
+  void add(const ExampleSet& set) {
+    for (int64_t i = 0; i < set.size(); ++i) {
+      const ExampleId id = set.id(i);
+      splits.insert(id.split);
+      if (id.content != 0) contents.insert(id.content);
+    }
+  }
+  bool has(const ExampleId& id) const {
+    return splits.contains(id.split) || contents.contains(id.content);
+  }
+};
+
+// "12 of the 40 held-out problems are WHERE, the first: FILE:3"; empty: none is.
+std::string leak_text(const ExampleSet& held_out, const KnownProblems& known,
+                      const std::string& where) {
+  int64_t count = 0, first = 0;
+  for (int64_t i = 0; i < held_out.size(); ++i)
+    if (known.has(held_out.id(i)) && count++ == 0) first = i;
+  if (count == 0) return "";
+  return str(count, " of the ", held_out.size(), " held-out problems are ", where,
+             ", the first: ", held_out.get(first).where);
+}
+
+}  // namespace
+
+std::string held_out_leak(const Dataset& data, std::span<const TrainConfig> earlier) {
+  if (data.task != nullptr || data.held_out_set == nullptr || data.held_out_set->size() == 0)
+    return "";
+  KnownProblems own;
+  own.add(*data.train);
+  const std::string inside = leak_text(*data.held_out_set, own, "also trained on");
+  if (!inside.empty())
+    return str("data: ", inside, "; hint: problems of data.jsonl.eval_path that ",
+               "data.jsonl.path does not have");
+  for (size_t i = 0; i < earlier.size(); ++i) {
+    if (earlier[i].data.jsonl.path.empty()) continue;
+    KnownProblems before;
+    try {
+      before.add(*load_jsonl(earlier[i].data.jsonl).train);
+    } catch (const InputError&) {
+      continue;
+    }
+    const std::string text =
+        leak_text(*data.held_out_set, before,
+                  str("trained on by stage ", i + 1, " (", trainer_name(earlier[i].trainer), ")"));
+    if (!text.empty())
+      return str("data: ", text, "; hint: one data.split_by and one held_out_fraction for all ",
+                 "stages");
+  }
+  return "";
+}
+
+void log_what_is_used(const TrainConfig& config, const Dataset& data, const DataLengths& lengths) {
+  if (!lengths.too_long.empty()) logging::info("data.too_long: ", lengths.too_long);
+  for (const std::string& note : lengths.notes) logging::info(note);
   const auto n = static_cast<int64_t>(data.held_out.size());
   if (config.data.holds_nothing_out()) {
     logging::info("held_out_fraction: 0; nothing is held out, so nothing is evaluated");
@@ -292,8 +463,9 @@ void log_what_is_used(const TrainConfig& config, const Dataset& data, const std:
     logging::info("eval.size: ", config.eval.size,
                   " held-out problems were asked for, the data have ", n);
   } else if (n == config.eval.size && n < data.held_out_set->size()) {
-    logging::info("eval.size: the first ", n, " of ", data.held_out_set->size(),
-                  " held-out problems; hint: eval.size=0 takes all");
+    logging::info(
+        "eval.size: ", n, " of ", data.held_out_set->size(),
+        " held-out problems, those with the smallest hashes; hint: eval.size=0 takes all");
   }
 }
 

@@ -1,12 +1,12 @@
 #include "trainers/dataset.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <numeric>
 
 #include "core/log.h"
 #include "core/parallel.h"
-#include "data/chat.h"
 #include "data/file.h"
 #include "data/loader.h"
 #include "data/utf8.h"
@@ -74,72 +74,10 @@ Fingerprint checked_fingerprint(const DataConfig& data) {
   return out;
 }
 
-// How many of `tokens`, which are those of `text`, come before a byte of it: as many as the text
-// before the byte has in common with them.
-size_t tokens_before(size_t byte, std::string_view text, std::span<const int32_t> tokens,
-                     const Tokenizer& tokenizer) {
-  const std::vector<int32_t> before = tokenizer.encode(text.substr(0, byte), SpecialTokens::kNone);
-  const auto [first, second] =
-      std::mismatch(before.begin(), before.end(), tokens.begin(), tokens.end());
-  return static_cast<size_t>(first - before.begin());
-}
-
-// Examples as conversations in the text that the model's chat template makes of them.
-class ChatSet final : public ExampleSet {
- public:
-  enum class Purpose { kTeach, kAsk };
-  ChatSet(std::unique_ptr<ExampleSet> examples, std::shared_ptr<const ChatFormat> format,
-          const std::string& system, Purpose purpose)
-      : examples_(std::move(examples)),
-        format_(std::move(format)),
-        system_(system),
-        purpose_(purpose) {}
-
-  int64_t size() const override { return examples_->size(); }
-  Example get(int64_t index) const override {
-    Example example = examples_->get(index);
-    try {
-      render(example);
-    } catch (const InputError& e) {
-      throw InputError(str(example.where, example.where.empty() ? "" : ": ", e.what()));
-    }
-    return example;
-  }
-
- private:
-  void render(Example& example) const {
-    Json::Array messages;
-    if (!system_.empty()) messages.push_back(make_message("system", system_));
-    if (example.messages.is_null()) {
-      messages.push_back(make_message("user", example.prompt));
-      messages.push_back(make_message("assistant", example.solution));
-    } else {
-      const Json::Array& given = example.messages.as_array();
-      messages.insert(messages.end(), given.begin(), given.end());
-    }
-    example.special = SpecialTokens::kNone;
-    if (purpose_ == Purpose::kTeach) {
-      ChatFormat::Conversation all = format_->conversation(messages);
-      const size_t last = all.assistant.back().first;
-      example.prompt = all.text.substr(0, last);
-      example.solution = all.text.substr(last);
-      example.learned = std::move(all.assistant);
-      return;
-    }
-    // The model is to say what the data may have the assistant say.
-    if (messages.back().at("role").as_string() == "assistant") messages.pop_back();
-    example.prompt = format_->prompt(messages);
-  }
-
-  std::unique_ptr<ExampleSet> examples_;
-  std::shared_ptr<const ChatFormat> format_;
-  std::string system_;
-  Purpose purpose_;
-};
-
-std::shared_ptr<const ChatFormat> chat_format(const DataConfig& data, const Tokenizer& tokenizer) {
-  return std::make_shared<ChatFormat>(
-      tokenizer, parse_template_kwargs(data.chat_template_kwargs, "data.chat_template_kwargs"));
+// How many tokens two texts begin with alike.
+size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
+  return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first -
+                             a.begin());
 }
 
 // Makes `out.tokenizer` of the characters of a text, or of bytes, if there is none.
@@ -200,8 +138,7 @@ Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> token
   std::unique_ptr<ExampleSet>& held_out = out.held_out_set;
   if (!data.task.empty()) {
     out.task = &find_task(data.task);
-    out.train = make_task_set(*out.task, data.task_sizes, Split::kTrain,
-                              static_cast<uint64_t>(config.seed), 0);
+    out.train = make_task_set(*out.task, data.task_sizes, Split::kTrain, config.data_seed(), 0);
     held_out =
         make_task_set(*out.task, data.task_sizes, Split::kHeldOut, kHeldOutSeed, config.eval.size);
     need_tokenizer([&] { return std::string(out.task->alphabet); });
@@ -217,11 +154,12 @@ Dataset load_dataset(const TrainConfig& config, std::unique_ptr<Tokenizer> token
     });
   }
   if (data.is_chat()) {
-    const auto format = chat_format(data, *out.tokenizer);
-    const auto purpose =
-        config.trainer == TrainerType::kSft ? ChatSet::Purpose::kTeach : ChatSet::Purpose::kAsk;
-    out.train = std::make_unique<ChatSet>(std::move(out.train), format, data.system, purpose);
-    held_out = std::make_unique<ChatSet>(std::move(held_out), format, data.system, purpose);
+    out.chat = std::make_shared<ChatRenderer>(data, *out.tokenizer,
+                                              config.trainer == TrainerType::kSft
+                                                  ? ChatRenderer::Purpose::kTeach
+                                                  : ChatRenderer::Purpose::kAsk);
+    out.train = make_chat_set(std::move(out.train), out.chat);
+    held_out = make_chat_set(std::move(held_out), out.chat);
   }
   return out;
 }
@@ -233,24 +171,25 @@ TextWindow text_window(const Dataset& data, int64_t context, uint64_t seed, int6
   return {tokens, random_window(tokens.size(), context + 1, seed, i)};
 }
 
-MixedOrder make_order(const TrainConfig& config, const Dataset& data) {
+MixedOrder make_order(const TrainConfig& config, const Dataset& data,
+                      std::span<const int64_t> planned_steps) {
   const bool mixed = !config.data.weights.empty();
   const std::vector<int64_t> sizes = mixed ? data.source_sizes : std::vector{data.train->size()};
   const std::vector<double> weights = mixed ? config.data.weights : std::vector{1.0};
   const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
-  const int64_t picks =
-      config.steps *
-      (config.trainer == TrainerType::kGrpo ? config.prompts_per_step : config.batch_size);
   std::vector<ShuffledOrder> orders;
   auto difficulty = data.difficulty.begin();
   for (size_t i = 0; i < sizes.size(); ++i) {
-    ShuffledOrder::Options options{
-        .span = static_cast<int64_t>(static_cast<double>(picks) * weights[i] / sum), .source = i};
+    ShuffledOrder::Options options{.source = i};
     if (!data.difficulty.empty()) {
       options.difficulty.assign(difficulty, difficulty + sizes[i]);
       difficulty += sizes[i];
+      // A source has its share of the examples to within one.
+      for (const int64_t steps : planned_steps)
+        options.span_ends.push_back(static_cast<int64_t>(
+            std::ceil(static_cast<double>(steps * config.examples_per_step()) * weights[i] / sum)));
     }
-    orders.emplace_back(sizes[i], static_cast<uint64_t>(config.seed), std::move(options));
+    orders.emplace_back(sizes[i], config.data_seed(), std::move(options));
   }
   return MixedOrder(std::move(orders), sizes, weights);
 }
@@ -259,60 +198,59 @@ Example prompt_of(const TrainConfig& config, const Tokenizer& tokenizer, const J
                   const std::string& where) {
   const DataConfig& data = config.data;
   Example example = read_prompt(data.jsonl, fields, where);
-  if (!data.is_chat()) return example;
-  std::vector<Example> one{std::move(example)};
-  return ChatSet(make_example_set(std::move(one)), chat_format(data, tokenizer), data.system,
-                 ChatSet::Purpose::kAsk)
-      .get(0);
+  if (data.is_chat()) ChatRenderer(data, tokenizer, ChatRenderer::Purpose::kAsk).render(example);
+  return example;
+}
+
+void add_end_of_turn(SamplingConfig& sampling, const ChatFormat::EndOfTurn& end) {
+  if (end.token)
+    sampling.stop_tokens.push_back(*end.token);
+  else if (!end.text.empty())
+    sampling.stop_strings.push_back(end.text);
 }
 
 SamplingConfig sampling_for(const TrainConfig& config, const Tokenizer& tokenizer) {
   SamplingConfig sampling = config.sampling;
-  if (!config.data.is_chat()) return sampling;
-  if (const auto end = chat_format(config.data, tokenizer)->end_of_turn(tokenizer))
-    sampling.stop_tokens.push_back(*end);
+  if (config.data.is_chat())
+    add_end_of_turn(sampling, chat_format(config.data, tokenizer).end_of_turn(tokenizer));
   return sampling;
 }
 
-std::vector<int32_t> supervised_tokens(const Example& example, const Tokenizer& tokenizer) {
-  if (!example.learned.empty())
-    return tokenizer.encode(example.prompt + example.solution, example.special);
-  std::vector<int32_t> tokens = encode_prompt(example, tokenizer);
-  const std::vector<int32_t> solution = tokenizer.encode(example.solution);
-  tokens.insert(tokens.end(), solution.begin(), solution.end());
-  tokens.push_back(tokenizer.eos_id());
-  return tokens;
+TokenSequence supervised_sequence(const Example& example, const Tokenizer& tokenizer) {
+  // One text, as its tokens may depend on what comes before them.
+  const Example all{.prompt = example.prompt + example.solution, .special = example.special};
+  TokenSequence sequence{.tokens = encode_prompt(all, tokenizer)};
+  const std::string& text = all.prompt;
+  const auto token_at = [&](size_t byte) {
+    if (byte == text.size()) return sequence.tokens.size();
+    const Example before{.prompt = text.substr(0, byte), .special = example.special};
+    return common_prefix(encode_prompt(before, tokenizer), sequence.tokens);
+  };
+  if (example.learned.empty()) {
+    if (encode_prompt(example, tokenizer).empty()) throw InputError("the prompt is empty");
+    sequence.loss_mask.assign(token_at(example.prompt.size()), 0);
+    sequence.tokens.push_back(tokenizer.eos_id());
+    sequence.loss_mask.resize(sequence.tokens.size(), 1);
+    return sequence;
+  }
+  sequence.loss_mask.assign(sequence.tokens.size(), 0);
+  for (const auto& [begin, end] : example.learned)
+    std::fill(sequence.loss_mask.begin() + static_cast<std::ptrdiff_t>(token_at(begin)),
+              sequence.loss_mask.begin() + static_cast<std::ptrdiff_t>(token_at(end)), 1);
+  return sequence;
 }
 
 TokenSequence supervised_sequence(const Example& example, const Tokenizer& tokenizer,
                                   int64_t context, TooLong too_long) {
-  TokenSequence sequence{.tokens = supervised_tokens(example, tokenizer)};
-  if (example.learned.empty()) {
-    const size_t prompt = encode_prompt(example, tokenizer).size();
-    if (prompt == 0) throw InputError("the prompt is empty");
-    sequence.loss_mask.assign(prompt, 0);
-    sequence.loss_mask.resize(sequence.tokens.size(), 1);
-  } else {
-    const std::string text = example.prompt + example.solution;
-    sequence.loss_mask.assign(sequence.tokens.size(), 0);
-    for (const auto& [begin, end] : example.learned) {
-      const auto place = [&](size_t byte) {
-        return sequence.loss_mask.begin() +
-               static_cast<std::ptrdiff_t>(
-                   byte == text.size() ? sequence.tokens.size()
-                                       : tokens_before(byte, text, sequence.tokens, tokenizer));
-      };
-      std::fill(place(begin), place(end), 1);
-    }
-  }
+  TokenSequence sequence = supervised_sequence(example, tokenizer);
   const auto most = static_cast<size_t>(context + 1);
-  if (too_long == TooLong::kTruncate)
-    sequence.tokens.resize(std::min(sequence.tokens.size(), most));
-  sequence.loss_mask.resize(sequence.tokens.size());
-  if (sequence.tokens.size() > most)
+  if (sequence.tokens.size() <= most) return sequence;
+  if (too_long != TooLong::kTruncate)
     throw InputError(str("prompt, solution and end of sequence have ", sequence.tokens.size(),
                          " tokens, the model's context is ", context,
                          "; hint: a larger model.context"));
+  sequence.tokens.resize(most);
+  sequence.loss_mask.resize(most);
   return sequence;
 }
 

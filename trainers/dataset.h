@@ -8,6 +8,7 @@
 #include "data/loader.h"
 #include "data/packing.h"
 #include "data/tokenizer.h"
+#include "trainers/chat_examples.h"
 #include "trainers/config.h"
 #include "trainers/token_stream.h"
 
@@ -20,6 +21,8 @@ struct Dataset {
   // the held-out ones.
   std::unique_ptr<ExampleSet> train, held_out_set;
   std::vector<int64_t> source_sizes;  // problems of each entry
+  std::shared_ptr<const ChatRenderer>
+      chat;  // that both sets are rendered by; null: no conversations
   // What check_data() has made of them: those of the held-out ones that are evaluated, and by which
   // number data.curriculum sorts each of the training problems.
   std::vector<Example> held_out;
@@ -43,8 +46,10 @@ struct TextWindow {
 };
 TextWindow text_window(const Dataset& data, int64_t context, uint64_t seed, int64_t i);
 
-// In which order the training problems come, checked ones.
-MixedOrder make_order(const TrainConfig& config, const Dataset& data);
+// The order of the training problems, which check_data() has checked. A curriculum goes once through
+// all that the run will see: `planned_steps` is TrainState::planned_steps.
+MixedOrder make_order(const TrainConfig& config, const Dataset& data,
+                      std::span<const int64_t> planned_steps = {});
 
 // A problem that has only what it asks, an object like a line of the data: the prompt that the
 // model is given in training. Throws InputError naming `where`.
@@ -54,13 +59,15 @@ Example prompt_of(const TrainConfig& config, const Tokenizer& tokenizer, const J
 // How to sample completions of its problems: as configured, and until a turn ends.
 SamplingConfig sampling_for(const TrainConfig& config, const Tokenizer& tokenizer);
 
-// Prompt, solution and what ends it. Of a rendered conversation one text, so that its tokens are
-// those that the model knows.
-std::vector<int32_t> supervised_tokens(const Example& example, const Tokenizer& tokenizer);
+// Stops sampling where the assistant's turns end.
+void add_end_of_turn(SamplingConfig& sampling, const ChatFormat::EndOfTurn& end);
 
-// Prompt and solution with end of sequence; the solution and the end are learned. What is longer
-// than the context by more than the last target is cut at its end if `too_long` says so. Throws
-// InputError if it is not to be cut, or if the prompt is empty.
+// Prompt and solution, encoded as one text, and the end of sequence; what follows the prompt's
+// tokens is in the loss mask. Of a rendered conversation the text alone, with `learned` in the loss
+// mask. Throws InputError if the prompt is empty.
+TokenSequence supervised_sequence(const Example& example, const Tokenizer& tokenizer);
+// The same for a model's context: what is longer than it by more than the last target is cut at its
+// end if `too_long` says so. Throws InputError if it is not to be cut.
 TokenSequence supervised_sequence(const Example& example, const Tokenizer& tokenizer,
                                   int64_t context, TooLong too_long = TooLong::kError);
 

@@ -101,6 +101,29 @@ std::vector<ProblemResult> told_problems(const ProblemEvaluation& what, Communic
   return out;
 }
 
+// Of greedy completions: how sure pass@1 is, and how long they are.
+void add_statistics(const Judged& greedy, Communicator& comm, Metrics& out) {
+  double judged = 0, right = 0;
+  for (const double verdict : greedy.verdicts) {
+    judged += !std::isnan(verdict);
+    right += verdict == 1;
+  }
+  double tokens = 0, at_length = 0, at_context = 0;
+  for (const Trajectory& t : greedy.trajectories) {
+    tokens += static_cast<double>(t.completion_length());
+    at_length += t.stop_reason == StopReason::kLength;
+    at_context += t.stop_reason == StopReason::kContext;
+  }
+  reduce_in_place(comm, {&tokens, &at_length, &at_context});
+  const auto count = static_cast<double>(greedy.verdicts.size());
+  const double share = right / judged;
+  out.add("pass@1_stderr", judged > 1 ? std::sqrt(share * (1 - share) / (judged - 1)) : kNaN);
+  out.add("problems", count);
+  out.add("eval/mean_length", tokens / count);
+  out.add("eval/clipped_ratio", at_length / count);
+  out.add("eval/context_ratio", at_context / count);
+}
+
 // Over the learned tokens of so many sequences; NaN if there are none.
 double mean_loss(const Transformer& model, int64_t count,
                  const std::function<TokenSequence(int64_t)>& sequence, int64_t micro_batch_tokens,
@@ -169,6 +192,7 @@ ProblemScores evaluate_problems(const ProblemEvaluation& what, Communicator& com
   ProblemScores scores;
   const Judged greedy = sample_and_judge(what, comm, 0, 1);
   scores.metrics.add("pass@1", mean_pass_at_k(greedy.verdicts, 1, 1));
+  add_statistics(greedy, comm, scores.metrics);
   scores.told = told_problems(what, comm, greedy);
   scores.pass_rates = greedy.verdicts;
   if (eval.num_samples > 0) {

@@ -1,6 +1,7 @@
 #include "trainers/grpo_metrics.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/policy_token.h"
 
@@ -11,8 +12,13 @@ namespace {
 struct SampleSums {
   double tokens = 0, longest = 0;
   double mask_tokens = 0, entropy = 0, cut = 0;  // of the completions in the loss mask
-  Moments length, terminated_length, truncated;
+  Moments length, terminated_length, at_length, at_context;
 };
+
+// Whether a completion has tokens in the loss mask.
+bool is_learned(const Trajectory& completion, double reward, const GrpoConfig& config) {
+  return !std::isnan(reward) && !(config.mask_truncated_completions && completion.truncated());
+}
 
 SampleSums count_samples(const ScoredRollouts& scored, const TrainConfig& config) {
   SampleSums sums;
@@ -22,10 +28,10 @@ SampleSums count_samples(const ScoredRollouts& scored, const TrainConfig& config
     sums.length.add(length);
     if (!c.truncated()) sums.terminated_length.add(length);
     sums.longest = std::max(sums.longest, length);
-    sums.truncated.add(c.truncated());
+    sums.at_length.add(c.stop_reason == StopReason::kLength);
+    sums.at_context.add(c.stop_reason == StopReason::kContext);
     sums.tokens += static_cast<double>(c.tokens.size());
-    const bool masked = config.grpo.mask_truncated_completions && c.truncated();
-    if (masked || std::isnan(scored.scores.total[i])) continue;
+    if (!is_learned(c, scored.scores.total[i], config.grpo)) continue;
     sums.mask_tokens += length;
     sums.entropy += c.entropy;
     sums.cut += c.cut;
@@ -38,14 +44,17 @@ struct GroupSums {
   Moments deviation, silent;
 };
 
-GroupSums count_groups(const ScoredRollouts& scored, size_t group) {
+// A group is silent if no token of it has an advantage and is in the loss mask.
+GroupSums count_groups(const ScoredRollouts& scored, const TrainConfig& config) {
   GroupSums sums;
+  const auto group = static_cast<size_t>(config.num_generations);
   for (size_t begin = 0; begin < scored.scores.total.size(); begin += group) {
     Moments rewards;
     bool silent = true;
     for (size_t i = begin; i < begin + group; ++i) {
       rewards.add(scored.scores.total[i]);
-      silent &= scored.advantages[i] == 0;
+      silent &= scored.advantages[i] == 0 ||
+                !is_learned(scored.trajectories[i], scored.scores.total[i], config.grpo);
     }
     if (rewards.count == 0) continue;
     sums.deviation.add(rewards.deviation());
@@ -64,6 +73,7 @@ Moments moments_of(const std::vector<double>& values) {
 
 void UpdateSums::add(const Learner::Update& update, const kernels::PolicyLossStats& stats) {
   updates += 1;
+  made += update.made;
   loss += update.loss;
   grad_norm += update.grad_norm;
   kernels::add(policy, stats);
@@ -73,7 +83,7 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
                         const UpdateSums& updates, const TrainConfig& config,
                         double learning_rate) {
   const SampleSums samples = count_samples(scored, config);
-  const GroupSums groups = count_groups(scored, static_cast<size_t>(config.num_generations));
+  const GroupSums groups = count_groups(scored, config);
   const double passes = static_cast<double>(config.grpo.num_iterations) * samples.mask_tokens;
   const kernels::PolicyLossStats& policy = updates.policy;
   const Moments loss{.sum = updates.loss, .count = updates.updates};
@@ -82,6 +92,11 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
   MetricSums out;
   out.add_mean("reward", moments_of(scored.scores.total));
   out.add_mean("reward_std", groups.deviation);
+  double lowest = HUGE_VAL, highest = -HUGE_VAL;
+  for (const double reward : scored.scores.total)
+    if (!std::isnan(reward)) lowest = std::min(lowest, reward), highest = std::max(highest, reward);
+  out.add_max("reward_max", highest);
+  out.add_min("reward_min", lowest);
   for (size_t k = 0; k < reward_names.size(); ++k) {
     const Moments reward = moments_of(scored.scores.each[k]);
     out.add_mean("rewards/" + reward_names[k] + "/mean", reward);
@@ -101,7 +116,9 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
   out.add_mean("completions/mean_length", samples.length);
   out.add_mean("completions/mean_terminated_length", samples.terminated_length);
   out.add_max("completions/max_length", samples.longest);
-  out.add_mean("completions/clipped_ratio", samples.truncated);
+  out.add_mean("completions/clipped_ratio", samples.at_length);
+  out.add_mean("completions/context_ratio", samples.at_context);
+  out.add_local("num_updates", updates.made);
   out.add_local("loss", loss.mean());
   out.add_local("grad_norm", norm.mean());
   out.add_local("learning_rate", learning_rate);

@@ -23,7 +23,8 @@ struct ScoredRollouts {
 struct UpdateSums {
   kernels::PolicyLossStats policy;  // of this rank's tokens
   double updates = 0, loss = 0, grad_norm = 0;
-  double ratio_deviation = 0;  // max |ratio - 1| in the first update, before it was mended
+  double made = 0;             // updates whose gradient is not exactly 0
+  double ratio_deviation = 0;  // max |ratio - 1| before the first update, before it was corrected
   void add(const Learner::Update& update, const kernels::PolicyLossStats& stats);
 };
 

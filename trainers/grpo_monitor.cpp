@@ -11,13 +11,13 @@ namespace cohort {
 namespace {
 
 constexpr size_t kWindow = 5;           // steps
-constexpr int64_t kSilentSteps = 10;    // without a signal in any group
+constexpr int64_t kIdleSteps = 10;      // without a signal in any group
 constexpr double kClippedShare = 0.05;  // of the tokens in the loss mask
-constexpr double kTruncatedShare = 0.2;
+constexpr double kTruncatedShare = 0.2, kAllTruncated = 0.999;
 constexpr double kEntropyShare = 0.05,
                  kEntropyFloor = 0.005;  // of the first steps'; nats per token
-constexpr double kSolvedShare = 0.9;     // of the best possible reward
-constexpr double kNoise = 3;             // standard deviations that a fall must be more than
+constexpr double kSolvedShare = 0.9;  // of the way from the lowest to the highest reward, or pass@1
+constexpr double kNoise = 3;          // standard deviations that a fall must be more than
 
 constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
@@ -52,18 +52,30 @@ double GrpoMonitor::Window::deviation() const {
 }
 
 GrpoMonitor::GrpoMonitor(const TrainConfig& config, const Json& saved)
-    : best_possible_(0), best_reward_(kUnknown), first_entropy_(kUnknown) {
-  for (const RewardConfig& reward : config.rewards) best_possible_ += std::max(0.0, reward.weight);
+    : config_(config.grpo),
+      best_reward_(kUnknown),
+      first_entropy_(kUnknown),
+      highest_(kUnknown),
+      lowest_(kUnknown),
+      pass_at_1_(kUnknown) {
   if (!saved.is_object()) return;
-  const auto number = [&](const char* key) { return number_or_nan(saved.at(key)); };
+  // Earlier versions did not write all of them.
+  const auto number = [&](const char* key) {
+    const Json* found = saved.find(key);
+    return found == nullptr ? kUnknown : number_or_nan(*found);
+  };
   best_reward_ = number("best_reward");
   best_deviation_ = number("best_deviation");
   first_entropy_ = number("first_entropy");
-  silent_steps_ = saved.at("silent_steps").as_int();
+  highest_ = number("highest");
+  lowest_ = number("lowest");
+  if (const Json* steps = saved.find("zero_signal_steps")) zero_signal_steps_ = steps->as_int();
   for (const auto& [key, window] :
        {std::pair("reward", &reward_), std::pair("entropy", &entropy_),
-        std::pair("clipped", &clipped_), std::pair("truncated", &truncated_)})
-    for (const Json& v : saved.at(key).as_array()) window->add(v.as_double());
+        std::pair("clipped", &clipped_), std::pair("truncated", &truncated_),
+        std::pair("context", &context_)})
+    if (const Json* values = saved.find(key))
+      for (const Json& v : values->as_array()) window->add(v.as_double());
   for (const Json& fault : saved.at("faults").as_array()) faults_.insert(fault.as_string());
 }
 
@@ -77,25 +89,40 @@ Json GrpoMonitor::state() const {
       .set("best_reward", best_reward_)
       .set("best_deviation", best_deviation_)
       .set("first_entropy", first_entropy_)
-      .set("silent_steps", silent_steps_)
+      .set("highest", highest_)
+      .set("lowest", lowest_)
+      .set("zero_signal_steps", zero_signal_steps_)
       .set("reward", list(reward_.values))
       .set("entropy", list(entropy_.values))
       .set("clipped", list(clipped_.values))
       .set("truncated", list(truncated_.values))
+      .set("context", list(context_.values))
       .set("faults", list(faults_));
 }
 
-std::vector<std::string> GrpoMonitor::observe(const Metrics& metrics) {
+std::vector<std::string> GrpoMonitor::observe(const Metrics& metrics, double pass_at_1) {
   warnings_.clear();
+  const auto value = [&](const char* name) { return metrics.find(name).value_or(kUnknown); };
   reward_.add(metrics.at("reward"));
   entropy_.add(metrics.at("entropy"));
   clipped_.add(metrics.at("clip_ratio/low") + metrics.at("clip_ratio/high"));
   truncated_.add(metrics.at("completions/clipped_ratio"));
-  look_at_reward();
-  look_at_entropy();
-  look_at_lengths_and_clips();
-  look_at_groups(metrics.at("frac_reward_zero_std"));
+  context_.add(value("completions/context_ratio"));
+  highest_ = std::fmax(highest_, value("reward_max"));
+  lowest_ = std::fmin(lowest_, value("reward_min"));
+  pass_at_1_ = pass_at_1;
+  check_reward();
+  check_entropy();
+  check_lengths_and_clips();
+  check_signal(metrics.at("frac_reward_zero_std"));
   return warnings_;
+}
+
+// By the last evaluation, or, where single rewards differ, by the best that was seen.
+bool GrpoMonitor::is_solved() const {
+  if (pass_at_1_ >= kSolvedShare) return true;
+  return !reward_.values.empty() && highest_ > lowest_ &&
+         reward_.mean() - lowest_ >= kSolvedShare * (highest_ - lowest_);
 }
 
 void GrpoMonitor::set_fault(const char* name, bool holds, const std::string& warning) {
@@ -105,7 +132,7 @@ void GrpoMonitor::set_fault(const char* name, bool holds, const std::string& war
     warnings_.push_back(warning);
 }
 
-void GrpoMonitor::look_at_reward() {
+void GrpoMonitor::check_reward() {
   if (!reward_.full()) return;
   const double mean = reward_.mean(), deviation = reward_.deviation();
   if (!(mean <= best_reward_)) {
@@ -122,44 +149,64 @@ void GrpoMonitor::look_at_reward() {
 }
 
 // A policy that solves its problems may well be sure of itself.
-void GrpoMonitor::look_at_entropy() {
+void GrpoMonitor::check_entropy() {
   if (!entropy_.full()) return;
   const double mean = entropy_.mean();
   if (std::isnan(first_entropy_)) first_entropy_ = mean;
-  const bool solved = !reward_.values.empty() && reward_.mean() >= kSolvedShare * best_possible_;
-  set_fault("entropy", mean < std::max(kEntropyShare * first_entropy_, kEntropyFloor) && !solved,
-            str("the entropy has collapsed to ", short_number(mean), " nats per token (at first ",
-                short_number(first_entropy_),
-                "): completions of a prompt hardly differ any more; hint: a lower learning_rate, a "
-                "higher temperature, or epsilon_high: 0.28"));
+  // It acts on ratios other than 1.
+  const bool clips = config_.updates_per_step() > 1 && config_.epsilon_high.value_or(0) < 0.28;
+  set_fault(
+      "entropy", mean < std::max(kEntropyShare * first_entropy_, kEntropyFloor) && !is_solved(),
+      str("the entropy has collapsed to ", short_number(mean), " nats per token (at first ",
+          short_number(first_entropy_),
+          "): completions of a prompt hardly differ any more; hint: a lower learning_rate",
+          clips ? ", a higher temperature, or epsilon_high: 0.28" : " or a higher temperature"));
 }
 
-void GrpoMonitor::look_at_lengths_and_clips() {
+void GrpoMonitor::check_lengths_and_clips() {
   const auto percent = [](double share) { return str(short_number(100 * share), " %"); };
   if (clipped_.full())
     set_fault("clipped", clipped_.mean() > kClippedShare,
               str("the ratios of ", percent(clipped_.mean()),
                   " of the tokens are clipped: the policy moves far within one step; hint: a lower "
                   "learning_rate, or fewer num_iterations and num_minibatches"));
+  const char* mask =
+      config_.mask_truncated_completions ? "" : ", or mask_truncated_completions: true";
   if (truncated_.full())
     set_fault("truncated", truncated_.mean() > kTruncatedShare,
               str(percent(truncated_.mean()),
                   " of the completions end at the length limit, without a stop token; hint: a "
-                  "larger max_completion_length, stop_tokens that the model writes, or "
-                  "mask_truncated_completions: true"));
+                  "larger max_completion_length, stop_tokens that the model writes",
+                  mask));
+  if (context_.full())
+    set_fault("context", context_.mean() > kTruncatedShare,
+              str(percent(context_.mean()),
+                  " of the completions end where the model's context is full; hint: shorter "
+                  "prompts, a model with a larger context",
+                  mask));
 }
 
-void GrpoMonitor::look_at_groups(double silent_share) {
-  if (std::isnan(silent_share)) return;
-  silent_steps_ = silent_share == 1 ? silent_steps_ + 1 : 0;
-  const bool solved = !reward_.values.empty() && reward_.mean() >= kSolvedShare * best_possible_;
-  set_fault("silent", silent_steps_ >= kSilentSteps,
-            str("no group has a signal for ", silent_steps_,
+void GrpoMonitor::check_signal(double zero_signal_share) {
+  if (std::isnan(zero_signal_share)) return;
+  zero_signal_steps_ = zero_signal_share == 1 ? zero_signal_steps_ + 1 : 0;
+  const auto mean_of = [](const Window& window) {
+    return window.values.empty() ? 0 : window.mean();
+  };
+  const bool all_masked =
+      config_.mask_truncated_completions && mean_of(truncated_) + mean_of(context_) > kAllTruncated;
+  const std::string why =
+      all_masked
+          ? str("no update has been made for ", zero_signal_steps_,
+                " steps: all completions are truncated, and mask_truncated_completions leaves them "
+                "out; hint: a larger max_completion_length, stop_tokens or stop_strings that the "
+                "model writes, or supervised training first")
+          : str("no group has a signal for ", zero_signal_steps_,
                 " steps: the completions of each prompt all get the same reward (",
-                short_number(reward_.mean()), " on average), ",
-                solved ? "the best; hint: the problems are solved, train on harder ones"
-                       : "so nothing is learned; hint: easier problems, more num_generations, "
-                         "supervised training first, or a reward for part of the way"));
+                short_number(mean_of(reward_)), " on average), ",
+                is_solved() ? "the best; hint: the problems are solved, train on harder ones"
+                            : "so nothing is learned; hint: easier problems, more num_generations, "
+                              "supervised training first, or a reward for part of the way");
+  set_fault("silent", zero_signal_steps_ >= kIdleSteps, why);
 }
 
 }  // namespace cohort

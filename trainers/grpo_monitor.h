@@ -3,6 +3,7 @@
 #pragma once
 
 #include <deque>
+#include <limits>
 #include <set>
 #include <string>
 #include <vector>
@@ -17,9 +18,11 @@ class GrpoMonitor {
  public:
   // `saved`: what state() gave before an interruption, or null.
   GrpoMonitor(const TrainConfig& config, const Json& saved);
-  // Takes in the metrics of one step. Returns a warning, with reason and next step, for each fault
-  // that begins with it; one that lasts is told once.
-  std::vector<std::string> observe(const Metrics& metrics);
+  // Takes in the metrics of one step, and the score of the last evaluation, from 0 to 1 (NaN: none).
+  // Returns a warning, with reason and next step, for each fault that begins with the step; one that
+  // lasts is reported once.
+  std::vector<std::string> observe(const Metrics& metrics,
+                                   double pass_at_1 = std::numeric_limits<double>::quiet_NaN());
   Json state() const;
 
  private:
@@ -31,17 +34,20 @@ class GrpoMonitor {
     double mean() const;
     double deviation() const;
   };
-  void look_at_reward();
-  void look_at_entropy();
-  void look_at_lengths_and_clips();
-  void look_at_groups(double silent_share);
+  void check_reward();
+  void check_entropy();
+  void check_lengths_and_clips();
+  void check_signal(double zero_signal_share);
+  bool is_solved() const;
   void set_fault(const char* name, bool holds, const std::string& warning);
 
-  double best_possible_;  // reward, if every single one is at most 1
-  Window reward_, entropy_, clipped_, truncated_;
+  GrpoConfig config_;
+  Window reward_, entropy_, clipped_, truncated_, context_;
   double best_reward_, best_deviation_ = 0, first_entropy_;
-  int64_t silent_steps_ = 0;
-  std::set<std::string> faults_;  // that hold now
+  double highest_, lowest_;        // rewards of single completions so far
+  double pass_at_1_;               // of the last evaluation
+  int64_t zero_signal_steps_ = 0;  // in a row, without a signal in any group
+  std::set<std::string> faults_;   // that hold now
   std::vector<std::string> warnings_;
 };
 

@@ -31,6 +31,25 @@ void set_log_probs(std::vector<Minibatch>& minibatches, const char* column,
       batch.columns[column] = policy_log_probs(model, batch, temperature).logprob.value();
 }
 
+// max |ratio - 1| of `model` to the log-probs that were recorded when this rank's tokens were
+// sampled; infinite where one is NaN.
+double ratio_deviation(std::span<const Minibatch> minibatches, const Transformer& model,
+                       double temperature) {
+  NoGradGuard no_grad;
+  double largest = 0;
+  for (const Minibatch& minibatch : minibatches)
+    for (const PackedBatch& batch : minibatch) {
+      const auto now = policy_log_probs(model, batch, temperature).logprob.value(),
+                 then = batch.column("old_logprob");
+      const auto new_values = now.to_vector<double>(), old_values = then.to_vector<double>();
+      for (size_t i = 0; i < new_values.size(); ++i) {
+        const double deviation = std::abs(std::expm1(new_values[i] - old_values[i]));
+        largest = std::isnan(deviation) ? HUGE_VAL : std::max(largest, deviation);
+      }
+    }
+  return largest;
+}
+
 // Does `work` on every rank. Where it meets what is not finite on one of them, all throw.
 void on_all_ranks(Communicator& comm, const std::function<void()>& work) {
   std::optional<NonFiniteError> fault;
@@ -157,7 +176,7 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
     packing_time = clock.lap("packing");
     if (in.reference != nullptr)
       set_log_probs(minibatches, "ref_logprob", *in.reference, config.sampling.temperature);
-    updates = update_policy(in.comm, in.learner, minibatches, config, in.learning_rate);
+    updates = update_policy(in.comm, in.learner, minibatches, config, in.learning_rate, in.step);
   }
   const double update_time = clock.lap("update");
   MetricSums sums =
@@ -224,7 +243,7 @@ std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& m
 }
 
 UpdateSums update_policy(Communicator& comm, Learner& learner, std::vector<Minibatch>& minibatches,
-                         const TrainConfig& config, double learning_rate) {
+                         const TrainConfig& config, double learning_rate, int64_t step) {
   const double temperature = config.sampling.temperature;
   Tensor stats;
   const auto update = [&](const Minibatch& minibatch, const std::function<bool()>& accept) {
@@ -245,20 +264,29 @@ UpdateSums update_policy(Communicator& comm, Learner& learner, std::vector<Minib
     return total_of(stats).max_ratio_deviation == 0;
   };
   UpdateSums sums;
+  const auto correct_log_probs = [&](double deviation) {
+    reduce_in_place(comm, {&deviation}, Reduce::kMax);
+    sums.ratio_deviation = deviation;
+    if (deviation == 0) return;
+    set_log_probs(minibatches, "old_logprob", learner.model(), temperature);
+    if (comm.rank() == 0)
+      logging::warn("the sampler's log-probs differ from the trainer's: max |ratio - 1| = ",
+                    deviation, " before the first update; it is made with old log-probs that the ",
+                    "trainer has computed");
+  };
+  // The first minibatch's ratios are known when its loss is.
+  const int64_t every = config.grpo.ratio_check_every;
+  if (every > 0 && step % every == 0)
+    correct_log_probs(
+        ratio_deviation(std::span(minibatches).subspan(std::min<size_t>(1, minibatches.size())),
+                        learner.model(), temperature));
   for (int64_t iteration = 0; iteration < config.grpo.num_iterations; ++iteration)
     for (size_t m = 0; m < minibatches.size(); ++m) {
-      const bool first = iteration == 0 && m == 0;
+      const bool first = iteration == 0 && m == 0 && sums.ratio_deviation == 0;
       Learner::Update done = update(minibatches[m], first ? is_on_policy : nullptr);
-      if (!done.made) {
-        sums.ratio_deviation = total_of(stats).max_ratio_deviation;
-        reduce_in_place(comm, {&sums.ratio_deviation}, Reduce::kMax);
-        set_log_probs(minibatches, "old_logprob", learner.model(), temperature);
+      if (done.refused) {
+        correct_log_probs(total_of(stats).max_ratio_deviation);
         done = update(minibatches[m], nullptr);
-        if (comm.rank() == 0)
-          logging::warn("the sampler's log-probs differ from the trainer's: max |ratio - 1| = ",
-                        sums.ratio_deviation,
-                        " on the first minibatch; it was repeated with old log-probs that the "
-                        "trainer computed");
       }
       sums.add(done, total_of(stats));
     }

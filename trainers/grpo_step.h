@@ -55,9 +55,10 @@ std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& m
                                         const PromptShare& share, const TrainConfig& config);
 
 // num_iterations passes over the minibatches. The weights of the first update are those that
-// sampled, so its ratios must be exactly 1. Where they are not, the recorded log-probs are wrong:
-// the update is not made, those of all minibatches are computed again, and it is repeated.
+// sampled, so its ratios must be exactly 1, and those of all minibatches before it, which are
+// checked every config.grpo.ratio_check_every steps. Where they are not, the recorded log-probs are
+// wrong: the update is not made, those of all minibatches are computed again, and it is repeated.
 UpdateSums update_policy(Communicator& comm, Learner& learner, std::vector<Minibatch>& minibatches,
-                         const TrainConfig& config, double learning_rate);
+                         const TrainConfig& config, double learning_rate, int64_t step = 0);
 
 }  // namespace cohort

@@ -37,6 +37,12 @@ std::vector<Example> next_prompts(Stage& stage, MixedOrder& order, const PromptS
   return prompts;
 }
 
+// pass@1 of the last evaluation; NaN: none.
+double last_score(const TrainState& state) {
+  const Json* last = state.report.find("last");
+  return number_or_nan(last == nullptr ? Json() : last->at("score"));
+}
+
 // Throws InputError if there never was a reward, or not for long.
 void check_rewarded(Stage& stage, int64_t rewarded_count) {
   int64_t& unrewarded = stage.state().unrewarded_steps;
@@ -86,7 +92,7 @@ StageEnd train_grpo(Stage& stage) {
   const RewardSet rewards(config.rewards, stage.data().task);
   const Sampler sampler(stage.engine(), *stage.data().tokenizer,
                         sampling_for(config, *stage.data().tokenizer));
-  MixedOrder order = make_order(config, stage.data());
+  MixedOrder order = make_order(config, stage.data(), stage.state().planned_steps);
   order.seek(stage.state().data_position);
   GrpoMonitor monitor(config, stage.state().monitor);
   if (stage.is_main() && !stage.finished()) warn_of_settings(stage);
@@ -112,7 +118,7 @@ StageEnd train_grpo(Stage& stage) {
     check_rewarded(stage, result.rewarded_count);
     stage.state().data_position = order.position();
     log_completions(stage, prompts, result.rollouts, rewards);
-    for (const std::string& warning : monitor.observe(result.metrics))
+    for (const std::string& warning : monitor.observe(result.metrics, last_score(stage.state())))
       stage.warn(str("step ", stage.step() + 1, ": ", warning));
     stage.state().monitor = monitor.state();
     stage.end_step(result.metrics);

@@ -79,12 +79,13 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<Varia
   for (const double number : numbers) out.loss += number;
   double refusals = accept && !accept() ? 1 : 0;
   reduce_in_place(comm_, {&out.loss, &refusals});
-  out.made = refusals == 0;
+  out.refused = refusals != 0;
   const std::vector<double> health = health_.to_vector<double>();
   if (health[1] != 0) throw_bad_weights();  // of which bad losses may be a consequence
   check_losses(out.loss, numbers);
   out.grad_norm = health[0];
   check_gradients(out.grad_norm);
+  out.made = !out.refused && out.grad_norm != 0;
   if (out.made) optimizer_.step(learning_rate, norm, health_.narrow(0, 1, 1));
   clock.lap("optimizer");
   return out;

@@ -21,7 +21,8 @@ class Learner {
   struct Update {
     double loss = 0;  // over all micro batches and ranks
     double grad_norm = 0;
-    bool made = true;  // false: refused
+    bool made = true;      // false: refused, or the gradient is exactly 0 on all ranks
+    bool refused = false;  // by `accept`
   };
   // One optimiser update: backward(make) of loss(0) ... loss(micro_batches - 1), whose sum over
   // micro batches and ranks is the step's loss, then reduction, clipping and AdamW. Every rank
@@ -29,6 +30,7 @@ class Learner {
   // Throws NonFiniteError naming what is not finite, the same on every rank: a loss or gradient, or
   // what check_weights() looks for. Nothing is updated then. `accept`, where given, is asked when
   // all losses are known; if it says no on any rank, weights and optimiser state stay as they are.
+  // So they do where every gradient is 0: AdamW's momentum and decay would move the weights.
   Update update(int64_t micro_batches, const std::function<Variable(int64_t)>& loss,
                 double learning_rate, const std::function<bool()>& accept = nullptr);
   // Throws NonFiniteError if an update has made weights or moments that are not finite. Waits for

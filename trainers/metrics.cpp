@@ -35,14 +35,17 @@ double Moments::deviation() const {
 
 double MetricSums::Metric::value() const {
   if (kind == Kind::kMean) return moments.mean();
-  return kind == Kind::kDeviation ? moments.deviation() : moments.sum;
+  if (kind == Kind::kDeviation) return moments.deviation();
+  const bool extreme = kind == Kind::kMax || kind == Kind::kMin;
+  if (extreme && std::isinf(moments.sum)) return kNotMeasured;
+  return kind == Kind::kMin ? -moments.sum : moments.sum;
 }
 
 Metrics MetricSums::reduce(Communicator& comm) const {
   std::vector<Metric> all = metrics_;
   std::vector<double*> sums, maxima;
   for (auto& [name, kind, moments] : all) {
-    if (kind == Kind::kMax)
+    if (kind == Kind::kMax || kind == Kind::kMin)
       maxima.push_back(&moments.sum);
     else if (kind != Kind::kLocal)
       sums.insert(sums.end(), {&moments.sum, &moments.count, &moments.squares});

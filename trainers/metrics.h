@@ -59,7 +59,9 @@ class MetricSums {
   void add_deviation(const std::string& name, const Moments& of) {
     add(name, Kind::kDeviation, of);
   }
+  // Infinite where a rank has nothing to add; NaN if no rank has.
   void add_max(const std::string& name, double max) { add(name, Kind::kMax, {.sum = max}); }
+  void add_min(const std::string& name, double min) { add(name, Kind::kMin, {.sum = -min}); }
   // What every rank knows by itself.
   void add_local(const std::string& name, double value) { add(name, Kind::kLocal, {.sum = value}); }
 
@@ -67,11 +69,11 @@ class MetricSums {
   Metrics reduce(Communicator& comm) const;
 
  private:
-  enum class Kind { kSum, kMean, kDeviation, kMax, kLocal };
+  enum class Kind { kSum, kMean, kDeviation, kMax, kMin, kLocal };
   struct Metric {
     std::string name;
     Kind kind;
-    Moments moments;  // a sum, maximum or local value is its sum
+    Moments moments;  // a sum, maximum, negative minimum or local value is its sum
     double value() const;
   };
   void add(const std::string& name, Kind kind, const Moments& of) {

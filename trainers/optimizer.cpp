@@ -42,6 +42,33 @@ void AdamW::step(double learning_rate, const Tensor& norm, const Tensor& non_fin
                                  .non_finite = non_finite});
 }
 
+double AdamW::relative_update(double learning_rate) const {
+  constexpr int64_t kSampled = 4096;  // elements of a parameter
+  constexpr size_t kParameters = 16;
+  if (updates_ == 0) return std::nan("");
+  const double correction1 = 1 - std::pow(config_.adam_beta1, static_cast<double>(updates_)),
+               correction2 = 1 - std::pow(config_.adam_beta2, static_cast<double>(updates_));
+  double update = 0, weight = 0;
+  const size_t stride = (tensors_.size() + kParameters - 1) / kParameters;
+  for (size_t i = 0; i < tensors_.size(); i += stride) {
+    const kernels::AdamWTensor& t = tensors_[i];
+    const int64_t n = std::min(kSampled, t.param.numel());
+    const auto sample = [&](const Tensor& tensor) {
+      return tensor.reshape({tensor.numel()})
+          .narrow(0, (tensor.numel() - n) / 2, n)
+          .to_vector<double>();
+    };
+    const std::vector<double> w = sample(t.param), m = sample(t.m), v = sample(t.v);
+    for (size_t k = 0; k < w.size(); ++k) {
+      const double step = m[k] / correction1 / (std::sqrt(v[k] / correction2) + config_.adam_eps) +
+                          t.weight_decay * w[k];
+      update += step * step;
+      weight += w[k] * w[k];
+    }
+  }
+  return learning_rate * std::sqrt(update / weight);
+}
+
 NamedTensors AdamW::state() const {
   NamedTensors out;
   for (size_t i = 0; i < tensors_.size(); ++i) {

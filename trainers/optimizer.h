@@ -21,6 +21,9 @@ class AdamW {
   // non_finite (f64 [1], may be undefined) to 1 where an updated weight or moment is not finite.
   void step(double learning_rate, const Tensor& norm, const Tensor& non_finite = {});
   int64_t updates() const { return updates_; }
+  // |dw| / |w| of the last update, with this learning rate, from a sample of the elements of each
+  // parameter; NaN before the first. Waits for the device.
+  double relative_update(double learning_rate) const;
 
   // "NAME.m", "NAME.v" and, where there is one, the f32 "NAME.master" of every parameter, whole
   // whatever is kept here; split ones are joined on the CPU. load() also rounds masters into their

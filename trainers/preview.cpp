@@ -18,15 +18,20 @@ ModelDescription start_of_run(const TrainConfig& config) {
                     [&](const std::string& from) { return describe_model(from, config); });
 }
 
-// Scores the solutions of training problems as if the model had written them.
+// Scores the solutions of training problems as if the model had written them. Programs are asked for
+// those that are shown only.
 void score_solutions(const TrainConfig& config, const Dataset& data, StagePreview& out) {
-  constexpr int64_t kScored = 1000;
+  const bool asks =
+      std::any_of(config.rewards.begin(), config.rewards.end(),
+                  [](const RewardConfig& reward) { return reward.name == "command"; });
+  const int64_t count = asks ? static_cast<int64_t>(out.examples.size())
+                             : std::min<int64_t>(1000, data.train->size());
   const RewardSet rewards(config.rewards, data.task);
   std::vector<Example> problems;
   std::vector<Trajectory> gold;
-  for (int64_t i = 0; i < std::min(kScored, data.train->size()); ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     problems.push_back(data.train->get(i));
-    gold.emplace_back().text = problems.back().solution;
+    gold.push_back({.index = i, .text = problems.back().solution});
   }
   const RewardSet::Scores scores = rewards.score(problems, gold);
   const auto shown = [](double value) { return std::isnan(value) ? "not applicable" : str(value); };
@@ -46,11 +51,14 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
                       excerpt(problems[i].prompt), " gets ", each);
   }
   if (doubtful > 0)
-    out.doubt = str(doubtful, " of ", problems.size(),
-                    " gold answers get less than the rewards can give", out.doubt);
+    out.doubt = str("rewards: ", doubtful, " of ", problems.size(),
+                    " gold answers get less than the rewards can give", out.doubt,
+                    "; hint: the gold answer is the solution, or the answer where there is none; "
+                    "do the patterns of the rewards fit it?");
 }
 
-StagePreview preview_stage(const TrainConfig& config, ModelDescription& start) {
+StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
+                           std::span<const TrainConfig> earlier) {
   Dataset data = load_dataset(config, std::move(start.tokenizer));
   if (start.config.vocab_size == 0) {  // a new model
     start.config.vocab_size = data.tokenizer->vocab_size();
@@ -68,6 +76,7 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start) {
     for (int64_t i = 0; i < std::min<int64_t>(3, data.train->size()); ++i)
       out.examples.push_back(data.train->get(i));
   if (config.trainer == TrainerType::kGrpo) score_solutions(config, data, out);
+  out.leak = held_out_leak(data, earlier);
   start.tokenizer = make_tokenizer(data.tokenizer->files(), "the stage before");
   return out;
 }
@@ -149,7 +158,7 @@ std::vector<StagePreview> preview_plan(const RunPlan& plan) {
       check_compatible(config, start.config, *start.tokenizer, "the stage before");
       take_run_options(config, start.config);
     }
-    out.push_back(preview_stage(config, start));
+    out.push_back(preview_stage(config, start, std::span(plan.stages).first(out.size())));
   }
   return out;
 }

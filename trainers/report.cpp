@@ -50,7 +50,10 @@ std::string evaluation_text(const Evaluation& evaluation) {
   for (const auto& [name, value] : evaluation.metrics) {
     const bool is_score = name == evaluation.metrics.front().first;
     if (!is_score && std::isnan(value)) continue;
-    text += str(before, name == "pass@1" ? evaluation.measure : name, " ", score_text(value, 4));
+    text += name == "pass@1_stderr" ? " +- " + score_text(value, 4)
+            : name == "problems"    ? str(" of ", score_text(value, 0), " problems")
+                                    : str(before, name == "pass@1" ? evaluation.measure : name, " ",
+                                          score_text(value, 4));
     before = ", ";
   }
   return text;

@@ -183,6 +183,8 @@ Run Run::create(RunPlan plan, ProcessGroup* group) {
   const std::string chosen = choose_micro_batches(plan, preview, group);
   Run run(plan, create_run_directory(plan.output_dir), group);
   if (!chosen.empty()) logging::info(chosen);
+  for (const StagePreview& stage : preview)
+    if (!stage.doubt.empty()) logging::info(stage.doubt);
   run.preview_ = std::move(preview);
   replace_file(run.dir_ + "/config.yaml", run.config_);
   if (group != nullptr) group->broadcast("run directory", run.dir_);
@@ -290,7 +292,7 @@ StageEnd Run::train_stage(size_t index, const std::string& before, Reporter& rep
   const auto train = [&](Communicator& comm) {
     Stage stage({config, stage_dir(index), comm, reporter, stop, device, before, why_fixed(index),
                  plan_.stages.size() == 1 ? "steps" : str("stages.", index, ".steps"),
-                 profile_steps_});
+                 profile_steps_, std::span(plan_.stages).first(index)});
     if (comm.rank() == 0 && !stage.finished()) record_start();
     try {
       const StageEnd how =

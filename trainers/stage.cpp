@@ -56,6 +56,8 @@ void Stage::build_model(const StageSetup& setup) {
   check_equal_checkpoints(resumed ? *resumed : "no checkpoint in " + checkpoints);
   if (resumed) take_up(*resumed, setup);
   state_.steps = config_.steps;
+  if (state_.planned_steps.empty() || state_.planned_steps.back() < config_.steps)
+    state_.planned_steps.push_back(config_.steps);
   LoadedModel loaded;
   const auto load = [&](const std::string& from) { return load_model(from, config_, device_); };
   if (resumed)
@@ -74,21 +76,55 @@ void Stage::build_model(const StageSetup& setup) {
                                                  static_cast<uint64_t>(config_.seed), device_);
   }
   const DataLengths lengths = check_data(config_, data_, loaded.model->config().context);
-  if (is_main()) log_what_is_used(config_, data_, lengths.too_long);
-  if (config_.trainer == TrainerType::kGrpo && config_.grpo.beta > 0) {
-    reference_ =
-        std::make_unique<Transformer>(loaded.model->config(), config_.dtype, std::nullopt, device_);
-    if (resumed)
-      load_weights(*reference_, *resumed, "reference");
-    else
-      reference_->copy_from(*loaded.model);
+  if (is_main()) {
+    log_what_is_used(config_, data_, lengths);
+    if (!state_.finished) {
+      if (const std::string leak = held_out_leak(data_, setup.earlier); !leak.empty())
+        logging::warn(leak);
+      for (const std::string& doubt : config_.doubts()) logging::warn(doubt);
+    }
   }
+  if (config_.trainer == TrainerType::kGrpo && config_.grpo.beta > 0) load_reference(loaded);
   learner_ = std::make_unique<Learner>(std::move(loaded.model), config_.optimizer, comm_,
                                        static_cast<uint64_t>(config_.seed));
   engine_ = std::make_unique<Engine>(learner_->model(), config_.rollout);
   if (resumed)
     learner_->optimizer().load(SafetensorsFile(*resumed + "/optimizer.safetensors"),
                                state_.updates);
+}
+
+// The frozen reference is the model as the stage starts. A checkpoint has it where beta was above 0.
+void Stage::load_reference(const LoadedModel& loaded) {
+  const ModelConfig& model = loaded.model->config();
+  if (resumed_from_.empty()) {
+    reference_ = std::make_unique<Transformer>(model, config_.dtype, std::nullopt, device_);
+    reference_->copy_from(*loaded.model);
+  } else if (path_exists(resumed_from_ + "/reference.safetensors") ||
+             path_exists(resumed_from_ + "/reference.safetensors.index.json")) {
+    reference_ = std::make_unique<Transformer>(model, config_.dtype, std::nullopt, device_);
+    load_weights(*reference_, resumed_from_, "reference");
+  } else if (config_.init_from.empty()) {
+    reference_ = std::make_unique<Transformer>(model, config_.dtype,
+                                               static_cast<uint64_t>(config_.seed), device_);
+    if (is_main())
+      logging::info("beta: ", resumed_from_, " has no reference; it is the new model of seed ",
+                    config_.seed);
+  } else {
+    try {
+      reference_ = load_found(config_.init_from, [&](const std::string& from) {
+                     return load_model(from, config_, device_);
+                   }).model;
+    } catch (const InputError& e) {
+      throw InputError(str("beta: ", resumed_from_,
+                           " has no reference, as the stage had beta 0 when it began, and the "
+                           "weights it began with cannot be read (",
+                           e.what(), "); hint: resume with beta=0, or restore ",
+                           config_.init_from));
+    }
+    if (is_main())
+      logging::info("beta: ", resumed_from_, " has no reference; it is read from ",
+                    config_.init_from, ", with which the stage began");
+  }
 }
 
 // Decides whether a saved stage has anything left to do.
@@ -190,12 +226,30 @@ bool Stage::more() {
   return going_on;
 }
 
+// The update is measured now and then, as the host waits for it.
+void Stage::watch_updates(double rate) {
+  constexpr int64_t kEvery = 10, kSteps = 50;
+  constexpr double kTiny = 1e-6, kOfPeak = 0.1;
+  if (tiny_updates_ < 0 || state_.step % kEvery != 0 ||
+      rate < kOfPeak * config_.optimizer.learning_rate)
+    return;
+  const double ratio = learner_->optimizer().relative_update(rate);
+  tiny_updates_ = ratio < kTiny ? tiny_updates_ + kEvery : 0;
+  if (tiny_updates_ < kSteps) return;
+  warn(str("step ", state_.step, ": for ", tiny_updates_,
+           " steps an update has changed the weights by less than 1e-6 of their norm (", ratio,
+           "); hint: a higher learning_rate"));
+  tiny_updates_ = -1;
+}
+
 void Stage::end_step(const Metrics& metrics) {
+  const double rate = learning_rate();
   const double seconds = step_watch_.lap("step");
   state_.seconds += seconds;
   state_.step += 1;
   state_.updates = learner_->optimizer().updates();
   if (is_main()) {
+    watch_updates(rate);
     if (const auto reward = metrics.find("reward")) state_.report["curve"].push_back(*reward);
     Metrics all = metrics;
     all.add("step_time", seconds);
@@ -254,7 +308,9 @@ void Stage::evaluate() {
 
 // A fall from the best score to less than half of it, beyond what so few problems leave to chance.
 void Stage::warn_of_collapse(const Evaluation& evaluation) {
-  if (evaluation.rule.empty() || state_.best_step < 0 || std::isnan(evaluation.score)) return;
+  if (evaluation.rule.empty() || state_.best_step < 0 || std::isnan(evaluation.score) ||
+      std::isnan(state_.best))
+    return;
   const double best = state_.best, score = evaluation.score,
                problems = static_cast<double>(data_.held_out.size());
   const double error = std::sqrt((best * (1 - best) + score * (1 - score)) / problems);
@@ -263,6 +319,15 @@ void Stage::warn_of_collapse(const Evaluation& evaluation) {
     warn(str("step ", state_.step, ": ", evaluation.measure, " has collapsed to ",
              score_text(score, 4), "; hint: a lower learning_rate"));
   collapsed_ = collapsed;
+}
+
+// Of equal scores the one with the lower loss is better; a score that was not measured is below all.
+bool Stage::is_best(double score, double loss) const {
+  if (std::isnan(score) && std::isnan(loss)) return false;
+  if (state_.best_step < 0) return true;
+  const auto rank = [](double value) { return std::isnan(value) ? -HUGE_VAL : value; };
+  if (rank(score) != rank(state_.best)) return rank(score) > rank(state_.best);
+  return !std::isnan(loss) && !(loss >= state_.best_loss);
 }
 
 void Stage::note_score(const Evaluation& evaluation) {
@@ -275,8 +340,10 @@ void Stage::note_score(const Evaluation& evaluation) {
       state_.best_step = -1;
   warn_of_collapse(evaluation);
   const double score = evaluation.score;
-  if (!std::isnan(score) && (state_.best_step < 0 || !(score <= state_.best))) {
+  const double loss = evaluation.metrics.find("val_loss").value_or(std::nan(""));
+  if (is_best(score, loss)) {
     state_.best = score;
+    state_.best_loss = loss;
     state_.best_step = state_.step;
   }
   reached_ = config_.eval.stop_at > 0 && config_.trainer != TrainerType::kPretrain &&
@@ -333,8 +400,10 @@ void Stage::warn(const std::string& warning) const {
   if (state_.best_step >= 0) {
     const std::string checkpoint = checkpoint_path(dir_ + "/checkpoints", state_.best_step);
     std::error_code ignored;
-    best = str("; best so far: step ", state_.best_step, " (", score_text(state_.best, 4), "), ",
-               fs::exists(checkpoint, ignored) ? checkpoint : "which is not saved");
+    best = str("; best so far: step ", state_.best_step, " (",
+               std::isnan(state_.best) ? "validation loss " + score_text(state_.best_loss, 4)
+                                       : score_text(state_.best, 4),
+               "), ", fs::exists(checkpoint, ignored) ? checkpoint : "which is not saved");
   }
   logging::warn(warning, best);
 }

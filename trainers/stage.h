@@ -38,8 +38,9 @@ struct StageSetup {
   std::string before = {};
   // Why the stage must end where it did, should it be asked for more; empty: it need not.
   std::string fixed = {};
-  std::string steps_key = "steps";  // the override that lengthens this stage alone
-  int64_t profile_steps = 0;        // that are traced, into trace.json
+  std::string steps_key = "steps";            // the override that lengthens this stage alone
+  int64_t profile_steps = 0;                  // that are traced, into trace.json
+  std::span<const TrainConfig> earlier = {};  // the stages before this one
 };
 
 enum class StageEnd { kFinished, kInterrupted };
@@ -97,6 +98,9 @@ class Stage {
   bool is_due() const;
   Evaluation evaluation();
   void warn_of_collapse(const Evaluation& evaluation);
+  void load_reference(const LoadedModel& loaded);
+  bool is_best(double score, double loss) const;
+  void watch_updates(double rate);
   void note_score(const Evaluation& evaluation);
   void tell(const Evaluation& evaluation);
 
@@ -118,6 +122,7 @@ class Stage {
   int64_t resumed_updates_ = 0;  // that it had seen
   int64_t saved_step_ = -1;
   bool interrupted_ = false, reached_ = false, warned_ = false, collapsed_ = false;
+  int64_t tiny_updates_ = 0;  // steps in a row whose relative update is too small; -1: was said
   std::chrono::steady_clock::time_point saved_at_;
   Stopwatch step_watch_;
   int64_t portable_calls_ = 0;                 // of attention, as of the last step

@@ -21,7 +21,7 @@ std::vector<TokenSequence> next_sequences(Stage& stage, MixedOrder* order, int64
       out.push_back(supervised_sequence(data.train->get(example), *data.tokenizer, context,
                                         config.data.too_long));
     } else {
-      const auto seed = static_cast<uint64_t>(config.seed);
+      const uint64_t seed = config.data_seed();
       const TextWindow window = text_window(data, context, seed, position + i);
       out.push_back({.tokens = window.tokens.read(window.begin, context + 1),
                      .loss_mask = std::vector<uint8_t>(static_cast<size_t>(context + 1), 1)});
@@ -40,7 +40,7 @@ StageEnd train_supervised(Stage& stage) {
   const TrainConfig& config = stage.config();
   std::optional<MixedOrder> order;
   if (config.trainer == TrainerType::kSft) {
-    order = make_order(config, stage.data());
+    order = make_order(config, stage.data(), stage.state().planned_steps);
     order->seek(stage.state().data_position);
   }
   if (const int ranks = stage.comm().size();
@@ -58,6 +58,9 @@ StageEnd train_supervised(Stage& stage) {
       tokens += static_cast<double>(batch.size());
     }
     reduce_in_place(stage.comm(), {&targets, &tokens});
+    if (targets == 0)
+      throw InputError(str("step ", stage.step() + 1, ": none of its ", config.batch_size,
+                           " sequences has a token to learn; hint: a larger model.context"));
     const ForwardOptions options{
         .mode = Mode::kTrain, .seed = static_cast<uint64_t>(config.seed), .step = stage.step()};
 
@@ -78,6 +81,7 @@ StageEnd train_supervised(Stage& stage) {
                     {"learning_rate", rate},
                     {"grad_norm", update.grad_norm},
                     {"num_tokens", tokens},
+                    {"num_target_tokens", targets},
                     {"time/update", clock.lap()}});
   }
   return stage.finish();

@@ -145,12 +145,14 @@ Term combine(Rng& rng, Term a, Term b) {
 Example generate(Rng& rng, const TaskConfig& config) {
   const int64_t count = rng.between(config.min_size, config.max_size);
   std::vector<Term> terms;
+  std::vector<int64_t> sorted;
   Json numbers = Json::Array{};
   std::string prompt;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t number = rng.between(1, kMaxNumber);
     terms.push_back({number, std::to_string(number), 0});
     numbers.push_back(number);
+    sorted.push_back(number);
     prompt += std::to_string(number) + " ";
   }
   const auto take = [&] {
@@ -164,12 +166,18 @@ Example generate(Rng& rng, const TaskConfig& config) {
     terms.push_back(combine(rng, std::move(a), std::move(b)));
   }
   const int64_t target = terms[0].value;
+  // Problems that differ in the order of their numbers are on one side of the split.
+  std::sort(sorted.begin(), sorted.end());
+  std::string key;
+  for (const int64_t number : sorted) key += std::to_string(number) + " ";
+  const std::string end = str("-> ", target, "\n");
   Json fields = Json::Object{};
   fields.set("numbers", numbers).set("target", target);
-  return {.prompt = str(prompt, "-> ", target, "\n"),
+  return {.prompt = prompt + end,
           .answer = std::to_string(target),
           .solution = terms[0].text,
-          .fields = fields};
+          .fields = fields,
+          .split_key = key + end};
 }
 
 double check(const Example& example, std::string_view completion) {

@@ -16,8 +16,15 @@ namespace {
 
 using Step = std::unique_ptr<DecodeStep>;
 
+// A step that can be copied.
+template <class T>
+class CopyableStep : public DecodeStep {
+ public:
+  Step clone() const final { return std::make_unique<T>(static_cast<const T&>(*this)); }
+};
+
 // A token's text from its own text and whether it is the first one.
-class MapStep final : public DecodeStep {
+class MapStep final : public CopyableStep<MapStep> {
  public:
   using Map = std::function<std::string(std::string_view token, bool first, Work& work)>;
   explicit MapStep(const Map& map) : map_(map) {}
@@ -34,24 +41,24 @@ class MapStep final : public DecodeStep {
 };
 
 // The bytes that GPT-2's characters stand for; a token with another character stands for itself.
-class ByteLevelStep final : public DecodeStep {
+class ByteLevelStep final : public CopyableStep<ByteLevelStep> {
  public:
   void push(std::string_view token, Work&, const TextSink& out) override {
     const auto bytes = from_byte_characters(token);
-    held_ += bytes ? *bytes : token;
-    const size_t ready = held_.size() - unfinished_utf8(held_);
-    if (ready > 0) out(repair_utf8(std::string_view(held_).substr(0, ready)));
-    held_.erase(0, ready);
+    const std::string ready = bytes_.push(bytes ? *bytes : token);
+    if (!ready.empty()) out(repair_utf8(ready));
   }
-  void finish(Work&, const TextSink& out) override { out(repair_utf8(held_)); }
+  void finish(Work&, const TextSink& out) override { out(repair_utf8(bytes_.held())); }
+  void discard() override { bytes_.discard(); }
 
  private:
-  std::string held_;  // the begin of a character
+  Utf8Stream bytes_;
 };
 
 // Tokens <0x00> to <0xFF> are bytes. A run of them that is no UTF-8 as a whole gives U+FFFD for
-// each of its bytes, so it is held until it ends.
-class ByteFallbackStep final : public DecodeStep {
+// each of its bytes, so it is held until it ends. After discard() a new run begins, with the bytes
+// of an unfinished character before it: they count only if the run is UTF-8 with them.
+class ByteFallbackStep final : public CopyableStep<ByteFallbackStep> {
  public:
   void push(std::string_view token, Work& work, const TextSink& out) override {
     if (const std::optional<char> byte = byte_of(token)) {
@@ -62,13 +69,22 @@ class ByteFallbackStep final : public DecodeStep {
     out(token);
   }
   void finish(Work&, const TextSink& out) override {
-    if (run_.empty()) return;
-    if (is_utf8(run_)) {
-      out(run_);
-    } else {
-      for (size_t i = 0; i < run_.size(); ++i) out("\xef\xbf\xbd");
+    if (run_.size() > discarded_) {
+      const auto own = std::string_view(run_).substr(discarded_);
+      if (is_utf8(run_)) {
+        out(run_);
+      } else if (is_utf8(own)) {
+        out(own);
+      } else {
+        for (size_t i = 0; i < own.size(); ++i) out("\xef\xbf\xbd");
+      }
     }
     run_.clear();
+    discarded_ = 0;
+  }
+  void discard() override {
+    run_.erase(0, run_.size() - unfinished_utf8(run_));
+    discarded_ = run_.size();
   }
 
  private:
@@ -86,10 +102,11 @@ class ByteFallbackStep final : public DecodeStep {
   }
 
   std::string run_;
+  size_t discarded_ = 0;  // bytes of run_
 };
 
 // Takes a character away at the begin and the end of each token, or of the only one in parts.
-class StripStep final : public DecodeStep {
+class StripStep final : public CopyableStep<StripStep> {
  public:
   struct What {
     std::string character;
@@ -118,6 +135,7 @@ class StripStep final : public DecodeStep {
     held_ = 0;
     start_left_ = what_.start;
   }
+  void discard() override { held_ = 0; }
 
  private:
   const What& what_;  // the decoder's
@@ -126,7 +144,7 @@ class StripStep final : public DecodeStep {
 };
 
 // All tokens as one.
-class GatherStep final : public DecodeStep {
+class GatherStep final : public CopyableStep<GatherStep> {
  public:
   void push(std::string_view token, Work&, const TextSink& out) override {
     (void)out;
@@ -147,7 +165,7 @@ std::string replaced(std::string_view text, std::string_view from, std::string_v
 }
 
 // The end-of-word suffix is a space, but for the last token.
-class SuffixStep final : public DecodeStep {
+class SuffixStep final : public CopyableStep<SuffixStep> {
  public:
   explicit SuffixStep(const std::string& suffix) : suffix_(suffix) {}
   void push(std::string_view token, Work& work, const TextSink& out) override {
@@ -157,16 +175,23 @@ class SuffixStep final : public DecodeStep {
   void finish(Work& work, const TextSink& out) override {
     if (last_) pass("", work, out);
   }
+  void discard() override {
+    if (last_) discarded_ = text_of_last("").size();
+  }
 
  private:
+  std::string text_of_last(std::string_view replacement) const {
+    return suffix_.empty() ? *last_ : replaced(*last_, suffix_, replacement);
+  }
   void pass(std::string_view replacement, Work& work, const TextSink& out) {
-    const std::string text = suffix_.empty() ? *last_ : replaced(*last_, suffix_, replacement);
+    std::string text = text_of_last(replacement);
     work.charge(text.size());
-    out(text);
+    out(text.erase(0, std::min(std::exchange(discarded_, 0), text.size())));
   }
 
   const std::string& suffix_;  // the decoder's
   std::optional<std::string> last_;
+  size_t discarded_ = 0;  // bytes of the last token's text
 };
 
 // What English puts no space before, as BERT's decoder has it.
@@ -324,7 +349,21 @@ std::string DecodeSteps::finish(Work& work) {
   std::string text;
   for (size_t step = 0; step < steps_.size(); ++step)
     steps_[step]->finish(work, [&](std::string_view part) { push(step + 1, part, work, text); });
+  if (text.starts_with(discarded_)) text.erase(0, discarded_.size());
   return text;
+}
+
+std::string DecodeSteps::peek(Work& work) const {
+  std::vector<Step> copies;
+  for (const Step& step : steps_) copies.push_back(step->clone());
+  DecodeSteps copy(std::move(copies));
+  copy.discarded_ = discarded_;
+  return copy.finish(work);
+}
+
+void DecodeSteps::discard(Work& work) {
+  for (const Step& step : steps_) step->discard();
+  discarded_ = peek(work);
 }
 
 }  // namespace cohort

@@ -22,20 +22,28 @@ class DecodeStep {
   virtual void push(std::string_view token, Work& work, const TextSink& out) = 0;
   // Passes on what was held back for what might have followed.
   virtual void finish(Work& work, const TextSink& out) { (void)work, (void)out; }
+  // Forgets what is held back, but for the first bytes of a character, which become part of the
+  // text if the tokens that follow finish it.
+  virtual void discard() {}
+  virtual std::unique_ptr<DecodeStep> clone() const = 0;
 };
 
 // The steps of one text, in order.
 class DecodeSteps {
  public:
   explicit DecodeSteps(std::vector<std::unique_ptr<DecodeStep>> steps) : steps_(std::move(steps)) {}
-  // What is certain of the text now. All that was returned, in order, is the text.
+  // The text that is certain now. All that was returned, in order, with peek() at its end, is the
+  // text.
   std::string push(std::string_view token, Work& work);
-  std::string finish(Work& work);
+  std::string peek(Work& work) const;
+  void discard(Work& work);
 
  private:
   void push(size_t step, std::string_view token, Work& work, std::string& text);
+  std::string finish(Work& work);
 
   std::vector<std::unique_ptr<DecodeStep>> steps_;
+  std::string discarded_;  // what steps that need the whole text will return again
 };
 
 class Decoder {

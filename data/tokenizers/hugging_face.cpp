@@ -342,7 +342,11 @@ class HuggingFaceTokenizer::Stream final : public DecodeStream {
     const auto text = tokenizer_.text_of(id, special_);
     return text ? steps_.push(*text, work_) : std::string();
   }
-  std::string finish() override { return steps_.finish(work_); }
+  std::string peek() const override {
+    Work work = work_;
+    return steps_.peek(work);
+  }
+  void discard() override { steps_.discard(work_); }
 
  private:
   const HuggingFaceTokenizer& tokenizer_;
@@ -359,7 +363,7 @@ std::string HuggingFaceTokenizer::decode(std::span<const int32_t> ids, SpecialTe
   Stream stream(*this, special, 0);
   std::string text;
   for (const int32_t id : ids) text += stream.push(id);
-  return text + stream.finish();
+  return text + stream.peek();
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 // exact_match: 1 if the text found in the completion is the example's answer, spaces and line
-// breaks around either ignored.
+// breaks around either ignored. Not applicable to an example without an answer.
+#include <limits>
+
 #include "data/tasks/tasks.h"
 #include "rl/rewards/rewards.h"
 
@@ -7,6 +9,7 @@ namespace cohort {
 
 RewardFn make_exact_match(const RewardConfig& config, const Task*) {
   return [finder = AnswerFinder(config.pattern)](const RewardInput& in) {
+    if (trimmed(in.example.answer).empty()) return std::numeric_limits<double>::quiet_NaN();
     const auto found = finder.find(in.completion);
     return found && trimmed(*found) == trimmed(in.example.answer) ? 1.0 : 0.0;
   };

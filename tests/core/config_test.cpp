@@ -112,7 +112,8 @@ TEST(Config, WrongTypesSayWhatWasExpected) {
   EXPECT_EQ(read_error("rate: fast\n"), "run.yaml:1: rate: expected a number, got 'fast'");
   EXPECT_EQ(read_error("rate: .nan\n"), "run.yaml:1: rate: expected a number, got '.nan'");
   EXPECT_EQ(read_error("rate: nan\n"), "run.yaml:1: rate: expected a number, got 'nan'");
-  EXPECT_EQ(read_error("verbose: yes\n"), "run.yaml:1: verbose: expected true or false, got 'yes'");
+  EXPECT_EQ(read_error("verbose: on\n"),
+            "run.yaml:1: verbose: expected true, false, yes or no, got 'on'");
   EXPECT_EQ(read_error("name: [a]\n"), "run.yaml:1: name: expected text, got a list");
   EXPECT_EQ(read_error("words: [{a: 1}]\n"),
             "run.yaml:1: words: expected a text or a list of texts, got a map");

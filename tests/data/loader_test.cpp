@@ -76,26 +76,41 @@ TEST(ShuffledOrder, RefusesBrokenArguments) {
   EXPECT_THROW_WITH(order.seek(-1), Error, "-1");
 }
 
-TEST(ShuffledOrder, PutsTheEasierOnesFirstAmongThoseOfASpan) {
+TEST(ShuffledOrder, ACurriculumGoesOnceThroughAllThatTheRunWillSee) {
   const std::vector<float> difficulty = {5, 3, 9, 1, 7, 0, 2, 8, 4, 6};
-  const auto hardness = [&](const ShuffledOrder::Options& options) {
-    ShuffledOrder order(10, 4, options);
+  const auto order = [&](std::vector<int64_t> ends) {
+    return ShuffledOrder(10, 4, {.difficulty = difficulty, .span_ends = std::move(ends)});
+  };
+  const auto hardness = [&](ShuffledOrder from, int count) {
     std::vector<float> out;
-    for (int i = 0; i < 20; ++i) out.push_back(difficulty[static_cast<size_t>(order.next())]);
+    for (int i = 0; i < count; ++i) out.push_back(difficulty[static_cast<size_t>(from.next())]);
     return out;
   };
-  const auto epochs = hardness({.difficulty = difficulty, .span = 1000});
-  for (int i = 0; i < 20; ++i) EXPECT_EQ(epochs[static_cast<size_t>(i)], i % 10);
-  // A run that sees 4 of them sees 4 that any order could begin with, the easiest first.
-  const auto parts = hardness({.difficulty = difficulty, .span = 4});
-  EXPECT_TRUE(std::is_sorted(parts.begin(), parts.begin() + 4));
   ShuffledOrder plain(10, 4);
-  std::set<float> first, expected;
-  for (size_t i = 0; i < 4; ++i) {
-    first.insert(parts[i]);
-    expected.insert(difficulty[static_cast<size_t>(plain.next())]);
+  std::vector<float> shuffled = hardness(plain, 50);
+  // Two epochs and a half: from the easiest to the hardest once, of what any order would have taken.
+  const auto once = hardness(order({25}), 25);
+  std::vector<float> expected(shuffled.begin(), shuffled.begin() + 25);
+  std::sort(expected.begin(), expected.end());
+  EXPECT_EQ(once, expected);
+  // A run that sees 4 of them sees 4 that any order could begin with, the easiest first.
+  expected.assign(shuffled.begin(), shuffled.begin() + 4);
+  std::sort(expected.begin(), expected.end());
+  EXPECT_EQ(hardness(order({4}), 4), expected);
+  // A longer run continues with what the shorter one has not seen, sorted on its own.
+  const auto longer = hardness(order({25, 45}), 50);
+  EXPECT_EQ(std::vector<float>(longer.begin(), longer.begin() + 25), once);
+  expected.assign(shuffled.begin() + 25, shuffled.begin() + 45);
+  std::sort(expected.begin(), expected.end());
+  EXPECT_EQ(std::vector<float>(longer.begin() + 25, longer.begin() + 45), expected);
+  // It may be entered anywhere.
+  for (const int64_t position : {0, 7, 24, 25, 30, 44, 46}) {
+    ShuffledOrder resumed = order({25, 45});
+    resumed.next();
+    resumed.seek(position);
+    EXPECT_EQ(hardness(resumed, 50 - static_cast<int>(position)),
+              std::vector<float>(longer.begin() + position, longer.end()));
   }
-  EXPECT_EQ(first, expected);
 }
 
 TEST(MixedOrder, TakesOfEachSourceAsItsWeightSaysAndResumes) {

@@ -93,9 +93,28 @@ TEST(Tasks, SplitsAreDisjoint) {
     for (int64_t i = 0; i < 2000; ++i) {
       const std::string prompt = train->get(i).prompt;
       ASSERT_FALSE(prompts.contains(prompt)) << task->name << ": " << prompt;
-      ASSERT_FALSE(is_held_out(prompt, 0.1));
+      ASSERT_FALSE(is_held_out(train->id(i).split, 0.1));
     }
   }
+}
+
+// A countdown problem whose numbers stand in another order is the same problem.
+TEST(Tasks, PermutedCountdownProblemsAreOnOneSideOfTheSplit) {
+  const auto sorted = [](const Example& example) {
+    std::vector<int64_t> numbers;
+    for (const Json& n : example.fields.at("numbers").as_array()) numbers.push_back(n.as_int());
+    std::sort(numbers.begin(), numbers.end());
+    numbers.push_back(example.fields.at("target").as_int());
+    return numbers;
+  };
+  const Task& task = find_task("countdown");
+  const TaskConfig two{.min_size = 2, .max_size = 2};  // few enough to meet again
+  const auto held_out = make_task_set(task, two, Split::kHeldOut, 0, 1500);
+  std::set<std::vector<int64_t>> problems;
+  for (int64_t i = 0; i < held_out->size(); ++i) problems.insert(sorted(held_out->get(i)));
+  const auto train = make_task_set(task, two, Split::kTrain, 1, 0);
+  for (int64_t i = 0; i < 20000; ++i)
+    ASSERT_FALSE(problems.contains(sorted(train->get(i)))) << train->get(i).prompt;
 }
 
 TEST(Tasks, ALargerHeldOutSetStartsWithTheSmallerOne) {

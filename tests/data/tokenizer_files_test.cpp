@@ -170,7 +170,7 @@ std::string streamed(const Tokenizer& tokenizer, const Ids& ids) {
   StreamDecoder stream(tokenizer);
   std::string text;
   for (const int32_t id : ids) text += stream.push(id);
-  return text + stream.finish();
+  return text + stream.peek();
 }
 
 TEST_F(RealTokenizers, GiveThePublishedIds) {

@@ -228,7 +228,7 @@ std::string decoded(const char* json, const std::vector<const char*>& tokens) {
   DecodeSteps steps = decoder.start();
   std::string text;
   for (const char* token : tokens) text += steps.push(token, work);
-  return text + steps.finish(work);
+  return text + steps.peek(work);
 }
 
 TEST(Decoders, DoWhatTheirNamesSay) {

@@ -112,7 +112,11 @@ TEST(ExactMatch, ComparesTheFoundTextWithoutSurroundingBlanks) {
   EXPECT_EQ(last({with_answer("2"), "<a>1</a> no: <a> 2 </a>."}), 1);
   EXPECT_EQ(last({with_answer("1"), "<a>1</a> no: <a>2</a>"}), 0);
   EXPECT_EQ(last({with_answer("2"), "2"}), 0);
-  EXPECT_EQ(last({with_answer(""), "no tag at all"}), 0);  // nothing found is not an empty answer
+  // Nothing is right where no answer is known, least of all nothing.
+  for (const char* none : {"", " \n"}) {
+    EXPECT_TRUE(std::isnan(whole({with_answer(none), ""})));
+    EXPECT_TRUE(std::isnan(last({with_answer(none), "<a></a>"})));
+  }
   const RewardFn no_group = make({.name = "exact_match", .weight = 1, .pattern = "\\d+"});
   EXPECT_EQ(no_group({with_answer("34"), "12, then 34!"}), 1);
 }

@@ -85,7 +85,7 @@ const char* const kMessages =
 
 TEST_F(ChatData, PromptsAndSolutionsBecomeTurns) {
   TrainConfig c = config(TrainerType::kSft, "{\"prompt\": \"1+1\", \"answer\": \"2\"}\n");
-  c.data.chat = ChatUse::kYes;
+  c.data.chat = true;
   c.data.system = "Be kind.";
   const Dataset data = load_dataset(c, chat_tokenizer(kTurns));
   EXPECT_EQ(text(data),

@@ -211,7 +211,7 @@ TEST_F(Datasets, NothingIsLeftToTrainOnWhereEverythingIsHeldOut) {
   config.eval.size = 0;
   EXPECT_THROW_WITH(check(config), InputError, "data.jsonl.held_out_fraction: 1 holds everything");
   Dataset data = load_dataset(config, nullptr);
-  EXPECT_EQ(check_held_out(config, data, 16), "");
+  EXPECT_EQ(check_held_out(config, data, 16).too_long, "");
   EXPECT_EQ(data.held_out.size(), 20u);
   config.eval.size = 7;
   check_held_out(config, data, 16);
@@ -434,9 +434,11 @@ TEST_F(Datasets, PreviewScoresTheGoldAnswers) {
   EXPECT_EQ(bad.gold_rewards, (std::vector<std::string>{"numeric not applicable, format 0; total 0",
                                                         "numeric 0, format 0; total 0",
                                                         "numeric 0, format 0; total 0"}));
-  EXPECT_EQ(bad.doubt,
-            "21 of 21 gold answers get less than the rewards can give; the first: '?' after "
-            "'9+9=' gets numeric not applicable, format 0; total 0");
+  EXPECT_EQ(
+      bad.doubt,
+      "rewards: 21 of 21 gold answers get less than the rewards can give; the first: '?' after "
+      "'9+9=' gets numeric not applicable, format 0; total 0; hint: the gold answer is the "
+      "solution, or the answer where there is none; do the patterns of the rewards fit it?");
   const StagePreview good = preview(", solution: '= {answer}'");
   EXPECT_EQ(good.gold_rewards[1], "numeric 1, format 1; total 1.1");
   EXPECT_EQ(good.doubt, "");

@@ -140,7 +140,9 @@ bool same(const Metrics& a, const Metrics& b) {
 TEST_F(EvaluateProblems, GradesGreedyAndSampledCompletions) {
   const ProblemScores scores = evaluate(has_one_);
   EXPECT_EQ(names_of(scores.metrics),
-            (std::vector<std::string>{"pass@1", "sampled_pass@1", "sampled_pass@4"}));
+            (std::vector<std::string>{"pass@1", "pass@1_stderr", "problems", "eval/mean_length",
+                                      "eval/clipped_ratio", "eval/context_ratio", "sampled_pass@1",
+                                      "sampled_pass@4"}));
   EXPECT_LE(scores.metrics.at("sampled_pass@1"), scores.metrics.at("sampled_pass@4"));
   ASSERT_EQ(scores.told.size(), 7u);
   double right = 0;
@@ -176,7 +178,9 @@ TEST_F(EvaluateProblems, OfSftHaveTheMeanLossOverAllTokensOfTheSolutions) {
   }
   EXPECT_EQ(tokens, 2 + 5 + 1 + 8);
   const ProblemScores one = evaluate(has_one_);
-  EXPECT_EQ(names_of(one.metrics), (std::vector<std::string>{"pass@1", "val_loss"}));
+  EXPECT_EQ(names_of(one.metrics),
+            (std::vector<std::string>{"pass@1", "pass@1_stderr", "problems", "eval/mean_length",
+                                      "eval/clipped_ratio", "eval/context_ratio", "val_loss"}));
   EXPECT_NEAR(one.metrics.at("val_loss"), loss / tokens,
               1e-13 * loss);  // the same f32 numbers, summed
   for (const int64_t budget : {1, 9, 1000})
@@ -187,7 +191,7 @@ TEST_F(EvaluateProblems, OfSftHaveTheMeanLossOverAllTokensOfTheSolutions) {
       });
     }
   config_.trainer = TrainerType::kGrpo;
-  EXPECT_EQ(names_of(evaluate(has_one_).metrics), std::vector<std::string>{"pass@1"});
+  EXPECT_FALSE(evaluate(has_one_).metrics.find("val_loss"));
 }
 
 // Also with more ranks than problems, and with verdicts that are no number.
@@ -254,10 +258,16 @@ TEST_F(EvaluateProblems, LeaveOutWhereTheRewardDoesNotApply) {
                            return in.example.prompt.size() == 1 ? nan : in.example.prompt == "00";
                          }};
   const ProblemScores scores = evaluate(some);
-  for (const auto& [name, value] : scores.metrics) EXPECT_EQ(value, 1.0 / 5) << name;
+  for (const char* name : {"pass@1", "sampled_pass@1", "sampled_pass@4"})
+    EXPECT_EQ(scores.metrics.at(name), 1.0 / 5) << name;
+  // One of the five that can be judged: sqrt(p (1 - p) / (n - 1)).
+  EXPECT_DOUBLE_EQ(scores.metrics.at("pass@1_stderr"), std::sqrt(0.2 * 0.8 / 4));
+  EXPECT_EQ(scores.metrics.at("problems"), 7);
   const Correctness none{
       .name = "none", .threshold = 1, .reward = [&](const RewardInput&) { return nan; }};
-  for (const auto& [name, value] : evaluate(none).metrics) EXPECT_TRUE(std::isnan(value)) << name;
+  const Metrics unmeasured = evaluate(none).metrics;
+  for (const char* name : {"pass@1", "pass@1_stderr", "sampled_pass@1", "sampled_pass@4"})
+    EXPECT_TRUE(std::isnan(unmeasured.at(name))) << name;
 }
 
 TEST(CorrectnessRule, IsTheTasksCheckerElseTheOnlyRewardElseAnExactMatch) {
@@ -391,7 +401,8 @@ TEST(EvaluationOfRuns, WithoutAScoreSayItOnceAndResume) {
     run = train_interrupted(plan, 3);
   }
   const TrainState state = load_state(find_checkpoint(run));
-  EXPECT_EQ(state.best_step, -1);
+  EXPECT_EQ(state.best_step, 2);  // by the loss
+  EXPECT_TRUE(std::isnan(state.best));
   EXPECT_EQ(state.evaluated_step, 2);
   Recorder recorder;
   const std::atomic<bool> stop{false};
@@ -399,11 +410,13 @@ TEST(EvaluationOfRuns, WithoutAScoreSayItOnceAndResume) {
   const RunResult result = cohort::Run::resume(run, {}).execute(recorder, stop);
   EXPECT_TRUE(std::isnan(result.before) && std::isnan(result.after));
   EXPECT_EQ(load_state(find_checkpoint(run)).step, 6);
-  EXPECT_EQ(recorder.messages.back().find("step 6: pass@1 (numeric) not measured, val_loss "), 0u);
+  EXPECT_EQ(
+      recorder.messages.back().find("step 6: pass@1 (numeric) not measured of 8 problems, eval/"),
+      0u);
   const auto metrics = json_lines(run + "/metrics.jsonl");
   EXPECT_TRUE(metrics.front().at("pass@1").is_null());
   EXPECT_TRUE(json_lines(run + "/completions.jsonl").front().at("correct").is_null());
-  EXPECT_FALSE(std::filesystem::exists(run + "/checkpoints/best"));
+  EXPECT_EQ(std::filesystem::read_symlink(run + "/checkpoints/best"), "step-00000006");
 }
 
 TEST(EvaluationOfRuns, WithoutHeldOutTextAreLeftOut) {

@@ -12,6 +12,7 @@ namespace {
 
 struct Numbers {
   double reward = 0.5, silent = 0.2, entropy = 1, clip_low = 0, clip_high = 0, truncated = 0;
+  double highest = 1.1, lowest = 0, context = 0;
 };
 
 class Monitor : public testing::Test {
@@ -23,6 +24,9 @@ class Monitor : public testing::Test {
   // The warnings of one step.
   static std::vector<std::string> observe(GrpoMonitor& monitor, const Numbers& n) {
     return monitor.observe({{"reward", n.reward},
+                            {"reward_max", n.highest},
+                            {"reward_min", n.lowest},
+                            {"completions/context_ratio", n.context},
                             {"frac_reward_zero_std", n.silent},
                             {"clip_ratio/low", n.clip_low},
                             {"clip_ratio/high", n.clip_high},

@@ -255,6 +255,8 @@ TEST(ResumeData, OfSeveralSourcesGoOnWhereTheyWere) {
 
 TEST(ResumeData, OfAnEvaluationThatHaveChangedAreRefused) {
   const TempDir dir;
+  const ExpectLog leak("20 of the 20 held-out problems are also trained on, the first: " +
+                       dir.path("test.jsonl") + ":1; hint: ");
   std::string lines;
   for (int i = 0; i < 20; ++i) lines += str("{\"prompt\": \"", i, "=\", \"answer\": \"1\"}\n");
   write_file(dir.path("train.jsonl"), lines);

@@ -1,0 +1,145 @@
+#include "trainers/chat_examples.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "data/utf8.h"
+
+namespace cohort {
+namespace {
+
+bool has_role(const Json& message, std::string_view role) {
+  const Json* found = message.find("role");
+  return found != nullptr && found->is_string() && found->as_string() == role;
+}
+
+const std::string* content_of(const Json& message) {
+  const Json* content = message.find("content");
+  return content == nullptr || !content->is_string() ? nullptr : &content->as_string();
+}
+
+// Messages whose contents may lose their start, in the order in which they do.
+std::vector<size_t> shortened_first(const Json::Array& messages) {
+  std::vector<size_t> order;
+  const size_t end = messages.size() - (has_role(messages.back(), "assistant") ? 1 : 0);
+  for (const bool system : {false, true})
+    for (size_t i = 0; i < end; ++i)
+      if (has_role(messages[i], "system") == system && content_of(messages[i]) != nullptr)
+        order.push_back(i);
+  return order;
+}
+
+class ChatSet final : public ExampleSet {
+ public:
+  ChatSet(std::unique_ptr<ExampleSet> examples, std::shared_ptr<const ChatRenderer> renderer)
+      : examples_(std::move(examples)), renderer_(std::move(renderer)) {}
+
+  int64_t size() const override { return examples_->size(); }
+  ExampleId id(int64_t index) const override { return examples_->id(index); }
+  Example get(int64_t index) const override {
+    Example example = examples_->get(index);
+    renderer_->render(example);
+    return example;
+  }
+
+ private:
+  std::unique_ptr<ExampleSet> examples_;
+  std::shared_ptr<const ChatRenderer> renderer_;
+};
+
+}  // namespace
+
+ChatFormat chat_format(const DataConfig& data, const Tokenizer& tokenizer) {
+  return ChatFormat(tokenizer,
+                    parse_template_kwargs(data.chat_template_kwargs, "data.chat_template_kwargs"));
+}
+
+ChatRenderer::ChatRenderer(const DataConfig& data, const Tokenizer& tokenizer, Purpose purpose)
+    : tokenizer_(tokenizer),
+      format_(chat_format(data, tokenizer)),
+      system_(data.system),
+      purpose_(purpose) {}
+
+void ChatRenderer::render(Example& example) const {
+  Json::Array messages;
+  if (example.messages.is_null()) {
+    messages.push_back(make_message("user", example.prompt));
+    messages.push_back(make_message("assistant", example.solution));
+  } else {
+    messages = example.messages.as_array();
+  }
+  if (!system_.empty()) {
+    if (has_role(messages.front(), "system"))
+      has_own_system_ = true;
+    else
+      messages.insert(messages.begin(), make_message("system", system_));
+  }
+  // The model is to say what the data may have the assistant say.
+  if (purpose_ == Purpose::kAsk && has_role(messages.back(), "assistant")) messages.pop_back();
+  for (const Json& message : messages)
+    if (const std::string* content = content_of(message); content && has_role(message, "user"))
+      example.question = *content;
+  example.conversation = std::move(messages);
+  example.special = SpecialTokens::kNone;
+  try {
+    render_conversation(example);
+  } catch (const InputError& e) {
+    throw InputError(str(example.where, example.where.empty() ? "" : ": ", e.what()));
+  }
+}
+
+void ChatRenderer::render_conversation(Example& example) const {
+  if (purpose_ == Purpose::kAsk) {
+    example.prompt = format_.prompt(example.conversation);
+    return;
+  }
+  ChatFormat::Conversation all = format_.conversation(example.conversation);
+  const size_t last = all.assistant.back().first;
+  example.prompt = all.text.substr(0, last);
+  example.solution = all.text.substr(last);
+  example.learned = std::move(all.assistant);
+}
+
+void ChatRenderer::truncate(Example& example, int64_t room) const {
+  const Json::Array whole = example.conversation.as_array();
+  const std::vector<size_t> order = shortened_first(whole);
+  size_t total = 0;
+  for (const size_t i : order) total += content_of(whole[i])->size();
+  std::vector<bool> cut(whole.size(), false);
+  for (size_t dropped = 0, attempt = 1;; ++attempt) {
+    const size_t tokens = encode_prompt(example, tokenizer_).size();
+    const auto most = static_cast<size_t>(room);
+    if (tokens <= most || dropped == total) break;
+    // As many bytes as a token has on average for each one too many, and more after each attempt.
+    const size_t bytes = (tokens - most) * example.prompt.size() / tokens;
+    dropped = std::min(total, dropped + std::max(bytes, attempt));
+    Json::Array messages = whole;
+    size_t left = dropped;
+    for (const size_t i : order) {
+      const std::string& content = *content_of(whole[i]);
+      const size_t begin = next_utf8_boundary(content, std::min(left, content.size()));
+      if (begin == 0) break;
+      messages[i].set("content", content.substr(begin));
+      cut[i] = true;
+      left -= std::min(left, content.size());
+    }
+    example.conversation = std::move(messages);
+    render_conversation(example);
+  }
+  // The spans are those of the assistant's messages, unless the template says otherwise.
+  std::vector<std::pair<size_t, size_t>> kept;
+  size_t answer = 0;
+  for (size_t i = 0; i < whole.size(); ++i)
+    if (has_role(whole[i], "assistant")) {
+      if (answer < example.learned.size() && !cut[i]) kept.push_back(example.learned[answer]);
+      ++answer;
+    }
+  if (answer == example.learned.size()) example.learned = std::move(kept);
+}
+
+std::unique_ptr<ExampleSet> make_chat_set(std::unique_ptr<ExampleSet> examples,
+                                          std::shared_ptr<const ChatRenderer> renderer) {
+  return std::make_unique<ChatSet>(std::move(examples), std::move(renderer));
+}
+
+}  // namespace cohort
