@@ -7,6 +7,7 @@
 #include "core/allocator.h"
 #include "core/log.h"
 #include "core/sizes.h"
+#include "data/tasks/tasks.h"
 #include "data/utf8.h"
 
 namespace cohort::apps {
@@ -39,6 +40,7 @@ void print_sizes(const TrainConfig& config, const StagePreview& stage, const Ste
       stage.held_out < stage.held_out_size ? str(" of ", stage.held_out_size) : "";
   row("held-out", str(stage.held_out, of, text ? " tokens" : " problems"));
   if (!stage.lengths.too_long.empty()) row("data.too_long", stage.lengths.too_long);
+  for (const std::string& note : stage.lengths.notes) row("note", note);
   if (const int64_t room = model.context - stage.lengths.longest_prompt;
       grpo && room < config.sampling.max_completion_length)
     row("room for completions", str(room, " of ", config.sampling.max_completion_length,
@@ -65,12 +67,32 @@ TrainConfig with_micro_batch(const TrainConfig& config, StagePreview& stage, int
   return out;
 }
 
-void print_examples(const StagePreview& stage) {
+// A prompt on one line: of a long one what it asks, which a rendered conversation has after a
+// system's message and earlier turns.
+std::string shown_prompt(const Example& example) {
+  constexpr size_t kHead = 200, kTail = 400, kTemplate = 60;
+  const std::string& prompt = example.prompt;
+  const size_t question =
+      example.question.empty() ? prompt.npos : prompt.rfind(trimmed(example.question));
+  if (question == prompt.npos || prompt.size() <= kHead + kTail)
+    return excerpt(prompt, kHead, kTail);
+  const size_t before = next_utf8_boundary(prompt, kTemplate);
+  if (before >= question) return excerpt(prompt, question + kTail, kHead);
+  const std::string asked = excerpt(prompt.substr(question), kTail, kHead);
+  return excerpt(prompt.substr(0, before)) + " ... " + asked;
+}
+
+void print_examples(const StagePreview& stage, CheckOptions::Prompts prompts) {
+  const bool full = prompts == CheckOptions::Prompts::kFull;
+  const auto shown = [&](const std::string& text) {
+    return full ? excerpt(text, text.size(), 0) : excerpt(text);
+  };
   for (size_t i = 0; i < stage.examples.size(); ++i) {
     const Example& example = stage.examples[i];
-    row(str("example ", i + 1, ": prompt").c_str(), excerpt(example.prompt));
-    row("           answer", excerpt(example.answer));
-    if (example.solution != example.answer) row("           solution", excerpt(example.solution));
+    row(str("example ", i + 1, ": prompt").c_str(),
+        full ? shown(example.prompt) : shown_prompt(example));
+    row("           answer", shown(example.answer));
+    if (example.solution != example.answer) row("           solution", shown(example.solution));
     if (i < stage.gold_rewards.size()) row("           its rewards", stage.gold_rewards[i]);
   }
 }
@@ -128,7 +150,7 @@ int check(const CheckOptions& options) {
     row("device", place(config, ranks));
     for (const auto& [name, value] : memory_rows(config, stages[i], size))
       row(("memory: " + name).c_str(), value);
-    print_examples(stages[i]);
+    print_examples(stages[i], options.prompts);
     for (const std::string& doubt : config.doubts()) logging::warn(doubt);
     if (!stages[i].leak.empty()) logging::warn(stages[i].leak);
     if (!stages[i].doubt.empty()) logging::warn(stages[i].doubt);

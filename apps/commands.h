@@ -31,6 +31,7 @@ struct CheckOptions {
   std::string config;
   std::vector<std::string> overrides;
   int gpus = 0;  // > 0: as `train --gpus` would, wherever those are
+  enum class Prompts { kExcerpt, kFull } prompts = Prompts::kExcerpt;
 };
 int check(const CheckOptions& options);
 
@@ -57,6 +58,7 @@ struct GenerateOptions {
   Placement place;
   std::vector<std::string> prompts;  // empty: the lines of standard input
   SamplingConfig sampling;
+  std::optional<double> temperature;  // none: 1, or that of the run whose data.jsonl is used
   // Of the best_of completions of a prompt that are drawn (0: num), num are printed: those whose
   // tokens have the largest mean log-prob.
   int64_t num = 1, best_of = 0, seed = 1;
@@ -101,9 +103,12 @@ struct InspectOptions {
 int inspect(const InspectOptions& options);
 
 struct EvalOptions {
-  std::string model;                   // a checkpoint or run directory
-  std::string config;                  // empty: the run's own
-  std::string pass_rates;              // file for the problems with theirs; empty: none
+  std::string model;       // a checkpoint or run directory
+  std::string config;      // empty: the run's own
+  std::string pass_rates;  // file for the problems with theirs; empty: none
+  // Whether the problems of data.jsonl.eval_path may be written with their pass rates, by which a
+  // curriculum would train on them.
+  enum class TestFiles { kRefuse, kWrite } test_files = TestFiles::kRefuse;
   std::vector<std::string> overrides;  // key=value
 };
 int evaluate(const EvalOptions& options);

@@ -212,8 +212,13 @@ int generate(const GenerateOptions& options) {
   SamplingConfig sampling = options.sampling;
   if (options.input == GenerateOptions::Input::kFields) {
     run = problems_config(options.model);
-    sampling.stop_tokens = sampling_for(run, *loaded.tokenizer).stop_tokens;
+    const SamplingConfig trained = sampling_for(run, *loaded.tokenizer);
+    sampling.temperature = trained.temperature;
+    sampling.stop_tokens = trained.stop_tokens;
+    sampling.stop_strings.insert(sampling.stop_strings.end(), trained.stop_strings.begin(),
+                                 trained.stop_strings.end());
   }
+  sampling.temperature = options.temperature.value_or(sampling.temperature);
   const std::vector<Example> prompts = prompts_of(options, run, *loaded.tokenizer);
   CompletionPrinter printer(options, loaded, prompts);
   Engine engine(*loaded.model, {});
@@ -282,8 +287,15 @@ int evaluate(const EvalOptions& options) {
   const std::string checkpoint = find_checkpoint(options.model);
   const RunPlan plan =
       load_plan(options.config.empty() ? config_of(checkpoint) : options.config, options.overrides);
-  prepare_programs(plan);
   const TrainConfig& config = plan.stages.back();
+  if (!options.pass_rates.empty() && !config.data.jsonl.eval_path.empty() &&
+      options.test_files == EvalOptions::TestFiles::kRefuse)
+    throw InputError(str("--pass-rates: the problems of data.jsonl.eval_path (",
+                         config.data.jsonl.eval_path[0],
+                         ") are there to test on, and a curriculum would train on them; hint: "
+                         "data.jsonl.eval_path=[] data.jsonl.path=FILE "
+                         "data.jsonl.held_out_fraction=1 for problems to train on, or --force"));
+  prepare_programs(plan);
   LoadedModel loaded = load_model(checkpoint, config.dtype, parse_device(config.device, "device"));
   Dataset data = load_dataset(config, std::move(loaded.tokenizer));
   const auto alone = make_single_communicator();

@@ -107,6 +107,9 @@ void add_check(CLI::App& app, Command& chosen) {
   command->add_option("overrides", options->overrides, "key=value ...");
   command->add_option("--gpus", options->gpus, "for a training on N GPUs; none is needed here")
       ->check(CLI::PositiveNumber);
+  command->add_flag_callback(
+      "--full", [options] { options->prompts = CheckOptions::Prompts::kFull; },
+      "print the prompts, answers and solutions of the examples whole");
   command->footer(config_footer);
   command->callback([&, options] { chosen = [options] { return check(*options); }; });
 }
@@ -122,7 +125,10 @@ void add_generate(CLI::App& app, Command& chosen) {
   };
   SamplingConfig& sampling = options->sampling;
   sampling.max_completion_length = 256;
-  option("--temperature", sampling.temperature, "0: greedy")->check(CLI::Range(0.0, 100.0));
+  command
+      ->add_option("--temperature", options->temperature,
+                   "0: greedy; default: 1, or with --template that of the run")
+      ->check(CLI::Range(0.0, 100.0));
   option("--top-k", sampling.top_k, "0: off")->check(CLI::NonNegativeNumber);
   option("--top-p", sampling.top_p, "1: off")->check(CLI::Range(1e-6, 1.0));
   option("--min-p", sampling.min_p, "share of the largest probability; 0: off")
@@ -156,7 +162,8 @@ void add_generate(CLI::App& app, Command& chosen) {
   command
       ->add_flag_callback(
           "--template", [options] { options->input = Input::kFields; },
-          "each prompt is a JSON object like a line of the data of the model's run")
+          "each prompt is a JSON object like a line of the data of the model's run, whose stop "
+          "tokens, stop strings and temperature are used")
       ->excludes(strings);
   command->callback([&, options] { chosen = [options] { return generate(*options); }; });
 }
@@ -214,6 +221,9 @@ void add_eval(CLI::App& app, Command& chosen) {
   command->add_option("--pass-rates", options->pass_rates,
                       "write the problems to this file, each with the share of its samples that is "
                       "right, for data.curriculum: pass_rate");
+  command->add_flag_callback(
+      "--force", [options] { options->test_files = EvalOptions::TestFiles::kWrite; },
+      "with --pass-rates: also of the problems of data.jsonl.eval_path");
   command->add_option("--config", options->config,
                       "data and rewards from this file instead of the run's own");
   command->footer(config_footer);

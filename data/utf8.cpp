@@ -150,12 +150,12 @@ std::string repair_utf8(std::string_view text) {
   return out;
 }
 
-std::string excerpt(std::string_view text) {
-  constexpr size_t kHead = 40, kTail = 20;
+std::string excerpt(std::string_view text, size_t head, size_t tail) {
+  constexpr size_t kNotWorthCutting = 10;
   std::string part(text), out;
-  if (text.size() > kHead + kTail + 10) {
-    part.assign(text.substr(0, next_utf8_boundary(text, kHead)));
-    part.append("...").append(text.substr(next_utf8_boundary(text, text.size() - kTail)));
+  if (text.size() > head + tail + kNotWorthCutting) {
+    part.assign(text.substr(0, next_utf8_boundary(text, head)));
+    part.append("...").append(text.substr(next_utf8_boundary(text, text.size() - tail)));
   }
   for (size_t at = 0; at < part.size();) {
     const Utf8Char c = decode_utf8(part, at);

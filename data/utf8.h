@@ -50,9 +50,9 @@ class Utf8Stream {
 // the Unicode standard recommends (3.9, "maximal subparts").
 std::string repair_utf8(std::string_view text);
 
-// A text in quotes on one line, fit for a message: without its middle if it is long, and with '?'
-// for control characters and for bytes that are no UTF-8.
-std::string excerpt(std::string_view text);
+// A text in quotes on one line, fit for a message: without its middle if it is longer than about
+// `head` and `tail` bytes, and with '?' for control characters and for bytes that are no UTF-8.
+std::string excerpt(std::string_view text, size_t head = 40, size_t tail = 20);
 
 // "'e' (U+0065)"; control characters by number only.
 std::string describe_character(char32_t code);

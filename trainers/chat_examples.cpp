@@ -103,15 +103,18 @@ void ChatRenderer::render_conversation(Example& example) const {
 void ChatRenderer::truncate(Example& example, int64_t room) const {
   const Json::Array whole = example.conversation.as_array();
   const std::vector<size_t> order = shortened_first(whole);
-  size_t total = 0;
-  for (const size_t i : order) total += content_of(whole[i])->size();
+  size_t total = 0, content_tokens = 0;
+  for (const size_t i : order) {
+    total += content_of(whole[i])->size();
+    content_tokens += tokenizer_.encode(*content_of(whole[i])).size();
+  }
   std::vector<bool> cut(whole.size(), false);
   for (size_t dropped = 0, attempt = 1;; ++attempt) {
     const size_t tokens = encode_prompt(example, tokenizer_).size();
     const auto most = static_cast<size_t>(room);
     if (tokens <= most || dropped == total) break;
     // As many bytes as a token has on average for each one too many, and more after each attempt.
-    const size_t bytes = (tokens - most) * example.prompt.size() / tokens;
+    const size_t bytes = (tokens - most) * total / std::max<size_t>(1, content_tokens);
     dropped = std::min(total, dropped + std::max(bytes, attempt));
     Json::Array messages = whole;
     size_t left = dropped;

@@ -135,7 +135,7 @@ class StripStep final : public CopyableStep<StripStep> {
     held_ = 0;
     start_left_ = what_.start;
   }
-  void discard() override { held_ = 0; }
+  void discard() override { start_left_ = held_ = 0; }
 
  private:
   const What& what_;  // the decoder's
@@ -340,6 +340,7 @@ void DecodeSteps::push(size_t step, std::string_view token, Work& work, std::str
 }
 
 std::string DecodeSteps::push(std::string_view token, Work& work) {
+  has_tokens_ = true;
   std::string text;
   push(0, token, work, text);
   return text;
@@ -362,6 +363,7 @@ std::string DecodeSteps::peek(Work& work) const {
 }
 
 void DecodeSteps::discard(Work& work) {
+  if (!has_tokens_) return;  // the text has not begun
   for (const Step& step : steps_) step->discard();
   discarded_ = peek(work);
 }

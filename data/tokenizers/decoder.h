@@ -43,6 +43,7 @@ class DecodeSteps {
   std::string finish(Work& work);
 
   std::vector<std::unique_ptr<DecodeStep>> steps_;
+  bool has_tokens_ = false;
   std::string discarded_;  // what steps that need the whole text will return again
 };
 

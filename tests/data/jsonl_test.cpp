@@ -1,6 +1,8 @@
 // JSONL loading: templates, splits, and messages that name file and line.
+#include <algorithm>
 #include <filesystem>
 #include <set>
+#include <tuple>
 
 #include "core/config.h"
 #include "data/example.h"
@@ -180,6 +182,72 @@ TEST_F(Jsonl, DuplicatesOfAPromptNeverStraddleTheSplits) {
   EXPECT_EQ(held_out->size(), static_cast<int64_t>(6 * prompts.size()));
   EXPECT_NEAR(static_cast<double>(prompts.size()), 100, 45);  // 5 standard deviations of 8.9
   for (int64_t i = 0; i < train->size(); ++i) ASSERT_FALSE(prompts.contains(train->get(i).prompt));
+}
+
+// Which of some lines are held out.
+std::vector<bool> held_out(const test::TempDir& dir, const JsonlConfig& base, const std::string& lines) {
+  JsonlConfig config = base;
+  config.path = {dir.path("split.jsonl")};
+  config.held_out_fraction = 0.5;
+  test::write_file(config.path[0], lines);
+  const JsonlSplits splits = load_jsonl(config);
+  std::vector<bool> out(static_cast<size_t>(splits.train->size() + splits.held_out->size()));
+  for (int64_t i = 0; i < splits.held_out->size(); ++i) {
+    const std::string where = splits.held_out->get(i).where;
+    out.at(std::stoul(where.substr(where.rfind(':') + 1)) - 1) = true;
+  }
+  return out;
+}
+
+std::string conversation(int question, int answer) {
+  return str("{\"messages\": [{\"role\": \"user\", \"content\": \"", question,
+             "?\"}, {\"role\": \"assistant\", \"content\": \"", answer, "\"}]}\n");
+}
+
+// A question whose other answers are trained on is not held out.
+TEST_F(Jsonl, ConversationsThatDifferInTheirLastAnswerAreOnOneSide) {
+  std::string lines;
+  for (int question = 0; question < 40; ++question)
+    for (int answer = 0; answer < 3; ++answer) lines += conversation(question, answer);
+  JsonlConfig config;
+  config.messages = "messages";
+  const std::vector<bool> held = held_out(dir_, config, lines);
+  ASSERT_EQ(held.size(), 120u);
+  for (size_t i = 0; i < 120; ++i) EXPECT_EQ(held[i], held[i / 3 * 3]) << i;
+  EXPECT_NEAR(static_cast<double>(std::count(held.begin(), held.end(), true)), 60, 30);
+}
+
+TEST_F(Jsonl, TheFieldsOfSplitByDecideWhateverTheTemplates) {
+  std::string lines;
+  for (int i = 0; i < 60; ++i)
+    lines += str("{\"id\": ", i, ", \"question\": \"", i, "+1\", \"answer\": \"x\"}\n");
+  JsonlConfig one, other;
+  one.prompt = "{question} = ";
+  other.prompt = "Q{id}: {question}\nA: ";
+  EXPECT_NE(held_out(dir_, one, lines), held_out(dir_, other, lines));
+  one.split_by = other.split_by = {"problem|question"};
+  EXPECT_EQ(held_out(dir_, one, lines), held_out(dir_, other, lines));
+  other.split_by = {"question", "id"};
+  EXPECT_NE(held_out(dir_, one, lines), held_out(dir_, other, lines));
+  other.split_by = {"problem"};
+  EXPECT_THROW_WITH(held_out(dir_, other, lines), InputError,
+                    "split.jsonl:1: no field 'problem', which the data.split_by template needs");
+}
+
+// Permuted numbers are one problem, in a prompt as in fields of split_by.
+TEST_F(Jsonl, ListsCountWithoutTheirOrder) {
+  std::string lines;
+  for (int i = 0; i < 40; ++i)
+    for (const auto& [a, b, c] : {std::tuple(i, 7, 25), {25, i, 7}, {7, 25, i}})
+      lines += str("{\"numbers\": [", a, ", ", b, ", ", c, "], \"target\": 9, \"n\": ", a, "}\n");
+  JsonlConfig config;
+  config.prompt = "{numbers} -> {target}\n";
+  config.answer = "{target}";
+  for (const auto& fields : {std::vector<std::string>{}, {"numbers", "target"}}) {
+    config.split_by = fields;
+    const std::vector<bool> held = held_out(dir_, config, lines);
+    for (size_t i = 0; i < 120; ++i) EXPECT_EQ(held[i], held[i / 3 * 3]) << i;
+  }
 }
 
 TEST(JsonlConfig, ReadsItsKeys) {

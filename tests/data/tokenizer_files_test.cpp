@@ -7,6 +7,7 @@
 #include "data/tokenizer.h"
 #include "data/tokenizers/hugging_face.h"
 #include "data/utf8.h"
+#include "tests/support/byte_fallback.h"
 #include "tests/support/test_util.h"
 
 namespace cohort {
@@ -48,6 +49,56 @@ TEST(TokenizerFiles, EncodesAddedTokensAndWords) {
   EXPECT_TRUE(tokenizer->encode("").empty());
   EXPECT_EQ(tokenizer->decode(Ids{-1, 5000, 96}), "hel");
   EXPECT_THROW_WITH(tokenizer->encode("a\xff"), InputError, "byte 1 is not part of UTF-8");
+}
+
+// The text that follows a prompt, in which ids are pushed one by one, and what peek() says before
+// each next id.
+std::string text_after(const Tokenizer& tokenizer, const Ids& prompt, const Ids& ids) {
+  StreamDecoder stream(tokenizer, prompt);
+  std::string text;
+  for (const int32_t id : ids) text += stream.push(id);
+  EXPECT_EQ(stream.peek(), stream.peek());  // changes nothing
+  return text + stream.peek();
+}
+
+TEST(TokenizerFiles, TheTextAfterAPromptHasNothingOfThePromptsLastByte) {
+  const auto tokenizer = test::byte_fallback_tokenizer();
+  const Ids word = tokenizer->encode("ab"), line = tokenizer->encode("\n"),
+            you = {test::byte_token(0xe4), test::byte_token(0xbd), test::byte_token(0xa0)};
+  ASSERT_EQ(tokenizer->decode(you), "你");
+  for (unsigned byte = 0; byte < 256; ++byte) {
+    SCOPED_TRACE(byte);
+    for (const Ids& before : {Ids{1}, word, Ids{test::byte_token('\n')}, Ids{}}) {
+      Ids prompt = before;
+      prompt.push_back(test::byte_token(byte));
+      EXPECT_EQ(text_after(*tokenizer, prompt, {}), "");
+      EXPECT_EQ(text_after(*tokenizer, prompt, {260, 261}), "ab");
+      EXPECT_EQ(text_after(*tokenizer, prompt, {262}), " a");
+      EXPECT_EQ(text_after(*tokenizer, prompt, {test::byte_token('\n')}), "\n");
+      EXPECT_EQ(text_after(*tokenizer, prompt, {test::byte_token('\n'), 260}), "\na");
+      EXPECT_EQ(text_after(*tokenizer, prompt, you), "你");
+      // A byte that begins no character stays the completion's own fault.
+      EXPECT_EQ(text_after(*tokenizer, prompt, {test::byte_token(0xff), 260}), "\ufffda");
+      EXPECT_EQ(text_after(*tokenizer, prompt, {2}), "");
+    }
+  }
+  // A character that began in the prompt is whole where the completion finishes it.
+  const Ids begun = {260, test::byte_token('\n'), you[0]};
+  EXPECT_EQ(text_after(*tokenizer, begun, {you[1], you[2], 261}), "你b");
+  EXPECT_EQ(text_after(*tokenizer, begun, {you[1], you[2], test::byte_token('\n')}), "你\n");
+  EXPECT_EQ(text_after(*tokenizer, begun, {you[1], 261}), "\ufffdb");
+}
+
+TEST(TokenizerFiles, TheTextAfterBytesOfOtherTokenizersHasNothingOfThem) {
+  const auto bytes = make_byte_tokenizer();
+  EXPECT_EQ(text_after(*bytes, {0xe4}, {'x'}), "x");
+  EXPECT_EQ(text_after(*bytes, {0xe4}, {0xbd, 0xa0, 'x'}), "你x");
+  EXPECT_EQ(text_after(*bytes, {0xe4, 0xbd}, {}), "");
+  EXPECT_EQ(text_after(*bytes, {0xe4}, {0xbd}), "\xbd");
+  const auto small = make_small();  // 98 and 99 are the two bytes of an e with an acute accent
+  EXPECT_EQ(text_after(*small, {98}, {99, 96}), "éhel");
+  EXPECT_EQ(text_after(*small, {98}, {96}), "hel");
+  EXPECT_EQ(text_after(*small, {96, 98}, {98, 99}), "é");
 }
 
 TEST(TokenizerFiles, FindsTheEndOfSequence) {

@@ -252,5 +252,33 @@ TEST(Decoders, DoWhatTheirNamesSay) {
             "a b  ");
 }
 
+// What is said after tokens that nobody wants the text of.
+std::string decoded_after(const char* json, const std::vector<const char*>& before,
+                          const std::vector<const char*>& tokens) {
+  const Decoder decoder(parse_json(json, "json"));
+  Work work(100);
+  DecodeSteps steps = decoder.start();
+  for (const char* token : before) steps.push(token, work);
+  steps.discard(work);
+  std::string text;
+  for (const char* token : tokens) text += steps.push(token, work);
+  return text + steps.peek(work);
+}
+
+TEST(Decoders, DiscardLeavesOutWhatWasHeldBack) {
+  const char* suffix = R"({"type":"BPEDecoder","suffix":"</w>"})";
+  EXPECT_EQ(decoded_after(suffix, {"a</w>"}, {"b</w>", "c"}), " b c");
+  EXPECT_EQ(decoded_after(suffix, {"a"}, {"b</w>"}), "b");
+  EXPECT_EQ(decoded_after(suffix, {"a</w>"}, {}), "");
+  const char* strip = R"({"type":"Sequence","decoders":[{"type":"Fuse"},
+                          {"type":"Strip","content":" ","start":1,"stop":2}]})";
+  EXPECT_EQ(decoded_after(strip, {"a", " "}, {"b", " "}), "b");
+  // A step that needs the whole text says it again, with what is new at its end.
+  const char* whole = R"({"type":"Sequence","decoders":[{"type":"ByteLevel"},
+                          {"type":"Replace","pattern":{"String":"ab"},"content":"x"}]})";
+  EXPECT_EQ(decoded_after(whole, {"a", "b"}, {"c", "ab"}), "cx");
+  EXPECT_EQ(decoded_after(whole, {"q"}, {}), "");
+}
+
 }  // namespace
 }  // namespace cohort

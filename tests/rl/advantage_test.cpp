@@ -52,6 +52,20 @@ TEST(Advantage, EqualRewardsGiveExactZeros) {
         for (const double a : of(std::vector<double>(n, r), scale)) EXPECT_EQ(a, 0.0) << r;
 }
 
+// 0.3 and 0.1 + 0.2 are equal rewards; a billionth more is not.
+TEST(Advantage, RewardsThatDifferByRoundingAreEqual) {
+  for (const AdvantageScale scale : {AdvantageScale::kGroup, AdvantageScale::kNone,
+                                     AdvantageScale::kLeaveOneOut, AdvantageScale::kBatch}) {
+    for (const double unit : {1.0, -1.0, 1e-6, 1e12}) {
+      const std::vector<double> rounded = {0.3 * unit, (0.1 + 0.2) * unit, 0.3 * unit};
+      ASSERT_NE(rounded[0], rounded[1]);
+      EXPECT_EQ(group_advantages(rounded, 3, scale, 1), std::vector<double>(3, 0.0));
+      const std::vector<double> differ = {unit, unit * (1 + 1e-8), unit};
+      EXPECT_NE(group_advantages(differ, 3, scale, 1), std::vector<double>(3, 0.0));
+    }
+  }
+}
+
 TEST(Advantage, PermutingAGroupPermutesTheResultExactly) {
   Rng rng(2, rng_stream(kTestPurpose));
   for (const AdvantageScale scale : kScales) {

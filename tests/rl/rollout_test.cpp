@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "tests/rl/tiny_policy.h"
+#include "tests/support/byte_fallback.h"
 
 namespace cohort {
 namespace {
@@ -177,6 +178,57 @@ TEST_F(RolloutTest, StopStringsEndACompletionWhichKeepsThem) {
   }
   EXPECT_GT(stopped, 3);
   EXPECT_LT(stopped, 24);
+}
+
+// Prompts that end in a byte token, with tokenizers whose bytes are held back until they are text.
+class ByteFallbackRollout : public testing::Test {
+ protected:
+  ByteFallbackRollout() : tokenizer_(test::byte_fallback_tokenizer()) {
+    ModelConfig config = tiny_model();
+    config.vocab_size = tokenizer_->vocab_size();
+    model_ = std::make_unique<Transformer>(config, DType::kF64, 1);
+  }
+  // One completion in which only `token` is ever drawn.
+  Trajectory sample(const std::string& prompt, int32_t token,
+                    std::vector<std::string> stop_strings = {}) {
+    SamplingConfig config;
+    config.max_completion_length = 3;
+    config.stop_strings = std::move(stop_strings);
+    config.logit_bias = {str(token, ":1000")};
+    Engine engine(*model_, {});
+    const Example example{.prompt = prompt};
+    return Sampler(engine, *tokenizer_, config).sample({&example, 1}, 1, {}).at(0);
+  }
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::unique_ptr<Transformer> model_;
+};
+
+TEST_F(ByteFallbackRollout, TextIsWhatFollowsThePrompt) {
+  for (int byte = 1; byte < 128; ++byte)
+    if (byte != 'a' && byte != 'b' && byte != ' ') {
+      const std::string prompt = std::string("a") + static_cast<char>(byte);
+      ASSERT_EQ(tokenizer_->encode(prompt).back(), byte_token(static_cast<unsigned>(byte)));
+      EXPECT_EQ(sample(prompt, 261).text, "bbb") << byte;
+      EXPECT_EQ(sample(prompt, byte_token('\n')).text, "\n\n\n") << byte;
+    }
+}
+
+TEST_F(ByteFallbackRollout, StopStringsAreJudgedOnTheCompletionAtOnce) {
+  // Not by the prompt's line break.
+  EXPECT_EQ(sample("a\n", 261, {"\n"}).stop_reason, StopReason::kLength);
+  // With the token that writes it, which no token after it has to confirm.
+  const Trajectory line = sample("a\n", byte_token('\n'), {"\n"});
+  EXPECT_EQ(line.stop_reason, StopReason::kStopString);
+  EXPECT_EQ(line.completion_length(), 1);
+  EXPECT_EQ(line.text, "\n");
+  EXPECT_EQ(sample("a\n", byte_token('\n'), {"\n\n"}).completion_length(), 2);
+  EXPECT_EQ(sample("a", 262, {"a a"}).completion_length(), 2);
+}
+
+TEST_F(ByteFallbackRollout, StopStringsThatAreSpecialTokensAreRefused) {
+  for (const char* text : {"</s>", "b</s>\n"})
+    EXPECT_THROW_WITH(sample("a", 260, {text}), InputError,
+                      "'</s>' is a special token, which gives no text; hint: stop_tokens: [2]");
 }
 
 TEST_F(RolloutTest, ABiasedAwayTokenIsNeverDrawnAndKeepsItsLogProbsShare) {

@@ -1,7 +1,9 @@
 // Problems as conversations: what is trained on, and what the model is asked.
 #include <gtest/gtest.h>
 
+#include "tests/support/byte_fallback.h"
 #include "tests/support/test_util.h"
+#include "trainers/data_check.h"
 #include "trainers/dataset.h"
 
 namespace cohort {
@@ -140,6 +142,173 @@ TEST_F(ChatData, BadConversationsAreNamed) {
                     "lines.jsonl:1: messages:");
   c.data.jsonl.messages = "turns";
   EXPECT_THROW_WITH(load_dataset(c, chat_tokenizer(kTurns)), InputError, "no field 'turns'");
+}
+
+// Lines of conversations; each pair is a role and its content.
+std::string conversation_of(const std::vector<std::pair<std::string, std::string>>& turns) {
+  Json messages = Json::Array{};
+  for (const auto& [role, content] : turns)
+    messages.push_back(Json().set("role", role).set("content", content));
+  return Json().set("messages", std::move(messages)).dump() + "\n";
+}
+
+class LongConversations : public ChatData {
+ protected:
+  TrainConfig long_config(TrainerType trainer, const std::string& lines) const {
+    TrainConfig out = config(trainer, lines);
+    out.data.jsonl.messages = "messages";
+    out.data.too_long = TooLong::kTruncate;
+    out.sampling.max_completion_length = 16;
+    return out;
+  }
+  static std::pair<Dataset, DataLengths> fitted(const TrainConfig& config, int64_t context,
+                                                const char* chat_template = kTurns) {
+    Dataset data = load_dataset(config, chat_tokenizer(chat_template));
+    DataLengths lengths = check_data(config, data, context);
+    return {std::move(data), std::move(lengths)};
+  }
+  // The text of the sequence of a problem, and what of it is learned.
+  static std::pair<std::string, std::string> taught(const Dataset& data, int64_t index,
+                                                    int64_t context) {
+    const TokenSequence s =
+        supervised_sequence(data.train->get(index), *data.tokenizer, context, TooLong::kTruncate);
+    EXPECT_LE(static_cast<int64_t>(s.tokens.size()), context + 1);
+    std::vector<int32_t> learned;
+    for (size_t i = 0; i < s.tokens.size(); ++i)
+      if (s.loss_mask[i] != 0) learned.push_back(s.tokens[i]);
+    return {data.tokenizer->decode(s.tokens, SpecialText::kShow),
+            data.tokenizer->decode(learned, SpecialText::kShow)};
+  }
+};
+
+// The earliest message loses its start; the template, the system's message and the answer stay.
+TEST_F(LongConversations, LoseTheStartOfTheirEarliestMessages) {
+  const std::string question = std::string(80, 'x') + " 1+1?";
+  for (const char* chat_template : {kTurns, kMarked}) {
+    const auto [data, lengths] = fitted(
+        long_config(
+            TrainerType::kSft,
+            conversation_of({{"system", "Sum."}, {"user", question}, {"assistant", "It is 2."}})),
+        96, chat_template);
+    EXPECT_EQ(lengths.too_long.find("cut 1 of 1 training problems"), 0u) << lengths.too_long;
+    const auto [text, learned] = taught(data, 0, 96);
+    EXPECT_EQ(text.find("<|start|>system\nSum.<|end|>\n<|start|>user\nx"), 0u) << text;
+    EXPECT_NE(text.find("x 1+1?<|end|>\n<|start|>assistant\nIt is 2.<|end|>"), text.npos) << text;
+    EXPECT_GE(data.tokenizer->encode(text).size(), 95u);  // no more is cut than must be
+    EXPECT_EQ(learned.find("It is 2.<|end|>"), 0u);
+    EXPECT_LE(learned.size(), 16u);
+  }
+}
+
+// Of several turns the first ones go, and an answer without its start is not learned.
+TEST_F(LongConversations, DoNotTeachAnswersWithoutTheirStart) {
+  const std::string lines = conversation_of({{"user", "one"},
+                                             {"assistant", std::string(90, 'a') + " first"},
+                                             {"user", "two"},
+                                             {"assistant", "second"},
+                                             {"user", "three"},
+                                             {"assistant", "third"}});
+  const auto [data, lengths] = fitted(long_config(TrainerType::kSft, lines), 130);
+  const auto [text, learned] = taught(data, 0, 130);
+  EXPECT_EQ(text.find("<|start|>user\n<|end|>\n<|start|>assistant\na"), 0u) << text;
+  EXPECT_EQ(learned, "second<|end|>\nthird<|end|>\n");
+}
+
+TEST_F(LongConversations, OfPoliciesLeaveRoomForACompletion) {
+  const auto [data, lengths] = fitted(
+      long_config(TrainerType::kGrpo,
+                  conversation_of({{"user", std::string(200, 'y') + " 2+2?"}, {"assistant", "4"}})),
+      64);
+  const std::string prompt = data.train->get(0).prompt;
+  EXPECT_EQ(prompt.find("<|start|>user\ny"), 0u);
+  EXPECT_TRUE(prompt.ends_with("y 2+2?<|end|>\n<|start|>assistant\n"));
+  const auto tokens = static_cast<int64_t>(data.tokenizer->encode(prompt).size());
+  EXPECT_LE(tokens, 64 - 16);
+  EXPECT_GE(tokens, 64 - 20);
+}
+
+TEST_F(LongConversations, AreRefusedWhereTheTemplateLeavesNothing) {
+  const std::string answer = conversation_of({{"user", "?"}, {"assistant", "4"}});
+  EXPECT_THROW_WITH(fitted(long_config(TrainerType::kSft, answer), 18), InputError,
+                    "lines.jsonl:1: '<|start|>user\\n<|end|>");
+  EXPECT_THROW_WITH(fitted(long_config(TrainerType::kGrpo, answer), 18), InputError,
+                    "what is left of the prompt when it is cut has 19 tokens");
+  // A template whose generation blocks print nothing.
+  const char* silent =
+      "{% for m in messages %}<|start|>{{ m.content }}{% if m.role == 'assistant' %}"
+      "{% generation %}{% endgeneration %}{% endif %}{% endfor %}";
+  TrainConfig c = long_config(TrainerType::kSft, answer);
+  c.data.too_long = TooLong::kError;
+  EXPECT_THROW_WITH(fitted(c, 100, silent), InputError, "nothing of it would be learned; hint: ");
+}
+
+// A conversation's own system message is the only one, and that is said.
+TEST_F(ChatData, AConversationsOwnSystemMessageWins) {
+  const std::string own = conversation_of({{"system", "Mine."}, {"user", "1"}, {"assistant", "2"}});
+  const std::string none = conversation_of({{"user", "3"}, {"assistant", "4"}});
+  TrainConfig c = config(TrainerType::kSft, none + own);
+  c.data.jsonl.messages = "messages";
+  c.data.system = "Ours.";
+  Dataset data = load_dataset(c, chat_tokenizer(kTurns));
+  const std::string note = "data.system: conversations with a system message of their own keep";
+  const auto notes = check_data(c, data, 1000).notes;
+  EXPECT_TRUE(std::any_of(notes.begin(), notes.end(),
+                          [&](const std::string& n) { return n.starts_with(note); }));
+  EXPECT_EQ(data.train->get(0).prompt.find("<|start|>system\nOurs.<|end|>\n<|start|>user\n3"), 0u);
+  EXPECT_EQ(data.train->get(1).prompt.find("<|start|>system\nMine.<|end|>\n<|start|>user\n1"), 0u);
+  c = config(TrainerType::kSft, none);
+  c.data.jsonl.messages = "messages";
+  c.data.system = "Ours.";
+  data = load_dataset(c, chat_tokenizer(kTurns));
+  for (const std::string& n : check_data(c, data, 1000).notes) EXPECT_FALSE(n.starts_with(note));
+}
+
+// Without a special token at its end, a turn ends with its text.
+TEST_F(ChatData, TheTextAfterAnAnswerEndsItWhereNoSpecialTokenDoes) {
+  TrainConfig c = config(TrainerType::kGrpo, "{\"prompt\": \"1+1\", \"answer\": \"2\"}\n");
+  c.data.chat = true;
+  const auto sampling = [&](const char* chat_template) {
+    const auto tokenizer = chat_tokenizer(chat_template);
+    return sampling_for(c, *tokenizer);
+  };
+  const char* plain = "{% for m in messages %}### {{ m.role }}\n{{ m.content }}\n\n{% endfor %}";
+  EXPECT_EQ(sampling(plain).stop_strings, std::vector<std::string>{"\n\n"});
+  EXPECT_TRUE(sampling(plain).stop_tokens.empty());
+  // A special token counts wherever it stands.
+  const char* later = "{% for m in messages %}{{ m.content }} .<|end|>\n{% endfor %}";
+  EXPECT_TRUE(sampling(later).stop_strings.empty());
+  EXPECT_EQ(sampling(later).stop_tokens.size(), 1u);
+  EXPECT_TRUE(sampling("{% for m in messages %}{{ m.content }}{% endfor %}").stop_strings.empty());
+  Dataset data = load_dataset(c, chat_tokenizer(plain));
+  const auto notes = check_data(c, data, 1000).notes;
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_EQ(
+      notes[0],
+      "chat template: no special token ends the assistant's turns; the text '\\n\\n' is a stop "
+      "string in its place");
+}
+
+// SentencePiece puts a space before a text: a solution alone would be taught one that the data does
+// not have.
+TEST(SupervisedText, IsTokenizedAsAWhole) {
+  const auto tokenizer = test::byte_fallback_tokenizer();
+  const auto learned = [&](const std::string& prompt, const std::string& solution) {
+    const TokenSequence s =
+        supervised_sequence({.prompt = prompt, .solution = solution}, *tokenizer);
+    EXPECT_EQ(s.loss_mask.size(), s.tokens.size());
+    std::vector<int32_t> whole = tokenizer->encode(prompt + solution);
+    whole.push_back(tokenizer->eos_id());
+    EXPECT_EQ(s.tokens, whole);
+    std::vector<int32_t> out;
+    for (size_t i = 0; i < s.tokens.size(); ++i)
+      if (s.loss_mask[i] != 0) out.push_back(s.tokens[i]);
+    return out;
+  };
+  EXPECT_EQ(learned("a\n", "b"), (std::vector<int32_t>{261, 2}));
+  EXPECT_EQ(learned("a\n", " b"), (std::vector<int32_t>{263, 2}));
+  EXPECT_EQ(learned("a", "ba"), (std::vector<int32_t>{261, 260, 2}));
+  EXPECT_EQ(learned("a ", "b"), (std::vector<int32_t>{263, 2}));  // one token of both
+  EXPECT_EQ(learned("a", ""), (std::vector<int32_t>{2}));
 }
 
 }  // namespace

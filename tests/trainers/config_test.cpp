@@ -188,6 +188,35 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
   }
 }
 
+// Keys that do nothing are doubted; those that act are not.
+TEST_F(Plans, KeysThatDoNothingAreDoubted) {
+  const std::string grpo = "trainer: grpo\ndata: {task: addition}\nrewards: [{name: task}]\n";
+  const auto doubts = [&](const std::string& keys) { return load(grpo + keys).stages[0].doubts(); };
+  EXPECT_TRUE(doubts("steps: 10\nwarmup_steps: 10\n").empty());
+  const auto warmup = doubts("steps: 10\nwarmup_steps: 11\n");
+  ASSERT_EQ(warmup.size(), 1u);
+  EXPECT_EQ(warmup[0].find("warmup_steps: 11 of 10 steps: the learning rate never reaches its"),
+            0u);
+  const auto clip = doubts("epsilon_high: 0.28\n");
+  ASSERT_EQ(clip.size(), 1u);
+  EXPECT_EQ(clip[0].find("epsilon_high: does nothing with one update a step"), 0u);
+  EXPECT_TRUE(doubts("epsilon_high: 0.28\nnum_minibatches: 2\n").empty());
+  EXPECT_TRUE(doubts("epsilon_high: 0.28\nnum_iterations: 2\n").empty());
+}
+
+TEST_F(Plans, StagesHoldOutByOneHash) {
+  const std::string stages =
+      "data: {jsonl: {path: x.jsonl}}\nstages:\n  - {trainer: sft}\n"
+      "  - {trainer: grpo, rewards: [{name: numeric}], data: {split_by: question}}\n";
+  expect_refused(stages, "stages.1.data.split_by: differs from that of an earlier stage");
+  const RunPlan plan = load(
+      "data: {split_by: question, jsonl: {path: x.jsonl}}\nstages:\n"
+      "  - {trainer: sft}\n  - {trainer: sft}\n");
+  EXPECT_EQ(plan.stages[1].data.jsonl.split_by, std::vector<std::string>{"question"});
+  EXPECT_EQ(plan.stages[1].stage, 1);
+  expect_refused("trainer: sft\ndata: {task: addition, split_by: [a]}\n", "data.split_by: names");
+}
+
 // What pretraining, fine-tuning and GRPO need differs by orders of magnitude.
 TEST_F(Plans, EachTrainerHasItsDefaults) {
   const RunPlan plan = load(

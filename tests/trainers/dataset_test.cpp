@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <map>
 
 #include "tests/support/test_util.h"
@@ -276,6 +277,147 @@ TEST_F(Datasets, CurriculumSortsByLengthOrPassRate) {
   write_file(config.data.jsonl.path[0], lines + line("1=", "1") + "\n");
   EXPECT_THROW_WITH(keys(Curriculum::kPassRate), InputError,
                     "data.jsonl:10: '1=': data.curriculum: expected the field 'pass_rate', a");
+}
+
+// The curriculum of a run is one order from its first step to its last, over as many epochs as there
+// are.
+TEST_F(Datasets, ACurriculumGoesOverTheRun) {
+  std::vector<std::string> lines;
+  for (int i = 0; i < 9; ++i)
+    lines.push_back(line(str(i, "="), std::string(static_cast<size_t>(1 + i % 3), '1')));
+  TrainConfig config = jsonl(TrainerType::kSft, lines);
+  config.data.jsonl.held_out_fraction = 0;
+  config.data.curriculum = Curriculum::kLength;
+  config.steps = 7;
+  config.batch_size = 3;
+  const auto [data, lengths] = loaded(config);
+  const auto sizes = [&](const std::vector<int64_t>& planned_steps, int picks) {
+    MixedOrder order = make_order(config, data, planned_steps);
+    std::vector<size_t> out;
+    for (int i = 0; i < picks; ++i) out.push_back(data.train->get(order.next()).answer.size());
+    return out;
+  };
+  const auto whole = sizes({7}, 21), longer = sizes({7, 10}, 30);
+  EXPECT_TRUE(std::is_sorted(whole.begin(), whole.end()));
+  EXPECT_EQ(whole.front(), 1u);
+  EXPECT_EQ(whole.back(), 3u);
+  EXPECT_EQ(std::vector<size_t>(longer.begin(), longer.begin() + 21), whole);
+  EXPECT_TRUE(std::is_sorted(longer.begin() + 21, longer.end()));
+}
+
+// A later stage of the same data and seed sees the problems in another order, generated ones too.
+TEST_F(Datasets, EachStageHasAnOrderOfItsOwn) {
+  TrainConfig config = jsonl(TrainerType::kSft, sums());
+  config.data.jsonl.held_out_fraction = 0;
+  TrainConfig task;
+  task.trainer = TrainerType::kGrpo;
+  task.data.task = "addition";
+  const auto orders = [&](int64_t stage) {
+    config.stage = task.stage = stage;
+    const auto [data, lengths] = loaded(config);
+    const Dataset generated = load_dataset(task, nullptr);
+    MixedOrder order = make_order(config, data);
+    std::vector<std::string> out;
+    for (int i = 0; i < 20; ++i) out.push_back(data.train->get(order.next()).prompt);
+    for (int i = 0; i < 20; ++i) out.push_back(generated.train->get(i).prompt);
+    return out;
+  };
+  const auto first = orders(0), second = orders(1), third = orders(2);
+  for (const auto& [a, b] : {std::pair(first, second), {first, third}, {second, third}}) {
+    EXPECT_NE(std::vector(a.begin(), a.begin() + 20), std::vector(b.begin(), b.begin() + 20));
+    EXPECT_NE(std::vector(a.begin() + 20, a.end()), std::vector(b.begin() + 20, b.end()));
+  }
+  ShuffledOrder by_seed(20, static_cast<uint64_t>(config.seed));
+  config.stage = 0;
+  const auto [data, lengths] = loaded(config);
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(data.train->get(by_seed.next()).prompt, first[i]);
+}
+
+TEST_F(Datasets, AnEvaluationTakesASampleThatDoesNotDependOnTheFilesOrder) {
+  TrainConfig config = jsonl(TrainerType::kSft, sums());
+  config.data.jsonl.held_out_fraction = 1;
+  config.eval.size = 6;
+  const auto sample = [&](const std::vector<std::string>& lines) {
+    std::string text;
+    for (const std::string& each : lines) text += each + "\n";
+    write_file(config.data.jsonl.path[0], text);
+    Dataset data = load_dataset(config, make_char_tokenizer("0123456789+="));
+    check_held_out(config, data, 16);
+    std::vector<std::string> out;
+    for (const Example& e : data.held_out) out.push_back(e.prompt);
+    return out;
+  };
+  std::vector<std::string> lines = sums();
+  const auto chosen = sample(lines);
+  ASSERT_EQ(chosen.size(), 6u);
+  EXPECT_NE(chosen.back(), "5+1=");  // not the first lines
+  std::reverse(lines.begin(), lines.end());
+  auto reversed = sample(lines);
+  std::reverse(reversed.begin(), reversed.end());  // they stay in the order of the file
+  EXPECT_EQ(reversed, chosen);
+}
+
+TEST_F(Datasets, NotesSayWhatHasNoRoom) {
+  TrainConfig config = jsonl(TrainerType::kSft, sums());
+  config.data.jsonl.held_out_fraction = 0;
+  config.sampling.max_completion_length = 2;
+  EXPECT_EQ(
+      loaded(config).second.notes,
+      std::vector<std::string>{
+          "max_completion_length: the solutions of 11 of 20 training problems have more than 2 "
+          "tokens, the longest 3: a completion as long as they are is cut; hint: "
+          "max_completion_length=3"});
+  config.trainer = TrainerType::kGrpo;
+  config.sampling.max_completion_length = 4;
+  EXPECT_EQ(loaded(config).second.notes,
+            std::vector<std::string>{
+                "max_completion_length: the prompts of 10 of 20 training problems leave room for "
+                "fewer than 4 tokens in the context of 8, the longest for 3; hint: a larger "
+                "model.context or shorter prompts"});
+  config.sampling.max_completion_length = 3;
+  EXPECT_TRUE(loaded(config).second.notes.empty());
+}
+
+// ---- What is held out and trained on all the same
+
+TEST_F(Datasets, HeldOutProblemsThatAreTrainedOnAreCounted) {
+  TrainConfig config = too_long(TrainerType::kSft, TooLong::kSkip);
+  const auto leak = [&](const std::vector<TrainConfig>& earlier = {}) {
+    return held_out_leak(load_dataset(config, make_char_tokenizer("0123456789+=")), earlier);
+  };
+  EXPECT_EQ(leak(), "");
+  write_file(config.data.jsonl.eval_path[0],
+             line("9+9=", "18") + "\n" + line("1+1=", "other") + "\n" + line("7+1=", "8") + "\n");
+  EXPECT_EQ(leak(), str("data: 2 of the 3 held-out problems are also trained on, the first: ",
+                        dir_.path("test.jsonl"), ":2; hint: problems of data.jsonl.eval_path that ",
+                        "data.jsonl.path does not have"));
+}
+
+// Stages with other templates or fractions disagree on who is held out; one hash of fields does not.
+TEST_F(Datasets, ALaterStageCountsWhatEarlierOnesTrainedOn) {
+  TrainConfig later = jsonl(TrainerType::kGrpo, sums()), earlier = later;
+  later.data.jsonl.prompt = "{prompt}?";
+  const auto leak = [&] {
+    return held_out_leak(load_dataset(later, make_char_tokenizer("0123456789+=?")), {&earlier, 1});
+  };
+  // By their lines, though their prompts differ.
+  std::string text = leak();
+  EXPECT_NE(text.find(" held-out problems are trained on by stage 1 ("), text.npos) << text;
+  EXPECT_NE(text.find("; hint: one data.split_by and one held_out_fraction for all"), text.npos);
+  later.data.jsonl.split_by = earlier.data.jsonl.split_by = {"prompt"};
+  EXPECT_EQ(leak(), "");
+  earlier.data.jsonl.held_out_fraction = 0.1;
+  EXPECT_NE(leak(), "");
+  earlier.data.jsonl.held_out_fraction = 0.5;
+  EXPECT_EQ(leak(), "");
+  // By what they ask, though the file is another one.
+  earlier.data.jsonl.held_out_fraction = 0;
+  earlier.data.jsonl.path = {dir_.path("other.jsonl")};
+  write_file(dir_.path("other.jsonl"), line("0+1=", "x") + "\n" + line("nothing", "x") + "\n");
+  later.data.jsonl.held_out_fraction = 1;
+  EXPECT_EQ(leak().find("data: 1 of the 20 held-out problems are trained on by stage 1"), 0u);
+  std::filesystem::remove(dir_.path("other.jsonl"));
+  EXPECT_EQ(leak(), "");
 }
 
 TEST_F(Datasets, WindowsOfTextComeFromEachSourceAsItsWeightSays) {

@@ -110,6 +110,66 @@ TEST_F(Monitor, ClippedRatiosAndLengthsAtTheLimit) {
              "40 % of the completions end at the length limit");
 }
 
+// A hint names no key that is set, and none that would do nothing.
+TEST_F(Monitor, HintsAreOfKeysThatAct) {
+  const auto has = [](const Warnings& warnings, const std::string& text) {
+    return !warnings.empty() && warnings[0].second.find(text) != std::string::npos;
+  };
+  const auto truncated = [](int) { return Numbers{.truncated = 0.5}; };
+  EXPECT_TRUE(has(observe_all(truncated, 9), "mask_truncated_completions: true"));
+  config_.grpo.mask_truncated_completions = true;
+  EXPECT_FALSE(has(observe_all(truncated, 9), "mask_truncated_completions"));
+  const auto falling = [](int i) { return Numbers{.entropy = i < 6 ? 0.8 : 0.01}; };
+  EXPECT_TRUE(has(observe_all(falling, 30), "the entropy has collapsed"));
+  EXPECT_FALSE(has(observe_all(falling, 30), "epsilon_high"));  // one update a step
+  config_.grpo.num_minibatches = 2;
+  EXPECT_TRUE(has(observe_all(falling, 30), "epsilon_high: 0.28"));
+  config_.grpo.epsilon_high = 0.28;
+  EXPECT_FALSE(has(observe_all(falling, 30), "epsilon_high"));
+}
+
+TEST_F(Monitor, CompletionsThatAreAllMaskedMakeNoUpdate) {
+  config_.grpo.mask_truncated_completions = true;
+  const auto warnings =
+      observe_all([](int) { return Numbers{.silent = 1, .truncated = 0.75, .context = 0.25}; }, 25);
+  ASSERT_EQ(warnings.size(), 3u);  // the length limit and the context, too
+  EXPECT_EQ(warnings[2].first, 9);
+  EXPECT_EQ(warnings[2].second.find("no update has been made for 10 steps: all completions are"),
+            0u);
+  EXPECT_EQ(warnings[2].second.find("mask_truncated_completions: true"), std::string::npos);
+}
+
+TEST_F(Monitor, CompletionsThatFillTheContext) {
+  expect_one(observe_all([](int) { return Numbers{.context = 0.4}; }, 20),
+             "40 % of the completions end where the model's context is full");
+}
+
+// What is best is what was seen, on whatever scale, or what pass@1 says; not the sum of weights.
+TEST_F(Monitor, TheBestRewardIsTheBestThatWasSeen) {
+  const auto silent = [](double reward, double lowest, double highest) {
+    return [=](int) {
+      return Numbers{.reward = reward, .silent = 1, .highest = highest, .lowest = lowest};
+    };
+  };
+  expect_one(observe_all(silent(30, 0, 30), 25), "train on harder ones");
+  expect_one(observe_all(silent(-1, -8, -1), 25), "train on harder ones");
+  expect_one(observe_all(silent(1.1, 0, 5), 25), "hint: easier problems");
+  expect_one(observe_all(silent(1.1, 1.1, 1.1), 25), "hint: easier problems");  // nobody knows
+  GrpoMonitor monitor(config_, {});
+  std::vector<std::string> all;
+  for (int i = 0; i < 12; ++i)
+    for (std::string& warning : monitor.observe({{"reward", 1.1},
+                                                 {"frac_reward_zero_std", 1},
+                                                 {"clip_ratio/low", 0},
+                                                 {"clip_ratio/high", 0},
+                                                 {"entropy", 1},
+                                                 {"completions/clipped_ratio", 0}},
+                                                0.95))
+      all.push_back(std::move(warning));
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_NE(all[0].find("train on harder ones"), std::string::npos) << all[0];
+}
+
 TEST_F(Monitor, AFaultThatReturnsIsToldAgain) {
   const auto warnings =
       observe_all([](int i) { return Numbers{.truncated = i / 15 % 2 == 0 ? 0.5 : 0.0}; }, 60);

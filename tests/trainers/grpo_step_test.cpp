@@ -212,6 +212,65 @@ TEST_F(GrpoStep, AWrongRecordedLogProbIsMendedBeforeTheUpdate) {
   }
 }
 
+// The second minibatch is updated with other weights than those that sampled, so only a check before
+// the first update can see that a record of it is wrong.
+TEST_F(GrpoStep, EveryMinibatchIsCheckedNowAndThen) {
+  const auto damage_last = [](ScoredRollouts& scored) {
+    Trajectory& t = scored.trajectories.back();
+    t.logprobs.back() += std::log(1.25);
+  };
+  const Trained right = train(1, [](ScoredRollouts&) {});
+  for (const int64_t every : {1, 20}) {
+    config_.grpo.ratio_check_every = every;
+    const ExpectLog warning("max |ratio - 1| = 0.2");
+    const Trained corrected = train(1, damage_last);
+    EXPECT_NEAR(corrected.metrics.at("ratio_deviation"), 0.2, 1e-9);
+    expect_same_weights(corrected.weights, right.weights);
+  }
+  config_.grpo.ratio_check_every = 0;
+  const Trained wrong = train(1, damage_last);
+  EXPECT_EQ(wrong.metrics.at("ratio_deviation"), 0);
+  EXPECT_NE(wrong.metrics.at("kl_old"), right.metrics.at("kl_old"));
+  // Steps in between are checked on the first minibatch alone.
+  config_.grpo.ratio_check_every = 20;
+  const auto comm = make_single_communicator();
+  for (const int64_t step : {0, 1, 19, 20, 40}) {
+    const auto mine = learner(*comm);
+    const PromptShare share = share_prompts(*comm, config_, 0);
+    ScoredRollouts scored = sampled(mine->model(), share);
+    auto minibatches =
+        pack_minibatches(*comm, mine->model(), scored, scored.advantages, share, config_);
+    Tensor old = minibatches.back().back().columns.at("old_logprob");
+    old.fill_(-1);
+    std::optional<ExpectLog> warning;
+    if (step % 20 == 0) warning.emplace("the sampler's log-probs differ from the trainer's");
+    EXPECT_EQ(update_policy(*comm, *mine, minibatches, config_, 1e-2, step).ratio_deviation > 0,
+              step % 20 == 0);
+  }
+}
+
+// With its truncated completions masked, a group has a signal only if the others have one.
+TEST_F(GrpoStep, GroupsAreSilentByTheTokensThatCount) {
+  const auto comm = make_single_communicator();
+  const auto mine = learner(*comm);
+  const PromptShare share = share_prompts(*comm, config_, 0);
+  ScoredRollouts scored = sampled(mine->model(), share);
+  for (Trajectory& c : scored.trajectories) c.stop_reason = StopReason::kLength;
+  for (size_t i = 0; i < 3; ++i) scored.trajectories[i].stop_reason = StopReason::kContext;
+  scored.trajectories.back().stop_reason = StopReason::kStopToken;
+  const auto metrics = [&] { return grpo_metrics(scored, {}, {}, config_, 0).reduce(*comm); };
+  EXPECT_EQ(metrics().at("frac_reward_zero_std"), 0);
+  config_.grpo.mask_truncated_completions = true;
+  EXPECT_EQ(metrics().at("frac_reward_zero_std"), 0.75);
+  // What ends where the context is full is counted apart.
+  EXPECT_EQ(metrics().at("completions/clipped_ratio"), 8.0 / 12);
+  EXPECT_EQ(metrics().at("completions/context_ratio"), 3.0 / 12);
+  EXPECT_EQ(metrics().at("reward_max"), 11);
+  EXPECT_EQ(metrics().at("reward_min"), 0);
+  scored.scores.total.assign(12, kNaN);
+  EXPECT_TRUE(std::isnan(metrics().at("reward_max")) && std::isnan(metrics().at("reward_min")));
+}
+
 void set_truncated(Trajectory& trajectory, bool truncated = true) {
   trajectory.stop_reason = truncated ? StopReason::kLength : StopReason::kStopToken;
 }
@@ -225,7 +284,7 @@ TEST_F(GrpoStep, AnUpdateWithoutATokenInTheMaskIsNotMade) {
     return pack_minibatches(*comm, mine->model(), scored, scored.advantages, share, config_).size();
   };
   EXPECT_EQ(count(), 2u);
-  // Zero advantages are no reason: AdamW's momentum goes on, as in TRL.
+  // Zero advantages are no reason here: the learner sees their gradient.
   scored.advantages.assign(scored.advantages.size(), 0);
   EXPECT_EQ(count(), 2u);
   config_.grpo.mask_truncated_completions = true;

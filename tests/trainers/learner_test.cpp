@@ -137,6 +137,62 @@ TEST_F(LearnerTest, GoesOnAfterARefusedUpdateAsIfItHadNotBeen) {
 // A step of this size leaves the range of f32.
 constexpr double kHugeRate = 1e38;
 
+// Momentum and decay would move the weights.
+TEST_F(LearnerTest, AnUpdateWhoseGradientIsExactlyZeroIsNotMade) {
+  const auto weights = copies(learner_.model()), moments = copies(learner_.optimizer().state());
+  const auto zero = [&](int64_t) { return small_loss(learner_.model(), 2, 0); };
+  for (const int64_t micro_batches : {0, 1, 3}) {
+    const Learner::Update update = learner_.update(micro_batches, zero, 1e-3);
+    EXPECT_FALSE(update.made);
+    EXPECT_FALSE(update.refused);
+    EXPECT_EQ(update.grad_norm, 0);
+  }
+  expect_bit_equal(copies(learner_.model()), weights);
+  expect_bit_equal(copies(learner_.optimizer().state()), moments);
+  EXPECT_EQ(learner_.optimizer().updates(), 1);
+  const auto some = [&](int64_t) { return small_loss(learner_.model(), 2, 1e-20); };
+  EXPECT_TRUE(learner_.update(1, some, 1e-3).made);
+}
+
+// The ranks decide together: one without a gradient makes the update of the others.
+TEST(LearnerRanks, MakeAnUpdateWhereAnyHasAGradient) {
+  run_local_ranks(2, [&](Communicator& comm) {
+    Learner learner(std::make_unique<Transformer>(small_model(), DType::kF32, 1), {}, comm);
+    const auto loss = [&](double scale) {
+      return [&, scale](int64_t) { return small_loss(learner.model(), 2, scale); };
+    };
+    EXPECT_FALSE(learner.update(1, loss(0), 1e-3).made);
+    EXPECT_TRUE(learner.update(1, loss(comm.rank()), 1e-3).made);
+  });
+}
+
+// |dw| / |w| of the first update: every element moves by the learning rate.
+TEST(RelativeUpdate, IsTheLengthOfTheStepOverThatOfTheWeights) {
+  const auto comm = make_single_communicator();
+  for (const MomentKind moments : {MomentKind::kF32, MomentKind::kBF16}) {
+    OptimizerConfig config;
+    config.weight_decay = 0;
+    config.storage.moments = moments;
+    Learner learner(std::make_unique<Transformer>(small_model(), DType::kF32, 1), config, *comm);
+    EXPECT_TRUE(std::isnan(learner.optimizer().relative_update(1e-3)));
+    const auto before = copies(learner.model());
+    learner.update(
+        1, [&](int64_t) { return small_loss(learner.model(), 2); }, 1e-3);
+    double moved = 0, length = 0;
+    const auto after = copies(learner.model());
+    for (size_t i = 0; i < after.size(); ++i) {
+      const auto a = after[i].to_vector<double>(), b = before[i].to_vector<double>();
+      for (size_t k = 0; k < a.size(); ++k) {
+        moved += (a[k] - b[k]) * (a[k] - b[k]);
+        length += a[k] * a[k];
+      }
+    }
+    // Small tensors are taken whole; moments of 8 bits are right to 1 %.
+    EXPECT_NEAR(learner.optimizer().relative_update(1e-3) / std::sqrt(moved / length), 1,
+                moments == MomentKind::kF32 ? 1e-4 : 0.02);
+  }
+}
+
 TEST_F(LearnerTest, UpdateThatLeavesTheFiniteNumbersIsNoticed) {
   learner_.check_weights();
   learner_.update(

@@ -253,6 +253,31 @@ TEST(ResumeData, OfSeveralSourcesGoOnWhereTheyWere) {
   }
 }
 
+// A longer run continues its curriculum where it was: no problem comes again before the others have.
+TEST(ResumeData, OfACurriculumContinueWhereTheyWere) {
+  const TempDir dir;
+  std::string lines;
+  for (int i = 0; i < 40; ++i)
+    lines +=
+        str("{\"prompt\": \"", i % 10, "=\", \"answer\": \"",
+            std::string(static_cast<size_t>(1 + i / 10), static_cast<char>('0' + i % 10)), "\"}\n");
+  write_file(dir.path("sums.jsonl"), lines);
+  const std::string yaml =
+      std::string(kSmallModel) + kSmallSft +
+      "lr_schedule: constant\n"
+      "data: {curriculum: length, jsonl: {path: sums.jsonl, held_out_fraction: 0}}\n";
+  const std::string planned = train_new(small_plan(dir, "planned", yaml, {"steps=3"}));
+  train_rest(planned, {"steps=5"});
+  EXPECT_EQ(load_state(find_checkpoint(planned)).planned_steps, (std::vector<int64_t>{3, 5}));
+  // As if the longer run had come after an interruption of the shorter one.
+  const std::string interrupted = train_interrupted(small_plan(dir, "run", yaml, {"steps=3"}), 2);
+  train_rest(interrupted, {"steps=5"});
+  EXPECT_EQ(load_state(find_checkpoint(interrupted)).planned_steps, (std::vector<int64_t>{3, 5}));
+  EXPECT_TRUE(checkpoint_bytes(interrupted) == checkpoint_bytes(planned));
+  const std::string other = train_new(small_plan(dir, "other", yaml, {"steps=5"}));
+  EXPECT_FALSE(checkpoint_bytes(other) == checkpoint_bytes(planned));
+}
+
 TEST(ResumeData, OfAnEvaluationThatHaveChangedAreRefused) {
   const TempDir dir;
   const ExpectLog leak("20 of the 20 held-out problems are also trained on, the first: " +
