@@ -13,6 +13,7 @@
 #include "trainers/data_check.h"
 #include "trainers/evaluate.h"
 #include "trainers/files.h"
+#include "trainers/report.h"
 #include "trainers/run.h"
 
 namespace cohort::apps {
@@ -316,7 +317,7 @@ int evaluate(const EvalOptions& options) {
     Engine engine(*loaded.model, config.rollout);
     const ProblemScores scores = evaluate_problems({engine, data, correct, config}, *alone);
     line.set("held_out", data.held_out_set->size());
-    for (const auto& [name, value] : scores.metrics) line.set(name, value);
+    for (const auto& [name, value] : scores.metrics) line.set(name, metric_json(name, value));
     line.set("correct", correct.rule());
     if (!options.pass_rates.empty())
       write_pass_rates(options.pass_rates, data.held_out, scores.pass_rates);

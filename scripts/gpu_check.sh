@@ -35,9 +35,15 @@ if [ -f build/travel/cohort.tar.xz ]; then
   mkdir -p build/cuda && cp -r build/travel/build/. build/cuda/
   source_dir=$(cat build/travel/source_dir)
   [ -e "$source_dir" ] || { mkdir -p "$(dirname "$source_dir")" && ln -s "$PWD" "$source_dir"; }
-  export COHORT_TEST_DATA=$PWD/build/travel/data
 fi
-export COHORT_TEST_DATA=${COHORT_TEST_DATA:-$PWD/../shared/data}
+# What the caller names, what the packed build has, or what is beside the source tree.
+data=${COHORT_TEST_DATA:-build/travel/data}
+[ -n "${COHORT_TEST_DATA-}" ] || [ -d "$data" ] || data=../shared/data
+if ! COHORT_TEST_DATA=$(realpath -e "$data"); then
+  echo "gpu_check.sh: no test data in $data; hint: name their folder in COHORT_TEST_DATA" >&2
+  exit 2
+fi
+export COHORT_TEST_DATA
 export NCCL_NVLS_ENABLE=0
 cuda_tests='Cuda*.*:*/Cuda*.*-*Slow.*:*CudaMultiGpu*'
 failed=0

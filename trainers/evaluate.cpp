@@ -192,7 +192,6 @@ ProblemScores evaluate_problems(const ProblemEvaluation& what, Communicator& com
   ProblemScores scores;
   const Judged greedy = sample_and_judge(what, comm, 0, 1);
   scores.metrics.add("pass@1", mean_pass_at_k(greedy.verdicts, 1, 1));
-  add_statistics(greedy, comm, scores.metrics);
   scores.told = told_problems(what, comm, greedy);
   scores.pass_rates = greedy.verdicts;
   if (eval.num_samples > 0) {
@@ -217,6 +216,7 @@ ProblemScores evaluate_problems(const ProblemEvaluation& what, Communicator& com
         "val_loss", mean_loss(what.engine.model(), static_cast<int64_t>(what.data.held_out.size()),
                               sequence, what.config.micro_batch(), comm));
   }
+  add_statistics(greedy, comm, scores.metrics);
   return scores;
 }
 

@@ -47,8 +47,8 @@ struct ProblemResult {
 inline constexpr int64_t kToldProblems = 8;
 
 struct ProblemScores {
-  // "pass@1" (greedy) first, then its standard error, the number of problems and the lengths of the
-  // greedy completions, then the sampled "pass@k", then (sft) "val_loss"; NaN: not measured.
+  // "pass@1" (greedy) first, then the sampled "pass@k", (sft) "val_loss", and of the greedy
+  // completions the standard error of pass@1, their number and their lengths; NaN: not measured.
   Metrics metrics;
   std::vector<ProblemResult> told;
   // Of each problem: the share of its samples, or of one greedy completion, that is right; NaN

@@ -48,21 +48,33 @@ std::string evaluation_text(const Evaluation& evaluation) {
   std::string text = str("step ", evaluation.step, ":");
   const char* before = " ";
   for (const auto& [name, value] : evaluation.metrics) {
+    if (name == "pass@1_stderr") break;  // what follows is said in words
     const bool is_score = name == evaluation.metrics.front().first;
     if (!is_score && std::isnan(value)) continue;
-    text += name == "pass@1_stderr" ? " +- " + score_text(value, 4)
-            : name == "problems"    ? str(" of ", score_text(value, 0), " problems")
-                                    : str(before, name == "pass@1" ? evaluation.measure : name, " ",
-                                          score_text(value, 4));
+    text += str(before, name == "pass@1" ? evaluation.measure : name, " ", score_text(value, 4));
     before = ", ";
   }
-  return text;
+  const auto problems = evaluation.metrics.find("problems");
+  if (!problems) return text;
+  const auto number = [&](const char* name) { return evaluation.metrics.at(name); };
+  if (const double error = number("pass@1_stderr"); !std::isnan(error))
+    text += ", standard error " + score_text(error, 4);
+  text += str(" (", score_text(*problems, 0), " problems, mean length ",
+              score_text(number("eval/mean_length"), 1), ", ",
+              score_text(100 * number("eval/clipped_ratio"), 0), " % truncated");
+  if (const double full = number("eval/context_ratio"); full > 0)
+    text += str(", ", score_text(100 * full, 0), " % in a full context");
+  return text + ")";
+}
+
+Json metric_json(const std::string& name, double value) {
+  return name == "problems" ? Json(static_cast<int64_t>(value)) : Json(value);
 }
 
 Json evaluation_json(const Evaluation& evaluation) {
   Json line;
   line.set("step", evaluation.step).set("time", utc_now()).set("eval", true);
-  for (const auto& [name, value] : evaluation.metrics) line.set(name, value);
+  for (const auto& [name, value] : evaluation.metrics) line.set(name, metric_json(name, value));
   if (!evaluation.rule.empty()) line.set("correct", evaluation.rule);
   return line.set("time/evaluation", evaluation.seconds);
 }

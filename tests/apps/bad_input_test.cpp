@@ -273,7 +273,7 @@ TEST_F(BadInput, DamagedCheckpointFallsBackToTheOneBeforeAndSaysSo) {
   EXPECT_TRUE(read_file(run + "/checkpoints/step-00000006/model.safetensors") ==
               read_file(other + "/checkpoints/step-00000006/model.safetensors"));
 
-  for (const char* step : {"0", "2", "4", "6"})
+  for (const char* step : {"2", "4", "6"})
     damage(run + "/checkpoints/step-0000000" + std::string(step));
   for (const auto& arguments :
        {generate, std::vector<std::string>{"train", "--resume", run},

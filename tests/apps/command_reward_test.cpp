@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 #include "tests/apps/process.h"
 #include "tests/trainers/small_configs.h"
@@ -35,6 +36,34 @@ class RewardPrograms : public testing::Test {
   }
   TempDir dir_;
 };
+
+// `check` and the start of a run ask for the three examples that are shown, each with its own answer.
+TEST_F(RewardPrograms, AreAskedForTheShownExamplesBeforeTheRun) {
+  const std::vector<std::string> train =
+      run("run", python("def reward(completions, **fields):\n"
+                        "    with open('asked.txt', 'a') as log:\n"
+                        "        log.writelines('%s=%s\\n' % (c, a) for c, a in\n"
+                        "                       zip(completions, fields['answers']))\n"
+                        "    return [float(c) for c in completions]\n"));
+  const auto asked = [&] {
+    std::vector<std::string> lines;
+    std::istringstream in(read_file(dir_.path("asked.txt")));
+    for (std::string line; std::getline(in, line);) lines.push_back(line);
+    return lines;
+  };
+  const Output output = run_cohort({"check", train[1]});
+  ASSERT_EQ(output.code, 0) << output.err;
+  const std::vector<std::string> first = asked();
+  ASSERT_EQ(first.size(), 3u);
+  for (const std::string& line : first) {
+    const std::string completion = line.substr(0, line.find('='));
+    EXPECT_EQ(line, completion + "=" + completion);  // the gold answer
+    EXPECT_NE(output.out.find(str("its rewards       command ", completion, "; total ")),
+              std::string::npos)
+        << output.out;
+  }
+  EXPECT_FALSE(first[0] == first[1] && first[1] == first[2]);
+}
 
 TEST_F(RewardPrograms, GiveTheWeightsOfTheBuiltInReward) {
   const Output built_in = run_cohort(run("built_in", "{name: format, pattern: '.*1.*'}"));

@@ -222,6 +222,51 @@ TEST_F(Commands, GenerateByATemplateNeedsARunThatHasOne) {
                    {"--template: ", "config.yaml has no data.jsonl", "hint: "});
 }
 
+// --template samples as the run does, unless the command says otherwise.
+TEST_F(Commands, GenerateByATemplateSamplesAsTheRunDoes) {
+  std::string lines;
+  for (int i = 0; i < 30; ++i)
+    lines += str("{\"prompt\": \"", i, "=\", \"answer\": \"", i % 2, "\"}\n");
+  write_file(dir_.path("sums.jsonl"), lines);
+  train(std::string(kSmallModel) + kSmallSft + "data: {jsonl: {path: sums.jsonl}}\n",
+        {"temperature=0", "stop_strings=[\"1\", \"0\"]", "steps=60"});
+  const auto completions = [&](std::vector<std::string> more) {
+    more.insert(more.begin(),
+                {"generate", run_, "--template", "{\"prompt\": \"7=\"}", "--json", "--num", "6"});
+    std::vector<std::string> out;
+    for (const Json& line : json_lines_of(cohort(more).out))
+      out.push_back(line.at("completion").as_string() + "|" + line.at("stopped").as_string());
+    return out;
+  };
+  const auto greedy = completions({});
+  EXPECT_EQ(greedy, std::vector<std::string>(6, greedy[0]));
+  EXPECT_TRUE(greedy[0] == "0|stop" || greedy[0] == "1|stop") << greedy[0];
+  const auto random = completions({"--temperature", "20", "--stop", "7"});
+  EXPECT_NE(random, std::vector<std::string>(6, random[0]));
+  for (const std::string& each : random)
+    EXPECT_EQ(each.find_first_of("017") == each.npos, each.find("|stop") == each.npos) << each;
+}
+
+// What a test file's problems are worth to a model is no reason to train on them.
+TEST_F(Commands, EvalWritesNoPassRatesOfATestFileUnlessItIsForced) {
+  write_file(dir_.path("sums.jsonl"),
+             "{\"prompt\": \"1=\", \"answer\": \"1\"}\n"
+             "{\"prompt\": \"2=\", \"answer\": \"2\"}\n");
+  write_file(dir_.path("test.jsonl"), "{\"prompt\": \"1=2\", \"answer\": \"1\"}\n");
+  train(std::string(kSmallModel) + kSmallSft +
+        "data: {jsonl: {path: sums.jsonl, eval_path: test.jsonl}}\n");
+  const std::string rated = dir_.path("rated.jsonl");
+  expect_bad_input(
+      run_cohort({"eval", run_, "--pass-rates", rated}),
+      {"--pass-rates: the problems of data.jsonl.eval_path (", "test.jsonl", "hint: "});
+  EXPECT_FALSE(fs::exists(rated));
+  cohort({"eval", run_, "--pass-rates", rated, "--force"});
+  EXPECT_EQ(json_lines(rated).size(), 1u);
+  cohort({"eval", run_, "--pass-rates", rated, "data.jsonl.eval_path=[]",
+          "data.jsonl.held_out_fraction=1"});
+  EXPECT_EQ(json_lines(rated).size(), 2u);
+}
+
 TEST_F(Commands, EvalSaysWhatTheRunSaid) {
   train(sft_, {"eval.num_samples=4", "eval.k=[1, 4]"});
   const Json last = json_lines(run_ + "/metrics.jsonl").back();
@@ -269,8 +314,9 @@ TEST_F(Commands, EvalTakesAWholeFile) {
   EXPECT_GT(metric(said, "val_loss"), 0);
   const Output some = eval({own, "eval.size=5"});
   EXPECT_EQ(json_lines_of(some.out).at(0).at("problems").as_int(), 5);
-  EXPECT_NE(some.err.find("eval.size: the first 5 of 41 held-out problems; hint: eval.size=0"),
-            some.err.npos)
+  EXPECT_NE(
+      some.err.find("eval.size: 5 of 41 held-out problems, those with the smallest hashes; hint: "),
+      some.err.npos)
       << some.err;
   // The same problems, as all of a file that is held out.
   const Output whole = eval({"data.jsonl.held_out_fraction=1", "eval.size=0"});
@@ -401,16 +447,42 @@ TEST_F(Commands, CheckShowsPromptsAndWhatTheRewardsGiveTheirAnswers) {
   for (const std::string& text :
        {example + "  example 3: prompt ", example + "             its rewards       numeric 1; ",
         std::string("  held-out                     8 of 21 problems\n"),
-        std::string("  data.too_long                left out 1 of 21 training and 0 of 8 held-out"),
+        std::string("  data.too_long                left out 1 of 21 training and 1 of 9 held-out"),
         std::string("  room for completions         10 of 11 tokens after the longest prompt\n")})
     EXPECT_NE(output.out.find(text), std::string::npos) << text << "\n" << output.out;
-  EXPECT_EQ(output.err, "");
+  EXPECT_NE(
+      output.err.find("data: 20 of the 21 held-out problems are also trained on, the first: "),
+      std::string::npos)
+      << output.err;
+  EXPECT_EQ(output.err.find("rewards: "), std::string::npos) << output.err;
   output = cohort({"check", dir_.path("run.yaml"), "rewards=[{name: numeric}]"});
   EXPECT_NE(output.out.find("numeric 0; total 0\n"), std::string::npos) << output.out;
   EXPECT_NE(output.err.find("rewards: 20 of 20 gold answers get less than the rewards can give; "
                             "the first: '#1' after '0+\\n1=' gets numeric 0; total 0; hint: "),
             std::string::npos)
       << output.err;
+}
+
+// The question can be read, however long what comes before it is.
+TEST_F(Commands, CheckShowsWhatLongPromptsAsk) {
+  std::string lines;
+  for (int i = 0; i < 4; ++i)
+    lines += str("{\"q\": \"", std::string(900, 'x'), " what is ", i, "+1?\", \"answer\": \"",
+                 i + 1, "\"}\n");
+  write_file(dir_.path("sums.jsonl"), lines);
+  write_file(dir_.path("run.yaml"),
+             "output_dir: run\ntrainer: sft\nmodel: {num_layers: 1, d_model: "
+             "16, num_heads: 2, context: 2000}\neval: {size: 8}\n"
+             "data: {jsonl: {path: sums.jsonl, prompt: '{q}', "
+             "held_out_fraction: 0}}\n");
+  const std::string some = cohort({"check", dir_.path("run.yaml")}).out,
+                    all = cohort({"check", dir_.path("run.yaml"), "--full"}).out;
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_NE(some.find(str("x what is ", i, "+1?'\n")), some.npos) << some;
+    EXPECT_NE(all.find(str("'", std::string(900, 'x'), " what is ", i, "+1?'\n")), all.npos);
+  }
+  EXPECT_EQ(some.find(std::string(700, 'x')), some.npos);
+  EXPECT_NE(some.find("x...x"), some.npos);
 }
 
 TEST_F(Commands, CheckOfATrainingOnGpusNeedsNone) {
