@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "apps/commands.h"
+#include "core/log.h"
 #include "dist/communicator.h"
 #include "trainers/checkpoint.h"
 #include "trainers/data_check.h"
@@ -314,6 +315,10 @@ int evaluate(const EvalOptions& options) {
           "nothing is held out to evaluate on; hint: data.jsonl.eval_path=FILE, or "
           "data.jsonl.held_out_fraction=1 for all of data.jsonl.path");
     log_what_is_used(config, data, check_held_out(config, data, loaded.model->config().context));
+    if (const std::string leak =
+            held_out_leak(data, std::span(plan.stages).first(plan.stages.size() - 1));
+        !leak.empty())
+      logging::warn(leak);
     Engine engine(*loaded.model, config.rollout);
     const ProblemScores scores = evaluate_problems({engine, data, correct, config}, *alone);
     line.set("held_out", data.held_out_set->size());

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
-#include <unordered_set>
+#include <set>
 #include <vector>
 
 #include "core/log.h"
@@ -54,7 +54,7 @@ struct ContextFit {
     int64_t sequence = prompt;
     if (trainer == TrainerType::kSft) {
       // The last answer stays whole, where half of the context is enough for it.
-      sequence = static_cast<int64_t>(supervised_sequence(example, tokenizer).tokens.size());
+      sequence = static_cast<int64_t>(supervised_tokens(example, tokenizer).size());
       room = std::max(context / 2, context + 1 - (sequence - prompt));
     }
     if (too_long(prompt, sequence)) chat->truncate(example, std::min(room, context - 1));
@@ -227,15 +227,20 @@ class ContextCheck {
       out.solution = solution_length(example);
       return;
     }
-    TokenSequence sequence = supervised_sequence(example, fit_.tokenizer);
-    out.sequence = static_cast<int64_t>(sequence.tokens.size());
+    out.sequence = static_cast<int64_t>(supervised_tokens(example, fit_.tokenizer).size());
     out.solution = out.sequence - out.prompt;
-    if (config_.data.too_long == TooLong::kTruncate && out.sequence > fit_.context + 1)
-      sequence.loss_mask.resize(static_cast<size_t>(fit_.context + 1));
-    if (std::find(sequence.loss_mask.begin() + 1, sequence.loss_mask.end(), 1) ==
-            sequence.loss_mask.end() &&
-        (out.prompt < fit_.context || !cuts()))
+    if (!has_targets(example, out))
       throw InputError("nothing of it would be learned; hint: a conversation needs an answer");
+  }
+  // Whether anything is learned of a problem that is used as it is.
+  bool has_targets(const Example& example, const Measured& size) const {
+    if (!fit_.too_long(size.prompt, size.sequence))
+      return example.learned.empty() ||
+             std::any_of(example.learned.begin(), example.learned.end(),
+                         [](const auto& span) { return span.first < span.second; });
+    if (!cuts() || size.prompt >= fit_.context) return true;  // it is not used, or cut first
+    return supervised_sequence(example, fit_.tokenizer, fit_.context, TooLong::kTruncate)
+               .num_targets() > 0;
   }
   // With its end of sequence; 0: there is none, or the model cannot write it.
   int64_t solution_length(const Example& example) const {
@@ -392,55 +397,57 @@ DataLengths check_held_out(const TrainConfig& config, Dataset& data, int64_t con
 
 namespace {
 
-// Hashes by which problems are known again.
-struct KnownProblems {
-  std::unordered_set<uint64_t> splits, contents;
-
-  void add(const ExampleSet& set) {
-    for (int64_t i = 0; i < set.size(); ++i) {
-      const ExampleId id = set.id(i);
-      splits.insert(id.split);
-      if (id.content != 0) contents.insert(id.content);
+// Which of some held-out problems are met in other sets.
+class LeakCount {
+ public:
+  explicit LeakCount(const ExampleSet& held_out) : held_out_(held_out) {
+    for (int64_t i = 0; i < held_out.size(); ++i) {
+      const ExampleId id = held_out.id(i);
+      known_.emplace_back(id.split, i);
+      if (id.content != 0) known_.emplace_back(id.content, i);
     }
+    std::sort(known_.begin(), known_.end());
   }
-  bool has(const ExampleId& id) const {
-    return splits.contains(id.split) || contents.contains(id.content);
-  }
-};
 
-// "12 of the 40 held-out problems are WHERE, the first: FILE:3"; empty: none is.
-std::string leak_text(const ExampleSet& held_out, const KnownProblems& known,
-                      const std::string& where) {
-  int64_t count = 0, first = 0;
-  for (int64_t i = 0; i < held_out.size(); ++i)
-    if (known.has(held_out.id(i)) && count++ == 0) first = i;
-  if (count == 0) return "";
-  return str(count, " of the ", held_out.size(), " held-out problems are ", where,
-             ", the first: ", held_out.get(first).where);
-}
+  // "12 of the 40 held-out problems are WHERE, the first: FILE:3"; empty: none is in `trained`.
+  std::string text(const ExampleSet& trained, const std::string& where) const {
+    std::set<int64_t> met;
+    for (int64_t i = 0; i < trained.size(); ++i) {
+      const ExampleId id = trained.id(i);
+      for (const uint64_t hash : {id.split, id.content})
+        for (auto it = std::lower_bound(known_.begin(), known_.end(), std::pair(hash, int64_t{0}));
+             it != known_.end() && it->first == hash; ++it)
+          met.insert(it->second);
+    }
+    if (met.empty()) return "";
+    return str(met.size(), " of the ", held_out_.size(), " held-out problems are ", where,
+               ", the first: ", held_out_.get(*met.begin()).where);
+  }
+
+ private:
+  const ExampleSet& held_out_;
+  std::vector<std::pair<uint64_t, int64_t>> known_;  // hashes, sorted, with their problems
+};
 
 }  // namespace
 
 std::string held_out_leak(const Dataset& data, std::span<const TrainConfig> earlier) {
   if (data.task != nullptr || data.held_out_set == nullptr || data.held_out_set->size() == 0)
     return "";
-  KnownProblems own;
-  own.add(*data.train);
-  const std::string inside = leak_text(*data.held_out_set, own, "also trained on");
-  if (!inside.empty())
-    return str("data: ", inside, "; hint: problems of data.jsonl.eval_path that ",
-               "data.jsonl.path does not have");
+  const LeakCount leak(*data.held_out_set);
+  if (const std::string text = leak.text(*data.train, "also trained on"); !text.empty())
+    return str("data: ", text,
+               "; hint: problems of data.jsonl.eval_path that data.jsonl.path does ", "not have");
   for (size_t i = 0; i < earlier.size(); ++i) {
     if (earlier[i].data.jsonl.path.empty()) continue;
-    KnownProblems before;
+    std::unique_ptr<ExampleSet> trained;
     try {
-      before.add(*load_jsonl(earlier[i].data.jsonl).train);
+      trained = load_jsonl(earlier[i].data.jsonl).train;
     } catch (const InputError&) {
       continue;
     }
-    const std::string text =
-        leak_text(*data.held_out_set, before,
-                  str("trained on by stage ", i + 1, " (", trainer_name(earlier[i].trainer), ")"));
+    const std::string text = leak.text(
+        *trained, str("trained on by stage ", i + 1, " (", trainer_name(earlier[i].trainer), ")"));
     if (!text.empty())
       return str("data: ", text, "; hint: one data.split_by and one held_out_fraction for all ",
                  "stages");

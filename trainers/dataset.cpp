@@ -216,33 +216,32 @@ SamplingConfig sampling_for(const TrainConfig& config, const Tokenizer& tokenize
   return sampling;
 }
 
-TokenSequence supervised_sequence(const Example& example, const Tokenizer& tokenizer) {
-  // One text, as its tokens may depend on what comes before them.
-  const Example all{.prompt = example.prompt + example.solution, .special = example.special};
-  TokenSequence sequence{.tokens = encode_prompt(all, tokenizer)};
-  const std::string& text = all.prompt;
-  const auto token_at = [&](size_t byte) {
-    if (byte == text.size()) return sequence.tokens.size();
-    const Example before{.prompt = text.substr(0, byte), .special = example.special};
-    return common_prefix(encode_prompt(before, tokenizer), sequence.tokens);
-  };
-  if (example.learned.empty()) {
-    if (encode_prompt(example, tokenizer).empty()) throw InputError("the prompt is empty");
-    sequence.loss_mask.assign(token_at(example.prompt.size()), 0);
-    sequence.tokens.push_back(tokenizer.eos_id());
-    sequence.loss_mask.resize(sequence.tokens.size(), 1);
-    return sequence;
-  }
-  sequence.loss_mask.assign(sequence.tokens.size(), 0);
-  for (const auto& [begin, end] : example.learned)
-    std::fill(sequence.loss_mask.begin() + static_cast<std::ptrdiff_t>(token_at(begin)),
-              sequence.loss_mask.begin() + static_cast<std::ptrdiff_t>(token_at(end)), 1);
-  return sequence;
+std::vector<int32_t> supervised_tokens(const Example& example, const Tokenizer& tokenizer) {
+  std::vector<int32_t> tokens = encode_prompt(
+      {.prompt = example.prompt + example.solution, .special = example.special}, tokenizer);
+  if (example.learned.empty()) tokens.push_back(tokenizer.eos_id());
+  return tokens;
 }
 
 TokenSequence supervised_sequence(const Example& example, const Tokenizer& tokenizer,
                                   int64_t context, TooLong too_long) {
-  TokenSequence sequence = supervised_sequence(example, tokenizer);
+  TokenSequence sequence{.tokens = supervised_tokens(example, tokenizer)};
+  const std::string text = example.prompt + example.solution;
+  // How many tokens come before a byte of the text: as many as the text before it begins with.
+  const auto place = [&](size_t byte) {
+    const Example before{.prompt = text.substr(0, byte), .special = example.special};
+    return sequence.loss_mask.begin() +
+           static_cast<std::ptrdiff_t>(
+               byte == text.size() && !example.learned.empty()
+                   ? sequence.tokens.size()
+                   : common_prefix(encode_prompt(before, tokenizer), sequence.tokens));
+  };
+  sequence.loss_mask.assign(sequence.tokens.size(), 0);
+  if (example.learned.empty()) {
+    if (encode_prompt(example, tokenizer).empty()) throw InputError("the prompt is empty");
+    std::fill(place(example.prompt.size()), sequence.loss_mask.end(), 1);
+  }
+  for (const auto& [begin, end] : example.learned) std::fill(place(begin), place(end), 1);
   const auto most = static_cast<size_t>(context + 1);
   if (sequence.tokens.size() <= most) return sequence;
   if (too_long != TooLong::kTruncate)

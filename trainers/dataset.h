@@ -62,12 +62,13 @@ SamplingConfig sampling_for(const TrainConfig& config, const Tokenizer& tokenize
 // Stops sampling where the assistant's turns end.
 void add_end_of_turn(SamplingConfig& sampling, const ChatFormat::EndOfTurn& end);
 
-// Prompt and solution, encoded as one text, and the end of sequence; what follows the prompt's
-// tokens is in the loss mask. Of a rendered conversation the text alone, with `learned` in the loss
-// mask. Throws InputError if the prompt is empty.
-TokenSequence supervised_sequence(const Example& example, const Tokenizer& tokenizer);
-// The same for a model's context: what is longer than it by more than the last target is cut at its
-// end if `too_long` says so. Throws InputError if it is not to be cut.
+// Prompt and solution, encoded as one text, and the end of sequence; of a rendered conversation the
+// text alone.
+std::vector<int32_t> supervised_tokens(const Example& example, const Tokenizer& tokenizer);
+
+// These tokens; what follows the prompt's is in the loss mask, of a rendered conversation
+// `learned`. What is longer than the context by more than the last target is cut at its end if
+// `too_long` says so. Throws InputError if it is not to be cut, or if the prompt is empty.
 TokenSequence supervised_sequence(const Example& example, const Tokenizer& tokenizer,
                                   int64_t context, TooLong too_long = TooLong::kError);
 

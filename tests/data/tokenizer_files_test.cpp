@@ -274,6 +274,35 @@ TEST_F(RealTokenizers, StreamsGiveWhatDecodeGives) {
   }
 }
 
+// Wherever a text is cut into prompt and completion, the completion's text is the rest of it, with
+// the character that the cut divides.
+TEST_F(RealTokenizers, TheTextAfterAPromptIsTheRestOfTheText) {
+  COHORT_REQUIRE_DATA(dir);
+  const std::vector<std::string> texts = {"User: hi\n\nAssistant:\n\n\n x",
+                                          "你好\n世界\t🙂 e\u0301\n",
+                                          " a  b\n \n<|end|>\r\n.", "\n"};
+  int cuts = 0;
+  for (const char* name : {"tokenizers/gpt2", "tokenizers/llama2", "tokenizers/qwen2.5",
+                           "tokenizers/phi-2", "tokenizers/minimind", "models/stories260K"}) {
+    const Tokenizer& tokenizer = load(dir + "/" + name);
+    for (const std::string& text : texts) {
+      const Ids ids = tokenizer.encode(text);
+      const std::string whole = tokenizer.decode(ids);
+      for (size_t i = 1; i <= ids.size(); ++i, ++cuts) {
+        const Ids prompt(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(i)),
+            rest(ids.begin() + static_cast<std::ptrdiff_t>(i), ids.end());
+        const std::string before = tokenizer.decode(prompt),
+                          after = text_after(tokenizer, prompt, rest);
+        ASSERT_TRUE(whole.ends_with(after)) << name << ": " << text << " at " << i;
+        if (whole.starts_with(before)) {
+          EXPECT_EQ(after, whole.substr(before.size())) << name << ": " << text << " at " << i;
+        }
+      }
+    }
+  }
+  EXPECT_GT(cuts, 150);
+}
+
 class RealTokenizersSlow : public RealTokenizers {};
 
 TEST_F(RealTokenizersSlow, RoundTripEveryLineOfGsm8k) {

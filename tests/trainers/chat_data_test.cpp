@@ -294,7 +294,7 @@ TEST(SupervisedText, IsTokenizedAsAWhole) {
   const auto tokenizer = test::byte_fallback_tokenizer();
   const auto learned = [&](const std::string& prompt, const std::string& solution) {
     const TokenSequence s =
-        supervised_sequence({.prompt = prompt, .solution = solution}, *tokenizer);
+        supervised_sequence({.prompt = prompt, .solution = solution}, *tokenizer, 100);
     EXPECT_EQ(s.loss_mask.size(), s.tokens.size());
     std::vector<int32_t> whole = tokenizer->encode(prompt + solution);
     whole.push_back(tokenizer->eos_id());
