@@ -42,9 +42,8 @@ int64_t ShuffledOrder::next() {
     }
     const auto difficulty = [&](int64_t i) { return options_.difficulty[static_cast<size_t>(i)]; };
     if (!options_.difficulty.empty())
-      std::stable_sort(order_.begin(), order_.end(), [&](int64_t a, int64_t b) {
-        return difficulty(a) < difficulty(b);
-      });
+      std::stable_sort(order_.begin(), order_.end(),
+                       [&](int64_t a, int64_t b) { return difficulty(a) < difficulty(b); });
   }
   return order_[static_cast<size_t>(position - begin_)];
 }

@@ -21,6 +21,7 @@ const std::string* content_of(const Json& message) {
 // Messages whose contents may lose their start, in the order in which they do.
 std::vector<size_t> shortened_first(const Json::Array& messages) {
   std::vector<size_t> order;
+  if (messages.empty()) return order;
   const size_t end = messages.size() - (has_role(messages.back(), "assistant") ? 1 : 0);
   for (const bool system : {false, true})
     for (size_t i = 0; i < end; ++i)

@@ -185,7 +185,8 @@ TEST_F(Jsonl, DuplicatesOfAPromptNeverStraddleTheSplits) {
 }
 
 // Which of some lines are held out.
-std::vector<bool> held_out(const test::TempDir& dir, const JsonlConfig& base, const std::string& lines) {
+std::vector<bool> held_out(const test::TempDir& dir, const JsonlConfig& base,
+                           const std::string& lines) {
   JsonlConfig config = base;
   config.path = {dir.path("split.jsonl")};
   config.held_out_fraction = 0.5;
