@@ -1,5 +1,5 @@
-// Which problems are held out: a property of a text (the prompt, or the fields of data.split_by), so
-// that no seed, order or duplicate can carry a problem across the border.
+// Which problems are held out: a property of a text (the prompt, or the fields of data.split_by),
+// so that no seed, order or duplicate can carry a problem across the border.
 #pragma once
 
 #include <cstdint>

@@ -46,8 +46,8 @@ struct TextWindow {
 };
 TextWindow text_window(const Dataset& data, int64_t context, uint64_t seed, int64_t i);
 
-// The order of the training problems, which check_data() has checked. A curriculum goes once through
-// all that the run will see: `planned_steps` is TrainState::planned_steps.
+// The order of the training problems, which check_data() has checked. A curriculum goes once
+// through all that the run will see: `planned_steps` is TrainState::planned_steps.
 MixedOrder make_order(const TrainConfig& config, const Dataset& data,
                       std::span<const int64_t> planned_steps = {});
 

@@ -18,9 +18,9 @@ class GrpoMonitor {
  public:
   // `saved`: what state() gave before an interruption, or null.
   GrpoMonitor(const TrainConfig& config, const Json& saved);
-  // Takes in the metrics of one step, and the score of the last evaluation, from 0 to 1 (NaN: none).
-  // Returns a warning, with reason and next step, for each fault that begins with the step; one that
-  // lasts is reported once.
+  // Takes in the metrics of one step, and the score of the last evaluation, from 0 to 1 (NaN:
+  // none). Returns a warning, with reason and next step, for each fault that begins with the step;
+  // one that lasts is reported once.
   std::vector<std::string> observe(const Metrics& metrics,
                                    double pass_at_1 = std::numeric_limits<double>::quiet_NaN());
   Json state() const;

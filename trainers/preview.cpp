@@ -18,8 +18,8 @@ ModelDescription start_of_run(const TrainConfig& config) {
                     [&](const std::string& from) { return describe_model(from, config); });
 }
 
-// Scores the solutions of training problems as if the model had written them. Programs are asked for
-// those that are shown only.
+// Scores the solutions of training problems as if the model had written them. Programs are asked
+// for those that are shown only.
 void score_solutions(const TrainConfig& config, const Dataset& data, StagePreview& out) {
   const bool asks =
       std::any_of(config.rewards.begin(), config.rewards.end(),

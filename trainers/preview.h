@@ -17,8 +17,8 @@ struct StagePreview {
   std::vector<Example> examples;
   // (grpo) What the rewards give the solution of each: "task 1, format 1; total 1.1".
   std::vector<std::string> gold_rewards;
-  // (grpo) How many solutions get less than the rewards can give, the first, and a next step; empty:
-  // none.
+  // (grpo) How many solutions get less than the rewards can give, the first, and a next step;
+  // empty: none.
   std::string doubt;
   std::string leak;  // held_out_leak()
 };

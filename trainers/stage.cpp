@@ -93,7 +93,8 @@ void Stage::build_model(const StageSetup& setup) {
                                state_.updates);
 }
 
-// The frozen reference is the model as the stage starts. A checkpoint has it where beta was above 0.
+// The frozen reference is the model as the stage starts. A checkpoint has it where beta was above
+// 0.
 void Stage::load_reference(const LoadedModel& loaded) {
   const ModelConfig& model = loaded.model->config();
   if (resumed_from_.empty()) {
@@ -321,7 +322,8 @@ void Stage::warn_of_collapse(const Evaluation& evaluation) {
   collapsed_ = collapsed;
 }
 
-// Of equal scores the one with the lower loss is better; a score that was not measured is below all.
+// Of equal scores the one with the lower loss is better; a score that was not measured is below
+// all.
 bool Stage::is_best(double score, double loss) const {
   if (std::isnan(score) && std::isnan(loss)) return false;
   if (state_.best_step < 0) return true;

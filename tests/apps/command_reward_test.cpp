@@ -37,7 +37,8 @@ class RewardPrograms : public testing::Test {
   TempDir dir_;
 };
 
-// `check` and the start of a run ask for the three examples that are shown, each with its own answer.
+// `check` and the start of a run ask for the three examples that are shown, each with its own
+// answer.
 TEST_F(RewardPrograms, AreAskedForTheShownExamplesBeforeTheRun) {
   const std::vector<std::string> train =
       run("run", python("def reward(completions, **fields):\n"

@@ -88,7 +88,8 @@ TEST(ShuffledOrder, ACurriculumGoesOnceThroughAllThatTheRunWillSee) {
   };
   ShuffledOrder plain(10, 4);
   std::vector<float> shuffled = hardness(plain, 50);
-  // Two epochs and a half: from the easiest to the hardest once, of what any order would have taken.
+  // Two epochs and a half: from the easiest to the hardest once, of what any order would have
+  // taken.
   const auto once = hardness(order({25}), 25);
   std::vector<float> expected(shuffled.begin(), shuffled.begin() + 25);
   std::sort(expected.begin(), expected.end());

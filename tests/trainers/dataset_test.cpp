@@ -279,8 +279,8 @@ TEST_F(Datasets, CurriculumSortsByLengthOrPassRate) {
                     "data.jsonl:10: '1=': data.curriculum: expected the field 'pass_rate', a");
 }
 
-// The curriculum of a run is one order from its first step to its last, over as many epochs as there
-// are.
+// The curriculum of a run is one order from its first step to its last, over as many epochs as
+// there are.
 TEST_F(Datasets, ACurriculumGoesOverTheRun) {
   std::vector<std::string> lines;
   for (int i = 0; i < 9; ++i)
@@ -393,7 +393,8 @@ TEST_F(Datasets, HeldOutProblemsThatAreTrainedOnAreCounted) {
                         "data.jsonl.path does not have"));
 }
 
-// Stages with other templates or fractions disagree on who is held out; one hash of fields does not.
+// Stages with other templates or fractions disagree on who is held out; one hash of fields does
+// not.
 TEST_F(Datasets, ALaterStageCountsWhatEarlierOnesTrainedOn) {
   TrainConfig later = jsonl(TrainerType::kGrpo, sums()), earlier = later;
   later.data.jsonl.prompt = "{prompt}?";

@@ -212,8 +212,8 @@ TEST_F(GrpoStep, AWrongRecordedLogProbIsMendedBeforeTheUpdate) {
   }
 }
 
-// The second minibatch is updated with other weights than those that sampled, so only a check before
-// the first update can see that a record of it is wrong.
+// The second minibatch is updated with other weights than those that sampled, so only a check
+// before the first update can see that a record of it is wrong.
 TEST_F(GrpoStep, EveryMinibatchIsCheckedNowAndThen) {
   const auto damage_last = [](ScoredRollouts& scored) {
     Trajectory& t = scored.trajectories.back();

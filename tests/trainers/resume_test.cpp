@@ -253,7 +253,8 @@ TEST(ResumeData, OfSeveralSourcesGoOnWhereTheyWere) {
   }
 }
 
-// A longer run continues its curriculum where it was: no problem comes again before the others have.
+// A longer run continues its curriculum where it was: no problem comes again before the others
+// have.
 TEST(ResumeData, OfACurriculumContinueWhereTheyWere) {
   const TempDir dir;
   std::string lines;

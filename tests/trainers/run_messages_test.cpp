@@ -39,7 +39,8 @@ TEST(RunMessages, UpdatesThatHardlyChangeTheWeightsAreSaid) {
   train_new(small_plan(dir, "usual", kCommon + kSmallSft, keys));
 }
 
-// A run that began without a reference, resumed with one: it is the model that the stage began with.
+// A run that began without a reference, resumed with one: it is the model that the stage began
+// with.
 TEST(RunMessages, AResumeWithBetaTakesTheReferenceThatTheStageBeganWith) {
   const TempDir dir;
   const ExpectLog truncated("end at the length limit");
