@@ -59,8 +59,8 @@ struct GrpoConfig {
   AdvantageScale scale_rewards = AdvantageScale::kGroup;
   int64_t num_iterations = 1;   // passes over each step's rollouts
   int64_t num_minibatches = 1;  // optimiser updates per pass
-  // Steps between those in which the ratios of every minibatch are checked before the first update;
-  // in the others those of the first minibatch are. 0: in all.
+  // Steps between those in which the ratios of every minibatch are checked before the first update.
+  // In the others, and in all of them with 0, those of the first minibatch are.
   int64_t ratio_check_every = 20;
   bool mask_truncated_completions = false;
   bool shuffle_advantages = false;  // ablation: the control experiment of the tests

@@ -70,7 +70,9 @@ void ChatRenderer::render(Example& example) const {
     messages = example.messages.as_array();
   }
   if (!system_.empty()) {
-    if (has_role(messages.front(), "system"))
+    const bool own = std::any_of(messages.begin(), messages.end(),
+                                 [](const Json& message) { return has_role(message, "system"); });
+    if (own)
       has_own_system_ = true;
     else
       messages.insert(messages.begin(), make_message("system", system_));

@@ -145,7 +145,8 @@ void GrpoMonitor::check_reward() {
       fall > std::abs(best_reward_) / 2 && fall > kNoise * std::max(deviation, best_deviation_),
       str("the reward has collapsed: ", short_number(mean), " over the last ", kWindow,
           " steps, after ", short_number(best_reward_),
-          " at best; hint: a lower learning_rate, or beta above 0 to stay near the start"));
+          " at best; hint: a lower learning_rate, or ",
+          config_.beta > 0 ? "a larger beta" : "beta above 0", " to stay near the start"));
 }
 
 // A policy that solves its problems may well be sure of itself.

@@ -264,10 +264,12 @@ UpdateSums update_policy(Communicator& comm, Learner& learner, std::vector<Minib
     return total_of(stats).max_ratio_deviation == 0;
   };
   UpdateSums sums;
-  const auto correct_log_probs = [&](double deviation) {
+  const auto over_ranks = [&](double deviation) {
     reduce_in_place(comm, {&deviation}, Reduce::kMax);
+    return deviation;
+  };
+  const auto correct_log_probs = [&](double deviation) {
     sums.ratio_deviation = deviation;
-    if (deviation == 0) return;
     set_log_probs(minibatches, "old_logprob", learner.model(), temperature);
     if (comm.rank() == 0)
       logging::warn("the sampler's log-probs differ from the trainer's: max |ratio - 1| = ",
@@ -276,16 +278,17 @@ UpdateSums update_policy(Communicator& comm, Learner& learner, std::vector<Minib
   };
   // The first minibatch's ratios are known when its loss is.
   const int64_t every = config.grpo.ratio_check_every;
-  if (every > 0 && step % every == 0)
-    correct_log_probs(
-        ratio_deviation(std::span(minibatches).subspan(std::min<size_t>(1, minibatches.size())),
-                        learner.model(), temperature));
+  if (every > 0 && step % every == 0 && minibatches.size() > 1)
+    if (const double deviation = over_ranks(
+            ratio_deviation(std::span(minibatches).subspan(1), learner.model(), temperature));
+        deviation != 0)
+      correct_log_probs(deviation);
   for (int64_t iteration = 0; iteration < config.grpo.num_iterations; ++iteration)
     for (size_t m = 0; m < minibatches.size(); ++m) {
       const bool first = iteration == 0 && m == 0 && sums.ratio_deviation == 0;
       Learner::Update done = update(minibatches[m], first ? is_on_policy : nullptr);
       if (done.refused) {
-        correct_log_probs(total_of(stats).max_ratio_deviation);
+        correct_log_probs(over_ranks(total_of(stats).max_ratio_deviation));
         done = update(minibatches[m], nullptr);
       }
       sums.add(done, total_of(stats));
