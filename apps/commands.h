@@ -106,7 +106,7 @@ struct EvalOptions {
   std::string model;       // a checkpoint or run directory
   std::string config;      // empty: the run's own
   std::string pass_rates;  // file for the problems with theirs; empty: none
-  // Whether the problems of data.jsonl.eval_path may be written with their pass rates, by which a
+  // Permission to write the problems of data.jsonl.eval_path with their pass rates, by which a
   // curriculum would train on them.
   enum class TestFiles { kRefuse, kWrite } test_files = TestFiles::kRefuse;
   std::vector<std::string> overrides;  // key=value

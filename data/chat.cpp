@@ -20,11 +20,6 @@ Json first_messages(const Json& messages, size_t end) {
   return Json::Array(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(end));
 }
 
-bool is_assistant(const Json& message) {
-  const Json* role = message.find("role");
-  return role != nullptr && role->is_string() && role->as_string() == "assistant";
-}
-
 }  // namespace
 
 Json parse_template_kwargs(const std::string& text, const std::string& where) {
@@ -32,6 +27,11 @@ Json parse_template_kwargs(const std::string& text, const std::string& where) {
   Json kwargs = parse_json(text, where);
   if (!kwargs.is_object()) throw InputError(where + ": expected an object like '{\"a\": true}'");
   return kwargs;
+}
+
+bool has_role(const Json& message, std::string_view role) {
+  const Json* found = message.find("role");
+  return found != nullptr && found->is_string() && found->as_string() == role;
 }
 
 Json make_message(const std::string& role, const std::string& content) {
@@ -60,7 +60,7 @@ ChatFormat::Conversation ChatFormat::conversation(const Json& messages) const {
   if (template_.has_generation_blocks() && !out.assistant.empty()) return out;
   const Json::Array& all = messages.as_array();
   for (size_t i = 0; i < all.size(); ++i) {
-    if (!is_assistant(all[i])) continue;
+    if (!has_role(all[i], "assistant")) continue;
     const std::string before = prompt(first_messages(messages, i));
     const std::string after = render(first_messages(messages, i + 1), Prompt::kNo).text;
     if (!after.starts_with(before) || !out.text.starts_with(after))

@@ -30,7 +30,7 @@ class ChatFormat {
   // Throws InputError too if nothing is the assistant's, or if a turn changes the text before it.
   Conversation conversation(const Json& messages) const;
 
-  // How the assistant's turns end: the first special token after what is said, or, where there is
+  // The end of the assistant's turns: the first special token after what is said, or, where there is
   // none, the text after it, which may be empty.
   struct EndOfTurn {
     std::optional<int32_t> token;
@@ -50,6 +50,7 @@ class ChatFormat {
 // naming `where`.
 Json parse_template_kwargs(const std::string& text, const std::string& where);
 
+bool has_role(const Json& message, std::string_view role);
 // {role, content}
 Json make_message(const std::string& role, const std::string& content);
 

@@ -34,8 +34,7 @@ std::vector<int32_t> encode_prompt(const Example& example, const Tokenizer& toke
 }
 
 ExampleId ExampleSet::id(int64_t index) const {
-  const Example example = get(index);
-  return {.split = split_hash(example.split_key.empty() ? example.prompt : example.split_key)};
+  return {.split = split_hash(get(index).key())};
 }
 
 std::unique_ptr<ExampleSet> make_example_set(std::vector<Example> examples) {

@@ -33,6 +33,7 @@ struct Example {
   // of a user.
   Json conversation;
   std::string question;
+  const std::string& key() const { return split_key.empty() ? prompt : split_key; }
 };
 
 // The tokens of a prompt, as the model is given it: without an end of sequence.
@@ -40,9 +41,9 @@ std::vector<int32_t> encode_prompt(const Example& example, const Tokenizer& toke
 
 enum class Split { kTrain, kHeldOut };
 
-// What tells that two examples are the same problem: one hash in common.
+// Two examples are the same problem if they have one of these hashes in common.
 struct ExampleId {
-  uint64_t split = 0;    // split_hash() of its split_key
+  uint64_t split = 0;    // split_hash() of Example::key()
   uint64_t content = 0;  // of all that its source says; 0: nothing but the prompt
 };
 

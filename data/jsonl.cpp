@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "core/config.h"
+#include "data/chat.h"
 #include "data/corpus.h"
 #include "data/example.h"
 #include "data/fault.h"
@@ -113,8 +114,7 @@ bool is_conversation(const Json& value) {
 Json without_last_answer(const Json& messages) {
   Json::Array before = messages.as_array();
   const auto last = std::find_if(before.rbegin(), before.rend(), [](const Json& message) {
-    const Json* role = message.find("role");
-    return role != nullptr && role->is_string() && role->as_string() == "assistant";
+    return has_role(message, "assistant");
   });
   if (last != before.rend()) before.erase(last.base() - 1, before.end());
   return before;

@@ -24,10 +24,6 @@ constexpr int kMaxRedraws = 200;
 // Draws without a new held-out problem before a task is said to have no more of them.
 constexpr int kPatience = 100000;
 
-const std::string& key_of(const Example& example) {
-  return example.split_key.empty() ? example.prompt : example.split_key;
-}
-
 std::string sizes_text(const TaskConfig& config) {
   return str("sizes ", config.min_size, " to ", config.max_size);
 }
@@ -51,7 +47,7 @@ class TrainingProblems final : public ExampleSet {
     Rng rng(seed_, rng_stream(kTaskPurpose, static_cast<uint64_t>(index)));
     for (int i = 0; i < kMaxRedraws; ++i) {
       Example example = task_.generate(rng, config_);
-      if (!is_held_out(key_of(example), kHeldOutFraction)) return example;
+      if (!is_held_out(example.key(), kHeldOutFraction)) return example;
     }
     throw InputError(str("task ", task_.name, ": every problem of ", sizes_text(config_),
                          " is held out; hint: raise max_size, so that there are more problems"));
@@ -75,7 +71,7 @@ std::vector<Example> held_out_problems(const Task& task, const TaskConfig& confi
                            sizes_text(config), ", but only ", examples.size(),
                            " could be found; hint: ask for fewer, or raise max_size"));
     Example example = task.generate(rng, config);
-    if (!is_held_out(key_of(example), kHeldOutFraction)) continue;
+    if (!is_held_out(example.key(), kHeldOutFraction)) continue;
     if (!seen.insert(example.prompt).second) continue;
     examples.push_back(std::move(example));
     unlucky = 0;

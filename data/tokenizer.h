@@ -27,7 +27,7 @@ class DecodeStream {
   virtual ~DecodeStream() = default;
   // The text that is certain now.
   virtual std::string push(int32_t id) = 0;
-  // What was held back: the rest of the text if it ends here. The stream is unchanged.
+  // The bytes held back: the rest of the text if it ends here. The stream is unchanged.
   virtual std::string peek() const = 0;
   // Leaves out of the text what is held back now, as push() and peek() will return it; the first
   // bytes of a character stay where the ids that follow finish it. May be called once.

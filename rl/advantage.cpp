@@ -18,7 +18,7 @@ double scale_factor(AdvantageScale scale, const GroupStatistics& group) {
   return 1;
 }
 
-// Whether two totals differ by no more than the rounding of their sums: 0.3 and 0.1 + 0.2 are
+// True if two totals differ by no more than the rounding of their sums: 0.3 and 0.1 + 0.2 are
 // equal.
 bool equal_rewards(double a, double b) {
   constexpr double kRelative = 1e-9;

@@ -8,11 +8,6 @@
 namespace cohort {
 namespace {
 
-bool has_role(const Json& message, std::string_view role) {
-  const Json* found = message.find("role");
-  return found != nullptr && found->is_string() && found->as_string() == role;
-}
-
 const std::string* content_of(const Json& message) {
   const Json* content = message.find("content");
   return content == nullptr || !content->is_string() ? nullptr : &content->as_string();

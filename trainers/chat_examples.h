@@ -31,7 +31,7 @@ class ChatRenderer {
   // messages lose their start, that of a system message last. The last answer stays whole, and no
   // answer that was shortened is learned.
   void truncate(Example& example, int64_t room) const;
-  // Whether a system message has replaced data.system in an example that was rendered.
+  // True if a system message has replaced data.system in an example that was rendered.
   bool has_own_system() const { return has_own_system_; }
 
  private:

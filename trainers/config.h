@@ -261,7 +261,7 @@ struct TrainConfig {
   int64_t examples_per_step() const {
     return trainer == TrainerType::kGrpo ? prompts_per_step : batch_size;
   }
-  // Of the order of the data: each stage has its own, and the first that of `seed` itself.
+  // Seeds the order of the data: each stage has its own, and the first that of `seed` itself.
   uint64_t data_seed() const {
     return static_cast<uint64_t>(seed) ^ static_cast<uint64_t>(stage) * 0x9e3779b97f4a7c15u;
   }

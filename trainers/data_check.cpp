@@ -92,7 +92,7 @@ class ContextCheck {
         fit_{config.trainer, *data.tokenizer, data.chat, context,
              config.sampling.max_completion_length} {}
 
-  // Which of the problems `order` names, in that order, stay, at most `limit`.
+  // Goes through the problems in `order` and returns those that stay, at most `limit`.
   std::vector<int64_t> keep(Split split, const ExampleSet& set, std::span<const int64_t> order,
                             int64_t limit) {
     constexpr size_t kBlock = 1024;
@@ -232,7 +232,7 @@ class ContextCheck {
     if (!has_targets(example, out))
       throw InputError("nothing of it would be learned; hint: a conversation needs an answer");
   }
-  // Whether anything is learned of a problem that is used as it is.
+  // True if anything is learned of a problem that is used as it is.
   bool has_targets(const Example& example, const Measured& size) const {
     if (!fit_.too_long(size.prompt, size.sequence))
       return example.learned.empty() ||
@@ -397,7 +397,7 @@ DataLengths check_held_out(const TrainConfig& config, Dataset& data, int64_t con
 
 namespace {
 
-// Which of some held-out problems are met in other sets.
+// Counts the held-out problems that other sets have, too.
 class LeakCount {
  public:
   explicit LeakCount(const ExampleSet& held_out) : held_out_(held_out) {

@@ -16,7 +16,7 @@ struct DataLengths {
   int64_t shortest_prompt = 0, longest_prompt = 0, longest_sequence = 0;
   double mean_sequence = 0;
   std::string too_long;  // what became of problems that are too long; empty: there are none
-  // What else a user should know of the data, each with the key that it is about.
+  // Notes on the data for the user, each with the key that it is about.
   std::vector<std::string> notes;
 };
 // Makes the data fit a model's context, so that a bad example is an error now and not in the middle
@@ -30,8 +30,8 @@ DataLengths check_data(const TrainConfig& config, Dataset& data, int64_t context
 // The same for the held-out problems alone, where nothing is to be trained.
 DataLengths check_held_out(const TrainConfig& config, Dataset& data, int64_t context);
 
-// How many problems that are held out for `config` are trained on, by it or by an earlier stage,
-// and the first of them; empty: none. Two problems are the same if their ExampleId says so. An
+// Counts the held-out problems of `data` that are trained on, by its stage or by an earlier one, and
+// names the first of them; empty: none. Two problems are the same if their ExampleId says so. An
 // earlier stage whose files are gone is left out.
 std::string held_out_leak(const Dataset& data, std::span<const TrainConfig> earlier);
 

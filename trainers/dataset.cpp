@@ -74,7 +74,7 @@ Fingerprint checked_fingerprint(const DataConfig& data) {
   return out;
 }
 
-// How many tokens two texts begin with alike.
+// The number of tokens that two texts begin with alike.
 size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
   return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first -
                              a.begin());
@@ -227,7 +227,8 @@ TokenSequence supervised_sequence(const Example& example, const Tokenizer& token
                                   int64_t context, TooLong too_long) {
   TokenSequence sequence{.tokens = supervised_tokens(example, tokenizer)};
   const std::string text = example.prompt + example.solution;
-  // How many tokens come before a byte of the text: as many as the text before it begins with.
+  // The first token from a byte of the text on: those before it are what the text before the byte
+  // has in common with the whole.
   const auto place = [&](size_t byte) {
     const Example before{.prompt = text.substr(0, byte), .special = example.special};
     return sequence.loss_mask.begin() +

@@ -101,7 +101,7 @@ std::vector<ProblemResult> told_problems(const ProblemEvaluation& what, Communic
   return out;
 }
 
-// Of greedy completions: how sure pass@1 is, and how long they are.
+// Adds the standard error of pass@1 and the lengths of the greedy completions.
 void add_statistics(const Judged& greedy, Communicator& comm, Metrics& out) {
   double judged = 0, right = 0;
   for (const double verdict : greedy.verdicts) {

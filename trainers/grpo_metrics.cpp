@@ -15,7 +15,7 @@ struct SampleSums {
   Moments length, terminated_length, at_length, at_context;
 };
 
-// Whether a completion has tokens in the loss mask.
+// True if a completion has tokens in the loss mask.
 bool is_learned(const Trajectory& completion, double reward, const GrpoConfig& config) {
   return !std::isnan(reward) && !(config.mask_truncated_completions && completion.truncated());
 }

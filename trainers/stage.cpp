@@ -322,7 +322,7 @@ void Stage::warn_of_collapse(const Evaluation& evaluation) {
   collapsed_ = collapsed;
 }
 
-// Of equal scores the one with the lower loss is better; a score that was not measured is below
+// Between equal scores the lower loss is better; a score that was not measured is below
 // all.
 bool Stage::is_best(double score, double loss) const {
   if (std::isnan(score) && std::isnan(loss)) return false;

@@ -251,7 +251,7 @@ TEST_F(Commands, GenerateByATemplateSamplesAsTheRunDoes) {
   EXPECT_EQ(greedy, std::vector<std::string>(12, greedy[0]));
 }
 
-// What a test file's problems are worth to a model is no reason to train on them.
+// Pass rates of a test file would make its problems training data.
 TEST_F(Commands, EvalWritesNoPassRatesOfATestFileUnlessItIsForced) {
   write_file(dir_.path("sums.jsonl"),
              "{\"prompt\": \"1=\", \"answer\": \"1\"}\n"

@@ -184,7 +184,7 @@ TEST_F(Jsonl, DuplicatesOfAPromptNeverStraddleTheSplits) {
   for (int64_t i = 0; i < train->size(); ++i) ASSERT_FALSE(prompts.contains(train->get(i).prompt));
 }
 
-// Which of some lines are held out.
+// For each line, if it is held out.
 std::vector<bool> held_out(const test::TempDir& dir, const JsonlConfig& base,
                            const std::string& lines) {
   JsonlConfig config = base;

@@ -252,7 +252,7 @@ TEST(Decoders, DoWhatTheirNamesSay) {
             "a b  ");
 }
 
-// What is said after tokens that nobody wants the text of.
+// The text of tokens that follow others, whose text is discarded.
 std::string decoded_after(const char* json, const std::vector<const char*>& before,
                           const std::vector<const char*>& tokens) {
   const Decoder decoder(parse_json(json, "json"));

@@ -200,7 +200,7 @@ TEST_F(LongConversations, LoseTheStartOfTheirEarliestMessages) {
   }
 }
 
-// Of several turns the first ones go, and an answer without its start is not learned.
+// The first of several turns go, and an answer without its start is not learned.
 TEST_F(LongConversations, DoNotTeachAnswersWithoutTheirStart) {
   const std::string lines = conversation_of({{"user", "one"},
                                              {"assistant", std::string(90, 'a') + " first"},

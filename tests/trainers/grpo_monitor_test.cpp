@@ -144,7 +144,7 @@ TEST_F(Monitor, CompletionsThatFillTheContext) {
              "40 % of the completions end where the model's context is full");
 }
 
-// What is best is what was seen, on whatever scale, or what pass@1 says; not the sum of weights.
+// The best reward is the best that was seen, on whatever scale, or what pass@1 says; not the sum of weights.
 TEST_F(Monitor, TheBestRewardIsTheBestThatWasSeen) {
   const auto silent = [](double reward, double lowest, double highest) {
     return [=](int) {
@@ -154,7 +154,7 @@ TEST_F(Monitor, TheBestRewardIsTheBestThatWasSeen) {
   expect_one(observe_all(silent(30, 0, 30), 25), "train on harder ones");
   expect_one(observe_all(silent(-1, -8, -1), 25), "train on harder ones");
   expect_one(observe_all(silent(1.1, 0, 5), 25), "hint: easier problems");
-  expect_one(observe_all(silent(1.1, 1.1, 1.1), 25), "hint: easier problems");  // nobody knows
+  expect_one(observe_all(silent(1.1, 1.1, 1.1), 25), "hint: easier problems");
   GrpoMonitor monitor(config_, {});
   std::vector<std::string> all;
   for (int i = 0; i < 12; ++i)

@@ -262,7 +262,7 @@ TEST_F(GrpoStep, GroupsAreSilentByTheTokensThatCount) {
   EXPECT_EQ(metrics().at("frac_reward_zero_std"), 0);
   config_.grpo.mask_truncated_completions = true;
   EXPECT_EQ(metrics().at("frac_reward_zero_std"), 0.75);
-  // What ends where the context is full is counted apart.
+  // Completions that end where the context is full are counted apart.
   EXPECT_EQ(metrics().at("completions/clipped_ratio"), 8.0 / 12);
   EXPECT_EQ(metrics().at("completions/context_ratio"), 3.0 / 12);
   EXPECT_EQ(metrics().at("reward_max"), 11);

@@ -1,4 +1,4 @@
-// What a run says of its data, its keys and its updates, and how it takes up a reference.
+// Messages of a run on its data, its keys and its updates; the reference of a resumed run.
 #include <filesystem>
 
 #include "tests/trainers/small_runs.h"
@@ -54,7 +54,7 @@ TEST(RunMessages, AResumeWithBetaTakesTheReferenceThatTheStageBeganWith) {
   train_rest(run, {"beta=0.1"});
   EXPECT_EQ(reference_of(run), checkpoint_bytes(start));
   EXPECT_GT(metric(json_lines(run + "/metrics.jsonl").back(), "pass@1") + 1, 0);
-  // Of a new model, too.
+  // A new model is one, too.
   const RunPlan fresh = small_plan(dir, "fresh", kCommon + kSmallGrpo, {"steps=8"});
   const std::string new_run = train_interrupted(fresh, 3);
   train_rest(new_run, {"beta=0.1"});
