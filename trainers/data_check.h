@@ -30,9 +30,9 @@ DataLengths check_data(const TrainConfig& config, Dataset& data, int64_t context
 // The same for the held-out problems alone, where nothing is to be trained.
 DataLengths check_held_out(const TrainConfig& config, Dataset& data, int64_t context);
 
-// Counts the held-out problems of `data` that are trained on, by its stage or by an earlier one, and
-// names the first of them; empty: none. Two problems are the same if their ExampleId says so. An
-// earlier stage whose files are gone is left out.
+// Counts the held-out problems of `data` that are trained on, by its stage or by an earlier one,
+// and names the first of them; empty: none. Two problems are the same if their ExampleId says so.
+// An earlier stage whose files are gone is left out.
 std::string held_out_leak(const Dataset& data, std::span<const TrainConfig> earlier);
 
 // Logs which problems are used where that is not all or not as many as asked for, and the notes.

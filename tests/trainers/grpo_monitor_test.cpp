@@ -144,7 +144,7 @@ TEST_F(Monitor, CompletionsThatFillTheContext) {
              "40 % of the completions end where the model's context is full");
 }
 
-// The best reward is the best that was seen, on whatever scale, or what pass@1 says; not the sum of weights.
+// The best reward is the best that was seen, or what pass@1 says; not the sum of weights.
 TEST_F(Monitor, TheBestRewardIsTheBestThatWasSeen) {
   const auto silent = [](double reward, double lowest, double highest) {
     return [=](int) {
