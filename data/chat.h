@@ -30,8 +30,8 @@ class ChatFormat {
   // Throws InputError too if nothing is the assistant's, or if a turn changes the text before it.
   Conversation conversation(const Json& messages) const;
 
-  // The end of the assistant's turns: the first special token after what is said, or, where there is
-  // none, the text after it, which may be empty.
+  // The end of the assistant's turns: the first special token after what is said, or, where
+  // there is none, the text after it, which may be empty.
   struct EndOfTurn {
     std::optional<int32_t> token;
     std::string text;
