@@ -11,34 +11,34 @@
 namespace cohort::apps {
 namespace {
 
-// What is said to the model beside the messages: as asked for, else as the model was trained.
-struct Setting {
+// System message and template variables: from the options, else those of the model's run.
+struct ChatSettings {
   std::string system;
   Json template_kwargs;
 };
 
-Setting setting_of(const ChatOptions& options) {
-  Setting setting{options.system,
-                  parse_template_kwargs(options.template_kwargs, "--chat-template-kwargs")};
+ChatSettings settings_of(const ChatOptions& options) {
+  ChatSettings settings{options.system,
+                        parse_template_kwargs(options.template_kwargs, "--chat-template-kwargs")};
   const auto config = find_config(options.model);
-  if (!config) return setting;
+  if (!config) return settings;
   const DataConfig data = load_plan(*config, {}).stages.back().data;
-  if (setting.system.empty()) setting.system = data.system;
-  if (setting.template_kwargs.is_null())
-    setting.template_kwargs =
+  if (settings.system.empty()) settings.system = data.system;
+  if (settings.template_kwargs.is_null())
+    settings.template_kwargs =
         parse_template_kwargs(data.chat_template_kwargs, *config + ": data.chat_template_kwargs");
-  return setting;
+  return settings;
 }
 
-// As asked for, else as the model's folder recommends.
+// Sampling parameters from the options, else from the model's generation_config.json.
 SamplingConfig sampling_of(const ChatOptions& options, const Tokenizer& tokenizer,
                            const ChatFormat& format) {
   const NamedFiles files = tokenizer.files();
   const std::string* text = find_file(files, "generation_config.json");
   const Json recommended = text == nullptr ? Json() : parse_json(*text, "generation_config.json");
-  const auto number = [&](auto asked, const char* name, auto otherwise) {
+  const auto number = [&](auto option, const char* name, auto otherwise) {
     const Json* found = recommended.find(name);
-    if (asked) return *asked;
+    if (option) return *option;
     return found == nullptr || !found->is_number()
                ? otherwise
                : static_cast<decltype(otherwise)>(found->as_double());
@@ -57,8 +57,8 @@ void print(const std::string& text) {
   if (!std::cout) throw Error("cannot write to standard output");
 }
 
-// What became of a reply that the model has not ended itself.
-const char* note_on(StopReason reason) {
+// Notice for a reply that the model did not end itself, else nullptr.
+const char* stop_notice(StopReason reason) {
   switch (reason) {
     case StopReason::kStopToken:
     case StopReason::kStopString:
@@ -77,9 +77,9 @@ class Conversation {
  public:
   explicit Conversation(const ChatOptions& options)
       : seed_(static_cast<uint64_t>(options.seed)),
-        loaded_(load(options.model, options.place)),
-        setting_(setting_of(options)),
-        format_(*loaded_.tokenizer, setting_.template_kwargs),
+        loaded_(load(options.model, options.compute)),
+        settings_(settings_of(options)),
+        format_(*loaded_.tokenizer, settings_.template_kwargs),
         engine_(*loaded_.model, {}),
         sampler_(engine_, *loaded_.tokenizer, sampling_of(options, *loaded_.tokenizer, format_)) {
     begin();
@@ -87,11 +87,11 @@ class Conversation {
 
   void begin() {
     messages_ = Json::Array{};
-    if (!setting_.system.empty()) messages_.push_back(make_message("system", setting_.system));
+    if (!settings_.system.empty()) messages_.push_back(make_message("system", settings_.system));
   }
 
-  // Prints the reply while it is sampled. Throws InputError, as if nothing had been said, for a
-  // message that the template refuses or that the context has no room for.
+  // Streams the reply while it is sampled. Throws InputError, and leaves the conversation
+  // unchanged, for a message that the template rejects or that does not fit into the context.
   void reply_to(const std::string& text) {
     Json messages = messages_;
     messages.push_back(make_message("user", text));
@@ -108,7 +108,7 @@ class Conversation {
     const Trajectory t = sampler_.sample({&prompt, 1}, 1, {.seed = seed_, .step = replies_++},
                                          {.on_finished = nullptr, .on_token = on_token})[0];
     print(reply->peek() + "\n");
-    if (const char* note = note_on(t.stop_reason)) std::cerr << note << '\n';
+    if (const char* notice = stop_notice(t.stop_reason)) std::cerr << notice << '\n';
     messages.push_back(make_message("assistant", t.text));
     messages_ = std::move(messages);
   }
@@ -118,15 +118,15 @@ class Conversation {
   const uint64_t seed_;
   int64_t replies_ = 0;
   const LoadedModel loaded_;
-  const Setting setting_;
+  const ChatSettings settings_;
   const ChatFormat format_;
   Engine engine_;
   const Sampler sampler_;
   Json messages_;
 };
 
-// The next message: a line, with those after it where it ends with a backslash. False at the end of
-// the input.
+// Reads the next message: a line, and the following ones while it ends with a backslash. Returns
+// false at the end of the input.
 bool read_message(bool terminal, std::string& message) {
   message.clear();
   for (std::string line;;) {

@@ -1,5 +1,4 @@
-// `cohort check`: validates a configuration and its data, and prints what follows from them. Trains
-// nothing.
+// `cohort check`: validates a configuration and its data, and prints derived sizes. Trains nothing.
 #include <algorithm>
 #include <cstdio>
 
@@ -36,15 +35,15 @@ void print_sizes(const TrainConfig& config, const StagePreview& stage, const Ste
   row("optimiser updates",
       std::to_string(config.steps *
                      (grpo ? config.grpo.num_iterations * config.grpo.num_minibatches : 1)));
-  const std::string of =
+  const std::string total =
       stage.held_out < stage.held_out_size ? str(" of ", stage.held_out_size) : "";
-  row("held-out", str(stage.held_out, of, text ? " tokens" : " problems"));
+  row("held-out", str(stage.held_out, total, text ? " tokens" : " problems"));
   if (!stage.lengths.too_long.empty()) row("data.too_long", stage.lengths.too_long);
   for (const std::string& note : stage.lengths.notes) row("note", note);
-  if (const int64_t room = model.context - stage.lengths.longest_prompt;
-      grpo && room < config.sampling.max_completion_length)
-    row("room for completions", str(room, " of ", config.sampling.max_completion_length,
-                                    " tokens after the longest prompt"));
+  if (const int64_t capacity = model.context - stage.lengths.longest_prompt;
+      grpo && capacity < config.sampling.max_completion_length)
+    row("completion capacity", str(capacity, " of ", config.sampling.max_completion_length,
+                                   " tokens after the longest prompt"));
   char flops[64];
   std::snprintf(flops, sizeof flops, "%.3g",
                 train_flops_per_token(model, static_cast<double>(size.longest_sequence)) *
@@ -52,14 +51,16 @@ void print_sizes(const TrainConfig& config, const StagePreview& stage, const Ste
   row("FLOP per step (training)", flops);
 }
 
-// The configuration with the micro batches that a run would choose here, and what they are.
+// The configuration with the micro batches that a run would choose on this machine. `chosen`
+// describes the choice.
 TrainConfig with_micro_batch(const TrainConfig& config, StagePreview& stage, int64_t ranks,
                              std::string& chosen) {
   TrainConfig out = config;
   const Device device = device_named(config.device, "device");
   if (config.micro_batch_tokens) return out;
   if (device.is_cuda() && device.index >= cuda_device_count()) {
-    chosen = str("by the memory where it trains; here ", out.micro_batch(), " tokens");
+    chosen =
+        str("chosen by the memory of the training machine; here ", out.micro_batch(), " tokens");
     return out;
   }
   chosen = choose_micro_batch(out, stage, ranks, available_memory(device) / config.ranks);
@@ -67,9 +68,9 @@ TrainConfig with_micro_batch(const TrainConfig& config, StagePreview& stage, int
   return out;
 }
 
-// A prompt on one line: of a long one what it asks, which a rendered conversation has after a
-// system's message and earlier turns.
-std::string shown_prompt(const Example& example) {
+// An excerpt of a prompt on one line. For a long one it includes the question, which may follow a
+// system message and earlier turns.
+std::string prompt_excerpt(const Example& example) {
   constexpr size_t kHead = 200, kTail = 400, kTemplate = 60;
   const std::string& prompt = example.prompt;
   const size_t question =
@@ -78,21 +79,21 @@ std::string shown_prompt(const Example& example) {
     return excerpt(prompt, kHead, kTail);
   const size_t before = next_utf8_boundary(prompt, kTemplate);
   if (before >= question) return excerpt(prompt, question + kTail, kHead);
-  const std::string asked = excerpt(prompt.substr(question), kTail, kHead);
-  return excerpt(prompt.substr(0, before)) + " ... " + asked;
+  return excerpt(prompt.substr(0, before)) + " ... " +
+         excerpt(prompt.substr(question), kTail, kHead);
 }
 
 void print_examples(const StagePreview& stage, CheckOptions::Prompts prompts) {
   const bool full = prompts == CheckOptions::Prompts::kFull;
-  const auto shown = [&](const std::string& text) {
+  const auto quoted = [&](const std::string& text) {
     return full ? excerpt(text, text.size(), 0) : excerpt(text);
   };
   for (size_t i = 0; i < stage.examples.size(); ++i) {
     const Example& example = stage.examples[i];
     row(str("example ", i + 1, ": prompt").c_str(),
-        full ? shown(example.prompt) : shown_prompt(example));
-    row("           answer", shown(example.answer));
-    if (example.solution != example.answer) row("           solution", shown(example.solution));
+        full ? quoted(example.prompt) : prompt_excerpt(example));
+    row("           answer", quoted(example.answer));
+    if (example.solution != example.answer) row("           solution", quoted(example.solution));
     if (i < stage.gold_rewards.size()) row("           its rewards", stage.gold_rewards[i]);
   }
 }
@@ -112,12 +113,12 @@ Rows memory_rows(const TrainConfig& config, const StagePreview& stage, const Ste
   return rows;
 }
 
-// Where the stage trains, and whether that is here.
-std::string place(const TrainConfig& config, int64_t ranks) {
+// The device of a stage, with a note if this machine lacks it.
+std::string device_text(const TrainConfig& config, int64_t ranks) {
   std::string text = str(config.device, ranks > 1 ? str(", ", ranks, " ranks") : "");
   if (const Device device = device_named(config.device, "device");
       device.is_cuda() && device.index >= cuda_device_count())
-    text += ", not on this machine: it has " + usable_cuda_devices();
+    text += ", not on this machine, which has " + usable_cuda_devices();
   return text;
 }
 
@@ -147,13 +148,13 @@ int check(const CheckOptions& options) {
     const StepSize size = step_size(config, stages[i], ranks);
     print_sizes(config, stages[i], size);
     if (!chosen.empty()) row("micro_batch_tokens: auto", chosen);
-    row("device", place(config, ranks));
+    row("device", device_text(config, ranks));
     for (const auto& [name, value] : memory_rows(config, stages[i], size))
       row(("memory: " + name).c_str(), value);
     print_examples(stages[i], options.prompts);
-    for (const std::string& doubt : config.doubts()) logging::warn(doubt);
+    for (const std::string& warning : config.warnings()) logging::warn(warning);
     if (!stages[i].leak.empty()) logging::warn(stages[i].leak);
-    if (!stages[i].doubt.empty()) logging::warn(stages[i].doubt);
+    if (!stages[i].reward_warning.empty()) logging::warn(stages[i].reward_warning);
   }
   std::printf("%s: ok; a run would go to %s\n", options.config.c_str(), plan.output_dir.c_str());
   return kOk;

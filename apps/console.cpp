@@ -11,8 +11,8 @@
 namespace cohort::apps {
 namespace {
 
-constexpr size_t kBarWidth = 24, kBarUnit = 4;         // its width is a multiple of the unit
-constexpr int64_t kStepsToGuess = 3;                   // of this start, before there is a time left
+constexpr size_t kBarWidth = 24, kBarUnit = 4;         // the width is a multiple of the unit
+constexpr int64_t kMinStepsForEta = 3;                 // counted from the start of the process
 constexpr double kBarSeconds = 0.1, kLineSeconds = 5;  // between updates
 
 std::string number(double v) {
@@ -31,31 +31,30 @@ std::string duration(double seconds) {
   return text;
 }
 
-// What a glance at a step should show, of whatever the trainer measures; the first matter most.
-std::vector<std::string> glances(const Metrics& metrics) {
-  constexpr std::pair<const char*, const char*> kShown[] = {{"reward", "reward"},
-                                                            {"frac_reward_zero_std", "no-signal"},
-                                                            {"entropy", "entropy"},
-                                                            {"tokens_per_second", "tokens/s"}};
+// The main metrics of a step as texts, most important first.
+std::vector<std::string> metric_texts(const Metrics& metrics) {
+  constexpr std::pair<const char*, const char*> kMetrics[] = {{"reward", "reward"},
+                                                              {"frac_reward_zero_std", "no-signal"},
+                                                              {"entropy", "entropy"},
+                                                              {"tokens_per_second", "tokens/s"}};
   std::vector<std::string> out;
-  const auto show = [&](const char* name, const char* label) {
+  const auto add = [&](const char* name, const char* label) {
     if (const double value = metrics.find(name).value_or(NAN); !std::isnan(value))
       out.push_back(str("  ", label, " ", number(value)));
   };
-  if (!metrics.find("reward")) show("loss", "loss");  // that of GRPO says little
-  for (const auto& [name, label] : kShown) show(name, label);
+  if (!metrics.find("reward")) add("loss", "loss");  // the loss of GRPO is not informative
+  for (const auto& [name, label] : kMetrics) add(name, label);
   return out;
 }
 
-// The columns that a line on the terminal may fill: not the last one, where some terminals wrap.
+// Columns that a line may fill. Excludes the last one, where some terminals wrap.
 size_t usable_columns() {
   winsize size{};
   const bool known = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
   return (known ? size.ws_col : 80u) - 1u;
 }
 
-// As many parts as fit, from the first on, and after the first of them as wide a bar as there is
-// room for.
+// Concatenates as many parts as fit, in order, with the widest bar that fits after the first.
 std::string fit(const std::vector<std::string>& parts, double done, size_t columns) {
   std::string rest;
   if (parts[0].size() > columns) return "";
@@ -63,47 +62,47 @@ std::string fit(const std::vector<std::string>& parts, double done, size_t colum
     if (parts[0].size() + rest.size() + parts[i].size() > columns) break;
     rest += parts[i];
   }
-  const size_t room = columns - parts[0].size() - rest.size(), frame = 3;
-  if (room < kBarUnit + frame) return parts[0] + rest;
-  const size_t width = std::min(kBarWidth, (room - frame) / kBarUnit * kBarUnit);
+  const size_t free = columns - parts[0].size() - rest.size(), frame = 3;
+  if (free < kBarUnit + frame) return parts[0] + rest;
+  const size_t width = std::min(kBarWidth, (free - frame) / kBarUnit * kBarUnit);
   const auto filled = static_cast<size_t>(static_cast<double>(width) * done);
   return parts[0] + " [" + std::string(filled, '#') + std::string(width - filled, '.') + "]" + rest;
 }
 
 }  // namespace
 
-Console::Console() : terminal_(isatty(STDERR_FILENO) == 1) {}
+Console::Console() : is_terminal_(isatty(STDERR_FILENO) == 1) {}
 
 void Console::begin_stage(const std::string& name, int64_t step, int64_t steps) {
   stage_ = name;
   first_step_ = step;
   steps_ = steps;
   start_ = Clock::now();
-  shown_ = {};
+  last_update_ = {};
 }
 
 void Console::step(int64_t step, const Metrics& metrics) {
   const auto now = Clock::now();
-  const double since = std::chrono::duration<double>(now - shown_).count();
-  if (since < (terminal_ ? kBarSeconds : kLineSeconds) && step != steps_) return;
-  shown_ = now;
+  const double since = std::chrono::duration<double>(now - last_update_).count();
+  if (since < (is_terminal_ ? kBarSeconds : kLineSeconds) && step != steps_) return;
+  last_update_ = now;
   const double elapsed = std::chrono::duration<double>(now - start_).count();
   const std::string text = line(step, elapsed, metrics);
-  std::fprintf(stderr, terminal_ ? "\r\033[K%s" : "%s\n", text.c_str());
-  bar_shown_ = terminal_;
+  std::fprintf(stderr, is_terminal_ ? "\r\033[K%s" : "%s\n", text.c_str());
+  bar_visible_ = is_terminal_;
   std::fflush(stderr);
 }
 
 std::string Console::line(int64_t step, double elapsed, const Metrics& metrics) const {
   std::vector<std::string> parts{str(stage_, " ", step, "/", steps_),
                                  str(" ", duration(elapsed), " elapsed")};
-  if (const int64_t trained = step - first_step_; trained >= kStepsToGuess)
+  if (const int64_t trained = step - first_step_; trained >= kMinStepsForEta)
     parts.push_back(str(
         ", ", duration(elapsed / static_cast<double>(trained) * static_cast<double>(steps_ - step)),
         " left"));
-  for (std::string& glance : glances(metrics)) parts.push_back(std::move(glance));
+  for (std::string& text : metric_texts(metrics)) parts.push_back(std::move(text));
   const double done = static_cast<double>(step) / static_cast<double>(std::max<int64_t>(1, steps_));
-  if (terminal_) return fit(parts, done, usable_columns());
+  if (is_terminal_) return fit(parts, done, usable_columns());
   std::string whole;
   for (const std::string& part : parts) whole += part;
   return whole;
@@ -121,10 +120,10 @@ void Console::end_stage() {
 }
 
 void Console::clear_bar() {
-  if (!bar_shown_) return;
+  if (!bar_visible_) return;
   std::fprintf(stderr, "\r\033[K");
   std::fflush(stderr);
-  bar_shown_ = false;
+  bar_visible_ = false;
 }
 
 }  // namespace cohort::apps

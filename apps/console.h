@@ -1,5 +1,6 @@
-// The terminal side of a run: a progress bar with the time left where standard error is a terminal,
-// plain lines elsewhere. The bar is cut to the terminal's width. Messages go to the log file, too.
+// Console output of a run: a progress bar with the time left if standard error is a terminal, else
+// plain lines. The bar is truncated to the terminal's width. Messages are also written to the log
+// file.
 #pragma once
 
 #include <chrono>
@@ -21,10 +22,10 @@ class Console final : public Reporter {
   using Clock = std::chrono::steady_clock;
   void clear_bar();
   std::string line(int64_t step, double elapsed, const Metrics& metrics) const;
-  bool terminal_, bar_shown_ = false;
+  bool is_terminal_, bar_visible_ = false;
   std::string stage_;
   int64_t first_step_ = 0, steps_ = 0;
-  Clock::time_point start_, shown_;
+  Clock::time_point start_, last_update_;
 };
 
 }  // namespace cohort::apps

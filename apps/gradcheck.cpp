@@ -9,11 +9,11 @@ namespace cohort::apps {
 
 int gradcheck(const std::string& op) {
   std::set<std::string> known;
-  int failed = 0, shown = 0;
+  int failed = 0, num_cases = 0;
   for (const OpCase& test : op_cases()) {
     known.insert(test.op);
     if (!op.empty() && test.op != op) continue;
-    if (shown++ == 0)
+    if (num_cases++ == 0)
       std::printf("%-18s %-36s %8s %18s\n", "op", "case", "checks", "error / tolerance");
     const GradcheckResult result = run_op_case(test);
     failed += !result.ok;
@@ -21,13 +21,13 @@ int gradcheck(const std::string& op) {
                 static_cast<long long>(result.checks), result.worst,
                 result.ok ? "" : str("  FAILED: ", result.message).c_str());
   }
-  if (shown == 0) {
+  if (num_cases == 0) {
     std::string names;
     for (const std::string& name : known) names += (names.empty() ? "" : ", ") + name;
     throw InputError(str("gradcheck: unknown op '", op, "'; known: ", names));
   }
   std::printf("%d cases, %d failed (tolerance: 1e-6 relative + 1e-9 of the largest gradient)\n",
-              shown, failed);
+              num_cases, failed);
   return failed == 0 ? kOk : kFailed;
 }
 

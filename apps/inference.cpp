@@ -1,4 +1,4 @@
-// `cohort generate`, `logprobs` and `eval`: what a trained model says.
+// `cohort generate`, `logprobs` and `eval`: inference with a trained model.
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -19,11 +19,11 @@
 
 namespace cohort::apps {
 
-LoadedModel load(const std::string& path, const Placement& place) {
-  if (place.dtype == DType::kBF16 && place.device == "cpu")
+LoadedModel load(const std::string& path, const ComputeOptions& compute) {
+  if (compute.dtype == DType::kBF16 && compute.device == "cpu")
     throw InputError("--dtype: bf16 is for CUDA devices; hint: --device cuda, or --dtype f32");
   return load_found(path, [&](const std::string& checkpoint) {
-    return load_model(checkpoint, place.dtype, parse_device(place.device, "device"));
+    return load_model(checkpoint, compute.dtype, parse_device(compute.device, "device"));
   });
 }
 
@@ -47,7 +47,7 @@ std::vector<std::string> lines_or_stdin(std::vector<std::string> texts) {
   return texts;
 }
 
-// At once, so that a reader that has gone is noticed.
+// Flushes, so that a closed pipe is noticed.
 void print(const std::string& text) {
   std::cout << text << std::flush;
   if (!std::cout) throw Error(str("cannot write to standard output: ", std::strerror(errno)));
@@ -65,10 +65,10 @@ Json ids_json(std::span<const int32_t> ids) {
 std::string config_of(const std::string& model) {
   if (const auto found = find_config(model)) return *found;
   throw InputError(str("no config.yaml above ", model,
-                       "; hint: say what to evaluate on with --config CONFIG.yaml"));
+                       "; hint: specify the data to evaluate on with --config CONFIG.yaml"));
 }
 
-// The configuration of the model's run, which reads problems from a file.
+// The configuration of the model's run, which must read problems from a file.
 TrainConfig problems_config(const std::string& model) {
   const std::string path = config_of(model);
   TrainConfig config = load_plan(path, {}).stages.back();
@@ -78,7 +78,7 @@ TrainConfig problems_config(const std::string& model) {
   return config;
 }
 
-// `run`: of prompts that are fields.
+// Reads the prompts. `run` is used with Input::kFields only.
 std::vector<Example> prompts_of(const GenerateOptions& options, const TrainConfig& run,
                                 const Tokenizer& tokenizer) {
   using Input = GenerateOptions::Input;
@@ -94,21 +94,21 @@ std::vector<Example> prompts_of(const GenerateOptions& options, const TrainConfi
     if (fields ? !value.is_object() : !value.is_string())
       throw InputError(str(where, ": expected ",
                            fields ? "an object like {\"question\": ...}"
-                                  : "a JSON string like \"1+1=\"; hint: leave out --json-input"));
+                                  : "a JSON string like \"1+1=\"; hint: omit --json-input"));
     prompts.push_back(fields ? prompt_of(run, tokenizer, value, where)
                              : Example{.prompt = value.as_string()});
   }
   return prompts;
 }
 
-const char* end_of(const Trajectory& trajectory) {
+const char* stop_name(const Trajectory& trajectory) {
   if (trajectory.stop_reason == StopReason::kStopString) return "stop";
   if (!trajectory.truncated()) return "eos";
   return trajectory.stop_reason == StopReason::kLength ? "length" : "context";
 }
 
-// Log-probs of the tokens that were drawn.
-Json drawn_logprobs_json(const Trajectory& trajectory) {
+// Log-probs of the sampled tokens.
+Json sampled_logprobs_json(const Trajectory& trajectory) {
   Json list = Json(Json::Array{});
   for (size_t i = 0; i < trajectory.tokens.size(); ++i)
     if (trajectory.loss_mask[i] != 0) list.push_back(trajectory.logprobs[i]);
@@ -119,41 +119,42 @@ void print_json(const std::string& prompt, const Trajectory& c) {
   Json line;
   line.set("prompt", prompt).set("completion", c.text).set("ids", ids_json(c.tokens));
   line.set("prompt_length", c.prompt_length)
-      .set("logprobs", drawn_logprobs_json(c))
+      .set("logprobs", sampled_logprobs_json(c))
       .set("truncated", c.truncated())
-      .set("stopped", end_of(c));
+      .set("stopped", stop_name(c));
   print_line(line.dump());
 }
 
-// Completions in the order of the prompts: what ends before its turn waits. As text, the tokens of
-// the one whose turn it is are printed as they come.
+// Prints completions in the order of the prompts: one that ends early is queued. As text, the
+// tokens of the next one in order are streamed.
 class CompletionPrinter {
  public:
   CompletionPrinter(const GenerateOptions& options, const LoadedModel& model,
                     const std::vector<Example>& prompts)
       : options_(options), model_(model), prompts_(prompts) {}
 
-  void show_token(const Trajectory& t) {
+  void print_tokens(const Trajectory& t) {
     if (t.index != next_ || options_.output == GenerateOptions::Output::kJson) return;
     std::string text = stream_ ? "" : begin(t);
-    for (; shown_ < t.tokens.size(); ++shown_) text += stream_->push(t.tokens[shown_]);
+    for (; num_printed_ < t.tokens.size(); ++num_printed_)
+      text += stream_->push(t.tokens[num_printed_]);
     print(text);
   }
 
-  void show_finished(const Trajectory& finished) {
-    waiting_[finished.index] = finished;
-    for (auto it = waiting_.find(next_); it != waiting_.end(); it = waiting_.find(next_)) {
+  void print_finished(const Trajectory& finished) {
+    finished_[finished.index] = finished;
+    for (auto it = finished_.find(next_); it != finished_.end(); it = finished_.find(next_)) {
       const Trajectory& t = it->second;
       if (options_.output == GenerateOptions::Output::kJson) {
         print_json(prompts_[static_cast<size_t>(t.group)].prompt, t);
       } else {
-        show_token(t);
+        print_tokens(t);
         print_line(stream_->peek());
-        note_end(t);
+        print_stop_notice(t);
       }
       stream_.reset();
       ++next_;
-      waiting_.erase(it);
+      finished_.erase(it);
     }
   }
 
@@ -163,24 +164,24 @@ class CompletionPrinter {
                options_.num);
   }
   std::string begin(const Trajectory& t) {
-    shown_ = static_cast<size_t>(t.prompt_length);
-    stream_.emplace(*model_.tokenizer, std::span(t.tokens).first(shown_));
+    num_printed_ = static_cast<size_t>(t.prompt_length);
+    stream_.emplace(*model_.tokenizer, std::span(t.tokens).first(num_printed_));
     return (options_.num > 1 ? "--- " + name_of(t) + "\n" : "") +
            prompts_[static_cast<size_t>(t.group)].prompt;
   }
-  void note_end(const Trajectory& t) const {
+  void print_stop_notice(const Trajectory& t) const {
     if (t.stop_reason == StopReason::kContext)
-      std::cerr << "cohort: " << name_of(t) << " ended (context full): the model has room for "
+      std::cerr << "cohort: " << name_of(t) << " ended (context full): the model's context is "
                 << model_.model->config().context << " tokens, prompt included\n";
   }
 
   const GenerateOptions& options_;
   const LoadedModel& model_;
   const std::vector<Example>& prompts_;
-  std::map<int64_t, Trajectory> waiting_;
+  std::map<int64_t, Trajectory> finished_;  // by index
   int64_t next_ = 0;
-  std::optional<StreamDecoder> stream_;  // of completion next_
-  size_t shown_ = 0;                     // tokens of it
+  std::optional<StreamDecoder> stream_;  // decodes completion next_
+  size_t num_printed_ = 0;               // tokens of completion next_
 };
 
 double mean_logprob(const Trajectory& t) {
@@ -188,16 +189,17 @@ double mean_logprob(const Trajectory& t) {
   return sum / static_cast<double>(t.completion_length());
 }
 
-// The best of each prompt's completions, the best first, numbered anew.
-std::vector<Trajectory> best_of(std::vector<Trajectory> all, int64_t drawn, int64_t wanted) {
+// The best `num_kept` of each prompt's `num_sampled` completions, best first and renumbered.
+std::vector<Trajectory> best_of(std::vector<Trajectory> all, int64_t num_sampled,
+                                int64_t num_kept) {
   std::vector<Trajectory> out;
-  for (auto group = all.begin(); group != all.end(); group += drawn) {
-    std::stable_sort(group, group + drawn, [](const Trajectory& a, const Trajectory& b) {
+  for (auto group = all.begin(); group != all.end(); group += num_sampled) {
+    std::stable_sort(group, group + num_sampled, [](const Trajectory& a, const Trajectory& b) {
       return mean_logprob(a) > mean_logprob(b);
     });
-    for (int64_t i = 0; i < wanted; ++i) {
+    for (int64_t i = 0; i < num_kept; ++i) {
       out.push_back(std::move(group[i]));
-      out.back().index = out.back().group * wanted + i;
+      out.back().index = out.back().group * num_kept + i;
     }
   }
   return out;
@@ -209,7 +211,7 @@ int generate(const GenerateOptions& options) {
   if (options.best_of > 0 && options.best_of < options.num)
     throw InputError(
         str("--best-of: expected at least --num ", options.num, ", got ", options.best_of));
-  const LoadedModel loaded = load(options.model, options.place);
+  const LoadedModel loaded = load(options.model, options.compute);
   TrainConfig run;
   SamplingConfig sampling = options.sampling;
   if (options.input == GenerateOptions::Input::kFields) {
@@ -229,21 +231,21 @@ int generate(const GenerateOptions& options) {
   if (options.best_of > 0) {
     for (const Trajectory& t :
          best_of(sampler.sample(prompts, options.best_of, address), options.best_of, options.num))
-      printer.show_finished(t);
+      printer.print_finished(t);
     return kOk;
   }
   sampler.sample(prompts, options.num, address,
-                 {.on_finished = [&](const Trajectory& t) { printer.show_finished(t); },
+                 {.on_finished = [&](const Trajectory& t) { printer.print_finished(t); },
                   .on_token =
                       [&](const Trajectory& t) {
-                        printer.show_token(t);
+                        printer.print_tokens(t);
                         return true;
                       }});
   return kOk;
 }
 
 int logprobs(const LogprobsOptions& options) {
-  const LoadedModel loaded = load(options.model, options.place);
+  const LoadedModel loaded = load(options.model, options.compute);
   const int64_t context = loaded.model->config().context;
   NoGradGuard no_grad;
   for (const std::string& text : lines_or_stdin(options.texts)) {
@@ -255,12 +257,12 @@ int logprobs(const LogprobsOptions& options) {
       throw InputError(
           str("a text of ", n, " tokens is longer than the model's context of ", context));
     sequence.loss_mask.assign(sequence.tokens.size(), 1);
-    // The first token has no log-prob: nothing comes before it.
+    // The first token has no log-prob.
     Json values = Json(Json::Array{});
     if (n > 0) values.push_back(Json());
     if (n > 1) {
-      const PackedBatch batch = loaded.model->place(pack({&sequence, 1}));
-      const Variable hidden = loaded.model->forward_learned(batch);
+      const PackedBatch batch = loaded.model->to_device(pack({&sequence, 1}));
+      const Variable hidden = loaded.model->hidden_at_targets(batch);
       const auto result = token_log_probs(hidden, loaded.model->head(), batch.targets,
                                           {.temperature = options.temperature});
       for (const double lp : result.logprob.value().to_vector<double>()) values.push_back(lp);
@@ -274,7 +276,7 @@ int logprobs(const LogprobsOptions& options) {
 
 namespace {
 
-// The problems as lines of JSON, each with its pass rate.
+// Writes the problems as JSON lines, each with its pass rate.
 void write_pass_rates(const std::string& path, const std::vector<Example>& problems,
                       const std::vector<double>& rates) {
   std::string lines;
@@ -294,7 +296,7 @@ int evaluate(const EvalOptions& options) {
       options.test_files == EvalOptions::TestFiles::kRefuse)
     throw InputError(str("--pass-rates: the problems of data.jsonl.eval_path (",
                          config.data.jsonl.eval_path[0],
-                         ") are there to test on, and a curriculum would train on them; hint: "
+                         ") are test data, and a curriculum would train on them; hint: "
                          "data.jsonl.eval_path=[] data.jsonl.path=FILE "
                          "data.jsonl.held_out_fraction=1 for problems to train on, or --force"));
   prepare_programs(plan);
@@ -305,8 +307,8 @@ int evaluate(const EvalOptions& options) {
   line.set("checkpoint", checkpoint);
   if (config.trainer == TrainerType::kPretrain) {
     if (!options.pass_rates.empty())
-      throw InputError("--pass-rates: text has no problems; hint: leave it out");
-    log_what_is_used(config, data, {});
+      throw InputError("--pass-rates: text has no problems; hint: omit it");
+    log_data_usage(config, data, {});
     line.set("val_loss", evaluate_text({*loaded.model, data.held_out_text, config}, *alone));
   } else {
     const Correctness correct = correctness_of(config, data.task);
@@ -314,7 +316,7 @@ int evaluate(const EvalOptions& options) {
       throw InputError(
           "nothing is held out to evaluate on; hint: data.jsonl.eval_path=FILE, or "
           "data.jsonl.held_out_fraction=1 for all of data.jsonl.path");
-    log_what_is_used(config, data, check_held_out(config, data, loaded.model->config().context));
+    log_data_usage(config, data, check_held_out(config, data, loaded.model->config().context));
     if (const std::string leak =
             held_out_leak(data, std::span(plan.stages).first(plan.stages.size() - 1));
         !leak.empty())

@@ -1,4 +1,4 @@
-// `cohort inspect`: what the folder of a model says of it, without reading its weights.
+// `cohort inspect`: describes a model from its folder, without reading the weights.
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -27,10 +27,10 @@ void print_architecture(const ModelConfig& c) {
   row("context", str(c.context, " tokens"));
 }
 
-// Of the parameters whose names hold it.
+// A part of the model, with all parameters whose names contain `substring`.
 struct Part {
   const char* name;
-  const char* in_names;
+  const char* substring;
 };
 constexpr Part kParts[] = {
     {"embeddings", "embed_"}, {"attention", "self_attn"}, {"MLPs", "mlp."}, {"head", "lm_head"}};
@@ -39,7 +39,7 @@ void print_parameters(const ModelConfig& config, const std::string& dir) {
   std::map<std::string, int64_t> parts;
   for (const ParameterSpec& spec : describe_parameters(config)) {
     const auto* part = std::find_if(std::begin(kParts), std::end(kParts), [&](const Part& p) {
-      return spec.name.find(p.in_names) != spec.name.npos;
+      return spec.name.find(p.substring) != spec.name.npos;
     });
     parts[part == std::end(kParts) ? "norms" : part->name] += spec.shape.numel();
   }
@@ -58,24 +58,24 @@ void print_parameters(const ModelConfig& config, const std::string& dir) {
 void print_memory(const ModelConfig& config, const InspectOptions& options) {
   const int64_t length = options.context > 0 ? std::min(options.context, config.context)
                                              : std::min<int64_t>(4096, config.context);
-  std::printf("memory, %s, %lld tokens\n", dtype_name(options.place.dtype),
+  std::printf("memory, %s, %lld tokens\n", dtype_name(options.compute.dtype),
               static_cast<long long>(length));
   const MemoryEstimate memory =
-      estimate_memory(config, options.place.dtype,
+      estimate_memory(config, options.compute.dtype,
                       {.micro_batch_tokens = length,
                        .rollout_sequences = 1,
                        .rollout_length = length,
                        .rollout_prefill_tokens = length,
-                       .device = device_named(options.place.device, "--device")});
+                       .device = device_named(options.compute.device, "--device")});
   row("weights", mib(memory.parameters));
   row("training", mib(memory.persistent() + memory.activations + memory.workspace));
   row("rollouts, a sequence", mib(memory.cache + memory.rollout));
 }
 
 void print_tokenizer(const std::string& dir) {
-  constexpr const char* kOneOf[] = {"tokenizer.json", "vocab.json"};
+  constexpr const char* kTokenizerFiles[] = {"tokenizer.json", "vocab.json"};
   std::printf("tokenizer\n");
-  if (read_files(dir, kOneOf).empty()) return row("files", "none");
+  if (read_files(dir, kTokenizerFiles).empty()) return row("files", "none");
   const std::unique_ptr<Tokenizer> loaded = load_tokenizer(dir);
   const Tokenizer& tokenizer = *loaded;
   row("ids", std::to_string(tokenizer.vocab_size()));

@@ -27,7 +27,8 @@ namespace {
 using namespace cohort;
 using namespace cohort::apps;
 
-// Else a file of the run would take the number of a closed standard stream, and be printed into.
+// Without this a file of the run could get the descriptor of a closed standard stream, and receive
+// its output.
 void open_standard_streams() {
   for (int fd = 0; fd < 3; ++fd)
     if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) _exit(kFailed);
@@ -37,12 +38,12 @@ std::string config_footer() {
   std::string text = "Configuration keys (YAML file, or key=value on the command line):\n";
   text += config_help<TrainConfig>();
   text +=
-      "stages:  a list of maps of these keys: one run after the other, each from the weights of "
-      "the one before\n\nTasks (data.task):\n";
-  for (const Task* task : tasks()) text += str("  ", task->name, ": ", task->what, "\n");
+      "stages:  a list of maps of these keys: stages run in order, each from the weights of "
+      "the previous one\n\nTasks (data.task):\n";
+  for (const Task* task : tasks()) text += str("  ", task->name, ": ", task->description, "\n");
   text += "Rewards (rewards[].name):\n";
   for (const RewardEntry& reward : reward_table())
-    text += str("  ", reward.name, ": ", reward.what, "\n");
+    text += str("  ", reward.name, ": ", reward.description, "\n");
   return text;
 }
 
@@ -54,7 +55,7 @@ std::string version() {
 #endif
 }
 
-// What was printed may still be in a buffer, and what left it may not have arrived.
+// Flushes standard output, and throws Error if any output was lost.
 int check_output(int code) {
   if (code != kOk) return code;
   errno = 0;
@@ -62,38 +63,38 @@ int check_output(int code) {
   if (flushed && std::ferror(stdout) == 0 && std::cout.good()) return code;
   const char* cause = flushed || errno == 0 ? "an earlier write failed" : std::strerror(errno);
   throw Error(str("cannot write to standard output: ", cause,
-                  "; hint: is there space, and does the reader still read?"));
+                  "; hint: check the free space, or the reader of the pipe"));
 }
 
-void add_placement(CLI::App* command, Placement& place) {
-  command->add_option("--device", place.device, "cpu, cuda or cuda:N")->capture_default_str();
+void add_compute_options(CLI::App* command, ComputeOptions& compute) {
+  command->add_option("--device", compute.device, "cpu, cuda or cuda:N")->capture_default_str();
   command
       ->add_option_function<std::string>(
           "--dtype",
           [&](const std::string& name) {
-            place.dtype = name == "bf16" ? DType::kBF16 : DType::kF32;
+            compute.dtype = name == "bf16" ? DType::kBF16 : DType::kF32;
           },
           "f32, or bf16 (CUDA only); default: f32")
       ->check(CLI::IsMember({"f32", "bf16"}));
 }
 
-// What a sub-command does, once its arguments are parsed.
+// Runs a sub-command after its arguments are parsed.
 using Command = std::function<int()>;
 
 void add_train(CLI::App& app, Command& chosen) {
   const auto options = std::make_shared<TrainOptions>();
-  CLI::App* command = app.add_subcommand("train", "train from a YAML file, or go on with a run");
+  CLI::App* command = app.add_subcommand("train", "train from a YAML file, or resume a run");
   command->add_option("config", options->config, "CONFIG.yaml");
   command->add_option("overrides", options->overrides, "key=value ...");
-  command->add_option("--resume", options->resume, "run directory to go on with");
+  command->add_option("--resume", options->resume, "run directory to resume");
   command
       ->add_option("--gpus", options->gpus,
                    "train on the first N GPUs of this machine, one process each")
       ->check(CLI::PositiveNumber);
   command
       ->add_option("--profile", options->profile,
-                   "trace so many steps, from the third on, into the run's trace.json: kernels, "
-                   "host, phases")
+                   "write a trace of N steps, starting at the third, to the run's trace.json: "
+                   "kernels, host, phases")
       ->check(CLI::PositiveNumber);
   command->footer(config_footer);
   command->callback([&, options] { chosen = [options] { return train(*options); }; });
@@ -102,14 +103,15 @@ void add_train(CLI::App& app, Command& chosen) {
 void add_check(CLI::App& app, Command& chosen) {
   const auto options = std::make_shared<CheckOptions>();
   CLI::App* command = app.add_subcommand(
-      "check", "validate a configuration; print what follows from it; train nothing");
+      "check", "validate a configuration and its data, and print sizes and memory; train nothing");
   command->add_option("config", options->config, "CONFIG.yaml")->required();
   command->add_option("overrides", options->overrides, "key=value ...");
-  command->add_option("--gpus", options->gpus, "for a training on N GPUs; none is needed here")
+  command
+      ->add_option("--gpus", options->gpus, "check for training on N GPUs; this machine needs none")
       ->check(CLI::PositiveNumber);
   command->add_flag_callback(
       "--full", [options] { options->prompts = CheckOptions::Prompts::kFull; },
-      "print the prompts, answers and solutions of the examples whole");
+      "print prompts, answers and solutions of the examples in full");
   command->footer(config_footer);
   command->callback([&, options] { chosen = [options] { return check(*options); }; });
 }
@@ -127,19 +129,19 @@ void add_generate(CLI::App& app, Command& chosen) {
   sampling.max_completion_length = 256;
   command
       ->add_option("--temperature", options->temperature,
-                   "0: greedy; default: 1, or with --template that of the run")
+                   "0: greedy; default: 1, or the run's with --template")
       ->check(CLI::Range(0.0, 100.0));
   option("--top-k", sampling.top_k, "0: off")->check(CLI::NonNegativeNumber);
   option("--top-p", sampling.top_p, "1: off")->check(CLI::Range(1e-6, 1.0));
-  option("--min-p", sampling.min_p, "share of the largest probability; 0: off")
+  option("--min-p", sampling.min_p, "fraction of the largest probability; 0: off")
       ->check(CLI::Range(0.0, 1.0));
   option("--repetition-penalty", sampling.repetition_penalty,
-         "of tokens that prompt or completion have; 1: off")
+         "for tokens of the prompt or the completion; 1: off")
       ->check(CLI::Range(0.01, 100.0));
-  option("--presence-penalty", sampling.presence_penalty,
-         "of tokens that the completion has; 0: off")
+  option("--presence-penalty", sampling.presence_penalty, "for tokens of the completion; 0: off")
       ->check(CLI::Range(-100.0, 100.0));
-  option("--frequency-penalty", sampling.frequency_penalty, "the same each time; 0: off")
+  option("--frequency-penalty", sampling.frequency_penalty,
+         "for each occurrence in the completion; 0: off")
       ->check(CLI::Range(-100.0, 100.0));
   command->add_option("--logit-bias", sampling.logit_bias, "added to tokens' logits: ID:BIAS");
   command->add_option("--stop", sampling.stop_strings, "texts that end a completion");
@@ -148,13 +150,13 @@ void add_generate(CLI::App& app, Command& chosen) {
   option("--num", options->num, "completions per prompt")->check(CLI::PositiveNumber);
   command
       ->add_option("--best-of", options->best_of,
-                   "draw so many, print the --num whose tokens have the largest mean log-prob")
+                   "sample N completions, print the --num with the largest mean token log-prob")
       ->check(CLI::PositiveNumber);
-  option("--seed", options->seed, "of the random draws")->check(CLI::NonNegativeNumber);
-  add_placement(command, options->place);
+  option("--seed", options->seed, "seed of the random numbers")->check(CLI::NonNegativeNumber);
+  add_compute_options(command, options->compute);
   command->add_flag_callback(
       "--json", [options] { options->output = GenerateOptions::Output::kJson; },
-      "one JSON line per completion: text, token ids, log-probs, what stopped it (eos, stop: "
+      "one JSON line per completion: text, token ids, log-probs, stop reason (eos, stop: "
       "--stop, length: --max-tokens, context)");
   CLI::Option* strings = command->add_flag_callback(
       "--json-input", [options] { options->input = Input::kJson; },
@@ -162,8 +164,8 @@ void add_generate(CLI::App& app, Command& chosen) {
   command
       ->add_flag_callback(
           "--template", [options] { options->input = Input::kFields; },
-          "each prompt is a JSON object like a line of the data of the model's run, whose stop "
-          "tokens, stop strings and temperature are used")
+          "each prompt is a JSON object with the fields of the data of the model's run, whose "
+          "stop tokens, stop strings and temperature are used")
       ->excludes(strings);
   command->callback([&, options] { chosen = [options] { return generate(*options); }; });
 }
@@ -172,26 +174,26 @@ void add_chat(CLI::App& app, Command& chosen) {
   const auto options = std::make_shared<ChatOptions>();
   CLI::App* command = app.add_subcommand(
       "chat",
-      "talk to a model that has a chat template: a line is a message, Ctrl-C stops a reply, /new "
-      "begins another conversation, Ctrl-D ends");
+      "chat with a model that has a chat template: a line is a message, Ctrl-C stops a reply, /new "
+      "starts another conversation, Ctrl-D exits");
   command->add_option("model", options->model, "folder, checkpoint or run directory")->required();
-  command->add_option("--system", options->system, "the system message; default: that of the run");
+  command->add_option("--system", options->system, "the system message; default: the run's");
   command->add_option("--chat-template-kwargs", options->template_kwargs,
-                      "variables of the template, a JSON object: '{\"enable_thinking\": false}'");
+                      "template variables, a JSON object: '{\"enable_thinking\": false}'");
   command
       ->add_option("--temperature", options->temperature,
-                   "0: greedy; this and the next two: the model's generation_config.json has the "
-                   "defaults")
+                   "0: greedy; the defaults of this and the next two options are in the model's "
+                   "generation_config.json")
       ->check(CLI::Range(0.0, 100.0));
   command->add_option("--top-k", options->top_k, "0: off")->check(CLI::NonNegativeNumber);
   command->add_option("--top-p", options->top_p, "1: off")->check(CLI::Range(1e-6, 1.0));
   command->add_option("--max-tokens", options->max_tokens, "per reply")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  command->add_option("--seed", options->seed, "of the random draws")
+  command->add_option("--seed", options->seed, "seed of the random numbers")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
-  add_placement(command, options->place);
+  add_compute_options(command, options->compute);
   command->callback([&, options] { chosen = [options] { return chat(*options); }; });
 }
 
@@ -204,7 +206,7 @@ void add_logprobs(CLI::App& app, Command& chosen) {
   command->add_option("--temperature", options->temperature, "of the distribution")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  add_placement(command, options->place);
+  add_compute_options(command, options->compute);
   command->add_flag_callback(
       "--eos", [options] { options->end = LogprobsOptions::End::kEos; },
       "end each text with the end-of-sequence token");
@@ -219,13 +221,13 @@ void add_eval(CLI::App& app, Command& chosen) {
   command->add_option("overrides", options->overrides,
                       "key=value ... (eval.num_samples=16 eval.k=[1,8])");
   command->add_option("--pass-rates", options->pass_rates,
-                      "write the problems to this file, each with the share of its samples that is "
-                      "right, for data.curriculum: pass_rate");
+                      "write the problems to this file, each with the fraction of correct samples, "
+                      "for data.curriculum: pass_rate");
   command->add_flag_callback(
       "--force", [options] { options->test_files = EvalOptions::TestFiles::kWrite; },
-      "with --pass-rates: also of the problems of data.jsonl.eval_path");
+      "with --pass-rates: allow the problems of data.jsonl.eval_path");
   command->add_option("--config", options->config,
-                      "data and rewards from this file instead of the run's own");
+                      "use data and rewards of this file instead of the run's");
   command->footer(config_footer);
   command->callback([&, options] { chosen = [options] { return evaluate(*options); }; });
 }
@@ -241,47 +243,54 @@ void add_gradcheck(CLI::App& app, Command& chosen) {
 void add_inspect(CLI::App& app, Command& chosen) {
   const auto options = std::make_shared<InspectOptions>();
   CLI::App* command = app.add_subcommand(
-      "inspect", "what a model is: architecture, parameters, memory, tokenizer, chat template");
+      "inspect", "print a model's architecture, parameters, memory, tokenizer and chat template");
   command->add_option("model", options->model, "folder, checkpoint or run directory")->required();
   command
       ->add_option("--context", options->context,
-                   "tokens of a sequence, for the memory; default: 4096, or the model's context")
+                   "sequence length of the memory estimate; default: 4096, or the model's context")
       ->check(CLI::PositiveNumber);
-  add_placement(command, options->place);
+  add_compute_options(command, options->compute);
   command->callback([&, options] { chosen = [options] { return inspect(*options); }; });
 }
 
 void add_tokenizer(CLI::App& app, Command& chosen) {
-  CLI::App* command = app.add_subcommand("tokenizer", "text to token ids and back, or a new one");
+  CLI::App* command = app.add_subcommand("tokenizer", "encode, decode, or train a tokenizer");
   command->require_subcommand(1);
   const auto options = std::make_shared<TokenizerOptions>();
-  const auto add = [&](const char* name, const char* help, int (*act)(const TokenizerOptions&)) {
+  const auto add = [&](const char* name, const char* help,
+                       int (*execute)(const TokenizerOptions&)) {
     CLI::App* sub = command->add_subcommand(name, help);
     sub->add_option("folder", options->folder, "folder of a model or a tokenizer")->required();
-    sub->callback([&chosen, options, act] { chosen = [options, act] { return act(*options); }; });
+    sub->callback(
+        [&chosen, options, execute] { chosen = [options, execute] { return execute(*options); }; });
     return sub;
   };
-  add("encode", "JSON strings of standard input, one a line, to lists of ids", tokenizer_encode)
+  add("encode", "convert JSON strings on standard input, one per line, to lists of ids",
+      tokenizer_encode)
       ->add_flag_callback(
-          "--no-special", [options] { options->added = SpecialTokens::kNone; },
-          "without the tokens that begin and end a text");
-  add("decode", "lists of ids of standard input, one a line, to JSON strings", tokenizer_decode)
+          "--no-special", [options] { options->special_tokens = SpecialTokens::kNone; },
+          "omit the tokens that begin and end a text");
+  add("decode", "convert lists of ids on standard input, one per line, to JSON strings",
+      tokenizer_decode)
       ->add_flag_callback(
-          "--skip-special", [options] { options->shown = SpecialText::kHide; },
-          "without the text of special tokens");
+          "--skip-special", [options] { options->special_text = SpecialText::kHide; },
+          "omit the text of special tokens");
 
   const auto training = std::make_shared<TokenizerTrainOptions>();
-  CLI::App* train = command->add_subcommand("train", "a byte-level BPE tokenizer from text files");
+  CLI::App* train =
+      command->add_subcommand("train", "train a byte-level BPE tokenizer on text files");
   train->add_option("files", training->files, "text: files, folders, patterns (UTF-8)")->required();
   train->add_option("--output", training->output, "folder for its files")->required();
-  train->add_option("--vocab-size", training->vocab_size, "with bytes and special tokens")
+  train
+      ->add_option("--vocab-size", training->vocab_size,
+                   "includes the bytes and the special tokens")
       ->capture_default_str();
-  train->add_option("--pattern", training->pattern, "how text is split into words")
+  train->add_option("--pattern", training->pattern, "the pattern that splits text into words")
       ->capture_default_str()
       ->check(CLI::IsMember(split_pattern_names()));
   train
       ->add_option("--special", training->special,
-                   "a special token; repeat it for more, the first one ends a text; none: "
+                   "a special token; may be repeated; the first one ends a text; default: "
                    "<|endoftext|>")
       ->allow_extra_args(false);  // the next argument is a file
   train->callback(
@@ -293,24 +302,21 @@ void add_template(CLI::App& app, Command& chosen) {
   CLI::App* command = app.add_subcommand("template", "chat templates");
   command->require_subcommand(1);
   CLI::App* render = command->add_subcommand(
-      "render",
-      "print what a chat template makes of its variables: that text, no line break added");
+      "render", "render a chat template and print the text, without an added line break");
   render->add_option("template", options->path, "a Jinja file, or a Hugging Face folder")
       ->required();
   render
       ->add_option("--context", options->context,
-                   "JSON file: the variables (messages, tools, add_generation_prompt, ...)")
+                   "JSON file of the variables (messages, tools, add_generation_prompt, ...)")
       ->required();
-  render->add_option("--now", options->now, "the time of strftime_now(), as 2025-07-10T12:00:00");
+  render->add_option("--now", options->now, "the time of strftime_now(), e.g. 2025-07-10T12:00:00");
   render->callback([&, options] { chosen = [options] { return render_template(*options); }; });
 }
 
 void add_report(CLI::App& app, Command& chosen) {
   const auto options = std::make_shared<ReportOptions>();
   CLI::App* command = app.add_subcommand(
-      "report",
-      "write one HTML page with curves, completions, warnings and configuration of runs, to be "
-      "opened in a browser");
+      "report", "write an HTML page with curves, completions, warnings and configuration of runs");
   command->add_option("runs", options->runs, "run directories; several are compared")->required();
   command->add_option("--output", options->output,
                       "the page to write; default: report.html in the first run directory");
@@ -318,9 +324,10 @@ void add_report(CLI::App& app, Command& chosen) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app{"cohort: train transformers, and make them better with GRPO"};
+  CLI::App app{"cohort: train transformers, and improve them with GRPO"};
   app.require_subcommand(1);
-  app.set_version_flag("--version", version(), "print the version, and whether CUDA is in it");
+  app.set_version_flag("--version", version(),
+                       "print the version, and whether it is built with CUDA");
   Command chosen;
   for (const auto add : {add_train, add_check, add_generate, add_chat, add_logprobs, add_eval,
                          add_inspect, add_report, add_tokenizer, add_template, add_gradcheck})
@@ -341,7 +348,7 @@ int run(int argc, char** argv) {
     if (e.get_exit_code() == 0) {  // --help, --version
       std::ostringstream text;
       app.exit(e, text);
-      std::cout << text.str();  // not flushed before check_output() sees what comes of it
+      std::cout << text.str();  // check_output() flushes it and reports errors
       return kOk;
     }
     throw InputError(str(e.what(), "; hint: cohort ", app.get_subcommands().empty() ? "" : argv[1],
@@ -350,7 +357,7 @@ int run(int argc, char** argv) {
   return chosen();
 }
 
-// A message may quote what was given or read, of any length: its begin and its end are enough.
+// Prints the error, without the middle of a long message: it may quote input of any length.
 int fail(const std::exception& e, int code) {
   constexpr size_t kBegin = 4000, kEnd = 2000;
   std::string text = e.what();

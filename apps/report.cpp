@@ -1,5 +1,5 @@
-// `cohort report`: runs as one HTML page that needs nothing else. What it shows is collected by
-// trainers/run_report, drawn by the script of apps/report/page.html.
+// `cohort report`: a self-contained HTML page of runs. trainers/run_report collects the data, and
+// the script of apps/report/page.html draws it.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -14,10 +14,10 @@ extern const char* const kReportPage;
 namespace cohort::apps {
 namespace {
 
-constexpr size_t kPoints = 1000, kFewestPoints = 100;  // of a curve
+constexpr size_t kMaxCurvePoints = 1000, kMinCurvePoints = 100;
 
-// JSON that no text in it can end or turn into markup: HTML reads what is between the tags of a
-// script up to the first "</script", and "<!--" changes how it reads on.
+// JSON that is safe inside a <script> element: texts cannot contain "</script", which would end the
+// element, or "<!--", which would change its parsing.
 std::string script_json(const Json& json) {
   std::string out;
   for (const char c : json.dump()) out += c == '<' ? std::string("\\u003c") : std::string(1, c);
@@ -27,15 +27,15 @@ std::string script_json(const Json& json) {
 }  // namespace
 
 int report(const ReportOptions& options) {
-  const size_t points = std::max(kFewestPoints, kPoints / options.runs.size());
+  const size_t points = std::max(kMinCurvePoints, kMaxCurvePoints / options.runs.size());
   Json runs = Json(Json::Array{});
   for (const std::string& run : options.runs) runs.push_back(run_report(run, points));
   const Json data =
       Json().set("made", utc_now()).set("version", COHORT_VERSION).set("runs", std::move(runs));
 
-  constexpr std::string_view kPlace = "\"DATA\"";  // where the page has its data
+  constexpr std::string_view kPlaceholder = "\"DATA\"";
   std::string page = kReportPage;
-  page.replace(page.find(kPlace), kPlace.size(), script_json(data));
+  page.replace(page.find(kPlaceholder), kPlaceholder.size(), script_json(data));
   const std::string output =
       !options.output.empty() ? options.output
                               : (std::filesystem::path(options.runs[0]) / "report.html").string();

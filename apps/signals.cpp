@@ -11,22 +11,22 @@
 namespace cohort::apps {
 namespace {
 
-constexpr std::string_view kSaving =
+constexpr std::string_view kSavingMessage =
     "cohort: saving at the end of this step; press Ctrl-C again twice to end at once\n";
-constexpr std::string_view kPatience =
+constexpr std::string_view kWaitMessage =
     "cohort: not done yet, please wait; press Ctrl-C once more to end without saving\n";
-// On a terminal a message takes the place of the progress line.
+// On a terminal a message replaces the progress line.
 constexpr std::string_view kClear = "\r\033[K";
 
 std::atomic<bool> g_stop{false}, g_terminal{false};
 std::atomic<int> g_requests{0};
-std::atomic<SignalVoice> g_voice{SignalVoice::kNone};
-static_assert(std::atomic<SignalVoice>::is_always_lock_free);
+std::atomic<SignalVerbosity> g_verbosity{SignalVerbosity::kNone};
+static_assert(std::atomic<SignalVerbosity>::is_always_lock_free);
 
-// Only what a signal handler may call.
-void say(std::string_view text) {
+// Async-signal-safe.
+void print_message(std::string_view text) {
   const int before = errno;
-  // Where nobody listens there is nothing to be done.
+  // Write errors are ignored.
   if (g_terminal && write(STDERR_FILENO, kClear.data(), kClear.size()) < 0) errno = before;
   if (write(STDERR_FILENO, text.data(), text.size()) < 0) errno = before;
 }
@@ -47,10 +47,10 @@ extern "C" void on_request(int signal) {
   g_stop = true;
   switch (g_requests.fetch_add(1)) {
     case 0:
-      if (g_voice == SignalVoice::kAll) say(kSaving);
+      if (g_verbosity == SignalVerbosity::kAll) print_message(kSavingMessage);
       return;
     case 1:
-      if (g_voice != SignalVoice::kNone) say(kPatience);
+      if (g_verbosity != SignalVerbosity::kNone) print_message(kWaitMessage);
       return;
     default:
       std::signal(signal, SIG_DFL);
@@ -71,12 +71,12 @@ std::atomic<bool>& interrupt_request() {
   return g_stop;
 }
 
-const std::atomic<bool>& stop_on_signals(SignalVoice voice) {
-  g_voice = voice;
+const std::atomic<bool>& stop_on_signals(SignalVerbosity verbosity) {
+  g_verbosity = verbosity;
   g_terminal = isatty(STDERR_FILENO) == 1;
   std::signal(SIGINT, on_request);
   std::signal(SIGTERM, on_request);
-  // nohup has it ignored.
+  // Under nohup SIGHUP stays ignored.
   if (std::signal(SIGHUP, on_hangup) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
   return g_stop;
 }

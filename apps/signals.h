@@ -1,26 +1,26 @@
-// What signals do to a command.
+// Signal handling of commands.
 #pragma once
 
 #include <atomic>
 
 namespace cohort::apps {
 
-// For commands with nothing to save: SIGINT and SIGTERM end them at once, 130 to a shell. A pipe
-// whose reader has gone and a file at its size limit are errors of the write, not the end of the
-// process (SIGPIPE, SIGXFSZ).
+// For commands with nothing to save: SIGINT and SIGTERM end the process at once, with exit code 130
+// for a shell. SIGPIPE and SIGXFSZ are ignored, so that a closed pipe and a file at its size limit
+// are write errors.
 void set_signals();
 
-// From now on SIGINT makes the result true, and ends the process where it is true already. Whoever
-// has seen it sets it to false again.
+// From now on SIGINT sets the result to true, or ends the process if it is already true. The caller
+// resets it to false after handling it.
 std::atomic<bool>& interrupt_request();
 
-// What this process says of signals: all, only that patience is needed (the ranks that it has
-// started say the rest), or nothing (another rank speaks).
-enum class SignalVoice { kAll, kPatience, kNone };
+// Messages of this process about signals: all, only the notice to wait (of a launcher, whose ranks
+// print the others), or none (of a rank other than 0).
+enum class SignalVerbosity { kAll, kWaitNotice, kNone };
 
-// From now on the first SIGINT or SIGTERM makes the result true and says that the run is being
-// saved; the second asks for patience, the third ends the process. SIGHUP makes it true and no
-// more.
-const std::atomic<bool>& stop_on_signals(SignalVoice voice);
+// From now on the first SIGINT or SIGTERM sets the result to true and prints that the run is being
+// saved, the second prints a notice to wait, and the third ends the process. SIGHUP only sets the
+// result to true.
+const std::atomic<bool>& stop_on_signals(SignalVerbosity verbosity);
 
 }  // namespace cohort::apps

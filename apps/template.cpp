@@ -1,4 +1,4 @@
-// `cohort template render`: what a chat template makes of a conversation.
+// `cohort template render`: renders a chat template.
 #include <cstdio>
 #include <filesystem>
 
@@ -10,7 +10,7 @@
 namespace cohort::apps {
 namespace {
 
-// "2025-07-10T12:00:00", or the day alone.
+// Parses "2025-07-10T12:00:00", or the date alone.
 std::tm parse_time(const std::string& text) {
   std::tm t{};
   int end = 0;
@@ -21,11 +21,13 @@ std::tm parse_time(const std::string& text) {
   t.tm_mon -= 1;
   t.tm_isdst = -1;
   const bool whole = (fields == 3 || fields == 6) && end == static_cast<int>(text.size());
-  // timegm() fills in the days of week and year, and moves dates that do not exist.
+  // timegm() sets the days of week and year, and normalises invalid dates.
   const bool valid = whole && timegm(&t) != -1 && t.tm_mday == given.tm_mday &&
                      t.tm_mon == given.tm_mon - 1 && t.tm_hour == given.tm_hour &&
                      t.tm_min == given.tm_min && t.tm_sec == given.tm_sec;
-  if (!valid) throw InputError("--now: '" + text + "' is no time; hint: like 2025-07-10T12:00:00");
+  if (!valid)
+    throw InputError("--now: '" + text +
+                     "' is not a time; hint: write it like 2025-07-10T12:00:00");
   return t;
 }
 
@@ -46,7 +48,7 @@ int render_template(const RenderTemplateOptions& options) {
   const auto source = find_chat_template(files);
   if (!source)
     throw InputError(options.path +
-                     ": no chat template; hint: it is looked for in chat_template.jinja and in "
+                     ": no chat template; hint: it must be in chat_template.jinja or in "
                      "tokenizer_config.json");
   const Json tokens = special_token_variables(files);
   for (const auto& [name, value] : tokens.as_object())

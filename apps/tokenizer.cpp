@@ -1,4 +1,4 @@
-// `cohort tokenizer`: text to ids and back, line by line; a new tokenizer from text files.
+// `cohort tokenizer`: encodes and decodes line by line, and trains tokenizers from text files.
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
@@ -19,9 +19,9 @@
 namespace cohort::apps {
 namespace {
 
-// Prints what `use` makes of each line of standard input, at once. Throws InputError naming the
-// line that `use` refuses.
-int for_each_line(const std::function<std::string(const Json& line)>& use) {
+// Prints `convert` of each line of standard input, flushed per line. Throws InputError naming the
+// line if `convert` does.
+int for_each_line(const std::function<std::string(const Json& line)>& convert) {
   char* line = nullptr;
   size_t capacity = 0;
   const std::unique_ptr<char*, void (*)(char**)> owner(&line, [](char** p) { std::free(*p); });
@@ -33,7 +33,7 @@ int for_each_line(const std::function<std::string(const Json& line)>& use) {
     const Json json = parse_json(text, where);
     std::string result;
     try {
-      result = use(json);
+      result = convert(json);
     } catch (const InputError& e) {
       throw InputError(where + ": " + e.what());
     }
@@ -73,10 +73,10 @@ struct NamedPattern {
 const NamedPattern kPatterns[] = {
     {"qwen", kQwenPattern}, {"gpt4", kLlama3Pattern}, {"gpt2", kGpt2Pattern}};
 
-// In parts that end with a line where they can, so that a file of any size fits.
+// Reads in parts, split at line ends if possible, so that files of any size fit into memory.
 void add_file(const std::string& path, BpeTrainer& trainer) {
   constexpr size_t kPart = size_t{16} << 20;
-  open_input_file(path);  // says more about a path that is wrong
+  open_input_file(path);  // has a better error message for a wrong path
   std::string held;
   size_t done = 0;
   const auto add = [&](size_t size) {
@@ -121,12 +121,13 @@ int tokenizer_train(const TokenizerTrainOptions& options) {
   const fs::path folder = options.output;
   std::error_code error;
   if (fs::exists(folder / "tokenizer.json", error))
-    throw InputError(str(options.output, ": has a tokenizer.json; hint: name another folder"));
+    throw InputError(
+        str(options.output, ": already has a tokenizer.json; hint: name another folder"));
   BpeTrainer trainer(training);
   for (const std::string& given : options.files)
     for (const std::string& path : text_files(given)) add_file(path, trainer);
   fs::create_directories(folder, error);
-  if (error) throw InputError(str(options.output, ": cannot be made: ", error.message()));
+  if (error) throw InputError(str(options.output, ": cannot be created: ", error.message()));
   const NamedFiles files = trainer.train();
   for (const auto& [name, content] : files) write_file(folder / name, content);
   std::cout << options.output << ": " << make_tokenizer(files, options.output)->vocab_size()
@@ -137,14 +138,14 @@ int tokenizer_train(const TokenizerTrainOptions& options) {
 int tokenizer_encode(const TokenizerOptions& options) {
   const auto tokenizer = load_tokenizer(options.folder);
   return for_each_line([&](const Json& line) {
-    return ids_text(tokenizer->encode(line.as_string(), options.added));
+    return ids_text(tokenizer->encode(line.as_string(), options.special_tokens));
   });
 }
 
 int tokenizer_decode(const TokenizerOptions& options) {
   const auto tokenizer = load_tokenizer(options.folder);
   return for_each_line([&](const Json& line) {
-    return Json(tokenizer->decode(read_ids(line), options.shown)).dump();
+    return Json(tokenizer->decode(read_ids(line), options.special_text)).dump();
   });
 }
 

@@ -1,5 +1,5 @@
-// `cohort train`: this process alone, as one rank of several, or (--gpus N) as the one that starts
-// them.
+// `cohort train`: this process trains alone, is one rank of several, or launches the ranks
+// (--gpus).
 #include <unistd.h>
 
 #include <cmath>
@@ -18,7 +18,7 @@
 namespace cohort::apps {
 namespace {
 
-// The overrides, where the argument that looks like the configuration may be one of them.
+// The overrides. With --resume the argument `config` is the first of them.
 std::vector<std::string> overrides_of(const TrainOptions& options) {
   std::vector<std::string> out = options.overrides;
   if (!options.resume.empty() && !options.config.empty()) out.insert(out.begin(), options.config);
@@ -33,15 +33,16 @@ RunResult execute(Run& run, Reporter& reporter, const TrainOptions& options,
   try {
     return run.execute(reporter, stop, options.profile);
   } catch (const std::exception& e) {
-    if (group != nullptr) group->fail(e.what());  // before this rank takes itself apart
+    if (group != nullptr) group->fail(e.what());  // before this rank cleans up
     reporter.end_stage();
-    std::string fault = e.what();
+    std::string message = e.what();
     const bool out_of_memory = dynamic_cast<const OutOfMemoryError*>(&e) != nullptr;
     if (out_of_memory)
-      fault += "; hint: a smaller micro_batch_tokens, model.recompute: block, or a smaller model" +
-               memory_plan(run.plan(), run.preview(), group == nullptr ? 1 : group->size());
-    logging::record("failed: " + fault);
-    if (out_of_memory) throw OutOfMemoryError(fault);
+      message +=
+          "; hint: a smaller micro_batch_tokens, model.recompute: block, or a smaller model" +
+          memory_plan(run.plan(), run.preview(), group == nullptr ? 1 : group->size());
+    logging::record("failed: " + message);
+    if (out_of_memory) throw OutOfMemoryError(message);
     throw;
   }
 }
@@ -52,10 +53,10 @@ std::string summary(const RunResult& result) {
   if (result.measure.empty() || (text && std::isnan(result.before) && std::isnan(result.after)))
     return str("done, with no held-out ", text ? "text" : "problems", " to score,");
   const double sign = text ? -1 : 1;
-  const auto change = [](const std::string& what, double before, double after, int digits) {
+  const auto change = [](const std::string& measure, double before, double after, int digits) {
     return std::isnan(before) && std::isnan(after)
-               ? what + " not measured"
-               : str(what, " ", score_text(before, digits), " -> ", score_text(after, digits));
+               ? measure + " not measured"
+               : str(measure, " ", score_text(before, digits), " -> ", score_text(after, digits));
   };
   std::string out = change(result.measure, sign * result.before, sign * result.after, text ? 4 : 2);
   if (!text && !std::isnan(result.loss_after))
@@ -77,7 +78,7 @@ int train_rank(const TrainOptions& options, const std::atomic<bool>& stop, Proce
   console.message("run directory: " + run.dir());
   const RunResult result = execute(run, console, options, stop, group);
   if (result.end == StageEnd::kInterrupted) {
-    console.message(str("interrupted; saved. Go on with: cohort train --resume ", run.dir()));
+    console.message(str("interrupted; saved. Resume with: cohort train --resume ", run.dir()));
     return kInterrupted;
   }
   const double seconds =
@@ -93,11 +94,11 @@ int train_in_group(const TrainOptions& options, const std::atomic<bool>& stop,
                    const RankInfo& info) {
   ProcessGroup::Options limits = ProcessGroup::default_options();
   limits.is_busy = is_saving;
-  // A rank that a failure has caught inside a call of the driver may never return from it.
+  // A rank that is inside a driver call at a failure may never return from it.
   limits.on_overdue = [&](const std::string& failure, ProcessGroup::Origin origin) {
-    std::fprintf(stderr, "cohort: %s; rank %d could not end by itself and was ended\n",
+    std::fprintf(stderr, "cohort: %s; rank %d did not exit in time and was ended\n",
                  failure.c_str(), info.rank);
-    _exit(origin == ProcessGroup::Origin::kHere ? kFailed : kPeerFailed);
+    _exit(origin == ProcessGroup::Origin::kLocal ? kFailed : kPeerFailed);
   };
   ProcessGroup group(info, limits);
   if (info.rank != 0) logging::set_console_level(logging::Level::kWarn);
@@ -110,11 +111,11 @@ int train_in_group(const TrainOptions& options, const std::atomic<bool>& stop,
   }
 }
 
-// What --gpus asks for can be had.
+// Throws InputError if --gpus cannot be satisfied.
 void check_gpus(const TrainOptions& options, const RankInfo& info) {
   if (info.size > 1)
     throw InputError(str("--gpus: this process is already rank ", info.rank, " of ", info.size,
-                         " that ", info.source, " started; hint: leave --gpus out"));
+                         " that ", info.source, " started; hint: omit --gpus"));
   const std::string config =
       options.resume.empty() ? options.config : options.resume + "/config.yaml";
   const RunPlan plan = load_plan(config, overrides_of(options));
@@ -123,22 +124,24 @@ void check_gpus(const TrainOptions& options, const RankInfo& info) {
   parse_device("cuda", "device");
   if (options.gpus > cuda_device_count())
     throw InputError(
-        str("--gpus: ", options.gpus, " were asked for, this machine has ", usable_cuda_devices()));
+        str("--gpus: ", options.gpus, " GPUs requested, this machine has ", usable_cuda_devices()));
 }
 
 int launch(const TrainOptions& options, const std::atomic<bool>& stop) {
-  LaunchOptions what{.count = options.gpus, .echo_code = kPeerFailed};
-  what.command = {std::filesystem::read_symlink("/proc/self/exe").string(), "train"};
+  LaunchOptions launch_options{.count = options.gpus, .exit_code_of_peer = kPeerFailed};
+  launch_options.command = {std::filesystem::read_symlink("/proc/self/exe").string(), "train"};
   if (!options.resume.empty())
-    what.command.insert(what.command.end(), {"--resume", options.resume});
+    launch_options.command.insert(launch_options.command.end(), {"--resume", options.resume});
   if (options.profile > 0)
-    what.command.insert(what.command.end(), {"--profile", std::to_string(options.profile)});
-  if (!options.config.empty()) what.command.push_back(options.config);
-  what.command.insert(what.command.end(), options.overrides.begin(), options.overrides.end());
-  what.on_line = [](int rank, const std::string& line) {
+    launch_options.command.insert(launch_options.command.end(),
+                                  {"--profile", std::to_string(options.profile)});
+  if (!options.config.empty()) launch_options.command.push_back(options.config);
+  launch_options.command.insert(launch_options.command.end(), options.overrides.begin(),
+                                options.overrides.end());
+  launch_options.on_line = [](int rank, const std::string& line) {
     std::fprintf(stderr, "[rank %d] %s\n", rank, line.c_str());
   };
-  const LaunchResult result = launch_ranks(what, stop);
+  const LaunchResult result = launch_ranks(launch_options, stop);
   if (!result.message.empty()) std::fprintf(stderr, "cohort: %s\n", result.message.c_str());
   return result.code;
 }
@@ -154,9 +157,9 @@ void expect_cuda(const RunPlan& plan) {
 
 int train(const TrainOptions& options) {
   const RankInfo info = rank_info();
-  const std::atomic<bool>& stop = stop_on_signals(options.gpus > 1 ? SignalVoice::kPatience
-                                                  : info.rank == 0 ? SignalVoice::kAll
-                                                                   : SignalVoice::kNone);
+  const std::atomic<bool>& stop = stop_on_signals(options.gpus > 1 ? SignalVerbosity::kWaitNotice
+                                                  : info.rank == 0 ? SignalVerbosity::kAll
+                                                                   : SignalVerbosity::kNone);
   if (options.gpus > 0) check_gpus(options, info);
   if (options.gpus > 1) return launch(options, stop);
   if (options.gpus == 1) return train_rank(options, stop, nullptr);

@@ -52,7 +52,7 @@ class Subject {
     return total;
   }
 
-  // d value / dt at t = 0 while `move(t)` displaces the inputs: fourth-order central difference.
+  // d value / dt at t = 0, where move(t) displaces the inputs: fourth-order central difference.
   template <class F>
   double difference(double h, F&& move) const {
     const auto at = [&](double t) {
@@ -111,8 +111,7 @@ GradcheckResult gradcheck(const Fn& fn, const std::vector<Tensor>& inputs,
       const double x = *element;
       const double numeric =
           subject.difference(options.step * std::max(1.0, std::abs(x)), [&](double t) {
-            *element =
-                *element == x ? x + t : x;  // the second call of a pair restores the exact value
+            *element = *element == x ? x + t : x;  // every second call restores the exact value
           });
       const double analytic = gradients[i][static_cast<size_t>(e)];
       record(result, analytic, numeric, tolerance(analytic, numeric, largest),
@@ -133,7 +132,7 @@ GradcheckResult gradcheck(const Fn& fn, const std::vector<Tensor>& inputs,
         length = std::hypot(length, direction[i][e]);
       }
     }
-    // The displacement stays small however many elements move.
+    // The displacement of all elements together stays small.
     const double step = options.step / std::max(4.0, length / 2);
     bool moved = false;
     const double numeric = subject.difference(step, [&](double t) {

@@ -21,21 +21,21 @@ struct GradcheckOptions {
   double step = 2e-3;      // h of the fourth-order stencil, relative to max(1, |x|)
   double relative = 1e-6;  // |analytic - numeric| <= relative max(|a|, |n|) + absolute max |g|
   double absolute = 1e-9;
-  int64_t elements = 64;   // random elements per input (all of them if it has no more)
+  int64_t elements = 64;   // random elements per input (all, if it has no more)
   int64_t directions = 8;  // random directions over all inputs together
   uint64_t seed = 0;
 };
 
 struct GradcheckResult {
   bool ok = true;
-  double worst = 0;  // largest error as a share of its tolerance; ok means <= 1
+  double worst = 0;  // largest error as a fraction of its tolerance; ok means <= 1
   int64_t checks = 0;
   std::string message;  // where the worst error is, with both numbers
 };
 
-// `fn` maps the inputs (f64, all of them differentiated) to a tensor of any shape,
-// deterministically; what is differentiated is the sum of its elements times fixed random weights.
-// Throws Error for inputs that are not f64 or a result outside the tape.
+// Checks the gradient of the sum of fn(inputs) times fixed random weights. `fn` is deterministic
+// and maps the inputs (f64, all differentiated) to a tensor of any shape. Throws Error for inputs
+// that are not f64 or a result outside the tape.
 GradcheckResult gradcheck(const std::function<Variable(std::span<const Variable>)>& fn,
                           const std::vector<Tensor>& inputs, const GradcheckOptions& options = {});
 

@@ -1,5 +1,5 @@
-// Rows are grouped as the ops are in autograd/ops_*.cpp. Sizes are small, odd or 1 on purpose: they
-// meet the tails of every kernel, and a difference costs hundreds of forwards.
+// Rows are grouped like the ops in autograd/ops_*.cpp. Sizes are small, odd or 1 on purpose: they
+// reach the tails of every kernel, and a central difference takes hundreds of forwards.
 #include "autograd/op_cases.h"
 
 #include <algorithm>
@@ -24,9 +24,9 @@ struct InputSpec {
   Domain domain = Domain::kReal;
 };
 
-// Standard normal values; at least 0.25 away from zero where the domain excludes it, which is far
-// enough for the steps of a difference.
-Tensor draw(const InputSpec& spec, uint64_t seed, uint64_t stream) {
+// Standard normal values; at least 0.25 away from zero if the domain excludes it, which is far
+// enough for the steps of a central difference.
+Tensor random_input(const InputSpec& spec, uint64_t seed, uint64_t stream) {
   Rng rng(seed, rng_stream(kGradcheckPurpose, 3, stream));
   std::vector<double> values(static_cast<size_t>(spec.shape.numel()));
   for (double& v : values) {
@@ -41,20 +41,20 @@ Tensor draw(const InputSpec& spec, uint64_t seed, uint64_t stream) {
 std::function<std::vector<Tensor>(uint64_t)> inputs(std::vector<InputSpec> specs) {
   return [specs = std::move(specs)](uint64_t seed) {
     std::vector<Tensor> out;
-    for (size_t i = 0; i < specs.size(); ++i) out.push_back(draw(specs[i], seed, i));
+    for (size_t i = 0; i < specs.size(); ++i) out.push_back(random_input(specs[i], seed, i));
     return out;
   };
 }
 
 // A constant of an op, in the dtype of `like` and on its device: the same value in every dtype.
 Tensor constant(const InputSpec& spec, const Variable& like) {
-  const Tensor values = draw(spec, 99, 99).to(DType::kBF16);
+  const Tensor values = random_input(spec, 99, 99).to(DType::kBF16);
   return values.to(like.value().dtype()).to(like.value().device());
 }
 Tensor constant(const std::vector<double>& values, const Variable& like) {
   return Tensor::from(values).to(like.value().dtype()).to(like.value().device());
 }
-// The same for constants that stay f32 beside bf16 inputs.
+// A constant in accumulate_dtype(), which stays f32 with bf16 inputs.
 template <class Values>
 Tensor f32_constant(const Values& values, const Variable& like) {
   return constant(values, Variable(Tensor::empty({}, accumulate_dtype(like.value().dtype()),
@@ -67,7 +67,7 @@ Tensor ids(const std::vector<int32_t>& values, const Variable& like) {
 
 using Table = std::vector<OpCase>;
 
-// An op that is not listed is smooth everywhere.
+// Ops that are not listed are smooth everywhere.
 Domain unary_domain(const std::string& op) {
   if (op == "log" || op == "sqrt") return Domain::kPositive;
   return op == "relu" ? Domain::kNonZero : Domain::kReal;
@@ -88,7 +88,7 @@ void add_binary(Table& table, const std::string& op,
   for (const Shape& shape : {Shape{1}, Shape{3, 1}, Shape{2, 3, 7}, Shape{67}})
     table.push_back({op, shape.str(), inputs({{shape}, {shape, domain}}),
                      [fn](Inputs in) { return fn(in[0], in[1]); }});
-  // Both contributions meet in one gradient, with a third from the outer sum.
+  // Both contributions add up in one gradient, with a third from the outer add().
   table.push_back({op, "one variable as both operands", inputs({{{5, 3}, domain}}),
                    [fn](Inputs in) { return add(fn(in[0], in[0]), in[0]); }});
   table.push_back({op, "a constant second operand", inputs({{{5, 3}}}), [fn, domain](Inputs in) {
@@ -146,7 +146,7 @@ void add_reductions_and_views(Table& table) {
       {"select", "the only row", inputs({{{1, 5}}}), [](Inputs in) { return select(in[0], 0); }});
 }
 
-void add_products(Table& table) {
+void add_matmuls(Table& table) {
   struct Size {
     int64_t m, n, k;
   };
@@ -208,7 +208,7 @@ void add_mlp(Table& table) {
 }
 
 void add_row_ops(Table& table) {
-  // A row of one element is all scale: a large epsilon leaves it a gradient.
+  // A row of one element has a gradient only with a large epsilon: its norm is +-1 otherwise.
   for (const auto& [shape, eps] :
        {std::pair{Shape{3, 1}, 0.5}, std::pair{Shape{5, 7}, 1e-5}, std::pair{Shape{2, 3, 10}, 1e-5},
         std::pair{Shape{19, 33}, 1e-3}}) {
@@ -262,7 +262,7 @@ void add_rope(Table& table) {
     };
     table.push_back(
         {"rope", shape.str(), inputs({{shape}}), [rotate](Inputs in) { return rotate(in[0]); }});
-    table.push_back({"rope", shape.str() + " where it is", inputs({{shape}}),
+    table.push_back({"rope", shape.str() + " in place", inputs({{shape}}),
                      [rotate](Inputs in) { return scale(rotate(scale(in[0], -1.5)), 2); }});
   }
 }
@@ -397,9 +397,9 @@ PolicyTokens policy_tokens() {
       const size_t i = tokens.weight.size();
       tokens.add(ratio_log, ref_logs[i % 3], a, 0.2 + 0.1 * static_cast<double>(i));
     }
-  // Beyond the clamps, e^20 with a weight to match: no gradient is left.
+  // Beyond the clamps, where the gradient is 0; a small weight compensates for the loss of e^20.
   tokens.add(25, 25, -1, 1e-9);
-  // Beyond the lower clamp of the log-ratio; the KL has none, and its gradient is the largest.
+  // Beyond the lower clamp of the log-ratio; k3 has no lower clamp, and its largest gradient here.
   tokens.add(-25, -30, 1, 1);
   // A token outside the loss may hold anything.
   tokens.add(std::numeric_limits<double>::quiet_NaN(), 0.5, 3, 0);
@@ -494,7 +494,7 @@ std::vector<OpCase> op_cases() {
   Table table;
   add_elementwise(table);
   add_reductions_and_views(table);
-  add_products(table);
+  add_matmuls(table);
   add_mlp(table);
   add_row_ops(table);
   add_rope(table);

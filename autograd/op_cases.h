@@ -1,6 +1,6 @@
 // The table of differentiable ops: for each a few sizes and options, with inputs from the op's
-// domain. `cohort gradcheck` and the tests walk it; so can whatever compares devices or measures
-// time. An elementwise op appears by its line in kernels/elementwise.h, any other by a row here.
+// domain. `cohort gradcheck` and the tests iterate over it. Elementwise ops come from the lists of
+// kernels/elementwise.h; any other op has its rows in op_cases.cpp.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace cohort {
 
 struct OpCase {
   std::string op;       // the function's name in autograd/ops.h: "attention"
-  std::string variant;  // what sets this row apart: "4 heads on 2, lengths 5 1 0 9"
+  std::string variant;  // distinguishes the rows of an op: "4 heads on 2, lengths 5 1 0 9"
   // The differentiated inputs, in f64: inside the op's domain and away from its kinks.
   std::function<std::vector<Tensor>(uint64_t seed)> inputs;
   // The op on them. Its constants take the dtype of the first input, so that any dtype works.

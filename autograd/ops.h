@@ -1,5 +1,4 @@
-// Differentiable ops. Each is its kernel (kernels/, where the formulas are) plus a backward
-// closure.
+// Differentiable ops. Each is a kernel (kernels/, which has the formulas) plus a backward closure.
 #pragma once
 
 #include "autograd/variable.h"
@@ -28,12 +27,12 @@ Variable mean(const Variable& x);
 // [1]: sum of x * weights over all elements; weights are constants of x's shape.
 Variable weighted_sum(const Variable& x, const Tensor& weights);
 
-// The same elements in another shape; no copy.
+// A view in another shape; no copy.
 Variable reshape(const Variable& x, const Shape& shape);
 // x[i] of the first dimension.
 Variable select(const Variable& x, int64_t i);
-// [L, C]: rows `rows` [L] i32 of x [T, C], each at most once; x itself if these are all of them,
-// which are in ascending order then.
+// [L, C]: rows `rows` [L] i32 of x [T, C], each at most once. If L is T, `rows` must be ascending
+// and the result is x.
 Variable select_rows(const Variable& x, const Tensor& rows);
 
 // [M, N] = op(a) op(b).
@@ -42,14 +41,14 @@ Variable matmul(const Variable& a, const Variable& b,
                 kernels::Transpose trans_b = kernels::Transpose::kNo);
 // x[..., K] w[N, K]^T + bias[N]; `bias` may be undefined.
 Variable linear(const Variable& x, const Variable& w, const Variable& bias = {});
-// linear(f(linear(x, up, up_bias)), down, down_bias), with the bits of the three ops. The rows of
-// `up` are those of gate and up for a gated f. The biases may be undefined.
+// linear(f(linear(x, up, up_bias)), down, down_bias), with the bits of the three ops. For a gated f
+// `up` has the rows of gate, then those of up. The biases may be undefined.
 struct MlpWeights {
   Variable up, up_bias, down, down_bias;
 };
 struct MlpDesc {
   kernels::Activation activation;
-  // The backward does not keep what f gives, but computes it again beside f's gradient.
+  // f's output is not kept, but recomputed in the backward with f's gradient.
   bool recompute = false;
 };
 Variable mlp(const Variable& x, const MlpWeights& w, const MlpDesc& desc);
@@ -59,7 +58,7 @@ Variable embedding(const Variable& table, const Tensor& ids);
 Variable rms_norm(const Variable& x, const Variable& w, double eps, double weight_offset = 0);
 // `b` may be undefined.
 Variable layer_norm(const Variable& x, const Variable& w, const Variable& b, double eps);
-// sum = a + b and normed = the norm of the sum, in one pass over memory where the device has one;
+// sum = a + b and normed = the norm of the sum, in one pass over memory if the device supports it;
 // the bits are those of the two ops. `bias` may be undefined.
 struct AddNorm {
   Variable sum, normed;
@@ -70,17 +69,17 @@ AddNorm add_layer_norm(const Variable& a, const Variable& b, const Variable& w,
                        const Variable& bias, double eps);
 Variable softmax(const Variable& x);
 
-// A token's queries, keys and values side by side are qkv: [T, H + 2 Hkv, D].
+// qkv has each token's queries, keys and values side by side: [T, H + 2 Hkv, D].
 
 // qkv with its queries and keys normalised by RMS norms: over each head, with weights [D], or over
-// all heads of a token together, with weights [H D] and [Hkv D]. With gradients off the result
-// takes qkv's memory if the argument is its only owner.
+// all heads of a token together, with weights [H D] and [Hkv D]. With gradients disabled it is in
+// place if the argument is the only owner of its memory.
 struct QkNormWeights {
   Variable q, k;
 };
 Variable qk_norm(Variable qkv, const QkNormWeights& w, int64_t kv_heads, double eps);
-// qkv with its queries and keys rotated to `positions` by a table of kernels::rope_table(). The
-// result takes qkv's memory if the argument is its only owner.
+// qkv with its queries and keys rotated to `positions` by a table of kernels::rope_table(). It is
+// in place if the argument is the only owner of its memory.
 Variable rope(Variable qkv, const Tensor& positions, const Tensor& table, int64_t kv_heads);
 // -> [T, H, D]; see kernels/attention/attention.h.
 Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
@@ -94,9 +93,9 @@ struct TokenLogProbs {
 };
 TokenLogProbs token_log_probs(const Variable& x, const Variable& w, const Tensor& targets,
                               const kernels::HeadDesc& desc = {});
-// Losses over log-probs compute the logits once: with gradients on, they compute those of x [T, C]
-// and w [V, C] as well, which wait for the backward; inside backward(make) that of w is added to
-// its leaf at once.
+// Fused losses over log-probs compute the logits once: with gradients enabled they also compute the
+// gradients of x [T, C] and w [V, C], which are held until the backward; inside backward(make) that
+// of w is added to its leaf at once.
 //
 // [1]: - sum_t weights[t] log p(targets[t]). weights: [T] constants.
 Variable cross_entropy(const Variable& x, const Variable& w, const Tensor& targets,
@@ -114,7 +113,7 @@ struct LossAndStats {
 };
 LossAndStats policy_loss(const Variable& logprob, const PolicyLossInputs& inputs,
                          const kernels::PolicyLossDesc& desc);
-// The same over the log-probs of `targets`, with the head in one node.
+// policy_loss() of the log-probs of `targets`, in one node with the head.
 LossAndStats policy_loss(const Variable& x, const Variable& w, const Tensor& targets,
                          const PolicyLossInputs& inputs, const kernels::PolicyLossDesc& loss_desc,
                          const kernels::HeadDesc& desc = {});

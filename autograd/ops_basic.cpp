@@ -1,4 +1,4 @@
-// Elementwise ops, sums, shapes, products, linear layers, MLPs and embedding: forward and backward
+// Elementwise ops, sums, shapes, matmul, linear layers, MLPs and embedding: forward and backward
 // side by side.
 #include <utility>
 
@@ -14,7 +14,7 @@ using kernels::Transpose;
 
 namespace {
 
-// Ops whose derivative is a function of their output keep it; the others' backward never reads it.
+// True for ops whose derivative reads their output; only these keep it.
 template <class Op>
 constexpr bool uses_output() {
   return requires {
@@ -62,7 +62,7 @@ COHORT_DEFINE_BINARY(Div, div)
 
 namespace {
 
-// For a result whose rows have other lengths than those of x.
+// An empty tensor with the shape of x, but `columns` columns.
 Tensor empty_rows(const Tensor& x, int64_t columns) {
   Shape shape = x.shape();
   shape[-1] = columns;
@@ -87,7 +87,7 @@ Variable gated(const char* name, void (*forward)(const kernels::GatedForward&),
 COHORT_GATED_OPS(COHORT_DEFINE_GATED)
 #undef COHORT_DEFINE_GATED
 
-// Written out because its backward needs no input values: a residual stream keeps nothing alive.
+// Not a COHORT_DEFINE_BINARY because its backward needs no input values, and so keeps none alive.
 Variable add(const Variable& a, const Variable& b) {
   Tensor y = Tensor::empty_like(a.value());
   kernels::add_forward({.y = y, .a = a.value(), .b = b.value()});
@@ -171,8 +171,7 @@ Variable matmul(const Variable& a, const Variable& b, Transpose trans_a, Transpo
 
 namespace {
 
-// The gradients of linear(x, w, bias), whose x and w are inputs of the node, given that of its
-// output.
+// The gradients of the inputs of linear(x, w, bias), given that of its output.
 void linear_input_gradient(const Tensor& dy, const Tensor& w, GradSlot dx) {
   if (dx.tensor.defined())
     kernels::matmul({.c = dx.tensor, .a = dy, .b = w, .desc = {.out = dx.mode}});
@@ -204,11 +203,11 @@ namespace {
 struct MlpBackward {
   enum { kX, kUp, kUpBias, kDown, kDownBias };  // inputs of the node
   SavedTensor x;
-  Tensor u, f;  // u = linear(x, up, up_bias), and f of it, or undefined: not kept
+  Tensor u, f;  // u = linear(x, up, up_bias); f(u), or undefined if it is not kept
   Tensor up, down;
   kernels::Activation op;
 
-  // Frees u, f and their gradients each after its last use: a step takes most of its memory here.
+  // Frees u, f and their gradients after their last use: a step's memory is at its peak here.
   void operator()(const Tensor& dy, Gradients& g) {
     const bool needs_du = g.needed(kX) || g.needed(kUp) || g.needed(kUpBias);
     const bool needs_f = g.needed(kDown) && !f.defined();

@@ -7,7 +7,7 @@ TokenLogProbs token_log_probs(const Variable& x, const Variable& w, const Tensor
                               const kernels::HeadDesc& desc) {
   const Tensor& xv = x.value();
   const int64_t tokens = xv.rows();
-  // One node with two rows, so that both gradients meet in one recomputation of the logits.
+  // One node with two rows, so that one recomputation of the logits serves both gradients.
   const DType dtype = accumulate_dtype(xv.dtype());
   Tensor both = Tensor::empty({2, tokens}, dtype, xv.device());
   Tensor logprob = both.select(0, 0), entropy = both.select(0, 1);
@@ -39,12 +39,12 @@ namespace {
 
 // Fills `loss` [1] from the log-probs of all tokens.
 using FillLoss = std::function<void(Tensor& loss, const Tensor& logprob)>;
-// Fills `dlogprob`, the loss's gradient, of a part of the tokens, from `begin` on.
+// Fills `dlogprob`, the loss's gradient, for the tokens from `begin` on that it covers.
 using FillGradient = std::function<void(Tensor& dlogprob, const Tensor& logprob, int64_t begin)>;
 
-// A loss that is a sum over the log-probs of tokens, as one node with the head. The gradients of x
-// and w come from the logits that give the loss; the backward multiplies them by its own. Inside
-// backward(make) that of w is where it belongs by then.
+// A loss that is a sum over the log-probs of tokens, in one node with the head. The gradients of x
+// and w come from the same logits as the loss; the backward multiplies them by that of the loss.
+// Inside backward(make) that of w is added to its leaf at once.
 Variable head_loss(const char* name, const Variable& x, const Variable& w, const Tensor& targets,
                    const kernels::HeadDesc& desc, const FillLoss& fill_loss,
                    const FillGradient& fill_gradient) {
@@ -53,9 +53,9 @@ Variable head_loss(const char* name, const Variable& x, const Variable& w, const
   const Device device = xv.device();
   Tensor dx, loss = Tensor::empty({1}, dtype, device);
   if (grad_enabled() && x.requires_grad()) dx = Tensor::empty(xv.shape(), xv.dtype(), device);
-  GradSlot dw = early_slot(w);
-  const bool is_early = dw.tensor.defined();
-  if (grad_enabled() && w.requires_grad() && !is_early)
+  GradSlot dw = fused_loss_slot(w);
+  const bool dw_in_leaf = dw.tensor.defined();
+  if (grad_enabled() && w.requires_grad() && !dw_in_leaf)
     dw = {Tensor::empty(wv.shape(), dtype, device)};
   Tensor logprob = Tensor::empty({xv.rows()}, dtype, device);
   Tensor entropy = Tensor::empty_like(logprob), lse = Tensor::empty_like(logprob),
@@ -79,13 +79,13 @@ Variable head_loss(const char* name, const Variable& x, const Variable& w, const
        .gradients = dx.defined() || dw.tensor.defined() ? &gradients : nullptr});
   fill_loss(loss, logprob);
   return make_node(name, loss, {x, w}, [=](const Tensor& dy, Gradients& g) {
-    if (is_early) return g.pass(0, dx);  // dy is 1
-    const auto give = [&](GradSlot slot, const Tensor& gradient) {
+    if (dw_in_leaf) return g.pass(0, dx);  // dy is 1
+    const auto scale_into = [&](GradSlot slot, const Tensor& gradient) {
       if (slot.tensor.defined())
         kernels::scale_by({.y = slot.tensor, .x = gradient, .factor = dy, .mode = slot.mode});
     };
-    give(g.slot(0), dx);
-    give(g.weight_slot(1), dw.tensor);
+    scale_into(g.slot(0), dx);
+    scale_into(g.weight_slot(1), dw.tensor);
   });
 }
 
@@ -152,7 +152,7 @@ LossAndStats policy_loss(const Variable& x, const Variable& w, const Tensor& tar
         Tensor dlogprob = Tensor::empty_like(logprob);
         fill(loss, dlogprob, stats, logprob, 0);
       },
-      // The sums over a part of the tokens are not wanted: those over all have one order.
+      // Loss and stats of a part of the tokens are discarded: those over all have one order.
       [&](Tensor& dlogprob, const Tensor& logprob, int64_t begin) {
         Tensor loss = Tensor::empty({1}, logprob.dtype(), device);
         Tensor stats = kernels::PolicyLossStats::zeros(device);

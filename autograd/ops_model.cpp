@@ -118,7 +118,7 @@ Variable softmax(const Variable& x) {
 
 namespace {
 
-// The heads of [T, H + 2 Hkv, D].
+// Views of the queries, keys and values of qkv [T, H + 2 Hkv, D].
 struct QkvViews {
   Tensor q, k, v;
   QkvViews(const Tensor& qkv, int64_t kv_heads) {
@@ -131,8 +131,8 @@ struct QkvViews {
   }
 };
 
-// Heads [first, first + count) of qkv as the rows that a norm with weight w sees: each by itself,
-// or all of a token together.
+// Heads [first, first + count) of qkv as rows of a norm with weight w: one row per head, or one per
+// token.
 Tensor norm_rows(const Tensor& qkv, int64_t first, int64_t count, const Tensor& w) {
   const int64_t dim = qkv.dim(2);
   if (w.numel() == dim) return qkv.narrow(1, first, count);
@@ -161,8 +161,8 @@ Variable qk_norm(Variable qkv, const QkNormWeights& w, int64_t kv_heads, double 
                      Tensor dx = g.needed(0) ? Tensor::empty_like(x) : Tensor();
                      const auto backward = [&](int64_t first, int64_t count, const Tensor& weight,
                                                const Tensor& rstd, GradSlot dw) {
-                       Tensor to = dx.defined() ? norm_rows(dx, first, count, weight) : Tensor();
-                       kernels::rms_norm_backward({.dx = {to},
+                       Tensor out = dx.defined() ? norm_rows(dx, first, count, weight) : Tensor();
+                       kernels::rms_norm_backward({.dx = {out},
                                                    .dw = dw,
                                                    .dy = norm_rows(dy, first, count, weight),
                                                    .x = norm_rows(x, first, count, weight),
@@ -184,7 +184,7 @@ Variable rope(Variable qkv, const Tensor& positions, const Tensor& table, int64_
       {.y = y, .x = qkv.value(), .positions = positions, .table = table, .plain_heads = kv_heads});
   return make_node("rope", y, {qkv}, [positions, table, kv_heads](const Tensor& dy, Gradients& g) {
     if (!g.needed(0)) return;
-    // The gradient, too, is rotated where it is if nobody else holds it.
+    // The gradient, too, is rotated in place if it has no other owner.
     const bool in_place = dy.sole_owner();
     GradSlot dx = in_place ? GradSlot{dy} : g.slot(0);
     kernels::rope({.y = dx.tensor,

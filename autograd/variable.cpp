@@ -14,9 +14,9 @@ namespace cohort {
 using kernels::Grad;
 
 struct TapeNode {
-  // An op's result passes its gradient on, a parameter keeps it. A checkpoint's input holds it
-  // until the checkpoint passes it on, in the dtype of the node that it stands for: so
-  // recomputation rounds as the plain backward does.
+  // The gradient of an op's result is passed to its inputs, that of a parameter is kept. A
+  // checkpoint's input holds it until the checkpoint passes it on, in the grad_dtype of the
+  // original node, so that recomputation has the roundings of the plain backward.
   enum class Kind { kResult, kParameter, kInput };
 
   std::string name;
@@ -26,8 +26,8 @@ struct TapeNode {
   uint64_t id = 0;  // in order of creation
   Kind kind = Kind::kResult;
   bool freed = false;  // a backward has consumed it
-  bool stale = false;  // a parameter's gradient is to be zero, whatever it holds
-  Tensor grad;         // parameters: persistent; others: while a backward is under way
+  bool dirty = false;  // after zero_grad(): the contents of a parameter's gradient count as zero
+  Tensor grad;         // parameters: persistent; others: during a backward
   std::vector<std::shared_ptr<TapeNode>> inputs;
   BackwardFn backward;
   std::vector<std::function<void()>> hooks;
@@ -55,21 +55,21 @@ using Kind = TapeNode::Kind;
 thread_local bool t_grad_enabled = true;
 thread_local bool t_hooks_enabled = true;
 
-// While backward(make) calls make(): whether an op has added to a leaf's gradient, and its node.
-class EarlyGradients;
-thread_local EarlyGradients* t_early = nullptr;
-class EarlyGradients {
+// Lives while backward(make) calls make(): a fused loss op, if any, and the node of its loss.
+class FusedLossGradients;
+thread_local FusedLossGradients* t_fused_loss = nullptr;
+class FusedLossGradients {
  public:
-  EarlyGradients() : outer_(std::exchange(t_early, this)) {}
-  ~EarlyGradients() { t_early = outer_; }
-  EarlyGradients(const EarlyGradients&) = delete;
-  EarlyGradients& operator=(const EarlyGradients&) = delete;
+  FusedLossGradients() : outer_(std::exchange(t_fused_loss, this)) {}
+  ~FusedLossGradients() { t_fused_loss = outer_; }
+  FusedLossGradients(const FusedLossGradients&) = delete;
+  FusedLossGradients& operator=(const FusedLossGradients&) = delete;
 
-  bool given = false;
-  const TapeNode* node = nullptr;
+  bool slot_taken = false;
+  const TapeNode* loss_node = nullptr;
 
  private:
-  EarlyGradients* outer_;
+  FusedLossGradients* outer_;
 };
 
 uint64_t next_id() {
@@ -87,8 +87,8 @@ std::shared_ptr<TapeNode> new_node(const char* name, const Tensor& value) {
   return node;
 }
 
-// How often each reachable node is an input: a leaf's gradient is final when its last consumer has
-// run.
+// Number of times that each reachable node is an input: a leaf's gradient is final when its last
+// consumer has run.
 std::unordered_map<TapeNode*, int64_t> count_uses(TapeNode* root) {
   std::unordered_map<TapeNode*, int64_t> uses{{root, 0}};
   std::vector<TapeNode*> stack{root};
@@ -107,16 +107,16 @@ bool is_parameter(const std::shared_ptr<TapeNode>& node) {
   return node != nullptr && node->kind == Kind::kParameter;
 }
 
-// Zeros a parameter's gradient if zero_grad() has left that to be done.
-void settle(TapeNode* node) {
-  if (std::exchange(node->stale, false)) node->grad.zero_();
+// Zeros a parameter's gradient if zero_grad() has marked it.
+void flush_zero(TapeNode* node) {
+  if (std::exchange(node->dirty, false)) node->grad.zero_();
 }
 
-// Where the next contribution to a node's gradient goes.
+// Slot of the next contribution to a node's gradient.
 GradSlot grad_buffer(TapeNode* node) {
-  if (std::exchange(node->stale, false)) return {node->grad, Grad::kOverwrite};
+  if (std::exchange(node->dirty, false)) return {node->grad, Grad::kOverwrite};
   if (node->grad.defined()) {
-    // What was passed on may be another node's gradient, too, which that node has yet to read.
+    // A passed tensor may also be the gradient of another node, which has not read it yet.
     if (node->kind != Kind::kParameter && !node->grad.sole_owner()) node->grad = node->grad.clone();
     return {node->grad, Grad::kAccumulate};
   }
@@ -128,8 +128,8 @@ GradSlot grad_buffer(TapeNode* node) {
   return {node->grad, Grad::kOverwrite};
 }
 
-// Hooks off while a checkpoint's inner backward runs: the outer one knows when a gradient is final.
-// Gradients on, whatever the caller of the outer backward has set: the inner one needs a tape.
+// Disables hooks during a checkpoint's inner backward, as only the outer one knows when a gradient
+// is final, and enables gradients for any setting of the caller, as the inner one needs a tape.
 class RecomputeGuard {
  public:
   RecomputeGuard()
@@ -165,13 +165,13 @@ Tensor& Variable::grad() const {
   COHORT_CHECK(is_parameter(node_), "[grad] only a parameter has a gradient");
   if (!node_->grad.defined())
     node_->grad = Tensor::zeros(node_->shape, node_->grad_dtype, node_->device);
-  settle(node_.get());
+  flush_zero(node_.get());
   return node_->grad;
 }
 
 void Variable::zero_grad() const {
   COHORT_CHECK(is_parameter(node_), "[zero_grad] only a parameter has a gradient");
-  node_->stale = node_->grad.defined();
+  node_->dirty = node_->grad.defined();
 }
 
 void Variable::on_gradient(std::function<void()> hook) const {
@@ -184,7 +184,7 @@ void Variable::set_grad_storage(Tensor storage) const {
   kernels::check_tensor(storage, node_->shape, node_->grad_dtype, "set_grad_storage", "storage",
                         node_->device);
   node_->grad = std::move(storage);
-  node_->stale = false;
+  node_->dirty = false;
 }
 
 bool Gradients::needed(int i) const {
@@ -212,7 +212,7 @@ GradSlot Gradients::slot(int i, DType dtype) {
   return {separate_.back().second, Grad::kOverwrite};
 }
 
-// Adds the separate slots to the gradients, once the op has written them.
+// Adds the separate slots, which the op has written, to the gradients.
 void Gradients::finish() {
   for (const auto& [i, gradient] : separate_) pass(i, gradient);
 }
@@ -242,8 +242,8 @@ Variable make_node(const char* name, Tensor y, std::span<const Variable> inputs,
   out.node_ = new_node(name, out.value_);
   for (const Variable& input : inputs) out.node_->inputs.push_back(input.node_);
   out.node_->backward = std::move(fn);
-  if (t_early != nullptr && t_early->given && t_early->node == nullptr)
-    t_early->node = out.node_.get();
+  if (t_fused_loss != nullptr && t_fused_loss->slot_taken && t_fused_loss->loss_node == nullptr)
+    t_fused_loss->loss_node = out.node_.get();
   return out;
 }
 
@@ -281,8 +281,8 @@ void backward(const Variable& loss, const Tensor& seed) {
     const BackwardFn fn = std::move(node->backward);
     node->backward = nullptr;
     node->freed = true;
-    // A node no gradient reached (its consumers skipped it) passes nothing on, but its inputs still
-    // count as done.
+    // A node that no gradient reached (its consumers skipped it) passes nothing on, but it still
+    // counts as a finished consumer of its inputs.
     if (node->grad.defined()) {
       Gradients gradients(inputs);
       fn(std::exchange(node->grad, {}), gradients);
@@ -295,7 +295,7 @@ void backward(const Variable& loss, const Tensor& seed) {
         ready.push(input.get());
         continue;
       }
-      settle(input.get());  // no gradient may have reached it
+      flush_zero(input.get());  // if no gradient has reached it
       if (!t_hooks_enabled) continue;
       for (const auto& hook : input->hooks) hook();
     }
@@ -305,20 +305,21 @@ void backward(const Variable& loss, const Tensor& seed) {
 Variable backward(const std::function<Variable()>& make) {
   Variable loss;
   {
-    EarlyGradients early;
+    FusedLossGradients fused;
     loss = make();
-    COHORT_CHECK(!early.given || early.node == loss.node_.get(),
-                 "[backward] a gradient was added to its leaf for a loss that is not the whole; "
-                 "hint: make the loss first, then backward(loss)");
+    COHORT_CHECK(!fused.slot_taken || fused.loss_node == loss.node_.get(),
+                 "[backward] a fused loss op accumulated a leaf's gradient, but its result is not "
+                 "the loss itself; hint: make the loss first, then call backward(loss)");
   }
   backward(loss);
   return loss;
 }
 
-GradSlot early_slot(const Variable& leaf) {
-  if (t_early == nullptr || t_early->given || !t_grad_enabled || !is_parameter(leaf.node_))
+GradSlot fused_loss_slot(const Variable& leaf) {
+  if (t_fused_loss == nullptr || t_fused_loss->slot_taken || !t_grad_enabled ||
+      !is_parameter(leaf.node_))
     return {};
-  t_early->given = true;
+  t_fused_loss->slot_taken = true;
   return grad_buffer(leaf.node_.get());
 }
 

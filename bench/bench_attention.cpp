@@ -1,11 +1,11 @@
-// Attention's time on a GPU: bf16, random normal data, 16,384 tokens and the shapes that kernels
-// are usually compared on. Bursts of launches that are queued one behind the other, with a pause
-// between bursts (at its power limit a GPU slows down), medians. FLOPs: two products forward and
-// five backward, of what a causal mask shows; what runs before and after the backward's products
-// is part of its time.
+// Attention timings on a GPU: bf16, random normal data, 16,384 tokens and the shapes that kernels
+// are usually compared on. Medians over bursts of back-to-back launches, with a pause between
+// bursts (at its power limit a GPU throttles). FLOPs: two matmuls forward and five backward, over
+// the visible part of a causal mask; the time of the backward includes the kernels before and after
+// its matmuls.
 //
-//   cohort_bench_attention                 a table
-//   bench/attention                        beside cuDNN in the same minutes, burst by burst
+//  cohort_bench_attention                 a table
+//  bench/attention                        interleaved with cuDNN, burst by burst
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -34,8 +34,8 @@ struct Case {
     for (const int64_t length : lengths) sum += length;
     return sum;
   }
-  // Of one product of all queries with the keys that they see.
-  double product_flops() const {
+  // FLOPs of one matmul of all queries with their visible keys.
+  double matmul_flops() const {
     double pairs = 0;
     for (const int64_t length : lengths)
       pairs += static_cast<double>(causal ? length * (length + 1) / 2 : length * length);
@@ -63,7 +63,7 @@ std::vector<Case> make_cases() {
     for (const bool causal : {false, true})
       add(str("d", dim, causal ? " causal 4k" : " full 4k"), 1536 / dim, 1536 / dim, dim, causal,
           4096);
-  // Packed sequences of 200 to 3,000 tokens, and equal ones of their mean.
+  // Packed sequences of 200 to 3,000 tokens, and equally long ones with the same mean.
   Rng rng(1, rng_stream(kBenchPurpose));
   Case packed{.name = "64 lengths d128 causal",
               .heads = 16,
@@ -80,7 +80,7 @@ std::vector<Case> make_cases() {
   return cases;
 }
 
-// Normal numbers: made once, and repeated in larger tensors.
+// Normal random numbers: generated once, and repeated in larger tensors.
 class Normals {
  public:
   explicit Normals(Device device) : device_(device) {}
@@ -90,7 +90,7 @@ class Normals {
       float* const values = t.data<float>();
       for (int64_t i = 0; i < kCount; i += 4) {
         const auto words = philox(3, rng_stream(kBenchPurpose), static_cast<uint64_t>(i / 4));
-        for (size_t k = 0; k < 4; k += 2) {  // Box and Muller
+        for (size_t k = 0; k < 4; k += 2) {  // Box-Muller
           const double radius = std::sqrt(-2 * std::log(1 - uniform_f32(words[k]))),
                        angle = 2 * std::numbers::pi * uniform_f32(words[k + 1]);
           values[i + static_cast<int64_t>(k)] = static_cast<float>(radius * std::cos(angle));
@@ -116,7 +116,7 @@ class Normals {
   int64_t offset_ = 0;
 };
 
-// A case's tensors: queries, keys and values side by side, as the model has them.
+// Tensors of a case: queries, keys and values as views of one tensor, as in the model.
 class Attention {
  public:
   Attention(const Case& c, Normals& normals, Device device) : case_(c) {
@@ -156,7 +156,7 @@ class Attention {
                         .cu_seqlens = cu_,
                         .desc = desc_});
   }
-  // Seconds of one launch in a burst of so many.
+  // Seconds per launch in a burst of `launches`.
   double burst(bool backwards, int launches) {
     synchronize(q_.device());
     using Clock = std::chrono::steady_clock;
@@ -165,7 +165,7 @@ class Attention {
     synchronize(q_.device());
     return std::chrono::duration<double>(Clock::now() - begin).count() / launches;
   }
-  double flops(bool backwards) const { return case_.product_flops() * (backwards ? 5 : 2); }
+  double flops(bool backwards) const { return case_.matmul_flops() * (backwards ? 5 : 2); }
 
  private:
   Case case_;
@@ -179,31 +179,32 @@ void pause() {
   std::this_thread::sleep_for(std::chrono::milliseconds(60));
 }
 
-// A line of fields that tabs separate: name, heads, key heads, head dim, causal (0 or 1), FLOPs of
-// a product, lengths.
+// Prints tab-separated fields: name, heads, key heads, head dim, causal (0 or 1), FLOPs of a
+// matmul, lengths.
 void print_fields(const Case& c) {
   std::printf("%s\t%lld\t%lld\t%lld\t%d\t%.17g\t", c.name.c_str(), static_cast<long long>(c.heads),
               static_cast<long long>(c.kv_heads), static_cast<long long>(c.dim), c.causal,
-              c.product_flops());
+              c.matmul_flops());
   for (const int64_t length : c.lengths) std::printf("%lld ", static_cast<long long>(length));
   std::printf("\n");
 }
 
-// Obeys lines "CASE forward|backward LAUNCHES" with the seconds of one launch in such a burst, so
-// that another program's bursts can take turns with ours. Ends with its input.
-void obey(const std::vector<Case>& cases, Normals& normals, Device device) {
+// Reads lines "CASE forward|backward LAUNCHES" and prints the seconds per launch of each burst, so
+// that bursts of another program can be interleaved. Ends with its input.
+void serve_bursts(const std::vector<Case>& cases, Normals& normals, Device device) {
   std::unique_ptr<Attention> attention;
   size_t current = cases.size();
-  size_t which = 0;
+  size_t index = 0;
   std::string pass;
   int launches = 0;
-  while (std::cin >> which >> pass >> launches) {
-    if (which >= cases.size() || (pass != "forward" && pass != "backward") || launches < 1)
-      throw InputError("--obey: expected lines of a case's number, forward or backward, launches");
-    if (which != current) {
+  while (std::cin >> index >> pass >> launches) {
+    if (index >= cases.size() || (pass != "forward" && pass != "backward") || launches < 1)
+      throw InputError(
+          "--obey: expected lines \"CASE forward|backward LAUNCHES\" with a valid case index");
+    if (index != current) {
       attention.reset();
-      attention = std::make_unique<Attention>(cases[which], normals, device);
-      current = which;
+      attention = std::make_unique<Attention>(cases[index], normals, device);
+      current = index;
     }
     std::printf("%.9g\n", attention->burst(pass == "backward", launches));
     std::fflush(stdout);
@@ -213,11 +214,12 @@ void obey(const std::vector<Case>& cases, Normals& normals, Device device) {
 int run(int argc, char** argv) {
   CLI::App app{"attention benchmark"};
   std::string filter, device_name = "cuda";
-  bool list = false, obeys = false;
+  bool list = false, serves_bursts = false;
   app.add_option("--filter", filter, "only cases whose name contains this text");
   app.add_option("--device", device_name, "cuda or cuda:N")->capture_default_str();
-  app.add_flag("--list", list, "print the cases, with tabs between their fields");
-  app.add_flag("--obey", obeys, "time what is asked for on standard input; see bench/attention");
+  app.add_flag("--list", list, "print the cases as tab-separated fields");
+  app.add_flag("--obey", serves_bursts,
+               "time the bursts requested on standard input; see bench/attention");
   CLI11_PARSE(app, argc, argv);
   const std::vector<Case> cases = make_cases();
   if (list) {
@@ -227,8 +229,8 @@ int run(int argc, char** argv) {
   const Device device = parse_device(device_name, "device");
   if (!device.is_cuda()) throw InputError("--device: expected cuda or cuda:N, got " + device_name);
   Normals normals(device);
-  if (obeys) {
-    obey(cases, normals, device);
+  if (serves_bursts) {
+    serve_bursts(cases, normals, device);
     return 0;
   }
   std::printf("%-24s %12s %8s %12s %8s\n", "bf16", "forward us", "TFLOP/s", "backward us",

@@ -1,10 +1,10 @@
 // Rollouts by the engine and whole GRPO steps, on a model of random weights: a table, and with
-// --json FILE the same as JSON. Tokens per second are drawn tokens over wall time, prompts
-// included; queue_tokens_per_second are those until no request waits any more, where there are more
-// sequences than rows. A decode step's share of the roofline is the time that reading weights and
-// cache would take at the device's bandwidth, over the measured. rollout_exactness.h explains
-// "exactness". GRPO steps on a given number of rows ("grpo/128", "grpo/256", "grpo/512") are run
-// only where --only names them or their beginning.
+// --json FILE the same as JSON. Tokens per second are sampled tokens over wall time, including that
+// of prompts; queue_tokens_per_second is the rate while requests are waiting, if there are more
+// sequences than rows. The roofline of a decode step is the time of reading weights and cache at
+// the device's bandwidth, over the measured time. rollout_exactness.h explains "exactness". GRPO
+// steps on a given number of rows ("grpo/128", "grpo/256", "grpo/512") run only if --only names
+// them.
 //
 //   cohort_bench_grpo bench/configs/qwen2_0_5b.yaml --vocab 151936
 //   cohort_bench_grpo bench/configs/qwen2_0_5b.yaml --vocab 151936 --only decode/1 --only grpo
@@ -29,36 +29,36 @@ namespace {
 using namespace cohort;
 using bench::Workload;
 
-// How long requests waited for a row, and what was drawn in that time.
-struct Queue {
+// Time during which requests waited for a row, and the tokens sampled in it.
+struct QueueStats {
   double seconds = 0, tokens = 0;
 };
 
-// Runs the work to its end.
-Queue roll_out(Engine& engine, const Workload& load, uint64_t seed) {
+// Runs all requests of a workload.
+QueueStats roll_out(Engine& engine, const Workload& load, uint64_t seed) {
   const int64_t vocab = engine.model().config().vocab_size;
   Rng rng(seed, rng_stream(kBenchPurpose, 8));
-  Queue queue;
+  QueueStats queue;
   Stopwatch clock;
   uint64_t stream = 0;
-  for (const bench::Work& w : load.work) {
-    EngineRequest request{.max_length = w.prompt + w.completion};
-    for (int64_t i = 0; i < w.prompt; ++i)
+  for (const bench::RequestSize& size : load.requests) {
+    EngineRequest request{.max_length = size.prompt + size.completion};
+    for (int64_t i = 0; i < size.prompt; ++i)
       request.prompt.push_back(static_cast<int32_t>(rng.below(vocab)));
-    for (int64_t i = 0; i < w.completions; ++i)
+    for (int64_t i = 0; i < size.completions; ++i)
       request.completions.push_back({.seed = seed, .stream = stream++});
     engine.submit(std::move(request));
   }
-  int64_t drawn = 0;
+  int64_t sampled = 0;
   double seconds = 0;
   for (bool more = true; more;) {
     more = engine.step();
-    drawn += static_cast<int64_t>(engine.poll().size());
+    sampled += static_cast<int64_t>(engine.poll().size());
     seconds += clock.lap();
-    if (engine.stats().waiting > 0) queue = {seconds, static_cast<double>(drawn)};
+    if (engine.stats().waiting > 0) queue = {seconds, static_cast<double>(sampled)};
   }
-  COHORT_CHECK(drawn == load.drawn_tokens(), "[bench] expected ", load.drawn_tokens(),
-               " tokens, got ", drawn);
+  COHORT_CHECK(sampled == load.sampled_tokens(), "[bench] expected ", load.sampled_tokens(),
+               " tokens, got ", sampled);
   return queue;
 }
 
@@ -72,7 +72,7 @@ Result run_workload(const Transformer& model, const Workload& load) {
   uint64_t seed = 0;
   std::vector<double> queue_rates;
   const auto run = [&] {
-    const Queue queue = roll_out(engine, load, seed++);
+    const QueueStats queue = roll_out(engine, load, seed++);
     if (seed > 1) queue_rates.push_back(queue.tokens / queue.seconds);  // the first warms up
   };
   const double seconds = bench::median_seconds(run, load.repeats, 0);
@@ -81,7 +81,7 @@ Result run_workload(const Transformer& model, const Workload& load) {
   const double steps = static_cast<double>(stats.decode_steps) / runs;
   Result out{load.name, {}};
   out.metrics.add("seconds", seconds);
-  out.metrics.add("tokens_per_second", static_cast<double>(load.drawn_tokens()) / seconds);
+  out.metrics.add("tokens_per_second", static_cast<double>(load.sampled_tokens()) / seconds);
   if (stats.most_running < load.sequences())
     out.metrics.add("queue_tokens_per_second", bench::median(queue_rates));
   out.metrics.add("ms_per_step", 1e3 * seconds / steps);
@@ -92,12 +92,12 @@ Result run_workload(const Transformer& model, const Workload& load) {
   out.metrics.add("cache_mib", static_cast<double>(engine.cache_bytes()) / (1 << 20));
   out.metrics.add("preemptions", static_cast<double>(stats.preemptions) / runs);
   out.metrics.add("tokens_in", static_cast<double>(load.prompt_tokens()));
-  out.metrics.add("tokens_out", static_cast<double>(load.drawn_tokens()));
+  out.metrics.add("tokens_out", static_cast<double>(load.sampled_tokens()));
   return out;
 }
 
-// Steps of 64 prompts of 128 tokens with 8 completions of 256 each and random rewards, on a model
-// that is trained: rollout, packing, update. With `ops` the time of each op is printed.
+// GRPO steps (rollout, packing, update) of 64 prompts of 128 tokens with 8 completions of 256
+// tokens each and random rewards. With `ops` the time of each op is printed.
 Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config, bool ops) {
   config.trainer = TrainerType::kGrpo;
   config.prompts_per_step = 64;
@@ -122,7 +122,7 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config, 
   double tokens = 0;
   int64_t step = 0;
   const auto make_step = [&] {
-    const PromptShare share = share_prompts(*comm, config, step);
+    const PromptShard shard = shard_prompts(*comm, config, step);
     Stopwatch clock;
     ScoredRollouts rollouts;
     rollouts.trajectories =
@@ -134,17 +134,17 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config, 
       if (step == 0) tokens += static_cast<double>(t.tokens.size());
     }
     std::vector<Minibatch> minibatches =
-        pack_minibatches(*comm, learner.model(), rollouts, rollouts.advantages, share, config);
+        pack_minibatches(*comm, learner.model(), rollouts, rollouts.advantages, shard, config);
     packing.push_back(clock.lap());
     update_policy(*comm, learner, minibatches, config, 1e-6);
     learner.check_weights();  // waits for the device
     update.push_back(clock.lap());
     ++step;
   };
-  int64_t held = 0;  // by the allocator after two steps
+  int64_t reserved = 0;  // by the allocator after two steps
   while (step < kSteps) {
     make_step();
-    if (step == 2) held = allocator(device).stats().reserved_bytes;
+    if (step == 2) reserved = allocator(device).stats().reserved_bytes;
   }
   const auto median = [](const std::vector<double>& values) {
     return bench::median({values.begin() + 1, values.end()});  // the first step warms up
@@ -160,7 +160,7 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config, 
   out.metrics.add("cache_mib", static_cast<double>(engine.cache_bytes()) / (1 << 20));
   out.metrics.add("peak_mib",
                   static_cast<double>(allocator(device).stats().peak_bytes) / (1 << 20));
-  const int64_t more = allocator(device).stats().reserved_bytes - held;
+  const int64_t more = allocator(device).stats().reserved_bytes - reserved;
   out.metrics.add("held_since_step_2_mib", static_cast<double>(more) / (1 << 20));
   if (ops) bench::print_op_times(device, make_step, seconds, {});
   return out;
@@ -183,10 +183,10 @@ int run(int argc, char** argv) {
   app.add_option("config", path, "CONFIG.yaml: the model")->required();
   app.add_option("overrides", overrides, "key=value ...");
   app.add_option("--vocab", vocab, "vocabulary size")->capture_default_str();
-  app.add_option("--only", only, "names of workloads, or their beginnings");
-  app.add_option("--runs", runs, "of exactness")->capture_default_str();
-  app.add_flag("--ops", ops, "also where the time of GRPO steps goes, op by op");
-  app.add_option("--json", json, "file for the table as JSON");
+  app.add_option("--only", only, "names or prefixes of workloads");
+  app.add_option("--runs", runs, "runs of exactness")->capture_default_str();
+  app.add_flag("--ops", ops, "print the time of each op in GRPO steps");
+  app.add_option("--json", json, "write the table to this file as JSON");
   CLI11_PARSE(app, argc, argv);
   const TrainConfig config = load_plan(path, overrides).stages.back();
   if (config.num_threads > 0) set_num_threads(static_cast<int>(config.num_threads));
@@ -200,28 +200,28 @@ int run(int argc, char** argv) {
   };
   const auto wanted = [&](const std::string& name) { return only.empty() || named(name); };
   std::vector<Result> results;
-  const auto take = [&](Result result) {
+  const auto add = [&](Result result) {
     print(result);
     results.push_back(std::move(result));
   };
   {
     const Transformer model(model_config, config.dtype, 1, parse_device(config.device, "device"));
     for (const Workload& load : bench::rollout_workloads())
-      if (wanted(load.name)) take(run_workload(model, load));
-    if (wanted("exactness")) take({"exactness", bench::compare_exactness(model, runs)});
+      if (wanted(load.name)) add(run_workload(model, load));
+    if (wanted("exactness")) add({"exactness", bench::compare_exactness(model, runs)});
   }
-  if (wanted("grpo")) take(run_grpo("grpo", model_config, config, ops));
+  if (wanted("grpo")) add(run_grpo("grpo", model_config, config, ops));
   for (const int64_t rows : {128, 256, 512}) {
     const std::string name = str("grpo/", rows);
     TrainConfig with_rows = config;
     with_rows.rollout.max_concurrent = rows;
-    if (named(name)) take(run_grpo(name, model_config, with_rows, ops));
+    if (named(name)) add(run_grpo(name, model_config, with_rows, ops));
   }
   Json all = Json(Json::Object{});
   for (const Result& result : results) {
-    Json one = Json(Json::Object{});
-    for (const auto& [name, value] : result.metrics) one.set(name, value);
-    all.set(result.name, std::move(one));
+    Json metrics = Json(Json::Object{});
+    for (const auto& [name, value] : result.metrics) metrics.set(name, value);
+    all.set(result.name, std::move(metrics));
   }
   if (!json.empty()) replace_file(json, all.dump() + "\n");
   return 0;

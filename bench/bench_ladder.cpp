@@ -1,7 +1,7 @@
-// How kernels get fast: the ladders of ladder/, each rung checked on small shapes, then timed
-// beside what it is held against. Products are held against kernels::matmul() of the same shape,
-// which is cuBLASLt's, and softmaxes against a copy of as many bytes. The two take turns in bursts
-// of launches with pauses between, so that both meet the same clocks. Random data.
+// Optimisation ladders of kernels (ladder/): each rung is checked on small shapes, then timed
+// against a peer: GEMMs against kernels::matmul() of the same shape (cuBLASLt), softmaxes against a
+// copy of the same number of bytes. Bursts of launches of both alternate with pauses, so that both
+// run at the same clocks. Random data.
 //
 //   cohort_bench_ladder --size 8192
 //   cohort_bench_ladder --filter matmul_wgmma
@@ -28,18 +28,18 @@ namespace {
 using namespace cohort;
 using namespace cohort::bench::ladder;
 
-constexpr double kProductTolerance = 1e-3, kSoftmaxTolerance = 1e-5;
+constexpr double kGemmTolerance = 1e-3, kSoftmaxTolerance = 1e-5;
 
-struct ProductRung {
+struct GemmRung {
   const char* name;
-  void (*run)(const Product&);
+  void (*run)(const Gemm&);
   bool hopper = false;
 };
-constexpr ProductRung kProducts[] = {{"matmul_naive", matmul_naive},
-                                     {"matmul_shared", matmul_shared},
-                                     {"matmul_registers", matmul_registers},
-                                     {"matmul_mma", matmul_mma},
-                                     {"matmul_wgmma", matmul_wgmma, true}};
+constexpr GemmRung kGemms[] = {{"matmul_naive", matmul_naive},
+                               {"matmul_shared", matmul_shared},
+                               {"matmul_registers", matmul_registers},
+                               {"matmul_mma", matmul_mma},
+                               {"matmul_wgmma", matmul_wgmma, true}};
 struct SoftmaxRung {
   const char* name;
   void (*run)(const Softmax&);
@@ -65,12 +65,12 @@ Tensor random(const Shape& shape, DType dtype, Device device, float scale = 1) {
   });
   return t.to(device).to(dtype);
 }
-// What a kernel does not write shows.
+// NaN reveals elements that a kernel does not write.
 Tensor unwritten(const Shape& shape, DType dtype, Device device) {
   return Tensor::full(shape, std::numeric_limits<double>::quiet_NaN(), dtype, device);
 }
 
-// The distance of two results, relative to the second one's norm; NaN where one has a NaN.
+// Distance of two results relative to the norm of `expected`; NaN if either contains NaN.
 double relative_error(const std::vector<double>& found, const std::vector<double>& expected) {
   double difference = 0, norm = 0;
   for (size_t i = 0; i < found.size(); ++i) {
@@ -80,14 +80,14 @@ double relative_error(const std::vector<double>& found, const std::vector<double
   return std::sqrt(difference / norm);
 }
 
-// The larger of two errors; NaN is the largest.
+// The larger of two errors, where NaN is the largest.
 double worse(double a, double b) {
   return std::isnan(a) || a > b ? a : b;
 }
 
-// The largest error on shapes in which tiles end early, and of which one has more tiles than a GPU
-// has multiprocessors.
-double product_error(const ProductRung& rung, Device device) {
+// Largest error on shapes with partial tiles, one of which has more tiles than a GPU has
+// multiprocessors.
+double gemm_error(const GemmRung& rung, Device device) {
   double worst = 0;
   for (const auto& [m, n, k] :
        {std::array<int64_t, 3>{328, 520, 200}, {8, 8, 8}, {2056, 4104, 136}}) {
@@ -121,12 +121,12 @@ double softmax_error(const SoftmaxRung& rung, Device device) {
   return worst;
 }
 
-// Median seconds of a launch.
+// Median seconds per launch.
 struct Times {
   double rung, peer;
 };
-Times time_beside(Device device, const std::function<void()>& rung,
-                  const std::function<void()>& peer) {
+Times time_interleaved(Device device, const std::function<void()>& rung,
+                       const std::function<void()>& peer) {
   using Clock = std::chrono::steady_clock;
   const auto seconds = [&](const std::function<void()>& call, int launches) {
     synchronize(device);
@@ -135,8 +135,8 @@ Times time_beside(Device device, const std::function<void()>& rung,
     synchronize(device);
     return std::chrono::duration<double>(Clock::now() - begin).count() / launches;
   };
-  // After a launch to warm up. A slow rung gets along with fewer launches, a fast one's bursts last
-  // a few milliseconds.
+  // The first launch warms up. Slow rungs use fewer launches; bursts of fast ones last a few
+  // milliseconds.
   const auto launches = [&](const std::function<void()>& call) {
     seconds(call, 1);
     const double once = seconds(call, 1);
@@ -144,31 +144,32 @@ Times time_beside(Device device, const std::function<void()>& rung,
   };
   const int rung_launches = launches(rung), peer_launches = launches(peer);
   const int rounds = rung_launches == 1 ? 3 : 9;
-  std::vector<double> ours, theirs;
+  std::vector<double> rung_seconds, peer_seconds;
   const auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds(30)); };
   for (int round = 0; round < rounds; ++round) {
     pause();
-    ours.push_back(seconds(rung, rung_launches));
+    rung_seconds.push_back(seconds(rung, rung_launches));
     pause();
-    theirs.push_back(seconds(peer, peer_launches));
+    peer_seconds.push_back(seconds(peer, peer_launches));
   }
-  return {bench::median(ours), bench::median(theirs)};
+  return {bench::median(rung_seconds), bench::median(peer_seconds)};
 }
 
-// One line of a table; false if the results are wrong. `work`: bytes or FLOPs of a launch.
+// Prints a line of the table; returns false if the results are wrong. `work`: bytes or FLOPs per
+// launch.
 bool print_row(const char* name, const std::string& shape, double error, double tolerance,
                const Times& times, double work, double unit) {
-  const bool right = error <= tolerance;
+  const bool correct = error <= tolerance;
   std::printf("%-18s %-22s %12.1f %10.1f %9.1f %8.3f   %.1e%s\n", name, shape.c_str(),
               times.rung * 1e6, work / times.rung / unit, work / times.peer / unit,
-              times.peer / times.rung, error, right ? "" : " WRONG");
+              times.peer / times.rung, error, correct ? "" : " WRONG");
   std::fflush(stdout);
-  return right;
+  return correct;
 }
 
-// The rungs whose name contains the text.
+// Rungs whose name contains `filter`.
 template <class Rung, size_t kN>
-std::vector<Rung> chosen(const Rung (&rungs)[kN], const std::string& filter) {
+std::vector<Rung> select_rungs(const Rung (&rungs)[kN], const std::string& filter) {
   std::vector<Rung> found(std::begin(rungs), std::end(rungs));
   std::erase_if(found, [&](const Rung& rung) {
     return std::string(rung.name).find(filter) == std::string::npos;
@@ -176,20 +177,20 @@ std::vector<Rung> chosen(const Rung (&rungs)[kN], const std::string& filter) {
   return found;
 }
 
-bool run_products(int64_t size, const std::vector<ProductRung>& rungs, Device device) {
+bool run_gemms(int64_t size, const std::vector<GemmRung>& rungs, Device device) {
   std::printf("%-18s %-22s %12s %10s %9s %8s   %s\n", "C = A B^T, bf16", "[M, N, K]", "median us",
               "TFLOP/s", "cuBLASLt", "ratio", "error");
   const Tensor a = random({size, size}, DType::kBF16, device);
   const Tensor b = random({size, size}, DType::kBF16, device);
   Tensor c = Tensor::empty_like(a), expected = Tensor::empty_like(a);
-  bool right = true;
-  for (const ProductRung& rung : rungs) {
+  bool correct = true;
+  for (const GemmRung& rung : rungs) {
     if (rung.hopper && !has_wgmma(device)) {
-      std::printf("%-18s skipped: its instructions are those of sm_90a\n", rung.name);
+      std::printf("%-18s skipped: requires sm_90a\n", rung.name);
       continue;
     }
-    const double error = product_error(rung, device);
-    const Times times = time_beside(
+    const double error = gemm_error(rung, device);
+    const Times times = time_interleaved(
         device,
         [&] {
           rung.run({c, a, b});
@@ -198,16 +199,16 @@ bool run_products(int64_t size, const std::vector<ProductRung>& rungs, Device de
           kernels::matmul({expected, a, b, {.b = kernels::Transpose::kYes}});
         });
     const auto side = static_cast<double>(size);
-    right &= print_row(rung.name, Shape{size, size, size}.str(), error, kProductTolerance, times,
-                       2 * side * side * side, 1e12);
+    correct &= print_row(rung.name, Shape{size, size, size}.str(), error, kGemmTolerance, times,
+                         2 * side * side * side, 1e12);
   }
-  return right;
+  return correct;
 }
 
 bool run_softmaxes(int64_t size, const std::vector<SoftmaxRung>& rungs, Device device) {
   std::printf("%-18s %-22s %12s %10s %9s %8s   %s\n", "softmax, f32", "[rows, columns]",
               "median us", "GB/s", "copy", "ratio", "error");
-  bool right = true;
+  bool correct = true;
   for (const Shape& shape : {Shape{8 * size, size / 8}, Shape{size, size}}) {
     const Tensor x = random(shape, DType::kF32, device, 10);
     Tensor y = Tensor::empty_like(x), copy = Tensor::empty_like(x);
@@ -218,17 +219,17 @@ bool run_softmaxes(int64_t size, const std::vector<SoftmaxRung>& rungs, Device d
         continue;
       }
       const double error = softmax_error(rung, device);
-      const Times times = time_beside(
+      const Times times = time_interleaved(
           device,
           [&] {
             rung.run({y, x});
           },
           [&] { copy.copy_(x); });
-      right &= print_row(rung.name, shape.str(), error, kSoftmaxTolerance, times,
-                         2 * static_cast<double>(x.nbytes()), 1e9);
+      correct &= print_row(rung.name, shape.str(), error, kSoftmaxTolerance, times,
+                           2 * static_cast<double>(x.nbytes()), 1e9);
     }
   }
-  return right;
+  return correct;
 }
 
 int run(int argc, char** argv) {
@@ -244,14 +245,14 @@ int run(int argc, char** argv) {
   const Device device = parse_device(device_text, "device");
   if (!device.is_cuda()) throw InputError("--device: the ladders are for CUDA devices");
   if (size % 64 != 0) throw InputError("--size: expected a multiple of 64");
-  const auto products = chosen(kProducts, filter);
-  const auto softmaxes = chosen(kSoftmaxes, filter);
-  if (products.empty() && softmaxes.empty())
+  const auto gemms = select_rungs(kGemms, filter);
+  const auto softmaxes = select_rungs(kSoftmaxes, filter);
+  if (gemms.empty() && softmaxes.empty())
     throw InputError(str("no rung has '", filter, "' in its name"));
-  bool right = true;
-  if (!products.empty()) right &= run_products(size, products, device);
-  if (!softmaxes.empty()) right &= run_softmaxes(size, softmaxes, device);
-  return right ? 0 : 1;
+  bool correct = true;
+  if (!gemms.empty()) correct &= run_gemms(size, gemms, device);
+  if (!softmaxes.empty()) correct &= run_softmaxes(size, softmaxes, device);
+  return correct ? 0 : 1;
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // The op table as a benchmark: one row per kernel with its shape, median time, GB/s or GFLOP/s, and
-// the share of a bound timed on the same device. Ops that move data are held against a
-// plain copy of as many bytes (every argument counts once, also one the formula does not need),
-// products against Eigen's own sgemm on as many threads, or on CUDA against cuBLAS's square product
-// of 8192. Random data.
+// the fraction of a reference rate that is timed on the same device. The reference of memory-bound
+// ops is a plain copy of as many bytes (every argument counts once, even if the formula does not
+// need it), that of matmuls Eigen's own sgemm on as many threads, or on CUDA cuBLAS's matmul of
+// 8192^3. Random data.
 //
 //   cohort_bench_ops --filter attention --threads 2
 //   cohort_bench_ops --device cuda --dtype bf16
@@ -15,8 +15,8 @@
 
 #include "bench/eigen_sgemm.h"
 #include "bench/timing.h"
+#include "core/graph.h"
 #include "core/parallel.h"
-#include "core/replay.h"
 #include "kernels/activation.h"
 #include "kernels/attention/attention.h"
 #include "kernels/embedding.h"
@@ -33,10 +33,9 @@ namespace {
 using namespace cohort;
 using namespace cohort::kernels;
 
-constexpr double kSeconds = 0.1;  // spent on each timing, at least
-constexpr Grad kOver = Grad::kOverwrite;
+constexpr double kSeconds = 0.1;  // minimum of each timing
 
-// Where and on what to compute; the sizes fill the device.
+// Device, dtype and sizes, which are large enough to fill the device.
 struct Setup {
   Device device;
   DType dtype = DType::kF32;
@@ -44,8 +43,8 @@ struct Setup {
 };
 Setup g_setup;
 
-// What a row is held against: a copy of `bytes`, or, where `flops` is set, Eigen's rate on a
-// product of m x n x k.
+// Work of an op, which determines the reference: a copy of `bytes`, or if `flops` is set, Eigen's
+// rate on a matmul of m x n x k.
 struct Work {
   double bytes = 0, flops = 0;
   int64_t m = 1024, n = 1024, k = 1024;
@@ -54,7 +53,7 @@ struct Row {
   std::string name, shape;
   Work work;
   std::function<void()> call;
-  int times = 1;  // that call() does it
+  int ops_per_call = 1;
 };
 using Rows = std::vector<Row>;
 
@@ -63,8 +62,8 @@ Work moves(const Shape& shape, double arrays) {
   return {.bytes = arrays * static_cast<double>(dtype_size(g_setup.dtype)) *
                    static_cast<double>(shape.numel())};
 }
-Work multiplies(int64_t m, int64_t n, int64_t k, double products = 1) {
-  return {.flops = products * 2 * static_cast<double>(m * n * k), .m = m, .n = n, .k = k};
+Work multiplies(int64_t m, int64_t n, int64_t k, double count = 1) {
+  return {.flops = count * 2 * static_cast<double>(m * n * k), .m = m, .n = n, .k = k};
 }
 
 // Uniform in [low, high).
@@ -85,8 +84,8 @@ Tensor random_of(DType dtype, const Shape& shape, float low, float high) {
 Tensor random(const Shape& shape, float low = -2, float high = 2) {
   return random_of(g_setup.dtype, shape, low, high);
 }
-// A statistic, a loss or a weight gradient.
-Tensor random_sum(const Shape& shape, float low = -2, float high = 2) {
+// A tensor in the accumulate dtype: statistics, losses or weight gradients.
+Tensor random_accumulator(const Shape& shape, float low = -2, float high = 2) {
   return random_of(accumulate_dtype(g_setup.dtype), shape, low, high);
 }
 template <class T>
@@ -116,15 +115,16 @@ void add_matmul(Rows& rows) {
   for (const auto& [tokens, out, in] : sizes) {
     const std::string shape = str("x[", tokens, ", ", in, "] w[", out, ", ", in, "]");
     Tensor x = random({tokens, in}), w = random({out, in}), dy = random({tokens, out});
-    Tensor y = random({tokens, out}), dx = random({tokens, in}), dw = random_sum({out, in});
+    Tensor y = random({tokens, out}), dx = random({tokens, in}), dw = random_accumulator({out, in});
     rows.push_back({"linear_forward", shape, multiplies(tokens, out, in), [=]() mutable {
                       linear_forward({y, x, w, {}});
                     }});
     if (tokens <= 32) {
-      const Tensor both = random({2 * out, in});
-      rows.push_back({"linear_activation", str("x[", tokens, ", ", in, "] w", both.shape().str()),
+      const Tensor gate_and_up = random({2 * out, in});
+      rows.push_back({"linear_activation",
+                      str("x[", tokens, ", ", in, "] w", gate_and_up.shape().str()),
                       multiplies(tokens, 2 * out, in), [=]() mutable {
-                        linear_activation({y, x, both, {}, Activation::kSwiGlu});
+                        linear_activation({y, x, gate_and_up, {}, Activation::kSwiGlu});
                       }});
       continue;
     }
@@ -151,23 +151,24 @@ void add_attention(Rows& rows) {
     const Shape size{sequences * length, heads, dim}, kv_size{size[0], kv_heads, dim};
     Tensor q = random(size), k = random(kv_size), v = random(kv_size), dout = random(size);
     Tensor o = random(size), dq = random(size), dk = random(kv_size), dv = random(kv_size);
-    Tensor lse = random_sum({heads, size[0]});
+    Tensor lse = random_accumulator({heads, size[0]});
     const Tensor starts = counting<int32_t>(sequences + 1, length, size[0] + 1);
     attention_forward({o, lse, q, k, v, starts, {}});  // for the backward
-    // A causal product counts the visible half: two products forward, five backward.
-    const double product = static_cast<double>(sequences * heads * length * (length + 1) * dim);
-    rows.push_back({"attention_forward", shape, {.flops = 2 * product}, [=]() mutable {
+    // FLOPs of the causal half of one matmul: the forward has two matmuls, the backward five.
+    const double matmul_flops =
+        static_cast<double>(sequences * heads * length * (length + 1) * dim);
+    rows.push_back({"attention_forward", shape, {.flops = 2 * matmul_flops}, [=]() mutable {
                       attention_forward({o, lse, q, k, v, starts, {}});
                     }});
-    rows.push_back({"attention_backward", shape, {.flops = 5 * product}, [=]() mutable {
+    rows.push_back({"attention_backward", shape, {.flops = 5 * matmul_flops}, [=]() mutable {
                       attention_backward({{dq}, {dk}, {dv}, dout, q, k, v, o, lse, starts, {}});
                     }});
   }
 }
 
-// Decode: each sequence brings one token and reads all its cached keys and values. Calls go round
-// several caches, as a model's layers do, so that what is read is not left in the device's cache;
-// they are replayed as a graph, as decode steps are.
+// Decode attention of one token per sequence over its cached keys and values. A call uses several
+// caches, like the layers of a model, so that they are not read from the device's L2 cache. It is
+// replayed as a graph, like decode steps.
 void add_decode(Rows& rows) {
   constexpr int64_t kBlock = 16;
   constexpr int kCaches = 5;
@@ -189,7 +190,7 @@ void add_decode(Rows& rows) {
     const Tensor numbers = counting<int32_t>(sequences, 1, sequences);
     const Tensor positions =
         Tensor::full({sequences}, static_cast<double>(cached - 1), DType::kI32, g_setup.device);
-    const auto replay = std::make_shared<Replay>(g_setup.device, [=]() mutable {
+    const auto replay = std::make_shared<GraphRunner>(g_setup.device, [=]() mutable {
       for (PagedKV& cache : caches)
         attention_decode({.o = o,
                           .cache = cache,
@@ -211,28 +212,31 @@ void add_head(Rows& rows) {
       str("x[", kRows, ", ", g_setup.channels, "] w[", g_setup.vocab, ", ", g_setup.channels, "]");
   Tensor x = random({kRows, g_setup.channels}, -0.1f, 0.1f),
          w = random({g_setup.vocab, g_setup.channels}, -0.1f, 0.1f);
-  Tensor logprob = random_sum({kRows}), entropy = random_sum({kRows}), lse = random_sum({kRows});
-  Tensor dlogprob = random_sum({kRows}), dx = random(x.shape()), dw = random_sum(w.shape());
+  Tensor logprob = random_accumulator({kRows}), entropy = random_accumulator({kRows}),
+         lse = random_accumulator({kRows});
+  Tensor dlogprob = random_accumulator({kRows}), dx = random(x.shape()),
+         dw = random_accumulator(w.shape());
   const Tensor targets = random_ids<int32_t>(kRows, g_setup.vocab);
   head_logprob_forward({logprob, entropy, lse, x, w, targets, {}});  // for the backward
   rows.push_back({"head_logprob_forward", shape, multiplies(kRows, g_setup.vocab, g_setup.channels),
                   [=]() mutable {
                     head_logprob_forward({logprob, entropy, lse, x, w, targets, {}});
                   }});
-  // Three products: the logits again, dx and dw.
+  // Three matmuls: the recomputed logits, dx and dw.
   rows.push_back(
       {"head_logprob_backward", shape, multiplies(kRows, g_setup.vocab, g_setup.channels, 3),
        [=]() mutable {
          head_logprob_backward({{dx}, {dw}, dlogprob, {}, x, w, targets, lse, entropy, {}});
        }});
   const Shape logits{256, g_setup.vocab};
-  const Tensor z = random_sum(logits, -10, 10), address = random_ids<int64_t>(logits[0], 1 << 20);
-  Draws out{.tokens = random_ids<int32_t>(logits[0], g_setup.vocab),
-            .logprob = random_sum({logits[0]}),
-            .entropy = random_sum({logits[0]}),
-            .cut = random_sum({logits[0]})};
+  const Tensor z = random_accumulator(logits, -10, 10),
+               address = random_ids<int64_t>(logits[0], 1 << 20);
+  Samples out{.tokens = random_ids<int32_t>(logits[0], g_setup.vocab),
+              .logprob = random_accumulator({logits[0]}),
+              .entropy = random_accumulator({logits[0]}),
+              .truncated_mass = random_accumulator({logits[0]})};
   const Tensor slots = Tensor::zeros({logits[0]}, DType::kI32, g_setup.device);
-  const auto add_sample = [&](const char* name, const DrawParams& params) {
+  const auto add_sample = [&](const char* name, const SamplingParams& params) {
     SamplingState state{.params = pack_params({&params, 1}).to(g_setup.device)};
     rows.push_back({name, logits.str(), moves(logits, 1), [=]() mutable {
                       sample_logits({out, state, z, slots, address});
@@ -241,21 +245,21 @@ void add_head(Rows& rows) {
   add_sample("sample", {});
   add_sample("sample_top_p", {.top_p = 0.9});
   add_sample("sample_min_p", {.min_p = 0.05});
-  // With counts, every row has a slot of its own. Beside the logits the counts are read, and the
-  // modified logits written and read.
-  const std::vector<DrawParams> penalties(static_cast<size_t>(logits[0]),
-                                          {.presence_penalty = 0.5});
-  std::vector<int32_t> each(penalties.size());
-  std::iota(each.begin(), each.end(), 0);
+  // With counts, every row needs its own slot. Traffic: logits and counts are read, the modified
+  // logits are written and read.
+  const std::vector<SamplingParams> penalties(static_cast<size_t>(logits[0]),
+                                              {.presence_penalty = 0.5});
+  std::vector<int32_t> slot_ids(penalties.size());
+  std::iota(slot_ids.begin(), slot_ids.end(), 0);
   SamplingState state{.params = pack_params(penalties).to(g_setup.device),
                       .counts = Tensor::zeros(logits, DType::kI32, g_setup.device)};
   rows.push_back({"sample_penalties", logits.str(), moves(logits, 4),
-                  [=, own = Tensor::from(each).to(g_setup.device)]() mutable {
-                    sample_logits({out, state, z, own, address});
+                  [=, own_slots = Tensor::from(slot_ids).to(g_setup.device)]() mutable {
+                    sample_logits({out, state, z, own_slots, address});
                   }});
 }
 
-// Ops on [tokens, channels], which share their tensors.
+// Ops on [tokens, channels], which use the same tensors.
 void add_row_ops(Rows& rows) {
   const Shape shape{g_setup.tokens, g_setup.channels},
       heads{g_setup.tokens, g_setup.channels / 64, 64};
@@ -267,9 +271,10 @@ void add_row_ops(Rows& rows) {
                ids = random_ids<int32_t>(g_setup.tokens, g_setup.vocab);
   const Tensor w = random({g_setup.channels}), b = random({g_setup.channels});
   Tensor y = random(shape), z = random(shape), dx = random(shape);
-  Tensor dtable = random_sum(table.shape());
-  Tensor dw = random_sum({g_setup.channels}), db = random_sum({g_setup.channels});
-  Tensor mean = random_sum({g_setup.tokens}), rstd = random_sum({g_setup.tokens}, 0.5f, 1);
+  Tensor dtable = random_accumulator(table.shape());
+  Tensor dw = random_accumulator({g_setup.channels}), db = random_accumulator({g_setup.channels});
+  Tensor mean = random_accumulator({g_setup.tokens}),
+         rstd = random_accumulator({g_setup.tokens}, 0.5f, 1);
 
   add("rms_norm_forward", 2, [=]() mutable { rms_norm_forward({y, rstd, x, w, 1e-5}); });
   add("rms_norm_backward", 3, [=]() mutable { rms_norm_backward({{dx}, {dw}, dy, x, w, rstd}); });
@@ -296,16 +301,16 @@ void add_row_ops(Rows& rows) {
     rope({to, from, positions, angles, RopeDirection::kForward});
   });
   add("embedding_forward", 2, [=]() mutable { embedding_forward({y, table, ids}); });
-  // Reads dy; reads and writes the rows of the gradient, f32 with bf16, that have a token.
-  const auto drawn = ids.to_vector<int32_t>();
-  const auto touched = static_cast<double>(std::set(drawn.begin(), drawn.end()).size());
-  const double sum_words = g_setup.dtype == DType::kBF16 ? 2 : 1;
-  add("embedding_backward", 1 + 2 * sum_words * touched / static_cast<double>(g_setup.tokens),
+  // Reads dy; reads and writes the rows of the gradient (f32 with bf16) that have a token.
+  const auto tokens = ids.to_vector<int32_t>();
+  const auto touched = static_cast<double>(std::set(tokens.begin(), tokens.end()).size());
+  const double gradient_words = g_setup.dtype == DType::kBF16 ? 2 : 1;
+  add("embedding_backward", 1 + 2 * gradient_words * touched / static_cast<double>(g_setup.tokens),
       [=]() mutable {
         embedding_backward({{dtable, Grad::kAccumulate}, dy, ids});
       });
 
-  // Positive where an op is not defined, or not smooth, at 0.
+  // `positive` is used because some ops are not defined, or not smooth, at 0.
 #define COHORT_ADD_UNARY(Op, name)                                                     \
   add(#name "_forward", 2, [=]() mutable { kernels::name##_forward({y, positive}); }); \
   add(#name "_backward", 3, [=]() mutable {                                            \
@@ -321,8 +326,8 @@ void add_row_ops(Rows& rows) {
 #define COHORT_ADD_GATED(Op, name)                                                   \
   add(#name "_forward", 3, [=]() mutable { kernels::name##_forward({y, halves}); }); \
   add(#name "_backward", 5, [=]() mutable { kernels::name##_backward({{dhalves}, dy, halves}); });
-  // As in an MLP with biases whose activation is recomputed.
-  Tensor dbias = random_sum({g_setup.channels}), dy_then_y = random(shape);
+  // The case of an MLP with biases whose activation is recomputed.
+  Tensor dbias = random_accumulator({g_setup.channels}), dy_then_y = random(shape);
   add("activation_backward", 4, [=]() mutable {
     activation_backward({dx, {dbias}, dy_then_y, x, Activation::kGeluTanh, dy_then_y});
   });
@@ -339,13 +344,13 @@ void add_training(Rows& rows) {
   std::vector<AdamWTensor> adamw;
   std::vector<Tensor> gradients;
   for (int i = 0; i < 4; ++i) {
-    gradients.push_back(random_sum(parameter));
+    gradients.push_back(random_accumulator(parameter));
     adamw.push_back({.param = random(parameter),
                      .grad = gradients.back(),
-                     .m = random_sum(parameter),
-                     .v = random_sum(parameter, 0),
+                     .m = random_accumulator(parameter),
+                     .v = random_accumulator(parameter, 0),
                      .weight_decay = 0.1});
-    if (g_setup.dtype == DType::kBF16) adamw.back().master = random_sum(parameter);
+    if (g_setup.dtype == DType::kBF16) adamw.back().master = random_accumulator(parameter);
   }
   const std::string shape = str("4 x ", parameter.str());
   // Reads parameter (or its master), gradient and moments; writes all but the gradient.
@@ -353,13 +358,13 @@ void add_training(Rows& rows) {
   rows.push_back({"adamw", shape, moves(parameter, 4 * words),
                   [=]() mutable { adamw_step(adamw, {.learning_rate = 1e-4}); }});
   Tensor norm = Tensor::zeros({1}, DType::kF64, g_setup.device);
-  const double sum_words = g_setup.dtype == DType::kBF16 ? 2 : 1;
-  rows.push_back({"grad_norm", shape, moves(parameter, 4 * sum_words),
+  const double gradient_words = g_setup.dtype == DType::kBF16 ? 2 : 1;
+  rows.push_back({"grad_norm", shape, moves(parameter, 4 * gradient_words),
                   [=]() mutable { grad_norm(norm, gradients); }});
-  const Tensor lp = random_sum(tokens, -3, 0), old = random_sum(tokens, -3, 0),
-               ref = random_sum(tokens, -3, 0);
-  const Tensor advantage = random_sum(tokens), weight = random_sum(tokens, 0.5f, 1);
-  Tensor loss = random_sum({1}), dlogprob = random_sum(tokens),
+  const Tensor lp = random_accumulator(tokens, -3, 0), old = random_accumulator(tokens, -3, 0),
+               ref = random_accumulator(tokens, -3, 0);
+  const Tensor advantage = random_accumulator(tokens), weight = random_accumulator(tokens, 0.5f, 1);
+  Tensor loss = random_accumulator({1}), dlogprob = random_accumulator(tokens),
          stats = PolicyLossStats::zeros(g_setup.device);
   rows.push_back(
       {"policy_loss", tokens.str(), moves(tokens, 6), [=]() mutable {
@@ -367,8 +372,8 @@ void add_training(Rows& rows) {
        }});
 }
 
-// Seconds of one call. A device works through many calls at a time, so that what starting one costs
-// the host does not count.
+// Seconds of one call. On a device many calls are enqueued at a time, so that the host's launch
+// cost does not count.
 double call_seconds(const std::function<void()>& call) {
   if (g_setup.device.is_cpu()) return bench::median_seconds(call, 5, kSeconds);
   constexpr int kCalls = 20;
@@ -397,9 +402,9 @@ double copy_seconds(double bytes) {
   return bench::median_seconds(copy, 5, kSeconds);
 }
 
-// Copies and Eigen's products are timed beside their row, so that both meet the same machine;
-// cuBLAS's product once.
-double bound_seconds(const Work& w) {
+// Seconds of the reference. Copies and Eigen's matmuls are timed right before their row, so that
+// both run at the same clocks; cuBLAS's matmul is timed once.
+double reference_seconds(const Work& w) {
   if (w.flops == 0) return copy_seconds(w.bytes);
   if (g_setup.device.is_cuda()) {
     constexpr int64_t kSize = 8192;
@@ -411,17 +416,17 @@ double bound_seconds(const Work& w) {
     }();
     return w.flops / rate;
   }
-  const double product = 2 * static_cast<double>(w.m * w.n * w.k);
-  return bench::eigen_sgemm_seconds(w.m, w.n, w.k, num_threads()) * w.flops / product;
+  const double sgemm_flops = 2 * static_cast<double>(w.m * w.n * w.k);
+  return bench::eigen_sgemm_seconds(w.m, w.n, w.k, num_threads()) * w.flops / sgemm_flops;
 }
 
 void print_row(const Row& row) {
-  const double bound = bound_seconds(row.work);
-  const double seconds = call_seconds(row.call) / row.times;
-  const bool product = row.work.flops > 0;
+  const double reference = reference_seconds(row.work);
+  const double seconds = call_seconds(row.call) / row.ops_per_call;
+  const bool is_matmul = row.work.flops > 0;
   std::printf("%-22s %-38s %11.1f %9.1f %-7s %7.0f %%\n", row.name.c_str(), row.shape.c_str(),
-              seconds * 1e6, (product ? row.work.flops : row.work.bytes) / seconds * 1e-9,
-              product ? "GFLOP/s" : "GB/s", 100 * bound / seconds);
+              seconds * 1e6, (is_matmul ? row.work.flops : row.work.bytes) / seconds * 1e-9,
+              is_matmul ? "GFLOP/s" : "GB/s", 100 * reference / seconds);
   std::fflush(stdout);
 }
 
@@ -447,7 +452,7 @@ int run(int argc, char** argv) {
     g_setup.channels = 4096;
     g_setup.vocab = 32768;
   } else if (g_setup.dtype == DType::kBF16) {
-    throw InputError("--dtype: bf16 is for CUDA devices");
+    throw InputError("--dtype: bf16 needs a CUDA device");
   }
 
   Rows rows;
@@ -455,13 +460,14 @@ int run(int argc, char** argv) {
        {add_matmul, add_attention, add_decode, add_head, add_row_ops, add_training})
     add(rows);
   std::erase_if(rows, [&](const Row& row) { return row.name.find(filter) == row.name.npos; });
-  if (rows.empty()) throw InputError(str("no op has '", filter, "' in its name"));
+  if (rows.empty()) throw InputError(str("--filter: no op name contains '", filter, "'"));
   if (g_setup.device.is_cuda())
-    std::printf("%s, %s; share: of a copy of as many bytes, or of cuBLAS at 8192^3\n",
+    std::printf("%s, %s; share: relative to a copy of as many bytes, or to cuBLAS at 8192^3\n",
                 device.c_str(), dtype.c_str());
   else
-    std::printf("%d threads, f32; share: of a copy of as many bytes, or of Eigen's sgemm\n",
-                threads);
+    std::printf(
+        "%d threads, f32; share: relative to a copy of as many bytes, or to Eigen's sgemm\n",
+        threads);
   std::printf("%-22s %-38s %11s %17s %9s\n", "op", "shape", "median us", "rate", "share");
   for (const Row& row : rows) print_row(row);
   return 0;

@@ -1,13 +1,13 @@
 // One training step (forward, backward, clipping, AdamW) of a configuration's model on random
-// tokens: tokens/s, FLOP/s and memory. On the CPU also the share of the FLOP/s that Eigen's own
-// multi-threaded sgemm reaches on the matrix products of that step; on CUDA the share of the H200's
-// dense bf16 peak, 989 TFLOP/s (MFU). Then where the time goes, op by op (bench/op_times.h).
+// tokens: tokens/s, FLOP/s and memory. On the CPU also the FLOP/s relative to those of Eigen's own
+// multi-threaded sgemm on the matmuls of that step; on CUDA relative to the H200's dense bf16 peak
+// of 989 TFLOP/s (MFU). Then the time of each op (bench/op_times.h).
 //
 //   cohort_bench_step configs/shakespeare_char.yaml data.text=...
 //   cohort_bench_step bench/configs/gpt2_124m.yaml --vocab 50304 micro_batch_tokens=8192
 //
-// With RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set it is one rank of several,
-// each with a batch of its own; rank 0 prints.
+// With RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set this process is one of several
+// ranks, each with its own batch; rank 0 prints.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <iostream>
@@ -16,8 +16,8 @@
 #include "bench/op_times.h"
 #include "bench/timing.h"
 #include "core/allocator.h"
+#include "core/graph.h"
 #include "core/parallel.h"
-#include "core/replay.h"
 #include "dist/process_group.h"
 #include "nn/memory.h"
 #include "trainers/learner.h"
@@ -26,16 +26,16 @@ namespace {
 
 using namespace cohort;
 
-struct Product {
+struct Gemm {
   int64_t m, n, k;
   double count;  // per step
 };
 
-// Every matrix product of a step over `tokens` tokens: forward, and two of the same size backward.
-std::vector<Product> products(const ModelConfig& c, int64_t tokens) {
+// Every matmul of a step over `tokens` tokens: forward, and two of the same size backward.
+std::vector<Gemm> step_gemms(const ModelConfig& c, int64_t tokens) {
   const int64_t q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
   const double layers = static_cast<double>(c.num_layers), ups = is_gated(c.mlp) ? 2 : 1;
-  std::vector<Product> out;
+  std::vector<Gemm> out;
   const auto add = [&](int64_t rows, int64_t columns, double count) {
     out.push_back({tokens, rows, columns, count});
     out.push_back({tokens, columns, rows, count});  // dx
@@ -49,11 +49,11 @@ std::vector<Product> products(const ModelConfig& c, int64_t tokens) {
   return out;
 }
 
-double eigen_flops_per_second(const std::vector<Product>& all) {
+double eigen_flops_per_second(const std::vector<Gemm>& gemms) {
   double flops = 0, seconds = 0;
-  for (const Product& p : all) {
-    flops += 2.0 * static_cast<double>(p.m * p.n * p.k) * p.count;
-    seconds += p.count * bench::eigen_sgemm_seconds(p.m, p.n, p.k, num_threads());
+  for (const Gemm& g : gemms) {
+    flops += 2.0 * static_cast<double>(g.m * g.n * g.k) * g.count;
+    seconds += g.count * bench::eigen_sgemm_seconds(g.m, g.n, g.k, num_threads());
   }
   return flops / seconds;
 }
@@ -71,8 +71,8 @@ std::vector<TokenSequence> random_sequences(const ModelConfig& c, int64_t sequen
   return list;
 }
 
-void print_cpu_share(const ModelConfig& model, int64_t tokens, double flops_per_second) {
-  const double eigen = eigen_flops_per_second(products(model, tokens));
+void print_cpu_efficiency(const ModelConfig& model, int64_t tokens, double flops_per_second) {
+  const double eigen = eigen_flops_per_second(step_gemms(model, tokens));
   std::printf("threads               %d\n", num_threads());
   std::printf("Eigen sgemm GFLOP/s   %.1f  (the step's own shapes)\n", eigen * 1e-9);
   std::printf("share of Eigen        %.0f %%\n", 100 * flops_per_second / eigen);
@@ -88,7 +88,7 @@ int run(int argc, char** argv) {
   app.add_option("overrides", overrides, "key=value ...");
   app.add_option("--vocab", vocab, "vocabulary size")->capture_default_str();
   app.add_flag("--graph", graph,
-               "on CUDA, also what a graph of a micro batch's forward and backward would save");
+               "on CUDA, also compare a micro batch's forward and backward with a CUDA graph");
   CLI11_PARSE(app, argc, argv);
   const TrainConfig config = load_plan(path, overrides).stages.back();
   if (config.num_threads > 0) set_num_threads(static_cast<int>(config.num_threads));
@@ -109,7 +109,7 @@ int run(int argc, char** argv) {
       pack_micro_batches(random_sequences(model, config.batch_size), config.micro_batch());
   int64_t tokens = 0, largest = 0;
   for (PackedBatch& batch : batches) {
-    batch = learner.model().place(batch);
+    batch = learner.model().to_device(batch);
     tokens += batch.size();
     largest = std::max(largest, batch.size());
   }
@@ -117,14 +117,14 @@ int run(int argc, char** argv) {
     const PackedBatch& batch = batches[static_cast<size_t>(i)];
     const Tensor weights = Tensor::full({batch.num_targets()}, 1.0 / static_cast<double>(tokens),
                                         accumulate_dtype(config.dtype), device);
-    return cross_entropy(learner.model().forward_learned(batch, {.mode = Mode::kTrain}),
+    return cross_entropy(learner.model().hidden_at_targets(batch, {.mode = Mode::kTrain}),
                          learner.model().head(), batch.targets, weights);
   };
   const auto step = [&] { learner.update(static_cast<int64_t>(batches.size()), loss, 1e-4); };
   allocator(device).reset_peak();
   step();
   step();
-  const int64_t held = allocator(device).stats().reserved_bytes;
+  const int64_t reserved = allocator(device).stats().reserved_bytes;
   const double seconds = bench::median_seconds(step, 10, group ? 0 : 3);
   if (ranks.rank != 0) return 0;
   const AllocatorStats memory = allocator(device).stats();
@@ -150,14 +150,14 @@ int run(int argc, char** argv) {
               100 * (static_cast<double>(estimate) / static_cast<double>(peak) - 1));
   std::printf("held from the system  %.1f MiB, %+.1f MiB since step 2\n",
               static_cast<double>(memory.reserved_bytes) / (1 << 20),
-              static_cast<double>(memory.reserved_bytes - held) / (1 << 20));
+              static_cast<double>(memory.reserved_bytes - reserved) / (1 << 20));
   if (device.is_cuda())
     std::printf("MFU                   %.1f %%\n", 100 * flops / seconds / 989e12);
   else
-    print_cpu_share(model, tokens, flops / seconds);
+    print_cpu_efficiency(model, tokens, flops / seconds);
   if (graph && device.is_cuda()) {
     const auto forward_and_backward = [&] { backward([&] { return loss(0); }); };
-    Replay recorded(device, forward_and_backward);
+    GraphRunner recorded(device, forward_and_backward);
     recorded.run();
     const auto seconds_of = [&](const std::function<void()>& work) {
       return bench::median_seconds(
@@ -167,12 +167,12 @@ int run(int argc, char** argv) {
           },
           10, 2);
     };
-    const double called = seconds_of(forward_and_backward),
+    const double eager = seconds_of(forward_and_backward),
                  replayed = seconds_of([&] { recorded.run(); });
     std::printf("forward and backward  %.3f ms, replayed as a CUDA graph %.3f ms (%.1f %% less)\n",
-                called * 1e3, replayed * 1e3, 100 * (1 - replayed / called));
+                eager * 1e3, replayed * 1e3, 100 * (1 - replayed / eager));
   }
-  // A step of several ranks is made by all of them.
+  // The traced steps of several ranks would need all of them.
   if (!group)
     bench::print_op_times(device, step, seconds,
                           bench::step_costs(learner.model(), config.optimizer.storage, tokens));

@@ -12,15 +12,16 @@ namespace {
 constexpr int kSteps = 3;
 constexpr double kPeakFlops = 989e12;
 
-// The op that an event belongs to, itself not called by another; null: none.
+// The outermost op that an event belongs to; null: none.
 const TraceEvent* outermost_op(const std::vector<TraceEvent>& events, const TraceEvent& event) {
   const TraceEvent* op = event.kind == TraceEvent::Kind::kOp ? &event : nullptr;
   for (int64_t next = event.op; next >= 0; next = op->op) op = &events[static_cast<size_t>(next)];
   return op;
 }
 
-// Whether an event's time counts: kernels and copies on CUDA, on the CPU ops.
-bool counts(const TraceEvent& event, Device device) {
+// Returns true for the events whose times are added: kernels and copies on CUDA, outermost ops on
+// the CPU.
+bool is_timed(const TraceEvent& event, Device device) {
   using Kind = TraceEvent::Kind;
   if (device.is_cuda()) return event.kind == Kind::kKernel || event.kind == Kind::kCopy;
   return event.kind == Kind::kOp && event.op < 0;
@@ -31,7 +32,7 @@ bool counts(const TraceEvent& event, Device device) {
 OpCosts step_costs(const Transformer& model, const OptimizerStorage& storage, int64_t tokens) {
   const ModelConfig& c = model.config();
   const auto element = static_cast<double>(dtype_size(model.dtype()));
-  const auto sums = static_cast<double>(dtype_size(accumulate_dtype(model.dtype())));
+  const auto accumulator = static_cast<double>(dtype_size(accumulate_dtype(model.dtype())));
   const auto t = static_cast<double>(tokens), layers = static_cast<double>(c.num_layers),
              d = static_cast<double>(c.d_model), ff = static_cast<double>(c.d_ff),
              vocab = static_cast<double>(c.vocab_size),
@@ -50,15 +51,15 @@ OpCosts step_costs(const Transformer& model, const OptimizerStorage& storage, in
     add("matmul", 2 * t * n * k, (t * (n + k) + n * k) * element);
   };
   const auto weight_gradient = [&](double n, double k) {
-    add("matmul", 2 * t * n * k, t * (n + k) * element + n * k * sums);
+    add("matmul", 2 * t * n * k, t * (n + k) * element + n * k * accumulator);
   };
   for (const auto& [n, k] : {std::pair{q + 2 * kv, d}, {d, q}}) {
     forward(n, k);
     input_gradient(n, k);
     weight_gradient(n, k);
   }
-  // Of an MLP the up product and the activation are one op, and so are its gradient and the
-  // product before it.
+  // In an MLP the up projection is fused with the activation, and the activation's gradient with
+  // the preceding matmul.
   const double up = is_gated(c.mlp) ? 2 * ff : ff;
   add("linear_activation", 2 * t * up * d, (t * (d + up + ff) + up * d) * element);
   forward(d, ff);
@@ -71,7 +72,7 @@ OpCosts step_costs(const Transformer& model, const OptimizerStorage& storage, in
   out["attention_forward"] = {2 * scores, layers * t * (2 * q + 2 * kv) * element};
   out["attention_backward"] = {5 * scores, layers * t * (4 * q + 4 * kv) * element};
   out["head_logprob_forward"] = {6 * t * d * vocab,
-                                 2 * t * d * element + vocab * d * (element + sums)};
+                                 2 * t * d * element + vocab * d * (element + accumulator)};
   const std::string norm = c.norm == NormType::kRms ? "rms_norm" : "layer_norm";
   out["add_" + norm + "_forward"].bytes = 2 * layers * t * 4 * d * element;
   out[norm + "_backward"].bytes = 2 * layers * t * 4 * d * element;
@@ -80,9 +81,9 @@ OpCosts step_costs(const Transformer& model, const OptimizerStorage& storage, in
   // Weight, master where there is one, and both moments are read and written, gradients read.
   const bool split = storage.master == MasterKind::kSplit;
   const double master = model.dtype() == DType::kBF16 ? split ? 2 : 4 : 0;
-  const double moment = storage.moments == MomentKind::kBF16 ? 2 : sums;
-  out["adamw_step"].bytes = parameters * (2 * (element + master + 2 * moment) + sums);
-  out["grad_norm"].bytes = parameters * sums;
+  const double moment = storage.moments == MomentKind::kBF16 ? 2 : accumulator;
+  out["adamw_step"].bytes = parameters * (2 * (element + master + 2 * moment) + accumulator);
+  out["grad_norm"].bytes = parameters * accumulator;
   return out;
 }
 
@@ -100,14 +101,14 @@ void print_op_times(Device device, const std::function<void()>& step, double sec
   std::vector<const TraceEvent*> in_order;
   for (const TraceEvent& event : events) in_order.push_back(&event);
   std::sort(in_order.begin(), in_order.end(), [](auto* a, auto* b) { return a->end < b->end; });
-  std::map<int64_t, int64_t> busy_until;  // of a stream
+  std::map<int64_t, int64_t> stream_busy_until;
   for (const TraceEvent* event : in_order) {
     const TraceEvent* op = outermost_op(events, *event);
     Time& time = times[op == nullptr ? event->name : op->name];
     time.calls += op == event;
-    if (!counts(*event, device)) continue;
-    // A kernel that was started beside the one before it has waited until that one's end.
-    int64_t& busy = busy_until[event->stream];
+    if (!is_timed(*event, device)) continue;
+    // With programmatic dependent launch a kernel starts early and waits for the previous one.
+    int64_t& busy = stream_busy_until[event->stream];
     const int64_t spent = event->end - std::max(event->begin, busy);
     busy = event->end;
     time.nanoseconds += spent;

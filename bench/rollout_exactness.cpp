@@ -14,14 +14,13 @@
 namespace cohort::bench {
 namespace {
 
-// An engine, and which requests it serves: every so many-th.
-struct Room {
+struct Setup {
   EngineConfig engine;
-  size_t stride = 1;
+  size_t stride = 1;  // serves every stride-th request
 };
-const Room kRooms[] = {{.engine = {.max_concurrent = 96, .max_cache_tokens = 40000}},
-                       {.engine = {.max_concurrent = 256}},
-                       {.engine = {.max_concurrent = 7, .max_cache_tokens = 6000}, .stride = 7}};
+const Setup kSetups[] = {{.engine = {.max_concurrent = 96, .max_cache_tokens = 40000}},
+                         {.engine = {.max_concurrent = 256}},
+                         {.engine = {.max_concurrent = 7, .max_cache_tokens = 6000}, .stride = 7}};
 
 std::vector<EngineRequest> odd_requests(const ModelConfig& c) {
   Rng rng(3, rng_stream(kBenchPurpose, 10));
@@ -39,28 +38,29 @@ std::vector<EngineRequest> odd_requests(const ModelConfig& c) {
   return out;
 }
 
-struct Draws {
-  std::map<size_t, std::vector<Trajectory>> of_request;  // by the index of the request
+struct Rollout {
+  std::map<size_t, std::vector<Trajectory>> completions;  // by the index of the request
   EngineStats stats;
 };
 
-Draws draw(const Transformer& model, const Room& room, std::span<const EngineRequest> requests) {
-  Engine engine(model, room.engine);
-  Draws out;
+Rollout roll_out(const Transformer& model, const Setup& setup,
+                 std::span<const EngineRequest> requests) {
+  Engine engine(model, setup.engine);
+  Rollout out;
   std::map<int64_t, size_t> index_of;
-  for (size_t i = 0; i < requests.size(); i += room.stride) {
+  for (size_t i = 0; i < requests.size(); i += setup.stride) {
     const EngineRequest& request = requests[i];
     Trajectory start{.tokens = request.prompt,
                      .prompt_length = static_cast<int64_t>(request.prompt.size())};
     start.loss_mask.assign(request.prompt.size(), 0);
     start.logprobs.assign(request.prompt.size(), 0);
-    out.of_request[i].assign(request.completions.size(), start);
+    out.completions[i].assign(request.completions.size(), start);
     index_of[engine.submit(request)] = i;
   }
   for (bool more = true; more;) {
     more = engine.step();
     for (const EngineToken& t : engine.poll())
-      out.of_request.at(index_of.at(t.request))[static_cast<size_t>(t.completion)].append_drawn(
+      out.completions.at(index_of.at(t.request))[static_cast<size_t>(t.completion)].append_sampled(
           t.token, t.logprob);
   }
   out.stats = engine.stats();
@@ -71,71 +71,71 @@ bool same_bits(double a, double b) {
   return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
 }
 
-struct Place {
-  size_t request, completion, token, prompt;  // token: its index in the sequence
+struct Location {
+  size_t request, completion, token, prompt_length;  // token: index in the sequence
 };
-// Of each completion the first difference is said.
-void say_where(const char* what, const Place& at, double a, double b) {
+// Called for the first difference of each completion.
+void print_difference(const char* message, const Location& at, double a, double b) {
   std::fprintf(stderr,
                "%s: request %zu, completion %zu, token %zu after a prompt of %zu: %.9g, %.9g\n",
-               what, at.request, at.completion, at.token, at.prompt, a, b);
+               message, at.request, at.completion, at.token, at.prompt_length, a, b);
 }
 
-// Tokens of `some` that `all` has otherwise, or with another log-prob.
-int64_t count_different(const Draws& all, const Draws& some) {
+// Number of tokens of `subset` that differ from those of `all` in their id or log-prob.
+int64_t count_different(const Rollout& all, const Rollout& subset) {
   int64_t different = 0;
-  for (const auto& [index, completions] : some.of_request)
+  for (const auto& [index, completions] : subset.completions)
     for (size_t g = 0; g < completions.size(); ++g) {
-      const Trajectory &a = all.of_request.at(index)[g], &b = completions[g];
+      const Trajectory &a = all.completions.at(index)[g], &b = completions[g];
       COHORT_CHECK(a.tokens.size() == b.tokens.size(), "[bench] request ", index, ": expected ",
                    a.tokens.size(), " tokens, got ", b.tokens.size());
-      int64_t here = 0;
+      int64_t differences = 0;
       for (size_t i = 0; i < a.tokens.size(); ++i) {
         if (a.tokens[i] == b.tokens[i] && same_bits(a.logprobs[i], b.logprobs[i])) continue;
-        if (here++ == 0)
-          say_where("runs differ", {index, g, i, static_cast<size_t>(a.prompt_length)},
-                    a.logprobs[i], b.logprobs[i]);
+        if (differences++ == 0)
+          print_difference("runs differ", {index, g, i, static_cast<size_t>(a.prompt_length)},
+                           a.logprobs[i], b.logprobs[i]);
       }
-      different += here;
+      different += differences;
     }
   return different;
 }
 
-// Adds how many log-probs are compared with those of training, and how many differ.
-void compare_with_training(Metrics& out, const Transformer& model, const Draws& draws) {
+// Compares the sampled log-probs with those of training forwards.
+void compare_with_training(Metrics& out, const Transformer& model, const Rollout& rollout) {
   NoGradGuard no_grad;
   std::vector<TokenSequence> sequences;
-  std::vector<double> drawn;
-  std::vector<Place> places;
+  std::vector<double> sampled;
+  std::vector<Location> locations;
   size_t longest = 0;
-  for (const auto& [index, completions] : draws.of_request)
+  for (const auto& [index, completions] : rollout.completions)
     for (const Trajectory& t : completions) {
       const auto completion = static_cast<size_t>(&t - completions.data());
       for (size_t i = 1; i < t.tokens.size(); ++i) {
         if (t.loss_mask[i] == 0) continue;
-        places.push_back({index, completion, i, static_cast<size_t>(t.prompt_length)});
-        drawn.push_back(t.logprobs[i]);
+        locations.push_back({index, completion, i, static_cast<size_t>(t.prompt_length)});
+        sampled.push_back(t.logprobs[i]);
       }
       sequences.push_back(policy_sequence(t, 0));
       longest = std::max(longest, t.tokens.size());
     }
   std::vector<double> trained;
   for (const PackedBatch& packed : pack_micro_batches(sequences, 16384)) {
-    const auto some =
-        policy_log_probs(model, model.place(packed), 1).logprob.value().to_vector<double>();
-    trained.insert(trained.end(), some.begin(), some.end());
+    const auto logprobs =
+        policy_log_probs(model, model.to_device(packed), 1).logprob.value().to_vector<double>();
+    trained.insert(trained.end(), logprobs.begin(), logprobs.end());
   }
-  COHORT_CHECK(trained.size() == drawn.size(), "[bench] expected ", drawn.size(),
+  COHORT_CHECK(trained.size() == sampled.size(), "[bench] expected ", sampled.size(),
                " log-probs of training, got ", trained.size());
   int64_t different = 0;
-  std::set<std::pair<size_t, size_t>> said;
-  for (size_t i = 0; i < drawn.size(); ++i) {
-    if (same_bits(drawn[i], trained[i])) continue;
+  std::set<std::pair<size_t, size_t>> printed;
+  for (size_t i = 0; i < sampled.size(); ++i) {
+    if (same_bits(sampled[i], trained[i])) continue;
     ++different;
-    if (said.insert({places[i].request, places[i].completion}).second)
-      say_where("sampled and trained differ", places[i], drawn[i], trained[i]);
+    if (printed.insert({locations[i].request, locations[i].completion}).second)
+      print_difference("sampled and trained differ", locations[i], sampled[i], trained[i]);
   }
-  out.add("log_probs", static_cast<double>(drawn.size()));
+  out.add("log_probs", static_cast<double>(sampled.size()));
   out.add("different", static_cast<double>(different));
   out.add("longest", static_cast<double>(longest));
 }
@@ -144,13 +144,14 @@ void compare_with_training(Metrics& out, const Transformer& model, const Draws& 
 
 Metrics compare_exactness(const Transformer& model, int64_t runs) {
   const std::vector<EngineRequest> requests = odd_requests(model.config());
-  const Draws first = draw(model, kRooms[0], requests);
+  const Rollout first = roll_out(model, kSetups[0], requests);
   Metrics out;
   compare_with_training(out, model, first);
   int64_t different = 0, preemptions = first.stats.preemptions,
           most_rows = first.stats.most_running;
   for (int64_t run = 1; run < runs; ++run) {
-    const Draws again = draw(model, kRooms[static_cast<size_t>(run) % std::size(kRooms)], requests);
+    const Setup& setup = kSetups[static_cast<size_t>(run) % std::size(kSetups)];
+    const Rollout again = roll_out(model, setup, requests);
     different += count_different(first, again);
     preemptions += again.stats.preemptions;
     most_rows = std::max(most_rows, again.stats.most_running);

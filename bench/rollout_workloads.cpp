@@ -10,16 +10,16 @@
 namespace cohort::bench {
 namespace {
 
-std::vector<Work> equal(int64_t count, const Work& work) {
-  return std::vector<Work>(static_cast<size_t>(count), work);
+std::vector<RequestSize> equal(int64_t count, const RequestSize& size) {
+  return std::vector<RequestSize>(static_cast<size_t>(count), size);
 }
 
-// Prompts of 100 to 1,024 tokens; with its completion each is equally long.
-std::vector<Work> mixed(Rng& rng, int64_t count) {
-  std::vector<Work> out;
+// Prompts of 100 to 1,024 tokens; all have the same length together with their completion.
+std::vector<RequestSize> mixed(Rng& rng, int64_t count) {
+  std::vector<RequestSize> out;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t in = rng.between(100, 1024);
-    out.push_back({.prompt = in, .completion = 1124 - in});
+    const int64_t prompt = rng.between(100, 1024);
+    out.push_back({.prompt = prompt, .completion = 1124 - prompt});
   }
   return out;
 }
@@ -60,19 +60,19 @@ constexpr std::array<int16_t, 256> kCompletions = {
     735,  366, 816,  691, 406, 352, 529, 310, 278, 141,  513,  214, 403, 322, 338, 815, 227, 488,
     1024, 895, 354,  312};
 
-std::vector<Work> uniform() {
-  std::vector<Work> out;
+std::vector<RequestSize> uniform() {
+  std::vector<RequestSize> out;
   for (size_t i = 0; i < kPrompts.size(); ++i)
     out.push_back({.prompt = kPrompts[i], .completion = kCompletions[i]});
   return out;
 }
 
-// Of a prompt and its completion, where all are equally long.
+// Length of a prompt with its completion, the same for all.
 constexpr int64_t kLongTailedLength = 2176;
 
-// Few long ones among many short ones.
-std::vector<Work> long_tailed(Rng& rng, int64_t count) {
-  std::vector<Work> out;
+// Few long completions among many short ones.
+std::vector<RequestSize> long_tailed(Rng& rng, int64_t count) {
+  std::vector<RequestSize> out;
   for (int64_t i = 0; i < count; ++i) {
     const double uniform = (static_cast<double>(rng.below(1 << 24)) + 0.5) / (1 << 24);
     const auto length = static_cast<int64_t>(-200 * std::log(uniform));
@@ -82,14 +82,15 @@ std::vector<Work> long_tailed(Rng& rng, int64_t count) {
   return out;
 }
 
-// The same number of tokens in and out, in sequences of equal lengths (up to one token).
-std::vector<Work> evened(const std::vector<Work>& work) {
-  const auto count = static_cast<int64_t>(work.size());
-  int64_t drawn = 0;
-  for (const Work& w : work) drawn += w.completion;
-  std::vector<Work> out;
+// As many prompt and completion tokens as `requests`, in sequences of equal lengths (up to one
+// token).
+std::vector<RequestSize> equalised(const std::vector<RequestSize>& requests) {
+  const auto count = static_cast<int64_t>(requests.size());
+  int64_t sampled = 0;
+  for (const RequestSize& r : requests) sampled += r.completion;
+  std::vector<RequestSize> out;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t completion = drawn / count + (i < drawn % count ? 1 : 0);
+    const int64_t completion = sampled / count + (i < sampled % count ? 1 : 0);
     out.push_back({.prompt = kLongTailedLength - completion, .completion = completion});
   }
   return out;
@@ -99,19 +100,19 @@ std::vector<Work> evened(const std::vector<Work>& work) {
 
 int64_t Workload::sequences() const {
   int64_t sum = 0;
-  for (const Work& w : work) sum += w.completions;
+  for (const RequestSize& r : requests) sum += r.completions;
   return sum;
 }
 
 int64_t Workload::prompt_tokens() const {
   int64_t sum = 0;
-  for (const Work& w : work) sum += w.prompt;
+  for (const RequestSize& r : requests) sum += r.prompt;
   return sum;
 }
 
-int64_t Workload::drawn_tokens() const {
+int64_t Workload::sampled_tokens() const {
   int64_t sum = 0;
-  for (const Work& w : work) sum += w.completion * w.completions;
+  for (const RequestSize& r : requests) sum += r.completion * r.completions;
   return sum;
 }
 
@@ -121,15 +122,15 @@ std::vector<Workload> rollout_workloads() {
   for (const int64_t rows : {1, 8, 64, 256, 512})
     out.push_back(
         {"decode/" + std::to_string(rows), equal(rows, {.prompt = 128, .completion = 512}), rows});
-  const Work group{.prompt = 128, .completion = 256, .completions = 8};
+  const RequestSize group{.prompt = 128, .completion = 256, .completions = 8};
   out.push_back({"groups", equal(64, group)});
   out.push_back({"groups/256_rows", equal(64, group), 256});
   out.push_back({"groups/128_rows", equal(64, group), 128});
   out.push_back({"mixed", mixed(rng, 256), 256});
   out.push_back({"uniform", uniform(), 256});
-  const std::vector<Work> tail = long_tailed(rng, 1024);
+  const std::vector<RequestSize> tail = long_tailed(rng, 1024);
   out.push_back({"long_tailed", tail, 128, 3});
-  out.push_back({"long_tailed/equal", evened(tail), 128, 3});
+  out.push_back({"long_tailed/equal", equalised(tail), 128, 3});
   return out;
 }
 

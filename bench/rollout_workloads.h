@@ -1,4 +1,4 @@
-// The workloads of cohort_bench_grpo: how long prompts and completions are.
+// The workloads of cohort_bench_grpo: lengths of prompts and completions.
 #pragma once
 
 #include <cstdint>
@@ -7,20 +7,20 @@
 
 namespace cohort::bench {
 
-// A prompt and how many tokens follow it, in each of so many completions.
-struct Work {
+// Tokens of a prompt, tokens of each of its completions, and the number of completions.
+struct RequestSize {
   int64_t prompt = 0, completion = 0, completions = 1;
 };
 
 struct Workload {
   std::string name;
-  std::vector<Work> work;
+  std::vector<RequestSize> requests;
   int64_t max_concurrent = 0;
   int repeats = 5;
 
   int64_t sequences() const;
   int64_t prompt_tokens() const;
-  int64_t drawn_tokens() const;
+  int64_t sampled_tokens() const;
 };
 
 std::vector<Workload> rollout_workloads();

@@ -19,7 +19,8 @@ inline double median(std::vector<double> values) {
   return *middle;
 }
 
-// Median seconds of one call: at least `repeats` calls and `seconds` of them, after one to warm up.
+// Median seconds of one call: at least `repeats` calls and `seconds` in total, after a warm-up
+// call.
 template <class F>
 double median_seconds(F&& fn, int repeats = 5, double seconds = 0.5) {
   using Clock = std::chrono::steady_clock;

@@ -1,4 +1,4 @@
-# Third-party libraries, all of them Debian or Ubuntu packages (scripts/quickstart.sh installs them).
+# Third-party libraries, all available as Debian or Ubuntu packages (scripts/quickstart.sh installs them).
 find_package(Threads REQUIRED)
 find_package(Eigen3 3.4 REQUIRED NO_MODULE)
 find_package(spdlog REQUIRED)
@@ -15,16 +15,16 @@ if(TARGET yaml-cpp::yaml-cpp)
   set(COHORT_YAML_CPP yaml-cpp::yaml-cpp)
 endif()
 set(COHORT_PCRE2 PkgConfig::pcre2)
-# Always the archive, which Debian has: no machine needs one package more to run the binary.
+# Always the static archive, so that the binary needs no additional package at run time.
 find_library(UTF8PROC_ARCHIVE libutf8proc.a REQUIRED)
 
-# For a binary that travels: archives instead of shared libraries. Debian has none of spdlog and fmt, so core/log.cpp
-# compiles them from their headers.
+# For a portable binary: static archives instead of shared libraries. Debian has none for spdlog and fmt, so
+# core/log.cpp compiles them header-only.
 if(COHORT_STATIC_LIBRARIES)
   add_library(cohort_spdlog INTERFACE)
   target_compile_definitions(cohort_spdlog INTERFACE SPDLOG_HEADER_ONLY SPDLOG_FMT_EXTERNAL FMT_HEADER_ONLY)
   set(COHORT_SPDLOG $<BUILD_INTERFACE:cohort_spdlog>)
-  # As paths, which an installed package can name, too.
+  # As paths, which an installed package can also refer to.
   find_library(YAML_CPP_ARCHIVE libyaml-cpp.a REQUIRED)
   find_library(PCRE2_ARCHIVE libpcre2-8.a REQUIRED)
   set(COHORT_YAML_CPP ${YAML_CPP_ARCHIVE})

@@ -1,1 +1,1 @@
-// Stands in for the sources of a layer that has none yet.
+// Placeholder source for a layer without sources.

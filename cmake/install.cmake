@@ -1,5 +1,5 @@
-# The installed package: the `cohort` command, headers under include/cohort, static libraries, and what
-# find_package(cohort) needs to offer cohort::cohort; share/cohort/cohort_reward.py.
+# The installed package: the `cohort` command, headers under include/cohort, static libraries, the files of
+# find_package(cohort), and share/cohort/cohort_reward.py.
 if(NOT PROJECT_IS_TOP_LEVEL)
   return()
 endif()
@@ -16,7 +16,7 @@ foreach(layer IN LISTS COHORT_LAYERS)
     FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
 endforeach()
 target_compile_features(cohort INTERFACE cxx_std_20)
-# Headers hold inline maths, of which the linker keeps one copy: users must not compile another one.
+# Headers contain inline maths, of which the linker keeps one copy: users must compile it with the same flag.
 target_compile_options(cohort INTERFACE -ffp-contract=off)
 
 install(TARGETS cohort ${COHORT_TARGETS} EXPORT cohortTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})

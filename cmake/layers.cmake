@@ -1,6 +1,6 @@
 # cohort_layer(NAME DEPENDS LAYER...): the static library cohort_NAME from all sources of folder NAME. Files *.cu and
-# *_cuda.cpp and folders cuda/ belong to CUDA builds only; folders hopper/ use what sm_90a alone has, and are compiled for
-# nothing else.
+# *_cuda.cpp and folders cuda/ belong to CUDA builds only; folders hopper/ use instructions of sm_90a and are compiled for it
+# alone.
 function(cohort_layer name)
   cmake_parse_arguments(PARSE_ARGV 1 LAYER "" "" "DEPENDS")
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${name}/*.cpp ${name}/*.cu)
@@ -17,7 +17,7 @@ function(cohort_layer name)
     list(REMOVE_ITEM sources ${hopper})
     add_library(cohort_${name}_hopper OBJECT ${hopper})
     set_target_properties(cohort_${name}_hopper PROPERTIES CUDA_ARCHITECTURES 90a-real)
-    # ptxas warns of registers that spill. Those of forward_256 do, once in 64 tiles, where chunks of keys are joined.
+    # ptxas warns of register spills. forward_256 spills, but only where chunks of keys are combined, once in 64 tiles.
     list(FILTER hopper EXCLUDE REGEX "/forward_256.cu$")
     set_source_files_properties(${hopper} PROPERTIES COMPILE_OPTIONS "-Xptxas=--warn-on-spills")
     target_include_directories(cohort_${name}_hopper PRIVATE ${PROJECT_SOURCE_DIR})

@@ -1,13 +1,13 @@
 # Build options, language settings and warnings.
 set(COHORT_CUDA AUTO CACHE STRING "CUDA support: AUTO, ON or OFF")
 set_property(CACHE COHORT_CUDA PROPERTY STRINGS AUTO ON OFF)
-set(COHORT_ARCH native CACHE STRING "CPU to compile for: native, or x86-64-v3 for a binary that travels")
+set(COHORT_ARCH native CACHE STRING "CPU to compile for: native, or x86-64-v3 for a portable binary")
 option(COHORT_SANITIZE "Address and undefined behaviour sanitizers" OFF)
-option(COHORT_FUZZ "Build the fuzz targets of tests/fuzz, and nothing else (clang)" OFF)
+option(COHORT_FUZZ "Build only the fuzz targets of tests/fuzz (clang)" OFF)
 option(COHORT_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(COHORT_BUILD_BENCH "Build the benchmarks" ${PROJECT_IS_TOP_LEVEL})
 
-option(COHORT_STATIC_LIBRARIES "Link third-party libraries statically where they can be, for a binary that travels" OFF)
+option(COHORT_STATIC_LIBRARIES "Link third-party libraries statically where possible, for a portable binary" OFF)
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
@@ -18,17 +18,17 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 
-# ccache makes rebuilds of unchanged files free where it is installed.
+# Use ccache if it is installed.
 find_program(COHORT_CCACHE ccache)
 if(COHORT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${COHORT_CCACHE})
 endif()
 
-# Warnings and code generation of our own targets.
-#  -Werror: with the compiler that CI has; another one's new warnings should not keep anybody from building.
-#  -fopenmp-simd: `#pragma omp simd` asks for vector code; no OpenMP library is involved.
-#  -ffp-contract=off: a fused multiply-add appears where the source says std::fma, and nowhere else, so that
-#  results do not depend on what the optimiser saw fit to contract.
+# Warnings and code generation of the project's targets.
+#  -Werror: only with the compiler of CI; new warnings of other compilers must not break the build.
+#  -fopenmp-simd: `#pragma omp simd` requests vector code; no OpenMP library is involved.
+#  -ffp-contract=off: fused multiply-adds only where the source calls std::fma, so that results do not depend on
+#  the optimiser.
 add_library(cohort_options INTERFACE)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   set(COHORT_WERROR_DEFAULT ON)
@@ -40,12 +40,12 @@ target_compile_options(cohort_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:
   -Wall -Wextra $<$<BOOL:${COHORT_WERROR}>:-Werror> -Wno-missing-field-initializers -ffp-contract=off -fno-math-errno
   -fopenmp-simd -march=${COHORT_ARCH}>)
 # g++ 12.2 with AVX-512 copies some 32-byte constants wrongly ({0.5, 0.5, 0, 0} becomes four times 0.5) unless it moves
-# constants in pieces of 16 bytes.
+# constants 16 bytes at a time.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13
     AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
   target_compile_options(cohort_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-mmove-max=128 -mstore-max=128>)
 endif()
-# Under the sanitizers g++ needs minutes more for -O3 than the tests save by it: libraries at -O1, tests at -O0.
+# Under the sanitizers -O3 costs more compile time than it saves test time: libraries at -O1, tests at -O0.
 if(COHORT_SANITIZE)
   string(REPLACE -O3 -O1 CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
   target_compile_options(cohort_options INTERFACE -fsanitize=address,undefined
@@ -57,8 +57,8 @@ if(COHORT_SANITIZE)
 endif()
 
 # CUDA, for any GPU from sm_80 on.
-#  --fmad=false: the device's -ffp-contract=off; kernels say __fmaf_rn or std::fma where they mean it.
-#  --compress-mode=size: device code in a third of the space, unpacked when a program loads it.
+#  --fmad=false: the device equivalent of -ffp-contract=off; kernels call __fmaf_rn or std::fma explicitly.
+#  --compress-mode=size: compresses device code to a third of its size; it is unpacked at load time.
 if(COHORT_CUDA STREQUAL "AUTO")
   include(CheckLanguage)
   check_language(CUDA)
@@ -75,7 +75,7 @@ if(COHORT_CUDA)
   if(NOT CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 80-virtual)
   endif()
-  # CMake 3.25.1 does not know the flag.
+  # CMake 3.25.1 does not know this flag.
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
   set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)

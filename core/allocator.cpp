@@ -17,7 +17,7 @@
 #include "core/with_cuda.h"
 
 #if defined(__SANITIZE_ADDRESS__)
-#define COHORT_CACHE_BLOCKS 0  // a cached block would hide a use after free
+#define COHORT_CACHE_BLOCKS 0  // a cached block would hide a use-after-free
 #else
 #define COHORT_CACHE_BLOCKS 1
 #endif
@@ -38,10 +38,10 @@ size_t allocation_size(size_t bytes, Device device) {
 
 namespace {
 
-// Where an allocator's memory comes from: null when there is no more.
+// Source of an allocator's memory; allocate() returns null when memory is exhausted.
 struct HostMemory {
-  void* (*take)(size_t bytes);
-  void (*give_back)(void* pointer);
+  void* (*allocate)(size_t bytes);
+  void (*free)(void* pointer);
 };
 
 class HostAllocator final : public Allocator {
@@ -57,10 +57,10 @@ class HostAllocator final : public Allocator {
       it->second.pop_back();
       cached_bytes_ -= static_cast<int64_t>(size);
     } else {
-      pointer = memory_.take(size);
+      pointer = memory_.allocate(size);
       if (pointer == nullptr) {
         release_cached_locked();
-        pointer = memory_.take(size);
+        pointer = memory_.allocate(size);
       }
       if (pointer == nullptr)
         throw OutOfMemoryError(str("[allocator] out of memory: asked for ", size, " bytes with ",
@@ -81,10 +81,10 @@ class HostAllocator final : public Allocator {
     if (COHORT_CACHE_BLOCKS) {
       cached_[size].push_back(pointer);
       cached_bytes_ += static_cast<int64_t>(size);
-      // Shapes that never come back must not pile up: keep at most what one more peak would need.
+      // Bounds the memory cached for shapes that do not recur to that of one more peak.
       if (cached_bytes_ > stats_.peak_bytes + (int64_t{64} << 20)) release_cached_locked();
     } else {
-      memory_.give_back(pointer);
+      memory_.free(pointer);
       stats_.reserved_bytes -= static_cast<int64_t>(size);
     }
   }
@@ -109,7 +109,7 @@ class HostAllocator final : public Allocator {
  private:
   void release_cached_locked() noexcept {
     for (auto& [size, blocks] : cached_) {
-      for (void* block : blocks) memory_.give_back(block);
+      for (void* block : blocks) memory_.free(block);
       stats_.reserved_bytes -= static_cast<int64_t>(size * blocks.size());
       blocks.clear();
     }
@@ -146,7 +146,7 @@ class CountingAllocator final : public Allocator {
 
 thread_local Allocator* t_dry_run = nullptr;
 
-// Never destroyed: tensors with static storage may outlive any order of destruction.
+// Never destroyed: tensors with static storage may be destroyed after it.
 Allocator& cpu_allocator(Device device) {
   COHORT_CHECK(device.is_cpu(), "[allocator] no memory for device ", device.str(),
                " in this build");
@@ -158,9 +158,9 @@ Allocator& cpu_allocator(Device device) {
 [[noreturn]] void* no_pinned_memory(size_t) {
   throw Error("[allocator] no page-locked memory in this build: it has no CUDA support");
 }
-void keep_pinned_memory(void*) {}
+void no_pinned_free(void*) {}
 
-// What the system could give without swapping; a lot where it does not say.
+// MemAvailable; 1 TiB if unknown.
 int64_t free_host_memory(Device) {
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);) {
@@ -198,10 +198,10 @@ int64_t available_memory(Device device) {
 Allocator& pinned_allocator() {
   static auto* pinned = new HostAllocator(
       {[](size_t bytes) {
-         return on_device<no_pinned_memory, cuda::take_pinned>(Device::cuda(), bytes);
+         return on_device<no_pinned_memory, cuda::allocate_pinned>(Device::cuda(), bytes);
        },
        [](void* pointer) {
-         on_device<keep_pinned_memory, cuda::give_back_pinned>(Device::cuda(), pointer);
+         on_device<no_pinned_free, cuda::free_pinned>(Device::cuda(), pointer);
        }});
   return *pinned;
 }

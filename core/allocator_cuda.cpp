@@ -1,6 +1,7 @@
-// Device memory: segments from cudaMalloc, cut into blocks. A request takes the smallest free block
-// of its pool that is large enough and leaves the rest free; a freed block is merged with its
-// free neighbours. Each stream has its own pool (allocator.h says why), and so has each MemoryPool.
+// Caching allocator of device memory: segments from cudaMalloc, split into blocks. A request is
+// served by the smallest sufficient free block of its pool (best fit), whose remainder stays free;
+// a freed block is merged with its free neighbours. Each stream has its own pool (see allocator.h),
+// and so has each MemoryPool.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -20,14 +21,16 @@
 namespace cohort {
 namespace {
 
-constexpr size_t kSmallRequest = size_t{1} << 20;   // served from segments of their own: a small
-constexpr size_t kSmallSegment = size_t{2} << 20;   // tensor that lives long must not keep a large
-constexpr size_t kLentBlock = 512;                  // what a lent block keeps
-constexpr size_t kLargeSegment = size_t{32} << 20;  // segment from being whole again
+// Small requests have separate segments, so that long-lived small tensors do not fragment large
+// ones.
+constexpr size_t kSmallRequest = size_t{1} << 20;
+constexpr size_t kSmallSegment = size_t{2} << 20;
+constexpr size_t kLargeSegment = size_t{32} << 20;
+constexpr size_t kReleasedBlock = 512;  // bytes that remain of a block after release_to_pool()
 
-thread_local uint64_t t_pool = 0;  // MemoryPool in use; 0: the stream's own
+thread_local uint64_t t_pool = 0;  // id of the MemoryPool in use; 0: the stream's pool
 
-bool cache_wanted() {
+bool is_cache_enabled() {
   const char* setting = std::getenv("COHORT_CUDA_CACHE");
   return setting == nullptr || std::string_view(setting) != "0";
 }
@@ -46,9 +49,9 @@ struct SmallestFirst {
     return a->size != b->size ? a->size < b->size : a->begin < b->begin;
   }
 };
-// A graph's replays write to its pool's memory, also where no tensor lives: none of it is released
-// or handed to others before the graph is gone.
-enum class Owner : uint8_t { kStream, kGraph, kGone };
+// Graph replays write to the memory of their pool even if no tensor is live there, so it must not
+// be freed or reused before the graph is destroyed.
+enum class Owner : uint8_t { kStream, kGraph, kDestroyed };
 
 struct Pool {
   explicit Pool(uint64_t id) : id(id), owner(id == 0 ? Owner::kStream : Owner::kGraph) {}
@@ -59,13 +62,13 @@ struct Pool {
 };
 
 struct PoolKey {
-  uint64_t id;  // of a MemoryPool; 0: the stream's own
+  uint64_t id;  // MemoryPool; 0: the stream's pool
   const void* stream;
   bool small;
   auto operator<=>(const PoolKey&) const = default;
 };
 
-// The thread's capture, if there is one, does not mind cudaMalloc and cudaFree meanwhile.
+// Allows cudaMalloc and cudaFree during a stream capture of this thread.
 class RelaxedCapture {
  public:
   RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -79,7 +82,7 @@ class RelaxedCapture {
 
 class CudaAllocator final : public Allocator {
  public:
-  explicit CudaAllocator(Device device) : device_(device), cached_(cache_wanted()) {}
+  explicit CudaAllocator(Device device) : device_(device), cached_(is_cache_enabled()) {}
 
   void* allocate(size_t bytes) override {
     cuda::activate(device_);
@@ -88,7 +91,7 @@ class CudaAllocator final : public Allocator {
     const bool small = size <= kSmallRequest;
     std::lock_guard lock(mutex_);
     Pool& pool = pools_.try_emplace({t_pool, stream.handle, small}, t_pool).first->second;
-    Block* block = take(pool, size);
+    Block* block = take_smallest_fit(pool, size);
     if (block == nullptr) {
       size_t segment = size;
       if (cached_)
@@ -108,7 +111,7 @@ class CudaAllocator final : public Allocator {
   void deallocate(void* pointer, size_t) noexcept override {
     if (pointer == nullptr) return;
     std::lock_guard lock(mutex_);
-    lent_.erase(pointer);
+    released_.erase(pointer);
     Block* block = live_block(pointer);
     live_.erase(pointer);
     stats_.live_bytes -= static_cast<int64_t>(block->size);
@@ -124,29 +127,28 @@ class CudaAllocator final : public Allocator {
       absorb_next(block);
     }
     pool.free.insert(block);
-    if (pool.owner == Owner::kGone)
+    if (pool.owner == Owner::kDestroyed)
       close(pool.id);
     else if (pool.owner == Owner::kStream && !cached_)
       release(block);
   }
 
-  // The block keeps its first bytes, so that nothing else is served at its address; what follows
-  // them is free.
-  void lend(void* pointer) override {
+  // The block keeps its first bytes, so that its address is not reused; the remainder becomes free.
+  void release_to_pool(void* pointer) override {
     std::lock_guard lock(mutex_);
     Block* block = live_block(pointer);
     const size_t size = block->size;
     if (!cached_ || size <= kSmallRequest) return;
-    split(block, kLentBlock);
+    split(block, kReleasedBlock);
     absorb_free_next(block->next);
-    lent_.emplace(pointer, size);
-    stats_.live_bytes -= static_cast<int64_t>(size - kLentBlock);
+    released_.emplace(pointer, size);
+    stats_.live_bytes -= static_cast<int64_t>(size - kReleasedBlock);
   }
 
-  bool take_back(void* pointer) override {
+  bool reclaim(void* pointer) override {
     std::lock_guard lock(mutex_);
-    const auto it = lent_.find(pointer);
-    if (it == lent_.end()) return true;
+    const auto it = released_.find(pointer);
+    if (it == released_.end()) return true;
     const size_t size = it->second;
     Block* block = live_block(pointer);
     Block* next = block->next;
@@ -154,8 +156,8 @@ class CudaAllocator final : public Allocator {
     block->pool->free.erase(next);
     absorb_next(block);
     if (block->size > size) split(block, size);
-    lent_.erase(it);
-    count_live(size - kLentBlock);
+    released_.erase(it);
+    count_live(size - kReleasedBlock);
     return true;
   }
 
@@ -180,7 +182,7 @@ class CudaAllocator final : public Allocator {
     return bytes;
   }
 
-  // The MemoryPool is gone.
+  // Called by the destructor of MemoryPool.
   void close_pool(uint64_t id) {
     std::lock_guard lock(mutex_);
     close(id);
@@ -194,12 +196,12 @@ class CudaAllocator final : public Allocator {
 
   Block* live_block(void* pointer) const {
     const auto it = live_.find(pointer);
-    // Memory is corrupt; thrown from deallocate(), the message ends the process.
+    // The caller's memory is corrupt; thrown from deallocate(), this terminates the process.
     COHORT_CHECK(it != live_.end(), "[allocator] ", pointer, " is not live on ", device_.str());
     return it->second;
   }
 
-  // Merges the block behind a free one into it if that is free, too.
+  // Merges a free block with its next block if that is free, too.
   static void absorb_free_next(Block* block) {
     Pool& pool = *block->pool;
     if (block->next == nullptr || !block->next->is_free) return;
@@ -209,7 +211,7 @@ class CudaAllocator final : public Allocator {
     pool.free.insert(block);
   }
 
-  static Block* take(Pool& pool, size_t size) {
+  static Block* take_smallest_fit(Pool& pool, size_t size) {
     Block wanted;
     wanted.size = size;
     const auto it = pool.free.lower_bound(&wanted);
@@ -219,7 +221,7 @@ class CudaAllocator final : public Allocator {
     return block;
   }
 
-  Block* new_segment(Pool& pool, size_t size, size_t asked) {
+  Block* new_segment(Pool& pool, size_t size, size_t requested) {
     const RelaxedCapture relaxed;
     void* pointer = nullptr;
     cudaError_t code = cudaMalloc(&pointer, size);
@@ -228,7 +230,7 @@ class CudaAllocator final : public Allocator {
       release_free_segments();
       code = cudaMalloc(&pointer, size);
     }
-    if (code == cudaErrorMemoryAllocation) throw_out_of_memory(asked);
+    if (code == cudaErrorMemoryAllocation) throw_out_of_memory(requested);
     COHORT_CUDA_CHECK(code);
     stats_.reserved_bytes += static_cast<int64_t>(size);
     pool.segments += 1;
@@ -239,22 +241,22 @@ class CudaAllocator final : public Allocator {
     return block;
   }
 
-  // Cuts `block` to `size`; the rest becomes a free block behind it.
+  // Splits `block` at `size`; the remainder becomes a free block.
   static void split(Block* block, size_t size) {
-    auto* rest = new Block;
-    rest->begin = block->begin + size;
-    rest->size = block->size - size;
-    rest->pool = block->pool;
-    rest->previous = block;
-    rest->next = block->next;
-    rest->is_free = true;
-    if (rest->next != nullptr) rest->next->previous = rest;
-    block->next = rest;
+    auto* remainder = new Block;
+    remainder->begin = block->begin + size;
+    remainder->size = block->size - size;
+    remainder->pool = block->pool;
+    remainder->previous = block;
+    remainder->next = block->next;
+    remainder->is_free = true;
+    if (remainder->next != nullptr) remainder->next->previous = remainder;
+    block->next = remainder;
     block->size = size;
-    block->pool->free.insert(rest);
+    block->pool->free.insert(remainder);
   }
 
-  // Merges the block behind `block` into it. Sizes order the free list, so neither may be listed.
+  // Merges the next block into `block`. Neither may be in the free list, which is ordered by size.
   static void absorb_next(Block* block) {
     Block* next = block->next;
     block->size += next->size;
@@ -268,31 +270,31 @@ class CudaAllocator final : public Allocator {
     block->pool->free.erase(block);
     block->pool->segments -= 1;
     stats_.reserved_bytes -= static_cast<int64_t>(block->size);
-    cudaFree(block->begin);  // waits for the work that uses it
+    cudaFree(block->begin);  // synchronises with work that uses the memory
     delete block;
   }
   void release_free_segments(Pool& pool) noexcept {
-    std::vector<Block*> whole;
+    std::vector<Block*> free_segments;
     for (Block* block : pool.free)
-      if (block->whole_segment()) whole.push_back(block);
-    for (Block* block : whole) release(block);
+      if (block->whole_segment()) free_segments.push_back(block);
+    for (Block* block : free_segments) release(block);
   }
   void release_free_segments() noexcept {
     for (auto& [key, pool] : pools_)
       if (pool.owner == Owner::kStream) release_free_segments(pool);
   }
-  // Gives up what is free of a graph's pool, and the pool itself once nothing of it is live.
+  // Frees the unused segments of a graph's pool, and erases the pool once it has none.
   void close(uint64_t id) noexcept {
     for (auto it = pools_.lower_bound({id, nullptr, false});
          it != pools_.end() && it->first.id == id;) {
       Pool& pool = it->second;
-      pool.owner = Owner::kGone;
+      pool.owner = Owner::kDestroyed;
       release_free_segments(pool);
       it = pool.segments == 0 ? pools_.erase(it) : std::next(it);
     }
   }
 
-  [[noreturn]] void throw_out_of_memory(size_t asked) {
+  [[noreturn]] void throw_out_of_memory(size_t requested) {
     cudaGetLastError();
     size_t available = 0, total = 0;
     cudaMemGetInfo(&available, &total);
@@ -306,7 +308,7 @@ class CudaAllocator final : public Allocator {
     }
     throw OutOfMemoryError(
         str("[allocator] out of memory on ", device_.str(), ": asked for ",
-            mib(static_cast<int64_t>(asked)), " with ", mib(stats_.live_bytes), " live (peak ",
+            mib(static_cast<int64_t>(requested)), " with ", mib(stats_.live_bytes), " live (peak ",
             mib(stats_.peak_bytes), "), ", mib(stats_.reserved_bytes), " held from the driver, ",
             mib(static_cast<int64_t>(available)), " of ", mib(static_cast<int64_t>(total)),
             " free there; largest live tensors: ", largest));
@@ -317,7 +319,7 @@ class CudaAllocator final : public Allocator {
   mutable std::mutex mutex_;
   std::map<PoolKey, Pool> pools_;
   std::unordered_map<void*, Block*> live_;
-  std::map<void*, size_t> lent_;  // and their sizes
+  std::map<void*, size_t> released_;  // sizes of blocks before release_to_pool()
   AllocatorStats stats_;
 };
 
@@ -325,12 +327,12 @@ CudaAllocator& cuda_allocator(Device device) {
   static std::array<CudaAllocator*, cuda::kMaxDevices> all{};
   static std::mutex mutex;
   std::lock_guard lock(mutex);
-  CudaAllocator*& one = all.at(static_cast<size_t>(device.index));
-  if (one == nullptr) {
+  CudaAllocator*& allocator = all.at(static_cast<size_t>(device.index));
+  if (allocator == nullptr) {
     COHORT_CHECK(device.index < cuda::device_count(), "[allocator] no such device: ", device.str());
-    one = new CudaAllocator(device);  // never destroyed: see allocator()
+    allocator = new CudaAllocator(device);  // never destroyed: see allocator()
   }
-  return *one;
+  return *allocator;
 }
 
 }  // namespace
@@ -347,17 +349,17 @@ int64_t free_memory(Device device) {
   return static_cast<int64_t>(available);
 }
 
-void* take_pinned(size_t bytes) {
+void* allocate_pinned(size_t bytes) {
   void* pointer = nullptr;
   const cudaError_t code = cudaHostAlloc(&pointer, bytes, cudaHostAllocPortable);
   if (code == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // it is answered here
+    cudaGetLastError();  // clears the error
     return nullptr;
   }
   COHORT_CUDA_CHECK(code);
   return pointer;
 }
-void give_back_pinned(void* pointer) {
+void free_pinned(void* pointer) {
   cudaFreeHost(pointer);
 }
 }  // namespace cuda

@@ -4,9 +4,9 @@
 
 namespace cohort {
 
-std::string with_place(const std::string& message, const char* file, int line) {
+std::string with_location(const std::string& message, const char* file, int line) {
   std::string_view path(file);
-  // Build systems pass absolute paths; the last two components are what a reader greps for.
+  // Build systems pass absolute paths; the last two components identify the file.
   const size_t last = path.rfind('/');
   if (last != std::string_view::npos && last > 0) {
     const size_t before = path.rfind('/', last - 1);
@@ -16,7 +16,7 @@ std::string with_place(const std::string& message, const char* file, int line) {
 }
 
 void throw_check_error(const char* file, int line, const std::string& message) {
-  throw Error(with_place(message, file, line));
+  throw Error(with_location(message, file, line));
 }
 
 }  // namespace cohort

@@ -1,5 +1,4 @@
-// Errors and checks. Free of fmt and iostream formatting libraries, so that every `.cu` may include
-// it.
+// Errors and checks. Depends on no formatting library, so that every `.cu` file may include it.
 //
 //   COHORT_CHECK(x.rank() == 2, "[matmul] expected a matrix, got shape ", x.shape().str());
 //
@@ -20,14 +19,14 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What the user gave (configuration, data, command line, checkpoint) cannot be used. The message
-// names the place and the next step; the command line tool prints it alone and exits with 2.
+// Invalid user input (configuration, data, command line, checkpoint). The message names the
+// location and the next step; the command line tool prints only the message and exits with 2.
 class InputError : public Error {
  public:
   using Error::Error;
 };
 
-// A number that is not finite where training needs one: a loss, a gradient, a weight, a logit.
+// A non-finite loss, gradient, weight or logit during training.
 class NonFiniteError : public Error {
  public:
   using Error::Error;
@@ -41,8 +40,8 @@ std::string str(Args&&... args) {
   return std::move(out).str();
 }
 
-// message + " (file:line)", the file relative to the source root.
-std::string with_place(const std::string& message, const char* file, int line);
+// Returns message + " (file:line)", the file relative to the source root.
+std::string with_location(const std::string& message, const char* file, int line);
 [[noreturn]] void throw_check_error(const char* file, int line, const std::string& message);
 
 }  // namespace cohort

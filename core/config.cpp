@@ -102,9 +102,9 @@ class Reader final : public ConfigVisitor {
   void field(const char* key, std::vector<std::string>& value, const char*) override {
     const ConfigNode* node = take(key);
     constexpr const char* kExpected = "a text or a list of texts";
-    const auto one = node == nullptr || node->kind == Kind::kList ? std::nullopt : node->text();
-    if (one) value.assign(one->empty() ? 0 : 1, *one);
-    if (one) return;
+    const auto single = node == nullptr || node->kind == Kind::kList ? std::nullopt : node->text();
+    if (single) value.assign(single->empty() ? 0 : 1, *single);
+    if (single) return;
     read_list(key, node, value, kExpected, [&](const ConfigNode& item) {
       if (item.kind != Kind::kScalar && !item.typed) fail(key, item, kExpected);
       return item.kind == Kind::kScalar ? item.scalar : *item.typed;
@@ -230,7 +230,7 @@ class Reader final : public ConfigVisitor {
   std::vector<Level> levels_;
 };
 
-// Quotes text that YAML would read as something else.
+// Quotes text that YAML would parse as another type.
 std::string yaml_text(const std::string& text) {
   ConfigNode probe{.kind = Kind::kScalar, .scalar = text};
   double number = 0;
@@ -257,7 +257,7 @@ std::string yaml_text(const std::string& text) {
   return out + "\"";
 }
 
-// Dump and help walk the same tree; a writer turns each key into lines.
+// Base of dump and help, which visit the same tree: a writer formats each key as lines.
 class Writer : public ConfigVisitor {
  public:
   std::string text() { return std::move(out_).str(); }
@@ -357,25 +357,25 @@ class Lister final : public Writer {
  protected:
   void line(const char* key, const char*, const std::string& value, const char*,
             const std::string&) override {
-    fields.emplace_back(path_.back() + key, value);
+    fields.emplace_back(prefixes_.back() + key, value);
   }
   bool begin_section(const char* key, const char*) override {
-    path_.push_back(path_.back() + key + ".");
+    prefixes_.push_back(prefixes_.back() + key + ".");
     return true;
   }
-  void end_section() override { path_.pop_back(); }
+  void end_section() override { prefixes_.pop_back(); }
   int64_t begin_list(const char* key, int64_t size, const char*,
                      const std::function<void(ConfigVisitor&)>&) override {
-    path_.push_back(path_.back() + key + ".");
+    prefixes_.push_back(prefixes_.back() + key + ".");
     next_item_ = 0;
     return size;
   }
-  void begin_item() override { path_.push_back(str(path_.back(), next_item_++, ".")); }
-  void end_list() override { path_.pop_back(); }
+  void begin_item() override { prefixes_.push_back(str(prefixes_.back(), next_item_++, ".")); }
+  void end_list() override { prefixes_.pop_back(); }
 
  private:
-  std::vector<std::string> path_{""};  // of the open sections, each with what is before it
-  int64_t next_item_ = 0;              // of the open list
+  std::vector<std::string> prefixes_{""};  // full key prefix of each open section
+  int64_t next_item_ = 0;                  // index in the open list
 };
 
 class Helper final : public Writer {

@@ -6,9 +6,8 @@
 //     v.section("model", model, "the transformer");
 //   }
 //
-// and that one method gives defaults, parsing, validation, `--help` and the dump. Unknown and
-// duplicate keys, wrong types and values out of range throw InputError with file, line and the
-// nearest known key.
+// which serves parsing, validation, `--help` and the dump. Unknown and duplicate keys, wrong types
+// and values out of range throw InputError with file, line and the nearest known key.
 #pragma once
 
 #include <cstdint>
@@ -43,12 +42,12 @@ class ConfigVisitor {
   virtual void field(const char* key, double& value, const char* help, Range range = {}) = 0;
   virtual void field(const char* key, std::optional<double>& value, const char* help,
                      Range range = {}) = 0;
-  // A whole number, or "auto", which is no value here.
+  // A whole number, or "auto", which reads as nullopt.
   virtual void field(const char* key, std::optional<int64_t>& value, const char* help,
                      Range range = {}) = 0;
   virtual void field(const char* key, bool& value, const char* help) = 0;
   virtual void field(const char* key, std::string& value, const char* help) = 0;
-  // A text alone is a list of one.
+  // A single text is a list of one element.
   virtual void field(const char* key, std::vector<std::string>& value, const char* help) = 0;
   virtual void field(const char* key, std::vector<int64_t>& value, const char* help,
                      Range range = {}) = 0;
@@ -74,7 +73,7 @@ class ConfigVisitor {
     end_section();
   }
 
-  // A list of sections; a list in the file replaces the default one.
+  // A list of sections; a list in the file replaces the default list.
   template <class S>
   void list(const char* key, std::vector<S>& values, const char* help) {
     S example;
@@ -110,14 +109,14 @@ using ConfigVisit = std::function<void(ConfigVisitor&)>;
 void read_config_with(const ConfigVisit& visit, const ConfigNode& root,
                       std::span<const std::string> ignored_keys, const std::string& path);
 std::string dump_config_with(const ConfigVisit& visit);
-// Dotted keys, as overrides name them ("model.d_model", "rewards.0.name"), with their values as
-// dump_config() writes them.
+// Dotted keys as in overrides ("model.d_model", "rewards.0.name"), with values as dump_config()
+// writes them.
 using ConfigFields = std::vector<std::pair<std::string, std::string>>;
 ConfigFields config_fields_with(const ConfigVisit& visit);
 std::string config_help_with(const ConfigVisit& visit);
 
-// Overwrites the keys of `config` that `root` has. `ignored_keys`: top-level keys another reader
-// owns. `path`: of `root` itself, which errors put before its keys ("stages.1").
+// Overwrites the keys of `config` that `root` has. `ignored_keys`: top-level keys that belong to
+// another reader. `path`: path of `root` itself ("stages.1"), the prefix of keys in errors.
 template <class S>
 void read_config(S& config, const ConfigNode& root, std::span<const std::string> ignored_keys = {},
                  const std::string& path = "") {
@@ -138,10 +137,10 @@ std::string config_help(S config = {}) {
   return config_help_with([&](ConfigVisitor& v) { config.visit(v); });
 }
 
-// The candidate with the smallest edit distance to `word`, or "" if none is near enough to be a
-// typing error.
+// The candidate with the smallest edit distance to `word`, or "" if none is close enough to be a
+// typo.
 std::string nearest_name(const std::string& word, std::span<const std::string> candidates);
-// Shortest decimal text that reads back as the same double ("0.001", "1e-08").
+// Shortest decimal text that parses to the same double ("0.001", "1e-08").
 std::string format_double(double value);
 
 }  // namespace cohort

@@ -18,11 +18,11 @@ namespace {
 
 using Kind = ConfigNode::Kind;
 
-constexpr size_t kMaxYamlBytes = 1 << 20;  // of a configuration file
+constexpr size_t kMaxYamlBytes = 1 << 20;
 constexpr size_t kMaxYamlDepth = 64;
 
-// Builds the value from the parser's events. In yaml-cpp's own nodes an alias may refer to itself,
-// or make a small file large without end.
+// Builds the value from the parser's events. yaml-cpp's own nodes allow an alias to refer to itself
+// or to expand a small file exponentially.
 class Builder final : public YAML::EventHandler {
  public:
   explicit Builder(std::string file) : file_(std::move(file)) {}
@@ -32,7 +32,7 @@ class Builder final : public YAML::EventHandler {
     if (documents_++ > 0) fail(mark, "expected one document, and nothing after it");
   }
   void OnDocumentEnd() override {}
-  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override { refuse_anchors(mark); }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override { reject_anchors(mark); }
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
     add(start(mark, anchor, Kind::kNull));
   }
@@ -57,20 +57,20 @@ class Builder final : public YAML::EventHandler {
  private:
   struct Container {
     ConfigNode node;
-    std::set<std::string> keys;     // of a map
-    std::optional<ConfigNode> key;  // whose value comes next
+    std::set<std::string> map_keys;
+    std::optional<ConfigNode> pending_key;  // waiting for its value
   };
 
-  [[noreturn]] void fail(const YAML::Mark& mark, const std::string& what) const {
-    throw InputError(str(file_, ":", mark.line + 1, ": ", what));
+  [[noreturn]] void fail(const YAML::Mark& mark, const std::string& message) const {
+    throw InputError(str(file_, ":", mark.line + 1, ": ", message));
   }
-  [[noreturn]] void refuse_anchors(const YAML::Mark& mark) const {
+  [[noreturn]] void reject_anchors(const YAML::Mark& mark) const {
     fail(mark,
          "anchors and aliases (&name, *name) are not supported; hint: write the value out, or put "
          "quotes around text that begins with & or *");
   }
   ConfigNode start(const YAML::Mark& mark, YAML::anchor_t anchor, Kind kind) const {
-    if (anchor != 0) refuse_anchors(mark);
+    if (anchor != 0) reject_anchors(mark);
     return {.kind = kind, .file = file_, .line = mark.line + 1};
   }
   void open(const YAML::Mark& mark, ConfigNode node) {
@@ -88,28 +88,28 @@ class Builder final : public YAML::EventHandler {
       root = std::move(node);
     } else if (Container& top = open_.back(); top.node.kind == Kind::kList) {
       top.node.items.push_back(std::move(node));
-    } else if (!top.key) {
+    } else if (!top.pending_key) {
       set_key(top, std::move(node));
     } else {
-      node.line = top.key->line;
-      top.node.entries.push_back({std::move(top.key->scalar), std::move(node)});
-      top.key.reset();
+      node.line = top.pending_key->line;
+      top.node.entries.push_back({std::move(top.pending_key->scalar), std::move(node)});
+      top.pending_key.reset();
     }
   }
   void set_key(Container& map, ConfigNode key) {
     if (key.kind != Kind::kScalar) throw InputError(key.where() + ": a key must be plain text");
-    if (!map.keys.insert(key.scalar).second)
+    if (!map.map_keys.insert(key.scalar).second)
       throw InputError(str(key.where(), ": duplicate key '", key.scalar, "', first given at line ",
                            map.node.find(key.scalar)->line, "; hint: remove one of the two"));
-    map.key = std::move(key);
+    map.pending_key = std::move(key);
   }
 
   std::string file_;
   int documents_ = 0;
-  std::vector<Container> open_;  // those not yet complete, outermost first
+  std::vector<Container> open_;  // incomplete containers, outermost first
 };
 
-// The one document of `text`. Throws InputError, also for syntax.
+// Parses the single document in `text`. Throws InputError.
 ConfigNode build_yaml(const std::string& text, const std::string& file) {
   if (text.size() > kMaxYamlBytes)
     throw InputError(str(file, ": expected at most ", kMaxYamlBytes,
@@ -126,7 +126,7 @@ ConfigNode build_yaml(const std::string& text, const std::string& file) {
   return std::move(builder.root);
 }
 
-// Whether the quote that `text` begins with is closed by its last character.
+// True if `text` begins with a quote that its last character closes.
 bool is_quoted(std::string_view text) {
   if (text.empty() || (text[0] != '"' && text[0] != '\'')) return false;
   for (size_t i = 1; i < text.size(); ++i) {
@@ -140,8 +140,8 @@ bool is_quoted(std::string_view text) {
   return false;
 }
 
-// The value of an override. Only lists, maps and quotes around all of it are read as YAML: a scalar
-// is the text itself.
+// Value of an override. Only lists, maps and fully quoted text are parsed as YAML; any other text
+// is a scalar.
 ConfigNode override_value(const std::string& text) {
   ConfigNode value{.kind = text.empty() ? Kind::kNull : Kind::kScalar, .scalar = text};
   try {
@@ -149,7 +149,7 @@ ConfigNode override_value(const std::string& text) {
     const bool nested = yaml.kind == Kind::kList || yaml.kind == Kind::kMap;
     if (nested || (yaml.quoted && is_quoted(text))) value = std::move(yaml);
   } catch (const InputError&) {
-    // Text, then; a key that is no text says what it expected.
+    // Not YAML: plain text. A key of another type reports what it expects.
   }
   const std::function<void(ConfigNode&)> clear_lines = [&](ConfigNode& node) {
     node.file = "command line";
@@ -231,7 +231,7 @@ ConfigNode parse_yaml_file(const std::string& path) {
   };
   std::FILE* file = std::fopen(path.c_str(), "rbe");
   if (file == nullptr) fail(errno);
-  std::string text(kMaxYamlBytes + 1, '\0');  // one byte more than there may be
+  std::string text(kMaxYamlBytes + 1, '\0');  // one byte above the limit
   text.resize(std::fread(text.data(), 1, text.size(), file));
   const int error = std::ferror(file) != 0 ? errno : 0;
   std::fclose(file);

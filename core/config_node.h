@@ -1,5 +1,5 @@
-// YAML values with the places they came from, and overrides of them. core/config_node.cpp is the
-// only file that knows yaml-cpp.
+// YAML values with their file locations, and command line overrides. Only core/config_node.cpp
+// depends on yaml-cpp.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace cohort {
 
-// A parsed YAML value with the place it came from.
+// A parsed YAML value with its location.
 struct ConfigNode {
   struct Entry;
   enum class Kind { kNull, kScalar, kList, kMap };
@@ -21,17 +21,17 @@ struct ConfigNode {
   std::vector<Entry> entries;     // kMap, in file order
   std::string file;
   int line = 0;                      // from 1; 0 for values given on the command line
-  std::optional<std::string> typed;  // of an override's value: all of its text
+  std::optional<std::string> typed;  // full text of an override's value
 
-  // "configs/demo.yaml:12", or "command line".
+  // Location: "configs/demo.yaml:12" or "command line".
   std::string where() const;
   const ConfigNode* find(const std::string& key) const;
   ConfigNode* find(const std::string& key);
-  // Nothing, null, none or ~.
+  // True for an empty value, null, none and ~.
   bool is_null() const;
-  // What it is, for messages: "'12'", "a list".
+  // Description for messages: "'12'", "a list".
   std::string describe() const;
-  // What a text key reads from it; nothing if that is no text.
+  // Value as text; nullopt if it is not text.
   std::optional<std::string> text() const;
   // Adds a key or replaces its value.
   void set(const std::string& key, ConfigNode value);
@@ -42,12 +42,12 @@ struct ConfigNode::Entry {
 };
 
 // Throw InputError for a file that cannot be read or has more than 1 MiB, bad syntax, a duplicate
-// key, anchors and aliases, deep nesting, or a top level that is no map.
+// key, anchors and aliases, deep nesting, or a top level that is not a map.
 ConfigNode parse_yaml(const std::string& text, const std::string& file_name);
 ConfigNode parse_yaml_file(const std::string& path);
-// Sets "a.b.c=value" as given on the command line. The key that reads the value decides what it is:
-// for a text key it is the text as typed, also "a: b #c"; lists and maps are YAML ("[1, 2]").
-// Quotes around the whole value are no part of it.
+// Applies an override "a.b.c=value" from the command line. The type of the key decides how the
+// value is read: a text key takes it verbatim, including "a: b #c"; lists and maps are YAML ("[1,
+// 2]"). Quotes around the whole value are removed.
 void apply_override(ConfigNode& root, const std::string& assignment);
 
 }  // namespace cohort

@@ -1,5 +1,5 @@
-// The CUDA runtime as the rest of the project sees it: checked calls, streams, events, uploads.
-// Only `.cu` and `*_cuda.cpp` files, which a CPU build leaves out, may include it.
+// Wrappers of the CUDA runtime: checked calls, streams, events, uploads. Only `.cu` and
+// `*_cuda.cpp` files, which a CPU build excludes, may include it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,16 +11,16 @@
 
 namespace cohort::cuda {
 
-// A failed CUDA call or kernel. After a fatal one the device's memory cannot be read any more: the
-// process must end, and goes on from its last checkpoint.
+// A failed CUDA call or kernel. After a fatal error the device's memory is inaccessible: the
+// process must exit and resume from its last checkpoint.
 class CudaError : public Error {
  public:
   using Error::Error;
 };
 
-// Throws CudaError naming `what`; the runtime's own record of the error is cleared first, so that
-// the next call does not report it again.
-[[noreturn]] void throw_error(cudaError_t code, const char* what, const char* file, int line);
+// Throws CudaError naming `call`. Clears the runtime's last error first, so that the next call does
+// not report it again.
+[[noreturn]] void throw_error(cudaError_t code, const char* call, const char* file, int line);
 
 #define COHORT_CUDA_CHECK(call)                                              \
   do {                                                                       \
@@ -29,23 +29,23 @@ class CudaError : public Error {
   } while (false)
 
 inline constexpr int kMaxDevices = 64;
-// Makes `device` the runtime's current one in this thread.
+// Makes `device` the current device of this thread.
 void activate(Device device);
-// The stream for kernels on `device` in this thread, with the device made current.
+// Current stream of `device` in this thread. Also makes the device current.
 cudaStream_t stream(Device device);
 
-// Lets blocks of the kernel have all dynamic shared memory that the current device has for it.
-// Throws Error naming `name` if that is less than `bytes`.
+// Raises the kernel's limit of dynamic shared memory to the maximum of the current device. Throws
+// Error naming `name` if that is less than `bytes`.
 void allow_shared_memory(const char* name, const void* kernel, size_t bytes, Device device);
-// Whether the code of the kernel that runs on `device` was compiled for sm_90 or newer, not for an
-// older GPU and translated.
-bool is_for_hopper(const void* kernel, Device device);
+// True if the kernel's code for `device` was compiled for sm_90 or newer, rather than translated
+// from PTX for an older GPU.
+bool is_compiled_for_sm90(const void* kernel, Device device);
 int multiprocessors(Device device);
-// Whether the GPU is of the one kind that code for sm_90a runs on.
+// True if the GPU has compute capability 9.0, as required by code for sm_90a.
 bool is_hopper(Device device);
-void check_shared_memory(const char* name, size_t bytes, size_t most);
+void check_shared_memory(const char* name, size_t bytes, size_t limit);
 
-// A stream of its own, for work beside the device's main stream.
+// Owns a stream, for work concurrent with the device's main stream.
 class OwnedStream {
  public:
   explicit OwnedStream(Device device);
@@ -66,9 +66,10 @@ class Event {
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   void record(Stream stream);
-  // Work enqueued on `stream` from now on starts after the recorded point.
+  // Makes later work on `stream` wait for the recorded point.
   void wait(Stream stream) const;
-  // Blocks until the device has passed the recorded point; returns at once if there is none.
+  // Blocks until the device has reached the recorded point; returns immediately if none is
+  // recorded.
   void synchronize() const;
 
  private:
@@ -76,8 +77,7 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-// Copies host memory to the device, in the order of its current stream. The host's memory may be
-// used again at once.
+// Copies host memory to the device in stream order. The host memory may be reused immediately.
 void upload(void* to, const void* from, size_t bytes, Device device);
 
 }  // namespace cohort::cuda

@@ -1,4 +1,4 @@
-// A file descriptor (a file, socket or pipe) that is closed when its owner goes.
+// An owned file descriptor (file, socket or pipe), closed on destruction.
 #pragma once
 
 #include <unistd.h>
@@ -18,7 +18,7 @@ class Descriptor {
   ~Descriptor() { close(); }
   int get() const { return fd_; }
   bool is_open() const { return fd_ >= 0; }
-  // False, with errno, if it fails: some file systems report a failed write only here.
+  // Returns false and sets errno on failure: some file systems report a failed write only here.
   bool close() { return fd_ < 0 || ::close(std::exchange(fd_, -1)) == 0; }
 
  private:

@@ -9,7 +9,7 @@ namespace {
 
 thread_local const StreamGuard* t_innermost = nullptr;
 
-// What a build without CUDA, or a CPU, has in the place of CUDA's.
+// Fallbacks for CPU devices and builds without CUDA.
 int no_devices() {
   return 0;
 }

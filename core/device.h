@@ -20,18 +20,19 @@ struct Device {
   std::string str() const;
 };
 
-// CUDA devices of this machine that this build can use; 0 without CUDA.
+// Number of CUDA devices of this machine that this build can use; 0 without CUDA.
 int cuda_device_count();
-// "2 usable CUDA devices", and if there are none, why.
+// "2 usable CUDA devices"; if there are none, with the reason.
 std::string usable_cuda_devices();
 
-// Bytes per second that a CUDA device's memory could move by its clock and width; 0 for others.
+// Theoretical memory bandwidth of a CUDA device in bytes per second; 0 for other devices.
 double memory_bandwidth(Device device);
 
-// "cpu", "cuda" or "cuda:N". Throws InputError for other text; `key`: what errors call the setting.
+// Parses "cpu", "cuda" or "cuda:N". Throws InputError for other text; errors name the setting
+// `key`.
 Device device_named(const std::string& text, const std::string& key);
-// The same; throws InputError for a CUDA device that this build or machine does not have, too,
-// saying which of the two.
+// Like device_named(), but also throws InputError if this build has no CUDA support or this machine
+// no such device.
 Device parse_device(const std::string& text, const std::string& key);
 
 // An ordered queue of work on one device; `handle` is a cudaStream_t there and null on the CPU.
@@ -40,15 +41,14 @@ struct Stream {
   void* handle = nullptr;
 };
 
-// The stream that kernels on `device` enqueue on in this thread: that of the innermost StreamGuard
-// for the device, else the device's own (one per process, not CUDA's legacy stream).
+// The stream on which this thread enqueues kernels of `device`: that of the innermost StreamGuard
+// for the device, else the device's default (one per process, not CUDA's legacy stream).
 Stream current_stream(Device device);
 
-// Blocks until the device has done everything that this thread's current stream holds. Nothing on
-// the CPU.
+// Blocks until all work in this thread's current stream has completed. A no-op on the CPU.
 void synchronize(Device device);
 
-// Makes `stream` current in this thread until the guard goes.
+// Makes `stream` current in this thread for the lifetime of the guard.
 class StreamGuard {
  public:
   explicit StreamGuard(Stream stream);

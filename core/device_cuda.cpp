@@ -10,7 +10,7 @@
 namespace cohort::cuda {
 namespace {
 
-// After one of these the device's context is lost.
+// True for errors that destroy the device's context.
 bool is_fatal(cudaError_t code) {
   switch (code) {
     case cudaErrorIllegalAddress:
@@ -32,24 +32,24 @@ bool is_fatal(cudaError_t code) {
 
 }  // namespace
 
-void throw_error(cudaError_t code, const char* what, const char* file, int line) {
+void throw_error(cudaError_t code, const char* call, const char* file, int line) {
   cudaGetLastError();
   std::string text =
-      str("[cuda] ", what, ": ", cudaGetErrorString(code), " (", cudaGetErrorName(code), ")");
+      str("[cuda] ", call, ": ", cudaGetErrorString(code), " (", cudaGetErrorName(code), ")");
   if (is_fatal(code))
     text +=
         "; the device's memory is lost and nothing more is written from it; hint: resume from the "
-        "last checkpoint, and look for the cause with compute-sanitizer";
-  throw CudaError(with_place(text, file, line));
+        "last checkpoint, and find the cause with compute-sanitizer";
+  throw CudaError(with_location(text, file, line));
 }
 
 namespace {
 
-constexpr int kOldestMajor = 8;  // compute capability 8.0: bf16 tensor cores, cp.async
+constexpr int kMinMajor = 8;  // compute capability 8.0: bf16 tensor cores, cp.async
 
 struct Devices {
   int count = 0;
-  std::string none = "no device";  // why
+  std::string no_device_reason = "no device";
 };
 
 Devices find_devices() {
@@ -57,15 +57,15 @@ Devices find_devices() {
   int n = 0;
   if (const cudaError_t code = cudaGetDeviceCount(&n); code != cudaSuccess) {
     cudaGetLastError();
-    out.none = cudaGetErrorString(code);
+    out.no_device_reason = cudaGetErrorString(code);
     return out;
   }
   for (; out.count < std::min(n, kMaxDevices); ++out.count) {
     cudaDeviceProp p;
     COHORT_CUDA_CHECK(cudaGetDeviceProperties(&p, out.count));
-    if (p.major >= kOldestMajor) continue;
-    out.none = str("cuda:", out.count, ", ", p.name, ", has compute capability ", p.major, ".",
-                   p.minor, ", expected ", kOldestMajor, ".0 or higher");
+    if (p.major >= kMinMajor) continue;
+    out.no_device_reason = str("cuda:", out.count, ", ", p.name, ", has compute capability ",
+                               p.major, ".", p.minor, ", expected ", kMinMajor, ".0 or higher");
     break;
   }
   return out;
@@ -82,14 +82,14 @@ int device_count() {
   return devices().count;
 }
 const std::string& no_device_reason() {
-  return devices().none;
+  return devices().no_device_reason;
 }
 
 double memory_bandwidth(Device device) {
   int kilohertz = 0, bits = 0;
   COHORT_CUDA_CHECK(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, device.index));
   COHORT_CUDA_CHECK(cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device.index));
-  return 2e3 * kilohertz * bits / 8;  // two transfers a cycle
+  return 2e3 * kilohertz * bits / 8;  // two transfers per cycle
 }
 
 void activate(Device device) {
@@ -99,29 +99,29 @@ void activate(Device device) {
 }
 
 void allow_shared_memory(const char* name, const void* kernel, size_t bytes, Device device) {
-  // Set once and to the most there is: smaller limits would take turns under each other's launches.
+  // Set once to the maximum: changing limits would race with concurrent launches.
   static std::map<std::pair<const void*, int>, size_t> limits;
   static std::mutex mutex;
   std::lock_guard lock(mutex);
   auto [it, is_new] = limits.try_emplace({kernel, device.index}, 0);
   if (is_new) {
-    int most = 0;
+    int limit = 0;
     COHORT_CUDA_CHECK(
-        cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device.index));
+        cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device.index));
     cudaFuncAttributes attributes;
     COHORT_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
-    it->second = static_cast<size_t>(most) - attributes.sharedSizeBytes;
+    it->second = static_cast<size_t>(limit) - attributes.sharedSizeBytes;
     COHORT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            static_cast<int>(it->second)));
   }
   check_shared_memory(name, bytes, it->second);
 }
 
-bool is_for_hopper(const void* kernel, Device device) {
-  static std::map<std::pair<const void*, int>, bool> known;
+bool is_compiled_for_sm90(const void* kernel, Device device) {
+  static std::map<std::pair<const void*, int>, bool> cache;
   static std::mutex mutex;
   std::lock_guard lock(mutex);
-  auto [it, is_new] = known.try_emplace({kernel, device.index}, false);
+  auto [it, is_new] = cache.try_emplace({kernel, device.index}, false);
   if (is_new) {
     activate(device);
     cudaFuncAttributes attributes;
@@ -148,16 +148,16 @@ bool is_hopper(Device device) {
          attribute(cudaDevAttrComputeCapabilityMinor, device) == 0;
 }
 
-void check_shared_memory(const char* name, size_t bytes, size_t most) {
-  COHORT_CHECK(bytes <= most, "[", name, "] needs ", bytes >> 10,
-               " KiB of shared memory per block, this GPU has ", most >> 10);
+void check_shared_memory(const char* name, size_t bytes, size_t limit) {
+  COHORT_CHECK(bytes <= limit, "[", name, "] needs ", bytes >> 10,
+               " KiB of shared memory per block, this GPU has ", limit >> 10);
 }
 
 Stream default_stream(Device device) {
   static std::array<cudaStream_t, kMaxDevices> streams{};
-  static std::array<std::once_flag, kMaxDevices> known;
+  static std::array<std::once_flag, kMaxDevices> initialised;
   const auto i = static_cast<size_t>(device.index);
-  std::call_once(known[i], [&] {
+  std::call_once(initialised[i], [&] {
     activate(device);
     COHORT_CUDA_CHECK(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
   });
@@ -181,7 +181,7 @@ OwnedStream::OwnedStream(Device device) : stream_{device, nullptr} {
   stream_.handle = handle;
 }
 OwnedStream::~OwnedStream() {
-  // The allocator knows streams by their handles, and the next stream may be given this one.
+  // The allocator identifies streams by handle, and a new stream may get this handle.
   cudaStreamSynchronize(static_cast<cudaStream_t>(stream_.handle));
   cudaStreamDestroy(static_cast<cudaStream_t>(stream_.handle));
 }

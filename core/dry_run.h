@@ -1,4 +1,4 @@
-// Counting the memory that work on tensors would take, without the memory and without the work.
+// Measures the memory that work on tensors would need, without allocating it or doing the work.
 #pragma once
 
 #include <memory>
@@ -7,18 +7,18 @@
 
 namespace cohort {
 
-// While it lives, this thread's new tensors have shapes and no elements (reading one is an Error),
-// and its kernels, copies and fills check their arguments and do nothing. What was made meanwhile
-// must be gone before it.
+// While it lives, this thread's new tensors have shapes but no elements (reading one throws Error),
+// and its kernels, copies and fills only check their arguments. Tensors created meanwhile must be
+// destroyed before it.
 class DryRun {
  public:
-  // Tensors count as on `device`, with its allocator's sizes; it need not be in this machine.
+  // Counts tensors with the allocation sizes of `device`, which this machine need not have.
   explicit DryRun(Device device);
   ~DryRun();
   DryRun(const DryRun&) = delete;
   DryRun& operator=(const DryRun&) = delete;
 
-  // Of this run alone. Its peak is since the construction.
+  // Statistics of this run only; the peak is counted from construction.
   AllocatorStats stats() const { return memory_->stats(); }
 
  private:

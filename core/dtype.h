@@ -1,4 +1,4 @@
-// Element types and the one dtype dispatch: a templated lambda that is called with the C++ type.
+// Element types and the dtype dispatch: calls a templated lambda with the C++ type.
 //
 //   dispatch_float(x.dtype(), "rms_norm", [&]<class T>() { run<T>(x.data<T>()); });
 #pragma once
@@ -13,8 +13,8 @@ namespace cohort {
 
 enum class DType : uint8_t { kF64, kF32, kBF16, kI32, kI64, kU8 };
 
-// Upper half of an IEEE f32. A storage type: arithmetic happens in f32. Rounds to nearest even,
-// keeps NaN a NaN.
+// Upper half of an IEEE f32. A storage type: arithmetic is done in f32. Rounds to nearest even;
+// NaN stays NaN.
 struct bf16 {
   uint16_t bits = 0;
   bf16() = default;
@@ -31,7 +31,7 @@ struct bf16 {
 };
 
 template <class T>
-inline constexpr auto dtype_of = nullptr;  // other types are no element types
+inline constexpr auto dtype_of = nullptr;  // undefined for other types
 template <>
 inline constexpr DType dtype_of<double> = DType::kF64;
 template <>
@@ -59,13 +59,13 @@ constexpr bool is_float(DType dtype) {
   return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kBF16;
 }
 
-// What sums, statistics and weight gradients of `dtype` are kept in: f32 for bf16, else itself.
+// Dtype of accumulators, statistics and weight gradients of `dtype`: f32 for bf16, else itself.
 constexpr DType accumulate_dtype(DType dtype) {
   return dtype == DType::kBF16 ? DType::kF32 : dtype;
 }
 
-// Calls fn.operator()<T>() for the CPU compute types f64 and f32. Throws Error naming `op` for any
-// other.
+// Calls fn.operator()<T>() for the CPU compute types f64 and f32. Throws Error naming `op` for
+// other dtypes.
 template <class F>
 decltype(auto) dispatch_float(DType dtype, const char* op, F&& fn) {
   COHORT_CHECK(dtype == DType::kF64 || dtype == DType::kF32, "[", op, "] expected f64 or f32, got ",

@@ -1,4 +1,4 @@
-// Marks inline functions that CUDA kernels call, too.
+// Marks inline functions that CUDA kernels call as well.
 #pragma once
 
 #ifdef __CUDACC__

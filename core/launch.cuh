@@ -1,5 +1,4 @@
-// The one place that starts kernels: the launch, the error check and the range that a profiler
-// shows.
+// Kernel launch: the only launcher in the project, with error check and NVTX range.
 //
 //   cuda::launch("rms_norm", rms_norm_kernel<float>, {rows, 256}, x.device(), px, pw, py);
 #pragma once
@@ -14,50 +13,49 @@
 namespace cohort::cuda {
 
 enum class Start {
-  kAfterPrevious,  // when all that was enqueued before has ended
-  // When the kernel before it has let it or ends, to hide what a launch costs. Every thread of the
-  // kernel calls wait_for_previous() before it touches memory that another kernel writes or reads.
-  // GPUs older than sm_90, and code for them, start it after the previous one.
-  kBesidePrevious
+  kAfterPrevious,  // in stream order
+  // Programmatic dependent launch, which hides launch latency: may start when the previous grid
+  // calls launch_dependent_grids(). Every thread must call wait_on_dependent_grids() before it
+  // accesses memory that another kernel writes or reads. kAfterPrevious before sm_90.
+  kProgrammatic
 };
 
 struct LaunchShape {
   dim3 grid, block;
-  size_t shared_bytes = 0;  // dynamic shared memory; over 48 KiB is asked for as needed
+  size_t shared_bytes = 0;  // dynamic shared memory; above 48 KiB it is opted in
   Start start = Start::kAfterPrevious;
-  dim3 cluster = 1;  // blocks of a thread block cluster, which sm_90 has
+  dim3 cluster = 1;  // thread block cluster dimensions (sm_90)
 };
 
-// Waits until all kernels that were enqueued before this one have ended and what they wrote can be
-// read.
-__device__ __forceinline__ void wait_for_previous() {
+// Waits until all preceding grids have completed and their writes are visible.
+__device__ __forceinline__ void wait_on_dependent_grids() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n" ::: "memory");
 #endif
 }
-// Lets the next kernel start beside this one, once every block has called it: to be called early,
-// since the next one waits by itself.
-__device__ __forceinline__ void let_next_start() {
+// Allows the next grid to launch once every block has called this. Call it early, because the next
+// grid waits in wait_on_dependent_grids().
+__device__ __forceinline__ void launch_dependent_grids() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
 #endif
 }
 
-// Both: the first line of a kernel that has nothing to do before the previous one has ended.
-__device__ __forceinline__ void start_beside_previous() {
-  let_next_start();
-  wait_for_previous();
+// First statement of a kernel that has no work independent of the previous grid.
+__device__ __forceinline__ void launch_and_wait_on_dependents() {
+  launch_dependent_grids();
+  wait_on_dependent_grids();
 }
 
 // Enqueues `kernel` on the device's current stream. An empty grid launches nothing. Throws Error
-// naming `name` if the GPU has too little shared memory, CudaError if the launch fails; what goes
-// wrong later shows at the next synchronisation.
+// naming `name` if the GPU has too little shared memory, CudaError if the launch fails. Execution
+// errors surface at the next synchronisation.
 template <class... Params, class... Args>
 void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shape, Device device,
             Args&&... args) {
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
   const cudaStream_t queue = stream(device);
-  // The limit of 48 KiB that needs no asking includes what the kernel declares itself.
+  // The 48 KiB available without opt-in include the kernel's static shared memory.
   if (shape.shared_bytes > (32u << 10))
     allow_shared_memory(name, reinterpret_cast<const void*>(kernel), shape.shared_bytes, device);
   cudaLaunchAttribute attributes[2]{};
@@ -67,12 +65,12 @@ void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shap
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = queue;
   config.attrs = attributes;
-  // Code for older GPUs holds no wait.
-  if (shape.start == Start::kBesidePrevious &&
-      is_for_hopper(reinterpret_cast<const void*>(kernel), device)) {
-    cudaLaunchAttribute& beside = attributes[config.numAttrs++];
-    beside.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    beside.val.programmaticStreamSerializationAllowed = 1;
+  // Code compiled for older GPUs contains no griddepcontrol.wait.
+  if (shape.start == Start::kProgrammatic &&
+      is_compiled_for_sm90(reinterpret_cast<const void*>(kernel), device)) {
+    cudaLaunchAttribute& programmatic = attributes[config.numAttrs++];
+    programmatic.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    programmatic.val.programmaticStreamSerializationAllowed = 1;
   }
   if (const dim3& c = shape.cluster; c.x * c.y * c.z > 1) {
     cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
@@ -85,7 +83,7 @@ void launch(const char* name, void (*kernel)(Params...), const LaunchShape& shap
   if (code != cudaSuccess) throw_error(code, name, __FILE__, __LINE__);
 }
 
-// Blocks for `n` items at `per_block` each, as a grid dimension. Throws Error past its limit.
+// Grid dimension for `n` items at `per_block` per block. Throws Error above the grid limit.
 inline unsigned blocks_for(int64_t n, int64_t per_block) {
   const int64_t blocks = (n + per_block - 1) / per_block;
   COHORT_CHECK(blocks <= 0x7fffffff, "[launch] ", n, " items need too large a grid");

@@ -16,20 +16,20 @@ struct Logger {
   std::shared_ptr<spdlog::sinks::stderr_color_sink_mt> console =
       std::make_shared<spdlog::sinks::stderr_color_sink_mt>();
   std::shared_ptr<spdlog::logger> logger = std::make_shared<spdlog::logger>("cohort", console);
-  std::shared_ptr<spdlog::logger> record;  // into the log file alone; nullptr: there is none
+  std::shared_ptr<spdlog::logger> record;  // writes to the log file only; nullptr without one
   std::function<void(Level, const std::string&)> observer;
   Logger() {
     logger->set_level(spdlog::level::debug);
     logger->flush_on(spdlog::level::info);
     console->set_level(spdlog::level::info);
-    // On a terminal a message takes the place of the progress line.
+    // On a terminal a message replaces the progress line.
     const std::string clear = isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "";
     logger->set_pattern(clear + "%^[%H:%M:%S %L]%$ %v");
   }
 };
 
 Logger& instance() {
-  static Logger* logger = new Logger;  // never destroyed: destructors of others may log
+  static Logger* logger = new Logger;  // never destroyed: other destructors may log
   return *logger;
 }
 

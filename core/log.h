@@ -1,5 +1,4 @@
-// Logging facade; core/log.cpp is the only file that knows spdlog. Library code logs, it never
-// prints.
+// Logging facade; only core/log.cpp depends on spdlog. Library code logs and never prints.
 #pragma once
 
 #include <functional>
@@ -31,15 +30,15 @@ void error(Args&&... args) {
   write(Level::kError, str(std::forward<Args>(args)...));
 }
 
-// Lowest level that reaches the console (stderr); a log file gets everything.
+// Lowest level shown on the console (stderr); the log file receives all levels.
 void set_console_level(Level level);
-// Also appends every message to `path`, until the next call; "" stops. Throws InputError if it
-// cannot be opened.
+// Also appends every message to `path`; "" closes the file. Throws InputError if it cannot be
+// opened.
 void set_file(const std::string& path);
-// Appends to the log file alone what reaches the terminal by another way.
+// Appends to the log file only, for text that is printed on the terminal separately.
 void record(const std::string& text);
-// Sees every message before the sinks; used by tests to count warnings. An empty function removes
-// it.
+// Called with every message before the sinks, for tests that count warnings. An empty function
+// removes it.
 void set_observer(std::function<void(Level, const std::string&)> observer);
 
 }  // namespace cohort::logging

@@ -1,5 +1,5 @@
-// A small pool of threads for each thread that calls parallel_for. Blocks are claimed one by one.
-// Idle workers spin for some microseconds (the next call is usually that near) and then sleep; the
+// A thread pool per thread that calls parallel_for. Workers claim blocks one at a time. Idle
+// workers spin for some microseconds, since the next call usually follows soon, and then sleep. The
 // caller never waits for a worker that has not started, so a busy machine costs little.
 #include "core/parallel.h"
 
@@ -18,7 +18,7 @@
 namespace cohort {
 namespace {
 
-constexpr int kSpins = 2000;  // pauses before sleeping: about 100 microseconds
+constexpr int kSpins = 2000;  // pauses before sleeping: about 100 us
 
 void pause() {
 #if defined(__x86_64__)
@@ -28,7 +28,7 @@ void pause() {
 #endif
 }
 
-thread_local bool t_inside = false;  // in a block: nested calls run in place
+thread_local bool t_inside = false;  // inside a block: nested calls run inline
 
 struct Job {
   detail::BlockFn fn;
@@ -62,7 +62,7 @@ class Pool {
     job_.store(&job);
     post();
     job.work();
-    job_.store(nullptr);  // a worker that announces itself from here on finds nothing
+    job_.store(nullptr);  // workers that start after this line find no job
     for (int busy = running_.load(); busy > 0; busy = running_.load()) {
       for (int i = 0; i < kSpins && running_.load() > 0; ++i) pause();
       if (running_.load() == busy) running_.wait(busy);
@@ -76,8 +76,8 @@ class Pool {
   }
   void serve() {
     for (int seen = 0; !stop_.load(); seen = posted_.load()) {
-      // Announced before the job is read: the caller either sees the worker or has taken the job
-      // away.
+      // Incremented before the job is read: the caller either sees the worker or has cleared the
+      // job.
       running_.fetch_add(1);
       if (Job* job = job_.load()) job->work();
       running_.fetch_sub(1);
@@ -87,8 +87,8 @@ class Pool {
     }
   }
 
-  std::atomic<int> posted_{0};   // jobs so far; what idle workers wait on
-  std::atomic<int> running_{0};  // workers that may hold the job
+  std::atomic<int> posted_{0};   // number of jobs; idle workers wait on it
+  std::atomic<int> running_{0};  // workers that may be executing the job
   std::atomic<Job*> job_{nullptr};
   std::atomic<bool> stop_{false};
   std::vector<std::thread> threads_;
@@ -107,7 +107,7 @@ int default_threads() {
   return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
 }
 
-thread_local int t_threads = 0;  // 0: not asked yet
+thread_local int t_threads = 0;  // 0: not initialised
 thread_local std::unique_ptr<Pool> t_pool;
 
 }  // namespace

@@ -1,6 +1,6 @@
-// CPU parallelism: fixed blocks of work over a pool of threads. How work is cut never depends on
-// the number of threads, so neither do results. Nested calls and calls from a rank with one thread
-// run in place.
+// CPU parallelism: fixed blocks of work over a thread pool. The partition does not depend on the
+// number of threads, so neither do results. Nested calls and calls from a rank with one thread run
+// inline.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace cohort {
 
 // Threads that parallel_for of the calling thread may use (default: COHORT_NUM_THREADS, else the
-// cores the process may run on). Thread-local, so that each in-process rank has its own share.
+// cores the process may run on). Thread-local, so that each in-process rank has its own number.
 int num_threads();
 void set_num_threads(int n);
 

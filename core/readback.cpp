@@ -11,7 +11,7 @@ std::shared_ptr<void> copy_now(const Tensor& t, Tensor& host) {
   return nullptr;
 }
 
-void already_there(const std::shared_ptr<void>&, Tensor&) {}
+void already_on_host(const std::shared_ptr<void>&, Tensor&) {}
 
 }  // namespace
 
@@ -20,7 +20,7 @@ Readback::Readback(const Tensor& t)
 
 const Tensor& Readback::on_host() {
   if (copy_ != nullptr)
-    on_device<already_there, cuda::finish_readback>(Device::cuda(), copy_, host_);
+    on_device<already_on_host, cuda::finish_readback>(Device::cuda(), copy_, host_);
   copy_ = nullptr;
   return host_;
 }

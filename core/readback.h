@@ -1,5 +1,5 @@
-// A tensor's elements on their way to the host, without waiting for the device: the copy is
-// enqueued now and looked at later, when other work has been enqueued behind it.
+// Asynchronous copy of a tensor to the host: enqueued on construction and waited for later, once
+// further work has been enqueued behind it.
 #pragma once
 
 #include <memory>
@@ -11,11 +11,11 @@ namespace cohort {
 
 class Readback {
  public:
-  // Enqueues the copy of a contiguous tensor on the current stream of its device; later work there
-  // may write to the tensor. On the CPU it is copied at once.
+  // Enqueues the copy of a contiguous tensor on the current stream of its device; later work on
+  // that stream may overwrite the tensor. On the CPU the copy is made immediately.
   explicit Readback(const Tensor& t);
 
-  // The elements in row-major order, converted to T, once they are there.
+  // Waits for the copy and returns the elements in row-major order, converted to T.
   template <class T>
   std::vector<T> wait() {
     return on_host().to_vector<T>();
@@ -25,7 +25,7 @@ class Readback {
   const Tensor& on_host();
 
   Tensor host_;
-  std::shared_ptr<void> copy_;  // under way, of a CUDA tensor
+  std::shared_ptr<void> copy_;  // in flight; null on the CPU
 };
 
 }  // namespace cohort

@@ -1,5 +1,4 @@
-// Copies from the device through page-locked memory, which the device writes to while the host goes
-// on.
+// Asynchronous copies from the device through page-locked memory.
 #include <cstring>
 
 #include "core/cuda.h"
@@ -14,7 +13,7 @@ struct Copy {
         memory(pinned_allocator().allocate(bytes)),
         done(t.device()) {}
   ~Copy() {
-    // The device may still be writing, where nobody has waited.
+    // The device may still be writing if finish_readback() was not called.
     try {
       done.synchronize();
     } catch (const Error&) {
@@ -42,9 +41,9 @@ std::shared_ptr<void> start_readback(const Tensor& t, Tensor& host) {
 }
 
 void finish_readback(const std::shared_ptr<void>& copy, Tensor& host) {
-  auto& done = *static_cast<Copy*>(copy.get());
-  done.done.synchronize();
-  std::memcpy(host.raw(), done.memory, done.bytes);
+  auto& pending = *static_cast<Copy*>(copy.get());
+  pending.done.synchronize();
+  std::memcpy(host.raw(), pending.memory, pending.bytes);
 }
 
 }  // namespace cohort::cuda

@@ -1,6 +1,6 @@
 // Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as
 // 1, 2, 3", 2011). Every draw is addressed by (seed, stream, index) and depends on nothing else:
-// not on batch composition, thread count, rank count or what was drawn before.
+// not on batch composition, thread count, rank count or earlier draws.
 #pragma once
 
 #include <array>
@@ -11,9 +11,9 @@
 
 namespace cohort {
 
-// a b, in two words. (In device code, nvcc takes the 64-bit product of two words for one of 64-bit
-// factors, and adds zeros to it.)
-COHORT_HD inline void wide_product(uint32_t a, uint32_t b, uint32_t& low, uint32_t& high) {
+// 64-bit product a b as two words. (Inline PTX because nvcc would emit a full 64-bit
+// multiplication.)
+COHORT_HD inline void multiply_wide(uint32_t a, uint32_t b, uint32_t& low, uint32_t& high) {
 #ifdef __CUDA_ARCH__
   asm("{.reg .b64 p; mul.wide.u32 p, %2, %3; mov.b64 {%0, %1}, p;}"
       : "=r"(low), "=r"(high)
@@ -25,16 +25,16 @@ COHORT_HD inline void wide_product(uint32_t a, uint32_t b, uint32_t& low, uint32
 #endif
 }
 
-// Four independent 32-bit words for one address: the key is the seed, the counter is (index,
-// stream), low words first.
+// Four independent 32-bit words per address: the key is the seed, the counter is (index, stream),
+// low words first.
 COHORT_HD inline std::array<uint32_t, 4> philox(uint64_t seed, uint64_t stream, uint64_t index) {
   uint32_t c0 = static_cast<uint32_t>(index), c1 = static_cast<uint32_t>(index >> 32);
   uint32_t c2 = static_cast<uint32_t>(stream), c3 = static_cast<uint32_t>(stream >> 32);
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
   for (int round = 0; round < 10; ++round) {
     uint32_t low0, high0, low1, high1;
-    wide_product(0xD2511F53u, c0, low0, high0);
-    wide_product(0xCD9E8D57u, c2, low1, high1);
+    multiply_wide(0xD2511F53u, c0, low0, high0);
+    multiply_wide(0xCD9E8D57u, c2, low1, high1);
     c0 = high1 ^ c1 ^ k0;
     c1 = low1;
     c2 = high0 ^ c3 ^ k1;
@@ -64,9 +64,9 @@ inline std::array<double, 2> normal_pair(uint64_t seed, uint64_t stream, uint64_
   return {radius * std::cos(angle), radius * std::sin(angle)};
 }
 
-// The stream (purpose, a, b): one splitmix64 step for each, so that neighbouring arguments give
-// unrelated streams and swapped ones differ. Streams of different purposes never share draws; each
-// layer names its own, and ARCHITECTURE.md lists the numbers.
+// Stream id of (purpose, a, b): one splitmix64 step per argument, so that neighbouring arguments
+// give unrelated streams and swapped ones differ. Streams of different purposes never share draws;
+// each layer defines its own purposes, and ARCHITECTURE.md lists the numbers.
 COHORT_HD inline uint64_t rng_stream(uint64_t purpose, uint64_t a = 0, uint64_t b = 0) {
   uint64_t x = 0;
   for (const uint64_t v : {purpose, a, b}) {
@@ -78,7 +78,7 @@ COHORT_HD inline uint64_t rng_stream(uint64_t purpose, uint64_t a = 0, uint64_t 
   return x;
 }
 
-// A convenience sequence over one (seed, stream): draw i is address i.
+// A sequence over one (seed, stream): draw i has address i.
 class Rng {
  public:
   Rng(uint64_t seed, uint64_t stream) : seed_(seed), stream_(stream) {}

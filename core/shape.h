@@ -1,4 +1,4 @@
-// Shape: the sizes of up to kMaxRank dimensions, held in place (no heap). Strides use the same
+// Shape: the sizes of up to kMaxRank dimensions, stored inline (no heap). Strides use the same
 // type.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Arithmetic of sizes: whole units, and bytes for people.
+// Size arithmetic: rounding to whole units, and human-readable byte counts.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,11 @@
 
 namespace cohort {
 
-// Units of `unit` that hold n; both are 0 or more, and `unit` is not 0.
+// ceil(n / unit), for n >= 0 and unit > 0.
 constexpr int64_t ceil_div(int64_t n, int64_t unit) {
   return (n + unit - 1) / unit;
 }
-// The least multiple of `unit` that is not below n.
+// Smallest multiple of `unit` that is at least n.
 constexpr int64_t round_up(int64_t n, int64_t unit) {
   return ceil_div(n, unit) * unit;
 }

@@ -28,16 +28,16 @@ template <class F>
 void for_each_offset(const Shape& shape, const Shape& a, const Shape& b, F&& fn) {
   const int rank = shape.rank();
   if (shape.numel() == 0) return;
-  int64_t index[kMaxRank] = {}, at_a = 0, at_b = 0;
+  int64_t index[kMaxRank] = {}, offset_a = 0, offset_b = 0;
   while (true) {
-    fn(at_a, at_b);
+    fn(offset_a, offset_b);
     int d = rank - 1;
     for (; d >= 0; --d) {
-      at_a += a[d];
-      at_b += b[d];
+      offset_a += a[d];
+      offset_b += b[d];
       if (++index[d] < shape[d]) break;
-      at_a -= a[d] * shape[d];
-      at_b -= b[d] * shape[d];
+      offset_a -= a[d] * shape[d];
+      offset_b -= b[d] * shape[d];
       index[d] = 0;
     }
     if (d < 0) return;
@@ -208,8 +208,8 @@ Tensor Tensor::to(Device target) const {
 Tensor& Tensor::copy_(const Tensor& source) {
   COHORT_CHECK(shape_ == source.shape_, "[copy_] from ", source.str(), " to ", str());
   if (numel() == 0) return *this;
-  const Device place = device().is_cuda() ? device() : source.device();
-  on_device<copy_on_cpu, cuda::copy>(place, *this, source);
+  const Device executor = device().is_cuda() ? device() : source.device();
+  on_device<copy_on_cpu, cuda::copy>(executor, *this, source);
   return *this;
 }
 

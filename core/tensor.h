@@ -1,6 +1,6 @@
-// Tensor: a typed, strided view of reference-counted storage on one device. No maths: see kernels/.
-// Copying a Tensor copies the handle, not the elements. Factories and views throw Error on bad
-// arguments.
+// Tensor: a typed, strided view of reference-counted storage on one device. The maths is in
+// kernels/. Copying a Tensor copies the handle, not the elements. Factories and views throw Error
+// on bad arguments.
 #pragma once
 
 #include <cstring>
@@ -57,7 +57,7 @@ class Tensor {
   Device device() const;
   int64_t nbytes() const { return numel() * static_cast<int64_t>(dtype_size(dtype_)); }
   bool is_contiguous() const { return strides_ == contiguous_strides(shape_); }
-  // Rows and columns of the matrix [numel / last, last] that row operations see; rank 0 is [1, 1].
+  // Rows and columns of the tensor as the matrix [numel / last, last]; rank 0 is [1, 1].
   int64_t cols() const { return rank() == 0 ? 1 : dim(-1); }
   int64_t rows() const { return cols() == 0 ? 0 : numel() / cols(); }
 
@@ -81,8 +81,8 @@ class Tensor {
   Tensor select(int dim, int64_t index) const;
   Tensor transpose(int a, int b) const;
 
-  // Copies. What comes to the host is there when the call returns; copies to a device are ordered
-  // by its current stream, and the host's memory may be used again at once.
+  // Copies. Copies to the host are complete on return; copies to a device are ordered by its
+  // current stream, and the host memory may be reused immediately.
   Tensor contiguous() const;  // *this if it already is
   Tensor clone() const;
   Tensor to(DType dtype) const;    // *this if it already is

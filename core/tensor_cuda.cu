@@ -1,4 +1,4 @@
-// Copies, conversions and fills of device tensors: data movement, no maths.
+// Copies, conversions and fills of device tensors.
 #include <cuda_bf16.h>
 
 #include "core/cuda_backend.h"
@@ -21,26 +21,26 @@ __device__ To convert(From value) {
     return static_cast<To>(value);
 }
 
-// Sizes and strides of a copy.
+// Sizes and strides of a copy, in elements.
 struct Layout {
   int rank;
   int64_t size[kMaxRank], to[kMaxRank], from[kMaxRank];
 };
 
-// Element i in row-major order: its index in each dimension, from the last to the first, gives the
-// places in both tensors. Threads go over the elements in steps of the whole grid.
+// Grid-stride loop over the elements in row-major order; the index in each dimension gives the
+// offsets in both tensors.
 template <class To, class From>
 __global__ void copy_strided(To* to, const From* from, int64_t n, Layout layout) {
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < n;
        i += int64_t{kThreads} * gridDim.x) {
-    int64_t rest = i, at_to = 0, at_from = 0;
+    int64_t remaining = i, to_offset = 0, from_offset = 0;
     for (int d = layout.rank - 1; d >= 0; --d) {
-      const int64_t index = rest % layout.size[d];
-      rest /= layout.size[d];
-      at_to += index * layout.to[d];
-      at_from += index * layout.from[d];
+      const int64_t index = remaining % layout.size[d];
+      remaining /= layout.size[d];
+      to_offset += index * layout.to[d];
+      from_offset += index * layout.from[d];
     }
-    to[at_to] = convert<To>(from[at_from]);
+    to[to_offset] = convert<To>(from[from_offset]);
   }
 }
 
@@ -55,12 +55,12 @@ template <class T>
 __global__ void fill_strided(T* to, int64_t n, T value, Layout layout) {
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < n;
        i += int64_t{kThreads} * gridDim.x) {
-    int64_t rest = i, at = 0;
+    int64_t remaining = i, offset = 0;
     for (int d = layout.rank - 1; d >= 0; --d) {
-      at += rest % layout.size[d] * layout.to[d];
-      rest /= layout.size[d];
+      offset += remaining % layout.size[d] * layout.to[d];
+      remaining /= layout.size[d];
     }
-    to[at] = value;
+    to[offset] = value;
   }
 }
 
@@ -68,7 +68,7 @@ LaunchShape grid_for(int64_t n) {
   return {{std::min(blocks_for(n, 4 * kThreads), 1u << 20)}, {kThreads}};
 }
 
-// Calls fn with an unsigned type of the element size: where bits are moved, types do not matter.
+// Calls fn with the unsigned type of the element size, for copies without conversion.
 template <class F>
 void dispatch_bits(DType dtype, F&& fn) {
   switch (dtype_size(dtype)) {
@@ -114,7 +114,7 @@ void launch_copy(Tensor& to, const Tensor& from) {
            layout_of(to, from));
 }
 
-// Both contiguous, of one dtype. To the host: returns when done.
+// Both tensors are contiguous and of one dtype. A copy to the host is synchronous.
 void copy_bytes(Tensor& to, const Tensor& from) {
   const auto bytes = static_cast<size_t>(to.nbytes());
   if (from.device().is_cpu()) return upload(to.raw(), from.raw(), bytes, to.device());
@@ -123,16 +123,16 @@ void copy_bytes(Tensor& to, const Tensor& from) {
   if (to.device().is_cpu()) COHORT_CUDA_CHECK(cudaStreamSynchronize(queue));
 }
 
-// What a thread moves at a time where it can.
+// Unit of vectorized copies.
 struct alignas(16) Word {
   uint32_t part[4];
 };
 
-// The layout of a copy in words: the runs of elements that are contiguous in both tensors consist
-// of whole ones. Rank 0 if some do not.
+// Layout of a copy in units of Word; rank 0 if the runs of elements that are contiguous in both
+// tensors do not consist of whole aligned words.
 Layout word_layout(const Tensor& to, const Tensor& from) {
   int64_t run = 1;
-  int outer = to.rank();  // dimensions around the runs
+  int outer = to.rank();  // number of dimensions outside the runs
   for (; outer > 0 && to.strides()[outer - 1] == run && from.strides()[outer - 1] == run; --outer)
     run *= to.dim(outer - 1);
   const auto size = static_cast<int64_t>(dtype_size(to.dtype()));
@@ -151,7 +151,7 @@ Layout word_layout(const Tensor& to, const Tensor& from) {
   return whole ? layout : Layout{};
 }
 
-// Both on one device.
+// Both tensors are on one device.
 void copy_elements(Tensor& to, const Tensor& from) {
   if (to.dtype() == from.dtype() && to.rank() < kMaxRank)
     if (const Layout layout = word_layout(to, from); layout.rank > 0) {
@@ -172,15 +172,15 @@ void copy_elements(Tensor& to, const Tensor& from) {
 }  // namespace
 
 void copy(Tensor& to, const Tensor& from) {
-  // Two GPUs' streams have no common order, and a process trains on one GPU.
+  // The streams of two GPUs are not ordered, and a process trains on one GPU.
   COHORT_CHECK(to.device() == from.device() || to.device().is_cpu() || from.device().is_cpu(),
                "[copy_] from ", from.str(), " to ", to.str(),
-               "; hint: to another GPU by way of the host: to(Device{})");
+               "; hint: copy to another GPU through the host: to(Device{})");
   if (to.dtype() == from.dtype() && to.is_contiguous() && from.is_contiguous())
     copy_bytes(to, from);
   else if (to.device() == from.device())
     copy_elements(to, from);
-  else if (to.is_contiguous())  // convert where the elements are, then move them
+  else if (to.is_contiguous())  // convert on the source device, then copy
     copy(to, from.to(to.dtype()).contiguous());
   else
     to.copy_(from.to(to.device()));

@@ -31,7 +31,7 @@ Trace::~Trace() {
   try {
     finish();
   } catch (const std::exception&) {
-    t_trace = nullptr;  // the work that was traced has failed and says so itself
+    t_trace = nullptr;  // the traced work has failed and reports its own error
   }
 }
 

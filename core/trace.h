@@ -1,5 +1,4 @@
-// What a thread spends its time on, and the kernels that it makes a GPU run: each with when it
-// began and ended.
+// Profile of a thread and of its GPU kernels: a list of events with begin and end times.
 //
 //   Trace trace(device);
 //   ... work ...
@@ -17,28 +16,29 @@
 namespace cohort {
 
 struct TraceEvent {
-  // A part of the program; a call of on_device() (core/with_cuda.h); what the GPU did.
+  // A phase of the program; a call of on_device() (core/with_cuda.h); GPU activity.
   enum class Kind { kPhase, kOp, kKernel, kCopy };
   Kind kind = Kind::kOp;
   std::string name;
   int64_t begin = 0, end = 0;  // nanoseconds of std::chrono::steady_clock
-  // The innermost op around it, as an index of the list of events; -1: none.
+  // Index of the innermost enclosing op in the list of events; -1: none.
   int64_t op = -1;
-  int64_t stream = 0;  // of the GPU
+  int64_t stream = 0;  // GPU stream id
 };
 
-// Records this thread while it lives; one at a time. Without one an op costs a test more.
+// Records this thread during its lifetime; at most one per thread. Without one an op costs a
+// branch.
 class Trace {
  public:
-  // `device`: of the work; that of a GPU is recorded by CUPTI, all of this process. Throws
-  // InputError saying why if that is not to be had.
+  // `device` is where the work runs; on a GPU, CUPTI records all work of this process. Throws
+  // InputError with the reason if CUPTI is unavailable.
   explicit Trace(Device device);
   ~Trace();
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
-  // Waits for the device and ends the recording. Ops come in the order in which they began, phases
-  // among them in that in which they ended; then kernels and copies.
+  // Waits for the device and ends the recording. Returns ops in order of their begin with phases
+  // inserted in order of their end, followed by kernels and copies.
   std::vector<TraceEvent> finish();
 
  private:
@@ -49,12 +49,12 @@ class Trace {
   int64_t open_ = -1;  // the innermost op that has not ended
 };
 
-// Nanoseconds of the clock of all events.
+// Current time in nanoseconds, by the clock of all events.
 int64_t trace_clock();
-// Records that a phase took from `begin` to `end`; nothing without a Trace.
+// Records a phase from `begin` to `end`; a no-op without a Trace.
 void trace_phase(const char* name, int64_t begin, int64_t end);
 
-// An op from here to the end of the scope.
+// Records an op that lasts to the end of the scope.
 class OpSpan {
  public:
   explicit OpSpan(std::string_view name);
@@ -67,7 +67,7 @@ class OpSpan {
   int64_t index_ = -1;
 };
 
-// The name of a function without its namespaces, such as "adamw_step".
+// Name of a function without its namespaces, such as "adamw_step".
 template <auto Function>
 constexpr std::string_view function_name() {
   // "... [with auto Function = cohort::kernels::cpu::adamw_step; ...]", or with a pointer's "&" and

@@ -1,5 +1,5 @@
-// Kernels and copies with their times, recorded by CUPTI, the toolkit's library for that. It is
-// loaded when a trace begins: programs that trace nothing do without it.
+// Trace of kernels and copies by CUPTI, the CUDA toolkit's profiling library. It is loaded when a
+// trace begins, so that it is not a dependency of programs that do not trace.
 #include <cupti.h>
 #include <cxxabi.h>
 #include <dlfcn.h>
@@ -15,8 +15,7 @@
 namespace cohort::cuda {
 namespace {
 
-// Calls of the driver and the runtime are of no interest in themselves, but what they have started
-// is correlated with an op only where they are recorded.
+// Driver and runtime calls must be recorded for the correlation of kernels with ops.
 constexpr CUpti_ActivityKind kKinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
                                          CUPTI_ACTIVITY_KIND_MEMCPY,
                                          CUPTI_ACTIVITY_KIND_MEMSET,
@@ -25,7 +24,7 @@ constexpr CUpti_ActivityKind kKinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
                                          CUPTI_ACTIVITY_KIND_DRIVER};
 constexpr auto kOps = CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0;
 
-// The library's functions.
+// Functions of the library.
 struct Cupti {
   decltype(&cuptiActivityEnable) enable;
   decltype(&cuptiActivityDisable) disable;
@@ -71,28 +70,28 @@ const Cupti& cupti() {
   return loaded;
 }
 
-void check(CUptiResult result, const char* what) {
+void check(CUptiResult result, const char* step) {
   if (result == CUPTI_SUCCESS) return;
   const char* reason = nullptr;
   cupti().result_string(result, &reason);
-  throw InputError(str("a trace of the GPU cannot be had: ", what, ": ",
+  throw InputError(str("cannot trace the GPU: ", step, ": ",
                        reason == nullptr ? "unknown error" : reason,
-                       "; hint: is another profiler at work on this program?"));
+                       "; hint: another profiler may be attached to this process"));
 }
 
-// What CUPTI has told so far; its own thread calls take().
+// Records received from CUPTI, whose own thread calls add_record().
 struct Records {
   std::mutex mutex;
   std::vector<TraceEvent> events;
-  std::vector<uint32_t> launches;             // of each event: the call that started it
-  std::unordered_map<uint32_t, int64_t> ops;  // of a call
+  std::vector<uint32_t> launches;             // correlation id of each event
+  std::unordered_map<uint32_t, int64_t> ops;  // op index by correlation id
 };
 Records& records() {
   static Records all;
   return all;
 }
 
-// "adamw_kernel", without what it returns and takes, and without this project's namespaces.
+// Demangled name without return type, parameters and this project's namespaces: "adamw_kernel".
 std::string kernel_name(const char* mangled) {
   int status = 0;
   char* const text = abi::__cxa_demangle(mangled, nullptr, nullptr, &status);
@@ -102,7 +101,7 @@ std::string kernel_name(const char* mangled) {
        {"(anonymous namespace)::", "cohort::", "kernels::", "cuda::", "void "})
     for (size_t at; (at = name.find(part)) != std::string::npos;) name.erase(at, part.size());
   if (!name.ends_with(')')) return name;
-  // The parenthesis that the last one closes: there may be others in template arguments.
+  // Finds the matching opening parenthesis; template arguments may contain others.
   size_t begin = name.size() - 1;
   for (int open = 1; open > 0 && begin > 0;) {
     const char c = name[--begin];
@@ -122,11 +121,11 @@ const char* copy_name(uint8_t kind) {
   }
 }
 
-// Of a record of a kernel, a copy or a fill.
+// Adds the event of a kernel, copy or fill record.
 template <class Record>
-void take_event(const CUpti_Activity* record, TraceEvent::Kind kind, auto name) {
+void add_event(const CUpti_Activity* record, TraceEvent::Kind kind, auto name) {
   const auto* r = reinterpret_cast<const Record*>(record);
-  if (r->start == 0 || r->end == 0) return;  // was not measured
+  if (r->start == 0 || r->end == 0) return;  // not measured
   Records& all = records();
   all.events.push_back({.kind = kind,
                         .name = name(*r),
@@ -136,18 +135,18 @@ void take_event(const CUpti_Activity* record, TraceEvent::Kind kind, auto name) 
   all.launches.push_back(r->correlationId);
 }
 
-void take(const CUpti_Activity* record) {
+void add_record(const CUpti_Activity* record) {
   using Kind = TraceEvent::Kind;
   switch (record->kind) {
     case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL:
-      return take_event<CUpti_ActivityKernel10>(record, Kind::kKernel,
-                                                [](const auto& r) { return kernel_name(r.name); });
+      return add_event<CUpti_ActivityKernel10>(record, Kind::kKernel,
+                                               [](const auto& r) { return kernel_name(r.name); });
     case CUPTI_ACTIVITY_KIND_MEMCPY:
-      return take_event<CUpti_ActivityMemcpy6>(
+      return add_event<CUpti_ActivityMemcpy6>(
           record, Kind::kCopy, [](const auto& r) { return std::string(copy_name(r.copyKind)); });
     case CUPTI_ACTIVITY_KIND_MEMSET:
-      return take_event<CUpti_ActivityMemset4>(record, Kind::kCopy,
-                                               [](const auto&) { return std::string("fill"); });
+      return add_event<CUpti_ActivityMemset4>(record, Kind::kCopy,
+                                              [](const auto&) { return std::string("fill"); });
     case CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION: {
       const auto* r = reinterpret_cast<const CUpti_ActivityExternalCorrelation*>(record);
       records().ops[r->correlationId] = static_cast<int64_t>(r->externalId);
@@ -158,17 +157,17 @@ void take(const CUpti_Activity* record) {
   }
 }
 
-void CUPTIAPI give_buffer(uint8_t** buffer, size_t* size, size_t* max_records) {
+void CUPTIAPI allocate_buffer(uint8_t** buffer, size_t* size, size_t* max_records) {
   *size = 4 << 20;
   *buffer = static_cast<uint8_t*>(std::malloc(*size));
-  if (*buffer == nullptr) *size = 0;  // CUPTI drops what there is no room for
+  if (*buffer == nullptr) *size = 0;  // CUPTI drops records without a buffer
   *max_records = 0;
 }
 
-void CUPTIAPI take_buffer(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t valid) {
+void CUPTIAPI process_buffer(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t valid) {
   const std::lock_guard lock(records().mutex);
   CUpti_Activity* record = nullptr;
-  while (cupti().next_record(buffer, valid, &record) == CUPTI_SUCCESS) take(record);
+  while (cupti().next_record(buffer, valid, &record) == CUPTI_SUCCESS) add_record(record);
   std::free(buffer);
 }
 
@@ -179,15 +178,15 @@ uint64_t CUPTIAPI clock_now() {
 }  // namespace
 
 void start_kernel_trace() {
-  check(cupti().register_clock(clock_now), "its clock");
-  check(cupti().register_callbacks(give_buffer, take_buffer), "its buffers");
-  for (const CUpti_ActivityKind kind : kKinds) check(cupti().enable(kind), "its start");
+  check(cupti().register_clock(clock_now), "clock");
+  check(cupti().register_callbacks(allocate_buffer, process_buffer), "buffers");
+  for (const CUpti_ActivityKind kind : kKinds) check(cupti().enable(kind), "start");
 }
 
 std::vector<TraceEvent> finish_kernel_trace() {
   COHORT_CUDA_CHECK(cudaDeviceSynchronize());
-  for (const CUpti_ActivityKind kind : kKinds) check(cupti().disable(kind), "its end");
-  check(cupti().flush(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED), "its records");
+  for (const CUpti_ActivityKind kind : kKinds) check(cupti().disable(kind), "end");
+  check(cupti().flush(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED), "flush");
   const std::lock_guard lock(records().mutex);
   Records& all = records();
   for (size_t i = 0; i < all.events.size(); ++i)

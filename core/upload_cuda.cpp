@@ -1,6 +1,6 @@
-// Host memory to the device through page-locked chunks. cudaMemcpyAsync may read pageable memory
-// after it has returned (it does where the GPU can read such memory itself), and tensors on the
-// host are freed or written again at once.
+// Uploads of host memory through page-locked chunks. cudaMemcpyAsync may read pageable memory after
+// it returns (if the GPU can access such memory directly), but host tensors may be freed or
+// overwritten immediately.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -8,7 +8,7 @@
 
 #include "core/allocator.h"
 #include "core/cuda.h"
-#include "core/replay.h"
+#include "core/graph.h"
 
 namespace cohort::cuda {
 namespace {
@@ -16,8 +16,8 @@ namespace {
 constexpr size_t kChunk = size_t{1} << 20;
 constexpr size_t kAlignment = 64;
 
-// One device's chunks, in turn. Small uploads of one stream share a chunk; the host waits only when
-// the device is all the chunks behind.
+// Ring of chunks of a device. Small uploads of a stream share a chunk; the host waits only if the
+// device has not yet read the oldest chunk.
 class UploadRing {
  public:
   explicit UploadRing(Device device)
@@ -33,15 +33,15 @@ class UploadRing {
         user_ = stream.handle;
       }
       Chunk& chunk = chunks_[current_];
-      const size_t piece = std::min(bytes, kChunk - used_);
-      std::memcpy(chunk.memory + used_, from, piece);
-      COHORT_CUDA_CHECK(cudaMemcpyAsync(to, chunk.memory + used_, piece, cudaMemcpyHostToDevice,
+      const size_t count = std::min(bytes, kChunk - used_);
+      std::memcpy(chunk.memory + used_, from, count);
+      COHORT_CUDA_CHECK(cudaMemcpyAsync(to, chunk.memory + used_, count, cudaMemcpyHostToDevice,
                                         static_cast<cudaStream_t>(stream.handle)));
       chunk.read.record(stream);
-      used_ += (piece + kAlignment - 1) / kAlignment * kAlignment;
-      to += piece;
-      from += piece;
-      bytes -= piece;
+      used_ += (count + kAlignment - 1) / kAlignment * kAlignment;
+      to += count;
+      from += count;
+      bytes -= count;
     }
   }
 
@@ -50,7 +50,7 @@ class UploadRing {
     explicit Chunk(Device device)
         : memory(static_cast<char*>(pinned_allocator().allocate(kChunk))), read(device) {}
     char* memory;
-    Event read;  // all that was copied from it
+    Event read;  // after the last copy from it
   };
 
   std::mutex mutex_;
@@ -63,11 +63,12 @@ class UploadRing {
 
 void upload(void* to, const void* from, size_t bytes, Device device) {
   static std::array<UploadRing*, kMaxDevices> rings{};  // never destroyed: see allocator()
-  static std::array<std::once_flag, kMaxDevices> known;
+  static std::array<std::once_flag, kMaxDevices> initialised;
   const auto i = static_cast<size_t>(device.index);
-  COHORT_CHECK(!is_recording(device),
-               "[upload] not in recorded work: replays would read what the chunk holds by then");
-  std::call_once(known[i], [&] { rings[i] = new UploadRing(device); });
+  COHORT_CHECK(
+      !is_capturing(device),
+      "[upload] not allowed during graph capture: replays would read the chunk's later contents");
+  std::call_once(initialised[i], [&] { rings[i] = new UploadRing(device); });
   rings[i]->upload(static_cast<char*>(to), static_cast<const char*>(from), bytes,
                    current_stream(device));
 }

@@ -1,7 +1,6 @@
-// Whether this build has CUDA, and the one way from code that every build has to code that only
-// CUDA builds have. A header of its own and no part of core/device.h, so that most files are the
-// same text to a CPU and a CUDA build and ccache compiles them once: it is for .cpp files, not for
-// headers that many include.
+// kWithCuda, and on_device(): the only dispatch from common code to CUDA code. Separate from
+// core/device.h so that most files preprocess identically in CPU and CUDA builds and ccache
+// compiles them once: include it in .cpp files, not in widely included headers.
 #pragma once
 
 #include <type_traits>
@@ -23,9 +22,9 @@ struct NoSpan {
   explicit NoSpan(std::string_view) {}
 };
 
-// Calls the function that serves `device`: Cpu(args...) or Cuda(args...). One that returns nothing
-// is work: a dry run (core/dry_run.h) leaves it out, and a Trace shows it by Cuda's name. A build
-// without CUDA compiles no call of Cuda, which only `.cu` and `*_cuda.cpp` files define.
+// Calls the implementation for `device`: Cpu(args...) or Cuda(args...). A function that returns
+// void is work: a dry run (core/dry_run.h) skips it, and a Trace records it under Cuda's name.
+// Builds without CUDA compile no call of Cuda, which only `.cu` and `*_cuda.cpp` files define.
 template <auto Cpu, auto Cuda, class... Args>
 decltype(auto) on_device(Device device, Args&&... args) {
   constexpr bool kIsWork = std::is_void_v<std::invoke_result_t<decltype(Cpu), Args...>>;

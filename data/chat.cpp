@@ -14,7 +14,7 @@ ChatTemplate template_of(const Tokenizer& tokenizer) {
   return ChatTemplate(*found, "chat template");
 }
 
-// The messages before number `end`.
+// The first `end` messages.
 Json first_messages(const Json& messages, size_t end) {
   const Json::Array& all = messages.as_array();
   return Json::Array(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(end));
@@ -65,26 +65,27 @@ ChatFormat::Conversation ChatFormat::conversation(const Json& messages) const {
     const std::string after = render(first_messages(messages, i + 1), Prompt::kNo).text;
     if (!after.starts_with(before) || !out.text.starts_with(after))
       throw InputError(str("message ", i + 1,
-                           ": the chat template changes the text before it, so what the assistant "
-                           "says there cannot be told; hint: a template with {% generation %} "
+                           ": the chat template changes the text before it, so the assistant's "
+                           "text cannot be located; hint: a template with {% generation %} "
                            "blocks, or conversations of one turn"));
     out.assistant.emplace_back(before.size(), after.size());
   }
   if (out.assistant.empty())
-    throw InputError("no message has the role assistant: there is nothing to learn");
+    throw InputError("no message has the role assistant: there is nothing to train on");
   return out;
 }
 
 ChatFormat::EndOfTurn ChatFormat::end_of_turn(const Tokenizer& tokenizer) const {
-  const std::string said = "so it is said";  // by no template itself
+  const std::string content = "so it is said";  // not part of any template
   const std::string text =
-      render(Json::Array{make_message("user", said), make_message("assistant", said)}, Prompt::kNo)
+      render(Json::Array{make_message("user", content), make_message("assistant", content)},
+             Prompt::kNo)
           .text;
-  const size_t at = text.rfind(said);
+  const size_t at = text.rfind(content);
   if (at == text.npos) return {};
-  EndOfTurn end{.text = text.substr(at + said.size())};
+  EndOfTurn end{.text = text.substr(at + content.size())};
   for (const int32_t id : tokenizer.encode(end.text))
-    // A special token is one that gives no text.
+    // Special tokens decode to no text.
     if (tokenizer.decode({&id, 1}).empty()) return {.token = id};
   return end;
 }

@@ -1,4 +1,4 @@
-// Conversations as the text that a model was taught, by the chat template of its folder.
+// Conversations rendered to text by the chat template of a model's folder.
 #pragma once
 
 #include <optional>
@@ -17,21 +17,22 @@ class ChatFormat {
   // object or null. Throws InputError if there is no template.
   ChatFormat(const Tokenizer& tokenizer, Json kwargs);
 
-  // The text after which the model is to speak. `messages`: a list of {role, content, ...}. This
-  // and conversation() throw InputError for what the template refuses.
+  // Prompt text for the assistant's next turn. `messages`: a list of {role, content, ...}. This and
+  // conversation() throw InputError if the template rejects the messages.
   std::string prompt(const Json& messages) const;
 
   struct Conversation {
     std::string text;
-    // The bytes [begin, end) of what the assistant says, with the tokens that end its turns: what
-    // the template's {% generation %} blocks print, else what a turn adds to the prompt before it.
+    // Byte spans [begin, end) of the assistant's turns with their end tokens: the output of the
+    // template's {% generation %} blocks, else the text that a turn appends to the prompt before
+    // it.
     std::vector<std::pair<size_t, size_t>> assistant;
   };
-  // Throws InputError too if nothing is the assistant's, or if a turn changes the text before it.
+  // Also throws InputError if no turn is the assistant's or a turn changes the text before it.
   Conversation conversation(const Json& messages) const;
 
-  // The end of the assistant's turns: the first special token after what is said, or, where
-  // there is none, the text after it, which may be empty.
+  // End of the assistant's turns: the first special token after the content or, if there is none,
+  // the text after it, which may be empty.
   struct EndOfTurn {
     std::optional<int32_t> token;
     std::string text;
@@ -46,7 +47,7 @@ class ChatFormat {
   Json variables_;
 };
 
-// Variables of a template from the text of a JSON object; null for an empty text. Throws InputError
+// Template variables from the text of a JSON object; null for an empty text. Throws InputError
 // naming `where`.
 Json parse_template_kwargs(const std::string& text, const std::string& where);
 

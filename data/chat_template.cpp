@@ -1,4 +1,4 @@
-// Chat templates: the engine of data/template/ behind one class, and where a folder keeps them.
+// Chat templates: the engine of data/template/ behind one class, and the lookup in a folder.
 #include "data/chat_template.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ constexpr size_t kMaxSource = 16 << 20;
   throw InputError(str(where, ":", line, ":", column, ": ", message));
 }
 
-// With \n for line breaks, and without one at the end.
+// Converts line breaks to \n, and removes one at the end.
 std::string normalize_lines(std::string_view source) {
   std::string out;
   for (size_t at = 0; at < source.size(); ++at) {
@@ -36,7 +36,7 @@ std::string normalize_lines(std::string_view source) {
   return out;
 }
 
-// An object; an empty one if the file is not there.
+// Reads an object; an empty one if the file does not exist.
 Json read_json_object(const NamedFiles& files, const char* name) {
   const std::string* text = find_file(files, name);
   if (text == nullptr) return Json(Json::Object{});
@@ -50,15 +50,15 @@ Json read_json_object(const NamedFiles& files, const char* name) {
 ChatTemplate::ChatTemplate(std::string_view source, std::string where, TemplateOptions options)
     : where_(std::move(where)) {
   if (source.size() > kMaxSource)
-    throw InputError(str(where_, ": a template of more than ", kMaxSource, " bytes"));
+    throw InputError(str(where_, ": the template is longer than ", kMaxSource, " bytes"));
   auto document = std::make_shared<jinja::Document>();
   document->source = normalize_lines(source);
   if (const size_t at = utf8_prefix(document->source); at < document->source.size())
     fail(where_, document->source, at, "the template is not UTF-8");
   try {
     jinja::parse(*document, options);
-  } catch (const jinja::Fault& fault) {
-    fail(where_, document->source, fault.at, fault.what());
+  } catch (const jinja::TemplateError& error) {
+    fail(where_, document->source, error.at, error.what());
   }
   document_ = std::move(document);
 }
@@ -70,8 +70,8 @@ ChatTemplate::Rendered ChatTemplate::render(const Json& context,
   jinja::Interpreter interpreter(options);
   try {
     return interpreter.render(*document_, context);
-  } catch (const jinja::Fault& fault) {
-    fail(where_, document_->source, fault.at, fault.what());
+  } catch (const jinja::TemplateError& error) {
+    fail(where_, document_->source, error.at, error.what());
   }
 }
 

@@ -22,25 +22,25 @@ namespace jinja {
 struct Document;
 }
 
-// What one rendering may use; more is an InputError.
+// Limits of one rendering; exceeding one is an InputError.
 struct RenderLimits {
-  int64_t steps = 15'000'000;     // evaluated nodes, items passed over, and 16 bytes of values each
-  int64_t text_bytes = 32 << 20;  // of one text, and of the output
-  int depth = 600;                // nested evaluations: a macro that calls itself takes some each
+  int64_t steps = 15'000'000;     // evaluated nodes, iterated items, and units of 16 bytes
+  int64_t text_bytes = 32 << 20;  // limit of each text, and of the output
+  int depth = 600;                // nested evaluations; each macro call takes several
 };
 
 struct RenderOptions {
-  std::optional<std::tm> now;  // for strftime_now; nothing: the local time
+  std::optional<std::tm> now;  // for strftime_now; nullopt: the local time
   RenderLimits limits;
 };
 
-// How text around tags is trimmed; the default is that of transformers.
+// Trimming of text around tags; the defaults are those of transformers.
 struct TemplateOptions {
-  bool trim_blocks = true;    // a line break after a {% tag %} goes
-  bool lstrip_blocks = true;  // spaces before a {% tag %} that begins its line go
+  bool trim_blocks = true;    // remove a line break after a {% tag %}
+  bool lstrip_blocks = true;  // remove spaces before a {% tag %} that begins its line
 };
 
-// A template that is parsed once and rendered for many contexts.
+// A template, parsed once and rendered for many contexts.
 class ChatTemplate {
  public:
   // Throws InputError("WHERE:LINE:COLUMN: ...") for a template that does not parse.
@@ -48,12 +48,12 @@ class ChatTemplate {
 
   struct Rendered {
     std::string text;
-    // The bytes [begin, end) that {% generation %} blocks have printed: what the model is to say.
-    // Blocks inside a macro or a {% set %} block are not among them.
+    // Byte ranges [begin, end) printed by {% generation %} blocks: the model's own output. Blocks
+    // inside a macro or a {% set %} block are not included.
     std::vector<std::pair<size_t, size_t>> generation_spans;
   };
-  // `context`: the variables, an object. Throws InputError with line and column for whatever goes
-  // wrong, raise_exception() of the template included.
+  // `context` is an object of the variables. Throws InputError with line and column for any error,
+  // including the template's raise_exception().
   Rendered render(const Json& context, const RenderOptions& options = {}) const;
 
   bool has_generation_blocks() const;
@@ -63,16 +63,16 @@ class ChatTemplate {
   std::shared_ptr<const jinja::Document> document_;
 };
 
-// The files of a model's folder that the two below look into.
+// Files of a model's folder that the two functions below read.
 inline constexpr const char* kChatTemplateFiles[] = {"chat_template.jinja", "tokenizer_config.json",
                                                      "special_tokens_map.json"};
 
-// The template of a folder: chat_template.jinja, or `chat_template` of tokenizer_config.json, which
-// is a text or a list of {name, template}, of which "default" counts. Nothing if it has none.
+// The template of a folder: chat_template.jinja, else `chat_template` of tokenizer_config.json,
+// which is a text or a list of {name, template}, where "default" is used. nullopt without one.
 std::optional<std::string> find_chat_template(const NamedFiles& files);
 
-// bos_token, eos_token and their like of special_tokens_map.json and tokenizer_config.json (which
-// goes first): an object of texts.
+// An object of texts: bos_token, eos_token etc. of tokenizer_config.json, which takes precedence,
+// and special_tokens_map.json.
 Json special_token_variables(const NamedFiles& files);
 
 }  // namespace cohort

@@ -1,4 +1,4 @@
-// Files of text, and where they may be cut.
+// Text files, their held-out split and the boundaries at which they may be split into pieces.
 #include "data/corpus.h"
 
 #include <glob.h>
@@ -10,23 +10,24 @@
 
 #include "core/check.h"
 #include "core/sizes.h"
-#include "data/fault.h"
 #include "data/json.h"
+#include "data/parallel_try.h"
 #include "data/utf8.h"
 
 namespace cohort {
 namespace {
 
 constexpr int64_t kPiece = 256 << 10;  // bytes
-// Bytes that are searched for a place to cut, and those on each side of it that are looked at.
-constexpr int64_t kSearched = 16 << 10, kAround = 512;
-constexpr int64_t kPiecesWithoutCut = 256;
+// Bytes searched for a boundary, and bytes of context compared on each side of it.
+constexpr int64_t kSearched = 16 << 10, kContext = 512;
+// Every kForcedBoundary-th boundary is used even if it changes tokens.
+constexpr int64_t kForcedBoundary = 256;
 
 bool is_jsonl(const std::string& file) {
   return file.ends_with(".jsonl");
 }
 
-// The start of the first line at or after `from` that begins before `to`; -1: none does.
+// Start of the first line that begins in [from, to); -1 if there is none.
 int64_t find_line(const InputFile& file, int64_t from, int64_t to) {
   for (int64_t at = from - 1; at + 1 < to; at += kSearched) {
     const std::string text = file.read(at, std::min(at + kSearched, to - 1));
@@ -40,46 +41,46 @@ bool is_space(char c) {
   return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
-// Places to cut, the likelier one to leave tokens as they are first: between lines, before a single
-// space, before any character.
-enum class Place { kLine, kSpace, kCharacter };
+// Candidate boundaries: between lines, before a single space, before any character. The likelier
+// one to keep tokens unchanged comes first.
+enum class Boundary { kLine, kSpace, kCharacter };
 
-bool is_place(std::string_view text, size_t at, Place kind) {
+bool is_boundary(std::string_view text, size_t at, Boundary kind) {
   if (at < 2 || at + 1 >= text.size()) return false;
-  if (kind == Place::kLine)
+  if (kind == Boundary::kLine)
     return text[at - 1] == '\n' && !is_space(text[at - 2]) && !is_space(text[at]);
-  if (kind == Place::kSpace)
+  if (kind == Boundary::kSpace)
     return text[at] == ' ' && !is_space(text[at - 1]) && !is_space(text[at + 1]);
   return next_utf8_boundary(text, at) == at;
 }
 
-// Whether the text around `at` has the same tokens in two parts as in one.
+// True if splitting the text at `at` leaves the tokens around it unchanged.
 bool keeps_tokens(std::string_view text, size_t at, const Tokenizer& tokenizer) {
-  const size_t around = kAround;
-  const size_t begin = next_utf8_boundary(text, at - std::min(at, around));
-  const size_t end = next_utf8_boundary(text, std::min(text.size(), at + around));
+  const size_t context = kContext;
+  const size_t begin = next_utf8_boundary(text, at - std::min(at, context));
+  const size_t end = next_utf8_boundary(text, std::min(text.size(), at + context));
   try {
     std::vector<int32_t> parts = tokenizer.encode(text.substr(begin, at - begin));
     const std::vector<int32_t> second = tokenizer.encode(text.substr(at, end - at));
     parts.insert(parts.end(), second.begin(), second.end());
     return parts == tokenizer.encode(text.substr(begin, end - begin));
   } catch (const InputError&) {
-    return true;  // whoever encodes the piece says what is wrong
+    return true;  // encoding the piece reports the error
   }
 }
 
-// A place at or after `from` and before `to` of a document that ends at `end`; -1: there is none.
-// Without a tokenizer, and where one must be found, any will do.
-int64_t find_place(const InputFile& file, int64_t from, int64_t to, int64_t end,
-                   const Tokenizer* tokenizer) {
+// A boundary in [from, to) of a document that ends at `end`; -1 if there is none. Without a
+// tokenizer the first candidate is taken.
+int64_t find_boundary(const InputFile& file, int64_t from, int64_t to, int64_t end,
+                      const Tokenizer* tokenizer) {
   constexpr int kTries = 4;
-  const int64_t first = from - kAround;
-  const std::string text = file.read(first, std::min(end, from + kSearched + kAround));
-  const auto last = static_cast<size_t>(std::min(to - first, kAround + kSearched));
-  for (const Place kind : {Place::kLine, Place::kSpace, Place::kCharacter}) {
+  const int64_t first = from - kContext;
+  const std::string text = file.read(first, std::min(end, from + kSearched + kContext));
+  const auto last = static_cast<size_t>(std::min(to - first, kContext + kSearched));
+  for (const Boundary kind : {Boundary::kLine, Boundary::kSpace, Boundary::kCharacter}) {
     int tries = 0;
-    for (size_t at = kAround; at < std::min(last, text.size()) && tries < kTries; ++at) {
-      if (!is_place(text, at, kind)) continue;
+    for (size_t at = kContext; at < std::min(last, text.size()) && tries < kTries; ++at) {
+      if (!is_boundary(text, at, kind)) continue;
       if (tokenizer == nullptr || keeps_tokens(text, at, *tokenizer))
         return first + static_cast<int64_t>(at);
       ++tries;
@@ -88,7 +89,7 @@ int64_t find_place(const InputFile& file, int64_t from, int64_t to, int64_t end,
   return -1;
 }
 
-// The number of the line that begins at a byte.
+// 1-based number of the line that starts at byte `begin`.
 int64_t line_number(const InputFile& file, int64_t begin) {
   int64_t lines = 1;
   for (int64_t at = 0; at < begin; at += kPiece) {
@@ -135,7 +136,7 @@ std::vector<std::string> text_files(const std::string& path) {
 }
 
 TextCorpus::TextCorpus(const std::vector<std::string>& files, double held_out_fraction)
-    : has_ends_(files.size() > 1 || is_jsonl(files[0])) {
+    : has_document_ends_(files.size() > 1 || is_jsonl(files[0])) {
   COHORT_CHECK(!files.empty() && held_out_fraction >= 0 && held_out_fraction <= 1,
                "[text_corpus] expected files and a held-out fraction from 0 to 1, got ",
                held_out_fraction);
@@ -148,9 +149,9 @@ TextCorpus::TextCorpus(const std::vector<std::string>& files, double held_out_fr
   const std::string where = files.size() == 1 ? files[0] : str(files[0], " and others");
   if (train_.empty())
     throw InputError(str(where, ": is empty; hint: name a file that holds the training text"));
-  // The last files go, and the end of the one before them.
-  const double cut = std::floor(static_cast<double>(size) * (1 - held_out_fraction));
-  int64_t rest = size - static_cast<int64_t>(cut);
+  // Holds out the last files and the end of the file before them.
+  const double boundary = std::floor(static_cast<double>(size) * (1 - held_out_fraction));
+  int64_t rest = size - static_cast<int64_t>(boundary);
   while (!train_.empty() && rest >= train_.back().end) {
     rest -= train_.back().end;
     held_out_.push_back(std::move(train_.back()));
@@ -165,7 +166,7 @@ TextCorpus::TextCorpus(const std::vector<std::string>& files, double held_out_fr
       const int64_t line = last.end == 0 ? 0 : find_line(file, last.end, end);
       last.end = line < 0 ? end : line;
     } else {
-      constexpr int64_t kCharacter = 4;  // bytes of the longest
+      constexpr int64_t kCharacter = 4;  // maximum UTF-8 bytes
       last.end += static_cast<int64_t>(
           next_utf8_boundary(file.read(last.end, std::min(end, last.end + kCharacter)), 0));
     }
@@ -196,36 +197,37 @@ std::string CharacterSet::text() const {
   return out;
 }
 
-TextPieces::TextPieces(std::vector<TextSpan> spans) : spans_(std::move(spans)), first_{0} {
+TextPieces::TextPieces(std::vector<TextSpan> spans) : spans_(std::move(spans)), first_pieces_{0} {
   for (const TextSpan& span : spans_) {
-    first_.push_back(first_.back() + ceil_div(span.end - span.begin, kPiece));
+    first_pieces_.push_back(first_pieces_.back() + ceil_div(span.end - span.begin, kPiece));
     bytes_ += span.end - span.begin;
   }
 }
 
-// The byte at which a span's piece `index` begins; -1: it is a part of the one before it. Whoever
-// asks gets the same answer, so the threads need not.
-int64_t TextPieces::cut(const InputFile& file, const TextSpan& span, int64_t index,
-                        const Tokenizer* tokenizer) const {
+// First byte of piece `index` of a span; -1 if the piece is merged into the one before it. A pure
+// function of its arguments, so threads agree on boundaries without synchronisation.
+int64_t TextPieces::piece_begin(const InputFile& file, const TextSpan& span, int64_t index,
+                                const Tokenizer* tokenizer) const {
   const int64_t from = span.begin + index * kPiece;
   if (index == 0) return from;
   if (from >= span.end) return span.end;
   const int64_t to = std::min(from + kPiece, span.end);
   if (is_jsonl(span.file)) return find_line(file, from, to);
-  return find_place(file, from, to, span.end, index % kPiecesWithoutCut == 0 ? nullptr : tokenizer);
+  return find_boundary(file, from, to, span.end,
+                       index % kForcedBoundary == 0 ? nullptr : tokenizer);
 }
 
 void TextPieces::for_each_text(int64_t piece, const Tokenizer* tokenizer,
                                const UseText& use) const {
-  const auto next = std::upper_bound(first_.begin(), first_.end(), piece);
-  const auto owner = static_cast<size_t>(next - first_.begin()) - 1;
+  const auto next = std::upper_bound(first_pieces_.begin(), first_pieces_.end(), piece);
+  const auto owner = static_cast<size_t>(next - first_pieces_.begin()) - 1;
   const TextSpan& span = spans_[owner];
   const InputFile file(span.file);
-  int64_t index = piece - first_[owner];
-  const int64_t begin = cut(file, span, index, tokenizer);
+  int64_t index = piece - first_pieces_[owner];
+  const int64_t begin = piece_begin(file, span, index, tokenizer);
   if (begin < 0) return;
   int64_t end = -1;
-  while (end < 0) end = cut(file, span, ++index, tokenizer);
+  while (end < 0) end = piece_begin(file, span, ++index, tokenizer);
   const std::string text = file.read(begin, end);
   if (!is_jsonl(span.file)) {
     try {
@@ -248,7 +250,7 @@ void TextPieces::for_each_text(int64_t piece, const Tokenizer* tokenizer,
     try {
       document = text_of_line(line, "");
     } catch (const InputError&) {
-      text_of_line(line, where());  // the same once more, with its place
+      text_of_line(line, where());  // throws the same error with its location
       throw;
     }
     try {
@@ -278,10 +280,10 @@ std::string TextPieces::characters() const {
   CharacterSet found;
   std::mutex mutex;
   parallel_try(size(), 1, [&](int64_t i) {
-    CharacterSet own;
-    for_each_text(i, nullptr, [&](std::string_view text, bool) { own.add(text); });
+    CharacterSet of_piece;
+    for_each_text(i, nullptr, [&](std::string_view text, bool) { of_piece.add(text); });
     const std::lock_guard lock(mutex);
-    found.add(own);
+    found.add(of_piece);
   });
   return found.text();
 }

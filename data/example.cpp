@@ -26,7 +26,7 @@ class MemorySet final : public ExampleSet {
 
 std::vector<int32_t> encode_prompt(const Example& example, const Tokenizer& tokenizer) {
   std::vector<int32_t> ids = tokenizer.encode(example.prompt, example.special);
-  // Some tokenizers end every text.
+  // Some tokenizers append an end of sequence to every text.
   if (example.special == SpecialTokens::kAdd && !ids.empty() && ids.back() == tokenizer.eos_id() &&
       ids != tokenizer.encode(example.prompt))
     ids.pop_back();

@@ -1,5 +1,4 @@
-// Problems: what a prompt asks, what a right answer is, and where they come from (a JSONL file or a
-// generated task).
+// Problems: prompts with their reference answers, from a JSONL file or a generated task.
 #pragma once
 
 #include <cstdint>
@@ -20,38 +19,38 @@ namespace cohort {
 struct Example {
   std::string prompt;
   std::string answer;    // ground truth for rewards
-  std::string solution;  // the completion that supervised training teaches; `answer` if none given
-  Json fields;           // everything the source says about the problem (an object)
-  Json messages;         // a conversation that is to be rendered; null: prompt and solution are all
-  // A rendered conversation: what of prompt + solution is to be learned, bytes [begin, end), its
-  // end of sequence included; and its prompt brings its own special tokens.
-  std::vector<std::pair<size_t, size_t>> learned;
+  std::string solution;  // target completion of supervised training; `answer` if none is given
+  Json fields;           // all fields of the source (an object)
+  Json messages;         // a conversation to be rendered; null: prompt and solution are complete
+  // Rendered conversations: bytes [begin, end) of prompt + solution whose tokens are targets, with
+  // the end of sequence. Their prompts contain their own special tokens.
+  std::vector<std::pair<size_t, size_t>> loss_spans;
   SpecialTokens special = SpecialTokens::kAdd;
-  std::string where;      // it comes from: "FILE:LINE"; empty: generated
+  std::string where;      // source location "FILE:LINE"; empty: generated
   std::string split_key;  // the text that decides the split; empty: the prompt
-  // A rendered conversation: its messages, the system's included (null: not rendered), and the last
-  // of a user.
+  // Rendered conversations: all messages with the system's (null: not rendered), and the last user
+  // message.
   Json conversation;
   std::string question;
   const std::string& key() const { return split_key.empty() ? prompt : split_key; }
 };
 
-// The tokens of a prompt, as the model is given it: without an end of sequence.
+// Tokens of the prompt as model input, without an end of sequence.
 std::vector<int32_t> encode_prompt(const Example& example, const Tokenizer& tokenizer);
 
 enum class Split { kTrain, kHeldOut };
 
-// Two examples are the same problem if they have one of these hashes in common.
+// Two examples are the same problem if either hash is equal.
 struct ExampleId {
   uint64_t split = 0;    // split_hash() of Example::key()
-  uint64_t content = 0;  // of all that its source says; 0: nothing but the prompt
+  uint64_t content = 0;  // hash of the source record; 0: there is only the prompt
 };
 
 // A deterministic, indexable set of examples: get(i) depends on i and the set's own seed only.
 class ExampleSet {
  public:
   virtual ~ExampleSet() = default;
-  // Number of distinct indices; generated training sets are endless and say INT64_MAX.
+  // Number of distinct indices; INT64_MAX for generated training sets, which are endless.
   virtual int64_t size() const = 0;
   virtual Example get(int64_t index) const = 0;
   virtual ExampleId id(int64_t index) const;
@@ -62,25 +61,23 @@ std::unique_ptr<ExampleSet> make_example_set(std::vector<Example> examples);
 
 // ---- Generated tasks ---------------------------------------------------------------------------
 
-// Sizes a task understands (digits, string length, bits, numbers) and, for tasks with worked steps,
-// the share of solutions that show them; see each task's `what`.
+// Problem sizes (digits, string length, bits, numbers; see Task::description) and, for tasks with
+// worked steps, the fraction of solutions that contain them.
 struct TaskConfig {
   int64_t min_size = 2, max_size = 4;
   double worked_share = 1;
   void visit(ConfigVisitor& v) {
-    v.field("min_size", min_size, "smallest problem; what size means is said by the task",
-            {.min = 1});
+    v.field("min_size", min_size, "smallest problem; the task defines what size means", {.min = 1});
     v.field("max_size", max_size, "largest problem", {.min = 1});
-    v.field("worked_share", worked_share, "share of solutions with worked steps (parity)",
+    v.field("worked_share", worked_share, "fraction of solutions with worked steps (parity)",
             {.min = 0, .max = 1});
   }
 };
 
-// A generator and a checker. Both are pure: a problem depends on the Rng only, a verdict on its
-// arguments only.
+// A problem generator and an answer checker, both pure functions of their arguments.
 struct Task {
   const char* name;
-  const char* what;            // one line: what a problem is, what size means
+  const char* description;     // one line: an example and the meaning of size
   const char* alphabet;        // every character a prompt or solution can hold
   int64_t min_size, max_size;  // accepted sizes
   Example (*generate)(Rng& rng, const TaskConfig& config);
@@ -102,19 +99,19 @@ std::unique_ptr<ExampleSet> make_task_set(const Task& task, const TaskConfig& co
 
 struct JsonlConfig {
   std::vector<std::string> path;  // files, folders and patterns
-  // The same, of held-out problems; empty: they are a part of `path`.
+  // Held-out problems, in the same form; empty: a part of `path` is held out.
   std::vector<std::string> eval_path;
   // Templates over the line's fields: "{numbers} = {target}\n"; "{{" and "}}" are braces, and
-  // "{question|problem}" is the first of these fields that a line has.
+  // "{question|problem}" is the first of these fields that the line has.
   std::string prompt = "{prompt}", answer = "{answer}";
   std::string solution;  // empty: the answer
   // The field with a conversation, a list of {role, content}; empty: prompt and solution are texts.
   std::string messages;
-  // Fields whose hash decides what is held out (data.split_by); empty: the prompt, or the messages
-  // before the assistant's last. Lists count without their order: permuted problems are one.
+  // Fields whose hash decides the split (data.split_by); empty: the prompt, or the messages before
+  // the assistant's last. The order inside lists is ignored: permuted problems are the same.
   std::vector<std::string> split_by;
-  // Of `path`, chosen by that hash: stable under reordering. Where none is given it is a tenth, or
-  // nothing beside a file of held-out problems.
+  // Fraction of `path` that is held out, selected by that hash: stable under reordering. Default:
+  // 0.1, or 0 with `eval_path`.
   std::optional<double> held_out_fraction;
   int64_t limit = 0;  // use the first examples of each entry of `path` only; 0: all
   double held_out() const { return held_out_fraction.value_or(eval_path.empty() ? 0.1 : 0); }
@@ -128,10 +125,10 @@ struct JsonlConfig {
     v.field("answer", answer, "template of the right answer, for rewards");
     v.field("solution", solution, "template of the completion to teach; empty: the answer");
     v.field("messages", messages,
-            "field with a conversation, a list of {role, content}, in the place of prompt and "
-            "solution; empty: none");
+            "field with a conversation, a list of {role, content}, instead of prompt and solution; "
+            "empty: none");
     v.field("held_out_fraction", held_out_fraction,
-            "share of path's problems that is held out, chosen by the hash of data.split_by; none: "
+            "fraction of path's problems that is held out, by the hash of data.split_by; none: "
             "0.1, or 0 with eval_path",
             {.min = 0, .max = 1});
     v.field("limit", limit, "use the first examples of each entry of path only; 0: all",
@@ -140,15 +137,14 @@ struct JsonlConfig {
 };
 struct JsonlSplits {
   std::unique_ptr<ExampleSet> train, held_out;
-  // Problems of each entry of `path` in `train`, which has them one after the other.
+  // Number of problems in `train` from each entry of `path`, stored in this order.
   std::vector<int64_t> source_sizes;
 };
-// The problems stay in the files: get() reads one of them again, and throws InputError if it has
-// changed. A fraction of 0 or 1 gives one empty split. Throws InputError naming file and line:
-// cannot be read, malformed JSON, no object, a missing field; or, for any other fraction, no
-// example at all in a split.
+// The problems stay in the files: get() reads one again and throws InputError if it has changed. A
+// fraction of 0 or 1 gives one empty split. Throws InputError naming file and line: unreadable,
+// malformed JSON, not an object, a missing field; and for any other fraction if a split is empty.
 JsonlSplits load_jsonl(const JsonlConfig& config);
-// What one object asks: prompt or messages. Throws InputError naming `where` for a missing field.
+// Prompt or messages of one object. Throws InputError naming `where` for a missing field.
 Example read_prompt(const JsonlConfig& config, const Json& fields, const std::string& where);
 
 }  // namespace cohort

@@ -30,7 +30,7 @@ void check_read(const std::ifstream& file, const std::string& path) {
 }
 
 InputFile::InputFile(std::string path) : path_(std::move(path)) {
-  open_input_file(path_);  // says more about a path that is wrong
+  open_input_file(path_);  // gives the more specific errors
   file_ = Descriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status;
   if (!file_.is_open() || ::fstat(file_.get(), &status) != 0)
@@ -70,7 +70,7 @@ int read_chunks(const std::string& path, const std::function<void(std::string_vi
 }
 
 std::string read_input_file(const std::string& path) {
-  open_input_file(path);  // says more about a path that is wrong
+  open_input_file(path);  // gives the more specific errors
   std::string text;
   const int error = read_chunks(path, [&](std::string_view chunk) { text += chunk; });
   if (error != 0) throw InputError(str(path, ": cannot be read: ", std::strerror(error)));

@@ -1,4 +1,4 @@
-// The JSON library behind data/json.h: parse events build the value, printing goes through a copy.
+// data/json.h on the JSON library: parse events build the value, printing converts to a copy.
 #include "data/json.h"
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 namespace cohort {
 namespace {
 
-// Deeper nesting is refused while parsing: values are destroyed and printed recursively, and the
-// stack must survive whatever a file holds.
+// Limit of nesting while parsing: values are destroyed and printed recursively, so deeper input
+// could overflow the stack.
 constexpr size_t kMaxDepth = 256;
 constexpr size_t kMaxReason = 200;
 
@@ -53,9 +53,9 @@ class Builder final : public nlohmann::json_sax<nlohmann::ordered_json> {
     std::vector<std::string_view> names;
     for (const auto& [name, value] : open_.back().object) names.push_back(name);
     std::sort(names.begin(), names.end());
-    const auto twin = std::adjacent_find(names.begin(), names.end());
-    if (twin == names.end()) return close(Json(std::move(open_.back().object)));
-    reason = str("duplicate key '", *twin, "'");
+    const auto duplicate = std::adjacent_find(names.begin(), names.end());
+    if (duplicate == names.end()) return close(Json(std::move(open_.back().object)));
+    reason = str("duplicate key '", *duplicate, "'");
     return false;
   }
   bool parse_error(std::size_t at, const std::string&,
@@ -193,7 +193,7 @@ Json parse_json(std::string_view text, const std::string& where) {
   Builder builder;
   if (nlohmann::ordered_json::sax_parse(text.begin(), text.end(), &builder))
     return std::move(builder.root);
-  // The reason quotes the text, which may hold anything of any length.
+  // The reason quotes the text, so its length is unbounded.
   if (builder.reason.size() > kMaxReason) {
     builder.reason.resize(next_utf8_boundary(builder.reason, kMaxReason));
     builder.reason += "...";

@@ -1,4 +1,4 @@
-// A JSON value. data/json.cpp is the only file that knows the JSON library.
+// A JSON value. Only data/json.cpp includes the JSON library.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace cohort {
 
-// Objects keep the order of their keys. Accessors throw InputError naming the type they found.
+// Objects preserve the order of their keys. Accessors throw InputError naming the actual type.
 class Json {
  public:
   using Array = std::vector<Json>;
@@ -45,20 +45,20 @@ class Json {
   const Array& as_array() const { return get<Array>("a list"); }
   const Object& as_object() const { return get<Object>("an object"); }
 
-  // nullptr if this is no object or has no such key.
+  // nullptr if this is not an object or has no such key.
   const Json* find(std::string_view key) const;
   // Throws InputError naming the key if it is missing.
   const Json& at(std::string_view key) const;
   // Adds or replaces a key of an object (null becomes an object). Returns *this, for chaining.
   Json& set(std::string_view key, Json value);
-  // The value of a key of an object (null becomes an object), which is null at first.
+  // The value of a key of an object, added as null if missing (null becomes an object).
   Json& operator[](std::string_view key);
   void push_back(Json value);  // null becomes an array
 
-  // Compact text, or indented by `indent` spaces. Doubles print so that they read back exactly; NaN
-  // and Inf as null.
+  // Compact text, or indented by `indent` spaces. Doubles round-trip exactly; NaN and Inf print as
+  // null.
   std::string dump(int indent = -1) const;
-  // What a template prints for this value: text unquoted, a list as its items separated by ", ".
+  // Text form for prompt templates: text unquoted, a list as its items separated by ", ".
   std::string to_text() const;
 
  private:

@@ -7,14 +7,14 @@
 #include "data/chat.h"
 #include "data/corpus.h"
 #include "data/example.h"
-#include "data/fault.h"
 #include "data/file.h"
+#include "data/parallel_try.h"
 #include "data/split.h"
 
 namespace cohort {
 namespace {
 
-// "{numbers} = {target}\n" cut into text and names of fields.
+// "{numbers} = {target}\n" parsed into literal text and field names.
 class Template {
  public:
   // `key`: the configuration key, for messages.
@@ -54,10 +54,10 @@ class Template {
 
  private:
   struct Piece {
-    std::string literal, field;  // the field follows the literal text; "": none does
+    std::string literal, field;  // the field follows the literal; "": no field
   };
 
-  // Of the first of the names in "question|problem" that a line has.
+  // Value of the first of the names in "question|problem" that the line has.
   const Json& value_of(const std::string& names, const Json& fields,
                        const std::string& where) const {
     for (size_t begin = 0; begin <= names.size();) {
@@ -67,8 +67,8 @@ class Template {
     }
     fail_missing(names, fields, where);
   }
-  [[noreturn]] void fail(const std::string& text, const char* fault) const {
-    throw InputError(str(key_, ": ", fault, " in '", text,
+  [[noreturn]] void fail(const std::string& text, const char* error) const {
+    throw InputError(str(key_, ": ", error, " in '", text,
                          "'; hint: write {name} for a field, and {{ or }} for a brace"));
   }
   [[noreturn]] void fail_missing(const std::string& field, const Json& fields,
@@ -89,7 +89,7 @@ class Template {
   std::vector<Piece> pieces_;
 };
 
-// A list of messages, each an object with the text `role`. Throws InputError naming the place.
+// The list of messages, each an object with the text `role`. Throws InputError naming the location.
 const Json& messages_of(const Json& fields, const std::string& name, const std::string& where) {
   const Json* found = fields.find(name);
   if (found == nullptr)
@@ -110,7 +110,7 @@ bool is_conversation(const Json& value) {
          value.as_array().front().find("role") != nullptr;
 }
 
-// The messages before the assistant's last: problems with several answers are one.
+// Messages before the assistant's last: the same problem with another answer is not a new one.
 Json without_last_answer(const Json& messages) {
   Json::Array before = messages.as_array();
   const auto last = std::find_if(before.rbegin(), before.rend(), [](const Json& message) {
@@ -120,8 +120,8 @@ Json without_last_answer(const Json& messages) {
   return before;
 }
 
-// A value for the split: equal for lists that differ in their order alone, and for conversations
-// that differ in their last answer.
+// Text of a value for the split hash: equal for lists that differ only in order and for
+// conversations that differ only in the last answer.
 std::string split_text(const Json& value) {
   if (is_conversation(value)) return without_last_answer(value).dump();
   if (!value.is_array()) return value.to_text();
@@ -133,15 +133,15 @@ std::string split_text(const Json& value) {
   return text;
 }
 
-// The template of the fields that decide the split: one line each.
+// Template of the fields that decide the split, one per line.
 std::string split_template(const std::vector<std::string>& names) {
   std::string text;
   for (const std::string& name : names) text += (text.empty() ? "{" : "\n{") + name + "}";
   return text;
 }
 
-// What the assistant says last; empty: nothing.
-std::string last_words(const Json& messages) {
+// Text of the last message if it is the assistant's, else empty.
+std::string last_assistant_text(const Json& messages) {
   const Json& last = messages.as_array().back();
   const Json* content = last.find("content");
   if (last.at("role").as_string() != "assistant" || content == nullptr || !content->is_string())
@@ -149,7 +149,7 @@ std::string last_words(const Json& messages) {
   return content->as_string();
 }
 
-// What a line of a file is as a problem, by the keys of data.jsonl.
+// Parses lines into problems by the keys of data.jsonl.
 class LineReader {
  public:
   explicit LineReader(const JsonlConfig& config)
@@ -175,8 +175,8 @@ class LineReader {
       example.messages = messages_of(fields, config_.messages, where);
       example.prompt = example.messages.dump();
       example.split_key = split_text(example.messages);
-      example.solution = last_words(example.messages);
-      // Rewards may need none.
+      example.solution = last_assistant_text(example.messages);
+      // Some rewards need no answer.
       if (config_.answer != JsonlConfig{}.answer || fields.find("answer") != nullptr)
         example.answer = answer_.render(fields, where);
     }
@@ -190,18 +190,18 @@ class LineReader {
   const Template prompt_, answer_, solution_, split_;
 };
 
-// Drops what editors and other systems add to a line: a byte order mark, a carriage return.
+// Removes a byte order mark and a carriage return.
 std::string_view clean_line(std::string_view line, int64_t number) {
   if (number == 1 && line.starts_with("\xEF\xBB\xBF")) line.remove_prefix(3);
   if (line.ends_with('\r')) line.remove_suffix(1);
   return line;
 }
 
-// Problems that stay in their files: what is in memory of each is where its line begins.
+// Problems that stay in their files: only line offsets are in memory.
 class JsonlSet final : public ExampleSet {
  public:
   explicit JsonlSet(std::shared_ptr<const LineReader> reader) : reader_(std::move(reader)) {}
-  // The lines that are added from now on are of this file.
+  // Subsequent add() calls refer to this file.
   void begin_file(const std::string& file) { files_.push_back(file); }
   void add(int64_t begin, int64_t number, std::string_view text, uint64_t split) {
     lines_.push_back({begin,
@@ -217,9 +217,8 @@ class JsonlSet final : public ExampleSet {
     const std::string& file = files_[line.file];
     const std::string text = InputFile(file).read(line.begin, line.begin + line.size);
     if (hash_of(text) != line.id.content)
-      throw InputError(
-          str(file, ":", line.number,
-              ": has changed since the run has read it; hint: ", "restore the file and resume"));
+      throw InputError(str(file, ":", line.number, ": has changed since the run read it; hint: ",
+                           "restore the file and resume"));
     return reader_->read(clean_line(text, line.number), line.number, file);
   }
   ExampleId id(int64_t index) const override { return lines_.at(static_cast<size_t>(index)).id; }
@@ -237,7 +236,7 @@ class JsonlSet final : public ExampleSet {
   std::vector<Line> lines_;
 };
 
-// Lines of a file in order, those of some megabytes at a time; blank ones are left out.
+// Reads the lines of a file in blocks of some megabytes, skipping blank ones.
 class LineBlocks {
  public:
   struct Line {
@@ -246,12 +245,12 @@ class LineBlocks {
   };
   explicit LineBlocks(const std::string& file) : file_(file) {}
 
-  // The next ones, until the call after this one; none: the file has ended.
+  // The next lines, valid until the next call; empty at the end of the file.
   std::vector<Line> next() {
     std::vector<Line> lines;
     while (lines.empty() && at_ < file_.size()) {
       int64_t size = kBlock;
-      size_t end = 0;  // of the last whole line
+      size_t end = 0;  // behind the last complete line
       do {
         text_ = file_.read(at_, std::min(file_.size(), at_ + size));
         end = at_ + static_cast<int64_t>(text_.size()) == file_.size() ? text_.size()
@@ -277,12 +276,12 @@ class LineBlocks {
   int64_t at_ = 0, number_ = 1;
 };
 
-// Reads files once, with all threads, to see that each line is a problem and where it belongs.
+// Reads files once, with all threads, to validate every line and assign it to a split.
 class Indexer {
  public:
   Indexer(const LineReader& reader, double held_out) : reader_(reader), fraction_(held_out) {}
 
-  // At most `limit` problems of `files`; 0: all. Returns how many are for training.
+  // Adds at most `limit` problems of `files`; 0: all. Returns the number added to `train`.
   int64_t add(const std::vector<std::string>& files, int64_t limit, JsonlSet& train,
               JsonlSet& held_out) const {
     int64_t seen = 0;
@@ -309,7 +308,7 @@ class Indexer {
   }
 
  private:
-  // ExampleId::split of each line. Throws what is wrong with the first that is.
+  // ExampleId::split of each line. Throws the error of the first invalid line.
   std::vector<uint64_t> check(const std::string& file,
                               const std::vector<LineBlocks::Line>& lines) const {
     std::vector<uint64_t> splits(lines.size());

@@ -1,5 +1,5 @@
-// Shuffled orders and windows. A permutation is addressed by (seed, epoch), so a position
-// alone says where a resumed run goes on.
+// Shuffled orders and windows. A permutation is addressed by (seed, epoch), so the position alone
+// determines how a resumed run continues.
 #include "data/loader.h"
 
 #include <algorithm>
@@ -62,7 +62,7 @@ std::pair<int64_t, int64_t> ShuffledOrder::span_at(int64_t position) const {
 std::vector<int64_t> ShuffledOrder::shuffled_epoch(int64_t epoch) const {
   std::vector<int64_t> order(static_cast<size_t>(size_));
   std::iota(order.begin(), order.end(), int64_t{0});
-  // The third word 1 is that of windows, 2 that of choices.
+  // Third words 1 and 2 of this purpose are used by windows and choices.
   const uint64_t source = options_.source == 0 ? 0 : options_.source + 2;
   Rng rng(seed_, rng_stream(kShufflePurpose, static_cast<uint64_t>(epoch), source));
   for (int64_t i = size_ - 1; i > 0; --i)
@@ -72,43 +72,45 @@ std::vector<int64_t> ShuffledOrder::shuffled_epoch(int64_t epoch) const {
 
 MixedOrder::MixedOrder(std::vector<ShuffledOrder> orders, std::vector<int64_t> sizes,
                        std::vector<double> weights)
-    : orders_(std::move(orders)), shares_(std::move(weights)), taken_(orders_.size()) {
-  COHORT_CHECK(!orders_.empty() && orders_.size() == sizes.size() && sizes.size() == shares_.size(),
-               "[mixed_order] expected an order, a size and a weight of each source");
+    : orders_(std::move(orders)), fractions_(std::move(weights)), counts_(orders_.size()) {
+  COHORT_CHECK(
+      !orders_.empty() && orders_.size() == sizes.size() && sizes.size() == fractions_.size(),
+      "[mixed_order] expected an order, a size and a weight of each source");
   int64_t begin = 0;
-  for (const int64_t size : sizes) begins_.push_back(std::exchange(begin, begin + size));
-  const double sum = std::accumulate(shares_.begin(), shares_.end(), 0.0);
-  for (double& share : shares_) share /= sum;
+  for (const int64_t size : sizes) source_begins_.push_back(std::exchange(begin, begin + size));
+  const double sum = std::accumulate(fractions_.begin(), fractions_.end(), 0.0);
+  for (double& fraction : fractions_) fraction /= sum;
 }
 
-// The one that lags the most behind its share.
+// The source that lags furthest behind its fraction.
 size_t MixedOrder::next_source() {
   ++position_;
   size_t best = 0;
   double most = -1;
-  for (size_t s = 0; s < shares_.size(); ++s) {
-    const double lag = shares_[s] * static_cast<double>(position_) - static_cast<double>(taken_[s]);
+  for (size_t s = 0; s < fractions_.size(); ++s) {
+    const double lag =
+        fractions_[s] * static_cast<double>(position_) - static_cast<double>(counts_[s]);
     if (s > 0 && lag <= most) continue;
     most = lag;
     best = s;
   }
-  ++taken_[best];
+  ++counts_[best];
   return best;
 }
 
 int64_t MixedOrder::next() {
   const size_t source = next_source();
-  return begins_[source] + orders_[source].next();
+  return source_begins_[source] + orders_[source].next();
 }
 
 void MixedOrder::seek(int64_t position) {
   position_ = 0;
-  std::fill(taken_.begin(), taken_.end(), 0);
+  std::fill(counts_.begin(), counts_.end(), 0);
   if (orders_.size() == 1)
-    taken_[0] = position_ = position;
+    counts_[0] = position_ = position;
   else
     while (position_ < position) next_source();
-  for (size_t s = 0; s < orders_.size(); ++s) orders_[s].seek(taken_[s]);
+  for (size_t s = 0; s < orders_.size(); ++s) orders_[s].seek(counts_[s]);
 }
 
 int64_t random_window(int64_t size, int64_t window, uint64_t seed, int64_t i) {
@@ -116,7 +118,7 @@ int64_t random_window(int64_t size, int64_t window, uint64_t seed, int64_t i) {
   if (size < window)
     throw InputError(str("the text has ", size, " tokens, fewer than a window of ", window,
                          "; hint: use a longer text or a shorter window"));
-  // The second word keeps these streams apart from those of epochs.
+  // Third word 1 separates these streams from those of epochs.
   Rng rng(seed, rng_stream(kShufflePurpose, static_cast<uint64_t>(i), 1));
   return rng.below(size - window + 1);
 }

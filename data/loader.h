@@ -1,5 +1,4 @@
-// Which example comes next: a shuffled, endless, resumable order over [0, size). The only state is
-// a position.
+// Order of examples: shuffled, endless and resumable over [0, size). The only state is a position.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +16,9 @@ namespace cohort {
 class ShuffledOrder {
  public:
   ShuffledOrder(int64_t size, uint64_t seed);
-  // A curriculum: of the shuffled order, the examples up to each of `span_ends` (ascending), from
-  // the one before on, come sorted, the easier before the harder; beyond the last one so does each
-  // epoch. `difficulty`: of each example; none: no curriculum. `source`: keeps orders apart.
+  // Curriculum: each span of the shuffled order between consecutive `span_ends` (ascending), and
+  // after the last one each epoch, is sorted from easy to hard. `difficulty`: per example; empty:
+  // no curriculum. `source`: separates the RNG streams of several orders.
   struct Options {
     std::vector<float> difficulty;
     std::vector<int64_t> span_ends;
@@ -27,23 +26,23 @@ class ShuffledOrder {
   };
   ShuffledOrder(int64_t size, uint64_t seed, Options options);
   int64_t next();
-  int64_t position() const { return position_; }  // indices handed out so far
+  int64_t position() const { return position_; }  // indices returned so far
   void seek(int64_t position);
 
  private:
-  // The positions [begin, end) that are sorted together with `position`; without a curriculum those
-  // of its epoch.
+  // Positions [begin, end) that are sorted together with `position`; its epoch without a
+  // curriculum.
   std::pair<int64_t, int64_t> span_at(int64_t position) const;
   std::vector<int64_t> shuffled_epoch(int64_t epoch) const;
   int64_t size_, position_ = 0;
   uint64_t seed_;
   Options options_;
   int64_t begin_ = 0;
-  std::vector<int64_t> order_;  // of the positions from begin_ on
+  std::vector<int64_t> order_;  // indices at positions begin_, begin_ + 1, ...
 };
 
-// Which example comes next of a set that has those of several sources one after the other: of each
-// source as often as its weight says, to within one example at any time, in its own shuffled order.
+// Mixed order over a set that concatenates several sources: each source appears in proportion to
+// its weight, to within one example at any time, in its own shuffled order.
 class MixedOrder {
  public:
   MixedOrder(std::vector<ShuffledOrder> orders, std::vector<int64_t> sizes,
@@ -55,13 +54,13 @@ class MixedOrder {
  private:
   size_t next_source();
   std::vector<ShuffledOrder> orders_;
-  std::vector<int64_t> begins_;  // of each source in the set
-  std::vector<double> shares_;
-  std::vector<int64_t> taken_;
+  std::vector<int64_t> source_begins_;
+  std::vector<double> fractions_;
+  std::vector<int64_t> counts_;  // examples returned so far, per source
   int64_t position_ = 0;
 };
 
-// Which of some weights a draw addressed by (seed, i) falls on.
+// Index of a weight, drawn in proportion to the weights; the draw is addressed by (seed, i).
 size_t weighted_choice(std::span<const double> weights, uint64_t seed, int64_t i);
 
 // Start of the i-th random window of `window` tokens in a stream of `size` tokens: addressed by

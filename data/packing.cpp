@@ -14,8 +14,8 @@ int64_t inputs(const TokenSequence& sequence) {
   return static_cast<int64_t>(sequence.tokens.size()) - 1;
 }
 
-// Whether b, packed behind a, shares its prefix.
-bool share_prefix(const TokenSequence& a, const TokenSequence& b) {
+// True if b, packed directly after a, shares its prefix.
+bool shares_prefix(const TokenSequence& a, const TokenSequence& b) {
   return b.group >= 0 && b.group == a.group && b.prefix > 0;
 }
 
@@ -38,7 +38,7 @@ void check(const TokenSequence& s, const TokenSequence& first) {
   }
 }
 
-// The values of a column at the targets.
+// Values of a column at the targets.
 Tensor column_of(std::span<const TokenSequence> sequences, const std::string& name,
                  size_t targets) {
   std::vector<double> out;
@@ -51,14 +51,15 @@ Tensor column_of(std::span<const TokenSequence> sequences, const std::string& na
   return Tensor::from(out);
 }
 
-// Where micro batches of at most `budget` inputs begin, and the end.
-std::vector<size_t> cut(std::span<const TokenSequence> sequences, int64_t budget) {
+// Index of the first sequence of each micro batch of at most `budget` inputs, then the number of
+// sequences.
+std::vector<size_t> micro_batch_begins(std::span<const TokenSequence> sequences, int64_t budget) {
   std::vector<size_t> begins;
   int64_t used = 0;
   for (size_t i = 0; i < sequences.size(); ++i) {
     const int64_t all = inputs(sequences[i]);
-    const bool shares = i > 0 && share_prefix(sequences[i - 1], sequences[i]);
-    const int64_t more = all - (shares ? sequences[i].prefix : 0);
+    const bool shared = i > 0 && shares_prefix(sequences[i - 1], sequences[i]);
+    const int64_t more = all - (shared ? sequences[i].prefix : 0);
     if (i > 0 && more <= budget - used) {
       used += more;
     } else {
@@ -87,17 +88,17 @@ PackedBatch pack(std::span<const TokenSequence> sequences, DType column_dtype) {
   COHORT_CHECK(total <= std::numeric_limits<int32_t>::max(), "[pack] ", total,
                " tokens exceed what cu_seqlens can address");
 
-  std::vector<int32_t> tokens, positions, cu_seqlens{0}, prefixes, learned, targets;
+  std::vector<int32_t> tokens, positions, cu_seqlens{0}, prefixes, target_positions, targets;
   std::vector<int64_t> indices;
-  const auto most = static_cast<size_t>(total);
-  for (auto* values : {&tokens, &positions, &learned, &targets}) values->reserve(most);
-  indices.reserve(most);
-  // Inputs [begin, end) of a sequence, after a prefix at `prefix_begin`.
+  const auto capacity = static_cast<size_t>(total);
+  for (auto* values : {&tokens, &positions, &target_positions, &targets}) values->reserve(capacity);
+  indices.reserve(capacity);
+  // Appends inputs [begin, end) of a sequence whose prefix is at `prefix_begin`.
   const auto add = [&](const TokenSequence& s, int64_t begin, int64_t end, int32_t prefix_begin) {
     for (int64_t i = begin; i < end; ++i) {
       const auto at = static_cast<size_t>(i);
       if (s.loss_mask[at + 1]) {
-        learned.push_back(static_cast<int32_t>(tokens.size()));
+        target_positions.push_back(static_cast<int32_t>(tokens.size()));
         targets.push_back(s.tokens[at + 1]);
       }
       tokens.push_back(s.tokens[at]);
@@ -110,7 +111,7 @@ PackedBatch pack(std::span<const TokenSequence> sequences, DType column_dtype) {
   bool any_shared = false;
   for (size_t begin = 0, end = 0; begin < sequences.size(); begin = end) {
     const TokenSequence& first = sequences[begin];
-    for (end = begin + 1; end < sequences.size() && share_prefix(first, sequences[end]); ++end)
+    for (end = begin + 1; end < sequences.size() && shares_prefix(first, sequences[end]); ++end)
       COHORT_CHECK(sequences[end].prefix == first.prefix &&
                        std::equal(first.tokens.begin(), first.tokens.begin() + first.prefix,
                                   sequences[end].tokens.begin()),
@@ -130,7 +131,7 @@ PackedBatch pack(std::span<const TokenSequence> sequences, DType column_dtype) {
   batch.cu_seqlens = Tensor::from(cu_seqlens);
   if (any_shared)
     batch.prefixes = Tensor::from(prefixes, {static_cast<int64_t>(prefixes.size()) / 2, 2});
-  batch.learned = Tensor::from(learned);
+  batch.target_positions = Tensor::from(target_positions);
   batch.targets = Tensor::from(targets);
   if (!sequences.empty())
     for (const auto& [name, values] : sequences.front().columns)
@@ -141,13 +142,13 @@ PackedBatch pack(std::span<const TokenSequence> sequences, DType column_dtype) {
 std::vector<PackedBatch> pack_micro_batches(std::span<const TokenSequence> sequences,
                                             int64_t budget, DType column_dtype) {
   COHORT_CHECK(budget > 0, "[pack_micro_batches] expected a positive budget, got ", budget);
-  std::vector<size_t> begins = cut(sequences, budget);
-  // The smallest budget for as many: the last one is not smaller than it need be, nor the others
-  // larger.
+  std::vector<size_t> begins = micro_batch_begins(sequences, budget);
+  // Bisects for the smallest budget that gives the same number of micro batches.
   int64_t too_small = 0;
   while (budget - too_small > 1) {
     const int64_t middle = too_small + (budget - too_small) / 2;
-    if (std::vector<size_t> even = cut(sequences, middle); even.size() == begins.size()) {
+    if (std::vector<size_t> even = micro_batch_begins(sequences, middle);
+        even.size() == begins.size()) {
       budget = middle;
       begins = std::move(even);
     } else {
@@ -155,17 +156,17 @@ std::vector<PackedBatch> pack_micro_batches(std::span<const TokenSequence> seque
     }
   }
   std::vector<PackedBatch> batches(begins.size() - 1);
-  std::vector<std::exception_ptr> faults(batches.size());
+  std::vector<std::exception_ptr> errors(batches.size());
   parallel_for(static_cast<int64_t>(batches.size()), 1, [&](int64_t i, int64_t) {
     const auto b = static_cast<size_t>(i);
     try {
       batches[b] = pack(sequences.subspan(begins[b], begins[b + 1] - begins[b]), column_dtype);
     } catch (...) {
-      faults[b] = std::current_exception();
+      errors[b] = std::current_exception();
     }
   });
-  for (const std::exception_ptr& fault : faults)
-    if (fault != nullptr) std::rethrow_exception(fault);
+  for (const std::exception_ptr& error : errors)
+    if (error != nullptr) std::rethrow_exception(error);
   return batches;
 }
 
@@ -177,8 +178,8 @@ const Tensor& PackedBatch::column(const std::string& name) const {
 
 PackedBatch PackedBatch::to(Device device) const {
   PackedBatch out = *this;
-  for (Tensor* t :
-       {&out.tokens, &out.positions, &out.sequences, &out.cu_seqlens, &out.learned, &out.targets})
+  for (Tensor* t : {&out.tokens, &out.positions, &out.sequences, &out.cu_seqlens,
+                    &out.target_positions, &out.targets})
     *t = t->to(device);
   if (prefixes.defined()) out.prefixes = prefixes.to(device);
   for (auto& [name, values] : out.columns) values = values.to(device);

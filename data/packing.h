@@ -12,31 +12,31 @@
 
 namespace cohort {
 
-// One training sequence. `loss_mask[i]` says whether token i is a target (prompt tokens are not;
+// One training sequence. `loss_mask[i]` is nonzero if token i is a target (prompt tokens are not;
 // the end-of-sequence token is).
 struct TokenSequence {
   std::vector<int32_t> tokens;
   std::vector<uint8_t> loss_mask;  // same size as tokens; loss_mask[0] is never used
   int64_t index = 0;               // within the optimiser step: addresses dropout
   // Sequences of one group (0 or more) begin with the same `prefix` tokens, none of them a target.
-  // Those that are packed side by side share these: they are computed once.
+  // If packed consecutively they share the prefix, which is computed once.
   int64_t group = -1, prefix = 0;
-  // What else is known of the tokens, by name: values of the size of `tokens`.
+  // Named per-token values, each of the size of `tokens`.
   std::map<std::string, std::vector<double>> columns;
   int64_t num_targets() const;
 };
 
-// n tokens give n - 1 inputs. Those whose next token is in the loss mask are learned: L of the T.
-// A prefix that sequences share is a sequence of its own before them, and they are without it.
+// n tokens give n - 1 inputs. The L of the T inputs whose next token is in the loss mask are target
+// positions. A shared prefix is packed once, as a sequence of its own before those that share it.
 struct PackedBatch {
-  Tensor tokens;      // [T] i32
-  Tensor positions;   // [T] i32, from 0 in each sequence, or from its prefix's length
-  Tensor sequences;   // [T] i64, TokenSequence::index of each token
-  Tensor cu_seqlens;  // [S + 1] i32
-  Tensor prefixes;    // [S, 2] i32, as AttentionDesc::prefixes; undefined: nothing is shared
-  Tensor learned;     // [L] i32: which tokens, ascending
-  Tensor targets;     // [L] i32: the tokens that follow them
-  // [L] each: the target's value in TokenSequence::columns.
+  Tensor tokens;            // [T] i32
+  Tensor positions;         // [T] i32, from 0 in each sequence, or from its prefix's length
+  Tensor sequences;         // [T] i64, TokenSequence::index of each token
+  Tensor cu_seqlens;        // [S + 1] i32
+  Tensor prefixes;          // [S, 2] i32, as AttentionDesc::prefixes; undefined: nothing is shared
+  Tensor target_positions;  // [L] i32: indices into `tokens`, ascending
+  Tensor targets;           // [L] i32: the tokens that follow them
+  // [L] each: the targets' values of TokenSequence::columns.
   std::map<std::string, Tensor> columns;
   int64_t size() const { return tokens.numel(); }
   int64_t num_targets() const { return targets.numel(); }
@@ -45,13 +45,13 @@ struct PackedBatch {
   PackedBatch to(Device device) const;
 };
 
-// Lays the sequences end to end in the given order. They need at least two tokens each, and the
+// Lays the sequences end to end in the given order. Each needs at least two tokens, and all the
 // same columns, which become tensors of `column_dtype`.
 PackedBatch pack(std::span<const TokenSequence> sequences, DType column_dtype = DType::kF64);
 
-// Micro batches: consecutive sequences of together at most `budget` inputs, those that they share
-// counted once (a longer sequence gets a batch of its own), packed. There are as few as that
-// allows, and the largest is as small as so many allow.
+// Packs consecutive sequences into micro batches of at most `budget` inputs each, shared prefixes
+// counted once (a longer sequence gets a batch of its own). Minimises the number of micro batches,
+// then the size of the largest.
 std::vector<PackedBatch> pack_micro_batches(std::span<const TokenSequence> sequences,
                                             int64_t budget, DType column_dtype = DType::kF64);
 

@@ -15,23 +15,24 @@
 namespace cohort {
 namespace {
 
-// Work of one call: kItemCost for each item tried and 1 for each byte that an item passed over.
-// The whole takes below a second.
+// Budget of one call: kItemCost for each item tried and 1 for each byte an item advances. All of it
+// takes less than a second.
 constexpr int64_t kMaxWork = 500'000'000;
 constexpr int64_t kItemCost = 16;
 constexpr uint32_t kMaxMatchSteps = 10'000'000, kMaxHeapKiB = 64 * 1024;
 
 struct Budget {
   int64_t left;
-  size_t position = 0;  // of the last callout
+  size_t last_position = 0;  // at the previous callout
 };
 
 int charge(pcre2_callout_block* block, void* context) {
   auto& budget = *static_cast<Budget*>(context);
   const size_t at = block->current_position;
-  budget.left -= kItemCost + static_cast<int64_t>(at > budget.position ? at - budget.position
-                                                                       : budget.position - at);
-  budget.position = at;
+  budget.left -=
+      kItemCost + static_cast<int64_t>(at > budget.last_position ? at - budget.last_position
+                                                                 : budget.last_position - at);
+  budget.last_position = at;
   return budget.left > 0 ? 0 : PCRE2_ERROR_MATCHLIMIT;
 }
 
@@ -65,14 +66,14 @@ class Search {
   bool match(size_t start, uint32_t options) {
     // The first call has checked the whole text.
     const uint32_t checked = checked_ ? PCRE2_NO_UTF_CHECK : 0;
-    budget_.position = start;
+    budget_.last_position = start;
     const int rc = pcre2_match(code_, reinterpret_cast<PCRE2_SPTR>(text_.data()), text_.size(),
                                start, options | checked, data_.get(), context_.get());
     checked_ = true;
     failed_ = rc < 0 && rc != PCRE2_ERROR_NOMATCH;
     return rc > 0;
   }
-  // The last search ended at a limit or at invalid text: what lies behind is unknown.
+  // True if the last search ended at a limit or at invalid text: later matches are unknown.
   bool failed() const { return failed_; }
   int64_t work_left() const { return budget_.left; }
   size_t begin() const { return pcre2_get_ovector_pointer(data_.get())[0]; }
@@ -96,8 +97,8 @@ class Search {
   bool checked_ = false, failed_ = false;
 };
 
-// Characters of \s and \w for a class in brackets, and those of \S: PCRE2 10.42 counts U+180E as a
-// space and no marks as word characters.
+// Characters of \s, \S and \w for a bracketed class. PCRE2 10.42 differs: it counts U+180E as a
+// space, and no marks as word characters.
 constexpr const char* kSpaces =
     R"(\x09-\x0d\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 constexpr const char* kNoSpaces =
@@ -105,7 +106,7 @@ constexpr const char* kNoSpaces =
     R"(\x{202a}-\x{202e}\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{10ffff})";
 constexpr const char* kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
 
-// The pattern with \s, \S, \w and \W written out.
+// The pattern with \s, \S, \w and \W expanded.
 std::string with_unicode_classes(const std::string& pattern) {
   std::string out;
   bool in_class = false;
@@ -171,7 +172,7 @@ std::optional<std::vector<std::string>> Regex::find_last(std::string_view text) 
   uint32_t options = 0;
   while (search.match(start, options)) {
     last = search.groups();
-    // After an empty match the next one must not be the same again.
+    // After an empty match the next one at this position must not be empty.
     options = search.begin() == search.end() ? PCRE2_NOTEMPTY_ATSTART : 0;
     start = search.end();
   }
@@ -185,9 +186,9 @@ void Regex::find_all(std::string_view text, int64_t& work,
   size_t start = 0;
   uint32_t options = 0;
   while (search.match(start, options)) {
-    // \K in a lookahead can make a match that ends before it begins, or begins before the last.
+    // \K in a lookahead can give a match with end < begin, or one that begins before the last.
     if (search.end() < search.begin() || search.begin() < start)
-      throw InputError("a regular expression with \\K in an assertion finds no text");
+      throw InputError("a regular expression with \\K in an assertion is not supported");
     found(search.begin(), search.end());
     options = search.begin() == search.end() ? PCRE2_NOTEMPTY_ATSTART : 0;
     start = search.end();

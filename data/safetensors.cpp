@@ -1,5 +1,5 @@
-// The safetensors format, written from its specification. The reader trusts nothing: a header is
-// checked completely before the first tensor byte is touched.
+// The safetensors format, implemented from its specification. The reader validates the whole header
+// before it touches tensor data.
 #include "data/safetensors.h"
 
 #include <fcntl.h>
@@ -51,16 +51,16 @@ const char* stored_name(DType dtype) {
   return kNames[static_cast<int>(dtype)];
 }
 
-// IEEE half precision, exactly.
+// Exact conversion from IEEE half precision.
 float half_to_float(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, magnitude = half & 0x7fff;
   if (magnitude >= 0x7c00)  // infinity, NaN
     return std::bit_cast<float>(sign | 0x7f800000 | magnitude << 13);
-  // Subnormals become normal by a product with 2^112, which is exact.
+  // Multiplication by 2^112 is exact and normalises subnormals.
   return std::bit_cast<float>(sign | magnitude << 13) * 0x1p112f;
 }
 
-// The JSON header, padded with spaces so that the first tensor starts at a multiple of 8 bytes.
+// The JSON header, padded with spaces so that the data starts at a multiple of 8 bytes.
 std::string make_header(const NamedTensors& tensors) {
   Json header = Json::Object{{kMetadata, Json().set("format", "pt")}};
   std::set<std::string> seen{kMetadata};
@@ -85,7 +85,7 @@ std::string make_header(const NamedTensors& tensors) {
 
 }  // namespace
 
-// The format's types. F16 is read as f32; those without a tensor type are known to have a size.
+// The format's types. F16 is read as f32; types without a DType have a size only.
 const SafetensorsFile::StoredType SafetensorsFile::kTypes[] = {
     {"F64", 8, DType::kF64},   {"F32", 4, DType::kF32},      {"F16", 2, DType::kF32},
     {"BF16", 2, DType::kBF16}, {"I64", 8, DType::kI64},      {"I32", 4, DType::kI32},
@@ -95,7 +95,7 @@ const SafetensorsFile::StoredType SafetensorsFile::kTypes[] = {
 
 namespace {
 
-// A file that is written from its start and then flushed to disk.
+// A new file that is flushed to disk by finish().
 class FlushedFile {
  public:
   explicit FlushedFile(const std::string& path)
@@ -111,8 +111,8 @@ class FlushedFile {
   }
 
  private:
-  [[noreturn]] void fail(const char* what) const {
-    throw Error(str(path_, ": ", what, ": ", system_reason()));
+  [[noreturn]] void fail(const char* message) const {
+    throw Error(str(path_, ": ", message, ": ", system_reason()));
   }
   const std::string path_;
   Descriptor file_;
@@ -163,7 +163,7 @@ void SafetensorsFile::read_header() {
     fail(str("is truncated or not in safetensors format: a header of ", length, " bytes, with ",
              rest, " bytes left in the file"));
   const std::string_view text(bytes + sizeof length, length);
-  // The format demands it: a file cannot be of another type at the same time.
+  // Required by the format, so that a file cannot be valid in another format too.
   if (!text.starts_with('{')) fail("malformed header: does not start with '{'");
   const Json header = parse_json(text, path_ + ": malformed header");
   data_ = static_cast<const uint8_t*>(map_.begin) + sizeof length + length;
@@ -178,14 +178,14 @@ void SafetensorsFile::read_header() {
 }
 
 void SafetensorsFile::check_metadata(const Json& json) const {
-  if (!json.is_object()) fail(str("malformed header: ", kMetadata, " is no object"));
+  if (!json.is_object()) fail(str("malformed header: ", kMetadata, " is not an object"));
   for (const auto& [key, value] : json.as_object())
     if (!value.is_string()) fail(str("malformed header: ", kMetadata, " '", key, "' is not text"));
 }
 
 namespace {
 
-// The list of whole numbers from 0 under `key`, or nothing.
+// The list of non-negative integers under `key`; nullopt if it is not one.
 std::optional<std::vector<int64_t>> find_sizes(const Json& json, const char* key) {
   const Json* list = json.find(key);
   if (list == nullptr || !list->is_array()) return {};
@@ -197,7 +197,7 @@ std::optional<std::vector<int64_t>> find_sizes(const Json& json, const char* key
   return sizes;
 }
 
-// Product of the sizes and `size`, or nothing if it leaves int64.
+// Product of the sizes and `size`; nullopt on int64 overflow.
 std::optional<int64_t> byte_count(std::span<const int64_t> sizes, size_t size) {
   auto bytes = static_cast<int64_t>(size);
   for (const int64_t d : sizes)
@@ -235,7 +235,7 @@ void SafetensorsFile::read_entry(const std::string& name, const Json& json) {
   entries_.emplace(name, entry);
 }
 
-// The tensors must cover the data without holes and overlaps.
+// Tensors must cover the data without gaps and overlaps.
 void SafetensorsFile::check_layout() const {
   std::vector<std::pair<uint64_t, uint64_t>> ranges;
   for (const auto& [name, entry] : entries_) ranges.emplace_back(entry.begin, entry.end);
@@ -295,13 +295,13 @@ void SafetensorsFile::read_rows(const std::string& name, int64_t first, Tensor& 
   expected[0] = out.dim(0);
   COHORT_CHECK(out.shape() == expected, "[safetensors] expected rows ", expected.str(), ", got ",
                out.str());
-  dtype(name);  // it must have one
+  dtype(name);  // throws if unsupported
   const int64_t row = out.dim(0) == 0 ? 0 : out.numel() / out.dim(0);
   Tensor flat = out.reshape({out.numel()});
   read_elements(entry, first * row, flat);
 }
 
-// Brings the next bytes of the file to memory, as far as the system can.
+// Populates the next pages of the mapping, if the system supports it.
 void SafetensorsFile::read_ahead(const uint8_t* from) const {
   constexpr size_t kAhead = 16 << 20, kPage = 4096;
   auto* const begin = static_cast<uint8_t*>(map_.begin);
@@ -309,18 +309,18 @@ void SafetensorsFile::read_ahead(const uint8_t* from) const {
   ::madvise(begin + at, std::min(kAhead, map_.size - at), MADV_POPULATE_READ);
 }
 
-// Chunk by chunk: a chunk is copied from the mapping to plain memory, by all threads, because the
-// mapping's pages may still have to come from the disk; from there it goes to its place.
+// All threads copy one chunk at a time from the mapping to plain memory, because pages may still be
+// on disk; the chunk is then copied to its destination.
 void SafetensorsFile::read_elements(const Entry& entry, int64_t first, Tensor& out) const {
   constexpr int64_t kChunk = 4 << 20, kGrain = 64 << 10, kWorthAThread = 1 << 20;  // elements
   const bool half = std::string_view(entry.type->name) == "F16";
   const DType dtype = *entry.type->dtype;
-  std::future<void> ahead;  // so that the disk is not idle while a chunk goes to its place
+  std::future<void> ahead;  // keeps the disk busy while a chunk is copied to its destination
   for (int64_t begin = 0; begin < out.numel(); begin += kChunk) {
     const int64_t count = std::min(kChunk, out.numel() - begin);
-    Tensor place = out.narrow(0, begin, count);
-    const bool direct = place.device().is_cpu() && place.dtype() == dtype;
-    Tensor chunk = direct ? place : Tensor::empty({count}, dtype);
+    Tensor target = out.narrow(0, begin, count);
+    const bool direct = target.device().is_cpu() && target.dtype() == dtype;
+    Tensor chunk = direct ? target : Tensor::empty({count}, dtype);
     const uint8_t* source =
         data_ + entry.begin + static_cast<uint64_t>(first + begin) * entry.type->size;
     if (count >= kWorthAThread)
@@ -341,7 +341,7 @@ void SafetensorsFile::read_elements(const Entry& entry, int64_t first, Tensor& o
                     static_cast<size_t>(to - from) * size);
       }
     });
-    if (!direct) place.copy_(chunk);
+    if (!direct) target.copy_(chunk);
   }
 }
 
@@ -378,14 +378,14 @@ std::vector<std::string> write_sharded(const std::string& dir, const std::string
     return std::string(5 - std::min<size_t>(5, digits.size()), '0') + digits;
   };
   std::vector<std::string> names;
-  Json::Object places;
+  Json::Object weight_map;
   for (size_t i = 0; i < shards.size(); ++i) {
     names.push_back(file_name(stem + "-" + number(i + 1) + "-of-" + number(shards.size())));
     write_safetensors(dir + "/" + names.back(), shards[i]);
-    for (const auto& [name, tensor] : shards[i]) places.emplace_back(name, names.back());
+    for (const auto& [name, tensor] : shards[i]) weight_map.emplace_back(name, names.back());
   }
   Json index;
-  index.set("metadata", Json().set("total_size", total)).set("weight_map", std::move(places));
+  index.set("metadata", Json().set("total_size", total)).set("weight_map", std::move(weight_map));
   FlushedFile file(dir + "/" + index_name(stem));
   const std::string text = index.dump(2) + "\n";
   file.write(text.data(), text.size());
@@ -394,7 +394,7 @@ std::vector<std::string> write_sharded(const std::string& dir, const std::string
   return names;
 }
 
-bool SafetensorsFolder::is_there(const std::string& dir, const std::string& stem) {
+bool SafetensorsFolder::exists(const std::string& dir, const std::string& stem) {
   for (const std::string& name : {file_name(stem), index_name(stem)})
     if (::access((dir + "/" + name).c_str(), F_OK) == 0) return true;
   return false;
@@ -414,14 +414,14 @@ SafetensorsFolder::SafetensorsFolder(const std::string& dir, const std::string& 
 
 void SafetensorsFolder::open_shards(const std::string& dir) {
   const Json index = parse_json(read_input_file(path_), path_);
-  const Json* places = index.find("weight_map");
-  if (places == nullptr || !places->is_object())
+  const Json* weight_map = index.find("weight_map");
+  if (weight_map == nullptr || !weight_map->is_object())
     throw InputError(path_ + ": expected an object weight_map");
   std::map<std::string, const SafetensorsFile*> shards;
-  for (const auto& [name, place] : places->as_object()) {
-    const std::string& file = place.as_string();
+  for (const auto& [name, shard_name] : weight_map->as_object()) {
+    const std::string& file = shard_name.as_string();
     if (file.empty() || file.find('/') != file.npos)
-      throw InputError(str(path_, ": weight_map: '", file, "' is no name of a file"));
+      throw InputError(str(path_, ": weight_map: '", file, "' is not a file name"));
     const SafetensorsFile*& shard = shards[file];
     if (shard == nullptr) {
       files_.push_back(std::make_unique<SafetensorsFile>(dir + "/" + file));

@@ -20,14 +20,14 @@ using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 // Writes in the given order and flushes to disk (fsync). Throws Error with the path and the
 // system's reason.
 void write_safetensors(const std::string& path, const NamedTensors& tensors);
-// Writes DIR/STEM.safetensors, or, where that would have more than `shard_bytes` of tensors, shards
-// STEM-00001-of-00003.safetensors, ... and STEM.safetensors.index.json, which says what is where.
-// Returns the names of the files. Throws as write_safetensors() does.
+// Writes DIR/STEM.safetensors or, for more than `shard_bytes` of tensors, the shards
+// STEM-00001-of-00003.safetensors, ... and their index STEM.safetensors.index.json. Returns the
+// names of the files. Throws as write_safetensors() does.
 std::vector<std::string> write_sharded(const std::string& dir, const std::string& stem,
                                        const NamedTensors& tensors,
                                        int64_t shard_bytes = 5'000'000'000);
 
-// A file open for reading (memory-mapped). Throws InputError("PATH: ..."): missing, truncated,
+// A memory-mapped file. The constructor throws InputError("PATH: ..."): missing or truncated file,
 // overlapping or out-of-range tensors, unknown dtype, malformed header.
 class SafetensorsFile {
  public:
@@ -36,14 +36,14 @@ class SafetensorsFile {
   const std::vector<std::string>& names() const { return names_; }
   bool contains(const std::string& name) const { return entries_.contains(name); }
   Shape shape(const std::string& name) const { return find(name).shape; }
-  // Of read(): f32 for F16. Throws InputError for types that have no tensors here (I16, F8, ...).
+  // Dtype that read() returns: f32 for F16. Throws InputError for unsupported types (I16, F8, ...).
   DType dtype(const std::string& name) const;
-  // The name of the type in the file: "BF16".
+  // Name of the type in the file, for instance "BF16".
   const char* stored_dtype(const std::string& name) const { return find(name).type->name; }
-  // A copy. Throws InputError naming the file and the known names if there is no such tensor.
+  // Reads a tensor. Throws InputError listing the known names if there is no such tensor.
   Tensor read(const std::string& name) const;
-  // Rows first, first + 1, ... of a tensor, converted to the dtype of `out`, which is contiguous,
-  // on any device, and says how many: no other copy of the whole is made.
+  // Reads rows first .. first + out.dim(0) - 1 of a tensor into `out` (contiguous, on any device),
+  // converted to its dtype. Makes no other full copy.
   void read_rows(const std::string& name, int64_t first, Tensor& out) const;
 
  private:
@@ -55,9 +55,9 @@ class SafetensorsFile {
   struct Entry {
     const StoredType* type;
     Shape shape;
-    uint64_t begin, end;  // within the data, which follows the header
+    uint64_t begin, end;  // byte offsets into the data behind the header
   };
-  struct Map {  // the whole file
+  struct Map {
     void* begin = nullptr;
     size_t size = 0;
     Map() = default;
@@ -67,7 +67,9 @@ class SafetensorsFile {
   };
 
   static const StoredType kTypes[];
-  [[noreturn]] void fail(const std::string& what) const { throw InputError(path_ + ": " + what); }
+  [[noreturn]] void fail(const std::string& message) const {
+    throw InputError(path_ + ": " + message);
+  }
   void open();
   void read_header();
   void check_metadata(const Json& json) const;
@@ -85,18 +87,18 @@ class SafetensorsFile {
   std::map<std::string, Entry> entries_;
 };
 
-// The tensors of DIR/STEM.safetensors, or of the shards that DIR/STEM.safetensors.index.json lists.
-// Throws InputError as SafetensorsFile does, and for an index that does not fit its shards.
+// The tensors of DIR/STEM.safetensors or of the shards listed in DIR/STEM.safetensors.index.json.
+// Throws InputError as SafetensorsFile does, and for an index that contradicts its shards.
 class SafetensorsFolder {
  public:
   SafetensorsFolder(const std::string& dir, const std::string& stem);
-  // Whether there are such files.
-  static bool is_there(const std::string& dir, const std::string& stem);
+  // True if the file or the index exists.
+  static bool exists(const std::string& dir, const std::string& stem);
 
   // The file that holds a tensor; nullptr: none does.
   const SafetensorsFile* find(const std::string& name) const;
   std::vector<std::string> names() const;
-  // The file that says what there is.
+  // Path of the file or of the index.
   const std::string& path() const { return path_; }
 
  private:

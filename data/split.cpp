@@ -1,4 +1,4 @@
-// FNV alone mixes short texts badly into the high bits, which are the ones compared here.
+// FNV alone mixes short texts badly into the high bits, which decide the comparison here.
 #include "data/split.h"
 
 namespace cohort {

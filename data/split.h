@@ -1,5 +1,5 @@
-// Which problems are held out: a property of a text (the prompt, or the fields of data.split_by),
-// so that no seed, order or duplicate can carry a problem across the border.
+// The held-out split as a property of a text (the prompt, or the fields of data.split_by), so that
+// no seed, order or duplicate can move a problem into the other split.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,9 @@
 
 namespace cohort {
 
-// FNV-1a of the text, mixed by splitmix64's finaliser. The same on every platform and in every
-// version.
+// FNV-1a of the text, mixed by splitmix64's finaliser. Equal on all platforms and in all versions.
 uint64_t split_hash(std::string_view text);
-// True for about `fraction` of all texts: those whose split_hash(), seen as a number in [0, 1), is
-// below it.
+// True if split_hash(), scaled to [0, 1), is below `fraction`: about that fraction of all texts.
 bool is_held_out(uint64_t split_hash, double fraction);
 
 inline bool is_held_out(std::string_view text, double fraction) {

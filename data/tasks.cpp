@@ -19,10 +19,10 @@ const Task* const kTasks[] = {
 // The purpose of rng_stream() for generated problems.
 constexpr uint64_t kTaskPurpose = 5;
 constexpr double kHeldOutFraction = 0.1;
-// Redraws before a task is said to have no training problem: 0.1^200 if it has many.
-constexpr int kMaxRedraws = 200;
-// Draws without a new held-out problem before a task is said to have no more of them.
-constexpr int kPatience = 100000;
+// Attempts to generate a training problem before an error: all fail with probability 0.1^200.
+constexpr int kMaxTries = 200;
+// Consecutive attempts without a new held-out problem before an error.
+constexpr int kMaxFailures = 100000;
 
 std::string sizes_text(const TaskConfig& config) {
   return str("sizes ", config.min_size, " to ", config.max_size);
@@ -33,7 +33,7 @@ void check_sizes(const Task& task, const TaskConfig& config) {
       config.min_size > config.max_size)
     throw InputError(str("task ", task.name, ": ", sizes_text(config),
                          " are not possible; hint: choose min_size <= max_size from ",
-                         task.min_size, " to ", task.max_size, " (", task.what, ")"));
+                         task.min_size, " to ", task.max_size, " (", task.description, ")"));
 }
 
 class TrainingProblems final : public ExampleSet {
@@ -45,7 +45,7 @@ class TrainingProblems final : public ExampleSet {
   Example get(int64_t index) const override {
     COHORT_CHECK(index >= 0, "[task] expected an index from 0, got ", index);
     Rng rng(seed_, rng_stream(kTaskPurpose, static_cast<uint64_t>(index)));
-    for (int i = 0; i < kMaxRedraws; ++i) {
+    for (int i = 0; i < kMaxTries; ++i) {
       Example example = task_.generate(rng, config_);
       if (!is_held_out(example.key(), kHeldOutFraction)) return example;
     }
@@ -61,12 +61,12 @@ class TrainingProblems final : public ExampleSet {
 
 std::vector<Example> held_out_problems(const Task& task, const TaskConfig& config, uint64_t seed,
                                        int64_t size) {
-  // The second word keeps this stream apart from those of training problems.
+  // Third word 1 separates this stream from those of training problems.
   Rng rng(seed, rng_stream(kTaskPurpose, 0, 1));
   std::vector<Example> examples;
   std::unordered_set<std::string> seen;
-  for (int unlucky = 0; static_cast<int64_t>(examples.size()) < size; ++unlucky) {
-    if (unlucky == kPatience)
+  for (int failures = 0; static_cast<int64_t>(examples.size()) < size; ++failures) {
+    if (failures == kMaxFailures)
       throw InputError(str("task ", task.name, ": asked for ", size, " held-out problems of ",
                            sizes_text(config), ", but only ", examples.size(),
                            " could be found; hint: ask for fewer, or raise max_size"));
@@ -74,7 +74,7 @@ std::vector<Example> held_out_problems(const Task& task, const TaskConfig& confi
     if (!is_held_out(example.key(), kHeldOutFraction)) continue;
     if (!seen.insert(example.prompt).second) continue;
     examples.push_back(std::move(example));
-    unlucky = 0;
+    failures = 0;
   }
   return examples;
 }
@@ -118,7 +118,7 @@ std::unique_ptr<ExampleSet> make_task_set(const Task& task, const TaskConfig& co
     return make_example_set(held_out_problems(task, config, seed, size));
   }
   auto problems = std::make_unique<TrainingProblems>(task, config, seed);
-  problems->get(0);  // too few problems is an error now, not in the middle of a run
+  problems->get(0);  // reports too few problems now, not in the middle of a run
   return problems;
 }
 

@@ -1,5 +1,5 @@
-// The byte and the character tokenizer, whose special tokens come after the text tokens, so that a
-// text token's id is its place in the alphabet; and finding out what a folder's tokenizer is.
+// The byte and the character tokenizer, whose special tokens follow the text tokens, so that a text
+// token's id is its index in the alphabet; and detection of a folder's tokenizer.
 #include "data/tokenizer.h"
 
 #include <algorithm>
@@ -12,13 +12,13 @@
 namespace cohort {
 namespace {
 
-// What a tokenizer reads, or comes along with it.
+// Files that a tokenizer reads or that belong to it.
 constexpr const char* kFiles[] = {
     "tokenizer.json",          "vocab.json",        "merges.txt",          "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
     "generation_config.json",  "config.json"};
 
-// A tokenizer whose tokens are texts of their own, and whose last one is end-of-sequence.
+// A tokenizer whose tokens decode independently and whose last token is end-of-sequence.
 class PlainTokenizer : public Tokenizer {
  public:
   std::string decode(std::span<const int32_t> ids, SpecialText) const final {
@@ -32,7 +32,7 @@ class PlainTokenizer : public Tokenizer {
   int64_t vocab_size() const final { return int64_t{eos_id()} + 1; }
 
  protected:
-  // `id` is from 0 on and not end-of-sequence.
+  // `id`: from 0 to eos_id() - 1.
   virtual std::string token(int32_t id) const = 0;
 
  private:
@@ -149,7 +149,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(const Json& json) {
   if (characters == nullptr || !characters->is_string() || characters->as_string().empty())
     throw InputError("damaged tokenizer: expected the text 'characters', not empty");
   std::vector<char32_t> alphabet = characters_of(characters->as_string());
-  // Ids are places in this list: sorting a damaged one would silently renumber the vocabulary.
+  // Ids are indices into this list: sorting a damaged one would silently renumber the vocabulary.
   for (size_t i = 1; i < alphabet.size(); ++i)
     if (alphabet[i - 1] >= alphabet[i])
       throw InputError(str("damaged tokenizer: 'characters' must ascend, but ",
@@ -168,7 +168,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& w
     throw InputError(str(where,
                          ": has no tokenizer; hint: tokenizer.json is needed, or vocab.json ",
                          "and merges.txt"));
-  // Ours are small, and have a type where Hugging Face's have a model.
+  // Cohort's files are small and have a "type" where Hugging Face's have a "model".
   if (json != files.end() && json->second.find("\"model\"") == std::string::npos) {
     const std::string path = where + "/tokenizer.json";
     const Json saved = parse_json(json->second, path);

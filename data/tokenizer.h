@@ -1,5 +1,5 @@
-// Text to token ids and back: bytes, characters, and what Hugging Face's files describe. A model's
-// folder holds its tokenizer.
+// Tokenizers: bytes, characters, and those of Hugging Face files. A model's folder contains its
+// tokenizer.
 #pragma once
 
 #include <algorithm>
@@ -16,49 +16,49 @@
 
 namespace cohort {
 
-// Whether encode() adds what the tokenizer puts around a text (bos, eos).
+// kAdd: encode() adds the tokens that the tokenizer puts around a text (bos, eos).
 enum class SpecialTokens { kNone, kAdd };
-// Whether special tokens give their text.
+// kShow: special tokens are decoded to their text.
 enum class SpecialText { kHide, kShow };
 
-// The text of ids that arrive one after the other. Lives no longer than its tokenizer.
+// Incremental decoder. Must not outlive its tokenizer.
 class DecodeStream {
  public:
   virtual ~DecodeStream() = default;
-  // The text that is certain now.
+  // Returns the text that is certain after this id.
   virtual std::string push(int32_t id) = 0;
-  // The bytes held back: the rest of the text if it ends here. The stream is unchanged.
+  // Bytes held back: the rest of the text if it ends here. The stream is unchanged.
   virtual std::string peek() const = 0;
-  // Leaves out of the text what is held back now, as push() and peek() will return it; the first
-  // bytes of a character stay where the ids that follow finish it. May be called once.
+  // Discards the bytes held back now from the output of push() and peek(); the first bytes of a
+  // character are kept if later ids complete it. May be called once.
   virtual void discard() = 0;
 };
 
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
-  // Throws InputError naming the first character that has no token and its byte offset, or the
-  // first byte that is no UTF-8. Special tokens in the text become their ids.
+  // Special tokens in the text become their ids. Throws InputError naming the first character
+  // without a token and its byte offset, or the first byte that is not UTF-8.
   virtual std::vector<int32_t> encode(std::string_view text,
                                       SpecialTokens special = SpecialTokens::kNone) const = 0;
-  // Special tokens give no text by default, and ids that no token has give none.
+  // Special tokens give no text by default; ids without a token never do.
   virtual std::string decode(std::span<const int32_t> ids,
                              SpecialText special = SpecialText::kHide) const = 0;
-  // What its outputs are one after the other is decode() of all ids. Holds back a character until
-  // its last byte is there, and what the tokenizer's files say may still change.
+  // The concatenated outputs of the stream equal decode() of all ids. It holds back incomplete
+  // characters and text that later ids may still change.
   virtual std::unique_ptr<DecodeStream> decode_stream(
       SpecialText special = SpecialText::kHide) const = 0;
-  // One more than the largest id.
+  // Largest id plus one.
   virtual int64_t vocab_size() const = 0;
   // Throws InputError if the tokenizer's files name no end-of-sequence token.
   virtual int32_t eos_id() const = 0;
-  // What ends a text: eos_id(), then the other ids that the model's generation_config.json or
-  // config.json names.
+  // Ids that end a text: eos_id(), then the others of the model's generation_config.json or
+  // config.json.
   virtual std::vector<int32_t> stop_ids() const { return {eos_id()}; }
-  // What a model's folder needs to have this tokenizer again: one read from files gives them back
-  // byte for byte.
+  // Files that restore this tokenizer from a model's folder; if it was read from files, they are
+  // returned byte for byte.
   virtual NamedFiles files() const;
-  // Of the byte and the character tokenizer; Error for others, which have files.
+  // Byte and character tokenizers only; throws Error for those that have files.
   virtual Json to_json() const = 0;
 };
 
@@ -67,22 +67,22 @@ std::unique_ptr<Tokenizer> make_byte_tokenizer();
 // One token per distinct Unicode character of `text`, in code point order, then end-of-sequence.
 // Throws InputError for text that is empty or not UTF-8.
 std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text);
-// From what to_json() gave. Throws InputError for an unknown type or a damaged file.
+// Inverse of to_json(). Throws InputError for an unknown type or a damaged file.
 std::unique_ptr<Tokenizer> make_tokenizer(const Json& json);
-// From what files() gave, or a model's files (data/tokenizers/hugging_face.h says which). `where`
+// From the result of files() or a model's files (listed in data/tokenizers/hugging_face.h). `where`
 // names their folder in errors.
 std::unique_ptr<Tokenizer> make_tokenizer(NamedFiles files, const std::string& where);
 // The tokenizer of a folder: tokenizer.json (ours or Hugging Face's), else vocab.json and
 // merges.txt. Throws InputError naming the file.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
 
-// A DecodeStream of the text that follows other ids: some tokenizers drop a space at the start of a
-// text, and a character may have begun before.
+// A DecodeStream of the text that follows `before`: some tokenizers remove a space at the start of
+// a text, and a character may continue from the ids before.
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer, std::span<const int32_t> before = {})
       : stream_(tokenizer.decode_stream()) {
-    constexpr size_t kCharacter = 4;  // bytes of the longest
+    constexpr size_t kCharacter = 4;  // maximum UTF-8 bytes
     for (const int32_t id : before.last(std::min(before.size(), kCharacter))) stream_->push(id);
     if (!before.empty()) stream_->discard();
   }

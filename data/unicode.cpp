@@ -1,5 +1,5 @@
-// Categories, lower case and normal forms from utf8proc's tables. Canonical order and the choice of
-// what to normalise at all are ours: the library sorts marks in quadratic time.
+// Categories, lower case and normal forms from utf8proc's tables. Canonical ordering is implemented
+// here, as the library sorts marks in quadratic time, and inert characters skip the library.
 #include "data/unicode.h"
 
 #include <utf8proc.h>
@@ -87,7 +87,7 @@ int combining_class(utf8proc_int32_t code) {
   return utf8proc_get_property(code)->combining_class;
 }
 
-// Appends what `code` decomposes into.
+// Appends the decomposition of `code`.
 void decompose(char32_t code, bool compatible, Codes& out) {
   constexpr size_t kLongest = 32;  // the longest decomposition has 18 code points
   const int options = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | (compatible ? UTF8PROC_COMPAT : 0);
@@ -119,7 +119,7 @@ void append_composed(utf8proc_int32_t* begin, utf8proc_int32_t* end, std::string
   for (utf8proc_ssize_t i = 0; i < n; ++i) out += encode_utf8(static_cast<char32_t>(begin[i]));
 }
 
-// Appends the form of decomposed `codes`, which it uses up.
+// Appends the normal form of decomposed `codes`, which it reorders and overwrites.
 void append_form(Codes& codes, NormalForm form, std::string& out) {
   constexpr utf8proc_int32_t kNoTrailingConsonant = 0x11a7;
   order_marks(codes);
@@ -127,8 +127,8 @@ void append_form(Codes& codes, NormalForm form, std::string& out) {
     for (const utf8proc_int32_t code : codes) out += encode_utf8(static_cast<char32_t>(code));
     return;
   }
-  // The library drops U+11A7 after a Hangul syllable, though that character never composes: it is
-  // kept away from it.
+  // The library drops U+11A7 after a Hangul syllable, though that character never composes, so it
+  // is appended separately.
   utf8proc_int32_t* const end = codes.data() + codes.size();
   for (utf8proc_int32_t* begin = codes.data();;) {
     utf8proc_int32_t* const stop = std::find(begin, end, kNoTrailingConsonant);
@@ -150,8 +150,8 @@ void append_normalized(std::string_view text, NormalForm form, std::string& out)
   append_form(codes, form, out);
 }
 
-// For each form, a bit for each character that the form leaves as it is wherever it stands, and
-// before which a text can be cut without a change to the form of the whole.
+// Per character, a bit for each form in which it is inert: it never changes, and splitting a text
+// before it does not change the normal form of the text.
 std::vector<uint8_t> make_inert() {
   constexpr char32_t kEnd = 0x30000;  // no character from here on decomposes, combines or composes
   constexpr Range kJamo{0x1160, 0x11ff};
@@ -162,19 +162,19 @@ std::vector<uint8_t> make_inert() {
   std::string itself, normal;
   for (char32_t code = 0x80; code < kEnd; ++code) {
     if (code >= 0xd800 && code < 0xe000) continue;
-    const bool moves =
+    const bool is_reordered =
         combining_class(static_cast<utf8proc_int32_t>(code)) != 0 || kJamo.contains(code);
     itself = encode_utf8(code);
     for (const NormalForm form : kForms) {
       parts.clear();
       normal.clear();
       decompose(code, is_compatible(form), parts);
-      // What may compose with what is before it.
+      // Trailing code points of a decomposition may compose with the preceding character.
       for (size_t i = 1; i < parts.size(); ++i)
         inert[static_cast<size_t>(parts[i])] &= static_cast<uint8_t>(~kComposedForms);
       const bool whole = parts.size() == 1 && parts[0] == static_cast<utf8proc_int32_t>(code);
       if (!whole) append_form(parts, form, normal);
-      if (moves || (!whole && normal != itself))
+      if (is_reordered || (!whole && normal != itself))
         inert[code] &= static_cast<uint8_t>(~(1 << static_cast<int>(form)));
     }
   }
@@ -194,7 +194,7 @@ std::string to_normal_form(std::string_view text, NormalForm form) {
   static const std::vector<uint8_t> all_inert = make_inert();
   std::string out;
   out.reserve(text.size());
-  // Only stretches that may change go through the library, each from the inert character before it.
+  // Only ranges that may change go through the library, each from the inert character before it.
   size_t last_inert = 0, copied = 0;
   bool changing = false;
   for (size_t at = 0; at < text.size();) {

@@ -1,5 +1,5 @@
-// Properties of Unicode characters and the normal forms. data/unicode.cpp is the only file that
-// knows the Unicode library.
+// Properties of Unicode characters, and normal forms. Only data/unicode.cpp includes the Unicode
+// library.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 
 namespace cohort {
 
-// What a character is, as bits: general categories, White_Space, and what regular expressions call
-// a word character (\w: letters, marks, decimal and letter numbers, connectors).
+// Bits of a character's classes: general categories, White_Space, and word characters of regular
+// expressions (\w: letters, marks, decimal and letter numbers, connectors).
 enum CharClass : uint8_t {
   kLetter = 1,           // L*
   kNumber = 2,           // N*
-  kWhiteSpace = 4,       // White_Space, which U+180E is not
+  kWhiteSpace = 4,       // White_Space; excludes U+180E
   kPunctuation = 8,      // P*
   kMark = 16,            // M*
   kNonspacingMark = 32,  // Mn
@@ -29,10 +29,10 @@ inline bool has_class(char32_t code, int classes) {
 }
 
 enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
-// `text` must be UTF-8. Takes time in proportion to its length, whatever marks it holds.
+// `text` must be UTF-8. The time is linear in its length, whatever marks it contains.
 std::string to_normal_form(std::string_view text, NormalForm form);
 
-// As Unicode maps a single character: U+0130 and U+00DF become two.
+// Unicode's mapping of a single character: U+0130 and U+00DF become two.
 std::string to_lower_case(char32_t code);
 std::string to_upper_case(char32_t code);
 

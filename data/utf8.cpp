@@ -14,8 +14,8 @@ bool is_scalar_value(char32_t code) {
   return code <= 0x10ffff && (code < 0xd800 || code > 0xdfff);
 }
 
-// How many bytes the character has that starts with `lead`, and what its second byte may be; size 0
-// for a byte that starts none.
+// Properties of a lead byte: the size of its character and the range of the second byte. Size 0 if
+// no character starts with it.
 struct Lead {
   size_t size;
   uint8_t first, last;
@@ -35,7 +35,7 @@ bool is_continuation(char byte) {
   return (static_cast<uint8_t>(byte) & 0xc0) == 0x80;
 }
 
-// The longest beginning of a character at `at`: its size, and whether that is all of it.
+// The longest prefix of a well-formed character at `at`.
 struct Subpart {
   size_t size;
   bool complete;
@@ -151,9 +151,9 @@ std::string repair_utf8(std::string_view text) {
 }
 
 std::string excerpt(std::string_view text, size_t head, size_t tail) {
-  constexpr size_t kNotWorthCutting = 10;
+  constexpr size_t kMinOmitted = 10;
   std::string part(text), out;
-  if (text.size() > head + tail + kNotWorthCutting) {
+  if (text.size() > head + tail + kMinOmitted) {
     part.assign(text.substr(0, next_utf8_boundary(text, head)));
     part.append("...").append(text.substr(next_utf8_boundary(text, text.size() - tail)));
   }

@@ -1,4 +1,4 @@
-// Strict UTF-8: what counts as a character wherever text is cut, counted or named in a message.
+// Strict UTF-8: the definition of a character wherever text is split, counted or quoted.
 #pragma once
 
 #include <cstddef>
@@ -27,15 +27,15 @@ inline bool is_utf8(std::string_view text) {
   return utf8_prefix(text) == text.size();
 }
 
-// How many bytes at the end of a text (0 to 3) begin a character that more bytes could finish.
+// The number of bytes at the end of a text (0 to 3) that begin a character which more bytes could
+// complete.
 size_t unfinished_utf8(std::string_view text);
 
-// Bytes that arrive one after the other, as text: a character is held back until its last byte is
-// there. What is held back when discard() is called is part of what comes next only if that
-// finishes the character.
+// Converts a stream of bytes to text: a character is held back until its last byte arrives. Bytes
+// held back at discard() become part of the output only if later bytes complete their character.
 class Utf8Stream {
  public:
-  // The bytes that are certain now.
+  // Returns the bytes that are complete now.
   std::string push(std::string_view bytes);
   // The bytes held back so far. The stream is unchanged.
   std::string held() const { return held_.substr(discarded_); }
@@ -46,12 +46,12 @@ class Utf8Stream {
   size_t discarded_ = 0;  // bytes of held_
 };
 
-// The text with U+FFFD for each longest part that begins no character which could be finished, as
-// the Unicode standard recommends (3.9, "maximal subparts").
+// Replaces each ill-formed maximal subpart by U+FFFD, as the Unicode standard recommends (section
+// 3.9).
 std::string repair_utf8(std::string_view text);
 
-// A text in quotes on one line, fit for a message: without its middle if it is longer than about
-// `head` and `tail` bytes, and with '?' for control characters and for bytes that are no UTF-8.
+// Quotes a text for a message, on one line: the middle is omitted beyond about `head` + `tail`
+// bytes, and control characters and invalid UTF-8 become '?'.
 std::string excerpt(std::string_view text, size_t head = 40, size_t tail = 20);
 
 // "'e' (U+0065)"; control characters by number only.

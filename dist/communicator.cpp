@@ -1,6 +1,6 @@
-// Collectives of CPU tensors over the connections of a process group. Threads of one process only
-// come together there, and read each other's memory; processes send what they have: a handful of
-// numbers per step beside NCCL, or the gradients of small models where there is no GPU.
+// Collectives on CPU tensors over the connections of a process group. Threads of one process only
+// synchronize there and read each other's memory; processes send the data: a few numbers per step
+// next to NCCL, or the gradients of small models without a GPU.
 #include "dist/communicator.h"
 
 #include <algorithm>
@@ -21,11 +21,12 @@ namespace {
 template <class T>
 T combine(Reduce op, T a, T b) {
   if (op == Reduce::kSum) return a + b;
-  return a != a || a > b ? a : b;  // a NaN wins, so that it is seen
+  return a != a || a > b ? a : b;  // propagates NaN
 }
 
-// At each of `to`: the sum (or max) of the n elements at each of `from`, added in that order: the
-// same bits for any number of threads. Where two places overlap, they are the same.
+// Writes to each of `to` the sum (or max) of the n elements at each of `from`, reduced in that
+// order: the same bits for any number of threads. Buffers of `to` and `from` are identical or
+// disjoint.
 template <class T>
 void reduce_in_order(Reduce op, const std::vector<char*>& from, const std::vector<char*>& to,
                      int64_t n) {
@@ -49,7 +50,7 @@ void reduce_in_order(Reduce op, const std::vector<char*>& from, const std::vecto
 
 class HostCommunicator final : public Communicator {
  public:
-  // Without a group: the only rank.
+  // Without a group: a single rank.
   explicit HostCommunicator(ProcessGroup* group) : group_(group) {}
   int rank() const override { return group_ == nullptr ? 0 : group_->rank(); }
   int size() const override { return group_ == nullptr ? 1 : group_->size(); }
@@ -73,32 +74,32 @@ class HostCommunicator final : public Communicator {
   }
 
  private:
-  // The ranks tell each other where their tensors are. Each reduces one slice, which it alone
-  // touches, for all.
+  // The ranks exchange the addresses of their tensors. Each rank reduces one slice for all ranks,
+  // which no other rank accesses.
   template <class T>
   void reduce_in_memory(const std::string& call, Tensor& t, Reduce op) {
-    char* place = static_cast<char*>(t.raw());
+    char* data = static_cast<char*>(t.raw());
     const int64_t begin = t.numel() * rank() / size(), end = t.numel() * (rank() + 1) / size();
     std::vector<char*> slices;
     for (const std::string& part :
-         group_->exchange(call, {reinterpret_cast<const char*>(&place), sizeof place})) {
-      std::memcpy(&place, part.data(), sizeof place);
-      slices.push_back(place + begin * static_cast<int64_t>(sizeof(T)));
+         group_->exchange(call, {reinterpret_cast<const char*>(&data), sizeof data})) {
+      std::memcpy(&data, part.data(), sizeof data);
+      slices.push_back(data + begin * static_cast<int64_t>(sizeof(T)));
     }
     reduce_in_order<T>(op, slices, slices, end - begin);
-    group_->exchange(call, {});  // until all are through
+    group_->exchange(call, {});  // waits until all ranks are done
   }
 
-  // Every rank gets the bytes of all, in pieces that the group can carry.
+  // Every rank receives the bytes of all ranks, in chunks of at most max_part() bytes.
   template <class T>
   void reduce_by_messages(const std::string& call, Tensor& t, Reduce op) {
-    constexpr size_t kUnit = 8;  // bytes: no element is cut in two
-    const size_t most = group_->max_part() / kUnit * kUnit;
+    constexpr size_t kUnit = 8;  // bytes: no element is split
+    const size_t max_chunk = group_->max_part() / kUnit * kUnit;
     char* bytes = static_cast<char*>(t.raw());
     const auto end = static_cast<size_t>(t.nbytes());
     size_t at = 0;
     do {
-      const size_t count = std::min(most, end - at);
+      const size_t count = std::min(max_chunk, end - at);
       std::vector<std::string> parts = group_->exchange(call, {bytes + at, count});
       std::vector<char*> from;
       for (std::string& part : parts) from.push_back(part.data());
@@ -146,7 +147,7 @@ std::unique_ptr<Communicator> make_communicator(ProcessGroup& group, Device devi
 
 void run_local_ranks(int ranks, const std::function<void(Communicator&)>& body) {
   COHORT_CHECK(ranks >= 1, "[run_local_ranks] expected at least one rank, got ", ranks);
-  std::vector<std::unique_ptr<ProcessGroup>> groups(1);  // one rank has none
+  std::vector<std::unique_ptr<ProcessGroup>> groups(1);  // a single rank needs none
   if (ranks > 1) groups = ProcessGroup::of_threads(ranks);
   const int threads = std::max(1, num_threads() / ranks);
   std::mutex mutex;
@@ -173,7 +174,7 @@ void run_local_ranks(int ranks, const std::function<void(Communicator&)>& body) 
     try {
       for (size_t rank = 0; rank < groups.size(); ++rank) workers.emplace_back(run_rank, rank);
     } catch (...) {
-      fail(groups[workers.size()]);  // no thread to be had: those that run must not wait for it
+      fail(groups[workers.size()]);  // no thread: the running ranks must not wait for it
     }
   }
   if (first) std::rethrow_exception(first);

@@ -1,5 +1,5 @@
-// The contract is in the header. What matters here: every rank must issue the same all_reduce calls
-// in the same order, so a bucket that is full early waits for the ones before it.
+// Every rank must issue the same all_reduce calls in the same order, so a bucket that is complete
+// waits for its predecessors.
 #include "dist/grad_reducer.h"
 
 #include <algorithm>
@@ -24,11 +24,12 @@ GradReducer::GradReducer(Communicator& comm, Tensor gradients, const std::vector
   COHORT_CHECK(gradients_.defined() && gradients_.is_contiguous() &&
                    gradients_.numel() == (ends.empty() ? 0 : ends.back()) &&
                    std::is_sorted(ends.begin(), ends.end()),
-               "[grad_reducer] expected gradients one after the other, got ", gradients_.str());
-  const int64_t most = bucket_bytes / dtype_size(gradients_.dtype());
+               "[grad_reducer] expected one contiguous buffer of gradients, got ",
+               gradients_.str());
+  const int64_t max_numel = bucket_bytes / dtype_size(gradients_.dtype());
   for (size_t i = ends.size(); i-- > 0;) {
     const int64_t begin = i == 0 ? 0 : ends[i - 1];
-    if (buckets_.empty() || buckets_.back().end - begin > most)
+    if (buckets_.empty() || buckets_.back().end - begin > max_numel)
       buckets_.push_back({.end = ends[i]});
     buckets_.back().begin = begin;
     ++buckets_.back().members;

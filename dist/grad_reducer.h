@@ -10,22 +10,22 @@
 
 namespace cohort {
 
-// Buckets follow the parameter order from the last to the first (the order in which a backward
-// finishes them) and hold at most `bucket_bytes` (a larger gradient has a bucket of its own). They
-// depend on sizes only, and are reduced in one fixed order on every rank, whatever order gradients
-// become ready in.
+// Buckets follow the parameter order from the last to the first (the order in which the backward
+// completes them) and hold at most `bucket_bytes` (a larger gradient has its own bucket). They
+// depend on sizes only, and every rank reduces them in the same fixed order, whatever the order in
+// which gradients become ready.
 //
-// On CUDA they are reduced on a stream of the reducer's own: a bucket starts when it is full,
-// beside the rest of the backward, and after finish() the current stream goes on when all are done.
+// On CUDA buckets are reduced on a side stream: a bucket starts once it is complete, overlapping
+// with the rest of the backward; after finish() the current stream waits for all of them.
 class GradReducer {
  public:
-  // `gradients`: [n], those of all parameters one after the other, reduced where they are; that of
-  // parameter i ends before element ends[i]. With one rank nothing is reduced; the checks stay.
+  // `gradients`: [n], the concatenated gradients of all parameters, reduced in place; ends[i] is
+  // the end offset of parameter i. With one rank only the arguments are checked.
   GradReducer(Communicator& comm, Tensor gradients, const std::vector<int64_t>& ends,
               int64_t bucket_bytes = int64_t{25} << 20);
-  // Gradient i is final for this step. Calling it twice in a step throws Error.
+  // Marks gradient i as final for this step. Throws Error if called twice in a step.
   void mark_ready(int64_t i);
-  // Reduces what is left (a rank without work marks nothing) and makes ready for the next step.
+  // Reduces the remaining buckets (a rank without work marks none) and resets for the next step.
   void finish();
   int64_t num_buckets() const { return static_cast<int64_t>(buckets_.size()); }
 

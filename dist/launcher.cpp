@@ -25,7 +25,7 @@ using wire::Clock;
 
 constexpr int kPollMs = 50;
 
-// The environment of a rank: this process's own, without what another launcher has left there.
+// Environment of a rank: that of this process, except for variables set by another launcher.
 std::vector<std::string> environment_of(int rank, int count, int port) {
   std::vector<std::string> out = {str("RANK=", rank),
                                   str("WORLD_SIZE=", count),
@@ -34,10 +34,10 @@ std::vector<std::string> environment_of(int rank, int count, int port) {
                                   "MASTER_ADDR=127.0.0.1",
                                   str("MASTER_PORT=", port),
                                   "TORCHELASTIC_USE_AGENT_STORE="};
-  const auto own = static_cast<std::ptrdiff_t>(out.size());
+  const auto rank_variables = static_cast<std::ptrdiff_t>(out.size());
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text = *entry, name = text.substr(0, text.find('=') + 1);
-    if (std::none_of(out.begin(), out.begin() + own,
+    if (std::none_of(out.begin(), out.begin() + rank_variables,
                      [&](const std::string& variable) { return variable.starts_with(name); }))
       out.emplace_back(text);
   }
@@ -51,15 +51,15 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   return out;
 }
 
-// In the new process, where only calls that are safe after fork() may be made. `output`: where
-// standard output and error go, or -1 for this process's own.
+// Runs in the child, where only async-signal-safe calls are allowed. `output` receives stdout and
+// stderr; -1 keeps those of this process.
 [[noreturn]] void become_rank(pid_t parent, char* const* argv, char* const* envp, int input,
                               int output) {
-  // A process group of its own: an interrupt from the terminal comes to the launcher alone, which
-  // passes it on once.
+  // A separate process group: only the launcher receives an interrupt from the terminal, and it
+  // forwards the signal once.
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) ::_exit(127);  // it has gone already
+  if (::getppid() != parent) ::_exit(127);  // the parent has already exited
   ::dup2(input, STDIN_FILENO);
   if (output >= 0) {
     ::dup2(output, STDOUT_FILENO);
@@ -69,12 +69,12 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   ::_exit(127);
 }
 
-// One rank's process.
+// Process of one rank.
 struct Child {
   pid_t pid = -1;
-  std::optional<int> status;  // once it has ended
-  Descriptor output;          // a pipe; rank 0 has none
-  std::string line;           // of which the end is still to come
+  std::optional<int> status;  // set on exit
+  Descriptor output;          // a pipe; none for rank 0
+  std::string partial_line;
 };
 
 int code_of(int status) {
@@ -105,7 +105,8 @@ class Launcher {
       if (first_failure_ && Clock::now() > *first_failure_ + options_.grace && !killed_) {
         for (int rank = 0; rank < options_.count; ++rank)
           if (!child(rank).status)
-            say(str("rank ", rank, " did not end after another had failed, and was killed"));
+            add_message(
+                str("rank ", rank, " was killed: it did not end after another rank had failed"));
         signal_all(SIGKILL);
         killed_ = true;
       }
@@ -123,7 +124,7 @@ class Launcher {
     const std::vector<char*> argv = pointers(arguments), envp = pointers(environment);
     int ends[2] = {-1, -1};
     if (rank > 0 && ::pipe2(ends, O_CLOEXEC) != 0)
-      throw Error(str("cannot make a pipe: ", std::strerror(errno)));
+      throw Error(str("cannot create a pipe: ", std::strerror(errno)));
     const Descriptor write_end(ends[1]);
     child(rank).output = Descriptor(ends[0]);
     if (rank > 0) ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
@@ -157,16 +158,17 @@ class Launcher {
     while (c.output.is_open()) {
       const ssize_t n = ::read(c.output.get(), buffer, sizeof buffer);
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return;  // nothing there yet
+      if (n < 0) return;  // no data yet
       if (n == 0) c.output = Descriptor();
-      c.line.append(buffer, static_cast<size_t>(n));
-      for (size_t end; (end = c.line.find('\n')) != std::string::npos; c.line.erase(0, end + 1))
-        pass_on(rank, c.line.substr(0, end));
-      if (n == 0 && !c.line.empty()) pass_on(rank, std::exchange(c.line, {}));
+      c.partial_line.append(buffer, static_cast<size_t>(n));
+      for (size_t end; (end = c.partial_line.find('\n')) != std::string::npos;
+           c.partial_line.erase(0, end + 1))
+        forward_line(rank, c.partial_line.substr(0, end));
+      if (n == 0 && !c.partial_line.empty()) forward_line(rank, std::exchange(c.partial_line, {}));
     }
   }
 
-  void pass_on(int rank, const std::string& line) const {
+  void forward_line(int rank, const std::string& line) const {
     if (options_.on_line) options_.on_line(rank, line);
   }
 
@@ -178,15 +180,16 @@ class Launcher {
     const int code = code_of(status);
     if (code == 0) return;
     if (!first_failure_) first_failure_ = Clock::now();
-    // A rank that ends because of another may be faster than the one to blame.
-    if (result_.code == 0 || (result_.code == options_.echo_code && code != options_.echo_code))
+    // A rank that ends because of a peer may exit before the rank that caused the failure.
+    if (result_.code == 0 ||
+        (result_.code == options_.exit_code_of_peer && code != options_.exit_code_of_peer))
       result_.code = code;
     if (WIFSIGNALED(status) && !killed_)
-      say(str("rank ", rank, " was ended by signal ", WTERMSIG(status), " (",
-              ::strsignal(WTERMSIG(status)), ")"));
+      add_message(str("rank ", rank, " was terminated by signal ", WTERMSIG(status), " (",
+                      ::strsignal(WTERMSIG(status)), ")"));
   }
 
-  void say(const std::string& text) {
+  void add_message(const std::string& text) {
     result_.message += (result_.message.empty() ? "" : "; ") + text;
   }
 

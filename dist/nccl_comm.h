@@ -1,4 +1,4 @@
-// The CUDA half of make_communicator(), and what both halves check and say.
+// CUDA part of make_communicator(), and the argument check that CPU and CUDA share.
 #pragma once
 
 #include <memory>
@@ -9,11 +9,11 @@
 
 namespace cohort {
 
-// Throws if `t` cannot be reduced. What the call is: "all_reduce of f32[3]".
+// Returns a description of the call, "all_reduce of f32[3]". Throws Error if `t` cannot be reduced.
 std::string describe_all_reduce(const Tensor& t, Reduce op);
 
 namespace cuda {
-// `host` does the collectives of CPU tensors, and barriers. Defined in CUDA builds only.
+// `host` performs barriers and collectives on CPU tensors. Defined in CUDA builds only.
 std::unique_ptr<Communicator> make_nccl_communicator(ProcessGroup& group, Device device,
                                                      std::unique_ptr<Communicator> host);
 }  // namespace cuda

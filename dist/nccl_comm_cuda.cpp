@@ -1,6 +1,6 @@
-// NCCL behind Communicator. The NCCL communicator is a non-blocking one: no call of it waits for
-// another rank, so this rank can always be told that one has died. The group's failure handler then
-// aborts the communicator from its thread, and what waits on the device returns.
+// NCCL backend of Communicator. The NCCL communicator is non-blocking: no call waits for another
+// rank, so this rank can always be notified of a failed one. The group's failure handler then
+// aborts the communicator from its own thread, and pending kernels return.
 #include <nccl.h>
 
 #include <cstdlib>
@@ -20,8 +20,8 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kNoLimit{0};
 constexpr milliseconds kInitLimit{300000}, kFinalizeLimit{10000};
-constexpr milliseconds kAbortWait{2000};  // for a call in progress, before giving up on an abort
-constexpr milliseconds kBlameWait{3000};  // for the group to find out whose fault an error is
+constexpr milliseconds kAbortWait{2000};    // for a call in progress; then abort() gives up
+constexpr milliseconds kFailureWait{3000};  // for the group to determine which rank has failed
 
 ncclDataType_t type_of(DType dtype) {
   switch (dtype) {
@@ -32,13 +32,13 @@ ncclDataType_t type_of(DType dtype) {
     case DType::kI64:
       return ncclInt64;
     default:
-      return ncclFloat32;  // and bf16, which is converted
+      return ncclFloat32;  // also bf16, which is converted
   }
 }
 
-// One algorithm and one protocol, except where the user has chosen others: the order of summation
-// then follows from the size, the ranks and the machine, and not from NCCL's tuning. Switches that
-// add in the network (NVLS) stay out.
+// Pins one algorithm and protocol unless the user has set others, so that the summation order
+// depends on the size, the ranks and the machine, not on NCCL's tuning. In-network reduction (NVLS)
+// is disabled.
 void pin_algorithms() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -89,10 +89,10 @@ class NcclCommunicator final : public Communicator {
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
 
-  // Enqueued on the current stream.
+  // Enqueues on the current stream.
   void all_reduce(Tensor& t, Reduce op) override {
     if (t.device().is_cpu()) return host_->all_reduce(t, op);
-    const std::string what = describe_all_reduce(t, op) + " on cuda";
+    const std::string call = describe_all_reduce(t, op) + " on cuda";
     COHORT_CHECK(t.device() == device_, "[all_reduce] this rank's communicator is for ",
                  device_.str(), ", got ", t.str());
     if (t.dtype() == DType::kBF16) {  // NCCL would round at every rank
@@ -101,7 +101,7 @@ class NcclCommunicator final : public Communicator {
       t.copy_(as_f32);
       return;
     }
-    group_.note_call(what);
+    group_.record_call(call);
     if (t.numel() == 0) return;
     const cudaStream_t queue = stream(device_);
     ncclResult_t result = ncclRemoteError;
@@ -111,39 +111,39 @@ class NcclCommunicator final : public Communicator {
         result = ncclAllReduce(t.raw(), t.raw(), static_cast<size_t>(t.numel()), type_of(t.dtype()),
                                op == Reduce::kMax ? ncclMax : ncclSum, comm_, queue);
     }
-    await(what, result, kNoLimit);
+    await(call, result, kNoLimit);
   }
 
   void barrier() override { host_->barrier(); }
 
  private:
-  // Waits until NCCL has taken the call in; the device may still be far behind.
-  void await(std::string_view what, ncclResult_t result, milliseconds limit) {
+  // Waits until NCCL has enqueued the call, not for the device.
+  void await(std::string_view call, ncclResult_t result, milliseconds limit) {
     const auto start = steady_clock::now();
     for (int i = 0; result == ncclInProgress; ++i) {
       if (i < 100) {
         std::this_thread::yield();
       } else {
         std::this_thread::sleep_for(std::chrono::microseconds(50));
-        // The failure handler may have come before there was a communicator to abort.
-        if (!group_.failure().empty()) fail(what, ncclRemoteError);
+        // The failure handler may have run before there was a communicator to abort.
+        if (!group_.failure().empty()) fail(call, ncclRemoteError);
       }
       if (limit != kNoLimit && steady_clock::now() - start > limit)
-        throw Error(str("[", what, "] NCCL was not ready after ", limit.count() / 1000, " s",
+        throw Error(str("[", call, "] NCCL was not ready after ", limit.count() / 1000, " s",
                         "; hint: NCCL_DEBUG=INFO shows what it waits for"));
       std::lock_guard lock(mutex_);
       const ncclResult_t asked =
           comm_ == nullptr ? ncclRemoteError : ncclCommGetAsyncError(comm_, &result);
       if (asked != ncclSuccess) result = asked;
     }
-    if (result != ncclSuccess) fail(what, result);
+    if (result != ncclSuccess) fail(call, result);
   }
 
-  [[noreturn]] void fail(std::string_view what, ncclResult_t result) {
-    const std::string_view op = what.substr(0, what.find(' '));
-    // NCCL often sees a broken connection first, but the group knows whose end it was.
+  [[noreturn]] void fail(std::string_view call, ncclResult_t result) {
+    const std::string_view op = call.substr(0, call.find(' '));
+    // NCCL often notices a broken connection first, but only the group knows which rank failed.
     if (result == ncclRemoteError || result == ncclSystemError)
-      if (const std::string failure = group_.wait_for_failure(kBlameWait); !failure.empty())
+      if (const std::string failure = group_.wait_for_failure(kFailureWait); !failure.empty())
         throw PeerError(str("[", op, "] ", failure));
     std::string details;
     {
@@ -151,10 +151,10 @@ class NcclCommunicator final : public Communicator {
       if (comm_ != nullptr) details = ncclGetLastError(comm_);
     }
     throw Error(str("[", op, "] NCCL: ", ncclGetErrorString(result), details.empty() ? "" : ": ",
-                    details, "; hint: NCCL_DEBUG=WARN says more"));
+                    details, "; hint: NCCL_DEBUG=WARN shows details"));
   }
 
-  // Ends what is under way, from any thread.
+  // Aborts pending calls; may be called from any thread.
   void abort() {
     std::unique_lock lock(mutex_, kAbortWait);
     if (!lock.owns_lock() || comm_ == nullptr) return;
@@ -163,7 +163,7 @@ class NcclCommunicator final : public Communicator {
     ncclCommAbort(comm);
   }
 
-  // Lets the last collectives end on all ranks; false if they do not.
+  // Completes the last collectives on all ranks. Returns false on failure.
   bool finalize() {
     ncclResult_t result = ncclCommFinalize(comm_);
     const auto end = steady_clock::now() + kFinalizeLimit;
@@ -177,7 +177,7 @@ class NcclCommunicator final : public Communicator {
   ProcessGroup& group_;
   const Device device_;
   const std::unique_ptr<Communicator> host_;
-  std::timed_mutex mutex_;  // held during calls of NCCL, so that abort() does not cut into one
+  std::timed_mutex mutex_;  // held during NCCL calls, so that abort() does not interrupt one
   ncclComm_t comm_ = nullptr;
 };
 

@@ -1,8 +1,8 @@
-// The ranks form a star around rank 0. One thread per rank, the watch, does all reading and
-// writing: it sends heartbeats, notices silence and broken connections, compares what the ranks
-// say they call, completes exchanges (rank 0) and spreads the news of a failure. Other threads only
-// leave messages for it. A second thread calls the failure handler, which may block, so that the
-// watch stays awake to end a process that cannot end by itself.
+// The ranks form a star around rank 0. One thread per rank, the monitor, does all I/O: it sends
+// heartbeats, detects heartbeat timeouts and broken connections, compares the calls that ranks
+// report, completes exchanges (rank 0) and propagates failures. Other threads only queue messages
+// for it. A second thread runs the failure handler, which may block, so that the monitor can still
+// end a process that does not end by itself.
 #include "dist/process_group.h"
 
 #include <poll.h>
@@ -28,57 +28,57 @@ using wire::Clock;
 using wire::Frame;
 using wire::FrameType;
 
-constexpr milliseconds kFlushLimit{2000};  // for last words
+constexpr milliseconds kFlushLimit{2000};  // for the last messages
 
 std::string name(int rank, const std::string& host) {
   return host.empty() ? str("rank ", rank) : str("rank ", rank, " (", host, ")");
 }
 
-// A rank as the watch knows it.
-struct Known {
-  uint64_t calls = 0;                        // that it has made
-  std::deque<std::string> calls_to_compare;  // the last of them, on rank 0
-  std::deque<std::string> given;  // to exchanges that have not taken place yet, on rank 0
-  bool left = false;              // ended in good order
+// State of a rank as seen by the monitor.
+struct PeerState {
+  uint64_t calls = 0;  // collective calls so far
+  // On rank 0: the latest calls, not yet compared, and the data for exchanges not yet complete.
+  std::deque<std::string> calls_to_compare, contributions;
+  bool has_exited = false;  // cleanly
 };
 
 }  // namespace
 
-class ProcessGroup::Watch {
+class ProcessGroup::Monitor {
  public:
-  Watch(const RankInfo& info, const Options& options, std::vector<Peer> peers)
+  Monitor(const RankInfo& info, const Options& options, std::vector<Peer> peers)
       : info_(info),
         options_(options),
         peers_(std::move(peers)),
-        known_(static_cast<size_t>(info.size)),
+        states_(static_cast<size_t>(info.size)),
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    COHORT_CHECK(wake_.is_open(), "[process_group] no event descriptor to be had");
+    COHORT_CHECK(wake_.is_open(), "[process_group] cannot create an event descriptor");
     const Clock::time_point now = Clock::now();
     for (Peer& peer : peers_) peer.connection.set_heard(now);
-    watcher_ = std::thread([this] { watch(); });
+    monitor_thread_ = std::thread([this] { run_monitor(); });
   }
 
-  ~Watch() {
+  ~Monitor() {
     {
       std::unique_lock lock(mutex_);
-      leaving_ = true;
-      if (failure_.empty()) post(FrameType::kLeft, "");
+      is_closing_ = true;
+      if (failure_.empty()) post(FrameType::kExit, "");
       flush(lock);
-      // Whoever hears the goodbye hangs up. Closing first could lose it on its way.
+      // Peers close the connection on receipt. Closing it here first could lose the message.
       changed_.wait_for(lock, kFlushLimit, [&] { return !failure_.empty() || !has_open(); });
-      helper_stops_ = true;
+      stop_handler_thread_ = true;
       changed_.notify_all();
     }
-    if (helper_.joinable()) helper_.join();
+    if (handler_thread_.joinable()) handler_thread_.join();
     {
       std::lock_guard lock(mutex_);
-      watch_stops_ = true;
+      stop_monitor_ = true;
     }
     wake();
-    watcher_.join();
+    monitor_thread_.join();
   }
 
-  void note_call(std::string_view call) {
+  void record_call(std::string_view call) {
     std::lock_guard lock(mutex_);
     if (!failure_.empty()) throw_failure(call);
     new_calls_.emplace_back(call);
@@ -99,7 +99,7 @@ class ProcessGroup::Watch {
   void fail(const std::string& reason) {
     std::unique_lock lock(mutex_);
     if (!failure_.empty()) return;
-    origin_ = Origin::kHere;
+    failure_origin_ = Origin::kLocal;
     set_failure(str("rank ", info_.rank, " failed: ", reason));
     const std::string host = info_.master_addr.empty() ? "" : wire::host_name();
     post(FrameType::kFail, str(name(info_.rank, host), " failed: ", reason));
@@ -114,9 +114,10 @@ class ProcessGroup::Watch {
 
   void set_failure_handler(std::function<void()> handler) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return !handler_runs_; });
+    changed_.wait(lock, [&] { return !handler_is_running_; });
     handler_ = std::move(handler);
-    if (!helper_.joinable()) helper_ = std::thread([this] { help(); });
+    if (!handler_thread_.joinable())
+      handler_thread_ = std::thread([this] { run_handler_thread(); });
     changed_.notify_all();
   }
 
@@ -127,7 +128,8 @@ class ProcessGroup::Watch {
     throw PeerError(str("[", call.substr(0, call.find(' ')), "] ", failure_));
   }
 
-  // Leaves a message for the watch. All but a failure bring the calls made since the last one.
+  // Queues a message for the monitor. All but failures include the calls since the previous
+  // message.
   void post(FrameType type, std::string_view bytes) {
     wire::Packer out;
     if (type != FrameType::kFail) {
@@ -139,7 +141,7 @@ class ProcessGroup::Watch {
     wake();
   }
 
-  // Waits until the watch has sent all messages.
+  // Waits until the monitor has sent all messages.
   void flush(std::unique_lock<std::mutex>& lock) {
     changed_.wait_for(lock, kFlushLimit, [&] { return outbox_.empty() && !sending_; });
   }
@@ -151,59 +153,58 @@ class ProcessGroup::Watch {
     changed_.notify_all();
   }
 
-  // --- The helper ---
+  // --- Handler thread ---
 
-  void help() {
+  void run_handler_thread() {
     std::unique_lock lock(mutex_);
     while (true) {
-      const auto is_wanted = [&] { return !failure_.empty() && handler_ != nullptr; };
-      changed_.wait(lock, [&] { return helper_stops_ || is_wanted(); });
-      if (!is_wanted()) return;
+      const auto has_work = [&] { return !failure_.empty() && handler_ != nullptr; };
+      changed_.wait(lock, [&] { return stop_handler_thread_ || has_work(); });
+      if (!has_work()) return;
       const std::function<void()> handler = std::exchange(handler_, nullptr);
-      handler_runs_ = true;
+      handler_is_running_ = true;
       lock.unlock();
       handler();
       lock.lock();
-      handler_runs_ = false;
+      handler_is_running_ = false;
       changed_.notify_all();
     }
   }
 
-  // --- The watch ---
+  // --- Monitor thread ---
 
   bool is_leader() const { return info_.rank == 0; }
   void wake() const {
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t n = ::write(wake_.get(), &one, sizeof one);
+    const uint64_t increment = 1;
+    [[maybe_unused]] const ssize_t n = ::write(wake_.get(), &increment, sizeof increment);
   }
 
-  void watch() {
+  void run_monitor() {
     Clock::time_point beat = Clock::now(), before = beat;
     while (true) {
       wait(beat + options_.heartbeat);
       const Clock::time_point now = Clock::now();
-      // This process itself was stopped for a while: what the others sent meanwhile is still to be
-      // read.
-      if (now - before > options_.silence / 2)
+      // This process was suspended: messages that peers sent meanwhile are still unread.
+      if (now - before > options_.heartbeat_timeout / 2)
         for (Peer& peer : peers_) peer.connection.set_heard(now);
       before = now;
       std::unique_lock lock(mutex_);
       if (now >= beat + options_.heartbeat) {
-        post(FrameType::kBeat, "");
+        post(FrameType::kHeartbeat, "");
         beat = now;
       }
-      take_messages();
-      for (Peer& peer : peers_) attend(peer);
+      process_outbox();
+      for (Peer& peer : peers_) service(peer);
       compare_calls();
       if (is_leader()) complete_exchanges();
       for (Peer& peer : peers_) peer.connection.send();
       sending_ = has_output();
-      if ((outbox_.empty() && !sending_) || leaving_) changed_.notify_all();
-      if (watch_stops_) return;
+      if ((outbox_.empty() && !sending_) || is_closing_) changed_.notify_all();
+      if (stop_monitor_) return;
       if (!failure_.empty() && is_overdue(now) && options_.on_overdue) {
         const std::string failure = failure_;
         lock.unlock();
-        options_.on_overdue(failure, origin_);
+        options_.on_overdue(failure, failure_origin_);
         return;
       }
     }
@@ -221,8 +222,8 @@ class ProcessGroup::Watch {
         fds.push_back({p.connection.fd(),
                        static_cast<short>(p.connection.has_output() ? POLLIN | POLLOUT : POLLIN),
                        0});
-    const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
-    ::poll(fds.data(), fds.size(), static_cast<int>(std::max<int64_t>(left.count() + 1, 0)));
+    const auto remaining = std::chrono::duration_cast<milliseconds>(until - Clock::now());
+    ::poll(fds.data(), fds.size(), static_cast<int>(std::max<int64_t>(remaining.count() + 1, 0)));
     uint64_t count = 0;
     [[maybe_unused]] const ssize_t n = ::read(wake_.get(), &count, sizeof count);
   }
@@ -243,8 +244,8 @@ class ProcessGroup::Watch {
     return false;
   }
 
-  // What the threads have left. The leader's own part in calls and exchanges goes to itself.
-  void take_messages() {
+  // Sends the queued messages. The leader handles its own calls and exchange data locally.
+  void process_outbox() {
     for (const Frame& message : outbox_) {
       if (message.type != FrameType::kFail) handle(info_.rank, message);
       if (!is_leader() || message.type != FrameType::kData)
@@ -253,29 +254,30 @@ class ProcessGroup::Watch {
     outbox_.clear();
   }
 
-  void attend(Peer& peer) {
-    if (known_[static_cast<size_t>(peer.rank)].left) return;
+  void service(Peer& peer) {
+    if (states_[static_cast<size_t>(peer.rank)].has_exited) return;
     peer.connection.receive();
     try {
       while (const auto frame = peer.connection.next()) handle(peer.rank, *frame);
     } catch (const Error& e) {
-      lose(peer, e.what());
+      handle_lost_peer(peer, e.what());
     }
-    if (known_[static_cast<size_t>(peer.rank)].left) return peer.connection.close();
-    if (leaving_) return;
+    if (states_[static_cast<size_t>(peer.rank)].has_exited) return peer.connection.close();
+    if (is_closing_) return;
     if (!peer.connection.is_open())
-      lose(peer, "ended without a word; was it killed?");
-    else if (Clock::now() - peer.connection.heard() > options_.silence)
-      lose(peer, str("has been silent for ", options_.silence.count() / 1000.0,
-                     " s; is its host down, or the network?"));
+      handle_lost_peer(peer, "ended without a message; was it killed?");
+    else if (Clock::now() - peer.connection.heard() > options_.heartbeat_timeout)
+      handle_lost_peer(peer,
+                       str("sent no heartbeat for ", options_.heartbeat_timeout.count() / 1000.0,
+                           " s; is its host or the network down?"));
   }
 
-  void lose(Peer& peer, const std::string& why) {
+  void handle_lost_peer(Peer& peer, const std::string& why) {
     peer.connection.close();
     announce(str(name(peer.rank, peer.host), " ", why));
   }
 
-  // A failure that this rank has found or heard of: the leader tells the others.
+  // Records a failure that this rank has detected or received; the leader forwards it to all.
   void announce(const std::string& reason) {
     if (!failure_.empty()) return;
     set_failure(reason);
@@ -283,100 +285,102 @@ class ProcessGroup::Watch {
   }
 
   void handle(int rank, const Frame& frame) {
-    Known& known = known_[static_cast<size_t>(rank)];
+    PeerState& state = states_[static_cast<size_t>(rank)];
     if (frame.type == FrameType::kFail) return announce(frame.payload);
     wire::Unpacker in(frame.payload);
     if (frame.type == FrameType::kResult) {
       std::vector<std::string> parts(static_cast<size_t>(info_.size));
       for (std::string& part : parts) part = in.text();
-      return give(std::move(parts));
+      return deliver_result(std::move(parts));
     }
-    known.calls = in.integer();
+    state.calls = in.integer();
     for (uint64_t n = in.integer(); n > 0; --n) {
       std::string call = in.text();
       if (is_leader())
-        known.calls_to_compare.push_back(std::move(call));
+        state.calls_to_compare.push_back(std::move(call));
       else if (rank == info_.rank)
         last_call_ = std::move(call);
     }
-    known.left = frame.type == FrameType::kLeft;
-    if (is_leader() && frame.type == FrameType::kData) known.given.push_back(in.rest());
+    state.has_exited = frame.type == FrameType::kExit;
+    if (is_leader() && frame.type == FrameType::kData) state.contributions.push_back(in.rest());
   }
 
-  // The result of an exchange, to this rank's own thread.
-  void give(std::vector<std::string> parts) {
+  // Passes the result of an exchange to the waiting thread.
+  void deliver_result(std::vector<std::string> parts) {
     result_ = std::move(parts);
     changed_.notify_all();
   }
 
-  // On rank 0: once every rank has brought its part, all of them go to everyone.
+  // On rank 0: once every rank has contributed its part, sends all parts to all ranks.
   void complete_exchanges() {
     if (!failure_.empty()) return;
-    for (const Known& rank : known_)
-      if (rank.given.empty()) return;
+    for (const PeerState& rank : states_)
+      if (rank.contributions.empty()) return;
     wire::Packer out;
     std::vector<std::string> parts;
-    for (Known& rank : known_) {
-      parts.push_back(std::move(rank.given.front()));
-      rank.given.pop_front();
+    for (PeerState& rank : states_) {
+      parts.push_back(std::move(rank.contributions.front()));
+      rank.contributions.pop_front();
       out.text(parts.back());
     }
     send_to_all(FrameType::kResult, out.bytes());
-    give(std::move(parts));
+    deliver_result(std::move(parts));
   }
 
-  // Rank 0 compares the calls of all ranks, some of which are ahead of others. A rank that has left
-  // is missed where another has made more.
+  // Rank 0 compares the calls of all ranks, some of which may be ahead. It is a failure if a rank
+  // has exited and another has made more calls.
   void compare_calls() {
     if (!failure_.empty()) return;
     if (!is_leader()) {
-      if (known_[0].left && known_[static_cast<size_t>(info_.rank)].calls > known_[0].calls)
+      if (states_[0].has_exited &&
+          states_[static_cast<size_t>(info_.rank)].calls > states_[0].calls)
         announce_absence(0, last_call_);
       return;
     }
-    const auto has_call = [](const Known& rank) { return !rank.calls_to_compare.empty(); };
-    for (; std::all_of(known_.begin(), known_.end(), has_call); ++compared_)
-      for (size_t r = 0; r < known_.size(); ++r) {
-        const std::string call = std::move(known_[r].calls_to_compare.front());
-        known_[r].calls_to_compare.pop_front();
+    const auto has_call = [](const PeerState& rank) { return !rank.calls_to_compare.empty(); };
+    for (; std::all_of(states_.begin(), states_.end(), has_call); ++compared_)
+      for (size_t r = 0; r < states_.size(); ++r) {
+        const std::string call = std::move(states_[r].calls_to_compare.front());
+        states_[r].calls_to_compare.pop_front();
         if (r == 0) reference_ = call;
         if (call != reference_)
           return announce(str("ranks disagree about call ", compared_ + 1, ": rank 0 calls ",
                               reference_, ", rank ", r, " calls ", call));
       }
-    const auto ahead = std::find_if(known_.begin(), known_.end(), has_call);
-    if (ahead == known_.end()) return;
-    for (size_t r = 0; r < known_.size(); ++r)
-      if (known_[r].left && !has_call(known_[r]))
+    const auto ahead = std::find_if(states_.begin(), states_.end(), has_call);
+    if (ahead == states_.end()) return;
+    for (size_t r = 0; r < states_.size(); ++r)
+      if (states_[r].has_exited && !has_call(states_[r]))
         return announce_absence(r, ahead->calls_to_compare.front());
   }
 
   void announce_absence(size_t rank, const std::string& call) {
-    announce(str("rank ", rank, " has ended and takes no part in this call (", call, ")"));
+    announce(str("rank ", rank, " has ended and does not take part in this call (", call, ")"));
   }
 
   const RankInfo& info_;
   const Options options_;
-  std::vector<Peer> peers_;  // the watch's alone, as is known_
-  std::vector<Known> known_;
-  uint64_t compared_ = 0;  // calls
+  std::vector<Peer> peers_;  // used by the monitor only, as states_ and compared_
+  std::vector<PeerState> states_;
+  uint64_t compared_ = 0;  // number of calls
   std::string reference_, last_call_;
   Descriptor wake_;
 
-  std::mutex mutex_;  // of all that follows
+  std::mutex mutex_;  // protects the members below
   std::condition_variable changed_;
-  uint64_t calls_ = 0;                  // that this rank has told the others of
-  std::vector<std::string> new_calls_;  // and those that it has not
+  uint64_t calls_ = 0;                  // calls already reported to the other ranks
+  std::vector<std::string> new_calls_;  // calls not yet reported
   std::vector<Frame> outbox_;
   bool sending_ = false;
   std::optional<std::vector<std::string>> result_;
   std::string failure_;
-  Origin origin_ = Origin::kElsewhere;
+  Origin failure_origin_ = Origin::kRemote;
   Clock::time_point failed_at_;
   std::function<void()> handler_;
-  bool handler_runs_ = false, helper_stops_ = false, watch_stops_ = false, leaving_ = false;
+  bool handler_is_running_ = false, stop_handler_thread_ = false, stop_monitor_ = false,
+       is_closing_ = false;
 
-  std::thread watcher_, helper_;
+  std::thread monitor_thread_, handler_thread_;
 };
 
 ProcessGroup::Options ProcessGroup::default_options() {
@@ -396,7 +400,7 @@ ProcessGroup::ProcessGroup(const RankInfo& info, const Options& options)
 ProcessGroup::ProcessGroup(const RankInfo& info, const Options& options, std::vector<Peer> peers)
     : info_(info),
       max_exchange_(options.max_exchange),
-      watch_(std::make_unique<Watch>(info_, options, std::move(peers))) {}
+      monitor_(std::make_unique<Monitor>(info_, options, std::move(peers))) {}
 ProcessGroup::~ProcessGroup() = default;
 
 std::vector<std::unique_ptr<ProcessGroup>> ProcessGroup::of_threads(int size) {
@@ -412,35 +416,35 @@ std::vector<std::unique_ptr<ProcessGroup>> ProcessGroup::of_threads(int size) {
     connect(rank, 0, std::move(b));
   }
   Options options;
-  options.silence = std::chrono::hours(24);  // a thread does not vanish
+  options.heartbeat_timeout = std::chrono::hours(24);  // a thread cannot disappear
   for (int rank = 0; rank < size; ++rank)
     groups.emplace_back(new ProcessGroup({.rank = rank, .size = size}, options,
                                          std::move(peers[static_cast<size_t>(rank)])));
   return groups;
 }
 
-void ProcessGroup::note_call(std::string_view call) {
-  watch_->note_call(call);
+void ProcessGroup::record_call(std::string_view call) {
+  monitor_->record_call(call);
 }
 std::vector<std::string> ProcessGroup::exchange(std::string_view call, std::string_view bytes) {
-  COHORT_CHECK(bytes.size() <= max_part(), "[", call, "] a rank may bring ", max_part(),
-               " bytes to an exchange, got ", bytes.size());
-  return watch_->exchange(call, bytes);
+  COHORT_CHECK(bytes.size() <= max_part(), "[", call, "] a rank may contribute at most ",
+               max_part(), " bytes to an exchange, got ", bytes.size());
+  return monitor_->exchange(call, bytes);
 }
 std::string ProcessGroup::broadcast(std::string_view call, std::string_view text) {
   return exchange(call, rank() == 0 ? text : std::string_view())[0];
 }
 void ProcessGroup::fail(const std::string& reason) {
-  watch_->fail(reason);
+  monitor_->fail(reason);
 }
 std::string ProcessGroup::failure() const {
-  return watch_->wait_for_failure(milliseconds(0));
+  return monitor_->wait_for_failure(milliseconds(0));
 }
 std::string ProcessGroup::wait_for_failure(milliseconds limit) const {
-  return watch_->wait_for_failure(limit);
+  return monitor_->wait_for_failure(limit);
 }
 void ProcessGroup::set_failure_handler(std::function<void()> handler) {
-  watch_->set_failure_handler(std::move(handler));
+  monitor_->set_failure_handler(std::move(handler));
 }
 
 }  // namespace cohort

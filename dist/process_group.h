@@ -1,7 +1,6 @@
-// A rank and the other ranks of its run. Their connections stay open: over them ranks exchange
-// small data, and each watches that the others are alive and make the same calls. So a rank that
-// dies, hangs or goes another way ends the run with a message that names it, where NCCL alone would
-// wait for ever.
+// A rank and its connections to the other ranks of the run, over which they exchange small data and
+// monitor each other. A rank that dies, hangs or makes different calls ends the run with an error
+// that names it, where NCCL alone would wait forever.
 #pragma once
 
 #include <chrono>
@@ -19,27 +18,28 @@ struct Peer;
 
 class ProcessGroup {
  public:
-  enum class Origin { kHere, kElsewhere };  // of a failure
+  enum class Origin { kLocal, kRemote };  // the rank that failed first: this one or a peer
   struct Options {
-    std::chrono::milliseconds rendezvous{60000};  // for all ranks to come
-    std::chrono::milliseconds heartbeat{1000};    // between signs of life
-    std::chrono::milliseconds silence{20000};     // without one a rank counts as dead
-    std::chrono::milliseconds grace{5000};        // for this rank to end after a failure
-    std::chrono::milliseconds long_grace{20000};  // the same, while is_busy() says so
-    std::function<bool()> is_busy;                // called on another thread
-    // That all ranks together may bring to one exchange.
+    std::chrono::milliseconds rendezvous{60000};         // for all ranks to connect
+    std::chrono::milliseconds heartbeat{1000};           // interval
+    std::chrono::milliseconds heartbeat_timeout{20000};  // until a rank counts as dead
+    std::chrono::milliseconds grace{5000};               // for this rank to end after a failure
+    std::chrono::milliseconds long_grace{20000};         // instead of `grace` while is_busy()
+    std::function<bool()> is_busy;                       // called on another thread
+    // Bytes that all ranks together may contribute to one exchange.
     size_t max_exchange = size_t{1} << 26;
-    // Called on another thread when the grace is over.
+    // Called on another thread when the grace period has expired.
     std::function<void(const std::string& failure, Origin origin)> on_overdue;
   };
-  // COHORT_RENDEZVOUS_TIMEOUT (seconds) for `rendezvous`. Throws InputError if it is no number.
+  // Reads `rendezvous` from COHORT_RENDEZVOUS_TIMEOUT (seconds). Throws InputError if it is
+  // invalid.
   static Options default_options();
 
-  // One process among others: see rendezvous() for what it throws.
+  // Connects this process to the others. Throws as rendezvous() does.
   ProcessGroup(const RankInfo& info, const Options& options);
-  // The groups of `size` ranks that are threads of this process.
+  // Groups of `size` ranks that are threads of this process.
   static std::vector<std::unique_ptr<ProcessGroup>> of_threads(int size);
-  // Tells the others that this rank has ended in good order, unless something has failed.
+  // Reports a clean exit to the other ranks unless there has been a failure.
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
@@ -47,37 +47,36 @@ class ProcessGroup {
   const RankInfo& info() const { return info_; }
   int rank() const { return info_.rank; }
   int size() const { return info_.size; }
-  // The ranks are threads.
+  // True if the ranks are threads of one process.
   bool is_one_process() const { return info_.master_addr.empty(); }
 
-  // Notes that this rank makes a collective call that may not come back: `call` must read the same
-  // on every rank. Throws PeerError if there has been a failure.
-  void note_call(std::string_view call);
-  // The bytes of every rank, in rank order: a collective call of its own. Throws PeerError when it
-  // cannot take place. No rank brings more than max_part().
+  // Reports a collective call of this rank that may hang: `call` must be equal on every rank.
+  // Throws PeerError if there has been a failure.
+  void record_call(std::string_view call);
+  // All-gather: returns the bytes of every rank in rank order. Each rank contributes at most
+  // max_part() bytes. Throws PeerError if another rank fails or makes a different call.
   std::vector<std::string> exchange(std::string_view call, std::string_view bytes);
   size_t max_part() const { return max_exchange_ / static_cast<size_t>(info_.size); }
-  // Rank 0's text on every rank.
+  // Returns rank 0's text on every rank.
   std::string broadcast(std::string_view call, std::string_view text);
 
-  // Tells the others that, and why, this rank ends. The first failure of a run is the one all ranks
-  // report; nothing happens if there has been one.
+  // Reports to the other ranks that this rank fails, with the reason. All ranks report the first
+  // failure of a run; later ones are ignored.
   void fail(const std::string& reason);
-  // "rank 3 (host) failed: ...", or "" while all is well.
+  // "rank 3 (host) failed: ...", or "" without a failure.
   std::string failure() const;
-  // Waits up to `limit` for one.
+  // Waits up to `limit` for a failure; returns the same as failure().
   std::string wait_for_failure(std::chrono::milliseconds limit) const;
-  // `handler` is called once when there is a failure, on another thread, to end what this rank
-  // waits for in vain; at once if there has been one. An empty one takes it away, and returns when
-  // it no longer runs.
+  // `handler` is called once on another thread when a failure occurs (immediately if one already
+  // has), to abort pending calls. An empty function removes it and waits for a running handler.
   void set_failure_handler(std::function<void()> handler);
 
  private:
-  class Watch;
+  class Monitor;
   ProcessGroup(const RankInfo& info, const Options& options, std::vector<Peer> peers);
   const RankInfo info_;
   const size_t max_exchange_;
-  std::unique_ptr<Watch> watch_;
+  std::unique_ptr<Monitor> monitor_;
 };
 
 }  // namespace cohort

@@ -32,7 +32,7 @@ class Reader {
                            "' (environment of a process that ", source_, " started)"));
     return out;
   }
-  // The number a list such as "8(x2),4" starts with; 0 if there is none.
+  // Leading number of a list such as "8(x2),4"; 0 if there is none.
   int leading_number(const char* name) const {
     const std::string value = text(name);
     int out = 0;
@@ -80,8 +80,8 @@ RankInfo from_slurm(const Environment& environment) {
       std::clamp(in.leading_number("SLURM_STEP_TASKS_PER_NODE"), info.local_rank + 1, info.size);
   info.master_addr = in.has("MASTER_ADDR") ? in.text("MASTER_ADDR")
                                            : first_host(in.required("SLURM_STEP_NODELIST"));
-  // Jobs that share a host must not meet each other: a port of the job's own, below those that the
-  // system hands out.
+  // Jobs on the same host must not connect to each other: derive a port from the job id, below the
+  // ephemeral range.
   info.master_port = in.has("MASTER_PORT") ? in.number("MASTER_PORT", 1, 65535)
                                            : 20000 + in.leading_number("SLURM_JOB_ID") % 10000;
   return info;
@@ -99,7 +99,7 @@ RankInfo from_open_mpi(const Environment& environment) {
     info.master_addr = "127.0.0.1";
   else
     throw InputError(
-        "MASTER_ADDR: not set, and mpirun does not tell where rank 0 is; hint: mpirun -x "
+        "MASTER_ADDR: not set, and mpirun does not provide the address of rank 0; hint: mpirun -x "
         "MASTER_ADDR=HOST_OF_RANK_0 ...");
   info.master_port = in.has("MASTER_PORT") ? in.number("MASTER_PORT", 1, 65535) : kDefaultPort;
   return info;
@@ -110,9 +110,9 @@ RankInfo from_open_mpi(const Environment& environment) {
 RankInfo rank_info(const Environment& environment) {
   const auto has = [&](const char* name) { return environment(name) != nullptr; };
   if (has("RANK") || has("WORLD_SIZE")) return from_torchrun(environment);
-  // Before Slurm, whose srun starts the daemons of mpirun.
+  // Checked before Slurm, because srun may start the daemons of mpirun.
   if (has("OMPI_COMM_WORLD_RANK") || has("OMPI_COMM_WORLD_SIZE")) return from_open_mpi(environment);
-  // Only srun sets the size of a step: a batch script has a rank and tasks too, and is one process.
+  // Only srun sets the step size: a batch script also has a rank and tasks, but is one process.
   if (has("SLURM_STEP_NUM_TASKS")) return from_slurm(environment);
   return {};
 }

@@ -1,5 +1,5 @@
-// Which of how many ranks this process is, as the program that started it says in the environment:
-// torchrun (and `cohort train --gpus N`), Slurm's srun, or Open MPI's mpirun.
+// Rank and world size of this process, from the environment set by its launcher: torchrun (and
+// `cohort train --gpus N`), Slurm's srun, or Open MPI's mpirun.
 #pragma once
 
 #include <functional>
@@ -10,18 +10,18 @@ namespace cohort {
 struct RankInfo {
   int rank = 0, size = 1;
   int local_rank = 0, local_size = 1;  // among the ranks of this host
-  std::string master_addr;             // where rank 0 can be reached
+  std::string master_addr;             // address of rank 0
   int master_port = 0;
-  std::string source;  // "torchrun", "Slurm" or "Open MPI"; empty: started alone
+  std::string source;  // "torchrun", "Slurm" or "Open MPI"; empty without a launcher
 };
 
-// Looks a variable up; nullptr if it is not set.
+// Returns the value of a variable; nullptr if it is not set.
 using Environment = std::function<const char*(const char* name)>;
 
-// The first of these that is there: RANK and WORLD_SIZE; OMPI_COMM_WORLD_RANK and _SIZE;
-// SLURM_PROCID and SLURM_STEP_NUM_TASKS, which only srun sets. A single process needs no more than
-// those; several need a rank on their host and the place of rank 0 (MASTER_ADDR, MASTER_PORT, else
-// from Slurm's node list). Throws InputError naming the variable that is missing or wrong.
+// Reads the first pair that is set: RANK and WORLD_SIZE; OMPI_COMM_WORLD_RANK and _SIZE;
+// SLURM_PROCID and SLURM_STEP_NUM_TASKS, which only srun sets. Several processes also need a local
+// rank and the address of rank 0 (MASTER_ADDR, MASTER_PORT, else from Slurm's node list). Throws
+// InputError naming the variable that is missing or invalid.
 RankInfo rank_info(const Environment& environment);
 RankInfo rank_info();
 

@@ -1,6 +1,6 @@
-// How the processes of a run find each other: rank 0 listens, the others connect to it, and all
-// check that they mean the same run. Strangers that connect to the port do no harm: they are sent
-// away, with one warning. A rank that died and came again before all have met takes its own place.
+// Rendezvous of the processes of a run: rank 0 listens, the others connect to it, and all verify
+// that they belong to the same run. Unknown peers are rejected, with one warning. A rank that
+// restarts before the rendezvous is complete replaces its earlier connection.
 #pragma once
 
 #include <chrono>
@@ -19,9 +19,9 @@ struct Peer {
   wire::Connection connection;
 };
 
-// Returns when all ranks have met: to rank 0 the others in order of rank, to each of them rank 0.
-// Throws Error after `limit`, naming who is missing, InputError on rank 0 where the ranks disagree
-// about the run, and PeerError with the reason on those that rank 0 then sends away.
+// Returns once all ranks are connected: on rank 0 the other ranks in rank order, elsewhere rank 0.
+// Throws Error after `limit`, naming the missing ranks; InputError on rank 0 if the ranks disagree
+// about the run, and PeerError with the reason on the ranks that rank 0 rejects.
 std::vector<Peer> rendezvous(const RankInfo& info, std::chrono::milliseconds limit);
 
 }  // namespace cohort

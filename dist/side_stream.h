@@ -1,5 +1,5 @@
-// Work beside the current stream of a CUDA device: a gradient is summed over the ranks while the
-// backward goes on. Defined in CUDA builds only.
+// Work that overlaps with the current stream of a CUDA device, such as the all-reduce of gradients
+// during the backward. Defined in CUDA builds only.
 #pragma once
 
 #include <functional>
@@ -12,10 +12,10 @@ namespace cohort {
 class SideStream {
  public:
   virtual ~SideStream() = default;
-  // Calls `work` with the side stream as the current one. What it enqueues starts after all that is
-  // in the caller's stream by now, and after earlier work.
+  // Calls `work` with the side stream as the current stream. Work enqueued there starts after all
+  // work now in the caller's stream, and after earlier side work.
   virtual void run(const std::function<void()>& work) = 0;
-  // What is enqueued on the current stream from now on starts after all work.
+  // Makes later work on the current stream wait for all side work.
   virtual void wait() = 0;
 };
 

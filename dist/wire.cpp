@@ -42,19 +42,19 @@ void set_option(const Descriptor& socket, int level, int name, int value) {
   ::setsockopt(socket.get(), level, name, &value, sizeof value);
 }
 
-// Heartbeats are small and must not wait to be sent together.
+// Heartbeats are small and must not be delayed by Nagle's algorithm.
 void no_delay(const Descriptor& socket) {
   set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
 }
 
-// A connection to a port of this machine that nobody listens on may be given that very port, and
-// then meets itself.
-bool is_own_mirror(const Descriptor& socket) {
-  sockaddr_storage mine{}, theirs{};
-  socklen_t a = sizeof mine, b = sizeof theirs;
-  return ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&mine), &a) == 0 &&
-         ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&theirs), &b) == 0 && a == b &&
-         std::memcmp(&mine, &theirs, a) == 0;
+// A connection to a local port without a listener may be assigned that same port and then connect
+// to itself.
+bool is_self_connected(const Descriptor& socket) {
+  sockaddr_storage local{}, remote{};
+  socklen_t local_size = sizeof local, remote_size = sizeof remote;
+  return ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&local), &local_size) == 0 &&
+         ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&remote), &remote_size) == 0 &&
+         local_size == remote_size && std::memcmp(&local, &remote, local_size) == 0;
 }
 
 Descriptor connect_address(const addrinfo& address, std::chrono::milliseconds wait,
@@ -73,7 +73,7 @@ Descriptor connect_address(const addrinfo& address, std::chrono::milliseconds wa
         ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
     }
   }
-  if (error == 0 && is_own_mirror(socket)) error = ECONNREFUSED;
+  if (error == 0 && is_self_connected(socket)) error = ECONNREFUSED;
   if (error != 0) {
     why = std::strerror(error);
     return Descriptor();
@@ -89,15 +89,15 @@ bool is_loopback_name(const std::string& host) {
 }  // namespace
 
 Descriptor listen_on(const std::string& host, int port) {
-  // A name is taken for the loopback interface only if it says so: many systems resolve their own
-  // host name to 127.0.1.1, which other hosts cannot reach.
+  // Only explicit loopback names select the loopback interface: many systems resolve their own host
+  // name to 127.0.1.1, which other hosts cannot reach.
   const char* interface = is_loopback_name(host) ? host.c_str() : nullptr;
   std::string why;
-  // A port may be taken for a moment by a connection attempt of a peer that came too early.
+  // The port may be occupied briefly by the connection attempt of a peer that started earlier.
   for (int attempt = 0; attempt < 20; ++attempt) {
     if (attempt > 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
     const Addresses addresses = resolve(interface, port, AI_PASSIVE, why);
-    for (const int family : {AF_INET6, AF_INET})  // "::" takes callers of both families
+    for (const int family : {AF_INET6, AF_INET})  // "::" accepts both families
       for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
         if (a->ai_family != family) continue;
         Descriptor socket = open_socket(*a);
@@ -168,31 +168,31 @@ void Connection::post(FrameType type, std::string_view payload) {
 
 void Connection::send() {
   while (is_open() && has_output()) {
-    const ssize_t n =
-        ::send(fd(), output_.data() + sent_, output_.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t n = ::send(fd(), output_.data() + output_sent_, output_.size() - output_sent_,
+                             MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n > 0) {
-      sent_ += static_cast<size_t>(n);
+      output_sent_ += static_cast<size_t>(n);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return;
     } else if (errno != EINTR) {
-      // Nothing more can be sent, but the last words of the peer may still be there to be read.
+      // Nothing more can be sent, but the peer's last frames may still be readable.
       break;
     }
   }
   output_.clear();
-  sent_ = 0;
+  output_sent_ = 0;
 }
 
 void Connection::receive() {
-  // A peer that sends faster than its frames are taken waits.
-  while (is_open() && input_.size() - taken_ <= kHeader + max_payload_) {
+  // Backpressure: stop reading while unread frames exceed the limit.
+  while (is_open() && input_.size() - input_read_ <= kHeader + max_payload_) {
     const size_t old = input_.size();
     input_.resize(old + kChunk);
     const ssize_t n = ::recv(fd(), input_.data() + old, kChunk, MSG_DONTWAIT);
     input_.resize(old + static_cast<size_t>(n > 0 ? n : 0));
     if (n > 0) {
       heard_ = Clock::now();
-      if (static_cast<size_t>(n) < kChunk) return;  // all there was
+      if (static_cast<size_t>(n) < kChunk) return;  // drained
     } else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
       return;
     } else if (n == 0 || errno != EINTR) {
@@ -202,21 +202,21 @@ void Connection::receive() {
 }
 
 std::optional<Frame> Connection::next() {
-  const auto rest = std::string_view(input_).substr(taken_);
+  const auto rest = std::string_view(input_).substr(input_read_);
   uint32_t length = 0;
   if (rest.size() >= sizeof length) std::memcpy(&length, rest.data(), sizeof length);
   if (length > max_payload_) {
     input_.clear();
-    taken_ = 0;
+    input_read_ = 0;
     close();
     return std::nullopt;
   }
   if (rest.size() < kHeader + length) {
-    input_.erase(0, taken_);
-    taken_ = 0;
+    input_.erase(0, input_read_);
+    input_read_ = 0;
     return std::nullopt;
   }
-  taken_ += kHeader + length;
+  input_read_ += kHeader + length;
   return Frame{static_cast<FrameType>(rest[sizeof length]),
                std::string(rest.substr(kHeader, length))};
 }
@@ -232,7 +232,7 @@ Packer& Packer::text(std::string_view value) {
 }
 
 std::string_view Unpacker::read(size_t n) {
-  if (n > bytes_.size()) throw Error("a message from another rank is cut short");
+  if (n > bytes_.size()) throw Error("a message from another rank is truncated");
   const std::string_view out = bytes_.substr(0, n);
   bytes_.remove_prefix(n);
   return out;

@@ -1,5 +1,5 @@
-// Between the ranks of a run: sockets, and connections that carry length-prefixed frames
-// without ever blocking. Numbers travel in the host's byte order: the hosts of a run are alike.
+// Transport between the ranks of a run: sockets, and non-blocking connections of length-prefixed
+// frames. Numbers are in host byte order: all hosts of a run have the same.
 #pragma once
 
 #include <chrono>
@@ -15,24 +15,24 @@ namespace cohort::wire {
 
 using Clock = std::chrono::steady_clock;
 
-// Listens on this machine, where peers know it as `host`: on the loopback interface alone if that
-// is what `host` names, else on all. Throws Error.
+// Listens on this machine, which peers address as `host`: on the loopback interface only if `host`
+// names it, else on all interfaces. Throws Error.
 Descriptor listen_on(const std::string& host, int port);
-// A caller, if one waits.
+// Accepts a pending connection, if any.
 std::optional<Descriptor> accept_from(const Descriptor& listener);
-// One attempt at every address of `host`. Not open on failure, which `why` then explains.
+// Tries every address of `host` once. On failure the result is not open and `why` has the reason.
 Descriptor connect_to(const std::string& host, int port, std::chrono::milliseconds wait,
                       std::string& why);
-// Two sockets that are connected to each other. Throws Error.
+// Two connected sockets. Throws Error.
 std::pair<Descriptor, Descriptor> socket_pair();
-// A TCP port of the loopback interface that nobody uses now.
+// A currently unused TCP port of the loopback interface.
 int free_port();
 std::string host_name();
 
-// Of a frame between ranks that have met.
+// Payload limit of a frame after the handshake.
 inline constexpr size_t kMaxPayload = size_t{1} << 30;
 
-enum class FrameType : uint8_t { kHello = 1, kWelcome, kFail, kBeat, kData, kResult, kLeft };
+enum class FrameType : uint8_t { kHello = 1, kWelcome, kFail, kHeartbeat, kData, kResult, kExit };
 struct Frame {
   FrameType type;
   std::string payload;
@@ -40,7 +40,7 @@ struct Frame {
 
 class Connection {
  public:
-  // `max_payload`: what announces more is no peer of ours, and closes the connection.
+  // `max_payload`: a larger frame is not from a peer and closes the connection.
   Connection(Descriptor socket, size_t max_payload);
   int fd() const { return socket_.get(); }
   bool is_open() const { return socket_.is_open(); }
@@ -48,13 +48,13 @@ class Connection {
 
   // Queues a frame.
   void post(FrameType type, std::string_view payload);
-  bool has_output() const { return sent_ < output_.size(); }
-  // Send and receive as much as goes without waiting. A peer that is gone closes the connection;
-  // frames that came before stay.
+  bool has_output() const { return output_sent_ < output_.size(); }
+  // Send and receive without blocking. When the peer has closed its end the connection is closed;
+  // frames already received remain available.
   void send();
   void receive();
   std::optional<Frame> next();
-  // When bytes last came.
+  // Time of the last received bytes.
   Clock::time_point heard() const { return heard_; }
   void set_heard(Clock::time_point time) { heard_ = time; }
   void close() { socket_.close(); }
@@ -63,7 +63,7 @@ class Connection {
   Descriptor socket_;
   size_t max_payload_;
   std::string input_, output_;
-  size_t taken_ = 0, sent_ = 0;  // of input_, of output_
+  size_t input_read_ = 0, output_sent_ = 0;  // bytes
   Clock::time_point heard_;
 };
 
@@ -77,7 +77,7 @@ class Packer {
  private:
   std::string bytes_;
 };
-// Throws Error if the payload is shorter than what is asked of it.
+// Throws Error if the payload is too short.
 class Unpacker {
  public:
   explicit Unpacker(std::string_view bytes) : bytes_(bytes) {}

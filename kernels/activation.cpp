@@ -53,11 +53,11 @@ void linear_activation(const LinearActivation& args) {
   if (u.defined()) check_tensor(u, shape, x.dtype(), kOp, "u", device);
   const OpSpan span(kOp);
   if constexpr (kWithCuda)
-    if (device.is_cuda() && !is_dry_run() && cuda::linear_activation_at_once(args)) return;
-  // Here and not on the device, so that a dry run counts it.
-  Tensor sums = u.defined() ? u : Tensor::empty(shape, x.dtype(), device);
-  linear_forward({.y = sums, .x = x, .w = w, .bias = bias});
-  activation_forward({.y = y, .u = sums, .op = op});
+    if (device.is_cuda() && !is_dry_run() && cuda::fused_linear_activation(args)) return;
+  // Allocated here and not in the device's code, so that a dry run counts it.
+  Tensor linear = u.defined() ? u : Tensor::empty(shape, x.dtype(), device);
+  linear_forward({.y = linear, .x = x, .w = w, .bias = bias});
+  activation_forward({.y = y, .u = linear, .op = op});
 }
 
 void linear_activation_backward(const LinearActivationBackward& args) {
@@ -78,13 +78,13 @@ void linear_activation_backward(const LinearActivationBackward& args) {
   if (y.defined()) check_tensor(y, shape, dy.dtype(), kOp, "y", device);
   const OpSpan span(kOp);
   if constexpr (kWithCuda)
-    if (device.is_cuda() && !is_dry_run() && cuda::linear_activation_backward_at_once(args)) {
+    if (device.is_cuda() && !is_dry_run() && cuda::fused_linear_activation_backward(args)) {
       if (dbias.wanted()) bias_backward({.dbias = dbias, .dy = du});
       return;
     }
-  Tensor product = y.defined() ? y : Tensor::empty(shape, dy.dtype(), device);
-  matmul({.c = product, .a = dy, .b = w});
-  activation_backward({.du = du, .dbias = dbias, .dy = product, .u = u, .op = op, .y = y});
+  Tensor df = y.defined() ? y : Tensor::empty(shape, dy.dtype(), device);
+  matmul({.c = df, .a = dy, .b = w});
+  activation_backward({.du = du, .dbias = dbias, .dy = df, .u = u, .op = op, .y = y});
 }
 
 }  // namespace cohort::kernels

@@ -12,7 +12,7 @@
 
 namespace cohort::kernels {
 
-// The factors of one step, rounded once.
+// Scalars of one step, rounded once.
 template <class T>
 struct AdamWFactors {
   T beta2, new_m, new_v, root_correction, eps, step_size;
@@ -30,20 +30,19 @@ AdamWFactors<T> adamw_factors(const AdamWDesc& d) {
           .step_size = static_cast<T>(d.learning_rate / correction1)};
 }
 
-// What decoupled decay multiplies a parameter with.
+// Factor of a parameter for decoupled decay.
 template <class T>
 T adamw_decay(const AdamWDesc& d, double weight_decay) {
   return static_cast<T>(1 - d.learning_rate * weight_decay);
 }
 
-// What clipping multiplies every gradient with; the norm is finite.
+// Factor of every gradient for clipping; the norm is finite.
 COHORT_HD inline double clip_scale(double norm, double max_norm) {
   return max_norm > 0 && norm > max_norm ? max_norm / (norm + 1e-6) : 1;
 }
 
-// An f32 master as the bits of a bf16 weight and 16 bits that complete it: the weight is the master
-// rounded to nearest, halves away from zero. To nearest even would lose a bit: of two neighbours of
-// a half the sum of weight and low bits would be the same.
+// An f32 master as the bits of a bf16 weight and its 16 low bits. The weight is the master rounded
+// to nearest, halves away from zero: with halves to even, two masters would have the same parts.
 struct MasterParts {
   uint16_t weight, low;
 };
@@ -51,16 +50,16 @@ COHORT_HD inline MasterParts master_parts(float master) {
   const auto bits = std::bit_cast<uint32_t>(master);
   return {static_cast<uint16_t>((bits + 0x8000u) >> 16), static_cast<uint16_t>(bits)};
 }
-COHORT_HD inline float joined(MasterParts parts) {
-  // Low bits of a half or more have rounded the magnitude up by one.
+COHORT_HD inline float combined(MasterParts parts) {
+  // Low bits of a half or more have rounded the magnitude up by one bf16 unit.
   const uint32_t bits = uint32_t{parts.weight} << 16 | parts.low;
   return std::bit_cast<float>(bits - ((parts.low & 0x8000u) << 1));
 }
 
-// Moments in bf16. Stochastic rounding (Gupta et al. 2015) adds 16 random bits below the 16 that
-// stay; the words of one Philox call serve four neighbouring elements, the halves of a word both
-// moments of one.
-inline constexpr uint64_t kMomentsPurpose = 9;  // of rng_stream(), with step and tensor
+// Stochastic rounding of moments to bf16 (Gupta et al. 2015) adds 16 random bits below the 16 that
+// are kept. The words of one Philox call serve four neighbouring elements; the halves of a word
+// serve the two moments of one.
+inline constexpr uint64_t kMomentsPurpose = 9;  // purpose of rng_stream(), with step and tensor
 inline uint64_t moments_stream(const AdamWDesc& d, size_t tensor) {
   return rng_stream(kMomentsPurpose, static_cast<uint64_t>(d.step), tensor);
 }
@@ -76,7 +75,7 @@ COHORT_HD inline void store_moments(uint16_t& m_bits, uint16_t& v_bits, float m,
   v_bits = stochastic_bf16(v, random >> 16);
 }
 
-// m is moved towards g (PyTorch's lerp) instead of being summed from two products.
+// m is a lerp towards g, as in PyTorch, not a sum of two products.
 template <class T>
 COHORT_HD inline void adamw_element(T& p, T& m, T& v, T g, T decay, const AdamWFactors<T>& f) {
   const T decayed = p * decay;

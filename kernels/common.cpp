@@ -38,17 +38,17 @@ void check_grad(const GradOut& grad, const Shape& shape, DType dtype, const char
 }
 
 namespace {
-thread_local bool early_reads = false;
+thread_local bool t_prefetch = false;
 }
 
-EarlyReads::EarlyReads() : previous_(std::exchange(early_reads, true)) {}
+PrefetchScope::PrefetchScope() : previous_(std::exchange(t_prefetch, true)) {}
 
-EarlyReads::~EarlyReads() {
-  early_reads = previous_;
+PrefetchScope::~PrefetchScope() {
+  t_prefetch = previous_;
 }
 
-bool EarlyReads::are_allowed() {
-  return early_reads;
+bool PrefetchScope::is_active() {
+  return t_prefetch;
 }
 
 }  // namespace cohort::kernels

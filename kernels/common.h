@@ -2,7 +2,7 @@
 //
 //  * kernels/<op>.h is the contract: one struct of arguments per call, outputs before inputs, and
 //    three functions that take it. kernels::op() checks the arguments (kernels/<op>.cpp) and calls
-//    cpu::op() (kernels/cpu/) or cuda::op() (kernels/cuda/), which get what has been checked.
+//    cpu::op() (kernels/cpu/) or cuda::op() (kernels/cuda/), which rely on these checks.
 //  * A kernel is a pure function on tensors: it writes its outputs, allocates no tensor that
 //    outlives it, and takes shapes from the tensors. Inputs and outputs are contiguous unless a
 //    contract says otherwise.
@@ -10,10 +10,10 @@
 //  * CPU tensors are f64 or f32, CUDA tensors f32 or bf16; all tensors of a call share one dtype
 //    and device unless a contract says otherwise. With bf16 tensors, arithmetic is in f32, and what
 //    a contract calls a statistic, a loss or a weight gradient is f32 (accumulate_dtype()).
-//  * On CUDA a call enqueues work on the device's current stream and returns. Inputs that only the
-//    device knows (ids, positions) are not checked there; a contract says what a bad one does.
-//  * Row ops: the bits of an output row depend on that row's inputs only: not on the other rows,
-//    their number or the thread count. Reduction order inside a row is fixed.
+//  * On CUDA a call enqueues work on the device's current stream and returns. Input values (ids,
+//    positions) are not checked there; a contract says what an invalid one does.
+//  * Row ops: the bits of an output row depend on that row's inputs only, not on the other rows,
+//    their number or the thread count. The reduction order inside a row is fixed.
 //  * Every gradient output says by enum whether it is overwritten or accumulated into.
 #pragma once
 
@@ -24,7 +24,7 @@ namespace cohort::kernels {
 
 enum class Grad { kOverwrite, kAccumulate };
 
-// A gradient to write, and how. An undefined tensor: nobody needs this gradient, it is skipped.
+// A gradient to write, and how. An undefined tensor means that this gradient is not needed.
 struct GradOut {
   Tensor& tensor;
   Grad mode = Grad::kOverwrite;
@@ -35,19 +35,18 @@ struct GradOut {
 // Throws Error unless `t` is contiguous, on `device`, and has this shape and dtype.
 void check_tensor(const Tensor& t, const Shape& shape, DType dtype, const char* op,
                   const char* name, Device device = {});
-// The same for a tensor whose t[i] may lie apart, at multiples of strides()[0]: columns of a wider
-// one. Each of them is contiguous.
+// Variant for a strided tensor, such as columns of a wider one: t[i] starts at i * strides()[0] and
+// is contiguous.
 void check_rows(const Tensor& t, const Shape& shape, DType dtype, const char* op, const char* name,
                 Device device = {});
-// Where the rows that row operations see start in a tensor that check_rows() accepts, in elements
-// from its first.
-struct RowStarts {
-  int64_t inner = 1;  // rows of one t[i]
-  int64_t outer = 0;  // from t[i] to t[i + 1]
+// Offsets of rows, in elements, in a tensor that check_rows() accepts.
+struct RowOffsets {
+  int64_t inner = 1;  // rows per t[i]
+  int64_t outer = 0;  // stride from t[i] to t[i + 1]
   int64_t cols = 0;
 
-  RowStarts() = default;
-  explicit RowStarts(const Tensor& t) {
+  RowOffsets() = default;
+  explicit RowOffsets(const Tensor& t) {
     if (!t.defined()) return;
     outer = cols = t.cols();
     if (t.rank() < 2 || t.is_contiguous()) return;
@@ -58,22 +57,23 @@ struct RowStarts {
     return inner == 1 ? row * outer : row / inner * outer + row % inner * cols;
   }
 };
-// The same for a gradient, if it is wanted.
+// check_tensor() for a gradient, if it is wanted.
 void check_grad(const GradOut& grad, const Shape& shape, DType dtype, const char* op,
                 const char* name, Device device = {});
 
-// While one lives, the CUDA kernels that this thread enqueues may read some inputs before the
-// kernels ahead of them have ended: products of few rows their weights, attention_decode() the
-// cache, its block table, sequences and positions. What writes these has been enqueued before the
-// last embedding_forward(), which holds later kernels back; attention_decode() itself aside, which
-// has its own token's key and value from qkv.
-class EarlyReads {
+// While one lives, CUDA kernels that this thread enqueues may prefetch some inputs before the grids
+// they depend on have ended (programmatic dependent launch): skinny GEMMs their weights,
+// attention_decode() the cache, its block table, sequences and positions. Every write to these must
+// have been enqueued before the last embedding_forward(), at which later kernels wait; otherwise
+// they read old values. attention_decode() writes the cache itself, but takes the key and value of
+// its own token from qkv.
+class PrefetchScope {
  public:
-  EarlyReads();
-  ~EarlyReads();
-  EarlyReads(const EarlyReads&) = delete;
-  EarlyReads& operator=(const EarlyReads&) = delete;
-  static bool are_allowed();
+  PrefetchScope();
+  ~PrefetchScope();
+  PrefetchScope(const PrefetchScope&) = delete;
+  PrefetchScope& operator=(const PrefetchScope&) = delete;
+  static bool is_active();
 
  private:
   bool previous_;

@@ -1,43 +1,41 @@
-// Small steps between decode kernels that keep the sampler's state on the device, so that decode
-// steps follow one another without the host.
+// Small kernels between decode steps that keep the sampler's state on the device, so that decode
+// steps need no host synchronisation.
 #pragma once
 
 #include "kernels/common.h"
 
 namespace cohort::kernels {
 
-// What the device knows of a sequence that is decoded ("slot"): the columns of a row of
-// DecodeState::slots.
+// Columns of the device's table of sequences in decoding ("slots"), one row per slot.
 enum SlotColumn : uint8_t {
   kSlotToken,     // the last token, which the cache does not hold yet
   kSlotPosition,  // its position; -1: the slot is idle
-  kSlotLength,    // tokens at which the sequence is full, its prompt included
+  kSlotLength,    // maximum number of tokens, including the prompt
   kSlotColumns,
 };
 
-// The inputs of a decode step of n rows. Row i is slot rows[i], idle where that is -1 or the slot
-// is. An idle row gets token and position 0, slot -1 and rng_index 0.
+// The inputs of a decode step of n rows. Row i is slot rows[i]; it is idle if that is -1 or an idle
+// slot. An idle row gets token and position 0, slot -1 and rng_index 0.
 struct DecodeInputs {
   Tensor &tokens, &positions;  // [n] i32
   Tensor& active;              // [n] i32: the row's slot
-  Tensor& rng_index;           // [n] i64: tokens before the one to be drawn
+  Tensor& rng_index;           // [n] i64: number of tokens before the one to sample
   const Tensor& slots;         // [S, kSlotColumns] i32
   const Tensor& rows;          // [n] i32
 };
 void decode_inputs(const DecodeInputs& args);
 
-// Hands row i's slot its token: it goes on after it, or becomes idle where the token is one of the
-// slot's stop_tokens or negative (no distribution), or fills the sequence. Rows with active[i] < 0
-// are passed over.
+// Appends row i's token to its slot, which becomes idle if the token is one of its stop_tokens,
+// negative (no distribution), or the last that fits. Rows with active[i] < 0 are ignored.
 struct DecodeAdvance {
   Tensor& slots;
   const Tensor& active;       // [n] i32
   const Tensor& tokens;       // [n] i32
-  const Tensor& stop_tokens;  // [S, K] i32, of each slot; -1 where there are fewer
+  const Tensor& stop_tokens;  // [S, K] i32 per slot, padded with -1
 };
 void decode_advance(const DecodeAdvance& args);
 
-// t[at[i]] = values[i], t seen as flat. The same place may occur several times with one value.
+// t[at[i]] = values[i] with t flattened. Equal indices must have equal values.
 struct SetElements {
   Tensor& t;                  // i32
   const Tensor &at, &values;  // [n] i32

@@ -8,7 +8,7 @@ namespace cohort::kernels {
 void dropout(const Dropout& args) {
   constexpr const char* kOp = "dropout";
   const auto& [y, x, spec, mode] = args;
-  // Draws are compared in f32, where a p just below 1 would be 1.
+  // Random numbers are compared with p in f32, where a p just below 1 rounds to 1.
   COHORT_CHECK(spec.p >= 0 && static_cast<float>(spec.p) < 1,
                "[dropout] expected p in [0, 1), got ", spec.p);
   COHORT_CHECK(x.rank() == 2, "[dropout] expected x [T, C], got ", x.str());

@@ -99,7 +99,7 @@ struct Div {
   COHORT_HD static auto db(auto a, auto b) { return -a / (b * b); }
 };
 
-// Gated: y = forward(gate, up) of the two halves of a row, as one product makes them side by side.
+// Gated: y = forward(gate, up) of the two halves of a row, which one GEMM computes side by side.
 struct SwiGlu {  // silu(gate) up (Shazeer 2020)
   COHORT_HD static auto forward(auto gate, auto up) { return Silu::forward(gate) * up; }
   COHORT_HD static auto da(auto gate, auto up) { return Silu::derivative(gate, gate) * up; }
@@ -126,8 +126,8 @@ struct GeGluTanh {  // with the tanh form of GELU: Gemma's
   X(SwiGlu, swiglu) X(GeGlu, geglu) X(GeGluTanh, geglu_tanh)
 // clang-format on
 
-// On CUDA with bf16 tensors a formula is evaluated in f32 and rounded once, after the old value was
-// added where it accumulates.
+// On CUDA with bf16 tensors a formula is evaluated in f32 and rounded once; if it accumulates,
+// after the old value was added.
 
 // y = f(x). All tensors of the unary and binary calls have one shape.
 struct UnaryForward {
@@ -158,19 +158,17 @@ struct GatedForward {
 struct GatedBackward {
   GradOut dx;
   const Tensor &dy, &x;
-  // Where defined: what the forward gave, once more, for those that did not keep it; may be dy.
-  Tensor y = {};
+  Tensor y = {};  // output, may be undefined or dy: the forward's result, recomputed
 };
 
-// y (+)= factor x. On CUDA one may be bf16 and the other f32: that is how a bf16 gradient is added
-// to an f32 one.
+// y (+)= factor x. On CUDA one may be bf16 and the other f32, to add a bf16 gradient to an f32 one.
 struct Scale {
   Tensor& y;  // may be x when overwriting
   const Tensor& x;
   double factor;
   Grad mode = Grad::kOverwrite;
 };
-// The same with a factor that is read where the tensors are.
+// Scale with a factor that is read on the tensors' device.
 struct ScaleBy {
   Tensor& y;
   const Tensor& x;

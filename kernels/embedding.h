@@ -6,8 +6,8 @@
 namespace cohort::kernels {
 
 // An id outside [0, V) is an Error on the CPU, which names the first one and its position; on CUDA
-// its row becomes NaN, and no kernel that is enqueued later starts before all that was enqueued
-// before this one has ended (EarlyReads builds on that).
+// its row becomes NaN. On CUDA no later kernel starts before all work enqueued before this one has
+// ended (PrefetchScope relies on it).
 struct EmbeddingForward {
   Tensor& y;            // [T, C]
   const Tensor& table;  // [V, C]
@@ -15,9 +15,10 @@ struct EmbeddingForward {
 };
 void embedding_forward(const EmbeddingForward& args);
 
-// dtable[ids[t], :] += dy[t, :]. Overwrite zeroes first. A row of dtable depends on its own tokens
-// and their order only: on the CPU they are added t ascending; on CUDA in groups of 64, t ascending
-// in a group, then the groups ascending, then that sum to the row. CUDA skips ids outside [0, V).
+// dtable[ids[t], :] += dy[t, :]; kOverwrite zeroes dtable first. A row of dtable depends on its own
+// tokens and their order only: the CPU adds them in ascending t; CUDA sums groups of 64 in
+// ascending t, then the groups in ascending order, and adds that to the row. CUDA skips ids outside
+// [0, V).
 struct EmbeddingBackward {
   GradOut dtable;     // [V, C] of accumulate_dtype(dy)
   const Tensor& dy;   // [T, C]

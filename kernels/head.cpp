@@ -10,8 +10,8 @@
 namespace cohort::kernels {
 namespace {
 
-// The weight gradient adds tokens in steps of this many, so chunks are multiples of it and no
-// result depends on their size.
+// The weight gradient is accumulated in steps of this many tokens; chunks are multiples of it, so
+// that no result depends on their size.
 constexpr int64_t kChunkUnit = 128;
 
 struct HeadShape {
@@ -68,8 +68,8 @@ void head_logprob_backward(const HeadLogprobBackward& args) {
 
 int64_t head_chunk_tokens(int64_t vocab, int64_t wanted, Device device) {
   if (wanted == 0 && device.is_cuda()) {
-    // Long products, and room for other things: up to 512 MiB of f32 logits, in chunks that divide
-    // what the gradients' products take at a time.
+    // Large GEMMs in limited memory: up to 512 MiB of f32 logits, in chunks that divide
+    // kHeadGradientTokens.
     constexpr int64_t kBytes = int64_t{512} << 20;
     int64_t rows = kHeadGradientTokens;
     while (rows > kChunkUnit && rows * 4 * vocab > kBytes) rows /= 2;
@@ -95,7 +95,7 @@ int64_t head_workspace_bytes(int64_t tokens, int64_t vocab, DType dtype, const H
                              Device device) {
   const int64_t rows = std::min(tokens, head_chunk_tokens(vocab, desc.chunk_tokens, device));
   const auto logit = static_cast<int64_t>(dtype_size(accumulate_dtype(dtype)));
-  // A bf16 gradient does not fit into its f32 logit's place.
+  // bf16 gradients cannot overwrite the f32 logits, so they take memory of their own.
   const int64_t kept = dtype == DType::kBF16 ? head_gradient_tokens(tokens, rows) : 0;
   return vocab * (rows * logit + kept * static_cast<int64_t>(dtype_size(dtype)));
 }

@@ -38,9 +38,9 @@ void linear_forward(const LinearForward& args) {
 
 void bias_backward(const BiasBackward& args) {
   const auto& [dbias, dy] = args;
-  const DType sums = accumulate_dtype(dy.dtype());
+  const DType accumulate = accumulate_dtype(dy.dtype());
   check_tensor(dy, dy.shape(), dy.dtype(), "bias_backward", "dy", dy.device());
-  check_tensor(dbias.tensor, {dy.cols()}, sums, "bias_backward", "dbias", dy.device());
+  check_tensor(dbias.tensor, {dy.cols()}, accumulate, "bias_backward", "dbias", dy.device());
   on_device<cpu::bias_backward, cuda::bias_backward>(dy.device(), args);
 }
 

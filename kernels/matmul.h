@@ -1,4 +1,4 @@
-// Matrix products: by Eigen on the CPU (cpu/matmul.cpp), by cuBLASLt on CUDA (cuda/matmul.cpp).
+// Matrix multiplication: Eigen on the CPU (cpu/matmul.cpp), cuBLASLt on CUDA (cuda/matmul.cpp).
 #pragma once
 
 #include "kernels/elementwise.h"
@@ -6,23 +6,23 @@
 namespace cohort::kernels {
 
 enum class Transpose { kNo, kYes };
-// Whether split-K is allowed: a long sum over K in parts, which are added at the end. It is faster
-// for few rows, but the bits of a row depend on how many there are.
+// Permission for split-K, which adds partial sums over K at the end. It is faster for few rows, but
+// the bits of a row then depend on the number of rows.
 enum class SplitK { kNever, kAllowed };
 struct MatmulDesc {
   Transpose a = Transpose::kNo, b = Transpose::kNo;
   Grad out = Grad::kOverwrite;
-  SplitK split_k = SplitK::kNever;  // for a not transposed; else it is the device's choice
+  SplitK split_k = SplitK::kNever;  // if a is not transposed; otherwise the device decides
 };
 
-// c (+)= op(a) op(b). With bf16 inputs (CUDA) c is bf16 or f32: sums are f32, rounded once, and
-// where they are added to a bf16 c cuBLAS may round them before, too. On CUDA a tensor whose rows
-// are multiples of 16 bytes has to start at such a multiple, as a tensor of its own does; in
-// general, at a multiple of the largest power of two that divides the rows' bytes. With a not
-// transposed and K not split, the bits of a row of c depend only on that row of a and on b.
+// c (+)= op(a) op(b). With bf16 inputs (CUDA) c is bf16 or f32: accumulators are f32 and rounded
+// once; if they are added to a bf16 c, cuBLAS may also round them before. On CUDA a tensor must be
+// aligned to the largest power of two, up to 16, that divides the bytes of its rows; an allocation
+// always is. With a not transposed and K not split, the bits of a row of c depend only on that row
+// of a and on b.
 struct Matmul {
   Tensor& c;        // [M, N]
-  const Tensor& a;  // op(a): [M, K]; inputs of higher rank are seen as [rows, cols]
+  const Tensor& a;  // op(a): [M, K]; inputs of higher rank are viewed as [rows, cols]
   const Tensor& b;  // op(b): [K, N]
   MatmulDesc desc = {};
 };

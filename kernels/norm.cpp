@@ -6,11 +6,11 @@
 namespace cohort::kernels {
 namespace {
 
-// check_tensor or check_rows.
+// Type of check_tensor() and check_rows().
 using Check = void(const Tensor& t, const Shape& shape, DType dtype, const char* op,
                    const char* name, Device device);
 
-// What every norm's forward takes.
+// Checks common to all forwards.
 void check_forward(const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& w,
                    const char* op, Check* check = check_tensor) {
   const Device device = x.device();
@@ -19,29 +19,29 @@ void check_forward(const Tensor& y, const Tensor& rstd, const Tensor& x, const T
   check(y, x.shape(), x.dtype(), op, "y", device);
   check_tensor(rstd, {x.rows()}, accumulate_dtype(x.dtype()), op, "rstd", device);
 }
-// What a layer norm's forward takes besides.
+// Further checks for layer norms.
 void check_mean_and_bias(const Tensor& mean, const Tensor& x, const Tensor& b, const char* op) {
   if (b.defined()) check_tensor(b, {x.cols()}, x.dtype(), op, "b", x.device());
   check_tensor(mean, {x.rows()}, accumulate_dtype(x.dtype()), op, "mean", x.device());
 }
-// What the fused residual step takes besides.
+// Further checks for the fused residual step.
 void check_sum(const Tensor& sum, const Tensor& a, const Tensor& b, const char* op) {
   check_tensor(b, a.shape(), a.dtype(), op, "b", a.device());
   check_tensor(sum, a.shape(), a.dtype(), op, "sum", a.device());
 }
 
-// What every norm's backward takes.
+// Checks common to all backwards.
 template <class Args>
 void check_backward(const Args& args, const char* op, Check* check = check_tensor) {
   const Shape &shape = args.x.shape(), columns = {args.x.cols()};
   const Device device = args.x.device();
-  const DType dtype = args.x.dtype(), sums = accumulate_dtype(dtype);
+  const DType dtype = args.x.dtype(), accumulate = accumulate_dtype(dtype);
   check(args.x, shape, dtype, op, "x", device);
   check(args.dy, shape, dtype, op, "dy", device);
   check_tensor(args.w, columns, dtype, op, "w", device);
-  check_tensor(args.rstd, {args.x.rows()}, sums, op, "rstd", device);
+  check_tensor(args.rstd, {args.x.rows()}, accumulate, op, "rstd", device);
   if (args.dx.wanted()) check(args.dx.tensor, shape, dtype, op, "dx", device);
-  check_grad(args.dw, columns, sums, op, "dw", device);
+  check_grad(args.dw, columns, accumulate, op, "dw", device);
 }
 
 }  // namespace
@@ -64,10 +64,10 @@ void layer_norm_forward(const LayerNormForward& args) {
 
 void layer_norm_backward(const LayerNormBackward& args) {
   constexpr const char* kOp = "layer_norm_backward";
-  const DType sums = accumulate_dtype(args.x.dtype());
+  const DType accumulate = accumulate_dtype(args.x.dtype());
   check_backward(args, kOp);
-  check_tensor(args.mean, {args.x.rows()}, sums, kOp, "mean", args.x.device());
-  check_grad(args.db, {args.x.cols()}, sums, kOp, "db", args.x.device());
+  check_tensor(args.mean, {args.x.rows()}, accumulate, kOp, "mean", args.x.device());
+  check_grad(args.db, {args.x.cols()}, accumulate, kOp, "db", args.x.device());
   on_device<cpu::layer_norm_backward, cuda::layer_norm_backward>(args.x.device(), args);
 }
 

@@ -1,5 +1,5 @@
 // Row normalisations and softmax over the last dimension. Statistics and weight gradients are
-// accumulate_dtype() of x; what is stored in x's dtype is rounded once.
+// accumulate_dtype() of x; outputs in x's dtype are rounded once.
 #pragma once
 
 #include "kernels/common.h"
@@ -8,8 +8,7 @@ namespace cohort::kernels {
 
 // y[r, :] = x[r, :] rstd[r] (w + weight_offset),  rstd[r] = 1 / sqrt(mean(x[r, :]^2) + eps)
 // (Zhang and Sennrich 2019). Gemma's norms have an offset of 1. x, y and their gradients may be
-// columns of wider tensors, such as the queries beside keys and values: x[i] and x[i + 1] lie any
-// distance apart.
+// columns of wider tensors, such as the queries of qkv: x[i] has any stride.
 struct RmsNormForward {
   Tensor& y;        // [..., C]; may be x
   Tensor& rstd;     // [rows], kept for the backward
@@ -20,8 +19,7 @@ struct RmsNormForward {
 };
 void rms_norm_forward(const RmsNormForward& args);
 
-// dw is summed over rows in an order that follows from the shape and, on CUDA, the element size
-// alone.
+// dw is summed over rows in an order that depends only on the shape and, on CUDA, the element size.
 struct RmsNormBackward {
   GradOut dx, dw;
   const Tensor &dy, &x, &w, &rstd;

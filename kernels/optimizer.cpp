@@ -61,14 +61,14 @@ void grad_norm(Tensor& norm, std::span<const Tensor> tensors) {
   on_device<cpu::grad_norm, cuda::grad_norm>(device, norm, tensors);
 }
 
-Tensor join_master(const Tensor& param, const Tensor& low_bits) {
-  check_tensor(param, param.shape(), DType::kBF16, "join_master", "param", {});
-  check_tensor(low_bits, {2 * param.numel()}, DType::kU8, "join_master", "low_bits", {});
+Tensor combine_master(const Tensor& param, const Tensor& low_bits) {
+  check_tensor(param, param.shape(), DType::kBF16, "combine_master", "param", {});
+  check_tensor(low_bits, {2 * param.numel()}, DType::kU8, "combine_master", "low_bits", {});
   Tensor master = Tensor::empty(param.shape(), DType::kF32);
   const auto* weight = static_cast<const uint16_t*>(param.raw());
   const auto* low = static_cast<const uint16_t*>(low_bits.raw());
   float* out = master.data<float>();
-  for (int64_t i = 0; i < param.numel(); ++i) out[i] = joined({weight[i], low[i]});
+  for (int64_t i = 0; i < param.numel(); ++i) out[i] = combined({weight[i], low[i]});
   return master;
 }
 

@@ -19,21 +19,20 @@ struct PolicyLossDesc {
 };
 
 // Sums over tokens with a weight above 0; the trainer turns them into means over the optimiser
-// step. While they grow they are a tensor, which stays on the device: f64 [kSize], one element per
-// field in the order below.
+// step. They are accumulated in a tensor on the device: f64 [kSize], one element per field in the
+// order below.
 struct PolicyLossStats {
   static constexpr int64_t kSize = 6;
 
   double tokens = 0;
   double max_ratio_deviation = 0;  // max |ratio - 1|
-  double clipped_low = 0;          // tokens where the lower clip took effect (A < 0 and ratio < lo)
-  double clipped_high = 0;         // ... the upper clip (A > 0 and ratio > hi)
+  double clipped_low = 0;          // tokens clipped at the lower bound (A < 0 and ratio < lo)
+  double clipped_high = 0;         // tokens clipped at the upper bound (A > 0 and ratio > hi)
   double kl_to_old = 0;            // k3(lp - lp_old)
   double kl_to_reference = 0;      // k3(lp_ref - lp); 0 without a reference
 
-  // Sums of nothing.
   static Tensor zeros(Device device = {});
-  // Reads sums from their device, waiting for them.
+  // Copies the sums from their device, which synchronises.
   static PolicyLossStats from(const Tensor& sums);
 };
 
@@ -43,7 +42,7 @@ struct PolicyLossStats {
 struct PolicyLoss {
   Tensor& loss;      // [1]
   Tensor& dlogprob;  // [T], the gradient of the loss
-  Tensor& stats;     // the tokens are added to it; see PolicyLossStats
+  Tensor& stats;     // PolicyLossStats, accumulated
   const Tensor& logprob;
   const Tensor& old_logprob;
   const Tensor& ref_logprob;  // may be undefined: no reference

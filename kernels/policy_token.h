@@ -1,6 +1,5 @@
-// The policy loss of one token, in f64 whatever the tensors' dtype: a few exponentials per token
-// are nothing beside the model, and the clip decisions are then those of the log-probs as given.
-// The CPU and CUDA share it.
+// The policy loss of one token, in f64 for any dtype of the tensors: the cost is negligible, and
+// the clip decisions are then exact for the given log-probs. The CPU and CUDA share it.
 #pragma once
 
 #include <cmath>
@@ -12,21 +11,21 @@ namespace cohort::kernels {
 
 inline constexpr double kMaxLogRatio = 20;
 
-// A function of x and its derivative. At a bound the derivative is that of the inside; NaN stays
-// NaN.
-struct Sloped {
+// A function of x and its derivative. At a bound the derivative is that of the inside; NaN
+// propagates.
+struct ValueAndSlope {
   double value, slope;
 };
 
 // clamp(x, +-20).
-COHORT_HD inline Sloped clamp_log_ratio(double x) {
+COHORT_HD inline ValueAndSlope clamp_log_ratio(double x) {
   if (x > kMaxLogRatio) return {kMaxLogRatio, 0};
   if (x < -kMaxLogRatio) return {-kMaxLogRatio, 0};
   return {x, 1};
 }
 
 // exp(x) - x - 1 with x at most 20. Below there is no bound: k3 grows like -x, with slope -1.
-COHORT_HD inline Sloped k3(double x) {
+COHORT_HD inline ValueAndSlope k3(double x) {
   if (x > kMaxLogRatio) return {std::expm1(kMaxLogRatio) - kMaxLogRatio, 0};
   const double slope = std::expm1(x);
   return {slope - x, slope};
@@ -58,7 +57,7 @@ struct TokenInput {
 // (inside the clip range and at its bounds) the derivative is that of the unclipped one.
 COHORT_HD inline TokenLoss surrogate(const TokenInput& t, const PolicyLossDesc& desc,
                                      PolicyLossStats& stats) {
-  const Sloped log_ratio = clamp_log_ratio(t.logprob - t.old_logprob);
+  const ValueAndSlope log_ratio = clamp_log_ratio(t.logprob - t.old_logprob);
   const double ratio = std::exp(log_ratio.value);
   const double low = 1 - desc.epsilon_low, high = 1 + desc.epsilon_high;
   const bool clipped_low = t.advantage < 0 && ratio < low;
@@ -77,7 +76,7 @@ COHORT_HD inline TokenLoss surrogate(const TokenInput& t, const PolicyLossDesc& 
 // beta k3 towards the reference.
 COHORT_HD inline TokenLoss penalty(double logprob, double ref_logprob, double beta,
                                    PolicyLossStats& stats) {
-  const Sloped kl = k3(ref_logprob - logprob);
+  const ValueAndSlope kl = k3(ref_logprob - logprob);
   stats.kl_to_reference += kl.value;
   if (beta == 0) return {0, 0};
   return {beta * kl.value, -beta * kl.slope};
@@ -88,7 +87,7 @@ template <class T>
 struct PolicyTokens {
   const T *logprob, *old_logprob, *ref_logprob, *advantage, *weight;
 
-  // Token t's share of the loss and of its gradient, with its weight, which is above 0.
+  // Contribution of token t to the loss and to its gradient, with its weight, which is above 0.
   COHORT_HD TokenLoss loss(int64_t t, const PolicyLossDesc& desc, PolicyLossStats& stats) const {
     const auto lp = static_cast<double>(logprob[t]), scale = static_cast<double>(weight[t]);
     TokenLoss token = surrogate(

@@ -21,25 +21,25 @@ inline std::vector<double> rope_frequencies(int64_t head_dim, double theta) {
     frequencies.push_back(std::pow(theta, -static_cast<double>(i) / static_cast<double>(head_dim)));
   return frequencies;
 }
-// The one table that training, prefill and decode share: [positions, 2 x frequencies], the cosines
-// of position x frequency in the first half of the columns and the sines in the rest, all times
-// `scale`, computed in f64 and rounded once. Made on the CPU; for a CUDA device it is copied there.
+// The table that training, prefill and decode share: [positions, 2 x frequencies], the cosines of
+// position x frequency in the first half of the columns and the sines in the second, all times
+// `scale`, computed in f64 and rounded once. The result is on the CPU.
 Tensor rope_table(int64_t positions, std::span<const double> frequencies, double scale,
                   DType dtype);
 
 // kInverse applies the transpose of the rotation: the backward of kForward.
 enum class RopeDirection { kForward, kInverse };
-// y (+)= rotated x, but for the last heads of each token, which stay as they are. A position
-// outside [0, rows) is an Error on the CPU; on CUDA what is to be rotated becomes NaN. Products and
-// sums are rounded one by one, so that f32 results have the same bits everywhere.
+// y (+)= rotated x, except for the last heads of each token, which are copied. A position outside
+// [0, rows) is an Error on the CPU; on CUDA the rotated heads become NaN. Products and sums are
+// rounded one by one (no fma), so that f32 results have the same bits on every device.
 struct Rope {
   Tensor& y;                // [T, H, D]; may be x when overwriting
   const Tensor& x;          // [T, H, D]
   const Tensor& positions;  // [T] i32
-  const Tensor& table;      // [rows, D] of rope_table(), accumulate_dtype(x)
+  const Tensor& table;      // rope_table() [rows, D], accumulate_dtype(x)
   RopeDirection direction = RopeDirection::kForward;
   Grad mode = Grad::kOverwrite;
-  int64_t plain_heads = 0;  // of H: not rotated, as the values beside queries and keys
+  int64_t plain_heads = 0;  // last heads of H that are not rotated, such as the values of qkv
 };
 void rope(const Rope& args);
 

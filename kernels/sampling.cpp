@@ -10,10 +10,10 @@ namespace {
 void check_state(const SamplingState& state, int64_t vocab, const Tensor& rows, const char* op) {
   const Device device = rows.device();
   const auto& [params, counts, bias_ids, bias_values] = state;
-  COHORT_CHECK(params.rank() == 2, "[", op, "] expected params [S, ", sizeof(DrawParams), "], got ",
-               params.str());
+  COHORT_CHECK(params.rank() == 2, "[", op, "] expected params [S, ", sizeof(SamplingParams),
+               "], got ", params.str());
   const int64_t slots = params.dim(0);
-  check_tensor(params, {slots, sizeof(DrawParams)}, DType::kU8, op, "params", device);
+  check_tensor(params, {slots, sizeof(SamplingParams)}, DType::kU8, op, "params", device);
   if (counts.defined()) check_tensor(counts, {slots, vocab}, DType::kI32, op, "counts", device);
   if (!bias_ids.defined() && !bias_values.defined()) return;
   COHORT_CHECK(bias_ids.rank() == 2, "[", op, "] expected bias_ids [S, B], got ", bias_ids.str());
@@ -31,7 +31,7 @@ void check_rows(const Args& args, const Tensor& rows, int64_t vocab, const char*
   check_tensor(args.out.tokens, shape, DType::kI32, op, "tokens", device);
   check_tensor(args.out.logprob, shape, statistic, op, "logprob", device);
   check_tensor(args.out.entropy, shape, statistic, op, "entropy", device);
-  check_tensor(args.out.cut, shape, statistic, op, "cut", device);
+  check_tensor(args.out.truncated_mass, shape, statistic, op, "truncated_mass", device);
   check_tensor(args.slots, shape, DType::kI32, op, "slots", device);
   check_tensor(args.rng_index, shape, DType::kI64, op, "rng_index", device);
   check_state(args.state, vocab, rows, op);
@@ -39,12 +39,12 @@ void check_rows(const Args& args, const Tensor& rows, int64_t vocab, const char*
 
 }  // namespace
 
-Tensor pack_params(std::span<const DrawParams> params) {
-  for (const DrawParams& p : params)
-    if (const char* expected = expectation_missed(p))
+Tensor pack_params(std::span<const SamplingParams> params) {
+  for (const SamplingParams& p : params)
+    if (const char* expected = invalid_reason(p))
       throw Error(str("[sampling] row ", &p - params.data(), ": expected ", expected));
   Tensor bytes =
-      Tensor::empty({static_cast<int64_t>(params.size()), sizeof(DrawParams)}, DType::kU8);
+      Tensor::empty({static_cast<int64_t>(params.size()), sizeof(SamplingParams)}, DType::kU8);
   if (!params.empty()) std::memcpy(bytes.raw(), params.data(), params.size_bytes());
   return bytes;
 }

@@ -1,6 +1,6 @@
-// Drawing tokens, each row by its own parameters. What is drawn comes from modified logits; the
+// Token sampling, each row by its own parameters. Tokens are sampled from modified logits; the
 // recorded log-prob and entropy are always those of the model's own logits at the temperature over
-// the whole vocabulary, by the same row function as the fused head. In this order:
+// the whole vocabulary, by the same row function as the fused head. The steps are, in this order:
 //
 //   1. logit bias:          z[v] += every bias of v
 //   2. repetition penalty:  z[v] = z[v] > 0 ? z[v] / r : z[v] r    if v is in prompt or completion
@@ -18,14 +18,14 @@
 #include <span>
 
 #include "kernels/common.h"
-#include "kernels/draw_params.h"
+#include "kernels/sampling_params.h"
 
 namespace cohort::kernels {
 
-// Of S sequences ("slots"), where they are drawn. Slots do not share elements.
+// Sampling state of S sequences ("slots") on the device that samples. Slots share no elements.
 struct SamplingState {
-  Tensor params;  // [S, sizeof(DrawParams)] u8, a row of pack_params() each
-  // [S, V] i32, see kInPrompt: count_prompt() starts a row, a draw adds its token. Undefined: no
+  Tensor params;  // [S, sizeof(SamplingParams)] u8, rows of pack_params()
+  // [S, V] i32, see kInPrompt: count_prompt() starts a row, sampling adds its token. Undefined: no
   // row has penalties.
   Tensor counts;
   // [S, B]: i32, and statistics (accumulate_dtype()). A row's first num_bias entries count; those
@@ -33,41 +33,41 @@ struct SamplingState {
   Tensor bias_ids, bias_values;
 };
 
-// [S, sizeof(DrawParams)] u8 on the CPU. Throws Error for parameters out of their range.
-Tensor pack_params(std::span<const DrawParams> params);
+// [S, sizeof(SamplingParams)] u8 on the CPU. Throws Error for parameters out of range.
+Tensor pack_params(std::span<const SamplingParams> params);
 
-// What is drawn, one per row. All are [n]: tokens i32, the others statistics (accumulate_dtype()).
-struct Draws {
+// Sampled tokens, one per row. All are [n]: tokens i32, the others statistics (accumulate_dtype()).
+struct Samples {
   Tensor tokens;
-  Tensor logprob;  // of the token
-  Tensor entropy;  // of the full distribution at the temperature, nats; the head's to the bit
-  Tensor cut;  // what steps 5 to 7 leave out of the modified distribution; exactly 0 without them
+  Tensor logprob;
+  Tensor entropy;         // in nats, over the full distribution at the temperature; the head's bits
+  Tensor truncated_mass;  // modified probability that steps 5 to 7 remove; exactly 0 without them
 };
 
-// One draw per row. Row i draws by the state of slots[i] at the Philox address (seed, stream,
-// rng_index[i]), by inverting the CDF in ascending id order. A row of slot -1 is idle: it draws
-// nothing and none of its outputs is written. With counts, no two rows have the same slot.
+// Samples one token per row by inverting the CDF in ascending id order. Row i uses the state of
+// slots[i] and the Philox address (seed, stream, rng_index[i]). A row of slot -1 is idle: none of
+// its outputs is written. With counts, no two rows may have the same slot.
 //
-// The CPU throws Error before the first draw for a slot, parameters or an id of a bias that cannot
-// be. On CUDA a row of such a slot or such parameters has the outputs of a row without a
-// distribution, and a bias of no token changes nothing. There V is at most 2^20, and the
-// probabilities of the CDF are rounded (cuda/sampling.cu), so that a draw on the edge between two
-// tokens may differ from the CPU's.
+// The CPU throws Error before it samples if a slot, its parameters or the id of a bias is invalid.
+// On CUDA a row with an invalid slot or parameters has the outputs of a row without a distribution,
+// and a bias with an invalid id is ignored. There V is at most 2^20, and the probabilities of the
+// CDF are rounded (cuda/sampling.cu), so that a random number on the boundary between two tokens
+// may give another one than on the CPU.
 struct HeadSample {
-  Draws& out;
-  SamplingState& state;     // its counts grow
+  Samples& out;
+  SamplingState& state;     // its counts are updated
   const Tensor& x;          // hidden states [n, C]
   const Tensor& w;          // head [V, C]
   const Tensor& slots;      // [n] i32
   const Tensor& rng_index;  // [n] i64
-  int64_t chunk_tokens =
-      0;  // logits held at a time, 0: what suits the device; no result depends on it
+  // Rows of logits held at a time; 0: the device's default. No result depends on it.
+  int64_t chunk_tokens = 0;
 };
 void head_sample(const HeadSample& args);
 
-// The same from logits that are already computed and not divided by the temperature.
+// Samples from computed logits, which are not yet divided by the temperature.
 struct SampleLogits {
-  Draws& out;
+  Samples& out;
   SamplingState& state;
   const Tensor& logits;     // [n, V]; f32 on CUDA
   const Tensor& slots;      // [n] i32
@@ -75,8 +75,8 @@ struct SampleLogits {
 };
 void sample_logits(const SampleLogits& args);
 
-// Starts the counts of a sequence: zero, but for the bit of its prompt's tokens. An id outside the
-// vocabulary throws Error on the CPU and is passed over on CUDA.
+// Resets the counts of a sequence to zero and sets the prompt bit of its prompt's tokens. An id
+// outside the vocabulary throws Error on the CPU and is ignored on CUDA.
 struct CountPrompt {
   Tensor& counts;        // [S, V] i32
   const Tensor& tokens;  // [T] i32

@@ -1,10 +1,10 @@
 // Elementary functions for hot loops. The f32 versions are branch-free and use only operations that
 // a compiler turns into vector instructions one to one (fma, compare and select, integer add and
-// shift), so a scalar call and a vectorised loop give the same bits. f64 goes to the standard
-// library: it is there for checks, not for speed. The polynomials are minimax fits of our own.
+// shift), so a scalar call and a vectorised loop give the same bits. f64, which is for checks,
+// calls the standard library. The polynomials are our own minimax fits.
 //
-// On the device the special function unit does most of the work, in a third of the instructions:
-// elementwise kernels stay bound by memory that way. Each function says how accurate it is there.
+// On the device most of the work is on the special function unit, in a third of the instructions,
+// so that elementwise kernels stay memory-bound. Each function states its accuracy there.
 #pragma once
 
 #include <bit>
@@ -13,8 +13,8 @@
 
 #include "core/host_device.h"
 
-// Marks a loop whose iterations are independent, even where output and input are one array. The
-// length asks for 512-bit vectors on processors that have them; others ignore it.
+// Marks a loop whose iterations are independent, even if output and input are one array. The length
+// asks for 512-bit vectors on processors that have them; others ignore it.
 #define COHORT_VECTORIZE _Pragma("omp simd simdlen(16)")
 
 namespace cohort::kernels {
@@ -156,8 +156,8 @@ COHORT_HD inline float normal_cdf(float x, float e) {
 #ifdef __CUDA_ARCH__
   return x > 0.0f ? 1.0f - tail : tail;
 #else
-  // The same as a choice of constants: compilers do not compute what may not be chosen, and would
-  // not vectorise the loop.
+  // A select between constants: compilers do not evaluate both sides of a select between
+  // expressions, and would not vectorise the loop.
   const float sign = x > 0.0f ? -1.0f : 1.0f, one = x > 0.0f ? 1.0f : 0.0f;
   return std::fma(sign, tail, one);
 #endif

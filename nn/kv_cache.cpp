@@ -27,13 +27,13 @@ Shape page_shape(const KVCacheConfig& c) {
 KVCache::KVCache(const KVCacheConfig& config, DType dtype, Device device)
     : config_(config),
       pages_(Tensor::empty(page_shape(config), dtype, device)),
-      blocks_of_(static_cast<size_t>(config.num_sequences)),
+      row_blocks_(static_cast<size_t>(config.num_sequences)),
       table_(static_cast<size_t>(config.num_sequences * blocks_per_row(config)), -1),
       block_table_(
           Tensor::full({config.num_sequences, blocks_per_row(config)}, -1, DType::kI32, device)),
       free_rows_(static_cast<size_t>(config.num_sequences)),
       free_blocks_(static_cast<size_t>(count_blocks(config))),
-      holders_(free_blocks_.size(), 0) {
+      ref_counts_(free_blocks_.size(), 0) {
   COHORT_CHECK(block_table_.numel() < int64_t{1} << 31, "[kv_cache] a block table of ",
                block_table_.str(), " has too many elements");
   for (int64_t i = 0; i < config.num_layers; ++i)
@@ -55,10 +55,10 @@ int32_t KVCache::acquire() {
   return row;
 }
 
-int32_t KVCache::take_block() {
+int32_t KVCache::allocate_block() {
   const int32_t block = free_blocks_.back();
   free_blocks_.pop_back();
-  holders_[static_cast<size_t>(block)] = 1;
+  ref_counts_[static_cast<size_t>(block)] = 1;
   return block;
 }
 
@@ -70,57 +70,58 @@ void KVCache::set_table(int32_t row, int64_t index, int32_t block) {
 
 bool KVCache::reserve(int32_t row, int64_t length) {
   COHORT_CHECK(length <= config_.max_length, "[kv_cache] a sequence of ", length,
-               " tokens, room for ", config_.max_length);
-  Blocks& blocks = blocks_of_[static_cast<size_t>(row)];
+               " tokens exceeds the maximum length of ", config_.max_length);
+  Blocks& blocks = row_blocks_[static_cast<size_t>(row)];
   const int64_t missing = blocks_for(length) - static_cast<int64_t>(blocks.size());
   if (missing > free_blocks()) return false;
   for (int64_t i = 0; i < missing; ++i) {
     set_table(row, static_cast<int64_t>(blocks.size()), free_blocks_.back());
-    blocks.push_back(take_block());
+    blocks.push_back(allocate_block());
   }
   return true;
 }
 
 void KVCache::release(int32_t row) {
-  Blocks& blocks = blocks_of_[static_cast<size_t>(row)];
-  drop(blocks);
+  Blocks& blocks = row_blocks_[static_cast<size_t>(row)];
+  release_blocks(blocks);
   for (size_t i = 0; i < blocks.size(); ++i) set_table(row, static_cast<int64_t>(i), -1);
   blocks.clear();
   free_rows_.push_back(row);
 }
 
 KVCache::Blocks KVCache::hold(int32_t row, int64_t length) {
-  const Blocks& all = blocks_of_[static_cast<size_t>(row)];
+  const Blocks& all = row_blocks_[static_cast<size_t>(row)];
   const auto count = static_cast<size_t>(blocks_for(length));
   COHORT_CHECK(count <= all.size(), "[kv_cache] row ", row, " has no ", length, " tokens");
   Blocks blocks(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count));
-  for (const int32_t block : blocks) ++holders_[static_cast<size_t>(block)];
+  for (const int32_t block : blocks) ++ref_counts_[static_cast<size_t>(block)];
   return blocks;
 }
 
-void KVCache::drop(const Blocks& blocks) {
-  // The last block first: the next sequence gets the lowest numbers first.
+void KVCache::release_blocks(const Blocks& blocks) {
+  // In reverse, so that the next sequence gets the lowest numbers first.
   for (auto block = blocks.rbegin(); block != blocks.rend(); ++block) {
-    if (--holders_[static_cast<size_t>(*block)] > 0) continue;
+    if (--ref_counts_[static_cast<size_t>(*block)] > 0) continue;
     free_blocks_.push_back(*block);
     std::erase_if(copies_, [&](const Copy& copy) { return copy.to == *block; });
   }
 }
 
 bool KVCache::start_with(int32_t row, const Blocks& blocks, int64_t length) {
-  Blocks& own = blocks_of_[static_cast<size_t>(row)];
-  COHORT_CHECK(own.empty() && blocks_for(length) == static_cast<int64_t>(blocks.size()),
+  Blocks& row_blocks = row_blocks_[static_cast<size_t>(row)];
+  COHORT_CHECK(row_blocks.empty() && blocks_for(length) == static_cast<int64_t>(blocks.size()),
                "[kv_cache] expected an empty row and the blocks of ", length, " tokens");
   const bool partial = length % config_.block_tokens != 0;
   if (partial && free_blocks_.empty()) return false;
-  own = blocks;
-  for (const int32_t block : blocks) ++holders_[static_cast<size_t>(block)];
+  row_blocks = blocks;
+  for (const int32_t block : blocks) ++ref_counts_[static_cast<size_t>(block)];
   if (partial) {
-    const int32_t from = std::exchange(own.back(), take_block());
-    --holders_[static_cast<size_t>(from)];
-    copies_.push_back({from, own.back()});
+    const int32_t from = std::exchange(row_blocks.back(), allocate_block());
+    --ref_counts_[static_cast<size_t>(from)];
+    copies_.push_back({from, row_blocks.back()});
   }
-  for (size_t i = 0; i < own.size(); ++i) set_table(row, static_cast<int64_t>(i), own[i]);
+  for (size_t i = 0; i < row_blocks.size(); ++i)
+    set_table(row, static_cast<int64_t>(i), row_blocks[i]);
   return true;
 }
 
@@ -143,13 +144,13 @@ void KVCache::upload() {
   copies_.clear();
 }
 
-void KVCache::lend() {
-  if (!std::exchange(lent_, true)) allocator(pages_.device()).lend(pages_.raw());
+void KVCache::release_to_pool() {
+  if (!std::exchange(released_, true)) allocator(pages_.device()).release_to_pool(pages_.raw());
 }
 
-bool KVCache::take_back() {
-  if (lent_) lent_ = !allocator(pages_.device()).take_back(pages_.raw());
-  return !lent_;
+bool KVCache::reclaim() {
+  if (released_) released_ = !allocator(pages_.device()).reclaim(pages_.raw());
+  return !released_;
 }
 
 int64_t KVCache::bytes(const KVCacheConfig& c, DType dtype) {

@@ -9,7 +9,7 @@
 namespace cohort {
 namespace {
 
-// A bound of what the tensors of a step and the cache take, in a type that does not overflow.
+// Rejects sizes whose bytes would overflow int64, by an upper bound computed in double.
 void check_countable(const ModelConfig& c, const MemoryShape& shape) {
   const int64_t heads = (c.num_heads + c.num_kv_heads) * c.head_dim;
   const auto columns = static_cast<double>(8 * (c.d_model + heads) + 4 * c.d_ff + 64);
@@ -17,7 +17,7 @@ void check_countable(const ModelConfig& c, const MemoryShape& shape) {
       static_cast<double>(shape.micro_batch_tokens) +
       static_cast<double>(shape.rollout_prefill_tokens) +
       static_cast<double>(shape.rollout_sequences) * static_cast<double>(shape.rollout_length);
-  // 8 bytes, twice that where an allocation is rounded up.
+  // 8 bytes per element, doubled for the rounding of allocations.
   const double bytes =
       16 * tokens *
       (columns * static_cast<double>(c.num_layers + 2) + static_cast<double>(c.vocab_size));
@@ -27,12 +27,12 @@ void check_countable(const ModelConfig& c, const MemoryShape& shape) {
                          "micro_batch_tokens, max_concurrent or max_completion_length"));
 }
 
-// A model whose tensors have no elements, and a batch for it.
+// A model and a batch whose tensors have no storage.
 struct DryModel {
   DryModel(const ModelConfig& config, DType dtype, int64_t tokens, Device device)
       : run(device), model(config, dtype, std::nullopt, device) {
     for (const Variable& leaf : model.leaves()) leaf.grad();
-    for (Tensor* t : {&batch.tokens, &batch.positions, &batch.learned, &batch.targets})
+    for (Tensor* t : {&batch.tokens, &batch.positions, &batch.target_positions, &batch.targets})
       *t = Tensor::empty({tokens}, DType::kI32, device);
     batch.sequences = Tensor::empty({tokens}, DType::kI64, device);
     batch.cu_seqlens = Tensor::empty({2}, DType::kI32, device);
@@ -47,37 +47,37 @@ struct DryModel {
   int64_t before = 0;
 };
 
-// Bytes of the tensors that are held as long as a model is.
+// Bytes of the tensors that live as long as the model.
 struct Held {
-  int64_t weights = 0;     // of leaves
-  int64_t sums = 0;        // gradients, all in one tensor
-  int64_t per_tensor = 0;  // one tensor of the sums' dtype for each parameter: a moment
+  int64_t weights = 0;    // all leaves
+  int64_t gradients = 0;  // one tensor for all
+  int64_t moment = 0;     // one tensor of the accumulate dtype per parameter
 };
 
 Held count_held(const ModelConfig& config, DType dtype, Device device) {
-  constexpr int64_t kUnit = 64;  // elements: where parts of the gradients start
+  constexpr int64_t kUnit = 64;  // alignment in elements of the parts of the gradient tensor
   const auto bytes = [&](int64_t elements, DType type) {
     return static_cast<int64_t>(
         allocation_size(static_cast<size_t>(elements) * dtype_size(type), device));
   };
-  const DType sums = accumulate_dtype(dtype);
+  const DType accumulator = accumulate_dtype(dtype);
   Held out;
-  int64_t gradients = 0;
+  int64_t gradient_elements = 0;
   for (const ParameterSpec& spec : describe_parameters(config)) {
     const int64_t elements = spec.shape.numel(), row = elements / spec.shape[0];
-    out.per_tensor += bytes(elements, sums);
+    out.moment += bytes(elements, accumulator);
     if (spec.first_row > 0) continue;
     const int64_t leaf = std::max(spec.shape[0], spec.leaf_rows) * row;
     out.weights += bytes(leaf, dtype);
-    gradients += round_up(leaf, kUnit);
+    gradient_elements += round_up(leaf, kUnit);
   }
-  out.sums = bytes(gradients, sums);
+  out.gradients = bytes(gradient_elements, accumulator);
   return out;
 }
 
 struct StepMemory {
   int64_t kept = 0;       // by the tape, for the backward
-  int64_t workspace = 0;  // beside it
+  int64_t workspace = 0;  // peak beyond `kept`
 };
 
 StepMemory measure_step(const ModelConfig& config, DType dtype, int64_t tokens, Device device) {
@@ -86,7 +86,7 @@ StepMemory measure_step(const ModelConfig& config, DType dtype, int64_t tokens, 
   int64_t kept = 0;
   backward([&] {
     const Variable loss =
-        cross_entropy(dry.model.forward_learned(dry.batch, {.mode = Mode::kTrain}),
+        cross_entropy(dry.model.hidden_at_targets(dry.batch, {.mode = Mode::kTrain}),
                       dry.model.head(), dry.batch.targets, weights);
     kept = dry.live();
     return loss;
@@ -101,7 +101,7 @@ int64_t measure_forward(const ModelConfig& config, DType dtype, int64_t tokens, 
   return dry.peak();
 }
 
-// Tokens whose logits a head holds at a time.
+// Number of tokens whose logits the head holds at a time.
 int64_t head_chunk(const ModelConfig& c, int64_t tokens, Device device) {
   return std::min(tokens, kernels::head_chunk_tokens(c.vocab_size, 0, device));
 }
@@ -110,14 +110,14 @@ int64_t head_chunk(const ModelConfig& c, int64_t tokens, Device device) {
 
 MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemoryShape& shape) {
   check_countable(c, shape);
-  const DType sums = accumulate_dtype(dtype);
+  const DType accumulator = accumulate_dtype(dtype);
   const Held held = count_held(c, dtype, shape.device);
-  MemoryEstimate out{.lends_cache = shape.device.is_cuda()};
+  MemoryEstimate out{.releases_cache = shape.device.is_cuda()};
   out.parameters = held.weights;
-  out.gradients = held.sums;
-  const bool small = shape.bf16_moments && sums == DType::kF32;
-  out.optimizer = small ? held.per_tensor : 2 * held.per_tensor;  // moments
-  if (sums != dtype) out.optimizer += shape.whole_masters ? held.per_tensor : held.per_tensor / 2;
+  out.gradients = held.gradients;
+  const bool small = shape.bf16_moments && accumulator == DType::kF32;
+  out.optimizer = small ? held.moment : 2 * held.moment;
+  if (accumulator != dtype) out.optimizer += shape.whole_masters ? held.moment : held.moment / 2;
   if (shape.reference == MemoryShape::Reference::kHeld) out.reference = out.parameters;
 
   if (const int64_t tokens = shape.micro_batch_tokens; tokens > 0) {
@@ -133,7 +133,7 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
                               .num_sequences = shape.rollout_sequences,
                               .max_length = shape.rollout_length};
     const int64_t logits = head_chunk(c, shape.rollout_sequences, shape.device) * c.vocab_size *
-                           static_cast<int64_t>(dtype_size(sums));
+                           static_cast<int64_t>(dtype_size(accumulator));
     out.cache = KVCache::bytes(cache, dtype);
     out.rollout =
         std::max(measure_forward(c, dtype, shape.rollout_prefill_tokens, shape.device), logits);

@@ -1,4 +1,4 @@
-// The model's configuration: keys, derived sizes, what config.json says of them.
+// The model's configuration: keys, derived sizes, conversion to and from config.json.
 #include "nn/model_config.h"
 
 #include "core/sizes.h"
@@ -8,11 +8,11 @@
 namespace cohort {
 namespace {
 
-// Of all heads together. With the limits of the keys it keeps every count of parameters and bytes
+// Limit of num_heads * head_dim. With the keys' limits it keeps all parameter and byte counts
 // within 64 bits.
 constexpr int64_t kMaxWidth = 1 << 22;
-// The model_type of models that Cohort has made.
-constexpr const char* kOwnType = "cohort";
+// The model_type of Cohort's own models.
+constexpr const char* kCohortType = "cohort";
 
 template <class E, size_t N>
 const char* name_of(const EnumName<E> (&names)[N], E value) {
@@ -29,10 +29,10 @@ E value_of(const EnumName<E> (&names)[N], const Json& json, const char* key) {
   throw InputError(str(key, ": unknown value '", text, "'"));
 }
 
-// A file may say anything; what it may mean has the limits of the configuration's keys.
+// Values from config.json must be within the limits of the configuration's keys.
 void check_ranges(const ModelConfig& config) {
   ConfigNode keys = parse_yaml(dump_config(config), "model");
-  for (auto& [key, value] : keys.entries) value.line = 0;  // no line of the file
+  for (auto& [key, value] : keys.entries) value.line = 0;  // errors name no line
   ModelConfig checked;
   read_config(checked, keys);
   if (config.context < 1)
@@ -74,7 +74,7 @@ void ModelConfig::check_device(Device device) const {
 Json ModelConfig::to_json() const {
   if (!file.is_null()) return file;
   Json json;
-  json.set("model_type", kOwnType);
+  json.set("model_type", kCohortType);
   json.set("hidden_size", d_model)
       .set("num_hidden_layers", num_layers)
       .set("num_attention_heads", num_heads);
@@ -93,7 +93,7 @@ Json ModelConfig::to_json() const {
 
 namespace {
 
-ModelConfig read_own(const Json& json) {
+ModelConfig read_cohort(const Json& json) {
   ModelConfig c;
   c.d_model = json.at("hidden_size").as_int();
   c.num_layers = json.at("num_hidden_layers").as_int();
@@ -129,7 +129,7 @@ ModelConfig read_family(const std::string& model_type, const Json& json) {
 
 ModelConfig ModelConfig::from_json(const Json& json) {
   const std::string& model_type = json.at("model_type").as_string();
-  ModelConfig c = model_type == kOwnType ? read_own(json) : read_family(model_type, json);
+  ModelConfig c = model_type == kCohortType ? read_cohort(json) : read_family(model_type, json);
   check_ranges(c);
   return c;
 }

@@ -1,4 +1,4 @@
-// The configuration of a model: keys, derived sizes, Hugging Face's names for them.
+// The configuration of a model: keys, derived sizes, and their names in Hugging Face's config.json.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ inline constexpr EnumName<Recompute> kRecomputeNames[] = {
     {Recompute::kNone, "none"}, {Recompute::kCheap, "cheap"}, {Recompute::kBlock, "block"}};
 
 struct ModelConfig {
-  std::string path;  // of a model to start from; empty: a new one
+  std::string path;  // model to start from; empty: a new one
   int64_t num_layers = 4, d_model = 128, num_heads = 4;
   int64_t num_kv_heads = 0;  // 0: num_heads
   int64_t head_dim = 0;      // 0: d_model / num_heads
@@ -43,18 +43,19 @@ struct ModelConfig {
   Recompute recompute = Recompute::kNone;
   int64_t vocab_size = 0;  // set from the tokenizer
 
-  // What the families of nn/families/ have besides, read from their config.json: no keys of a run.
-  bool qkv_bias = false, o_bias = false, mlp_bias = false;  // besides `bias`, which is all of them
+  // Properties of the families in nn/families/, read from their config.json; not configuration
+  // keys.
+  bool qkv_bias = false, o_bias = false, mlp_bias = false;  // `bias` implies all of them
   bool qk_norm_whole = false;  // RMSNorm on the queries and keys of all heads together
-  bool norm_after = false;     // norms after the sub-layers, before their sums (OLMo 2)
+  bool norm_after = false;     // norms after the sub-layers, before the residual sums (OLMo 2)
   double norm_offset = 0;      // added to the weights of RMS norms
-  double embedding_scale = 1;  // of the embedding's output
-  int64_t window = 0;          // keys that a query sees; 0: all before it
-  // By layer; empty: all layers have the window, and rotary positions.
+  double embedding_scale = 1;  // factor of the embedding's output
+  int64_t window = 0;          // keys that a query sees; 0: unlimited
+  // Per layer; empty: all layers have the window and rotary positions.
   std::vector<bool> windowed, rotary;
   std::vector<double> rope_frequencies;  // empty: those of rope_theta
-  double rope_scale = 1;                 // of cosines and sines
-  Json file;  // the family's config.json as it was read; null: a model of ours
+  double rope_scale = 1;                 // factor of cosines and sines
+  Json file;  // the family's config.json as it was read; null: a Cohort model
 
   int64_t window_of(int layer) const {
     return windowed.empty() || windowed[static_cast<size_t>(layer)] ? window : 0;
@@ -95,14 +96,13 @@ struct ModelConfig {
         "what backward computes again instead of storing it: nothing, the outputs of norms and "
         "activations (cheap), or whole blocks");
   }
-  // Fills in the sizes that are 0 and checks that all fit together. Throws InputError naming the
-  // key.
+  // Fills in sizes that are 0 and checks consistency. Throws InputError naming the key.
   void resolve();
-  // Throws InputError naming the key if the device's kernels cannot compute such a model.
+  // Throws InputError naming the key if the device's kernels do not support the model.
   void check_device(Device device) const;
-  // config.json, and back: of one of the families (nn/families/), or of ours, with Hugging Face's
-  // names where it has them. Throws InputError naming the field that is missing, has a value that
-  // the configuration's key may not have, or is not supported.
+  // Conversion to and from config.json, of a family (nn/families/) or of Cohort with Hugging Face's
+  // names where they exist. Throws InputError naming a field that is missing, not supported, or
+  // outside the range of the configuration's key.
   Json to_json() const;
   static ModelConfig from_json(const Json& json);
 };
@@ -110,7 +110,7 @@ struct ModelConfig {
 // Sizes of a model, from the descriptions of its parameters.
 struct ModelSize {
   int64_t parameters = 0;  // all of them, a tied table once
-  // Those that take part in a matrix product per token (the head included).
+  // Parameters used in a matmul per token, including the head.
   int64_t matmul_parameters = 0;
 };
 ModelSize model_size(const ModelConfig& config);

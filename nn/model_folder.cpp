@@ -12,7 +12,7 @@
 namespace cohort {
 namespace {
 
-// A tensor of a file, and the parameters that are its rows.
+// A tensor of a file and the parameters that form its rows.
 struct StoredTensor {
   std::string name;
   TensorRule::Layout layout = TensorRule::Layout::kSame;
@@ -36,12 +36,12 @@ std::string with_layer(std::string pattern, int64_t layer) {
   return star == pattern.npos ? pattern : pattern.replace(star, 1, std::to_string(layer));
 }
 
-// In the order of the parameters.
+// Stored tensors in the order of their first parameters.
 std::vector<StoredTensor> stored_tensors(const Transformer& model) {
   const ModelConfig& config = model.config();
   std::map<std::string, const NamedParameter*> by_name;
   for (const NamedParameter& p : model.parameters()) by_name[p.name] = &p;
-  std::map<std::string, StoredTensor> by_first;  // parameter
+  std::map<std::string, StoredTensor> by_first_parameter;
   std::set<std::string> covered;
   if (!config.file.is_null())
     for (const TensorRule& rule : find_family(config.file.at("model_type").as_string()).rules)
@@ -52,12 +52,12 @@ std::vector<StoredTensor> stored_tensors(const Transformer& model) {
           stored.parameters.push_back(by_name.at(name));
           covered.insert(name);
         }
-        by_first[stored.parameters[0]->name] = std::move(stored);
+        by_first_parameter[stored.parameters[0]->name] = std::move(stored);
       }
   std::vector<StoredTensor> all;
   for (const NamedParameter& p : model.parameters()) {
-    const auto merged = by_first.find(p.name);
-    if (merged != by_first.end())
+    const auto merged = by_first_parameter.find(p.name);
+    if (merged != by_first_parameter.end())
       all.push_back(merged->second);
     else if (!covered.contains(p.name))
       all.push_back({p.name, TensorRule::Layout::kSame, {&p}});
@@ -65,14 +65,14 @@ std::vector<StoredTensor> stored_tensors(const Transformer& model) {
   return all;
 }
 
-// The name without that of the base model, "model." or "transformer.": so are the tensors of a
-// folder that was saved without the head.
+// The name without the base model's prefix "model." or "transformer.", as in folders that were
+// saved without the head.
 std::string base_name(const std::string& name) {
   return name.substr(name.find('.') + 1);
 }
 
-// What files hold besides parameters: masks and tables that follow from the configuration, and the
-// head's matrix where it is the embedding table.
+// True for tensors that follow from the configuration or from parameters: masks, tables, and the
+// head's matrix if it is tied to the embedding table.
 bool is_derived(const std::string& name, const ModelConfig& config) {
   for (const char* end : {".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq"})
     if (name.ends_with(end)) return true;
@@ -98,7 +98,7 @@ void load(const StoredTensor& stored, const SafetensorsFile& file, const std::st
   }
 }
 
-// On the host, unless it is one parameter as it is.
+// The stored tensor, on the host unless it is a single unchanged parameter.
 Tensor assemble(const StoredTensor& stored) {
   const Tensor first = stored.parameters[0]->value;
   if (stored.parameters.size() == 1 && stored.layout == TensorRule::Layout::kSame) return first;
@@ -127,7 +127,7 @@ bool loses_bits(const std::string& stored, DType dtype) {
 }  // namespace
 
 bool is_model_folder(const std::string& dir) {
-  return SafetensorsFolder::is_there(dir, "model") && std::ifstream(dir + "/config.json").good();
+  return SafetensorsFolder::exists(dir, "model") && std::ifstream(dir + "/config.json").good();
 }
 
 ModelConfig load_config(const std::string& dir) {
@@ -137,8 +137,8 @@ ModelConfig load_config(const std::string& dir) {
     config.resolve();
     return config;
   } catch (const InputError& e) {
-    const std::string what = e.what();
-    throw InputError(what.starts_with(path) ? what : str(path, ": ", what));
+    const std::string message = e.what();
+    throw InputError(message.starts_with(path) ? message : str(path, ": ", message));
   }
 }
 

@@ -1,4 +1,4 @@
-// Counts that follow from the descriptions of a model's parameters.
+// Parameter and FLOP counts from the descriptions of a model's parameters.
 #include "nn/transformer.h"
 
 namespace cohort {
@@ -7,13 +7,13 @@ ModelSize model_size(const ModelConfig& c) {
   ModelSize size;
   for (const ParameterSpec& spec : describe_parameters(c)) {
     size.parameters += spec.shape.numel();
-    if (spec.use == ParameterSpec::Use::kProduct) size.matmul_parameters += spec.shape.numel();
+    if (spec.use == ParameterSpec::Use::kMatmul) size.matmul_parameters += spec.shape.numel();
   }
   return size;
 }
 
 double train_flops_per_token(const ModelConfig& c, double length) {
-  // Keys that a query sees on average: half the length, or with a window at most that many.
+  // Mean number of keys that a query sees: half the length, or less with a window.
   double keys = 0;
   for (int i = 0; i < c.num_layers; ++i) {
     const auto window = static_cast<double>(c.window_of(i));

@@ -36,7 +36,7 @@ Linear::Linear(const MakeParameter& make, std::initializer_list<Part> parts, int
   for (const Part& part : parts) {
     weight = make({.name = part.name + ".weight",
                    .shape = {part.out, in},
-                   .use = Use::kProduct,
+                   .use = Use::kMatmul,
                    .init = std,
                    .leaf = weight,
                    .first_row = first,
@@ -54,7 +54,7 @@ Linear::Linear(const MakeParameter& make, std::initializer_list<Part> parts, int
 
 Norm::Norm(const MakeParameter& make, const std::string& name, const ModelConfig& c)
     : type_(c.norm), recompute_(c.recompute), eps_(c.norm_eps), weight_offset_(c.norm_offset) {
-  // Weight and offset together start from 1.
+  // The sum of weight and offset starts from 1.
   weight_ = make({name + ".weight", {c.d_model}, ParameterSpec::Use::kVector, 1 - c.norm_offset});
   if (c.norm == NormType::kLayer && c.bias)
     bias_ = make({name + ".bias", {c.d_model}, ParameterSpec::Use::kVector, 0});
@@ -115,14 +115,14 @@ SelfAttention::SelfAttention(const MakeParameter& make, const std::string& name,
 
 Variable SelfAttention::operator()(const Variable& x, const Pass& pass) const {
   const int64_t tokens = x.value().rows();
-  AttendCall call{.layer = layer_, .num_kv_heads = num_kv_heads_};
+  AttentionCall call{.layer = layer_, .num_kv_heads = num_kv_heads_};
   call.desc.window = window_;
   call.desc.dropout = dropout_spec(dropout_, pass, layer_, DropoutSite::kAttention);
   if (rotary_) call.rope_table = pass.rope_table;
   call.qkv = reshape(qkv_(x), {tokens, num_heads_ + 2 * num_kv_heads_, head_dim_});
   if (q_norm_.defined())
     call.qkv = qk_norm(std::move(call.qkv), {q_norm_, k_norm_}, num_kv_heads_, norm_eps_);
-  const Variable o = pass.attend(std::move(call));
+  const Variable o = pass.attention(std::move(call));
   return o_(reshape(o, {tokens, num_heads_ * head_dim_}));
 }
 

@@ -1,5 +1,5 @@
-// The parts of a decoder block: linear layer, norm, attention, MLP. Each is its parameters and one
-// call; what they keep for the backward is in nn/memory.cpp.
+// Modules of a decoder block: linear layer, norm, attention, MLP. Each consists of its parameters
+// and one call; nn/memory.cpp measures what they keep for the backward.
 #pragma once
 
 #include <functional>
@@ -13,10 +13,10 @@
 
 namespace cohort {
 
-// Where a block drops activations out.
+// Positions of dropout in a block.
 enum class DropoutSite : uint8_t { kEmbedding, kAttention, kAttentionOut, kMlpOut };
 
-// Whether dropout acts, and which bits it draws.
+// kTrain enables dropout; ForwardOptions address its random bits.
 enum class Mode { kEval, kTrain };
 struct ForwardOptions {
   Mode mode = Mode::kEval;
@@ -24,8 +24,8 @@ struct ForwardOptions {
   int64_t step = 0;
 };
 
-// A layer's attention, from what its heads are to rotating and attending.
-struct AttendCall {
+// One layer's attention: rotary positions and attention of its heads.
+struct AttentionCall {
   int layer = 0;
   int64_t num_kv_heads = 0;
   kernels::AttentionDesc desc;
@@ -33,17 +33,17 @@ struct AttendCall {
   Variable qkv;       // [T, H + 2 Hkv, D]: a token's queries, keys and values; may be overwritten
 };
 
-// What the blocks of one forward share.
+// Inputs shared by the blocks of one forward.
 struct Pass {
-  // -> [T, H, D]: over the packed batch, or over the cache.
-  using Attend = std::function<Variable(AttendCall call)>;
+  // Returns [T, H, D], over the packed batch or the cache.
+  using Attention = std::function<Variable(AttentionCall call)>;
   Tensor tokens, positions, sequences;
   ForwardOptions options;
-  Attend attend;
+  Attention attention;
   Tensor rope_table;  // undefined: no rotary positions
 };
 
-// The parameters of a module, where a checkpoint() needs to know them.
+// Parameters of a module, as checkpoint() needs them.
 using Parameters = std::vector<Variable>;
 
 struct Linear {
@@ -56,25 +56,25 @@ struct Linear {
   Variable weight, bias;
 
   Linear() = default;
-  // Weights start from N(0, std). Those of several parts are rows of one leaf, and so are the
-  // biases: one product gives the parts' outputs side by side.
+  // Weights start from N(0, std). The weights of all parts are rows of one leaf, and so are the
+  // biases: one matmul gives the parts' outputs side by side.
   Linear(const MakeParameter& make, std::initializer_list<Part> parts, int64_t in, double std,
          Bias has_bias);
   Variable operator()(const Variable& x) const { return linear(x, weight, bias); }
 };
 
-// RMSNorm or LayerNorm. With recompute: cheap its output is not kept.
+// RMSNorm or LayerNorm. With recompute: cheap its output is recomputed in the backward.
 class Norm {
  public:
   Norm() = default;
   Norm(const MakeParameter& make, const std::string& name, const ModelConfig& config);
   Variable operator()(const Variable& x) const;
-  // a + b, and its norm.
+  // a + b and the norm of the sum.
   AddNorm add(const Variable& a, const Variable& b) const;
   void append_to(Parameters& all) const;
 
  private:
-  Variable apply(std::span<const Variable> in) const;  // of x, weight, bias
+  Variable apply(std::span<const Variable> in) const;  // in: x, weight, bias
   Variable keep(const Variable& y, const Variable& x) const;
 
   Variable weight_, bias_;
@@ -113,19 +113,19 @@ class Mlp {
  private:
   MlpType type_ = MlpType::kSwiGlu;
   Recompute recompute_ = Recompute::kNone;
-  Linear up_, down_;  // up: of the gated types gate and up
+  Linear up_, down_;  // up_ of gated types: gate and up
 };
 
-// The stream of one dropout of the model; layer 0 is the embedding, block i is i + 1.
+// RNG stream of one dropout of the model; layer 0 is the embedding, layer i + 1 is block i.
 inline uint64_t dropout_stream(int64_t step, int64_t layer, DropoutSite site) {
   return rng_stream(kernels::kDropoutPurpose, static_cast<uint64_t>(step),
                     static_cast<uint64_t>(layer) << 8 | static_cast<uint64_t>(site));
 }
-// Of block `layer`; -1: the embedding.
+// Dropout of block `layer`; -1: the embedding.
 kernels::DropoutSpec dropout_spec(double p, const Pass& pass, int layer, DropoutSite site);
 
-// The standard deviation of initial output projections: 1 / sqrt(2 layers) of the others' (Radford
-// et al. 2019).
+// Standard deviation of initial output projections: init_std / sqrt(2 layers) (Radford et al.
+// 2019).
 double output_init_std(const ModelConfig& config);
 
 }  // namespace cohort

@@ -1,6 +1,6 @@
-// A model's parameters. Its modules describe them, in a fixed order: the order numbers the streams
-// of the initial values and the gradient buckets. A maker turns descriptions into tensors, or only
-// counts them.
+// A model's parameters. Its modules describe them in a fixed order, which numbers the RNG streams
+// of initial values and the gradient buckets. A MakeParameter creates tensors from the descriptions
+// or only counts them.
 #pragma once
 
 #include <functional>
@@ -11,22 +11,22 @@
 namespace cohort {
 
 struct ParameterSpec {
-  // How a forward uses it: in a product with every token, as a table of rows, or elementwise. Only
-  // vectors are free of weight decay.
-  enum class Use : uint8_t { kProduct, kLookup, kVector };
-  std::string name;  // Hugging Face Llama's, where it has one: model.layers.0.mlp.up_proj.weight
+  // Use in the forward: in a matmul with every token, as a table of rows, or elementwise. Only
+  // vectors have no weight decay.
+  enum class Use : uint8_t { kMatmul, kLookup, kVector };
+  std::string name;  // as in Hugging Face's Llama if it exists: model.layers.0.mlp.up_proj.weight
   Shape shape;
   Use use = Use::kVector;
-  double init = 0;  // where it starts: a vector's constant, else the standard deviation of N(0, .)
-  // Parameters that one product uses are rows of one leaf. The first of them, at first_row 0, makes
-  // the leaf, with leaf_rows rows; for the others it is `leaf`.
+  double init = 0;  // initial value: constant of a vector, else the standard deviation of N(0, .)
+  // Parameters of the same matmul are rows of one leaf. The first of them (first_row 0) creates the
+  // leaf with leaf_rows rows; the others pass it as `leaf`.
   Variable leaf = {};
   int64_t first_row = 0, leaf_rows = 0;  // leaf_rows 0: a leaf of its own
 };
-// Makes a parameter; returns its leaf.
+// Creates a parameter and returns its leaf.
 using MakeParameter = std::function<Variable(const ParameterSpec& spec)>;
 
-// A parameter as everybody but the products sees it: some rows of a leaf, or all.
+// A parameter as named rows of a leaf. Matmuls use the whole leaf.
 struct NamedParameter {
   std::string name;
   Tensor value;  // shares the leaf's storage

@@ -10,7 +10,7 @@ namespace cohort {
 
 namespace {
 
-// N(0, std), the same values on every device: f64 on the CPU.
+// N(0, std), computed in f64 on the CPU: the same values for every device.
 Tensor normal_values(const Shape& shape, double std, uint64_t seed, uint64_t stream) {
   Tensor value = Tensor::empty(shape, DType::kF64);
   double* p = value.data<double>();
@@ -73,14 +73,14 @@ void Transformer::build(const MakeParameter& make) {
   const auto table = [&](const char* name, int64_t rows, Use use) {
     return make({name, {rows, c.d_model}, use, c.init_std});
   };
-  // A tied table is the head's matrix too.
+  // A tied table is also the head's matrix.
   embedding_ = table("model.embed_tokens.weight", c.vocab_size,
-                     c.tie_embeddings ? Use::kProduct : Use::kLookup);
+                     c.tie_embeddings ? Use::kMatmul : Use::kLookup);
   if (c.position == PositionType::kLearned)
     position_embedding_ = table("model.embed_positions.weight", c.context, Use::kLookup);
   for (int i = 0; i < c.num_layers; ++i) {
     const std::string prefix = str("model.layers.", i, ".");
-    // Each block's norms come before or after what they belong to; the names are Hugging Face's.
+    // Each norm precedes or follows its sub-layer; the names are Hugging Face's.
     Block& block = blocks_.emplace_back();
     if (!c.norm_after) block.attention_norm = Norm(make, prefix + "input_layernorm", c);
     block.attention = SelfAttention(make, prefix + "self_attn", c, i);
@@ -90,7 +90,7 @@ void Transformer::build(const MakeParameter& make) {
     if (c.norm_after) block.mlp_norm = Norm(make, prefix + "post_feedforward_layernorm", c);
   }
   final_norm_ = Norm(make, "model.norm", c);
-  head_ = c.tie_embeddings ? embedding_ : table("lm_head.weight", c.vocab_size, Use::kProduct);
+  head_ = c.tie_embeddings ? embedding_ : table("lm_head.weight", c.vocab_size, Use::kMatmul);
 }
 
 std::vector<ParameterSpec> describe_parameters(const ModelConfig& config) {
@@ -102,44 +102,45 @@ std::vector<ParameterSpec> describe_parameters(const ModelConfig& config) {
   return specs;
 }
 
-PackedBatch Transformer::place(const PackedBatch& batch) const {
+PackedBatch Transformer::to_device(const PackedBatch& batch) const {
   if (device_.is_cuda() && batch.tokens.device().is_cpu()) {
-    const auto check = [](const char* what, const Tensor& values, int64_t low, int64_t end) {
+    const auto check = [](const char* name, const Tensor& values, int64_t low, int64_t end) {
       const int32_t* value = values.data<int32_t>();
       for (int64_t t = 0; t < values.numel(); ++t)
-        COHORT_CHECK(value[t] >= low && value[t] < end, "[transformer] ", what, " ", value[t],
+        COHORT_CHECK(value[t] >= low && value[t] < end, "[transformer] ", name, " ", value[t],
                      " at index ", t, " of the batch, expected ", low, " to ", end - 1);
     };
     check("token", batch.tokens, 0, config_.vocab_size);
     check("position", batch.positions, 0, config_.context);
-    check("learned token", batch.learned, 0, batch.size());
+    check("target position", batch.target_positions, 0, batch.size());
     check("target", batch.targets, 0, config_.vocab_size);
   }
   return batch.to(device_);
 }
 
 Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& options) const {
-  const auto attend = [cu_seqlens = batch.cu_seqlens, prefixes = batch.prefixes,
-                       positions = batch.positions](AttendCall call) {
+  const auto packed_attention = [cu_seqlens = batch.cu_seqlens, prefixes = batch.prefixes,
+                                 positions = batch.positions](AttentionCall call) {
     Variable& qkv = call.qkv;
     call.desc.prefixes = prefixes;
     if (call.rope_table.defined())
       qkv = rope(std::move(qkv), positions, call.rope_table, call.num_kv_heads);
     return attention(qkv, call.num_kv_heads, cu_seqlens, call.desc);
   };
-  return run({batch.tokens, batch.positions, batch.sequences, options, attend, rope_table_});
+  return run(
+      {batch.tokens, batch.positions, batch.sequences, options, packed_attention, rope_table_});
 }
 
-Variable Transformer::forward_learned(const PackedBatch& batch,
-                                      const ForwardOptions& options) const {
-  return select_rows(forward(batch, options), batch.learned);
+Variable Transformer::hidden_at_targets(const PackedBatch& batch,
+                                        const ForwardOptions& options) const {
+  return select_rows(forward(batch, options), batch.target_positions);
 }
 
 Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences,
                                    const Tensor& positions, KVCache& cache, CachedStep step) const {
   NoGradGuard no_grad;
-  const kernels::EarlyReads early;  // run() begins with the embedding
-  const auto attend = [&](AttendCall call) {
+  const kernels::PrefetchScope prefetch;  // run() begins with the embedding
+  const auto cached_attention = [&](AttentionCall call) {
     kernels::PagedKV& pages = cache.layer(call.layer);
     Tensor& qkv = call.qkv.value();
     const Tensor q = qkv.narrow(1, 0, qkv.dim(1) - 2 * call.num_kv_heads);
@@ -167,10 +168,11 @@ Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences
                               .desc = call.desc});
     return Variable(o);
   };
-  return run({tokens, positions, {}, {}, attend, rope_table_}).value();
+  return run({tokens, positions, {}, {}, cached_attention, rope_table_}).value();
 }
 
-Variable Transformer::drop(const Variable& x, const Pass& pass, int index, DropoutSite site) const {
+Variable Transformer::apply_dropout(const Variable& x, const Pass& pass, int index,
+                                    DropoutSite site) const {
   return dropout(x, dropout_spec(config_.dropout, pass, index, site));
 }
 
@@ -178,7 +180,7 @@ Variable Transformer::run(const Pass& pass) const {
   Variable x = embedding(embedding_, pass.tokens);
   if (config_.embedding_scale != 1) x = scale(x, config_.embedding_scale);
   if (position_embedding_.defined()) x = add(x, embedding(position_embedding_, pass.positions));
-  x = drop(x, pass, -1, DropoutSite::kEmbedding);
+  x = apply_dropout(x, pass, -1, DropoutSite::kEmbedding);
   const auto num_blocks = static_cast<int>(blocks_.size());
   if (config_.recompute == Recompute::kBlock && grad_enabled()) {
     for (int i = 0; i < num_blocks; ++i) x = recomputed_block(i, x, pass);
@@ -186,13 +188,13 @@ Variable Transformer::run(const Pass& pass) const {
   }
   Variable normed = first_norm(0, x);
   for (int i = 0; i < num_blocks; ++i) {
-    const Sum end = block(i, x, normed, pass);
+    const Residual end = block(i, x, normed, pass);
     const bool last = i + 1 == num_blocks;
     if (!last && config_.norm_after) {
       x = add(end.x, end.branch);
       continue;
     }
-    // The sum and the norm that comes next, the following block's or the model's, are one kernel.
+    // One kernel computes the sum and the next norm, the following block's or the final one.
     const Norm& next = last ? final_norm_ : blocks_[static_cast<size_t>(i) + 1].attention_norm;
     const AddNorm y = next.add(end.x, end.branch);
     x = y.sum;
@@ -205,26 +207,26 @@ Variable Transformer::first_norm(int index, const Variable& x) const {
   return config_.norm_after ? Variable() : blocks_[static_cast<size_t>(index)].attention_norm(x);
 }
 
-Transformer::Sum Transformer::block(int index, const Variable& x, const Variable& normed,
-                                    const Pass& pass) const {
+Transformer::Residual Transformer::block(int index, const Variable& x, const Variable& normed,
+                                         const Pass& pass) const {
   const Block& b = blocks_[static_cast<size_t>(index)];
   if (config_.norm_after) {
-    const Variable y = add(
-        x, drop(b.attention_norm(b.attention(x, pass)), pass, index, DropoutSite::kAttentionOut));
-    return {y, drop(b.mlp_norm(b.mlp(y)), pass, index, DropoutSite::kMlpOut)};
+    const Variable y = add(x, apply_dropout(b.attention_norm(b.attention(x, pass)), pass, index,
+                                            DropoutSite::kAttentionOut));
+    return {y, apply_dropout(b.mlp_norm(b.mlp(y)), pass, index, DropoutSite::kMlpOut)};
   }
-  const Variable attended =
-      drop(b.attention(normed, pass), pass, index, DropoutSite::kAttentionOut);
-  const AddNorm y = b.mlp_norm.add(x, attended);
-  return {y.sum, drop(b.mlp(y.normed), pass, index, DropoutSite::kMlpOut)};
+  const Variable attention_out =
+      apply_dropout(b.attention(normed, pass), pass, index, DropoutSite::kAttentionOut);
+  const AddNorm y = b.mlp_norm.add(x, attention_out);
+  return {y.sum, apply_dropout(b.mlp(y.normed), pass, index, DropoutSite::kMlpOut)};
 }
 
 Variable Transformer::recomputed_block(int index, const Variable& x, const Pass& pass) const {
-  // The closure outlives this call: it needs its own pass, and an attend that refers to nothing on
-  // this stack.
+  // The closure outlives this call: it copies the pass, whose `attention` must not refer to this
+  // stack.
   return checkpoint(
       [this, index, pass](std::span<const Variable> in) {
-        const Sum end = block(index, in[0], first_norm(index, in[0]), pass);
+        const Residual end = block(index, in[0], first_norm(index, in[0]), pass);
         return add(end.x, end.branch);
       },
       {&x, 1}, blocks_[static_cast<size_t>(index)].parameters());

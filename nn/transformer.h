@@ -2,9 +2,9 @@
 // positions, SwiGLU, grouped-query attention), GPT-2-like with LayerNorm, learned positions, GELU
 // and biases.
 //
-// One function holds a block's maths (Transformer::block). Training passes it packed
-// flash-attention, sampling passes it attention over the paged cache, and both run the same row
-// ops: that is why their log-probs agree to the bit.
+// Transformer::block is the only definition of a block. Training passes it packed flash-attention,
+// sampling passes it attention over the paged cache, and both run the same row ops: therefore their
+// log-probs agree to the bit.
 #pragma once
 
 #include <functional>
@@ -22,40 +22,40 @@ namespace cohort {
 // The purpose of rng_stream() for initial weights.
 inline constexpr uint64_t kInitPurpose = 1;
 
-// What the tokens of forward_cached() are: any, or one of each of several cache rows.
+// Tokens of forward_cached(): any (prefill), or one per cache row (decode).
 enum class CachedStep { kPrefill, kDecode };
 
 class Transformer {
  public:
   // Initialises every parameter from (seed, its index): N(0, init_std), output projections scaled
   // by 1 / sqrt(2 layers) (Radford et al. 2019), norms 1, biases 0: the same values on every
-  // device, rounded to `dtype`. Without a seed matrices are not initialised: they will be loaded or
+  // device, rounded to `dtype`. Without a seed matrices are left uninitialised, to be loaded or
   // copied. `config` must be resolved.
   Transformer(const ModelConfig& config, DType dtype, std::optional<uint64_t> seed,
               Device device = {});
   Transformer(const Transformer&) = delete;
   Transformer& operator=(const Transformer&) = delete;
 
-  // The batch on the model's device. What the device cannot refuse is checked on the way: throws
-  // Error for a sequence over the context or a token outside the vocabulary.
-  PackedBatch place(const PackedBatch& batch) const;
+  // Copies a batch to the model's device. Before a copy to a GPU, whose kernels do not check ids,
+  // throws Error for a sequence over the context or a token outside the vocabulary.
+  PackedBatch to_device(const PackedBatch& batch) const;
 
-  // Hidden states after the last norm, [T, d_model], of packed sequences on the model's device.
-  // Throws Error as place() does on the CPU.
+  // Hidden states after the last norm, [T, d_model], of packed sequences on the model's device. On
+  // the CPU throws Error as to_device() does.
   Variable forward(const PackedBatch& batch, const ForwardOptions& options = {}) const;
-  // Those of the tokens that are learned: [L, d_model].
-  Variable forward_learned(const PackedBatch& batch, const ForwardOptions& options = {}) const;
+  // Hidden states at the target positions, [L, d_model].
+  Variable hidden_at_targets(const PackedBatch& batch, const ForwardOptions& options = {}) const;
 
-  // The same through the cache, without a tape: token t belongs to cache row sequences[t] at
-  // positions[t] (both [T] i32). Keys and values are written to the cache, whose rows must have
-  // room.
+  // Hidden states computed with the cache, without a tape: token t belongs to cache row
+  // sequences[t] at positions[t] (both [T] i32). Writes keys and values to the cache, whose rows
+  // must be reserved (KVCache::reserve()).
   Tensor forward_cached(const Tensor& tokens, const Tensor& sequences, const Tensor& positions,
                         KVCache& cache, CachedStep step = CachedStep::kPrefill) const;
 
   // The head's matrix [vocab, d_model] (the embedding table when tied).
   const Variable& head() const { return head_; }
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
-  // The tensors that hold them, each whole: some parameters are rows of one (nn/parameter.h).
+  // The tensors that hold the parameters; one may hold several as rows (nn/parameter.h).
   const std::vector<Variable>& leaves() const { return leaves_; }
   const ModelConfig& config() const { return config_; }
   DType dtype() const { return dtype_; }
@@ -71,21 +71,20 @@ class Transformer {
     Mlp mlp;
     Parameters parameters() const;
   };
-  // The parameters and the modules that are made of them, in order.
+  // Creates the parameters and modules in order.
   void build(const MakeParameter& make);
   Variable make_parameter(const ParameterSpec& spec, std::optional<uint64_t> seed);
   Variable run(const Pass& pass) const;
-  // The residual stream after a block, as the summands of its last step.
-  struct Sum {
+  // The residual stream after a block: x + branch, not yet added.
+  struct Residual {
     Variable x, branch;
   };
-  // x: the residual stream. normed: first_norm() of it.
-  Sum block(int index, const Variable& x, const Variable& normed, const Pass& pass) const;
-  // What a block's first norm makes of the residual stream; undefined where norms come after.
+  // x: the residual stream. normed: first_norm(index, x).
+  Residual block(int index, const Variable& x, const Variable& normed, const Pass& pass) const;
+  // Output of a block's first norm; undefined if norms follow the sub-layers.
   Variable first_norm(int index, const Variable& x) const;
   Variable recomputed_block(int index, const Variable& x, const Pass& pass) const;
-  // What a sub-layer adds, after dropout.
-  Variable drop(const Variable& x, const Pass& pass, int index, DropoutSite site) const;
+  Variable apply_dropout(const Variable& x, const Pass& pass, int index, DropoutSite site) const;
 
   // A model that only lists its parameters.
   Transformer(const ModelConfig& config, const MakeParameter& make);
@@ -102,7 +101,7 @@ class Transformer {
   Tensor rope_table_;
 };
 
-// The parameters that a model of this configuration would have, in order, without their tensors.
+// Parameters of a model with this configuration, in order, without their tensors.
 std::vector<ParameterSpec> describe_parameters(const ModelConfig& config);
 
 }  // namespace cohort

@@ -1,5 +1,5 @@
-// Group statistics are taken over the sorted rewards, so that the order of a group's samples leaves
-// no trace in the last bits: permuting the samples permutes the advantages exactly.
+// Group statistics are computed over the sorted rewards, so that permuting the samples of a group
+// permutes the advantages exactly.
 #include "rl/advantage.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ bool equal_rewards(double a, double b) {
   return std::abs(a - b) <= kRelative * std::max(std::abs(a), std::abs(b));
 }
 
-// Those that are not NaN, sorted.
+// The rewards that are not NaN, sorted.
 std::vector<double> valid_rewards(std::span<const double> rewards) {
   std::vector<double> valid;
   std::copy_if(rewards.begin(), rewards.end(), std::back_inserter(valid),
@@ -50,7 +50,7 @@ double std_of(const std::vector<double>& values) {
 void group_advantages(std::span<double> out, std::span<const double> rewards, AdvantageScale scale,
                       double batch_std) {
   const std::vector<double> valid = valid_rewards(rewards);
-  // The mean of equal values need not equal them: nothing below may see such a group.
+  // The mean of equal values may differ from them by rounding, which the scale would amplify.
   if (valid.empty() || equal_rewards(valid.front(), valid.back())) return;
 
   const double mean = mean_of(valid);

@@ -1,8 +1,9 @@
-// Group-relative advantages: A = (r - mean) times a factor of the group.
+// Group-relative advantages: A = (r - mean) times a scale of the group.
 //
-// A NaN reward leaves its sample out of the statistics and gives it advantage 0. A group whose
-// rewards are all equal, to 1e-9 of the largest, gets exact zeros: rounding must not become +-1.
-// Permuting the samples of a group permutes its advantages, to the bit.
+// A sample with a NaN reward is left out of the statistics and has advantage 0. A group whose
+// rewards are all equal (to 1e-9 of the largest) has advantages of exactly 0, since scaling would
+// turn rounding errors into +-1. Permuting the samples of a group permutes its advantages, to the
+// bit.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +14,15 @@
 
 namespace cohort {
 
-// Of the n rewards of a group; std with n - 1, as TRL and verl; batch_std: that of all rewards of
-// the step.
+// Statistics of the n rewards of a group. std: of the group, over n - 1 as in TRL and verl;
+// batch_std: of all rewards of the step.
 struct GroupStatistics {
   double n = 0, std = 0, batch_std = 0;
 };
 
 // A new scale is a line here: its enumerator, its name in a configuration, and its factor.
-//   group          GRPO (Shao et al. 2024); the 1e-4 keeps groups that almost agree from being
-//                  blown up to unit scale
+//   group          GRPO (Shao et al. 2024); the 1e-4 keeps groups of almost equal rewards from
+//                  being scaled up to unit variance
 //   batch          group means, and the std of the whole step ("Tricks or Traps?", Liu et al. 2025)
 //   none           Dr. GRPO (Liu et al. 2025)
 //   leave_one_out  r - mean of the others: RLOO (Ahmadian et al. 2024)
@@ -40,8 +41,8 @@ inline constexpr EnumName<AdvantageScale> kAdvantageScaleNames[] = {
     COHORT_ADVANTAGE_SCALES(COHORT_SCALE_NAME)};
 #undef COHORT_SCALE_NAME
 
-// rewards: group after group, `group_size` each; batch_std: see GroupStatistics, for `batch` only.
-// Throws Error if the size does not divide.
+// rewards: `group_size` consecutive elements per group; batch_std: see GroupStatistics, for `batch`
+// only. Throws Error unless the number of rewards is a multiple of group_size.
 std::vector<double> group_advantages(std::span<const double> rewards, int64_t group_size,
                                      AdvantageScale scale, double batch_std = 0);
 // The standard deviation (n - 1) of the rewards that are not NaN; 0 for fewer than two.

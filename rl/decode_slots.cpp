@@ -25,18 +25,18 @@ SlotLimits SlotLimits::with(const SlotLimits& other) const {
           .penalties = penalties || other.penalties};
 }
 
-// A token for each of n slots, and the statistics of its draw as the rows of one tensor, so that
-// one copy brings them to the host.
-struct DecodeSlots::Drawn {
+// The sampled tokens of n slots, and their statistics as rows of one tensor, so that one copy
+// transfers them to the host.
+struct DecodeSlots::DeviceSamples {
   Tensor tokens, statistics;
-  Drawn(int64_t n, const Transformer& model)
+  DeviceSamples(int64_t n, const Transformer& model)
       : tokens(Tensor::empty({n}, DType::kI32, model.device())),
         statistics(Tensor::empty({3, n}, accumulate_dtype(model.dtype()), model.device())) {}
-  DrawnTokens read_back() const { return {Readback(tokens), Readback(statistics)}; }
+  SampledTokens read_back() const { return {Readback(tokens), Readback(statistics)}; }
 };
 
-// A decode step of a fixed number of rows. Its inputs come from the slots' state, which it moves
-// on, so that it can be replayed.
+// A decode step of a fixed number of rows. It reads its inputs from the slots' state and updates
+// that state, so that it can be replayed.
 class DecodeSlots::Step {
  public:
   Step(DecodeSlots& slots, int64_t rows)
@@ -45,8 +45,8 @@ class DecodeSlots::Step {
         positions_(Tensor::empty_like(rows_)),
         active_(Tensor::empty_like(rows_)),
         rng_index_(Tensor::empty({rows}, DType::kI64, slots.device_)),
-        drawn_(rows, slots.model_),
-        replay_(
+        samples_(rows, slots.model_),
+        graph_(
             slots.device_,
             [this, &slots] {
               kernels::decode_inputs({.tokens = tokens_,
@@ -57,7 +57,7 @@ class DecodeSlots::Step {
                                       .rows = rows_});
               const Tensor hidden = slots.model_.forward_cached(tokens_, active_, positions_,
                                                                 slots.cache_, CachedStep::kDecode);
-              slots.draw_rows(drawn_, hidden, active_, rng_index_);
+              slots.sample_rows(samples_, hidden, active_, rng_index_);
             },
             slots.memory_) {}
 
@@ -65,15 +65,15 @@ class DecodeSlots::Step {
     slots.resize(static_cast<size_t>(rows_.numel()), -1);
     rows_.copy_(Tensor::from(slots));
   }
-  DrawnTokens run() {
-    replay_.run();
-    return drawn_.read_back();
+  SampledTokens run() {
+    graph_.run();
+    return samples_.read_back();
   }
 
  private:
   Tensor rows_, tokens_, positions_, active_, rng_index_;
-  Drawn drawn_;
-  Replay replay_;
+  DeviceSamples samples_;
+  GraphRunner graph_;
 };
 
 DecodeSlots::DecodeSlots(const Transformer& model, KVCache& cache, const SlotLimits& limits)
@@ -82,7 +82,7 @@ DecodeSlots::DecodeSlots(const Transformer& model, KVCache& cache, const SlotLim
   slots_ = Tensor::full({count, kernels::kSlotColumns}, -1, DType::kI32, device_);
   stop_tokens_ = Tensor::full({count, limits.stop_tokens}, -1, DType::kI32, device_);
   sampling_.params =
-      Tensor::zeros({count, int64_t{sizeof(kernels::DrawParams)}}, DType::kU8, device_);
+      Tensor::zeros({count, int64_t{sizeof(kernels::SamplingParams)}}, DType::kU8, device_);
   if (limits.penalties)
     sampling_.counts = Tensor::zeros({count, model.config().vocab_size}, DType::kI32, device_);
   if (limits.biases > 0) {
@@ -101,15 +101,15 @@ Tensor DecodeSlots::upload(const std::vector<int32_t>& values) const {
 void DecodeSlots::start(std::span<const SlotStart> starts) {
   const auto n = static_cast<int64_t>(starts.size());
   std::vector<int32_t> at, states, stops;
-  std::vector<kernels::DrawParams> params;
+  std::vector<kernels::SamplingParams> params;
   for (const SlotStart& s : starts) {
     at.push_back(s.slot);
-    states.push_back(s.drawn.empty() ? s.prompt.back() : s.drawn.back());
-    states.push_back(static_cast<int32_t>(s.prompt.size() + s.drawn.size()) - 1);
+    states.push_back(s.sampled.empty() ? s.prompt.back() : s.sampled.back());
+    states.push_back(static_cast<int32_t>(s.prompt.size() + s.sampled.size()) - 1);
     states.push_back(static_cast<int32_t>(s.max_length));
     stops.insert(stops.end(), s.stop_tokens.begin(), s.stop_tokens.end());
     stops.resize(at.size() * static_cast<size_t>(limits_.stop_tokens), -1);
-    params.push_back(s.draw);
+    params.push_back(s.params);
     params.back().num_bias = static_cast<int32_t>(s.logit_bias->size());
   }
   const Tensor rows = upload(at);
@@ -118,7 +118,7 @@ void DecodeSlots::start(std::span<const SlotStart> starts) {
   set_rows(sampling_.params, rows, kernels::pack_params(params));
   if (limits_.biases > 0) start_biases(starts, rows);
   for (const SlotStart& s : starts)
-    if (kernels::has_penalty(s.draw)) start_counts(s);
+    if (kernels::has_penalty(s.params)) start_counts(s);
 }
 
 void DecodeSlots::start_biases(std::span<const SlotStart> starts, const Tensor& at) {
@@ -143,7 +143,7 @@ void DecodeSlots::start_counts(const SlotStart& start) {
   const int64_t vocab = sampling_.counts.dim(1);
   std::vector<int32_t> counts(static_cast<size_t>(vocab), 0);
   for (const int32_t token : start.prompt) counts[static_cast<size_t>(token)] = kernels::kInPrompt;
-  for (const int32_t token : start.drawn) ++counts[static_cast<size_t>(token)];
+  for (const int32_t token : start.sampled) ++counts[static_cast<size_t>(token)];
   set_rows(sampling_.counts, upload({start.slot}), Tensor::from(counts, {1, vocab}));
 }
 
@@ -153,13 +153,13 @@ void DecodeSlots::stop(const std::vector<int32_t>& slots) {
   set_rows(slots_, upload(slots), Tensor::full({n, kernels::kSlotColumns}, -1, DType::kI32));
 }
 
-void DecodeSlots::draw_rows(Drawn& out, const Tensor& hidden, const Tensor& active,
-                            const Tensor& rng_index) {
-  kernels::Draws draws{.tokens = out.tokens,
-                       .logprob = out.statistics.select(0, 0),
-                       .entropy = out.statistics.select(0, 1),
-                       .cut = out.statistics.select(0, 2)};
-  kernels::head_sample({.out = draws,
+void DecodeSlots::sample_rows(DeviceSamples& out, const Tensor& hidden, const Tensor& active,
+                              const Tensor& rng_index) {
+  kernels::Samples samples{.tokens = out.tokens,
+                           .logprob = out.statistics.select(0, 0),
+                           .entropy = out.statistics.select(0, 1),
+                           .truncated_mass = out.statistics.select(0, 2)};
+  kernels::head_sample({.out = samples,
                         .state = sampling_,
                         .x = hidden,
                         .w = model_.head().value(),
@@ -169,7 +169,7 @@ void DecodeSlots::draw_rows(Drawn& out, const Tensor& hidden, const Tensor& acti
       {.slots = slots_, .active = active, .tokens = out.tokens, .stop_tokens = stop_tokens_});
 }
 
-DrawnTokens DecodeSlots::draw(const Tensor& hidden, const std::vector<int32_t>& slots) {
+SampledTokens DecodeSlots::sample(const Tensor& hidden, const std::vector<int32_t>& slots) {
   const auto n = static_cast<int64_t>(slots.size());
   const Tensor rows = upload(slots);
   Tensor tokens = Tensor::empty({n}, DType::kI32, device_), positions = Tensor::empty_like(tokens),
@@ -180,9 +180,9 @@ DrawnTokens DecodeSlots::draw(const Tensor& hidden, const std::vector<int32_t>& 
                           .rng_index = rng_index,
                           .slots = slots_,
                           .rows = rows});
-  Drawn drawn(n, model_);
-  draw_rows(drawn, hidden, active, rng_index);
-  return drawn.read_back();
+  DeviceSamples samples(n, model_);
+  sample_rows(samples, hidden, active, rng_index);
+  return samples.read_back();
 }
 
 int64_t DecodeSlots::rows_for(size_t slots) const {
@@ -196,7 +196,7 @@ int64_t DecodeSlots::rows_for(size_t slots) const {
 
 void DecodeSlots::choose(const std::vector<int32_t>& slots) {
   const int64_t rows = rows_for(slots.size());
-  // On the CPU nothing is recorded, and there may be many sizes.
+  // Nothing is recorded on the CPU, where every number of rows is a size of its own.
   if (device_.is_cpu()) steps_.clear();
   std::unique_ptr<Step>& step = steps_[rows];
   if (step == nullptr) step = std::make_unique<Step>(*this, rows);
@@ -204,7 +204,7 @@ void DecodeSlots::choose(const std::vector<int32_t>& slots) {
   chosen_ = step.get();
 }
 
-DrawnTokens DecodeSlots::decode() {
+SampledTokens DecodeSlots::decode() {
   return chosen_->run();
 }
 

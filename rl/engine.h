@@ -1,19 +1,21 @@
-// The rollout engine: requests go in, tokens come out, by continuous batching (Yu et al. 2022) over
-// a paged cache. It computes on the trained weights themselves and lives as long as the model: its
-// cache and its recorded decode steps serve one request after the other. Between them the cache's
-// memory is lent to others, such as an update's activations.
+// The rollout engine: continuous batching (Yu et al. 2022) of sampling requests over a paged KV
+// cache. It computes on the trained weights themselves and lives as long as the model: its cache
+// and its recorded decode steps serve one request after the other. Between requests the cache's
+// memory is released to other allocations, such as an update's activations.
 //
-//   const int64_t id = engine.submit({.prompt = tokens, .max_length = 512, .completions = {draw}});
+//   const int64_t id =
+//       engine.submit({.prompt = tokens, .max_length = 512, .completions = {params}});
 //   while (engine.step())
 //     for (const EngineToken& t : engine.poll()) ...
 //
-// A request is a prompt and the completions that are wanted of it. The prompt is computed once, and
-// its completions share the blocks of its keys and values. Sequences take blocks as they grow; when
-// none are left, the youngest gives its own up, waits, and is computed again. What is drawn depends
-// on the request alone, to the bit: not on what runs beside it, nor on the size of the cache.
+// A request is a prompt and the sampling parameters of its completions. The prompt is prefilled
+// once, and its completions share the blocks of its keys and values. Sequences allocate blocks as
+// they grow; when the cache is full, the youngest sequence is preempted and recomputed later. The
+// sampled tokens depend on the request alone, to the bit: not on concurrent requests, nor on the
+// size of the cache.
 //
-// On CUDA the host enqueues a step before it has seen the tokens of the one before: the device
-// itself passes tokens on and sees where a sequence ends.
+// On CUDA the host enqueues a step before it has read the tokens of the previous step: the device
+// itself feeds tokens to the next step and detects where a sequence ends.
 #pragma once
 
 #include <algorithm>
@@ -30,131 +32,131 @@
 
 namespace cohort {
 
-// Tokens of prompts that one forward computes at most, so that its activations stay small.
+// Maximum number of prompt tokens in one forward pass, which bounds its activations.
 inline constexpr int64_t kPrefillTokens = 8192;
 
 struct EngineConfig {
-  int64_t max_concurrent = 0;    // sequences that run together; 0: as many as there is room for
-  double memory_fraction = 0.5;  // of the free memory: what the cache may take at most
-  int64_t max_cache_tokens = 0;  // what it may hold at most; 0: as much as memory_fraction allows
+  int64_t max_concurrent = 0;    // concurrent sequences; 0: as many as the cache holds
+  double memory_fraction = 0.5;  // upper limit of the cache, relative to the free memory
+  int64_t max_cache_tokens = 0;  // upper limit in tokens; 0: as many as memory_fraction allows
 
-  // How many of so many sequences run together at most.
+  // Maximum number of concurrent sequences out of `sequences`.
   int64_t concurrent(int64_t sequences) const {
-    constexpr int64_t kMost = 1024;
-    return std::min(max_concurrent > 0 ? max_concurrent : kMost, sequences);
+    constexpr int64_t kMaxConcurrent = 1024;
+    return std::min(max_concurrent > 0 ? max_concurrent : kMaxConcurrent, sequences);
   }
   void visit(ConfigVisitor& v) {
     v.field("memory_fraction", memory_fraction,
-            "of the free memory: what the cache of keys and values may take at most",
+            "upper limit of the cache of keys and values, relative to the free memory",
             {.min = 0.001, .max = 0.95});
     v.field("max_cache_tokens", max_cache_tokens,
-            "tokens that it may hold at most; 0: as many as memory_fraction allows", {.min = 0});
+            "upper limit of the cache in tokens; 0: as many as memory_fraction allows", {.min = 0});
   }
 };
 
 struct EngineRequest {
   std::vector<int32_t> prompt;  // at least one token
-  int64_t max_length = 0;       // of prompt and completion together; above the prompt's
-  std::vector<kernels::DrawParams> completions;  // how the tokens of each are drawn
-  std::vector<int32_t> stop_tokens;              // each ends a completion
+  int64_t max_length = 0;       // prompt and completion together; longer than the prompt
+  std::vector<kernels::SamplingParams> completions;
+  std::vector<int32_t> stop_tokens;  // each ends a completion
   LogitBias logit_bias;
 };
 
-// A token that was drawn.
+// A sampled token with its statistics (kernels::Samples).
 struct EngineToken {
   int64_t request = 0, completion = 0;
   int32_t token = 0;
-  double logprob = 0, entropy = 0, cut = 0;  // of the draw: kernels::Draws
+  double logprob = 0, entropy = 0, truncated_mass = 0;
   enum class End { kNone, kStopToken, kLength } end = End::kNone;
 };
 
 struct EngineStats {
-  // Since the engine was made, or reset_stats().
+  // Totals since the engine's construction or reset_stats().
   int64_t decode_steps = 0, decoded_tokens = 0, prefilled_tokens = 0, preemptions = 0;
-  int64_t decode_bytes = 0;  // of weights and cache that decode steps had to read
+  int64_t decode_bytes = 0;  // bytes of weights and cache read by decode steps
   int64_t most_running = 0, most_blocks = 0;
-  // Now: sequences, and blocks of the cache.
+  // Current values: sequences, and blocks of the cache.
   int64_t running = 0, waiting = 0, used_blocks = 0, blocks = 0;
 };
 
 class Engine {
  public:
-  // Refers to the model, whose weights may change while no request is under way.
+  // Keeps a reference to the model. Its weights must not change while requests are unfinished.
   Engine(const Transformer& model, const EngineConfig& config);
   ~Engine();
 
-  // Throws Error for a request that breaks its contract or is longer than the model's context.
+  // Throws Error for an invalid request or one that is longer than the model's context.
   int64_t submit(EngineRequest request);
-  // Ends a completion: no token of it comes any more.
+  // Ends a completion: poll() returns no further token of it.
   void cancel(int64_t request, int64_t completion);
   void cancel_all();
-  // Does some work. False if none is left; all tokens are then in poll(). Throws NonFiniteError
-  // where logits are not finite; whatever it throws, all requests are cancelled.
+  // Runs one scheduling step. Returns false if no request is left; all tokens are then in poll().
+  // Throws NonFiniteError if logits are not finite. Any exception cancels all requests.
   bool step();
-  // The tokens that have come since the last call, those of a completion in order.
+  // The tokens sampled since the last call, those of a completion in order.
   std::vector<EngineToken> poll() { return std::exchange(tokens_, {}); }
 
   EngineStats stats() const;
   void reset_stats() { stats_ = {}; }
-  // The cache as it is now, in bytes and in words.
+  // Size of the current cache, in bytes and as human-readable text.
   int64_t cache_bytes() const;
-  std::string room() const;
+  std::string cache_summary() const;
   const Transformer& model() const { return model_; }
 
  private:
   struct Request;
   struct Sequence;
   struct Prefill;
-  struct Flight;
+  struct PendingSamples;
   using SequencePtr = std::shared_ptr<Sequence>;
   using Sequences = std::vector<SequencePtr>;
 
-  void work();
-  void note_use();
-  // Room for what waits: the cache and the slots.
-  void make_room();
-  bool has_room_for(const Request& request) const;
+  void schedule();
+  void update_peaks();
+  // Grows the cache and the slots to the capacity that the waiting requests need.
+  void ensure_capacity();
+  bool has_capacity_for(const Request& request) const;
   SlotLimits limits_of_waiting() const;
   KVCacheConfig cache_for_waiting() const;
   // Admission.
   bool admit();
-  bool is_worth_admitting();
+  bool should_admit();
   void choose_prefills();
   Sequences run_prefills();
   void fork_completions(Sequences& ready);
   void start(const Sequences& ready);
-  void draw_first_tokens(const Sequences& ready);
+  void sample_first_tokens(const Sequences& ready);
   // Decoding.
   bool decode();
-  void free_blocks();
-  void put_back(const SequencePtr& sequence);
+  void reclaim_blocks();
+  void preempt(const SequencePtr& sequence);
   void stop(Sequence& sequence);
-  void leave_cache(Sequence& sequence);
-  void drop_prompt(Request& request);
-  // What has come.
+  void release_row(Sequence& sequence);
+  void evict_prompt(Request& request);
+  // Results.
   void collect();
-  void take_token(const SequencePtr& sequence, EngineToken token);
+  void append_token(const SequencePtr& sequence, EngineToken token);
   void end(const SequencePtr& sequence);
 
   const Transformer& model_;
   const EngineConfig config_;
-  const size_t depth_;  // draws that may be under way while others are enqueued
-  const int64_t weight_bytes_, token_bytes_;  // read by a step, and for each token in the cache
+  const size_t max_pending_;  // sampling steps that may be in flight while the next is enqueued
+  const int64_t weight_bytes_, token_bytes_;  // read per decode step, and per token in the cache
   std::unique_ptr<KVCache> cache_;
   std::unique_ptr<DecodeSlots> slots_;
 
-  std::map<int64_t, std::shared_ptr<Request>> requests_;  // that have completions to come
+  std::map<int64_t, std::shared_ptr<Request>> requests_;  // with unfinished completions
   std::deque<SequencePtr> waiting_;
-  std::vector<Prefill> prefills_;  // in the cache, but not all of it
+  std::vector<Prefill> prefills_;  // partly in the cache
   Sequences running_;              // in the cache, the oldest first
-  Sequences rows_;                 // of the decode step
+  Sequences decode_rows_;
   bool rows_changed_ = true;
-  std::vector<int32_t> stopped_;  // slots that the device does not know to be idle
-  std::deque<Flight> flights_;    // draws that are enqueued and not looked at
+  std::vector<int32_t> stopped_slots_;  // not yet stopped on the device
+  std::deque<PendingSamples> pending_;  // enqueued and not yet read by the host
   std::vector<EngineToken> tokens_;
   int64_t next_request_ = 0;
-  bool has_new_ = false;   // requests since make_room()
-  int64_t postponed_ = 0;  // steps since there was somebody to admit
+  bool has_new_requests_ = false;  // since ensure_capacity()
+  int64_t postponed_steps_ = 0;    // steps for which should_admit() has delayed an admission
   EngineStats stats_;
 };
 

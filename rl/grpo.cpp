@@ -1,6 +1,6 @@
-// Packing of one optimiser update into micro batches, and the loss of one of them. What makes the
-// split harmless: each token carries its final weight, one over the denominator of the whole
-// update, so micro batches and ranks only ever add.
+// Packing of one optimiser update into micro batches, and the loss of one of them. Each token has
+// its final weight, one over the denominator of the whole update, so that the losses and gradients
+// of micro batches and ranks add up.
 #include "rl/grpo.h"
 
 #include <algorithm>
@@ -24,12 +24,14 @@ StepTotals count_totals(std::span<const TokenSequence> sequences) {
   return totals;
 }
 
-double token_weight(LossType type, const StepTotals& of_step, int64_t tokens, int64_t most_tokens) {
-  // Where everything is masked there is nothing to weigh, and nothing to divide by.
-  const StepTotals totals = {std::max(of_step.sequences, 1.0), std::max(of_step.tokens, 1.0)};
+double token_weight(LossType type, const StepTotals& step_totals, int64_t tokens,
+                    int64_t max_tokens) {
+  // All totals are 0 if every token is masked.
+  const StepTotals totals = {std::max(step_totals.sequences, 1.0),
+                             std::max(step_totals.tokens, 1.0)};
   [[maybe_unused]] const auto length = static_cast<double>(std::max<int64_t>(tokens, 1)),
                               max_completion_length =
-                                  static_cast<double>(std::max<int64_t>(most_tokens, 1));
+                                  static_cast<double>(std::max<int64_t>(max_tokens, 1));
 #define COHORT_WEIGHT(type_, name, denominator) \
   if (type == LossType::type_) return 1 / (denominator);
   COHORT_LOSS_TYPES(COHORT_WEIGHT)
@@ -47,7 +49,7 @@ Minibatch pack_policy(std::vector<TokenSequence> sequences, const PackPolicyDesc
 
 TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batch,
                                double temperature) {
-  return token_log_probs(model.forward_learned(batch, {.mode = Mode::kEval}), model.head(),
+  return token_log_probs(model.hidden_at_targets(batch, {.mode = Mode::kEval}), model.head(),
                          batch.targets, {.temperature = temperature});
 }
 

@@ -1,8 +1,7 @@
-// GRPO's configuration and loss over packed batches. The maths as implemented, and what differs
-// from the papers:
+// GRPO's configuration and loss over packed batches. Differences from the papers:
 //   1. Every denominator (tokens, sequences) is that of the whole optimiser step, over all micro
-//      batches and ranks. So `bnpo`, whose denominator is by definition that of a local batch,
-//      equals `dapo` here.
+//      batches and ranks. Therefore `bnpo`, whose denominator is by definition that of a local
+//      batch, equals `dapo` here.
 //   2. The old policy is the sampler: its recorded log-probs are exact, no forward recomputes them.
 //   3. KL is the k3 estimator, added to the loss; its gradient is that of k3 itself (as TRL,
 //      DeepSeekMath).
@@ -21,14 +20,14 @@
 
 namespace cohort {
 
-// Sums over the ranks of one optimiser update, from which the denominators follow: at least 1 each.
+// Sums over the ranks of one optimiser update. Denominators use at least 1 of each.
 // As in TRL, a sequence without a token in its loss mask counts as a sequence.
 struct StepTotals {
   double sequences = 0, tokens = 0;
 };
 
-// A new loss type is a line here: its enumerator, its name in a configuration, and what the loss of
-// a token is divided by, from `totals`, `length` (tokens of its sequence in the loss mask) and
+// A new loss type is a line here: its enumerator, its name in a configuration, and the denominator
+// of a token's loss, from `totals`, `length` (tokens of its sequence in the loss mask) and
 // `max_completion_length`.
 //   grpo          mean over tokens, then over sequences (Shao et al. 2024)
 //   dapo          mean over all tokens of the update (Yu et al. 2025)
@@ -59,16 +58,16 @@ struct GrpoConfig {
   AdvantageScale scale_rewards = AdvantageScale::kGroup;
   int64_t num_iterations = 1;   // passes over each step's rollouts
   int64_t num_minibatches = 1;  // optimiser updates per pass
-  // Steps between those in which the ratios of every minibatch are checked before the first update.
-  // In the others, and in all of them with 0, those of the first minibatch are.
+  // Every ratio_check_every steps the ratios of all minibatches are checked before the first
+  // update. In the other steps, and in all of them with 0, only those of the first minibatch are.
   int64_t ratio_check_every = 20;
   bool mask_truncated_completions = false;
   bool shuffle_advantages = false;  // ablation: the control experiment of the tests
   void visit(ConfigVisitor& v) {
-    v.field("epsilon", epsilon, "how far below 1 the ratio may fall before it is clipped",
-            {.min = 0, .max = 1});
-    v.field("epsilon_high", epsilon_high, "how far above 1 it may rise; none: epsilon", {.min = 0});
-    v.field("beta", beta, "weight of the KL to the frozen start model; 0: none is kept",
+    v.field("epsilon", epsilon, "the ratio is clipped below 1 - epsilon", {.min = 0, .max = 1});
+    v.field("epsilon_high", epsilon_high,
+            "the ratio is clipped above 1 + epsilon_high; none: epsilon", {.min = 0});
+    v.field("beta", beta, "weight of the KL to the frozen start model; 0: no start model is kept",
             {.min = 0});
     v.choice("loss_type", loss_type, kLossTypeNames, "how token losses are averaged");
     v.choice("scale_rewards", scale_rewards, kAdvantageScaleNames,
@@ -79,13 +78,12 @@ struct GrpoConfig {
             {.min = 1, .max = 1000});
     v.field("num_minibatches", num_minibatches, "optimiser updates per pass",
             {.min = 1, .max = 100000});
-    v.field(
-        "ratio_check_every", ratio_check_every,
-        "every so many steps, whether the ratio is exactly 1 is checked on every minibatch before "
-        "the first update (a forward pass of the others than the first); 0: on the first alone",
-        {.min = 0});
+    v.field("ratio_check_every", ratio_check_every,
+            "steps between checks on every minibatch, before the first update, that the ratio is "
+            "exactly 1 (a forward pass of all but the first); 0: only the first is ever checked",
+            {.min = 0});
     v.field("mask_truncated_completions", mask_truncated_completions,
-            "completions cut at the length limit teach nothing");
+            "completions truncated at the length limit have no loss");
     v.field("shuffle_advantages", shuffle_advantages,
             "control experiment: advantages of random other completions");
   }
@@ -95,14 +93,14 @@ struct GrpoConfig {
   }
 };
 
-// Micro batches of one optimiser update. Their columns are what the policy loss needs besides the
-// policy: "old_logprob", "ref_logprob" (where there is a reference), "advantage" and "weight" (one
-// over the denominator of the whole update).
+// Micro batches of one optimiser update. Their columns are the inputs of the policy loss besides
+// the policy: "old_logprob", "ref_logprob" (where there is a reference), "advantage" and "weight"
+// (one over the denominator of the whole update).
 using Minibatch = std::vector<PackedBatch>;
 
-// What a trajectory brings to an update: tokens and loss mask, "old_logprob" and "advantage". A
-// trajectory without a reward (all are NaN) counts nowhere, so there is no sequence for it; one
-// that is only to be counted has an empty loss mask.
+// Converts a trajectory to the input of an update: tokens, loss mask, "old_logprob" and
+// "advantage". Callers skip trajectories without a reward (all are NaN); a trajectory that only
+// counts in the totals has an empty loss mask.
 TokenSequence policy_sequence(const Trajectory& trajectory, double advantage);
 
 StepTotals count_totals(std::span<const TokenSequence> sequences);
@@ -116,16 +114,16 @@ struct PackPolicyDesc {
   int64_t max_completion_length = 0, micro_batch_tokens = 0;
   DType dtype = DType::kF32;
 };
-// Weighs the tokens and packs them. Sequences that cannot change the update (zero advantage or an
-// empty loss mask) are the caller's to leave out.
+// Sets the weights of the tokens and packs the sequences. Callers leave out sequences that cannot
+// change the update (zero advantage or an empty loss mask).
 Minibatch pack_policy(std::vector<TokenSequence> sequences, const PackPolicyDesc& desc);
 
-// Log-prob and entropy of each target under the policy at `temperature`: the exact forward of the
-// packed tokens.
+// Log-prob and entropy of each target under the policy at `temperature`, by a forward of the packed
+// tokens.
 TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batch,
                                double temperature);
-// This micro batch's share of the step's loss, with its sums for metrics: the policy loss of its
-// targets under the softmax of `hidden` [L, C] and `head` [V, C] at `temperature`.
+// Contribution of this micro batch to the step's loss, with sums for metrics: the policy loss of
+// its targets under the softmax of `hidden` [L, C] and `head` [V, C] at `temperature`.
 LossAndStats grpo_loss(const Variable& hidden, const Variable& head, const PackedBatch& batch,
                        const GrpoConfig& config, double temperature);
 

@@ -12,7 +12,7 @@
 namespace cohort {
 
 const std::vector<RewardEntry>& reward_table() {
-#define COHORT_REWARD_ENTRY(name, what) {#name, what, make_##name},
+#define COHORT_REWARD_ENTRY(name, description) {#name, description, make_##name},
   static const std::vector<RewardEntry> table = {COHORT_REWARDS(COHORT_REWARD_ENTRY)};
 #undef COHORT_REWARD_ENTRY
   return table;
@@ -42,17 +42,17 @@ RewardFn make_reward(const RewardConfig& config, const Task* task) {
 void RewardConfig::visit(ConfigVisitor& v) {
   static const std::string known = str("one of: ", reward_names());
   v.field("name", name, known.c_str());
-  v.field("weight", weight, "factor in the sum of rewards");
+  v.field("weight", weight, "weight in the sum of rewards");
   v.field("pattern", pattern,
-          "regular expression: for format what the whole completion must match, for the others "
-          "where the answer is (group 1 of the last match; empty: the whole completion)");
+          "regular expression: for format it must match the whole completion, for the others it "
+          "finds the answer (group 1 of the last match; empty: the whole completion)");
   v.field("run", run, "command: the program and its arguments; no shell is involved");
-  v.field("directory", directory, "command: where it runs; empty: the folder of this file");
-  v.field("workers", workers, "command: programs at once, of each rank", {.min = 1, .max = 1024});
+  v.field("directory", directory, "command: working directory; empty: the folder of this file");
+  v.field("workers", workers, "command: concurrent processes per rank", {.min = 1, .max = 1024});
   v.field("timeout", timeout, "command: seconds for an answer", {.min = 1e-3, .max = 1e6});
-  v.field("start_timeout", start_timeout, "command: seconds for a program's first answer",
+  v.field("start_timeout", start_timeout, "command: seconds for the first answer of a process",
           {.min = 1e-3, .max = 1e6});
-  v.field("memory", memory, "command: MiB of address space for each; 0: no limit",
+  v.field("memory", memory, "command: MiB of address space per process; 0: no limit",
           {.min = 0, .max = 1 << 30});
   v.field("batch", batch, "command: a request is a list of completions");
 }
@@ -101,10 +101,10 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
   scores.each.assign(rewards_.size(), std::vector<double>(samples));
   scores.total.assign(samples, std::numeric_limits<double>::quiet_NaN());
   scores.failed.resize(rewards_.size());
-  scores.fault.resize(rewards_.size());
+  scores.first_error.resize(rewards_.size());
   for (size_t s = 0; s < samples; ++s) submit(prompts[s / group], trajectories[s], step);
   std::map<const CommandReward*, std::map<int64_t, CommandReward::Result>> answers;
-  for (const auto& command : commands_)  // several may be one
+  for (const auto& command : commands_)  // rewards may share a command
     if (command != nullptr && !answers.contains(command.get()))
       answers[command.get()] = command->collect();
   for (size_t k = 0; k < rewards_.size(); ++k) {
@@ -112,9 +112,9 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
     const std::map<int64_t, CommandReward::Result>& results = answers.at(commands_[k].get());
     int64_t failed = 0;
     for (size_t s = 0; s < samples; ++s) {
-      const auto& [value, fault] = results.at(trajectories[s].index);
+      const auto& [value, error] = results.at(trajectories[s].index);
       scores.each[k][s] = value;
-      if (!fault.empty() && failed++ == 0) scores.fault[k] = fault;
+      if (!error.empty() && failed++ == 0) scores.first_error[k] = error;
     }
     scores.failed[k] = failed;
   }

@@ -1,4 +1,4 @@
-// Rewards: pure functions of one completion. They never see the model, the batch or the clock.
+// Rewards: pure functions of one completion. They have no access to the model or the batch.
 #pragma once
 
 #include <functional>
@@ -15,13 +15,15 @@
 namespace cohort {
 
 struct RewardConfig {
-  std::string name;  // of the table below
+  std::string name;  // RewardEntry::name
   double weight = 1;
-  // `format`: what the whole completion must match. The others: where the answer is (group 1 of the
-  // last match, or the whole match of a pattern without groups); empty: the whole completion.
+  // `format`: pattern that the whole completion must match. Other rewards: pattern that finds the
+  // answer (group 1 of the last match, or the whole match of a pattern without groups); empty: the
+  // whole completion.
   std::string pattern;
-  // `command` (rl/rewards/command.h): the program, where it runs, how many there are, the seconds
-  // that each has for an answer and for its first one, and MiB of address space (0: no limit).
+  // `command` (rl/rewards/command.h): the command line, its working directory, the number of
+  // processes, the timeouts in seconds of an answer and of a process's first answer, and the MiB of
+  // address space of each process (0: no limit).
   std::string run, directory;
   int64_t workers = 1, memory = 0;
   double timeout = 10, start_timeout = 60;
@@ -32,32 +34,33 @@ struct RewardConfig {
 struct RewardInput {
   const Example& example;
   std::string_view completion;
-  int64_t index = 0;  // of the completion within the step, over all ranks
+  int64_t index = 0;  // completion within the step, over all ranks
   int64_t step = 0;
 };
 // NaN: not applicable to this example.
 using RewardFn = std::function<double(const RewardInput&)>;
 
-// A kind of reward and how to make one. `task` is the generated task the data come from, or
+// A kind of reward and its factory. `task` is the generated task that the data come from, or
 // nullptr.
 struct RewardEntry {
   const char* name;
-  const char* what;
+  const char* description;
   RewardFn (*make)(const RewardConfig& config, const Task* task);
 };
 // One entry per line of COHORT_REWARDS in rl/rewards/rewards.h.
 const std::vector<RewardEntry>& reward_table();
 
-// Throws InputError for an unknown name, which lists the known ones, and as the reward does.
+// Throws InputError for an unknown name (the message lists the known ones) and for options that the
+// reward rejects.
 RewardFn make_reward(const RewardConfig& config, const Task* task);
 
-// Several weighted rewards.
 class CommandReward;
 
+// Several weighted rewards.
 class RewardSet {
  public:
-  // Throws InputError: unknown name (lists the known ones), a bad pattern, a reward that needs a
-  // task without one, no rewards.
+  // Throws InputError for an unknown name, a bad pattern, a reward that needs a task without one,
+  // or an empty list.
   RewardSet(const std::vector<RewardConfig>& configs, const Task* task);
   // The configured name, with "_2", "_3", ... for repetitions.
   const std::vector<std::string>& names() const { return names_; }
@@ -65,15 +68,15 @@ class RewardSet {
   struct Scores {
     std::vector<std::vector<double>> each;  // [reward][sample], NaN where not applicable
     std::vector<double> total;  // sum of weight * reward over applicable ones; NaN if none applies
-    // [reward]: samples for which a command has failed (none: it is no command), and why the first
-    // of them did.
+    // [reward]: number of samples for which a command has failed (nullopt: not a command), and the
+    // error of the first of them.
     std::vector<std::optional<int64_t>> failed;
-    std::vector<std::string> fault;
+    std::vector<std::string> first_error;
   };
-  // Hands a completion to the commands, so that they work while others are sampled. It must be
-  // among those that score() is given next, which differ in Trajectory::index.
+  // Sends a completion to the commands, so that they run while others are sampled. The next call of
+  // score() must include it. Trajectory::index must be unique among its trajectories.
   void submit(const Example& example, const Trajectory& trajectory, int64_t step) const;
-  // Of each trajectory: as many of one prompt after the other, as Sampler::sample() gives them.
+  // Scores of `trajectories`, which are in the order of Sampler::sample(): equally many per prompt.
   // Throws InputError naming the reward and the completion for an infinite value.
   Scores score(std::span<const Example> prompts, std::span<const Trajectory> trajectories,
                int64_t step = 0) const;
@@ -82,7 +85,7 @@ class RewardSet {
   std::vector<std::string> names_;
   std::vector<double> weights_;
   std::vector<RewardFn> rewards_;
-  std::vector<std::shared_ptr<CommandReward>> commands_;  // of each reward; null: it is none
+  std::vector<std::shared_ptr<CommandReward>> commands_;  // [reward]; null: not a command
 };
 
 }  // namespace cohort

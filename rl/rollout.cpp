@@ -12,7 +12,7 @@ namespace {
 // The purpose of rng_stream() for sampled tokens.
 constexpr uint64_t kSamplePurpose = 3;
 
-// The text of the ids from `begin` on.
+// Text of the ids from `begin` on.
 std::string text_after(const Tokenizer& tokenizer, std::span<const int32_t> ids, size_t begin) {
   StreamDecoder text(tokenizer, ids.first(begin));
   std::string out;
@@ -37,7 +37,7 @@ void check_stop_string(const std::string& text, const Tokenizer& tokenizer) {
           " is a special token, which gives no text; hint: stop_tokens: [", id, "]"));
 }
 
-// Of "ID:BIAS".
+// Parses "ID:BIAS".
 std::pair<int32_t, float> parse_bias(const std::string& text) {
   char *colon = nullptr, *end = nullptr;
   const int64_t id = std::strtoll(text.c_str(), &colon, 10);
@@ -45,7 +45,7 @@ std::pair<int32_t, float> parse_bias(const std::string& text) {
   if (colon == text.c_str() || *colon != ':' || end == colon + 1 || *end != '\0' ||
       std::isnan(bias) || bias == INFINITY || id < 0 || id > INT32_MAX)
     throw InputError(str("logit_bias: expected ID:BIAS, got '", text,
-                         "'; hint: \"50256:-100\" makes token 50256 never be drawn"));
+                         "'; hint: \"50256:-100\" prevents token 50256 from being sampled"));
   return {static_cast<int32_t>(id), static_cast<float>(bias)};
 }
 
@@ -59,27 +59,27 @@ bool SamplingConfig::restricts() const {
 void SamplingConfig::visit(ConfigVisitor& v) {
   v.field("temperature", temperature, "of the sampling distribution; 0: greedy",
           {.min = 0, .max = 100});
-  v.field("top_k", top_k, "draw from the k most likely tokens only (off-policy); 0: off",
+  v.field("top_k", top_k, "sample from the k most likely tokens only (off-policy); 0: off",
           {.min = 0});
   v.field("top_p", top_p,
-          "draw from the smallest set with this probability only (off-policy); 1: off",
+          "sample from the smallest set with this probability only (off-policy); 1: off",
           {.min = 1e-6, .max = 1});
   v.field("min_p", min_p,
-          "draw from tokens of at least this share of the largest probability only (off-policy); "
-          "0: off",
+          "sample from tokens of at least this fraction of the largest probability only "
+          "(off-policy); 0: off",
           {.min = 0, .max = 1});
   v.field("repetition_penalty", repetition_penalty,
           "divides positive logits of tokens that prompt or completion have, multiplies negative "
           "ones (off-policy); 1: off",
           {.min = 0.01, .max = 100});
   v.field("presence_penalty", presence_penalty,
-          "taken off the logits of tokens that the completion has (off-policy); 0: off",
+          "subtracted from the logits of tokens that the completion has (off-policy); 0: off",
           {.min = -100, .max = 100});
   v.field("frequency_penalty", frequency_penalty,
-          "the same for each time that the completion has the token (off-policy); 0: off",
+          "subtracted once per occurrence of the token in the completion (off-policy); 0: off",
           {.min = -100, .max = 100});
   v.field("logit_bias", logit_bias, "added to tokens' logits (off-policy): a list of ID:BIAS");
-  v.field("max_completion_length", max_completion_length, "tokens sampled at most",
+  v.field("max_completion_length", max_completion_length, "maximum number of sampled tokens",
           {.min = 1, .max = 1 << 24});
   v.field("stop_tokens", stop_tokens, "token ids that end a completion, besides end of sequence",
           {.min = 0});
@@ -98,10 +98,10 @@ void check_sampling_tokens(const SamplingConfig& config, const Tokenizer& tokeni
   for (const std::string& text : config.stop_strings) check_stop_string(text, tokenizer);
 }
 
-// A trajectory whose completion is being drawn.
-struct Sampler::Open {
-  Trajectory* out = nullptr;
-  // With stop strings only: the text so far, and what is to be decoded of it.
+// A completion that is being sampled.
+struct Sampler::OpenCompletion {
+  Trajectory* out = nullptr;  // null: it has ended
+  // With stop strings only: the decoder and the text so far.
   std::optional<StreamDecoder> decoder;
   std::string text;
 };
@@ -128,9 +128,10 @@ std::vector<Trajectory> Sampler::start(std::span<const Example> prompts, int64_t
       throw InputError(
           str("prompt ", index, " is empty; a completion needs at least one token to follow"));
     if (static_cast<int64_t>(length) >= context)
-      throw InputError(
-          str("prompt ", index, " has ", length, " tokens, the model's context is ", context,
-              ": no room for a completion; hint: a larger model.context or shorter prompts"));
+      throw InputError(str("prompt ", index, " has ", length, " tokens, the model's context is ",
+                           context,
+                           ", which leaves no token for a completion; hint: a larger model.context "
+                           "or shorter prompts"));
     trajectory.loss_mask.assign(length, 0);
     trajectory.logprobs.assign(length, 0);
     trajectory.prompt_length = static_cast<int64_t>(length);
@@ -170,19 +171,19 @@ std::vector<Trajectory> Sampler::sample(std::span<const Example> prompts, int64_
                                         const SampleAddress& address,
                                         const SampleCallbacks& callbacks) const {
   std::vector<Trajectory> out = start(prompts, num_generations, address);
-  // What the engine still does when this call is left by an exception is nobody's.
-  struct Cleared {
+  // An exception must not leave requests in the engine.
+  struct EngineCleanup {
     Engine& engine;
-    ~Cleared() {
+    ~EngineCleanup() {
       engine.cancel_all();
       engine.poll();
     }
-  } cleared{engine_};
-  std::map<int64_t, std::vector<Open>> requests;
+  } cleanup{engine_};
+  std::map<int64_t, std::vector<OpenCompletion>> requests;
   const auto group = static_cast<size_t>(num_generations);
   for (size_t begin = 0; begin < out.size(); begin += group) {
     const std::span<Trajectory> trajectories(out.data() + begin, group);
-    std::vector<Open>& open = requests[engine_.submit(request(trajectories, address))];
+    std::vector<OpenCompletion>& open = requests[engine_.submit(request(trajectories, address))];
     for (Trajectory& t : trajectories) {
       open.push_back({.out = &t});
       if (!config_.stop_strings.empty()) open.back().decoder.emplace(tokenizer_, t.tokens);
@@ -190,13 +191,12 @@ std::vector<Trajectory> Sampler::sample(std::span<const Example> prompts, int64_
   }
   for (bool more = true; more;) {
     more = engine_.step();
-    for (const EngineToken& drawn : engine_.poll()) {
-      std::vector<Open>& open = requests.at(drawn.request);
-      Open& one = open[static_cast<size_t>(drawn.completion)];
-      if (one.out == nullptr) continue;  // tokens after its end that were under way
-      if (!append(one, drawn, callbacks)) continue;
-      if (drawn.end == EngineToken::End::kNone) engine_.cancel(drawn.request, drawn.completion);
-      Trajectory& t = *std::exchange(one.out, nullptr);
+    for (const EngineToken& token : engine_.poll()) {
+      OpenCompletion& open = requests.at(token.request)[static_cast<size_t>(token.completion)];
+      if (open.out == nullptr) continue;  // a token in flight when the completion ended
+      if (!append(open, token, callbacks)) continue;
+      if (token.end == EngineToken::End::kNone) engine_.cancel(token.request, token.completion);
+      Trajectory& t = *std::exchange(open.out, nullptr);
       t.text = text_after(tokenizer_, t.tokens, static_cast<size_t>(t.prompt_length));
       if (callbacks.on_finished) callbacks.on_finished(t);
     }
@@ -204,28 +204,29 @@ std::vector<Trajectory> Sampler::sample(std::span<const Example> prompts, int64_
   return out;
 }
 
-// Whether this token ends the completion.
-bool Sampler::append(Open& open, const EngineToken& drawn, const SampleCallbacks& callbacks) const {
+// Returns true if this token ends the completion.
+bool Sampler::append(OpenCompletion& open, const EngineToken& token,
+                     const SampleCallbacks& callbacks) const {
   Trajectory& out = *open.out;
-  out.append_drawn(drawn.token, drawn.logprob);
-  out.entropy += drawn.entropy;
-  out.cut += drawn.cut;
+  out.append_sampled(token.token, token.logprob);
+  out.entropy += token.entropy;
+  out.truncated_mass += token.truncated_mass;
   bool has_stop_string = false;
   if (open.decoder) {
-    // A stop string may lie in what the text would end with if it ended here.
-    const size_t certain = open.text.size();
-    open.text += open.decoder->push(drawn.token);
+    // A stop string may end in bytes that the decoder still holds back (peek()).
+    const size_t decoded = open.text.size();
+    open.text += open.decoder->push(token.token);
     const std::string text =
-        open.text.substr(certain - std::min(certain, longest_stop_string_)) + open.decoder->peek();
+        open.text.substr(decoded - std::min(decoded, longest_stop_string_)) + open.decoder->peek();
     for (const std::string& stop : config_.stop_strings)
       has_stop_string = has_stop_string || text.find(stop) != std::string::npos;
   }
   const bool wanted = !callbacks.on_token || callbacks.on_token(out);
-  if (drawn.end == EngineToken::End::kStopToken)
+  if (token.end == EngineToken::End::kStopToken)
     out.stop_reason = StopReason::kStopToken;
   else if (has_stop_string)
     out.stop_reason = StopReason::kStopString;
-  else if (drawn.end == EngineToken::End::kLength)
+  else if (token.end == EngineToken::End::kLength)
     out.stop_reason = out.completion_length() >= config_.max_completion_length
                           ? StopReason::kLength
                           : StopReason::kContext;

@@ -1,8 +1,8 @@
-// Sampling completions from the policy: prompts become requests to the rollout engine, and its
-// tokens trajectories.
+// Sampling completions from the policy: turns prompts into requests to the rollout engine, and the
+// engine's tokens into trajectories.
 //
-// What is sampled depends on (seed, step, prompt index, sample index, position) only: not on how
-// many sequences run together, nor on the number of ranks.
+// The sampled tokens depend on (seed, step, prompt index, sample index, position) only: not on the
+// number of concurrent sequences, nor on the number of ranks.
 #pragma once
 
 #include <algorithm>
@@ -27,10 +27,10 @@ struct SamplingConfig {
   std::vector<std::string> logit_bias;    // ID:BIAS
   std::vector<int64_t> stop_tokens;       // besides the tokenizer's end of sequence
   std::vector<std::string> stop_strings;  // a completion ends where its text has one of them
-  // Whether tokens are drawn from another distribution than the policy's: samples are then
-  // off-policy.
+  // Returns true if tokens are sampled from another distribution than the policy's, which makes
+  // them off-policy.
   bool restricts() const;
-  // Tokens that a prompt of `prompt_length` and its completion can reach.
+  // Maximum length of a prompt of `prompt_length` tokens with its completion.
   int64_t max_length(int64_t prompt_length, int64_t context) const {
     return std::min(prompt_length + max_completion_length, context);
   }
@@ -43,32 +43,32 @@ struct SamplingConfig {
 void check_sampling_tokens(const SamplingConfig& config, const Tokenizer& tokenizer,
                            int64_t vocab_size);
 
-// The address of the random draws of one call.
+// Address of the random draws of one call.
 struct SampleAddress {
   uint64_t seed = 0;
   int64_t step = 0;
-  // Of each prompt within the step, over all ranks; empty: 0, 1, 2, ...
+  // Index of each prompt within the step, over all ranks; empty: 0, 1, 2, ...
   std::vector<int64_t> prompt_indices;
 };
 
-// What a caller of the sampler hears while it samples.
+// Progress callbacks of Sampler::sample().
 struct SampleCallbacks {
-  // Of each completion as soon as it is complete, in the order in which they end.
+  // Called for each completion as soon as it ends, in the order in which they end.
   std::function<void(const Trajectory&)> on_finished;
-  // Of each token that was drawn, the last of trajectory.tokens. `text` of the trajectory is not
-  // set yet. False ends the completion here.
+  // Called for each sampled token, the last of trajectory.tokens. `text` of the trajectory is not
+  // set yet. Returning false ends the completion.
   std::function<bool(const Trajectory&)> on_token;
 };
 
 class Sampler {
  public:
-  // The sampler refers to engine and tokenizer. Throws InputError for a stop token or a bias of a
-  // token that the model does not have.
+  // Keeps references to engine and tokenizer. Throws InputError for a stop token or a bias outside
+  // the model's vocabulary.
   Sampler(Engine& engine, const Tokenizer& tokenizer, const SamplingConfig& config);
-  // `num_generations` completions of each prompt: completion (i, g) is element
+  // Samples `num_generations` completions of each prompt: completion (i, g) is element
   // i * num_generations + g. Throws InputError naming the prompt if it is empty, cannot be
-  // tokenised, or leaves no room in the context for one token, NonFiniteError where logits are not
-  // finite. Nothing else may use the engine meanwhile.
+  // tokenised, or fills the context, and NonFiniteError if logits are not finite. The engine must
+  // have no other requests.
   std::vector<Trajectory> sample(std::span<const Example> prompts, int64_t num_generations,
                                  const SampleAddress& address,
                                  const SampleCallbacks& callbacks = {}) const;
@@ -76,11 +76,12 @@ class Sampler {
   Engine& engine() const { return engine_; }
 
  private:
-  struct Open;
+  struct OpenCompletion;
   std::vector<Trajectory> start(std::span<const Example> prompts, int64_t num_generations,
                                 const SampleAddress& address) const;
   EngineRequest request(std::span<const Trajectory> group, const SampleAddress& address) const;
-  bool append(Open& open, const EngineToken& drawn, const SampleCallbacks& callbacks) const;
+  bool append(OpenCompletion& open, const EngineToken& token,
+              const SampleCallbacks& callbacks) const;
   Engine& engine_;
   const Tokenizer& tokenizer_;
   SamplingConfig config_;

@@ -19,15 +19,15 @@
 namespace cohort {
 namespace {
 
-// A request is one packet: what to do, then texts that end with 0. A start brings three
+// A request is one packet: a Request, then null-terminated strings. A start passes three file
 // descriptors: the program's standard input, output and error.
-enum class Act : int32_t { kStart, kEnd };
+enum class Command : int32_t { kStart, kEnd };
 struct Request {
-  Act act = Act::kStart;
+  Command command = Command::kStart;
   pid_t id = -1;
   int64_t memory = 0;
-  int32_t arguments = 0;      // of the command; the directory follows it
-  int32_t errors_to_log = 0;  // 1: its standard error is a log, which may be cut
+  int32_t num_arguments = 0;  // strings of the command line; the directory follows them
+  int32_t errors_to_log = 0;  // 1: its standard error is a log, which may be truncated
 };
 struct Reply {
   int32_t value = 0;  // pid or wait status
@@ -36,7 +36,8 @@ struct Reply {
 constexpr size_t kMaxPacket = 128 << 10;
 constexpr int kStreams = 3;
 constexpr int64_t kMaxLog = 256 << 20;
-constexpr const char* kCut = "(cohort: this log was longer than 256 MB, and begins again here)\n";
+constexpr const char* kTruncated =
+    "(cohort: this log was longer than 256 MB, and begins again here)\n";
 
 // ---- In the host
 
@@ -46,8 +47,8 @@ constexpr const char* kCut = "(cohort: this log was longer than 256 MB, and begi
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGXFSZ}) ::signal(signal, SIG_DFL);
   for (int i = 0; i < kStreams; ++i) ::dup2(streams[i], i);
-  const char* directory = texts[static_cast<size_t>(request.arguments)];
-  std::vector<char*> argv(texts.begin(), texts.begin() + request.arguments);
+  const char* directory = texts[static_cast<size_t>(request.num_arguments)];
+  std::vector<char*> argv(texts.begin(), texts.begin() + request.num_arguments);
   argv.push_back(nullptr);
   const auto bytes = static_cast<rlim_t>(request.memory);
   const rlimit limit{bytes, bytes};
@@ -68,7 +69,7 @@ Reply start_program(const Request& request, const std::vector<char*>& texts,
   const pid_t id = ::fork();
   if (id < 0) return {-1, errno};
   if (id == 0) become_program(request, texts, streams, report[1]);
-  ::setpgid(id, id);  // here as well: whichever comes first
+  ::setpgid(id, id);  // in parent and child, since either may run first
   writing.close();
   int error = 0;
   if (::read(report[0], &error, sizeof error) != sizeof error) return {id, 0};
@@ -76,7 +77,7 @@ Reply start_program(const Request& request, const std::vector<char*>& texts,
   return {-1, error};
 }
 
-// Those that this process is the parent of, also because their own has ended.
+// The children of this process, including the orphans that it has adopted as subreaper.
 std::vector<pid_t> children() {
   std::vector<pid_t> out;
   std::ifstream file("/proc/thread-self/children");
@@ -93,12 +94,12 @@ class Host {
     for (;;) {
       pollfd waiting{socket_, POLLIN, 0};
       if (::poll(&waiting, 1, 1000) == 0) {
-        tidy();
+        reap_and_limit_log();
         continue;
       }
       if (!serve_one(packet)) break;
     }
-    ::alarm(10);  // what cannot be killed does not hold up the run's end
+    ::alarm(10);  // processes that cannot be killed must not delay the end of the run
     for (const pid_t id : programs_) ::kill(-id, SIGKILL);
     for (;;) {
       for (const pid_t id : children()) ::kill(id, SIGKILL);
@@ -121,7 +122,7 @@ class Host {
     if (size < static_cast<ssize_t>(sizeof request)) return false;
     std::memcpy(&request, packet.data(), sizeof request);
     Reply reply;
-    if (request.act == Act::kEnd) {
+    if (request.command == Command::kEnd) {
       reply = end_program(request.id);
     } else if ((message.msg_flags & MSG_CTRUNC) != 0) {
       reply = {-1, EMFILE};
@@ -138,7 +139,7 @@ class Host {
       if (reply.value > 0) programs_.push_back(reply.value);
       if (request.errors_to_log != 0) log_ = std::move(owned[STDERR_FILENO]);
     }
-    tidy();
+    reap_and_limit_log();
     return ::send(socket_, &reply, sizeof reply, MSG_NOSIGNAL) == sizeof reply;
   }
 
@@ -146,7 +147,7 @@ class Host {
     ::kill(-id, SIGKILL);
     ::kill(id, SIGKILL);  // it may have left its group
     std::erase(programs_, id);
-    // What a driver or a dead disk holds cannot die now, and is an orphan from here on.
+    // A process in uninterruptible sleep (driver, dead disk) does not die in time and is given up.
     for (int i = 0; i < 2000; ++i) {
       int status = 0;
       if (::waitpid(id, &status, WNOHANG) != 0) return {status, 0};
@@ -155,16 +156,17 @@ class Host {
     return {0, ETIMEDOUT};
   }
 
-  void tidy() {
-    // Programs themselves stay until they are asked for, so that no other process gets their
-    // number.
+  void reap_and_limit_log() {
+    // Programs themselves are reaped by end_program() only, so that their process ids are not
+    // reused.
     for (const pid_t id : children())
       if (std::find(programs_.begin(), programs_.end(), id) == programs_.end())
         ::waitpid(id, nullptr, WNOHANG);
-    // A program that floods its log must not fill the disk.
+    // A program must not fill the disk through its log.
     struct stat status;
     if (log_.is_open() && ::fstat(log_.get(), &status) == 0 && status.st_size > kMaxLog &&
-        ::ftruncate(log_.get(), 0) == 0 && ::write(log_.get(), kCut, std::strlen(kCut)) < 0)
+        ::ftruncate(log_.get(), 0) == 0 &&
+        ::write(log_.get(), kTruncated, std::strlen(kTruncated)) < 0)
       log_.close();
   }
 
@@ -174,11 +176,11 @@ class Host {
 };
 
 [[noreturn]] void become_host(int socket) {
-  ::setpgid(0, 0);  // what the terminal interrupts is not this
+  ::setpgid(0, 0);  // not interrupted by Ctrl-C in the terminal
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  ::prctl(PR_SET_NAME, "reward-host");  // else `killall -9 cohort` would leave orphans
+  ::prctl(PR_SET_NAME, "reward-host");  // survives `killall -9 cohort`
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::signal(signal, SIG_IGN);
-  ::signal(SIGCHLD, SIG_DFL);  // a parent may have had it ignored: statuses would be lost
+  ::signal(SIGCHLD, SIG_DFL);  // an inherited SIG_IGN would discard exit statuses
   ::dup2(socket, kStreams);
   if (::close_range(kStreams + 1, ~0U, 0) != 0)  // before Linux 5.9
     for (long fd = ::sysconf(_SC_OPEN_MAX); fd > kStreams; --fd) ::close(static_cast<int>(fd));
@@ -200,7 +202,7 @@ struct Pipe {
   Descriptor reading, writing;
 };
 
-Reply ask(int socket, const std::string& packet, const int* streams) {
+Reply send_request(int socket, const std::string& packet, const int* streams) {
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int[kStreams]))] = {};
   iovec data{const_cast<char*>(packet.data()), packet.size()};
   msghdr message{};
@@ -216,12 +218,12 @@ Reply ask(int socket, const std::string& packet, const int* streams) {
     std::memcpy(CMSG_DATA(header), streams, sizeof(int[kStreams]));
   }
   Reply reply;
-  ssize_t got = -1;
+  ssize_t received = -1;
   if (::sendmsg(socket, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(packet.size())) do
-      got = ::recv(socket, &reply, sizeof reply, 0);
-    while (got < 0 && errno == EINTR);
-  if (got != sizeof reply)
-    throw Error("the process that starts reward programs has gone; hint: was it killed?");
+      received = ::recv(socket, &reply, sizeof reply, 0);
+    while (received < 0 && errno == EINTR);
+  if (received != sizeof reply)
+    throw Error("the process that starts reward programs has ended; hint: was it killed?");
   return reply;
 }
 
@@ -236,7 +238,7 @@ WorkerHost::WorkerHost() {
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
     throw Error(str("cannot make a socket: ", std::strerror(errno)));
   socket_ = Descriptor(ends[0]);
-  const Descriptor theirs(ends[1]);
+  const Descriptor host_end(ends[1]);
   host_ = ::fork();
   if (host_ < 0) throw Error(str("cannot start a process: ", std::strerror(errno)));
   if (host_ == 0) become_host(ends[1]);
@@ -256,16 +258,16 @@ WorkerHost::Started WorkerHost::start(const Program& program) {
     log = Descriptor(::open(log_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
     if (!log.is_open()) throw InputError(str(log_, " cannot be opened: ", std::strerror(errno)));
   }
-  std::string packet = as_packet({.act = Act::kStart,
+  std::string packet = as_packet({.command = Command::kStart,
                                   .memory = program.memory,
-                                  .arguments = static_cast<int32_t>(program.command.size()),
+                                  .num_arguments = static_cast<int32_t>(program.command.size()),
                                   .errors_to_log = log.is_open()});
   for (const std::string& argument : program.command) packet.append(argument).push_back('\0');
   packet.append(program.directory).push_back('\0');
-  if (packet.size() > kMaxPacket) throw InputError("a command of more than 128 kB");
+  if (packet.size() > kMaxPacket) throw InputError("the command is longer than 128 kB");
   const int streams[] = {input.reading.get(), output.writing.get(),
                          log.is_open() ? log.get() : STDERR_FILENO};
-  const Reply reply = ask(socket_.get(), packet, streams);
+  const Reply reply = send_request(socket_.get(), packet, streams);
   if (reply.error != 0)
     throw InputError(str("cannot run '", program.command[0], "': ", std::strerror(reply.error)));
   for (const int fd : {input.writing.get(), output.reading.get()}) ::fcntl(fd, F_SETFL, O_NONBLOCK);
@@ -279,7 +281,8 @@ void WorkerHost::set_log(const std::string& path) {
 
 std::string WorkerHost::end(pid_t id) {
   const std::lock_guard lock(mutex_);
-  const auto [status, error] = ask(socket_.get(), as_packet({.act = Act::kEnd, .id = id}), nullptr);
+  const auto [status, error] =
+      send_request(socket_.get(), as_packet({.command = Command::kEnd, .id = id}), nullptr);
   if (error != 0) return "it cannot be killed";
   return WIFEXITED(status) ? str("exit code ", WEXITSTATUS(status))
                            : str("signal ", WTERMSIG(status));

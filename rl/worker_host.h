@@ -1,6 +1,7 @@
-// A small process that starts programs for this one and ends them, with all that they have started,
-// when this one ends in any way. It is forked before there is a model, a thread or CUDA: what a
-// large process forks later would hold its memory.
+// A small helper process that starts programs on behalf of this process, and kills them and all of
+// their descendants when this process ends in any way. It is forked before there is a model, a
+// thread or CUDA: a child forked later would keep the
+// memory of a large process alive.
 #pragma once
 
 #include <sys/types.h>
@@ -17,27 +18,27 @@ namespace cohort {
 class WorkerHost {
  public:
   WorkerHost();
-  // Ends every program, and waits for that.
+  // Kills every program and waits until all have ended.
   ~WorkerHost();
   WorkerHost(const WorkerHost&) = delete;
   WorkerHost& operator=(const WorkerHost&) = delete;
 
   struct Program {
-    std::vector<std::string> command;  // found along PATH, as a shell would
-    std::string directory;             // where it runs; empty: here
-    int64_t memory = 0;                // bytes of address space at most; 0: no limit
+    std::vector<std::string> command;  // looked up in PATH
+    std::string directory;             // working directory; empty: that of this process
+    int64_t memory = 0;                // limit of the address space in bytes; 0: no limit
   };
   struct Started {
-    pid_t id = -1;  // its process, and the process group of it and its children
-    Descriptor input,
-        output;  // ours: to its standard input, from its standard output; not blocking
+    pid_t id = -1;  // process and process group
+    // Non-blocking ends of the pipes to its standard input and from its standard output.
+    Descriptor input, output;
   };
   // Throws InputError if it cannot be started.
   Started start(const Program& program);
-  // The file to which the standard error of programs that are started from now on is appended;
-  // empty, as at first: that of this process. When it is longer than 256 MB it is cut to nothing.
+  // Sets the file to which programs that are started later append their standard error. Empty, the
+  // default: the standard error of this process. The file is emptied when it exceeds 256 MB.
   void set_log(const std::string& path);
-  // Kills the program and its process group. Returns how it had ended: "exit code 1", "signal 9".
+  // Kills the program and its process group. Returns its exit status: "exit code 1", "signal 9".
   std::string end(pid_t id);
 
  private:
@@ -47,7 +48,7 @@ class WorkerHost {
   pid_t host_ = -1;
 };
 
-// The one of this process, which is made at the first call.
+// The host of this process, created by the first call.
 WorkerHost& worker_host();
 
 }  // namespace cohort

@@ -1,4 +1,4 @@
-// A thread that serves the pipes of all programs: each has one request at a time.
+// One thread serves the pipes of all programs. Each program has one request at a time.
 #include "rl/worker_pool.h"
 
 #include <fcntl.h>
@@ -26,9 +26,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxAnswer = 1 << 20;  // bytes beyond those of the request
-// A program that has not answered any of so many requests in its time never will.
-constexpr int kHopeless = 3;
-constexpr const char* kFlush = "; does it flush its output after each line?";
+// If so many first answers have timed out and no program has ever answered, none is expected to.
+constexpr int kMaxUnanswered = 3;
+constexpr const char* kFlushHint = "; does it flush its output after each line?";
 constexpr size_t kNone = static_cast<size_t>(-1);
 
 Clock::duration seconds(double count) {
@@ -37,11 +37,11 @@ Clock::duration seconds(double count) {
 
 struct Worker {
   WorkerHost::Started program;
-  bool proven = false;       // it has answered since it was started
-  size_t request = kNone;    // which it has
-  std::string text, answer;  // the request as it is sent; what has come
-  size_t sent = 0;           // of the text
-  Clock::time_point due;
+  bool has_answered = false;  // since it was started
+  size_t request = kNone;     // index of its current request
+  std::string text, answer;   // the request as sent, and the bytes received
+  size_t sent_bytes = 0;      // prefix of `text`
+  Clock::time_point deadline;
 };
 
 }  // namespace
@@ -69,7 +69,7 @@ class WorkerPool::Loop {
     try {
       for (Worker& worker : workers_)
         if (worker.program.id > 0) end(worker);
-    } catch (const Error&) {  // the host has gone, and all programs with it
+    } catch (const Error&) {  // the host has ended, and all programs with it
     }
   }
 
@@ -98,7 +98,8 @@ class WorkerPool::Loop {
   }
 
   void run() {
-    sigset_t all;  // signals are for other threads; writing to a program that has gone is an error
+    // Signals are for other threads. Without SIGPIPE, write() to an ended program fails with EPIPE.
+    sigset_t all;
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
     try {
@@ -111,54 +112,56 @@ class WorkerPool::Loop {
     }
   }
 
-  // Waits for something to happen, and does it. False when the loop is to end.
+  // Waits for the next event and handles it. Returns false when the loop has to end.
   bool serve() {
     {
       const std::lock_guard lock(mutex_);
       if (ended_) return false;
       for (Worker& worker : workers_)
-        while (worker.request == kNone && next_ < requests_.size()) give(worker, next_++);
+        while (worker.request == kNone && next_ < requests_.size()) assign(worker, next_++);
     }
     std::vector<pollfd> fds{{woken_.get(), POLLIN, 0}};
-    Clock::time_point due = Clock::now() + seconds(3600);
+    Clock::time_point deadline = Clock::now() + seconds(3600);
     for (const Worker& worker : workers_) {
       fds.push_back({worker.program.output.get(), POLLIN, 0});
-      if (worker.sent < worker.text.size()) fds.push_back({worker.program.input.get(), POLLOUT, 0});
-      if (worker.request != kNone) due = std::min(due, worker.due);
+      if (worker.sent_bytes < worker.text.size())
+        fds.push_back({worker.program.input.get(), POLLOUT, 0});
+      if (worker.request != kNone) deadline = std::min(deadline, worker.deadline);
     }
-    const auto wait = std::chrono::ceil<std::chrono::milliseconds>(due - Clock::now()).count();
+    const auto wait = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
     ::poll(fds.data(), fds.size(), static_cast<int>(std::max<int64_t>(wait, 0)));
     for (char bytes[64]; ::read(woken_.get(), bytes, sizeof bytes) > 0;) {
     }
     for (Worker& worker : workers_) {
       send(worker);
       receive(worker);
-      if (worker.request != kNone && Clock::now() >= worker.due) overdue(worker);
+      if (worker.request != kNone && Clock::now() >= worker.deadline) time_out(worker);
     }
     return true;
   }
 
-  // The lock is held.
-  void give(Worker& worker, size_t request) {
-    if (silent_ >= kHopeless)
-      return settle(request, {"", str("no program has ever answered", kFlush)});
+  // Requires mutex_.
+  void assign(Worker& worker, size_t request) {
+    if (num_unanswered_ >= kMaxUnanswered)
+      return set_answer(request, {"", str("no program has ever answered", kFlushHint)});
     try {
       if (worker.program.id < 0) worker.program = host_.start(options_.program);
-    } catch (const InputError& e) {  // others could be started: this may pass
-      return settle(request, {"", e.what()});
+    } catch (const InputError& e) {  // possibly temporary, since others were started
+      return set_answer(request, {"", e.what()});
     }
     worker.request = request;
     worker.text = requests_[request] + '\n';
-    worker.sent = 0;
+    worker.sent_bytes = 0;
     worker.answer.clear();
-    worker.due = Clock::now() + seconds(worker.proven ? options_.timeout : options_.start_timeout);
+    worker.deadline =
+        Clock::now() + seconds(worker.has_answered ? options_.timeout : options_.start_timeout);
   }
 
   void send(Worker& worker) {
-    if (worker.sent == worker.text.size()) return;
-    const ssize_t n = ::write(worker.program.input.get(), worker.text.data() + worker.sent,
-                              worker.text.size() - worker.sent);
-    if (n > 0) worker.sent += static_cast<size_t>(n);
+    if (worker.sent_bytes == worker.text.size()) return;
+    const ssize_t n = ::write(worker.program.input.get(), worker.text.data() + worker.sent_bytes,
+                              worker.text.size() - worker.sent_bytes);
+    if (n > 0) worker.sent_bytes += static_cast<size_t>(n);
     if (n < 0 && errno == EPIPE) fail(worker, "it has ended, or closed its input");
   }
 
@@ -167,7 +170,7 @@ class WorkerPool::Loop {
     for (;;) {
       const ssize_t n = ::read(worker.program.output.get(), bytes, sizeof bytes);
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return;  // nothing there yet
+      if (n < 0) return;  // no data yet
       if (n == 0) return fail(worker, "it has ended, or closed its output");
       const size_t before = worker.answer.size();
       worker.answer.append(bytes, static_cast<size_t>(n));
@@ -176,14 +179,14 @@ class WorkerPool::Loop {
       const size_t line = worker.answer.find('\n', before);
       if (line == std::string::npos) continue;
       if (line + 1 < worker.answer.size()) return fail(worker, "it wrote more than one line");
-      if (worker.request == kNone || worker.sent < worker.text.size())
-        return fail(worker, "it wrote a line before it was asked");
+      if (worker.request == kNone || worker.sent_bytes < worker.text.size())
+        return fail(worker, "it wrote a line without a request");
       worker.answer.pop_back();
-      const std::string fault = options_.fault_of(request_of(worker), worker.answer);
-      if (!fault.empty()) return fail(worker, fault);
-      worker.proven = proven_ = true;
-      silent_ = 0;
-      answer(worker, {std::move(worker.answer), ""});
+      const std::string error = options_.validate(request_of(worker), worker.answer);
+      if (!error.empty()) return fail(worker, error);
+      worker.has_answered = any_answered_ = true;
+      num_unanswered_ = 0;
+      finish_request(worker, {std::move(worker.answer), ""});
       return;
     }
   }
@@ -193,28 +196,29 @@ class WorkerPool::Loop {
     return requests_[worker.request];
   }
 
-  void answer(Worker& worker, Answer answer) {
+  void finish_request(Worker& worker, Answer answer) {
     const std::lock_guard lock(mutex_);
-    settle(std::exchange(worker.request, kNone), std::move(answer));
+    set_answer(std::exchange(worker.request, kNone), std::move(answer));
     worker.answer.clear();
   }
 
-  // The lock is held.
-  void settle(size_t request, Answer answer) {
+  // Requires mutex_.
+  void set_answer(size_t request, Answer answer) {
     answers_[request] = std::move(answer);
     if (++answered_ == answers_.size()) all_answered_.notify_all();
   }
 
-  void overdue(Worker& worker) {
-    if (worker.proven) return fail(worker, str("no answer in ", options_.timeout, " s"));
-    silent_ += !proven_;
-    fail(worker, str("no answer in ", options_.start_timeout, " s to its first request", kFlush));
+  void time_out(Worker& worker) {
+    if (worker.has_answered) return fail(worker, str("no answer in ", options_.timeout, " s"));
+    num_unanswered_ += !any_answered_;
+    fail(worker,
+         str("no answer in ", options_.start_timeout, " s to its first request", kFlushHint));
   }
 
-  // What the worker was asked has no answer. Another program takes its place with the next request.
-  void fail(Worker& worker, const std::string& fault) {
-    const std::string how = end(worker);
-    if (worker.request != kNone) answer(worker, {"", str(fault, " (", how, ")")});
+  // Kills the program and fails its request. The next request starts a new program.
+  void fail(Worker& worker, const std::string& error) {
+    const std::string exit_status = end(worker);
+    if (worker.request != kNone) finish_request(worker, {"", str(error, " (", exit_status, ")")});
     worker = Worker();
   }
 
@@ -226,10 +230,10 @@ class WorkerPool::Loop {
 
   WorkerHost& host_;
   const WorkerPoolOptions options_;
-  // Of the thread.
+  // Used by the thread only.
   std::vector<Worker> workers_;
-  bool proven_ = false;  // some program has answered
-  int silent_ = 0;       // requests that were never answered, before that
+  bool any_answered_ = false;
+  int num_unanswered_ = 0;  // timeouts of first answers while no program has answered
   Descriptor woken_, wake_;
 
   std::mutex mutex_;

@@ -1,4 +1,4 @@
-// Programs that answer requests, a line each, while the caller goes on.
+// A pool of programs that answer requests, one line each, asynchronously.
 #pragma once
 
 #include <cstdint>
@@ -15,29 +15,29 @@ struct WorkerPoolOptions {
   WorkerHost::Program program;
   int workers = 1;
   double timeout = 10;        // seconds for an answer
-  double start_timeout = 60;  // for the first answer of a program
-  // What is wrong with an answer; empty: nothing. Called from another thread.
-  std::function<std::string(const std::string& request, const std::string& answer)> fault_of;
+  double start_timeout = 60;  // seconds for the first answer of a program
+  // Returns what is wrong with an answer; empty: it is valid. Called from another thread.
+  std::function<std::string(const std::string& request, const std::string& answer)> validate;
 };
 
 class WorkerPool {
  public:
-  // Starts the programs. Throws InputError if they cannot be.
+  // Starts the programs. Throws InputError if that fails.
   WorkerPool(WorkerHost& host, WorkerPoolOptions options);
   ~WorkerPool();
 
-  // One line, without its end.
+  // `request` is one line, without its line break.
   void submit(std::string request);
 
   struct Answer {
     std::string line;
-    std::string fault;  // why there is none; empty: there is one
+    std::string error;  // empty: `line` is a valid answer
   };
-  // Waits for all that have been submitted since the last call, in that order. A program that takes
-  // too long, ends, writes 1 MB more than it was sent, or gives an answer that fault_of() refuses
-  // is started anew, and costs the request it had: a request is never sent twice. Where three first
-  // answers have not come in time, and no other answer ever, none is waited for any more.
-  // Throws Error if the host has gone.
+  // Waits for the answers to all requests since the last call, in the order of submission. A
+  // program is restarted if it times out, ends, writes 1 MB more than its request, or gives an
+  // answer that validate() rejects. Its request then fails: a request is never sent twice. If three
+  // first answers have timed out and no program has ever answered, all further requests fail at
+  // once. Throws Error if the host has ended.
   std::vector<Answer> collect();
 
  private:

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Attacks the `cohort` binary and counts what it finds: runs that are killed at random moments and
-resumed, calls of the C library that fail (tests/support/faults), and mutated inputs.
+"""Robustness tests of the `cohort` binary: runs that are killed at random moments and resumed,
+fault injection into calls of the C library (tests/support/faults), and mutated inputs.
 
   scripts/attack.py                        200 kills, 1,600 faults, 10,000 mutations: minutes
-  scripts/attack.py --smoke                a tenth of that, and no case starts after 60 seconds
-  scripts/attack.py --only mutations:1234  one case again, with the same --seed
+  scripts/attack.py --smoke                a tenth of that, with no new case after 60 seconds
+  scripts/attack.py --only mutations:1234  repeats one case, with the same --seed
 
-A case is drawn from the seed, its kind and its number; only the moment of a kill depends on the
-machine. What must hold is said by kills(), faults() and mutations(), and for every command by
-Case.cohort(). A case that finds something is kept, with its commands, in the folder that is named
-at the end. Exit code: 0 nothing found, 1 findings, 2 the attack could not be made.
+A case depends on the seed, its kind and its number only, except that the moment of a kill depends
+on the machine. The expectations are documented in kills(), faults() and mutations(), and for every
+command in Case.cohort(). A case with a finding is kept, with its commands, in the folder printed at
+the end. Exit code: 0 no findings, 1 findings, 2 the tests could not run.
 """
 import argparse
 import collections
@@ -33,10 +33,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parent.parent
-LAB = SimpleNamespace()  # what all cases share; set before the workers are forked
+LAB = SimpleNamespace()  # shared by all cases; set before the workers are forked
 WORKERS = 2
-PATIENCE = 20  # seconds that a command may take
-MEMORY, FILE_SIZE = 4 << 30, 256 << 20  # bytes that it may use
+TIME_LIMIT = 20  # seconds per command
+MEMORY, FILE_SIZE = 4 << 30, 256 << 20  # limits of a command in bytes
 PDEATHSIG = 1
 
 COMMON = ("output_dir: run\nnum_threads: 1\nlearning_rate: 1e-2\nmax_completion_length: 4\n"
@@ -56,18 +56,19 @@ CONFIGS = {
 }
 JSONL = "".join(f'{{"a": {i}, "b": {i + 1}, "why": ["x", {{"y": null}}]}}\n' for i in range(60))
 TEXT = "".join(f"{w} one two three\n" for w in "four five and seven eight but not nine".split() * 9)
-# What a user has put where Cohort writes.
-MINE = ["run/notes.txt", "run/checkpoints/mine/a", "run/checkpoints/.tmp-mine", "run/starts/mine"]
+# Files of the user in folders where Cohort writes.
+USER_FILES = ["run/notes.txt", "run/checkpoints/user/a", "run/checkpoints/.tmp-user",
+              "run/starts/user"]
 
 
 class Finding(Exception):
-    """What must not be."""
+    """A violated expectation."""
 
 
-def expect(condition, *what):
-    """Raises a Finding that says `what`, unless the condition holds."""
+def expect(condition, *message):
+    """Raises a Finding with the message unless the condition holds."""
     if not condition:
-        raise Finding(" ".join(str(w) for w in what))
+        raise Finding(" ".join(str(m) for m in message))
 
 
 # ---- Commands ------------------------------------------------------------------------------------
@@ -76,41 +77,41 @@ Result = collections.namedtuple("Result", "code out err hits")
 
 
 def in_child():
-    """Limits a child, ends it with its parent, and gives it all signals, in whatever way this
-    script was started."""
+    """In a child: sets resource limits, ties its life to the parent, and resets signal handling,
+    independent of how this script was started."""
     ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     for limit, value in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, FILE_SIZE),
-                         (resource.RLIMIT_CPU, 4 * PATIENCE), (resource.RLIMIT_CORE, 0)):
+                         (resource.RLIMIT_CPU, 4 * TIME_LIMIT), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(limit, (value, value))
 
 
 class Case:
-    """One case: its folder, its random draws and what it has run."""
+    """One case: its folder, its random generator and its command history."""
 
     def __init__(self, folder, rng):
         self.folder, self.rng, self.history = folder, rng, []
-        self.counts = collections.Counter()  # what has been done, by what it is
+        self.counts = collections.Counter()  # actions by kind
         folder.mkdir(parents=True)
 
     def path(self, name):
         """A path in the case's folder."""
         return self.folder / name
 
-    def cohort(self, *arguments, stdin=b"", fault=None, shot=None):
-        """Runs a command to its end. `fault`: for COHORT_FAULT; `shot`: (seconds, signal).
+    def cohort(self, *arguments, stdin=b"", fault=None, signal_at=None):
+        """Runs a command to its end. `fault`: for COHORT_FAULT; `signal_at`: (seconds, signal).
 
-        Whatever happens, the command ends in time, by itself, with a documented code, and says why
-        where it fails."""
+        Expects that the command always ends by itself within the time limit, with a documented exit
+        code, and explains a failure."""
         command = [os.fsencode(a) for a in (LAB.binary, *arguments)]
         environment, log = dict(os.environ), LAB.work / f"hits-{os.getpid()}"
         if fault:
             environment |= {"LD_PRELOAD": str(LAB.shim), "COHORT_FAULT_LOG": str(log),
                             "COHORT_FAULT": "|".join(str(f) for f in fault)}
         line = " ".join(shlex.quote(os.fsdecode(c)) for c in command)
-        self.history.append(f"{line}  # fault {fault}, shot {shot}, stdin {stdin[:1000]!r}")
-        # Standard error lies outside the folder whose calls fail.
+        self.history.append(f"{line}  # fault {fault}, signal {signal_at}, stdin {stdin[:1000]!r}")
+        # Standard error is outside the folder with fault injection.
         error_path, hits = LAB.work / f"err-{os.getpid()}", []
         self.path("in").write_bytes(stdin)
         with open(self.path("in"), "rb") as in_, open(self.path("out"), "wb") as out, \
@@ -118,9 +119,9 @@ class Case:
             process = subprocess.Popen(command, stdin=in_, stdout=out, stderr=err, env=environment,
                                        cwd=self.folder, preexec_fn=in_child)
             try:
-                if shot and not ended(process, shot[0]):
-                    process.send_signal(shot[1])
-                in_time = ended(process, PATIENCE)
+                if signal_at and not ended(process, signal_at[0]):
+                    process.send_signal(signal_at[1])
+                in_time = ended(process, TIME_LIMIT)
             finally:
                 process.kill()
                 process.wait()
@@ -130,8 +131,8 @@ class Case:
         result = Result(process.returncode, self.path("out").read_bytes(),
                         error_path.read_text(errors="replace"), hits)
         self.history.append(f"# code {result.code}, hits {len(hits)}: {result.err[-2000:]}")
-        expect(in_time, "no end within", PATIENCE, "s")
-        allowed = {0, 1, 2} | ({130, -shot[1]} if shot else set())
+        expect(in_time, "still running after", TIME_LIMIT, "s")
+        allowed = {0, 1, 2} | ({130, -signal_at[1]} if signal_at else set())
         expect(result.code in allowed or fault and fault[2] < 0, "exit code", result.code)
         expect(fault or result.code != 1 or arguments[0] != "check", "check failed:", result.err)
         if result.code in (1, 2):
@@ -139,18 +140,18 @@ class Case:
         return result
 
     def expect_message(self, result):
-        """A failure is explained in the user's terms, at a length that can be read."""
+        """Expects a failure message in the user's terms, of readable length."""
         last = result.err.splitlines()[-1] if result.err.strip() else ""
-        said = result.err[result.err.rfind("cohort: "):] if "cohort: " in result.err else ""
-        expect(len(said) > 20, "no message, but:", last)
+        message = result.err[result.err.rfind("cohort: "):] if "cohort: " in result.err else ""
+        expect(len(message) > 20, "no message, but:", last)
         for internal in ("std::", "terminate called", "bad_alloc", "yaml-cpp", "YAML::", "basic_",
                          "json.exception", "Sanitizer", "filesystem error", ": Success"):
-            expect(internal not in result.err, "a message with", internal, said[:500])
+            expect(internal not in result.err, "a message with", internal, message[:500])
         expect(len(result.err) < 20000, "a message of", len(result.err), "characters")
 
 
 def ended(process, seconds):
-    """Whether the process ends within so many seconds."""
+    """True if the process ends within `seconds`."""
     handle = os.pidfd_open(process.pid)
     try:
         return bool(select.select([handle], [], [], seconds)[0])
@@ -162,12 +163,12 @@ def ended(process, seconds):
 
 
 def xxh3(data):
-    """The checksum of a manifest."""
+    """The checksum that manifests use."""
     return "%016x" % LAB.xxhash.XXH3_64bits(data, ctypes.c_size_t(len(data)))
 
 
 def is_sound(checkpoint):
-    """Whether the manifest is there and every file is as it says."""
+    """True if the manifest exists and the checksum of every listed file matches."""
     try:
         files = json.loads((checkpoint / "manifest.json").read_bytes())["files"]
         data = {name: (checkpoint / name).read_bytes() for name in files}
@@ -177,7 +178,7 @@ def is_sound(checkpoint):
 
 
 def log_lines(path):
-    """The lines of a log without what differs from run to run."""
+    """The lines of a log without the timings, which differ from run to run."""
     text = path.read_text() if path.exists() else ""
     lines = [json.loads(line) for line in text.splitlines()]
     timed = re.compile(r"time|step_time|(.*/)?tokens_per_second")
@@ -195,7 +196,7 @@ def newest(run):
 
 
 def outcome(run):
-    """What must be equal where runs are: final weights and logs of each stage."""
+    """Final weights and logs of each stage, which must be equal for equal runs."""
     out = {}
     for name, checkpoint in newest(run).items():
         logs = run / Path(name).parent
@@ -206,14 +207,14 @@ def outcome(run):
 
 
 def write_inputs(folder, name):
-    """A configuration and what it reads."""
+    """Writes a configuration and its data files."""
     (folder / "run.yaml").write_text(CONFIGS[name])
     (folder / "data.jsonl").write_text(JSONL)
     (folder / "text.txt").write_text(TEXT)
 
 
 def copy_base(case, name):
-    """Puts a folder of LAB.work/base into the case; the run's configuration follows."""
+    """Copies a folder of LAB.work/base into the case and adapts the run's configuration."""
     source = LAB.work / "base" / name
     shutil.copytree(source, case.folder, symlinks=True, dirs_exist_ok=True)
     for config in case.folder.glob("run/**/*.yaml"):
@@ -221,7 +222,7 @@ def copy_base(case, name):
 
 
 def expect_complete(case, name, lost=False):
-    """The run has the weights and logs of an undisturbed one; `lost`: but for lost log lines."""
+    """Expects the weights and logs of an undisturbed run; `lost`: log lines may be missing."""
     expected, found = LAB.outcomes[name], outcome(case.path("run"))
     expect(expected.keys() == found.keys(), "other stages:", list(found))
     for key, value in expected.items():
@@ -231,45 +232,45 @@ def expect_complete(case, name, lost=False):
         expect(same, "differs from the undisturbed run:", *key)
 
 
-def settle(case, name, lost=False):
-    """Goes on with a run until it is done, and expects it to be that of an undisturbed one."""
+def expect_resumable(case, name, lost=False):
+    """Resumes a run to its end and expects the result of an undisturbed run."""
     run = case.path("run")
     if run.exists() and not (run / "config.yaml").exists():
-        shutil.rmtree(run)  # killed before there was a run
-    go_on = ["--resume", run] if run.exists() else ["run.yaml"]
-    result = case.cohort("train", *go_on)
+        shutil.rmtree(run)  # killed before the run was created
+    arguments = ["--resume", run] if run.exists() else ["run.yaml"]
+    result = case.cohort("train", *arguments)
     expect(result.code == 0, "the plain command failed")
     expect_complete(case, name, lost)
     for path in run.rglob("*"):
-        own = re.match(r"\.(tmp|old)-step-|.*\.tmp$", path.name)
-        expect(not own or "mine" in path.name, "left behind:", path.relative_to(run))
+        temporary = re.match(r"\.(tmp|old)-step-|.*\.tmp$", path.name)
+        expect(not temporary or "user" in path.name, "left behind:", path.relative_to(run))
         expect(not re.match(r"step-\d+$", path.name) or is_sound(path), "unsound:", path)
 
 
-# ---- The three attacks ---------------------------------------------------------------------------
+# ---- The three kinds of cases --------------------------------------------------------------------
 
 
 def kills(case):
-    """A run that is killed, or asked to end, again and again ends as an undisturbed one."""
+    """A run that is repeatedly killed or stopped has the result of an undisturbed run."""
     name = case.rng.choice(sorted(CONFIGS))
     write_inputs(case.folder, name)
     for _ in range(case.rng.randint(2, 8)):
         run = case.path("run")
         if run.exists() and not (run / "config.yaml").exists():
             shutil.rmtree(run)
-        go_on = ["--resume", run] if run.exists() else ["run.yaml"]
+        arguments = ["--resume", run] if run.exists() else ["run.yaml"]
         number = case.rng.choice([signal.SIGKILL] * 6 +
                                  [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
         moment = case.rng.uniform(0, 1.2) * LAB.seconds[name]
-        code = case.cohort("train", *go_on, shot=(moment, number)).code
+        code = case.cohort("train", *arguments, signal_at=(moment, number)).code
         expect(code in (0, 130, -number), "exit code", code)
         if code == 0:
             break
         case.counts[number.name] += 1
-    settle(case, name)
+    expect_resumable(case, name)
 
 
-# Name, folder of LAB.work/base, arguments.
+# Command, folder of LAB.work/base, arguments.
 COMMANDS = [
     ("train", "task-new", ["train", "{}/run.yaml"]),
     ("train", "jsonl-new", ["train", "{}/run.yaml"]),
@@ -297,34 +298,34 @@ ERRORS = collections.defaultdict(lambda: [errno.EIO], {
 
 
 def faults(case):
-    """A call that fails: the command has done all, or says what failed; nothing is lost, and the
-    plain command then does the rest."""
+    """With an injected fault the command completes or reports the failure; nothing is lost, and the
+    command without the fault then completes the work."""
     index = case.rng.randrange(len(COMMANDS))
     (command, base, arguments), trace = COMMANDS[index], LAB.traces[index]
     copy_base(case, base)
     call = case.rng.choice(sorted(trace))
     error, times = case.rng.choice(ERRORS[call]), case.rng.choice([1, 1, 3, 1 << 30])
     fault = (call, case.folder, error, case.rng.randrange(trace[call]),
-             1 if error == errno.EINTR else times)  # without end it is no fault, but a halt
+             1 if error == errno.EINTR else times)  # endless EINTR would be a hang, not a fault
     before = {k: v.name for k, v in newest(case.path("run")).items()}
-    case.counts[call] += 1  # taken back below where the call never came
+    case.counts[call] += 1  # corrected below if the call never occurred
     result = case.cohort(*[a.format(case.folder) for a in arguments], fault=fault)
     case.counts[call] = min(1, len(result.hits))
     if result.code != 0:
-        said = result.err[result.err.rfind("cohort: "):]
-        expect("/" in said or "standard output" in said, "no place:", said)
+        message = result.err[result.err.rfind("cohort: "):]
+        expect("/" in message or "standard output" in message, "no location:", message)
     if command in ("train", "resume"):
         after = {k: v.name for k, v in newest(case.path("run")).items()}
         expect(all(after.get(k, "") >= v for k, v in before.items()), "lost:", before, after)
         lost = result.code != 0 and "lines are lost" in result.err
         if result.code == 0:
             expect_complete(case, base.split("-")[0])
-        settle(case, base.split("-")[0], lost)
-        for name in MINE if command == "resume" else []:
+        expect_resumable(case, base.split("-")[0], lost)
+        for name in USER_FILES if command == "resume" else []:
             expect(case.path(name).read_text() == name, "the user's file is lost:", name)
     elif result.code == 0:
         plain = LAB.outputs[index].replace(b"{}", os.fsencode(case.folder))
-        expect(result.out == plain, "code 0 with another output:", result.out, "for", plain)
+        expect(result.out == plain, "exit code 0 but the output", result.out, "instead of", plain)
 
 
 # ---- Mutations -----------------------------------------------------------------------------------
@@ -344,7 +345,7 @@ JSON_VALUES = [None, True, -1, 0, 1, 7, 2**31, 2**63 - 1, 2**63, -2**63, 1e308, 
 
 
 def mutate(rng, data):
-    """Changes some of the bytes, numbers, values or lines of a text."""
+    """Changes some bytes, numbers, values or lines of a text."""
     for _ in range(rng.choice([1, 1, 1, 2, 4])):
         at, kind = rng.randrange(len(data) + 1), rng.randrange(9)
         lines = data.splitlines(keepends=True) or [b""]
@@ -369,7 +370,7 @@ def mutate(rng, data):
 
 
 def mutate_json(rng, data):
-    """Changes one value of a JSON text, or its bytes."""
+    """Changes one value or some bytes of a JSON text."""
     if rng.random() < 0.4:
         return mutate(rng, data)
     root = json.loads(data)
@@ -388,7 +389,7 @@ def mutate_json(rng, data):
 
 
 def mutate_tensors(rng, data):
-    """Changes the header of a safetensors file, its length, or the file's bytes or end."""
+    """Changes the header of a safetensors file, its length, some bytes or the file's end."""
     length = int.from_bytes(data[:8], "little")
     header, rest = data[8:8 + length], data[8 + length:]
     kind = rng.randrange(4)
@@ -410,7 +411,7 @@ SMALL = ["num_threads=1", "ranks=1", "eval.size=4", "eval.num_samples=0", "eval.
 
 
 def is_small(report):
-    """Whether what `check` reported is quickly trained."""
+    """True if `check` reports a run that trains quickly."""
     def largest(name):
         return max([float(x) for x in re.findall(name + r" +(?:up to about )?([\d.]+)", report)])
     work = largest("tokens per step") * largest("optimiser updates") * largest("parameters")
@@ -418,7 +419,7 @@ def is_small(report):
 
 
 def check_and_train(case, config, *overrides):
-    """Checks a configuration and, where it is good and small, trains a step or two with it."""
+    """Checks a configuration and, if it is valid and small, trains up to two steps with it."""
     if case.cohort("check", config, *overrides).code == 0 and case.rng.random() < 0.5:
         limits = [*overrides, *SMALL, "steps=2", f"output_dir={case.path('made')}"]
         checked = case.cohort("check", config, *limits)
@@ -427,7 +428,7 @@ def check_and_train(case, config, *overrides):
 
 
 def argument(text):
-    """What of the text can be an argument of a command."""
+    """The text reduced to a valid command line argument."""
     return text.replace(b"\0", b"")[:120000]
 
 
@@ -441,7 +442,7 @@ def yaml_case(case):
 
 
 def override_case(case):
-    """Values for keys on the command line."""
+    """Overrides with mutated values on the command line."""
     write_inputs(case.folder, case.rng.choice(sorted(CONFIGS)))
     overrides = []
     for _ in range(case.rng.randint(1, 3)):
@@ -456,7 +457,7 @@ def override_case(case):
 
 
 def data_case(case):
-    """Mutated lines of problems, or a mutated text."""
+    """Mutated lines of JSON data, or a mutated text."""
     name, file = case.rng.choice([("jsonl", "data.jsonl")] * 3 + [("text", "text.txt")])
     write_inputs(case.folder, name)
     data = case.path(file).read_bytes()
@@ -472,7 +473,7 @@ def data_case(case):
 
 
 def template_case(case):
-    """Mutated templates of prompts and patterns of rewards."""
+    """Mutated prompt templates and reward patterns."""
     write_inputs(case.folder, "jsonl")
     rng = case.rng
     key = rng.choice(["data.jsonl.prompt", "data.jsonl.answer", "data.jsonl.solution"])
@@ -502,7 +503,7 @@ def prompt_case(case):
 
 
 def checkpoint_case(case):
-    """A damaged file of a checkpoint or a run, which a manifest made anew may vouch for."""
+    """A damaged file of a checkpoint or a run, possibly with a manifest updated to match."""
     rng = case.rng
     copy_base(case, rng.choice(["jsonl-half", "task-half", "text-half"]))
     folders = newest(case.path("run"))
@@ -535,17 +536,17 @@ MUTATIONS = [(yaml_case, 30), (override_case, 25), (checkpoint_case, 17), (data_
 
 
 def mutations(case):
-    """A mutated input is taken, or refused with a message."""
+    """A mutated input is accepted, or rejected with a message."""
     make = case.rng.choices([m for m, _ in MUTATIONS], [weight for _, weight in MUTATIONS])[0]
     case.counts[make.__name__.replace("_case", "")] += 1
     make(case)
 
 
-# ---- The whole -----------------------------------------------------------------------------------
+# ---- Main program --------------------------------------------------------------------------------
 
 
 def attempt(task):
-    """Makes one case and returns (its name, what it counts, what it found); None: too late."""
+    """Runs one case and returns (name, counts, problem), or None after the deadline."""
     kind, number, deadline = task
     if time.monotonic() > deadline:
         return None
@@ -556,8 +557,8 @@ def attempt(task):
         kind(case)
     except Finding as finding:
         problem = str(finding)[:2000]
-    except Exception as fault:  # of the attack itself, or of what it could not read back
-        problem = f"{type(fault).__name__}: {fault}"[:2000]
+    except Exception as error:  # in this script, or from output that it could not read
+        problem = f"{type(error).__name__}: {error}"[:2000]
         case.history.append(repr(sys.exc_info()[2].tb_next.tb_frame))
     if problem:
         case.path("case.txt").write_text("\n".join([problem, *case.history]), errors="replace")
@@ -568,7 +569,7 @@ def attempt(task):
 
 
 def prepare():
-    """Makes the undisturbed runs, half of each, and what every command calls."""
+    """Creates the undisturbed and the interrupted runs, and the call trace of every command."""
     base, rng = LAB.work / "base", random.Random(0)
     LAB.outcomes, LAB.seconds, LAB.traces, LAB.outputs = {}, {}, [], []
     for name in CONFIGS:
@@ -581,12 +582,12 @@ def prepare():
         LAB.seconds[name] = time.monotonic() - start
         LAB.outcomes[name] = outcome(case.path("run"))
         write_inputs(half.folder, name)
-        # Killed where a checkpoint of the last stage appears.
+        # Killed at the rename that publishes a checkpoint of the last stage.
         half.cohort("train", "run.yaml", fault=("rename", "/.tmp-step-00000006 ", -1, len(
             newest(case.path("run"))) - 1, 1))
-        for mine in MINE:
-            half.path(mine).parent.mkdir(parents=True, exist_ok=True)
-            half.path(mine).write_text(mine)
+        for file in USER_FILES:
+            half.path(file).parent.mkdir(parents=True, exist_ok=True)
+            half.path(file).write_text(file)
     for number, (_, folder, arguments) in enumerate(COMMANDS):
         case = Case(LAB.work / f"trace-{number}", rng)
         copy_base(case, folder)
@@ -595,7 +596,7 @@ def prepare():
         if result.code != 0:
             sys.exit("attack.py: an undisturbed command failed: " + case.history[-1])
         calls = collections.Counter(line.split()[0] for line in result.hits)
-        LAB.traces.append(calls | {"*": calls.total()})  # all calls, from a moment on
+        LAB.traces.append(calls | {"*": calls.total()})  # "*": any call
         LAB.outputs.append(result.out.replace(os.fsencode(case.folder), b"{}"))
     help_text = Case(LAB.work / "help", rng).cohort("train", "--help").out.decode()
     LAB.keys, groups = [], []
@@ -607,21 +608,22 @@ def prepare():
 
 
 def start_worker():
-    """A worker ends with its parent, and at once when it is told to."""
+    """Initialises a worker: it ends with its parent and immediately on SIGTERM."""
     ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def attack(options):
-    """Makes all cases in two processes; returns the findings and prints the counts."""
+    """Runs all cases in two processes, prints the counts and returns the findings."""
     findings, start = [], time.monotonic()
     plan = [(kills, options.kills, 0.3), (faults, options.faults, 0.65),
             (mutations, options.mutations, 1.0)]
     with multiprocessing.get_context("fork").Pool(WORKERS, start_worker) as pool:
-        for kind, wanted, share in plan:
+        for kind, wanted, time_fraction in plan:
             if options.only and not options.only.startswith(kind.__name__ + ":"):
                 continue
-            counts, cases, deadline = collections.Counter(), 0, start + share * options.seconds
+            counts, cases = collections.Counter(), 0
+            deadline = start + time_fraction * options.seconds
             while sum(counts.values()) < wanted and time.monotonic() < deadline:
                 missing = wanted - sum(counts.values())
                 numbers = range(cases, cases + max(WORKERS, missing // (5 if kind is kills else 1)))
@@ -639,7 +641,7 @@ def attack(options):
                     break
             listed = ", ".join(f"{name} {n}" for name, n in sorted(counts.items()))
             print(f"{sum(counts.values())} of {wanted} {kind.__name__}: {listed}", flush=True)
-        # Ended by a signal, a worker could leave with the lock that the other one waits for.
+        # A worker ended by a signal could hold a lock that the other one waits for.
         pool.close()
         pool.join()
     print(f"{len(findings)} findings in {time.monotonic() - start:.0f} s, seed {options.seed}")
@@ -647,10 +649,10 @@ def attack(options):
 
 
 def main():
-    """Parses the arguments, makes the attack in a temporary folder and cleans up."""
+    """Parses the arguments, runs the cases in a temporary folder and cleans up."""
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3600, help="no case starts after these")
+    parser.add_argument("--seconds", type=float, default=3600, help="no new case after this time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--faults", type=int, default=1600)
@@ -663,7 +665,7 @@ def main():
         options.seconds = min(options.seconds, 60)
         for kind in ("kills", "faults", "mutations"):
             setattr(options, kind, max(1, getattr(options, kind) // 10))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without cleaning up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # cleans up first
     LAB.seed, LAB.binary = options.seed, options.binary.resolve()
     LAB.shim = LAB.binary.parent / "tests/libcohort_faults.so"
     for path in (LAB.binary, LAB.shim):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Configures preset $1, with the cache variables that follow as -DNAME=VALUE, and builds the targets
-# that follow (default: all). CMake's report is shown only if it fails. The other scripts call this one.
+# Configures preset $1 with the cache variables given as -DNAME=VALUE and builds the given targets
+# (default: all). CMake's output is shown only on failure. The other scripts call this one.
 set -euo pipefail
 
 if [ $# -eq 0 ] || [[ $1 == -* ]]; then
@@ -15,7 +15,7 @@ while [[ ${1-} == -D* ]]; do
   shift
 done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-# CMake looks for nvcc on PATH alone.
+# CMake looks for nvcc only on PATH.
 nvcc=/usr/local/cuda/bin/nvcc
 if [ -z "${CUDACXX-}" ] && ! command -v nvcc >/dev/null && [ -x $nvcc ]; then
   export CUDACXX=$nvcc

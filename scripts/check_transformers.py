@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""A folder of transformers' own making goes through `cohort train`, and what that saves goes back: for
-every model of tests/reference/families, transformers must load the checkpoint without a word, and give
-its tokens the log-probs that `cohort logprobs` gives.
+"""Round trip with transformers: `cohort train` trains a model saved by transformers. For every model of
+tests/reference/families, transformers must load the resulting checkpoint without warnings and compute
+the same log-probs as `cohort logprobs`.
 
   scripts/check_transformers.py COHORT [--device cuda]
 
@@ -33,7 +33,7 @@ max_completion_length: 4
 
 
 def letters():
-    """A tokenizer of letters that fits the models' 32 rows."""
+    """A tokenizer of letters with the models' vocabulary size of 32."""
     names = ["<pad>", "<s>", "</s>"] + list("abcdefghijklmnopqrstuvwxyz") + ["\u0120", "."]
     tokenizer = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -57,13 +57,13 @@ def train(cohort, name, folder, options):
 
 
 def compare(cohort, checkpoint, options):
-    """The largest difference of a log-prob, and what transformers had to say."""
-    with warnings.catch_warnings(record=True) as said:
+    """Returns the largest difference of a log-prob, and the warnings of transformers."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             checkpoint, dtype=torch.float32, output_loading_info=True)
         tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    complaints = [str(w.message) for w in said] + [f"{key}: {value}" for key, value in info.items() if value]
+    complaints = [str(w.message) for w in caught] + [f"{key}: {value}" for key, value in info.items() if value]
     text = "ab cd xyz"
     ids = tokenizer(text, return_tensors="pt").input_ids
     with torch.no_grad():

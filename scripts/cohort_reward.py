@@ -2,8 +2,9 @@
 """Serves a Python function as a reward: rewards: [{name: command, run: "python3 cohort_reward.py FILE.py"}]
 
 FILE.py defines reward(completions, **fields), as for TRL: lists of equal length, of texts and of every field of the
-data's lines besides `prompts`, `answers` and `messages`. It returns a list of numbers, None where it does not apply. Its
-prints go to rewards.log in the run's directory. `cmake --install` puts this file into PREFIX/share/cohort.
+data's lines in addition to `prompts`, `answers` and `messages`. It returns a list of numbers, with None where it does
+not apply. Its output goes to rewards.log in the run's directory. `cmake --install` installs this file in
+PREFIX/share/cohort.
 """
 import importlib.util
 import json
@@ -21,25 +22,26 @@ def load(path, name):
 
 
 def score(function, batch):
-    fields = {name: [one["fields"].get(name) for one in batch] for name in {n for one in batch for n in one["fields"]}}
+    names = {name for sample in batch for name in sample["fields"]}
+    fields = {name: [sample["fields"].get(name) for sample in batch] for name in names}
     for name in ("prompt", "completion", "answer"):
-        fields[name + "s"] = [one[name] for one in batch]
-    fields["messages"] = [one.get("messages") for one in batch]
+        fields[name + "s"] = [sample[name] for sample in batch]
+    fields["messages"] = [sample.get("messages") for sample in batch]
     try:
         values = [None if value is None else float(value) for value in function(**fields)]
         if len(values) != len(batch):
             raise ValueError(f"{len(values)} rewards of {len(batch)} completions")
-        faults = [None if value is None or math.isfinite(value) else f"the reward is {value}" for value in values]
+        errors = [None if value is None or math.isfinite(value) else f"the reward is {value}" for value in values]
     except Exception as error:
-        values, faults = batch, [repr(error)] * len(batch)
-    return [{"index": one["index"], **({"error": fault} if fault else {"reward": value})}
-            for one, value, fault in zip(batch, values, faults)]
+        values, errors = batch, [repr(error)] * len(batch)
+    return [{"index": sample["index"], **({"error": error_text} if error_text else {"reward": value})}
+            for sample, value, error_text in zip(batch, values, errors)]
 
 
 def main():
     if len(sys.argv) not in (2, 3):
         sys.exit("usage: cohort_reward.py FILE.py [FUNCTION]")
-    # Whatever the function or what it starts reads or prints, these two are not it.
+    # Separate the protocol from standard input and output, which the function and its children may use.
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)

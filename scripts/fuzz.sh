@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Fuzzes the parsers of what a user may have from elsewhere, under the address and undefined behaviour
-# sanitizers. A finding stops its target, and leaves the input that does it in build/fuzz.
+# Fuzzes the parsers of untrusted files under the address and undefined behaviour sanitizers. A finding
+# stops its target and leaves the failing input in build/fuzz.
 set -euo pipefail
 
 usage() {
   cat <<'TEXT'
 usage: scripts/fuzz.sh [--runs N] [--seconds S] [TARGET...]
 
-Builds preset fuzz (clang) and gives each target of tests/fuzz N inputs, or all that fit into S seconds
-(default: 1000000 and no limit), beginning with those of tests/fuzz/corpus.
+Builds preset fuzz (clang) and runs each target of tests/fuzz on N inputs or for S seconds (default:
+1000000 and no limit), starting with those of tests/fuzz/corpus.
 TEXT
 }
 runs=1000000 seconds=0 targets=()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests and measures a packed build (scripts/gpu_pack.sh) on a machine with GPUs. Each phase writes a
-# log to $OUT (default build/gpu) and its end to the screen.
+# log to $OUT (default build/gpu) and prints its last lines.
 set -uo pipefail
 
 usage() {
@@ -9,17 +9,17 @@ usage: scripts/gpu_check.sh PHASE...
 
   tests       ctest -L cuda, nothing skipped
   multi       ctest -L multi-gpu, nothing skipped
-  scale       one GPU against two: the loss curve, and tokens/s of the 0.5B step
+  scale       one GPU and two GPUs: the loss curve, and tokens/s of the 0.5B step
   memcheck    compute-sanitizer memcheck over the CUDA tests
-  racecheck   compute-sanitizer racecheck over those of kernels and autograd; FILTER, PROGRAMS and LIMIT (seconds a test) narrow both
-  ops         the op table and attention, beside PyTorch's attention
-  attention   bench/attention; FILTER narrows it, and with BASE (a folder) another build is timed beside
-  steps       the training steps, beside PyTorch's
-  rollouts    decoding, rollouts and a GRPO step; sampled log-probs against training's; beside transformers' generate, where there is
-              one (PEER=0: without it); ONLY narrows both ("--only decode"), RUNS repeats the draws that must have equal bits
-  against     the training steps beside those of another build, whose bench and cohort are in BASE (a folder)
+  racecheck   compute-sanitizer racecheck over those of kernels and autograd; FILTER, PROGRAMS and LIMIT (seconds per test) restrict both
+  ops         the op table and attention, compared with PyTorch's attention
+  attention   bench/attention; FILTER restricts it, and BASE (a folder) adds another build for comparison
+  steps       the training steps, compared with PyTorch's
+  rollouts    decoding, rollouts and a GRPO step; sampled log-probs against training's; compared with transformers' generate if
+              installed (PEER=0: without it); ONLY restricts both ("--only decode"), RUNS repeats samples that must have equal bits
+  against     the training steps compared with those of another build, whose bench and cohort are in BASE (a folder)
   profile     GPU time of a training step by kernel (ncu)
-  stalls      where the warps of one launch of attention are, by instruction (ncu): KERNEL (a regular expression), FILTER (the case)
+  stalls      warp stalls of one launch of attention, by instruction (ncu): KERNEL (a regular expression), FILTER (the case)
   demo        configs/demo.yaml on the GPU
   defaults    300 GRPO steps with the defaults alone after the demo's supervised stage, seeds 0 to 2
   shakespeare nanoGPT's larger character setting in f32 and bf16
@@ -36,11 +36,11 @@ if [ -f build/travel/cohort.tar.xz ]; then
   source_dir=$(cat build/travel/source_dir)
   [ -e "$source_dir" ] || { mkdir -p "$(dirname "$source_dir")" && ln -s "$PWD" "$source_dir"; }
 fi
-# What the caller names, what the packed build has, or what is beside the source tree.
+# COHORT_TEST_DATA, else the data of the packed build, else ../shared/data.
 data=${COHORT_TEST_DATA:-build/travel/data}
 [ -n "${COHORT_TEST_DATA-}" ] || [ -d "$data" ] || data=../shared/data
 if ! COHORT_TEST_DATA=$(realpath -e "$data"); then
-  echo "gpu_check.sh: no test data in $data; hint: name their folder in COHORT_TEST_DATA" >&2
+  echo "gpu_check.sh: no test data in $data; hint: set COHORT_TEST_DATA to their folder" >&2
   exit 2
 fi
 export COHORT_TEST_DATA
@@ -48,17 +48,17 @@ export NCCL_NVLS_ENABLE=0
 cuda_tests='Cuda*.*:*/Cuda*.*-*Slow.*:*CudaMultiGpu*'
 failed=0
 
-# note LOG: its last lines.
-note() { tail -n "${2:-25}" "$1"; }
+# show_tail LOG: prints its last lines.
+show_tail() { tail -n "${2:-25}" "$1"; }
 
 run_tests() {
   COHORT_REQUIRE=gpu,data ctest --test-dir build/cuda -L '^cuda$' -j "${JOBS:-$(nproc)}" --output-on-failure >"$OUT/ctest.log" 2>&1 || failed=1
   grep -c Skipped "$OUT/ctest.log" | sed 's/^/skipped lines: /'
-  note "$OUT/ctest.log" "${LINES_SHOWN:-60}"
+  show_tail "$OUT/ctest.log" "${LINES_SHOWN:-60}"
 }
 run_multi() {
   COHORT_REQUIRE=gpu,multi-gpu,data ctest --test-dir build/cuda -L '^multi-gpu$' --output-on-failure >"$OUT/multi.log" 2>&1 || failed=1
-  note "$OUT/multi.log" 60
+  show_tail "$OUT/multi.log" 60
 }
 run_scale() {
   local gpus port=29511 rank ranks=()
@@ -77,8 +77,8 @@ run_scale() {
   wait "${ranks[1]}" || failed=1
   cat "$OUT/scale0.log" "$OUT/scale1.log"
 }
-# Some tests in each process and several processes at once: starting takes longer than most tests,
-# and a slow one must not hide the rest.
+# Several tests per process and several processes at once: startup takes longer than most tests, and a
+# slow test must not block the rest.
 sanitize() {  # TOOL TESTS_PER_PROCESS FILTER PROGRAM...
   local tool=$1 batch=$2 filter=$3 program log=$OUT/$1
   shift 3
@@ -98,11 +98,11 @@ sanitize() {  # TOOL TESTS_PER_PROCESS FILTER PROGRAM...
 sanitize_batch() {  # TOOL FOLDER PROGRAM TEST:TEST:...
   local file rc=0 start=$SECONDS
   file=$2/$(echo "$3 $4" | md5sum | cut -c1-12)
-  # Calls that fail on purpose, in tests of errors, are no findings.
+  # API calls that fail on purpose in error tests are not findings.
   COHORT_REQUIRE=gpu,data COHORT_CUDA_CACHE=0 timeout "${LIMIT:-120}" compute-sanitizer --tool "$1" \
     --report-api-errors no --error-exitcode 9 \
     "build/cuda/tests/$3" --gtest_filter="$4" --gtest_brief=1 >"$file.log" 2>&1 || rc=$?
-  # Races inside cuBLAS's kernels are not ours to judge. Leaving the kernels out can make the sanitizer itself fail.
+  # Ignores races inside cuBLAS kernels. Excluding these kernels can make the sanitizer itself fail.
   if [ $1-$rc = racecheck-9 ] &&
     grep -E 'Error:|Warning:|FAILED' "$file.log" | awk '!/nvjet/ { other = 1 } END { exit NR == 0 || other }'; then
     rc=0
@@ -135,22 +135,22 @@ run_steps() {
     sleep 3
     build/cuda/bench/cohort_bench_step "bench/configs/$shape.yaml" --vocab "$vocab" model.recompute=cheap ${STEP_OVERRIDES:-} >"$OUT/step_${shape}_cheap.log" 2>&1 || failed=1
     echo "-- $shape; with recompute: cheap; PyTorch"
-    note "$OUT/step_$shape.log" 30
+    show_tail "$OUT/step_$shape.log" 30
     head -n 7 "$OUT/step_${shape}_cheap.log"
-    note "$OUT/peer_$shape.log" 1
+    show_tail "$OUT/peer_$shape.log" 1
   done
 }
 run_rollouts() {
   build/cuda/bench/cohort_bench_grpo bench/configs/qwen2_0_5b.yaml --vocab 151936 --json "$OUT/rollouts.json" --runs "${RUNS:-3}" ${ONLY:-} >"$OUT/rollouts.log" 2>&1 || failed=1
-  note "$OUT/rollouts.log"
+  show_tail "$OUT/rollouts.log"
   [ "${PEER:-1}" != 0 ] || return
   python3 -c 'import torch, transformers; print("-- PyTorch", torch.__version__, "and transformers", transformers.__version__)' 2>/dev/null ||
-    { echo "-- no PyTorch or no transformers: nothing beside it"; return; }
+    { echo "-- no PyTorch or no transformers: no comparison"; return; }
   sleep 3
   python3 bench/peers/generate.py ${ONLY:-} >"$OUT/rollouts_peer.log" 2>&1 || failed=1
-  note "$OUT/rollouts_peer.log"
+  show_tail "$OUT/rollouts_peer.log"
 }
-# Ours and theirs in turn, with pauses: (theirs, ours) three times.
+# Alternates the builds with pauses: (BASE, this build) three times.
 run_against() {
   local base=${BASE:?names the folder of the other build} round build shape
   for round in 1 2 3; do
@@ -168,7 +168,7 @@ run_against() {
   done >"$OUT/against.txt"
   cat "$OUT/against.txt"
 }
-# Kernels by total time: those of about one step, after the warm-up.
+# Kernels by total time over about one step, after the warm-up.
 run_profile() {
   local shape=${SHAPE:-qwen2_0_5b} vocab=${VOCAB:-151936}
   ncu --clock-control none --metrics gpu__time_duration.sum --launch-skip "${SKIP:-4000}" --launch-count "${COUNT:-2000}" --csv \
@@ -187,11 +187,11 @@ for name, us in total.most_common(30):
     print(f"{us / 1e3:10.2f} ms {count[name]:6d} x {us / count[name]:9.1f} us  {name}")
 PYTHON
 }
-# Instructions with at least 0.7 % of the samples, in their order, and what the sampled warps waited for; then the same by kind.
+# Instructions with at least 0.7 % of the samples, in program order, with their stall reasons; then samples by opcode.
 run_stalls() {
   ncu --clock-control none --section SourceCounters --import-source no -k "regex:${KERNEL:-forward_hopper}" --launch-skip 3 --launch-count 1 \
     -f -o "$OUT/stalls" build/cuda/bench/cohort_bench_attention --filter "${FILTER:-d128 full 4k}" >"$OUT/stalls.log" 2>&1 &&
-    ncu -i "$OUT/stalls.ncu-rep" --page source --csv >"$OUT/stalls.csv" 2>>"$OUT/stalls.log" || { failed=1; note "$OUT/stalls.log"; return; }
+    ncu -i "$OUT/stalls.ncu-rep" --page source --csv >"$OUT/stalls.csv" 2>>"$OUT/stalls.log" || { failed=1; show_tail "$OUT/stalls.log"; return; }
   python3 - "$OUT/stalls.csv" <<'PYTHON'
 import collections, csv, sys
 lines = [line for line in open(sys.argv[1]) if line.startswith('"')]
@@ -214,7 +214,7 @@ PYTHON
 }
 run_demo() {
   build/cuda/cohort train configs/demo.yaml device=cuda output_dir="$OUT/demo" >"$OUT/demo.log" 2>&1 || failed=1
-  note "$OUT/demo.log" 30
+  show_tail "$OUT/demo.log" 30
 }
 run_defaults() {
   local seed
@@ -237,7 +237,7 @@ run_shakespeare() {
   for dtype in ${DTYPES:-bf16 f32}; do
     build/cuda/cohort train configs/shakespeare_char_gpu.yaml dtype=$dtype \
       data.text="$COHORT_TEST_DATA/tinyshakespeare/input.txt" output_dir="$OUT/shakespeare-$dtype" >"$OUT/shakespeare-$dtype.log" 2>&1 || failed=1
-    note "$OUT/shakespeare-$dtype.log" 4
+    show_tail "$OUT/shakespeare-$dtype.log" 4
     grep -h '"eval":true' "$OUT/shakespeare-$dtype/metrics.jsonl" | tail -25
   done
 }

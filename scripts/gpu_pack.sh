@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Collects what a machine with a GPU needs to test and measure a build made elsewhere: the programs of
-# build/cuda, stripped, the files by which ctest knows them, and the data. On that machine, in a copy
-# of the source tree, run scripts/gpu_check.sh.
+# Packs a build for tests and measurements on another machine with a GPU: the stripped programs of
+# build/cuda, their ctest files and the data. On that machine, in a copy of the source tree, run
+# scripts/gpu_check.sh.
 set -euo pipefail
 if [ "${1-}" = --help ] || [ "${1-}" = -h ]; then
   echo "usage: scripts/gpu_pack.sh [FOLDER]    (default: build/travel)"
@@ -29,13 +29,13 @@ cp build/cuda/bench/*.cmake "$target/build/bench/" 2>/dev/null || true
 script=$(grep -ho '"[^"]*GoogleTestAddTests.cmake"' build/cuda/tests/core_test*_include.cmake | head -n 1 | tr -d '"')
 cp "$script" "$target/build/tests/"
 sed -i "s|$script|$PWD/build/cuda/tests/GoogleTestAddTests.cmake|" "$target"/build/tests/*_include.cmake
-# Where ctest will look for them.
+# The source directory that ctest expects.
 grep '^CMAKE_HOME_DIRECTORY' build/cuda/CMakeCache.txt | cut -d= -f2 >"$target/source_dir"
 data=${COHORT_TEST_DATA:-../shared/data}
 if [ -d "$data" ]; then
   mkdir -p "$target/data"
   cp -r "$data"/{tinyshakespeare,countdown,grpo_truth,models} "$target/data/"
 fi
-# The programs hold the same kernels: with a window larger than a program they are packed once.
+# The programs contain the same kernels: a window larger than a program compresses them only once.
 tar cf - -C "$target" . | xz -T2 --lzma2=preset=3,dict=192MiB >"$folder/cohort.tar.xz"
 du -h "$folder/cohort.tar.xz"

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Writes tests/reference/families: a small model of every family of nn/families/ with random weights,
-as transformers saves it, and what transformers computes with it in f64: logits, loss and gradients.
+saved by transformers, with its logits, loss and gradients computed in f64.
 
   scripts/make_families.py [OUT]
 
-Needs PyTorch and transformers 5. The options that change the maths each have a model.
+Needs PyTorch and transformers 5. Every option that changes the maths has a model.
 """
 import json
 import sys
@@ -58,7 +58,7 @@ MODELS = {
 
 
 def randomize(model):
-    """Vectors start as constants, which would hide a mix-up."""
+    """Perturbs vectors, whose constant initial values would hide mix-ups."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Makes tests/reference/*.safetensors: what PyTorch computes for two tiny models in float64.
+"""Writes tests/reference/*.safetensors: reference results of PyTorch for two tiny models in float64.
 
-Each file holds, for a packed batch of three sequences: parameters, logits, the mean cross-entropy
-with every gradient, ten losses of AdamW training, and a GRPO loss (two aggregations) with every
-gradient. The metadata hold the model's config.json and the hyperparameters. Nothing here shares
-code or layout with the library: sequences run one by one, attention is a dense softmax, gradients
-come from torch.autograd. Needs PyTorch 1.13 or newer and nothing else.
+Each file contains, for a packed batch of three sequences: parameters, logits, the mean cross-entropy
+with all gradients, ten losses of AdamW training, and a GRPO loss (two aggregations) with all
+gradients. The metadata contain the model's config.json and the hyperparameters. The script shares
+neither code nor layout with the library: sequences run one by one, attention is a dense softmax,
+gradients come from torch.autograd. Needs only PyTorch 1.13 or newer.
 
-usage: make_reference.py [OUTPUT_FOLDER]      (default: tests/reference beside this script)
+usage: make_reference.py [OUTPUT_FOLDER]      (default: tests/reference of this source tree)
 """
 import json
 import math
@@ -31,7 +31,7 @@ GPT2 = dict(
     hidden_act="gelu_tanh", attention_bias=True, tie_word_embeddings=True, qk_norm=False)
 ADAMW = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "steps": 10}
 GRPO = {"temperature": 0.9, "epsilon_low": 0.2, "epsilon_high": 0.28, "beta": 0.04}
-LENGTHS = [7, 1, 9]  # the sequence of one token has nothing to attend to but itself
+LENGTHS = [7, 1, 9]  # the sequence of one token attends only to itself
 
 
 def write_safetensors(path, tensors, metadata):
@@ -98,7 +98,7 @@ def rms_norm(x, weight, eps):
 
 
 def rotate(x, positions, theta):
-    """x: [T, H, D]; pairs (i, i + D/2) turn by position theta^(-2i/D)."""
+    """x: [T, H, D]; rotates pairs (i, i + D/2) by position theta^(-2i/D)."""
     half = x.shape[-1] // 2
     frequency = theta ** (-torch.arange(half, dtype=torch.float64) * 2 / x.shape[-1])
     angle = positions.double()[:, None, None] * frequency
@@ -161,7 +161,7 @@ def logits_of_sequence(config, params, tokens):
 
 
 def make_batch(config, rng):
-    """Packed tokens; targets are -1 for a prompt's tokens."""
+    """Packed tokens; the targets of prompt tokens are -1."""
     vocab = config["vocab_size"]
     tokens = [rng.randrange(vocab) for _ in range(sum(LENGTHS))]
     targets = [rng.randrange(vocab) for _ in range(sum(LENGTHS))]
@@ -181,25 +181,25 @@ def packed_logits(config, params, batch):
 
 
 def chosen_log_probs(logits, targets):
-    learned = targets >= 0
+    loss_mask = targets >= 0
     log_probs = torch.log_softmax(logits, -1)
-    return log_probs.gather(1, targets.clamp(min=0).long()[:, None])[:, 0] * learned, learned
+    return log_probs.gather(1, targets.clamp(min=0).long()[:, None])[:, 0] * loss_mask, loss_mask
 
 
 def cross_entropy(config, params, batch):
-    log_probs, learned = chosen_log_probs(packed_logits(config, params, batch), batch["targets"])
-    return -log_probs.sum() / learned.sum()
+    log_probs, loss_mask = chosen_log_probs(packed_logits(config, params, batch), batch["targets"])
+    return -log_probs.sum() / loss_mask.sum()
 
 
 def gradients(loss, params):
-    """Zeros for a parameter that the loss does not reach."""
-    found = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
+    """Gradients of the loss; zeros for parameters that it does not depend on."""
+    grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
     return {n: torch.zeros_like(p) if g is None else g
-            for (n, p), g in zip(params.items(), found)}
+            for (n, p), g in zip(params.items(), grads)}
 
 
 def adamw_losses(config, start, batch):
-    """The loss before each step; matrices decay, norms and biases do not."""
+    """The loss before each step; weight decay applies to matrices only, not to norms and biases."""
     params = {n: p.detach().clone().requires_grad_() for n, p in start.items()}
     groups = [{"params": [p for p in params.values() if p.dim() > 1],
                "weight_decay": ADAMW["weight_decay"]},
@@ -219,30 +219,30 @@ def adamw_losses(config, start, batch):
 def grpo_inputs(config, params, batch, rng):
     """Old and reference log-probs near the current ones, so that some tokens clip on each side."""
     logits = packed_logits(config, params, batch) / GRPO["temperature"]
-    log_probs, learned = chosen_log_probs(logits.detach(), batch["targets"])
+    log_probs, loss_mask = chosen_log_probs(logits.detach(), batch["targets"])
     near = lambda std: torch.tensor([v + rng.gauss(0, std) for v in log_probs.tolist()],
-                                    dtype=torch.float64) * learned
+                                    dtype=torch.float64) * loss_mask
     old, reference = near(0.4), near(0.3)
     per_sequence = [0.8, -1.3, -0.5]
     advantage = torch.tensor([per_sequence[s] for s in batch["sequences"].tolist()],
                              dtype=torch.float64)
-    counts = [int(part.sum()) for part in learned.split(LENGTHS)]
+    counts = [int(part.sum()) for part in loss_mask.split(LENGTHS)]
     per_token = torch.tensor([1 / counts[s] for s in batch["sequences"].tolist()],
                              dtype=torch.float64)
-    weights = {"dapo": learned / learned.sum().double(),  # every token counts the same
-               "grpo": learned * per_token / len(LENGTHS)}  # every sequence counts the same
+    weights = {"dapo": loss_mask / loss_mask.sum().double(),  # equal weight per token
+               "grpo": loss_mask * per_token / len(LENGTHS)}  # equal weight per sequence
     return old, reference, advantage, weights
 
 
 def grpo_loss(config, params, batch, old, reference, advantage, weight):
     logits = packed_logits(config, params, batch) / GRPO["temperature"]
-    log_probs, learned = chosen_log_probs(logits, batch["targets"])
+    log_probs, loss_mask = chosen_log_probs(logits, batch["targets"])
     ratio = torch.exp(log_probs - old)
     low, high = 1 - GRPO["epsilon_low"], 1 + GRPO["epsilon_high"]
-    kinks = torch.minimum((ratio - low).abs(), (ratio - high).abs())[learned]
-    assert kinks.min() > 1e-3, "a ratio sits on a kink: take another seed"
+    kinks = torch.minimum((ratio - low).abs(), (ratio - high).abs())[loss_mask]
+    assert kinks.min() > 1e-3, "a ratio is at a clipping bound: use another seed"
     for side in (ratio < low, ratio > high):
-        assert (side & learned & (advantage > 0)).any() and (side & learned & (advantage < 0)).any()
+        assert (side & loss_mask & (advantage > 0)).any() and (side & loss_mask & (advantage < 0)).any()
     surrogate = torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
     difference = reference - log_probs
     k3 = torch.exp(difference) - difference - 1

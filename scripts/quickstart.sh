@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a fresh checkout to a small training run, on the CPU or a GPU: installs missing packages,
-# builds the `cohort` command and trains configs/demo.yaml. Running it again only does what is left.
+# builds the `cohort` command and trains configs/demo.yaml. Running it again repeats only missing steps.
 set -euo pipefail
 
 usage() {
@@ -9,7 +9,7 @@ usage: scripts/quickstart.sh [--gpu] [--seed N]
 
 Installs missing packages, builds the cohort command and trains configs/demo.yaml.
 
-  --gpu      on an NVIDIA GPU; needs CUDA 13 and NCCL, and says how to install them
+  --gpu      on an NVIDIA GPU; needs CUDA 13 and NCCL, and prints how to install them
   --seed N   seed of the run, a whole number from 0 (default 0)
   --help     print this text
 TEXT

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Makes sure that everything Cohort is built with is there. On Debian 12, Ubuntu 24.04 and newer it
-# installs what is missing, where it may (root or sudo without a password); where it may not, it
-# prints the one command to run and exits with 1. Does nothing, quickly, if nothing is missing.
+# Checks for all build dependencies of Cohort. On Debian 12, Ubuntu 24.04 and newer it installs missing
+# packages if it has permission (root or sudo without a password); otherwise it prints the command to
+# run and exits with 1. Returns quickly if nothing is missing.
 set -euo pipefail
 
 usage() {
   cat <<'TEXT'
 usage: scripts/setup.sh [--dev] [--cuda]
 
-Installs the packages that Cohort is built with, if any is missing.
+Installs missing packages that Cohort needs to build.
 
-  --dev    also what only developers use: ccache, the formatter, and a browser for tests
-  --cuda   also looks for CUDA 13 and NCCL, and says how to install what is missing
+  --dev    also packages for development: ccache, the formatter, and a browser for tests
+  --cuda   also checks for CUDA 13 and NCCL, and prints how to install them
   --help   print this text
 TEXT
 }
@@ -26,16 +26,16 @@ for argument in "$@"; do
   esac
 done
 
-# Programs count as there if they can be run, wherever they come from: package:command.
+# package:command; a program counts as installed if the command is on PATH.
 programs=(cmake:cmake ninja-build:ninja g++:g++ pkg-config:pkg-config python3:python3)
 libraries=(libeigen3-dev libspdlog-dev libfmt-dev libyaml-cpp-dev libgtest-dev libcli11-dev
            nlohmann-json3-dev libpcre2-dev libutf8proc-dev libxxhash-dev)
-# Good to have, and no reason to stop: quick rebuilds, the formatter of check_format.sh, and the
-# browser that tests open the page of `cohort report` in.
+# Optional: ccache for quick rebuilds, the formatter of check_format.sh, and the browser in which tests
+# open the page of `cohort report`.
 optional=()
 if [ "$dev" = yes ]; then
   optional=(ccache:ccache clang-format-14:clang-format-14 clang:clang++ chromium:chromium)
-  # Newer systems have no clang-format-14; there any clang-format will do.
+  # Newer systems have no clang-format-14; any clang-format is accepted there.
   if command -v clang-format >/dev/null && ! apt-cache show clang-format-14 >/dev/null 2>&1; then
     optional=(ccache:ccache clang:clang++ chromium:chromium)
   fi
@@ -55,7 +55,7 @@ add_missing_programs() {
 # True if version $1 is at least $2.
 at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
 
-# CUDA and NCCL come from NVIDIA's own repository, which is for the machine's owner to add.
+# CUDA and NCCL come from NVIDIA's repository, which the machine's owner has to add.
 check_cuda() {
   local nvcc root version packages=()
   nvcc=$(command -v "${CUDACXX:-nvcc}" || echo /usr/local/cuda/bin/nvcc)
@@ -74,7 +74,7 @@ TEXT
   exit 1
 }
 
-# What a package's name does not tell. Every way out that is no failure leads through here.
+# Checks the versions of tools. Every successful exit calls this.
 check_versions() {
   local cmake_version gxx_version
   cmake_version=$(cmake --version | sed -n '1s/[^0-9]*\([0-9.]*\).*/\1/p')
@@ -95,17 +95,17 @@ add_missing_programs programs missing
 add_missing_programs optional missing_optional
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
   if [ ${#missing[@]} -gt 0 ]; then
-    echo "setup.sh: this is neither Debian nor Ubuntu; please install what provides: ${missing[*]}" >&2
+    echo "setup.sh: this is neither Debian nor Ubuntu; please install the equivalents of: ${missing[*]}" >&2
     exit 1
   fi
-  echo "setup.sh: neither Debian nor Ubuntu, cannot check libraries; CMake will name a missing one" >&2
+  echo "setup.sh: neither Debian nor Ubuntu, cannot check libraries; CMake reports missing ones" >&2
   check_versions
   exit 0
 fi
 for package in "${libraries[@]}"; do
   installed "$package" || missing+=("$package")
 done
-# The sanitizers and libFuzzer of clang, which it only recommends.
+# The sanitizers and libFuzzer of clang, a package that clang only recommends.
 if [ "$dev" = yes ] && ! installed libclang-rt-dev; then missing_optional+=(libclang-rt-dev); fi
 if [ ${#missing[@]} -eq 0 ] && [ ${#missing_optional[@]} -eq 0 ]; then
   check_versions
@@ -122,14 +122,14 @@ if [ "$(id -u)" -ne 0 ]; then
       exit 1
     fi
     check_versions
-    echo "setup.sh: going on without ${missing_optional[*]}" >&2
+    echo "setup.sh: continuing without ${missing_optional[*]}" >&2
     exit 0
   fi
 fi
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-# DEBIAN_FRONTEND goes through env, because sudo drops it from the environment.
+# DEBIAN_FRONTEND is set with env, because sudo removes it from the environment.
 apt() {
   "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 "$@" \
     </dev/null >"$log" 2>&1
@@ -150,9 +150,9 @@ fi
 for package in "${missing_optional[@]}"; do
   apt install -y --no-install-recommends "$package" && continue
   if [ "$package" = clang-format-14 ] && apt install -y --no-install-recommends clang-format; then
-    echo "setup.sh: no clang-format-14 here, installed clang-format; its opinion may differ" >&2
+    echo "setup.sh: no clang-format-14 here, installed clang-format; its result may differ" >&2
   else
-    echo "setup.sh: could not install $package; going on without it" >&2
+    echo "setup.sh: could not install $package; continuing without it" >&2
   fi
 done
 check_versions

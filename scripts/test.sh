@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds everything and runs the tests. The last lines are ctest's own summary.
+# Builds everything and runs the tests. The last lines are the summary of ctest.
 set -euo pipefail
 
 usage() {
@@ -14,7 +14,7 @@ Installs missing packages, builds a preset (default cpu) and runs its tests.
 
 Examples:
   scripts/test.sh -- -L fast              the quick tests
-  scripts/test.sh -- -R GradReducer -V    some tests, with their output
+  scripts/test.sh -- -R GradReducer -V    selected tests, with their output
 TEXT
 }
 bad_usage() {

@@ -21,7 +21,7 @@ std::vector<std::string> gather_texts(Communicator& comm, const std::vector<std:
   std::vector<double> sizes;
   for (const std::string& text : texts) sizes.push_back(static_cast<double>(text.size()));
   sizes = reduce_over_ranks(comm, sizes);
-  // One number per byte: a sum over ranks of which only one has something else than zeros.
+  // One number per byte: a sum over ranks, of which only one has nonzero values.
   std::vector<double> bytes;
   for (size_t i = 0; i < texts.size(); ++i) {
     const size_t begin = bytes.size();
@@ -40,15 +40,15 @@ std::vector<std::string> gather_texts(Communicator& comm, const std::vector<std:
   return all;
 }
 
-RankShare share_of(int64_t count, int rank, int size, int64_t turn) {
+RankShard shard_of(int64_t count, int rank, int size, int64_t rotation) {
   const int64_t each = count / size, extra = count % size;
-  // The ranks with one item more: `extra` in a row from here, which is where the last turn's ended.
-  const int64_t first = turn * extra % size;
+  // `extra` consecutive ranks get one item more, starting where the previous rotation ended.
+  const int64_t first = rotation * extra % size;
   const auto has_extra = [&](int64_t r) { return (r - first + size) % size < extra; };
-  RankShare share;
-  for (int64_t r = 0; r < rank; ++r) share.begin += each + has_extra(r);
-  share.end = share.begin + each + has_extra(rank);
-  return share;
+  RankShard shard;
+  for (int64_t r = 0; r < rank; ++r) shard.begin += each + has_extra(r);
+  shard.end = shard.begin + each + has_extra(rank);
+  return shard;
 }
 
 }  // namespace cohort

@@ -1,4 +1,4 @@
-// A file that grows by whole pieces: lines of a log, records of an event file.
+// A file to which pieces are appended atomically: lines of a log, records of an event file.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,16 @@ namespace cohort {
 
 class AppendFile {
  public:
-  // Opens a file, or makes it. Returns "", or the reason why it cannot.
+  // Opens or creates a file. Returns "", or the reason of the failure.
   std::string open(const std::string& path);
   bool is_open() const { return fd_.is_open(); }
-  // Returns "" once the piece is in the file, else why none of it is. What part of it was written
-  // is cut away again, before the next piece at the latest.
+  // Returns "" if the whole piece was appended, else the reason of the failure. A partly written
+  // piece is truncated again, at the latest before the next one.
   std::string append(std::string_view piece);
 
  private:
   Descriptor fd_;
-  std::optional<int64_t> torn_at_;  // where part of a piece is, which could not be cut
+  std::optional<int64_t> torn_at_;  // offset of a partial piece that could not be truncated
 };
 
 }  // namespace cohort

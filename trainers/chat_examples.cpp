@@ -13,8 +13,8 @@ const std::string* content_of(const Json& message) {
   return content == nullptr || !content->is_string() ? nullptr : &content->as_string();
 }
 
-// Messages whose contents may lose their start, in the order in which they do.
-std::vector<size_t> shortened_first(const Json::Array& messages) {
+// Messages whose contents may be truncated, in the order of truncation.
+std::vector<size_t> truncation_order(const Json::Array& messages) {
   std::vector<size_t> order;
   if (messages.empty()) return order;
   const size_t end = messages.size() - (has_role(messages.back(), "assistant") ? 1 : 0);
@@ -65,14 +65,15 @@ void ChatRenderer::render(Example& example) const {
     messages = example.messages.as_array();
   }
   if (!system_.empty()) {
-    const bool own = std::any_of(messages.begin(), messages.end(),
-                                 [](const Json& message) { return has_role(message, "system"); });
-    if (own)
+    const bool has_system = std::any_of(messages.begin(), messages.end(), [](const Json& message) {
+      return has_role(message, "system");
+    });
+    if (has_system)
       has_own_system_ = true;
     else
       messages.insert(messages.begin(), make_message("system", system_));
   }
-  // The model is to say what the data may have the assistant say.
+  // The model is to generate the final message of the assistant.
   if (purpose_ == Purpose::kAsk && has_role(messages.back(), "assistant")) messages.pop_back();
   for (const Json& message : messages)
     if (const std::string* content = content_of(message); content && has_role(message, "user"))
@@ -95,24 +96,24 @@ void ChatRenderer::render_conversation(Example& example) const {
   const size_t last = all.assistant.back().first;
   example.prompt = all.text.substr(0, last);
   example.solution = all.text.substr(last);
-  example.learned = std::move(all.assistant);
+  example.loss_spans = std::move(all.assistant);
 }
 
-void ChatRenderer::truncate(Example& example, int64_t room) const {
+void ChatRenderer::truncate(Example& example, int64_t max_prompt) const {
   const Json::Array whole = example.conversation.as_array();
-  const std::vector<size_t> order = shortened_first(whole);
+  const std::vector<size_t> order = truncation_order(whole);
   size_t total = 0, content_tokens = 0;
   for (const size_t i : order) {
     total += content_of(whole[i])->size();
     content_tokens += tokenizer_.encode(*content_of(whole[i])).size();
   }
-  std::vector<bool> cut(whole.size(), false);
+  std::vector<bool> truncated(whole.size(), false);
   for (size_t dropped = 0, attempt = 1;; ++attempt) {
     const size_t tokens = encode_prompt(example, tokenizer_).size();
-    const auto most = static_cast<size_t>(room);
-    if (tokens <= most || dropped == total) break;
-    // As many bytes as a token has on average for each one too many, and more after each attempt.
-    const size_t bytes = (tokens - most) * total / std::max<size_t>(1, content_tokens);
+    const auto limit = static_cast<size_t>(max_prompt);
+    if (tokens <= limit || dropped == total) break;
+    // Average bytes of a token for each excess token, and more after each attempt.
+    const size_t bytes = (tokens - limit) * total / std::max<size_t>(1, content_tokens);
     dropped = std::min(total, dropped + std::max(bytes, attempt));
     Json::Array messages = whole;
     size_t left = dropped;
@@ -121,21 +122,22 @@ void ChatRenderer::truncate(Example& example, int64_t room) const {
       const size_t begin = next_utf8_boundary(content, std::min(left, content.size()));
       if (begin == 0) break;
       messages[i].set("content", content.substr(begin));
-      cut[i] = true;
+      truncated[i] = true;
       left -= std::min(left, content.size());
     }
     example.conversation = std::move(messages);
     render_conversation(example);
   }
-  // The spans are those of the assistant's messages, unless the template says otherwise.
+  // One span per message of the assistant, unless the template marks others.
   std::vector<std::pair<size_t, size_t>> kept;
   size_t answer = 0;
   for (size_t i = 0; i < whole.size(); ++i)
     if (has_role(whole[i], "assistant")) {
-      if (answer < example.learned.size() && !cut[i]) kept.push_back(example.learned[answer]);
+      if (answer < example.loss_spans.size() && !truncated[i])
+        kept.push_back(example.loss_spans[answer]);
       ++answer;
     }
-  if (answer == example.learned.size()) example.learned = std::move(kept);
+  if (answer == example.loss_spans.size()) example.loss_spans = std::move(kept);
 }
 
 std::unique_ptr<ExampleSet> make_chat_set(std::unique_ptr<ExampleSet> examples,

@@ -1,5 +1,4 @@
-// Problems as conversations: the text that the model's chat template makes of them, and what of it
-// is learned.
+// Problems as conversations: their text under the model's chat template, and its loss spans.
 #pragma once
 
 #include <atomic>
@@ -17,21 +16,21 @@ ChatFormat chat_format(const DataConfig& data, const Tokenizer& tokenizer);
 
 class ChatRenderer {
  public:
-  // kTeach: whole conversations. kAsk: without what the data may have the assistant say last.
+  // kTeach: whole conversations. kAsk: without a final message of the assistant.
   enum class Purpose { kTeach, kAsk };
   // Refers to the tokenizer. Throws InputError if the model has no chat template.
   ChatRenderer(const DataConfig& data, const Tokenizer& tokenizer, Purpose purpose);
 
   // Renders an example that has messages, or a prompt and a solution, which become a user's and the
-  // assistant's message. data.system comes first, but not before a system message of the example's
-  // own. Throws InputError naming the example where the template refuses it.
+  // assistant's message. data.system is prepended unless the example has a system message. Throws
+  // InputError naming the example if the template rejects it.
   void render(Example& example) const;
-  // Shortens the messages of a rendered example and renders them again, so that its prompt has at
-  // most `room` tokens, or as few as the template alone leaves: the contents of the earliest
-  // messages lose their start, that of a system message last. The last answer stays whole, and no
-  // answer that was shortened is learned.
-  void truncate(Example& example, int64_t room) const;
-  // True if a system message has replaced data.system in an example that was rendered.
+  // Truncates the messages of a rendered example and renders them again, so that its prompt has at
+  // most `max_prompt` tokens, or those of the template alone if they are more: the contents of the
+  // earliest messages lose their start, that of a system message last. The last answer stays whole;
+  // answers that were truncated have no loss.
+  void truncate(Example& example, int64_t max_prompt) const;
+  // True if a rendered example had a system message in place of data.system.
   bool has_own_system() const { return has_own_system_; }
 
  private:

@@ -20,7 +20,7 @@ constexpr int64_t kFormat = 1;
 constexpr const char* kPrefix = "step-";
 constexpr const char* kTemporary = ".tmp-";
 constexpr const char* kReplaced = ".old-";
-// What every checkpoint has, besides the manifest, the weights and the tokenizer's files.
+// Files of every checkpoint besides the manifest, the weights and the tokenizer's files.
 constexpr const char* kMembers[] = {"optimizer.safetensors", "config.json", "state.json"};
 // Weights in one file or in shards; a tokenizer of one file or of several.
 constexpr const char* kAlternatives[][2] = {{"model.safetensors", "model.safetensors.index.json"},
@@ -58,7 +58,8 @@ std::vector<fs::path> last_first(std::vector<std::pair<int64_t, fs::path>> found
   return out;
 }
 
-// Checkpoint directories, or with `prefix` what else save_checkpoint() makes; newest first.
+// Checkpoint directories, or with `prefix` other entries that save_checkpoint() makes; newest
+// first.
 std::vector<fs::path> list_checkpoints(const std::string& dir, const std::string& prefix = "") {
   std::vector<std::pair<int64_t, fs::path>> found;
   for (const std::string& name : list_directory(dir))
@@ -78,7 +79,7 @@ std::vector<fs::path> list_stages(const std::string& run_dir) {
   return last_first(std::move(found));
 }
 
-// Of the files that have just been written, whatever else could not be removed from the directory.
+// Lists the files that have just been written, not leftovers that could not be removed.
 void write_manifest(const fs::path& dir, std::vector<std::string> names) {
   Json files;
   names.insert(names.end(), std::begin(kMembers), std::end(kMembers));
@@ -94,14 +95,14 @@ void write_manifest(const fs::path& dir, std::vector<std::string> names) {
   write_file_durable((dir / "manifest.json").string(), manifest.dump(2) + "\n");
 }
 
-// Whatever is at `path`, but not what a link leads to.
+// Removes the entry at `path`; of a link, not its target.
 void remove_entry(const fs::path& path) {
   std::error_code error;
   fs::remove_all(path, error);
   if (error) logging::warn("cannot remove ", path.string(), ": ", error.message());
 }
 
-// At once for those who look for it: while its files go it has a temporary name.
+// Removes it atomically for readers: it has a temporary name while its files are deleted.
 void remove_checkpoint(const fs::path& path) {
   const fs::path temporary = path.parent_path() / (kTemporary + path.filename().string());
   remove_entry(temporary);
@@ -110,8 +111,8 @@ void remove_checkpoint(const fs::path& path) {
   remove_entry(error ? path : temporary);
 }
 
-// Checkpoints beyond the current step are bad ones that the run went back behind: they are no
-// reason to remove a good one, and going on overwrites them. A finished run does not go on.
+// Checkpoints beyond the current step are bad ones that the run discarded: they do not count as
+// kept, and further training overwrites them. A finished run removes them.
 void remove_old(const std::string& dir, const TrainState& state, int64_t keep_last) {
   int64_t kept = 0;
   for (const fs::path& path : list_checkpoints(dir)) {
@@ -122,7 +123,7 @@ void remove_old(const std::string& dir, const TrainState& state, int64_t keep_la
     }
     if (kept++ >= keep_last && step != state.best_step) remove_checkpoint(path);
   }
-  // Only now, when a good one is there: the run may have come from a replaced one.
+  // Only now that a valid one exists: the run may have resumed from a replaced one.
   remove_leftovers(dir);
 }
 
@@ -150,13 +151,13 @@ LoadedModel load_saved(const std::string& checkpoint, ModelDescription saved, DT
   return loaded;
 }
 
-// verify_checkpoint() as a question. What cannot be read is no answer: that error is the caller's.
-bool is_sound(const std::string& checkpoint, std::string& fault) {
+// verify_checkpoint() as a predicate. Read errors other than damage propagate to the caller.
+bool is_sound(const std::string& checkpoint, std::string& error) {
   try {
     verify_checkpoint(checkpoint);
     return true;
   } catch (const InputError& e) {
-    fault = e.what();
+    error = e.what();
     return false;
   }
 }
@@ -243,8 +244,8 @@ void save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t
   write_json("state.json", view.state.to_json());
   write_manifest(temporary, std::move(files));
   sync_directory(temporary.string());
-  // The step may be there already: a damaged one that the run went back behind. newest_checkpoint()
-  // knows the name that the old one has for a moment.
+  // The step may exist already: a damaged one that the run discarded. newest_checkpoint() knows the
+  // temporary name of the old one.
   const fs::path old = fs::path(dir) / (kReplaced + name);
   if (path_exists(target)) {
     remove_entry(old);
@@ -315,15 +316,15 @@ std::optional<std::string> newest_checkpoint(const std::string& dir, const std::
   candidates.insert(candidates.end(), replaced.begin(), replaced.end());
   if (!before.empty())
     std::erase_if(candidates, [&](const fs::path& c) { return step_of(c) >= step_of(before); });
-  std::string fault;
+  std::string error;
   for (size_t i = 0; i < candidates.size(); ++i) {
-    if (i > 0) logging::warn(fault, "; using the checkpoint before it");
-    if (is_sound(candidates[i].string(), fault)) return candidates[i].string();
+    if (i > 0) logging::warn(error, "; using the checkpoint before it");
+    if (is_sound(candidates[i].string(), error)) return candidates[i].string();
     // Not damaged, but removed by the run that makes newer ones.
     if (!path_exists(candidates[i].string())) return newest_checkpoint(dir, before);
   }
   if (candidates.empty()) return std::nullopt;
-  throw InputError(str(fault, "; no other checkpoint in ", dir,
+  throw InputError(str(error, "; no other checkpoint in ", dir,
                        " can be used; hint: restore one from a copy, or start a new run"));
 }
 
@@ -333,10 +334,10 @@ std::string find_checkpoint(const std::string& path) {
     verify_checkpoint(path);
     return path;
   }
-  // A folder of Hugging Face's, which has no checksums.
+  // A Hugging Face folder, which has no checksums.
   if (is_model_folder(path) && !path_exists(path + "/state.json")) return path;
   std::vector<fs::path> candidates{path, fs::path(path) / "checkpoints"};
-  // The last stage that has a checkpoint is what the run arrived at.
+  // The last stage that has a checkpoint holds the run's current weights.
   const std::vector<fs::path> stages = list_stages(path);
   candidates.insert(candidates.end(), stages.begin(), stages.end());
   for (const fs::path& candidate : candidates)
@@ -352,7 +353,7 @@ LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device
 ModelDescription describe_model(const std::string& checkpoint, const TrainConfig& config) {
   ModelDescription saved = saved_model(checkpoint);
   check_compatible(config, saved.config, *saved.tokenizer, checkpoint);
-  take_run_options(config, saved.config);
+  apply_run_options(config, saved.config);
   return saved;
 }
 
@@ -360,7 +361,7 @@ LoadedModel load_model(const std::string& checkpoint, const TrainConfig& config,
   return load_saved(checkpoint, describe_model(checkpoint, config), config.dtype, device);
 }
 
-void take_run_options(const TrainConfig& config, ModelConfig& model) {
+void apply_run_options(const TrainConfig& config, ModelConfig& model) {
   model.dropout = config.model.dropout;
   model.recompute = config.model.recompute;
   if (config.model.context > 0) model.context = config.model.context;
@@ -368,7 +369,7 @@ void take_run_options(const TrainConfig& config, ModelConfig& model) {
 
 namespace {
 
-// A family's positions are a table of angles, which may end earlier.
+// Rotary positions of a model family are a table of angles, which may be shortened.
 bool may_be_shorter(const ModelConfig& model, int64_t context) {
   return !model.file.is_null() && model.position == PositionType::kRope && context < model.context;
 }
@@ -381,7 +382,7 @@ void check_compatible(const TrainConfig& config, const ModelConfig& model,
                      defaults = config_fields(ModelConfig{});
   for (size_t i = 0; i < wanted.size(); ++i) {
     const auto& [key, value] = wanted[i];
-    // What only says how to train, how to start from nothing, or where the model is.
+    // Training options, initialization of new models, and the model's location.
     if (key == "dropout" || key == "recompute" || key == "init_std" || key == "path") continue;
     if (key == "context" && may_be_shorter(model, config.model.context)) continue;
     if (value != defaults[i].second && value != found[i].second)
@@ -395,7 +396,7 @@ void check_compatible(const TrainConfig& config, const ModelConfig& model,
       throw InputError(str(key, ": ", asked, " was asked for, but the model of ", source,
                            " has another tokenizer; hint: leave the key out"));
   };
-  // Nobody needs the folder once a model has been made.
+  // The folder is not needed once a model exists.
   if (const std::string& path = config.data.tokenizer_path; !path.empty()) {
     if (path_exists(path)) require_tokenizer("data.tokenizer_path", path, *load_tokenizer(path));
   } else if (config.data.tokenizer == TokenizerType::kByte) {

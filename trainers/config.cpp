@@ -28,13 +28,13 @@ std::vector<std::string> paths_at(const TrainConfig& config, std::string_view ke
   return key == "init_from" ? std::vector{config.init_from} : std::vector<std::string>{};
 }
 
-// Of the keys that take several files, folders and patterns.
+// True for keys that take several files, folders and patterns.
 bool is_list(std::string_view key) {
   return key.ends_with("text") || key.starts_with("data.jsonl.");
 }
 
-// The path without links, "." and "..", whatever of it is there. One that cannot be followed stays
-// as it is: who opens it says why.
+// The path without links, "." and ".."; it need not exist. One that cannot be resolved is returned
+// unchanged: opening it reports the reason.
 std::string canonical_path(const fs::path& path) {
   std::error_code error;
   const std::string out = fs::weakly_canonical(path, error).string();
@@ -48,13 +48,13 @@ ConfigNode* node_at(ConfigNode& map, std::string_view key) {
   return node == nullptr || dot == key.npos ? node : node_at(*node, key.substr(dot + 1));
 }
 
-// Relative paths count from the folder of the file, those typed on the command line from the
-// current one.
+// Resolves relative paths: against the folder of the file, or against the current folder if they
+// were given on the command line.
 class RelativePaths {
  public:
   explicit RelativePaths(const std::string& file) : file_(file) {}
 
-  // Makes the paths of a map of keys absolute, and those where the programs of rewards run.
+  // Makes the paths of a map of keys absolute, and the working directories of reward programs.
   void resolve(ConfigNode& map) {
     if (ConfigNode* rewards = map.find("rewards"))
       for (ConfigNode& reward : rewards->items)
@@ -69,7 +69,7 @@ class RelativePaths {
         resolve_path(*node);
     }
   }
-  // Of each input at which there is nothing, though it was given as a relative path.
+  // Reports each input that was given as a relative path and does not exist.
   void find_missing(const TrainConfig& config, std::vector<std::string>& missing) const {
     for (const std::string_view key : kPathKeys)
       for (const std::string& path : paths_at(config, key)) {
@@ -142,7 +142,7 @@ void TrainConfig::validate() const {
   require(sources == 1,
           str("data: expected exactly one of task, jsonl.path and text, got ", sources));
   require(optimizer.storage.moments == MomentKind::kF32 || dtype != DType::kF64,
-          "optimizer.moments: bf16 beside dtype f64 makes no sense; hint: leave one of them out");
+          "optimizer.moments: bf16 is not supported with dtype f64; hint: leave one of them out");
   if (trainer == TrainerType::kPretrain)
     require(!data.text.empty(), "data.text: trainer pretrain needs a text file");
   else
@@ -179,8 +179,9 @@ void TrainConfig::validate() const {
               examples_per_step(), "; hint: fewer steps, at most ", kMostPicks, " problems"));
   require(data.curriculum == Curriculum::kNone || !jsonl.path.empty(),
           "data.curriculum: only problems of data.jsonl have an order; hint: leave it out");
-  require(data.too_long == TooLong::kError || !jsonl.path.empty(),
-          "data.too_long: only problems of data.jsonl can be cut or left out; hint: leave it out");
+  require(
+      data.too_long == TooLong::kError || !jsonl.path.empty(),
+      "data.too_long: only problems of data.jsonl can be truncated or skipped; hint: leave it out");
   require(eval.size > 0 || data.task.empty(),
           "eval.size: 0 means all, and generated problems have no end; hint: eval.size=512");
   if (trainer == TrainerType::kGrpo) {
@@ -202,7 +203,7 @@ void TrainConfig::validate() const {
             str("eval.k: pass@", k, " needs eval.num_samples of at least ", k));
 }
 
-std::vector<std::string> TrainConfig::doubts() const {
+std::vector<std::string> TrainConfig::warnings() const {
   std::vector<std::string> out;
   if (optimizer.warmup_steps > steps)
     out.push_back(str("warmup_steps: ", optimizer.warmup_steps, " of ", steps,
@@ -263,7 +264,7 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> override
       if (!stages.empty()) read_config(config, stages[i], {}, str("stages.", i));
       return config;
     };
-    const TrainConfig first = read({});  // says whose defaults the stage has
+    const TrainConfig first = read({});  // for the trainer, which selects the defaults
     TrainConfig& config =
         plan.stages.emplace_back(read(default_config(first.trainer, first.steps)));
     config.stage = static_cast<int64_t>(i);
@@ -281,9 +282,10 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> override
     for (const TrainConfig& other : plan.stages)
       if (!other.data.jsonl.path.empty() && !config.data.jsonl.path.empty() &&
           other.data.jsonl.split_by != config.data.jsonl.split_by)
-        throw InputError(str("stages.", i,
-                             ".data.split_by: differs from that of an earlier stage, so that they "
-                             "would hold out other problems; hint: give it once, beside stages"));
+        throw InputError(
+            str("stages.", i,
+                ".data.split_by: differs from that of an earlier stage, so that they "
+                "would hold out different problems; hint: give it once, beside stages"));
   }
   plan.name = plan.stages[0].name;
   plan.output_dir = plan.stages[0].output_dir;

@@ -30,9 +30,9 @@ inline constexpr EnumName<Schedule> kScheduleNames[] = {{Schedule::kCosine, "cos
 enum class TokenizerType { kChar, kByte };
 inline constexpr EnumName<TokenizerType> kTokenizerNames[] = {{TokenizerType::kChar, "char"},
                                                               {TokenizerType::kByte, "byte"}};
-// What becomes of problems that are longer than the model's context.
+// Treatment of problems that are longer than the model's context.
 enum class TooLong { kError, kTruncate, kSkip };
-// What the order of the problems goes by.
+// Sort key of the problems.
 enum class Curriculum { kNone, kLength, kPassRate };
 inline constexpr EnumName<Curriculum> kCurriculumNames[] = {{Curriculum::kNone, "none"},
                                                             {Curriculum::kLength, "length"},
@@ -48,23 +48,22 @@ struct DataConfig {
   JsonlConfig jsonl;      // problems from a file, or
   // Plain text for pretraining: files, folders and patterns.
   std::vector<std::string> text;
-  std::vector<std::string> eval_text;  // the same, of held-out text; empty: a part of `text`
-  double held_out_fraction = 0.1;      // of the text, from its end
-  std::vector<double> weights;         // of the entries of `text` or `jsonl.path`; empty: none
-  std::string cache_dir;               // of the tokens of text, see load_tokens()
+  std::vector<std::string> eval_text;  // held-out text, likewise; empty: a part of `text`
+  double held_out_fraction = 0.1;      // fraction of the text, from its end
+  std::vector<double> weights;         // one per entry of `text` or `jsonl.path`; empty: none
+  std::string cache_dir;               // cache of the tokens of text, see load_tokens()
   Curriculum curriculum = Curriculum::kNone;
   TooLong too_long = TooLong::kError;
-  // Checksums of the files that are meant, as Dataset::fingerprint has them; empty: whatever the
-  // files are at the first start.
+  // Expected checksums of the files, as in Dataset::fingerprint; empty: those of the first start.
   std::string fingerprint;
   TokenizerType tokenizer = TokenizerType::kChar;
   std::string tokenizer_path;        // folder of a tokenizer; empty: as `tokenizer` says
   bool chat = false;                 // prompts and solutions become conversations
   std::string system;                // the first message of conversations that have none
   std::string chat_template_kwargs;  // a JSON object; empty: none
-  // Whether problems are rendered by the model's chat template.
+  // True if problems are rendered by the model's chat template.
   bool is_chat() const { return chat || !jsonl.messages.empty(); }
-  // Whether there is nothing to evaluate on, as the fractions say.
+  // True if the configured fractions leave nothing to evaluate on.
   bool holds_nothing_out() const;
   void visit(ConfigVisitor& v) {
     v.field("task", task, "generated problems: see `cohort train --help`");
@@ -80,23 +79,25 @@ struct DataConfig {
             "there are several documents, each ends with the end of sequence");
     v.field("eval_text", eval_text, "held-out text, as text; empty: a part of text");
     v.field("held_out_fraction", held_out_fraction,
-            "share of the text, from its end, for validation, if there is no eval_text",
+            "fraction of the text, from its end, for validation, if there is no eval_text",
             {.min = 0, .max = 1});
     v.field("weights", weights,
-            "shares of the entries of text or jsonl.path in what is trained on, such as [3, 1]; "
-            "empty: each as large as it is",
+            "sampling weights of the entries of text or jsonl.path, such as [3, 1]; empty: "
+            "proportional to their sizes",
             {.min = 1e-9, .max = 1e9});
-    v.field("cache_dir", cache_dir,
-            "folder in which the tokens of text are kept; empty: those of text over 64 MB in "
-            "~/.cache/cohort, of less nowhere");
+    v.field(
+        "cache_dir", cache_dir,
+        "folder that caches the tokens of text; empty: ~/.cache/cohort for text over 64 MB, none "
+        "for shorter text");
     v.choice("curriculum", curriculum, kCurriculumNames,
              "order of the problems: none: shuffled; length: from those with few tokens to those "
              "with many; pass_rate: from easy to hard, by the field pass_rate (1 to 0) of each "
              "line");
-    v.choice("too_long", too_long, kTooLongNames,
-             "problems longer than model.context: an error, cut (prompts at their start, with room "
-             "for max_completion_length; of conversations the earliest messages, with room for the "
-             "last answer; solutions at their end), or left out");
+    v.choice(
+        "too_long", too_long, kTooLongNames,
+        "problems longer than model.context: an error; truncated (prompts at their start, leaving "
+        "max_completion_length tokens; of conversations the earliest messages, keeping the "
+        "last answer; solutions at their end); or skipped");
     v.field(
         "fingerprint", fingerprint,
         "checksum of the data file; another file is refused; empty: the file of the first start");
@@ -109,20 +110,19 @@ struct DataConfig {
     v.field("chat", chat,
             "prompts are messages of a user, solutions the assistant's, rendered by the model's "
             "chat template; so are data.jsonl.messages");
-    v.field("system", system,
-            "message of the system before each of them that has none of its own; empty: none");
+    v.field("system", system, "system message of conversations that have none; empty: none");
     v.field(
         "chat_template_kwargs", chat_template_kwargs,
         "further variables of the chat template, a JSON object: '{\"enable_thinking\": false}'");
   }
 };
 
-// What the f32 masters of bf16 weights are: the 16 bits that complete a weight to its master, or
-// masters of their own. No bit of a run depends on it.
+// Storage of the f32 masters of bf16 weights: only the 16 bits that complete a weight to its
+// master, or whole masters. No bit of a run depends on it.
 enum class MasterKind { kSplit, kF32 };
 inline constexpr EnumName<MasterKind> kMasterKindNames[] = {{MasterKind::kSplit, "split"},
                                                             {MasterKind::kF32, "f32"}};
-// The dtype of AdamW's moments: that of the sums, or bf16, stochastically rounded.
+// The dtype of AdamW's moments: the accumulation dtype, or bf16, stochastically rounded.
 enum class MomentKind { kF32, kBF16 };
 inline constexpr EnumName<MomentKind> kMomentKindNames[] = {{MomentKind::kF32, "f32"},
                                                             {MomentKind::kBF16, "bf16"}};
@@ -163,14 +163,14 @@ struct OptimizerConfig {
     v.field("adam_eps", adam_eps, "added to the root of the second moment",
             {.min = 1e-30, .max = 1});
     v.field("max_grad_norm", max_grad_norm, "global gradient clipping; 0: off", {.min = 0});
-    v.section("optimizer", storage, "what the optimizer keeps");
+    v.section("optimizer", storage, "storage of the optimizer's state");
   }
 };
 
-// Which completions are right in pass@1 and pass@k.
+// Criterion by which completions are correct in pass@1 and pass@k.
 struct CorrectConfig {
   std::string reward;    // one of the rewards, by the name RewardSet gives it; empty: the default
-  double threshold = 1;  // right: a reward of at least this
+  double threshold = 1;  // correct: a reward of at least this
   void visit(ConfigVisitor& v) {
     v.field("reward", reward,
             "name of one of the rewards; empty: the task's checker, or the only reward");
@@ -199,7 +199,7 @@ struct EvalConfig {
     v.field("num_samples", num_samples, "samples per problem for pass@k; 0: greedy pass@1 only",
             {.min = 0, .max = 4096});
     v.field("k", k, "the k of pass@k, each at most num_samples", {.min = 1});
-    v.section("correct", correct, "what is right");
+    v.section("correct", correct, "criterion of correct completions");
     v.field("stop_at", stop_at, "end when the held-out pass@1 reaches this; 0: off",
             {.min = 0, .max = 1});
   }
@@ -223,7 +223,7 @@ inline constexpr int64_t kMicroBatchTokens = 8192;
 // The members' initial values are the defaults of pretraining; default_config() has the others.
 struct TrainConfig {
   TrainerType trainer = TrainerType::kPretrain;
-  std::string name;        // of the run; empty: the file's name
+  std::string name;        // run name; empty: the file's name
   std::string output_dir;  // run directories are made from it: DIR, DIR-2, ...; empty: runs/NAME
   // Checkpoint or run directory whose weights and tokenizer the run starts from.
   std::string init_from;
@@ -237,7 +237,7 @@ struct TrainConfig {
   // (grpo) The batch is prompts_per_step * num_generations completions.
   int64_t prompts_per_step = 32;
   int64_t num_generations = 8;
-  // Tokens per forward and backward; no result depends on it. None: choose_micro_batch() says.
+  // Tokens per forward and backward; no result depends on it. None: choose_micro_batch() decides.
   std::optional<int64_t> micro_batch_tokens = kMicroBatchTokens;
   int64_t log_every = 1;
   int64_t log_completions = 2;  // (grpo) of each step, in completions.jsonl
@@ -254,7 +254,7 @@ struct TrainConfig {
   EvalConfig eval;
   CheckpointConfig checkpoint;
 
-  // Those of "auto" are the default's where nothing has chosen.
+  // The default if micro_batch_tokens is "auto" and not yet chosen.
   int64_t micro_batch() const { return micro_batch_tokens.value_or(kMicroBatchTokens); }
   int64_t completions_per_step() const { return prompts_per_step * num_generations; }
   // Examples or prompts of a step.
@@ -287,19 +287,18 @@ struct TrainConfig {
             {.min = 1, .max = 1 << 20});
     v.field("num_generations", num_generations, "completions per prompt (grpo)",
             {.min = 2, .max = 65536});
-    v.field(
-        "micro_batch_tokens", micro_batch_tokens,
-        "tokens per forward and backward, at least a sequence; an update depends on it by "
-        "rounding only; auto: as many as the memory has room for when the run starts, with more "
-        "of model.recompute where it must be",
-        {.min = 1, .max = 1 << 30});
+    v.field("micro_batch_tokens", micro_batch_tokens,
+            "tokens per forward and backward, at least a sequence; an update depends on it by "
+            "rounding only; auto: as many as fit in memory when the run starts, with more of "
+            "model.recompute if needed",
+            {.min = 1, .max = 1 << 30});
     v.field("log_every", log_every, "steps between lines of metrics.jsonl", {.min = 1});
     v.field("log_completions", log_completions,
             "completions of each step that go to completions.jsonl (grpo)", {.min = 0});
     optimizer.visit(v);
     sampling.visit(v);
     v.field("max_concurrent", rollout.max_concurrent,
-            "sequences sampled at once; 0: as many as there is room for; no result depends on it",
+            "sequences sampled at once; 0: as many as fit in memory; no result depends on it",
             {.min = 0, .max = 1 << 20});
     grpo.visit(v);
     v.list("rewards", rewards, "weighted rewards (grpo)");
@@ -309,30 +308,30 @@ struct TrainConfig {
     v.section("eval", eval, "evaluation on held-out data");
     v.section("checkpoint", checkpoint, "when to save");
   }
-  // Checks what no single key can tell. Throws InputError naming the keys.
+  // Checks combinations of keys. Throws InputError naming the keys.
   void validate() const;
-  // Keys that are possible and do not do what they seem to, each with a next step.
-  std::vector<std::string> doubts() const;
+  // Warnings about valid keys that have no or an unexpected effect, each with a hint.
+  std::vector<std::string> warnings() const;
 };
 
 // The configuration of a trainer in which no key is given. For sft and grpo these keys differ from
 // pretraining, as in TRL: the learning rate, its schedule and warm-up, weight decay, AdamW's betas.
 TrainConfig default_config(TrainerType trainer, int64_t steps);
 
-// What a configuration file asks for.
+// Contents of a configuration file.
 struct RunPlan {
   std::string name;
-  std::string output_dir;  // of the whole run, absolute
+  std::string output_dir;  // directory of the whole run, absolute
   // At least one; relative paths already resolved against the file.
   std::vector<TrainConfig> stages;
-  // Of each relative path of an input at which there is nothing: what is missing, and from which
-  // folder the path was counted. preview_plan() refuses them.
+  // Error message for each relative input path that does not exist, with the folder it was resolved
+  // against. preview_plan() rejects them.
   std::vector<std::string> missing;
 };
 
 // Reads CONFIG.yaml with key=value overrides; an override reaches every stage ("stages.1.steps=5"
 // one only). Relative paths count from the file's directory, those in overrides from the current
-// one. Throws InputError for everything that is wrong with the file.
+// one. Throws InputError if the file is invalid.
 RunPlan load_plan(const std::string& path, std::span<const std::string> overrides);
 // YAML from which load_plan() gives the same plan.
 std::string dump_plan(const RunPlan& plan);

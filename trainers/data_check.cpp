@@ -12,13 +12,13 @@
 namespace cohort {
 namespace {
 
-// What a problem takes of the context, in tokens, and where data.curriculum has it.
+// Token counts of a problem, and its sort key for data.curriculum.
 struct Measured {
   int64_t prompt = 0, sequence = 0;
-  int64_t uncut_prompt = 0, uncut_sequence = 0;  // before it was cut to fit
-  int64_t solution = 0;                          // with its end of sequence
+  int64_t full_prompt = 0, full_sequence = 0;  // before truncation
+  int64_t solution = 0;                        // with its end of sequence
   float difficulty = 0;
-  std::string fault;  // what is wrong with it; empty: nothing
+  std::string error;  // empty: none
 };
 
 float difficulty_of(const Example& example, Curriculum curriculum, int64_t sequence) {
@@ -29,8 +29,8 @@ float difficulty_of(const Example& example, Curriculum curriculum, int64_t seque
   return static_cast<float>(1 - rate->as_double());
 }
 
-// Cuts problems to a model's context: texts lose their start, conversations the start of their
-// earliest messages. What is too long of a solution is cut where it is encoded.
+// Truncates problems to a model's context: texts lose their start, conversations the start of their
+// earliest messages. Solutions that are too long are truncated by supervised_sequence().
 struct ContextFit {
   TrainerType trainer = TrainerType::kSft;
   const Tokenizer& tokenizer;
@@ -40,28 +40,28 @@ struct ContextFit {
   bool too_long(int64_t prompt, int64_t sequence) const {
     return prompt >= context || sequence > context + 1;
   }
-  void cut(Example& example) const {
+  void truncate(Example& example) const {
     const std::vector<int32_t> ids = encode_prompt(example, tokenizer);
     const auto prompt = static_cast<int64_t>(ids.size());
-    int64_t room = context - std::min(max_completion_length, context - 1);
+    int64_t max_prompt = context - std::min(max_completion_length, context - 1);
     if (chat == nullptr) {
       if (prompt < context) return;
-      example.prompt =
-          tokenizer.decode(std::span(ids).last(static_cast<size_t>(room)), SpecialText::kShow);
+      example.prompt = tokenizer.decode(std::span(ids).last(static_cast<size_t>(max_prompt)),
+                                        SpecialText::kShow);
       example.special = SpecialTokens::kNone;
       return;
     }
     int64_t sequence = prompt;
     if (trainer == TrainerType::kSft) {
-      // The last answer stays whole, where half of the context is enough for it.
+      // The last answer stays whole if half of the context is enough for it.
       sequence = static_cast<int64_t>(supervised_tokens(example, tokenizer).size());
-      room = std::max(context / 2, context + 1 - (sequence - prompt));
+      max_prompt = std::max(context / 2, context + 1 - (sequence - prompt));
     }
-    if (too_long(prompt, sequence)) chat->truncate(example, std::min(room, context - 1));
+    if (too_long(prompt, sequence)) chat->truncate(example, std::min(max_prompt, context - 1));
   }
 };
 
-// The problems of a set that stay.
+// The problems of a set that are kept, truncated to fit.
 class FittedSet final : public ExampleSet {
  public:
   FittedSet(std::unique_ptr<ExampleSet> all, std::vector<int64_t> kept, ContextFit fit)
@@ -73,7 +73,7 @@ class FittedSet final : public ExampleSet {
   }
   Example get(int64_t index) const override {
     Example example = all_->get(kept_.at(static_cast<size_t>(index)));
-    fit_.cut(example);
+    fit_.truncate(example);
     return example;
   }
 
@@ -83,7 +83,7 @@ class FittedSet final : public ExampleSet {
   ContextFit fit_;
 };
 
-// Checks problems against a model's context, and cuts or leaves out those that are too long.
+// Checks problems against a model's context, and truncates or skips those that are too long.
 class ContextCheck {
  public:
   ContextCheck(const TrainConfig& config, const Dataset& data, int64_t context)
@@ -92,7 +92,7 @@ class ContextCheck {
         fit_{config.trainer, *data.tokenizer, data.chat, context,
              config.sampling.max_completion_length} {}
 
-  // Goes through the problems in `order` and returns those that stay, at most `limit`.
+  // Checks the problems in `order` and returns those that are kept, at most `limit`.
   std::vector<int64_t> keep(Split split, const ExampleSet& set, std::span<const int64_t> order,
                             int64_t limit) {
     constexpr size_t kBlock = 1024;
@@ -103,7 +103,7 @@ class ContextCheck {
       const std::vector<Measured> block = measure(set, indices, part);
       for (size_t i = 0; i < indices.size(); ++i, ++part.seen) {
         if (static_cast<int64_t>(kept.size()) == limit) return kept;
-        if (!block[i].fault.empty()) throw InputError(block[i].fault);
+        if (!block[i].error.empty()) throw InputError(block[i].error);
         if (!fits(block[i], part, set, indices[i])) continue;
         kept.push_back(indices[i]);
         ++part.kept;
@@ -115,7 +115,7 @@ class ContextCheck {
   const ContextFit& fit() const { return fit_; }
   std::vector<float> take_difficulty() { return std::move(difficulty_); }
 
-  // Throws InputError if problems are too long that must not be, or if none is left of a part.
+  // Throws InputError if problems are too long and too_long is kError, or if a split is empty.
   DataLengths lengths() const {
     DataLengths out = lengths_;
     if (train_.kept > 0) out.mean_sequence = train_.total / static_cast<double>(train_.kept);
@@ -131,7 +131,7 @@ class ContextCheck {
                            !error             ? "shorter problems"
                            : task_ != nullptr ? "smaller data.task_sizes"
                                               : "data.too_long: skip or truncate"));
-    out.too_long = str(config_.data.too_long == TooLong::kSkip ? "left out " : "cut ", counts,
+    out.too_long = str(config_.data.too_long == TooLong::kSkip ? "skipped " : "truncated ", counts,
                        "; the longest: ", longest_);
     return out;
   }
@@ -140,9 +140,9 @@ class ContextCheck {
   struct Part {
     const char* kind;
     int64_t seen = 0, too_long = 0, kept = 0;
-    int64_t short_of_room = 0;   // prompts that leave less than max_completion_length
+    int64_t long_prompts = 0;    // prompts that leave fewer tokens than max_completion_length
     int64_t long_solutions = 0;  // longer than max_completion_length
-    double total = 0;            // tokens of all sequences that stay
+    double total = 0;            // tokens of all kept sequences
   };
 
   // "3 of 23 training and 1 of 2 held-out problems".
@@ -159,30 +159,29 @@ class ContextCheck {
 
   void add_notes(std::vector<std::string>& notes) const {
     const int64_t length = config_.sampling.max_completion_length;
-    if (train_.short_of_room + held_out_.short_of_room > 0)
-      notes.push_back(
-          str("max_completion_length: the prompts of ",
-              counts_text([](const Part& p) { return std::pair(p.short_of_room, p.kept); }),
-              " leave room for fewer than ", length, " tokens in the context of ", fit_.context,
-              ", the longest for ", fit_.context - lengths_.longest_prompt,
-              "; hint: a larger model.context or shorter prompts"));
+    if (train_.long_prompts + held_out_.long_prompts > 0)
+      notes.push_back(str("max_completion_length: the prompts of ", counts_text([](const Part& p) {
+                            return std::pair(p.long_prompts, p.kept);
+                          }),
+                          " leave fewer than ", length, " tokens in the context of ", fit_.context,
+                          ", the longest leaves ", fit_.context - lengths_.longest_prompt,
+                          "; hint: a larger model.context or shorter prompts"));
     if (train_.long_solutions + held_out_.long_solutions > 0)
       notes.push_back(
           str("max_completion_length: the solutions of ",
               counts_text([](const Part& p) { return std::pair(p.long_solutions, p.kept); }),
               " have more than ", length, " tokens, the longest ", longest_solution_,
-              ": a completion as long as they are is cut; hint: max_completion_length=",
+              ": a completion of that length is truncated; hint: max_completion_length=",
               longest_solution_));
     if (fit_.chat == nullptr) return;
     if (fit_.chat->has_own_system())
-      notes.push_back(
-          "data.system: conversations with a system message of their own keep that one");
+      notes.push_back("data.system: conversations that have a system message keep it");
     const auto end = chat_format(config_.data, fit_.tokenizer).end_of_turn(fit_.tokenizer);
     if (!end.token)
-      notes.push_back(str(
-          "chat template: no special token ends the assistant's turns; ",
-          end.text.empty() ? std::string("only the end of sequence does")
-                           : "the text " + excerpt(end.text) + " is a stop string in its place"));
+      notes.push_back(str("chat template: no special token ends the assistant's turns; ",
+                          end.text.empty()
+                              ? std::string("only the end of sequence does")
+                              : "the text " + excerpt(end.text) + " is a stop string instead"));
   }
 
   std::vector<Measured> measure(const ExampleSet& set, std::span<const int64_t> indices,
@@ -195,7 +194,7 @@ class ContextCheck {
         try {
           measure(set.get(index), index, part, measured);
         } catch (const std::exception& e) {
-          measured.fault = e.what();
+          measured.error = e.what();
         }
       }
     });
@@ -204,19 +203,19 @@ class ContextCheck {
   void measure(Example example, int64_t index, const Part& part, Measured& out) const {
     try {
       measure_tokens(example, out);
-      out.uncut_prompt = out.prompt;
-      out.uncut_sequence = out.sequence;
+      out.full_prompt = out.prompt;
+      out.full_sequence = out.sequence;
       if (config_.data.curriculum != Curriculum::kNone && &part == &train_)
         out.difficulty = difficulty_of(example, config_.data.curriculum, out.sequence);
-      if (!cuts() || !fit_.too_long(out.prompt, out.sequence)) return;
-      fit_.cut(example);
+      if (!truncates() || !fit_.too_long(out.prompt, out.sequence)) return;
+      fit_.truncate(example);
       measure_tokens(example, out);
       if (out.prompt >= fit_.context)
-        throw InputError(str("what is left of the prompt when it is cut has ", out.prompt,
+        throw InputError(str("the truncated prompt still has ", out.prompt,
                              " tokens, the model's context is ", fit_.context,
                              "; hint: a larger model.context, or data.too_long: skip"));
     } catch (const InputError& e) {
-      throw InputError(str(place(example, index, part), ": ", e.what()));
+      throw InputError(str(location(example, index, part), ": ", e.what()));
     }
   }
   void measure_tokens(const Example& example, Measured& out) const {
@@ -230,19 +229,19 @@ class ContextCheck {
     out.sequence = static_cast<int64_t>(supervised_tokens(example, fit_.tokenizer).size());
     out.solution = out.sequence - out.prompt;
     if (!has_targets(example, out))
-      throw InputError("nothing of it would be learned; hint: a conversation needs an answer");
+      throw InputError("it has no target tokens; hint: a conversation needs an answer");
   }
-  // True if anything is learned of a problem that is used as it is.
+  // True if a problem has target tokens, or will not be used unchanged.
   bool has_targets(const Example& example, const Measured& size) const {
     if (!fit_.too_long(size.prompt, size.sequence))
-      return example.learned.empty() ||
-             std::any_of(example.learned.begin(), example.learned.end(),
+      return example.loss_spans.empty() ||
+             std::any_of(example.loss_spans.begin(), example.loss_spans.end(),
                          [](const auto& span) { return span.first < span.second; });
-    if (!cuts() || size.prompt >= fit_.context) return true;  // it is not used, or cut first
+    if (!truncates() || size.prompt >= fit_.context) return true;  // skipped, or truncated first
     return supervised_sequence(example, fit_.tokenizer, fit_.context, TooLong::kTruncate)
                .num_targets() > 0;
   }
-  // With its end of sequence; 0: there is none, or the model cannot write it.
+  // Tokens including the end of sequence; 0: no solution, or one that the tokenizer cannot encode.
   int64_t solution_length(const Example& example) const {
     try {
       const size_t tokens = fit_.tokenizer.encode(example.solution).size();
@@ -251,14 +250,16 @@ class ContextCheck {
       return 0;
     }
   }
-  bool cuts() const { return config_.data.too_long == TooLong::kTruncate && fit_.context >= 2; }
+  bool truncates() const {
+    return config_.data.too_long == TooLong::kTruncate && fit_.context >= 2;
+  }
 
-  // Whether a problem stays, which may be cut for it.
+  // Returns true if a problem is kept, possibly truncated, and updates the statistics.
   bool fits(const Measured& size, Part& part, const ExampleSet& set, int64_t index) {
-    if (fit_.too_long(size.uncut_prompt, size.uncut_sequence)) {
+    if (fit_.too_long(size.full_prompt, size.full_sequence)) {
       ++part.too_long;
-      if (size.uncut_sequence > longest_size_) note_longest(size, set.get(index), index, part);
-      if (!cuts()) return false;
+      if (size.full_sequence > longest_size_) record_longest(size, set.get(index), index, part);
+      if (!truncates()) return false;
     }
     const int64_t sequence = std::min(size.sequence, fit_.context + 1),
                   length = config_.sampling.max_completion_length;
@@ -267,24 +268,25 @@ class ContextCheck {
     lengths_.longest_prompt = std::max(lengths_.longest_prompt, size.prompt);
     lengths_.longest_sequence = std::max(lengths_.longest_sequence, sequence);
     part.total += static_cast<double>(sequence);
-    part.short_of_room += fit_.context - size.prompt < length;
+    part.long_prompts += fit_.context - size.prompt < length;
     part.long_solutions += size.solution > length;
     if (size.solution > length) longest_solution_ = std::max(longest_solution_, size.solution);
     return true;
   }
 
-  void note_longest(const Measured& size, const Example& example, int64_t index, const Part& part) {
-    longest_size_ = size.uncut_sequence;
-    const bool no_room = size.uncut_prompt >= fit_.context;
+  void record_longest(const Measured& size, const Example& example, int64_t index,
+                      const Part& part) {
+    longest_size_ = size.full_sequence;
+    const bool long_prompt = size.full_prompt >= fit_.context;
     longest_ =
-        str(place(example, index, part), ": ",
-            no_room ? "the prompt has " : "prompt, solution and end of sequence have ",
-            no_room ? size.uncut_prompt : size.uncut_sequence, " tokens, the model's context is ",
-            fit_.context, no_room ? ": no room for a completion" : "");
+        str(location(example, index, part), ": ",
+            long_prompt ? "the prompt has " : "prompt, solution and end of sequence have ",
+            long_prompt ? size.full_prompt : size.full_sequence, " tokens, the model's context is ",
+            fit_.context, long_prompt ? ", which leaves none for a completion" : "");
   }
 
   // "FILE:12: 'the prompt'".
-  std::string place(const Example& example, int64_t index, const Part& part) const {
+  std::string location(const Example& example, int64_t index, const Part& part) const {
     return str(task_ != nullptr ? str(task_->name, ": ", part.kind, " example ", index + 1, ",")
                                 : example.where + ":",
                " ", excerpt(example.prompt));
@@ -295,8 +297,8 @@ class ContextCheck {
   const ContextFit fit_;
   Part train_{.kind = "training"}, held_out_{.kind = "held-out"};
   DataLengths lengths_;
-  std::vector<float> difficulty_;  // of the training problems that stay
-  std::string longest_;            // of the problems that are too long
+  std::vector<float> difficulty_;  // sort keys of the kept training problems
+  std::string longest_;            // message on the longest problem that is too long
   int64_t longest_size_ = 0, longest_solution_ = 0;
 };
 
@@ -306,7 +308,7 @@ std::vector<int64_t> first_indices(int64_t count) {
   return out;
 }
 
-// A sample that does not depend on the order of the files: the problems with the smallest hashes.
+// Keeps the problems with the smallest hashes: a sample that does not depend on the files' order.
 void keep_held_out(const TrainConfig& config, Dataset& data, ContextCheck& check) {
   const ExampleSet& set = *data.held_out_set;
   const int64_t size = set.size();
@@ -324,29 +326,29 @@ void keep_held_out(const TrainConfig& config, Dataset& data, ContextCheck& check
   data.held_out.clear();
   for (const int64_t i : kept) {
     data.held_out.push_back(set.get(i));
-    check.fit().cut(data.held_out.back());
+    check.fit().truncate(data.held_out.back());
   }
 }
 
 [[noreturn]] void fail_nothing_to_train(const char* key) {
   throw InputError(str(key,
-                       ": 1 holds everything out, which leaves nothing to train on; hint: a "
+                       ": 1 holds everything out and leaves nothing to train on; hint: a "
                        "smaller fraction; cohort eval takes 1"));
 }
 
-// What sampling asks for can be.
+// Throws InputError if the sampling configuration is impossible for the data.
 void check_sampling(const TrainConfig& config, const Dataset& data, int64_t shortest_prompt,
                     int64_t context) {
   check_sampling_tokens(config.sampling, *data.tokenizer, data.tokenizer->vocab_size());
-  const int64_t length = config.sampling.max_completion_length, room = context - shortest_prompt;
-  if (config.trainer == TrainerType::kGrpo && length > room)
-    throw InputError(str(
-        "max_completion_length: ", length, " tokens have room after no prompt: the shortest has ",
-        shortest_prompt, ", the model's context is ", context,
-        "; hint: max_completion_length=", room, " at most, or a larger model.context"));
+  const int64_t length = config.sampling.max_completion_length, limit = context - shortest_prompt;
+  if (config.trainer == TrainerType::kGrpo && length > limit)
+    throw InputError(
+        str("max_completion_length: ", length, " tokens fit after no prompt: the shortest has ",
+            shortest_prompt, ", the model's context is ", context,
+            "; hint: max_completion_length=", limit, " at most, or a larger model.context"));
 }
 
-// How many problems of each entry of data.jsonl.path stay.
+// Counts the kept problems of each entry of data.jsonl.path.
 void count_sources(const TrainConfig& config, Dataset& data, const std::vector<int64_t>& kept) {
   auto first = kept.begin();
   int64_t end = 0;
@@ -355,8 +357,8 @@ void count_sources(const TrainConfig& config, Dataset& data, const std::vector<i
     data.source_sizes[i] = last - first;
     if (first == last && !config.data.weights.empty())
       throw InputError(str(config.data.jsonl.path[i],
-                           ": has no problem to train on, and a share in data.weights; hint: "
-                           "leave it out"));
+                           ": has no problem to train on, but a weight in data.weights; hint: "
+                           "remove it"));
     first = last;
   }
 }
@@ -364,7 +366,7 @@ void count_sources(const TrainConfig& config, Dataset& data, const std::vector<i
 }  // namespace
 
 DataLengths check_data(const TrainConfig& config, Dataset& data, int64_t context) {
-  constexpr int64_t kOfEndless = 1000;
+  constexpr int64_t kCheckedOfEndless = 1000;
   if (config.trainer == TrainerType::kPretrain) {
     if (config.data.held_out_fraction == 1) fail_nothing_to_train("data.held_out_fraction");
     for (size_t i = 0; i < data.train_text.size(); ++i)
@@ -376,7 +378,7 @@ DataLengths check_data(const TrainConfig& config, Dataset& data, int64_t context
   }
   if (data.train->size() == 0) fail_nothing_to_train("data.jsonl.held_out_fraction");
   const int64_t all = data.train->size();
-  const int64_t n = data.task != nullptr ? std::min(kOfEndless, all) : all;
+  const int64_t n = data.task != nullptr ? std::min(kCheckedOfEndless, all) : all;
   ContextCheck check(config, data, context);
   std::vector<int64_t> kept = check.keep(Split::kTrain, *data.train, first_indices(n), n);
   keep_held_out(config, data, check);
@@ -397,7 +399,7 @@ DataLengths check_held_out(const TrainConfig& config, Dataset& data, int64_t con
 
 namespace {
 
-// Counts the held-out problems that other sets have, too.
+// Counts the held-out problems that another set contains, too.
 class LeakCount {
  public:
   explicit LeakCount(const ExampleSet& held_out) : held_out_(held_out) {
@@ -411,17 +413,17 @@ class LeakCount {
 
   // "12 of the 40 held-out problems are WHERE, the first: FILE:3"; empty: none is in `trained`.
   std::string text(const ExampleSet& trained, const std::string& where) const {
-    std::set<int64_t> met;
+    std::set<int64_t> leaked;
     for (int64_t i = 0; i < trained.size(); ++i) {
       const ExampleId id = trained.id(i);
       for (const uint64_t hash : {id.split, id.content})
         for (auto it = std::lower_bound(known_.begin(), known_.end(), std::pair(hash, int64_t{0}));
              it != known_.end() && it->first == hash; ++it)
-          met.insert(it->second);
+          leaked.insert(it->second);
     }
-    if (met.empty()) return "";
-    return str(met.size(), " of the ", held_out_.size(), " held-out problems are ", where,
-               ", the first: ", held_out_.get(*met.begin()).where);
+    if (leaked.empty()) return "";
+    return str(leaked.size(), " of the ", held_out_.size(), " held-out problems are ", where,
+               ", the first: ", held_out_.get(*leaked.begin()).where);
   }
 
  private:
@@ -455,7 +457,7 @@ std::string held_out_leak(const Dataset& data, std::span<const TrainConfig> earl
   return "";
 }
 
-void log_what_is_used(const TrainConfig& config, const Dataset& data, const DataLengths& lengths) {
+void log_data_usage(const TrainConfig& config, const Dataset& data, const DataLengths& lengths) {
   if (!lengths.too_long.empty()) logging::info("data.too_long: ", lengths.too_long);
   for (const std::string& note : lengths.notes) logging::info(note);
   const auto n = static_cast<int64_t>(data.held_out.size());

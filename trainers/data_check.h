@@ -1,4 +1,4 @@
-// Whether the data of a run fit its model and its keys.
+// Checks that the data of a run fit its model and its configuration.
 #pragma once
 
 #include <cstdint>
@@ -10,32 +10,32 @@
 
 namespace cohort {
 
-// Tokens of the shortest and the longest prompt, and of what is trained on: a window of text;
-// prompt, solution and end of sequence (sft); the prompt (grpo).
+// Lengths in tokens of the shortest and the longest prompt, and of the training sequences: a window
+// of text; prompt, solution and end of sequence (sft); the prompt (grpo).
 struct DataLengths {
   int64_t shortest_prompt = 0, longest_prompt = 0, longest_sequence = 0;
   double mean_sequence = 0;
-  std::string too_long;  // what became of problems that are too long; empty: there are none
-  // Notes on the data for the user, each with the key that it is about.
+  std::string too_long;  // treatment of the problems that are too long; empty: there are none
+  // Notes on the data for the user, each naming the key it concerns.
   std::vector<std::string> notes;
 };
-// Makes the data fit a model's context, so that a bad example is an error now and not in the middle
-// of a run: all of a finite set, the first 1,000 problems of an endless one. Problems that are too
-// long are cut or left out as config.data.too_long says; of the held-out problems config.eval.size
-// stay, those whose hashes are the smallest. Throws InputError naming the first example that is
-// empty, has a character without a token, or nothing that would be learned; the longest that is too
-// long; the text if it is shorter than a window; or a key: one that holds everything out, or one of
-// sampling that asks for what cannot be.
+// Fits the data to a model's context and validates them before the run: all of a finite set, the
+// first 1,000 problems of an endless one. Problems that are too long are truncated or skipped
+// according to config.data.too_long; of the held-out problems the config.eval.size with the
+// smallest hashes are kept. Throws InputError naming the first example that is empty, has a
+// character without a token or no target tokens; the longest that is too long; the text if it is
+// shorter than a window; or a key: one that holds everything out, or an impossible sampling
+// setting.
 DataLengths check_data(const TrainConfig& config, Dataset& data, int64_t context);
-// The same for the held-out problems alone, where nothing is to be trained.
+// Checks only the held-out problems, for evaluation without training.
 DataLengths check_held_out(const TrainConfig& config, Dataset& data, int64_t context);
 
 // Counts the held-out problems of `data` that are trained on, by its stage or by an earlier one,
-// and names the first of them; empty: none. Two problems are the same if their ExampleId says so.
-// An earlier stage whose files are gone is left out.
+// and names the first of them; empty: none. Problems are identified by their ExampleId. Earlier
+// stages whose files no longer exist are skipped.
 std::string held_out_leak(const Dataset& data, std::span<const TrainConfig> earlier);
 
-// Logs which problems are used where that is not all or not as many as asked for, and the notes.
-void log_what_is_used(const TrainConfig& config, const Dataset& data, const DataLengths& lengths);
+// Logs the number of problems used, if it is not all or not as many as requested, and the notes.
+void log_data_usage(const TrainConfig& config, const Dataset& data, const DataLengths& lengths);
 
 }  // namespace cohort

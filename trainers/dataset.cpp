@@ -25,11 +25,11 @@ void add_characters(const ExampleSet& set, CharacterSet& found) {
   }
 }
 
-// Of one file its own checksum, of several that of their names and checksums.
+// The checksum of a single file, or a checksum over the names and checksums of several.
 std::string files_checksum(const std::vector<std::string>& files) {
   uint64_t sum = 0;
   for (const std::string& file : files) {
-    open_input_file(file);  // says more about a path that is wrong
+    open_input_file(file);  // has better messages for a wrong path
     const std::string own = file_checksum(file);
     if (files.size() == 1) return own;
     sum = checksum(own, checksum(file.substr(file.rfind('/') + 1), sum));
@@ -43,10 +43,10 @@ struct Fingerprint {
   std::vector<std::string> checksums;
   std::vector<std::string> eval_files;
   std::string eval_checksum;
-  std::string text;  // of all: what data.fingerprint has
+  std::string text;  // value of data.fingerprint
 };
 
-// Throws InputError if a file is not the one that was meant.
+// Throws InputError if a file does not match data.fingerprint.
 Fingerprint checked_fingerprint(const DataConfig& data) {
   const bool is_text = !data.text.empty();
   const std::vector<std::string>& paths = is_text ? data.text : data.jsonl.path;
@@ -74,13 +74,13 @@ Fingerprint checked_fingerprint(const DataConfig& data) {
   return out;
 }
 
-// The number of tokens that two texts begin with alike.
+// Length of the common prefix of two token sequences.
 size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
   return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first -
                              a.begin());
 }
 
-// Makes `out.tokenizer` of the characters of a text, or of bytes, if there is none.
+// Builds `out.tokenizer` from the characters of a text, or for bytes, if there is none.
 using NeedTokenizer = std::function<void(const std::function<std::string()>&)>;
 
 void load_text(const DataConfig& data, const Fingerprint& fingerprint, Dataset& out,
@@ -100,7 +100,7 @@ void load_text(const DataConfig& data, const Fingerprint& fingerprint, Dataset& 
   const auto tokens_of = [&](const TextCorpus& corpus, const std::vector<TextSpan>& part,
                              const std::string& checksum) {
     std::optional<int32_t> end;
-    if (corpus.has_ends() || fingerprint.files.size() > 1) end = out.tokenizer->eos_id();
+    if (corpus.has_document_ends() || fingerprint.files.size() > 1) end = out.tokenizer->eos_id();
     return load_tokens(part, *out.tokenizer, end, {data.cache_dir, checksum});
   };
   for (size_t i = 0; i < fingerprint.files.size(); ++i) {
@@ -184,7 +184,7 @@ MixedOrder make_order(const TrainConfig& config, const Dataset& data,
     if (!data.difficulty.empty()) {
       options.difficulty.assign(difficulty, difficulty + sizes[i]);
       difficulty += sizes[i];
-      // A source has its share of the examples to within one.
+      // Each source contributes its fraction of the examples to within one.
       for (const int64_t steps : planned_steps)
         options.span_ends.push_back(static_cast<int64_t>(
             std::ceil(static_cast<double>(steps * config.examples_per_step()) * weights[i] / sum)));
@@ -219,7 +219,7 @@ SamplingConfig sampling_for(const TrainConfig& config, const Tokenizer& tokenize
 std::vector<int32_t> supervised_tokens(const Example& example, const Tokenizer& tokenizer) {
   std::vector<int32_t> tokens = encode_prompt(
       {.prompt = example.prompt + example.solution, .special = example.special}, tokenizer);
-  if (example.learned.empty()) tokens.push_back(tokenizer.eos_id());
+  if (example.loss_spans.empty()) tokens.push_back(tokenizer.eos_id());
   return tokens;
 }
 
@@ -227,30 +227,30 @@ TokenSequence supervised_sequence(const Example& example, const Tokenizer& token
                                   int64_t context, TooLong too_long) {
   TokenSequence sequence{.tokens = supervised_tokens(example, tokenizer)};
   const std::string text = example.prompt + example.solution;
-  // The first token from a byte of the text on: those before it are what the text before the byte
-  // has in common with the whole.
-  const auto place = [&](size_t byte) {
+  // Loss mask position of the first token at or after a byte of the text: the length of the common
+  // prefix of the text before the byte and the whole text.
+  const auto mask_at = [&](size_t byte) {
     const Example before{.prompt = text.substr(0, byte), .special = example.special};
     return sequence.loss_mask.begin() +
            static_cast<std::ptrdiff_t>(
-               byte == text.size() && !example.learned.empty()
+               byte == text.size() && !example.loss_spans.empty()
                    ? sequence.tokens.size()
                    : common_prefix(encode_prompt(before, tokenizer), sequence.tokens));
   };
   sequence.loss_mask.assign(sequence.tokens.size(), 0);
-  if (example.learned.empty()) {
+  if (example.loss_spans.empty()) {
     if (encode_prompt(example, tokenizer).empty()) throw InputError("the prompt is empty");
-    std::fill(place(example.prompt.size()), sequence.loss_mask.end(), 1);
+    std::fill(mask_at(example.prompt.size()), sequence.loss_mask.end(), 1);
   }
-  for (const auto& [begin, end] : example.learned) std::fill(place(begin), place(end), 1);
-  const auto most = static_cast<size_t>(context + 1);
-  if (sequence.tokens.size() <= most) return sequence;
+  for (const auto& [begin, end] : example.loss_spans) std::fill(mask_at(begin), mask_at(end), 1);
+  const auto max_tokens = static_cast<size_t>(context + 1);
+  if (sequence.tokens.size() <= max_tokens) return sequence;
   if (too_long != TooLong::kTruncate)
     throw InputError(str("prompt, solution and end of sequence have ", sequence.tokens.size(),
                          " tokens, the model's context is ", context,
                          "; hint: a larger model.context"));
-  sequence.tokens.resize(most);
-  sequence.loss_mask.resize(most);
+  sequence.tokens.resize(max_tokens);
+  sequence.loss_mask.resize(max_tokens);
   return sequence;
 }
 

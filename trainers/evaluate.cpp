@@ -17,13 +17,13 @@ namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// Index into `names` of the reward that eval.correct means.
+// Index into `names` of the reward of eval.correct.
 size_t chosen_reward(const CorrectConfig& config, const std::vector<std::string>& names) {
   std::string list;
   for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
   if (config.reward.empty() && names.size() > 1)
     throw InputError(str("eval.correct.reward: there are ", names.size(), " rewards (", list,
-                         ") and pass@1 needs one that says what is right; hint: "
+                         ") and pass@1 needs one as its criterion; hint: "
                          "eval.correct.reward=",
                          names[0]));
   const auto it =
@@ -35,60 +35,61 @@ size_t chosen_reward(const CorrectConfig& config, const std::vector<std::string>
                        near.empty() ? "" : "; did you mean '" + near + "'?"));
 }
 
-// Some completions of this rank's problems.
+// Completions of this rank's problems.
 struct Judged {
   std::vector<Trajectory> trajectories;
-  std::vector<double> verdicts;  // of every problem's samples, on every rank
+  std::vector<double> verdicts;  // for all problems' samples, on every rank
 };
 
-// Those of a program, of the completions that were submitted.
+// Collects a program's verdicts on the submitted completions.
 void collect_verdicts(const Correctness& correct, std::vector<double>& verdicts) {
   int64_t failed = 0;
   std::string first;
   for (const auto& [index, result] : correct.command->collect()) {
     verdicts[static_cast<size_t>(index)] = correct.verdict(result.value);
-    if (!result.fault.empty() && failed++ == 0) first = result.fault;
+    if (!result.error.empty() && failed++ == 0) first = result.error;
   }
   if (failed > 0)
     logging::warn("evaluation: reward ", correct.name, ": no value for ", failed,
                   " completions, which are left out; the first: ", first);
 }
 
-Judged sample_and_judge(const ProblemEvaluation& what, Communicator& comm, double temperature,
+Judged sample_and_judge(const ProblemEvaluation& evaluation, Communicator& comm, double temperature,
                         int64_t samples) {
-  const std::vector<Example>& problems = what.data.held_out;
+  const std::vector<Example>& problems = evaluation.data.held_out;
   const auto count = static_cast<int64_t>(problems.size());
-  const RankShare share = share_of(count, comm.rank(), comm.size());
-  SamplingConfig sampling = sampling_for(what.config, *what.data.tokenizer);
+  const RankShard shard = shard_of(count, comm.rank(), comm.size());
+  SamplingConfig sampling = sampling_for(evaluation.config, *evaluation.data.tokenizer);
   sampling.temperature = temperature;
-  SampleAddress address{.seed = static_cast<uint64_t>(what.config.seed), .step = -1 - what.step};
-  address.prompt_indices.resize(static_cast<size_t>(share.end - share.begin));
-  std::iota(address.prompt_indices.begin(), address.prompt_indices.end(), share.begin);
+  SampleAddress address{.seed = static_cast<uint64_t>(evaluation.config.seed),
+                        .step = -1 - evaluation.step};
+  address.prompt_indices.resize(static_cast<size_t>(shard.end - shard.begin));
+  std::iota(address.prompt_indices.begin(), address.prompt_indices.end(), shard.begin);
   const auto input_of = [&](const Trajectory& t) {
-    return RewardInput{problems[static_cast<size_t>(t.group)], t.text, t.index, what.step};
+    return RewardInput{problems[static_cast<size_t>(t.group)], t.text, t.index, evaluation.step};
   };
   const auto submit = [&](const Trajectory& t) {
-    if (what.correct.command != nullptr) what.correct.command->submit(input_of(t));
+    if (evaluation.correct.command != nullptr) evaluation.correct.command->submit(input_of(t));
   };
   Judged out;
-  out.trajectories = Sampler(what.engine, *what.data.tokenizer, sampling)
-                         .sample(std::span(problems).subspan(static_cast<size_t>(share.begin),
+  out.trajectories = Sampler(evaluation.engine, *evaluation.data.tokenizer, sampling)
+                         .sample(std::span(problems).subspan(static_cast<size_t>(shard.begin),
                                                              address.prompt_indices.size()),
                                  samples, address, {.on_finished = submit});
   out.verdicts.assign(static_cast<size_t>(count * samples), 0);
   for (const Trajectory& t : out.trajectories)
-    if (what.correct.command == nullptr)
-      out.verdicts[static_cast<size_t>(t.index)] = what.correct.judge(input_of(t));
-  if (what.correct.command != nullptr) collect_verdicts(what.correct, out.verdicts);
+    if (evaluation.correct.command == nullptr)
+      out.verdicts[static_cast<size_t>(t.index)] = evaluation.correct.judge(input_of(t));
+  if (evaluation.correct.command != nullptr) collect_verdicts(evaluation.correct, out.verdicts);
   // One rank has each verdict and the others 0, so the sums are exact; a NaN stays one.
   out.verdicts = reduce_over_ranks(comm, out.verdicts);
   return out;
 }
 
-std::vector<ProblemResult> told_problems(const ProblemEvaluation& what, Communicator& comm,
-                                         const Judged& greedy) {
-  const std::vector<Example>& problems = what.data.held_out;
-  std::vector<std::string> texts(std::min<size_t>(kToldProblems, problems.size()));
+std::vector<ProblemResult> reported_samples(const ProblemEvaluation& evaluation, Communicator& comm,
+                                            const Judged& greedy) {
+  const std::vector<Example>& problems = evaluation.data.held_out;
+  std::vector<std::string> texts(std::min<size_t>(kReportedSamples, problems.size()));
   for (const Trajectory& t : greedy.trajectories)
     if (const auto index = static_cast<size_t>(t.group); index < texts.size())
       texts[index] = t.text;
@@ -116,36 +117,37 @@ void add_statistics(const Judged& greedy, Communicator& comm, Metrics& out) {
   }
   reduce_in_place(comm, {&tokens, &at_length, &at_context});
   const auto count = static_cast<double>(greedy.verdicts.size());
-  const double share = right / judged;
-  out.add("pass@1_stderr", judged > 1 ? std::sqrt(share * (1 - share) / (judged - 1)) : kNaN);
+  const double pass_rate = right / judged;
+  out.add("pass@1_stderr",
+          judged > 1 ? std::sqrt(pass_rate * (1 - pass_rate) / (judged - 1)) : kNaN);
   out.add("problems", count);
   out.add("eval/mean_length", tokens / count);
   out.add("eval/clipped_ratio", at_length / count);
   out.add("eval/context_ratio", at_context / count);
 }
 
-// Over the learned tokens of so many sequences; NaN if there are none.
+// Mean loss over the target tokens of `count` sequences; NaN if there are none.
 double mean_loss(const Transformer& model, int64_t count,
                  const std::function<TokenSequence(int64_t)>& sequence, int64_t micro_batch_tokens,
                  Communicator& comm) {
   NoGradGuard no_grad;
-  const RankShare share = share_of(count, comm.rank(), comm.size());
-  std::vector<TokenSequence> mine;
-  for (int64_t i = share.begin; i < share.end; ++i) mine.push_back(sequence(i));
-  // Of each sequence: one rank has it, so sums over the ranks are exact.
+  const RankShard shard = shard_of(count, comm.rank(), comm.size());
+  std::vector<TokenSequence> sequences;
+  for (int64_t i = shard.begin; i < shard.end; ++i) sequences.push_back(sequence(i));
+  // Loss of each sequence: nonzero on one rank only, so sums over the ranks are exact.
   std::vector<double> losses(static_cast<size_t>(count), 0);
   double loss = 0, tokens = 0;
-  auto of_sequence = losses.begin() + share.begin;
-  for (const PackedBatch& packed : pack_micro_batches(mine, micro_batch_tokens)) {
-    const PackedBatch batch = model.place(packed);
-    const Variable hidden = model.forward_learned(batch);
+  auto sequence_loss = losses.begin() + shard.begin;
+  for (const PackedBatch& packed : pack_micro_batches(sequences, micro_batch_tokens)) {
+    const PackedBatch batch = model.to_device(packed);
+    const Variable hidden = model.hidden_at_targets(batch);
     const auto logprobs =
         token_log_probs(hidden, model.head(), batch.targets).logprob.value().to_vector<double>();
-    const auto learned = packed.learned.to_vector<int32_t>();
+    const auto targets = packed.target_positions.to_vector<int32_t>();
     const auto begins = packed.cu_seqlens.to_vector<int32_t>();
     size_t i = 0;
-    for (size_t s = 0; s + 1 < begins.size(); ++s, ++of_sequence)
-      for (; i < learned.size() && learned[i] < begins[s + 1]; ++i) *of_sequence -= logprobs[i];
+    for (size_t s = 0; s + 1 < begins.size(); ++s, ++sequence_loss)
+      for (; i < targets.size() && targets[i] < begins[s + 1]; ++i) *sequence_loss -= logprobs[i];
     tokens += static_cast<double>(batch.num_targets());
   }
   reduce_in_place(comm, {&tokens});
@@ -187,17 +189,17 @@ Correctness correctness_of(const TrainConfig& config, const Task* task) {
           chosen.name == "command" ? shared_command(chosen) : nullptr};
 }
 
-ProblemScores evaluate_problems(const ProblemEvaluation& what, Communicator& comm) {
-  const EvalConfig& eval = what.config.eval;
+ProblemScores evaluate_problems(const ProblemEvaluation& evaluation, Communicator& comm) {
+  const EvalConfig& eval = evaluation.config.eval;
   ProblemScores scores;
-  const Judged greedy = sample_and_judge(what, comm, 0, 1);
+  const Judged greedy = sample_and_judge(evaluation, comm, 0, 1);
   scores.metrics.add("pass@1", mean_pass_at_k(greedy.verdicts, 1, 1));
-  scores.told = told_problems(what, comm, greedy);
+  scores.samples = reported_samples(evaluation, comm, greedy);
   scores.pass_rates = greedy.verdicts;
   if (eval.num_samples > 0) {
     const double temperature =
-        what.config.sampling.temperature > 0 ? what.config.sampling.temperature : 1;
-    const Judged sampled = sample_and_judge(what, comm, temperature, eval.num_samples);
+        evaluation.config.sampling.temperature > 0 ? evaluation.config.sampling.temperature : 1;
+    const Judged sampled = sample_and_judge(evaluation, comm, temperature, eval.num_samples);
     for (const int64_t k : eval.k)
       scores.metrics.add(str("sampled_pass@", k),
                          mean_pass_at_k(sampled.verdicts, eval.num_samples, k));
@@ -207,31 +209,33 @@ ProblemScores evaluate_problems(const ProblemEvaluation& what, Communicator& com
                              static_cast<double>(eval.num_samples);
     }
   }
-  if (what.config.trainer == TrainerType::kSft) {
+  if (evaluation.config.trainer == TrainerType::kSft) {
     const auto sequence = [&](int64_t i) {
-      return supervised_sequence(what.data.held_out[static_cast<size_t>(i)], *what.data.tokenizer,
-                                 what.engine.model().config().context, what.config.data.too_long);
+      return supervised_sequence(
+          evaluation.data.held_out[static_cast<size_t>(i)], *evaluation.data.tokenizer,
+          evaluation.engine.model().config().context, evaluation.config.data.too_long);
     };
-    scores.metrics.add(
-        "val_loss", mean_loss(what.engine.model(), static_cast<int64_t>(what.data.held_out.size()),
-                              sequence, what.config.micro_batch(), comm));
+    scores.metrics.add("val_loss", mean_loss(evaluation.engine.model(),
+                                             static_cast<int64_t>(evaluation.data.held_out.size()),
+                                             sequence, evaluation.config.micro_batch(), comm));
   }
   add_statistics(greedy, comm, scores.metrics);
   return scores;
 }
 
-double evaluate_text(const TextEvaluation& what, Communicator& comm) {
-  const int64_t context = what.model.config().context, total = what.tokens.size() - 1;
-  const int64_t all = ceil_div(total, context), most = what.config.eval.tokens / context;
-  const int64_t count = what.config.eval.tokens == 0 ? all : std::clamp<int64_t>(most, 1, all);
+double evaluate_text(const TextEvaluation& evaluation, Communicator& comm) {
+  const int64_t context = evaluation.model.config().context, total = evaluation.tokens.size() - 1;
+  const int64_t all = ceil_div(total, context), limit = evaluation.config.eval.tokens / context;
+  const int64_t count =
+      evaluation.config.eval.tokens == 0 ? all : std::clamp<int64_t>(limit, 1, all);
   const auto window = [&](int64_t i) {
-    // i * all / count without the product, which may not fit.
+    // i * all / count without the product, which may overflow.
     const int64_t index = all / count * i + all % count * i / count;
     const int64_t begin = index * context, n = std::min(context, total - begin) + 1;
-    return TokenSequence{.tokens = what.tokens.read(begin, n),
+    return TokenSequence{.tokens = evaluation.tokens.read(begin, n),
                          .loss_mask = std::vector<uint8_t>(static_cast<size_t>(n), 1)};
   };
-  return mean_loss(what.model, count, window, what.config.micro_batch(), comm);
+  return mean_loss(evaluation.model, count, window, evaluation.config.micro_batch(), comm);
 }
 
 }  // namespace cohort

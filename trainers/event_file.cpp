@@ -33,7 +33,7 @@ std::string little_endian(T value) {
   return bytes;
 }
 
-// A stored CRC is masked, so that the CRC of bytes that hold CRCs is none of theirs.
+// Stored CRCs are masked, because the CRC of data that contains CRCs is problematic.
 std::string masked_crc(std::string_view bytes) {
   return little_endian(std::rotr(crc32c(bytes), 15) + 0xa282ead8u);
 }
@@ -90,7 +90,7 @@ double seconds_now() {
   return static_cast<double>(microseconds_now()) * 1e-6;
 }
 
-// TensorBoard reads the files of a folder in the order of their names, which is that of the starts.
+// TensorBoard reads the files of a folder in the order of their names, here that of their starts.
 std::string file_name() {
   constexpr int64_t kSecond = 1'000'000;
   const int64_t now = microseconds_now();
@@ -118,7 +118,7 @@ void EventFile::write(const Json& line) {
     head_.clear();
   } else if (!std::exchange(warned_, true)) {
     logging::warn("cannot write ", path_, ": ", why,
-                  "; TensorBoard lacks what is left out; hint: metrics.jsonl is complete");
+                  "; TensorBoard lacks the skipped records; hint: metrics.jsonl is complete");
   }
 }
 

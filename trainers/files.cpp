@@ -36,7 +36,7 @@ bool does_not_exist() {
   return errno == ENOENT || errno == ENOTDIR || errno == ENAMETOOLONG;
 }
 
-// Everything that keeps the program from knowing what is there.
+// Any failure other than that the entry does not exist.
 [[noreturn]] void fail_to_read(const std::string& path) {
   throw Error(str("cannot read ", path, ": ", reason(),
                   "; hint: nothing was changed; make it readable and start again"));
@@ -170,7 +170,7 @@ std::string create_run_directory(const std::string& wanted) {
     if (fs::create_directory(path, error)) return path;
   }
   throw InputError(str("cannot create the run directory ", wanted, ": ", error.message(),
-                       "; hint: set output_dir to a place you may write to"));
+                       "; hint: set output_dir to a folder you may write to"));
 }
 
 RunLock::RunLock(const std::string& run_dir) {

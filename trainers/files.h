@@ -11,10 +11,10 @@ namespace cohort {
 
 // Writes and flushes to disk. Throws Error naming the path and the system's reason.
 void write_file_durable(const std::string& path, const std::string& text);
-// The same through a temporary name and a rename, so that readers see the old or the new text and
-// nothing between.
+// write_file_durable() through a temporary name and a rename, so that readers see either the old or
+// the new text.
 void replace_file(const std::string& path, const std::string& text);
-// Makes a directory, and those above it, where it is not there. Throws Error naming the path and
+// Makes a directory and its parents if they do not exist. Throws Error naming the path and
 // the reason.
 void make_directory(const std::string& path);
 // Throws Error naming both paths and the reason.
@@ -22,8 +22,8 @@ void rename_entry(const std::string& from, const std::string& to);
 // Throws InputError if there is no such file, Error if it cannot be read.
 std::string read_text_file(const std::string& path);
 
-// What follows takes only the system's word for it that something does not exist: for any other
-// reason than that it throws Error.
+// The following functions report that something does not exist only if the system says so; they
+// throw Error for any other failure.
 //
 // The names in a directory, sorted; none if it does not exist.
 std::vector<std::string> list_directory(const std::string& path);
@@ -40,11 +40,11 @@ void sync_directory(const std::string& path);
 std::string file_checksum(const std::string& path);
 // 16 hex digits.
 std::string hex(uint64_t checksum);
-// XXH3-64 of bytes, with the checksum of what comes before them as its seed.
+// XXH3-64 of bytes, seeded with the checksum of the bytes before them.
 uint64_t checksum(std::string_view bytes, uint64_t before = 0);
 
 // Creates `wanted`, or `wanted`-2, -3, ... if it exists: two runs never share a directory. Returns
-// what it made.
+// its path.
 std::string create_run_directory(const std::string& wanted);
 
 // Holds a run directory for this process; throws InputError if another process has it.

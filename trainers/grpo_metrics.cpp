@@ -8,15 +8,16 @@
 namespace cohort {
 namespace {
 
-// Of the completions of one rank.
+// Sums over the completions of one rank.
 struct SampleSums {
   double tokens = 0, longest = 0;
-  double mask_tokens = 0, entropy = 0, cut = 0;  // of the completions in the loss mask
+  // Sums over completions in the loss mask.
+  double mask_tokens = 0, entropy = 0, truncated_mass = 0;
   Moments length, terminated_length, at_length, at_context;
 };
 
 // True if a completion has tokens in the loss mask.
-bool is_learned(const Trajectory& completion, double reward, const GrpoConfig& config) {
+bool in_loss_mask(const Trajectory& completion, double reward, const GrpoConfig& config) {
   return !std::isnan(reward) && !(config.mask_truncated_completions && completion.truncated());
 }
 
@@ -31,34 +32,34 @@ SampleSums count_samples(const ScoredRollouts& scored, const TrainConfig& config
     sums.at_length.add(c.stop_reason == StopReason::kLength);
     sums.at_context.add(c.stop_reason == StopReason::kContext);
     sums.tokens += static_cast<double>(c.tokens.size());
-    if (!is_learned(c, scored.scores.total[i], config.grpo)) continue;
+    if (!in_loss_mask(c, scored.scores.total[i], config.grpo)) continue;
     sums.mask_tokens += length;
     sums.entropy += c.entropy;
-    sums.cut += c.cut;
+    sums.truncated_mass += c.truncated_mass;
   }
   return sums;
 }
 
-// Of the groups that have a reward.
+// Sums over the groups that have a reward.
 struct GroupSums {
-  Moments deviation, silent;
+  Moments deviation, zero_variance;
 };
 
-// A group is silent if no token of it has an advantage and is in the loss mask.
+// A group has zero variance if none of its tokens in the loss mask has a nonzero advantage.
 GroupSums count_groups(const ScoredRollouts& scored, const TrainConfig& config) {
   GroupSums sums;
   const auto group = static_cast<size_t>(config.num_generations);
   for (size_t begin = 0; begin < scored.scores.total.size(); begin += group) {
     Moments rewards;
-    bool silent = true;
+    bool zero_variance = true;
     for (size_t i = begin; i < begin + group; ++i) {
       rewards.add(scored.scores.total[i]);
-      silent &= scored.advantages[i] == 0 ||
-                !is_learned(scored.trajectories[i], scored.scores.total[i], config.grpo);
+      zero_variance &= scored.advantages[i] == 0 ||
+                       !in_loss_mask(scored.trajectories[i], scored.scores.total[i], config.grpo);
     }
     if (rewards.count == 0) continue;
     sums.deviation.add(rewards.deviation());
-    sums.silent.add(silent);
+    sums.zero_variance.add(zero_variance);
   }
   return sums;
 }
@@ -104,7 +105,7 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
     if (const auto failed = scored.scores.failed[k])
       out.add_sum("rewards/" + reward_names[k] + "/failed", static_cast<double>(*failed));
   }
-  out.add_mean("frac_reward_zero_std", groups.silent);
+  out.add_mean("frac_reward_zero_std", groups.zero_variance);
   out.add_local("ratio_deviation", updates.ratio_deviation);
   out.add_mean("clip_ratio/low", policy.clipped_low, passes);
   out.add_mean("clip_ratio/high", policy.clipped_high, passes);
@@ -112,7 +113,7 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
   out.add_mean("kl", policy.kl_to_reference, config.grpo.beta > 0 ? policy.tokens : 0);
   out.add_mean("entropy", samples.entropy, samples.mask_tokens);
   if (config.sampling.restricts())
-    out.add_mean("cut_probability", samples.cut, samples.mask_tokens);
+    out.add_mean("cut_probability", samples.truncated_mass, samples.mask_tokens);
   out.add_mean("completions/mean_length", samples.length);
   out.add_mean("completions/mean_terminated_length", samples.terminated_length);
   out.add_max("completions/max_length", samples.longest);

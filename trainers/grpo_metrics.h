@@ -12,26 +12,26 @@
 
 namespace cohort {
 
-// What one rank sampled in a step, and what it is worth.
+// Completions that one rank sampled in a step, with rewards and advantages.
 struct ScoredRollouts {
   std::vector<Trajectory> trajectories;
   RewardSet::Scores scores;
-  std::vector<double> advantages;  // of each completion
+  std::vector<double> advantages;  // one per completion
 };
 
 // Sums over the updates of a step.
 struct UpdateSums {
-  kernels::PolicyLossStats policy;  // of this rank's tokens
+  kernels::PolicyLossStats policy;  // over this rank's tokens
   double updates = 0, loss = 0, grad_norm = 0;
   double made = 0;             // updates whose gradient is not exactly 0
   double ratio_deviation = 0;  // max |ratio - 1| before the first update, before it was corrected
   void add(const Learner::Update& update, const kernels::PolicyLossStats& stats);
 };
 
-// docs/grpo.md, section 9, has the names and their meaning. What was not measured is NaN.
+// docs/grpo.md, section 9, documents the metrics. NaN: not measured.
 MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::string>& reward_names,
                         const UpdateSums& updates, const TrainConfig& config, double learning_rate);
-// What the engine has done in so many seconds, since its statistics were reset.
+// Adds the engine's statistics since their last reset, `seconds` ago.
 void add_rollout_metrics(MetricSums& out, const Engine& engine, double seconds);
 
 }  // namespace cohort

@@ -10,14 +10,14 @@
 namespace cohort {
 namespace {
 
-constexpr size_t kWindow = 5;           // steps
-constexpr int64_t kIdleSteps = 10;      // without a signal in any group
-constexpr double kClippedShare = 0.05;  // of the tokens in the loss mask
-constexpr double kTruncatedShare = 0.2, kAllTruncated = 0.999;
-constexpr double kEntropyShare = 0.05,
-                 kEntropyFloor = 0.005;  // of the first steps'; nats per token
-constexpr double kSolvedShare = 0.9;  // of the way from the lowest to the highest reward, or pass@1
-constexpr double kNoise = 3;          // standard deviations that a fall must be more than
+constexpr size_t kWindow = 5;       // steps
+constexpr int64_t kIdleSteps = 10;  // steps in which all groups have zero variance
+constexpr double kClippedTokenFraction = 0.05;
+constexpr double kTruncatedFraction = 0.2, kAllTruncated = 0.999;
+constexpr double kInitialEntropyFraction = 0.05, kEntropyFloor = 0.005;  // nats per token
+// Position between the lowest and the highest reward, or pass@1.
+constexpr double kSolvedFraction = 0.9;
+constexpr double kNoise = 3;  // minimum drop in standard deviations
 
 constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
@@ -76,7 +76,8 @@ GrpoMonitor::GrpoMonitor(const TrainConfig& config, const Json& saved)
         std::pair("context", &context_)})
     if (const Json* values = saved.find(key))
       for (const Json& v : values->as_array()) window->add(v.as_double());
-  for (const Json& fault : saved.at("faults").as_array()) faults_.insert(fault.as_string());
+  for (const Json& name : saved.at("faults").as_array())
+    active_diagnostics_.insert(name.as_string());
 }
 
 Json GrpoMonitor::state() const {
@@ -97,7 +98,7 @@ Json GrpoMonitor::state() const {
       .set("clipped", list(clipped_.values))
       .set("truncated", list(truncated_.values))
       .set("context", list(context_.values))
-      .set("faults", list(faults_));
+      .set("faults", list(active_diagnostics_));
 }
 
 std::vector<std::string> GrpoMonitor::observe(const Metrics& metrics, double pass_at_1) {
@@ -118,17 +119,17 @@ std::vector<std::string> GrpoMonitor::observe(const Metrics& metrics, double pas
   return warnings_;
 }
 
-// By the last evaluation, or, where single rewards differ, by the best that was seen.
+// By the last evaluation, or relative to the lowest and highest reward so far if they differ.
 bool GrpoMonitor::is_solved() const {
-  if (pass_at_1_ >= kSolvedShare) return true;
+  if (pass_at_1_ >= kSolvedFraction) return true;
   return !reward_.values.empty() && highest_ > lowest_ &&
-         reward_.mean() - lowest_ >= kSolvedShare * (highest_ - lowest_);
+         reward_.mean() - lowest_ >= kSolvedFraction * (highest_ - lowest_);
 }
 
-void GrpoMonitor::set_fault(const char* name, bool holds, const std::string& warning) {
-  if (!holds)
-    faults_.erase(name);
-  else if (faults_.insert(name).second)
+void GrpoMonitor::set_diagnostic(const char* name, bool active, const std::string& warning) {
+  if (!active)
+    active_diagnostics_.erase(name);
+  else if (active_diagnostics_.insert(name).second)
     warnings_.push_back(warning);
 }
 
@@ -140,7 +141,7 @@ void GrpoMonitor::check_reward() {
     best_deviation_ = deviation;
   }
   const double fall = best_reward_ - mean;
-  set_fault(
+  set_diagnostic(
       "reward",
       fall > std::abs(best_reward_) / 2 && fall > kNoise * std::max(deviation, best_deviation_),
       str("the reward has collapsed: ", short_number(mean), " over the last ", kWindow,
@@ -149,15 +150,16 @@ void GrpoMonitor::check_reward() {
           config_.beta > 0 ? "a larger beta" : "beta above 0", " to stay near the start"));
 }
 
-// A policy that solves its problems may well be sure of itself.
+// Low entropy is expected of a policy that solves its problems.
 void GrpoMonitor::check_entropy() {
   if (!entropy_.full()) return;
   const double mean = entropy_.mean();
   if (std::isnan(first_entropy_)) first_entropy_ = mean;
-  // It acts on ratios other than 1.
+  // Clipping affects only ratios other than 1.
   const bool clips = config_.updates_per_step() > 1 && config_.epsilon_high.value_or(0) < 0.28;
-  set_fault(
-      "entropy", mean < std::max(kEntropyShare * first_entropy_, kEntropyFloor) && !is_solved(),
+  set_diagnostic(
+      "entropy",
+      mean < std::max(kInitialEntropyFraction * first_entropy_, kEntropyFloor) && !is_solved(),
       str("the entropy has collapsed to ", short_number(mean), " nats per token (at first ",
           short_number(first_entropy_),
           "): completions of a prompt hardly differ any more; hint: a lower learning_rate",
@@ -165,31 +167,32 @@ void GrpoMonitor::check_entropy() {
 }
 
 void GrpoMonitor::check_lengths_and_clips() {
-  const auto percent = [](double share) { return str(short_number(100 * share), " %"); };
+  const auto percent = [](double fraction) { return str(short_number(100 * fraction), " %"); };
   if (clipped_.full())
-    set_fault("clipped", clipped_.mean() > kClippedShare,
-              str("the ratios of ", percent(clipped_.mean()),
-                  " of the tokens are clipped: the policy moves far within one step; hint: a lower "
-                  "learning_rate, or fewer num_iterations and num_minibatches"));
+    set_diagnostic(
+        "clipped", clipped_.mean() > kClippedTokenFraction,
+        str("the ratios of ", percent(clipped_.mean()),
+            " of the tokens are clipped: the policy moves far within one step; hint: a lower "
+            "learning_rate, or fewer num_iterations and num_minibatches"));
   const char* mask =
       config_.mask_truncated_completions ? "" : ", or mask_truncated_completions: true";
   if (truncated_.full())
-    set_fault("truncated", truncated_.mean() > kTruncatedShare,
-              str(percent(truncated_.mean()),
-                  " of the completions end at the length limit, without a stop token; hint: a "
-                  "larger max_completion_length, stop_tokens that the model writes",
-                  mask));
+    set_diagnostic("truncated", truncated_.mean() > kTruncatedFraction,
+                   str(percent(truncated_.mean()),
+                       " of the completions end at the length limit, without a stop token; hint: a "
+                       "larger max_completion_length, stop_tokens that the model writes",
+                       mask));
   if (context_.full())
-    set_fault("context", context_.mean() > kTruncatedShare,
-              str(percent(context_.mean()),
-                  " of the completions end where the model's context is full; hint: shorter "
-                  "prompts, a model with a larger context",
-                  mask));
+    set_diagnostic("context", context_.mean() > kTruncatedFraction,
+                   str(percent(context_.mean()),
+                       " of the completions end where the model's context is full; hint: shorter "
+                       "prompts, a model with a larger context",
+                       mask));
 }
 
-void GrpoMonitor::check_signal(double zero_signal_share) {
-  if (std::isnan(zero_signal_share)) return;
-  zero_signal_steps_ = zero_signal_share == 1 ? zero_signal_steps_ + 1 : 0;
+void GrpoMonitor::check_signal(double zero_signal_fraction) {
+  if (std::isnan(zero_signal_fraction)) return;
+  zero_signal_steps_ = zero_signal_fraction == 1 ? zero_signal_steps_ + 1 : 0;
   const auto mean_of = [](const Window& window) {
     return window.values.empty() ? 0 : window.mean();
   };
@@ -206,8 +209,8 @@ void GrpoMonitor::check_signal(double zero_signal_share) {
                 short_number(mean_of(reward_)), " on average), ",
                 is_solved() ? "the best; hint: the problems are solved, train on harder ones"
                             : "so nothing is learned; hint: easier problems, more num_generations, "
-                              "supervised training first, or a reward for part of the way");
-  set_fault("silent", zero_signal_steps_ >= kIdleSteps, why);
+                              "supervised training first, or a reward for partial progress");
+  set_diagnostic("silent", zero_signal_steps_ >= kIdleSteps, why);
 }
 
 }  // namespace cohort

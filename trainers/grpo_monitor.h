@@ -1,5 +1,5 @@
-// Watches the numbers of a GRPO run for the ways in which such runs go wrong, and says what may
-// help. The thresholds are ours; what they stand for is in docs/grpo.md, section 9.
+// Detects common failure modes of GRPO runs in their metrics and suggests remedies. The thresholds
+// are heuristics, explained in docs/grpo.md, section 9.
 #pragma once
 
 #include <deque>
@@ -16,11 +16,11 @@ namespace cohort {
 
 class GrpoMonitor {
  public:
-  // `saved`: what state() gave before an interruption, or null.
+  // `saved`: the state() before an interruption, or null.
   GrpoMonitor(const TrainConfig& config, const Json& saved);
-  // Takes in the metrics of one step, and the score of the last evaluation, from 0 to 1 (NaN:
-  // none). Returns a warning, with reason and next step, for each fault that begins with the step;
-  // one that lasts is reported once.
+  // Adds the metrics of one step, and the score of the last evaluation, from 0 to 1 (NaN: none).
+  // Returns a warning, with reason and hint, for each diagnostic that becomes active with the step;
+  // one that stays active is reported once.
   std::vector<std::string> observe(const Metrics& metrics,
                                    double pass_at_1 = std::numeric_limits<double>::quiet_NaN());
   Json state() const;
@@ -37,17 +37,17 @@ class GrpoMonitor {
   void check_reward();
   void check_entropy();
   void check_lengths_and_clips();
-  void check_signal(double zero_signal_share);
+  void check_signal(double zero_signal_fraction);
   bool is_solved() const;
-  void set_fault(const char* name, bool holds, const std::string& warning);
+  void set_diagnostic(const char* name, bool active, const std::string& warning);
 
   GrpoConfig config_;
   Window reward_, entropy_, clipped_, truncated_, context_;
   double best_reward_, best_deviation_ = 0, first_entropy_;
   double highest_, lowest_;        // rewards of single completions so far
-  double pass_at_1_;               // of the last evaluation
-  int64_t zero_signal_steps_ = 0;  // in a row, without a signal in any group
-  std::set<std::string> faults_;   // that hold now
+  double pass_at_1_;               // score of the last evaluation
+  int64_t zero_signal_steps_ = 0;  // latest steps in a row in which all groups have zero variance
+  std::set<std::string> active_diagnostics_;
   std::vector<std::string> warnings_;
 };
 

@@ -11,15 +11,15 @@
 namespace cohort {
 namespace {
 
-// The purpose of rng_stream() for advantages that are dealt anew.
+// The purpose of rng_stream() for shuffled advantages.
 constexpr uint64_t kAblationPurpose = 7;
-// The share of a step's completions for which commands may fail.
-constexpr double kMostFailed = 0.05;
+// Maximum fraction of a step's completions for which commands may fail.
+constexpr double kMaxFailedFraction = 0.05;
 
-// Where completion i of a rank stands among all of the step.
-size_t place_of(size_t i, const PromptShare& share, const TrainConfig& config) {
+// Index of completion i of a rank among all completions of the step.
+size_t index_in_step(size_t i, const PromptShard& shard, const TrainConfig& config) {
   const auto group = static_cast<size_t>(config.num_generations);
-  return static_cast<size_t>(share.indices[i / group]) * group + i % group;
+  return static_cast<size_t>(shard.indices[i / group]) * group + i % group;
 }
 
 // Sets one column of all micro batches to the log-probs under `model`.
@@ -50,21 +50,21 @@ double ratio_deviation(std::span<const Minibatch> minibatches, const Transformer
   return largest;
 }
 
-// Does `work` on every rank. Where it meets what is not finite on one of them, all throw.
+// Runs `work` on every rank. If it throws NonFiniteError on one of them, all throw.
 void on_all_ranks(Communicator& comm, const std::function<void()>& work) {
-  std::optional<NonFiniteError> fault;
+  std::optional<NonFiniteError> error;
   try {
     work();
   } catch (const NonFiniteError& e) {
-    fault = e;
+    error = e;
   }
-  double faults = fault ? 1 : 0;
-  reduce_in_place(comm, {&faults});
-  if (faults == 0) return;
-  throw fault ? *fault : NonFiniteError("another rank's logits hold NaN or infinity");
+  double failed_ranks = error ? 1 : 0;
+  reduce_in_place(comm, {&failed_ranks});
+  if (failed_ranks == 0) return;
+  throw error ? *error : NonFiniteError("another rank's logits hold NaN or infinity");
 }
 
-// How many completions of the step a reward applies to, over all ranks.
+// Number of completions of the step to which a reward applies, over all ranks.
 int64_t count_rewarded(Communicator& comm, const RewardSet::Scores& scores) {
   double count = 0;
   for (const double reward : scores.total) count += !std::isnan(reward);
@@ -76,33 +76,33 @@ int64_t count_rewarded(Communicator& comm, const RewardSet::Scores& scores) {
 void check_failed(Communicator& comm, const RewardSet& rewards, const RewardSet::Scores& scores,
                   const TrainConfig& config) {
   double failed = 0;
-  std::vector<std::string> faults(static_cast<size_t>(comm.size()));
+  std::vector<std::string> errors(static_cast<size_t>(comm.size()));
   for (size_t k = 0; k < scores.failed.size(); ++k) {
     const int64_t count = scores.failed[k].value_or(0);
     if (count == 0) continue;
     failed += static_cast<double>(count);
-    const std::string what = str("reward ", rewards.names()[k], ": no value for ", count,
-                                 " completions; the first: ", scores.fault[k]);
-    logging::warn(what, "; the step cannot be reproduced");
-    faults[static_cast<size_t>(comm.rank())] = what;
+    const std::string message = str("reward ", rewards.names()[k], ": no value for ", count,
+                                    " completions; the first: ", scores.first_error[k]);
+    logging::warn(message, "; the step cannot be reproduced");
+    errors[static_cast<size_t>(comm.rank())] = message;
   }
   reduce_in_place(comm, {&failed});
-  if (failed <= kMostFailed * static_cast<double>(config.completions_per_step())) return;
-  faults = gather_texts(comm, faults);
-  const auto first = std::find_if(faults.begin(), faults.end(),
-                                  [](const std::string& fault) { return !fault.empty(); });
+  if (failed <= kMaxFailedFraction * static_cast<double>(config.completions_per_step())) return;
+  errors = gather_texts(comm, errors);
+  const auto first = std::find_if(errors.begin(), errors.end(),
+                                  [](const std::string& error) { return !error.empty(); });
   throw Error(str(*first, "; hint: the programs' own messages are in rewards.log of the run"));
 }
 
-// `values`, one for each completion of a rank, of all ranks in the order of the prompts.
-std::vector<double> of_all_ranks(Communicator& comm, const std::vector<double>& values,
-                                 const PromptShare& share, const TrainConfig& config) {
+// Gathers `values`, one per completion of a rank, from all ranks in the order of the prompts.
+std::vector<double> gather_values(Communicator& comm, const std::vector<double>& values,
+                                  const PromptShard& shard, const TrainConfig& config) {
   std::vector<double> all(static_cast<size_t>(config.completions_per_step()));
-  for (size_t i = 0; i < values.size(); ++i) all[place_of(i, share, config)] = values[i];
+  for (size_t i = 0; i < values.size(); ++i) all[index_in_step(i, shard, config)] = values[i];
   return reduce_over_ranks(comm, all);
 }
 
-// Whether a sequence can change the update. Without a KL term a zero advantage gives an exactly
+// True if a sequence can change the update. Without a KL term a zero advantage gives an exactly
 // zero gradient.
 bool has_gradient(const TokenSequence& sequence, double beta) {
   const std::vector<double>& advantage = sequence.columns.at("advantage");
@@ -110,7 +110,7 @@ bool has_gradient(const TokenSequence& sequence, double beta) {
                                                                 [](double a) { return a != 0; }));
 }
 
-// The sums over the micro batches of one update, as each loss has left them on the device.
+// Sums the statistics that each micro batch of one update has left on the device.
 kernels::PolicyLossStats total_of(const Tensor& stats) {
   const Tensor rows = stats.to(Device{});
   kernels::PolicyLossStats total;
@@ -121,14 +121,14 @@ kernels::PolicyLossStats total_of(const Tensor& stats) {
 
 }  // namespace
 
-PromptShare share_prompts(const Communicator& comm, const TrainConfig& config, int64_t step) {
+PromptShard shard_prompts(const Communicator& comm, const TrainConfig& config, int64_t step) {
   const int64_t count = config.prompts_per_step, parts = config.grpo.num_minibatches;
-  PromptShare out;
+  PromptShard out;
   for (int64_t m = 0; m < parts; ++m) {
     out.minibatch_begin.push_back(static_cast<int64_t>(out.indices.size()));
     const int64_t begin = count * m / parts, end = count * (m + 1) / parts;
-    const RankShare mine = share_of(end - begin, comm.rank(), comm.size(), step * parts + m);
-    for (int64_t i = mine.begin; i < mine.end; ++i) out.indices.push_back(begin + i);
+    const RankShard range = shard_of(end - begin, comm.rank(), comm.size(), step * parts + m);
+    for (int64_t i = range.begin; i < range.end; ++i) out.indices.push_back(begin + i);
   }
   out.minibatch_begin.push_back(static_cast<int64_t>(out.indices.size()));
   return out;
@@ -144,15 +144,15 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   engine.reset_stats();
   const auto submit = [&](const Trajectory& trajectory) {
     const auto prompt =
-        std::find(in.share.indices.begin(), in.share.indices.end(), trajectory.group) -
-        in.share.indices.begin();
+        std::find(in.shard.indices.begin(), in.shard.indices.end(), trajectory.group) -
+        in.shard.indices.begin();
     in.rewards.submit(in.prompts[static_cast<size_t>(prompt)], trajectory, in.step);
   };
   on_all_ranks(in.comm, [&] {
     trajectories = in.sampler.sample(in.prompts, config.num_generations,
                                      {.seed = static_cast<uint64_t>(config.seed),
                                       .step = in.step,
-                                      .prompt_indices = in.share.indices},
+                                      .prompt_indices = in.shard.indices},
                                      {.on_finished = submit});
   });
   const double sampling_time = clock.lap("sampling");
@@ -161,7 +161,7 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   const bool by_batch = config.grpo.scale_rewards == AdvantageScale::kBatch;
   advantages = group_advantages(
       scores.total, config.num_generations, config.grpo.scale_rewards,
-      by_batch ? reward_std(of_all_ranks(in.comm, scores.total, in.share, config)) : 0);
+      by_batch ? reward_std(gather_values(in.comm, scores.total, in.shard, config)) : 0);
   out.rewarded_count = count_rewarded(in.comm, scores);
   const double rewards_time = clock.lap("rewards");
   UpdateSums updates;
@@ -170,9 +170,9 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
     std::vector<Minibatch> minibatches =
         pack_minibatches(in.comm, in.learner.model(), out.rollouts,
                          config.grpo.shuffle_advantages
-                             ? shuffled_advantages(in.comm, advantages, in.share, config, in.step)
+                             ? shuffled_advantages(in.comm, advantages, in.shard, config, in.step)
                              : advantages,
-                         in.share, config);
+                         in.shard, config);
     packing_time = clock.lap("packing");
     if (in.reference != nullptr)
       set_log_probs(minibatches, "ref_logprob", *in.reference, config.sampling.temperature);
@@ -192,33 +192,35 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
 }
 
 std::vector<double> shuffled_advantages(Communicator& comm, const std::vector<double>& advantages,
-                                        const PromptShare& share, const TrainConfig& config,
+                                        const PromptShard& shard, const TrainConfig& config,
                                         int64_t step) {
-  std::vector<double> all = of_all_ranks(comm, advantages, share, config);
+  std::vector<double> all = gather_values(comm, advantages, shard, config);
   Rng rng(static_cast<uint64_t>(config.seed),
           rng_stream(kAblationPurpose, static_cast<uint64_t>(step)));
   for (auto i = static_cast<int64_t>(all.size()) - 1; i > 0; --i)
     std::swap(all[static_cast<size_t>(i)], all[static_cast<size_t>(rng.below(i + 1))]);
-  std::vector<double> dealt;
-  for (size_t i = 0; i < advantages.size(); ++i) dealt.push_back(all[place_of(i, share, config)]);
-  return dealt;
+  std::vector<double> shuffled;
+  for (size_t i = 0; i < advantages.size(); ++i)
+    shuffled.push_back(all[index_in_step(i, shard, config)]);
+  return shuffled;
 }
 
 std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& model,
                                         const ScoredRollouts& rollouts,
                                         std::span<const double> advantages,
-                                        const PromptShare& share, const TrainConfig& config) {
+                                        const PromptShard& shard, const TrainConfig& config) {
   const int64_t group = config.num_generations;
   std::vector<Minibatch> out;
-  for (size_t m = 0; m + 1 < share.minibatch_begin.size(); ++m) {
+  for (size_t m = 0; m + 1 < shard.minibatch_begin.size(); ++m) {
     std::vector<TokenSequence> sequences;
-    const auto begin = static_cast<size_t>(share.minibatch_begin[m] * group),
-               end = static_cast<size_t>(share.minibatch_begin[m + 1] * group);
+    const auto begin = static_cast<size_t>(shard.minibatch_begin[m] * group),
+               end = static_cast<size_t>(shard.minibatch_begin[m + 1] * group);
     for (size_t i = begin; i < end; ++i) {
       if (std::isnan(rollouts.scores.total[i])) continue;
       const Trajectory& trajectory = rollouts.trajectories[i];
       TokenSequence& s = sequences.emplace_back(policy_sequence(trajectory, advantages[i]));
-      // The prompt's last token is each completion's own: it learns their first ones.
+      // The prompt's last token is not part of the shared prefix: its target is the completion's
+      // first.
       if (group > 1) {
         s.group = trajectory.group;
         s.prefix = trajectory.prompt_length - 1;
@@ -228,7 +230,8 @@ std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& m
     }
     StepTotals totals = count_totals(sequences);
     reduce_in_place(comm, {&totals.sequences, &totals.tokens});
-    // Not even with a zero gradient: AdamW's decay and momentum would move the weights.
+    // No update at all: even with a zero gradient AdamW's decay and momentum would move the
+    // weights.
     if (totals.tokens == 0) continue;
     std::erase_if(sequences, [&](const auto& s) { return !has_gradient(s, config.grpo.beta); });
     out.push_back(pack_policy(std::move(sequences),
@@ -237,7 +240,7 @@ std::vector<Minibatch> pack_minibatches(Communicator& comm, const Transformer& m
                                .max_completion_length = config.sampling.max_completion_length,
                                .micro_batch_tokens = config.micro_batch(),
                                .dtype = accumulate_dtype(config.dtype)}));
-    for (PackedBatch& batch : out.back()) batch = model.place(batch);
+    for (PackedBatch& batch : out.back()) batch = model.to_device(batch);
   }
   return out;
 }
@@ -253,7 +256,7 @@ UpdateSums update_policy(Communicator& comm, Learner& learner, std::vector<Minib
     const auto loss_of = [&](int64_t i) {
       const PackedBatch& batch = minibatch[static_cast<size_t>(i)];
       const Transformer& model = learner.model();
-      const LossAndStats loss = grpo_loss(model.forward_learned(batch, {.mode = Mode::kEval}),
+      const LossAndStats loss = grpo_loss(model.hidden_at_targets(batch, {.mode = Mode::kEval}),
                                           model.head(), batch, config.grpo, temperature);
       stats.select(0, i).copy_(loss.stats);
       return loss.loss;
@@ -272,11 +275,11 @@ UpdateSums update_policy(Communicator& comm, Learner& learner, std::vector<Minib
     sums.ratio_deviation = deviation;
     set_log_probs(minibatches, "old_logprob", learner.model(), temperature);
     if (comm.rank() == 0)
-      logging::warn("the sampler's log-probs differ from the trainer's: max |ratio - 1| = ",
-                    deviation, " before the first update; it is made with old log-probs that the ",
-                    "trainer has computed");
+      logging::warn(
+          "the sampler's log-probs differ from the trainer's: max |ratio - 1| = ", deviation,
+          " before the first update, which uses log-probs recomputed by the ", "trainer instead");
   };
-  // The first minibatch's ratios are known when its loss is.
+  // The ratios of the first minibatch are known with its loss.
   const int64_t every = config.grpo.ratio_check_every;
   if (every > 0 && step % every == 0 && minibatches.size() > 1)
     if (const double deviation = over_ranks(

@@ -18,9 +18,9 @@ void warn_of_settings(Stage& stage) {
   if (config.sampling.restricts())
     logging::warn(
         "top_k, top_p, min_p, penalties and logit_bias change sampling only: the update treats "
-        "samples as if drawn from the policy; cut_probability in metrics.jsonl is what top_k, "
-        "top_p "
-        "and min_p leave out");
+        "samples as if they came from the policy itself; cut_probability in metrics.jsonl is the "
+        "mass that "
+        "top_k, top_p and min_p leave out");
   const int64_t smallest = config.prompts_per_step / config.grpo.num_minibatches;
   if (smallest < stage.comm().size())
     logging::warn("prompts_per_step: a minibatch of ", smallest, " prompts leaves ",
@@ -28,11 +28,11 @@ void warn_of_settings(Stage& stage) {
                   " ranks without work; hint: more prompts_per_step or fewer num_minibatches");
 }
 
-std::vector<Example> next_prompts(Stage& stage, MixedOrder& order, const PromptShare& share) {
+std::vector<Example> next_prompts(Stage& stage, MixedOrder& order, const PromptShard& shard) {
   std::vector<int64_t> examples;
   for (int64_t i = 0; i < stage.config().prompts_per_step; ++i) examples.push_back(order.next());
   std::vector<Example> prompts;
-  for (const int64_t index : share.indices)
+  for (const int64_t index : shard.indices)
     prompts.push_back(stage.data().train->get(examples[static_cast<size_t>(index)]));
   return prompts;
 }
@@ -43,22 +43,23 @@ double last_score(const TrainState& state) {
   return number_or_nan(last == nullptr ? Json() : last->at("score"));
 }
 
-// Throws InputError if there never was a reward, or not for long.
+// Throws InputError if the first step or the last kMaxUnrewardedSteps steps had no reward.
 void check_rewarded(Stage& stage, int64_t rewarded_count) {
   int64_t& unrewarded = stage.state().unrewarded_steps;
   unrewarded = rewarded_count > 0 ? 0 : unrewarded + 1;
   if (unrewarded == 0) return;
-  const std::string what =
+  const std::string message =
       str("rewards: none applies to any of the ", stage.config().completions_per_step(),
           " completions of step ", stage.step() + 1);
   if (stage.step() == 0 || unrewarded >= kMaxUnrewardedSteps)
-    throw InputError(str(what, unrewarded > 1 ? str(", the last of ", unrewarded, " in a row") : "",
+    throw InputError(str(message,
+                         unrewarded > 1 ? str(", the last of ", unrewarded, " in a row") : "",
                          "; hint: numeric needs a number as the answer, countdown the fields "
                          "numbers and target"));
-  if (stage.is_main()) logging::warn(what, "; the step is skipped");
+  if (stage.is_main()) logging::warn(message, "; the step is skipped");
 }
 
-// The step's first completions, in the order of the prompts, whichever rank has sampled them.
+// Logs the step's first completions over all ranks, in the order of the prompts.
 void log_completions(Stage& stage, std::span<const Example> prompts, const ScoredRollouts& rollouts,
                      const RewardSet& rewards) {
   const TrainConfig& config = stage.config();
@@ -97,10 +98,10 @@ StageEnd train_grpo(Stage& stage) {
   GrpoMonitor monitor(config, stage.state().monitor);
   if (stage.is_main() && !stage.finished()) warn_of_settings(stage);
 
-  std::string room;
+  std::string cache;
   while (stage.more()) {
-    const PromptShare share = share_prompts(stage.comm(), config, stage.step());
-    const std::vector<Example> prompts = next_prompts(stage, order, share);
+    const PromptShard shard = shard_prompts(stage.comm(), config, stage.step());
+    const std::vector<Example> prompts = next_prompts(stage, order, shard);
     const GrpoStepResult result = grpo_step({.comm = stage.comm(),
                                              .config = config,
                                              .sampler = sampler,
@@ -108,12 +109,12 @@ StageEnd train_grpo(Stage& stage) {
                                              .learner = stage.learner(),
                                              .reference = stage.reference(),
                                              .prompts = prompts,
-                                             .share = share,
+                                             .shard = shard,
                                              .step = stage.step(),
                                              .learning_rate = stage.learning_rate()});
-    if (const std::string now = stage.engine().room(); now != room) {
+    if (const std::string now = stage.engine().cache_summary(); now != cache) {
       if (stage.is_main()) logging::info("rollouts: ", now);
-      room = now;
+      cache = now;
     }
     check_rewarded(stage, result.rewarded_count);
     stage.state().data_position = order.position();

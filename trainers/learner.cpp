@@ -8,9 +8,9 @@
 namespace cohort {
 namespace {
 
-// Where the gradient of each leaf ends in one tensor of all.
+// End offset of each leaf's gradient within the flat gradient tensor.
 std::vector<int64_t> gradient_ends(const Transformer& model) {
-  constexpr int64_t kUnit = 64;  // elements: parts start where wide accesses may
+  constexpr int64_t kUnit = 64;  // elements: alignment for wide accesses
   std::vector<int64_t> ends;
   int64_t end = 0;
   for (const Variable& leaf : model.leaves())
@@ -18,7 +18,7 @@ std::vector<int64_t> gradient_ends(const Transformer& model) {
   return ends;
 }
 
-// That tensor: a few calls reduce all gradients.
+// Flat storage of all gradients, so that a few collectives reduce them.
 Tensor flat_gradients(const Transformer& model) {
   const std::vector<int64_t> ends = gradient_ends(model);
   Tensor flat = Tensor::zeros({ends.back()}, accumulate_dtype(model.dtype()), model.device());
@@ -69,7 +69,7 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<Varia
     clock.lap("backward");
   }
   last_micro_batch_ = false;
-  for (const Variable& leaf : model_->leaves()) leaf.grad();  // zeros where no loss has reached
+  for (const Variable& leaf : model_->leaves()) leaf.grad();  // zeros if no loss depends on it
   reducer_.finish();
   Tensor norm = health_.narrow(0, 0, 1);
   global_grad_norm(norm, model_->parameters());
@@ -81,7 +81,7 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<Varia
   reduce_in_place(comm_, {&out.loss, &refusals});
   out.refused = refusals != 0;
   const std::vector<double> health = health_.to_vector<double>();
-  if (health[1] != 0) throw_bad_weights();  // of which bad losses may be a consequence
+  if (health[1] != 0) throw_bad_weights();  // first: bad losses may follow from it
   check_losses(out.loss, numbers);
   out.grad_norm = health[0];
   check_gradients(out.grad_norm);
@@ -95,21 +95,21 @@ void Learner::check_weights() const {
   if (health_.narrow(0, 1, 1).item() != 0) throw_bad_weights();
 }
 
-// If one loss of one rank is not finite, the total is not on any rank: all agree, and throw the
-// same.
+// If one loss of one rank is not finite, the total is not finite on any rank: all ranks throw the
+// same error.
 void Learner::check_losses(double total, const std::vector<double>& losses) const {
   if (std::isfinite(total)) return;
-  std::vector<std::string> faults(static_cast<size_t>(comm_.size()));
+  std::vector<std::string> errors(static_cast<size_t>(comm_.size()));
   const auto bad = std::find_if_not(losses.begin(), losses.end(),
                                     [](double loss) { return std::isfinite(loss); });
   if (bad != losses.end())
-    faults[static_cast<size_t>(comm_.rank())] =
+    errors[static_cast<size_t>(comm_.rank())] =
         str(comm_.size() > 1 ? str("rank ", comm_.rank(), ": ") : "", "the loss of micro batch ",
             bad - losses.begin() + 1, " of ", losses.size(), " is ", *bad);
-  faults = gather_texts(comm_, faults);
-  const auto first = std::find_if(faults.begin(), faults.end(),
-                                  [](const std::string& fault) { return !fault.empty(); });
-  throw NonFiniteError(str(first == faults.end() ? str("the sum of the losses is ", total) : *first,
+  errors = gather_texts(comm_, errors);
+  const auto first = std::find_if(errors.begin(), errors.end(),
+                                  [](const std::string& error) { return !error.empty(); });
+  throw NonFiniteError(str(first == errors.end() ? str("the sum of the losses is ", total) : *first,
                            "; nothing was updated; hint: a lower learning_rate or max_grad_norm"));
 }
 

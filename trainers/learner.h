@@ -22,19 +22,19 @@ class Learner {
     double loss = 0;  // over all micro batches and ranks
     double grad_norm = 0;
     bool made = true;      // false: refused, or the gradient is exactly 0 on all ranks
-    bool refused = false;  // by `accept`
+    bool refused = false;  // `accept` returned false
   };
   // One optimiser update: backward(make) of loss(0) ... loss(micro_batches - 1), whose sum over
   // micro batches and ranks is the step's loss, then reduction, clipping and AdamW. Every rank
-  // calls it, also with no micro batch. The host waits for the device once, before the update.
-  // Throws NonFiniteError naming what is not finite, the same on every rank: a loss or gradient, or
-  // what check_weights() looks for. Nothing is updated then. `accept`, where given, is asked when
-  // all losses are known; if it says no on any rank, weights and optimiser state stay as they are.
-  // So they do where every gradient is 0: AdamW's momentum and decay would move the weights.
+  // calls it, even without a micro batch. Synchronizes with the device once, before the update.
+  // Throws the same NonFiniteError on every rank, without any update, if a loss, a gradient or a
+  // number checked by check_weights() is not finite. `accept`, if given, is called when all losses
+  // are known; if it returns false on any rank, weights and optimiser state are unchanged. They are
+  // also unchanged if every gradient is 0: AdamW's momentum and decay would move the weights.
   Update update(int64_t micro_batches, const std::function<Variable(int64_t)>& loss,
                 double learning_rate, const std::function<bool()>& accept = nullptr);
-  // Throws NonFiniteError if an update has made weights or moments that are not finite. Waits for
-  // the device.
+  // Throws NonFiniteError if an update has made weights or moments that are not finite.
+  // Synchronizes with the device.
   void check_weights() const;
 
   Transformer& model() { return *model_; }
@@ -47,8 +47,8 @@ class Learner {
 
   std::unique_ptr<Transformer> model_;
   Communicator& comm_;
-  Tensor gradients_;  // of all parameters, one after the other
-  // f64 [2] on the device: the gradient norm, and 1 once an update has made what is not finite.
+  Tensor gradients_;  // all parameters' gradients, concatenated
+  // f64 [2] on the device: the gradient norm, and 1 once an update has made a non-finite number.
   Tensor health_;
   AdamW optimizer_;
   GradReducer reducer_;

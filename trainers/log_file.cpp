@@ -11,7 +11,7 @@
 namespace cohort {
 namespace {
 
-// The text's lines with their ends; the last may have none.
+// Splits a text into lines with their line ends; the last may have none.
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
   for (size_t at = 0; at < text.size();) {
@@ -46,7 +46,7 @@ void LogFile::start(int64_t step) {
     const bool whole = line.back() == '\n';
     if (const auto at = step_of(line, path_); at.has_value())
       good += *at > step ? "" : whole ? line : line + "\n";
-    else if (whole)  // else the line that a kill cut short
+    else if (whole)  // else an incomplete last line after a kill
       damaged += line;
   }
   if (!damaged.empty()) {
@@ -67,7 +67,7 @@ void LogFile::write(const std::string& line) {
   if (write_kept() || warned_) return;
   warned_ = true;
   logging::warn("cannot write ", path_, ": ", why_,
-                "; its lines are kept and tried again with the next one");
+                "; its lines are kept and retried with the next one");
 }
 
 void LogFile::finish() {

@@ -8,30 +8,30 @@
 
 namespace cohort {
 
-// A line is in the file whole or not at all. One that cannot be written is reported once, as a
-// warning, kept, and tried again with the next one.
+// Lines are appended atomically. One that cannot be written is kept and retried with the next one;
+// the first failure is logged as a warning.
 class LogFile {
  public:
-  // Reads what an earlier start has written; throws Error if that cannot be done. Writes nothing.
+  // Reads the existing file; throws Error if that fails. Writes nothing.
   explicit LogFile(std::string path);
   ~LogFile();
   LogFile(const LogFile&) = delete;
   LogFile& operator=(const LogFile&) = delete;
 
-  // Cuts the lines after `step`, which are written again, and opens the file. Damaged lines go to
-  // PATH.damaged with a warning.
+  // Removes the lines after `step`, which will be logged again, and opens the file. Damaged lines
+  // are moved to PATH.damaged with a warning.
   void start(int64_t step);
   void write(const std::string& line);
-  // Tries a last time to write what is kept; throws Error if it cannot.
+  // Retries the kept lines a last time; throws Error if they cannot be written.
   void finish();
 
  private:
   bool write_kept();
 
   const std::string path_;
-  std::string before_;  // the file as it was found
-  std::string kept_;    // lines that are not in the file
-  std::string why_;     // the last one could not be written
+  std::string before_;  // contents of the existing file
+  std::string kept_;    // lines not yet in the file
+  std::string why_;     // reason of the last write error
   AppendFile file_;
   bool warned_ = false;
 };

@@ -1,5 +1,4 @@
-// The numbers of a step by name: added up on each rank where they are computed, then put together
-// over the ranks.
+// The numbers of a step by name: accumulated on each rank, then reduced over the ranks.
 #pragma once
 
 #include <cmath>
@@ -15,7 +14,7 @@ namespace cohort {
 
 class Communicator;
 
-// Named numbers in the order in which they are shown and written; what was not measured is NaN.
+// Named numbers in the order of display and output; NaN: not measured.
 class Metrics {
  public:
   using Entry = std::pair<std::string, double>;
@@ -33,8 +32,8 @@ class Metrics {
   std::vector<Entry> entries_;
 };
 
-// Sums that become mean and standard deviation (n - 1), also after a reduction over ranks. NaN
-// values are left out; what was not measured is NaN.
+// Sums for mean and standard deviation (n - 1), which may be reduced over ranks. NaN values are
+// skipped; without values the results are NaN.
 struct Moments {
   double sum = 0, count = 0, squares = 0;
   void add(double v) {
@@ -47,25 +46,27 @@ struct Moments {
   double deviation() const;
 };
 
-// A metric is one line where it is computed, and every rank comes by that line, also with nothing
-// to add.
+// Collects the metrics of a rank. Every rank adds the same metrics in the same order, even without
+// values.
 class MetricSums {
  public:
   void add_sum(const std::string& name, double sum) { add(name, Kind::kSum, {.sum = sum}); }
-  void add_mean(const std::string& name, const Moments& of) { add(name, Kind::kMean, of); }
+  void add_mean(const std::string& name, const Moments& moments) {
+    add(name, Kind::kMean, moments);
+  }
   void add_mean(const std::string& name, double sum, double count) {
     add(name, Kind::kMean, {.sum = sum, .count = count});
   }
-  void add_deviation(const std::string& name, const Moments& of) {
-    add(name, Kind::kDeviation, of);
+  void add_deviation(const std::string& name, const Moments& moments) {
+    add(name, Kind::kDeviation, moments);
   }
-  // Infinite where a rank has nothing to add; NaN if no rank has.
+  // Infinite for a rank without values; NaN if no rank has any.
   void add_max(const std::string& name, double max) { add(name, Kind::kMax, {.sum = max}); }
   void add_min(const std::string& name, double min) { add(name, Kind::kMin, {.sum = -min}); }
-  // What every rank knows by itself.
+  // A value that is equal on all ranks and not reduced.
   void add_local(const std::string& name, double value) { add(name, Kind::kLocal, {.sum = value}); }
 
-  // Over all ranks, in the order in which they were added; every rank calls it.
+  // Reduces over all ranks, in the order of addition; every rank calls it.
   Metrics reduce(Communicator& comm) const;
 
  private:
@@ -76,8 +77,8 @@ class MetricSums {
     Moments moments;  // a sum, maximum, negative minimum or local value is its sum
     double value() const;
   };
-  void add(const std::string& name, Kind kind, const Moments& of) {
-    metrics_.push_back({name, kind, of});
+  void add(const std::string& name, Kind kind, const Moments& moments) {
+    metrics_.push_back({name, kind, moments});
   }
   std::vector<Metric> metrics_;
 };
@@ -85,8 +86,7 @@ class MetricSums {
 // Seconds between calls.
 class Stopwatch {
  public:
-  // Since the last call, or since the watch was made. A Trace shows it under the name of `phase`,
-  // where there is one.
+  // Seconds since the last call, or since construction. Recorded as `phase`, if given, in a Trace.
   double lap(const char* phase = nullptr) {
     const int64_t begin = std::exchange(last_, trace_clock());
     if (phase != nullptr) trace_phase(phase, begin, last_);

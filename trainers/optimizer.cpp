@@ -43,7 +43,7 @@ void AdamW::step(double learning_rate, const Tensor& norm, const Tensor& non_fin
 }
 
 double AdamW::relative_update(double learning_rate) const {
-  constexpr int64_t kSampled = 4096;  // elements of a parameter
+  constexpr int64_t kSampled = 4096;  // elements per parameter
   constexpr size_t kParameters = 16;
   if (updates_ == 0) return std::nan("");
   const double correction1 = 1 - std::pow(config_.adam_beta1, static_cast<double>(updates_)),
@@ -78,17 +78,17 @@ NamedTensors AdamW::state() const {
     if (t.master.defined()) out.emplace_back(names_[i] + ".master", t.master);
     if (t.low_bits.defined())
       out.emplace_back(names_[i] + ".master",
-                       kernels::join_master(t.param.to(Device{}), t.low_bits.to(Device{})));
+                       kernels::combine_master(t.param.to(Device{}), t.low_bits.to(Device{})));
   }
   return out;
 }
 
 void AdamW::load(const SafetensorsFile& file, int64_t updates) {
-  // In the dtype of sums, or as it was saved in bf16 where that may be.
-  enum class Saved { kAsSums, kOrBF16 };
-  const auto read = [&](const std::string& name, const Tensor& grad, Saved how) {
+  // Accepted dtypes of a saved tensor: the accumulation dtype, or also bf16.
+  enum class Saved { kAccumulateDType, kOrBF16 };
+  const auto read = [&](const std::string& name, const Tensor& grad, Saved accepted) {
     Tensor saved = file.read(name);
-    if (saved.dtype() == DType::kBF16 && how == Saved::kOrBF16) saved = saved.to(DType::kF32);
+    if (saved.dtype() == DType::kBF16 && accepted == Saved::kOrBF16) saved = saved.to(DType::kF32);
     if (saved.shape() != grad.shape() || saved.dtype() != grad.dtype())
       throw InputError(str("optimizer state '", name, "': expected ", dtype_name(grad.dtype()),
                            grad.shape().str(), ", the checkpoint has ", saved.str()));
@@ -104,7 +104,7 @@ void AdamW::load(const SafetensorsFile& file, int64_t updates) {
     for (const auto& [name, moment] : {std::pair{".m", &t.m}, {".v", &t.v}})
       moment->copy_(read(names_[i] + name, t.grad, Saved::kOrBF16).to(moment->dtype()));
     if (t.param.dtype() != DType::kBF16) continue;
-    const Tensor master = read(names_[i] + ".master", t.grad, Saved::kAsSums);
+    const Tensor master = read(names_[i] + ".master", t.grad, Saved::kAccumulateDType);
     Tensor param = Tensor::empty(master.shape(), DType::kBF16),
            low_bits = Tensor::empty({2 * master.numel()}, DType::kU8);
     kernels::split_master(param, low_bits, master);
@@ -124,10 +124,10 @@ double scheduled_learning_rate(const OptimizerConfig& c, int64_t step, int64_t s
   const int64_t span = std::max<int64_t>(1, steps - c.warmup_steps);
   const double progress =
       std::min(1.0, static_cast<double>(step - c.warmup_steps) / static_cast<double>(span));
-  double share = 1;
-  if (c.lr_schedule == Schedule::kCosine) share = 0.5 * (1 + std::cos(std::numbers::pi * progress));
-  if (c.lr_schedule == Schedule::kLinear) share = 1 - progress;
-  return c.min_learning_rate + (c.learning_rate - c.min_learning_rate) * share;
+  double decay = 1;
+  if (c.lr_schedule == Schedule::kCosine) decay = 0.5 * (1 + std::cos(std::numbers::pi * progress));
+  if (c.lr_schedule == Schedule::kLinear) decay = 1 - progress;
+  return c.min_learning_rate + (c.learning_rate - c.min_learning_rate) * decay;
 }
 
 void global_grad_norm(Tensor& norm, const std::vector<NamedParameter>& parameters) {

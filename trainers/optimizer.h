@@ -13,22 +13,22 @@ namespace cohort {
 class AdamW {
  public:
   // Zero moments; bf16 parameters get f32 masters, split or whole. Refers to the parameters'
-  // gradients, which must stay where they are. `seed`: of the rounding of bf16 moments.
+  // gradients, which must stay where they are. `seed`: for the rounding of bf16 moments.
   AdamW(const std::vector<NamedParameter>& parameters, const OptimizerConfig& config,
         uint64_t seed = 0);
-  // One update, with gradients scaled down where their norm (global_grad_norm(), or undefined: no
-  // clipping) exceeds max_grad_norm. A norm that is not finite leaves everything as it is. Sets
-  // non_finite (f64 [1], may be undefined) to 1 where an updated weight or moment is not finite.
+  // One update, with gradients scaled down if their norm (global_grad_norm(), or undefined: no
+  // clipping) exceeds max_grad_norm. A norm that is not finite makes no update. Sets
+  // non_finite (f64 [1], may be undefined) to 1 if an updated weight or moment is not finite.
   void step(double learning_rate, const Tensor& norm, const Tensor& non_finite = {});
   int64_t updates() const { return updates_; }
   // |dw| / |w| of the last update, with this learning rate, from a sample of the elements of each
-  // parameter; NaN before the first. Waits for the device.
+  // parameter; NaN before the first. Synchronizes with the device.
   double relative_update(double learning_rate) const;
 
-  // "NAME.m", "NAME.v" and, where there is one, the f32 "NAME.master" of every parameter, whole
-  // whatever is kept here; split ones are joined on the CPU. load() also rounds masters into their
-  // parameters, and moments to nearest where they are bf16 here and were not; it throws InputError
-  // if one is missing, has another shape or holds what is not finite.
+  // "NAME.m", "NAME.v" and, if it has one, the f32 "NAME.master" of every parameter, always whole:
+  // split masters are combined on the CPU. load() also rounds masters into their parameters, and
+  // f32 moments to nearest if they are bf16 here; it throws InputError if a tensor is missing, has
+  // another shape or is not finite.
   NamedTensors state() const;
   void load(const SafetensorsFile& file, int64_t updates);
 

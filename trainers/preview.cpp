@@ -11,21 +11,21 @@
 namespace cohort {
 namespace {
 
-// The model and tokenizer a stage starts from; no tokenizer: both follow from the stage itself.
+// The model and tokenizer a stage starts from; without a tokenizer both are derived from the stage.
 ModelDescription start_of_run(const TrainConfig& config) {
   if (config.init_from.empty()) return {.config = config.model, .tokenizer = nullptr};
   return load_found(config.init_from,
                     [&](const std::string& from) { return describe_model(from, config); });
 }
 
-// Scores the solutions of training problems as if the model had written them. Programs are asked
-// for those that are shown only.
+// Scores the solutions of training problems as if the model had written them. Programs score
+// only the examples of the preview.
 void score_solutions(const TrainConfig& config, const Dataset& data, StagePreview& out) {
-  const bool asks =
+  const bool has_program =
       std::any_of(config.rewards.begin(), config.rewards.end(),
                   [](const RewardConfig& reward) { return reward.name == "command"; });
-  const int64_t count = asks ? static_cast<int64_t>(out.examples.size())
-                             : std::min<int64_t>(1000, data.train->size());
+  const int64_t count = has_program ? static_cast<int64_t>(out.examples.size())
+                                    : std::min<int64_t>(1000, data.train->size());
   const RewardSet rewards(config.rewards, data.task);
   std::vector<Example> problems;
   std::vector<Trajectory> gold;
@@ -35,7 +35,7 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
   }
   const RewardSet::Scores scores = rewards.score(problems, gold);
   const auto shown = [](double value) { return std::isnan(value) ? "not applicable" : str(value); };
-  int64_t doubtful = 0;
+  int64_t below_maximum = 0;
   for (size_t i = 0; i < problems.size(); ++i) {
     std::string each;
     bool less = std::isnan(scores.total[i]);
@@ -46,15 +46,16 @@ void score_solutions(const TrainConfig& config, const Dataset& data, StagePrevie
     }
     each += str("; total ", shown(scores.total[i]));
     if (i < out.examples.size()) out.gold_rewards.push_back(each);
-    if (less && ++doubtful == 1)
-      out.doubt = str("; the first: ", excerpt(gold[i].text), " after ",
-                      excerpt(problems[i].prompt), " gets ", each);
+    if (less && ++below_maximum == 1)
+      out.reward_warning = str("; the first: ", excerpt(gold[i].text), " after ",
+                               excerpt(problems[i].prompt), " gets ", each);
   }
-  if (doubtful > 0)
-    out.doubt = str("rewards: ", doubtful, " of ", problems.size(),
-                    " gold answers get less than the rewards can give", out.doubt,
-                    "; hint: the gold answer is the solution, or the answer where there is none; "
-                    "do the patterns of the rewards fit it?");
+  if (below_maximum > 0)
+    out.reward_warning =
+        str("rewards: ", below_maximum, " of ", problems.size(),
+            " gold answers get less than the rewards can give", out.reward_warning,
+            "; hint: the gold answer is the solution, or the answer where there is none; "
+            "do the patterns of the rewards fit it?");
 }
 
 StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
@@ -116,24 +117,24 @@ std::string choose_micro_batch(TrainConfig& config, const StagePreview& stage, i
                                int64_t available) {
   if (config.micro_batch_tokens) return "";
   constexpr int64_t kUnit = 1024, kMost = 32768;
-  constexpr double kShare = 0.9;  // the rest is for what kernels and libraries take for themselves
-  const auto room = static_cast<int64_t>(kShare * static_cast<double>(available));
+  constexpr double kUsable = 0.9;  // fraction; kernels and libraries allocate the rest
+  const auto budget = static_cast<int64_t>(kUsable * static_cast<double>(available));
   ModelConfig model = stage.model;
-  // Whether micro batches of so many tokens fit. config gets the tokens that they can have: at
-  // least a sequence, at most a rank's share of the step; peak what these take.
+  // Returns true if micro batches of `tokens` tokens fit. Sets config to the tokens clamped to at
+  // least a sequence and at most a rank's part of the step, and `peak` to their memory.
   int64_t peak = 0;
   const auto fits = [&](int64_t tokens) {
     config.micro_batch_tokens = tokens;
     const MemoryShape shape = step_size(config, stage, ranks).memory;
     config.micro_batch_tokens = shape.micro_batch_tokens;
     peak = estimate_memory(model, config.dtype, shape).peak();
-    return peak <= room;
+    return peak <= budget;
   };
   for (const Recompute recompute : {Recompute::kNone, Recompute::kCheap, Recompute::kBlock}) {
     if (recompute < stage.model.recompute) continue;
     model.recompute = recompute;
     if (recompute != Recompute::kBlock && !fits(kMicroBatchTokens)) continue;
-    // `good` units fit, or it is 0; `bad` do not.
+    // Bisection: `good` units fit, or it is 0; `bad` do not.
     int64_t good = 0, bad = kMost / kUnit + 1;
     while (bad - good > 1) {
       const int64_t middle = (good + bad) / 2;
@@ -156,7 +157,7 @@ std::vector<StagePreview> preview_plan(const RunPlan& plan) {
   for (const TrainConfig& config : plan.stages) {
     if (!out.empty()) {
       check_compatible(config, start.config, *start.tokenizer, "the stage before");
-      take_run_options(config, start.config);
+      apply_run_options(config, start.config);
     }
     out.push_back(preview_stage(config, start, std::span(plan.stages).first(out.size())));
   }

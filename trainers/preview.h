@@ -1,4 +1,4 @@
-// What a plan comes to, found out without training it.
+// Checks and estimates a plan without training it.
 #pragma once
 
 #include <vector>
@@ -10,39 +10,38 @@ namespace cohort {
 
 struct StagePreview {
   ModelConfig model;          // resolved, with its vocabulary
-  DataLengths lengths;        // of the training data
+  DataLengths lengths;        // training data
   int64_t held_out = 0;       // problems, or tokens of text
   int64_t held_out_size = 0;  // problems there are before eval.size
   // The first training problems (sft, grpo).
   std::vector<Example> examples;
-  // (grpo) What the rewards give the solution of each: "task 1, format 1; total 1.1".
+  // (grpo) Rewards of the solution of each: "task 1, format 1; total 1.1".
   std::vector<std::string> gold_rewards;
-  // (grpo) How many solutions get less than the rewards can give, the first, and a next step;
-  // empty: none.
-  std::string doubt;
+  // (grpo) Warning if solutions get less than the maximum reward, with their number, the first one
+  // and a hint; empty: none.
+  std::string reward_warning;
   std::string leak;  // held_out_leak()
 };
 
-// The size of a step, at most.
+// Upper bounds for the size of a step.
 struct StepSize {
   int64_t tokens = 0;            // over all ranks
   int64_t longest_sequence = 0;  // inputs of the model
-  MemoryShape memory;            // of one rank
+  MemoryShape memory;            // per rank
   int64_t micro_batches() const;
 };
 StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t ranks);
 
-// Gives `micro_batch_tokens: auto` a value for `ranks` that have `available` bytes each, and
-// model.recompute too: the least of it, from the configured one on, with which 8,192 tokens (or all
-// of a rank's) fit, then as many tokens as fit, up to 32,768. Without room for a single sequence it
-// is one sequence all the same. Returns what was chosen, and why, for people; "" where nothing was
-// to be chosen.
+// Chooses a value for `micro_batch_tokens: auto` for `ranks` with `available` bytes each, and for
+// model.recompute: the least recomputation, from the configured one on, with which 8,192 tokens (or
+// all of a rank's) fit, then as many tokens as fit, up to 32,768, but at least a sequence. Returns
+// the choice and its reason, human-readable; "" if micro_batch_tokens is a number.
 std::string choose_micro_batch(TrainConfig& config, const StagePreview& stage, int64_t ranks,
                                int64_t available);
 
-// Loads what every stage needs and checks that it fits together: data, the model a run starts from,
-// rewards; each stage against the model and tokenizer of the one before. Throws InputError for what
-// would otherwise stop the run at the start of a stage. The devices need not be there.
+// Loads the inputs of every stage and checks that they fit together: data, the initial model,
+// rewards; each stage against the model and tokenizer of the one before. Throws InputError for
+// errors that would otherwise stop the run at the start of a stage. The devices need not exist.
 std::vector<StagePreview> preview_plan(const RunPlan& plan);
 
 }  // namespace cohort

@@ -48,7 +48,7 @@ std::string evaluation_text(const Evaluation& evaluation) {
   std::string text = str("step ", evaluation.step, ":");
   const char* before = " ";
   for (const auto& [name, value] : evaluation.metrics) {
-    if (name == "pass@1_stderr") break;  // what follows is said in words
+    if (name == "pass@1_stderr") break;  // the rest is appended below
     const bool is_score = name == evaluation.metrics.front().first;
     if (!is_score && std::isnan(value)) continue;
     text += str(before, name == "pass@1" ? evaluation.measure : name, " ", score_text(value, 4));
@@ -79,7 +79,7 @@ Json evaluation_json(const Evaluation& evaluation) {
   return line.set("time/evaluation", evaluation.seconds);
 }
 
-Json told_json(const Evaluation& evaluation, const ProblemResult& problem) {
+Json sample_json(const Evaluation& evaluation, const ProblemResult& problem) {
   Json line;
   line.set("step", evaluation.step).set("eval", true).set("prompt", problem.prompt);
   line.set("completion", problem.completion).set("answer", problem.answer);
@@ -88,8 +88,8 @@ Json told_json(const Evaluation& evaluation, const ProblemResult& problem) {
 
 Json score_json(const Evaluation& evaluation) {
   Json list = Json(Json::Array{});
-  for (size_t i = 0; i < std::min(evaluation.told.size(), kShownCompletions); ++i) {
-    const ProblemResult& problem = evaluation.told[i];
+  for (size_t i = 0; i < std::min(evaluation.samples.size(), kShownCompletions); ++i) {
+    const ProblemResult& problem = evaluation.samples[i];
     list.push_back(Json()
                        .set("prompt", problem.prompt)
                        .set("completion", problem.completion)

@@ -23,7 +23,7 @@ std::string utc_now() {
 
 std::string text_curve(const std::vector<double>& values, int width, int height) {
   if (values.empty() || width < 1 || height < 2) return "";
-  // Each column is the mean of its share of the values.
+  // Each column is the mean of an equal part of the values.
   const int columns = std::min<int>(width, static_cast<int>(values.size()));
   std::vector<double> means;
   for (int c = 0; c < columns; ++c) {

@@ -1,4 +1,4 @@
-// What a run tells its user. Trainers report, the command line tool prints (apps/console.cpp).
+// Progress of a run for its user. Trainers report, the command line tool prints (apps/console.cpp).
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@ class Reporter {
  public:
   virtual ~Reporter() = default;
   virtual void begin_stage(const std::string& /*name*/, int64_t /*step*/, int64_t /*steps*/) {}
-  // After each step: how far, and the numbers worth a glance.
+  // Called after each step with its metrics.
   virtual void step(int64_t /*step*/, const Metrics& /*metrics*/) {}
-  // Something worth a line of its own: an evaluation, a checkpoint, a report.
+  // A line of its own: an evaluation, a checkpoint, a report.
   virtual void message(const std::string& /*text*/) {}
   virtual void end_stage() {}
 };
 
-// y over x as text, `height` lines high: "reward" curves for the terminal.
+// A curve as text, `height` lines high, for the terminal.
 std::string text_curve(const std::vector<double>& values, int width, int height);
 
 }  // namespace cohort

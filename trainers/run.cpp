@@ -41,7 +41,7 @@ Json plan_fields(const RunPlan& plan) {
   return fields;
 }
 
-// Ranks with other keys would go other ways, or train a mixture without a word.
+// Ranks with different keys would diverge, or silently train a mixture.
 void check_equal_plans(const RunPlan& plan, ProcessGroup& group) {
   const auto shown = [](const Json& fields, const std::string& key) {
     const Json* value = fields.find(key);
@@ -74,7 +74,7 @@ void check_for_group(const RunPlan& plan, ProcessGroup* group) {
   check_equal_plans(plan, *group);
 }
 
-// Bytes that each stage of the plan would find free on this rank.
+// Bytes of free memory on this rank for each stage of the plan.
 std::vector<int64_t> free_memory(const RunPlan& plan, const ProcessGroup* group) {
   std::vector<int64_t> out;
   for (const TrainConfig& config : plan.stages)
@@ -92,17 +92,17 @@ std::vector<int64_t> numbers_of(const std::string& text) {
   return {std::istream_iterator<int64_t>(in), {}};
 }
 
-// Whether micro batches are to be chosen.
-bool has_choice(const RunPlan& plan) {
+// True if a stage has micro_batch_tokens: auto.
+bool has_auto_micro_batch(const RunPlan& plan) {
   return std::any_of(plan.stages.begin(), plan.stages.end(),
                      [](const TrainConfig& config) { return !config.micro_batch_tokens; });
 }
 
-// Gives micro batches that are to be chosen a size that suits the rank with the least memory. Rank
-// 0, which has a preview, decides; every rank calls it. Returns what it has chosen, for people.
+// Chooses `auto` micro batches for the rank with the least memory. Rank 0, which has a preview,
+// decides; every rank calls it. Returns the choice, human-readable.
 std::string choose_micro_batches(RunPlan& plan, const std::vector<StagePreview>& preview,
                                  ProcessGroup* group) {
-  if (!has_choice(plan)) return "";
+  if (!has_auto_micro_batch(plan)) return "";
   std::vector<int64_t> least = free_memory(plan, group);
   if (group != nullptr)
     for (const std::string& other : group->exchange("free memory", numbers_text(least))) {
@@ -130,15 +130,15 @@ std::string choose_micro_batches(RunPlan& plan, const std::vector<StagePreview>&
   return chosen;
 }
 
-// The first update after a resume is not finite: the checkpoint may be bad, though undamaged.
+// The first update after a resume is not finite: the checkpoint may be bad even if undamaged.
 class BadStart : public NonFiniteError {
  public:
-  BadStart(const std::string& what, std::string at)
-      : NonFiniteError(what), checkpoint(std::move(at)) {}
+  BadStart(const std::string& message, std::string path)
+      : NonFiniteError(message), checkpoint(std::move(path)) {}
   const std::string checkpoint;
 };
 
-// What would stop a stage at its start, though nothing of it needs to be loaded to know.
+// Throws for errors that would stop a stage at its start and need no loaded data or model.
 void check_stages(const RunPlan& plan) {
   for (const TrainConfig& stage : plan.stages) {
     parse_device(stage.device, "device");
@@ -162,7 +162,7 @@ Run::Run(RunPlan plan, std::string dir, ProcessGroup* group)
     : plan_(std::move(plan)), config_(dump_plan(plan_)), dir_(std::move(dir)), group_(group) {
   if (!path_exists(dir_))
     throw InputError(str("the run directory ", dir_,
-                         " cannot be seen from this host; hint: set output_dir to a file system "
+                         " is not visible from this host; hint: set output_dir to a file system "
                          "that all hosts share"));
   if (prepare_programs(plan_)) worker_host().set_log(dir_ + "/rewards.log");
   if (!is_main()) return;
@@ -177,14 +177,14 @@ Run Run::create(RunPlan plan, ProcessGroup* group) {
     choose_micro_batches(plan, {}, group);
     return Run(plan, group->broadcast("run directory", {}), group);
   }
-  // Bad input is an error before there is a directory.
+  // Bad input is an error before the directory is created.
   for (const TrainConfig& stage : plan.stages) parse_device(stage.device, "device");
   std::vector<StagePreview> preview = preview_plan(plan);
   const std::string chosen = choose_micro_batches(plan, preview, group);
   Run run(plan, create_run_directory(plan.output_dir), group);
   if (!chosen.empty()) logging::info(chosen);
   for (const StagePreview& stage : preview)
-    if (!stage.doubt.empty()) logging::info(stage.doubt);
+    if (!stage.reward_warning.empty()) logging::info(stage.reward_warning);
   run.preview_ = std::move(preview);
   replace_file(run.dir_ + "/config.yaml", run.config_);
   if (group != nullptr) group->broadcast("run directory", run.dir_);
@@ -202,9 +202,10 @@ Run Run::resume(const std::string& run_dir, std::span<const std::string> overrid
   prepare_programs(plan);
   check_for_group(plan, group);
   check_stages(plan);
-  // The configuration of a run has numbers; an override may ask for others.
+  // The configuration of a run has numbers; an override may set them to auto again.
   std::vector<StagePreview> preview;
-  if (has_choice(plan) && (group == nullptr || group->rank() == 0)) preview = preview_plan(plan);
+  if (has_auto_micro_batch(plan) && (group == nullptr || group->rank() == 0))
+    preview = preview_plan(plan);
   const std::string chosen = choose_micro_batches(plan, preview, group);
   Run run(plan, fs::absolute(run_dir).lexically_normal().string(), group);
   if (!chosen.empty()) logging::info(chosen);
@@ -257,7 +258,7 @@ Communicator& Run::communicator(Device device) {
   return *comm_;
 }
 
-// The next stage has started from the weights at the end of this one: they must stay.
+// The next stage has started from the final weights of this one, which must not change.
 std::string Run::why_fixed(size_t index) const {
   if (index + 1 == plan_.stages.size() || !has_checkpoint(stage_dir(index + 1) + "/checkpoints"))
     return "";
@@ -269,7 +270,7 @@ std::string Run::why_fixed(size_t index) const {
              " is for the last one alone; or start a new run with init_from");
 }
 
-// The configuration is known to work: it becomes that of the run.
+// Stores the configuration, which is known to work, as that of the run.
 void Run::record_start() {
   if (recorded_) return;
   recorded_ = true;
@@ -307,8 +308,8 @@ StageEnd Run::train_stage(size_t index, const std::string& before, Reporter& rep
   };
   if (group_ != nullptr) return train(communicator(device));
   run_local_ranks(static_cast<int>(config.ranks), [&](Communicator& comm) {
-    const StageEnd mine = train(comm);
-    if (comm.rank() == 0) end = mine;
+    const StageEnd result = train(comm);
+    if (comm.rank() == 0) end = result;
   });
   return end;
 }
@@ -324,7 +325,7 @@ StageEnd Run::run_stage(size_t index, Reporter& reporter, const std::atomic<bool
         throw NonFiniteError(str(e.what(), "; this was the first update after resuming from ",
                                  e.checkpoint,
                                  ", and there is no checkpoint before it; hint: start a new run"));
-      // Processes go back together, or not at all: a rank that does not come here makes another
+      // Processes fall back together or not at all: a rank that does not get here makes another
       // call, which ends the run.
       if (group_ != nullptr) group_->exchange("back to " + *older, {});
       if (is_main()) {

@@ -23,7 +23,7 @@ namespace cohort {
 struct RunResult {
   std::string run_dir;
   StageEnd end = StageEnd::kFinished;
-  // Held-out score of the last stage before its first step and after its last, and what it is:
+  // Held-out score of the last stage before its first step and after its last, and its name:
   // "pass@1 (countdown)", or "validation loss" (whose score is minus the loss). NaN: not measured.
   double before = 0, after = 0;
   std::string measure;                     // empty: nothing is held out
@@ -31,33 +31,32 @@ struct RunResult {
   TrainerType last_trainer = TrainerType::kPretrain;
 };
 
-// Starts what the rewards of a plan need that are programs, if there are any: to be called while
-// this process is small, before it has a model. Returns whether there are any.
+// Starts the host of the plan's reward programs and returns true, if it has any. Must be called
+// while this process is small, before it has a model.
 bool prepare_programs(const RunPlan& plan);
 
-// A plan ready to run: its directory exists and belongs to this process.
+// A plan ready to run, with a directory that this process has locked.
 //
-// With a `group`, which must outlive it, the run is that of all its processes, and every one of
-// them makes the same calls. Rank 0 has the directory and writes; the others see it through a
-// shared file system. A process takes the GPU of its local rank.
+// With a `group`, which must outlive it, all its processes execute the run together and make the
+// same calls. Rank 0 locks the directory and writes; the others read it through a shared file
+// system. A process uses the GPU of its local rank.
 class Run {
  public:
-  // Makes a new run directory and writes the resolved configuration there: with micro batches that
-  // were chosen for this machine, where they are "auto".
+  // Makes a new run directory and writes the resolved configuration there, with micro batches
+  // chosen for this machine if they are "auto".
   static Run create(RunPlan plan, ProcessGroup* group = nullptr);
-  // Takes up RUN_DIR where it ended, with the configuration it has and key=value overrides, which
-  // become part of it as soon as there is something to train with them. Throws InputError if it is
-  // no run directory.
+  // Resumes RUN_DIR with its configuration and key=value overrides, which become part of it as soon
+  // as something is trained with them. Throws InputError if it is not a run directory.
   static Run resume(const std::string& run_dir, std::span<const std::string> overrides,
                     ProcessGroup* group = nullptr);
 
   const std::string& dir() const { return dir_; }
   const RunPlan& plan() const { return plan_; }
-  // What preview_plan() found out: of a new run, on rank 0; else empty.
+  // Result of preview_plan() for a new run on rank 0; else empty.
   const std::vector<StagePreview>& preview() const { return preview_; }
-  // Runs what is left. `stop` asks for a checkpoint and an early end. A resumed stage whose first
-  // update is not finite goes back one checkpoint, as often as there is one. Rank 0 writes a trace
-  // of `profile_steps` steps into the directory of each stage.
+  // Runs the remaining stages. `stop` requests a checkpoint and an early end. A resumed stage whose
+  // first update is not finite falls back to the previous checkpoint, repeatedly if necessary. Rank
+  // 0 writes a trace of `profile_steps` steps into the directory of each stage.
   RunResult execute(Reporter& reporter, const std::atomic<bool>& stop, int64_t profile_steps = 0);
 
  private:
@@ -73,15 +72,15 @@ class Run {
 
   int64_t profile_steps_ = 0;
   RunPlan plan_;
-  std::string config_;             // the plan as it will be kept
+  std::string config_;             // the plan as YAML
   std::string start_ = "new run";  // or the overrides
   bool recorded_ = false;
   std::vector<StagePreview> preview_;
-  Json report_;  // of the last stage that was run (rank 0)
+  Json report_;  // TrainState::report of the last stage that was run (rank 0)
   std::string dir_;
   ProcessGroup* group_;
-  std::unique_ptr<RunLock> lock_;       // of rank 0
-  std::unique_ptr<Communicator> comm_;  // of the group's ranks, for comm_device_
+  std::unique_ptr<RunLock> lock_;       // rank 0 only
+  std::unique_ptr<Communicator> comm_;  // between the group's ranks, for comm_device_
   Device comm_device_;
 };
 

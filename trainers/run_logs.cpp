@@ -17,21 +17,21 @@
 namespace cohort {
 namespace {
 
-constexpr size_t kMaxLine = 16 << 20;  // bytes; what follows in a longer line is not read
+constexpr size_t kMaxLine = 16 << 20;  // bytes; the rest of a longer line is ignored
 constexpr size_t kMaxCurves = 1000;
 constexpr size_t kMaxText = 1500;  // bytes of a prompt or completion
 constexpr size_t kMaxGroups = 12;  // steps whose completions are kept
 constexpr size_t kMaxSamples = 8;  // completions of a step
 constexpr size_t kMaxWarnings = 200, kMaxWarning = 4000;
 
-enum class Line { kWhole, kLast };  // kLast: it has no end, and may be cut short
+enum class Line { kWhole, kLast };  // kLast: without line end, may be incomplete
 
 void for_each_line(const std::string& path,
                    const std::function<void(const std::string&, Line)>& use) {
   if (!path_exists(path)) return;
   std::error_code ignored;
   if (!std::filesystem::is_regular_file(path, ignored))
-    throw InputError(str(path, ": is no file; hint: a run's log of that name was expected"));
+    throw InputError(str(path, ": is not a file; hint: a run's log of that name was expected"));
   std::string line;
   const int error = read_chunks(path, [&](std::string_view chunk) {
     for (size_t at = 0; at < chunk.size();) {
@@ -45,8 +45,8 @@ void for_each_line(const std::string& path,
   if (!line.empty()) use(line, Line::kLast);
 }
 
-// use(object, step) for every line that is an object with a step; returns how many whole ones are
-// not.
+// Calls use(object, step) for every line that is an object with a step. Returns the number of
+// complete lines that are not.
 int64_t for_each_object(const std::string& path,
                         const std::function<void(const Json&, int64_t)>& use) {
   int64_t unreadable = 0;
@@ -62,16 +62,16 @@ int64_t for_each_object(const std::string& path,
   return unreadable;
 }
 
-// The text, or its beginning and how long it is.
-std::string cut(const std::string& text, size_t limit) {
+// The text, or its beginning and its size.
+std::string truncated(const std::string& text, size_t limit) {
   if (text.size() <= limit) return text;
-  return str(text.substr(0, next_utf8_boundary(text, limit - 3)), "\n[... cut: ", text.size(),
+  return str(text.substr(0, next_utf8_boundary(text, limit - 3)), "\n[... truncated: ", text.size(),
              " bytes in all]");
 }
 
 Json short_text(const Json& value) {
-  return value.is_string()                       ? Json(cut(value.as_string(), kMaxText))
-         : value.is_object() || value.is_array() ? Json(cut(value.dump(), kMaxText))
+  return value.is_string()                       ? Json(truncated(value.as_string(), kMaxText))
+         : value.is_object() || value.is_array() ? Json(truncated(value.dump(), kMaxText))
                                                  : value;
 }
 
@@ -86,12 +86,12 @@ Json sample_of(const Json& line) {
   if (rewards == nullptr || !rewards->is_object()) return sample;
   Json each = Json(Json::Object{});
   for (const auto& [name, value] : rewards->as_object())
-    if (each.as_object().size() < kMaxRewards) each.set(cut(name, 100), short_text(value));
+    if (each.as_object().size() < kMaxRewards) each.set(truncated(name, 100), short_text(value));
   return sample.set("rewards", std::move(each));
 }
 
-// Groups of completions of equal steps: at most kMaxGroups, spread over all of them. Of how many is
-// known at the end only, so that every second one goes whenever there are too many.
+// Groups of completions of equal steps: at most kMaxGroups, spread over all of them. Their number
+// is not known in advance, so every second one is dropped whenever there are too many.
 class SampledSteps {
  public:
   void add(int64_t step, Json sample) {
@@ -112,7 +112,7 @@ class SampledSteps {
     int64_t step;
     std::vector<Json> samples;
   };
-  // The first is kept, then each `stride_`th.
+  // Keeps the first group, then each `stride_`th.
   void close() {
     if (seen_++ % stride_ == 0) kept_.push_back(std::move(*last_));
     last_.reset();
@@ -127,7 +127,7 @@ class SampledSteps {
   size_t seen_ = 0, stride_ = 1;
 };
 
-// Numbers do not tell one warning from another.
+// The text with numbers replaced by '#', so that warnings that differ only in numbers are equal.
 std::string pattern_of(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -156,32 +156,32 @@ std::optional<Message> message_of(const std::string& line) {
 
 MetricsLog read_metrics(const std::string& path) {
   MetricsLog log;
-  std::unordered_map<std::string, size_t> places;
+  std::unordered_map<std::string, size_t> curve_indices;
   log.unreadable = for_each_object(path, [&](const Json& line, int64_t step) {
     log.last_step = std::max(log.last_step, step);
     for (const auto& [name, value] : line.as_object()) {
       if (name == "time" && value.is_string()) {
-        log.end = cut(value.as_string(), 40);
+        log.end = truncated(value.as_string(), 40);
         if (log.begin.empty()) log.begin = log.end;
       }
-      if (name == "correct" && value.is_string()) log.rule = cut(value.as_string(), 200);
+      if (name == "correct" && value.is_string()) log.rule = truncated(value.as_string(), 200);
       if (name == "step" || !value.is_number()) continue;
-      const auto [place, is_new] = places.try_emplace(name, log.curves.size());
+      const auto [index, is_new] = curve_indices.try_emplace(name, log.curves.size());
       if (is_new && log.curves.size() < kMaxCurves) log.curves.push_back({.name = name});
-      if (place->second >= log.curves.size()) continue;
-      log.curves[place->second].steps.push_back(step);
-      log.curves[place->second].values.push_back(value.as_double());
+      if (index->second >= log.curves.size()) continue;
+      log.curves[index->second].steps.push_back(step);
+      log.curves[index->second].values.push_back(value.as_double());
     }
   });
   return log;
 }
 
-std::vector<size_t> kept_points(const std::vector<double>& values, size_t limit) {
+std::vector<size_t> downsampled_points(const std::vector<double>& values, size_t limit) {
   std::vector<size_t> kept;
-  const size_t n = values.size(), stretches = n <= limit ? n : (limit - 2) / 2;
-  for (size_t s = 0; s < stretches; ++s) {
-    const auto begin = values.begin() + static_cast<std::ptrdiff_t>(n * s / stretches),
-               end = values.begin() + static_cast<std::ptrdiff_t>(n * (s + 1) / stretches);
+  const size_t n = values.size(), intervals = n <= limit ? n : (limit - 2) / 2;
+  for (size_t s = 0; s < intervals; ++s) {
+    const auto begin = values.begin() + static_cast<std::ptrdiff_t>(n * s / intervals),
+               end = values.begin() + static_cast<std::ptrdiff_t>(n * (s + 1) / intervals);
     const auto [least, greatest] = std::minmax_element(begin, end);
     kept.push_back(static_cast<size_t>(least - values.begin()));
     kept.push_back(static_cast<size_t>(greatest - values.begin()));
@@ -193,11 +193,11 @@ std::vector<size_t> kept_points(const std::vector<double>& values, size_t limit)
 }
 
 Curve trend_of(const Curve& curve) {
-  constexpr size_t kStretches = 100;
+  constexpr size_t kIntervals = 100;
   Curve trend;
   const size_t n = curve.values.size();
-  for (size_t s = 0; s < kStretches && n > 2 * kStretches; ++s) {
-    const size_t begin = n * s / kStretches, end = n * (s + 1) / kStretches;
+  for (size_t s = 0; s < kIntervals && n > 2 * kIntervals; ++s) {
+    const size_t begin = n * s / kIntervals, end = n * (s + 1) / kIntervals;
     double sum = 0;
     for (size_t i = begin; i < end; ++i) sum += curve.values[i];
     trend.steps.push_back(curve.steps[(begin + end) / 2]);
@@ -219,17 +219,17 @@ CompletionsLog read_completions(const std::string& path) {
 
 MessageLog read_messages(const std::string& path) {
   MessageLog log;
-  std::map<std::string, size_t> places;
-  std::optional<Message> open;  // a warning whose further lines may follow
+  std::map<std::string, size_t> warning_indices;
+  std::optional<Message> open;  // a warning whose continuation lines may follow
   const auto close = [&] {
     if (!open.has_value()) return;
     const size_t hint = open->text.find("; hint: ");
     const std::string text = open->text.substr(0, hint);
-    const auto [place, is_new] = places.try_emplace(pattern_of(text), log.warnings.size());
+    const auto [index, is_new] = warning_indices.try_emplace(pattern_of(text), log.warnings.size());
     if (is_new && log.warnings.size() < kMaxWarnings)
       log.warnings.push_back({.level = open->level, .first = open->time});
-    if (place->second < log.warnings.size()) {
-      Warning& warning = log.warnings[place->second];
+    if (index->second < log.warnings.size()) {
+      Warning& warning = log.warnings[index->second];
       warning.text = text;
       warning.hint = hint == open->text.npos ? "" : open->text.substr(hint + 8);
       warning.last = open->time;
@@ -238,7 +238,7 @@ MessageLog read_messages(const std::string& path) {
     open.reset();
   };
   for_each_line(path, [&](const std::string& bytes, Line) {
-    const std::string line = cut(repair_utf8(bytes), kMaxWarning);
+    const std::string line = truncated(repair_utf8(bytes), kMaxWarning);
     auto message = message_of(line);
     if (!message.has_value()) {
       if (open.has_value() && open->text.size() < kMaxWarning) open->text += "\n" + line;

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The place of a stage by the name of its directory ("2-grpo"), from 1; 0: it is no such name.
+// The position of a stage, from 1, by the name of its directory ("2-grpo"); 0: not such a name.
 int64_t position_of(const std::string& name) {
   const size_t digits = name.find_first_not_of("0123456789");
   return digits > 0 && digits < 9 && digits != name.npos && name[digits] == '-'
@@ -28,18 +28,18 @@ bool has_metrics(const fs::path& dir) {
   return path_exists(dir / "metrics.jsonl");
 }
 
-// Where the parts of a run are.
-struct Place {
-  fs::path dir;                     // as it was given
-  fs::path run;                     // has config.yaml and log.txt: `dir`, or the one above
-  std::vector<std::string> stages;  // names of directories in `run`; "": its own
+// Directories of a run and its stages.
+struct RunLocation {
+  fs::path dir;                     // as given
+  fs::path run;                     // has config.yaml and log.txt: `dir`, or its parent
+  std::vector<std::string> stages;  // names of directories in `run`; "": `run` itself
 };
 
-Place find_place(const std::string& path) {
+RunLocation locate_run(const std::string& path) {
   fs::path dir = (fs::current_path() / path).lexically_normal();
   if (!dir.has_filename()) dir = dir.parent_path();  // "runs/demo/"
-  const auto fail = [&](const char* what) {
-    throw InputError(str(path.empty() ? "''" : path, ": ", what,
+  const auto fail = [&](const char* reason) {
+    throw InputError(str(path.empty() ? "''" : path, ": ", reason,
                          "; hint: give the run directory that `cohort train` printed"));
   };
   if (path.empty() || !path_exists(dir)) fail("does not exist");
@@ -48,14 +48,14 @@ Place find_place(const std::string& path) {
   if (!has_config && position_of(dir.filename()) > 0 && has_metrics(dir))
     return {dir, dir.parent_path(), {dir.filename()}};
   if (has_metrics(dir)) return {dir, dir, {""}};
-  Place place{dir, dir, {}};
+  RunLocation location{dir, dir, {}};
   for (const std::string& name : list_directory(dir))
-    if (position_of(name) > 0 && has_metrics(dir / name)) place.stages.push_back(name);
-  std::sort(place.stages.begin(), place.stages.end(),
+    if (position_of(name) > 0 && has_metrics(dir / name)) location.stages.push_back(name);
+  std::sort(location.stages.begin(), location.stages.end(),
             [](const auto& a, const auto& b) { return position_of(a) < position_of(b); });
-  if (place.stages.empty() && !has_config)
-    fail("is no run directory: it has neither config.yaml nor metrics.jsonl");
-  return place;
+  if (location.stages.empty() && !has_config)
+    fail("is not a run directory: it has neither config.yaml nor metrics.jsonl");
+  return location;
 }
 
 // Keys and values of a configuration, as overrides name them: "model.num_layers": "2".
@@ -73,8 +73,8 @@ void flatten(const ConfigNode& node, const std::string& key, Json::Object& out) 
   }
 }
 
-// The keys of each stage. A configuration that cannot be read is a doubt, not the end.
-std::vector<Json> read_configs(const fs::path& run, Json& doubts) {
+// The keys of each stage. A configuration that cannot be read is a warning, not an error.
+std::vector<Json> read_configs(const fs::path& run, Json& warnings) {
   std::vector<Json> configs;
   if (!path_exists(run / "config.yaml")) return configs;
   try {
@@ -87,14 +87,14 @@ std::vector<Json> read_configs(const fs::path& run, Json& doubts) {
       configs.emplace_back(std::move(keys));
     }
   } catch (const InputError& e) {
-    doubts.push_back(e.what());
+    warnings.push_back(e.what());
   }
   return configs;
 }
 
-// What the newest readable checkpoint of a stage says, which has come to `step`. A finished stage
-// that is trained on has left its checkpoint behind.
-void add_checkpoint_facts(const fs::path& checkpoints, int64_t step, Json& facts, Json& doubts) {
+// Adds facts from the newest readable checkpoint of a stage that is at `step`. The checkpoint of a
+// finished stage that is being extended is older than `step`.
+void add_checkpoint_facts(const fs::path& checkpoints, int64_t step, Json& facts, Json& warnings) {
   std::vector<std::string> names = list_directory(checkpoints);
   std::sort(names.rbegin(), names.rend());
   for (const std::string& name : names) {
@@ -107,12 +107,12 @@ void add_checkpoint_facts(const fs::path& checkpoints, int64_t step, Json& facts
           .set("seconds", state.seconds);
       return;
     } catch (const Error& e) {
-      doubts.push_back(e.what());
+      warnings.push_back(e.what());
     }
   }
 }
 
-// {"steps": [...], "values": [...]} of those of a curve's points.
+// {"steps": [...], "values": [...]} of the kept points of a curve.
 Json points_json(const Curve& curve, const std::vector<size_t>& kept) {
   Json steps = Json(Json::Array{}), values = Json(Json::Array{});
   for (const size_t i : kept) {
@@ -126,27 +126,27 @@ Json curves_json(const MetricsLog& log, size_t points) {
   Json curves = Json(Json::Array{});
   for (const Curve& curve : log.curves) {
     const Curve trend = trend_of(curve);
-    Json json = points_json(curve, kept_points(curve.values, points));
+    Json json = points_json(curve, downsampled_points(curve.values, points));
     json.set("name", curve.name).set("of", static_cast<int64_t>(curve.values.size()));
-    json.set("trend", points_json(trend, kept_points(trend.values, points)));
+    json.set("trend", points_json(trend, downsampled_points(trend.values, points)));
     curves.push_back(std::move(json));
   }
   return curves;
 }
 
-void note_unreadable(const fs::path& path, int64_t lines, Json& doubts) {
-  if (lines > 0) doubts.push_back(str(path.string(), ": ", lines, " damaged lines are left out"));
+void warn_of_unreadable(const fs::path& path, int64_t lines, Json& warnings) {
+  if (lines > 0) warnings.push_back(str(path.string(), ": ", lines, " damaged lines are left out"));
 }
 
-Json stage_json(const fs::path& dir, const Json& config, size_t points, Json& doubts) {
+Json stage_json(const fs::path& dir, const Json& config, size_t points, Json& warnings) {
   const MetricsLog metrics = read_metrics(dir / "metrics.jsonl");
   CompletionsLog completions = read_completions(dir / "completions.jsonl");
-  note_unreadable(dir / "metrics.jsonl", metrics.unreadable, doubts);
-  note_unreadable(dir / "completions.jsonl", completions.unreadable, doubts);
+  warn_of_unreadable(dir / "metrics.jsonl", metrics.unreadable, warnings);
+  warn_of_unreadable(dir / "completions.jsonl", completions.unreadable, warnings);
   Json facts;
   facts.set("step", metrics.last_step).set("begin", metrics.begin).set("end", metrics.end);
   if (!metrics.rule.empty()) facts.set("rule", metrics.rule);
-  add_checkpoint_facts(dir / "checkpoints", metrics.last_step, facts, doubts);
+  add_checkpoint_facts(dir / "checkpoints", metrics.last_step, facts, warnings);
   const std::string name = position_of(dir.filename()) > 0 ? dir.filename().string() : "";
   const Json* trainer = config.find("trainer");
   return Json()
@@ -170,10 +170,10 @@ std::string status_of(const Json& stages, size_t planned, const std::string& las
   return last_message.starts_with("interrupted") ? "interrupted" : "unfinished";
 }
 
-Json warnings_json(const MessageLog& messages, const Json& doubts) {
+Json warnings_json(const MessageLog& messages, const Json& report_warnings) {
   Json warnings = Json(Json::Array{});
-  for (const Json& doubt : doubts.as_array())
-    warnings.push_back(Json().set("level", "report").set("text", doubt).set("count", 1));
+  for (const Json& text : report_warnings.as_array())
+    warnings.push_back(Json().set("level", "report").set("text", text).set("count", 1));
   for (const Warning& warning : messages.warnings)
     warnings.push_back(Json()
                            .set("level", warning.level)
@@ -188,24 +188,25 @@ Json warnings_json(const MessageLog& messages, const Json& doubts) {
 }  // namespace
 
 Json run_report(const std::string& path, size_t points) {
-  const Place place = find_place(path);
-  Json doubts = Json(Json::Array{}), stages = Json(Json::Array{});
-  const std::vector<Json> configs = read_configs(place.run, doubts);
-  for (const std::string& name : place.stages) {
+  const RunLocation location = locate_run(path);
+  Json warnings = Json(Json::Array{}), stages = Json(Json::Array{});
+  const std::vector<Json> configs = read_configs(location.run, warnings);
+  for (const std::string& name : location.stages) {
     const auto index = static_cast<size_t>(std::max<int64_t>(position_of(name), 1)) - 1;
-    stages.push_back(stage_json(name.empty() ? place.run : place.run / name,
+    stages.push_back(stage_json(name.empty() ? location.run : location.run / name,
                                 index < configs.size() ? configs[index] : Json(Json::Object{}),
-                                points, doubts));
+                                points, warnings));
   }
-  const bool whole = place.dir == place.run;
-  const fs::path name = whole ? place.dir.filename() : place.run.filename() / place.stages[0];
-  const MessageLog messages = read_messages(place.run / "log.txt");
+  const bool whole = location.dir == location.run;
+  const fs::path name =
+      whole ? location.dir.filename() : location.run.filename() / location.stages[0];
+  const MessageLog messages = read_messages(location.run / "log.txt");
   return Json()
       .set("name", repair_utf8(name.string()))
-      .set("path", repair_utf8(place.dir.string()))
+      .set("path", repair_utf8(location.dir.string()))
       .set("status", status_of(stages, whole ? configs.size() : 1, messages.last))
       .set("stages", std::move(stages))
-      .set("warnings", warnings_json(messages, doubts));
+      .set("warnings", warnings_json(messages, warnings));
 }
 
 }  // namespace cohort

@@ -1,5 +1,5 @@
-// What there is to see of a run, read from its folder, whatever state the run is in: in progress,
-// killed, resumed or finished.
+// Report of a run for display, read from its folder, in any state: in progress, killed, resumed or
+// finished.
 #pragma once
 
 #include <string>

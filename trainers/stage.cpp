@@ -32,14 +32,14 @@ Stage::Stage(const StageSetup& setup)
   if (!is_main()) return;
   if (setup.profile_steps > 0) {
     Trace attempt(device_);  // throws now, not after two steps
-    // The first steps are not like others: memory is asked for, algorithms are chosen.
+    // The first steps are not representative: memory is allocated, algorithms are chosen.
     const int64_t left = config_.steps - state_.step;
     trace_begin_ = state_.step + std::clamp<int64_t>(left - setup.profile_steps, 0, 2);
     trace_end_ = std::min(trace_begin_ + setup.profile_steps, config_.steps);
   }
   open_logs();
-  // A kill may have come between a checkpoint and its link, or before what it replaces was removed;
-  // what has ended is not saved again.
+  // The process may have been killed after writing a checkpoint but before updating its link or
+  // removing the replaced one; a finished stage does not save again.
   if (!resumed_from_.empty()) link_best(dir_ + "/checkpoints", state_);
   if (state_.finished && resumed_from_ == checkpoint_path(dir_ + "/checkpoints", state_.step))
     remove_leftovers(dir_ + "/checkpoints");
@@ -54,7 +54,7 @@ void Stage::build_model(const StageSetup& setup) {
     saved_step_ = state_.step;
   }
   check_equal_checkpoints(resumed ? *resumed : "no checkpoint in " + checkpoints);
-  if (resumed) take_up(*resumed, setup);
+  if (resumed) resume_from(*resumed, setup);
   state_.steps = config_.steps;
   if (state_.planned_steps.empty() || state_.planned_steps.back() < config_.steps)
     state_.planned_steps.push_back(config_.steps);
@@ -77,11 +77,11 @@ void Stage::build_model(const StageSetup& setup) {
   }
   const DataLengths lengths = check_data(config_, data_, loaded.model->config().context);
   if (is_main()) {
-    log_what_is_used(config_, data_, lengths);
+    log_data_usage(config_, data_, lengths);
     if (!state_.finished) {
       if (const std::string leak = held_out_leak(data_, setup.earlier); !leak.empty())
         logging::warn(leak);
-      for (const std::string& doubt : config_.doubts()) logging::warn(doubt);
+      for (const std::string& warning : config_.warnings()) logging::warn(warning);
     }
   }
   if (config_.trainer == TrainerType::kGrpo && config_.grpo.beta > 0) load_reference(loaded);
@@ -93,8 +93,8 @@ void Stage::build_model(const StageSetup& setup) {
                                state_.updates);
 }
 
-// The frozen reference is the model as the stage starts. A checkpoint has it where beta was above
-// 0.
+// The frozen reference is the model at the start of the stage. A checkpoint has it if beta was
+// above 0.
 void Stage::load_reference(const LoadedModel& loaded) {
   const ModelConfig& model = loaded.model->config();
   if (resumed_from_.empty()) {
@@ -128,8 +128,8 @@ void Stage::load_reference(const LoadedModel& loaded) {
   }
 }
 
-// Decides whether a saved stage has anything left to do.
-void Stage::take_up(const std::string& checkpoint, const StageSetup& setup) {
+// Determines if a saved stage has anything left to do.
+void Stage::resume_from(const std::string& checkpoint, const StageSetup& setup) {
   resumed_from_ = checkpoint;
   resumed_updates_ = state_.updates;
   const char* name = trainer_name(config_.trainer);
@@ -158,7 +158,7 @@ std::string Stage::untried_checkpoint() const {
   return learner_->optimizer().updates() == resumed_updates_ ? resumed_from_ : "";
 }
 
-// Ranks that do not see the same files would each train on from their own.
+// Ranks that do not see the same files would each continue from a different checkpoint.
 void Stage::check_equal_checkpoints(const std::string& found) {
   auto last = static_cast<double>(saved_step_), minus_first = -last;
   reduce_in_place(comm_, {&last, &minus_first}, Reduce::kMax);
@@ -185,7 +185,7 @@ void Stage::check_equal_starts() {
   check_equal_ranks(comm_, parts);
 }
 
-// Both are read before either is cut.
+// Both are read before either is truncated.
 void Stage::open_logs() {
   metrics_.emplace(dir_ + "/metrics.jsonl");
   completions_.emplace(dir_ + "/completions.jsonl");
@@ -199,12 +199,12 @@ void Stage::log_metrics(const Json& line) {
   events_->write(line);
 }
 
-// Neither a step nor an evaluation has been made.
+// True if neither a step nor an evaluation has been made.
 bool Stage::is_new() const {
   return state_.step == 0 && state_.evaluated_step < 0;
 }
 
-// By the clock of this rank.
+// True if a checkpoint is due by the clock of this rank.
 bool Stage::is_due() const {
   const std::chrono::duration<double, std::ratio<60>> since =
       std::chrono::steady_clock::now() - saved_at_;
@@ -219,20 +219,20 @@ bool Stage::more() {
   double stop = stop_.load(), due = is_main() && is_due();
   if (comm_.size() > 1) reduce_in_place(comm_, {&stop, &due}, Reduce::kMax);
   interrupted_ = stop > 0;
-  const bool going_on =
+  const bool continues =
       state_.step < config_.steps && !interrupted_ && !reached_ && !state_.finished;
-  if (going_on && due > 0 && saved_step_ != state_.step) save(false);
-  if (going_on && state_.step == trace_begin_) trace_.emplace(device_);
+  if (continues && due > 0 && saved_step_ != state_.step) save(false);
+  if (continues && state_.step == trace_begin_) trace_.emplace(device_);
   step_watch_.lap();
-  return going_on;
+  return continues;
 }
 
-// The update is measured now and then, as the host waits for it.
+// Measured every few steps only, because it synchronizes with the device.
 void Stage::watch_updates(double rate) {
   constexpr int64_t kEvery = 10, kSteps = 50;
-  constexpr double kTiny = 1e-6, kOfPeak = 0.1;
+  constexpr double kTiny = 1e-6, kPeakFraction = 0.1;
   if (tiny_updates_ < 0 || state_.step % kEvery != 0 ||
-      rate < kOfPeak * config_.optimizer.learning_rate)
+      rate < kPeakFraction * config_.optimizer.learning_rate)
     return;
   const double ratio = learner_->optimizer().relative_update(rate);
   tiny_updates_ = ratio < kTiny ? tiny_updates_ + kEvery : 0;
@@ -256,9 +256,9 @@ void Stage::end_step(const Metrics& metrics) {
     all.add("step_time", seconds);
     all.add("tokens_per_second", metrics.at("num_tokens") / seconds);
     if (device_.is_cuda()) {
-      const int64_t calls = kernels::portable_attention_calls();
+      const int64_t calls = kernels::generic_attention_calls();
       all.add("attention/portable_calls",
-              static_cast<double>(calls - std::exchange(portable_calls_, calls)));
+              static_cast<double>(calls - std::exchange(generic_attention_calls_, calls)));
     }
     if (state_.step % config_.log_every == 0 || state_.step == config_.steps) {
       Json line;
@@ -292,7 +292,7 @@ Evaluation Stage::evaluation() {
     ProblemScores scores =
         evaluate_problems({engine(), data_, correct_, config_, state_.step}, comm_);
     out.metrics = std::move(scores.metrics);
-    out.told = std::move(scores.told);
+    out.samples = std::move(scores.samples);
     out.score = out.metrics.front().second;
   }
   out.seconds = clock.lap("evaluation");
@@ -303,11 +303,11 @@ Evaluation Stage::evaluation() {
 void Stage::evaluate() {
   learner_->check_weights();
   const Evaluation result = evaluation();
-  note_score(result);
-  if (is_main() && !result.metrics.empty()) tell(result);
+  record_score(result);
+  if (is_main() && !result.metrics.empty()) report(result);
 }
 
-// A fall from the best score to less than half of it, beyond what so few problems leave to chance.
+// Warns of a drop to less than half of the best score that is larger than sampling noise.
 void Stage::warn_of_collapse(const Evaluation& evaluation) {
   if (evaluation.rule.empty() || state_.best_step < 0 || std::isnan(evaluation.score) ||
       std::isnan(state_.best))
@@ -322,8 +322,7 @@ void Stage::warn_of_collapse(const Evaluation& evaluation) {
   collapsed_ = collapsed;
 }
 
-// Between equal scores the lower loss is better; a score that was not measured is below
-// all.
+// Ties in the score are broken by the lower loss; an unmeasured score ranks below all others.
 bool Stage::is_best(double score, double loss) const {
   if (std::isnan(score) && std::isnan(loss)) return false;
   if (state_.best_step < 0) return true;
@@ -332,10 +331,10 @@ bool Stage::is_best(double score, double loss) const {
   return !std::isnan(loss) && !(loss >= state_.best_loss);
 }
 
-void Stage::note_score(const Evaluation& evaluation) {
+void Stage::record_score(const Evaluation& evaluation) {
   state_.evaluated_step = state_.step;
   if (evaluation.metrics.empty()) return;  // nothing is held out
-  // A score of another kind says nothing about this one.
+  // Scores of another measure are not comparable.
   if (const Json* last = state_.report.find("last"))
     if (const Json* measure = last->find("measure");
         measure != nullptr && measure->as_string() != evaluation.measure)
@@ -354,10 +353,10 @@ void Stage::note_score(const Evaluation& evaluation) {
   state_.report.set("last", score_json(evaluation));
 }
 
-void Stage::tell(const Evaluation& evaluation) {
+void Stage::report(const Evaluation& evaluation) {
   log_metrics(evaluation_json(evaluation));
-  for (const ProblemResult& problem : evaluation.told)
-    log_completion(told_json(evaluation, problem).dump());
+  for (const ProblemResult& problem : evaluation.samples)
+    log_completion(sample_json(evaluation, problem).dump());
   reporter_.message(evaluation_text(evaluation));
   if (!std::isnan(evaluation.score) || evaluation.rule.empty() || warned_) return;
   warned_ = true;
@@ -375,10 +374,10 @@ void Stage::write_trace() {
 
 void Stage::save(bool finished) {
   Stopwatch clock;
-  learner_->check_weights();  // no checkpoint holds what is not finite
+  learner_->check_weights();  // checkpoints hold finite numbers only
   if (is_main() && !path_exists(dir_))
     throw Error(str("the run directory ", dir_,
-                    " is gone: it was removed or renamed while the run trained, and nothing can be "
+                    " is gone: it was removed or renamed during training, and nothing can be "
                     "saved; hint: start again"));
   state_.finished = finished;
   saved_step_ = state_.step;

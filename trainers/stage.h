@@ -1,5 +1,5 @@
-// What pretraining, SFT and GRPO share around their step: the model and where it comes from,
-// evaluation, metrics, checkpoints, resume and interrupts. A loop over it reads
+// Everything around the training step that pretraining, SFT and GRPO have in common: model loading,
+// evaluation, metrics, checkpoints, resume and interrupts. A training loop reads
 //
 //   Stage stage(setup);
 //   while (stage.more()) {
@@ -33,13 +33,13 @@ struct StageSetup {
   Communicator& comm;
   Reporter& reporter;             // used by rank 0 only
   const std::atomic<bool>& stop;  // set by SIGINT and SIGTERM
-  Device device = {};             // of this rank
+  Device device = {};             // this rank's device
   // Resume from a checkpoint before this one; empty: from the newest.
   std::string before = {};
-  // Why the stage must end where it did, should it be asked for more; empty: it need not.
+  // Reason why the finished stage cannot be extended; empty: it can.
   std::string fixed = {};
   std::string steps_key = "steps";            // the override that lengthens this stage alone
-  int64_t profile_steps = 0;                  // that are traced, into trace.json
+  int64_t profile_steps = 0;                  // steps to trace, into trace.json
   std::span<const TrainConfig> earlier = {};  // the stages before this one
 };
 
@@ -51,18 +51,18 @@ class Stage {
   // init_from, else fresh. Throws InputError on ranks that do not start alike.
   explicit Stage(const StageSetup& setup);
 
-  // Whether there is another step. Evaluates before the first (eval.at_start), and saves when
-  // minutes have passed.
+  // Returns true if there is another step. Evaluates before the first (eval.at_start), and saves if
+  // checkpoint.every_minutes have passed.
   bool more();
-  // Ends step step(): counts it, writes metrics (rank 0), evaluates and saves where due. What is
-  // better than all before is saved at once.
+  // Ends step step(): counts it, writes metrics (rank 0), evaluates and saves if due. A new
+  // best is saved at once.
   void end_step(const Metrics& metrics);
-  // Last evaluation, checkpoint and report. Throws Error after that if lines of the logs are lost.
+  // Last evaluation, checkpoint and report. Then throws Error if log lines were lost.
   StageEnd finish();
 
-  // It has been saved as finished, and there is nothing to do.
+  // True if the stage was saved as finished and has nothing left to do.
   bool finished() const { return state_.finished; }
-  // The checkpoint it was resumed from, as long as no update has been made since; else "".
+  // The checkpoint that the stage was resumed from if no update has been made since; else "".
   std::string untried_checkpoint() const;
 
   int64_t step() const { return state_.step; }
@@ -81,12 +81,12 @@ class Stage {
   bool is_main() const { return comm_.rank() == 0; }
   // Appends one line, which is JSON, to completions.jsonl (rank 0).
   void log_completion(const std::string& line);
-  // Logs a warning, with where the best weights are (rank 0).
+  // Logs a warning, with the path of the best weights (rank 0).
   void warn(const std::string& warning) const;
 
  private:
   void build_model(const StageSetup& setup);
-  void take_up(const std::string& checkpoint, const StageSetup& setup);
+  void resume_from(const std::string& checkpoint, const StageSetup& setup);
   void check_equal_checkpoints(const std::string& found);
   void check_equal_starts();
   void evaluate();
@@ -101,8 +101,8 @@ class Stage {
   void load_reference(const LoadedModel& loaded);
   bool is_best(double score, double loss) const;
   void watch_updates(double rate);
-  void note_score(const Evaluation& evaluation);
-  void tell(const Evaluation& evaluation);
+  void record_score(const Evaluation& evaluation);
+  void report(const Evaluation& evaluation);
 
   const TrainConfig& config_;
   const std::string dir_;
@@ -112,22 +112,22 @@ class Stage {
   const Device device_;
   Dataset data_;
   std::unique_ptr<Learner> learner_;
-  std::unique_ptr<Engine> engine_;  // of the learner's model
+  std::unique_ptr<Engine> engine_;  // samples from the learner's model
   std::unique_ptr<Transformer> reference_;
   Correctness correct_;
   TrainState state_;
-  std::optional<LogFile> metrics_, completions_;  // of rank 0
+  std::optional<LogFile> metrics_, completions_;  // rank 0 only
   std::optional<EventFile> events_;
   std::string resumed_from_;     // a checkpoint; empty: a new stage
-  int64_t resumed_updates_ = 0;  // that it had seen
+  int64_t resumed_updates_ = 0;  // updates made before it
   int64_t saved_step_ = -1;
   bool interrupted_ = false, reached_ = false, warned_ = false, collapsed_ = false;
-  int64_t tiny_updates_ = 0;  // steps in a row whose relative update is too small; -1: was said
+  int64_t tiny_updates_ = 0;  // steps in a row whose relative update is too small; -1: reported
   std::chrono::steady_clock::time_point saved_at_;
   Stopwatch step_watch_;
-  int64_t portable_calls_ = 0;                 // of attention, as of the last step
+  int64_t generic_attention_calls_ = 0;        // as of the last step
   int64_t trace_begin_ = -1, trace_end_ = -1;  // steps
-  std::optional<Trace> trace_;                 // of the steps under way
+  std::optional<Trace> trace_;                 // trace in progress
 };
 
 }  // namespace cohort

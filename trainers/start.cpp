@@ -33,15 +33,16 @@ uint64_t checksum_of(const NamedTensors& tensors) {
 }
 
 void check_equal_ranks(Communicator& comm, const std::vector<RankPart>& parts) {
-  const auto ranks = static_cast<size_t>(comm.size()), mine = static_cast<size_t>(comm.rank());
+  const auto ranks = static_cast<size_t>(comm.size()), this_rank = static_cast<size_t>(comm.rank());
   std::vector<std::string> all(ranks * parts.size());
-  for (size_t i = 0; i < parts.size(); ++i) all[mine * parts.size() + i] = str(parts[i].checksum);
+  for (size_t i = 0; i < parts.size(); ++i)
+    all[this_rank * parts.size() + i] = str(parts[i].checksum);
   all = gather_texts(comm, all);
   for (size_t rank = 1; rank < ranks; ++rank)
     for (size_t i = 0; i < parts.size(); ++i)
       if (all[rank * parts.size() + i] != all[i])
         throw InputError(str("the ranks do not start alike: rank ", rank, " has other ",
-                             parts[i].what,
+                             parts[i].name,
                              " than rank 0; hint: all hosts must see the same files and run the "
                              "same build on the same kind of processor"));
 }

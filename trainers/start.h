@@ -1,5 +1,4 @@
-// The start of a stage: whether one that was saved has anything left to do, and whether all ranks
-// start from the same.
+// Checks at the start of a stage: remaining work of a saved stage, equal state on all ranks.
 #pragma once
 
 #include <string>
@@ -11,23 +10,23 @@
 
 namespace cohort {
 
-// Why a stage that was saved as finished has nothing left to do under `config`: its steps are done,
-// or its last score reached eval.stop_at. "" if it has.
+// Reason why a stage that was saved as finished has nothing left to do under `config`: its steps
+// are done, or its last score reached eval.stop_at. "" if it has steps left.
 std::string why_finished(const TrainConfig& config, const TrainState& state);
 
-// The steps a saved stage was planned for, if they are known and other than those of `config`;
-// else 0.
+// The planned steps of a saved stage if they are known and differ from those of `config`; else 0.
 int64_t other_plan(const TrainConfig& config, const TrainState& state);
 
-// Of names and bytes, wherever the tensors are.
+// Checksum over tensor names and contents.
 uint64_t checksum_of(const NamedTensors& tensors);
 
-// Something that every rank must have the same of.
+// State that must be equal on all ranks.
 struct RankPart {
-  const char* what;
+  const char* name;
   uint64_t checksum;
 };
-// Throws InputError on every rank, naming a rank that has something else than rank 0 and what.
+// Throws InputError on every rank, naming a rank and the first part in which it differs from rank
+// 0.
 void check_equal_ranks(Communicator& comm, const std::vector<RankPart>& parts);
 
 }  // namespace cohort

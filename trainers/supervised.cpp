@@ -11,12 +11,12 @@ std::vector<TokenSequence> next_sequences(Stage& stage, MixedOrder* order, int64
   const TrainConfig& config = stage.config();
   const Dataset& data = stage.data();
   const int64_t context = stage.model().config().context;
-  const RankShare share =
-      share_of(config.batch_size, stage.comm().rank(), stage.comm().size(), stage.step());
+  const RankShard shard =
+      shard_of(config.batch_size, stage.comm().rank(), stage.comm().size(), stage.step());
   std::vector<TokenSequence> out;
   for (int64_t i = 0; i < config.batch_size; ++i) {
     const int64_t example = order != nullptr ? order->next() : 0;
-    if (i < share.begin || i >= share.end) continue;
+    if (i < shard.begin || i >= shard.end) continue;
     if (order != nullptr) {
       out.push_back(supervised_sequence(data.train->get(example), *data.tokenizer, context,
                                         config.data.too_long));
@@ -25,7 +25,7 @@ std::vector<TokenSequence> next_sequences(Stage& stage, MixedOrder* order, int64
       const TextWindow window = text_window(data, context, seed, position + i);
       out.push_back({.tokens = window.tokens.read(window.begin, context + 1),
                      .loss_mask = std::vector<uint8_t>(static_cast<size_t>(context + 1), 1)});
-      // Those of the next step come from the disk meanwhile.
+      // Prefetches the tokens of the next step from disk.
       const TextWindow next = text_window(data, context, seed, position + config.batch_size + i);
       next.tokens.will_read(next.begin, context + 1);
     }
@@ -60,13 +60,13 @@ StageEnd train_supervised(Stage& stage) {
     reduce_in_place(stage.comm(), {&targets, &tokens});
     if (targets == 0)
       throw InputError(str("step ", stage.step() + 1, ": none of its ", config.batch_size,
-                           " sequences has a token to learn; hint: a larger model.context"));
+                           " sequences has a target token; hint: a larger model.context"));
     const ForwardOptions options{
         .mode = Mode::kTrain, .seed = static_cast<uint64_t>(config.seed), .step = stage.step()};
 
     const auto loss = [&](int64_t i) {
-      const PackedBatch batch = stage.model().place(batches[static_cast<size_t>(i)]);
-      const Variable hidden = stage.model().forward_learned(batch, options);
+      const PackedBatch batch = stage.model().to_device(batches[static_cast<size_t>(i)]);
+      const Variable hidden = stage.model().hidden_at_targets(batch, options);
       const Tensor weights =
           Tensor::full({batch.num_targets()}, 1 / targets, accumulate_dtype(stage.model().dtype()),
                        stage.model().device());

@@ -1,6 +1,6 @@
-// Tokens in memory and in shards. A shard is a header and the tokens, 16 bits each where the
-// vocabulary allows. Tokens are read with pread(): a mapping would count as resident memory, and
-// end the process where the file can no longer be read.
+// Tokens in memory and in shards. A shard is a header and the tokens, 16 bits each if the
+// vocabulary allows. Tokens are read with pread(): a mapping would count as resident memory, and a
+// read error would end the process.
 #include "trainers/token_stream.h"
 
 #include <fcntl.h>
@@ -30,12 +30,12 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "shards hold little-endian numbers");
 
 constexpr int64_t kPiecesPerShard = 4096;  // about 1 GB of text
-constexpr int64_t kChunk = 1 << 20;        // bytes of tokens that are summed at a time
+constexpr int64_t kChunk = 1 << 20;        // bytes of tokens per checksum step
 
 struct Header {
   char magic[8] = {'c', 'o', 'h', 't', 'o', 'k', '0', '1'};
-  uint64_t fingerprint = 0;  // of what the tokens depend on
-  uint64_t count = 0;        // of tokens
+  uint64_t fingerprint = 0;  // checksum of the inputs of the tokens
+  uint64_t count = 0;        // number of tokens
   uint64_t sum = 0;          // checksum() over chunks of kChunk bytes
 };
 
@@ -56,7 +56,7 @@ void narrow(const std::vector<int32_t>& tokens, std::string& out) {
   }
 }
 
-// A file that appears under its name only as a whole.
+// Writes a file that appears under its name only when complete.
 class ShardWriter {
  public:
   ShardWriter(std::string path, uint64_t fingerprint, int64_t width)
@@ -82,7 +82,7 @@ class ShardWriter {
     size_t done = 0;
     for (; waiting_.size() - done >= kChunk; done += kChunk) put(done, kChunk);
     waiting_.erase(0, done);
-    // The disk begins now, so that fsync() has little left to do.
+    // Starts writing to disk now, so that fsync() has little left to do.
     ::sync_file_range(file_.get(), 0, 0, SYNC_FILE_RANGE_WRITE);
   }
   void finish() {
@@ -96,9 +96,10 @@ class ShardWriter {
   }
 
  private:
-  [[noreturn]] void fail(const char* what) const {
-    throw Error(str(temporary_, ": cannot be ", what, ": ", std::strerror(errno),
-                    "; hint: data.cache_dir names a folder with room for the tokens of the text"));
+  [[noreturn]] void fail(const char* operation) const {
+    throw Error(
+        str(temporary_, ": cannot be ", operation, ": ", std::strerror(errno),
+            "; hint: data.cache_dir names a folder with enough space for the tokens of the text"));
   }
   void put(size_t begin, size_t size) {
     header_.sum = checksum(std::string_view(waiting_).substr(begin, size), header_.sum);
@@ -122,7 +123,7 @@ class ShardWriter {
   std::string waiting_;
 };
 
-// One process at a time makes what is in a folder.
+// Excludes other processes from writing the shards of a folder.
 class FolderLock {
  public:
   explicit FolderLock(const std::string& dir) {
@@ -132,7 +133,7 @@ class FolderLock {
       throw Error(str(path, ": cannot be created: ", std::strerror(errno),
                       "; hint: data.cache_dir names a folder that you may write to"));
     if (::flock(file_.get(), LOCK_EX | LOCK_NB) == 0) return;
-    logging::info("waiting for another process that makes the tokens in ", dir);
+    logging::info("waiting for another process that writes the tokens in ", dir);
     while (::flock(file_.get(), LOCK_EX) != 0)
       if (errno != EINTR)
         throw Error(str(path, ": cannot be locked: ", std::strerror(errno),
@@ -270,7 +271,7 @@ class TokenShards {
  private:
   int64_t width() const { return tokenizer_.vocab_size() <= 1 << 16 ? 2 : 4; }
 
-  // In order, as many pieces at a time as keep all threads busy.
+  // Encodes pieces in order, in batches that keep all threads busy.
   template <class Use>
   void encode(int64_t begin, int64_t end, Use&& use) const {
     const int64_t batch = 16 * int64_t{num_threads()};
@@ -278,7 +279,7 @@ class TokenShards {
       use(pieces_.encode(at, std::min(end, at + batch), tokenizer_, document_end_));
   }
 
-  // Nothing, where there is no file or not the right one.
+  // An empty part if the file does not exist or is not valid.
   TokenStream::Part open(const std::string& path, uint64_t fingerprint) const try {
     if (!std::filesystem::exists(path)) return {};
     auto file = std::make_unique<InputFile>(path);
@@ -295,7 +296,7 @@ class TokenShards {
     for (int64_t at = sizeof header; known && at < file->size(); at += kChunk)
       sum = checksum(file->read(at, std::min(at + kChunk, file->size())), sum);
     if (!known || sum != header.sum) {
-      logging::warn(path, ": is damaged, and made again");
+      logging::warn(path, ": is damaged and is written again");
       return {};
     }
     return {.file = std::move(file),
@@ -303,17 +304,17 @@ class TokenShards {
             .vocab_size = static_cast<int32_t>(tokenizer_.vocab_size()),
             .end = count};
   } catch (const std::exception& e) {
-    logging::warn(e.what(), "; it is made again");
+    logging::warn(e.what(), "; it is written again");
     return {};
   }
 
   void make(const std::string& path, uint64_t fingerprint, int64_t shard) {
     const int64_t begin = shard * kPiecesPerShard;
     const int64_t end = std::min(begin + kPiecesPerShard, pieces_.size());
-    if (shard == 0) logging::info("the tokens of the text are made, and kept as ", path);
+    if (shard == 0) logging::info("the tokens of the text are cached as ", path);
     ShardWriter writer(path, fingerprint, width());
     int64_t done = begin;
-    std::future<void> writing;  // of what was encoded before, while more is encoded
+    std::future<void> writing;  // the previous batch, while the next one is encoded
     encode(begin, end, [&](std::vector<std::vector<int32_t>> parts) {
       done += static_cast<int64_t>(parts.size());
       if (writing.valid()) writing.get();
@@ -321,7 +322,7 @@ class TokenShards {
                            [&writer, parts = std::move(parts)] { writer.add(parts); });
       if ((since_last_ += watch_.lap()) < kSecondsBetweenReports) return;
       since_last_ = 0;
-      logging::info("making tokens of ", mib(pieces_.bytes()),
+      logging::info("writing tokens of ", mib(pieces_.bytes()),
                     " of text: ", 100 * done / pieces_.size(), " %");
     });
     if (writing.valid()) writing.get();

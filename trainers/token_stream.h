@@ -1,4 +1,4 @@
-// The tokens of a text: in memory, or made once into files that are read where they are needed.
+// The tokens of a text: in memory, or in files that are made once and read on demand.
 #pragma once
 
 #include <cstdint>
@@ -21,17 +21,17 @@ class TokenStream {
   int64_t size() const { return size_; }
   // Tokens [begin, begin + count). Throws InputError if their file can no longer be read.
   std::vector<int32_t> read(int64_t begin, int64_t count) const;
-  // Tells the system that they will be read soon.
+  // Advises the system that these tokens will be read soon.
   void will_read(int64_t begin, int64_t count) const;
-  // Puts the tokens of another stream after these.
+  // Appends the tokens of another stream.
   void append(TokenStream other);
 
  private:
   friend class TokenShards;
   struct Part {
     std::vector<int32_t> tokens;      // in memory, or
-    std::unique_ptr<InputFile> file;  // of 16- or 32-bit numbers after a header
-    int64_t width = 0;                // bytes of each
+    std::unique_ptr<InputFile> file;  // 16- or 32-bit numbers after a header
+    int64_t width = 0;                // bytes of a number
     int32_t vocab_size = 0;
     int64_t begin = 0, end = 0;  // in the stream
   };
@@ -40,20 +40,19 @@ class TokenStream {
   int64_t size_ = 0;
 };
 
-// Where the files of tokens are, and what they depend on besides the spans.
+// Location of the token files, and their dependencies besides the spans.
 struct TokenCache {
   std::string dir;       // data.cache_dir; empty: a short text stays in memory, see kShortText
-  std::string checksum;  // of the files of the text
+  std::string checksum;  // checksum of the text files
 };
-// Bytes of text at most that stay in memory where no folder is named.
+// Maximum bytes of text that stay in memory if no folder is named.
 inline constexpr int64_t kShortText = 64 << 20;
 
-// The tokens of `text`, each document with `document_end` after it where that is given. Those of a
-// text that is not short are made by all threads into DIR/FINGERPRINT/NNNNN.tokens, of 1 GB of text
-// each, unless they are there: another process that makes them is waited for, and what an
-// interrupted one has finished is kept. Without a folder DIR is $XDG_CACHE_HOME/cohort, else
-// ~/.cache/cohort. Throws InputError as TextPieces::encode() does; Error naming the file that
-// cannot be written.
+// The tokens of `text`, each document followed by `document_end` if given. Those of a text that is
+// not short are written by all threads to DIR/FINGERPRINT/NNNNN.tokens, one per 1 GB of text,
+// unless they exist: if another process is writing them, this one waits; finished files of an
+// interrupted one are kept. Without a folder DIR is $XDG_CACHE_HOME/cohort, else ~/.cache/cohort.
+// Throws InputError as TextPieces::encode() does; Error naming the file that cannot be written.
 TokenStream load_tokens(const std::vector<TextSpan>& text, const Tokenizer& tokenizer,
                         std::optional<int32_t> document_end, const TokenCache& cache);
 

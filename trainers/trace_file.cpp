@@ -11,7 +11,7 @@ namespace {
 
 using Kind = TraceEvent::Kind;
 
-// Where an event is shown: Chrome's "process" and "thread".
+// Row of an event: Chrome's "process" and "thread".
 struct Row {
   int64_t group, row;
   auto operator<=>(const Row&) const = default;
@@ -34,12 +34,12 @@ std::string row_name(Row row) {
   return row.row == 1 ? "phases" : "ops";
 }
 
-Json name_event(const char* what, Row row, const std::string& name) {
+Json name_event(const char* kind, Row row, const std::string& name) {
   Json args;
   args.set("name", name);
   Json out;
   return out.set("ph", "M")
-      .set("name", what)
+      .set("name", kind)
       .set("pid", row.group)
       .set("tid", row.row)
       .set("args", std::move(args));

@@ -1,5 +1,6 @@
 // Traces in the Chrome trace event format, which Perfetto (https://ui.perfetto.dev) and
-// chrome://tracing show: a row for phases, one for the host's ops, one for each stream of the GPU.
+// chrome://tracing display: a row for phases, one for the host's ops, one for each stream of the
+// GPU.
 #pragma once
 
 #include <span>

@@ -1,5 +1,5 @@
-// Two ladders that show how kernels get fast, slowest rung first: a matrix product and a softmax.
-// Every rung computes the same thing, and says what it does that the one before does not.
+// Two optimisation ladders of kernels, slowest rung first: a GEMM and a softmax. All rungs compute
+// the same function; each documents its improvement over the previous one.
 #pragma once
 
 #include "core/check.h"
@@ -7,15 +7,14 @@
 
 namespace cohort::bench::ladder {
 
-// C = A B^T with sums in f32, rounded to bf16 once. Both inputs are row-major with K innermost, as
-// those of a linear layer: a row of B is a column of the product. All sizes are multiples of 8.
-struct Product {
+// C = A B^T with f32 accumulators, rounded to bf16 once. Both inputs are row-major with K
+// innermost, as in a linear layer: a row of B gives a column of C. All sizes are multiples of 8.
+struct Gemm {
   Tensor& c;        // [M, N] bf16
   const Tensor& a;  // [M, K] bf16
   const Tensor& b;  // [N, K] bf16
 
-  // The sizes, which kernels count in 32 bits, and offsets in 64. Throws Error if the tensors are
-  // not as above.
+  // Sizes fit into 32 bits, offsets need 64. check() throws Error if the tensors are not as above.
   int m() const { return size(a, 0); }
   int n() const { return size(b, 0); }
   int k() const { return size(a, 1); }
@@ -25,18 +24,18 @@ struct Product {
                        t->is_contiguous() && t->dim(0) % 8 == 0 && t->dim(1) % 8 == 0,
                    "[ladder] expected a bf16 matrix of multiples of 8, got ", t->str());
     COHORT_CHECK(a.dim(1) == b.dim(1) && c.dim(0) == a.dim(0) && c.dim(1) == b.dim(0), "[ladder] ",
-                 c.str(), " is not the product of ", a.str(), " and ", b.str());
+                 c.str(), " has not the shape of the product of ", a.str(), " and ", b.str());
   }
 
  private:
   static int size(const Tensor& t, int dim) { return static_cast<int>(t.dim(dim)); }
 };
-void matmul_naive(const Product& p);
-void matmul_shared(const Product& p);
-void matmul_registers(const Product& p);
-void matmul_mma(const Product& p);
-// Only where has_wgmma() says so.
-void matmul_wgmma(const Product& p);
+void matmul_naive(const Gemm& p);
+void matmul_shared(const Gemm& p);
+void matmul_registers(const Gemm& p);
+void matmul_mma(const Gemm& p);
+// Requires has_wgmma().
+void matmul_wgmma(const Gemm& p);
 bool has_wgmma(Device device);
 
 // y[r, :] = e^(x[r, :] - max) / sum over rows of f32, a multiple of 4 columns.
@@ -55,7 +54,7 @@ struct Softmax {
 };
 void softmax_naive(const Softmax& p);
 void softmax_online(const Softmax& p);
-// Rows of up to as many columns as the threads have registers for.
+// Maximum numbers of columns, limited by registers.
 inline constexpr int64_t kWarpColumns = 2048, kBlockColumns = 16384;
 void softmax_warp(const Softmax& p);
 void softmax_block(const Softmax& p);

@@ -1,5 +1,5 @@
-// The softmax of rows, which takes as long as its reads and writes: rungs that touch memory less
-// often, and better.
+// Row softmax, which is bound by memory bandwidth: each rung has fewer or better coalesced
+// accesses.
 #include "bench/ladder/ladder.h"
 #include "kernels/cuda/device.cuh"
 
@@ -10,8 +10,8 @@ using namespace kernels::cuda;
 
 constexpr int kThreads = 256;
 
-// Rung 1, one thread for each row: three reads and a write. The threads of a warp read rows far
-// apart, of which each access brings 32 bytes for the 4 that a thread wants at the time.
+// Rung 1: one thread per row, three reads and a write. The threads of a warp read different rows,
+// so each access loads 32 bytes for 4 useful ones.
 __global__ void __launch_bounds__(kThreads)
     naive_kernel(const float* x, float* y, int64_t rows, int64_t cols) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t i = 0; i < cols; ++i) y[i] = __expf(x[i] - largest) / sum;
 }
 
-// Rung 2, the same with two reads (Milakov and Gimelshein 2018, online normalizer calculation):
-// the sum is kept relative to the largest value so far, and rescaled when a larger one comes.
+// Rung 2: two reads (Milakov and Gimelshein 2018, online normalizer calculation). The sum is
+// relative to the largest value so far and rescaled when a larger one occurs.
 __global__ void __launch_bounds__(kThreads)
     online_kernel(const float* x, float* y, int64_t rows, int64_t cols) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -44,9 +44,9 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t i = 0; i < cols; ++i) y[i] = __expf(x[i] - largest) / sum;
 }
 
-// Rungs 3 and 4: the threads of a warp, or of a block, share a row. They read neighbouring packs of
-// 16 bytes, all of a row before any is used, and keep them in registers: one read and one write. A
-// warp needs no barrier; a block has room for longer rows, and more reads of a row under way.
+// Rungs 3 and 4: the threads of a warp, or of a block, share a row. They load adjacent packs of 16
+// bytes, the whole row before its first use, and keep them in registers: one read and one write. A
+// warp needs no barrier; a block supports longer rows and has more loads in flight.
 template <int kRowThreads, int kPacks>
 __global__ void __launch_bounds__(kThreads)
     row_kernel(const float* x, float* y, int64_t rows, int cols) {
@@ -100,7 +100,7 @@ void run_threads(const char* name, Kernel kernel, const Softmax& p) {
          pointer<float>(p.x), pointer<float>(p.y), p.x.dim(0), p.x.dim(1));
 }
 
-// With as few registers as the rows need.
+// Uses the smallest number of registers that holds a row.
 template <int kRowThreads, int kPacks = 16>
 void run_rows(const char* name, const Softmax& p) {
   const int64_t rows = p.x.dim(0), cols = p.x.dim(1);

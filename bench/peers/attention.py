@@ -1,5 +1,5 @@
 """The peer of cohort_bench_ops --filter attention: PyTorch's FlashAttention-2 and cuDNN attention on the same shapes,
-bf16, causal, random data. Flops count the visible half; two products forward, five backward.
+bf16, causal, random data. FLOPs count the causal half; two matmuls forward, five backward.
 
   python3 bench/peers/attention.py
 """
@@ -34,14 +34,14 @@ def main():
             options = {"is_causal": True, "enable_gqa": heads != kv_heads}
             for t in (q, k, v):
                 t.requires_grad_(True)
-            product = batch * heads * length * (length + 1) * dim
+            matmul_flops = batch * heads * length * (length + 1) * dim
             with sdpa_kernel(backend):
                 forward = seconds(lambda: F.scaled_dot_product_attention(q, k, v, **options))
                 o = F.scaled_dot_product_attention(q, k, v, **options)
                 backward = seconds(lambda: torch.autograd.grad(o, (q, k, v), dout, retain_graph=True))
             print(f"{backend.name:16s} {batch} x {length} tokens, {heads}/{kv_heads} heads of {dim}: "
-                  f"forward {forward * 1e6:.0f} us {2 * product / forward * 1e-12:.0f} TFLOP/s, "
-                  f"backward {backward * 1e6:.0f} us {5 * product / backward * 1e-12:.0f} TFLOP/s")
+                  f"forward {forward * 1e6:.0f} us {2 * matmul_flops / forward * 1e-12:.0f} TFLOP/s, "
+                  f"backward {backward * 1e6:.0f} us {5 * matmul_flops / backward * 1e-12:.0f} TFLOP/s")
 
 
 if __name__ == "__main__":

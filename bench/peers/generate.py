@@ -1,10 +1,10 @@
 """The peer of cohort_bench_grpo's rollouts: transformers' generate (5.17, PyTorch 2.11) on Qwen2.5-0.5B's shape with random
-weights, in bf16 with SDPA, at temperature 1 and without a stop token. A line a workload as there: seconds with the prompts,
-and wanted tokens over seconds. Prompts of unequal lengths are padded on the left, and all sequences run to the longest.
-Each workload runs once to warm up and once to be measured.
+weights, in bf16 with SDPA, at temperature 1 and without a stop token. Prints one line per workload, like the C++ benchmark:
+seconds including the prompts, and requested tokens over seconds. Prompts of unequal lengths are padded on the left, and all
+sequences run to the longest. Each workload runs once to warm up and once to be measured.
 
   python3 bench/peers/generate.py                                    decode/1 decode/64 groups
-  python3 bench/peers/generate.py --only decode/256 mixed uniform    these, or names that begin so
+  python3 bench/peers/generate.py --only decode/256 mixed uniform    names or prefixes of workloads
 """
 import argparse
 import random
@@ -25,15 +25,15 @@ def workloads():
     for rows in (1, 64, 256):
         yield f"decode/{rows}", [128] * rows, [512] * rows, 1
     yield "groups", [128] * 64, [256] * 64, 8
-    # nano-vllm's lengths, which bench/rollout_workloads.cpp lists. "mixed" is another draw of the lengths there.
-    draw = random.Random(0)
+    # nano-vllm's lengths, which bench/rollout_workloads.cpp lists. "mixed" has random lengths of its own.
+    rng = random.Random(0)
     prompts = []
     for _ in range(256):
-        prompts.append(draw.randint(100, 1024))
+        prompts.append(rng.randint(100, 1024))
         for _ in range(prompts[-1]):
-            draw.randint(0, 10000)
+            rng.randint(0, 10000)
     yield "mixed", prompts, [1124 - n for n in prompts], 1
-    yield "uniform", prompts, [draw.randint(100, 1024) for _ in prompts], 1
+    yield "uniform", prompts, [rng.randint(100, 1024) for _ in prompts], 1
 
 
 @torch.inference_mode()
@@ -56,7 +56,7 @@ def seconds(model, prompts, new_tokens, completions):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only", nargs="+", action="extend", help="names of workloads, or their beginnings")
+    parser.add_argument("--only", nargs="+", action="extend", help="names or prefixes of workloads")
     only = parser.parse_args().only
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(Qwen2Config(**SHAPE), dtype=torch.bfloat16, attn_implementation="sdpa")
@@ -66,8 +66,8 @@ def main():
             continue
         for _ in range(2):
             measured = seconds(model, prompts, max(lengths), completions)
-        wanted = sum(lengths) * completions
-        print(f"{name:18s} seconds {measured:.6g} tokens_per_second {wanted / measured:.6g}", flush=True)
+        requested = sum(lengths) * completions
+        print(f"{name:18s} seconds {measured:.6g} tokens_per_second {requested / measured:.6g}", flush=True)
 
 
 if __name__ == "__main__":

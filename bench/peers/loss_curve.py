@@ -1,6 +1,6 @@
-"""Whether Cohort learns as PyTorch does: runs of `cohort train` on text beside PyTorch from the same weights on the same
-data, once in f32 and once in bf16 autocast over f32 weights. Prints, for each run, the RMS distance of the losses of steps
-200 and later to those of PyTorch in f32: Cohort's, and that of PyTorch in bf16; then the medians over the runs.
+"""Compares loss curves of Cohort and PyTorch: runs of `cohort train` on text against PyTorch runs from the same weights on
+the same data, in f32 and in bf16 autocast over f32 weights. Prints, for each run, the RMS distance from the losses of
+PyTorch in f32 over steps 200 and later, of Cohort and of PyTorch in bf16; then the medians over the runs.
 
   for seed in 1 2 3; do
     build/cuda/cohort train configs/shakespeare_char_gpu.yaml data.text=input.txt steps=1000 model.dropout=0 log_every=1 \\
@@ -8,7 +8,7 @@ data, once in f32 and once in bf16 autocast over f32 weights. Prints, for each r
   done
   python3 bench/peers/loss_curve.py curve-1 curve-2 curve-3
 
-The runs are of a character model with layer norms, learned positions and GELU, as in that configuration, and of one GPU.
+The runs must use a character model with layer norms, learned positions and GELU, as in that configuration, on one GPU.
 On the CPU (device: cpu) PyTorch runs in f32 only.
 """
 import json
@@ -54,13 +54,13 @@ def window_begin(size, window, seed, i):
 
 
 class Run:
-    """What `cohort train` has left in its directory."""
+    """The output directory of `cohort train`."""
 
     def __init__(self, path):
         self.path = Path(path)
         self.config = yaml.safe_load((self.path / "config.yaml").read_text())["stages"][0]
         for key in ("learning_rate", "min_learning_rate", "adam_eps"):
-            self.config[key] = float(self.config[key])  # YAML 1.1 takes 1e-08 for text
+            self.config[key] = float(self.config[key])  # YAML 1.1 parses 1e-08 as a string
         self.config["model"]["norm_eps"] = float(self.config["model"]["norm_eps"])
         start = self.path / "checkpoints/step-00000000"
         self.weights = load_file(start / "model.safetensors")
@@ -68,8 +68,8 @@ class Run:
         ids = {c: i for i, c in enumerate(characters)}
         path = self.config["data"]["text"]
         text = Path(path if isinstance(path, str) else path[0]).read_bytes()
-        cut = math.floor(len(text) * (1 - self.config["data"]["held_out_fraction"]))
-        self.tokens = torch.tensor([ids[c] for c in text[:cut].decode()])
+        train_bytes = math.floor(len(text) * (1 - self.config["data"]["held_out_fraction"]))
+        self.tokens = torch.tensor([ids[c] for c in text[:train_bytes].decode()])
         lines = (self.path / "metrics.jsonl").read_text().splitlines()
         self.losses = [line["loss"] for line in map(json.loads, lines) if "loss" in line]
 
@@ -139,19 +139,20 @@ def main():
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         sys.exit(__doc__)
     torch.set_float32_matmul_precision("highest")
-    ours, theirs = [], []
+    cohort_distances, bf16_distances = [], []
     for path in sys.argv[1:]:
         run = Run(path)
         device = "cuda" if run.config["device"] != "cpu" else "cpu"
         exact = train(run, device, bf16=False)
-        ours.append(distance(run.losses, exact))
-        line = f"{path}: {len(run.losses)} steps, {run.config['dtype']}: RMS distance to PyTorch's f32 {ours[-1]:.3e}"
+        cohort_distances.append(distance(run.losses, exact))
+        line = (f"{path}: {len(run.losses)} steps, {run.config['dtype']}: "
+                f"RMS distance to PyTorch's f32 {cohort_distances[-1]:.3e}")
         if device == "cuda":
-            theirs.append(distance(train(run, device, bf16=True), exact))
-            line += f", of its bf16 {theirs[-1]:.3e}"
+            bf16_distances.append(distance(train(run, device, bf16=True), exact))
+            line += f", of its bf16 {bf16_distances[-1]:.3e}"
         print(f"{line}; last losses {run.losses[-1]:.4f} and {exact[-1]:.4f}", flush=True)
-    if theirs:
-        a, b = statistics.median(ours), statistics.median(theirs)
+    if bf16_distances:
+        a, b = statistics.median(cohort_distances), statistics.median(bf16_distances)
         print(f"medians {a:.3e} and {b:.3e}: {a / b:.2f}x")
 
 

@@ -1,5 +1,5 @@
 """The peer of cohort_bench_step: the same model in plain PyTorch with SDPA and fused AdamW, one training step on random
-tokens. On CUDA compiled, in bf16 autocast over f32 weights; on the CPU in f32, as it is. Prints tokens/s and, on CUDA, peak
+tokens. On CUDA compiled, in bf16 autocast over f32 weights; on the CPU in f32, not compiled. Prints tokens/s and, on CUDA, peak
 memory.
 
   python3 bench/peers/train_step.py gpt2_124m | qwen2_0_5b | qwen2_1_5b     CUDA

@@ -22,7 +22,7 @@ Example generate(Rng& rng, const TaskConfig& config) {
 
 const Task kAdditionTask = {
     .name = "addition",
-    .what = "\"47+85=\" wants \"132\"; size: digits of each number",
+    .description = "\"47+85=\" wants \"132\"; size: digits of each number",
     .alphabet = "0123456789+=",
     .min_size = 1,
     .max_size = 18,  // the sum fits in int64

@@ -20,7 +20,7 @@ struct Fraction {
   int64_t num, den;  // lowest terms, den > 0
 };
 
-// a op b, or nothing where it is undefined or leaves int64.
+// a op b; nullopt if it is undefined or overflows int64.
 std::optional<Fraction> apply(char op, Fraction a, Fraction b) {
   if (op == '/') {
     if (b.num == 0) return {};
@@ -43,7 +43,7 @@ std::optional<Fraction> apply(char op, Fraction a, Fraction b) {
 }
 
 // sum := product (('+' | '-') product)*; product := atom (('*' | '/') atom)*; atom := number | '('
-// sum ')'. Every method returns nothing on the first fault.
+// sum ')'. Every method returns nullopt on the first error.
 class Parser {
  public:
   explicit Parser(std::string_view text) : rest_(text) {}
@@ -81,7 +81,7 @@ class Parser {
   }
   std::optional<Fraction> number() {
     int64_t value = 0;
-    // from_chars takes a sign.
+    // from_chars accepts a sign.
     if (rest_.empty() || rest_[0] < '0' || rest_[0] > '9') return {};
     const auto [end, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), value);
     if (error != std::errc()) return {};
@@ -127,7 +127,7 @@ Term combine(const Term& a, char op, const Term& b, int64_t value) {
   return {value, left + op + right, op};
 }
 
-// One of the operations whose result is a whole number from 1 to kMaxValue. There always is one:
+// Applies a random operation whose result is an integer from 1 to kMaxValue. There always is one:
 // the difference of two different values, the quotient of equal ones.
 Term combine(Rng& rng, Term a, Term b) {
   if (a.value < b.value) std::swap(a, b);
@@ -166,7 +166,7 @@ Example generate(Rng& rng, const TaskConfig& config) {
     terms.push_back(combine(rng, std::move(a), std::move(b)));
   }
   const int64_t target = terms[0].value;
-  // Problems that differ in the order of their numbers are on one side of the split.
+  // Problems that differ only in the order of their numbers are in the same split.
   std::sort(sorted.begin(), sorted.end());
   std::string key;
   for (const int64_t number : sorted) key += std::to_string(number) + " ";
@@ -201,7 +201,8 @@ bool countdown_solved(std::span<const int64_t> numbers, int64_t target,
 
 const Task kCountdownTask = {
     .name = "countdown",
-    .what = "\"3 7 25 -> 46\\n\" wants \"3*7+25\", each number used once; size: how many numbers",
+    .description =
+        "\"3 7 25 -> 46\\n\" wants \"3*7+25\", each number used once; size: how many numbers",
     .alphabet = "0123456789 ->\n+*/()",
     .min_size = 2,
     .max_size = 6,

@@ -24,7 +24,7 @@ Example generate_sort(Rng& rng, const TaskConfig& config) {
 
 const Task kReverseTask = {
     .name = "reverse",
-    .what = "\"dbca>\" wants \"acbd\"; size: letters",
+    .description = "\"dbca>\" wants \"acbd\"; size: letters",
     .alphabet = "abcdefghijklmnopqrstuvwxyz>",
     .min_size = 1,
     .max_size = 256,
@@ -34,7 +34,7 @@ const Task kReverseTask = {
 
 const Task kSortTask = {
     .name = "sort",
-    .what = "\"dbca:\" wants \"abcd\"; size: letters",
+    .description = "\"dbca:\" wants \"abcd\"; size: letters",
     .alphabet = "abcdefghijklmnopqrstuvwxyz:",
     .min_size = 1,
     .max_size = 256,

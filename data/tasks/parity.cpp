@@ -1,8 +1,8 @@
 // Parity with worked steps: "10110=" wants "11011:1", the parity of each prefix, then a colon and
-// the parity of all bits. Only what follows the last colon is graded: the steps are the model's. A
-// solution without steps is ":1", which a small model can only guess: with a worked_share below 1,
-// supervised training teaches both habits and leaves it to reinforcement learning to find out which
-// one pays (the setting of Tsilivis et al. 2025).
+// the parity of all bits. Only the text after the last colon is graded, not the steps. A solution
+// without steps is ":1", which a small model can only guess: with a worked_share below 1,
+// supervised training teaches both styles and reinforcement learning has to discover which one is
+// rewarded (the setting of Tsilivis et al. 2025).
 #include "data/tasks/tasks.h"
 
 namespace cohort {
@@ -35,7 +35,7 @@ double check(const Example& example, std::string_view completion) {
 
 const Task kParityTask = {
     .name = "parity",
-    .what =
+    .description =
         "\"10110=\" wants \"11011:1\", prefix parities then the answer (\":1\" without steps); "
         "size: bits",
     .alphabet = "01=:",

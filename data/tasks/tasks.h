@@ -1,4 +1,4 @@
-// What the task files share: one constant per task for the table in data/tasks.cpp.
+// Shared by the task files: one constant per task for the table in data/tasks.cpp.
 #pragma once
 
 #include <string>

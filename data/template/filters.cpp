@@ -1,4 +1,4 @@
-// The filters of Jinja, and tojson as transformers defines it.
+// Jinja's filters, and tojson as transformers defines it.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -10,7 +10,7 @@
 namespace cohort::jinja {
 namespace {
 
-// A value's attribute "a.b.0", or the value itself without one; `otherwise` for what is undefined.
+// The attribute "a.b.0" of a value, or the value itself without a path; `otherwise` if undefined.
 Value attribute_of(Interpreter& in, Value value, const Value& path, const Value& otherwise = {}) {
   if (!path.given()) return value;
   if (!path.is_text()) return in.item(value, path);
@@ -40,7 +40,7 @@ Value last(Call& c) {
   return items.empty() ? first_of(c, items) : items.back();
 }
 
-// What a value is sorted by: without cases, unless the argument says that they count.
+// Sort key of a value: case-insensitive, unless the argument `case_sensitive` is true.
 Value sort_key(Call& c, const Value& value, size_t case_sensitive) {
   return c.flag(case_sensitive) || !value.is_text() ? value : c.in.text(lower(value.text()));
 }
@@ -56,7 +56,7 @@ Entries keyed_items(Call& c, size_t attribute, size_t case_sensitive) {
 
 enum class Order : bool { kUp, kDown };
 
-// Items in the order of their keys; equal ones stay as they are.
+// Items in the order of their keys; the sort is stable.
 std::vector<Value> sorted(Call& c, Entries keyed, Order order) {
   if (order == Order::kDown) std::reverse(keyed.begin(), keyed.end());
   sort_entries(c.in, keyed);
@@ -100,7 +100,7 @@ Value items(Call& c) {
 
 Value dictsort(Call& c) {
   const std::string_view by = c.args[2].absent() ? "key" : c.text(2);
-  if (by != "key" && by != "value") throw Fault("'dictsort' sorts by 'key' or 'value'");
+  if (by != "key" && by != "value") throw TemplateError("'dictsort' sorts by 'key' or 'value'");
   Entries keyed;
   for (const Value& pair : pairs_of(c))
     keyed.emplace_back(sort_key(c, pair.list()->items[by == "key" ? 0 : 1], 1), pair);
@@ -129,12 +129,12 @@ Value join(Call& c) {
 // The filter or test that an argument names, with the arguments after it, applied to a value.
 Value apply_named(Call& c, Natives natives, size_t name, const Value& value) {
   const Native* native = find_native(natives, c.args[name].text());
-  if (native == nullptr) throw Fault("there is no filter or test " + excerpt(c.str(name)));
+  if (native == nullptr) throw TemplateError("there is no filter or test " + excerpt(c.str(name)));
   const auto rest = c.args.begin() + static_cast<std::ptrdiff_t>(name) + 1;
   return c.in.call_native(*native, value, {{rest, c.args.end()}, c.keywords});
 }
 
-// The items of a list; none of None.
+// The items of a list; no items for None.
 const std::vector<Value>& items_or_none(Call& c) {
   return items_of(c.in, c.flag(0) ? c.self() : Value());
 }
@@ -143,7 +143,7 @@ Value map(Call& c) {
   const bool by_name = c.args.size() > 1;
   const Value path = by_name ? Value() : take(c.keywords, "attribute");
   const Value otherwise = by_name ? Value() : take(c.keywords, "default");
-  if (!by_name && path.absent()) throw Fault("'map' needs a filter or attribute=");
+  if (!by_name && path.absent()) throw TemplateError("'map' needs a filter or attribute=");
   std::vector<Value> out;
   for (const Value& item : items_or_none(c))
     out.push_back(by_name ? apply_named(c, filters_table(), 1, item)
@@ -155,7 +155,7 @@ Value map(Call& c) {
 template <bool wanted, bool by_attribute>
 Value select(Call& c) {
   constexpr size_t kTest = by_attribute ? 2 : 1;
-  if (c.args.size() < kTest) throw Fault("'selectattr' and 'rejectattr' need an attribute");
+  if (c.args.size() < kTest) throw TemplateError("'selectattr' and 'rejectattr' need an attribute");
   std::vector<Value> out;
   for (const Value& item : items_or_none(c)) {
     Value value = by_attribute ? attribute_of(c.in, item, c.args[1]) : item;
@@ -173,7 +173,7 @@ Value reverse(Call& c) {
 
 Value count(Call& c) {
   if (const auto n = length(c.self())) return make_int(*n);
-  throw Fault(str("a ", type_name(c.self()), " has no length"));
+  throw TemplateError(str("a ", type_name(c.self()), " has no length"));
 }
 
 // Texts.
@@ -191,8 +191,8 @@ Value escape(Call& c) {
   return c.in.text(std::move(out));
 }
 
-// An argument that is a text, or so many spaces.
-std::string indention_of(Call& c, size_t i, int64_t otherwise) {
+// The indentation of an argument: a text, or a number of spaces.
+std::string indentation_of(Call& c, size_t i, int64_t otherwise) {
   if (c.args[i].is_text()) return std::string(c.text(i));
   std::string out;
   c.in.append(out, " ", static_cast<size_t>(std::max<int64_t>(c.integer(i, otherwise), 0)));
@@ -200,14 +200,14 @@ std::string indention_of(Call& c, size_t i, int64_t otherwise) {
 }
 
 Value indent(Call& c) {
-  const std::string indention = indention_of(c, 1, 4);
-  std::string out = c.flag(2) ? indention : "";
+  const std::string indentation = indentation_of(c, 1, 4);
+  std::string out = c.flag(2) ? indentation : "";
   for (std::string_view rest = c.text(0);;) {
     const size_t end = std::min(rest.find('\n'), rest.size() - 1) + 1;
     c.in.append(out, rest.substr(0, end));
     if (rest.empty() || rest[end - 1] != '\n') return c.in.text(std::move(out));
     rest.remove_prefix(end);
-    if (c.flag(3) || (!rest.empty() && rest[0] != '\n')) c.in.append(out, indention);
+    if (c.flag(3) || (!rest.empty() && rest[0] != '\n')) c.in.append(out, indentation);
   }
 }
 
@@ -220,12 +220,12 @@ Value replace(Call& c) {
 Value tojson(Call& c) {
   Style style{.json = true, .ascii = c.flag(1), .sort_keys = c.flag(4)};
   if (c.args[2].given()) {
-    style.indent = indention_of(c, 2, 0);
+    style.indent = indentation_of(c, 2, 0);
     style.item_separator = ",";
   }
   if (c.args[3].given()) {
     const auto& separators = c.items(3);
-    if (separators.size() != 2) throw Fault("'tojson' needs two separators");
+    if (separators.size() != 2) throw TemplateError("'tojson' needs two separators");
     style.item_separator = to_str(c.in, separators[0]);
     style.key_separator = to_str(c.in, separators[1]);
   }
@@ -249,7 +249,7 @@ std::optional<Number> parse_number(std::string_view text, Base... base) {
   return value;
 }
 
-// Of a number, or of a text that has one.
+// The value of a number, or of a text that is one.
 std::optional<double> number_of(const Value& value) {
   check_defined(value);
   if (value.is_number()) return value.number();
@@ -261,7 +261,7 @@ Value to_int(Call& c) {
   const auto base = static_cast<int>(std::clamp<int64_t>(c.integer(2, 10), 2, 36));
   if (const auto whole = parse_number<int64_t>(c.self().text(), base)) return *whole;
   const auto number = number_of(c.self());
-  if (number && std::abs(*number) > 9.2e18) throw Fault("a whole number leaves 64 bits");
+  if (number && std::abs(*number) > 9.2e18) throw TemplateError("a whole number overflows 64 bits");
   if (number && !std::isnan(*number)) return static_cast<int64_t>(*number);
   return c.args[1].absent() ? Value(0) : c.args[1];
 }
@@ -282,8 +282,8 @@ Value round(Call& c) {
   const int64_t digits = c.integer(1, 0);
   const std::string_view method = c.args[2].absent() ? "common" : c.text(2);
   if (method != "common" && method != "ceil" && method != "floor")
-    throw Fault("'round' has the methods common, ceil and floor");
-  if (digits < 0) throw Fault("'round' needs a precision of 0 or more");
+    throw TemplateError("'round' has the methods common, ceil and floor");
+  if (digits < 0) throw TemplateError("'round' needs a precision of 0 or more");
   if (number.is_integral() && method == "common") return number.integer();
   const double scale = std::pow(10.0, digits), scaled = number.number() * scale;
   const double rounded = method == "ceil"    ? std::ceil(scaled)

@@ -1,5 +1,5 @@
-// The rendering of a template by its code. A Fault ends the rendering, so nothing is put
-// back when one is thrown.
+// Rendering of a template by its compiled code. A TemplateError ends the rendering, so state is not
+// restored when one is thrown.
 #include "data/template/interpreter.h"
 
 #include <algorithm>
@@ -29,8 +29,8 @@ Value Code::operator()(Interpreter& in, const Value& left) const {
     const Nested nested(in);
     in.work(1);
     return (*function_)(in, left);
-  } catch (Fault& fault) {
-    if (fault.at == Fault::kNowhere) fault.at = at_;
+  } catch (TemplateError& error) {
+    if (error.at == TemplateError::kUnknown) error.at = at_;
     throw;
   }
 }
@@ -51,7 +51,7 @@ Value Interpreter::set(Scope& scope, std::string_view name, const Value& value) 
   if (Value* const known = scope.find(name)) {
     *known = value;
   } else {
-    if (variables.size() == variables.capacity()) work(8 + 6 * variables.size());  // it doubles
+    if (variables.size() == variables.capacity()) work(8 + 6 * variables.size());  // doubling
     variables.emplace_back(name, value);
   }
   return {};
@@ -59,7 +59,8 @@ Value Interpreter::set(Scope& scope, std::string_view name, const Value& value) 
 
 Value Interpreter::set_field(const Value& object, std::string_view name, const Value& value) {
   if (!object.is<Scope*>())
-    throw Fault(str("cannot assign to a field of a ", type_name(object), ", only of a namespace"));
+    throw TemplateError(
+        str("cannot assign to a field of a ", type_name(object), ", only of a namespace"));
   return set(*object.as<Scope*>(), name, value);
 }
 
@@ -113,27 +114,28 @@ Value take(Keywords& keywords, std::string_view name) {
 }
 
 void Args::expect_none(std::string_view callee) const {
-  if (used < values.size() || !keywords.empty())
-    throw Fault(str("'", callee, "' takes fewer arguments",
-                    keywords.empty() ? "" : str(", and none is '", keywords[0].first, "'")));
+  if (num_used < values.size() || !keywords.empty())
+    throw TemplateError(
+        str("'", callee, "' got too many arguments",
+            keywords.empty() ? "" : str(", or an unknown one: '", keywords[0].first, "'")));
 }
 
 Value Interpreter::call(const Value& value, Args args) {
   check_defined(value);
   const Function* function = value.as<const Function*>();
-  if (function == nullptr) throw Fault(str("a ", type_name(value), " cannot be called"));
+  if (function == nullptr) throw TemplateError(str("a ", type_name(value), " cannot be called"));
   if (function->macro != nullptr) return call_macro(*function, std::move(args));
   return call_native(*function->native, function->self, std::move(args));
 }
 
 Value Interpreter::call_native(const Native& native, const Value& self, Args args) {
   const Nested nested(*this);
-  work(1 + 4 * (args.values.size() + args.keywords.size()));  // they are copied
+  work(1 + 4 * (args.values.size() + args.keywords.size()));  // for the copies
   Call call{*this, {self}};
   if (native.parameters == "...") {
     call.args.insert(call.args.end(), args.values.begin(), args.values.end());
     call.keywords = std::exchange(args.keywords, {});
-    args.used = args.values.size();
+    args.num_used = args.values.size();
   }
   for (std::string_view rest = native.parameters; !rest.empty() && rest != "...";) {
     std::string_view name = take_word(rest);
@@ -141,10 +143,10 @@ Value Interpreter::call_native(const Native& native, const Value& self, Args arg
     name.remove_prefix(optional ? 1 : 0);
     call.args.push_back(args.next(name));
     if (!optional && call.args.back().absent())
-      throw Fault(str("'", native.names, "' needs the argument '", name, "'"));
+      throw TemplateError(str("'", native.names, "' needs the argument '", name, "'"));
   }
   args.expect_none(native.names);
-  // Natives read their texts, and may have to sort the characters of those besides `self`.
+  // Natives read their texts, and may sort the characters of the arguments after `self`.
   work(self.text().size() / 64);
   for (size_t i = 1; i < call.args.size(); ++i) work(call.args[i].text().size() / 8);
   return native.apply(call);
@@ -196,8 +198,8 @@ Value Interpreter::capture(const Code& body) {
 Value Interpreter::run_for(const For& code) {
   Scope* const outside = scope_;
   const std::vector<Value>* items = &items_of(*this, code.list(*this));
-  if (code.condition && code.tells_loop) {
-    // `loop` counts the items that pass, so all of them are tested before the first pass.
+  if (code.condition && code.uses_loop) {
+    // loop.length counts the items that pass, so all are tested before the first iteration.
     std::vector<Value> passed;
     enter(outside);
     for (const Value& item : *items) {
@@ -212,18 +214,18 @@ Value Interpreter::run_for(const For& code) {
   Scope* inside = nullptr;
   for (size_t i = 0; i < items->size(); ++i) {
     loop->index = i;
-    // The scope of a pass serves the next one, unless a macro refers to it.
+    // An iteration reuses the scope of the one before, unless a macro captured it.
     if (inside == nullptr || inside->is_shared) inside = make(Scope{outside});
     inside->variables.clear();
     scope_ = inside;
-    if (code.tells_loop) set("loop", loop);
+    if (code.uses_loop) set("loop", loop);
     code.target(*this, (*items)[i]);
-    if (code.condition && !code.tells_loop && !truthy(code.condition(*this))) continue;
+    if (code.condition && !code.uses_loop && !truthy(code.condition(*this))) continue;
     code.body(*this);
     completed = completed || flow_ == Flow::kNext;
     if (std::exchange(flow_, Flow::kNext) == Flow::kBreak) break;
   }
-  // As Jinja has it: also where the first pass was left by {% break %} or {% continue %}.
+  // As in Jinja, `else` also runs if {% break %} or {% continue %} left every iteration.
   if (!completed && code.otherwise) {
     enter(outside);
     code.otherwise(*this);

@@ -1,4 +1,4 @@
-// What templates can call, what a template is compiled to, and one rendering of it.
+// Natives of the template language, the compiled form of a template, and its interpreter.
 #pragma once
 
 #include <algorithm>
@@ -25,28 +25,28 @@ using Keywords = std::vector<std::pair<std::string_view, Value>>;
 // Removes a keyword argument; absent if it was not given.
 Value take(Keywords& keywords, std::string_view name);
 
-// The arguments of a call, as its callee takes them.
+// The arguments of a call, consumed by the callee.
 struct Args {
   std::vector<Value> values;
   Keywords keywords;
-  size_t used = 0;  // of the values
+  size_t num_used = 0;  // positional values consumed
 
-  // The next one, or the one of that name; absent if neither was given.
+  // The next positional argument, else the keyword argument of that name; absent if neither exists.
   Value next(std::string_view name) {
-    return used < values.size() ? values[used++] : take(keywords, name);
+    return num_used < values.size() ? values[num_used++] : take(keywords, name);
   }
-  // Throws Fault if some are left.
+  // Throws TemplateError if arguments remain.
   void expect_none(std::string_view callee) const;
 };
 
 struct Call;
 struct Native {
   std::string_view names;
-  std::string_view parameters;  // names; those with '?' may be left out; "...": any arguments
+  std::string_view parameters;  // names, optional ones with '?'; "...": any arguments
   Value (*apply)(Call& call);
 };
 
-// Removes the first of words with single spaces between them.
+// Removes and returns the first of `words`, which are separated by single spaces.
 inline std::string_view take_word(std::string_view& words) {
   const std::string_view word = words.substr(0, words.find(' '));
   words.remove_prefix(std::min(word.size() + 1, words.size()));
@@ -66,9 +66,9 @@ Value loop_field(const Loop& loop, std::string_view name);
 
 // Templates.
 
-// A compiled piece of a template. `left` is the value that a filter, an operator or an assignment
-// is for. An expression has a value; a statement prints, and its value is undefined. Copies share
-// what they do.
+// A compiled piece of a template. `left` is the operand of a filter, an operator or an assignment.
+// An expression returns a value; a statement prints, and returns an undefined value. Copies share
+// the function.
 class Code {
  public:
   using Function = std::function<Value(Interpreter& in, const Value& left)>;
@@ -77,17 +77,17 @@ class Code {
       : at_(at), function_(std::make_shared<const Function>(std::move(function))) {}
 
   explicit operator bool() const { return function_ != nullptr; }
-  // Throws Fault with its place.
+  // Throws TemplateError with its position.
   Value operator()(Interpreter& in, const Value& left = {}) const;
 
  private:
-  size_t at_ = 0;  // byte of the source
+  size_t at_ = 0;  // byte offset in the source
   std::shared_ptr<const Function> function_;
 };
 
 struct Argument {
   Code value;
-  std::string_view name = {};  // empty: it is known by its place
+  std::string_view name = {};  // empty: positional
   bool spread = false;         // *value
 };
 using Arguments = std::vector<Argument>;
@@ -100,12 +100,12 @@ struct Macro {
 
 struct For {
   Code target, list, condition, body, otherwise;  // `condition` and `otherwise` may be empty
-  bool tells_loop = false;                        // the body has the name `loop`
+  bool uses_loop = false;                         // the body uses the name `loop`
 };
 
 struct Document {
-  std::string source;  // with \n for line breaks, and without one at the end
-  Heap constants{RenderLimits{.depth = 150}};  // how deep expressions and blocks may be nested
+  std::string source;                          // line breaks are \n; none at the end
+  Heap constants{RenderLimits{.depth = 150}};  // nesting of expressions and blocks
   Code body;                                   // refers to the source and the constants
   bool has_generation_blocks = false;
 };
@@ -114,7 +114,7 @@ class Interpreter : public Heap {
  public:
   explicit Interpreter(const RenderOptions& options) : Heap(options.limits), options_(options) {}
 
-  // Throws Fault with its place. To be called once.
+  // Must be called once only. Throws TemplateError with its position.
   ChatTemplate::Rendered render(const Document& document, const Json& context);
 
   // For natives.
@@ -123,7 +123,7 @@ class Interpreter : public Heap {
   Value call_native(const Native& native, const Value& self, Args args);
   std::tm now() const;
 
-  // For compiled code. What has no value of its own returns an undefined one.
+  // For compiled code. Functions without a value of their own return an undefined one.
   Value variable(std::string_view name);
   Value set(std::string_view name, const Value& value) { return set(*scope_, name, value); }
   Value set_field(const Value& object, std::string_view name, const Value& value);
@@ -131,7 +131,7 @@ class Interpreter : public Heap {
   Value call(const Value& function, Args args);
   Value make_macro(const Macro& macro);
   Value run(const std::vector<Code>& statements);  // prints the values
-  Value capture(const Code& body);                 // what it prints
+  Value capture(const Code& body);                 // returns the output as a text
   Value run_for(const For& loop);
   Value run_generation(const Code& body);
 
@@ -148,24 +148,24 @@ class Interpreter : public Heap {
 
   const RenderOptions& options_;
   int captures_ = 0;
-  Flow flow_ = Flow::kNext;  // how the statements at hand are left
+  Flow flow_ = Flow::kNext;  // control flow after the current statement
   ChatTemplate::Rendered rendered_;
   std::string* out_ = &rendered_.text;
   Scope* scope_ = nullptr;
 };
 
-// A call as a native sees it. args[0] is the value that is filtered or tested, or whose method it
-// is; the others are in the order of the parameters, and what was not given is absent.
+// The call of a native. args[0] is the filtered or tested value, or the object of a method; the
+// others are in the order of the parameters, absent where omitted.
 struct Call {
   Interpreter& in;
   std::vector<Value> args;
-  Keywords keywords = {};  // of a native with the parameters "..."
+  Keywords keywords = {};  // only for the parameters "..."
 
   const Value& self() const { return args[0]; }
   bool flag(size_t i) const { return truthy(args[i]); }
   std::string_view str(size_t i) const { return to_str(in, args[i]); }
   const std::vector<Value>& items(size_t i) const { return items_of(in, args[i]); }
-  // Fault for another type.
+  // Throws TemplateError for another type.
   std::string_view text(size_t i) const {
     return checked(args[i], args[i].is_text(), "a text").text();
   }
@@ -173,16 +173,16 @@ struct Call {
   const Dict& dict(size_t i) const {
     return *checked(args[i], args[i].is<const Dict*>(), "a dict").dict();
   }
-  int64_t integer(size_t i, int64_t otherwise) const {  // `otherwise` if it was not given
+  int64_t integer(size_t i, int64_t otherwise) const {  // `otherwise` if omitted
     if (args[i].absent()) return otherwise;
     return checked(args[i], args[i].is_integral(), "a whole number").integer();
   }
-  std::optional<std::string_view> optional_text(size_t i) const {  // nothing for None too
+  std::optional<std::string_view> optional_text(size_t i) const {  // nullopt for None too
     return args[i].given() ? std::optional(text(i)) : std::nullopt;
   }
 };
 
-// A native that is a function of the text.
+// A native from a function on texts.
 template <std::string (*function)(std::string_view)>
 Value of_text(Call& c) {
   return c.in.text(function(c.str(0)));

@@ -1,5 +1,5 @@
-// The lexer follows Jinja's rules of white space around tags: a sign beside the bracket, and
-// trim_blocks and lstrip_blocks where there is none.
+// The lexer follows Jinja's rules for white space around tags: a sign next to the bracket, else
+// trim_blocks and lstrip_blocks.
 #include "data/template/lexer.h"
 
 #include <algorithm>
@@ -11,14 +11,14 @@
 namespace cohort::jinja {
 namespace {
 
-// Real templates have some thousands. Bounds what parsing takes.
+// Bounds the time and memory of parsing; real templates have some thousands of tokens.
 constexpr size_t kMaxTokens = 200'000;
 
 // Longer ones first.
 constexpr std::string_view kOperators[] = {"//", "==", "!=", ">=", "<=", "+", "-", "/",
                                            "*",  "%",  "~",  "[",  "]",  "(", ")", "{",
                                            "}",  ">",  "<",  "=",  ".",  ":", "|", ","};
-// Escapes of string literals: the letter, and the character it stands for.
+// Escapes of string literals: pairs of the letter and its character.
 constexpr std::string_view kEscapes = "\\\\''\"\"a\ab\bf\fn\nr\rt\tv\v";
 
 class Lexer {
@@ -60,15 +60,15 @@ class Lexer {
     return c == '_' || is_digit(c) || ((c | 32) >= 'a' && (c | 32) <= 'z');
   }
 
-  // The next `size` bytes.
+  // Appends a token of the next `size` bytes.
   void push(Tok type, size_t size, Value value = {}) {
     if (tokens_.size() >= kMaxTokens)
-      throw Fault(str("a template of more than ", kMaxTokens, " tokens"), at_);
+      throw TemplateError(str("the template has more than ", kMaxTokens, " tokens"), at_);
     tokens_.push_back({type, at_, source_.substr(at_, size), value});
     at_ += size;
   }
 
-  // The text up to a tag, or to the end.
+  // Appends the text up to a tag, or to the end of the template.
   void push_data(size_t end) {
     const size_t begin = at_;
     std::string_view text = source_.substr(begin, end - begin);
@@ -85,7 +85,7 @@ class Lexer {
     at_ = end;
   }
 
-  // Passes the end of a tag with its sign and the space that goes with it, if it stands here.
+  // Skips the end of a tag at this position, with its sign and the white space it trims.
   bool skip_end(std::string_view end, Trim trim) {
     const char sign = has_sign(at_) ? peek(at_) : '\0';
     const size_t at = at_ + (sign != '\0');
@@ -98,12 +98,12 @@ class Lexer {
 
   void skip_comment() {
     const size_t inside = at_ + 2 + has_sign(at_ + 2), end = source_.find("#}", inside);
-    if (end == source_.npos) throw Fault("a comment has no end: '#}'", at_);
+    if (end == source_.npos) throw TemplateError("missing end of comment: '#}'", at_);
     at_ = end - (end > inside && has_sign(end - 1));
     skip_end("#}", Trim::kYes);
   }
 
-  // Passes {% NAME %} if it stands here.
+  // Skips {% NAME %} at this position.
   bool skip_tag(std::string_view name, Trim trim) {
     const size_t begin = at_,
                  at = end_of_space(std::min(begin + 2 + has_sign(begin + 2), source_.size()));
@@ -125,7 +125,7 @@ class Lexer {
       at_ = end;
       return;
     }
-    throw Fault("{% raw %} has no {% endraw %}", begin);
+    throw TemplateError("{% raw %} without {% endraw %}", begin);
   }
 
   void take_tag() {
@@ -159,8 +159,8 @@ class Lexer {
     const auto* op = std::find_if(std::begin(kOperators), std::end(kOperators),
                                   [&](std::string_view o) { return starts(at_, o); });
     if (op == std::end(kOperators))
-      throw Fault("unexpected character " + describe_character(decode_utf8(source_, at_).code),
-                  at_);
+      throw TemplateError(
+          "unexpected character " + describe_character(decode_utf8(source_, at_).code), at_);
     push(Tok::kOperator, op->size());
   }
 
@@ -170,12 +170,12 @@ class Lexer {
     double number = 0;
     auto result = std::from_chars(begin, end, integer);
     const auto after = at_ + static_cast<size_t>(result.ptr - begin);
-    // In a.0.1 there is no 0.1.
+    // a.0.1 is two subscripts, not the number 0.1.
     const bool is_float =
         source_[at_ - 1] != '.' &&
         ((peek(after) == '.' && is_digit(peek(after + 1))) || (peek(after) | 32) == 'e');
     if (is_float) result = std::from_chars(begin, end, number);
-    if (result.ec != std::errc()) throw Fault("a number is too large", at_);
+    if (result.ec != std::errc()) throw TemplateError("a number is too large", at_);
     push(Tok::kConst, static_cast<size_t>(result.ptr - begin),
          is_float ? Value(number) : Value(integer));
   }
@@ -184,13 +184,13 @@ class Lexer {
     size_t end = at_ + 1;
     while (end < source_.size() && source_[end] != source_[at_])
       end += source_[end] == '\\' ? 2 : 1;
-    if (end >= source_.size()) throw Fault("a string has no end", at_);
+    if (end >= source_.size()) throw TemplateError("unterminated string", at_);
     const std::string_view text = source_.substr(at_ + 1, end - at_ - 1);
     const bool as_it_is = text.find('\\') == text.npos;
     push(Tok::kConst, end + 1 - at_, as_it_is ? Value(text) : constants_.text(unescaped(text)));
   }
 
-  // What a literal between quotes stands for: the escapes of Python, but for octal ones and names.
+  // Resolves Python's escapes in a string literal, except octal and named ones.
   std::string unescaped(std::string_view text) const {
     std::string out;
     for (size_t at = 0; at < text.size();) {
@@ -210,7 +210,7 @@ class Lexer {
         const auto result = std::from_chars(hex.data(), hex.data() + hex.size(), code, 16);
         if (result.ptr != hex.data() + digits || code > 0x10ffff ||
             (code >= 0xd800 && code < 0xe000))
-          throw Fault("a string has an escape that stands for no character", at_);
+          throw TemplateError("a string has an escape that is not a character", at_);
         out += encode_utf8(code);
         at += digits;
       } else if (c != '\n') {

@@ -14,13 +14,13 @@ enum class Tok : uint8_t { kEnd, kData, kName, kConst, kOperator };  // {{ }} {%
 
 struct Token {
   Tok type = Tok::kEnd;
-  size_t at = 0;          // byte of the source
-  std::string_view text;  // of the source; kData: as it is to be printed
-  Value value;            // of kConst
+  size_t at = 0;          // byte offset in the source
+  std::string_view text;  // a part of the source; kData: the text to print
+  Value value;            // kConst only
 };
 
-// `source` has \n for line breaks and must outlive the tokens, as must `constants`, which takes the
-// texts that have escapes. Throws Fault with its place.
+// `source` has \n for line breaks and must outlive the tokens, as must `constants`, which owns the
+// string literals with escapes. Throws TemplateError with its position.
 std::vector<Token> lex(std::string_view source, TemplateOptions options, Heap& constants);
 
 }  // namespace cohort::jinja

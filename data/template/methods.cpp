@@ -1,5 +1,4 @@
-// The methods of texts, dicts and loops; the tests of Jinja (`x is defined`), and its global
-// functions.
+// Methods of texts, dicts and loops, Jinja's tests (`x is defined`), and its global functions.
 #include <algorithm>
 
 #include "data/template/interpreter.h"
@@ -27,12 +26,12 @@ Value stripped(Call& c) {
 
 Value split(Call& c) {
   const auto separator = c.optional_text(1);
-  if (separator && separator->empty()) throw Fault("an empty separator");
+  if (separator && separator->empty()) throw TemplateError("split(): the separator is empty");
   std::string_view rest = c.text(0);
   c.in.work_for_search(rest, separator.value_or(""));
   if (!separator) rest = strip(rest, Side::kLeft);
   std::vector<Value> parts;
-  // White space at the end makes no part, unless no cuts are left.
+  // Trailing white space makes no part, unless no splits are left.
   for (int64_t left = c.integer(2, -1); separator || !rest.empty(); --left) {
     size_t end = separator ? std::min(rest.find(*separator), rest.size()) : 0;
     while (!separator && end < rest.size() && !is_space(decode_utf8(rest, end).code))
@@ -91,7 +90,7 @@ Value replace(Call& c) {
     c.in.append(out, to);
     at = found + from.size();
     if (!from.empty()) continue;
-    // Nothing is found before every character, and at the end.
+    // An empty text matches before every character, and at the end.
     if (at == text.size()) break;
     const size_t next = next_utf8_boundary(text, at + 1);
     c.in.append(out, text.substr(at, next - at));
@@ -108,7 +107,7 @@ bool is_digit(char32_t c) {
   return c >= '0' && c <= '9';
 }
 
-// Whether there are characters, and all of a kind.
+// True if the text is not empty and `kind` holds for all its characters.
 template <bool (*kind)(char32_t)>
 Value all_are(Call& c) {
   c.in.work(c.text(0).size() / 4);
@@ -116,7 +115,7 @@ Value all_are(Call& c) {
   return !characters.empty() && std::all_of(characters.begin(), characters.end(), kind);
 }
 
-// Whether there are letters, and `map` leaves all of them as they are.
+// True if the text has cased letters and `map` does not change it.
 template <std::string (*map)(std::string_view)>
 Value is_cased(Call& c) {
   const std::string_view text = c.str(0);
@@ -186,7 +185,7 @@ constexpr Native kDictMethods[] = {
 
 Value cycle(Call& c) {
   const size_t n = c.args.size() - 1;
-  if (n == 0) throw Fault("cycle() needs something to go through");
+  if (n == 0) throw TemplateError("cycle() needs at least one value");
   return c.args[1 + c.self().as<Loop*>()->index % n];
 }
 
@@ -254,7 +253,7 @@ Value range(Call& c) {
   int64_t start = 0, stop = c.integer(1, 0);
   const int64_t step = c.integer(3, 1);
   if (c.args[2].given()) start = stop, stop = c.integer(2, 0);
-  if (step == 0) throw Fault("the step of range() cannot be 0");
+  if (step == 0) throw TemplateError("the step of range() cannot be 0");
   std::vector<Value> items;
   while (step > 0 ? start < stop : start > stop) {
     c.in.work(3);
@@ -274,13 +273,13 @@ Entries entries_of(Call& c) {
 }
 
 Value make_namespace(Call& c) {
-  Scope* const made = c.in.make(Scope{});
+  Scope* const ns = c.in.make(Scope{});
   for (const auto& [key, value] : entries_of(c))
-    made->variables.emplace_back(to_str(c.in, key), value);
-  return made;
+    ns->variables.emplace_back(to_str(c.in, key), value);
+  return ns;
 }
 
-// joiner(sep): a function that gives nothing the first time, and the separator from then on.
+// joiner(sep): a function that returns "" on the first call, and the separator afterwards.
 constexpr Native kJoin = {"joiner", "", [](Call& c) {
                             Scope& state = *c.self().as<Scope*>();
                             return std::exchange(*state.find("now"), *state.find("separator"));
@@ -297,7 +296,8 @@ constexpr Native kGlobals[] = {
     {"dict", "...", [](Call& c) { return c.in.dict(entries_of(c)); }},
     {"joiner", "?sep", joiner},
     {"namespace", "...", make_namespace},
-    {"raise_exception", "message", [](Call& c) -> Value { throw Fault(std::string(c.str(1))); }},
+    {"raise_exception", "message",
+     [](Call& c) -> Value { throw TemplateError(std::string(c.str(1))); }},
     {"range", "start ?stop ?step", range},
     {"strftime_now", "format",
      [](Call& c) { return c.in.text(format_time(c.in.now(), c.text(1))); }},

@@ -1,6 +1,5 @@
-// A parser by recursive descent, with Jinja's grammar and precedences. What the source says becomes
-// functions that do it, so that each construct stands in one place: how it is written, and what it
-// means.
+// A recursive-descent parser with Jinja's grammar and precedence. It compiles the source to
+// closures, so that syntax and semantics of each construct are defined together.
 #include "data/template/parser.h"
 
 #include <algorithm>
@@ -34,8 +33,8 @@ class Parser {
   void parse() {
     try {
       document_.body = statements({});
-    } catch (Fault& fault) {
-      if (fault.at == Fault::kNowhere) fault.at = peek().at;
+    } catch (TemplateError& error) {
+      if (error.at == TemplateError::kUnknown) error.at = peek().at;
       throw;
     }
   }
@@ -61,9 +60,10 @@ class Parser {
     next_ += found;
     return found;
   }
-  [[noreturn]] void fail_expecting(const std::string& what) const {
-    throw Fault(str("expected ", what, ", got ",
-                    peek().type == Tok::kEnd ? "the end of the template" : excerpt(peek().text)));
+  [[noreturn]] void fail_expecting(const std::string& expected) const {
+    throw TemplateError(
+        str("expected ", expected, ", got ",
+            peek().type == Tok::kEnd ? "the end of the template" : excerpt(peek().text)));
   }
   void expect(std::string_view text) {
     if (!skip(text)) fail_expecting(str("'", text, "'"));
@@ -77,7 +77,7 @@ class Parser {
     return {at, [=](auto&, auto&) { return value; }};
   }
 
-  // A value that goes through one piece of code after the other.
+  // Passes the value of `first` through the steps in order.
   static Code chain(size_t at, Code first, Codes steps) {
     if (steps.empty()) return first;
     return {at, [=](In& in, auto&) {
@@ -95,8 +95,8 @@ class Parser {
   };
   static const Keyword kKeywords[];
 
-  // Up to a tag of `ends`, whose name is the next token then; to the end of the template if there
-  // are none.
+  // Parses up to a tag in `ends`, whose name is then the next token, or to the end of the template
+  // if `ends` is empty.
   Code statements(Names ends) {
     const Nested nested(document_.constants);
     const size_t at = peek().at;
@@ -116,18 +116,18 @@ class Parser {
       }
     }
     if (ends.size() > 0 && !is_any(ends))
-      throw Fault(str("{% ", *(ends.end() - 1), " %} is missing"));
+      throw TemplateError(str("{% ", *(ends.end() - 1), " %} is missing"));
     return {at, [=](In& in, auto&) { return in.run(all); }};
   }
 
   Code statement();
 
-  // The statements of a tag that is complete but for its '%}'.
+  // Parses the '%}' of the opening tag and the statements of its block.
   Code block(Names ends) {
     expect("%}");
     return statements(ends);
   }
-  // The same, with the end's name passed. {% break %} cannot leave it.
+  // A block whose end tag is consumed too. {% break %} cannot leave it.
   Code closed_block(std::string_view end) {
     const int loops = std::exchange(loops_, 0);
     Code body = block({end});
@@ -141,18 +141,18 @@ class Parser {
     expect("in");
     loop.list = list_of(&Parser::disjunction);
     if (skip("if")) loop.condition = expression();
-    const bool outside = std::exchange(tells_loop_, false);
+    const bool outside = std::exchange(uses_loop_, false);
     ++loops_;
     loop.body = block({"else", "endfor"});
     --loops_;
-    loop.tells_loop = tells_loop_;
-    tells_loop_ = tells_loop_ || outside;
+    loop.uses_loop = uses_loop_;
+    uses_loop_ = uses_loop_ || outside;
     if (skip("else")) loop.otherwise = block({"endfor"});
     take();
     return {at, [=](In& in, auto&) { return in.run_for(loop); }};
   }
 
-  // Conditions with what follows from them.
+  // Conditions, each with the code to run if it holds.
   using Branches = std::vector<std::pair<Code, Code>>;
   static Code choice(size_t at, Branches branches, Code otherwise) {
     return {at, [=](In& in, auto&) {
@@ -186,7 +186,7 @@ class Parser {
 
   Code filter_statement(size_t at) { return captured(at, "endfilter"); }
 
-  // What a block prints, through the filters of its tag. They are parsed before the block.
+  // The output of a block, passed through the filters of its tag, which precede it.
   Code captured(size_t at, std::string_view end) {
     Codes steps;
     if (end == "endfilter") steps.push_back(filter());
@@ -216,14 +216,14 @@ class Parser {
     return all;
   }
 
-  // A call whose last argument is the block as a macro.
+  // A call that gets its block as a macro, in the keyword argument `caller`.
   Code call_statement(size_t at) {
     Macro macro{.name = "caller", .parameters = parameters(), .body = {}};
     last_call_ = nullptr;
     Code call = postfix(primary());
     const auto arguments = std::exchange(last_call_, nullptr);
     if (arguments == nullptr || tokens_[next_ - 1].text != ")")
-      throw Fault("expected a call in {% call %}", at);
+      throw TemplateError("expected a call in {% call %}", at);
     macro.body = closed_block("endcall");
     arguments->push_back({function(at, std::move(macro)), "caller"});
     return call;
@@ -239,11 +239,11 @@ class Parser {
   template <Flow flow>
   Code jump_statement(size_t at) {
     if (loops_ == 0)
-      throw Fault("{% break %} and {% continue %} stand inside a {% for %} only", at);
+      throw TemplateError("{% break %} and {% continue %} are allowed inside a {% for %} only", at);
     return {at, [](In& in, auto&) { return in.leave(flow); }};
   }
 
-  // What something is assigned to: names, fields of namespaces, and tuples of them.
+  // Targets of an assignment: names, fields of namespaces, and tuples of them.
   Code target() {
     const size_t at = peek().at;
     Codes all{target_item()};
@@ -253,7 +253,7 @@ class Parser {
     return {at, [=](In& in, auto& value) {
               const auto& values = items_of(in, value);
               if (values.size() != all.size())
-                throw Fault(str("expected ", all.size(), " values, got ", values.size()));
+                throw TemplateError(str("expected ", all.size(), " values, got ", values.size()));
               for (size_t i = 0; i < all.size(); ++i) all[i](in, values[i]);
               return Value();
             }};
@@ -269,7 +269,7 @@ class Parser {
     }
     const std::string_view name = take_name();
     if (name == "loop" || find_constant(name) != nullptr)
-      throw Fault(str("nothing can be assigned to '", name, "'"), at);
+      throw TemplateError(str("cannot assign to '", name, "'"), at);
     if (!skip(".")) return name_target(at, name);
     return {at, [name, field = take_name()](In& in, auto& value) {
               return in.set_field(in.variable(name), field, value);
@@ -280,11 +280,11 @@ class Parser {
     return {at, [=](In& in, auto& value) { return in.set(name, value); }};
   }
 
-  // Expressions, from those that bind loosest.
+  // Expressions, from the lowest precedence to the highest.
 
   Code expressions() { return list_of(&Parser::expression); }
 
-  // One, or a tuple if there are commas.
+  // One expression, or a tuple if commas follow.
   Code list_of(Code (Parser::*parse)()) {
     const size_t at = peek().at;
     Codes items{(this->*parse)()};
@@ -341,7 +341,7 @@ class Parser {
     return {at, [=](In& in, auto& left) { return !truthy(e(in, left)); }};
   }
 
-  // a < b < c: whether all hold, each operand being evaluated once, and none after one that fails.
+  // a < b < c is true if all hold. Operands are evaluated once, up to the first failure.
   Code comparison() {
     const Level next = Level::kSum;
     Code first = operation(next);
@@ -387,7 +387,7 @@ class Parser {
     if (peek().type == Tok::kConst) return literal(at);
     if (peek().type == Tok::kName) {
       const std::string_view name = take().text;
-      tells_loop_ = tells_loop_ || name == "loop";
+      uses_loop_ = uses_loop_ || name == "loop";
       if (const Value* known = find_constant(name)) return constant(at, *known);
       return {at, [=](In& in, auto&) { return in.variable(name); }};
     }
@@ -424,7 +424,7 @@ class Parser {
     return nullptr;
   }
 
-  // A number, or texts side by side, which are one.
+  // A number or a text; adjacent texts are concatenated.
   Code literal(size_t at) {
     const Value first = take().value;
     if (!first.is_text() || !peek().value.is_text()) return constant(at, first);
@@ -433,7 +433,7 @@ class Parser {
     return constant(at, document_.constants.text(std::move(text)));
   }
 
-  // Items with commas between them, and what closes them.
+  // Items separated by commas, and the closing token.
   template <class TakeItem>
   void items_until(std::string_view end, TakeItem take_item) {
     while (!skip(end)) {
@@ -493,7 +493,7 @@ class Parser {
       const bool spread = !is_keyword && skip("*");
       if (is_keyword) take();
       if (!is_keyword && !spread && !all.empty() && !all.back().name.empty())
-        throw Fault("an argument without a name after a named one", peek().at);
+        throw TemplateError("a positional argument follows a named one", peek().at);
       all.push_back({expression(), name, spread});
     });
     return all;
@@ -531,10 +531,10 @@ class Parser {
     return negated ? negation(at, std::move(e)) : std::move(e);
   }
 
-  // One that is not there is an error only where it is used.
-  static Code native(size_t at, const Native* native, std::string what, Arguments all) {
+  // An unknown filter or test is an error only when it is evaluated.
+  static Code native(size_t at, const Native* native, std::string description, Arguments all) {
     return {at, [=](In& in, auto& left) {
-              if (native == nullptr) throw Fault("there is no " + what);
+              if (native == nullptr) throw TemplateError("there is no " + description);
               return in.call_native(*native, left, in.evaluate(all));
             }};
   }
@@ -542,9 +542,9 @@ class Parser {
   Document& document_;
   std::vector<Token> tokens_;
   size_t next_ = 0;
-  bool tells_loop_ = false;  // what was parsed of the {% for %} around has the name `loop`
+  bool uses_loop_ = false;  // the enclosing {% for %} has used the name `loop` so far
   std::shared_ptr<Arguments> last_call_;
-  int loops_ = 0;  // {% for %} around, within the innermost block that {% break %} cannot leave
+  int loops_ = 0;  // enclosing {% for %} that {% break %} can leave
 };
 
 const Parser::Keyword Parser::kKeywords[] = {
@@ -565,8 +565,8 @@ Code Parser::statement() {
   for (const Keyword& keyword : kKeywords)
     if (keyword.name == name) return (this->*keyword.parse)(at);
   const bool loads = name == "include" || name == "import" || name == "from" || name == "extends";
-  throw Fault(str(loads ? "a chat template cannot load others: " : "unknown tag ", "'", name, "'"),
-              at);
+  throw TemplateError(
+      str(loads ? "a chat template cannot load others: " : "unknown tag ", "'", name, "'"), at);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// From the source of a template to its code.
+// Compiles the source of a template.
 #pragma once
 
 #include "data/chat_template.h"
@@ -6,7 +6,7 @@
 
 namespace cohort::jinja {
 
-// Fills in the rest for a source. Throws Fault with its place.
+// Fills in the other members from document.source. Throws TemplateError with its position.
 void parse(Document& document, TemplateOptions options);
 
 }  // namespace cohort::jinja

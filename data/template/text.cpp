@@ -1,4 +1,4 @@
-// Characters, repr, JSON and strftime as Python has them.
+// Characters, repr, JSON and strftime with Python's semantics.
 #include "data/template/text.h"
 
 #include <algorithm>
@@ -21,13 +21,13 @@ std::string mapped(std::string_view text, std::string (*map)(char32_t)) {
   return out;
 }
 
-// The first of the characters that belong together in upper case, the others in lower case.
-std::string titled(std::string_view text, bool (*belongs)(char32_t)) {
+// The first character of each word in upper case, the others in lower case.
+std::string titled(std::string_view text, bool (*in_word)(char32_t)) {
   std::string out;
   bool inside = false;
   for (const char32_t c : decode(text)) {
     out += inside ? to_lower_case(c) : to_upper_case(c);
-    inside = belongs(c);
+    inside = in_word(c);
   }
   return out;
 }
@@ -89,16 +89,16 @@ std::string title_words(std::string_view text) {
 std::string_view strip(std::string_view text, Side side, std::optional<std::string_view> chars) {
   std::u32string set = decode(chars.value_or(""));
   std::sort(set.begin(), set.end());
-  const auto goes = [&](size_t at) {
+  const auto is_stripped = [&](size_t at) {
     const char32_t c = decode_utf8(text, at).code;
     return chars ? std::binary_search(set.begin(), set.end(), c) : is_space(c);
   };
   if (side != Side::kRight)
-    while (!text.empty() && goes(0)) text.remove_prefix(byte_of(text, 1));
+    while (!text.empty() && is_stripped(0)) text.remove_prefix(byte_of(text, 1));
   while (side != Side::kLeft && !text.empty()) {
     size_t last = text.size() - 1;
     while (last > 0 && (text[last] & 0xc0) == 0x80) --last;
-    if (!goes(last)) break;
+    if (!is_stripped(last)) break;
     text.remove_suffix(text.size() - last);
   }
   return text;
@@ -120,7 +120,7 @@ std::string float_repr(double value) {
   return plain && out.find('.') == out.npos ? out + ".0" : out;
 }
 
-// What is neither a text nor a container.
+// Formats a value that is neither a text nor a container.
 std::string scalar(const Value& value, bool json) {
   if (value.is<None>()) return json ? "null" : "None";
   if (value.is<bool>() && json) return value.as<bool>() ? "true" : "false";
@@ -130,7 +130,7 @@ std::string scalar(const Value& value, bool json) {
     if (!json || std::isfinite(value.number())) return float_repr(value.number());
     return std::isnan(value.number()) ? "NaN" : value.number() > 0 ? "Infinity" : "-Infinity";
   }
-  checked(value, !json, "a value that JSON has");
+  checked(value, !json, "a value with a JSON form");
   return value.is<Undefined>() ? "Undefined" : str("<", type_name(value), ">");
 }
 
@@ -245,7 +245,7 @@ std::string format_time(std::tm time, std::string_view format) {
   std::string out(4096, '\0');
   out.resize(strftime_l(out.data(), out.size(), std::string(format).c_str(), &time, kEnglish));
   if (out.empty() && !format.empty())
-    throw Fault("a format of strftime_now() gives nothing, or more than 4095 bytes");
+    throw TemplateError("strftime_now(): the result is empty or longer than 4095 bytes");
   return out;
 }
 

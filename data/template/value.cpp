@@ -1,4 +1,4 @@
-// Making values, and iterating, comparing and calculating as Python does.
+// Construction, iteration, comparison and arithmetic of values with Python's semantics.
 #include "data/template/value.h"
 
 #include <algorithm>
@@ -14,14 +14,14 @@ namespace cohort::jinja {
 void Heap::work(size_t steps) {
   if (steps > static_cast<size_t>(limits_.steps) ||
       (steps_ += static_cast<int64_t>(steps)) > limits_.steps)
-    throw Fault(str("the template takes more than ", limits_.steps, " steps"));
+    throw TemplateError(str("the template takes more than ", limits_.steps, " steps"));
 }
 
 void Heap::append(std::string& out, std::string_view piece, size_t times) {
   if (piece.empty()) return;
   if (out.size() > static_cast<size_t>(limits_.text_bytes) ||
       times > (static_cast<size_t>(limits_.text_bytes) - out.size()) / piece.size())
-    throw Fault(str("a text is longer than ", limits_.text_bytes, " bytes"));
+    throw TemplateError(str("a text is longer than ", limits_.text_bytes, " bytes"));
   work(times == 1 ? piece.size() / 16 : times * (1 + piece.size() / 16));
   for (; times > 0; --times) out += piece;
 }
@@ -60,7 +60,7 @@ Value Heap::from_json(const Json& json) {
 
 Nested::Nested(Heap& heap) : heap_(heap) {
   if (heap.depth_ >= heap.limits_.depth)
-    throw Fault(str("nested deeper than ", heap.limits_.depth));
+    throw TemplateError(str("nested deeper than ", heap.limits_.depth));
   ++heap.depth_;
 }
 
@@ -74,7 +74,7 @@ Value* Scope::find(std::string_view name) {
 
 namespace {
 
-// Lists, tuples and ranges: what can be indexed.
+// Lists, tuples and ranges can be indexed.
 bool is_sequence(const Value& value) {
   return value.list() != nullptr && value.list()->flavor <= Flavor::kRange;
 }
@@ -86,7 +86,7 @@ bool are_alike(const Value& a, const Value& b) {
 [[noreturn]] void no_operator(std::string_view op, const Value& a, const Value& b) {
   check_defined(a);
   check_defined(b);
-  throw Fault(str("'", op, "' is not defined for ", type_name(a), " and ", type_name(b)));
+  throw TemplateError(str("'", op, "' is not defined for ", type_name(a), " and ", type_name(b)));
 }
 
 }  // namespace
@@ -101,14 +101,14 @@ std::string type_name(const Value& value) {
 }
 
 void check_defined(const Value& value) {
-  if (value.absent()) throw Fault("a value is undefined");
-  if (value.is<Undefined>()) throw Fault(std::string(value.as<Undefined>().why));
+  if (value.absent()) throw TemplateError("a value is undefined");
+  if (value.is<Undefined>()) throw TemplateError(std::string(value.as<Undefined>().why));
 }
 
 const Value& checked(const Value& value, bool fits, const char* noun) {
   if (fits) return value;
   check_defined(value);
-  throw Fault(str("expected ", noun, ", got ", type_name(value)));
+  throw TemplateError(str("expected ", noun, ", got ", type_name(value)));
 }
 
 bool truthy(const Value& value) {
@@ -135,8 +135,8 @@ std::optional<size_t> length(const Value& value) {
 const std::vector<Value>& items_of(Heap& heap, const Value& value) {
   checked(value, is_iterable(value), "something to iterate over");
   const List* list = value.list();
-  if (list != nullptr && !list->used_up) {
-    list->used_up = list->flavor == Flavor::kGenerator;
+  if (list != nullptr && !list->exhausted) {
+    list->exhausted = list->flavor == Flavor::kGenerator;
     heap.work(list->items.size());
     return list->items;
   }
@@ -198,7 +198,7 @@ namespace {
 
 void check_key(const Value& key) {
   if (key.dict() != nullptr || (key.list() != nullptr && key.list()->flavor != Flavor::kTuple))
-    throw Fault(str("a ", type_name(key), " cannot be the key of a dict"));
+    throw TemplateError(str("a ", type_name(key), " cannot be the key of a dict"));
 }
 
 }  // namespace
@@ -251,16 +251,16 @@ Value slice(Heap& heap, const Value& value, const Value (&bounds)[3]) {
     checked(bound, bound.is<None>() || bound.is_integral(), "a whole number");
   const auto size = static_cast<int64_t>(*length(value));
   const int64_t step = bounds[2].is<None>() ? 1 : bounds[2].integer();
-  if (step == 0) throw Fault("the step of a slice cannot be 0");
-  // Where a bound lies in 0 .. size, or one less for steps backwards.
+  if (step == 0) throw TemplateError("the step of a slice cannot be 0");
+  // Clamps a bound to 0 .. size, or to -1 .. size - 1 for negative steps.
   const int64_t low = step < 0 ? -1 : 0, high = step < 0 ? size - 1 : size;
-  const auto place = [&](const Value& bound, int64_t otherwise) {
+  const auto clamp = [&](const Value& bound, int64_t otherwise) {
     if (bound.is<None>()) return otherwise;
     const int64_t index = bound.integer() < 0 ? bound.integer() + size : bound.integer();
     return std::clamp(index, low, high);
   };
-  const int64_t first = place(bounds[0], step < 0 ? high : low);
-  const int64_t last = place(bounds[1], step < 0 ? low : high);
+  const int64_t first = clamp(bounds[0], step < 0 ? high : low);
+  const int64_t last = clamp(bounds[1], step < 0 ? low : high);
   if (value.is_text() && step == 1) {
     heap.work(value.text().size() / 64);
     const std::string_view rest =
@@ -291,7 +291,7 @@ Value concatenate(Heap& heap, const Value& a, const Value& b) {
   return heap.text(std::move(out));
 }
 
-// A text or list so many times.
+// A text or list repeated `times` times.
 Value repeated(Heap& heap, const Value& value, int64_t times) {
   const auto n = static_cast<size_t>(std::max<int64_t>(times, 0));
   std::string out;
@@ -306,7 +306,7 @@ Value repeated(Heap& heap, const Value& value, int64_t times) {
   return heap.list(std::move(items), value.list()->flavor);
 }
 
-// With a rest that has the sign of the divisor, as Python has it. 'f' is '//'.
+// Python's operators: the remainder has the sign of the divisor. 'f' is '//'.
 template <char op, class T>
 T calculate(T a, T b, T rest) {
   if (op == '+') return a + b;
@@ -321,7 +321,7 @@ template <char op>
 Value arithmetic(Heap&, const Value& a, const Value& b) {
   constexpr bool kDivides = op == '/' || op == 'f' || op == '%';
   if (!a.is_number() || !b.is_number()) no_operator(op == 'f' ? "//" : std::string(1, op), a, b);
-  if (kDivides && b.number() == 0) throw Fault("division by zero");
+  if (kDivides && b.number() == 0) throw TemplateError("division by zero");
   if (a.is<double>() || b.is<double>() || op == '/') {
     const double x = a.number(), y = b.number();
     const double out = calculate<op>(x, y, kDivides ? std::fmod(x, y) : 0);
@@ -329,7 +329,7 @@ Value arithmetic(Heap&, const Value& a, const Value& b) {
   }
   __extension__ using Wide = __int128;  // holds every result
   const Wide x = a.integer(), y = b.integer(), out = calculate<op>(x, y, kDivides ? x % y : 0);
-  if (out != static_cast<int64_t>(out)) throw Fault("a whole number leaves 64 bits");
+  if (out != static_cast<int64_t>(out)) throw TemplateError("a whole number overflows 64 bits");
   return static_cast<int64_t>(out);
 }
 
@@ -355,7 +355,7 @@ Value ordered(Heap& heap, const Value& a, const Value& b) {
 }
 
 template <bool (*holds)(Heap&, const Value&, const Value&), bool wanted>
-Value whether(Heap& heap, const Value& a, const Value& b) {
+Value test_result(Heap& heap, const Value& a, const Value& b) {
   return holds(heap, a, b) == wanted;
 }
 
@@ -366,14 +366,14 @@ bool is_in(Heap& heap, const Value& item, const Value& container) {
 constexpr Operator kOperators[] = {
     {"or", Level::kOr, nullptr},
     {"and", Level::kAnd, nullptr},
-    {"==", Level::kComparison, whether<equals, true>},
-    {"!=", Level::kComparison, whether<equals, false>},
+    {"==", Level::kComparison, test_result<equals, true>},
+    {"!=", Level::kComparison, test_result<equals, false>},
     {"<", Level::kComparison, ordered<std::is_lt>},
     {"<=", Level::kComparison, ordered<std::is_lteq>},
     {">", Level::kComparison, ordered<std::is_gt>},
     {">=", Level::kComparison, ordered<std::is_gteq>},
-    {"in", Level::kComparison, whether<is_in, true>},
-    {"not in", Level::kComparison, whether<is_in, false>},
+    {"in", Level::kComparison, test_result<is_in, true>},
+    {"not in", Level::kComparison, test_result<is_in, false>},
     {"+", Level::kSum, plus},
     {"-", Level::kSum, arithmetic<'-'>},
     {"~", Level::kConcat, concatenate},

@@ -1,5 +1,5 @@
 // The values of a template: Python's None, bool, int, float, str, list, tuple, dict and functions,
-// and Jinja's undefined, namespace and loop. All but the last two never change.
+// and Jinja's undefined, namespace and loop. Only namespaces and loops are mutable.
 #pragma once
 
 #include <compare>
@@ -19,13 +19,13 @@
 
 namespace cohort::jinja {
 
-// What a template has done wrong.
-class Fault : public std::runtime_error {
+// An error in a template, at compile time or while rendering.
+class TemplateError : public std::runtime_error {
  public:
-  static constexpr size_t kNowhere = static_cast<size_t>(-1);  // until a caller fills it in
-  explicit Fault(const std::string& message, size_t at = kNowhere)
+  static constexpr size_t kUnknown = static_cast<size_t>(-1);  // until a caller sets it
+  explicit TemplateError(const std::string& message, size_t at = kUnknown)
       : std::runtime_error(message), at(at) {}
-  size_t at;  // byte of the source
+  size_t at;  // byte offset in the source
 };
 
 struct List;
@@ -38,7 +38,7 @@ struct Macro;
 
 struct Undefined {
   bool operator==(const Undefined&) const { return true; }
-  std::string_view why;  // empty: an argument that was not given
+  std::string_view why;  // the message; empty: an omitted argument
 };
 struct None {
   bool operator==(const None&) const = default;
@@ -47,12 +47,12 @@ struct None {
 using Alternatives = std::variant<Undefined, None, bool, int64_t, double, std::string_view,
                                   const List*, const Dict*, Scope*, Loop*, const Function*>;
 
-// Small, and copied freely. What it refers to belongs to the Heap that made it, to the template's
-// source or to the context, and outlives the rendering. == tells whether two are one object, or
-// equal scalars of one type.
+// A small value that is copied freely. The objects it refers to belong to the Heap that made it, to
+// the template's source or to the context, and outlive the rendering. == is true for references to
+// one object and for equal scalars of one type.
 struct Value : Alternatives {
   Value() = default;
-  // Of no std::string, whose bytes nobody would keep.
+  // Excludes std::string: a Value does not own bytes.
   template <class T>
   requires(std::is_constructible_v<Alternatives, T> &&
            !std::is_same_v<std::remove_cvref_t<T>, std::string>) Value(T&& value)
@@ -89,7 +89,7 @@ enum class Flavor : uint8_t { kList, kTuple, kRange, kKeys, kValues, kItems, kGe
 struct List {
   std::vector<Value> items;
   Flavor flavor = Flavor::kList;
-  mutable bool used_up = false;  // a generator gives its items once
+  mutable bool exhausted = false;  // a generator yields its items once
 };
 
 using Entries = std::vector<std::pair<Value, Value>>;
@@ -97,13 +97,13 @@ struct Dict {
   Entries entries;
 };
 
-// The variables of a part of the template; without a parent, a namespace.
+// The variables of a scope of the template. A namespace is a scope without a parent.
 struct Scope {
-  Value* find(std::string_view name);  // nullptr: there is none of that name
+  Value* find(std::string_view name);  // nullptr if not found
 
   Scope* parent = nullptr;
   std::vector<std::pair<std::string_view, Value>> variables = {};
-  bool is_shared = false;  // with a macro, which may be called later
+  bool is_shared = false;  // captured by a macro, which may be called later
 };
 
 struct Loop {
@@ -112,7 +112,7 @@ struct Loop {
   Value last_changed = {};  // the arguments of loop.changed()
 };
 
-// A native with the value whose method it is, or a macro with the scope that it was defined in.
+// A native bound to the value whose method it is, or a macro with its defining scope.
 struct Function {
   const Native* native = nullptr;
   Value self = {};
@@ -120,15 +120,15 @@ struct Function {
   Scope* scope = nullptr;
 };
 
-// All that a template makes, until the end of the rendering, and what it has used of its limits.
-// Every 16 bytes are a step, so that the limit of steps is one of memory too.
+// Owns the objects of one rendering, and counts its use of the limits. Every 16 bytes count as a
+// step, so the limit on steps bounds memory too.
 class Heap {
  public:
   explicit Heap(const RenderLimits& limits) : limits_(limits) {}
 
-  // Throws Fault beyond the limit; called before the work is done.
+  // Charges `steps` before the work is done. Throws TemplateError beyond the limit.
   void work(size_t steps);
-  // For a search of a part in a text, which may take time in proportion to both.
+  // Charges a search of `part` in `text`, whose time may be proportional to both lengths.
   void work_for_search(std::string_view text, std::string_view part) {
     work((1 + text.size() / 64) * (1 + part.size() / 64));
   }
@@ -143,7 +143,7 @@ class Heap {
   Value list(std::vector<Value> items, Flavor flavor = Flavor::kList);
   Value dict(Entries entries);
   Value undefined(std::string why) { return Undefined{text(std::move(why)).text()}; }
-  Value from_json(const Json& json);  // which must outlive the value
+  Value from_json(const Json& json);  // `json` must outlive the value
 
  private:
   friend class Nested;
@@ -155,7 +155,8 @@ class Heap {
       objects_;
 };
 
-// One more evaluation inside others, which are recursive here too. Throws Fault beyond the limit.
+// Counts a nested evaluation, which recurses on the C++ stack. Throws TemplateError beyond the
+// limit.
 class Nested {
  public:
   explicit Nested(Heap& heap);
@@ -167,22 +168,23 @@ class Nested {
   Heap& heap_;
 };
 
-// What Python's built-in functions make of values. All throw Fault where Python raises an error.
+// Python's built-in functions on values. All throw TemplateError where Python raises an error.
 std::string type_name(const Value& value);  // for messages: "int", "str", ...
 void check_defined(const Value& value);
-// The value, if it `fits`. Throws Fault: "expected NOUN, got TYPE", or why it is undefined.
+// Returns the value if it `fits`. Throws TemplateError: "expected NOUN, got TYPE", or the message
+// of an undefined value.
 const Value& checked(const Value& value, bool fits, const char* noun);
 bool truthy(const Value& value);
 bool is_iterable(const Value& value);
-std::optional<size_t> length(const Value& value);  // nothing for what has no len()
+std::optional<size_t> length(const Value& value);  // nullopt if the type has no len()
 // The items, keys or characters of a value.
 const std::vector<Value>& items_of(Heap& heap, const Value& value);
 bool equals(Heap& heap, const Value& a, const Value& b);
 std::partial_ordering compare(Heap& heap, const Value& a, const Value& b);
-// By the first of each pair; equal ones stay as they are.
+// Stable sort by the first of each pair.
 void sort_entries(Heap& heap, Entries& entries);
 bool contains(Heap& heap, const Value& container, const Value& item);
-// container[key], if there is such an item.
+// container[key]; nullopt if there is no such item.
 std::optional<Value> find_item(Heap& heap, const Value& container, const Value& key);
 // Adds or replaces an entry.
 void set_entry(Heap& heap, Entries& entries, const Value& key, const Value& value);
@@ -197,7 +199,7 @@ struct Operator {
   Value (*apply)(Heap& heap, const Value& a, const Value& b);  // nullptr: `or` and `and`
 };
 const Operator* find_operator(Level level, std::string_view name);
-// With a name that there is.
+// `name` must be an operator of `level`.
 Value operate(Heap& heap, Level level, std::string_view name, const Value& a, const Value& b);
 
 }  // namespace cohort::jinja

@@ -14,7 +14,7 @@ bool is_word(std::string_view text, size_t at) {
   return has_class(c.code, kWordCharacter) || c.code == 0x200c || c.code == 0x200d;
 }
 
-// The begin of the character that ends at `end` > 0.
+// Offset of the character that ends at `end` > 0.
 size_t character_before(std::string_view text, size_t end) {
   do {
     --end;
@@ -22,12 +22,12 @@ size_t character_before(std::string_view text, size_t end) {
   return end;
 }
 
-bool stands_alone(std::string_view text, const Match& match) {
+bool is_whole_word(std::string_view text, const Match& match) {
   return (match.begin == 0 || !is_word(text, character_before(text, match.begin))) &&
          (match.end == text.size() || !is_word(text, match.end));
 }
 
-// The begin of the white space that ends at `end`, not before `from`.
+// Offset of the white space that ends at `end`; at least `from`.
 size_t space_begin(std::string_view text, size_t from, size_t end) {
   while (end > from) {
     const size_t before = character_before(text, end);
@@ -72,21 +72,21 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Normalizer* norma
     if (tokens_[i].normalized && normalizer != nullptr) normalizer->normalize(content, work);
     (tokens_[i].normalized ? normalized : raw).push_back(content);
     texts_.push_back(std::move(content));
-    set.places.push_back(i);
+    set.tokens.push_back(i);
   }
   raw_.matcher = LeftmostLongest(raw);
   normalized_.matcher = LeftmostLongest(normalized);
 }
 
 void AddedTokens::find(const Set& set, std::string_view text, const Sink& sink) const {
-  size_t done = 0, space_known = 0;  // rstrip has looked for white space up to there
+  size_t done = 0, space_checked = 0;  // rstrip has searched for white space up to space_checked
   for (const Match& match : set.matcher.find_all(text)) {
-    const AddedToken& token = tokens_[set.places[static_cast<size_t>(match.text)]];
-    if (token.single_word && !stands_alone(text, match)) continue;
+    const AddedToken& token = tokens_[set.tokens[static_cast<size_t>(match.text)]];
+    if (token.single_word && !is_whole_word(text, match)) continue;
     size_t begin = match.begin, end = match.end;
     if (token.lstrip) begin = std::max(space_begin(text, done, begin), done);
     if (token.rstrip)
-      end = space_known = std::max(space_end(text, std::max(end, space_known)), end);
+      end = space_checked = std::max(space_end(text, std::max(end, space_checked)), end);
     if (done < begin) sink(done, begin, nullptr);
     sink(begin, end, &token);
     done = end;

@@ -1,4 +1,4 @@
-// Short words are merged by looking for the lowest rank each time, long ones with a heap.
+// Short words are merged by repeated search for the lowest rank, long ones with a heap.
 #include "data/tokenizers/bpe.h"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ namespace {
 
 constexpr size_t kShortWord = 48;
 
-// `merge[i]` is that of ids[i] and ids[i + 1].
+// `merge[i]` merges ids[i] and ids[i + 1].
 size_t merge_short(const MergeTable& table, int32_t* ids, size_t size) {
   std::array<MergeTable::Merge, kShortWord> merge;
   for (size_t i = 0; i + 1 < size; ++i) merge[i] = table.find(ids[i], ids[i + 1]);
@@ -41,7 +41,7 @@ size_t merge_short(const MergeTable& table, int32_t* ids, size_t size) {
     size_t best = 0;
     for (size_t i = 1; i + 1 < size; ++i)
       if (merge[i].rank < merge[best].rank) best = i;
-    if (merge[best].rank == MergeTable::kNever) break;
+    if (merge[best].rank == MergeTable::kNoMerge) break;
     ids[best] = merge[best].id;
     --size;
     for (size_t i = best + 1; i < size; ++i) ids[i] = ids[i + 1];
@@ -53,8 +53,8 @@ size_t merge_short(const MergeTable& table, int32_t* ids, size_t size) {
 }
 
 size_t merge_long(const MergeTable& table, std::span<int32_t> ids) {
-  // Symbols are a list through their places; a gone one has the id -1. The heap holds rank and
-  // place of every merge that may still come; entries that are out of date are passed over.
+  // Symbols form a linked list of indices; a removed one has the id -1. The heap holds rank and
+  // index of every possible merge; outdated entries are skipped.
   const size_t size = ids.size();
   std::vector<uint32_t> next(size), previous(size);
   std::vector<MergeTable::Merge> merge(size);
@@ -65,22 +65,22 @@ size_t merge_long(const MergeTable& table, std::span<int32_t> ids) {
     next[i] = static_cast<uint32_t>(i + 1);
     previous[i] = static_cast<uint32_t>(i - 1);
     if (i + 1 < size) merge[i] = table.find(ids[i], ids[i + 1]);
-    if (merge[i].rank != MergeTable::kNever) entries.push_back(entry_of(i));
+    if (merge[i].rank != MergeTable::kNoMerge) entries.push_back(entry_of(i));
   }
   Heap heap(std::greater<>(), std::move(entries));
   const auto update = [&](size_t i) {
     merge[i] = next[i] < size ? table.find(ids[i], ids[next[i]]) : MergeTable::Merge();
-    if (merge[i].rank != MergeTable::kNever) heap.push(entry_of(i));
+    if (merge[i].rank != MergeTable::kNoMerge) heap.push(entry_of(i));
   };
   while (!heap.empty()) {
     const uint64_t entry = heap.top();
     heap.pop();
     const auto at = static_cast<uint32_t>(entry);
     if (ids[at] < 0 || merge[at].rank != entry >> 32) continue;
-    const uint32_t gone = next[at];
+    const uint32_t removed = next[at];
     ids[at] = merge[at].id;
-    ids[gone] = -1;
-    next[at] = next[gone];
+    ids[removed] = -1;
+    next[at] = next[removed];
     if (next[at] < size) previous[next[at]] = at;
     update(at);
     if (at > 0) update(previous[at]);
@@ -112,9 +112,9 @@ class Bpe final : public Model {
 
   const Vocabulary& vocabulary_;
   MergeTable merges_;
-  std::array<int32_t, 256> byte_ids_;  // kBytes: of the bytes; else of <0x00> to <0xFF>; -1: none
+  std::array<int32_t, 256> byte_ids_;  // kBytes: ids of the bytes; else of <0x00>..<0xFF>; -1: none
   WordText words_;
-  StringMap whole_bytes_;  // kBytes with ignore_merges: tokens by their bytes
+  StringMap ids_by_bytes_;  // kBytes with ignore_merges
   std::string prefix_, suffix_, unk_token_;
   int32_t unk_id_ = -1;
   bool has_unk_ = false, fuses_unk_ = false, byte_fallback_ = false, ignores_merges_ = false;
@@ -124,13 +124,13 @@ struct Sides {
   std::string left, right;
 };
 
-// What the two sides make: the prefix of a token that goes on with a word is there once.
-std::string joined(const Sides& sides, const std::string& prefix) {
+// Concatenates the two sides, without the continuation prefix of the right one.
+std::string concatenated(const Sides& sides, const std::string& prefix) {
   return sides.left +
          (sides.right.starts_with(prefix) ? sides.right.substr(prefix.size()) : sides.right);
 }
 
-// The two sides of a merge, written as "a b" or as ["a", "b"].
+// Reads the two sides of a merge, written as "a b" or as ["a", "b"].
 Sides sides_of(const Json& merge, const Vocabulary& vocabulary) {
   if (merge.is_array()) {
     const Json::Array& sides = merge.as_array();
@@ -142,12 +142,12 @@ Sides sides_of(const Json& merge, const Vocabulary& vocabulary) {
   if (space == text.npos)
     throw InputError(str("expected two sides with a space between, got ", excerpt(text)));
   if (!has_lost_spaces(merge)) return {text.substr(0, space), text.substr(space + 1)};
-  constexpr size_t kMaxBytes = 1000;  // each space is tried
+  constexpr size_t kMaxBytes = 1000;  // tries each space: quadratic
   for (size_t i = space; text.size() <= kMaxBytes && i != text.npos; i = text.find(' ', i + 1)) {
     const Sides sides{with_no_break_spaces(text.substr(0, i)),
                       with_no_break_spaces(text.substr(i + 1))};
     if (vocabulary.find(sides.left) >= 0 && vocabulary.find(sides.right) >= 0 &&
-        vocabulary.find(joined(sides, "")) >= 0)
+        vocabulary.find(concatenated(sides, "")) >= 0)
       return sides;
   }
   throw InputError(str("expected two sides with one space between, got ", excerpt(text)));
@@ -189,11 +189,11 @@ Bpe::Bpe(const Json& json, WordText words, Vocabulary& vocabulary)
     const std::string character = to_byte_characters(std::string(1, static_cast<char>(byte)));
     byte_ids_[byte] = vocabulary.find(words == WordText::kBytes ? character : name);
   }
-  in_place("merges", [&] { read_merges(json.at("merges")); });
+  with_context("merges", [&] { read_merges(json.at("merges")); });
   if (words != WordText::kBytes || !ignores_merges_) return;
   for (size_t i = 0; i < vocabulary.tokens().size(); ++i)
     if (const auto bytes = from_byte_characters(vocabulary.tokens().key(i)))
-      whole_bytes_.insert(*bytes, vocabulary.tokens().value(i));
+      ids_by_bytes_.insert(*bytes, vocabulary.tokens().value(i));
 }
 
 void Bpe::read_merges(const Json& json) {
@@ -208,7 +208,7 @@ void Bpe::read_merges(const Json& json) {
         return id;
       };
       const int32_t left = id_of(sides.left), right = id_of(sides.right);
-      merges_.set(left, right, {static_cast<uint32_t>(i), id_of(joined(sides, prefix_))});
+      merges_.set(left, right, {static_cast<uint32_t>(i), id_of(concatenated(sides, prefix_))});
     } catch (const InputError& e) {
       throw InputError(str("merge ", i, ": ", e.what()));
     }
@@ -232,8 +232,8 @@ void Bpe::add_bytes(std::string_view word, std::vector<int32_t>& ids) const {
 }
 
 void Bpe::add_characters(std::string_view word, std::vector<int32_t>& ids) const {
-  // An unknown character waits for the next known one, even behind bytes that come before that.
-  int32_t waiting = -1;
+  // The unknown token is appended at the next known character, even after bytes that precede it.
+  int32_t pending_unk = -1;
   std::string affixed;
   for (size_t at = 0, end = 0; at < word.size(); at = end) {
     end = next_utf8_boundary(word, at + 1);
@@ -244,8 +244,8 @@ void Bpe::add_characters(std::string_view word, std::vector<int32_t>& ids) const
       character = affixed;
     }
     if (const int32_t id = vocabulary_.find(character); id >= 0) {
-      if (waiting >= 0) ids.push_back(waiting);
-      waiting = -1;
+      if (pending_unk >= 0) ids.push_back(pending_unk);
+      pending_unk = -1;
       ids.push_back(id);
       continue;
     }
@@ -256,16 +256,16 @@ void Bpe::add_characters(std::string_view word, std::vector<int32_t>& ids) const
       continue;
     }
     if (!has_unk_) continue;
-    if (waiting >= 0 && !fuses_unk_) ids.push_back(waiting);
-    waiting = unk_id();
+    if (pending_unk >= 0 && !fuses_unk_) ids.push_back(pending_unk);
+    pending_unk = unk_id();
   }
-  if (waiting >= 0) ids.push_back(waiting);
+  if (pending_unk >= 0) ids.push_back(pending_unk);
 }
 
 void Bpe::encode(std::string_view word, std::vector<int32_t>& ids) const {
   if (ignores_merges_) {
     const int32_t whole =
-        words_ == WordText::kBytes ? whole_bytes_.find(word) : vocabulary_.find(word);
+        words_ == WordText::kBytes ? ids_by_bytes_.find(word) : vocabulary_.find(word);
     if (whole >= 0) {
       ids.push_back(whole);
       return;
@@ -280,8 +280,8 @@ void Bpe::encode(std::string_view word, std::vector<int32_t>& ids) const {
 }
 
 bool Bpe::splits_before(std::string_view character) const {
-  // No token may have the character behind another one, so that no merge joins the two sides; and
-  // the character must be a token itself, so that no unknown one waits across it.
+  // No token may contain the character after another one, so that no merge crosses the boundary;
+  // and the character must be a token itself, so that no unknown token is pending across it.
   if (words_ == WordText::kBytes || ignores_merges_ || !prefix_.empty() || !suffix_.empty() ||
       vocabulary_.find(character) < 0)
     return false;

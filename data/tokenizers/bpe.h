@@ -1,4 +1,4 @@
-// Byte pair encoding (Sennrich et al., 2016): neighbours are merged in the order of a list.
+// Byte pair encoding (Sennrich et al., 2016): adjacent tokens are merged in the order of a list.
 #pragma once
 
 #include <string>
@@ -9,17 +9,17 @@
 
 namespace cohort {
 
-// What two neighbours become, by their ids.
+// The merges of pairs of adjacent ids.
 class MergeTable {
  public:
-  static constexpr uint32_t kNever = UINT32_MAX;
+  static constexpr uint32_t kNoMerge = UINT32_MAX;
   struct Merge {
-    uint32_t rank = kNever;  // earlier merges have lower ones
+    uint32_t rank = kNoMerge;  // earlier merges have lower ranks
     int32_t id = -1;
   };
 
   void reserve(size_t merges);
-  void set(int32_t left, int32_t right, Merge merge);  // the last one counts
+  void set(int32_t left, int32_t right, Merge merge);  // overwrites an earlier one
   Merge find(int32_t left, int32_t right) const {
     if (slots_.empty()) return {};
     const uint64_t key = key_of(left, right);
@@ -45,13 +45,13 @@ class MergeTable {
   std::vector<Slot> slots_;  // a power of two, at most half full
 };
 
-// Carries out the merges of a word, which is ids[begin] and what follows: the lowest rank first and
-// of equal ones the first, in n log n steps. Shortens `ids` to what is left.
+// Merges the word ids[begin:] in place, lowest rank first and of equal ranks the leftmost, in
+// O(n log n). Resizes `ids` to the result.
 void merge_all(const MergeTable& merges, std::vector<int32_t>& ids, size_t begin);
 
-// Some exports have turned the no-break spaces of Llama 2's tokens into spaces. Merges written as
-// "a b" tell: only there can one have a second space, which no tokenizer could read. The tokens are
-// then meant with no-break spaces.
+// Some exports turn the no-break spaces of Llama 2's tokens into spaces. Merges written as "a b"
+// show it: a second space is otherwise impossible there. The spaces of the tokens then stand for
+// no-break spaces.
 bool has_lost_spaces(const Json& merge);
 std::string with_no_break_spaces(const std::string& token);
 

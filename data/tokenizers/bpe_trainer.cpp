@@ -1,5 +1,5 @@
-// Pairs carry their counts and the words that have them, so that a merge costs what those words are
-// long, and not a pass over the text.
+// Each pair stores its count and the words that contain it, so that a merge costs time proportional
+// to those words, not to the text.
 #include "data/tokenizers/bpe_trainer.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace cohort {
 namespace {
 
-// Longer words are counted in parts: a merge passes over the words that have it.
+// Longer words are counted in parts, to bound the cost of a merge.
 constexpr size_t kMaxWord = 128;
 constexpr int64_t kMinCount = 2;
 
@@ -29,8 +29,8 @@ struct PairHash {
   }
 };
 
-// The frequent first, then the earlier tokens: an order of all pairs, so that nothing depends on
-// that of a hash table.
+// Most frequent first, then lowest token ids: a total order, so that the result does not depend on
+// the order of a hash table.
 struct Candidate {
   int64_t count;
   Pair pair;
@@ -54,14 +54,14 @@ class Merger {
     touched_.clear();
   }
 
-  // The most frequent pair, taken out of the queue; false if none is frequent enough.
+  // Removes the most frequent pair from the queue; returns false if none is frequent enough.
   bool next(Pair& best) {
     while (!queue_.empty()) {
       const Candidate top = queue_.top();
       queue_.pop();
       const auto info = pairs_.find(top.pair);
       if (info == pairs_.end()) continue;
-      if (info->second.count != top.count) {  // it has become rarer, or is in the queue again
+      if (info->second.count != top.count) {  // the entry is outdated
         if (info->second.count < top.count && info->second.count >= kMinCount)
           queue_.push({info->second.count, top.pair});
         continue;
@@ -74,16 +74,16 @@ class Merger {
   }
 
   void merge(Pair pair, int32_t id) {
-    const std::vector<uint32_t> places = std::move(pairs_[pair].words);
-    for (const uint32_t place : places) {
-      std::vector<int32_t>& ids = words_[place].ids;
+    const std::vector<uint32_t> words = std::move(pairs_[pair].words);
+    for (const uint32_t word : words) {
+      std::vector<int32_t>& ids = words_[word].ids;
       const auto is_pair = [&](size_t i) {
         return ids[i] == pair.left && ids[i + 1] == pair.right;
       };
       size_t first = 0;
       while (first + 1 < ids.size() && !is_pair(first)) ++first;
-      if (first + 1 >= ids.size()) continue;  // named twice, and merged already
-      add_pairs(place, -1);
+      if (first + 1 >= ids.size()) continue;  // listed twice, and already merged
+      add_pairs(word, -1);
       size_t out = first;
       for (size_t i = first; i < ids.size(); ++out) {
         const bool merges = i + 1 < ids.size() && is_pair(i);
@@ -91,7 +91,7 @@ class Merger {
         i += merges ? 2 : 1;
       }
       ids.resize(out);
-      add_pairs(place, 1);
+      add_pairs(word, 1);
     }
     pairs_.erase(pair);
     for (const Pair touched : touched_)
@@ -103,17 +103,17 @@ class Merger {
  private:
   struct Info {
     int64_t count = 0;
-    std::vector<uint32_t> words;  // that have it, or had it
+    std::vector<uint32_t> words;  // indices of words that contain or contained it
   };
 
-  void add_pairs(uint32_t place, int sign) {
-    const Word& word = words_[place];
+  void add_pairs(uint32_t index, int sign) {
+    const Word& word = words_[index];
     for (size_t i = 0; i + 1 < word.ids.size(); ++i) {
       const Pair pair{word.ids[i], word.ids[i + 1]};
       Info& info = pairs_[pair];
       info.count += sign * word.count;
       if (sign < 0) continue;
-      if (info.words.empty() || info.words.back() != place) info.words.push_back(place);
+      if (info.words.empty() || info.words.back() != index) info.words.push_back(index);
       touched_.push_back(pair);
     }
   }
@@ -121,7 +121,7 @@ class Merger {
   std::vector<Word> words_;
   std::unordered_map<Pair, Info, PairHash> pairs_;
   std::priority_queue<Candidate> queue_;
-  std::vector<Pair> touched_;  // whose counts may have grown in this merge
+  std::vector<Pair> touched_;  // pairs whose counts may have grown in this merge
 };
 
 Json added_token(const std::string& content, int64_t id) {
@@ -151,9 +151,9 @@ Json split(const char* pattern) {
       .set("invert", false);
 }
 
-// What training has found.
+// The result of training.
 struct Trained {
-  std::vector<std::string> tokens;  // by id, as GPT-2's characters
+  std::vector<std::string> tokens;  // by id, in GPT-2's byte characters
   StringMap ids;
   Json merges = Json::Array{};
 
@@ -170,7 +170,7 @@ NamedFiles to_files(Trained trained, const BpeTrainerOptions& options) {
     entries.emplace_back(trained.tokens[i], static_cast<int64_t>(i));
   auto id = static_cast<int64_t>(trained.tokens.size());
   for (const std::string& text : options.special) {
-    // A single byte's character may be asked for as a special token, too.
+    // A special token may be the character of a single byte.
     const int32_t known = trained.ids.find(text);
     added.push_back(added_token(text, known >= 0 ? known : id++));
   }
@@ -210,10 +210,11 @@ BpeTrainer::BpeTrainer(BpeTrainerOptions options)
     : options_(std::move(options)), special_(options_.special) {
   COHORT_CHECK(find_splitter(options_.pattern) != nullptr, "[bpe_trainer] unknown pattern");
   constexpr int64_t kMaxVocabulary = 1 << 22;
-  const int64_t least = 256 + static_cast<int64_t>(options_.special.size());
-  if (options_.vocab_size < least || options_.vocab_size > kMaxVocabulary)
-    throw InputError(str("the vocabulary must have ", least, " (the bytes and the special tokens) ",
-                         "to ", kMaxVocabulary, " tokens, got ", options_.vocab_size));
+  const int64_t min_size = 256 + static_cast<int64_t>(options_.special.size());
+  if (options_.vocab_size < min_size || options_.vocab_size > kMaxVocabulary)
+    throw InputError(str("the vocabulary must have ", min_size,
+                         " (the bytes and the special tokens) ", "to ", kMaxVocabulary,
+                         " tokens, got ", options_.vocab_size));
   std::set<std::string> seen;
   for (const std::string& text : options_.special) {
     if (text.empty() || !is_utf8(text))
@@ -246,14 +247,14 @@ void BpeTrainer::add_text(std::string_view text) {
 void BpeTrainer::add_word(std::string_view word) {
   for (; !word.empty(); word.remove_prefix(std::min(word.size(), kMaxWord))) {
     const std::string_view part = word.substr(0, kMaxWord);
-    int32_t place = words_.find(part);
-    if (place < 0) {
+    int32_t index = words_.find(part);
+    if (index < 0) {
       COHORT_CHECK(counts_.size() < INT32_MAX, "[bpe_trainer] too many different words");
-      place = static_cast<int32_t>(counts_.size());
-      words_.insert(part, place);
+      index = static_cast<int32_t>(counts_.size());
+      words_.insert(part, index);
       counts_.push_back(0);
     }
-    ++counts_[static_cast<size_t>(place)];
+    ++counts_[static_cast<size_t>(index)];
   }
 }
 
@@ -275,9 +276,9 @@ NamedFiles BpeTrainer::train() const {
     const std::string &left = trained.tokens[static_cast<size_t>(pair.left)],
                       &right = trained.tokens[static_cast<size_t>(pair.right)];
     const std::string token = left + right;
-    if (special.contains(token)) continue;  // it has an id of its own
+    if (special.contains(token)) continue;  // it has its own id
     trained.merges.push_back(Json::Array{left, right});
-    // Another pair may have made this text before.
+    // An earlier merge of another pair may have made the same token.
     if (trained.ids.find(token) < 0) trained.add(token);
     merger.merge(pair, trained.ids.find(token));
   }

@@ -1,5 +1,5 @@
-// Learning a byte-level BPE tokenizer from text (Sennrich et al., 2016): the pair of neighbours
-// that is most frequent becomes a token, again and again.
+// Training of a byte-level BPE tokenizer (Sennrich et al., 2016): the most frequent adjacent pair
+// repeatedly becomes a token.
 #pragma once
 
 #include <string>
@@ -14,8 +14,8 @@
 namespace cohort {
 
 struct BpeTrainerOptions {
-  int64_t vocab_size = 32000;          // with the 256 bytes and the special tokens
-  const char* pattern = kQwenPattern;  // one that find_splitter() knows
+  int64_t vocab_size = 32000;          // includes the 256 bytes and the special tokens
+  const char* pattern = kQwenPattern;  // must be known to find_splitter()
   std::vector<std::string> special = {"<|endoftext|>"};  // the first one is end-of-sequence
 };
 
@@ -24,11 +24,11 @@ class BpeTrainer {
   // Throws InputError for a vocabulary that is too small or special tokens that are empty or given
   // twice.
   explicit BpeTrainer(BpeTrainerOptions options);
-  // Counts the words of a text; special tokens in it are none. Throws InputError for text that is
-  // not UTF-8.
+  // Counts the words of a text, without special tokens. Throws InputError for text that is not
+  // UTF-8.
   void add_text(std::string_view text);
-  // The tokenizer's files (tokenizer.json, tokenizer_config.json). They depend on the counts only.
-  // The vocabulary is smaller than asked for where no pair is left that the text has twice.
+  // Returns the files tokenizer.json and tokenizer_config.json, which depend on the counts only.
+  // The vocabulary is smaller than requested if no repeated pair is left.
   NamedFiles train() const;
 
  private:
@@ -37,7 +37,7 @@ class BpeTrainer {
   BpeTrainerOptions options_;
   LeftmostLongest special_;
   StringMap words_;
-  std::vector<int64_t> counts_;  // by the value in words_
+  std::vector<int64_t> counts_;  // indexed by the values of words_
 };
 
 }  // namespace cohort

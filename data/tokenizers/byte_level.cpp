@@ -1,4 +1,4 @@
-// Bytes that are printable in Latin-1 stand for themselves, the others follow from U+0100 on.
+// Bytes that are printable in Latin-1 map to themselves, the others to U+0100 and the following.
 #include "data/tokenizers/byte_level.h"
 
 #include <array>
@@ -12,11 +12,11 @@ constexpr char32_t kFirstMoved = 0x100, kMoved = 68;
 
 struct Alphabet {
   std::array<char32_t, 256> characters{};
-  std::array<int, kFirstMoved + kMoved> bytes{};  // by character; -1: no byte's
+  std::array<int, kFirstMoved + kMoved> bytes{};  // by character; -1: none
 };
 
 const Alphabet& alphabet() {
-  static const Alphabet made = [] {
+  static const Alphabet instance = [] {
     Alphabet a;
     a.bytes.fill(-1);
     char32_t moved = kFirstMoved;
@@ -28,7 +28,7 @@ const Alphabet& alphabet() {
     }
     return a;
   }();
-  return made;
+  return instance;
 }
 
 }  // namespace

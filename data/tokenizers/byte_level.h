@@ -8,9 +8,9 @@
 
 namespace cohort {
 
-// The characters for the bytes of a text.
+// Maps the bytes of a text to their characters.
 std::string to_byte_characters(std::string_view text);
-// The bytes of a text made of these characters only; nothing if it holds another one.
+// Maps characters back to bytes; nullopt if the text contains another character.
 std::optional<std::string> from_byte_characters(std::string_view text);
 
 }  // namespace cohort

@@ -1,5 +1,5 @@
-// A step sees one token after the other. ByteLevel and Fuse make one token of all; what follows
-// them sees that token in parts (Strip), or waits for all of it.
+// Each step processes tokens in order. ByteLevel and Fuse merge all tokens into one; the steps
+// after them process that token in parts (Strip), or gather it first.
 #include "data/tokenizers/decoder.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ class CopyableStep : public DecodeStep {
   Step clone() const final { return std::make_unique<T>(static_cast<const T&>(*this)); }
 };
 
-// A token's text from its own text and whether it is the first one.
+// Maps each token by itself, given whether it is the first one.
 class MapStep final : public CopyableStep<MapStep> {
  public:
   using Map = std::function<std::string(std::string_view token, bool first, Work& work)>;
@@ -36,11 +36,11 @@ class MapStep final : public CopyableStep<MapStep> {
   }
 
  private:
-  const Map& map_;  // the decoder's
+  const Map& map_;  // owned by the decoder
   bool first_ = true;
 };
 
-// The bytes that GPT-2's characters stand for; a token with another character stands for itself.
+// Maps GPT-2's characters to bytes; a token with another character is copied.
 class ByteLevelStep final : public CopyableStep<ByteLevelStep> {
  public:
   void push(std::string_view token, Work&, const TextSink& out) override {
@@ -55,9 +55,9 @@ class ByteLevelStep final : public CopyableStep<ByteLevelStep> {
   Utf8Stream bytes_;
 };
 
-// Tokens <0x00> to <0xFF> are bytes. A run of them that is no UTF-8 as a whole gives U+FFFD for
-// each of its bytes, so it is held until it ends. After discard() a new run begins, with the bytes
-// of an unfinished character before it: they count only if the run is UTF-8 with them.
+// Tokens <0x00> to <0xFF> are bytes. A run of them that is not valid UTF-8 as a whole gives U+FFFD
+// for each of its bytes, so it is held back until it ends. After discard() a new run begins with
+// the bytes of an unfinished character: they are used only if they make the run valid.
 class ByteFallbackStep final : public CopyableStep<ByteFallbackStep> {
  public:
   void push(std::string_view token, Work& work, const TextSink& out) override {
@@ -70,13 +70,13 @@ class ByteFallbackStep final : public CopyableStep<ByteFallbackStep> {
   }
   void finish(Work&, const TextSink& out) override {
     if (run_.size() > discarded_) {
-      const auto own = std::string_view(run_).substr(discarded_);
+      const auto kept = std::string_view(run_).substr(discarded_);
       if (is_utf8(run_)) {
         out(run_);
-      } else if (is_utf8(own)) {
-        out(own);
+      } else if (is_utf8(kept)) {
+        out(kept);
       } else {
-        for (size_t i = 0; i < own.size(); ++i) out("\xef\xbf\xbd");
+        for (size_t i = 0; i < kept.size(); ++i) out("\xef\xbf\xbd");
       }
     }
     run_.clear();
@@ -105,45 +105,46 @@ class ByteFallbackStep final : public CopyableStep<ByteFallbackStep> {
   size_t discarded_ = 0;  // bytes of run_
 };
 
-// Takes a character away at the begin and the end of each token, or of the only one in parts.
+// Strips a character at the beginning and the end of each token, or of a fused token in parts.
 class StripStep final : public CopyableStep<StripStep> {
  public:
-  struct What {
+  struct Options {
     std::string character;
-    int64_t start, stop;  // at most so many
+    int64_t start, stop;  // the most to strip at each end
   };
   enum class Token { kWhole, kInParts };
-  StripStep(const What& what, Token token) : what_(what), token_(token), start_left_(what.start) {}
+  StripStep(const Options& options, Token token)
+      : options_(options), token_(token), start_left_(options.start) {}
 
   void push(std::string_view text, Work& work, const TextSink& out) override {
-    const std::string& c = what_.character;
+    const std::string& c = options_.character;
     while (start_left_ > 0 && text.starts_with(c)) text.remove_prefix(c.size()), --start_left_;
     if (!text.empty()) start_left_ = 0;
     int64_t tail = 0;
     size_t size = text.size();
-    while (tail < what_.stop && text.substr(0, size).ends_with(c)) size -= c.size(), ++tail;
+    while (tail < options_.stop && text.substr(0, size).ends_with(c)) size -= c.size(), ++tail;
     const bool only_tail = size == 0;
-    // Of a longer run of the character, the last `stop` are held.
-    const int64_t passed = only_tail ? std::max<int64_t>(held_ + tail - what_.stop, 0) : held_;
+    // At most `stop` characters at the end of a run are held back.
+    const int64_t released = only_tail ? std::max<int64_t>(held_ + tail - options_.stop, 0) : held_;
     std::string ready;
-    for (int64_t i = 0; i < passed; ++i) ready += c;
-    held_ = only_tail ? held_ + tail - passed : tail;
+    for (int64_t i = 0; i < released; ++i) ready += c;
+    held_ = only_tail ? held_ + tail - released : tail;
     out(ready.append(text.substr(0, size)));
     if (token_ == Token::kWhole) finish(work, out);
   }
   void finish(Work&, const TextSink&) override {
     held_ = 0;
-    start_left_ = what_.start;
+    start_left_ = options_.start;
   }
   void discard() override { start_left_ = held_ = 0; }
 
  private:
-  const What& what_;  // the decoder's
+  const Options& options_;  // owned by the decoder
   Token token_;
   int64_t start_left_, held_ = 0;
 };
 
-// All tokens as one.
+// Gathers all tokens into one.
 class GatherStep final : public CopyableStep<GatherStep> {
  public:
   void push(std::string_view token, Work&, const TextSink& out) override {
@@ -164,16 +165,16 @@ std::string replaced(std::string_view text, std::string_view from, std::string_v
   return out.append(text.substr(begin));
 }
 
-// The end-of-word suffix is a space, but for the last token.
+// Replaces the end-of-word suffix by a space, or by nothing in the last token.
 class SuffixStep final : public CopyableStep<SuffixStep> {
  public:
   explicit SuffixStep(const std::string& suffix) : suffix_(suffix) {}
   void push(std::string_view token, Work& work, const TextSink& out) override {
-    if (last_) pass(" ", work, out);
+    if (last_) flush(" ", work, out);
     last_ = std::string(token);
   }
   void finish(Work& work, const TextSink& out) override {
-    if (last_) pass("", work, out);
+    if (last_) flush("", work, out);
   }
   void discard() override {
     if (last_) discarded_ = text_of_last("").size();
@@ -183,18 +184,18 @@ class SuffixStep final : public CopyableStep<SuffixStep> {
   std::string text_of_last(std::string_view replacement) const {
     return suffix_.empty() ? *last_ : replaced(*last_, suffix_, replacement);
   }
-  void pass(std::string_view replacement, Work& work, const TextSink& out) {
+  void flush(std::string_view replacement, Work& work, const TextSink& out) {
     std::string text = text_of_last(replacement);
     work.charge(text.size());
     out(text.erase(0, std::min(std::exchange(discarded_, 0), text.size())));
   }
 
-  const std::string& suffix_;  // the decoder's
+  const std::string& suffix_;  // owned by the decoder
   std::optional<std::string> last_;
   size_t discarded_ = 0;  // bytes of the last token's text
 };
 
-// What English puts no space before, as BERT's decoder has it.
+// Removes spaces before punctuation and contractions, as BERT's decoder does.
 std::string clean_up(std::string text) {
   constexpr std::pair<const char*, const char*> kReplacements[] = {
       {" .", "."},   {" ?", "?"},     {" !", "!"},    {" ,", ","},
@@ -204,124 +205,124 @@ std::string clean_up(std::string text) {
   return text;
 }
 
-// Adds steps to a decoder that is being read.
-struct Reading {
+// Collects the steps of a decoder while its JSON is read.
+struct DecoderBuilder {
   std::vector<Decoder::MakeStep> steps;
-  bool fused = false;  // all tokens are one, which comes in parts
+  bool fused = false;  // all tokens form one, which arrives in parts
 
-  // Before a step that needs whole tokens.
-  void need_whole() {
+  // Must be called before adding a step that needs whole tokens.
+  void gather_if_fused() {
     if (fused) steps.push_back([] { return std::make_unique<GatherStep>(); });
     fused = false;
   }
   void add_map(MapStep::Map map) {
-    need_whole();
+    gather_if_fused();
     steps.push_back([map = std::make_shared<MapStep::Map>(std::move(map))] {
       return std::make_unique<MapStep>(*map);
     });
   }
 };
 
-void read_decoder(const Json& json, Reading& in);
+void read_decoder(const Json& json, DecoderBuilder& builder);
 
-void read_byte_level(const Json&, Reading& in) {
-  in.need_whole();
-  in.steps.push_back([] { return std::make_unique<ByteLevelStep>(); });
-  in.fused = true;
+void read_byte_level(const Json&, DecoderBuilder& builder) {
+  builder.gather_if_fused();
+  builder.steps.push_back([] { return std::make_unique<ByteLevelStep>(); });
+  builder.fused = true;
 }
 
-void read_byte_fallback(const Json&, Reading& in) {
-  in.need_whole();
-  in.steps.push_back([] { return std::make_unique<ByteFallbackStep>(); });
+void read_byte_fallback(const Json&, DecoderBuilder& builder) {
+  builder.gather_if_fused();
+  builder.steps.push_back([] { return std::make_unique<ByteFallbackStep>(); });
 }
 
-void read_replace(const Json& json, Reading& in) {
-  in.add_map([pattern = Pattern(json.at("pattern")), content = json.at("content").as_string()](
-                 std::string_view token, bool, Work& work) {
+void read_replace(const Json& json, DecoderBuilder& builder) {
+  builder.add_map([pattern = Pattern(json.at("pattern")), content = json.at("content").as_string()](
+                      std::string_view token, bool, Work& work) {
     return pattern.replace_all(token, content, work);
   });
 }
 
-void read_strip(const Json& json, Reading& in) {
-  StripStep::What what{json.at("content").as_string(), json.at("start").as_int(),
-                       json.at("stop").as_int()};
-  const Utf8Char c = decode_utf8(what.character, 0);
-  if (c.size == 0 || c.size != what.character.size())
-    throw InputError(str("content must be one character, got ", excerpt(what.character)));
-  if (what.start < 0 || what.stop < 0)
+void read_strip(const Json& json, DecoderBuilder& builder) {
+  StripStep::Options options{json.at("content").as_string(), json.at("start").as_int(),
+                             json.at("stop").as_int()};
+  const Utf8Char c = decode_utf8(options.character, 0);
+  if (c.size == 0 || c.size != options.character.size())
+    throw InputError(str("content must be one character, got ", excerpt(options.character)));
+  if (options.start < 0 || options.stop < 0)
     throw InputError(
-        str("start and stop must be at least 0, got ", what.start, " and ", what.stop));
-  const auto token = in.fused ? StripStep::Token::kInParts : StripStep::Token::kWhole;
-  in.steps.push_back([what = std::make_shared<StripStep::What>(std::move(what)), token] {
-    return std::make_unique<StripStep>(*what, token);
-  });
+        str("start and stop must be at least 0, got ", options.start, " and ", options.stop));
+  const auto token = builder.fused ? StripStep::Token::kInParts : StripStep::Token::kWhole;
+  builder.steps.push_back([options = std::make_shared<StripStep::Options>(std::move(options)),
+                           token] { return std::make_unique<StripStep>(*options, token); });
 }
 
-void read_metaspace(const Json& json, Reading& in) {
+void read_metaspace(const Json& json, DecoderBuilder& builder) {
   const std::string otherwise = flag(json, "add_prefix_space", true) ? "always" : "never";
   const bool strips = text_or(json, "prepend_scheme", otherwise) != "never";
   const std::string replacement = text_or(json, "replacement", "\xe2\x96\x81");
   if (replacement.empty()) throw InputError("replacement must not be empty");
-  in.add_map([=](std::string_view token, bool first, Work&) {
+  builder.add_map([=](std::string_view token, bool first, Work&) {
     return replaced(token, replacement, first && strips ? "" : " ");
   });
 }
 
-void read_word_piece(const Json& json, Reading& in) {
-  in.add_map([prefix = text_or(json, "prefix", "##"), cleans = flag(json, "cleanup", true)](
-                 std::string_view token, bool first, Work&) {
-    const bool goes_on = !first && token.starts_with(prefix);
-    std::string text(first || goes_on ? 0 : 1, ' ');
-    text += goes_on ? token.substr(prefix.size()) : token;
+void read_word_piece(const Json& json, DecoderBuilder& builder) {
+  builder.add_map([prefix = text_or(json, "prefix", "##"), cleans = flag(json, "cleanup", true)](
+                      std::string_view token, bool first, Work&) {
+    const bool continues = !first && token.starts_with(prefix);
+    std::string text(first || continues ? 0 : 1, ' ');
+    text += continues ? token.substr(prefix.size()) : token;
     return cleans ? clean_up(std::move(text)) : text;
   });
 }
 
-void read_bpe(const Json& json, Reading& in) {
-  in.need_whole();
-  in.steps.push_back([suffix = std::make_shared<std::string>(text_or(json, "suffix", "</w>"))] {
-    return std::make_unique<SuffixStep>(*suffix);
-  });
+void read_bpe(const Json& json, DecoderBuilder& builder) {
+  builder.gather_if_fused();
+  builder.steps.push_back(
+      [suffix = std::make_shared<std::string>(text_or(json, "suffix", "</w>"))] {
+        return std::make_unique<SuffixStep>(*suffix);
+      });
 }
 
-void read_sequence(const Json& json, Reading& in) {
+void read_sequence(const Json& json, DecoderBuilder& builder) {
   for (const Json& item : json.at("decoders").as_array()) {
-    check_steps(in.steps.size() + 1);
-    read_decoder(item, in);
+    check_steps(builder.steps.size() + 1);
+    read_decoder(item, builder);
   }
 }
 
 struct Entry {
   const char* type;
-  void (*read)(const Json& json, Reading& in);
+  void (*read)(const Json& json, DecoderBuilder& builder);
 };
 constexpr Entry kDecoders[] = {
     {"Sequence", read_sequence},
     {"ByteLevel", read_byte_level},
     {"ByteFallback", read_byte_fallback},
     {"Replace", read_replace},
-    {"Fuse", [](const Json&, Reading& in) { in.fused = true; }},
+    {"Fuse", [](const Json&, DecoderBuilder& builder) { builder.fused = true; }},
     {"Strip", read_strip},
     {"Metaspace", read_metaspace},
     {"WordPiece", read_word_piece},
     {"BPEDecoder", read_bpe},
 };
 
-void read_decoder(const Json& json, Reading& in) {
-  find_component(json, "decoder", kDecoders).read(json, in);
+void read_decoder(const Json& json, DecoderBuilder& builder) {
+  find_component(json, "decoder", kDecoders).read(json, builder);
 }
 
 }  // namespace
 
 Decoder::Decoder(const Json& json) {
-  Reading in;
+  DecoderBuilder builder;
   if (json.is_null())
-    in.add_map([](std::string_view token, bool first, Work&) {
+    builder.add_map([](std::string_view token, bool first, Work&) {
       return std::string(first ? 0 : 1, ' ').append(token);
     });
   else
-    read_decoder(json, in);
-  steps_ = std::move(in.steps);
+    read_decoder(json, builder);
+  steps_ = std::move(builder.steps);
 }
 
 DecodeSteps Decoder::start() const {
@@ -363,7 +364,7 @@ std::string DecodeSteps::peek(Work& work) const {
 }
 
 void DecodeSteps::discard(Work& work) {
-  if (!has_tokens_) return;  // the text has not begun
+  if (!has_tokens_) return;
   for (const Step& step : steps_) step->discard();
   discarded_ = peek(work);
 }

@@ -1,4 +1,4 @@
-// The decoders of tokenizer.json: how the texts of tokens become a text, as they arrive.
+// The decoders of tokenizer.json: they convert a stream of tokens to text.
 #pragma once
 
 #include <functional>
@@ -14,16 +14,16 @@ namespace cohort {
 
 using TextSink = std::function<void(std::string_view)>;
 
-// One step for one text.
+// One step of the decoder, with its state for one text.
 class DecodeStep {
  public:
   virtual ~DecodeStep() = default;
-  // Takes the next token, or the next part of the only one, and passes on what is certain by now.
+  // Takes the next token, or the next part of a fused token, and outputs the text that is final.
   virtual void push(std::string_view token, Work& work, const TextSink& out) = 0;
-  // Passes on what was held back for what might have followed.
+  // Outputs the text that was held back.
   virtual void finish(Work& work, const TextSink& out) { (void)work, (void)out; }
-  // Forgets what is held back, but for the first bytes of a character, which become part of the
-  // text if the tokens that follow finish it.
+  // Discards the text held back, except the first bytes of a character, which become part of the
+  // text if later tokens complete it.
   virtual void discard() {}
   virtual std::unique_ptr<DecodeStep> clone() const = 0;
 };
@@ -32,8 +32,8 @@ class DecodeStep {
 class DecodeSteps {
  public:
   explicit DecodeSteps(std::vector<std::unique_ptr<DecodeStep>> steps) : steps_(std::move(steps)) {}
-  // The text that is certain now. All that was returned, in order, with peek() at its end, is the
-  // text.
+  // Returns the text that is final now. The full text is the concatenation of all results and
+  // peek().
   std::string push(std::string_view token, Work& work);
   std::string peek(Work& work) const;
   void discard(Work& work);
@@ -44,12 +44,12 @@ class DecodeSteps {
 
   std::vector<std::unique_ptr<DecodeStep>> steps_;
   bool has_tokens_ = false;
-  std::string discarded_;  // what steps that need the whole text will return again
+  std::string discarded_;  // prefix that steps on the whole text will return again
 };
 
 class Decoder {
  public:
-  // From the value of "decoder". Throws InputError naming what it does not know.
+  // From the value of "decoder". Throws InputError naming an unknown component.
   explicit Decoder(const Json& json);
   DecodeSteps start() const;
 

@@ -1,5 +1,5 @@
-// The pipeline: added tokens of the raw text, normaliser, added tokens of the normalised text,
-// pre-tokenizer, model, post-processor; and back through the decoder.
+// Encoding: added tokens of the raw text, normaliser, added tokens of the normalised text,
+// pre-tokenizer, model, post-processor. Decoding: the decoder.
 #include "data/tokenizers/hugging_face.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ class Folder {
   Folder(const NamedFiles& files, const std::string& where) : files_(files), where_(where) {}
   std::string path(const std::string& name) const { return where_ + "/" + name; }
   const std::string* find(const std::string& name) const { return find_file(files_, name); }
-  // Null if there is no such file.
+  // Null if the file does not exist.
   Json json(const std::string& name) const {
     const std::string* content = find(name);
     return content == nullptr ? Json() : parse_json(*content, path(name));
@@ -40,7 +40,7 @@ class Folder {
   const std::string& where_;
 };
 
-// GPT-2's two files as a tokenizer.json.
+// Converts GPT-2's two files to a tokenizer.json.
 Json gpt2_json(const Folder& folder) {
   const std::string* merges = folder.find("merges.txt");
   const Json byte_level = Json().set("type", "ByteLevel").set("add_prefix_space", false);
@@ -65,7 +65,7 @@ Json gpt2_json(const Folder& folder) {
                         .set("merges", std::move(list)));
 }
 
-// "TEXT", or an object with it as content; nothing for anything else.
+// Reads "TEXT" or {"content": "TEXT"}; nullopt for anything else.
 std::optional<std::string> token_text(const Json& json) {
   const Json* text = json.is_object() ? json.find("content") : &json;
   if (text == nullptr || !text->is_string()) return {};
@@ -89,17 +89,17 @@ class HuggingFaceTokenizer final : public Tokenizer {
 
  private:
   class Stream;
-  struct Call;  // of encode()
+  struct EncodeCall;
 
   void read(const Json& json);
   std::vector<AddedToken> read_added_tokens(const Json& json, const Folder& folder) const;
   void add_tokens(std::vector<AddedToken> tokens);
   void find_eos(const Folder& folder);
   void find_stops(const Folder& folder);
-  void encode_text(std::string_view text, bool at_start, Call& call) const;
-  void encode_word(std::string_view word, Call& call) const;
-  void encode_part(std::string_view part, Call& call) const;
-  // Nothing for an id that gives no text.
+  void encode_text(std::string_view text, bool starts_text, EncodeCall& call) const;
+  void encode_word(std::string_view word, EncodeCall& call) const;
+  void encode_part(std::string_view part, EncodeCall& call) const;
+  // nullopt for an id without text.
   std::optional<std::string_view> text_of(int32_t id, SpecialText special) const;
 
   NamedFiles files_;
@@ -109,11 +109,11 @@ class HuggingFaceTokenizer final : public Tokenizer {
   std::unique_ptr<Model> model_;
   bool splits_at_metaspace_ = false;
   AddedTokens added_;
-  std::vector<int32_t> added_places_;  // by id, as far as it goes: the place in added_, or -1
-  AroundText around_;
+  std::vector<int32_t> added_positions_;  // by id: the index in added_, or -1; may be shorter
+  SurroundingTokens surrounding_;
   std::optional<Decoder> decoder_;
   std::optional<int32_t> eos_;
-  std::vector<int32_t> stops_;  // of the model's files
+  std::vector<int32_t> stops_;  // eos_token_id of the model's files
   std::string where_;
   mutable WordCaches caches_;
 };
@@ -121,10 +121,10 @@ class HuggingFaceTokenizer final : public Tokenizer {
 HuggingFaceTokenizer::HuggingFaceTokenizer(NamedFiles files, const std::string& where)
     : files_(std::move(files)), where_(where) {
   const Folder folder(files_, where);
-  const bool whole = folder.find("tokenizer.json") != nullptr;
-  const std::string name = whole ? "tokenizer.json" : "vocab.json";
-  const Json json = whole ? folder.json(name) : gpt2_json(folder);
-  in_place(folder.path(name), [&] {
+  const bool has_json = folder.find("tokenizer.json") != nullptr;
+  const std::string name = has_json ? "tokenizer.json" : "vocab.json";
+  const Json json = has_json ? folder.json(name) : gpt2_json(folder);
+  with_context(folder.path(name), [&] {
     read(json);
     add_tokens(read_added_tokens(json, folder));
   });
@@ -134,15 +134,16 @@ HuggingFaceTokenizer::HuggingFaceTokenizer(NamedFiles files, const std::string& 
 
 void HuggingFaceTokenizer::read(const Json& json) {
   const Json& model = json.at("model");
-  in_place("normalizer", [&] { normalizer_ = make_normalizer(value_or_null(json, "normalizer")); });
-  in_place("pre_tokenizer", [&] {
+  with_context("normalizer",
+               [&] { normalizer_ = make_normalizer(value_or_null(json, "normalizer")); });
+  with_context("pre_tokenizer", [&] {
     pre_tokenization_ =
-        make_pre_tokenizer(value_or_null(json, "pre_tokenizer"), readable_words(model));
+        make_pre_tokenizer(value_or_null(json, "pre_tokenizer"), preferred_word_text(model));
   });
-  in_place("model", [&] { model_ = make_model(model, pre_tokenization_.words, vocabulary_); });
-  in_place("post_processor",
-           [&] { around_ = read_post_processor(value_or_null(json, "post_processor")); });
-  in_place("decoder", [&] { decoder_.emplace(value_or_null(json, "decoder")); });
+  with_context("model", [&] { model_ = make_model(model, pre_tokenization_.words, vocabulary_); });
+  with_context("post_processor",
+               [&] { surrounding_ = read_post_processor(value_or_null(json, "post_processor")); });
+  with_context("decoder", [&] { decoder_.emplace(value_or_null(json, "decoder")); });
   splits_at_metaspace_ = model_->splits_before(kMetaspace);
 }
 
@@ -176,12 +177,12 @@ std::vector<AddedToken> HuggingFaceTokenizer::read_added_tokens(const Json& json
 }
 
 void HuggingFaceTokenizer::add_tokens(std::vector<AddedToken> tokens) {
-  in_place("added_tokens", [&] {
+  with_context("added_tokens", [&] {
     for (AddedToken& token : tokens) {
       vocabulary_.add(token.content, token.id);
       const auto id = static_cast<size_t>(token.id);
-      if (added_places_.size() <= id) added_places_.resize(id + 1, -1);
-      added_places_[id] = static_cast<int32_t>(&token - tokens.data());
+      if (added_positions_.size() <= id) added_positions_.resize(id + 1, -1);
+      added_positions_[id] = static_cast<int32_t>(&token - tokens.data());
     }
     added_ = AddedTokens(std::move(tokens), normalizer_.get());
   });
@@ -225,7 +226,7 @@ int32_t HuggingFaceTokenizer::eos_id() const {
   return *eos_;
 }
 
-// Ids beyond the tokenizer's are rows of the model that are never meant.
+// Ids beyond the tokenizer's vocabulary are padding rows of the model, and ignored.
 void HuggingFaceTokenizer::find_stops(const Folder& folder) {
   for (const char* name : {"generation_config.json", "config.json"}) {
     const Json json = folder.json(name);
@@ -245,14 +246,14 @@ std::vector<int32_t> HuggingFaceTokenizer::stop_ids() const {
   return ids;
 }
 
-// The model writes its own config.json.
+// Excludes config.json, which the model writes itself.
 NamedFiles HuggingFaceTokenizer::files() const {
   NamedFiles kept = files_;
   std::erase_if(kept, [](const auto& file) { return file.first == "config.json"; });
   return kept;
 }
 
-struct HuggingFaceTokenizer::Call {
+struct HuggingFaceTokenizer::EncodeCall {
   std::vector<int32_t>& ids;
   WordCache& cache;
   Work work;
@@ -262,13 +263,13 @@ std::vector<int32_t> HuggingFaceTokenizer::encode(std::string_view text,
                                                   SpecialTokens special) const {
   if (const size_t valid = utf8_prefix(text); valid < text.size())
     throw InputError(
-        str("byte ", valid, " is not part of UTF-8 text; hint: convert the text to ", "UTF-8"));
-  constexpr size_t kBytesPerToken = 4;  // of English; more tokens than expected cost a copy
+        str("byte ", valid, " is not part of UTF-8 text; hint: convert the text to UTF-8"));
+  constexpr size_t kBytesPerToken = 4;  // in English; only sizes the reservation
   std::vector<int32_t> ids;
-  if (special == SpecialTokens::kAdd) ids = around_.before;
+  if (special == SpecialTokens::kAdd) ids = surrounding_.before;
   ids.reserve(ids.size() + text.size() / kBytesPerToken + 16);
   const WordCaches::Lease cache(caches_);
-  Call call{ids, *cache, Work(text.size())};
+  EncodeCall call{ids, *cache, Work(text.size())};
   added_.find_in_raw(text, [&](size_t begin, size_t end, const AddedToken* token) {
     if (token != nullptr)
       ids.push_back(static_cast<int32_t>(token->id));
@@ -276,11 +277,12 @@ std::vector<int32_t> HuggingFaceTokenizer::encode(std::string_view text,
       encode_text(text.substr(begin, end - begin), begin == 0, call);
   });
   if (special == SpecialTokens::kAdd)
-    ids.insert(ids.end(), around_.after.begin(), around_.after.end());
+    ids.insert(ids.end(), surrounding_.after.begin(), surrounding_.after.end());
   return ids;
 }
 
-void HuggingFaceTokenizer::encode_text(std::string_view text, bool at_start, Call& call) const {
+void HuggingFaceTokenizer::encode_text(std::string_view text, bool starts_text,
+                                       EncodeCall& call) const {
   std::string normal;
   if (normalizer_) {
     normal = text;
@@ -289,7 +291,7 @@ void HuggingFaceTokenizer::encode_text(std::string_view text, bool at_start, Cal
   }
   const PieceSink sink = [&](Piece piece) { encode_word(piece.text, call); };
   added_.find_in_normalized(text, [&](size_t begin, size_t end, const AddedToken* token) {
-    const Piece piece{text.substr(begin, end - begin), at_start && begin == 0};
+    const Piece piece{text.substr(begin, end - begin), starts_text && begin == 0};
     if (token != nullptr)
       call.ids.push_back(static_cast<int32_t>(token->id));
     else if (pre_tokenization_.splitter)
@@ -299,9 +301,9 @@ void HuggingFaceTokenizer::encode_text(std::string_view text, bool at_start, Cal
   });
 }
 
-void HuggingFaceTokenizer::encode_word(std::string_view word, Call& call) const {
+void HuggingFaceTokenizer::encode_word(std::string_view word, EncodeCall& call) const {
   if (!splits_at_metaspace_) return encode_part(word, call);
-  // As a tokenizer without a pre-tokenizer has it, the word may be the whole text.
+  // Without a pre-tokenizer the word may be the whole text.
   size_t begin = 0;
   for (size_t at = word.find(kMetaspace); at != word.npos;
        at = word.find(kMetaspace, at + kMetaspace.size())) {
@@ -313,7 +315,7 @@ void HuggingFaceTokenizer::encode_word(std::string_view word, Call& call) const 
   encode_part(word.substr(begin), call);
 }
 
-void HuggingFaceTokenizer::encode_part(std::string_view part, Call& call) const {
+void HuggingFaceTokenizer::encode_part(std::string_view part, EncodeCall& call) const {
   if (const auto known = call.cache.find(part); !known.empty()) {
     call.ids.insert(call.ids.end(), known.begin(), known.end());
     return;
@@ -325,12 +327,12 @@ void HuggingFaceTokenizer::encode_part(std::string_view part, Call& call) const 
 
 std::optional<std::string_view> HuggingFaceTokenizer::text_of(int32_t id,
                                                               SpecialText special) const {
-  if (id < 0 || static_cast<size_t>(id) >= added_places_.size() ||
-      added_places_[static_cast<size_t>(id)] < 0)
+  if (id < 0 || static_cast<size_t>(id) >= added_positions_.size() ||
+      added_positions_[static_cast<size_t>(id)] < 0)
     return vocabulary_.token(id);
-  const auto place = static_cast<size_t>(added_places_[static_cast<size_t>(id)]);
-  if (special == SpecialText::kHide && added_.tokens()[place].special) return {};
-  return added_.text(place);
+  const auto position = static_cast<size_t>(added_positions_[static_cast<size_t>(id)]);
+  if (special == SpecialText::kHide && added_.tokens()[position].special) return {};
+  return added_.text(position);
 }
 
 class HuggingFaceTokenizer::Stream final : public DecodeStream {

@@ -1,4 +1,4 @@
-// The automaton keeps its edges in one hash table: a vocabulary has a million of them.
+// The edges of the automaton are in one hash table: a vocabulary has a million of them.
 #include "data/tokenizers/matcher.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace cohort {
 namespace {
 
-// An edge is 32 bits of state, 8 of byte, and 24 of child: a state has at most 2^24 numbers.
+// An edge is packed as 32 bits of state, 8 of byte, and 24 of child: at most 2^24 states.
 constexpr int kChildBits = 24;
 constexpr uint64_t kChildMask = (uint64_t{1} << kChildBits) - 1;
 
@@ -46,7 +46,7 @@ Matcher::Matcher(const std::vector<std::string_view>& texts) : roots_(256, kRoot
     }
     if (state != kRoot) text_[state] = static_cast<int32_t>(i);
   }
-  // By depth: a state's suffixes are shorter than it.
+  // In order of depth, as the suffixes of a state are shorter than it.
   std::vector<uint32_t> depth(text_.size(), 0), order(text_.size());
   for (size_t s = 1; s < text_.size(); ++s) depth[s] = depth[parents[s].first] + 1;
   for (size_t s = 0; s < order.size(); ++s) order[s] = static_cast<uint32_t>(s);
@@ -99,7 +99,7 @@ LeftmostLongest::LeftmostLongest(const std::vector<std::string>& texts) {
 }
 
 std::vector<Match> LeftmostLongest::find_all(std::string_view text) const {
-  // Read from its end, the longest text that ends at a byte is the longest one that starts there.
+  // Scanning backwards, the longest match that ends at a byte is the longest that starts there.
   std::vector<Match> found;
   if (reversed_.empty()) return found;
   uint32_t state = Matcher::kRoot;

@@ -1,5 +1,5 @@
-// Many texts looked for at once (Aho and Corasick, 1975), in time proportional to the text and the
-// number of hits, however the texts overlap.
+// Multi-pattern string matching (Aho and Corasick, 1975), in time linear in the text and the number
+// of matches.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@ namespace cohort {
 
 class Matcher {
  public:
-  // Texts that are empty are never found.
+  // Empty texts never match.
   explicit Matcher(const std::vector<std::string_view>& texts);
   Matcher() : Matcher(std::vector<std::string_view>{}) {}
 
   static constexpr uint32_t kRoot = 0;
   static constexpr int32_t kNone = -1;
-  // The state after one byte more.
+  // The state after the next byte.
   uint32_t next(uint32_t state, uint8_t byte) const;
-  // The longest of the texts that end here, and the state of the next shorter one; both from
-  // first(state) on.
+  // Iterates over the texts that end at a state, longest first: start at first(state), and follow
+  // shorter().
   uint32_t first(uint32_t state) const { return text_[state] != kNone ? state : shorter_[state]; }
   int32_t text(uint32_t state) const { return text_[state]; }  // kNone: no more
   uint32_t shorter(uint32_t state) const { return shorter_[state]; }
@@ -32,18 +32,18 @@ class Matcher {
   void add(uint32_t state, uint8_t byte, uint32_t child);
 
   std::vector<uint32_t> roots_;    // by byte: the root's children
-  std::vector<uint64_t> edges_;    // (state, byte) above, child below; 0: free
+  std::vector<uint64_t> edges_;    // hash table: (state, byte) in the high bits, child; 0: free
   std::vector<uint32_t> fail_;     // the longest proper suffix that is a state
-  std::vector<uint32_t> shorter_;  // the longest one at which a text ends; the root if none
-  std::vector<int32_t> text_;      // that ends exactly here
+  std::vector<uint32_t> shorter_;  // the longest proper suffix where a text ends, or the root
+  std::vector<int32_t> text_;      // index of the text that ends at the state
 };
 
 struct Match {
   size_t begin = 0, end = 0;
-  int32_t text = 0;  // its index
+  int32_t text = 0;  // index
 };
 
-// Matches without overlaps: of those that start first, the longest, and on from its end.
+// Non-overlapping matches: the leftmost, of these the longest, then from its end.
 class LeftmostLongest {
  public:
   LeftmostLongest() = default;

@@ -1,4 +1,4 @@
-// Reading vocabularies, and the models that are not BPE: WordPiece, Unigram, whole words.
+// Reading vocabularies, and the models other than BPE: WordPiece, Unigram and WordLevel.
 #include "data/tokenizers/model.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace cohort {
 namespace {
 
 void read_vocabulary(const Json& json, Vocabulary& vocabulary) {
-  in_place("vocab", [&] {
+  with_context("vocab", [&] {
     const Json::Object& object = json.at("vocab").as_object();
     size_t bytes = 0;
     for (const auto& [token, id] : object) bytes += token.size();
@@ -31,7 +31,7 @@ void read_vocabulary(const Json& json, Vocabulary& vocabulary) {
   });
 }
 
-// The token of unknown words, which is needed when there is one: some vocabularies do without it.
+// The token for unknown words. It may be missing from a vocabulary until an unknown word occurs.
 class UnknownToken {
  public:
   UnknownToken(std::string token, const Vocabulary& vocabulary)
@@ -62,14 +62,14 @@ class WordLevel final : public Model {
   UnknownToken unk_;
 };
 
-// The longest token that starts a word, then the longest that goes on with it.
+// Greedy longest match: the longest token at the start of the word, then the longest continuation.
 class WordPiece final : public Model {
  public:
   WordPiece(const Json& json, const Vocabulary& vocabulary)
       : vocabulary_(vocabulary),
         unk_(text_or(json, "unk_token", "[UNK]"), vocabulary),
         prefix_(text_or(json, "continuing_subword_prefix", "##")) {
-    constexpr int64_t kLongest = 1000;  // the time for a word grows with its square
+    constexpr int64_t kLongest = 1000;  // the time is quadratic in the word
     const Json& longest = value_or_null(json, "max_input_chars_per_word");
     if (!longest.is_null()) max_characters_ = longest.as_int();
     if (max_characters_ < 0 || max_characters_ > kLongest)
@@ -112,12 +112,12 @@ class WordPiece final : public Model {
   size_t longest_token_ = 0;
 };
 
-// The most probable of all ways to write a word as tokens (Kudo, 2018), by Viterbi's algorithm.
+// The most probable segmentation of a word into tokens (Kudo, 2018), by Viterbi's algorithm.
 class Unigram final : public Model {
  public:
   Unigram(const Json& json, Vocabulary& vocabulary)
       : vocabulary_(vocabulary), byte_fallback_(flag(json, "byte_fallback", false)) {
-    in_place("vocab", [&] { read_scores(json.at("vocab").as_array(), vocabulary); });
+    with_context("vocab", [&] { read_scores(json.at("vocab").as_array(), vocabulary); });
     const Json& unk = value_or_null(json, "unk_id");
     if (!unk.is_null()) {
       const int64_t id = unk.as_int();
@@ -132,7 +132,7 @@ class Unigram final : public Model {
   }
 
   void encode(std::string_view word, std::vector<int32_t>& ids) const override {
-    // From the end back; unknown characters side by side are one.
+    // Backtracks from the end; adjacent unknown characters are merged.
     std::vector<std::pair<size_t, size_t>> parts;
     const std::vector<Node> nodes = best_paths(word);
     bool in_unk = false;
@@ -151,7 +151,7 @@ class Unigram final : public Model {
  private:
   struct Node {
     double score = 0;
-    size_t begin = SIZE_MAX;  // of the token that ends here; SIZE_MAX: no path yet
+    size_t begin = SIZE_MAX;  // offset of the token that ends at the node; SIZE_MAX: no path yet
     int32_t id = 0;
   };
 
@@ -171,7 +171,7 @@ class Unigram final : public Model {
     std::vector<Node> nodes(word.size() + 1);
     nodes[0].begin = 0;
     uint32_t state = Matcher::kRoot;
-    size_t character = 0;  // where the one that ends here begins
+    size_t character = 0;  // offset of the character that ends at `end`
     for (size_t end = 1; end <= word.size(); ++end) {
       state = matcher_.next(state, static_cast<uint8_t>(word[end - 1]));
       if (end < word.size() && (static_cast<uint8_t>(word[end]) & 0xc0) == 0x80) continue;
@@ -183,9 +183,9 @@ class Unigram final : public Model {
       bool has_single = false;
       for (uint32_t s = matcher_.first(state); matcher_.text(s) != Matcher::kNone;
            s = matcher_.shorter(s)) {
-        const auto place = static_cast<size_t>(matcher_.text(s));
-        const int32_t id = vocabulary_.tokens().value(place);
-        const size_t begin = end - vocabulary_.tokens().key(place).size();
+        const auto index = static_cast<size_t>(matcher_.text(s));
+        const int32_t id = vocabulary_.tokens().value(index);
+        const size_t begin = end - vocabulary_.tokens().key(index).size();
         consider(begin, scores_[static_cast<size_t>(id)], id);
         has_single = has_single || begin == character;
       }
@@ -224,7 +224,7 @@ class Unigram final : public Model {
   Matcher matcher_;
 };
 
-// Files of old versions do not say their type.
+// Files of old versions have no type.
 std::string type_of(const Json& json) {
   const Json& type = value_or_null(json, "type");
   if (!type.is_null()) return type.as_string();
@@ -235,7 +235,7 @@ std::string type_of(const Json& json) {
 
 }  // namespace
 
-WordText readable_words(const Json& json) {
+WordText preferred_word_text(const Json& json) {
   const bool plain = type_of(json) == "BPE" && !flag(json, "byte_fallback", false) &&
                      text_or(json, "continuing_subword_prefix", "").empty() &&
                      text_or(json, "end_of_word_suffix", "").empty();

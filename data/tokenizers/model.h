@@ -1,4 +1,4 @@
-// The models of tokenizer.json: how one word becomes tokens.
+// The models of tokenizer.json: they split a word into tokens.
 #pragma once
 
 #include <memory>
@@ -14,19 +14,19 @@ namespace cohort {
 class Model {
  public:
   virtual ~Model() = default;
-  // Appends the ids of a word, which is not empty. Throws InputError if it cannot be encoded.
+  // Appends the ids of a non-empty word. Throws InputError if it cannot be encoded.
   virtual void encode(std::string_view word, std::vector<int32_t>& ids) const = 0;
-  // True if the ids of two texts one after the other are those of their concatenation, where the
-  // second one starts with `character` and the first one does not end with it.
+  // True if splitting a word before `character` never changes its ids, provided that the text
+  // before the split does not end with `character`.
   virtual bool splits_before(std::string_view character) const {
     (void)character;
     return false;
   }
 };
 
-// Whether the model of this JSON reads bytes as it does GPT-2's characters for them.
-WordText readable_words(const Json& json);
-// From the value of "model"; its tokens go into `vocabulary`. Throws InputError.
+// kBytes if the model of this JSON can read bytes instead of GPT-2's characters for them.
+WordText preferred_word_text(const Json& json);
+// From the value of "model"; adds its tokens to `vocabulary`. Throws InputError.
 std::unique_ptr<Model> make_model(const Json& json, WordText words, Vocabulary& vocabulary);
 
 }  // namespace cohort

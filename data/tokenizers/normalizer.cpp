@@ -1,4 +1,4 @@
-// One class for the normalisers that map single characters, one each for the others, and a table.
+// Normalisers are functions of a text, or sequences of them, listed in a table.
 #include "data/tokenizers/normalizer.h"
 
 #include <functional>
@@ -15,9 +15,9 @@
 namespace cohort {
 namespace {
 
-using Made = std::unique_ptr<Normalizer>;
+using NormalizerPtr = std::unique_ptr<Normalizer>;
 
-// A normaliser from a function.
+// A normaliser defined by a function.
 class Step final : public Normalizer {
  public:
   using Function = std::function<std::string(std::string_view, Work&)>;
@@ -33,20 +33,20 @@ class Step final : public Normalizer {
 
 class Sequence final : public Normalizer {
  public:
-  explicit Sequence(std::vector<Made> steps) : steps_(std::move(steps)) {}
+  explicit Sequence(std::vector<NormalizerPtr> steps) : steps_(std::move(steps)) {}
   void normalize(std::string& text, Work& work) const override {
-    for (const Made& step : steps_) step->normalize(text, work);
+    for (const NormalizerPtr& step : steps_) step->normalize(text, work);
   }
 
  private:
-  std::vector<Made> steps_;
+  std::vector<NormalizerPtr> steps_;
 };
 
-Made make_step(Step::Function function) {
+NormalizerPtr make_step(Step::Function function) {
   return std::make_unique<Step>(std::move(function));
 }
 
-// map(code, character, out) appends what takes a character's place.
+// map(code, character, out) appends the replacement of a character.
 template <class Map>
 std::string map_characters(std::string_view text, const Map& map) {
   std::string out;
@@ -89,30 +89,30 @@ std::string_view strip(std::string_view text, bool left, bool right) {
   return text.substr(left ? begin : 0, (right ? end : text.size()) - (left ? begin : 0));
 }
 
-Made make_form(NormalForm form) {
+NormalizerPtr make_form(NormalForm form) {
   return make_step([form](std::string_view text, Work&) { return to_normal_form(text, form); });
 }
 
-Made make_strip(const Json& json) {
+NormalizerPtr make_strip(const Json& json) {
   const bool left = flag(json, "strip_left", true), right = flag(json, "strip_right", true);
   return make_step(
       [=](std::string_view text, Work&) { return std::string(strip(text, left, right)); });
 }
 
-Made make_prepend(const Json& json) {
+NormalizerPtr make_prepend(const Json& json) {
   return make_step([prefix = json.at("prepend").as_string()](std::string_view text, Work&) {
     return text.empty() ? std::string() : prefix + std::string(text);
   });
 }
 
-Made make_replace(const Json& json) {
+NormalizerPtr make_replace(const Json& json) {
   return make_step(
       [pattern = Pattern(json.at("pattern")), content = json.at("content").as_string()](
           std::string_view text, Work& work) { return pattern.replace_all(text, content, work); });
 }
 
-// BERT's: control characters away, white space to spaces, spaces around Chinese characters, accents
-// away, lower case.
+// BERT's normaliser removes control characters, maps white space to spaces, puts spaces around
+// Chinese characters, strips accents and converts to lower case.
 bool is_chinese(char32_t code) {
   constexpr std::pair<char32_t, char32_t> kRanges[] = {
       {0x4e00, 0x9fff},   {0x3400, 0x4dbf},   {0x20000, 0x2a6df}, {0x2a700, 0x2b73f},
@@ -124,7 +124,7 @@ bool is_chinese(char32_t code) {
 
 std::string clean(std::string_view text) {
   return map_characters(text, [](char32_t code, std::string_view c, std::string& out) {
-    // Most control characters that are white space go, too.
+    // Other control characters are removed, even if they are white space.
     if (code == '\t' || code == '\n' || code == '\r')
       out += ' ';
     else if (code != 0xfffd && !has_class(code, kOtherCharacter))
@@ -141,51 +141,52 @@ std::string with_chinese_spaces(std::string_view text) {
   });
 }
 
-Made make_bert(const Json& json) {
+NormalizerPtr make_bert(const Json& json) {
   const bool cleans = flag(json, "clean_text", true),
              chinese = flag(json, "handle_chinese_chars", true),
              lowers = flag(json, "lowercase", true), strips = flag(json, "strip_accents", lowers);
   return make_step([=](std::string_view given, Work& work) {
     std::string text(given);
-    const auto become = [&](std::string made) {
-      work.charge(made.size());
-      text = std::move(made);
+    const auto assign = [&](std::string result) {
+      work.charge(result.size());
+      text = std::move(result);
     };
-    if (cleans) become(clean(text));
-    if (chinese) become(with_chinese_spaces(text));
-    if (strips) become(without(to_normal_form(text, NormalForm::kNfd), kNonspacingMark));
-    if (lowers) become(lower_case(text));
+    if (cleans) assign(clean(text));
+    if (chinese) assign(with_chinese_spaces(text));
+    if (strips) assign(without(to_normal_form(text, NormalForm::kNfd), kNonspacingMark));
+    if (lowers) assign(lower_case(text));
     return text;
   });
 }
 
-// SentencePiece's rules for machine translation: some control characters go, others are spaces.
+// SentencePiece's NMT rules: some control characters are removed, others become spaces.
 std::string nmt(std::string_view text) {
   return map_characters(text, [](char32_t code, std::string_view c, std::string& out) {
-    const bool gone = (code >= 0x1 && code <= 0x8) || code == 0xb ||
-                      (code >= 0xe && code <= 0x1f) || code == 0x7f || code == 0x8f || code == 0x9f;
+    const bool removed = (code >= 0x1 && code <= 0x8) || code == 0xb ||
+                         (code >= 0xe && code <= 0x1f) || code == 0x7f || code == 0x8f ||
+                         code == 0x9f;
     const bool space = code == 0x9 || code == 0xa || code == 0xc || code == 0xd || code == 0x1680 ||
                        (code >= 0x200b && code <= 0x200f) || code == 0x2028 || code == 0x2029 ||
                        code == 0x2581 || code == 0xfeff || code == 0xfffd;
     if (space)
       out += ' ';
-    else if (!gone)
+    else if (!removed)
       out += c;
   });
 }
 
-Made make_sequence(const Json& json) {
+NormalizerPtr make_sequence(const Json& json) {
   const Json::Array& list = json.at("normalizers").as_array();
   check_steps(list.size());
-  std::vector<Made> steps;
+  std::vector<NormalizerPtr> steps;
   for (const Json& item : list)
-    if (Made step = make_normalizer(item)) steps.push_back(std::move(step));
+    if (NormalizerPtr step = make_normalizer(item)) steps.push_back(std::move(step));
   return std::make_unique<Sequence>(std::move(steps));
 }
 
 struct Entry {
   const char* type;
-  Made (*make)(const Json& json);
+  NormalizerPtr (*make)(const Json& json);
 };
 constexpr Entry kNormalizers[] = {
     {"Sequence", make_sequence},
@@ -215,7 +216,7 @@ constexpr Entry kNormalizers[] = {
 
 }  // namespace
 
-Made make_normalizer(const Json& json) {
+NormalizerPtr make_normalizer(const Json& json) {
   if (json.is_null()) return nullptr;
   return find_component(json, "normalizer", kNormalizers).make(json);
 }

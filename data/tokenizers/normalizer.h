@@ -1,4 +1,4 @@
-// The normalisers of tokenizer.json: what happens to a text before it is split.
+// The normalisers of tokenizer.json, applied to a text before it is split.
 #pragma once
 
 #include <memory>
@@ -12,12 +12,12 @@ namespace cohort {
 class Normalizer {
  public:
   virtual ~Normalizer() = default;
-  // `text` is UTF-8 before and after. Throws InputError where `work` is not enough.
+  // `text` is UTF-8 before and after. Throws InputError if the budget `work` is exceeded.
   virtual void normalize(std::string& text, Work& work) const = 0;
 };
 
-// From the value of "normalizer"; nullptr if there is nothing to do. Throws InputError naming what
-// it does not know.
+// From the value of "normalizer"; nullptr if it is null. Throws InputError naming an unknown
+// component.
 std::unique_ptr<Normalizer> make_normalizer(const Json& json);
 
 }  // namespace cohort

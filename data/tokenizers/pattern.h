@@ -1,4 +1,4 @@
-// What tokenizer.json looks for in a text: {"String": ...} or {"Regex": ...}.
+// A search pattern of tokenizer.json: {"String": ...} or {"Regex": ...}.
 #pragma once
 
 #include <functional>
@@ -17,12 +17,12 @@ class Pattern {
   // Throws InputError.
   explicit Pattern(const Json& json);
 
-  // "" for a fixed text.
+  // The regular expression; "" for a fixed text.
   const std::string& regex() const { return regex_text_; }
-  // found(begin, end) for each match from left to right, without overlaps.
+  // Calls found(begin, end) for each non-overlapping match from left to right.
   void find_all(std::string_view text, Work& work,
                 const std::function<void(size_t, size_t)>& found) const;
-  // `text` with `content` for each match.
+  // Returns `text` with each match replaced by `content`.
   std::string replace_all(std::string_view text, std::string_view content, Work& work) const;
 
  private:

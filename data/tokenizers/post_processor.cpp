@@ -1,4 +1,4 @@
-// Every known post-processor puts fixed ids before and after the ids of a text.
+// Every supported post-processor adds fixed ids before and after the ids of a text.
 #include "data/tokenizers/post_processor.h"
 
 #include "data/tokenizers/json_fields.h"
@@ -6,8 +6,8 @@
 namespace cohort {
 namespace {
 
-// A template may name a list of ids again and again.
-constexpr size_t kMaxAround = 1000;
+// A template can repeat a list of ids any number of times.
+constexpr size_t kMaxSurrounding = 1000;
 
 int32_t id_of(const Json& json) {
   const int64_t id = json.as_int();
@@ -15,8 +15,8 @@ int32_t id_of(const Json& json) {
   return static_cast<int32_t>(id);
 }
 
-AroundText read_template(const Json& json) {
-  AroundText around;
+SurroundingTokens read_template(const Json& json) {
+  SurroundingTokens out;
   bool seen = false;
   for (const Json& item : json.at("single").as_array()) {
     if (const Json* sequence = item.find("Sequence")) {
@@ -26,19 +26,19 @@ AroundText read_template(const Json& json) {
       continue;
     }
     const std::string& name = item.at("SpecialToken").at("id").as_string();
-    std::vector<int32_t>& ids = seen ? around.after : around.before;
+    std::vector<int32_t>& ids = seen ? out.after : out.before;
     for (const Json& id : json.at("special_tokens").at(name).at("ids").as_array()) {
       ids.push_back(id_of(id));
-      if (ids.size() > kMaxAround)
-        throw InputError(str("more than ", kMaxAround, " special tokens around a text"));
+      if (ids.size() > kMaxSurrounding)
+        throw InputError(str("more than ", kMaxSurrounding, " special tokens around a text"));
     }
   }
   if (!seen) throw InputError("'single' must have the sequence A");
-  return around;
+  return out;
 }
 
 // "cls" and "sep" are pairs of a token and its id.
-AroundText read_pairs(const Json& json) {
+SurroundingTokens read_pairs(const Json& json) {
   const auto id_in = [&](const char* key) {
     const Json::Array& pair = json.at(key).as_array();
     if (pair.size() != 2) throw InputError(str(key, ": expected a token and its id"));
@@ -47,31 +47,33 @@ AroundText read_pairs(const Json& json) {
   return {{id_in("cls")}, {id_in("sep")}};
 }
 
-AroundText read_sequence(const Json& json) {
+SurroundingTokens read_sequence(const Json& json) {
   const Json::Array& list = json.at("processors").as_array();
   check_steps(list.size());
-  AroundText all;
+  SurroundingTokens all;
   for (const Json& item : list) {
-    const AroundText around = read_post_processor(item);
-    all.before.insert(all.before.begin(), around.before.begin(), around.before.end());
-    all.after.insert(all.after.end(), around.after.begin(), around.after.end());
+    const SurroundingTokens outer = read_post_processor(item);
+    all.before.insert(all.before.begin(), outer.before.begin(), outer.before.end());
+    all.after.insert(all.after.end(), outer.after.begin(), outer.after.end());
   }
   return all;
 }
 
 struct Entry {
   const char* type;
-  AroundText (*read)(const Json& json);
+  SurroundingTokens (*read)(const Json& json);
 };
 constexpr Entry kPostProcessors[] = {
-    {"TemplateProcessing", read_template}, {"ByteLevel", [](const Json&) { return AroundText(); }},
-    {"RobertaProcessing", read_pairs},     {"BertProcessing", read_pairs},
+    {"TemplateProcessing", read_template},
+    {"ByteLevel", [](const Json&) { return SurroundingTokens(); }},
+    {"RobertaProcessing", read_pairs},
+    {"BertProcessing", read_pairs},
     {"Sequence", read_sequence},
 };
 
 }  // namespace
 
-AroundText read_post_processor(const Json& json) {
+SurroundingTokens read_post_processor(const Json& json) {
   if (json.is_null()) return {};
   return find_component(json, "post_processor", kPostProcessors).read(json);
 }

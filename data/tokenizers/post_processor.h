@@ -1,4 +1,4 @@
-// The post-processors of tokenizer.json: the special tokens around a text.
+// The post-processors of tokenizer.json: special tokens before and after a text.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@
 
 namespace cohort {
 
-struct AroundText {
+struct SurroundingTokens {
   std::vector<int32_t> before, after;
 };
 
-// From the value of "post_processor". Throws InputError naming what it does not know.
-AroundText read_post_processor(const Json& json);
+// From the value of "post_processor". Throws InputError naming an unknown component.
+SurroundingTokens read_post_processor(const Json& json);
 
 }  // namespace cohort

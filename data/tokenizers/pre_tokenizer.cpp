@@ -1,4 +1,4 @@
-// Steps that hand each piece on to the next one, so that no list of words is ever held.
+// Each step passes its pieces to the next one, so that no list of words is stored.
 #include "data/tokenizers/pre_tokenizer.h"
 
 #include <optional>
@@ -16,10 +16,10 @@
 namespace cohort {
 namespace {
 
-using Made = std::unique_ptr<PreTokenizer>;
-using Steps = std::vector<Made>;
+using PreTokenizerPtr = std::unique_ptr<PreTokenizer>;
+using Steps = std::vector<PreTokenizerPtr>;
 
-// What becomes of the matches of a pattern.
+// Treatment of the matches of a pattern.
 enum class Behavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
 Behavior behavior_of(const std::string& name) {
@@ -35,31 +35,31 @@ Behavior behavior_of(const std::string& name) {
                        "MergedWithPrevious, MergedWithNext, Contiguous"));
 }
 
-// Takes the pieces of a text in order, matches and what lies between, and passes on what a
-// behaviour makes of them.
-class Joiner {
+// Takes the matches of a text and the parts between them in order, and outputs pieces merged by a
+// behaviour.
+class PieceMerger {
  public:
-  Joiner(Piece piece, Behavior behavior, const PieceSink& sink)
+  PieceMerger(Piece piece, Behavior behavior, const PieceSink& sink)
       : piece_(piece), behavior_(behavior), sink_(sink) {}
 
   void add(size_t begin, size_t end, bool match) {
-    bool joins = false;
+    bool merges = false;
     switch (behavior_) {
       case Behavior::kRemoved:
       case Behavior::kIsolated:
         break;
       case Behavior::kMergedWithPrevious:
-        joins = match && !last_match_;
+        merges = match && !last_match_;
         break;
       case Behavior::kMergedWithNext:
-        joins = !match && last_match_;
+        merges = !match && last_match_;
         break;
       case Behavior::kContiguous:
-        joins = match == last_match_;
+        merges = match == last_match_;
         break;
     }
     last_match_ = match;
-    if (!joins || !held_) flush(begin);
+    if (!merges || !held_) flush(begin);
     if (behavior_ == Behavior::kRemoved && match) {
       begin_ = end_ = end;
       held_ = false;
@@ -73,7 +73,7 @@ class Joiner {
  private:
   void flush(size_t next) {
     if (held_ && end_ > begin_)
-      sink_({piece_.text.substr(begin_, end_ - begin_), piece_.at_start && begin_ == 0});
+      sink_({piece_.text.substr(begin_, end_ - begin_), piece_.starts_text && begin_ == 0});
     begin_ = end_ = next;
     held_ = false;
   }
@@ -92,15 +92,15 @@ class Split final : public PreTokenizer {
       : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert == Invert::kYes) {}
 
   void split(Piece piece, Work& work, const PieceSink& sink) const override {
-    Joiner joiner(piece, behavior_, sink);
+    PieceMerger merger(piece, behavior_, sink);
     size_t from = 0;
     pattern_.find_all(piece.text, work, [&](size_t begin, size_t end) {
-      if (begin > from) joiner.add(from, begin, invert_);
-      joiner.add(begin, end, !invert_);
+      if (begin > from) merger.add(from, begin, invert_);
+      merger.add(begin, end, !invert_);
       from = end;
     });
-    if (from < piece.text.size()) joiner.add(from, piece.text.size(), invert_);
-    joiner.finish();
+    if (from < piece.text.size()) merger.add(from, piece.text.size(), invert_);
+    merger.finish();
   }
 
  private:
@@ -109,14 +109,14 @@ class Split final : public PreTokenizer {
   bool invert_;
 };
 
-// A known pattern whose matches cover the text.
+// A pattern with a hand-written splitter, whose matches cover the text.
 class KnownSplit final : public PreTokenizer {
  public:
   explicit KnownSplit(Splitter splitter) : splitter_(splitter) {}
   void split(Piece piece, Work&, const PieceSink& sink) const override {
     for (size_t at = 0; at < piece.text.size();) {
       const size_t end = splitter_(piece.text, at);
-      sink({piece.text.substr(at, end - at), piece.at_start && at == 0});
+      sink({piece.text.substr(at, end - at), piece.starts_text && at == 0});
       at = end;
     }
   }
@@ -125,7 +125,7 @@ class KnownSplit final : public PreTokenizer {
   Splitter splitter_;
 };
 
-// Characters that satisfy a predicate are the matches.
+// Splits with the characters that satisfy a predicate as matches.
 class CharacterSplit final : public PreTokenizer {
  public:
   using Predicate = std::function<bool(char32_t)>;
@@ -133,20 +133,20 @@ class CharacterSplit final : public PreTokenizer {
       : is_match_(std::move(is_match)), behavior_(behavior) {}
 
   void split(Piece piece, Work&, const PieceSink& sink) const override {
-    Joiner joiner(piece, behavior_, sink);
+    PieceMerger merger(piece, behavior_, sink);
     size_t from = 0;
     for (size_t at = 0; at < piece.text.size();) {
       const Utf8Char c = decode_utf8(piece.text, at);
       COHORT_CHECK(c.size > 0, "[pre_tokenizer] byte ", at, " is not UTF-8");
       if (is_match_(c.code)) {
-        if (at > from) joiner.add(from, at, false);
-        joiner.add(at, at + c.size, true);
+        if (at > from) merger.add(from, at, false);
+        merger.add(at, at + c.size, true);
         from = at + c.size;
       }
       at += c.size;
     }
-    if (from < piece.text.size()) joiner.add(from, piece.text.size(), false);
-    joiner.finish();
+    if (from < piece.text.size()) merger.add(from, piece.text.size(), false);
+    merger.finish();
   }
 
  private:
@@ -154,7 +154,7 @@ class CharacterSplit final : public PreTokenizer {
   Behavior behavior_;
 };
 
-// Runs of word characters, and runs of what is neither one nor white space.
+// Runs of word characters, and runs of other characters that are not white space.
 class Words final : public PreTokenizer {
  public:
   void split(Piece piece, Work&, const PieceSink& sink) const override {
@@ -163,7 +163,7 @@ class Words final : public PreTokenizer {
     int kind = kSpace;
     const auto flush = [&] {
       if (kind != kSpace)
-        sink({piece.text.substr(begin, end - begin), piece.at_start && begin == 0});
+        sink({piece.text.substr(begin, end - begin), piece.starts_text && begin == 0});
     };
     while (end < piece.text.size()) {
       const Utf8Char c = decode_utf8(piece.text, end);
@@ -178,24 +178,24 @@ class Words final : public PreTokenizer {
   }
 };
 
-// A space before a text that has none.
+// Prepends a space, unless the text starts with one.
 class PrefixSpace final : public PreTokenizer {
  public:
   void split(Piece piece, Work& work, const PieceSink& sink) const override {
     if (piece.text.starts_with(' ')) return sink(piece);
     work.charge(piece.text.size() + 1);
     const std::string text = std::string(1, ' ').append(piece.text);
-    sink({text, piece.at_start});
+    sink({text, piece.starts_text});
   }
 };
 
-// GPT-2's characters for the bytes.
+// Maps bytes to GPT-2's characters.
 class ByteCharacters final : public PreTokenizer {
  public:
   void split(Piece piece, Work& work, const PieceSink& sink) const override {
     const std::string text = to_byte_characters(piece.text);
     work.charge(text.size());
-    sink({text, piece.at_start});
+    sink({text, piece.starts_text});
   }
 };
 
@@ -221,13 +221,13 @@ class Metaspace final : public PreTokenizer {
       else
         text += c;
     }
-    if ((always_ || (first_ && piece.at_start)) && !text.starts_with(replacement_))
+    if ((always_ || (first_ && piece.starts_text)) && !text.starts_with(replacement_))
       text.insert(0, replacement_);
     work.charge(text.size());
-    if (!splits_) return sink({text, piece.at_start});
+    if (!splits_) return sink({text, piece.starts_text});
     for (size_t at = 0; at < text.size();) {
       const size_t end = std::min(text.find(replacement_, at + 1), text.size());
-      sink({std::string_view(text).substr(at, end - at), piece.at_start && at == 0});
+      sink({std::string_view(text).substr(at, end - at), piece.starts_text && at == 0});
       at = end;
     }
   }
@@ -237,7 +237,7 @@ class Metaspace final : public PreTokenizer {
   bool splits_, always_, first_;
 };
 
-// Pieces of so many characters.
+// Pieces of a fixed number of characters.
 class FixedLength final : public PreTokenizer {
  public:
   explicit FixedLength(int64_t length) : length_(length) {
@@ -248,7 +248,7 @@ class FixedLength final : public PreTokenizer {
       size_t end = at;
       for (int64_t n = 0; n < length_ && end < piece.text.size(); ++n)
         end = next_utf8_boundary(piece.text, end + 1);
-      sink({piece.text.substr(at, end - at), piece.at_start && at == 0});
+      sink({piece.text.substr(at, end - at), piece.starts_text && at == 0});
       at = end;
     }
   }
@@ -302,7 +302,7 @@ void add_split(const Json& json, Steps& steps) {
   Pattern pattern(json.at("pattern"));
   const Behavior behavior = behavior_of(json.at("behavior").as_string());
   const bool invert = flag(json, "invert", false);
-  // The known patterns match all of a text, so that inverted and removed it is the same.
+  // Known patterns match all of a text, so removing the inverted matches is the same as isolating.
   const Splitter known = find_splitter(pattern.regex());
   if (known != nullptr && behavior == (invert ? Behavior::kRemoved : Behavior::kIsolated))
     steps.push_back(std::make_unique<KnownSplit>(known));
@@ -370,21 +370,21 @@ void add_pre_tokenizer(const Json& json, Steps& steps) {
 
 }  // namespace
 
-PreTokenization make_pre_tokenizer(const Json& json, WordText wanted) {
-  PreTokenization made;
-  if (json.is_null()) return made;
+PreTokenization make_pre_tokenizer(const Json& json, WordText preferred) {
+  PreTokenization out;
+  if (json.is_null()) return out;
   Steps steps;
   add_pre_tokenizer(json, steps);
-  if (wanted == WordText::kBytes && !steps.empty() &&
+  if (preferred == WordText::kBytes && !steps.empty() &&
       dynamic_cast<const ByteCharacters*>(steps.back().get()) != nullptr) {
     steps.pop_back();
-    made.words = WordText::kBytes;
+    out.words = WordText::kBytes;
   }
   if (steps.size() == 1)
-    made.splitter = std::move(steps[0]);
+    out.splitter = std::move(steps[0]);
   else if (!steps.empty())
-    made.splitter = std::make_unique<Sequence>(std::move(steps));
-  return made;
+    out.splitter = std::make_unique<Sequence>(std::move(steps));
+  return out;
 }
 
 }  // namespace cohort

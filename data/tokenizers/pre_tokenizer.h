@@ -1,4 +1,4 @@
-// The pre-tokenizers of tokenizer.json: how a normalised text becomes words.
+// The pre-tokenizers of tokenizer.json: they split a normalised text into words.
 #pragma once
 
 #include <functional>
@@ -10,33 +10,33 @@
 
 namespace cohort {
 
-// A part of a text, never empty.
+// A non-empty part of a text.
 struct Piece {
   std::string_view text;
-  bool at_start;  // of the whole text
+  bool starts_text;  // begins the whole text
 };
 using PieceSink = std::function<void(Piece)>;
 
 class PreTokenizer {
  public:
   virtual ~PreTokenizer() = default;
-  // Calls `sink` with each word in order; what it is given lives during the call. Throws InputError
-  // where `work` is not enough.
+  // Calls `sink` with each word in order; a word is valid during the call only. Throws InputError
+  // if the budget `work` is exceeded.
   virtual void split(Piece piece, Work& work, const PieceSink& sink) const = 0;
 };
 
-// What the words of a model are made of.
+// Representation of the words passed to a model.
 enum class WordText {
   kCharacters,
-  kBytes,  // a trailing ByteLevel was left out: words are the text's own bytes
+  kBytes,  // raw bytes: a trailing ByteLevel was omitted
 };
 struct PreTokenization {
-  std::unique_ptr<PreTokenizer> splitter;  // nullptr: a text is one word
+  std::unique_ptr<PreTokenizer> splitter;  // nullptr: the text is one word
   WordText words = WordText::kCharacters;
 };
 
-// From the value of "pre_tokenizer". `wanted`: whether the model can read the bytes themselves
-// instead of GPT-2's characters for them. Throws InputError naming what it does not know.
-PreTokenization make_pre_tokenizer(const Json& json, WordText wanted);
+// From the value of "pre_tokenizer". `preferred` is kBytes if the model can read raw bytes instead
+// of GPT-2's characters for them. Throws InputError naming an unknown component.
+PreTokenization make_pre_tokenizer(const Json& json, WordText preferred);
 
 }  // namespace cohort

@@ -1,5 +1,5 @@
-// Each function tries the alternatives of its pattern in their order; no alternative needs to go
-// back further than to the last white space of a run.
+// Each function tries the alternatives of its pattern in order. Backtracking is needed only to the
+// last white space of a run.
 #include "data/tokenizers/splitters.h"
 
 #include <cstdint>
@@ -21,14 +21,14 @@ namespace {
 
 constexpr int kClasses = kLetter | kNumber | kWhiteSpace;
 
-// Reads a text that is known to be UTF-8.
+// Reads text that is valid UTF-8.
 class Reader {
  public:
   explicit Reader(std::string_view text) : text_(text), classes_(char_classes()) {}
 
   size_t size() const { return text_.size(); }
   uint8_t byte(size_t at) const { return at < size() ? static_cast<uint8_t>(text_[at]) : 0; }
-  // Letter, number, white space or none of them, and the place of the next character.
+  // The class of a character (letter, number, white space or 0), and the offset of the next one.
   struct Char {
     int kind;
     size_t end;
@@ -47,7 +47,7 @@ class Reader {
             kClasses,
         at + 4};
   }
-  // The end of a run of one kind.
+  // The end of a run of characters of one kind.
   size_t run_end(size_t at, int kind) const {
     while (at < size()) {
       const Char c = this->at(at);
@@ -62,7 +62,7 @@ class Reader {
   const uint8_t* classes_;
 };
 
-// \s+(?!\S)|\s+ at white space: all of a run but the last, which goes to the word behind it.
+// \s+(?!\S)|\s+ at white space: a run without its last character, which belongs to the next word.
 size_t end_of_spaces(const Reader& in, size_t at) {
   size_t last = at, end = at;
   while (end < in.size()) {
@@ -74,8 +74,8 @@ size_t end_of_spaces(const Reader& in, size_t at) {
   return end == in.size() || last == at ? end : last;
 }
 
-// 's 't 'm 'd 're 've 'll at an apostrophe; `at` if there is none. `fold` is 0x20 to ignore case,
-// by which U+017F is an s, too.
+// Matches 's 't 'm 'd 're 've 'll at an apostrophe; returns `at` without a match. `fold` is 0x20 to
+// ignore case, which makes U+017F an s.
 size_t end_of_contraction(const Reader& in, size_t at, uint8_t fold) {
   const auto lower = [&](size_t i) {
     const uint8_t byte = in.byte(i);
@@ -88,7 +88,7 @@ size_t end_of_contraction(const Reader& in, size_t at, uint8_t fold) {
   return at;
 }
 
-// The patterns of cl100k, Llama 3 and Qwen, which differ in how many digits make a word.
+// The patterns of cl100k, Llama 3 and Qwen, which differ in the largest number of digits per word.
 template <int kMaxDigits>
 size_t end_of_cl100k_word(std::string_view text, size_t at) {
   const Reader in(text);

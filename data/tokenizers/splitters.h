@@ -1,4 +1,4 @@
-// Hand-written splitters for the patterns that nearly all byte-level tokenizers have.
+// Hand-written splitters for the patterns of nearly all byte-level tokenizers.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 
 namespace cohort {
 
-// The end of the word that starts at `at` < text.size(). `text` must be UTF-8. Words cover a text
-// without gaps.
+// Returns the end of the word that starts at `at` < text.size(). `text` must be UTF-8. Words cover
+// a text without gaps.
 using Splitter = size_t (*)(std::string_view text, size_t at);
 
 extern const char* const kGpt2Pattern;
@@ -16,7 +16,7 @@ extern const char* const kLlama3Pattern;
 
 size_t end_of_gpt2_word(std::string_view text, size_t at);
 
-// The function that finds what the regular expression `pattern` matches, nullptr if there is none.
+// The splitter equivalent to the regular expression `pattern`, or nullptr.
 Splitter find_splitter(std::string_view pattern);
 
 }  // namespace cohort

@@ -1,4 +1,4 @@
-// A hash table with linear probing over keys that lie in one string.
+// A hash table with linear probing over keys stored in one string.
 #include "data/tokenizers/string_map.h"
 
 #include <functional>

@@ -1,4 +1,4 @@
-// Texts and what they stand for, packed: 150,000 of them are read in milliseconds.
+// A map from strings to non-negative integers, packed to load 150,000 entries in milliseconds.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace cohort {
 class StringMap {
  public:
   void reserve(size_t keys, size_t bytes);
-  // False, and no change, if the key is there.
+  // Returns false without a change if the key exists.
   bool insert(std::string_view key, int32_t value);
   // -1 if there is no such key; values are at least 0.
   int32_t find(std::string_view key) const;
@@ -24,13 +24,13 @@ class StringMap {
 
  private:
   struct Entry {
-    uint64_t begin;  // in text_
+    uint64_t begin;  // offset in text_
     uint32_t size;
     int32_t value;
   };
   struct Slot {
-    uint32_t hash = 0;   // most keys that differ do so here, without a look at them
-    uint32_t entry = 0;  // 1 + its index; 0: free
+    uint32_t hash = 0;   // compared before the key
+    uint32_t entry = 0;  // 1 + index of the entry; 0: free
   };
   size_t slot_of(std::string_view key, uint32_t hash) const;
   void grow(size_t slots);

@@ -21,13 +21,13 @@ void Vocabulary::add(std::string_view token, int64_t id) {
     if (find(token) == id) return;
     throw InputError(str("the token ", excerpt(token), " has the ids ", find(token), " and ", id));
   }
-  if (id >= size()) places_.resize(static_cast<size_t>(id) + 1, -1);
-  places_[static_cast<size_t>(id)] = static_cast<int32_t>(ids_.size()) - 1;
+  if (id >= size()) positions_.resize(static_cast<size_t>(id) + 1, -1);
+  positions_[static_cast<size_t>(id)] = static_cast<int32_t>(ids_.size()) - 1;
 }
 
 std::optional<std::string_view> Vocabulary::token(int32_t id) const {
-  if (id < 0 || id >= size() || places_[static_cast<size_t>(id)] < 0) return {};
-  return ids_.key(static_cast<size_t>(places_[static_cast<size_t>(id)]));
+  if (id < 0 || id >= size() || positions_[static_cast<size_t>(id)] < 0) return {};
+  return ids_.key(static_cast<size_t>(positions_[static_cast<size_t>(id)]));
 }
 
 }  // namespace cohort

@@ -5,7 +5,7 @@
 namespace cohort {
 void WordCache::store(std::string_view word, std::span<const int32_t> ids) {
   if (word.empty() || word.size() > kMaxBytes || ids.empty() || ids.size() > kMaxIds) return;
-  Entry& entry = entries_[place_of(word)];
+  Entry& entry = entries_[slot_of(word)];
   entry.size = static_cast<uint8_t>(word.size());
   entry.count = static_cast<uint8_t>(ids.size());
   std::copy(word.begin(), word.end(), entry.word);

@@ -1,4 +1,4 @@
-// The ids of the words that a tokenizer has met lately: most words of a text are repeated.
+// A cache of the ids of recent words: most words of a text are repeated.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +11,20 @@
 
 namespace cohort {
 
-// Not for several threads at once. 2 MiB; a new word takes the place of another one.
+// A direct-mapped cache of 2 MiB: a new word overwrites the entry in its slot. Not thread-safe.
 class WordCache {
  public:
   WordCache() : entries_(kEntries) {}
 
-  // Nothing if the word is not there: words without ids are never kept.
+  // Empty if the word is not cached: words without ids are never stored.
   std::span<const int32_t> find(std::string_view word) const {
     if (word.size() > kMaxBytes) return {};
-    const Entry& entry = entries_[place_of(word)];
+    const Entry& entry = entries_[slot_of(word)];
     if (entry.size != word.size() || std::memcmp(entry.word, word.data(), word.size()) != 0)
       return {};
     return {entry.ids, entry.count};
   }
-  // Long words, and those of many ids, are not kept.
+  // Long words, and words of many ids, are not stored.
   void store(std::string_view word, std::span<const int32_t> ids);
 
  private:
@@ -36,8 +36,8 @@ class WordCache {
   };
   static_assert(sizeof(Entry) == 64);
 
-  // At most kMaxBytes bytes, eight at a time, the last eight overlapping those before.
-  static size_t place_of(std::string_view word) {
+  // Hashes at most kMaxBytes bytes, eight at a time; the last eight may overlap.
+  static size_t slot_of(std::string_view word) {
     constexpr uint64_t kMix = 0x9e3779b97f4a7c15u;
     const char* bytes = word.data();
     const size_t size = word.size();
@@ -58,8 +58,8 @@ class WordCache {
   std::vector<Entry> entries_;
 };
 
-// The caches of one tokenizer. A call borrows one, so that calls of several threads share nothing
-// but this lock, short calls find what earlier ones have met, and nothing outlives the tokenizer.
+// The pool of caches of a tokenizer. A call leases one, so that concurrent calls share only the
+// lock and short calls profit from earlier ones.
 class WordCaches {
  public:
   class Lease {

@@ -1,5 +1,5 @@
-// The work that one call of a tokenizer may do. A hostile tokenizer.json can multiply a text with
-// every step; real ones stay far below these bounds.
+// The work budget of one call of a tokenizer. A hostile tokenizer.json can multiply a text at every
+// step; real ones stay far below these bounds.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,18 @@ namespace cohort {
 
 class Work {
  public:
-  // For a call on so many bytes of text, or so many ids.
+  // Budget for a call on `size` bytes of text, or `size` ids.
   explicit Work(size_t size) { allow(size); }
-  // For so many bytes or ids more.
+  // Extends the budget by `size` bytes or ids.
   void allow(size_t size) {
     text_left_ += kTextPerByte * size;
     regex_left += kRegexPerByte * static_cast<int64_t>(size);
   }
-  // Throws InputError when the steps have made too much text.
+  // Throws InputError if the steps produce more text than the budget.
   void charge(size_t bytes) {
     if (bytes > text_left_)
       throw InputError(
-          "the tokenizer's steps make too much text of this input; hint: is its file damaged?");
+          "the tokenizer's steps produce too much text for this input; hint: is its file damaged?");
     text_left_ -= bytes;
   }
 

@@ -1,6 +1,6 @@
-// A differentiable op of your own, outside Cohort's source tree: soft_cap(x) = cap tanh(x / cap),
-// which keeps attention scores and logits within (-cap, cap). An op is a forward and one call of
-// make_node() with its backward; gradcheck() compares the two, alone and between other ops.
+// A custom differentiable op outside Cohort's source tree: soft_cap(x) = cap tanh(x / cap), which
+// keeps attention scores and logits within (-cap, cap). An op is a forward and one call of
+// make_node() with its backward; gradcheck() checks the backward, alone and between other ops.
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -30,13 +30,13 @@ Variable soft_cap(const Variable& x, double cap) {
       for (int64_t i = begin; i < end; ++i) to[i] = c * std::tanh(from[i] / c);
     });
   });
-  // The derivative is 1 - tanh(x / cap)^2 = 1 - (y / cap)^2: the backward keeps y, and not x.
+  // The derivative is 1 - tanh(x / cap)^2 = 1 - (y / cap)^2, so the backward keeps y instead of x.
   return cohort::make_node("soft_cap", y, {x}, [y, cap](const Tensor& dy, Gradients& gradients) {
     cohort::GradSlot dx = gradients.slot(0);
     cohort::dispatch_float(y.dtype(), "soft_cap", [&]<class T>() {
       const T *out = y.data<T>(), *from = dy.data<T>(), c = static_cast<T>(cap);
       T* to = dx.tensor.data<T>();
-      // Where x has other uses, this contribution is added to theirs.
+      // If x has other uses, this contribution is added to theirs.
       const T keep = dx.mode == Grad::kAccumulate ? T(1) : T(0);
       cohort::parallel_for(y.numel(), kGrain, [=](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
@@ -55,8 +55,8 @@ Tensor random_matrix(int64_t rows, int64_t columns, uint64_t seed) {
   return t;
 }
 
-bool report(const char* what, const cohort::GradcheckResult& result) {
-  std::printf("%-34s %3lld checks, worst error %.2g of the tolerance: %s\n", what,
+bool report(const char* name, const cohort::GradcheckResult& result) {
+  std::printf("%-34s %3lld checks, worst error %.2g of the tolerance: %s\n", name,
               static_cast<long long>(result.checks), result.worst,
               result.ok ? "ok" : result.message.c_str());
   return result.ok;

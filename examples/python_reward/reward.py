@@ -1,4 +1,4 @@
-"""The demo's reward as a Python function: 1 where the digit after the last colon is the parity."""
+"""The demo's reward as a Python function: 1 if the digit after the last colon is the parity."""
 
 
 def reward(completions, answers, **fields):

@@ -9,7 +9,7 @@
 namespace cohort::kernels {
 namespace {
 
-std::atomic<int64_t> g_portable_calls = 0;
+std::atomic<int64_t> g_generic_calls = 0;
 
 void check_desc(const AttentionDesc& desc, const char* op) {
   COHORT_CHECK(desc.scale >= 0 && std::isfinite(desc.scale), "[", op,
@@ -26,7 +26,7 @@ void check_head_dim(const Tensor& t, const char* op) {
 }
 
 void check_dropout(const DropoutSpec& dropout, int64_t tokens, Device device, const char* op) {
-  // Draws are compared in f32, where a p just below 1 would be 1.
+  // Random numbers are compared in f32, where a p just below 1 would be 1.
   COHORT_CHECK(dropout.p >= 0 && static_cast<float>(dropout.p) < 1, "[", op,
                "] expected dropout p in [0, 1), got ", dropout.p);
   if (dropout.p == 0) return;
@@ -34,17 +34,17 @@ void check_dropout(const DropoutSpec& dropout, int64_t tokens, Device device, co
   check_tensor(dropout.positions, {tokens}, DType::kI32, op, "dropout.positions", device);
 }
 
-// Keys and values, or their gradients.
+// Checks keys and values, or their gradients.
 void check_keys(const Tensor& k, const Tensor& v, const Shape& shape, DType dtype, const char* op,
                 std::array<const char*, 2> names, Device device) {
   check_rows(k, shape, dtype, op, names[0], device);
   check_rows(v, shape, dtype, op, names[1], device);
-  COHORT_CHECK(k.strides()[0] == v.strides()[0], "[", op, "] expected tokens of ", names[0],
-               " and ", names[1], " equally far apart, got ", k.strides()[0], " and ",
-               v.strides()[0], " elements");
+  COHORT_CHECK(k.strides()[0] == v.strides()[0], "[", op, "] expected equal token strides of ",
+               names[0], " and ", names[1], ", got ", k.strides()[0], " and ", v.strides()[0],
+               " elements");
 }
 
-// What both calls on packed sequences take.
+// Checks common to the forward and the backward on packed sequences.
 template <class Args>
 PackedSizes check_packed(const Args& args, const char* op) {
   const Tensor &q = args.q, &k = args.k, &cu_seqlens = args.cu_seqlens;
@@ -70,7 +70,7 @@ PackedSizes check_packed(const Args& args, const char* op) {
   if (args.desc.prefixes.defined()) {
     check_tensor(args.desc.prefixes, {sizes.sequences, 2}, DType::kI32, op, "prefixes", device);
     COHORT_CHECK(args.desc.mask == Mask::kCausal && args.desc.dropout.p == 0, "[", op,
-                 "] expected a causal mask and no dropout beside prefixes");
+                 "] expected a causal mask and no dropout with prefixes");
   }
   return sizes;
 }
@@ -93,7 +93,6 @@ CacheSizes check_cache(const PagedKV& cache, const char* op) {
   return sizes;
 }
 
-// What rope_kv_write() takes.
 void check_write(const RopeKvWrite& args, const char* op) {
   const CacheSizes sizes = check_cache(args.cache, op);
   const Tensor &qkv = args.qkv, &table = args.table;
@@ -113,7 +112,6 @@ void check_write(const RopeKvWrite& args, const char* op) {
   }
 }
 
-// What attention_paged() takes.
 void check_paged(const AttentionPaged& args, const char* op) {
   const CacheSizes sizes = check_cache(args.cache, op);
   const Tensor& q = args.q;
@@ -132,11 +130,11 @@ void check_paged(const AttentionPaged& args, const char* op) {
 
 }  // namespace
 
-int64_t portable_attention_calls() {
-  return g_portable_calls;
+int64_t generic_attention_calls() {
+  return g_generic_calls;
 }
-void count_portable_attention() {
-  ++g_portable_calls;
+void count_generic_attention() {
+  ++g_generic_calls;
 }
 
 void attention_forward(const AttentionForward& args) {
@@ -176,17 +174,17 @@ void attention_decode(const AttentionDecode& args) {
   check_write(write, kOp);
   const int64_t heads = args.qkv.dim(1) - 2 * args.cache.k.dim(2);
   const Tensor q = args.qkv.narrow(1, 0, heads);
-  const AttentionPaged attend{.o = args.o,
-                              .q = q,
-                              .cache = args.cache,
-                              .sequences = args.sequences,
-                              .positions = args.positions,
-                              .desc = args.desc};
-  check_paged(attend, kOp);
+  const AttentionPaged paged{.o = args.o,
+                             .q = q,
+                             .cache = args.cache,
+                             .sequences = args.sequences,
+                             .positions = args.positions,
+                             .desc = args.desc};
+  check_paged(paged, kOp);
   if constexpr (kWithCuda)
     if (device.is_cuda() && !is_dry_run() && cuda::attention_decode(args)) return;
   on_device<cpu::rope_kv_write, cuda::rope_kv_write>(device, write);
-  on_device<cpu::attention_paged, cuda::attention_paged>(device, attend);
+  on_device<cpu::attention_paged, cuda::attention_paged>(device, paged);
 }
 
 }  // namespace cohort::kernels

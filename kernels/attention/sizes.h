@@ -1,4 +1,4 @@
-// The sizes of attention's calls, read from their tensors.
+// Sizes of attention calls, read from their tensors.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace cohort::kernels {
 
-// Of a call on packed sequences.
+// Sizes of a call on packed sequences.
 struct PackedSizes {
   int64_t tokens, heads, kv_heads, head_dim, sequences;
   int64_t group() const { return heads / kv_heads; }
@@ -26,7 +26,7 @@ inline VisibleKeys visible_keys(const AttentionDesc& desc, int64_t position, int
   return {desc.window > 0 ? std::max<int64_t>(0, last - desc.window) : 0, last};
 }
 
-// Which tokens the keys of a packed sequence are: those of another's beginning, then its own.
+// Maps the keys of a packed sequence to tokens: its shared prefix first, then its own tokens.
 struct KeyTokens {
   int64_t prefix_begin = 0, prefix = 0, begin = 0;
   int64_t operator()(int64_t key) const {

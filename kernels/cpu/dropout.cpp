@@ -29,14 +29,14 @@ void dropout(const Dropout& args) {
     const int64_t cols = args.x.dim(1);
     const T* in = args.x.data<T>();
     T* out = args.y.data<T>();
-    const DropoutSpec& draws = args.spec;
-    const int64_t* sequence = draws.sequences.data<int64_t>();
-    const int32_t* position = draws.positions.data<int32_t>();
-    const T factor = static_cast<T>(1 / (1 - draws.p));
+    const DropoutSpec& spec = args.spec;
+    const int64_t* sequence = spec.sequences.data<int64_t>();
+    const int32_t* position = spec.positions.data<int32_t>();
+    const T factor = static_cast<T>(1 / (1 - spec.p));
     parallel_for(args.x.dim(0), row_grain(4 * cols), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t)
-        drop_row(out + t * cols, in + t * cols, cols, draws.seed,
-                 dropout_row(draws.stream, sequence[t], position[t]), static_cast<float>(draws.p),
+        drop_row(out + t * cols, in + t * cols, cols, spec.seed,
+                 dropout_row(spec.stream, sequence[t], position[t]), static_cast<float>(spec.p),
                  factor, args.mode);
     });
   });

@@ -1,5 +1,5 @@
-// Elementwise loops over the formulas of elementwise.h. The loops are marked as independent, so
-// that they are vectorised where input and output are the same tensor, too.
+// Elementwise loops over the formulas of elementwise.h. Iterations are marked as independent, so
+// that a loop is also vectorised if input and output are the same tensor.
 #include <vector>
 
 #include "core/parallel.h"
@@ -60,7 +60,7 @@ void binary_backward(const BinaryBackward& args, const char* op) {
     const T *left = args.a.data<T>(), *right = args.b.data<T>(), *grad = args.dy.data<T>();
     T* out_a = args.da.wanted() ? args.da.tensor.data<T>() : nullptr;
     T* out_b = args.db.wanted() ? args.db.tensor.data<T>() : nullptr;
-    // One block after the other for both outputs: the second finds its inputs in the cache.
+    // Both outputs block by block: the second finds its inputs in the cache.
     parallel_for(n, kElementGrain, [&](int64_t begin, int64_t end) {
       if (out_a != nullptr)
         write_range(out_a, begin, end, args.da.mode,
@@ -72,7 +72,7 @@ void binary_backward(const BinaryBackward& args, const char* op) {
   });
 }
 
-// Rows of F elements, whose two inputs, and their gradients, lie in rows of 2 F.
+// Outputs have rows of F elements; the inputs, gate | up, and their gradients have rows of 2 F.
 template <class Op>
 void gated_forward(const GatedForward& args, const char* op) {
   const int64_t half = args.y.cols();
@@ -104,7 +104,7 @@ void gated_backward(const GatedBackward& args, const char* op) {
                     [=](int64_t i) { return grad[i] * Op::da(gate[i], up[i]); });
         write_range(dup, 0, half, args.dx.mode,
                     [=](int64_t i) { return grad[i] * Op::db(gate[i], up[i]); });
-        if (values != nullptr)  // last: it may be where dy was
+        if (values != nullptr)  // last: y may be dy
           write_range(values + r * half, 0, half, Grad::kOverwrite,
                       [=](int64_t i) { return Op::forward(gate[i], up[i]); });
       }

@@ -1,5 +1,5 @@
-// Table lookup and its gradient. The gradient groups tokens by id first, so that each row of the
-// table has one owner, which adds its tokens in ascending order.
+// Table lookup and its gradient. The gradient groups tokens by id first, so that one thread adds
+// all tokens of a row of the table, in ascending order.
 #include <algorithm>
 #include <vector>
 

@@ -1,5 +1,5 @@
-// The fused language model head on the CPU: a chunk's logits come from the row-independent product
-// and live only inside the chunk.
+// The fused language model head on the CPU. A chunk's logits come from the row-independent matmul;
+// only one chunk exists at a time.
 #include "kernels/head.h"
 #include "core/parallel.h"
 #include "kernels/cpu/row_softmax.h"
@@ -21,7 +21,7 @@ struct TokenGrad {
   T inverse_temperature, lse, entropy, dlogprob, dentropy;
 };
 
-// Logits to their gradient, in place.
+// Replaces logits by their gradient.
 template <class T>
 void logits_backward(T* z, int64_t vocab, int64_t target, const TokenGrad<T>& g) {
   const bool with_entropy = g.dentropy != T(0);
@@ -35,8 +35,8 @@ void logits_backward(T* z, int64_t vocab, int64_t target, const TokenGrad<T>& g)
   z[target] += g.dlogprob * g.inverse_temperature;
 }
 
-// Turns the logits of the tokens from `first` on into their gradients, and these into those of x
-// and w, which they add to. `dentropy` may be undefined.
+// Replaces the logits of tokens from `first` on by their gradients, from which it writes dx and
+// accumulates dw.
 template <class T>
 void chunk_backward(const HeadLogprobBackward& args, int64_t first, Tensor& logits) {
   const int64_t count = logits.dim(0), vocab = logits.dim(1);

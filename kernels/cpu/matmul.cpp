@@ -1,15 +1,13 @@
-// The CPU matrix product: single-threaded Eigen products over fixed tiles, the only file that knows
-// Eigen.
+// Matmul on the CPU: single-threaded Eigen GEMMs over fixed tiles. Only this file includes Eigen.
 //
 // Row-major C = op(A) op(B) is the column-major C^T = op(B)^T op(A)^T, so tokens (rows of C) are
-// Eigen's columns. Eigen computes columns in panels of four with one order of accumulation each,
-// while its order differs along rows by how many are left. So with the token count padded to 16 and
-// the cut along N at fixed places, the bits of a token's row depend on K and N alone.
+// Eigen's columns. Eigen computes columns in panels of four with one order of accumulation, while
+// the order down a column depends on the number of rows left. So with the token count padded to
+// 16 and fixed tile boundaries along N, the bits of a token's row depend on K and N alone.
 #define EIGEN_DONT_PARALLELIZE
 // Keeps Eigen from switching to another algorithm for small sizes, which would depend on M.
 #define EIGEN_GEMM_TO_COEFFBASED_THRESHOLD 1
-// Packed panels up to this size live on the stack: from the heap they would be mapped anew each
-// time.
+// Packed panels up to this size are on the stack: on the heap they would be mapped for every call.
 #define EIGEN_STACK_ALLOCATION_LIMIT (1 << 20)
 // GCC 12 warns about its own AVX-512 intrinsics when they are inlined from Eigen.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -26,13 +24,13 @@ namespace cohort::kernels::cpu {
 namespace {
 
 constexpr int64_t kRowPad = 16;
-// A multiple of the rows that one register tile of Eigen covers (48, 24 or 12), so that a cut here
-// leaves every element on the code path it has in an uncut product.
+// A multiple of the rows of one register tile of Eigen (48, 24 or 12), so that with boundaries here
+// every element has the code path that it has in a GEMM without tiles.
 constexpr int64_t kColumnUnit = 96;
-// Tokens per step of the long sum in a weight gradient: both packed panels stay in the cache.
-constexpr int64_t kLongSumStep = 128;
+// Tokens per step of the accumulation in a weight gradient: both packed panels stay in the cache.
+constexpr int64_t kTokenStep = 128;
 
-// Multiply-adds below which handing work to threads costs more than it saves.
+// Below this number of multiply-adds, handing work to threads costs more than it saves.
 constexpr int64_t kSerialWork = 1 << 20;
 
 template <class T, int Order>
@@ -74,7 +72,7 @@ void add_tile(const GemmTile<T>& t) {
 
 template <class T>
 struct Operands {
-  const T *a, *b, *bias;  // bias: [n] or null, where c's rows start from
+  const T *a, *b, *bias;  // bias: [n] or null, the initial value of c's rows
   T* c;
   int64_t m, k, n;
   Transpose trans_a, trans_b;
@@ -86,10 +84,10 @@ struct Operands {
   }
 };
 
-// Puts what the product is added to into rows of c.
+// Initialises the accumulators in rows of c.
 template <class T>
-void start_rows(const Operands<T>& op, T* c, int64_t ldc, int64_t rows, int64_t column,
-                int64_t cols) {
+void init_rows(const Operands<T>& op, T* c, int64_t ldc, int64_t rows, int64_t column,
+               int64_t cols) {
   if (op.out == Grad::kAccumulate) return;
   for (int64_t r = 0; r < rows; ++r) {
     if (op.bias != nullptr)
@@ -104,7 +102,7 @@ template <class T>
 void row_tile(const Operands<T>& op, int64_t row, int64_t rows, int64_t column, int64_t cols) {
   T* c = op.c + row * op.n + column;
   const T* a = op.a + row * op.k;
-  start_rows(op, c, op.n, rows, column, cols);
+  init_rows(op, c, op.n, rows, column, cols);
   GemmTile<T> tile{.m = rows,
                    .n = cols,
                    .k = op.k,
@@ -130,7 +128,7 @@ void row_tile(const Operands<T>& op, int64_t row, int64_t rows, int64_t column, 
   for (int64_t r = 0; r < rows; ++r) std::copy_n(padded_c.data() + r * cols, cols, c + r * op.n);
 }
 
-// One output column: Eigen would take a matrix-vector path, whose order depends on M.
+// One output column: Eigen would use its matrix-vector path, whose order depends on M.
 template <class T>
 void single_column(const Operands<T>& op) {
   parallel_for(op.m, row_grain(op.k), [&](int64_t begin, int64_t end) {
@@ -144,19 +142,19 @@ void single_column(const Operands<T>& op) {
   });
 }
 
-// a not transposed: rows are independent. Many rows are cut into blocks of rows; for few rows the
-// work is in the weights, and the columns are cut as well.
+// a not transposed: rows are independent. Many rows are split into blocks of rows; few rows are
+// bound by the weights, so the columns are split as well.
 template <class T>
-void row_product(const Operands<T>& op) {
+void matmul_rows(const Operands<T>& op) {
   if (op.n == 1) return single_column(op);
-  // Rows are independent, so the cut may follow the number of threads: two blocks for each, because
-  // every block packs the weights.
+  // Rows are independent, so the split may depend on the number of threads: two blocks per thread,
+  // since every block packs the weights.
   const int64_t row_block =
       std::clamp<int64_t>(round_up(op.m / (2 * num_threads()), kRowPad), 64, 384);
   const int64_t column_block = op.m <= 64    ? kColumnUnit
                                : op.m <= 256 ? 2 * kColumnUnit
                                              : round_up(op.n, kColumnUnit);
-  // A last block of one column would be a matrix-vector product again: its neighbour takes it in.
+  // A last block of one column would be a matrix-vector product: it is merged into its neighbour.
   const int64_t column_blocks = std::max<int64_t>(1, (op.n + column_block - 2) / column_block);
   const int64_t row_blocks = ceil_div(op.m, row_block);
   const int64_t tiles = row_blocks * column_blocks;
@@ -171,18 +169,18 @@ void row_product(const Operands<T>& op) {
   });
 }
 
-// a transposed: a sum over tokens. Threads share the rows of c, each sums in steps of ascending
-// tokens; the cut is a function of the shape.
+// a transposed: a sum over tokens. The rows of c are split over threads by a function of the shape;
+// each block accumulates steps of ascending tokens.
 template <class T>
-void long_sum_product(const Operands<T>& op) {
+void matmul_over_tokens(const Operands<T>& op) {
   const int64_t block = op.m < 128 ? 32 : std::clamp<int64_t>(round_up(op.m / 4, kRowPad), 64, 256);
   parallel_for(op.m, op.work() < kSerialWork ? op.m : block, [&](int64_t row, int64_t end) {
     T* c = op.c + row * op.n;
-    start_rows(op, c, op.n, end - row, 0, op.n);
-    for (int64_t k = 0; k < op.k; k += kLongSumStep)
+    init_rows(op, c, op.n, end - row, 0, op.n);
+    for (int64_t k = 0; k < op.k; k += kTokenStep)
       add_tile(GemmTile<T>{.m = end - row,
                            .n = op.n,
-                           .k = std::min(kLongSumStep, op.k - k),
+                           .k = std::min(kTokenStep, op.k - k),
                            .a = op.a + k * op.m + row,
                            .lda = op.m,
                            .trans_a = Transpose::kYes,
@@ -195,12 +193,12 @@ void long_sum_product(const Operands<T>& op) {
 }
 
 template <class T>
-void product(const Operands<T>& op) {
+void gemm(const Operands<T>& op) {
   if (op.m == 0 || op.n == 0) return;
   if (op.trans_a == Transpose::kNo)
-    row_product(op);
+    matmul_rows(op);
   else
-    long_sum_product(op);
+    matmul_over_tokens(op);
 }
 
 }  // namespace
@@ -208,31 +206,31 @@ void product(const Operands<T>& op) {
 void matmul(const Matmul& args) {
   const MatmulDesc& desc = args.desc;
   dispatch_float(args.a.dtype(), "matmul", [&]<class T>() {
-    product<T>({.a = args.a.data<T>(),
-                .b = args.b.data<T>(),
-                .bias = nullptr,
-                .c = args.c.data<T>(),
-                .m = args.c.rows(),
-                .k = desc.a == Transpose::kYes ? args.a.rows() : args.a.cols(),
-                .n = args.c.cols(),
-                .trans_a = desc.a,
-                .trans_b = desc.b,
-                .out = desc.out});
+    gemm<T>({.a = args.a.data<T>(),
+             .b = args.b.data<T>(),
+             .bias = nullptr,
+             .c = args.c.data<T>(),
+             .m = args.c.rows(),
+             .k = desc.a == Transpose::kYes ? args.a.rows() : args.a.cols(),
+             .n = args.c.cols(),
+             .trans_a = desc.a,
+             .trans_b = desc.b,
+             .out = desc.out});
   });
 }
 
 void linear_forward(const LinearForward& args) {
   dispatch_float(args.x.dtype(), "linear", [&]<class T>() {
-    product<T>({.a = args.x.data<T>(),
-                .b = args.w.data<T>(),
-                .bias = args.bias.defined() ? args.bias.data<T>() : nullptr,
-                .c = args.y.data<T>(),
-                .m = args.x.rows(),
-                .k = args.x.cols(),
-                .n = args.y.cols(),
-                .trans_a = Transpose::kNo,
-                .trans_b = Transpose::kYes,
-                .out = Grad::kOverwrite});
+    gemm<T>({.a = args.x.data<T>(),
+             .b = args.w.data<T>(),
+             .bias = args.bias.defined() ? args.bias.data<T>() : nullptr,
+             .c = args.y.data<T>(),
+             .m = args.x.rows(),
+             .k = args.x.cols(),
+             .n = args.y.cols(),
+             .trans_a = Transpose::kNo,
+             .trans_b = Transpose::kYes,
+             .out = Grad::kOverwrite});
   });
 }
 

@@ -32,14 +32,14 @@ void write_row(T* out, int64_t cols, Grad mode, F&& value) {
   }
 }
 
-// The mean of a row, which an RMS norm takes to be 0.
+// The mean of a row; 0 in an RMS norm.
 template <bool kLayer, class T>
 T mean_of(const T* x, int64_t cols) {
   if constexpr (!kLayer) return T(0);
   return lane_sum<T>(cols, [&](int64_t c) { return x[c]; }) / static_cast<T>(cols);
 }
 
-// What is added to the weights: nothing in a layer norm.
+// Offset of the weights; 0 in a layer norm.
 template <class T, bool kLayer, class Args>
 T weight_offset_of(const Args& args) {
   if constexpr (kLayer)
@@ -58,7 +58,7 @@ void forward(const Args& args, Tensor* mean, const Tensor* bias) {
     T *py = args.y.template data<T>(), *prstd = args.rstd.template data<T>();
     T* pmean = mean != nullptr ? mean->data<T>() : nullptr;
     const T offset = weight_offset_of<T, kLayer>(args);
-    const RowStarts x_rows(args.x), y_rows(args.y);
+    const RowOffsets x_rows(args.x), y_rows(args.y);
     for_rows(rows, cols, [&](int64_t r) {
       const T* in = px + x_rows(r);
       T* out = py + y_rows(r);
@@ -86,22 +86,22 @@ void backward(const Args& args, const Tensor* mean) {
             *weight = args.w.template data<T>(), *prstd = args.rstd.template data<T>();
     const T* pmean = mean != nullptr ? mean->data<T>() : nullptr;
     const T offset = weight_offset_of<T, kLayer>(args);
-    const RowStarts x_rows(args.x), dy_rows(args.dy);
+    const RowOffsets x_rows(args.x), dy_rows(args.dy);
     const auto mean_of_row = [=](int64_t r) { return kLayer ? pmean[r] : T(0); };
     if (args.dx.wanted()) {
       T* pdx = args.dx.tensor.template data<T>();
-      const RowStarts dx_rows(args.dx.tensor);
+      const RowOffsets dx_rows(args.dx.tensor);
       for_rows(rows, cols, [&](int64_t r) {
         const T *in = px + x_rows(r), *grad = pdy + dy_rows(r);
         const T m = mean_of_row(r), s = prstd[r], n = static_cast<T>(cols);
-        T mean_g = 0;  // of dy w
+        T mean_dy_w = 0;
         if constexpr (kLayer)
-          mean_g = lane_sum<T>(cols, [&](int64_t c) { return grad[c] * weight[c]; }) / n;
+          mean_dy_w = lane_sum<T>(cols, [&](int64_t c) { return grad[c] * weight[c]; }) / n;
         const T dot = lane_sum<T>(
             cols, [&](int64_t c) { return grad[c] * (weight[c] + offset) * (in[c] - m); });
-        const T along = dot * s * s / n;
+        const T dot_scaled = dot * s * s / n;
         write_row(pdx + dx_rows(r), cols, args.dx.mode, [=](int64_t c) {
-          return s * (grad[c] * (weight[c] + offset) - mean_g - (in[c] - m) * along);
+          return s * (grad[c] * (weight[c] + offset) - mean_dy_w - (in[c] - m) * dot_scaled);
         });
       });
     }

@@ -1,5 +1,5 @@
-// AdamW and the gradient norm over many tensors at once: all tensors are cut into fixed blocks, and
-// one parallel loop runs over the blocks of all of them.
+// AdamW and the gradient norm over many tensors at once: all tensors are split into fixed blocks,
+// and one parallel loop runs over the blocks of all of them.
 #include "kernels/optimizer.h"
 
 #include <atomic>
@@ -19,9 +19,9 @@ struct Block {
   int64_t begin, end;
 };
 
-// tensor(i) is tensor number i.
+// Blocks of tensors tensor(0), ..., tensor(count - 1).
 template <class F>
-std::vector<Block> cut(size_t count, F&& tensor) {
+std::vector<Block> split_into_blocks(size_t count, F&& tensor) {
   std::vector<Block> blocks;
   for (size_t i = 0; i < count; ++i) {
     const int64_t n = tensor(i).numel();
@@ -38,7 +38,7 @@ void for_blocks(const std::vector<Block>& blocks, F&& fn) {
   });
 }
 
-// Updates elements [begin, end); returns whether all of them are finite.
+// Updates elements [begin, end); returns true if all of them are finite.
 template <class T>
 bool update(AdamWTensor& tensor, const AdamWDesc& desc, T grad_scale, int64_t begin, int64_t end) {
   const auto factors = adamw_factors<T>(desc);
@@ -56,7 +56,7 @@ bool update(AdamWTensor& tensor, const AdamWDesc& desc, T grad_scale, int64_t be
   return zero == 0;
 }
 
-// The same with bf16 moments; `begin` is a multiple of 4.
+// Variant for bf16 moments; `begin` is a multiple of 4.
 bool update_bf16_moments(AdamWTensor& tensor, size_t index, const AdamWDesc& desc, float grad_scale,
                          int64_t begin, int64_t end) {
   const auto factors = adamw_factors<float>(desc);
@@ -85,8 +85,8 @@ void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc) {
   const double norm = desc.norm.defined() ? *desc.norm.data<double>() : 0;
   if (!std::isfinite(norm)) return;
   const double grad_scale = clip_scale(norm, desc.max_norm);
-  const auto blocks =
-      cut(tensors.size(), [&](size_t i) -> const Tensor& { return tensors[i].param; });
+  const auto blocks = split_into_blocks(
+      tensors.size(), [&](size_t i) -> const Tensor& { return tensors[i].param; });
   std::atomic<bool> finite = true;
   for_blocks(blocks, [&](size_t b) {
     AdamWTensor& tensor = tensors[blocks[b].tensor];
@@ -105,7 +105,8 @@ void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc) {
 }
 
 void grad_norm(Tensor& norm, std::span<const Tensor> tensors) {
-  const auto blocks = cut(tensors.size(), [&](size_t i) -> const Tensor& { return tensors[i]; });
+  const auto blocks =
+      split_into_blocks(tensors.size(), [&](size_t i) -> const Tensor& { return tensors[i]; });
   std::vector<double> squares(blocks.size());
   for_blocks(blocks, [&](size_t b) {
     const Tensor& tensor = tensors[blocks[b].tensor];

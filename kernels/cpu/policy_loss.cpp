@@ -27,9 +27,9 @@ void policy_loss(const PolicyLoss& args) {
       gradient[t] = static_cast<T>(token.gradient);
     }
     *args.loss.data<T>() = static_cast<T>(total);
-    PolicyLossStats sums = PolicyLossStats::from(args.stats);
-    add(sums, batch);
-    std::memcpy(args.stats.raw(), &sums, sizeof sums);
+    PolicyLossStats stats = PolicyLossStats::from(args.stats);
+    add(stats, batch);
+    std::memcpy(args.stats.raw(), &stats, sizeof stats);
   });
 }
 

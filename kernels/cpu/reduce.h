@@ -1,6 +1,6 @@
-// Reductions in a fixed order. A row is summed in kLanes interleaved partial sums that are added
-// as a tree, which is the order a vector unit likes; a column is summed over fixed blocks of rows.
-// Neither depends on the thread count.
+// Reductions in a fixed order. A row is summed in kLanes interleaved partial sums that are added as
+// a tree, which vectorises well; a column is summed over fixed blocks of rows. Neither depends on
+// the thread count.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,8 @@
 namespace cohort::kernels {
 
 inline constexpr int64_t kLanes = 16;
-// Work per block of a parallel loop: large enough to pay for handing it to a thread.
+// Elements per block of a parallel loop: large enough to outweigh the cost of a hand-over to a
+// thread.
 inline constexpr int64_t kElementGrain = 16384;
 
 // Rows of `cols` elements per block of a parallel loop over rows.
@@ -36,7 +37,7 @@ inline T lane_sum(int64_t n, F&& term) {
   return lane[0];
 }
 
-// The largest of x[0, n), -inf for n = 0. NaNs are passed over.
+// The largest of x[0, n), -inf for n = 0. NaNs are ignored.
 template <class T>
 inline T lane_max(const T* x, int64_t n) {
   T lane[kLanes];

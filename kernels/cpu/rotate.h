@@ -1,6 +1,5 @@
-// The rotation of one head, of rope() and of what writes keys to the cache. It has separate
-// products and sums (no fma), each rounded once, so that all implementations of the formula give
-// the same bits.
+// The rotation of one head, for rope() and rope_kv_write(). Products and sums are rounded one by
+// one (no fma), so that all implementations of the formula give the same bits.
 #pragma once
 
 #include "kernels/common.h"

@@ -1,6 +1,6 @@
-// The one row function behind every log-prob: training's fused head and the sampler call it on the
-// same logits and get the same bits. Order: the largest logit; exponentials summed in lanes over
-// blocks of kSoftmaxBlock entries; block sums added in ascending order in f64.
+// The row function of every log-prob: training's fused head and the sampler call it on the same
+// logits and get the same bits. Order: the largest logit; exponentials summed in lanes over blocks
+// of kSoftmaxBlock entries; block sums added in ascending order in f64.
 #pragma once
 
 #include <cmath>
@@ -24,7 +24,7 @@ struct RowSoftmax {
   // Log-sum-exp of the logits at the temperature.
   double lse() const { return largest * inverse_temperature + log_sum(); }
   double entropy() const { return log_sum() - weighted / sum; }
-  // NaN or an infinite largest logit leave no distribution.
+  // False if NaN or an infinite largest logit leave no distribution.
   bool valid() const { return std::isfinite(largest) && std::isfinite(sum); }
 };
 
@@ -33,7 +33,7 @@ inline T scaled_logit(T logit, T largest, T inverse_temperature) {
   return (logit - largest) * inverse_temperature;
 }
 
-// What a sampler needs beside the sums: e^d of every entry, and its sum over every block.
+// Further results for a sampler: e^d of every entry, and its sum over every block.
 template <class T>
 struct SoftmaxWeights {
   std::vector<T> weights;
@@ -57,7 +57,7 @@ RowSoftmax row_softmax(const T* logits, int64_t vocab, double temperature,
     for (int64_t i = 0; i < n; ++i) {
       const T d = scaled_logit(logits[begin + i], largest, inverse);
       e[i] = vexp(d);
-      // An excluded entry (logit -inf) has e = 0, and adds 0 rather than 0 times -inf.
+      // An excluded entry (logit -inf) has e = 0, and adds 0 instead of 0 times -inf = NaN.
       e_times_d[i] = e[i] > 0 ? e[i] * d : T(0);
     }
     const double sum = static_cast<double>(lane_sum<T>(n, [&](int64_t i) { return e[i]; }));

@@ -1,5 +1,5 @@
-// Drawing tokens by inverting the CDF in ascending id order on the CPU. The
-// probabilities are those of row_softmax.h, whose block sums lead to the block that holds the draw.
+// Token sampling by inverting the CDF in ascending id order on the CPU. The probabilities are those
+// of row_softmax.h, whose block sums select the block of the sampled token.
 #include "kernels/sampling.h"
 
 #include <algorithm>
@@ -29,8 +29,8 @@ struct Row {
 };
 
 // Walks ids [begin, end) that keep(id) admits, adding their weights to `before`, and returns the
-// one that first exceeds `target`. A token without weight is never returned; where rounding leaves
-// the target unreached it is the last one with weight.
+// one at which the sum first exceeds `target`. A token without weight is never returned; if
+// rounding keeps the sum below the target, it is the last one with weight.
 template <class T, class Keep>
 int64_t invert(const Row<T>& row, int64_t begin, int64_t end, double before, double target,
                Keep&& keep) {
@@ -47,7 +47,7 @@ int64_t invert(const Row<T>& row, int64_t begin, int64_t end, double before, dou
 }
 
 template <class T>
-int64_t draw_from_all(const Row<T>& row, double u) {
+int64_t sample_from_all(const Row<T>& row, double u) {
   const double target = u * row.softmax.sum;
   double before = 0, cumulative = 0;
   size_t chosen = 0;
@@ -73,36 +73,36 @@ struct Ranked {
   }
 };
 
-// The least probable token of the smallest set of first tokens whose weight reaches `goal`. Halves
-// the range that holds it, so only a few tokens are ever sorted.
+// The last token of the nucleus: the shortest prefix of the tokens by rank whose weight reaches
+// `goal`. Halves the range that contains it, so that only a few tokens are sorted.
 template <class T>
 Ranked<T> nucleus_end(const Row<T>& row, std::vector<Ranked<T>>& tokens, double goal) {
   constexpr int64_t kSorted = 32;
   auto begin = tokens.begin(), end = tokens.end();
-  double weight = 0;  // of the tokens before `begin`
+  double weight_before = 0;
   while (end - begin > kSorted) {
     const auto middle = begin + (end - begin) / 2;
     std::nth_element(begin, middle, end);
     double upper = 0;
     for (auto t = begin; t != middle; ++t) upper += row.weight(t->id);
-    if (weight + upper >= goal) {
+    if (weight_before + upper >= goal) {
       end = middle;
     } else {
-      weight += upper;
+      weight_before += upper;
       begin = middle;
     }
   }
   std::sort(begin, end);
   for (auto t = begin; t != end; ++t) {
-    weight += row.weight(t->id);
-    if (weight >= goal) return *t;
+    weight_before += row.weight(t->id);
+    if (weight_before >= goal) return *t;
   }
   return *(end - 1);
 }
 
-// The least probable token that top-k and top-p leave: every token not behind it may be drawn.
+// The last token by rank that top-k and top-p keep.
 template <class T>
-Ranked<T> last_allowed(const Row<T>& row, const DrawParams& params) {
+Ranked<T> last_allowed(const Row<T>& row, const SamplingParams& params) {
   const bool top_k = params.top_k > 0 && params.top_k < row.vocab;
   if (!top_k && params.top_p >= 1)
     return {-std::numeric_limits<T>::infinity(), std::numeric_limits<int32_t>::max()};
@@ -121,13 +121,13 @@ Ranked<T> last_allowed(const Row<T>& row, const DrawParams& params) {
 
 struct Choice {
   int64_t token;
-  double cut;  // the probability of the tokens that were left out
+  double truncated_mass;  // probability of the tokens that were removed
 };
 
 template <class T>
-Choice draw_from_allowed(const Row<T>& row, const DrawParams& params, double u) {
+Choice sample_from_allowed(const Row<T>& row, const SamplingParams& params, double u) {
   const Ranked<T> last = last_allowed(row, params);
-  // Min-p compares logits, which have the order of the probabilities without their rounding.
+  // Min-p compares logits, whose order is that of the exact probabilities.
   const T largest = static_cast<T>(row.softmax.largest),
           inverse = static_cast<T>(row.softmax.inverse_temperature),
           least = static_cast<T>(std::log(params.min_p));
@@ -136,20 +136,20 @@ Choice draw_from_allowed(const Row<T>& row, const DrawParams& params, double u) 
     return !(last < Ranked<T>{logit, static_cast<int32_t>(v)}) &&
            scaled_logit(logit, largest, inverse) >= least;
   };
-  double kept = 0, cut = 0;
-  for (int64_t v = 0; v < row.vocab; ++v) (keep(v) ? kept : cut) += row.weight(v);
-  return {invert(row, 0, row.vocab, 0, u * kept, keep), cut / (kept + cut)};
+  double kept = 0, truncated = 0;
+  for (int64_t v = 0; v < row.vocab; ++v) (keep(v) ? kept : truncated) += row.weight(v);
+  return {invert(row, 0, row.vocab, 0, u * kept, keep), truncated / (kept + truncated)};
 }
 
 template <class T>
-Choice choose(const Row<T>& row, const DrawParams& params, double u) {
+Choice choose(const Row<T>& row, const SamplingParams& params, double u) {
   if (params.temperature == 0)
     return {std::find(row.logits, row.logits + row.vocab, static_cast<T>(row.softmax.largest)) -
                 row.logits,
             0};
   if ((params.top_k == 0 || params.top_k >= row.vocab) && params.top_p >= 1 && params.min_p <= 0)
-    return {draw_from_all(row, u), 0};
-  return draw_from_allowed(row, params, u);
+    return {sample_from_all(row, u), 0};
+  return sample_from_allowed(row, params, u);
 }
 
 // The elements of a SamplingState.
@@ -170,14 +170,14 @@ struct State {
         vocab(vocab),
         max_bias(state.bias_ids.defined() ? state.bias_ids.dim(1) : 0) {}
 
-  DrawParams of(int32_t slot) const {
-    DrawParams p;
+  SamplingParams of(int32_t slot) const {
+    SamplingParams p;
     std::memcpy(&p, params + slot * static_cast<int64_t>(sizeof p), sizeof p);
     return p;
   }
 
   // Steps 1 to 3 of the contract.
-  void modify(T* out, const T* logits, int32_t slot, const DrawParams& p) const {
+  void modify(T* out, const T* logits, int32_t slot, const SamplingParams& p) const {
     std::copy_n(logits, vocab, out);
     for (int64_t b = slot * max_bias; b < slot * max_bias + p.num_bias; ++b)
       out[bias_ids[b]] += bias_values[b];
@@ -188,8 +188,8 @@ struct State {
   void check(int32_t slot, const char* op) const {
     COHORT_CHECK(slot >= 0 && slot < slots, "[", op, "] expected slots below ", slots, ", got ",
                  slot);
-    const DrawParams p = of(slot);
-    if (const char* expected = expectation_missed(p))
+    const SamplingParams p = of(slot);
+    if (const char* expected = invalid_reason(p))
       throw Error(str("[", op, "] slot ", slot, ": expected ", expected));
     COHORT_CHECK(counts != nullptr || !has_penalty(p), "[", op, "] slot ", slot,
                  ": expected counts for its penalties");
@@ -201,23 +201,23 @@ struct State {
   }
 };
 
-// The tensors of a call beside the logits, as pointers.
+// Pointers to the tensors of a call, except for the logits.
 template <class T>
 struct Rows {
   int32_t* tokens;
-  T *logprob, *entropy, *cut;
+  T *logprob, *entropy, *truncated_mass;
   const int32_t* slots;
   const int64_t* index;
   const State<T> state;
   const char* op;
 
-  // Checks all rows, before any is drawn.
+  // Checks all rows before any is sampled.
   template <class Args>
   Rows(const Args& args, int64_t vocab, const char* op)
       : tokens(args.out.tokens.template data<int32_t>()),
         logprob(args.out.logprob.template data<T>()),
         entropy(args.out.entropy.template data<T>()),
-        cut(args.out.cut.template data<T>()),
+        truncated_mass(args.out.truncated_mass.template data<T>()),
         slots(args.slots.template data<int32_t>()),
         index(args.rng_index.template data<int64_t>()),
         state(args.state, vocab),
@@ -232,46 +232,46 @@ struct Rows {
   }
 };
 
-// Row `at` of a call; `draws` is scratch memory, `modified` of [vocab] or empty. False where the
-// row has no distribution.
+// Samples row `at` of a call. `row` is scratch memory, `modified` too, [vocab] or empty. Returns
+// false if the row has no distribution.
 template <class T>
-bool sample_row(const Rows<T>& rows, int64_t at, const T* logits, Row<T>& draws,
+bool sample_row(const Rows<T>& rows, int64_t at, const T* logits, Row<T>& row,
                 std::vector<T>& modified) {
   const int32_t slot = rows.slots[at];
   if (slot == -1) return true;
-  const DrawParams p = rows.state.of(slot);
+  const SamplingParams p = rows.state.of(slot);
   const double temperature = p.temperature == 0 ? 1 : p.temperature;
-  draws.logits = logits;
-  draws.softmax = row_softmax(logits, draws.vocab, temperature, &draws.kept);
-  const RowSoftmax policy = draws.softmax;
+  row.logits = logits;
+  row.softmax = row_softmax(logits, row.vocab, temperature, &row.kept);
+  const RowSoftmax policy = row.softmax;
   if (policy.valid() && changes_logits(p)) {
-    modified.resize(static_cast<size_t>(draws.vocab));
+    modified.resize(static_cast<size_t>(row.vocab));
     rows.state.modify(modified.data(), logits, slot, p);
-    draws.logits = modified.data();
-    draws.softmax = row_softmax(draws.logits, draws.vocab, temperature, &draws.kept);
+    row.logits = modified.data();
+    row.softmax = row_softmax(row.logits, row.vocab, temperature, &row.kept);
   }
-  if (!policy.valid() || !draws.softmax.valid()) return false;
+  if (!policy.valid() || !row.softmax.valid()) return false;
   const auto words = philox(p.seed, p.stream, static_cast<uint64_t>(rows.index[at]));
-  const Choice choice = choose(draws, p, uniform_f64(words[0], words[1]));
+  const Choice choice = choose(row, p, uniform_f64(words[0], words[1]));
   rows.tokens[at] = static_cast<int32_t>(choice.token);
   rows.logprob[at] = row_logprob(policy, logits[choice.token]);
   rows.entropy[at] = static_cast<T>(policy.entropy());
-  rows.cut[at] = static_cast<T>(choice.cut);
-  if (rows.state.counts != nullptr) ++rows.state.counts[slot * draws.vocab + choice.token];
+  rows.truncated_mass[at] = static_cast<T>(choice.truncated_mass);
+  if (rows.state.counts != nullptr) ++rows.state.counts[slot * row.vocab + choice.token];
   return true;
 }
 
-// Draws for rows [first, first + count), whose logits are given. Throws after the loop, as the loop
-// may run in threads, naming the first row that has no distribution.
+// Samples rows [first, first + count) from their logits. Throws after the parallel loop, naming the
+// first row without a distribution.
 template <class T>
 void sample_rows(const Rows<T>& rows, const T* logits, int64_t first, int64_t count) {
   const int64_t vocab = rows.state.vocab;
   std::atomic<int64_t> bad = count;
   parallel_for(count, row_grain(vocab), [&](int64_t begin, int64_t end) {
-    Row<T> draws{.vocab = vocab, .softmax = {}, .kept = SoftmaxWeights<T>(vocab)};
+    Row<T> row{.vocab = vocab, .softmax = {}, .kept = SoftmaxWeights<T>(vocab)};
     std::vector<T> modified;
     for (int64_t i = begin; i < end; ++i) {
-      if (sample_row(rows, first + i, logits + i * vocab, draws, modified)) continue;
+      if (sample_row(rows, first + i, logits + i * vocab, row, modified)) continue;
       int64_t lowest = bad.load();
       while (i < lowest && !bad.compare_exchange_weak(lowest, i)) {
       }

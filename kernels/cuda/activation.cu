@@ -1,37 +1,37 @@
-// The activation of an MLP on CUDA: its backward, of one that is not gated with the gradient of the
-// bias before it, and where it is wanted with the activation once more, in one kernel; and whether
-// a gated one goes into the kernel of the product beside it (hopper/product_activation.cuh).
+// MLP activations on CUDA: the backward, fused for unary activations with the gradient of the
+// preceding bias and the optional recomputation of the output; and the decision whether a gated
+// activation is fused into the adjacent GEMM (hopper/gemm_activation.cuh).
 #include "kernels/activation.h"
 
 #include <algorithm>
 
+#include "kernels/cuda/accumulation_order.h"
 #include "kernels/cuda/column_sum.cuh"
-#include "kernels/cuda/hopper/product.h"
-#include "kernels/cuda/product_order.h"
-#include "kernels/cuda/skinny.h"
+#include "kernels/cuda/hopper/gemm_activation.h"
+#include "kernels/cuda/skinny_gemm.h"
 #include "kernels/matmul.h"
 
 namespace cohort::kernels::cuda {
 namespace {
 
-// What column_sum() adds for one row: the row of du as it is stored.
+// Term of column_sum(): the row of du as rounded for storage.
 template <class T, class Op>
 struct ActivationTerm {
-  // As in elementwise.cu: the formulas take as long as the memory does, so that many threads are
-  // worth more than many rows of each.
-  static constexpr int kUnderWay = 2, kBlocks = 4, N = kPackSize<T>;
+  // As in elementwise.cu: the formulas take as long as the memory accesses, so occupancy matters
+  // more than rows in flight per thread.
+  static constexpr int kBatchRows = 2, kBlocks = 4, N = kPackSize<T>;
   const T *dy, *u;
   T *du, *y;  // y may be null
 
   struct Values {
     Raw<T, N> dy, u;
   };
-  template <class Place>
-  __device__ __forceinline__ Values load(const Place& at) const {
+  template <class Location>
+  __device__ __forceinline__ Values load(const Location& at) const {
     return {at.load(dy), at.load(u)};
   }
-  template <class Place>
-  __device__ __forceinline__ void add(const Place& at, const Values& values,
+  template <class Location>
+  __device__ __forceinline__ void add(const Location& at, const Values& values,
                                       float (&sum)[1][N]) const {
     float gradient[N], value[N];
 #pragma unroll
@@ -87,19 +87,19 @@ void activation_backward(const ActivationBackward& args) {
 
 namespace {
 
-// Whether these start at multiples of 16 bytes, and so do their rows.
+// True if all defined tensors are bf16 and their rows are aligned to 16 bytes.
 template <class... Tensors>
-bool in_rows_of_16_bytes(const Tensors&... tensors) {
+bool has_aligned_bf16_rows(const Tensors&... tensors) {
   const auto fits = [](const Tensor& t) {
-    return !t.defined() || (t.dtype() == DType::kBF16 && t.cols() % kPackSize<__nv_bfloat16> == 0 &&
+    return !t.defined() || (t.dtype() == DType::kBF16 && t.cols() % kPackSize<bf16> == 0 &&
                             aligned(static_cast<const char*>(t.raw())));
   };
   return (fits(tensors) && ...);
 }
 
-// Whether hopper/product.cuh is for a product of rows x k times k x cols: its tiles of 128 x 192
-// are to keep 60 % of the multiprocessors busy, the last turn among them.
-bool makes_enough_tiles(int64_t rows, int64_t cols, int64_t k, Device device) {
+// True if hopper/gemm.cuh suits a GEMM of [rows, k] and [k, cols]: its 128 x 192 tiles must occupy
+// at least 60 % of the multiprocessors, averaged over all waves.
+bool has_enough_tiles(int64_t rows, int64_t cols, int64_t k, Device device) {
   if (std::min({rows, cols, k}) == 0 || std::max({rows, cols, k}) >= 1 << 30 ||
       !::cohort::cuda::is_hopper(device))
     return false;
@@ -108,7 +108,7 @@ bool makes_enough_tiles(int64_t rows, int64_t cols, int64_t k, Device device) {
   return 10 * tiles >= 6 * ((tiles + blocks - 1) / blocks * blocks);
 }
 
-// Calls fn.operator()<Op>() for a gated op; false: it is none.
+// Calls fn.operator()<Op>() for a gated op; returns false for others.
 template <class F>
 bool for_gated_op(Activation op, F&& fn) {
   switch (op) {
@@ -125,28 +125,27 @@ bool for_gated_op(Activation op, F&& fn) {
 
 }  // namespace
 
-bool linear_activation_at_once(const LinearActivation& args) {
+bool fused_linear_activation(const LinearActivation& args) {
   const auto& [y, x, w, bias, op, u] = args;
   const Device device = x.device();
-  if (!is_gated(op) || !in_rows_of_16_bytes(x, w, bias)) return false;
-  // Measured with 896 channels. With more than this the pass that is saved is less than a fifteenth
-  // of the product.
-  constexpr int64_t kMostChannels = 4096;
-  const bool few = !u.defined() && aligned(static_cast<const char*>(y.raw())) &&
-                   is_gated_skinny({x.rows(), w.rows(), x.cols()}, device);
-  const bool many = in_rows_of_16_bytes(y, u) && x.cols() <= kMostChannels &&
-                    makes_enough_tiles(x.rows(), w.rows(), x.cols(), device);
-  if ((!few && !many) || !linear_adds_in_order(x, w, bias)) return false;
-  if (!few) return for_gated_op(op, [&]<class Op>() { product_activation<Op>(args); });
-  gated_skinny_product({.y = y, .x = x, .w = w, .bias = bias}, op);
+  if (!is_gated(op) || !has_aligned_bf16_rows(x, w, bias)) return false;
+  // Measured with 896 channels. Above this limit the saved pass costs less than 1/15 of the GEMM.
+  constexpr int64_t kMaxChannels = 4096;
+  const bool use_skinny = !u.defined() && aligned(static_cast<const char*>(y.raw())) &&
+                          is_gated_skinny({x.rows(), w.rows(), x.cols()}, device);
+  const bool use_gemm = has_aligned_bf16_rows(y, u) && x.cols() <= kMaxChannels &&
+                        has_enough_tiles(x.rows(), w.rows(), x.cols(), device);
+  if ((!use_skinny && !use_gemm) || !linear_accumulates_in_order(x, w, bias)) return false;
+  if (!use_skinny) return for_gated_op(op, [&]<class Op>() { gemm_activation<Op>(args); });
+  gated_skinny_gemm({.y = y, .x = x, .w = w, .bias = bias}, op);
   return true;
 }
 
-bool linear_activation_backward_at_once(const LinearActivationBackward& args) {
+bool fused_linear_activation_backward(const LinearActivationBackward& args) {
   const auto& [du, dbias, dy, w, u, op, y] = args;
-  return in_rows_of_16_bytes(dy, w, u, du, y) &&
-         makes_enough_tiles(dy.rows(), w.cols(), dy.cols(), dy.device()) &&
-         for_gated_op(op, [&]<class Op>() { product_activation_backward<Op>(args); });
+  return has_aligned_bf16_rows(dy, w, u, du, y) &&
+         has_enough_tiles(dy.rows(), w.cols(), dy.cols(), dy.device()) &&
+         for_gated_op(op, [&]<class Op>() { gemm_activation_backward<Op>(args); });
 }
 
 }  // namespace cohort::kernels::cuda

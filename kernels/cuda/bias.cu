@@ -1,23 +1,24 @@
-// The gradient of a bias on CUDA.
+// Gradient of a bias on CUDA.
 #include "kernels/cuda/column_sum.cuh"
 #include "kernels/matmul.h"
 
 namespace cohort::kernels::cuda {
 namespace {
 
-// What column_sum() adds for one row: the row of dy itself.
+// Term of column_sum(): the row of dy.
 template <class T>
 struct BiasTerm {
-  static constexpr int kUnderWay = 4, kBlocks = 5, N = kPackSize<T>;
+  static constexpr int kBatchRows = 4, kBlocks = 5, N = kPackSize<T>;
   const T* dy;
 
   using Values = Raw<T, N>;
-  template <class Place>
-  __device__ __forceinline__ Values load(const Place& at) const {
+  template <class Location>
+  __device__ __forceinline__ Values load(const Location& at) const {
     return at.load(dy);
   }
-  template <class Place>
-  __device__ __forceinline__ void add(const Place&, const Values& grad, float (&sum)[1][N]) const {
+  template <class Location>
+  __device__ __forceinline__ void add(const Location&, const Values& grad,
+                                      float (&sum)[1][N]) const {
 #pragma unroll
     for (int n = 0; n < N; ++n) sum[0][n] += element(grad, n);
   }

@@ -19,7 +19,7 @@ __device__ int64_t element() {
 __global__ void decode_inputs_kernel(int32_t* tokens, int32_t* positions, int32_t* active,
                                      int64_t* rng_index, const int32_t* slots, const int32_t* rows,
                                      int64_t n) {
-  start_beside_previous();
+  launch_and_wait_on_dependents();
   const int64_t i = element();
   if (i >= n) return;
   const int32_t slot = rows[i];
@@ -31,10 +31,10 @@ __global__ void decode_inputs_kernel(int32_t* tokens, int32_t* positions, int32_
   rng_index[i] = position + 1;
 }
 
-// One thread per row; a slot stands in one row only.
+// One thread per row; rows have distinct slots.
 __global__ void decode_advance_kernel(int32_t* slots, const int32_t* active, const int32_t* tokens,
                                       const int32_t* stop_tokens, int64_t n, int64_t stops) {
-  start_beside_previous();
+  launch_and_wait_on_dependents();
   const int64_t i = element();
   if (i >= n || active[i] < 0) return;
   int32_t* const state = slots + static_cast<int64_t>(active[i]) * kSlotColumns;
@@ -84,7 +84,7 @@ void with_words(int64_t bytes, bool is_aligned, F&& fn) {
 
 void decode_inputs(const DecodeInputs& args) {
   const int64_t n = args.rows.numel();
-  launch("decode_inputs", decode_inputs_kernel, grid_for(n, Start::kBesidePrevious),
+  launch("decode_inputs", decode_inputs_kernel, grid_for(n, Start::kProgrammatic),
          args.slots.device(), pointer<int32_t>(args.tokens), pointer<int32_t>(args.positions),
          pointer<int32_t>(args.active), pointer<int64_t>(args.rng_index),
          pointer<int32_t>(args.slots), pointer<int32_t>(args.rows), n);
@@ -92,7 +92,7 @@ void decode_inputs(const DecodeInputs& args) {
 
 void decode_advance(const DecodeAdvance& args) {
   const int64_t n = args.active.numel();
-  launch("decode_advance", decode_advance_kernel, grid_for(n, Start::kBesidePrevious),
+  launch("decode_advance", decode_advance_kernel, grid_for(n, Start::kProgrammatic),
          args.slots.device(), pointer<int32_t>(args.slots), pointer<int32_t>(args.active),
          pointer<int32_t>(args.tokens), pointer<int32_t>(args.stop_tokens), n,
          args.stop_tokens.dim(1));

@@ -1,5 +1,4 @@
-// What CUDA kernels share: element types, 16-byte accesses, reductions over a block in a fixed
-// order.
+// Common to CUDA kernels: element types, 16-byte accesses, block reductions in a fixed order.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,25 +10,26 @@
 
 namespace cohort::kernels::cuda {
 
+using bf16 = __nv_bfloat16;
+
 using ::cohort::cuda::blocks_for;
 using ::cohort::cuda::launch;
+using ::cohort::cuda::launch_and_wait_on_dependents;
+using ::cohort::cuda::launch_dependent_grids;
 using ::cohort::cuda::LaunchShape;
-using ::cohort::cuda::let_next_start;
 using ::cohort::cuda::Start;
-using ::cohort::cuda::start_beside_previous;
-using ::cohort::cuda::wait_for_previous;
+using ::cohort::cuda::wait_on_dependent_grids;
 
-// Calls fn.operator()<T>() with the device's element type: float or __nv_bfloat16. Throws Error
+// Calls fn.operator()<T>() with the device's element type: float or bf16. Throws Error
 // naming `op` for any other dtype.
 template <class F>
 decltype(auto) dispatch_device(DType dtype, const char* op, F&& fn) {
   COHORT_CHECK(dtype == DType::kF32 || dtype == DType::kBF16, "[", op,
                "] expected f32 or bf16 on a CUDA device, got ", dtype_name(dtype));
-  return dtype == DType::kF32 ? fn.template operator()<float>()
-                              : fn.template operator()<__nv_bfloat16>();
+  return dtype == DType::kF32 ? fn.template operator()<float>() : fn.template operator()<bf16>();
 }
 
-// The elements of a tensor as T; null for an undefined tensor. The caller has checked the dtype.
+// Data pointer as T, null for an undefined tensor. The caller has checked the dtype.
 template <class T>
 T* pointer(Tensor& t) {
   return t.defined() ? static_cast<T*>(t.raw()) : nullptr;
@@ -43,7 +43,7 @@ const T* pointer(const Tensor& t) {
 __device__ __forceinline__ float to_float(float x) {
   return x;
 }
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) {
+__device__ __forceinline__ float to_float(bf16 x) {
   return __bfloat162float(x);
 }
 template <class T>
@@ -54,7 +54,7 @@ __device__ __forceinline__ T from_float(float x) {
     return x;
 }
 
-// N elements moved by one access (N * sizeof(T) <= 16 and a power of two).
+// N elements per access (N * sizeof(T) <= 16 and a power of two).
 template <class T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T v[N];
@@ -83,43 +83,42 @@ struct Plus {
     return a + b;
   }
 };
-struct Larger {  // passes over NaN
+struct Larger {  // ignores NaN
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-// A number that all threads of a warp have, where the compiler does not see that: what depends on
-// it alone takes one register for the warp.
+// Marks a value as warp-uniform for the compiler, which then keeps it and what depends on it in
+// uniform registers.
 __device__ __forceinline__ int uniform(int x) {
   return __shfl_sync(0xffffffffu, x, 0);
 }
 
-// Place of tile number i of `rows` times `columns` tiles of a product, down the rows of a group of
-// them, then on to the next column (Tillet et al. 2019, Triton): tiles that are under way at a time
-// form a near-square, whose factors stay in the L2 cache.
-struct TilePlace {
+// Coordinates of tile i of `rows` x `columns` tiles in grouped order: down the rows of a group,
+// then the next column (Tillet et al. 2019, Triton). Concurrent tiles form a near-square, whose
+// operands stay in the L2 cache.
+struct TileCoordinates {
   int row, column;
 };
-__device__ __forceinline__ TilePlace grouped_tile(int i, int rows, int columns) {
+__device__ __forceinline__ TileCoordinates grouped_tile(int i, int rows, int columns) {
   constexpr int kGroupRows = 16;
   const int group = i / (kGroupRows * columns), in_group = i % (kGroupRows * columns);
   const int width = min(kGroupRows, rows - group * kGroupRows);
   return {group * kGroupRows + in_group % width, in_group / width};
 }
 
-// Combines a value of each of a block's kThreads threads (a multiple of 32): a butterfly over the
-// lanes of a warp, then the warps' values in ascending order; every thread gets the same bits.
-// `scratch` holds kThreads / 32 values and may be used again after the next __syncthreads().
+// Reduces one value per thread over a block of kThreads threads (a multiple of 32): a butterfly
+// over the lanes of a warp, then the warps' values in ascending order; every thread gets the same
+// bits. `scratch` holds kThreads / 32 values and may be reused after the next __syncthreads().
 template <int kThreads, class T, class Combine>
 __device__ __forceinline__ T block_reduce(T x, T* scratch, Combine combine) {
-  // After the step of offset 16 lanes l and l + 16 have the same value, and so on: no lane has
-  // another order of operands than its partner but for their exchange, which a commutative
-  // `combine` does not notice.
+  // Partner lanes differ only in the order of the two operands, so a commutative `combine` gives
+  // both the same bits.
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2)
     x = combine(x, __shfl_xor_sync(0xffffffffu, x, offset));
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
   __syncthreads();
-  // Every thread reads all warps' values itself: no second barrier, and one order for all.
+  // Every thread reads the values of all warps: no second barrier, and the same order for all.
   T total = scratch[0];
 #pragma unroll
   for (int w = 1; w < kThreads / 32; ++w) total = combine(total, scratch[w]);

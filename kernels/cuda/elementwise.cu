@@ -1,6 +1,6 @@
-// Elementwise loops over the formulas of elementwise.h on CUDA: one kernel for all of them, which a
-// functor turns into an op. A thread loads several packs of 16 bytes before it computes and stores,
-// so that enough reads are under way to saturate the memory.
+// Elementwise ops on CUDA: one kernel, specialised by functors with the formulas of elementwise.h.
+// A thread loads several 16-byte packs before it computes and stores, so that enough loads are in
+// flight to saturate the memory.
 #include "kernels/cuda/raw.cuh"
 #include "kernels/elementwise.h"
 
@@ -18,26 +18,24 @@ struct Loop {
   Out* out[kOut];
   bool accumulate[kOut];
   Fn fn;
-  uint32_t half = 0;  // of the rows of gated ops
+  uint32_t half = 0;  // gated ops: length of half a row
 
-  // What a thread has in registers of one pack: N elements of each input, and of each output's old
-  // values where the op adds to them.
+  // Registers of one pack: N elements of each input, and of each accumulated output's old values.
   template <int N>
   struct Values {
     Raw<In, N> in[kIn];
     Raw<Out, N> old[kOut];
   };
-  // Where element i lies in tensor k: as it is, or in a half of each row of 2 `half` elements, for
-  // those tensors that have a bit in kWide. A pack lies in one row.
+  // Offset of element i in tensor k, which is a half of rows of 2 `half` elements if bit k of kWide
+  // is set. A pack never spans rows.
   template <unsigned kWide>
   __device__ __forceinline__ int64_t at(int k, int64_t i) const {
     if ((kWide >> k & 1) == 0) return i;
-    // A division of 32 bits where that is enough, as it nearly always is: 64 take several times as
-    // long.
+    // A 64-bit division is several times slower and rarely needed.
     const int64_t row = i <= 0xffffffffll ? static_cast<uint32_t>(i) / half : i / half;
     return i + row * half;
   }
-  // Only loads, so that a caller can put those of several packs before any arithmetic.
+  // Loads only, so that a caller can issue the loads of several packs before any arithmetic.
   template <int N>
   __device__ __forceinline__ void load(int64_t i, Values<N>& values) const {
 #pragma unroll
@@ -48,9 +46,8 @@ struct Loop {
         if (accumulate[k]) values.old[k] = load_raw<N>(out[k] + at<Fn::kWideOut>(k, i));
     }
   }
-  // The formula on f32 values of each of the N positions, then a vectorized store per output. A
-  // bf16 result is rounded once, after the old value was added. Op and element counts are
-  // constants: all loops unroll, and every array is in registers.
+  // Applies the formula to N elements in f32, then stores each output vectorized. A bf16 result is
+  // rounded once, after the old value is added.
   template <int N>
   __device__ __forceinline__ void store(int64_t i, const Values<N>& values) const {
     float result[kOut][N];
@@ -75,17 +72,16 @@ struct Loop {
   }
 };
 
-// The first `packs` packs of N elements by vectorized accesses, the rest of n one by one.
+// Processes the first `packs` packs of N elements by vectorized accesses, the rest of n one by one.
 template <int N, int kUnroll, class Loop>
 __global__ void __launch_bounds__(kThreads, 4)
     elementwise_kernel(Loop loop, int64_t n, int64_t packs) {
-  start_beside_previous();
-  // A thread has kUnroll packs, kThreads apart: neighbouring threads have neighbouring packs, and
-  // all its loads are under way before the first result is computed and stored.
+  launch_and_wait_on_dependents();
+  // A thread has kUnroll packs, kThreads apart: adjacent threads have adjacent packs, and all loads
+  // are in flight before the first result is computed.
   loop.fn.begin();
   const int64_t first = int64_t{blockIdx.x} * (kThreads * kUnroll) + threadIdx.x;
-  // Registers for all of the thread's packs: the two loops are apart so that no store stands
-  // between two loads.
+  // Two separate loops, so that no store is between two loads.
   typename Loop::template Values<N> values[kUnroll];
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u)
@@ -94,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   for (int u = 0; u < kUnroll; ++u)
     if (first + u * kThreads < packs) loop.template store<N>((first + u * kThreads) * N, values[u]);
 
-  // What is left: less than a pack at the end, or everything where a pointer is not aligned.
+  // The remainder: less than a pack, or everything if a pointer is not aligned.
   const int64_t step = int64_t{gridDim.x} * kThreads;
   for (int64_t i = packs * N + int64_t{blockIdx.x} * kThreads + threadIdx.x; i < n; i += step) {
     typename Loop::template Values<1> value;
@@ -105,29 +101,29 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 template <class In, class Out, class Fn>
 void run(const char* name, const Loop<In, Out, Fn>& loop, int64_t n, Device device) {
-  // Elements of a pack: 16 bytes of the larger type. Packs per thread: fewer where there are more
-  // tensors, so that the registers suffice for four blocks on an SM.
+  // kWidth: elements per pack, 16 bytes of the larger type. kUnroll: packs per thread, fewer for
+  // more tensors, so that the registers suffice for four blocks per multiprocessor.
   constexpr int kWidth = kPackSize<std::conditional_t<(sizeof(In) > sizeof(Out)), In, Out>>;
   constexpr int kTensors = Fn::kIn + Fn::kOut, kUnroll = kTensors <= 2 ? 4 : kTensors < 6 ? 2 : 1;
   bool vectorized = true;
   for (const In* p : loop.in) vectorized &= aligned(p);
   for (const Out* p : loop.out) vectorized &= aligned(p);
-  // Both halves of a row begin where packs do.
+  // Both halves of a row start at pack boundaries.
   if (loop.half > 0) vectorized &= loop.half % kWidth == 0;
   const int64_t packs = vectorized ? n / kWidth : 0;
   launch(name, elementwise_kernel<kWidth, kUnroll, Loop<In, Out, Fn>>,
          {.grid = blocks_for(n, int64_t{kThreads} * kUnroll * kWidth),
           .block = kThreads,
-          .start = Start::kBesidePrevious},
+          .start = Start::kProgrammatic},
          device, loop, n, packs);
 }
 
-// What an op computes for one element, in f32. begin() runs once in every thread.
+// Base of the per-element formulas in f32. begin() runs once per thread.
 template <int kInputs, int kOutputs, Grad kMode>
 struct Formula {
   static constexpr int kIn = kInputs, kOut = kOutputs;
   static constexpr bool kAccumulates = kMode == Grad::kAccumulate;
-  // Inputs and outputs, as bits, that are halves of the rows of a tensor twice as wide.
+  // Bit masks of inputs and outputs that are halves of the rows of a tensor twice as wide.
   static constexpr unsigned kWideIn = 0, kWideOut = 0;
   __device__ void begin() {}
 };
@@ -136,7 +132,7 @@ struct UnaryValue : Formula<1, 1, Grad::kOverwrite> {
   __device__ void operator()(const float (&x)[1], float (&y)[1]) const { y[0] = Op::forward(x[0]); }
 };
 template <class Op>
-struct UnaryGradient : Formula<3, 1, Grad::kAccumulate> {  // of dy, x, y
+struct UnaryGradient : Formula<3, 1, Grad::kAccumulate> {  // in: dy, x, y
   __device__ void operator()(const float (&in)[3], float (&dx)[1]) const {
     dx[0] = in[0] * Op::derivative(in[1], in[2]);
   }
@@ -148,7 +144,7 @@ struct BinaryValue : Formula<2, 1, Grad::kOverwrite> {
   }
 };
 template <class Op>
-struct BinaryGradients : Formula<3, 2, Grad::kAccumulate> {  // of dy, a, b
+struct BinaryGradients : Formula<3, 2, Grad::kAccumulate> {  // in: dy, a, b
   __device__ void operator()(const float (&in)[3], float (&d)[2]) const {
     d[0] = in[0] * Op::da(in[1], in[2]);
     d[1] = in[0] * Op::db(in[1], in[2]);
@@ -159,11 +155,11 @@ struct GatedValue : BinaryValue<Op> {
   static constexpr unsigned kWideIn = 0b11;
 };
 template <class Op>
-struct GatedGradients : BinaryGradients<Op> {  // of dy, gate, up
+struct GatedGradients : BinaryGradients<Op> {  // in: dy, gate, up
   static constexpr unsigned kWideIn = 0b110, kWideOut = 0b11;
 };
 template <class Op>
-struct GatedGradientsAndValue {  // of dy, gate, up
+struct GatedGradientsAndValue {  // in: dy, gate, up
   static constexpr int kIn = 3, kOut = 3;
   static constexpr bool kAccumulates = true;
   static constexpr unsigned kWideIn = 0b110, kWideOut = 0b011;
@@ -174,18 +170,18 @@ struct GatedGradientsAndValue {  // of dy, gate, up
     out[2] = Op::forward(in[1], in[2]);
   }
 };
-// factor x; the factor comes from the device's memory where `source` is given.
-struct Factor : Formula<1, 1, Grad::kAccumulate> {
+// y = factor x; the factor is read from device memory if `source` is given.
+struct ScaleFormula : Formula<1, 1, Grad::kAccumulate> {
   const float* source;
   float factor;
-  Factor(const float* source, float factor) : source(source), factor(factor) {}
+  ScaleFormula(const float* source, float factor) : source(source), factor(factor) {}
   __device__ void begin() {
     if (source != nullptr) factor = *source;
   }
   __device__ void operator()(const float (&x)[1], float (&y)[1]) const { y[0] = factor * x[0]; }
 };
 
-// The device's value everywhere. The input is not looked at, so it is not read either.
+// y = *source. The input is unused, so its load is eliminated.
 struct Fill : Formula<1, 1, Grad::kAccumulate> {
   const float* source;
   float value = 0;
@@ -194,13 +190,12 @@ struct Fill : Formula<1, 1, Grad::kAccumulate> {
   __device__ void operator()(const float (&)[1], float (&y)[1]) const { y[0] = value; }
 };
 
-// Sums: a block adds kSumPacks packs per thread, in an order that depends on n only; one block then
-// adds the blocks' sums in f64.
+// Sum: a block adds kSumPacks packs per thread in an order that depends on n only; one block then
+// adds the partial sums in f64.
 constexpr int kSumPacks = 16, kPartialThreads = 1024;
 
-// The thread's packs are kThreads packs apart, so that a warp reads 512 bytes in a row; eight of
-// them are under way at a time.
-// kWhole: the block's packs are all inside and aligned.
+// The thread's packs are kThreads packs apart, so that a warp reads 512 contiguous bytes; eight are
+// in flight at a time. kWhole: all packs of the block are inside and aligned.
 template <class T, bool kWhole>
 __device__ __forceinline__ float thread_sum(const T* x, int64_t n) {
   constexpr int N = kPackSize<T>;
@@ -208,43 +203,42 @@ __device__ __forceinline__ float thread_sum(const T* x, int64_t n) {
   float sum = 0;
 #pragma unroll 8
   for (int k = 0; k < kSumPacks; ++k) {
-    const int64_t i = (first + k * kThreads) * N, left = n - i;
+    const int64_t i = (first + k * kThreads) * N, remaining = n - i;
     Raw<T, N> raw;
     if constexpr (kWhole)
       raw = load_raw<N>(x + i);
     else
-      raw = load_some<N>(x + i, left < N ? static_cast<int>(left) : N);
+      raw = load_some<N>(x + i, remaining < N ? static_cast<int>(remaining) : N);
 #pragma unroll
     for (int j = 0; j < N; ++j) sum += element(raw, j);
   }
   return sum;
 }
 
-// Block b adds elements [b, b + 1) kThreads kSumPacks N of x: each thread its packs in f32,
-// ascending, then the block's threads by a butterfly and the warps in order. partial[b] is its sum.
+// partial[b] = sum of elements [b, b + 1) kThreads kSumPacks N of x: each thread adds its packs in
+// f32 in ascending order, then block_reduce() adds the threads.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     sum_kernel(const T* x, int64_t n, bool vectorized, float* partial) {
   __shared__ float scratch[kThreads / 32];
   constexpr int64_t kBlock = int64_t{kThreads} * kSumPacks * kPackSize<T>;
-  // The last block, and all of them where x is not aligned, move
-  // elements one by one, and zeros past the end.
+  // The last block, and every block if x is not aligned, loads elements one by one, zeros past n.
   const bool whole = vectorized && (int64_t{blockIdx.x} + 1) * kBlock <= n;
-  const float mine = whole ? thread_sum<T, true>(x, n) : thread_sum<T, false>(x, n);
-  const float total = block_reduce<kThreads>(mine, scratch, Plus{});
+  const float thread_total = whole ? thread_sum<T, true>(x, n) : thread_sum<T, false>(x, n);
+  const float total = block_reduce<kThreads>(thread_total, scratch, Plus{});
   if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
-// One block: thread i adds the sums of blocks i, i + kPartialThreads and so on, then the threads'
-// sums are reduced in a fixed order; y is written, or added to, once.
+// One block: thread i adds partial sums i, i + kPartialThreads, ..., then the threads' totals are
+// reduced in a fixed order; y is written or accumulated once.
 __global__ void __launch_bounds__(kPartialThreads)
     sum_partials_kernel(const float* partial, int64_t n, float* y, bool accumulate) {
   __shared__ double scratch[kPartialThreads / 32];
-  // There are few partial sums: one for 64 KiB of f32 x.
-  double mine = 0;
+  // Few partial sums: one per 64 KiB of f32 x.
+  double thread_total = 0;
   for (int64_t i = threadIdx.x; i < n; i += kPartialThreads)
-    mine += static_cast<double>(partial[i]);
-  const double total = block_reduce<kPartialThreads>(mine, scratch, Plus{});
+    thread_total += static_cast<double>(partial[i]);
+  const double total = block_reduce<kPartialThreads>(thread_total, scratch, Plus{});
   if (threadIdx.x == 0)
     *y = static_cast<float>(accumulate ? static_cast<double>(*y) + total : total);
 }
@@ -297,7 +291,7 @@ void binary_backward(const BinaryBackward& args, const char* name) {
   });
 }
 
-// The length of the rows of y, as a loop of a gated op takes it.
+// Loop::half of a gated op: the row length of y.
 uint32_t gated_half(const Tensor& rows, const char* name) {
   COHORT_CHECK(rows.cols() < (1 << 30), "[", name, "] rows of ", rows.str(), " are too long");
   return static_cast<uint32_t>(rows.cols());
@@ -337,11 +331,12 @@ void gated_backward(const GatedBackward& args, const char* name) {
   });
 }
 
-void scale_values(const char* name, Tensor& y, const Tensor& x, const Factor& factor, Grad mode) {
+void scale_values(const char* name, Tensor& y, const Tensor& x, const ScaleFormula& formula,
+                  Grad mode) {
   dispatch_device(x.dtype(), name, [&]<class In>() {
     dispatch_device(y.dtype(), name, [&]<class Out>() {
-      run<In, Out, Factor>(name, {{pointer<In>(x)}, {pointer<Out>(y)}, {adds(mode)}, factor},
-                           x.numel(), x.device());
+      run<In, Out, ScaleFormula>(name, {{pointer<In>(x)}, {pointer<Out>(y)}, {adds(mode)}, formula},
+                                 x.numel(), x.device());
     });
   });
 }

@@ -1,10 +1,10 @@
-// Table lookup and its gradient on CUDA. The gradient needs the tokens of each id together and in
-// order, without a count on the host and without float atomics:
-//   1. sort: by id, stably, so that the tokens of an id keep their order;
-//   2. segments: every sorted token finds where its id begins and ends by bisection;
-//   3. sum: the tokens of an id in groups of kGroup; the only group of an id adds to the table,
-//      groups of a more frequent one go to scratch rows;
-//   4. reduce: adds the scratch rows of frequent ids to the table.
+// Embedding lookup and its gradient on CUDA. The gradient adds the tokens of each id in order,
+// without host synchronisation and without float atomics:
+//   1. sort: stable sort by id, so that the tokens of an id keep their order;
+//   2. segments: every sorted token finds the segment of its id by binary search;
+//   3. sum: adds the tokens of an id in groups of kGroup; the only group of an id accumulates to
+//      the table, the groups of a frequent id write scratch rows;
+//   4. reduce: accumulates the scratch rows of frequent ids to the table.
 #include <bit>
 #include <cmath>
 
@@ -15,105 +15,101 @@ namespace cohort::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kGroup = 64;  // tokens summed one after the other; embedding.h promises it
+constexpr int kGroup = 64;  // tokens summed sequentially, as documented in embedding.h
 
-// A block has one row of y, or several short ones; a thread moves packs of the table's row. An id
-// outside the table gives a row of NaN.
+// A block has one row of y, or several short ones; a thread copies packs of the table's row. An
+// out-of-range id gives a row of NaN.
 template <class T>
 __global__ void __launch_bounds__(kMaxGroup)
     lookup_kernel(T* y, const T* table, const int32_t* ids, int64_t vocab, const RowLayout layout) {
-  wait_for_previous();
-  let_next_start();  // only now: see embedding.h
+  wait_on_dependent_grids();
+  launch_dependent_grids();  // not earlier: see embedding.h
   constexpr int N = RowSlice<T>::N;
   const RowSlice<T> at(layout);
   if (at.cols == 0) return;
   const int id = ids[at.row];
-  // All threads of the row read the same id. Rows of the table lie anywhere, but each is read as
-  // one run of memory, by vectorized accesses where the table is aligned.
-  const bool known = id >= 0 && id < vocab;
+  const bool is_valid = id >= 0 && id < vocab;
   for (int tile = 0; tile < layout.tiles; ++tile) {
     typename RowSlice<T>::Packs packs;
-    if (known) at.load(table + int64_t{id} * layout.cols, tile, packs);
+    if (is_valid) at.load(table + int64_t{id} * layout.cols, tile, packs);
 #pragma unroll
     for (int u = 0; u < kRowPacks; ++u) {
-      if (!known) {
-        float nothing[N];
+      if (!is_valid) {
+        float nan[N];
 #pragma unroll
-        for (int n = 0; n < N; ++n) nothing[n] = NAN;
-        packs[u] = to_raw<T>(nothing);
+        for (int n = 0; n < N; ++n) nan[n] = NAN;
+        packs[u] = to_raw<T>(nan);
       }
       at.store(y + at.row * layout.cols, tile, u, packs[u]);
     }
   }
 }
 
-// Tokens in the order of (id, position), with their ids; ids outside the table come last, as
-// `vocab`. Of each sorted token: where its id's tokens begin and end.
+// Tokens sorted by (id, position), with their ids; out-of-range ids are last, as `vocab`.
 struct Sorted {
   int32_t *order, *ids;
-  int2* segment;
+  int2* segment;  // begin and end of the sorted tokens with the same id
 };
 
 constexpr int kSortThreads = 1024;
-constexpr int kDigitBits = 9;  // at most; 1 << kDigitBits blocks read all keys
+constexpr int kMaxDigitBits = 9;  // 1 << kMaxDigitBits blocks read all keys
 
-// One pass of a radix sort: block d places the keys whose digit is d, behind those of the blocks
-// before it and in their order. It reads all keys twice, to count and to place; they come from the
-// caches. A warp has a stretch of neighbouring keys.
+// One pass of a stable radix sort: block d scatters the keys whose digit is d, after those of
+// smaller digits. It reads all keys twice, for counting and for scattering, mostly from cache. A
+// warp has a range of adjacent keys.
 __global__ void __launch_bounds__(kSortThreads)
     sort_kernel(int32_t* to_keys, int32_t* to_order, const int32_t* keys, const int32_t* order,
                 int tokens, int vocab, int shift, int digits) {
   constexpr int kWarps = kSortThreads / 32;
-  __shared__ int below_of_warp[kWarps], equal_of_warp[kWarps];
+  __shared__ int below_counts[kWarps], equal_counts[kWarps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  // Keys of a warp: as many for each, rounded up to whole steps of 32 lanes.
-  const int stretch = (tokens + kSortThreads - 1) / kSortThreads * 32;
-  const int begin = min(warp * stretch, tokens), end = min(begin + stretch, tokens);
+  // Rounded up to whole steps of 32 lanes.
+  const int keys_per_warp = (tokens + kSortThreads - 1) / kSortThreads * 32;
+  const int begin = min(warp * keys_per_warp, tokens), end = min(begin + keys_per_warp, tokens);
   const auto key_of = [&](int i) {
     const int id = keys[i];
     return id >= 0 && id < vocab ? id : vocab;
   };
   const auto digit_of = [&](int key) { return (key >> shift) & (digits - 1); };
-  const int mine = blockIdx.x;
+  const int block_digit = blockIdx.x;
 
-  // Count: how many keys of the warp's stretch have a smaller digit, and how many the block's own.
+  // Count the keys of the warp's range with a smaller digit and with the block's digit.
   int below = 0, equal = 0;
-  // Only counts, so the loads are independent and eight are under way.
+  // Independent loads, eight in flight.
 #pragma unroll 8
   for (int i = begin + lane; i < end; i += 32) {
     const int digit = digit_of(key_of(i));
-    below += digit < mine;
-    equal += digit == mine;
+    below += digit < block_digit;
+    equal += digit == block_digit;
   }
   below = __reduce_add_sync(0xffffffffu, below);
   equal = __reduce_add_sync(0xffffffffu, equal);
   if (lane == 0) {
-    below_of_warp[warp] = below;
-    equal_of_warp[warp] = equal;
+    below_counts[warp] = below;
+    equal_counts[warp] = equal;
   }
   __syncthreads();
-  // A warp without a key of this digit has nothing to place. Its counts are in shared memory.
+  // Without a key of this digit the warp is done; its counts are in shared memory.
   if (equal == 0) return;
-  // Where the warp's first key goes: behind all keys of smaller digits and behind those of the same
-  // digit in the warps before it. Lane l adds up what warp l has counted.
-  int place =
-      __reduce_add_sync(0xffffffffu, below_of_warp[lane] + (lane < warp ? equal_of_warp[lane] : 0));
+  // Output offset of the warp's first key: after all keys of smaller digits and the keys of this
+  // digit in previous warps. Lane l contributes the counts of warp l.
+  int offset =
+      __reduce_add_sync(0xffffffffu, below_counts[lane] + (lane < warp ? equal_counts[lane] : 0));
   for (int first = begin; first < end; first += 32) {
     const int i = first + lane, key = i < end ? key_of(i) : 0;
-    const bool hit = i < end && digit_of(key) == mine;
-    // Lanes place their keys in the order of lanes, which is that of the input: the sort is stable.
-    const unsigned hits = __ballot_sync(0xffffffffu, hit);
-    if (hit) {
-      // Behind the hits of the lanes below.
-      const int to = place + __popc(hits & ((1u << lane) - 1));
+    const bool matches = i < end && digit_of(key) == block_digit;
+    // Keys are scattered in lane order, which is input order, so the sort is stable.
+    const unsigned match_mask = __ballot_sync(0xffffffffu, matches);
+    if (matches) {
+      const int to = offset + __popc(match_mask & ((1u << lane) - 1));
       to_keys[to] = key;
       to_order[to] = order != nullptr ? order[i] : i;
     }
-    place += __popc(hits);
+    offset += __popc(match_mask);
   }
 }
 
-// The first of n ascending values that is not below `bound`.
+// Index of the first of n ascending values that is not below `bound`.
 __device__ int lower_bound(const int32_t* values, int n, int bound) {
   int begin = 0;
   while (n > 0) {
@@ -128,8 +124,8 @@ __device__ int lower_bound(const int32_t* values, int n, int bound) {
   return begin;
 }
 
-// One thread per sorted token. Bisection over the sorted ids, which are in the cache, needs no pass
-// over them that waits for another.
+// One thread per sorted token. Binary search over the cached ids avoids passes that depend on each
+// other.
 __global__ void __launch_bounds__(kThreads) segment_kernel(const Sorted sorted, int tokens) {
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= tokens) return;
@@ -138,8 +134,8 @@ __global__ void __launch_bounds__(kThreads) segment_kernel(const Sorted sorted, 
                        lower_bound(sorted.ids, tokens, id + 1)};
 }
 
-// The scratch row for the group of a frequent id that starts at sorted token i. Groups that do not
-// begin an id are kGroup apart or more, and so are those that do; hence two rows for kGroup tokens.
+// Scratch row of the group of a frequent id that starts at sorted token i. First groups of ids are
+// at least kGroup tokens apart, and so are the other groups; hence two rows per kGroup tokens.
 __device__ __forceinline__ int64_t scratch_row(int i, const int2& segment) {
   return 2 * int64_t{i / kGroup} + (i > segment.x);
 }
@@ -153,8 +149,8 @@ __device__ __forceinline__ void add_to(float* out, const float (&sum)[N]) {
   store_floats(out, value);
 }
 
-// Block x: the group that starts at sorted token x, if one does. Each thread has N columns. What it
-// reads first depends on x only, and the table's row comes together with the gradients'.
+// Block x: the group that starts at sorted token x, if any. Each thread has N columns. The first
+// loads depend on x only, and the table's row is loaded together with the gradients.
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads)
     group_sum_kernel(float* dtable, float* scratch, const T* dy, const Sorted sorted, int vocab,
@@ -163,22 +159,20 @@ __global__ void __launch_bounds__(kThreads)
   const int2 segment = sorted.segment[i];
   const int c = (blockIdx.y * blockDim.x + threadIdx.x) * N;
   if (id == vocab || (i - segment.x) % kGroup != 0 || c >= cols) return;
-  // What this block adds up: at most kGroup tokens of the id, one after the other, in the order of
-  // their positions. An id with no other group ends here: its sum is added to the table.
+  // At most kGroup tokens of the id, in the order of their positions. The sum of an id with a
+  // single group is added to the table.
   const int count = min(segment.y - i, kGroup);
-  // Whether this group is all of its id.
-  const bool whole = segment.y - segment.x <= kGroup;
-  // f32 rows either way: of the table's gradient, or of scratch.
-  float* out =
-      whole ? dtable + int64_t{id} * cols + c : scratch + scratch_row(i, segment) * cols + c;
+  const bool is_only_group = segment.y - segment.x <= kGroup;
+  float* out = is_only_group ? dtable + int64_t{id} * cols + c
+                             : scratch + scratch_row(i, segment) * cols + c;
   float sum[N] = {}, old[N] = {};
   const auto add = [&](int row) {
     const auto grad = load_raw<N>(dy + int64_t{row} * cols + c);
 #pragma unroll
     for (int n = 0; n < N; ++n) sum[n] += element(grad, n);
   };
-  // The table's old row is loaded with the first gradient, and added last.
-  if (whole) load_floats(out, old);
+  // The table's old row is loaded with the first gradient and added last.
+  if (is_only_group) load_floats(out, old);
   add(first);
 #pragma unroll 4
   for (int k = 1; k < count; ++k) add(sorted.order[i + k]);
@@ -187,20 +181,18 @@ __global__ void __launch_bounds__(kThreads)
   store_floats(out, sum);
 }
 
-// Block x: the frequent id that begins among kGroup sorted tokens from kGroup x on; there is at
-// most one.
+// Block x: the frequent id whose segment begins in sorted tokens [kGroup x, kGroup (x + 1)), if
+// any. There is at most one, because such a segment is longer than kGroup.
 template <int N>
 __global__ void __launch_bounds__(kThreads)
     reduce_groups_kernel(float* dtable, const float* scratch, const Sorted sorted, int tokens,
                          int vocab, int cols) {
-  // Find it: each thread looks at some of the sorted tokens. One of them at most begins a frequent
-  // id, because such an id is longer than the stretch.
   __shared__ int begin;
   if (threadIdx.x == 0) begin = -1;
   __syncthreads();
   for (int k = threadIdx.x; k < kGroup; k += blockDim.x) {
     const int i = blockIdx.x * kGroup + k;
-    // Ids outside the table come last and have no row.
+    // Out-of-range ids are last and have no row.
     if (i >= tokens || sorted.ids[i] == vocab) continue;
     const int2 segment = sorted.segment[i];
     if (segment.x == i && segment.y - i > kGroup) begin = i;
@@ -208,8 +200,8 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   const int c = (blockIdx.y * blockDim.x + threadIdx.x) * N;
   if (begin < 0 || c >= cols) return;
-  // Then each thread adds the scratch rows of its N columns in the order of groups, and the sum to
-  // the table. No other block writes this row.
+  // Each thread adds its N columns of the scratch rows in group order, and the sum to the table. No
+  // other block writes this row.
   const int2 segment = sorted.segment[begin];
   float sum[N] = {};
 #pragma unroll 8
@@ -222,7 +214,7 @@ __global__ void __launch_bounds__(kThreads)
   add_to(dtable + int64_t{sorted.ids[begin]} * cols + c, sum);
 }
 
-// Steps 3 and 4.
+// Steps 3 and 4 of the gradient.
 template <class T, int N>
 void sum_segments(Tensor& dtable, const Tensor& dy, const Sorted& sorted) {
   const Device device = dy.device();
@@ -230,8 +222,7 @@ void sum_segments(Tensor& dtable, const Tensor& dy, const Sorted& sorted) {
   const auto vocab = static_cast<int>(dtable.dim(0));
   const unsigned groups = blocks_for(tokens, kGroup);
   Tensor scratch = Tensor::empty({2 * int64_t{groups}, cols}, DType::kF32, device);
-  // Enough threads for a row of columns, in blocks of at most kThreads; longer rows get several
-  // blocks along y.
+  // Enough threads for a row, at most kThreads per block; longer rows have several blocks along y.
   unsigned threads = 32;
   while (threads < kThreads && static_cast<int>(threads) * N < cols) threads *= 2;
   const unsigned across = blocks_for(cols, int64_t{threads} * N);
@@ -243,11 +234,12 @@ void sum_segments(Tensor& dtable, const Tensor& dy, const Sorted& sorted) {
          pointer<float>(scratch), sorted, tokens, vocab, cols);
 }
 
-// Step 1. `a` and `b` are [2, tokens], keys and order; the last pass leaves its result in `a`.
+// Step 1 of the gradient. `a` and `b` are [2, tokens], keys and order; the last pass writes to `a`.
 void sort_tokens(const Tensor& ids, int vocab, int32_t* a, int32_t* b) {
   const auto tokens = static_cast<int>(ids.numel());
-  const int bits = std::bit_width(static_cast<unsigned>(vocab));  // `vocab` is a key, too
-  const int passes = (bits + kDigitBits - 1) / kDigitBits, digit = (bits + passes - 1) / passes;
+  const int bits = std::bit_width(static_cast<unsigned>(vocab));  // `vocab` is also a key
+  const int passes = (bits + kMaxDigitBits - 1) / kMaxDigitBits,
+            digit = (bits + passes - 1) / passes;
   const int32_t *keys = pointer<int32_t>(ids), *order = nullptr;
   for (int pass = 0; pass < passes; ++pass) {
     const int shift = pass * digit;
@@ -268,7 +260,7 @@ void embedding_forward(const EmbeddingForward& args) {
     T* out = pointer<T>(args.y);
     const int64_t cols = args.table.dim(1);
     const RowLayout layout = row_layout<T>(args.y.rows(), cols, vectorized_rows(cols, in, out));
-    launch("embedding", lookup_kernel<T>, layout.launch_shape(Start::kBesidePrevious),
+    launch("embedding", lookup_kernel<T>, layout.launch_shape(Start::kProgrammatic),
            args.table.device(), out, in, pointer<int32_t>(args.ids), args.table.dim(0), layout);
   });
 }

@@ -1,19 +1,17 @@
-// Matrix products on CUDA: by cuBLASLt, which only this file knows; of few rows by skinny.cu.
+// Matmul on CUDA by cuBLASLt, which only this file uses, and for few rows by skinny_gemm.cu.
 //
-// Exactness: rows of a product whose left factor is not transposed must not depend on how many rows
-// there are. cuBLASLt's tensor core kernels for bf16 all add ascending k in the same way as long as
-// none splits it, so split-K is excluded there. That is not taken on trust: before an algorithm is
-// used, its product of random matrices is compared with product_order.cu, and one that differs is
-// passed over.
-// The kernels for f32 and for rows that are not aligned to 16 bytes differ among themselves, so
-// there one algorithm per weight serves every number of rows; likewise for bf16 on a GPU whose
-// cuBLASLt adds in another order. tests/kernels/matmul_cuda_test.cpp holds all of it.
+// Exactness: if A is not transposed, the rows of C must not depend on the number of rows.
+// cuBLASLt's bf16 tensor core kernels without split-K all accumulate ascending k in the same order,
+// so split-K is excluded there. This is verified: before an algorithm is used, its result for
+// random matrices is compared with accumulation_order.cu, and algorithms that differ are rejected.
+// The kernels for f32 and for rows that are not aligned to 16 bytes differ from each other, so one
+// algorithm per weight is used for every number of rows; likewise for bf16 on a GPU whose cuBLASLt
+// accumulates in another order. tests/kernels/matmul_cuda_test.cpp tests all of this.
 //
-// Determinism: the bits of a product are a function of shapes and dtypes alone. Which of the
-// algorithms that add in the same order is the fastest is measured at the first product of its
-// size; what adds in another order, because it splits a long sum over tokens, is cuBLASLt's first
-// suggestion. Algorithms are chosen for the number of tokens rounded up where they can be, so that
-// a run whose batches vary remembers few.
+// Determinism: the bits of a GEMM depend only on shapes and dtypes. The fastest of the algorithms
+// with the same accumulation order is measured at the first GEMM of its size; with another order
+// (split-K over many tokens), cuBLASLt's first suggestion is used. Algorithms are selected for the
+// rounded-up number of tokens if possible, so that a run with varying batches caches few.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -27,24 +25,25 @@
 #include <vector>
 
 #include "core/cuda.h"
+#include "core/graph.h"
 #include "core/log.h"
-#include "core/replay.h"
 #include "core/sizes.h"
-#include "kernels/cuda/product_order.h"
-#include "kernels/cuda/skinny.h"
+#include "kernels/cuda/accumulation_order.h"
+#include "kernels/cuda/skinny_gemm.h"
 #include "kernels/matmul.h"
 
 namespace cohort::kernels::cuda {
 namespace {
 
 constexpr size_t kWorkspace = size_t{32} << 20;
-constexpr int64_t kRowsForAll = 2048;  // where one algorithm serves all, it is that of this many
-constexpr int64_t kFewRows = 128;      // bf16: fewer rows use the algorithm of this many
-// What an algorithm is compared on: it adds in one way, however many rows and columns there are.
+constexpr int64_t kRowsForAll = 2048;  // one algorithm for any number of rows: that of this many
+constexpr int64_t kFewRows = 128;      // bf16: fewer rows use the algorithm for this many
+// Size of C in a comparison. An algorithm's order does not depend on the number of rows and
+// columns.
 constexpr int64_t kComparedRows = 256, kComparedCols = 256;
 
-void check(cublasStatus_t status, const char* what) {
-  COHORT_CHECK(status == CUBLAS_STATUS_SUCCESS, "[matmul] ", what, ": ",
+void check(cublasStatus_t status, const char* call) {
+  COHORT_CHECK(status == CUBLAS_STATUS_SUCCESS, "[matmul] ", call, ": ",
                cublasLtGetStatusString(status));
 }
 
@@ -52,16 +51,16 @@ cublasLtHandle_t handle(Device device) {
   static std::array<cublasLtHandle_t, 64> handles{};
   static std::mutex mutex;
   std::lock_guard lock(mutex);
-  cublasLtHandle_t& one = handles.at(static_cast<size_t>(device.index));
-  if (one == nullptr) check(cublasLtCreate(&one), "cublasLtCreate");
-  return one;
+  cublasLtHandle_t& cached = handles.at(static_cast<size_t>(device.index));
+  if (cached == nullptr) check(cublasLtCreate(&cached), "cublasLtCreate");
+  return cached;
 }
 
 cudaDataType data_type(DType dtype) {
   return dtype == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-// A cuBLASLt descriptor that goes with its scope.
+// RAII owner of a cuBLASLt descriptor.
 template <class T, cublasStatus_t (*kDestroy)(T)>
 class Owned {
  public:
@@ -87,7 +86,7 @@ uint32_t row_alignment(int64_t cols, DType dtype) {
   return static_cast<uint32_t>(std::min<int64_t>(bytes & -bytes, 16));
 }
 
-// An algorithm is chosen for the length of rows, so a matrix has to start where its rows may.
+// An algorithm is selected by row length, so a matrix must have the alignment of its rows.
 void check_operand(const Tensor& t, const char* name) {
   COHORT_CHECK(t.dtype() == DType::kF32 || t.dtype() == DType::kBF16,
                "[matmul] expected f32 or bf16 on a CUDA device, got ", name, " ", t.str());
@@ -98,14 +97,14 @@ void check_operand(const Tensor& t, const char* name) {
                " bytes, as its rows do; hint: clone() it");
 }
 
-// What an algorithm depends on.
+// Key of the algorithm cache.
 struct Key {
   int device;
   int64_t m, n, k;
   Transpose a, b;
   DType in, out;
   bool with_bias;
-  SplitK split_k;  // kAllowed wherever a is transposed
+  SplitK split_k;  // kAllowed whenever a is transposed
   auto operator<=>(const Key&) const = default;
 };
 
@@ -114,8 +113,8 @@ struct Choice {
   size_t workspace;
 };
 
-// cuBLASLt thinks in columns: our row-major c = op(a) op(b) is its c^T = op(b)^T op(a)^T, so b
-// comes first and each of our matrices is its own transpose there.
+// cuBLASLt is column-major: row-major c = op(a) op(b) is c^T = op(b)^T op(a)^T there, so b comes
+// first, and each matrix is passed as its transpose.
 struct Problem {
   MatmulDescriptor operation;
   Layout a, b, c;
@@ -151,16 +150,16 @@ struct Problem {
   }
 };
 
-// What does not say how it sums counts as split.
+// An algorithm that does not report its split-K setting counts as split.
 bool is_unsplit(const cublasLtMatmulAlgo_t& algorithm) {
-  int32_t parts = 0;
+  int32_t splits = 0;
   size_t written = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoConfigGetAttribute(
-      &algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts, sizeof parts, &written);
-  return status == CUBLAS_STATUS_SUCCESS && written == sizeof parts && parts == 1;
+      &algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits, sizeof splits, &written);
+  return status == CUBLAS_STATUS_SUCCESS && written == sizeof splits && splits == 1;
 }
 
-// What cuBLASLt suggests, the best first, without what splits k where that is excluded.
+// cuBLASLt's suggestions, best first, without split-K algorithms if those are excluded.
 std::vector<Choice> suggestions(const Key& key) {
   const Problem problem(key, nullptr);
   Preference preference;
@@ -181,8 +180,8 @@ std::vector<Choice> suggestions(const Key& key) {
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, row_alignment(cols_a, key.in));
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, row_alignment(key.n, key.out));
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, row_alignment(key.n, key.out));
-  // An algorithm that splits k would still do so with the reduction inside a cluster; the mask
-  // above does not cover that, so it is looked for in each candidate.
+  // The mask does not exclude split-K with a reduction inside a cluster, so each candidate is
+  // checked.
   std::array<cublasLtMatmulHeuristicResult_t, 16> results;
   int count = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
@@ -201,7 +200,7 @@ std::vector<Choice> suggestions(const Key& key) {
                   cublasLtGetStatusString(status)));
 }
 
-// The matrices of a product; `bias` may be undefined.
+// Matrices of a GEMM; `bias` may be undefined.
 struct Operands {
   Tensor& c;
   const Tensor &a, &b, &bias;
@@ -221,14 +220,14 @@ cublasStatus_t run(const Choice& choice, const Key& key, const Operands& operand
                         workspace.defined() ? workspace.raw() : nullptr, choice.workspace, queue);
 }
 
-// Random matrices of the key's layouts, small in M and N, on which algorithms are compared with the
-// order that products are defined by. Waits for the device.
+// Compares algorithms with the reference accumulation order on random matrices of the key's
+// layouts, with small M and N. Synchronises with the device.
 class Comparison {
  public:
   explicit Comparison(Key key) : key_(key), device_(Device::cuda(key.device)) {
-    COHORT_CHECK(!::cohort::is_recording(device_),
-                 "[matmul] a product is recorded before it was done once: its algorithm cannot be "
-                 "compared now");
+    COHORT_CHECK(!::cohort::is_capturing(device_),
+                 "[matmul] first GEMM of its kind during graph capture: its algorithm cannot be "
+                 "verified; hint: run it once before recording");
     key_.m = kComparedRows;
     key_.n = std::min(key_.n, kComparedCols);
     uint64_t seed = 0;
@@ -244,7 +243,7 @@ class Comparison {
     c_ = Tensor::empty({key_.m, key_.n}, key_.out, device_);
   }
 
-  bool adds_in_order(const Choice& choice) {
+  bool accumulates_in_order(const Choice& choice) {
     const cublasStatus_t status =
         run(choice, key_, {.c = c_, .a = a_, .b = b_, .bias = bias_}, Grad::kOverwrite);
     if (status != CUBLAS_STATUS_SUCCESS) return false;
@@ -265,22 +264,22 @@ class Comparison {
   Tensor a_, b_, bias_, c_;
 };
 
-// The suggestions that add in order, the best first.
+// The suggestions that accumulate in the reference order, best first.
 std::vector<Choice> suggestions_in_order(const Key& key) {
   Comparison comparison(key);
   const std::vector<Choice> all = suggestions(key);
   std::vector<Choice> out;
   std::copy_if(all.begin(), all.end(), std::back_inserter(out),
-               [&](const Choice& choice) { return comparison.adds_in_order(choice); });
+               [&](const Choice& choice) { return comparison.accumulates_in_order(choice); });
   const size_t refused = all.size() - out.size();
-  const auto say = refused > 0 ? logging::Level::kInfo : logging::Level::kDebug;
-  logging::write(
-      say, str("[matmul] ", key.m, " x ", key.k, " times ", key.k, " x ", key.n, ": ", refused,
-               " of ", all.size(), " of cuBLASLt's algorithms do not add in order"));
+  const auto level = refused > 0 ? logging::Level::kInfo : logging::Level::kDebug;
+  logging::write(level, str("[matmul] ", key.m, " x ", key.k, " times ", key.k, " x ", key.n, ": ",
+                            refused, " of ", all.size(),
+                            " of cuBLASLt's algorithms rejected: another accumulation order"));
   return out;
 }
 
-// A stretch of a stream, timed.
+// Measures the time between two points of a stream.
 class Stopwatch {
  public:
   explicit Stopwatch(cudaStream_t queue) : queue_(queue) {
@@ -305,8 +304,8 @@ class Stopwatch {
   std::array<cudaEvent_t, 2> events_{};
 };
 
-// The fastest of several algorithms with equal bits, by products that overwrite c. An algorithm
-// that does not take these operands is no candidate.
+// Fastest of several algorithms with equal bits, measured by GEMMs that overwrite c. An algorithm
+// that does not support these operands is skipped.
 Choice fastest(const std::vector<Choice>& choices, const Key& key, const Operands& operands) {
   constexpr int kRounds = 4, kRepeats = 2;  // the first round warms up
   Stopwatch watch(::cohort::cuda::stream(operands.a.device()));
@@ -326,20 +325,20 @@ Choice fastest(const std::vector<Choice>& choices, const Key& key, const Operand
   return choices[static_cast<size_t>(std::min_element(best.begin(), best.end()) - best.begin())];
 }
 
-// True if every row of all three matrices may be read 16 bytes at a time.
-bool rows_of_16_bytes(const Key& key) {
+// True if every row of all three matrices is aligned to 16 bytes.
+bool has_aligned_rows(const Key& key) {
   return row_alignment(key.a == Transpose::kYes ? key.m : key.k, key.in) == 16 &&
          row_alignment(key.b == Transpose::kYes ? key.k : key.n, key.in) == 16 &&
          row_alignment(key.n, key.out) == 16;
 }
 
-// True for products that every algorithm without split-K adds up in the same order.
+// True if all algorithms without split-K accumulate in the same order.
 bool has_one_order(const Key& key) {
-  return key.split_k == SplitK::kNever && key.in == DType::kBF16 && rows_of_16_bytes(key);
+  return key.split_k == SplitK::kNever && key.in == DType::kBF16 && has_aligned_rows(key);
 }
 
-// The same with the number of tokens rounded up to one of eight sizes per power of two: batches of
-// any length share few algorithms.
+// Rounds the number of tokens up to one of eight sizes per power of two, so that batches of any
+// length share few algorithms.
 Key with_rounded_tokens(Key key) {
   int64_t& tokens = key.a == Transpose::kYes ? key.k : key.m;
   const auto step = std::max<int64_t>(1, std::bit_floor(static_cast<uint64_t>(tokens)) / 8);
@@ -347,7 +346,7 @@ Key with_rounded_tokens(Key key) {
   return key;
 }
 
-// The algorithms that the process has chosen and compared, each once.
+// Process-wide cache of selected and verified algorithms.
 class Choices {
  public:
   static Choices& get() {
@@ -355,25 +354,25 @@ class Choices {
     return all;
   }
 
-  // The algorithm for products of `chosen`'s sizes. Several with equal bits are compared by time in
-  // the first product of `key`, which is at hand, that overwrites c.
-  Choice find(Key chosen, const Key& key, const Operands& operands, Grad out) {
+  // Algorithm for GEMMs of the sizes of `rounded`. If several have equal bits, they are timed on
+  // the first GEMM (`key` and operands) that overwrites c.
+  Choice find(Key rounded, const Key& key, const Operands& operands, Grad out) {
     std::lock_guard lock(mutex_);
-    std::vector<Choice>& choices = candidates(chosen);
+    std::vector<Choice>& choices = candidates(rounded);
     if (choices.size() > 1 && out == Grad::kOverwrite &&
-        !::cohort::is_recording(operands.a.device()))
+        !::cohort::is_capturing(operands.a.device()))
       choices = {fastest(choices, key, operands)};
     return choices.front();
   }
 
-  // Whether the weight's products are summed in the order of product_order.h.
+  // True if GEMMs with this weight accumulate in the order of accumulation_order.h.
   bool are_in_order(const Key& key) {
     std::lock_guard lock(mutex_);
     return has_one_order(key) && !in_order(key).empty();
   }
 
  private:
-  // Algorithms with equal bits, the best guess first.
+  // Algorithms with equal bits, in cuBLASLt's order of preference.
   std::vector<Choice>& candidates(Key key) {
     if (has_one_order(key)) {
       if (const std::vector<Choice>& any = in_order(key); !any.empty()) {
@@ -394,8 +393,8 @@ class Choices {
       return {first};
     });
   }
-  // Algorithms in order for the weight of any number of rows. They are asked for first, so that the
-  // answer does not depend on which number of rows comes first.
+  // Algorithms in reference order for any number of rows of the weight. Queried first, so that the
+  // result does not depend on the number of rows that occurs first.
   const std::vector<Choice>& in_order(Key key) {
     key.m = kRowsForAll;
     return remember(in_order_, key, [&] { return suggestions_in_order(key); });
@@ -413,8 +412,7 @@ class Choices {
 };
 
 // c (+)= op(a) op(b) + bias; `bias` may be undefined.
-void product(Tensor& c, const Tensor& a, const Tensor& b, const Tensor& bias,
-             const MatmulDesc& desc) {
+void gemm(Tensor& c, const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulDesc& desc) {
   check_operand(a, "a");
   check_operand(b, "b");
   check_operand(c, "c");
@@ -437,13 +435,13 @@ void product(Tensor& c, const Tensor& a, const Tensor& b, const Tensor& bias,
   }
   if (desc.out == Grad::kOverwrite && key.b == Transpose::kYes &&
       is_skinny({key.m, key.n, key.k}, device) && Choices::get().are_in_order(key))
-    return skinny_product({.y = c, .x = a, .w = b, .bias = bias});
+    return skinny_gemm({.y = c, .x = a, .w = b, .bias = bias});
   const Operands operands{.c = c, .a = a, .b = b, .bias = bias};
-  const auto run_as = [&](const Key& chosen) {
-    return run(Choices::get().find(chosen, key, operands, desc.out), key, operands, desc.out);
+  const auto run_as = [&](const Key& selected) {
+    return run(Choices::get().find(selected, key, operands, desc.out), key, operands, desc.out);
   };
   cublasStatus_t status = run_as(with_rounded_tokens(key));
-  // Some algorithms that sum over tokens take multiples of a few of them only.
+  // Some algorithms that reduce over tokens support only multiples of a few tokens.
   if (status == CUBLAS_STATUS_INVALID_VALUE || status == CUBLAS_STATUS_NOT_SUPPORTED)
     status = run_as(key);
   check(status, "cublasLtMatmul");
@@ -452,14 +450,14 @@ void product(Tensor& c, const Tensor& a, const Tensor& b, const Tensor& bias,
 }  // namespace
 
 void matmul(const Matmul& args) {
-  product(args.c, args.a, args.b, {}, args.desc);
+  gemm(args.c, args.a, args.b, {}, args.desc);
 }
 
 void linear_forward(const LinearForward& args) {
-  product(args.y, args.x, args.w, args.bias, {.b = Transpose::kYes});
+  gemm(args.y, args.x, args.w, args.bias, {.b = Transpose::kYes});
 }
 
-bool linear_adds_in_order(const Tensor& x, const Tensor& w, const Tensor& bias) {
+bool linear_accumulates_in_order(const Tensor& x, const Tensor& w, const Tensor& bias) {
   return Choices::get().are_in_order({.device = x.device().index,
                                       .m = x.rows(),
                                       .n = w.rows(),

@@ -1,4 +1,4 @@
-// The tensor core and copy instructions of sm_80, one wrapper each.
+// Wrappers of the sm_80 tensor core and asynchronous copy instructions.
 //
 // mma.m16n8k16 in a warp, with lane = 4 group + quad (group 0..7, quad 0..3):
 //   A 16x16 bf16, four registers of two values: a[0] row group, columns 2 quad, 2 quad + 1;
@@ -13,7 +13,7 @@
 
 namespace cohort::kernels::cuda {
 
-// c += a b. Products of a call are added in the hardware's order, the same on every call.
+// c += a b. The hardware's accumulation order within a call is fixed.
 __device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                          uint32_t b1) {
   asm volatile(
@@ -27,9 +27,9 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// Four 8x8 matrices of bf16 from shared memory: lane l gives the address of row l % 8 of matrix
-// l / 8 (16 bytes, aligned); register i of a lane holds elements 2 quad, 2 quad + 1 of row `group`
-// of matrix i. The transposed form holds elements (row 2 quad and 2 quad + 1, column group).
+// Loads four 8x8 bf16 matrices from shared memory: lane l passes the address of row l % 8 of matrix
+// l / 8 (16 bytes, aligned); register i of a lane receives elements 2 quad, 2 quad + 1 of row
+// `group` of matrix i. The transposed form: elements (2 quad, group) and (2 quad + 1, group).
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -43,13 +43,13 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint3
                : "memory");
 }
 
-// 16 bytes from global to shared memory, beside the threads' own work; zeros if `bytes` is 0. Both
+// Asynchronous copy of 16 bytes from global to shared memory; writes zeros if `bytes` is 0. Both
 // addresses are aligned to 16.
 __device__ __forceinline__ void copy_async(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
-// The same for 4 or 8 bytes, with addresses aligned to as many.
+// Asynchronous copy of 4 or 8 bytes, with both addresses aligned to that size.
 template <int kBytes>
 __device__ __forceinline__ void copy_async_small(uint32_t to, const void* from, int bytes) {
   static_assert(kBytes == 4 || kBytes == 8);
@@ -57,18 +57,18 @@ __device__ __forceinline__ void copy_async_small(uint32_t to, const void* from, 
                "r"(bytes)
                : "memory");
 }
-// Ends a group of the copies issued so far by this thread.
+// Commits the copies issued so far by this thread as a group.
 __device__ __forceinline__ void copy_async_commit() {
   asm volatile("cp.async.commit_group;\n" ::: "memory");
 }
-// Waits until at most kPending groups of this thread are under way; a barrier makes the data
-// visible to the others.
+// Waits until at most kPending groups of this thread are pending. A barrier is required before
+// other threads read the data.
 template <int kPending>
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
 
-// Two values rounded to bf16, the first in the low half.
+// Rounds two values to bf16, with the first in the low half.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);
@@ -76,8 +76,8 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 
 inline constexpr float kLog2e = 1.4426950408889634074f;
 
-// 2^x by the special function unit, within two units in the last place: 2^-inf = 0, 2^0 = 1, and 0
-// below 2^-126 (.ftz: one instruction instead of four).
+// 2^x by the special function unit, within two ulp: 2^-inf = 0, 2^0 = 1, and 0 below 2^-126 (.ftz:
+// one instruction instead of four).
 __device__ __forceinline__ float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -1,5 +1,6 @@
-// Row norms' forward and softmax on CUDA. The row stays in registers, so that it is read once; rows
-// of more than 2048 packs of 16 bytes (16384 bf16 elements) are read again for each step.
+// Forward of the row norms, and softmax, on CUDA. The row stays in registers, so that it is read
+// once; rows of more than 2048 packs of 16 bytes (16384 bf16 elements) are read again for each
+// step.
 #include <cmath>
 
 #include "kernels/cuda/rows.cuh"
@@ -9,24 +10,24 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-// What the norms read and write. An RMS norm has no mean and no bias; `b` and `sum` belong to the
-// fused residual step, whose rows are contiguous.
+// Arguments of a norm. An RMS norm has no mean and no bias; `b` and `sum` are used by the fused
+// residual addition, whose rows are contiguous.
 template <class T>
 struct NormForward {
   const T *a, *b, *w, *bias;
   T *sum, *y;
-  RowStarts a_rows, y_rows;
+  RowOffsets a_rows, y_rows;
   float *mean, *rstd;
   float eps;
-  float weight_offset = 0;  // of an RMS norm
+  float weight_offset = 0;  // RMS norm only
 };
 
-// Loads a tile of the row that is normalised: of a, or of a + b, which it then stores.
+// Loads a tile of the row to normalise: a, or a + b, which it also stores.
 template <class T, bool kResidual>
 __device__ __forceinline__ void load_row(const RowSlice<T>& at, const NormForward<T>& p,
                                          int64_t start, int tile, typename RowSlice<T>::Packs& x) {
   constexpr int N = RowSlice<T>::N;
-  // Reads of a and b are both under way before the first sum.
+  // The loads of a and b are both in flight before the first addition.
   at.load(p.a + start, tile, x);
   if constexpr (kResidual) {
     typename RowSlice<T>::Packs b;
@@ -36,23 +37,22 @@ __device__ __forceinline__ void load_row(const RowSlice<T>& at, const NormForwar
       float sum[N];
 #pragma unroll
       for (int n = 0; n < N; ++n) sum[n] = element(x[u], n) + element(b[u], n);
-      // Rounded to the tensor's type before it is normalised: the backward, and a later read of the
-      // tile, see these bits.
+      // Rounded to the tensor's type before normalisation, as read by the backward and by later
+      // loads of the tile.
       x[u] = to_raw<T>(sum);
       at.store(p.sum + start, tile, u, x[u]);
     }
   }
 }
 
-// A block has one row, or several where rows are short; a thread keeps its packs of the row in
-// registers from the first read to the last store. Grid: blocks of rows. The row is loaded (and,
-// with a residual, summed, rounded and stored first: the norm is that of the stored values),
-// reduced to its mean square, or to its mean and then its variance, and scaled; rows of several
-// tiles are read again for each step.
+// A block has one row, or several short ones; a thread keeps its packs of the row in registers.
+// Grid: blocks of rows. The row is loaded (with a residual it is added, rounded and stored first,
+// and the norm uses the stored values), reduced to its mean square, or to its mean and then its
+// variance, and scaled; rows of several tiles are read again for each step.
 template <class T, bool kLayer, bool kResidual>
 __global__ void __launch_bounds__(kMaxGroup)
     norm_forward_kernel(const NormForward<T> p, const RowLayout layout) {
-  start_beside_previous();
+  launch_and_wait_on_dependents();
   constexpr int N = RowSlice<T>::N;
   __shared__ float scratch[2][32];
   const RowSlice<T> at(layout);
@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(kMaxGroup)
   const auto cols = static_cast<float>(layout.cols);
   typename RowSlice<T>::Packs x, w;
 
-  if (layout.tiles == 1) at.load(p.w, 0, w);  // on its way together with the row
-  float sum = 0;  // of the elements for a layer norm, of their squares for an RMS norm
+  if (layout.tiles == 1) at.load(p.w, 0, w);  // in flight together with the row
+  float sum = 0;  // layer norm: sum of elements; RMS norm: sum of squares
   for (int tile = 0; tile < layout.tiles; ++tile) {
     load_row<T, kResidual>(at, p, start, tile, x);
 #pragma unroll
@@ -77,8 +77,8 @@ __global__ void __launch_bounds__(kMaxGroup)
   float mean = 0, squares = sum;
   if constexpr (kLayer) {
     mean = sum / cols;
-    // From differences to the mean: the mean square less the squared mean would cancel. Elements
-    // past the row do not count.
+    // From differences to the mean, because mean(x^2) - mean(x)^2 suffers from cancellation.
+    // Elements past the row are excluded.
     squares = 0;
     for (int tile = 0; tile < layout.tiles; ++tile) {
       if (layout.tiles > 1) at.load(stored, tile, x);
@@ -114,8 +114,7 @@ __global__ void __launch_bounds__(kMaxGroup)
   }
 }
 
-// -inf everywhere: what softmax has past the end of a row, where it counts for nothing.
-// Two bf16 values, or one f32, to a word.
+// Pack of -inf, the padding of softmax past the end of a row.
 template <class T, int N>
 __device__ __forceinline__ Raw<T, N> minus_infinity() {
   Raw<T, N> raw;
@@ -125,9 +124,9 @@ __device__ __forceinline__ Raw<T, N> minus_infinity() {
   return raw;
 }
 
-// A block has one row or several. Three steps over a row in registers: its largest element, the
-// exponentials of the differences to it, their sum. The exponentials stay in registers until their
-// sum is known, one per element; longer rows compute them again for the last step.
+// A block has one row or several. Steps on a row in registers: its largest element, the
+// exponentials of the differences to it, their sum. The exponentials stay in registers for the
+// normalisation; rows of several tiles compute them again.
 template <class T>
 __global__ void __launch_bounds__(kMaxGroup)
     softmax_forward_kernel(T* y, const T* x, const RowLayout layout) {
@@ -138,7 +137,7 @@ __global__ void __launch_bounds__(kMaxGroup)
   const auto past = minus_infinity<T, N>();
   typename RowSlice<T>::Packs in;
 
-  // 1. The largest element: past the row there is -inf, which loses against everything.
+  // 1. Largest element.
   float largest = -INFINITY;
   for (int tile = 0; tile < layout.tiles; ++tile) {
     at.load(x + start, tile, in, past);
@@ -149,8 +148,8 @@ __global__ void __launch_bounds__(kMaxGroup)
   }
   largest = group_reduce(largest, at.group, scratch[0], Larger{});
 
-  // 2. Exponentials and their sum. A row of one tile has its elements in registers still, a longer
-  // one loads them again. Past the row e^-inf adds 0.
+  // 2. Exponentials and their sum. A row of several tiles is loaded again. Past the row e^-inf adds
+  // 0.
   float e[kRowPacks][N], sum = 0;
   const auto exponentials = [&](int tile) {
     if (layout.tiles > 1) at.load(x + start, tile, in, past);
@@ -166,7 +165,7 @@ __global__ void __launch_bounds__(kMaxGroup)
 #pragma unroll
       for (int n = 0; n < N; ++n) sum += e[u][n];
   }
-  // One division per row and a product per element instead of a division each.
+  // One division per row instead of one per element.
   const float inverse = 1.0f / group_reduce(sum, at.group, scratch[1], Plus{});
   // 3. Probabilities, rounded once.
   for (int tile = 0; tile < layout.tiles; ++tile) {
@@ -180,9 +179,9 @@ __global__ void __launch_bounds__(kMaxGroup)
   }
 }
 
-// dx = y (dy - sum(dy y)): a block has one row or several, dy and y of a thread's packs wait in
-// registers for the sum. The old dx, where it is added to, is read only after the reduction, as it
-// would hold registers during it.
+// dx = y (dy - sum(dy y)): a block has one row or several, and a thread keeps its packs of dy and y
+// in registers. If dx is accumulated, its old value is loaded only after the reduction to save
+// registers.
 template <class T>
 __global__ void __launch_bounds__(kMaxGroup)
     softmax_backward_kernel(T* dx, const T* dy, const T* y, bool accumulate,
@@ -193,7 +192,7 @@ __global__ void __launch_bounds__(kMaxGroup)
   const int64_t start = at.row * layout.cols;
   typename RowSlice<T>::Packs grad, prob;
 
-  // 1. The row's dot product. Both operands are 0 past the row.
+  // 1. Dot product of the row. Both operands are 0 past the row.
   float dot = 0;
   for (int tile = 0; tile < layout.tiles; ++tile) {
     at.load(dy + start, tile, grad);
@@ -203,14 +202,13 @@ __global__ void __launch_bounds__(kMaxGroup)
 #pragma unroll
       for (int n = 0; n < N; ++n) dot = fmaf(element(grad[u], n), element(prob[u], n), dot);
   }
-  // 2. dx, from registers where the row has one tile.
+  // 2. dx, from registers if the row has one tile.
   dot = group_reduce(dot, at.group, scratch, Plus{});
   for (int tile = 0; tile < layout.tiles; ++tile) {
     if (layout.tiles > 1) {
       at.load(dy + start, tile, grad);
       at.load(y + start, tile, prob);
     }
-    // Old values of dx, where the gradient is added to.
     typename RowSlice<T>::Packs old{};
     if (accumulate) at.load(dx + start, tile, old);
 #pragma unroll
@@ -231,8 +229,8 @@ void norm_forward(const char* name, const Tensor& x, const NormForward<T>& p) {
   const bool vectorized = vectorized_rows(x.cols(), p.a, p.b, p.w, p.bias, p.sum, p.y) &&
                           vectorized_starts<T>(p.a_rows) && vectorized_starts<T>(p.y_rows);
   const RowLayout layout = row_layout<T>(x.rows(), x.cols(), vectorized);
-  launch(name, norm_forward_kernel<T, kLayer, kResidual>,
-         layout.launch_shape(Start::kBesidePrevious), x.device(), p, layout);
+  launch(name, norm_forward_kernel<T, kLayer, kResidual>, layout.launch_shape(Start::kProgrammatic),
+         x.device(), p, layout);
 }
 
 }  // namespace
@@ -243,8 +241,8 @@ void rms_norm_forward(const RmsNormForward& args) {
                                   {.a = pointer<T>(args.x),
                                    .w = pointer<T>(args.w),
                                    .y = pointer<T>(args.y),
-                                   .a_rows = RowStarts(args.x),
-                                   .y_rows = RowStarts(args.y),
+                                   .a_rows = RowOffsets(args.x),
+                                   .y_rows = RowOffsets(args.y),
                                    .rstd = pointer<float>(args.rstd),
                                    .eps = static_cast<float>(args.eps),
                                    .weight_offset = static_cast<float>(args.weight_offset)});
@@ -259,8 +257,8 @@ void add_rms_norm_forward(const AddRmsNormForward& args) {
                                   .w = pointer<T>(args.w),
                                   .sum = pointer<T>(args.sum),
                                   .y = pointer<T>(args.y),
-                                  .a_rows = RowStarts(args.a),
-                                  .y_rows = RowStarts(args.y),
+                                  .a_rows = RowOffsets(args.a),
+                                  .y_rows = RowOffsets(args.y),
                                   .rstd = pointer<float>(args.rstd),
                                   .eps = static_cast<float>(args.eps),
                                   .weight_offset = static_cast<float>(args.weight_offset)});
@@ -274,8 +272,8 @@ void layer_norm_forward(const LayerNormForward& args) {
                                   .w = pointer<T>(args.w),
                                   .bias = pointer<T>(args.b),
                                   .y = pointer<T>(args.y),
-                                  .a_rows = RowStarts(args.x),
-                                  .y_rows = RowStarts(args.y),
+                                  .a_rows = RowOffsets(args.x),
+                                  .y_rows = RowOffsets(args.y),
                                   .mean = pointer<float>(args.mean),
                                   .rstd = pointer<float>(args.rstd),
                                   .eps = static_cast<float>(args.eps)});
@@ -291,8 +289,8 @@ void add_layer_norm_forward(const AddLayerNormForward& args) {
                                  .bias = pointer<T>(args.bias),
                                  .sum = pointer<T>(args.sum),
                                  .y = pointer<T>(args.y),
-                                 .a_rows = RowStarts(args.a),
-                                 .y_rows = RowStarts(args.y),
+                                 .a_rows = RowOffsets(args.a),
+                                 .y_rows = RowOffsets(args.y),
                                  .mean = pointer<float>(args.mean),
                                  .rstd = pointer<float>(args.rstd),
                                  .eps = static_cast<float>(args.eps)});

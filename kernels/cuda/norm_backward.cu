@@ -1,10 +1,10 @@
-// The gradients of the row norms on CUDA. Rows, with d = x - mean and g = dy w:
-//   dx (+)= rstd (g - mean(g) - d mean(g d) rstd^2)     an RMS norm has neither of the means;
-//                                                       its w is w + weight_offset
+// Backward of the row norms on CUDA. Per row, with d = x - mean and g = dy w:
+//   dx (+)= rstd (g - mean(g) - d mean(g d) rstd^2)     RMS norm: mean = mean(g) = 0,
+//                                                       w is w + weight_offset
 //   dw (+)= sum over rows of dy d rstd,  db (+)= sum over rows of dy
-// One pass does both: a fixed number of blocks walk over the rows, each row read once, and keep the
-// column sums in registers; a second kernel adds the blocks' sums in order. Rows of more than 1024
-// packs of 16 bytes (8192 bf16 elements) leave no registers for that: they take two passes.
+// One pass computes both: a fixed number of blocks stride over the rows, read each row once, and
+// keep the column sums in registers; a second kernel adds the partial sums in order. Rows of more
+// than 1024 packs of 16 bytes (8192 bf16 elements) leave no registers for that and take two passes.
 #include "kernels/cuda/column_sum.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/rows.cuh"
@@ -13,11 +13,10 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-// What is at work at a time: this many threads, and so 80 registers for each, on every SM of an
-// H100 or H200. The same on any device, because the order of the weight gradients' sums follows
-// from it.
+// Resident threads per multiprocessor, with 80 registers each, and multiprocessors of an H100 or
+// H200. Constant on all devices, because they determine the order of the weight gradients' sums.
 constexpr int kThreadsPerSm = 768, kSms = 132;
-constexpr int kPacks = 2;  // of a thread: more would leave too few registers for the sums
+constexpr int kPacks = 2;  // per thread: more would leave too few registers for the sums
 template <class T>
 using Slice = RowSlice<T, kPacks>;
 
@@ -26,9 +25,9 @@ struct NormBackward {
   const T *dy, *x, *w;
   const float *mean, *rstd;  // mean is null for an RMS norm
   T* dx;                     // may be null
-  RowStarts dy_rows, x_rows, dx_rows;
+  RowOffsets dy_rows, x_rows, dx_rows;
   bool accumulate;
-  float weight_offset = 0;  // of an RMS norm
+  float weight_offset = 0;  // RMS norm only
 
   template <bool kLayer>
   __device__ __forceinline__ float weight(const Raw<T, Slice<T>::N>& pack, int n) const {
@@ -36,7 +35,7 @@ struct NormBackward {
   }
 };
 
-// What the threads have of one row besides its elements; zeros past the last row.
+// Statistics of a row; zeros past the last row.
 template <class T, bool kLayer>
 struct RowStatistics {
   float mean = 0, rstd = 0;
@@ -47,79 +46,76 @@ struct RowStatistics {
   }
 };
 
-// A thread's packs in shared memory: x and dy of the next row, which arrive while this one is
-// worked on, the old dx, and w. No other thread touches them, so they need no barriers.
+// A thread's packs in shared memory: x and dy of the next row, which are loaded while this one is
+// processed, the old dx, and w. They are private to the thread, so no barriers are needed.
 template <class T>
-class Slots {
+class ThreadBuffer {
  public:
   static constexpr int N = Slice<T>::N;
   enum Array { kX, kDy, kW, kOld, kArrays };
 
-  __device__ explicit Slots(uint4* shared) : own_(shared + threadIdx.x) {}
+  __device__ explicit ThreadBuffer(uint4* shared) : thread_base_(shared + threadIdx.x) {}
 
-  // Begins to copy the thread's slice of the row at `start`.
+  // Starts copying the thread's slice of the row at `start`.
   __device__ __forceinline__ void fetch(Array array, const T* start, const Slice<T>& at) const {
     if (at.vectorized) {
 #pragma unroll
       for (int u = 0; u < kPacks; ++u) {
         const int c = at.column(0, u);
-        // Past the row the copy reads nothing and writes zeros; its address must be a valid one all
-        // the same.
-        copy_async(shared_address(slot(array, u)), c < at.cols ? start + c : start,
+        // Past the row the copy writes zeros; its address must still be valid.
+        copy_async(shared_address(element_address(array, u)), c < at.cols ? start + c : start,
                    c < at.cols ? 16 : 0);
       }
     } else {
 #pragma unroll 1  // saves registers
       for (int u = 0; u < kPacks; ++u) {
         const int c = at.column(0, u);
-        store_raw(slot(array, u), load_some<N>(start + c, at.cols - c));
+        store_raw(element_address(array, u), load_some<N>(start + c, at.cols - c));
       }
     }
   }
-  // Ends a group of fetches.
   __device__ __forceinline__ void commit() const {
     copy_async_commit();
   }
-  // Waits for all groups but the last kPending.
+  // Waits until at most kPending groups are pending.
   template <int kPending>
-  __device__ __forceinline__ void arrive() const {
+  __device__ __forceinline__ void wait() const {
     copy_async_wait<kPending>();
     fence();
   }
-  // The compiler does not know that the copies write shared memory: this keeps reads on their side.
+  // Compiler fence: the compiler does not know that the copies write shared memory.
   __device__ __forceinline__ void fence() const {
     asm volatile("" ::: "memory");
   }
   __device__ __forceinline__ Raw<T, N> pack(Array array, int u) const {
-    return load_raw<N>(slot(array, u));
+    return load_raw<N>(element_address(array, u));
   }
 
  private:
-  // Array, pack and thread, in this order: the threads of a warp have neighbouring 16 bytes,
-  // without bank conflicts.
-  __device__ __forceinline__ T* slot(Array array, int u) const {
-    return reinterpret_cast<T*>(own_ + (array * kPacks + u) * blockDim.x);
+  // Layout [array, pack, thread]: the threads of a warp have adjacent 16-byte packs, without bank
+  // conflicts.
+  __device__ __forceinline__ T* element_address(Array array, int u) const {
+    return reinterpret_cast<T*>(thread_base_ + (array * kPacks + u) * blockDim.x);
   }
-  uint4* own_;
+  uint4* thread_base_;
 };
 
-// Adds the sums of the threads that have the same columns, and stores the block's. `shared` has
-// room for all of them.
+// Adds the sums of the threads with the same columns, and stores the block's partial sums. `shared`
+// holds the sums of all threads.
 template <int N>
 __device__ __forceinline__ void store_partial(float* partial, float* shared,
                                               const float (&sums)[kPacks][N],
                                               const RowLayout& layout) {
   const int group = 1 << layout.group_log2, width = group * kPacks * N;
   const int lane = threadIdx.x & (group - 1), rows = blockDim.x >> layout.group_log2;
-  // Shared memory becomes [rows of the block at a time, columns of a row]: each thread leaves its
-  // columns' sums, and one thread per column adds those of all rows from the first to the last.
+  // Shared memory is [concurrent rows of the block, columns]: each thread stores its sums, then one
+  // thread per column adds them in ascending order of rows.
   __syncthreads();
 #pragma unroll
   for (int u = 0; u < kPacks; ++u)
     store_floats(shared + (threadIdx.x >> layout.group_log2) * width + (u * group + lane) * N,
                  sums[u]);
   __syncthreads();
-  // Neighbouring threads have neighbouring columns, in shared and in global memory.
   for (int c = threadIdx.x; c < layout.cols; c += blockDim.x) {
     float total = 0;
     for (int r = 0; r < rows; ++r) total += shared[r * width + c];
@@ -127,29 +123,29 @@ __device__ __forceinline__ void store_partial(float* partial, float* shared,
   }
 }
 
-// A row as its threads hold it: their elements, and the numbers that all of them share.
+// Elements of a row in a thread's registers, and the values shared by all threads of the row.
 template <class T>
 struct RowValues {
   typename Slice<T>::Packs x, dy;
   float mean = 0, rstd = 0;
-  float along = 0, mean_g = 0;  // mean(g d) rstd^2, and mean(g)
+  float scaled_dot = 0, mean_g = 0;  // scaled_dot: mean(g d) rstd^2
 };
-// A thread's sums over the rows of its block, for the columns that it has of every row.
+// A thread's column sums over the rows of its block.
 template <int N>
 struct ColumnSums {
   float dw[kPacks][N] = {}, db[kPacks][N] = {};
 };
 
-// The thread's part of sum(g d) and, of a layer norm, sum(g).
+// Adds the thread's part of sum(g d) and, for a layer norm, of sum(g).
 template <int kSums, class T>
-__device__ __forceinline__ void add_dots(const NormBackward<T>& p, const Slots<T>& slots,
+__device__ __forceinline__ void add_dots(const NormBackward<T>& p, const ThreadBuffer<T>& buffer,
                                          const Slice<T>& at, const RowValues<T>& row,
                                          float (&dots)[kSums]) {
   constexpr int N = Slice<T>::N;
 #pragma unroll
   for (int u = 0; u < kPacks; ++u) {
     if (at.column(0, u) >= at.cols) continue;
-    const auto w = slots.pack(Slots<T>::kW, u);
+    const auto w = buffer.pack(ThreadBuffer<T>::kW, u);
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       const float g = element(row.dy[u], n) * p.template weight<kSums == 2>(w, n);
@@ -159,28 +155,28 @@ __device__ __forceinline__ void add_dots(const NormBackward<T>& p, const Slots<T
   }
 }
 
-// Stores the thread's part of dx, whose row begins at `start`, and adds the row's terms of dw and
+// Stores the thread's part of dx, whose row begins at `start`, and adds the row's terms to dw and
 // db.
 template <bool kLayer, class T>
 __device__ __forceinline__ void finish_row(const NormBackward<T>& p, int64_t start,
-                                           const Slots<T>& slots, const Slice<T>& at,
+                                           const ThreadBuffer<T>& buffer, const Slice<T>& at,
                                            const RowValues<T>& row, ColumnSums<Slice<T>::N>& sums) {
   constexpr int N = Slice<T>::N;
 #pragma unroll
   for (int u = 0; u < kPacks; ++u) {
     if (at.column(0, u) >= at.cols) continue;
-    const auto w = slots.pack(Slots<T>::kW, u);
+    const auto w = buffer.pack(ThreadBuffer<T>::kW, u);
     float dx[N];
 #pragma unroll
-    // x, dy and w in f32; dx is rounded once, below.
     for (int n = 0; n < N; ++n) {
       const float grad = element(row.dy[u], n), d = element(row.x[u], n) - row.mean;
-      dx[n] = row.rstd * fmaf(-d, row.along, grad * p.template weight<kLayer>(w, n) - row.mean_g);
+      dx[n] =
+          row.rstd * fmaf(-d, row.scaled_dot, grad * p.template weight<kLayer>(w, n) - row.mean_g);
       sums.dw[u][n] = fmaf(grad, d * row.rstd, sums.dw[u][n]);
       if constexpr (kLayer) sums.db[u][n] += grad;
     }
     if (p.accumulate) {
-      const auto old = slots.pack(Slots<T>::kOld, u);
+      const auto old = buffer.pack(ThreadBuffer<T>::kOld, u);
 #pragma unroll
       for (int n = 0; n < N; ++n) dx[n] += element(old, n);
     }
@@ -189,13 +185,12 @@ __device__ __forceinline__ void finish_row(const NormBackward<T>& p, int64_t sta
 }
 
 // Rows of one tile. Block b has the rows of RowSlice(layout, b), (layout, b + gridDim.x), ..., and
-// leaves its sums for dw and db in row b of these: [blocks, cols], null if not wanted.
+// writes its sums to row b of dw_partial and db_partial: [blocks, cols], null if not wanted.
 //
-// A thread has the same columns of every row, so the sums for dw and db stay in its registers, and
-// w, which all rows share, in its slots. A row's x and dy travel to shared memory while the row
-// before it is worked on, its old dx from the end of that row to the end of its own reduction. Each
-// is a group of copies of its own, in this order, so that a step that waits for one leaves the
-// other under way.
+// A thread has the same columns of every row, so it keeps the sums of dw and db in registers, and w
+// in its buffer. x and dy of a row are copied while the previous row is processed, the old dx from
+// the end of the previous row until the end of its own reduction. These are separate commit groups
+// in this order, so that waiting for one leaves the other pending.
 template <class T, bool kLayer>
 __global__ void __launch_bounds__(kThreadsPerSm, 1)
     norm_backward_kernel(const NormBackward<T> p, float* dw_partial, float* db_partial,
@@ -203,36 +198,36 @@ __global__ void __launch_bounds__(kThreadsPerSm, 1)
   constexpr int kSums = kLayer ? 2 : 1;
   extern __shared__ uint4 shared[];
   __shared__ float scratch[2][32 * kSums];
-  const Slots<T> slots(shared);
-  using Slot = Slots<T>;
+  const ThreadBuffer<T> buffer(shared);
+  using Buffer = ThreadBuffer<T>;
   const float per_column = 1.0f / static_cast<float>(layout.cols);
   ColumnSums<Slice<T>::N> sums;
 
   Slice<T> next(layout);
   const auto fetch_inputs = [&] {
-    slots.fetch(Slot::kX, p.x + p.x_rows(next.row), next);
-    slots.fetch(Slot::kDy, p.dy + p.dy_rows(next.row), next);
-    slots.commit();
+    buffer.fetch(Buffer::kX, p.x + p.x_rows(next.row), next);
+    buffer.fetch(Buffer::kDy, p.dy + p.dy_rows(next.row), next);
+    buffer.commit();
   };
   const auto fetch_old = [&] {
-    if (p.accumulate) slots.fetch(Slot::kOld, p.dx + p.dx_rows(next.row), next);
-    slots.commit();
+    if (p.accumulate) buffer.fetch(Buffer::kOld, p.dx + p.dx_rows(next.row), next);
+    buffer.commit();
   };
-  slots.fetch(Slot::kW, p.w, next);
+  buffer.fetch(Buffer::kW, p.w, next);
   fetch_inputs();
   fetch_old();
   RowStatistics<T, kLayer> next_statistics(p, next);
-  int turn = 0;  // which scratch: a warp may be one reduction ahead of another
+  int scratch_index = 0;  // alternates, because a warp may be one reduction ahead of another
   for (unsigned step = blockIdx.x; step < steps; step += gridDim.x) {
     RowValues<T> row;
-    slots.template arrive<1>();  // x and dy; the old dx may be on its way
+    buffer.template wait<1>();  // x and dy; the old dx may be pending
 #pragma unroll
     for (int u = 0; u < kPacks; ++u) {
-      row.x[u] = slots.pack(Slot::kX, u);
-      row.dy[u] = slots.pack(Slot::kDy, u);
+      row.x[u] = buffer.pack(Buffer::kX, u);
+      row.dy[u] = buffer.pack(Buffer::kDy, u);
     }
-    slots.fence();
-    // The slots of x and dy are free: the next row's copies run beside this row's arithmetic.
+    buffer.fence();
+    // The buffers of x and dy are free: the next row's copies overlap this row's arithmetic.
     const Slice<T> at = next;
     row.mean = next_statistics.mean;
     row.rstd = next_statistics.rstd;
@@ -241,26 +236,26 @@ __global__ void __launch_bounds__(kThreadsPerSm, 1)
     next_statistics = RowStatistics<T, kLayer>(p, next);
 
     float dots[kSums] = {};
-    add_dots(p, slots, at, row, dots);
-    group_reduce(dots, at.group, scratch[turn], Plus{});
-    turn ^= 1;
-    row.along = dots[0] * row.rstd * row.rstd * per_column;
+    add_dots(p, buffer, at, row, dots);
+    group_reduce(dots, at.group, scratch[scratch_index], Plus{});
+    scratch_index ^= 1;
+    row.scaled_dot = dots[0] * row.rstd * row.rstd * per_column;
     row.mean_g = kLayer ? dots[kSums - 1] * per_column : 0.0f;
 
-    slots.template arrive<1>();  // the old dx; the next row's x and dy may be on their way
-    finish_row<kLayer>(p, p.dx_rows(at.row), slots, at, row, sums);
-    slots.fence();
+    buffer.template wait<1>();  // the old dx; the next row's x and dy may be pending
+    finish_row<kLayer>(p, p.dx_rows(at.row), buffer, at, row, sums);
+    buffer.fence();
     fetch_old();
   }
 
-  slots.template arrive<0>();  // from here on others use the memory
+  buffer.template wait<0>();  // the memory is reused below
   auto* const floats = reinterpret_cast<float*>(shared);
   if (dw_partial != nullptr) store_partial(dw_partial, floats, sums.dw, layout);
   if (kLayer && db_partial != nullptr) store_partial(db_partial, floats, sums.db, layout);
 }
 
-// dx of rows of several tiles. A block has one such row: its threads read the row for the two sums,
-// and again for dx, because registers do not hold it. dw and db are sums over rows of their own.
+// dx of rows of several tiles. A block has one row, which it reads twice, for the two sums and for
+// dx, because it does not fit into registers. dw and db are computed by column_sum().
 template <class T, bool kLayer>
 __global__ void __launch_bounds__(kMaxGroup)
     long_rows_kernel(const NormBackward<T> p, const RowLayout layout) {
@@ -276,8 +271,8 @@ __global__ void __launch_bounds__(kMaxGroup)
     at.load(p.w, tile, w);
   };
 
-  // First pass: the row's two sums, from x, dy and w.
-  float dots[kSums] = {};  // of g d, and of g; elements past the row count 0
+  // First pass: sum(g d) and sum(g). Elements past the row are 0.
+  float dots[kSums] = {};
   for (int tile = 0; tile < layout.tiles; ++tile) {
     load(tile);
 #pragma unroll
@@ -289,14 +284,12 @@ __global__ void __launch_bounds__(kMaxGroup)
         if constexpr (kLayer) dots[1] += g;
       }
   }
-  // All threads of the block get the sums; mean(g d) rstd^2 and mean(g) are then the same numbers
-  // in each.
   group_reduce(dots, at.group, scratch, Plus{});
-  const float along = dots[0] * rstd * rstd / cols;
+  const float scaled_dot = dots[0] * rstd * rstd / cols;
   const float mean_g = kLayer ? dots[kSums - 1] / cols : 0.0f;
 
   for (int tile = 0; tile < layout.tiles; ++tile) {
-    // Second pass: the same elements again, and the old dx where it is added to.
+    // Second pass: the same elements, and the old dx if it is accumulated.
     load(tile);
     typename Slice<T>::Packs old{};
     if (p.accumulate) at.load(p.dx + p.dx_rows(at.row), tile, old);
@@ -306,35 +299,34 @@ __global__ void __launch_bounds__(kMaxGroup)
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         const float g = element(dy[u], n) * p.template weight<kLayer>(w[u], n);
-        dx[n] = rstd * fmaf(mean - element(x[u], n), along, g - mean_g);
+        dx[n] = rstd * fmaf(mean - element(x[u], n), scaled_dot, g - mean_g);
         if (p.accumulate) dx[n] += element(old[u], n);
       }
-      // Rounded once, after the old value was added.
+      // Rounded once, after the old value is added.
       at.store(p.dx + p.dx_rows(at.row), tile, u, to_raw<T>(dx));
     }
   }
 }
 
-// A row's terms of dw and db, where rows are too long.
+// Terms of dw and db of a row for column_sum(), used for long rows.
 template <class T, bool kLayer>
 struct WeightTerm {
-  static constexpr int kUnderWay = 4, kBlocks = 3, kOutputs = kLayer ? 2 : 1, N = kPackSize<T>;
+  static constexpr int kBatchRows = 4, kBlocks = 3, kOutputs = kLayer ? 2 : 1, N = kPackSize<T>;
   const T *dy, *x;
   const float *mean, *rstd;
-  RowStarts dy_rows, x_rows;
+  RowOffsets dy_rows, x_rows;
 
   struct Values {
     Raw<T, N> dy, x;
     float mean, rstd;
   };
-  template <class Place>
-  __device__ __forceinline__ Values load(const Place& at) const {
-    // Threads side by side have the same row, and so the same statistics.
+  template <class Location>
+  __device__ __forceinline__ Values load(const Location& at) const {
     return {at.load_row(dy + dy_rows(at.row)), at.load_row(x + x_rows(at.row)),
             kLayer ? mean[at.row] : 0.0f, rstd[at.row]};
   }
-  template <class Place>
-  __device__ __forceinline__ void add(const Place&, const Values& v,
+  template <class Location>
+  __device__ __forceinline__ void add(const Location&, const Values& v,
                                       float (&sum)[kOutputs][N]) const {
 #pragma unroll
     for (int n = 0; n < N; ++n) {
@@ -345,8 +337,8 @@ struct WeightTerm {
 };
 
 template <class T, bool kLayer>
-void backward_of_long_rows(const char* op, const Tensor& x, const NormBackward<T>& p,
-                           const RowLayout& layout, const std::array<GradOut, 2>& out) {
+void long_rows_backward(const char* op, const Tensor& x, const NormBackward<T>& p,
+                        const RowLayout& layout, const std::array<GradOut, 2>& out) {
   if (p.dx != nullptr)
     launch(op, long_rows_kernel<T, kLayer>, layout.launch_shape(), x.device(), p, layout);
   const WeightTerm<T, kLayer> term{.dy = p.dy,
@@ -363,7 +355,7 @@ void backward_of_long_rows(const char* op, const Tensor& x, const NormBackward<T
     column_sum<T, WeightTerm<T, false>, 1>(op, term, x.rows(), x.cols(), vectorized, {out[0]});
 }
 
-// Either norm; `out` are dw and db.
+// Backward of either norm; `out` is {dw, db}.
 template <class T, bool kLayer>
 void norm_backward(const char* op, const Tensor& x, const NormBackward<T>& p,
                    const std::array<GradOut, 2>& out) {
@@ -373,9 +365,9 @@ void norm_backward(const char* op, const Tensor& x, const NormBackward<T>& p,
                           vectorized_starts<T>(p.dx_rows);
   const RowLayout layout = row_layout<T, kPacks>(x.rows(), x.cols(), vectorized);
   const auto threads = static_cast<unsigned>(layout.threads());
-  if (layout.tiles > 1) return backward_of_long_rows<T, kLayer>(op, x, p, layout, out);
-  static_assert(sizeof(uint4) * kMaxGroup * kPacks * Slots<T>::kArrays <= size_t{96} << 10,
-                "more than a block can have on some GPUs");
+  if (layout.tiles > 1) return long_rows_backward<T, kLayer>(op, x, p, layout, out);
+  static_assert(sizeof(uint4) * kMaxGroup * kPacks * ThreadBuffer<T>::kArrays <= size_t{96} << 10,
+                "exceeds the shared memory of a block on some GPUs");
 
   const unsigned blocks = std::min(layout.blocks(), kSms * (kThreadsPerSm / threads));
   std::array<Tensor, 2> partial;
@@ -384,7 +376,7 @@ void norm_backward(const char* op, const Tensor& x, const NormBackward<T>& p,
   const auto sums = [&](size_t o) {
     return partial[o].defined() ? pointer<float>(partial[o]) : nullptr;
   };
-  const size_t arrays = p.accumulate ? Slots<T>::kArrays : Slots<T>::kOld;
+  const size_t arrays = p.accumulate ? ThreadBuffer<T>::kArrays : ThreadBuffer<T>::kOld;
   launch(op, norm_backward_kernel<T, kLayer>,
          {blocks, threads, arrays * kPacks * sizeof(uint4) * threads}, device, p, sums(0), sums(1),
          layout, layout.blocks());
@@ -403,9 +395,9 @@ void rms_norm_backward(const RmsNormBackward& args) {
                              .w = pointer<T>(args.w),
                              .rstd = pointer<float>(args.rstd),
                              .dx = pointer<T>(args.dx.tensor),
-                             .dy_rows = RowStarts(args.dy),
-                             .x_rows = RowStarts(args.x),
-                             .dx_rows = RowStarts(args.dx.tensor),
+                             .dy_rows = RowOffsets(args.dy),
+                             .x_rows = RowOffsets(args.x),
+                             .dx_rows = RowOffsets(args.dx.tensor),
                              .accumulate = args.dx.wanted() && args.dx.mode == Grad::kAccumulate,
                              .weight_offset = static_cast<float>(args.weight_offset)},
                             {args.dw, {none}});
@@ -422,9 +414,9 @@ void layer_norm_backward(const LayerNormBackward& args) {
                             .mean = pointer<float>(args.mean),
                             .rstd = pointer<float>(args.rstd),
                             .dx = pointer<T>(args.dx.tensor),
-                            .dy_rows = RowStarts(args.dy),
-                            .x_rows = RowStarts(args.x),
-                            .dx_rows = RowStarts(args.dx.tensor),
+                            .dy_rows = RowOffsets(args.dy),
+                            .x_rows = RowOffsets(args.x),
+                            .dx_rows = RowOffsets(args.dx.tensor),
                             .accumulate = args.dx.wanted() && args.dx.mode == Grad::kAccumulate},
                            {args.dw, args.db});
   });

@@ -1,6 +1,6 @@
-// AdamW and the gradient norm on CUDA. All tensors go into one launch (a few, where there are very
-// many): a table of pointers travels as a kernel parameter, each tensor is cut into fixed pieces,
-// and a block looks up in the table whose piece it has.
+// Multi-tensor AdamW and gradient norm on CUDA. One launch processes all tensors up to the capacity
+// of a table of pointers, which is a kernel parameter; each tensor is divided into fixed slices,
+// and a block finds its slice by the table.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -12,15 +12,15 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-constexpr size_t kMaxParameterBytes = 32764;  // of one launch, on sm_70 and later
+constexpr size_t kMaxParameterBytes = 32764;  // kernel parameters on sm_70 and later
 
 struct AdamWEntry {
-  float* weights;  // null where they are split
+  float* weights;  // null if the masters are split
   void *m, *v;     // f32, or bf16 with stream != 0
   const float* grad;
   uint16_t* rounded;  // bf16; null for an f32 parameter
-  uint16_t* low;      // bits that complete `rounded` to the weights; null where these are whole
-  uint64_t stream;    // of the draws that round moments
+  uint16_t* low;      // low bits of split masters, may be null
+  uint64_t stream;    // RNG stream for rounding moments
   int64_t size;
   unsigned first_block;
   float decay;
@@ -44,10 +44,9 @@ struct Table {
     blocks += blocks_for(entry.size, per_block);
   }
   bool full() const { return count == kCapacity; }
-  // The entry that owns a block: the last one that starts at or before it.
+  // Entry that owns a block: the last one that starts at or before it.
   __device__ const Entry& owner(unsigned block) const {
-    // Bisection over the table, which is in constant memory: all threads of the block read the same
-    // entries.
+    // Binary search in constant memory, uniform over the block.
     int low = 0, high = count;
     while (high - low > 1) {
       const int middle = (low + high) / 2;
@@ -72,46 +71,46 @@ struct AdamWLaunch {
 };
 static_assert(sizeof(AdamWLaunch) <= kMaxParameterBytes);
 
-// What is kept of a tensor besides its gradient: masters whole or as low bits, moments in f32 or
-// bf16.
-template <bool kSplitMasters, bool kSmallMoments>
-struct Kept {
-  static constexpr bool kSplit = kSplitMasters, kSmall = kSmallMoments;
-  using Moment = std::conditional_t<kSmall, uint16_t, float>;
+// Storage format of the optimizer state: masters in f32 or split into bf16 weight and low bits,
+// moments in f32 or bf16.
+template <bool kSplitMasters_, bool kBf16Moments_>
+struct Storage {
+  static constexpr bool kSplitMasters = kSplitMasters_, kBf16Moments = kBf16Moments_;
+  using Moment = std::conditional_t<kBf16Moments, uint16_t, float>;
 };
 
-// Updates elements [i, i + N) of one tensor; returns whether all of them are finite. Four elements
-// start at a multiple of 4.
-template <int N, class K>
+// Updates elements [i, i + N) of a tensor; returns true if all results are finite. If N is 4, i is
+// a multiple of 4.
+template <int N, class Format>
 __device__ __forceinline__ bool update(const AdamWEntry& e, const AdamWLaunch& a, float grad_scale,
                                        int64_t i) {
-  using Moment = typename K::Moment;
-  constexpr bool kSplit = K::kSplit;
-  auto* const m_kept = static_cast<Moment*>(e.m) + i;
-  auto* const v_kept = static_cast<Moment*>(e.v) + i;
-  // All tensors are loaded before the arithmetic. The f32 weights are the master of a bf16
-  // parameter, whole or in two parts, or the parameter itself.
+  using Moment = typename Format::Moment;
+  constexpr bool kSplitMasters = Format::kSplitMasters;
+  auto* const m_data = static_cast<Moment*>(e.m) + i;
+  auto* const v_data = static_cast<Moment*>(e.v) + i;
+  // All loads precede the arithmetic. p is the master of a bf16 parameter or the f32 parameter.
   Pack<float, N> p;
   Pack<uint16_t, N> rounded, low;
-  if constexpr (kSplit) {
+  if constexpr (kSplitMasters) {
     rounded = load_pack<N>(e.rounded + i);
     low = load_pack<N>(e.low + i);
   } else {
     p = load_pack<N>(e.weights + i);
   }
-  Pack<Moment, N> m_pack = load_pack<N>(m_kept), v_pack = load_pack<N>(v_kept);
+  Pack<Moment, N> m_pack = load_pack<N>(m_data), v_pack = load_pack<N>(v_data);
   const auto g = load_pack<N>(e.grad + i);
-  if constexpr (kSplit) {
+  if constexpr (kSplitMasters) {
 #pragma unroll
-    for (int k = 0; k < N; ++k) p.v[k] = joined({rounded.v[k], low.v[k]});
+    for (int k = 0; k < N; ++k) p.v[k] = combined({rounded.v[k], low.v[k]});
   }
   std::array<uint32_t, 4> random = {};
-  if constexpr (K::kSmall) random = philox(a.seed, e.stream, static_cast<uint64_t>(i) / 4);
+  if constexpr (Format::kBf16Moments)
+    random = philox(a.seed, e.stream, static_cast<uint64_t>(i) / 4);
   bool finite = true;
 #pragma unroll
   for (int k = 0; k < N; ++k) {
     float m, v;
-    if constexpr (K::kSmall) {
+    if constexpr (Format::kBf16Moments) {
       m = bf16_value(m_pack.v[k]);
       v = bf16_value(v_pack.v[k]);
     } else {
@@ -120,20 +119,20 @@ __device__ __forceinline__ bool update(const AdamWEntry& e, const AdamWLaunch& a
     }
     adamw_element(p.v[k], m, v, g.v[k] * grad_scale, e.decay, a.factors);
     finite = finite && isfinite(p.v[k]) && isfinite(m) && isfinite(v);
-    if constexpr (K::kSmall) {
+    if constexpr (Format::kBf16Moments) {
       uint32_t word = random[0];
 #pragma unroll
-      for (int place = 1; place < 4; ++place)  // an index known to the compiler stays in registers
-        if (place == (N == 4 ? k : i % 4)) word = random[place];
+      for (int index = 1; index < 4; ++index)  // constant indices keep the array in registers
+        if (index == (N == 4 ? k : i % 4)) word = random[index];
       store_moments(m_pack.v[k], v_pack.v[k], m, v, word);
     } else {
       m_pack.v[k] = m;
       v_pack.v[k] = v;
     }
   }
-  if constexpr (!kSplit) store_pack(e.weights + i, p);
-  store_pack(m_kept, m_pack);
-  store_pack(v_kept, v_pack);
+  if constexpr (!kSplitMasters) store_pack(e.weights + i, p);
+  store_pack(m_data, m_pack);
+  store_pack(v_data, v_pack);
   if (e.rounded == nullptr) return finite;
 #pragma unroll
   for (int k = 0; k < N; ++k) {
@@ -143,47 +142,46 @@ __device__ __forceinline__ bool update(const AdamWEntry& e, const AdamWLaunch& a
     finite = finite && (parts.weight & 0x7f80) != 0x7f80;  // the largest floats round to infinity
   }
   store_pack(e.rounded + i, rounded);
-  if constexpr (kSplit) store_pack(e.low + i, low);
+  if constexpr (kSplitMasters) store_pack(e.low + i, low);
   return finite;
 }
 
-template <class K>
-__device__ __forceinline__ bool update_piece(const AdamWEntry& e, const AdamWLaunch& a,
+template <class Format>
+__device__ __forceinline__ bool update_slice(const AdamWEntry& e, const AdamWLaunch& a,
                                              float grad_scale, int64_t begin) {
   const int64_t end = min(e.size, begin + kAdamWPerBlock);
-  // 16-bit packs of 4 are half as long, but pieces start at multiples of 16 bytes all the same.
-  const auto bits =
-      reinterpret_cast<uintptr_t>(e.weights) | reinterpret_cast<uintptr_t>(e.grad) |
-      (K::kSmall ? 2 : 1) * (reinterpret_cast<uintptr_t>(e.m) | reinterpret_cast<uintptr_t>(e.v)) |
-      2 * reinterpret_cast<uintptr_t>(e.rounded) | 2 * reinterpret_cast<uintptr_t>(e.low);
-  // Elements of whole packs by vectorized accesses, the last few one by one.
+  // Packs of four 16-bit values need an alignment of 8 bytes only.
+  const auto bits = reinterpret_cast<uintptr_t>(e.weights) | reinterpret_cast<uintptr_t>(e.grad) |
+                    (Format::kBf16Moments ? 2 : 1) *
+                        (reinterpret_cast<uintptr_t>(e.m) | reinterpret_cast<uintptr_t>(e.v)) |
+                    2 * reinterpret_cast<uintptr_t>(e.rounded) |
+                    2 * reinterpret_cast<uintptr_t>(e.low);
+  // Whole packs by vectorized accesses, the remaining elements one by one.
   const int64_t packed = bits % 16 == 0 ? begin + (end - begin) / 4 * 4 : begin;
   bool finite = true;
   for (int64_t i = begin + 4 * threadIdx.x; i < packed; i += 4 * kThreads)
-    finite &= update<4, K>(e, a, grad_scale, i);
+    finite &= update<4, Format>(e, a, grad_scale, i);
   for (int64_t i = packed + threadIdx.x; i < end; i += kThreads)
-    finite &= update<1, K>(e, a, grad_scale, i);
+    finite &= update<1, Format>(e, a, grad_scale, i);
   return finite;
 }
 
-// A block updates one piece of kAdamWPerBlock elements of one tensor: weights, moments and gradient
-// are read once, each element is updated in registers and stored, with the bf16 copy or the parts
-// of the weights where there are such. An element has one thread and no sum, so no order matters.
-// The norm comes from the device's memory; if it is not finite, the step is left out without asking
-// the host.
+// A block updates a slice of kAdamWPerBlock elements of a tensor; weights, moments and gradient are
+// read and written once, with the bf16 weight and the low bits if present. The norm is read from
+// device memory; if it is not finite, the step is skipped without host synchronisation.
 __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__ AdamWLaunch a) {
   const double norm = a.norm != nullptr ? *a.norm : 0;
   if (!isfinite(norm)) return;
   const auto grad_scale = static_cast<float>(clip_scale(norm, a.max_norm));
-  // The tensor and the piece of it that are this block's.
   const AdamWEntry& e = a.table.owner(blockIdx.x);
   const int64_t begin = static_cast<int64_t>(blockIdx.x - e.first_block) * kAdamWPerBlock;
-  const bool split = e.low != nullptr, small = e.stream != 0;
-  const bool finite = split   ? small ? update_piece<Kept<true, true>>(e, a, grad_scale, begin)
-                                      : update_piece<Kept<true, false>>(e, a, grad_scale, begin)
-                        : small ? update_piece<Kept<false, true>>(e, a, grad_scale, begin)
-                              : update_piece<Kept<false, false>>(e, a, grad_scale, begin);
-  // Every thread that finds one writes the same number.
+  const bool split_masters = e.low != nullptr, bf16_moments = e.stream != 0;
+  const bool finite =
+      split_masters  ? bf16_moments ? update_slice<Storage<true, true>>(e, a, grad_scale, begin)
+                                    : update_slice<Storage<true, false>>(e, a, grad_scale, begin)
+       : bf16_moments ? update_slice<Storage<false, true>>(e, a, grad_scale, begin)
+                     : update_slice<Storage<false, false>>(e, a, grad_scale, begin);
+  // Concurrent writes store the same value.
   if (!finite && a.non_finite != nullptr) *a.non_finite = 1;
 }
 
@@ -194,7 +192,7 @@ constexpr int kTotalThreads = 1024;
 using NormTable = Table<NormEntry, 1024>;
 static_assert(sizeof(NormTable) <= kMaxParameterBytes);
 
-// Four consecutive elements; those past the end are 0.
+// Loads four consecutive elements, zeros past the end.
 template <class T>
 __device__ __forceinline__ Pack<float, 4> load_four(const T* p, int64_t i, int64_t end) {
   Pack<float, 4> out = {};
@@ -210,8 +208,8 @@ __device__ __forceinline__ Pack<float, 4> load_four(const T* p, int64_t i, int64
   return out;
 }
 
-// The thread's share of the squares of elements [begin, end): which elements, and in which order,
-// depends on the range only.
+// Sum of squares of the thread's elements in [begin, end). The assignment and the order depend on
+// the range only.
 template <class T>
 __device__ double square_sum(const T* p, int64_t begin, int64_t end) {
   constexpr int kUnroll = 4;
@@ -228,31 +226,30 @@ __device__ double square_sum(const T* p, int64_t begin, int64_t end) {
   return sum;
 }
 
-// A block adds the squares of one piece of kNormPerBlock elements, in f64: squares of f32 are exact
-// there. Threads read four neighbouring elements at a time, four times before they add. partial[b]
-// is the sum of block b.
+// partial[b] = sum of squares of a slice of kNormPerBlock elements in f64, in which squares of f32
+// are exact.
 __global__ void __launch_bounds__(kThreads)
     square_sum_kernel(const __grid_constant__ NormTable table, double* partial) {
   __shared__ double scratch[kThreads / 32];
   const NormEntry& e = table.owner(blockIdx.x);
   const int64_t begin = static_cast<int64_t>(blockIdx.x - e.first_block) * kNormPerBlock;
   const int64_t end = min(e.size, begin + kNormPerBlock);
-  // Gradients of both types may be in one table; a block has one tensor, so its threads agree.
-  const double own = e.dtype == DType::kF32
-                         ? square_sum(static_cast<const float*>(e.values), begin, end)
-                         : square_sum(static_cast<const __nv_bfloat16*>(e.values), begin, end);
-  const double sum = block_reduce<kThreads>(own, scratch, Plus{});
+  // A table may have tensors of both types; the branch is uniform over the block.
+  const double thread_sum = e.dtype == DType::kF32
+                                ? square_sum(static_cast<const float*>(e.values), begin, end)
+                                : square_sum(static_cast<const bf16*>(e.values), begin, end);
+  const double sum = block_reduce<kThreads>(thread_sum, scratch, Plus{});
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-// One block adds the pieces' sums: thread i those of i, i + kTotalThreads and so on, then the
-// threads' sums are reduced in a fixed order.
+// One block adds the partial sums: thread i adds i, i + kTotalThreads, ..., then the threads'
+// totals are reduced in a fixed order.
 __global__ void __launch_bounds__(kTotalThreads)
     norm_kernel(double* norm, const double* partial, int64_t count) {
   __shared__ double scratch[kTotalThreads / 32];
-  double own = 0;
-  for (int64_t i = threadIdx.x; i < count; i += kTotalThreads) own += partial[i];
-  const double sum = block_reduce<kTotalThreads>(own, scratch, Plus{});
+  double thread_sum = 0;
+  for (int64_t i = threadIdx.x; i < count; i += kTotalThreads) thread_sum += partial[i];
+  const double sum = block_reduce<kTotalThreads>(thread_sum, scratch, Plus{});
   if (threadIdx.x == 0) *norm = sqrt(sum);
 }
 
@@ -276,7 +273,7 @@ void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     AdamWTensor& t = tensors[i];
     if (t.param.numel() == 0) continue;
-    const bool small = t.m.dtype() == DType::kBF16;
+    const bool bf16_moments = t.m.dtype() == DType::kBF16;
     const bool rounds = t.param.dtype() == DType::kBF16;
     batch.table.add({.weights = pointer<float>(rounds ? t.master : t.param),
                      .m = t.m.raw(),
@@ -284,7 +281,7 @@ void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc) {
                      .grad = pointer<float>(t.grad),
                      .rounded = rounds ? pointer<uint16_t>(t.param) : nullptr,
                      .low = pointer<uint16_t>(t.low_bits),
-                     .stream = small ? moments_stream(desc, i) : 0,
+                     .stream = bf16_moments ? moments_stream(desc, i) : 0,
                      .size = t.param.numel(),
                      .first_block = 0,
                      .decay = adamw_decay<float>(desc, t.weight_decay)},
@@ -296,12 +293,12 @@ void adamw_step(std::span<AdamWTensor> tensors, const AdamWDesc& desc) {
 
 void grad_norm(Tensor& norm, std::span<const Tensor> tensors) {
   const Device device = norm.device();
-  int64_t pieces = 0;
+  int64_t slices = 0;
   for (const Tensor& t : tensors) {
     dispatch_device(t.dtype(), "grad_norm", [&]<class T>() {});
-    pieces += blocks_for(t.numel(), kNormPerBlock);
+    slices += blocks_for(t.numel(), kNormPerBlock);
   }
-  Tensor partial = Tensor::empty({pieces}, DType::kF64, device);
+  Tensor partial = Tensor::empty({slices}, DType::kF64, device);
   double* const sums = pointer<double>(partial);
   NormTable table;
   int64_t done = 0;
@@ -319,7 +316,7 @@ void grad_norm(Tensor& norm, std::span<const Tensor> tensors) {
   }
   flush();
   launch("grad_norm_total", norm_kernel, {1, kTotalThreads}, device, pointer<double>(norm),
-         static_cast<const double*>(sums), pieces);
+         static_cast<const double*>(sums), slices);
 }
 
 }  // namespace cohort::kernels::cuda

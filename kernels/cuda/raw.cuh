@@ -1,5 +1,5 @@
-// Packs of elements as registers hold them: 32-bit words, so that bf16 values come in pairs until
-// they are used. (The compiler spends a register on each 16-bit element of an array.)
+// Packs of elements as 32-bit words in registers, so that bf16 values stay in pairs until they are
+// used. (The compiler allocates a register for each 16-bit element of an array.)
 #pragma once
 
 #include <cstring>
@@ -9,7 +9,7 @@
 
 namespace cohort::kernels::cuda {
 
-// N elements of T: a power of two, 16 bytes at most.
+// N elements of T: N is a power of two, at most 16 bytes in all.
 template <class T, int N>
 struct Raw {
   using Word = std::conditional_t<(N * sizeof(T) >= 4), uint32_t, uint16_t>;
@@ -39,8 +39,7 @@ __device__ __forceinline__ void store_raw(T* p, const Raw<T, N>& raw) {
 // Element n; n is a constant after unrolling.
 template <class T, int N>
 __device__ __forceinline__ float element(const Raw<T, N>& raw, int n) {
-  // A bf16 value is the upper half of an f32: shifting the low one up, and masking the high one, is
-  // all that converts them.
+  // bf16 is the upper half of an f32: the low element is shifted, the high one masked.
   if constexpr (sizeof(T) == 4)
     return __uint_as_float(raw.word[n]);
   else if constexpr (N == 1)
@@ -69,10 +68,10 @@ __device__ __forceinline__ Raw<T, N> to_raw(const float (&x)[N]) {
   return raw;
 }
 
-// The first `live` of N elements at p one by one, those of `past` for the others.
+// Loads the first `live` of N elements at p one by one; the others come from `past`.
 template <int N, class T>
 __device__ __forceinline__ Raw<T, N> load_some(const T* p, int live, const Raw<T, N>& past = {}) {
-  // By way of floats, which hold a bf16 exactly, so that there is one code for both types.
+  // Through f32, which is exact, so that both types share the code.
   float x[N];
 #pragma unroll
   for (int n = 0; n < N; ++n) x[n] = n < live ? to_float(p[n]) : element(past, n);
@@ -85,7 +84,7 @@ __device__ __forceinline__ void store_some(T* p, const Raw<T, N>& raw, int live)
     if (n < live) p[n] = from_float<T>(element(raw, n));
 }
 
-// N floats at p, four to an access where there are as many.
+// Loads N floats, four per access if N allows.
 template <int N>
 __device__ __forceinline__ void load_floats(const float* p, float (&x)[N]) {
   constexpr int kStep = N < 4 ? N : 4;

@@ -1,5 +1,5 @@
-// Rotary embedding on CUDA; a thread rotates N neighbouring pairs. Threads along x share a token,
-// and with it the row of the table.
+// Rotary embedding on CUDA; a thread rotates N adjacent pairs. Threads along x share a token and
+// its row of the table.
 #include "kernels/cuda/rotate.cuh"
 #include "kernels/rope.h"
 
@@ -15,25 +15,23 @@ struct Rotation {
   RopeTable table;
   const int32_t* positions;
   int64_t tokens;
-  int rotated, plain;  // heads of a token that are, and that stay as they are
-  float sign;          // of the sines
+  int rotated, plain;  // heads per token that are rotated, and that are only copied
+  float sign;          // factor of the sines
   bool accumulate;
 };
 
-// A block has blockDim.y tokens. The threads of a token go over the packs of all heads that are
-// rotated: pack k is head k / packs, pairs from (k mod packs) N on. The table's row, in f32, is the
-// same for all heads and comes from the caches but for the first. The heads after them are copied,
-// or added, unless they are in their place already.
+// A block has blockDim.y tokens. The threads of a token stride over the packs of all rotated heads:
+// pack k is head k / packs, pairs [(k mod packs) N, (k mod packs) N + N). The table's row is cached
+// after the first head. The plain heads are copied or accumulated; if y is x there is no copy.
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads) rope_kernel(const Rotation<T> p) {
-  start_beside_previous();
+  launch_and_wait_on_dependents();
   const int64_t token = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (token >= p.tokens) return;
   const int position = p.positions[token], half = p.table.half;
   const int64_t start = token * (p.rotated + p.plain) * 2 * half;
-  const unsigned packs = half / N, count = p.rotated * packs;  // of a head, of the token
+  const unsigned packs = half / N, count = p.rotated * packs;  // per head, per token
   for (unsigned k = threadIdx.x; k < count; k += blockDim.x) {
-    // Neighbouring threads have neighbouring packs of pairs, first of one head, then of the next.
     const unsigned head = k / packs, pair = (k - head * packs) * N;
     const int64_t at = start + int64_t{head} * 2 * half + pair;
     rotate<N>(p.y + at, p.x + at, half, Angles<N>(p.table, position, pair), p.sign, p.accumulate);
@@ -58,15 +56,13 @@ template <class T, int N>
 void run(const Rotation<T>& p, Device device) {
   const int64_t packs = int64_t{p.rotated} * p.table.half / N;
   unsigned across = 1;
-  // Threads of a block: the least power of two that covers a token's packs, and as many tokens as
-  // fill the block.
+  // The smallest power of two that covers a token's packs, and as many tokens as fill the block.
   while (across < kThreads && across < packs) across *= 2;
   const unsigned down = kThreads / across;
-  launch("rope", rope_kernel<T, N>,
-         {.grid = blocks_for(p.tokens, down),
-          .block = {across, down},
-          .start = Start::kBesidePrevious},
-         device, p);
+  launch(
+      "rope", rope_kernel<T, N>,
+      {.grid = blocks_for(p.tokens, down), .block = {across, down}, .start = Start::kProgrammatic},
+      device, p);
 }
 
 }  // namespace

@@ -1,20 +1,21 @@
-// The rotation of N neighbouring pairs of a head: N elements of its first half with those of its
-// second half. rope() and what writes keys to the cache have it in common, and so their bits.
+// Rotation of N adjacent pairs of a head: N elements of its first half with those of its second
+// half. Shared by rope() and the kernels that write keys to the cache, so their results are bitwise
+// equal.
 #pragma once
 
 #include "kernels/cuda/raw.cuh"
 
 namespace cohort::kernels::cuda {
 
-// A rotary table [rows, cos of half pairs | sin of half pairs].
+// Rotary table [rows, 2 half]: the cosines of all pairs, then the sines.
 struct RopeTable {
   const float* data = nullptr;  // null: no rotation
   int64_t rows = 0;
   int half = 0;
 };
 
-// The cosines and sines of pairs [pair, pair + N) at a position. A position outside the table has
-// no angles: what they rotate becomes NaN, where a wrong row would look right.
+// Cosines and sines of pairs [pair, pair + N) at a position. A position outside the table gives
+// NaN, because a wrong row would go unnoticed.
 template <int N>
 struct Angles {
   float cos[N], sin[N];
@@ -29,11 +30,11 @@ struct Angles {
   }
 };
 
-// y (+)= x at offsets 0 and half, rotated by the angles, sines times `sign`. y may be x.
+// y (+)= x rotated by the angles, with sines times `sign`, at offsets 0 and half. y may be x.
 template <int N, class T>
 __device__ __forceinline__ void rotate(T* y, const T* x, int half, const Angles<N>& angles,
                                        float sign, bool accumulate) {
-  // Both halves are loaded before either is written: y may be x.
+  // Both halves are loaded before either is written, because y may be x.
   const auto first = load_raw<N>(x), second = load_raw<N>(x + half);
   float out[2][N];
 #pragma unroll

@@ -1,10 +1,9 @@
-// The one row function behind every log-prob on CUDA: training's fused head and the sampler call it
-// on the same f32 logits and get the same bits. One block per row reads it once: each warp has one
-// run of consecutive ids, and each of its threads has kChains running sums, each with the largest
-// logit so far, over ids that depend on the vocabulary's size only; all sums are added in a fixed
-// order. The warps' sums tell a sampler in which run its draw lies. Training, which wants the
-// gradients of the same logits, spreads a row over the blocks of a cluster instead (head.cu), where
-// a warp has one chain of a run.
+// Row softmax statistics behind every log-prob on CUDA: the fused head of training and the sampler
+// call it on the same f32 logits and get the same bits. One block reads a row once: each warp has
+// one run of consecutive ids, and each of its threads has kChains online-softmax accumulators over
+// ids that depend on the vocabulary size only; all sums are added in a fixed order. The sampler
+// inverts the CDF by the warps' sums. If training needs the gradients of the same logits, a row is
+// instead distributed over the blocks of a cluster (head.cu), where a warp has one chain of a run.
 #pragma once
 
 #include <cfloat>
@@ -16,12 +15,12 @@
 namespace cohort::kernels::cuda {
 
 inline constexpr int kRowThreads = 512, kRowWarps = kRowThreads / 32;
-// Ids that a warp and a block read at a time, four consecutive ones per thread.
+// Ids that a warp and a block read at a time, four consecutive ids per thread.
 inline constexpr int kWarpTile = 4 * 32, kRowTile = 4 * kRowThreads;
-// Chain c of a run has every kChains-th tile of a warp from tile c on.
+// Chain c of a run has every kChains-th tile of a warp, starting at tile c.
 inline constexpr int kChains = 4;
 
-// Ids of each warp's run; the last runs may be shorter, or empty.
+// Number of ids in a warp's run; the last runs may be shorter or empty.
 __host__ __device__ inline int64_t run_length(int64_t vocab) {
   return (vocab + kRowTile - 1) / kRowTile * kWarpTile;
 }
@@ -29,7 +28,7 @@ __host__ __device__ inline int64_t run_length(int64_t vocab) {
 // With d[v] = (logits[v] - largest) inverse_temperature:
 struct RowSoftmax {
   float largest, inverse_temperature;
-  double sum, weighted;  // of e^d, of e^d d
+  double sum, weighted;  // sum of e^d, sum of e^d d
 
   __device__ double log_sum() const { return log(sum); }
   // Log-sum-exp of the logits at the temperature.
@@ -42,14 +41,14 @@ struct RowSoftmax {
   __device__ float logprob(float logit) const {
     return static_cast<float>(static_cast<double>(scaled(logit)) - log_sum());
   }
-  // NaN or an infinite largest logit leave no distribution.
+  // NaN or an infinite largest logit gives no distribution.
   __device__ bool valid() const { return isfinite(largest) && isfinite(sum); }
 };
 
 // Logits [v, v + 4) of a row; -inf from `end` on.
 __device__ __forceinline__ Pack<float, 4> load_logits(const float* logits, int64_t v, int64_t end) {
-  // A row of a vocabulary that is no multiple of 4 may start at any float; its logits are then read
-  // one by one, in the same order.
+  // If the vocabulary is not a multiple of 4, rows may be unaligned; their logits are read one by
+  // one.
   if (v + 4 <= end && reinterpret_cast<uintptr_t>(logits) % 16 == 0)
     return load_pack<4>(logits + v);
   Pack<float, 4> out;
@@ -58,16 +57,15 @@ __device__ __forceinline__ Pack<float, 4> load_logits(const float* logits, int64
   return out;
 }
 
-// The running sums of one chain over a thread's ids: of e = 2^(exponent (z - largest)), and of
-// e (z - largest). exponent: log2(e) inverse_temperature.
+// Running sums of one chain over a thread's ids: sum of e = 2^(exponent (z - largest)), weighted
+// sum of e (z - largest). exponent: log2(e) inverse_temperature.
 struct PartialSoftmax {
   float largest = -INFINITY, sum = 0, weighted = 0;
 
-  // Makes the sums relative to another largest logit. Sums of nothing stay so; a NaN stays one.
+  // Makes the sums relative to another largest logit. Empty sums stay 0; NaN stays NaN.
   __device__ void rebase(float to, float exponent) {
     if (sum != 0) {
-      // The weighted sum gets the shift besides. Where the factor is 0 the shift may be -inf: 0
-      // times it would be NaN.
+      // If the factor is 0 the shift may be -inf, and 0 times -inf would be NaN.
       const float shift = largest - to, factor = fast_exp2(shift * exponent);
       weighted = factor > 0 ? factor * __fmaf_rn(shift, sum, weighted) : 0;
       sum *= factor;
@@ -79,10 +77,9 @@ struct PartialSoftmax {
     float top = logits.v[0];
 #pragma unroll
     for (const float z : logits.v) top = fmaxf(top, z);
-    // One rescaling for a pack of logits, and none once the largest is among those seen:
-    // exponentials are the cost here.
+    // At most one rescaling per pack, since exponentials dominate the cost.
     if (top > largest) rebase(top, exponent);
-    // While only excluded tokens (-inf) were seen, any finite number will do.
+    // Before the first finite logit any finite base is correct.
     const float from = largest == -INFINITY ? 0 : largest;
 #pragma unroll
     for (const float z : logits.v) {
@@ -94,31 +91,31 @@ struct PartialSoftmax {
   }
 };
 
-// Called by all kRowThreads threads of a block; all get the result, and may call it again at once:
-// between a thread's last look at an array of warps' values and the next write to it lies a barrier
-// of another reduction. `sum_of_warp`, [kRowWarps] in shared memory, gets the sums of e^d over the
-// warps' runs; they add up to `sum` in ascending order, to the bit.
+// Called by all kRowThreads threads of a block; all get the result. It may be called again without
+// a barrier: between the last read of a scratch array and its next write there is a barrier of
+// another reduction. `run_sums`, [kRowWarps] in shared memory, receives the sums of e^d over the
+// warps' runs; added in ascending order they are bitwise `sum`.
 __device__ inline RowSoftmax row_softmax(const float* logits, int64_t vocab,
-                                         float inverse_temperature, double* sum_of_warp) {
-  __shared__ float largest_of_warp[kRowWarps];
-  __shared__ double weighted_of_warp[kRowWarps];
+                                         float inverse_temperature, double* run_sums) {
+  __shared__ float warp_largest[kRowWarps];
+  __shared__ double warp_weighted[kRowWarps];
   const int64_t run = run_length(vocab), begin = threadIdx.x / 32 * run;
   const int64_t end = min(vocab, begin + run);
   const float exponent = inverse_temperature * kLog2e;
   PartialSoftmax chains[kChains];
   for (int64_t v = begin + 4 * (threadIdx.x % 32); v < end; v += kChains * kWarpTile) {
     Pack<float, 4> batch[kChains];
-    // All loads before the arithmetic, so that four are under way at a time.
+    // All loads before the arithmetic, so that four are in flight.
 #pragma unroll
     for (int c = 0; c < kChains; ++c) batch[c] = load_logits(logits, v + c * kWarpTile, end);
 #pragma unroll
     for (int c = 0; c < kChains; ++c) chains[c].add(batch[c], exponent);
   }
-  float own = -INFINITY;
+  float thread_largest = -INFINITY;
 #pragma unroll
-  for (const PartialSoftmax& chain : chains) own = fmaxf(own, chain.largest);
-  const float largest = block_reduce<kRowThreads>(own, largest_of_warp, Larger{});
-  // All sums become relative to the row's largest logit; then they are added in f64.
+  for (const PartialSoftmax& chain : chains) thread_largest = fmaxf(thread_largest, chain.largest);
+  const float largest = block_reduce<kRowThreads>(thread_largest, warp_largest, Larger{});
+  // Rebase all sums to the row's largest logit, then add them in f64.
   double sum = 0, weighted = 0;
 #pragma unroll
   for (PartialSoftmax& chain : chains) {
@@ -128,9 +125,9 @@ __device__ inline RowSoftmax row_softmax(const float* logits, int64_t vocab,
   }
   return {.largest = largest,
           .inverse_temperature = inverse_temperature,
-          .sum = block_reduce<kRowThreads>(sum, sum_of_warp, Plus{}),
+          .sum = block_reduce<kRowThreads>(sum, run_sums, Plus{}),
           .weighted = static_cast<double>(inverse_temperature) *
-                      block_reduce<kRowThreads>(weighted, weighted_of_warp, Plus{})};
+                      block_reduce<kRowThreads>(weighted, warp_weighted, Plus{})};
 }
 
 }  // namespace cohort::kernels::cuda

@@ -1,7 +1,7 @@
-// How the threads of a block share the rows of a matrix: a group of 1 to 512 neighbouring threads
-// has a row, and each thread packs of 16 bytes of it, kPacks at a time in registers. Which thread
-// has which element, and so the order of every reduction, follows from the number of columns and
-// the element size alone; where rows are not aligned, the same elements are moved one by one.
+// Distribution of matrix rows over the threads of a block: a group of 1 to 512 adjacent threads
+// processes a row, each thread 16-byte packs of it, kPacks at a time in registers. The assignment
+// of elements to threads, and so the order of every reduction, depends on the number of columns and
+// the element size only; in unaligned rows the same elements are accessed one by one.
 #pragma once
 
 #include "kernels/common.h"
@@ -9,24 +9,24 @@
 
 namespace cohort::kernels::cuda {
 
-inline constexpr int kRowPacks = 4;  // packs that a thread holds, where a kernel does not say
+inline constexpr int kRowPacks = 4;  // default packs per thread
 inline constexpr int kMaxGroup = 512;
-// Fewer blocks than this leave multiprocessors of an H100 without one.
+// Number of multiprocessors of an H100; fewer blocks leave some idle.
 inline constexpr unsigned kFewBlocks = 132;
 
 struct RowLayout {
   int64_t rows = 0;
   int cols = 0;
-  int group_log2 = 0;       // threads of a row
-  int tiles = 0;            // rounds of group * kPacks packs that cover the row
+  int group_log2 = 0;       // threads per row
+  int tiles = 0;            // tiles of group * kPacks packs per row
   bool vectorized = false;  // 16-byte accesses
 
   int group() const { return 1 << group_log2; }
   int threads() const { return std::max(128, group()); }
-  // Blocks if each has its rows once.
+  // Number of blocks if each processes one set of rows.
   unsigned blocks() const { return blocks_for(rows, threads() / group()); }
-  // For kernels whose rows have nothing to do with each other: of few rows, a block has one, or as
-  // many as a warp has, so that they are read through more multiprocessors.
+  // For kernels with independent rows. Few rows are spread over more multiprocessors: a block then
+  // has one row, or as many as fit into a warp.
   LaunchShape launch_shape(Start start = Start::kAfterPrevious) const {
     const int block = blocks() < kFewBlocks ? std::max(32, group()) : threads();
     return {.grid = blocks_for(rows, block / group()),
@@ -35,16 +35,16 @@ struct RowLayout {
   }
 };
 
-// The layout of rows of T. `vectorized` says that every row of every tensor starts at a multiple of
-// 16 bytes: see vectorized_rows().
+// Layout of rows of T. `vectorized`: every row of every tensor starts at a multiple of 16 bytes,
+// see vectorized_rows().
 template <class T, int kPacks = kRowPacks>
 RowLayout row_layout(int64_t rows, int64_t cols, bool vectorized) {
   COHORT_CHECK(cols < (1 << 30), "[rows] rows of ", cols, " columns are too long");
   const auto packs = static_cast<int>((cols + kPackSize<T> - 1) / kPackSize<T>);
   RowLayout layout{.rows = rows, .cols = static_cast<int>(cols), .vectorized = vectorized};
   while (layout.group() < kMaxGroup && layout.group() * kPacks < packs) ++layout.group_log2;
-  // The group grows before the number of tiles does, so that short rows leave few threads idle and
-  // rows of at most kMaxGroup * kPacks packs are read once.
+  // The group grows before the number of tiles, so that short rows leave few threads idle and rows
+  // of at most kMaxGroup * kPacks packs are read once.
   const int tile = layout.group() * kPacks;
   layout.tiles = (packs + tile - 1) / tile;
   return layout;
@@ -54,14 +54,14 @@ bool vectorized_rows(int64_t cols, const T*... rows) {
   return aligned(rows...) && ((cols * static_cast<int64_t>(sizeof(T)) % 16 == 0) && ...);
 }
 
-// The same for rows that a tensor may have apart.
+// True if strided rows start at multiples of 16 bytes.
 template <class T>
-bool vectorized_starts(const RowStarts& starts) {
+bool vectorized_starts(const RowOffsets& starts) {
   return starts.outer % kPackSize<T> == 0 && starts.cols % kPackSize<T> == 0;
 }
 
-// One thread's slice of its row, in the rows of a block. A thread past the last row has no columns:
-// it takes part in reductions and moves nothing.
+// A thread's slice of its row. A thread past the last row has no columns: it participates in
+// reductions but accesses no memory.
 template <class T, int kPacks = kRowPacks>
 struct RowSlice {
   static constexpr int N = kPackSize<T>;
@@ -77,18 +77,18 @@ struct RowSlice {
         lane(threadIdx.x & ((1 << layout.group_log2) - 1)),
         group(1 << layout.group_log2),
         vectorized(layout.vectorized) {
-    // Threads past the last row stay for the barriers of reductions; row 0 gives them addresses
-    // that exist.
+    // Threads past the last row remain for the barriers of reductions and get the valid addresses
+    // of row 0.
     if (row >= layout.rows) row = 0;
   }
   __device__ bool is_leader() const { return cols > 0 && lane == 0; }
-  // The first column of pack u of a tile.
+  // First column of pack u of a tile.
   __device__ int column(int tile, int u) const { return ((tile * kPacks + u) * group + lane) * N; }
 
-  // Elements past the row are those of `past`.
+  // Elements past the end of the row are taken from `past`.
   __device__ __forceinline__ void load(const T* start, int tile, Packs& packs,
                                        const Raw<T, N>& past = {}) const {
-    // The choice is the same for all threads of a launch.
+    // Uniform over the grid.
     if (vectorized) {
 #pragma unroll
       for (int u = 0; u < kPacks; ++u) {
@@ -108,7 +108,7 @@ struct RowSlice {
     else if (c < cols)
       store_raw(start + c, pack);
   }
-  // fn(u, n) for every element that is inside the row.
+  // Calls fn(u, n) for every element inside the row.
   template <class F>
   __device__ __forceinline__ void each(int tile, F&& fn) const {
 #pragma unroll
@@ -119,13 +119,13 @@ struct RowSlice {
   }
 };
 
-// Combines kValues values per thread, each over the threads of a row: a butterfly over lanes, then
-// one over warps. Every thread of the block calls it with `scratch` of 32 values for each value. It
-// ends without a barrier, so consecutive calls need two scratch arrays that alternate.
+// Reduces kValues values per thread over the threads of a row: a butterfly over lanes, then one
+// over warps. Every thread of the block must call it; `scratch` holds 32 floats per value. It ends
+// without a barrier, so consecutive calls need two alternating scratch arrays.
 template <int kValues, class Combine>
 __device__ __forceinline__ void group_reduce(float (&x)[kValues], int group, float* scratch,
                                              Combine combine) {
-  const auto across = [&](int lanes) {
+  const auto butterfly = [&](int lanes) {
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2)
       if (offset < lanes)
@@ -133,22 +133,22 @@ __device__ __forceinline__ void group_reduce(float (&x)[kValues], int group, flo
         for (int k = 0; k < kValues; ++k)
           x[k] = combine(x[k], __shfl_xor_sync(0xffffffffu, x[k], offset));
   };
-  // Groups of at most a warp lie inside it, next to each other: the offsets below `lanes` never
-  // leave the group, and shared memory is not needed.
-  if (group <= 32) return across(group);
-  across(32);
+  // Groups of at most a warp are aligned within it: offsets below `lanes` stay inside the group, so
+  // shared memory is not needed.
+  if (group <= 32) return butterfly(group);
+  butterfly(32);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int others = group / 32 - 1;  // warps of a row, less one: they are a power of two
+  const int warp_mask = group / 32 - 1;  // a row has a power of two of warps
 #pragma unroll
   for (int k = 0; k < kValues; ++k)
     if (lane == 0) scratch[32 * k + warp] = x[k];
   __syncthreads();
-  // Each lane reads the value of one warp of its row (warp & ~others is the row's first), again and
-  // again where the row has fewer than 32 of them, and a butterfly over as many lanes combines
-  // them.
+  // Each lane reads the value of one warp of its row, repeating if the row has fewer than 32 warps;
+  // a butterfly over as many lanes reduces them.
 #pragma unroll
-  for (int k = 0; k < kValues; ++k) x[k] = scratch[32 * k + (warp & ~others) + (lane & others)];
-  across(others + 1);
+  for (int k = 0; k < kValues; ++k)
+    x[k] = scratch[32 * k + (warp & ~warp_mask) + (lane & warp_mask)];
+  butterfly(warp_mask + 1);
 }
 template <class Combine>
 __device__ __forceinline__ float group_reduce(float x, int group, float* scratch, Combine combine) {

@@ -1,5 +1,4 @@
-// The copy engine of sm_90 and the barriers in shared memory that count what it has copied, one
-// wrapper each. Only code for sm_90 and newer may call them.
+// Wrappers of the sm_90 TMA and mbarrier instructions. Only code for sm_90 and newer may call them.
 #pragma once
 
 #include <cuda.h>
@@ -11,8 +10,8 @@
 
 namespace cohort::kernels::cuda {
 
-// A barrier's phase ends when `arrivals` threads have arrived and all announced bytes are there.
-// The threads that use it wait for each other (__syncthreads()) after the calls.
+// A barrier's phase completes after `arrivals` arrivals and all expected transaction bytes. Threads
+// that use the barrier must synchronise (__syncthreads()) after its initialisation.
 __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
   asm volatile(
       "mbarrier.init.shared.b64 [%0], %1;\n"
@@ -23,37 +22,37 @@ __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("{.reg .b64 s; mbarrier.arrive.shared.b64 s, [%0];}\n" ::"r"(barrier) : "memory");
 }
-// Arrives, and announces bytes that tma_load() will copy.
-__device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, int bytes) {
+// Arrives and expects the bytes that tma_load() will copy.
+__device__ __forceinline__ void barrier_arrive_expect_tx(uint32_t barrier, int bytes) {
   asm volatile("{.reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1;}\n" ::"r"(barrier),
                "r"(bytes)
                : "memory");
 }
-// Announces bytes that tma_load() will copy; the thread arrives later.
-__device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes) {
+// Expects bytes that tma_load() will copy, without arriving.
+__device__ __forceinline__ void barrier_expect_tx(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;\n" ::"r"(barrier),
                "r"(bytes)
                : "memory");
 }
-// Whether the phase of this parity (0 for the first one) has ended.
-__device__ __forceinline__ bool barrier_is_done(uint32_t barrier, uint32_t parity) {
+// Non-blocking test: true if the phase of this parity (0 for the first) has completed.
+__device__ __forceinline__ bool barrier_is_done(uint32_t barrier, uint32_t phase) {
   uint32_t done = 0;
   asm volatile(
       "{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}\n"
       : "=r"(done)
-      : "r"(barrier), "r"(parity)
+      : "r"(barrier), "r"(phase)
       : "memory");
   return done != 0;
 }
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t phase) {
   asm volatile(
       "{\n.reg .pred p;\n"
       "again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
       "@!p bra again;\n}\n" ::"r"(barrier),
-      "r"(parity)
+      "r"(phase)
       : "memory");
 }
-// Arrives, and waits until the phase has ended.
+// Arrives and waits for the phase to complete.
 __device__ __forceinline__ void barrier_arrive_and_wait(uint32_t barrier) {
   asm volatile(
       "{\n.reg .pred p;\n.reg .b64 s;\n"
@@ -63,38 +62,38 @@ __device__ __forceinline__ void barrier_arrive_and_wait(uint32_t barrier) {
       : "memory");
 }
 
-// A warp's first thread arrives when all of its threads are here.
-__device__ __forceinline__ void release(uint32_t barrier) {
+// Arrives with one thread after all threads of the warp have reached this point.
+__device__ __forceinline__ void arrive_once_per_warp(uint32_t barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
-// Number i of the things that use kCount stages one after the other is in `stage`; parity: of the
-// times that others were there before.
-template <int kCount>
-struct Turn {
-  int stage;
-  uint32_t parity;
-  __device__ explicit Turn(int i)
-      : stage(static_cast<int>(static_cast<uint32_t>(i) % kCount)),
-        parity(static_cast<uint32_t>(i) / kCount % 2) {}
+// Stage index and barrier phase of iteration i of a pipeline with kStages stages.
+template <int kStages>
+struct PipelineState {
+  int index;
+  uint32_t phase;
+  __device__ explicit PipelineState(int i)
+      : index(static_cast<int>(static_cast<uint32_t>(i) % kStages)),
+        phase(static_cast<uint32_t>(i) / kStages % 2) {}
 };
 
-// A place in a tensor of four dimensions, the innermost first.
-struct TmaPlace {
-  int at[4];
+// Element coordinates in a 4-D tensor, innermost dimension first.
+struct TmaCoordinates {
+  int index[4];
 };
-// Starts the copy of the box at `from` of a tensor to shared memory (aligned to 1 KiB for the
-// swizzle of 128 bytes); what lies outside the tensor becomes zeros. Each thread that calls it
-// starts a copy of its own.
-__device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, const TmaPlace& from,
-                                         uint32_t barrier) {
+// Starts a TMA load of the box at `from` into shared memory (aligned to 1 KiB for the 128-byte
+// swizzle); elements outside the tensor are filled with zeros. Every calling thread issues a copy,
+// so one thread has to be elected.
+__device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map,
+                                         const TmaCoordinates& from, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
       "{%2, %3, %4, %5}], [%6];\n" ::"r"(to),
-      "l"(map), "r"(from.at[0]), "r"(from.at[1]), "r"(from.at[2]), "r"(from.at[3]), "r"(barrier)
+      "l"(map), "r"(from.index[0]), "r"(from.index[1]), "r"(from.index[2]), "r"(from.index[3]),
+      "r"(barrier)
       : "memory");
 }
-// The same for `bytes` that lie one after the other: a multiple of 16, as both addresses are.
+// Bulk load of `bytes` contiguous bytes; size and both addresses are multiples of 16.
 __device__ __forceinline__ void bulk_load(uint32_t to, const void* from, int bytes,
                                           uint32_t barrier) {
   asm volatile(
@@ -103,21 +102,22 @@ __device__ __forceinline__ void bulk_load(uint32_t to, const void* from, int byt
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-// Starts the copy of the box at `to` of a tensor from shared memory; what lies outside the tensor
-// is left out.
-__device__ __forceinline__ void tma_store(const CUtensorMap* map, const TmaPlace& to,
+// Starts a TMA store from shared memory to the box at `to`; elements outside the tensor are
+// skipped.
+__device__ __forceinline__ void tma_store(const CUtensorMap* map, const TmaCoordinates& to,
                                           uint32_t from) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], "
       "[%5];\n" ::"l"(map),
-      "r"(to.at[0]), "r"(to.at[1]), "r"(to.at[2]), "r"(to.at[3]), "r"(from)
+      "r"(to.index[0]), "r"(to.index[1]), "r"(to.index[2]), "r"(to.index[3]), "r"(from)
       : "memory");
 }
-// Ends a group of the thread's copies to memory.
+// Commits this thread's TMA stores as a bulk group.
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
 }
-// Waits until the thread's groups have been read from shared memory; or until they are there, too.
+// Waits until this thread's bulk groups have read shared memory; bulk_wait() also waits until their
+// writes are complete.
 __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory");
 }
@@ -125,26 +125,25 @@ __device__ __forceinline__ void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
 }
 
-// Orders what this thread has read from and written to shared memory before copies to it that are
-// started after a barrier at which the thread arrives next. Without it a load that is under way
-// when the thread arrives may see what is copied.
-__device__ __forceinline__ void fence_before_tma() {
+// Orders this thread's generic-proxy accesses to shared memory before TMA accesses issued after the
+// next barrier arrival. Without it, a load in flight at the arrival may observe data written by
+// TMA.
+__device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
-// Fetches the description of a tensor, which the first copy would wait for.
+// Prefetches the tensor map, for which the first copy would have to wait.
 __device__ __forceinline__ void tma_prefetch(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
 }
 
-// A bf16 tensor as the copy engine sees it, the innermost dimension first: elements, bytes from one
-// to the next of all dimensions but the innermost, and elements of a box, whose rows of up to 128
-// bytes are swizzled by that period, or by 64 if that is what they have.
+// Arguments of the tensor map of a bf16 tensor, innermost dimension first. Box rows of 64 bytes use
+// the 64-byte swizzle, all others the 128-byte swizzle.
 struct TmaTensor {
   const Tensor& t;
-  cuuint64_t sizes[4], strides[3];
-  cuuint32_t box[4];
+  cuuint64_t sizes[4], strides[3];  // elements; bytes, without the innermost dimension
+  cuuint32_t box[4];                // elements
 };
-inline CUtensorMap tma_describe(const TmaTensor& in) {
+inline CUtensorMap make_tensor_map(const TmaTensor& in) {
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static const auto encode = [] {
     void* function = nullptr;
@@ -164,7 +163,7 @@ inline CUtensorMap tma_describe(const TmaTensor& in) {
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(in.t.raw()), in.sizes,
              in.strides, in.box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  COHORT_CHECK(result == CUDA_SUCCESS, "[tma] the copy engine does not take ", in.t.str(),
+  COHORT_CHECK(result == CUDA_SUCCESS, "[tma] cannot create a tensor map of ", in.t.str(),
                ", error ", static_cast<int>(result));
   return map;
 }

@@ -6,7 +6,7 @@
 namespace cohort {
 namespace {
 
-// About training, generation, files and programs, not about what a forward computes.
+// Fields about training, generation, files and programs that do not affect the forward.
 constexpr const char* kHarmless[] = {"architectures",
                                      "model_type",
                                      "torch_dtype",
@@ -84,14 +84,14 @@ bool is_harmless(const std::string& field) {
   return std::find(std::begin(kHarmless), std::end(kHarmless), field) != std::end(kHarmless);
 }
 
-bool says_nothing(const Json& value) {
+bool is_blank(const Json& value) {
   return value.is_null() || (value.is_bool() && !value.as_bool()) ||
          (value.is_string() && value.as_string().empty()) ||
          (value.is_array() && value.as_array().empty()) ||
          (value.is_object() && value.as_object().empty());
 }
 
-// as_...() with the field's name in the error.
+// Calls read() and adds the field's name to errors.
 template <class Read>
 auto named(const char* field, const Read& read) {
   try {
@@ -170,11 +170,11 @@ void ConfigFile::refuse(const char* field, const std::string& why) const {
 
 void ConfigFile::check_all_used() const {
   for (const auto& [field, value] : json_.as_object()) {
-    if (field == "quantization_config" && !says_nothing(value))
+    if (field == "quantization_config" && !is_blank(value))
       throw InputError(
           "the field quantization_config: quantized weights are not supported; hint: "
           "use the model's folder with bf16 weights");
-    if (used_.contains(field) || says_nothing(value) || is_harmless(field)) continue;
+    if (used_.contains(field) || is_blank(value) || is_harmless(field)) continue;
     throw InputError(
         str("the field ", field, " is not supported for model_type ",
             json_.at("model_type").as_string(),

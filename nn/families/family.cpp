@@ -48,7 +48,7 @@ ModelConfig read_decoder(ConfigFile& file, const DecoderDefaults& defaults) {
   c.tie_embeddings = file.flag("tie_word_embeddings", defaults.tie_embeddings);
   c.init_std = file.number("initializer_range", c.init_std);
   c.mlp = gated_mlp(file, file.text("hidden_act", defaults.activation));
-  // Tables are made by layer and by dimension of a head: before the keys' limits are checked.
+  // Limits the tables built below per layer and head dim, before the keys' ranges are checked.
   if (c.num_layers < 1 || c.num_layers > 1000)
     file.refuse("num_hidden_layers", "expected a number from 1 to 1000");
   if (c.head_dim == 0 && c.num_heads > 0 && c.d_model % c.num_heads == 0)

@@ -10,7 +10,8 @@ ModelConfig read_gemma(ConfigFile& file) {
                                       .tie_embeddings = true,
                                       .activation = "gelu_pytorch_tanh",
                                       .head_dim = 256});
-  // Its first releases said gelu and meant the tanh form, which hidden_activation then named.
+  // Early releases have "gelu" in hidden_act but use the tanh form, later named by
+  // hidden_activation.
   file.expect("hidden_activation", "gelu_pytorch_tanh");
   if (c.mlp == MlpType::kGeGlu) c.mlp = MlpType::kGeGluTanh;
   c.qkv_bias = c.o_bias = file.flag("attention_bias", false);

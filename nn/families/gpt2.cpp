@@ -1,5 +1,5 @@
 // GPT-2 (Radford et al. 2019): LayerNorm, learned positions, biases. Its weights are stored as
-// [in, out], and those of q, k and v side by side.
+// [in, out], with q, k and v in one tensor.
 #include "nn/families/family.h"
 
 namespace cohort {

@@ -1,5 +1,5 @@
-// Llama 1 to 3 (Touvron et al. 2023, Grattafiori et al. 2024), and what is built like it: SmolLM,
-// TinyLlama, Yi, ...
+// Llama 1 to 3 (Touvron et al. 2023, Grattafiori et al. 2024) and models of the same architecture:
+// SmolLM, TinyLlama, Yi, ...
 #include "nn/families/family.h"
 
 namespace cohort {

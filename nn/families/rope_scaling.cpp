@@ -1,8 +1,8 @@
 // Rotary frequencies for texts longer than those a model was first trained on.
 //   linear   f / factor                                                     (Chen et al. 2023)
 //   llama3   long wavelengths by the factor, short ones not, a ramp between (Llama 3.1)
-//   yarn     the same with a ramp over dimensions, and larger logits        (Peng et al. 2023)
-//   dynamic, longrope     depend on the length of the text: here within the original context only
+//   yarn     as llama3 with a ramp over dimensions, and larger logits       (Peng et al. 2023)
+//   dynamic, longrope     depend on the length of the text: supported within the original context
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -13,7 +13,7 @@
 namespace cohort {
 namespace {
 
-// rope_parameters or rope_scaling.
+// Reader of rope_parameters or rope_scaling.
 struct Scaling {
   ConfigFile fields;
   double theta;
@@ -46,8 +46,8 @@ void scale_llama3(Scaling& in, ModelConfig& c) {
   const auto context = static_cast<double>(in.original_context(in.max_positions));
   if (!(low < high)) in.fields.refuse("high_freq_factor", "expected more than low_freq_factor");
   for (double& f : c.rope_frequencies) {
-    const double turns = context * f / (2 * std::numbers::pi);
-    const double ramp = std::clamp((turns - low) / (high - low), 0.0, 1.0);
+    const double rotations = context * f / (2 * std::numbers::pi);
+    const double ramp = std::clamp((rotations - low) / (high - low), 0.0, 1.0);
     f = (1 - ramp) * f / factor + ramp * f;
   }
 }
@@ -63,9 +63,9 @@ void scale_yarn(Scaling& in, ModelConfig& c) {
                                                      ? grow(factor, mscale) / grow(factor, all)
                                                      : grow(factor, 1));
   const auto dim = static_cast<double>(in.dim);
-  // The dimension whose wavelength makes this many turns within the context.
-  const auto dimension = [&](double turns) {
-    return dim * std::log(context / (turns * 2 * std::numbers::pi)) / (2 * std::log(in.theta));
+  // The dimension that completes this number of rotations within the context.
+  const auto dimension = [&](double rotations) {
+    return dim * std::log(context / (rotations * 2 * std::numbers::pi)) / (2 * std::log(in.theta));
   };
   double low = dimension(in.positive("beta_fast", 32)),
          high = dimension(in.positive("beta_slow", 1));
@@ -83,7 +83,7 @@ void scale_yarn(Scaling& in, ModelConfig& c) {
   }
 }
 
-// Within the original context the frequencies are those of default.
+// Within the original context the frequencies are the default ones.
 void limit_dynamic(Scaling& in, ModelConfig& c) {
   in.positive("factor", 1);
   c.context = std::min(c.context, in.original_context(in.max_positions));

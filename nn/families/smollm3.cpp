@@ -17,7 +17,7 @@ ModelConfig read_smollm3(ConfigFile& file) {
     c.rotary.push_back(rotary.empty() ? (i + 1) % interval != 0
                                       : rotary[static_cast<size_t>(i)] != 0);
   read_optional_window(file, c, {});
-  // Unless the file says otherwise, layers with rotary positions see everything.
+  // Without layer_types, layers with rotary positions have full attention.
   if (file.find("layer_types") == nullptr)
     for (size_t i = 0; i < c.windowed.size(); ++i) c.windowed[i] = !c.rotary[i];
   return c;

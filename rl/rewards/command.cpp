@@ -15,39 +15,40 @@ namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// The message of what is wrong with one answer to one request; empty: nothing.
-std::string fault_of_one(const Json& request, const Json& answer) {
-  if (!answer.is_object()) return "its answer is no object";
+// Returns what is wrong with an answer to a single request; empty: it is valid.
+std::string validate_single(const Json& request, const Json& answer) {
+  if (!answer.is_object()) return "its answer is not an object";
   const Json* index = answer.find("index");
   if (index == nullptr || !index->is_int() || index->as_int() != request.at("index").as_int())
     return "its answer does not have the index of the request";
   const Json *reward = answer.find("reward"), *error = answer.find("error");
-  if (error != nullptr) return error->is_string() ? "" : "its 'error' is no text";
+  if (error != nullptr) return error->is_string() ? "" : "its 'error' is not a string";
   if (reward == nullptr) return "its answer has neither 'reward' nor 'error'";
   if (reward->is_null()) return "";
   if (!reward->is_number()) return "its 'reward' is neither a number nor null";
   return std::isfinite(reward->as_double()) ? "" : "its 'reward' is not finite";
 }
 
-std::string fault_of(const std::string& request, const std::string& answer) {
-  Json asked = parse_json(request, "request"), said;
+std::string validate_answer(const std::string& request_line, const std::string& answer_line) {
+  Json request = parse_json(request_line, "request"), answer;
   try {
-    said = parse_json(answer, "answer");
+    answer = parse_json(answer_line, "answer");
   } catch (const InputError&) {
-    return "its answer is no JSON: " + excerpt(answer);
+    return "its answer is not valid JSON: " + excerpt(answer_line);
   }
-  if (!asked.is_array()) return fault_of_one(asked, said);
-  if (!said.is_array() || said.as_array().size() != asked.as_array().size())
-    return str("its answer is no list of ", asked.as_array().size());
-  for (size_t i = 0; i < said.as_array().size(); ++i)
-    if (std::string fault = fault_of_one(asked.as_array()[i], said.as_array()[i]); !fault.empty())
-      return fault;
+  if (!request.is_array()) return validate_single(request, answer);
+  const Json::Array& requests = request.as_array();
+  if (!answer.is_array() || answer.as_array().size() != requests.size())
+    return str("its answer is not a list of ", requests.size(), " objects");
+  for (size_t i = 0; i < requests.size(); ++i)
+    if (std::string error = validate_single(requests[i], answer.as_array()[i]); !error.empty())
+      return error;
   return "";
 }
 
 CommandReward::Result result_of(const Json& answer) {
   if (const Json* error = answer.find("error"))
-    return {kNaN, "it says: " + excerpt(error->as_string())};
+    return {kNaN, "it reports: " + excerpt(error->as_string())};
   const Json& reward = answer.at("reward");
   return {reward.is_null() ? kNaN : reward.as_double(), ""};
 }
@@ -62,11 +63,11 @@ CommandReward::CommandReward(const RewardConfig& config)
                .workers = static_cast<int>(config.workers),
                .timeout = config.timeout,
                .start_timeout = std::max(config.timeout, config.start_timeout),
-               .fault_of = fault_of} {}
+               .validate = validate_answer} {}
 
 void CommandReward::submit(const RewardInput& in) {
   if (pool_ == nullptr) pool_ = std::make_unique<WorkerPool>(worker_host(), options_);
-  if (!known_.insert(in.index).second) return;
+  if (!submitted_.insert(in.index).second) return;
   Json request;
   request.set("index", in.index)
       .set("step", in.step)
@@ -75,25 +76,25 @@ void CommandReward::submit(const RewardInput& in) {
       .set("answer", in.example.answer)
       .set("fields", in.example.fields);
   if (!in.example.messages.is_null()) request.set("messages", in.example.messages);
-  if (batch_) return waiting_.push_back(std::move(request));
-  asked_.push_back({in.index});
+  if (batch_) return unsent_.push_back(std::move(request));
+  requested_.push_back({in.index});
   pool_->submit(request.dump());
 }
 
-// A list for each program.
+// Sends one list to each program.
 void CommandReward::flush() {
   const auto lists = static_cast<size_t>(options_.workers);
   for (size_t i = 0; i < lists; ++i) {
-    const auto place = [&](size_t part) {
-      return waiting_.begin() + static_cast<std::ptrdiff_t>(waiting_.size() * part / lists);
+    const auto boundary = [&](size_t index) {
+      return unsent_.begin() + static_cast<std::ptrdiff_t>(unsent_.size() * index / lists);
     };
-    const Json::Array list(place(i), place(i + 1));
+    const Json::Array list(boundary(i), boundary(i + 1));
     if (list.empty()) continue;
-    for (std::vector<int64_t>& indices = asked_.emplace_back(); const Json& request : list)
+    for (std::vector<int64_t>& indices = requested_.emplace_back(); const Json& request : list)
       indices.push_back(request.at("index").as_int());
     pool_->submit(Json(list).dump());
   }
-  waiting_.clear();
+  unsent_.clear();
 }
 
 std::map<int64_t, CommandReward::Result> CommandReward::collect() {
@@ -102,15 +103,15 @@ std::map<int64_t, CommandReward::Result> CommandReward::collect() {
   std::map<int64_t, Result> out;
   const std::vector<WorkerPool::Answer> answers = pool_->collect();
   for (size_t i = 0; i < answers.size(); ++i) {
-    const auto& [line, fault] = answers[i];
-    const Json answer = fault.empty() ? parse_json(line, "answer") : Json();
-    for (size_t k = 0; k < asked_[i].size(); ++k)
-      out[asked_[i][k]] = !fault.empty() ? Result{kNaN, fault}
-                          : batch_       ? result_of(answer.as_array()[k])
-                                         : result_of(answer);
+    const auto& [line, error] = answers[i];
+    const Json answer = error.empty() ? parse_json(line, "answer") : Json();
+    for (size_t k = 0; k < requested_[i].size(); ++k)
+      out[requested_[i][k]] = !error.empty() ? Result{kNaN, error}
+                              : batch_       ? result_of(answer.as_array()[k])
+                                             : result_of(answer);
   }
-  asked_.clear();
-  known_.clear();
+  requested_.clear();
+  submitted_.clear();
   return out;
 }
 
@@ -128,23 +129,23 @@ RewardFn make_command(const RewardConfig& config, const Task*) {
   return [command = shared_command(config)](const RewardInput& in) {
     command->submit(in);
     const CommandReward::Result result = command->collect().at(in.index);
-    if (!result.fault.empty()) logging::warn("reward command: ", result.fault);
+    if (!result.error.empty()) logging::warn("reward command: ", result.error);
     return result.value;
   };
 }
 
 std::vector<std::string> split_command(const std::string& text) {
   std::vector<std::string> words;
-  bool inside = false;  // a word
+  bool in_word = false;
   char quote = 0;
   for (const char c : text) {
     if (quote != 0 ? c == quote : c == '\'' || c == '"') {
       quote = quote == 0 ? c : 0;
-      if (!std::exchange(inside, true)) words.emplace_back();
+      if (!std::exchange(in_word, true)) words.emplace_back();
     } else if (quote == 0 && (c == ' ' || c == '\t' || c == '\n')) {
-      inside = false;
+      in_word = false;
     } else {
-      if (!std::exchange(inside, true)) words.emplace_back();
+      if (!std::exchange(in_word, true)) words.emplace_back();
       words.back() += c;
     }
   }

@@ -1,17 +1,16 @@
-// command: a reward that another program computes, in any language.
+// command: a reward that an external program computes.
 //
 // The program reads requests from its standard input and answers each on its standard output with a
-// line of JSON, at once (flush!). What it writes to standard error goes to rewards.log in the run's
+// line of JSON, which it must flush. Its standard error is appended to rewards.log in the run's
 // directory.
 //   request  {"index": 3, "step": 0, "prompt": "...", "completion": "...", "answer": "...",
-//             "fields": {...}, "messages": [...]}     (messages: of conversations only)
+//             "fields": {...}, "messages": [...]}     (messages: conversations only)
 //   answer   {"index": 3, "reward": 0.5}              null: the reward does not apply
-//        or  {"index": 3, "error": "why there is none"}
-// An evaluation asks in the same way; `step` is the number of steps made, `index` that of its own
-// completions.
-// With `batch: true` a request is a list of such objects, all of a step that are there, and the
-// answer the list of theirs in the same order. A program that fails costs its whole list; an
-// `error` one completion.
+//        or  {"index": 3, "error": "why there is no reward"}
+// Evaluations send the same requests; `step` is the number of finished steps, and `index` counts
+// the completions of the evaluation. With `batch: true` a request is a list of such objects, and
+// the answer is the list of their answers in the same order. A failure of the program fails its
+// whole list, an `error` only one completion.
 #pragma once
 
 #include <map>
@@ -30,15 +29,15 @@ class CommandReward {
   // Throws InputError for a command line that cannot be split.
   explicit CommandReward(const RewardConfig& config);
 
-  // Starts the programs before the first. Throws InputError if they cannot be. Nothing happens
-  // where a completion of this index waits for collect() already.
+  // The first call starts the programs, and throws InputError if that fails. A completion whose
+  // index was already submitted since the last collect() is ignored.
   void submit(const RewardInput& input);
 
   struct Result {
-    double value = 0;   // NaN: not applicable, or there is none
-    std::string fault;  // why there is none; empty: there is one
+    double value = 0;   // NaN: not applicable, or failed
+    std::string error;  // empty: no failure
   };
-  // Of all that has been submitted since the last call, by RewardInput::index.
+  // Waits for all completions submitted since the last call. Keys are RewardInput::index.
   std::map<int64_t, Result> collect();
 
  private:
@@ -47,17 +46,18 @@ class CommandReward {
   const bool batch_;
   const WorkerPoolOptions options_;
   std::unique_ptr<WorkerPool> pool_;
-  Json::Array waiting_;                      // with `batch`: what collect() will send
-  std::vector<std::vector<int64_t>> asked_;  // completions of each request
-  std::set<int64_t> known_;
+  Json::Array unsent_;                           // with `batch`: sent by collect()
+  std::vector<std::vector<int64_t>> requested_;  // completions of each request
+  std::set<int64_t> submitted_;
 };
 
-// The same for equal configurations, as long as this thread has one: programs may be large.
+// Returns this thread's existing command of an equal configuration, or a new one: programs may be
+// expensive to start.
 std::shared_ptr<CommandReward> shared_command(const RewardConfig& config);
 
-// The words of a command line: separated by spaces, with '...' and "..." around words that hold
-// some. Throws InputError for a quote that is not closed, or no word. No shell is involved: $, *,
-// | and > mean nothing.
+// Splits a command line into words, separated by blanks outside of '...' and "...". Throws
+// InputError for an unclosed quote or an empty command line. No shell is involved: $, *, | and >
+// are ordinary characters.
 std::vector<std::string> split_command(const std::string& text);
 
 }  // namespace cohort

@@ -1,5 +1,5 @@
-// contains: 1 if the example's answer stands somewhere in the text found in the completion, spaces
-// and line breaks around the answer ignored. An empty answer is in no text.
+// contains: 1 if the text found in the completion contains the example's answer, ignoring spaces
+// and line breaks around the answer. No text contains an empty answer.
 #include "data/tasks/tasks.h"
 #include "rl/rewards/rewards.h"
 

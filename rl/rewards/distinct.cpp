@@ -1,5 +1,6 @@
-// distinct: how little the text found in the completion repeats itself: the share of its runs of
-// four words that are different from each other (distinct-n, Li et al. 2016). 0 for a shorter text.
+// distinct: measures repetition by the number of distinct runs of four words in the text found in
+// the completion over the number of all of its runs (distinct-n, Li et al. 2016). 0 for a shorter
+// text.
 #include <set>
 
 #include "rl/rewards/rewards.h"

@@ -1,5 +1,5 @@
-// exact_match: 1 if the text found in the completion is the example's answer, spaces and line
-// breaks around either ignored. Not applicable to an example without an answer.
+// exact_match: 1 if the text found in the completion is the example's answer, ignoring spaces
+// and line breaks around both. Not applicable to an example without an answer.
 #include <limits>
 
 #include "data/tasks/tasks.h"

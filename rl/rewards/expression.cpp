@@ -1,4 +1,4 @@
-// A recursive descent parser that computes while it reads.
+// A recursive descent parser that evaluates while it parses.
 #include "rl/rewards/expression.h"
 
 #include <algorithm>
@@ -35,7 +35,7 @@ std::optional<Rational> whole_power(const Rational& base, const Rational& expone
 // sum := product (('+' | '-') product)*
 // product := factor (['*' | '/'] factor)*
 // factor := ('-' | '+') factor | atom '!'* ['^' factor]
-// A fault sets failed_, after which values mean nothing. Every recursion passes through factor().
+// An error sets failed_, after which values are undefined. Every recursion passes through factor().
 class Parser {
  public:
   explicit Parser(std::string_view text) : rest_(text) {}
@@ -108,7 +108,7 @@ class Parser {
     return take(closer) ? value : fail();
   }
 
-  // What a LaTeX command takes: a group, one digit, or another command.
+  // An argument of a LaTeX command: a group, one digit, or another command.
   Number argument() {
     if (take("{")) return closed_by("}");
     if (take("(")) return closed_by(")");

@@ -1,4 +1,4 @@
-// The value of an expression of numbers, as people and models write it in plain text or in LaTeX.
+// Evaluation of expressions of numbers in plain text or LaTeX.
 #pragma once
 
 #include <optional>
@@ -9,17 +9,17 @@
 namespace cohort {
 
 struct Number {
-  std::optional<Rational> exact;  // nothing for roots, pi and what leaves 128 bits
+  std::optional<Rational> exact;  // nullopt for roots, pi and overflow of 128 bits
   double approx = 0;              // finite
 };
 
-// + - * / ^ ! and parentheses or braces; \frac, \sqrt[n], sqrt, \pi, pi; decimals with thousands
-// separators; products without a sign, as in 2\pi; mixed numbers, as in 3\frac{1}{2} (an integer
-// before a proper fraction is added to it). Of a chain a = b = c the last value. Nothing
-// for any other text, an undefined or infinite value, over 1024 bytes or 64 nested parts.
+// Supports + - * / ^ ! and parentheses or braces; \frac, \sqrt[n], sqrt, \pi, pi; decimals with
+// thousands separators; products without a sign, as in 2\pi; mixed numbers, as in 3\frac{1}{2} (an
+// integer before a proper fraction is added to it). A chain a = b = c has its last value. Returns
+// nullopt for any other text, an undefined or infinite value, over 1024 bytes or 64 nested parts.
 std::optional<Number> expression_value(std::string_view text);
 
-// Exactly, or where either is not exact within 1e-9 of the larger.
+// Compares exactly if both are exact, otherwise to within 1e-9 of the larger.
 bool same_number(const Number& a, const Number& b);
 
 }  // namespace cohort

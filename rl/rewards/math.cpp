@@ -1,8 +1,7 @@
 // math: 1 if the final answer of the text found in the completion is that of the example's answer,
-// as rl/rewards/math_answer.h defines both. A pattern says where to look instead of the whole
-// completion, as in '(?s)</think>(.*)'; it is not applied to the example's answer. Expressions
-// count as their value: "6*12" is right where 72 is. Not applicable to an example whose answer has
-// no final answer.
+// as rl/rewards/math_answer.h defines both. A pattern selects a part of the completion, as in
+// '(?s)</think>(.*)'; it is not applied to the example's answer. Expressions are compared by value:
+// "6*12" equals 72. Not applicable to an example whose answer has no final answer.
 #include <limits>
 
 #include "rl/rewards/math_answer.h"

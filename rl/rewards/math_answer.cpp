@@ -1,4 +1,4 @@
-// Answers in mathematics: replacements that make their notation one, and rules that find them.
+// Answers in mathematics: normalisation of their notation, and rules that find them.
 #include "rl/rewards/math_answer.h"
 
 #include <algorithm>
@@ -25,23 +25,23 @@ std::string_view without(std::string_view text, std::string_view front, std::str
   text.remove_prefix(std::min(text.find_first_not_of(front), text.size()));
   return text.substr(0, text.find_last_not_of(back) + 1);
 }
-// Without the blanks, the emphasis of Markdown and the punctuation around an answer in a sentence.
+// Strips the blanks, the emphasis of Markdown and the punctuation around an answer in a sentence.
 std::string_view bare(std::string_view text) {
   return without(text, " \t\r\n*`\":", " \t\r\n*`\":.,;");
 }
 
-// The command at the start of `text`, which is a backslash: with its letters, or the one character
-// that is escaped.
+// Returns the command at the start of `text`: a backslash with its letters, or with the one
+// character that it escapes.
 std::string_view command_of(std::string_view text) {
   size_t end = 1;
   while (end < text.size() && is_letter(text[end])) ++end;
   return text.substr(0, std::max<size_t>(end, 2));
 }
 
-// ---- One notation ------------------------------------------------------------------------------
+// ---- Normalisation -----------------------------------------------------------------------------
 
-// Those of _strip_string(), and other ways to write its spaces and signs. Made one after the other,
-// everywhere.
+// The replacements of _strip_string(), and further notations of spaces and signs. Applied in this
+// order, to all occurrences.
 constexpr std::pair<std::string_view, std::string_view> kReplacements[] = {
     {"\n", " "},      {"\t", " "},       {"\\!", ""},       {"\\\\", "\\"}, {"\\left", ""},
     {"\\right", ""},  {"tfrac", "frac"}, {"dfrac", "frac"}, {"\\,", ""},    {"\\;", " "},
@@ -64,8 +64,8 @@ void replace_all(std::string& text, std::string_view from, std::string_view to) 
   text = out.append(text, done);
 }
 
-// Without the words behind a number, which are its unit: "42 square", "15\mbox{ cm}^2". Words that
-// are functions or join two answers are none.
+// Strips the unit after a number: "42 square", "15\mbox{ cm}^2". Names of functions and
+// conjunctions between two answers are not units.
 std::string without_units(std::string text) {
   static const Regex kUnits(
       R"(^(.*[0-9})\]])(?:\\? )*)"
@@ -81,7 +81,7 @@ std::string without_units(std::string text) {
 constexpr std::string_view kWrappers[] = {"\\boxed",  "\\fbox", "\\mbox",   "\\textbf", "\\textrm",
                                           "\\textit", "\\text", "\\mathrm", "\\mathbf"};
 
-// What values are read from: spaces still tell "1 2" from "12".
+// Input of expression_value(): spaces are kept, which distinguish "1 2" from "12".
 std::string cleaned(std::string_view answer) {
   std::string text(answer);
   for (const auto& [from, to] : kReplacements) replace_all(text, from, to);
@@ -100,11 +100,11 @@ std::string cleaned(std::string_view answer) {
   return std::string(bare(text));
 }
 
-// Braces around the arguments of \frac and \sqrt that have none, none around groups that are no
-// arguments, and no spaces but those between digits: "3 1/2" is not "31/2".
+// Adds the missing braces around arguments of \frac and \sqrt, removes those around groups that are
+// not arguments, and removes all spaces except between digits: "3 1/2" is not "31/2".
 std::string with_braces(std::string_view text) {
   struct Level {
-    int missing = 0;  // arguments that are still to come
+    int missing = 0;  // arguments that have not been read yet
     bool kept = true;
   };
   std::string out;
@@ -163,11 +163,11 @@ std::string normalised(std::string text) {
   return is_integer(over) && is_integer(under) ? "\\frac{" + over + "}{" + under + "}" : text;
 }
 
-// ---- Where an answer stands --------------------------------------------------------------------
+// ---- Extraction --------------------------------------------------------------------------------
 
 using Found = std::optional<std::string_view>;
 
-// What the braces hold that open at the start of `text`.
+// Returns the content of the braces that open at the start of `text`.
 Found group(std::string_view text) {
   if (!text.starts_with('{')) return {};
   int depth = 0;
@@ -204,7 +204,8 @@ Found after_hashes(std::string_view text) {
   return rest.substr(0, rest.find('\n'));
 }
 
-// `math`, or what follows the last "=" of it that is neither in a bracket nor part of "<=".
+// Returns the part of `math` after the last "=" that is neither in a bracket nor part of "<=", or
+// all of it.
 std::string_view right_hand_side(std::string_view math) {
   size_t begin = 0;
   int depth = 0;
@@ -231,7 +232,7 @@ size_t last_dollar(std::string_view text, size_t end) {
 }
 
 Found last_math(std::string_view text) {
-  size_t begin = 0, end = 0;  // of what is between the delimiters that close last
+  size_t begin = 0, end = 0;  // delimiters of the formula that closes last
   const auto offer = [&](size_t open, size_t close) {
     if (open != text.npos && close != text.npos && close > end) begin = open, end = close;
   };
@@ -250,7 +251,7 @@ Found last_math(std::string_view text) {
   return right_hand_side(text.substr(begin + size, end - begin - size));
 }
 
-// Up to a line break, or to the first of ".!?" that a blank or nothing follows.
+// Truncates at a line break, or at the first of ".!?" that precedes a blank or the end.
 std::string_view sentence(std::string_view text) {
   for (size_t i = 0; i < text.size(); ++i) {
     const bool ends = i + 1 == text.size() || kBlank.find(text[i + 1]) != kBlank.npos;
@@ -276,7 +277,7 @@ Found answer_sentence(std::string_view text) {
   return {};
 }
 
-// Characters of words: ASCII letters, and whatever begins another character.
+// True for ASCII letters and for the first byte of a character outside of ASCII.
 bool in_word(char c) {
   return is_letter(c) || static_cast<unsigned char>(c) >= 0xc0;
 }
@@ -289,20 +290,20 @@ Found whole_line(std::string_view text) {
   const auto has = [&](std::string_view part) { return text.find(part) != text.npos; };
   if (text.size() > kMaxAnswer || has("\n") || has("\\boxed") || has("\\fbox")) return {};
   const size_t first_digit = text.find_first_of(kDigits);
-  bool says_anything = first_digit != text.npos;
-  int words = 0, run = 0;  // letters of the word at hand; far below 0 in a command
+  bool has_content = first_digit != text.npos;
+  int words = 0, run = 0;  // run: letters of the current word; far below 0 in a command
   for (size_t i = 0; i < text.size(); ++i) {
     if (continues_character(text[i])) continue;
     run = in_word(text[i]) ? run + 1 : text[i] == '\\' ? -static_cast<int>(kMaxAnswer) : 0;
-    says_anything = says_anything || in_word(text[i]);
+    has_content = has_content || in_word(text[i]);
     if (run == 2 && (++words > 3 || (first_digit != text.npos && i < first_digit))) return {};
   }
-  return says_anything ? Found(text) : std::nullopt;
+  return has_content ? Found(text) : std::nullopt;
 }
 
 Found last_expression(std::string_view text) {
   size_t last = text.find_last_of(kDigits);
-  // The digit of "12 cm^2" is none of the number.
+  // The exponent of a unit, as in "12 cm^2", is not part of the number.
   while (last != text.npos && last >= 2 && text[last - 1] == '^' && is_letter(text[last - 2]))
     last = text.find_last_of(kDigits, last - 1);
   if (last == text.npos) return {};
@@ -320,11 +321,11 @@ Found last_expression(std::string_view text) {
 }
 
 Found after_answer(std::string_view text) {
-  const Found said = answer_sentence(text);
-  if (!said) return {};
+  const Found sentence = answer_sentence(text);
+  if (!sentence) return {};
   for (const auto rule : {last_math, whole_line, last_expression})
-    if (const Found found = rule(*said)) return found;
-  return said;
+    if (const Found found = rule(*sentence)) return found;
+  return sentence;
 }
 
 }  // namespace

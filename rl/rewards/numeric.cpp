@@ -1,6 +1,6 @@
 // numeric: 1 if the number found in the completion equals the example's answer, compared as exact
-// fractions. Written as people and models write numbers: "1,234", "-0.50", "3/4", "$18.", "50 %".
-// The signs $ and % are dropped, not interpreted: "50%" equals "50".
+// fractions. Accepts numbers such as "1,234", "-0.50", "3/4", "$18.", "50 %". The signs $ and % are
+// ignored, not interpreted: "50%" equals "50".
 #include <limits>
 
 #include "data/tasks/tasks.h"
@@ -48,7 +48,7 @@ std::optional<Rational> parse_number(std::string_view text) {
 
 RewardFn make_numeric(const RewardConfig& config, const Task*) {
   return [finder = AnswerFinder(config.pattern)](const RewardInput& in) {
-    // A worked solution serves as the answer too: then the pattern finds the number in it.
+    // The answer may be a worked solution, in which the pattern finds the number.
     auto wanted = parse_number(in.example.answer);
     if (!wanted) wanted = parse_number(finder.find(in.example.answer).value_or(""));
     if (!wanted) return std::numeric_limits<double>::quiet_NaN();

@@ -1,4 +1,4 @@
-// Fractions: schoolbook arithmetic with every overflow caught.
+// Arithmetic of fractions with overflow checks.
 #include "rl/rewards/rational.h"
 
 #include <string>
@@ -7,7 +7,7 @@ namespace cohort {
 namespace {
 
 using Wide = Rational::Wide;
-constexpr size_t kMaxDigits = 38;  // 10^38 fits into 128 bits; more digits are no number here
+constexpr size_t kMaxDigits = 38;  // 10^38 fits into 128 bits
 
 Rational reduced(Wide num, Wide den, bool negative) {
   Wide a = num, b = den;

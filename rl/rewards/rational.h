@@ -15,7 +15,7 @@ struct Rational {
   bool operator==(const Rational&) const = default;
 };
 
-// Each gives nothing where the result does not fit, or divides by zero.
+// Each returns nullopt on overflow or division by zero.
 std::optional<Rational> add(const Rational& a, const Rational& b);
 std::optional<Rational> multiply(const Rational& a, const Rational& b);
 std::optional<Rational> divide(const Rational& a, const Rational& b);
@@ -24,8 +24,8 @@ std::optional<Rational> power(const Rational& base, int64_t exponent);  // 0^0 i
 Rational negated(Rational a);
 double to_double(const Rational& a);
 
-// Takes an unsigned decimal, such as "1,234.50" or ".5", off the front of `text`. Nothing if there
-// is none, or if it has more than 38 significant digits.
+// Removes an unsigned decimal, such as "1,234.50" or ".5", from the front of `text`. Returns
+// nullopt if there is none, or if it has more than 38 significant digits.
 std::optional<Rational> take_decimal(std::string_view& text);
 
 }  // namespace cohort

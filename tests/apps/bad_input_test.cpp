@@ -1,5 +1,5 @@
-// What a user may get wrong: exit code 2, one line on standard error that says where and what to do
-// next, and nothing made or overwritten.
+// User errors: exit code 2, one line on standard error with location and hint, and no file created
+// or overwritten.
 #include <signal.h>
 
 #include <filesystem>
@@ -17,7 +17,7 @@ const std::string kSft = std::string(kSmallModel) + kSmallData + kSmallSft;
 class BadInput : public testing::Test {
  protected:
   std::string path(const std::string& name = "") const { return dir_.path(name); }
-  // The arguments of a training of `yaml` in the folder "run".
+  // Arguments that train `yaml` in the folder "run".
   std::vector<std::string> train(const std::string& yaml,
                                  const std::vector<std::string>& more = {}) const {
     write_file(path("run.yaml"), "output_dir: run\n" + yaml);
@@ -25,7 +25,7 @@ class BadInput : public testing::Test {
     arguments.insert(arguments.end(), more.begin(), more.end());
     return arguments;
   }
-  // Expects the training to be refused before there is a run directory.
+  // Expects the training to be rejected before a run directory is created.
   void expect_refused(const std::string& yaml, const std::vector<std::string>& texts,
                       const std::vector<std::string>& overrides = {}) const {
     SCOPED_TRACE(yaml);
@@ -103,14 +103,14 @@ TEST_F(BadInput, LongValuesAreNotRepeatedWhole) {
   }
 }
 
-TEST_F(BadInput, CheckSaysTheSameAsTrain) {
+TEST_F(BadInput, CheckPrintsTheErrorsOfTrain) {
   const std::string yaml = std::string(kSmallModel) + kSmallData + kSmallGrpo;
-  for (const char* fault :
+  for (const char* error :
        {"rewards=[{name: tusk}]", "device=gpu", "model.context=3", "steps=0", "data.task=nothing",
         "stop_tokens=[1, 13]", "max_completion_length=13"}) {
-    SCOPED_TRACE(fault);
-    const Output trained = run_cohort(train(yaml, {fault})),
-                 checked = run_cohort({"check", path("run.yaml"), fault});
+    SCOPED_TRACE(error);
+    const Output trained = run_cohort(train(yaml, {error})),
+                 checked = run_cohort({"check", path("run.yaml"), error});
     expect_bad_input(trained, {});
     expect_bad_input(checked, {});
     EXPECT_EQ(checked.err, trained.err);
@@ -160,7 +160,7 @@ TEST_F(BadInput, TextData) {
 
 class BadJsonl : public BadInput {
  protected:
-  // A configuration over a file of 20 good lines and `line`.
+  // A configuration for a file of 20 valid lines and `line`.
   std::string with_line(const std::string& line) const {
     std::string text;
     for (int i = 0; i < 20; ++i) text += str("{\"prompt\": \"", i, "+1=\", \"answer\": \"7\"}\n");
@@ -203,7 +203,7 @@ TEST_F(BadJsonl, NothingToTrainOn) {
                  {"data.jsonl.eval_path=" + path("data.jsonl")});
 }
 
-TEST_F(BadJsonl, RewardThatAppliesNowhere) {
+TEST_F(BadJsonl, RewardThatAppliesToNoProblem) {
   std::string text;
   for (int i = 0; i < 20; ++i) text += str("{\"prompt\": \"", i, "+1=\", \"answer\": \"x\"}\n");
   with_line("");
@@ -216,7 +216,7 @@ TEST_F(BadJsonl, RewardThatAppliesNowhere) {
   EXPECT_NE(output.err.find("hint: numeric needs a number as the answer"), std::string::npos);
 }
 
-TEST_F(BadJsonl, CharacterThatTheStartModelDoesNotKnow) {
+TEST_F(BadJsonl, CharacterMissingFromTheStartModel) {
   const std::string start = finished_run();
   expect_refused(sft_ + with_line("{\"prompt\": \"2*2=\", \"answer\": \"4\"}"),
                  {"data.jsonl", "'2*2='", "the character '*'", "hint"},
@@ -238,7 +238,7 @@ TEST_F(BadInput, StartModelOfAnotherKind) {
   expect_refused(kSft, {"no usable checkpoint"}, {"init_from=" + path()});
 }
 
-TEST_F(BadInput, TextThatTheModelDoesNotKnow) {
+TEST_F(BadInput, TextMissingFromTheVocabulary) {
   const std::string run = finished_run();
   expect_bad_input(run_cohort({"generate", run, "1*1="}),
                    {"the character '*' (U+002A) at byte 1", "hint"});
@@ -249,7 +249,7 @@ TEST_F(BadInput, TextThatTheModelDoesNotKnow) {
   expect_bad_input(run_cohort({"logprobs", run, std::string(18, '1')}), {"a text of 18 tokens"});
 }
 
-TEST_F(BadInput, DamagedCheckpointFallsBackToTheOneBeforeAndSaysSo) {
+TEST_F(BadInput, DamagedCheckpointFallsBackToThePreviousOneWithAWarning) {
   const std::string run = finished_run();
   damage(run + "/checkpoints/step-00000006");
   const std::vector<std::string> generate{"generate", run, "1+1=", "--json"};
@@ -261,11 +261,11 @@ TEST_F(BadInput, DamagedCheckpointFallsBackToTheOneBeforeAndSaysSo) {
       << output.err;
   EXPECT_EQ(output.out,
             run_cohort({"generate", run + "/checkpoints/step-00000004", "1+1=", "--json"}).out);
-  // Asked for by its own name, there is no other to fall back to.
+  // A checkpoint given by its own path has no fallback.
   expect_bad_input(run_cohort({"generate", run + "/checkpoints/step-00000006", "1+1="}),
                    {"does not match its checksum"});
 
-  // Resuming goes on from step 4, and ends where the undamaged run had ended.
+  // Resuming continues from step 4, and gives the weights of the undamaged run.
   const std::string other = finished_run("other");
   output = run_cohort({"train", "--resume", run});
   EXPECT_EQ(output.code, 0) << output.err;
@@ -289,7 +289,7 @@ TEST_F(BadInput, DamagedCheckpointFallsBackToTheOneBeforeAndSaysSo) {
 
 // ---- Run directories ---------------------------------------------------------------------------
 
-TEST_F(BadInput, ResumeOfWhatIsNoRun) {
+TEST_F(BadInput, ResumeOfADirectoryWithoutARun) {
   fs::create_directory(path("empty"));
   for (const std::string& dir : {path("none"), path("empty")})
     expect_bad_input(run_cohort({"train", "--resume", dir}),
@@ -342,12 +342,12 @@ TEST_F(BadInput, ResumeOfARunInUse) {
   EXPECT_TRUE(first.running());
   first.signal(SIGKILL);
   first.wait();
-  // The lock goes with its process.
+  // The lock is released with its process.
   const Output output = run_cohort({"train", "--resume", path("run"), "steps=2"});
   EXPECT_EQ(output.code, 0) << output.err;
 }
 
-TEST_F(BadInput, OutputDirectoryThatCannotBeMade) {
+TEST_F(BadInput, OutputDirectoryThatCannotBeCreated) {
   write_file(path("file"), "precious");
   for (const std::string& dir : {path("file"), path("file/run"), std::string("/proc/run")}) {
     write_file(path("run.yaml"), kSft);
@@ -357,7 +357,7 @@ TEST_F(BadInput, OutputDirectoryThatCannotBeMade) {
   EXPECT_EQ(read_file(path("file")), "precious");
 }
 
-TEST_F(BadInput, SecondRunGetsADirectoryOfItsOwn) {
+TEST_F(BadInput, SecondRunGetsItsOwnDirectory) {
   const auto arguments = train(kSft);
   Output output = run_cohort(arguments);
   EXPECT_EQ(output.code, 0) << output.err;

@@ -1,4 +1,4 @@
-// Runs whose reward is a program of the user's.
+// Runs whose reward is a user's program.
 #include <signal.h>
 #include <unistd.h>
 
@@ -37,9 +37,9 @@ class RewardPrograms : public testing::Test {
   TempDir dir_;
 };
 
-// `check` and the start of a run ask for the three examples that are shown, each with its own
+// `check` and the start of a run request rewards of the three printed examples, each with its
 // answer.
-TEST_F(RewardPrograms, AreAskedForTheShownExamplesBeforeTheRun) {
+TEST_F(RewardPrograms, ScoreThePrintedExamplesBeforeTheRun) {
   const std::vector<std::string> train =
       run("run", python("def reward(completions, **fields):\n"
                         "    with open('asked.txt', 'a') as log:\n"
@@ -69,21 +69,22 @@ TEST_F(RewardPrograms, AreAskedForTheShownExamplesBeforeTheRun) {
 TEST_F(RewardPrograms, GiveTheWeightsOfTheBuiltInReward) {
   const Output built_in = run_cohort(run("built_in", "{name: format, pattern: '.*1.*'}"));
   ASSERT_EQ(built_in.code, 0) << built_in.err;
-  // Answers come late, and not in the order of the requests.
-  const Output own = run_cohort(run("own", python("import random, time\n"
-                                                  "def reward(completions, **fields):\n"
-                                                  "    time.sleep(random.random() / 100)\n"
-                                                  "    return ['1' in c for c in completions]\n")));
-  ASSERT_EQ(own.code, 0) << own.err;
-  EXPECT_EQ(checkpoint_bytes(dir_.path("own")), checkpoint_bytes(dir_.path("built_in")));
-  const Json line = json_lines(dir_.path("own/metrics.jsonl")).at(1);
+  // Answers are delayed, and not in the order of the requests.
+  const Output custom =
+      run_cohort(run("custom", python("import random, time\n"
+                                      "def reward(completions, **fields):\n"
+                                      "    time.sleep(random.random() / 100)\n"
+                                      "    return ['1' in c for c in completions]\n")));
+  ASSERT_EQ(custom.code, 0) << custom.err;
+  EXPECT_EQ(checkpoint_bytes(dir_.path("custom")), checkpoint_bytes(dir_.path("built_in")));
+  const Json line = json_lines(dir_.path("custom/metrics.jsonl")).at(1);
   EXPECT_EQ(metric(line, "rewards/command/failed"), 0);
-  // Relative paths stay those of the file, also in a resumed run, and their output is in the log.
+  // Relative paths stay relative to the file in a resumed run, and the program's output is logged.
   write_file(
       dir_.path("reward.py"),
       "print('resumed')\ndef reward(completions, **fields): return [0] * len(completions)\n");
-  EXPECT_EQ(run_cohort({"train", "--resume", dir_.path("own"), "steps=5"}).code, 0);
-  EXPECT_NE(read_file(dir_.path("own/rewards.log")).find("resumed"), std::string::npos);
+  EXPECT_EQ(run_cohort({"train", "--resume", dir_.path("custom"), "steps=5"}).code, 0);
+  EXPECT_NE(read_file(dir_.path("custom/rewards.log")).find("resumed"), std::string::npos);
 }
 
 TEST_F(RewardPrograms, ThatFailTooOftenEndTheRun) {
@@ -93,13 +94,13 @@ TEST_F(RewardPrograms, ThatFailTooOftenEndTheRun) {
       "    return [1]\n");
   const Output output = run_cohort(run("often", often));
   EXPECT_EQ(output.code, 1);
-  EXPECT_NE(output.err.find("it says: 'ValueError('odd')'"), std::string::npos) << output.err;
+  EXPECT_NE(output.err.find("it reports: 'ValueError('odd')'"), std::string::npos) << output.err;
   EXPECT_NE(output.err.find("rewards.log"), std::string::npos);
   expect_bad_input(run_cohort(run("none", "{name: command, run: no-such-program}")),
                    {"cannot run 'no-such-program': No such file or directory"});
 }
 
-TEST_F(RewardPrograms, LeaveWithTheRunHoweverItEnds) {
+TEST_F(RewardPrograms, EndWithTheRunHoweverItEnds) {
   for (const int signal : {SIGKILL, SIGTERM, SIGINT}) {
     const std::string pids = dir_.path(str("pids", signal));
     const std::string reward = python(
@@ -127,7 +128,7 @@ TEST_F(RewardPrograms, LeaveWithTheRunHoweverItEnds) {
     std::ifstream file(pids);
     int count = 0;
     for (pid_t id; file >> id; ++count) {
-      // The host of the programs kills them when it sees that the run has gone.
+      // The host process of the programs kills them after the run ends.
       for (int i = 0; i < 2000 && ::kill(id, 0) == 0; ++i) usleep(1000);
       EXPECT_NE(::kill(id, 0), 0) << id;
     }
@@ -135,8 +136,8 @@ TEST_F(RewardPrograms, LeaveWithTheRunHoweverItEnds) {
   }
 }
 
-// Of the 256 completions of a step five fail, as index and step say; four others are answered by
-// programs that leave children behind. With `polite` as its argument it only says which five.
+// Five of the 256 completions of a step fail, chosen by index and step; four others are scored by
+// programs that leave child processes. With the argument `polite` the five return an error only.
 constexpr const char* kFaults = R"(
 import json, os, signal, sys, time
 polite = sys.argv[1] == "polite"
@@ -148,11 +149,11 @@ def child(detached):
 for line in sys.stdin:
     one = json.loads(line)
     index = one["index"]
-    place = (index * 37 + one["step"] * 11) % 256
+    rank = (index * 37 + one["step"] * 11) % 256
     answer = json.dumps({"index": index, "reward": float("1" in one["completion"])})
-    if place < 5 and polite: answer = json.dumps({"index": index, "error": "no"})
-    elif place < 5:
-        kind = (place + one["step"]) % 16
+    if rank < 5 and polite: answer = json.dumps({"index": index, "error": "no"})
+    elif rank < 5:
+        kind = (rank + one["step"]) % 16
         if kind == 0: time.sleep(1000)
         elif kind == 1: os.kill(os.getpid(), signal.SIGSEGV)
         elif kind == 2: child(False), os._exit(2)
@@ -169,7 +170,7 @@ for line in sys.stdin:
         elif kind == 13: answer = "[" * 100000
         elif kind == 14: answer = json.dumps([json.loads(answer)])
         elif kind == 15: os.kill(0, signal.SIGKILL)
-    elif place < 9 and not polite: child(place % 2)
+    elif rank < 9 and not polite: child(rank % 2)
     sys.stdout.write(answer + "\n")
     sys.stdout.flush()
 )";
@@ -204,7 +205,7 @@ TEST_F(RewardProgramsSlow, ThatFailInEveryWayChangeTheWeightsByTheirValuesOnly) 
 }
 
 TEST_F(RewardPrograms, GiveTheSameWeightsOnTwoRanks) {
-  const std::string own = python(
+  const std::string custom = python(
       "import random, time\n"
       "def reward(completions, **fields):\n"
       "    time.sleep(random.random() / 100)\n"
@@ -212,7 +213,7 @@ TEST_F(RewardPrograms, GiveTheSameWeightsOnTwoRanks) {
   const Output built_in =
       run_cohort(run("built_in", "{name: format, pattern: '.*1.*'}", {"ranks=2"}));
   ASSERT_EQ(built_in.code, 0) << built_in.err;
-  const Output two = run_cohort(run("two", own, {"ranks=2"}));
+  const Output two = run_cohort(run("two", custom, {"ranks=2"}));
   ASSERT_EQ(two.code, 0) << two.err;
   EXPECT_EQ(checkpoint_bytes(dir_.path("two")), checkpoint_bytes(dir_.path("built_in")));
 }

@@ -1,4 +1,4 @@
-// The sub-commands on good input, above all that what they say of log-probs is exact.
+// The sub-commands on valid input, in particular the exactness of log-probs.
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -30,7 +30,7 @@ class Commands : public testing::Test {
     more.insert(more.begin(), {"train", dir_.path("run.yaml")});
     return cohort(more);
   }
-  // `cohort` with its arguments in a shell's words, which may redirect.
+  // Runs `cohort` in a shell; `arguments` may redirect.
   Output shell(const std::string& arguments) const {
     const std::string err = dir_.path("shell.err");
     const int status = std::system(str(COHORT_BINARY, " ", arguments, " 2> '", err, "'").c_str());
@@ -41,8 +41,8 @@ class Commands : public testing::Test {
   const std::string run_ = dir_.path("run");
 };
 
-// The log-prob a token had when it was drawn, and the one an independent forward of the whole text
-// gives, are the same number, also after a trip through decimal text.
+// The log-prob of a token at sampling equals that of an independent forward pass over the whole
+// text, also after a round trip through decimal text.
 TEST_F(Commands, LogprobsOfGeneratedTextsAreThoseOfGeneratingToTheBit) {
   train(sft_);
   for (const char* temperature : {"1", "0.7"}) {
@@ -55,10 +55,10 @@ TEST_F(Commands, LogprobsOfGeneratedTextsAreThoseOfGeneratingToTheBit) {
         truncated{"logprobs", run_, "--temperature", temperature};
     std::vector<const Json*> order_stopped, order_truncated;
     for (const Json& sample : samples) {
-      const bool cut = sample.at("truncated").as_bool();
-      (cut ? truncated : stopped)
+      const bool is_truncated = sample.at("truncated").as_bool();
+      (is_truncated ? truncated : stopped)
           .push_back(sample.at("prompt").as_string() + sample.at("completion").as_string());
-      (cut ? order_truncated : order_stopped).push_back(&sample);
+      (is_truncated ? order_truncated : order_stopped).push_back(&sample);
     }
     EXPECT_GE(order_stopped.size(), 3u);
     EXPECT_GE(order_truncated.size(), 3u);
@@ -69,15 +69,15 @@ TEST_F(Commands, LogprobsOfGeneratedTextsAreThoseOfGeneratingToTheBit) {
       for (size_t i = 0; i < order.size(); ++i) {
         EXPECT_EQ(scored[i].at("ids").dump(), order[i]->at("ids").dump());
         const auto& all = scored[i].at("logprobs").as_array();
-        const auto& drawn = order[i]->at("logprobs").as_array();
+        const auto& sampled = order[i]->at("logprobs").as_array();
         const auto prompt = static_cast<size_t>(order[i]->at("prompt_length").as_int());
-        ASSERT_EQ(all.size(), prompt + drawn.size());
+        ASSERT_EQ(all.size(), prompt + sampled.size());
         EXPECT_TRUE(all[0].is_null());  // nothing comes before the first token
-        for (size_t t = 0; t < drawn.size(); ++t) {
-          EXPECT_EQ(all[prompt + t].as_double(), drawn[t].as_double());
-          // An f32 through and through: decimal text has lost nothing.
-          EXPECT_EQ(static_cast<double>(static_cast<float>(drawn[t].as_double())),
-                    drawn[t].as_double());
+        for (size_t t = 0; t < sampled.size(); ++t) {
+          EXPECT_EQ(all[prompt + t].as_double(), sampled[t].as_double());
+          // An f32 value: the decimal text is exact.
+          EXPECT_EQ(static_cast<double>(static_cast<float>(sampled[t].as_double())),
+                    sampled[t].as_double());
         }
       }
     }
@@ -99,7 +99,7 @@ TEST_F(Commands, GenerateReadsPromptsFromStandardInputToo) {
   EXPECT_EQ(cohort({"generate", run_, "1+1=", "--temperature", "0", "--seed", "9"}).out, greedy);
 }
 
-TEST_F(Commands, GenerateSaysWhatEndedACompletion) {
+TEST_F(Commands, GeneratePrintsTheStopReason) {
   train(sft_);
   const auto generate = [&](const std::vector<std::string>& more) {
     std::vector<std::string> arguments{"generate", run_, "1+2+3+4+5=", "--num", "20"};
@@ -121,10 +121,11 @@ TEST_F(Commands, GenerateSaysWhatEndedACompletion) {
   EXPECT_EQ(ends.size(), 2u);
   EXPECT_GT(ends["context"], 0);
   EXPECT_GT(ends["eos"], 0);
-  const std::string said = generate({}).err;
-  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), ends["context"]) << said;
-  EXPECT_NE(said.find(" of 20 ended (context full): the model has room for 16 tokens"), said.npos)
-      << said;
+  const std::string notices = generate({}).err;
+  EXPECT_EQ(std::count(notices.begin(), notices.end(), '\n'), ends["context"]) << notices;
+  EXPECT_NE(notices.find(" of 20 ended (context full): the model's context is 16 tokens"),
+            notices.npos)
+      << notices;
   for (const Json& line : json_lines_of(generate({"--json", "--max-tokens", "2"}).out))
     EXPECT_NE(line.at("stopped").as_string(), "context");
   EXPECT_EQ(generate({"--max-tokens", "2"}).err, "");
@@ -170,7 +171,7 @@ TEST_F(Commands, GenerateStopsAtTextsAndChoosesTheBest) {
   EXPECT_NE(refused.err.find("--best-of: expected at least --num 3, got 2"), std::string::npos);
 }
 
-TEST_F(Commands, GenerateKeepsSamplesApart) {
+TEST_F(Commands, GenerateSeparatesSamples) {
   train(sft_);
   const auto lines = json_lines_of(
       cohort({"generate", run_, "1+1=", "2+2=", "--num", "2", "--max-tokens", "3", "--json"}).out);
@@ -271,15 +272,15 @@ TEST_F(Commands, EvalWritesNoPassRatesOfATestFileUnlessItIsForced) {
   EXPECT_EQ(json_lines(rated).size(), 2u);
 }
 
-TEST_F(Commands, EvalSaysWhatTheRunSaid) {
+TEST_F(Commands, EvalPrintsTheScoresOfTheRun) {
   train(sft_, {"eval.num_samples=4", "eval.k=[1, 4]"});
   const Json last = json_lines(run_ + "/metrics.jsonl").back();
-  const Json said = json_lines_of(cohort({"eval", run_}).out).at(0);
-  EXPECT_EQ(metric(said, "pass@1"), metric(last, "pass@1"));
-  EXPECT_EQ(metric(said, "val_loss"), metric(last, "val_loss"));
-  EXPECT_EQ(said.at("correct").as_string(), "task >= 1");
-  EXPECT_EQ(said.at("problems").as_int(), 8);
-  EXPECT_NE(said.find("sampled_pass@4"), nullptr);
+  const Json scores = json_lines_of(cohort({"eval", run_}).out).at(0);
+  EXPECT_EQ(metric(scores, "pass@1"), metric(last, "pass@1"));
+  EXPECT_EQ(metric(scores, "val_loss"), metric(last, "val_loss"));
+  EXPECT_EQ(scores.at("correct").as_string(), "task >= 1");
+  EXPECT_EQ(scores.at("problems").as_int(), 8);
+  EXPECT_NE(scores.find("sampled_pass@4"), nullptr);
   EXPECT_EQ(json_lines_of(cohort({"eval", run_, "eval.size=5"}).out)[0].at("problems").as_int(), 5);
   // Another file's data.
   write_file(dir_.path("other.yaml"), std::string(kSmallModel) + kSmallSft +
@@ -287,7 +288,7 @@ TEST_F(Commands, EvalSaysWhatTheRunSaid) {
   cohort({"eval", run_, "--config", dir_.path("other.yaml")});
 }
 
-TEST_F(Commands, EvalOfTextSaysTheValidationLossOfTheRun) {
+TEST_F(Commands, EvalOfTextPrintsTheValidationLossOfTheRun) {
   train(std::string(kSmallModel) + kSmallPretrain);
   const Json last = json_lines(run_ + "/metrics.jsonl").back();
   EXPECT_EQ(metric(json_lines_of(cohort({"eval", run_}).out).at(0), "val_loss"),
@@ -305,26 +306,26 @@ TEST_F(Commands, EvalTakesAWholeFile) {
     arguments.insert(arguments.end(), more.begin(), more.end());
     return cohort(arguments);
   };
-  const std::string file = dir_.path("test.jsonl"), own = "data.jsonl.eval_path=" + file;
+  const std::string file = dir_.path("test.jsonl"), eval_path = "data.jsonl.eval_path=" + file;
   write_file(file, lines + "{\"prompt\": \"77777777777777777=\", \"answer\": \"7\"}\n");
-  expect_bad_input(run_cohort({"eval", run_, own, "eval.size=0"}),
+  expect_bad_input(run_cohort({"eval", run_, eval_path, "eval.size=0"}),
                    {"test.jsonl:41: ", "1 of 41 held-out problems are too long"});
-  const Output all = eval({own, "eval.size=0", "data.too_long=skip"});
+  const Output all = eval({eval_path, "eval.size=0", "data.too_long=skip"});
   EXPECT_NE(all.err.find("data.too_long: left out 1 of 41 held-out problems"), all.err.npos)
       << all.err;
-  const Json said = json_lines_of(all.out).at(0);
-  EXPECT_EQ(said.at("problems").as_int(), 40);
-  EXPECT_EQ(said.at("held_out").as_int(), 41);
-  EXPECT_GT(metric(said, "val_loss"), 0);
-  const Output some = eval({own, "eval.size=5"});
+  const Json scores = json_lines_of(all.out).at(0);
+  EXPECT_EQ(scores.at("problems").as_int(), 40);
+  EXPECT_EQ(scores.at("held_out").as_int(), 41);
+  EXPECT_GT(metric(scores, "val_loss"), 0);
+  const Output some = eval({eval_path, "eval.size=5"});
   EXPECT_EQ(json_lines_of(some.out).at(0).at("problems").as_int(), 5);
   EXPECT_NE(
       some.err.find("eval.size: 5 of 41 held-out problems, those with the smallest hashes; hint: "),
       some.err.npos)
       << some.err;
-  // The same problems, as all of a file that is held out.
+  // This file has the same problems, and is held out completely.
   const Output whole = eval({"data.jsonl.held_out_fraction=1", "eval.size=0"});
-  EXPECT_EQ(metric(json_lines_of(whole.out).at(0), "val_loss"), metric(said, "val_loss"));
+  EXPECT_EQ(metric(json_lines_of(whole.out).at(0), "val_loss"), metric(scores, "val_loss"));
   expect_bad_input(run_cohort({"eval", run_, "data.jsonl.held_out_fraction=0"}),
                    {"nothing is held out to evaluate on; hint: data.jsonl.eval_path=FILE"});
 }
@@ -337,16 +338,16 @@ TEST_F(Commands, EvalWritesPassRatesThatACurriculumTakes) {
   const std::string config =
       std::string(kSmallModel) + kSmallSft + "data: {jsonl: {path: sums.jsonl}}\n";
   train(config);
-  const Json said = json_lines_of(cohort({"eval", run_, "data.jsonl.held_out_fraction=1",
-                                          "eval.size=0", "eval.num_samples=4", "eval.k=[1]",
-                                          "--pass-rates", dir_.path("rated.jsonl")})
-                                      .out)
-                        .at(0);
+  const Json scores = json_lines_of(cohort({"eval", run_, "data.jsonl.held_out_fraction=1",
+                                            "eval.size=0", "eval.num_samples=4", "eval.k=[1]",
+                                            "--pass-rates", dir_.path("rated.jsonl")})
+                                        .out)
+                          .at(0);
   const std::vector<Json> rated = json_lines(dir_.path("rated.jsonl"));
   ASSERT_EQ(rated.size(), 30u);
   double sum = 0;
   for (const Json& problem : rated) sum += metric(problem, "pass_rate");
-  EXPECT_NEAR(sum / 30, metric(said, "sampled_pass@1"), 1e-12);
+  EXPECT_NEAR(sum / 30, metric(scores, "sampled_pass@1"), 1e-12);
   EXPECT_EQ(rated[29].at("prompt").as_string(), "29=");
   train(config, {"data.jsonl.path=" + dir_.path("rated.jsonl"), "data.curriculum=pass_rate"});
   expect_bad_input(run_cohort({"train", dir_.path("run.yaml"), "data.curriculum=pass_rate"}),
@@ -376,8 +377,8 @@ TEST_F(Commands, TrainWithoutHeldOutProblemsSaysSo) {
       << output.out;
 }
 
-// A run of a version that chose by weight: now the user says what is right.
-TEST_F(Commands, EvalOfSeveralRewardsAsksWhatIsRight) {
+// A run of an older version, which chose by weight: now the user selects the reward.
+TEST_F(Commands, EvalOfSeveralRewardsNeedsACorrectnessRule) {
   std::string lines;
   for (int i = 0; i < 20; ++i) lines += str("{\"prompt\": \"", i, "=\", \"answer\": \"7\"}\n");
   write_file(dir_.path("sums.jsonl"), lines);
@@ -391,8 +392,8 @@ TEST_F(Commands, EvalOfSeveralRewardsAsksWhatIsRight) {
   write_file(run_ + "/config.yaml", config.replace(at, 15, "reward: \"\""));
   expect_bad_input(run_cohort({"eval", run_}),
                    {"there are 2 rewards (numeric, format)", "hint: eval.correct.reward=numeric"});
-  const Json said = json_lines_of(cohort({"eval", run_, "eval.correct.reward=format"}).out).at(0);
-  EXPECT_EQ(said.at("correct").as_string(), "format >= 1");
+  const Json scores = json_lines_of(cohort({"eval", run_, "eval.correct.reward=format"}).out).at(0);
+  EXPECT_EQ(scores.at("correct").as_string(), "format >= 1");
 }
 
 TEST_F(Commands, TrainWithoutHeldOutTextSaysSo) {
@@ -404,7 +405,7 @@ TEST_F(Commands, TrainWithoutHeldOutTextSaysSo) {
   EXPECT_TRUE(json_lines_of(cohort({"eval", run_}).out).at(0).at("val_loss").is_null());
 }
 
-TEST_F(Commands, TrainPrintsDirectoryAndScoreAndShowsItsSteps) {
+TEST_F(Commands, TrainPrintsDirectoryScoreAndSteps) {
   const Output output = train(sft_);
   EXPECT_EQ(output.out.find("run directory: " + run_ + "\n"), 0u) << output.out;
   EXPECT_NE(output.out.find("run: pass@1 (task) 0.00 -> "), std::string::npos) << output.out;
@@ -430,7 +431,7 @@ TEST_F(Commands, CheckPrintsSizesAndTrainsNothing) {
   EXPECT_FALSE(fs::exists(run_));
 }
 
-TEST_F(Commands, CheckShowsPromptsAndWhatTheRewardsGiveTheirAnswers) {
+TEST_F(Commands, CheckPrintsPromptsAndTheRewardsOfTheirAnswers) {
   std::string lines;
   for (int i = 0; i < 20; ++i)
     lines += str("{\"prompt\": \"", i, "+\\n1\", \"answer\": \"", i + 1, "\"}\n");
@@ -452,7 +453,7 @@ TEST_F(Commands, CheckShowsPromptsAndWhatTheRewardsGiveTheirAnswers) {
        {example + "  example 3: prompt ", example + "             its rewards       numeric 1; ",
         std::string("  held-out                     8 of 21 problems\n"),
         std::string("  data.too_long                left out 1 of 21 training and 1 of 9 held-out"),
-        std::string("  room for completions         10 of 11 tokens after the longest prompt\n")})
+        std::string("  completion capacity          10 of 11 tokens after the longest prompt\n")})
     EXPECT_NE(output.out.find(text), std::string::npos) << text << "\n" << output.out;
   EXPECT_NE(
       output.err.find("data: 20 of the 21 held-out problems are also trained on, the first: "),
@@ -467,8 +468,8 @@ TEST_F(Commands, CheckShowsPromptsAndWhatTheRewardsGiveTheirAnswers) {
       << output.err;
 }
 
-// The question can be read, however long what comes before it is.
-TEST_F(Commands, CheckShowsWhatLongPromptsAsk) {
+// The question is printed, however long the text before it.
+TEST_F(Commands, CheckPrintsTheQuestionOfLongPrompts) {
   std::string lines;
   for (int i = 0; i < 4; ++i)
     lines += str("{\"q\": \"", std::string(900, 'x'), " what is ", i, "+1?\", \"answer\": \"",
@@ -536,7 +537,7 @@ TEST_F(Commands, VersionSaysWhetherCudaIsInTheBuild) {
   EXPECT_NE(out.find(" CUDA)\n"), std::string::npos) << out;
 }
 
-// Nothing that nobody could read counts as done.
+// Lost output is an error.
 TEST_F(Commands, OutputThatCannotBeWrittenIsAnError) {
   train(sft_);
   const std::string model = " '" + run_ + "' ", yaml = " '" + dir_.path("run.yaml") + "' ";
@@ -564,7 +565,7 @@ TEST_F(Commands, InputThatCannotBeReadIsNotEmpty) {
   }
 }
 
-TEST_F(Commands, GradcheckShowsTheCasesOfAnOp) {
+TEST_F(Commands, GradcheckPrintsTheCasesOfAnOp) {
   const Output output = cohort({"gradcheck", "silu"});
   EXPECT_NE(output.out.find("silu"), std::string::npos);
   EXPECT_NE(output.out.find(" 0 failed"), std::string::npos) << output.out;

@@ -1,5 +1,5 @@
-// A disk that fails: nothing that was saved or logged is lost, and nothing is decided by what could
-// not be read.
+// Disk failures: nothing that was saved or logged is lost, and an unreadable file is never treated
+// as missing.
 #include <filesystem>
 #include <map>
 #include <tuple>
@@ -45,14 +45,14 @@ class Disk : public testing::Test {
   const std::string run_ = dir_.path("run");
 };
 
-TEST_F(Disk, CheckpointsThatCannotBeReadAreNotTakenForNone) {
+TEST_F(Disk, UnreadableCheckpointsAreNotTreatedAsMissing) {
   ASSERT_EQ(run_cohort(train()).code, 0);
   const std::string checkpoints = run_ + "/checkpoints";
   for (const char* call : {"opendir", "readdir"})
     expect_stopped_without_a_change(
         {.call = call, .path = "/checkpoints", .error = EIO},
         "cannot read " + checkpoints + ": Input/output error; hint: nothing was changed");
-  // One entry has been read by then.
+  // Fails after one entry has been read.
   expect_stopped_without_a_change(
       {.call = "readdir", .path = "/checkpoints", .error = ESTALE, .pass = 3},
       "cannot read " + checkpoints + ": Stale file handle");
@@ -63,7 +63,7 @@ TEST_F(Disk, CheckpointsThatCannotBeReadAreNotTakenForNone) {
                                   "cannot read " + newest + "/manifest.json: Input/output");
   expect_stopped_without_a_change({.call = "open", .path = "/model.safetensors", .error = EMFILE},
                                   "cannot read " + newest + "/model.safetensors: Too many open");
-  // Its size is known by then, its checksum is not.
+  // Fails between the checks of size and checksum.
   expect_stopped_without_a_change(
       {.call = "open", .path = "/model.safetensors", .error = EMFILE, .pass = 1},
       "cannot read " + newest + "/model.safetensors: Too many open");
@@ -73,7 +73,7 @@ TEST_F(Disk, CheckpointsThatCannotBeReadAreNotTakenForNone) {
   EXPECT_EQ(run_cohort(resume()).code, 0);
 }
 
-// What has just been saved is there: the run goes on, and removes nothing.
+// The new checkpoint is complete, so the run continues, and removes nothing.
 TEST_F(Disk, CheckpointsThatCannotBeListedAreNotRemoved) {
   const Output output = run_cohort_with(
       {.call = "lstat", .path = "/checkpoints/step-00000002", .error = EIO}, train());
@@ -83,8 +83,8 @@ TEST_F(Disk, CheckpointsThatCannotBeListedAreNotRemoved) {
     EXPECT_TRUE(fs::exists(run_ + "/checkpoints/step-0000000" + step)) << step;
 }
 
-// generate would answer from a checkpoint of the stage before.
-TEST_F(Disk, StagesThatCannotBeReadAreNotPassedOver) {
+// Otherwise generate would use a checkpoint of the previous stage.
+TEST_F(Disk, UnreadableStagesAreNotSkipped) {
   ASSERT_EQ(run_cohort(train()).code, 0);
   fs::create_directory(run_ + "/1-sft");
   fs::rename(run_ + "/checkpoints", run_ + "/1-sft/checkpoints");
@@ -106,7 +106,7 @@ TEST_F(Disk, DirectoriesThatCannotBeFlushedAreAnError) {
   EXPECT_NE(output.err.find("cannot flush the directory"), std::string::npos) << output.err;
 }
 
-TEST_F(Disk, WhatCannotBeMadeIsSaidInOneSentence) {
+TEST_F(Disk, CreationErrorsAreOneSentence) {
   const std::string step = "checkpoints/step-00000002";
   const std::tuple<const char*, const char*, int, std::string> faults[] = {
       {"mkdir", "/checkpoints", EDQUOT, "cannot create the directory RUN/checkpoints: Disk quota"},
@@ -129,7 +129,7 @@ TEST_F(Disk, DataThatCannotBeReadAreNamed) {
   write_file(dir_.path("text.txt"), small_text());
   write_file(dir_.path("text.yaml"), std::string(kSmallModel) + kSmallPretrain);
   const std::vector<std::string> check{"check", dir_.path("text.yaml")};
-  // The fingerprint, the place where the text is cut, its characters, its tokens.
+  // Fingerprint, split of the text, characters, tokens.
   for (const auto& [call, pass] :
        {std::pair("read", 0), {"pread", 0}, {"pread", 1}, {"pread", 3}}) {
     const Output output =
@@ -138,14 +138,14 @@ TEST_F(Disk, DataThatCannotBeReadAreNamed) {
     EXPECT_NE(output.err.find(dir_.path("text.txt")), std::string::npos) << output.err;
     EXPECT_NE(output.err.find(": Input/output error"), std::string::npos) << output.err;
   }
-  // Of what is read in part the rest is read.
+  // A partial read is continued.
   EXPECT_EQ(run_cohort_with({.call = "pread", .path = "text.txt", .error = 0}, check).code, 0);
-  // Only a path that is relative is looked at before; who reads the data says what is wrong.
+  // Only relative paths are checked beforehand; for others reading the data reports the error.
   const Output output = run_cohort_with({.call = "stat", .path = "text.txt", .error = EIO}, check);
   EXPECT_EQ(output.code, 0) << output.err;
 }
 
-// The last checkpoint is there; nothing will be saved after it.
+// The last checkpoint exists, and resuming saves no other.
 TEST_F(Disk, AKillAfterTheLastCheckpointLeavesNothingBehind) {
   const std::string left = run_ + "/checkpoints/.tmp-step-00000002";
   EXPECT_EQ(
@@ -154,13 +154,13 @@ TEST_F(Disk, AKillAfterTheLastCheckpointLeavesNothingBehind) {
       128 + 9);
   ASSERT_TRUE(fs::exists(run_ + "/checkpoints/step-00000006/manifest.json"));
   ASSERT_TRUE(fs::exists(left));
-  write_file(run_ + "/checkpoints/.tmp-mine", "mine");
+  write_file(run_ + "/checkpoints/.tmp-other", "other");
   EXPECT_EQ(run_cohort({"train", "--resume", run_}).code, 0);
   EXPECT_FALSE(fs::exists(left));
-  EXPECT_TRUE(fs::exists(run_ + "/checkpoints/.tmp-mine"));
+  EXPECT_TRUE(fs::exists(run_ + "/checkpoints/.tmp-other"));
 }
 
-TEST_F(Disk, WhatAKillLeftAndCannotBeRemovedIsNoPartOfACheckpoint) {
+TEST_F(Disk, LeftoversThatCannotBeRemovedAreNotPartOfACheckpoint) {
   const std::string step = run_ + "/checkpoints/step-00000002";
   EXPECT_EQ(
       run_cohort_with({.call = "rename", .path = "/.tmp-step-00000002 ", .error = -1}, train())
@@ -175,7 +175,7 @@ TEST_F(Disk, WhatAKillLeftAndCannotBeRemovedIsNoPartOfACheckpoint) {
   verify_checkpoint(step);
 }
 
-// A kill while the run is made leaves no half configuration.
+// A kill during the creation of the run leaves no partial configuration.
 TEST_F(Disk, TheConfigurationAppearsWhole) {
   const Output output =
       run_cohort_with({.call = "rename", .path = "/config.yaml", .error = -1}, train());
@@ -188,14 +188,14 @@ TEST_F(Disk, ClosedStandardStreamsAreNotTakenByFiles) {
   EXPECT_EQ(std::system((command + " 0<&- 1>&- 2>&-").c_str()), 0);
   for (const auto& [path, text] : files())
     EXPECT_EQ(text.find("run directory"), std::string::npos) << path;
-  // log.txt keeps the messages, but what is only for the terminal went nowhere.
+  // log.txt has the messages, without the progress lines of the terminal.
   EXPECT_EQ(read_file(run_ + "/log.txt").find(" elapsed"), std::string::npos);
   EXPECT_EQ(json_lines(run_ + "/metrics.jsonl").size(), 8u);
 }
 
 // ---- metrics.jsonl and completions.jsonl -------------------------------------------------------
 
-// The lines of a log without what differs from run to run.
+// The lines of a log, reduced to fields that are equal in every run.
 std::vector<std::string> steps_of(const std::string& log) {
   std::vector<std::string> out;
   for (const Json& line : json_lines(log)) {

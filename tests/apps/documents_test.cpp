@@ -1,5 +1,4 @@
-// What the documents promise: configurations that train, and code and figures that are the
-// program's.
+// Claims of the documents: configurations train, and quoted code and numbers match the program.
 #include <filesystem>
 
 #include "nn/model_folder.h"
@@ -26,7 +25,7 @@ std::string word_problems() {
   return lines;
 }
 
-// A folder like those of chat models, with random weights.
+// A folder of a chat model, with random weights.
 std::string chat_model(const TempDir& dir) {
   const std::string model = dir.path("model");
   write_file(dir.path("text.txt"), word_problems());
@@ -64,12 +63,12 @@ TEST(Documents, WordProblemConfigurationsTrain) {
   train("configs/gsm8k_sft.yaml", {"output_dir=" + sft, "model.path=" + model, "batch_size=4"});
   train("configs/gsm8k_grpo.yaml",
         {"output_dir=" + grpo, "model.path=" + sft, "prompts_per_step=4"});
-  const Output said = run_cohort({"generate", grpo, "--template", "--max-tokens", "2"},
-                                 "{\"question\": \"Why?\"}\n");
-  EXPECT_TRUE(said.out.starts_with(
+  const Output generated = run_cohort({"generate", grpo, "--template", "--max-tokens", "2"},
+                                      "{\"question\": \"Why?\"}\n");
+  EXPECT_TRUE(generated.out.starts_with(
       "system: Reason step by step, and give the final answer as a number after ####.<|im_end|>\n"
       "user: Why?<|im_end|>\nassistant: "))
-      << said.out << said.err;
+      << generated.out << generated.err;
 }
 
 TEST(Documents, ReadmeShowsTheOpOfTheExample) {
@@ -81,9 +80,9 @@ TEST(Documents, ReadmeShowsTheOpOfTheExample) {
 }
 
 TEST(Documents, ReadmeCountsTheOpCasesThatGradcheckCounts) {
-  const std::string said = run_cohort({"gradcheck"}).out;
-  const size_t line = said.rfind('\n', said.size() - 2) + 1;
-  const std::string cases = said.substr(line, said.find(" cases", line) - line);
+  const std::string output = run_cohort({"gradcheck"}).out;
+  const size_t line = output.rfind('\n', output.size() - 2) + 1;
+  const std::string cases = output.substr(line, output.find(" cases", line) - line);
   EXPECT_NE(read_file(source("README.md")).find("gradients of " + cases + " op cases"),
             std::string::npos)
       << cases;

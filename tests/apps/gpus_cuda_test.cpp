@@ -1,4 +1,4 @@
-// `cohort train --gpus 2`: as one rank of one process, and what happens when a rank is killed.
+// `cohort train --gpus 2`: agreement with one GPU, and the end of a run when a rank is killed.
 #include <signal.h>
 
 #include <chrono>
@@ -33,8 +33,8 @@ class CudaMultiGpuTrain : public testing::Test {
   TempDir dir_;
 };
 
-// The process that trains `config` as `rank`, started by a launcher: the one process with that
-// configuration and that rank in its environment. -1 if there is none.
+// Finds the process that a launcher started for `config` and `rank`, by its command line and
+// environment. -1 if there is none.
 pid_t rank_process(const std::string& config, int rank) {
   for (const auto& entry : fs::directory_iterator("/proc")) {
     const std::string name = entry.path().filename().string();
@@ -47,7 +47,7 @@ pid_t rank_process(const std::string& config, int rank) {
           ('\0' + environment).find(wanted) != std::string::npos)
         return std::stoi(name);
     } catch (const std::exception&) {
-      // It has ended meanwhile, or belongs to another user.
+      // The process has ended, or belongs to another user.
     }
   }
   return -1;
@@ -65,22 +65,22 @@ void PrintTo(const Training& training, std::ostream* out) {
   *out << training.name;
 }
 
-// Two GPUs add the f32 gradients of a step in another order than one does: a few units of
-// 2^-24 = 6e-8 of the largest summands, which AdamW may enlarge where summands cancel. adam_eps is
-// raised to 1e-3 so that such elements stay small (see tests/trainers/ranks_test.cpp, which holds
-// the CPU to 1e-6); a GPU adds blocks in an order of its own, which gets ten times that.
+// Two GPUs add the f32 gradients of a step in another order than one: errors of a few units of
+// 2^-24 = 6e-8 of the largest summands, which AdamW may amplify where summands cancel. adam_eps is
+// raised to 1e-3 so that such elements stay small (see tests/trainers/ranks_test.cpp, where the
+// CPU's tolerance is 1e-6). The order of blocks on a GPU differs too, so the tolerance is ten times
+// that.
 //
-// In bf16 the f32 masters differ as little, but where one lies beside a rounding boundary its bf16
-// weight differs by a whole unit, 2^-8 of it. Even if every fourth weight did, the error over all
-// would be 2^-9. A token drawn from other weights may be another one, and then the runs part: GRPO
-// makes both its updates from samples of the same weights.
+// In bf16 the f32 masters differ as little, but near a rounding boundary the bf16 weight differs by
+// one unit, 2^-8 of it. Even if every fourth weight did, the overall error would be 2^-9. Different
+// weights may sample different tokens, after which the runs diverge, so both updates of GRPO use
+// samples of the same weights.
 //
-// A rank that is left out, counted twice or not averaged changes the updates themselves, and with
-// them the weights by more than 1e-1.
+// A rank that is omitted, counted twice or not averaged changes the weights by more than 1e-1.
 class CudaMultiGpuTrainings : public CudaMultiGpuTrain,
                               public testing::WithParamInterface<Training> {};
 
-TEST_P(CudaMultiGpuTrainings, OfTwoGpusAreThoseOfOneAndRepeatToTheBit) {
+TEST_P(CudaMultiGpuTrainings, OnTwoGpusMatchOneAndRepeatToTheBit) {
   COHORT_REQUIRE_GPUS(2);
   const Training& t = GetParam();
   write_config(t.config);
@@ -132,13 +132,14 @@ TEST_F(CudaMultiGpuTrain, AKilledRankEndsTheRunWithinThirtySeconds) {
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
     EXPECT_EQ(output.code, 128 + SIGKILL) << output.err;
     EXPECT_NE(output.err.find(str("rank ", victim, " (")), std::string::npos) << output.err;
-    EXPECT_NE(output.err.find("ended without a word"), std::string::npos) << output.err;
-    EXPECT_NE(output.err.find(str("rank ", victim, " was ended by signal 9")), std::string::npos)
+    EXPECT_NE(output.err.find("ended without a message"), std::string::npos) << output.err;
+    EXPECT_NE(output.err.find(str("rank ", victim, " was terminated by signal 9")),
+              std::string::npos)
         << output.err;
   }
 }
 
-TEST_F(CudaMultiGpuTrain, AnInterruptIsPassedOnAndTheRunResumesToTheBit) {
+TEST_F(CudaMultiGpuTrain, AnInterruptIsForwardedAndTheRunResumesToTheBit) {
   COHORT_REQUIRE_GPUS(2);
   const Output whole = run_cohort(train({"steps=1000", "output_dir=" + dir_.path("whole")}));
   ASSERT_EQ(whole.code, 0) << whole.err;

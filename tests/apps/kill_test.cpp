@@ -1,5 +1,5 @@
-// A run is never lost: killed at any moment, also inside the writing of a checkpoint, or asked to
-// stop, it goes on to the weights of an undisturbed run, bit for bit.
+// A run that is killed at any time, also while writing a checkpoint, or stopped by a signal resumes
+// to the weights of an uninterrupted run, bit for bit.
 #include <signal.h>
 
 #include <filesystem>
@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A process may be done before the signal reaches it, if the machine runs the test too late.
+// On a slow machine the process may end before the signal arrives, so tests retry.
 constexpr int kAttempts = 10;
 
 struct Setting {
@@ -25,7 +25,7 @@ void PrintTo(const Setting& setting, std::ostream* out) {
   *out << setting.name;
 }
 
-// Ten steps of some milliseconds each, so that there is time to kill.
+// Ten steps of some milliseconds each, so that a kill arrives in time.
 std::vector<Setting> settings() {
   const std::string common =
       "num_threads: 1\nsteps: 10\nlearning_rate: 1e-2\nmax_completion_length: 4\n"
@@ -64,7 +64,7 @@ class Kill : public testing::TestWithParam<Setting> {
   static std::string final_bytes(const std::string& run, const char* file) {
     return read_file(run + "/checkpoints/step-00000010/" + file);
   }
-  // The lines of each step in metrics.jsonl, trained and evaluated.
+  // The number of lines in metrics.jsonl per training step and evaluation.
   static std::map<std::string, int> logged(const std::string& run) {
     std::map<std::string, int> out;
     for (const Json& line : json_lines(run + "/metrics.jsonl"))
@@ -86,7 +86,7 @@ class Kill : public testing::TestWithParam<Setting> {
       EXPECT_NE(entry.path().filename().string()[0], '.') << entry.path();
   }
 
-  void kill_half_way() const;
+  void kill_halfway() const;
 
   TempDir dir_;
   std::string whole_;
@@ -96,10 +96,10 @@ INSTANTIATE_TEST_SUITE_P(Trainers, Kill, testing::ValuesIn(settings()),
                          [](const auto& info) { return info.param.name; });
 
 TEST_P(Kill, HalfWayThroughResumesToTheSameWeights) {
-  kill_half_way();
+  kill_halfway();
 }
 
-// The same on a GPU, in both of its dtypes.
+// The settings on a GPU, in both dtypes.
 std::vector<Setting> cuda_settings() {
   std::vector<Setting> out;
   for (const auto& [name, yaml] : settings()) {
@@ -118,10 +118,10 @@ INSTANTIATE_TEST_SUITE_P(Trainers, CudaKill, testing::ValuesIn(cuda_settings()),
                          [](const auto& info) { return info.param.name; });
 
 TEST_P(CudaKill, HalfWayThroughResumesToTheSameWeights) {
-  kill_half_way();
+  kill_halfway();
 }
 
-void Kill::kill_half_way() const {
+void Kill::kill_halfway() const {
   for (int i = 0; i < kAttempts; ++i) {
     const auto process = start(i);
     const std::string run = attempt_dir(i);
@@ -132,7 +132,7 @@ void Kill::kill_half_way() const {
     expect_resumes_to_the_same_weights(run);
     return;
   }
-  FAIL() << "the process was always done before it could be killed";
+  FAIL() << "the process always ended before it was killed";
 }
 
 TEST_P(Kill, WhileACheckpointIsWrittenResumesToTheSameWeights) {
@@ -144,7 +144,7 @@ TEST_P(Kill, WhileACheckpointIsWrittenResumesToTheSameWeights) {
     if (!watch.wait_for(".tmp-step-", *process)) continue;
     process->signal(SIGKILL);
     if (process->wait().code != 128 + SIGKILL) continue;
-    // Proof that the kill fell into the writing.
+    // Verifies that the kill interrupted the writing.
     bool half_written = false;
     for (const auto& entry : fs::directory_iterator(checkpoints))
       half_written = half_written || entry.path().filename().string().rfind(".tmp-", 0) == 0;
@@ -152,7 +152,7 @@ TEST_P(Kill, WhileACheckpointIsWrittenResumesToTheSameWeights) {
     expect_resumes_to_the_same_weights(run);
     return;
   }
-  FAIL() << "no kill fell into the writing of a checkpoint";
+  FAIL() << "no kill interrupted the writing of a checkpoint";
 }
 
 TEST_P(Kill, TwiceResumesToTheSameWeights) {
@@ -171,10 +171,10 @@ TEST_P(Kill, TwiceResumesToTheSameWeights) {
     expect_resumes_to_the_same_weights(run);
     return;
   }
-  FAIL() << "the process was always done before it could be killed";
+  FAIL() << "the process always ended before it was killed";
 }
 
-TEST_P(Kill, SignalsThatAskSaveSayHowToGoOnAndResumeToTheSameWeights) {
+TEST_P(Kill, TerminationSignalsSavePrintHowToResumeAndResumeToTheSameWeights) {
   int attempt = 0;
   for (const int signal : {SIGINT, SIGTERM}) {
     bool done = false;
@@ -190,7 +190,7 @@ TEST_P(Kill, SignalsThatAskSaveSayHowToGoOnAndResumeToTheSameWeights) {
       expect_resumes_to_the_same_weights(run);
       done = true;
     }
-    EXPECT_TRUE(done) << "the process was always done before the signal";
+    EXPECT_TRUE(done) << "the process always ended before the signal";
   }
 }
 

@@ -1,4 +1,4 @@
-// Text that is larger than what a run may take of memory.
+// A text larger than the memory limit of a run.
 #include <sys/resource.h>
 
 #include <fstream>
@@ -26,12 +26,12 @@ TEST(LargeTextSlow, StaysOnDisk) {
                        "data.tokenizer=byte", "data.cache_dir=" + dir.path("cache"),
                        "eval.tokens=1000"});
   };
-  for (const char* name : {"makes", "reads"}) {
+  for (const char* name : {"cold", "cached"}) {
     const Output output = train(name);
     ASSERT_EQ(output.code, 0) << output.err;
   }
-  EXPECT_EQ(json_lines(dir.path("makes/metrics.jsonl")).back().at("val_loss").as_double(),
-            json_lines(dir.path("reads/metrics.jsonl")).back().at("val_loss").as_double());
+  EXPECT_EQ(json_lines(dir.path("cold/metrics.jsonl")).back().at("val_loss").as_double(),
+            json_lines(dir.path("cached/metrics.jsonl")).back().at("val_loss").as_double());
   rusage usage{};
   getrusage(RUSAGE_CHILDREN, &usage);
   EXPECT_LT(usage.ru_maxrss * 1024, kMostResident);

@@ -1,4 +1,4 @@
-// Folders of Hugging Face's format wherever the command takes a model.
+// Models in Hugging Face's format as arguments of the commands.
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 const fs::path kFamilies = fs::path(__FILE__).parent_path().parent_path() / "reference/families";
 
-// Letters, a space and the end of sequence: 28 ids for models of 32 rows.
+// A tokenizer of letters, a space and end of sequence: 28 ids for models of 32 rows.
 std::string letters() {
   Json::Object vocab;
   std::vector<std::string> names = {"</s>", "\xc4\xa0"};
@@ -70,7 +70,7 @@ TEST_F(ModelFolders, AreTrainedAndSavedAsFoldersAgain) {
   std::sort(names.begin(), names.end());
   std::sort(before.begin(), before.end());
   EXPECT_EQ(names, before);
-  // What was saved is a model by itself.
+  // The saved folder is a complete model.
   const std::string copy = dir_.path("copy");
   fs::create_directory(copy);
   for (const char* file : {"config.json", "model.safetensors", "tokenizer.json"})
@@ -89,7 +89,7 @@ TEST_F(ModelFolders, ContextsCanBeShortenedAndNotLengthened) {
   EXPECT_NE(longer.err.find("has context: 32"), std::string::npos) << longer.err;
 }
 
-TEST_F(ModelFolders, WhatDoesNotFitIsNamed) {
+TEST_F(ModelFolders, MismatchesAreNamed) {
   const auto refused = [&](const std::string& message) {
     const Output output = run_cohort({"generate", model_, "ab"});
     EXPECT_EQ(output.code, 2);
@@ -115,7 +115,7 @@ TEST_F(ModelFolders, WhatDoesNotFitIsNamed) {
   refused("has no tokenizer");
 }
 
-TEST_F(ModelFolders, InspectSaysWhatTheyAre) {
+TEST_F(ModelFolders, InspectDescribesThem) {
   const Output output = run_cohort({"inspect", model_});
   EXPECT_EQ(output.code, 0) << output.err;
   for (const char* line : {"qwen2", "2 of width 16", "4 query, 2 key/value, of 4", "0 '</s>'",
@@ -137,7 +137,7 @@ class Chat : public ModelFolders {
                "{% for m in messages %}{{ m.role[0] }}{{ m.content }}</s>{% endfor %}"
                "{% if add_generation_prompt %}a{{ thinking }}{% endif %}");
   }
-  // What the model says greedily after a text, up to the end of its turn.
+  // The greedy completion of a text, up to the end of the turn.
   std::string completion(const std::string& text) const {
     const Output output =
         run_cohort({"generate", model_, text, "--temperature=0", "--max-tokens=5", "--json"});
@@ -170,23 +170,23 @@ TEST_F(Chat, InterruptsStopAReply) {
   write_file(model_ + "/config.json", config.dump());
   fs::remove(model_ + "/generation_config.json");
   write_file(model_ + "/chat_template.jinja", "{{ messages[0].content }}");
-  // The model repeats itself for ever after this text.
+  // The model repeats itself without end after this text.
   Process process({"chat", model_, "--temperature=0", "--max-tokens=200000"}, "next\nnext\n");
-  std::string notes;
+  std::string notices;
   for (int i = 0; i < 2; ++i) {
     const size_t before = process.out().size();
     while (process.out().size() < before + 8 && process.running()) usleep(1000);
     ASSERT_TRUE(process.running()) << process.err();
     process.signal(SIGINT);
-    notes += "[stopped]\n";
-    while (process.err().size() < notes.size() && process.running()) usleep(1000);
+    notices += "[stopped]\n";
+    while (process.err().size() < notices.size() && process.running()) usleep(1000);
   }
   const Output output = process.wait();
   EXPECT_EQ(output.code, 0);
-  EXPECT_EQ(output.err, notes);
+  EXPECT_EQ(output.err, notices);
 }
 
-TEST_F(Chat, WhatDoesNotFitIsNamed) {
+TEST_F(Chat, MismatchesAreNamed) {
   expect_bad_input(run_cohort({"chat", model_}, std::string(40, 'a') + "\n"),
                    {"prompt 0 has 43 tokens, the model's context is 32"});
   expect_bad_input(run_cohort({"chat", model_, "--chat-template-kwargs=[]"}, "a\n"),

@@ -16,7 +16,7 @@ namespace cohort::test {
 
 namespace {
 
-// This process's environment, and what makes `fault` happen.
+// The environment of this process, with the variables that inject `fault`.
 std::vector<std::string> environment_with(const Fault& fault) {
   std::vector<std::string> out;
   for (char** entry = environ; *entry != nullptr; ++entry) out.emplace_back(*entry);
@@ -49,8 +49,8 @@ Process::Process(const std::vector<std::string>& arguments, const std::string& i
   pid_ = fork();
   if (pid_ < 0) throw Error("cannot fork");
   if (pid_ == 0) {                        // only calls that are safe after fork()
-    prctl(PR_SET_PDEATHSIG, SIGKILL);     // a test that is killed leaves nothing behind
-    if (getppid() != parent) _exit(127);  // it has gone already
+    prctl(PR_SET_PDEATHSIG, SIGKILL);     // the process ends with a killed test
+    if (getppid() != parent) _exit(127);  // the test has already ended
     for (int i = 0; i < 3; ++i) {
       const int fd = open(paths[i].c_str(), i == 0 ? O_RDONLY : O_WRONLY | O_CREAT | O_TRUNC, 0644);
       if (fd < 0 || dup2(fd, i) < 0) _exit(127);
@@ -143,7 +143,7 @@ bool have_tool(const std::string& name, const std::string& command) {
   if (std::system((command + " >/dev/null 2>&1").c_str()) == 0) return true;
   const char* require = std::getenv("COHORT_REQUIRE");
   if (require != nullptr && std::string(require).find(name) != std::string::npos)
-    ADD_FAILURE() << "COHORT_REQUIRE asks for " << name << " and there is none: " << command;
+    ADD_FAILURE() << "COHORT_REQUIRE requires " << name << ", which is missing: " << command;
   return false;
 }
 

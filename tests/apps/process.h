@@ -1,4 +1,4 @@
-// Running the `cohort` binary: to its end, or until it is killed.
+// Runs the `cohort` binary to its end, or until it is killed.
 #pragma once
 
 #include <sys/types.h>
@@ -16,31 +16,31 @@ struct Output {
   std::string out, err;
 };
 
-// Calls of the C library that fail in a process: see tests/support/faults/faults.cpp.
+// Injects failures of C library calls into a process: see tests/support/faults/faults.cpp.
 struct Fault {
-  std::string call, path;  // of calls for a path that contains `path`
-  int error = 0;           // errno; 0: half of a write() is done; -1: the process is killed
-  int pass = 0;            // calls that succeed before
-  int fail = 1 << 30;      // calls that fail then
+  std::string call, path;  // the function, and a substring of the path of its calls
+  int error = 0;           // errno; 0: a write() does half; -1: kills the process
+  int pass = 0;            // calls that succeed before the failures
+  int fail = 1 << 30;      // calls that fail
 };
 
-// A running `cohort` process. Its output goes to files in a folder of its own.
+// A running `cohort` process. Its output is written to files in its own folder.
 class Process {
  public:
   explicit Process(const std::vector<std::string>& arguments, const std::string& input = "",
                    const Fault& fault = {});
-  ~Process();  // kills what still runs
+  ~Process();  // kills the process if it is running
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
 
   void signal(int number) const;
-  // Waits for the end.
+  // Waits until the process ends.
   Output wait();
   bool running();
-  // What it has written so far.
+  // The output so far.
   std::string out() const;
   std::string err() const;
-  // Whether it has asked for a signal to be ignored.
+  // True if the process ignores the signal.
   bool ignores(int number) const;
 
  private:
@@ -61,23 +61,23 @@ class FolderWatch {
   ~FolderWatch();
   FolderWatch(const FolderWatch&) = delete;
   FolderWatch& operator=(const FolderWatch&) = delete;
-  // Returns as soon as an entry appears whose name starts with `prefix`; false when `process` ends
-  // before.
+  // Returns true once an entry whose name starts with `prefix` appears, or false if `process` ends
+  // first.
   bool wait_for(const std::string& prefix, Process& process);
 
  private:
   int fd_;
 };
 
-// Waits for a path to exist; false when `process` ends before.
+// Waits until a path exists; returns false if `process` ends first.
 bool wait_for_path(const std::string& path, Process& process);
 
-// Whether a shell's `command`, which looks for a tool that tests can do without, succeeds. Where
-// COHORT_REQUIRE has `name`, it is a test failure that it does not.
+// True if the shell command `command`, which checks for an optional tool, succeeds. A failure is a
+// test failure if COHORT_REQUIRE contains `name`.
 bool have_tool(const std::string& name, const std::string& command);
 
-// Expects exit code 2, nothing else than one "cohort: ..." line on standard error, and every text
-// in it.
+// Expects exit code 2, and only one "cohort: ..." line on standard error, which contains every
+// text.
 void expect_bad_input(const Output& output, const std::vector<std::string>& texts);
 
 }  // namespace cohort::test

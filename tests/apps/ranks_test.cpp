@@ -1,5 +1,5 @@
-// A run of several processes, started as torchrun would: one run directory, the weights of the same
-// ranks as threads, and an end for all with a message that names the rank that failed.
+// A run of several processes, started as by torchrun: one run directory, the same weights as with
+// threads as ranks, and if a rank fails all end with a message that names it.
 #include <signal.h>
 
 #include <chrono>
@@ -28,7 +28,7 @@ class RankProcesses : public testing::Test {
   using Arguments = std::vector<std::string>;
   using ArgumentsOfRank = std::function<Arguments(int rank)>;
 
-  // Starts `size` processes of one run, which meet at a port of their own.
+  // Starts `size` processes of one run, with their own rendezvous port.
   std::vector<std::unique_ptr<Process>> start(int size, const ArgumentsOfRank& arguments) {
     const int port = wire::free_port();
     std::vector<std::unique_ptr<Process>> out;
@@ -62,7 +62,7 @@ class RankProcesses : public testing::Test {
   TempDir dir_;
 };
 
-TEST_F(RankProcesses, TrainTheWeightsOfAsManyThreads) {
+TEST_F(RankProcesses, TrainTheSameWeightsAsThreads) {
   for (const std::string& yaml : {sft_, grpo_}) {
     write_config(yaml);
     const Output threads = run_cohort(train({"ranks=3", "output_dir=" + dir_.path("threads")}));
@@ -91,13 +91,13 @@ TEST_F(RankProcesses, ChooseTheSameMicroBatches) {
   EXPECT_TRUE(model_of("run") == model_of("number"));
 }
 
-TEST_F(RankProcesses, AreStoppedBySignalsAndResume) {
+TEST_F(RankProcesses, StopOnSignalsAndResume) {
   write_config(sft_);
   for (const Output& output : run(2, train({"steps=400", "output_dir=" + dir_.path("whole")})))
     ASSERT_EQ(output.code, 0) << output.err;
   auto processes = start(2, train({"steps=400"}));
   ASSERT_TRUE(wait_for_path(dir_.path("run/metrics.jsonl"), *processes[0]));
-  processes[1]->signal(SIGTERM);  // one rank is enough: they agree to stop
+  processes[1]->signal(SIGTERM);  // the ranks agree to stop
   for (const auto& process : processes) {
     const Output output = process->wait();
     EXPECT_EQ(output.code, 130) << output.err;
@@ -107,8 +107,8 @@ TEST_F(RankProcesses, AreStoppedBySignalsAndResume) {
   EXPECT_TRUE(model_of("run") == model_of("whole"));
 }
 
-// A first update that is not finite: all processes go back to the same checkpoint.
-TEST_F(RankProcesses, GoBackTogether) {
+// After a first update that is not finite all processes return to the same checkpoint.
+TEST_F(RankProcesses, ReturnToTheSameCheckpoint) {
   write_config(sft_);
   for (const Output& output : run(2, train({"steps=4", "checkpoint.every=2"})))
     ASSERT_EQ(output.code, 0) << output.err;
@@ -137,7 +137,7 @@ TEST_F(RankProcesses, EndWhenOneIsKilledAndNameIt) {
       if (rank == victim) continue;
       EXPECT_EQ(output.code, 3) << output.err;
       EXPECT_NE(output.err.find(str("rank ", victim, " (")), std::string::npos) << output.err;
-      EXPECT_NE(output.err.find("ended without a word"), std::string::npos) << output.err;
+      EXPECT_NE(output.err.find("ended without a message"), std::string::npos) << output.err;
     }
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
   }
@@ -163,7 +163,7 @@ TEST_F(RankProcesses, WithDifferentConfigurationsAreRefused) {
   EXPECT_FALSE(fs::exists(dir_.path("run")));
 }
 
-TEST_F(RankProcesses, TakeNoThreadsAsRanks) {
+TEST_F(RankProcesses, RejectThreadsAsRanks) {
   write_config(sft_);
   for (const Output& output : run(2, train({"ranks=2"}))) {
     EXPECT_TRUE(output.code == 2 || output.code == 3) << output.err;
@@ -181,13 +181,13 @@ TEST_F(RankProcesses, NeedACompleteEnvironment) {
   expect_bad_input(output, {"WORLD_SIZE: not set"});
 }
 
-TEST_F(RankProcesses, GpusThatCannotBeHadAreBadInput) {
+TEST_F(RankProcesses, UnavailableGpusAreBadInput) {
   write_config(sft_);
   expect_bad_input(run_cohort(train({"--gpus", "2"})), {"--gpus: expected device: cuda"});
   expect_bad_input(run_cohort(train({"--gpus", "1000", "device=cuda"})), {"CUDA"});
   for (const Output& output : run(2, train({"--gpus", "2", "device=cuda"})))
     expect_bad_input(output, {"--gpus: this process is already rank ",
-                              " of 2 that torchrun started; hint: leave --gpus out"});
+                              " of 2 that torchrun started; hint: omit --gpus"});
 }
 
 }  // namespace

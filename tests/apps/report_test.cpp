@@ -1,5 +1,5 @@
-// `cohort report`: the page holds what the run's files have, whatever is in them, and a browser
-// draws it.
+// `cohort report`: the page contains the data of a run's files, whatever they contain, and a
+// browser draws it.
 #include <unistd.h>
 
 #include <chrono>
@@ -16,15 +16,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-size_t count_of(const std::string& text, const std::string& what) {
+size_t count_of(const std::string& text, const std::string& part) {
   size_t count = 0;
-  for (size_t at = 0; (at = text.find(what, at)) != text.npos; at += what.size()) ++count;
+  for (size_t at = 0; (at = text.find(part, at)) != text.npos; at += part.size()) ++count;
   return count;
 }
 
 class Report : public testing::Test {
  protected:
-  // Writes the page of some runs and returns its data.
+  // Writes the page of the runs and returns its data.
   Json report(std::vector<std::string> runs) const {
     runs.insert(runs.begin(), {"report", "--output", page_});
     const Output output = run_cohort(runs);
@@ -114,7 +114,7 @@ TEST_F(Report, HoldsEveryNumberOfMetricsJsonl) {
   EXPECT_EQ(samples.size(), json_lines(run + "/2-grpo/completions.jsonl").size());
   EXPECT_EQ(samples.back().at("rewards").as_object().size(), 2u);
   EXPECT_EQ(stages[1].at("config").at("rewards.0.name").as_string(), "format");
-  // Its second stage has yet to begin; a stage alone, and the default place of the page.
+  // A run whose second stage has not begun; a single stage; the default path of the page.
   fs::rename(run + "/2-grpo", run + "/later");
   EXPECT_EQ(report({run}).at("runs").as_array()[0].at("status").as_string(), "unfinished");
   EXPECT_EQ(report({run}).at("runs").as_array()[0].at("name").as_string(), "run");
@@ -124,7 +124,7 @@ TEST_F(Report, HoldsEveryNumberOfMetricsJsonl) {
   EXPECT_EQ(stage.at("stages").dump(), Json(Json::Array{stages[1]}).dump());
   EXPECT_EQ(stage.at("name").as_string(), "run/2-grpo");
   EXPECT_EQ(stage.at("status").as_string(), "finished");
-  // It is trained on, and killed: what its checkpoint says is no longer so.
+  // After more training and a kill the state of the checkpoint is outdated.
   const std::string log = run + "/2-grpo/metrics.jsonl";
   write_file(log, read_file(log) + "{\"step\":5}\n");
   EXPECT_EQ(report({run}).at("runs").as_array()[0].at("status").as_string(), "unfinished");
@@ -161,15 +161,17 @@ TEST_F(Report, HostileTextsAreText) {
   ASSERT_EQ(samples.size(), 4u);
   EXPECT_EQ(samples[0].at("completion").as_string(), attack);
   EXPECT_EQ(samples[1].at("completion").as_string(), "\xef\xbf\xbd\xef\xbf\xbd");
-  EXPECT_NE(samples[2].at("completion").as_string().find("cut: 1048578 bytes"), std::string::npos);
+  EXPECT_NE(samples[2].at("completion").as_string().find("truncated: 1048578 bytes"),
+            std::string::npos);
   EXPECT_EQ(stage.at("curves").as_array().size(), 1u);
   const Json::Array& warnings = shown.at("warnings").as_array();
   ASSERT_EQ(warnings.size(), 2u);
   EXPECT_EQ(warnings[0].at("text").as_string(), path + ": 5 damaged lines are left out");
-  EXPECT_EQ(warnings[1].at("hint").as_string(), attack + "\n[2\n[2] ");  // no messages of their own
+  EXPECT_EQ(warnings[1].at("hint").as_string(),
+            attack + "\n[2\n[2] ");  // continuation lines, not messages
 }
 
-// No spike of a long run is lost, and its page stays small.
+// Spikes of a long run are kept, and the page stays small.
 TEST_F(ReportSlow, LongRunsAreThinnedWithTheirSpikes) {
   std::string metrics;
   for (int step = 1; step <= 10000; ++step) {
@@ -184,7 +186,7 @@ TEST_F(ReportSlow, LongRunsAreThinnedWithTheirSpikes) {
   const Json data = report({run});
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   RecordProperty("milliseconds", static_cast<int>(1000 * seconds.count()));
-  EXPECT_LT(seconds.count(), 30);  // one without sanitizers
+  EXPECT_LT(seconds.count(), 30);  // about one second without sanitizers
   EXPECT_LT(fs::file_size(page_), 2u << 20);
   const Json& stage = data.at("runs").as_array()[0].at("stages").as_array()[0];
   const Curves all = logged_curves(run + "/metrics.jsonl");
@@ -201,8 +203,8 @@ TEST_F(ReportSlow, LongRunsAreThinnedWithTheirSpikes) {
     double sum = 0, logged_sum = 0;
     for (const Json& mean : curve.at("trend").at("values").as_array()) sum += mean.as_double();
     for (const auto& point : logged) logged_sum += point.second;
-    EXPECT_NEAR(sum / 100, logged_sum / 10000, 1e-12);  // stretches are of equal length
-    if (i == 5) break;                                  // the others differ by their numbers only
+    EXPECT_NEAR(sum / 100, logged_sum / 10000, 1e-12);  // the intervals have equal length
+    if (i == 5) break;                                  // the others differ only in their numbers
   }
 }
 
@@ -211,7 +213,7 @@ TEST_F(Report, ShowsRunsInAnyState) {
   const auto status = [&](const std::string& run) {
     return report({run}).at("runs").as_array().at(0).at("status").as_string();
   };
-  // Killed within a line: what is whole counts.
+  // Killed while writing a line: complete lines are used.
   const std::string torn = make_run("torn", line + "{\"step\": 2, \"lo");
   EXPECT_EQ(status(torn), "unfinished");
   const Json first = report({torn}).at("runs").as_array()[0];
@@ -219,11 +221,11 @@ TEST_F(Report, ShowsRunsInAnyState) {
   EXPECT_TRUE(first.at("warnings").as_array().empty());
 
   EXPECT_EQ(status(make_run("empty", "")), "unfinished");
-  const std::string said = "[2026-11-22 07:13:48.164 info] ";
-  EXPECT_EQ(status(make_run("failed", line, "", said + "failed: no space; hint: more\n")),
+  const std::string prefix = "[2026-11-22 07:13:48.164 info] ";
+  EXPECT_EQ(status(make_run("failed", line, "", prefix + "failed: no space; hint: more\n")),
             "failed");
-  EXPECT_EQ(status(make_run("stopped", line, "", said + "interrupted; saved.\n")), "interrupted");
-  // Nothing but a configuration; one that no one can read; no checkpoint that can be read.
+  EXPECT_EQ(status(make_run("stopped", line, "", prefix + "interrupted; saved.\n")), "interrupted");
+  // Only a configuration; an invalid configuration; an invalid checkpoint.
   fs::create_directories(dir_.path("new"));
   write_file(dir_.path("new/config.yaml"), "stages:\n  - {trainer: sft}\n");
   EXPECT_EQ(status(dir_.path("new")), "unfinished");
@@ -258,18 +260,18 @@ TEST_F(Report, GroupsWarningsThatDifferByNumbers) {
   EXPECT_EQ(warnings[2].at("level").as_string(), "failed");
 }
 
-TEST_F(Report, SaysWhatIsWrongWithAPath) {
+TEST_F(Report, NamesTheErrorOfAPath) {
   const std::string run = make_run("run", "{\"step\": 1, \"loss\": 0.5}\n"),
                     file = run + "/metrics.jsonl";
   expect_bad_input(run_cohort({"report", dir_.path("none")}), {"none: does not exist; hint: "});
   expect_bad_input(run_cohort({"report", file}),
                    {file + ": is a file, not a run directory; hint: "});
-  expect_bad_input(run_cohort({"report", run, dir_.path()}), {"is no run directory", "hint: "});
+  expect_bad_input(run_cohort({"report", run, dir_.path()}), {"is not a run directory", "hint: "});
   expect_bad_input(run_cohort({"report", ""}), {"'': does not exist; hint: "});
   expect_bad_input(run_cohort({"report"}), {"runs is required", "hint: "});
   fs::remove(file);
   fs::create_directory(file);
-  expect_bad_input(run_cohort({"report", run}), {"metrics.jsonl: is no file"});
+  expect_bad_input(run_cohort({"report", run}), {"metrics.jsonl: is not a file"});
   const Output output =
       run_cohort({"report", make_run("other", ""), "--output", dir_.path("no/page")});
   EXPECT_EQ(output.code, 1);
@@ -277,8 +279,8 @@ TEST_F(Report, SaysWhatIsWrongWithAPath) {
       << output.err;
 }
 
-// The disk is full: the page that was there stays.
-TEST_F(Report, IsReplacedAsAWhole) {
+// If the disk is full, the previous page remains.
+TEST_F(Report, IsReplacedAtomically) {
   const std::string run = make_run("run", "{\"step\": 1, \"loss\": 0.5}\n");
   report({run});
   const std::string before = read_file(page_);
@@ -290,8 +292,8 @@ TEST_F(Report, IsReplacedAsAWhole) {
 
 // ---- In a browser ----
 
-// Opens the page in a frame of a phone's width, looks at what is drawn, and writes what it finds.
-constexpr const char* kLooker = R"(<!DOCTYPE html>
+// Opens the page in a frame of a phone's width, and writes the drawn elements as JSON.
+constexpr const char* kInspector = R"(<!DOCTYPE html>
 <iframe id="frame" width="360" height="740" src="page.html"></iframe><pre id="found"></pre><script>
 onload = () => {
   const {contentDocument: page, contentWindow: view} = document.getElementById("frame");
@@ -306,9 +308,9 @@ onload = () => {
     select.dispatchEvent(new view.Event("change"));
   }
   for (const details of page.querySelectorAll("details")) details.open = true;
-  console.log("looked");
+  console.log("inspected");
   document.getElementById("found").textContent = JSON.stringify({lines, tip, title: page.title,
-    text: page.body.innerText.length, width: page.documentElement.scrollWidth, room: view.innerWidth,
+    text: page.body.innerText.length, width: page.documentElement.scrollWidth, viewport: view.innerWidth,
     markup: page.querySelectorAll("script, img, iframe, link").length});
 };
 </script>)";
@@ -319,9 +321,9 @@ class BrowserSlow : public Report {
     if (!have_tool("browser", "command -v chromium"))
       GTEST_SKIP() << "no chromium: install it to run this test (scripts/setup.sh --dev)";
   }
-  // What kLooker finds in the page, once the console is known to be empty but for its own line.
-  Json look() const {
-    write_file(dir_.path("look.html"), kLooker);
+  // The result of kInspector. Expects no console message but its own.
+  Json inspect_page() const {
+    write_file(dir_.path("look.html"), kInspector);
     const std::string dom = dir_.path("dom"), err = dir_.path("err");
     const int status = std::system(
         str("timeout 100 chromium --headless --disable-gpu --disable-dev-shm-usage --no-first-run "
@@ -340,11 +342,11 @@ class BrowserSlow : public Report {
     for (const auto& [entity, character] : {std::pair{"&lt;", "<"}, {"&gt;", ">"}, {"&amp;", "&"}})
       for (size_t at = 0; (at = found.find(entity, at)) != found.npos; ++at)
         found.replace(at, std::string(entity).size(), character);
-    return parse_json(found, "what was found");
+    return parse_json(found, "found");
   }
 };
 
-// A polyline's heights must be an affine function of the values, and its places one of the steps.
+// y must be an affine function of the values, and x of the steps.
 void expect_drawn(const Json& line, const Points& points) {
   const std::string name = line.at("metric").as_string();
   const Json::Array &x = line.at("x").as_array(), &y = line.at("y").as_array();
@@ -361,11 +363,12 @@ void expect_drawn(const Json& line, const Points& points) {
     EXPECT_GT(at(y, low), at(y, high)) << name;
   }
   for (size_t i = 0; i < points.size(); ++i) {  // coordinates have two decimals
-    const double share = (points[i].second - low->second) / range,
-                 part = static_cast<double>(points[i].first - points[0].first) / steps;
-    EXPECT_NEAR(y[i].as_double(), at(y, low) + share * (at(y, high) - at(y, low)), 0.02) << name;
+    const double y_fraction = (points[i].second - low->second) / range,
+                 x_fraction = static_cast<double>(points[i].first - points[0].first) / steps;
+    EXPECT_NEAR(y[i].as_double(), at(y, low) + y_fraction * (at(y, high) - at(y, low)), 0.02)
+        << name;
     EXPECT_NEAR(x[i].as_double(),
-                x[0].as_double() + part * (x.back().as_double() - x[0].as_double()), 0.02)
+                x[0].as_double() + x_fraction * (x.back().as_double() - x[0].as_double()), 0.02)
         << name;
   }
 }
@@ -374,7 +377,7 @@ TEST_F(BrowserSlow, DrawsEveryCurveOnAPhone) {
   const std::string one = train("one"), two = train("two", {"learning_rate=1e-3", "seed=3"});
   for (const std::vector<std::string>& runs : {std::vector{one}, {one, two}}) {
     const Json data = report(runs);
-    const Json found = look();
+    const Json found = inspect_page();
     std::map<std::string, const Json*> lines;
     for (const Json& line : found.at("lines").as_array())
       EXPECT_TRUE(lines
@@ -392,14 +395,14 @@ TEST_F(BrowserSlow, DrawsEveryCurveOnAPhone) {
           ++expected;
         }
     EXPECT_EQ(lines.size(), expected);
-    EXPECT_LE(found.at("width").as_int(), found.at("room").as_int());
-    EXPECT_EQ(found.at("room").as_int(), 360);
-    // The first chart is that of pass@1; the pointer is at its end.
+    EXPECT_LE(found.at("width").as_int(), found.at("viewport").as_int());
+    EXPECT_EQ(found.at("viewport").as_int(), 360);
+    // The first chart is pass@1, and the pointer is at its end.
     const std::string tip = found.at("tip").as_string();
     EXPECT_EQ(tip.find("grpo step 4"), 0u) << tip;
     const Points scores =
         curves_of(data.at("runs").as_array()[0].at("stages").as_array()[1]).at("pass@1");
-    const std::string score = Json(scores.back().second).dump();  // "0.0" is "0" there
+    const std::string score = Json(scores.back().second).dump();  // JavaScript prints "0.0" as "0"
     EXPECT_NE(tip.find(score.substr(0, score.find(".0"))), std::string::npos) << tip;
   }
 }
@@ -428,18 +431,18 @@ TEST_F(BrowserSlow, ShowsHostileTextsAsText) {
       "[2026-11-22 07:13:48.164 warning] " + attack + "; hint: " + name + "\n");
   write_file(run + "/config.yaml", "stages:\n  - {name: \"" + attack + "\", __proto__: 1}\n");
   report({run});
-  const Json found = look();
+  const Json found = inspect_page();
   EXPECT_EQ(found.at("markup").as_int(), 2);  // the page's own scripts
   EXPECT_EQ(found.at("lines").as_array().size(), 4u);
   EXPECT_LE(found.at("width").as_int(), 360);
 }
 
-TEST_F(BrowserSlow, DrawsWhatHasHardlyBegun) {
+TEST_F(BrowserSlow, DrawsRunsWithHardlyAnyData) {
   fs::create_directories(dir_.path("new"));
   write_file(dir_.path("new/config.yaml"), "stages:\n  - {trainer: sft}\n");
   report(
       {dir_.path("new"), make_run("empty", ""), make_run("one", "{\"step\": 1, \"loss\": 0.5}\n")});
-  const Json found = look();
+  const Json found = inspect_page();
   EXPECT_EQ(found.at("lines").as_array().size(), 1u);
   EXPECT_GT(found.at("text").as_int(), 100);
 }

@@ -1,4 +1,4 @@
-// What a command does when it is interrupted, and when nobody reads what it writes.
+// Commands that are interrupted, or whose output has no reader.
 #include <signal.h>
 
 #include <chrono>
@@ -15,11 +15,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// More than the slowest machine needs to notice a signal.
-constexpr std::chrono::seconds kPatience{60};
+// Longer than the slowest machine needs to handle a signal.
+constexpr std::chrono::seconds kTimeout{60};
 
 bool wait_until(const std::function<bool()>& condition) {
-  const auto end = std::chrono::steady_clock::now() + kPatience;
+  const auto end = std::chrono::steady_clock::now() + kTimeout;
   while (!condition()) {
     if (std::chrono::steady_clock::now() > end) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -43,33 +43,32 @@ class Signals : public testing::Test {
     more.insert(more.begin(), {"train", dir_.path("run.yaml")});
     return more;
   }
-  // Runs a shell command, where $COHORT is the binary and $RUN the run directory, and returns what
-  // it writes.
+  // Runs a shell command with $COHORT, the binary, and $RUN, the run directory. Returns its output.
   std::string shell(const std::string& command) const {
     write_file(dir_.path("command.sh"),
                str("COHORT=", COHORT_BINARY, "\nRUN=", run_, "\ncd ", dir_.path(), "\n", command));
-    EXPECT_EQ(std::system(str("bash ", dir_.path("command.sh"), " > ", dir_.path("said")).c_str()),
-              0);
-    return read_file(dir_.path("said"));
+    EXPECT_EQ(
+        std::system(str("bash ", dir_.path("command.sh"), " > ", dir_.path("output")).c_str()), 0);
+    return read_file(dir_.path("output"));
   }
   TempDir dir_;
   const std::string run_ = dir_.path("run");
 };
 
-const char* kSaving = "cohort: saving at the end of this step; press Ctrl-C again";
-const char* kWait = "please wait; press Ctrl-C once more";
+const char* kSavingMessage = "cohort: saving at the end of this step; press Ctrl-C again";
+const char* kWaitMessage = "please wait; press Ctrl-C once more";
 
-TEST_F(Signals, AreAnsweredAtOnceAndTheThirdEndsTheProcess) {
+TEST_F(Signals, AreAcknowledgedAtOnceAndTheThirdEndsTheProcess) {
   for (const int signal : {SIGINT, SIGTERM}) {
     // One step takes far longer than this test.
     Process process(train({"batch_size=1000000"}));
-    // Before the step begins there is an evaluation, after which the run is saved.
+    // An evaluation before the step saves the run.
     ASSERT_TRUE(wait_for_path(run_ + "/checkpoints/best", process));
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     process.signal(signal);
-    EXPECT_TRUE(wait_until([&] { return count(process.err(), kSaving) == 1; }));
+    EXPECT_TRUE(wait_until([&] { return count(process.err(), kSavingMessage) == 1; }));
     process.signal(signal);
-    EXPECT_TRUE(wait_until([&] { return count(process.err(), kWait) == 1; }));
+    EXPECT_TRUE(wait_until([&] { return count(process.err(), kWaitMessage) == 1; }));
     EXPECT_TRUE(process.running());
     process.signal(signal);
     const Output output = process.wait();
@@ -80,7 +79,7 @@ TEST_F(Signals, AreAnsweredAtOnceAndTheThirdEndsTheProcess) {
   }
 }
 
-TEST_F(Signals, AHangupSavesHoweverOftenItComes) {
+TEST_F(Signals, RepeatedHangupsSave) {
   Process process(train({"steps=1000000"}));
   ASSERT_TRUE(wait_for_path(run_ + "/metrics.jsonl", process));
   for (int i = 0; i < 5; ++i) process.signal(SIGHUP);
@@ -92,7 +91,7 @@ TEST_F(Signals, AHangupSavesHoweverOftenItComes) {
   EXPECT_LE(count(shell("ls $RUN/checkpoints"), "step-"), 2u);  // the first and the last
 }
 
-TEST_F(Signals, ARunUnderNohupOutlivesAHangup) {
+TEST_F(Signals, ARunUnderNohupIgnoresAHangup) {
   const auto before = ::signal(SIGHUP, SIG_IGN);
   Process process(train({"steps=40"}));
   ::signal(SIGHUP, before);
@@ -101,7 +100,7 @@ TEST_F(Signals, ARunUnderNohupOutlivesAHangup) {
   EXPECT_EQ(process.wait().code, 0);
 }
 
-TEST_F(Signals, WhatHasNothingToSaveEndsOnTheFirst) {
+TEST_F(Signals, CommandsWithNothingToSaveEndOnTheFirst) {
   ASSERT_EQ(run_cohort(train({})).code, 0);
   const std::vector<std::vector<std::string>> commands{
       {"generate", run_, "1+1=", "--num", "1000000"},
@@ -120,28 +119,28 @@ TEST_F(Signals, WhatHasNothingToSaveEndsOnTheFirst) {
     }
 }
 
-TEST_F(Signals, AReaderThatHasGoneIsAnErrorOfGenerate) {
+TEST_F(Signals, AClosedPipeIsAnErrorOfGenerate) {
   ASSERT_EQ(run_cohort(train({})).code, 0);
-  const std::string said = shell(
+  const std::string printed = shell(
       "$COHORT generate $RUN 1+1= --num 5000 --json 2> err | head -1 > first\n"
       "echo ${PIPESTATUS[0]}; cat err");
-  EXPECT_EQ(said, "1\ncohort: cannot write to standard output: Broken pipe\n");
+  EXPECT_EQ(printed, "1\ncohort: cannot write to standard output: Broken pipe\n");
   EXPECT_EQ(count(read_file(dir_.path("first")), "\n"), 1u);
 }
 
-TEST_F(Signals, ARunTrainsOnWhenNobodyReadsWhatItSays) {
+TEST_F(Signals, ARunContinuesAfterItsOutputPipeIsClosed) {
   shell("$COHORT train run.yaml 2>&1 steps=30 eval.every=5 | true");
   EXPECT_TRUE(fs::exists(run_ + "/checkpoints/step-00000030/manifest.json"));
   const std::string log = read_file(run_ + "/log.txt");
   EXPECT_NE(log.find("run: pass@1 (task) 0.00 -> "), std::string::npos) << log;
 }
 
-TEST_F(Signals, AFileThatMayNotGrowIsAnError) {
+TEST_F(Signals, AFileAtItsSizeLimitIsAnError) {
   // The limit in KiB is above the log files and below the weights.
-  const std::string said = shell("(ulimit -f 8; $COHORT train run.yaml) 2>&1; echo code $?");
-  EXPECT_NE(said.find("cohort: "), std::string::npos) << said;
-  EXPECT_NE(said.find("File too large"), std::string::npos) << said;
-  EXPECT_NE(said.find("code 1\n"), std::string::npos) << said;
+  const std::string printed = shell("(ulimit -f 8; $COHORT train run.yaml) 2>&1; echo code $?");
+  EXPECT_NE(printed.find("cohort: "), std::string::npos) << printed;
+  EXPECT_NE(printed.find("File too large"), std::string::npos) << printed;
+  EXPECT_NE(printed.find("code 1\n"), std::string::npos) << printed;
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ TEST_F(TemplateCommand, PrintsTheTextOfAFileAndNothingElse) {
   EXPECT_EQ(output.out, "Hi, 10 Jul 2025");
 }
 
-TEST_F(TemplateCommand, TakesTemplateAndSpecialTokensOfAFolder) {
+TEST_F(TemplateCommand, UsesTemplateAndSpecialTokensOfAFolder) {
   write_file(dir_.path("tokenizer_config.json"),
              R"({"bos_token": "<s>", "chat_template": "{{ bos_token }}{{ messages|length }}"})");
   EXPECT_EQ(render(dir_.path()).out, "<s>1");
@@ -31,12 +31,12 @@ TEST_F(TemplateCommand, TakesTemplateAndSpecialTokensOfAFolder) {
   EXPECT_EQ(render(dir_.path()).out, "<b>0");
 }
 
-TEST_F(TemplateCommand, FailsWithTheTemplatesOwnMessageAndItsPlace) {
+TEST_F(TemplateCommand, FailsWithTheTemplatesMessageAndItsPosition) {
   write_file(dir_.path("t.jinja"), "a\n{{ raise_exception('roles must alternate') }}");
   expect_bad_input(render(dir_.path("t.jinja")), {"t.jinja:2:19: roles must alternate"});
   expect_bad_input(render(dir_.path("absent.jinja")), {"absent.jinja"});
   expect_bad_input(render(dir_.path()), {"no chat template; hint: "});
-  expect_bad_input(render(dir_.path("t.jinja"), {"--now", "2025-02-30"}), {"--now", "no time"});
+  expect_bad_input(render(dir_.path("t.jinja"), {"--now", "2025-02-30"}), {"--now", "not a time"});
   write_file(dir_.path("context.json"), "[]");
   expect_bad_input(render(dir_.path("t.jinja")), {"context.json: expected an object"});
 }

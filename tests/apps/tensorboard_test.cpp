@@ -1,5 +1,5 @@
-// Event files of runs that are killed, or cannot write them; and what TensorBoard's own reader
-// makes of them. For that, COHORT_TEST_PYTHON names a Python that has the package `tensorboard`.
+// Event files of runs that are killed or cannot write them, also read by TensorBoard's own reader.
+// COHORT_TEST_PYTHON names a Python that has the package `tensorboard`.
 #include <cerrno>
 #include <cstdlib>
 
@@ -46,8 +46,8 @@ class TensorBoard : public testing::Test {
     ASSERT_EQ(event_files(run_).size(), 2u);
     EXPECT_EQ(read_events(event_files(run_)[0]).back().step, 5);
   }
-  // Of metrics.jsonl: how many numbers there are.
-  size_t logged() const {
+  // The number of metric values in metrics.jsonl.
+  size_t num_logged() const {
     size_t count = 0;
     for (const Json& line : json_lines(run_ + "/metrics.jsonl"))
       for (const auto& [name, value] : line.as_object())
@@ -66,25 +66,26 @@ TEST_F(TensorBoard, ItsReaderSeesWhatMetricsJsonlHas) {
     GTEST_SKIP() << python << " has no tensorboard: set COHORT_TEST_PYTHON to run this test";
   train_killed_and_resumed();
   write_file(dir_.path("compare.py"), kCompare);
-  const std::string said = dir_.path("said");
-  EXPECT_EQ(std::system(
-                str(python, " ", dir_.path("compare.py"), " ", run_, " > ", said, " 2>&1").c_str()),
-            0)
-      << read_file(said);
+  const std::string output = dir_.path("output");
+  EXPECT_EQ(
+      std::system(
+          str(python, " ", dir_.path("compare.py"), " ", run_, " > ", output, " 2>&1").c_str()),
+      0)
+      << read_file(output);
 }
 
 TEST_F(TensorBoard, ARunThatIsKilledHasEachNumberOnce) {
   train_killed_and_resumed();
-  EXPECT_EQ(read_scalars(run_).size(), logged());
+  EXPECT_EQ(read_scalars(run_).size(), num_logged());
 }
 
-// Half of a record is written twice, the space of another one is gone: both are whole or not there.
+// A record is written partially, or the disk is full: every record is complete or absent.
 TEST_F(TensorBoard, RecordsAreWholeWhenTheDiskIsNot) {
   for (const int error : {0, ENOSPC}) {
     const Output output =
         train({.call = "write", .path = "tfevents", .error = error, .pass = 3, .fail = 2});
     EXPECT_EQ(output.code, 0) << output.err;
-    const size_t first = output.err.find("TensorBoard lacks what is left out");
+    const size_t first = output.err.find("TensorBoard lacks the skipped records");
     EXPECT_NE(first, std::string::npos) << output.err;
     EXPECT_EQ(output.err.find("TensorBoard lacks", first + 1), std::string::npos) << output.err;
     EXPECT_EQ(read_events(event_files(run_).at(0)).size(),

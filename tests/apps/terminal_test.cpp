@@ -1,5 +1,4 @@
-// What a run shows on a terminal, here a pseudo-terminal of a given width, and that its log file
-// keeps all that it says.
+// Output of a run on a pseudo-terminal of a given width, and in the log file.
 #include <poll.h>
 #include <pty.h>
 #include <signal.h>
@@ -25,7 +24,7 @@ winsize columns(int n) {
   return size;
 }
 
-// What stood on the progress line, one after the other.
+// The successive contents of the progress line.
 std::vector<std::string> bars(const std::string& output) {
   static const std::string kClear = "\r\033[K";
   std::vector<std::string> out;
@@ -37,7 +36,7 @@ std::vector<std::string> bars(const std::string& output) {
   return out;
 }
 
-// A `cohort` process on a terminal of its own.
+// A `cohort` process on its own terminal.
 class Terminal {
  public:
   Terminal(const std::vector<std::string>& arguments, int width) {
@@ -65,13 +64,13 @@ class Terminal {
     const winsize size = columns(width);
     EXPECT_EQ(ioctl(fd_, TIOCSWINSZ, &size), 0);
   }
-  // Reads until what has been written contains `text`, or to its end.
+  // Reads until the output contains `text`, or to its end.
   const std::string& read_to(const std::string& text) {
     while (out_.find(text) == std::string::npos && read_some(-1)) continue;
     return out_;
   }
-  // Reads what is there, without waiting.
-  const std::string& read_present() {
+  // Reads the available output, without waiting.
+  const std::string& read_available() {
     while (read_some(0)) continue;
     return out_;
   }
@@ -117,8 +116,8 @@ class Progress : public testing::Test {
   std::vector<std::string> train(int64_t steps) const {
     return {"train", dir_.path("run.yaml"), str("steps=", steps), "eval.every=100"};
   }
-  // Every part is whole, and every number is the one that the run has logged.
-  void expect_whole(const std::vector<std::string>& shown) const {
+  // Expects complete parts, and the numbers that the run has logged.
+  void expect_complete(const std::vector<std::string>& shown) const {
     static const std::regex kForm(
         "grpo \\d+/\\d+( \\[#*\\.*\\])?( [0-9:]+ elapsed(, [0-9:]+ left)?)?"
         "((  (loss|reward|no-signal|entropy|tokens/s) \\S+)*)");
@@ -147,7 +146,7 @@ TEST_F(Progress, NeverReachesTheLastColumn) {
     EXPECT_EQ(terminal.wait(), 0);
     EXPECT_EQ(shown.empty(), width == 5);
     for (const std::string& bar : shown) EXPECT_LT(bar.size(), static_cast<size_t>(width)) << bar;
-    expect_whole(shown);
+    expect_complete(shown);
     if (shown.empty()) continue;
     EXPECT_EQ(shown.back().find("tokens/s") != std::string::npos, width == 200) << shown.back();
     EXPECT_EQ(shown.back().find("reward") != std::string::npos, width >= 60) << shown.back();
@@ -158,19 +157,19 @@ TEST_F(Progress, NeverReachesTheLastColumn) {
 }
 
 TEST_F(Progress, FollowsTheTerminalsSize) {
-  Terminal terminal(train(1'000'000), 200);  // more steps than it is given the time for
+  Terminal terminal(train(1'000'000), 200);  // more steps than the test waits for
   terminal.read_to("\r\033[Kgrpo ");
   terminal.resize(40);
-  const size_t before = bars(terminal.read_present()).size();
+  const size_t before = bars(terminal.read_available()).size();
   const std::vector<std::string> shown = terminal.read_bars(before + 4);
   ASSERT_GE(shown.size(), before + 4);
   EXPECT_GT(shown[0].size(), 80u);
-  // One line may have been on its way, and the last may still be.
+  // One line may have been buffered, and the last may be incomplete.
   for (size_t i = before + 1; i + 1 < shown.size(); ++i)
     EXPECT_LT(shown[i].size(), 40u) << shown[i];
 }
 
-TEST_F(Progress, SaysWhatIsLeftOnlyAfterAFewSteps) {
+TEST_F(Progress, ShowsTheTimeLeftAfterAFewSteps) {
   Terminal terminal(train(300), 200);
   const std::vector<std::string> shown = bars(terminal.read_all());
   EXPECT_EQ(terminal.wait(), 0);
@@ -180,7 +179,7 @@ TEST_F(Progress, SaysWhatIsLeftOnlyAfterAFewSteps) {
     EXPECT_EQ(bar.find(" left") != std::string::npos, step_of(bar) >= 3) << bar;
 }
 
-TEST_F(Progress, TheLogFileKeepsWhatTheRunSays) {
+TEST_F(Progress, TheLogFileHasTheMessagesOfTheRun) {
   Terminal terminal(train(150), 80);
   const std::string output = terminal.read_all();
   EXPECT_EQ(terminal.wait(), 0);
@@ -197,14 +196,14 @@ TEST_F(Progress, TheLogFileKeepsWhatTheRunSays) {
   EXPECT_EQ(output.find("step 100: pass@1", once + 1), std::string::npos);
 }
 
-TEST_F(Progress, TheLogFileSaysWhyARunEnded) {
+TEST_F(Progress, TheLogFileHasTheErrorThatEndedARun) {
   ASSERT_EQ(run_cohort(train(2)).code, 0);
   const std::string log = read_file(run_ + "/log.txt");
   const Output output = run_cohort({"train", "--resume", run_, "steps=4", "data.task=sort"});
   EXPECT_EQ(output.code, 2);
   const std::string added = read_file(run_ + "/log.txt").substr(log.size());
-  const std::string said = output.err.substr(output.err.find("cohort: ") + 8);
-  EXPECT_NE(added.find("failed: " + said), std::string::npos) << added << "\n" << output.err;
+  const std::string message = output.err.substr(output.err.find("cohort: ") + 8);
+  EXPECT_NE(added.find("failed: " + message), std::string::npos) << added << "\n" << output.err;
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ class TokenizerCommand : public testing::Test {
   TempDir dir_;
 };
 
-TEST_F(TokenizerCommand, ModelsAreMadeFromNothingButAFolderOfText) {
+TEST_F(TokenizerCommand, ModelsAreTrainedFromAFolderOfText) {
   const std::string text = dir_.path("text"), tokenizer = dir_.path("tokenizer"),
                     run = dir_.path("run");
   std::filesystem::create_directory(text);
@@ -48,9 +48,9 @@ TEST_F(TokenizerCommand, ModelsAreMadeFromNothingButAFolderOfText) {
                                           "model.context=16",
                                           "output_dir=" + run};
   EXPECT_NE(succeed(train).find("validation loss 5."), std::string::npos);
-  const std::string said = succeed({"generate", run, "This is", "--max-tokens=4"});
-  EXPECT_TRUE(said.starts_with("This is")) << said;
-  // The folder of the tokenizer is not needed any more; another one is refused.
+  const std::string completion = succeed({"generate", run, "This is", "--max-tokens=4"});
+  EXPECT_TRUE(completion.starts_with("This is")) << completion;
+  // The tokenizer's folder is no longer needed, and a different tokenizer is rejected.
   std::filesystem::rename(tokenizer, tokenizer + "_moved");
   succeed({"train", "--resume", run, "steps=4"});
   succeed({"tokenizer", "train", "--special=<end>", "--output=" + tokenizer, text});
@@ -60,7 +60,7 @@ TEST_F(TokenizerCommand, ModelsAreMadeFromNothingButAFolderOfText) {
     EXPECT_NE(output.err.find(why), std::string::npos) << output.err;
   };
   refused("has another tokenizer");
-  // As are other texts.
+  // Changed texts are rejected too.
   std::filesystem::remove_all(tokenizer);
   write_file(text + "/four.txt", "more");
   refused("is not the file that was meant");

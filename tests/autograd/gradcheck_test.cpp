@@ -1,4 +1,4 @@
-// The checker itself: it passes what is right, and it can fail.
+// gradcheck() itself: it accepts correct gradients and rejects wrong ones.
 #include "autograd/gradcheck.h"
 
 #include "autograd/ops.h"
@@ -9,7 +9,7 @@ namespace {
 
 using Inputs = std::span<const Variable>;
 
-// y = x^2 with a backward that is wrong by `factor` everywhere, or at one element only.
+// y = x^2 with a backward that is wrong by `factor`, at all elements or at one.
 Variable wrong_square(const Variable& x, double factor, int64_t only_element = -1) {
   Tensor y = Tensor::empty_like(x.value());
   kernels::square_forward({.y = y, .x = x.value()});
@@ -31,7 +31,7 @@ GradcheckResult check(const std::function<Variable(Inputs)>& fn, const Shape& sh
 
 }  // namespace
 
-TEST(Gradcheck, PassesARightGradient) {
+TEST(Gradcheck, AcceptsACorrectGradient) {
   const GradcheckResult result = check([](Inputs in) { return wrong_square(in[0], 1); });
   EXPECT_TRUE(result.ok) << result.message;
   EXPECT_EQ(result.checks, 12 + 8);
@@ -58,7 +58,7 @@ TEST(Gradcheck, CatchesAnErrorOfOneInTenThousandAtOneElement) {
 }
 
 TEST(Gradcheck, CatchesAnErrorAmongElementsItDoesNotVisit) {
-  // One of 5000 elements is wrong and 64 are visited: the random directions see the rest.
+  // One of 5000 elements is wrong and 64 are visited: the random directions cover the rest.
   for (const int64_t element : {17, 4999})
     EXPECT_FALSE(check([&](Inputs in) { return wrong_square(in[0], 1.2, element); }, {50, 100}).ok);
 }

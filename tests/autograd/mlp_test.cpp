@@ -1,4 +1,4 @@
-// mlp() is its three ops, whatever it keeps and whichever gradients are wanted.
+// mlp() equals its three ops, with and without recomputation, for any subset of gradients.
 #include "autograd/ops.h"
 #include "core/allocator.h"
 #include "tests/support/test_util.h"
@@ -27,8 +27,8 @@ struct Leaves {
   std::vector<Variable> all() const { return {x, w.up, w.up_bias, w.down, w.down_bias}; }
 };
 
-// Bit i of `wanted`: leaf i is differentiated. Those with a gradient start from other values than
-// zero, so that it must be added to.
+// Bit i of `wanted`: leaf i is differentiated. Gradients start from values other than zero, so that
+// the backward must accumulate.
 Leaves make_leaves(const Op& op, DType dtype, unsigned wanted, bool biases) {
   const int64_t up = is_gated(op.activation) ? 2 * kHidden : kHidden;
   uint64_t i = 0;
@@ -93,8 +93,7 @@ TEST(Mlp, HasTheBitsOfItsThreeOps) {
         }
 }
 
-// The input's gradient, which is overwritten where the input is no leaf, and memory that its last
-// owner has left full of numbers.
+// The gradient of an input that is not a leaf is overwritten; its memory holds garbage before.
 TEST(Mlp, OverwritesTheGradientOfAnIntermediateInput) {
   for (const Op& op : kOps) {
     const auto input_gradient =
@@ -117,7 +116,7 @@ TEST(Mlp, OverwritesTheGradientOfAnIntermediateInput) {
   }
 }
 
-TEST(Mlp, KeepsWhatTheActivationGivesUnlessItIsRecomputed) {
+TEST(Mlp, KeepsTheActivationsOutputUnlessItIsRecomputed) {
   for (const Op& op : kOps) {
     const Leaves leaves = make_leaves(op, DType::kF64, 31, true);
     const auto kept = [&](bool recompute) {
@@ -137,8 +136,8 @@ TEST(Mlp, KeepsWhatTheActivationGivesUnlessItIsRecomputed) {
   }
 }
 
-// Beside what the forward kept a backward has the gradients of the activation's output and of its
-// input; where that output was kept, it is freed before the second of them is made.
+// In addition to the values that the forward kept, a backward has the gradients of the activation's
+// output and of its input; the output, if it was kept, is freed before the second is allocated.
 TEST(Mlp, ItsBackwardFreesWhatItHasUsed) {
   for (const Op& op : kOps)
     for (const bool recompute : {false, true}) {
@@ -154,7 +153,7 @@ TEST(Mlp, ItsBackwardFreesWhatItHasUsed) {
       allocator(Device{}).reset_peak();
       backward(y, seed);
       const int64_t peak = allocator(Device{}).stats().peak_bytes - before;
-      // With the seed's copy.
+      // bytes(kChannels) is the copy of the seed.
       const int64_t freed = recompute ? 0 : bytes(kHidden);
       EXPECT_LE(peak, bytes(kChannels) + bytes(kHidden) + bytes(up) - freed) << op.name;
     }

@@ -2,11 +2,11 @@
 // inputs.
 //
 // f32: 1e-5 of the norm. bf16: the error may be at most 1.5 times that of rounding the f64 result
-// at the op's rounding points. For most ops that is the result alone; an op that rounds what it
-// feeds to a product (the logits' gradient) has a second independent error of the same size, hence
-// sqrt(2) times it, within the factor of 1.5. Cases made of several ops get 1.0 more for each
-// further one, and so does attention, whose points tests/kernels/attention_*_cuda_test.cpp check
-// one by one.
+// at the op's rounding points. For most ops that is the result alone; an op that rounds a matmul's
+// operand (the logits' gradient) has a second independent error of the same size, hence sqrt(2)
+// times it, within the factor of 1.5. Cases of several ops get 1.0 more for each further one, and
+// so does attention, whose rounding points tests/kernels/attention_*_cuda_test.cpp check one by
+// one.
 #include <cmath>
 
 #include "autograd/op_cases.h"
@@ -31,8 +31,7 @@ struct Results {
   std::vector<Tensor> gradients;
 };
 
-// `inputs` hold the values; dtype and device say where to compute. The seed of the backward is the
-// same for all.
+// Runs a case on `inputs` in `dtype` on `device`. All runs have the same seed of the backward.
 Results run(const OpCase& test, const std::vector<Tensor>& inputs, DType dtype, Device device) {
   std::vector<Variable> leaves;
   for (const Tensor& t : inputs) leaves.push_back(Variable::parameter(t.to(dtype).to(device)));
@@ -48,22 +47,22 @@ bool starts_with(const std::string& text, const char* prefix) {
   return text.rfind(prefix, 0) == 0;
 }
 
-// How many roundings to bf16 lie one behind the other in a case.
+// Number of successive roundings to bf16 in a case.
 int rounding_points(const OpCase& test) {
   if (test.op == "attention" || test.op == "mlp" || test.variant == "its input used outside too")
     return 4;
   if (starts_with(test.op, "add_") || test.variant == "two overlapping rows") return 3;
   for (const char* two : {"one variable as both operands", "x x^T", "the table as input and head"})
     if (test.variant == two) return 2;
-  if (test.op == "rope" && test.variant.ends_with("where it is")) return 2;
+  if (test.op == "rope" && test.variant.ends_with("in place")) return 2;
   // Their backward reads the rounded output.
   for (const char* two : {"exp", "sqrt", "tanh", "sigmoid", "softmax"})
     if (test.op == two) return 2;
   return 1;
 }
 
-// What bf16 may add to the f64 result, relative to its norm. A few values may happen to be near
-// representable ones: one rounding counts as its expected size at least.
+// Tolerance of the error in bf16, relative to the f64 result's norm. A few values may happen to be
+// near representable ones: one rounding counts as its expected size at least.
 double bf16_tolerance(const OpCase& test, const Tensor& exact) {
   constexpr double kExpected = 0.0017;
   const double rounding = relative_error(exact.to(DType::kBF16).to(DType::kF64), exact);

@@ -1,6 +1,6 @@
-// Every row of the op table: gradients against differences, and what must hold of any backward -
-// overwrite equals accumulate onto zero, one input's gradient does not depend on who else wants
-// one, two backwards add up, threads change no bit, f32 follows f64.
+// Every row of the op table: gradients against central differences, and the properties of every
+// backward: overwriting equals accumulating onto zero, an input's gradient does not depend on which
+// others are needed, two backwards add up, threads change no bit, f32 follows f64.
 #include <filesystem>
 #include <set>
 #include <sstream>
@@ -20,9 +20,9 @@ struct Outcome {
 
 enum class Through { kDirect, kCopy };
 
-// Runs a case on its inputs in `dtype` and backward from a fixed random seed. `wanted`: which input
-// is differentiated, -1 for all. Through kCopy each input is an intermediate value of the tape, so
-// that ops overwrite its gradient where for a parameter they accumulate.
+// Runs a case on its inputs in `dtype` and its backward from a fixed random seed. `wanted` is the
+// differentiated input, -1 for all. With kCopy each input is an intermediate value of the tape,
+// whose gradient ops overwrite, while they accumulate into that of a parameter.
 Outcome run(const OpCase& test, DType dtype, int wanted = -1, Through through = Through::kDirect) {
   std::vector<Variable> leaves, inputs;
   const std::vector<Tensor> values = test.inputs(1);
@@ -87,7 +87,7 @@ TEST(OpTable, CoversEveryDifferentiableOp) {
 TEST(OpTable, OverwrittenGradientsEqualAccumulatedOnes) {
   for (const OpCase& test : op_cases()) {
     const Outcome direct = run(test, DType::kF64);
-    // Recycled memory then holds numbers that an op which forgets to overwrite would add to.
+    // Recycled memory then holds garbage, which shows if an op does not overwrite it.
     { const Tensor garbage = Tensor::full({1 << 14}, 1e6, DType::kF64); }
     const Outcome copied = run(test, DType::kF64, -1, Through::kCopy);
     for (size_t i = 0; i < direct.gradients.size(); ++i)
@@ -144,8 +144,8 @@ TEST(OpTable, ThreadsChangeNoBit) {
   set_num_threads(before);
 }
 
-// 6e-8 for each of some sixty roundings on the way through a block, times ten where norms and
-// attention subtract means of similar size.
+// 6e-8 for each of some sixty roundings in a block, times ten as norms and attention subtract means
+// of similar size.
 TEST(OpTable, SinglePrecisionFollowsDouble) {
   for (const OpCase& test : op_cases()) {
     const Outcome exact = run(test, DType::kF64), single = run(test, DType::kF32);

@@ -1,4 +1,4 @@
-// The tape: accumulation, what a backward frees, hooks, deep chains, checkpoints.
+// The tape: accumulation, memory of a backward, hooks, deep chains, checkpoints.
 #include <memory>
 
 #include "autograd/ops.h"
@@ -25,7 +25,7 @@ int64_t live_bytes() {
 
 }  // namespace
 
-TEST(Tape, QkNormTakesTheMemoryWhereNoBackwardNeedsIt) {
+TEST(Tape, QkNormIsInPlaceIfNoBackwardNeedsItsInput) {
   const Variable x = Variable::parameter(test::random_tensor({3, 5, 4}, DType::kF64, 1));
   const QkNormWeights w{Variable(test::random_tensor({4}, DType::kF64, 2)),
                         Variable(test::random_tensor({4}, DType::kF64, 3))};
@@ -42,8 +42,8 @@ TEST(Tape, QkNormTakesTheMemoryWhereNoBackwardNeedsIt) {
   EXPECT_TRUE(test::bit_equal(y.value(), taped.value()));
 }
 
-// In place where nobody can tell, and only there: the values that others hold stay.
-TEST(Tape, RopeTakesTheMemoryOfWhatOnlyItHolds) {
+// In place only if its argument has no other owner: values that others hold do not change.
+TEST(Tape, RopeIsInPlaceIfItIsTheOnlyOwner) {
   const Tensor positions = Tensor::from(std::vector<int32_t>{3, 1});
   const Tensor table = kernels::rope_table(4, kernels::rope_frequencies(4, 100), 1, DType::kF64);
   const auto rotate = [&](Variable x) { return rope(std::move(x), positions, table, 1); };
@@ -68,26 +68,26 @@ TEST(Tape, RopeTakesTheMemoryOfWhatOnlyItHolds) {
   EXPECT_TRUE(test::bit_equal(got, leaf.grad()));
 }
 
-// What a gradient holds when it is to be zero does not matter: it is overwritten, or zeroed where
-// it is asked for or where a backward does not reach it.
-TEST(Tape, ZeroGradForgetsWhatTheGradientHeld) {
+// After zero_grad() the contents of a gradient do not matter: it is overwritten, or zeroed when it
+// is accessed or if a backward does not reach it.
+TEST(Tape, ZeroGradDiscardsTheGradient) {
   const Variable w = Variable::parameter(Tensor::from(Values{2, 3})),
                  unreached = Variable::parameter(Tensor::from(Values{5}));
-  const auto forget = [&] {
+  const auto discard = [&] {
     for (const Variable& v : {w, unreached}) {
       v.grad() = Tensor::full(v.shape(), NAN, DType::kF64);
       v.zero_grad();
     }
   };
-  forget();
+  discard();
   EXPECT_EQ(w.grad().to_vector<double>(), (Values{0, 0}));
-  forget();
+  discard();
   backward(sum(square(w)));
   EXPECT_EQ(w.grad().to_vector<double>(), (Values{4, 6}));
   EXPECT_EQ(unreached.grad().to_vector<double>(), (Values{0}));
   backward(sum(square(w)));
   EXPECT_EQ(w.grad().to_vector<double>(), (Values{8, 12}));
-  forget();
+  discard();
   backward(sum(add(square(w), w)));  // two contributions, of which the first overwrites
   EXPECT_EQ(w.grad().to_vector<double>(), (Values{5, 7}));
 }
@@ -187,13 +187,13 @@ TEST(Tape, BackwardFreesWhatItHasUsed) {
   allocator(Device{}).reset_peak();
   const int64_t start = live_bytes();
   backward(loss);
-  // Values are freed as gradients come: a few tensors in flight, not fifty.
+  // Values are freed during the backward: a few tensors are alive at a time, not fifty.
   EXPECT_LT(allocator(Device{}).stats().peak_bytes - start, 5 * 8192);
   EXPECT_LT(live_bytes() - before, 5 * 8192);
 }
 
 // A head whose rows of x come from its own weights, so that these have two gradients.
-class EarlyGradients : public ::testing::Test {
+class FusedLossGradients : public ::testing::Test {
  protected:
   Variable loss(const Variable& w) const {
     return cross_entropy(square(embedding(w, ids_)), w, targets_, weights_);
@@ -205,7 +205,7 @@ class EarlyGradients : public ::testing::Test {
   Variable w_ = Variable::parameter(test::random_tensor({5, 3}, DType::kF64, 6), "w");
 };
 
-TEST_F(EarlyGradients, AreThoseOfALossThatIsMadeFirst) {
+TEST_F(FusedLossGradients, EqualThoseOfALossThatIsMadeFirst) {
   const Variable expected = Variable::parameter(w_.value().clone(), "expected");
   int fired = 0;
   w_.on_gradient([&] { ++fired; });
@@ -224,7 +224,7 @@ TEST_F(EarlyGradients, AreThoseOfALossThatIsMadeFirst) {
   EXPECT_TRUE(test::bit_equal(w_.grad(), expected.grad()));
 }
 
-TEST_F(EarlyGradients, WaitForNoBackward) {
+TEST_F(FusedLossGradients, AreAddedBeforeTheBackward) {
   Tensor during;
   w_.zero_grad();
   backward([&] {
@@ -236,12 +236,12 @@ TEST_F(EarlyGradients, WaitForNoBackward) {
   EXPECT_FALSE(test::bit_equal(during, w_.grad()));  // the embedding's is missing
 }
 
-TEST_F(EarlyGradients, RefuseALossThatIsNotTheWhole) {
+TEST_F(FusedLossGradients, RejectALossThatHasOtherTerms) {
   EXPECT_THROW(backward([&] { return scale(loss(w_), 2); }), Error);
   EXPECT_THROW(backward([&] { return add(loss(w_), loss(w_)); }), Error);
 }
 
-TEST_F(EarlyGradients, OfAnIntermediateValueOrInACheckpointTakeTheUsualWay) {
+TEST_F(FusedLossGradients, OfAnIntermediateValueOrInACheckpointWaitForTheBackward) {
   const Variable expected = Variable::parameter(w_.value().clone(), "expected");
   backward(loss(scale(expected, 2)));
   backward([&] { return loss(scale(w_, 2)); });
@@ -296,7 +296,7 @@ TEST(Hooks, FireOnceWithTheFinalGradient) {
 }
 
 TEST(Hooks, FireForAParameterThatNoGradientReached) {
-  // An op may skip an input; whoever waits for the parameter must not wait for ever.
+  // An op may skip an input; the hook of the parameter must fire nevertheless.
   const Variable w = parameter({3}), used = parameter({4});
   int fired = 0;
   w.on_gradient([&] { ++fired; });
@@ -325,11 +325,11 @@ TEST(Hooks, TiedParametersFireOnceThroughACheckpoint) {
 }
 
 TEST(MakeNode, OneVariableAsSeveralInputsGetsASlotForEach) {
-  // The op writes its slots in an order of its own and overwrites where told to.
-  const auto product = [](const Variable& a, const Variable& b) {
+  // The op writes its slots in any order and overwrites those of kOverwrite.
+  const auto multiply = [](const Variable& a, const Variable& b) {
     Tensor y = Tensor::empty_like(a.value());
     kernels::mul_forward({.y = y, .a = a.value(), .b = b.value()});
-    return make_node("product", y, {a, b},
+    return make_node("multiply", y, {a, b},
                      [a = a.value(), b = b.value()](const Tensor& dy, Gradients& g) {
                        GradSlot da = g.slot(0), db = g.slot(1);
                        kernels::mul_backward({.da = da, .db = db, .dy = dy, .a = a, .b = b});
@@ -337,9 +337,9 @@ TEST(MakeNode, OneVariableAsSeveralInputsGetsASlotForEach) {
   };
   const Variable w = parameter({3, 4});
   const Variable x = scale(w, 1);
-  backward(sum(product(x, x)));
+  backward(sum(multiply(x, x)));
   EXPECT_EQ(grad(w), (Values{6, 8}));
-  backward(sum(product(w, w)));
+  backward(sum(multiply(w, w)));
   EXPECT_EQ(grad(w), (Values{12, 16}));
 }
 
@@ -423,7 +423,7 @@ TEST(Checkpoint, RunsItsFunctionOncePerDirection) {
   const Variable y = checkpoint(fn, inputs, {});
   EXPECT_EQ(calls, 1);
   {
-    const NoGradGuard guard;  // around the backward: the recomputation needs its tape all the same
+    const NoGradGuard guard;  // around the backward: the recomputation still needs its tape
     backward(y);
   }
   EXPECT_EQ(calls, 2);

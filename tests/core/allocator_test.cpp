@@ -24,8 +24,8 @@ Allocator& cpu() {
   return allocator(Device{});
 }
 
-// The bytes that a request of `bytes` counts for.
-int64_t charged(size_t bytes) {
+// Bytes that the statistics count for a request of `bytes`.
+int64_t counted(size_t bytes) {
   const int64_t before = cpu().stats().live_bytes;
   void* p = cpu().allocate(bytes);
   const int64_t after = cpu().stats().live_bytes;
@@ -36,17 +36,17 @@ int64_t charged(size_t bytes) {
 
 }  // namespace
 
-TEST(Allocator, ChargesTheSizeClass) {
-  for (const size_t bytes : {0u, 1u, 63u, 64u}) EXPECT_EQ(charged(bytes), 64);
-  EXPECT_EQ(charged(65), 128);
-  EXPECT_EQ(charged(1024), 1024);
-  EXPECT_EQ(charged(1025), 1152);
-  EXPECT_EQ(charged(2048), 2048);
-  EXPECT_EQ(charged(2049), 2304);
-  EXPECT_EQ(charged(1 << 20), 1 << 20);
+TEST(Allocator, CountsTheSizeClass) {
+  for (const size_t bytes : {0u, 1u, 63u, 64u}) EXPECT_EQ(counted(bytes), 64);
+  EXPECT_EQ(counted(65), 128);
+  EXPECT_EQ(counted(1024), 1024);
+  EXPECT_EQ(counted(1025), 1152);
+  EXPECT_EQ(counted(2048), 2048);
+  EXPECT_EQ(counted(2049), 2304);
+  EXPECT_EQ(counted(1 << 20), 1 << 20);
   for (size_t bytes = 1025; bytes < 100000; bytes += 977) {
-    EXPECT_GE(charged(bytes), static_cast<int64_t>(bytes));
-    EXPECT_LE(static_cast<double>(charged(bytes)), 1.125 * static_cast<double>(bytes));
+    EXPECT_GE(counted(bytes), static_cast<int64_t>(bytes));
+    EXPECT_LE(static_cast<double>(counted(bytes)), 1.125 * static_cast<double>(bytes));
   }
 }
 
@@ -93,7 +93,7 @@ TEST(Allocator, FreedBlockServesTheNextRequestOfItsClass) {
   cpu().deallocate(b, 5001);
 }
 
-TEST(Allocator, ReleaseGivesCachedBlocksBack) {
+TEST(Allocator, ReleaseReturnsCachedBlocks) {
   void* p = cpu().allocate(1 << 20);
   cpu().deallocate(p, 1 << 20);
   cpu().release_cached();
@@ -101,11 +101,11 @@ TEST(Allocator, ReleaseGivesCachedBlocksBack) {
   EXPECT_EQ(stats.reserved_bytes, stats.live_bytes);
 }
 
-TEST(Allocator, CacheDoesNotPileUp) {
+TEST(Allocator, CacheSizeIsBounded) {
   cpu().release_cached();
   cpu().reset_peak();
   const int64_t live = cpu().stats().live_bytes;
-  // Forty classes of 4 MiB and more, one after another: never more than one is live.
+  // Forty size classes from 4 MiB on, with at most one block live at a time.
   for (size_t i = 0; i < 40; ++i) {
     const size_t bytes = (size_t{4} << 20) + i * (size_t{1} << 19);
     cpu().deallocate(cpu().allocate(bytes), bytes);
@@ -115,7 +115,7 @@ TEST(Allocator, CacheDoesNotPileUp) {
   cpu().release_cached();
 }
 
-TEST(Allocator, ManyThreadsKeepTheBooks) {
+TEST(Allocator, StatisticsAreExactWithManyThreads) {
   const int64_t live = cpu().stats().live_bytes, count = cpu().stats().allocations;
   constexpr int kThreads = 8, kRounds = 400;
   std::vector<std::thread> threads;
@@ -123,19 +123,19 @@ TEST(Allocator, ManyThreadsKeepTheBooks) {
   for (int t = 0; t < kThreads; ++t)
     threads.emplace_back([t, &damaged] {
       Rng rng(static_cast<uint64_t>(t), 0);
-      std::vector<std::pair<unsigned char*, size_t>> mine;
+      std::vector<std::pair<unsigned char*, size_t>> blocks;
       for (int i = 0; i < kRounds; ++i) {
         const size_t bytes = static_cast<size_t>(rng.between(1, 4000));
         auto* p = static_cast<unsigned char*>(cpu().allocate(bytes));
         std::memset(p, t + 1, bytes);
-        mine.emplace_back(p, bytes);
-        if (mine.size() < 8) continue;
-        const auto [q, n] = mine[static_cast<size_t>(i % 8)];
+        blocks.emplace_back(p, bytes);
+        if (blocks.size() < 8) continue;
+        const auto [q, n] = blocks[static_cast<size_t>(i % 8)];
         for (size_t k = 0; k < n; ++k) damaged += q[k] != t + 1;
         cpu().deallocate(q, n);
-        mine.erase(mine.begin() + i % 8);
+        blocks.erase(blocks.begin() + i % 8);
       }
-      for (const auto& [p, n] : mine) cpu().deallocate(p, n);
+      for (const auto& [p, n] : blocks) cpu().deallocate(p, n);
     });
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(damaged, 0);
@@ -143,25 +143,25 @@ TEST(Allocator, ManyThreadsKeepTheBooks) {
   EXPECT_EQ(cpu().stats().allocations - count, kThreads * kRounds);
 }
 
-TEST(Allocator, ImpossibleRequestsSayWhatIsLive) {
-  if (!kCaches) GTEST_SKIP() << "the address sanitizer ends the process instead";
+TEST(Allocator, ImpossibleRequestsAreErrors) {
+  if (!kCaches) GTEST_SKIP() << "the address sanitizer aborts the process instead";
   const int64_t live = cpu().stats().live_bytes;
   EXPECT_THROW_WITH(cpu().allocate(size_t{1} << 60), Error, "[allocator] out of memory");
   EXPECT_EQ(cpu().stats().live_bytes, live);
 }
 
-TEST(Allocator, SizesThatOverflowAreNoSmallTensors) {
+TEST(Allocator, OverflowingSizesAreErrors) {
   const int64_t huge = int64_t{1} << 40;
   EXPECT_THROW_WITH(Tensor::empty({huge, huge}, DType::kF32), Error, "is too large");
   EXPECT_THROW_WITH(Tensor::empty({int64_t{1} << 61}, DType::kF64), Error, "is too large");
 }
 
-TEST(Allocator, DevicesThatAreNotHereHaveNoMemory) {
+TEST(Allocator, AbsentDevicesAreErrors) {
   EXPECT_THROW_WITH(allocator(Device::cuda(63)), Error, "cuda:63");
 }
 
-TEST(Allocator, PageLockedMemoryIsOfCudaBuilds) {
-  if (kWithCuda) GTEST_SKIP() << "this is one";
+TEST(Allocator, PageLockedMemoryNeedsACudaBuild) {
+  if (kWithCuda) GTEST_SKIP() << "this is a CUDA build";
   EXPECT_THROW_WITH(pinned_allocator().allocate(1), Error, "no CUDA support");
 }
 

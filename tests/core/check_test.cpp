@@ -31,7 +31,7 @@ TEST(Check, ConditionIsEvaluatedOnce) {
   EXPECT_EQ(evaluated, 1);
 }
 
-TEST(Check, ShortAndPlainPathsSurvive) {
+TEST(Check, ShortPathsAreKept) {
   EXPECT_THROW_WITH(throw_check_error("x.cpp", 3, "m"), Error, "m (x.cpp:3)");
   EXPECT_THROW_WITH(throw_check_error("/x.cpp", 3, "m"), Error, "m (/x.cpp:3)");
   EXPECT_THROW_WITH(throw_check_error("/a/b/c/x.cpp", 3, "m"), Error, "m (c/x.cpp:3)");
@@ -41,7 +41,7 @@ TEST(Check, InputErrorIsAnError) {
   EXPECT_THROW(throw InputError("x"), Error);
 }
 
-TEST(Device, ParsesTheCpuAndExplainsTheRest) {
+TEST(Device, ParsesTheCpuAndRejectsOtherNames) {
   EXPECT_TRUE(parse_device("cpu", "device").is_cpu());
   EXPECT_EQ(parse_device("cpu", "device").str(), "cpu");
   EXPECT_EQ((Device{DeviceType::kCUDA, 3}).str(), "cuda:3");
@@ -58,27 +58,27 @@ TEST(Device, ParsesTheCpuAndExplainsTheRest) {
                       str("expected 'cpu', 'cuda' or 'cuda:N', got '", text, "'"));
 }
 
-TEST(Stream, GuardIsForItsDeviceAndRestoresThePreviousOne) {
-  int there = 0, deeper = 0;
+TEST(Stream, GuardAppliesToItsDeviceAndRestoresThePreviousStream) {
+  int outer_stream = 0, inner_stream = 0;
   EXPECT_EQ(current_stream({}).handle, nullptr);
   {
-    const StreamGuard guard(Stream{Device::cuda(0), &there});
-    EXPECT_EQ(current_stream(Device::cuda(0)).handle, &there);
+    const StreamGuard guard(Stream{Device::cuda(0), &outer_stream});
+    EXPECT_EQ(current_stream(Device::cuda(0)).handle, &outer_stream);
     EXPECT_EQ(current_stream({}).handle, nullptr);
     {
       const StreamGuard inner(Stream{{}, nullptr});
-      EXPECT_EQ(current_stream(Device::cuda(0)).handle, &there);
+      EXPECT_EQ(current_stream(Device::cuda(0)).handle, &outer_stream);
     }
     {
-      const StreamGuard inner(Stream{Device::cuda(0), &deeper});
-      EXPECT_EQ(current_stream(Device::cuda(0)).handle, &deeper);
+      const StreamGuard inner(Stream{Device::cuda(0), &inner_stream});
+      EXPECT_EQ(current_stream(Device::cuda(0)).handle, &inner_stream);
     }
-    EXPECT_EQ(current_stream(Device::cuda(0)).handle, &there);
+    EXPECT_EQ(current_stream(Device::cuda(0)).handle, &outer_stream);
   }
   EXPECT_TRUE(current_stream({}).device.is_cpu());
 }
 
-TEST(Log, FileGetsEveryMessageAndAnExpectedWarningPasses) {
+TEST(Log, FileReceivesEveryMessageAndAnExpectedWarningPasses) {
   const test::TempDir dir;
   logging::set_console_level(logging::Level::kError);
   logging::set_file(dir.path("log.txt"));

@@ -1,5 +1,5 @@
-// Faults of compilers that the build works around (cmake/options.cmake): these fail if a workaround
-// gets lost.
+// Compiler bugs that the build works around (cmake/options.cmake): these tests fail if a workaround
+// is lost.
 #include "tests/support/test_util.h"
 
 namespace cohort {
@@ -12,7 +12,7 @@ __attribute__((noinline)) double weighted(const std::vector<double>& v) {
 }
 
 // g++ 12.2 with AVX-512 repeats the first half of such constants.
-TEST(Compiler, CopiesConstantsWhole) {
+TEST(Compiler, CopiesConstantsCompletely) {
   EXPECT_EQ(weighted({0.5, 0.5, 0, 0}), 1.5);
   EXPECT_EQ(std::vector<int32_t>({1, 1, 1, 1, 0, 0, 0, 0})[4], 0);
 }

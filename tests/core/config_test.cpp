@@ -1,4 +1,4 @@
-// Configuration: what a file may say, what its errors name, and that a dump reads back as itself.
+// Configuration: accepted files, error messages, overrides, and round trips of dumps.
 #include "core/config.h"
 
 #include <filesystem>
@@ -21,7 +21,7 @@ struct Inner {
   bool operator==(const Inner&) const = default;
 };
 
-// A field of every kind.
+// One field of every kind.
 struct Everything {
   int64_t steps = 10;
   double rate = 0.1;
@@ -97,12 +97,12 @@ TEST(Config, UnknownKeyNamesFileLineAndNearestKey) {
             "run.yaml:3: unknown key 'inner.widht'; did you mean 'width'?");
   EXPECT_EQ(read_error("parts:\n  - width: 2\n  - lable: 2\n"),
             "run.yaml:3: unknown key 'parts[1].lable'; did you mean 'label'?");
-  // Nothing is near: the known keys are listed.
+  // Without a close match the known keys are listed.
   EXPECT_EQ(read_error("inner:\n  zzzzzz: 2\n"),
             "run.yaml:2: unknown key 'inner.zzzzzz'; known keys: width, label");
 }
 
-TEST(Config, WrongTypesSayWhatWasExpected) {
+TEST(Config, WrongTypesReportTheExpectedType) {
   EXPECT_EQ(read_error("steps: many\n"), "run.yaml:1: steps: expected a whole number, got 'many'");
   EXPECT_EQ(read_error("steps: 1.5\n"), "run.yaml:1: steps: expected a whole number, got '1.5'");
   EXPECT_EQ(read_error("steps: '1'\n"), "run.yaml:1: steps: expected a whole number, got '1'");
@@ -128,7 +128,7 @@ TEST(Config, WrongTypesSayWhatWasExpected) {
   EXPECT_EQ(read_error("parts: [1]\n"), "run.yaml:1: parts: expected a list of maps, got '1'");
 }
 
-TEST(Config, ANumberMayBeLeftToTheProgram) {
+TEST(Config, ANumberMayBeAuto) {
   EXPECT_EQ(read("budget: auto\n").budget, std::nullopt);
   EXPECT_EQ(read("budget: 12\n").budget, 12);
   EXPECT_EQ(read("").budget, 7);
@@ -162,7 +162,7 @@ TEST(Config, ValuesOutOfRangeNameTheRange) {
   EXPECT_EQ(read_error("sizes: [3, -3]\n"),
             "run.yaml:1: sizes: expected a number at least 0, got '-3'");
   EXPECT_EQ(read_error("clip: -2\n"), "run.yaml:1: clip: expected a number at least 0, got '-2'");
-  EXPECT_EQ(read("rate: 1\n").rate, 1.0);  // limits belong to the range
+  EXPECT_EQ(read("rate: 1\n").rate, 1.0);  // bounds are inclusive
   EXPECT_EQ(read("inner: {width: 64}\n").inner.width, 64);
 }
 
@@ -198,7 +198,7 @@ TEST(Config, BrokenFilesAreInputErrors) {
   EXPECT_THROW_WITH(parse_yaml_file(dir.path()), InputError, dir.path());
 }
 
-// Each of these took the process down, its memory or its time, in one version or another.
+// Each of these crashed the process or exhausted its memory or time in some earlier version.
 TEST(Config, HostileFilesAreInputErrors) {
   const auto expect_error = [](const std::string& text, const std::string& message) {
     SCOPED_TRACE(text.substr(0, 80));
@@ -209,7 +209,7 @@ TEST(Config, HostileFilesAreInputErrors) {
   expect_error("a: &x 1\n", "bad.yaml:1: anchors and aliases");
   expect_error("a: &x\nb: 1\n", "bad.yaml:1: anchors and aliases");
   expect_error("&k a: 1\n", "bad.yaml:1: anchors and aliases");
-  expect_error("a: *x\n", "bad.yaml:1:");  // of nothing
+  expect_error("a: *x\n", "bad.yaml:1:");  // an alias without an anchor
   expect_error("a: &a [1, 1]\nb: &b [*a, *a]\nc: [*b, *b]\n", "bad.yaml:1: anchors and aliases");
   for (const char* text : {",", ",\na: 1\n", "a: 1\n...\n,\n", "]", "}", "a: 1\n]\n"})
     expect_error(text, "bad.yaml:");
@@ -225,7 +225,7 @@ TEST(Config, HostileFilesAreInputErrors) {
   expect_error("a: " + std::string(1 << 20, 'x'), "expected at most 1048576 bytes");
 }
 
-TEST(Config, FilesThatCannotBeReadAreNotEmptyOnes) {
+TEST(Config, UnreadableFilesAreErrors) {
   const test::TempDir dir;
   test::write_file(dir.path("empty.yaml"), "");
   EXPECT_TRUE(parse_yaml_file(dir.path("empty.yaml")).entries.empty());
@@ -235,7 +235,7 @@ TEST(Config, FilesThatCannotBeReadAreNotEmptyOnes) {
   EXPECT_THROW_WITH(parse_yaml_file("/dev/zero"), InputError, "expected at most 1048576 bytes");
 }
 
-TEST(Config, FileNamesReachTheErrors) {
+TEST(Config, ErrorsNameTheFile) {
   const test::TempDir dir;
   test::write_file(dir.path("a.yaml"), "steps: 1\nbogus: 2\n");
   Everything c;
@@ -288,7 +288,7 @@ TEST(Config, OverridesFailNamingTheCommandLine) {
   EXPECT_EQ(error_of("inner=*x"), "command line: inner: expected a map of keys, got '*x'");
 }
 
-TEST(Config, OverridesOfTextKeysAreTheTextAsTyped) {
+TEST(Config, OverridesOfTextKeysAreVerbatim) {
   const auto read_name = [](const std::string& value) {
     ConfigNode root = parse_yaml("words: [a]\n", "run.yaml");
     apply_override(root, "name=" + value);
@@ -312,7 +312,7 @@ TEST(Config, OverridesOfTextKeysAreTheTextAsTyped) {
   EXPECT_EQ(read_name("'none'"), "none");
 }
 
-TEST(Config, OverridesThatClearATextKey) {
+TEST(Config, OverridesCanClearATextKey) {
   for (const char* value : {"", "\"\"", "''", "null", "none", "~"}) {
     ConfigNode root = parse_yaml("name: x\n", "run.yaml");
     apply_override(root, str("name=", value));
@@ -345,7 +345,7 @@ TEST(Config, IgnoredKeysBelongToAnotherReader) {
                     InputError, "inner.task");
 }
 
-// Text that YAML would take for a number, a truth value, nothing, a map or a comment.
+// Text that YAML would parse as a number, a boolean, null, a map or a comment.
 const char* const kAwkwardTexts[] = {
     "1e3",  "true", "false", "True", "a: b", "",      "line\nbreak", "\"quoted\"", "it's",
     "\\n",  "null", "Null",  "NULL", "~",    "none",  "- item",      "-5",         "#note",
@@ -374,7 +374,7 @@ TEST(Config, DumpReadsBackAsItself) {
   EXPECT_EQ(read(dump_config(c)), c) << dump_config(c);
 }
 
-TEST(Config, DumpedTextsReadBackWhateverTheyHold) {
+TEST(Config, DumpedTextsReadBackForAnyContent) {
   Everything all;
   for (const char* text : kAwkwardTexts) {
     Everything c;
@@ -388,7 +388,7 @@ TEST(Config, DumpedTextsReadBackWhateverTheyHold) {
   EXPECT_EQ(read(dump_config(all)), all);
 }
 
-TEST(Config, FieldsAreNamedAsOverridesNameThem) {
+TEST(Config, FieldsHaveTheNamesOfOverrides) {
   Everything c;
   c.parts = {{1, "p"}, {2, "q: r"}};
   const ConfigFields fields = config_fields(c);
@@ -414,7 +414,7 @@ TEST(Config, HelpMentionsEveryKeyWithDefaultAndRange) {
     EXPECT_NE(help.find(text), std::string::npos) << text << "\n" << help;
 }
 
-TEST(Config, NearestNameOffersTypingErrorsOnly) {
+TEST(Config, NearestNameCorrectsTyposOnly) {
   const std::vector<std::string> names = {"learning_rate", "steps", "beta"};
   EXPECT_EQ(nearest_name("learning-rate", names), "learning_rate");
   EXPECT_EQ(nearest_name("lerning_rates", names), "learning_rate");

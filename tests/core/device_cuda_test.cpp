@@ -1,9 +1,9 @@
-// The CUDA side of core: memory, copies, streams, errors, replay.
+// CUDA parts of core: memory, copies, streams, errors, graphs.
 #include <cstring>
 
 #include "core/allocator.h"
 #include "core/cuda.h"
-#include "core/replay.h"
+#include "core/graph.h"
 #include "core/tensor.h"
 #include "tests/support/test_util.h"
 
@@ -20,7 +20,7 @@ TEST(CudaDevice, ParsesDevicesThatExist) {
   EXPECT_THROW_WITH(parse_device("cuda:63", "device"), InputError, "this machine has");
 }
 
-TEST(CudaDevice, SaysHowMuchSharedMemoryItLacks) {
+TEST(CudaDevice, ReportsInsufficientSharedMemory) {
   cuda::check_shared_memory("op", size_t{96} << 10, size_t{96} << 10);
   EXPECT_THROW_WITH(cuda::check_shared_memory("op", size_t{1} << 30, size_t{227} << 10), Error,
                     "[op] needs 1048576 KiB of shared memory per block, this GPU has 227");
@@ -40,7 +40,7 @@ TEST(CudaAllocator, CountsAndReusesBlocks) {
   memory.deallocate(again, 5000);
 }
 
-TEST(CudaAllocator, JoinsFreedNeighbours) {
+TEST(CudaAllocator, MergesFreedNeighbours) {
   COHORT_REQUIRE_GPU(device);
   Allocator& memory = allocator(device);
   memory.release_cached();
@@ -56,12 +56,12 @@ TEST(CudaAllocator, JoinsFreedNeighbours) {
   EXPECT_LE(memory.stats().reserved_bytes, reserved - static_cast<int64_t>(4 * size));
 }
 
-TEST(CudaAllocator, OutOfMemorySaysWhatIsHeld) {
+TEST(CudaAllocator, OutOfMemoryReportsLiveMemory) {
   COHORT_REQUIRE_GPU(device);
   const Tensor held = Tensor::zeros({1 << 20}, DType::kF32, device);
   EXPECT_THROW_WITH(Tensor::empty({int64_t{1} << 46}, DType::kU8, device), OutOfMemoryError,
                     "largest live tensors");
-  EXPECT_EQ(held.to_vector<float>()[5], 0);  // the device goes on
+  EXPECT_EQ(held.to_vector<float>()[5], 0);  // the device remains usable
 }
 
 TEST(CudaAllocator, APoolKeepsItsMemoryToItself) {
@@ -83,7 +83,7 @@ TEST(CudaAllocator, APoolKeepsItsMemoryToItself) {
   memory.deallocate(again, 4096);
 }
 
-TEST(CudaAllocator, APoolGoesWithItsLastBlock) {
+TEST(CudaAllocator, APoolIsFreedWithItsLastBlock) {
   COHORT_REQUIRE_GPU(device);
   Allocator& memory = allocator(device);
   const size_t size = size_t{8} << 20;
@@ -103,38 +103,38 @@ TEST(CudaAllocator, APoolGoesWithItsLastBlock) {
   EXPECT_EQ(reserved(), before);
 }
 
-TEST(CudaAllocator, WhatIsLentServesOthersUntilItIsTakenBack) {
+TEST(CudaAllocator, ReleasedMemoryServesOthersUntilReclaimed) {
   COHORT_REQUIRE_GPU(device);
   Allocator& memory = allocator(device);
   memory.release_cached();
   const size_t size = size_t{96} << 20, part = size_t{40} << 20;
   void* first = memory.allocate(part);
-  void* lent = memory.allocate(size);
+  void* released = memory.allocate(size);
   const AllocatorStats before = memory.stats();
-  memory.lend(lent);
+  memory.release_to_pool(released);
   EXPECT_LE(memory.stats().live_bytes, before.live_bytes - static_cast<int64_t>(size) + 512);
-  memory.release_cached();  // not what is lent
+  memory.release_cached();  // does not free the released block
   void* others[] = {memory.allocate(part), memory.allocate(part)};
-  for (void* other : others) EXPECT_NE(other, lent);
+  for (void* other : others) EXPECT_NE(other, released);
   EXPECT_EQ(memory.stats().reserved_bytes, before.reserved_bytes);
   for (void* other : others) {
-    EXPECT_FALSE(memory.take_back(lent));
+    EXPECT_FALSE(memory.reclaim(released));
     memory.deallocate(other, part);
   }
-  EXPECT_TRUE(memory.take_back(lent));
-  EXPECT_TRUE(memory.take_back(lent));  // it is no longer lent
+  EXPECT_TRUE(memory.reclaim(released));
+  EXPECT_TRUE(memory.reclaim(released));  // already reclaimed
   EXPECT_EQ(memory.stats().live_bytes, before.live_bytes);
   void* other = memory.allocate(part);
-  EXPECT_TRUE(other < lent || other >= static_cast<char*>(lent) + size);
+  EXPECT_TRUE(other < released || other >= static_cast<char*>(released) + size);
   memory.deallocate(other, part);
-  memory.lend(lent);
-  memory.deallocate(lent, size);
+  memory.release_to_pool(released);
+  memory.deallocate(released, size);
   memory.deallocate(first, part);
   memory.release_cached();
   EXPECT_LE(memory.stats().reserved_bytes, before.reserved_bytes - static_cast<int64_t>(size));
 }
 
-TEST(CudaAllocator, ABlockServesItsOwnStreamOnly) {
+TEST(CudaAllocator, ABlockServesItsStreamOnly) {
   COHORT_REQUIRE_GPU(device);
   Allocator& memory = allocator(device);
   const cuda::OwnedStream side(device);
@@ -143,7 +143,8 @@ TEST(CudaAllocator, ABlockServesItsOwnStreamOnly) {
   const int64_t reserved = memory.stats().reserved_bytes;
   void *here = memory.allocate(size), *there = nullptr;
   memory.deallocate(here, size);
-  if (memory.stats().reserved_bytes == reserved) return;  // no cache: the driver has it back
+  if (memory.stats().reserved_bytes == reserved)
+    return;  // no cache: the memory was returned to the driver
   {
     const StreamGuard guard(side.get());
     there = memory.allocate(size);
@@ -155,18 +156,18 @@ TEST(CudaAllocator, ABlockServesItsOwnStreamOnly) {
   memory.deallocate(again, size);
 }
 
-TEST(CudaAllocator, TheCacheMakesRoomForAnotherSize) {
+TEST(CudaAllocator, CachedMemoryIsReleasedForAnotherSize) {
   COHORT_REQUIRE_GPU(device);
   Allocator& memory = allocator(device);
   memory.release_cached();
   cuda::activate(device);
   size_t available = 0, total = 0;
   COHORT_CUDA_CHECK(cudaMemGetInfo(&available, &total));
-  const size_t most = available / 10 * 6, more = most + (size_t{64} << 20);
-  memory.deallocate(memory.allocate(most), most);
-  void* p = memory.allocate(more);  // fits beside nothing of that size
+  const size_t first = available / 10 * 6, larger = first + (size_t{64} << 20);
+  memory.deallocate(memory.allocate(first), first);
+  void* p = memory.allocate(larger);  // does not fit with cached memory
   EXPECT_NE(p, nullptr);
-  memory.deallocate(p, more);
+  memory.deallocate(p, larger);
   memory.release_cached();
 }
 
@@ -222,7 +223,7 @@ TEST(CudaTensor, CopiesViewsAndConverts) {
   EXPECT_THROW_WITH(Tensor::zeros({2}, DType::kI32, device).to(DType::kF32), Error, "on the CPU");
 }
 
-// Heads of rows that are 16 bytes or more, and of some that are not.
+// Slices of rows with multiples of 16 bytes, and with others.
 TEST(CudaTensor, CopiesPartsOfRows) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : {DType::kBF16, DType::kF32, DType::kF64})
@@ -257,12 +258,12 @@ TEST(CudaStream, WorkOnAnotherStreamIsOrderedByEvents) {
   EXPECT_EQ(y.narrow(0, (1 << 22) - 1, 1).item(), 20);
 }
 
-TEST(CudaReplay, RecordsOnceAndRepeats) {
+TEST(CudaGraph, CapturesOnceAndReplays) {
   COHORT_REQUIRE_GPU(device);
-  const int64_t n = 1 << 23;  // a segment of its own: what is released could serve `disturbance`
+  const int64_t n = 1 << 23;  // a separate segment, which could serve `disturbance` once freed
   Tensor x = Tensor::full({n}, 1, DType::kF32, device), y = Tensor::zeros({n}, DType::kF32, device);
   int calls = 0;
-  Replay replay(device, [&] {
+  GraphRunner replay(device, [&] {
     ++calls;
     const Tensor scratch = x.clone();  // lives in the graph's pool
     y.copy_(scratch);
@@ -279,7 +280,7 @@ TEST(CudaReplay, RecordsOnceAndRepeats) {
   EXPECT_EQ(calls, 2);
 }
 
-TEST(CudaError, AFailedCallIsNamedAndForgotten) {
+TEST(CudaError, AFailedCallIsNamedAndCleared) {
   COHORT_REQUIRE_GPU(device);
   cuda::activate(device);
   EXPECT_THROW_WITH(COHORT_CUDA_CHECK(cudaMemset(nullptr, 0, 16)), cuda::CudaError, "cudaMemset");
@@ -287,8 +288,8 @@ TEST(CudaError, AFailedCallIsNamedAndForgotten) {
   EXPECT_EQ(Tensor::full({1}, 3, DType::kF32, device).item(), 3);
 }
 
-// The host's memory changes as soon as the call returns, while the device is still busy before it.
-TEST(CudaUpload, TheSourceMayBeOverwrittenAtOnce) {
+// The host memory changes right after the call, while the device is still busy with earlier work.
+TEST(CudaUpload, TheSourceMayBeOverwrittenImmediately) {
   COHORT_REQUIRE_GPU(device);
   Tensor busy = Tensor::zeros({1 << 26}, DType::kF32, device);
   for (const int64_t n : {int64_t{1}, int64_t{63}, int64_t{1001}, (int64_t{1} << 20) - 1,
@@ -303,7 +304,7 @@ TEST(CudaUpload, TheSourceMayBeOverwrittenAtOnce) {
   }
 }
 
-TEST(CudaUpload, ManyInARowOnTwoStreams) {
+TEST(CudaUpload, ConsecutiveUploadsOnTwoStreams) {
   COHORT_REQUIRE_GPU(device);
   const cuda::OwnedStream side(device);
   constexpr int kCount = 400;
@@ -323,14 +324,14 @@ TEST(CudaUpload, ManyInARowOnTwoStreams) {
     EXPECT_TRUE(bit_equal(back.select(0, i), Tensor::full({30011}, i, DType::kI32))) << i;
 }
 
-TEST(CudaUpload, RecordedWorkMayNotUpload) {
+TEST(CudaUpload, CapturedWorkMayNotUpload) {
   COHORT_REQUIRE_GPU(device);
   const Tensor host = Tensor::full({4}, 1, DType::kF32);
   Tensor there = Tensor::zeros({4}, DType::kF32, device);
-  Replay replay(device, [&] { there.copy_(host); });
+  GraphRunner replay(device, [&] { there.copy_(host); });
   replay.run();
-  EXPECT_THROW_WITH(replay.run(), Error, "recorded work");
-  EXPECT_EQ(there.to_vector<double>(), std::vector<double>(4, 1));  // the device goes on
+  EXPECT_THROW_WITH(replay.run(), Error, "graph capture");
+  EXPECT_EQ(there.to_vector<double>(), std::vector<double>(4, 1));  // the device remains usable
 }
 
 TEST(CudaMultiGpuTensor, TwoGpusAreNotMixed) {

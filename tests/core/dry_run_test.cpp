@@ -7,10 +7,10 @@
 namespace cohort {
 namespace {
 
-TEST(DryRun, CountsWhatTensorsWouldTake) {
+TEST(DryRun, CountsTensorMemory) {
   const AllocatorStats before = allocator({}).stats();
   {
-    const DryRun run(Device::cuda(7));  // of no machine here
+    const DryRun run(Device::cuda(7));  // not in this machine
     const Tensor a = Tensor::zeros({int64_t{1} << 40}, DType::kF32, Device::cuda(7));
     {
       const Tensor b = a.narrow(0, 0, 3).clone();
@@ -32,12 +32,12 @@ TEST(DryRun, HasNoElementsToRead) {
   EXPECT_EQ(Tensor::empty({0}, DType::kF32).to_vector<float>().size(), 0u);
 }
 
-TEST(DryRun, TensorsFromBeforeStayWhatTheyAre) {
+TEST(DryRun, EarlierTensorsKeepTheirElements) {
   Tensor real = Tensor::full({2}, 3, DType::kF64);
   {
     const DryRun run({});
-    Tensor gone = std::move(real);
-    EXPECT_EQ(gone.to_vector<double>(), (std::vector<double>{3, 3}));
+    Tensor moved = std::move(real);
+    EXPECT_EQ(moved.to_vector<double>(), (std::vector<double>{3, 3}));
     EXPECT_EQ(run.stats().live_bytes, 0);
   }
 }

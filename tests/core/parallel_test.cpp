@@ -1,4 +1,4 @@
-// Every index is covered once, whatever the number of threads; the cut into blocks is fixed.
+// Every index is covered once for any number of threads; the partition into blocks is fixed.
 #include "core/parallel.h"
 
 #include <atomic>
@@ -66,12 +66,12 @@ TEST(ParallelFor, NestedCallsCoverTheirRangeToo) {
   }
 }
 
-TEST(ParallelFor, UsesTheThreadsItMay) {
+TEST(ParallelFor, UsesAllItsThreads) {
   const Threads guard(3);
   std::mutex mutex;
   std::set<std::thread::id> ids;
   std::atomic<int> arrived{0};
-  // Each block waits until all three run, so that no thread can take two.
+  // Each block waits until all three run, so that no thread can process two.
   parallel_for(3, 1, [&](int64_t, int64_t) {
     ++arrived;
     while (arrived < 3) std::this_thread::yield();
@@ -81,7 +81,7 @@ TEST(ParallelFor, UsesTheThreadsItMay) {
   EXPECT_EQ(ids.size(), 3u);
 }
 
-TEST(ParallelFor, ThreadCountBelongsToTheThread) {
+TEST(ParallelFor, ThreadCountIsThreadLocal) {
   const Threads guard(3);
   int other = 0;
   std::thread([&] {
@@ -93,20 +93,20 @@ TEST(ParallelFor, ThreadCountBelongsToTheThread) {
   EXPECT_THROW_WITH(set_num_threads(0), Error, "at least one thread, got 0");
 }
 
-TEST(ParallelFor, RanksAsThreadsRunSideBySide) {
-  std::vector<std::vector<int>> sums(4);
+TEST(ParallelFor, RanksOnThreadsRunConcurrently) {
+  std::vector<std::vector<int>> hits_of_ranks(4);
   std::vector<std::thread> ranks;
-  for (auto& mine : sums)
-    ranks.emplace_back([&mine] {
+  for (auto& hits : hits_of_ranks)
+    ranks.emplace_back([&hits] {
       set_num_threads(2);
-      mine.assign(500, 0);
+      hits.assign(500, 0);
       for (int round = 0; round < 20; ++round)
         parallel_for(500, 16, [&](int64_t begin, int64_t end) {
-          for (int64_t i = begin; i < end; ++i) ++mine[static_cast<size_t>(i)];
+          for (int64_t i = begin; i < end; ++i) ++hits[static_cast<size_t>(i)];
         });
     });
   for (auto& rank : ranks) rank.join();
-  for (const auto& mine : sums) EXPECT_EQ(mine, std::vector<int>(500, 20));
+  for (const auto& hits : hits_of_ranks) EXPECT_EQ(hits, std::vector<int>(500, 20));
 }
 
 }  // namespace cohort

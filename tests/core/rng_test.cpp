@@ -1,4 +1,4 @@
-// The generator against published vectors, and the shape of what is derived from it.
+// The generator against published vectors, and the distributions derived from it.
 #include "core/rng.h"
 
 #include <map>
@@ -12,13 +12,14 @@ namespace {
 
 // Key (k0, k1) = seed, counter (c0, c1) = index, (c2, c3) = stream, low word first.
 std::array<uint32_t, 4> philox_words(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
-  const auto join = [](uint32_t lo, uint32_t hi) { return uint64_t{hi} << 32 | lo; };
-  return philox(join(key[0], key[1]), join(counter[2], counter[3]), join(counter[0], counter[1]));
+  const auto to_u64 = [](uint32_t lo, uint32_t hi) { return uint64_t{hi} << 32 | lo; };
+  return philox(to_u64(key[0], key[1]), to_u64(counter[2], counter[3]),
+                to_u64(counter[0], counter[1]));
 }
 
 }  // namespace
 
-// The known answers for philox4x32-10 in the Random123 distribution (kat_vectors): all zeros, all
+// Known answers for philox4x32-10 from the Random123 distribution (kat_vectors): all zeros, all
 // ones, digits of pi.
 TEST(Philox, MatchesTheRandom123KnownAnswers) {
   using Words = std::array<uint32_t, 4>;
@@ -40,7 +41,7 @@ TEST(Philox, EachPartOfTheAddressMatters) {
     seen.insert(philox(0, bit, 0));
     seen.insert(philox(0, 0, bit));
   }
-  EXPECT_EQ(seen.size(), 13u);  // the three zero addresses are one
+  EXPECT_EQ(seen.size(), 13u);  // the three zero addresses are equal
 }
 
 TEST(Rng, DrawIIsAddressI) {
@@ -68,8 +69,8 @@ TEST(Rng, UniformsStayInsideTheirIntervals) {
   EXPECT_LT(uniform_f64(0xffffffff, 0xffffffff), 1.0);
 }
 
-// chi^2 with k - 1 = 6 degrees of freedom exceeds 33 with probability 1e-5; the draws are fixed,
-// so this either holds for ever or never.
+// chi^2 with k - 1 = 6 degrees of freedom exceeds 33 with probability 1e-5; the draws are fixed, so
+// the test is deterministic.
 TEST(Rng, BelowIsUniform) {
   constexpr int64_t kValues = 7, kDraws = 70000;
   Rng rng(1, rng_stream(kTestPurpose));
@@ -109,8 +110,8 @@ TEST(Rng, BetweenIncludesBothEnds) {
   EXPECT_EQ(seen.rbegin()->first, 1);
 }
 
-// Of n standard normals, the mean has standard deviation 1 / sqrt(n) and the mean square
-// sqrt(2 / n), the mean fourth power sqrt(96 / n): five of each.
+// For n standard normals the standard deviations of the mean, the mean square and the mean fourth
+// power are 1 / sqrt(n), sqrt(2 / n) and sqrt(96 / n); the tolerance is five of them.
 TEST(Rng, NormalsHaveTheirMoments) {
   constexpr int kDraws = 20000;
   Rng rng(4, rng_stream(kTestPurpose));

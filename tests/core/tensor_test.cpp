@@ -1,4 +1,4 @@
-// Views share storage, copies convert, and a bf16 is the nearest one.
+// Views, copies, conversions and bf16 rounding.
 #include "core/tensor.h"
 
 #include <bit>
@@ -13,7 +13,7 @@
 namespace cohort {
 namespace {
 
-// 0, 1, 2, ... in `shape`.
+// The values 0, 1, 2, ... in `shape`.
 Tensor counting(const Shape& shape, DType dtype = DType::kF32) {
   std::vector<double> values(static_cast<size_t>(shape.numel()));
   std::iota(values.begin(), values.end(), 0);
@@ -45,7 +45,7 @@ TEST(Tensor, FactoriesFillAndDescribe) {
   EXPECT_EQ(Tensor::zeros({3, 0}, DType::kF32).rows(), 0);
 }
 
-TEST(Tensor, UndefinedTensorsSaySo) {
+TEST(Tensor, UndefinedTensorsHaveNoData) {
   const Tensor t;
   EXPECT_FALSE(t.defined());
   EXPECT_EQ(t.numel(), 0);
@@ -85,29 +85,29 @@ TEST(Tensor, NarrowSelectAndTransposeAreViews) {
   const Tensor middle = t.narrow(1, 1, 2);
   EXPECT_EQ(middle.to_vector<int64_t>(), (Ints{1, 2, 5, 6, 9, 10}));
   EXPECT_EQ(t.narrow(0, 2, 0).numel(), 0);
-  const Tensor turned = t.transpose(0, 1);
-  EXPECT_EQ(turned.shape(), (Shape{4, 3}));
-  EXPECT_EQ(turned.to_vector<int64_t>(), (Ints{0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11}));
-  EXPECT_EQ(turned.narrow(0, 1, 2).select(1, 1).to_vector<int64_t>(), (Ints{5, 6}));
-  // Writing through a view reaches the tensor.
+  const Tensor transposed = t.transpose(0, 1);
+  EXPECT_EQ(transposed.shape(), (Shape{4, 3}));
+  EXPECT_EQ(transposed.to_vector<int64_t>(), (Ints{0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11}));
+  EXPECT_EQ(transposed.narrow(0, 1, 2).select(1, 1).to_vector<int64_t>(), (Ints{5, 6}));
+  // Writes through a view change the tensor.
   column.fill_(-1);
   EXPECT_EQ(t.to_vector<int64_t>(), (Ints{0, 1, -1, 3, 4, 5, -1, 7, 8, 9, -1, 11}));
   EXPECT_THROW_WITH(t.narrow(0, 2, 2), Error, "[narrow]");
   EXPECT_THROW_WITH(t.narrow(0, -1, 1), Error, "[narrow]");
   EXPECT_THROW_WITH(t.select(1, 4), Error, "[narrow]");
-  EXPECT_THROW_WITH(turned.reshape({12}), Error, "[reshape] needs a contiguous tensor");
+  EXPECT_THROW_WITH(transposed.reshape({12}), Error, "[reshape] needs a contiguous tensor");
 }
 
-TEST(Tensor, CloneAndContiguousCopyOnlyWhereTheyMust) {
+TEST(Tensor, ConversionsCopyOnlyIfNeeded) {
   Tensor t = counting({2, 3});
   EXPECT_EQ(t.contiguous().raw(), t.raw());
   EXPECT_EQ(t.to(DType::kF32).raw(), t.raw());
   EXPECT_EQ(t.to(Device{}).raw(), t.raw());
   EXPECT_NE(t.clone().raw(), t.raw());
-  const Tensor turned = t.transpose(0, 1);
-  EXPECT_NE(turned.contiguous().raw(), t.raw());
-  EXPECT_TRUE(turned.contiguous().is_contiguous());
-  EXPECT_EQ(turned.clone().to_vector<int64_t>(), (Ints{0, 3, 1, 4, 2, 5}));
+  const Tensor transposed = t.transpose(0, 1);
+  EXPECT_NE(transposed.contiguous().raw(), t.raw());
+  EXPECT_TRUE(transposed.contiguous().is_contiguous());
+  EXPECT_EQ(transposed.clone().to_vector<int64_t>(), (Ints{0, 3, 1, 4, 2, 5}));
 }
 
 TEST(Tensor, CopyWritesThroughStridesAndConverts) {
@@ -127,7 +127,7 @@ TEST(Tensor, ConversionsBetweenAllTypes) {
       EXPECT_EQ(t.to_vector<int64_t>(), (Ints{0, 1, 2, 3, 4}))
           << dtype_name(from) << dtype_name(to);
     }
-  // Towards zero, like a C++ conversion; 64-bit integers do not pass through a floating type.
+  // Truncates like a C++ conversion; 64-bit integers are not converted through a floating type.
   EXPECT_EQ(Tensor::from(std::vector<double>{-1.9, 1.9}).to(DType::kI32).to_vector<int64_t>(),
             (Ints{-1, 1}));
   const int64_t big = (int64_t{1} << 62) + 1;
@@ -149,7 +149,7 @@ TEST(Bf16, RoundsToNearestEven) {
   EXPECT_EQ(bf16_bits(-1.0f), 0xbf80);
   EXPECT_EQ(bf16_bits(0.0f), 0x0000);
   EXPECT_EQ(bf16_bits(-0.0f), 0x8000);
-  // Below, at and above the middle of two neighbours: an even and an odd lower one.
+  // Below, at and above the midpoint of two neighbours, with an even and an odd lower neighbour.
   EXPECT_EQ(bf16_bits(from_bits(0x3f807fff)), 0x3f80);
   EXPECT_EQ(bf16_bits(from_bits(0x3f808000)), 0x3f80);
   EXPECT_EQ(bf16_bits(from_bits(0x3f808001)), 0x3f81);
@@ -166,9 +166,9 @@ TEST(Bf16, InfinitiesOverflowAndNaNs) {
   const float inf = std::numeric_limits<float>::infinity();
   EXPECT_EQ(bf16_bits(inf), 0x7f80);
   EXPECT_EQ(bf16_bits(-inf), 0xff80);
-  EXPECT_EQ(bf16_bits(std::numeric_limits<float>::max()), 0x7f80);  // nearest is beyond the range
+  EXPECT_EQ(bf16_bits(std::numeric_limits<float>::max()), 0x7f80);  // rounds to infinity
   EXPECT_EQ(bf16_bits(from_bits(0x7f7f7fff)), 0x7f7f);
-  // NaNs stay NaNs, also those whose payload sits in the lost half, and keep their sign.
+  // NaNs stay NaNs, including those with payload only in the dropped half, and keep their sign.
   for (const uint32_t bits : {0x7fc00000u, 0x7f800001u, 0x7fffffffu, 0xff800001u, 0xffffffffu}) {
     const bf16 value(from_bits(bits));
     EXPECT_TRUE(std::isnan(static_cast<float>(value))) << std::hex << bits;
@@ -176,7 +176,7 @@ TEST(Bf16, InfinitiesOverflowAndNaNs) {
   }
 }
 
-// Against an independent rule: no other bf16 is nearer, and of two equally near the even one.
+// Checks an independent rule: no other bf16 is nearer, and ties go to the even one.
 TEST(Bf16, IsTheNearestForRandomBits) {
   Rng rng(1, rng_stream(kTestPurpose));
   for (int i = 0; i < 20000; ++i) {

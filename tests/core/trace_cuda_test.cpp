@@ -1,4 +1,4 @@
-// Traces of work on a GPU.
+// Traces of GPU work.
 #include "core/tensor.h"
 #include "core/trace.h"
 #include "tests/support/test_util.h"
@@ -8,7 +8,7 @@ namespace {
 
 using Kind = TraceEvent::Kind;
 
-TEST(CudaTrace, SaysWhichOpHasStartedAKernel) {
+TEST(CudaTrace, AttributesKernelsToOps) {
   COHORT_REQUIRE_GPU(device);
   Tensor t = Tensor::empty({1 << 20}, DType::kF32, device);
   for (int attempt = 0; attempt < 2; ++attempt) {
@@ -23,7 +23,7 @@ TEST(CudaTrace, SaysWhichOpHasStartedAKernel) {
       if (event.kind == Kind::kOp) continue;
       kernels += event.kind == Kind::kKernel;
       copies += event.kind == Kind::kCopy;
-      // The clocks of host and device are matched to within some microseconds.
+      // Host and device clocks agree within some microseconds.
       EXPECT_GE(event.begin, begin - 1'000'000) << event.name;
       EXPECT_LE(event.end, end + 1'000'000) << event.name;
       EXPECT_GT(event.end, event.begin) << event.name;

@@ -14,20 +14,20 @@ void inner() {}
 void outer() {
   on_device<inner, inner>({});
 }
-int not_work() {
+int query() {
   return 1;
 }
 
-TEST(Trace, HasOpsWithWhatLiesInThem) {
-  on_device<outer, outer>({});  // before it began
+TEST(Trace, RecordsNestedOps) {
+  on_device<outer, outer>({});  // before the trace
   Trace trace({});
   const int64_t begin = trace_clock();
   on_device<outer, outer>({});
   on_device<inner, inner>({});
-  on_device<not_work, not_work>({});
+  on_device<query, query>({});
   trace_phase("all", begin, trace_clock());
   const std::vector<TraceEvent> events = trace.finish();
-  on_device<inner, inner>({});  // after its end
+  on_device<inner, inner>({});  // after the trace
 
   std::vector<std::string> names;
   for (const TraceEvent& event : events) {
@@ -53,14 +53,14 @@ TEST(Trace, NamesTheOpsOfTensors) {
   EXPECT_EQ(names, (std::vector<std::string>{"zero", "fill", "copy", "synchronize"}));
 }
 
-TEST(Trace, IsOneAtATime) {
+TEST(Trace, AllowsOneTracePerThread) {
   {
     Trace first({});
     EXPECT_THROW_WITH(Trace second({}), Error, "this thread is being traced");
     on_device<inner, inner>({});
   }
   Trace next({});
-  EXPECT_EQ(next.finish().size(), 1u);  // the end's own wait
+  EXPECT_EQ(next.finish().size(), 1u);  // the synchronization in finish()
   EXPECT_THROW_WITH(next.finish(), Error, "expected to end once");
 }
 

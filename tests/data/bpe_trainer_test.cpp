@@ -1,4 +1,4 @@
-// Training a byte-level BPE: which merges are learnt, and that the files read back.
+// Training a byte-level BPE: the merges learned, and that the files read back.
 #include "data/tokenizers/bpe_trainer.h"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ TEST(BpeTrainer, MergesTheMostFrequentPairsFirst) {
   EXPECT_EQ(merges, (std::vector<std::string>{"e s", "es t", "l o", "lo w"}));
 }
 
-TEST(BpeTrainer, EndsWhereNoPairIsThereTwice) {
+TEST(BpeTrainer, EndsWithoutARepeatedPair) {
   EXPECT_EQ(merges_of(train("abc abd", {.vocab_size = 1000})), std::vector<std::string>{"a b"});
   EXPECT_TRUE(merges_of(train("", {.vocab_size = 1000})).empty());
 }
@@ -48,7 +48,7 @@ TEST(BpeTrainer, FilesMakeATokenizerThatRoundTrips) {
   EXPECT_EQ(tokenizer->decode(std::vector{tokenizer->eos_id()}, SpecialText::kShow),
             "<|endoftext|>");
   EXPECT_EQ(tokenizer->files(), files);
-  // Learnt from the text between special tokens only.
+  // Merges are learned from the text between special tokens only.
   for (const std::string& merge : merges_of(files)) EXPECT_EQ(merge.find('<'), merge.npos);
 }
 
@@ -70,7 +70,7 @@ TEST(BpeTrainer, RefusesWhatCannotBeTrained) {
   EXPECT_THROW_WITH(train("ab\xff"), InputError, "byte 2 is not part of UTF-8");
 }
 
-TEST(BpeTrainer, OneLongWordTakesNoSquareOfTheTime) {
+TEST(BpeTrainer, OneLongWordIsNotQuadratic) {
   const auto merges = merges_of(train(std::string(1'000'000, 'a'), {.vocab_size = 400}));
   ASSERT_GE(merges.size(), 2u);
   EXPECT_EQ(merges[0], "a a");

@@ -1,4 +1,4 @@
-// Text in files: which of it is held out, and where it may be cut.
+// Text files: the held-out split, and the boundaries at which pieces are split.
 #include "data/corpus.h"
 
 #include <filesystem>
@@ -26,7 +26,7 @@ TEST(TextCorpus, HoldsOutTheEnd) {
   const TextCorpus corpus({dir.path("text")}, 0.25);
   EXPECT_EQ(text_of(corpus.train()), "0123456|");  // floor(7.5) bytes
   EXPECT_EQ(text_of(corpus.held_out()), "789|");
-  EXPECT_FALSE(corpus.has_ends());
+  EXPECT_FALSE(corpus.has_document_ends());
   const TextCorpus all({dir.path("text")}, 0);
   EXPECT_EQ(text_of(all.train()), "0123456789|");
   EXPECT_EQ(text_of(all.held_out()), "");
@@ -35,7 +35,7 @@ TEST(TextCorpus, HoldsOutTheEnd) {
   EXPECT_EQ(text_of(none.held_out()), "0123456789|");
 }
 
-TEST(TextCorpus, NeverCutsACharacter) {
+TEST(TextCorpus, NeverSplitsACharacter) {
   const test::TempDir dir;
   const std::string text = "aé€😀aé€😀";
   test::write_file(dir.path("text"), text);
@@ -61,16 +61,16 @@ TEST(TextCorpus, TakesFoldersPatternsAndLines) {
     return TextCorpus(text_files(dir.path(path)), held_out);
   };
   EXPECT_EQ(text_of(of("books", 0).train()), one + line + "|two words|");
-  EXPECT_TRUE(of("books", 0).has_ends());
+  EXPECT_TRUE(of("books", 0).has_document_ends());
   EXPECT_EQ(text_of(of("books", 0.1).train()), one + line + "|two |");  // 38 of 43 bytes
   EXPECT_EQ(text_of(of("books", 0.1).held_out()), "words|");
-  // A line is not cut.
+  // A line is not split.
   EXPECT_EQ(text_of(of("books", 0.7).train()), one + "|");  // 12 bytes, and the rest of the line
   EXPECT_EQ(text_of(of("books", 0.7).held_out()), line + "|two words|");
   EXPECT_EQ(of("books", 1).held_out().size(), 2u);
   EXPECT_EQ(text_of(of("books/*.txt", 0).train()), "two words|");
-  EXPECT_FALSE(of("books/*.txt", 0).has_ends());
-  EXPECT_TRUE(of("books/a.jsonl", 0).has_ends());
+  EXPECT_FALSE(of("books/*.txt", 0).has_document_ends());
+  EXPECT_TRUE(of("books/a.jsonl", 0).has_document_ends());
   EXPECT_THROW_WITH(text_files(dir.path("*.md")), InputError, "no file matches this pattern");
   EXPECT_THROW_WITH(of("books/more", 0), InputError, "c.txt: is empty");
   fs::create_directory(dir.path("none"));
@@ -97,12 +97,12 @@ class Pieces : public testing::Test {
     const TextPieces pieces(TextCorpus(files, 0).train());
     pieces_ = pieces.size();
     std::vector<int32_t> out;
-    most_ = 0;
-    // In two calls: no cut depends on which pieces are asked for together.
+    max_piece_tokens_ = 0;
+    // In two calls: no boundary depends on which pieces are requested together.
     for (const auto& [first, last] : {std::pair(int64_t{0}, pieces_ / 2), {pieces_ / 2, pieces_}})
       for (const auto& part : pieces.encode(first, last, tokenizer, end)) {
         out.insert(out.end(), part.begin(), part.end());
-        most_ = std::max(most_, part.size());
+        max_piece_tokens_ = std::max(max_piece_tokens_, part.size());
       }
     return out;
   }
@@ -124,13 +124,13 @@ class Pieces : public testing::Test {
   }
   test::TempDir dir_;
   int64_t pieces_ = 0;
-  size_t most_ = 0;  // tokens of a piece
+  size_t max_piece_tokens_ = 0;
 };
 
 TEST_F(Pieces, HaveTheTokensOfTheWholeText) {
   const std::vector<const char*> gaps[] = {{" ", " ", "\n", "\n\n", "  ", "\n  ", "\t", " \n"},
                                            {"\r\n", " ", "\r\n\r\n"},
-                                           {"  ", " \n ", "\n\n"},  // nowhere a single one
+                                           {"  ", " \n ", "\n\n"},  // never a single one
                                            {""}};                   // no white space at all
   uint64_t seed = 0;
   for (const auto& each : gaps) {
@@ -139,14 +139,14 @@ TEST_F(Pieces, HaveTheTokensOfTheWholeText) {
     const auto tokenizer = bpe(text.substr(0, next_utf8_boundary(text, 100'000)));
     EXPECT_EQ(tokens({dir_.path("text")}, *tokenizer), tokenizer->encode(text)) << seed;
     EXPECT_GE(pieces_, 5);
-    EXPECT_LT(most_, text.size() / 3) << seed;  // it has been cut
+    EXPECT_LT(max_piece_tokens_, text.size() / 3) << seed;  // it has been split
     const auto characters = make_char_tokenizer(text);
     EXPECT_EQ(tokens({dir_.path("text")}, *characters), characters->encode(text));
   }
 }
 
-TEST_F(Pieces, AreOneWhereEveryCutChangesTokens) {
-  // A word of its own at the start of every text.
+TEST_F(Pieces, AreOneWhereEverySplitChangesTokens) {
+  // Adds a token at the start of every text.
   class Starts final : public Tokenizer {
    public:
     std::vector<int32_t> encode(std::string_view text, SpecialTokens) const override {
@@ -189,7 +189,7 @@ TEST_F(Pieces, EndWhereDocumentsDo) {
   EXPECT_GT(pieces_, 10);
 }
 
-TEST_F(Pieces, ErrorsNameFileAndPlace) {
+TEST_F(Pieces, ErrorsNameFileAndLocation) {
   const auto digits = make_char_tokenizer("0123456789\n");
   std::string text;
   while (text.size() < 600'000) text += std::to_string(text.size()) + "\n";
@@ -199,15 +199,15 @@ TEST_F(Pieces, ErrorsNameFileAndPlace) {
   EXPECT_THROW_WITH(tokens({dir_.path("digits")}, *digits), InputError, "the character 'x'");
   std::string lines;
   for (int i = 0; i < 50'000; ++i) lines += "{\"text\": \"1\"}\n";
-  const auto expect_fault = [&](const std::string& line, const std::string& fault) {
+  const auto expect_error = [&](const std::string& line, const std::string& message) {
     test::write_file(dir_.path("a.jsonl"), lines + line + "\n" + lines);
     EXPECT_THROW_WITH(tokens({dir_.path("a.jsonl")}, *digits), InputError,
-                      dir_.path("a.jsonl") + ":50001: " + fault);
+                      dir_.path("a.jsonl") + ":50001: " + message);
   };
-  expect_fault("{\"text\": 3}", "expected an object with a text as the field 'text'");
-  expect_fault("[]", "expected an object with a text");
-  expect_fault("{\"text\": ", "not valid JSON");
-  expect_fault("{\"text\": \"a\"}", "the character 'a'");
+  expect_error("{\"text\": 3}", "expected an object with a text as the field 'text'");
+  expect_error("[]", "expected an object with a text");
+  expect_error("{\"text\": ", "not valid JSON");
+  expect_error("{\"text\": \"a\"}", "the character 'a'");
   test::write_file(dir_.path("bad"), "caf\xe9 caf\xe9");
   EXPECT_THROW_WITH(TextPieces(TextCorpus({dir_.path("bad")}, 0).train()).characters(), InputError,
                     "bad: byte 3 is not part of UTF-8 text; hint: ");

@@ -1,4 +1,4 @@
-// Parsing, printing, and what damaged or hostile JSON gives.
+// Parsing, printing, and errors for damaged or hostile JSON.
 #include "data/json.h"
 
 #include <bit>
@@ -60,7 +60,7 @@ TEST(Json, InvalidUtf8PrintsAsReplacementCharacter) {
   EXPECT_EQ(Json("\xc3").dump(), "\"\xEF\xBF\xBD\"");
 }
 
-TEST(Json, ErrorsNamePlaceReasonAndByte) {
+TEST(Json, ErrorsNameFileReasonAndByte) {
   EXPECT_THROW_WITH(parse("{\"a\": 1,}"), InputError, "file:7: not valid JSON: ");
   EXPECT_THROW_WITH(parse("{\"a\": 1,}"), InputError, "at byte 9");
   EXPECT_THROW_WITH(parse(""), InputError, "unexpected end of input");

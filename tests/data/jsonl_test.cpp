@@ -13,7 +13,7 @@ namespace {
 
 class Jsonl : public testing::Test {
  protected:
-  // Everything goes to the training split unless a test says otherwise.
+  // Everything is in the training split by default.
   JsonlConfig config(const std::string& text) {
     test::write_file(dir_.path("set.jsonl"), text);
     return {.path = {dir_.path("set.jsonl")}, .held_out_fraction = 0};
@@ -131,7 +131,7 @@ TEST_F(Jsonl, SeveralFilesFoldersAndPatternsCanBeRead) {
   for (int64_t i = 0; i < splits.train->size(); ++i) prompts += splits.train->get(i).prompt;
   EXPECT_EQ(prompts, "0?1?2?3?2?3?");
   EXPECT_EQ(splits.train->get(1).where, dir_.path("more/a.jsonl") + ":2");
-  c.limit = 2;  // of each entry
+  c.limit = 2;  // per entry
   EXPECT_EQ(load_jsonl(c).source_sizes, (std::vector<int64_t>{1, 2, 2}));
   test::write_file(dir_.path("more/c.jsonl"), line("text", 1));
   c.limit = 0;
@@ -145,7 +145,7 @@ TEST_F(Jsonl, LinesThatChangeWhileARunReadsThemAreAnError) {
   EXPECT_EQ(set->get(1).prompt, "1");
   test::write_file(dir_.path("set.jsonl"), good + "{\"prompt\": \"2\", \"answer\": \"a\"}\n");
   EXPECT_EQ(set->get(0).prompt, "1");
-  EXPECT_THROW_WITH(set->get(1), InputError, "set.jsonl:2: has changed since the run has read it");
+  EXPECT_THROW_WITH(set->get(1), InputError, "set.jsonl:2: has changed since the run read it");
   test::write_file(dir_.path("set.jsonl"), good);
   EXPECT_THROW_WITH(set->get(1), InputError, "set.jsonl: cannot be read: it has become shorter");
   test::write_file(dir_.path("set.jsonl"), good + good);
@@ -184,7 +184,7 @@ TEST_F(Jsonl, DuplicatesOfAPromptNeverStraddleTheSplits) {
   for (int64_t i = 0; i < train->size(); ++i) ASSERT_FALSE(prompts.contains(train->get(i).prompt));
 }
 
-// For each line, if it is held out.
+// True for each line that is held out.
 std::vector<bool> held_out(const test::TempDir& dir, const JsonlConfig& base,
                            const std::string& lines) {
   JsonlConfig config = base;
@@ -205,7 +205,7 @@ std::string conversation(int question, int answer) {
              "?\"}, {\"role\": \"assistant\", \"content\": \"", answer, "\"}]}\n");
 }
 
-// A question whose other answers are trained on is not held out.
+// A question must not be held out if its other answers are trained on.
 TEST_F(Jsonl, ConversationsThatDifferInTheirLastAnswerAreOnOneSide) {
   std::string lines;
   for (int question = 0; question < 40; ++question)
@@ -235,7 +235,7 @@ TEST_F(Jsonl, TheFieldsOfSplitByDecideWhateverTheTemplates) {
                     "split.jsonl:1: no field 'problem', which the data.split_by template needs");
 }
 
-// Permuted numbers are one problem, in a prompt as in fields of split_by.
+// Permuted numbers are the same problem, both in prompts and in split_by fields.
 TEST_F(Jsonl, ListsCountWithoutTheirOrder) {
   std::string lines;
   for (int i = 0; i < 40; ++i)

@@ -39,7 +39,7 @@ TEST(ShuffledOrder, DependsOnTheSeedOnly) {
   EXPECT_NE(first, take(c, 50));
 }
 
-TEST(ShuffledOrder, FirstPlaceIsUniform) {
+TEST(ShuffledOrder, FirstIndexIsUniform) {
   // 4,000 orders of 8: each index comes first 500 times, standard deviation 21; 5 of those.
   std::vector<int> count(8);
   for (uint64_t seed = 0; seed < 4000; ++seed) ++count[ShuffledOrder(8, seed).next()];
@@ -76,7 +76,7 @@ TEST(ShuffledOrder, RefusesBrokenArguments) {
   EXPECT_THROW_WITH(order.seek(-1), Error, "-1");
 }
 
-TEST(ShuffledOrder, ACurriculumGoesOnceThroughAllThatTheRunWillSee) {
+TEST(ShuffledOrder, ACurriculumSortsEachSpanOfTheRunOnce) {
   const std::vector<float> difficulty = {5, 3, 9, 1, 7, 0, 2, 8, 4, 6};
   const auto order = [&](std::vector<int64_t> ends) {
     return ShuffledOrder(10, 4, {.difficulty = difficulty, .span_ends = std::move(ends)});
@@ -88,23 +88,22 @@ TEST(ShuffledOrder, ACurriculumGoesOnceThroughAllThatTheRunWillSee) {
   };
   ShuffledOrder plain(10, 4);
   std::vector<float> shuffled = hardness(plain, 50);
-  // Two epochs and a half: from the easiest to the hardest once, of what any order would have
-  // taken.
+  // Two and a half epochs: the examples that a plain order visits, sorted from easy to hard.
   const auto once = hardness(order({25}), 25);
   std::vector<float> expected(shuffled.begin(), shuffled.begin() + 25);
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(once, expected);
-  // A run that sees 4 of them sees 4 that any order could begin with, the easiest first.
+  // A run of 4 examples visits the first 4 of the plain order, the easiest first.
   expected.assign(shuffled.begin(), shuffled.begin() + 4);
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(hardness(order({4}), 4), expected);
-  // A longer run continues with what the shorter one has not seen, sorted on its own.
+  // A longer run continues with a second span, sorted separately.
   const auto longer = hardness(order({25, 45}), 50);
   EXPECT_EQ(std::vector<float>(longer.begin(), longer.begin() + 25), once);
   expected.assign(shuffled.begin() + 25, shuffled.begin() + 45);
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(std::vector<float>(longer.begin() + 25, longer.begin() + 45), expected);
-  // It may be entered anywhere.
+  // The order can be resumed at any position.
   for (const int64_t position : {0, 7, 24, 25, 30, 44, 46}) {
     ShuffledOrder resumed = order({25, 45});
     resumed.next();
@@ -114,7 +113,7 @@ TEST(ShuffledOrder, ACurriculumGoesOnceThroughAllThatTheRunWillSee) {
   }
 }
 
-TEST(MixedOrder, TakesOfEachSourceAsItsWeightSaysAndResumes) {
+TEST(MixedOrder, FollowsTheWeightsOfTheSourcesAndResumes) {
   const std::vector<int64_t> sizes = {5, 100, 7};
   const std::vector<double> weights = {3, 1, 0.5};
   const auto make = [&] {
@@ -131,7 +130,7 @@ TEST(MixedOrder, TakesOfEachSourceAsItsWeightSaysAndResumes) {
     ++taken[all.back() < 5 ? 0 : all.back() < 105 ? 1 : 2];
     for (size_t s = 0; s < 3; ++s) ASSERT_NEAR(taken[s], i * weights[s] / 4.5, 1.01) << i;
   }
-  // Each source in whole epochs of its own.
+  // Each source is visited in whole epochs.
   std::multiset<int64_t> first;
   for (const int64_t i : all) first.insert(i);
   EXPECT_EQ(first.count(0), 120u);

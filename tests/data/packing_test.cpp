@@ -22,10 +22,10 @@ TEST(Pack, LaysSequencesEndToEnd) {
   EXPECT_EQ(batch.sequences.to_vector<int64_t>(),
             (I64{40, 40, 40, 7, int64_t{1} << 40, int64_t{1} << 40}));
   EXPECT_EQ(batch.cu_seqlens.to_vector<int32_t>(), (I32{0, 3, 4, 6}));
-  EXPECT_EQ(batch.learned.to_vector<int32_t>(), (I32{1, 2, 3}));
+  EXPECT_EQ(batch.target_positions.to_vector<int32_t>(), (I32{1, 2, 3}));
   EXPECT_EQ(batch.targets.to_vector<int32_t>(), (I32{7, 8, 10}));
   for (const Tensor& t :
-       {batch.tokens, batch.positions, batch.cu_seqlens, batch.learned, batch.targets})
+       {batch.tokens, batch.positions, batch.cu_seqlens, batch.target_positions, batch.targets})
     EXPECT_EQ(t.dtype(), DType::kI32);
   EXPECT_EQ(batch.sequences.dtype(), DType::kI64);
 }
@@ -66,7 +66,7 @@ TEST(Pack, RefusesColumnsThatDoNotFit) {
   EXPECT_THROW_WITH(pack(other), Error, "has no y");
 }
 
-// Sequences of a group that stand side by side have their prefix once, in front of them.
+// Consecutive sequences of a group are preceded by their shared prefix, packed once.
 TEST(Pack, SharesPrefixesWithinAGroup) {
   const auto of_group = [](int64_t group, I32 tokens, int64_t prefix) {
     std::vector<uint8_t> mask(tokens.size(), 0);
@@ -80,7 +80,7 @@ TEST(Pack, SharesPrefixesWithinAGroup) {
   const std::vector<TokenSequence> sequences = {
       of_group(0, {1, 2, 3, 4, 5}, 2), of_group(0, {1, 2, 3, 6}, 2),    // a prompt of 1, 2, 3
       of_group(1, {7, 8, 9, 10}, 1),                                    // the only one of its group
-      of_group(-1, {1, 2, 3, 11}, 2),  of_group(-1, {1, 2, 3, 12}, 2),  // of none
+      of_group(-1, {1, 2, 3, 11}, 2),  of_group(-1, {1, 2, 3, 12}, 2),  // no group
       of_group(2, {13, 14}, 0),        of_group(2, {13, 15}, 0)};       // with nothing to share
   const PackedBatch batch = pack(sequences);
   EXPECT_EQ(batch.tokens.to_vector<int32_t>(),
@@ -90,7 +90,7 @@ TEST(Pack, SharesPrefixesWithinAGroup) {
   EXPECT_EQ(batch.cu_seqlens.to_vector<int32_t>(), (I32{0, 2, 4, 5, 8, 11, 14, 15, 16}));
   EXPECT_EQ(batch.prefixes.to_vector<int32_t>(),
             (I32{0, 0, 0, 2, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}));
-  EXPECT_EQ(batch.learned.to_vector<int32_t>(), (I32{2, 3, 4, 6, 7, 10, 13, 14, 15}));
+  EXPECT_EQ(batch.target_positions.to_vector<int32_t>(), (I32{2, 3, 4, 6, 7, 10, 13, 14, 15}));
   EXPECT_EQ(batch.targets.to_vector<int32_t>(), (I32{4, 5, 6, 9, 10, 11, 12, 14, 15}));
   EXPECT_FALSE(pack({sequences.begin() + 1, sequences.end()}).prefixes.defined());
 }

@@ -1,4 +1,4 @@
-// Matching, groups, UTF-8, and patterns and texts made to run forever.
+// Matching, groups, UTF-8, and patterns and texts that would run forever without a budget.
 #include "data/regex.h"
 
 #include <chrono>
@@ -47,7 +47,7 @@ TEST(Regex, InvalidUtf8DoesNotMatch) {
   EXPECT_EQ(Regex("a").find_last("a\xc3"), std::nullopt);
 }
 
-TEST(Regex, BadPatternsNameTheFault) {
+TEST(Regex, BadPatternsNameTheError) {
   EXPECT_THROW_WITH(Regex("a(b"), InputError, "regular expression 'a(b': ");
   EXPECT_THROW_WITH(Regex("a(b"), InputError, "at byte 3");
   EXPECT_THROW_WITH(Regex("[z-a]"), InputError, "at byte 3");

@@ -16,7 +16,7 @@ class Safetensors : public testing::Test {
  protected:
   std::string path() const { return dir_.path("x.safetensors"); }
 
-  // A file from a header and data written by hand.
+  // Writes a file from a given header and data.
   void write(const std::string& header, const std::string& data) {
     const uint64_t length = header.size();
     std::string text(reinterpret_cast<const char*>(&length), sizeof length);
@@ -118,7 +118,7 @@ TEST_F(Safetensors, UnknownTensorListsTheKnownOnes) {
   EXPECT_THROW_WITH(file.shape("c.w"), InputError, "has no tensor");
 }
 
-TEST_F(Safetensors, RefusesWhatIsNoFile) {
+TEST_F(Safetensors, RefusesPathsThatAreNotFiles) {
   EXPECT_THROW_WITH(SafetensorsFile(dir_.path("none")), InputError,
                     "none: cannot be opened: No such file or directory");
   EXPECT_THROW_WITH(SafetensorsFile(dir_.path()), InputError, "is not a file");
@@ -141,12 +141,12 @@ TEST_F(Safetensors, RefusesMalformedHeaders) {
   expect_refused(R"({"a":{"dtype":"F32","shape":[1.0],"data_offsets":[0,4]}})", "1234", "needs");
   expect_refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0]}})", "1234", "needs");
   expect_refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4,8]}})", "1234", "needs");
-  expect_refused(R"({"__metadata__":[]})", "", "__metadata__ is no object");
+  expect_refused(R"({"__metadata__":[]})", "", "__metadata__ is not an object");
   expect_refused(R"({"__metadata__":{"a":1}})", "", "__metadata__ 'a' is not text");
   expect_refused(std::string(3000, '{'), "", "malformed header");
 }
 
-TEST_F(Safetensors, RefusesLayoutsThatLie) {
+TEST_F(Safetensors, RefusesInconsistentLayouts) {
   const auto entry = [](const char* dtype, const char* shape, const char* offsets) {
     return str("{\"dtype\":\"", dtype, "\",\"shape\":", shape, ",\"data_offsets\":", offsets, "}");
   };
@@ -181,14 +181,14 @@ TEST_F(Safetensors, RefusesHeaderLengthsBeyondTheFile) {
   }
 }
 
-// Replaces a file by a new one: file systems flush a file that is cut to nothing and rewritten, and
-// thousands of flushes take long.
+// Replaces a file by a new one: file systems flush a file that is truncated and rewritten, and
+// thousands of flushes are slow.
 void replace_file(const std::string& path, const std::string& text) {
   std::filesystem::remove(path);
   test::write_file(path, text);
 }
 
-// Reads everything, or throws InputError; anything else, and any bad access, fails the test.
+// True if all tensors can be read, false on InputError; any other failure fails the test.
 bool readable(const std::string& path) {
   try {
     const SafetensorsFile file(path);

@@ -9,7 +9,7 @@
 namespace cohort {
 namespace {
 
-// Small enough that training and held-out draws would collide if the split let them.
+// Small enough that training and held-out problems would collide without the split.
 TaskConfig small_sizes(const Task& task) {
   return {.min_size = task.min_size, .max_size = task.min_size + 2};
 }
@@ -37,13 +37,13 @@ TEST(Tasks, CheckersRejectCorruptedSolutions) {
       // The last character carries part of every answer: a wrong one, one too many, none at all.
       std::string wrong = e.solution;
       wrong.back() = wrong.back() == '1' ? '2' : '1';
-      const std::string what = str(task->name, ": ", e.prompt, e.solution);
-      ASSERT_EQ(task->check(e, wrong), 0) << what;
-      ASSERT_EQ(task->check(e, e.solution + e.solution.back()), 0) << what;
-      ASSERT_EQ(task->check(e, e.solution + " and more"), 0) << what;
-      ASSERT_EQ(task->check(e, ""), 0) << what;
-      ASSERT_EQ(task->check(e, "\xff\0{"), 0) << what;
-      ASSERT_EQ(task->check(e, std::string(100000, '(')), 0) << what;
+      const std::string problem = str(task->name, ": ", e.prompt, e.solution);
+      ASSERT_EQ(task->check(e, wrong), 0) << problem;
+      ASSERT_EQ(task->check(e, e.solution + e.solution.back()), 0) << problem;
+      ASSERT_EQ(task->check(e, e.solution + " and more"), 0) << problem;
+      ASSERT_EQ(task->check(e, ""), 0) << problem;
+      ASSERT_EQ(task->check(e, "\xff\0{"), 0) << problem;
+      ASSERT_EQ(task->check(e, std::string(100000, '(')), 0) << problem;
     }
   }
 }
@@ -98,8 +98,8 @@ TEST(Tasks, SplitsAreDisjoint) {
   }
 }
 
-// A countdown problem whose numbers stand in another order is the same problem.
-TEST(Tasks, PermutedCountdownProblemsAreOnOneSideOfTheSplit) {
+// A countdown problem with permuted numbers is the same problem.
+TEST(Tasks, PermutedCountdownProblemsAreInTheSameSplit) {
   const auto sorted = [](const Example& example) {
     std::vector<int64_t> numbers;
     for (const Json& n : example.fields.at("numbers").as_array()) numbers.push_back(n.as_int());
@@ -108,7 +108,7 @@ TEST(Tasks, PermutedCountdownProblemsAreOnOneSideOfTheSplit) {
     return numbers;
   };
   const Task& task = find_task("countdown");
-  const TaskConfig two{.min_size = 2, .max_size = 2};  // few enough to meet again
+  const TaskConfig two{.min_size = 2, .max_size = 2};  // few enough to repeat
   const auto held_out = make_task_set(task, two, Split::kHeldOut, 0, 1500);
   std::set<std::vector<int64_t>> problems;
   for (int64_t i = 0; i < held_out->size(); ++i) problems.insert(sorted(held_out->get(i)));
@@ -130,7 +130,7 @@ TEST(Tasks, TooFewProblemsIsAnErrorThatSaysHowMany) {
   const Task& parity = find_task("parity");
   EXPECT_THROW_WITH(make_task_set(parity, {2, 4}, Split::kHeldOut, 1, 28), InputError,
                     "task parity: asked for 28 held-out problems of sizes 2 to 4, but only ");
-  // All 26 strings of one letter: the split must find exactly those below the border.
+  // All 26 strings of one letter: the split must find exactly those below the threshold.
   const Task& reverse = find_task("reverse");
   int64_t exist = 0;
   for (char c = 'a'; c <= 'z'; ++c) exist += is_held_out(str(c, '>'), 0.1);
@@ -143,7 +143,7 @@ TEST(Tasks, TooFewProblemsIsAnErrorThatSaysHowMany) {
 TEST(Tasks, ATaskWithoutTrainingProblemsIsAnError) {
   // A prompt from the held-out tenth, as the only problem of a task.
   const Task constant = {.name = "constant",
-                         .what = "",
+                         .description = "",
                          .alphabet = "0123456789",
                          .min_size = 1,
                          .max_size = 1,
@@ -158,7 +158,7 @@ TEST(Tasks, ATaskWithoutTrainingProblemsIsAnError) {
                     "task constant: every problem of sizes 1 to 1 is held out; hint: ");
 }
 
-TEST(Tasks, UnknownNamesAndSizesListWhatIsKnown) {
+TEST(Tasks, UnknownNamesAndSizesListTheKnownOnes) {
   EXPECT_THROW_WITH(find_task("additon"), InputError, "unknown task 'additon'; known: addition, ");
   for (const Task* task : tasks()) {
     EXPECT_EQ(&find_task(task->name), task);
@@ -198,7 +198,7 @@ TEST(Tasks, ProblemsLookAsDocumented) {
   }
 }
 
-TEST(IsHeldOut, IsStableAndTakesItsShare) {
+TEST(IsHeldOut, IsStableAndHoldsOutTheFraction) {
   // Values of this version: a change here would move problems between splits of finished runs.
   std::string picked;
   for (int i = 0; i < 100; ++i)

@@ -1,4 +1,4 @@
-// Chat templates: the language by small cases, then whatever Jinja2 was seen to make of real ones.
+// Chat templates: the language in small cases, then real templates compared with Jinja2's output.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -29,7 +29,7 @@ std::string render(const std::string& source, const char* context = "{}",
 struct Case {
   const char *source, *expected;
 };
-// What Jinja2 3.1.6 prints.
+// Expected texts are the output of Jinja2 3.1.6.
 void expect_all(std::initializer_list<Case> cases) {
   for (const Case& c : cases) {
     SCOPED_TRACE(c.source);
@@ -109,13 +109,13 @@ TEST(Template, FiltersTakeAttributesAndOtherFilters) {
        {"{{ '<a>'|e }} {{ '<' ~ '&amp;'|safe }} {{ '  t '|trim }}", "&lt;a&gt; <&amp; t"}});
 }
 
-TEST(Template, GeneratedListsAreUsedUpByTheirFirstReader) {
+TEST(Template, GeneratorsAreExhaustedByTheirFirstReader) {
   expect_all(
       {{"{% set g = [1, 2]|map('string') %}{{ g|join }}{{ g|join }}{{ 'true' if g }}", "12true"}});
   EXPECT_THROW_WITH(render("{{ [1]|map('string')|length }}"), InputError, "no length");
 }
 
-TEST(Template, TestsTellTypesApart) {
+TEST(Template, TestsDistinguishTypes) {
   expect_all(
       {{"{{ 1 is integer }} {{ true is integer }} {{ true is number }} {{ 1.0 is float }}",
         "True False True True"},
@@ -126,7 +126,7 @@ TEST(Template, TestsTellTypesApart) {
        {"{{ {'items': 1}.items is callable }} {{ {'items': 1}['items'] }}", "True 1"}});
 }
 
-TEST(Template, LoopsKnowWhereTheyAre) {
+TEST(Template, LoopVariablesDescribeTheIteration) {
   expect_all(
       {{"{% for x in 'abc' %}{{ loop.index }}{{ x }}{{ loop.revindex0 }}{{ loop.previtem }}"
         "{{ loop.nextitem }}{{ ',' if not loop.last }}{% endfor %}",
@@ -177,7 +177,7 @@ TEST(Template, WhiteSpaceAroundTagsIsThatOfTransformers) {
   EXPECT_EQ(plain.render(Json(Json::Object{})).text, " \nb");
 }
 
-TEST(Template, TellsTheTimeItIsGiven) {
+TEST(Template, FormatsTheGivenTime) {
   EXPECT_EQ(render("{{ strftime_now('%d %b %Y, %A %-I:%M %p, %j %%') }}"),
             "10 Jul 2025, Thursday 2:05 PM, 191 %");
 }
@@ -204,7 +204,7 @@ TEST(Template, ErrorsHaveLineAndColumn) {
            {"{% if x %}", "{% endif %} is missing"},
            {"{% endif %}", "t:1:4: unknown tag 'endif'"},
            {"{{ (1 }}", "t:1:7: "},
-           {"{{ 'a }}", "t:1:4: a string has no end"},
+           {"{{ 'a }}", "t:1:4: unterminated string"},
            {"{{ 'a'.nothing() }}", "a str has no attribute 'nothing'"},
            {"{{ 1 is nothing }}", "t:1:9: there is no test 'nothing'"},
            {"{{ [1]|map('nothing')|list }}", "there is no filter or test 'nothing'"},
@@ -216,11 +216,11 @@ TEST(Template, ErrorsHaveLineAndColumn) {
            {"{{ 1 // 0 }}", "division by zero"},
            {"{% for a, b in [[1]] %}{% endfor %}", "expected 2 values, got 1"},
            {"{% break %}", "inside a {% for %} only"},
-           {"{{ 9223372036854775807 + 1 }}", "leaves 64 bits"},
-           {"{# a", "t:1:1: a comment has no end"},
+           {"{{ 9223372036854775807 + 1 }}", "overflows 64 bits"},
+           {"{# a", "t:1:1: missing end of comment"},
            {"a\xff", "t:1:2: the template is not UTF-8"}})
     EXPECT_THROW_WITH(render(source), InputError, message);
-  // A filter that is not there is no error where a condition guards it.
+  // An unknown filter is no error if it is not evaluated.
   EXPECT_EQ(render("{% if false %}{{ 1|nothing }}{% endif %}"), "");
   EXPECT_THROW_WITH(ChatTemplate("a", "t").render(Json(1)), InputError, "an object");
 }
@@ -256,7 +256,7 @@ TEST(Template, HostileTemplatesMeetALimit) {
   EXPECT_THROW_WITH(render("{{ 'abc' }}", "{}", {.text_bytes = 2}), InputError, "longer than 2");
 }
 
-TEST(Template, WhatRefersToItselfIsPrintedAndGoes) {
+TEST(Template, SelfReferencesArePrintedAndFreed) {
   expect_all({{"{% set n = namespace() %}{% set n.n = n %}{{ n }}", "<namespace>"},
               {"{% set n = namespace() %}{% for i in [1] %}{% set n.l = loop %}"
                "{% macro m() %}{{ n }}{% endmacro %}{% set n.m = m %}{% endfor %}{{ n.l.index }}",
@@ -286,7 +286,7 @@ TEST(Template, FoldersHaveTemplatesAndSpecialTokens) {
   EXPECT_EQ(find_chat_template(read_files(dir.path(), kChatTemplateFiles)), "j");
 }
 
-// The data of chat_templates/, which says how it was made.
+// Cases of the data folder chat_templates/, which documents their origin.
 class TemplateData : public testing::Test {
  protected:
   static Json read(const std::string& dir, const char* name) {

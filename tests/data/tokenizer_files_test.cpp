@@ -1,5 +1,5 @@
-// Tokenizers of Hugging Face's files: published ids, round trips, streams, damaged and hostile
-// files. The real files are compared where the data folder is.
+// Tokenizers in Hugging Face's formats: published ids, round trips, streams, damaged and hostile
+// files. Real files are tested if the data folder exists.
 #include <filesystem>
 
 #include "core/rng.h"
@@ -41,7 +41,7 @@ std::unique_ptr<Tokenizer> make_small(const Json& json = small_json(), NamedFile
 TEST(TokenizerFiles, EncodesAddedTokensAndWords) {
   const auto tokenizer = make_small();
   const Ids ids = tokenizer->encode("hello  <t> wé<end>");
-  // he+l l o; the spaces go to <t>; Ġw, the two bytes of é.
+  // he+l l o; <t> with the spaces before it; Ġw, the two bytes of é.
   EXPECT_EQ(ids, (Ids{96, 'l' - '!', 'o' - '!', 101, 97, 98, 99, 100}));
   EXPECT_EQ(tokenizer->decode(ids), "hello<t> wé");
   EXPECT_EQ(tokenizer->decode(ids, SpecialText::kShow), "hello<t> wé<end>");
@@ -51,8 +51,7 @@ TEST(TokenizerFiles, EncodesAddedTokensAndWords) {
   EXPECT_THROW_WITH(tokenizer->encode("a\xff"), InputError, "byte 1 is not part of UTF-8");
 }
 
-// The text that follows a prompt, in which ids are pushed one by one, and what peek() says before
-// each next id.
+// The text of `ids` after a prompt, by pushing them one by one.
 std::string text_after(const Tokenizer& tokenizer, const Ids& prompt, const Ids& ids) {
   StreamDecoder stream(tokenizer, prompt);
   std::string text;
@@ -77,12 +76,12 @@ TEST(TokenizerFiles, TheTextAfterAPromptHasNothingOfThePromptsLastByte) {
       EXPECT_EQ(text_after(*tokenizer, prompt, {test::byte_token('\n')}), "\n");
       EXPECT_EQ(text_after(*tokenizer, prompt, {test::byte_token('\n'), 260}), "\na");
       EXPECT_EQ(text_after(*tokenizer, prompt, you), "你");
-      // A byte that begins no character stays the completion's own fault.
+      // An invalid byte of the completion stays an error of the completion.
       EXPECT_EQ(text_after(*tokenizer, prompt, {test::byte_token(0xff), 260}), "\ufffda");
       EXPECT_EQ(text_after(*tokenizer, prompt, {2}), "");
     }
   }
-  // A character that began in the prompt is whole where the completion finishes it.
+  // A character that began in the prompt is complete if the completion finishes it.
   const Ids begun = {260, test::byte_token('\n'), you[0]};
   EXPECT_EQ(text_after(*tokenizer, begun, {you[1], you[2], 261}), "你b");
   EXPECT_EQ(text_after(*tokenizer, begun, {you[1], you[2], test::byte_token('\n')}), "你\n");
@@ -184,7 +183,7 @@ TEST(TokenizerFiles, FoldersWithoutATokenizerSayWhatIsMissing) {
   EXPECT_EQ(load_tokenizer(dir.path())->encode("abba"), (Ids{2, 1, 0}));
 }
 
-TEST(TokenizerFiles, AMillionLettersAreOneWordThatTakesNoSquareOfTheTime) {
+TEST(TokenizerFiles, OneWordOfAMillionLettersIsNotQuadratic) {
   const auto tokenizer = make_small();
   std::string text;
   for (int i = 0; i < 250'000; ++i) text += "hell";
@@ -216,7 +215,7 @@ class RealTokenizers : public testing::Test {
   std::map<std::string, std::unique_ptr<Tokenizer>> tokenizers_;
 };
 
-// What a stream gives.
+// The text of a stream.
 std::string streamed(const Tokenizer& tokenizer, const Ids& ids) {
   StreamDecoder stream(tokenizer);
   std::string text;
@@ -263,9 +262,9 @@ TEST_F(RealTokenizers, StreamsGiveWhatDecodeGives) {
     for (uint64_t i = 0; i < 2000; ++i) {
       Ids ids;
       for (uint64_t j = 0; j < i % 12; ++j) {
-        const auto draws = philox(1, stream, i * 16 + j);
-        // Half of them from the begin, where the bytes are.
-        ids.push_back(static_cast<int32_t>(draws[0] % (draws[1] % 2 == 0 ? 300u : rows)));
+        const auto random = philox(1, stream, i * 16 + j);
+        // Half of the ids come from the beginning of the vocabulary, which has the bytes.
+        ids.push_back(static_cast<int32_t>(random[0] % (random[1] % 2 == 0 ? 300u : rows)));
       }
       const std::string text = tokenizer.decode(ids);
       ASSERT_EQ(streamed(tokenizer, ids), text);
@@ -274,21 +273,21 @@ TEST_F(RealTokenizers, StreamsGiveWhatDecodeGives) {
   }
 }
 
-// Wherever a text is cut into prompt and completion, the completion's text is the rest of it, with
-// the character that the cut divides.
+// For every split of a text into prompt and completion, the text of the completion is the rest,
+// including a character that crosses the boundary.
 TEST_F(RealTokenizers, TheTextAfterAPromptIsTheRestOfTheText) {
   COHORT_REQUIRE_DATA(dir);
   const std::vector<std::string> texts = {"User: hi\n\nAssistant:\n\n\n x",
                                           "你好\n世界\t🙂 e\u0301\n",
                                           " a  b\n \n<|end|>\r\n.", "\n"};
-  int cuts = 0;
+  int splits = 0;
   for (const char* name : {"tokenizers/gpt2", "tokenizers/llama2", "tokenizers/qwen2.5",
                            "tokenizers/phi-2", "tokenizers/minimind", "models/stories260K"}) {
     const Tokenizer& tokenizer = load(dir + "/" + name);
     for (const std::string& text : texts) {
       const Ids ids = tokenizer.encode(text);
       const std::string whole = tokenizer.decode(ids);
-      for (size_t i = 1; i <= ids.size(); ++i, ++cuts) {
+      for (size_t i = 1; i <= ids.size(); ++i, ++splits) {
         const Ids prompt(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(i)),
             rest(ids.begin() + static_cast<std::ptrdiff_t>(i), ids.end());
         const std::string before = tokenizer.decode(prompt),
@@ -300,7 +299,7 @@ TEST_F(RealTokenizers, TheTextAfterAPromptIsTheRestOfTheText) {
       }
     }
   }
-  EXPECT_GT(cuts, 150);
+  EXPECT_GT(splits, 150);
 }
 
 class RealTokenizersSlow : public RealTokenizers {};

@@ -1,4 +1,4 @@
-// The parts of a tokenizer on their own: normal forms, splitters, searching, merging, decoding.
+// Components of a tokenizer: normal forms, splitters, matching, merging, decoding.
 #include <algorithm>
 #include <map>
 
@@ -17,7 +17,7 @@
 namespace cohort {
 namespace {
 
-// Texts of characters that the patterns tell apart, in runs.
+// Random runs of characters that the patterns distinguish.
 class RandomText {
  public:
   explicit RandomText(uint64_t seed) : stream_(rng_stream(kTestPurpose, seed)) {}
@@ -71,7 +71,7 @@ TEST(RegexFindAll, WhiteSpaceIsUnicodes) {
       ++found;
       EXPECT_TRUE(has_class(code, kWhiteSpace)) << describe_character(code);
     });
-  EXPECT_EQ(found, 25);  // as many as White_Space has
+  EXPECT_EQ(found, 25);  // the number of White_Space characters
 }
 
 TEST(NormalForms, DecomposeAndCompose) {
@@ -85,7 +85,7 @@ TEST(NormalForms, DecomposeAndCompose) {
   EXPECT_EQ(to_normal_form("", NormalForm::kNfkd), "");
 }
 
-TEST(NormalForms, AMillionMarksTakeNoSquareOfTheTime) {
+TEST(NormalForms, AMillionMarksAreNotQuadratic) {
   std::string text = "a";
   for (int i = 0; i < 200'000; ++i) text += i % 2 == 0 ? "\u0301" : "\u0323";
   EXPECT_EQ(to_normal_form(text, NormalForm::kNfd).size(), text.size());
@@ -109,12 +109,12 @@ TEST(LeftmostLongest, HostileTextsTakeLinearTime) {
   EXPECT_TRUE(matcher.find_all(std::string(1'000'000, 'a')).empty());
 }
 
-// Merging by its definition.
+// A reference implementation of the merges.
 std::vector<int32_t> merge_slowly(const std::map<std::pair<int, int>, MergeTable::Merge>& merges,
                                   std::vector<int32_t> ids) {
   while (true) {
     size_t best = ids.size();
-    uint32_t rank = MergeTable::kNever;
+    uint32_t rank = MergeTable::kNoMerge;
     for (size_t i = 0; i + 1 < ids.size(); ++i) {
       const auto it = merges.find({ids[i], ids[i + 1]});
       if (it != merges.end() && it->second.rank < rank) best = i, rank = it->second.rank;
@@ -139,7 +139,7 @@ TEST(Bpe, ShortAndLongWordsMergeByRank) {
       table.set(a, b, {rank, next});
     }
     for (const uint32_t size : {0u, 1u, 2u, 30u, 48u, 49u, 300u}) {
-      std::vector<int32_t> ids{-7};  // of another word
+      std::vector<int32_t> ids{-7};  // the end of another word
       for (uint32_t i = 0; i < size; ++i) ids.push_back(static_cast<int32_t>(random.draw(4)));
       auto expected = merge_slowly(merges, {ids.begin() + 1, ids.end()});
       merge_all(table, ids, 1);
@@ -245,14 +245,14 @@ TEST(Decoders, DoWhatTheirNamesSay) {
                     {"do", "##ing", "it", "!", "do", "not"}),
             "doing it! do not");
   EXPECT_EQ(decoded(R"({"type":"BPEDecoder","suffix":"</w>"})", {"a</w>", "b", "c</w>"}), "a bc");
-  // Fused tokens are one, of which only the first space goes.
+  // Fused tokens form one, of which only the first space is stripped.
   EXPECT_EQ(decoded(R"({"type":"Sequence","decoders":[{"type":"Fuse"},
                         {"type":"Strip","content":" ","start":1,"stop":1}]})",
                     {" a", " ", "b ", " ", " "}),
             "a b  ");
 }
 
-// The text of tokens that follow others, whose text is discarded.
+// The text of tokens after others whose text is discarded.
 std::string decoded_after(const char* json, const std::vector<const char*>& before,
                           const std::vector<const char*>& tokens) {
   const Decoder decoder(parse_json(json, "json"));
@@ -265,7 +265,7 @@ std::string decoded_after(const char* json, const std::vector<const char*>& befo
   return text + steps.peek(work);
 }
 
-TEST(Decoders, DiscardLeavesOutWhatWasHeldBack) {
+TEST(Decoders, DiscardOmitsHeldBackText) {
   const char* suffix = R"({"type":"BPEDecoder","suffix":"</w>"})";
   EXPECT_EQ(decoded_after(suffix, {"a</w>"}, {"b</w>", "c"}), " b c");
   EXPECT_EQ(decoded_after(suffix, {"a"}, {"b</w>"}), "b");
@@ -273,7 +273,7 @@ TEST(Decoders, DiscardLeavesOutWhatWasHeldBack) {
   const char* strip = R"({"type":"Sequence","decoders":[{"type":"Fuse"},
                           {"type":"Strip","content":" ","start":1,"stop":2}]})";
   EXPECT_EQ(decoded_after(strip, {"a", " "}, {"b", " "}), "b");
-  // A step that needs the whole text says it again, with what is new at its end.
+  // A step on the whole text returns it again, with the new text at its end.
   const char* whole = R"({"type":"Sequence","decoders":[{"type":"ByteLevel"},
                           {"type":"Replace","pattern":{"String":"ab"},"content":"x"}]})";
   EXPECT_EQ(decoded_after(whole, {"a", "b"}, {"c", "ab"}), "cx");

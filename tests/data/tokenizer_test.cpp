@@ -1,4 +1,4 @@
-// Byte and character tokenizers: round trips, vocabulary, and messages for text they cannot encode.
+// Byte and character tokenizers: round trips, vocabulary, and errors for text they cannot encode.
 #include "data/tokenizer.h"
 
 #include <algorithm>
@@ -122,7 +122,7 @@ TEST(Utf8, DecodesEveryScalarValueItEncodes) {
 }
 
 TEST(Utf8, RefusesIllFormedSequences) {
-  // Stray continuation, overlong forms, surrogate, beyond U+10FFFF, cut short, invalid lead bytes.
+  // Stray continuation, overlong forms, surrogate, beyond U+10FFFF, truncated, invalid lead bytes.
   for (const char* text :
        {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x80\xaf", "\xf0\x80\x80\xaf", "\xed\xa0\x80",
         "\xf4\x90\x80\x80", "\xe2\x82", "\xf5\x80\x80\x80", "\xc3(", "\xff"})

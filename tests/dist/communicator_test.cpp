@@ -1,6 +1,6 @@
-// Collectives of the in-process ranks: values against sums written out here, equal bits on every
-// rank, and failures that end in an error on every rank instead of a hang. A hang would show as the
-// time limit of ctest.
+// Collectives of in-process ranks: values against reference sums, equal bits on every rank, and
+// failures that end in an error on every rank instead of a hang. A hang would exceed the time limit
+// of ctest.
 #include "dist/communicator.h"
 
 #include <atomic>
@@ -20,7 +20,7 @@ using test::random_tensor;
 constexpr int kRankCounts[] = {1, 2, 3, 5};
 constexpr int64_t kSizes[] = {0, 1, 4, 5, 7, 2048, 10001};
 
-// Runs body on `ranks` ranks and returns what each of them threw ("" for nothing).
+// Runs body on `ranks` ranks and returns the error of each ("" without one).
 std::vector<std::string> errors_of_ranks(int ranks,
                                          const std::function<void(Communicator&)>& body) {
   std::vector<std::string> errors(static_cast<size_t>(ranks));
@@ -38,7 +38,7 @@ std::vector<std::string> errors_of_ranks(int ranks,
   return errors;
 }
 
-// The tensors that each rank made, for comparison after all have ended.
+// One tensor per rank, for comparison after all have ended.
 class PerRank {
  public:
   explicit PerRank(int ranks) : tensors_(static_cast<size_t>(ranks)) {}
@@ -66,7 +66,7 @@ Tensor sum_in_rank_order(const std::vector<Tensor>& parts) {
 
 std::vector<Tensor> random_parts(int ranks, int64_t n, DType dtype) {
   std::vector<Tensor> parts;
-  // Integers get a spread of values too; floats of mixed size make the order of the sum visible.
+  // Values of different magnitude per rank, so that the bits of a sum depend on its order.
   for (int r = 0; r < ranks; ++r)
     parts.push_back(random_tensor({n}, DType::kF64, 100 + r, std::pow(30.0, r)).to(dtype));
   return parts;
@@ -90,8 +90,8 @@ TEST(LocalRanks, AllReduceSumsInRankOrderWithEqualBitsOnEveryRank) {
       }
 }
 
-TEST(LocalRanks, TheSumIsNotTheSumInAnotherOrder) {
-  // Guards the test above: if every order gave these bits it could not see a wrong one.
+TEST(LocalRanks, TheSumDependsOnTheOrder) {
+  // Guards the test above, which could not detect a wrong order if all orders gave these bits.
   auto parts = random_parts(3, 1000, DType::kF32);
   const Tensor forward = sum_in_rank_order(parts);
   std::swap(parts[0], parts[2]);
@@ -113,7 +113,7 @@ TEST(LocalRanks, AllReduceDoesNotDependOnTheNumberOfThreads) {
   set_num_threads(before);
 }
 
-TEST(LocalRanks, MaxTakesTheLargestAndKeepsNaN) {
+TEST(LocalRanks, MaxPropagatesNaN) {
   run_local_ranks(3, [](Communicator& comm) {
     const double r = comm.rank();
     Tensor t = Tensor::from<double>({r, -r, comm.rank() == 1 ? NAN : 0.0, -5});
@@ -126,7 +126,7 @@ TEST(LocalRanks, MaxTakesTheLargestAndKeepsNaN) {
   });
 }
 
-TEST(LocalRanks, ManyCollectivesInARowStayInStep) {
+TEST(LocalRanks, ManyCollectivesInARowStayInOrder) {
   run_local_ranks(5, [](Communicator& comm) {
     for (int64_t step = 0; step < 300; ++step) {
       Tensor t = Tensor::full({3}, static_cast<double>(step + comm.rank()), DType::kI64);
@@ -137,7 +137,7 @@ TEST(LocalRanks, ManyCollectivesInARowStayInStep) {
   });
 }
 
-TEST(LocalRanks, BarrierHoldsUntilTheLastHasCome) {
+TEST(LocalRanks, BarrierWaitsForAllRanks) {
   std::atomic<int> before{0};
   run_local_ranks(3, [&](Communicator& comm) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10 * comm.rank()));
@@ -147,17 +147,17 @@ TEST(LocalRanks, BarrierHoldsUntilTheLastHasCome) {
   });
 }
 
-TEST(LocalRanks, ThreadsAreSharedOutAmongTheRanks) {
+TEST(LocalRanks, ThreadsAreDividedAmongTheRanks) {
   const int before = num_threads();
-  for (const auto& [threads, ranks, share] : {std::tuple{8, 2, 4}, {8, 3, 2}, {2, 5, 1}}) {
+  for (const auto& [threads, ranks, expected] : {std::tuple{8, 2, 4}, {8, 3, 2}, {2, 5, 1}}) {
     set_num_threads(threads);
-    run_local_ranks(ranks, [&](Communicator&) { EXPECT_EQ(num_threads(), share); });
+    run_local_ranks(ranks, [&](Communicator&) { EXPECT_EQ(num_threads(), expected); });
     EXPECT_EQ(num_threads(), threads);
   }
   set_num_threads(before);
 }
 
-TEST(LocalRanks, AFailedRankIsNamedByAllWhoWaitForIt) {
+TEST(LocalRanks, AllWaitingRanksNameTheFailedRank) {
   const auto errors = errors_of_ranks(3, [](Communicator& comm) {
     Tensor t = Tensor::zeros({4}, DType::kF32);
     comm.all_reduce(t);
@@ -172,23 +172,23 @@ TEST(LocalRanks, AFailedRankIsNamedByAllWhoWaitForIt) {
   EXPECT_EQ(errors[2], errors[0]);
 }
 
-TEST(LocalRanks, LaterCallsFailTooHoweverOftenTheyAreTried) {
+TEST(LocalRanks, AllLaterCallsFailToo) {
   std::atomic<bool> failed{false};
   const auto errors = errors_of_ranks(2, [&](Communicator& comm) {
     if (comm.rank() == 1) {
       failed = true;
-      throw Error("out of luck");
+      throw Error("broken");
     }
     while (!failed) std::this_thread::yield();
     Tensor t = Tensor::zeros({1}, DType::kF32);
-    EXPECT_THROW_WITH(comm.all_reduce(t), Error, "[all_reduce] rank 1 failed: out of luck");
-    EXPECT_THROW_WITH(comm.barrier(), Error, "[barrier] rank 1 failed: out of luck");
+    EXPECT_THROW_WITH(comm.all_reduce(t), Error, "[all_reduce] rank 1 failed: broken");
+    EXPECT_THROW_WITH(comm.barrier(), Error, "[barrier] rank 1 failed: broken");
   });
   EXPECT_EQ(errors[0], "");
 }
 
 TEST(LocalRanks, TheFirstExceptionIsRethrownWithItsType) {
-  struct Odd {};
+  struct OtherException {};
   EXPECT_THROW_WITH(run_local_ranks(3,
                                     [](Communicator& comm) {
                                       if (comm.rank() == 2) throw InputError("bad key 'lr'");
@@ -197,25 +197,25 @@ TEST(LocalRanks, TheFirstExceptionIsRethrownWithItsType) {
                     InputError, "bad key 'lr'");
   EXPECT_THROW(run_local_ranks(2,
                                [](Communicator& comm) {
-                                 if (comm.rank() == 0) throw Odd{};
+                                 if (comm.rank() == 0) throw OtherException{};
                                  comm.barrier();
                                }),
-               Odd);
+               OtherException);
 }
 
-TEST(LocalRanks, ARankThatEndsEarlyIsAnErrorForThoseWhoWait) {
+TEST(LocalRanks, ARankThatEndsEarlyIsAnErrorForWaitingRanks) {
   const auto errors = errors_of_ranks(3, [](Communicator& comm) {
     comm.barrier();
     if (comm.rank() == 2) return;
     comm.barrier();
   });
-  EXPECT_EQ(errors[0], "[barrier] rank 2 has ended and takes no part in this call (barrier)");
+  EXPECT_EQ(errors[0], "[barrier] rank 2 has ended and does not take part in this call (barrier)");
   EXPECT_EQ(errors[1], errors[0]);
   EXPECT_EQ(errors[2], "");
 }
 
 TEST(LocalRanks, EndingAfterTheLastCollectiveIsNoError) {
-  // The first to leave must not spoil the last collective for those who have not woken from it.
+  // The first rank to exit must not break the last collective for ranks still waking from it.
   for (int i = 0; i < 200; ++i) run_local_ranks(3, [](Communicator& comm) { comm.barrier(); });
 }
 
@@ -256,7 +256,7 @@ TEST(LocalRanks, DisagreementIsReportedWithBothCalls) {
       "all_reduce (max) of f32[]");
 }
 
-// Wrong arguments are errors with one rank as with several.
+// Invalid arguments are errors with one rank as with several.
 void expect_bad_arguments_throw(Communicator& comm) {
   Tensor undefined, bytes = Tensor::zeros({2}, DType::kU8);
   Tensor strided = Tensor::zeros({2, 3}, DType::kF32).transpose(0, 1);
@@ -265,15 +265,15 @@ void expect_bad_arguments_throw(Communicator& comm) {
   EXPECT_THROW_WITH(comm.all_reduce(bytes), Error, "expected numbers to reduce, got u8[2]");
 }
 
-TEST(LocalRanks, WrongArgumentsAreErrorsBeforeAnyoneWaits) {
+TEST(LocalRanks, InvalidArgumentsAreErrorsBeforeTheCollective) {
   run_local_ranks(2, [](Communicator& comm) {
     expect_bad_arguments_throw(comm);
-    comm.barrier();  // still in step
+    comm.barrier();  // ranks are still in the same call order
   });
   EXPECT_THROW_WITH(run_local_ranks(0, [](Communicator&) {}), Error, "at least one rank");
 }
 
-TEST(SingleCommunicator, LeavesSumsAlone) {
+TEST(SingleCommunicator, AllReduceIsANoOp) {
   const auto comm = make_single_communicator();
   EXPECT_EQ(comm->rank(), 0);
   EXPECT_EQ(comm->size(), 1);

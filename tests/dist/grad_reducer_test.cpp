@@ -1,5 +1,5 @@
-// The gradient reducer: sums over ranks that do not depend on the order in which gradients become
-// ready, on the size of the buckets or on which ranks had work.
+// The gradient reducer: sums over ranks do not depend on the order in which gradients become ready,
+// the bucket size or which ranks had work.
 #include "dist/grad_reducer.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ using test::random_tensor;
 
 constexpr int kRankCounts[] = {1, 2, 3, 5};
 
-// The gradients of a rank, one after the other.
+// Concatenated gradients of a rank.
 struct Gradients {
   Gradients(const std::vector<int64_t>& sizes, DType dtype) {
     for (const int64_t n : sizes) ends.push_back(n + (ends.empty() ? 0 : ends.back()));
@@ -31,7 +31,8 @@ struct Gradients {
   std::vector<int64_t> ends;
 };
 
-// Single ones, empty ones, one larger than a small bucket. `rank` and `step` change the values.
+// Gradients of one element, empty ones, and one larger than a small bucket. The values depend on
+// `rank` and `step`.
 Gradients make_gradients(int rank, int step = 0, DType dtype = DType::kF32) {
   Gradients out({21, 1, 0, 5, 300, 4, 11, 13, 24, 0}, dtype);
   out.flat.copy_(
@@ -40,7 +41,7 @@ Gradients make_gradients(int rank, int step = 0, DType dtype = DType::kF32) {
   return out;
 }
 
-// What the reducer must leave: the sum over ranks in rank order.
+// Expected result of the reducer: the sum over ranks in rank order.
 Tensor expected_sum(int ranks, int step = 0, DType dtype = DType::kF32) {
   Tensor sum;
   run_local_ranks(ranks, [&](Communicator& comm) {
@@ -77,7 +78,7 @@ TEST(GradReducer, SumsEqualRankOrderSumsForEveryReadinessOrderAndBucketSize) {
     }
 }
 
-TEST(GradReducer, RanksWithoutWorkTakePartInFinish) {
+TEST(GradReducer, RanksWithoutWorkParticipateInFinish) {
   // Rank 0 marks all, rank 1 nothing (its gradients are zero), rank 2 about half.
   for (const int64_t bytes : {int64_t{64}, int64_t{25} << 20})
     run_local_ranks(3, [&](Communicator& comm) {
@@ -110,20 +111,20 @@ TEST(GradReducer, IsReadyForTheNextStep) {
   });
 }
 
-TEST(GradReducer, ReducesABucketAsSoonAsItIsFullAndItsPredecessorsAre) {
+TEST(GradReducer, ReducesABucketOnceItAndItsPredecessorsAreComplete) {
   run_local_ranks(2, [](Communicator& comm) {
     Gradients g({2, 2, 2}, DType::kF32);
     g.flat.fill_(1 + comm.rank());
     GradReducer reducer(comm, g.flat, g.ends, 8);  // one gradient per bucket: 2, 1, 0
     auto first = [&](int64_t i) { return g.part(i).to_vector<float>()[0]; };
-    const float own = static_cast<float>(1 + comm.rank());
+    const float local = static_cast<float>(1 + comm.rank());
     reducer.mark_ready(1);
-    EXPECT_EQ(first(1), own);  // waits for bucket 2
-    EXPECT_EQ(first(2), own);  // which is not ready
+    EXPECT_EQ(first(1), local);  // waits for the bucket of gradient 2
+    EXPECT_EQ(first(2), local);  // not ready
     reducer.mark_ready(2);
     EXPECT_EQ(first(2), 3);
     EXPECT_EQ(first(1), 3);
-    EXPECT_EQ(first(0), own);
+    EXPECT_EQ(first(0), local);
     reducer.finish();
     EXPECT_EQ(first(0), 3);
     EXPECT_EQ(first(1), 3);  // not a second time
@@ -139,8 +140,8 @@ TEST(GradReducer, BucketsFollowParametersFromTheLastToTheFirst) {
   EXPECT_EQ(buckets({}, 100), 0);
   EXPECT_EQ(buckets({1, 1, 1, 1}, 16), 1);
   EXPECT_EQ(buckets({1, 1, 1, 1}, 15), 2);               // {3, 2, 1}, {0}
-  EXPECT_EQ(buckets({1, 100, 1, 1}, 16), 3);             // a large one is alone
-  EXPECT_EQ(buckets({1, 1, 1, 1}, 16, DType::kF64), 2);  // bytes count, not elements
+  EXPECT_EQ(buckets({1, 100, 1, 1}, 16), 3);             // a large gradient has its own bucket
+  EXPECT_EQ(buckets({1, 1, 1, 1}, 16, DType::kF64), 2);  // sizes are in bytes
   EXPECT_EQ(buckets({0, 0, 0}, 1), 1);
 }
 
@@ -158,7 +159,8 @@ TEST(GradReducer, MisuseIsAnErrorWithOneRankToo) {
   const std::tuple<Tensor, std::vector<int64_t>> rows[] = {
       {Tensor(), {4}}, {g.flat, {}}, {g.flat, {2, 3}}, {g.flat, {2, 1, 4}}};
   for (const auto& [flat, ends] : rows)
-    EXPECT_THROW_WITH(GradReducer(*comm, flat, ends), Error, "expected gradients one after");
+    EXPECT_THROW_WITH(GradReducer(*comm, flat, ends), Error,
+                      "expected one contiguous buffer of gradients");
 }
 
 TEST(GradReducer, ARankWithOtherGradientsIsReported) {

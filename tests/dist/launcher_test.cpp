@@ -22,7 +22,7 @@ struct Launched {
 };
 
 LaunchOptions shell(int count, const std::string& script) {
-  return {.command = {"/bin/sh", "-c", script}, .count = count, .echo_code = 3};
+  return {.command = {"/bin/sh", "-c", script}, .count = count, .exit_code_of_peer = 3};
 }
 
 Launched launch(LaunchOptions options, const std::atomic<bool>& stop = false) {
@@ -35,7 +35,7 @@ Launched launch(LaunchOptions options, const std::atomic<bool>& stop = false) {
   return out;
 }
 
-TEST(Launcher, TellsEveryRankItsPlaceAndPassesItsLinesOn) {
+TEST(Launcher, SetsTheRankVariablesAndForwardsOutputLines) {
   const Launched out = launch(shell(3,
                                     "test $RANK = 0 && exit 0; echo "
                                     "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE "
@@ -62,7 +62,7 @@ TEST(Launcher, TheFirstFailureGivesTheExitCode) {
   EXPECT_EQ(launch(shell(2, "test $RANK = 1 && exit 2; exit 0")).result.code, 2);
 }
 
-TEST(Launcher, ARankThatOnlyFollowsAnotherIsNotTheFirst) {
+TEST(Launcher, APeerFailureCodeIsNotTheFirstFailure) {
   EXPECT_EQ(launch(shell(2, "test $RANK = 1 && exit 3; sleep 0.3; exit 1")).result.code, 1);
   EXPECT_EQ(launch(shell(2, "exit 3")).result.code, 3);
 }
@@ -70,7 +70,7 @@ TEST(Launcher, ARankThatOnlyFollowsAnotherIsNotTheFirst) {
 TEST(Launcher, ASignalIsReported) {
   const Launched out = launch(shell(2, "test $RANK = 1 && kill -KILL $$; sleep 0.2; exit 3"));
   EXPECT_EQ(out.result.code, 128 + SIGKILL);
-  EXPECT_EQ(out.result.message, "rank 1 was ended by signal 9 (Killed)");
+  EXPECT_EQ(out.result.message, "rank 1 was terminated by signal 9 (Killed)");
 }
 
 TEST(Launcher, RanksThatOutliveAFailureAreKilled) {
@@ -80,7 +80,7 @@ TEST(Launcher, RanksThatOutliveAFailureAreKilled) {
   const Launched out = launch(options);
   EXPECT_LT(std::chrono::steady_clock::now() - start, milliseconds(5000));
   EXPECT_EQ(out.result.code, 5);
-  EXPECT_EQ(out.result.message, "rank 0 did not end after another had failed, and was killed");
+  EXPECT_EQ(out.result.message, "rank 0 was killed: it did not end after another rank had failed");
 }
 
 TEST(Launcher, AStopReachesAllRanks) {
@@ -114,13 +114,13 @@ TEST(Launcher, NoRankOutlivesTheLauncher) {
     const pid_t pid = std::stoi(test::read_file(dir.path(rank)));
     bool gone = false;
     for (int i = 0; i < 500 && !gone; ++i) {
-      // An orphan whose new parent does not collect it stays as a zombie.
+      // An orphan that its new parent does not reap stays a zombie.
       const std::string stat = str("/proc/", pid, "/stat");
       const std::string text = std::filesystem::exists(stat) ? test::read_file(stat) : "";
       gone = text.empty() || text.find(") Z ") != std::string::npos;
       if (!gone) std::this_thread::sleep_for(milliseconds(10));
     }
-    EXPECT_TRUE(gone) << "rank " << rank << " lives on as " << pid;
+    EXPECT_TRUE(gone) << "rank " << rank << " is still running as " << pid;
   }
 }
 

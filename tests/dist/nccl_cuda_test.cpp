@@ -1,6 +1,6 @@
-// NCCL behind Communicator: ranks on threads of this process, a GPU each. Sums of whole numbers are
-// exact in any order, so they are compared to the bit; sums of others must be the same on every
-// rank and in every run.
+// NCCL backend of Communicator: ranks on threads of this process, one per GPU. Sums of integers are
+// exact in any order and are compared bit for bit; other sums must be equal on every rank and in
+// every run.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -33,7 +33,7 @@ std::vector<std::string> run_gpu_ranks(
     const std::function<void(ProcessGroup&, Communicator&, Device)>& body) {
   auto options = test::quick_options();
   options.heartbeat = milliseconds(50);
-  options.silence = milliseconds(20000);
+  options.heartbeat_timeout = milliseconds(20000);
   return run_process_ranks(
       rank_count(),
       [&](ProcessGroup& group) {
@@ -43,14 +43,14 @@ std::vector<std::string> run_gpu_ranks(
           body(group, *comm, device);
           synchronize(device);
         } catch (const std::exception& e) {
-          group.fail(e.what());  // before the communicator goes
+          group.fail(e.what());  // before the communicator is destroyed
           throw;
         }
       },
       options);
 }
 
-// n elements in the middle of a larger buffer, off the usual alignment.
+// n elements in the middle of a larger buffer, misaligned.
 struct Guarded {
   Guarded(int64_t n, DType dtype, Device device)
       : buffer(Tensor::full({n + 6}, kUntouched, dtype, device)), part(buffer.narrow(0, 3, n)) {}
@@ -64,7 +64,7 @@ struct Guarded {
   Tensor buffer, part;
 };
 
-// Small whole numbers, other ones on every rank: their sums over 8 ranks are exact in bf16 too.
+// Small integers that differ between ranks; their sums over 8 ranks are exact in bf16.
 Tensor numbers(int64_t n, DType dtype, int rank) {
   std::vector<double> values(static_cast<size_t>(n));
   for (size_t i = 0; i < values.size(); ++i)
@@ -80,7 +80,7 @@ Tensor sum_of_numbers(int64_t n, DType dtype, int ranks) {
   return Tensor::from(total).to(dtype);
 }
 
-TEST(CudaMultiGpuNccl, AllReduceAddsAndTakesTheLargest) {
+TEST(CudaMultiGpuNccl, AllReduceComputesSumsAndMaxima) {
   COHORT_REQUIRE_GPUS(2);
   expect_no_errors(run_gpu_ranks([](ProcessGroup&, Communicator& comm, Device device) {
     for (const int64_t n : kSizes)
@@ -167,7 +167,7 @@ TEST(CudaMultiGpuNccl, CollectivesFollowTheCurrentStream) {
   }));
 }
 
-TEST(CudaMultiGpuNccl, WrongTensorsAreErrorsBeforeAnyoneWaits) {
+TEST(CudaMultiGpuNccl, InvalidTensorsAreErrorsBeforeTheCollective) {
   COHORT_REQUIRE_GPUS(2);
   expect_no_errors(run_gpu_ranks([](ProcessGroup&, Communicator& comm, Device device) {
     Tensor strided = Tensor::zeros({2, 3}, DType::kF32, device).transpose(0, 1);
@@ -181,7 +181,7 @@ TEST(CudaMultiGpuNccl, WrongTensorsAreErrorsBeforeAnyoneWaits) {
   }));
 }
 
-// The gradients of a step, one after the other: many small ones, one large, one empty.
+// Concatenated gradients of a step: many small ones, one large, one empty.
 const std::vector<int64_t> kEnds = {100, 101, 101, 70102, 70435, 70499, 570499, 570516, 574612};
 const auto kGradients = static_cast<int64_t>(kEnds.size());
 
@@ -204,7 +204,7 @@ TEST(CudaMultiGpuReducer, OverlapGivesTheBitsOfReducingAtTheEnd) {
       Tensor exact = fresh.to(Device{}).to(DType::kF64);
       comm.all_reduce(exact);
       for (int64_t i = kGradients - 1; i >= 0; --i) {
-        // The gradient is written just before it is said to be ready; then more work follows.
+        // The gradient is written just before it is marked ready; more work follows.
         const auto part_of = [&](const Tensor& t) {
           const int64_t begin = i == 0 ? 0 : kEnds[static_cast<size_t>(i - 1)];
           return t.narrow(0, begin, kEnds[static_cast<size_t>(i)] - begin);
@@ -237,7 +237,7 @@ TEST(CudaMultiGpuReducer, RanksWithoutWorkTakePart) {
   }));
 }
 
-// A rank fails while the others' devices wait for it: they get out, and name it.
+// A rank fails while the devices of the others wait for it: the others return and name it.
 TEST(CudaMultiGpuFailure, APendingCollectiveEndsAndTheNextOneNamesTheRank) {
   COHORT_REQUIRE_GPUS(2);
   const auto start = std::chrono::steady_clock::now();
@@ -249,7 +249,7 @@ TEST(CudaMultiGpuFailure, APendingCollectiveEndsAndTheNextOneNamesTheRank) {
       std::this_thread::sleep_for(milliseconds(300));
       throw Error("out of luck");
     }
-    comm.all_reduce(t);  // enqueued, and waits on the device
+    comm.all_reduce(t);  // enqueued; waits on the device
     synchronize(device);
     comm.all_reduce(t);
   });
@@ -288,7 +288,7 @@ TEST(CudaMultiGpuFailure, ARankThatEndsEarlyIsNamed) {
   });
   for (size_t rank = 0; rank < errors.size(); ++rank) {
     if (rank == 1) continue;
-    EXPECT_NE(errors[rank].find("rank 1 has ended and takes no part in this call"),
+    EXPECT_NE(errors[rank].find("rank 1 has ended and does not take part in this call"),
               std::string::npos)
         << errors[rank];
   }

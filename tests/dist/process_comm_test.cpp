@@ -1,4 +1,4 @@
-// CPU collectives between processes: bit for bit those of the ranks of one process.
+// CPU collectives between processes: the same bits as between ranks of one process.
 #include <cmath>
 
 #include "dist/grad_reducer.h"
@@ -29,7 +29,8 @@ std::vector<Tensor> all_reductions(Communicator& comm) {
   return out;
 }
 
-// Where tensors fit into one exchange and where they go in pieces of 168 bytes (2 ranks) or 112.
+// With the default limit, where tensors fit into one exchange, and in chunks of 168 bytes (2 ranks)
+// or 112 (3 ranks).
 class ProcessCommunicator : public testing::TestWithParam<size_t> {
  protected:
   static ProcessGroup::Options options() {
@@ -53,10 +54,11 @@ TEST_P(ProcessCommunicator, GivesTheBitsOfRanksInOneProcess) {
           const auto comm = make_communicator(group, Device{});
           EXPECT_EQ(comm->rank(), group.rank());
           EXPECT_EQ(comm->size(), ranks);
-          const auto mine = all_reductions(*comm);
-          const auto& theirs = expected[static_cast<size_t>(group.rank())];
-          ASSERT_EQ(mine.size(), theirs.size());
-          for (size_t i = 0; i < mine.size(); ++i) EXPECT_TRUE(bit_equal(mine[i], theirs[i])) << i;
+          const auto results = all_reductions(*comm);
+          const auto& references = expected[static_cast<size_t>(group.rank())];
+          ASSERT_EQ(results.size(), references.size());
+          for (size_t i = 0; i < results.size(); ++i)
+            EXPECT_TRUE(bit_equal(results[i], references[i])) << i;
         },
         options()));
   }

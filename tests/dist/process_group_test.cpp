@@ -1,5 +1,5 @@
-// Ranks that meet over TCP: they find each other, strangers do no harm, and whatever happens to one
-// of them ends all with a message that names it. A hang would show as the time limit of ctest.
+// Ranks that connect over TCP: rendezvous, rejection of unknown peers, and failures of one rank,
+// which end all ranks with an error that names it. A hang would exceed the time limit of ctest.
 #include "dist/process_group.h"
 
 #include <sys/socket.h>
@@ -35,13 +35,13 @@ std::string error_of(const std::function<void()>& body) {
   return "";
 }
 
-// A connection of a stranger who says `words`.
-Descriptor stranger(int port, const std::string& words) {
+// Connects as an unknown peer and sends `bytes`.
+Descriptor connect_and_send(int port, const std::string& bytes) {
   std::string why;
   Descriptor socket = wire::connect_to("127.0.0.1", port, milliseconds(1000), why);
   EXPECT_TRUE(socket.is_open()) << why;
-  EXPECT_EQ(::send(socket.get(), words.data(), words.size(), MSG_NOSIGNAL),
-            static_cast<ssize_t>(words.size()));
+  EXPECT_EQ(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(bytes.size()));
   return socket;
 }
 
@@ -57,7 +57,7 @@ TEST(Rendezvous, RanksExchangeBytesInRankOrder) {
     }));
 }
 
-TEST(Rendezvous, LargeDataGoThrough) {
+TEST(Rendezvous, ExchangesLargeData) {
   expect_no_errors(run_process_ranks(3, [](ProcessGroup& group) {
     const auto bytes_of = [](int rank) {
       std::string bytes(size_t{5} << 20, static_cast<char>('a' + rank));
@@ -72,7 +72,7 @@ TEST(Rendezvous, LargeDataGoThrough) {
 TEST(Rendezvous, ALateRankIsWaitedFor) {
   const int port = wire::free_port();
   std::vector<std::jthread> threads;
-  for (const int rank : {1, 0, 2})  // rank 1 calls before anyone listens
+  for (const int rank : {1, 0, 2})  // rank 1 connects before rank 0 listens
     threads.emplace_back([&, rank] {
       sleep_ms(rank == 0 ? 150 : rank == 2 ? 400 : 0);
       ProcessGroup group(local_info(rank, 3, port), quick_options());
@@ -80,7 +80,7 @@ TEST(Rendezvous, ALateRankIsWaitedFor) {
     });
 }
 
-TEST(Rendezvous, ARankThatDoesNotComeIsNamed) {
+TEST(Rendezvous, AMissingRankIsNamed) {
   const int port = wire::free_port();
   std::vector<std::string> errors(3);
   {
@@ -91,11 +91,11 @@ TEST(Rendezvous, ARankThatDoesNotComeIsNamed) {
             error_of([&] { rendezvous(local_info(rank, 4, port), milliseconds(600)); });
       });
   }
-  expect_contains(errors[0], "ranks 1, 3 of 4 did not come to 127.0.0.1");
+  expect_contains(errors[0], "ranks 1, 3 of 4 did not connect to 127.0.0.1");
   EXPECT_EQ(errors[2], errors[0]);
 }
 
-TEST(Rendezvous, WithoutRankZeroTheOthersSayWhereTheyLooked) {
+TEST(Rendezvous, WithoutRankZeroTheOthersReportItsAddress) {
   const int port = wire::free_port();
   const std::string error =
       error_of([&] { rendezvous(local_info(2, 4, port), milliseconds(300)); });
@@ -126,7 +126,7 @@ TEST(Rendezvous, TwoProcessesOfOneRankAreAnError) {
                   "are rank 1;");
 }
 
-// What rank `rank` of `size` says first, in a version of the protocol.
+// The hello frame of rank `rank` of `size` in a version of the protocol.
 std::string hello(uint64_t version, uint64_t size, uint64_t rank) {
   constexpr uint64_t kMagic = 0x54524f484f43;
   const std::string payload = wire::Packer()
@@ -142,8 +142,8 @@ std::string hello(uint64_t version, uint64_t size, uint64_t rank) {
   return frame + payload;
 }
 
-// Both greetings may be there before rank 0 looks at the first connection.
-TEST(Rendezvous, ARankThatDiedAndCameAgainTakesItsOwnPlace) {
+// Both hellos may have arrived before rank 0 reads the first connection.
+TEST(Rendezvous, ARestartedRankReplacesItsEarlierConnection) {
   for (int round = 0; round < 20; ++round) {
     const int port = wire::free_port();
     std::string error;
@@ -151,12 +151,13 @@ TEST(Rendezvous, ARankThatDiedAndCameAgainTakesItsOwnPlace) {
       std::jthread server([&] {
         error = error_of([&] { rendezvous(local_info(0, 3, port), milliseconds(10000)); });
       });
-      while (true) {  // until somebody listens
+      while (true) {  // until rank 0 listens
         std::string why;
         if (wire::connect_to("127.0.0.1", port, milliseconds(100), why).is_open()) break;
         sleep_ms(1);
       }
-      for (int death = 0; death < 5; ++death) stranger(port, hello(1, 3, 1));  // gone at once
+      for (int death = 0; death < 5; ++death)
+        connect_and_send(port, hello(1, 3, 1));  // closed immediately
       std::jthread again(
           [&] { error_of([&] { rendezvous(local_info(1, 3, port), milliseconds(10000)); }); });
       std::jthread other(
@@ -166,7 +167,7 @@ TEST(Rendezvous, ARankThatDiedAndCameAgainTakesItsOwnPlace) {
   }
 }
 
-TEST(Rendezvous, AnotherVersionIsSentAwayWithAWarning) {
+TEST(Rendezvous, AnotherVersionIsRejectedWithAWarning) {
   const test::ExpectLog warning(
       "it speaks version 2 of the protocol, rank 0 1; hint: run one build");
   const int port = wire::free_port();
@@ -175,36 +176,35 @@ TEST(Rendezvous, AnotherVersionIsSentAwayWithAWarning) {
   });
   std::string why;
   while (!wire::connect_to("127.0.0.1", port, milliseconds(100), why).is_open()) sleep_ms(1);
-  const Descriptor old = stranger(port, hello(2, 2, 1));
+  const Descriptor old = connect_and_send(port, hello(2, 2, 1));
   char answer[256];
   ssize_t n = -1;
   while ((n = ::recv(old.get(), answer, sizeof answer, 0)) < 0 && errno == EAGAIN) sleep_ms(1);
   expect_contains(std::string(answer, static_cast<size_t>(std::max<ssize_t>(n, 0))),
                   "it speaks version 2");
-  std::jthread right([&] { rendezvous(local_info(1, 2, port), milliseconds(10000)); });
+  std::jthread current([&] { rendezvous(local_info(1, 2, port), milliseconds(10000)); });
 }
 
-TEST(Rendezvous, StrangersDoNoHarm) {
-  const test::ExpectLog warning("and was sent away: what it sent is no greeting of a rank");
+TEST(Rendezvous, UnknownPeersAreRejected) {
+  const test::ExpectLog warning("not a rank of this run: it sent no valid handshake");
   const int port = wire::free_port();
-  std::atomic<bool> greeted{false};
   std::jthread server([&] {
     ProcessGroup group(local_info(0, 2, port), quick_options());
     EXPECT_EQ(group.exchange("x", "0"), (std::vector<std::string>{"0", "1"}));
   });
   std::string hello_of_another_program(5, '\0');
-  hello_of_another_program[0] = 16;  // a frame as announced, of 16 bytes that are no hello
+  hello_of_another_program[0] = 16;  // a well-formed frame whose 16 bytes are not a hello
   hello_of_another_program[4] = 1;
-  while (true) {  // until somebody listens
+  while (true) {  // until rank 0 listens
     std::string why;
     if (wire::connect_to("127.0.0.1", port, milliseconds(100), why).is_open()) break;
     sleep_ms(10);
   }
-  const Descriptor silent = stranger(port, "");
-  const Descriptor web = stranger(port, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
-  const Descriptor zeros = stranger(port, std::string(1000, '\0'));
-  const Descriptor framed = stranger(port, hello_of_another_program + std::string(16, 'x'));
-  const Descriptor half = stranger(port, std::string("\x10\0", 2));
+  const Descriptor silent = connect_and_send(port, "");
+  const Descriptor web = connect_and_send(port, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+  const Descriptor zeros = connect_and_send(port, std::string(1000, '\0'));
+  const Descriptor framed = connect_and_send(port, hello_of_another_program + std::string(16, 'x'));
+  const Descriptor half = connect_and_send(port, std::string("\x10\0", 2));
   ProcessGroup group(local_info(1, 2, port), quick_options());
   EXPECT_EQ(group.exchange("x", "1"), (std::vector<std::string>{"0", "1"}));
 }
@@ -216,7 +216,7 @@ TEST(Rendezvous, APortInUseIsAnError) {
                   str("rank 0 cannot listen on port ", port, ": Address already in use"));
 }
 
-TEST(ProcessGroup, AFailureIsNamedByAllWhoWait) {
+TEST(ProcessGroup, AllWaitingRanksNameTheFailure) {
   for (const int culprit : {0, 2}) {
     const auto errors = run_process_ranks(4, [&](ProcessGroup& group) {
       group.exchange("first", "");
@@ -240,16 +240,16 @@ TEST(ProcessGroup, AFailureIsNamedByAllWhoWait) {
 
 TEST(ProcessGroup, LaterCallsFailToo) {
   expect_no_errors(run_process_ranks(2, [](ProcessGroup& group) {
-    if (group.rank() == 1) return group.fail("out of luck");
-    EXPECT_THROW_WITH(group.exchange("a", ""), PeerError, "failed: out of luck");
-    EXPECT_THROW_WITH(group.exchange("a", ""), PeerError, "failed: out of luck");
-    EXPECT_THROW_WITH(group.note_call("b"), PeerError, "[b] rank 1");
-    expect_contains(group.failure(), "out of luck");
+    if (group.rank() == 1) return group.fail("broken");
+    EXPECT_THROW_WITH(group.exchange("a", ""), PeerError, "failed: broken");
+    EXPECT_THROW_WITH(group.exchange("a", ""), PeerError, "failed: broken");
+    EXPECT_THROW_WITH(group.record_call("b"), PeerError, "[b] rank 1");
+    expect_contains(group.failure(), "broken");
   }));
 }
 
-// A rank as a process would leave it that is killed: its connection ends without a goodbye.
-void die_without_a_word(const RankInfo& info, int after_ms) {
+// Behaves like a killed process: its connection closes without an exit message.
+void die_without_a_message(const RankInfo& info, int after_ms) {
   std::vector<Peer> peers = rendezvous(info, milliseconds(5000));
   sleep_ms(after_ms);
 }
@@ -259,7 +259,7 @@ TEST(ProcessGroup, ADeadRankIsNamed) {
   std::vector<std::string> errors(3);
   {
     std::vector<std::jthread> threads;
-    threads.emplace_back([&] { die_without_a_word(local_info(1, 3, port), 100); });
+    threads.emplace_back([&] { die_without_a_message(local_info(1, 3, port), 100); });
     for (const int rank : {0, 2})
       threads.emplace_back([&, rank] {
         ProcessGroup group(local_info(rank, 3, port), quick_options());
@@ -268,35 +268,35 @@ TEST(ProcessGroup, ADeadRankIsNamed) {
   }
   for (const int rank : {0, 2}) {
     expect_contains(errors[static_cast<size_t>(rank)], "[x] rank 1 (");
-    expect_contains(errors[static_cast<size_t>(rank)], "ended without a word");
+    expect_contains(errors[static_cast<size_t>(rank)], "ended without a message");
   }
 }
 
 TEST(ProcessGroup, ADeadRankZeroIsNamed) {
   const int port = wire::free_port();
-  std::jthread server([&] { die_without_a_word(local_info(0, 2, port), 100); });
+  std::jthread server([&] { die_without_a_message(local_info(0, 2, port), 100); });
   ProcessGroup group(local_info(1, 2, port), quick_options());
-  expect_contains(error_of([&] { group.exchange("x", ""); }), "ended without a word");
+  expect_contains(error_of([&] { group.exchange("x", ""); }), "ended without a message");
 }
 
-TEST(ProcessGroup, ASilentRankIsNamed) {
+TEST(ProcessGroup, ARankWithoutHeartbeatsIsNamed) {
   auto options = quick_options();
-  options.silence = milliseconds(400);
+  options.heartbeat_timeout = milliseconds(400);
   for (const int silent : {0, 1}) {
     const int port = wire::free_port();
-    std::jthread other([&] { die_without_a_word(local_info(silent, 2, port), 1500); });
+    std::jthread other([&] { die_without_a_message(local_info(silent, 2, port), 1500); });
     ProcessGroup group(local_info(1 - silent, 2, port), options);
     const auto start = std::chrono::steady_clock::now();
     const std::string error = error_of([&] { group.exchange("x", ""); });
     EXPECT_LT(std::chrono::steady_clock::now() - start, milliseconds(1200));
     expect_contains(error, str("rank ", silent, " ("));
-    expect_contains(error, "has been silent for 0.4 s");
+    expect_contains(error, "sent no heartbeat for 0.4 s");
   }
 }
 
 TEST(ProcessGroup, HeartbeatsKeepAnIdleRunAlive) {
   auto options = quick_options();
-  options.silence = milliseconds(1000);
+  options.heartbeat_timeout = milliseconds(1000);
   expect_no_errors(run_process_ranks(
       3,
       [](ProcessGroup& group) {
@@ -315,26 +315,27 @@ TEST(ProcessGroup, EndingAfterTheLastCallIsNoFailure) {
     }));
 }
 
-TEST(ProcessGroup, ARankThatEndsEarlyIsAnErrorForThoseWhoGoOn) {
-  for (const int leaver : {0, 1}) {
+TEST(ProcessGroup, ARankThatEndsEarlyIsAnErrorForTheOthers) {
+  for (const int exiting : {0, 1}) {
     const auto errors = run_process_ranks(3, [&](ProcessGroup& group) {
       group.exchange("first", "");
-      if (group.rank() != leaver) group.exchange("second", "");
+      if (group.rank() != exiting) group.exchange("second", "");
     });
     for (int rank = 0; rank < 3; ++rank)
-      if (rank == leaver)
+      if (rank == exiting)
         EXPECT_EQ(errors[static_cast<size_t>(rank)], "");
       else
-        expect_contains(errors[static_cast<size_t>(rank)],
-                        str("rank ", leaver, " has ended and takes no part in this call (second)"));
+        expect_contains(
+            errors[static_cast<size_t>(rank)],
+            str("rank ", exiting, " has ended and does not take part in this call (second)"));
   }
 }
 
-// Calls that the group only hears of, as those of NCCL, may hang; the group sees it.
-TEST(ProcessGroup, RanksThatNoteDifferentCallsAreReported) {
+// Calls that are only recorded, such as those of NCCL, may hang; the group detects the mismatch.
+TEST(ProcessGroup, DifferentRecordedCallsAreReported) {
   const auto errors = run_process_ranks(3, [](ProcessGroup& group) {
     group.exchange("start", "");
-    group.note_call(group.rank() == 2 ? "all_reduce of f32[4]" : "all_reduce of f32[3]");
+    group.record_call(group.rank() == 2 ? "all_reduce of f32[4]" : "all_reduce of f32[3]");
     const std::string failure = group.wait_for_failure(milliseconds(5000));
     throw Error(failure);
   });
@@ -344,10 +345,10 @@ TEST(ProcessGroup, RanksThatNoteDifferentCallsAreReported) {
                     "all_reduce of f32[4]");
 }
 
-// A call that hangs on some ranks only, while another goes on to the next.
+// A call that hangs on some ranks only, while another proceeds to the next.
 TEST(ProcessGroup, ARankThatIsAheadIsComparedWithTheOthers) {
   const auto errors = run_process_ranks(3, [](ProcessGroup& group) {
-    group.note_call(group.rank() == 2 ? "all_reduce of f32[4]" : "all_reduce of f32[3]");
+    group.record_call(group.rank() == 2 ? "all_reduce of f32[4]" : "all_reduce of f32[3]");
     if (group.rank() == 2) group.exchange("barrier", "");
     throw Error(group.wait_for_failure(milliseconds(5000)));
   });
@@ -356,8 +357,8 @@ TEST(ProcessGroup, ARankThatIsAheadIsComparedWithTheOthers) {
 
 TEST(ProcessGroup, ARankThatIsACallBehindIsReportedAtTheNextExchange) {
   const auto errors = run_process_ranks(2, [](ProcessGroup& group) {
-    group.note_call("all_reduce of f32[3]");
-    if (group.rank() == 0) group.note_call("all_reduce of f32[3]");
+    group.record_call("all_reduce of f32[3]");
+    if (group.rank() == 0) group.record_call("all_reduce of f32[3]");
     group.exchange("loss", "");
   });
   for (const std::string& error : errors)
@@ -379,7 +380,7 @@ TEST(ProcessGroup, TheFailureHandlerIsCalledOnce) {
   EXPECT_EQ(calls.load(), 3);  // also on the rank that failed
 }
 
-TEST(ProcessGroup, AHandlerThatComesTooLateIsCalledAtOnce) {
+TEST(ProcessGroup, AHandlerSetAfterAFailureIsCalledImmediately) {
   expect_no_errors(run_process_ranks(2, [](ProcessGroup& group) {
     group.fail("broken");
     std::atomic<bool> called{false};
@@ -398,7 +399,7 @@ TEST(ProcessGroup, ARankThatDoesNotEndByItselfIsOverdue) {
   options.on_overdue = [&](const std::string& failure, ProcessGroup::Origin origin) {
     std::lock_guard lock(mutex);
     overdue.push_back(
-        str(origin == ProcessGroup::Origin::kHere ? "here: " : "elsewhere: ", failure));
+        str(origin == ProcessGroup::Origin::kLocal ? "here: " : "elsewhere: ", failure));
   };
   run_process_ranks(
       2,
@@ -422,7 +423,7 @@ TEST(ProcessGroup, ABusyRankIsOverdueLater) {
   std::atomic<int> overdue{0};
   options.is_busy = [&] { return is_busy.load(); };
   options.on_overdue = [&](const std::string&, ProcessGroup::Origin) { ++overdue; };
-  for (const bool for_ever : {false, true}) {
+  for (const bool stays_stuck : {false, true}) {
     is_busy = true;
     overdue = 0;
     run_process_ranks(
@@ -432,12 +433,12 @@ TEST(ProcessGroup, ABusyRankIsOverdueLater) {
           group.fail("broken");
           sleep_ms(250);
           EXPECT_EQ(overdue, 0);
-          if (!for_ever) return;
+          if (!stays_stuck) return;
           sleep_ms(400);
           EXPECT_EQ(overdue, 2);
         },
         options);
-    EXPECT_EQ(overdue, for_ever ? 2 : 0);
+    EXPECT_EQ(overdue, stays_stuck ? 2 : 0);
   }
 }
 

@@ -1,4 +1,4 @@
-// Ranks that meet over TCP, each on a thread of this process.
+// Ranks that connect over TCP, each on a thread of this process.
 #pragma once
 
 #include <functional>
@@ -23,18 +23,18 @@ inline RankInfo local_info(int rank, int size, int port) {
           .source = "test"};
 }
 
-// Limits that make failures show soon.
+// Short time limits, for fast detection of failures.
 inline ProcessGroup::Options quick_options() {
   using std::chrono::milliseconds;
   return {.rendezvous = milliseconds(10000),
           .heartbeat = milliseconds(20),
-          .silence = milliseconds(5000),
+          .heartbeat_timeout = milliseconds(5000),
           .grace = milliseconds(60000),
           .on_overdue = {}};
 }
 
-// Runs body(group) on `size` ranks and returns what each of them threw ("" for nothing). A rank
-// that throws tells the others.
+// Runs body(group) on `size` ranks and returns the error of each ("" without one). A rank that
+// throws reports its failure to the others.
 inline std::vector<std::string> run_process_ranks(int size,
                                                   const std::function<void(ProcessGroup&)>& body,
                                                   ProcessGroup::Options options = quick_options()) {

@@ -29,7 +29,7 @@ Variables without(Variables base, const std::string& name) {
 const Variables kTorchrun = {{"RANK", "5"},           {"WORLD_SIZE", "8"},
                              {"LOCAL_RANK", "1"},     {"LOCAL_WORLD_SIZE", "4"},
                              {"MASTER_ADDR", "gpu1"}, {"MASTER_PORT", "29400"}};
-// A batch script of `sbatch --ntasks=16`, which has not called srun: one process.
+// A batch script of `sbatch --ntasks=16` without srun: one process.
 const Variables kBatch = {{"SLURM_PROCID", "0"},
                           {"SLURM_LOCALID", "0"},
                           {"SLURM_NTASKS", "16"},
@@ -37,7 +37,7 @@ const Variables kBatch = {{"SLURM_PROCID", "0"},
                           {"SLURM_TASKS_PER_NODE", "8(x2)"},
                           {"SLURM_JOB_NODELIST", "node[07-08]"},
                           {"SLURM_JOB_ID", "123456"}};
-// One of eight tasks that srun started there.
+// One of eight tasks that srun started in that job.
 const Variables kSlurm = with(kBatch, {{"SLURM_PROCID", "3"},
                                        {"SLURM_LOCALID", "3"},
                                        {"SLURM_STEP_NUM_TASKS", "8"},
@@ -48,14 +48,14 @@ const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "1"},
                             {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
 
-struct Good {
-  const char* what;
+struct ValidCase {
+  const char* name;
   Variables variables;
   RankInfo expected;
 };
 
 TEST(RankInfo, FollowsTheLaunchersVariables) {
-  const Good rows[] = {
+  const ValidCase rows[] = {
       {"nothing", {}, {}},
       {"torchrun", kTorchrun, {5, 8, 1, 4, "gpu1", 29400, "torchrun"}},
       {"torchrun with its own store on the port",
@@ -69,7 +69,7 @@ TEST(RankInfo, FollowsTheLaunchersVariables) {
        {0, 1, 0, 1, "", 0, "torchrun"}},
       {"torchrun within Slurm", with(kSlurm, kTorchrun), {5, 8, 1, 4, "gpu1", 29400, "torchrun"}},
       {"srun", kSlurm, {3, 8, 3, 4, "node08", 23456, "Slurm"}},
-      {"srun with a master of the user's",
+      {"srun with the user's MASTER_ADDR",
        with(kSlurm, {{"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "4000"}}),
        {3, 8, 3, 4, "10.0.0.1", 4000, "Slurm"}},
       {"a batch script without srun", kBatch, {}},
@@ -82,8 +82,8 @@ TEST(RankInfo, FollowsTheLaunchersVariables) {
        with(kOpenMpi, {{"OMPI_COMM_WORLD_SIZE", "4"}, {"MASTER_ADDR", "gpu1"}}),
        {1, 4, 1, 2, "gpu1", 29500, "Open MPI"}},
   };
-  for (const Good& row : rows) {
-    SCOPED_TRACE(row.what);
+  for (const ValidCase& row : rows) {
+    SCOPED_TRACE(row.name);
     const RankInfo info = info_of(row.variables);
     EXPECT_EQ(info.rank, row.expected.rank);
     EXPECT_EQ(info.size, row.expected.size);
@@ -95,7 +95,7 @@ TEST(RankInfo, FollowsTheLaunchersVariables) {
   }
 }
 
-TEST(RankInfo, NamesTheVariableThatIsMissingOrWrong) {
+TEST(RankInfo, NamesTheVariableThatIsMissingOrInvalid) {
   const std::tuple<Variables, const char*> rows[] = {
       {without(kTorchrun, "RANK"), "RANK: not set"},
       {without(kTorchrun, "WORLD_SIZE"), "WORLD_SIZE: not set"},

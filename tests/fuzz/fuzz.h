@@ -1,5 +1,5 @@
-// What the fuzz targets share. An InputError is an answer; anything else that is thrown, and
-// whatever the sanitizers and libFuzzer's limits on time and memory notice, is a finding.
+// Shared by the fuzz targets. An InputError is an expected result. Any other exception is a
+// finding, as are reports of the sanitizers and of libFuzzer's limits on time and memory.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 namespace cohort::fuzz {
 
 template <class Use>
-int answer(const uint8_t* data, size_t size, const Use& use) {
+int run_target(const uint8_t* data, size_t size, const Use& use) {
   try {
     use(std::string_view(reinterpret_cast<const char*>(data), size));
   } catch (const InputError&) {

@@ -10,7 +10,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const std::string kPath = cohort::str("/dev/shm/cohort-fuzz-", getpid(), ".jsonl");
   std::ofstream(kPath, std::ios::binary)
       .write(reinterpret_cast<const char*>(data), static_cast<std::streamsize>(size));
-  return cohort::fuzz::answer(data, size, [](std::string_view) {
+  return cohort::fuzz::run_target(data, size, [](std::string_view) {
     cohort::JsonlConfig config;
     config.path = {kPath};
     config.prompt = "{prompt}{{}}";

@@ -1,4 +1,4 @@
-// Input: a safetensors file, of which everything is read.
+// Input: a safetensors file. All its tensors are read.
 #include <unistd.h>
 
 #include <fstream>
@@ -10,7 +10,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const std::string kPath = cohort::str("/dev/shm/cohort-fuzz-", getpid(), ".safetensors");
   std::ofstream(kPath, std::ios::binary)
       .write(reinterpret_cast<const char*>(data), static_cast<std::streamsize>(size));
-  return cohort::fuzz::answer(data, size, [](std::string_view) {
+  return cohort::fuzz::run_target(data, size, [](std::string_view) {
     const cohort::SafetensorsFile file(kPath);
     for (const std::string& name : file.names()) file.read(name);
   });

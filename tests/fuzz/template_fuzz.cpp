@@ -1,4 +1,4 @@
-// libFuzzer: any bytes as a chat template, rendered for two contexts. Refusing it is fine.
+// Input: a chat template, rendered for two contexts. An InputError is an expected result.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -14,7 +14,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                        {"name": "f", "arguments": {"x": 1.5, "y": [1, -2, {"z": true}]}}}]}],
         "tools": [], "add_generation_prompt": true, "bos_token": "<s>", "x": 7})",
                                                                            "context")};
-  // Few steps, so that loops cost the fuzzer little; everything else as in earnest.
+  // Few steps, so that loops take little time; the other limits are the defaults.
   cohort::RenderOptions options{.now = std::tm{.tm_mday = 1, .tm_year = 125}, .limits = {}};
   options.limits.steps = 50'000;
   try {

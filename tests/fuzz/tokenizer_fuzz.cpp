@@ -1,5 +1,5 @@
-// libFuzzer's entry: a tokenizer.json and, behind a zero byte, a text to encode and decode. Any
-// file may be refused with an InputError; a stream must give the text that decode() gives.
+// Input: a tokenizer.json and, after a zero byte, a text to encode and decode. An InputError is an
+// expected result; a stream must return the text of decode().
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -13,21 +13,21 @@ namespace {
 
 using namespace cohort;
 
-void expect(bool condition, const char* what) {
+void expect(bool condition, const char* failure) {
   if (condition) return;
-  std::fprintf(stderr, "tokenizer_fuzz: %s\n", what);
+  std::fprintf(stderr, "tokenizer_fuzz: %s\n", failure);
   std::abort();
 }
 
 void use(const Tokenizer& tokenizer, std::string_view text) {
   const auto ids = tokenizer.encode(text, SpecialTokens::kAdd);
-  expect(ids == tokenizer.encode(text, SpecialTokens::kAdd), "two calls give different ids");
+  expect(ids == tokenizer.encode(text, SpecialTokens::kAdd), "two calls return different ids");
   for (const SpecialText special : {SpecialText::kHide, SpecialText::kShow}) {
     const auto stream = tokenizer.decode_stream(special);
     std::string streamed;
     for (const int32_t id : ids) streamed += stream->push(id);
     streamed += stream->peek();
-    expect(streamed == tokenizer.decode(ids, special), "a stream gives another text");
+    expect(streamed == tokenizer.decode(ids, special), "a stream returns another text");
   }
 }
 

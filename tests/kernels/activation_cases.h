@@ -1,5 +1,5 @@
-// The backward of an MLP's activation against the elementwise ops and bias_backward(), which both
-// devices have.
+// The backward of an MLP's activation against the elementwise ops and bias_backward(), for both
+// devices.
 #pragma once
 
 #include "kernels/activation.h"
@@ -41,13 +41,13 @@ inline std::vector<ActivationCase> activation_cases() {
   return all;
 }
 
-// dy's shape: no rows, one row, rows that are no multiples of 16 bytes, more columns than a block
-// has on CUDA, and more rows (from 128 of long ones to 4,096 of short ones).
+// Shapes of dy: no rows, one row, rows that are not multiples of 16 bytes, more columns than a CUDA
+// block has, and more rows (a block has from 128 long to 4,096 short ones).
 inline const Shape kActivationShapes[] = {{0, 5},    {7},       {1, 264},   {3, 5},     {2, 3, 72},
                                           {700, 65}, {9000, 3}, {300, 520}, {131, 1032}};
 
-// What the one call writes has the bits of the calls it stands for: with and without the gradient
-// of the bias, which is written or added to, and the activation, beside dy or in its place.
+// activation_backward() has the bits of the single ops: with and without the gradient of the bias,
+// which is overwritten or accumulated, and with the activation in a tensor of its own or in dy's.
 inline void expect_bits_of_single_ops(const ActivationCase& test, const Shape& shape, DType dtype,
                                       Device device, Start start) {
   SCOPED_TRACE(str(test.name, " ", shape.str(), " in ", dtype_name(dtype),
@@ -55,7 +55,7 @@ inline void expect_bits_of_single_ops(const ActivationCase& test, const Shape& s
   Shape wide = shape;
   if (is_gated(test.op)) wide[-1] *= 2;
   const Shape columns{wide[-1]};
-  const DType sums = accumulate_dtype(dtype);
+  const DType accumulate = accumulate_dtype(dtype);
   const Tensor old = random_tensor(columns, DType::kF64, 3);
   Guarded u(random_tensor(wide, DType::kF64, 1, 2), dtype, device, start);
   const Tensor dy = random_tensor(shape, DType::kF64, 2);
@@ -70,7 +70,7 @@ inline void expect_bits_of_single_ops(const ActivationCase& test, const Shape& s
   for (const Bias bias : {Bias::kNone, Bias::kOverwrite, Bias::kAccumulate})
     for (const Value value : {Value::kNone, Value::kBeside, Value::kInPlace}) {
       const Grad mode = bias == Bias::kAccumulate ? Grad::kAccumulate : Grad::kOverwrite;
-      Guarded expected(old, sums, device), dbias(old, sums, device);
+      Guarded expected(old, accumulate, device), dbias(old, accumulate, device);
       Guarded gradient(dy, dtype, device, start), out(wide, dtype, device, start);
       Guarded beside(shape, dtype, device, start);
       bias_backward({.dbias = {expected.tensor(), mode}, .dy = du});
@@ -94,12 +94,12 @@ inline void expect_bits_of_single_ops(const ActivationCase& test, const Shape& s
     }
 }
 
-// Sizes of the products beside an activation: rows x k times k x cols, backward rows x c times c x
-// cols.
+// Sizes of the matmuls fused with an activation: [rows, k] [k, cols], in the backward [rows, c]
+// [c, cols].
 struct LinearActivationSizes {
   int64_t rows, k, cols, c;
 };
-// They have the bits of the calls they stand for. `random` makes inputs, `output` what is written.
+// Fused matmuls have the bits of the single ops. `random` makes inputs, `output` makes outputs.
 inline void expect_bits_of_composition(const ActivationCase& test,
                                        const LinearActivationSizes& size,
                                        const std::function<Tensor(const Shape&, uint64_t)>& random,
@@ -112,7 +112,7 @@ inline void expect_bits_of_composition(const ActivationCase& test,
   };
   const Tensor x = random({rows, k}, 1), up = random({wide, k}, 2), some_bias = random({wide}, 3);
   const Tensor dy = random({rows, c}, 4), down = random({c, cols}, 5);
-  const DType dtype = x.dtype(), sums = accumulate_dtype(dtype);
+  const DType dtype = x.dtype(), accumulate = accumulate_dtype(dtype);
   Tensor u = Tensor::empty({rows, wide}, dtype, x.device()),
          f = Tensor::empty({rows, cols}, dtype, x.device());
   for (const Tensor& bias : {none(), some_bias}) {
@@ -126,11 +126,11 @@ inline void expect_bits_of_composition(const ActivationCase& test,
     EXPECT_TRUE(equal(alone, f)) << bias.defined();
   }
   Tensor df = f.clone(), du = Tensor::empty_like(u),
-         dbias = Tensor::empty({wide}, sums, x.device());
+         dbias = Tensor::empty({wide}, accumulate, x.device());
   matmul({.c = df, .a = dy, .b = down});
   activation_backward({.du = du, .dbias = {dbias}, .dy = df, .u = u, .op = test.op});
   for (const bool again : {false, true}) {
-    Tensor got_du = output(u.shape(), dtype), got_dbias = output({wide}, sums),
+    Tensor got_du = output(u.shape(), dtype), got_dbias = output({wide}, accumulate),
            got_f = again ? output(f.shape(), dtype) : none();
     linear_activation_backward({.du = got_du,
                                 .dbias = {again ? got_dbias : none()},

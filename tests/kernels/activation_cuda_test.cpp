@@ -1,6 +1,6 @@
-// On CUDA the backward of gelu and gelu_tanh is one kernel with the bias's gradient.
+// On CUDA the backward of gelu and gelu_tanh is fused with the gradient of the bias.
 #include "core/cuda.h"
-#include "kernels/cuda/product_order.h"
+#include "kernels/cuda/accumulation_order.h"
 #include "tests/kernels/activation_cases.h"
 
 namespace cohort::kernels {
@@ -17,7 +17,7 @@ TEST(CudaActivation, BackwardHasTheBitsOfTheSingleOps) {
           expect_bits_of_single_ops(test, shape, dtype, device, start);
 }
 
-// Against the CPU's f64 on the same values; the sums are of what du was rounded to.
+// Compared with the CPU's f64 on the same values; dbias sums the rounded du.
 TEST(CudaActivation, BackwardFollowsTheCpu) {
   COHORT_REQUIRE_GPU(device);
   for (const ActivationCase& test : kUnaryActivations)
@@ -47,7 +47,7 @@ TEST(CudaActivation, BackwardFollowsTheCpu) {
       }
 }
 
-TEST(CudaActivation, BackwardHasTheSameBitsEveryTime) {
+TEST(CudaActivation, BackwardIsReproducible) {
   COHORT_REQUIRE_GPU(device);
   for (const ActivationCase& test : kUnaryActivations) {
     const Shape shape{1000, 264};
@@ -62,13 +62,13 @@ TEST(CudaActivation, BackwardHasTheSameBitsEveryTime) {
   }
 }
 
-// Sizes of models and others, of which sm_90 has kernels for those with enough tiles: rows and
-// columns that end inside of a tile, and sums from one step to many; NaN around all that is
-// written.
-TEST(CudaActivation, BesideProductsHasTheBitsOfTheSingleOps) {
+// Sizes of models and others; on sm_90 those with enough tiles use fused kernels. Partial tiles,
+// from one step of K to many, with NaN around all outputs.
+TEST(CudaActivation, FusedGemmsHaveTheBitsOfTheSingleOps) {
   COHORT_REQUIRE_GPU(device);
   constexpr int64_t kMargin = 4096;
-  std::vector<std::pair<Tensor, int64_t>> written;  // with margins, and the elements between them
+  std::vector<std::pair<Tensor, int64_t>>
+      written;  // tensor with margins, number of elements inside
   const auto random_in = [&](DType dtype) {
     return [&, dtype](const Shape& shape, uint64_t seed) {
       Tensor t = Tensor::empty(shape, DType::kBF16, device);
@@ -91,7 +91,7 @@ TEST(CudaActivation, BesideProductsHasTheBitsOfTheSingleOps) {
     written.clear();
   };
   for (const ActivationCase& test : activation_cases()) {
-    // Few rows: F of models, small ones, and parts of tiles.
+    // Few rows: sizes of models, small sizes, and partial tiles.
     for (const auto& [cols, k] : {std::pair<int64_t, int64_t>{4864, 896},
                                   {8960, 1536},
                                   {2644, 256},
@@ -113,35 +113,35 @@ TEST(CudaActivation, BesideProductsHasTheBitsOfTheSingleOps) {
   }
 }
 
-// Or the tests of bits would compare the single ops with themselves.
-TEST(CudaActivation, BesideProductsTakesOnlyWhatItCan) {
+// Otherwise the tests above would compare the single ops with themselves.
+TEST(CudaActivation, FusedGemmsAcceptSupportedSizesOnly) {
   COHORT_REQUIRE_GPU(device);
   if (!::cohort::cuda::is_hopper(device)) GTEST_SKIP() << "needs an sm_90 GPU";
   const auto zeros = [&, device = device](int64_t rows, int64_t cols, DType dtype) {
     return Tensor::zeros({rows, cols}, dtype, device);
   };
-  const auto takes = [&](Activation op, int64_t rows, int64_t k, int64_t cols,
-                         DType dtype = DType::kBF16) {
+  const auto accepts = [&](Activation op, int64_t rows, int64_t k, int64_t cols,
+                           DType dtype = DType::kBF16) {
     const int64_t wide = is_gated(op) ? 2 * cols : cols;
     Tensor u = zeros(rows, wide, dtype), y = zeros(rows, cols, dtype), du = u.clone(), unwanted;
     const Tensor x = zeros(rows, k, dtype), w = zeros(wide, k, dtype), down = zeros(k, cols, dtype);
-    const bool forward = cuda::linear_activation_at_once({y, x, w, none(), op, u});
+    const bool forward = cuda::fused_linear_activation({y, x, w, none(), op, u});
     const bool backward =
-        cuda::linear_activation_backward_at_once({du, {unwanted}, x, down, u, op, y});
+        cuda::fused_linear_activation_backward({du, {unwanted}, x, down, u, op, y});
     return std::pair{forward, backward};
   };
   for (const Activation op : {Activation::kSwiGlu, Activation::kGeGlu, Activation::kGeGluTanh})
-    EXPECT_EQ(takes(op, 2051, 896, 4864), (std::pair{true, true}));
+    EXPECT_EQ(accepts(op, 2051, 896, 4864), (std::pair{true, true}));
   constexpr std::pair kNeither{false, false};
-  EXPECT_EQ(takes(Activation::kGelu, 2051, 896, 4864), kNeither);
-  EXPECT_EQ(takes(Activation::kSwiGlu, 2051, 896, 4864, DType::kF32), kNeither);
-  EXPECT_EQ(takes(Activation::kSwiGlu, 2051, 896, 4860), kNeither);  // no rows of 16 bytes
-  EXPECT_EQ(takes(Activation::kSwiGlu, 2051, 4104, 4864), (std::pair{false, true}));
-  EXPECT_EQ(takes(Activation::kSwiGlu, 64, 896, 1024), kNeither);
-  EXPECT_EQ(takes(Activation::kSwiGlu, 0, 896, 4864), kNeither);
+  EXPECT_EQ(accepts(Activation::kGelu, 2051, 896, 4864), kNeither);
+  EXPECT_EQ(accepts(Activation::kSwiGlu, 2051, 896, 4864, DType::kF32), kNeither);
+  EXPECT_EQ(accepts(Activation::kSwiGlu, 2051, 896, 4860), kNeither);  // unaligned rows
+  EXPECT_EQ(accepts(Activation::kSwiGlu, 2051, 4104, 4864), (std::pair{false, true}));
+  EXPECT_EQ(accepts(Activation::kSwiGlu, 64, 896, 1024), kNeither);
+  EXPECT_EQ(accepts(Activation::kSwiGlu, 0, 896, 4864), kNeither);
 }
 
-TEST(CudaActivation, BesideProductsHasTheSameBitsEveryTime) {
+TEST(CudaActivation, FusedGemmsAreReproducible) {
   COHORT_REQUIRE_GPU(device);
   const auto random = [&, device = device](const Shape& shape, uint64_t seed) {
     return random_tensor(shape, DType::kF32, seed).to(DType::kBF16).to(device);

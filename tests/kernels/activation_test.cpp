@@ -38,7 +38,7 @@ TEST(Activation, MismatchesNameTheTensor) {
   EXPECT_THROW_WITH(call(du, columns, half, Activation::kSwiGlu, u), Error, "expected y f32[3, 2]");
 }
 
-TEST(Activation, BesideProductsHasTheBitsOfTheSingleOps) {
+TEST(Activation, FusedMatmulsHaveTheBitsOfTheSingleOps) {
   for (const ActivationCase& test : activation_cases())
     for (const DType dtype : {DType::kF32, DType::kF64})
       for (const LinearActivationSizes& size :
@@ -49,7 +49,7 @@ TEST(Activation, BesideProductsHasTheBitsOfTheSingleOps) {
             [](const Shape& shape, DType dtype) { return Tensor::full(shape, NAN, dtype); });
 }
 
-TEST(Activation, MismatchesBesideProductsNameTheTensor) {
+TEST(Activation, MismatchesOfFusedMatmulsNameTheTensor) {
   const auto zeros = [](const Shape& shape) { return Tensor::zeros(shape, DType::kF32); };
   const auto forward = [&](const Shape& y, const Shape& u, const Shape& w, const Shape& bias) {
     Tensor out = zeros(y), kept = zeros(u);

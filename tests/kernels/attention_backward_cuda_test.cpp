@@ -1,5 +1,6 @@
-// The CUDA backward against a plain f64 one that holds all scores. Inputs, o and lse come from the
-// CPU, rounded to the dtype under test, so that only the backward's own arithmetic differs.
+// The CUDA backward against a plain f64 one that materializes all scores. Inputs, o and lse come
+// from the CPU, rounded to the dtype under test, so that only the arithmetic of the backward
+// differs.
 #include "tests/kernels/attention_cases.h"
 #include "tests/kernels/cuda_test.h"
 
@@ -13,8 +14,8 @@ using kernels::test::kCudaTypes;
 using kernels::test::kRoundingSlack;
 using kernels::test::Start;
 
-// A case on the CPU in f64 whose values are those of `dtype`, with o and lse; and what is in the
-// gradients before.
+// A case on the CPU in f64 with values representable in `dtype`, with o and lse, and the previous
+// contents of the gradients.
 struct BackwardCase {
   AttentionCase c;
   AttentionOutput out;
@@ -42,10 +43,10 @@ BackwardCase make_backward_case(AttentionShape shape, DType dtype,
   return b;
 }
 
-// Where values are rounded: nowhere, or where the kernel's contract says so.
+// Rounding of intermediate values: none, or as in the contract of the kernel.
 enum class Rounding { kNone, kContract };
 
-// A gradient in f64, and the same sum with every term's size in place of the term.
+// A gradient in f64, and the same sum over the magnitudes of its terms.
 struct Sum {
   std::vector<double> value, size;
   explicit Sum(const Tensor& like)
@@ -119,8 +120,8 @@ Sums naive_backward(const BackwardCase& b, Rounding rounding) {
   return sums;
 }
 
-// Runs on the device. Around the inputs lies NaN, so that whatever is read there shows; under the
-// gradients to overwrite, too.
+// Runs on the device. NaN surrounds the inputs and fills gradients to overwrite, so that stray
+// reads show.
 AttentionGrads run_on(Device device, const BackwardCase& b, Start start = Start::kAligned) {
   const AttentionCase& c = b.c;
   const auto input = [&](const Tensor& t, DType dtype) {
@@ -162,9 +163,9 @@ double distance(std::vector<double> a, const std::vector<double>& b) {
   return norm(a);
 }
 
-// bf16: the error is about what the contract's roundings cost. Both: what f32 sums cost comes on
-// top, 1e-5 of the gradient, and, as dP - delta may cancel to nothing (with one key it does), 1e-6
-// of the sum of its terms' sizes.
+// bf16: the error is about that of the roundings of the contract. Both dtypes: f32 accumulation
+// adds 1e-5 of the gradient, and, as dP - delta may cancel completely (with a single key it does),
+// 1e-6 of the sum of the magnitudes of its terms.
 void expect_close(const AttentionGrads& grads, const BackwardCase& b) {
   const Sums exact = naive_backward(b, Rounding::kNone),
              contract = naive_backward(b, Rounding::kContract);
@@ -262,7 +263,7 @@ TEST_P(CudaAttentionBackwardDims, EqualsTheDefinitionUnderAWindow) {
     }
 }
 
-// Nor what other kernels do that take aligned rows alone.
+// Unaligned rows may run on other kernels; where they do, results are only close.
 TEST_P(CudaAttentionBackwardDims, AlignmentDoesNotChangeBits) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes) {
@@ -276,8 +277,8 @@ TEST_P(CudaAttentionBackwardDims, AlignmentDoesNotChangeBits) {
   }
 }
 
-// With the forward of the device in front.
-TEST_P(CudaAttentionBackwardDims, TakesTheForwardOfTheDevice) {
+// The forward runs on the device, too.
+TEST_P(CudaAttentionBackwardDims, DifferentiatesTheDeviceForward) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes) {
     BackwardCase b = make_backward_case({.heads = 2, .kv_heads = 1, .dim = GetParam(), .p = 0.2},
@@ -307,13 +308,13 @@ TEST(CudaAttentionBackward, EachGradientFollowsItsMode) {
         BackwardCase b = make_backward_case({.heads = 4, .kv_heads = 2, .dim = dim}, dtype,
                                             {{1, 140}, {2, 0}, {3, 9}});
         const Tensor& like = old == &BackwardCase::old_q ? b.c.q : b.c.k;
-        SCOPED_TRACE(str(dtype_name(dtype), ", D ", dim, ", of ", like.str()));
+        SCOPED_TRACE(str(dtype_name(dtype), ", D ", dim, ", gradient of ", like.str()));
         b.*old = rounded(random_tensor(like.shape(), DType::kF64, 31), dtype);
         expect_close(run_on(device, b), b);
       }
 }
 
-// All scores far below zero: exp(0 - lse) of the zeros that fill up a tile overflows.
+// All scores are far below zero: exp(0 - lse) of the zeros that pad a tile overflows.
 TEST(CudaAttentionBackward, PaddingOfATileDoesNotCount) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
@@ -332,7 +333,7 @@ TEST(CudaAttentionBackward, PaddingOfATileDoesNotCount) {
       }
 }
 
-TEST(CudaAttentionBackward, TokensMayLieApart) {
+TEST(CudaAttentionBackward, TokensMayBeStrided) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
     for (const int64_t dim : {5, 64, 128, 256}) {
@@ -341,9 +342,9 @@ TEST(CudaAttentionBackward, TokensMayLieApart) {
                               {{1, 40}, {2, 1}, {3, 300}}),
                     device);
       const AttentionOutput out = run_forward(c);
-      const AttentionGrads own = run_backward(c, out), together = run_merged_backward(c, out);
-      EXPECT_TRUE(bit_equal(own.dq, together.dq) && bit_equal(own.dk, together.dk) &&
-                  bit_equal(own.dv, together.dv))
+      const AttentionGrads separate = run_backward(c, out), views = run_merged_backward(c, out);
+      EXPECT_TRUE(bit_equal(separate.dq, views.dq) && bit_equal(separate.dk, views.dk) &&
+                  bit_equal(separate.dv, views.dv))
           << dim;
     }
 }
@@ -360,8 +361,8 @@ TEST(CudaAttentionBackward, RunsGiveTheSameBits) {
       }
 }
 
-// The same sequences alone, and among others that shift them. NaN in the others does not show.
-TEST(CudaAttentionBackward, BitsDoNotDependOnCompany) {
+// Sequences alone, and packed among others that shift them. NaN in the others must not leak.
+TEST(CudaAttentionBackward, BitsDoNotDependOnOtherSequences) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
     for (const Mask mask : {Mask::kCausal, Mask::kFull})

@@ -1,4 +1,4 @@
-// The backward pass against central differences in f64, and what its bits may not depend on.
+// The backward pass against central differences in f64, and the invariances of its bits.
 #include "core/allocator.h"
 #include "core/parallel.h"
 #include "core/rng.h"
@@ -11,7 +11,7 @@ using kernels::Grad;
 using kernels::Mask;
 
 // d/dx of sum(dout * o) by central differences. The difference is taken per element of o, so that
-// outputs that x does not reach contribute exactly zero.
+// outputs independent of x contribute exactly zero.
 double numeric_gradient(const AttentionCase& c, double* x) {
   const double at = *x, h = 1e-4;
   *x = at + h;
@@ -25,7 +25,7 @@ double numeric_gradient(const AttentionCase& c, double* x) {
   return sum / (2 * h);
 }
 
-// Compares up to `samples` elements of each gradient, drawn at random.
+// Compares up to `samples` random elements of each gradient.
 void check_gradients(AttentionCase c, int64_t samples) {
   const AttentionGrads grads = run_backward(c, run_forward(c));
   Rng rng(1, rng_stream(kTestPurpose, 5));
@@ -115,7 +115,7 @@ TEST(AttentionBackward, F32IsCloseToF64) {
     }
 }
 
-TEST(AttentionBackward, BitsDoNotDependOnCompany) {
+TEST(AttentionBackward, BitsDoNotDependOnOtherSequences) {
   for (const Mask mask : {Mask::kCausal, Mask::kFull}) {
     const AttentionShape shape{
         .heads = 6, .kv_heads = 2, .dim = 24, .dtype = DType::kF32, .mask = mask, .p = 0.3};
@@ -132,7 +132,7 @@ TEST(AttentionBackward, BitsDoNotDependOnCompany) {
   }
 }
 
-// The long sequence goes whole with one thread and in tiles with more.
+// The long sequence is one work item with one thread, and several with more.
 TEST(AttentionBackward, BitsDoNotDependOnThreads) {
   const int before = num_threads();
   for (const Grad mode : {Grad::kOverwrite, Grad::kAccumulate})
@@ -175,20 +175,20 @@ TEST(AttentionBackward, BitsDoNotDependOnThreads) {
   set_num_threads(before);
 }
 
-// Each gradient follows its own mode.
-TEST(AttentionBackward, TokensMayLieApart) {
+TEST(AttentionBackward, TokensMayBeStrided) {
   for (const int64_t dim : {5, 64}) {
     const AttentionCase c = make_case({.heads = 6, .kv_heads = 2, .dim = dim, .dtype = DType::kF32},
                                       {{1, 40}, {2, 1}, {3, 130}});
     const AttentionOutput out = run_forward(c);
-    const AttentionGrads own = run_backward(c, out), together = run_merged_backward(c, out);
-    EXPECT_TRUE(bit_equal(own.dq, together.dq) && bit_equal(own.dk, together.dk) &&
-                bit_equal(own.dv, together.dv))
+    const AttentionGrads separate = run_backward(c, out), views = run_merged_backward(c, out);
+    EXPECT_TRUE(bit_equal(separate.dq, views.dq) && bit_equal(separate.dk, views.dk) &&
+                bit_equal(separate.dv, views.dv))
         << dim;
   }
 }
 
-TEST(AttentionBackward, AccumulatesIntoWhatIsThere) {
+// Each gradient has its own mode.
+TEST(AttentionBackward, AccumulatesIntoExistingGradients) {
   const AttentionCase c =
       make_case({.heads = 4, .kv_heads = 2, .dim = 10}, {{1, 140}, {2, 0}, {3, 9}});
   const AttentionOutput out = run_forward(c);
@@ -217,7 +217,7 @@ TEST(AttentionBackward, AccumulatesIntoWhatIsThere) {
   expect_sum(g.dv, old_v, fresh.dv);
 }
 
-TEST(AttentionBackward, ScratchIsOfTheTileNotOfTheSequence) {
+TEST(AttentionBackward, ScratchScalesWithTheTileNotTheSequence) {
   const AttentionCase c =
       make_case({.heads = 1, .kv_heads = 1, .dim = 16, .dtype = DType::kF32}, {{1, 2048}});
   const AttentionOutput out = run_forward(c);

@@ -1,5 +1,5 @@
-// Packed inputs for the attention tests. A sequence's values depend on its id and length only, so
-// the same sequence can be put into different company. With them a plain f64 softmax as the oracle.
+// Packed inputs for the attention tests, and a plain f64 softmax as the oracle. The values of a
+// sequence depend on its id and length only, so that the same sequence can be packed with others.
 #pragma once
 
 #include <cmath>
@@ -95,8 +95,8 @@ inline AttentionGrads run_backward(const AttentionCase& c, const AttentionOutput
   return g;
 }
 
-// Scores held, exponentials of the standard library, dropout bit by bit. With bf16 as `storage`, P
-// and O are rounded where the contract says so.
+// Materializes the scores, uses the exponentials of the standard library, and draws dropout bit by
+// bit. With bf16 as `storage`, P and O are rounded as in the contract.
 inline AttentionOutput naive_attention(const AttentionCase& c, DType storage = DType::kF64) {
   const auto q = c.q.to_vector<double>(), k = c.k.to_vector<double>(), v = c.v.to_vector<double>();
   const int64_t heads = c.q.dim(1), kv_heads = c.k.dim(1), dim = c.q.dim(2), tokens = c.tokens();
@@ -153,7 +153,7 @@ inline AttentionCase in_f32(const AttentionCase& c) {
   return in_dtype(c, DType::kF32);
 }
 
-// [T, H + 2 Hkv, D]: heads side by side.
+// [T, H + 2 Hkv, D]: concatenated heads.
 inline Tensor side_by_side(const Tensor& q, const Tensor& k, const Tensor& v) {
   const int64_t heads = q.dim(1), kv_heads = k.dim(1);
   Tensor all = Tensor::empty({q.dim(0), heads + 2 * kv_heads, q.dim(2)}, q.dtype(), q.device());
@@ -162,7 +162,7 @@ inline Tensor side_by_side(const Tensor& q, const Tensor& k, const Tensor& v) {
   all.narrow(1, heads + kv_heads, kv_heads).copy_(v);
   return all;
 }
-// The same numbers, queries, keys and values as views of one tensor.
+// The case with queries, keys and values as views of one tensor.
 inline AttentionCase merged(const AttentionCase& c) {
   AttentionCase f = c;
   const Tensor all = side_by_side(c.q, c.k, c.v);
@@ -172,7 +172,7 @@ inline AttentionCase merged(const AttentionCase& c) {
   f.v = all.narrow(1, heads + kv_heads, kv_heads);
   return f;
 }
-// run_backward() with gradients as views of one tensor, too.
+// run_backward() with merged inputs and gradients as views of one tensor.
 inline AttentionGrads run_merged_backward(const AttentionCase& c, const AttentionOutput& out) {
   const AttentionGrads own{Tensor::full(c.q.shape(), NAN, c.q.dtype(), c.q.device()),
                            Tensor::full(c.k.shape(), NAN, c.q.dtype(), c.q.device()),
@@ -188,7 +188,7 @@ inline AttentionGrads run_merged_backward(const AttentionCase& c, const Attentio
   return {grads.q.clone(), grads.k.clone(), grads.v.clone()};
 }
 
-// start() is for cases on the CPU.
+// Result is for the kernels: start() works for cases on the CPU only.
 inline AttentionCase on_device(const AttentionCase& c, Device device) {
   AttentionCase f = c;
   for (Tensor* t : {&f.q, &f.k, &f.v, &f.dout, &f.cu}) *t = t->to(device);

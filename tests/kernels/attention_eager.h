@@ -1,6 +1,6 @@
-// Attention and its gradients as a framework computes them that has no fused kernel: scores and
-// probabilities are held, and each operation rounds its result. What flash-attention's errors are
-// measured by (Dao et al. 2022 and later do so, too).
+// Attention and its gradients as a framework without a fused kernel computes them: scores and
+// probabilities are materialized, and each operation rounds its result. The usual reference for
+// errors of flash attention (Dao et al. 2022 and later).
 #pragma once
 
 #include "tests/kernels/attention_cases.h"
@@ -12,7 +12,7 @@ struct EagerAttention {
   AttentionGrads grads;
 };
 
-// Row-major. Products add up in f64.
+// Row-major matrix; matmuls accumulate in f64.
 struct EagerMatrix {
   int64_t rows, columns;
   std::vector<double> values;
@@ -33,7 +33,7 @@ struct EagerMatrix {
   }
 };
 
-inline EagerMatrix eager_product(const EagerMatrix& a, const EagerMatrix& b, DType storage) {
+inline EagerMatrix eager_matmul(const EagerMatrix& a, const EagerMatrix& b, DType storage) {
   EagerMatrix c(a.rows, b.columns);
   for (int64_t i = 0; i < a.rows; ++i)
     for (int64_t k = 0; k < a.columns; ++k)
@@ -42,8 +42,8 @@ inline EagerMatrix eager_product(const EagerMatrix& a, const EagerMatrix& b, DTy
   return c;
 }
 
-// Of a case on the CPU in f64, without dropout and shared beginnings. With f64 as `storage` nothing
-// is rounded.
+// Computes a case on the CPU in f64, without dropout and prefixes. With f64 as `storage` nothing is
+// rounded.
 inline EagerAttention eager_attention(const AttentionCase& c, DType storage) {
   const int64_t heads = c.q.dim(1), kv_heads = c.k.dim(1), dim = c.q.dim(2);
   const int64_t group = heads / kv_heads;
@@ -68,10 +68,10 @@ inline EagerAttention eager_attention(const AttentionCase& c, DType storage) {
     for (int64_t h = 0; h < heads; ++h) {
       const EagerMatrix q = head(c.q, h), k = head(c.k, h / group), v = head(c.v, h / group),
                         dout = head(c.dout, h);
-      EagerMatrix p = eager_product(q, k.transposed(), storage);
+      EagerMatrix p = eager_matmul(q, k.transposed(), storage);
       for (double& x : p.values) x *= scale;
       p.round_to(storage);
-      for (int64_t i = 0; i < n; ++i) {  // the softmax of each row, of the keys that it sees
+      for (int64_t i = 0; i < n; ++i) {  // softmax of each row over its visible keys
         const int64_t end = c.desc.mask == kernels::Mask::kCausal ? i + 1 : n;
         const int64_t first = c.desc.window > 0 ? std::max<int64_t>(0, end - c.desc.window) : 0;
         double* const row = p.row(i);
@@ -85,9 +85,9 @@ inline EagerAttention eager_attention(const AttentionCase& c, DType storage) {
         e.out.lse.data<double>()[h * c.tokens() + start + i] = largest + std::log(sum);
       }
       p.round_to(storage);
-      add(e.out.o, h, eager_product(p, v, storage));
-      add(e.grads.dv, h / group, eager_product(p.transposed(), dout, storage));
-      EagerMatrix ds = eager_product(dout, v.transposed(), storage);
+      add(e.out.o, h, eager_matmul(p, v, storage));
+      add(e.grads.dv, h / group, eager_matmul(p.transposed(), dout, storage));
+      EagerMatrix ds = eager_matmul(dout, v.transposed(), storage);
       for (int64_t i = 0; i < n; ++i) {
         double delta = 0;
         for (int64_t j = 0; j < n; ++j) delta += p.row(i)[j] * ds.row(i)[j];
@@ -96,11 +96,11 @@ inline EagerAttention eager_attention(const AttentionCase& c, DType storage) {
       ds.round_to(storage);
       for (double& x : ds.values) x *= scale;
       ds.round_to(storage);
-      add(e.grads.dq, h, eager_product(ds, k, storage));
-      add(e.grads.dk, h / group, eager_product(ds.transposed(), q, storage));
+      add(e.grads.dq, h, eager_matmul(ds, k, storage));
+      add(e.grads.dk, h / group, eager_matmul(ds.transposed(), q, storage));
     }
   }
-  // Sums over the heads of a group are an operation, too.
+  // The sum over the heads of a group is an operation, too, and rounds.
   for (Tensor* t : {&e.grads.dk, &e.grads.dv}) *t = t->to(storage).to(DType::kF64);
   return e;
 }

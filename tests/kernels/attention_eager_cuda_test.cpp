@@ -14,8 +14,8 @@ double largest_error(const Tensor& got, const Tensor& exact) {
   return largest;
 }
 
-// Any shape that the kernels take, with at least one sequence of 200 tokens or more: the largest of
-// a few errors says little.
+// A random supported shape, with at least one sequence of 200 tokens or more: the maximum of a few
+// errors says little.
 AttentionCase random_case(uint64_t seed) {
   Rng rng(seed, rng_stream(kTestPurpose));
   AttentionShape shape{.dim =
@@ -32,8 +32,8 @@ AttentionCase random_case(uint64_t seed) {
   return in_dtype(in_dtype(make_case(shape, sequences), DType::kBF16), DType::kF64);
 }
 
-// Each error is at most twice, and all together at most as large as those of rounding after each
-// operation.
+// The maximum error is at most twice that of rounding after each operation, and the relative error
+// of the whole tensor at most as large.
 TEST(CudaAttentionErrors, AreThoseOfEagerComputationOrSmaller) {
   COHORT_REQUIRE_GPU(device);
   for (uint64_t seed = 1; seed <= 40; ++seed) {

@@ -1,4 +1,4 @@
-// The yardstick of the CUDA kernels' errors is right, and rounds.
+// The eager reference of the CUDA kernels: it is correct, and it rounds.
 #include "tests/kernels/attention_eager.h"
 
 namespace cohort::test {

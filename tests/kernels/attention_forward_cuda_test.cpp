@@ -1,5 +1,4 @@
-// The forward pass on CUDA against a plain softmax in f64, and what its bits may and may not depend
-// on.
+// The forward pass on CUDA against a plain softmax in f64, and the invariances of its bits.
 #include <array>
 
 #include "tests/kernels/attention_cases.h"
@@ -26,14 +25,14 @@ std::string describe(const AttentionShape& s) {
              s.p);
 }
 
-// The case with inputs that `dtype` can hold, in f64.
+// The case with inputs representable in `dtype`, in f64.
 AttentionCase rounded(const AttentionCase& c, DType dtype) {
   return in_dtype(in_dtype(c, dtype), DType::kF64);
 }
 
-// f32: some hundred roundings of 2^-24. bf16: besides, the error that rounding P and O makes by
-// itself. That P is rounded relative to the running instead of the final maximum changes its bits
-// but not the size of the error.
+// f32: a few hundred roundings of 2^-24. bf16: additionally the error of rounding P and O alone.
+// That P is rounded relative to the running instead of the final maximum changes its bits but not
+// the size of the error.
 void expect_exact(const AttentionOutput& out, const AttentionCase& exact) {
   const AttentionOutput oracle = naive_attention(exact);
   double tolerance = 1e-5;
@@ -114,7 +113,7 @@ TEST(CudaAttentionForward, AWindowHidesEarlierKeys) {
 }
 
 // Over several chunks of keys, against f64 on the CPU. bf16 rounds P and O to 2^-9 each.
-TEST(CudaAttentionForward, ChunksAreJoined) {
+TEST(CudaAttentionForward, ChunksAreCombined) {
   COHORT_REQUIRE_GPU(device);
   const int64_t chunk = kernels::kAttentionChunk;
   struct Row {
@@ -138,8 +137,8 @@ TEST(CudaAttentionForward, ChunksAreJoined) {
     }
 }
 
-// What lies in later chunks changes no bit of a row in the first.
-TEST(CudaAttentionForward, TheFirstChunkDoesNotKnowOfTheOthers) {
+// Later chunks change no bit of a row in the first.
+TEST(CudaAttentionForward, TheFirstChunkDoesNotDependOnLaterChunks) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes) {
     AttentionCase c = make_case({.heads = 2, .kv_heads = 1, .dim = 64, .dtype = dtype},
@@ -154,9 +153,9 @@ TEST(CudaAttentionForward, TheFirstChunkDoesNotKnowOfTheOthers) {
   }
 }
 
-// A window that no sequence fills changes no bit; and neither do values before the window, as long
-// as they are finite.
-TEST(CudaAttentionForward, AWindowLeavesTheBitsOfWhatItShows) {
+// A window longer than every sequence changes no bit, and neither do finite values before the
+// window.
+TEST(CudaAttentionForward, AWindowKeepsTheBitsOfVisibleKeys) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
     for (const int64_t dim : {64, 128, 256}) {
@@ -187,7 +186,7 @@ TEST(CudaAttentionForward, TensorsMayStartAnywhere) {
     }
 }
 
-TEST(CudaAttentionForward, DropsProbabilitiesByTheirAddress) {
+TEST(CudaAttentionForward, DropsProbabilitiesByTheirIndex) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
     for (const int64_t dim : {20, 128, 192})
@@ -207,9 +206,9 @@ TEST(CudaAttentionForward, UsesTheGivenScale) {
   expect_exact(run_guarded(c, DType::kF32, device), rounded(c, DType::kF32));
 }
 
-// Keys that grow along the sequence, so that the maximum rises in every tile, and scores of some
-// hundreds, for which exponentials without it would overflow. What the result may be off by is the
-// rounding of a score relative to 1: hundreds times some 2^-24.
+// Keys that grow along the sequence, so that the maximum rises in every tile, and scores of several
+// hundred, for which exponentials without the maximum would overflow. The allowed error is the
+// rounding of a score relative to 1: hundreds times a few 2^-24.
 TEST(CudaAttentionForward, FollowsARisingMaximum) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
@@ -230,7 +229,7 @@ TEST(CudaAttentionForward, FollowsARisingMaximum) {
     }
 }
 
-TEST(CudaAttentionForward, TokensMayLieApart) {
+TEST(CudaAttentionForward, TokensMayBeStrided) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
     for (const int64_t dim : {5, 64, 128, 256}) {
@@ -238,8 +237,8 @@ TEST(CudaAttentionForward, TokensMayLieApart) {
           on_device(make_case({.heads = 6, .kv_heads = 2, .dim = dim, .dtype = dtype},
                               {{1, 40}, {2, 1}, {3, 300}}),
                     device);
-      const AttentionOutput own = run_forward(c), together = run_forward(merged(c));
-      EXPECT_TRUE(bit_equal(own.o, together.o) && bit_equal(own.lse, together.lse)) << dim;
+      const AttentionOutput separate = run_forward(c), views = run_forward(merged(c));
+      EXPECT_TRUE(bit_equal(separate.o, views.o) && bit_equal(separate.lse, views.lse)) << dim;
     }
 }
 
@@ -258,8 +257,8 @@ TEST(CudaAttentionForward, RunsGiveTheSameBits) {
     }
 }
 
-// The same sequences alone, and among others that shift them. NaN in the others does not show.
-TEST(CudaAttentionForward, BitsDoNotDependOnCompany) {
+// Sequences alone, and packed among others that shift them. NaN in the others must not leak.
+TEST(CudaAttentionForward, BitsDoNotDependOnOtherSequences) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
     for (const Mask mask : kMasks)
@@ -293,8 +292,8 @@ TEST(CudaAttentionForward, BitsDoNotDependOnCompany) {
       }
 }
 
-// So many keys that not all heads are worked on side by side; each as it is alone.
-TEST(CudaAttentionForward, HeadsTakeTurnsOnALongPack) {
+// A pack so long that not all heads fit in one batch; each head equals a run of that head alone.
+TEST(CudaAttentionForward, HeadsRunInBatchesOnALongPack) {
   COHORT_REQUIRE_GPU(device);
   std::vector<SequenceSpec> sequences;
   for (int64_t s = 0; s < 256; ++s)
@@ -314,7 +313,7 @@ TEST(CudaAttentionForward, HeadsTakeTurnsOnALongPack) {
   }
 }
 
-// A causal row's bits are those of the sequence cut off after it.
+// The bits of a causal row equal those of the sequence truncated after it.
 TEST(CudaAttentionForward, BitsDoNotDependOnLaterTokens) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
@@ -322,10 +321,11 @@ TEST(CudaAttentionForward, BitsDoNotDependOnLaterTokens) {
       const AttentionCase c = make_case({.dim = dim, .dtype = dtype}, {{1, 200}});
       const AttentionOutput whole = run_forward(on_device(c, device));
       for (const int64_t n : {1, 2, 7, 63, 64, 65, 127, 128, 129, 199}) {
-        AttentionCase cut = c;
-        cut.cu = Tensor::from(std::vector<int32_t>{0, static_cast<int32_t>(n)});
-        for (Tensor* t : {&cut.q, &cut.k, &cut.v}) *t = t->narrow(0, 0, n).contiguous();
-        EXPECT_TRUE(bit_equal(run_forward(on_device(cut, device)).o.to(Device{}),
+        AttentionCase truncated = c;
+        truncated.cu = Tensor::from(std::vector<int32_t>{0, static_cast<int32_t>(n)});
+        for (Tensor* t : {&truncated.q, &truncated.k, &truncated.v})
+          *t = t->narrow(0, 0, n).contiguous();
+        EXPECT_TRUE(bit_equal(run_forward(on_device(truncated, device)).o.to(Device{}),
                               whole.o.narrow(0, 0, n).to(Device{})))
             << n;
       }

@@ -1,4 +1,4 @@
-// The forward pass against a plain softmax, and what its bits may and may not depend on.
+// The forward pass against a plain softmax, and the invariances of its bits.
 #include "core/allocator.h"
 #include "core/parallel.h"
 #include "kernels/vector_math.h"
@@ -42,8 +42,8 @@ TEST(AttentionForward, EqualsAPlainSoftmax) {
   }
 }
 
-// The inputs are those of f32, so only the arithmetic differs: 2^-24 times the square root of
-// some hundred roundings.
+// The inputs are f32 values, so only the arithmetic differs: 2^-24 times the square root of a few
+// hundred roundings.
 TEST(AttentionForward, F32IsCloseToF64) {
   for (const int64_t dim : {3, 64, 130})
     for (const Mask mask : {Mask::kCausal, Mask::kFull}) {
@@ -57,7 +57,7 @@ TEST(AttentionForward, F32IsCloseToF64) {
     }
 }
 
-TEST(AttentionForward, DropsProbabilitiesByTheirAddress) {
+TEST(AttentionForward, DropsProbabilitiesByTheirIndex) {
   for (const Mask mask : {Mask::kCausal, Mask::kFull}) {
     const AttentionCase c = make_case(
         {.heads = 4, .kv_heads = 2, .dim = 20, .mask = mask, .p = 0.3}, {{11, 140}, {12, 5}});
@@ -84,9 +84,9 @@ TEST(AttentionForward, AWindowHidesEarlierKeys) {
       }
 }
 
-// A window that no sequence fills changes nothing; and a row's bits do not depend on what lies
+// A window longer than every sequence changes nothing; and the bits of a row do not depend on keys
 // before its window, not even through 0 x inf.
-TEST(AttentionForward, AWindowLeavesTheBitsOfWhatItShows) {
+TEST(AttentionForward, AWindowKeepsTheBitsOfVisibleKeys) {
   for (const int64_t dim : {16, 144}) {
     AttentionCase c = make_case({.dim = dim, .dtype = DType::kF32}, {{1, 300}, {2, 40}});
     const AttentionOutput all = run_forward(c);
@@ -102,8 +102,8 @@ TEST(AttentionForward, AWindowLeavesTheBitsOfWhatItShows) {
   }
 }
 
-// attention.h's canonical order, spelled out for one row and one head at a time; of rows from
-// position `from` on.
+// The canonical order of attention.h, one row and one head at a time, for rows from position `from`
+// on.
 template <class T>
 AttentionOutput canonical_attention(const AttentionCase& c, int64_t from = 0) {
   AttentionOutput out{Tensor::empty_like(c.q),
@@ -118,20 +118,21 @@ AttentionOutput canonical_attention(const AttentionCase& c, int64_t from = 0) {
         const T* q = c.q.data<T>() + (t * heads + h) * dim;
         const int64_t first = (c.start(s) * kv_heads + h / (heads / kv_heads)) * dim;
         std::vector<T> o(static_cast<size_t>(dim), T{0}), p(static_cast<size_t>(tile));
-        std::vector<T> joined_o(static_cast<size_t>(dim), T{0});
-        T m = -INFINITY, l[4] = {}, joined_m = -INFINITY, joined_l = 0;
+        std::vector<T> combined_o(static_cast<size_t>(dim), T{0});
+        T m = -INFINITY, l[4] = {}, combined_m = -INFINITY, combined_l = 0;
         const int64_t end = c.shape.mask == Mask::kFull ? c.sequences[s].length : i + 1;
         const int64_t hidden = c.shape.window > 0 ? std::max<int64_t>(0, end - c.shape.window) : 0;
         const auto end_chunk = [&] {
           const T sum = (l[0] + l[1]) + (l[2] + l[3]);
-          if (joined_l == 0) {
-            joined_o = o, joined_m = m, joined_l = sum;
+          if (combined_l == 0) {
+            combined_o = o, combined_m = m, combined_l = sum;
           } else {
-            const T largest = std::max(joined_m, m);
-            const T a = kernels::vexp2(joined_m - largest), b = kernels::vexp2(m - largest);
-            joined_m = largest;
-            joined_l = std::fma(sum, b, joined_l * a);
-            for (size_t d = 0; d < o.size(); ++d) joined_o[d] = std::fma(o[d], b, joined_o[d] * a);
+            const T largest = std::max(combined_m, m);
+            const T a = kernels::vexp2(combined_m - largest), b = kernels::vexp2(m - largest);
+            combined_m = largest;
+            combined_l = std::fma(sum, b, combined_l * a);
+            for (size_t d = 0; d < o.size(); ++d)
+              combined_o[d] = std::fma(o[d], b, combined_o[d] * a);
           }
           m = -INFINITY;
           std::fill_n(l, 4, T{0});
@@ -158,17 +159,17 @@ AttentionOutput canonical_attention(const AttentionCase& c, int64_t from = 0) {
             l[j % 8 / 2] += x;
             const T* v = c.v.data<T>() + first + (key0 + j) * kv_heads * dim;
             for (int64_t d = 0; d < dim; ++d) {
-              T& sum = o[static_cast<size_t>(d)];
-              sum = std::fma(x, v[d], sum);
+              T& acc = o[static_cast<size_t>(d)];
+              acc = std::fma(x, v[d], acc);
             }
           }
           if ((key0 + tile) % kernels::kAttentionChunk == 0 || key0 + tile >= end) end_chunk();
         }
         for (int64_t d = 0; d < dim; ++d)
           out.o.data<T>()[(t * heads + h) * dim + d] =
-              joined_o[static_cast<size_t>(d)] * (1 / joined_l);
+              combined_o[static_cast<size_t>(d)] * (1 / combined_l);
         out.lse.data<T>()[h * c.tokens() + t] =
-            std::fma(joined_m, static_cast<T>(0.69314718055994530942), std::log(joined_l));
+            std::fma(combined_m, static_cast<T>(0.69314718055994530942), std::log(combined_l));
       }
   return out;
 }
@@ -185,8 +186,8 @@ TEST(AttentionForward, BitsFollowTheCanonicalOrder) {
   }
 }
 
-// Rows that see two or three chunks, and under a window some that see none of the first.
-TEST(AttentionForward, ChunksAreJoinedInOrder) {
+// Rows that see two or three chunks, and with a window some that see none of the first.
+TEST(AttentionForward, ChunksAreCombinedInOrder) {
   const int64_t chunk = kernels::kAttentionChunk;
   struct Row {
     int64_t dim, length;
@@ -219,8 +220,8 @@ TEST(AttentionForward, UsesTheGivenScale) {
   EXPECT_LT(relative_error(run_forward(c).o, naive_attention(c).o), 1e-13);
 }
 
-// Scores of some thousands: without the running maximum the exponentials overflow. The rounding of
-// a score, relative to 1, is what the result may be off by: thousands times 2^-52.
+// Scores of several thousand: without the running maximum the exponentials overflow. The allowed
+// error is the rounding of a score relative to 1: thousands times 2^-52.
 TEST(AttentionForward, SurvivesLargeScores) {
   const AttentionCase c = make_case({.dim = 16, .scale = 500}, {{1, 260}});
   const AttentionOutput out = run_forward(c), oracle = naive_attention(c);
@@ -229,8 +230,9 @@ TEST(AttentionForward, SurvivesLargeScores) {
   for (const double x : single.o.to_vector<double>()) ASSERT_TRUE(std::isfinite(x));
 }
 
-// The same sequences alone, and among others that shift them and change how rows fall into blocks.
-TEST(AttentionForward, BitsDoNotDependOnCompany) {
+// Sequences alone, and packed among others that shift them and change how rows are grouped into
+// blocks.
+TEST(AttentionForward, BitsDoNotDependOnOtherSequences) {
   for (const DType dtype : {DType::kF32, DType::kF64})
     for (const Mask mask : {Mask::kCausal, Mask::kFull})
       for (const double p : {0.0, 0.3}) {
@@ -254,16 +256,17 @@ TEST(AttentionForward, BitsDoNotDependOnCompany) {
       }
 }
 
-// A causal row's bits are those of the sequence cut off after it.
+// The bits of a causal row equal those of the sequence truncated after it.
 TEST(AttentionForward, BitsDoNotDependOnLaterTokens) {
   for (const int64_t dim : {16, 144}) {
     AttentionCase c = make_case({.dim = dim, .dtype = DType::kF32}, {{1, 200}});
     const AttentionOutput whole = run_forward(c);
     for (const int64_t n : {1, 2, 7, 63, 64, 65, 127, 128, 129, 199}) {
-      AttentionCase cut = c;
-      cut.cu = Tensor::from(std::vector<int32_t>{0, static_cast<int32_t>(n)});
-      for (Tensor* t : {&cut.q, &cut.k, &cut.v}) *t = t->narrow(0, 0, n).contiguous();
-      EXPECT_TRUE(bit_equal(run_forward(cut).o, whole.o.narrow(0, 0, n))) << n;
+      AttentionCase truncated = c;
+      truncated.cu = Tensor::from(std::vector<int32_t>{0, static_cast<int32_t>(n)});
+      for (Tensor* t : {&truncated.q, &truncated.k, &truncated.v})
+        *t = t->narrow(0, 0, n).contiguous();
+      EXPECT_TRUE(bit_equal(run_forward(truncated).o, whole.o.narrow(0, 0, n))) << n;
     }
     // Not even through 0 x inf.
     for (Tensor* t : {&c.k, &c.v})
@@ -273,12 +276,12 @@ TEST(AttentionForward, BitsDoNotDependOnLaterTokens) {
   }
 }
 
-TEST(AttentionForward, TokensMayLieApart) {
+TEST(AttentionForward, TokensMayBeStrided) {
   for (const int64_t dim : {5, 64}) {
     const AttentionCase c = make_case({.heads = 6, .kv_heads = 2, .dim = dim, .dtype = DType::kF32},
                                       {{1, 40}, {2, 1}, {3, 130}});
-    const AttentionOutput own = run_forward(c), together = run_forward(merged(c));
-    EXPECT_TRUE(bit_equal(own.o, together.o) && bit_equal(own.lse, together.lse)) << dim;
+    const AttentionOutput separate = run_forward(c), views = run_forward(merged(c));
+    EXPECT_TRUE(bit_equal(separate.o, views.o) && bit_equal(separate.lse, views.lse)) << dim;
   }
 }
 
@@ -314,7 +317,7 @@ TEST(AttentionForward, NothingToDoForNoTokens) {
   EXPECT_EQ(run_forward(c).o.numel(), 0);
 }
 
-TEST(AttentionForward, ScratchIsOfTheTileNotOfTheSequence) {
+TEST(AttentionForward, ScratchScalesWithTheTileNotTheSequence) {
   const AttentionCase c =
       make_case({.heads = 1, .kv_heads = 1, .dim = 16, .dtype = DType::kF32}, {{1, 2048}});
   AttentionOutput out{Tensor::empty_like(c.q), Tensor::empty({1, 2048}, DType::kF32)};
@@ -351,7 +354,7 @@ TEST(AttentionForward, SaysWhatIsWrong) {
   c.desc = {.mask = Mask::kFull, .window = 4, .dropout = {}};
   EXPECT_THROW_WITH(run_forward(c), Error, "window of at least 1 with a causal mask, or 0, got 4");
   c = good;
-  for (const double p : {1.0, 0.99999998}) {  // the same in f32
+  for (const double p : {1.0, 0.99999998}) {  // both are 1 in f32
     c.desc.dropout.p = p;
     EXPECT_THROW_WITH(run_forward(c), Error, "dropout p in [0, 1), got ");
   }

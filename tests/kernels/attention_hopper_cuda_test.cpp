@@ -1,6 +1,6 @@
-// The kernels for sm_90 against the portable ones, which take the same calls where rows start at
-// odd addresses: the forward has the same bits.
-#include "kernels/cuda/product_order.h"
+// The kernels for sm_90 against the generic ones, which run the same calls if rows start at odd
+// addresses: the forward is bit-identical.
+#include "kernels/cuda/accumulation_order.h"
 #include "tests/kernels/attention_cases.h"
 #include "tests/kernels/cuda_test.h"
 
@@ -9,7 +9,7 @@ namespace {
 
 using kernels::Mask;
 
-// A copy that starts one element behind a multiple of 16 bytes.
+// A copy that starts one element after a multiple of 16 bytes.
 Tensor at_odd_address(const Tensor& t) {
   Tensor buffer = Tensor::empty({t.numel() + 8}, t.dtype(), t.device());
   Tensor out = buffer.narrow(0, 1, t.numel()).reshape(t.shape());
@@ -17,8 +17,8 @@ Tensor at_odd_address(const Tensor& t) {
   return out;
 }
 
-// bf16 on the device, from [-1, 1) times a factor; `uneven`: each times another such number cubed,
-// so that sums cancel and magnitudes differ by orders.
+// bf16 on the device, from [-1, 1) times a factor; `uneven`: each multiplied by the cube of another
+// such number, so that sums cancel and magnitudes differ by orders.
 Tensor values(const Shape& shape, uint64_t seed, double factor, bool uneven, Device device) {
   Tensor t = Tensor::empty(shape, DType::kBF16, device), out = Tensor::empty_like(t);
   kernels::cuda::fill_for_comparison(t, seed);
@@ -26,9 +26,9 @@ Tensor values(const Shape& shape, uint64_t seed, double factor, bool uneven, Dev
     Tensor other = Tensor::empty_like(t);
     kernels::cuda::fill_for_comparison(other, seed + 1000);
     for (int i = 0; i < 3; ++i) {
-      Tensor product = Tensor::empty_like(t);
-      kernels::mul_forward({.y = product, .a = t, .b = other});
-      t = product;
+      Tensor scaled = Tensor::empty_like(t);
+      kernels::mul_forward({.y = scaled, .a = t, .b = other});
+      t = scaled;
     }
   }
   kernels::scale({.y = out, .x = t, .factor = factor});
@@ -40,10 +40,11 @@ struct Call {
   kernels::AttentionDesc desc;
 
   AttentionOutput operator()(bool odd) const {
-    const auto placed = [&](const Tensor& t) { return odd ? at_odd_address(t) : t; };
-    Tensor o = placed(Tensor::full(q.shape(), NAN, DType::kBF16, q.device()));
+    const auto aligned_or_odd = [&](const Tensor& t) { return odd ? at_odd_address(t) : t; };
+    Tensor o = aligned_or_odd(Tensor::full(q.shape(), NAN, DType::kBF16, q.device()));
     Tensor lse = Tensor::full({q.dim(1), q.dim(0)}, NAN, DType::kF32, q.device());
-    kernels::attention_forward({o, lse, placed(q), placed(k), placed(v), cu, desc});
+    kernels::attention_forward(
+        {o, lse, aligned_or_odd(q), aligned_or_odd(k), aligned_or_odd(v), cu, desc});
     return {o.to(Device{}), lse.to(Device{})};
   }
 };
@@ -80,15 +81,15 @@ Call make_call(Device device, int64_t dim, int64_t heads, int64_t kv_heads,
           .desc = {}};
 }
 
-void expect_portable_bits(const Call& call, const std::string& what) {
-  const AttentionOutput got = call(false), portable = call(true);
-  EXPECT_TRUE(bit_equal(got.o, portable.o)) << what;
-  EXPECT_TRUE(bit_equal(got.lse, portable.lse)) << what;
+void expect_generic_bits(const Call& call, const std::string& name) {
+  const AttentionOutput got = call(false), generic = call(true);
+  EXPECT_TRUE(bit_equal(got.o, generic.o)) << name;
+  EXPECT_TRUE(bit_equal(got.lse, generic.lse)) << name;
 }
 
-// More than 10^8 outputs in all. Factors: sums of all sizes, a few keys that win, denormal scores,
-// zeros of both signs.
-TEST(CudaAttentionHopper, TheForwardHasTheBitsOfThePortableKernel) {
+// More than 10^8 outputs in all. The factors cover sums of all sizes, a few dominant keys, denormal
+// scores, and zeros of both signs.
+TEST(CudaAttentionHopper, TheForwardHasTheBitsOfTheGenericKernel) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t dim : {64, 96, 128, 192, 256})
     for (const double factor : {1.0, 30.0, 1e-19, 0.0})
@@ -97,24 +98,24 @@ TEST(CudaAttentionHopper, TheForwardHasTheBitsOfThePortableKernel) {
           Call call = make_call(device, dim, 256 / dim * 2, 256 / dim,
                                 {4200, 1, 127, 128, 129, 700, 3000}, factor, uneven);
           call.desc.mask = mask;
-          expect_portable_bits(call, str("D ", dim, ", factor ", factor, uneven ? ", uneven" : "",
-                                         mask == Mask::kCausal ? "" : ", full"));
+          expect_generic_bits(call, str("D ", dim, ", factor ", factor, uneven ? ", uneven" : "",
+                                        mask == Mask::kCausal ? "" : ", full"));
         }
 }
 
-TEST(CudaAttentionHopper, WindowsAndGroupsOfHeadsHaveTheBitsOfThePortableKernel) {
+TEST(CudaAttentionHopper, WindowsAndGroupedHeadsHaveTheBitsOfTheGenericKernel) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t dim : {8, 40, 64, 72, 96, 104, 128, 136, 192, 200, 256})
     for (const auto& [heads, kv_heads] : {std::pair<int64_t, int64_t>{14, 2}, {8, 8}, {32, 1}})
       for (const int64_t window : {1, 2, 63, 64, 65, 128, 500, 4096, 5000}) {
         Call call = make_call(device, dim, heads, kv_heads, {9000, 3, 200, 64, 192, 193}, 1, false);
         call.desc.window = window;
-        expect_portable_bits(call, str("D ", dim, ", heads ", heads, ", window ", window));
+        expect_generic_bits(call, str("D ", dim, ", heads ", heads, ", window ", window));
       }
 }
 
 // Sequences of every length up to two tiles, with NaN on both sides.
-TEST(CudaAttentionHopper, NeighboursDoNotShowAtAnyLength) {
+TEST(CudaAttentionHopper, NeighboursDoNotLeakAtAnyLength) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t dim : {64, 96, 128, 192, 256})
     for (int64_t length = 1; length <= 260; length += length < 130 ? 1 : 13) {
@@ -134,7 +135,7 @@ TEST(CudaAttentionHopper, NeighboursDoNotShowAtAnyLength) {
     }
 }
 
-// Little enough for a sanitizer that watches every access.
+// Small enough for compute-sanitizer.
 TEST(CudaAttentionHopper, SmallCallsHaveTheSameBitsEachTime) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t dim : {64, 96, 128, 192, 256})
@@ -149,7 +150,7 @@ TEST(CudaAttentionHopper, SmallCallsHaveTheSameBitsEachTime) {
     }
 }
 
-// Many blocks add to each tile of dQ: their order does not depend on which of them is there first.
+// Many blocks add to each tile of dQ: the order does not depend on which of them arrives first.
 TEST(CudaAttentionHopper, LongBackwardsHaveTheSameBitsEachTime) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t dim : {64, 96, 128, 192, 256})

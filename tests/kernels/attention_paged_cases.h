@@ -1,5 +1,5 @@
 // Prefill and decode steps on a paged cache for the attention tests. Cases and results are on the
-// CPU, the cache and the work on any device.
+// CPU, the cache and the kernels on any device.
 #pragma once
 
 #include <algorithm>
@@ -40,8 +40,8 @@ struct Step {
   int64_t sequence, begin, end;  // positions of one sequence
 };
 
-// A decode step, rotated by `table` if it is defined, does to o and the cache what a write and
-// attention do; o and the cache are those from before.
+// Checks that a decode step, rotated by `table` if it is defined, changes o and the cache as a
+// write and an attention call do; `o` and `cache` hold the state before.
 inline void expect_decode(Tensor o, const kernels::PagedKV& cache, const Tensor& qkv,
                           const Tensor& sequences, const Tensor& positions, const Tensor& table,
                           const kernels::AttentionDesc& desc) {
@@ -56,8 +56,8 @@ inline void expect_decode(Tensor o, const kernels::PagedKV& cache, const Tensor&
   EXPECT_TRUE(bit_equal(fused.k, composed.k) && bit_equal(fused.v, composed.v));
 }
 
-// Gathers the steps' tokens into one batch, writes the cache, attends on its device, and puts o
-// back into `all`. Tokens of different sequences are a decode step, too.
+// Gathers the tokens of the steps into one batch, writes the cache, runs attention on its device,
+// and copies o to `all`. Also checks a decode step if all tokens are of different sequences.
 inline void run_step(kernels::PagedKV& cache, const AttentionCase& c,
                      const std::vector<Step>& steps, Tensor& all) {
   std::vector<int32_t> sequences, positions;
@@ -95,8 +95,8 @@ inline void run_step(kernels::PagedKV& cache, const AttentionCase& c,
     all.select(0, tokens[i]).copy_(o.select(0, static_cast<int64_t>(i)));
 }
 
-// Every sequence in steps of random sizes; in each batch a random choice of sequences, in random
-// order. Decode steps of one token are as likely as chunks of up to 80.
+// Runs every sequence in steps of random sizes; each batch has a random choice of sequences, in
+// random order. Decode steps of one token are as likely as chunks of up to 80.
 inline Tensor run_in_random_steps(const AttentionCase& c, int64_t block_tokens, Rng& rng,
                                   Device device = {}) {
   kernels::PagedKV cache = make_cache(c, block_tokens, rng, device);

@@ -1,6 +1,6 @@
 // Prefill and decode on a paged cache on CUDA: the bits of the training forward pass, however a
-// sequence is cut into steps, whoever shares the batch, and wherever its blocks lie. What was never
-// written into the cache is NaN in these tests.
+// sequence is split into steps, whatever shares the batch, and wherever its blocks are. Cache slots
+// that were never written hold NaN in these tests.
 #include <algorithm>
 
 #include "kernels/rope.h"
@@ -72,9 +72,9 @@ TEST(CudaAttentionPaged, TokenByTokenIsTheSameAsAllAtOnce) {
   }
 }
 
-// The tokens of several sequences in any order in one call, so that neighbours are of other
-// sequences, or of later positions of their own.
-TEST(CudaAttentionPaged, TokensMayStandInAnyOrder) {
+// Tokens of several sequences in any order in one call, so that adjacent tokens are of other
+// sequences, or of other positions of the same one.
+TEST(CudaAttentionPaged, TokensMayBeInAnyOrder) {
   COHORT_REQUIRE_GPU(device);
   Rng rng(5, rng_stream(kTestPurpose, 9));
   for (const DType dtype : kCudaTypes)
@@ -97,8 +97,8 @@ TEST(CudaAttentionPaged, TokensMayStandInAnyOrder) {
     }
 }
 
-// Two and three chunks of keys. Tokens around the chunks' ends come last, once with all others and
-// once alone, where blocks share the chunks of a token.
+// Two and three chunks of keys. Tokens around the ends of chunks come last, once with all others
+// and once alone, where blocks share the chunks of a token.
 TEST(CudaAttentionPaged, BitsAreThoseOfTheForwardPassAcrossChunks) {
   COHORT_REQUIRE_GPU(device);
   const int64_t chunk = kernels::kAttentionChunk;
@@ -147,8 +147,8 @@ TEST(CudaAttentionPaged, ManyChunksAreSharedInRounds) {
   EXPECT_TRUE(bit_equal(all, expected));
 }
 
-// More blocks than a device runs at a time, tokens of very different numbers of keys side by side,
-// and blocks of the cache that several sequences share, but for their last one; again and again.
+// More blocks than a device runs at a time, adjacent tokens of very different numbers of keys, and
+// cache blocks that several sequences share, except their last one; repeatedly.
 TEST(CudaAttentionPaged, ManyDecodeAtOnce) {
   COHORT_REQUIRE_GPU(device);
   constexpr int64_t kBlocks = 2000, kBlockTokens = 16, kMaxBlocks = 576;
@@ -157,9 +157,9 @@ TEST(CudaAttentionPaged, ManyDecodeAtOnce) {
     for (const int64_t dim : {64, 128}) {
       std::vector<int32_t> table, numbers, positions;
       for (int64_t s = 0; s < count; ++s) {
-        const int64_t most = s % 20 == 0 ? kMaxBlocks * kBlockTokens : 1500;
+        const int64_t max_position = s % 20 == 0 ? kMaxBlocks * kBlockTokens : 1500;
         numbers.push_back(static_cast<int32_t>(s));
-        positions.push_back(static_cast<int32_t>(rng.below(most)));
+        positions.push_back(static_cast<int32_t>(rng.below(max_position)));
         for (int64_t b = 0; b < kMaxBlocks; ++b)
           table.push_back(static_cast<int32_t>(
               b == positions.back() / kBlockTokens ? s : count + rng.below(kBlocks - count)));
@@ -267,10 +267,10 @@ TEST(CudaAttentionPaged, WriteRotatesAsRopeDoes) {
             make_case({.heads = 6, .kv_heads = 2, .dim = dim, .dtype = dtype}, {{1, 20}, {2, 7}});
         const PagedKV cache = make_cache(c, 4, rng, device);
         PagedKV fused{cache.k.clone(), cache.v.clone(), cache.block_table}, composed = cache;
-        const auto place = [&](const std::vector<int32_t>& v) {
+        const auto on_gpu = [&](const std::vector<int32_t>& v) {
           return Tensor::from(v).to(device);
         };
-        const Tensor sequences = place({1, 0, 0, -1, 1}), positions = place({6, 0, 17, 3, -1});
+        const Tensor sequences = on_gpu({1, 0, 0, -1, 1}), positions = on_gpu({6, 0, 17, 3, -1});
         const Tensor table =
             kernels::rope_table(18, kernels::rope_frequencies(dim, 100), 1, DType::kF32).to(device);
         const Tensor all = side_by_side(c.q, c.k, c.v).narrow(0, 0, 5);
@@ -280,7 +280,7 @@ TEST(CudaAttentionPaged, WriteRotatesAsRopeDoes) {
         Tensor rotated = Tensor::empty_like(before);
         kernels::rope({.y = rotated,
                        .x = before,
-                       .positions = place({6, 0, 17, 3, 0}),
+                       .positions = on_gpu({6, 0, 17, 3, 0}),
                        .table = table,
                        .plain_heads = 2});
         kernels::rope_kv_write({composed, rotated, sequences, positions, {}});
@@ -294,12 +294,12 @@ TEST(CudaAttentionPaged, WriteRotatesAsRopeDoes) {
       }
 }
 
-// Decode steps of one kernel and composed: idle tokens, tokens whose block is missing, positions
-// outside of the rotary table and of the block table, and shapes that have no kernel of their own.
-TEST(CudaAttentionDecode, IsTheWriteAndTheAttention) {
+// Fused and composed decode steps: idle tokens, tokens whose block is missing, positions outside
+// the rotary table and the block table, and shapes without a fused kernel.
+TEST(CudaAttentionDecode, EqualsTheWriteAndTheAttention) {
   COHORT_REQUIRE_GPU(device);
   Rng rng(12, rng_stream(kTestPurpose, 9));
-  const auto place = [&](const std::vector<int32_t>& v) { return Tensor::from(v).to(device); };
+  const auto on_gpu = [&](const std::vector<int32_t>& v) { return Tensor::from(v).to(device); };
   for (const DType dtype : kCudaTypes)
     for (const int64_t dim : {16, 24, 64, 80, 96, 128, 256})
       for (const int64_t group : {1, 7, 20})
@@ -310,29 +310,30 @@ TEST(CudaAttentionDecode, IsTheWriteAndTheAttention) {
               make_case({.heads = 2 * group, .kv_heads = 2, .dim = dim, .dtype = dtype},
                         {{1, 300}, {2, 7}, {3, 129}, {4, 128}, {5, 1}});
           PagedKV cache = make_cache(c, block, rng, device);
-          // All but the last token of each sequence; it has a block, and -1 stands after it.
+          // All but the last token of each sequence; it has a block, followed by -1.
           Tensor all = Tensor::full(c.q.shape(), NAN, c.q.dtype());
           run_step(cache, c, {{0, 0, 299}, {1, 0, 6}, {2, 0, 128}, {3, 0, 127}}, all);
           const Tensor table =
               kernels::rope_table(290, kernels::rope_frequencies(dim, 100), 1, DType::kF32)
                   .to(device);
           const Tensor qkv = side_by_side(c.q, c.k, c.v).narrow(0, 0, 7).clone().to(device);
-          const Tensor sequences = place({2, 4, -1, 0, 1, 3, 9});
+          const Tensor sequences = on_gpu({2, 4, -1, 0, 1, 3, 9});
           const auto end = static_cast<int32_t>(cache.block_table.dim(1) * block);
-          // Of sequences 0 and 3, which have 300 and 128 tokens.
+          // Positions in sequences 0 and 3, which have 300 and 128 tokens.
           for (const auto& [first, third] :
                {std::pair{299, 127}, {10, 128}, {end, 63}, {end + 5, 0}})
             for (const Tensor& angles : {table, Tensor()}) {
               const Tensor o = Tensor::full({7, 2 * group, dim}, NAN, dtype, device);
-              expect_decode(o, cache, qkv, sequences, place({128, 0, 5, first, 6, third, 0}),
+              expect_decode(o, cache, qkv, sequences, on_gpu({128, 0, 5, first, 6, third, 0}),
                             angles, {});
             }
         }
 }
 
-// Nothing is checked on the device, but nothing outside the cache is touched either. All keys weigh
-// the same here, and values are 1, so that a token gets the share of its keys that the cache has:
-// of (0, 4) four of five, of (1, 3) two of four; (0, -1) is idle and (0, 6) counts as (0, 5).
+// Nothing is checked on the device, but nothing outside the cache is touched either. All keys have
+// equal weight here, and values are 1, so that a token gets the fraction of its keys that the cache
+// has: four of five for (0, 4), two of four for (1, 3); (0, -1) is idle and (0, 6) counts as (0,
+// 5).
 TEST(CudaAttentionPaged, TokensOutsideTheTable) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes) {

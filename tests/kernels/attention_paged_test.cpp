@@ -1,5 +1,5 @@
 // Prefill and decode on a paged cache give the bits of the training forward pass, however a
-// sequence is cut into steps, whoever shares the batch, and wherever its blocks lie.
+// sequence is split into steps, whatever shares the batch, and wherever its blocks are.
 #include "core/parallel.h"
 #include "kernels/rope.h"
 #include "tests/kernels/attention_paged_cases.h"
@@ -124,9 +124,9 @@ TEST(AttentionPaged, WriteRotatesAsRopeDoes) {
     kernels::rope_kv_write({fused, in_place, sequences, positions, table});
 
     Tensor rotated = Tensor::empty_like(qkv);
-    // rope() knows no idle tokens.
-    const Tensor known = Tensor::from(std::vector<int32_t>{6, 0, 17, 3, 0});
-    kernels::rope({.y = rotated, .x = qkv, .positions = known, .table = table, .plain_heads = 2});
+    // rope() has no idle tokens.
+    const Tensor valid = Tensor::from(std::vector<int32_t>{6, 0, 17, 3, 0});
+    kernels::rope({.y = rotated, .x = qkv, .positions = valid, .table = table, .plain_heads = 2});
     kernels::rope_kv_write({composed, rotated, sequences, positions, {}});
     EXPECT_TRUE(bit_equal(fused.k, composed.k));
     EXPECT_TRUE(bit_equal(fused.v, composed.v));
@@ -140,7 +140,7 @@ TEST(AttentionPaged, WriteRotatesAsRopeDoes) {
   }
 }
 
-TEST(AttentionPaged, IdleTokensGetZerosAndChangeNobody) {
+TEST(AttentionPaged, IdleTokensGetZerosAndChangeNoOtherToken) {
   Rng rng(10, rng_stream(kTestPurpose, 9));
   const AttentionCase c =
       make_case({.heads = 4, .kv_heads = 2, .dim = 8, .dtype = DType::kF32}, {{1, 9}, {2, 5}});
@@ -172,21 +172,21 @@ TEST(AttentionPaged, SaysWhatIsWrong) {
   const Tensor x = Tensor::zeros({1, 1, 3}, DType::kF32);
   Tensor o = Tensor::zeros({1, 1, 3}, DType::kF32);
   const auto one = [](int32_t i) { return Tensor::from(std::vector<int32_t>{i}); };
-  const auto attend = [&](int32_t s, int32_t p) {
+  const auto attention = [&](int32_t s, int32_t p) {
     kernels::attention_paged({o, x, cache, one(s), one(p), {}});
   };
   const auto write = [&](int32_t s, int32_t p) {
     Tensor qkv = Tensor::zeros({1, 3, 3}, DType::kF32);
     kernels::rope_kv_write({cache, qkv, one(s), one(p), {}});
   };
-  attend(0, 3);
-  EXPECT_THROW_WITH(attend(0, 4), Error,
+  attention(0, 3);
+  EXPECT_THROW_WITH(attention(0, 4), Error,
                     "block_table[0, 2]: expected a block from 0 to 3 for position 4, got -1");
-  EXPECT_THROW_WITH(attend(1, 5), Error, "block_table[1, 1]: expected a block from 0 to 3");
-  EXPECT_THROW_WITH(attend(0, 6), Error,
+  EXPECT_THROW_WITH(attention(1, 5), Error, "block_table[1, 1]: expected a block from 0 to 3");
+  EXPECT_THROW_WITH(attention(0, 6), Error,
                     "position 6 of sequence 0 is beyond its block table: 3 blocks of 2 tokens");
-  EXPECT_THROW_WITH(attend(2, 0), Error, "expected a sequence from 0 to 1, got 2");
-  // The second sequence of a batch is looked at afresh.
+  EXPECT_THROW_WITH(attention(2, 0), Error, "expected a sequence from 0 to 1, got 2");
+  // The blocks of the second sequence of a batch are checked, too.
   const Tensor two = Tensor::zeros({2, 1, 3}, DType::kF32);
   Tensor o2 = Tensor::zeros({2, 1, 3}, DType::kF32);
   EXPECT_THROW_WITH(kernels::attention_paged({o2,

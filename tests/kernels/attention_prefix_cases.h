@@ -1,4 +1,4 @@
-// Packed sequences that go on from the same beginning, and the same ones repeating it.
+// Packed sequences with a shared prefix, and the same ones repeating it.
 #pragma once
 
 #include "kernels/attention/attention.h"
@@ -6,10 +6,10 @@
 
 namespace cohort::kernels::test {
 
-struct SharedBeginning {
+struct SharedPrefix {
   int64_t heads, kv_heads, dim, window;
-  int64_t beginning;             // tokens of it
-  std::vector<int64_t> lengths;  // of those that go on from it, without it
+  int64_t prefix;                // tokens
+  std::vector<int64_t> lengths;  // per sharing sequence, without the prefix
 };
 
 struct Packed {
@@ -20,12 +20,12 @@ struct Results {
   Tensor o, lse, dq, dk, dv;
 };
 
-// What the tokens hold depends on `dtype` only, so that they may be packed in two ways.
+// Values depend on `dtype` only, so that the tokens can be packed in two ways.
 inline Tensor rows(int64_t tokens, int64_t heads, int64_t dim, DType dtype, uint64_t seed) {
   return random_tensor({tokens, heads, dim}, DType::kF32, seed).to(dtype);
 }
 
-// On `device`; the results are brought back.
+// Runs on `device` and returns the results on the CPU.
 inline Results run(const Packed& from, Device device = {}) {
   Packed in = from;
   for (Tensor* t : {&in.q, &in.k, &in.v, &in.dout, &in.cu_seqlens}) *t = t->to(device);
@@ -58,12 +58,12 @@ inline Results run(const Packed& from, Device device = {}) {
   return out;
 }
 
-// The beginning once, and then what follows it.
-inline Packed shared(const SharedBeginning& f, DType dtype) {
-  std::vector<int32_t> cu{0, static_cast<int32_t>(f.beginning)}, prefixes{0, 0};
+// The prefix once, then the sequences that share it.
+inline Packed shared(const SharedPrefix& f, DType dtype) {
+  std::vector<int32_t> cu{0, static_cast<int32_t>(f.prefix)}, prefixes{0, 0};
   for (const int64_t length : f.lengths) {
     cu.push_back(cu.back() + static_cast<int32_t>(length));
-    prefixes.insert(prefixes.end(), {0, static_cast<int32_t>(f.beginning)});
+    prefixes.insert(prefixes.end(), {0, static_cast<int32_t>(f.prefix)});
   }
   const int64_t tokens = cu.back();
   return {.q = rows(tokens, f.heads, f.dim, dtype, 1),
@@ -76,49 +76,47 @@ inline Packed shared(const SharedBeginning& f, DType dtype) {
               .prefixes = Tensor::from(prefixes, {static_cast<int64_t>(f.lengths.size()) + 1, 2})}};
 }
 
-// The beginning and, repeating it, one of those that follow. Its tokens' own outputs are of the
-// beginning alone.
-inline Packed alone(const Packed& all, const SharedBeginning& f, size_t i) {
+// Sequence i repeating the prefix. The gradients of the prefix tokens are zero.
+inline Packed alone(const Packed& all, const SharedPrefix& f, size_t i) {
   const int64_t begin = all.cu_seqlens.data<int32_t>()[i + 1], length = f.lengths[i];
-  const auto with_beginning = [&](const Tensor& t) {
-    Tensor out = Tensor::empty({f.beginning + length, t.dim(1), t.dim(2)}, t.dtype());
-    out.narrow(0, 0, f.beginning).copy_(t.narrow(0, 0, f.beginning));
-    out.narrow(0, f.beginning, length).copy_(t.narrow(0, begin, length));
+  const auto with_prefix = [&](const Tensor& t) {
+    Tensor out = Tensor::empty({f.prefix + length, t.dim(1), t.dim(2)}, t.dtype());
+    out.narrow(0, 0, f.prefix).copy_(t.narrow(0, 0, f.prefix));
+    out.narrow(0, f.prefix, length).copy_(t.narrow(0, begin, length));
     return out;
   };
-  Packed out{.q = with_beginning(all.q),
-             .k = with_beginning(all.k),
-             .v = with_beginning(all.v),
-             .dout = with_beginning(all.dout),
-             .cu_seqlens =
-                 Tensor::from(std::vector<int32_t>{0, static_cast<int32_t>(f.beginning + length)}),
-             .desc = {.window = f.window}};
-  out.dout.narrow(0, 0, f.beginning).zero_();
+  Packed out{
+      .q = with_prefix(all.q),
+      .k = with_prefix(all.k),
+      .v = with_prefix(all.v),
+      .dout = with_prefix(all.dout),
+      .cu_seqlens = Tensor::from(std::vector<int32_t>{0, static_cast<int32_t>(f.prefix + length)}),
+      .desc = {.window = f.window}};
+  out.dout.narrow(0, 0, f.prefix).zero_();
   return out;
 }
 
-// The bits are those of repeating the beginning, but for its keys' and values' gradients, which are
-// sums of those, and for bf16 gradients, whose tiles begin elsewhere.
-inline void expect_as_repeated(const SharedBeginning& f, DType dtype, double tolerance,
+// Expects the bits of repeating the prefix, except for the gradients of its keys and values, which
+// are sums over the sequences, and for bf16 gradients, whose tiles start elsewhere.
+inline void expect_as_repeated(const SharedPrefix& f, DType dtype, double tolerance,
                                Device device = {}) {
   const Packed all = shared(f, dtype);
   const Results got = run(all, device);
-  // The beginning's own, to which those of all that follow it add up.
+  // Gradients of the prefix alone, to which those of all sequences are added.
   Packed root = all;
-  for (Tensor* t : {&root.q, &root.k, &root.v, &root.dout})
-    *t = t->narrow(0, 0, f.beginning).clone();
-  root.cu_seqlens = Tensor::from(std::vector<int32_t>{0, static_cast<int32_t>(f.beginning)});
+  for (Tensor* t : {&root.q, &root.k, &root.v, &root.dout}) *t = t->narrow(0, 0, f.prefix).clone();
+  root.cu_seqlens = Tensor::from(std::vector<int32_t>{0, static_cast<int32_t>(f.prefix)});
   root.desc.prefixes = {};
   const Results first = run(root, device);
-  EXPECT_TRUE(bit_equal(got.o.narrow(0, 0, f.beginning).clone(), first.o));
-  EXPECT_TRUE(bit_equal(got.dq.narrow(0, 0, f.beginning).clone(), first.dq));
+  EXPECT_TRUE(bit_equal(got.o.narrow(0, 0, f.prefix).clone(), first.o));
+  EXPECT_TRUE(bit_equal(got.dq.narrow(0, 0, f.prefix).clone(), first.dq));
   auto dk = first.dk.to_vector<double>(), dv = first.dv.to_vector<double>();
   for (size_t i = 0; i < f.lengths.size(); ++i) {
     const Results one = run(alone(all, f, i), device);
     const int64_t begin = all.cu_seqlens.data<int32_t>()[i + 1], length = f.lengths[i];
     for (const auto field : {&Results::o, &Results::dq, &Results::dk, &Results::dv}) {
       const Tensor own = (got.*field).narrow(0, begin, length).clone(),
-                   repeated = (one.*field).narrow(0, f.beginning, length).clone();
+                   repeated = (one.*field).narrow(0, f.prefix, length).clone();
       if (dtype == DType::kBF16 && field != &Results::o)
         EXPECT_LT(relative_error(own, repeated), 4e-3) << "sequence " << i;
       else
@@ -126,18 +124,18 @@ inline void expect_as_repeated(const SharedBeginning& f, DType dtype, double tol
     }
     for (int64_t h = 0; h < f.heads; ++h)
       EXPECT_TRUE(bit_equal(got.lse.select(0, h).narrow(0, begin, length).clone(),
-                            one.lse.select(0, h).narrow(0, f.beginning, length).clone()));
+                            one.lse.select(0, h).narrow(0, f.prefix, length).clone()));
     const auto add = [&](std::vector<double>& to, const Tensor& from) {
-      const auto values = from.narrow(0, 0, f.beginning).clone().to_vector<double>();
+      const auto values = from.narrow(0, 0, f.prefix).clone().to_vector<double>();
       for (size_t j = 0; j < to.size(); ++j) to[j] += values[j];
     };
     add(dk, one.dk);
     add(dv, one.dv);
   }
   const Shape shape = first.dk.shape();
-  EXPECT_LT(relative_error(got.dk.narrow(0, 0, f.beginning).clone(), Tensor::from(dk, shape)),
+  EXPECT_LT(relative_error(got.dk.narrow(0, 0, f.prefix).clone(), Tensor::from(dk, shape)),
             tolerance);
-  EXPECT_LT(relative_error(got.dv.narrow(0, 0, f.beginning).clone(), Tensor::from(dv, shape)),
+  EXPECT_LT(relative_error(got.dv.narrow(0, 0, f.prefix).clone(), Tensor::from(dv, shape)),
             tolerance);
 }
 

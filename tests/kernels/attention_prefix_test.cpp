@@ -1,4 +1,4 @@
-// Packed sequences that go on from the same beginning, against the same sequences one by one.
+// Packed sequences with a shared prefix, against the same sequences one by one.
 #include "tests/kernels/attention_prefix_cases.h"
 
 #include "tests/kernels/kernel_test.h"
@@ -8,14 +8,14 @@ namespace {
 
 using namespace test;
 
-TEST(AttentionPrefix, IsTheSameAsRepeatingIt) {
-  for (const SharedBeginning& f :
-       {SharedBeginning{2, 1, 8, 0, 5, {3, 1, 7}}, SharedBeginning{4, 2, 16, 0, 127, {2, 130}},
-        SharedBeginning{1, 1, 4, 0, 128, {1, 1, 1, 40}}, SharedBeginning{3, 3, 20, 30, 50, {9, 60}},
-        SharedBeginning{2, 1, 132, 0, 70, {66, 1}}, SharedBeginning{1, 1, 2, 0, 4095, {3, 70}},
-        SharedBeginning{6, 2, 8, 3, 1, {1, 2, 9}}})
+TEST(AttentionPrefix, EqualsRepeatingThePrefix) {
+  for (const SharedPrefix& f :
+       {SharedPrefix{2, 1, 8, 0, 5, {3, 1, 7}}, SharedPrefix{4, 2, 16, 0, 127, {2, 130}},
+        SharedPrefix{1, 1, 4, 0, 128, {1, 1, 1, 40}}, SharedPrefix{3, 3, 20, 30, 50, {9, 60}},
+        SharedPrefix{2, 1, 132, 0, 70, {66, 1}}, SharedPrefix{1, 1, 2, 0, 4095, {3, 70}},
+        SharedPrefix{6, 2, 8, 3, 1, {1, 2, 9}}})
     for (const DType dtype : {DType::kF64, DType::kF32}) {
-      SCOPED_TRACE(str("beginning of ", f.beginning, ", ", dtype_name(dtype)));
+      SCOPED_TRACE(str("prefix of ", f.prefix, ", ", dtype_name(dtype)));
       expect_as_repeated(f, dtype, dtype == DType::kF64 ? 1e-13 : 1e-5);
     }
 }
@@ -29,7 +29,7 @@ TEST(AttentionPrefix, DoesNotDependOnTheNumberOfThreads) {
 }
 
 TEST(AttentionPrefix, SaysWhatIsWrong) {
-  const SharedBeginning f{1, 1, 4, 0, 5, {3, 2}};
+  const SharedPrefix f{1, 1, 4, 0, 5, {3, 2}};
   const auto with = [&](std::vector<int32_t> prefixes) {
     Packed all = shared(f, DType::kF32);
     all.desc.prefixes = Tensor::from(prefixes, {3, 2});

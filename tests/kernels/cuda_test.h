@@ -1,5 +1,5 @@
-// Shared by the tests of CUDA kernels: outputs between sentinels, and how far a result may be from
-// the CPU's f64.
+// Shared by the tests of CUDA kernels: outputs between sentinels, and tolerances relative to the
+// CPU's f64 result.
 #pragma once
 
 #include <cmath>
@@ -10,13 +10,14 @@
 
 namespace cohort::kernels::test {
 
-// Where a tensor starts: at a multiple of 16 bytes, or one element behind it.
+// Start of a tensor: at a multiple of 16 bytes, or one element after it.
 enum class Start { kAligned, kOdd };
 
-// A tensor on a device in the middle of a larger buffer, to find writes outside of it.
+// A device tensor inside a larger buffer, to detect writes out of bounds.
 class Guarded {
  public:
-  // Holds `values`, converted to `dtype`; around them is `around`. NaN there shows who reads it.
+  // Holds `values`, converted to `dtype`, surrounded by `around`. NaN there reveals reads out of
+  // bounds.
   Guarded(const Tensor& values, DType dtype, Device device, Start start = Start::kAligned,
           double around = 42)
       : before_(kMargin + (start == Start::kOdd ? 1 : 0)), count_(values.numel()), around_(around) {
@@ -26,12 +27,12 @@ class Guarded {
     buffer_ = buffer.to(dtype).to(device);
     tensor_ = buffer_.narrow(0, before_, count_).reshape(values.shape());
   }
-  // Holds NaN, which a kernel that forgets an element leaves behind.
+  // Holds NaN, to detect elements that a kernel does not write.
   Guarded(const Shape& shape, DType dtype, Device device, Start start = Start::kAligned)
       : Guarded(Tensor::full(shape, NAN, DType::kF64), dtype, device, start) {}
 
   Tensor& tensor() { return tensor_; }
-  // Every element around the tensor is as it was.
+  // True if every element around the tensor is unchanged.
   bool intact() const {
     const auto untouched = [&](int64_t begin, int64_t count) {
       for (const double x : buffer_.narrow(0, begin, count).to_vector<double>())
@@ -53,19 +54,19 @@ inline Tensor rounded_random(const Shape& shape, DType dtype, uint64_t seed, dou
   return random_tensor(shape, DType::kF64, seed, scale).to(dtype).to(DType::kF64);
 }
 
-// In bf16: how many times the error that the contract's roundings make by themselves a kernel's may
-// be. A right one has 1.0 times: f32 arithmetic moves a few values over a rounding boundary, where
-// both neighbours are equally far. One rounding more is 1.4 times where there should be one, and
-// 1.2 times where a sum of two equal parts has one of them rounded before.
+// Maximum ratio of a bf16 kernel's error to the error of the contract's roundings alone. A correct
+// kernel has 1.0: f32 arithmetic moves a few values over a rounding boundary, where both neighbours
+// are equally far. An additional rounding gives 1.4, or 1.2 if it applies to one of two equal
+// terms.
 inline constexpr double kRoundingSlack = 1.1;
 
-// Expects `got` to be `exact` (f64) to the precision of its dtype: for f32 kF32Tolerance, for bf16
-// `slack` times the error of rounding `exact` once besides.
+// Expects `got` to equal `exact` (f64) within kF32Tolerance, plus `slack` times the error of
+// rounding `exact` once if it is bf16.
 inline void expect_close(const Tensor& got, const Tensor& exact, const char* name,
                          double slack = kRoundingSlack) {
   const double error = relative_error(got, exact);
-  const bool half = got.dtype() == DType::kBF16;
-  const double rounding = half ? relative_error(exact.to(DType::kBF16), exact) : 0;
+  const bool is_bf16 = got.dtype() == DType::kBF16;
+  const double rounding = is_bf16 ? relative_error(exact.to(DType::kBF16), exact) : 0;
   EXPECT_LE(error, slack * rounding + kF32Tolerance)
       << name << " " << got.str() << ", " << error / rounding << " times the rounding alone, "
       << rounding;

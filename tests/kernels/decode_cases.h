@@ -1,4 +1,4 @@
-// What both devices must do with the state of sequences that are decoded.
+// Tests of the device's decoding state, for both devices.
 #pragma once
 
 #include "kernels/decode.h"
@@ -13,7 +13,7 @@ inline Tensor ids(const std::vector<int32_t>& values, Device device) {
   return ids(values, {static_cast<int64_t>(values.size())}, device);
 }
 
-// Slots of a token, its position and the length at which the sequence is full.
+// Slots: last token, its position, maximum length.
 inline Tensor some_slots(Device device) {
   return ids({7, 4, 10, 0, -1, 0, 9, 0, 2, 5, 8, 10}, {4, kSlotColumns}, device);
 }
@@ -35,7 +35,7 @@ inline void expect_inputs_come_from_slots(Device device) {
   EXPECT_EQ(index.to_vector<int32_t>(), (Ids{1, 0, 0, 5, 9}));
 }
 
-// Slot 0 goes on, 2 is full with its second token, 3 meets its stop token.
+// Slot 0 continues, 2 is full with its second token, 3 gets its stop token.
 inline void expect_slots_advance(Device device) {
   Tensor slots = some_slots(device);
   const Tensor stops = ids({3, -1, -1, -1, 8, 8, 1, 6}, {4, 2}, device);
@@ -48,7 +48,7 @@ inline void expect_slots_advance(Device device) {
   };
   using Ids = std::vector<int32_t>;
   EXPECT_EQ(advance({2, -1, 0, 3}, {5, 99, 6, 6}), (Ids{6, 5, 10, 0, -1, 0, 5, -1, 2, 6, -1, 10}));
-  // No distribution ends a sequence too; another one's stop token does not.
+  // A missing distribution ends a sequence too; a stop token of another sequence does not.
   EXPECT_EQ(advance({0}, {6}), (Ids{6, 6, 10, 0, -1, 0, 5, -1, 2, 6, -1, 10}));
   EXPECT_EQ(advance({0}, {-1}), (Ids{-1, -1, 10, 0, -1, 0, 5, -1, 2, 6, -1, 10}));
 }

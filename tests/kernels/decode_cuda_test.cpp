@@ -1,4 +1,4 @@
-// The state of sequences that are decoded, on CUDA.
+// State of decoded sequences on CUDA.
 #include "tests/kernels/cuda_test.h"
 #include "tests/kernels/decode_cases.h"
 

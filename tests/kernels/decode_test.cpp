@@ -1,4 +1,4 @@
-// The state of sequences that are decoded.
+// The decoding state on the CPU.
 #include "tests/kernels/decode_cases.h"
 
 namespace cohort::kernels {

@@ -1,4 +1,4 @@
-// Dropout on CUDA: the CPU's draws, and in f32 its bits.
+// Dropout on CUDA: the random draws of the CPU, and its bits in f32.
 #include "kernels/dropout.h"
 
 #include "tests/kernels/cuda_test.h"

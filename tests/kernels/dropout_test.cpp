@@ -15,7 +15,7 @@ DropoutSpec spec(double p, std::vector<int64_t> sequences, std::vector<int32_t> 
           .positions = Tensor::from(positions)};
 }
 
-TEST(Dropout, KeepsWhatTheAddressedBitsSay) {
+TEST(Dropout, KeepsElementsByTheAddressedBits) {
   const DropoutSpec s = spec(0.3, {5, 5, 9}, {0, 1, 1});
   for (const int64_t cols : {1, 3, 17, 65})
     for (const DType dtype : {DType::kF64, DType::kF32}) {
@@ -37,7 +37,7 @@ TEST(Dropout, KeepsWhatTheAddressedBitsSay) {
     }
 }
 
-// The comparison of words is that of the uniform numbers, on both sides of the threshold.
+// Comparing words is equivalent to comparing the uniform numbers, on both sides of the threshold.
 TEST(Dropout, FirstKeptWordIsTheThreshold) {
   for (const float p : {0.0f, 1e-30f, 0x1p-24f, 0.1f, 0.3f, 0.5f, 0.75f, 0.9999f, 1 - 0x1p-24f}) {
     const uint32_t first = dropout_first_kept(p);
@@ -74,7 +74,7 @@ TEST(Dropout, RatesAreRightAndStreamsDiffer) {
   dropout({y, x, s});
   int64_t dropped = 0;
   for (const double v : y.to_vector<double>()) dropped += v == 0;
-  // 10000 draws of probability 0.1: the standard deviation is 30; five of them.
+  // 10000 random numbers of probability 0.1: five standard deviations of 30.
   EXPECT_NEAR(static_cast<double>(dropped), 1000, 150);
   const auto differs = [&](auto change) {
     DropoutSpec changed = s;

@@ -1,5 +1,4 @@
-// The op lists on CUDA against the CPU's f64: an op added to kernels/elementwise.h is tested here
-// without a change.
+// All ops of kernels/elementwise.h on CUDA compared with the CPU's f64; new ops are included.
 #include "kernels/elementwise.h"
 #include "tests/kernels/cuda_test.h"
 
@@ -29,10 +28,10 @@ struct Gated {
 const Gated kGated[] = {COHORT_GATED_OPS(ROW)};
 #undef ROW
 
-// The last is more than one block of either element type, with a tail.
+// The last size has several blocks of either element type, with a tail.
 const Shape kShapes[] = {{0}, {1}, {3, 3}, {17, 1}, {8197}};
 
-// Values that `dtype` holds, positive where the op needs it and away from zero (a kink of relu).
+// Values representable in `dtype`, positive if the op requires it, and not near zero (relu).
 Tensor input(const char* name, const Shape& shape, DType dtype, uint64_t seed) {
   Tensor x = rounded_random(shape, dtype, seed);
   const std::string op = name;
@@ -113,7 +112,7 @@ TEST(CudaElementwise, GatedOpsFollowTheCpu) {
           expect_close(y.tensor(), expected, op.name);
           expect_close(dx.tensor(), gradient, op.name);
           expect_close(sum.tensor(), plus(old, gradient), op.name);
-          // The value once more, where the gradient was, has the forward's bits.
+          // The recomputed value, which overwrites the gradient, has the forward's bits.
           Guarded other(wide, dtype, device, start);
           op.backward({{other.tensor()}, grad.tensor(), in.tensor(), grad.tensor()});
           EXPECT_TRUE(bit_equal(other.tensor().to(Device{}), dx.tensor().to(Device{}))) << op.name;
@@ -159,7 +158,7 @@ TEST(CudaElementwise, BinaryBackwardFollowsTheCpu) {
                        right.tensor()});
           expect_close(got_a.tensor(), da, op.name);
           expect_close(got_b.tensor(), plus(old, db), op.name);
-          // Alone, each gradient has the same bits.
+          // A gradient computed alone has the same bits.
           Guarded one_a(shape, dtype, device, start), one_b(old, dtype, device, start);
           op.backward({{one_a.tensor()},
                        {none(), Grad::kAccumulate},
@@ -195,7 +194,7 @@ TEST(CudaElementwise, SpecialValuesFollowTheFormulas) {
   EXPECT_EQ(s[5], 0);
 }
 
-// The device's own forms of functions, element by element.
+// Device-specific implementations of functions, element by element.
 TEST(CudaElementwise, LogIsAccurateEverywhere) {
   COHORT_REQUIRE_GPU(device);
   std::vector<float> values = {1e-40f, 1};
@@ -231,7 +230,7 @@ TEST(CudaElementwise, GeluIsAccurateInBothTails) {
   for (size_t i = 0; i < got.size(); ++i) {
     const auto v = static_cast<double>(values[i]);
     const double exact = 0.5 * v * std::erfc(-v * std::sqrt(0.5));
-    // Two and a half roundings of the exponent x^2 / 2, besides normal_cdf()'s own error.
+    // 2.5 roundings of the exponent x^2 / 2, and the error of normal_cdf().
     EXPECT_LE(std::fabs(got[i] - exact), (1.2e-6 + 1.25 * v * v * 0x1p-24) * std::fabs(exact)) << v;
   }
 }
@@ -286,7 +285,7 @@ TEST(CudaElementwise, SumHasOneOrder) {
       sum({y.tensor(), in.tensor()});
       sum({other.tensor(), odd.tensor()});
       sum({more.tensor(), in.tensor(), Grad::kAccumulate});
-      // 128 additions per thread and 16 between threads, then f64.
+      // 128 additions per thread and 16 across threads, then f64.
       const double got = y.tensor().item();
       EXPECT_LE(std::fabs(got - expected), 144 * 0x1p-24 * magnitude);
       EXPECT_EQ(other.tensor().item(), got);

@@ -1,4 +1,4 @@
-// Driven by the op lists: an op added to kernels/elementwise.h is tested without a change here.
+// Iterates over the op lists: an op added to kernels/elementwise.h needs no change here.
 #include "kernels/elementwise.h"
 
 #include "tests/kernels/kernel_test.h"
@@ -42,7 +42,7 @@ const Gated kGated[] = {COHORT_GATED_OPS(ROW)};
 
 const Shape kShapes[] = {{0}, {1}, {3}, {17, 1}, {1, 65}, {3, 5, 7}, {40000}};
 
-// Positive where the op needs it (every op is tested there), of both signs otherwise, and away from
+// Positive if the op needs it (every op is tested there), of both signs otherwise, and away from
 // zero, where relu has a kink.
 Tensor input(const char* name, const Shape& shape, DType dtype, uint64_t seed) {
   Tensor x = random_tensor(shape, DType::kF64, seed, 2);
@@ -165,7 +165,7 @@ TEST(Elementwise, GatedForwardIsTheFormulaOfTheHalvesOfRows) {
     }
 }
 
-TEST(Elementwise, GatedBackwardGivesTheValueOnceMore) {
+TEST(Elementwise, GatedBackwardRecomputesTheValue) {
   for (const Gated& op : kGated)
     for (const DType dtype : {DType::kF32, DType::kF64})
       for (const Shape& shape : {Shape{0, 3}, Shape{5, 1}, Shape{2, 3, 17}, Shape{9, 4000}}) {
@@ -175,7 +175,7 @@ TEST(Elementwise, GatedBackwardGivesTheValueOnceMore) {
         Tensor y = Tensor::empty(shape, dtype), dx = Tensor::empty(wide, dtype);
         op.forward({y, x});
         op.backward({{dx}, dy, x});
-        // Beside dy, and in its place.
+        // In a tensor of its own, and in dy's.
         for (const bool in_place : {false, true}) {
           const Tensor grad = dy.clone();
           Tensor again = in_place ? grad : Tensor::empty(shape, dtype);
@@ -238,8 +238,8 @@ TEST(Elementwise, ThreadCountDoesNotChangeBits) {
     });
 }
 
-// A loop's vector body and its scalar rest must agree, or a value would depend on where it lies.
-TEST(Elementwise, BitsDoNotDependOnThePlaceInTheTensor) {
+// A loop's vector body and its scalar tail must agree, or a value would depend on its index.
+TEST(Elementwise, BitsDoNotDependOnTheIndex) {
   const Tensor x = input("log", {67}, DType::kF32, 1);
   for (const Unary& op : kUnary) {
     Tensor all = Tensor::empty_like(x);

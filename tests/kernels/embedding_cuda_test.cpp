@@ -1,4 +1,4 @@
-// The table lookup on CUDA against the CPU's.
+// Embedding lookup on CUDA compared with the CPU.
 #include "kernels/embedding.h"
 
 #include "core/rng.h"
@@ -12,8 +12,8 @@ using namespace test;
 struct Case {
   int64_t tokens, vocab, cols;
 };
-// Ids of many tokens and of none, one id only, rows of odd size, columns over several blocks; the
-// last two vocabularies take two and three passes of the sort.
+// Frequent and unused ids, a single id, odd row sizes, columns over several blocks; the last two
+// vocabularies need two and three passes of the sort.
 constexpr Case kCases[] = {{0, 3, 4},     {1, 1, 1},       {17, 5, 3},
                            {900, 7, 64},  {2500, 1, 40},   {70, 3, 2056},
                            {5000, 65, 8}, {300, 1000, 72}, {3000, 300000, 1}};
@@ -80,7 +80,7 @@ TEST(CudaEmbedding, AnEmptyTableGivesNan) {
   embedding_backward({{table}, y, index});
 }
 
-TEST(CudaEmbedding, ARefusedBackwardLeavesTheTableAlone) {
+TEST(CudaEmbedding, ARejectedBackwardLeavesTheTableUnchanged) {
   COHORT_REQUIRE_GPU(device);
   Tensor dtable = Tensor::full({2, 8}, 7, DType::kF64, device);
   const Tensor dy = Tensor::zeros({1, 8}, DType::kF64, device);
@@ -112,7 +112,7 @@ TEST(CudaEmbedding, BackwardAddsTokens) {
       }
 }
 
-// The order that embedding.h promises, spelled out: the same bits.
+// Reference implementation of the order documented in embedding.h, bitwise equal.
 TEST(CudaEmbedding, BackwardAddsInGroupsOf64) {
   COHORT_REQUIRE_GPU(device);
   const int64_t tokens = 1000, vocab = 5, cols = 12;
@@ -139,7 +139,7 @@ TEST(CudaEmbedding, BackwardAddsInGroupsOf64) {
   EXPECT_EQ(dtable.to_vector<double>(), expected.to_vector<double>());
 }
 
-TEST(CudaEmbedding, SameBitsEveryTime) {
+TEST(CudaEmbedding, BackwardIsReproducible) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes) {
     const Tensor index = random_ids(3000, 30, 3).to(device);

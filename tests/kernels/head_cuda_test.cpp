@@ -1,4 +1,4 @@
-// The fused head on CUDA against the CPU's f64 on the same rounded inputs.
+// Fused head on CUDA compared with the CPU's f64 on the same rounded inputs.
 #include "kernels/head.h"
 
 #include "core/rng.h"
@@ -11,7 +11,7 @@ namespace {
 
 using namespace test;
 
-// Inputs that `dtype` (and f32, for the gradients of statistics) can hold, as f64 on the CPU.
+// Inputs representable in `dtype` (gradients of statistics: in f32), as f64 on the CPU.
 struct Case {
   Tensor x, w, targets, dlogprob, dentropy;
   HeadDesc desc;
@@ -78,7 +78,7 @@ Backward backward(const Case& c, const Tensor& dentropy) {
   return {dx.tensor(), dw.tensor()};
 }
 
-// The gradients of an f64 case with dz rounded to bf16, as the contract has it.
+// Gradients of an f64 case with dz rounded to bf16, as in the contract.
 Backward rounded_backward(const Case& c) {
   const Forward f = forward(c);
   Tensor dz = Tensor::empty({c.tokens(), c.vocab()}, DType::kF64);
@@ -103,11 +103,11 @@ Backward rounded_backward(const Case& c) {
 struct Size {
   int64_t tokens, channels, vocab;
 };
-// Vocabularies of one token, of less than a pack, odd, in one tile of a block and in several.
+// Vocabularies of one token, less than a pack, odd, one tile of a block, and several tiles.
 const Size kSizes[] = {{0, 8, 5},    {1, 8, 1},     {3, 16, 2},    {300, 8, 65},
                        {5, 40, 520}, {5, 40, 1031}, {9, 16, 4104}, {3, 16, 20001}};
 
-TEST(CudaHead, ForwardIsTheCpus) {
+TEST(CudaHead, ForwardMatchesTheCpu) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
     for (const Size& s : kSizes)
@@ -115,7 +115,8 @@ TEST(CudaHead, ForwardIsTheCpus) {
         for (const Start start : kStarts) {
           const Case c(s.tokens, s.channels, s.vocab, dtype, temperature);
           const Forward expected = forward(c), got = forward(c.to(dtype, device), start);
-          // A logprob is a difference of two numbers of the size of lse, hence the absolute term.
+          // A logprob is a difference of two values of the size of lse, hence the absolute
+          // tolerance.
           for (const auto field : {&Forward::logprob, &Forward::entropy, &Forward::lse}) {
             const auto a = (got.*field).to_vector<double>();
             const auto b = (expected.*field).to_vector<double>();
@@ -125,7 +126,7 @@ TEST(CudaHead, ForwardIsTheCpus) {
         }
 }
 
-TEST(CudaHead, BackwardIsTheCpus) {
+TEST(CudaHead, BackwardMatchesTheCpu) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
     for (const Size& s : kSizes) {
@@ -145,15 +146,15 @@ TEST(CudaHead, BackwardIsTheCpus) {
     }
 }
 
-// Also where bf16 gradients of logits wait for more, and where the last of them are few.
-TEST(CudaHead, GradientsBesideTheLossAreTheBackwards) {
+// Also with buffered bf16 gradients of logits, and with few of them at the end.
+TEST(CudaHead, FusedGradientsMatchTheBackward) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
     for (const int64_t tokens : {0, 1, 300, 4096, 9000}) {
       Case c = Case(tokens, 24, 130, dtype, 0.7).to(dtype, device);
       c.desc.chunk_tokens = 1024;
       const Backward a = backward(c, {});
-      const BesideTheLoss b = beside_the_loss(c.x, c.w, c.targets, c.dlogprob, c.desc);
+      const HeadLossOutputs b = run_fused_head_loss(c.x, c.w, c.targets, c.dlogprob, c.desc);
       const Forward f = forward(c);
       EXPECT_TRUE(bit_equal(b.logprob.to(Device{}), f.logprob.to(Device{}))) << tokens;
       EXPECT_TRUE(bit_equal(b.lse.to(Device{}), f.lse.to(Device{}))) << tokens;
@@ -166,24 +167,24 @@ TEST(CudaHead, GradientsBesideTheLossAreTheBackwards) {
     }
 }
 
-// A cluster of blocks holds a row, in packs whose number depends on the vocabulary: the same
-// log-probs to the bit, the gradients within their rounding.
-TEST(CudaHead, RowsThatAClusterHoldsGiveTheSameLogProbs) {
+// Rows distributed over a cluster of blocks, with packs per thread by vocabulary: bitwise equal
+// log-probs, gradients within their rounding.
+TEST(CudaHead, ClusterRowsGiveTheSameLogProbs) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t vocab : {4, 132, 2052, 50304, 65536, 65540, 151936, 163844, 262144, 262148})
     for (const double temperature : {1.0, 0.7}) {
-      // Also more tokens than there are clusters at a time.
+      // Includes more tokens than concurrent clusters.
       const int64_t tokens = vocab < 100'000 ? 150 : 37;
       const Case c = Case(tokens, 16, vocab, DType::kBF16, temperature).to(DType::kBF16, device);
       const Forward f = forward(c);
-      const BesideTheLoss got = beside_the_loss(c.x, c.w, c.targets, c.dlogprob, c.desc);
+      const HeadLossOutputs got = run_fused_head_loss(c.x, c.w, c.targets, c.dlogprob, c.desc);
       EXPECT_TRUE(bit_equal(got.logprob.to(Device{}), f.logprob.to(Device{}))) << vocab;
       EXPECT_TRUE(bit_equal(got.entropy.to(Device{}), f.entropy.to(Device{}))) << vocab;
       EXPECT_TRUE(bit_equal(got.lse.to(Device{}), f.lse.to(Device{}))) << vocab;
       const Backward exact = backward(c.to(DType::kF32, Device{}), {});
       EXPECT_LE(relative_error(got.dw, exact.dw), 5e-3) << vocab;
       EXPECT_LE(relative_error(got.dx, exact.dx), 1e-2) << vocab;
-      // Added to what is there.
+      // Accumulated.
       Tensor dx = Tensor::full(c.x.shape(), 2, DType::kBF16, device);
       Tensor dw = Tensor::full(c.w.shape(), 3, DType::kF32, device);
       Tensor logprob = Tensor::empty({tokens}, DType::kF32, device),
@@ -203,8 +204,8 @@ TEST(CudaHead, RowsThatAClusterHoldsGiveTheSameLogProbs) {
     }
 }
 
-// Excluded, infinite and unordered logits, where a row is held by a cluster and where it is not.
-TEST(CudaHead, UnusualLogitsGiveTheSameStatisticsBesideTheLoss) {
+// Excluded, infinite and NaN logits, in rows processed by a cluster and in other rows.
+TEST(CudaHead, NonFiniteLogitsGiveTheSameFusedStatistics) {
   COHORT_REQUIRE_GPU(device);
   constexpr double kInf = std::numeric_limits<double>::infinity();
   for (const double odd : {-kInf, kInf, std::numeric_limits<double>::quiet_NaN()}) {
@@ -213,7 +214,7 @@ TEST(CudaHead, UnusualLogitsGiveTheSameStatisticsBesideTheLoss) {
     c.targets = ids({3, 7, -1, 4104, 4103});
     c = c.to(DType::kBF16, device);
     const Forward f = forward(c);
-    const BesideTheLoss got = beside_the_loss(c.x, c.w, c.targets, c.dlogprob, c.desc);
+    const HeadLossOutputs got = run_fused_head_loss(c.x, c.w, c.targets, c.dlogprob, c.desc);
     EXPECT_TRUE(bit_equal(got.logprob.to(Device{}), f.logprob.to(Device{}))) << odd;
     EXPECT_TRUE(bit_equal(got.entropy.to(Device{}), f.entropy.to(Device{}))) << odd;
     EXPECT_TRUE(bit_equal(got.lse.to(Device{}), f.lse.to(Device{}))) << odd;
@@ -244,10 +245,10 @@ TEST(CudaHead, BackwardAccumulatesAndSkips) {
       for (double& v : values) v += by;
       return Tensor::from(values, t.shape());
     };
-    // `plain` is rounded itself, so bf16 is off by two roundings to 8 bits.
+    // `plain` is itself rounded, so bf16 differs by two roundings to 8 bits.
     EXPECT_LE(relative_error(dx, plus(plain.dx, 2)), dtype == DType::kF32 ? 1e-6 : 8e-3);
     EXPECT_LE(relative_error(dw, plus(plain.dw, 3)), 1e-6);
-    // Each gradient alone is what it is beside the other.
+    // A gradient computed alone has the same bits.
     Tensor alone = Tensor::empty_like(c.x), alone_w = Tensor::empty_like(dw);
     head_logprob_backward(
         {{alone}, {none()}, c.dlogprob, {}, c.x, c.w, c.targets, f.lse, f.entropy, c.desc});
@@ -265,8 +266,8 @@ TEST(CudaHead, NoTokensGiveNoGradient) {
   for (const double g : b.dw.to_vector<double>()) EXPECT_EQ(g, 0);
 }
 
-// dx is a sum over the vocabulary that the device may cut into parts as it likes.
-TEST(CudaHead, LogProbsDoNotDependOnTheirCompanyNorOnTheChunks) {
+// dx may use split-K over the vocabulary, so its bits may depend on the batch.
+TEST(CudaHead, LogProbsDependNeitherOnTheBatchNorOnTheChunks) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
     for (const int64_t vocab : {136, 1031}) {  // rows aligned to 16 bytes, and not
@@ -289,7 +290,7 @@ TEST(CudaHead, LogProbsDoNotDependOnTheirCompanyNorOnTheChunks) {
     }
 }
 
-TEST(CudaHead, TwentyRunsHaveTheSameBits) {
+TEST(CudaHead, IsReproducible) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes) {
     const Case c = Case(300, 40, 1031, dtype).to(dtype, device);
@@ -300,14 +301,14 @@ TEST(CudaHead, TwentyRunsHaveTheSameBits) {
     });
     const Case aligned = Case(300, 40, 50304, dtype).to(dtype, device);
     expect_reproducible([&] {
-      const BesideTheLoss b =
-          beside_the_loss(aligned.x, aligned.w, aligned.targets, aligned.dlogprob, aligned.desc);
+      const HeadLossOutputs b = run_fused_head_loss(aligned.x, aligned.w, aligned.targets,
+                                                    aligned.dlogprob, aligned.desc);
       return std::vector{b.logprob, b.entropy, b.lse, b.dx, b.dw};
     });
   }
 }
 
-TEST(CudaHead, AnUnknownTargetGivesNaNAndLeavesTheOthers) {
+TEST(CudaHead, AnInvalidTargetGivesNaNAndKeepsTheOthers) {
   COHORT_REQUIRE_GPU(device);
   Case c(6, 8, 33, DType::kBF16);
   c.targets = ids({3, 33, -1, 7, 32, 0});
@@ -319,7 +320,7 @@ TEST(CudaHead, AnUnknownTargetGivesNaNAndLeavesTheOthers) {
   }
 }
 
-TEST(CudaHead, SaysWhatIsWrong) {
+TEST(CudaHead, RejectsInvalidArguments) {
   COHORT_REQUIRE_GPU(device);
   Case c = Case(3, 8, 9, DType::kBF16).to(DType::kBF16, device);
   Tensor f32 = Tensor::empty({3}, DType::kF32, device), bf16 = f32.to(DType::kBF16);

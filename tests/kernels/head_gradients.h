@@ -1,4 +1,4 @@
-// The gradients that come with the log-probs, for the tests of the head on either device.
+// HeadLossGradients for the tests of the head on both devices.
 #pragma once
 
 #include "kernels/head.h"
@@ -6,27 +6,27 @@
 
 namespace cohort::kernels::test {
 
-struct BesideTheLoss {
+struct HeadLossOutputs {
   Tensor logprob, entropy, lse, dx, dw;
 };
 
-// Each chunk's dlogprob is set when it is asked for.
-inline BesideTheLoss beside_the_loss(const Tensor& x, const Tensor& w, const Tensor& targets,
-                                     const Tensor& dlogprob, const HeadDesc& desc) {
+// Runs the head with gradients; set_dlogprob copies each chunk of `dlogprob`.
+inline HeadLossOutputs run_fused_head_loss(const Tensor& x, const Tensor& w, const Tensor& targets,
+                                           const Tensor& dlogprob, const HeadDesc& desc) {
   const DType dtype = accumulate_dtype(x.dtype());
   const auto statistic = [&] { return Tensor::empty({x.dim(0)}, dtype, x.device()); };
-  BesideTheLoss out{statistic(), statistic(), statistic(), Tensor::empty_like(x),
-                    Tensor::empty(w.shape(), dtype, x.device())};
-  Tensor asked = Tensor::zeros(out.lse.shape(), dtype, x.device());
+  HeadLossOutputs out{statistic(), statistic(), statistic(), Tensor::empty_like(x),
+                      Tensor::empty(w.shape(), dtype, x.device())};
+  Tensor dlogprob_set = Tensor::zeros(out.lse.shape(), dtype, x.device());
   int64_t next = 0;
   const HeadLossGradients gradients{
       .dx = {out.dx},
       .dw = {out.dw},
-      .dlogprob = asked,
+      .dlogprob = dlogprob_set,
       .set_dlogprob = [&](int64_t begin, int64_t count) {
         EXPECT_EQ(begin, next);
         next += count;
-        asked.narrow(0, begin, count).copy_(dlogprob.narrow(0, begin, count));
+        dlogprob_set.narrow(0, begin, count).copy_(dlogprob.narrow(0, begin, count));
       }};
   head_logprob_forward({out.logprob, out.entropy, out.lse, x, w, targets, desc, &gradients});
   EXPECT_EQ(next, x.dim(0));

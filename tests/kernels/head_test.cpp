@@ -114,11 +114,11 @@ TEST(Head, BackwardIsTheDerivative) {
   }
 }
 
-TEST(Head, GradientsBesideTheLossAreTheBackwards) {
+TEST(Head, FusedLossGradientsEqualTheBackwards) {
   for (const int64_t tokens : {0, 1, 128, 300}) {
     const Case c(tokens, 7, 65, DType::kF32, 0.7);
     const Backward a = backward(c, {});
-    const BesideTheLoss b = beside_the_loss(c.x, c.w, c.targets, c.dlogprob, c.desc);
+    const HeadLossOutputs b = run_fused_head_loss(c.x, c.w, c.targets, c.dlogprob, c.desc);
     const Forward f = forward(c);
     EXPECT_TRUE(bit_equal(b.logprob.to(Device{}), f.logprob.to(Device{}))) << tokens;
     EXPECT_TRUE(bit_equal(b.lse.to(Device{}), f.lse.to(Device{}))) << tokens;
@@ -188,7 +188,7 @@ TEST(Head, ChunksAndThreadsDoNotChangeBits) {
   expect_thread_invariant(run);
 }
 
-TEST(Head, TokensDoNotDependOnTheirCompany) {
+TEST(Head, TokensDoNotDependOnTheBatch) {
   const Case all(300, 33, 130, DType::kF32);
   const Forward f = forward(all);
   const Backward b = backward(all, all.dentropy);
@@ -227,7 +227,7 @@ TEST(Head, WorkspaceIsOneChunkOfLogits) {
   EXPECT_EQ(head_workspace_bytes(7, 1000, DType::kF32, {}), 7 * 1000 * 4);
 }
 
-// By default a GPU holds up to 512 MiB of f32 logits, and 4096 rows or a power of two less; beside
+// By default a GPU holds up to 512 MiB of f32 logits, of 4096 rows or a smaller power of two; with
 // bf16 hidden states the gradients of up to 4096 rows take 2 bytes each.
 TEST(Head, ChunksOnAGpuFollowTheVocabulary) {
   const Device gpu = Device::cuda();

@@ -1,5 +1,4 @@
-// Shared by the kernel tests: gradient checks by central differences, comparison
-// against f64.
+// Helpers of the kernel tests: gradient checks by central differences, comparison against f64.
 #pragma once
 
 #include <cmath>

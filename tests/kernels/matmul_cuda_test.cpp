@@ -1,12 +1,12 @@
-// Products on CUDA: against the CPU's f64, and the property that exactness stands on: a row has the
-// same bits among any number of rows.
+// Matmul on CUDA compared with the CPU's f64, and the property required for exactness: the bits of
+// a row do not depend on the number of rows.
 #include "kernels/matmul.h"
 
 #include <array>
 
-#include "core/replay.h"
-#include "kernels/cuda/product_order.h"
-#include "kernels/cuda/skinny.h"
+#include "core/graph.h"
+#include "kernels/cuda/accumulation_order.h"
+#include "kernels/cuda/skinny_gemm.h"
 #include "kernels/head.h"
 #include "tests/kernels/cuda_test.h"
 
@@ -49,7 +49,7 @@ TEST(CudaMatmul, MatchesTheCpuForEveryTranspositionAndSize) {
                 {expected, a.to(DType::kF64), b.to(DType::kF64), {.a = ta, .b = tb, .out = mode}});
             Tensor c = start.to(device);
             matmul({c, a.to(device), b.to(device), {.a = ta, .b = tb, .out = mode}});
-            // cuBLAS rounds a product to bf16 before it adds it to c: measured, 1.45 times.
+            // cuBLAS rounds to bf16 before it adds to c, which was measured as a ratio of 1.45.
             const bool twice = mode == Grad::kAccumulate && types.out == DType::kBF16;
             expect_close(c, expected,
                          str(dtype_name(types.in), ", k = ", k, twice ? ", added" : "").c_str(),
@@ -102,7 +102,7 @@ TEST(CudaMatmul, OtherElementTypesAreRefused) {
   }
 }
 
-// y = x x^T + bias on the device, each tensor from where it is told to start.
+// y = x x^T + bias on the device, with the given starts of the tensors.
 Tensor linear_from(Device device, DType dtype, int64_t size, Start y, Start x, Start w,
                    Start bias) {
   const Tensor values = rounded_random({size, size}, dtype, 1);
@@ -114,8 +114,8 @@ Tensor linear_from(Device device, DType dtype, int64_t size, Start y, Start x, S
   return out.tensor();
 }
 
-// Where rows are of 16 bytes an algorithm may read that much at a time, and none is chosen anew for
-// a matrix that starts elsewhere.
+// If rows are multiples of 16 bytes an algorithm may read 16 bytes at a time, and the selection
+// does not depend on the start of a matrix.
 TEST(CudaMatmul, AMatrixStartsWhereItsRowsMay) {
   COHORT_REQUIRE_GPU(device);
   constexpr Start kAligned = Start::kAligned, kOdd = Start::kOdd;
@@ -134,13 +134,13 @@ TEST(CudaMatmul, AMatrixStartsWhereItsRowsMay) {
   }
 }
 
-// Shapes of small and of large models, with long sums among them.
+// Shapes of small and large models, including long K.
 TEST(CudaMatmul, ARowHasTheSameBitsAmongAnyNumberOfRows) {
   COHORT_REQUIRE_GPU(device);
   struct Weight {
     int64_t n, k;
   };
-  const int64_t most = 2100;
+  const int64_t max_rows = 2100;
   for (const Types& types : kTypes)
     for (const auto& [n, k] : {Weight{64, 64},
                                {384, 384},
@@ -153,18 +153,18 @@ TEST(CudaMatmul, ARowHasTheSameBitsAmongAnyNumberOfRows) {
                                {100, 33},
                                {5000, 896}}) {
       SCOPED_TRACE(str(n, " x ", k, " ", dtype_name(types.in), " to ", dtype_name(types.out)));
-      const Tensor x = random_tensor({most, k}, DType::kF64, 1).to(types.in).to(device);
+      const Tensor x = random_tensor({max_rows, k}, DType::kF64, 1).to(types.in).to(device);
       const Tensor w = random_tensor({n, k}, DType::kF64, 2).to(types.in).to(device);
       const Tensor flipped = w.reshape({k, n});
       const Tensor bias = random_tensor({n}, DType::kF64, 3).to(types.in).to(device);
-      const auto expect_same_rows = [&](const char* name, auto&& product) {
-        Tensor all = Tensor::empty({most, n}, types.out, device);
-        product(all, x);
+      const auto expect_same_rows = [&](const char* name, auto&& gemm) {
+        Tensor all = Tensor::empty({max_rows, n}, types.out, device);
+        gemm(all, x);
         for (const int64_t rows : {1,   2,   3,   8,   17,  32,  63,  64,   65,   96,
                                    127, 128, 129, 200, 256, 300, 511, 1000, 1024, 2048}) {
-          const int64_t begin = (most - rows) / 2;
+          const int64_t begin = (max_rows - rows) / 2;
           Tensor some = Tensor::empty({rows, n}, types.out, device);
-          product(some, x.narrow(0, begin, rows));
+          gemm(some, x.narrow(0, begin, rows));
           ASSERT_TRUE(bit_equal(some, all.narrow(0, begin, rows))) << name << ", " << rows;
         }
       };
@@ -185,7 +185,7 @@ Tensor random_on(Device device, const Shape& shape, uint64_t seed) {
   return t;
 }
 
-// How many elements of y = x w^T + bias differ from the definition.
+// Number of elements of y = x w^T + bias that differ from the reference order.
 int out_of_order(const Tensor& y, const Tensor& x, const Tensor& w, const Tensor& bias) {
   Tensor differing = Tensor::zeros({1}, DType::kI32, y.device());
   cuda::count_out_of_order({.differing = differing,
@@ -197,10 +197,10 @@ int out_of_order(const Tensor& y, const Tensor& x, const Tensor& w, const Tensor
   return differing.to_vector<int32_t>()[0];
 }
 
-TEST(CudaProductOrder, FindsAnotherOrderAndAnotherElement) {
+TEST(CudaAccumulationOrder, DetectsAnotherOrderAndAnotherElement) {
   COHORT_REQUIRE_GPU(device);
   const int64_t m = 128, n = 256, k = 2048;
-  // The same products summed from the other end.
+  // Reversed k gives the same sum in the opposite order.
   const Tensor x = random_on(device, {m, k}, 1), w = random_on(device, {n, k}, 2);
   const auto reversed = [&](const Tensor& t) {
     const auto values = t.to_vector<double>();
@@ -222,7 +222,7 @@ TEST(CudaProductOrder, FindsAnotherOrderAndAnotherElement) {
   }
 }
 
-// A layer's weight in a model of 0.5 or 1.5 billion parameters, some of them merged.
+// Weights of layers of models with 0.5 and 1.5 billion parameters, some of them merged.
 struct Layer {
   int64_t n, k;
   bool with_bias;
@@ -250,8 +250,8 @@ TEST(CudaMatmul, LayersOfAModelAddInOrderForAnyNumberOfRows) {
   }
 }
 
-// The fastest algorithm is chosen by time, so all that may be chosen have to have the same bits. An
-// output that fills the device has no reason to split the sum over tokens.
+// The fastest algorithm is selected by time, so all candidates must have the same bits. An output
+// that fills the device needs no split-K over tokens.
 TEST(CudaMatmul, GradientsOfLargeWeightsAddInOrder) {
   COHORT_REQUIRE_GPU(device);
   for (const auto& [n, k] : {std::pair<int64_t, int64_t>{9728, 896}, {17920, 1536}, {50304, 768}})
@@ -278,11 +278,11 @@ TEST(CudaMatmul, GradientsOfLargeWeightsAddInOrder) {
 TEST(CudaMatmul, HeadsAddInOrderForAnyNumberOfRows) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t k : {896, 1536}) {
-    const int64_t n = 151936, most = 2560;
-    const Tensor w = random_on(device, {n, k}, 1), all = random_on(device, {most, k}, 2);
+    const int64_t n = 151936, max_rows = 2560;
+    const Tensor w = random_on(device, {n, k}, 1), all = random_on(device, {max_rows, k}, 2);
     for (const int64_t m : {1,  2,  3,  8,  15,  16,  17,  31,  32,  33,  48,
                             63, 64, 65, 96, 127, 128, 129, 255, 256, 768, 2560}) {
-      const Tensor x = all.narrow(0, (most - m) / 2, m);
+      const Tensor x = all.narrow(0, (max_rows - m) / 2, m);
       Tensor y = Tensor::full({m, n}, NAN, DType::kF32, device);
       matmul({y, x, w, {.b = Transpose::kYes}});
       ASSERT_EQ(out_of_order(y, x, w, {}), 0) << m << " rows, " << n << " x " << k;
@@ -290,16 +290,16 @@ TEST(CudaMatmul, HeadsAddInOrderForAnyNumberOfRows) {
   }
 }
 
-// Every number of rows of a decode step, and more rows at once than a chunk of the head has.
+// Every number of rows of a decode step, and more rows than a chunk of the head.
 TEST(CudaMatmulSlow, HeadsAddInOrderForAnyNumberOfRows) {
   COHORT_REQUIRE_GPU(device);
   std::vector<int64_t> sizes = {768, 2560, 8192};
   for (int64_t m = 1; m <= 256; ++m) sizes.push_back(m);
   for (const int64_t k : {896, 1536}) {
-    const int64_t n = 151936, most = 8192;
-    const Tensor w = random_on(device, {n, k}, 1), all = random_on(device, {most, k}, 2);
+    const int64_t n = 151936, max_rows = 8192;
+    const Tensor w = random_on(device, {n, k}, 1), all = random_on(device, {max_rows, k}, 2);
     for (const int64_t m : sizes) {
-      const Tensor x = all.narrow(0, (most - m) / 2, m);
+      const Tensor x = all.narrow(0, (max_rows - m) / 2, m);
       Tensor y = Tensor::full({m, n}, NAN, DType::kF32, device);
       matmul({y, x, w, {.b = Transpose::kYes}});
       ASSERT_EQ(out_of_order(y, x, w, {}), 0) << m << " rows, " << n << " x " << k;
@@ -307,14 +307,14 @@ TEST(CudaMatmulSlow, HeadsAddInOrderForAnyNumberOfRows) {
   }
 }
 
-// As a packed forward computes the logits of many tokens: chunks that share their memory.
+// The chunks of a packed forward's logits, which share their memory.
 TEST(CudaMatmulSlow, ChunksOfHeadsAddInOrder) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t k : {896, 1536}) {
-    const int64_t n = 151936, most = 32768;
-    const Tensor w = random_on(device, {n, k}, 1), all = random_on(device, {most, k}, 2);
+    const int64_t n = 151936, max_rows = 32768;
+    const Tensor w = random_on(device, {n, k}, 1), all = random_on(device, {max_rows, k}, 2);
     for (const int64_t m : {8192, 12345, 32768}) {
-      const Tensor x = all.narrow(0, (most - m) / 2, m);
+      const Tensor x = all.narrow(0, (max_rows - m) / 2, m);
       int64_t compared = 0;
       for_logit_chunks(x, w, head_chunk_tokens(n, 0, device), [&](int64_t begin, Tensor& logits) {
         const int64_t rows = logits.dim(0);
@@ -328,8 +328,8 @@ TEST(CudaMatmulSlow, ChunksOfHeadsAddInOrder) {
   }
 }
 
-// Rows and columns past the end of a tile, and NaN around everything that is read.
-TEST(CudaSkinny, HandlesPartsOfTiles) {
+// Partial tiles, with NaN around all inputs.
+TEST(CudaSkinnyGemm, HandlesPartialTiles) {
   COHORT_REQUIRE_GPU(device);
   if (!cuda::is_skinny({1, 8, 128}, device)) GTEST_SKIP() << "needs an sm_90 GPU";
   for (const int64_t n : {8, 24, 1056, 1064, 2200, 8192, 8200})
@@ -346,36 +346,36 @@ TEST(CudaSkinny, HandlesPartsOfTiles) {
           };
           Guarded x = guarded({m, k}, 1), w = guarded({n, k}, 2), bias = guarded({n}, 3);
           Guarded y(Shape{m, n}, out, device);
-          cuda::skinny_product(
+          cuda::skinny_gemm(
               {.y = y.tensor(), .x = x.tensor(), .w = w.tensor(), .bias = bias.tensor()});
           ASSERT_EQ(out_of_order(y.tensor(), x.tensor(), w.tensor(), bias.tensor()), 0);
           ASSERT_TRUE(y.intact());
         }
 }
 
-TEST(CudaSkinny, TakesOnlyWhatItCan) {
+TEST(CudaSkinnyGemm, AcceptsSupportedSizesOnly) {
   COHORT_REQUIRE_GPU(device);
   if (!cuda::is_skinny({1, 8, 128}, device)) GTEST_SKIP() << "needs an sm_90 GPU";
   EXPECT_TRUE(cuda::is_skinny({64, 896, 4864}, device));
-  for (const cuda::SkinnySize& size : {cuda::SkinnySize{65, 896, 896},
-                                       {0, 896, 896},
-                                       {1, 896, 0},
-                                       {1, 896, 64},
-                                       {1, 896, 136},
-                                       {17, 4864, 896},
-                                       {33, 1536, 8960},
-                                       {1, 4, 128}})
+  for (const cuda::GemmSize& size : {cuda::GemmSize{65, 896, 896},
+                                     {0, 896, 896},
+                                     {1, 896, 0},
+                                     {1, 896, 64},
+                                     {1, 896, 136},
+                                     {17, 4864, 896},
+                                     {33, 1536, 8960},
+                                     {1, 4, 128}})
     EXPECT_FALSE(cuda::is_skinny(size, device)) << size.m << " " << size.n << " " << size.k;
-  // Half as many outputs, gated.
-  for (const auto& [m, n, k] : {cuda::SkinnySize{1, 9728, 896}, {64, 17920, 1536}, {33, 5288, 256}})
+  // Gated: half the number of outputs.
+  for (const auto& [m, n, k] : {cuda::GemmSize{1, 9728, 896}, {64, 17920, 1536}, {33, 5288, 256}})
     EXPECT_TRUE(cuda::is_gated_skinny({m, n, k}, device)) << m << " " << n << " " << k;
-  for (const auto& [m, n, k] : {cuda::SkinnySize{65, 9728, 896}, {1, 512, 896}, {1, 9728, 72}})
+  for (const auto& [m, n, k] : {cuda::GemmSize{65, 9728, 896}, {1, 512, 896}, {1, 9728, 72}})
     EXPECT_FALSE(cuda::is_gated_skinny({m, n, k}, device)) << m << " " << n << " " << k;
 }
 
-// The kernel starts while the one before it still runs: it may read x and w, and overwrite y, only
-// when that one has ended. Recorded as a graph, too.
-TEST(CudaSkinny, WaitsForTheKernelBefore) {
+// The kernel starts while the previous one is still running: it may read x and w and overwrite y
+// only after that has completed. Also inside a captured graph.
+TEST(CudaSkinnyGemm, WaitsForThePreviousKernel) {
   COHORT_REQUIRE_GPU(device);
   const int64_t m = 64, size = 2048;
   const Tensor source = random_on(device, {size, size}, 1), x = random_on(device, {m, size}, 2);
@@ -384,12 +384,12 @@ TEST(CudaSkinny, WaitsForTheKernelBefore) {
   Tensor expected_y = y.clone(), expected_h = y.clone();
   matmul({expected_y, x, source, {.b = Transpose::kYes}});
   matmul({expected_h, expected_y, source, {.b = Transpose::kYes}});
-  Replay work(device, [&] {
-    w.copy_(source);                                 // writes w,
-    matmul({y, x, w, {.b = Transpose::kYes}});       // which this reads at once;
-    matmul({h, y, w, {.b = Transpose::kYes}});       // reads the y just written,
-    before.copy_(y);                                 // which this copies
-    matmul({y, h, source, {.b = Transpose::kYes}});  // before it is overwritten
+  GraphRunner work(device, [&] {
+    w.copy_(source);                                 // writes w
+    matmul({y, x, w, {.b = Transpose::kYes}});       // reads w, writes y
+    matmul({h, y, w, {.b = Transpose::kYes}});       // reads y
+    before.copy_(y);                                 // reads y
+    matmul({y, h, source, {.b = Transpose::kYes}});  // overwrites y
     w.zero_();
   });
   for (int i = 0; i < 50; ++i) {
@@ -401,7 +401,7 @@ TEST(CudaSkinny, WaitsForTheKernelBefore) {
   }
 }
 
-TEST(CudaMatmul, RepeatsToTheBitAndLeavesTheRestAlone) {
+TEST(CudaMatmul, IsReproducibleAndWritesOnlyItsOutput) {
   COHORT_REQUIRE_GPU(device);
   for (const Types& types : kTypes) {
     const Tensor dy = random_tensor({3000, 96}, DType::kF64, 1).to(types.in).to(device);

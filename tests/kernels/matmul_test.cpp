@@ -29,7 +29,7 @@ Tensor operand(int64_t rows, int64_t cols, Transpose t, DType dtype, uint64_t se
 
 constexpr Transpose kBoth[] = {Transpose::kNo, Transpose::kYes};
 
-TEST(Matmul, EqualsTheNaiveProductForAllTransposesAndTails) {
+TEST(Matmul, EqualsTheNaiveMatmulForAllTransposesAndTails) {
   const int64_t sizes[][3] = {{1, 1, 1},   {1, 5, 3},    {3, 1, 2},     {2, 3, 1},    {17, 65, 33},
                               {65, 7, 98}, {129, 64, 2}, {300, 20, 97}, {5, 300, 130}};
   for (const auto& [m, k, n] : sizes)
@@ -51,7 +51,7 @@ TEST(Matmul, EqualsTheNaiveProductForAllTransposesAndTails) {
         }
 }
 
-TEST(Matmul, GradientsAreTheTransposedProducts) {
+TEST(Matmul, GradientsAreTransposedMatmuls) {
   Tensor x = random_tensor({7, 5}, DType::kF64, 1), w = random_tensor({3, 5}, DType::kF64, 2);
   Tensor bias = random_tensor({3}, DType::kF64, 3), y = Tensor::empty({7, 3}, DType::kF64);
   const Tensor dy = random_tensor({7, 3}, DType::kF64, 4);
@@ -69,7 +69,7 @@ TEST(Matmul, GradientsAreTheTransposedProducts) {
   expect_gradient(bias, dbias, loss, "dbias");
 }
 
-// The promise on which exact sampling rests. M = 512 is the reference; the other M take other
+// The guarantee that exact sampling relies on. M = 512 is the reference; other M have other
 // tilings, padding and thread counts.
 void expect_row_independence(int64_t k, int64_t n, DType dtype, Transpose tb) {
   constexpr int64_t kRows = 512;

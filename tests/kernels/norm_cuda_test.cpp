@@ -1,4 +1,4 @@
-// Norms, softmax and the bias gradient on CUDA against the CPU's f64.
+// Norms, softmax and the bias gradient on CUDA compared with the CPU's f64.
 #include "kernels/norm.h"
 
 #include "kernels/elementwise.h"
@@ -11,15 +11,15 @@ namespace {
 using namespace test;
 
 constexpr double kEps = 1e-5;
-// Parts of a warp, warps and blocks for a row; 9000 and 17000 columns are more than the registers
-// of a block hold, in f32 and in bf16, and so are 4104 and 9000 in the backward.
+// Rows of partial warps, warps and blocks; 9000 (f32) and 17000 (bf16) columns exceed the registers
+// of a block, and so do 4104 and 9000 in the backward.
 const Shape kShapes[] = {{0, 5},    {1, 1},    {3, 1},    {1, 17},   {2, 3, 65}, {130, 33},
                          {37, 128}, {700, 64}, {9, 1000}, {3, 4104}, {2, 9000},  {2, 17000}};
 
 enum class Norm { kRms, kLayer };
 enum class Residual { kNo, kYes };
 
-// Inputs on the CPU in f64, with values that `dtype` holds.
+// Inputs on the CPU in f64, with values representable in `dtype`.
 struct Inputs {
   Tensor x, w, b, dy;
   Inputs(const Shape& shape, DType dtype)
@@ -48,7 +48,7 @@ void backward(Norm norm, Tensor& dx, Tensor& dw, Tensor& db, Grad mode, const Te
     layer_norm_backward({{dx, mode}, {dw, mode}, {db, mode}, dy, x, w, mean, rstd});
 }
 
-// Forward and backward of x, w, b and dy as they are, wherever they are.
+// Forward and backward of x, w, b and dy on their device and in their dtype.
 Outputs run(Norm norm, const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& dy) {
   const Device device = x.device();
   const DType sums = accumulate_dtype(x.dtype());
@@ -106,7 +106,7 @@ TEST(CudaNorm, BackwardAccumulatesAndSkips) {
   COHORT_REQUIRE_GPU(device);
   for (const Norm norm : {Norm::kRms, Norm::kLayer})
     for (const DType dtype : kCudaTypes)
-      // The last five are more rows than the backward works on at a time.
+      // The last five are more rows than the backward processes concurrently.
       for (const Shape& shape :
            {Shape{37, 128}, Shape{5, 33}, Shape{2, 9000}, Shape{300, 4104}, Shape{300, 9000},
             Shape{450, 2056}, Shape{1700, 520}, Shape{3300, 320}}) {
@@ -136,8 +136,7 @@ TEST(CudaNorm, BackwardAccumulatesAndSkips) {
       }
 }
 
-// The order of the sums follows from the shape: neither from where a tensor starts, nor from what
-// else is computed.
+// The order of the sums depends on the shape only, not on alignment or on other requested outputs.
 TEST(CudaNorm, WeightGradientsHaveOneOrder) {
   COHORT_REQUIRE_GPU(device);
   for (const Norm norm : {Norm::kRms, Norm::kLayer})
@@ -172,9 +171,8 @@ TEST(CudaNorm, LayerNormBiasMayBeMissing) {
   expect_close(y, exact, "y");
 }
 
-// The bits of a row depend neither on the other rows nor on where the tensor starts.
-// Heads and columns of a wider tensor give the bits of copies of them.
-TEST(CudaNorm, RowsOfRmsNormsMayLieApart) {
+// Heads and column ranges of a wider tensor give the same bits as copies of them.
+TEST(CudaNorm, RowsOfRmsNormsMayBeStrided) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
     for (const Shape& shape : {Shape{0, 3, 8}, Shape{1, 2, 5}, Shape{37, 3, 64}, Shape{130, 6, 128},
@@ -209,7 +207,7 @@ TEST(CudaNorm, RowsOfRmsNormsMayLieApart) {
       rms_norm_forward({same, rstd2, same, w, kEps});
       EXPECT_TRUE(bit_equal(same.clone(), y2)) << shape.str();
       EXPECT_TRUE(y_all.intact() && dx_all.intact());
-      // The columns beside them hold the NaN that they began with.
+      // The other columns are unchanged (NaN).
       for (const Tensor& all : {y_all.tensor(), dx_all.tensor()})
         for (const int64_t column : {int64_t{15}, 16 + shape[1]})
           for (const double v : all.narrow(1, column, 1).clone().to_vector<double>())
@@ -237,7 +235,7 @@ TEST(CudaNorm, RowsDependOnThemselvesOnly) {
       }
 }
 
-TEST(CudaNorm, SameBitsEveryTime) {
+TEST(CudaNorm, IsReproducible) {
   COHORT_REQUIRE_GPU(device);
   for (const Norm norm : {Norm::kRms, Norm::kLayer})
     for (const DType dtype : kCudaTypes) {
@@ -343,7 +341,7 @@ TEST(CudaSoftmax, RowsDependOnThemselvesOnly) {
     }
 }
 
-// 17000 rows of 128 columns are three levels of sums in f32.
+// 17000 rows of 128 columns need three levels of f32 sums.
 TEST(CudaBias, BackwardSumsColumns) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)

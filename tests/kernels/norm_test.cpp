@@ -205,7 +205,7 @@ TEST(Norms, FusedResidualEqualsTheTwoSteps) {
   }
 }
 
-// Heads and columns of a wider tensor give the bits of copies of them.
+// Heads and columns of a wider tensor give the bits of contiguous copies.
 TEST(RmsNorm, RowsMayLieApart) {
   for (const Shape& shape : {Shape{0, 3, 4}, Shape{1, 2, 5}, Shape{7, 3, 16}, Shape{70, 33}}) {
     Shape wide = shape;
@@ -234,7 +234,7 @@ TEST(RmsNorm, RowsMayLieApart) {
     same.copy_(x);
     rms_norm_forward({same, rstd2, same, w, kEps});
     EXPECT_TRUE(bit_equal(same.clone(), y2)) << shape.str();
-    // The columns beside them are untouched.
+    // The other columns are untouched.
     for (const Tensor& all : {y_all, dx_all})
       for (const int64_t column : {int64_t{0}, int64_t{1}, wide[1] - 1})
         for (const float v : all.narrow(1, column, 1).to_vector<float>()) EXPECT_EQ(v, 42);

@@ -1,5 +1,5 @@
-// AdamW and the gradient norm on CUDA: f32 updates have the CPU's bits, bf16 parameters are their
-// masters rounded.
+// AdamW and the gradient norm on CUDA: f32 updates have the CPU's bits, bf16 parameters are rounded
+// masters.
 #include "kernels/optimizer.h"
 
 #include "tests/kernels/cuda_test.h"
@@ -9,7 +9,7 @@ namespace {
 
 using namespace test;
 
-// Fewer than a pack, whole packs, a block of the kernel and its neighbours, several blocks.
+// Less than a pack, whole packs, about one block of the kernel, several blocks.
 const int64_t kSizes[] = {0, 1, 3, 4, 65, 4095, 4096, 4097, 40001};
 
 // A parameter in f32 on the CPU.
@@ -23,7 +23,7 @@ AdamWTensor parameter(int64_t n, uint64_t seed) {
           .weight_decay = n % 2 == 0 ? 0.1 : 0};
 }
 
-// The same on the device between sentinels; with a bf16 parameter, the f32 values are its master's.
+// A parameter on the device between sentinels; if it is bf16, the f32 values are its master's.
 struct Placed {
   Guarded weights, grad, m, v, rounded;
   DType dtype;
@@ -105,7 +105,7 @@ TEST(CudaAdamW, HasTheBitsOfTheCpu) {
     }
 }
 
-TEST(CudaAdamW, SplitMastersHaveTheBitsOfWholeOnes) {
+TEST(CudaAdamW, SplitMastersHaveTheBitsOfF32Masters) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t n : {1, 4097}) {
     const AdamWTensor start = parameter(n, 5);
@@ -127,7 +127,7 @@ TEST(CudaAdamW, SplitMastersHaveTheBitsOfWholeOnes) {
     }
     const Tensor param = split[0].param.to(Device{});
     EXPECT_TRUE(bit_equal(param, whole[0].param.to(Device{})));
-    EXPECT_TRUE(bit_equal(join_master(param, split[0].low_bits.to(Device{})),
+    EXPECT_TRUE(bit_equal(combine_master(param, split[0].low_bits.to(Device{})),
                           whole[0].master.to(Device{})));
     EXPECT_TRUE(bit_equal(param, rounded(whole[0].master.to(Device{}))));
   }
@@ -143,7 +143,7 @@ TEST(CudaAdamW, Bf16MomentsHaveTheBitsOfTheCpu) {
       moments.reserve(2 * std::size(kSizes));
       for (const int64_t n : kSizes) {
         AdamWTensor t = parameter(n, static_cast<uint64_t>(10 * n));
-        // The masters: what bf16 holds, so that all kinds start alike.
+        // Masters are representable in bf16, so that all formats start with the same values.
         t.param = t.param.to(DType::kBF16).to(DType::kF32);
         t.m = t.m.to(DType::kBF16);
         t.v = t.v.to(DType::kBF16);
@@ -171,7 +171,7 @@ TEST(CudaAdamW, Bf16MomentsHaveTheBitsOfTheCpu) {
         const Tensor master = weights == Weights::kF32 ? param
                               : weights == Weights::kWhole
                                   ? t.master.to(Device{})
-                                  : join_master(param, t.low_bits.to(Device{}));
+                                  : combine_master(param, t.low_bits.to(Device{}));
         EXPECT_TRUE(bit_equal(master, expected[i].param)) << param.str();
         EXPECT_TRUE(bit_equal(t.m.to(Device{}), expected[i].m)) << param.str();
         EXPECT_TRUE(bit_equal(t.v.to(Device{}), expected[i].v)) << param.str();
@@ -196,7 +196,7 @@ TEST(CudaAdamW, ManyTensorsTakeSeveralTables) {
   adamw_step({}, {.learning_rate = 0.1});
 }
 
-TEST(CudaAdamW, ANormThatIsNotFiniteUpdatesNothing) {
+TEST(CudaAdamW, ANonFiniteNormSkipsTheUpdate) {
   COHORT_REQUIRE_GPU(device);
   const AdamWTensor start = parameter(5000, 1);
   for (const double norm : {NAN, INFINITY})
@@ -213,7 +213,7 @@ TEST(CudaAdamW, ANormThatIsNotFiniteUpdatesNothing) {
     }
 }
 
-TEST(CudaAdamW, FlagsWhatIsNotFinite) {
+TEST(CudaAdamW, FlagsNonFiniteResults) {
   COHORT_REQUIRE_GPU(device);
   const AdamWTensor start = parameter(4097, 1);
   enum class Field { kNone, kWeight, kFirst, kSecond, kGradient };
@@ -233,17 +233,17 @@ TEST(CudaAdamW, FlagsWhatIsNotFinite) {
   for (const DType dtype : kCudaTypes) {
     EXPECT_EQ(flag_of(Field::kNone, 0, 0, dtype, 1e-8), 0);
     EXPECT_EQ(flag_of(Field::kNone, 0, 0, dtype, 0), 1);
-    for (const int64_t at : {0, 4095, 4096}) {  // in a pack, and past the last one
+    for (const int64_t at : {0, 4095, 4096}) {  // inside a pack, and past the last one
       for (const Field field : {Field::kWeight, Field::kFirst, Field::kSecond, Field::kGradient})
         for (const float value : {INFINITY, NAN})
           EXPECT_EQ(flag_of(field, at, value, dtype, 1e-8), 1) << at << " " << value;
-      // Finite in f32; bf16 rounds it to infinity.
+      // Finite in f32, but infinite when rounded to bf16.
       EXPECT_EQ(flag_of(Field::kWeight, at, 3.4025e38f, dtype, 1e-8), dtype == DType::kBF16);
     }
   }
 }
 
-TEST(CudaAdamW, TwentyRunsHaveTheSameBits) {
+TEST(CudaAdamW, IsReproducible) {
   COHORT_REQUIRE_GPU(device);
   const AdamWTensor start = parameter(40001, 1);
   expect_reproducible([&] {
@@ -254,7 +254,7 @@ TEST(CudaAdamW, TwentyRunsHaveTheSameBits) {
   });
 }
 
-TEST(CudaAdamW, SaysWhatIsWrong) {
+TEST(CudaAdamW, RejectsInvalidArguments) {
   COHORT_REQUIRE_GPU(device);
   const AdamWTensor cpu = parameter(4, 1);
   std::vector<AdamWTensor> t = {
@@ -309,7 +309,7 @@ TEST(CudaGradNorm, BitsDoNotDependOnTheAlignment) {
   }
 }
 
-TEST(CudaGradNorm, ManyTensorsNoneAndNonFiniteOnes) {
+TEST(CudaGradNorm, ManyTensorsNoTensorsAndNonFiniteValues) {
   COHORT_REQUIRE_GPU(device);
   Tensor norm = Tensor::full({1}, NAN, DType::kF64).to(device);
   grad_norm(norm, {});

@@ -219,7 +219,7 @@ TEST(AdamW, Bf16MomentsRoundToANeighbour) {
   }
 }
 
-// What is too small for bf16 to see is not lost on average.
+// Changes below the resolution of bf16 are kept on average.
 TEST(AdamW, Bf16MomentsAreUnbiased) {
   constexpr int64_t kCount = 20000;
   std::vector<AdamWTensor> t = {{.param = Tensor::zeros({kCount}, DType::kF32),
@@ -245,11 +245,11 @@ TEST(AdamW, Bf16MomentsAreUnbiased) {
 }
 
 TEST(AdamW, DrawsOfBf16MomentsHaveAddresses) {
-  const auto moments = [](const AdamWDesc& desc, size_t place) {
+  const auto moments = [](const AdamWDesc& desc, size_t index) {
     std::vector<AdamWTensor> t;
-    for (size_t i = 0; i <= place; ++i) t.push_back(with_small_moments(5000, 1).first);
+    for (size_t i = 0; i <= index; ++i) t.push_back(with_small_moments(5000, 1).first);
     adamw_step(t, desc);
-    return t[place].m;
+    return t[index].m;
   };
   const AdamWDesc desc{.learning_rate = 0.1, .step = 3, .seed = 2};
   const Tensor m = moments(desc, 0);
@@ -295,8 +295,7 @@ TEST(AdamW, SaysWhatIsWrongBeforeItWrites) {
   EXPECT_THROW_WITH(adamw_step(t, {.learning_rate = 0.1}), Error, "needs no master");
 }
 
-// The weight is the nearest bf16, halves away from zero, and with the low bits gives the master
-// back.
+// The weight is the nearest bf16, halves away from zero, and with the low bits restores the master.
 TEST(AdamW, MastersAreTheirPartsTogether) {
   Rng rng(1, rng_stream(kTestPurpose));
   std::vector<float> masters = {0.0f,    -0.0f, 1.0f,     -1.0f,    1e-45f,
@@ -312,7 +311,7 @@ TEST(AdamW, MastersAreTheirPartsTogether) {
   const Tensor all = Tensor::from(masters);
   Tensor param = Tensor::empty({count}, DType::kBF16), low = Tensor::empty({2 * count}, DType::kU8);
   split_master(param, low, all);
-  EXPECT_TRUE(bit_equal(join_master(param, low), all));
+  EXPECT_TRUE(bit_equal(combine_master(param, low), all));
   const std::vector<double> weights = param.to_vector<double>();
   const std::vector<double> even = all.to(DType::kBF16).to_vector<double>();
   int64_t halves = 0;

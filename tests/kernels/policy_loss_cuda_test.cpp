@@ -1,5 +1,5 @@
-// The policy loss on CUDA against the CPU: the same formula in f64, so that only the exponential
-// functions' last bits differ.
+// Policy loss on CUDA compared with the CPU: the same formula in f64, so only the last bits of
+// exponentials differ.
 #include "kernels/policy_loss.h"
 
 #include "tests/kernels/cuda_test.h"
@@ -28,8 +28,8 @@ struct Tokens {
 
 enum class Reference { kNone, kGiven };
 
-// About every fourth token has weight 0, and NaN in everything else. Some have drifted far from the
-// reference, to either side.
+// About every fourth token has weight 0 and NaN in all other inputs. Some deviate strongly from the
+// reference in either direction.
 Tokens random_tokens(int64_t n, Reference reference) {
   const auto random = [&](uint64_t seed, double scale) {
     return random_tensor({n}, DType::kF32, seed, scale);
@@ -66,7 +66,7 @@ Result run(const Tokens& t, const PolicyLossDesc& desc) {
           PolicyLossStats::from(stats.tensor())};
 }
 
-TEST(CudaPolicyLoss, IsTheCpus) {
+TEST(CudaPolicyLoss, MatchesTheCpu) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t n : {0, 1, 31, 255, 256, 257, 3000, 70000})
     for (const Reference reference : {Reference::kNone, Reference::kGiven}) {
@@ -116,7 +116,7 @@ TEST(CudaPolicyLoss, StatsAccumulateOverCalls) {
   EXPECT_EQ(twice.max_ratio_deviation, once.max_ratio_deviation);
 }
 
-TEST(CudaPolicyLoss, NaNInAWeightedTokenShows) {
+TEST(CudaPolicyLoss, NaNInAWeightedTokenPropagates) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t at : {0, 1, 300, 599}) {
     Tokens t = random_tokens(600, Reference::kNone);
@@ -129,7 +129,7 @@ TEST(CudaPolicyLoss, NaNInAWeightedTokenShows) {
   }
 }
 
-TEST(CudaPolicyLoss, AWeightThatIsNoneGivesNaN) {
+TEST(CudaPolicyLoss, AnInvalidWeightGivesNaN) {
   COHORT_REQUIRE_GPU(device);
   for (const float weight : {-1.0f, NAN}) {
     Tokens t = random_tokens(600, Reference::kNone);
@@ -141,7 +141,7 @@ TEST(CudaPolicyLoss, AWeightThatIsNoneGivesNaN) {
   }
 }
 
-TEST(CudaPolicyLoss, BitsDoNotDependOnTheCompanyAndRepeat) {
+TEST(CudaPolicyLoss, IsReproducibleAndIndependentOfTheBatch) {
   COHORT_REQUIRE_GPU(device);
   PolicyLossDesc desc = kDesc;
   desc.beta = 0.05;
@@ -158,7 +158,7 @@ TEST(CudaPolicyLoss, BitsDoNotDependOnTheCompanyAndRepeat) {
   });
 }
 
-TEST(CudaPolicyLoss, SaysWhatIsWrong) {
+TEST(CudaPolicyLoss, RejectsInvalidArguments) {
   COHORT_REQUIRE_GPU(device);
   Tokens t = random_tokens(3, Reference::kNone).to(device);
   EXPECT_THROW_WITH(run(t, {.beta = 0.1}), Error, "no reference log-probs");

@@ -96,7 +96,7 @@ TEST(PolicyLoss, LogRatioIsClampedAndItsGradientStops) {
   EXPECT_EQ(below.gradient[0], 0);
 }
 
-// Written out, k3 takes three roundings of numbers up to 1.5.
+// The formula of k3 has three roundings of numbers up to 1.5.
 constexpr double kRounding = 4e-16;
 
 TEST(PolicyLoss, PenaltyIsK3OfTheReference) {
@@ -106,7 +106,7 @@ TEST(PolicyLoss, PenaltyIsK3OfTheReference) {
   EXPECT_NEAR(r.loss, 2 * 0.1 * k3, kRounding);
   EXPECT_NEAR(r.gradient[0], 2 * 0.1 * (1 - std::exp(-0.5)), kRounding);
   EXPECT_NEAR(r.stats.kl_to_reference, k3, kRounding);
-  // Measured without being part of the loss where beta is 0.
+  // Measured, but not part of the loss, if beta is 0.
   const Result measured = run({{-1}, {-1}, {-1.5}, {0}, {2}}, {});
   EXPECT_EQ(measured.loss, 0);
   EXPECT_EQ(measured.gradient[0], 0);
@@ -116,7 +116,7 @@ TEST(PolicyLoss, PenaltyIsK3OfTheReference) {
   EXPECT_EQ(clamped.gradient[0], 0);
 }
 
-// Where the policy has drifted furthest from the reference, the pull back is at its strongest.
+// The gradient is largest for the largest deviation from the reference.
 TEST(PolicyLoss, PenaltyHasNoLowerClamp) {
   const double x = -30, beta = 0.1;
   const Result r = run({{-1}, {-1}, {-1 + x}, {0}, {1}}, {.beta = beta});
@@ -125,14 +125,13 @@ TEST(PolicyLoss, PenaltyHasNoLowerClamp) {
   EXPECT_DOUBLE_EQ(r.stats.kl_to_reference, std::exp(x) - x - 1);
 }
 
-// A token that the old policy drew with probability 1/4 and the policy would draw with 1/2: the
-// estimate of KL(old || policy) is 2 - log 2 - 1. With the arguments reversed it were
-// 1/2 + log 2 - 1.
+// A token with probability 1/4 under the old policy and 1/2 under the policy: the estimate of
+// KL(old || policy) is 2 - log 2 - 1. With the arguments reversed it would be 1/2 + log 2 - 1.
 TEST(PolicyLoss, KlToOldIsThatOfTheOldPolicysSamples) {
   const double half = std::log(0.5), quarter = std::log(0.25);
   EXPECT_NEAR(run_one(half, quarter, 0).stats.kl_to_old, 2 - std::log(2.0) - 1, kRounding);
   EXPECT_NEAR(run_one(quarter, half, 0).stats.kl_to_old, 0.5 + std::log(2.0) - 1, kRounding);
-  // Far below 0 it goes on growing, far above it stays what it is at 20.
+  // It grows without bound below 0, and stays constant above 20.
   EXPECT_DOUBLE_EQ(run_one(-41, -1, 0).stats.kl_to_old, std::exp(-40.0) + 40 - 1);
   EXPECT_DOUBLE_EQ(run_one(-1, -41, 0).stats.kl_to_old, std::expm1(20.0) - 20);
 }
@@ -164,7 +163,7 @@ TEST(PolicyLoss, GradientIsTheDerivative) {
   const Result r = run(t, desc);
   const double h = 1e-3;
   for (size_t i = 0; i < t.logprob.size(); ++i) {
-    // Not within reach of a kink at the clip bounds.
+    // Away from the kinks at the clip bounds.
     const double ratio = std::exp(t.logprob[i] - t.old[i]);
     if (std::fabs(ratio - 0.8) < 0.01 || std::fabs(ratio - 1.28) < 0.01) continue;
     const auto shifted = [&](double by) {
@@ -226,20 +225,20 @@ TEST(PolicyLoss, StatsAccumulateOverCalls) {
   const Tensor old = Tensor::from(std::vector<double>{0, 0}),
                one = Tensor::from(std::vector{1.0, 1.0});
   Tensor loss = Tensor::zeros({1}, DType::kF64), gradient = Tensor::zeros_like(old);
-  Tensor sums = PolicyLossStats::zeros();
+  Tensor total = PolicyLossStats::zeros();
   for (const double shift : {0.5, 0.1}) {  // one clipped, then one not
     const Tensor lp = Tensor::from(std::vector{shift, 0.0});
-    policy_loss({loss, gradient, sums, lp, old, {}, one, one, {}});
+    policy_loss({loss, gradient, total, lp, old, {}, one, one, {}});
   }
-  const PolicyLossStats stats = PolicyLossStats::from(sums);
+  const PolicyLossStats stats = PolicyLossStats::from(total);
   EXPECT_EQ(stats.tokens, 4);
   EXPECT_EQ(stats.clipped_high, 1);
   EXPECT_EQ(stats.max_ratio_deviation, std::fabs(std::exp(0.5) - 1));
   EXPECT_NEAR(stats.kl_to_old, std::exp(0.5) + std::exp(0.1) - 0.6 - 2, 2e-15);
-  // A NaN stays whatever comes after it.
+  // A NaN is kept.
   for (const double lp : {double{NAN}, 0.0})
-    policy_loss({loss, gradient, sums, Tensor::from(std::vector{0.0, lp}), old, {}, one, one, {}});
-  EXPECT_TRUE(std::isnan(PolicyLossStats::from(sums).max_ratio_deviation));
+    policy_loss({loss, gradient, total, Tensor::from(std::vector{0.0, lp}), old, {}, one, one, {}});
+  EXPECT_TRUE(std::isnan(PolicyLossStats::from(total).max_ratio_deviation));
 }
 
 TEST(PolicyLoss, SaysWhatIsWrong) {

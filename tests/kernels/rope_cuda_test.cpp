@@ -1,4 +1,4 @@
-// Rotary embedding on CUDA: the CPU's bits in f32, its f64 to one rounding in bf16.
+// Rotary embedding on CUDA: bits of the CPU in f32; in bf16 the CPU's f64 result rounded once.
 #include "kernels/rope.h"
 
 #include "kernels/elementwise.h"
@@ -11,7 +11,7 @@ using namespace test;
 
 constexpr double kTheta = 10000;
 constexpr RopeDirection kDirections[] = {RopeDirection::kForward, RopeDirection::kInverse};
-// Heads of several blocks of threads, of fewer than a warp, and of halves that are no whole packs.
+// Heads with several blocks of threads, less than a warp, and halves that are not whole packs.
 const Shape kShapes[] = {{0, 2, 4},  {1, 1, 2},   {3, 2, 6},   {3, 5, 66},
                          {3, 1, 16}, {3, 40, 64}, {37, 3, 128}};
 
@@ -69,7 +69,7 @@ TEST(CudaRope, Bf16IsRoundedOnce) {
       }
 }
 
-TEST(CudaRope, PlainHeadsStayAsTheyAre) {
+TEST(CudaRope, PlainHeadsAreUnchanged) {
   COHORT_REQUIRE_GPU(device);
   for (const Shape& shape : kShapes)
     for (const Start start : kStarts) {

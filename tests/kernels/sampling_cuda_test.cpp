@@ -1,5 +1,5 @@
-// Sampling on CUDA: log-probs are the fused head's to the bit, and draws are the inverse of the CDF
-// by its definition in f64.
+// Sampling on CUDA: log-probs are bitwise those of the fused head, and samples invert the CDF as
+// defined in f64.
 #include "kernels/sampling.h"
 
 #include <set>
@@ -18,25 +18,27 @@ double uniform(uint64_t seed, int64_t stream, int64_t index) {
   return uniform_f64(words[0], words[1]);
 }
 
-// Draws from logits [n, V] of the CPU, row i at the address (i, 100 + i).
-Drawn draw(const Tensor& logits, const DrawParams& params, Device device,
-           Start start = Start::kAligned) {
+// Samples from CPU logits [n, V], row i with the Philox address (i, 100 + i).
+HostSamples sample(const Tensor& logits, const SamplingParams& params, Device device,
+                   Start start = Start::kAligned) {
   const int64_t n = logits.dim(0);
   Guarded z(logits, DType::kF32, device, start), logprob(Shape{n}, DType::kF32, device, start);
-  Guarded entropy(Shape{n}, DType::kF32, device, start), cut(Shape{n}, DType::kF32, device, start);
+  Guarded entropy(Shape{n}, DType::kF32, device, start),
+      truncated_mass(Shape{n}, DType::kF32, device, start);
   Guarded tokens(Tensor::full({n}, -7, DType::kI32), DType::kI32, device, start);
-  Draws out{.tokens = tokens.tensor(),
-            .logprob = logprob.tensor(),
-            .entropy = entropy.tensor(),
-            .cut = cut.tensor()};
+  Samples out{.tokens = tokens.tensor(),
+              .logprob = logprob.tensor(),
+              .entropy = entropy.tensor(),
+              .truncated_mass = truncated_mass.tensor()};
   SamplingState state = plain_state(params, n, 0, device);
   sample_logits({out, state, z.tensor(), own_slots(n).to(device), addresses(n, 100).to(device)});
   EXPECT_TRUE(z.intact() && tokens.intact() && logprob.intact() && entropy.intact() &&
-              cut.intact());
+              truncated_mass.intact());
   return on_host(out);
 }
 
-// That token is where the CDF of p passes u; f32 masses move its steps by less than 1e-5.
+// Expects `token` to be where the CDF of p crosses u; f32 rounding moves its steps by less than
+// 1e-5.
 void expect_inverse(const std::vector<double>& p, double u, int32_t token) {
   ASSERT_TRUE(token >= 0 && token < static_cast<int32_t>(p.size())) << token;
   const auto at = p.begin() + token;
@@ -46,7 +48,7 @@ void expect_inverse(const std::vector<double>& p, double u, int32_t token) {
   EXPECT_LT(u, before + *at + 1e-5) << "token " << token;
 }
 
-// The promise that makes ratio == 1 on the first minibatch: other company and chunks.
+// Guarantees ratio == 1 on the first minibatch, for other batches and chunks.
 TEST(CudaSampling, LogprobAndEntropyAreTheTrainersToTheBit) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : kCudaTypes)
@@ -57,7 +59,7 @@ TEST(CudaSampling, LogprobAndEntropyAreTheTrainersToTheBit) {
         const Tensor all = random_tensor({total, channels}, dtype, 1).to(device);
         const Tensor w = random_tensor({vocab, channels}, dtype, 2, 0.3).to(device);
         Guarded logprob(Shape{n}, DType::kF32, device), sampled(Shape{n}, DType::kF32, device);
-        Draws out = empty_draws(n, DType::kF32, device);
+        Samples out = empty_samples(n, DType::kF32, device);
         out.logprob = logprob.tensor();
         out.entropy = sampled.tensor();
         SamplingState state =
@@ -83,34 +85,36 @@ TEST(CudaSampling, LogprobAndEntropyAreTheTrainersToTheBit) {
       }
 }
 
-TEST(CudaSampling, DrawsAreTheInverseOfTheCdf) {
+TEST(CudaSampling, SamplesAreTheInverseOfTheCdf) {
   COHORT_REQUIRE_GPU(device);
   for (const int64_t vocab : {1, 2, 5, 127, 128, 129, 1030, 2049, 5003})
-    for (const DrawParams& params : {DrawParams{.seed = 1},
-                                     {.temperature = 0.5, .seed = 2},
-                                     {.top_k = 3, .seed = 3},
-                                     {.top_p = 0.8, .seed = 4},
-                                     {.min_p = 0.1, .seed = 4},
-                                     {.temperature = 2, .top_k = 40, .top_p = 0.6, .seed = 5}}) {
+    for (const SamplingParams& params :
+         {SamplingParams{.seed = 1},
+          {.temperature = 0.5, .seed = 2},
+          {.top_k = 3, .seed = 3},
+          {.top_p = 0.8, .seed = 4},
+          {.min_p = 0.1, .seed = 4},
+          {.temperature = 2, .top_k = 40, .top_p = 0.6, .seed = 5}}) {
       const int64_t n = 50;
       const Tensor logits = random_tensor({n, vocab}, DType::kF32, 1, 2);
       for (const Start start : kStarts) {
-        const Drawn draws = draw(logits, params, device, start);
+        const HostSamples samples = sample(logits, params, device, start);
         for (int64_t i = 0; i < n; ++i) {
           const auto row = logits.select(0, i).to_vector<double>();
-          const int32_t token = draws.tokens[static_cast<size_t>(i)];
+          const int32_t token = samples.tokens[static_cast<size_t>(i)];
           expect_inverse(distribution(row, params).p, uniform(params.seed, i, 100 + i), token);
-          // The recorded log-prob is that of the full distribution all the same.
+          // The recorded log-prob is that of the full distribution.
           const auto full = distribution(row, {.temperature = params.temperature}).p;
-          EXPECT_NEAR(draws.logprobs[static_cast<size_t>(i)],
+          EXPECT_NEAR(samples.logprobs[static_cast<size_t>(i)],
                       std::log(full[static_cast<size_t>(token)]), 1e-5);
           double entropy = 0;
           for (const double p : full)
             if (p > 0) entropy -= p * std::log(p);
-          EXPECT_NEAR(draws.entropies[static_cast<size_t>(i)], entropy, 1e-5);
-          EXPECT_NEAR(draws.cuts[static_cast<size_t>(i)], distribution(row, params).cut, 1e-5);
+          EXPECT_NEAR(samples.entropies[static_cast<size_t>(i)], entropy, 1e-5);
+          EXPECT_NEAR(samples.truncated_masses[static_cast<size_t>(i)],
+                      distribution(row, params).truncated_mass, 1e-5);
           if (params.top_k == 0 && params.top_p == 1 && params.min_p == 0) {
-            EXPECT_EQ(draws.cuts[static_cast<size_t>(i)], 0);
+            EXPECT_EQ(samples.truncated_masses[static_cast<size_t>(i)], 0);
           }
         }
       }
@@ -121,27 +125,27 @@ TEST(CudaSampling, FrequenciesAreTheProbabilities) {
   COHORT_REQUIRE_GPU(device);
   const std::vector<float> logits = {0, 1, -1, 2, 0.5f, -INFINITY, 1.5f, -0.5f};
   const int64_t n = 20000;
-  const Drawn draws = draw(repeat(logits, n), {.seed = 1}, device);
+  const HostSamples samples = sample(repeat(logits, n), {.seed = 1}, device);
   const auto p = distribution({logits.begin(), logits.end()}, {}).p;
-  EXPECT_LE(chi_square(draws.tokens, p), chi_square_limit(7));
+  EXPECT_LE(chi_square(samples.tokens, p), chi_square_limit(7));
 }
 
 TEST(CudaSampling, GreedyTakesTheLowestIdAmongEquals) {
   COHORT_REQUIRE_GPU(device);
-  const DrawParams params{.temperature = 0, .top_k = 2, .seed = 4};
-  const Drawn draws = draw(repeat({1, 3, 0, 3, 2}, 2), params, device);
-  EXPECT_EQ(draws.tokens, (std::vector{1, 1}));
-  EXPECT_EQ(draws.cuts, (std::vector{0.0, 0.0}));
-  EXPECT_EQ(draw(repeat({-1, -0.0f, 0.0f}, 1), params, device).tokens, (std::vector{1}));
+  const SamplingParams params{.temperature = 0, .top_k = 2, .seed = 4};
+  const HostSamples samples = sample(repeat({1, 3, 0, 3, 2}, 2), params, device);
+  EXPECT_EQ(samples.tokens, (std::vector{1, 1}));
+  EXPECT_EQ(samples.truncated_masses, (std::vector{0.0, 0.0}));
+  EXPECT_EQ(sample(repeat({-1, -0.0f, 0.0f}, 1), params, device).tokens, (std::vector{1}));
   std::vector<float> wide(5003, -1);
   wide[4100] = wide[3000] = wide[4999] = 7;
-  EXPECT_EQ(draw(repeat(wide, 1), params, device).tokens, (std::vector{3000}));
+  EXPECT_EQ(sample(repeat(wide, 1), params, device).tokens, (std::vector{3000}));
 }
 
-std::set<int32_t> support(const std::vector<float>& logits, const DrawParams& params,
+std::set<int32_t> support(const std::vector<float>& logits, const SamplingParams& params,
                           Device device) {
-  const Drawn draws = draw(repeat(logits, 3000), params, device);
-  return {draws.tokens.begin(), draws.tokens.end()};
+  const HostSamples samples = sample(repeat(logits, 3000), params, device);
+  return {samples.tokens.begin(), samples.tokens.end()};
 }
 
 TEST(CudaSampling, TopKKeepsTheLowestIdsAmongEquals) {
@@ -150,7 +154,7 @@ TEST(CudaSampling, TopKKeepsTheLowestIdsAmongEquals) {
   EXPECT_EQ(support({1, 2, 1, 2, 1, 0}, {.top_k = 3}, device), (Set{0, 1, 3}));
   EXPECT_EQ(support({1, 2, 1, 2, 1, 0}, {.top_k = 1}, device), (Set{1}));
   EXPECT_EQ(support({1, 2, 1, 2, 1, 0}, {.top_k = 60}, device), (Set{0, 1, 2, 3, 4, 5}));
-  // Both zeros are one logit; an excluded token is not drawn even where k would admit it.
+  // -0 and 0 are equal logits; an excluded token is not sampled even if k would allow it.
   EXPECT_EQ(support({-0.0f, 0.0f, -0.0f, 0.0f}, {.top_k = 2}, device), (Set{0, 1}));
   EXPECT_EQ(support({-1, -INFINITY, -1}, {.top_k = 2}, device), (Set{0, 2}));
   EXPECT_EQ(support(std::vector<float>(3000, 0.5f), {.top_k = 2}, device), (Set{0, 1}));
@@ -166,10 +170,10 @@ TEST(CudaSampling, TopPKeepsTheSmallestSetThatReachesTheMass) {
   EXPECT_EQ(support(logits, {.top_p = 0.8}, device), (Set{0, 1, 3}));
   EXPECT_EQ(support(logits, {.top_p = 0.9}, device), (Set{0, 1, 2, 3}));
   EXPECT_EQ(support(logits, {.top_p = 1e-9}, device), (Set{3}));
-  // After top-k, the mass is that of what is left: 1/2 of 3/4 is two thirds.
+  // After top-k the mass is renormalised: 1/2 of 3/4 is two thirds.
   EXPECT_EQ(support(logits, {.top_k = 2, .top_p = 0.6}, device), (Set{3}));
   EXPECT_EQ(support(logits, {.top_k = 2, .top_p = 0.7}, device), (Set{1, 3}));
-  // Of 600 equal tokens the 300 lowest ids hold half the mass.
+  // The 300 lowest ids of 600 equal tokens have half of the mass.
   const Set seen = support(std::vector<float>(600, 0.5f), {.top_p = 0.5}, device);
   EXPECT_EQ(*seen.rbegin(), 299);
   EXPECT_GT(seen.size(), 256u);
@@ -178,24 +182,25 @@ TEST(CudaSampling, TopPKeepsTheSmallestSetThatReachesTheMass) {
 TEST(CudaSampling, ARowWithoutADistributionGivesNoToken) {
   COHORT_REQUIRE_GPU(device);
   for (const auto& [bad, position] : {std::pair{NAN, 3}, {NAN, 1299}, {INFINITY, 600}})
-    for (const DrawParams& params :
-         {DrawParams{}, {.temperature = 0}, {.top_k = 3}, {.top_p = 0.5}}) {
+    for (const SamplingParams& params :
+         {SamplingParams{}, {.temperature = 0}, {.top_k = 3}, {.top_p = 0.5}}) {
       Tensor logits = random_tensor({4, 1300}, DType::kF32, 1);
       logits.data<float>()[2 * 1300 + position] = bad;
-      const Drawn draws = draw(logits, params, device);
+      const HostSamples samples = sample(logits, params, device);
       for (size_t i = 0; i < 4; ++i) {
-        EXPECT_EQ(draws.tokens[i] == -1, i == 2) << i;
-        for (const auto statistic : {&Drawn::logprobs, &Drawn::entropies, &Drawn::cuts})
-          EXPECT_EQ(std::isnan((draws.*statistic)[i]), i == 2) << i;
+        EXPECT_EQ(samples.tokens[i] == -1, i == 2) << i;
+        for (const auto statistic :
+             {&HostSamples::logprobs, &HostSamples::entropies, &HostSamples::truncated_masses})
+          EXPECT_EQ(std::isnan((samples.*statistic)[i]), i == 2) << i;
       }
     }
-  EXPECT_EQ(draw(repeat({-INFINITY, -INFINITY}, 1), {}, device).tokens, (std::vector{-1}));
-  // A NaN beside nothing but excluded tokens, in one thread's share and in a row.
-  EXPECT_EQ(draw(repeat({NAN, -INFINITY, -INFINITY, -INFINITY, 1}, 1), {}, device).tokens,
+  EXPECT_EQ(sample(repeat({-INFINITY, -INFINITY}, 1), {}, device).tokens, (std::vector{-1}));
+  // A NaN among excluded tokens only, in one thread's ids and in a row.
+  EXPECT_EQ(sample(repeat({NAN, -INFINITY, -INFINITY, -INFINITY, 1}, 1), {}, device).tokens,
             (std::vector{-1}));
 }
 
-TEST(CudaSampling, DrawsDoNotDependOnTheBatch) {
+TEST(CudaSampling, SamplesDoNotDependOnTheBatch) {
   COHORT_REQUIRE_GPU(device);
   const int64_t n = 50;
   for (const DType dtype : kCudaTypes)
@@ -203,15 +208,15 @@ TEST(CudaSampling, DrawsDoNotDependOnTheBatch) {
       const Tensor x = random_tensor({n, 40}, dtype, 1).to(device);
       const Tensor w = random_tensor({vocab, 40}, dtype, 2).to(device);
       const Tensor slots = own_slots(n).to(device), index = addresses(n, 4).to(device);
-      for (const DrawParams& params :
-           {DrawParams{.seed = 9}, {.top_k = 20, .top_p = 0.9, .seed = 9}}) {
+      for (const SamplingParams& params :
+           {SamplingParams{.seed = 9}, {.top_k = 20, .top_p = 0.9, .seed = 9}}) {
         SamplingState state = plain_state(params, n, 3, device);
         const auto run = [&](int64_t first, int64_t count, int64_t chunk) {
-          Draws out = empty_draws(count, DType::kF32, device);
+          Samples out = empty_samples(count, DType::kF32, device);
           head_sample({out, state, x.narrow(0, first, count), w, slots.narrow(0, first, count),
                        index.narrow(0, first, count), chunk});
           return std::vector{out.tokens.to(Device{}), out.logprob.to(Device{}),
-                             out.entropy.to(Device{}), out.cut.to(Device{})};
+                             out.entropy.to(Device{}), out.truncated_mass.to(Device{})};
         };
         const auto all = run(0, n, 0);
         expect_reproducible([&] { return run(0, n, 0); });
@@ -226,26 +231,26 @@ TEST(CudaSampling, DrawsDoNotDependOnTheBatch) {
     }
 }
 
-// A row in several tiles of 128 sums, as large as real vocabularies, with a heavy tail.
+// A row as large as real vocabularies, in several tiles of 128 sums, with a heavy tail.
 TEST(CudaSampling, LargeVocabulariesWork) {
   COHORT_REQUIRE_GPU(device);
   const int64_t vocab = 151936, n = 4;
   const Tensor logits = random_tensor({n, vocab}, DType::kF32, 1, 3);
-  for (const DrawParams& params :
-       {DrawParams{.seed = 1}, {.top_k = 5000, .seed = 1}, {.top_p = 0.9, .seed = 1}}) {
-    const Drawn draws = draw(logits, params, device);
+  for (const SamplingParams& params :
+       {SamplingParams{.seed = 1}, {.top_k = 5000, .seed = 1}, {.top_p = 0.9, .seed = 1}}) {
+    const HostSamples samples = sample(logits, params, device);
     for (int64_t i = 0; i < n; ++i)
       expect_inverse(distribution(logits.select(0, i).to_vector<double>(), params).p,
-                     uniform(1, i, 100 + i), draws.tokens[static_cast<size_t>(i)]);
+                     uniform(1, i, 100 + i), samples.tokens[static_cast<size_t>(i)]);
   }
 }
 
-TEST(CudaSampling, NoRowsWorkAndErrorsSayWhatIsWrong) {
+TEST(CudaSampling, EmptyBatchesWorkAndInvalidArgumentsAreRejected) {
   COHORT_REQUIRE_GPU(device);
-  EXPECT_TRUE(draw(Tensor::empty({0, 5}, DType::kF32), {}, device).tokens.empty());
+  EXPECT_TRUE(sample(Tensor::empty({0, 5}, DType::kF32), {}, device).tokens.empty());
   const Tensor logits = Tensor::zeros({1, 5}, DType::kF32, device);
   const Tensor here = addresses(1, 0), there = here.to(device), slots = own_slots(1).to(device);
-  Draws out = empty_draws(1, DType::kF32, device);
+  Samples out = empty_samples(1, DType::kF32, device);
   SamplingState state = plain_state({}, 1, 0, device);
   EXPECT_THROW_WITH(sample_logits({out, state, logits, slots, here}), Error,
                     "expected rng_index on cuda:0");

@@ -1,4 +1,4 @@
-// The options of a row on the CPU, in both of its types; what it refuses.
+// Sampling options of a row on the CPU in f32 and f64, and their errors.
 #include "tests/kernels/sampling_options.h"
 
 #include <cstring>
@@ -22,35 +22,35 @@ TEST(SamplingOptions, LogprobAndEntropyStayTheTrainersToTheBit) {
 TEST(SamplingOptions, IdleRowsAreUntouched) {
   for (const DType dtype : kTypes) expect_idle_rows_untouched(dtype, {});
 }
-TEST(SamplingOptions, PenaltiesFollowTheDraws) {
-  for (const DType dtype : kTypes) expect_counts_follow_the_draws(dtype, {});
+TEST(SamplingOptions, PenaltiesFollowTheSamples) {
+  for (const DType dtype : kTypes) expect_counts_follow_the_samples(dtype, {});
 }
 TEST(SamplingOptions, BiasesOfAnyTokenCount) {
   for (const DType dtype : kTypes) expect_biases_anywhere(dtype, {});
 }
 
-TEST(SamplingOptions, DrawsDoNotDependOnThreads) {
+TEST(SamplingOptions, SamplesDoNotDependOnThreads) {
   const Tensor logits = random_tensor({60, 2000}, DType::kF32, 1, 2);
   expect_thread_invariant([&] {
     SamplingState state = state_of(many_sequences(60), 2000, DType::kF32, {});
-    const Draws d = draw(logits, state, DType::kF32, {});
-    return std::vector{d.tokens, d.logprob, d.entropy, d.cut, state.counts};
+    const Samples d = sample(logits, state, DType::kF32, {});
+    return std::vector{d.tokens, d.logprob, d.entropy, d.truncated_mass, state.counts};
   });
 }
 
 TEST(SamplingOptions, BiasesThatLeaveNoTokenAreAnError) {
   const Sequence none{.bias = {{0, -INFINITY}, {1, -INFINITY}}};
   SamplingState state = state_of({{}, none}, 2, DType::kF32, {});
-  EXPECT_THROW_WITH(draw(repeat({1, 2}, 2), state, DType::kF32, {}), NonFiniteError,
+  EXPECT_THROW_WITH(sample(repeat({1, 2}, 2), state, DType::kF32, {}), NonFiniteError,
                     "[sample_logits] row 1");
 }
 
-// Bytes that pack_params() would not have made.
-void overwrite(SamplingState& state, int64_t slot, const DrawParams& params) {
+// Writes parameters that pack_params() rejects.
+void overwrite(SamplingState& state, int64_t slot, const SamplingParams& params) {
   std::memcpy(state.params.select(0, slot).raw(), &params, sizeof params);
 }
 
-TEST(SamplingOptions, SaysWhatIsWrongBeforeAnythingIsDrawn) {
+TEST(SamplingOptions, SaysWhatIsWrongBeforeAnythingIsSampled) {
   const Tensor logits = repeat({1, 2, 3}, 2);
   const Sequence biased{.bias = {{2, 1}, {1, 1}}};
   const auto expect_error = [&](const char* text, auto&& spoil) {
@@ -58,7 +58,7 @@ TEST(SamplingOptions, SaysWhatIsWrongBeforeAnythingIsDrawn) {
     Tensor slots = own_slots(2);
     spoil(state, slots);
     const Tensor counts = state.counts.defined() ? state.counts.clone() : Tensor();
-    Draws out = empty_draws(2, DType::kF32);
+    Samples out = empty_samples(2, DType::kF32);
     EXPECT_THROW_WITH(sample_logits({out, state, logits, slots, addresses(2, 0)}), Error, text);
     EXPECT_EQ(out.tokens.to_vector<int32_t>(), (std::vector{-7, -7}));
     if (counts.defined()) {
@@ -93,8 +93,8 @@ TEST(SamplingOptions, SaysWhatIsWrongBeforeAnythingIsDrawn) {
 }
 
 TEST(SamplingOptions, ParametersOutOfRangeAreRefused) {
-  const auto pack = [](const DrawParams& params) {
-    const DrawParams rows[] = {{}, params};
+  const auto pack = [](const SamplingParams& params) {
+    const SamplingParams rows[] = {{}, params};
     return pack_params(rows);
   };
   EXPECT_THROW_WITH(pack({.temperature = INFINITY}), Error, "row 1: expected a temperature");

@@ -1,4 +1,4 @@
-// Sampling by its definition in f64 (sort, cumulate), and what the tests of both devices share.
+// Sampling by its definition in f64 (sort, cumulate), and helpers for the tests of both devices.
 #pragma once
 
 #include <algorithm>
@@ -31,10 +31,10 @@ inline Tensor repeat(const std::vector<float>& row, int64_t n) {
   return Tensor::from(values, {n, static_cast<int64_t>(row.size())});
 }
 
-// A sequence and how its next token is drawn.
+// A sequence and the sampling options of its next token.
 struct Sequence {
-  DrawParams params;
-  std::vector<int32_t> prompt, drawn;
+  SamplingParams params;
+  std::vector<int32_t> prompt, completion;
   struct Bias {
     int32_t id;
     double value;
@@ -42,26 +42,26 @@ struct Sequence {
   std::vector<Bias> bias;
 };
 
-// Of n slots with these parameters and streams from `first_stream` on; no counts, no biases.
-inline SamplingState plain_state(const DrawParams& params, int64_t n, int64_t first_stream,
+// State of n slots with these parameters and streams from `first_stream` on; no counts, no biases.
+inline SamplingState plain_state(const SamplingParams& params, int64_t n, int64_t first_stream,
                                  Device device = {}) {
-  std::vector<DrawParams> each(static_cast<size_t>(n), params);
+  std::vector<SamplingParams> each(static_cast<size_t>(n), params);
   for (int64_t i = 0; i < n; ++i)
     each[static_cast<size_t>(i)].stream = static_cast<uint64_t>(first_stream + i);
   return {.params = pack_params(each).to(device)};
 }
 
-// With counts and biases, also where no sequence needs them.
+// State with counts and biases, even if no sequence needs them.
 inline SamplingState state_of(const std::vector<Sequence>& sequences, int64_t vocab,
                               DType statistic, Device device) {
   const auto slots = static_cast<int64_t>(sequences.size());
   int64_t most = 1;
   for (const Sequence& s : sequences) most = std::max(most, static_cast<int64_t>(s.bias.size()));
-  // What lies behind a row's biases must not matter.
+  // Entries beyond a row's biases must not matter.
   Tensor ids = Tensor::full({slots, most}, 1, DType::kI32);
   Tensor values = Tensor::full({slots, most}, NAN, DType::kF64);
   Tensor counts = Tensor::zeros({slots, vocab}, DType::kI32);
-  std::vector<DrawParams> params;
+  std::vector<SamplingParams> params;
   for (int64_t i = 0; i < slots; ++i) {
     const Sequence& s = sequences[static_cast<size_t>(i)];
     params.push_back(s.params);
@@ -72,7 +72,7 @@ inline SamplingState state_of(const std::vector<Sequence>& sequences, int64_t vo
     }
     int32_t* count = counts.data<int32_t>() + i * vocab;
     for (const int32_t v : s.prompt) count[v] |= kInPrompt;
-    for (const int32_t v : s.drawn) count[v] += 1;
+    for (const int32_t v : s.completion) count[v] += 1;
   }
   return {.params = pack_params(params).to(device),
           .counts = counts.to(device),
@@ -87,7 +87,7 @@ inline std::vector<double> modified_logits(std::vector<double> z, const Sequence
     const auto in = [&](const std::vector<int32_t>& tokens) {
       return static_cast<double>(std::count(tokens.begin(), tokens.end(), static_cast<int32_t>(v)));
     };
-    const double r = static_cast<double>(s.params.repetition_penalty), count = in(s.drawn);
+    const double r = static_cast<double>(s.params.repetition_penalty), count = in(s.completion);
     if (count + in(s.prompt) > 0) z[v] = z[v] > 0 ? z[v] / r : z[v] * r;
     z[v] -= static_cast<double>(s.params.frequency_penalty) * count;
     if (count > 0) z[v] -= static_cast<double>(s.params.presence_penalty);
@@ -95,14 +95,14 @@ inline std::vector<double> modified_logits(std::vector<double> z, const Sequence
   return z;
 }
 
-// What is drawn with which probability, and what is left out of the modified distribution.
+// Probabilities of the tokens, and the mass that is truncated from the modified distribution.
 struct Distribution {
   std::vector<double> p;
-  double cut = 0;
+  double truncated_mass = 0;
 };
 
 // Steps 4 to 7 on modified logits; temperature > 0.
-inline Distribution distribution(const std::vector<double>& z, const DrawParams& params) {
+inline Distribution distribution(const std::vector<double>& z, const SamplingParams& params) {
   std::vector<size_t> order(z.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return z[a] > z[b]; });
@@ -124,31 +124,31 @@ inline Distribution distribution(const std::vector<double>& z, const DrawParams&
   }
   std::erase_if(order, [&](size_t v) { return weight[v] < params.min_p; });
   const double kept = sum();
-  Distribution out{.p = std::vector<double>(z.size()), .cut = 1 - kept / all};
+  Distribution out{.p = std::vector<double>(z.size()), .truncated_mass = 1 - kept / all};
   for (const size_t v : order) out.p[v] = weight[v] / kept;
   return out;
 }
 
-// Draws on the host.
-struct Drawn {
+// Samples on the host.
+struct HostSamples {
   std::vector<int32_t> tokens;
-  std::vector<double> logprobs, entropies, cuts;
+  std::vector<double> logprobs, entropies, truncated_masses;
 };
 
-inline Draws empty_draws(int64_t n, DType statistic, Device device = {}) {
+inline Samples empty_samples(int64_t n, DType statistic, Device device = {}) {
   const auto nan = [&] { return Tensor::full({n}, NAN, statistic, device); };
   return {.tokens = Tensor::full({n}, -7, DType::kI32, device),
           .logprob = nan(),
           .entropy = nan(),
-          .cut = nan()};
+          .truncated_mass = nan()};
 }
 
-inline Drawn on_host(const Draws& draws) {
-  return {draws.tokens.to_vector<int32_t>(), draws.logprob.to_vector<double>(),
-          draws.entropy.to_vector<double>(), draws.cut.to_vector<double>()};
+inline HostSamples on_host(const Samples& samples) {
+  return {samples.tokens.to_vector<int32_t>(), samples.logprob.to_vector<double>(),
+          samples.entropy.to_vector<double>(), samples.truncated_mass.to_vector<double>()};
 }
 
-// Pearson's statistic of tokens that `p` says how often are expected.
+// Pearson's statistic of tokens whose expected frequencies are `p`.
 inline double chi_square(const std::vector<int32_t>& tokens, const std::vector<double>& p) {
   std::vector<double> counts(p.size());
   for (const int32_t token : tokens) counts.at(static_cast<size_t>(token)) += 1;
@@ -164,8 +164,9 @@ inline double chi_square(const std::vector<int32_t>& tokens, const std::vector<d
   return statistic;
 }
 
-// The quantile 1 - 1e-6 of the statistic of so many outcomes (Wilson and Hilferty 1931: the cube
-// root of chi-square over its degrees of freedom is nearly normal; 4.7534 is the normal quantile).
+// The quantile 1 - 1e-6 of the statistic for this number of outcomes (Wilson and Hilferty 1931: the
+// cube root of chi-square over its degrees of freedom is nearly normal; 4.7534 is the normal
+// quantile).
 inline double chi_square_limit(int64_t outcomes) {
   const double k = static_cast<double>(std::max<int64_t>(outcomes - 1, 1)), v = 2 / (9 * k);
   return k * std::pow(1 - v + 4.7534 * std::sqrt(v), 3);

@@ -53,7 +53,7 @@ TEST(VectorMath, Exp2IsWithinOneUlp) {
   expect_within_one_ulp([](float x) { return vexp2(x); }, [](double x) { return std::exp2(x); });
 }
 
-// 2^-23 from the exponential, and half of it each from the roundings of sum and quotient.
+// 2^-23 from the exponential, and half of that from each of the roundings of sum and quotient.
 TEST(VectorMath, SigmoidIsWithinItsThreeRoundings) {
   for (float x = -87.0f; x < 30; x += 0.00037f) {
     const double expected = vsigmoid(static_cast<double>(x));
@@ -89,7 +89,7 @@ TEST(VectorMath, NormalCdfIsAccurateInBothTails) {
   }
 }
 
-// The loop below is compiled to vector instructions, the calls through volatile are scalar.
+// The loop below compiles to vector instructions; calls through volatile are scalar.
 TEST(VectorMath, VectorLoopsGiveTheBitsOfScalarCalls) {
   std::vector<float> x, exps, exp2s, cdfs;
   for_all_floats([&](float v) { x.push_back(v); });

@@ -1,6 +1,6 @@
-// The cached forward gives the bits of the packed one, however a sequence is cut into prefill and
-// decode steps and whoever else is in the batch. This is what makes a sampled log-prob equal the
-// trainer's.
+// The cached forward gives the bits of the packed one, however a sequence is split into prefill and
+// decode steps and whatever else is in the batch. Sampled log-probs equal the trainer's for this
+// reason.
 #include <cmath>
 
 #include "core/rng.h"
@@ -21,7 +21,7 @@ KVCacheConfig cache_config(const ModelConfig& c, int64_t sequences, int64_t bloc
           .block_tokens = block_tokens};
 }
 
-// Feeds sequences to a cache in random portions and keeps each hidden row.
+// Feeds sequences to a cache in random portions and records all hidden rows.
 class RandomServer {
  public:
   RandomServer(const Transformer& model, const std::vector<TokenSequence>& sequences,
@@ -30,7 +30,7 @@ class RandomServer {
         cache_(cache_config(model.config(), static_cast<int64_t>(sequences.size()), block_tokens),
                model.dtype(), model.device()),
         rng_(seed, rng_stream(kTestPurpose, 30)) {
-    // Rows that other sequences have used: their blocks are out of order and full of old keys.
+    // Start from used rows, whose blocks are out of order and full of old keys.
     std::vector<int32_t> rows;
     for (size_t i = 0; i < sequences.size(); ++i) rows.push_back(cache_.acquire());
     for (const int32_t row : rows)
@@ -65,8 +65,8 @@ class RandomServer {
     int64_t left() const { return hidden.dim(0) - done; }
   };
 
-  // One call: some of the sequences take part, in random order, each with the next few of its
-  // tokens: often one (decode), sometimes many (prefill).
+  // One call on some of the sequences in random order, with the next tokens of each: often one
+  // (decode), sometimes many (prefill).
   bool step() {
     std::vector<User*> order;
     for (User& user : users_)
@@ -89,9 +89,11 @@ class RandomServer {
       }
     }
     cache_.upload();
-    const auto place = [&](const auto& values) { return Tensor::from(values).to(model_.device()); };
+    const auto to_device = [&](const auto& values) {
+      return Tensor::from(values).to(model_.device());
+    };
     const Tensor hidden =
-        model_.forward_cached(place(tokens), place(rows), place(positions), cache_);
+        model_.forward_cached(to_device(tokens), to_device(rows), to_device(positions), cache_);
     for (size_t i = 0; i < owners.size(); ++i) {
       Tensor row = owners[i].first->hidden.select(0, owners[i].second);
       row.copy_(hidden.select(0, static_cast<int64_t>(i)));
@@ -108,9 +110,9 @@ class RandomServer {
 }  // namespace
 
 struct Serving {
-  int threads;  // of the CPU
+  int cpu_threads;
   int64_t block_tokens;
-  uint64_t seed;  // of the order in which sequences are served
+  uint64_t order_seed;
 };
 
 void expect_packed_bits(const test::ModelCase& model_case, DType dtype, Device device,
@@ -119,7 +121,7 @@ void expect_packed_bits(const test::ModelCase& model_case, DType dtype, Device d
   const Transformer model(config, dtype, 1, device);
   const auto sequences = test::random_sequences({1, 7, 131, 20, 64, 3}, config.vocab_size, 2);
   const NoGradGuard no_grad;
-  const Tensor packed = model.forward(model.place(pack(sequences))).value();
+  const Tensor packed = model.forward(model.to_device(pack(sequences))).value();
   for (const auto& [threads, block_tokens, seed] : servings) {
     const test::Threads guard(threads);
     const auto cached = RandomServer(model, sequences, block_tokens, seed).run();
@@ -139,23 +141,26 @@ TEST(ForwardCached, GivesThePackedForwardsBits) {
       expect_packed_bits(model, dtype, {}, {{1, 1, 2}, {2, 5, 3}, {3, 16, 4}, {1, 64, 5}});
 }
 
-// Rows without a sequence fill a decode step up to a fixed size.
+// Idle rows pad a decode step to a fixed size.
 void expect_idle_rows_change_nothing(DType dtype, Device device) {
   for (const auto& [name, config] : test::model_cases()) {
     const Transformer model(config, dtype, 1, device);
     KVCache alone(cache_config(config, 2, 16), dtype, device),
         filled(cache_config(config, 2, 16), dtype, device);
-    const auto place = [&](const std::vector<int32_t>& v) { return Tensor::from(v).to(device); };
+    const auto to_device = [&](const std::vector<int32_t>& v) {
+      return Tensor::from(v).to(device);
+    };
     for (KVCache* cache : {&alone, &filled}) {
       for (const int64_t length : {4, 3}) EXPECT_TRUE(cache->reserve(cache->acquire(), length));
       cache->upload();
-      model.forward_cached(place({1, 2, 3, 4, 5}), place({0, 0, 0, 1, 1}), place({0, 1, 2, 0, 1}),
-                           *cache);
+      model.forward_cached(to_device({1, 2, 3, 4, 5}), to_device({0, 0, 0, 1, 1}),
+                           to_device({0, 1, 2, 0, 1}), *cache);
     }
     const Tensor expected =
-        model.forward_cached(place({5, 6}), place({0, 1}), place({3, 2}), alone);
-    const Tensor got = model.forward_cached(place({0, 5, 0, 6, 0}), place({-1, 0, -1, 1, -1}),
-                                            place({0, 3, 0, 2, 0}), filled);
+        model.forward_cached(to_device({5, 6}), to_device({0, 1}), to_device({3, 2}), alone);
+    const Tensor got =
+        model.forward_cached(to_device({0, 5, 0, 6, 0}), to_device({-1, 0, -1, 1, -1}),
+                             to_device({0, 3, 0, 2, 0}), filled);
     EXPECT_TRUE(bit_equal(rows_of(got, 1, 1), rows_of(expected, 0, 1))) << name;
     EXPECT_TRUE(bit_equal(rows_of(got, 3, 1), rows_of(expected, 1, 1))) << name;
     for (const double x : got.to_vector<double>()) EXPECT_TRUE(std::isfinite(x)) << name;
@@ -198,7 +203,7 @@ void expect_trained_logprobs(DType dtype, Device device) {
   const Transformer model(config, dtype, 1, device);
   auto sequences = test::random_sequences({13, 40, 6}, config.vocab_size, 2);
   for (TokenSequence& s : sequences) s.loss_mask.assign(s.tokens.size(), 1);
-  const PackedBatch batch = model.place(pack(sequences));
+  const PackedBatch batch = model.to_device(pack(sequences));
   const kernels::HeadDesc head{.temperature = 0.8};
   const Tensor trained =
       token_log_probs(model.forward(batch), model.head(), batch.targets, head).logprob.value();
@@ -279,7 +284,8 @@ TEST(KVCache, RowsAndBlocksAreReused) {
   EXPECT_EQ(blocks_of(b), (std::vector<int32_t>{1, 2, -1}));
   ASSERT_TRUE(cache.reserve(a, 2));  // never shrinks
   EXPECT_EQ(blocks_of(a), (std::vector<int32_t>{0, 3, 4}));
-  EXPECT_THROW_WITH((void)cache.reserve(c, 11), Error, "11 tokens, room for 10");
+  EXPECT_THROW_WITH((void)cache.reserve(c, 11), Error,
+                    "11 tokens exceeds the maximum length of 10");
   cache.release(a);
   EXPECT_EQ(blocks_of(a), (std::vector<int32_t>{-1, -1, -1}));
   EXPECT_EQ(cache.free_rows(), 1);
@@ -329,7 +335,7 @@ TEST(KVCache, RowsShareHeldBlocksAndCopyThePartialOne) {
   EXPECT_EQ(sum_of(2), sum_of(1));
   EXPECT_EQ(sum_of(2), 4 * 4 * 2);
   EXPECT_EQ(cache.free_blocks(), 3);
-  // What only some give up stays.
+  // A block is freed by its last holder.
   cache.release(a);
   EXPECT_EQ(cache.free_blocks(), 3);
   cache.release(b);
@@ -338,10 +344,10 @@ TEST(KVCache, RowsShareHeldBlocksAndCopyThePartialOne) {
   const KVCache::Blocks whole{prompt[0]};
   EXPECT_TRUE(cache.start_with(c, whole, 4));
   EXPECT_EQ(cache.free_blocks(), 4);
-  cache.drop(prompt);
+  cache.release_blocks(prompt);
   EXPECT_EQ(cache.free_blocks(), 5);
   EXPECT_EQ(blocks_of(c), (std::vector<int32_t>{0, -1, -1}));
-  // Without a free block nothing changes; a copy that is no longer wanted is not made.
+  // Without a free block nothing changes; the copy of a released row is cancelled.
   const KVCache::Blocks held = cache.hold(c, 3);
   const int32_t d = cache.acquire(), e = cache.acquire();
   EXPECT_TRUE(cache.start_with(d, held, 3));

@@ -48,9 +48,9 @@ void expect_those_of_transformers(const std::string& dir, DType dtype, Device de
   const SafetensorsFile golden(dir + "/golden.safetensors");
   Transformer model(load_config(dir), dtype, std::nullopt, device);
   load_weights(model, dir);
-  const PackedBatch batch = model.place(batch_of(golden));
+  const PackedBatch batch = model.to_device(batch_of(golden));
   const Tensor hidden = model.forward(batch).value();
-  // The last token has no target, and no row here.
+  // The last token has no target and therefore no row here.
   const int64_t tokens = hidden.dim(0);
   Tensor logits = Tensor::empty({tokens, model.config().vocab_size}, dtype, device);
   kernels::linear_forward({.y = logits, .x = hidden, .w = model.head().value(), .bias = {}});
@@ -60,11 +60,11 @@ void expect_those_of_transformers(const std::string& dir, DType dtype, Device de
   const Variable loss = mean_loss(model, batch);
   EXPECT_LE(relative_error(loss.value(), golden.read("loss")), kTolerance);
   backward(loss);
-  // Saved in the place of the weights, gradients have the layout of the files.
+  // Gradients saved as weights have the layout of the files.
   Transformer gradients(model.config(), dtype, std::nullopt);
   for (size_t i = 0; i < model.parameters().size(); ++i) {
-    Tensor place = gradients.parameters()[i].value;
-    place.copy_(model.parameters()[i].grad().to(Device{}));
+    Tensor target = gradients.parameters()[i].value;
+    target.copy_(model.parameters()[i].grad().to(Device{}));
   }
   const TempDir folder;
   save_weights(gradients, folder.path());
@@ -73,7 +73,7 @@ void expect_those_of_transformers(const std::string& dir, DType dtype, Device de
   for (const std::string& name : saved.names())
     all = std::hypot(all, norm(golden.read("grad." + name)));
   for (const std::string& name : saved.names()) {
-    // A key's bias has a gradient of 0 but for rounding: softmax ignores what all keys share.
+    // The gradient of a key bias is rounding noise: softmax is invariant to a shift of all keys.
     const Tensor gradient = golden.read("grad." + name);
     if (norm(gradient) < 1e-6 * all)
       EXPECT_LE(norm(saved.read(name)), kTolerance * all) << name;
@@ -109,7 +109,7 @@ void expect_cached_bits(const std::string& dir, DType dtype, Device device) {
   Transformer model(load_config(dir), dtype, std::nullopt, device);
   load_weights(model, dir);
   NoGradGuard no_grad;
-  const PackedBatch batch = model.place(batch_of(SafetensorsFile(dir + "/golden.safetensors")));
+  const PackedBatch batch = model.to_device(batch_of(SafetensorsFile(dir + "/golden.safetensors")));
   const Tensor packed = model.forward(batch).value();
   const ModelConfig& c = model.config();
   const int64_t tokens = packed.dim(0);

@@ -1,5 +1,5 @@
-// The memory estimate's parts by hand; that the whole is right, tests/trainers/learner_test.cpp and
-// bench_step measure.
+// The parts of the memory estimate by hand; tests/trainers/learner_test.cpp and bench_step compare
+// the whole with measurements.
 #include "nn/memory.h"
 
 #include "core/allocator.h"
@@ -17,10 +17,10 @@ int64_t activations(DType dtype, int64_t tokens, Device device) {
 }
 
 TEST(MemoryEstimate, Bf16KeepsStatisticsInF32) {
-  const int64_t tokens = 512;  // no tensor is rounded up
+  const int64_t tokens = 512;  // no tensor needs rounding
   const Device gpu = Device::cuda();
-  // Of each block two norms' and the attention's; the last norm's and the weights of the loss. The
-  // head's weight gradient is added to its leaf at once.
+  // Two norms and the attention per block, the last norm, and the weights of the loss. The head's
+  // weight gradient is added to its leaf immediately.
   const int64_t statistics = tokens * (kModel.num_layers * (2 + kModel.num_heads) + 1 + 1);
   constexpr int64_t kLoss = 512;  // one element, rounded up
   EXPECT_EQ(2 * activations(DType::kBF16, tokens, gpu) - activations(DType::kF32, tokens, gpu),
@@ -33,7 +33,7 @@ TEST(MemoryEstimate, RoundsAsTheDevicesAllocatorDoes) {
   EXPECT_GT(activations(DType::kF32, 1, Device::cuda()), activations(DType::kF32, 1, {}));
 }
 
-TEST(MemoryEstimate, WhatCannotBeCountedIsRefused) {
+TEST(MemoryEstimate, SizesThatOverflowAreRefused) {
   ModelConfig config = kModel;
   config.num_layers = 1000;
   config.d_ff = 1 << 22;
@@ -66,8 +66,8 @@ TEST(MemoryEstimate, RolloutsNeedTheCacheAndLogits) {
   EXPECT_EQ(memory.peak(), memory.persistent() + memory.rollout + cache);
 }
 
-// On CUDA an update's activations have the memory of the idle cache.
-TEST(MemoryEstimate, TheCacheIsLentOnCuda) {
+// On CUDA an update's activations use the memory of the idle cache.
+TEST(MemoryEstimate, TheCacheIsReleasedOnCuda) {
   MemoryShape shape{.micro_batch_tokens = 4000,
                     .rollout_sequences = 3,
                     .rollout_length = 40,

@@ -4,7 +4,7 @@
 namespace cohort {
 namespace {
 
-// What resolve() says, or "no error".
+// The error of resolve(), or "no error".
 std::string resolve_error(void (*change)(ModelConfig&)) {
   ModelConfig c;
   change(c);
@@ -22,8 +22,8 @@ Json config_of(const char* model_type) {
   return json.set("intermediate_size", 24).set("head_dim", 4);
 }
 
-// Where config.json leaves a field out, it means what transformers takes for it.
-TEST(FamilyDefaults, OfWindowsAreThoseOfTransformers) {
+// Fields missing from config.json have the defaults of transformers.
+TEST(FamilyDefaults, WindowsAreThoseOfTransformers) {
   const auto window = [](const Json& json, int layer) {
     return ModelConfig::from_json(json).window_of(layer);
   };
@@ -41,7 +41,7 @@ TEST(FamilyDefaults, OfWindowsAreThoseOfTransformers) {
 
 }  // namespace
 
-TEST(ModelConfig, ResolveFillsInWhatIsZero) {
+TEST(ModelConfig, ResolveFillsInZeroSizes) {
   ModelConfig c;
   c.d_model = 100;
   c.num_heads = 5;
@@ -172,28 +172,28 @@ TEST(ModelSize, EqualsTheSumOfTheParameters) {
       ModelConfig c = config;
       c.bias = bias;
       const Transformer model(c, DType::kF32, 1);
-      int64_t all = 0, products = 0;
+      int64_t all = 0, matmul = 0;
       for (const NamedParameter& p : model.parameters()) {
         const int64_t n = p.value.numel();
         all += n;
         const bool table = p.name.find("embed") != std::string::npos;
-        if (p.value.rank() == 2 && !table) products += n;
+        if (p.value.rank() == 2 && !table) matmul += n;
         EXPECT_EQ(p.decay, p.value.rank() == 2) << p.name;
       }
-      if (c.tie_embeddings) products += c.vocab_size * c.d_model;
+      if (c.tie_embeddings) matmul += c.vocab_size * c.d_model;
       EXPECT_EQ(model_size(c).parameters, all) << name;
-      EXPECT_EQ(model_size(c).matmul_parameters, products) << name;
+      EXPECT_EQ(model_size(c).matmul_parameters, matmul) << name;
     }
   }
 }
 
-TEST(ModelSize, OperationsPerTokenCountProductsAndCausalAttention) {
+TEST(ModelSize, OperationsPerTokenCountMatmulsAndCausalAttention) {
   ModelConfig c = test::model_config("llama");
-  const double products = 6.0 * static_cast<double>(model_size(c).matmul_parameters);
-  EXPECT_EQ(train_flops_per_token(c, 0), products);
-  // Two products (scores and values) of 2 operations per key and dim, three times for forward and
+  const double matmuls = 6.0 * static_cast<double>(model_size(c).matmul_parameters);
+  EXPECT_EQ(train_flops_per_token(c, 0), matmuls);
+  // Two matmuls (scores and values) of 2 operations per key and dim, three times for forward and
   // backward, over half the keys: 6 d_attn per layer and token of length.
-  EXPECT_EQ(train_flops_per_token(c, 100) - products, 6.0 * 2 * (4 * 6) * 100);
+  EXPECT_EQ(train_flops_per_token(c, 100) - matmuls, 6.0 * 2 * (4 * 6) * 100);
 }
 
 }  // namespace cohort

@@ -82,7 +82,7 @@ std::vector<TokenSequence> random_sequences(const std::vector<int64_t>& lengths,
     s.index = first_index + static_cast<int64_t>(sequences.size());
     for (int64_t i = 0; i <= length; ++i) {
       s.tokens.push_back(static_cast<int32_t>(rng.below(vocab)));
-      s.loss_mask.push_back(i == length || rng.below(4) > 0);  // the last one, and most others
+      s.loss_mask.push_back(i == length || rng.below(4) > 0);  // the last token and most others
     }
     sequences.push_back(std::move(s));
   }
@@ -95,11 +95,11 @@ Tensor rows_of(const Tensor& x, int64_t begin, int64_t length) {
 
 Variable mean_loss(const Transformer& model, const PackedBatch& batch,
                    const ForwardOptions& options) {
-  const PackedBatch placed = model.place(batch);
+  const PackedBatch on_device = model.to_device(batch);
   const Tensor weights =
       Tensor::full({batch.num_targets()}, 1.0 / static_cast<double>(batch.num_targets()),
                    accumulate_dtype(model.dtype()), model.device());
-  return cross_entropy(model.forward_learned(placed, options), model.head(), placed.targets,
+  return cross_entropy(model.hidden_at_targets(on_device, options), model.head(), on_device.targets,
                        weights);
 }
 

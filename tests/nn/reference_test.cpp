@@ -2,7 +2,7 @@
 // two tiny models in float64, as scripts/make_reference.py wrote them.
 //
 // Both sides compute in f64 and differ in the order of sums: 1e-9 per tensor, relative to its norm,
-// is far above that and far below any difference in a formula. In f32 the same holds for 1e-5.
+// is far above rounding and far below any difference in a formula. In f32 the tolerance is 1e-5.
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -16,7 +16,7 @@ namespace {
 
 using test::norm;
 
-// A fixture and the model it describes, in `dtype`.
+// A fixture file and the model that it describes.
 struct Reference {
   const SafetensorsFile file;
   const DType dtype;
@@ -38,24 +38,24 @@ struct Reference {
     batch.positions = file.read("batch.positions");
     batch.sequences = file.read("batch.sequences");
     batch.cu_seqlens = file.read("batch.cu_seqlens");
-    // In the file every token has a target; that of a token that is not learned is -1.
+    // In the file every token has a target, which is -1 if the token is not in the loss.
     const auto next = file.read("batch.targets").to_vector<int32_t>();
-    std::vector<int32_t> learned, targets;
+    std::vector<int32_t> target_positions, targets;
     for (size_t t = 0; t < next.size(); ++t) {
       if (next[t] < 0) continue;
-      learned.push_back(static_cast<int32_t>(t));
+      target_positions.push_back(static_cast<int32_t>(t));
       targets.push_back(next[t]);
     }
-    batch.learned = Tensor::from(learned);
+    batch.target_positions = Tensor::from(target_positions);
     batch.targets = Tensor::from(targets);
-    batch = model.place(batch);
+    batch = model.to_device(batch);
   }
 
   static std::string path(const std::string& name) {
     const auto tests = std::filesystem::path(__FILE__).parent_path().parent_path();
     return (tests / "reference" / (name + ".safetensors")).string();
   }
-  // What make_reference.py wrote into the file's header; the product does not use metadata.
+  // Metadata that make_reference.py wrote into the file's header; Cohort itself does not read it.
   static Json metadata(const std::string& name, const char* key) {
     const std::string text = test::read_file(path(name));
     uint64_t length;
@@ -64,18 +64,18 @@ struct Reference {
     return parse_json(header.at("__metadata__").at(key).as_string(), key);
   }
   double tolerance() const { return dtype == DType::kF64 ? 1e-9 : 1e-5; }
-  // A value of each token, for those that are learned.
+  // The per-token values called `name` at the target positions.
   Tensor constant(const std::string& name) const {
     const auto all = file.read(name).to_vector<double>();
     std::vector<double> values;
-    for (const int32_t t : batch.learned.to_vector<int32_t>())
+    for (const int32_t t : batch.target_positions.to_vector<int32_t>())
       values.push_back(all[static_cast<size_t>(t)]);
     return Tensor::from(values).to(dtype).to(model.device());
   }
 
-  // Every gradient of the model against the tensors called prefix + name. A gradient that is zero
-  // by symmetry (the key bias: softmax ignores what all keys of a query share) is rounding noise on
-  // both sides, and is held against the norm of all gradients instead.
+  // Compares every gradient of the model with the tensor called prefix + name. A gradient that is
+  // zero by symmetry (key bias: softmax is invariant to a shift of all keys) is rounding noise on
+  // both sides and is compared with the norm of all gradients instead.
   void expect_gradients(const std::string& prefix) const {
     double all = 0;
     for (const NamedParameter& p : model.parameters())
@@ -148,7 +148,7 @@ void check_grpo(const Reference& ref) {
                                      .beta = ref.grpo.at("beta").as_double()};
   for (const std::string kind : {"grpo.dapo.", "grpo.grpo."}) {
     const Variable logprob =
-        token_log_probs(ref.model.forward_learned(ref.batch), ref.model.head(), ref.batch.targets,
+        token_log_probs(ref.model.hidden_at_targets(ref.batch), ref.model.head(), ref.batch.targets,
                         {.temperature = ref.grpo.at("temperature").as_double()})
             .logprob;
     const auto [loss, sums] = policy_loss(logprob,

@@ -1,5 +1,5 @@
-// The transformer: initial values, gradients of all parameters, rows that do not depend on their
-// company, dropout by address, recomputation without a difference.
+// The transformer: initial values, gradients of all parameters, independence of rows, dropout by
+// address, recomputation with equal bits.
 #include <map>
 #include <set>
 
@@ -22,7 +22,7 @@ std::vector<Tensor> gradients(const Transformer& model) {
 }
 
 // The model's loss as a function of all its parameters, for gradcheck: forward and backward run on
-// the model, whose parameters take the values given.
+// the model after its parameters are set to `values`.
 Variable loss_of_parameters(const Transformer& model, const PackedBatch& batch,
                             std::span<const Variable> values) {
   for (size_t i = 0; i < values.size(); ++i) {
@@ -137,9 +137,9 @@ TEST(Transformer, NamesAreUniqueAndTheHeadIsTiedWhereAsked) {
   }
 }
 
-// One product gives queries, keys and values, and one gate and up: what it multiplies by, and the
-// gradient that it gets, are one tensor, of which the parameters are consecutive rows.
-TEST(Transformer, ParametersOfOneProductAreRowsOfOneLeaf) {
+// One matmul gives queries, keys and values, and one gate and up: its weight and the gradient are
+// one tensor each, whose consecutive rows are the parameters.
+TEST(Transformer, ParametersOfOneMatmulAreRowsOfOneLeaf) {
   for (const auto& [name, config] : test::model_cases()) {
     const Transformer model(config, DType::kF32, 1);
     std::map<std::string, const NamedParameter*> by_name;
@@ -186,7 +186,7 @@ TEST(Transformer, CopyFromCopiesValues) {
                     Error, "[copy_from]");
 }
 
-TEST(Transformer, RowsDoNotDependOnTheirCompany) {
+TEST(Transformer, RowsDoNotDependOnTheOtherRows) {
   for (const auto& [name, config] : test::model_cases())
     for (const DType dtype : {DType::kF32, DType::kF64}) {
       const Transformer model(config, dtype, 1);
@@ -253,8 +253,8 @@ TEST(TransformerDropout, BitsFollowTheSequenceNotThePacking) {
   }
 }
 
-// With every matrix zero and the last biases of some branches one, the residual stream is the sum
-// of those branches' masks: two equal masks give two different values per row, others three.
+// If all matrices are 0 and the last biases of two branches 1, the residual stream is the sum of
+// their masks: equal masks give two distinct values per row, different masks three.
 TEST(TransformerDropout, LayersAndBranchesDrawTheirOwnBits) {
   ModelConfig config = test::model_config("gpt2");
   config.dropout = 0.5;
@@ -275,7 +275,7 @@ TEST(TransformerDropout, LayersAndBranchesDrawTheirOwnBits) {
       const auto row = hidden.select(0, t).to_vector<double>();
       rows_of_three += std::set<double>(row.begin(), row.end()).size() == 3;
     }
-    // Of 21 dims, each value is missing with probability 0.75^21 at most.
+    // A row of 21 dims misses a value with probability 0.75^21 at most.
     EXPECT_GT(rows_of_three, 15) << first << " and " << second;
   }
 }
@@ -293,7 +293,7 @@ TEST(TransformerDropout, IsOffInEval) {
 }
 
 // The mean of n values that are 1 / (1 - p) with probability 1 - p has standard deviation
-// sqrt(p / (1 - p) / n); five of them, for each site and layer on its own.
+// sqrt(p / (1 - p) / n). The tolerance is five of them, for each site and layer separately.
 TEST(TransformerDropout, PreservesTheMeanAtEachSite) {
   const int64_t tokens = 64, width = 200;
   const double p = 0.3, n = static_cast<double>(tokens * width);
@@ -328,7 +328,7 @@ TEST(TransformerDropout, StreamsOfStepsLayersAndSitesDiffer) {
   EXPECT_EQ(streams.size(), 480u);
 }
 
-// Loss and gradients of a model of six blocks; returns the peak of none, cheap and block.
+// Compares loss and gradients of six blocks; returns the peak bytes of none, cheap and block.
 std::vector<int64_t> expect_same_bits(const char* name, DType dtype, Device device) {
   ModelConfig config = test::model_config(name);
   config.num_layers = 6;
@@ -370,7 +370,7 @@ TEST(TransformerRecompute, BlockGivesTheSameBitsWithLessMemory) {
     }
 }
 
-// In bf16 a gradient held in f32 for a while would round differently.
+// In bf16 a gradient held temporarily in f32 would round differently.
 TEST(CudaTransformerRecompute, GivesTheSameBits) {
   COHORT_REQUIRE_GPU(device);
   for (const char* name : {"llama", "qwen", "gpt2"})
@@ -415,14 +415,14 @@ TEST(Transformer, LossAndGradientsDoNotDependOnThreads) {
       EXPECT_TRUE(bit_equal(results[0][i], results[k][i])) << i;
 }
 
-// `message`: what is said of a bad id beside its value.
+// `message`: expected error text after the bad id.
 void expect_bad_batches_throw(Device device, const std::string& message) {
   for (const char* name : {"llama", "gpt2"}) {
     ModelConfig config = test::model_config(name);
     config.context = 16;
     const Transformer model(config, DType::kF32, 1, device);
     const auto forward = [&](const std::vector<TokenSequence>& sequences) {
-      model.forward(model.place(pack(sequences)));
+      model.forward(model.to_device(pack(sequences)));
     };
     for (const int32_t bad : {31, -1, 1 << 30}) {
       auto sequences = test::random_sequences({5, 6}, config.vocab_size, 2);

@@ -1,4 +1,4 @@
-// Advantages: what every scale promises, and closed forms for binary rewards.
+// Advantages: properties of every scale, and closed forms for binary rewards.
 #include "rl/advantage.h"
 
 #include <gtest/gtest.h>
@@ -44,15 +44,15 @@ TEST(Advantage, SumsToZeroInEveryGroup) {
 }
 
 TEST(Advantage, EqualRewardsGiveExactZeros) {
-  // The mean of ten times 0.1 + 0.2 differs from it in the last bit: with a std floor far below the
-  // noise this would be an advantage of +-1.
+  // The mean of ten values 0.1 + 0.2 differs from them in the last bit: with a std floor far below
+  // that difference the advantage would be +-1.
   for (const double r : {0.0, 1.0, -3.5, 0.1 + 0.2, 1e300, 5e-324})
     for (const size_t n : {1u, 2u, 7u, 10u})
       for (const AdvantageScale scale : kScales)
         for (const double a : of(std::vector<double>(n, r), scale)) EXPECT_EQ(a, 0.0) << r;
 }
 
-// 0.3 and 0.1 + 0.2 are equal rewards; a billionth more is not.
+// 0.3 and 0.1 + 0.2 are equal rewards; a relative difference of 1e-8 is not.
 TEST(Advantage, RewardsThatDifferByRoundingAreEqual) {
   for (const AdvantageScale scale : {AdvantageScale::kGroup, AdvantageScale::kNone,
                                      AdvantageScale::kLeaveOneOut, AdvantageScale::kBatch}) {
@@ -85,8 +85,8 @@ TEST(Advantage, PermutingAGroupPermutesTheResultExactly) {
   }
 }
 
-// But by way of the one number that `batch` is given.
-TEST(Advantage, GroupsDoNotSeeEachOther) {
+// `batch` couples them only through batch_std.
+TEST(Advantage, GroupsAreIndependent) {
   const auto both = random_rewards(4, 12);
   for (const AdvantageScale scale : kScales) {
     const auto alone = [&](size_t begin) {
@@ -99,7 +99,7 @@ TEST(Advantage, GroupsDoNotSeeEachOther) {
   }
 }
 
-TEST(Advantage, NaNLeavesTheStatisticsAndGetsZero) {
+TEST(Advantage, NaNIsLeftOutOfTheStatisticsAndGetsZero) {
   for (const AdvantageScale scale : kScales) {
     const auto with = of({1, kNaN, 2, 5, kNaN}, scale), without = of({1, 2, 5}, scale);
     EXPECT_EQ(with, (std::vector<double>{without[0], 0, without[1], without[2], 0}));
@@ -135,7 +135,7 @@ TEST(Advantage, BinaryRewardsFollowTheClosedForm) {
     }
 }
 
-TEST(Advantage, RejectsASizeThatDoesNotDivide) {
+TEST(Advantage, RejectsAGroupSizeThatDoesNotDivide) {
   const std::vector<double> rewards(5, 1.0);
   EXPECT_THROW_WITH(group_advantages(rewards, 2, AdvantageScale::kNone), Error, "groups of 2");
   EXPECT_THROW_WITH(group_advantages(rewards, 0, AdvantageScale::kNone), Error, "groups of 0");

@@ -1,9 +1,9 @@
-// "Emit token k": a policy of V free logits, reward 1 for token k. Its expected gradient, and so
-// every point of the learning curve under exact gradient ascent, has a closed form.
+// "Emit token k": a policy of V free logits, with reward 1 for token k. Its expected gradient, and
+// therefore the learning curve under exact gradient ascent, has a closed form.
 //
 //   J = p_k,  dJ/dlogits = p_k (e_k - p)
 //
-// From equal logits, the others stay equal for ever, and with d = logit_k - logit_other
+// From equal logits, the other logits stay equal, and with d = logit_k - logit_other
 //   d <- d + rate p_k (1 - p_k + p_other)
 //   p_other = (1 - p_k) / (V - 1),  p_k = 1 / (1 + (V - 1) e^-d)
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kActions = 7;
 constexpr int32_t kBest = 3;
 
-// One token per action, all drawn from the same logits.
+// One token per action, all with the same logits.
 struct Bandit {
   Variable logits = Variable::parameter(Tensor::zeros({1, kActions}, DType::kF64));
   Variable head;
@@ -27,13 +27,13 @@ struct Bandit {
 
   Bandit() {
     Tensor identity = Tensor::zeros({kActions, kActions}, DType::kF64);
-    std::vector<int32_t> all;
+    std::vector<int32_t> ids;
     for (int32_t a = 0; a < kActions; ++a) {
       identity.data<double>()[a * kActions + a] = 1;
-      all.push_back(a);
+      ids.push_back(a);
     }
     head = Variable(identity);
-    actions = Tensor::from(all);
+    actions = Tensor::from(ids);
   }
   Variable logprobs() const {
     return token_log_probs(embedding(logits, row), head, actions).logprob;
@@ -45,7 +45,7 @@ struct Bandit {
   void ascend(double rate) {
     double* z = logits.value().data<double>();
     const auto g = gradient();
-    for (size_t a = 0; a < g.size(); ++a) z[a] -= rate * g[a];  // g is the loss's
+    for (size_t a = 0; a < g.size(); ++a) z[a] -= rate * g[a];  // g is the gradient of the loss
   }
 
   // Gradient of the expected GRPO loss: every action once, weighted by its probability, with the
@@ -114,8 +114,8 @@ TEST(Bandit, SmallRatesFollowTheDifferentialEquation) {
   EXPECT_NEAR(errors[0] / errors[1], 2, 0.05);
 }
 
-// At equal logits a group in which every token occurs once is the expectation. So the real path,
-// from rewards to packed batches, must give the exact gradient, scaled as the advantage is.
+// At equal logits a group in which every token occurs once is the expectation. Therefore the whole
+// path, from rewards to packed batches, must give the exact gradient, scaled as the advantage is.
 TEST(Bandit, OneBalancedGroupThroughTheWholePathIsExact) {
   const double v = kActions;
   const struct {
@@ -145,7 +145,8 @@ TEST(Bandit, OneBalancedGroupThroughTheWholePathIsExact) {
                                 .micro_batch_tokens = 3,
                                 .dtype = DType::kF64};
       for (const PackedBatch& batch : pack_policy(sequences, desc)) {
-        const Variable x = select_rows(embedding(bandit.logits, batch.tokens), batch.learned);
+        const Variable x =
+            select_rows(embedding(bandit.logits, batch.tokens), batch.target_positions);
         backward(grpo_loss(x, bandit.head, batch, {}, 1).loss);
       }
       const auto gradient = bandit.gradient();

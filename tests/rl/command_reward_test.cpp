@@ -1,4 +1,4 @@
-// Rewards that other programs compute: through the Python helper, and by hand.
+// Rewards of external programs, with and without the Python helper.
 #include <cmath>
 #include <filesystem>
 
@@ -24,7 +24,7 @@ class CommandReward : public testing::Test {
   RewardConfig program(const std::string& run) const {
     return {.name = "command", .run = run, .directory = dir_.path(""), .workers = 2};
   }
-  // Of completions of two prompts.
+  // Scores completions of two prompts.
   RewardSet::Scores score(const RewardSet& rewards, const std::vector<std::string>& texts) const {
     std::vector<Trajectory> all;
     for (const std::string& text : texts) {
@@ -32,7 +32,7 @@ class CommandReward : public testing::Test {
       t.text = text;
       t.index = 100 + static_cast<int64_t>(all.size());
     }
-    // Half of them while others would still be sampled, in another order.
+    // Half of them are submitted early, in another order.
     for (size_t i = all.size() / 2; i-- > 0;)
       rewards.submit(prompts_[i * 2 / all.size()], all[i], 7);
     return rewards.score(prompts_, all, 7);
@@ -43,7 +43,7 @@ class CommandReward : public testing::Test {
   TempDir dir_;
 };
 
-TEST_F(CommandReward, EqualsTheBuiltInOne) {
+TEST_F(CommandReward, EqualsTheBuiltInReward) {
   RewardConfig own = python(
       "def reward(completions, answers, **fields):\n"
       "    return [c.strip() == a for c, a in zip(completions, answers)]\n");
@@ -61,17 +61,17 @@ TEST_F(CommandReward, EqualsTheBuiltInOne) {
 }
 
 TEST_F(CommandReward, CountsAsOftenAsItIsNamed) {
-  RewardConfig one =
+  RewardConfig once =
       python("def reward(completions, **fields): return [len(c) for c in completions]");
-  RewardConfig twice = one;
+  RewardConfig twice = once;
   twice.weight = 10;
-  const RewardSet::Scores scores = score(RewardSet({one, twice}, nullptr), {"x", "xx"});
+  const RewardSet::Scores scores = score(RewardSet({once, twice}, nullptr), {"x", "xx"});
   EXPECT_EQ(scores.each[0], (std::vector<double>{1, 2}));
   EXPECT_EQ(scores.each[1], scores.each[0]);
   EXPECT_EQ(scores.total[1], 22);
 }
 
-TEST_F(CommandReward, SeesAllThatIsKnown) {
+TEST_F(CommandReward, ReceivesAllFields) {
   const RewardSet rewards(
       {python("def reward(completions, prompts, unit=None, more=None, **rest):\n"
               "    print(prompts, unit, more, sorted(rest))\n"
@@ -81,7 +81,7 @@ TEST_F(CommandReward, SeesAllThatIsKnown) {
             (std::vector<double>{1, 3, 3, 5}));
 }
 
-TEST_F(CommandReward, WhatFailsIsNoReward) {
+TEST_F(CommandReward, FailuresHaveNoReward) {
   const RewardSet rewards({python("import os\n"
                                   "def reward(completions, **fields):\n"
                                   "    if completions[0] == 'die': os._exit(1)\n"
@@ -94,10 +94,11 @@ TEST_F(CommandReward, WhatFailsIsNoReward) {
   EXPECT_EQ(scores.total[0], 0.5);
   EXPECT_EQ(scores.total[5], 0.5);
   EXPECT_EQ(scores.failed[0], 3);  // null means that it does not apply
-  EXPECT_NE(scores.fault[0].find("(exit code 1)"), std::string::npos) << scores.fault[0];
+  EXPECT_NE(scores.first_error[0].find("(exit code 1)"), std::string::npos)
+      << scores.first_error[0];
 }
 
-// Not even with a reward that is no number, or with programs of its own that read and print.
+// With rewards that are not finite, and with child processes that read and print.
 TEST_F(CommandReward, ThePythonHelperStaysAliveAndInStep) {
   write_file(dir_.path("beside.py"), "import os\npids = set()\n");
   RewardConfig own = python(
@@ -112,13 +113,13 @@ TEST_F(CommandReward, ThePythonHelperStaysAliveAndInStep) {
       "    if 'many' in completions: return [1] * 9\n"
       "    return [Value(known.get(c, len(beside.pids))).x for c in completions]\n");
   own.workers = 1;
-  // Whatever the locale says.
+  // With a locale that is not UTF-8.
   own.run = "env PYTHONUTF8=0 PYTHONIOENCODING=latin-1 " + own.run;
-  const RewardSet::Scores one =
+  const RewardSet::Scores single =
       score(RewardSet({own}, nullptr), {"nan", "inf", "\xc3\xa4", "many"});
-  EXPECT_EQ(one.failed[0], 3);
-  EXPECT_EQ(one.fault[0], "it says: 'the reward is nan'");
-  EXPECT_EQ(one.total[2], 7);
+  EXPECT_EQ(single.failed[0], 3);
+  EXPECT_EQ(single.first_error[0], "it reports: 'the reward is nan'");
+  EXPECT_EQ(single.total[2], 7);
   own.batch = true;
   const RewardSet::Scores list = score(RewardSet({own}, nullptr), {"x", "nan", "two", "\xc3\xa4"});
   EXPECT_EQ(list.failed[0], 1);
@@ -126,24 +127,24 @@ TEST_F(CommandReward, ThePythonHelperStaysAliveAndInStep) {
   EXPECT_EQ(list.total[0] + list.total[2] + list.total[3], 10);
 }
 
-TEST_F(CommandReward, AnswersMustBeWhatWasAskedFor) {
-  const auto fault = [&](const std::string& answer) {
+TEST_F(CommandReward, InvalidAnswersAreFailures) {
+  const auto error = [&](const std::string& answer) {
     write_file(dir_.path("liar.sh"), "while read -r line; do echo '" + answer + "'; done");
-    return score(RewardSet({program("sh liar.sh")}, nullptr), {"x", "y"}).fault[0];
+    return score(RewardSet({program("sh liar.sh")}, nullptr), {"x", "y"}).first_error[0];
   };
   for (const auto& [answer, expected] :
-       {std::pair{"yes", "its answer is no JSON: 'yes'"},
-        {"[]", "is no object"},
+       {std::pair{"yes", "its answer is not valid JSON: 'yes'"},
+        {"[]", "is not an object"},
         {"{\"index\": 99, \"reward\": 1}", "does not have the index"},
         {"{\"reward\": 1}", "does not have the index"},
         {"{\"index\": 101}", "neither 'reward' nor 'error'"},
         {"{\"index\": 101, \"reward\": \"1\"}", "neither a number nor null"},
-        {"{\"index\": 101, \"reward\": 1e999}", "is no"},
-        {"{\"index\": 101, \"error\": \"no idea\"}", "it says: 'no idea'"}})
-    EXPECT_NE(fault(answer).find(expected), std::string::npos) << answer << ": " << fault(answer);
+        {"{\"index\": 101, \"reward\": 1e999}", "is not"},
+        {"{\"index\": 101, \"error\": \"no idea\"}", "it reports: 'no idea'"}})
+    EXPECT_NE(error(answer).find(expected), std::string::npos) << answer << ": " << error(answer);
 }
 
-TEST_F(CommandReward, WhatCannotRunIsNamed) {
+TEST_F(CommandReward, ProgramsThatCannotRunAreNamed) {
   EXPECT_THROW_WITH(RewardSet({program("")}, nullptr), InputError,
                     "rewards[0] 'command': needs a program to run");
   const RewardSet rewards({program("no-such-program")}, nullptr);

@@ -1,5 +1,5 @@
-// The rollout engine: what it draws does not depend on what runs together, nor on how little room
-// there is; nothing is lost and nothing stays behind.
+// The rollout engine: samples do not depend on concurrent requests, nor on the size of the cache;
+// no request is lost and no block is leaked.
 #include "rl/engine.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ namespace {
 
 using namespace test;
 
-// What was drawn of one completion.
+// The sampled tokens of one completion.
 struct Completion {
   std::vector<int32_t> tokens;
   std::vector<double> logprobs, entropies;
@@ -35,8 +35,8 @@ class EngineTest {
 
   const Transformer& model() const { return model_; }
 
-  // Request number i of a kind of its own: prompts of 1 to 50 tokens, 1 to 4 completions, which end
-  // by a stop token or by their length.
+  // Random request i: a prompt of 1 to 50 tokens with 1 to 4 completions, which end by a stop token
+  // or by their length.
   EngineRequest request(uint64_t i) const {
     Rng rng(i, rng_stream(kTestPurpose, 31));
     EngineRequest out;
@@ -83,12 +83,12 @@ class EngineTest {
     return out;
   }
 
-  void expect_draws_do_not_depend_on_room() const {
+  void expect_samples_do_not_depend_on_capacity() const {
     const std::vector<EngineRequest> all = requests(24);
-    Engine roomy(model_, {});
-    const Completions expected = run(roomy, all);
-    EXPECT_EQ(roomy.stats().preemptions, 0);
-    EXPECT_EQ(roomy.stats().used_blocks, 0);
+    Engine large(model_, {});
+    const Completions expected = run(large, all);
+    EXPECT_EQ(large.stats().preemptions, 0);
+    EXPECT_EQ(large.stats().used_blocks, 0);
     std::set<EngineToken::End> ends;
     for (const auto& [key, c] : expected) {
       ends.insert(c.end);
@@ -106,22 +106,22 @@ class EngineTest {
           EngineConfig{.max_concurrent = 3, .max_cache_tokens = 160},
           EngineConfig{.max_concurrent = 1}}) {
       SCOPED_TRACE(str(config.max_concurrent, " at once, ", config.max_cache_tokens, " tokens"));
-      Engine tight(model_, config);
-      EXPECT_EQ(run(tight, all), expected);
-      EXPECT_EQ(tight.stats().used_blocks, 0);
+      Engine small(model_, config);
+      EXPECT_EQ(run(small, all), expected);
+      EXPECT_EQ(small.stats().used_blocks, 0);
       if (config.max_concurrent == 3) {
-        EXPECT_GT(tight.stats().preemptions, 0);
+        EXPECT_GT(small.stats().preemptions, 0);
       }
     }
-    // One after the other, in an engine that lives on.
+    // One request after the other, in an engine that has served others before.
     Completions alone;
     for (size_t i = 0; i < all.size(); ++i)
-      for (auto& [key, c] : run(roomy, {all[i]})) alone[{static_cast<int64_t>(i), key.second}] = c;
+      for (auto& [key, c] : run(large, {all[i]})) alone[{static_cast<int64_t>(i), key.second}] = c;
     EXPECT_EQ(alone, expected);
   }
 
-  // Submits, cancels and steps in random order, with too little room for all.
-  void expect_no_block_is_lost(int64_t steps) const {
+  // Submits, cancels and steps in random order, with a cache that is too small for all.
+  void expect_no_block_is_leaked(int64_t steps) const {
     Engine engine(model_, {.max_concurrent = 6, .max_cache_tokens = 176});
     Rng rng(7, rng_stream(kTestPurpose, 32));
     std::map<int64_t, uint64_t> open;
@@ -137,7 +137,7 @@ class EngineTest {
         const int64_t first = rng.below(count);
         for (int64_t c = first; c < count; ++c) {
           engine.cancel(it->first, c);
-          engine.cancel(it->first, c);  // again changes nothing
+          engine.cancel(it->first, c);  // no effect
         }
         if (first == 0) open.erase(it);
       }
@@ -160,7 +160,7 @@ class EngineTest {
     EXPECT_EQ(engine.stats().waiting + engine.stats().running, 0);
     EXPECT_EQ(engine.stats().blocks, blocks);
     EXPECT_GT(engine.stats().preemptions, 0);
-    // What was not cancelled is what it would have been alone.
+    // Completions that were not cancelled equal those of an engine of their own.
     Engine alone(model_, {});
     int64_t compared = 0;
     for (const auto& [key, c] : seen) {
@@ -176,36 +176,36 @@ class EngineTest {
   Transformer model_;
 };
 
-TEST(Engine, DrawsDoNotDependOnRoomOrCompany) {
-  EngineTest(DType::kF64).expect_draws_do_not_depend_on_room();
-  EngineTest(DType::kF32).expect_draws_do_not_depend_on_room();
+TEST(Engine, SamplesDoNotDependOnCapacityOrConcurrency) {
+  EngineTest(DType::kF64).expect_samples_do_not_depend_on_capacity();
+  EngineTest(DType::kF32).expect_samples_do_not_depend_on_capacity();
 }
 
-TEST(Engine, LosesNoBlockInRandomUse) {
-  EngineTest(DType::kF32).expect_no_block_is_lost(3000);
+TEST(Engine, LeaksNoBlockInRandomUse) {
+  EngineTest(DType::kF32).expect_no_block_is_leaked(3000);
 }
 
-TEST(EngineSlow, LosesNoBlockInTenThousandSteps) {
-  EngineTest(DType::kF32).expect_no_block_is_lost(10000);
+TEST(EngineSlow, LeaksNoBlockInTenThousandSteps) {
+  EngineTest(DType::kF32).expect_no_block_is_leaked(10000);
 }
 
 class CudaEngine : public testing::TestWithParam<DType> {};
 
-TEST_P(CudaEngine, DrawsDoNotDependOnRoomOrCompany) {
+TEST_P(CudaEngine, SamplesDoNotDependOnCapacityOrConcurrency) {
   COHORT_REQUIRE_GPU(device);
-  EngineTest(GetParam(), device).expect_draws_do_not_depend_on_room();
+  EngineTest(GetParam(), device).expect_samples_do_not_depend_on_capacity();
 }
 
-TEST_P(CudaEngine, LosesNoBlockInTenThousandSteps) {
+TEST_P(CudaEngine, LeaksNoBlockInTenThousandSteps) {
   COHORT_REQUIRE_GPU(device);
   const EngineTest test(GetParam(), device);
-  test.expect_no_block_is_lost(1000);
+  test.expect_no_block_is_leaked(1000);
   const int64_t live = allocator(device).stats().live_bytes;
-  test.expect_no_block_is_lost(10000);
+  test.expect_no_block_is_leaked(10000);
   EXPECT_EQ(allocator(device).stats().live_bytes, live);
 }
 
-TEST_P(CudaEngine, LendsItsCacheBetweenRequests) {
+TEST_P(CudaEngine, ReleasesItsCacheBetweenRequests) {
   COHORT_REQUIRE_GPU(device);
   const EngineTest test(GetParam(), device);
   const std::vector<EngineRequest> all = test.requests(200);
@@ -213,22 +213,22 @@ TEST_P(CudaEngine, LendsItsCacheBetweenRequests) {
   const Completions expected = EngineTest::run(engine, all);
   const int64_t bytes = engine.cache_bytes();
   ASSERT_GT(bytes, int64_t{1} << 20);
-  const auto take_all = [&] { return Tensor::full({bytes}, 0xff, DType::kU8, device); };
+  const auto allocate_all = [&] { return Tensor::full({bytes}, 0xff, DType::kU8, device); };
   const AllocatorStats before = allocator(device).stats();
-  take_all();
+  allocate_all();
   EXPECT_EQ(allocator(device).stats().reserved_bytes, before.reserved_bytes);
   EXPECT_EQ(EngineTest::run(engine, all), expected);
   EXPECT_EQ(allocator(device).stats().live_bytes, before.live_bytes);
-  // What still lives there keeps it, and the engine makes another cache.
-  const Tensor kept = take_all();
+  // A tensor that is still alive keeps the released memory, and the engine allocates another cache.
+  const Tensor kept = allocate_all();
   for (int i = 0; i < 2; ++i) EXPECT_EQ(EngineTest::run(engine, all), expected);
-  EXPECT_TRUE(bit_equal(kept, take_all()));
+  EXPECT_TRUE(bit_equal(kept, allocate_all()));
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, CudaEngine, testing::Values(DType::kF32, DType::kBF16),
                          [](const auto& info) { return dtype_name(info.param); });
 
-// Of a group the prompt is computed once, and its blocks are shared.
+// The completions of a group share the blocks of their prompt, which is computed once.
 TEST(Engine, ComputesAPromptOnceForItsCompletions) {
   const EngineTest test(DType::kF32);
   EngineRequest request = test.request(0);
@@ -239,11 +239,12 @@ TEST(Engine, ComputesAPromptOnceForItsCompletions) {
   const Completions all = EngineTest::run(engine, {request});
   EXPECT_EQ(all.size(), 8u);
   EXPECT_EQ(engine.stats().prefilled_tokens, 40);
-  // Two full blocks and the partial one, and a copy of that for each but the first.
+  // Two full blocks and the partial one, and a copy of the latter for each completion but the
+  // first.
   EXPECT_EQ(engine.stats().most_blocks, 3 + 7);
 }
 
-// Also those that find no row at first.
+// Includes completions that find no free row at first.
 TEST(Engine, ComputesAPromptOnceForCompletionsThatWait) {
   const EngineTest test(DType::kF32);
   EngineRequest request = test.request(0);
@@ -277,9 +278,9 @@ TEST(Engine, CompletionsHaveParametersOfTheirOwn) {
   EXPECT_EQ(EngineTest::run(small, {request, test.request(1)}), together);
   EXPECT_GT(small.stats().preemptions, 0);
   for (size_t i = 0; i < request.completions.size(); ++i) {
-    EngineRequest one = request;
-    one.completions = {request.completions[i]};
-    EXPECT_EQ((EngineTest::run(engine, {one}).at({0, 0})),
+    EngineRequest single = request;
+    single.completions = {request.completions[i]};
+    EXPECT_EQ((EngineTest::run(engine, {single}).at({0, 0})),
               (together.at({0, static_cast<int64_t>(i)})));
   }
 }
@@ -293,8 +294,9 @@ TEST(Engine, RequestsThatCannotBeServedAreRefused) {
     EXPECT_THROW_WITH(engine.submit(request), Error, text);
   };
   refused("expected a prompt of at least one token", [](auto& r) { r.prompt.clear(); });
-  refused("leaves room", [](auto& r) { r.max_length = static_cast<int64_t>(r.prompt.size()); });
-  refused("a length of at most 96", [](auto& r) { r.max_length = 97; });
+  refused("shorter than max_length",
+          [](auto& r) { r.max_length = static_cast<int64_t>(r.prompt.size()); });
+  refused("max_length of at most 96", [](auto& r) { r.max_length = 97; });
   refused("outside the vocabulary", [](auto& r) { r.prompt[0] = kVocab; });
   refused("expected biases", [](auto& r) { r.logit_bias = {{kVocab, 1.0F}}; });
   refused("expected biases", [](auto& r) { r.logit_bias = {{0, NAN}}; });
@@ -302,7 +304,7 @@ TEST(Engine, RequestsThatCannotBeServedAreRefused) {
   EXPECT_FALSE(engine.step());
 }
 
-TEST(Engine, GoesOnAfterLogitsThatAreNotFinite) {
+TEST(Engine, ContinuesAfterNonFiniteLogits) {
   const EngineTest test(DType::kF32);
   Transformer model(engine_model(), DType::kF32, 1);
   Engine engine(model, {});

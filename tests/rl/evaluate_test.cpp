@@ -12,7 +12,7 @@
 namespace cohort {
 namespace {
 
-// Share of the k-subsets of n samples that hold one of the first c.
+// Fraction of the k-subsets of n samples that contain one of the first c.
 double by_enumeration(int n, int c, int k) {
   int64_t subsets = 0, passing = 0;
   for (uint32_t set = 0; set < (1u << n); ++set) {
@@ -54,13 +54,14 @@ TEST(PassAtK, MeanRunsOverPrompts) {
   EXPECT_THROW_WITH(mean_pass_at_k({}, 4, 1), Error, "got 0 values");
 }
 
-TEST(PassAtK, LeavesOutWhatCannotBeJudged) {
+TEST(PassAtK, LeavesOutSamplesThatAreNotJudged) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   // 1 of 3, 1 of 1, none judged, 0 of 4.
   const std::vector<double> correct = {1,   0,   0,   nan, /**/ nan, nan, 1, nan,
                                        nan, nan, nan, nan, /**/ 0,   0,   0, 0};
   EXPECT_NEAR(mean_pass_at_k(correct, 4, 1), (1.0 / 3 + 1 + 0) / 3, 1e-15);
-  EXPECT_NEAR(mean_pass_at_k(correct, 4, 2), (2.0 / 3 + 0) / 2, 1e-15);  // the second has too few
+  EXPECT_NEAR(mean_pass_at_k(correct, 4, 2), (2.0 / 3 + 0) / 2,
+              1e-15);  // the second prompt has too few
   EXPECT_NEAR(mean_pass_at_k(correct, 4, 4), 0, 1e-15);
   EXPECT_TRUE(std::isnan(mean_pass_at_k(std::vector<double>{nan, nan}, 1, 1)));
 }

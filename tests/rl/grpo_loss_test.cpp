@@ -18,8 +18,8 @@ using namespace test;
 constexpr LossType kLossTypes[] = {LossType::kGrpo, LossType::kDapo, LossType::kDrGrpo,
                                    LossType::kBnpo, LossType::kSequenceSum};
 
-// Moves recorded log-probs away from the policy's, so that the ratios are about exp(shift): 0.61,
-// 0.74, 1, 1.16 and 1.57, on both sides of the clip at 0.2 and clear of its edges.
+// Shifts the recorded log-probs, so that the ratios are about exp(-shift): 0.61, 0.74, 1, 1.16 and
+// 1.57, on both sides of the clip range with epsilon 0.2 and away from its edges.
 void shift_logprobs(std::vector<Trajectory>& completions) {
   constexpr double kShifts[] = {0.5, 0.3, 0, -0.15, -0.45};
   size_t i = 0;
@@ -28,7 +28,7 @@ void shift_logprobs(std::vector<Trajectory>& completions) {
       if (c.loss_mask[t] != 0) c.logprobs[t] += kShifts[i++ % 5];
 }
 
-// The loss of an update straight from its definition, completion by completion.
+// Loss of an update from its definition, completion by completion.
 double naive_loss(const Transformer& model, const Transformer* reference,
                   const std::vector<Trajectory>& completions, const std::vector<double>& advantages,
                   Truncated truncated, LossType type, const GrpoConfig& config) {
@@ -98,7 +98,7 @@ TEST_F(GrpoUpdate, LossEqualsItsDefinition) {
 }
 
 TEST_F(GrpoUpdate, RatioIsExactlyOneOnTheSamplersOwnLogProbs) {
-  // The log-probs come from forwards of single sequences: other rows of a batch leave no trace.
+  // The log-probs come from forwards of single sequences: they do not depend on the batch.
   for (const DType dtype : {DType::kF64, DType::kF32}) {
     Transformer model(tiny_model(), dtype, 1);
     auto completions = completions_;
@@ -139,7 +139,7 @@ TEST_F(GrpoUpdate, MicroBatchSplitChangesNothing) {
         ASSERT_GT(batches.size(), 1u);
         const UpdateResult split = run_update(model_, batches, config);
         EXPECT_NEAR(split.loss, whole.loss, 1e-12 * std::max(1.0, std::abs(whole.loss)));
-        // Each gradient is a sum of a few hundred f64 terms of mixed sign, added in another order.
+        // Each gradient is a sum of a few hundred f64 terms of mixed sign, in a different order.
         EXPECT_LT(gradient_error(split, whole), 1e-12);
       }
     }
@@ -149,7 +149,7 @@ TEST_F(GrpoUpdate, SharedPromptsChangeNothingButTheirCost) {
   Rng rng(9, rng_stream(kTestPurpose, 4));
   std::vector<Trajectory> completions;
   for (const int64_t prompt : {1, 2, 6, 3})
-    for (int64_t g = 0; g < prompt; ++g) {  // as many completions as it has tokens
+    for (int64_t g = 0; g < prompt; ++g) {  // as many completions as the prompt has tokens
       Trajectory c{.prompt_length = prompt,
                    .index = static_cast<int64_t>(completions.size()),
                    .group = prompt};
@@ -164,20 +164,20 @@ TEST_F(GrpoUpdate, SharedPromptsChangeNothingButTheirCost) {
     }
   record_logprobs(model_, completions);
   const auto advantages = random_advantages(completions.size(), 3);
-  std::vector<TokenSequence> apart = sequences_of(completions, advantages), together = apart;
-  for (size_t i = 0; i < together.size(); ++i) {
-    together[i].group = completions[i].group;
-    together[i].prefix = completions[i].prompt_length - 1;
+  std::vector<TokenSequence> repeated = sequences_of(completions, advantages), grouped = repeated;
+  for (size_t i = 0; i < grouped.size(); ++i) {
+    grouped[i].group = completions[i].group;
+    grouped[i].prefix = completions[i].prompt_length - 1;
   }
   for (const int64_t tokens : {1, 12, 1000}) {
-    const PackPolicyDesc desc = pack_desc(LossType::kDapo, apart, tokens);
-    const Minibatch shared = pack_policy(together, desc);
+    const PackPolicyDesc desc = pack_desc(LossType::kDapo, repeated, tokens);
+    const Minibatch shared = pack_policy(grouped, desc);
     int64_t rows = 0;
     for (const PackedBatch& batch : shared) rows += batch.size();
     if (tokens == 1000) {
-      EXPECT_EQ(rows, pack_policy(apart, desc).at(0).size() - (1 * 1 + 5 * 5 + 2 * 2));
+      EXPECT_EQ(rows, pack_policy(repeated, desc).at(0).size() - (1 * 1 + 5 * 5 + 2 * 2));
     }
-    const UpdateResult a = run_update(model_, pack_policy(apart, desc), {}),
+    const UpdateResult a = run_update(model_, pack_policy(repeated, desc), {}),
                        b = run_update(model_, shared, {});
     for (const double d : b.max_ratio_deviations) EXPECT_EQ(d, 0) << tokens;
     EXPECT_NEAR(a.loss, b.loss, 1e-13);
@@ -217,10 +217,10 @@ TEST_F(GrpoUpdate, TokensOutsideTheMaskGetExactlyNoGradient) {
   const auto sequences = sequences_of(completions_, advantages_, Truncated::kMask);
   const PackedBatch batch = pack_policy(sequences, pack_desc(LossType::kDapo, sequences)).at(0);
   const Variable hidden = Variable::parameter(random_tensor({batch.size(), 16}, DType::kF64, 5));
-  const Variable learned = select_rows(hidden, batch.learned);
-  backward(grpo_loss(learned, model_.head(), batch, {}, 1).loss);
+  const Variable at_targets = select_rows(hidden, batch.target_positions);
+  backward(grpo_loss(at_targets, model_.head(), batch, {}, 1).loss);
   std::set<int32_t> inside;
-  for (const int32_t t : batch.learned.to_vector<int32_t>()) inside.insert(t);
+  for (const int32_t t : batch.target_positions.to_vector<int32_t>()) inside.insert(t);
   int64_t nonzero = 0;
   for (int32_t t = 0; t < batch.size(); ++t) {
     const auto row = hidden.grad().select(0, t).to_vector<double>();
@@ -270,8 +270,8 @@ TEST_F(GrpoUpdate, LogProbsAreThoseOfLogitsOverTemperature) {
   }
 }
 
-// The policy loss as a function of the model's parameters: copies them in, and hands the gradients
-// out of the model's own tape.
+// The policy loss as a function of the model's parameters: copies them into the model, and returns
+// the gradients of the model's own tape.
 Variable loss_of_parameters(const Transformer& model, const PackedBatch& batch,
                             const GrpoConfig& config, std::span<const Variable> in) {
   for (size_t i = 0; i < in.size(); ++i) {
@@ -281,7 +281,7 @@ Variable loss_of_parameters(const Transformer& model, const PackedBatch& batch,
     parameter.grad().zero_();
   }
   const Variable loss =
-      grpo_loss(model.forward_learned(batch), model.head(), batch, config, 1).loss;
+      grpo_loss(model.hidden_at_targets(batch), model.head(), batch, config, 1).loss;
   return make_node("loss_of_parameters", loss.value(), in,
                    [&model, loss](const Tensor& dy, Gradients& g) {
                      backward(loss, dy);

@@ -8,7 +8,7 @@ namespace {
 
 using namespace test;
 
-// `logprobs`: of the completion's tokens.
+// `logprobs` are those of the completion's tokens.
 Trajectory completion(std::vector<int32_t> tokens, int64_t prompt_length,
                       std::vector<double> logprobs, int64_t index = 0) {
   Trajectory out{.tokens = std::move(tokens),
@@ -47,7 +47,7 @@ TEST(TokenWeight, DenominatorsAreAtLeastOne) {
   }
 }
 
-TEST(StepTotals, CountAllSequencesAndTheTokensOfThoseThatAreNotMasked) {
+TEST(StepTotals, CountAllSequencesAndTheUnmaskedTokens) {
   const Trajectory a = completion({1, 2, 3}, 1, {-1, -1}), b = completion({1, 2}, 1, {-1});
   const std::vector<TokenSequence> sequences = {policy_sequence(a, 0), masked(b),
                                                 policy_sequence(b, 0)};
@@ -71,8 +71,8 @@ TEST(PackPolicy, PutsValuesWhereTheNextTokenIsACompletionToken) {
   using I = std::vector<int>;
   using D = std::vector<double>;
   EXPECT_EQ(batch.tokens.to_vector<int>(), (I{4, 5, 6, 7}));
-  // The end of sequence is an action like any other; prompt tokens are none.
-  EXPECT_EQ(batch.learned.to_vector<int>(), (I{1, 2, 3}));
+  // The end of sequence is an action like any other; prompt tokens are not actions.
+  EXPECT_EQ(batch.target_positions.to_vector<int>(), (I{1, 2, 3}));
   EXPECT_EQ(batch.targets.to_vector<int>(), (I{6, kEos, 8}));
   EXPECT_EQ(batch.positions.to_vector<int>(), (I{0, 1, 2, 0}));
   EXPECT_EQ(batch.sequences.to_vector<int>(), (I{20, 20, 20, 21}));
@@ -84,8 +84,8 @@ TEST(PackPolicy, PutsValuesWhereTheNextTokenIsACompletionToken) {
   EXPECT_FALSE(batch.columns.contains("ref_logprob"));
 }
 
-// A conversation: what the policy draws after an answer of its surroundings is an action, too.
-TEST(PackPolicy, TakesSeveralSpansOfDrawnTokens) {
+// A conversation with several turns of the policy, between which its tokens are context.
+TEST(PackPolicy, TakesSeveralSpansOfSampledTokens) {
   const Trajectory turns{.tokens = {1, 2, 3, 4, 5, 6},
                          .loss_mask = {0, 1, 0, 0, 1, 1},
                          .logprobs = {0, -1, 0, 0, -2, -3},
@@ -122,7 +122,7 @@ TEST(PackPolicy, WeightsOfAnUpdateSumToItsMean) {
       for (const PackedBatch& batch : pack_policy(sequences, pack_desc(type, sequences, 12)))
         for (const double w : batch.column("weight").to_vector<double>()) sum += w;
       for (const TokenSequence& s : sequences) kept += s.num_targets() > 0;
-      // With `grpo`, a masked sequence has its share of the mean, which is 0.
+      // With `grpo`, a masked sequence counts in the mean with weights of 0.
       EXPECT_NEAR(sum, type == LossType::kGrpo ? kept / 20 : 1, 1e-13);
     }
 }
@@ -132,14 +132,15 @@ TEST(PackPolicy, MicroBatchesKeepTheOrderAndTheBudget) {
   const auto sequences = sequences_of(completions, random_advantages(30, 2));
   const Minibatch batches = pack_policy(sequences, pack_desc(LossType::kDapo, sequences, 20));
   EXPECT_GT(batches.size(), 5u);
-  std::vector<int64_t> indices;  // of each token's sequence
+  std::vector<int64_t> sequence_of_token;
   for (const PackedBatch& batch : batches) {
     EXPECT_LE(batch.size(), 20);
-    for (const int i : batch.sequences.to_vector<int>()) indices.push_back(i);
+    for (const int i : batch.sequences.to_vector<int>()) sequence_of_token.push_back(i);
   }
-  EXPECT_TRUE(std::is_sorted(indices.begin(), indices.end()));
-  indices.erase(std::unique(indices.begin(), indices.end()), indices.end());
-  EXPECT_EQ(indices.size(), 30u);
+  EXPECT_TRUE(std::is_sorted(sequence_of_token.begin(), sequence_of_token.end()));
+  sequence_of_token.erase(std::unique(sequence_of_token.begin(), sequence_of_token.end()),
+                          sequence_of_token.end());
+  EXPECT_EQ(sequence_of_token.size(), 30u);
   EXPECT_TRUE(pack_policy({}, pack_desc(LossType::kDapo, {}, 20)).empty());
 }
 

@@ -1,5 +1,5 @@
-// Published numeric cases of GRPO systems (the data folder's grpo_truth/cases.json) and how each is
-// checked here. The table holds ids only; inputs and expected numbers are read from the file.
+// Published numeric cases of GRPO systems (grpo_truth/cases.json in the data folder) and their
+// checks. The table contains ids only; inputs and expected numbers are read from the file.
 #pragma once
 
 #include <vector>
@@ -10,8 +10,8 @@ namespace cohort::test {
 
 enum class Coverage {
   kWhole,  // our functions give every expected number
-  kPart,   // they give some; `how` says which, and what the check adds on its own
-  kNone    // nothing of it exists here; `how` says why
+  kPart,   // they give some; `how` states which, and what the check computes itself
+  kNone    // not implemented; `how` states why
 };
 
 struct TruthCase {

@@ -1,5 +1,5 @@
-// The checks behind the table. A case's numbers must come out at its tolerance, and where the file
-// has them recomputed in f64, at 1e-9.
+// The checks of the table. Results must equal a case's numbers to its tolerance, and to 1e-9 those
+// that the file has recomputed in f64.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -50,7 +50,7 @@ void expect_near(const Json& want, const Values& got, double tolerance, const ch
     EXPECT_NEAR(got[i], flat[i], tolerance * std::max(1.0, std::abs(flat[i]))) << key << " " << i;
 }
 
-// `got` against expected[key], and against recomputed_float64[key] where that exists.
+// Compares `got` with expected[key], and with recomputed_float64[key] if that exists.
 void expect(const Json& truth, const char* key, const Values& got) {
   expect_near(truth.at("expected").at(key), got, truth.at("tolerance").as_double(), key);
   if (const Json* exact = truth.at("recomputed_float64").find(key))
@@ -93,17 +93,17 @@ Outcome policy_loss_of(const Tokens& tokens, const kernels::PolicyLossDesc& desc
   return out;
 }
 
-// The weighted loss of each token alone.
+// The weighted loss of each token.
 Values per_token(const Tokens& tokens, const kernels::PolicyLossDesc& desc) {
   Values out;
   for (size_t i = 0; i < tokens.logprob.size(); ++i) {
-    Tokens one{{tokens.logprob[i]},
-               {tokens.old_logprob[i]},
-               {tokens.advantage[i]},
-               {tokens.weight[i]},
-               {}};
-    if (!tokens.ref_logprob.empty()) one.ref_logprob = {tokens.ref_logprob[i]};
-    out.push_back(policy_loss_of(one, desc).loss);
+    Tokens token{{tokens.logprob[i]},
+                 {tokens.old_logprob[i]},
+                 {tokens.advantage[i]},
+                 {tokens.weight[i]},
+                 {}};
+    if (!tokens.ref_logprob.empty()) token.ref_logprob = {tokens.ref_logprob[i]};
+    out.push_back(policy_loss_of(token, desc).loss);
   }
   return out;
 }
@@ -128,7 +128,7 @@ struct LossRow {
   Values losses;
 };
 
-// Rows of losses under 0 / 1 masks. A row without a kept token is left out, as a sequence is to
+// Rows of losses under 0 / 1 masks. A row without a kept token is left out, like a sequence to
 // which no reward applies.
 std::vector<LossRow> loss_rows(const Json& losses, const Json& masks) {
   std::vector<LossRow> out;
@@ -142,7 +142,7 @@ std::vector<LossRow> loss_rows(const Json& losses, const Json& masks) {
   return out;
 }
 
-// The given losses as advantages.
+// Sequences whose token losses are the given ones.
 std::vector<TokenSequence> sequences_of(const std::vector<LossRow>& rows) {
   std::vector<TokenSequence> sequences;
   for (const LossRow& row : rows) {
@@ -160,7 +160,7 @@ std::vector<TokenSequence> sequences_of(const std::vector<LossRow>& rows) {
 
 constexpr int64_t kMaxLength = 3;
 
-// This rank's or micro batch's share of the step's loss, through real packing.
+// Contribution of a rank or micro batch to the step's loss, through real packing.
 double aggregate(const std::vector<LossRow>& rows, LossType type, const StepTotals& totals) {
   const PackPolicyDesc desc{.loss_type = type,
                             .totals = totals,
@@ -336,7 +336,7 @@ void check_leave_one_out(const Json& truth) {
     for (size_t i = begin; i < end; ++i) {
       if (valid[i] == 0)
         EXPECT_EQ(advantages[i - begin], 0.0);
-      else  // rewards of one group are of one magnitude: relative to them
+      else  // relative: the rewards of a group have the same magnitude
         EXPECT_NEAR(rewards[i] - advantages[i - begin], want[i], 1e-12 * std::abs(rewards[i]));
     }
   }
@@ -379,11 +379,11 @@ void check_token_mean(const Json& truth) {
     for (const double m : row) totals.tokens += m;
   }
   Tokens all;
-  double of_rows = 0;
+  double sum_of_rows = 0;
   for (size_t s = 0; s < lp.size(); ++s) {
     Tokens row{lp[s], old[s], advantages[s], mask[s], {}};
     row.weight = scaled(row.weight, token_weight(LossType::kDapo, totals, 1, 1));
-    of_rows += policy_loss_of(row, clip_of(truth)).loss;
+    sum_of_rows += policy_loss_of(row, clip_of(truth)).loss;
     all.logprob.insert(all.logprob.end(), row.logprob.begin(), row.logprob.end());
     all.old_logprob.insert(all.old_logprob.end(), row.old_logprob.begin(), row.old_logprob.end());
     all.advantage.insert(all.advantage.end(), row.advantage.begin(), row.advantage.end());
@@ -391,7 +391,7 @@ void check_token_mean(const Json& truth) {
   }
   const double whole = policy_loss_of(all, clip_of(truth)).loss;
   expect(truth, "loss", whole);
-  EXPECT_NEAR(of_rows, whole, 1e-15);
+  EXPECT_NEAR(sum_of_rows, whole, 1e-15);
 }
 
 void check_token_mean_of_ranks(const Json& truth) {
@@ -399,14 +399,15 @@ void check_token_mean_of_ranks(const Json& truth) {
   const auto all = loss_rows(in.at("loss"), in.at("mask"));
   const auto ranks = rows(in.at("ranks"));
   const StepTotals totals = totals_of(all);
-  Values shares;
+  Values rank_losses;
   for (const Values& rank : ranks) {
-    std::vector<LossRow> own;
-    for (const double i : rank) own.push_back(all[static_cast<size_t>(i)]);
-    // The case averages over ranks where ours add.
-    shares.push_back(aggregate(own, LossType::kDapo, totals) * static_cast<double>(ranks.size()));
+    std::vector<LossRow> rank_rows;
+    for (const double i : rank) rank_rows.push_back(all[static_cast<size_t>(i)]);
+    // The case averages over ranks, while our ranks are summed.
+    rank_losses.push_back(aggregate(rank_rows, LossType::kDapo, totals) *
+                          static_cast<double>(ranks.size()));
   }
-  expect(truth, "rank", shares);
+  expect(truth, "rank", rank_losses);
   expect(truth, "global_", aggregate(all, LossType::kDapo, totals));
 }
 

@@ -1,6 +1,6 @@
-// How each published case is checked, or why not. A case of something that is not offered is still
-// checked where our functions give some of its numbers: then the check supplies the rest, and the
-// row says what that is.
+// The check of each published case, or why there is none. A case of a feature that is not offered
+// is checked partly if our functions give some of its numbers: the check computes the rest, and the
+// row states what that is.
 #include "tests/rl/grpo_truth.h"
 
 namespace cohort::test {
@@ -10,10 +10,10 @@ constexpr Coverage kWhole = Coverage::kWhole, kPart = Coverage::kPart, kNone = C
 
 constexpr char kOtherEstimator[] = "k3 is the only KL estimator";
 constexpr char kRolloutWeight[] =
-    "clip and weighted mean; the check supplies the rollout correction, of which there is none: "
-    "here the sampler's log-probs are the old ones";
+    "clip and weighted mean; the check computes the rollout correction, which is not needed here: "
+    "the sampler's log-probs are the old ones";
 constexpr char kSequenceRatio[] =
-    "clip and mean per sequence; the check supplies the sequence ratio (GSPO is not offered)";
+    "clip and mean per sequence; the check computes the sequence ratio (GSPO is not offered)";
 constexpr char kLoo[] = "baseline = reward - advantage; the std of the others is not offered";
 constexpr char kNoShaping[] = "rewards shaped by length or repetition are not offered";
 constexpr char kNoMask[] = "masks by divergence or entropy are not offered";
@@ -62,7 +62,8 @@ const std::vector<TruthCase>& truth_table() {
        check_equal_rewards},
       {"masked_mean", kWhole, "grpo weights of one sequence", check_masked_mean},
       {"ppo_clip_high", kWhole, "clip", check_clip},
-      {"agg_token_mean_dp", kWhole, "dapo weights; ranks add, so a rank's share is 1 / ranks",
+      {"agg_token_mean_dp", kWhole,
+       "dapo weights; ranks add, so the case's mean is divided by the ranks",
        check_token_mean_of_ranks},
       {"agg_seq_mean_token_mean_dp", kWhole, "grpo weights", check_sequence_mean},
       {"agg_excludes_fully_masked", kWhole, "grpo weights; the masked sequence is left out",

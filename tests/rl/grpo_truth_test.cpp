@@ -23,12 +23,12 @@ TEST(GrpoTruth, TableAndFileNameTheSameCases) {
   for (const Json& truth : cases.as_array()) in_file.insert(truth.at("id").as_string());
   for (const TruthCase& row : truth_table()) in_table.insert(row.id);
   for (const std::string& id : in_file)
-    EXPECT_EQ(in_table.count(id), 1u) << "say in the table how '" << id << "' is checked";
+    EXPECT_EQ(in_table.count(id), 1u) << "the table has no check of '" << id << "'";
   for (const std::string& id : in_table)
     EXPECT_EQ(in_file.count(id), 1u) << "'" << id << "' is not in the file";
 }
 
-TEST(GrpoTruth, EveryCoveredCaseComesOut) {
+TEST(GrpoTruth, EveryCoveredCaseIsReproduced) {
   COHORT_REQUIRE_DATA(dir);
   const Json cases = read_cases(dir);
   int checked = 0, covered = 0;

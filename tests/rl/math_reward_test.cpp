@@ -1,5 +1,5 @@
-// Rewards for answers in mathematics, against what published graders say about cases of their own
-// tests, on GSM8K, and on hostile text.
+// Rewards for answers in mathematics: against published graders on the cases of their own tests, on
+// GSM8K, and on hostile text.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -35,7 +35,7 @@ std::string text_of(const Json& row, const char* key) {
   return row.at(key).as_string();
 }
 
-// ---- Where an answer stands --------------------------------------------------------------------
+// ---- Extraction --------------------------------------------------------------------------------
 
 TEST(FinalAnswer, IsFoundByTheFirstRuleThatApplies) {
   const std::pair<const char*, const char*> cases[] = {
@@ -43,8 +43,8 @@ TEST(FinalAnswer, IsFoundByTheFirstRuleThatApplies) {
       {R"(\boxed{1} or rather \boxed{\text{\{2\}}}.)", R"(\text{\{2\}})"},
       {R"(\boxed{1} \fbox{2})", "2"},
       {R"(So $\boxed 5$.)", "5"},
-      {R"(\boxed{4} no: \boxed{5)", "5"},      // the last box never closes: the last number
-      {R"($3$ and \boxed{\frac{1}{2})", "3"},  // nor does this one
+      {R"(\boxed{4} no: \boxed{5)", "5"},      // unclosed box, so the last number
+      {R"($3$ and \boxed{\frac{1}{2})", "3"},  // unclosed box
       {R"(\boxedtext{4} is 5 or so)", "5"},
       {"It is $7$.\n#### 1,018\nThat is all.", "1,018"},
       {"#### 5 #### 6 eggs ", "6 eggs"},
@@ -56,7 +56,7 @@ TEST(FinalAnswer, IsFoundByTheFirstRuleThatApplies) {
       {"It costs 5$ and then 7$.", "7$"},
       {"It costs $5 and then $7.", "$7"},  // prices
       {"The answer is 5. There are 7 of them.", "5"},
-      {"The Answer: **-1.5**\n\nI hope that 3 people like it.", "-1.5"},
+      {"The Answer: **-1.5**\n\nI hope that 3 readers like it.", "-1.5"},
       {"**Answer**: 12", "12"},
       {"The answer is\n\n42!", "42"},
       {R"(Since $3x = 15$, x is 5. The answer is 5.)", "5"},
@@ -83,7 +83,7 @@ TEST(FinalAnswer, IsFoundByTheFirstRuleThatApplies) {
   for (const auto& [text, answer] : cases) EXPECT_EQ(final_answer(text), answer) << text;
 }
 
-TEST(FinalAnswer, IsAbsentWhereNothingLooksLikeOne) {
+TEST(FinalAnswer, IsAbsentIfNoRuleApplies) {
   for (const char* text : {"", " \n", "There is no such number.", "####", "$$", "\\boxed{}", "."})
     EXPECT_EQ(final_answer(text), std::nullopt) << text;
   EXPECT_EQ(final_answer("5 \\boxed{" + std::string(2000, '1') + "}"), std::nullopt);
@@ -130,7 +130,7 @@ TEST(ExpressionValue, IsThatOfArithmetic) {
   }
 }
 
-TEST(ExpressionValue, IsNothingForAnyOtherText) {
+TEST(ExpressionValue, IsAbsentForAnyOtherText) {
   const std::string deep(100, '-');
   for (const std::string& text : {std::string(),
                                   std::string("x"),
@@ -163,7 +163,7 @@ TEST(ExpressionValue, IsNothingForAnyOtherText) {
     EXPECT_FALSE(expression_value(text)) << text;
 }
 
-TEST(ExpressionValue, IsExactWhereItIsAFraction) {
+TEST(ExpressionValue, IsExactForFractions) {
   const auto same = [](const char* a, const char* b) {
     return same_number(*expression_value(a), *expression_value(b));
   };
@@ -174,7 +174,7 @@ TEST(ExpressionValue, IsExactWhereItIsAFraction) {
   EXPECT_FALSE(same("2^64", "2^64+1"));
   EXPECT_TRUE(same("\\sqrt{17}", "4.123105625617661"));
   EXPECT_FALSE(same("\\sqrt{17}", "4.1231056"));
-  EXPECT_TRUE(same("(1/3)^{200}*3^{200}", "1"));  // leaves 128 bits
+  EXPECT_TRUE(same("(1/3)^{200}*3^{200}", "1"));  // overflows 128 bits
   EXPECT_TRUE(same("(-1)^{999999999}", "-1"));
 }
 
@@ -219,7 +219,7 @@ TEST(SameAnswer, AsTextOrAsANumber) {
   for (const auto& [a, b] : different) EXPECT_FALSE(same_answer(a, b)) << a << " and " << b;
 }
 
-TEST(MathReward, LooksWhereThePatternSays) {
+TEST(MathReward, SearchesThePartThatThePatternSelects) {
   const RewardFn after = make({.name = "math", .weight = 1, .pattern = "(?s)</think>(.*)"});
   EXPECT_EQ(after({with_answer("42"), "<think>\\boxed{41}</think> 42"}), 1);
   EXPECT_EQ(after({with_answer("42"), "<think>\\boxed{42}</think> Some other text."}), 0);
@@ -233,7 +233,7 @@ TEST(MathReward, IsNotApplicableWithoutARightAnswer) {
 
 // ---- Published cases ---------------------------------------------------------------------------
 
-TEST(PublishedMathCases, BoxesThatNeverCloseAreNone) {
+TEST(PublishedMathCases, UnclosedBoxesAreIgnored) {
   COHORT_REQUIRE_DATA(dir);
   const Json cases = load(dir + "/math_verify/reward_cases.json");
   for (const Json& row : cases.at("boxed_cases").as_array()) {
@@ -271,18 +271,18 @@ TEST(PublishedMathCases, CountdownJudgesAlike) {
   }
 }
 
-// Of a rule: how many rows there are, and how many of them the math reward judges alike. Rules with
-// fewer are not followed: they want symbolic algebra, sets, other tolerances or partial credit.
+// Per rule: the number of its rows, and of those on which the math reward agrees. Rules with fewer
+// agreements are not implemented: symbolic algebra, sets, other tolerances or partial credit.
 struct Tally {
-  int rows = 0, alike = 0;
+  int rows = 0, agreements = 0;
   bool operator==(const Tally&) const = default;
 };
 void PrintTo(const Tally& tally, std::ostream* out) {
-  *out << tally.alike << " of " << tally.rows;
+  *out << tally.agreements << " of " << tally.rows;
 }
 using Tallies = std::map<std::string, Tally>;
 
-TEST(PublishedMathCases, RewardsAreThoseOfTheRulesThatAreFollowed) {
+TEST(PublishedMathCases, RewardsAgreeWithTheImplementedRules) {
   COHORT_REQUIRE_DATA(dir);
   const std::string tag = "<answer> tag number; tolerance ";
   const Tallies expected = {
@@ -291,7 +291,7 @@ TEST(PublishedMathCases, RewardsAreThoseOfTheRulesThatAreFollowed) {
       {"trl accuracy_reward (math-verify)", {2, 2}},
       {"trl reasoning_accuracy_reward: only after </think>", {3, 3}},
       {"grade_answer_verl: boxed required", {1, 1}},
-      // Not followed.
+      // Not implemented.
       {"geometry3k_reward_fn", {8, 6}},
       {tag + "1e-6, partial credit 0.1 when the gold appears outside the tag", {13, 9}},
       {tag + "1e-3, partial credit 0.2 when the gold appears outside the tag", {3, 1}},
@@ -305,20 +305,20 @@ TEST(PublishedMathCases, RewardsAreThoseOfTheRulesThatAreFollowed) {
     const RewardFn reward =
         make({.name = "math", .weight = 1, .pattern = after ? "(?s)</think>(.*)" : ""});
     const double value = reward({with_answer(text_of(row, "gold")), text_of(row, "completion")});
-    const bool alike = value == row.at("reward").as_double();
+    const bool agrees = value == row.at("reward").as_double();
     found[rule].rows += 1;
-    found[rule].alike += alike;
-    EXPECT_TRUE(alike || rule != "gsm8k_reward_fn") << row.dump();
+    found[rule].agreements += agrees;
+    EXPECT_TRUE(agrees || rule != "gsm8k_reward_fn") << row.dump();
   }
   EXPECT_EQ(found, expected);
 }
 
-TEST(PublishedMathCases, EqualAnswersAreThoseOfTheRulesThatAreFollowed) {
+TEST(PublishedMathCases, EqualAnswersAgreeWithTheImplementedRules) {
   COHORT_REQUIRE_DATA(dir);
   const Tallies expected = {
       {"MATH is_equiv: string normalisation only, not symbolic", {10, 10}},
       {"Hendrycks string normalisation", {1, 1}},
-      // Not followed; test_... are those of Math-Verify.
+      // Not implemented; test_... are tests of Math-Verify.
       {"symbolic", {1, 0}},
       {"PRM800K/DeepScaleR rule: fractions must match exactly, unreduced is wrong (math-verify "
        "says "
@@ -353,7 +353,7 @@ TEST(PublishedMathCases, EqualAnswersAreThoseOfTheRulesThatAreFollowed) {
     Tally& tally =
         found[rule != nullptr ? rule->as_string() : source.substr(source.rfind(':') + 1)];
     tally.rows += 1;
-    tally.alike += (math_reward(gold, prediction) == 1) == row.at("equal").as_bool();
+    tally.agreements += (math_reward(gold, prediction) == 1) == row.at("equal").as_bool();
     if (source.starts_with("hendrycks")) {
       EXPECT_EQ(same_answer(gold, prediction), row.at("equal").as_bool()) << row.dump();
     }
@@ -361,7 +361,7 @@ TEST(PublishedMathCases, EqualAnswersAreThoseOfTheRulesThatAreFollowed) {
   EXPECT_EQ(found, expected);
 }
 
-// What GSM8K writes after "####", without the thousands separators.
+// The number after "####" in a GSM8K solution, without thousands separators.
 std::string gsm8k_number(const std::string& answer) {
   std::string number = answer.substr(answer.rfind("#### ") + 5);
   std::erase(number, ',');
@@ -412,16 +412,16 @@ TEST(MathReward, HostileCompletionsCostLittle) {
       hostile.push_back("\\boxed{" + text.substr(0, 1000) + end + "}");
     }
   for (const std::string& text : hostile) {
-    const std::clock_t start = std::clock();  // of the processor: others may use the machine
+    const std::clock_t start = std::clock();  // CPU time, which does not depend on other processes
     const double value = math_reward("46", text);
     const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
     EXPECT_TRUE(value == 0 || value == 1);
-    // At most 1 ms on a quiet machine; on 10 kB, what is not linear takes longer than this.
+    // At most 1 ms on an idle machine; a superlinear algorithm exceeds the limit on 10 kB.
     EXPECT_LT(seconds, 0.1) << text.substr(0, 40);
   }
 }
 
-TEST(MathReward, HostileAnswersAreNoNumbers) {
+TEST(MathReward, HostileAnswersAreNotNumbers) {
   for (const std::string& text :
        {std::string("9^9^9^9"), std::string("1/0"), std::string("\\frac"), std::string("(((("),
         std::string("\\boxed{\\boxed{"), std::string(10'000, '9'), "1e" + std::string(400, '9')}) {

@@ -1,5 +1,5 @@
-// Models with trained weights (data/models: stories260K, tiny_random_gpt2) against what others
-// computed with them in f64: texts, ids, log-probs and logits.
+// Models with trained weights (data/models: stories260K, tiny_random_gpt2) against reference
+// results in f64: texts, ids, log-probs and logits.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -39,12 +39,12 @@ class RealModel {
 
   const Json& golden() const { return golden_; }
   const Transformer& model() const { return model_; }
-  // Log-probs over the vocabulary after each of these tokens but the last, and after all.
+  // Logits over the vocabulary after each of these tokens.
   std::vector<std::vector<double>> logits(std::vector<int32_t> ids) const {
     NoGradGuard no_grad;
     const auto rows = static_cast<int64_t>(ids.size());
-    ids.push_back(ids.back());  // what follows is no row
-    const Tensor hidden = model_.forward(model_.place(batch_of(ids))).value();
+    ids.push_back(ids.back());  // the last token of a sequence has no row
+    const Tensor hidden = model_.forward(model_.to_device(batch_of(ids))).value();
     Tensor out = Tensor::empty({rows, model_.config().vocab_size}, hidden.dtype(), hidden.device());
     kernels::linear_forward({.y = out, .x = hidden, .w = model_.head().value(), .bias = {}});
     std::vector<std::vector<double>> all;
@@ -53,7 +53,7 @@ class RealModel {
   }
   std::vector<double> log_probs(const std::vector<int32_t>& ids) const {
     NoGradGuard no_grad;
-    return policy_log_probs(model_, model_.place(batch_of(ids)), 1)
+    return policy_log_probs(model_, model_.to_device(batch_of(ids)), 1)
         .logprob.value()
         .to_vector<double>();
   }
@@ -69,10 +69,10 @@ class RealModel {
 };
 
 void expect_near(const std::vector<double>& got, const std::vector<double>& expected,
-                 const char* what) {
-  ASSERT_GE(got.size(), expected.size()) << what;
+                 const char* name) {
+  ASSERT_GE(got.size(), expected.size()) << name;
   for (size_t i = 0; i < expected.size(); ++i)
-    EXPECT_NEAR(got[i], expected[i], kTolerance) << what << " " << i;
+    EXPECT_NEAR(got[i], expected[i], kTolerance) << name << " " << i;
 }
 
 void expect_stories(const std::string& dir, Device device) {
@@ -82,13 +82,13 @@ void expect_stories(const std::string& dir, Device device) {
   SamplingConfig config;
   config.temperature = 0;
   config.max_completion_length = 200;
-  const Example nothing{.prompt = ""};
+  const Example empty{.prompt = ""};
   Engine engine(real.model(), {});
   const std::vector<Trajectory> greedy =
-      Sampler(engine, *tokenizer, config).sample({&nothing, 1}, 1, {});
+      Sampler(engine, *tokenizer, config).sample({&empty, 1}, 1, {});
   EXPECT_EQ(greedy[0].tokens, ids_of(golden.at("greedy_ids")));
   EXPECT_EQ(greedy[0].text, golden.at("expected_greedy_text").as_string());
-  // Drawn greedily, the log-probs are those of temperature 1.
+  // The log-probs of greedy samples are those of temperature 1.
   expect_near(real.log_probs(greedy[0].tokens), numbers_of(golden.at("greedy_logprobs")), "greedy");
   const auto rows = real.logits(greedy[0].tokens);
   for (const Json& row : golden.at("full_logits").as_array())
@@ -149,7 +149,7 @@ TEST(CudaRealModels, BFloat16IsNear) {
   double difference = 0;
   for (size_t i = 0; i < expected.size(); ++i) difference += std::abs(got[i] - expected[i]);
   EXPECT_LE(difference / static_cast<double>(expected.size()), 0.02);
-  // Where the first is ahead of the second by more than rounding moves them.
+  // The largest logit must agree if its lead over the second exceeds the rounding errors.
   const RealModel exact(data + "/models/stories260K", DType::kF32, device);
   const auto rows = real.logits(ids), exact_rows = exact.logits(ids);
   for (size_t t = 0; t < rows.size(); ++t) {

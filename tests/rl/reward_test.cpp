@@ -1,4 +1,5 @@
-// Rewards: every entry of the table on garbage and on hostile text, each kind's verdicts, and sets.
+// Rewards: every entry of the table on garbage and on hostile text, the verdicts of each kind, and
+// sets.
 #include "rl/reward.h"
 
 #include <gtest/gtest.h>
@@ -29,14 +30,14 @@ RewardFn make(const RewardConfig& config, const Task* task = nullptr) {
   return make_reward(config, task);
 }
 
-// Those that this program computes itself.
+// All rewards but `command`.
 std::vector<RewardEntry> built_in() {
   std::vector<RewardEntry> out = reward_table();
   std::erase_if(out, [](const RewardEntry& entry) { return entry.name == std::string("command"); });
   return out;
 }
 
-// One that works with any of them.
+// A configuration that is valid for every kind.
 RewardConfig config_of(const RewardEntry& entry) {
   return {.name = entry.name, .weight = 1, .pattern = "(?s)(.*)"};
 }
@@ -92,10 +93,10 @@ TEST(RewardTable, HostileCompletionsCostBoundedWork) {
         EXPECT_TRUE(value == 0 || value == 1) << entry.name;
       }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  EXPECT_LT(seconds.count(), 60);  // 100 calls; anything that is not linear takes hours
+  EXPECT_LT(seconds.count(), 60);  // 100 calls; a superlinear algorithm takes hours
 }
 
-TEST(RewardTable, PatternThatExplodesGivesUp) {
+TEST(RewardTable, ExponentialPatternsAreAborted) {
   const RewardFn reward = make({.name = "format", .weight = 1, .pattern = "(a+)+"});
   EXPECT_EQ(reward({with_answer(""), std::string(40, 'a')}), 1);
   EXPECT_EQ(reward({with_answer(""), std::string(40, 'a') + "!"}), 0);  // 2^40 ways to fail
@@ -112,7 +113,7 @@ TEST(ExactMatch, ComparesTheFoundTextWithoutSurroundingBlanks) {
   EXPECT_EQ(last({with_answer("2"), "<a>1</a> no: <a> 2 </a>."}), 1);
   EXPECT_EQ(last({with_answer("1"), "<a>1</a> no: <a>2</a>"}), 0);
   EXPECT_EQ(last({with_answer("2"), "2"}), 0);
-  // Nothing is right where no answer is known, least of all nothing.
+  // Without a known answer no completion is right, not even an empty one.
   for (const char* none : {"", " \n"}) {
     EXPECT_TRUE(std::isnan(whole({with_answer(none), ""})));
     EXPECT_TRUE(std::isnan(last({with_answer(none), "<a></a>"})));
@@ -121,12 +122,12 @@ TEST(ExactMatch, ComparesTheFoundTextWithoutSurroundingBlanks) {
   EXPECT_EQ(no_group({with_answer("34"), "12, then 34!"}), 1);
 }
 
-TEST(Distinct, IsTheShareOfRunsOfFourWordsThatAreNotRepeated) {
+TEST(Distinct, IsTheFractionOfDistinctRunsOfFourWords) {
   const RewardFn reward = make({.name = "distinct"});
   const auto of = [&](const char* text) { return reward({Example{}, text}); };
   EXPECT_EQ(of("one two three four five"), 1);
   EXPECT_EQ(of("a a a a a a"), 1.0 / 3);    // three runs, all the same
-  EXPECT_EQ(of("a b c d a\nb  c d"), 0.8);  // a b c d stands there twice, of five
+  EXPECT_EQ(of("a b c d a\nb  c d"), 0.8);  // one of five runs is a repetition
   EXPECT_EQ(of("too short here"), 0);
   EXPECT_EQ(of(""), 0);
 }
@@ -208,7 +209,7 @@ TEST(Numeric, ComparesExactFractions) {
       {"99999999999999999999999999999999999999", "99999999999999999999999999999999999999.0", 1},
       {"99999999999999999999999999999999999999", "99999999999999999999999999999999999998", 0},
       {"1", "100000000000000000000000000000000000000000/100000000000000000000000000000000000000000",
-       0},  // more digits than are read
+       0},  // more digits than are supported
   };
   for (const Case& c : cases)
     EXPECT_EQ(reward({with_answer(c.answer), c.completion}), c.value)
@@ -274,7 +275,7 @@ TEST(CountdownReward, IsNotApplicableWithoutItsFields) {
   }
 }
 
-TEST(RewardSet, WeighsAndSumsWhatApplies) {
+TEST(RewardSet, SumsTheWeightedApplicableRewards) {
   const RewardSet set({{.name = "exact_match", .weight = 2},
                        {.name = "numeric", .weight = 0.5},
                        {.name = "numeric", .weight = 0.25, .pattern = "=(.*)"}},
@@ -289,13 +290,13 @@ TEST(RewardSet, WeighsAndSumsWhatApplies) {
   EXPECT_EQ(scores.total, (std::vector<double>{2.5, 0.5, 0.25, 2, 0, 0}));
 }
 
-TEST(RewardSet, TotalIsNaNWhereNothingApplies) {
+TEST(RewardSet, TotalIsNaNIfNoRewardApplies) {
   const RewardSet set({{.name = "numeric"}}, nullptr);
   const auto scores = score(set, {with_answer("x"), with_answer("3")}, {"1", "3"});
   EXPECT_TRUE(std::isnan(scores.total[0]));
   EXPECT_EQ(scores.total[1], 1);
   EXPECT_TRUE(score(set, {}, {}).total.empty());  // a rank without prompts
-  // Whether any applies is a question to all ranks.
+  // No reward applies on this rank, which is not an error, since one may apply on another rank.
   for (const double total : score(set, {with_answer("x")}, {"1", "2"}).total)
     EXPECT_TRUE(std::isnan(total));
 }

@@ -1,4 +1,4 @@
-// What a completion says of itself: its text, and the entropy and the cut of its draws.
+// Trajectories of the sampler: their text, stop reasons, entropies and truncated masses.
 #include "rl/rollout.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ class RolloutTest : public testing::Test {
     for (const char* prompt : {"3", "0123", "98", "55555"})
       prompts_.push_back({.prompt = prompt, .answer = "", .solution = "", .fields = {}});
   }
-  // Few at once, so that some start beside others that go on.
+  // Few concurrent sequences, so that some start while others continue.
   std::vector<Trajectory> sample(SamplingConfig config) const {
     config.max_completion_length = 8;
     Engine engine(model_, {.max_concurrent = 5});
@@ -42,7 +42,7 @@ class RolloutTest : public testing::Test {
   std::vector<Example> prompts_;
 };
 
-// Rewards see what was said; only special tokens give no text.
+// The text contains all tokens but special ones.
 TEST_F(RolloutTest, AStopTokenThatIsTextStaysInTheText) {
   SamplingConfig config;
   config.stop_tokens = {7, 4};
@@ -85,7 +85,7 @@ TEST_F(RolloutTest, EntropyIsTheTrainersSummedOverTheCompletion) {
   }
 }
 
-TEST_F(RolloutTest, CutIsWhatTopKLeavesOutSummedOverTheCompletion) {
+TEST_F(RolloutTest, TruncatedMassIsWhatTopKExcludesSummedOverTheCompletion) {
   SamplingConfig config;
   config.top_k = 3;
   config.temperature = 0.7;
@@ -104,11 +104,11 @@ TEST_F(RolloutTest, CutIsWhatTopKLeavesOutSummedOverTheCompletion) {
       }
       sum += 1 - kept / all;
     }
-    EXPECT_NEAR(c.cut, sum, 1e-12);
-    EXPECT_GT(c.cut, 1e-3);
+    EXPECT_NEAR(c.truncated_mass, sum, 1e-12);
+    EXPECT_GT(c.truncated_mass, 1e-3);
   }
   config.top_k = 0;
-  for (const Trajectory& c : sample(config)) EXPECT_EQ(c.cut, 0);
+  for (const Trajectory& c : sample(config)) EXPECT_EQ(c.truncated_mass, 0);
 }
 
 TEST_F(RolloutTest, ReportsEachCompletionWhenItEnds) {
@@ -124,9 +124,9 @@ TEST_F(RolloutTest, ReportsEachCompletionWhenItEnds) {
   std::vector<int64_t> order;
   for (const Trajectory& t : finished) {
     order.push_back(t.index);
-    const Trajectory& same = all[static_cast<size_t>(t.index)];
-    EXPECT_EQ(t.tokens, same.tokens);
-    EXPECT_EQ(t.text, same.text);
+    const Trajectory& returned = all[static_cast<size_t>(t.index)];
+    EXPECT_EQ(t.tokens, returned.tokens);
+    EXPECT_EQ(t.text, returned.text);
     EXPECT_EQ(t.index / 6, t.group);
   }
   EXPECT_FALSE(std::is_sorted(order.begin(), order.end()));
@@ -134,26 +134,26 @@ TEST_F(RolloutTest, ReportsEachCompletionWhenItEnds) {
   for (size_t i = 0; i < order.size(); ++i) EXPECT_EQ(order[i], static_cast<int64_t>(i));
 }
 
-TEST_F(RolloutTest, ReportsEachTokenAndEndsWhatIsNoLongerWanted) {
+TEST_F(RolloutTest, ReportsEachTokenAndEndsCancelledCompletions) {
   SamplingConfig config;
   config.max_completion_length = 8;
   Engine engine(model_, {});
   const Sampler sampler(engine, *tokenizer_, config);
   const auto all = sampler.sample(prompts_, 6, {.seed = 2});
-  const auto cut = sampler.sample(prompts_, 6, {.seed = 2},
-                                  {.on_finished = nullptr, .on_token = [](const Trajectory& t) {
-                                     return t.index % 2 == 0 || t.completion_length() < 3;
-                                   }});
+  const auto cancelled = sampler.sample(
+      prompts_, 6, {.seed = 2}, {.on_finished = nullptr, .on_token = [](const Trajectory& t) {
+                                   return t.index % 2 == 0 || t.completion_length() < 3;
+                                 }});
   for (size_t i = 0; i < all.size(); ++i) {
     std::vector<int32_t> wanted = all[i].tokens;
     if (i % 2 == 1 && all[i].completion_length() > 3) {
       wanted.resize(static_cast<size_t>(all[i].prompt_length) + 3);
-      EXPECT_EQ(cut[i].stop_reason, StopReason::kCancelled);
-      EXPECT_TRUE(all[i].text.starts_with(cut[i].text));
+      EXPECT_EQ(cancelled[i].stop_reason, StopReason::kCancelled);
+      EXPECT_TRUE(all[i].text.starts_with(cancelled[i].text));
     } else {
-      EXPECT_EQ(cut[i].text, all[i].text);
+      EXPECT_EQ(cancelled[i].text, all[i].text);
     }
-    EXPECT_EQ(cut[i].tokens, wanted);
+    EXPECT_EQ(cancelled[i].tokens, wanted);
   }
 }
 
@@ -161,26 +161,26 @@ TEST_F(RolloutTest, StopStringsEndACompletionWhichKeepsThem) {
   const std::vector<Trajectory> all = sample({});
   SamplingConfig config;
   config.stop_strings = {"77", "4"};
-  const std::vector<Trajectory> cut = sample(config);
+  const std::vector<Trajectory> ended = sample(config);
   int stopped = 0;
   for (size_t i = 0; i < all.size(); ++i) {
     const size_t two = all[i].text.find("77"), one = all[i].text.find('4');
     const size_t first = std::min(two == std::string::npos ? two : two + 2,
                                   one == std::string::npos ? one : one + 1);
     const bool has = first != std::string::npos;
-    EXPECT_EQ(cut[i].text, all[i].text.substr(0, first));
-    EXPECT_EQ(cut[i].stop_reason == StopReason::kStopString, has);
+    EXPECT_EQ(ended[i].text, all[i].text.substr(0, first));
+    EXPECT_EQ(ended[i].stop_reason == StopReason::kStopString, has);
     if (!has) {
-      EXPECT_EQ(cut[i].tokens, all[i].tokens);
+      EXPECT_EQ(ended[i].tokens, all[i].tokens);
     }
-    EXPECT_FALSE(has && cut[i].truncated());
+    EXPECT_FALSE(has && ended[i].truncated());
     stopped += has ? 1 : 0;
   }
   EXPECT_GT(stopped, 3);
   EXPECT_LT(stopped, 24);
 }
 
-// Prompts that end in a byte token, with tokenizers whose bytes are held back until they are text.
+// Prompts that end in a byte token, with tokenizers that hold back bytes of incomplete characters.
 class ByteFallbackRollout : public testing::Test {
  protected:
   ByteFallbackRollout() : tokenizer_(test::byte_fallback_tokenizer()) {
@@ -188,7 +188,7 @@ class ByteFallbackRollout : public testing::Test {
     config.vocab_size = tokenizer_->vocab_size();
     model_ = std::make_unique<Transformer>(config, DType::kF64, 1);
   }
-  // One completion in which only `token` is ever drawn.
+  // A completion that consists of `token` only.
   Trajectory sample(const std::string& prompt, int32_t token,
                     std::vector<std::string> stop_strings = {}) {
     SamplingConfig config;
@@ -214,9 +214,9 @@ TEST_F(ByteFallbackRollout, TextIsWhatFollowsThePrompt) {
 }
 
 TEST_F(ByteFallbackRollout, StopStringsAreJudgedOnTheCompletionAtOnce) {
-  // Not by the prompt's line break.
+  // The prompt's line break does not count.
   EXPECT_EQ(sample("a\n", 261, {"\n"}).stop_reason, StopReason::kLength);
-  // With the token that writes it, which no token after it has to confirm.
+  // The completion ends with the token that writes the stop string, without another one after it.
   const Trajectory line = sample("a\n", byte_token('\n'), {"\n"});
   EXPECT_EQ(line.stop_reason, StopReason::kStopString);
   EXPECT_EQ(line.completion_length(), 1);
@@ -231,7 +231,7 @@ TEST_F(ByteFallbackRollout, StopStringsThatAreSpecialTokensAreRefused) {
                       "'</s>' is a special token, which gives no text; hint: stop_tokens: [2]");
 }
 
-TEST_F(RolloutTest, ABiasedAwayTokenIsNeverDrawnAndKeepsItsLogProbsShare) {
+TEST_F(RolloutTest, ABiasedAwayTokenIsNeverSampledAndStaysInTheLogProbs) {
   SamplingConfig config;
   config.logit_bias = {"3:-inf", "4:5"};
   double fours = 0;
@@ -246,7 +246,7 @@ TEST_F(RolloutTest, ABiasedAwayTokenIsNeverDrawnAndKeepsItsLogProbsShare) {
   EXPECT_GT(fours, 50);
 }
 
-TEST_F(RolloutTest, OptionsThatCannotBeAreInputErrors) {
+TEST_F(RolloutTest, InvalidOptionsAreInputErrors) {
   Engine engine(model_, {});
   const auto refused = [&](const char* text, const auto& change) {
     SamplingConfig config;
@@ -261,7 +261,7 @@ TEST_F(RolloutTest, OptionsThatCannotBeAreInputErrors) {
   refused("stop_strings: an empty text", [](auto& c) { c.stop_strings = {"a", ""}; });
 }
 
-TEST_F(RolloutTest, LogitsThatAreNotFiniteAreAnErrorOfTheirOwn) {
+TEST_F(RolloutTest, NonFiniteLogitsAreANonFiniteError) {
   Tensor head = model_.head().value();
   head.fill_(NAN);
   EXPECT_THROW_WITH(sample({}), NonFiniteError, "the logits hold NaN or infinity");

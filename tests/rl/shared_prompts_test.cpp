@@ -1,5 +1,5 @@
-// Prompts that completions share are computed once: against the same update with each prompt
-// repeated, for prompts around the sizes of tiles and groups of one to many.
+// Updates that compute a shared prompt once against updates that repeat it per completion, for
+// prompts around the sizes of tiles and groups of one to many completions.
 #include <gtest/gtest.h>
 
 #include "tests/rl/tiny_policy.h"
@@ -9,7 +9,7 @@ namespace {
 
 using namespace test;
 
-// One layer with heads of 64, as those of real models; room for the longest prompt.
+// One layer with heads of 64, as in real models, and a context for the longest prompt.
 ModelConfig model_config() {
   ModelConfig config = tiny_model();
   config.num_layers = 1;
@@ -56,7 +56,7 @@ class SharedPrompts {
       : model_(model_config(), dtype, 1, device), completions_(make_completions(groups)) {}
 
   Transformer& model() { return model_; }
-  // The update with each prompt repeated, or computed once.
+  // An update that computes each prompt once (`shared`) or repeats it per completion.
   UpdateResult update(bool shared, int64_t micro_batch_tokens) {
     if (completions_[0].logprobs.empty()) record_logprobs(model_, completions_);
     std::vector<TokenSequence> sequences =
@@ -68,7 +68,7 @@ class SharedPrompts {
       sequences[i].prefix = completions_[i].prompt_length - 1;
     }
     Minibatch batches = pack_policy(sequences, desc);
-    for (PackedBatch& batch : batches) batch = model_.place(batch);
+    for (PackedBatch& batch : batches) batch = model_.to_device(batch);
     return run_update(model_, batches, {});
   }
 
@@ -83,13 +83,13 @@ const std::vector<std::vector<Group>> kCases = {
 void expect_same_gradients(DType dtype, Device device, double tolerance) {
   for (const auto& groups : kCases) {
     SharedPrompts policy(dtype, device, groups);
-    const UpdateResult apart = policy.update(false, 10000);
-    for (const int64_t tokens : {300, 10000}) {  // a group is cut, or is not
+    const UpdateResult repeated = policy.update(false, 10000);
+    for (const int64_t tokens : {300, 10000}) {  // with and without a split within a group
       const UpdateResult shared = policy.update(true, tokens);
-      for (const UpdateResult* result : {&apart, &shared})
+      for (const UpdateResult* result : {&repeated, &shared})
         for (const double d : result->max_ratio_deviations) EXPECT_EQ(d, 0) << groups[0].prompt;
-      for (size_t i = 0; i < apart.gradients.size(); ++i)
-        EXPECT_LE(relative_error(shared.gradients[i], apart.gradients[i]), tolerance)
+      for (size_t i = 0; i < repeated.gradients.size(); ++i)
+        EXPECT_LE(relative_error(shared.gradients[i], repeated.gradients[i]), tolerance)
             << policy.model().parameters()[i].name << ", prompt of " << groups[0].prompt
             << ", micro batches of " << tokens;
     }
@@ -106,7 +106,7 @@ TEST(CudaSharedPrompts, GiveTheSameGradients) {
   expect_same_gradients(DType::kF32, device, 1e-6);
 }
 
-// In bf16 both have their roundings: that of shared prompts is no farther from exact gradients.
+// In bf16 both have rounding errors: those of shared prompts are not larger.
 TEST(CudaSharedPrompts, AreAsExactInBf16AsRepeatedOnes) {
   COHORT_REQUIRE_GPU(device);
   for (const auto& groups : kCases) {
@@ -115,16 +115,16 @@ TEST(CudaSharedPrompts, AreAsExactInBf16AsRepeatedOnes) {
       Tensor value = exact.model().parameters()[i].value;
       value.copy_(half.model().parameters()[i].value.to(Device{}).to(DType::kF64));
     }
-    const UpdateResult truth = exact.update(false, 10000), apart = half.update(false, 10000),
+    const UpdateResult truth = exact.update(false, 10000), repeated = half.update(false, 10000),
                        shared = half.update(true, 10000);
-    for (const UpdateResult* result : {&apart, &shared})
+    for (const UpdateResult* result : {&repeated, &shared})
       for (const double d : result->max_ratio_deviations) EXPECT_EQ(d, 0) << groups[0].prompt;
-    double of_apart = 0, of_shared = 0;
+    double repeated_error = 0, shared_error = 0;
     for (size_t i = 0; i < truth.gradients.size(); ++i) {
-      of_apart += relative_error(apart.gradients[i].to(Device{}), truth.gradients[i]);
-      of_shared += relative_error(shared.gradients[i].to(Device{}), truth.gradients[i]);
+      repeated_error += relative_error(repeated.gradients[i].to(Device{}), truth.gradients[i]);
+      shared_error += relative_error(shared.gradients[i].to(Device{}), truth.gradients[i]);
     }
-    EXPECT_LE(of_shared, 1.1 * of_apart) << groups[0].prompt;
+    EXPECT_LE(shared_error, 1.1 * repeated_error) << groups[0].prompt;
   }
 }
 

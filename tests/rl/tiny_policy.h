@@ -1,5 +1,5 @@
-// A policy small enough for exact work in f64, and random completions of it with every shape that
-// matters: prompts and completions of one token, truncated ones, several prompts in a batch.
+// A policy small enough for exact tests in f64, and random completions in all relevant shapes:
+// prompts and completions of one token, truncated ones, several prompts in a batch.
 #pragma once
 
 #include <vector>
@@ -31,7 +31,7 @@ inline ModelConfig tiny_model() {
 }
 
 // Prompts of 1 to 4 tokens, completions of 1 to kMaxCompletion; every third one is truncated, the
-// others end in kEos. Log-probs are left out: see record_logprobs().
+// others end in kEos. Log-probs are 0: see record_logprobs().
 inline std::vector<Trajectory> random_completions(size_t count, uint64_t seed) {
   Rng rng(seed, rng_stream(kTestPurpose));
   std::vector<Trajectory> completions(count);
@@ -52,16 +52,16 @@ inline std::vector<Trajectory> random_completions(size_t count, uint64_t seed) {
   return completions;
 }
 
-// Log-probs per token (0 for the prompt's), from a forward of this sequence alone.
+// Log-prob per token (0 for prompt tokens), from a forward of this sequence alone.
 inline std::vector<double> completion_logprobs(const Transformer& model, const Trajectory& c,
                                                double temperature = 1) {
   NoGradGuard no_grad;
   const TokenSequence sequence{.tokens = c.tokens, .loss_mask = c.loss_mask};
-  const PackedBatch batch = model.place(pack({&sequence, 1}));
-  const auto drawn =
+  const PackedBatch batch = model.to_device(pack({&sequence, 1}));
+  const auto target_logprobs =
       policy_log_probs(model, batch, temperature).logprob.value().to_vector<double>();
   std::vector<double> all(c.tokens.size(), 0.0);
-  auto next = drawn.begin();
+  auto next = target_logprobs.begin();
   for (size_t t = 1; t < all.size(); ++t)
     if (c.loss_mask[t] != 0) all[t] = *next++;
   return all;
@@ -71,7 +71,7 @@ inline void record_logprobs(const Transformer& model, std::vector<Trajectory>& c
   for (Trajectory& c : completions) c.logprobs = completion_logprobs(model, c);
 }
 
-// Truncated ones are masked if `truncated` says so.
+// Treatment of the loss masks of truncated completions.
 enum class Truncated { kKeep, kMask };
 inline std::vector<TokenSequence> sequences_of(const std::vector<Trajectory>& completions,
                                                const std::vector<double>& advantages,
@@ -109,9 +109,9 @@ inline void add_reference(PackedBatch& batch, const Transformer& reference) {
 
 struct UpdateResult {
   double loss = 0;
-  std::vector<Tensor> gradients;             // of every parameter
-  kernels::PolicyLossStats stats;            // of the last micro batch
-  std::vector<double> max_ratio_deviations;  // of each micro batch
+  std::vector<Tensor> gradients;             // [parameter]
+  kernels::PolicyLossStats stats;            // last micro batch
+  std::vector<double> max_ratio_deviations;  // [micro batch]
 };
 
 // Forward and backward of one optimiser update.
@@ -121,7 +121,7 @@ inline UpdateResult run_update(const Transformer& model, const Minibatch& miniba
   for (const NamedParameter& p : model.parameters()) p.grad().zero_();
   for (const PackedBatch& batch : minibatch) {
     const auto [loss, stats] =
-        grpo_loss(model.forward_learned(batch), model.head(), batch, config, 1);
+        grpo_loss(model.hidden_at_targets(batch), model.head(), batch, config, 1);
     backward(loss);
     result.loss += loss.value().item();
     result.stats = kernels::PolicyLossStats::from(stats);

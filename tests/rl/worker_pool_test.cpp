@@ -1,4 +1,4 @@
-// Programs that behave, and programs that do not.
+// Worker programs that answer, fail, hang, flood or fork.
 #include "rl/worker_pool.h"
 
 #include <signal.h>
@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Does what each line says.
+// A worker program that executes the command in each line.
 constexpr const char* kProgram = R"(
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -78,14 +78,14 @@ class Workers : public testing::Test {
             .workers = workers,
             .timeout = 2,
             .start_timeout = 3,
-            .fault_of = [](const std::string&, const std::string& answer) {
-              return std::string(answer.find("lie") == answer.npos ? "" : "it lies");
+            .validate = [](const std::string&, const std::string& answer) {
+              return std::string(answer.find("lie") == answer.npos ? "" : "the answer is a lie");
             }};
   }
   static std::string ask(WorkerPool& pool, const std::string& request) {
     pool.submit(request);
     const WorkerPool::Answer answer = pool.collect().at(0);
-    return answer.fault.empty() ? answer.line : "! " + answer.fault;
+    return answer.error.empty() ? answer.line : "! " + answer.error;
   }
   static size_t open_descriptors() {
     return static_cast<size_t>(
@@ -96,7 +96,7 @@ class Workers : public testing::Test {
 
 using WorkersSlow = Workers;
 
-// Also where only the zombie is left.
+// True if the process has ended, also if it is still a zombie.
 bool is_gone(pid_t id) {
   std::ifstream file(str("/proc/", id, "/stat"));
   std::string text;
@@ -118,7 +118,7 @@ TEST_F(Workers, AnswersComeInTheOrderOfTheRequests) {
   EXPECT_EQ(ask(pool, "slow"), "slowly");
 }
 
-// A list of many completions has an answer that is as long.
+// A list of many completions has an answer of similar length.
 TEST_F(Workers, AnswersMayBeAsLongAsTheirRequests) {
   WorkerHost host;
   WorkerPool pool(host, options(1));
@@ -126,8 +126,8 @@ TEST_F(Workers, AnswersMayBeAsLongAsTheirRequests) {
   EXPECT_NE(ask(pool, "long 2000000").find("its answer is over 1 MB"), std::string::npos);
 }
 
-// Without waiting for its time, and without turning round meanwhile.
-TEST_F(Workers, OneThatNoLongerReadsIsReplacedAtOnce) {
+// Without waiting for its timeout.
+TEST_F(Workers, AProgramThatClosesItsInputIsReplacedAtOnce) {
   WorkerHost host;
   WorkerPoolOptions patient = options(1);
   patient.timeout = 60;
@@ -138,7 +138,7 @@ TEST_F(Workers, OneThatNoLongerReadsIsReplacedAtOnce) {
   EXPECT_EQ(ask(pool, "say 2"), "2");
 }
 
-TEST_F(Workers, WhatIsSaidUnaskedCostsNoRequest) {
+TEST_F(Workers, UnsolicitedOutputFailsNoRequest) {
   WorkerHost host;
   WorkerPool pool(host, options(1));
   EXPECT_EQ(ask(pool, "unasked"), "1");
@@ -146,21 +146,21 @@ TEST_F(Workers, WhatIsSaidUnaskedCostsNoRequest) {
   EXPECT_EQ(ask(pool, "say 3"), "3");
 }
 
-// As one that does not flush its output, with a timeout that a large model needs to load.
-TEST_F(WorkersSlow, ProgramsThatNeverAnswerAreNotWaitedForOverAndOver) {
+// A program that does not flush its output, with a long timeout for loading a model.
+TEST_F(WorkersSlow, ProgramsThatNeverAnswerAreGivenUp) {
   WorkerHost host;
-  WorkerPoolOptions silent = options(2);
-  silent.start_timeout = 1;
-  WorkerPool pool(host, silent);
+  WorkerPoolOptions short_timeout = options(2);
+  short_timeout.start_timeout = 1;
+  WorkerPool pool(host, short_timeout);
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < 100; ++i) pool.submit("hang");
   const auto answers = pool.collect();
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
   for (const size_t i : {0, 99})
-    EXPECT_NE(answers[i].fault.find("does it flush its output"), std::string::npos);
+    EXPECT_NE(answers[i].error.find("does it flush its output"), std::string::npos);
 }
 
-TEST_F(Workers, OneThatCannotBeStartedAgainCostsItsRequest) {
+TEST_F(Workers, AProgramThatCannotBeRestartedFailsItsRequest) {
   WorkerHost host;
   WorkerPoolOptions moving = options(1);
   moving.program.directory = dir_.path("place");
@@ -179,8 +179,8 @@ TEST_F(Workers, ADeadHostIsAnError) {
   WorkerHost host;
   WorkerPool pool(host, options(3));
   EXPECT_EQ(ask(pool, "say 1"), "1");
-  EXPECT_THROW_WITH(ask(pool, "host"), Error, "the process that starts reward programs has gone");
-  EXPECT_THROW_WITH(ask(pool, "say 2"), Error, "the process that starts reward programs has gone");
+  EXPECT_THROW_WITH(ask(pool, "host"), Error, "the process that starts reward programs has ended");
+  EXPECT_THROW_WITH(ask(pool, "say 2"), Error, "the process that starts reward programs has ended");
 }
 
 TEST_F(Workers, TooFewDescriptorsAreAnInputError) {
@@ -201,8 +201,8 @@ TEST_F(Workers, TooFewDescriptorsAreAnInputError) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
-// As after `trap '' CHLD`.
-TEST_F(Workers, EndAsTheyDidWhereTheRunHasSignalsOfChildrenIgnored) {
+// The setting that `trap '' CHLD` leaves behind.
+TEST_F(Workers, HaveAnExitCodeIfTheRunIgnoresSigchld) {
   ::signal(SIGCHLD, SIG_IGN);
   {
     WorkerHost host;
@@ -221,17 +221,17 @@ TEST_F(Workers, CannotFillTheDiskThroughTheirLog) {
   EXPECT_NE(read_file(dir_.path("log")).find("this log was longer than 256 MB"), std::string::npos);
 }
 
-TEST_F(WorkersSlow, WhatGoesWrongCostsOneRequest) {
+TEST_F(WorkersSlow, AFailureFailsOneRequest) {
   const size_t before = open_descriptors();
   {
     WorkerHost host;
     WorkerPool pool(host, options());
-    const std::map<std::string, std::string> faults = {
+    const std::map<std::string, std::string> errors = {
         {"hang", "no answer in "},
         {"die", "it has ended, or closed its output (exit code 3)"},
         {"flood", "its answer is over 1 MB"},
         {"two", "it wrote more than one line"},
-        {"lie", "it lies"},
+        {"lie", "the answer is a lie"},
         {"hide", "(exit code 4)"},
         {"mute", "it has ended, or closed its output (signal 9)"},
         {"leave", "no answer in "},
@@ -239,32 +239,32 @@ TEST_F(WorkersSlow, WhatGoesWrongCostsOneRequest) {
     };
     std::vector<std::string> sent;
     for (int round = 0; round < 2; ++round)
-      for (const auto& [request, fault] : faults)
+      for (const auto& [request, error] : errors)
         for (const std::string& each : {request, str("say ", sent.size())}) {
           sent.push_back(each);
           pool.submit(each);
         }
     const auto answers = pool.collect();
     for (size_t i = 0; i < sent.size(); ++i) {
-      const auto fault = faults.find(sent[i]);
-      if (fault == faults.end())
-        EXPECT_EQ("say " + answers[i].line, sent[i]) << answers[i].fault;
+      const auto error = errors.find(sent[i]);
+      if (error == errors.end())
+        EXPECT_EQ("say " + answers[i].line, sent[i]) << answers[i].error;
       else
-        EXPECT_NE(answers[i].fault.find(fault->second), std::string::npos)
-            << sent[i] << ": " << answers[i].fault;
+        EXPECT_NE(answers[i].error.find(error->second), std::string::npos)
+            << sent[i] << ": " << answers[i].error;
     }
   }
   EXPECT_EQ(open_descriptors(), before);
 }
 
-TEST_F(WorkersSlow, ThoseThatAreKilledAreStartedAgain) {
+TEST_F(WorkersSlow, KilledProgramsAreRestarted) {
   WorkerHost host;
   WorkerPool pool(host, options(2));
   const size_t before = open_descriptors();
   int killed = 0;
   for (int i = 0; i < 30; ++i) {
     const std::string answer = ask(pool, "pid");
-    // It may have been killed before the request came to it.
+    // The program may have been killed before it received the request.
     if (answer.starts_with("!")) {
       EXPECT_NE(answer.find("it has ended, or closed its"), std::string::npos) << answer;
       EXPECT_NE(answer.find("(signal 9)"), std::string::npos) << answer;
@@ -279,7 +279,7 @@ TEST_F(WorkersSlow, ThoseThatAreKilledAreStartedAgain) {
   EXPECT_LE(open_descriptors(), before);
 }
 
-TEST_F(Workers, EndWithTheHostWhateverTheyHaveStarted) {
+TEST_F(Workers, EndWithTheHostAndAllThatTheyHaveStarted) {
   std::vector<pid_t> all;
   const auto start = [&] {
     WorkerHost host;
@@ -293,7 +293,7 @@ TEST_F(Workers, EndWithTheHostWhateverTheyHaveStarted) {
   for (const pid_t id : all) EXPECT_TRUE(is_gone(id)) << id;
 }
 
-TEST_F(WorkersSlow, EndWithTheirCrowds) {
+TEST_F(WorkersSlow, EndWithHundredsOfDescendants) {
   const auto crowd = [&] {
     int count = 0;
     for (const auto& entry : fs::directory_iterator("/proc")) {
@@ -314,14 +314,14 @@ TEST_F(WorkersSlow, EndWithTheirCrowds) {
   EXPECT_EQ(crowd(), 0);
 }
 
-TEST_F(Workers, RunWhereTheyShouldAndTakeWhatTheyMay) {
+TEST_F(Workers, HaveTheirDirectoryAndMemoryLimit) {
   WorkerHost host;
   host.set_log(dir_.path("log"));
-  WorkerPoolOptions small = options(1);
-  small.timeout = 20;
-  small.program.directory = dir_.path("");
-  small.program.memory = 512 << 20;
-  WorkerPool pool(host, small);
+  WorkerPoolOptions limited = options(1);
+  limited.timeout = 20;
+  limited.program.directory = dir_.path("");
+  limited.program.memory = 512 << 20;
+  WorkerPool pool(host, limited);
   EXPECT_EQ(fs::canonical(ask(pool, "where")), fs::canonical(dir_.path("")));
   EXPECT_NE(ask(pool, "take").find("(exit code 1)"), std::string::npos);
   const std::string log = read_file(dir_.path("log"));
@@ -340,7 +340,7 @@ TEST_F(Workers, ProgramsThatCannotBeStartedAreInputErrors) {
   EXPECT_THROW_WITH(WorkerPool(host, missing), InputError, "cannot run 'python3'");
 }
 
-TEST(CommandLine, IsSplitAsAShellWouldWithoutTheShell) {
+TEST(CommandLine, IsSplitAtBlanksOutsideOfQuotes) {
   using Words = std::vector<std::string>;
   EXPECT_EQ(split_command("python3  a.py --x=1"), (Words{"python3", "a.py", "--x=1"}));
   EXPECT_EQ(split_command(R"(sh -c "echo '1' $HOME" '' 'a "b"'c)"),

@@ -1,4 +1,4 @@
-// A tokenizer as Llama 2's: SentencePiece with a space before the text and a token for each byte.
+// A tokenizer like that of Llama 2: SentencePiece with a leading space and byte fallback.
 #pragma once
 
 #include <cstdio>
@@ -9,7 +9,7 @@
 
 namespace cohort::test {
 
-// Ids: 0 <unk>, 1 <s>, 2 </s> (special), 3 + b the byte b, then "▁", "a", "b", "▁a", "▁b".
+// Ids: 0 <unk>, 1 <s>, 2 </s> (special), 3 + b for byte b, then "▁", "a", "b", "▁a", "▁b".
 inline std::unique_ptr<Tokenizer> byte_fallback_tokenizer() {
   Json::Object vocab;
   const auto add = [&](const std::string& token) {

@@ -61,7 +61,7 @@ std::string data_dir() {
   }
   const char* require = std::getenv("COHORT_REQUIRE");
   if (require != nullptr && std::string(require).find("data") != std::string::npos)
-    ADD_FAILURE() << "COHORT_REQUIRE asks for the data folder and there is none";
+    ADD_FAILURE() << "COHORT_REQUIRE asks for the data folder, which is absent";
   return "";
 }
 
@@ -78,7 +78,7 @@ int usable_gpus(int wanted) {
 
 TempDir::TempDir() {
   std::string pattern = (std::filesystem::temp_directory_path() / "cohort-test-XXXXXX").string();
-  if (mkdtemp(pattern.data()) == nullptr) throw Error("cannot make a temporary folder");
+  if (mkdtemp(pattern.data()) == nullptr) throw Error("cannot create a temporary folder");
   root_ = pattern;
 }
 

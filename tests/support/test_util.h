@@ -1,4 +1,4 @@
-// What all tests share: warnings that fail, data that may be absent, temporary folders, threads,
+// Test utilities: unexpected warnings as failures, optional data, temporary folders, threads,
 // random tensors.
 #pragma once
 
@@ -12,7 +12,7 @@
 #include "core/tensor.h"
 
 namespace cohort {
-// For GoogleTest's messages.
+// Used by GoogleTest's messages.
 inline void PrintTo(DType dtype, std::ostream* out) {
   *out << dtype_name(dtype);
 }
@@ -23,14 +23,14 @@ inline constexpr uint64_t kTestPurpose = 6;
 
 namespace cohort::test {
 
-// Counts warnings per test and fails a test that logged one it did not expect.
+// Records warnings and errors per test and fails a test with an unexpected one.
 class LogListener : public testing::EmptyTestEventListener {
  public:
   void OnTestStart(const testing::TestInfo&) override;
   void OnTestEnd(const testing::TestInfo&) override;
 };
 
-// Expects at least one warning or error that contains `text` before it goes out of scope.
+// Expects at least one warning or error that contains `text` during its lifetime.
 class ExpectLog {
  public:
   explicit ExpectLog(std::string text);
@@ -42,25 +42,25 @@ class ExpectLog {
   std::string text_;
 };
 
-// The folder of real data: $COHORT_TEST_DATA, else ../shared/data beside the source tree; empty if
+// Folder of real data: $COHORT_TEST_DATA, else ../shared/data next to the source tree; "" if
 // absent. With COHORT_REQUIRE containing "data", absence is a test failure.
 std::string data_dir();
 #define COHORT_REQUIRE_DATA(dir)                      \
   const std::string dir = ::cohort::test::data_dir(); \
   if (dir.empty()) GTEST_SKIP() << "no data folder: set COHORT_TEST_DATA to run this test"
 
-// CUDA devices that tests may use. With COHORT_REQUIRE containing "gpu", fewer than `wanted` is a
-// test failure.
+// Number of CUDA devices that tests may use. With COHORT_REQUIRE containing "gpu", fewer than
+// `wanted` is a test failure.
 int usable_gpus(int wanted);
-// Declares `const Device device`, or skips the test where there is no GPU.
+// Declares `const Device device`, or skips the test without a GPU.
 #define COHORT_REQUIRE_GPU(device)                                               \
   if (::cohort::test::usable_gpus(1) < 1) GTEST_SKIP() << "needs a CUDA device"; \
   [[maybe_unused]] const ::cohort::Device device = ::cohort::Device::cuda(0)
-// Skips the test where there are fewer than `n` GPUs (COHORT_REQUIRE: "multi-gpu").
+// Skips the test if there are fewer than `n` GPUs (COHORT_REQUIRE: "multi-gpu").
 #define COHORT_REQUIRE_GPUS(n) \
   if (::cohort::test::usable_gpus(n) < (n)) GTEST_SKIP() << "needs " << (n) << " CUDA devices"
 
-// A folder that goes with the object.
+// A temporary folder, removed on destruction.
 class TempDir {
  public:
   TempDir();
@@ -71,7 +71,7 @@ class TempDir {
   std::filesystem::path root_;
 };
 
-// Sets this thread's number of threads while it lives.
+// Sets num_threads() of this thread for its lifetime.
 class Threads {
  public:
   explicit Threads(int n) : previous_(num_threads()) { set_num_threads(n); }
@@ -88,9 +88,9 @@ Tensor random_tensor(const Shape& shape, DType dtype, uint64_t seed, double scal
 
 // True if shapes, dtypes and every byte agree.
 bool bit_equal(const Tensor& a, const Tensor& b);
-// Of all elements (Frobenius).
+// Frobenius norm.
 double norm(const Tensor& t);
-// |a - b| / |b| over all elements (Frobenius); |a| where b is zero.
+// |a - b| / |b| in the Frobenius norm; |a| if b is zero.
 double relative_error(const Tensor& a, const Tensor& b);
 
 void write_file(const std::string& path, const std::string& text);

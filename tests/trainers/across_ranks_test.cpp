@@ -1,4 +1,4 @@
-// What ranks share out and put together again.
+// Sharding of work over ranks and gathering of results.
 #include "trainers/across_ranks.h"
 
 #include "tests/support/test_util.h"
@@ -6,31 +6,31 @@
 namespace cohort::test {
 namespace {
 
-TEST(RankShares, CoverEveryItemOnceInTheOrderOfTheRanks) {
+TEST(RankShards, CoverEveryItemOnceInRankOrder) {
   for (const int64_t count : {0, 1, 3, 7, 8, 32})
     for (const int size : {1, 2, 3, 8})
-      for (int64_t turn = 0; turn < 9; ++turn) {
+      for (int64_t rotation = 0; rotation < 9; ++rotation) {
         int64_t next = 0;
         for (int rank = 0; rank < size; ++rank) {
-          const RankShare share = share_of(count, rank, size, turn);
-          EXPECT_EQ(share.begin, next);
-          EXPECT_GE(share.end - share.begin, count / size);
-          EXPECT_LE(share.end - share.begin, count / size + 1);
-          next = share.end;
+          const RankShard shard = shard_of(count, rank, size, rotation);
+          EXPECT_EQ(shard.begin, next);
+          EXPECT_GE(shard.end - shard.begin, count / size);
+          EXPECT_LE(shard.end - shard.begin, count / size + 1);
+          next = shard.end;
         }
         EXPECT_EQ(next, count);
       }
 }
 
-// Four prompts a minibatch on eight ranks: nobody is left out for ever.
-TEST(RankShares, WhatDoesNotDivideGoesRoundTheRanks) {
+// With four prompts per minibatch on eight ranks, every rank gets some over time.
+TEST(RankShards, TheRemainderRotatesOverTheRanks) {
   for (const int64_t count : {1, 3, 4, 5, 7})
     for (const int size : {2, 3, 8}) {
       std::vector<int64_t> items(static_cast<size_t>(size));
-      for (int64_t turn = 0; turn < size; ++turn)
+      for (int64_t rotation = 0; rotation < size; ++rotation)
         for (int rank = 0; rank < size; ++rank) {
-          const RankShare share = share_of(count, rank, size, turn);
-          items[static_cast<size_t>(rank)] += share.end - share.begin;
+          const RankShard shard = shard_of(count, rank, size, rotation);
+          items[static_cast<size_t>(rank)] += shard.end - shard.begin;
         }
       EXPECT_EQ(items, std::vector<int64_t>(static_cast<size_t>(size), count)) << size;
     }
@@ -39,10 +39,10 @@ TEST(RankShares, WhatDoesNotDivideGoesRoundTheRanks) {
 TEST(GatherTexts, GivesEveryRankAllTexts) {
   const std::vector<std::string> all{"none", "", std::string("\0\xff\n", 3), "of rank 2"};
   run_local_ranks(3, [&](Communicator& comm) {
-    std::vector<std::string> mine(all.size());
+    std::vector<std::string> texts(all.size());
     for (size_t i = 0; i < all.size(); ++i)
-      if (static_cast<int>(i) % comm.size() == comm.rank()) mine[i] = all[i];
-    EXPECT_EQ(gather_texts(comm, mine), all);
+      if (static_cast<int>(i) % comm.size() == comm.rank()) texts[i] = all[i];
+    EXPECT_EQ(gather_texts(comm, texts), all);
   });
 }
 

@@ -1,4 +1,4 @@
-// Problems as conversations: what is trained on, and what the model is asked.
+// Problems as conversations: training text, loss mask and prompts.
 #include <gtest/gtest.h>
 
 #include "tests/support/byte_fallback.h"
@@ -48,8 +48,8 @@ constexpr const char* kMarked =
     "{% generation %}{{ m.content }}<|end|>{% endgeneration %}\n"
     "{% else %}{{ m.content }}<|end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}";
-// As a template that leaves out what earlier turns have thought.
-constexpr const char* kForgets =
+// Renders earlier turns differently, like templates that remove earlier reasoning.
+constexpr const char* kRewritesEarlierTurns =
     "{% for m in messages %}{% if loop.last %}!{% endif %}{{ m.content }}<|end|>{% endfor %}";
 
 class ChatData : public testing::Test {
@@ -62,8 +62,8 @@ class ChatData : public testing::Test {
     write_file(config.data.jsonl.path[0], lines);
     return config;
   }
-  // What is learned of example 0, each token that is not shown as '_'.
-  static std::string learned(const Dataset& data) {
+  // The target tokens of example 0, with every other token as '_'.
+  static std::string targets(const Dataset& data) {
     const TokenSequence s = supervised_sequence(data.train->get(0), *data.tokenizer, 1000);
     std::string out;
     for (size_t i = 0; i < s.tokens.size(); ++i) {
@@ -93,35 +93,35 @@ TEST_F(ChatData, PromptsAndSolutionsBecomeTurns) {
   EXPECT_EQ(text(data),
             "<|start|>system\nBe "
             "kind.<|end|>\n<|start|>user\n1+1<|end|>\n<|start|>assistant\n2<|end|>\n");
-  EXPECT_TRUE(learned(data).ends_with("_2<|end|>\n")) << learned(data);
-  EXPECT_EQ(learned(data).find_first_not_of('_'), learned(data).size() - 9);
+  EXPECT_TRUE(targets(data).ends_with("_2<|end|>\n")) << targets(data);
+  EXPECT_EQ(targets(data).find_first_not_of('_'), targets(data).size() - 9);
 }
 
-TEST_F(ChatData, OnlyTheAssistantsTurnsAreLearned) {
+TEST_F(ChatData, OnlyTheAssistantsTurnsAreTargets) {
   TrainConfig c = config(TrainerType::kSft, kMessages);
   c.data.jsonl.messages = "messages";
-  std::string shown = learned(load_dataset(c, chat_tokenizer(kTurns)));
-  std::erase(shown, '_');
-  EXPECT_EQ(shown, "2<|end|>\nyz<|end|>\n");
+  std::string text = targets(load_dataset(c, chat_tokenizer(kTurns)));
+  std::erase(text, '_');
+  EXPECT_EQ(text, "2<|end|>\nyz<|end|>\n");
 }
 
-TEST_F(ChatData, GenerationBlocksSayWhatIsLearned) {
+TEST_F(ChatData, GenerationBlocksMarkTheTargets) {
   TrainConfig c = config(TrainerType::kSft, kMessages);
   c.data.jsonl.messages = "messages";
-  std::string shown = learned(load_dataset(c, chat_tokenizer(kMarked)));
-  std::erase(shown, '_');
-  EXPECT_EQ(shown, "2<|end|>yz<|end|>");
+  std::string text = targets(load_dataset(c, chat_tokenizer(kMarked)));
+  std::erase(text, '_');
+  EXPECT_EQ(text, "2<|end|>yz<|end|>");
 }
 
 TEST_F(ChatData, ATemplateThatChangesEarlierTurnsIsRefused) {
   TrainConfig c = config(TrainerType::kSft, kMessages);
   c.data.jsonl.messages = "messages";
-  EXPECT_THROW_WITH(learned(load_dataset(c, chat_tokenizer(kForgets))), InputError,
+  EXPECT_THROW_WITH(targets(load_dataset(c, chat_tokenizer(kRewritesEarlierTurns))), InputError,
                     "changes the text before it");
   EXPECT_THROW_WITH(load_dataset(c, make_byte_tokenizer()), InputError, "no chat template");
 }
 
-TEST_F(ChatData, PoliciesAreAskedForTheAssistantsTurn) {
+TEST_F(ChatData, PromptsOfPoliciesEndBeforeTheAssistantsTurn) {
   TrainConfig c = config(TrainerType::kGrpo, kMessages);
   c.data.jsonl.messages = "messages";
   const Dataset data = load_dataset(c, chat_tokenizer(kTurns));
@@ -167,21 +167,21 @@ class LongConversations : public ChatData {
     DataLengths lengths = check_data(config, data, context);
     return {std::move(data), std::move(lengths)};
   }
-  // The text of the sequence of a problem, and what of it is learned.
-  static std::pair<std::string, std::string> taught(const Dataset& data, int64_t index,
-                                                    int64_t context) {
+  // The text of a problem's training sequence, and its target tokens.
+  static std::pair<std::string, std::string> text_and_targets(const Dataset& data, int64_t index,
+                                                              int64_t context) {
     const TokenSequence s =
         supervised_sequence(data.train->get(index), *data.tokenizer, context, TooLong::kTruncate);
     EXPECT_LE(static_cast<int64_t>(s.tokens.size()), context + 1);
-    std::vector<int32_t> learned;
+    std::vector<int32_t> targets;
     for (size_t i = 0; i < s.tokens.size(); ++i)
-      if (s.loss_mask[i] != 0) learned.push_back(s.tokens[i]);
+      if (s.loss_mask[i] != 0) targets.push_back(s.tokens[i]);
     return {data.tokenizer->decode(s.tokens, SpecialText::kShow),
-            data.tokenizer->decode(learned, SpecialText::kShow)};
+            data.tokenizer->decode(targets, SpecialText::kShow)};
   }
 };
 
-// The earliest message loses its start; the template, the system's message and the answer stay.
+// The earliest message loses its start; the template, the system message and the answer are kept.
 TEST_F(LongConversations, LoseTheStartOfTheirEarliestMessages) {
   const std::string question = std::string(80, 'x') + " 1+1?";
   for (const char* chat_template : {kTurns, kMarked}) {
@@ -190,18 +190,18 @@ TEST_F(LongConversations, LoseTheStartOfTheirEarliestMessages) {
             TrainerType::kSft,
             conversation_of({{"system", "Sum."}, {"user", question}, {"assistant", "It is 2."}})),
         96, chat_template);
-    EXPECT_EQ(lengths.too_long.find("cut 1 of 1 training problems"), 0u) << lengths.too_long;
-    const auto [text, learned] = taught(data, 0, 96);
+    EXPECT_EQ(lengths.too_long.find("truncated 1 of 1 training problems"), 0u) << lengths.too_long;
+    const auto [text, targets] = text_and_targets(data, 0, 96);
     EXPECT_EQ(text.find("<|start|>system\nSum.<|end|>\n<|start|>user\nx"), 0u) << text;
     EXPECT_NE(text.find("x 1+1?<|end|>\n<|start|>assistant\nIt is 2.<|end|>"), text.npos) << text;
-    EXPECT_GE(data.tokenizer->encode(text).size(), 95u);  // no more is cut than must be
-    EXPECT_EQ(learned.find("It is 2.<|end|>"), 0u);
-    EXPECT_LE(learned.size(), 16u);
+    EXPECT_GE(data.tokenizer->encode(text).size(), 95u);  // no more is truncated than necessary
+    EXPECT_EQ(targets.find("It is 2.<|end|>"), 0u);
+    EXPECT_LE(targets.size(), 16u);
   }
 }
 
-// The first of several turns go, and an answer without its start is not learned.
-TEST_F(LongConversations, DoNotTeachAnswersWithoutTheirStart) {
+// The earliest of several turns are truncated, and a truncated answer has no loss.
+TEST_F(LongConversations, HaveNoLossOnTruncatedAnswers) {
   const std::string lines = conversation_of({{"user", "one"},
                                              {"assistant", std::string(90, 'a') + " first"},
                                              {"user", "two"},
@@ -209,12 +209,12 @@ TEST_F(LongConversations, DoNotTeachAnswersWithoutTheirStart) {
                                              {"user", "three"},
                                              {"assistant", "third"}});
   const auto [data, lengths] = fitted(long_config(TrainerType::kSft, lines), 130);
-  const auto [text, learned] = taught(data, 0, 130);
+  const auto [text, targets] = text_and_targets(data, 0, 130);
   EXPECT_EQ(text.find("<|start|>user\n<|end|>\n<|start|>assistant\na"), 0u) << text;
-  EXPECT_EQ(learned, "second<|end|>\nthird<|end|>\n");
+  EXPECT_EQ(targets, "second<|end|>\nthird<|end|>\n");
 }
 
-TEST_F(LongConversations, OfPoliciesLeaveRoomForACompletion) {
+TEST_F(LongConversations, OfPoliciesLeaveTokensForACompletion) {
   const auto [data, lengths] = fitted(
       long_config(TrainerType::kGrpo,
                   conversation_of({{"user", std::string(200, 'y') + " 2+2?"}, {"assistant", "4"}})),
@@ -227,35 +227,36 @@ TEST_F(LongConversations, OfPoliciesLeaveRoomForACompletion) {
   EXPECT_GE(tokens, 64 - 20);
 }
 
-TEST_F(LongConversations, AreRefusedWhereTheTemplateLeavesNothing) {
+TEST_F(LongConversations, AreRefusedIfTheTemplateAloneIsTooLong) {
   const std::string answer = conversation_of({{"user", "?"}, {"assistant", "4"}});
   EXPECT_THROW_WITH(fitted(long_config(TrainerType::kSft, answer), 18), InputError,
                     "lines.jsonl:1: '<|start|>user\\n<|end|>");
   EXPECT_THROW_WITH(fitted(long_config(TrainerType::kGrpo, answer), 18), InputError,
-                    "what is left of the prompt when it is cut has 19 tokens");
+                    "the truncated prompt still has 19 tokens");
   // A template whose generation blocks print nothing.
-  const char* silent =
+  const char* empty_blocks =
       "{% for m in messages %}<|start|>{{ m.content }}{% if m.role == 'assistant' %}"
       "{% generation %}{% endgeneration %}{% endif %}{% endfor %}";
   TrainConfig c = long_config(TrainerType::kSft, answer);
   c.data.too_long = TooLong::kError;
-  EXPECT_THROW_WITH(fitted(c, 100, silent), InputError, "nothing of it would be learned; hint: ");
+  EXPECT_THROW_WITH(fitted(c, 100, empty_blocks), InputError, "it has no target tokens; hint: ");
 }
 
-// A conversation's own system message is the only one, and that is said.
-TEST_F(ChatData, AConversationsOwnSystemMessageWins) {
-  const std::string own = conversation_of({{"system", "Mine."}, {"user", "1"}, {"assistant", "2"}});
+// A system message of the conversation replaces data.system, which is noted.
+TEST_F(ChatData, AConversationsSystemMessageTakesPrecedence) {
+  const std::string own =
+      conversation_of({{"system", "Other."}, {"user", "1"}, {"assistant", "2"}});
   const std::string none = conversation_of({{"user", "3"}, {"assistant", "4"}});
   TrainConfig c = config(TrainerType::kSft, none + own);
   c.data.jsonl.messages = "messages";
   c.data.system = "Ours.";
   Dataset data = load_dataset(c, chat_tokenizer(kTurns));
-  const std::string note = "data.system: conversations with a system message of their own keep";
+  const std::string note = "data.system: conversations that have a system message keep it";
   const auto notes = check_data(c, data, 1000).notes;
   EXPECT_TRUE(std::any_of(notes.begin(), notes.end(),
                           [&](const std::string& n) { return n.starts_with(note); }));
   EXPECT_EQ(data.train->get(0).prompt.find("<|start|>system\nOurs.<|end|>\n<|start|>user\n3"), 0u);
-  EXPECT_EQ(data.train->get(1).prompt.find("<|start|>system\nMine.<|end|>\n<|start|>user\n1"), 0u);
+  EXPECT_EQ(data.train->get(1).prompt.find("<|start|>system\nOther.<|end|>\n<|start|>user\n1"), 0u);
   c = config(TrainerType::kSft, none);
   c.data.jsonl.messages = "messages";
   c.data.system = "Ours.";
@@ -264,7 +265,7 @@ TEST_F(ChatData, AConversationsOwnSystemMessageWins) {
 }
 
 // Without a special token at its end, a turn ends with its text.
-TEST_F(ChatData, TheTextAfterAnAnswerEndsItWhereNoSpecialTokenDoes) {
+TEST_F(ChatData, TheTextAfterAnAnswerIsAStopStringWithoutASpecialToken) {
   TrainConfig c = config(TrainerType::kGrpo, "{\"prompt\": \"1+1\", \"answer\": \"2\"}\n");
   c.data.chat = true;
   const auto sampling = [&](const char* chat_template) {
@@ -274,7 +275,7 @@ TEST_F(ChatData, TheTextAfterAnAnswerEndsItWhereNoSpecialTokenDoes) {
   const char* plain = "{% for m in messages %}### {{ m.role }}\n{{ m.content }}\n\n{% endfor %}";
   EXPECT_EQ(sampling(plain).stop_strings, std::vector<std::string>{"\n\n"});
   EXPECT_TRUE(sampling(plain).stop_tokens.empty());
-  // A special token counts wherever it stands.
+  // A special token counts at any position.
   const char* later = "{% for m in messages %}{{ m.content }} .<|end|>\n{% endfor %}";
   EXPECT_TRUE(sampling(later).stop_strings.empty());
   EXPECT_EQ(sampling(later).stop_tokens.size(), 1u);
@@ -285,14 +286,14 @@ TEST_F(ChatData, TheTextAfterAnAnswerEndsItWhereNoSpecialTokenDoes) {
   EXPECT_EQ(
       notes[0],
       "chat template: no special token ends the assistant's turns; the text '\\n\\n' is a stop "
-      "string in its place");
+      "string instead");
 }
 
-// SentencePiece puts a space before a text: a solution alone would be taught one that the data does
-// not have.
+// SentencePiece prepends a space to a text: encoding a solution alone would train on a space that
+// the data does not have.
 TEST(SupervisedText, IsTokenizedAsAWhole) {
   const auto tokenizer = test::byte_fallback_tokenizer();
-  const auto learned = [&](const std::string& prompt, const std::string& solution) {
+  const auto targets = [&](const std::string& prompt, const std::string& solution) {
     const TokenSequence s =
         supervised_sequence({.prompt = prompt, .solution = solution}, *tokenizer, 100);
     EXPECT_EQ(s.loss_mask.size(), s.tokens.size());
@@ -304,11 +305,11 @@ TEST(SupervisedText, IsTokenizedAsAWhole) {
       if (s.loss_mask[i] != 0) out.push_back(s.tokens[i]);
     return out;
   };
-  EXPECT_EQ(learned("a\n", "b"), (std::vector<int32_t>{261, 2}));
-  EXPECT_EQ(learned("a\n", " b"), (std::vector<int32_t>{263, 2}));
-  EXPECT_EQ(learned("a", "ba"), (std::vector<int32_t>{261, 260, 2}));
-  EXPECT_EQ(learned("a ", "b"), (std::vector<int32_t>{263, 2}));  // one token of both
-  EXPECT_EQ(learned("a", ""), (std::vector<int32_t>{2}));
+  EXPECT_EQ(targets("a\n", "b"), (std::vector<int32_t>{261, 2}));
+  EXPECT_EQ(targets("a\n", " b"), (std::vector<int32_t>{263, 2}));
+  EXPECT_EQ(targets("a", "ba"), (std::vector<int32_t>{261, 260, 2}));
+  EXPECT_EQ(targets("a ", "b"), (std::vector<int32_t>{263, 2}));  // one token for both
+  EXPECT_EQ(targets("a", ""), (std::vector<int32_t>{2}));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Checkpoint directories: what they hold, which are kept, and what damage is found.
+// Checkpoint directories: contents, retention and detection of damage.
 #include "trainers/checkpoint.h"
 
 #include <cmath>
@@ -76,7 +76,7 @@ void flip_bit(const std::string& file, size_t at) {
 
 TEST_F(Checkpoints, RestoreModelOptimizerTokenizerAndState) {
   state_.data_position = 77;
-  state_.seconds = 0.1;  // no binary fraction: must come back to the last bit
+  state_.seconds = 0.1;  // no binary fraction: must be restored exactly
   state_.best = -1.0 / 3;
   state_.report.set("curve", Json(Json::Array{0.5, 1e-300}));
   const std::string at = save(5, 3);
@@ -92,12 +92,13 @@ TEST_F(Checkpoints, RestoreModelOptimizerTokenizerAndState) {
   const TrainState state = load_state(at);
   other.load(SafetensorsFile(at + "/optimizer.safetensors"), state.updates);
   EXPECT_EQ(other.updates(), 1);
-  const NamedTensors mine = optimizer_->state(), theirs = other.state();
-  for (size_t i = 0; i < mine.size(); ++i) EXPECT_TRUE(bit_equal(theirs[i].second, mine[i].second));
+  const NamedTensors saved = optimizer_->state(), restored = other.state();
+  for (size_t i = 0; i < saved.size(); ++i)
+    EXPECT_TRUE(bit_equal(restored[i].second, saved[i].second));
   EXPECT_EQ(state.to_json().dump(), state_.to_json().dump());
 }
 
-TEST_F(Checkpoints, HoldTheReferencePolicyWhereThereIsOne) {
+TEST_F(Checkpoints, HoldTheReferencePolicyIfThereIsOne) {
   EXPECT_FALSE(fs::exists(save(1) + "/reference.safetensors"));
   const Transformer reference(model_->config(), DType::kF32, 9);
   Transformer loaded(model_->config(), DType::kF32, 0);
@@ -128,7 +129,7 @@ TEST_F(Checkpoints, BestStepThatWasNeverSavedGetsNoLink) {
 }
 
 // A process killed between the rename of a checkpoint and that of the link.
-TEST_F(Checkpoints, BestLinkIsMadeGoodByTheNextSave) {
+TEST_F(Checkpoints, BestLinkIsRepairedByTheNextSave) {
   save(10, 10);
   save(20, 20);
   fs::remove(dir_ + "/best");
@@ -167,15 +168,15 @@ TEST_F(Checkpoints, LeftoversOfAnyKindDoNotBlock) {
   verify_checkpoint(path(30));
 }
 
-TEST_F(Checkpoints, OtherNamesAreTheUsers) {
+TEST_F(Checkpoints, OtherNamesAreLeftAlone) {
   for (const int64_t step : {6, 7}) save(step);
-  const Names mine{"step-00000007.bak", "step-000000009", "step-9", "step-x",
-                   ".old-step-9",       ".tmp-mine"};
-  for (const std::string& name : mine) fs::copy(path(7), dir_ + "/" + name);
+  const Names others{"step-00000007.bak", "step-000000009", "step-9", "step-x",
+                     ".old-step-9",       ".tmp-other"};
+  for (const std::string& name : others) fs::copy(path(7), dir_ + "/" + name);
   fs::create_directory_symlink("step-00000007", dir_ + "/step-00000099");
   EXPECT_EQ(newest_checkpoint(dir_), checkpoint_path(dir_, 7));
   for (const int64_t step : {8, 9, 10}) save(step);
-  Names expected = mine;
+  Names expected = others;
   expected.insert({"step-00000009", "step-00000010", "step-00000099"});
   EXPECT_EQ(names(), expected);
 }
@@ -188,7 +189,7 @@ TEST_F(Checkpoints, StepsOfManyDigitsAreInOrder) {
   EXPECT_EQ(names(), (Names{"step-100000000", "step-100000001"}));
 }
 
-TEST_F(Checkpoints, ThatARunRemovesWhileTheyAreLoadedAreNotDamaged) {
+TEST_F(Checkpoints, RemovedByARunDuringLoadingAreNotDamaged) {
   save(10, -1, 9);
   save(20, -1, 9);
   std::vector<std::string> tried;
@@ -202,18 +203,18 @@ TEST_F(Checkpoints, ThatARunRemovesWhileTheyAreLoadedAreNotDamaged) {
   });
   EXPECT_EQ(tried, (std::vector<std::string>{checkpoint_path(dir_, 20), loaded}));
   EXPECT_EQ(loaded, checkpoint_path(dir_, 30));
-  // An error of its own, or a checkpoint that was asked for by name, is not tried again.
-  EXPECT_THROW_WITH(load_found(dir_, [](const auto&) -> int { throw InputError("mine"); }),
-                    InputError, "mine");
+  // Other errors, and errors of a checkpoint that was given by name, are not retried.
+  EXPECT_THROW_WITH(load_found(dir_, [](const auto&) -> int { throw InputError("test"); }),
+                    InputError, "test");
   EXPECT_THROW_WITH(load_found(loaded,
                                [](const std::string& checkpoint) -> int {
                                  fs::remove_all(checkpoint);
-                                 throw InputError("mine");
+                                 throw InputError("test");
                                }),
                     InputError, "it does not exist");
 }
 
-TEST_F(Checkpoints, HalfWrittenOnesAreNoCheckpoints) {
+TEST_F(Checkpoints, IncompleteOnesAreNoCheckpoints) {
   fs::create_directories(dir_ + "/.tmp-step-00000015");
   EXPECT_FALSE(newest_checkpoint(dir_).has_value());
   EXPECT_FALSE(newest_checkpoint(dir_ + "/nowhere").has_value());
@@ -261,7 +262,7 @@ TEST_F(Checkpoints, DamagedManifestsAreFound) {
   EXPECT_THROW_WITH(verify_checkpoint(at), InputError, "manifest.json is missing");
 }
 
-TEST_F(Checkpoints, DamagedNewestOneIsPassedOverWithAWarning) {
+TEST_F(Checkpoints, DamagedNewestOneIsSkippedWithAWarning) {
   save(10);
   save(20);
   save(30, -1, 3);
@@ -277,7 +278,7 @@ TEST_F(Checkpoints, DamagedNewestOneIsPassedOverWithAWarning) {
   EXPECT_EQ(newest_checkpoint(dir_), path(10).substr(0, path(10).size() - 1));
 }
 
-TEST_F(Checkpoints, WhereAllAreDamagedIsAnErrorWithTheNextStep) {
+TEST_F(Checkpoints, AllDamagedIsAnErrorWithAHint) {
   save(10);
   save(20);
   for (const int64_t step : {10, 20}) flip_bit(path(step, "model.safetensors"), 200);
@@ -285,8 +286,9 @@ TEST_F(Checkpoints, WhereAllAreDamagedIsAnErrorWithTheNextStep) {
   EXPECT_THROW_WITH(newest_checkpoint(dir_), InputError, "hint: restore one from a copy");
 }
 
-// Going on from step 10 after step 30 was found damaged must not drop what is saved now for it.
-TEST_F(Checkpoints, DamagedLaterOneDoesNotCountAsOneOfTheLast) {
+// After resuming from step 10 because step 30 is damaged, new checkpoints must not be removed in
+// its favor.
+TEST_F(Checkpoints, DamagedLaterOneDoesNotCountAsKept) {
   save(10, -1, 1);
   fs::rename(path(10), path(30));
   flip_bit(path(30, "model.safetensors"), 200);
@@ -295,7 +297,7 @@ TEST_F(Checkpoints, DamagedLaterOneDoesNotCountAsOneOfTheLast) {
   EXPECT_EQ(newest_checkpoint(dir_), path(20).substr(0, path(20).size() - 1));
 }
 
-// The numbers of what was not measured.
+// Scores that were not measured.
 TEST_F(Checkpoints, StatesWithoutAScoreAreRead) {
   state_.best = std::nan("");
   state_.evaluated_step = 4;
@@ -314,7 +316,7 @@ TEST_F(Checkpoints, BeforeAGivenOneAreFoundToo) {
   EXPECT_FALSE(newest_checkpoint(dir_, dir_ + "/.old-step-00000010").has_value());
 }
 
-// A run that went back and ended early: what it went back behind is not its end.
+// A run that fell back to an earlier checkpoint and ended early: later ones are discarded.
 TEST_F(Checkpoints, FinishedOnesAreTheNewest) {
   save(10);
   save(30);
@@ -334,7 +336,7 @@ TEST_F(Checkpoints, SavingAStepAgainReplacesIt) {
 }
 
 // A process killed between the two renames of a replacement.
-TEST_F(Checkpoints, OneThatWasBeingReplacedIsStillFound) {
+TEST_F(Checkpoints, OneThatIsBeingReplacedIsStillFound) {
   save(10);
   fs::rename(path(10), dir_ + "/.old-step-00000010");
   EXPECT_EQ(newest_checkpoint(dir_), dir_ + "/.old-step-00000010");
@@ -353,7 +355,7 @@ TEST_F(Checkpoints, AreFoundFromARunAStageOrADirectoryOfThem) {
   EXPECT_EQ(find_checkpoint(run + "/10-sft/checkpoints"), last);
   EXPECT_EQ(find_checkpoint(last), last);
   EXPECT_EQ(find_checkpoint(run + "/2-grpo"), run + "/2-grpo/checkpoints/step-00000020");
-  // A stage that has not saved yet: the one before is what the run arrived at.
+  // A stage that has not saved yet: the previous stage has the run's current weights.
   fs::remove_all(run + "/10-sft/checkpoints");
   fs::create_directory(run + "/10-sft/checkpoints");
   EXPECT_EQ(find_checkpoint(run), run + "/2-grpo/checkpoints/step-00000020");
@@ -371,7 +373,7 @@ TEST_F(Checkpoints, WeightsOfAnotherShapeAreRefused) {
                     "optimizer state");
 }
 
-TEST_F(Checkpoints, ManifestsThatLeaveOutAFileAreFound) {
+TEST_F(Checkpoints, ManifestsWithoutAFileAreFound) {
   const std::string at = save(10), manifest = path(10, "manifest.json");
   const std::string good = read_file(manifest);
   for (const char* file : {"model.safetensors", "optimizer.safetensors", "config.json",
@@ -383,7 +385,7 @@ TEST_F(Checkpoints, ManifestsThatLeaveOutAFileAreFound) {
   }
 }
 
-TEST_F(Checkpoints, WeightsThatTheModelHasNotAreRefused) {
+TEST_F(Checkpoints, ExtraWeightsAreRefused) {
   NamedTensors tensors;
   for (const NamedParameter& p : model_->parameters()) tensors.emplace_back(p.name, p.value);
   tensors.emplace_back("model.layers.9.extra", Tensor::zeros({2}, DType::kF32));
@@ -410,7 +412,7 @@ TEST_F(Checkpoints, TokenizerOfAnotherVocabularyIsRefused) {
 
 TEST_F(Checkpoints, AConfigurationThatCannotBeUsedIsNamedWithItsPath) {
   const std::string at = save(10), file = at + "/config.json", good = read_file(file);
-  for (const auto& [key, value, fault] :
+  for (const auto& [key, value, message] :
        {std::tuple<const char*, Json, const char*>{"hidden_act", "relu6", "hidden_act: unknown"},
         {"num_attention_heads", int64_t{0}, "num_heads: expected a number"},
         {"head_dim", int64_t{3}, "rotary positions need an even number"}}) {
@@ -418,7 +420,7 @@ TEST_F(Checkpoints, AConfigurationThatCannotBeUsedIsNamedWithItsPath) {
     bad.set(key, value);
     write_file(file, bad.dump());
     EXPECT_THROW_WITH(load_model(at, DType::kF32), InputError, file + ": ");
-    EXPECT_THROW_WITH(load_model(at, DType::kF32), InputError, fault);
+    EXPECT_THROW_WITH(load_model(at, DType::kF32), InputError, message);
   }
 }
 
@@ -428,11 +430,11 @@ TEST_F(Checkpoints, TrainingTakesDropoutAndRecomputeFromItsConfigurationAndRefus
   config.model.dropout = 0.25;
   config.model.recompute = Recompute::kBlock;
   config.model.init_std = 0.5;
-  config.model.d_model = 8;  // as it is
+  config.model.d_model = 8;  // unchanged
   const ModelConfig loaded = load_model(at, config).model->config();
   EXPECT_EQ(loaded.dropout, 0.25);
   EXPECT_EQ(loaded.recompute, Recompute::kBlock);
-  EXPECT_EQ(loaded.context, 12);  // the default of 256 asks for nothing
+  EXPECT_EQ(loaded.context, 12);  // the default of 256 is not compared
 
   config.model.d_model = 16;
   EXPECT_THROW_WITH(load_model(at, config), InputError,
@@ -472,7 +474,7 @@ TEST(Files, ChecksumIsXxh3) {
   EXPECT_NE(file_checksum(dir.path("a")), file_checksum(dir.path("b")));
 }
 
-TEST(Files, ChecksumOfBytesGoesOnFromTheOneBefore) {
+TEST(Files, ChecksumOfBytesContinuesThePreviousOne) {
   EXPECT_EQ(checksum(""), 0x2d06800538d394c2u);
   EXPECT_NE(checksum("b", checksum("a")), checksum("a", checksum("b")));
   EXPECT_NE(checksum("b", checksum("a")), checksum("b"));

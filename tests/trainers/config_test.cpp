@@ -1,5 +1,4 @@
-// Plans: stages, overrides, the round trip through the run directory's config.yaml, and what is
-// refused.
+// Plans: stages, overrides, the round trip through the run directory's config.yaml, and errors.
 #include "trainers/config.h"
 
 #include <algorithm>
@@ -58,7 +57,7 @@ TEST_F(Plans, StagesTakeTheTopLevelKeysAsDefaults) {
   }
 }
 
-TEST_F(Plans, OverrideReachesEveryStageAlsoWhereItSaysOtherwise) {
+TEST_F(Plans, OverrideReachesEveryStageAndTakesPrecedence) {
   const RunPlan plan = load(kTwoStages, {"steps=2", "seed=8", "model.d_model=64"});
   for (const TrainConfig& stage : plan.stages) {
     EXPECT_EQ(stage.steps, 2);
@@ -78,7 +77,6 @@ TEST_F(Plans, OverrideOfOneStageReachesThatOneOnly) {
   expect_refused(kTwoStages, "'stages.1.stepz'; did you mean 'steps'?", {"stages.1.stepz=3"});
 }
 
-// Every key away from its default, so that one the dump forgets would show.
 TEST_F(Plans, ProgramsOfRewardsRunInTheFoldersOfTheirFiles) {
   const RunPlan plan = load(
       "trainer: grpo\ndata: {task: parity}\nrewards:\n  - {name: task}\n"
@@ -91,6 +89,7 @@ TEST_F(Plans, ProgramsOfRewardsRunInTheFoldersOfTheirFiles) {
   EXPECT_EQ(rewards[3].directory, "/");
 }
 
+// Every key differs from its default, so that a key missing from the dump is detected.
 TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
   const RunPlan plan = load(
       "name: all keys\n"
@@ -188,20 +187,22 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
   }
 }
 
-// Keys that do nothing are doubted; those that act are not.
-TEST_F(Plans, KeysThatDoNothingAreDoubted) {
+// Keys without effect give warnings; others do not.
+TEST_F(Plans, KeysWithoutEffectGiveWarnings) {
   const std::string grpo = "trainer: grpo\ndata: {task: addition}\nrewards: [{name: task}]\n";
-  const auto doubts = [&](const std::string& keys) { return load(grpo + keys).stages[0].doubts(); };
-  EXPECT_TRUE(doubts("steps: 10\nwarmup_steps: 10\n").empty());
-  const auto warmup = doubts("steps: 10\nwarmup_steps: 11\n");
+  const auto warnings = [&](const std::string& keys) {
+    return load(grpo + keys).stages[0].warnings();
+  };
+  EXPECT_TRUE(warnings("steps: 10\nwarmup_steps: 10\n").empty());
+  const auto warmup = warnings("steps: 10\nwarmup_steps: 11\n");
   ASSERT_EQ(warmup.size(), 1u);
   EXPECT_EQ(warmup[0].find("warmup_steps: 11 of 10 steps: the learning rate never reaches its"),
             0u);
-  const auto clip = doubts("epsilon_high: 0.28\n");
+  const auto clip = warnings("epsilon_high: 0.28\n");
   ASSERT_EQ(clip.size(), 1u);
   EXPECT_EQ(clip[0].find("epsilon_high: does nothing with one update a step"), 0u);
-  EXPECT_TRUE(doubts("epsilon_high: 0.28\nnum_minibatches: 2\n").empty());
-  EXPECT_TRUE(doubts("epsilon_high: 0.28\nnum_iterations: 2\n").empty());
+  EXPECT_TRUE(warnings("epsilon_high: 0.28\nnum_minibatches: 2\n").empty());
+  EXPECT_TRUE(warnings("epsilon_high: 0.28\nnum_iterations: 2\n").empty());
 }
 
 TEST_F(Plans, StagesHoldOutByOneHash) {
@@ -217,7 +218,7 @@ TEST_F(Plans, StagesHoldOutByOneHash) {
   expect_refused("trainer: sft\ndata: {task: addition, split_by: [a]}\n", "data.split_by: names");
 }
 
-// What pretraining, fine-tuning and GRPO need differs by orders of magnitude.
+// Suitable values for pretraining, fine-tuning and GRPO differ by orders of magnitude.
 TEST_F(Plans, EachTrainerHasItsDefaults) {
   const RunPlan plan = load(
       "data: {task: addition}\nadam_beta1: 0.8\nsteps: 110\nstages:\n"
@@ -265,12 +266,12 @@ TEST_F(Plans, RelativePathsStartAtTheFile) {
   const RunPlan absolute = load("data: {text: /some/where.txt}\noutput_dir: /out\n");
   EXPECT_EQ(absolute.stages[0].data.text, Texts{"/some/where.txt"});
   EXPECT_EQ(absolute.output_dir, "/out");
-  // None given: beside where the user stands.
+  // Without output_dir: in the current folder.
   EXPECT_EQ(load("data: {text: a.txt}\nname: n\n").output_dir,
             (fs::weakly_canonical(fs::current_path()) / "runs/n").string());
 }
 
-TEST_F(Plans, RelativePathsOnTheCommandLineStartWhereTheyAreTyped) {
+TEST_F(Plans, RelativePathsOnTheCommandLineStartAtTheCurrentFolder) {
   const fs::path here = fs::weakly_canonical(fs::current_path());
   const RunPlan plan =
       load("trainer: sft\nstages: [{trainer: sft}, {trainer: sft}]\ninit_from: model\n",
@@ -312,7 +313,7 @@ TEST_F(Plans, NameDecidesTheRunDirectory) {
             (fs::weakly_canonical(fs::current_path()) / "runs/plan").string());
 }
 
-TEST_F(Plans, RelativePathsThatLeadNowhereSayWhereTheyWereCountedFrom) {
+TEST_F(Plans, MissingRelativePathsNameTheirBaseFolder) {
   const std::string base = fs::weakly_canonical(dir_.path("x")).parent_path().string(),
                     here = fs::weakly_canonical(fs::current_path()).string();
   RunPlan plan = load("data: {text: no.txt}\ninit_from: start\n", {"init_from=begin"});
@@ -334,7 +335,7 @@ TEST_F(Plans, RelativePathsThatLeadNowhereSayWhereTheyWereCountedFrom) {
   EXPECT_TRUE(plan.missing.empty());
 }
 
-TEST_F(Plans, NumbersThatNoRunCanHaveAreRefused) {
+TEST_F(Plans, ImpossibleNumbersAreRefused) {
   for (const char* key :
        {"steps", "batch_size", "prompts_per_step", "num_generations", "micro_batch_tokens",
         "max_completion_length", "max_concurrent", "num_iterations", "num_minibatches"})
@@ -344,7 +345,7 @@ TEST_F(Plans, NumbersThatNoRunCanHaveAreRefused) {
                  {"eval.size=9000000000000000000"});
 }
 
-TEST_F(Plans, WhatNoSingleKeyCanTellIsChecked) {
+TEST_F(Plans, CombinationsOfKeysAreChecked) {
   expect_refused("trainer: sft\n",
                  "data: expected exactly one of task, jsonl.path and text, got 0");
   expect_refused("data: {task: addition, text: a.txt}\n", "exactly one of");
@@ -379,7 +380,7 @@ TEST_F(Plans, DataMayHaveSeveralEntries) {
                  "data.curriculum: only problems of data.jsonl");
 }
 
-TEST_F(Plans, WhatIsHeldOutFitsTogether) {
+TEST_F(Plans, HeldOutKeysAreConsistent) {
   const std::string sft = "trainer: sft\ndata: {jsonl: {path: a.jsonl", end = "}}\n";
   const auto held_out = [&](const std::string& more) {
     return load(sft + more + end).stages[0].data.jsonl.held_out();
@@ -418,7 +419,7 @@ TEST_F(Plans, AdamEpsIsAboveZero) {
   expect_refused("data: {text: a.txt}\nadam_eps: 0\n", "adam_eps: expected a number");
 }
 
-TEST_F(Plans, FaultsNameFileLineAndNearestKey) {
+TEST_F(Plans, ErrorsNameFileLineAndNearestKey) {
   const std::string file = dir_.path("plan.yaml");
   expect_refused("data: {text: a.txt}\nlerning_rate: 1\n",
                  file + ":2: unknown key 'lerning_rate'; did you mean 'learning_rate'?");

@@ -1,4 +1,4 @@
-// Data on its way into training: sequences, checks before the first step.
+// Data for training: sequences, checks before the first step.
 #include "trainers/dataset.h"
 
 #include <algorithm>
@@ -44,7 +44,7 @@ class Datasets : public testing::Test {
   }
   // Loads and checks against a context of 8 tokens with the tokenizer of another run.
   static void check(const TrainConfig& config) { loaded(config); }
-  // The same, with what is left of the data.
+  // Also returns the checked data.
   static std::pair<Dataset, DataLengths> loaded(const TrainConfig& config) {
     Dataset data = load_dataset(config, make_char_tokenizer("0123456789+="));
     DataLengths lengths = check_data(config, data, 8);
@@ -68,7 +68,7 @@ class Datasets : public testing::Test {
   TempDir dir_;
 };
 
-TEST_F(Datasets, SupervisedSequenceLearnsSolutionAndEnd) {
+TEST_F(Datasets, SupervisedSequenceHasLossOnSolutionAndEnd) {
   const auto tokenizer = make_char_tokenizer("+0123456789=");
   const TokenSequence s = supervised_sequence(example("1+2=", "3"), *tokenizer, 5);
   EXPECT_EQ(tokenizer->decode(s.tokens), "1+2=3");
@@ -115,7 +115,7 @@ TEST_F(Datasets, ExampleThatDoesNotFitIsFoundBeforeTraining) {
   config = jsonl(TrainerType::kSft, lines);
   config.eval.size = 100;
   EXPECT_THROW_WITH(check(config), InputError, "have 11 tokens, the model's context is 8");
-  config.trainer = TrainerType::kGrpo;  // which never sees the solution
+  config.trainer = TrainerType::kGrpo;  // which does not use the solution
   check(config);
   lines.back() = line("", "4");
   config = jsonl(TrainerType::kGrpo, lines);
@@ -136,20 +136,22 @@ TEST_F(Datasets, TextShorterThanAWindowIsFoundBeforeTraining) {
 
 TEST_F(Datasets, ErrorOfTooLongProblemsCountsThemAndNamesTheLongest) {
   const TrainConfig grpo = too_long(TrainerType::kGrpo, TooLong::kError);
-  EXPECT_THROW_WITH(check(grpo), InputError,
-                    grpo.data.jsonl.path[0] +
-                        ":22: '1+2+3+4+5+6=': the prompt has 12 tokens, the model's context is 8: "
-                        "no room for a completion; 2 of 23 training and 1 of 2 held-out problems "
-                        "are too long, this is the longest; hint: a larger model.context or "
-                        "data.too_long: skip or truncate");
+  EXPECT_THROW_WITH(
+      check(grpo), InputError,
+      grpo.data.jsonl.path[0] +
+          ":22: '1+2+3+4+5+6=': the prompt has 12 tokens, the model's context is 8, "
+          "which leaves none for a completion; 2 of 23 training and 1 of 2 held-out problems "
+          "are too long, this is the longest; hint: a larger model.context or "
+          "data.too_long: skip or truncate");
   const TrainConfig sft = too_long(TrainerType::kSft, TooLong::kError);
-  EXPECT_THROW_WITH(check(sft), InputError,
-                    sft.data.jsonl.eval_path[0] +
-                        ":2: '11111111+1=': the prompt has 11 tokens, the model's context is 8: no "
-                        "room for a completion; 3 of 23 training and 1 of 2 held-out problems");
+  EXPECT_THROW_WITH(
+      check(sft), InputError,
+      sft.data.jsonl.eval_path[0] +
+          ":2: '11111111+1=': the prompt has 11 tokens, the model's context is 8, which "
+          "leaves none for a completion; 3 of 23 training and 1 of 2 held-out problems");
 }
 
-TEST_F(Datasets, TooLongProblemsAreLeftOutWhereTheyAreToBeSkipped) {
+TEST_F(Datasets, TooLongProblemsAreSkippedIfConfigured) {
   for (const TrainerType trainer : {TrainerType::kGrpo, TrainerType::kSft}) {
     const TrainConfig config = too_long(trainer, TooLong::kSkip);
     const auto [data, lengths] = loaded(config);
@@ -160,14 +162,14 @@ TEST_F(Datasets, TooLongProblemsAreLeftOutWhereTheyAreToBeSkipped) {
     EXPECT_EQ(data.held_out[0].prompt, "9+9=");
     EXPECT_EQ(data.held_out_set->size(), 2);
     EXPECT_EQ(lengths.longest_prompt, 5);
-    EXPECT_EQ(lengths.too_long.find(str("left out ", 23 - left,
+    EXPECT_EQ(lengths.too_long.find(str("skipped ", 23 - left,
                                         " of 23 training and 1 of 2 held-out problems; the "
                                         "longest: ",
                                         dir_.path())),
               0u)
         << lengths.too_long;
   }
-  // What is left out makes room for the next, and eval.size counts what is left.
+  // Skipped problems are replaced by the next ones: eval.size counts the remaining.
   TrainConfig config = too_long(TrainerType::kGrpo, TooLong::kSkip);
   write_file(config.data.jsonl.eval_path[0],
              line("11111111+1=", "1") + "\n" + line("1+1=", "2") + "\n" + line("1+2=", "3") + "\n");
@@ -179,11 +181,11 @@ TEST_F(Datasets, TooLongProblemsAreLeftOutWhereTheyAreToBeSkipped) {
   EXPECT_THROW_WITH(check(config), InputError, "1 of 1 held-out problems are too long");
 }
 
-TEST_F(Datasets, TooLongPromptsLoseTheirStartAndSolutionsTheirEndWhereTheyAreToBeCut) {
+TEST_F(Datasets, TooLongPromptsLoseTheirStartAndSolutionsTheirEndIfTruncated) {
   for (const TrainerType trainer : {TrainerType::kGrpo, TrainerType::kSft}) {
     const auto [data, lengths] = loaded(too_long(trainer, TooLong::kTruncate));
     ASSERT_EQ(data.train->size(), 23);
-    // Of 8 tokens 3 are for the completion.
+    // 8 tokens, 3 of them for the completion.
     EXPECT_EQ(data.train->get(20).prompt, "+1+1=");
     EXPECT_EQ(data.train->get(21).prompt, "+5+6=");
     EXPECT_EQ(data.train->get(21).answer, "21");
@@ -192,12 +194,13 @@ TEST_F(Datasets, TooLongPromptsLoseTheirStartAndSolutionsTheirEndWhereTheyAreToB
     ASSERT_EQ(data.held_out.size(), 2u);
     EXPECT_EQ(data.held_out[1].prompt, "11+1=");
     const bool sft = trainer == TrainerType::kSft;
-    EXPECT_EQ(lengths.too_long.find(sft ? "cut 3 of 23 training and 1 of 2 held-out problems"
-                                        : "cut 2 of 23 training and 1 of 2 held-out problems"),
-              0u)
+    EXPECT_EQ(
+        lengths.too_long.find(sft ? "truncated 3 of 23 training and 1 of 2 held-out problems"
+                                  : "truncated 2 of 23 training and 1 of 2 held-out problems"),
+        0u)
         << lengths.too_long;
     EXPECT_EQ(lengths.longest_sequence, sft ? 9 : 5);
-    // What is cut off a solution is its end, and the end of sequence with it.
+    // Solutions lose their end, including the end of sequence.
     const TokenSequence s =
         supervised_sequence(data.train->get(22), *data.tokenizer, 8, TooLong::kTruncate);
     EXPECT_EQ(data.tokenizer->decode(s.tokens), "1+1=22222");
@@ -206,7 +209,7 @@ TEST_F(Datasets, TooLongPromptsLoseTheirStartAndSolutionsTheirEndWhereTheyAreToB
   }
 }
 
-TEST_F(Datasets, NothingIsLeftToTrainOnWhereEverythingIsHeldOut) {
+TEST_F(Datasets, HoldingEverythingOutIsAnErrorInTraining) {
   TrainConfig config = jsonl(TrainerType::kSft, sums());
   config.data.jsonl.held_out_fraction = 1;
   config.eval.size = 0;
@@ -226,7 +229,7 @@ TEST_F(Datasets, NothingIsLeftToTrainOnWhereEverythingIsHeldOut) {
   EXPECT_THROW_WITH(check_data(text, whole, 4), InputError, "data.held_out_fraction: 1 holds");
 }
 
-TEST_F(Datasets, SourcesComeAsTheirWeightsSayAlsoWhereSomeAreLeftOut) {
+TEST_F(Datasets, SourcesFollowTheirWeightsAlsoIfProblemsAreSkipped) {
   TrainConfig config = too_long(TrainerType::kSft, TooLong::kSkip);
   config.data.jsonl.held_out_fraction = 0;
   write_file(dir_.path("few.jsonl"),
@@ -243,7 +246,7 @@ TEST_F(Datasets, SourcesComeAsTheirWeightsSayAlsoWhereSomeAreLeftOut) {
   EXPECT_EQ(seen["19+1="], 1);
   write_file(dir_.path("few.jsonl"), line("11111111+1=", "1") + "\n");
   EXPECT_THROW_WITH(loaded(config), InputError,
-                    "few.jsonl: has no problem to train on, and a share in data.weights; hint: ");
+                    "few.jsonl: has no problem to train on, but a weight in data.weights; hint: ");
 }
 
 TEST_F(Datasets, CurriculumSortsByLengthOrPassRate) {
@@ -279,9 +282,8 @@ TEST_F(Datasets, CurriculumSortsByLengthOrPassRate) {
                     "data.jsonl:10: '1=': data.curriculum: expected the field 'pass_rate', a");
 }
 
-// The curriculum of a run is one order from its first step to its last, over as many epochs as
-// there are.
-TEST_F(Datasets, ACurriculumGoesOverTheRun) {
+// The curriculum of a run is one order from its first step to its last, over all its epochs.
+TEST_F(Datasets, ACurriculumSpansTheRun) {
   std::vector<std::string> lines;
   for (int i = 0; i < 9; ++i)
     lines.push_back(line(str(i, "="), std::string(static_cast<size_t>(1 + i % 3), '1')));
@@ -306,7 +308,7 @@ TEST_F(Datasets, ACurriculumGoesOverTheRun) {
 }
 
 // A later stage of the same data and seed sees the problems in another order, generated ones too.
-TEST_F(Datasets, EachStageHasAnOrderOfItsOwn) {
+TEST_F(Datasets, EachStageHasADifferentOrder) {
   TrainConfig config = jsonl(TrainerType::kSft, sums());
   config.data.jsonl.held_out_fraction = 0;
   TrainConfig task;
@@ -357,7 +359,7 @@ TEST_F(Datasets, AnEvaluationTakesASampleThatDoesNotDependOnTheFilesOrder) {
   EXPECT_EQ(reversed, chosen);
 }
 
-TEST_F(Datasets, NotesSayWhatHasNoRoom) {
+TEST_F(Datasets, NotesReportPromptsAndSolutionsThatAreTooLong) {
   TrainConfig config = jsonl(TrainerType::kSft, sums());
   config.data.jsonl.held_out_fraction = 0;
   config.sampling.max_completion_length = 2;
@@ -365,20 +367,20 @@ TEST_F(Datasets, NotesSayWhatHasNoRoom) {
       loaded(config).second.notes,
       std::vector<std::string>{
           "max_completion_length: the solutions of 11 of 20 training problems have more than 2 "
-          "tokens, the longest 3: a completion as long as they are is cut; hint: "
+          "tokens, the longest 3: a completion of that length is truncated; hint: "
           "max_completion_length=3"});
   config.trainer = TrainerType::kGrpo;
   config.sampling.max_completion_length = 4;
   EXPECT_EQ(loaded(config).second.notes,
             std::vector<std::string>{
-                "max_completion_length: the prompts of 10 of 20 training problems leave room for "
-                "fewer than 4 tokens in the context of 8, the longest for 3; hint: a larger "
+                "max_completion_length: the prompts of 10 of 20 training problems leave fewer "
+                "than 4 tokens in the context of 8, the longest leaves 3; hint: a larger "
                 "model.context or shorter prompts"});
   config.sampling.max_completion_length = 3;
   EXPECT_TRUE(loaded(config).second.notes.empty());
 }
 
-// ---- What is held out and trained on all the same
+// ---- Held-out problems in the training data
 
 TEST_F(Datasets, HeldOutProblemsThatAreTrainedOnAreCounted) {
   TrainConfig config = too_long(TrainerType::kSft, TooLong::kSkip);
@@ -393,15 +395,15 @@ TEST_F(Datasets, HeldOutProblemsThatAreTrainedOnAreCounted) {
                         "data.jsonl.path does not have"));
 }
 
-// Stages with other templates or fractions disagree on who is held out; one hash of fields does
-// not.
-TEST_F(Datasets, ALaterStageCountsWhatEarlierOnesTrainedOn) {
+// Stages with other templates or fractions hold out different problems, unless they hash the same
+// fields.
+TEST_F(Datasets, ALaterStageCountsProblemsThatEarlierOnesTrainedOn) {
   TrainConfig later = jsonl(TrainerType::kGrpo, sums()), earlier = later;
   later.data.jsonl.prompt = "{prompt}?";
   const auto leak = [&] {
     return held_out_leak(load_dataset(later, make_char_tokenizer("0123456789+=?")), {&earlier, 1});
   };
-  // By their lines, though their prompts differ.
+  // By their lines, although their prompts differ.
   std::string text = leak();
   EXPECT_NE(text.find(" held-out problems are trained on by stage 1 ("), text.npos) << text;
   EXPECT_NE(text.find("; hint: one data.split_by and one held_out_fraction for all"), text.npos);
@@ -411,7 +413,7 @@ TEST_F(Datasets, ALaterStageCountsWhatEarlierOnesTrainedOn) {
   EXPECT_NE(leak(), "");
   earlier.data.jsonl.held_out_fraction = 0.5;
   EXPECT_EQ(leak(), "");
-  // By what they ask, though the file is another one.
+  // By their prompts, although the file is another one.
   earlier.data.jsonl.held_out_fraction = 0;
   earlier.data.jsonl.path = {dir_.path("other.jsonl")};
   write_file(dir_.path("other.jsonl"), line("0+1=", "x") + "\n" + line("nothing", "x") + "\n");
@@ -421,12 +423,12 @@ TEST_F(Datasets, ALaterStageCountsWhatEarlierOnesTrainedOn) {
   EXPECT_EQ(leak(), "");
 }
 
-TEST_F(Datasets, WindowsOfTextComeFromEachSourceAsItsWeightSays) {
+TEST_F(Datasets, WindowsOfTextFollowTheWeightsOfTheSources) {
   TrainConfig config;
   write_file(dir_.path("a"), std::string(1000, 'a'));
   write_file(dir_.path("b"), std::string(300, 'b'));
   config.data.text = {dir_.path("a"), dir_.path("b")};
-  const auto share_of_b = [&](std::vector<double> weights) {
+  const auto fraction_of_b = [&](std::vector<double> weights) {
     config.data.weights = std::move(weights);
     Dataset data = load_dataset(config, nullptr);
     check_data(config, data, 8);
@@ -440,19 +442,19 @@ TEST_F(Datasets, WindowsOfTextComeFromEachSourceAsItsWeightSays) {
     }
     return b / 2000.0;
   };
-  EXPECT_NEAR(share_of_b({1, 3}), 0.75, 0.05);
-  EXPECT_NEAR(share_of_b({}), 300.0 / 1300, 0.05);  // as large as they are
+  EXPECT_NEAR(fraction_of_b({1, 3}), 0.75, 0.05);
+  EXPECT_NEAR(fraction_of_b({}), 300.0 / 1300, 0.05);  // proportional to their sizes
   Dataset data = load_dataset(config, nullptr);
   // A tenth of each, with its end: 100 and 30 characters.
   EXPECT_EQ(data.held_out_text.size(), 132);
   EXPECT_EQ(data.train_text[0].size(), 901);
 }
 
-TEST_F(Datasets, SamplingThatCannotBeIsFoundBeforeTraining) {
+TEST_F(Datasets, ImpossibleSamplingIsFoundBeforeTraining) {
   TrainConfig config = jsonl(TrainerType::kGrpo, sums());
   config.sampling.max_completion_length = 5;
   EXPECT_THROW_WITH(check(config), InputError,
-                    "max_completion_length: 5 tokens have room after no prompt: the shortest has "
+                    "max_completion_length: 5 tokens fit after no prompt: the shortest has "
                     "4, the model's context is 8; hint: max_completion_length=4 at most");
   config.sampling.max_completion_length = 4;  // after "1+1=", though not after "10+1="
   check(config);
@@ -515,7 +517,7 @@ TEST_F(Datasets, FileOfAnotherFingerprintIsRefused) {
   TrainConfig task;
   task.trainer = TrainerType::kSft;
   task.data.task = "addition";
-  task.data.fingerprint = "0123456789012345";  // of no file
+  task.data.fingerprint = "0123456789012345";  // matches no file
   EXPECT_EQ(load_dataset(task, nullptr).fingerprint, "");
 }
 
@@ -537,7 +539,7 @@ TEST_F(Datasets, PreviewChecksEachStageAgainstTheOneBefore) {
   EXPECT_EQ(preview("    model: {dropout: 0.5, recompute: block}\n")[1].model.dropout, 0.5);
   EXPECT_THROW_WITH(preview("    model: {d_model: 32}\n"), InputError,
                     "model.d_model: 32 was asked for, but the model of the stage before");
-  // Characters that only the second stage knows.
+  // Characters that occur only in the second stage.
   EXPECT_THROW_WITH(preview("    data: {task: reverse}\n"), InputError,
                     "reverse: training example");
   EXPECT_THROW_WITH(preview("    data: {task: nothing}\n"), InputError, "unknown task 'nothing'");
@@ -570,7 +572,7 @@ TEST_F(Datasets, PreviewScoresTheGoldAnswers) {
                    "pattern: '= .*'}]\n");
     return preview_plan(load_plan(dir_.path("plan.yaml"), {})).at(0);
   };
-  // The pattern looks for what no answer has: a mistake.
+  // A pattern that no answer matches: a mistake.
   const StagePreview bad = preview("");
   ASSERT_EQ(bad.examples.size(), 3u);
   EXPECT_EQ(bad.examples[1].prompt, "0+1=");
@@ -578,17 +580,17 @@ TEST_F(Datasets, PreviewScoresTheGoldAnswers) {
                                                         "numeric 0, format 0; total 0",
                                                         "numeric 0, format 0; total 0"}));
   EXPECT_EQ(
-      bad.doubt,
+      bad.reward_warning,
       "rewards: 21 of 21 gold answers get less than the rewards can give; the first: '?' after "
       "'9+9=' gets numeric not applicable, format 0; total 0; hint: the gold answer is the "
       "solution, or the answer where there is none; do the patterns of the rewards fit it?");
   const StagePreview good = preview(", solution: '= {answer}'");
   EXPECT_EQ(good.gold_rewards[1], "numeric 1, format 1; total 1.1");
-  EXPECT_EQ(good.doubt, "");
+  EXPECT_EQ(good.reward_warning, "");
 }
 
-// Of several rewards none says by itself what is right: that is found before anything is trained.
-TEST_F(Datasets, PreviewWantsToKnowWhatIsRight) {
+// Several rewards need a choice of the criterion, which is checked before training.
+TEST_F(Datasets, PreviewRequiresACriterionOfCorrectness) {
   jsonl(TrainerType::kGrpo, sums());
   const auto preview = [&](const std::string& more) {
     write_file(

@@ -1,5 +1,5 @@
-// The quickstart keeps its promise, and for the right reason: rewards make the model better, the
-// same rewards dealt to the wrong completions do not.
+// The quickstart improves the model because of its rewards: the same rewards shuffled over the
+// completions do not.
 #include <filesystem>
 
 #include "tests/trainers/small_runs.h"
@@ -33,7 +33,7 @@ TEST(DemoSlow, GrpoGainsFromRewardsAndNotFromShuffledOnes) {
 
   RunPlan plan = stage_of(demo, 1, dir.path("grpo"));
   plan.stages[0].init_from = start;
-  plan.stages[0].steps = 40;  // of 80: enough for the gain
+  plan.stages[0].steps = 40;  // half of the demo's: enough for the gain
   const RunResult real = train(plan);
   EXPECT_LT(real.before, 0.7);
   EXPECT_GE(real.after, 0.95);
@@ -41,7 +41,7 @@ TEST(DemoSlow, GrpoGainsFromRewardsAndNotFromShuffledOnes) {
     EXPECT_TRUE(line.find("eval") != nullptr || metric(line, "ratio_deviation") == 0)
         << line.dump();
 
-  // What is left is a walk at random, up or down: over 20 runs of 80 steps pass@1 changed by 0.01
+  // The control experiment is a random walk: over 20 runs of 80 steps pass@1 changed by 0.01
   // on average, with a standard deviation of 0.07. The mean of three stays within five of its own.
   plan.stages[0].grpo.shuffle_advantages = true;
   double gain = 0;

@@ -1,5 +1,5 @@
-// Evaluation: what it measures, what counts as right, and that any number of ranks gives the scores
-// of one to the bit.
+// Evaluation: its metrics, the criterion of correctness, and bitwise equal scores for any number of
+// ranks.
 #include "trainers/evaluate.h"
 
 #include <cmath>
@@ -66,18 +66,18 @@ TEST(EvaluateText, IsTheSameToTheBitOnAnyNumberOfRanks) {
   const auto model = small_model(7, 4, DType::kF32);
   const TokenStream stream(small_tokens());
   const double one = evaluate_text({*model, stream, config_with(8)}, *make_single_communicator());
-  for (const int ranks : {2, 3, 6})  // of 4 windows
+  for (const int ranks : {2, 3, 6})  // for 4 windows
     run_local_ranks(ranks, [&](Communicator& comm) {
       EXPECT_EQ(evaluate_text({*model, stream, config_with(8)}, comm), one) << ranks;
     });
 }
 
-TEST(EvaluateText, OfALongStreamTakesWindowsAtEqualDistances) {
+TEST(EvaluateText, OfALongStreamUsesEvenlySpacedWindows) {
   const auto model = small_model(7, 4, DType::kF64);
   const auto alone = make_single_communicator();
   std::vector<int32_t> tokens, taken;
   for (int i = 0; i < 41; ++i) tokens.push_back(i * i % 7);
-  // Of 10 windows these 3.
+  // These 3 of 10 windows.
   double mean = 0;
   for (const int64_t window : {0, 3, 6}) {
     const TokenStream part({tokens.begin() + 4 * window, tokens.begin() + 4 * window + 5});
@@ -116,7 +116,7 @@ class EvaluateProblems : public testing::Test {
     return evaluate(correct, *make_single_communicator(), step);
   }
 
-  // Right where the completion has a 1.
+  // Correct if the completion has a 1.
   const Correctness has_one_{
       .name = "has_one", .threshold = 1, .reward = [](const RewardInput& in) {
         return in.completion.find('1') != std::string_view::npos ? 1.0 : 0.0;
@@ -144,9 +144,9 @@ TEST_F(EvaluateProblems, GradesGreedyAndSampledCompletions) {
                                       "problems", "eval/mean_length", "eval/clipped_ratio",
                                       "eval/context_ratio"}));
   EXPECT_LE(scores.metrics.at("sampled_pass@1"), scores.metrics.at("sampled_pass@4"));
-  ASSERT_EQ(scores.told.size(), 7u);
+  ASSERT_EQ(scores.samples.size(), 7u);
   double right = 0;
-  for (const ProblemResult& p : scores.told) {
+  for (const ProblemResult& p : scores.samples) {
     EXPECT_EQ(p.correct, p.completion.find('1') != std::string::npos);
     right += p.correct == true;
   }
@@ -154,8 +154,8 @@ TEST_F(EvaluateProblems, GradesGreedyAndSampledCompletions) {
   // Greedy completions depend on neither seed nor step.
   config_.seed = 9;
   const ProblemScores other = evaluate(has_one_, 4);
-  for (size_t i = 0; i < other.told.size(); ++i)
-    EXPECT_EQ(other.told[i].completion, scores.told[i].completion);
+  for (size_t i = 0; i < other.samples.size(); ++i)
+    EXPECT_EQ(other.samples[i].completion, scores.samples[i].completion);
 }
 
 TEST_F(EvaluateProblems, OfSftHaveTheMeanLossOverAllTokensOfTheSolutions) {
@@ -170,8 +170,9 @@ TEST_F(EvaluateProblems, OfSftHaveTheMeanLossOverAllTokensOfTheSolutions) {
     for (const Example& e : data_.held_out) {
       const TokenSequence s = supervised_sequence(e, *data_.tokenizer, 12, config_.data.too_long);
       const PackedBatch batch = pack({&s, 1});
-      const auto lp = token_log_probs(model_->forward_learned(batch), model_->head(), batch.targets)
-                          .logprob.value();
+      const auto lp =
+          token_log_probs(model_->hidden_at_targets(batch), model_->head(), batch.targets)
+              .logprob.value();
       for (const double value : lp.to_vector<double>()) loss -= value;
       tokens += static_cast<double>(s.tokens.size() - e.prompt.size());
     }
@@ -195,7 +196,7 @@ TEST_F(EvaluateProblems, OfSftHaveTheMeanLossOverAllTokensOfTheSolutions) {
   EXPECT_FALSE(evaluate(has_one_).metrics.find("val_loss"));
 }
 
-// Also with more ranks than problems, and with verdicts that are no number.
+// Also with more ranks than problems, and with verdicts that are NaN.
 TEST_F(EvaluateProblems, GiveTheSameToTheBitOnAnyNumberOfRanks) {
   const Correctness sometimes{
       .name = "sometimes", .threshold = 0.5, .reward = [](const RewardInput& in) {
@@ -205,7 +206,7 @@ TEST_F(EvaluateProblems, GiveTheSameToTheBitOnAnyNumberOfRanks) {
       }};
   const ProblemScores one = evaluate(sometimes);
   size_t length = 0;
-  for (const ProblemResult& p : one.told) length += p.completion.size();
+  for (const ProblemResult& p : one.samples) length += p.completion.size();
   EXPECT_GT(length, 7u) << "completions that no other could stand for";
   const double sampled = one.metrics.at("sampled_pass@1");
   EXPECT_TRUE(sampled > 0 && sampled < 1) << "a score that depends on every sample";
@@ -213,17 +214,17 @@ TEST_F(EvaluateProblems, GiveTheSameToTheBitOnAnyNumberOfRanks) {
     run_local_ranks(ranks, [&](Communicator& comm) {
       const ProblemScores scores = evaluate(sometimes, comm);
       EXPECT_TRUE(same(scores.metrics, one.metrics)) << ranks;
-      ASSERT_EQ(scores.told.size(), one.told.size());
-      for (size_t i = 0; i < one.told.size(); ++i) {
-        EXPECT_EQ(scores.told[i].prompt, one.told[i].prompt);
-        EXPECT_EQ(scores.told[i].completion, one.told[i].completion);
-        EXPECT_EQ(scores.told[i].correct, one.told[i].correct);
-        EXPECT_EQ(one.told[i].correct.has_value(), one.told[i].prompt != "01");
+      ASSERT_EQ(scores.samples.size(), one.samples.size());
+      for (size_t i = 0; i < one.samples.size(); ++i) {
+        EXPECT_EQ(scores.samples[i].prompt, one.samples[i].prompt);
+        EXPECT_EQ(scores.samples[i].completion, one.samples[i].completion);
+        EXPECT_EQ(scores.samples[i].correct, one.samples[i].correct);
+        EXPECT_EQ(one.samples[i].correct.has_value(), one.samples[i].prompt != "01");
       }
     });
 }
 
-// Right where the completion has a 1; of lists of one completion, nothing is.
+// Correct if the completion has a 1; everything is wrong in lists of one completion.
 constexpr const char* kJudge = R"(
 import json, sys
 for line in sys.stdin:
@@ -246,14 +247,14 @@ TEST_F(EvaluateProblems, ProgramsJudgeAllCompletionsAtOnce) {
   };
   const ProblemScores one = evaluate(built_in);
   EXPECT_GT(one.metrics.at("sampled_pass@4"), 0);
-  const ExpectLog failures("left out; the first: it says: 'no idea'");
+  const ExpectLog failures("left out; the first: it reports: 'no idea'");
   EXPECT_TRUE(same(evaluate(own).metrics, one.metrics));
   run_local_ranks(2, [&](Communicator& comm) {
     EXPECT_TRUE(same(evaluate(correctness_of(config_, nullptr), comm).metrics, one.metrics));
   });
 }
 
-TEST_F(EvaluateProblems, LeaveOutWhereTheRewardDoesNotApply) {
+TEST_F(EvaluateProblems, SkipProblemsToWhichTheRewardDoesNotApply) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const Correctness some{.name = "some", .threshold = 1, .reward = [&](const RewardInput& in) {
                            return in.example.prompt.size() == 1 ? nan : in.example.prompt == "00";
@@ -317,7 +318,7 @@ TEST(CorrectnessRule, IsTheNamedRewardFromItsThresholdOn) {
 
 // ---- In runs -----------------------------------------------------------------------------------
 
-// A line of a log without what no two runs have in common.
+// A line of a log without times, which differ between runs.
 std::string without_times(const Json& line) {
   Json out;
   for (const auto& [name, value] : line.as_object())
@@ -340,19 +341,19 @@ TEST(EvaluationOfRuns, LogsTheSameOnAnyNumberOfRanks) {
     const TempDir dir;
     const ExpectLog idle_ranks("of 9 ranks without work");
     std::string metrics, completions;
-    for (const char* ranks : {"1", "2", "3", "9"}) {  // of 8 problems
+    for (const char* ranks : {"1", "2", "3", "9"}) {  // for 8 problems
       SCOPED_TRACE(yaml + ranks);
       const std::string run = train_new(small_plan(
           dir, "run", yaml,
           {"learning_rate=0", "steps=2", "eval.every=1", "eval.num_samples=3", "eval.k=[1, 3]",
            "eval.correct.threshold=0.5", std::string("ranks=") + ranks}));
-      const std::string mine = evaluation_lines(run + "/metrics.jsonl");
+      const std::string lines = evaluation_lines(run + "/metrics.jsonl");
       if (metrics.empty()) {
-        metrics = mine;
+        metrics = lines;
         completions = evaluation_lines(run + "/completions.jsonl");
         EXPECT_EQ(std::count(metrics.begin(), metrics.end(), '\n'), 3);
       }
-      EXPECT_EQ(mine, metrics);
+      EXPECT_EQ(lines, metrics);
       EXPECT_EQ(evaluation_lines(run + "/completions.jsonl"), completions);
       for (const Json& line : json_lines(run + "/metrics.jsonl"))
         if (line.find("eval") != nullptr) {
@@ -362,7 +363,7 @@ TEST(EvaluationOfRuns, LogsTheSameOnAnyNumberOfRanks) {
   }
 }
 
-TEST(EvaluationOfRuns, SaysWhatIsRight) {
+TEST(EvaluationOfRuns, ReportsTheCriterion) {
   const TempDir dir;
   const auto train = [&](const std::vector<std::string>& overrides, Recorder& recorder) {
     cohort::Run run = cohort::Run::create(
@@ -383,9 +384,9 @@ TEST(EvaluationOfRuns, SaysWhatIsRight) {
       << second.messages[0];
 }
 
-// A reward that applies to no held-out problem: no score, no best step, no early end, and a run
-// that goes on all the same.
-TEST(EvaluationOfRuns, WithoutAScoreSayItOnceAndResume) {
+// A reward that applies to no held-out problem: no score, no best step, no early end, but the run
+// continues.
+TEST(EvaluationOfRuns, WithoutAScoreWarnOnceAndResume) {
   const TempDir dir;
   std::string lines;
   for (int i = 0; i < 40; ++i) lines += str("{\"prompt\": \"", i, "=\", \"answer\": \"x\"}\n");
@@ -419,7 +420,7 @@ TEST(EvaluationOfRuns, WithoutAScoreSayItOnceAndResume) {
   EXPECT_EQ(std::filesystem::read_symlink(run + "/checkpoints/best"), "step-00000006");
 }
 
-TEST(EvaluationOfRuns, WithoutHeldOutTextAreLeftOut) {
+TEST(EvaluationOfRuns, WithoutHeldOutTextAreSkipped) {
   const TempDir dir;
   const auto plan = [&](const std::string& name) {
     return small_plan(dir, name, std::string(kSmallModel) + kSmallPretrain,
@@ -439,7 +440,7 @@ TEST(EvaluationOfRuns, WithoutHeldOutTextAreLeftOut) {
   EXPECT_TRUE(std::isnan(again.execute(recorder, stop).after));
 }
 
-TEST(EvaluationOfRuns, WithoutHeldOutProblemsAreLeftOut) {
+TEST(EvaluationOfRuns, WithoutHeldOutProblemsAreSkipped) {
   for (const char* trainer : {kSmallSft, kSmallGrpo}) {
     const TempDir dir;
     std::string lines;
@@ -465,7 +466,7 @@ TEST(EvaluationOfRuns, WithoutHeldOutProblemsAreLeftOut) {
   }
 }
 
-// The loss on held-out problems is looked at, never trained on.
+// Held-out problems are only evaluated, never trained on.
 TEST(EvaluationOfRuns, OfSftLogTheLossAndChangeNoBitOfTheTraining) {
   const TempDir dir;
   const auto plan = [&](const std::string& name, const std::vector<std::string>& overrides) {
@@ -480,7 +481,7 @@ TEST(EvaluationOfRuns, OfSftLogTheLossAndChangeNoBitOfTheTraining) {
   for (const Json& line : json_lines(often + "/metrics.jsonl"))
     if (line.find("eval") != nullptr) losses.push_back(metric(line, "val_loss"));
   ASSERT_EQ(losses.size(), 7u);
-  EXPECT_NEAR(losses[0], std::log(13), 0.5);  // of 13 tokens, before training
+  EXPECT_NEAR(losses[0], std::log(13), 0.5);  // vocabulary of 13, before training
   EXPECT_LT(losses[6], losses[0]);
   Recorder recorder;
   const std::atomic<bool> stop{false};
@@ -489,8 +490,8 @@ TEST(EvaluationOfRuns, OfSftLogTheLossAndChangeNoBitOfTheTraining) {
   EXPECT_EQ(result.loss_after, losses[6]);
 }
 
-// A score of another kind is no reason to keep an older checkpoint as the best.
-TEST(EvaluationOfRuns, ForgetTheBestStepWhereWhatIsRightChanges) {
+// Scores of another criterion are not comparable with the best one.
+TEST(EvaluationOfRuns, ForgetTheBestStepIfTheCriterionChanges) {
   const TempDir dir;
   const std::string run = train_interrupted(
       small_plan(dir, "run", std::string(kSmallModel) + kSmallData + kSmallSft,

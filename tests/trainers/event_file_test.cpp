@@ -1,4 +1,4 @@
-// Event files: their format, and that they say what metrics.jsonl says.
+// Event files: their format, and equality with metrics.jsonl.
 #include "trainers/event_file.h"
 
 #include <chrono>
@@ -29,7 +29,7 @@ TEST(EventFile, ChecksumIsThatOfTheStandard) {
 TEST(EventFile, HoldsVersionStartAndTheNumbersOfEachLine) {
   const TempDir dir;
   EventFile file(dir.path(), 7);
-  EXPECT_TRUE(event_files(dir.path()).empty());  // until there is something to say
+  EXPECT_TRUE(event_files(dir.path()).empty());  // created by the first write
   const double before =
       std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   const std::string long_name(300, 'x');
@@ -55,12 +55,12 @@ TEST(EventFile, HoldsVersionStartAndTheNumbersOfEachLine) {
   }
 }
 
-TEST(EventFile, CannotHarmARun) {
+TEST(EventFile, ErrorsDoNotStopARun) {
   const TempDir dir;
-  const ExpectLog warning("TensorBoard lacks what is left out");
+  const ExpectLog warning("TensorBoard lacks the skipped records");
   EventFile file(dir.path("gone"), 0);
   for (int step = 0; step < 3; ++step) file.write(Json().set("step", step).set("loss", 1.0));
-  // The folder comes back: the file is whole from its head on.
+  // Once the folder exists again, the file is complete with its head.
   std::filesystem::create_directory(dir.path("gone"));
   file.write(Json().set("step", 3).set("loss", 1.0));
   EXPECT_EQ(read_events(event_files(dir.path("gone")).at(0)).size(), 3u);
@@ -68,7 +68,7 @@ TEST(EventFile, CannotHarmARun) {
 
 // 60 numbers of a step, within the 50 microseconds that they may take; ten times as long under
 // sanitizers and on busy machines.
-TEST(EventFile, CostsNextToNothing) {
+TEST(EventFile, WritesQuickly) {
   const TempDir dir;
   EventFile file(dir.path(), 0);
   Json line = Json().set("step", 1);
@@ -81,11 +81,11 @@ TEST(EventFile, CostsNextToNothing) {
   }
   RecordProperty("microseconds", static_cast<int>(best * 1e6));
 #if defined(__SANITIZE_ADDRESS__)
-  constexpr double kMost = 5e-3;
+  constexpr double kLimit = 5e-3;
 #else
-  constexpr double kMost = 500e-6;
+  constexpr double kLimit = 500e-6;
 #endif
-  EXPECT_LT(best, kMost);
+  EXPECT_LT(best, kLimit);
 }
 
 TEST(EventFile, ARunsNumbersAreThoseOfMetricsJsonl) {
@@ -96,7 +96,7 @@ TEST(EventFile, ARunsNumbersAreThoseOfMetricsJsonl) {
   EXPECT_EQ(read_scalars(run), logged_scalars(run));
 }
 
-// What was logged after the last checkpoint is logged again, and must not be seen twice.
+// Steps after the last checkpoint are logged again and must not appear twice.
 TEST(EventFile, AResumedRunsNumbersAreThoseOfMetricsJsonl) {
   const TempDir dir;
   const RunPlan plan = small_plan(
@@ -108,7 +108,7 @@ TEST(EventFile, AResumedRunsNumbersAreThoseOfMetricsJsonl) {
   const auto files = event_files(run);
   ASSERT_EQ(files.size(), 2u);
   EXPECT_EQ(read_events(files[1])[1].step,
-            3);  // the checkpoint's step and what came before it stay
+            3);  // records up to the checkpoint's step are kept
   EXPECT_EQ(read_scalars(run), logged_scalars(run));
   // Nothing to do: no file.
   train_rest(run);

@@ -1,5 +1,5 @@
-// Reads event files as their format is written down, with nothing of the program's own: frames,
-// checksums bit by bit, and the few fields of the messages that there are.
+// Reads event files by their specification, independently of the program: frames, bitwise
+// checksums, and the few message fields in use.
 #pragma once
 
 #include <algorithm>
@@ -39,7 +39,7 @@ T number_at(std::string_view bytes, size_t at) {
   return value;
 }
 
-// use(number, varint or bits, bytes) for each field of a message.
+// Calls use(number, varint or bits, bytes) for each field of a message.
 template <class Use>
 void for_each_field(std::string_view message, const Use& use) {
   size_t at = 0;
@@ -122,8 +122,8 @@ inline std::vector<std::string> event_files(const std::string& dir) {
   return paths;
 }
 
-// Tag and step -> value, of all files of a stage, without what a START makes forget. Throws Error
-// for a value that is there twice.
+// Tag and step -> value over all files of a stage, without values discarded by a START. Throws
+// Error for a duplicate value.
 using Scalars = std::map<std::pair<std::string, int64_t>, float>;
 inline Scalars read_scalars(const std::string& dir) {
   Scalars scalars;
@@ -133,7 +133,7 @@ inline Scalars read_scalars(const std::string& dir) {
         std::erase_if(scalars, [&](const auto& s) { return s.first.second >= event.step; });
       for (const auto& [tag, value] : event.scalars)
         if (!scalars.emplace(std::pair(tag, event.step), value).second)
-          throw Error(str(tag, " of step ", event.step, " is there twice"));
+          throw Error(str(tag, " of step ", event.step, " is a duplicate"));
     }
   return scalars;
 }

@@ -1,5 +1,5 @@
-// The log-prob recorded while sampling is the trainer's, bit for bit, whatever runs beside a
-// sequence; and what is sampled depends on its address alone.
+// The log-prob recorded while sampling is bitwise equal to the trainer's for any batch composition;
+// and samples depend on their address alone.
 #include <algorithm>
 
 #include "rl/grpo.h"
@@ -61,7 +61,7 @@ class Exactness : public testing::Test {
     for (const size_t i : order) sequences.push_back(policy_sequence(rollouts[i], 0));
     std::vector<double> all;
     for (const PackedBatch& packed : pack_micro_batches(sequences, budget)) {
-      const PackedBatch batch = model_->place(packed);
+      const PackedBatch batch = model_->to_device(packed);
       const auto some =
           policy_log_probs(*model_, batch, temperature).logprob.value().to_vector<double>();
       all.insert(all.end(), some.begin(), some.end());
@@ -109,7 +109,7 @@ TEST_F(Exactness, SamplerLogProbsEqualAnyPackedForwardToTheBit) {
 
 TEST_F(Exactness, SamplerLogProbsEqualAnyPackedForwardToTheBitAtOtherTemperatures) {
   expect_equal_logprobs(0.7);
-  // The temperature is part of the distribution: without it the numbers are others.
+  // The temperature is part of the distribution: without it the log-probs differ.
   const std::vector<Trajectory> rollouts = sample(0.7);
   EXPECT_NE(forward(rollouts, {0}, 1, 1.0)[0], rollouts[0].logprobs);
 }
@@ -120,14 +120,13 @@ void expect_same_samples(const std::vector<Trajectory>& a, const std::vector<Tra
     EXPECT_EQ(a[i].tokens, b[i].tokens) << i;
     EXPECT_EQ(a[i].logprobs, b[i].logprobs) << i;
     EXPECT_EQ(a[i].entropy, b[i].entropy) << i;
-    EXPECT_EQ(a[i].cut, b[i].cut) << i;
+    EXPECT_EQ(a[i].truncated_mass, b[i].truncated_mass) << i;
     EXPECT_EQ(a[i].text, b[i].text) << i;
     EXPECT_EQ(a[i].truncated(), b[i].truncated()) << i;
   }
 }
 
-// The same on a GPU: prefills, decodes in graphs with idle rows, and training forwards of any
-// split.
+// On a GPU: prefills, decodes in graphs with idle rows, and training forwards of any split.
 class CudaExactness : public Exactness, public testing::WithParamInterface<DType> {
  protected:
   void SetUp() override {
@@ -141,7 +140,7 @@ TEST_P(CudaExactness, SamplerLogProbsEqualAnyPackedForwardToTheBit) {
   expect_equal_logprobs(0.7);
 }
 
-TEST_P(CudaExactness, SamplesDoNotDependOnHowManyRunTogether) {
+TEST_P(CudaExactness, SamplesDoNotDependOnConcurrency) {
   const std::vector<Trajectory> together = sample(1);
   for (const int64_t max_concurrent : {1, 3}) {
     SCOPED_TRACE(max_concurrent);
@@ -149,7 +148,7 @@ TEST_P(CudaExactness, SamplesDoNotDependOnHowManyRunTogether) {
   }
 }
 
-// As sequences end, decoders of 128, 64, 32 rows and fewer take over.
+// As sequences end, decoding continues with decoders of 128, 64, 32 rows and fewer.
 TEST_P(CudaExactness, SeventySequencesKeepTheirBitsFromOneDecoderToTheNext) {
   generations_ = 10;
   ASSERT_EQ(sample(1).size(), 70u);
@@ -174,7 +173,7 @@ TEST_F(Exactness, SamplesAreOfEveryKind) {
   EXPECT_GT(stopped, 2);
 }
 
-TEST_F(Exactness, SamplesDoNotDependOnHowManyRunTogether) {
+TEST_F(Exactness, SamplesDoNotDependOnConcurrency) {
   const std::vector<Trajectory> together = sample(1);
   for (const int64_t max_concurrent : {1, 3}) {
     SCOPED_TRACE(max_concurrent);
@@ -195,8 +194,8 @@ TEST_F(Exactness, SamplesDoNotDependOnHowPromptsAreSplitOverCalls) {
   const std::vector<Trajectory> together = sample(1);
   Engine engine(*model_, {});
   const Sampler sampler(engine, *tokenizer_, sampling(1));
-  // In three calls, the prompts of each in an order of their own.
-  std::vector<Trajectory> joined = together;
+  // Three calls, each with its prompts in a different order.
+  std::vector<Trajectory> merged = together;
   for (const std::vector<int64_t>& part :
        {std::vector<int64_t>{6, 0}, std::vector<int64_t>{3}, std::vector<int64_t>{5, 2, 1, 4}}) {
     std::vector<Example> prompts;
@@ -205,9 +204,9 @@ TEST_F(Exactness, SamplesDoNotDependOnHowPromptsAreSplitOverCalls) {
         sampler.sample(prompts, 3, {.seed = 11, .step = 4, .prompt_indices = part});
     for (size_t i = 0; i < some.size(); ++i) EXPECT_EQ(some[i].group, part[i / 3]);
     for (size_t k = 0; k < some.size(); ++k)
-      joined[static_cast<size_t>(part[k / 3]) * 3 + k % 3] = some[k];
+      merged[static_cast<size_t>(part[k / 3]) * 3 + k % 3] = some[k];
   }
-  expect_same_samples(joined, together);
+  expect_same_samples(merged, together);
 }
 
 TEST_F(Exactness, SamplesDependOnSeedStepPromptAndSample) {
@@ -245,8 +244,8 @@ TEST_F(ExactnessOfGpt2, SamplerLogProbsEqualAnyPackedForwardToTheBit) {
   expect_equal_logprobs(1);
 }
 
-// What a run says about it: the first minibatch's ratio is exactly 1 at every step, also where
-// later minibatches have moved on.
+// In a run, the first minibatch's ratio is exactly 1 at every step, even if the policy has changed
+// for later minibatches.
 TEST(ExactnessOfRun, FirstMinibatchRatioIsExactlyOne) {
   const TempDir dir;
   const std::string run = train_new(small_plan(

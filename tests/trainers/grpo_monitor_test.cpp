@@ -1,5 +1,5 @@
-// Warnings of GRPO runs that go wrong: each once, with its reason, and none for a run that does
-// well.
+// Warnings of GRPO runs that go wrong: each is given once, with its reason, and none for a run that
+// learns.
 #include "trainers/grpo_monitor.h"
 
 #include <cmath>
@@ -11,7 +11,7 @@ namespace cohort::test {
 namespace {
 
 struct Numbers {
-  double reward = 0.5, silent = 0.2, entropy = 1, clip_low = 0, clip_high = 0, truncated = 0;
+  double reward = 0.5, zero_variance = 0.2, entropy = 1, clip_low = 0, clip_high = 0, truncated = 0;
   double highest = 1.1, lowest = 0, context = 0;
 };
 
@@ -27,13 +27,13 @@ class Monitor : public testing::Test {
                             {"reward_max", n.highest},
                             {"reward_min", n.lowest},
                             {"completions/context_ratio", n.context},
-                            {"frac_reward_zero_std", n.silent},
+                            {"frac_reward_zero_std", n.zero_variance},
                             {"clip_ratio/low", n.clip_low},
                             {"clip_ratio/high", n.clip_high},
                             {"entropy", n.entropy},
                             {"completions/clipped_ratio", n.truncated}});
   }
-  // Of some equal steps: (step from 0, warning).
+  // Pairs of a step from 0 and a warning.
   using Warnings = std::vector<std::pair<int, std::string>>;
   Warnings observe_all(const std::function<Numbers(int)>& numbers, int steps) {
     GrpoMonitor monitor(config_, {});
@@ -50,12 +50,12 @@ class Monitor : public testing::Test {
   TrainConfig config_;
 };
 
-TEST_F(Monitor, SaysNothingOfARunThatLearns) {
+TEST_F(Monitor, HasNoWarningForARunThatLearns) {
   const auto warnings = observe_all(
       [](int i) {
         const double t = i / 50.0, noise = 0.03 * std::sin(7.0 * i);
         return Numbers{.reward = std::min(1.1, 0.3 + t) + noise,
-                       .silent = std::min(0.9, t),
+                       .zero_variance = std::min(0.9, t),
                        .entropy = 0.5 * std::exp(-3 * t),
                        .clip_low = 0.02,
                        .clip_high = 0.02,
@@ -65,7 +65,7 @@ TEST_F(Monitor, SaysNothingOfARunThatLearns) {
   EXPECT_TRUE(warnings.empty()) << warnings[0].second;
 }
 
-// As GRPO at pretraining's learning rate does: from 0.89 to 0.09 in 20 steps.
+// The collapse of GRPO at a learning rate for pretraining: from 0.89 to 0.09 in 20 steps.
 TEST_F(Monitor, RewardThatCollapses) {
   const auto warnings =
       observe_all([](int i) { return Numbers{.reward = std::max(0.09, 0.89 - 0.05 * i)}; }, 40);
@@ -90,17 +90,17 @@ TEST_F(Monitor, EntropyThatCollapses) {
   EXPECT_TRUE(observe_all(falling(1.05), 30).empty());  // solved
 }
 
-TEST_F(Monitor, GroupsWithoutASignal) {
-  const auto silent = [](double reward) {
-    return [reward](int) { return Numbers{.reward = reward, .silent = 1}; };
+TEST_F(Monitor, ZeroVarianceGroups) {
+  const auto zero_variance = [](double reward) {
+    return [reward](int) { return Numbers{.reward = reward, .zero_variance = 1}; };
   };
-  const auto hard = observe_all(silent(0), 25);
+  const auto hard = observe_all(zero_variance(0), 25);
   expect_one(hard, "no group has a signal for 10 steps");
   EXPECT_EQ(hard[0].first, 9);
   EXPECT_NE(hard[0].second.find("hint: easier problems"), std::string::npos);
-  expect_one(observe_all(silent(1.1), 25), "train on harder ones");
-  EXPECT_TRUE(
-      observe_all([](int i) { return Numbers{.silent = i % 10 == 9 ? 0.9 : 1}; }, 60).empty());
+  expect_one(observe_all(zero_variance(1.1), 25), "train on harder ones");
+  EXPECT_TRUE(observe_all([](int i) { return Numbers{.zero_variance = i % 10 == 9 ? 0.9 : 1}; }, 60)
+                  .empty());
 }
 
 TEST_F(Monitor, ClippedRatiosAndLengthsAtTheLimit) {
@@ -110,8 +110,8 @@ TEST_F(Monitor, ClippedRatiosAndLengthsAtTheLimit) {
              "40 % of the completions end at the length limit");
 }
 
-// A hint names no key that is set, and none that would do nothing.
-TEST_F(Monitor, HintsAreOfKeysThatAct) {
+// A hint suggests no key that is set already, and none that would have no effect.
+TEST_F(Monitor, HintsSuggestKeysThatHaveAnEffect) {
   const auto has = [](const Warnings& warnings, const std::string& text) {
     return !warnings.empty() && warnings[0].second.find(text) != std::string::npos;
   };
@@ -130,8 +130,8 @@ TEST_F(Monitor, HintsAreOfKeysThatAct) {
 
 TEST_F(Monitor, CompletionsThatAreAllMaskedMakeNoUpdate) {
   config_.grpo.mask_truncated_completions = true;
-  const auto warnings =
-      observe_all([](int) { return Numbers{.silent = 1, .truncated = 0.75, .context = 0.25}; }, 25);
+  const auto warnings = observe_all(
+      [](int) { return Numbers{.zero_variance = 1, .truncated = 0.75, .context = 0.25}; }, 25);
   ASSERT_EQ(warnings.size(), 3u);  // the length limit and the context, too
   EXPECT_EQ(warnings[2].first, 9);
   EXPECT_EQ(warnings[2].second.find("no update has been made for 10 steps: all completions are"),
@@ -144,17 +144,17 @@ TEST_F(Monitor, CompletionsThatFillTheContext) {
              "40 % of the completions end where the model's context is full");
 }
 
-// The best reward is the best that was seen, or what pass@1 says; not the sum of weights.
-TEST_F(Monitor, TheBestRewardIsTheBestThatWasSeen) {
-  const auto silent = [](double reward, double lowest, double highest) {
+// The best reward is the largest observed one, or pass@1; not the sum of weights.
+TEST_F(Monitor, TheBestRewardIsTheLargestObserved) {
+  const auto zero_variance = [](double reward, double lowest, double highest) {
     return [=](int) {
-      return Numbers{.reward = reward, .silent = 1, .highest = highest, .lowest = lowest};
+      return Numbers{.reward = reward, .zero_variance = 1, .highest = highest, .lowest = lowest};
     };
   };
-  expect_one(observe_all(silent(30, 0, 30), 25), "train on harder ones");
-  expect_one(observe_all(silent(-1, -8, -1), 25), "train on harder ones");
-  expect_one(observe_all(silent(1.1, 0, 5), 25), "hint: easier problems");
-  expect_one(observe_all(silent(1.1, 1.1, 1.1), 25), "hint: easier problems");
+  expect_one(observe_all(zero_variance(30, 0, 30), 25), "train on harder ones");
+  expect_one(observe_all(zero_variance(-1, -8, -1), 25), "train on harder ones");
+  expect_one(observe_all(zero_variance(1.1, 0, 5), 25), "hint: easier problems");
+  expect_one(observe_all(zero_variance(1.1, 1.1, 1.1), 25), "hint: easier problems");
   GrpoMonitor monitor(config_, {});
   std::vector<std::string> all;
   for (int i = 0; i < 12; ++i)
@@ -170,34 +170,34 @@ TEST_F(Monitor, TheBestRewardIsTheBestThatWasSeen) {
   EXPECT_NE(all[0].find("train on harder ones"), std::string::npos) << all[0];
 }
 
-TEST_F(Monitor, AFaultThatReturnsIsToldAgain) {
+TEST_F(Monitor, ARecurringProblemIsWarnedOfAgain) {
   const auto warnings =
       observe_all([](int i) { return Numbers{.truncated = i / 15 % 2 == 0 ? 0.5 : 0.0}; }, 60);
   EXPECT_EQ(warnings.size(), 2u);
 }
 
-// Steps without any reward or measurement neither raise nor hide a fault.
-TEST_F(Monitor, WhatWasNotMeasuredIsLeftOut) {
+// Steps without any reward or measurement neither cause nor suppress a warning.
+TEST_F(Monitor, MissingMeasurementsAreIgnored) {
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
   EXPECT_TRUE(
       observe_all([](int) { return Numbers{kNaN, kNaN, kNaN, kNaN, kNaN, kNaN}; }, 30).empty());
 }
 
-TEST_F(Monitor, GoesOnFromItsStateAsIfNotInterrupted) {
+TEST_F(Monitor, ResumesFromItsStateAsIfNotInterrupted) {
   const auto numbers = [](int i) {
     return Numbers{.reward = i < 12 ? 0.9 : 0.1,
-                   .silent = i > 20 ? 1.0 : 0.0,
+                   .zero_variance = i > 20 ? 1.0 : 0.0,
                    .entropy = i < 14 ? 1.0 : 0.02,
                    .truncated = 0.5};
   };
   std::vector<std::string> whole, resumed;
-  GrpoMonitor one(config_, {});
+  GrpoMonitor uninterrupted(config_, {});
   Json state;
   for (int i = 0; i < 40; ++i) {
-    for (const std::string& w : observe(one, numbers(i))) whole.push_back(str(i, w));
-    GrpoMonitor again(config_, state);
-    for (const std::string& w : observe(again, numbers(i))) resumed.push_back(str(i, w));
-    state = parse_json(again.state().dump(), "state");
+    for (const std::string& w : observe(uninterrupted, numbers(i))) whole.push_back(str(i, w));
+    GrpoMonitor restored(config_, state);
+    for (const std::string& w : observe(restored, numbers(i))) resumed.push_back(str(i, w));
+    state = parse_json(restored.state().dump(), "state");
   }
   EXPECT_EQ(whole.size(), 4u);
   EXPECT_EQ(resumed, whole);

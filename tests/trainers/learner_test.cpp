@@ -1,4 +1,4 @@
-// One optimiser update: what it adds up, what stops it, and the memory it takes.
+// One optimiser update: its sums, its errors, and its memory.
 #include "trainers/learner.h"
 
 #include <cmath>
@@ -114,11 +114,11 @@ TEST_F(LearnerTest, GradientThatIsNotANumberStopsBeforeTheUpdateAndNamesTheParam
       "the gradient of " + learner_.model().parameters().back().name + " has a value of nan");
 }
 
-TEST_F(LearnerTest, GoesOnAfterARefusedUpdateAsIfItHadNotBeen) {
+TEST_F(LearnerTest, ARefusedUpdateHasNoEffectOnLaterOnes) {
   EXPECT_THROW(learner_.update(
                    1, [&](int64_t) { return bad_gradient(kNaN); }, 1e-3),
                NonFiniteError);
-  // One that ends when the head's gradient is in its leaf already.
+  // An update that is interrupted after the head's gradient has been written.
   const auto interrupted = [&](int64_t) -> Variable {
     small_loss(learner_.model(), 3);
     throw InputError("interrupted");
@@ -134,7 +134,7 @@ TEST_F(LearnerTest, GoesOnAfterARefusedUpdateAsIfItHadNotBeen) {
   expect_bit_equal(copies(learner_.model()), copies(other.model()));
 }
 
-// A step of this size leaves the range of f32.
+// A step of this size overflows f32.
 constexpr double kHugeRate = 1e38;
 
 // Momentum and decay would move the weights.
@@ -154,8 +154,8 @@ TEST_F(LearnerTest, AnUpdateWhoseGradientIsExactlyZeroIsNotMade) {
   EXPECT_TRUE(learner_.update(1, some, 1e-3).made);
 }
 
-// The ranks decide together: one without a gradient makes the update of the others.
-TEST(LearnerRanks, MakeAnUpdateWhereAnyHasAGradient) {
+// The ranks decide collectively: one without a gradient makes the same update as the others.
+TEST(LearnerRanks, MakeAnUpdateIfAnyHasAGradient) {
   run_local_ranks(2, [&](Communicator& comm) {
     Learner learner(std::make_unique<Transformer>(small_model(), DType::kF32, 1), {}, comm);
     const auto loss = [&](double scale) {
@@ -187,13 +187,13 @@ TEST(RelativeUpdate, IsTheLengthOfTheStepOverThatOfTheWeights) {
         length += a[k] * a[k];
       }
     }
-    // Small tensors are taken whole; moments of 8 bits are right to 1 %.
+    // Small tensors are sampled completely; moments of 8 bits are right to 1 %.
     EXPECT_NEAR(learner.optimizer().relative_update(1e-3) / std::sqrt(moved / length), 1,
                 moments == MomentKind::kF32 ? 1e-4 : 0.02);
   }
 }
 
-TEST_F(LearnerTest, UpdateThatLeavesTheFiniteNumbersIsNoticed) {
+TEST_F(LearnerTest, NonFiniteUpdateIsDetected) {
   learner_.check_weights();
   learner_.update(
       1, [&](int64_t) { return small_loss(learner_.model(), 2); }, kHugeRate);
@@ -201,10 +201,10 @@ TEST_F(LearnerTest, UpdateThatLeavesTheFiniteNumbersIsNoticed) {
                     "the last update made weights or moments that are not finite");
 }
 
-TEST_F(LearnerTest, NoUpdateFollowsOneThatLeftTheFiniteNumbers) {
+TEST_F(LearnerTest, NoUpdateFollowsANonFiniteOne) {
   learner_.update(
       1, [&](int64_t) { return small_loss(learner_.model(), 2); }, kHugeRate);
-  // Whether the loss shows it or not.
+  // Also if the loss does not depend on the weights.
   for (const bool shows : {true, false}) {
     const auto weights = copies(learner_.model()), moments = copies(learner_.optimizer().state());
     const auto loss = [&](int64_t) {
@@ -241,8 +241,8 @@ TEST(LearnerRanks, BadLossOnOneRankStopsAllOfThem) {
   for (const size_t r : {0, 1}) expect_bit_equal(after[r], before[r]);
 }
 
-// No rank waits for another, or goes another way: they may go on together.
-TEST(LearnerRanks, AgreeOnABadLossAndGoOn) {
+// All ranks throw the same error and can continue together.
+TEST(LearnerRanks, AgreeOnABadLossAndContinue) {
   run_local_ranks(3, [&](Communicator& comm) {
     Learner learner(std::make_unique<Transformer>(small_model(), DType::kF32, 1), {}, comm);
     const auto loss = [&](double scale) {
@@ -286,9 +286,9 @@ TEST(Learner, LossIsTheSumOverMicroBatchesAndRanks) {
   });
 }
 
-// The estimate counts what the tape keeps; what it leaves out is small where tensors are large. It
-// is held against the allocator's peak over a learner's whole life, around its second update, when
-// moments and gradients exist.
+// The estimate counts the tensors kept by the tape; the rest is small if tensors are large. It is
+// compared with the allocator's peak during a learner's second update, when moments and gradients
+// exist.
 struct MemoryCase {
   const char* name;
   ModelConfig model;

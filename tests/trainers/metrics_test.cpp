@@ -1,4 +1,4 @@
-// Metrics by name, and what becomes of them over the ranks.
+// Metrics by name, and their reduction over the ranks.
 #include "trainers/metrics.h"
 
 #include <limits>
@@ -40,8 +40,8 @@ TEST(Moments, LeaveNanOut) {
   EXPECT_EQ(moments.deviation(), std::sqrt(2.0));
 }
 
-// Ranks with 0, 1 and 2 values: the whole is that of all values together.
-TEST(MetricSums, ArePutTogetherOverTheRanks) {
+// Ranks with 0, 1 and 2 values: the result is that of all values.
+TEST(MetricSums, AreReducedOverTheRanks) {
   const std::vector<std::vector<double>> values = {{}, {kNaN, 4}, {1, 7}};
   std::mutex mutex;
   run_local_ranks(3, [&](Communicator& comm) {
@@ -54,7 +54,7 @@ TEST(MetricSums, ArePutTogetherOverTheRanks) {
     }
     sums.add_mean("mean", moments);
     sums.add_deviation("deviation", moments);
-    sums.add_mean("share", comm.rank(), 2);
+    sums.add_mean("fraction", comm.rank(), 2);
     sums.add_max("max", max);
     sums.add_sum("sum", moments.sum);
     sums.add_local("local", comm.rank());
@@ -63,7 +63,7 @@ TEST(MetricSums, ArePutTogetherOverTheRanks) {
     const std::lock_guard lock(mutex);
     EXPECT_EQ(metrics.at("mean"), 4);
     EXPECT_EQ(metrics.at("deviation"), 3);
-    EXPECT_EQ(metrics.at("share"), 0.5);
+    EXPECT_EQ(metrics.at("fraction"), 0.5);
     EXPECT_EQ(metrics.at("max"), 7);
     EXPECT_EQ(metrics.at("sum"), 12);
     EXPECT_EQ(metrics.at("local"), comm.rank());

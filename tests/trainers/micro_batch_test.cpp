@@ -63,7 +63,7 @@ TEST(MicroBatches, AreAsLargeAsTheMemoryAllows) {
   EXPECT_GT(sizes, 5);
 }
 
-TEST(MicroBatches, NeverHaveMoreThanARanksShare) {
+TEST(MicroBatches, NeverHaveMoreThanARanksTokens) {
   const TempDir dir;
   const RunPlan plan = small_plan(dir, "run", kCommon + kSmallGrpo + "micro_batch_tokens: auto\n");
   const StagePreview stage = preview_plan(plan)[0];
@@ -75,7 +75,7 @@ TEST(MicroBatches, NeverHaveMoreThanARanksShare) {
   }
 }
 
-TEST(MicroBatches, OfNumbersStayWhatTheyAre) {
+TEST(MicroBatches, GivenAsNumbersAreUnchanged) {
   const TempDir dir;
   const RunPlan plan = small_plan(dir, "run", kCommon + kSmallSft + "micro_batch_tokens: 40\n");
   TrainConfig config = plan.stages[0];
@@ -84,7 +84,7 @@ TEST(MicroBatches, OfNumbersStayWhatTheyAre) {
   EXPECT_EQ(config.model.recompute, Recompute::kNone);
 }
 
-// What was chosen at the start is in the run's configuration, and a resumed run goes on with it.
+// The choice at the start is stored in the run's configuration and used by a resumed run.
 TEST(MicroBatches, AreChosenOnce) {
   const TempDir dir;
   const std::string yaml = kCommon + kSmallSft;

@@ -90,7 +90,7 @@ TEST(AdamW, DecaysMatricesButNeitherNormsNorBiases) {
   EXPECT_GE(kept, 10);
 }
 
-// Either kind of masters goes on from what either has saved.
+// State saved with either kind of masters can be resumed with either kind.
 TEST(CudaAdamWState, ServesEitherKindOfMasters) {
   COHORT_REQUIRE_GPU(device);
   TempDir dir;
@@ -124,7 +124,7 @@ TEST(CudaAdamWState, ServesEitherKindOfMasters) {
   for (const Tensor& result : results) EXPECT_TRUE(bit_equal(result, results[0]));
 }
 
-// Moments of either kind go on from what either has saved; bf16 ones to the bit.
+// State saved with either kind of moments can be resumed with either kind; exactly between bf16.
 TEST(AdamWState, ServesEitherKindOfMoments) {
   TempDir dir;
   const auto make = [&](MomentKind kind) {
@@ -171,17 +171,17 @@ TEST(AdamW, ScalesGradientsDownToTheMaximumOnly) {
   global_grad_norm(norm, parameters);
   EXPECT_DOUBLE_EQ(norm.item(), 3);
   // The first moment after one step is (1 - beta1) times the scaled gradient.
-  for (const auto& [max_norm, factor] : {std::pair{0.0, 1.0}, {3.0, 1.0}, {1.5, 0.5}}) {
+  for (const auto& [max_norm, scale] : {std::pair{0.0, 1.0}, {3.0, 1.0}, {1.5, 0.5}}) {
     OptimizerConfig config;
     config.max_grad_norm = max_norm;
     AdamW optimizer(parameters, config);
     optimizer.step(0, norm);
     EXPECT_NEAR(optimizer.state()[0].second.to_vector<double>()[0],
-                (1 - config.adam_beta1) * 2 * factor, 1e-6);
+                (1 - config.adam_beta1) * 2 * scale, 1e-6);
   }
 }
 
-TEST(TextCurve, DrawsValuesFromLeftToRightAndLabelsTheRange) {
+TEST(TextCurve, PlotsValuesFromLeftToRightAndLabelsTheRange) {
   EXPECT_EQ(text_curve({0, 1, 2, 1}, 10, 3),
             "   2.000 |  *\n"
             "   1.000 | * *\n"
@@ -189,7 +189,7 @@ TEST(TextCurve, DrawsValuesFromLeftToRightAndLabelsTheRange) {
             "         +----\n");
 }
 
-TEST(TextCurve, JoinsValuesThatDoNotFit) {
+TEST(TextCurve, AveragesValuesThatDoNotFit) {
   // Columns hold the means of 2 values: 0, 1, 4.
   EXPECT_EQ(text_curve({-1, 1, 0, 2, 3, 5}, 3, 2),
             "   4.000 |  *\n"

@@ -1,9 +1,9 @@
-// How the work was split does not matter: ranks, threads and micro batches give the training of one
-// rank, one thread and one batch.
+// Training does not depend on how the work is split: any ranks, threads and micro batches give the
+// training of one rank, one thread and one batch.
 //
 // Tolerances. Another split adds the same f32 numbers in another order, so gradients differ by a
 // few units of 2^-24 = 6e-8, relative to their largest summands. AdamW divides by the root of the
-// second moment, so an element whose summands cancel can see that difference enlarged; adam_eps is
+// second moment, so an element whose summands cancel can amplify that difference; adam_eps is
 // raised to 1e-3, well below the gradients' size (about 0.1), so that such elements stay small. In
 // f64 the same runs must agree nine digits better, which no tolerance for f32 could show.
 #include "tests/trainers/small_runs.h"
@@ -15,7 +15,7 @@ constexpr double kTolerance = 1e-6, kTolerance64 = 1e-12;
 
 struct Trained {
   Tensor weights;
-  std::vector<Json> metrics;  // of steps
+  std::vector<Json> metrics;  // one per step
   std::string model_bytes, completions;
 };
 
@@ -50,10 +50,10 @@ class Splits : public testing::Test {
         EXPECT_LT(relative_error(other.weights, reference.weights), tolerance);
         ASSERT_EQ(other.metrics.size(), reference.metrics.size());
         for (size_t s = 0; s < other.metrics.size(); ++s) {
-          const Json &mine = other.metrics[s], &theirs = reference.metrics[s];
-          ASSERT_EQ(mine.at("loss").is_null(), theirs.at("loss").is_null()) << "step " << s + 1;
-          if (mine.at("loss").is_null()) continue;
-          EXPECT_NEAR(metric(mine, "loss"), metric(theirs, "loss"), 100 * tolerance);
+          const Json &actual = other.metrics[s], &expected = reference.metrics[s];
+          ASSERT_EQ(actual.at("loss").is_null(), expected.at("loss").is_null()) << "step " << s + 1;
+          if (actual.at("loss").is_null()) continue;
+          EXPECT_NEAR(metric(actual, "loss"), metric(expected, "loss"), 100 * tolerance);
         }
       }
     }
@@ -146,8 +146,8 @@ TEST_F(Splits, ThreadsDoNotMatterToTheBit) {
   }
 }
 
-// What the ranks of a GRPO step sample, put together, is what one rank samples.
-TEST(Ranks, SampleWhatOneRankSamplesToTheBit) {
+// The samples of all ranks of a GRPO step are those of a single rank.
+TEST(Ranks, SampleLikeOneRankToTheBit) {
   const TempDir dir;
   const RunPlan plan = small_plan(dir, "run", std::string(kSmallModel) + kSmallData + kSmallGrpo);
   const TrainConfig& config = plan.stages[0];
@@ -159,7 +159,7 @@ TEST(Ranks, SampleWhatOneRankSamplesToTheBit) {
   constexpr int64_t kPrompts = 5, kGenerations = 3;
   std::vector<std::vector<Trajectory>> by_ranks;
   for (const int ranks : {1, 2, 3}) {
-    std::vector<Trajectory> joined(kPrompts * kGenerations);
+    std::vector<Trajectory> merged(kPrompts * kGenerations);
     run_local_ranks(ranks, [&](Communicator& comm) {
       Engine engine(model, {});
       const Sampler sampler(engine, *data.tokenizer, config.sampling);
@@ -171,9 +171,9 @@ TEST(Ranks, SampleWhatOneRankSamplesToTheBit) {
       }
       for (const Trajectory& t :
            sampler.sample(prompts, kGenerations, {.seed = 1, .step = 0, .prompt_indices = indices}))
-        joined[static_cast<size_t>(t.index)] = t;
+        merged[static_cast<size_t>(t.index)] = t;
     });
-    by_ranks.push_back(std::move(joined));
+    by_ranks.push_back(std::move(merged));
   }
   for (size_t r = 1; r < by_ranks.size(); ++r)
     for (size_t i = 0; i < by_ranks[0].size(); ++i) {
@@ -187,7 +187,7 @@ std::string first_step_of(const std::string& completions) {
   return completions.substr(0, completions.find("{\"step\":2,"));
 }
 
-// Step one of a run samples before any update, so what it measures of its samples is exact too.
+// Step one of a run samples before any update, so the metrics of its samples are exact, too.
 TEST_F(Splits, FirstGrpoStepMeasuresTheSameOnAnyNumberOfRanks) {
   const Trained one = train(kSmallGrpo, {"ranks=1"});
   for (const char* ranks : {"ranks=2", "ranks=3"}) {

@@ -1,5 +1,5 @@
-// Resuming with a difference: more steps, other keys, a changed data file, ranks that do not have
-// the same, a checkpoint that is whole but bad.
+// Resuming with changes: more steps, other keys, a changed data file, ranks with different state,
+// an undamaged but bad checkpoint.
 #include <filesystem>
 
 #include "tests/trainers/small_runs.h"
@@ -71,7 +71,7 @@ TEST(ResumeExtends, AlsoIfItWasStoppedBeforeTheFirstNewStep) {
   const std::vector<std::string> more{"steps=8"};
   EXPECT_EQ(cohort::Run::resume(run, more).execute(recorder, stop).end, StageEnd::kInterrupted);
   EXPECT_EQ(state_of(run).step, 6);
-  train_rest(run);  // which has not forgotten the steps
+  train_rest(run);  // the new steps are stored
   EXPECT_EQ(state_of(run).step, 8);
   EXPECT_TRUE(checkpoint_bytes(run) == checkpoint_bytes(whole));
   EXPECT_EQ(logged(run), logged(whole));
@@ -109,7 +109,7 @@ TEST(ResumeExtends, OnlyTheLastStageThatHasStarted) {
                     "weights; hint: a key such as steps reaches every stage; stages.1.steps=7 is "
                     "for the last one alone");
   EXPECT_EQ(state_of(run).step, 3);
-  train_rest(run);  // what was refused has left nothing behind
+  train_rest(run);  // the refused override has no effect
   EXPECT_EQ(state_of(run).step, 3);
   EXPECT_NE(read_file(run + "/log.txt").find("to train on, resume with stages.1.steps=N or"),
             std::string::npos);
@@ -124,7 +124,7 @@ TEST(ResumeExtends, OnlyTheLastStageThatHasStarted) {
   EXPECT_EQ(state_of(run + "/2-sft").step, 6);
 }
 
-// What versions before this one have written.
+// Checkpoints without the fields of later versions.
 TEST(ResumeExtends, RunsOfEarlierVersions) {
   const TempDir dir;
   const std::string whole = train_new(small_plan(dir, "whole", kSft)),
@@ -146,7 +146,7 @@ TEST(ResumeExtends, RunsOfEarlierVersions) {
   EXPECT_EQ(logged(run), logged(whole));
 }
 
-// ---- What is recorded --------------------------------------------------------------------------
+// ---- Recorded configurations -------------------------------------------------------------------
 
 TEST(ResumeRecords, TheConfigurationOfEachStartThatWorked) {
   const TempDir dir;
@@ -155,7 +155,7 @@ TEST(ResumeRecords, TheConfigurationOfEachStartThatWorked) {
   EXPECT_NE(read_file(start(1)).find("Z: new run\n"), std::string::npos);
   EXPECT_FALSE(fs::exists(start(2)));
   const std::string config = read_file(run + "/config.yaml");
-  // Of bad ones nothing is kept.
+  // Failed starts are not recorded.
   EXPECT_THROW_WITH(train_rest(run, {"model.d_model=32"}), InputError, "model.d_model: 32");
   EXPECT_THROW_WITH(train_rest(run, {"data.task=parity"}), InputError, "parity");
   EXPECT_EQ(read_file(run + "/config.yaml"), config);
@@ -177,7 +177,7 @@ TEST(ResumeRecords, TheConfigurationOfEachStartThatWorked) {
     EXPECT_EQ(recorded.optimizer.learning_rate, 0.5) << path;
     EXPECT_EQ(recorded.eval.every, 3);
   }
-  // The second resume went on at the new rate: warm-up 2, then step 3 of 6 at its peak.
+  // The second resume continued at the new rate: warm-up 2, then step 3 of 6 at its peak.
   for (const Json& line : json_lines(run + "/metrics.jsonl"))
     if (line.find("eval") == nullptr && line.at("step").as_int() == 4) {
       EXPECT_GT(metric(line, "learning_rate"), 0.1);
@@ -212,10 +212,10 @@ TEST(ResumeData, ThatHaveChangedAreRefusedUntilAccepted) {
   };
   take_one_step({"data.fingerprint=" + after});
   EXPECT_EQ(state_of(run).data_fingerprint, after);
-  take_one_step({});  // accepted is accepted
+  take_one_step({});  // the acceptance is stored
   write_file(text, small_text());
   EXPECT_THROW_WITH(train_rest(run), InputError, "expected " + after);
-  // A new start is held to the key alone.
+  // A new run is checked against the key only.
   EXPECT_THROW_WITH(
       cohort::Run::create(small_plan(dir, "new", yaml, {"data.fingerprint=" + after})), InputError,
       "its fingerprint is " + before);
@@ -223,7 +223,7 @@ TEST(ResumeData, ThatHaveChangedAreRefusedUntilAccepted) {
   train_new(small_plan(dir, "new", yaml));
 }
 
-TEST(ResumeData, OfSeveralSourcesGoOnWhereTheyWere) {
+TEST(ResumeData, OfSeveralSourcesContinueWhereTheyWere) {
   const TempDir dir;
   write_file(dir.path("text.txt"), small_text());
   std::string lines, sums, more;
@@ -253,8 +253,8 @@ TEST(ResumeData, OfSeveralSourcesGoOnWhereTheyWere) {
   }
 }
 
-// A longer run continues its curriculum where it was: no problem comes again before the others
-// have.
+// A longer run continues its curriculum where it was: no problem repeats before all others have
+// come.
 TEST(ResumeData, OfACurriculumContinueWhereTheyWere) {
   const TempDir dir;
   std::string lines;
@@ -303,14 +303,14 @@ TEST(ResumeData, OfAnEvaluationThatHaveChangedAreRefused) {
 
 class ResumeRanks : public testing::Test {
  protected:
-  // Starts a stage on two ranks, each with a configuration and a directory of its own.
+  // Starts a stage on two ranks, each with its own configuration and directory.
   static void start(const RunPlan& plan_0, const std::string& dir_0, const RunPlan& plan_1,
                     const std::string& dir_1) {
     const std::atomic<bool> stop{false};
-    Reporter silent;
+    Reporter reporter;
     run_local_ranks(2, [&](Communicator& comm) {
       const bool first = comm.rank() == 0;
-      Stage({(first ? plan_0 : plan_1).stages[0], first ? dir_0 : dir_1, comm, silent, stop});
+      Stage({(first ? plan_0 : plan_1).stages[0], first ? dir_0 : dir_1, comm, reporter, stop});
     });
   }
   std::string trained(const std::string& name, const std::vector<std::string>& overrides) {
@@ -351,9 +351,9 @@ TEST_F(ResumeRanks, WithOtherDataAreRefused) {
                     "rank 1 has other data than rank 0");
 }
 
-// ---- A checkpoint that is whole but bad --------------------------------------------------------
+// ---- Undamaged but bad checkpoints -------------------------------------------------------------
 
-TEST(ResumeBadStart, GoesBackACheckpointAndEndsWhereAnUninterruptedRunDoes) {
+TEST(ResumeBadStart, FallsBackACheckpointAndEndsLikeAnUninterruptedRun) {
   for (const char* ranks : {"ranks=1", "ranks=3"}) {
     SCOPED_TRACE(ranks);
     const TempDir dir;
@@ -376,7 +376,7 @@ TEST(ResumeBadStart, GoesBackACheckpointAndEndsWhereAnUninterruptedRunDoes) {
   }
 }
 
-TEST(ResumeBadStart, WithNothingToGoBackToIsAnError) {
+TEST(ResumeBadStart, WithoutAnEarlierCheckpointIsAnError) {
   const TempDir dir;
   const std::string run = train_interrupted(small_plan(dir, "run", kSft), 3);
   const std::string weights = checkpoint_bytes(run);
@@ -386,12 +386,12 @@ TEST(ResumeBadStart, WithNothingToGoBackToIsAnError) {
   EXPECT_EQ(state_of(run).step, 3);
 }
 
-// After a good update the checkpoint is not to blame.
+// After a good update the checkpoint is not the cause.
 TEST(ResumeBadStart, IsOnlyTheFirstUpdate) {
   const TempDir dir;
   const std::string run =
       train_interrupted(small_plan(dir, "run", kSft, {"checkpoint.every=1", "steps=9"}), 3);
-  // Adam moves every weight by about the rate: after one such step nothing is finite.
+  // Adam moves every weight by about the rate: after one such step the loss is not finite.
   EXPECT_THROW_WITH(
       train_rest(run, {"learning_rate=1e3", "warmup_steps=0", "dtype=f32", "max_grad_norm=0",
                        "weight_decay=10", "lr_schedule=constant", "steps=60"}),

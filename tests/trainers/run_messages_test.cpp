@@ -9,7 +9,7 @@ namespace {
 
 const std::string kCommon = std::string(kSmallModel) + kSmallData;
 
-TEST(RunMessages, SayWhatTheRewardsGiveTheGoldAnswersAndHowManyTokensAreLearned) {
+TEST(RunMessages, ReportTheRewardsOfGoldAnswersAndTheNumberOfTargetTokens) {
   const TempDir dir;
   const std::string grpo = train_new(small_plan(dir, "grpo", kCommon + kSmallGrpo, {"steps=1"}));
   EXPECT_NE(read_file(grpo + "/log.txt").find(" gold answers get less than the rewards can give"),
@@ -23,8 +23,8 @@ TEST(RunMessages, SayWhatTheRewardsGiveTheGoldAnswersAndHowManyTokensAreLearned)
   }
 }
 
-// A learning rate that moves nothing is said once.
-TEST(RunMessages, UpdatesThatHardlyChangeTheWeightsAreSaid) {
+// A learning rate that is too small is reported once.
+TEST(RunMessages, UpdatesThatHardlyChangeTheWeightsAreReported) {
   const TempDir dir;
   const std::vector<std::string> keys{"steps=130", "lr_schedule=constant", "eval.every=0"};
   {
@@ -39,9 +39,8 @@ TEST(RunMessages, UpdatesThatHardlyChangeTheWeightsAreSaid) {
   train_new(small_plan(dir, "usual", kCommon + kSmallSft, keys));
 }
 
-// A run that began without a reference, resumed with one: it is the model that the stage began
-// with.
-TEST(RunMessages, AResumeWithBetaTakesTheReferenceThatTheStageBeganWith) {
+// A run without a reference that is resumed with one takes the initial model of the stage.
+TEST(RunMessages, AResumeWithBetaUsesTheInitialModelAsReference) {
   const TempDir dir;
   const ExpectLog truncated("end at the length limit");
   const std::string start = train_new(small_plan(dir, "start", kCommon + kSmallSft));
@@ -54,7 +53,7 @@ TEST(RunMessages, AResumeWithBetaTakesTheReferenceThatTheStageBeganWith) {
   train_rest(run, {"beta=0.1"});
   EXPECT_EQ(reference_of(run), checkpoint_bytes(start));
   EXPECT_GT(metric(json_lines(run + "/metrics.jsonl").back(), "pass@1") + 1, 0);
-  // A new model is one, too.
+  // A new model also serves as the reference.
   const RunPlan fresh = small_plan(dir, "fresh", kCommon + kSmallGrpo, {"steps=8"});
   const std::string new_run = train_interrupted(fresh, 3);
   train_rest(new_run, {"beta=0.1"});

@@ -1,4 +1,4 @@
-// Runs: their directories, interruption and resume, what they write and report. Interruptions here
+// Runs: their directories, interruption and resume, logs and reports. Interruptions here
 // come through the stop flag, as from a signal; tests/apps/ kills processes.
 #include "trainers/run.h"
 
@@ -29,8 +29,8 @@ LoggedSteps logged_steps(const std::string& stage_dir) {
   return out;
 }
 
-// A stage that was interrupted after some steps and resumed has the weights and the log of one that
-// was not.
+// A stage that was interrupted after some steps and resumed has the weights and the log of an
+// uninterrupted one.
 void expect_same_after_resume(const std::string& yaml,
                               const std::vector<std::string>& overrides = {}) {
   const TempDir dir;
@@ -44,9 +44,9 @@ void expect_same_after_resume(const std::string& yaml,
     train_rest(run);
     for (const char* file : {"model.safetensors", "optimizer.safetensors"})
       EXPECT_TRUE(checkpoint_bytes(run, file) == checkpoint_bytes(whole, file)) << file;
-    const LoggedSteps mine = logged_steps(run), theirs = logged_steps(whole);
-    EXPECT_EQ(mine.trained, theirs.trained);
-    EXPECT_EQ(mine.evaluated, theirs.evaluated);
+    const LoggedSteps actual = logged_steps(run), expected = logged_steps(whole);
+    EXPECT_EQ(actual.trained, expected.trained);
+    EXPECT_EQ(actual.evaluated, expected.evaluated);
     EXPECT_EQ(read_file(run + "/completions.jsonl"), read_file(whole + "/completions.jsonl"));
   }
 }
@@ -98,8 +98,8 @@ TEST(Resume, WorksBeforeTheFirstStep) {
   EXPECT_EQ(logged_steps(run_dir).evaluated, logged_steps(whole).evaluated);
 }
 
-// Both stages take part: interrupted in the first, and again in the second.
-TEST(Resume, GoesThroughAllStages) {
+// Interrupted in the first stage, and again in the second.
+TEST(Resume, CoversAllStages) {
   const std::string yaml = kCommon +
                            "stages:\n"
                            "  - {trainer: sft, steps: 5, batch_size: 8}\n"
@@ -148,7 +148,7 @@ TEST(Resume, OfAFinishedRunChangesNothing) {
   EXPECT_EQ(read_file(run + "/metrics.jsonl"), metrics);
 }
 
-// The last line of a log that a kill cut short.
+// A last line that is incomplete after a kill.
 TEST(Resume, DropsAHalfWrittenLine) {
   const TempDir dir;
   const std::string yaml = kCommon + kSmallSft;
@@ -162,7 +162,7 @@ TEST(Resume, DropsAHalfWrittenLine) {
   EXPECT_EQ(read_file(run + "/metrics.jsonl").find(before), 0u);
 }
 
-// One that was damaged otherwise, of a step that is not trained again.
+// A line damaged otherwise, of a step that is not trained again.
 TEST(Resume, KeepsTheLinesAfterADamagedOne) {
   const TempDir dir;
   const std::string yaml = kCommon + kSmallSft;
@@ -185,19 +185,19 @@ TEST(Resume, KeepsTheLinesAfterADamagedOne) {
   EXPECT_EQ(read_file(log + ".damaged"), earlier + line);
 }
 
-TEST(Resume, WithoutACheckpointStartsTheStageAgain) {
+TEST(Resume, WithoutACheckpointRestartsTheStage) {
   const TempDir dir;
   const std::string yaml = kCommon + kSmallSft;
   const std::string whole = train_new(small_plan(dir, "whole", yaml));
   const std::string run = train_interrupted(small_plan(dir, "run", yaml), 3);
-  fs::remove_all(run + "/checkpoints");  // as if killed before the first one was there
+  fs::remove_all(run + "/checkpoints");  // as if killed before the first checkpoint
   train_rest(run);
   EXPECT_TRUE(checkpoint_bytes(run) == checkpoint_bytes(whole));
   EXPECT_EQ(logged_steps(run).trained, logged_steps(whole).trained);
   EXPECT_EQ(logged_steps(run).evaluated, logged_steps(whole).evaluated);
 }
 
-TEST(Resume, NeverStartsAgainWhereEveryCheckpointIsDamaged) {
+TEST(Resume, NeverRestartsIfEveryCheckpointIsDamaged) {
   const TempDir dir;
   const std::string run = train_interrupted(small_plan(dir, "run", kCommon + kSmallSft), 3);
   fs::remove_all(checkpoint_path(run + "/checkpoints", 0));
@@ -205,17 +205,17 @@ TEST(Resume, NeverStartsAgainWhereEveryCheckpointIsDamaged) {
   EXPECT_THROW_WITH(train_rest(run), InputError, "hint: restore one from a copy");
 }
 
-// As on hosts whose run directories are not the same.
+// Simulates hosts with different run directories.
 TEST(Resume, RefusesRanksThatFindDifferentCheckpoints) {
   const TempDir dir;
   const RunPlan plan = small_plan(dir, "run", kCommon + kSmallSft);
   const std::string one = train_interrupted(plan, 1), three = train_interrupted(plan, 3);
   const std::atomic<bool> stop{false};
-  Reporter silent;
+  Reporter reporter;
   const auto resume = [&](const std::string& of_rank_0, const std::string& of_rank_1) {
     run_local_ranks(2, [&](Communicator& comm) {
-      const std::string& mine = comm.rank() == 0 ? of_rank_0 : of_rank_1;
-      Stage({plan.stages[0], mine, comm, silent, stop});
+      const std::string& run_dir = comm.rank() == 0 ? of_rank_0 : of_rank_1;
+      Stage({plan.stages[0], run_dir, comm, reporter, stop});
     });
   };
   resume(one, one);
@@ -234,7 +234,7 @@ TEST(Resume, TakesOverridesAndRefusesAnotherModel) {
   EXPECT_EQ(load_state(find_checkpoint(run)).step, 4);
 }
 
-TEST(Resume, OfWhatIsNoRunOrInUseIsRefused) {
+TEST(Resume, WithoutARunOrOfOneInUseIsRefused) {
   const TempDir dir;
   EXPECT_THROW_WITH(cohort::Run::resume(dir.path(), {}), InputError, "nothing to resume");
   EXPECT_THROW_WITH(cohort::Run::resume(dir.path("none"), {}), InputError, "nothing to resume");
@@ -257,7 +257,7 @@ TEST(Resume, RepairsTheLinkToTheBest) {
   EXPECT_EQ(fs::read_symlink(link), best);
 }
 
-TEST(Runs, WhoseDirectoryIsRemovedEndWithAnError) {
+TEST(Runs, EndWithAnErrorIfTheirDirectoryIsRemoved) {
   const TempDir dir;
   Recorder recorder;
   const std::atomic<bool> stop{false};
@@ -300,8 +300,8 @@ TEST(Runs, StartFromTheWeightsOfAnother) {
   EXPECT_TRUE(bit_equal(final_weights(second), final_weights(first)));
 }
 
-// One update at a rate that leaves the range of f32, noticed where nothing comes after it and where
-// the next step would be too late.
+// One update at a rate that overflows f32 is detected at the end of the run and before a checkpoint
+// or evaluation.
 TEST(Runs, NeverSaveWeightsThatAreNotFinite) {
   for (const std::vector<std::string>& overrides :
        {std::vector<std::string>{"steps=1"}, {"checkpoint.every=1"}, {"eval.every=1"}}) {
@@ -313,7 +313,7 @@ TEST(Runs, NeverSaveWeightsThatAreNotFinite) {
     plan.stages[0].optimizer.warmup_steps = 0;
     EXPECT_THROW_WITH(train_new(plan), NonFiniteError,
                       "the last update made weights or moments that are not finite");
-    EXPECT_EQ(load_state(find_checkpoint(dir.path("run"))).step, 0);  // from before the update
+    EXPECT_EQ(load_state(find_checkpoint(dir.path("run"))).step, 0);  // before the update
   }
 }
 
@@ -386,7 +386,7 @@ TEST(Runs, SaveByTheClock) {
   }
 }
 
-TEST(Runs, SaveTheBestWithoutBeingAsked) {
+TEST(Runs, SaveTheBestByDefault) {
   const TempDir dir;
   const std::vector<std::string> keys{"checkpoint.keep_last=1", "checkpoint.every_minutes=0"};
   const std::string yaml = std::string(kSmallModel) + kSmallPretrain;
@@ -397,7 +397,7 @@ TEST(Runs, SaveTheBestWithoutBeingAsked) {
   EXPECT_EQ(
       saved_steps(train_new(small_plan(dir, "better", yaml, {keys[0], keys[1], "eval.every=5"}))),
       "6");
-  // No completion is right: of equal scores the one with the lower loss is better.
+  // No completion is correct: of equal scores the one with the lower loss is better.
   EXPECT_EQ(saved_steps(train_new(small_plan(dir, "sft", kCommon + kSmallSft, keys))), "6");
 }
 
@@ -417,7 +417,7 @@ TEST(Runs, ReportsOfGrpoShowTheCurveAndCompletionsBeforeAndAfter) {
   EXPECT_EQ(metric(lines.back(), "pass@1"), result.after);
 }
 
-TEST(Runs, GrpoMeasuresWhatItSampled) {
+TEST(Runs, GrpoMetricsDescribeItsSamples) {
   const TempDir dir;
   const std::string run = train_new(small_plan(
       dir, "run", kCommon + kSmallGrpo, {"eval.num_samples=4", "eval.k=[1, 4]", "beta=0.1"}));
@@ -466,9 +466,9 @@ TEST(Runs, LinesOfMetricsHaveATimeStamp) {
 }
 
 // Over all ranks, in the order of the prompts, with every reward.
-TEST(Runs, GrpoLogsAsManyCompletionsAsAskedFor) {
+TEST(Runs, GrpoLogsTheRequestedNumberOfCompletions) {
   const TempDir dir;
-  std::string of_one_rank;
+  std::string single_rank;
   for (const char* ranks : {"ranks=1", "ranks=2", "ranks=3"}) {
     const std::string run = train_new(
         small_plan(dir, "run", kCommon + kSmallGrpo, {"log_completions=13", "steps=1", ranks}));
@@ -484,8 +484,8 @@ TEST(Runs, GrpoLogsAsManyCompletionsAsAskedFor) {
       ++count;
     }
     EXPECT_EQ(count, 13);
-    if (of_one_rank.empty()) of_one_rank = logged;
-    EXPECT_EQ(logged, of_one_rank) << ranks;
+    if (single_rank.empty()) single_rank = logged;
+    EXPECT_EQ(logged, single_rank) << ranks;
   }
   const std::string none =
       train_new(small_plan(dir, "run", kCommon + kSmallGrpo, {"log_completions=0", "steps=1"}));
@@ -494,7 +494,7 @@ TEST(Runs, GrpoLogsAsManyCompletionsAsAskedFor) {
   }
 }
 
-// Everything is truncated and masked: the steps pass, AdamW does not run, and that is said.
+// All completions are truncated and masked: the steps make no update, with a warning.
 TEST(Runs, StepsWithAnEmptyLossMaskAreNoUpdates) {
   const TempDir dir;
   const ExpectLog warning("of the completions end at the length limit"),
@@ -531,7 +531,7 @@ TEST(Runs, GrpoOnASmallSettingImproves) {
   EXPECT_GT(metric(lines[lines.size() - 2], "reward"), 0.9);
 }
 
-// The control experiment: the same rewards, dealt to the wrong completions, teach nothing.
+// The control experiment: rewards shuffled over the completions give no improvement.
 TEST(Runs, GrpoWithShuffledAdvantagesDoesNotImprove) {
   const TempDir dir;
   const ExpectLog truncated("of the completions end at the length limit");
@@ -544,8 +544,8 @@ TEST(Runs, GrpoWithShuffledAdvantagesDoesNotImprove) {
   EXPECT_LT(metric(lines[lines.size() - 2], "reward"), 0.5);
 }
 
-// What is measured of the groups is measured before their advantages are dealt out.
-TEST(Runs, ShufflingChangesNoMeasureOfTheGroups) {
+// Metrics of the groups are computed before the advantages are shuffled.
+TEST(Runs, ShufflingChangesNoMetricOfTheGroups) {
   const TempDir dir;
   const auto first_step = [&](const std::string& shuffle) {
     const std::string run = train_new(
@@ -560,8 +560,8 @@ TEST(Runs, ShufflingChangesNoMeasureOfTheGroups) {
   EXPECT_NE(metric(shuffled, "grad_norm"), metric(plain, "grad_norm"));
 }
 
-// The reward pays for leaving what is right.
-TEST(Runs, PassRateThatCollapsesIsTold) {
+// The reward penalizes correct completions.
+TEST(Runs, CollapseOfThePassRateIsReported) {
   const TempDir dir;
   const std::string start =
       train_new(small_plan(dir, "start", kCommon + kSmallSft, {"steps=120", "eval.size=64"}));
@@ -574,7 +574,7 @@ TEST(Runs, PassRateThatCollapsesIsTold) {
        "rewards=[{name: format, pattern: '[0-9]+', weight: -1}]", "max_completion_length=3"}));
 }
 
-// A run whose numeric reward applies to one of its training problems. `first`: at step 1.
+// A run whose numeric reward applies to only one of its training problems.
 class RareReward : public testing::Test {
  protected:
   RareReward() {
@@ -592,7 +592,7 @@ class RareReward : public testing::Test {
                           "rewards: [{name: numeric}]\n",
                       overrides);
   }
-  // Nor is it one of a held-out problem.
+  // It applies to no held-out problem.
   const ExpectLog not_measured_{"pass@1 (numeric) is not measured"};
   // The smallest seed with which the rewarded problem comes at step `step` (from 0).
   std::string seed_with_reward_at(int64_t step) {
@@ -638,8 +638,8 @@ TEST_F(RareReward, AStepWithoutAnyIsSkipped) {
   }
 }
 
-// Completions of one token: the loss types that divide by completions and by tokens are one, unless
-// completions without a reward count among either.
+// With completions of one token, the loss types that divide by completions and by tokens are equal,
+// unless a denominator counts completions without a reward.
 TEST(Runs, CompletionsWithoutARewardAreInNoDenominator) {
   const TempDir dir;
   std::string problems;

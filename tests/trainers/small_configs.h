@@ -1,5 +1,5 @@
 // Configurations of runs small enough to be repeated many times: one layer, a task with few
-// characters, a few steps; and reading what such runs write.
+// characters, a few steps; and readers for the files of such runs.
 #pragma once
 
 #include <limits>

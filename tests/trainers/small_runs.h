@@ -13,7 +13,7 @@ namespace cohort::test {
 RunPlan small_plan(const TempDir& dir, const std::string& name, const std::string& yaml,
                    const std::vector<std::string>& overrides = {});
 
-// Remembers what a run reports.
+// Records the reports of a run.
 class Recorder final : public Reporter {
  public:
   void step(int64_t step, const Metrics& metrics) override;
@@ -29,6 +29,6 @@ std::string train_new(const RunPlan& plan);
 // Trains until `steps` steps of the last stage are done, as if interrupted then. Returns the run
 // directory.
 std::string train_interrupted(const RunPlan& plan, int64_t steps);
-// Takes up a run and trains it to its end.
+// Resumes a run and trains it to its end.
 void train_rest(const std::string& run_dir, const std::vector<std::string>& overrides = {});
 }  // namespace cohort::test

@@ -1,5 +1,5 @@
-// GRPO on trained weights from elsewhere: configs/stories_grpo.yaml raises the mean reward, and
-// what it saves is a folder with the same tokenizer.
+// GRPO on a pretrained external model: configs/stories_grpo.yaml raises the mean reward, and its
+// checkpoint has the same tokenizer.
 #include <filesystem>
 #include <numeric>
 
@@ -23,7 +23,7 @@ TEST(StoriesSlow, RewardRises) {
   RunPlan plan = load_plan((source / "configs" / "stories_grpo.yaml").string(), overrides);
   Recorder recorder;
   const std::atomic<bool> stop{false};
-  // The stories have no end of their own within the limit, at first.
+  // At first the stories do not end within the limit.
   const ExpectLog lengths("end at the length limit");
   const RunResult result = cohort::Run::create(plan).execute(recorder, stop);
   std::vector<double> rewards;

@@ -1,4 +1,4 @@
-// Tokens in files: made once, verified, made again where they are damaged.
+// Token files: written once, verified, rewritten if damaged.
 #include "trainers/token_stream.h"
 
 #include <filesystem>
@@ -55,7 +55,7 @@ TEST_F(TokenStreams, AreTheSameInMemoryAndInFiles) {
   EXPECT_EQ(both.read(size - 1, 2), (std::vector<int32_t>{all.back(), all[0]}));
 }
 
-TEST_F(TokenStreams, AreMadeAgainForOtherTextOrAnotherTokenizer) {
+TEST_F(TokenStreams, AreRewrittenForOtherTextOrAnotherTokenizer) {
   load("cache");
   load("cache");
   EXPECT_EQ(shards("cache").size(), 1u);
@@ -68,7 +68,7 @@ TEST_F(TokenStreams, AreMadeAgainForOtherTextOrAnotherTokenizer) {
   EXPECT_EQ(shards("cache").size(), 4u);
 }
 
-TEST_F(TokenStreams, DamageIsFoundAndMended) {
+TEST_F(TokenStreams, DamageIsFoundAndRepaired) {
   const std::vector<int32_t> all = load("cache").read(0, 1000);
   const std::string shard = shards("cache").at(0), good = read_input_file(shard);
   const auto damage = [&](size_t at, char by) {
@@ -81,7 +81,8 @@ TEST_F(TokenStreams, DamageIsFoundAndMended) {
         damage(good.size() - 1, 64), std::string(), good.substr(0, 20),
         good.substr(0, good.size() - 2), good + "xy"}) {
     write_file(shard, bytes);
-    const ExpectLog told(bytes.size() < 32 ? "it is made again" : "is damaged, and made again");
+    const ExpectLog warning(bytes.size() < 32 ? "it is written again"
+                                              : "is damaged and is written again");
     EXPECT_EQ(load("cache").read(0, 1000), all);
     EXPECT_EQ(read_input_file(shard), good);
   }
@@ -99,7 +100,7 @@ TEST_F(TokenStreams, DamageWhileTheyAreReadIsAnError) {
   EXPECT_THROW_WITH(stream.read(2, 5), InputError, "it has become shorter");
 }
 
-TEST_F(TokenStreams, SeveralProcessesMakeThemOnce) {
+TEST_F(TokenStreams, SeveralProcessesWriteThemOnce) {
   const auto expected = load("").read(0, 5000);
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i)

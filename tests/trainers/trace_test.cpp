@@ -9,12 +9,12 @@ namespace {
 
 const std::string kCommon = std::string(kSmallModel) + kSmallData;
 
-TEST(TraceOfARun, HasTheStepsThatAreAskedFor) {
+TEST(TraceOfARun, HasTheRequestedSteps) {
   const TempDir dir;
   const struct {
     const char *name, *yaml;
     int64_t steps;
-    std::vector<std::string> names;  // of phases and ops that each has
+    std::vector<std::string> names;  // expected phases and ops
   } cases[] = {
       {"sft", kSmallSft, 2, {"forward", "backward", "optimizer", "linear_forward", "adamw_step"}},
       {"grpo", kSmallGrpo, 3, {"sampling", "rewards", "packing", "update", "attention_backward"}},
@@ -36,18 +36,18 @@ TEST(TraceOfARun, HasTheStepsThatAreAskedFor) {
     }
     EXPECT_EQ(counts["step"], c.steps);
     for (const std::string& name : c.names) EXPECT_GE(counts[name], c.steps) << name;
-    const auto told = std::find_if(
+    const auto report = std::find_if(
         recorder.messages.begin(), recorder.messages.end(),
         [](const std::string& message) { return message.find("trace of steps") == 0; });
-    ASSERT_NE(told, recorder.messages.end());
+    ASSERT_NE(report, recorder.messages.end());
     // The last steps, where there are fewer than two before them.
-    EXPECT_NE(told->find(c.steps == 2 ? "steps 3 to 4: " : "steps 2 to 4: "), std::string::npos)
-        << *told;
-    EXPECT_NE(told->find(path), std::string::npos) << *told;
+    EXPECT_NE(report->find(c.steps == 2 ? "steps 3 to 4: " : "steps 2 to 4: "), std::string::npos)
+        << *report;
+    EXPECT_NE(report->find(path), std::string::npos) << *report;
   }
 }
 
-TEST(TraceOfARun, ThatEndsEarlyHasWhatItDid) {
+TEST(TraceOfARun, ThatEndsEarlyHasTheStepsDone) {
   const TempDir dir;
   cohort::Run run = cohort::Run::create(small_plan(dir, "run", kCommon + kSmallSft, {}));
   Recorder recorder;

@@ -3,10 +3,10 @@
 //   P = exp(S - lse),  dP = keep / (1 - p) (dO V^T),  dS = P (dP - delta) scale,  delta = dO . O
 //   dV += dropout(P)^T dO,  dK += dS^T Q,  dQ += dS K
 //
-// A thread has a key head of a sequence, and of those that share its beginning, for itself, and
-// goes over the tiles of keys, and for each over the query blocks that see some of it. Every
-// element of dq, dk and dv is one fma chain, begun at the old value when accumulating: dq over
-// ascending keys, dk and dv over ascending (token, head of the group).
+// A work item is a key head of a sequence and of those that share it as a prefix: it loops over the
+// tiles of keys, and for each over the query blocks that see some of it. Every element of dq, dk
+// and dv is one fma chain, started from the old value when accumulating: dq over ascending keys, dk
+// and dv over ascending (token, head of the group).
 #include "kernels/attention/cpu/tile.h"
 #include "kernels/cpu/reduce.h"
 #include "kernels/vector_math.h"
@@ -18,7 +18,7 @@ using namespace attention;
 
 constexpr int64_t kBlockRows = 64;
 
-// The gradients of one sequence and key head after the other, sequences ascending.
+// Computes the gradients of one sequence and key head per run(), sequences ascending.
 template <class T>
 class Backward {
  public:
@@ -33,7 +33,7 @@ class Backward {
   void add_transposed(const Tensor& weights, const T* const* rows, Tensor& grad, int64_t row0,
                       int64_t key0);
 
-  // Where key `key` of the sequence starts in k, v or one of their gradients.
+  // Offset of key `key` of the sequence in k, v or one of their gradients.
   int64_t key_offset(const Tensor& t, int64_t key) const {
     return tokens_(key) * t.strides()[0] + kv_head_ * sizes_.head_dim;
   }
@@ -46,8 +46,9 @@ class Backward {
   Tensor p_, ds_;   // [kBlockRows, score_stride]
   Tensor factors_;  // [score_stride]
   KeyTokens tokens_;
-  int64_t length_ = 0, kv_head_ = 0;  // of the sequence, without its prefix
-  // The query block. Rows are (token, head of the group); row r sees [first, last) of the tile.
+  int64_t length_ = 0, kv_head_ = 0;  // length_: without the prefix
+  // The query block. Rows are (token, head of the group); row r sees keys [first, last) of the
+  // tile.
   int64_t count_ = 0;
   RowTile<T> q_, dout_;
   T* dq_[kBlockRows];
@@ -83,8 +84,8 @@ void Backward<T>::run(const KeyTokens& tokens, int64_t length, int64_t kv_head) 
     const T *const k = args_.k.data<T>(), *const v = args_.v.data<T>();
     keys_.load(count, [&](int64_t j) { return k + key_offset(args_.k, key0 + j); });
     values_.load(count, [&](int64_t j) { return v + key_offset(args_.v, key0 + j); });
-    // Causal queries before the tile's first key see none of it, nor do those a window after its
-    // last one.
+    // Causal queries before the first key of the tile see none of it, nor do queries a window or
+    // more after its last key.
     const int64_t first = causal ? std::max<int64_t>(0, key0 - prefix) : 0;
     const int64_t last = args_.desc.window > 0
                              ? std::min(length_, key0 + count - 1 + args_.desc.window - prefix)
@@ -102,22 +103,22 @@ void Backward<T>::load_block(int64_t row0, int64_t key0) {
   const T *const o = args_.o.data<T>(), *const lse = args_.lse.data<T>();
   const int64_t q_stride = args_.q.strides()[0], dq_stride = args_.dq.tensor.strides()[0];
   T* const dq = args_.dq.tensor.data<T>();
-  int64_t offsets[kBlockRows];  // in o and dout
+  int64_t offsets[kBlockRows];  // into o and dout
   count_ = std::min(kBlockRows, length_ * group - row0);
-  int64_t own = row0 / group, in_group = row0 % group;
+  int64_t query = row0 / group, in_group = row0 % group;
   for (int64_t r = 0; r < count_; ++r) {
-    token_[r] = tokens_.begin + own;
+    token_[r] = tokens_.begin + query;
     head_[r] = kv_head_ * group + in_group;
     const int64_t offset = offsets[r] = (token_[r] * sizes_.heads + head_[r]) * dim;
     dq_[r] = dq + token_[r] * dq_stride + head_[r] * dim;
     delta_[r] = lane_sum<T>(dim, [&](int64_t d) { return dout[offset + d] * o[offset + d]; });
     lse_log2_[r] = lse[head_[r] * sizes_.tokens + token_[r]] * static_cast<T>(kLog2e);
-    const VisibleKeys visible = visible_keys(args_.desc, tokens_.prefix + own, length_);
+    const VisibleKeys visible = visible_keys(args_.desc, tokens_.prefix + query, length_);
     first_[r] = std::clamp<int64_t>(visible.first - key0, 0, keys_.count);
     last_[r] = std::clamp<int64_t>(visible.last - key0, 0, keys_.count);
     if (++in_group == group) {
       in_group = 0;
-      ++own;
+      ++query;
     }
   }
   q_.load(count_, [&](int64_t r) { return q + token_[r] * q_stride + head_[r] * dim; });
@@ -132,24 +133,24 @@ void Backward<T>::block_step(int64_t row0, int64_t key0) {
   for (int64_t r = 0; r < count_; ++r) probabilities(r, key0);
   add_transposed(p_, dout_.rows.data(), args_.dv.tensor, row0, key0);
   add_transposed(ds_, q_.rows.data(), args_.dk.tensor, row0, key0);
-  ProductRow<T> rows[kBlockRows];
+  MatmulRow<T> rows[kBlockRows];
   for (int64_t r = 0; r < count_; ++r)
     rows[r] = {ds_.data<T>() + r * ds_.dim(1), dq_[r], first_[r], last_[r], sizes_.head_dim};
-  chain_product<T>({rows, static_cast<size_t>(count_)}, 1, keys_.rows.data(), Grad::kAccumulate);
+  chain_matmul<T>({rows, static_cast<size_t>(count_)}, 1, keys_.rows.data(), Grad::kAccumulate);
 }
 
-// out[r][j] = rows[r] . key j of the tile, for the keys that row r sees and some more.
+// out[r][j] = rows[r] . key j of the tile, for the keys that row r sees, rounded up to kKeyRun.
 template <class T>
 void Backward<T>::scores(const RowTile<T>& rows, const KeyTile<T>& keys, Tensor& out) {
-  ProductRow<T> products[kBlockRows];
+  MatmulRow<T> matmul_rows[kBlockRows];
   for (int64_t r = 0; r < count_; ++r)
-    products[r] = {rows.rows[static_cast<size_t>(r)], out.data<T>() + r * out.dim(1), 0,
-                   sizes_.head_dim, first_[r] < last_[r] ? round_up(last_[r], kKeyRun) : 0};
-  chain_product<T>({products, static_cast<size_t>(count_)}, 1, keys.transposed.data(),
-                   Grad::kOverwrite);
+    matmul_rows[r] = {rows.rows[static_cast<size_t>(r)], out.data<T>() + r * out.dim(1), 0,
+                      sizes_.head_dim, first_[r] < last_[r] ? round_up(last_[r], kKeyRun) : 0};
+  chain_matmul<T>({matmul_rows, static_cast<size_t>(count_)}, 1, keys.transposed.data(),
+                  Grad::kOverwrite);
 }
 
-// From S in p_ and dO V^T in ds_: the dropped P, and dS.
+// Turns S in p_ into P after dropout, and dO V^T in ds_ into dS.
 template <class T>
 void Backward<T>::probabilities(int64_t row, int64_t key0) {
   T *const p = p_.data<T>() + row * p_.dim(1), *const ds = ds_.data<T>() + row * p_.dim(1);
@@ -171,7 +172,7 @@ void Backward<T>::probabilities(int64_t row, int64_t key0) {
   }
 }
 
-// grad of key j += sum over the rows that see it of weights[row][j] rows[row]: dV from P and dO, dK
+// grad[key j] += sum over the rows that see it of weights[row][j] rows[row]: dV from P and dO, dK
 // from dS and Q.
 template <class T>
 void Backward<T>::add_transposed(const Tensor& weights, const T* const* rows, Tensor& grad,
@@ -179,18 +180,18 @@ void Backward<T>::add_transposed(const Tensor& weights, const T* const* rows, Te
   const int64_t group = sizes_.group();
   const bool causal = args_.desc.mask == Mask::kCausal;
   const T* const columns = weights.data<T>();
-  T* const sums = grad.data<T>();
-  ProductRow<T> products[128];
+  T* const grads = grad.data<T>();
+  MatmulRow<T> matmul_rows[128];
   for (int64_t j = 0; j < keys_.count; ++j) {
     const int64_t key = key0 + j, window = args_.desc.window;
-    const int64_t own = key - tokens_.prefix;  // the query at this position; before all: negative
-    const int64_t first = causal ? std::clamp<int64_t>(own * group - row0, 0, count_) : 0;
+    const int64_t query = key - tokens_.prefix;  // at this position; negative within the prefix
+    const int64_t first = causal ? std::clamp<int64_t>(query * group - row0, 0, count_) : 0;
     const int64_t last =
-        window > 0 ? std::clamp<int64_t>((own + window) * group - row0, 0, count_) : count_;
-    products[j] = {columns + j, sums + key_offset(grad, key), first, last, sizes_.head_dim};
+        window > 0 ? std::clamp<int64_t>((query + window) * group - row0, 0, count_) : count_;
+    matmul_rows[j] = {columns + j, grads + key_offset(grad, key), first, last, sizes_.head_dim};
   }
-  chain_product<T>({products, static_cast<size_t>(keys_.count)}, weights.dim(1), rows,
-                   Grad::kAccumulate);
+  chain_matmul<T>({matmul_rows, static_cast<size_t>(keys_.count)}, weights.dim(1), rows,
+                  Grad::kAccumulate);
 }
 
 template <class T>
@@ -198,16 +199,16 @@ void backward(const AttentionBackward& args, const PackedSizes& sizes) {
   const int32_t* const cu = args.cu_seqlens.data<int32_t>();
   const std::vector<KeyTokens> keys =
       key_tokens(args.cu_seqlens, args.desc.prefixes, "attention_backward");
-  std::vector<int64_t> families;  // where each begins: a sequence, and those that go on from it
+  std::vector<int64_t> prefix_groups;  // first sequence of each: the prefix of those that follow it
   int64_t cost = 0;
   for (int64_t s = 0; s < sizes.sequences; ++s) {
     const KeyTokens& tokens = keys[static_cast<size_t>(s)];
     const int64_t length = cu[s + 1] - cu[s];
     cost += 5 * length * (2 * tokens.prefix + length) * sizes.heads * sizes.head_dim / 2;
-    if (tokens.prefix == 0) families.push_back(s);
+    if (tokens.prefix == 0) prefix_groups.push_back(s);
   }
-  const size_t items = families.size() * static_cast<size_t>(sizes.kv_heads);
-  families.push_back(sizes.sequences);
+  const size_t items = prefix_groups.size() * static_cast<size_t>(sizes.kv_heads);
+  prefix_groups.push_back(sizes.sequences);
   for (const GradOut* grad : {&args.dq, &args.dk, &args.dv}) {
     if (grad->mode == Grad::kAccumulate) continue;
     Tensor& t = grad->tensor;
@@ -217,8 +218,8 @@ void backward(const AttentionBackward& args, const PackedSizes& sizes) {
   parallel_items(items, cost, [&](int64_t first, int64_t last) {
     Backward<T> backward(args);
     for (int64_t i = first; i < last; ++i) {
-      const auto family = static_cast<size_t>(i / sizes.kv_heads);
-      for (int64_t s = families[family]; s < families[family + 1]; ++s)
+      const auto prefix_group = static_cast<size_t>(i / sizes.kv_heads);
+      for (int64_t s = prefix_groups[prefix_group]; s < prefix_groups[prefix_group + 1]; ++s)
         backward.run(keys[static_cast<size_t>(s)], cu[s + 1] - cu[s], i % sizes.kv_heads);
     }
   });

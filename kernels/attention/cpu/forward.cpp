@@ -1,5 +1,5 @@
 // attention_forward on the CPU: (sequence, key head, up to kQueryRows rows) per work item.
-#include "kernels/attention/cpu/attend.h"
+#include "kernels/attention/cpu/flash_attention.h"
 
 namespace cohort::kernels::cpu {
 
@@ -7,8 +7,8 @@ namespace {
 
 using namespace attention;
 
-// A run of at most kQueryRows rows of one sequence and key head. Rows are (token, head of the
-// group), token first, so that neighbours see nearly the same keys.
+// Run of at most kQueryRows rows of one sequence and key head. Rows are (token, head of the group),
+// token major, so that neighbours see nearly the same keys.
 struct ForwardItem {
   int64_t sequence, kv_head, row0;
 };
@@ -32,30 +32,30 @@ void forward(const AttentionForward& args, const PackedSizes& sizes) {
         items.push_back({s, h, row0});
   }
   parallel_items(items.size(), cost, [&](int64_t first, int64_t last) {
-    Attend<T> attend(dim, args.desc);
+    FlashAttention<T> flash(dim, args.desc);
     QueryRow<T> rows[kQueryRows];
     for (int64_t i = first; i < last; ++i) {
       const auto [s, kv_head, row0] = items[static_cast<size_t>(i)];
       const KeyTokens& tokens = keys[static_cast<size_t>(s)];
       const int64_t length = cu[s + 1] - cu[s];
       const int64_t count = std::min(kQueryRows, length * group - row0);
-      int64_t own = row0 / group, in_group = row0 % group;
+      int64_t query = row0 / group, in_group = row0 % group;
       for (int64_t r = 0; r < count; ++r) {
-        const int64_t token = cu[s] + own, head = kv_head * group + in_group;
+        const int64_t token = cu[s] + query, head = kv_head * group + in_group;
         rows[r] = {.q = q + token * q_stride + head * dim,
                    .o = o + (token * heads + head) * dim,
                    .lse = lse + head * sizes.tokens + token,
-                   .visible = visible_keys(args.desc, tokens.prefix + own, length),
+                   .visible = visible_keys(args.desc, tokens.prefix + query, length),
                    .token = token,
                    .head = head};
         if (++in_group == group) {
           in_group = 0;
-          ++own;
+          ++query;
         }
       }
-      attend.run({rows, static_cast<size_t>(count)},
-                 {.data = args.k.data<T>() + kv_head * dim, .stride = kv_stride, .tokens = tokens},
-                 {.data = args.v.data<T>() + kv_head * dim, .stride = kv_stride, .tokens = tokens});
+      flash.run({rows, static_cast<size_t>(count)},
+                {.data = args.k.data<T>() + kv_head * dim, .stride = kv_stride, .tokens = tokens},
+                {.data = args.v.data<T>() + kv_head * dim, .stride = kv_stride, .tokens = tokens});
     }
   });
 }

@@ -1,6 +1,6 @@
-// The paged key/value cache on the CPU: writing it, and attention over it. Work items are runs of
-// tokens of one sequence, per key head; each row goes through the same routine as in training.
-#include "kernels/attention/cpu/attend.h"
+// Paged key/value cache on the CPU: writes, and attention over it. Work items are runs of tokens of
+// one sequence, per key head; each row runs through the same routine as in training.
+#include "kernels/attention/cpu/flash_attention.h"
 #include "kernels/cpu/reduce.h"
 #include "kernels/cpu/rotate.h"
 
@@ -10,12 +10,11 @@ namespace {
 
 using namespace attention;
 
-// A token that takes no part.
 bool is_idle(int32_t sequence, int32_t position) {
   return sequence < 0 || position < 0;
 }
 
-// Throws unless sequence and position of token t, which is not idle, are inside the block table.
+// Throws unless sequence and position of the non-idle token t are inside the block table.
 void check_address(const CacheSizes& sizes, int64_t t, int64_t sequence, int64_t position,
                    const char* op) {
   COHORT_CHECK(sequence < sizes.sequences, "[", op, "] token ", t,
@@ -33,7 +32,7 @@ void check_block(const CacheSizes& sizes, int64_t sequence, int64_t index, int32
                index * sizes.block_tokens, ", got ", block);
 }
 
-// Tokens [begin, end), all of one sequence, with one key head: at most kQueryRows rows, or one
+// Tokens [begin, end) of one sequence, with one key head: at most kQueryRows rows, or one
 // token.
 struct PagedItem {
   int64_t begin, end, kv_head;
@@ -43,7 +42,8 @@ template <class T>
 void paged(const AttentionPaged& args, const CacheSizes& sizes) {
   const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = sizes.head_dim;
   const int64_t q_stride = args.q.strides()[0];
-  const int64_t group = heads / sizes.kv_heads, most = std::max<int64_t>(kQueryRows / group, 1);
+  const int64_t group = heads / sizes.kv_heads,
+                max_tokens = std::max<int64_t>(kQueryRows / group, 1);
   const int32_t *const sequences = args.sequences.data<int32_t>(),
                        *const positions = args.positions.data<int32_t>(),
                        *const table = args.cache.block_table.data<int32_t>();
@@ -57,15 +57,15 @@ void paged(const AttentionPaged& args, const CacheSizes& sizes) {
       std::fill_n(o + begin * heads * dim, heads * dim, T{0});
       continue;
     }
-    while (end < tokens && end - begin < most && sequences[end] == sequences[begin] &&
+    while (end < tokens && end - begin < max_tokens && sequences[end] == sequences[begin] &&
            positions[end] >= 0)
       ++end;
-    // Gathering a key costs about as much as four rows' work on it.
+    // Gathering a key costs about as much as processing it for four rows.
     cost += 2 * positions[end - 1] * ((end - begin) * heads + 4 * sizes.kv_heads) * dim;
     for (int64_t h = 0; h < sizes.kv_heads; ++h) items.push_back({begin, end, h});
   }
   parallel_items(items.size(), cost, [&](int64_t first, int64_t last) {
-    Attend<T> attend(dim, args.desc);
+    FlashAttention<T> flash(dim, args.desc);
     std::vector<QueryRow<T>> rows;
     for (int64_t i = first; i < last; ++i) {
       const auto [begin, end, kv_head] = items[static_cast<size_t>(i)];
@@ -87,12 +87,12 @@ void paged(const AttentionPaged& args, const CacheSizes& sizes) {
         }
       const std::span<const QueryRow<T>> all = rows;
       for (size_t r = 0; r < all.size(); r += kQueryRows)
-        attend.run(all.subspan(r, std::min<size_t>(kQueryRows, all.size() - r)), keys, values);
+        flash.run(all.subspan(r, std::min<size_t>(kQueryRows, all.size() - r)), keys, values);
     }
   });
 }
 
-// Throws if a token has no place in the cache or no angles.
+// Throws if a token has no cache slot or no rotary angles.
 void check_writes(const RopeKvWrite& args, const CacheSizes& sizes) {
   constexpr const char* kOp = "rope_kv_write";
   const int32_t *const sequence = args.sequences.data<int32_t>(),
@@ -157,7 +157,7 @@ void attention_paged(const AttentionPaged& args) {
   const int32_t *const sequence = args.sequences.data<int32_t>(),
                        *const position = args.positions.data<int32_t>(),
                        *const table = args.cache.block_table.data<int32_t>();
-  // Blocks of a sequence below this are known to be good.
+  // Block table entries of the sequence below this index have been checked.
   int64_t checked = 0;
   for (int64_t t = 0; t < args.q.dim(0); ++t) {
     if (is_idle(sequence[t], position[t])) continue;

@@ -9,7 +9,7 @@
 namespace cohort::kernels::attention {
 namespace {
 
-constexpr int kBlockRows = 4;  // rows of a product that share loads of b
+constexpr int kBlockRows = 4;  // rows that share loads of b
 
 template <class T, int kBytes>
 struct Vector {
@@ -33,13 +33,12 @@ inline V fused(T a, V b, V c) {
   return c;
 }
 
-// kRows rows by kVectors vectors from column x on: the sums stay in registers. The rows' ranges
-// overlap in [begin, end); what comes before and after is added row by row.
+// kRows rows by kVectors vectors from column x on, with accumulators in registers. The ranges of
+// the rows overlap in [begin, end); what precedes and follows is accumulated row by row.
 template <class T, int kRows, int kVectors, int kBytes = kVectorBytes>
-void product_block(const ProductRow<T>* rows, int64_t step, const T* const* b, int64_t x,
-                   Grad out) {
+void matmul_block(const MatmulRow<T>* rows, int64_t step, const T* const* b, int64_t x, Grad out) {
   using V = typename Vector<T, kBytes>::Type;
-  V sum[kRows][kVectors] = {};
+  V acc[kRows][kVectors] = {};
   int64_t begin = rows[0].begin, end = rows[0].end;
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
@@ -47,14 +46,14 @@ void product_block(const ProductRow<T>* rows, int64_t step, const T* const* b, i
     end = std::min(end, rows[r].end);
     if (out == Grad::kAccumulate)
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sum[r][v] = reinterpret_cast<const V*>(rows[r].c + x)[v];
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = reinterpret_cast<const V*>(rows[r].c + x)[v];
   }
   end = std::max(begin, end);
   const auto add = [&](int r, int64_t t) __attribute__((always_inline)) {
-    const T factor = rows[r].a[t * step];
+    const T a = rows[r].a[t * step];
     const V* const row = reinterpret_cast<const V*>(b[t] + x);
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) sum[r][v] = fused<T, kBytes>(factor, row[v], sum[r][v]);
+    for (int v = 0; v < kVectors; ++v) acc[r][v] = fused<T, kBytes>(a, row[v], acc[r][v]);
   };
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r)
@@ -66,28 +65,28 @@ void product_block(const ProductRow<T>* rows, int64_t step, const T* const* b, i
   for (int r = 0; r < kRows; ++r) {
     for (int64_t t = end; t < rows[r].end; ++t) add(r, t);
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) reinterpret_cast<V*>(rows[r].c + x)[v] = sum[r][v];
+    for (int v = 0; v < kVectors; ++v) reinterpret_cast<V*>(rows[r].c + x)[v] = acc[r][v];
   }
 }
 
-// kRows rows from column x to `end`, at most kVectorsPerBlock vectors on.
+// kRows rows, columns [x, end), at most kVectorsPerBlock vectors.
 template <class T, int kRows>
-void product_columns(const ProductRow<T>* rows, int64_t step, const T* const* b, int64_t x,
-                     int64_t end, Grad out) {
+void matmul_columns(const MatmulRow<T>* rows, int64_t step, const T* const* b, int64_t x,
+                    int64_t end, Grad out) {
   constexpr int kBlock = kVectorsPerBlock * kVectorLanes<T>;
-  if (end - x >= kBlock) return product_block<T, kRows, kVectorsPerBlock>(rows, step, b, x, out);
+  if (end - x >= kBlock) return matmul_block<T, kRows, kVectorsPerBlock>(rows, step, b, x, out);
   for (; end - x >= 2 * kVectorLanes<T>; x += 2 * kVectorLanes<T>)
-    product_block<T, kRows, 2>(rows, step, b, x, out);
+    matmul_block<T, kRows, 2>(rows, step, b, x, out);
   for (; end - x >= kVectorLanes<T>; x += kVectorLanes<T>)
-    product_block<T, kRows, 1>(rows, step, b, x, out);
-  constexpr int kFew = 16 / sizeof(T);  // head dims that are no multiple of a vector
-  for (; end - x >= kFew; x += kFew) product_block<T, kRows, 1, 16>(rows, step, b, x, out);
+    matmul_block<T, kRows, 1>(rows, step, b, x, out);
+  constexpr int kFew = 16 / sizeof(T);  // head dims that are not multiples of a vector
+  for (; end - x >= kFew; x += kFew) matmul_block<T, kRows, 1, 16>(rows, step, b, x, out);
   for (; x < end; ++x)
     for (int r = 0; r < kRows; ++r) {
-      T sum = out == Grad::kAccumulate ? rows[r].c[x] : T{0};
+      T acc = out == Grad::kAccumulate ? rows[r].c[x] : T{0};
       for (int64_t t = rows[r].begin; t < rows[r].end; ++t)
-        sum = std::fma(rows[r].a[t * step], b[t][x], sum);
-      rows[r].c[x] = sum;
+        acc = std::fma(rows[r].a[t * step], b[t][x], acc);
+      rows[r].c[x] = acc;
     }
 }
 
@@ -110,21 +109,21 @@ void transpose_four_by_four(T* to, int64_t ld, const T* const* rows, int64_t d) 
 
 }  // namespace
 
-// Columns outside, so that b's part for a block of columns stays in the nearest cache.
+// Loops over columns outermost, so that b's block of columns stays in the L1 cache.
 template <class T>
-void chain_product(std::span<const ProductRow<T>> rows, int64_t step, const T* const* b, Grad out) {
+void chain_matmul(std::span<const MatmulRow<T>> rows, int64_t step, const T* const* b, Grad out) {
   int64_t widest = 0;
-  for (const ProductRow<T>& row : rows) widest = std::max(widest, row.width);
+  for (const MatmulRow<T>& row : rows) widest = std::max(widest, row.width);
   for (int64_t x = 0; x < widest; x += kVectorsPerBlock * kVectorLanes<T>)
     for (size_t r = 0; r < rows.size();) {
-      const ProductRow<T>* const first = &rows[r];
+      const MatmulRow<T>* const first = &rows[r];
       if (rows.size() - r < kBlockRows) {
-        product_columns<T, 1>(first, step, b, x, first->width, out);
+        matmul_columns<T, 1>(first, step, b, x, first->width, out);
         r += 1;
       } else {
         int64_t width = 0;
         for (int i = 0; i < kBlockRows; ++i) width = std::max(width, first[i].width);
-        product_columns<T, kBlockRows>(first, step, b, x, width, out);
+        matmul_columns<T, kBlockRows>(first, step, b, x, width, out);
         r += kBlockRows;
       }
     }
@@ -158,7 +157,7 @@ void KeyTile<T>::transpose() {
 template <class T>
 void ProbabilityDropout::fill(T* factors, int64_t token, int64_t head, int64_t first,
                               int64_t count) const {
-  // dropout_keep() of kernels/dropout.h, with one Philox call for the four keys that share it.
+  // dropout_keep() of kernels/dropout.h, with one Philox call per four keys.
   const uint64_t stream = dropout_row(spec.stream, spec.sequences.data<int64_t>()[token],
                                       spec.positions.data<int32_t>()[token]);
   const uint64_t element = static_cast<uint64_t>(head) << 32 | static_cast<uint64_t>(first);
@@ -185,28 +184,28 @@ std::vector<KeyTokens> key_tokens(const Tensor& cu_seqlens, const Tensor& prefix
                                   const char* op) {
   const int32_t* const cu = cu_seqlens.data<int32_t>();
   std::vector<KeyTokens> out;
-  int64_t whole = -1;  // the last sequence without a prefix
+  int64_t parent = -1;  // the last sequence without a prefix
   for (int64_t s = 0; s + 1 < cu_seqlens.numel(); ++s) {
     out.push_back({.begin = cu[s]});
     const int32_t* const prefix = prefixes.defined() ? prefixes.data<int32_t>() + 2 * s : nullptr;
     if (prefix == nullptr || prefix[1] == 0) {
-      whole = s;
+      parent = s;
       continue;
     }
-    COHORT_CHECK(whole >= 0 && prefix[0] == cu[whole] && prefix[1] == cu[whole + 1] - cu[whole],
+    COHORT_CHECK(parent >= 0 && prefix[0] == cu[parent] && prefix[1] == cu[parent + 1] - cu[parent],
                  "[", op, "] expected the prefix of sequence ", s,
-                 " to be the last one before it without a prefix, got ", prefix[1], " tokens from ",
-                 prefix[0], " on");
+                 " to be the last sequence before it without a prefix, got ", prefix[1],
+                 " tokens from ", prefix[0], " on");
     out.back().prefix_begin = prefix[0];
     out.back().prefix = prefix[1];
   }
   return out;
 }
 
-template void chain_product<float>(std::span<const ProductRow<float>>, int64_t, const float* const*,
-                                   Grad);
-template void chain_product<double>(std::span<const ProductRow<double>>, int64_t,
-                                    const double* const*, Grad);
+template void chain_matmul<float>(std::span<const MatmulRow<float>>, int64_t, const float* const*,
+                                  Grad);
+template void chain_matmul<double>(std::span<const MatmulRow<double>>, int64_t,
+                                   const double* const*, Grad);
 template struct KeyTile<float>;
 template struct KeyTile<double>;
 template void ProbabilityDropout::fill<float>(float*, int64_t, int64_t, int64_t, int64_t) const;

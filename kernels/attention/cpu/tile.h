@@ -1,4 +1,4 @@
-// What the attention passes on the CPU are made of: products whose every element is one fma chain
+// Building blocks of the attention passes on the CPU: matmuls whose every element is one fma chain
 // over an ascending index, and tiles of keys. Vectors run over independent elements only, so bits
 // depend neither on the vector width nor on how rows are grouped into blocks.
 #pragma once
@@ -15,9 +15,9 @@
 namespace cohort::kernels::attention {
 
 #if defined(__AVX512F__)
-inline constexpr int kVectorBytes = 64, kVectorsPerBlock = 4;  // times 4 rows, of 32 registers
+inline constexpr int kVectorBytes = 64, kVectorsPerBlock = 4;  // times 4 rows; 32 registers
 #elif defined(__AVX__)
-inline constexpr int kVectorBytes = 32, kVectorsPerBlock = 2;  // of 16 registers
+inline constexpr int kVectorBytes = 32, kVectorsPerBlock = 2;  // 16 registers
 #else
 inline constexpr int kVectorBytes = 16, kVectorsPerBlock = 2;
 #endif
@@ -29,33 +29,34 @@ inline constexpr double kLn2 = 0.69314718055994530942;
 
 // Scores are computed for runs of this many keys.
 inline constexpr int64_t kKeyRun = 16;
-// Row length of a matrix over the keys of a tile, off the powers of two: those would put a column
-// into few sets of the cache.
+// Row length of a matrix over the keys of a tile, off the powers of two: those would map a column
+// to few cache sets.
 inline int64_t score_stride(int64_t head_dim) {
   return attention_tile(head_dim) + kKeyRun;
 }
 
-// One row of a product: c[x] (+)= sum over t = begin .. end - 1 of a[t step] b[t][x], x < width.
+// One row of a matmul: c[x] (+)= sum over t = begin .. end - 1 of a[t step] b[t][x], x < width.
 template <class T>
-struct ProductRow {
+struct MatmulRow {
   const T* a;
   T* c;
   int64_t begin, end, width;
 };
-// Every element is one fma chain in ascending t. The rows share b: a pointer for each t.
+// Every element is one fma chain in ascending t. The rows share b: one pointer per t.
 template <class T>
-void chain_product(std::span<const ProductRow<T>> rows, int64_t step, const T* const* b, Grad out);
+void chain_matmul(std::span<const MatmulRow<T>> rows, int64_t step, const T* const* b, Grad out);
 
-// Rows of one head, copied to lie close together: where they come from, their distance is often a
-// power of two, and so they would share few sets of the cache.
+// Rows of one head, copied to be contiguous: their original stride is often a power of two, which
+// would map them to few cache sets.
 template <class T>
 struct RowTile {
-  RowTile(int64_t head_dim, int64_t most)
-      : memory(Tensor::empty({most, head_dim}, dtype_of<T>)), rows(static_cast<size_t>(most)) {
-    for (int64_t r = 0; r < most; ++r)
+  RowTile(int64_t head_dim, int64_t capacity)
+      : memory(Tensor::empty({capacity, head_dim}, dtype_of<T>)),
+        rows(static_cast<size_t>(capacity)) {
+    for (int64_t r = 0; r < capacity; ++r)
       rows[static_cast<size_t>(r)] = memory.data<T>() + r * head_dim;
   }
-  // row(r) is where row r starts, for r < n.
+  // row(r): start of row r, for r < n.
   template <class Row>
   void load(int64_t n, Row&& row) {
     count = n;
@@ -72,11 +73,11 @@ struct RowTile {
   int64_t count = 0;
 };
 
-// A tile of keys or values with its transpose.
+// Tile of keys or values with its transpose.
 template <class T>
 struct KeyTile : RowTile<T> {
   explicit KeyTile(int64_t head_dim);
-  // Columns of the transpose from n up to the next multiple of kKeyRun become zeros.
+  // Columns of the transpose from n up to the next multiple of kKeyRun are set to zero.
   template <class Row>
   void load(int64_t n, Row&& row) {
     RowTile<T>::load(n, row);
@@ -98,12 +99,12 @@ struct ProbabilityDropout {
 
 // Throws unless the sequences ascend from 0 to `tokens`.
 void check_cu_seqlens(const Tensor& cu_seqlens, int64_t tokens, const char* op);
-// Of each sequence, by cu_seqlens, which have been checked, and AttentionDesc::prefixes, which this
-// checks.
+// Keys of each sequence; cu_seqlens must have been checked. Throws if `prefixes` (AttentionDesc) is
+// invalid.
 std::vector<KeyTokens> key_tokens(const Tensor& cu_seqlens, const Tensor& prefixes, const char* op);
 
-// Runs fn(begin, end) over consecutive items, in chunks worth a thread's while: `cost` is that of
-// all items in multiply-adds.
+// Runs fn(begin, end) over consecutive items, in chunks large enough for a thread. `cost`: total
+// multiply-adds of all items.
 template <class F>
 void parallel_items(size_t items, int64_t cost, F&& fn) {
   constexpr int64_t kChunkCost = 400'000;

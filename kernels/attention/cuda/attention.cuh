@@ -1,5 +1,5 @@
-// What the attention kernels share: which block works on which rows, tiles of bf16 rows in shared
-// memory, dropout of the probabilities, and the choice of an instantiation.
+// Shared by the attention kernels: mapping of blocks to rows, tiles of bf16 rows in shared memory,
+// dropout of the probabilities, and dispatch over head dims.
 #pragma once
 
 #include <mutex>
@@ -15,18 +15,18 @@ namespace cohort::kernels::cuda {
 
 inline constexpr float kLn2 = 0.69314718055994530942f;
 
-// c of the canonical order: exponents of 2 are c times scores.
+// c of the canonical order: converts scores to base-2 exponents.
 inline float exponent_scale(const AttentionDesc& desc, int64_t head_dim) {
   return static_cast<float>(softmax_scale(desc, head_dim) * 1.4426950408889634074);
 }
 
-// How many keys a causal query sees at most; without a window more than a sequence has.
+// Maximum number of keys a causal query sees; larger than any sequence without a window.
 inline int key_window(const AttentionDesc& desc) {
   constexpr int64_t kAll = 1 << 30;
   return static_cast<int>(desc.window > 0 ? std::min(desc.window, kAll) : kAll);
 }
 
-// Calls fn.operator()<kDim>() with the head dim padded to what kernels are compiled for.
+// Calls fn.operator()<kDim>() with the head dim padded to one the generic kernels are compiled for.
 template <class F>
 void dispatch_head_dim(int64_t head_dim, F&& fn) {
   if (head_dim <= 64)
@@ -37,7 +37,7 @@ void dispatch_head_dim(int64_t head_dim, F&& fn) {
     fn.template operator()<256>();
 }
 
-// The same with what the kernels for sm_90 are compiled for.
+// Overload for the head dims of the kernels for sm_90.
 template <class F>
 void dispatch_hopper_dim(int64_t head_dim, F&& fn) {
   if (head_dim > 64 && head_dim <= 96)
@@ -48,21 +48,22 @@ void dispatch_hopper_dim(int64_t head_dim, F&& fn) {
     dispatch_head_dim(head_dim, fn);
 }
 
-// Whether the kernels for sm_90 take a bf16 call; if not, on a GPU that has them, the log says once
-// for each head dim why the portable ones are used.
-inline bool takes_hopper(const char* name, int64_t head_dim, bool vectorized, bool drops,
-                         Device device) {
+// True if the kernels for sm_90 support a bf16 call. Otherwise, on a GPU that has them, logs once
+// per op and head dim why the generic kernels are used.
+inline bool supports_hopper(const char* name, int64_t head_dim, bool vectorized, bool has_dropout,
+                            Device device) {
   if (!::cohort::cuda::is_hopper(device)) return false;
-  const char* const reason = drops         ? "probabilities are dropped"
+  const char* const reason = has_dropout   ? "it has dropout"
                              : !vectorized ? "rows are not aligned to 16 bytes"
                                            : nullptr;
   if (reason == nullptr) return true;
-  count_portable_attention();
+  count_generic_attention();
   static std::mutex mutex;
-  static std::set<std::pair<std::string, int64_t>> said;
+  static std::set<std::pair<std::string, int64_t>> logged;
   const std::lock_guard lock(mutex);
-  if (said.emplace(name, head_dim).second)
-    logging::info("[", name, "] heads of ", head_dim, ": the portable kernel, since ", reason);
+  if (logged.emplace(name, head_dim).second)
+    logging::info("[", name, "] heads of ", head_dim, ": using the generic kernel because ",
+                  reason);
   return false;
 }
 
@@ -70,9 +71,9 @@ inline bool takes_hopper(const char* name, int64_t head_dim, bool vectorized, bo
 template <int kDim>
 inline constexpr int kTileKeys = kDim > 128 ? 64 : 128;
 
-// Packed sequences in tiles of `per_tile` tokens. The host does not know where sequences begin, so
-// sequence s owns the slots cu[s] / per_tile + s up to, not including, cu[s + 1] / per_tile + s +
-// 1: enough for its tiles, some left empty.
+// Packed sequences in tiles of `per_tile` tokens. The host does not know the sequence boundaries,
+// so sequence s owns the slots from cu[s] / per_tile + s to cu[s + 1] / per_tile + s + 1
+// (exclusive): enough for its tiles, some of them empty.
 inline int64_t tile_slots(int64_t tokens, int64_t sequences, int64_t per_tile) {
   return sequences == 0 ? 0 : tokens / per_tile + sequences;
 }
@@ -81,7 +82,7 @@ struct SequenceTile {
   int tile;           // its tokens [tile * per_tile, ...); beyond `length` in an empty slot
   int sequence;
 };
-// The slot's tile; called by whole warps, each of which finds it for itself, 32 sequences at a
+// Finds the tile of a slot; all lanes of a warp must call it, which searches 32 sequences at a
 // time.
 __device__ __forceinline__ SequenceTile find_tile(const int32_t* cu, int sequences, int slot,
                                                   int per_tile) {
@@ -90,7 +91,7 @@ __device__ __forceinline__ SequenceTile find_tile(const int32_t* cu, int sequenc
   while (count > 1) {
     const int step = (count + 31) / 32, offset = lane * step;
     const bool begun = offset < count && cu[first + offset] / per_tile + first + offset <= slot;
-    // Lane 0 has always begun.
+    // Lane 0 always has begun == true.
     const int skip = (__popc(__ballot_sync(0xffffffffu, begun)) - 1) * step;
     first += skip;
     count = min(step, count - skip);
@@ -99,46 +100,45 @@ __device__ __forceinline__ SequenceTile find_tile(const int32_t* cu, int sequenc
   return {begin, cu[first + 1] - begin, slot - begin / per_tile - first, first};
 }
 
-// A row's m c and l over a chunk, or over chunks that are joined; no key seen: m c is -infinity.
+// m c and l of a row over a chunk or over combined chunks; m c is -infinity if it saw no key.
 struct ChunkState {
   float row_max_log2, l;
 };
-// What both sides of a join are multiplied by: a and b of the canonical order.
-struct JoinFactors {
+// Scales a and b of the canonical order, of the previous chunks and of the next one.
+struct CombineScales {
   float before, chunk;
 };
-__device__ __forceinline__ JoinFactors join_factors(const ChunkState& before,
-                                                    const ChunkState& chunk) {
+__device__ __forceinline__ CombineScales combine_scales(const ChunkState& before,
+                                                        const ChunkState& chunk) {
   const float row_max_log2 = fmaxf(before.row_max_log2, chunk.row_max_log2);
   return {fast_exp2(before.row_max_log2 - row_max_log2),
           fast_exp2(chunk.row_max_log2 - row_max_log2)};
 }
-// l, or an element of O.
-__device__ __forceinline__ float join(float before, float chunk, const JoinFactors& by) {
+// Combines l or an element of O.
+__device__ __forceinline__ float combine(float before, float chunk, const CombineScales& by) {
   return __fmaf_rn(chunk, by.chunk, __fmul_rn(before, by.before));
 }
-__device__ __forceinline__ ChunkState join(const ChunkState& before, const ChunkState& chunk,
-                                           const JoinFactors& by) {
-  return {fmaxf(before.row_max_log2, chunk.row_max_log2), join(before.l, chunk.l, by)};
+__device__ __forceinline__ ChunkState combine(const ChunkState& before, const ChunkState& chunk,
+                                              const CombineScales& by) {
+  return {fmaxf(before.row_max_log2, chunk.row_max_log2), combine(before.l, chunk.l, by)};
 }
 
-// A tile of rows of kDim bf16 values in shared memory, in chunks of 16 bytes. A row's chunks are
-// swapped around by the row's number, so that the eight rows of a matrix that ldmatrix reads lie in
-// different banks. The byte offset of a chunk:
+// Byte offset of a 16-byte chunk in a tile of rows of kDim bf16 values in shared memory. The chunks
+// of a row are swizzled by the row index, so that the eight rows of a matrix read by ldmatrix are
+// in different banks.
 template <int kDim>
 __device__ __forceinline__ uint32_t chunk_offset(int row, int chunk) {
   static_assert(kDim % 64 == 0);
   return static_cast<uint32_t>(row * (2 * kDim) + ((chunk ^ (row & 7)) << 4));
 }
 
-// Begins to copy one chunk of a row of `head_dim` elements to its place in `tile` (a shared
-// address); columns beyond the head dim, and all of them if `row_data` is null, become zero. With
-// `vectorized`, rows are 16-byte aligned and head_dim is a multiple of 8. Ends with the thread's
-// next copy_async_wait() and a barrier.
+// Starts the copy of one 16-byte chunk of a row of `head_dim` elements into `tile` (a shared
+// address); columns beyond the head dim, or all of them if `row_data` is null, become zero. With
+// `vectorized`, rows are 16-byte aligned and head_dim is a multiple of 8. Complete after the next
+// copy_async_wait() of the thread and a barrier.
 template <int kDim>
-__device__ __forceinline__ void load_chunk(uint32_t tile, int row, int chunk,
-                                           const __nv_bfloat16* row_data, int head_dim,
-                                           bool vectorized) {
+__device__ __forceinline__ void load_chunk(uint32_t tile, int row, int chunk, const bf16* row_data,
+                                           int head_dim, bool vectorized) {
   const uint32_t to = tile + chunk_offset<kDim>(row, chunk);
   const int column = 8 * chunk;
   const bool live = row_data != nullptr && column < head_dim;
@@ -155,7 +155,7 @@ __device__ __forceinline__ void load_chunk(uint32_t tile, int row, int chunk,
   }
 }
 
-// True if every head of these tensors [T, heads, head_dim] can be moved by 16-byte accesses.
+// True if every head of these tensors [T, heads, head_dim] supports 16-byte accesses.
 template <class T, class... Tensors>
 bool vectorized_heads(const Tensors&... heads) {
   return ((heads.dim(-1) % kPackSize<T> == 0 && heads.strides()[0] % kPackSize<T> == 0 &&
@@ -163,8 +163,8 @@ bool vectorized_heads(const Tensors&... heads) {
           ...);
 }
 
-// Begins to copy 4 elements of a row of `head_dim` (null: zeros) to their place in a row of shared
-// memory, with zeros beyond the head dim; as load_chunk().
+// Starts the copy of 4 elements of a row of `head_dim` (null: zeros) into a row of shared memory,
+// with zeros beyond the head dim; as load_chunk().
 __device__ __forceinline__ void load_float_chunk(float* to, int chunk, const float* row,
                                                  int head_dim, bool vectorized) {
   const int column = 4 * chunk;
@@ -178,14 +178,14 @@ __device__ __forceinline__ void load_float_chunk(float* to, int chunk, const flo
     to[column + e] = live && column + e < head_dim ? row[column + e] : 0.0f;
 }
 
-// Dropout of the probabilities of one call; off while `first_kept` is 0. The bits are those of
+// Dropout of the probabilities of one call; disabled if `first_kept` is 0. Same bits as
 // dropout_keep() with element = head * 2^32 + key.
 struct ProbabilityDropout {
   const int64_t* sequences = nullptr;
   const int32_t* positions = nullptr;
   uint64_t seed = 0, stream = 0;
-  uint32_t first_kept = 0;  // the smallest word that keeps its probability
-  float factor = 1;         // a kept probability times this
+  uint32_t first_kept = 0;  // smallest random word that keeps its probability
+  float factor = 1;         // scale of kept probabilities
 
   ProbabilityDropout() = default;
   explicit ProbabilityDropout(const DropoutSpec& spec) {
@@ -198,11 +198,11 @@ struct ProbabilityDropout {
     factor = static_cast<float>(1 / (1 - spec.p));
   }
 
-  // The Philox stream of a query's row.
+  // Philox stream of a query row.
   __device__ uint64_t row(int64_t token) const {
     return dropout_row(stream, sequences[token], positions[token]);
   }
-  // Bit i: whether key `first` + i is kept, for i < 4; `first` is a multiple of 4.
+  // Bit i is set if key `first` + i is kept, for i < 4; `first` is a multiple of 4.
   __device__ uint32_t keep_four(uint64_t row_stream, int head, int first) const {
     const uint64_t element = static_cast<uint64_t>(head) << 32 | static_cast<uint64_t>(first);
     const auto words = philox(seed, row_stream, element >> 2);

@@ -1,23 +1,22 @@
-// attention_backward on CUDA, after FlashAttention-2 (Dao 2023): the scores are computed again,
-// tile by tile, from lse.
+// attention_backward on CUDA, after FlashAttention-2 (Dao 2023): the scores are recomputed tile by
+// tile from lse.
 //
 //   P  = exp2(S c - lse log2(e)),  c = scale log2(e),  S = Q K^T
 //   dP = keep / (1 - p) (dO V^T),  delta = rowsum(dO O),  dS = P (dP - delta)
 //   dV = dropout(P)^T dO,  dK = scale dS^T Q,  dQ = scale dS K
 //
-// sm_90 has kernels of its own for bf16 (hopper/backward.cuh, backward_wide.cuh). The portable
-// ones: a small kernel first makes delta from O as stored. Then one pass owns tiles of keys and
-// makes dK and dV, another owns tiles of queries and makes dQ (backward.cuh). That is seven
-// products where one pass with atomic sums would need five, but every element of a gradient is the
-// sum of one block in one order: over ascending queries, head after head of the group (dK, dV), or
-// ascending keys (dQ).
-// Where key heads are few, bf16 dK and dV are sums of several blocks, each with a slice of the
-// group's heads, added in ascending order by a last kernel. So the bits neither change between runs
-// nor depend on the other sequences.
+// sm_90 has its own kernels for bf16 (hopper/backward.cuh, backward_wide.cuh). The generic path
+// starts with a small kernel that computes delta from O as stored. Then one pass owns tiles of keys
+// and computes dK and dV, another owns tiles of queries and computes dQ (backward.cuh). That takes
+// seven matmuls where a single pass with atomics would take five, but every element of a gradient
+// is accumulated by one block in one order: over ascending queries, head after head of the group
+// (dK, dV), or ascending keys (dQ). With few key heads, bf16 dK and dV are sums of several blocks,
+// each with a slice of the heads of the group, added in ascending order by a final kernel. So bits
+// do not change between runs, and do not depend on the other sequences.
 //
-// bf16: products on the tensor cores with f32 sums; rounded to bf16 are dropout(P) and dS as
-// factors and the gradients as stored, once, the old value of an accumulated one included. f32: fma
-// chains.
+// bf16: tensor core matmuls with f32 accumulators; dropout(P) and dS are rounded to bf16 as
+// operands, and the gradients once as stored, including the old value of an accumulated one. f32:
+// fma chains.
 #include "kernels/attention/cuda/backward.cuh"
 #include "kernels/cuda/raw.cuh"
 
@@ -25,7 +24,7 @@ namespace cohort::kernels::cuda {
 namespace {
 
 constexpr int kDeltaThreads = 256;
-constexpr int kLaneElements = 8;  // of a row per thread
+constexpr int kLaneElements = 8;  // row elements per thread
 
 template <class T>
 __device__ void load_elements(float (&x)[kLaneElements], const T* p, int live, bool vectorized) {
@@ -39,9 +38,9 @@ __device__ void load_elements(float (&x)[kLaneElements], const T* p, int live, b
   }
 }
 
-// delta = dO . O and lse in base 2 of every token and head, and the dropout stream of every token,
-// all of which both passes read many times. `lanes` neighbouring threads, a power of two, have the
-// row of a token and head, each 8 elements of it; their parts are added by shuffles.
+// Computes delta = dO . O and lse in base 2 of every token and head, and the dropout stream of
+// every token, which both passes read many times. `lanes` adjacent threads, a power of two, slice
+// the row of a token and head, 8 elements each, and reduce by shuffles.
 template <class T>
 __global__ void __launch_bounds__(kDeltaThreads)
     delta_kernel(const BackwardArgs<T> args, int lanes) {
@@ -65,31 +64,30 @@ __global__ void __launch_bounds__(kDeltaThreads)
   if (args.streams != nullptr && head == 0) args.streams[token] = args.dropout.row(token);
 }
 
-// dk, or dv in the second row of blocks, as the sum of their slices. A thread has kN elements of a
+// dk, or dv in the second row of blocks, as the sum of its slices. A thread has kN elements of a
 // head.
 template <int kN>
-__global__ void __launch_bounds__(kDeltaThreads)
-    add_slices_kernel(const BackwardArgs<__nv_bfloat16> args) {
+__global__ void __launch_bounds__(kDeltaThreads) add_slices_kernel(const BackwardArgs<bf16> args) {
   const bool values = blockIdx.y == 1;
-  const float* const slices = values ? args.slices_v : args.slices_k;
-  const Heads<__nv_bfloat16>& out = values ? args.dv : args.dk;
+  const float* const slices = values ? args.dv_slices : args.dk_slices;
+  const Heads<bf16>& out = values ? args.dv : args.dk;
   const bool accumulate = values ? args.accumulate_v : args.accumulate_k;
   const int64_t width = int64_t{args.kv_heads} * args.head_dim, count = args.tokens * width;
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * kDeltaThreads + threadIdx.x) * kN;
   if (at >= count) return;
   Pack<float, kN> sum = load_pack<kN>(slices + at);
-  for (int s = 1; s < args.slices; ++s) {
+  for (int s = 1; s < args.head_slices; ++s) {
     const Pack<float, kN> more = load_pack<kN>(slices + s * count + at);
 #pragma unroll
     for (int i = 0; i < kN; ++i) sum.v[i] += more.v[i];
   }
-  __nv_bfloat16* const to = out.data + at / width * out.stride + at % width;
+  bf16* const to = out.data + at / width * out.stride + at % width;
 #pragma unroll
   for (int i = 0; i < kN; ++i)
-    to[i] = from_float<__nv_bfloat16>(accumulate ? sum.v[i] + to_float(to[i]) : sum.v[i]);
+    to[i] = from_float<bf16>(accumulate ? sum.v[i] + to_float(to[i]) : sum.v[i]);
 }
 
-void add_slices(const BackwardArgs<__nv_bfloat16>& args, Device device) {
+void add_slices(const BackwardArgs<bf16>& args, Device device) {
   const int64_t count = args.tokens * args.kv_heads * args.head_dim;
   const int per_thread = args.head_dim % 4 == 0 ? 4 : 1;
   const auto kernel = per_thread == 4 ? add_slices_kernel<4> : add_slices_kernel<1>;
@@ -97,11 +95,11 @@ void add_slices(const BackwardArgs<__nv_bfloat16>& args, Device device) {
   launch("attention_backward_slices", kernel, {blocks, kDeltaThreads}, device, args);
 }
 
-// Slices of a group's heads: enough to fill a device with few key heads. A function of the model's
-// shape alone, so that no bit depends on the tokens beside a sequence.
-int slices_of(int64_t heads, int64_t kv_heads) {
-  constexpr int64_t kBlocksOfATile = 8;
-  return static_cast<int>(std::clamp<int64_t>(kBlocksOfATile / kv_heads, 1, heads / kv_heads));
+// Number of slices of the heads of a group: enough to fill a device with few key heads. Depends on
+// the model's shape only, so that bits do not depend on the batch.
+int head_slices_of(int64_t heads, int64_t kv_heads) {
+  constexpr int64_t kBlocksPerTile = 8;
+  return static_cast<int>(std::clamp<int64_t>(kBlocksPerTile / kv_heads, 1, heads / kv_heads));
 }
 
 template <class T>
@@ -128,7 +126,7 @@ void attention_backward(const AttentionBackward& args) {
   const int64_t tokens = args.q.dim(0), heads = args.q.dim(1), dim = args.q.dim(2);
   const Device device = args.q.device();
   const int64_t kv_heads = args.k.dim(1);
-  Tensor statistics, streams, parts;
+  Tensor statistics, streams, slices;
   if (args.desc.dropout.p > 0) streams = Tensor::empty({tokens}, DType::kI64, device);
   dispatch_device(args.q.dtype(), "attention_backward", [&]<class T>() {
     BackwardArgs<T> problem{.dq = heads_of<T>(args.dq.tensor),
@@ -145,14 +143,14 @@ void attention_backward(const AttentionBackward& args) {
                             .lse_log2 = nullptr,
                             .delta = nullptr,
                             .streams = pointer<uint64_t>(streams),
-                            .slices_k = nullptr,
-                            .slices_v = nullptr,
+                            .dk_slices = nullptr,
+                            .dv_slices = nullptr,
                             .tokens = tokens,
                             .sequences = static_cast<int>(args.cu_seqlens.numel() - 1),
                             .heads = static_cast<int>(heads),
                             .kv_heads = static_cast<int>(kv_heads),
                             .head_dim = static_cast<int>(dim),
-                            .slices = 1,
+                            .head_slices = 1,
                             .accumulate_q = args.dq.mode == Grad::kAccumulate,
                             .accumulate_k = args.dk.mode == Grad::kAccumulate,
                             .accumulate_v = args.dv.mode == Grad::kAccumulate,
@@ -174,22 +172,22 @@ void attention_backward(const AttentionBackward& args) {
       make_deltas();
       run_backward_f32(problem, device);
     } else {
-      problem.slices = slices_of(heads, kv_heads);
-      if (problem.slices > 1) {
-        const int64_t of_tensor = problem.slices * tokens * kv_heads * dim;
-        parts = Tensor::empty({2, of_tensor}, DType::kF32, device);
-        problem.slices_k = pointer<float>(parts);
-        problem.slices_v = problem.slices_k + of_tensor;
+      problem.head_slices = head_slices_of(heads, kv_heads);
+      if (problem.head_slices > 1) {
+        const int64_t slice_elements = problem.head_slices * tokens * kv_heads * dim;
+        slices = Tensor::empty({2, slice_elements}, DType::kF32, device);
+        problem.dk_slices = pointer<float>(slices);
+        problem.dv_slices = problem.dk_slices + slice_elements;
       }
-      const bool hopper = takes_hopper("attention_backward", dim, problem.vectorized,
-                                       problem.streams != nullptr, device);
+      const bool hopper = supports_hopper("attention_backward", dim, problem.vectorized,
+                                          problem.streams != nullptr, device);
       if (hopper) {
         dispatch_hopper_dim(dim, [&]<int kDim>() { run_backward_hopper<kDim>(problem, args); });
       } else {
         make_deltas();
         dispatch_head_dim(dim, [&]<int kDim>() { run_backward_bf16<kDim>(problem, device); });
       }
-      if (problem.slices > 1) add_slices(problem, device);
+      if (problem.head_slices > 1) add_slices(problem, device);
     }
   });
 }

@@ -1,21 +1,20 @@
-// The two passes of the attention backward in bf16, as one kernel: S and dP are products of own by
-// streamed rows, and the gradients of the own rows are products of P and dS by streamed rows. A
-// warp has 16 or 32 own rows against all streamed ones, so that P and dS go from the accumulators
-// of one product straight into the factors of the next, without a detour through shared memory.
-// Streamed rows arrive in two stages, one under way while the other is worked on.
+// Both passes of the attention backward in bf16, as one kernel: S and dP are matmuls of own by
+// streamed rows, and the gradients of the own rows are matmuls of P and dS by streamed rows. A warp
+// has 16 or 32 own rows against all streamed ones, so that P and dS go from the accumulators of one
+// matmul straight into the operands of the next without passing through shared memory. Streamed
+// rows are double-buffered.
 #pragma once
 
 #include "kernels/attention/cuda/backward.cuh"
 
 namespace cohort::kernels::cuda {
-using bf16 = __nv_bfloat16;
 
 namespace {
 
-// kRows: own rows of a warp / 16. kSplit warps share own rows, each with its part of the gradient's
-// columns (their S and dP are computed by each, which costs less than what would not fit into
-// registers). kStep: streamed rows of a stage; kColumns: those of them at a time. kBlocks: blocks
-// that a multiprocessor should hold.
+// kRows: own rows of a warp / 16. kSplit warps slice own rows, each with its part of the gradient
+// columns (each recomputes S and dP, which costs less than the register spills it avoids). kStep:
+// streamed rows per stage; kColumns: streamed rows processed at a time. kBlocks: blocks per
+// multiprocessor.
 template <int kDim, Pass kPass>
 struct Plan;
 template <>
@@ -43,8 +42,8 @@ struct Plan<256, Pass::kQueries> {
   static constexpr int kRows = 1, kWarps = 4, kSplit = 1, kStep = 32, kColumns = 32, kBlocks = 1;
 };
 
-// What follows from a plan. Shared memory: the two own tiles, two stages of two streamed tiles, and
-// for kKeys two stages of what comes with each streamed query: lse_log2, delta, dropout stream.
+// Sizes derived from a plan. Shared memory: the two own tiles, two stages of two streamed tiles,
+// and for kKeys two stages of per-query data: lse_log2, delta, dropout stream.
 template <int kDim, Pass kPass>
 struct Layout : Plan<kDim, kPass> {
   using P = Plan<kDim, kPass>;
@@ -56,53 +55,54 @@ struct Layout : Plan<kDim, kPass> {
   static constexpr int kStreamed = 2 * kOwnBytes, kQueryData = kStreamed + 4 * kStepBytes;
   static constexpr int kQueryBytes = P::kStep * 16;
   static constexpr int kShared = kQueryData + (kPass == Pass::kKeys ? 2 * kQueryBytes : 0);
-  static_assert(P::kRows * P::kColumns <= 64, "kept() has 32 bits for a lane's scores");
+  static_assert(P::kRows * P::kColumns <= 64, "keep_bits() has 32 bits for the scores of a lane");
   static_assert(P::kStep % P::kColumns == 0 && P::kColumns % 16 == 0);
-  static_assert(kThreads >= P::kStep, "a thread loads what comes with a streamed query");
+  static_assert(kThreads >= P::kStep, "a thread loads the data of a streamed query");
 };
 
-// Fragments of 16x16 values from a tile in shared memory, at `row` (a multiple of 8) and 16 k
-// columns; the lane's part of the addresses is made once.
+// Loads fragments of 16x16 values from a tile in shared memory, at `row` (a multiple of 8) and
+// column 16 k; the lane-dependent part of the addresses is precomputed.
 template <int kDim>
 struct TileReader {
   uint32_t square_row, square_chunk, paired_row, paired_chunk;
 
   __device__ TileReader() {
-    const uint32_t lane = threadIdx.x % 32, turn = lane & 7;
+    const uint32_t lane = threadIdx.x % 32, swizzle = lane & 7;
     square_row = (lane & 15) * (2 * kDim);
-    square_chunk = ((lane >> 4) ^ turn) << 4;
-    paired_row = (turn + (lane >> 4 << 3)) * (2 * kDim);
-    paired_chunk = ((lane >> 3 & 1) ^ turn) << 4;
+    square_chunk = ((lane >> 4) ^ swizzle) << 4;
+    paired_row = (swizzle + (lane >> 4 << 3)) * (2 * kDim);
+    paired_chunk = ((lane >> 3 & 1) ^ swizzle) << 4;
   }
   __device__ static uint32_t at(uint32_t tile, int row) {
     return tile + static_cast<uint32_t>(row * (2 * kDim));
   }
-  // A; its rows are the tile's.
+  // Operand A: its rows are rows of the tile.
   __device__ void a(uint32_t (&f)[4], uint32_t tile, int row, int k) const {
     load_matrices(f, at(tile, row) + square_row + (square_chunk ^ static_cast<uint32_t>(32 * k)));
   }
-  // B of two products side by side; its columns are the tile's rows.
+  // Operand B of two adjacent mmas: its columns are rows of the tile.
   __device__ void b(uint32_t (&f)[4], uint32_t tile, int row, int k) const {
     load_matrices(f, at(tile, row) + paired_row + (paired_chunk ^ static_cast<uint32_t>(32 * k)));
   }
-  // The same, but its rows are the tile's.
+  // Operand B whose rows are rows of the tile.
   __device__ void b_straight(uint32_t (&f)[4], uint32_t tile, int row, int k) const {
     load_matrices_transposed(
         f, at(tile, row) + square_row + (square_chunk ^ static_cast<uint32_t>(32 * k)));
   }
 };
 
-// The f32 sums of a warp: kRows x kColumns / 8 accumulators of 16x8.
+// f32 accumulators of a warp: kRows x kColumns / 8 tiles of 16x8.
 template <int kRows, int kColumns>
-using Sums = float[kRows][kColumns / 8][4];
-// The same values as factors A of a product over the columns.
+using Accumulators = float[kRows][kColumns / 8][4];
+// Accumulator values as operand A of a matmul over the columns.
 template <int kRows, int kColumns>
-using Factors = uint32_t[kRows][kColumns / 16][4];
+using OperandA = uint32_t[kRows][kColumns / 16][4];
 
 // s = own rows times streamed rows, over the head dim.
 template <int kDim, int kRows, int kColumns>
-__device__ __forceinline__ void scores(Sums<kRows, kColumns>& s, const TileReader<kDim>& reader,
-                                       uint32_t own, uint32_t streamed) {
+__device__ __forceinline__ void scores(Accumulators<kRows, kColumns>& s,
+                                       const TileReader<kDim>& reader, uint32_t own,
+                                       uint32_t streamed) {
 #pragma unroll
   for (int r = 0; r < kRows; ++r)
 #pragma unroll
@@ -127,11 +127,12 @@ __device__ __forceinline__ void scores(Sums<kRows, kColumns>& s, const TileReade
   }
 }
 
-// sum += factors times streamed rows.
+// acc += operand times streamed rows.
 template <int kDim, int kWidth, int kRows, int kColumns>
-__device__ __forceinline__ void add_product(Sums<kRows, kWidth>& sum,
-                                            const Factors<kRows, kColumns>& factors,
-                                            const TileReader<kDim>& reader, uint32_t streamed) {
+__device__ __forceinline__ void accumulate_matmul(Accumulators<kRows, kWidth>& acc,
+                                                  const OperandA<kRows, kColumns>& a,
+                                                  const TileReader<kDim>& reader,
+                                                  uint32_t streamed) {
 #pragma unroll
   for (int k = 0; k < kColumns / 16; ++k)
 #pragma unroll
@@ -140,13 +141,13 @@ __device__ __forceinline__ void add_product(Sums<kRows, kWidth>& sum,
       reader.b_straight(b, streamed, 16 * k, n);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        mma_bf16(sum[r][2 * n], factors[r][k], b[0], b[1]);
-        mma_bf16(sum[r][2 * n + 1], factors[r][k], b[2], b[3]);
+        mma_bf16(acc[r][2 * n], a[r][k], b[0], b[1]);
+        mma_bf16(acc[r][2 * n + 1], a[r][k], b[2], b[3]);
       }
     }
 }
 
-// Starts the copy of rows [row0, row0 + kCount); those from `length` on become zero.
+// Starts the copy of rows [row0, row0 + kCount); rows from `length` on become zero.
 template <int kDim, int kCount, int kThreads>
 __device__ __forceinline__ void load_rows(uint32_t tile, const HeadRows<const bf16>& from, int row0,
                                           int length, int head_dim, bool vectorized) {
@@ -154,7 +155,7 @@ __device__ __forceinline__ void load_rows(uint32_t tile, const HeadRows<const bf
   static_assert(kThreads % kChunks == 0 && kCount % kAtOnce == 0);
   const int chunk = static_cast<int>(threadIdx.x) % kChunks;
   const int first = static_cast<int>(threadIdx.x) / kChunks;
-  if (vectorized) {  // decided once: this stands in the inner loop
+  if (vectorized) {  // hoisted out of the inner loop
     const bf16* source = from.data + (row0 + first) * from.stride + 8 * chunk;
     const int end = 8 * chunk < head_dim ? length - row0 : 0;
 #pragma unroll
@@ -170,12 +171,12 @@ __device__ __forceinline__ void load_rows(uint32_t tile, const HeadRows<const bf
                      false);
 }
 
-// kExtras: whether dropout or a window may take part; each is then asked for. Without them the
-// kernel has the registers for itself.
+// kExtras: dropout, a window or prefixes may be active, which is then checked at run time. Without
+// them the kernel needs fewer registers.
 template <int kDim, Pass kPass, bool kExtras>
 class BackwardBlock {
  public:
-  __device__ BackwardBlock(const BackwardArgs<bf16>& args, const BackwardShare& share,
+  __device__ BackwardBlock(const BackwardArgs<bf16>& args, const BackwardSlice& slice,
                            unsigned char* shared);
   __device__ void run();
   __device__ void store() const;
@@ -184,33 +185,35 @@ class BackwardBlock {
   using L = Layout<kDim, kPass>;
   static constexpr int kRows = L::kRows, kColumns = L::kColumns, kStep = L::kStep;
   static constexpr bool kKeys = kPass == Pass::kKeys;
-  using Scores = Sums<kRows, kColumns>;
+  using Scores = Accumulators<kRows, kColumns>;
 
   __device__ void load_own() const;
   __device__ void load_stage(int stage, const BackwardStream& stream, int head, int step) const;
   __device__ void load_own_statistics();
-  __device__ void work(int stage, const BackwardStream& stream, int head, int column0, int offset);
+  __device__ void process_step(int stage, const BackwardStream& stream, int head, int column0,
+                               int offset);
   __device__ void probabilities(Scores& s, int stage, const BackwardStream& stream, int column0,
                                 int offset) const;
   __device__ void hide_before_window(Scores& s, const BackwardStream& stream, int column0) const;
-  // By how many positions the queries are ahead of their rows.
-  __device__ int ahead(const BackwardStream& stream) const {
+  // Position of query row 0: the length of its prefix.
+  __device__ int first_position(const BackwardStream& stream) const {
     if constexpr (!kExtras) return 0;
-    return kKeys ? stream.position : share_.prefix;
+    return kKeys ? stream.position : slice_.prefix;
   }
-  __device__ uint32_t kept(int stage, int head, int column0, int offset) const;
-  __device__ void store(const Sums<kRows, L::kWidth>& sum, const Heads<bf16>& tensor, float scale,
-                        bool accumulate) const;
-  __device__ void store_slice(const Sums<kRows, L::kWidth>& sum, float* slices, float scale) const;
+  __device__ uint32_t keep_bits(int stage, int head, int column0, int offset) const;
+  __device__ void store(const Accumulators<kRows, L::kWidth>& grad, const Heads<bf16>& tensor,
+                        float scale, bool accumulate) const;
+  __device__ void store_slice(const Accumulators<kRows, L::kWidth>& grad, float* slices,
+                              float scale) const;
 
-  // Element i of accumulator n of row block r.
+  // Row and column of element i of accumulator n of row block r.
   __device__ int row_of(int r, int i) const { return row0_ + 16 * r + group_ + 8 * (i / 2); }
   __device__ int column_of(int n, int i) const { return 8 * n + 2 * quad_ + i % 2; }
-  // A bit of kept().
+  // Bit of an element in keep_bits().
   __device__ static uint32_t bit_of(int r, int n, int i) {
     return 1u << (4 * (r * (kColumns / 8) + n) + i);
   }
-  // What comes with the streamed query `row` of a stage.
+  // Per-query data of the streamed query `row` of a stage.
   __device__ const float* lse_log2(int stage, int row) const {
     return reinterpret_cast<const float*>(shared_ + L::kQueryData + stage * L::kQueryBytes) + row;
   }
@@ -219,45 +222,45 @@ class BackwardBlock {
     return reinterpret_cast<const uint64_t*>(lse_log2(stage, 2 * kStep)) + row;
   }
 
-  // Of the queries that accumulator n has as columns; for kKeys.
+  // Values of the queries in the columns of accumulator n; for kKeys.
   __device__ Pack<float, 2> query_pair(const float* data, int n) const {
     return kKeys ? load_pack<2>(data + column_of(n, 0)) : Pack<float, 2>{};
   }
 
   const BackwardArgs<bf16>& args_;
-  const BackwardShare& share_;
+  const BackwardSlice& slice_;
   const unsigned char* shared_;
-  const uint32_t base_;  // of shared memory
+  const uint32_t base_;  // shared memory address
   const int group_, quad_;
-  const int own_row_;  // the warp's first, in the block's tiles
-  const int row0_;     // and in the sequence
-  const int column_;   // the warp's first gradient column
+  const int own_row_;  // first own row of the warp, within the tile
+  const int row0_;     // the same row, within the sequence
+  const int column_;   // first gradient column of the warp
   const TileReader<kDim> reader_;
-  float lse_log2_[kRows][2], delta_[kRows][2];  // of own queries, rows group and group + 8
-  uint64_t stream_[kRows];  // of own query group + 8 (quad % 2), whose draws this lane makes
-  Sums<kRows, L::kWidth> main_ = {};    // dK or dQ, without the scale
-  Sums<kRows, L::kWidth> values_ = {};  // dV; unused for kQueries
+  float lse_log2_[kRows][2], delta_[kRows][2];  // own queries, rows group and group + 8
+  uint64_t stream_[kRows];                      // own query group + 8 (quad % 2)
+  Accumulators<kRows, L::kWidth> dk_dq_ = {};   // dK or dQ, without the scale
+  Accumulators<kRows, L::kWidth> dv_ = {};      // dV; unused for kQueries
 };
 
 template <int kDim, Pass kPass, bool kExtras>
 __device__ BackwardBlock<kDim, kPass, kExtras>::BackwardBlock(const BackwardArgs<bf16>& args,
-                                                              const BackwardShare& share,
+                                                              const BackwardSlice& slice,
                                                               unsigned char* shared)
     : args_(args),
-      share_(share),
+      slice_(slice),
       shared_(shared),
       base_(shared_address(shared)),
       group_(static_cast<int>(threadIdx.x) % 32 / 4),
       quad_(static_cast<int>(threadIdx.x) % 4),
       own_row_(static_cast<int>(threadIdx.x) / 32 % (L::kWarps / L::kSplit) * 16 * kRows),
-      row0_(share.own + own_row_),
+      row0_(slice.own + own_row_),
       column_(static_cast<int>(threadIdx.x) / 32 / (L::kWarps / L::kSplit) * L::kWidth) {}
 
 template <int kDim, Pass kPass, bool kExtras>
 __device__ void BackwardBlock<kDim, kPass, kExtras>::load_own() const {
   const auto load = [&](uint32_t tile, const Heads<const bf16>& tensor) {
-    const auto rows = tensor.rows(share_.begin, share_.head, args_.head_dim);
-    load_rows<kDim, L::kOwn, L::kThreads>(tile, rows, share_.own, share_.length, args_.head_dim,
+    const auto rows = tensor.rows(slice_.begin, slice_.head, args_.head_dim);
+    load_rows<kDim, L::kOwn, L::kThreads>(tile, rows, slice_.own, slice_.length, args_.head_dim,
                                           args_.vectorized);
   };
   load(base_, kKeys ? args_.k : args_.q);
@@ -271,7 +274,7 @@ __device__ void BackwardBlock<kDim, kPass, kExtras>::load_stage(int stage,
   const int row0 = step * kStep;
   const uint32_t tile = base_ + L::kStreamed + stage * (2 * L::kStepBytes);
   const auto load = [&](uint32_t to, const Heads<const bf16>& tensor) {
-    const auto rows = kExtras && !kKeys ? key_rows(tensor, share_, head, args_.head_dim)
+    const auto rows = kExtras && !kKeys ? key_rows(tensor, slice_, head, args_.head_dim)
                                         : tensor.rows(stream.begin, head, args_.head_dim);
     load_rows<kDim, kStep, L::kThreads>(to, rows, row0, stream.length, args_.head_dim,
                                         args_.vectorized);
@@ -280,7 +283,7 @@ __device__ void BackwardBlock<kDim, kPass, kExtras>::load_stage(int stage,
   load(tile + L::kStepBytes, kKeys ? args_.dout : args_.v);
   const int r = static_cast<int>(threadIdx.x);
   if (!kKeys || r >= kStep) return;
-  // A query beyond the end has zeros throughout: P = 1 then, but dO = 0 and dS = 0.
+  // Queries beyond the end are all zeros: P = 1, but dO = 0 and dS = 0.
   const int live = row0 + r < stream.length ? 1 : 0;
   const int64_t token = stream.begin + (live != 0 ? row0 + r : 0);
   const int64_t at = head * args_.tokens + token;
@@ -297,27 +300,27 @@ __device__ void BackwardBlock<kDim, kPass, kExtras>::load_own_statistics() {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = row_of(r, 2 * half);
-      const int64_t at = share_.head * args_.tokens + share_.begin + row;
-      const bool live = row < share_.length;
+      const int64_t at = slice_.head * args_.tokens + slice_.begin + row;
+      const bool live = row < slice_.length;
       lse_log2_[r][half] = live ? args_.lse_log2[at] : 0.0f;
       delta_[r][half] = live ? args_.delta[at] : 0.0f;
     }
     if (kExtras && args_.streams != nullptr) {
       const int row = row_of(r, 2 * (quad_ % 2));
-      stream_[r] = row < share_.length ? args_.streams[share_.begin + row] : 0;
+      stream_[r] = row < slice_.length ? args_.streams[slice_.begin + row] : 0;
     }
   }
 }
 
-// Steps, for kKeys in a loop over the heads of the slice, and that over the sequences whose queries
-// see the own keys.
+// Loops over steps, for kKeys over the heads of the slice, and over the sequences whose queries see
+// the own keys.
 template <int kDim, Pass kPass, bool kExtras>
 __device__ void BackwardBlock<kDim, kPass, kExtras>::run() {
-  const int begin = kKeys ? args_.slice_begin(share_.slice) : 0;
-  const int heads = kKeys ? args_.slice_begin(share_.slice + 1) - begin : 1;
-  const int first_head = kKeys ? share_.head * args_.group() + begin : share_.head / args_.group();
-  BackwardStream stream = share_.stream;
-  int head = first_head, step = stream.first, sequence = share_.sequence;
+  const int begin = kKeys ? args_.slice_begin(slice_.head_slice) : 0;
+  const int heads = kKeys ? args_.slice_begin(slice_.head_slice + 1) - begin : 1;
+  const int first_head = kKeys ? slice_.head * args_.group() + begin : slice_.head / args_.group();
+  BackwardStream stream = slice_.stream;
+  int head = first_head, step = stream.first, sequence = slice_.sequence;
   load_own();
   load_stage(0, stream, head, step);
   copy_async_commit();
@@ -330,39 +333,40 @@ __device__ void BackwardBlock<kDim, kPass, kExtras>::run() {
       ++next_head;
     }
     if (kExtras && kKeys && next_head == first_head + heads &&
-        next_stream(args_, share_, sequence, next, L::kOwn, kStep)) {
+        next_stream(args_, slice_, sequence, next, L::kOwn, kStep)) {
       next_head = first_head;
       next_step = next.first;
     }
     copy_async_wait<0>();
-    __syncthreads();  // this stage is there, and every warp has done with the other one
+    __syncthreads();  // this stage is full, and the other one empty
     if (next_head < first_head + heads) {
       load_stage(stage ^ 1, next, next_head, next_step);
       copy_async_commit();
     }
 #pragma unroll 1
     for (int offset = 0; offset < kStep; offset += kColumns)
-      work(stage, stream, kKeys ? head : share_.head, step * kStep + offset, offset);
+      process_step(stage, stream, kKeys ? head : slice_.head, step * kStep + offset, offset);
     if constexpr (kExtras) stream = next;
     head = next_head;
     step = next_step;
   }
 }
 
-// Streamed rows [column0, column0 + kColumns), which begin at row `offset` of the stage. `head` is
-// the queries'.
+// Processes streamed rows [column0, column0 + kColumns), which begin at row `offset` of the stage.
+// `head`: head of the queries.
 template <int kDim, Pass kPass, bool kExtras>
-__device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::work(
+__device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::process_step(
     int stage, const BackwardStream& stream, int head, int column0, int offset) {
-  if (row0_ >= share_.length || column0 >= stream.length) return;
-  const int last_query = ahead(stream) + (kKeys ? column0 + kColumns : row0_ + 16 * kRows) - 1;
+  if (row0_ >= slice_.length || column0 >= stream.length) return;
+  const int last_query =
+      first_position(stream) + (kKeys ? column0 + kColumns : row0_ + 16 * kRows) - 1;
   if (args_.causal && (kKeys ? row0_ : column0) > last_query) return;
   const uint32_t own = base_ + own_row_ * L::kRowBytes;
   const uint32_t streamed =
       base_ + L::kStreamed + stage * (2 * L::kStepBytes) + offset * L::kRowBytes;
   const uint32_t columns = 2 * column_;  // in bytes
   Scores s, dp;
-  Factors<kRows, kColumns> factors;
+  OperandA<kRows, kColumns> a;
   const auto round = [&](auto&& value) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
@@ -370,12 +374,12 @@ __device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::work(
       for (int n = 0; n < kColumns / 8; ++n)
 #pragma unroll
         for (int i = 0; i < 4; i += 2)
-          factors[r][n / 2][n % 2 * 2 + i / 2] = pack_bf16(value(r, n, i), value(r, n, i + 1));
+          a[r][n / 2][n % 2 * 2 + i / 2] = pack_bf16(value(r, n, i), value(r, n, i + 1));
   };
   scores<kDim, kRows, kColumns>(s, reader_, own, streamed);
   probabilities(s, stage, stream, column0, offset);
-  const bool drops = kExtras && args_.streams != nullptr;
-  const uint32_t keep = drops ? kept(stage, head, column0, offset) : ~0u;
+  const bool has_dropout = kExtras && args_.streams != nullptr;
+  const uint32_t keep = has_dropout ? keep_bits(stage, head, column0, offset) : ~0u;
   const float factor = args_.dropout.factor;
   const auto dropped = [&](float x, int r, int n, int i) {
     if constexpr (!kExtras) return x;
@@ -383,20 +387,20 @@ __device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::work(
   };
   if constexpr (kKeys) {
     round([&](int r, int n, int i) { return dropped(s[r][n][i], r, n, i); });
-    add_product<kDim, L::kWidth, kRows, kColumns>(values_, factors, reader_,
-                                                  streamed + L::kStepBytes + columns);
+    accumulate_matmul<kDim, L::kWidth, kRows, kColumns>(dv_, a, reader_,
+                                                        streamed + L::kStepBytes + columns);
   }
   scores<kDim, kRows, kColumns>(dp, reader_, own + L::kOwnBytes, streamed + L::kStepBytes);
   round([&](int r, int n, int i) {
     const float delta = kKeys ? query_pair(deltas(stage, offset), n).v[i % 2] : delta_[r][i / 2];
     return s[r][n][i] * (dropped(dp[r][n][i], r, n, i) - delta);
   });
-  add_product<kDim, L::kWidth, kRows, kColumns>(main_, factors, reader_, streamed + columns);
+  accumulate_matmul<kDim, L::kWidth, kRows, kColumns>(dk_dq_, a, reader_, streamed + columns);
 }
 
-// S becomes P, zero where the mask says so and beyond the last key. Most tiles are seen whole, and
-// leave before the loop that asks for each element. Own keys beyond it may hold
-// anything: their gradients are not stored.
+// S becomes P, zero where masked and beyond the last key. Most tiles are fully visible and return
+// before the loop that checks each element. Own keys beyond the last one may hold anything: their
+// gradients are not stored.
 template <int kDim, Pass kPass, bool kExtras>
 __device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::probabilities(
     Scores& s, int stage, const BackwardStream& stream, int column0, int offset) const {
@@ -412,10 +416,10 @@ __device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::probabiliti
       }
     }
   const int last_key = kKeys ? row0_ + 16 * kRows - 1 : column0 + kColumns - 1;
-  const int first_query = ahead(stream) + (kKeys ? column0 : row0_);
-  const int keys = kKeys ? share_.length : stream.length;
+  const int first_query = first_position(stream) + (kKeys ? column0 : row0_);
+  const int keys = kKeys ? slice_.length : stream.length;
   const bool crosses_end = !kKeys && last_key >= keys;
-  if (kExtras && args_.window < ahead(stream) + stream.length)
+  if (kExtras && args_.window < first_position(stream) + stream.length)
     hide_before_window(s, stream, column0);
   if (!crosses_end && !(args_.causal && last_key > first_query)) return;
 #pragma unroll
@@ -425,12 +429,13 @@ __device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::probabiliti
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int row = row_of(r, i), column = column0 + column_of(n, i);
-        const int key = kKeys ? row : column, query = ahead(stream) + (kKeys ? column : row);
+        const int key = kKeys ? row : column,
+                  query = first_position(stream) + (kKeys ? column : row);
         if (key >= keys || (args_.causal && key > query)) s[r][n][i] = 0;
       }
 }
 
-// Keys before the window of a query.
+// Zeroes keys before the window of a query.
 template <int kDim, Pass kPass, bool kExtras>
 __device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::hide_before_window(
     Scores& s, const BackwardStream& stream, int column0) const {
@@ -441,16 +446,16 @@ __device__ __forceinline__ void BackwardBlock<kDim, kPass, kExtras>::hide_before
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int rows = row_of(r, i) - (column0 + column_of(n, i));  // own before streamed
-        if (ahead(stream) + (kKeys ? -rows : rows) >= args_.window) s[r][n][i] = 0;
+        if (first_position(stream) + (kKeys ? -rows : rows) >= args_.window) s[r][n][i] = 0;
       }
 }
 
-// Which probabilities survive, as bits. One Philox call decides on four neighbouring keys, so lanes
-// share the calls: each makes one per accumulator and the others get its result by a shuffle.
+// Bit mask of the probabilities that dropout keeps. One Philox call covers four adjacent keys, so
+// lanes slice the calls: each computes one per accumulator, and the others get its result by a
+// shuffle.
 template <int kDim, Pass kPass, bool kExtras>
-__device__ __forceinline__ uint32_t BackwardBlock<kDim, kPass, kExtras>::kept(int stage, int head,
-                                                                              int column0,
-                                                                              int offset) const {
+__device__ __forceinline__ uint32_t
+BackwardBlock<kDim, kPass, kExtras>::keep_bits(int stage, int head, int column0, int offset) const {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   uint32_t bits = 0;
 #pragma unroll
@@ -458,18 +463,18 @@ __device__ __forceinline__ uint32_t BackwardBlock<kDim, kPass, kExtras>::kept(in
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
       if constexpr (kKeys) {
-        // Four groups share four calls: call i is about element i of each.
-        const int mine = group_ % 4;
-        const uint64_t stream = *streams(stage, offset + column_of(n, mine));
-        const int key = row0_ + 16 * r + 8 * (mine / 2) + group_ / 4 * 4;
+        // Four groups slice four calls: call i covers element i of each.
+        const int call_index = group_ % 4;
+        const uint64_t stream = *streams(stage, offset + column_of(n, call_index));
+        const int key = row0_ + 16 * r + 8 * (call_index / 2) + group_ / 4 * 4;
         const uint32_t four = args_.dropout.keep_four(stream, head, key);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const uint32_t call = __shfl_sync(0xffffffffu, four, (lane & ~12) | i << 2);
-          if ((call >> mine & 1) != 0) bits |= bit_of(r, n, i);
+          if ((call >> call_index & 1) != 0) bits |= bit_of(r, n, i);
         }
       } else {
-        // Two quads share the calls for rows group and group + 8.
+        // Two quads slice the calls for rows group and group + 8.
         const int key = column0 + 8 * n + quad_ / 2 * 4;
         const uint32_t four = args_.dropout.keep_four(stream_[r], head, key);
         const uint32_t other = __shfl_xor_sync(0xffffffffu, four, 1);
@@ -486,35 +491,35 @@ __device__ __forceinline__ uint32_t BackwardBlock<kDim, kPass, kExtras>::kept(in
 template <int kDim, Pass kPass, bool kExtras>
 __device__ void BackwardBlock<kDim, kPass, kExtras>::store() const {
   if constexpr (kKeys) {
-    if (args_.slices > 1) {
-      store_slice(main_, args_.slices_k, args_.scale);
-      store_slice(values_, args_.slices_v, 1.0f);
+    if (args_.head_slices > 1) {
+      store_slice(dk_dq_, args_.dk_slices, args_.scale);
+      store_slice(dv_, args_.dv_slices, 1.0f);
       return;
     }
-    store(main_, args_.dk, args_.scale, args_.accumulate_k);
-    store(values_, args_.dv, 1.0f, args_.accumulate_v);
+    store(dk_dq_, args_.dk, args_.scale, args_.accumulate_k);
+    store(dv_, args_.dv, 1.0f, args_.accumulate_v);
   } else {
-    store(main_, args_.dq, args_.scale, args_.accumulate_q);
+    store(dk_dq_, args_.dq, args_.scale, args_.accumulate_q);
   }
 }
 
 template <int kDim, Pass kPass, bool kExtras>
-__device__ void BackwardBlock<kDim, kPass, kExtras>::store(const Sums<kRows, L::kWidth>& sum,
-                                                           const Heads<bf16>& tensor, float scale,
-                                                           bool accumulate) const {
-  const auto rows = tensor.rows(share_.begin, share_.head, args_.head_dim);
+__device__ void BackwardBlock<kDim, kPass, kExtras>::store(
+    const Accumulators<kRows, L::kWidth>& grad, const Heads<bf16>& tensor, float scale,
+    bool accumulate) const {
+  const auto rows = tensor.rows(slice_.begin, slice_.head, args_.head_dim);
 #pragma unroll
   for (int r = 0; r < kRows; ++r)
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
       const int row = row_of(r, i);
-      if (row >= share_.length) continue;
+      if (row >= slice_.length) continue;
       bf16* const out = rows.row(row);
 #pragma unroll
       for (int n = 0; n < L::kWidth / 8; ++n) {
         const int column = column_ + column_of(n, 0);
         if (column >= args_.head_dim) continue;
-        float low = sum[r][n][i] * scale, high = sum[r][n][i + 1] * scale;
+        float low = grad[r][n][i] * scale, high = grad[r][n][i + 1] * scale;
         const bool pair = column + 1 < args_.head_dim;
         if (accumulate) {
           low += to_float(out[column]);
@@ -531,37 +536,38 @@ __device__ void BackwardBlock<kDim, kPass, kExtras>::store(const Sums<kRows, L::
 }
 
 template <int kDim, Pass kPass, bool kExtras>
-__device__ void BackwardBlock<kDim, kPass, kExtras>::store_slice(const Sums<kRows, L::kWidth>& sum,
-                                                                 float* slices, float scale) const {
+__device__ void BackwardBlock<kDim, kPass, kExtras>::store_slice(
+    const Accumulators<kRows, L::kWidth>& grad, float* slices, float scale) const {
 #pragma unroll
   for (int r = 0; r < kRows; ++r)
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
       const int row = row_of(r, i);
-      if (row >= share_.length) continue;
-      const int64_t token = share_.slice * args_.tokens + share_.begin + row;
-      float* const out = slices + (token * args_.kv_heads + share_.head) * args_.head_dim;
+      if (row >= slice_.length) continue;
+      const int64_t token = slice_.head_slice * args_.tokens + slice_.begin + row;
+      float* const out = slices + (token * args_.kv_heads + slice_.head) * args_.head_dim;
 #pragma unroll
       for (int n = 0; n < L::kWidth / 8; ++n) {
         const int column = column_ + column_of(n, 0);
-        if (column < args_.head_dim) out[column] = sum[r][n][i] * scale;
-        if (column + 1 < args_.head_dim) out[column + 1] = sum[r][n][i + 1] * scale;
+        if (column < args_.head_dim) out[column] = grad[r][n][i] * scale;
+        if (column + 1 < args_.head_dim) out[column + 1] = grad[r][n][i + 1] * scale;
       }
     }
 }
 
-// A block owns a tile of rows of one head of one sequence, keys or queries by the pass, and meets
-// the rows on the other side in steps, in ascending order. Own and streamed tiles lie in shared
-// memory, the streamed ones in two stages; scores and gradients stay in registers until the end.
-// Nobody else adds to these gradients, or to this slice of them: no atomic sum, one order.
+// A block owns a tile of rows of one head of one sequence, keys or queries depending on the pass,
+// and streams the rows of the other side in ascending steps. Own and streamed tiles are in shared
+// memory, the streamed ones in two stages; scores and gradients stay in registers until the end. No
+// other block adds to these gradients, or to this slice of them: there are no atomics, and the
+// order is fixed.
 template <int kDim, Pass kPass, bool kExtras>
 __global__ void __launch_bounds__(Layout<kDim, kPass>::kThreads, Layout<kDim, kPass>::kBlocks)
     backward_kernel(const __grid_constant__ BackwardArgs<bf16> args) {
   extern __shared__ __align__(128) unsigned char shared[];
   using L = Layout<kDim, kPass>;
-  const BackwardShare share = find_share<kPass>(args, L::kOwn, L::kStep, tile_blocks<kPass>(args));
-  if (share.own >= share.length) return;
-  BackwardBlock<kDim, kPass, kExtras> block(args, share, shared);
+  const BackwardSlice slice = find_slice<kPass>(args, L::kOwn, L::kStep, tile_blocks<kPass>(args));
+  if (slice.own >= slice.length) return;
+  BackwardBlock<kDim, kPass, kExtras> block(args, slice, shared);
   block.run();
   block.store();
 }
@@ -579,7 +585,7 @@ void launch_pass(const char* name, const BackwardArgs<bf16>& args, Device device
 
 }  // namespace
 
-// Both passes; a file for each padded head dim compiles it.
+// Runs both passes; each padded head dim has its own translation unit.
 template <int kDim>
 void run_backward_bf16(const BackwardArgs<bf16>& args, Device device) {
   launch_pass<kDim, Pass::kKeys>("attention_backward_keys", args, device);

@@ -1,4 +1,4 @@
-// The bf16 backward for head dims up to 256: a file of its own, so that they compile side by side.
+// Instantiates the bf16 backward for head dims up to 256; separate for parallel builds.
 #include "kernels/attention/cuda/backward_bf16.cuh"
 
 namespace cohort::kernels::cuda {

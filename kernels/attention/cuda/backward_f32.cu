@@ -1,6 +1,6 @@
-// The two passes of the attention backward in f32, as one kernel of fma chains. Four tiles of 32
-// rows lie in shared memory (own and streamed rows, each of two tensors); a thread makes 2x2
-// scores, and after a barrier adds P and dS of all streamed rows to 4 rows by 2 to 8 columns of
+// Both passes of the attention backward in f32, as one kernel of fma chains. Four tiles of 32 rows
+// are in shared memory (own and streamed rows, of two tensors each); a thread computes 2x2 scores,
+// and after a barrier accumulates P and dS of all streamed rows into 4 rows by 2 to 8 columns of
 // gradient.
 #include "kernels/attention/cuda/backward.cuh"
 
@@ -8,12 +8,12 @@ namespace cohort::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kTile = 32;             // own rows of a block, and streamed rows of a step
+constexpr int kTile = 32;             // own rows per block, and streamed rows per step
 constexpr int kScoreRow = kTile + 4;  // a streamed row's P or dS for the own rows
-constexpr int kOwnRows = 4;           // of a thread's gradients; a warp has them in common
-static_assert(kOwnRows * kThreads / 32 == kTile);
+constexpr int kThreadRows = 4;        // gradient rows per thread, the same for all of a warp
+static_assert(kThreadRows * kThreads / 32 == kTile);
 
-// Rows are 16 bytes longer than the head dim, so that neighbouring ones lie in different banks.
+// Rows are padded by 16 bytes, so that adjacent ones start in different banks.
 template <int kDim>
 struct SharedTiles {
   float own[2][kTile][kDim + 4];
@@ -21,7 +21,7 @@ struct SharedTiles {
   float p[kTile][kScoreRow], ds[kTile][kScoreRow];
 };
 
-// Begins to load rows [row0, row0 + kTile), zero from `length` and from the head dim on.
+// Starts loading rows [row0, row0 + kTile), zero from `length` and from the head dim on.
 template <int kDim>
 __device__ void load_rows(float (&tile)[kTile][kDim + 4], const HeadRows<const float>& from,
                           int row0, int length, int head_dim, bool vectorized) {
@@ -37,40 +37,40 @@ __device__ void load_rows(float (&tile)[kTile][kDim + 4], const HeadRows<const f
 template <int kDim, Pass kPass>
 class BackwardBlock {
  public:
-  __device__ BackwardBlock(const BackwardArgs<float>& args, const BackwardShare& share,
+  __device__ BackwardBlock(const BackwardArgs<float>& args, const BackwardSlice& slice,
                            SharedTiles<kDim>& shared)
-      : args_(args), share_(share), shared_(shared) {}
+      : args_(args), slice_(slice), shared_(shared) {}
   __device__ void run();
   __device__ void store() const;
 
  private:
   static constexpr bool kKeys = kPass == Pass::kKeys;
-  static constexpr int kVector = kDim == 64 ? 2 : 4;  // neighbouring columns of a thread
+  static constexpr int kVector = kDim == 64 ? 2 : 4;  // adjacent columns of a thread
   static constexpr int kVectors = kDim / (32 * kVector);
-  using Gradient = float[kOwnRows][kVectors][kVector];
+  using Gradient = float[kThreadRows][kVectors][kVector];
 
   __device__ void load_own();
   __device__ void load_streamed(const BackwardStream& stream, int head, int row0);
   __device__ void scores(const BackwardStream& stream, int head, int row0);
   __device__ void score(float s, float dp, const BackwardStream& stream, int head, int own,
                         int streamed, int row0);
-  __device__ void add_products();
-  __device__ void store(const Gradient& sum, const Heads<float>& tensor, float scale,
+  __device__ void accumulate_gradients();
+  __device__ void store(const Gradient& grad, const Heads<float>& tensor, float scale,
                         bool accumulate) const;
 
   const BackwardArgs<float>& args_;
-  const BackwardShare& share_;
+  const BackwardSlice& slice_;
   SharedTiles<kDim>& shared_;
-  Gradient main_ = {};    // dK or dQ, without the scale
-  Gradient values_ = {};  // dV; unused for kQueries
+  Gradient dk_dq_ = {};  // dK or dQ, without the scale
+  Gradient dv_ = {};     // dV; unused for kQueries
 };
 
 template <int kDim, Pass kPass>
 __device__ void BackwardBlock<kDim, kPass>::load_own() {
   for (int i = 0; i < 2; ++i) {
     const auto& tensor = kKeys ? (i == 0 ? args_.k : args_.v) : (i == 0 ? args_.q : args_.dout);
-    load_rows<kDim>(shared_.own[i], tensor.rows(share_.begin, share_.head, args_.head_dim),
-                    share_.own, share_.length, args_.head_dim, args_.vectorized);
+    load_rows<kDim>(shared_.own[i], tensor.rows(slice_.begin, slice_.head, args_.head_dim),
+                    slice_.own, slice_.length, args_.head_dim, args_.vectorized);
   }
 }
 
@@ -80,51 +80,51 @@ __device__ void BackwardBlock<kDim, kPass>::load_streamed(const BackwardStream& 
   for (int i = 0; i < 2; ++i) {
     const auto& tensor = kKeys ? (i == 0 ? args_.q : args_.dout) : (i == 0 ? args_.k : args_.v);
     const auto rows = kKeys ? tensor.rows(stream.begin, head, args_.head_dim)
-                            : key_rows(tensor, share_, head, args_.head_dim);
+                            : key_rows(tensor, slice_, head, args_.head_dim);
     load_rows<kDim>(shared_.streamed[i], rows, row0, stream.length, args_.head_dim,
                     args_.vectorized);
   }
 }
 
-// Steps, for kKeys in a loop over the heads of the group, and that over the sequences whose queries
-// see the own keys.
+// Loops over steps, for kKeys over the heads of the group, and over the sequences whose queries see
+// the own keys.
 template <int kDim, Pass kPass>
 __device__ void BackwardBlock<kDim, kPass>::run() {
   const int heads = kKeys ? args_.group() : 1;
-  const int first_head = kKeys ? share_.head * heads : share_.head / args_.group();
+  const int first_head = kKeys ? slice_.head * heads : slice_.head / args_.group();
   load_own();
-  BackwardStream stream = share_.stream;
-  int sequence = share_.sequence;
+  BackwardStream stream = slice_.stream;
+  int sequence = slice_.sequence;
   do {
     for (int head = first_head; head < first_head + heads; ++head)
       for (int step = stream.first; step < stream.end; ++step) {
-        __syncthreads();  // every thread has done with the last step
+        __syncthreads();  // every thread has finished the last step
         load_streamed(stream, head, step * kTile);
         copy_async_commit();
-        copy_async_wait<0>();  // and for the own rows, the first time
+        copy_async_wait<0>();  // the first time also for the own rows
         __syncthreads();
-        scores(stream, kKeys ? head : share_.head, step * kTile);
+        scores(stream, kKeys ? head : slice_.head, step * kTile);
         __syncthreads();
-        add_products();
+        accumulate_gradients();
       }
-  } while (kKeys && next_stream(args_, share_, sequence, stream, kTile, kTile));
+  } while (kKeys && next_stream(args_, slice_, sequence, stream, kTile, kTile));
 }
 
-// S and dP for own rows y, y + 16 and streamed rows x, x + 16. `head` is the queries'.
+// S and dP for own rows y, y + 16 and streamed rows x, x + 16. `head`: head of the queries.
 template <int kDim, Pass kPass>
 __device__ void BackwardBlock<kDim, kPass>::scores(const BackwardStream& stream, int head,
                                                    int row0) {
   const int y = static_cast<int>(threadIdx.x) / 16, x = static_cast<int>(threadIdx.x) % 16;
-  float sum[2][2][2] = {};  // S or dP, own, streamed
+  float acc[2][2][2] = {};  // [S or dP][own][streamed]
 #pragma unroll 4
   for (int d = 0; d < kDim; d += 4)
 #pragma unroll
-    for (int product = 0; product < 2; ++product) {
+    for (int matmul = 0; matmul < 2; ++matmul) {
       Pack<float, 4> a[2], b[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        a[i] = load_pack<4>(&shared_.own[product][y + 16 * i][d]);
-        b[i] = load_pack<4>(&shared_.streamed[product][x + 16 * i][d]);
+        a[i] = load_pack<4>(&shared_.own[matmul][y + 16 * i][d]);
+        b[i] = load_pack<4>(&shared_.streamed[matmul][x + 16 * i][d]);
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i)
@@ -132,27 +132,27 @@ __device__ void BackwardBlock<kDim, kPass>::scores(const BackwardStream& stream,
         for (int j = 0; j < 2; ++j)
 #pragma unroll
           for (int e = 0; e < 4; ++e)
-            sum[product][i][j] = __fmaf_rn(a[i].v[e], b[j].v[e], sum[product][i][j]);
+            acc[matmul][i][j] = __fmaf_rn(a[i].v[e], b[j].v[e], acc[matmul][i][j]);
     }
 #pragma unroll
   for (int i = 0; i < 2; ++i)
 #pragma unroll
     for (int j = 0; j < 2; ++j)
-      score(sum[0][i][j], sum[1][i][j], stream, head, y + 16 * i, x + 16 * j, row0);
+      score(acc[0][i][j], acc[1][i][j], stream, head, y + 16 * i, x + 16 * j, row0);
 }
 
-// From S and dP of an own and a streamed row, both counted in their tiles: P as dropped and dS,
-// zero where the mask says so and for rows beyond the sequence.
+// Turns S and dP of an own and a streamed row, both relative to their tiles, into P after dropout
+// and dS, zero where masked and for rows beyond the sequence.
 template <int kDim, Pass kPass>
 __device__ void BackwardBlock<kDim, kPass>::score(float s, float dp, const BackwardStream& stream,
                                                   int head, int own, int streamed, int row0) {
-  const int own_row = share_.own + own, streamed_row = row0 + streamed;
+  const int own_row = slice_.own + own, streamed_row = row0 + streamed;
   const int key = kKeys ? own_row : streamed_row, query_row = kKeys ? streamed_row : own_row;
-  const int query = query_row + (kKeys ? stream.position : share_.prefix);  // its position
+  const int query = query_row + (kKeys ? stream.position : slice_.prefix);  // its position
   float p = 0, ds = 0;
-  if (own_row < share_.length && streamed_row < stream.length &&
+  if (own_row < slice_.length && streamed_row < stream.length &&
       !(args_.causal && (key > query || query - key >= args_.window))) {
-    const int64_t token = (kKeys ? stream.begin : share_.begin) + query_row,
+    const int64_t token = (kKeys ? stream.begin : slice_.begin) + query_row,
                   at = head * args_.tokens + token;
     p = fast_exp2(__fmaf_rn(s, args_.exponent, -args_.lse_log2[at]));
     const float undropped = p;
@@ -168,47 +168,47 @@ __device__ void BackwardBlock<kDim, kPass>::score(float s, float dp, const Backw
   shared_.ds[streamed][own] = ds;
 }
 
-// Over ascending streamed rows; those beyond the sequence add zeros.
+// Accumulates the gradients over ascending streamed rows; rows beyond the sequence add zeros.
 template <int kDim, Pass kPass>
-__device__ void BackwardBlock<kDim, kPass>::add_products() {
-  const int own = static_cast<int>(threadIdx.x) / 32 * kOwnRows;
+__device__ void BackwardBlock<kDim, kPass>::accumulate_gradients() {
+  const int own = static_cast<int>(threadIdx.x) / 32 * kThreadRows;
   const int column = static_cast<int>(threadIdx.x) % 32 * kVector;
-  const auto add = [&](Gradient& sum, const float* weights, const float* row) {
-    const Pack<float, kOwnRows> w = load_pack<kOwnRows>(weights + own);
+  const auto add = [&](Gradient& grad, const float* weights, const float* row) {
+    const Pack<float, kThreadRows> w = load_pack<kThreadRows>(weights + own);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const Pack<float, kVector> x = load_pack<kVector>(row + column + v * 32 * kVector);
 #pragma unroll
-      for (int r = 0; r < kOwnRows; ++r)
+      for (int r = 0; r < kThreadRows; ++r)
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) sum[r][v][e] = __fmaf_rn(w.v[r], x.v[e], sum[r][v][e]);
+        for (int e = 0; e < kVector; ++e) grad[r][v][e] = __fmaf_rn(w.v[r], x.v[e], grad[r][v][e]);
     }
   };
 #pragma unroll 4
   for (int j = 0; j < kTile; ++j) {
-    add(main_, shared_.ds[j], shared_.streamed[0][j]);
-    if constexpr (kKeys) add(values_, shared_.p[j], shared_.streamed[1][j]);
+    add(dk_dq_, shared_.ds[j], shared_.streamed[0][j]);
+    if constexpr (kKeys) add(dv_, shared_.p[j], shared_.streamed[1][j]);
   }
 }
 
 template <int kDim, Pass kPass>
 __device__ void BackwardBlock<kDim, kPass>::store() const {
   if constexpr (kKeys) {
-    store(main_, args_.dk, args_.scale, args_.accumulate_k);
-    store(values_, args_.dv, 1.0f, args_.accumulate_v);
+    store(dk_dq_, args_.dk, args_.scale, args_.accumulate_k);
+    store(dv_, args_.dv, 1.0f, args_.accumulate_v);
   } else {
-    store(main_, args_.dq, args_.scale, args_.accumulate_q);
+    store(dk_dq_, args_.dq, args_.scale, args_.accumulate_q);
   }
 }
 
 template <int kDim, Pass kPass>
-__device__ void BackwardBlock<kDim, kPass>::store(const Gradient& sum, const Heads<float>& tensor,
+__device__ void BackwardBlock<kDim, kPass>::store(const Gradient& grad, const Heads<float>& tensor,
                                                   float scale, bool accumulate) const {
-  const auto rows = tensor.rows(share_.begin, share_.head, args_.head_dim);
-  const int first = share_.own + static_cast<int>(threadIdx.x) / 32 * kOwnRows;
+  const auto rows = tensor.rows(slice_.begin, slice_.head, args_.head_dim);
+  const int first = slice_.own + static_cast<int>(threadIdx.x) / 32 * kThreadRows;
 #pragma unroll
-  for (int r = 0; r < kOwnRows; ++r) {
-    if (first + r >= share_.length) return;
+  for (int r = 0; r < kThreadRows; ++r) {
+    if (first + r >= slice_.length) return;
     float* const out = rows.row(first + r);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
@@ -216,23 +216,24 @@ __device__ void BackwardBlock<kDim, kPass>::store(const Gradient& sum, const Hea
       for (int e = 0; e < kVector; ++e) {
         const int column = (v * 32 + static_cast<int>(threadIdx.x) % 32) * kVector + e;
         if (column >= args_.head_dim) continue;
-        const float value = sum[r][v][e] * scale;
+        const float value = grad[r][v][e] * scale;
         out[column] = accumulate ? out[column] + value : value;
       }
   }
 }
 
-// A block owns 32 rows of one head of one sequence (keys or queries, by the pass) and meets the
-// rows on the other side 32 at a time, in ascending order: scores of 32 x 32 pairs into shared
-// memory, a barrier, then their products into the gradients, which stay in registers to the end.
-// Nobody else adds to these gradients, so no atomic sum is needed and the order is fixed.
+// A block owns 32 rows of one head of one sequence (keys or queries, depending on the pass) and
+// streams the rows of the other side 32 at a time, in ascending order: scores of 32 x 32 pairs go
+// to shared memory, and after a barrier are accumulated into the gradients, which stay in registers
+// until the end. No other block adds to these gradients, so there are no atomics and the order is
+// fixed.
 template <int kDim, Pass kPass>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(const __grid_constant__ BackwardArgs<float> args) {
   extern __shared__ __align__(16) unsigned char shared[];
-  const BackwardShare share = find_share<kPass>(args, kTile, kTile, tile_blocks<kPass>(args));
-  if (share.own >= share.length) return;
-  BackwardBlock<kDim, kPass> block(args, share, *reinterpret_cast<SharedTiles<kDim>*>(shared));
+  const BackwardSlice slice = find_slice<kPass>(args, kTile, kTile, tile_blocks<kPass>(args));
+  if (slice.own >= slice.length) return;
+  BackwardBlock<kDim, kPass> block(args, slice, *reinterpret_cast<SharedTiles<kDim>*>(shared));
   block.run();
   block.store();
 }

@@ -1,20 +1,20 @@
-// attention_decode() in bf16 on sm_90. A step is bound by reading keys and values where there are
-// many sequences, and by how long one takes where there are few.
+// attention_decode() in bf16 on sm_90. A decode step is bandwidth-bound with many sequences, and
+// latency-bound with few.
 //
-// A block has one token and the query heads that share a key head, up to 16 rows, which it rotates,
-// and goes over the tiles of keys of its chunks. The token's own key and value go to the cache and,
-// without waiting for that, into the tile that they belong to. All warps share the rows: each
-// computes S and P for a share of the tile's keys and O for a share of the head dim. Between them
-// go round, in shared memory, the row max, P in f32 (for l, whose order is that of one thread that
-// sees all keys) and P in bf16 (for P V). Two warps more have the copy engine bring keys and
-// values, several tiles at a time: a lane asks for a box of one block of the cache and 64 columns,
-// whose rows of 128 bytes are swizzled for ldmatrix. Operands are asked for before the first
-// product of a chain, which would wait for each in turn.
+// A block has one token and up to 16 query heads that share a key head as rows. It rotates them and
+// loops over the tiles of keys of its chunks. The new key and value of the token go to the cache
+// and, without waiting for that store, into their tile. All consumer warps share the rows: each
+// computes S and P for part of the keys of a tile and O for part of the head dim. They exchange the
+// row max, P in f32 (for l, whose order is that of a single thread that sees all keys) and P in
+// bf16 (for P V) through shared memory. Two producer warps load keys and values by TMA, several
+// tiles ahead: a lane requests a box of one cache block and 64 columns, whose rows of 128 bytes are
+// swizzled for ldmatrix. Operands are loaded before the first mma of a chain, which would otherwise
+// wait for each load in turn.
 //
-// Where there are fewer blocks than the device can run, those of a cluster share the rows' chunks:
-// block b takes chunks b, b + size, ... of those that the rows see. After each round every block
-// joins a share of O's elements, reading the chunks' in ascending order from the shared memory of
-// the others; one chunk of one block is the same with nothing to wait for.
+// If there are fewer blocks than the device can run, the blocks of a cluster share the chunks of
+// the rows: block b takes chunks b, b + size, ... of the visible ones. After each round every block
+// combines part of the elements of O, reading the chunks in ascending order from the shared memory
+// of the other blocks. A single chunk needs a single block and no cluster barrier.
 #include <bit>
 
 #include "kernels/attention/cuda/decode_tiles.cuh"
@@ -23,23 +23,23 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-// A barrier of the warps that compute.
+// Barrier of the consumer warps.
 template <class Shape>
 __device__ __forceinline__ void sync_computing() {
   asm volatile("bar.sync 1, %0;\n" ::"n"(Shape::kComputing) : "memory");
 }
 
-// What a warp computes of a chunk: rows `group` and `group` + 8 of O, its columns; l of four rows
-// in its parts, lane % 16 = 4 row + part.
+// State of a consumer warp within a chunk: rows `group` and `group` + 8 of O, its columns; partial
+// sum l_part of l of row l_row, with lane % 16 = 4 row + part.
 template <class Shape>
 struct DecodeWarp {
-  float row_max_log2[2], l, o[Shape::kOwnColumns / 8][4];
+  float row_max_log2[2], l, o[Shape::kColumnsPerWarp / 8][4];
   uint32_t q[Shape::kDim / 16][4];  // the rows' queries, for S
   char* shared;
   int warp, group, quad;
-  int sum_row, part;  // of l
-  // Where the lane's rows of operands lie in a tile of keys, of values and in P: steps along a row
-  // change the swizzled bits, and others are added.
+  int l_row, l_part;
+  // Offsets of the lane's operand rows in a tile of keys, of values and in P: steps along a row
+  // change the swizzled bits, other steps are added.
   uint32_t k_row, k_swizzle, v_row, v_swizzle, p_row, p_swizzle;
 
   __device__ explicit DecodeWarp(char* memory)
@@ -47,38 +47,39 @@ struct DecodeWarp {
         warp(static_cast<int>(threadIdx.x / 32)),
         group(static_cast<int>(threadIdx.x % 32 / 4)),
         quad(static_cast<int>(threadIdx.x % 4)),
-        sum_row(4 * warp + static_cast<int>(threadIdx.x % 16 / 4)),
-        part(static_cast<int>(threadIdx.x % 4)) {
-    const uint32_t lane = threadIdx.x % 32, own = warp;
-    const uint32_t chunk = own * (Shape::kOwnColumns / 8) + lane / 16;  // of 8 columns of values
-    k_row = (own * Shape::kOwnKeys + lane / 16 * 8 + lane % 8) * kRowBytes;
+        l_row(4 * warp + static_cast<int>(threadIdx.x % 16 / 4)),
+        l_part(static_cast<int>(threadIdx.x % 4)) {
+    const uint32_t lane = threadIdx.x % 32, warp_index = warp;
+    const uint32_t chunk = warp_index * (Shape::kColumnsPerWarp / 8) + lane / 16;
+    k_row = (warp_index * Shape::kKeysPerWarp + lane / 16 * 8 + lane % 8) * kRowBytes;
     k_swizzle = (lane / 8 % 2 ^ lane % 8) * 16;
     v_row = (chunk / 8 * Shape::kKeys + lane % 16) * kRowBytes;
     v_swizzle = (chunk % 8 ^ lane % 8) * 16;
     p_row = Shape::kScoreBytes + lane % 16 * (2 * Shape::kKeys);
     p_swizzle = (lane / 16 ^ lane % 8) * 16;
-    start();
+    reset();
   }
   __device__ float* floats(int offset) const { return reinterpret_cast<float*>(shared + offset); }
 
-  // Rows of head_dim elements, rotated, to rows of kDim; zeros in the rest of them and of `all`.
-  static __device__ void rotate_rows(Bf16* to, const Bf16* from, int count, int all, int position,
+  // Copies rows of head_dim elements, rotated, to rows of kDim, with zeros in the remaining columns
+  // and in rows count .. all - 1.
+  static __device__ void rotate_rows(bf16* to, const bf16* from, int count, int all, int position,
                                      const DecodeProblem& p) {
     const int half = p.head_dim / 2;
     for (int i = static_cast<int>(threadIdx.x); i < all * (Shape::kDim / 8);
          i += Shape::kComputing) {
       const int row = i / (Shape::kDim / 8), column = i % (Shape::kDim / 8) * 8;
       const bool live = row < count && column < p.head_dim;
-      Bf16* const y = to + row * Shape::kDim + column;
-      const Bf16* const x = from + row * p.head_dim + column;
+      bf16* const y = to + row * Shape::kDim + column;
+      const bf16* const x = from + row * p.head_dim + column;
       if (!live || p.rope.data == nullptr)
-        store_raw(y, live ? load_raw<8>(x) : Raw<Bf16, 8>{});
+        store_raw(y, live ? load_raw<8>(x) : Raw<bf16, 8>{});
       else if (column < half)
         rotate<8>(y, x, half, Angles<8>(p.rope, position, column), 1.0f, false);
     }
   }
 
-  __device__ void start() {
+  __device__ void reset() {
     row_max_log2[0] = row_max_log2[1] = -INFINITY;
     l = 0;
 #pragma unroll
@@ -87,16 +88,16 @@ struct DecodeWarp {
       for (float& x : n) x = 0;
   }
 
-  // The rows' queries, rotated, and the token's key and value.
+  // Rotates the queries of the rows and the key of the token, and loads its value.
   __device__ void prepare(const DecodeRows& rows, const DecodeProblem& p) {
-    rotate_rows(reinterpret_cast<Bf16*>(shared + Shape::kOutputs), rows.q, rows.count, Shape::kRows,
+    rotate_rows(reinterpret_cast<bf16*>(shared + Shape::kOutputs), rows.q, rows.count, Shape::kRows,
                 rows.position, p);
-    rotate_rows(reinterpret_cast<Bf16*>(shared + Shape::kNewKey), rows.k, 1, 1, rows.position, p);
+    rotate_rows(reinterpret_cast<bf16*>(shared + Shape::kNewKey), rows.k, 1, 1, rows.position, p);
     const int column = 8 * static_cast<int>(threadIdx.x);
     const bool live = column < p.head_dim;
-    auto* const value = reinterpret_cast<Bf16*>(shared + Shape::kNewValue) + column;
+    auto* const value = reinterpret_cast<bf16*>(shared + Shape::kNewValue) + column;
     if (column < Shape::kDim)
-      store_raw(value, live ? load_raw<8>(rows.v + column) : Raw<Bf16, 8>{});
+      store_raw(value, live ? load_raw<8>(rows.v + column) : Raw<bf16, 8>{});
     sync_computing<Shape>();
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
@@ -104,16 +105,16 @@ struct DecodeWarp {
       load_matrices(q[d], shared_address(shared) + Shape::kOutputs + lane % 16 * (2 * Shape::kDim) +
                               32 * d + lane / 16 * 16);
   }
-  // Writes the token's key and value to the cache.
+  // Writes the key and value of the token to the cache.
   __device__ void write_to_cache(const DecodeRows& rows, const DecodeProblem& p) const {
     const int column = 8 * static_cast<int>(threadIdx.x);
     if (rows.slot < 0 || column >= p.head_dim) return;
     const int64_t at = (rows.slot * p.kv_heads + rows.kv_head) * p.head_dim + column;
-    const auto* const row = reinterpret_cast<const Bf16*>(shared + Shape::kNewKey) + column;
+    const auto* const row = reinterpret_cast<const bf16*>(shared + Shape::kNewKey) + column;
     store_raw(p.k_cache + at, load_raw<8>(row));
     store_raw(p.v_cache + at, load_raw<8>(row + Shape::kDim));
   }
-  // Puts the token's key (kNewKey) or value (kNewValue) into row `row` of a tile.
+  // Copies the key (kNewKey) or value (kNewValue) of the token into row `row` of a tile.
   __device__ void insert(char* tile, int row, int from) const {
     const int chunk = static_cast<int>(threadIdx.x);
     if (chunk >= Shape::kDim / 8) return;
@@ -121,18 +122,19 @@ struct DecodeWarp {
         *reinterpret_cast<const uint4*>(shared + from + 16 * chunk);
   }
 
-  // S of the warp's keys, masked, and its row max for the others. key0: the tile's first key. All
-  // operands are asked for before the first product, which would wait for each in turn.
-  __device__ void scores(float (&s)[2 * Shape::kOwnGroups][4], uint32_t keys, int key0,
+  // Computes S of the keys of the warp, masked, and shares its row max. key0: first key of the
+  // tile. All operands are loaded before the first mma.
+  __device__ void scores(float (&s)[2 * Shape::kGroupsPerWarp][4], uint32_t keys, int key0,
                          const DecodeRows& rows, int window) {
-    const int first = warp * Shape::kOwnKeys, seen = rows.visible - key0;
-    uint32_t k[Shape::kOwnGroups][Shape::kDim / 16][4];
+    const int first = warp * Shape::kKeysPerWarp, visible = rows.visible - key0;
+    uint32_t k[Shape::kGroupsPerWarp][Shape::kDim / 16][4];
 #pragma unroll
     for (int d = 0; d < Shape::kDim / 16; ++d) {
       const uint32_t at =
           keys + k_row + d / 4 * (Shape::kKeys * kRowBytes) + (k_swizzle ^ d % 4 * 32);
 #pragma unroll
-      for (int g = 0; g < Shape::kOwnGroups; ++g) load_matrices(k[g][d], at + 16 * g * kRowBytes);
+      for (int g = 0; g < Shape::kGroupsPerWarp; ++g)
+        load_matrices(k[g][d], at + 16 * g * kRowBytes);
     }
 #pragma unroll
     for (auto& n : s)
@@ -141,17 +143,17 @@ struct DecodeWarp {
 #pragma unroll
     for (int d = 0; d < Shape::kDim / 16; ++d)
 #pragma unroll
-      for (int g = 0; g < Shape::kOwnGroups; ++g) {
+      for (int g = 0; g < Shape::kGroupsPerWarp; ++g) {
         mma_bf16(s[2 * g], q[d], k[g][d][0], k[g][d][1]);
         mma_bf16(s[2 * g + 1], q[d], k[g][d][2], k[g][d][3]);
       }
-    if (seen < Shape::kKeys || seen > window) {  // the tile has keys that the rows do not see
+    if (visible < Shape::kKeys || visible > window) {  // some keys of the tile are masked
 #pragma unroll
-      for (int n = 0; n < 2 * Shape::kOwnGroups; ++n)
+      for (int n = 0; n < 2 * Shape::kGroupsPerWarp; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int key = first + 8 * n + 2 * quad + e % 2;
-          if (key >= seen || key < seen - window) s[n][e] = -INFINITY;
+          if (key >= visible || key < visible - window) s[n][e] = -INFINITY;
         }
     }
     float largest[2] = {-INFINITY, -INFINITY};
@@ -167,20 +169,21 @@ struct DecodeWarp {
     }
   }
 
-  // P of the warp's keys, to the place of the tile's keys, which the copy engine fills again; O is
-  // scaled.
-  __device__ void probabilities(const float (&s)[2 * Shape::kOwnGroups][4], char* keys, float c) {
-    float origin[2];
+  // Computes P of the warp's keys, overwriting the keys of the tile (the TMA refills them later),
+  // and rescales O.
+  __device__ void probabilities(const float (&s)[2 * Shape::kGroupsPerWarp][4], char* keys,
+                                float c) {
+    float safe_row_max[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float* const maxima = floats(Shape::kMaxima) + group + 8 * r;
       float largest = maxima[0];
 #pragma unroll
       for (int w = 1; w < Shape::kWarps; ++w) largest = fmaxf(largest, maxima[w * Shape::kRows]);
-      const float raised = fmaxf(row_max_log2[r], largest * c);
-      origin[r] = raised == -INFINITY ? 0.0f : raised;  // as in raise_maximum()
-      const float alpha = fast_exp2(row_max_log2[r] - origin[r]);
-      row_max_log2[r] = raised;
+      const float new_max = fmaxf(row_max_log2[r], largest * c);
+      safe_row_max[r] = new_max == -INFINITY ? 0.0f : new_max;  // as in update_row_max()
+      const float alpha = fast_exp2(row_max_log2[r] - safe_row_max[r]);
+      row_max_log2[r] = new_max;
       if (warp == 0 && quad == 0) floats(Shape::kAlphas)[group + 8 * r] = alpha;
 #pragma unroll
       for (auto& n : o) {
@@ -189,16 +192,16 @@ struct DecodeWarp {
       }
     }
     auto* const exact = reinterpret_cast<float*>(keys) + group * Shape::kScoreStride +
-                        warp * Shape::kOwnKeys + 2 * quad;
+                        warp * Shape::kKeysPerWarp + 2 * quad;
     const uint32_t rounded =
         shared_address(keys) + Shape::kScoreBytes + group * (2 * Shape::kKeys) + 4 * quad;
 #pragma unroll
-    for (int n = 0; n < 2 * Shape::kOwnGroups; ++n) {
-      const uint32_t swizzled = ((warp * Shape::kOwnKeys / 8 + n) ^ group) * 16;
+    for (int n = 0; n < 2 * Shape::kGroupsPerWarp; ++n) {
+      const uint32_t swizzled = ((warp * Shape::kKeysPerWarp / 8 + n) ^ group) * 16;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const Pack<float, 2> p{fast_exp2(__fmaf_rn(s[n][2 * r], c, -origin[r])),
-                               fast_exp2(__fmaf_rn(s[n][2 * r + 1], c, -origin[r]))};
+        const Pack<float, 2> p{fast_exp2(__fmaf_rn(s[n][2 * r], c, -safe_row_max[r])),
+                               fast_exp2(__fmaf_rn(s[n][2 * r + 1], c, -safe_row_max[r]))};
         store_pack(exact + 8 * r * Shape::kScoreStride + 8 * n, p);
         asm volatile(
             "st.shared.b32 [%0], %1;\n" ::"r"(rounded + swizzled + 8 * r * (2 * Shape::kKeys)),
@@ -208,11 +211,11 @@ struct DecodeWarp {
     }
   }
 
-  // l and O go up by the tile's P. Keys that the rows do not see add zeros.
-  __device__ void sums(const char* keys, uint32_t values) {
-    constexpr int kBlocks = Shape::kOwnColumns / 16;
+  // Accumulates the tile's P into l and O. Masked keys add zeros.
+  __device__ void accumulate(const char* keys, uint32_t values) {
+    constexpr int kBlocks = Shape::kColumnsPerWarp / 16;
     const auto* const exact =
-        reinterpret_cast<const float*>(keys) + sum_row * Shape::kScoreStride + 2 * part;
+        reinterpret_cast<const float*>(keys) + l_row * Shape::kScoreStride + 2 * l_part;
     const uint32_t rounded = shared_address(keys) + p_row;
     Pack<float, 2> p[Shape::kKeys / 8];
     uint32_t a[Shape::kGroups][4], v[Shape::kGroups][kBlocks][4];
@@ -226,7 +229,7 @@ struct DecodeWarp {
         load_matrices_transposed(v[g][n],
                                  values + v_row + 16 * g * kRowBytes + (v_swizzle ^ n * 32));
     }
-    l *= floats(Shape::kAlphas)[sum_row];
+    l *= floats(Shape::kAlphas)[l_row];
 #pragma unroll
     for (const auto& pair : p) {
       l += pair.v[0];
@@ -241,60 +244,60 @@ struct DecodeWarp {
       }
   }
 
-  // Where pack `pack` of 4 columns of O's row lies: eights of columns are swapped around as in
-  // JoinedChunks.
-  static __device__ int place(int row, int pack) {
+  // Offset of pack `pack` of 4 columns of a row of O: packs of 8 columns are swizzled as in
+  // CombinedChunks.
+  static __device__ int o_offset(int row, int pack) {
     return row * Shape::kDim + 8 * ((pack / 2) ^ (row & 7)) + 4 * (pack % 2);
   }
-  // Puts the chunk where the cluster joins it, and starts the next.
-  __device__ void finish() {
-    const float even = l + __shfl_xor_sync(0xffffffffu, l, 1);
-    const float sum = even + __shfl_xor_sync(0xffffffffu, even, 2);
+  // Stores the chunk for the cluster to combine, and starts the next one.
+  __device__ void store_chunk() {
+    const float pair_sum = l + __shfl_xor_sync(0xffffffffu, l, 1);
+    const float sum = pair_sum + __shfl_xor_sync(0xffffffffu, pair_sum, 2);
     auto* const states = reinterpret_cast<ChunkState*>(shared + Shape::kStates);
-    if (threadIdx.x % 32 < 16 && part == 0) states[sum_row].l = sum;
+    if (threadIdx.x % 32 < 16 && l_part == 0) states[l_row].l = sum;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = group + 8 * r;
       if (warp == 0 && quad == 0) states[row].row_max_log2 = row_max_log2[r];
 #pragma unroll
-      for (int n = 0; n < Shape::kOwnColumns / 8; ++n)
-        store_pack(floats(Shape::kOutputs) + place(row, (warp * Shape::kOwnColumns + 8 * n) / 4) +
-                       2 * quad,
+      for (int n = 0; n < Shape::kColumnsPerWarp / 8; ++n)
+        store_pack(floats(Shape::kOutputs) +
+                       o_offset(row, (warp * Shape::kColumnsPerWarp + 8 * n) / 4) + 2 * quad,
                    Pack<float, 2>{o[n][2 * r], o[n][2 * r + 1]});
     }
-    start();
+    reset();
   }
 };
 
-// A thread's share of the rows' joined O: packs of 4 columns, block b of the cluster the packs p
-// with p / kThreads % blocks = b.
+// A thread's slice of the combined O: block b of the cluster has the packs p of 4 columns with p /
+// kThreads % blocks = b.
 template <class Shape>
-struct JoinedShare {
+struct CombinedSlice {
   ChunkState states[Shape::kPacks];
   Pack<float, 4> o[Shape::kPacks];
 
-  // Joins the chunk that block `from` has put in its shared memory; `first`: no chunk came before.
-  __device__ void take(char* shared, int from, int blocks, bool first) {
+  // Combines the chunk in the shared memory of block `from`; `first`: there is no previous chunk.
+  __device__ void add_chunk(char* shared, int from, int blocks, bool first) {
 #pragma unroll
     for (int i = 0; i < Shape::kPacks; ++i) {
       const int pack = pack_of(i, blocks), row = pack / (Shape::kDim / 4);
       if (row >= Shape::kRows) continue;
-      const auto* const state_of =
+      const auto* const remote_state =
           in_block(reinterpret_cast<const float*>(shared + Shape::kStates), from) + 2 * row;
-      const auto pair = load_pack<2>(state_of);
+      const auto pair = load_pack<2>(remote_state);
       const ChunkState chunk{pair.v[0], pair.v[1]};
-      const auto values =
+      const auto chunk_o =
           load_pack<4>(in_block(reinterpret_cast<const float*>(shared + Shape::kOutputs), from) +
-                       DecodeWarp<Shape>::place(row, pack % (Shape::kDim / 4)));
+                       DecodeWarp<Shape>::o_offset(row, pack % (Shape::kDim / 4)));
       if (first) {
         states[i] = chunk;
-        o[i] = values;
+        o[i] = chunk_o;
         continue;
       }
-      const JoinFactors by = join_factors(states[i], chunk);
-      states[i] = join(states[i], chunk, by);
+      const CombineScales by = combine_scales(states[i], chunk);
+      states[i] = combine(states[i], chunk, by);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) o[i].v[e] = join(o[i].v[e], values.v[e], by);
+      for (int e = 0; e < 4; ++e) o[i].v[e] = combine(o[i].v[e], chunk_o.v[e], by);
     }
   }
 
@@ -305,9 +308,9 @@ struct JoinedShare {
       const int column = 4 * (pack % (Shape::kDim / 4)), at = row * head_dim + column;
       if (row >= rows.count || column >= head_dim) continue;
       const float inverse = 1.0f / states[i].l;
-      Pack<Bf16, 4> out;
+      Pack<bf16, 4> out;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) out.v[e] = from_float<Bf16>(o[i].v[e] * inverse + 0.0f);
+      for (int e = 0; e < 4; ++e) out.v[e] = from_float<bf16>(o[i].v[e] * inverse + 0.0f);
       store_pack(rows.o + at, out);
     }
   }
@@ -319,7 +322,7 @@ struct JoinedShare {
   }
 };
 
-// Rows of values that no query sees, in blocks that are partly written, become zeros.
+// Zeroes rows of values that no query sees: partly written cache blocks may hold anything there.
 template <class Shape>
 __device__ __forceinline__ void clear_values(char* values, int first) {
   constexpr int kChunks = Shape::kDim / 8;
@@ -329,7 +332,7 @@ __device__ __forceinline__ void clear_values(char* values, int first) {
         uint4{};
 }
 
-// The tiles of one chunk, from `tile` on. Returns the block's next tile.
+// Processes the tiles of one chunk, from `tile` on. Returns the next tile of the block.
 template <class Shape>
 __device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp, TileRing<Shape>& ring,
                                             const DecodeRows& rows, const DecodeProblem& problem,
@@ -340,24 +343,24 @@ __device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp, TileRing<Sh
        tile = next_tile<Shape>(tile, blocks)) {
     const int key0 = tile * Shape::kKeys;
     char* const keys = warp.shared + (ring.keys() - ring.base);
-    // The last key is the token's own, if the cache has a place for it.
-    const int own = rows.slot >= 0 && tile == rows.tiles - 1 ? rows.visible - 1 - key0 : -1;
-    barrier_wait(ring.keys_full(), ring.parity);
-    if (own >= 0) {
-      warp.insert(keys, own, Shape::kNewKey);
+    // The last key is that of the token itself, if the cache has a slot for it.
+    const int new_row = rows.slot >= 0 && tile == rows.tiles - 1 ? rows.visible - 1 - key0 : -1;
+    barrier_wait(ring.keys_full(), ring.phase);
+    if (new_row >= 0) {
+      warp.insert(keys, new_row, Shape::kNewKey);
       sync_computing<Shape>();
     }
-    float s[2 * Shape::kOwnGroups][4];
+    float s[2 * Shape::kGroupsPerWarp][4];
     warp.scores(s, ring.keys(), key0, rows, problem.window);
     sync_computing<Shape>();
     warp.probabilities(s, keys, problem.c);
-    barrier_wait(ring.values_full(), ring.parity);
+    barrier_wait(ring.values_full(), ring.phase);
     if (rows.visible < key0 + Shape::kKeys)
       clear_values<Shape>(keys + Shape::kTileBytes, rows.visible - key0);
-    if (own >= 0) warp.insert(keys + Shape::kTileBytes, own, Shape::kNewValue);
+    if (new_row >= 0) warp.insert(keys + Shape::kTileBytes, new_row, Shape::kNewValue);
     sync_computing<Shape>();
-    warp.sums(keys, ring.values());
-    fence_before_tma();
+    warp.accumulate(keys, ring.values());
+    fence_proxy_async();
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(ring.empty());
     ring.advance();
@@ -365,7 +368,7 @@ __device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp, TileRing<Sh
   return tile;
 }
 
-// Computes a block's rows: see the top of the file.
+// Computes the rows of a block: see the top of the file.
 template <class Shape>
 __device__ __forceinline__ void decode(TileRing<Shape> ring, char* shared, const DecodeRows& rows,
                                        const DecodeProblem& problem, int tile, int chunks,
@@ -374,20 +377,20 @@ __device__ __forceinline__ void decode(TileRing<Shape> ring, char* shared, const
   warp.prepare(rows, problem);
   const bool has_last = (chunks - 1) % blocks == static_cast<int>(blockIdx.z);
   if (has_last && rows.is_first_part) warp.write_to_cache(rows, problem);
-  JoinedShare<Shape> share;
+  CombinedSlice<Shape> slice;
 #pragma unroll 1
   for (int done = 0; done < chunks; done += blocks) {
     if (done + static_cast<int>(blockIdx.z) < chunks) {
       tile = decode_chunk(warp, ring, rows, problem, tile, blocks);
-      warp.finish();
+      warp.store_chunk();
     }
     blocks > 1 ? cluster_sync() : sync_computing<Shape>();
     for (int from = 0; from < min(blocks, chunks - done); ++from)
-      share.take(shared, from, blocks, done + from == 0);
-    // The places are used again, and a block's memory is read until all are here.
+      slice.add_chunk(shared, from, blocks, done + from == 0);
+    // Shared memory may be reused or freed only after all blocks have read it.
     blocks > 1 ? cluster_sync() : sync_computing<Shape>();
   }
-  share.store(rows, problem.head_dim, blocks);
+  slice.store(rows, problem.head_dim, blocks);
 }
 
 template <class Shape>
@@ -401,36 +404,36 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   const int thread = static_cast<int>(threadIdx.x);
   TileRing<Shape> ring{.base = shared_address(shared)};
   if (thread < Shape::kStages) {
-    ring.stage = thread;
+    ring.index = thread;
     barrier_init(ring.keys_full(), 1);
     barrier_init(ring.values_full(), 1);
     barrier_init(ring.empty(), Shape::kWarps);
-    ring.stage = 0;
+    ring.index = 0;
   }
-  const bool copies = thread >= Shape::kComputing, is_keys = thread < Shape::kComputing + 32;
+  const bool is_producer = thread >= Shape::kComputing, is_keys = thread < Shape::kComputing + 32;
   const CUtensorMap* const map = is_keys ? &k : &v;
-  if (copies && thread % 32 == 0) tma_prefetch(map);
+  if (is_producer && thread % 32 == 0) tma_prefetch(map);
   __syncthreads();
-  let_next_start();
-  if (!copies || !problem.reads_early) wait_for_previous();
+  launch_dependent_grids();
+  if (!is_producer || !problem.may_prefetch) wait_on_dependent_grids();
   const DecodeRows rows(problem, Shape::kKeys);
   const auto rank = static_cast<int>(blockIdx.z);
   if (rows.blocks == nullptr) {
-    if (rank == 0 && !copies)
+    if (rank == 0 && !is_producer)
       for (int i = thread; i < rows.count * problem.head_dim; i += Shape::kComputing)
-        rows.o[i] = from_float<Bf16>(0.0f);
+        rows.o[i] = from_float<bf16>(0.0f);
     return;
   }
   const int first_chunk = rows.first_tile / Shape::kChunkTiles;
   const int chunks = (rows.tiles - 1) / Shape::kChunkTiles + 1 - first_chunk;
-  // One chunk needs no company.
+  // A single chunk is computed by a single block.
   const int blocks = chunks > 1 ? static_cast<int>(gridDim.z) : 1;
   if (rank >= blocks) return;
   int tile = rank == 0 ? rows.first_tile : (first_chunk + rank) * Shape::kChunkTiles;
-  if (!copies) return decode(ring, shared, rows, problem, tile, chunks, blocks);
-  TileCopier<Shape> copier(map, ring, problem, rows, tile, blocks);
+  if (!is_producer) return decode(ring, shared, rows, problem, tile, chunks, blocks);
+  TileProducer<Shape> producer(map, ring, problem, rows, tile, blocks);
   for (int done = 0; done < chunks; done += blocks) {
-    if (done + rank < chunks) tile = copier.copy_chunk(tile, is_keys);
+    if (done + rank < chunks) tile = producer.load_chunk_tiles(tile, is_keys);
     if (blocks == 1) continue;
     cluster_sync();
     cluster_sync();
@@ -438,14 +441,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
 #endif
 }
 
-// Describes keys or values [blocks, block_tokens, Hkv, D] to the copy engine.
-CUtensorMap describe(const Tensor& t, int box_tokens) {
+// Tensor map of keys or values [blocks, block_tokens, Hkv, D].
+CUtensorMap make_cache_map(const Tensor& t, int box_tokens) {
   const auto size = [&](int i) { return static_cast<cuuint64_t>(t.dim(i)); };
-  const cuuint64_t head = size(3) * sizeof(Bf16), token = size(2) * head, block = size(1) * token;
-  return tma_describe({.t = t,
-                       .sizes = {size(3), size(2), size(1), size(0)},
-                       .strides = {head, token, block},
-                       .box = {kBoxColumns, 1, static_cast<cuuint32_t>(box_tokens), 1}});
+  const cuuint64_t head = size(3) * sizeof(bf16), token = size(2) * head, block = size(1) * token;
+  return make_tensor_map({.t = t,
+                          .sizes = {size(3), size(2), size(1), size(0)},
+                          .strides = {head, token, block},
+                          .box = {kBoxColumns, 1, static_cast<cuuint32_t>(box_tokens), 1}});
 }
 
 template <class Shape>
@@ -454,23 +457,23 @@ void run(const AttentionDecode& args, const DecodeProblem& problem, unsigned clu
          {.grid = dim3(blocks_for(args.o.dim(0) * problem.kv_heads * problem.parts, 1), 1, cluster),
           .block = Shape::kThreads,
           .shared_bytes = Shape::kSharedBytes,
-          .start = Start::kBesidePrevious,
+          .start = Start::kProgrammatic,
           .cluster = dim3(1, 1, cluster)},
-         args.o.device(), problem, describe(args.cache.k, problem.box_tokens),
-         describe(args.cache.v, problem.box_tokens));
+         args.o.device(), problem, make_cache_map(args.cache.k, problem.box_tokens),
+         make_cache_map(args.cache.v, problem.box_tokens));
 }
 
-// Whether the kernel takes the call: bf16, heads whose halves are rows of 16 bytes, blocks of the
-// cache of 8, 16, 32, ... tokens (8 rows are the swizzle's period), a GPU from sm_90 on that the
+// True if the kernel supports the call: bf16, half heads of a multiple of 16 bytes, cache blocks of
+// 8, 16, 32, ... tokens (8 rows are the period of the swizzle), and a GPU from sm_90 on that the
 // program was compiled for.
-bool takes(const AttentionDecode& args) {
+bool supports(const AttentionDecode& args) {
   const Tensor& cache = args.cache.k;
   const auto block = static_cast<uint64_t>(cache.dim(1));
   return args.qkv.dtype() == DType::kBF16 && cache.numel() > 0 && cache.dim(3) % 16 == 0 &&
          block >= 8 && std::has_single_bit(block) &&
-         aligned(pointer<Bf16>(args.qkv), pointer<Bf16>(cache), pointer<Bf16>(args.cache.v),
-                 pointer<Bf16>(args.o), pointer<float>(args.table)) &&
-         ::cohort::cuda::is_for_hopper(
+         aligned(pointer<bf16>(args.qkv), pointer<bf16>(cache), pointer<bf16>(args.cache.v),
+                 pointer<bf16>(args.o), pointer<float>(args.table)) &&
+         ::cohort::cuda::is_compiled_for_sm90(
              reinterpret_cast<const void*>(attention_decode_kernel<DecodeShape<64, 2>>),
              args.o.device());
 }
@@ -478,13 +481,13 @@ bool takes(const AttentionDecode& args) {
 }  // namespace
 
 bool attention_decode(const AttentionDecode& args) {
-  if (!takes(args)) return false;
+  if (!supports(args)) return false;
   const int64_t tokens = args.o.dim(0), heads = args.o.dim(1), dim = args.o.dim(2),
                 block = args.cache.k.dim(1), kv_heads = args.cache.k.dim(2);
-  DecodeProblem problem{.qkv = pointer<Bf16>(args.qkv),
-                        .o = pointer<Bf16>(args.o),
-                        .k_cache = pointer<Bf16>(args.cache.k),
-                        .v_cache = pointer<Bf16>(args.cache.v),
+  DecodeProblem problem{.qkv = pointer<bf16>(args.qkv),
+                        .o = pointer<bf16>(args.o),
+                        .k_cache = pointer<bf16>(args.cache.k),
+                        .v_cache = pointer<bf16>(args.cache.v),
                         .sequences = pointer<int32_t>(args.sequences),
                         .positions = pointer<int32_t>(args.positions),
                         .table = page_table(args.cache),
@@ -497,7 +500,7 @@ bool attention_decode(const AttentionDecode& args) {
                         .box_tokens = static_cast<int>(std::min(block, attention_tile(dim))),
                         .c = exponent_scale(args.desc, dim),
                         .window = key_window(args.desc),
-                        .reads_early = EarlyReads::are_allowed()};
+                        .may_prefetch = PrefetchScope::is_active()};
   if (args.table.defined())
     problem.rope = {.data = pointer<float>(args.table),
                     .rows = args.table.dim(0),
@@ -505,14 +508,14 @@ bool attention_decode(const AttentionDecode& args) {
   int multiprocessors = 0;
   COHORT_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
                                            args.o.device().index));
-  // Blocks share a row's chunks as long as there are multiprocessors without one.
-  constexpr unsigned kMostBlocks = 8;  // of a cluster, on any GPU that has them
+  // Blocks share the chunks of a row while there are idle multiprocessors.
+  constexpr unsigned kMaxClusterSize = 8;  // portable maximum
   const int64_t blocks = tokens * kv_heads * problem.parts;
   const int64_t chunks = (problem.table.capacity() + kAttentionChunk - 1) / kAttentionChunk;
   unsigned cluster = 1;
-  while (cluster < kMostBlocks && cluster < chunks && blocks * cluster < multiprocessors)
+  while (cluster < kMaxClusterSize && cluster < chunks && blocks * cluster < multiprocessors)
     cluster *= 2;
-  // With few blocks, more stages for each; with many, more blocks for a multiprocessor.
+  // With few blocks, more stages per block; with many, more blocks per multiprocessor.
   if (dim <= 64 && blocks * cluster > multiprocessors) {
     run<DecodeShape<64, 2>>(args, problem, cluster);
   } else {

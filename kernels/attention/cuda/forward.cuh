@@ -1,27 +1,26 @@
-// Packed sequences as the kernels of the forward see them: which rows a block works on, and the
-// keys that those see.
+// Packed sequences for the forward kernels: the rows of a block, and the keys that they see.
 #pragma once
 
-#include "kernels/attention/cuda/attend.cuh"
+#include "kernels/attention/cuda/attention_bf16.cuh"
 
 namespace cohort::kernels::cuda {
 
 // Rows of one head of one sequence.
 template <class T>
 struct PackedRows {
-  const T* q;      // of the head, at the sequence's first token
-  const T *k, *v;  // at its first key's
+  const T* q;      // first token of the sequence, this head
+  const T *k, *v;  // first key, this head
   T* o;
   float* lse;
-  int64_t stride, q_stride, kv_stride;  // elements from token to token: of o, q, and k and v
-  int64_t begin;                        // the sequence's first token
-  int64_t own_shift;                    // what lies between the prefix and the sequence's own keys
-  int prefix;                           // keys of other tokens before its own
-  int number;                           // of the head
-  int first, count;                     // the rows are tokens begin + first and those after it
-  int first_key, keys;                  // they see keys first_key .. keys - 1, each some of them
-  int all_keys;                         // of the sequence, those of its prefix among them
-  int prefix_begin, kv_head;            // the prefix's first token; the head of keys and values
+  int64_t stride, q_stride, kv_stride;  // token strides of o, q, and k and v, in elements
+  int64_t begin;                        // first token of the sequence
+  int64_t suffix_shift;                 // extra offset of keys that follow the prefix, in elements
+  int prefix;                           // number of prefix keys, which precede the own keys
+  int head_index;
+  int first, count;           // the rows are tokens [begin + first, begin + first + count)
+  int first_key, keys;        // each row sees some of the keys [first_key, keys)
+  int all_keys;               // number of keys of the sequence, with its prefix
+  int prefix_begin, kv_head;  // first token of the prefix; head of keys and values
   bool causal;
 
   __device__ const T* query(int r) const {
@@ -32,14 +31,14 @@ struct PackedRows {
     return r >= count ? 1 : causal ? prefix + first + r + 1 : keys;
   }
   __device__ int64_t key_offset(int j) const {
-    return j < keys ? j * kv_stride + (j < prefix ? 0 : own_shift) : -1;
+    return j < keys ? j * kv_stride + (j < prefix ? 0 : suffix_shift) : -1;
   }
-  __device__ int head() const { return number; }
+  __device__ int head() const { return head_index; }
   __device__ int64_t token(int r) const { return begin + first + r; }
   __device__ void store_lse(int r, float value) const { lse[first + r] = value; }
-  __device__ int64_t joined_row(int r) const { return r; }
-  // The first row among those of all heads.
-  __device__ int64_t row0(int64_t tokens) const { return number * tokens + token(0); }
+  __device__ int64_t combined_row(int r) const { return r; }
+  // Index of the first row over all heads.
+  __device__ int64_t row0(int64_t tokens) const { return head_index * tokens + token(0); }
 };
 
 template <class T>
@@ -47,27 +46,29 @@ struct ForwardProblem {
   const T *q, *k, *v;
   T* o;
   float* lse;
-  const int32_t *cu, *prefixes;         // prefixes: null, or [sequences, 2]
-  int64_t tokens, q_stride, kv_stride;  // strides: elements from token to token
+  const int32_t *cu, *prefixes;         // prefixes: null or [sequences, 2]
+  int64_t tokens, q_stride, kv_stride;  // token strides in elements
   int heads, kv_heads, sequences;
-  int slots;  // of tiles; see find_tile()
-  int run;    // heads that are worked on side by side
+  int slots;          // tile slots; see find_tile()
+  int heads_at_once;  // see find()
   bool causal;
-  AttendParams params;
-  JoinedChunks joined;  // for all heads and tokens, or null
+  AttentionParams params;
+  CombinedChunks combined;  // for all heads and tokens, or null
 
-  // The rows of block number `block`, at most `per_block`. Blocks of the same keys run close to
-  // each other in time, and of each sequence those with the most keys first. False for an empty
-  // slot.
+  // Finds the rows of block `block`, at most `per_block`. All blocks of `heads_at_once` heads come
+  // before those of the next, so that blocks with the same keys run close in time; within them, the
+  // last tiles, which see the most keys, come first. Returns false for an empty slot.
   __device__ __forceinline__ bool find(int block, int per_block, PackedRows<T>& rows) const {
-    const int run_size = slots * run, run_index = block / run_size, in_run = block % run_size;
-    const int width = min(run, heads - run_index * run);
-    const int head = run_index * run + in_run % width;
-    const SequenceTile at = find_tile(cu, sequences, slots - 1 - in_run / width, per_block);
+    const int batch_blocks = slots * heads_at_once;
+    const int first_head = block / batch_blocks * heads_at_once, in_batch = block % batch_blocks;
+    const int width = min(heads_at_once, heads - first_head);
+    const int head = first_head + in_batch % width;
+    const SequenceTile at = find_tile(cu, sequences, slots - 1 - in_batch / width, per_block);
     const int tiles = (at.length + per_block - 1) / per_block;
     if (at.tile >= tiles) return false;
-    // Blocks of 192 rows do not end where tiles of keys do: there the first has the fewest rows,
-    // which see the fewest keys under a causal mask. All begin at a multiple of 64.
+    // Blocks of 192 rows do not end at tile boundaries of keys: the first block of a sequence has
+    // the fewest rows, since it sees the fewest keys under a causal mask. All blocks begin at a
+    // multiple of 64.
     const int missing = per_block % 128 == 0 ? 0 : (tiles * per_block - at.length) / 64 * 64;
     const int first = max(0, at.tile * per_block - missing);
     const int end = min(at.length, (at.tile + 1) * per_block - missing);
@@ -89,9 +90,9 @@ struct ForwardProblem {
             .q_stride = q_stride,
             .kv_stride = kv_stride,
             .begin = at.begin,
-            .own_shift = (at.begin - prefix - prefix_begin) * kv_stride,
+            .suffix_shift = (at.begin - prefix - prefix_begin) * kv_stride,
             .prefix = prefix,
-            .number = head,
+            .head_index = head,
             .first = first,
             .count = count,
             .first_key = causal ? max(0, prefix + first + 1 - params.window) : 0,
@@ -104,9 +105,9 @@ struct ForwardProblem {
   }
 };
 
-// For head dims padded to kDim, in bf16, rows of 16-byte alignment, without dropout, on sm_90. A
-// file for each compiles it.
+// bf16 on sm_90, for head dims padded to kDim: 16-byte aligned rows, without dropout. One
+// translation unit per kDim.
 template <int kDim>
-void run_forward_hopper(ForwardProblem<__nv_bfloat16> problem, const AttentionForward& in);
+void run_forward_hopper(ForwardProblem<bf16> problem, const AttentionForward& in);
 
 }  // namespace cohort::kernels::cuda

@@ -1,15 +1,15 @@
-// The paged key/value cache on CUDA: writing it, and attention over it.
+// Paged key/value cache on CUDA: writes, and attention over it.
 //
-// In attention a block takes tokens of one sequence that stand together in the batch, with up to
-// 64 of the query heads that share a key head: up to 64 rows. Which tokens these are only the
-// device knows: a token leads a block if its number is a multiple of what a block holds, or its
-// sequence is not that of the token before; the other tokens' blocks end at once. No value is read
-// by the host, so that a call can be captured in a graph. Decode steps have a kernel of their own
-// (decode.cu) where it takes them.
+// In attention a block takes adjacent tokens of one sequence in the batch, with up to 64 of the
+// query heads that share a key head: up to 64 rows. Only the device knows these tokens: a token
+// leads a block if its index is a multiple of the tokens per block, or its sequence differs from
+// that of the previous token; the blocks of all other tokens exit at once. The host reads no value,
+// so a call can be captured in a graph. Decode steps have their own kernel (decode.cu) where it
+// supports them.
 #include <limits>
 
-#include "kernels/attention/cuda/attend.cuh"
-#include "kernels/attention/cuda/attend_float.cuh"
+#include "kernels/attention/cuda/attention_bf16.cuh"
+#include "kernels/attention/cuda/attention_f32.cuh"
 #include "kernels/attention/cuda/paged.cuh"
 #include "kernels/cuda/rotate.cuh"
 
@@ -27,24 +27,24 @@ struct WriteProblem {
 
 constexpr int kWriteThreads = 128;
 
-// A block has one token, and a thread N elements at a time. First come the packs that are rotated:
-// the queries, which stay in their place, and the keys, which go to the token's slot of the cache.
-// Then those that are copied there: values, and keys that are not rotated.
+// A block has one token, and a thread N elements at a time. First come the packs to rotate:
+// queries, in place, and keys, into the cache slot of the token. Then those to copy to the cache:
+// values, and keys that are not rotated.
 template <class T, int N>
 __global__ void __launch_bounds__(kWriteThreads)
     rope_kv_write_kernel(const __grid_constant__ WriteProblem<T> p) {
-  start_beside_previous();
+  launch_and_wait_on_dependents();
   const int64_t token = blockIdx.x;
   const int sequence = p.sequences[token], position = p.positions[token];
   if (sequence < 0 || position < 0) return;  // idle
   const int64_t slot =
       p.table.has(sequence) ? p.table.slot(p.table.row(sequence), position) : int64_t{-1};
-  const int dim = p.head_dim, width = p.kv_heads * dim;  // of a slot
+  const int dim = p.head_dim, width = p.kv_heads * dim;  // elements per slot
   T* const q = p.qkv + token * (p.heads * dim + 2 * width);
   T* const keys = p.k_cache + slot * width;
   T* const values = p.v_cache + slot * width;
   const bool rotates = p.rope.data != nullptr;
-  const int packs = dim / 2 / N;  // of pairs, of a head
+  const int packs = dim / 2 / N;  // packs of pairs per head
   const int rotated = rotates ? (p.heads + p.kv_heads) * packs : 0;
   const int copied = (rotates ? width : 2 * width) / N;
   for (int i = static_cast<int>(threadIdx.x); i < rotated + copied; i += kWriteThreads) {
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kWriteThreads)
       T* const y = head < p.heads ? x : keys + (head - p.heads) * dim + pair;
       rotate<N>(y, x, dim / 2, Angles<N>(p.rope, position, pair), 1.0f, false);
     } else if (slot >= 0) {
-      // Counted from the token's first key.
+      // Offset from the first key of the token.
       const int at = (rotates ? width : 0) + (i - rotated) * N;
       store_raw(at < width ? keys + at : values + (at - width),
                 load_raw<N>(q + p.heads * dim + at));
@@ -63,28 +63,28 @@ __global__ void __launch_bounds__(kWriteThreads)
   }
 }
 
-// Rows (token, head): the heads of a token side by side.
+// Rows (token, head), with the heads of a token adjacent.
 template <class T>
 struct PagedRows {
-  const T *q, *k, *v;  // q: of the first row's token and head; k, v: of the key head, in slot 0
+  const T *q, *k, *v;  // q: first row; k, v: key head in slot 0
   T* o;
-  const int32_t* positions;  // of the first row's token on
-  const int32_t* blocks;     // the sequence's row of the table
+  const int32_t* positions;  // from the token of the first row on
+  const int32_t* blocks;     // block table row of the sequence
   PageTable table;
-  int64_t row0;                 // the first row's token and head, counted together
-  int64_t q_stride, kv_stride;  // elements from token to token of q, from slot to slot
-  int all_heads, heads;         // of a token, and those of them in this block
+  int64_t row0;                 // index of the first row, token * all_heads + head
+  int64_t q_stride, kv_stride;  // token stride of q and slot stride, in elements
+  int all_heads, heads;         // heads of a token, and heads in this block
   int head_dim, count;
-  int first_key, keys;  // the rows see keys first_key .. keys - 1, each some of them
+  int first_key, keys;  // each row sees some of the keys [first_key, keys)
 
   __device__ const T* query(int r) const {
     return r < count ? q + r / heads * q_stride + static_cast<int64_t>(r % heads) * head_dim
                      : nullptr;
   }
-  __device__ int64_t joined_row(int r) const {
+  __device__ int64_t combined_row(int r) const {
     return row0 + static_cast<int64_t>(r / heads) * all_heads + r % heads;
   }
-  __device__ T* output(int r) const { return o + joined_row(r) * head_dim; }
+  __device__ T* output(int r) const { return o + combined_row(r) * head_dim; }
   __device__ int visible(int r) const {
     return r >= count ? 1 : table.keys_of(positions[r / heads]);
   }
@@ -93,7 +93,7 @@ struct PagedRows {
     const int64_t slot = table.slot(blocks, j);
     return slot < 0 ? -1 : slot * kv_stride;
   }
-  // Dropout, which there is none of here, would ask for these.
+  // Required by Rows, but only used with dropout.
   __device__ int head() const { return 0; }
   __device__ int64_t token(int) const { return 0; }
   __device__ void store_lse(int, float) const {}
@@ -109,16 +109,17 @@ struct PagedProblem {
   PageTable table;
   int64_t tokens, q_stride;
   int heads, kv_heads;
-  int parts;  // blocks that the heads of a group need
-  AttendParams params;
-  JoinedChunks joined;  // for all tokens and heads, or null
+  int parts;  // blocks per group of heads
+  AttentionParams params;
+  CombinedChunks combined;  // for all tokens and heads, or null
 
-  // The sequence of a token that takes part.
+  // Sequence of a token; -1 if idle.
   __device__ int sequence_of(int64_t token) const {
     return positions[token] < 0 ? -1 : sequences[token];
   }
 
-  // The block's rows. False if its token leads no block. A token of no sequence gets zeros.
+  // Finds the rows of the block. Returns false if its token does not lead a block, or belongs to no
+  // sequence; in the latter case it gets zeros.
   __device__ __forceinline__ bool find(PagedRows<T>& rows) const {
     const int kv_head = static_cast<int>(blockIdx.y) / parts, group = heads / kv_heads;
     const int in_group = static_cast<int>(blockIdx.y) % parts * kPagedRows;
@@ -143,7 +144,7 @@ struct PagedProblem {
             .count = 0,
             .first_key = 0,
             .keys = 0};
-    // The first token after these that is of another sequence ends the block.
+    // The block ends before the first token of another sequence.
     const int limit =
         static_cast<int>(min(static_cast<int64_t>(per_block - in_block), tokens - first));
     const int lane = static_cast<int>(threadIdx.x % 32);
@@ -153,13 +154,13 @@ struct PagedProblem {
           __ballot_sync(0xffffffffu, i < limit && sequence_of(first + i) != sequence);
       if (others != 0) count = i - lane + __ffs(static_cast<int>(others)) - 1;
     }
-    int fewest = std::numeric_limits<int>::max();
+    int min_keys = std::numeric_limits<int>::max();
     for (int i = lane; i - lane < count; i += 32) {
       const int keys = table.keys_of(rows.positions[min(i, count - 1)]);
       rows.keys = max(rows.keys, __reduce_max_sync(0xffffffffu, keys));
-      fewest = min(fewest, __reduce_min_sync(0xffffffffu, keys));
+      min_keys = min(min_keys, __reduce_min_sync(0xffffffffu, keys));
     }
-    rows.first_key = max(0, fewest - params.window);
+    rows.first_key = max(0, min_keys - params.window);
     rows.count = count * width;
     if (rows.blocks != nullptr) return true;
     for (int r = 0; r < rows.count; ++r)
@@ -171,31 +172,30 @@ struct PagedProblem {
 };
 
 template <int kDim>
-using PagedShape = AttendShape<kDim, 4, 1>;
+using PagedShape = Bf16Shape<kDim, 4, 1>;
 
-// A block has the rows that PagedProblem::find() gives it, 16 for each warp. One stage of keys
-// leaves room for other blocks on the multiprocessor; the next tile is loaded while the softmax is
-// under way.
+// A block has the rows of PagedProblem::find(), 16 per warp. A single stage of keys leaves shared
+// memory for other blocks on the multiprocessor; the next tile is loaded during the softmax.
 template <int kDim>
 __global__ void __launch_bounds__(PagedShape<kDim>::kThreads, kDim == 64    ? 3
                                                               : kDim == 128 ? 2
                                                                             : 1)
-    attention_paged_kernel(const __grid_constant__ PagedProblem<__nv_bfloat16> problem) {
+    attention_paged_kernel(const __grid_constant__ PagedProblem<bf16> problem) {
   extern __shared__ __align__(128) char shared[];
-  start_beside_previous();
-  PagedRows<__nv_bfloat16> rows;
+  launch_and_wait_on_dependents();
+  PagedRows<bf16> rows;
   if (!problem.find(rows)) return;
-  attend<PagedShape<kDim>, false>(rows, problem.params, shared, problem.joined);
+  attention_bf16<PagedShape<kDim>, false>(rows, problem.params, shared, problem.combined);
 }
 
-// The same in f32, for up to 64 rows.
+// f32, for up to 64 rows.
 template <int kDim>
 __global__ void __launch_bounds__(kFloatThreads)
     attention_paged_float_kernel(const __grid_constant__ PagedProblem<float> problem) {
   extern __shared__ __align__(128) char shared[];
   PagedRows<float> rows;
   if (!problem.find(rows)) return;
-  attend_float<kDim>(rows, problem.params, reinterpret_cast<float*>(shared), problem.joined);
+  attention_f32<kDim>(rows, problem.params, reinterpret_cast<float*>(shared), problem.combined);
 }
 
 static_assert(kPagedRows == PagedShape<64>::kRows && kPagedRows == kFloatRows);
@@ -227,7 +227,7 @@ void rope_kv_write(const RopeKvWrite& args) {
                                                                problem.qkv, problem.rope.data);
     launch("rope_kv_write",
            vectorized ? rope_kv_write_kernel<T, kWidth> : rope_kv_write_kernel<T, 1>,
-           {.grid = blocks_for(tokens, 1), .block = kWriteThreads, .start = Start::kBesidePrevious},
+           {.grid = blocks_for(tokens, 1), .block = kWriteThreads, .start = Start::kProgrammatic},
            qkv.device(), problem);
   });
 }
@@ -254,28 +254,28 @@ void attention_paged(const AttentionPaged& args) {
                    .head_dim = static_cast<int>(dim),
                    .vectorized = vectorized_heads<T>(args.q, args.cache.k, args.cache.v, args.o),
                    .dropout = {}},
-        .joined = {}};
+        .combined = {}};
     const dim3 grid(blocks_for(tokens, 1), static_cast<unsigned>(kv_heads * problem.parts));
     dispatch_head_dim(dim, [&]<int kDim>() {
       constexpr bool kFloat = std::is_same_v<T, float>;
       const bool in_shared =
           kFloat &&
-          ::cohort::cuda::is_for_hopper(
+          ::cohort::cuda::is_compiled_for_sm90(
               reinterpret_cast<const void*>(attention_paged_float_kernel<kDim>), args.q.device());
       Tensor scratch;
       if (!in_shared && problem.table.capacity() > kAttentionChunk)
-        scratch = joined_scratch(problem.joined, tokens * heads, kDim, args.q.device());
+        scratch = combined_scratch(problem.combined, tokens * heads, kDim, args.q.device());
       if constexpr (kFloat) {
-        const size_t joined = in_shared ? joined_bytes(kFloatRows, kDim) : 0;
+        const size_t combined = in_shared ? combined_bytes(kFloatRows, kDim) : 0;
         launch("attention_paged", attention_paged_float_kernel<kDim>,
-               {grid, kFloatThreads, FloatShape<kDim>::kSharedBytes + joined}, args.q.device(),
+               {grid, kFloatThreads, FloatShape<kDim>::kSharedBytes + combined}, args.q.device(),
                problem);
       } else {
         launch("attention_paged", attention_paged_kernel<kDim>,
                {.grid = grid,
                 .block = PagedShape<kDim>::kThreads,
                 .shared_bytes = PagedShape<kDim>::kSharedBytes,
-                .start = Start::kBesidePrevious},
+                .start = Start::kProgrammatic},
                args.q.device(), problem);
       }
     });

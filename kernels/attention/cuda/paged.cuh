@@ -1,4 +1,4 @@
-// The paged key/value cache as kernels see it.
+// Device view of the paged key/value cache.
 #pragma once
 
 #include "kernels/attention/attention.h"
@@ -6,13 +6,13 @@
 
 namespace cohort::kernels::cuda {
 
-// Where a token's keys and values lie.
+// Maps tokens to cache slots.
 struct PageTable {
   const int32_t* table;
   int sequences, max_blocks, block_tokens, blocks;
 
-  // The slot of token `position` of the sequence whose row of the table starts at `row`; negative
-  // if the table has no block for it.
+  // Slot of token `position` of the sequence whose block table row is `row`; negative if the table
+  // has no block for it.
   __device__ __forceinline__ int64_t slot(const int32_t* row, int position) const {
     if (position < 0) return -1;
     const int index = position / block_tokens;
@@ -25,11 +25,12 @@ struct PageTable {
   __device__ const int32_t* row(int sequence) const {
     return table + static_cast<int64_t>(sequence) * max_blocks;
   }
-  // Tokens that a row of the table has room for.
+  // Maximum number of tokens of a sequence.
   __host__ __device__ int64_t capacity() const {
     return static_cast<int64_t>(max_blocks) * block_tokens;
   }
-  // How many keys a token at `position` sees; positions beyond the table count as its end.
+  // Number of keys visible to a token at `position`; positions beyond the table count as its last
+  // one.
   __device__ int keys_of(int position) const {
     return static_cast<int>(max(int64_t{1}, min(static_cast<int64_t>(position) + 1, capacity())));
   }

@@ -1,15 +1,15 @@
-// A library to preload into a program under test: chosen calls of the C library fail, as on a full
-// or broken disk.
+// Fault injection: a library to preload into a program under test, where selected calls of the C
+// library fail as on a full or broken disk.
 //
 //   COHORT_FAULT=CALL|PATH|ERROR|PASS|FAIL
 //
-// Of the calls CALL ("*": all that are below) for a path that contains PATH the first PASS succeed,
-// the next FAIL set errno to ERROR, and all others succeed. ERROR 0: read(), pread() and write() do
-// half. ERROR -1: the process is killed there. A close that fails has closed.
+// Applies to calls of CALL ("*": all functions below) with a path that contains PATH: the first
+// PASS succeed, the next FAIL set errno to ERROR, and the rest succeed. ERROR 0: read(), pread()
+// and write() transfer half. ERROR -1: the process is killed. A close() that fails still closes.
 //
 //   COHORT_FAULT_LOG=FILE
 //
-// gets a line "CALL PATH" for each call that failed; where FAIL is 0, for each that could have.
+// receives a line "CALL PATH" for each failed call; if FAIL is 0, for each matching call.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -45,12 +45,12 @@ struct Fault {
 };
 
 const Fault& fault() {
-  static const Fault only;
-  return only;
+  static const Fault instance;
+  return instance;
 }
 
-// System calls, which no function below sees.
-void note(const std::string& line) {
+// Uses system calls, which the functions below do not intercept.
+void log_call(const std::string& line) {
   if (fault().log == nullptr) return;
   const long fd =
       syscall(SYS_openat, AT_FDCWD, fault().log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
@@ -66,7 +66,7 @@ bool fails(const std::string& call, const std::string& path) {
   const bool hit = number >= fault().pass && number - fault().pass < fault().fail;
   if (hit || fault().fail == 0) {
     const int saved = errno;
-    note(call + " " + path + "\n");
+    log_call(call + " " + path + "\n");
     errno = saved;
   }
   if (!hit) return false;
@@ -85,14 +85,14 @@ bool fails(const char* call, int fd) {
   return fails(std::string(call), std::string(path));
 }
 
-// With the mark that the library sets itself, which ferror() reads.
+// Also sets the stream's error flag, which ferror() reads.
 bool fails(const char* call, FILE* stream) {
   if (stream == nullptr || !fails(call, fileno(stream))) return false;
   stream->_flags |= _IO_ERR_SEEN;
   return true;
 }
 
-// Of an entry that is named from a directory.
+// Overload for a name relative to a directory.
 bool fails(const char* call, int dir, const char* name) {
   if (call != fault().call && fault().call != "*") return false;
   return dir == AT_FDCWD || name[0] == '/' ? fails(std::string(call), std::string(name))
@@ -194,7 +194,7 @@ void* mmap(void* at, size_t size, int protection, int flags, int fd, off_t offse
 }
 
 int flock(int fd, int operation) noexcept {
-  using Flock = int(int, int);  // there is a struct of this name, too
+  using Flock = int(int, int);  // there is also a struct of this name
   return fails("flock", fd) ? -1 : next<Flock>(nullptr, "flock")(fd, operation);
 }
 

@@ -1,10 +1,8 @@
-// The bf16 backward on sm_90 for head dims of 128: a file of its own, so that they compile side by
-// side.
+// Instantiates the bf16 backward on sm_90 for head dims of 128; separate for parallel builds.
 #include "kernels/attention/cuda/hopper/backward.cuh"
 
 namespace cohort::kernels::cuda {
 
-template void run_backward_hopper<128>(const BackwardArgs<__nv_bfloat16>&,
-                                       const AttentionBackward&);
+template void run_backward_hopper<128>(const BackwardArgs<bf16>&, const AttentionBackward&);
 
 }  // namespace cohort::kernels::cuda

@@ -1,5 +1,4 @@
-// The bf16 backward on sm_90 for head dims of 256: a file of its own, so that they compile side by
-// side.
+// Instantiates the bf16 backward on sm_90 for head dims of 256; separate for parallel builds.
 #include "kernels/attention/cuda/hopper/backward_wide.cuh"
 
 namespace cohort::kernels::cuda {

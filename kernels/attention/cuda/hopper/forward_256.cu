@@ -1,9 +1,8 @@
-// The bf16 forward on sm_90 for head dims of 256: a file of its own, so that they compile side by
-// side.
+// Instantiates the bf16 forward on sm_90 for head dims of 256; separate for parallel builds.
 #include "kernels/attention/cuda/hopper/forward.cuh"
 
 namespace cohort::kernels::cuda {
 
-template void run_forward_hopper<256>(ForwardProblem<__nv_bfloat16>, const AttentionForward&);
+template void run_forward_hopper<256>(ForwardProblem<bf16>, const AttentionForward&);
 
 }  // namespace cohort::kernels::cuda

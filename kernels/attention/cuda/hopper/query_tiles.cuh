@@ -1,5 +1,5 @@
-// What the backward on sm_90 keeps of queries beside the tensors of the call: numbers, and sums of
-// dQ. A kernel before the others fills in the numbers.
+// Per-query buffers of the backward on sm_90: statistics, which a preceding kernel computes, and
+// accumulators of dQ.
 #pragma once
 
 #include <bit>
@@ -9,37 +9,38 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-// What belongs to queries, in tiles of kStep of a sequence, so that the copy engine can read a
-// tile's numbers; see find_tile() for slots. Zeros follow the last query of a sequence.
+// Per-query data in tiles of kStep queries of a sequence, so that the TMA can load the statistics
+// of a tile; see find_tile() for slots. Zeros follow the last query of a sequence.
 struct QueryTiles {
   float *lse_log2, *delta;  // [heads, slots, kStep]: lse log2(e), and dO . O
-  float* sums;              // [heads, slots, kStep, columns of whole panels]: of dQ
-  int32_t* turns;           // [heads, slots]: whose turn it is at the sums
+  float* dq_accum;          // [heads, slots, kStep, columns of whole panels]: dQ in f32
+  int32_t* dq_semaphores;   // [heads, slots]: index of blocks that have added to dq_accum
   int slots;
-  int heads_at_once;  // that fit the L2 cache, see find_share()
+  int heads_at_once;  // heads that fit in the L2 cache; see find_slice()
 
-  // The tile of a sequence in which `query` is.
+  // Tile of a sequence that contains `query`.
   template <int kStep>
   __device__ __forceinline__ int64_t tile(int head, int begin, int sequence, int query) const {
     return static_cast<int64_t>(head) * slots + begin / kStep + sequence + query / kStep;
   }
 };
 
-// Kernels whose blocks have a tile of queries of one head each.
+// Threads of kernels with one tile of queries of one head per block.
 constexpr int kTileThreads = 256;
 
-// A tile's numbers, and its first turn. kLanes neighbouring threads have 8 elements of a row each.
+// Computes the statistics of a tile, and resets its semaphore. kLanes adjacent threads have 8
+// elements of a row each.
 template <int kDim, int kStep>
 __global__ void __launch_bounds__(kTileThreads)
-    query_numbers_kernel(const __grid_constant__ BackwardArgs<__nv_bfloat16> args,
-                         const __grid_constant__ QueryTiles out) {
-  start_beside_previous();
+    query_statistics_kernel(const __grid_constant__ BackwardArgs<bf16> args,
+                            const __grid_constant__ QueryTiles out) {
+  launch_and_wait_on_dependents();
   constexpr int kLanes = std::bit_ceil(kDim / 8u);
   const int head = static_cast<int>(blockIdx.x) % args.heads;
   const int slot = static_cast<int>(blockIdx.x) / args.heads;
   const SequenceTile tile = find_tile(args.cu, args.sequences, slot, kStep);
-  const int64_t number = static_cast<int64_t>(head) * out.slots + slot;
-  if (out.turns != nullptr && threadIdx.x == 0) out.turns[number] = 0;
+  const int64_t index = static_cast<int64_t>(head) * out.slots + slot;
+  if (out.dq_semaphores != nullptr && threadIdx.x == 0) out.dq_semaphores[index] = 0;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
 #pragma unroll
   for (int first = 0; first < kStep; first += kTileThreads / kLanes) {
@@ -58,26 +59,26 @@ __global__ void __launch_bounds__(kTileThreads)
     for (int offset = kLanes / 2; offset > 0; offset /= 2)
       sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     if (lane > 0) continue;
-    out.delta[number * kStep + row] = sum;
-    out.lse_log2[number * kStep + row] = live ? args.lse[head * args.tokens + token] * kLog2e : 0;
+    out.delta[index * kStep + row] = sum;
+    out.lse_log2[index * kStep + row] = live ? args.lse[head * args.tokens + token] * kLog2e : 0;
   }
 }
 
-// Fills the numbers of all tiles, which lie in `memory` from then on.
+// Computes the statistics of all tiles, which are stored in `memory`.
 template <int kDim, int kStep>
-QueryTiles make_query_tiles(const BackwardArgs<__nv_bfloat16>& args, Tensor& memory, int32_t* turns,
+QueryTiles make_query_tiles(const BackwardArgs<bf16>& args, Tensor& memory, int32_t* dq_semaphores,
                             Device device) {
   const int64_t slots = tile_slots(args.tokens, args.sequences, kStep);
   memory = Tensor::empty(Shape{2, args.heads * slots, kStep}, DType::kF32, device);
-  float* const numbers = pointer<float>(memory);
-  const QueryTiles tiles{.lse_log2 = numbers,
-                         .delta = numbers + args.heads * slots * kStep,
-                         .turns = turns,
+  float* const statistics = pointer<float>(memory);
+  const QueryTiles tiles{.lse_log2 = statistics,
+                         .delta = statistics + args.heads * slots * kStep,
+                         .dq_semaphores = dq_semaphores,
                          .slots = static_cast<int>(slots)};
-  launch("attention_backward_delta", query_numbers_kernel<kDim, kStep>,
+  launch("attention_backward_delta", query_statistics_kernel<kDim, kStep>,
          {.grid = blocks_for(slots * args.heads, 1),
           .block = kTileThreads,
-          .start = Start::kBesidePrevious},
+          .start = Start::kProgrammatic},
          device, args, tiles);
   return tiles;
 }

@@ -1,37 +1,37 @@
 // Flash attention in bf16 for one block: up to 16 query rows per warp against the keys they see, in
-// the canonical order of attention.h. Training forward and prefill come here; decode.cu takes
-// the same steps in the same order, and so a row gets the same bits from each of them.
+// the canonical order of attention.h. Used by training forward and prefill; decode.cu performs the
+// same steps in the same order, so a row gets the same bits from each of them.
 //
-// Per tile of keys (K and V tiles arrive in shared memory by cp.async while the tile before is
-// worked on), a warp with 16 rows does the following.
+// Per tile of keys (K and V tiles are loaded into shared memory by cp.async while the previous tile
+// is processed), a warp with 16 rows computes:
 //
-//   S = Q K^T       mma.m16n8k16, the head dim (padded with zeros to 64, 128 or 256) in ascending
+//   S = Q K^T       mma.m16n8k16, the head dim (zero-padded to 64, 128 or 256) in ascending
 //                   steps of 16. A thread holds columns 2 quad, 2 quad + 1 of every 8 keys for
 //                   two rows: keys with (key mod 8) / 2 = quad.
-//   m c, alpha      the largest visible score of the row by shuffles within the quad; alpha is
-//                   exactly 1 while it stays
-//   P               exp2(fma(S, c, -m c)); 0 where masked; l += P, unrounded, per thread: the four
-//                   partial sums of the canonical order are those of the four threads of a quad
+//   m c, alpha      largest visible score of the row by shuffles within the quad; alpha is
+//                   exactly 1 while the maximum is unchanged
+//   P               exp2(fma(S, c, -m c)); 0 where masked; l += P, unrounded, per thread: the
+//                   four threads of a quad hold the four partial sums of the canonical order
 //   O = alpha O     rounded, then += bf16(P) V, keys in ascending steps of 16; with dropout, P is
 //                   multiplied by 0 or 1 / (1 - p) before it is rounded
 //
-// Masked keys add exact zeros, so that steps of 16 keys that a warp's rows do not see can be left
-// out: only the sign of a zero in O could tell, and adding +0 to the result makes it one sign.
-// Rows of K and V that no row of the block sees are zeros in shared memory: what lies there in
-// global memory may be anything, and 0 times NaN would show.
+// Masked keys add exact zeros, so steps of 16 keys that no row of the warp sees can be skipped:
+// this could only change the sign of a zero in O, and adding +0 to the result normalizes that sign.
+// Rows of K and V that no row of the block sees are zero in shared memory, since global memory may
+// hold NaN there, and 0 times NaN is NaN.
 //
-// At the end of a chunk its l and O are joined with those of the chunks before. These wait in
-// memory until then, where each thread reads what it has written.
+// At the end of a chunk its l and O are combined with those of the previous chunks, which are kept
+// in memory; each thread reads back only what it has written.
 #pragma once
 
 #include "kernels/attention/cuda/attention.cuh"
 
 namespace cohort::kernels::cuda {
 
-// kKeyStages: 2, so that one barrier per tile is enough, or 1, which leaves room for another block.
-// kColumns: of a row in shared memory.
+// kKeyStages: 2 needs one barrier per tile; 1 leaves shared memory for another block. kColumns: row
+// length in shared memory.
 template <int kDim_, int kWarps_, int kKeyStages_>
-struct AttendShape {
+struct Bf16Shape {
   static constexpr int kDim = kDim_, kColumns = kDim, kWarps = kWarps_, kKeyStages = kKeyStages_;
   static constexpr int kThreads = 32 * kWarps, kRows = 16 * kWarps;
   static constexpr int kKeys = kTileKeys<kDim>, kGroups = kKeys / 16;  // groups of 16 keys
@@ -39,12 +39,12 @@ struct AttendShape {
   static constexpr size_t kSharedBytes = (kKeyStages + 2) * kTileBytes + kQueryBytes;
 };
 
-// Where the chunks of a block's rows are joined: for each row kColumns values of O, and m c and l.
-struct JoinedChunks {
+// Memory of the combined chunks of a block: per row, kColumns values of O, and m c and l.
+struct CombinedChunks {
   float *o, *states;
 
-  // Those of rows from `row` on.
-  __device__ JoinedChunks from(int64_t row, int dim) const {
+  // View that starts at row `row`.
+  __device__ CombinedChunks from(int64_t row, int dim) const {
     return {o + row * dim, states + 2 * row};
   }
   __device__ ChunkState load_state(int64_t row) const {
@@ -54,50 +54,51 @@ struct JoinedChunks {
   __device__ void store_state(int64_t row, const ChunkState& state) const {
     store_pack(states + 2 * row, Pack<float, 2>{state.row_max_log2, state.l});
   }
-  // A thread's pair of columns 8 n + 2 quad. The packs of 8 columns are swapped around by the row's
-  // number: the eight rows that a warp has at once lie in different banks of shared memory.
+  // A thread's pair of columns 8 n + 2 quad. The packs of 8 columns are swizzled by the row index,
+  // so that the eight rows a warp accesses at once are in different banks of shared memory.
   template <int kColumns>
   __device__ float* pair(int64_t row, int n) const {
     const int quad = static_cast<int>(threadIdx.x % 4);
     return o + row * kColumns + 8 * (n ^ static_cast<int>(row & 7)) + 2 * quad;
   }
 };
-inline constexpr size_t joined_bytes(int rows, int dim) {
+inline constexpr size_t combined_bytes(int rows, int dim) {
   return sizeof(float) * static_cast<size_t>(rows) * static_cast<size_t>(dim + 2);
 }
 
-// Whether the kernels of packed sequences, and all in f32, join chunks in shared memory, of which
-// sm_90 has enough. Others have scratch for it, where a sequence may have several.
+// Kernels of packed sequences, and all f32 kernels, combine chunks in shared memory where it is
+// large enough (sm_90). Otherwise they use global scratch memory, if a sequence can have several
+// chunks.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-inline constexpr bool kJoinsInShared = false;
+inline constexpr bool kCombinesInShared = false;
 #else
-inline constexpr bool kJoinsInShared = true;
+inline constexpr bool kCombinesInShared = true;
 #endif
-// Points `joined` to scratch for so many rows of kernels compiled for `dim`.
-inline Tensor joined_scratch(JoinedChunks& joined, int64_t rows, int dim, Device device) {
+// Allocates scratch for `rows` rows of kernels compiled for `dim`, and points `combined` to it.
+inline Tensor combined_scratch(CombinedChunks& combined, int64_t rows, int dim, Device device) {
   Tensor scratch = Tensor::empty({rows * (dim + 2)}, DType::kF32, device);
   auto* const o = pointer<float>(scratch);
-  joined = {.o = o, .states = o + rows * dim};
+  combined = {.o = o, .states = o + rows * dim};
   return scratch;
 }
 
-// What the rows of a call share.
-struct AttendParams {
-  float c;     // exponents of 2 per unit of score
-  int window;  // how many keys a row sees at most
+// Parameters common to all rows of a call.
+struct AttentionParams {
+  float c;     // base-2 exponent per unit of score
+  int window;  // maximum number of keys a row sees
   int head_dim;
-  bool vectorized;  // rows may be read and written by 16-byte accesses
+  bool vectorized;  // rows support 16-byte accesses
   ProbabilityDropout dropout;
 };
 
-// A thread's part of two rows: `group` and `group` + 8 of its warp's 16.
+// A thread's part of rows `group` and `group` + 8 of its warp's 16.
 struct RowState {
   float row_max_log2[2] = {-INFINITY, -INFINITY};  // m c
-  float l[2] = {0, 0};                             // the quad thread's partial sum
+  float l[2] = {0, 0};                             // partial sum of this thread of the quad
 };
 
 // s = Q K^T for 16 rows of `queries` from `row` on, and kGroups groups of 16 rows of `keys`. Groups
-// from `groups` on may be left out, and are zero then.
+// from `groups` on may be skipped and are then zero.
 template <int kDim, int kGroups, bool kMasked>
 __device__ __forceinline__ void score_step(float (&s)[2 * kGroups][4], uint32_t queries, int row,
                                            uint32_t keys, int groups) {
@@ -126,78 +127,77 @@ __device__ __forceinline__ void score_step(float (&s)[2 * kGroups][4], uint32_t 
   }
 }
 
-// Hides scores of keys that a row does not see. seen[r]: the first key after those that row r sees,
-// counted in the tile; groups from `groups` on are seen by none of the warp's rows. `hides`:
-// whether the window hides keys of the tile from some of them.
+// Masks scores of keys that a row does not see. visible[r]: end of the keys that row r sees,
+// relative to the tile; no row of the warp sees groups from `groups` on. `window_hides`: the window
+// hides keys of the tile from some rows of the warp.
 template <int kGroups>
-__device__ __forceinline__ void mask_scores(float (&s)[2 * kGroups][4], const int (&seen)[2],
-                                            int window, int groups, bool hides) {
+__device__ __forceinline__ void mask_scores(float (&s)[2 * kGroups][4], const int (&visible)[2],
+                                            int window, int groups, bool window_hides) {
   const int column = static_cast<int>(threadIdx.x % 4) * 2;
-  if (hides)
+  if (window_hides)
 #pragma unroll
     for (int n = 0; n < 2 * kGroups; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        if (8 * n + column + e % 2 < seen[e / 2] - window) s[n][e] = -INFINITY;
+        if (8 * n + column + e % 2 < visible[e / 2] - window) s[n][e] = -INFINITY;
 #pragma unroll
   for (int n = 0; n < 2 * kGroups; ++n) {
     if (n >= 2 * groups) break;
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      if (8 * n + column + e % 2 >= seen[e / 2]) s[n][e] = -INFINITY;
+      if (8 * n + column + e % 2 >= visible[e / 2]) s[n][e] = -INFINITY;
   }
 }
 
-// The largest of `least` and the thread's scores of row r. Four chains of maxima, so that one need
-// not wait for the other.
+// Maximum of `init` and the scores of row r in this thread. Four independent chains, for
+// instruction-level parallelism.
 template <int kGroups, bool kMasked>
-__device__ __forceinline__ float largest_score(const float (&s)[2 * kGroups][4], int r, float least,
-                                               int groups) {
-  float largest[4] = {least, least, least, least};
+__device__ __forceinline__ float row_max(const float (&s)[2 * kGroups][4], int r, float init,
+                                         int groups) {
+  float largest[4] = {init, init, init, init};
 #pragma unroll
   for (int n = 0; n < 2 * kGroups; ++n) {
     if (kMasked && n >= 2 * groups) break;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      float& of_chain = largest[n % 2 * 2 + e];
-      of_chain = fmaxf(of_chain, s[n][2 * r + e]);
+      float& chain = largest[n % 2 * 2 + e];
+      chain = fmaxf(chain, s[n][2 * r + e]);
     }
   }
   return fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
 }
 
-// Raises the maximum of row r to `largest` of all its threads, and scales l to it by alpha. Returns
-// what exponents are relative to: with kMasked 0 for a row that sees nothing of this tile and of
-// those before, and so has no maximum yet.
+// Updates the maximum of row r with `largest` across the quad, and rescales l by alpha. Returns the
+// value to subtract from exponents: m c, or with kMasked 0 for a row that has seen no key yet.
 template <bool kMasked>
-__device__ __forceinline__ float raise_maximum(float largest, int r, RowState& state, float& alpha,
-                                               float c) {
+__device__ __forceinline__ float update_row_max(float largest, int r, RowState& state, float& alpha,
+                                                float c) {
   largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
   largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
   const float row_max_log2 = fmaxf(state.row_max_log2[r], largest * c);
-  const float origin = kMasked && row_max_log2 == -INFINITY ? 0.0f : row_max_log2;
-  alpha = fast_exp2(state.row_max_log2[r] - origin);
+  const float safe_row_max = kMasked && row_max_log2 == -INFINITY ? 0.0f : row_max_log2;
+  alpha = fast_exp2(state.row_max_log2[r] - safe_row_max);
   state.row_max_log2[r] = row_max_log2;
   state.l[r] *= alpha;
-  return origin;
+  return safe_row_max;
 }
 
-// Row r of S becomes P, and goes into l. Groups of 16 keys from `groups` on may be left out.
+// Row r of S becomes P and is added to l. Groups of 16 keys from `groups` on may be skipped.
 template <int kGroups, bool kMasked>
 __device__ __forceinline__ void exponentiate(float (&s)[2 * kGroups][4], int r, RowState& state,
-                                             float c, float origin, int groups) {
+                                             float c, float safe_row_max, int groups) {
 #pragma unroll
   for (int n = 0; n < 2 * kGroups; ++n) {
     if (kMasked && n >= 2 * groups) break;
 #pragma unroll
     for (int e = 2 * r; e < 2 * r + 2; ++e) {
-      s[n][e] = fast_exp2(__fmaf_rn(s[n][e], c, -origin));
+      s[n][e] = fast_exp2(__fmaf_rn(s[n][e], c, -safe_row_max));
       state.l[r] += s[n][e];
     }
   }
 }
 
-// Drops elements of P and scales the others. key0: the tile's first key.
+// Zeroes dropped elements of P and scales the others. key0: first key of the tile.
 template <int kGroups>
 __device__ __forceinline__ void dropout_step(float (&s)[2 * kGroups][4],
                                              const ProbabilityDropout& dropout,
@@ -245,23 +245,23 @@ __device__ __forceinline__ void value_step(float (&o)[kDim / 8][4],
   }
 }
 
-// Begins to load a tile's keys and values. Each lane finds the address of one row; the warp then
-// copies row after row.
+// Starts loading the keys and values of a tile. Each lane computes the offset of one row; the warp
+// then copies row by row.
 template <class Shape, class Rows>
 __device__ __forceinline__ void load_tile(const Rows& rows, int tile, uint32_t keys,
-                                          uint32_t values, const AttendParams& params) {
-  constexpr int kChunks = Shape::kDim / 8, kOwnRows = Shape::kKeys / Shape::kWarps;
-  static_assert(kChunks <= 32 && kOwnRows <= 32);
+                                          uint32_t values, const AttentionParams& params) {
+  constexpr int kChunks = Shape::kDim / 8, kRowsPerWarp = Shape::kKeys / Shape::kWarps;
+  static_assert(kChunks <= 32 && kRowsPerWarp <= 32);
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int first = static_cast<int>(threadIdx.x / 32) * kOwnRows;
-  const int64_t mine =
-      lane < kOwnRows ? rows.key_offset(tile * Shape::kKeys + first + lane) : int64_t{-1};
+  const int first = static_cast<int>(threadIdx.x / 32) * kRowsPerWarp;
+  const int64_t lane_offset =
+      lane < kRowsPerWarp ? rows.key_offset(tile * Shape::kKeys + first + lane) : int64_t{-1};
   const int chunk = lane % kChunks, column = 8 * chunk;
   const auto row_of = [&](int i) { return i + lane / kChunks; };
-  if (params.vectorized) {  // decided once: this stands in the inner loop
+  if (params.vectorized) {  // hoisted out of the inner loop
 #pragma unroll
-    for (int i = 0; i < kOwnRows; i += 32 / kChunks) {
-      const int64_t offset = __shfl_sync(0xffffffffu, mine, row_of(i));
+    for (int i = 0; i < kRowsPerWarp; i += 32 / kChunks) {
+      const int64_t offset = __shfl_sync(0xffffffffu, lane_offset, row_of(i));
       const uint32_t to = chunk_offset<Shape::kDim>(first + row_of(i), chunk);
       const bool live = offset >= 0 && column < params.head_dim;
       copy_async(keys + to, live ? rows.k + offset + column : nullptr, live ? 16 : 0);
@@ -270,8 +270,8 @@ __device__ __forceinline__ void load_tile(const Rows& rows, int tile, uint32_t k
     return;
   }
 #pragma unroll 1
-  for (int i = 0; i < kOwnRows; i += 32 / kChunks) {
-    const int64_t offset = __shfl_sync(0xffffffffu, mine, row_of(i));
+  for (int i = 0; i < kRowsPerWarp; i += 32 / kChunks) {
+    const int64_t offset = __shfl_sync(0xffffffffu, lane_offset, row_of(i));
     load_chunk<Shape::kDim>(keys, first + row_of(i), chunk, offset < 0 ? nullptr : rows.k + offset,
                             params.head_dim, false);
     load_chunk<Shape::kDim>(values, first + row_of(i), chunk,
@@ -281,7 +281,7 @@ __device__ __forceinline__ void load_tile(const Rows& rows, int tile, uint32_t k
 
 template <class Shape, class Rows>
 __device__ __forceinline__ void load_queries(const Rows& rows, uint32_t queries,
-                                             const AttendParams& params) {
+                                             const AttentionParams& params) {
   constexpr int kChunks = Shape::kDim / 8;
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < Shape::kRows * kChunks; i += Shape::kThreads)
@@ -289,8 +289,8 @@ __device__ __forceinline__ void load_queries(const Rows& rows, uint32_t queries,
                             params.head_dim, params.vectorized);
 }
 
-// A chunk ends: l of a row is summed up.
-__device__ __forceinline__ void sum_parts(RowState& state) {
+// Reduces l over the quad at the end of a chunk.
+__device__ __forceinline__ void reduce_l(RowState& state) {
 #pragma unroll
   for (float& l : state.l) {
     l += __shfl_xor_sync(0xffffffffu, l, 1);
@@ -298,48 +298,48 @@ __device__ __forceinline__ void sum_parts(RowState& state) {
   }
 }
 
-// Joins a chunk, whose l are summed up, with those before it, if the row has seen keys of both.
+// Combines a chunk, whose l is reduced, with the previous ones, if the row has seen keys of both.
 template <class Shape, class Rows>
-__device__ __forceinline__ void join_chunk(float (&o)[Shape::kDim / 8][4], RowState& state,
-                                           const Rows& rows, const JoinedChunks& joined,
-                                           int own_row) {
+__device__ __forceinline__ void combine_chunk(float (&o)[Shape::kDim / 8][4], RowState& state,
+                                              const Rows& rows, const CombinedChunks& combined,
+                                              int thread_row) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    if (own_row + 8 * r >= rows.count) continue;
-    const int64_t at = rows.joined_row(own_row + 8 * r);
-    const ChunkState before = joined.load_state(at);
+    if (thread_row + 8 * r >= rows.count) continue;
+    const int64_t at = rows.combined_row(thread_row + 8 * r);
+    const ChunkState before = combined.load_state(at);
     if (before.row_max_log2 == -INFINITY) continue;
-    // A chunk without a key, whose O is 0, leaves the others as they are.
-    const bool seen = state.row_max_log2[r] != -INFINITY;
+    // A chunk without visible keys, whose O is 0, leaves the others unchanged.
+    const bool any_key = state.row_max_log2[r] != -INFINITY;
     const ChunkState chunk{state.row_max_log2[r], state.l[r]};
-    const JoinFactors by = seen ? join_factors(before, chunk) : JoinFactors{1, 0};
-    const ChunkState both = seen ? join(before, chunk, by) : before;
+    const CombineScales by = any_key ? combine_scales(before, chunk) : CombineScales{1, 0};
+    const ChunkState both = any_key ? combine(before, chunk, by) : before;
     state.row_max_log2[r] = both.row_max_log2;
     state.l[r] = both.l;
 #pragma unroll
     for (int n = 0; n < Shape::kDim / 8; ++n) {
-      const auto pair = load_pack<2>(joined.pair<Shape::kColumns>(at, n));
+      const auto pair = load_pack<2>(combined.pair<Shape::kColumns>(at, n));
 #pragma unroll
-      for (int e = 0; e < 2; ++e) o[n][2 * r + e] = join(pair.v[e], o[n][2 * r + e], by);
+      for (int e = 0; e < 2; ++e) o[n][2 * r + e] = combine(pair.v[e], o[n][2 * r + e], by);
     }
   }
 }
 
-// Keeps what has been joined and starts the next chunk.
+// Stores the combined chunks and starts the next chunk.
 template <class Shape, class Rows>
-__device__ __forceinline__ void keep_chunk(float (&o)[Shape::kDim / 8][4], RowState& state,
-                                           const Rows& rows, const JoinedChunks& joined,
-                                           int own_row) {
-  __syncwarp();  // what was joined before has been read
+__device__ __forceinline__ void store_combined(float (&o)[Shape::kDim / 8][4], RowState& state,
+                                               const Rows& rows, const CombinedChunks& combined,
+                                               int thread_row) {
+  __syncwarp();  // the previous combined state has been read
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int64_t at = rows.joined_row(own_row + 8 * r);
-    const bool live = own_row + 8 * r < rows.count;
-    if (live) joined.store_state(at, {state.row_max_log2[r], state.l[r]});
+    const int64_t at = rows.combined_row(thread_row + 8 * r);
+    const bool live = thread_row + 8 * r < rows.count;
+    if (live) combined.store_state(at, {state.row_max_log2[r], state.l[r]});
 #pragma unroll
     for (int n = 0; n < Shape::kDim / 8; ++n) {
       if (live)
-        store_pack(joined.pair<Shape::kColumns>(at, n),
+        store_pack(combined.pair<Shape::kColumns>(at, n),
                    Pack<float, 2>{o[n][2 * r], o[n][2 * r + 1]});
       o[n][2 * r] = o[n][2 * r + 1] = 0;
     }
@@ -347,15 +347,15 @@ __device__ __forceinline__ void keep_chunk(float (&o)[Shape::kDim / 8][4], RowSt
   state = RowState();
 }
 
-// O (1 / l) and the log-sum-exp of a warp's rows, whose l are summed up. O goes through shared
-// memory, in the place of the queries, so that rows are written by whole chunks of 16 bytes.
+// Stores O (1 / l) and the log-sum-exp of a warp's rows, whose l is reduced. O is staged in the
+// shared memory of the queries, so that rows are written in 16-byte chunks.
 template <class Shape, class Rows>
-__device__ __forceinline__ void store_rows(const Rows& rows, const AttendParams& params,
+__device__ __forceinline__ void store_rows(const Rows& rows, const AttentionParams& params,
                                            const float (&o)[Shape::kDim / 8][4],
                                            const RowState& state, uint32_t queries, int row) {
   constexpr int kChunks = Shape::kDim / 8;
   const int lane = static_cast<int>(threadIdx.x % 32), group = lane / 4, quad = lane % 4;
-  __syncwarp();  // the warp's reads of its queries are over
+  __syncwarp();  // the warp has finished reading its queries
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float l = state.l[r], inverse = 1.0f / l;
@@ -382,7 +382,7 @@ __device__ __forceinline__ void store_rows(const Rows& rows, const AttendParams&
                  : "=r"(words.v[0]), "=r"(words.v[1]), "=r"(words.v[2]), "=r"(words.v[3])
                  : "r"(queries + chunk_offset<Shape::kColumns>(at, chunk))
                  : "memory");
-    __nv_bfloat16* const to = rows.output(at) + 8 * chunk;
+    bf16* const to = rows.output(at) + 8 * chunk;
     const int live = params.head_dim - 8 * chunk;
     if (params.vectorized && live > 0) store_pack(reinterpret_cast<uint32_t*>(to), words);
     if (!params.vectorized)
@@ -393,50 +393,53 @@ __device__ __forceinline__ void store_rows(const Rows& rows, const AttendParams&
   }
 }
 
-// What a warp works on in a block: 16 rows from `row` on, of which the thread has a part of
-// `own_row` and `own_row` + 8.
-struct WarpPart {
-  int row, own_row;
-  int visible[2];       // of the thread's rows; see Rows below
-  int least, most;      // of the warp's
-  uint64_t streams[2];  // of the thread's rows, for dropout
+// Rows of a warp: 16 rows from `row` on; the thread holds parts of `thread_row` and `thread_row` +
+// 8.
+struct WarpRows {
+  int row, thread_row;
+  int visible[2];                // per row of the thread; see Rows below
+  int min_visible, max_visible;  // over the rows of the warp
+  uint64_t streams[2];           // dropout stream per row of the thread
 };
 
 template <class Shape, bool kDropout, class Rows>
-__device__ __forceinline__ WarpPart warp_part(const Rows& rows, const AttendParams& params) {
+__device__ __forceinline__ WarpRows make_warp_rows(const Rows& rows,
+                                                   const AttentionParams& params) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  WarpPart part{};
-  part.row = 16 * warp;
-  part.own_row = part.row + lane / 4;
+  WarpRows warp_rows{};
+  warp_rows.row = 16 * warp;
+  warp_rows.thread_row = warp_rows.row + lane / 4;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int row = part.own_row + 8 * r;
-    part.visible[r] = rows.visible(row);
-    if (kDropout && row < rows.count) part.streams[r] = params.dropout.row(rows.token(row));
+    const int row = warp_rows.thread_row + 8 * r;
+    warp_rows.visible[r] = rows.visible(row);
+    if (kDropout && row < rows.count) warp_rows.streams[r] = params.dropout.row(rows.token(row));
   }
-  part.least = __reduce_min_sync(0xffffffffu, min(part.visible[0], part.visible[1]));
-  part.most = __reduce_max_sync(0xffffffffu, max(part.visible[0], part.visible[1]));
-  return part;
+  warp_rows.min_visible =
+      __reduce_min_sync(0xffffffffu, min(warp_rows.visible[0], warp_rows.visible[1]));
+  warp_rows.max_visible =
+      __reduce_max_sync(0xffffffffu, max(warp_rows.visible[0], warp_rows.visible[1]));
+  return warp_rows;
 }
 
-// A block's work. Rows says what it is:
+// Computes the rows of a block, given by Rows:
 //   int count, keys        query rows; they see keys 0 .. keys - 1, at least one, less the window
-//   int first_key          none of them sees a key before this one
-//   k, v, key_offset(j)    where key j's vectors start from k and v; negative beyond `keys`
-//   query(r), output(r)    where row r starts; no query (null) from `count` on
-//   visible(r)             row r sees the window's last of keys 0 .. visible - 1; 1 from `count` on
+//   int first_key          no row sees an earlier key
+//   k, v, key_offset(j)    offset of key j from k and v; negative beyond `keys`
+//   query(r), output(r)    start of row r; the query is null from `count` on
+//   visible(r)             row r sees the last `window` of keys 0 .. visible - 1; 1 from `count` on
 //   store_lse(r, value), head(), token(r)
-//   joined_row(r)          where row r lies in `joined`
+//   combined_row(r)        index of row r in `combined`
 template <class Shape, bool kDropout, class Rows>
-__device__ __forceinline__ void attend(const Rows& rows, const AttendParams& params, char* shared,
-                                       const JoinedChunks& joined) {
+__device__ __forceinline__ void attention_bf16(const Rows& rows, const AttentionParams& params,
+                                               char* shared, const CombinedChunks& combined) {
   constexpr int kKeys = Shape::kKeys, kGroups = Shape::kGroups;
   constexpr int kChunkTiles = kAttentionChunk / kKeys;
   constexpr uint32_t kTileBytes = Shape::kTileBytes;
   const uint32_t keys = shared_address(shared), values = keys + Shape::kKeyStages * kTileBytes;
   const uint32_t queries = values + 2 * kTileBytes;
 
-  const WarpPart part = warp_part<Shape, kDropout>(rows, params);
+  const WarpRows warp_rows = make_warp_rows<Shape, kDropout>(rows, params);
   RowState state;
   float o[Shape::kDim / 8][4] = {};
   const int tiles = (rows.keys + kKeys - 1) / kKeys;
@@ -446,8 +449,8 @@ __device__ __forceinline__ void attend(const Rows& rows, const AttendParams& par
                        values + tile % 2 * kTileBytes, params);
     copy_async_commit();
   };
-  // Whether the window hides keys before this one from some of the warp's rows.
-  const int hidden = part.most - params.window;
+  // The window hides keys before this one from some of the warp's rows.
+  const int window_begin = warp_rows.max_visible - params.window;
   const int first_tile = rows.first_key / kKeys;
   load_queries<Shape>(rows, queries, params);
   load(first_tile);
@@ -459,43 +462,44 @@ __device__ __forceinline__ void attend(const Rows& rows, const AttendParams& par
       copy_async_wait<0>();
       __syncthreads();
       if constexpr (Shape::kKeyStages == 2) load(tile + 1);
-      const int key0 = tile * kKeys, groups = min(kGroups, max(0, (part.most - key0 + 15) / 16));
-      const int seen[2] = {part.visible[0] - key0, part.visible[1] - key0};
+      const int key0 = tile * kKeys,
+                groups = min(kGroups, max(0, (warp_rows.max_visible - key0 + 15) / 16));
+      const int visible[2] = {warp_rows.visible[0] - key0, warp_rows.visible[1] - key0};
       const uint32_t tile_keys = keys + tile % Shape::kKeyStages * kTileBytes;
       const uint32_t tile_values = values + tile % 2 * kTileBytes;
       float s[2 * kGroups][4], alpha[2];
       const auto softmax_and_values = [&]<bool kMasked>() {
-        if (kMasked) mask_scores<kGroups>(s, seen, params.window, groups, hidden > key0);
+        if (kMasked) mask_scores<kGroups>(s, visible, params.window, groups, window_begin > key0);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const float largest = largest_score<kGroups, kMasked>(s, r, -INFINITY, groups);
-          const float origin = raise_maximum<kMasked>(largest, r, state, alpha[r], params.c);
-          exponentiate<kGroups, kMasked>(s, r, state, params.c, origin, groups);
+          const float largest = row_max<kGroups, kMasked>(s, r, -INFINITY, groups);
+          const float safe_row_max = update_row_max<kMasked>(largest, r, state, alpha[r], params.c);
+          exponentiate<kGroups, kMasked>(s, r, state, params.c, safe_row_max, groups);
         }
         if constexpr (kDropout)
-          dropout_step<kGroups>(s, params.dropout, part.streams, rows.head(), key0);
+          dropout_step<kGroups>(s, params.dropout, warp_rows.streams, rows.head(), key0);
         value_step<Shape::kDim, kGroups, kMasked>(o, s, alpha, tile_values, groups);
       };
       if constexpr (Shape::kKeyStages == 1) {
-        score_step<Shape::kDim, kGroups, true>(s, queries, part.row, tile_keys, groups);
+        score_step<Shape::kDim, kGroups, true>(s, queries, warp_rows.row, tile_keys, groups);
         __syncthreads();
         load(tile + 1);
         if (groups > 0) softmax_and_values.template operator()<true>();
-      } else if (!kDropout && part.least >= key0 + kKeys && hidden <= key0) {
-        score_step<Shape::kDim, kGroups, false>(s, queries, part.row, tile_keys, groups);
+      } else if (!kDropout && warp_rows.min_visible >= key0 + kKeys && window_begin <= key0) {
+        score_step<Shape::kDim, kGroups, false>(s, queries, warp_rows.row, tile_keys, groups);
         softmax_and_values.template operator()<false>();
       } else if (groups > 0) {
-        score_step<Shape::kDim, kGroups, true>(s, queries, part.row, tile_keys, groups);
+        score_step<Shape::kDim, kGroups, true>(s, queries, warp_rows.row, tile_keys, groups);
         softmax_and_values.template operator()<true>();
       }
     }
-    sum_parts(state);
-    if (end > first_end) join_chunk<Shape>(o, state, rows, joined, part.own_row);
+    reduce_l(state);
+    if (end > first_end) combine_chunk<Shape>(o, state, rows, combined, warp_rows.thread_row);
     if (end == tiles) break;
-    keep_chunk<Shape>(o, state, rows, joined, part.own_row);
+    store_combined<Shape>(o, state, rows, combined, warp_rows.thread_row);
     end = min(end + kChunkTiles, tiles);
   }
-  store_rows<Shape>(rows, params, o, state, queries, part.row);
+  store_rows<Shape>(rows, params, o, state, queries, warp_rows.row);
 }
 
 }  // namespace cohort::kernels::cuda

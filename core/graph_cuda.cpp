@@ -1,5 +1,5 @@
-// Recording and starting CUDA graphs. A graph's kernels write to the addresses of its recording, so
-// what was allocated meanwhile stays with the graph in a pool of its own.
+// Capture and launch of CUDA graphs. A graph's kernels write to the addresses of its capture, so
+// memory allocated during the capture stays reserved for the graph in a separate pool.
 #include <functional>
 #include <memory>
 
@@ -19,49 +19,49 @@ struct Graph {
     cudaGraphExecDestroy(executable);
   }
   Device device;
-  std::shared_ptr<void> pool;  // what its kernels write to
+  std::shared_ptr<void> pool;  // memory that its kernels write to
   cudaGraphExec_t executable = nullptr;
 };
 
-std::shared_ptr<Graph> record(Device device, ReplayMemory& memory,
-                              const std::function<void()>& work) {
+std::shared_ptr<Graph> capture(Device device, GraphMemory& memory,
+                               const std::function<void()>& work) {
   if (memory.pool == nullptr) memory.pool = std::make_shared<MemoryPool>(device);
   const MemoryPool& pool = *static_cast<MemoryPool*>(memory.pool.get());
   auto graph = std::make_shared<Graph>(device, memory.pool);
   const cudaStream_t queue = stream(device);
-  cudaGraph_t recorded = nullptr;
+  cudaGraph_t captured = nullptr;
   COHORT_CUDA_CHECK(cudaStreamBeginCapture(queue, cudaStreamCaptureModeThreadLocal));
   try {
     const MemoryPool::Use use(pool);
     work();
   } catch (...) {
-    cudaStreamEndCapture(queue, &recorded);
-    if (recorded != nullptr) cudaGraphDestroy(recorded);
+    cudaStreamEndCapture(queue, &captured);
+    if (captured != nullptr) cudaGraphDestroy(captured);
     cudaGetLastError();
     throw;
   }
-  COHORT_CUDA_CHECK(cudaStreamEndCapture(queue, &recorded));
+  COHORT_CUDA_CHECK(cudaStreamEndCapture(queue, &captured));
   const int64_t live = pool.live_bytes();
-  if (live > 0) cudaGraphDestroy(recorded);
-  COHORT_CHECK(live == 0, "[replay] the recorded work has left ", live,
-               " bytes, which every later run would write to again");
-  const cudaError_t code = cudaGraphInstantiate(&graph->executable, recorded, 0);
-  cudaGraphDestroy(recorded);
+  if (live > 0) cudaGraphDestroy(captured);
+  COHORT_CHECK(live == 0, "[graph] the captured work left ", live,
+               " bytes allocated, which every replay would overwrite");
+  const cudaError_t code = cudaGraphInstantiate(&graph->executable, captured, 0);
+  cudaGraphDestroy(captured);
   COHORT_CUDA_CHECK(code);
   return graph;
 }
 
 }  // namespace
 
-bool is_recording(Device device) {
+bool is_capturing(Device device) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   COHORT_CUDA_CHECK(cudaStreamIsCapturing(stream(device), &status));
   return status != cudaStreamCaptureStatusNone;
 }
 
-void replay(Device device, std::shared_ptr<void>& graph, ReplayMemory& memory,
-            const std::function<void()>& work) {
-  if (graph == nullptr) graph = record(device, memory, work);
+void launch_graph(Device device, std::shared_ptr<void>& graph, GraphMemory& memory,
+                  const std::function<void()>& work) {
+  if (graph == nullptr) graph = capture(device, memory, work);
   COHORT_CUDA_CHECK(cudaGraphLaunch(static_cast<Graph*>(graph.get())->executable, stream(device)));
 }
 

@@ -1,16 +1,16 @@
-// Products of few rows, bound by reading the weights and by how long one sum over k takes.
+// Skinny GEMM, limited by reading the weights and by the latency of one accumulation over k.
 //
 // An output is one chain of mma.m16n8k16 with ascending k (a step takes 24 cycles on an H200), so
-// blocks share out outputs, never k. A block computes tiles of kTokens rows of x and kRows rows of
-// w one after the other. One thread of a warp copies pieces of w, one of another warp those of x,
-// by the copy engine into a ring of stages; the other warps multiply, each its part of the tile. A
-// stage holds 128 columns as two boxes of 64 (128 bytes), swizzled by the copy engine so that
-// ldmatrix has no bank conflicts. The registers for a box are loaded while the box before it is
-// multiplied: a chain waits for nothing but itself.
+// work is split over outputs, never over k. A block computes tiles of kTokens rows of x and kRows
+// rows of w in sequence. Two producer warps, one thread each, load w and x by TMA into a pipeline
+// of stages; the consumer warps multiply, each a part of the tile. A stage holds 128 columns as two
+// boxes of 64 (128 bytes) with the TMA swizzle, so that ldmatrix has no bank conflicts. The operand
+// registers of a box are loaded during the multiplication of the previous one, so a chain waits
+// only for itself.
 //
-// Where the outputs are gated, half of a tile's rows of w are of the gate and half, the same ones,
-// of up. A warp has both for its outputs, so that they meet in its registers.
-#include "kernels/cuda/skinny.h"
+// For gated outputs half of a tile's rows of w belong to the gate and half, with the same indices,
+// to up. A warp has both for its outputs and combines them in registers.
+#include "kernels/cuda/skinny_gemm.h"
 
 #include <algorithm>
 
@@ -21,27 +21,25 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-using Bf16 = __nv_bfloat16;
-constexpr int kBox = 64, kStageColumns = 2 * kBox, kRowBytes = kBox * int{sizeof(Bf16)};
-constexpr int kSharedPerSm = 227 << 10, kSharedReserved = 1 << 10;  // of sm_90, for a block
+constexpr int kBox = 64, kStageColumns = 2 * kBox, kRowBytes = kBox * int{sizeof(bf16)};
+constexpr int kSharedPerSm = 227 << 10, kSharedReservedPerBlock = 1 << 10;  // sm_90
 
 struct Sizes {
-  int m, n, k;  // n: outputs of a row of x
+  int m, n, k;  // n: outputs per row of x
   int tiles;
-  int shift;  // 1 << shift tiles share rows of w; they are neighbours, so that w is read once
-  bool reads_early;  // of w (EarlyReads)
+  int shift;            // 1 << shift adjacent tiles share rows of w, so that w is read once
+  bool may_prefetch_w;  // PrefetchScope
 };
 
-// What becomes of the sums.
 template <class Out>
-struct Target {
+struct Epilogue {
   Out* y;
-  const Bf16* bias;
-  Activation op;  // with two parts
+  const bf16* bias;
+  Activation op;  // if kParts is 2
 };
 
-// How a block of `Out` is made: its tile, the part of a warp, the stages of its ring. The rows of w
-// of a tile, and those of a warp, are of kParts parts of w: one, or gate and up.
+// Tile of a block, tile of a warp, and number of pipeline stages. The rows of w of a tile and of a
+// warp are divided over kParts parts of w: one, or gate and up.
 template <class Out_, int kTokens_, int kRows_, int kWarpTokens_, int kWarpRows_, int kStages_,
           int kParts_ = 1>
 struct Tiling {
@@ -51,19 +49,19 @@ struct Tiling {
   static constexpr int kParts = kParts_;
   static constexpr int kPartRows = kRows / kParts, kWarpPartRows = kWarpRows / kParts;
   static constexpr int kAcross = kTokens / kWarpTokens;
-  // Warps that multiply. The last ones may have rows past the tile's: what lies behind it in the
-  // stage is multiplied, too, and not written.
+  // Consumer warps. The last ones may have rows past the end of the tile: they multiply what
+  // follows it in the stage and do not write the results.
   static constexpr int kConsumers = kAcross * ((kPartRows + kWarpPartRows - 1) / kWarpPartRows);
   static constexpr int kThreads = 32 * (kConsumers + 2);
-  // A stage: the two boxes of w, then those of x.
+  // Stage layout: two boxes of w, then two of x.
   static constexpr int kBytesW = 2 * kRows * kRowBytes, kBytesX = 2 * kTokens * kRowBytes;
   static constexpr int kStageBytes = kBytesW + kBytesX;
-  // Boxes are aligned to 1 KiB, the period of the swizzle. The barriers follow the stages.
+  // Boxes are aligned to the 1 KiB period of the swizzle. The barriers follow the stages.
   static constexpr int kShared = 1024 + kStages * (kStageBytes + 2 * int{sizeof(uint64_t)});
   static constexpr int kBlocksPerSm =
-      (kSharedPerSm + kSharedReserved) / (kShared + kSharedReserved);
+      (kSharedPerSm + kSharedReservedPerBlock) / (kShared + kSharedReservedPerBlock);
 
-  // The first row of x, and of each part of w, in a tile.
+  // First row of x, and of each part of w, in a tile.
   static __device__ int first_token(const Sizes& size, int tile) {
     return (tile & ((1 << size.shift) - 1)) * kTokens;
   }
@@ -74,41 +72,42 @@ struct Tiling {
                 kStages <= kThreads && kBlocksPerSm > 0);
 };
 
-// Where a block is in the ring.
+// Current stage of the pipeline, with its barriers.
 template <class T>
-struct Ring {
+struct PipelineStage {
   uint32_t base;
-  int stage = 0;
-  uint32_t parity = 0;
+  int index = 0;
+  uint32_t phase = 0;
 
-  __device__ uint32_t at() const { return base + stage * T::kStageBytes; }
-  __device__ uint32_t full() const { return base + T::kStages * T::kStageBytes + stage * 8; }
+  __device__ uint32_t address() const { return base + index * T::kStageBytes; }
+  __device__ uint32_t full() const { return base + T::kStages * T::kStageBytes + index * 8; }
   __device__ uint32_t empty() const { return full() + T::kStages * 8; }
   __device__ void advance() {
-    if (++stage < T::kStages) return;
-    stage = 0;
-    parity ^= 1;
+    if (++index < T::kStages) return;
+    index = 0;
+    phase ^= 1;
   }
 };
 
-// One thread copies all pieces of w or of x that the block's tiles need.
+// Producer loop of one thread for w or x.
 template <class T>
-__device__ void copy_pieces(const CUtensorMap* map, bool is_w, Ring<T> ring, const Sizes& size) {
+__device__ void load_operand(const CUtensorMap* map, bool is_w, PipelineStage<T> stage,
+                             const Sizes& size) {
   bool first_round = true;
   for (int tile = blockIdx.x; tile < size.tiles; tile += gridDim.x) {
     const int row = is_w ? T::first_row(size, tile) : T::first_token(size, tile);
     for (int box = 0; box < size.k / kBox; box += 2) {
-      // A stage that was never full is empty; the first one to be emptied ends a phase of parity 0.
-      if (!first_round) barrier_wait(ring.empty(), ring.parity ^ 1);
-      barrier_arrive_expect(ring.full(), is_w ? T::kBytesW : T::kBytesX);
-      tma_load(ring.at() + (is_w ? 0 : T::kBytesW), map, {0, row, 0, box}, ring.full());
-      ring.advance();
-      first_round = first_round && ring.stage > 0;
+      // In the first round all stages are empty; their first release completes phase 0.
+      if (!first_round) barrier_wait(stage.empty(), stage.phase ^ 1);
+      barrier_arrive_expect_tx(stage.full(), is_w ? T::kBytesW : T::kBytesX);
+      tma_load(stage.address() + (is_w ? 0 : T::kBytesW), map, {0, row, 0, box}, stage.full());
+      stage.advance();
+      first_round = first_round && stage.index > 0;
     }
   }
 }
 
-// What the elementwise kernel of the op makes of these.
+// Same arithmetic as the elementwise kernel of the op.
 template <class Op, class Out>
 __device__ Pack<Out, 2> gated(const Pack<Out, 2>& gate, const Pack<Out, 2>& up) {
   Pack<Out, 2> y;
@@ -118,38 +117,38 @@ __device__ Pack<Out, 2> gated(const Pack<Out, 2>& gate, const Pack<Out, 2>& up) 
   return y;
 }
 
-// A warp's part of a tile: kA tiles of 16 rows of x times kB of 8 rows of w, kPartB of each part.
+// A warp's tile: kA tiles of 16 rows of x times kB tiles of 8 rows of w, kPartB of each part.
 template <class T>
 struct WarpTile {
   static constexpr int kA = T::kWarpTokens / 16, kB = T::kWarpRows / 8, kPartB = kB / T::kParts;
-  // The operands of a box: four steps of 16 columns, and of w two halves of two steps.
+  // Operands of a box: four steps of 16 columns; w in two halves of two steps.
   struct Operands {
     uint32_t x[4][kA][4], w[2][kB][4];
   };
-  float sum[kA][kB][4] = {};
-  uint32_t from_x, from_w, swizzle_x, swizzle_w;  // of this lane, in a stage
+  float accumulators[kA][kB][4] = {};
+  uint32_t x_offset, w_offset, x_swizzle, w_swizzle;  // per lane, in a stage
 
   __device__ WarpTile(int warp, int lane)
-      : from_x(T::kBytesW + (warp % T::kAcross * T::kWarpTokens + lane % 16) * kRowBytes),
-        from_w((warp / T::kAcross * T::kWarpPartRows + lane % 8) * kRowBytes),
-        swizzle_x((lane / 16 ^ lane % 8) * 16),
-        swizzle_w((lane / 8 ^ lane % 8) * 16) {}
+      : x_offset(T::kBytesW + (warp % T::kAcross * T::kWarpTokens + lane % 16) * kRowBytes),
+        w_offset((warp / T::kAcross * T::kWarpPartRows + lane % 8) * kRowBytes),
+        x_swizzle((lane / 16 ^ lane % 8) * 16),
+        w_swizzle((lane / 8 ^ lane % 8) * 16) {}
 
   __device__ void load(Operands& to, uint32_t stage, int box) const {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
 #pragma unroll
       for (int i = 0; i < kA; ++i)
-        load_matrices(to.x[step][i], stage + from_x + (box * T::kTokens + i * 16) * kRowBytes +
-                                         (swizzle_x ^ step * 32));
+        load_matrices(to.x[step][i], stage + x_offset + (box * T::kTokens + i * 16) * kRowBytes +
+                                         (x_swizzle ^ step * 32));
       if (step % 2 == 1) continue;
 #pragma unroll
       for (int j = 0; j < kB; ++j)
         load_matrices(
             to.w[step / 2][j],
-            stage + from_w +
+            stage + w_offset +
                 (box * T::kRows + j / kPartB * T::kPartRows + j % kPartB * 8) * kRowBytes +
-                (swizzle_w ^ step * 32));
+                (w_swizzle ^ step * 32));
     }
   }
 
@@ -161,14 +160,13 @@ struct WarpTile {
       for (int i = 0; i < kA; ++i)
 #pragma unroll
         for (int j = 0; j < kB; ++j)
-          mma_bf16(sum[i][j], box.x[step][i], box.w[step / 2][j][step % 2 * 2],
+          mma_bf16(accumulators[i][j], box.x[step][i], box.w[step / 2][j][step % 2 * 2],
                    box.w[step / 2][j][step % 2 * 2 + 1]);
   }
 
-  // Writes the tile's outputs, each of the values that its parts have there, and starts the next
-  // sums.
+  // Writes the outputs of the tile, each from the values of all parts, and clears the accumulators.
   template <class Output>
-  __device__ void finish(const Target<typename T::Out>& to, const Sizes& size, int tile,
+  __device__ void finish(const Epilogue<typename T::Out>& to, const Sizes& size, int tile,
                          const Output& output) {
     using Pair = Pack<typename T::Out, 2>;
     const int warp = threadIdx.x / 32, group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
@@ -194,8 +192,8 @@ struct WarpTile {
           for (int part = 0; part < T::kParts; ++part)
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-              float& c = sum[i][part * kPartB + j][2 * h + e];
-              // Without a bias nothing is added: -0 + 0 is +0.
+              float& c = accumulators[i][part * kPartB + j][2 * h + e];
+              // Without a bias 0 must not be added: -0 + 0 is +0.
               values[part].v[e] =
                   from_float<typename T::Out>(to.bias != nullptr ? c + bias[part][e] : c);
               c = 0;
@@ -204,10 +202,10 @@ struct WarpTile {
         }
     }
   }
-  __device__ void finish(const Target<typename T::Out>& to, const Sizes& size, int tile) {
+  __device__ void finish(const Epilogue<typename T::Out>& to, const Sizes& size, int tile) {
     using Pair = Pack<typename T::Out, 2>;
     if constexpr (T::kParts == 1) {
-      finish(to, size, tile, [](const Pair(&sums)[1]) { return sums[0]; });
+      finish(to, size, tile, [](const Pair(&outputs)[1]) { return outputs[0]; });
     } else {
       switch (to.op) {
 #define COHORT_FINISH(Op, name) \
@@ -222,97 +220,98 @@ struct WarpTile {
   }
 };
 
-// A turn of the inner loop is the last three steps of one stage and the first five of the next. It
-// is cut there because the compiler moves loads within a turn only, and to just before their step
-// where that is in another one.
+// An iteration of the inner loop has the last three steps of one stage and the first five of the
+// next, because the compiler moves loads only within an iteration, and sinks them to just before
+// their use if that is in another one.
 template <class T>
-__device__ void multiply_tiles(const Target<typename T::Out>& to, Ring<T> ring, const Sizes& size) {
+__device__ void multiply_tiles(const Epilogue<typename T::Out>& to, PipelineStage<T> stage,
+                               const Sizes& size) {
   const int lane = threadIdx.x % 32, stages = size.k / kStageColumns;
-  WarpTile<T> part(threadIdx.x / 32, lane);
+  WarpTile<T> warp_tile(threadIdx.x / 32, lane);
   typename WarpTile<T>::Operands even, odd;  // boxes
   bool ready = false;
   const auto load_even = [&] {
-    if (!ready) barrier_wait(ring.full(), ring.parity);
+    if (!ready) barrier_wait(stage.full(), stage.phase);
     __syncwarp();
-    part.load(even, ring.at(), 0);
+    warp_tile.load(even, stage.address(), 0);
   };
   const auto first_steps = [&] {
-    const uint32_t stage = ring.at();
-    ring.advance();
-    // Asked early, the next stage's barrier costs the chain nothing.
-    ready = barrier_is_done(ring.full(), ring.parity);
-    part.template multiply<0, 1>(even);
-    part.load(odd, stage, 1);
-    part.template multiply<1, 4>(even);
-    part.template multiply<0, 1>(odd);
+    const uint32_t address = stage.address();
+    stage.advance();
+    // Testing the next stage's barrier early hides its latency.
+    ready = barrier_is_done(stage.full(), stage.phase);
+    warp_tile.template multiply<0, 1>(even);
+    warp_tile.load(odd, address, 1);
+    warp_tile.template multiply<1, 4>(even);
+    warp_tile.template multiply<0, 1>(odd);
   };
-  const auto release = [&](uint32_t empty) {
-    __syncwarp();  // all lanes have used what they read
+  const auto release_stage = [&](uint32_t empty) {
+    __syncwarp();  // all lanes have read their operands
     if (lane == 0) barrier_arrive(empty);
   };
   for (int tile = blockIdx.x; tile < size.tiles; tile += gridDim.x) {
-    uint32_t empty = ring.empty();
+    uint32_t empty = stage.empty();
     load_even();
     first_steps();
     for (int i = 1; i < stages; ++i) {
-      const uint32_t next = ring.empty();
+      const uint32_t next = stage.empty();
       load_even();
-      part.template multiply<1, 4>(odd);
-      release(empty);
+      warp_tile.template multiply<1, 4>(odd);
+      release_stage(empty);
       empty = next;
       first_steps();
     }
-    part.template multiply<1, 4>(odd);
-    release(empty);
-    part.finish(to, size, tile);
+    warp_tile.template multiply<1, 4>(odd);
+    release_stage(empty);
+    warp_tile.finish(to, size, tile);
   }
 }
 
 template <class T>
 __global__ void __launch_bounds__(T::kThreads)
-    skinny_kernel(const Target<typename T::Out> to, const __grid_constant__ CUtensorMap x,
+    skinny_kernel(const Epilogue<typename T::Out> to, const __grid_constant__ CUtensorMap x,
                   const __grid_constant__ CUtensorMap w, const Sizes size) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ char shared[];
   const int warp = threadIdx.x / 32, thread = threadIdx.x;
-  Ring<T> ring{.base = (shared_address(shared) + 1023) / 1024 * 1024};
+  PipelineStage<T> stage{.base = (shared_address(shared) + 1023) / 1024 * 1024};
   if (thread < T::kStages) {
-    ring.stage = thread;
-    barrier_init(ring.full(), 2);
-    barrier_init(ring.empty(), T::kConsumers);
-    ring.stage = 0;
+    stage.index = thread;
+    barrier_init(stage.full(), 2);
+    barrier_init(stage.empty(), T::kConsumers);
+    stage.index = 0;
   }
   const bool is_w = warp == T::kConsumers, is_x = warp == T::kConsumers + 1;
   if ((is_w || is_x) && thread % 32 == 0) tma_prefetch(is_w ? &w : &x);
   __syncthreads();
-  let_next_start();
-  if (!is_w || !size.reads_early) wait_for_previous();
+  launch_dependent_grids();
+  if (!is_w || !size.may_prefetch_w) wait_on_dependent_grids();
   if (!is_w && !is_x)
-    multiply_tiles<T>(to, ring, size);
+    multiply_tiles<T>(to, stage, size);
   else if (thread % 32 == 0)
-    copy_pieces<T>(is_w ? &w : &x, is_w, ring, size);
+    load_operand<T>(is_w ? &w : &x, is_w, stage, size);
 #endif
 }
 
-// Describes t[parts rows, cols] to the copy engine as [cols / 64, parts, rows, 64], of which a
-// stage takes [2, parts, box_rows, 64].
-CUtensorMap describe(const Tensor& t, int parts, int box_rows) {
+// Tensor map of t[parts rows, cols] as [cols / 64, parts, rows, 64] with boxes of
+// [2, parts, box_rows, 64], one per stage.
+CUtensorMap operand_tensor_map(const Tensor& t, int parts, int box_rows) {
   const auto rows = static_cast<cuuint64_t>(t.rows() / parts),
              cols = static_cast<cuuint64_t>(t.cols());
-  return tma_describe(
+  return make_tensor_map(
       {.t = t,
        .sizes = {kBox, rows, static_cast<cuuint64_t>(parts), cols / kBox},
-       .strides = {cols * sizeof(Bf16), rows * cols * sizeof(Bf16), kRowBytes},
+       .strides = {cols * sizeof(bf16), rows * cols * sizeof(bf16), kRowBytes},
        .box = {kBox, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(parts), 2}});
 }
 
-// `op` is for tiles of two parts.
+// `op` is used if T has two parts.
 template <class T>
-void run(const SkinnyProduct& args, Activation op = {}) {
+void run(const SkinnyGemm& args, Activation op = {}) {
   Sizes size{.m = static_cast<int>(args.x.rows()),
              .n = static_cast<int>(args.y.cols()),
              .k = static_cast<int>(args.x.cols()),
-             .reads_early = EarlyReads::are_allowed()};
+             .may_prefetch_w = PrefetchScope::is_active()};
   size.shift = size.m > T::kTokens ? 1 : 0;
   size.tiles = ((size.n + T::kPartRows - 1) / T::kPartRows) << size.shift;
   const Device device = args.x.device();
@@ -320,33 +319,34 @@ void run(const SkinnyProduct& args, Activation op = {}) {
   COHORT_CUDA_CHECK(
       cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device.index));
   const int blocks = std::min(size.tiles, multiprocessors * T::kBlocksPerSm);
-  launch("skinny_product", skinny_kernel<T>,
+  launch("skinny_gemm", skinny_kernel<T>,
          {.grid = static_cast<unsigned>(blocks),
           .block = T::kThreads,
           .shared_bytes = T::kShared,
-          .start = Start::kBesidePrevious},
+          .start = Start::kProgrammatic},
          device,
-         Target<typename T::Out>{pointer<typename T::Out>(args.y), pointer<Bf16>(args.bias), op},
-         describe(args.x, 1, T::kTokens), describe(args.w, T::kParts, T::kPartRows), size);
+         Epilogue<typename T::Out>{pointer<typename T::Out>(args.y), pointer<bf16>(args.bias), op},
+         operand_tensor_map(args.x, 1, T::kTokens),
+         operand_tensor_map(args.w, T::kParts, T::kPartRows), size);
 }
 
-// Numbers of rows of w, measured on an H200 (132 multiprocessors): up to kFew, tiles of 16 give
-// every multiprocessor at most one; from kMany on, tiles of 80 are enough for all of them, so that
-// x is copied to few blocks.
+// Thresholds for the rows of w, measured on an H200 (132 multiprocessors): up to kFew, tiles of 16
+// give every multiprocessor at most one tile; from kMany on, tiles of 80 suffice to occupy all, and
+// x is loaded by fewer blocks.
 constexpr int64_t kFew = 132 * 16, kMany = 132 * 40;
 
-// Whether this is faster than cuBLASLt. It is not where two tiles of tokens would share a
-// multiprocessor for a long sum, and not between the two numbers.
-bool is_faster(const SkinnySize& size) {
+// True if faster than cuBLASLt, which is not the case if two tiles of tokens share a multiprocessor
+// with long k, nor between the two thresholds.
+bool is_faster(const GemmSize& size) {
   const auto& [m, n, k] = size;
   if (n > kFew && n < kMany) return m <= 16;
   return m <= 32 || n <= kFew / 2 || n >= kMany || k <= 4096;
 }
 
-// Rings are so large that a multiprocessor has room for one block, where that is enough for all
-// tiles: those of the next product, which start early, would gather on some of them.
+// If one block per multiprocessor covers all tiles, the stages fill its shared memory, so that the
+// early-launched blocks of the next GEMM do not crowd on a few multiprocessors.
 template <class Out>
-void dispatch(const SkinnyProduct& args) {
+void dispatch(const SkinnyGemm& args) {
   const int64_t m = args.x.rows(), n = args.w.rows();
   if (n <= kFew) {
     if (m <= 16) return run<Tiling<Out, 16, 16, 16, 8, 14>>(args);
@@ -361,36 +361,37 @@ void dispatch(const SkinnyProduct& args) {
 
 }  // namespace
 
-bool is_skinny(const SkinnySize& size, Device device) {
+bool is_skinny(const GemmSize& size, Device device) {
   const auto& [m, n, k] = size;
   return m > 0 && m <= kSkinnyRows && k > 0 && k % kStageColumns == 0 && n % 8 == 0 &&
          std::max(n, k) < (int64_t{1} << 30) && is_faster(size) &&
-         ::cohort::cuda::is_for_hopper(
-             reinterpret_cast<const void*>(skinny_kernel<Tiling<Bf16, 16, 16, 16, 8, 14>>), device);
+         ::cohort::cuda::is_compiled_for_sm90(
+             reinterpret_cast<const void*>(skinny_kernel<Tiling<bf16, 16, 16, 16, 8, 14>>), device);
 }
 
-void skinny_product(const SkinnyProduct& args) {
+void skinny_gemm(const SkinnyGemm& args) {
   COHORT_CHECK(is_skinny({args.x.rows(), args.w.rows(), args.x.cols()}, args.x.device()),
-               "[skinny] does not take ", args.x.str(), " times ", args.w.str());
+               "[skinny_gemm] unsupported sizes: ", args.x.str(), " times ", args.w.str());
   if (args.y.dtype() == DType::kF32)
     dispatch<float>(args);
   else
-    dispatch<Bf16>(args);
+    dispatch<bf16>(args);
 }
 
-bool is_gated_skinny(const SkinnySize& size, Device device) {
+bool is_gated_skinny(const GemmSize& size, Device device) {
   return size.n >= kMany && is_skinny(size, device);
 }
 
-void gated_skinny_product(const SkinnyProduct& args, Activation op) {
+void gated_skinny_gemm(const SkinnyGemm& args, Activation op) {
   const int64_t m = args.x.rows();
   COHORT_CHECK(is_gated_skinny({m, args.w.rows(), args.x.cols()}, args.x.device()),
-               "[skinny] does not take ", args.x.str(), " times ", args.w.str(), " gated");
-  if (m <= 16) return run<Tiling<Bf16, 16, 80, 16, 16, 5, 2>>(args, op);
-  if (m <= 32) return run<Tiling<Bf16, 32, 80, 32, 16, 4, 2>>(args, op);
-  // A warp of few rows of w would read x, which all of them need, more often than shared memory
-  // gives it: two warps have 24 rows of each part and two 16 (and 8 for nothing).
-  run<Tiling<Bf16, 64, 80, 32, 48, 4, 2>>(args, op);
+               "[skinny_gemm] unsupported sizes: ", args.x.str(), " times ", args.w.str(),
+               " gated");
+  if (m <= 16) return run<Tiling<bf16, 16, 80, 16, 16, 5, 2>>(args, op);
+  if (m <= 32) return run<Tiling<bf16, 32, 80, 32, 16, 4, 2>>(args, op);
+  // With few rows of w per warp, reading x would exceed the shared memory bandwidth: two warps have
+  // 24 rows of each part and two have 16 (with 8 unused).
+  run<Tiling<bf16, 64, 80, 32, 48, 4, 2>>(args, op);
 }
 
 }  // namespace cohort::kernels::cuda

@@ -1,4 +1,4 @@
-// How a row of logits draws its token, and the formulas of one logit that the CPU and CUDA share.
+// Sampling parameters of a row, and the formulas of one logit that the CPU and CUDA share.
 #pragma once
 
 #include <cmath>
@@ -8,10 +8,10 @@
 
 namespace cohort::kernels {
 
-// A tensor of bytes holds those of many rows where the rows are drawn (pack_params()).
-struct DrawParams {
-  // 0: greedy, the largest logit, the lowest id among equals. Nothing is cut then, and log-probs
-  // and entropies are those at temperature 1.
+// A tensor of bytes holds those of many rows on the device that samples (pack_params()).
+struct SamplingParams {
+  // 0: greedy, the largest logit, the lowest id among equals. Nothing is truncated then, and
+  // log-probs and entropies are those at temperature 1.
   double temperature = 1;
   int64_t top_k = 0;  // 0: off
   double top_p = 1;   // nucleus (Holtzman et al. 2020): the probability that is kept; 1: off
@@ -19,23 +19,23 @@ struct DrawParams {
   float repetition_penalty = 1;  // > 0 (Keskar et al. 2019); 1: off
   float presence_penalty = 0, frequency_penalty = 0;
   int32_t num_bias = 0;           // entries of the row's biases in use
-  uint64_t seed = 0, stream = 0;  // of the Philox address of a draw
+  uint64_t seed = 0, stream = 0;  // first parts of a token's Philox address
 };
-static_assert(sizeof(DrawParams) == 64);
+static_assert(sizeof(SamplingParams) == 64);
 
-// A count of SamplingState is how often a token was drawn; this bit says that the prompt has it.
+// A count of SamplingState is how often a token was sampled; this bit marks tokens of the prompt.
 inline constexpr int32_t kInPrompt = int32_t{1} << 30;
 
-COHORT_HD inline bool has_penalty(const DrawParams& p) {
+COHORT_HD inline bool has_penalty(const SamplingParams& p) {
   return p.repetition_penalty != 1 || p.presence_penalty != 0 || p.frequency_penalty != 0;
 }
-// Whether the row draws from other logits than the model's.
-COHORT_HD inline bool changes_logits(const DrawParams& p) {
+// True if the row samples from other logits than the model's.
+COHORT_HD inline bool changes_logits(const SamplingParams& p) {
   return has_penalty(p) || p.num_bias != 0;
 }
 
-// What a row's parameters should have been; null where nothing is wrong with them.
-COHORT_HD inline const char* expectation_missed(const DrawParams& p) {
+// Expected value of the first invalid parameter; null if all are valid.
+COHORT_HD inline const char* invalid_reason(const SamplingParams& p) {
   const struct {
     bool met;
     const char* expected;
@@ -57,13 +57,13 @@ COHORT_HD inline const char* expectation_missed(const DrawParams& p) {
 
 // A logit, its bias added, after the penalties of a token with this count.
 template <class T>
-COHORT_HD inline T penalised(T logit, int32_t count, const DrawParams& p) {
+COHORT_HD inline T penalised(T logit, int32_t count, const SamplingParams& p) {
   if (count == 0) return logit;
   const T repetition = static_cast<T>(p.repetition_penalty);
   const T once = logit > 0 ? logit / repetition : logit * repetition;
-  const int32_t drawn = count & (kInPrompt - 1);
-  return once - static_cast<T>(p.frequency_penalty) * static_cast<T>(drawn) -
-         (drawn > 0 ? static_cast<T>(p.presence_penalty) : T(0));
+  const int32_t sampled = count & (kInPrompt - 1);
+  return once - static_cast<T>(p.frequency_penalty) * static_cast<T>(sampled) -
+         (sampled > 0 ? static_cast<T>(p.presence_penalty) : T(0));
 }
 
 }  // namespace cohort::kernels

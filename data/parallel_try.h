@@ -1,4 +1,4 @@
-// parallel_for() over work that may fail.
+// parallel_for() over work that may throw.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@
 
 namespace cohort {
 
-// fn(i) for every i of [0, n), by all threads in blocks of `grain`. Throws an InputError with the
-// message of the smallest i whose fn(i) has thrown, whichever thread comes first.
+// Calls fn(i) for every i in [0, n), by all threads in blocks of `grain`. Throws an InputError with
+// the message of the smallest i whose fn(i) has thrown, independent of the thread schedule.
 template <class F>
 void parallel_try(int64_t n, int64_t grain, F&& fn) {
   std::mutex mutex;
   int64_t first = n;
-  std::string fault;
+  std::string message;
   parallel_for(n, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) try {
         fn(i);
@@ -25,10 +25,10 @@ void parallel_try(int64_t n, int64_t grain, F&& fn) {
         const std::lock_guard lock(mutex);
         if (i > first) continue;
         first = i;
-        fault = e.what();
+        message = e.what();
       }
   });
-  if (first < n) throw InputError(fault);
+  if (first < n) throw InputError(message);
 }
 
 }  // namespace cohort

@@ -1,0 +1,341 @@
+// Attention in f32 for one block of 64 query rows: the algorithm of attention_bf16.cuh with fused
+// multiply-adds instead of tensor cores and no intermediate rounding. Every score is one chain over
+// ascending head dims, every element of O one over ascending keys.
+//
+// Thread (y, x) of 16 x 16 holds rows 4 y .. 4 y + 3: their scores for keys x, x + 16, ..., and
+// columns 4 (x + 16 i) .. + 3 of O. P passes through shared memory, where four threads per row add
+// it to the four partial sums of l. All of this stays within one warp, which has 8 rows.
+#pragma once
+
+#include "kernels/attention/cuda/attention_bf16.cuh"
+
+namespace cohort::kernels::cuda {
+
+inline constexpr int kFloatRows = 64, kFloatThreads = 256;
+
+template <int kDim_>
+struct FloatShape {
+  static constexpr int kDim = kDim_, kKeys = kTileKeys<kDim>;
+  // Row lengths in shared memory: aligned, and off the multiples of 32 banks.
+  static constexpr int kStride = kDim + 4, kScoreStride = kKeys + 4;
+  static constexpr int kKeysPerThread = kKeys / 16, kPacksPerThread = kDim / 64;
+  static constexpr size_t kSharedBytes = sizeof(float) * (kKeys * kStride + kFloatRows * kStride +
+                                                          kFloatRows * kScoreStride + kFloatRows);
+};
+
+using Float4 = Pack<float, 4>;
+
+// State of a thread: its rows are y4 .. y4 + 3, and it accumulates one partial sum of l, of row
+// l_row.
+struct FloatThreadState {
+  int y4, x;
+  int l_row;
+  int visible[4] = {};
+  float row_max_log2[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};  // m c
+  float l = 0;
+  uint64_t stream = 0;          // dropout stream of l_row
+  float* p = nullptr;           // in shared memory: P of the tile
+  float* row_factor = nullptr;  // in shared memory: alpha of each row; l at the end of a chunk
+};
+
+// Starts loading a tile of keys or values.
+template <int kDim, class Rows>
+__device__ __forceinline__ void load_float_tile(float* to, const Rows& rows, const float* from,
+                                                int tile, const AttentionParams& params) {
+  using Shape = FloatShape<kDim>;
+  constexpr int kChunks = kDim / 4;
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x); i < Shape::kKeys * kChunks; i += kFloatThreads) {
+    const int row = i / kChunks;
+    const int64_t offset = rows.key_offset(tile * Shape::kKeys + row);
+    load_float_chunk(to + row * Shape::kStride, i % kChunks, offset < 0 ? nullptr : from + offset,
+                     params.head_dim, params.vectorized);
+  }
+  copy_async_commit();
+}
+
+// s[i][j] = row y4 + i of Q times key x + 16 j.
+template <int kDim>
+__device__ __forceinline__ void float_scores(float (&s)[4][FloatShape<kDim>::kKeysPerThread],
+                                             const float* queries, const float* keys, int y4, int x,
+                                             int head_dim) {
+  using Shape = FloatShape<kDim>;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+#pragma unroll
+    for (int j = 0; j < Shape::kKeysPerThread; ++j) s[i][j] = 0;
+#pragma unroll 1
+  for (int d = 0; d < head_dim; d += 4) {
+    Float4 q[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) q[i] = load_pack<4>(queries + (y4 + i) * Shape::kStride + d);
+#pragma unroll
+    for (int j = 0; j < Shape::kKeysPerThread; ++j) {
+      const Float4 k = load_pack<4>(keys + (x + 16 * j) * Shape::kStride + d);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[i][j] = __fmaf_rn(q[i].v[e], k.v[e], s[i][j]);
+    }
+  }
+}
+
+// S becomes P for the four rows of the thread; row_max_log2: their m c. visible: end of the keys
+// that each row sees, relative to the tile.
+template <int kKeysPerThread>
+__device__ __forceinline__ void float_softmax(float (&s)[4][kKeysPerThread],
+                                              float (&row_max_log2)[4], float (&alpha)[4],
+                                              const AttentionParams& params,
+                                              const int (&visible)[4], int x) {
+  const float c = params.c;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float largest = -INFINITY;
+#pragma unroll
+    for (int j = 0; j < kKeysPerThread; ++j) {
+      if (x + 16 * j >= visible[i] || x + 16 * j < visible[i] - params.window) s[i][j] = -INFINITY;
+      largest = fmaxf(largest, s[i][j]);
+    }
+#pragma unroll
+    for (int offset = 8; offset > 0; offset /= 2)  // the 16 threads of the row
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+    const float new_max = fmaxf(row_max_log2[i], largest * c);
+    const float safe_row_max = new_max == -INFINITY ? 0.0f : new_max;  // as in update_row_max()
+    alpha[i] = fast_exp2(row_max_log2[i] - safe_row_max);
+    row_max_log2[i] = new_max;
+#pragma unroll
+    for (int j = 0; j < kKeysPerThread; ++j)
+      s[i][j] = fast_exp2(__fmaf_rn(s[i][j], c, -safe_row_max));
+  }
+}
+
+// Adds the tile's P to one partial sum of l, by (key mod 8) / 2; with dropout, P is dropped
+// afterwards. Four adjacent lanes share a row.
+template <int kKeys>
+__device__ __forceinline__ void float_add_to_l(float& l, float alpha, float* p,
+                                               const ProbabilityDropout& dropout, uint64_t stream,
+                                               int head, int key0) {
+  const int quad = static_cast<int>(threadIdx.x % 4);
+  l *= alpha;
+#pragma unroll 4
+  for (int j = 2 * quad; j < kKeys; j += 8) {
+    const auto pair = load_pack<2>(p + j);
+    l += pair.v[0];
+    l += pair.v[1];
+  }
+  if (dropout.first_kept == 0) return;
+  __syncwarp();
+  for (int j = 4 * quad; j < kKeys; j += 16) {
+    const uint32_t keep = dropout.keep_four(stream, head, key0 + j);
+    Float4 four = load_pack<4>(p + j);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) four.v[e] = (keep >> e & 1) != 0 ? four.v[e] * dropout.factor : 0;
+    store_pack(p + j, four);
+  }
+}
+
+// o += P V over `count` keys, a multiple of 4.
+template <int kDim>
+__device__ __forceinline__ void float_values(float (&o)[4][FloatShape<kDim>::kPacksPerThread][4],
+                                             const float* p, const float* values, int y4, int x,
+                                             int count) {
+  using Shape = FloatShape<kDim>;
+#pragma unroll 1
+  for (int j = 0; j < count; j += 4) {
+    Float4 w[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] = load_pack<4>(p + (y4 + i) * Shape::kScoreStride + j);
+#pragma unroll
+    for (int key = 0; key < 4; ++key)
+#pragma unroll
+      for (int n = 0; n < Shape::kPacksPerThread; ++n) {
+        const Float4 v = load_pack<4>(values + (j + key) * Shape::kStride + 4 * (x + 16 * n));
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) o[i][n][e] = __fmaf_rn(w[i].v[key], v.v[e], o[i][n][e]);
+      }
+  }
+}
+
+// S of a tile becomes P, in shared memory: 4 rows by kKeysPerThread keys per thread, and is added
+// to the partial sum of l of row `l_row`.
+template <int kDim, class Rows>
+__device__ __forceinline__ void float_probabilities(float (&s)[4][FloatShape<kDim>::kKeysPerThread],
+                                                    FloatThreadState& state, float (&alpha)[4],
+                                                    const Rows& rows, const AttentionParams& params,
+                                                    int key0) {
+  using Shape = FloatShape<kDim>;
+  const int visible[4] = {state.visible[0] - key0, state.visible[1] - key0, state.visible[2] - key0,
+                          state.visible[3] - key0};
+  float_softmax(s, state.row_max_log2, alpha, params, visible, state.x);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (state.x == 0) state.row_factor[state.y4 + i] = alpha[i];
+#pragma unroll
+    for (int j = 0; j < Shape::kKeysPerThread; ++j)
+      state.p[(state.y4 + i) * Shape::kScoreStride + state.x + 16 * j] = s[i][j];
+  }
+  __syncwarp();
+  float_add_to_l<Shape::kKeys>(state.l, state.row_factor[state.l_row],
+                               state.p + state.l_row * Shape::kScoreStride, params.dropout,
+                               state.stream, rows.head(), key0);
+}
+
+// Reduces l of the rows of the thread at the end of a chunk.
+__device__ __forceinline__ void float_reduce_l(float (&l)[4], FloatThreadState& state) {
+  state.l += __shfl_xor_sync(0xffffffffu, state.l, 1);
+  state.l += __shfl_xor_sync(0xffffffffu, state.l, 2);
+  __syncwarp();
+  if (threadIdx.x % 4 == 0) state.row_factor[state.l_row] = state.l;
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 4; ++i) l[i] = state.row_factor[state.y4 + i];
+}
+
+// Combines a chunk with the previous ones, for rows that have seen keys of both; as
+// combine_chunk().
+template <int kDim, class Rows>
+__device__ __forceinline__ void float_combine(float (&o)[4][FloatShape<kDim>::kPacksPerThread][4],
+                                              float (&l)[4], FloatThreadState& state,
+                                              const Rows& rows, const CombinedChunks& combined) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (!kCombinesInShared && state.y4 + i >= rows.count) continue;
+    const int64_t row = kCombinesInShared ? state.y4 + i : rows.combined_row(state.y4 + i);
+    const ChunkState before = combined.load_state(row), chunk{state.row_max_log2[i], l[i]};
+    if (before.row_max_log2 == -INFINITY) continue;
+    const bool any_key = chunk.row_max_log2 != -INFINITY;
+    const CombineScales by = any_key ? combine_scales(before, chunk) : CombineScales{1, 0};
+    const ChunkState both = any_key ? combine(before, chunk, by) : before;
+    state.row_max_log2[i] = both.row_max_log2;
+    l[i] = both.l;
+#pragma unroll
+    for (int n = 0; n < FloatShape<kDim>::kPacksPerThread; ++n) {
+      const Float4 pack = load_pack<4>(combined.o + row * kDim + 4 * (state.x + 16 * n));
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o[i][n][e] = combine(pack.v[e], o[i][n][e], by);
+    }
+  }
+}
+
+// Stores the combined chunks and starts the next chunk.
+template <int kDim, class Rows>
+__device__ __forceinline__ void float_store_combined(
+    float (&o)[4][FloatShape<kDim>::kPacksPerThread][4], const float (&l)[4],
+    FloatThreadState& state, const Rows& rows, const CombinedChunks& combined) {
+  __syncwarp();  // what was combined before has been read
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const bool live = kCombinesInShared || state.y4 + i < rows.count;
+    const int64_t row = kCombinesInShared ? state.y4 + i : rows.combined_row(state.y4 + i);
+    if (live && state.x == 0) combined.store_state(row, {state.row_max_log2[i], l[i]});
+    state.row_max_log2[i] = -INFINITY;
+#pragma unroll
+    for (int n = 0; n < FloatShape<kDim>::kPacksPerThread; ++n) {
+      if (live)
+        store_pack(combined.o + row * kDim + 4 * (state.x + 16 * n),
+                   Float4{o[i][n][0], o[i][n][1], o[i][n][2], o[i][n][3]});
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o[i][n][e] = 0;
+    }
+  }
+  state.l = 0;
+}
+
+// Stores O (1 / l) and the log-sum-exp of the thread's rows.
+template <int kDim, class Rows>
+__device__ __forceinline__ void float_store(
+    const float (&o)[4][FloatShape<kDim>::kPacksPerThread][4], const float (&l)[4],
+    const FloatThreadState& state, const Rows& rows, const AttentionParams& params) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = state.y4 + i;
+    if (row >= rows.count) continue;
+    const float inverse = 1.0f / l[i];
+    if (state.x == 0) rows.store_lse(row, __fmaf_rn(state.row_max_log2[i], kLn2, logf(l[i])));
+    float* const to = rows.output(row);
+#pragma unroll
+    for (int n = 0; n < FloatShape<kDim>::kPacksPerThread; ++n) {
+      const int column = 4 * (state.x + 16 * n);
+      Float4 out;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out.v[e] = o[i][n][e] * inverse + 0.0f;
+      if (params.vectorized && column < params.head_dim) store_pack(to + column, out);
+      if (!params.vectorized)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if (column + e < params.head_dim) to[column + e] = out.v[e];
+    }
+  }
+}
+
+// Computes the rows of a block; Rows as in attention_bf16().
+template <int kDim, class Rows>
+__device__ __forceinline__ void attention_f32(const Rows& rows, const AttentionParams& params,
+                                              float* shared, const CombinedChunks& scratch) {
+  using Shape = FloatShape<kDim>;
+  constexpr int kKeys = Shape::kKeys, kChunkTiles = kAttentionChunk / kKeys;
+  float* const tile_rows = shared;  // keys, then values
+  float* const queries = tile_rows + kKeys * Shape::kStride;
+  const int thread = static_cast<int>(threadIdx.x);
+  FloatThreadState state{.y4 = thread / 16 * 4, .x = thread % 16, .l_row = thread / 4};
+  state.p = queries + kFloatRows * Shape::kStride;
+  state.row_factor = state.p + kFloatRows * Shape::kScoreStride;
+  float* const after = state.row_factor + kFloatRows;
+  const CombinedChunks combined =
+      kCombinesInShared ? CombinedChunks{.o = after, .states = after + kFloatRows * kDim} : scratch;
+  int max_visible = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    state.visible[i] = rows.visible(state.y4 + i);
+    max_visible = max(max_visible, state.visible[i]);
+  }
+  max_visible = __reduce_max_sync(0xffffffffu, max_visible);
+  if (params.dropout.first_kept > 0 && state.l_row < rows.count)
+    state.stream = params.dropout.row(rows.token(state.l_row));
+
+  float o[4][Shape::kPacksPerThread][4] = {};
+  for (int i = thread; i < kFloatRows * (kDim / 4); i += kFloatThreads)
+    load_float_chunk(queries + i / (kDim / 4) * Shape::kStride, i % (kDim / 4),
+                     rows.query(i / (kDim / 4)), params.head_dim, params.vectorized);
+  const int first_tile = rows.first_key / kKeys, tiles = (rows.keys + kKeys - 1) / kKeys;
+  float l[4];
+  const int first_end = (first_tile / kChunkTiles + 1) * kChunkTiles;
+#pragma unroll 1
+  for (int tile = first_tile, end = min(first_end, tiles);;) {  // chunks, [tile, end)
+#pragma unroll 1
+    for (; tile < end; ++tile) {
+      const int key0 = tile * kKeys;
+      const bool any = max_visible > key0;  // uniform in a warp
+      __syncthreads();                      // the previous values have been read
+      load_float_tile<kDim>(tile_rows, rows, rows.k, tile, params);
+      copy_async_wait<0>();
+      __syncthreads();
+      float s[4][Shape::kKeysPerThread], alpha[4];
+      if (any) float_scores<kDim>(s, queries, tile_rows, state.y4, state.x, params.head_dim);
+      __syncthreads();
+      load_float_tile<kDim>(tile_rows, rows, rows.v, tile, params);
+      if (any) float_probabilities<kDim>(s, state, alpha, rows, params, key0);
+      copy_async_wait<0>();
+      __syncthreads();
+      if (!any) continue;
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int n = 0; n < Shape::kPacksPerThread; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) o[i][n][e] *= alpha[i];
+      float_values<kDim>(o, state.p, tile_rows, state.y4, state.x,
+                         min(kKeys, (max_visible - key0 + 3) / 4 * 4));
+    }
+    float_reduce_l(l, state);
+    if (end > first_end) float_combine<kDim>(o, l, state, rows, combined);
+    if (end == tiles) break;
+    float_store_combined<kDim>(o, l, state, rows, combined);
+    end = min(end + kChunkTiles, tiles);
+  }
+  float_store<kDim>(o, l, state, rows, params);
+}
+
+}  // namespace cohort::kernels::cuda
