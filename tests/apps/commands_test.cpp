@@ -311,7 +311,7 @@ TEST_F(Commands, EvalTakesAWholeFile) {
   expect_bad_input(run_cohort({"eval", run_, eval_path, "eval.size=0"}),
                    {"test.jsonl:41: ", "1 of 41 held-out problems are too long"});
   const Output all = eval({eval_path, "eval.size=0", "data.too_long=skip"});
-  EXPECT_NE(all.err.find("data.too_long: left out 1 of 41 held-out problems"), all.err.npos)
+  EXPECT_NE(all.err.find("data.too_long: skipped 1 of 41 held-out problems"), all.err.npos)
       << all.err;
   const Json scores = json_lines_of(all.out).at(0);
   EXPECT_EQ(scores.at("problems").as_int(), 40);
@@ -452,7 +452,7 @@ TEST_F(Commands, CheckPrintsPromptsAndTheRewardsOfTheirAnswers) {
   for (const std::string& text :
        {example + "  example 3: prompt ", example + "             its rewards       numeric 1; ",
         std::string("  held-out                     8 of 21 problems\n"),
-        std::string("  data.too_long                left out 1 of 21 training and 1 of 9 held-out"),
+        std::string("  data.too_long                skipped 1 of 21 training and 1 of 9 held-out"),
         std::string("  completion capacity          10 of 11 tokens after the longest prompt\n")})
     EXPECT_NE(output.out.find(text), std::string::npos) << text << "\n" << output.out;
   EXPECT_NE(
