@@ -75,8 +75,8 @@ SOURCES = {".h", ".cpp", ".cu", ".cuh"}
 TEXTS = SOURCES | {".md", ".py", ".sh", ".yaml", ".html", ".txt", ".cmake", ".in"}
 FOLDERS = ["apps", "autograd", "bench", "cmake", "config", "configs", "core", "data", "dist", "distributed", "docs", "examples",
            "kernels", "nn", "rl", "runs", "scripts", "sys", "tests", "text", "trainers"]
-# Data of tests, and this list itself.
-EXEMPT = ["scripts/check_words.py", "tests/reference/", "bench/results/"]
+# This list itself, the page that records former names, and data of tests.
+EXEMPT = ["scripts/check_words.py", "CHANGELOG.md", "tests/reference/", "bench/results/"]
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -140,6 +140,7 @@ SELF_TEST = [
     ("tests/a_test.cpp", "TEST(Runs, AreMended) {}\n", '"mended": say corrected'),
     ("README.md", "It waits for ever.\n", '"for ever": say forever'),
     ("tests/reference/a.txt", "people\n", ""),
+    ("CHANGELOG.md", "Renamed lend().\n", ""),
 ]
 
 
