@@ -42,7 +42,7 @@ __device__ __forceinline__ void launch_dependent_grids() {
 }
 
 // First statement of a kernel that has no work independent of the previous grid.
-__device__ __forceinline__ void launch_and_wait_on_dependents() {
+__device__ __forceinline__ void launch_dependents_and_wait() {
   launch_dependent_grids();
   wait_on_dependent_grids();
 }

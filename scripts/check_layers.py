@@ -7,8 +7,9 @@ may know which library, and what every file must look like. Prints file:line and
 """
 import re
 import sys
-import tempfile
 from pathlib import Path
+
+import tree_check
 
 # Layer -> the layers it may include, besides itself. A layer that is not named below knows all.
 LAYERS = {
@@ -183,40 +184,5 @@ SELF_TEST = [
     ("nn/limit.cpp", "\n" * MAX_LINES, ""),
 ]
 
-
-def self_test():
-    failures = []
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        for name, text, _ in SELF_TEST:
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(text, encoding="utf-8")
-        problems = check_tree(root)
-        for name, _, expected in SELF_TEST:
-            found = [rule for path, _, rule in problems if str(path) == name]
-            right = len(found) == 1 and expected in found[0] if expected else not found
-            if not right:
-                failures.append(f"{name}: expected {expected or 'no report'!r}, got {found}")
-    for failure in failures:
-        print(f"self-test: {failure}")
-    print(f"check_layers: self-test of {len(SELF_TEST)} files, {len(failures)} failed")
-    return 1 if failures else 0
-
-
-def main(arguments):
-    if arguments == ["--self-test"]:
-        return self_test()
-    if len(arguments) > 1 or (arguments and arguments[0].startswith("-")):
-        print(__doc__.strip(), file=sys.stderr)
-        return 0 if arguments in (["--help"], ["-h"]) else 2
-    root = Path(arguments[0]) if arguments else Path(__file__).resolve().parent.parent
-    problems = check_tree(root)
-    for path, line, rule in problems:
-        print(f"{path}:{line}: {rule}")
-    if not problems:
-        print("check_layers: no rule is broken")
-    return 1 if problems else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(tree_check.run("check_layers", __doc__, check_tree, SELF_TEST))

@@ -9,8 +9,9 @@ has the glossary.
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
+
+import tree_check
 
 # A refused word -> the term to use. Words are compared without case, separators and CamelCase boundaries: "copy engine"
 # finds copy_engine and CopyEngine as well. A word stands here only if it has no other proper sense in this tree.
@@ -73,8 +74,6 @@ TRAILING_FRAGMENT = re.compile(r"\S.*//\s*of\b")
 
 SOURCES = {".h", ".cpp", ".cu", ".cuh"}
 TEXTS = SOURCES | {".md", ".py", ".sh", ".yaml", ".html", ".txt", ".cmake", ".in"}
-FOLDERS = ["apps", "autograd", "bench", "cmake", "config", "configs", "core", "data", "dist", "distributed", "docs", "examples",
-           "kernels", "nn", "rl", "runs", "scripts", "sys", "tests", "text", "trainers"]
 # This list itself, the page that records former names, and data of tests.
 EXEMPT = ["scripts/check_words.py", "CHANGELOG.md", "tests/reference/", "bench/results/"]
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -96,8 +95,7 @@ def files_of(root):
         str(f.relative_to(root)) for f in root.rglob("*")]
     for name in sorted(filter(None, names)):
         path = Path(name)
-        within = len(path.parts) == 1 or path.parts[0] in FOLDERS
-        if within and path.suffix in TEXTS and not any(name.startswith(e) for e in EXEMPT) and (root / path).is_file():
+        if path.suffix in TEXTS and not any(name.startswith(e) for e in EXEMPT) and (root / path).is_file():
             yield path
 
 
@@ -143,44 +141,5 @@ SELF_TEST = [
     ("CHANGELOG.md", "Renamed lend().\n", ""),
 ]
 
-
-def self_test():
-    failures = []
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        for name, text, _ in SELF_TEST:
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(text, encoding="utf-8")
-        problems = check_tree(root)
-        for name, _, expected in SELF_TEST:
-            found = [rule for path, _, rule in problems if str(path) == name]
-            right = len(found) == 1 and expected in found[0] if expected else not found
-            if not right:
-                failures.append(f"{name}: expected {expected or 'no report'!r}, got {found}")
-    for failure in failures:
-        print(failure)
-    print(f"check_words: self-test of {len(SELF_TEST)} files, {len(failures)} failed")
-    return 1 if failures else 0
-
-
-def main():
-    arguments = sys.argv[1:]
-    if arguments in (["--help"], ["-h"]):
-        print(__doc__)
-        return 0
-    if arguments == ["--self-test"]:
-        return self_test()
-    if len(arguments) > 1 or (arguments and arguments[0].startswith("-")):
-        print(__doc__, file=sys.stderr)
-        return 2
-    root = Path(arguments[0] if arguments else Path(__file__).resolve().parent.parent)
-    problems = check_tree(root)
-    for path, number, rule in problems:
-        print(f"{path}:{number}: {rule}")
-    if not problems:
-        print("check_words: no rule is broken")
-    return 1 if problems else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tree_check.run("check_words", __doc__, check_tree, SELF_TEST))

@@ -96,7 +96,7 @@ template <class T, class Term, int kOutputs>
 __global__ void __launch_bounds__(kColumnThreads, Term::kBlocks)
     column_sum_kernel(const Term term, const ColumnLayout layout,
                       const ColumnOutputs<kOutputs> outputs) {
-  launch_and_wait_on_dependents();
+  launch_dependents_and_wait();
   constexpr int N = kPackSize<T>;
   __shared__ float shared[kOutputs][kColumnThreads * N];
   float sum[kOutputs][N] = {};
@@ -141,7 +141,7 @@ template <size_t kOutputs>
 __global__ void __launch_bounds__(kPartialsWidth* kPartialsWidth)
     reduce_partials_kernel(const __grid_constant__ ColumnPartials<kOutputs> partials, int blocks,
                            int cols) {
-  launch_and_wait_on_dependents();
+  launch_dependents_and_wait();
   __shared__ float scratch[kPartialsWidth][kPartialsWidth];
   // blockIdx.y is the output; blocks of an undefined output return here.
   const float* partial = partials.partial[blockIdx.y];

@@ -19,7 +19,7 @@ __device__ int64_t element() {
 __global__ void decode_inputs_kernel(int32_t* tokens, int32_t* positions, int32_t* active,
                                      int64_t* rng_index, const int32_t* slots, const int32_t* rows,
                                      int64_t n) {
-  launch_and_wait_on_dependents();
+  launch_dependents_and_wait();
   const int64_t i = element();
   if (i >= n) return;
   const int32_t slot = rows[i];
@@ -34,7 +34,7 @@ __global__ void decode_inputs_kernel(int32_t* tokens, int32_t* positions, int32_
 // One thread per row; rows have distinct slots.
 __global__ void decode_advance_kernel(int32_t* slots, const int32_t* active, const int32_t* tokens,
                                       const int32_t* stop_tokens, int64_t n, int64_t stops) {
-  launch_and_wait_on_dependents();
+  launch_dependents_and_wait();
   const int64_t i = element();
   if (i >= n || active[i] < 0) return;
   int32_t* const state = slots + static_cast<int64_t>(active[i]) * kSlotColumns;

@@ -14,8 +14,8 @@ using bf16 = __nv_bfloat16;
 
 using ::cohort::cuda::blocks_for;
 using ::cohort::cuda::launch;
-using ::cohort::cuda::launch_and_wait_on_dependents;
 using ::cohort::cuda::launch_dependent_grids;
+using ::cohort::cuda::launch_dependents_and_wait;
 using ::cohort::cuda::LaunchShape;
 using ::cohort::cuda::Start;
 using ::cohort::cuda::wait_on_dependent_grids;

@@ -76,7 +76,7 @@ struct Loop {
 template <int N, int kUnroll, class Loop>
 __global__ void __launch_bounds__(kThreads, 4)
     elementwise_kernel(Loop loop, int64_t n, int64_t packs) {
-  launch_and_wait_on_dependents();
+  launch_dependents_and_wait();
   // A thread has kUnroll packs, kThreads apart: adjacent threads have adjacent packs, and all loads
   // are in flight before the first result is computed.
   loop.fn.begin();

@@ -308,7 +308,7 @@ LogprobGradient logprob_gradient(int64_t vocab, DType dtype, Device device) {
 template <class Out, class In>
 __global__ void scale_rows_kernel(Out* out, const In* in, const float* factor, int64_t count,
                                   int64_t cols, bool accumulate) {
-  launch_and_wait_on_dependents();
+  launch_dependents_and_wait();
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= count) return;
   const float scaled = factor[i / cols] * to_float(in[i]);

@@ -52,7 +52,7 @@ __device__ __forceinline__ void load_row(const RowSlice<T>& at, const NormForwar
 template <class T, bool kLayer, bool kResidual>
 __global__ void __launch_bounds__(kMaxGroup)
     norm_forward_kernel(const NormForward<T> p, const RowLayout layout) {
-  launch_and_wait_on_dependents();
+  launch_dependents_and_wait();
   constexpr int N = RowSlice<T>::N;
   __shared__ float scratch[2][32];
   const RowSlice<T> at(layout);

@@ -25,7 +25,7 @@ struct Rotation {
 // after the first head. The plain heads are copied or accumulated; if y is x there is no copy.
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads) rope_kernel(const Rotation<T> p) {
-  launch_and_wait_on_dependents();
+  launch_dependents_and_wait();
   const int64_t token = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (token >= p.tokens) return;
   const int position = p.positions[token], half = p.table.half;

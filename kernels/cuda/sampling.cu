@@ -390,7 +390,7 @@ __device__ Outcome sample_row(const SampleCall& call, int64_t i, int32_t slot, W
 // the softmax of the model's logits. Dynamic shared memory holds sums of weights, by digit or by
 // segment of ids. Log-prob and entropy are those of the model's logits.
 __global__ void __launch_bounds__(kThreads) sample_kernel(SampleCall call) {
-  launch_and_wait_on_dependents();
+  launch_dependents_and_wait();
   extern __shared__ Weight sums[];
   __shared__ Shared shared;
   const int64_t i = blockIdx.x;

@@ -11,7 +11,7 @@ namespace cohort::test {
 enum class Coverage {
   kWhole,  // our functions give every expected number
   kPart,   // they give some; `how` states which, and what the check computes itself
-  kNone    // not implemented; `how` states why
+  kNone    // no function gives them; `how` states why
 };
 
 struct TruthCase {

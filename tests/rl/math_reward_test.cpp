@@ -272,7 +272,7 @@ TEST(PublishedMathCases, CountdownJudgesAlike) {
 }
 
 // Per rule: the number of its rows, and of those on which the math reward agrees. Rules with fewer
-// agreements are not implemented: symbolic algebra, sets, other tolerances or partial credit.
+// agreements ask for symbolic algebra, sets, other tolerances or partial credit.
 struct Tally {
   int rows = 0, agreements = 0;
   bool operator==(const Tally&) const = default;

@@ -33,7 +33,7 @@ constexpr int kWriteThreads = 128;
 template <class T, int N>
 __global__ void __launch_bounds__(kWriteThreads)
     rope_kv_write_kernel(const __grid_constant__ WriteProblem<T> p) {
-  launch_and_wait_on_dependents();
+  launch_dependents_and_wait();
   const int64_t token = blockIdx.x;
   const int sequence = p.sequences[token], position = p.positions[token];
   if (sequence < 0 || position < 0) return;  // idle
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(PagedShape<kDim>::kThreads, kDim == 64    ? 3
                                                                             : 1)
     attention_paged_kernel(const __grid_constant__ PagedProblem<bf16> problem) {
   extern __shared__ __align__(128) char shared[];
-  launch_and_wait_on_dependents();
+  launch_dependents_and_wait();
   PagedRows<bf16> rows;
   if (!problem.find(rows)) return;
   attention_bf16<PagedShape<kDim>, false>(rows, problem.params, shared, problem.combined);

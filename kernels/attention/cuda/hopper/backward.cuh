@@ -584,7 +584,7 @@ __global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
     backward_hopper_kernel(const __grid_constant__ BackwardArgs<bf16> args,
                            const __grid_constant__ BackwardMaps maps,
                            const __grid_constant__ QueryTiles tiles) {
-  launch_and_wait_on_dependents();
+  launch_dependents_and_wait();
   using S = BackwardShape<kDim>;
   extern __shared__ __align__(1024) char memory[];
   const BackwardBarriers barriers{shared_address(memory) + S::kBarriers};
@@ -630,7 +630,7 @@ template <int kDim>
 __global__ void __launch_bounds__(kTileThreads)
     round_dq_kernel(const __grid_constant__ BackwardArgs<bf16> args,
                     const __grid_constant__ QueryTiles in) {
-  launch_and_wait_on_dependents();
+  launch_dependents_and_wait();
   constexpr int kStep = BackwardShape<kDim>::kStep, kColumns = BackwardShape<kDim>::kColumns;
   constexpr int kPacks = kColumns / 4;
   const int head = static_cast<int>(blockIdx.x) % args.heads;

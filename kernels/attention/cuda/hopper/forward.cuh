@@ -506,7 +506,7 @@ template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     forward_hopper_kernel(const __grid_constant__ ForwardProblem<bf16> problem,
                           const __grid_constant__ ForwardMaps maps, SchedulerState* scheduler) {
-  launch_and_wait_on_dependents();
+  launch_dependents_and_wait();
   extern __shared__ __align__(1024) char memory[];
   const Barriers barriers{shared_address(memory) + Shape::kBarriers};
   if (threadIdx.x == 0) {

@@ -34,7 +34,7 @@ template <int kDim, int kStep>
 __global__ void __launch_bounds__(kTileThreads)
     query_statistics_kernel(const __grid_constant__ BackwardArgs<bf16> args,
                             const __grid_constant__ QueryTiles out) {
-  launch_and_wait_on_dependents();
+  launch_dependents_and_wait();
   constexpr int kLanes = std::bit_ceil(kDim / 8u);
   const int head = static_cast<int>(blockIdx.x) % args.heads;
   const int slot = static_cast<int>(blockIdx.x) / args.heads;
