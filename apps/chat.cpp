@@ -5,8 +5,8 @@
 
 #include "apps/commands.h"
 #include "apps/signals.h"
-#include "data/chat.h"
-#include "rl/rollout.h"
+#include "rl/engine/rollout.h"
+#include "text/chat.h"
 
 namespace cohort::apps {
 namespace {

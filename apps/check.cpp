@@ -7,7 +7,7 @@
 #include "core/log.h"
 #include "core/sizes.h"
 #include "data/tasks/tasks.h"
-#include "data/utf8.h"
+#include "text/utf8.h"
 
 namespace cohort::apps {
 namespace {

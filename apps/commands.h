@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "data/tokenizer.h"
-#include "trainers/checkpoint.h"
-#include "trainers/preview.h"
+#include "runs/checkpoint.h"
+#include "runs/preview.h"
+#include "text/tokenizer.h"
 
 namespace cohort::apps {
 

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cstdio>
 
-#include "trainers/reporter.h"
+#include "runs/reporter.h"
 
 namespace cohort::apps {
 

@@ -9,13 +9,13 @@
 
 #include "apps/commands.h"
 #include "core/log.h"
-#include "dist/communicator.h"
-#include "trainers/checkpoint.h"
+#include "distributed/communicator.h"
+#include "runs/checkpoint.h"
+#include "runs/report.h"
+#include "runs/run.h"
+#include "sys/files.h"
 #include "trainers/data_check.h"
 #include "trainers/evaluate.h"
-#include "trainers/files.h"
-#include "trainers/report.h"
-#include "trainers/run.h"
 
 namespace cohort::apps {
 

@@ -5,10 +5,10 @@
 
 #include "apps/commands.h"
 #include "core/sizes.h"
-#include "data/chat.h"
 #include "data/safetensors.h"
-#include "data/utf8.h"
-#include "trainers/checkpoint.h"
+#include "runs/checkpoint.h"
+#include "text/chat.h"
+#include "text/utf8.h"
 
 namespace cohort::apps {
 namespace {

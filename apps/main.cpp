@@ -17,9 +17,9 @@
 #include "apps/signals.h"
 #include "core/log.h"
 #include "data/example.h"
-#include "data/utf8.h"
-#include "dist/communicator.h"
+#include "distributed/communicator.h"
 #include "rl/reward.h"
+#include "text/utf8.h"
 #include "trainers/config.h"
 
 namespace {

@@ -1,13 +1,13 @@
-// `cohort report`: a self-contained HTML page of runs. trainers/run_report collects the data, and
+// `cohort report`: a self-contained HTML page of runs. runs/run_report collects the data, and
 // the script of apps/report/page.html draws it.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
 
 #include "apps/commands.h"
-#include "trainers/files.h"
-#include "trainers/reporter.h"
-#include "trainers/run_report.h"
+#include "runs/reporter.h"
+#include "runs/run_report.h"
+#include "sys/files.h"
 
 extern const char* const kReportPage;
 

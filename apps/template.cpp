@@ -4,8 +4,8 @@
 
 #include "apps/commands.h"
 #include "core/check.h"
-#include "data/chat_template.h"
-#include "data/file.h"
+#include "sys/input_file.h"
+#include "text/chat_template.h"
 
 namespace cohort::apps {
 namespace {

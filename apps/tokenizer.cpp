@@ -11,10 +11,10 @@
 #include <memory>
 
 #include "apps/commands.h"
-#include "data/file.h"
 #include "data/loader.h"
-#include "data/tokenizers/bpe_trainer.h"
-#include "data/utf8.h"
+#include "sys/input_file.h"
+#include "text/tokenizers/bpe_trainer.h"
+#include "text/utf8.h"
 
 namespace cohort::apps {
 namespace {

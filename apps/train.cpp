@@ -12,8 +12,8 @@
 #include "core/allocator.h"
 #include "core/log.h"
 #include "core/parallel.h"
-#include "dist/launcher.h"
-#include "trainers/run.h"
+#include "distributed/launcher.h"
+#include "runs/run.h"
 
 namespace cohort::apps {
 namespace {

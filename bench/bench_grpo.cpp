@@ -19,9 +19,9 @@
 #include "bench/timing.h"
 #include "core/allocator.h"
 #include "core/parallel.h"
-#include "data/json.h"
-#include "data/tokenizer.h"
-#include "trainers/files.h"
+#include "sys/files.h"
+#include "text/json.h"
+#include "text/tokenizer.h"
 #include "trainers/grpo_step.h"
 
 namespace {

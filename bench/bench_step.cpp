@@ -18,7 +18,7 @@
 #include "core/allocator.h"
 #include "core/graph.h"
 #include "core/parallel.h"
-#include "dist/process_group.h"
+#include "distributed/process_group.h"
 #include "nn/memory.h"
 #include "trainers/learner.h"
 

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "bench/timing.h"
-#include "rl/engine.h"
+#include "rl/engine/engine.h"
 #include "rl/grpo.h"
 #include "trainers/grpo_step.h"
 

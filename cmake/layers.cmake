@@ -1,9 +1,13 @@
-# cohort_layer(NAME DEPENDS LAYER...): the static library cohort_NAME from all sources of folder NAME. Files *.cu and
-# *_cuda.cpp and folders cuda/ belong to CUDA builds only; folders hopper/ use instructions of sm_90a and are compiled for it
-# alone.
-function(cohort_layer name)
+# cohort_layer(FOLDER DEPENDS LAYER...): the static library cohort_FOLDER (rl/engine: cohort_rl_engine) from all sources of a
+# folder, except those of a layer inside it. Files *.cu and *_cuda.cpp and folders cuda/ belong to CUDA builds only. Folders
+# sm90/ have what needs sm_90; the GEMMs and attention kernels in them use wgmma and are compiled for sm_90a alone.
+function(cohort_layer folder)
   cmake_parse_arguments(PARSE_ARGV 1 LAYER "" "" "DEPENDS")
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${name}/*.cpp ${name}/*.cu)
+  string(REPLACE / _ name ${folder})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${folder}/*.cpp ${folder}/*.cu)
+  if(folder STREQUAL rl)
+    list(FILTER sources EXCLUDE REGEX "/rl/engine/")
+  endif()
   list(TRANSFORM LAYER_DEPENDS PREPEND cohort_)
   if(NOT COHORT_CUDA)
     list(FILTER sources EXCLUDE REGEX "(\\.cu|_cuda\\.cpp)$|/cuda/")
@@ -11,18 +15,18 @@ function(cohort_layer name)
   if(NOT sources)
     set(sources ${PROJECT_SOURCE_DIR}/cmake/empty.cpp)
   endif()
-  set(hopper ${sources})
-  list(FILTER hopper INCLUDE REGEX "/hopper/")
-  if(hopper)
-    list(REMOVE_ITEM sources ${hopper})
-    add_library(cohort_${name}_hopper OBJECT ${hopper})
-    set_target_properties(cohort_${name}_hopper PROPERTIES CUDA_ARCHITECTURES 90a-real)
+  set(sm90 ${sources})
+  list(FILTER sm90 INCLUDE REGEX "/sm90/(forward|backward|gemm)_")
+  if(sm90)
+    list(REMOVE_ITEM sources ${sm90})
+    add_library(cohort_${name}_sm90 OBJECT ${sm90})
+    set_target_properties(cohort_${name}_sm90 PROPERTIES CUDA_ARCHITECTURES 90a-real)
     # ptxas warns of register spills. forward_256 spills, but only where chunks of keys are combined, once in 64 tiles.
-    list(FILTER hopper EXCLUDE REGEX "/forward_256.cu$")
-    set_source_files_properties(${hopper} PROPERTIES COMPILE_OPTIONS "-Xptxas=--warn-on-spills")
-    target_include_directories(cohort_${name}_hopper PRIVATE ${PROJECT_SOURCE_DIR})
-    target_link_libraries(cohort_${name}_hopper PRIVATE ${LAYER_DEPENDS} cohort_options cohort_cuda_options)
-    list(APPEND sources $<TARGET_OBJECTS:cohort_${name}_hopper>)
+    list(FILTER sm90 EXCLUDE REGEX "/forward_256.cu$")
+    set_source_files_properties(${sm90} PROPERTIES COMPILE_OPTIONS "-Xptxas=--warn-on-spills")
+    target_include_directories(cohort_${name}_sm90 PRIVATE ${PROJECT_SOURCE_DIR})
+    target_link_libraries(cohort_${name}_sm90 PRIVATE ${LAYER_DEPENDS} cohort_options cohort_cuda_options)
+    list(APPEND sources $<TARGET_OBJECTS:cohort_${name}_sm90>)
   endif()
   add_library(cohort_${name} STATIC ${sources})
   target_include_directories(cohort_${name} PUBLIC

@@ -10,9 +10,9 @@
 
 #include "core/check.h"
 #include "core/sizes.h"
-#include "data/json.h"
 #include "data/parallel_try.h"
-#include "data/utf8.h"
+#include "text/json.h"
+#include "text/utf8.h"
 
 namespace cohort {
 namespace {

@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "core/config.h"
+#include "config/visitor.h"
 #include "core/rng.h"
-#include "data/json.h"
-#include "data/tokenizer.h"
+#include "text/json.h"
+#include "text/tokenizer.h"
 
 namespace cohort {
 

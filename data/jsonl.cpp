@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <functional>
 
-#include "core/config.h"
-#include "data/chat.h"
+#include "config/visitor.h"
 #include "data/corpus.h"
 #include "data/example.h"
-#include "data/file.h"
 #include "data/parallel_try.h"
 #include "data/split.h"
+#include "sys/input_file.h"
+#include "text/chat.h"
 
 namespace cohort {
 namespace {

@@ -17,10 +17,10 @@
 #include <set>
 #include <span>
 
-#include "core/descriptor.h"
 #include "core/parallel.h"
-#include "data/file.h"
-#include "data/json.h"
+#include "sys/descriptor.h"
+#include "sys/input_file.h"
+#include "text/json.h"
 
 namespace cohort {
 namespace {

@@ -4,7 +4,7 @@
 #include <limits>
 #include <unordered_set>
 
-#include "core/config.h"
+#include "config/visitor.h"
 #include "data/example.h"
 #include "data/split.h"
 #include "data/tasks/tasks.h"

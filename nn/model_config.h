@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "core/config.h"
+#include "config/visitor.h"
 #include "core/device.h"
-#include "data/json.h"
 #include "kernels/activation.h"
+#include "text/json.h"
 
 namespace cohort {
 

@@ -5,9 +5,9 @@
 #include <set>
 
 #include "core/log.h"
-#include "data/file.h"
 #include "data/safetensors.h"
 #include "nn/families/family.h"
+#include "sys/input_file.h"
 
 namespace cohort {
 namespace {

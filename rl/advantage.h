@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "core/config.h"
+#include "config/visitor.h"
 
 namespace cohort {
 

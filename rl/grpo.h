@@ -12,11 +12,11 @@
 #include <span>
 #include <vector>
 
-#include "core/config.h"
+#include "config/visitor.h"
 #include "data/packing.h"
 #include "nn/transformer.h"
 #include "rl/advantage.h"
-#include "rl/trajectory.h"
+#include "rl/engine/trajectory.h"
 
 namespace cohort {
 

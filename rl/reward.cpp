@@ -5,9 +5,9 @@
 #include <cmath>
 #include <limits>
 
-#include "data/utf8.h"
 #include "rl/rewards/command.h"
 #include "rl/rewards/rewards.h"
+#include "text/utf8.h"
 
 namespace cohort {
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "core/config.h"
+#include "config/visitor.h"
 #include "data/example.h"
-#include "rl/trajectory.h"
+#include "rl/engine/trajectory.h"
 
 namespace cohort {
 

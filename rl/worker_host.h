@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "core/descriptor.h"
+#include "sys/descriptor.h"
 
 namespace cohort {
 

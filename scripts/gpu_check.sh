@@ -189,7 +189,7 @@ PYTHON
 }
 # Instructions with at least 0.7 % of the samples, in program order, with their stall reasons; then samples by opcode.
 run_stalls() {
-  ncu --clock-control none --section SourceCounters --import-source no -k "regex:${KERNEL:-forward_hopper}" --launch-skip 3 --launch-count 1 \
+  ncu --clock-control none --section SourceCounters --import-source no -k "regex:${KERNEL:-forward_sm90}" --launch-skip 3 --launch-count 1 \
     -f -o "$OUT/stalls" build/cuda/bench/cohort_bench_attention --filter "${FILTER:-d128 full 4k}" >"$OUT/stalls.log" 2>&1 &&
     ncu -i "$OUT/stalls.ncu-rep" --page source --csv >"$OUT/stalls.csv" 2>>"$OUT/stalls.log" || { failed=1; show_tail "$OUT/stalls.log"; return; }
   python3 - "$OUT/stalls.csv" <<'PYTHON'

@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "data/chat.h"
 #include "data/example.h"
+#include "text/chat.h"
 #include "trainers/config.h"
 
 namespace cohort {

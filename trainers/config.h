@@ -11,12 +11,12 @@
 #include <string>
 #include <vector>
 
-#include "core/config.h"
+#include "config/visitor.h"
 #include "data/example.h"
 #include "nn/transformer.h"
+#include "rl/engine/rollout.h"
 #include "rl/grpo.h"
 #include "rl/reward.h"
-#include "rl/rollout.h"
 
 namespace cohort {
 

@@ -7,7 +7,7 @@
 
 #include "core/log.h"
 #include "core/parallel.h"
-#include "data/utf8.h"
+#include "text/utf8.h"
 
 namespace cohort {
 namespace {

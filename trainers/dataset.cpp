@@ -7,10 +7,10 @@
 
 #include "core/log.h"
 #include "core/parallel.h"
-#include "data/file.h"
 #include "data/loader.h"
-#include "data/utf8.h"
-#include "trainers/files.h"
+#include "sys/files.h"
+#include "sys/input_file.h"
+#include "text/utf8.h"
 
 namespace cohort {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "data/loader.h"
 #include "data/packing.h"
-#include "data/tokenizer.h"
+#include "text/tokenizer.h"
 #include "trainers/chat_examples.h"
 #include "trainers/config.h"
 #include "trainers/token_stream.h"

@@ -6,7 +6,7 @@
 #include <limits>
 #include <numeric>
 
-#include "core/config.h"
+#include "config/visitor.h"
 #include "core/log.h"
 #include "core/sizes.h"
 #include "kernels/head.h"

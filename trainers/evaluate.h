@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "rl/engine.h"
+#include "rl/engine/engine.h"
 #include "rl/evaluate.h"
 #include "rl/rewards/command.h"
 #include "trainers/dataset.h"
-#include "trainers/reporter.h"
+#include "trainers/metrics.h"
 
 namespace cohort {
 

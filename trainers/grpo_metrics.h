@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "rl/engine.h"
+#include "rl/engine/engine.h"
 #include "rl/grpo.h"
 #include "rl/reward.h"
 #include "trainers/learner.h"

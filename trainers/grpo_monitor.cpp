@@ -5,8 +5,6 @@
 #include <cstdio>
 #include <limits>
 
-#include "trainers/checkpoint.h"
-
 namespace cohort {
 namespace {
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "data/json.h"
+#include "text/json.h"
 #include "trainers/config.h"
-#include "trainers/reporter.h"
+#include "trainers/metrics.h"
 
 namespace cohort {
 

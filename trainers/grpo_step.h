@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "rl/rollout.h"
+#include "rl/engine/rollout.h"
 #include "trainers/grpo_metrics.h"
 
 namespace cohort {

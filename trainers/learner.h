@@ -4,7 +4,7 @@
 #include <functional>
 #include <memory>
 
-#include "dist/grad_reducer.h"
+#include "distributed/grad_reducer.h"
 #include "trainers/across_ranks.h"
 #include "trainers/optimizer.h"
 

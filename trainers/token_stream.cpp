@@ -21,7 +21,7 @@
 #include "core/log.h"
 #include "core/parallel.h"
 #include "core/sizes.h"
-#include "trainers/files.h"
+#include "sys/files.h"
 #include "trainers/metrics.h"
 
 namespace cohort {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "data/corpus.h"
-#include "data/file.h"
-#include "data/tokenizer.h"
+#include "sys/input_file.h"
+#include "text/tokenizer.h"
 
 namespace cohort {
 

@@ -13,8 +13,8 @@
 #include "bench/ladder/ladder.h"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/mma.cuh"
-#include "kernels/cuda/tma.cuh"
-#include "kernels/cuda/wgmma.cuh"
+#include "kernels/cuda/sm90/tma.cuh"
+#include "kernels/cuda/sm90/wgmma.cuh"
 
 namespace cohort::bench::ladder {
 namespace {

@@ -1,14 +1,14 @@
 // MLP activations on CUDA: the backward, fused for unary activations with the gradient of the
 // preceding bias and the optional recomputation of the output; and the decision whether a gated
-// activation is fused into the adjacent GEMM (hopper/gemm_activation.cuh).
+// activation is fused into the adjacent GEMM (sm90/gemm_activation.cuh).
 #include "kernels/activation.h"
 
 #include <algorithm>
 
 #include "kernels/cuda/accumulation_order.h"
 #include "kernels/cuda/column_sum.cuh"
-#include "kernels/cuda/hopper/gemm_activation.h"
-#include "kernels/cuda/skinny_gemm.h"
+#include "kernels/cuda/sm90/gemm_activation.h"
+#include "kernels/cuda/sm90/skinny_gemm.h"
 #include "kernels/matmul.h"
 
 namespace cohort::kernels::cuda {
@@ -97,7 +97,7 @@ bool has_aligned_bf16_rows(const Tensors&... tensors) {
   return (fits(tensors) && ...);
 }
 
-// True if hopper/gemm.cuh suits a GEMM of [rows, k] and [k, cols]: its 128 x 192 tiles must occupy
+// True if sm90/gemm.cuh suits a GEMM of [rows, k] and [k, cols]: its 128 x 192 tiles must occupy
 // at least 60 % of the multiprocessors, averaged over all waves.
 bool has_enough_tiles(int64_t rows, int64_t cols, int64_t k, Device device) {
   if (std::min({rows, cols, k}) == 0 || std::max({rows, cols, k}) >= 1 << 30 ||

@@ -10,9 +10,9 @@
 #include <optional>
 #include <utility>
 
-#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/row_softmax.cuh"
-#include "kernels/cuda/tma.cuh"
+#include "kernels/cuda/sm90/cluster.cuh"
+#include "kernels/cuda/sm90/tma.cuh"
 #include "kernels/matmul.h"
 
 namespace cohort::kernels::cuda {

@@ -29,7 +29,7 @@
 #include "core/log.h"
 #include "core/sizes.h"
 #include "kernels/cuda/accumulation_order.h"
-#include "kernels/cuda/skinny_gemm.h"
+#include "kernels/cuda/sm90/skinny_gemm.h"
 #include "kernels/matmul.h"
 
 namespace cohort::kernels::cuda {

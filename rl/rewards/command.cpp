@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "core/log.h"
-#include "data/utf8.h"
 #include "rl/rewards/rewards.h"
+#include "text/utf8.h"
 
 namespace cohort {
 namespace {

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "data/regex.h"
 #include "rl/rewards/expression.h"
+#include "text/regex.h"
 
 namespace cohort {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "data/regex.h"
 #include "rl/reward.h"
+#include "text/regex.h"
 
 namespace cohort {
 

@@ -4,7 +4,7 @@
 #include "nn/model_folder.h"
 #include "nn/transformer.h"
 #include "tests/apps/process.h"
-#include "tests/trainers/small_configs.h"
+#include "tests/runs/small_configs.h"
 
 namespace cohort::test {
 namespace {

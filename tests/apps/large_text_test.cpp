@@ -4,7 +4,7 @@
 #include <fstream>
 
 #include "tests/apps/process.h"
-#include "tests/trainers/small_configs.h"
+#include "tests/runs/small_configs.h"
 
 namespace cohort::test {
 namespace {

@@ -5,9 +5,9 @@
 #include <csignal>
 #include <filesystem>
 
-#include "data/json.h"
 #include "data/safetensors.h"
 #include "tests/apps/process.h"
+#include "text/json.h"
 
 namespace cohort::test {
 namespace {

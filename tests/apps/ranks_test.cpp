@@ -8,9 +8,9 @@
 #include <memory>
 #include <thread>
 
-#include "dist/wire.h"
+#include "distributed/wire.h"
 #include "tests/apps/process.h"
-#include "tests/trainers/small_configs.h"
+#include "tests/runs/small_configs.h"
 #include "trainers/config.h"
 
 namespace cohort::test {

@@ -7,9 +7,9 @@
 #include <filesystem>
 #include <map>
 
-#include "data/utf8.h"
 #include "tests/apps/process.h"
-#include "tests/trainers/small_configs.h"
+#include "tests/runs/small_configs.h"
+#include "text/utf8.h"
 
 namespace cohort::test {
 namespace {

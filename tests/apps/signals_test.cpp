@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "tests/apps/process.h"
-#include "tests/trainers/small_configs.h"
+#include "tests/runs/small_configs.h"
 
 namespace cohort::test {
 namespace {

@@ -12,7 +12,7 @@
 #include <regex>
 
 #include "tests/apps/process.h"
-#include "tests/trainers/small_configs.h"
+#include "tests/runs/small_configs.h"
 
 namespace cohort::test {
 namespace {

@@ -4,9 +4,9 @@
 #include <filesystem>
 
 #include "core/rng.h"
-#include "data/tokenizers/bpe_trainer.h"
-#include "data/utf8.h"
 #include "tests/support/test_util.h"
+#include "text/tokenizers/bpe_trainer.h"
+#include "text/utf8.h"
 
 namespace cohort {
 namespace {

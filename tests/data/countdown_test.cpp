@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "data/example.h"
-#include "data/json.h"
 #include "tests/support/test_util.h"
+#include "text/json.h"
 
 namespace cohort {
 namespace {

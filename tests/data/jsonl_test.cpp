@@ -4,7 +4,7 @@
 #include <set>
 #include <tuple>
 
-#include "core/config.h"
+#include "config/visitor.h"
 #include "data/example.h"
 #include "tests/support/test_util.h"
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "data/chat_template.h"
+#include "text/chat_template.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using cohort::Json;

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "core/check.h"
-#include "data/tokenizer.h"
+#include "text/tokenizer.h"
 
 namespace {
 

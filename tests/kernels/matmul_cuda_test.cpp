@@ -6,7 +6,7 @@
 
 #include "core/graph.h"
 #include "kernels/cuda/accumulation_order.h"
-#include "kernels/cuda/skinny_gemm.h"
+#include "kernels/cuda/sm90/skinny_gemm.h"
 #include "kernels/head.h"
 #include "tests/kernels/cuda_test.h"
 

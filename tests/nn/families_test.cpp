@@ -4,10 +4,10 @@
 #include <filesystem>
 #include <fstream>
 
-#include "data/file.h"
 #include "data/safetensors.h"
 #include "kernels/matmul.h"
 #include "nn/model_folder.h"
+#include "sys/input_file.h"
 #include "tests/nn/models.h"
 
 namespace cohort {

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "data/json.h"
+#include "text/json.h"
 
 namespace cohort::test {
 

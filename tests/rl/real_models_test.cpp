@@ -4,11 +4,11 @@
 
 #include <cmath>
 
-#include "data/file.h"
 #include "kernels/matmul.h"
 #include "nn/model_folder.h"
+#include "rl/engine/rollout.h"
 #include "rl/grpo.h"
-#include "rl/rollout.h"
+#include "sys/input_file.h"
 #include "tests/support/test_util.h"
 
 namespace cohort {

@@ -12,8 +12,8 @@
 #include <fstream>
 #include <map>
 
-#include "data/file.h"
 #include "rl/rewards/command.h"
+#include "sys/input_file.h"
 #include "tests/support/test_util.h"
 
 namespace cohort::test {

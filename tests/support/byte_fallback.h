@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "data/tokenizer.h"
+#include "text/tokenizer.h"
 
 namespace cohort::test {
 

@@ -4,7 +4,7 @@
 #include <limits>
 #include <mutex>
 
-#include "dist/communicator.h"
+#include "distributed/communicator.h"
 #include "tests/support/test_util.h"
 
 namespace cohort {

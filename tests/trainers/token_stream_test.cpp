@@ -5,7 +5,7 @@
 #include <fstream>
 #include <thread>
 
-#include "data/file.h"
+#include "sys/input_file.h"
 #include "tests/support/test_util.h"
 
 namespace cohort::test {

@@ -39,7 +39,7 @@ void dispatch_head_dim(int64_t head_dim, F&& fn) {
 
 // Overload for the head dims of the kernels for sm_90.
 template <class F>
-void dispatch_hopper_dim(int64_t head_dim, F&& fn) {
+void dispatch_sm90_dim(int64_t head_dim, F&& fn) {
   if (head_dim > 64 && head_dim <= 96)
     fn.template operator()<96>();
   else if (head_dim > 128 && head_dim <= 192)
@@ -50,8 +50,8 @@ void dispatch_hopper_dim(int64_t head_dim, F&& fn) {
 
 // True if the kernels for sm_90 support a bf16 call. Otherwise, on a GPU that has them, logs once
 // per op and head dim why the generic kernels are used.
-inline bool supports_hopper(const char* name, int64_t head_dim, bool vectorized, bool has_dropout,
-                            Device device) {
+inline bool supports_sm90(const char* name, int64_t head_dim, bool vectorized, bool has_dropout,
+                          Device device) {
   if (!::cohort::cuda::is_hopper(device)) return false;
   const char* const reason = has_dropout   ? "it has dropout"
                              : !vectorized ? "rows are not aligned to 16 bytes"

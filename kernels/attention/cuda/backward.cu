@@ -5,7 +5,7 @@
 //   dP = keep / (1 - p) (dO V^T),  delta = rowsum(dO O),  dS = P (dP - delta)
 //   dV = dropout(P)^T dO,  dK = scale dS^T Q,  dQ = scale dS K
 //
-// sm_90 has its own kernels for bf16 (hopper/backward.cuh, backward_wide.cuh). The generic path
+// sm_90 has its own kernels for bf16 (sm90/backward.cuh, backward_wide.cuh). The generic path
 // starts with a small kernel that computes delta from O as stored. Then one pass owns tiles of keys
 // and computes dK and dV, another owns tiles of queries and computes dQ (backward.cuh). That takes
 // seven matmuls where a single pass with atomics would take five, but every element of a gradient
@@ -179,10 +179,10 @@ void attention_backward(const AttentionBackward& args) {
         problem.dk_slices = pointer<float>(slices);
         problem.dv_slices = problem.dk_slices + slice_elements;
       }
-      const bool hopper = supports_hopper("attention_backward", dim, problem.vectorized,
-                                          problem.streams != nullptr, device);
+      const bool hopper = supports_sm90("attention_backward", dim, problem.vectorized,
+                                        problem.streams != nullptr, device);
       if (hopper) {
-        dispatch_hopper_dim(dim, [&]<int kDim>() { run_backward_hopper<kDim>(problem, args); });
+        dispatch_sm90_dim(dim, [&]<int kDim>() { run_backward_sm90<kDim>(problem, args); });
       } else {
         make_deltas();
         dispatch_head_dim(dim, [&]<int kDim>() { run_backward_bf16<kDim>(problem, device); });

@@ -69,11 +69,11 @@ void run_backward_bf16(const BackwardArgs<bf16>& args, Device device);
 void run_backward_f32(const BackwardArgs<float>& args, Device device);
 // Overload for sm_90: 16-byte aligned rows, without dropout.
 template <int kDim>
-void run_backward_hopper(const BackwardArgs<bf16>& args, const AttentionBackward& in);
+void run_backward_sm90(const BackwardArgs<bf16>& args, const AttentionBackward& in);
 template <>
-void run_backward_hopper<192>(const BackwardArgs<bf16>& args, const AttentionBackward& in);
+void run_backward_sm90<192>(const BackwardArgs<bf16>& args, const AttentionBackward& in);
 template <>
-void run_backward_hopper<256>(const BackwardArgs<bf16>& args, const AttentionBackward& in);
+void run_backward_sm90<256>(const BackwardArgs<bf16>& args, const AttentionBackward& in);
 
 // Streamed rows of a sequence: its queries, or its keys including those of its prefix.
 struct BackwardStream {

@@ -1,5 +1,5 @@
 // attention_forward on CUDA: one block per (tile of query rows, head). Algorithms:
-// attention_bf16.cuh (bf16), hopper/forward.cuh (bf16 on sm_90), attention_f32.cuh (f32).
+// attention_bf16.cuh (bf16), sm90/forward.cuh (bf16 on sm_90), attention_f32.cuh (f32).
 #include "kernels/attention/cuda/attention_f32.cuh"
 #include "kernels/attention/cuda/forward.cuh"
 
@@ -92,12 +92,11 @@ void attention_forward(const AttentionForward& args) {
              args.q.device(), problem);
     };
     const bool hopper =
-        !kFloat && supports_hopper("attention_forward", dim, problem.params.vectorized,
-                                   args.desc.dropout.p > 0, args.q.device());
+        !kFloat && supports_sm90("attention_forward", dim, problem.params.vectorized,
+                                 args.desc.dropout.p > 0, args.q.device());
     if constexpr (!kFloat)
       if (hopper)
-        return dispatch_hopper_dim(dim,
-                                   [&]<int kDim>() { run_forward_hopper<kDim>(problem, args); });
+        return dispatch_sm90_dim(dim, [&]<int kDim>() { run_forward_sm90<kDim>(problem, args); });
     dispatch_head_dim(dim, [&]<int kDim>() {
       using Shape = ForwardShape<kDim>;
       if constexpr (kFloat)

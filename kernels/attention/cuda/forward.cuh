@@ -108,6 +108,6 @@ struct ForwardProblem {
 // bf16 on sm_90, for head dims padded to kDim: 16-byte aligned rows, without dropout. One
 // translation unit per kDim.
 template <int kDim>
-void run_forward_hopper(ForwardProblem<bf16> problem, const AttentionForward& in);
+void run_forward_sm90(ForwardProblem<bf16> problem, const AttentionForward& in);
 
 }  // namespace cohort::kernels::cuda

@@ -1,0 +1,183 @@
+// Collectives on CPU tensors over the connections of a process group. Threads of one process only
+// synchronize there and read each other's memory; processes send the data: a few numbers per step
+// next to NCCL, or the gradients of small models without a GPU.
+#include "distributed/communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <type_traits>
+
+#include "core/parallel.h"
+#include "core/with_cuda.h"
+#include "distributed/nccl_comm.h"
+#include "distributed/process_group.h"
+
+namespace cohort {
+namespace {
+
+template <class T>
+T combine(Reduce op, T a, T b) {
+  if (op == Reduce::kSum) return a + b;
+  return a != a || a > b ? a : b;  // propagates NaN
+}
+
+// Writes to each of `to` the sum (or max) of the n elements at each of `from`, reduced in that
+// order: the same bits for any number of threads. Buffers of `to` and `from` are identical or
+// disjoint.
+template <class T>
+void reduce_in_order(Reduce op, const std::vector<char*>& from, const std::vector<char*>& to,
+                     int64_t n) {
+  constexpr int64_t kBlock = 2048;  // elements
+  using Accumulator = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
+  parallel_for(n, kBlock, [&](int64_t begin, int64_t end) {
+    const auto count = static_cast<size_t>(end - begin), at = static_cast<size_t>(begin);
+    T values[kBlock];
+    Accumulator total[kBlock];
+    for (size_t part = 0; part < from.size(); ++part) {
+      std::memcpy(values, from[part] + at * sizeof(T), count * sizeof(T));  // may be unaligned
+      for (size_t i = 0; i < count; ++i) {
+        const auto value = static_cast<Accumulator>(values[i]);
+        total[i] = part == 0 ? value : combine(op, total[i], value);
+      }
+    }
+    for (size_t i = 0; i < count; ++i) values[i] = static_cast<T>(total[i]);
+    for (char* out : to) std::memcpy(out + at * sizeof(T), values, count * sizeof(T));
+  });
+}
+
+class HostCommunicator final : public Communicator {
+ public:
+  // Without a group: a single rank.
+  explicit HostCommunicator(ProcessGroup* group) : group_(group) {}
+  int rank() const override { return group_ == nullptr ? 0 : group_->rank(); }
+  int size() const override { return group_ == nullptr ? 1 : group_->size(); }
+
+  void all_reduce(Tensor& t, Reduce op) override {
+    const std::string call = describe_all_reduce(t, op);
+    if (group_ == nullptr) return;
+    COHORT_CHECK(t.device().is_cpu(), "[all_reduce] expected a CPU tensor, got ", t.str());
+    dispatch_all(t.dtype(), [&]<class T>() {
+      if constexpr (std::is_same_v<T, uint8_t>)
+        return;
+      else if (group_->is_one_process())
+        reduce_in_memory<T>(call, t, op);
+      else
+        reduce_by_messages<T>(call, t, op);
+    });
+  }
+
+  void barrier() override {
+    if (group_ != nullptr) group_->exchange("barrier", {});
+  }
+
+ private:
+  // The ranks exchange the addresses of their tensors. Each rank reduces one slice for all ranks,
+  // which no other rank accesses.
+  template <class T>
+  void reduce_in_memory(const std::string& call, Tensor& t, Reduce op) {
+    char* data = static_cast<char*>(t.raw());
+    const int64_t begin = t.numel() * rank() / size(), end = t.numel() * (rank() + 1) / size();
+    std::vector<char*> slices;
+    for (const std::string& part :
+         group_->exchange(call, {reinterpret_cast<const char*>(&data), sizeof data})) {
+      std::memcpy(&data, part.data(), sizeof data);
+      slices.push_back(data + begin * static_cast<int64_t>(sizeof(T)));
+    }
+    reduce_in_order<T>(op, slices, slices, end - begin);
+    group_->exchange(call, {});  // waits until all ranks are done
+  }
+
+  // Every rank receives the bytes of all ranks, in chunks of at most max_part() bytes.
+  template <class T>
+  void reduce_by_messages(const std::string& call, Tensor& t, Reduce op) {
+    constexpr size_t kUnit = 8;  // bytes: no element is split
+    const size_t max_chunk = group_->max_part() / kUnit * kUnit;
+    char* bytes = static_cast<char*>(t.raw());
+    const auto end = static_cast<size_t>(t.nbytes());
+    size_t at = 0;
+    do {
+      const size_t count = std::min(max_chunk, end - at);
+      std::vector<std::string> parts = group_->exchange(call, {bytes + at, count});
+      std::vector<char*> from;
+      for (std::string& part : parts) from.push_back(part.data());
+      reduce_in_order<T>(op, from, {bytes + at}, static_cast<int64_t>(count / sizeof(T)));
+      at += count;
+    } while (at < end);
+  }
+
+  ProcessGroup* group_;
+};
+
+std::unique_ptr<Communicator> host_communicator(ProcessGroup&, Device,
+                                                std::unique_ptr<Communicator> host) {
+  return host;
+}
+
+std::string current_message() {
+  try {
+    throw;
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "unknown exception";
+  }
+}
+
+}  // namespace
+
+std::string describe_all_reduce(const Tensor& t, Reduce op) {
+  COHORT_CHECK(t.defined() && t.is_contiguous(), "[all_reduce] expected t to be contiguous, got ",
+               t.defined() ? "a strided " : "", t.str());
+  COHORT_CHECK(t.dtype() != DType::kU8, "[all_reduce] expected numbers to reduce, got ", t.str());
+  return str("all_reduce ", op == Reduce::kMax ? "(max) " : "", "of ", dtype_name(t.dtype()),
+             t.shape().str());
+}
+
+std::unique_ptr<Communicator> make_single_communicator() {
+  return std::make_unique<HostCommunicator>(nullptr);
+}
+
+std::unique_ptr<Communicator> make_communicator(ProcessGroup& group, Device device) {
+  return on_device<host_communicator, cuda::make_nccl_communicator>(
+      device, group, device, std::make_unique<HostCommunicator>(&group));
+}
+
+void run_local_ranks(int ranks, const std::function<void(Communicator&)>& body) {
+  COHORT_CHECK(ranks >= 1, "[run_local_ranks] expected at least one rank, got ", ranks);
+  std::vector<std::unique_ptr<ProcessGroup>> groups(1);  // a single rank needs none
+  if (ranks > 1) groups = ProcessGroup::of_threads(ranks);
+  const int threads = std::max(1, num_threads() / ranks);
+  std::mutex mutex;
+  std::exception_ptr first;
+  const auto fail = [&](const std::unique_ptr<ProcessGroup>& group) {
+    {
+      std::lock_guard lock(mutex);
+      if (!first) first = std::current_exception();
+    }
+    if (group) group->fail(current_message());
+  };
+  const auto run_rank = [&](size_t rank) {
+    const std::unique_ptr<ProcessGroup> group = std::move(groups[rank]);
+    try {
+      set_num_threads(threads);
+      HostCommunicator communicator(group.get());
+      body(communicator);
+    } catch (...) {
+      fail(group);
+    }
+  };
+  {
+    std::vector<std::jthread> workers;
+    try {
+      for (size_t rank = 0; rank < groups.size(); ++rank) workers.emplace_back(run_rank, rank);
+    } catch (...) {
+      fail(groups[workers.size()]);  // no thread: the running ranks must not wait for it
+    }
+  }
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace cohort

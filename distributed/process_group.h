@@ -1,0 +1,82 @@
+// A rank and its connections to the other ranks of the run, over which they exchange small data and
+// monitor each other. A rank that dies, hangs or makes different calls ends the run with an error
+// that names it, where NCCL alone would wait forever.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "distributed/rank_info.h"
+
+namespace cohort {
+
+struct Peer;
+
+class ProcessGroup {
+ public:
+  enum class Origin { kLocal, kRemote };  // the rank that failed first: this one or a peer
+  struct Options {
+    std::chrono::milliseconds rendezvous{60000};         // for all ranks to connect
+    std::chrono::milliseconds heartbeat{1000};           // interval
+    std::chrono::milliseconds heartbeat_timeout{20000};  // until a rank counts as dead
+    std::chrono::milliseconds grace{5000};               // for this rank to end after a failure
+    std::chrono::milliseconds long_grace{20000};         // instead of `grace` while is_busy()
+    std::function<bool()> is_busy;                       // called on another thread
+    // Bytes that all ranks together may contribute to one exchange.
+    size_t max_exchange = size_t{1} << 26;
+    // Called on another thread when the grace period has expired.
+    std::function<void(const std::string& failure, Origin origin)> on_overdue;
+  };
+  // Reads `rendezvous` from COHORT_RENDEZVOUS_TIMEOUT (seconds). Throws InputError if it is
+  // invalid.
+  static Options default_options();
+
+  // Connects this process to the others. Throws as rendezvous() does.
+  ProcessGroup(const RankInfo& info, const Options& options);
+  // Groups of `size` ranks that are threads of this process.
+  static std::vector<std::unique_ptr<ProcessGroup>> of_threads(int size);
+  // Reports a clean exit to the other ranks unless there has been a failure.
+  ~ProcessGroup();
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+
+  const RankInfo& info() const { return info_; }
+  int rank() const { return info_.rank; }
+  int size() const { return info_.size; }
+  // True if the ranks are threads of one process.
+  bool is_one_process() const { return info_.master_addr.empty(); }
+
+  // Reports a collective call of this rank that may hang: `call` must be equal on every rank.
+  // Throws PeerError if there has been a failure.
+  void record_call(std::string_view call);
+  // All-gather: returns the bytes of every rank in rank order. Each rank contributes at most
+  // max_part() bytes. Throws PeerError if another rank fails or makes a different call.
+  std::vector<std::string> exchange(std::string_view call, std::string_view bytes);
+  size_t max_part() const { return max_exchange_ / static_cast<size_t>(info_.size); }
+  // Returns rank 0's text on every rank.
+  std::string broadcast(std::string_view call, std::string_view text);
+
+  // Reports to the other ranks that this rank fails, with the reason. All ranks report the first
+  // failure of a run; later ones are ignored.
+  void fail(const std::string& reason);
+  // "rank 3 (host) failed: ...", or "" without a failure.
+  std::string failure() const;
+  // Waits up to `limit` for a failure; returns the same as failure().
+  std::string wait_for_failure(std::chrono::milliseconds limit) const;
+  // `handler` is called once on another thread when a failure occurs (immediately if one already
+  // has), to abort pending calls. An empty function removes it and waits for a running handler.
+  void set_failure_handler(std::function<void()> handler);
+
+ private:
+  class Monitor;
+  ProcessGroup(const RankInfo& info, const Options& options, std::vector<Peer> peers);
+  const RankInfo info_;
+  const size_t max_exchange_;
+  std::unique_ptr<Monitor> monitor_;
+};
+
+}  // namespace cohort

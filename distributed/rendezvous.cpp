@@ -1,0 +1,265 @@
+// Handshake: rank r > 0 sends a hello (magic, version, number of ranks, r, host); rank 0 answers
+// with a welcome once all ranks are connected, or with the reason why the run cannot start.
+#include "distributed/rendezvous.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "core/log.h"
+#include "distributed/communicator.h"
+
+namespace cohort {
+namespace {
+
+using std::chrono::milliseconds;
+using wire::Clock;
+using wire::Connection;
+using wire::Frame;
+using wire::FrameType;
+
+constexpr uint64_t kMagic = 0x54524f484f43;  // "COHORT"
+constexpr uint64_t kVersion = 1;
+constexpr size_t kMaxHello = 4096;
+constexpr const char* kNoHandshake = "it sent no valid handshake";
+constexpr size_t kMaxUnknownPeers = 256;
+constexpr milliseconds kHelloLimit{5000};    // for a new connection to send its hello
+constexpr milliseconds kAnswerMargin{2000};  // rank 0 times out first and names the missing ranks
+
+milliseconds left_until(Clock::time_point end) {
+  return std::max(milliseconds(0),
+                  std::chrono::duration_cast<milliseconds>(end - Clock::now()) + milliseconds(1));
+}
+
+// Sends a frame, for at most a second.
+void send(Connection& connection, FrameType type, std::string_view payload) {
+  connection.post(type, payload);
+  for (int i = 0; i < 100 && connection.is_open() && connection.has_output(); ++i) {
+    connection.send();
+    if (connection.has_output()) std::this_thread::sleep_for(milliseconds(10));
+  }
+}
+
+// Rank 0.
+class Server {
+ public:
+  Server(const RankInfo& info, milliseconds limit)
+      : info_(info),
+        limit_(limit),
+        end_(Clock::now() + limit),
+        listener_(wire::listen_on(info.master_addr, info.master_port)) {}
+
+  std::vector<Peer> wait_for_all() {
+    while (peers_.size() + 1 < static_cast<size_t>(info_.size)) {
+      if (Clock::now() >= end_) fail(missing());
+      wait();
+      while (auto pending = wire::accept_from(listener_)) {
+        if (pending_.size() >= kMaxUnknownPeers) pending_.erase(pending_.begin());
+        pending_.push_back(
+            {Connection(std::move(*pending), kMaxHello), Clock::now() + kHelloLimit});
+      }
+      for (PendingPeer& pending : pending_) read_handshake(pending);
+      std::erase_if(pending_, [](const PendingPeer& c) { return !c.connection.is_open(); });
+      remove_disconnected();
+    }
+    std::sort(peers_.begin(), peers_.end(),
+              [](const Peer& a, const Peer& b) { return a.rank < b.rank; });
+    for (Peer& peer : peers_) {
+      send(peer.connection, FrameType::kWelcome, wire::Packer().text(wire::host_name()).bytes());
+      peer.connection.set_max_payload(wire::kMaxPayload);
+    }
+    return std::move(peers_);
+  }
+
+ private:
+  // A connection without a hello so far.
+  struct PendingPeer {
+    Connection connection;
+    Clock::time_point end;
+  };
+
+  void wait() {
+    std::vector<pollfd> fds{{.fd = listener_.get(), .events = POLLIN, .revents = 0}};
+    for (const PendingPeer& c : pending_) fds.push_back({c.connection.fd(), POLLIN, 0});
+    for (const Peer& p : peers_) fds.push_back({p.connection.fd(), POLLIN, 0});
+    ::poll(fds.data(), fds.size(),
+           static_cast<int>(std::min(left_until(end_), milliseconds(500)).count()));
+  }
+
+  void read_handshake(PendingPeer& pending) {
+    pending.connection.receive();
+    const std::optional<Frame> frame = pending.connection.next();
+    if (frame)
+      handle_handshake(pending.connection, *frame);
+    else if (!pending.connection.is_open() &&
+             pending.connection.heard() > pending.end - kHelloLimit)
+      reject(pending.connection, kNoHandshake);
+    else if (Clock::now() > pending.end)
+      pending.connection.close();
+  }
+
+  // Closes the connection; the rendezvous continues. Warns only once, since port scans recur.
+  void reject(Connection& connection, const std::string& reason) {
+    if (!std::exchange(warned_, true))
+      logging::warn("rejected a connection to ", info_.master_addr, ":", info_.master_port,
+                    " from a process that is not a rank of this run: ", reason);
+    send(connection, FrameType::kFail, reason);
+    connection.close();
+  }
+
+  void handle_handshake(Connection& connection, const Frame& frame) {
+    uint64_t size = 0, rank = 0;
+    std::string host;
+    try {
+      wire::Unpacker in(frame.payload);
+      if (frame.type != FrameType::kHello || in.integer() != kMagic)
+        return reject(connection, kNoHandshake);
+      if (const uint64_t version = in.integer(); version != kVersion)
+        return reject(connection, str("it speaks version ", version, " of the protocol, rank 0 ",
+                                      kVersion, "; hint: run one build of cohort everywhere"));
+      size = in.integer();
+      rank = in.integer();
+      host = in.text();
+    } catch (const Error&) {
+      return reject(connection, kNoHandshake);
+    }
+    if (size != static_cast<uint64_t>(info_.size))
+      disagree(connection, str("rank ", rank, " on ", host, " was started as one of ", size,
+                               " ranks, rank 0 as one of ", info_.size,
+                               "; hint: give every process the same WORLD_SIZE"));
+    if (rank == 0 || rank >= size)
+      return reject(connection, str("it claims to be rank ", rank, " of ", size));
+    // A restarted rank may connect before the end of its earlier connection has been noticed.
+    remove_disconnected();
+    for (const Peer& p : peers_)
+      if (p.rank == static_cast<int>(rank))
+        disagree(connection,
+                 str("two processes, on ", p.host, " and on ", host, ", are rank ", rank,
+                     "; hint: give every process a RANK of its own, and every "
+                     "run a MASTER_PORT of its own"));
+    peers_.push_back({static_cast<int>(rank), host, std::move(connection)});
+  }
+
+  // A rank that dies before the rendezvous is complete may be restarted.
+  void remove_disconnected() {
+    for (Peer& p : peers_) p.connection.receive();
+    std::erase_if(peers_, [](const Peer& p) { return !p.connection.is_open(); });
+  }
+
+  std::string missing() const {
+    std::string names;
+    int count = 0;
+    for (int r = 1; r < info_.size; ++r) {
+      if (std::any_of(peers_.begin(), peers_.end(), [&](const Peer& p) { return p.rank == r; }))
+        continue;
+      if (++count <= 8) names += str(count > 1 ? ", " : "", r);
+    }
+    return str(count == 1 ? "rank " : "ranks ", names, count > 8 ? ", ..." : "", " of ", info_.size,
+               " did not connect to ", info_.master_addr, ":", info_.master_port, " within ",
+               static_cast<double>(limit_.count()) / 1000,
+               " s; hint: check that all processes have started, and their logs; "
+               "COHORT_RENDEZVOUS_TIMEOUT=SECONDS extends the limit");
+  }
+
+  void broadcast_failure(const std::string& reason) {
+    for (Peer& p : peers_) send(p.connection, FrameType::kFail, reason);
+  }
+  [[noreturn]] void fail(const std::string& reason) {
+    broadcast_failure(reason);
+    throw Error(reason);
+  }
+  [[noreturn]] void disagree(Connection& with, const std::string& reason) {
+    send(with, FrameType::kFail, reason);
+    broadcast_failure(reason);
+    throw InputError(reason);
+  }
+
+  const RankInfo& info_;
+  const milliseconds limit_;
+  const Clock::time_point end_;
+  Descriptor listener_;
+  std::vector<PendingPeer> pending_;
+  bool warned_ = false;
+  std::vector<Peer> peers_;
+};
+
+// Rank > 0.
+class Client {
+ public:
+  Client(const RankInfo& info, milliseconds limit)
+      : info_(info), limit_(limit), end_(Clock::now() + limit) {}
+
+  Peer find_server() {
+    milliseconds pause{20};
+    while (Clock::now() < end_) {
+      Descriptor socket = wire::connect_to(info_.master_addr, info_.master_port,
+                                           std::min(left_until(end_), milliseconds(3000)), reason_);
+      if (socket.is_open()) {
+        Connection connection(std::move(socket), kMaxHello);
+        if (auto host = handshake(connection)) return {0, std::move(*host), std::move(connection)};
+      }
+      std::this_thread::sleep_for(std::min(pause, left_until(end_)));
+      pause = std::min(2 * pause, milliseconds(1000));
+    }
+    throw Error(str("rank ", info_.rank, " cannot reach rank 0 at ", info_.master_addr, ":",
+                    info_.master_port, " within ", static_cast<double>(limit_.count()) / 1000,
+                    " s: ", reason_,
+                    "; hint: is rank 0 running there, and does a firewall let that port through? "
+                    "MASTER_ADDR and MASTER_PORT name it"));
+  }
+
+ private:
+  // Sends the hello. Returns the host of rank 0, or nullopt if the connection should be retried.
+  std::optional<std::string> handshake(Connection& connection) {
+    send(connection, FrameType::kHello,
+         wire::Packer()
+             .integer(kMagic)
+             .integer(kVersion)
+             .integer(static_cast<uint64_t>(info_.size))
+             .integer(static_cast<uint64_t>(info_.rank))
+             .text(wire::host_name())
+             .bytes());
+    const Clock::time_point end = end_ + kAnswerMargin;
+    while (true) {
+      connection.receive();
+      if (const auto frame = connection.next()) {
+        if (frame->type == FrameType::kFail) throw PeerError(frame->payload);
+        if (frame->type != FrameType::kWelcome) break;
+        connection.set_max_payload(wire::kMaxPayload);
+        return wire::Unpacker(frame->payload).text();
+      }
+      if (!connection.is_open()) {
+        reason_ = "it closed the connection";
+        return std::nullopt;
+      }
+      if (Clock::now() >= end) {
+        reason_ = "it accepted the connection but did not answer";
+        return std::nullopt;
+      }
+      pollfd ready{.fd = connection.fd(), .events = POLLIN, .revents = 0};
+      ::poll(&ready, 1, static_cast<int>(std::min(left_until(end), milliseconds(500)).count()));
+    }
+    throw Error(str("the process that answers at ", info_.master_addr, ":", info_.master_port,
+                    " is not part of this run; hint: set another MASTER_PORT"));
+  }
+
+  const RankInfo& info_;
+  const milliseconds limit_;
+  const Clock::time_point end_;
+  std::string reason_ = "no answer";
+};
+
+}  // namespace
+
+std::vector<Peer> rendezvous(const RankInfo& info, milliseconds limit) {
+  if (info.size == 1) return {};
+  if (info.rank == 0) return Server(info, limit).wait_for_all();
+  std::vector<Peer> server;
+  server.push_back(Client(info, limit).find_server());
+  return server;
+}
+
+}  // namespace cohort

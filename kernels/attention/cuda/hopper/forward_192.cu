@@ -1,8 +1,0 @@
-// Instantiates the bf16 forward on sm_90 for head dims of 192; separate for parallel builds.
-#include "kernels/attention/cuda/hopper/forward.cuh"
-
-namespace cohort::kernels::cuda {
-
-template void run_forward_hopper<192>(ForwardProblem<bf16>, const AttentionForward&);
-
-}  // namespace cohort::kernels::cuda

@@ -1,0 +1,696 @@
+// The attention backward on the tensor cores of sm_90, after FlashAttention-3 (Shah et al. 2024):
+// five matmuls per tile of scores instead of the seven of backward_bf16.cuh, and still a fixed
+// order of accumulation.
+//
+// A block owns 128 keys of one key head and streams the queries that see them, kStep at a time. Two
+// consumer warpgroups have 64 of the keys each, with keys as rows, so that P and dS go from the
+// accumulators of one matmul into the operands of the next:
+//
+//   S^T = K Q^T,  dP^T = V dO^T         accumulators in registers
+//   P^T = exp2(c S^T - lse log2(e)),  dS^T = P^T (dP^T - delta)
+//   dV += P^T dO,  dK += dS^T Q         operand A from registers
+//   dQ += dS K                          over all keys: dS via shared memory, dQ to global memory
+//
+// The matmul for dQ is issued one step later than the others: a warpgroup needs the dS of both, and
+// this way does not wait for the other one. They start half a step apart, so that one has matmuls
+// while the other has exponentials.
+//
+// In the third warpgroup one warp loads, and two threads store dQ. Many blocks add to a tile of dQ,
+// ordered by a semaphore, last keys first: under a causal mask the last keys have the fewest
+// queries and reach a tile first, so waits are short. A block waits only for blocks that were
+// started earlier. dQ is accumulated in f32 and rounded by a final kernel.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/attention/cuda/sm90/query_tiles.cuh"
+#include "kernels/attention/cuda/sm90/stages.cuh"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+constexpr int kConsumers = 2;  // warpgroups
+constexpr int kDqBuffers = 2;  // tiles of dQ being stored, with one thread each
+
+template <int kDim_>
+struct BackwardShape {
+  static constexpr int kDim = kDim_, kColumns = kPanelColumns<kDim>;
+  static constexpr int kOwnKeys = 128, kStep = kDim == 64 ? 128 : 64;
+  static constexpr int kThreads = kWarpgroup * (1 + kConsumers);
+  static constexpr int kProducerRegisters = kDim == 64 ? 24 : 40;
+  static constexpr int kConsumerRegisters = kDim == 64 ? 240 : 232;
+  static constexpr int kOwnBytes = 2 * kOwnKeys * kColumns, kStepBytes = 2 * kStep * kColumns;
+  static constexpr int kScoreBytes = 2 * kOwnKeys * kStep;
+  // Half of a tile of dQ, 64 x 64 in f32: one per warpgroup.
+  static constexpr int kHalfBytes = 4 * 64 * 64;
+  static_assert(2 * kHalfBytes == 4 * kStep * kColumns);
+  static constexpr int kKeys = 0, kValues = kOwnBytes, kQueries = 2 * kOwnBytes;
+  static constexpr int kDout = kQueries + kStages * kStepBytes;   // dO
+  static constexpr int kScores = kDout + kStages * kStepBytes;    // dS
+  static constexpr int kDq = kScores + kStages * kScoreBytes;     // dQ
+  static constexpr int kLse = kDq + kDqBuffers * 2 * kHalfBytes;  // [kStages][kStep]
+  static constexpr int kDelta = kLse + kStages * kStep * 4;
+  static constexpr int kBarriers = kDelta + kStages * kStep * 4;
+  static constexpr int kSteps = kBarriers + 8 * 20;  // [kStages], see Step
+  static constexpr int kSlice = kSteps + kStages * 8;
+  static constexpr int kSharedBytes = kSlice + static_cast<int>(sizeof(BackwardSlice));
+};
+
+// Step metadata that the consumers need.
+struct Step {
+  int first_position;  // position of the first query of the stage
+  int is_end;          // 1: end marker, there are no more steps
+};
+
+struct BackwardBarriers {
+  uint32_t first;
+  __device__ uint32_t own_full() const { return first; }
+  __device__ uint32_t queries_full(int stage) const { return first + 8 * (1 + stage); }
+  __device__ uint32_t dout_full(int stage) const { return first + 8 * (3 + stage); }
+  __device__ uint32_t scores_full(int stage) const { return first + 8 * (5 + stage); }
+  __device__ uint32_t scores_empty(int stage) const { return first + 8 * (7 + stage); }
+  __device__ uint32_t dq_full(int buffer, int half) const {
+    return first + 8 * (9 + 2 * buffer + half);
+  }
+  __device__ uint32_t dq_empty(int buffer) const { return first + 8 * (13 + buffer); }
+  __device__ uint32_t tail() const { return first + 8 * 15; }
+  __device__ uint32_t queries_empty(int stage) const { return first + 8 * (16 + stage); }
+  __device__ uint32_t dout_empty(int stage) const { return first + 8 * (18 + stage); }
+};
+
+// Tensor maps of make_head_map(), for tiles of keys and of queries.
+struct BackwardMaps {
+  CUtensorMap k, v, q, dout;
+};
+
+// Iterates over the steps of a block: over the sequences whose queries see its keys, the heads of
+// its slice, and tiles of queries. All warps of a block iterate in the same order.
+template <class Shape>
+class StepIterator {
+ public:
+  __device__ StepIterator(const BackwardArgs<bf16>& args, const BackwardSlice& slice)
+      : args_(args),
+        slice_(slice),
+        stream_(slice.stream),
+        sequence_(slice.sequence),
+        head_(first_head(slice.head_slice)),
+        step_(stream_.first) {}
+  __device__ bool done() const { return done_; }
+  __device__ void next() {
+    if (++step_ < stream_.end) return;
+    if (++head_ == first_head(slice_.head_slice + 1)) {
+      done_ = !next_stream(args_, slice_, sequence_, stream_, Shape::kOwnKeys, Shape::kStep);
+      head_ = first_head(slice_.head_slice);
+    }
+    step_ = stream_.first;
+  }
+  __device__ const BackwardStream& stream() const { return stream_; }
+  __device__ int sequence() const { return sequence_; }
+  __device__ int head() const { return head_; }
+  __device__ int query0() const { return step_ * Shape::kStep; }
+  __device__ int rows() const { return stream_.length - query0(); }  // remaining, from query0() on
+  __device__ int64_t tile(const QueryTiles& tiles) const {
+    return tiles.tile<Shape::kStep>(head_, stream_.begin, sequence_, query0());
+  }
+
+ private:
+  // Computed on use, since registers are scarce.
+  __device__ int first_head(int slice) const {
+    return slice_.head * args_.group() + args_.slice_begin(slice);
+  }
+
+  const BackwardArgs<bf16>& args_;
+  const BackwardSlice& slice_;
+  BackwardStream stream_;
+  int sequence_, head_, step_;
+  bool done_ = false;
+};
+
+// Number of blocks that add to a tile of dQ before this one: those with later keys of the same
+// sequence, then those with later keys of its prefix.
+template <class Shape>
+__device__ __forceinline__ int dq_order(const BackwardArgs<bf16>& args, const BackwardSlice& slice,
+                                        const StepIterator<Shape>& it) {
+  constexpr int kOwnKeys = Shape::kOwnKeys, kStep = Shape::kStep;
+  const BackwardStream& stream = it.stream();
+  const int query0 = it.query0(), last = min(query0 + kStep, stream.length) - 1;
+  const int last_tile = (args.causal ? last : stream.length - 1) / kOwnKeys;
+  const int tile = slice.own / kOwnKeys;
+  if (it.sequence() == slice.sequence) return last_tile - tile;
+  const int first_tile = max(0, query0 + 1 - args.window) / kOwnKeys;  // after the prefix
+  return last_tile - first_tile + 1 + (slice.length - 1) / kOwnKeys - tile;
+}
+
+// Starts a TMA load of kRows rows of a head, from `token` on; `barrier` must expect the bytes.
+template <int kColumns, int kRows>
+__device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap& map, uint32_t barrier,
+                                          int token, int head) {
+#pragma unroll 1
+  for (int panel = 0; panel < kColumns / 64; ++panel)
+    tma_load(to + panel * (kRows * 128), &map, {{64 * panel, head, token, 0}}, barrier);
+}
+
+// The first warp zeroes the rows of a tile from `row` on, before it arrives at the full barrier.
+template <int kColumns, int kRows>
+__device__ __forceinline__ void clear_rows(uint32_t tile, int row) {
+  for (int panel = 0; panel < kColumns / 64; ++panel)
+    for (int at = row * 128 + static_cast<int>(threadIdx.x) * 16; at < kRows * 128; at += 32 * 16)
+      asm volatile(
+          "st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(tile + panel * (kRows * 128) + at),
+          "r"(0)
+          : "memory");
+  fence_proxy_async();
+  __syncwarp();
+}
+
+// Producer warp. A tile at the end of a sequence is loaded with the rows that follow it, which must
+// be zeroed before the consumers read it: it first completes on the `tail` barrier.
+template <class S>
+__device__ __forceinline__ void load_streams(const BackwardArgs<bf16>& args,
+                                             const BackwardSlice& slice, const BackwardMaps& maps,
+                                             const QueryTiles& tiles, char* memory,
+                                             const BackwardBarriers& barriers) {
+  constexpr int kColumns = S::kColumns, kStep = S::kStep, kOwnKeys = S::kOwnKeys;
+  const uint32_t shared = shared_address(memory), tail = barriers.tail();
+  const bool first = threadIdx.x == 0;
+  const int own_rows = slice.length - slice.own;
+  if (first) {
+    const uint32_t barrier = own_rows >= kOwnKeys ? barriers.own_full() : tail;
+    barrier_expect_tx(barrier, 2 * S::kOwnBytes);
+    const int token = slice.begin + slice.own;
+    load_tile<kColumns, kOwnKeys>(shared + S::kKeys, maps.k, barrier, token, slice.head);
+    load_tile<kColumns, kOwnKeys>(shared + S::kValues, maps.v, barrier, token, slice.head);
+    if (own_rows >= kOwnKeys) barrier_arrive(barrier);
+  }
+  if (own_rows < kOwnKeys) {
+    if (first) barrier_arrive_and_wait(tail);
+    __syncwarp();
+    clear_rows<kColumns, kOwnKeys>(shared + S::kKeys, own_rows);
+    clear_rows<kColumns, kOwnKeys>(shared + S::kValues, own_rows);
+    if (first) barrier_arrive(barriers.own_full());
+  }
+  auto* const steps = reinterpret_cast<Step*>(memory + S::kSteps);
+  int i = 0;
+#pragma unroll 1
+  for (StepIterator<S> it(args, slice); !it.done(); it.next(), ++i) {
+    const PipelineState<kStages> pipe(i);
+    const int s = pipe.index;
+    const uint32_t queries = shared + S::kQueries + s * S::kStepBytes;
+    const uint32_t dout = shared + S::kDout + s * S::kStepBytes;
+    const auto load = [&](uint32_t to, const CUtensorMap& map, uint32_t barrier,
+                          uint32_t to_statistics, const float* statistics) {
+      const int token = it.stream().begin + it.query0();
+      barrier_expect_tx(barrier, 4 * kStep);
+      bulk_load(to_statistics, statistics + kStep * it.tile(tiles), 4 * kStep, barrier);
+      const uint32_t rows_barrier = it.rows() >= kStep ? barrier : tail;
+      barrier_expect_tx(rows_barrier, S::kStepBytes);
+      load_tile<kColumns, kStep>(to, map, rows_barrier, token, it.head());
+    };
+    barrier_wait(barriers.queries_empty(s), pipe.phase ^ 1);
+    if (first) {
+      load(queries, maps.q, barriers.queries_full(s), shared + S::kLse + s * kStep * 4,
+           tiles.lse_log2);
+      steps[s] = {it.stream().position + it.query0(), 0};
+      if (it.rows() >= kStep) barrier_arrive(barriers.queries_full(s));
+    }
+    barrier_wait(barriers.dout_empty(s), pipe.phase ^ 1);
+    if (first) {
+      load(dout, maps.dout, barriers.dout_full(s), shared + S::kDelta + s * kStep * 4, tiles.delta);
+      if (it.rows() >= kStep) barrier_arrive(barriers.dout_full(s));
+    }
+    if (it.rows() < kStep) {
+      if (first) barrier_arrive_and_wait(tail);
+      __syncwarp();
+      // Queries beyond the end are all zeros: P = 1, but dO = 0 and dS = 0.
+      clear_rows<kColumns, kStep>(queries, it.rows());
+      clear_rows<kColumns, kStep>(dout, it.rows());
+      if (first) {
+        barrier_arrive(barriers.queries_full(s));
+        barrier_arrive(barriers.dout_full(s));
+      }
+    }
+  }
+  const PipelineState<kStages> pipe(i);
+  barrier_wait(barriers.queries_empty(pipe.index), pipe.phase ^ 1);
+  if (!first) return;
+  steps[pipe.index].is_end = 1;
+  barrier_arrive(barriers.queries_full(pipe.index));
+}
+
+// Asynchronous bulk store from shared to global memory, and its reduction (+=) variant.
+__device__ __forceinline__ void bulk_store(float* to, uint32_t from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_reduce_add(float* to, uint32_t from, int bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(to),
+      "r"(from), "r"(bytes)
+      : "memory");
+}
+
+// Thread of buffer `buffer`: adds the dQ of every kDqBuffers-th step to its tile, when the
+// semaphore of the tile reaches the position of the block in the order. An addition takes about as
+// long as a step.
+template <int kDim>
+__device__ __forceinline__ void store_dq(const BackwardArgs<bf16>& args, const BackwardSlice& slice,
+                                         const QueryTiles& out, uint32_t shared,
+                                         const BackwardBarriers& barriers, int buffer) {
+  using S = BackwardShape<kDim>;
+  int i = 0;
+#pragma unroll 1
+  for (StepIterator<S> it(args, slice); !it.done(); it.next(), ++i) {
+    if (i % kDqBuffers != buffer) continue;
+    const auto phase = static_cast<uint32_t>(i / kDqBuffers % 2);
+    const int64_t tile = it.tile(out);
+    float* const to = out.dq_accum + tile * (S::kStep * S::kColumns);
+    int32_t* const semaphore = out.dq_semaphores + tile;
+    const int order = dq_order(args, slice, it);
+    for (int now = -1; now != order;)
+      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(now) : "l"(semaphore) : "memory");
+    // Orders the bulk additions of other blocks before this one.
+    asm volatile("fence.proxy.async.global;\n" ::: "memory");
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      barrier_wait(barriers.dq_full(buffer, half), phase);
+      const uint32_t from = shared + S::kDq + (2 * buffer + half) * S::kHalfBytes;
+      float* const to_half = to + half * (64 * 64);
+      if (order == 0)
+        bulk_store(to_half, from, S::kHalfBytes);
+      else
+        bulk_reduce_add(to_half, from, S::kHalfBytes);
+    }
+    bulk_commit();
+    bulk_wait_read();
+    barrier_arrive(barriers.dq_empty(buffer));
+    bulk_wait();
+    asm volatile("red.release.gpu.global.add.s32 [%0], 1;\n" ::"l"(semaphore) : "memory");
+  }
+}
+
+// Byte offset of a thread's pair of dQ, columns 8 n + 2 quad and the next one of row r, in a half:
+// packs of 16 bytes are swizzled by the row index against bank conflicts.
+__device__ __forceinline__ int half_offset(int row, int pack) {
+  return row * 256 + ((pack ^ (row % 8 * 2)) << 4);
+}
+
+// Loads lse or delta of the thread's queries of columns [8 kFirst, 8 kEnd) from shared address
+// `from`.
+template <int kFirst, int kEnd, int kN>
+__device__ __forceinline__ void load_statistics(float (&values)[kN][2], uint32_t from) {
+  const uint32_t first = from + threadIdx.x % 4 * 8;
+#pragma unroll
+  for (int n = kFirst; n < kEnd; ++n)  // volatile: keeps the loads at this point
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n"
+                 : "=f"(values[n][0]), "=f"(values[n][1])
+                 : "r"(first + 32 * n)
+                 : "memory");
+}
+
+// S^T of 16 keys from key0 on and 8 kN queries, the first at position `first`, becomes P^T: zero
+// where masked and beyond the last key.
+template <int kN>
+__device__ __forceinline__ void probabilities(float (&s)[kN][4], const float (&lse_log2)[kN][2],
+                                              const BackwardArgs<bf16>& args, int length, int key0,
+                                              int first) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      s[n][i] = fast_exp2(__fmaf_rn(s[n][i], args.exponent, -lse_log2[n][i % 2]));
+  const bool all_seen =
+      !args.causal || (key0 + 15 <= first && first + 8 * kN - 1 - key0 < args.window);
+  if (all_seen && key0 + 16 <= length) return;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  // A query sees the keys 0 to window - 1 positions before it: a single unsigned comparison.
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int key = key0 + lane / 4 + 8 * h;
+    const int nearest = args.causal ? first + 2 * (lane % 4) - key : 0;
+    const int range = args.causal ? args.window : 1 << 30;
+    const auto limit = static_cast<uint32_t>(key < length ? range : 0);
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (static_cast<uint32_t>(nearest + 8 * n + i) >= limit) s[n][2 * h + i] = 0;
+  }
+}
+
+// Calls fn(row, column, value, next) for the thread's pairs of a gradient of a warp's rows, which
+// start at `row0` and end at `length`.
+template <int kN, class Fn>
+__device__ __forceinline__ void for_pairs(const float (&grad)[kN][4], float scale, int row0,
+                                          int length, int head_dim, Fn&& fn) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = row0 + lane / 4 + 8 * h;
+    if (row >= length) continue;
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+      if (8 * n < head_dim)
+        fn(row, 8 * n + 2 * (lane % 4), grad[n][2 * h] * scale, grad[n][2 * h + 1] * scale);
+  }
+}
+
+template <int kN>
+__device__ __forceinline__ void store_rows(const float (&grad)[kN][4], HeadRows<bf16> rows,
+                                           float scale, bool accumulate, int row0, int length,
+                                           int head_dim) {
+  for_pairs(grad, scale, row0, length, head_dim, [&](int row, int column, float low, float high) {
+    bf16* const out = rows.row(row) + column;
+    if (accumulate) {
+      low += to_float(out[0]);
+      high += to_float(out[1]);
+    }
+    *reinterpret_cast<uint32_t*>(out) = pack_bf16(low, high);
+  });
+}
+
+// Stores a gradient of the own keys of a warp, which start at `row0`: dk or dv, or the part of this
+// slice.
+template <int kN>
+__device__ __forceinline__ void store_keys(const float (&grad)[kN][4],
+                                           const BackwardArgs<bf16>& args,
+                                           const BackwardSlice& slice, const Heads<bf16>& out,
+                                           float* slices, float scale, bool accumulate, int row0) {
+  if (args.head_slices == 1) {
+    store_rows(grad, out.rows(slice.begin, slice.head, args.head_dim), scale, accumulate, row0,
+               slice.length, args.head_dim);
+    return;
+  }
+  for_pairs(grad, scale, row0, slice.length, args.head_dim,
+            [&](int key, int column, float low, float high) {
+              const int64_t token = slice.head_slice * args.tokens + slice.begin + key;
+              store_pack(slices + (token * args.kv_heads + slice.head) * args.head_dim + column,
+                         Pack<float, 2>{low, high});
+            });
+}
+
+template <int kDim>
+class BackwardConsumer {
+ public:
+  __device__ BackwardConsumer(const BackwardArgs<bf16>& args, const BackwardSlice& slice,
+                              char* memory, const BackwardBarriers& barriers)
+      : args_(args),
+        slice_(slice),
+        memory_(memory),
+        shared_(shared_address(memory)),
+        barriers_(barriers),
+        group_(uniform(static_cast<int>(threadIdx.x) / kWarpgroup - 1)),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        warp_row_(64 * group_ + static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16) {}
+
+  __device__ __forceinline__ void run() {
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) dk_[n][i] = dv_[n][i] = 0;
+    barrier_wait(barriers_.own_full(), 0);
+    if (group_ > 0) named_barrier(1, kConsumers * kWarpgroup);
+    int i = 0;
+#pragma unroll 1
+    for (;; ++i) {
+      const PipelineState<kStages> pipe(i);
+      barrier_wait(barriers_.queries_full(pipe.index), pipe.phase);
+      const Step step = reinterpret_cast<const Step*>(memory_ + S::kSteps)[pipe.index];
+      if (step.is_end != 0) break;
+      process_step(i, step.first_position);
+    }
+    // dQ of the last step; a block has at least one step.
+    if (i > 1) arrive_dq(i - 2);
+    float dq[8][4];
+    barrier_wait(barriers_.scores_full(PipelineState<kStages>(i - 1).index),
+                 PipelineState<kStages>(i - 1).phase);
+    issue_dq(dq, PipelineState<kStages>(i - 1).index);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_fence_operand(dq);
+    stage_dq(dq, i - 1);
+    arrive_dq(i - 1);
+    const int key0 = slice_.own + warp_row_;
+    store_keys(dk_, args_, slice_, args_.dk, args_.dk_slices, args_.scale, args_.accumulate_k,
+               key0);
+    store_keys(dv_, args_, slice_, args_.dv, args_.dv_slices, 1.0f, args_.accumulate_v, key0);
+  }
+
+ private:
+  using S = BackwardShape<kDim>;
+  static constexpr int kOwnKeys = S::kOwnKeys, kStep = S::kStep;
+
+  // Processes step i of the block; `first`: position of its first query.
+  __device__ __forceinline__ void process_step(int i, int first) {
+    const PipelineState<kStages> pipe(i);
+    const uint32_t queries = shared_ + S::kQueries + pipe.index * S::kStepBytes;
+    const uint32_t dout = shared_ + S::kDout + pipe.index * S::kStepBytes;
+    float s[kStep / 8][4], dp[kStep / 8][4];
+    // As many values of lse and delta as registers allow are loaded before the matmuls.
+    float lse_log2[kStep / 8][2], delta[kStep / 8][2];
+    const uint32_t lse_address = shared_ + S::kLse + pipe.index * (4 * kStep);
+    const uint32_t delta_address = shared_ + S::kDelta + pipe.index * (4 * kStep);
+    load_statistics<0, 8>(lse_log2, lse_address);
+    matmul(s, shared_ + S::kKeys, queries);
+    wgmma_commit();
+    barrier_wait(barriers_.dout_full(pipe.index), pipe.phase);
+    matmul(dp, shared_ + S::kValues, dout);
+    wgmma_commit();
+    if (i > 1) arrive_dq(i - 2);
+    load_statistics<0, 2>(delta, delta_address);
+    wgmma_wait<1>();
+    wgmma_fence_operand(s);
+    load_statistics<8, kStep / 8>(lse_log2, lse_address);
+    probabilities(s, lse_log2, args_, slice_.length, slice_.own + warp_row_, first);
+    if (group_ == 0 && i == 0) named_arrive(1, kConsumers * kWarpgroup);
+    wgmma_wait<0>();
+    wgmma_fence_operand(dp);
+    load_statistics<2, kStep / 8>(delta, delta_address);
+    uint32_t p[kStep / 16][4], ds[kStep / 16][4];
+#pragma unroll
+    for (int n = 0; n < kStep / 8; ++n)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float low = s[n][2 * h], high = s[n][2 * h + 1];
+        p[n / 2][n % 2 * 2 + h] = pack_bf16(low, high);
+        ds[n / 2][n % 2 * 2 + h] =
+            pack_bf16(low * (dp[n][2 * h] - delta[n][0]), high * (dp[n][2 * h + 1] - delta[n][1]));
+      }
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kStep / 16; ++k)
+      wgmma<Major::kMN>(dv_, p[k], mn_major_step(matrix_descriptor(dout, kStep * 128), k));
+    wgmma_commit();
+    // dS^T as rows of keys, for both warpgroups. Advancing by two chunks flips another address bit,
+    // or moves to the next panel.
+    barrier_wait(barriers_.scores_empty(pipe.index), pipe.phase ^ 1);
+    const uint32_t to = shared_ + S::kScores + pipe.index * S::kScoreBytes +
+                        panel_offset<kOwnKeys>(warp_row_ + lane_ % 16, lane_ / 16);
+#pragma unroll
+    for (int k = 0; k < kStep / 16; ++k)
+      store_matrices((to ^ (k % 4 << 5)) + k / 4 * (kOwnKeys * 128), ds[k]);
+    if (i == 0) {
+      issue_dk(ds, queries);
+      arrive_scores(pipe.index);
+      wgmma_wait<1>();
+      arrive_once_per_warp(barriers_.dout_empty(pipe.index));
+    } else {
+      const PipelineState<kStages> previous(i - 1);
+      barrier_wait(barriers_.scores_full(previous.index), previous.phase);
+      float dq[8][4];
+      issue_dq(dq, previous.index);
+      wgmma_commit();
+      issue_dk(ds, queries);
+      arrive_scores(pipe.index);
+      wgmma_wait<1>();
+      wgmma_fence_operand(dq);
+      arrive_once_per_warp(barriers_.dout_empty(pipe.index));
+      arrive_once_per_warp(barriers_.scores_empty(previous.index));
+      stage_dq(dq, i - 1);
+    }
+    wgmma_wait<0>();
+    wgmma_fence_operand(dk_);
+    wgmma_fence_operand(dv_);
+    arrive_once_per_warp(barriers_.queries_empty(pipe.index));
+  }
+
+  // c = the warpgroup's rows of `own` times all of `streamed`, over the head dim.
+  __device__ __forceinline__ void matmul(float (&c)[kStep / 8][4], uint32_t own,
+                                         uint32_t streamed) const {
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k)
+      wgmma<Major::kK, Major::kK>(
+          c, k_major_step<kOwnKeys>(matrix_descriptor(own + group_ * (64 * 128)), k),
+          k_major_step<kStep>(matrix_descriptor(streamed), k), k > 0);
+  }
+  // Issues dK += dS^T Q.
+  __device__ __forceinline__ void issue_dk(const uint32_t (&ds)[kStep / 16][4], uint32_t queries) {
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kStep / 16; ++k)
+      wgmma<Major::kMN>(dk_, ds[k], mn_major_step(matrix_descriptor(queries, kStep * 128), k));
+    wgmma_commit();
+  }
+  // Issues the block's part of dQ from dS of a stage: a warpgroup has 64 of the queries, or 64 of
+  // the columns.
+  __device__ __forceinline__ void issue_dq(float (&dq)[8][4], int stage) const {
+    const uint32_t scores = shared_ + S::kScores + stage * S::kScoreBytes +
+                            (kStep > 64 ? group_ * (kOwnKeys * 128) : 0);
+    const uint32_t columns = shared_ + S::kKeys + (kDim > 64 ? group_ * (kOwnKeys * 128) : 0);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kOwnKeys / 16; ++k)
+      wgmma<Major::kMN, Major::kMN>(dq, mn_major_step(matrix_descriptor(scores), k),
+                                    mn_major_step(matrix_descriptor(columns), k), k > 0);
+  }
+
+  // Writes the warpgroup's half of the dQ of step i to shared memory, for store_dq().
+  __device__ __forceinline__ void stage_dq(const float (&dq)[8][4], int i) const {
+    const int buffer = i % kDqBuffers;
+    barrier_wait(barriers_.dq_empty(buffer), static_cast<uint32_t>(i / kDqBuffers % 2) ^ 1);
+    char* const half = memory_ + S::kDq + (2 * buffer + group_) * S::kHalfBytes;
+    const int row = warp_row_ % 64 + lane_ / 4;
+    const int first = half_offset(row, lane_ % 4 / 2) + lane_ % 2 * 8;
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int h = 0; h < 2; ++h)  // two packs further flips another bit of the offset
+        store_pack(reinterpret_cast<float*>(half + (first ^ n << 5) + h * (8 * 256)),
+                   Pack<float, 2>{dq[n][2 * h], dq[n][2 * h + 1]});
+  }
+  // Commit the writes of stage_dq() and of dS: called later than those, since a proxy fence waits
+  // until the writes have completed.
+  __device__ __forceinline__ void arrive_dq(int i) const {
+    fence_proxy_async();
+    arrive_once_per_warp(barriers_.dq_full(i % kDqBuffers, group_));
+  }
+  __device__ __forceinline__ void arrive_scores(int stage) const {
+    fence_proxy_async();
+    arrive_once_per_warp(barriers_.scores_full(stage));
+  }
+
+  const BackwardArgs<bf16>& args_;
+  const BackwardSlice& slice_;
+  char* const memory_;
+  const uint32_t shared_;
+  const BackwardBarriers barriers_;
+  const int group_, lane_, warp_row_;  // warp_row_: first key of the warp, within the block
+  float dk_[kDim / 8][4], dv_[kDim / 8][4];
+};
+
+template <int kDim>
+__global__ void __launch_bounds__(BackwardShape<kDim>::kThreads, 1)
+    backward_sm90_kernel(const __grid_constant__ BackwardArgs<bf16> args,
+                         const __grid_constant__ BackwardMaps maps,
+                         const __grid_constant__ QueryTiles tiles) {
+  launch_dependents_and_wait();
+  using S = BackwardShape<kDim>;
+  extern __shared__ __align__(1024) char memory[];
+  const BackwardBarriers barriers{shared_address(memory) + S::kBarriers};
+  auto& slice = *reinterpret_cast<BackwardSlice*>(memory + S::kSlice);
+  if (threadIdx.x < 32) {
+    const BackwardSlice found =
+        find_slice<Pass::kKeys, true>(args, S::kOwnKeys, S::kStep, tiles.heads_at_once);
+    if (threadIdx.x == 0) {
+      slice = found;
+      barrier_init(barriers.own_full(), 1);
+      barrier_init(barriers.tail(), 1);
+      for (int stage = 0; stage < kStages; ++stage) {
+        barrier_init(barriers.queries_full(stage), 1);
+        barrier_init(barriers.dout_full(stage), 1);
+        barrier_init(barriers.queries_empty(stage), 4 * kConsumers);
+        barrier_init(barriers.dout_empty(stage), 4 * kConsumers);
+        barrier_init(barriers.scores_full(stage), 4 * kConsumers);
+        barrier_init(barriers.scores_empty(stage), 4 * kConsumers);
+      }
+      for (int buffer = 0; buffer < kDqBuffers; ++buffer) {
+        for (int half = 0; half < 2; ++half) barrier_init(barriers.dq_full(buffer, half), 4);
+        barrier_init(barriers.dq_empty(buffer), 1);
+      }
+    }
+  }
+  __syncthreads();
+  if (slice.own >= slice.length) return;
+  if (threadIdx.x < kWarpgroup) {
+    deallocate_registers<S::kProducerRegisters>();
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    if (warp == 0)
+      load_streams<S>(args, slice, maps, tiles, memory, barriers);
+    else if (warp <= kDqBuffers && threadIdx.x % 32 == 0)
+      store_dq<kDim>(args, slice, tiles, shared_address(memory), barriers, warp - 1);
+  } else {
+    allocate_registers<S::kConsumerRegisters>();
+    BackwardConsumer<kDim>(args, slice, memory, barriers).run();
+  }
+}
+
+// dq (+)= scale times its accumulator. A thread has 4 columns at a time.
+template <int kDim>
+__global__ void __launch_bounds__(kTileThreads)
+    round_dq_kernel(const __grid_constant__ BackwardArgs<bf16> args,
+                    const __grid_constant__ QueryTiles in) {
+  launch_dependents_and_wait();
+  constexpr int kStep = BackwardShape<kDim>::kStep, kColumns = BackwardShape<kDim>::kColumns;
+  constexpr int kPacks = kColumns / 4;
+  const int head = static_cast<int>(blockIdx.x) % args.heads;
+  const int slot = static_cast<int>(blockIdx.x) / args.heads;
+  const SequenceTile tile = find_tile(args.cu, args.sequences, slot, kStep);
+  const auto* const accum = reinterpret_cast<const char*>(
+      in.dq_accum + (static_cast<int64_t>(head) * in.slots + slot) * (kStep * kColumns));
+  const auto rows = args.dq.rows(tile.begin, head, args.head_dim);
+  for (int i = static_cast<int>(threadIdx.x); i < kStep * kPacks; i += kTileThreads) {
+    const int row = i / kPacks, pack = i % kPacks, query = tile.tile * kStep + row;
+    if (query >= tile.length) return;
+    if (4 * pack >= args.head_dim) continue;
+    // The second half holds the later queries, or the later columns.
+    const int half = kStep > 64 ? row / 64 : pack / 16;
+    const auto dq = load_pack<4>(reinterpret_cast<const float*>(
+        accum + half * BackwardShape<kDim>::kHalfBytes + half_offset(row % 64, pack % 16)));
+    bf16* const out = rows.row(query) + 4 * pack;
+    float x[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      x[e] = dq.v[e] * args.scale;
+      if (args.accumulate_q) x[e] += to_float(out[e]);
+    }
+    store_pack(reinterpret_cast<uint32_t*>(out),
+               Pack<uint32_t, 2>{pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3])});
+  }
+}
+
+}  // namespace
+
+template <int kDim>
+void run_backward_sm90(const BackwardArgs<bf16>& args, const AttentionBackward& in) {
+  using S = BackwardShape<kDim>;
+  const Device device = in.q.device();
+  if (args.tokens == 0) return;
+  const int64_t slots = tile_slots(args.tokens, args.sequences, S::kStep);
+  Tensor dq_accum =
+      Tensor::empty(Shape{args.heads * slots, S::kStep, S::kColumns}, DType::kF32, device);
+  Tensor semaphores = Tensor::empty(Shape{args.heads * slots}, DType::kI32, device), statistics;
+  QueryTiles tiles =
+      make_query_tiles<kDim, S::kStep>(args, statistics, pointer<int32_t>(semaphores), device);
+  tiles.dq_accum = pointer<float>(dq_accum);
+  // The blocks of a head read all queries of its slice and add to all their dQ accumulators.
+  constexpr int64_t kCache = 32 << 20;
+  const int64_t head_bytes = args.tokens / args.sequences * args.group() / args.head_slices * kDim *
+                             int64_t{sizeof(float) + 2 * sizeof(bf16)};
+  tiles.heads_at_once = static_cast<int>(std::clamp<int64_t>(
+      kCache / std::max<int64_t>(head_bytes, 1), 1, tile_blocks<Pass::kKeys>(args)));
+  launch("attention_backward", backward_sm90_kernel<kDim>,
+         {backward_blocks<Pass::kKeys>(args, S::kOwnKeys), S::kThreads, S::kSharedBytes,
+          Start::kProgrammatic},
+         device, args,
+         BackwardMaps{.k = make_head_map(in.k, S::kOwnKeys),
+                      .v = make_head_map(in.v, S::kOwnKeys),
+                      .q = make_head_map(in.q, S::kStep),
+                      .dout = make_head_map(in.dout, S::kStep)},
+         tiles);
+  launch("attention_backward_queries", round_dq_kernel<kDim>,
+         {blocks_for(slots * args.heads, 1), kTileThreads, 0, Start::kProgrammatic}, device, args,
+         tiles);
+}
+
+}  // namespace cohort::kernels::cuda

@@ -1,0 +1,529 @@
+// attention_decode() in bf16 on sm_90. A decode step is bandwidth-bound with many sequences, and
+// latency-bound with few.
+//
+// A block has one token and up to 16 query heads that share a key head as rows. It rotates them and
+// loops over the tiles of keys of its chunks. The new key and value of the token go to the cache
+// and, without waiting for that store, into their tile. All consumer warps share the rows: each
+// computes S and P for part of the keys of a tile and O for part of the head dim. They exchange the
+// row max, P in f32 (for l, whose order is that of a single thread that sees all keys) and P in
+// bf16 (for P V) through shared memory. Two producer warps load keys and values by TMA, several
+// tiles ahead: a lane requests a box of one cache block and 64 columns, whose rows of 128 bytes are
+// swizzled for ldmatrix. Operands are loaded before the first mma of a chain, which would otherwise
+// wait for each load in turn.
+//
+// If there are fewer blocks than the device can run, the blocks of a cluster share the chunks of
+// the rows: block b takes chunks b, b + size, ... of the visible ones. After each round every block
+// combines part of the elements of O, reading the chunks in ascending order from the shared memory
+// of the other blocks. A single chunk needs a single block and no cluster barrier.
+#include <bit>
+
+#include "kernels/attention/cuda/sm90/decode_tiles.cuh"
+#include "kernels/cuda/sm90/cluster.cuh"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+// Barrier of the consumer warps.
+template <class Shape>
+__device__ __forceinline__ void sync_computing() {
+  asm volatile("bar.sync 1, %0;\n" ::"n"(Shape::kComputing) : "memory");
+}
+
+// State of a consumer warp within a chunk: rows `group` and `group` + 8 of O, its columns; partial
+// sum l_part of l of row l_row, with lane % 16 = 4 row + part.
+template <class Shape>
+struct DecodeWarp {
+  float row_max_log2[2], l, o[Shape::kColumnsPerWarp / 8][4];
+  uint32_t q[Shape::kDim / 16][4];  // the rows' queries, for S
+  char* shared;
+  int warp, group, quad;
+  int l_row, l_part;
+  // Offsets of the lane's operand rows in a tile of keys, of values and in P: steps along a row
+  // change the swizzled bits, other steps are added.
+  uint32_t k_row, k_swizzle, v_row, v_swizzle, p_row, p_swizzle;
+
+  __device__ explicit DecodeWarp(char* memory)
+      : shared(memory),
+        warp(static_cast<int>(threadIdx.x / 32)),
+        group(static_cast<int>(threadIdx.x % 32 / 4)),
+        quad(static_cast<int>(threadIdx.x % 4)),
+        l_row(4 * warp + static_cast<int>(threadIdx.x % 16 / 4)),
+        l_part(static_cast<int>(threadIdx.x % 4)) {
+    const uint32_t lane = threadIdx.x % 32, warp_index = warp;
+    const uint32_t chunk = warp_index * (Shape::kColumnsPerWarp / 8) + lane / 16;
+    k_row = (warp_index * Shape::kKeysPerWarp + lane / 16 * 8 + lane % 8) * kRowBytes;
+    k_swizzle = (lane / 8 % 2 ^ lane % 8) * 16;
+    v_row = (chunk / 8 * Shape::kKeys + lane % 16) * kRowBytes;
+    v_swizzle = (chunk % 8 ^ lane % 8) * 16;
+    p_row = Shape::kScoreBytes + lane % 16 * (2 * Shape::kKeys);
+    p_swizzle = (lane / 16 ^ lane % 8) * 16;
+    reset();
+  }
+  __device__ float* floats(int offset) const { return reinterpret_cast<float*>(shared + offset); }
+
+  // Copies rows of head_dim elements, rotated, to rows of kDim, with zeros in the remaining columns
+  // and in rows count .. all - 1.
+  static __device__ void rotate_rows(bf16* to, const bf16* from, int count, int all, int position,
+                                     const DecodeProblem& p) {
+    const int half = p.head_dim / 2;
+    for (int i = static_cast<int>(threadIdx.x); i < all * (Shape::kDim / 8);
+         i += Shape::kComputing) {
+      const int row = i / (Shape::kDim / 8), column = i % (Shape::kDim / 8) * 8;
+      const bool live = row < count && column < p.head_dim;
+      bf16* const y = to + row * Shape::kDim + column;
+      const bf16* const x = from + row * p.head_dim + column;
+      if (!live || p.rope.data == nullptr)
+        store_raw(y, live ? load_raw<8>(x) : Raw<bf16, 8>{});
+      else if (column < half)
+        rotate<8>(y, x, half, Angles<8>(p.rope, position, column), 1.0f, false);
+    }
+  }
+
+  __device__ void reset() {
+    row_max_log2[0] = row_max_log2[1] = -INFINITY;
+    l = 0;
+#pragma unroll
+    for (auto& n : o)
+#pragma unroll
+      for (float& x : n) x = 0;
+  }
+
+  // Rotates the queries of the rows and the key of the token, and loads its value.
+  __device__ void prepare(const DecodeRows& rows, const DecodeProblem& p) {
+    rotate_rows(reinterpret_cast<bf16*>(shared + Shape::kOutputs), rows.q, rows.count, Shape::kRows,
+                rows.position, p);
+    rotate_rows(reinterpret_cast<bf16*>(shared + Shape::kNewKey), rows.k, 1, 1, rows.position, p);
+    const int column = 8 * static_cast<int>(threadIdx.x);
+    const bool live = column < p.head_dim;
+    auto* const value = reinterpret_cast<bf16*>(shared + Shape::kNewValue) + column;
+    if (column < Shape::kDim)
+      store_raw(value, live ? load_raw<8>(rows.v + column) : Raw<bf16, 8>{});
+    sync_computing<Shape>();
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int d = 0; d < Shape::kDim / 16; ++d)
+      load_matrices(q[d], shared_address(shared) + Shape::kOutputs + lane % 16 * (2 * Shape::kDim) +
+                              32 * d + lane / 16 * 16);
+  }
+  // Writes the key and value of the token to the cache.
+  __device__ void write_to_cache(const DecodeRows& rows, const DecodeProblem& p) const {
+    const int column = 8 * static_cast<int>(threadIdx.x);
+    if (rows.slot < 0 || column >= p.head_dim) return;
+    const int64_t at = (rows.slot * p.kv_heads + rows.kv_head) * p.head_dim + column;
+    const auto* const row = reinterpret_cast<const bf16*>(shared + Shape::kNewKey) + column;
+    store_raw(p.k_cache + at, load_raw<8>(row));
+    store_raw(p.v_cache + at, load_raw<8>(row + Shape::kDim));
+  }
+  // Copies the key (kNewKey) or value (kNewValue) of the token into row `row` of a tile.
+  __device__ void insert(char* tile, int row, int from) const {
+    const int chunk = static_cast<int>(threadIdx.x);
+    if (chunk >= Shape::kDim / 8) return;
+    *reinterpret_cast<uint4*>(tile + box_offset<Shape>(row, chunk)) =
+        *reinterpret_cast<const uint4*>(shared + from + 16 * chunk);
+  }
+
+  // Computes S of the keys of the warp, masked, and shares its row max. key0: first key of the
+  // tile. All operands are loaded before the first mma.
+  __device__ void scores(float (&s)[2 * Shape::kGroupsPerWarp][4], uint32_t keys, int key0,
+                         const DecodeRows& rows, int window) {
+    const int first = warp * Shape::kKeysPerWarp, visible = rows.visible - key0;
+    uint32_t k[Shape::kGroupsPerWarp][Shape::kDim / 16][4];
+#pragma unroll
+    for (int d = 0; d < Shape::kDim / 16; ++d) {
+      const uint32_t at =
+          keys + k_row + d / 4 * (Shape::kKeys * kRowBytes) + (k_swizzle ^ d % 4 * 32);
+#pragma unroll
+      for (int g = 0; g < Shape::kGroupsPerWarp; ++g)
+        load_matrices(k[g][d], at + 16 * g * kRowBytes);
+    }
+#pragma unroll
+    for (auto& n : s)
+#pragma unroll
+      for (float& x : n) x = 0;
+#pragma unroll
+    for (int d = 0; d < Shape::kDim / 16; ++d)
+#pragma unroll
+      for (int g = 0; g < Shape::kGroupsPerWarp; ++g) {
+        mma_bf16(s[2 * g], q[d], k[g][d][0], k[g][d][1]);
+        mma_bf16(s[2 * g + 1], q[d], k[g][d][2], k[g][d][3]);
+      }
+    if (visible < Shape::kKeys || visible > window) {  // some keys of the tile are masked
+#pragma unroll
+      for (int n = 0; n < 2 * Shape::kGroupsPerWarp; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int key = first + 8 * n + 2 * quad + e % 2;
+          if (key >= visible || key < visible - window) s[n][e] = -INFINITY;
+        }
+    }
+    float largest[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (const auto& n : s)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) largest[e / 2] = fmaxf(largest[e / 2], n[e]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      largest[r] = fmaxf(largest[r], __shfl_xor_sync(0xffffffffu, largest[r], 1));
+      largest[r] = fmaxf(largest[r], __shfl_xor_sync(0xffffffffu, largest[r], 2));
+      if (quad == 0) floats(Shape::kMaxima)[warp * Shape::kRows + group + 8 * r] = largest[r];
+    }
+  }
+
+  // Computes P of the warp's keys, overwriting the keys of the tile (the TMA refills them later),
+  // and rescales O.
+  __device__ void probabilities(const float (&s)[2 * Shape::kGroupsPerWarp][4], char* keys,
+                                float c) {
+    float safe_row_max[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float* const maxima = floats(Shape::kMaxima) + group + 8 * r;
+      float largest = maxima[0];
+#pragma unroll
+      for (int w = 1; w < Shape::kWarps; ++w) largest = fmaxf(largest, maxima[w * Shape::kRows]);
+      const float new_max = fmaxf(row_max_log2[r], largest * c);
+      safe_row_max[r] = new_max == -INFINITY ? 0.0f : new_max;  // as in update_row_max()
+      const float alpha = fast_exp2(row_max_log2[r] - safe_row_max[r]);
+      row_max_log2[r] = new_max;
+      if (warp == 0 && quad == 0) floats(Shape::kAlphas)[group + 8 * r] = alpha;
+#pragma unroll
+      for (auto& n : o) {
+        n[2 * r] *= alpha;
+        n[2 * r + 1] *= alpha;
+      }
+    }
+    auto* const exact = reinterpret_cast<float*>(keys) + group * Shape::kScoreStride +
+                        warp * Shape::kKeysPerWarp + 2 * quad;
+    const uint32_t rounded =
+        shared_address(keys) + Shape::kScoreBytes + group * (2 * Shape::kKeys) + 4 * quad;
+#pragma unroll
+    for (int n = 0; n < 2 * Shape::kGroupsPerWarp; ++n) {
+      const uint32_t swizzled = ((warp * Shape::kKeysPerWarp / 8 + n) ^ group) * 16;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const Pack<float, 2> p{fast_exp2(__fmaf_rn(s[n][2 * r], c, -safe_row_max[r])),
+                               fast_exp2(__fmaf_rn(s[n][2 * r + 1], c, -safe_row_max[r]))};
+        store_pack(exact + 8 * r * Shape::kScoreStride + 8 * n, p);
+        asm volatile(
+            "st.shared.b32 [%0], %1;\n" ::"r"(rounded + swizzled + 8 * r * (2 * Shape::kKeys)),
+            "r"(pack_bf16(p.v[0], p.v[1]))
+            : "memory");
+      }
+    }
+  }
+
+  // Accumulates the tile's P into l and O. Masked keys add zeros.
+  __device__ void accumulate(const char* keys, uint32_t values) {
+    constexpr int kBlocks = Shape::kColumnsPerWarp / 16;
+    const auto* const exact =
+        reinterpret_cast<const float*>(keys) + l_row * Shape::kScoreStride + 2 * l_part;
+    const uint32_t rounded = shared_address(keys) + p_row;
+    Pack<float, 2> p[Shape::kKeys / 8];
+    uint32_t a[Shape::kGroups][4], v[Shape::kGroups][kBlocks][4];
+#pragma unroll
+    for (int i = 0; i < Shape::kKeys / 8; ++i) p[i] = load_pack<2>(exact + 8 * i);
+#pragma unroll
+    for (int g = 0; g < Shape::kGroups; ++g) {
+      load_matrices(a[g], rounded + (p_swizzle ^ g * 32));
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n)
+        load_matrices_transposed(v[g][n],
+                                 values + v_row + 16 * g * kRowBytes + (v_swizzle ^ n * 32));
+    }
+    l *= floats(Shape::kAlphas)[l_row];
+#pragma unroll
+    for (const auto& pair : p) {
+      l += pair.v[0];
+      l += pair.v[1];
+    }
+#pragma unroll
+    for (int g = 0; g < Shape::kGroups; ++g)
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) {
+        mma_bf16(o[2 * n], a[g], v[g][n][0], v[g][n][1]);
+        mma_bf16(o[2 * n + 1], a[g], v[g][n][2], v[g][n][3]);
+      }
+  }
+
+  // Offset of pack `pack` of 4 columns of a row of O: packs of 8 columns are swizzled as in
+  // CombinedChunks.
+  static __device__ int o_offset(int row, int pack) {
+    return row * Shape::kDim + 8 * ((pack / 2) ^ (row & 7)) + 4 * (pack % 2);
+  }
+  // Stores the chunk for the cluster to combine, and starts the next one.
+  __device__ void store_chunk() {
+    const float pair_sum = l + __shfl_xor_sync(0xffffffffu, l, 1);
+    const float sum = pair_sum + __shfl_xor_sync(0xffffffffu, pair_sum, 2);
+    auto* const states = reinterpret_cast<ChunkState*>(shared + Shape::kStates);
+    if (threadIdx.x % 32 < 16 && l_part == 0) states[l_row].l = sum;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = group + 8 * r;
+      if (warp == 0 && quad == 0) states[row].row_max_log2 = row_max_log2[r];
+#pragma unroll
+      for (int n = 0; n < Shape::kColumnsPerWarp / 8; ++n)
+        store_pack(floats(Shape::kOutputs) +
+                       o_offset(row, (warp * Shape::kColumnsPerWarp + 8 * n) / 4) + 2 * quad,
+                   Pack<float, 2>{o[n][2 * r], o[n][2 * r + 1]});
+    }
+    reset();
+  }
+};
+
+// A thread's slice of the combined O: block b of the cluster has the packs p of 4 columns with p /
+// kThreads % blocks = b.
+template <class Shape>
+struct CombinedSlice {
+  ChunkState states[Shape::kPacks];
+  Pack<float, 4> o[Shape::kPacks];
+
+  // Combines the chunk in the shared memory of block `from`; `first`: there is no previous chunk.
+  __device__ void add_chunk(char* shared, int from, int blocks, bool first) {
+#pragma unroll
+    for (int i = 0; i < Shape::kPacks; ++i) {
+      const int pack = pack_of(i, blocks), row = pack / (Shape::kDim / 4);
+      if (row >= Shape::kRows) continue;
+      const auto* const remote_state =
+          in_block(reinterpret_cast<const float*>(shared + Shape::kStates), from) + 2 * row;
+      const auto pair = load_pack<2>(remote_state);
+      const ChunkState chunk{pair.v[0], pair.v[1]};
+      const auto chunk_o =
+          load_pack<4>(in_block(reinterpret_cast<const float*>(shared + Shape::kOutputs), from) +
+                       DecodeWarp<Shape>::o_offset(row, pack % (Shape::kDim / 4)));
+      if (first) {
+        states[i] = chunk;
+        o[i] = chunk_o;
+        continue;
+      }
+      const CombineScales by = combine_scales(states[i], chunk);
+      states[i] = combine(states[i], chunk, by);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o[i].v[e] = combine(o[i].v[e], chunk_o.v[e], by);
+    }
+  }
+
+  __device__ void store(const DecodeRows& rows, int head_dim, int blocks) const {
+#pragma unroll
+    for (int i = 0; i < Shape::kPacks; ++i) {
+      const int pack = pack_of(i, blocks), row = pack / (Shape::kDim / 4);
+      const int column = 4 * (pack % (Shape::kDim / 4)), at = row * head_dim + column;
+      if (row >= rows.count || column >= head_dim) continue;
+      const float inverse = 1.0f / states[i].l;
+      Pack<bf16, 4> out;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out.v[e] = from_float<bf16>(o[i].v[e] * inverse + 0.0f);
+      store_pack(rows.o + at, out);
+    }
+  }
+
+ private:
+  static __device__ int pack_of(int i, int blocks) {
+    return (i * blocks + static_cast<int>(blockIdx.z)) * Shape::kComputing +
+           static_cast<int>(threadIdx.x);
+  }
+};
+
+// Zeroes rows of values that no query sees: partly written cache blocks may hold anything there.
+template <class Shape>
+__device__ __forceinline__ void clear_values(char* values, int first) {
+  constexpr int kChunks = Shape::kDim / 8;
+  for (int i = static_cast<int>(threadIdx.x); i < (Shape::kKeys - first) * kChunks;
+       i += Shape::kComputing)
+    *reinterpret_cast<uint4*>(values + box_offset<Shape>(first + i / kChunks, i % kChunks)) =
+        uint4{};
+}
+
+// Processes the tiles of one chunk, from `tile` on. Returns the next tile of the block.
+template <class Shape>
+__device__ __forceinline__ int decode_chunk(DecodeWarp<Shape>& warp, TileRing<Shape>& ring,
+                                            const DecodeRows& rows, const DecodeProblem& problem,
+                                            int tile, int blocks) {
+  const int chunk = tile / Shape::kChunkTiles;
+#pragma unroll 1
+  for (; tile < rows.tiles && tile / Shape::kChunkTiles == chunk;
+       tile = next_tile<Shape>(tile, blocks)) {
+    const int key0 = tile * Shape::kKeys;
+    char* const keys = warp.shared + (ring.keys() - ring.base);
+    // The last key is that of the token itself, if the cache has a slot for it.
+    const int new_row = rows.slot >= 0 && tile == rows.tiles - 1 ? rows.visible - 1 - key0 : -1;
+    barrier_wait(ring.keys_full(), ring.phase);
+    if (new_row >= 0) {
+      warp.insert(keys, new_row, Shape::kNewKey);
+      sync_computing<Shape>();
+    }
+    float s[2 * Shape::kGroupsPerWarp][4];
+    warp.scores(s, ring.keys(), key0, rows, problem.window);
+    sync_computing<Shape>();
+    warp.probabilities(s, keys, problem.c);
+    barrier_wait(ring.values_full(), ring.phase);
+    if (rows.visible < key0 + Shape::kKeys)
+      clear_values<Shape>(keys + Shape::kTileBytes, rows.visible - key0);
+    if (new_row >= 0) warp.insert(keys + Shape::kTileBytes, new_row, Shape::kNewValue);
+    sync_computing<Shape>();
+    warp.accumulate(keys, ring.values());
+    fence_proxy_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(ring.empty());
+    ring.advance();
+  }
+  return tile;
+}
+
+// Computes the rows of a block: see the top of the file.
+template <class Shape>
+__device__ __forceinline__ void decode(TileRing<Shape> ring, char* shared, const DecodeRows& rows,
+                                       const DecodeProblem& problem, int tile, int chunks,
+                                       int blocks) {
+  DecodeWarp<Shape> warp(shared);
+  warp.prepare(rows, problem);
+  const bool has_last = (chunks - 1) % blocks == static_cast<int>(blockIdx.z);
+  if (has_last && rows.is_first_part) warp.write_to_cache(rows, problem);
+  CombinedSlice<Shape> slice;
+#pragma unroll 1
+  for (int done = 0; done < chunks; done += blocks) {
+    if (done + static_cast<int>(blockIdx.z) < chunks) {
+      tile = decode_chunk(warp, ring, rows, problem, tile, blocks);
+      warp.store_chunk();
+    }
+    blocks > 1 ? cluster_sync() : sync_computing<Shape>();
+    for (int from = 0; from < min(blocks, chunks - done); ++from)
+      slice.add_chunk(shared, from, blocks, done + from == 0);
+    // Shared memory may be reused or freed only after all blocks have read it.
+    blocks > 1 ? cluster_sync() : sync_computing<Shape>();
+  }
+  slice.store(rows, problem.head_dim, blocks);
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
+    attention_decode_kernel(const __grid_constant__ DecodeProblem problem,
+                            const __grid_constant__ CUtensorMap k,
+                            const __grid_constant__ CUtensorMap v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  extern __shared__ char memory[];
+  char* const shared = memory + (1024 - shared_address(memory) % 1024) % 1024;
+  const int thread = static_cast<int>(threadIdx.x);
+  TileRing<Shape> ring{.base = shared_address(shared)};
+  if (thread < Shape::kStages) {
+    ring.index = thread;
+    barrier_init(ring.keys_full(), 1);
+    barrier_init(ring.values_full(), 1);
+    barrier_init(ring.empty(), Shape::kWarps);
+    ring.index = 0;
+  }
+  const bool is_producer = thread >= Shape::kComputing, is_keys = thread < Shape::kComputing + 32;
+  const CUtensorMap* const map = is_keys ? &k : &v;
+  if (is_producer && thread % 32 == 0) tma_prefetch(map);
+  __syncthreads();
+  launch_dependent_grids();
+  if (!is_producer || !problem.may_prefetch) wait_on_dependent_grids();
+  const DecodeRows rows(problem, Shape::kKeys);
+  const auto rank = static_cast<int>(blockIdx.z);
+  if (rows.blocks == nullptr) {
+    if (rank == 0 && !is_producer)
+      for (int i = thread; i < rows.count * problem.head_dim; i += Shape::kComputing)
+        rows.o[i] = from_float<bf16>(0.0f);
+    return;
+  }
+  const int first_chunk = rows.first_tile / Shape::kChunkTiles;
+  const int chunks = (rows.tiles - 1) / Shape::kChunkTiles + 1 - first_chunk;
+  // A single chunk is computed by a single block.
+  const int blocks = chunks > 1 ? static_cast<int>(gridDim.z) : 1;
+  if (rank >= blocks) return;
+  int tile = rank == 0 ? rows.first_tile : (first_chunk + rank) * Shape::kChunkTiles;
+  if (!is_producer) return decode(ring, shared, rows, problem, tile, chunks, blocks);
+  TileProducer<Shape> producer(map, ring, problem, rows, tile, blocks);
+  for (int done = 0; done < chunks; done += blocks) {
+    if (done + rank < chunks) tile = producer.load_chunk_tiles(tile, is_keys);
+    if (blocks == 1) continue;
+    cluster_sync();
+    cluster_sync();
+  }
+#endif
+}
+
+// Tensor map of keys or values [blocks, block_tokens, Hkv, D].
+CUtensorMap make_cache_map(const Tensor& t, int box_tokens) {
+  const auto size = [&](int i) { return static_cast<cuuint64_t>(t.dim(i)); };
+  const cuuint64_t head = size(3) * sizeof(bf16), token = size(2) * head, block = size(1) * token;
+  return make_tensor_map({.t = t,
+                          .sizes = {size(3), size(2), size(1), size(0)},
+                          .strides = {head, token, block},
+                          .box = {kBoxColumns, 1, static_cast<cuuint32_t>(box_tokens), 1}});
+}
+
+template <class Shape>
+void run(const AttentionDecode& args, const DecodeProblem& problem, unsigned cluster) {
+  launch("attention_decode", attention_decode_kernel<Shape>,
+         {.grid = dim3(blocks_for(args.o.dim(0) * problem.kv_heads * problem.parts, 1), 1, cluster),
+          .block = Shape::kThreads,
+          .shared_bytes = Shape::kSharedBytes,
+          .start = Start::kProgrammatic,
+          .cluster = dim3(1, 1, cluster)},
+         args.o.device(), problem, make_cache_map(args.cache.k, problem.box_tokens),
+         make_cache_map(args.cache.v, problem.box_tokens));
+}
+
+// True if the kernel supports the call: bf16, half heads of a multiple of 16 bytes, cache blocks of
+// 8, 16, 32, ... tokens (8 rows are the period of the swizzle), and a GPU from sm_90 on that the
+// program was compiled for.
+bool supports(const AttentionDecode& args) {
+  const Tensor& cache = args.cache.k;
+  const auto block = static_cast<uint64_t>(cache.dim(1));
+  return args.qkv.dtype() == DType::kBF16 && cache.numel() > 0 && cache.dim(3) % 16 == 0 &&
+         block >= 8 && std::has_single_bit(block) &&
+         aligned(pointer<bf16>(args.qkv), pointer<bf16>(cache), pointer<bf16>(args.cache.v),
+                 pointer<bf16>(args.o), pointer<float>(args.table)) &&
+         ::cohort::cuda::is_compiled_for_sm90(
+             reinterpret_cast<const void*>(attention_decode_kernel<DecodeShape<64, 2>>),
+             args.o.device());
+}
+
+}  // namespace
+
+bool attention_decode(const AttentionDecode& args) {
+  if (!supports(args)) return false;
+  const int64_t tokens = args.o.dim(0), heads = args.o.dim(1), dim = args.o.dim(2),
+                block = args.cache.k.dim(1), kv_heads = args.cache.k.dim(2);
+  DecodeProblem problem{.qkv = pointer<bf16>(args.qkv),
+                        .o = pointer<bf16>(args.o),
+                        .k_cache = pointer<bf16>(args.cache.k),
+                        .v_cache = pointer<bf16>(args.cache.v),
+                        .sequences = pointer<int32_t>(args.sequences),
+                        .positions = pointer<int32_t>(args.positions),
+                        .table = page_table(args.cache),
+                        .rope = {},
+                        .heads = static_cast<int>(heads),
+                        .kv_heads = static_cast<int>(kv_heads),
+                        .head_dim = static_cast<int>(dim),
+                        .parts = static_cast<int>((heads / kv_heads + 15) / 16),
+                        .block_shift = std::countr_zero(static_cast<uint64_t>(block)),
+                        .box_tokens = static_cast<int>(std::min(block, attention_tile(dim))),
+                        .c = exponent_scale(args.desc, dim),
+                        .window = key_window(args.desc),
+                        .may_prefetch = PrefetchScope::is_active()};
+  if (args.table.defined())
+    problem.rope = {.data = pointer<float>(args.table),
+                    .rows = args.table.dim(0),
+                    .half = static_cast<int>(dim / 2)};
+  int multiprocessors = 0;
+  COHORT_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
+                                           args.o.device().index));
+  // Blocks share the chunks of a row while there are idle multiprocessors.
+  constexpr unsigned kMaxClusterSize = 8;  // portable maximum
+  const int64_t blocks = tokens * kv_heads * problem.parts;
+  const int64_t chunks = (problem.table.capacity() + kAttentionChunk - 1) / kAttentionChunk;
+  unsigned cluster = 1;
+  while (cluster < kMaxClusterSize && cluster < chunks && blocks * cluster < multiprocessors)
+    cluster *= 2;
+  // With few blocks, more stages per block; with many, more blocks per multiprocessor.
+  if (dim <= 64 && blocks * cluster > multiprocessors) {
+    run<DecodeShape<64, 2>>(args, problem, cluster);
+  } else {
+    dispatch_head_dim(dim, [&]<int kDim>() {
+      run<DecodeShape<kDim, kDim == 64 ? 4 : 3>>(args, problem, cluster);
+    });
+  }
+  return true;
+}
+
+}  // namespace cohort::kernels::cuda

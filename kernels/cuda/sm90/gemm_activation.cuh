@@ -1,0 +1,156 @@
+// The two GEMMs of a gated activation on sm_90, each fused with it:
+//
+//   forward    gate | up = u = x w^T + bias, y = f(u)
+//   backward   du = (dy w) f'(u), and y = f(u) again if it was not kept
+//
+// u, y, du and dy w are rounded to bf16, so the results are bitwise those of the separate ops.
+// Other activations use the separate ops: fusing GELU was no faster, because its own kernel also
+// computes the gradient of the bias (bench/results/h200.md).
+#pragma once
+
+#include "kernels/cuda/raw.cuh"
+#include "kernels/cuda/sm90/gemm.cuh"
+#include "kernels/cuda/sm90/gemm_activation.h"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+// Bytes of a bf16 subtile of one matrix. A buffer holds those of gate, up and y.
+constexpr int kMatrixBytes = 2 * kSubtileRows * kSubtileColumns;
+constexpr int kBlocks = kSubtileColumns / 8;
+
+using Pair = Raw<bf16, 2>;
+// Applies the formula to both elements and rounds to bf16.
+template <class Formula, class... In>
+__device__ __forceinline__ uint32_t map_pair(Formula&& formula, In... pairs) {
+  return pack_bf16(formula(element(pairs, 0)...), formula(element(pairs, 1)...));
+}
+template <class Op>
+__device__ __forceinline__ uint32_t activate(Pair gate, Pair up) {
+  return map_pair([](float g, float v) { return Op::forward(g, v); }, gate, up);
+}
+
+template <class Op>
+struct GatedActivationEpilogue {
+  static constexpr OperandB kOperandB = OperandB::kStackedKMajor;
+  static constexpr int kColumns = 96, kSubtiles = kColumns / kSubtileColumns;
+  static constexpr int kSubtileBytes = 3 * kMatrixBytes;
+  CUtensorMap u, y;
+  bool stores_u;
+  const bf16* bias;  // may be null
+  int y_cols;
+
+  __device__ __forceinline__ void compute(int subtile, const TileAccumulators& accumulators,
+                                          uint32_t buffer, int column) const {
+    const int row = subtile_row(), first = column + 2 * static_cast<int>(threadIdx.x % 4);
+    Pair bias_pair[kBlocks][2] = {};
+    if (bias != nullptr)
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          if (first + 8 * n < y_cols)
+            bias_pair[n][half] = load_raw<2>(bias + half * y_cols + first + 8 * n);
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t to = buffer + pair_offset(row + 8 * h, n);
+        Pair input[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float* const acc =
+              accumulators[kColumns / 8 * half + kBlocks * subtile + n] + 2 * h;
+          const Pair shift = bias_pair[n][half];
+          input[half] = {bias == nullptr
+                             ? pack_bf16(acc[0], acc[1])
+                             : pack_bf16(acc[0] + element(shift, 0), acc[1] + element(shift, 1))};
+          if (stores_u) store_shared(to + half * kMatrixBytes, input[half].word[0]);
+        }
+        store_shared(to + 2 * kMatrixBytes, activate<Op>(input[0], input[1]));
+      }
+    }
+  }
+  __device__ __forceinline__ void load(uint32_t, int, int, uint32_t inputs_full) const {
+    barrier_arrive(inputs_full);
+  }
+  __device__ __forceinline__ void store(uint32_t buffer, int row, int column) const {
+    for (int half = 0; stores_u && half < 2; ++half)
+      tma_store(&u, {{column, row, half, 0}}, buffer + half * kMatrixBytes);
+    tma_store(&y, {{column, row, 0, 0}}, buffer + 2 * kMatrixBytes);
+  }
+};
+
+// Overwrites gate and up with their gradients in the buffer.
+template <class Op>
+struct GatedActivationGradientEpilogue {
+  static constexpr OperandB kOperandB = OperandB::kMnMajor;
+  static constexpr int kColumns = 192, kSubtiles = kColumns / kSubtileColumns;
+  static constexpr int kSubtileBytes = 3 * kMatrixBytes;
+  CUtensorMap u, du, y;
+  bool stores_y;
+
+  __device__ __forceinline__ void compute(int subtile, const TileAccumulators& accumulators,
+                                          uint32_t buffer, int) const {
+    const int row = subtile_row();
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t to = buffer + pair_offset(row + 8 * h, n);
+        const float* const acc = accumulators[kBlocks * subtile + n] + 2 * h;
+        const Pair dy{pack_bf16(acc[0], acc[1])};
+        Pair u_pair[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) u_pair[half] = {load_shared(to + half * kMatrixBytes)};
+        const auto& [gate, up] = u_pair;
+        store_shared(
+            to, map_pair([](float d, float g, float v) { return d * Op::da(g, v); }, dy, gate, up));
+        store_shared(
+            to + kMatrixBytes,
+            map_pair([](float d, float g, float v) { return d * Op::db(g, v); }, dy, gate, up));
+        if (stores_y) store_shared(to + 2 * kMatrixBytes, activate<Op>(gate, up));
+      }
+  }
+  __device__ __forceinline__ void load(uint32_t buffer, int row, int column,
+                                       uint32_t inputs_full) const {
+    barrier_arrive_expect_tx(inputs_full, 2 * kMatrixBytes);
+    for (int half = 0; half < 2; ++half)
+      tma_load(buffer + half * kMatrixBytes, &u, {{column, row, half, 0}}, inputs_full);
+  }
+  __device__ __forceinline__ void store(uint32_t buffer, int row, int column) const {
+    for (int half = 0; half < 2; ++half)
+      tma_store(&du, {{column, row, half, 0}}, buffer + half * kMatrixBytes);
+    if (stores_y) tma_store(&y, {{column, row, 0, 0}}, buffer + 2 * kMatrixBytes);
+  }
+};
+
+// Tensor maps with subtile boxes of [rows, cols] and [rows, 2, cols].
+inline CUtensorMap y_tensor_map(const Tensor& t) {
+  return matrix_tensor_map(t, 1, kSubtileRows, kSubtileColumns);
+}
+inline CUtensorMap u_tensor_map(const Tensor& t) {
+  return matrix_tensor_map(t, 2, kSubtileRows, kSubtileColumns);
+}
+
+}  // namespace
+
+template <class Op>
+void gemm_activation(const LinearActivation& args) {
+  const bool stores_u = args.u.defined();
+  launch_gemm("linear_activation", args.x, args.w, args.y.cols(),
+              GatedActivationEpilogue<Op>{stores_u ? u_tensor_map(args.u) : CUtensorMap{},
+                                          y_tensor_map(args.y), stores_u, pointer<bf16>(args.bias),
+                                          static_cast<int>(args.y.cols())});
+}
+
+template <class Op>
+void gemm_activation_backward(const LinearActivationBackward& args) {
+  const bool stores_y = args.y.defined();
+  launch_gemm("linear_activation_backward", args.dy, args.w, args.w.cols(),
+              GatedActivationGradientEpilogue<Op>{u_tensor_map(args.u), u_tensor_map(args.du),
+                                                  stores_y ? y_tensor_map(args.y) : CUtensorMap{},
+                                                  stores_y});
+}
+
+}  // namespace cohort::kernels::cuda

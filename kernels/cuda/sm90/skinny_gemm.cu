@@ -1,0 +1,397 @@
+// Skinny GEMM, limited by reading the weights and by the latency of one accumulation over k.
+//
+// An output is one chain of mma.m16n8k16 with ascending k (a step takes 24 cycles on an H200), so
+// work is split over outputs, never over k. A block computes tiles of kTokens rows of x and kRows
+// rows of w in sequence. Two producer warps, one thread each, load w and x by TMA into a pipeline
+// of stages; the consumer warps multiply, each a part of the tile. A stage holds 128 columns as two
+// boxes of 64 (128 bytes) with the TMA swizzle, so that ldmatrix has no bank conflicts. The operand
+// registers of a box are loaded during the multiplication of the previous one, so a chain waits
+// only for itself.
+//
+// For gated outputs half of a tile's rows of w belong to the gate and half, with the same indices,
+// to up. A warp has both for its outputs and combines them in registers.
+#include "kernels/cuda/sm90/skinny_gemm.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/sm90/tma.cuh"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+constexpr int kBox = 64, kStageColumns = 2 * kBox, kRowBytes = kBox * int{sizeof(bf16)};
+constexpr int kSharedPerSm = 227 << 10, kSharedReservedPerBlock = 1 << 10;  // sm_90
+
+struct Sizes {
+  int m, n, k;  // n: outputs per row of x
+  int tiles;
+  int shift;            // 1 << shift adjacent tiles share rows of w, so that w is read once
+  bool may_prefetch_w;  // PrefetchScope
+};
+
+template <class Out>
+struct Epilogue {
+  Out* y;
+  const bf16* bias;
+  Activation op;  // if kParts is 2
+};
+
+// Tile of a block, tile of a warp, and number of pipeline stages. The rows of w of a tile and of a
+// warp are divided over kParts parts of w: one, or gate and up.
+template <class Out_, int kTokens_, int kRows_, int kWarpTokens_, int kWarpRows_, int kStages_,
+          int kParts_ = 1>
+struct Tiling {
+  using Out = Out_;
+  static constexpr int kTokens = kTokens_, kRows = kRows_, kStages = kStages_;
+  static constexpr int kWarpTokens = kWarpTokens_, kWarpRows = kWarpRows_;
+  static constexpr int kParts = kParts_;
+  static constexpr int kPartRows = kRows / kParts, kWarpPartRows = kWarpRows / kParts;
+  static constexpr int kAcross = kTokens / kWarpTokens;
+  // Consumer warps. The last ones may have rows past the end of the tile: they multiply what
+  // follows it in the stage and do not write the results.
+  static constexpr int kConsumers = kAcross * ((kPartRows + kWarpPartRows - 1) / kWarpPartRows);
+  static constexpr int kThreads = 32 * (kConsumers + 2);
+  // Stage layout: two boxes of w, then two of x.
+  static constexpr int kBytesW = 2 * kRows * kRowBytes, kBytesX = 2 * kTokens * kRowBytes;
+  static constexpr int kStageBytes = kBytesW + kBytesX;
+  // Boxes are aligned to the 1 KiB period of the swizzle. The barriers follow the stages.
+  static constexpr int kShared = 1024 + kStages * (kStageBytes + 2 * int{sizeof(uint64_t)});
+  static constexpr int kBlocksPerSm =
+      (kSharedPerSm + kSharedReservedPerBlock) / (kShared + kSharedReservedPerBlock);
+
+  // First row of x, and of each part of w, in a tile.
+  static __device__ int first_token(const Sizes& size, int tile) {
+    return (tile & ((1 << size.shift) - 1)) * kTokens;
+  }
+  static __device__ int first_row(const Sizes& size, int tile) {
+    return (tile >> size.shift) * kPartRows;
+  }
+  static_assert(kPartRows % 8 == 0 && kWarpPartRows % 8 == 0 && kTokens % 16 == 0 &&
+                kStages <= kThreads && kBlocksPerSm > 0);
+};
+
+// Current stage of the pipeline, with its barriers.
+template <class T>
+struct PipelineStage {
+  uint32_t base;
+  int index = 0;
+  uint32_t phase = 0;
+
+  __device__ uint32_t address() const { return base + index * T::kStageBytes; }
+  __device__ uint32_t full() const { return base + T::kStages * T::kStageBytes + index * 8; }
+  __device__ uint32_t empty() const { return full() + T::kStages * 8; }
+  __device__ void advance() {
+    if (++index < T::kStages) return;
+    index = 0;
+    phase ^= 1;
+  }
+};
+
+// Producer loop of one thread for w or x.
+template <class T>
+__device__ void load_operand(const CUtensorMap* map, bool is_w, PipelineStage<T> stage,
+                             const Sizes& size) {
+  bool first_round = true;
+  for (int tile = blockIdx.x; tile < size.tiles; tile += gridDim.x) {
+    const int row = is_w ? T::first_row(size, tile) : T::first_token(size, tile);
+    for (int box = 0; box < size.k / kBox; box += 2) {
+      // In the first round all stages are empty; their first release completes phase 0.
+      if (!first_round) barrier_wait(stage.empty(), stage.phase ^ 1);
+      barrier_arrive_expect_tx(stage.full(), is_w ? T::kBytesW : T::kBytesX);
+      tma_load(stage.address() + (is_w ? 0 : T::kBytesW), map, {0, row, 0, box}, stage.full());
+      stage.advance();
+      first_round = first_round && stage.index > 0;
+    }
+  }
+}
+
+// Same arithmetic as the elementwise kernel of the op.
+template <class Op, class Out>
+__device__ Pack<Out, 2> gated(const Pack<Out, 2>& gate, const Pack<Out, 2>& up) {
+  Pack<Out, 2> y;
+#pragma unroll
+  for (int e = 0; e < 2; ++e)
+    y.v[e] = from_float<Out>(Op::forward(to_float(gate.v[e]), to_float(up.v[e])));
+  return y;
+}
+
+// A warp's tile: kA tiles of 16 rows of x times kB tiles of 8 rows of w, kPartB of each part.
+template <class T>
+struct WarpTile {
+  static constexpr int kA = T::kWarpTokens / 16, kB = T::kWarpRows / 8, kPartB = kB / T::kParts;
+  // Operands of a box: four steps of 16 columns; w in two halves of two steps.
+  struct Operands {
+    uint32_t x[4][kA][4], w[2][kB][4];
+  };
+  float accumulators[kA][kB][4] = {};
+  uint32_t x_offset, w_offset, x_swizzle, w_swizzle;  // per lane, in a stage
+
+  __device__ WarpTile(int warp, int lane)
+      : x_offset(T::kBytesW + (warp % T::kAcross * T::kWarpTokens + lane % 16) * kRowBytes),
+        w_offset((warp / T::kAcross * T::kWarpPartRows + lane % 8) * kRowBytes),
+        x_swizzle((lane / 16 ^ lane % 8) * 16),
+        w_swizzle((lane / 8 ^ lane % 8) * 16) {}
+
+  __device__ void load(Operands& to, uint32_t stage, int box) const {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+#pragma unroll
+      for (int i = 0; i < kA; ++i)
+        load_matrices(to.x[step][i], stage + x_offset + (box * T::kTokens + i * 16) * kRowBytes +
+                                         (x_swizzle ^ step * 32));
+      if (step % 2 == 1) continue;
+#pragma unroll
+      for (int j = 0; j < kB; ++j)
+        load_matrices(
+            to.w[step / 2][j],
+            stage + w_offset +
+                (box * T::kRows + j / kPartB * T::kPartRows + j % kPartB * 8) * kRowBytes +
+                (w_swizzle ^ step * 32));
+    }
+  }
+
+  template <int kFrom, int kTo>
+  __device__ void multiply(const Operands& box) {
+#pragma unroll
+    for (int step = kFrom; step < kTo; ++step)
+#pragma unroll
+      for (int i = 0; i < kA; ++i)
+#pragma unroll
+        for (int j = 0; j < kB; ++j)
+          mma_bf16(accumulators[i][j], box.x[step][i], box.w[step / 2][j][step % 2 * 2],
+                   box.w[step / 2][j][step % 2 * 2 + 1]);
+  }
+
+  // Writes the outputs of the tile, each from the values of all parts, and clears the accumulators.
+  template <class Output>
+  __device__ void finish(const Epilogue<typename T::Out>& to, const Sizes& size, int tile,
+                         const Output& output) {
+    using Pair = Pack<typename T::Out, 2>;
+    const int warp = threadIdx.x / 32, group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
+    const int m0 = T::first_token(size, tile) + warp % T::kAcross * T::kWarpTokens + group;
+    const int row0 = warp / T::kAcross * T::kWarpPartRows + quad * 2;  // in the tile
+#pragma unroll
+    for (int j = 0; j < kPartB; ++j) {
+      const int row = row0 + j * 8, n = T::first_row(size, tile) + row;
+      const bool inside = row < T::kPartRows && n < size.n;  // N is even
+      float bias[T::kParts][2] = {};
+      if (inside && to.bias != nullptr)
+#pragma unroll
+        for (int part = 0; part < T::kParts; ++part)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) bias[part][e] = to_float(to.bias[part * size.n + n + e]);
+#pragma unroll
+      for (int i = 0; i < kA; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int m = m0 + i * 16 + h * 8;
+          Pair values[T::kParts];
+#pragma unroll
+          for (int part = 0; part < T::kParts; ++part)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              float& c = accumulators[i][part * kPartB + j][2 * h + e];
+              // Without a bias 0 must not be added: -0 + 0 is +0.
+              values[part].v[e] =
+                  from_float<typename T::Out>(to.bias != nullptr ? c + bias[part][e] : c);
+              c = 0;
+            }
+          if (inside && m < size.m) store_pack(to.y + int64_t{m} * size.n + n, output(values));
+        }
+    }
+  }
+  __device__ void finish(const Epilogue<typename T::Out>& to, const Sizes& size, int tile) {
+    using Pair = Pack<typename T::Out, 2>;
+    if constexpr (T::kParts == 1) {
+      finish(to, size, tile, [](const Pair(&outputs)[1]) { return outputs[0]; });
+    } else {
+      switch (to.op) {
+#define COHORT_FINISH(Op, name) \
+  case Activation::k##Op:       \
+    return finish(to, size, tile, [](const Pair(&v)[2]) { return gated<Op>(v[0], v[1]); });
+        COHORT_GATED_OPS(COHORT_FINISH)
+#undef COHORT_FINISH
+        default:
+          return;
+      }
+    }
+  }
+};
+
+// An iteration of the inner loop has the last three steps of one stage and the first five of the
+// next, because the compiler moves loads only within an iteration, and sinks them to just before
+// their use if that is in another one.
+template <class T>
+__device__ void multiply_tiles(const Epilogue<typename T::Out>& to, PipelineStage<T> stage,
+                               const Sizes& size) {
+  const int lane = threadIdx.x % 32, stages = size.k / kStageColumns;
+  WarpTile<T> warp_tile(threadIdx.x / 32, lane);
+  typename WarpTile<T>::Operands even, odd;  // boxes
+  bool ready = false;
+  const auto load_even = [&] {
+    if (!ready) barrier_wait(stage.full(), stage.phase);
+    __syncwarp();
+    warp_tile.load(even, stage.address(), 0);
+  };
+  const auto first_steps = [&] {
+    const uint32_t address = stage.address();
+    stage.advance();
+    // Testing the next stage's barrier early hides its latency.
+    ready = barrier_is_done(stage.full(), stage.phase);
+    warp_tile.template multiply<0, 1>(even);
+    warp_tile.load(odd, address, 1);
+    warp_tile.template multiply<1, 4>(even);
+    warp_tile.template multiply<0, 1>(odd);
+  };
+  const auto release_stage = [&](uint32_t empty) {
+    __syncwarp();  // all lanes have read their operands
+    if (lane == 0) barrier_arrive(empty);
+  };
+  for (int tile = blockIdx.x; tile < size.tiles; tile += gridDim.x) {
+    uint32_t empty = stage.empty();
+    load_even();
+    first_steps();
+    for (int i = 1; i < stages; ++i) {
+      const uint32_t next = stage.empty();
+      load_even();
+      warp_tile.template multiply<1, 4>(odd);
+      release_stage(empty);
+      empty = next;
+      first_steps();
+    }
+    warp_tile.template multiply<1, 4>(odd);
+    release_stage(empty);
+    warp_tile.finish(to, size, tile);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(T::kThreads)
+    skinny_kernel(const Epilogue<typename T::Out> to, const __grid_constant__ CUtensorMap x,
+                  const __grid_constant__ CUtensorMap w, const Sizes size) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  extern __shared__ char shared[];
+  const int warp = threadIdx.x / 32, thread = threadIdx.x;
+  PipelineStage<T> stage{.base = (shared_address(shared) + 1023) / 1024 * 1024};
+  if (thread < T::kStages) {
+    stage.index = thread;
+    barrier_init(stage.full(), 2);
+    barrier_init(stage.empty(), T::kConsumers);
+    stage.index = 0;
+  }
+  const bool is_w = warp == T::kConsumers, is_x = warp == T::kConsumers + 1;
+  if ((is_w || is_x) && thread % 32 == 0) tma_prefetch(is_w ? &w : &x);
+  __syncthreads();
+  launch_dependent_grids();
+  if (!is_w || !size.may_prefetch_w) wait_on_dependent_grids();
+  if (!is_w && !is_x)
+    multiply_tiles<T>(to, stage, size);
+  else if (thread % 32 == 0)
+    load_operand<T>(is_w ? &w : &x, is_w, stage, size);
+#endif
+}
+
+// Tensor map of t[parts rows, cols] as [cols / 64, parts, rows, 64] with boxes of
+// [2, parts, box_rows, 64], one per stage.
+CUtensorMap operand_tensor_map(const Tensor& t, int parts, int box_rows) {
+  const auto rows = static_cast<cuuint64_t>(t.rows() / parts),
+             cols = static_cast<cuuint64_t>(t.cols());
+  return make_tensor_map(
+      {.t = t,
+       .sizes = {kBox, rows, static_cast<cuuint64_t>(parts), cols / kBox},
+       .strides = {cols * sizeof(bf16), rows * cols * sizeof(bf16), kRowBytes},
+       .box = {kBox, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(parts), 2}});
+}
+
+// `op` is used if T has two parts.
+template <class T>
+void run(const SkinnyGemm& args, Activation op = {}) {
+  Sizes size{.m = static_cast<int>(args.x.rows()),
+             .n = static_cast<int>(args.y.cols()),
+             .k = static_cast<int>(args.x.cols()),
+             .may_prefetch_w = PrefetchScope::is_active()};
+  size.shift = size.m > T::kTokens ? 1 : 0;
+  size.tiles = ((size.n + T::kPartRows - 1) / T::kPartRows) << size.shift;
+  const Device device = args.x.device();
+  int multiprocessors = 0;
+  COHORT_CUDA_CHECK(
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device.index));
+  const int blocks = std::min(size.tiles, multiprocessors * T::kBlocksPerSm);
+  launch("skinny_gemm", skinny_kernel<T>,
+         {.grid = static_cast<unsigned>(blocks),
+          .block = T::kThreads,
+          .shared_bytes = T::kShared,
+          .start = Start::kProgrammatic},
+         device,
+         Epilogue<typename T::Out>{pointer<typename T::Out>(args.y), pointer<bf16>(args.bias), op},
+         operand_tensor_map(args.x, 1, T::kTokens),
+         operand_tensor_map(args.w, T::kParts, T::kPartRows), size);
+}
+
+// Thresholds for the rows of w, measured on an H200 (132 multiprocessors): up to kFew, tiles of 16
+// give every multiprocessor at most one tile; from kMany on, tiles of 80 suffice to occupy all, and
+// x is loaded by fewer blocks.
+constexpr int64_t kFew = 132 * 16, kMany = 132 * 40;
+
+// True if faster than cuBLASLt, which is not the case if two tiles of tokens share a multiprocessor
+// with long k, nor between the two thresholds.
+bool is_faster(const GemmSize& size) {
+  const auto& [m, n, k] = size;
+  if (n > kFew && n < kMany) return m <= 16;
+  return m <= 32 || n <= kFew / 2 || n >= kMany || k <= 4096;
+}
+
+// If one block per multiprocessor covers all tiles, the stages fill its shared memory, so that the
+// early-launched blocks of the next GEMM do not crowd on a few multiprocessors.
+template <class Out>
+void dispatch(const SkinnyGemm& args) {
+  const int64_t m = args.x.rows(), n = args.w.rows();
+  if (n <= kFew) {
+    if (m <= 16) return run<Tiling<Out, 16, 16, 16, 8, 14>>(args);
+    if (m <= 32 || n <= kFew / 2) return run<Tiling<Out, 32, 16, 16, 16, 10>>(args);
+    return run<Tiling<Out, 32, 16, 16, 16, 8>>(args);
+  }
+  if (n < kMany) return run<Tiling<Out, 16, 40, 16, 8, 8>>(args);
+  if (m <= 16) return run<Tiling<Out, 16, 80, 16, 16, 5>>(args);
+  if (m <= 32) return run<Tiling<Out, 32, 80, 32, 16, 4>>(args);
+  return run<Tiling<Out, 64, 80, 32, 40, 4>>(args);
+}
+
+}  // namespace
+
+bool is_skinny(const GemmSize& size, Device device) {
+  const auto& [m, n, k] = size;
+  return m > 0 && m <= kSkinnyRows && k > 0 && k % kStageColumns == 0 && n % 8 == 0 &&
+         std::max(n, k) < (int64_t{1} << 30) && is_faster(size) &&
+         ::cohort::cuda::is_compiled_for_sm90(
+             reinterpret_cast<const void*>(skinny_kernel<Tiling<bf16, 16, 16, 16, 8, 14>>), device);
+}
+
+void skinny_gemm(const SkinnyGemm& args) {
+  COHORT_CHECK(is_skinny({args.x.rows(), args.w.rows(), args.x.cols()}, args.x.device()),
+               "[skinny_gemm] unsupported sizes: ", args.x.str(), " times ", args.w.str());
+  if (args.y.dtype() == DType::kF32)
+    dispatch<float>(args);
+  else
+    dispatch<bf16>(args);
+}
+
+bool is_gated_skinny(const GemmSize& size, Device device) {
+  return size.n >= kMany && is_skinny(size, device);
+}
+
+void gated_skinny_gemm(const SkinnyGemm& args, Activation op) {
+  const int64_t m = args.x.rows();
+  COHORT_CHECK(is_gated_skinny({m, args.w.rows(), args.x.cols()}, args.x.device()),
+               "[skinny_gemm] unsupported sizes: ", args.x.str(), " times ", args.w.str(),
+               " gated");
+  if (m <= 16) return run<Tiling<bf16, 16, 80, 16, 16, 5, 2>>(args, op);
+  if (m <= 32) return run<Tiling<bf16, 32, 80, 32, 16, 4, 2>>(args, op);
+  // With few rows of w per warp, reading x would exceed the shared memory bandwidth: two warps have
+  // 24 rows of each part and two have 16 (with 8 unused).
+  run<Tiling<bf16, 64, 80, 32, 48, 4, 2>>(args, op);
+}
+
+}  // namespace cohort::kernels::cuda

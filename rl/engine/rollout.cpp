@@ -1,0 +1,240 @@
+#include "rl/engine/rollout.h"
+
+#include <cmath>
+#include <cstdlib>
+
+#include "text/utf8.h"
+
+namespace cohort {
+
+namespace {
+
+// The purpose of rng_stream() for sampled tokens.
+constexpr uint64_t kSamplePurpose = 3;
+
+// Text of the ids from `begin` on.
+std::string text_after(const Tokenizer& tokenizer, std::span<const int32_t> ids, size_t begin) {
+  StreamDecoder text(tokenizer, ids.first(begin));
+  std::string out;
+  for (size_t i = begin; i < ids.size(); ++i) out += text.push(ids[i]);
+  return out + text.peek();
+}
+
+void check_stop_string(const std::string& text, const Tokenizer& tokenizer) {
+  if (text.empty()) throw InputError("stop_strings: an empty text would end every completion");
+  std::vector<int32_t> ids;
+  try {
+    ids = tokenizer.encode(text);
+  } catch (const InputError&) {
+    return;  // a character that this tokenizer never writes
+  }
+  for (const int32_t id : ids)
+    if (tokenizer.decode({&id, 1}).empty() &&
+        !tokenizer.decode({&id, 1}, SpecialText::kShow).empty())
+      throw InputError(str(
+          "stop_strings: ", excerpt(text),
+          " can never end a completion: ", excerpt(tokenizer.decode({&id, 1}, SpecialText::kShow)),
+          " is a special token, which gives no text; hint: stop_tokens: [", id, "]"));
+}
+
+// Parses "ID:BIAS".
+std::pair<int32_t, float> parse_bias(const std::string& text) {
+  char *colon = nullptr, *end = nullptr;
+  const int64_t id = std::strtoll(text.c_str(), &colon, 10);
+  const double bias = *colon == ':' ? std::strtod(colon + 1, &end) : 0;
+  if (colon == text.c_str() || *colon != ':' || end == colon + 1 || *end != '\0' ||
+      std::isnan(bias) || bias == INFINITY || id < 0 || id > INT32_MAX)
+    throw InputError(str("logit_bias: expected ID:BIAS, got '", text,
+                         "'; hint: \"50256:-100\" prevents token 50256 from being sampled"));
+  return {static_cast<int32_t>(id), static_cast<float>(bias)};
+}
+
+}  // namespace
+
+bool SamplingConfig::restricts() const {
+  return top_k > 0 || top_p < 1 || min_p > 0 || repetition_penalty != 1 || presence_penalty != 0 ||
+         frequency_penalty != 0 || !logit_bias.empty();
+}
+
+void SamplingConfig::visit(ConfigVisitor& v) {
+  v.field("temperature", temperature, "of the sampling distribution; 0: greedy",
+          {.min = 0, .max = 100});
+  v.field("top_k", top_k, "sample from the k most likely tokens only (off-policy); 0: off",
+          {.min = 0});
+  v.field("top_p", top_p,
+          "sample from the smallest set with this probability only (off-policy); 1: off",
+          {.min = 1e-6, .max = 1});
+  v.field("min_p", min_p,
+          "sample from tokens of at least this fraction of the largest probability only "
+          "(off-policy); 0: off",
+          {.min = 0, .max = 1});
+  v.field("repetition_penalty", repetition_penalty,
+          "divides positive logits of tokens that prompt or completion have, multiplies negative "
+          "ones (off-policy); 1: off",
+          {.min = 0.01, .max = 100});
+  v.field("presence_penalty", presence_penalty,
+          "subtracted from the logits of tokens that the completion has (off-policy); 0: off",
+          {.min = -100, .max = 100});
+  v.field("frequency_penalty", frequency_penalty,
+          "subtracted once per occurrence of the token in the completion (off-policy); 0: off",
+          {.min = -100, .max = 100});
+  v.field("logit_bias", logit_bias, "added to tokens' logits (off-policy): a list of ID:BIAS");
+  v.field("max_completion_length", max_completion_length, "maximum number of sampled tokens",
+          {.min = 1, .max = 1 << 24});
+  v.field("stop_tokens", stop_tokens, "token ids that end a completion, besides end of sequence",
+          {.min = 0});
+  v.field("stop_strings", stop_strings, "texts that end a completion, which keeps them");
+}
+
+void check_sampling_tokens(const SamplingConfig& config, const Tokenizer& tokenizer,
+                           int64_t vocab_size) {
+  const auto check = [&](const char* key, int64_t id) {
+    if (id >= vocab_size)
+      throw InputError(str(key, ": ", id, " is outside the vocabulary of ", vocab_size,
+                           "; hint: ids are 0 to ", vocab_size - 1));
+  };
+  for (const int64_t id : config.stop_tokens) check("stop_tokens", id);
+  for (const std::string& bias : config.logit_bias) check("logit_bias", parse_bias(bias).first);
+  for (const std::string& text : config.stop_strings) check_stop_string(text, tokenizer);
+}
+
+// A completion that is being sampled.
+struct Sampler::OpenCompletion {
+  Trajectory* out = nullptr;  // null: it has ended
+  // With stop strings only: the decoder and the text so far.
+  std::optional<StreamDecoder> decoder;
+  std::string text;
+};
+
+Sampler::Sampler(Engine& engine, const Tokenizer& tokenizer, const SamplingConfig& config)
+    : engine_(engine), tokenizer_(tokenizer), config_(config), stop_tokens_(tokenizer.stop_ids()) {
+  check_sampling_tokens(config, tokenizer, engine.model().config().vocab_size);
+  for (const std::string& text : config.stop_strings)
+    longest_stop_string_ = std::max(longest_stop_string_, text.size());
+  for (const int64_t id : config.stop_tokens) stop_tokens_.push_back(static_cast<int32_t>(id));
+  for (const std::string& bias : config.logit_bias) logit_bias_.push_back(parse_bias(bias));
+}
+
+std::vector<Trajectory> Sampler::start(std::span<const Example> prompts, int64_t num_generations,
+                                       const SampleAddress& address) const {
+  const int64_t context = engine_.model().config().context;
+  std::vector<Trajectory> out;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const int64_t index =
+        address.prompt_indices.empty() ? static_cast<int64_t>(i) : address.prompt_indices.at(i);
+    Trajectory trajectory{.tokens = encode_prompt(prompts[i], tokenizer_), .group = index};
+    const size_t length = trajectory.tokens.size();
+    if (length == 0)
+      throw InputError(
+          str("prompt ", index, " is empty; a completion needs at least one token to follow"));
+    if (static_cast<int64_t>(length) >= context)
+      throw InputError(str("prompt ", index, " has ", length, " tokens, the model's context is ",
+                           context,
+                           ", which leaves no token for a completion; hint: a larger model.context "
+                           "or shorter prompts"));
+    trajectory.loss_mask.assign(length, 0);
+    trajectory.logprobs.assign(length, 0);
+    trajectory.prompt_length = static_cast<int64_t>(length);
+    for (int64_t g = 0; g < num_generations; ++g) {
+      trajectory.index = index * num_generations + g;
+      out.push_back(trajectory);
+    }
+  }
+  return out;
+}
+
+EngineRequest Sampler::request(std::span<const Trajectory> group,
+                               const SampleAddress& address) const {
+  const Trajectory& first = group[0];
+  EngineRequest out{
+      .prompt = first.tokens,
+      .max_length = config_.max_length(first.prompt_length, engine_.model().config().context),
+      .completions = {},
+      .stop_tokens = stop_tokens_,
+      .logit_bias = logit_bias_};
+  for (size_t g = 0; g < group.size(); ++g)
+    out.completions.push_back(
+        {.temperature = config_.temperature,
+         .top_k = config_.top_k,
+         .top_p = config_.top_p,
+         .min_p = config_.min_p,
+         .repetition_penalty = static_cast<float>(config_.repetition_penalty),
+         .presence_penalty = static_cast<float>(config_.presence_penalty),
+         .frequency_penalty = static_cast<float>(config_.frequency_penalty),
+         .seed = address.seed,
+         .stream = rng_stream(kSamplePurpose, static_cast<uint64_t>(address.step),
+                              static_cast<uint64_t>(first.group) << 24 | g)});
+  return out;
+}
+
+std::vector<Trajectory> Sampler::sample(std::span<const Example> prompts, int64_t num_generations,
+                                        const SampleAddress& address,
+                                        const SampleCallbacks& callbacks) const {
+  std::vector<Trajectory> out = start(prompts, num_generations, address);
+  // An exception must not leave requests in the engine.
+  struct EngineCleanup {
+    Engine& engine;
+    ~EngineCleanup() {
+      engine.cancel_all();
+      engine.poll();
+    }
+  } cleanup{engine_};
+  std::map<int64_t, std::vector<OpenCompletion>> requests;
+  const auto group = static_cast<size_t>(num_generations);
+  for (size_t begin = 0; begin < out.size(); begin += group) {
+    const std::span<Trajectory> trajectories(out.data() + begin, group);
+    std::vector<OpenCompletion>& open = requests[engine_.submit(request(trajectories, address))];
+    for (Trajectory& t : trajectories) {
+      open.push_back({.out = &t});
+      if (!config_.stop_strings.empty()) open.back().decoder.emplace(tokenizer_, t.tokens);
+    }
+  }
+  for (bool more = true; more;) {
+    more = engine_.step();
+    for (const EngineToken& token : engine_.poll()) {
+      OpenCompletion& open = requests.at(token.request)[static_cast<size_t>(token.completion)];
+      if (open.out == nullptr) continue;  // a token in flight when the completion ended
+      if (!append(open, token, callbacks)) continue;
+      if (token.end == EngineToken::End::kNone) engine_.cancel(token.request, token.completion);
+      Trajectory& t = *std::exchange(open.out, nullptr);
+      t.text = text_after(tokenizer_, t.tokens, static_cast<size_t>(t.prompt_length));
+      if (callbacks.on_finished) callbacks.on_finished(t);
+    }
+  }
+  return out;
+}
+
+// Returns true if this token ends the completion.
+bool Sampler::append(OpenCompletion& open, const EngineToken& token,
+                     const SampleCallbacks& callbacks) const {
+  Trajectory& out = *open.out;
+  out.append_sampled(token.token, token.logprob);
+  out.entropy += token.entropy;
+  out.truncated_mass += token.truncated_mass;
+  bool has_stop_string = false;
+  if (open.decoder) {
+    // A stop string may end in bytes that the decoder still holds back (peek()).
+    const size_t decoded = open.text.size();
+    open.text += open.decoder->push(token.token);
+    const std::string text =
+        open.text.substr(decoded - std::min(decoded, longest_stop_string_)) + open.decoder->peek();
+    for (const std::string& stop : config_.stop_strings)
+      has_stop_string = has_stop_string || text.find(stop) != std::string::npos;
+  }
+  const bool wanted = !callbacks.on_token || callbacks.on_token(out);
+  if (token.end == EngineToken::End::kStopToken)
+    out.stop_reason = StopReason::kStopToken;
+  else if (has_stop_string)
+    out.stop_reason = StopReason::kStopString;
+  else if (token.end == EngineToken::End::kLength)
+    out.stop_reason = out.completion_length() >= config_.max_completion_length
+                          ? StopReason::kLength
+                          : StopReason::kContext;
+  else if (!wanted)
+    out.stop_reason = StopReason::kCancelled;
+  else
+    return false;
+  return true;
+}
+
+}  // namespace cohort

@@ -1,0 +1,93 @@
+// Sampling completions from the policy: turns prompts into requests to the rollout engine, and the
+// engine's tokens into trajectories.
+//
+// The sampled tokens depend on (seed, step, prompt index, sample index, position) only: not on the
+// number of concurrent sequences, nor on the number of ranks.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "config/visitor.h"
+#include "data/example.h"
+#include "rl/engine/engine.h"
+#include "rl/engine/trajectory.h"
+#include "text/tokenizer.h"
+
+namespace cohort {
+
+struct SamplingConfig {
+  double temperature = 1, top_p = 1, min_p = 0;
+  int64_t top_k = 0, max_completion_length = 64;
+  double repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
+  std::vector<std::string> logit_bias;    // ID:BIAS
+  std::vector<int64_t> stop_tokens;       // besides the tokenizer's end of sequence
+  std::vector<std::string> stop_strings;  // a completion ends where its text has one of them
+  // Returns true if tokens are sampled from another distribution than the policy's, which makes
+  // them off-policy.
+  bool restricts() const;
+  // Maximum length of a prompt of `prompt_length` tokens with its completion.
+  int64_t max_length(int64_t prompt_length, int64_t context) const {
+    return std::min(prompt_length + max_completion_length, context);
+  }
+  void visit(ConfigVisitor& v);
+};
+
+// Throws InputError naming a stop token or a bias outside the vocabulary of `vocab_size` tokens, or
+// a stop string that no completion can contain: an empty one, or one with a special token, which
+// gives no text.
+void check_sampling_tokens(const SamplingConfig& config, const Tokenizer& tokenizer,
+                           int64_t vocab_size);
+
+// Address of the random draws of one call.
+struct SampleAddress {
+  uint64_t seed = 0;
+  int64_t step = 0;
+  // Index of each prompt within the step, over all ranks; empty: 0, 1, 2, ...
+  std::vector<int64_t> prompt_indices;
+};
+
+// Progress callbacks of Sampler::sample().
+struct SampleCallbacks {
+  // Called for each completion as soon as it ends, in the order in which they end.
+  std::function<void(const Trajectory&)> on_finished;
+  // Called for each sampled token, the last of trajectory.tokens. `text` of the trajectory is not
+  // set yet. Returning false ends the completion.
+  std::function<bool(const Trajectory&)> on_token;
+};
+
+class Sampler {
+ public:
+  // Keeps references to engine and tokenizer. Throws InputError for a stop token or a bias outside
+  // the model's vocabulary.
+  Sampler(Engine& engine, const Tokenizer& tokenizer, const SamplingConfig& config);
+  // Samples `num_generations` completions of each prompt: completion (i, g) is element
+  // i * num_generations + g. Throws InputError naming the prompt if it is empty, cannot be
+  // tokenised, or fills the context, and NonFiniteError if logits are not finite. The engine must
+  // have no other requests.
+  std::vector<Trajectory> sample(std::span<const Example> prompts, int64_t num_generations,
+                                 const SampleAddress& address,
+                                 const SampleCallbacks& callbacks = {}) const;
+
+  Engine& engine() const { return engine_; }
+
+ private:
+  struct OpenCompletion;
+  std::vector<Trajectory> start(std::span<const Example> prompts, int64_t num_generations,
+                                const SampleAddress& address) const;
+  EngineRequest request(std::span<const Trajectory> group, const SampleAddress& address) const;
+  bool append(OpenCompletion& open, const EngineToken& token,
+              const SampleCallbacks& callbacks) const;
+  Engine& engine_;
+  const Tokenizer& tokenizer_;
+  SamplingConfig config_;
+  std::vector<int32_t> stop_tokens_;
+  size_t longest_stop_string_ = 0;  // bytes
+  LogitBias logit_bias_;
+};
+
+}  // namespace cohort

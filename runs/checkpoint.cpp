@@ -1,0 +1,407 @@
+#include "runs/checkpoint.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+
+#include "core/log.h"
+#include "core/parallel.h"
+#include "sys/files.h"
+
+namespace cohort {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr int64_t kFormat = 1;
+constexpr const char* kPrefix = "step-";
+constexpr const char* kTemporary = ".tmp-";
+constexpr const char* kReplaced = ".old-";
+// Files of every checkpoint besides the manifest, the weights and the tokenizer's files.
+constexpr const char* kMembers[] = {"optimizer.safetensors", "config.json", "state.json"};
+// Weights in one file or in shards; a tokenizer of one file or of several.
+constexpr const char* kAlternatives[][2] = {{"model.safetensors", "model.safetensors.index.json"},
+                                            {"tokenizer.json", "vocab.json"}};
+
+std::atomic<int> g_saving{0};
+struct SaveInProgress {
+  SaveInProgress() { ++g_saving; }
+  ~SaveInProgress() { --g_saving; }
+};
+
+std::string step_name(int64_t step) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%s%08lld", kPrefix, static_cast<long long>(step));
+  return text;
+}
+
+// The step in a name that save_checkpoint() gives, after `prefix`; -1 for any other name.
+int64_t step_in(const std::string& name, const std::string& prefix) {
+  if (name.rfind(prefix + kPrefix, 0) != 0) return -1;
+  const int64_t step = std::atoll(name.c_str() + prefix.size() + std::strlen(kPrefix));
+  return name == prefix + step_name(step) ? step : -1;
+}
+
+// The step of a checkpoint, which may be a replaced one.
+int64_t step_of(const fs::path& checkpoint) {
+  const std::string name = checkpoint.filename().string();
+  return std::max(step_in(name, ""), step_in(name, kReplaced));
+}
+
+std::vector<fs::path> last_first(std::vector<std::pair<int64_t, fs::path>> found) {
+  std::sort(found.rbegin(), found.rend());
+  std::vector<fs::path> out;
+  for (auto& [position, path] : found) out.push_back(std::move(path));
+  return out;
+}
+
+// Checkpoint directories, or with `prefix` other entries that save_checkpoint() makes; newest
+// first.
+std::vector<fs::path> list_checkpoints(const std::string& dir, const std::string& prefix = "") {
+  std::vector<std::pair<int64_t, fs::path>> found;
+  for (const std::string& name : list_directory(dir))
+    if (const int64_t step = step_in(name, prefix); step >= 0 && is_own_directory(dir + "/" + name))
+      found.emplace_back(step, fs::path(dir) / name);
+  return last_first(std::move(found));
+}
+
+// The `checkpoints` directories of a run's stages, the last stage first: "2-grpo", "1-sft".
+std::vector<fs::path> list_stages(const std::string& run_dir) {
+  std::vector<std::pair<int64_t, fs::path>> found;
+  for (const std::string& name : list_directory(run_dir)) {
+    const int64_t position = std::atoll(name.c_str());
+    const fs::path checkpoints = fs::path(run_dir) / name / "checkpoints";
+    if (position > 0 && path_exists(checkpoints)) found.emplace_back(position, checkpoints);
+  }
+  return last_first(std::move(found));
+}
+
+// Lists the files that have just been written, not leftovers that could not be removed.
+void write_manifest(const fs::path& dir, std::vector<std::string> names) {
+  Json files;
+  names.insert(names.end(), std::begin(kMembers), std::end(kMembers));
+  std::sort(names.begin(), names.end());
+  for (const std::string& name : names) {
+    const std::string path = dir / name;
+    Json file;
+    file.set("bytes", readable_size(path)).set("xxh3", file_checksum(path));
+    files.set(name, std::move(file));
+  }
+  Json manifest;
+  manifest.set("format", kFormat).set("threads", num_threads()).set("files", std::move(files));
+  write_file_durable((dir / "manifest.json").string(), manifest.dump(2) + "\n");
+}
+
+// Removes the entry at `path`; of a link, not its target.
+void remove_entry(const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) logging::warn("cannot remove ", path.string(), ": ", error.message());
+}
+
+// Removes it atomically for readers: it has a temporary name while its files are deleted.
+void remove_checkpoint(const fs::path& path) {
+  const fs::path temporary = path.parent_path() / (kTemporary + path.filename().string());
+  remove_entry(temporary);
+  std::error_code error;
+  fs::rename(path, temporary, error);
+  remove_entry(error ? path : temporary);
+}
+
+// Checkpoints beyond the current step are bad ones that the run discarded: they do not count as
+// kept, and further training overwrites them. A finished run removes them.
+void remove_old(const std::string& dir, const TrainState& state, int64_t keep_last) {
+  int64_t kept = 0;
+  for (const fs::path& path : list_checkpoints(dir)) {
+    const int64_t step = step_of(path);
+    if (step > state.step) {
+      if (state.finished) remove_checkpoint(path);
+      continue;
+    }
+    if (kept++ >= keep_last && step != state.best_step) remove_checkpoint(path);
+  }
+  // Only now that a valid one exists: the run may have resumed from a replaced one.
+  remove_leftovers(dir);
+}
+
+Json read_json(const std::string& checkpoint, const char* name) {
+  const std::string path = (fs::path(checkpoint) / name).string();
+  return parse_json(read_text_file(path), path);
+}
+
+ModelDescription saved_model(const std::string& checkpoint) {
+  ModelDescription saved{load_config(checkpoint), load_tokenizer(checkpoint)};
+  const int64_t rows = saved.config.vocab_size, ids = saved.tokenizer->vocab_size();
+  // Models from elsewhere may have rows that no token uses.
+  if (saved.config.file.is_null() ? ids != rows : ids > rows)
+    throw InputError(str(checkpoint, ": config.json has a vocabulary of ", rows,
+                         ", tokenizer.json one of ", ids,
+                         "; hint: both must come from the same model"));
+  return saved;
+}
+
+LoadedModel load_saved(const std::string& checkpoint, ModelDescription saved, DType dtype,
+                       Device device) {
+  LoadedModel loaded{std::make_unique<Transformer>(saved.config, dtype, std::nullopt, device),
+                     std::move(saved.tokenizer)};
+  load_weights(*loaded.model, checkpoint);
+  return loaded;
+}
+
+// verify_checkpoint() as a predicate. Read errors other than damage propagate to the caller.
+bool is_sound(const std::string& checkpoint, std::string& error) {
+  try {
+    verify_checkpoint(checkpoint);
+    return true;
+  } catch (const InputError& e) {
+    error = e.what();
+    return false;
+  }
+}
+
+}  // namespace
+
+Json TrainState::to_json() const {
+  Json json;
+  json.set("step", step).set("steps", steps).set("updates", updates);
+  json.set("data_position", data_position).set("evaluated_step", evaluated_step);
+  json.set("best_step", best_step)
+      .set("best", best)
+      .set("best_loss", best_loss)
+      .set("seconds", seconds)
+      .set("finished", finished)
+      .set("unrewarded_steps", unrewarded_steps)
+      .set("monitor", monitor);
+  Json planned = Json(Json::Array{});
+  for (const int64_t number : planned_steps) planned.push_back(number);
+  json.set("planned_steps", std::move(planned));
+  json.set("data_fingerprint", data_fingerprint).set("report", report);
+  return json;
+}
+
+TrainState TrainState::from_json(const Json& json) {
+  TrainState s;
+  s.step = json.at("step").as_int();
+  s.updates = json.at("updates").as_int();
+  s.data_position = json.at("data_position").as_int();
+  s.best_step = json.at("best_step").as_int();
+  s.best = number_or_nan(json.at("best"));
+  s.seconds = json.at("seconds").as_double();
+  s.finished = json.at("finished").as_bool();
+  // Not in checkpoints of the first version.
+  if (const Json* steps = json.find("unrewarded_steps")) s.unrewarded_steps = steps->as_int();
+  if (const Json* monitor = json.find("monitor")) s.monitor = *monitor;
+  s.report = json.at("report");
+  if (const Json* planned = json.find("planned_steps"))
+    for (const Json& number : planned->as_array()) s.planned_steps.push_back(number.as_int());
+  const Json* best_loss = json.find("best_loss");
+  s.best_loss = number_or_nan(best_loss == nullptr ? Json() : *best_loss);
+  // Earlier versions wrote none of these, and had a best step from the first evaluation on.
+  const Json* steps = json.find("steps");
+  const Json* evaluated = json.find("evaluated_step");
+  const Json* fingerprint = json.find("data_fingerprint");
+  s.steps = steps != nullptr ? steps->as_int() : 0;
+  s.evaluated_step = evaluated != nullptr ? evaluated->as_int() : s.best_step;
+  if (fingerprint != nullptr) s.data_fingerprint = fingerprint->as_string();
+  return s;
+}
+
+std::string checkpoint_path(const std::string& dir, int64_t step) {
+  return (fs::path(dir) / step_name(step)).string();
+}
+
+bool is_saving() {
+  return g_saving > 0;
+}
+
+void save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last) {
+  const SaveInProgress in_progress;
+  make_directory(dir);
+  const std::string name = step_name(view.state.step);
+  const fs::path target = fs::path(dir) / name, temporary = fs::path(dir) / (kTemporary + name);
+  remove_entry(temporary);
+  make_directory(temporary);
+  const auto write_json = [&](const char* file, const Json& json) {
+    write_file_durable(temporary / file, json.dump(2) + "\n");
+  };
+  std::vector<std::string> files = save_weights(view.model, temporary);
+  if (view.reference != nullptr)
+    for (std::string& file : save_weights(*view.reference, temporary, "reference"))
+      files.push_back(std::move(file));
+  write_safetensors(temporary / "optimizer.safetensors", view.optimizer.state());
+  write_json("config.json", saved_config(view.model));
+  for (const auto& [file, content] : view.tokenizer.files()) {
+    write_file_durable(temporary / file, content);
+    files.push_back(file);
+  }
+  write_json("state.json", view.state.to_json());
+  write_manifest(temporary, std::move(files));
+  sync_directory(temporary.string());
+  // The step may exist already: a damaged one that the run discarded. newest_checkpoint() knows the
+  // temporary name of the old one.
+  const fs::path old = fs::path(dir) / (kReplaced + name);
+  if (path_exists(target)) {
+    remove_entry(old);
+    rename_entry(target, old);
+  }
+  rename_entry(temporary, target);
+  sync_directory(dir);
+  link_best(dir, view.state);
+  try {
+    remove_old(dir, view.state, keep_last);
+  } catch (const Error& e) {
+    logging::warn("old checkpoints are not removed: ", e.what());
+  }
+}
+
+void remove_leftovers(const std::string& dir) {
+  for (const std::string& name : list_directory(dir))
+    if (step_in(name, kTemporary) >= 0 || step_in(name, kReplaced) >= 0)
+      remove_entry(fs::path(dir) / name);
+}
+
+void link_best(const std::string& dir, const TrainState& state) {
+  const fs::path best = fs::path(dir) / "best", temporary = fs::path(dir) / ".best.tmp";
+  const std::string name = step_name(state.best_step);
+  std::error_code error;
+  if (!path_exists(dir + "/" + name) || fs::read_symlink(best, error) == name) return;
+  remove_entry(temporary);
+  fs::create_directory_symlink(name, temporary, error);
+  if (!error) fs::rename(temporary, best, error);
+  if (error) logging::warn("cannot link ", best.string(), " to ", name, ": ", error.message());
+}
+
+void verify_checkpoint(const std::string& checkpoint) {
+  const fs::path dir(checkpoint);
+  const std::string path = (dir / "manifest.json").string();
+  if (!path_exists(path))
+    throw InputError(str(checkpoint, " is no complete checkpoint: manifest.json is missing"));
+  const Json manifest = read_json(checkpoint, "manifest.json");
+  const int64_t format = manifest.at("format").as_int();
+  if (format != kFormat)
+    throw InputError(str(path, ": checkpoint format ", format, ", this version reads ", kFormat));
+  const Json& files = manifest.at("files");
+  const auto require = [&](const char* name, const char* other) {
+    if (files.find(name) == nullptr && files.find(other) == nullptr)
+      throw InputError(str("damaged checkpoint: ", path, " does not list ", name));
+  };
+  for (const auto& [name, other] : kAlternatives) require(name, other);
+  for (const char* name : kMembers) require(name, name);
+  for (const auto& [name, file] : files.as_object()) {
+    const std::string member = (dir / name).string();
+    const int64_t size = readable_size(member);
+    if (size < 0) throw InputError(str("damaged checkpoint: ", member, " is missing"));
+    if (size != file.at("bytes").as_int())
+      throw InputError(str("damaged checkpoint: ", member, " has ", size, " bytes, expected ",
+                           file.at("bytes").as_int()));
+    if (file_checksum(member) != file.at("xxh3").as_string())
+      throw InputError(str("damaged checkpoint: ", member, " does not match its checksum"));
+  }
+}
+
+bool has_checkpoint(const std::string& dir) {
+  return !list_checkpoints(dir).empty() || !list_checkpoints(dir, kReplaced).empty();
+}
+
+std::optional<std::string> newest_checkpoint(const std::string& dir, const std::string& before) {
+  std::vector<fs::path> candidates = list_checkpoints(dir);
+  const std::vector<fs::path> replaced = list_checkpoints(dir, kReplaced);
+  candidates.insert(candidates.end(), replaced.begin(), replaced.end());
+  if (!before.empty())
+    std::erase_if(candidates, [&](const fs::path& c) { return step_of(c) >= step_of(before); });
+  std::string error;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    if (i > 0) logging::warn(error, "; using the checkpoint before it");
+    if (is_sound(candidates[i].string(), error)) return candidates[i].string();
+    // Not damaged, but removed by the run that makes newer ones.
+    if (!path_exists(candidates[i].string())) return newest_checkpoint(dir, before);
+  }
+  if (candidates.empty()) return std::nullopt;
+  throw InputError(str(error, "; no other checkpoint in ", dir,
+                       " can be used; hint: restore one from a copy, or start a new run"));
+}
+
+std::string find_checkpoint(const std::string& path) {
+  if (!path_exists(path)) throw InputError(str("no checkpoint at ", path, ": it does not exist"));
+  if (path_exists(path + "/manifest.json")) {
+    verify_checkpoint(path);
+    return path;
+  }
+  // A Hugging Face folder, which has no checksums.
+  if (is_model_folder(path) && !path_exists(path + "/state.json")) return path;
+  std::vector<fs::path> candidates{path, fs::path(path) / "checkpoints"};
+  // The last stage that has a checkpoint holds the run's current weights.
+  const std::vector<fs::path> stages = list_stages(path);
+  candidates.insert(candidates.end(), stages.begin(), stages.end());
+  for (const fs::path& candidate : candidates)
+    if (const auto found = newest_checkpoint(candidate.string())) return *found;
+  throw InputError(str("no usable checkpoint in ", path,
+                       "; hint: give a run directory, or a directory step-N inside it"));
+}
+
+LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device) {
+  return load_saved(checkpoint, saved_model(checkpoint), dtype, device);
+}
+
+ModelDescription describe_model(const std::string& checkpoint, const TrainConfig& config) {
+  ModelDescription saved = saved_model(checkpoint);
+  check_compatible(config, saved.config, *saved.tokenizer, checkpoint);
+  apply_run_options(config, saved.config);
+  return saved;
+}
+
+LoadedModel load_model(const std::string& checkpoint, const TrainConfig& config, Device device) {
+  return load_saved(checkpoint, describe_model(checkpoint, config), config.dtype, device);
+}
+
+void apply_run_options(const TrainConfig& config, ModelConfig& model) {
+  model.dropout = config.model.dropout;
+  model.recompute = config.model.recompute;
+  if (config.model.context > 0) model.context = config.model.context;
+}
+
+namespace {
+
+// Rotary positions of a model family are a table of angles, which may be shortened.
+bool may_be_shorter(const ModelConfig& model, int64_t context) {
+  return !model.file.is_null() && model.position == PositionType::kRope && context < model.context;
+}
+
+}  // namespace
+
+void check_compatible(const TrainConfig& config, const ModelConfig& model,
+                      const Tokenizer& tokenizer, const std::string& source) {
+  const ConfigFields wanted = config_fields(config.model), found = config_fields(model),
+                     defaults = config_fields(ModelConfig{});
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const auto& [key, value] = wanted[i];
+    // Training options, initialization of new models, and the model's location.
+    if (key == "dropout" || key == "recompute" || key == "init_std" || key == "path") continue;
+    if (key == "context" && may_be_shorter(model, config.model.context)) continue;
+    if (value != defaults[i].second && value != found[i].second)
+      throw InputError(str("model.", key, ": ", value, " was asked for, but the model of ", source,
+                           " has ", key, ": ", found[i].second,
+                           "; hint: leave the key out, or start without init_from"));
+  }
+  const auto require_tokenizer = [&](const char* key, const std::string& asked,
+                                     const Tokenizer& other) {
+    if (tokenizer.files() != other.files())
+      throw InputError(str(key, ": ", asked, " was asked for, but the model of ", source,
+                           " has another tokenizer; hint: leave the key out"));
+  };
+  // The folder is not needed once a model exists.
+  if (const std::string& path = config.data.tokenizer_path; !path.empty()) {
+    if (path_exists(path)) require_tokenizer("data.tokenizer_path", path, *load_tokenizer(path));
+  } else if (config.data.tokenizer == TokenizerType::kByte) {
+    require_tokenizer("data.tokenizer", "byte", *make_byte_tokenizer());
+  }
+}
+
+TrainState load_state(const std::string& checkpoint) {
+  return TrainState::from_json(read_json(checkpoint, "state.json"));
+}
+
+}  // namespace cohort

@@ -1,0 +1,135 @@
+// Checkpoints: directories DIR/step-00000100 with
+//
+//   model.safetensors      the model, under Hugging Face's names,
+//   config.json            its configuration
+//   tokenizer.json         and its tokenizer
+//   reference.safetensors  the frozen reference policy, where there is one
+//   optimizer.safetensors  AdamW's state, for a bit-exact resume
+//   state.json
+//   manifest.json          format, and size and checksum of every other file
+//
+// Other names are not Cohort's, and are left alone. A directory is written under a temporary name,
+// flushed, and appears by rename: a crash at any moment leaves the previous checkpoints untouched
+// and no half-written one. `best` is a symbolic link to the best one.
+//
+// All functions throw Error if a file cannot be read for any reason other than that it does not
+// exist: its state is unknown then.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nn/model_folder.h"
+#include "sys/files.h"
+#include "text/json.h"
+#include "text/tokenizer.h"
+#include "trainers/config.h"
+#include "trainers/optimizer.h"
+
+namespace cohort {
+
+// State of a run besides its tensors. Randomness needs no state: it is addressed by step.
+struct TrainState {
+  int64_t step = 0;           // steps done
+  int64_t steps = 0;          // planned steps of the run; 0: not known
+  int64_t updates = 0;        // optimiser updates done
+  int64_t data_position = 0;  // position in the data order
+  // Planned steps of each start so far, ascending: a curriculum sorts the steps that each one adds
+  // separately, so that a longer run continues where it was.
+  std::vector<int64_t> planned_steps;
+  int64_t evaluated_step = -1;  // step of the last evaluation; -1: none yet
+  int64_t best_step = -1;       // -1: no evaluation has measured anything
+  double best = 0;              // evaluation at best_step; NaN: only the loss was measured
+  double best_loss = 0;         // on held-out data at best_step; NaN: not measured
+  double seconds = 0;           // training time so far
+  bool finished = false;
+  int64_t unrewarded_steps = 0;  // (grpo) latest steps in a row without a reward
+  Json monitor;                  // (grpo) GrpoMonitor::state()
+  std::string data_fingerprint;  // checksum of the data file; empty: none, or not known
+  Json report;                   // history for the final report (an object)
+  Json to_json() const;
+  static TrainState from_json(const Json& json);
+};
+
+struct CheckpointView {
+  const Transformer& model;
+  const Transformer* reference;  // nullptr: none
+  const Tokenizer& tokenizer;
+  const AdamW& optimizer;
+  const TrainState& state;
+};
+
+// Saves DIR/step-N, then removes all checkpoints but the last `keep_last` and the best, leftovers
+// of a killed process, and, if the run is finished, checkpoints of later steps, which it discarded.
+void save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last);
+
+// Removes leftovers of a killed process from DIR, and checkpoints that save_checkpoint() replaced.
+// DIR must have a valid checkpoint under its final name.
+void remove_leftovers(const std::string& dir);
+
+// Makes DIR/best the link to the best checkpoint if that one is saved. A failure is a warning.
+void link_best(const std::string& dir, const TrainState& state);
+
+// Path of the checkpoint that save_checkpoint() writes for a step.
+std::string checkpoint_path(const std::string& dir, int64_t step);
+
+// True while a thread of this process is in save_checkpoint().
+bool is_saving();
+
+// Throws InputError naming the damaged or missing file.
+void verify_checkpoint(const std::string& checkpoint);
+
+// True if DIR holds a checkpoint, sound or damaged.
+bool has_checkpoint(const std::string& dir);
+// The newest checkpoint in DIR that verifies, of those before the checkpoint `before` if one is
+// given; damaged ones are skipped with a warning. nullopt if there is none. Throws InputError
+// if all are damaged.
+std::optional<std::string> newest_checkpoint(const std::string& dir,
+                                             const std::string& before = "");
+
+// Resolves `path`, which may be a checkpoint, a directory of checkpoints, a run directory (its last
+// stage) or a folder with a model from Hugging Face. Throws InputError if there is no usable
+// checkpoint.
+std::string find_checkpoint(const std::string& path);
+
+// load(checkpoint) for find_checkpoint(path); retried if a run in progress, which keeps only its
+// newest checkpoints, has removed this one meanwhile.
+template <class Load>
+auto load_found(const std::string& path, const Load& load) {
+  for (;;) {
+    const std::string checkpoint = find_checkpoint(path);
+    try {
+      return load(checkpoint);
+    } catch (const Error&) {
+      if (path_exists(checkpoint)) throw;
+    }
+  }
+}
+
+struct LoadedModel {
+  std::unique_ptr<Transformer> model;
+  std::unique_ptr<Tokenizer> tokenizer;
+};
+LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device = {});
+// For training: dropout, recompute, dtype and a shorter context are those of `config`, everything
+// else is the checkpoint's. Throws InputError where check_compatible() does.
+LoadedModel load_model(const std::string& checkpoint, const TrainConfig& config,
+                       Device device = {});
+// Configuration and tokenizer of such a model, without its weights.
+struct ModelDescription {
+  ModelConfig config;  // resolved
+  std::unique_ptr<Tokenizer> tokenizer;
+};
+ModelDescription describe_model(const std::string& checkpoint, const TrainConfig& config);
+// Applies the options that a run may change of a model that passes check_compatible(): dropout,
+// recompute, and a shorter context.
+void apply_run_options(const TrainConfig& config, ModelConfig& model);
+// Throws InputError if config.model or config.data.tokenizer differs from `model` or `tokenizer`;
+// keys with their default value are not compared. `source` names their origin in the message.
+void check_compatible(const TrainConfig& config, const ModelConfig& model,
+                      const Tokenizer& tokenizer, const std::string& source);
+TrainState load_state(const std::string& checkpoint);
+
+}  // namespace cohort

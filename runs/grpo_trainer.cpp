@@ -1,0 +1,130 @@
+// GRPO: sample completions, score them, compare each with its group, update. Sampler and trainer
+// share weights and kernels, so the recorded log-probs are the old policy's exactly and the first
+// minibatch's ratio is 1.
+#include "core/log.h"
+#include "runs/loops.h"
+#include "trainers/across_ranks.h"
+#include "trainers/grpo_monitor.h"
+#include "trainers/grpo_step.h"
+
+namespace cohort {
+namespace {
+
+// Steps in a row without any reward that end a run.
+constexpr int64_t kMaxUnrewardedSteps = 10;
+
+void warn_of_settings(Stage& stage) {
+  const TrainConfig& config = stage.config();
+  if (config.sampling.restricts())
+    logging::warn(
+        "top_k, top_p, min_p, penalties and logit_bias change sampling only: the update treats "
+        "samples as if they came from the policy itself; cut_probability in metrics.jsonl is the "
+        "mass that "
+        "top_k, top_p and min_p leave out");
+  const int64_t smallest = config.prompts_per_step / config.grpo.num_minibatches;
+  if (smallest < stage.comm().size())
+    logging::warn("prompts_per_step: a minibatch of ", smallest, " prompts leaves ",
+                  stage.comm().size() - smallest, " of ", stage.comm().size(),
+                  " ranks without work; hint: more prompts_per_step or fewer num_minibatches");
+}
+
+std::vector<Example> next_prompts(Stage& stage, MixedOrder& order, const PromptShard& shard) {
+  std::vector<int64_t> examples;
+  for (int64_t i = 0; i < stage.config().prompts_per_step; ++i) examples.push_back(order.next());
+  std::vector<Example> prompts;
+  for (const int64_t index : shard.indices)
+    prompts.push_back(stage.data().train->get(examples[static_cast<size_t>(index)]));
+  return prompts;
+}
+
+// pass@1 of the last evaluation; NaN: none.
+double last_score(const TrainState& state) {
+  const Json* last = state.report.find("last");
+  return number_or_nan(last == nullptr ? Json() : last->at("score"));
+}
+
+// Throws InputError if the first step or the last kMaxUnrewardedSteps steps had no reward.
+void check_rewarded(Stage& stage, int64_t rewarded_count) {
+  int64_t& unrewarded = stage.state().unrewarded_steps;
+  unrewarded = rewarded_count > 0 ? 0 : unrewarded + 1;
+  if (unrewarded == 0) return;
+  const std::string message =
+      str("rewards: none applies to any of the ", stage.config().completions_per_step(),
+          " completions of step ", stage.step() + 1);
+  if (stage.step() == 0 || unrewarded >= kMaxUnrewardedSteps)
+    throw InputError(str(message,
+                         unrewarded > 1 ? str(", the last of ", unrewarded, " in a row") : "",
+                         "; hint: numeric needs a number as the answer, countdown the fields "
+                         "numbers and target"));
+  if (stage.is_main()) logging::warn(message, "; the step is skipped");
+}
+
+// Logs the step's first completions over all ranks, in the order of the prompts.
+void log_completions(Stage& stage, std::span<const Example> prompts, const ScoredRollouts& rollouts,
+                     const RewardSet& rewards) {
+  const TrainConfig& config = stage.config();
+  std::vector<std::string> lines(
+      static_cast<size_t>(std::min(config.log_completions, config.completions_per_step())));
+  for (size_t i = 0; i < rollouts.trajectories.size(); ++i) {
+    const Trajectory& trajectory = rollouts.trajectories[i];
+    const auto index = static_cast<size_t>(trajectory.index);
+    if (index >= lines.size()) continue;
+    const Example& example = prompts[i / static_cast<size_t>(config.num_generations)];
+    Json each = Json(Json::Object{}), line;
+    for (size_t k = 0; k < rewards.names().size(); ++k)
+      each.set(rewards.names()[k], rollouts.scores.each[k][i]);
+    line.set("step", stage.step() + 1)
+        .set("prompt", example.prompt)
+        .set("completion", trajectory.text)
+        .set("answer", example.answer)
+        .set("reward", rollouts.scores.total[i])
+        .set("rewards", std::move(each))
+        .set("advantage", rollouts.advantages[i])
+        .set("truncated", trajectory.truncated());
+    lines[index] = line.dump();
+  }
+  for (const std::string& line : gather_texts(stage.comm(), lines)) stage.log_completion(line);
+}
+
+}  // namespace
+
+StageEnd train_grpo(Stage& stage) {
+  const TrainConfig& config = stage.config();
+  const RewardSet rewards(config.rewards, stage.data().task);
+  const Sampler sampler(stage.engine(), *stage.data().tokenizer,
+                        sampling_for(config, *stage.data().tokenizer));
+  MixedOrder order = make_order(config, stage.data(), stage.state().planned_steps);
+  order.seek(stage.state().data_position);
+  GrpoMonitor monitor(config, stage.state().monitor);
+  if (stage.is_main() && !stage.finished()) warn_of_settings(stage);
+
+  std::string cache;
+  while (stage.more()) {
+    const PromptShard shard = shard_prompts(stage.comm(), config, stage.step());
+    const std::vector<Example> prompts = next_prompts(stage, order, shard);
+    const GrpoStepResult result = grpo_step({.comm = stage.comm(),
+                                             .config = config,
+                                             .sampler = sampler,
+                                             .rewards = rewards,
+                                             .learner = stage.learner(),
+                                             .reference = stage.reference(),
+                                             .prompts = prompts,
+                                             .shard = shard,
+                                             .step = stage.step(),
+                                             .learning_rate = stage.learning_rate()});
+    if (const std::string now = stage.engine().cache_summary(); now != cache) {
+      if (stage.is_main()) logging::info("rollouts: ", now);
+      cache = now;
+    }
+    check_rewarded(stage, result.rewarded_count);
+    stage.state().data_position = order.position();
+    log_completions(stage, prompts, result.rollouts, rewards);
+    for (const std::string& warning : monitor.observe(result.metrics, last_score(stage.state())))
+      stage.warn(str("step ", stage.step() + 1, ": ", warning));
+    stage.state().monitor = monitor.state();
+    stage.end_step(result.metrics);
+  }
+  return stage.finish();
+}
+
+}  // namespace cohort

@@ -1,0 +1,90 @@
+#include "runs/log_file.h"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "core/log.h"
+#include "sys/files.h"
+#include "text/json.h"
+
+namespace cohort {
+namespace {
+
+// Splits a text into lines with their line ends; the last may have none.
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size() - 1) + 1;
+    lines.push_back(text.substr(at, end - at));
+    at = end;
+  }
+  return lines;
+}
+
+std::optional<int64_t> step_of(const std::string& line, const std::string& path) {
+  try {
+    return parse_json(line, path).at("step").as_int();
+  } catch (const InputError&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+LogFile::LogFile(std::string path) : path_(std::move(path)) {
+  if (path_exists(path_)) before_ = read_text_file(path_);
+}
+
+LogFile::~LogFile() {
+  if (file_.is_open()) write_kept();
+}
+
+void LogFile::start(int64_t step) {
+  std::string good, damaged;
+  for (const std::string& line : lines_of(before_)) {
+    const bool whole = line.back() == '\n';
+    if (const auto at = step_of(line, path_); at.has_value())
+      good += *at > step ? "" : whole ? line : line + "\n";
+    else if (whole)  // else an incomplete last line after a kill
+      damaged += line;
+  }
+  if (!damaged.empty()) {
+    const std::string copy = path_ + ".damaged";
+    const std::string earlier = path_exists(copy) ? read_text_file(copy) : "";
+    replace_file(copy, earlier + damaged);
+    logging::warn(path_, ": ", std::count(damaged.begin(), damaged.end(), '\n'),
+                  " damaged lines moved to ", copy);
+  }
+  if (good != before_) replace_file(path_, good);
+  before_.clear();
+  if (const std::string why = file_.open(path_); !why.empty())
+    throw Error(str("cannot open ", path_, " for writing: ", why));
+}
+
+void LogFile::write(const std::string& line) {
+  kept_ += line + "\n";
+  if (write_kept() || warned_) return;
+  warned_ = true;
+  logging::warn("cannot write ", path_, ": ", why_,
+                "; its lines are kept and retried with the next one");
+}
+
+void LogFile::finish() {
+  if (write_kept()) return;
+  throw Error(str("cannot write ", path_, ": ", why_, "; its last ",
+                  std::count(kept_.begin(), kept_.end(), '\n'),
+                  " lines are lost; the checkpoint of this step is saved"));
+}
+
+bool LogFile::write_kept() {
+  while (!kept_.empty()) {
+    const std::string line = kept_.substr(0, kept_.find('\n') + 1);
+    why_ = file_.append(line);
+    if (!why_.empty()) return false;
+    kept_.erase(0, line.size());
+  }
+  return true;
+}
+
+}  // namespace cohort

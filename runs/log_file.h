@@ -1,0 +1,39 @@
+// metrics.jsonl and completions.jsonl: one JSON object per line, each with its "step".
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "sys/append_file.h"
+
+namespace cohort {
+
+// Lines are appended atomically. One that cannot be written is kept and retried with the next one;
+// the first failure is logged as a warning.
+class LogFile {
+ public:
+  // Reads the existing file; throws Error if that fails. Writes nothing.
+  explicit LogFile(std::string path);
+  ~LogFile();
+  LogFile(const LogFile&) = delete;
+  LogFile& operator=(const LogFile&) = delete;
+
+  // Removes the lines after `step`, which will be logged again, and opens the file. Damaged lines
+  // are moved to PATH.damaged with a warning.
+  void start(int64_t step);
+  void write(const std::string& line);
+  // Retries the kept lines a last time; throws Error if they cannot be written.
+  void finish();
+
+ private:
+  bool write_kept();
+
+  const std::string path_;
+  std::string before_;  // contents of the existing file
+  std::string kept_;    // lines not yet in the file
+  std::string why_;     // reason of the last write error
+  AppendFile file_;
+  bool warned_ = false;
+};
+
+}  // namespace cohort

@@ -1,0 +1,341 @@
+#include "runs/run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <iterator>
+#include <sstream>
+
+#include "core/allocator.h"
+#include "core/log.h"
+#include "core/parallel.h"
+#include "rl/worker_host.h"
+#include "runs/loops.h"
+
+namespace cohort {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// The device of this process.
+Device device_of(const TrainConfig& config, const ProcessGroup* group) {
+  if (group == nullptr || config.device == "cpu") return parse_device(config.device, "device");
+  const RankInfo& info = group->info();
+  parse_device("cuda", "device");  // throws if there is none at all
+  const int count = cuda_device_count();
+  // A launcher may have hidden the other ranks' GPUs from this one.
+  const int index = count == 1 ? 0 : info.local_rank;
+  if (index >= count)
+    throw InputError(str("rank ", info.rank, " is number ", index, " of its host, which has ",
+                         count, " usable CUDA devices; hint: one rank per GPU"));
+  return Device::cuda(index);
+}
+
+// All keys of a plan with their values, as overrides name them.
+Json plan_fields(const RunPlan& plan) {
+  Json fields;
+  for (size_t i = 0; i < plan.stages.size(); ++i)
+    for (const auto& [key, value] : config_fields(plan.stages[i]))
+      fields.set(plan.stages.size() == 1 ? key : str("stages.", i, ".", key), value);
+  return fields;
+}
+
+// Ranks with different keys would diverge, or silently train a mixture.
+void check_equal_plans(const RunPlan& plan, ProcessGroup& group) {
+  const auto shown = [](const Json& fields, const std::string& key) {
+    const Json* value = fields.find(key);
+    return value == nullptr ? "no " + key : str("'", key, ": ", value->as_string(), "'");
+  };
+  const std::vector<std::string> plans = group.exchange("configuration", plan_fields(plan).dump());
+  const Json first = parse_json(plans[0], "configuration");
+  for (size_t rank = 1; rank < plans.size(); ++rank) {
+    const Json other = parse_json(plans[rank], "configuration");
+    for (const Json* fields : {&first, &other})
+      for (const auto& [key, value] : fields->as_object())
+        if (const auto a = shown(first, key), b = shown(other, key); a != b)
+          throw InputError(str("the ranks have different configurations: rank 0 has ", a, ", rank ",
+                               rank, " has ", b));
+  }
+}
+
+void check_for_group(const RunPlan& plan, ProcessGroup* group) {
+  if (group == nullptr) return;
+  for (const TrainConfig& config : plan.stages) {
+    if (config.ranks != 1)
+      throw InputError(str("ranks: ", config.ranks, " threads were asked for, in a run of ",
+                           group->size(), " processes; hint: ranks: 1"));
+    if (config.device != "cpu" && config.device != "cuda")
+      throw InputError(
+          str("device: expected cuda (every process takes the GPU of its local rank) "
+              "or cpu, got '",
+              config.device, "' in a run of ", group->size(), " processes"));
+  }
+  check_equal_plans(plan, *group);
+}
+
+// Bytes of free memory on this rank for each stage of the plan.
+std::vector<int64_t> free_memory(const RunPlan& plan, const ProcessGroup* group) {
+  std::vector<int64_t> out;
+  for (const TrainConfig& config : plan.stages)
+    out.push_back(available_memory(device_of(config, group)) / config.ranks);
+  return out;
+}
+
+std::string numbers_text(const std::vector<int64_t>& numbers) {
+  std::string text;
+  for (const int64_t number : numbers) text += str(number, " ");
+  return text;
+}
+std::vector<int64_t> numbers_of(const std::string& text) {
+  std::istringstream in(text);
+  return {std::istream_iterator<int64_t>(in), {}};
+}
+
+// True if a stage has micro_batch_tokens: auto.
+bool has_auto_micro_batch(const RunPlan& plan) {
+  return std::any_of(plan.stages.begin(), plan.stages.end(),
+                     [](const TrainConfig& config) { return !config.micro_batch_tokens; });
+}
+
+// Chooses `auto` micro batches for the rank with the least memory. Rank 0, which has a preview,
+// decides; every rank calls it. Returns the choice, human-readable.
+std::string choose_micro_batches(RunPlan& plan, const std::vector<StagePreview>& preview,
+                                 ProcessGroup* group) {
+  if (!has_auto_micro_batch(plan)) return "";
+  std::vector<int64_t> least = free_memory(plan, group);
+  if (group != nullptr)
+    for (const std::string& other : group->exchange("free memory", numbers_text(least))) {
+      const std::vector<int64_t> free = numbers_of(other);
+      for (size_t i = 0; i < least.size(); ++i) least[i] = std::min(least[i], free[i]);
+    }
+  std::string chosen;
+  std::vector<int64_t> numbers;
+  for (size_t i = 0; i < preview.size(); ++i) {
+    TrainConfig& config = plan.stages[i];
+    const std::string line = choose_micro_batch(
+        config, preview[i], group == nullptr ? config.ranks : group->size(), least[i]);
+    if (!line.empty())
+      chosen += str(chosen.empty() ? "" : "\n", trainer_name(config.trainer),
+                    ": micro_batch_tokens: auto: ", line);
+    numbers.insert(numbers.end(),
+                   {config.micro_batch(), static_cast<int64_t>(config.model.recompute)});
+  }
+  if (group == nullptr) return chosen;
+  numbers = numbers_of(group->broadcast("micro batches", numbers_text(numbers)));
+  for (size_t i = 0; i < plan.stages.size(); ++i) {
+    plan.stages[i].micro_batch_tokens = numbers[2 * i];
+    plan.stages[i].model.recompute = static_cast<Recompute>(numbers[2 * i + 1]);
+  }
+  return chosen;
+}
+
+// The first update after a resume is not finite: the checkpoint may be bad even if undamaged.
+class BadStart : public NonFiniteError {
+ public:
+  BadStart(const std::string& message, std::string path)
+      : NonFiniteError(message), checkpoint(std::move(path)) {}
+  const std::string checkpoint;
+};
+
+// Throws for errors that would stop a stage at its start and need no loaded data or model.
+void check_stages(const RunPlan& plan) {
+  for (const TrainConfig& stage : plan.stages) {
+    parse_device(stage.device, "device");
+    if (stage.trainer != TrainerType::kPretrain)
+      correctness_of(stage, stage.data.task.empty() ? nullptr : &find_task(stage.data.task));
+  }
+}
+
+}  // namespace
+
+bool prepare_programs(const RunPlan& plan) {
+  const bool any = std::any_of(plan.stages.begin(), plan.stages.end(), [](const auto& stage) {
+    return std::any_of(stage.rewards.begin(), stage.rewards.end(),
+                       [](const RewardConfig& reward) { return reward.name == "command"; });
+  });
+  if (any) worker_host();
+  return any;
+}
+
+Run::Run(RunPlan plan, std::string dir, ProcessGroup* group)
+    : plan_(std::move(plan)), config_(dump_plan(plan_)), dir_(std::move(dir)), group_(group) {
+  if (!path_exists(dir_))
+    throw InputError(str("the run directory ", dir_,
+                         " is not visible from this host; hint: set output_dir to a file system "
+                         "that all hosts share"));
+  if (prepare_programs(plan_)) worker_host().set_log(dir_ + "/rewards.log");
+  if (!is_main()) return;
+  lock_ = std::make_unique<RunLock>(dir_);
+  logging::set_file(dir_ + "/log.txt");
+}
+
+Run Run::create(RunPlan plan, ProcessGroup* group) {
+  prepare_programs(plan);
+  check_for_group(plan, group);
+  if (group != nullptr && group->rank() != 0) {
+    choose_micro_batches(plan, {}, group);
+    return Run(plan, group->broadcast("run directory", {}), group);
+  }
+  // Bad input is an error before the directory is created.
+  for (const TrainConfig& stage : plan.stages) parse_device(stage.device, "device");
+  std::vector<StagePreview> preview = preview_plan(plan);
+  const std::string chosen = choose_micro_batches(plan, preview, group);
+  Run run(plan, create_run_directory(plan.output_dir), group);
+  if (!chosen.empty()) logging::info(chosen);
+  for (const StagePreview& stage : preview)
+    if (!stage.reward_warning.empty()) logging::info(stage.reward_warning);
+  run.preview_ = std::move(preview);
+  replace_file(run.dir_ + "/config.yaml", run.config_);
+  if (group != nullptr) group->broadcast("run directory", run.dir_);
+  return run;
+}
+
+Run Run::resume(const std::string& run_dir, std::span<const std::string> overrides,
+                ProcessGroup* group) {
+  const std::string config = run_dir + "/config.yaml";
+  if (!path_exists(config))
+    throw InputError(
+        str("nothing to resume: ", config,
+            " does not exist; hint: give the run directory that `cohort train` printed"));
+  RunPlan plan = load_plan(config, overrides);
+  prepare_programs(plan);
+  check_for_group(plan, group);
+  check_stages(plan);
+  // The configuration of a run has numbers; an override may set them to auto again.
+  std::vector<StagePreview> preview;
+  if (has_auto_micro_batch(plan) && (group == nullptr || group->rank() == 0))
+    preview = preview_plan(plan);
+  const std::string chosen = choose_micro_batches(plan, preview, group);
+  Run run(plan, fs::absolute(run_dir).lexically_normal().string(), group);
+  if (!chosen.empty()) logging::info(chosen);
+  run.start_ = "resumed";
+  for (const std::string& o : overrides) run.start_ += " " + o;
+  if (group != nullptr) group->broadcast("run directory", run.dir_);  // rank 0 has the lock
+  return run;
+}
+
+std::string Run::stage_dir(size_t index) const {
+  if (plan_.stages.size() == 1) return dir_;
+  return str(dir_, "/", index + 1, "-", trainer_name(plan_.stages[index].trainer));
+}
+
+RunResult Run::execute(Reporter& reporter, const std::atomic<bool>& stop, int64_t profile_steps) {
+  profile_steps_ = profile_steps;
+  RunResult result{.run_dir = dir_};
+  for (size_t i = 0; i < plan_.stages.size() && result.end == StageEnd::kFinished; ++i) {
+    if (i > 0) plan_.stages[i].init_from = stage_dir(i - 1);
+    if (is_main()) make_directory(stage_dir(i));
+    result.end = run_stage(i, reporter, stop);
+    result.last_trainer = plan_.stages[i].trainer;
+  }
+  if (result.end == StageEnd::kFinished && is_main()) {
+    const auto read = [](const Json* evaluation, const char* key) {
+      const Json* value = evaluation == nullptr ? nullptr : evaluation->find(key);
+      return value == nullptr ? std::nan("") : number_or_nan(*value);
+    };
+    const Json *first = report_.find("first"), *last = report_.find("last");
+    result.before = read(first, "score");
+    result.after = read(last, "score");
+    result.loss_before = read(first, "val_loss");
+    result.loss_after = read(last, "val_loss");
+    if (last != nullptr) {
+      const Json* measure = last->find("measure");
+      result.measure = measure != nullptr                              ? measure->as_string()
+                       : result.last_trainer == TrainerType::kPretrain ? "validation loss"
+                                                                       : "pass@1";
+    }
+  }
+  return result;
+}
+
+Communicator& Run::communicator(Device device) {
+  if (comm_ == nullptr || comm_device_ != device) {
+    comm_.reset();
+    comm_ = make_communicator(*group_, device);
+    comm_device_ = device;
+  }
+  return *comm_;
+}
+
+// The next stage has started from the final weights of this one, which must not change.
+std::string Run::why_fixed(size_t index) const {
+  if (index + 1 == plan_.stages.size() || !has_checkpoint(stage_dir(index + 1) + "/checkpoints"))
+    return "";
+  const size_t last = plan_.stages.size() - 1;
+  return str(fs::path(stage_dir(index + 1)).filename().string(),
+             " has started from its weights; hint: a key such as steps reaches every stage; "
+             "stages.",
+             last, ".steps=", plan_.stages[last].steps,
+             " is for the last one alone; or start a new run with init_from");
+}
+
+// Stores the configuration, which is known to work, as that of the run.
+void Run::record_start() {
+  if (recorded_) return;
+  recorded_ = true;
+  std::string note = start_;
+  std::replace(note.begin(), note.end(), '\n', ' ');
+  make_directory(dir_ + "/starts");
+  int number = 1;
+  const auto path = [&] { return str(dir_, "/starts/", number, ".yaml"); };
+  while (path_exists(path())) ++number;
+  replace_file(path(), str("# ", utc_now(), ": ", note, "\n", config_));
+  replace_file(dir_ + "/config.yaml", config_);
+}
+
+StageEnd Run::train_stage(size_t index, const std::string& before, Reporter& reporter,
+                          const std::atomic<bool>& stop) {
+  const TrainConfig& config = plan_.stages[index];
+  const Device device = device_of(config, group_);
+  if (config.num_threads > 0) set_num_threads(static_cast<int>(config.num_threads));
+  StageEnd end = StageEnd::kFinished;
+  const auto train = [&](Communicator& comm) {
+    Stage stage({config, stage_dir(index), comm, reporter, stop, device, before, why_fixed(index),
+                 plan_.stages.size() == 1 ? "steps" : str("stages.", index, ".steps"),
+                 profile_steps_, std::span(plan_.stages).first(index)});
+    if (comm.rank() == 0 && !stage.finished()) record_start();
+    try {
+      const StageEnd how =
+          config.trainer == TrainerType::kGrpo ? train_grpo(stage) : train_supervised(stage);
+      if (comm.rank() == 0) report_ = stage.state().report;
+      return how;
+    } catch (const NonFiniteError& e) {
+      const std::string checkpoint = stage.untried_checkpoint();
+      if (checkpoint.empty()) throw;
+      throw BadStart(e.what(), checkpoint);
+    }
+  };
+  if (group_ != nullptr) return train(communicator(device));
+  run_local_ranks(static_cast<int>(config.ranks), [&](Communicator& comm) {
+    const StageEnd result = train(comm);
+    if (comm.rank() == 0) end = result;
+  });
+  return end;
+}
+
+StageEnd Run::run_stage(size_t index, Reporter& reporter, const std::atomic<bool>& stop) {
+  const std::string checkpoints = stage_dir(index) + "/checkpoints";
+  for (std::string before;;) {
+    try {
+      return train_stage(index, before, reporter, stop);
+    } catch (const BadStart& e) {
+      const auto older = newest_checkpoint(checkpoints, e.checkpoint);
+      if (!older)
+        throw NonFiniteError(str(e.what(), "; this was the first update after resuming from ",
+                                 e.checkpoint,
+                                 ", and there is no checkpoint before it; hint: start a new run"));
+      // Processes fall back together or not at all: a rank that does not get here makes another
+      // call, which ends the run.
+      if (group_ != nullptr) group_->exchange("back to " + *older, {});
+      if (is_main()) {
+        reporter.end_stage();
+        logging::warn("the first update after resuming from ", e.checkpoint, " failed (", e.what(),
+                      "); going back to ", *older);
+      }
+      before = e.checkpoint;
+    }
+  }
+}
+
+}  // namespace cohort

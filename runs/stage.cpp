@@ -1,0 +1,434 @@
+#include "runs/stage.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <utility>
+
+#include "core/allocator.h"
+#include "core/log.h"
+#include "core/sizes.h"
+#include "kernels/attention/attention.h"
+#include "runs/start.h"
+#include "runs/trace_file.h"
+#include "sys/files.h"
+#include "trainers/data_check.h"
+
+namespace cohort {
+
+namespace fs = std::filesystem;
+
+Stage::Stage(const StageSetup& setup)
+    : config_(setup.config),
+      dir_(setup.dir),
+      comm_(setup.comm),
+      reporter_(setup.reporter),
+      stop_(setup.stop),
+      device_(setup.device),
+      saved_at_(std::chrono::steady_clock::now()) {
+  build_model(setup);
+  check_equal_starts();
+  if (config_.trainer != TrainerType::kPretrain) correct_ = correctness_of(config_, data_.task);
+  if (!is_main()) return;
+  if (setup.profile_steps > 0) {
+    Trace attempt(device_);  // throws now, not after two steps
+    // The first steps are not representative: memory is allocated, algorithms are chosen.
+    const int64_t left = config_.steps - state_.step;
+    trace_begin_ = state_.step + std::clamp<int64_t>(left - setup.profile_steps, 0, 2);
+    trace_end_ = std::min(trace_begin_ + setup.profile_steps, config_.steps);
+  }
+  open_logs();
+  // The process may have been killed after writing a checkpoint but before updating its link or
+  // removing the replaced one; a finished stage does not save again.
+  if (!resumed_from_.empty()) link_best(dir_ + "/checkpoints", state_);
+  if (state_.finished && resumed_from_ == checkpoint_path(dir_ + "/checkpoints", state_.step))
+    remove_leftovers(dir_ + "/checkpoints");
+  reporter_.begin_stage(trainer_name(config_.trainer), state_.step, config_.steps);
+}
+
+void Stage::build_model(const StageSetup& setup) {
+  const std::string checkpoints = dir_ + "/checkpoints";
+  const auto resumed = newest_checkpoint(checkpoints, setup.before);
+  if (resumed) {
+    state_ = load_state(*resumed);
+    saved_step_ = state_.step;
+  }
+  check_equal_checkpoints(resumed ? *resumed : "no checkpoint in " + checkpoints);
+  if (resumed) resume_from(*resumed, setup);
+  state_.steps = config_.steps;
+  if (state_.planned_steps.empty() || state_.planned_steps.back() < config_.steps)
+    state_.planned_steps.push_back(config_.steps);
+  LoadedModel loaded;
+  const auto load = [&](const std::string& from) { return load_model(from, config_, device_); };
+  if (resumed)
+    loaded = load(*resumed);
+  else if (!config_.init_from.empty())
+    loaded = load_found(config_.init_from, load);
+  TrainConfig config = config_;
+  if (config.data.fingerprint.empty()) config.data.fingerprint = state_.data_fingerprint;
+  data_ = load_dataset(config, std::move(loaded.tokenizer));
+  state_.data_fingerprint = data_.fingerprint;
+  if (loaded.model == nullptr) {
+    ModelConfig model = config_.model;
+    model.vocab_size = data_.tokenizer->vocab_size();
+    model.resolve();
+    loaded.model = std::make_unique<Transformer>(model, config_.dtype,
+                                                 static_cast<uint64_t>(config_.seed), device_);
+  }
+  const DataLengths lengths = check_data(config_, data_, loaded.model->config().context);
+  if (is_main()) {
+    log_data_usage(config_, data_, lengths);
+    if (!state_.finished) {
+      if (const std::string leak = held_out_leak(data_, setup.earlier); !leak.empty())
+        logging::warn(leak);
+      for (const std::string& warning : config_.warnings()) logging::warn(warning);
+    }
+  }
+  if (config_.trainer == TrainerType::kGrpo && config_.grpo.beta > 0) load_reference(loaded);
+  learner_ = std::make_unique<Learner>(std::move(loaded.model), config_.optimizer, comm_,
+                                       static_cast<uint64_t>(config_.seed));
+  engine_ = std::make_unique<Engine>(learner_->model(), config_.rollout);
+  if (resumed)
+    learner_->optimizer().load(SafetensorsFile(*resumed + "/optimizer.safetensors"),
+                               state_.updates);
+}
+
+// The frozen reference is the model at the start of the stage. A checkpoint has it if beta was
+// above 0.
+void Stage::load_reference(const LoadedModel& loaded) {
+  const ModelConfig& model = loaded.model->config();
+  if (resumed_from_.empty()) {
+    reference_ = std::make_unique<Transformer>(model, config_.dtype, std::nullopt, device_);
+    reference_->copy_from(*loaded.model);
+  } else if (path_exists(resumed_from_ + "/reference.safetensors") ||
+             path_exists(resumed_from_ + "/reference.safetensors.index.json")) {
+    reference_ = std::make_unique<Transformer>(model, config_.dtype, std::nullopt, device_);
+    load_weights(*reference_, resumed_from_, "reference");
+  } else if (config_.init_from.empty()) {
+    reference_ = std::make_unique<Transformer>(model, config_.dtype,
+                                               static_cast<uint64_t>(config_.seed), device_);
+    if (is_main())
+      logging::info("beta: ", resumed_from_, " has no reference; it is the new model of seed ",
+                    config_.seed);
+  } else {
+    try {
+      reference_ = load_found(config_.init_from, [&](const std::string& from) {
+                     return load_model(from, config_, device_);
+                   }).model;
+    } catch (const InputError& e) {
+      throw InputError(str("beta: ", resumed_from_,
+                           " has no reference, as the stage had beta 0 when it began, and the "
+                           "weights it began with cannot be read (",
+                           e.what(), "); hint: resume with beta=0, or restore ",
+                           config_.init_from));
+    }
+    if (is_main())
+      logging::info("beta: ", resumed_from_, " has no reference; it is read from ",
+                    config_.init_from, ", with which the stage began");
+  }
+}
+
+// Determines if a saved stage has anything left to do.
+void Stage::resume_from(const std::string& checkpoint, const StageSetup& setup) {
+  resumed_from_ = checkpoint;
+  resumed_updates_ = state_.updates;
+  const char* name = trainer_name(config_.trainer);
+  const std::string done = why_finished(config_, state_);
+  if (!done.empty()) {
+    const std::string hint = str("; to train on, resume with ", setup.steps_key,
+                                 "=N or another eval.stop_at, or start a run with init_from");
+    if (is_main())
+      logging::info(name, " is finished, at step ", state_.step, ": ", done,
+                    setup.fixed.empty() ? hint : "");
+    return;
+  }
+  const int64_t planned = other_plan(config_, state_);
+  if (!setup.fixed.empty() && (state_.finished || planned > 0))
+    throw InputError(
+        str(name, " has ended at step ", state_.step, " and cannot train on: ", setup.fixed));
+  state_.finished = false;
+  if (!is_main()) return;
+  if (planned > 0)
+    logging::info("steps: ", planned, " -> ", config_.steps, "; from step ", state_.step,
+                  " on the learning rate follows the schedule of ", config_.steps, " steps");
+  logging::info("resuming ", name, " at step ", state_.step, " from ", checkpoint);
+}
+
+std::string Stage::untried_checkpoint() const {
+  return learner_->optimizer().updates() == resumed_updates_ ? resumed_from_ : "";
+}
+
+// Ranks that do not see the same files would each continue from a different checkpoint.
+void Stage::check_equal_checkpoints(const std::string& found) {
+  auto last = static_cast<double>(saved_step_), minus_first = -last;
+  reduce_in_place(comm_, {&last, &minus_first}, Reduce::kMax);
+  if (last != -minus_first)
+    throw InputError(str("the ranks have found different checkpoints: rank ", comm_.rank(), " has ",
+                         found,
+                         "; hint: the run directory must be on a file system that all "
+                         "hosts share"));
+}
+
+void Stage::check_equal_starts() {
+  if (comm_.size() == 1) return;
+  const auto weights = [](const Transformer& model) {
+    NamedTensors out;
+    for (const NamedParameter& p : model.parameters()) out.emplace_back(p.name, p.value);
+    return checksum_of(out);
+  };
+  std::string data = data_.fingerprint;
+  for (const auto& [name, content] : data_.tokenizer->files()) data += name + content;
+  std::vector<RankPart> parts{{"weights", weights(model())},
+                              {"optimizer state", checksum_of(learner_->optimizer().state())},
+                              {"data", checksum(data)}};
+  if (reference_ != nullptr) parts.push_back({"reference weights", weights(*reference_)});
+  check_equal_ranks(comm_, parts);
+}
+
+// Both are read before either is truncated.
+void Stage::open_logs() {
+  metrics_.emplace(dir_ + "/metrics.jsonl");
+  completions_.emplace(dir_ + "/completions.jsonl");
+  const int64_t kept = is_new() ? -1 : state_.step;
+  for (auto* log : {&metrics_, &completions_}) (*log)->start(kept);
+  events_.emplace(dir_, kept + 1);
+}
+
+void Stage::log_metrics(const Json& line) {
+  metrics_->write(line.dump());
+  events_->write(line);
+}
+
+// True if neither a step nor an evaluation has been made.
+bool Stage::is_new() const {
+  return state_.step == 0 && state_.evaluated_step < 0;
+}
+
+// True if a checkpoint is due by the clock of this rank.
+bool Stage::is_due() const {
+  const std::chrono::duration<double, std::ratio<60>> since =
+      std::chrono::steady_clock::now() - saved_at_;
+  return config_.checkpoint.every_minutes > 0 && since.count() >= config_.checkpoint.every_minutes;
+}
+
+bool Stage::more() {
+  if (is_new() && config_.eval.at_start) {
+    evaluate();
+    if (state_.best_step == state_.step && !reached_) save(false);
+  }
+  double stop = stop_.load(), due = is_main() && is_due();
+  if (comm_.size() > 1) reduce_in_place(comm_, {&stop, &due}, Reduce::kMax);
+  interrupted_ = stop > 0;
+  const bool continues =
+      state_.step < config_.steps && !interrupted_ && !reached_ && !state_.finished;
+  if (continues && due > 0 && saved_step_ != state_.step) save(false);
+  if (continues && state_.step == trace_begin_) trace_.emplace(device_);
+  step_watch_.lap();
+  return continues;
+}
+
+// Measured every few steps only, because it synchronizes with the device.
+void Stage::watch_updates(double rate) {
+  constexpr int64_t kEvery = 10, kSteps = 50;
+  constexpr double kTiny = 1e-6, kPeakFraction = 0.1;
+  if (tiny_updates_ < 0 || state_.step % kEvery != 0 ||
+      rate < kPeakFraction * config_.optimizer.learning_rate)
+    return;
+  const double ratio = learner_->optimizer().relative_update(rate);
+  tiny_updates_ = ratio < kTiny ? tiny_updates_ + kEvery : 0;
+  if (tiny_updates_ < kSteps) return;
+  warn(str("step ", state_.step, ": for ", tiny_updates_,
+           " steps an update has changed the weights by less than 1e-6 of their norm (", ratio,
+           "); hint: a higher learning_rate"));
+  tiny_updates_ = -1;
+}
+
+void Stage::end_step(const Metrics& metrics) {
+  const double rate = learning_rate();
+  const double seconds = step_watch_.lap("step");
+  state_.seconds += seconds;
+  state_.step += 1;
+  state_.updates = learner_->optimizer().updates();
+  if (is_main()) {
+    watch_updates(rate);
+    if (const auto reward = metrics.find("reward")) state_.report["curve"].push_back(*reward);
+    Metrics all = metrics;
+    all.add("step_time", seconds);
+    all.add("tokens_per_second", metrics.at("num_tokens") / seconds);
+    if (device_.is_cuda()) {
+      const int64_t calls = kernels::generic_attention_calls();
+      all.add("attention/portable_calls",
+              static_cast<double>(calls - std::exchange(generic_attention_calls_, calls)));
+    }
+    if (state_.step % config_.log_every == 0 || state_.step == config_.steps) {
+      Json line;
+      line.set("step", state_.step).set("time", utc_now());
+      for (const auto& [name, value] : all) line.set(name, value);
+      log_metrics(line);
+    }
+    reporter_.step(state_.step, all);
+    if (state_.step == trace_end_) write_trace();
+  }
+  if (state_.step == config_.steps) return;  // finish() evaluates and saves
+  const auto due = [&](int64_t every) { return every > 0 && state_.step % every == 0; };
+  if (due(config_.eval.every)) evaluate();
+  if (reached_) return;
+  if (state_.best_step == state_.step || due(config_.checkpoint.every)) save(false);
+}
+
+Evaluation Stage::evaluation() {
+  Evaluation out{.step = state_.step, .score = std::nan("")};
+  Stopwatch clock;
+  if (config_.trainer == TrainerType::kPretrain) {
+    out.measure = "validation loss";
+    if (data_.held_out_text.size() < 2) return out;
+    const double loss = evaluate_text({model(), data_.held_out_text, config_}, comm_);
+    out.metrics = {{"val_loss", loss}};
+    out.score = -loss;
+  } else {
+    out.measure = correct_.measure();
+    out.rule = correct_.rule();
+    if (data_.held_out.empty()) return out;
+    ProblemScores scores =
+        evaluate_problems({engine(), data_, correct_, config_, state_.step}, comm_);
+    out.metrics = std::move(scores.metrics);
+    out.samples = std::move(scores.samples);
+    out.score = out.metrics.front().second;
+  }
+  out.seconds = clock.lap("evaluation");
+  return out;
+}
+
+// Every rank takes part and has the score; rank 0 writes.
+void Stage::evaluate() {
+  learner_->check_weights();
+  const Evaluation result = evaluation();
+  record_score(result);
+  if (is_main() && !result.metrics.empty()) report(result);
+}
+
+// Warns of a drop to less than half of the best score that is larger than sampling noise.
+void Stage::warn_of_collapse(const Evaluation& evaluation) {
+  if (evaluation.rule.empty() || state_.best_step < 0 || std::isnan(evaluation.score) ||
+      std::isnan(state_.best))
+    return;
+  const double best = state_.best, score = evaluation.score,
+               problems = static_cast<double>(data_.held_out.size());
+  const double error = std::sqrt((best * (1 - best) + score * (1 - score)) / problems);
+  const bool collapsed = score < best / 2 && best - score > 2 * error;
+  if (collapsed && !collapsed_)
+    warn(str("step ", state_.step, ": ", evaluation.measure, " has collapsed to ",
+             score_text(score, 4), "; hint: a lower learning_rate"));
+  collapsed_ = collapsed;
+}
+
+// Ties in the score are broken by the lower loss; an unmeasured score ranks below all others.
+bool Stage::is_best(double score, double loss) const {
+  if (std::isnan(score) && std::isnan(loss)) return false;
+  if (state_.best_step < 0) return true;
+  const auto rank = [](double value) { return std::isnan(value) ? -HUGE_VAL : value; };
+  if (rank(score) != rank(state_.best)) return rank(score) > rank(state_.best);
+  return !std::isnan(loss) && !(loss >= state_.best_loss);
+}
+
+void Stage::record_score(const Evaluation& evaluation) {
+  state_.evaluated_step = state_.step;
+  if (evaluation.metrics.empty()) return;  // nothing is held out
+  // Scores of another measure are not comparable.
+  if (const Json* last = state_.report.find("last"))
+    if (const Json* measure = last->find("measure");
+        measure != nullptr && measure->as_string() != evaluation.measure)
+      state_.best_step = -1;
+  warn_of_collapse(evaluation);
+  const double score = evaluation.score;
+  const double loss = evaluation.metrics.find("val_loss").value_or(std::nan(""));
+  if (is_best(score, loss)) {
+    state_.best = score;
+    state_.best_loss = loss;
+    state_.best_step = state_.step;
+  }
+  reached_ = config_.eval.stop_at > 0 && config_.trainer != TrainerType::kPretrain &&
+             score >= config_.eval.stop_at;
+  if (state_.report.find("first") == nullptr) state_.report.set("first", score_json(evaluation));
+  state_.report.set("last", score_json(evaluation));
+}
+
+void Stage::report(const Evaluation& evaluation) {
+  log_metrics(evaluation_json(evaluation));
+  for (const ProblemResult& problem : evaluation.samples)
+    log_completion(sample_json(evaluation, problem).dump());
+  reporter_.message(evaluation_text(evaluation));
+  if (!std::isnan(evaluation.score) || evaluation.rule.empty() || warned_) return;
+  warned_ = true;
+  logging::warn(evaluation.measure, " is not measured: ", correct_.name, " applies to none of the ",
+                data_.held_out.size(), " held-out problems; hint: another eval.correct.reward");
+}
+
+void Stage::write_trace() {
+  const std::string path = dir_ + "/trace.json";
+  replace_file(path, chrome_trace(trace_->finish()));
+  trace_.reset();
+  reporter_.message(str("trace of steps ", trace_begin_ + 1, " to ", state_.step, ": ", path,
+                        " (for https://ui.perfetto.dev or chrome://tracing)"));
+}
+
+void Stage::save(bool finished) {
+  Stopwatch clock;
+  learner_->check_weights();  // checkpoints hold finite numbers only
+  if (is_main() && !path_exists(dir_))
+    throw Error(str("the run directory ", dir_,
+                    " is gone: it was removed or renamed during training, and nothing can be "
+                    "saved; hint: start again"));
+  state_.finished = finished;
+  saved_step_ = state_.step;
+  if (is_main())
+    save_checkpoint(
+        dir_ + "/checkpoints",
+        {learner_->model(), reference_.get(), *data_.tokenizer, learner_->optimizer(), state_},
+        config_.checkpoint.keep_last);
+  saved_at_ = std::chrono::steady_clock::now();
+  comm_.barrier();
+  clock.lap("checkpoint");
+}
+
+void Stage::log_completion(const std::string& line) {
+  if (is_main()) completions_->write(line);
+}
+
+void Stage::warn(const std::string& warning) const {
+  if (!is_main()) return;
+  std::string best;
+  if (state_.best_step >= 0) {
+    const std::string checkpoint = checkpoint_path(dir_ + "/checkpoints", state_.best_step);
+    std::error_code ignored;
+    best = str("; best so far: step ", state_.best_step, " (",
+               std::isnan(state_.best) ? "validation loss " + score_text(state_.best_loss, 4)
+                                       : score_text(state_.best, 4),
+               "), ", fs::exists(checkpoint, ignored) ? checkpoint : "which is not saved");
+  }
+  logging::warn(warning, best);
+}
+
+StageEnd Stage::finish() {
+  if (trace_) write_trace();  // the stage ends before the steps that were to be traced
+  const bool interrupted =
+      interrupted_ && state_.step < config_.steps && !reached_ && !state_.finished;
+  if (interrupted) {
+    if (saved_step_ != state_.step) save(false);
+  } else if (!state_.finished) {
+    if (state_.evaluated_step != state_.step || state_.report.find("last") == nullptr) evaluate();
+    save(true);
+    if (is_main() && config_.trainer == TrainerType::kGrpo)
+      reporter_.message(final_report(state_.report));
+  }
+  if (is_main()) {
+    const AllocatorStats memory = allocator(device_).stats();
+    logging::record(str("memory of ", device_.str(), ": at most ", mib(memory.peak_bytes),
+                        " in use, ", mib(memory.reserved_bytes), " held from the system"));
+    reporter_.end_stage();
+    for (auto* log : {&metrics_, &completions_}) (*log)->finish();
+  }
+  return interrupted ? StageEnd::kInterrupted : StageEnd::kFinished;
+}
+
+}  // namespace cohort

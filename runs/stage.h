@@ -1,0 +1,133 @@
+// Everything around the training step that pretraining, SFT and GRPO have in common: model loading,
+// evaluation, metrics, checkpoints, resume and interrupts. A training loop reads
+//
+//   Stage stage(setup);
+//   while (stage.more()) {
+//     ... stage.learner().update(...) ...
+//     stage.end_step(metrics);
+//   }
+//   return stage.finish();
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "distributed/communicator.h"
+#include "runs/checkpoint.h"
+#include "runs/event_file.h"
+#include "runs/log_file.h"
+#include "runs/report.h"
+#include "runs/reporter.h"
+#include "trainers/dataset.h"
+#include "trainers/learner.h"
+
+namespace cohort {
+
+struct StageSetup {
+  const TrainConfig& config;
+  std::string dir;  // metrics.jsonl, completions.jsonl, event files, checkpoints/, trace.json
+  Communicator& comm;
+  Reporter& reporter;             // used by rank 0 only
+  const std::atomic<bool>& stop;  // set by SIGINT and SIGTERM
+  Device device = {};             // this rank's device
+  // Resume from a checkpoint before this one; empty: from the newest.
+  std::string before = {};
+  // Reason why the finished stage cannot be extended; empty: it can.
+  std::string fixed = {};
+  std::string steps_key = "steps";            // the override that lengthens this stage alone
+  int64_t profile_steps = 0;                  // steps to trace, into trace.json
+  std::span<const TrainConfig> earlier = {};  // the stages before this one
+};
+
+enum class StageEnd { kFinished, kInterrupted };
+
+class Stage {
+ public:
+  // Loads data and model: from the newest checkpoint in `dir` if there is one (resume), else from
+  // init_from, else fresh. Throws InputError on ranks that do not start alike.
+  explicit Stage(const StageSetup& setup);
+
+  // Returns true if there is another step. Evaluates before the first (eval.at_start), and saves if
+  // checkpoint.every_minutes have passed.
+  bool more();
+  // Ends step step(): counts it, writes metrics (rank 0), evaluates and saves if due. A new
+  // best is saved at once.
+  void end_step(const Metrics& metrics);
+  // Last evaluation, checkpoint and report. Then throws Error if log lines were lost.
+  StageEnd finish();
+
+  // True if the stage was saved as finished and has nothing left to do.
+  bool finished() const { return state_.finished; }
+  // The checkpoint that the stage was resumed from if no update has been made since; else "".
+  std::string untried_checkpoint() const;
+
+  int64_t step() const { return state_.step; }
+  double learning_rate() const {
+    return scheduled_learning_rate(config_.optimizer, state_.step, config_.steps);
+  }
+  const TrainConfig& config() const { return config_; }
+  Communicator& comm() { return comm_; }
+  Dataset& data() { return data_; }
+  Learner& learner() { return *learner_; }
+  Transformer& model() { return learner_->model(); }
+  Engine& engine() { return *engine_; }
+  // The frozen reference policy (grpo with beta > 0), else nullptr.
+  const Transformer* reference() const { return reference_.get(); }
+  TrainState& state() { return state_; }
+  bool is_main() const { return comm_.rank() == 0; }
+  // Appends one line, which is JSON, to completions.jsonl (rank 0).
+  void log_completion(const std::string& line);
+  // Logs a warning, with the path of the best weights (rank 0).
+  void warn(const std::string& warning) const;
+
+ private:
+  void build_model(const StageSetup& setup);
+  void resume_from(const std::string& checkpoint, const StageSetup& setup);
+  void check_equal_checkpoints(const std::string& found);
+  void check_equal_starts();
+  void evaluate();
+  void save(bool finished);
+  void write_trace();
+  void open_logs();
+  void log_metrics(const Json& line);
+  bool is_new() const;
+  bool is_due() const;
+  Evaluation evaluation();
+  void warn_of_collapse(const Evaluation& evaluation);
+  void load_reference(const LoadedModel& loaded);
+  bool is_best(double score, double loss) const;
+  void watch_updates(double rate);
+  void record_score(const Evaluation& evaluation);
+  void report(const Evaluation& evaluation);
+
+  const TrainConfig& config_;
+  const std::string dir_;
+  Communicator& comm_;
+  Reporter& reporter_;
+  const std::atomic<bool>& stop_;
+  const Device device_;
+  Dataset data_;
+  std::unique_ptr<Learner> learner_;
+  std::unique_ptr<Engine> engine_;  // samples from the learner's model
+  std::unique_ptr<Transformer> reference_;
+  Correctness correct_;
+  TrainState state_;
+  std::optional<LogFile> metrics_, completions_;  // rank 0 only
+  std::optional<EventFile> events_;
+  std::string resumed_from_;     // a checkpoint; empty: a new stage
+  int64_t resumed_updates_ = 0;  // updates made before it
+  int64_t saved_step_ = -1;
+  bool interrupted_ = false, reached_ = false, warned_ = false, collapsed_ = false;
+  int64_t tiny_updates_ = 0;  // steps in a row whose relative update is too small; -1: reported
+  std::chrono::steady_clock::time_point saved_at_;
+  Stopwatch step_watch_;
+  int64_t generic_attention_calls_ = 0;        // as of the last step
+  int64_t trace_begin_ = -1, trace_end_ = -1;  // steps
+  std::optional<Trace> trace_;                 // trace in progress
+};
+
+}  // namespace cohort

@@ -1,0 +1,289 @@
+// Collectives of in-process ranks: values against reference sums, equal bits on every rank, and
+// failures that end in an error on every rank instead of a hang. A hang would exceed the time limit
+// of ctest.
+#include "distributed/communicator.h"
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <thread>
+
+#include "core/parallel.h"
+#include "tests/support/test_util.h"
+
+namespace cohort {
+namespace {
+
+using test::bit_equal;
+using test::random_tensor;
+
+constexpr int kRankCounts[] = {1, 2, 3, 5};
+constexpr int64_t kSizes[] = {0, 1, 4, 5, 7, 2048, 10001};
+
+// Runs body on `ranks` ranks and returns the error of each ("" without one).
+std::vector<std::string> errors_of_ranks(int ranks,
+                                         const std::function<void(Communicator&)>& body) {
+  std::vector<std::string> errors(static_cast<size_t>(ranks));
+  try {
+    run_local_ranks(ranks, [&](Communicator& comm) {
+      try {
+        body(comm);
+      } catch (const std::exception& e) {
+        errors[static_cast<size_t>(comm.rank())] = e.what();
+        throw;
+      }
+    });
+  } catch (const std::exception&) {
+  }
+  return errors;
+}
+
+// One tensor per rank, for comparison after all have ended.
+class PerRank {
+ public:
+  explicit PerRank(int ranks) : tensors_(static_cast<size_t>(ranks)) {}
+  void set(const Communicator& comm, const Tensor& t) { tensors_[comm.rank()] = t; }
+  const Tensor& operator[](int rank) const { return tensors_[rank]; }
+
+ private:
+  std::vector<Tensor> tensors_;
+};
+
+// ((t0 + t1) + t2) + ... element by element; bf16 in f32, rounded once.
+Tensor sum_in_rank_order(const std::vector<Tensor>& parts) {
+  const DType dtype = parts[0].dtype();
+  Tensor total = parts[0].to(dtype == DType::kBF16 ? DType::kF32 : dtype).clone();
+  for (size_t r = 1; r < parts.size(); ++r) {
+    const Tensor part = parts[r].to(total.dtype());
+    dispatch_all(total.dtype(), [&]<class T>() {
+      if constexpr (!std::is_same_v<T, bf16>)
+        for (int64_t i = 0; i < total.numel(); ++i)
+          total.data<T>()[i] = static_cast<T>(total.data<T>()[i] + part.data<T>()[i]);
+    });
+  }
+  return total.to(dtype);
+}
+
+std::vector<Tensor> random_parts(int ranks, int64_t n, DType dtype) {
+  std::vector<Tensor> parts;
+  // Values of different magnitude per rank, so that the bits of a sum depend on its order.
+  for (int r = 0; r < ranks; ++r)
+    parts.push_back(random_tensor({n}, DType::kF64, 100 + r, std::pow(30.0, r)).to(dtype));
+  return parts;
+}
+
+TEST(LocalRanks, AllReduceSumsInRankOrderWithEqualBitsOnEveryRank) {
+  for (const int ranks : kRankCounts)
+    for (const int64_t n : kSizes)
+      for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kI64, DType::kI32}) {
+        const auto parts = random_parts(ranks, n, dtype);
+        const Tensor expected = sum_in_rank_order(parts);
+        PerRank results(ranks);
+        run_local_ranks(ranks, [&](Communicator& comm) {
+          Tensor t = parts[comm.rank()].clone();
+          comm.all_reduce(t);
+          results.set(comm, t);
+        });
+        for (int r = 0; r < ranks; ++r)
+          EXPECT_TRUE(bit_equal(results[r], expected))
+              << "rank " << r << " of " << ranks << ", " << expected.str();
+      }
+}
+
+TEST(LocalRanks, TheSumDependsOnTheOrder) {
+  // Guards the test above, which could not detect a wrong order if all orders gave these bits.
+  auto parts = random_parts(3, 1000, DType::kF32);
+  const Tensor forward = sum_in_rank_order(parts);
+  std::swap(parts[0], parts[2]);
+  EXPECT_FALSE(bit_equal(forward, sum_in_rank_order(parts)));
+}
+
+TEST(LocalRanks, AllReduceDoesNotDependOnTheNumberOfThreads) {
+  const auto parts = random_parts(3, 50000, DType::kF32);
+  const Tensor expected = sum_in_rank_order(parts);
+  const int before = num_threads();
+  for (const int threads : {1, 2, 3, 9}) {
+    set_num_threads(threads);
+    run_local_ranks(3, [&](Communicator& comm) {
+      Tensor t = parts[comm.rank()].clone();
+      comm.all_reduce(t);
+      EXPECT_TRUE(bit_equal(t, expected)) << threads << " threads";
+    });
+  }
+  set_num_threads(before);
+}
+
+TEST(LocalRanks, MaxPropagatesNaN) {
+  run_local_ranks(3, [](Communicator& comm) {
+    const double r = comm.rank();
+    Tensor t = Tensor::from<double>({r, -r, comm.rank() == 1 ? NAN : 0.0, -5});
+    comm.all_reduce(t, Reduce::kMax);
+    const auto v = t.to_vector<double>();
+    EXPECT_EQ(v[0], 2);
+    EXPECT_EQ(v[1], 0);
+    EXPECT_TRUE(std::isnan(v[2]));
+    EXPECT_EQ(v[3], -5);
+  });
+}
+
+TEST(LocalRanks, ManyCollectivesInARowStayInOrder) {
+  run_local_ranks(5, [](Communicator& comm) {
+    for (int64_t step = 0; step < 300; ++step) {
+      Tensor t = Tensor::full({3}, static_cast<double>(step + comm.rank()), DType::kI64);
+      comm.all_reduce(t);
+      ASSERT_EQ(t.to_vector<int64_t>()[2], 5 * step + 10);
+      if (step % 7 == 0) comm.barrier();
+    }
+  });
+}
+
+TEST(LocalRanks, BarrierWaitsForAllRanks) {
+  std::atomic<int> before{0};
+  run_local_ranks(3, [&](Communicator& comm) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10 * comm.rank()));
+    ++before;
+    comm.barrier();
+    EXPECT_EQ(before.load(), 3);
+  });
+}
+
+TEST(LocalRanks, ThreadsAreDividedAmongTheRanks) {
+  const int before = num_threads();
+  for (const auto& [threads, ranks, expected] : {std::tuple{8, 2, 4}, {8, 3, 2}, {2, 5, 1}}) {
+    set_num_threads(threads);
+    run_local_ranks(ranks, [&](Communicator&) { EXPECT_EQ(num_threads(), expected); });
+    EXPECT_EQ(num_threads(), threads);
+  }
+  set_num_threads(before);
+}
+
+TEST(LocalRanks, AllWaitingRanksNameTheFailedRank) {
+  const auto errors = errors_of_ranks(3, [](Communicator& comm) {
+    Tensor t = Tensor::zeros({4}, DType::kF32);
+    comm.all_reduce(t);
+    if (comm.rank() == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      throw InputError("data/train.jsonl:7 is not JSON");
+    }
+    comm.all_reduce(t);
+  });
+  EXPECT_EQ(errors[0], "[all_reduce] rank 1 failed: data/train.jsonl:7 is not JSON");
+  EXPECT_EQ(errors[1], "data/train.jsonl:7 is not JSON");
+  EXPECT_EQ(errors[2], errors[0]);
+}
+
+TEST(LocalRanks, AllLaterCallsFailToo) {
+  std::atomic<bool> failed{false};
+  const auto errors = errors_of_ranks(2, [&](Communicator& comm) {
+    if (comm.rank() == 1) {
+      failed = true;
+      throw Error("broken");
+    }
+    while (!failed) std::this_thread::yield();
+    Tensor t = Tensor::zeros({1}, DType::kF32);
+    EXPECT_THROW_WITH(comm.all_reduce(t), Error, "[all_reduce] rank 1 failed: broken");
+    EXPECT_THROW_WITH(comm.barrier(), Error, "[barrier] rank 1 failed: broken");
+  });
+  EXPECT_EQ(errors[0], "");
+}
+
+TEST(LocalRanks, TheFirstExceptionIsRethrownWithItsType) {
+  struct OtherException {};
+  EXPECT_THROW_WITH(run_local_ranks(3,
+                                    [](Communicator& comm) {
+                                      if (comm.rank() == 2) throw InputError("bad key 'lr'");
+                                      comm.barrier();
+                                    }),
+                    InputError, "bad key 'lr'");
+  EXPECT_THROW(run_local_ranks(2,
+                               [](Communicator& comm) {
+                                 if (comm.rank() == 0) throw OtherException{};
+                                 comm.barrier();
+                               }),
+               OtherException);
+}
+
+TEST(LocalRanks, ARankThatEndsEarlyIsAnErrorForWaitingRanks) {
+  const auto errors = errors_of_ranks(3, [](Communicator& comm) {
+    comm.barrier();
+    if (comm.rank() == 2) return;
+    comm.barrier();
+  });
+  EXPECT_EQ(errors[0], "[barrier] rank 2 has ended and does not take part in this call (barrier)");
+  EXPECT_EQ(errors[1], errors[0]);
+  EXPECT_EQ(errors[2], "");
+}
+
+TEST(LocalRanks, EndingAfterTheLastCollectiveIsNoError) {
+  // The first rank to exit must not break the last collective for ranks still waking from it.
+  for (int i = 0; i < 200; ++i) run_local_ranks(3, [](Communicator& comm) { comm.barrier(); });
+}
+
+TEST(LocalRanks, DisagreementIsReportedWithBothCalls) {
+  auto error = [](const std::function<void(Communicator&)>& body) {
+    const auto errors = errors_of_ranks(2, body);
+    EXPECT_NE(errors[0], "");
+    EXPECT_NE(errors[1], "");
+    return errors[0];
+  };
+  EXPECT_EQ(
+      error([](Communicator& comm) {
+        Tensor t = Tensor::zeros({comm.rank() == 0 ? 3 : 4}, DType::kF32);
+        comm.all_reduce(t);
+      }),
+      "[all_reduce] ranks disagree about call 1: rank 0 calls all_reduce of f32[3], rank 1 calls "
+      "all_reduce of f32[4]");
+  EXPECT_EQ(error([](Communicator& comm) {
+              Tensor t = Tensor::zeros({3}, comm.rank() == 0 ? DType::kF32 : DType::kF64);
+              comm.all_reduce(t, Reduce::kMax);
+            }),
+            "[all_reduce] ranks disagree about call 1: rank 0 calls all_reduce (max) of f32[3], "
+            "rank 1 calls "
+            "all_reduce (max) of f64[3]");
+  EXPECT_EQ(error([](Communicator& comm) {
+              Tensor t = Tensor::zeros({3}, DType::kF32);
+              if (comm.rank() == 0) return comm.all_reduce(t);
+              comm.barrier();
+            }),
+            "[all_reduce] ranks disagree about call 1: rank 0 calls all_reduce of f32[3], rank 1 "
+            "calls barrier");
+  EXPECT_EQ(
+      error([](Communicator& comm) {
+        Tensor t = Tensor::zeros({}, DType::kF32);
+        comm.all_reduce(t, comm.rank() == 0 ? Reduce::kSum : Reduce::kMax);
+      }),
+      "[all_reduce] ranks disagree about call 1: rank 0 calls all_reduce of f32[], rank 1 calls "
+      "all_reduce (max) of f32[]");
+}
+
+// Invalid arguments are errors with one rank as with several.
+void expect_bad_arguments_throw(Communicator& comm) {
+  Tensor undefined, bytes = Tensor::zeros({2}, DType::kU8);
+  Tensor strided = Tensor::zeros({2, 3}, DType::kF32).transpose(0, 1);
+  EXPECT_THROW_WITH(comm.all_reduce(undefined), Error, "[all_reduce] expected t to be contiguous");
+  EXPECT_THROW_WITH(comm.all_reduce(strided), Error, "got a strided f32[3, 2]");
+  EXPECT_THROW_WITH(comm.all_reduce(bytes), Error, "expected numbers to reduce, got u8[2]");
+}
+
+TEST(LocalRanks, InvalidArgumentsAreErrorsBeforeTheCollective) {
+  run_local_ranks(2, [](Communicator& comm) {
+    expect_bad_arguments_throw(comm);
+    comm.barrier();  // ranks are still in the same call order
+  });
+  EXPECT_THROW_WITH(run_local_ranks(0, [](Communicator&) {}), Error, "at least one rank");
+}
+
+TEST(SingleCommunicator, AllReduceIsANoOp) {
+  const auto comm = make_single_communicator();
+  EXPECT_EQ(comm->rank(), 0);
+  EXPECT_EQ(comm->size(), 1);
+  const Tensor in = random_tensor({2, 3}, DType::kF32, 1);
+  Tensor t = in.clone();
+  comm->all_reduce(t);
+  comm->barrier();
+  EXPECT_TRUE(bit_equal(t, in));
+  expect_bad_arguments_throw(*comm);
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,326 @@
+// The rollout engine: samples do not depend on concurrent requests, nor on the size of the cache;
+// no request is lost and no block is leaked.
+#include "rl/engine/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/allocator.h"
+#include "tests/rl/tiny_policy.h"
+
+namespace cohort {
+namespace {
+
+using namespace test;
+
+// The sampled tokens of one completion.
+struct Completion {
+  std::vector<int32_t> tokens;
+  std::vector<double> logprobs, entropies;
+  EngineToken::End end = EngineToken::End::kNone;
+  bool operator==(const Completion&) const = default;
+};
+using Completions = std::map<std::pair<int64_t, int64_t>, Completion>;
+
+ModelConfig engine_model() {
+  ModelConfig config = tiny_model();
+  config.context = 96;
+  return config;
+}
+
+class EngineTest {
+ public:
+  explicit EngineTest(DType dtype, Device device = {}) : model_(engine_model(), dtype, 1, device) {}
+
+  const Transformer& model() const { return model_; }
+
+  // Random request i: a prompt of 1 to 50 tokens with 1 to 4 completions, which end by a stop token
+  // or by their length.
+  EngineRequest request(uint64_t i) const {
+    Rng rng(i, rng_stream(kTestPurpose, 31));
+    EngineRequest out;
+    for (int64_t n = rng.between(1, 50); n > 0; --n)
+      out.prompt.push_back(static_cast<int32_t>(rng.below(kVocab)));
+    const auto prompt = static_cast<int64_t>(out.prompt.size());
+    out.max_length = prompt + rng.between(1, 96 - prompt);
+    if (i % 2 == 0) out.stop_tokens = {kEos};
+    for (int64_t n = rng.between(1, 4); n > 0; --n)
+      out.completions.push_back(
+          {.temperature = 1.5, .seed = i, .stream = static_cast<uint64_t>(n)});
+    return out;
+  }
+
+  static void take(Engine& engine, Completions& out) {
+    for (const EngineToken& t : engine.poll()) {
+      Completion& c = out[{t.request, t.completion}];
+      EXPECT_EQ(c.end, EngineToken::End::kNone);
+      c.tokens.push_back(t.token);
+      c.logprobs.push_back(t.logprob);
+      c.entropies.push_back(t.entropy);
+      c.end = t.end;
+    }
+  }
+
+  static Completions run(Engine& engine, const std::vector<EngineRequest>& requests) {
+    Completions out;
+    std::map<int64_t, int64_t> number;
+    for (size_t i = 0; i < requests.size(); ++i)
+      number[engine.submit(requests[i])] = static_cast<int64_t>(i);
+    Completions by_id;
+    for (bool more = true; more;) {
+      more = engine.step();
+      take(engine, by_id);
+    }
+    for (auto& [key, completion] : by_id)
+      out[{number.at(key.first), key.second}] = std::move(completion);
+    return out;
+  }
+
+  std::vector<EngineRequest> requests(uint64_t count) const {
+    std::vector<EngineRequest> out;
+    for (uint64_t i = 0; i < count; ++i) out.push_back(request(i));
+    return out;
+  }
+
+  void expect_samples_do_not_depend_on_capacity() const {
+    const std::vector<EngineRequest> all = requests(24);
+    Engine large(model_, {});
+    const Completions expected = run(large, all);
+    EXPECT_EQ(large.stats().preemptions, 0);
+    EXPECT_EQ(large.stats().used_blocks, 0);
+    std::set<EngineToken::End> ends;
+    for (const auto& [key, c] : expected) {
+      ends.insert(c.end);
+      const EngineRequest& in = all[static_cast<size_t>(key.first)];
+      const auto length = static_cast<int64_t>(in.prompt.size() + c.tokens.size());
+      const bool stopped = !in.stop_tokens.empty() && c.tokens.back() == kEos;
+      EXPECT_EQ(c.end == EngineToken::End::kStopToken, stopped);
+      if (c.end == EngineToken::End::kLength) {
+        EXPECT_EQ(length, in.max_length);
+      }
+    }
+    EXPECT_EQ(ends.size(), 2u);
+    for (const EngineConfig config :
+         {EngineConfig{.max_cache_tokens = 1}, EngineConfig{.max_cache_tokens = 200},
+          EngineConfig{.max_concurrent = 3, .max_cache_tokens = 160},
+          EngineConfig{.max_concurrent = 1}}) {
+      SCOPED_TRACE(str(config.max_concurrent, " at once, ", config.max_cache_tokens, " tokens"));
+      Engine small(model_, config);
+      EXPECT_EQ(run(small, all), expected);
+      EXPECT_EQ(small.stats().used_blocks, 0);
+      if (config.max_concurrent == 3) {
+        EXPECT_GT(small.stats().preemptions, 0);
+      }
+    }
+    // One request after the other, in an engine that has served others before.
+    Completions alone;
+    for (size_t i = 0; i < all.size(); ++i)
+      for (auto& [key, c] : run(large, {all[i]})) alone[{static_cast<int64_t>(i), key.second}] = c;
+    EXPECT_EQ(alone, expected);
+  }
+
+  // Submits, cancels and steps in random order, with a cache that is too small for all.
+  void expect_no_block_is_leaked(int64_t steps) const {
+    Engine engine(model_, {.max_concurrent = 6, .max_cache_tokens = 176});
+    Rng rng(7, rng_stream(kTestPurpose, 32));
+    std::map<int64_t, uint64_t> open;
+    Completions seen;
+    uint64_t next = 0;
+    for (int64_t i = 0; i < steps; ++i) {
+      if (open.size() < 12 && rng.below(3) == 0) open[engine.submit(request(next))] = next, ++next;
+      if (!open.empty() && rng.below(12) == 0) {
+        const auto it =
+            std::next(open.begin(),
+                      static_cast<std::ptrdiff_t>(rng.below(static_cast<int64_t>(open.size()))));
+        const auto count = static_cast<int64_t>(request(it->second).completions.size());
+        const int64_t first = rng.below(count);
+        for (int64_t c = first; c < count; ++c) {
+          engine.cancel(it->first, c);
+          engine.cancel(it->first, c);  // no effect
+        }
+        if (first == 0) open.erase(it);
+      }
+      engine.step();
+      take(engine, seen);
+      const EngineStats stats = engine.stats();
+      ASSERT_LE(stats.used_blocks, stats.blocks);
+      ASSERT_LE(stats.running, 6);
+      std::erase_if(open, [&](const auto& entry) {
+        const auto c = static_cast<int64_t>(request(entry.second).completions.size());
+        for (int64_t k = 0; k < c; ++k)
+          if (seen[{entry.first, k}].end == EngineToken::End::kNone) return false;
+        return true;
+      });
+    }
+    const int64_t blocks = engine.stats().blocks;
+    while (engine.step()) take(engine, seen);
+    take(engine, seen);
+    EXPECT_EQ(engine.stats().used_blocks, 0);
+    EXPECT_EQ(engine.stats().waiting + engine.stats().running, 0);
+    EXPECT_EQ(engine.stats().blocks, blocks);
+    EXPECT_GT(engine.stats().preemptions, 0);
+    // Completions that were not cancelled equal those of an engine of their own.
+    Engine alone(model_, {});
+    int64_t compared = 0;
+    for (const auto& [key, c] : seen) {
+      if (c.end == EngineToken::End::kNone || key.first % 37 != 0) continue;
+      Completions expected = run(alone, {request(static_cast<uint64_t>(key.first))});
+      EXPECT_EQ((expected[{0, key.second}]), c);
+      ++compared;
+    }
+    EXPECT_GT(compared, 2);
+  }
+
+ private:
+  Transformer model_;
+};
+
+TEST(Engine, SamplesDoNotDependOnCapacityOrConcurrency) {
+  EngineTest(DType::kF64).expect_samples_do_not_depend_on_capacity();
+  EngineTest(DType::kF32).expect_samples_do_not_depend_on_capacity();
+}
+
+TEST(Engine, LeaksNoBlockInRandomUse) {
+  EngineTest(DType::kF32).expect_no_block_is_leaked(3000);
+}
+
+TEST(EngineSlow, LeaksNoBlockInTenThousandSteps) {
+  EngineTest(DType::kF32).expect_no_block_is_leaked(10000);
+}
+
+class CudaEngine : public testing::TestWithParam<DType> {};
+
+TEST_P(CudaEngine, SamplesDoNotDependOnCapacityOrConcurrency) {
+  COHORT_REQUIRE_GPU(device);
+  EngineTest(GetParam(), device).expect_samples_do_not_depend_on_capacity();
+}
+
+TEST_P(CudaEngine, LeaksNoBlockInTenThousandSteps) {
+  COHORT_REQUIRE_GPU(device);
+  const EngineTest test(GetParam(), device);
+  test.expect_no_block_is_leaked(1000);
+  const int64_t live = allocator(device).stats().live_bytes;
+  test.expect_no_block_is_leaked(10000);
+  EXPECT_EQ(allocator(device).stats().live_bytes, live);
+}
+
+TEST_P(CudaEngine, ReleasesItsCacheBetweenRequests) {
+  COHORT_REQUIRE_GPU(device);
+  const EngineTest test(GetParam(), device);
+  const std::vector<EngineRequest> all = test.requests(200);
+  Engine engine(test.model(), {});
+  const Completions expected = EngineTest::run(engine, all);
+  const int64_t bytes = engine.cache_bytes();
+  ASSERT_GT(bytes, int64_t{1} << 20);
+  const auto allocate_all = [&] { return Tensor::full({bytes}, 0xff, DType::kU8, device); };
+  const AllocatorStats before = allocator(device).stats();
+  allocate_all();
+  EXPECT_EQ(allocator(device).stats().reserved_bytes, before.reserved_bytes);
+  EXPECT_EQ(EngineTest::run(engine, all), expected);
+  EXPECT_EQ(allocator(device).stats().live_bytes, before.live_bytes);
+  // A tensor that is still alive keeps the released memory, and the engine allocates another cache.
+  const Tensor kept = allocate_all();
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(EngineTest::run(engine, all), expected);
+  EXPECT_TRUE(bit_equal(kept, allocate_all()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, CudaEngine, testing::Values(DType::kF32, DType::kBF16),
+                         [](const auto& info) { return dtype_name(info.param); });
+
+// The completions of a group share the blocks of their prompt, which is computed once.
+TEST(Engine, ComputesAPromptOnceForItsCompletions) {
+  const EngineTest test(DType::kF32);
+  EngineRequest request = test.request(0);
+  request.prompt.assign(40, 3);
+  request.max_length = 41;
+  request.completions.assign(8, {.seed = 1});
+  Engine engine(test.model(), {});
+  const Completions all = EngineTest::run(engine, {request});
+  EXPECT_EQ(all.size(), 8u);
+  EXPECT_EQ(engine.stats().prefilled_tokens, 40);
+  // Two full blocks and the partial one, and a copy of the latter for each completion but the
+  // first.
+  EXPECT_EQ(engine.stats().most_blocks, 3 + 7);
+}
+
+// Includes completions that find no free row at first.
+TEST(Engine, ComputesAPromptOnceForCompletionsThatWait) {
+  const EngineTest test(DType::kF32);
+  EngineRequest request = test.request(0);
+  request.prompt.assign(40, 3);
+  request.max_length = 60;
+  request.completions.clear();
+  for (uint64_t i = 0; i < 8; ++i) request.completions.push_back({.seed = i});
+  Engine few(test.model(), {.max_concurrent = 3}), many(test.model(), {});
+  EXPECT_EQ(EngineTest::run(few, {request}), EngineTest::run(many, {request}));
+  EXPECT_EQ(few.stats().prefilled_tokens, 40);
+  EXPECT_EQ(few.stats().most_running, 3);
+}
+
+TEST(Engine, CompletionsHaveParametersOfTheirOwn) {
+  const EngineTest test(DType::kF64);
+  EngineRequest request = test.request(0);
+  request.prompt = {1, 2, 3};
+  request.max_length = 40;
+  request.stop_tokens = {kEos, 5};
+  request.logit_bias = {{7, 4.0F}, {2, -3.0F}};
+  request.completions = {{.temperature = 0},
+                         {.top_k = 2, .seed = 4},
+                         {.top_p = 0.5, .seed = 4},
+                         {.min_p = 0.3, .seed = 4},
+                         {.repetition_penalty = 1.5F, .seed = 4},
+                         {.presence_penalty = 2, .frequency_penalty = 0.5F, .seed = 4},
+                         {.seed = 5}};
+  Engine engine(test.model(), {}),
+      small(test.model(), {.max_concurrent = 3, .max_cache_tokens = 100});
+  const Completions together = EngineTest::run(engine, {request, test.request(1)});
+  EXPECT_EQ(EngineTest::run(small, {request, test.request(1)}), together);
+  EXPECT_GT(small.stats().preemptions, 0);
+  for (size_t i = 0; i < request.completions.size(); ++i) {
+    EngineRequest single = request;
+    single.completions = {request.completions[i]};
+    EXPECT_EQ((EngineTest::run(engine, {single}).at({0, 0})),
+              (together.at({0, static_cast<int64_t>(i)})));
+  }
+}
+
+TEST(Engine, RequestsThatCannotBeServedAreRefused) {
+  const EngineTest test(DType::kF32);
+  Engine engine(test.model(), {});
+  const auto refused = [&](const char* text, const auto& change) {
+    EngineRequest request = test.request(0);
+    change(request);
+    EXPECT_THROW_WITH(engine.submit(request), Error, text);
+  };
+  refused("expected a prompt of at least one token", [](auto& r) { r.prompt.clear(); });
+  refused("shorter than max_length",
+          [](auto& r) { r.max_length = static_cast<int64_t>(r.prompt.size()); });
+  refused("max_length of at most 96", [](auto& r) { r.max_length = 97; });
+  refused("outside the vocabulary", [](auto& r) { r.prompt[0] = kVocab; });
+  refused("expected biases", [](auto& r) { r.logit_bias = {{kVocab, 1.0F}}; });
+  refused("expected biases", [](auto& r) { r.logit_bias = {{0, NAN}}; });
+  refused("top_p in (0, 1]", [](auto& r) { r.completions[0].top_p = 0; });
+  EXPECT_FALSE(engine.step());
+}
+
+TEST(Engine, ContinuesAfterNonFiniteLogits) {
+  const EngineTest test(DType::kF32);
+  Transformer model(engine_model(), DType::kF32, 1);
+  Engine engine(model, {});
+  const Completions expected = EngineTest::run(engine, {test.request(3)});
+  Tensor head = model.head().value();
+  const Tensor saved = head.clone();
+  head.fill_(NAN);
+  engine.submit(test.request(3));
+  engine.submit(test.request(4));
+  EXPECT_THROW_WITH(engine.step(), NonFiniteError, "the logits hold NaN or infinity");
+  EXPECT_FALSE(engine.step());
+  EXPECT_EQ(engine.stats().used_blocks, 0);
+  head.copy_(saved);
+  engine.poll();
+  EXPECT_EQ(EngineTest::run(engine, {test.request(3)}), expected);
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,399 @@
+// The parts of a GRPO step: the shards of its prompts, packing, and the updates.
+#include "trainers/grpo_step.h"
+
+#include <cmath>
+#include <limits>
+#include <mutex>
+#include <numeric>
+
+#include "tests/runs/small_runs.h"
+
+namespace cohort::test {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+// The prompts of each rank in one step.
+std::vector<std::vector<int64_t>> prompts_of_ranks(const TrainConfig& config, int ranks,
+                                                   int64_t step) {
+  std::vector<std::vector<int64_t>> indices(static_cast<size_t>(ranks));
+  run_local_ranks(ranks, [&](Communicator& comm) {
+    indices[static_cast<size_t>(comm.rank())] = shard_prompts(comm, config, step).indices;
+  });
+  return indices;
+}
+
+TEST(GrpoShards, EveryPromptHasOneRank) {
+  TrainConfig config;
+  for (const int64_t prompts : {1, 4, 13, 32})
+    for (const int64_t minibatches : {1, 3, 8})
+      for (const int64_t step : {0, 1, 7}) {
+        if (minibatches > prompts) continue;
+        config.prompts_per_step = prompts;
+        config.grpo.num_minibatches = minibatches;
+        std::vector<int64_t> all;
+        for (const auto& rank : prompts_of_ranks(config, 3, step))
+          all.insert(all.end(), rank.begin(), rank.end());
+        std::sort(all.begin(), all.end());
+        std::vector<int64_t> expected(static_cast<size_t>(prompts));
+        std::iota(expected.begin(), expected.end(), 0);
+        EXPECT_EQ(all, expected);
+      }
+}
+
+// 32 prompts in 8 minibatches on 8 ranks: each rank has prompts in half of the minibatches.
+TEST(GrpoShards, MinibatchesWithFewPromptsRotateOverTheRanks) {
+  TrainConfig config;
+  config.prompts_per_step = 32;
+  config.grpo.num_minibatches = 8;
+  for (const int64_t step : {0, 1, 2})
+    for (const auto& rank : prompts_of_ranks(config, 8, step)) EXPECT_EQ(rank.size(), 4u);
+  config.prompts_per_step = 3;
+  config.grpo.num_minibatches = 1;
+  std::vector<size_t> counts(8);
+  for (int64_t step = 0; step < 8; ++step) {
+    const auto ranks = prompts_of_ranks(config, 8, step);
+    for (size_t r = 0; r < 8; ++r) counts[r] += ranks[r].size();
+  }
+  EXPECT_EQ(counts, std::vector<size_t>(8, 3));
+}
+
+// Sampled completions of the addition task with advantages, and the policy that has sampled them.
+class GrpoStep : public testing::Test {
+ protected:
+  GrpoStep() {
+    const RunPlan plan =
+        small_plan(dir_, "run", std::string(kSmallModel) + kSmallData + kSmallGrpo,
+                   {"num_minibatches=2", "dtype=f64", "prompts_per_step=4", "num_generations=3"});
+    config_ = plan.stages[0];
+    data_ = load_dataset(config_, nullptr);
+    config_.model.vocab_size = data_.tokenizer->vocab_size();
+    config_.model.resolve();
+  }
+
+  std::unique_ptr<Learner> make_learner(Communicator& comm) const {
+    return std::make_unique<Learner>(std::make_unique<Transformer>(config_.model, config_.dtype, 1),
+                                     config_.optimizer, comm);
+  }
+
+  ScoredRollouts sampled(const Transformer& model, const PromptShard& shard) const {
+    ScoredRollouts out;
+    Engine engine(model, {});
+    out.trajectories = Sampler(engine, *data_.tokenizer, config_.sampling)
+                           .sample(prompts(shard), config_.num_generations,
+                                   {.seed = 1, .step = 0, .prompt_indices = shard.indices});
+    for (const Trajectory& t : out.trajectories) {
+      const auto index = static_cast<double>(t.index);
+      out.scores.total.push_back(index);
+      out.advantages.push_back(std::sin(index + 1));
+    }
+    return out;
+  }
+  std::vector<Example> prompts(const PromptShard& shard) const {
+    std::vector<Example> out;
+    for (const int64_t i : shard.indices) out.push_back(data_.train->get(i));
+    return out;
+  }
+
+  struct Trained {
+    std::vector<Tensor> weights;
+    Metrics metrics;
+  };
+  // One step on `ranks` ranks. `change` may edit the rollouts of rank 0.
+  Trained train(int ranks, const std::function<void(ScoredRollouts&)>& change) const {
+    Trained out;
+    run_local_ranks(ranks, [&](Communicator& comm) {
+      const auto learner = make_learner(comm);
+      const PromptShard shard = shard_prompts(comm, config_, 0);
+      ScoredRollouts scored = sampled(learner->model(), shard);
+      if (comm.rank() == 0) change(scored);
+      auto minibatches =
+          pack_minibatches(comm, learner->model(), scored, scored.advantages, shard, config_);
+      const UpdateSums updates = update_policy(comm, *learner, minibatches, config_, 1e-2);
+      const Metrics summary = grpo_metrics(scored, {}, updates, config_, 1e-2).reduce(comm);
+      if (comm.rank() != 0) return;
+      out.metrics = summary;
+      for (const NamedParameter& p : learner->model().parameters())
+        out.weights.push_back(p.value.clone());
+    });
+    return out;
+  }
+
+  TempDir dir_;
+  TrainConfig config_;
+  Dataset data_;
+};
+
+void expect_same_weights(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(bit_equal(a[i], b[i])) << i;
+}
+
+// The whole step, without a run around it.
+TEST_F(GrpoStep, IsAFunctionOfItsInputs) {
+  const RewardSet rewards({{.name = "format", .pattern = ".*1.*"}, {.name = "task"}}, data_.task);
+  std::vector<Tensor> weights[2];
+  for (const bool again : {false, true}) {
+    const auto comm = make_single_communicator();
+    const auto learner = make_learner(*comm);
+    Engine engine(learner->model(), {});
+    const Sampler sampler(engine, *data_.tokenizer, config_.sampling);
+    for (int64_t step = 0; step < 2; ++step) {
+      const PromptShard shard = shard_prompts(*comm, config_, step);
+      const std::vector<Example> problems = prompts(shard);
+      const GrpoStepResult result = grpo_step({.comm = *comm,
+                                               .config = config_,
+                                               .sampler = sampler,
+                                               .rewards = rewards,
+                                               .learner = *learner,
+                                               .reference = nullptr,
+                                               .prompts = problems,
+                                               .shard = shard,
+                                               .step = step,
+                                               .learning_rate = 1e-2});
+      EXPECT_EQ(result.rewarded_count, 12);
+      ASSERT_EQ(result.rollouts.trajectories.size(), 12u);
+      ASSERT_EQ(result.rollouts.scores.total.size(), 12u);
+      EXPECT_EQ(result.rollouts.advantages,
+                group_advantages(result.rollouts.scores.total, 3, config_.grpo.scale_rewards));
+      EXPECT_EQ(result.metrics.at("ratio_deviation"), 0);
+      EXPECT_GT(result.metrics.at("grad_norm"), 0);
+      EXPECT_GE(result.metrics.at("time/update"), 0);
+      EXPECT_EQ(learner->optimizer().updates(), 2 * (step + 1));
+    }
+    for (const NamedParameter& p : learner->model().parameters())
+      weights[again].push_back(p.value.clone());
+  }
+  expect_same_weights(weights[0], weights[1]);
+}
+
+// With a reference that equals the policy the KL is 0, and so is the gradient if all rewards are
+// equal. A reward that applies to no completion does not change the weights either.
+TEST_F(GrpoStep, TakesAReferenceAndNeedsAReward) {
+  config_.grpo.beta = 0.1;
+  const auto comm = make_single_communicator();
+  const auto learner = make_learner(*comm);
+  const Transformer reference(config_.model, config_.dtype, 1);
+  Engine engine(learner->model(), {});
+  const Sampler sampler(engine, *data_.tokenizer, config_.sampling);
+  const PromptShard shard = shard_prompts(*comm, config_, 0);
+  const std::vector<Example> problems = prompts(shard);
+  const auto step_with = [&](const RewardSet& rewards) {
+    return grpo_step(
+        {*comm, config_, sampler, rewards, *learner, &reference, problems, shard, 0, 0});
+  };
+  const GrpoStepResult result = step_with(RewardSet({{.name = "task"}}, data_.task));
+  EXPECT_EQ(result.metrics.at("kl"), 0);
+  EXPECT_EQ(result.metrics.at("grad_norm"), 0);
+  EXPECT_EQ(result.metrics.at("num_updates"), 0);
+  EXPECT_EQ(learner->optimizer().updates(), 0);
+  const GrpoStepResult none = step_with(RewardSet({{.name = "countdown"}}, nullptr));
+  EXPECT_EQ(none.rewarded_count, 0);
+  EXPECT_TRUE(std::isnan(none.metrics.at("reward")));
+  EXPECT_TRUE(std::isnan(none.metrics.at("loss")));
+  EXPECT_EQ(learner->optimizer().updates(), 0);
+}
+
+// A recorded log-prob that differs from the trainer's is detected and corrected before AdamW: the
+// step ends with the same weights as with the right record.
+TEST_F(GrpoStep, AWrongRecordedLogProbIsCorrectedBeforeTheUpdate) {
+  for (const int ranks : {1, 2}) {
+    SCOPED_TRACE(ranks);
+    const Trained right = train(ranks, [](ScoredRollouts&) {});
+    EXPECT_EQ(right.metrics.at("ratio_deviation"), 0);
+    const ExpectLog warning("max |ratio - 1| = 0.1");
+    const Trained corrected = train(ranks, [](ScoredRollouts& scored) {
+      Trajectory& t = scored.trajectories[0];
+      t.logprobs[static_cast<size_t>(t.prompt_length)] -= std::log(1.125);
+    });
+    EXPECT_NEAR(corrected.metrics.at("ratio_deviation"), 0.125, 1e-9);
+    expect_same_weights(corrected.weights, right.weights);
+    for (const char* name : {"loss", "grad_norm", "kl_old", "clip_ratio/high"})
+      EXPECT_EQ(corrected.metrics.at(name), right.metrics.at(name)) << name;
+  }
+}
+
+// The second minibatch is updated with other weights than those that sampled, so only a check
+// before the first update can detect a wrong record in it.
+TEST_F(GrpoStep, EveryMinibatchIsCheckedPeriodically) {
+  const auto damage_last = [](ScoredRollouts& scored) {
+    Trajectory& t = scored.trajectories.back();
+    t.logprobs.back() += std::log(1.25);
+  };
+  const Trained right = train(1, [](ScoredRollouts&) {});
+  for (const int64_t every : {1, 20}) {
+    config_.grpo.ratio_check_every = every;
+    const ExpectLog warning("max |ratio - 1| = 0.2");
+    const Trained corrected = train(1, damage_last);
+    EXPECT_NEAR(corrected.metrics.at("ratio_deviation"), 0.2, 1e-9);
+    expect_same_weights(corrected.weights, right.weights);
+  }
+  config_.grpo.ratio_check_every = 0;
+  const Trained wrong = train(1, damage_last);
+  EXPECT_EQ(wrong.metrics.at("ratio_deviation"), 0);
+  EXPECT_NE(wrong.metrics.at("kl_old"), right.metrics.at("kl_old"));
+  // Steps in between are checked on the first minibatch alone.
+  config_.grpo.ratio_check_every = 20;
+  const auto comm = make_single_communicator();
+  for (const int64_t step : {0, 1, 19, 20, 40}) {
+    const auto learner = make_learner(*comm);
+    const PromptShard shard = shard_prompts(*comm, config_, 0);
+    ScoredRollouts scored = sampled(learner->model(), shard);
+    auto minibatches =
+        pack_minibatches(*comm, learner->model(), scored, scored.advantages, shard, config_);
+    Tensor old = minibatches.back().back().columns.at("old_logprob");
+    old.fill_(-1);
+    std::optional<ExpectLog> warning;
+    if (step % 20 == 0) warning.emplace("the sampler's log-probs differ from the trainer's");
+    EXPECT_EQ(update_policy(*comm, *learner, minibatches, config_, 1e-2, step).ratio_deviation > 0,
+              step % 20 == 0);
+  }
+}
+
+// If truncated completions are masked, only the others decide whether a group has zero variance.
+TEST_F(GrpoStep, ZeroVarianceGroupsDependOnUnmaskedTokens) {
+  const auto comm = make_single_communicator();
+  const auto learner = make_learner(*comm);
+  const PromptShard shard = shard_prompts(*comm, config_, 0);
+  ScoredRollouts scored = sampled(learner->model(), shard);
+  for (Trajectory& c : scored.trajectories) c.stop_reason = StopReason::kLength;
+  for (size_t i = 0; i < 3; ++i) scored.trajectories[i].stop_reason = StopReason::kContext;
+  scored.trajectories.back().stop_reason = StopReason::kStopToken;
+  const auto metrics = [&] { return grpo_metrics(scored, {}, {}, config_, 0).reduce(*comm); };
+  EXPECT_EQ(metrics().at("frac_reward_zero_std"), 0);
+  config_.grpo.mask_truncated_completions = true;
+  EXPECT_EQ(metrics().at("frac_reward_zero_std"), 0.75);
+  // Completions that end because the context is full are counted separately.
+  EXPECT_EQ(metrics().at("completions/clipped_ratio"), 8.0 / 12);
+  EXPECT_EQ(metrics().at("completions/context_ratio"), 3.0 / 12);
+  EXPECT_EQ(metrics().at("reward_max"), 11);
+  EXPECT_EQ(metrics().at("reward_min"), 0);
+  scored.scores.total.assign(12, kNaN);
+  EXPECT_TRUE(std::isnan(metrics().at("reward_max")) && std::isnan(metrics().at("reward_min")));
+}
+
+void set_truncated(Trajectory& trajectory, bool truncated = true) {
+  trajectory.stop_reason = truncated ? StopReason::kLength : StopReason::kStopToken;
+}
+
+TEST_F(GrpoStep, AnUpdateWithoutATokenInTheMaskIsSkipped) {
+  const auto comm = make_single_communicator();
+  const auto learner = make_learner(*comm);
+  const PromptShard shard = shard_prompts(*comm, config_, 0);
+  ScoredRollouts scored = sampled(learner->model(), shard);
+  const auto count = [&] {
+    return pack_minibatches(*comm, learner->model(), scored, scored.advantages, shard, config_)
+        .size();
+  };
+  EXPECT_EQ(count(), 2u);
+  // Zero advantages do not skip an update here: the learner sees their gradient.
+  scored.advantages.assign(scored.advantages.size(), 0);
+  EXPECT_EQ(count(), 2u);
+  config_.grpo.mask_truncated_completions = true;
+  for (size_t i = 0; i < 12; ++i) set_truncated(scored.trajectories[i], i < 6);
+  EXPECT_EQ(count(), 1u);
+  for (Trajectory& c : scored.trajectories) set_truncated(c);
+  EXPECT_EQ(count(), 0u);
+  config_.grpo.mask_truncated_completions = false;
+  EXPECT_EQ(count(), 2u);
+  scored.scores.total.assign(12, kNaN);
+  EXPECT_EQ(count(), 0u);
+}
+
+// If only one of two ranks has tokens in its mask, both make the update.
+TEST_F(GrpoStep, AnUpdateIsMadeIfAnyRankHasATokenInTheMask) {
+  config_.grpo.mask_truncated_completions = true;
+  run_local_ranks(2, [&](Communicator& comm) {
+    const auto learner = make_learner(comm);
+    const PromptShard shard = shard_prompts(comm, config_, 0);
+    ScoredRollouts scored = sampled(learner->model(), shard);
+    for (Trajectory& c : scored.trajectories) set_truncated(c, comm.rank() == 0);
+    auto minibatches =
+        pack_minibatches(comm, learner->model(), scored, scored.advantages, shard, config_);
+    EXPECT_EQ(minibatches.size(), 2u);
+    update_policy(comm, *learner, minibatches, config_, 1e-2);
+    EXPECT_EQ(learner->optimizer().updates(), 2);
+  });
+}
+
+TEST_F(GrpoStep, AdvantagesAreShuffledOverAllRanks) {
+  std::vector<std::vector<double>> results;
+  for (const int ranks : {1, 2, 3}) {
+    std::vector<double> all_shuffled(12, kNaN);
+    run_local_ranks(ranks, [&](Communicator& comm) {
+      const PromptShard shard = shard_prompts(comm, config_, 0);
+      std::vector<double> advantages;
+      for (const int64_t n : shard.indices)
+        for (int64_t g = 0; g < 3; ++g) advantages.push_back(static_cast<double>(3 * n + g) + 1);
+      const auto shuffled = shuffled_advantages(comm, advantages, shard, config_, 5);
+      for (size_t i = 0; i < shuffled.size(); ++i)
+        all_shuffled[static_cast<size_t>(shard.indices[i / 3]) * 3 + i % 3] = shuffled[i];
+    });
+    results.push_back(all_shuffled);
+  }
+  EXPECT_EQ(results[1], results[0]);
+  EXPECT_EQ(results[2], results[0]);
+  std::vector<double> sorted = results[0], all(12);
+  std::iota(all.begin(), all.end(), 1);
+  EXPECT_NE(sorted, all);
+  std::sort(sorted.begin(), sorted.end());
+  EXPECT_EQ(sorted, all);
+}
+
+// A metric without any token is NaN, which the log writes as null.
+TEST_F(GrpoStep, MetricsWithoutATokenAreNaN) {
+  const Trained zero_variance = train(1, [](ScoredRollouts& scored) {
+    scored.advantages.assign(scored.advantages.size(), 0);
+    for (Trajectory& c : scored.trajectories) c.entropy = 2.0 * c.completion_length();
+  });
+  EXPECT_TRUE(std::isnan(zero_variance.metrics.at("kl_old")));
+  EXPECT_TRUE(std::isnan(zero_variance.metrics.at("kl")));
+  EXPECT_EQ(zero_variance.metrics.at("clip_ratio/low"), 0);
+  EXPECT_EQ(zero_variance.metrics.at("entropy"), 2);
+  EXPECT_EQ(zero_variance.metrics.at("frac_reward_zero_std"), 1);
+  EXPECT_EQ(zero_variance.metrics.at("loss"), 0);
+
+  const Trained nothing = train(1, [](ScoredRollouts& scored) {
+    scored.scores.total.assign(scored.scores.total.size(), kNaN);
+    scored.advantages.assign(scored.advantages.size(), 0);
+  });
+  for (const char* name : {"reward", "reward_std", "frac_reward_zero_std", "clip_ratio/low",
+                           "clip_ratio/high", "kl_old", "entropy", "loss", "grad_norm"})
+    EXPECT_TRUE(std::isnan(nothing.metrics.at(name))) << name;
+}
+
+// A group without any reward is not a zero-variance group: it does not count.
+TEST_F(GrpoStep, GroupsWithoutARewardDoNotCount) {
+  const Trained trained = train(1, [](ScoredRollouts& scored) {
+    for (size_t i = 0; i < 3; ++i) scored.scores.total[i] = kNaN;
+    for (size_t i = 0; i < 6; ++i) scored.advantages[i] = 0;
+  });
+  EXPECT_EQ(trained.metrics.at("frac_reward_zero_std"), 1.0 / 3);
+  EXPECT_EQ(trained.metrics.at("reward"), 7);  // mean of the rewards 3 to 11
+}
+
+// Entropy, clip ratios and truncated mass are means over the loss mask, independent of advantages.
+TEST_F(GrpoStep, MeansAreOverTheTokensOfTheLossMask) {
+  config_.grpo.mask_truncated_completions = true;
+  config_.sampling.top_k = 3;
+  double tokens = 0, entropy = 0, truncated_mass = 0;
+  const Trained trained = train(1, [&](ScoredRollouts& scored) {
+    for (size_t i = 0; i < 12; ++i) {
+      Trajectory& c = scored.trajectories[i];
+      set_truncated(c, i % 4 == 1);
+      c.entropy = static_cast<double>(i);
+      c.truncated_mass = 0.25 * static_cast<double>(i);
+      if (i == 3) scored.scores.total[i] = kNaN;
+      if (i == 4) scored.advantages[i] = 0;
+      if (c.truncated() || i == 3) continue;
+      tokens += static_cast<double>(c.completion_length());
+      entropy += c.entropy;
+      truncated_mass += c.truncated_mass;
+    }
+  });
+  EXPECT_NEAR(trained.metrics.at("entropy"), entropy / tokens, 1e-12);
+  EXPECT_NEAR(trained.metrics.at("cut_probability"), truncated_mass / tokens, 1e-12);
+}
+
+}  // namespace
+}  // namespace cohort::test

@@ -1,0 +1,68 @@
+// Messages of a run on its data, its keys and its updates; the reference of a resumed run.
+#include <filesystem>
+
+#include "runs/checkpoint.h"
+#include "tests/runs/small_runs.h"
+
+namespace cohort::test {
+namespace {
+
+const std::string kCommon = std::string(kSmallModel) + kSmallData;
+
+TEST(RunMessages, ReportTheRewardsOfGoldAnswersAndTheNumberOfTargetTokens) {
+  const TempDir dir;
+  const std::string grpo = train_new(small_plan(dir, "grpo", kCommon + kSmallGrpo, {"steps=1"}));
+  EXPECT_NE(read_file(grpo + "/log.txt").find(" gold answers get less than the rewards can give"),
+            std::string::npos);
+  const std::string sft = train_new(small_plan(dir, "sft", kCommon + kSmallSft, {"steps=2"}));
+  for (const Json& line : json_lines(sft + "/metrics.jsonl")) {
+    if (line.find("eval") != nullptr) continue;
+    // One to three digits and the end of sequence of each of 8.
+    EXPECT_GE(metric(line, "num_target_tokens"), 16);
+    EXPECT_LT(metric(line, "num_target_tokens"), metric(line, "num_tokens"));
+  }
+}
+
+// A learning rate that is too small is reported once.
+TEST(RunMessages, UpdatesThatHardlyChangeTheWeightsAreReported) {
+  const TempDir dir;
+  const std::vector<std::string> keys{"steps=130", "lr_schedule=constant", "eval.every=0"};
+  {
+    const ExpectLog warning("for 50 steps an update has changed the weights by less than 1e-6");
+    std::vector<std::string> tiny = keys;
+    tiny.push_back("learning_rate=1e-9");
+    const std::string run = train_new(small_plan(dir, "run", kCommon + kSmallSft, tiny));
+    const std::string log = read_file(run + "/log.txt");
+    const size_t first = log.find("by less than 1e-6");
+    EXPECT_EQ(log.find("by less than 1e-6", first + 1), log.npos);
+  }
+  train_new(small_plan(dir, "usual", kCommon + kSmallSft, keys));
+}
+
+// A run without a reference that is resumed with one takes the initial model of the stage.
+TEST(RunMessages, AResumeWithBetaUsesTheInitialModelAsReference) {
+  const TempDir dir;
+  const ExpectLog truncated("end at the length limit");
+  const std::string start = train_new(small_plan(dir, "start", kCommon + kSmallSft));
+  const auto reference_of = [](const std::string& run) {
+    return checkpoint_bytes(run, "reference.safetensors");
+  };
+  const RunPlan plan =
+      small_plan(dir, "run", kCommon + kSmallGrpo, {"init_from=" + start, "steps=8"});
+  const std::string run = train_interrupted(plan, 3), lost = train_interrupted(plan, 3);
+  train_rest(run, {"beta=0.1"});
+  EXPECT_EQ(reference_of(run), checkpoint_bytes(start));
+  EXPECT_GT(metric(json_lines(run + "/metrics.jsonl").back(), "pass@1") + 1, 0);
+  // A new model also serves as the reference.
+  const RunPlan fresh = small_plan(dir, "fresh", kCommon + kSmallGrpo, {"steps=8"});
+  const std::string new_run = train_interrupted(fresh, 3);
+  train_rest(new_run, {"beta=0.1"});
+  EXPECT_EQ(reference_of(new_run),
+            reference_of(train_new(small_plan(dir, "whole", kCommon + kSmallGrpo, {"beta=0.1"}))));
+  std::filesystem::remove_all(start);
+  EXPECT_THROW_WITH(train_rest(lost, {"beta=0.1"}), InputError,
+                    "has no reference, as the stage had beta 0 when it began");
+}
+
+}  // namespace
+}  // namespace cohort::test

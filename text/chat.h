@@ -1,0 +1,58 @@
+// Conversations rendered to text by the chat template of a model's folder.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+namespace cohort {
+
+class ChatFormat {
+ public:
+  // The template among the tokenizer's files. `kwargs`: variables for it besides the messages, an
+  // object or null. Throws InputError if there is no template.
+  ChatFormat(const Tokenizer& tokenizer, Json kwargs);
+
+  // Prompt text for the assistant's next turn. `messages`: a list of {role, content, ...}. This and
+  // conversation() throw InputError if the template rejects the messages.
+  std::string prompt(const Json& messages) const;
+
+  struct Conversation {
+    std::string text;
+    // Byte spans [begin, end) of the assistant's turns with their end tokens: the output of the
+    // template's {% generation %} blocks, else the text that a turn appends to the prompt before
+    // it.
+    std::vector<std::pair<size_t, size_t>> assistant;
+  };
+  // Also throws InputError if no turn is the assistant's or a turn changes the text before it.
+  Conversation conversation(const Json& messages) const;
+
+  // End of the assistant's turns: the first special token after the content or, if there is none,
+  // the text after it, which may be empty.
+  struct EndOfTurn {
+    std::optional<int32_t> token;
+    std::string text;
+  };
+  EndOfTurn end_of_turn(const Tokenizer& tokenizer) const;
+
+ private:
+  enum class Prompt { kNo, kYes };
+  ChatTemplate::Rendered render(const Json& messages, Prompt prompt) const;
+
+  ChatTemplate template_;
+  Json variables_;
+};
+
+// Template variables from the text of a JSON object; null for an empty text. Throws InputError
+// naming `where`.
+Json parse_template_kwargs(const std::string& text, const std::string& where);
+
+bool has_role(const Json& message, std::string_view role);
+// {role, content}
+Json make_message(const std::string& role, const std::string& content);
+
+}  // namespace cohort

@@ -1,0 +1,113 @@
+// Chat templates: the engine of text/jinja/ behind one class, and the lookup in a folder.
+#include "text/chat_template.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "sys/input_file.h"
+#include "text/jinja/interpreter.h"
+#include "text/jinja/parser.h"
+#include "text/utf8.h"
+
+namespace cohort {
+namespace {
+
+constexpr size_t kMaxSource = 16 << 20;
+
+// "WHERE:LINE:COLUMN: message" for a byte of the source; columns count characters.
+[[noreturn]] void fail(const std::string& where, std::string_view source, size_t at,
+                       const std::string& message) {
+  const std::string_view before = source.substr(0, std::min(at, source.size()));
+  const auto line = 1 + std::count(before.begin(), before.end(), '\n');
+  const std::string_view start = before.substr(before.rfind('\n') + 1);
+  const auto column =
+      1 + std::count_if(start.begin(), start.end(), [](char c) { return (c & 0xc0) != 0x80; });
+  throw InputError(str(where, ":", line, ":", column, ": ", message));
+}
+
+// Converts line breaks to \n, and removes one at the end.
+std::string normalize_lines(std::string_view source) {
+  std::string out;
+  for (size_t at = 0; at < source.size(); ++at) {
+    out += source[at] == '\r' ? '\n' : source[at];
+    if (source.substr(at).starts_with("\r\n")) ++at;
+  }
+  if (out.ends_with('\n')) out.pop_back();
+  return out;
+}
+
+// Reads an object; an empty one if the file does not exist.
+Json read_json_object(const NamedFiles& files, const char* name) {
+  const std::string* text = find_file(files, name);
+  if (text == nullptr) return Json(Json::Object{});
+  Json json = parse_json(*text, name);
+  if (!json.is_object()) throw InputError(str(name, ": expected an object"));
+  return json;
+}
+
+}  // namespace
+
+ChatTemplate::ChatTemplate(std::string_view source, std::string where, TemplateOptions options)
+    : where_(std::move(where)) {
+  if (source.size() > kMaxSource)
+    throw InputError(str(where_, ": the template is longer than ", kMaxSource, " bytes"));
+  auto document = std::make_shared<jinja::Document>();
+  document->source = normalize_lines(source);
+  if (const size_t at = utf8_prefix(document->source); at < document->source.size())
+    fail(where_, document->source, at, "the template is not UTF-8");
+  try {
+    jinja::parse(*document, options);
+  } catch (const jinja::TemplateError& error) {
+    fail(where_, document->source, error.at, error.what());
+  }
+  document_ = std::move(document);
+}
+
+ChatTemplate::Rendered ChatTemplate::render(const Json& context,
+                                            const RenderOptions& options) const {
+  if (!context.is_object())
+    throw InputError(where_ + ": the variables of a template are an object");
+  jinja::Interpreter interpreter(options);
+  try {
+    return interpreter.render(*document_, context);
+  } catch (const jinja::TemplateError& error) {
+    fail(where_, document_->source, error.at, error.what());
+  }
+}
+
+bool ChatTemplate::has_generation_blocks() const {
+  return document_->has_generation_blocks;
+}
+
+std::optional<std::string> find_chat_template(const NamedFiles& files) {
+  if (const std::string* text = find_file(files, "chat_template.jinja")) return *text;
+  const Json json = read_json_object(files, "tokenizer_config.json");
+  const Json* found = json.find("chat_template");
+  if (found == nullptr || found->is_null()) return {};
+  if (found->is_string()) return found->as_string();
+  if (found->is_array())
+    for (const Json& entry : found->as_array()) {
+      const Json *name = entry.find("name"), *text = entry.find("template");
+      if (name != nullptr && text != nullptr && name->is_string() && text->is_string() &&
+          name->as_string() == "default")
+        return text->as_string();
+    }
+  throw InputError(
+      "tokenizer_config.json: 'chat_template' is neither a text nor a list with a template "
+      "'default'");
+}
+
+Json special_token_variables(const NamedFiles& files) {
+  Json variables{Json::Object{}};
+  for (const char* file : {"special_tokens_map.json", "tokenizer_config.json"}) {
+    const Json json = read_json_object(files, file);
+    for (const auto& [name, value] : json.as_object()) {
+      const Json* content = value.is_object() ? value.find("content") : &value;
+      if (name.ends_with("_token") && content != nullptr && content->is_string())
+        variables.set(name, *content);
+    }
+  }
+  return variables;
+}
+
+}  // namespace cohort

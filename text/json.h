@@ -1,0 +1,81 @@
+// A JSON value. Only text/json.cpp includes the JSON library.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/check.h"
+
+namespace cohort {
+
+// Objects preserve the order of their keys. Accessors throw InputError naming the actual type.
+class Json {
+ public:
+  using Array = std::vector<Json>;
+  using Object = std::vector<std::pair<std::string, Json>>;
+
+  Json() = default;  // null
+  Json(bool v) : value_(v) {}
+  Json(int v) : value_(int64_t{v}) {}
+  Json(int64_t v) : value_(v) {}
+  Json(double v) : value_(v) {}
+  Json(const char* v) : value_(std::string(v)) {}
+  Json(std::string v) : value_(std::move(v)) {}
+  Json(Array v) : value_(std::move(v)) {}
+  Json(Object v) : value_(std::move(v)) {}
+
+  bool is_null() const { return std::holds_alternative<std::monostate>(value_); }
+  bool is_bool() const { return std::holds_alternative<bool>(value_); }
+  bool is_int() const { return std::holds_alternative<int64_t>(value_); }
+  bool is_number() const { return is_int() || std::holds_alternative<double>(value_); }
+  bool is_string() const { return std::holds_alternative<std::string>(value_); }
+  bool is_array() const { return std::holds_alternative<Array>(value_); }
+  bool is_object() const { return std::holds_alternative<Object>(value_); }
+
+  bool as_bool() const { return get<bool>("true or false"); }
+  int64_t as_int() const { return get<int64_t>("a whole number"); }
+  double as_double() const {  // any number
+    return is_int() ? static_cast<double>(as_int()) : get<double>("a number");
+  }
+  const std::string& as_string() const { return get<std::string>("text"); }
+  const Array& as_array() const { return get<Array>("a list"); }
+  const Object& as_object() const { return get<Object>("an object"); }
+
+  // nullptr if this is not an object or has no such key.
+  const Json* find(std::string_view key) const;
+  // Throws InputError naming the key if it is missing.
+  const Json& at(std::string_view key) const;
+  // Adds or replaces a key of an object (null becomes an object). Returns *this, for chaining.
+  Json& set(std::string_view key, Json value);
+  // The value of a key of an object, added as null if missing (null becomes an object).
+  Json& operator[](std::string_view key);
+  void push_back(Json value);  // null becomes an array
+
+  // Compact text, or indented by `indent` spaces. Doubles round-trip exactly; NaN and Inf print as
+  // null.
+  std::string dump(int indent = -1) const;
+  // Text form for prompt templates: text unquoted, a list as its items separated by ", ".
+  std::string to_text() const;
+
+ private:
+  template <class T>
+  const T& get(const char* expected) const {
+    if (const T* value = std::get_if<T>(&value_)) return *value;
+    throw_type(expected);
+  }
+  [[noreturn]] void throw_type(const std::string& expected) const;
+
+  std::variant<std::monostate, bool, int64_t, double, std::string, Array, Object> value_;
+};
+
+// Throws InputError("WHERE: not valid JSON: ...").
+Json parse_json(std::string_view text, const std::string& where);
+
+// A saved number; NaN for null, which means not measured.
+double number_or_nan(const Json& json);
+
+}  // namespace cohort

@@ -1,0 +1,202 @@
+// PCRE2 with a budget. PCRE2's own match limit counts backtracking from one starting position only,
+// so a call over a long text could still take hours. Automatic callouts, which run before every
+// item of the pattern, count all work of one call instead; the count does not depend on the
+// machine.
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include "text/regex.h"
+
+#include <pcre2.h>
+
+#include <cstdlib>
+#include <utility>
+
+#include "core/check.h"
+
+namespace cohort {
+namespace {
+
+// Budget of one call: kItemCost for each item tried and 1 for each byte an item advances. All of it
+// takes less than a second.
+constexpr int64_t kMaxWork = 500'000'000;
+constexpr int64_t kItemCost = 16;
+constexpr uint32_t kMaxMatchSteps = 10'000'000, kMaxHeapKiB = 64 * 1024;
+
+struct Budget {
+  int64_t left;
+  size_t last_position = 0;  // at the previous callout
+};
+
+int charge(pcre2_callout_block* block, void* context) {
+  auto& budget = *static_cast<Budget*>(context);
+  const size_t at = block->current_position;
+  budget.left -=
+      kItemCost + static_cast<int64_t>(at > budget.last_position ? at - budget.last_position
+                                                                 : budget.last_position - at);
+  budget.last_position = at;
+  return budget.left > 0 ? 0 : PCRE2_ERROR_MATCHLIMIT;
+}
+
+template <class T, void (*free)(T*)>
+struct Free {
+  void operator()(T* pointer) const { free(pointer); }
+};
+template <class T, void (*free)(T*)>
+using Handle = std::unique_ptr<T, Free<T, free>>;
+
+using MatchData = Handle<pcre2_match_data, pcre2_match_data_free>;
+using MatchContext = Handle<pcre2_match_context, pcre2_match_context_free>;
+
+// One search over one text, with one budget for all its matches.
+class Search {
+ public:
+  Search(const void* code, std::string_view text, int64_t work = kMaxWork)
+      : code_(static_cast<const pcre2_code*>(code)),
+        text_(text),
+        data_(pcre2_match_data_create_from_pattern(code_, nullptr)),
+        context_(pcre2_match_context_create(nullptr)),
+        budget_{.left = work} {
+    COHORT_CHECK(data_ && context_, "[regex] out of memory");
+    pcre2_set_callout(context_.get(), charge, &budget_);
+    pcre2_set_match_limit(context_.get(), kMaxMatchSteps);
+    pcre2_set_depth_limit(context_.get(), kMaxMatchSteps);
+    pcre2_set_heap_limit(context_.get(), kMaxHeapKiB);
+  }
+
+  // Looks for a match at or after `start`.
+  bool match(size_t start, uint32_t options) {
+    // The first call has checked the whole text.
+    const uint32_t checked = checked_ ? PCRE2_NO_UTF_CHECK : 0;
+    budget_.last_position = start;
+    const int rc = pcre2_match(code_, reinterpret_cast<PCRE2_SPTR>(text_.data()), text_.size(),
+                               start, options | checked, data_.get(), context_.get());
+    checked_ = true;
+    failed_ = rc < 0 && rc != PCRE2_ERROR_NOMATCH;
+    return rc > 0;
+  }
+  // True if the last search ended at a limit or at invalid text: later matches are unknown.
+  bool failed() const { return failed_; }
+  int64_t work_left() const { return budget_.left; }
+  size_t begin() const { return pcre2_get_ovector_pointer(data_.get())[0]; }
+  size_t end() const { return pcre2_get_ovector_pointer(data_.get())[1]; }
+
+  std::vector<std::string> groups() const {
+    const size_t* ends = pcre2_get_ovector_pointer(data_.get());
+    std::vector<std::string> groups(pcre2_get_ovector_count(data_.get()));
+    for (size_t i = 0; i < groups.size(); ++i, ends += 2)
+      if (ends[0] != PCRE2_UNSET && ends[0] <= ends[1])
+        groups[i] = text_.substr(ends[0], ends[1] - ends[0]);
+    return groups;
+  }
+
+ private:
+  const pcre2_code* code_;
+  std::string_view text_;
+  MatchData data_;
+  MatchContext context_;
+  Budget budget_;
+  bool checked_ = false, failed_ = false;
+};
+
+// Characters of \s, \S and \w for a bracketed class. PCRE2 10.42 differs: it counts U+180E as a
+// space, and no marks as word characters.
+constexpr const char* kSpaces =
+    R"(\x09-\x0d\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
+constexpr const char* kNoSpaces =
+    R"(\x00-\x08\x0e-\x1f\x21-\x{84}\x{86}-\x{9f}\x{a1}-\x{167f}\x{1681}-\x{1fff}\x{200b}-\x{2027})"
+    R"(\x{202a}-\x{202e}\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{10ffff})";
+constexpr const char* kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
+
+// The pattern with \s, \S, \w and \W expanded.
+std::string with_unicode_classes(const std::string& pattern) {
+  std::string out;
+  bool in_class = false;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    const char c = pattern[i], next = i + 1 < pattern.size() ? pattern[i + 1] : '\0';
+    if (c != '\\') {
+      if (c == '[' && !in_class) {
+        in_class = true;
+        out += c;
+        if (next == '^') out += pattern[++i];
+        if (i + 1 < pattern.size() && pattern[i + 1] == ']') out += pattern[++i];  // a member
+        continue;
+      }
+      if (c == ']') in_class = false;
+      out += c;
+      continue;
+    }
+    ++i;
+    const std::string open = in_class ? "" : "[", close = in_class ? "" : "]";
+    if (next == 's')
+      out += open + kSpaces + close;
+    else if (next == 'S')
+      out += open + kNoSpaces + close;
+    else if (next == 'w')
+      out += open + kWord + close;
+    else if (next == 'W' && !in_class)
+      out += "[^" + std::string(kWord) + "]";
+    else if (i < pattern.size())
+      out.append(1, c).append(1, next);
+    else
+      out += c;
+  }
+  return out;
+}
+
+}  // namespace
+
+Regex::Regex(const std::string& pattern, Classes classes) {
+  constexpr uint32_t kOptions = PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C | PCRE2_AUTO_CALLOUT;
+  const bool unicode = classes == Classes::kUnicode;
+  const std::string source = unicode ? with_unicode_classes(pattern) : pattern;
+  const uint32_t options = kOptions | (unicode ? PCRE2_UCP | PCRE2_MULTILINE : 0);
+  int error = 0;
+  size_t offset = 0;
+  code_ =
+      std::shared_ptr<pcre2_code>(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(source.data()),
+                                                source.size(), options, &error, &offset, nullptr),
+                                  pcre2_code_free);
+  if (code_) return;
+  char reason[256] = "";
+  pcre2_get_error_message(error, reinterpret_cast<PCRE2_UCHAR*>(reason), sizeof reason);
+  throw InputError(str("regular expression '", pattern, "': ", reason, ", at byte ", offset));
+}
+
+bool Regex::full_match(std::string_view text) const {
+  return Search(code_.get(), text).match(0, PCRE2_ANCHORED | PCRE2_ENDANCHORED);
+}
+
+std::optional<std::vector<std::string>> Regex::find_last(std::string_view text) const {
+  Search search(code_.get(), text);
+  std::optional<std::vector<std::string>> last;
+  size_t start = 0;
+  uint32_t options = 0;
+  while (search.match(start, options)) {
+    last = search.groups();
+    // After an empty match the next one at this position must not be empty.
+    options = search.begin() == search.end() ? PCRE2_NOTEMPTY_ATSTART : 0;
+    start = search.end();
+  }
+  if (search.failed()) return {};
+  return last;
+}
+
+void Regex::find_all(std::string_view text, int64_t& work,
+                     const std::function<void(size_t, size_t)>& found) const {
+  Search search(code_.get(), text, work);
+  size_t start = 0;
+  uint32_t options = 0;
+  while (search.match(start, options)) {
+    // \K in a lookahead can give a match with end < begin, or one that begins before the last.
+    if (search.end() < search.begin() || search.begin() < start)
+      throw InputError("a regular expression with \\K in an assertion is not supported");
+    found(search.begin(), search.end());
+    options = search.begin() == search.end() ? PCRE2_NOTEMPTY_ATSTART : 0;
+    start = search.end();
+  }
+  work = search.work_left();
+  if (search.failed())
+    throw InputError(str("the regular expression needs too much work for a text of ", text.size(),
+                         " bytes; hint: simplify it"));
+}
+
+}  // namespace cohort

@@ -1,0 +1,224 @@
+// Normalisers are functions of a text, or sequences of them, listed in a table.
+#include "text/tokenizers/normalizer.h"
+
+#include <functional>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "text/tokenizers/byte_level.h"
+#include "text/tokenizers/json_fields.h"
+#include "text/tokenizers/pattern.h"
+#include "text/unicode.h"
+#include "text/utf8.h"
+
+namespace cohort {
+namespace {
+
+using NormalizerPtr = std::unique_ptr<Normalizer>;
+
+// A normaliser defined by a function.
+class Step final : public Normalizer {
+ public:
+  using Function = std::function<std::string(std::string_view, Work&)>;
+  explicit Step(Function function) : function_(std::move(function)) {}
+  void normalize(std::string& text, Work& work) const override {
+    text = function_(text, work);
+    work.charge(text.size());
+  }
+
+ private:
+  Function function_;
+};
+
+class Sequence final : public Normalizer {
+ public:
+  explicit Sequence(std::vector<NormalizerPtr> steps) : steps_(std::move(steps)) {}
+  void normalize(std::string& text, Work& work) const override {
+    for (const NormalizerPtr& step : steps_) step->normalize(text, work);
+  }
+
+ private:
+  std::vector<NormalizerPtr> steps_;
+};
+
+NormalizerPtr make_step(Step::Function function) {
+  return std::make_unique<Step>(std::move(function));
+}
+
+// map(code, character, out) appends the replacement of a character.
+template <class Map>
+std::string map_characters(std::string_view text, const Map& map) {
+  std::string out;
+  out.reserve(text.size());
+  for (size_t at = 0; at < text.size();) {
+    const Utf8Char c = decode_utf8(text, at);
+    COHORT_CHECK(c.size > 0, "[normalizer] byte ", at, " is not UTF-8");
+    map(c.code, text.substr(at, c.size), out);
+    at += c.size;
+  }
+  return out;
+}
+
+std::string without(std::string_view text, int classes) {
+  return map_characters(text, [&](char32_t code, std::string_view c, std::string& out) {
+    if (!has_class(code, classes)) out += c;
+  });
+}
+
+std::string lower_case(std::string_view text) {
+  return map_characters(text, [](char32_t code, std::string_view c, std::string& out) {
+    if (code < 0x80)
+      out += code >= 'A' && code <= 'Z' ? static_cast<char>(code | 0x20) : c[0];
+    else
+      out += to_lower_case(code);
+  });
+}
+
+std::string_view strip(std::string_view text, bool left, bool right) {
+  size_t begin = 0, end = 0;
+  bool inside = false;
+  for (size_t at = 0; at < text.size();) {
+    const Utf8Char c = decode_utf8(text, at);
+    at += c.size;
+    if (has_class(c.code, kWhiteSpace)) continue;
+    if (!inside) begin = at - c.size;
+    inside = true, end = at;
+  }
+  if (!inside) return left || right ? std::string_view() : text;
+  return text.substr(left ? begin : 0, (right ? end : text.size()) - (left ? begin : 0));
+}
+
+NormalizerPtr make_form(NormalForm form) {
+  return make_step([form](std::string_view text, Work&) { return to_normal_form(text, form); });
+}
+
+NormalizerPtr make_strip(const Json& json) {
+  const bool left = flag(json, "strip_left", true), right = flag(json, "strip_right", true);
+  return make_step(
+      [=](std::string_view text, Work&) { return std::string(strip(text, left, right)); });
+}
+
+NormalizerPtr make_prepend(const Json& json) {
+  return make_step([prefix = json.at("prepend").as_string()](std::string_view text, Work&) {
+    return text.empty() ? std::string() : prefix + std::string(text);
+  });
+}
+
+NormalizerPtr make_replace(const Json& json) {
+  return make_step(
+      [pattern = Pattern(json.at("pattern")), content = json.at("content").as_string()](
+          std::string_view text, Work& work) { return pattern.replace_all(text, content, work); });
+}
+
+// BERT's normaliser removes control characters, maps white space to spaces, puts spaces around
+// Chinese characters, strips accents and converts to lower case.
+bool is_chinese(char32_t code) {
+  constexpr std::pair<char32_t, char32_t> kRanges[] = {
+      {0x4e00, 0x9fff},   {0x3400, 0x4dbf},   {0x20000, 0x2a6df}, {0x2a700, 0x2b73f},
+      {0x2b740, 0x2b81f}, {0x2b920, 0x2ceaf}, {0xf900, 0xfaff},   {0x2f800, 0x2fa1f}};
+  for (const auto& [first, last] : kRanges)
+    if (code >= first && code <= last) return true;
+  return false;
+}
+
+std::string clean(std::string_view text) {
+  return map_characters(text, [](char32_t code, std::string_view c, std::string& out) {
+    // Other control characters are removed, even if they are white space.
+    if (code == '\t' || code == '\n' || code == '\r')
+      out += ' ';
+    else if (code != 0xfffd && !has_class(code, kOtherCharacter))
+      out += has_class(code, kWhiteSpace) ? " " : c;
+  });
+}
+
+std::string with_chinese_spaces(std::string_view text) {
+  return map_characters(text, [](char32_t code, std::string_view c, std::string& out) {
+    if (is_chinese(code))
+      out.append(1, ' ').append(c).append(1, ' ');
+    else
+      out += c;
+  });
+}
+
+NormalizerPtr make_bert(const Json& json) {
+  const bool cleans = flag(json, "clean_text", true),
+             chinese = flag(json, "handle_chinese_chars", true),
+             lowers = flag(json, "lowercase", true), strips = flag(json, "strip_accents", lowers);
+  return make_step([=](std::string_view given, Work& work) {
+    std::string text(given);
+    const auto assign = [&](std::string result) {
+      work.charge(result.size());
+      text = std::move(result);
+    };
+    if (cleans) assign(clean(text));
+    if (chinese) assign(with_chinese_spaces(text));
+    if (strips) assign(without(to_normal_form(text, NormalForm::kNfd), kNonspacingMark));
+    if (lowers) assign(lower_case(text));
+    return text;
+  });
+}
+
+// SentencePiece's NMT rules: some control characters are removed, others become spaces.
+std::string nmt(std::string_view text) {
+  return map_characters(text, [](char32_t code, std::string_view c, std::string& out) {
+    const bool removed = (code >= 0x1 && code <= 0x8) || code == 0xb ||
+                         (code >= 0xe && code <= 0x1f) || code == 0x7f || code == 0x8f ||
+                         code == 0x9f;
+    const bool space = code == 0x9 || code == 0xa || code == 0xc || code == 0xd || code == 0x1680 ||
+                       (code >= 0x200b && code <= 0x200f) || code == 0x2028 || code == 0x2029 ||
+                       code == 0x2581 || code == 0xfeff || code == 0xfffd;
+    if (space)
+      out += ' ';
+    else if (!removed)
+      out += c;
+  });
+}
+
+NormalizerPtr make_sequence(const Json& json) {
+  const Json::Array& list = json.at("normalizers").as_array();
+  check_steps(list.size());
+  std::vector<NormalizerPtr> steps;
+  for (const Json& item : list)
+    if (NormalizerPtr step = make_normalizer(item)) steps.push_back(std::move(step));
+  return std::make_unique<Sequence>(std::move(steps));
+}
+
+struct Entry {
+  const char* type;
+  NormalizerPtr (*make)(const Json& json);
+};
+constexpr Entry kNormalizers[] = {
+    {"Sequence", make_sequence},
+    {"NFC", [](const Json&) { return make_form(NormalForm::kNfc); }},
+    {"NFD", [](const Json&) { return make_form(NormalForm::kNfd); }},
+    {"NFKC", [](const Json&) { return make_form(NormalForm::kNfkc); }},
+    {"NFKD", [](const Json&) { return make_form(NormalForm::kNfkd); }},
+    {"Lowercase",
+     [](const Json&) {
+       return make_step([](std::string_view text, Work&) { return lower_case(text); });
+     }},
+    {"StripAccents",
+     [](const Json&) {
+       return make_step([](std::string_view text, Work&) { return without(text, kMark); });
+     }},
+    {"Nmt",
+     [](const Json&) { return make_step([](std::string_view text, Work&) { return nmt(text); }); }},
+    {"ByteLevel",
+     [](const Json&) {
+       return make_step([](std::string_view text, Work&) { return to_byte_characters(text); });
+     }},
+    {"Strip", make_strip},
+    {"Prepend", make_prepend},
+    {"Replace", make_replace},
+    {"BertNormalizer", make_bert},
+};
+
+}  // namespace
+
+NormalizerPtr make_normalizer(const Json& json) {
+  if (json.is_null()) return nullptr;
+  return find_component(json, "normalizer", kNormalizers).make(json);
+}
+
+}  // namespace cohort

@@ -1,0 +1,33 @@
+#include "text/tokenizers/vocabulary.h"
+
+#include "core/check.h"
+#include "text/utf8.h"
+
+namespace cohort {
+
+void Vocabulary::add(std::string_view token, int64_t id) {
+  constexpr int64_t kMaxIds = 1 << 24;  // an id takes memory, and a model a row
+  constexpr size_t kMaxTokenBytes = 1 << 16;
+  if (id < 0 || id >= kMaxIds)
+    throw InputError(
+        str("the token ", excerpt(token), " has the id ", id, ", expected 0 to ", kMaxIds - 1));
+  if (token.size() > kMaxTokenBytes)
+    throw InputError(str("the token ", excerpt(token), " has ", token.size(), " bytes, more than ",
+                         kMaxTokenBytes));
+  if (const auto other = this->token(static_cast<int32_t>(id)); other && *other != token)
+    throw InputError(
+        str("the id ", id, " is that of ", excerpt(*other), " and of ", excerpt(token)));
+  if (!ids_.insert(token, static_cast<int32_t>(id))) {
+    if (find(token) == id) return;
+    throw InputError(str("the token ", excerpt(token), " has the ids ", find(token), " and ", id));
+  }
+  if (id >= size()) positions_.resize(static_cast<size_t>(id) + 1, -1);
+  positions_[static_cast<size_t>(id)] = static_cast<int32_t>(ids_.size()) - 1;
+}
+
+std::optional<std::string_view> Vocabulary::token(int32_t id) const {
+  if (id < 0 || id >= size() || positions_[static_cast<size_t>(id)] < 0) return {};
+  return ids_.key(static_cast<size_t>(positions_[static_cast<size_t>(id)]));
+}
+
+}  // namespace cohort

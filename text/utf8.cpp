@@ -1,0 +1,179 @@
+// Decoding and encoding of UTF-8 by its bit patterns (RFC 3629).
+#include "text/utf8.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+
+#include "core/check.h"
+
+namespace cohort {
+namespace {
+
+bool is_scalar_value(char32_t code) {
+  return code <= 0x10ffff && (code < 0xd800 || code > 0xdfff);
+}
+
+// Properties of a lead byte: the size of its character and the range of the second byte. Size 0 if
+// no character starts with it.
+struct Lead {
+  size_t size;
+  uint8_t first, last;
+};
+Lead lead_of(uint8_t lead) {
+  if (lead < 0x80) return {1, 0, 0};
+  if (lead < 0xc2 || lead > 0xf4) return {0, 0, 0};
+  if (lead < 0xe0) return {2, 0x80, 0xbf};
+  if (lead < 0xf0)
+    return {3, static_cast<uint8_t>(lead == 0xe0 ? 0xa0 : 0x80),
+            static_cast<uint8_t>(lead == 0xed ? 0x9f : 0xbf)};
+  return {4, static_cast<uint8_t>(lead == 0xf0 ? 0x90 : 0x80),
+          static_cast<uint8_t>(lead == 0xf4 ? 0x8f : 0xbf)};
+}
+
+bool is_continuation(char byte) {
+  return (static_cast<uint8_t>(byte) & 0xc0) == 0x80;
+}
+
+// The longest prefix of a well-formed character at `at`.
+struct Subpart {
+  size_t size;
+  bool complete;
+};
+Subpart subpart_at(std::string_view text, size_t at) {
+  const Lead lead = lead_of(static_cast<uint8_t>(text[at]));
+  size_t size = 1;
+  while (size < lead.size && at + size < text.size()) {
+    const auto byte = static_cast<uint8_t>(text[at + size]);
+    if (size == 1 ? byte < lead.first || byte > lead.last : !is_continuation(text[at + size]))
+      break;
+    ++size;
+  }
+  return {size, size == lead.size};
+}
+
+}  // namespace
+
+Utf8Char decode_utf8(std::string_view text, size_t at) {
+  if (at >= text.size()) return {};
+  const uint8_t lead = static_cast<uint8_t>(text[at]);
+  if (lead < 0x80) return {lead, 1};
+  size_t size = 0;
+  char32_t code = 0, smallest = 0;
+  if ((lead & 0xe0) == 0xc0) {
+    size = 2, code = lead & 0x1f, smallest = 0x80;
+  } else if ((lead & 0xf0) == 0xe0) {
+    size = 3, code = lead & 0x0f, smallest = 0x800;
+  } else if ((lead & 0xf8) == 0xf0) {
+    size = 4, code = lead & 0x07, smallest = 0x10000;
+  } else {
+    return {};
+  }
+  if (text.size() - at < size) return {};
+  for (size_t i = 1; i < size; ++i) {
+    if (!is_continuation(text[at + i])) return {};
+    code = code << 6 | (static_cast<uint8_t>(text[at + i]) & 0x3f);
+  }
+  if (code < smallest || !is_scalar_value(code)) return {};
+  return {code, size};
+}
+
+std::string encode_utf8(char32_t code) {
+  COHORT_CHECK(is_scalar_value(code), "[utf8] ", static_cast<uint32_t>(code),
+               " is not a Unicode scalar value");
+  const auto continuation = [code](int shift) {
+    return static_cast<char>(0x80 | ((code >> shift) & 0x3f));
+  };
+  if (code < 0x80) return {static_cast<char>(code)};
+  if (code < 0x800) return {static_cast<char>(0xc0 | code >> 6), continuation(0)};
+  if (code < 0x10000)
+    return {static_cast<char>(0xe0 | code >> 12), continuation(6), continuation(0)};
+  return {static_cast<char>(0xf0 | code >> 18), continuation(12), continuation(6), continuation(0)};
+}
+
+size_t next_utf8_boundary(std::string_view text, size_t at) {
+  while (at < text.size() && is_continuation(text[at])) ++at;
+  return at < text.size() ? at : text.size();
+}
+
+size_t utf8_prefix(std::string_view text) {
+  constexpr uint64_t kHighBits = 0x8080808080808080u;
+  size_t at = 0;
+  while (at < text.size()) {
+    uint64_t eight;
+    if (text.size() - at >= sizeof eight) {
+      std::memcpy(&eight, text.data() + at, sizeof eight);
+      if ((eight & kHighBits) == 0) {
+        at += sizeof eight;
+        continue;
+      }
+    }
+    const Utf8Char c = decode_utf8(text, at);
+    if (c.size == 0) break;
+    at += c.size;
+  }
+  return at;
+}
+
+size_t unfinished_utf8(std::string_view text) {
+  for (size_t size = 1; size <= 3 && size <= text.size(); ++size) {
+    const size_t at = text.size() - size;
+    if (is_continuation(text[at])) continue;
+    const bool unfinished =
+        lead_of(static_cast<uint8_t>(text[at])).size > size && subpart_at(text, at).size == size;
+    return unfinished ? size : 0;
+  }
+  return 0;
+}
+
+std::string Utf8Stream::push(std::string_view bytes) {
+  held_ += bytes;
+  if (discarded_ > 0) {
+    const bool finished = decode_utf8(held_, 0).size > discarded_;
+    if (!finished && unfinished_utf8(held_) == held_.size()) return "";
+    if (!finished) held_.erase(0, discarded_);
+    discarded_ = 0;
+  }
+  std::string ready = held_.substr(0, held_.size() - unfinished_utf8(held_));
+  held_.erase(0, ready.size());
+  return ready;
+}
+
+std::string repair_utf8(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (size_t at = 0; at < text.size();) {
+    const Subpart part = subpart_at(text, at);
+    out += part.complete ? text.substr(at, part.size) : "\xef\xbf\xbd";
+    at += part.size;
+  }
+  return out;
+}
+
+std::string excerpt(std::string_view text, size_t head, size_t tail) {
+  constexpr size_t kMinOmitted = 10;
+  std::string part(text), out;
+  if (text.size() > head + tail + kMinOmitted) {
+    part.assign(text.substr(0, next_utf8_boundary(text, head)));
+    part.append("...").append(text.substr(next_utf8_boundary(text, text.size() - tail)));
+  }
+  for (size_t at = 0; at < part.size();) {
+    const Utf8Char c = decode_utf8(part, at);
+    const bool shown = c.size > 0 && c.code >= 0x20 && c.code != 0x7f;
+    if (shown)
+      out.append(part, at, c.size);
+    else
+      out += part[at] == '\n' ? "\\n" : "?";
+    at += c.size > 0 ? c.size : 1;
+  }
+  return "'" + out + "'";
+}
+
+std::string describe_character(char32_t code) {
+  char number[16];
+  std::snprintf(number, sizeof number, "U+%04X", static_cast<unsigned>(code));
+  if (code < 0x20 || (code >= 0x7f && code < 0xa0)) return number;
+  return str("'", encode_utf8(code), "' (", number, ")");
+}
+
+}  // namespace cohort
